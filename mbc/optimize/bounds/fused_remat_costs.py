@@ -84,7 +84,7 @@ class FusedRematCosts:
         return first_us, last_us, both_us
 
     def least_us(self, value: str, without: str = "") -> float:
-        """Return the least additional time by any reductions except those named `without`; infinite if there is none."""
+        """Return the least additional time by any reductions except those named `without`; infinite without any."""
         return min(
             (us for reductions, us in self.by_reductions.get(value, {}).items() if reductions != without),
             default=math.inf,

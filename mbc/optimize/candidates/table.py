@@ -135,7 +135,8 @@ class CandidateTable:
         request = self.request(operation, rows)
         offered = self._offered(operation, request)
         if not offered:
-            raise no_candidate(self.rules, self.providers, self.device, operation, request)
+            error = no_candidate(self.rules, self.providers, self.device, operation, request)
+            raise error
         return offered
 
     def candidates_of_micro_batch(self, operation: Operation, rows: Rows) -> tuple[Candidate, ...]:
@@ -156,7 +157,8 @@ class CandidateTable:
                 _with_plain_layouts(c, request) for c in self._find_micro_batch(*key)
             )
         if not candidates:
-            raise no_candidate(self.rules, self.providers, self.device, operation, request)
+            error = no_candidate(self.rules, self.providers, self.device, operation, request)
+            raise error
         return candidates
 
     def profiled(self, operation: Operation, rows: Rows) -> tuple[Candidate, ...]:

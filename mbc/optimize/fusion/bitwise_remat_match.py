@@ -52,7 +52,7 @@ def _possible(table: CandidateTable) -> CandidateTable:
 
 
 def _around(name: str, *programs: Sequence[Operation]) -> list[list[Operation]]:
-    """Return, for each program, the launches that run an operation, and all launches that share operations with them."""
+    """Return, for each program, the launches that run an operation, and those that share operations with them."""
     names, count = {name}, 0
     around: list[list[Operation]] = []
     while len(names) > count:

@@ -217,7 +217,7 @@ def _anneal(
 
 
 def _lowest_first(blocks: Sequence[Block], order: Sequence[int]) -> tuple[list[int], int]:
-    """Place blocks in the given order, each at the lowest offset where it fits; faster than `_greedy` for few blocks."""
+    """Place blocks in the given order, each at the lowest offset where it fits; for few blocks this is fast."""
     offsets = [0] * len(blocks)
     placed: list[tuple[int, int, int, int]] = []  # low, high, start, stop, ordered by low
     reached = 0

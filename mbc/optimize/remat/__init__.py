@@ -1,4 +1,4 @@
-"""What is kept, recomputed or offloaded between two uses, so that a step fits its budget.
+"""Decisions to keep, recompute or offload each value between two uses, so that a step fits its budget.
 
 * `apply_decisions`: decisions, and the program that carries them out
 * `undo_log`: entries of decisions and the live bytes that they lead to, which can be undone

@@ -1,8 +1,8 @@
 """Decisions (a value is kept, recomputed or offloaded between two uses), and the program that carries them out.
 
 A decision starts a new live range of a value at some region: a use reads the live range that started last before it,
-and a live range lasts until its last use. So whatever is decided, the program computes the same; only memory and time
-change. A value is recomputed by the same kernels on the same micro-batches from the same bytes: recomputation is exact.
+and a live range lasts until its last use. So decisions never change the results of the program, only memory and time. A
+value is recomputed by the same kernels on the same micro-batches from the same bytes: recomputation is exact.
 """
 
 from __future__ import annotations
@@ -20,8 +20,10 @@ from mbc.plan.model import STREAM_FROM, STREAM_TO, Access, Buffer, Launch, Mode,
 
 @dataclass(frozen=True, slots=True)
 class Recompute:
-    """`buffer` is recomputed just before region `before`, by the region that defines it, from the values that are live
-    then."""
+    """A recomputation of `buffer` just before region `before`.
+
+    The region that defines the value recomputes it from the values that are live then.
+    """
 
     buffer: int
     before: int
@@ -29,10 +31,10 @@ class Recompute:
 
 @dataclass(frozen=True, slots=True)
 class Offload:
-    """`buffer` is copied to `space`, listed just before region `out`, and back, listed just before region `back`.
+    """A copy of `buffer` to `space`, listed just before region `out`, and back, listed just before region `back`.
 
-    A copy starts as soon as its stream and what it waits for allow, so the positions in the list say when the value is
-    live in the arena: until `out`, and from `back` on.
+    A copy starts as soon as its stream and its waits allow. So the positions in the list say when the value is live in
+    the arena: until `out`, and from `back` on.
     """
 
     buffer: int
@@ -43,7 +45,7 @@ class Offload:
 
 @dataclass(frozen=True, slots=True)
 class Decisions:
-    """In the order of buffers and regions; empty: everything is kept."""
+    """Recomputations and offloads in the order of buffers and regions. All other values are kept."""
 
     recomputes: tuple[Recompute, ...] = ()
     offloads: tuple[Offload, ...] = ()
@@ -51,8 +53,13 @@ class Decisions:
 
 @dataclass(frozen=True, slots=True)
 class Rewritten:
-    """`position[i]`: the region at which launch i of the training program stands, itself or by a decision. New buffers
-    have the highest numbers (see `in_launch_order`)."""
+    """A draft with decisions carried out.
+
+    Attributes:
+        draft: The draft. New buffers have the highest numbers (see `in_launch_order`).
+        position: For each launch of the training program, the region that it belongs to, or that a decision put it
+            before.
+    """
 
     draft: Draft
     position: tuple[int, ...]
@@ -65,8 +72,15 @@ def rewrite(
     links: Links,
     fused_remat: FusedRematLaunches | None = None,
 ) -> Rewritten:
-    """The draft with the decisions carried out in its training program. `draft` must not alias but by updates. A value
-    that is recomputed according to `fused_remat` (fused rematerialization) has no launch of its own."""
+    """Return the draft with the decisions carried out in its training program.
+
+    Args:
+        draft: A draft whose only aliases are those of updates.
+        regions: Regions of the training program.
+        decisions: The decisions.
+        links: Links that carry copies.
+        fused_remat: Fused rematerializations. A value that is recomputed by one has no launch of its own.
+    """
     writer = _Writer(draft, regions, links)
     defined_at = {buffer: i for i, region in enumerate(regions) for buffer in region.writes}
     recomputed: dict[int, dict[int, list[int]]] = {}  # position -> region -> outputs
@@ -75,12 +89,14 @@ def rewrite(
     for decision in decisions.recomputes:
         region = defined_at[decision.buffer]
         assert region < decision.before and regions[region].recomputable
-        found = (fused_remat or {}).get((region, decision.before))
-        found = found.given(recomputes) if found else None
-        if found and decision.buffer in found.targets:
-            # Of two values at the same reductions, the launch that recomputes both replaces the one that recomputes
-            # one.
-            fused[found.reductions] = max(found, fused.get(found.reductions, found), key=lambda one: len(one.targets))
+        fused_launch = (fused_remat or {}).get((region, decision.before))
+        fused_launch = fused_launch.given(recomputes) if fused_launch else None
+        if fused_launch and decision.buffer in fused_launch.targets:
+            # If the same reductions recompute two values, the launch that recomputes both replaces the one that
+            # recomputes one.
+            fused[fused_launch.reductions] = max(
+                fused_launch, fused.get(fused_launch.reductions, fused_launch), key=lambda one: len(one.targets)
+            )
         else:
             recomputed.setdefault(decision.before, {}).setdefault(region, []).append(decision.buffer)
     out: dict[int, list[Offload]] = {}
@@ -104,8 +120,10 @@ def rewrite(
 
 
 def in_launch_order(draft: Draft) -> Draft:
-    """The same draft with the numbers of buffers as its launches first touch them: in a plan a buffer may alias one
-    with a lower number only."""
+    """Return the draft with buffers numbered in the order in which its launches first touch them.
+
+    In a plan a buffer may alias one with a lower number only.
+    """
     numbers = dict.fromkeys((*draft.persistent, *draft.train.entry))
     numbers |= dict.fromkeys(access.buffer for launch in draft.train.launches for access in launch.accesses)
     numbers |= dict.fromkeys(range(len(draft.buffers)))
@@ -113,9 +131,10 @@ def in_launch_order(draft: Draft) -> Draft:
 
 
 class _Writer:
-    """Writes the new training program. `_now`: the buffer of the latest live range of each value."""
+    """Writes the new training program. `_now` is the buffer of the latest live range of each value."""
 
     def __init__(self, draft: Draft, regions: Sequence[Region], links: Links) -> None:
+        """Start an empty program."""
         self._draft = draft
         self._runs = regions
         self._links = links
@@ -136,7 +155,7 @@ class _Writer:
         self._now[buffer] = returned
 
     def region(self, region: Region, position: int, recomputed: Sequence[int] | None) -> None:
-        """The launches of a region; `recomputed`: as a recomputation of which these outputs are wanted."""
+        """Add the launches of a region; with `recomputed`, as a recomputation that only these outputs are read from."""
         renamed: dict[int, int] = {}
         launches = self._draft.train.launches[region.start : region.stop]
         if recomputed is not None:
@@ -148,7 +167,7 @@ class _Writer:
             self._now |= {buffer: renamed[buffer] for buffer in recomputed}
 
     def fused_remat(self, fused_remat: FusedRematLaunch, position: int) -> None:
-        """Fused rematerialization: a launch that recomputes values together with its own outputs."""
+        """Add a launch that recomputes values together with its own outputs (fused rematerialization)."""
         renamed = {target: self._new(self._alone(target)) for target in fused_remat.targets}
         launch = self._renamed(fused_remat.launch, {}, recomputed=False)
         accesses = [Access(renamed.get(a.buffer, a.buffer), a.rows, a.mode) for a in launch.accesses]
@@ -168,9 +187,9 @@ class _Writer:
         return Rewritten(draft, tuple(self._position))
 
     def _alone(self, buffer: int) -> Buffer:
-        """With bytes of its own."""
-        found = self._draft.buffers[buffer]
-        return found if found.alias is None else replace(found, alias=None)
+        """Return a buffer with bytes of its own."""
+        original = self._draft.buffers[buffer]
+        return original if original.alias is None else replace(original, alias=None)
 
     def _renamed(self, launch: Launch, renamed: dict[int, int], recomputed: bool) -> Launch:
         if not recomputed and self._now.keys().isdisjoint([access.buffer for access in launch.accesses]):
@@ -182,7 +201,7 @@ class _Writer:
             if access.mode is Mode.READ:
                 buffer = renamed.get(buffer, self._now.get(buffer, buffer))
             elif recomputed:
-                # What a recomputation writes is new, its workspace and intermediate values included.
+                # All buffers that a recomputation writes are new, its workspace and intermediate values included.
                 if buffer not in renamed:
                     renamed[buffer] = self._new(self._draft.buffers[buffer])
                 buffer = renamed[buffer]

@@ -1,9 +1,9 @@
-"""Coalesces copies out of the arena and back where enough bytes are free for them to wait for each other.
+"""Coalesced copies out of the arena and back, where enough bytes are free for them to wait for each other.
 
-A kernel at an end of a wait for a copy starts late, no later at the ends of several
+A kernel at an end of a wait for a copy starts late, but no later at the ends of several
 (`mbc.optimize.schedule.coalesce_waits`). A value that is prefetched as late as possible, and freed as soon as its copy
-is over, has the shortest live range and leaves the least choice of kernels to wait at. So where bytes are free in the
-end, a prefetch starts together with the one before it, and an offloaded value is freed together with the next.
+has ended, has the shortest live range, but leaves the least choice of kernels to wait at. So where bytes are free in
+the end, a prefetch starts together with the one before it, and an offloaded value is freed together with the next.
 """
 
 from __future__ import annotations
@@ -22,8 +22,14 @@ from mbc.plan.model import STREAM_FROM, Space
 def coalesce_copies(
     offloader: Offloader, ledger: Ledger, excess_bytes: NDArray[np.int64], available_bytes: int
 ) -> None:
-    """Reschedule copies; `excess_bytes`: by how much each region exceeds the available bytes, without the ledger's
-    delta."""
+    """Reschedule copies so that fewer kernels wait for them.
+
+    Args:
+        offloader: The copies.
+        ledger: The decisions.
+        excess_bytes: Bytes by which each region exceeds the available bytes, without the ledger's delta.
+        available_bytes: Bytes of the arena.
+    """
     excess_bytes = excess_bytes + int(effort.COALESCE_SPARE_SHARE * available_bytes)  # stays free
     for space in STREAM_FROM:  # copies of different links do not wait for each other
         _coalesce_prefetches(offloader, ledger, excess_bytes, space)
@@ -52,7 +58,7 @@ def _coalesce_prefetches(
 
 
 def _prefetch_at(ledger: Ledger, group: Sequence[int], position: int, excess_bytes: NDArray[np.int64]) -> bool:
-    """Schedule the prefetches of a whole group at one region, if that is possible; whether it is."""
+    """Schedule the prefetches of a whole group at one region, if possible; return whether it is."""
     listed: list[tuple[int, int, int]] = []
     for buffer in group:
         out, back, _ = ledger.offloads[buffer]
@@ -64,7 +70,7 @@ def _prefetch_at(ledger: Ledger, group: Sequence[int], position: int, excess_byt
 
 
 def _coalesce_offloads(offloader: Offloader, ledger: Ledger, excess_bytes: NDArray[np.int64]) -> None:
-    """From the last offload to the first: free each value together with the next one, if the bytes are free."""
+    """Free each offloaded value together with the next one, if the bytes are free, the last offload first."""
     later = -1
     for buffer in sorted(offloader.overlapped(), key=lambda b: (-ledger.offloads[b].out, -b)):
         out, back, _ = ledger.offloads[buffer]
@@ -73,8 +79,10 @@ def _coalesce_offloads(offloader: Offloader, ledger: Ledger, excess_bytes: NDArr
 
 
 def _reschedule(ledger: Ledger, offloads: Sequence[tuple[int, int, int]], excess_bytes: NDArray[np.int64]) -> bool:
-    """Schedule copies of buffers, out and back at these regions, if no region exceeds the available bytes by more than
-    before."""
+    """Schedule copies of buffers, out and back at these regions; return whether they fit.
+
+    They fit if no region exceeds the available bytes by more than before. Otherwise nothing changes.
+    """
     start = ledger.mark()
     before_bytes = excess_bytes + ledger.delta_bytes
     for buffer, out, back in offloads:

@@ -1,5 +1,7 @@
-"""Exhaustive search over all sets of recomputations, where few values can be recomputed: the fastest that fits is then
-proved."""
+"""Exhaustive search over all sets of recomputations, where few values can be recomputed.
+
+The fastest set that fits is then proved to be optimal.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +16,19 @@ from mbc.optimize.remat.live_bytes_ledger import Gap, Ledger
 
 
 def fastest_first(ledger: Ledger, excess_bytes: NDArray[np.int64], limit_us: float) -> Sequence[Decisions]:
-    """The sets of gaps over regions that exceed the available bytes (`excess_bytes`, with everything kept), each
-    recomputed where it ends, that take less than `limit_us`; none where there are too many. `ledger`: one without
-    entries."""
+    """Return the sets of recomputations that take less than `limit_us`, fastest first; none where there are too many.
+
+    The sets are those of gaps over regions that exceed the available bytes, each recomputed where the gap ends.
+
+    Args:
+        ledger: A ledger without entries.
+        excess_bytes: Bytes by which each region exceeds the available bytes, with everything kept.
+        limit_us: Time of recomputations.
+    """
     gaps: dict[Gap, None] = {}
     for position in np.flatnonzero(excess_bytes > 0):
-        found = (ledger.gap(b, int(position)) for b in ledger.movable if ledger.can_recompute(b))
-        gaps |= dict.fromkeys(gap for gap in found if gap is not None)
+        entry = (ledger.gap(b, int(position)) for b in ledger.movable if ledger.can_recompute(b))
+        gaps |= dict.fromkeys(gap for gap in entry if gap is not None)
         if len(gaps) > effort.EXHAUSTIVE_GAPS:
             return ()
     # A value that is defined earlier may be needed to recompute the others.
@@ -40,4 +48,4 @@ def fastest_first(ledger: Ledger, excess_bytes: NDArray[np.int64], limit_us: flo
         ledger.undo(start)
 
     extend(0)
-    return [decisions for _, decisions in sorted(sets, key=lambda found: found[0])[: effort.EXHAUSTIVE_MEASURED]]
+    return [decisions for _, decisions in sorted(sets, key=lambda entry: entry[0])[: effort.EXHAUSTIVE_MEASURED]]

@@ -1,17 +1,17 @@
-"""Fused rematerialization: a value is recomputed by a launch that reads most of its operands anyway, nearly for
-nothing.
+"""Fused rematerialization: a launch that reads most of a value's operands anyway recomputes it at little cost.
 
 Within a budget ReLU's output is often recomputed, for the filter gradient of the next convolution. The reductions of
-batch norm's backward pass, a little later, read nearly all of its operands: if they store it as well
-(`mbc.optimize.fusion.catalogue.FUSED_REMAT`), that takes only as long as the store, where a launch of its own would
-read everything once more. For that the filter gradient has to come after the reductions, which is allowed: only an
+batch norm's backward pass, a little later, read nearly all of its operands. If they store the output as well
+(`mbc.optimize.fusion.catalogue.FUSED_REMAT`), that takes only as long as the store, whereas a launch of its own would
+read everything once more. For this the filter gradient has to come after the reductions, which is allowed: only an
 update waits for it.
 
-The same holds for the output of a convolution with more output than input channels, which the reductions themselves
-read: it is recomputed in their prologue. Another kernel would round it differently, and change the reductions, so it
-has to be bitwise the same (`bitwise_equal_to`).
+The output of a convolution with more output than input channels, which the reductions themselves read, can be
+recomputed in their prologue. Another kernel would round it differently, and change the reductions, so the result has to
+be bitwise the same (`bitwise_equal_to`).
 
-Both are recomputed by one launch where that was measured, else the convolution's output before the reductions.
+One launch recomputes both where that was measured; otherwise the convolution's output is recomputed before the
+reductions.
 """
 
 from __future__ import annotations
@@ -37,8 +37,14 @@ from mbc.plan.model import Access, Kernel, Launch, Mode, Stream
 @dataclass(frozen=True, slots=True)
 class FusedRemat:
     """A fused rematerialization: the launch of `operation` recomputes `values` and computes the `reductions` as well.
-    `producers`: of each value the operations that compute it. `inlined`: a convolution that the launch recomputes and
-    does not store."""
+
+    Attributes:
+        values: The recomputed values.
+        producers: For each value, the operations that compute it.
+        reductions: The operations that the launch replaces.
+        operation: The fused operation.
+        inlined: A convolution that the launch recomputes and does not store.
+    """
 
     values: tuple[str, ...]
     producers: tuple[frozenset[str], ...]
@@ -47,20 +53,31 @@ class FusedRemat:
     inlined: frozenset[str] = frozenset()
 
     def can_replace(self, operation: Operation) -> bool:
-        """Whether the launch can replace that of an operation or group: it computes the reductions, possibly with the
-        value inlined, and nothing else that is read."""
+        """Return whether the launch can replace that of an operation or group.
+
+        The operation must compute the reductions, possibly with the value inlined, and nothing else that is read.
+        """
         names = frozenset(names_of(operation))
-        known = self.reductions.union(self.inlined, *self.producers)
-        return self.reductions <= names <= known and set(operation.outputs) <= set(self.operation.outputs)
+        members = self.reductions.union(self.inlined, *self.producers)
+        return self.reductions <= names <= members and set(operation.outputs) <= set(self.operation.outputs)
 
 
 @dataclass(frozen=True, slots=True)
 class FusedRematLaunch:
-    """How region `reductions` of a draft recomputes a value, whose buffer is the first of `targets`: by `launch` in the
-    place of its own, with a workspace of so many bytes as its last operand (0: none), in `more_us` additional time.
-    `conflicts`: recomputations with which the value needs a launch of its own, since they read it before, or replace
-    the reductions themselves. `joint`: the launch that then recomputes it and the value of one of them, in `more_us`
-    more than that one takes. `unread`: buffers that a launch of its own would read, and this one does not."""
+    """A launch that recomputes a value in the place of the launch of a draft's region.
+
+    Attributes:
+        reductions: The region.
+        targets: Buffers of the recomputed values, that of the value itself first.
+        launch: The launch.
+        workspace_bytes: Workspace, the launch's last operand; 0: none.
+        more_us: Additional time.
+        conflicts: Recomputations with which the value needs a launch of its own, since they read it before, or replace
+            the reductions themselves.
+        joint: The launch that then recomputes both the value and that of one of `conflicts`; its `more_us` is in
+            addition to the launch of that one.
+        unread: Buffers that a launch of its own would read, and this one does not.
+    """
 
     reductions: int
     targets: tuple[int, ...]
@@ -73,35 +90,38 @@ class FusedRematLaunch:
 
     @property
     def never_read(self) -> frozenset[int]:
-        """Of `unread` the buffers that need not be live whatever else is recomputed."""
+        """Buffers of `unread` that need not be live under any other recomputations."""
         return frozenset() if self.conflicts else self.unread
 
     @property
     def depends_on(self) -> frozenset[tuple[int, int]]:
-        """The other recomputations that change how the value is recomputed."""
+        """Other recomputations that change how the value is recomputed."""
         return self.conflicts | self.joint.conflicts if self.joint else self.conflicts
 
     def given(self, *recomputed: Container[tuple[int, int]]) -> FusedRematLaunch | None:
-        """How the value is recomputed given other recomputations; None: by a launch of its own."""
+        """Return the launch that recomputes the value given other recomputations; None: a launch of its own."""
         if not any(rival in keys for rival in self.conflicts for keys in recomputed):
             return self
         return self.joint.given(*recomputed) if self.joint else None
 
 
-# By the region that defines the value, and the position before which it is recomputed.
+# By (region that defines the value, position before which the value is recomputed).
 FusedRematLaunches = Mapping[tuple[int, int], FusedRematLaunch]
 
 
 def fused_remats_of(table: CandidateTable) -> tuple[FusedRemat, ...]:
-    """Every fused rematerialization of the training step that some kernel can run; found once. Those with a convolution
-    have to be measured; one that is not stored has to give the same bits."""
+    """Return every fused rematerialization of the training step that some kernel can run.
+
+    They are searched once for each table. Those with a convolution have to be measured; a convolution that is not
+    stored has to give the same bits.
+    """
     if "fused_remat" not in table.groups:
-        found = (
+        offered = (
             fused_remat for fused_remat in all_fused_remats(table) if table.recomputed.keys() >= fused_remat.inlined
         )
         table.groups["fused_remat"] = tuple(
             fused_remat
-            for fused_remat in found
+            for fused_remat in offered
             if not has_product(fused_remat.operation.attributes)
             or (table.timed(fused_remat.operation) and not table.compares_estimate(fused_remat.operation))
         )
@@ -109,7 +129,7 @@ def fused_remats_of(table: CandidateTable) -> tuple[FusedRemat, ...]:
 
 
 def all_fused_remats(table: CandidateTable) -> tuple[FusedRemat, ...]:
-    """The same, also those that have to be measured before they may be taken."""
+    """Return every fused rematerialization, also those that have to be measured before they may be used."""
     return tuple(_fused_remats(table))
 
 
@@ -128,9 +148,9 @@ def _fused_remats(table: CandidateTable) -> Iterator[FusedRemat]:
                     continue
                 reductions = frozenset(binding.operations[number].name for number in pattern.replaces)
                 recomputed = [member for member in members if member.name not in reductions]
-                made = {name for member in recomputed for name in member.outputs}
-                values = tuple(name for name in joined.outputs if name in made)
-                # Of two values the first one is a convolution's output; so is one that is not stored.
+                outputs = {name for member in recomputed for name in member.outputs}
+                values = tuple(name for name in joined.outputs if name in outputs)
+                # The first of two values is a convolution's output; so is a value that is not stored.
                 product, others = frozenset(member.name for member in recomputed[:1]), recomputed[1:]
                 behind = frozenset(member.name for member in others)
                 if len(values) > 1:
@@ -142,8 +162,10 @@ def _fused_remats(table: CandidateTable) -> Iterator[FusedRemat]:
 
 
 def defer_readers(table: CandidateTable, choices: Choices) -> Choices:
-    """The same choices with every operation moved after the reductions that could recompute its operand, if its own
-    results are needed only later."""
+    """Return the choices with operations moved after the reductions that could recompute their operand.
+
+    An operation is moved if its own results are needed only later.
+    """
     program = choices.train
     last = _last_positions(program, fused_remats_of(table))
     if not last:
@@ -152,7 +174,7 @@ def defer_readers(table: CandidateTable, choices: Choices) -> Choices:
     for position, operation in enumerate(program):
         for name in operation.inputs:
             readers.setdefault(name, []).append(position)
-    matches = [float(position) for position in range(len(program))]
+    positions = [float(position) for position in range(len(program))]
     for value, reductions in last.items():
         for position in readers.get(value, ()):
             needed = [reader for name in program[position].outputs for reader in readers.get(name, ())]
@@ -161,8 +183,8 @@ def defer_readers(table: CandidateTable, choices: Choices) -> Choices:
                 and not kind_of(program[position]).view
                 and min(needed, default=reductions + 1) > reductions
             ):
-                matches[position] = max(matches[position], reductions + 0.5)
-    order = sorted(range(len(program)), key=lambda position: (matches[position], position))
+                positions[position] = max(positions[position], reductions + 0.5)
+    order = sorted(range(len(program)), key=lambda position: (positions[position], position))
     if order == list(range(len(program))):
         return choices
     train = tuple(program[position] for position in order)
@@ -170,21 +192,29 @@ def defer_readers(table: CandidateTable, choices: Choices) -> Choices:
 
 
 def _last_positions(program: Sequence[Operation], fused_remats: Sequence[FusedRemat]) -> dict[str, int]:
-    """Values that could be recomputed by the launch of an operation of the program, and its place."""
+    """Return the values that the launch of an operation of the program could recompute, and its position."""
     by_name = {names_of(operation)[-1]: (position, operation) for position, operation in enumerate(program)}
-    found: dict[str, int] = {}
+    positions: dict[str, int] = {}
     for fused_remat in fused_remats:
         replaced = by_name.get(names_of(fused_remat.operation)[-1])
         if replaced is not None and fused_remat.can_replace(replaced[1]):
-            found |= dict.fromkeys(fused_remat.values, replaced[0])
-    return found
+            positions |= dict.fromkeys(fused_remat.values, replaced[0])
+    return positions
 
 
 def fused_remat_launches(
     table: CandidateTable, draft: Draft, regions: Sequence[Region], program: Sequence[Operation]
 ) -> FusedRematLaunches:
-    """The fused rematerializations of a draft's training program: where kernels are known in the layouts of the draft,
-    both or none of them measured, and take less than a launch more. `program`: the operations of the regions."""
+    """Return the fused rematerializations of a draft's training program that take less than a launch more.
+
+    The kernels must exist in the layouts of the draft, and both or none of the two launches must be measured.
+
+    Args:
+        table: Candidates of the graph.
+        draft: Launches and buffers.
+        regions: Regions of the training program.
+        program: Operations of the regions.
+    """
     launches = draft.train.launches
     single = {
         launches[region.start].operations: i
@@ -221,7 +251,7 @@ def fused_remat_launches(
     def fused_remat_run(
         fused_remat: FusedRemat, defined_at: Sequence[int], reductions: int, least_us: float
     ) -> FusedRematLaunch | None:
-        """None where the first value by itself is as cheap."""
+        """Return the launch; None where the first value by itself is as cheap."""
         region = _fused_remat_launch(
             table,
             draft,
@@ -233,7 +263,7 @@ def fused_remat_launches(
         )
         return region if region is not None and region.more_us < regions[defined_at[0]].recompute_us else None
 
-    found: dict[tuple[int, int], FusedRematLaunch] = {}
+    by_key: dict[tuple[int, int], FusedRematLaunch] = {}
     for fused_remat, defined_at, reductions in matches:
         region = (
             fused_remat_run(fused_remat, defined_at, reductions, regions[reductions].time_us)
@@ -242,38 +272,41 @@ def fused_remat_launches(
         )
         if region is None:
             continue
-        # A reader in another layout reads a conversion of it, launched after the reductions.
+        # A reader in another layout reads a conversion of the value, launched after the reductions.
         target = region.targets[0]
         wanted = [i for i in reads.get(target, ()) if i >= reductions]
         wanted += [i for other in converted.get(target, ()) for i in reads.get(other, ()) if i > reductions]
         position = min(wanted, default=len(regions))
         if position <= reductions + effort.FUSED_REMAT_NEAR_RUNS:
-            found[defined_at[0], position] = region
-    found = {key: replace(region, conflicts=frozenset(_rivals(key, found, reads))) for key, region in found.items()}
-    by_reductions = {(key[0], region.reductions): key for key, region in found.items()}
+            by_key[defined_at[0], position] = region
+    by_key = {key: replace(region, conflicts=frozenset(_rivals(key, by_key, reads))) for key, region in by_key.items()}
+    by_reductions = {(key[0], region.reductions): key for key, region in by_key.items()}
     for fused_remat, defined_at, reductions in matches:
         keys = [by_reductions[maker, reductions] for maker in defined_at if (maker, reductions) in by_reductions]
         if len(keys) == 2:
             first, second = keys
             joint = fused_remat_run(
-                fused_remat, defined_at, reductions, regions[reductions].time_us + found[second].more_us
+                fused_remat, defined_at, reductions, regions[reductions].time_us + by_key[second].more_us
             )
             if joint is not None:
-                conflicts = (found[first].conflicts | found[second].conflicts) - {second}
-                found[first] = replace(found[first], joint=replace(joint, conflicts=conflicts))
-    return found
+                conflicts = (by_key[first].conflicts | by_key[second].conflicts) - {second}
+                by_key[first] = replace(by_key[first], joint=replace(joint, conflicts=conflicts))
+    return by_key
 
 
 def _without_statistics(operation: Operation | None, names: Sequence[str]) -> frozenset[str]:
-    """The members of a launch that compute its large value: batch statistics of it are small, and kept."""
+    """Return the members of a launch that compute its large value: batch statistics of it are small, and kept."""
     return frozenset(names[:-1] if operation is not None and operation.kind == WITH_STATISTICS else names)
 
 
 def _rivals(
     key: tuple[int, int], fused_remats: FusedRematLaunches, reads: Mapping[int, Sequence[int]]
 ) -> Iterator[tuple[int, int]]:
-    """Of several values that the same reductions could recompute, they recompute the one that is defined last: the
-    others may be its operands."""
+    """Yield the recomputations that prevent a fused rematerialization from recomputing its value.
+
+    If the same reductions could recompute several values, they recompute the one that is defined last: the others may
+    be its operands. A reader before the reductions that is recomputed there needs the value earlier.
+    """
     fused_remat = fused_remats[key]
     for other, given in fused_remats.items():
         if given.reductions == fused_remat.reductions and other[0] > key[0]:
@@ -293,8 +326,17 @@ def _fused_remat_launch(
     reductions: Region,
     least_us: float,
 ) -> FusedRematLaunch | None:
-    """`makers`: regions that compute the values. `least_us`: the time of a launch that recomputes fewer of them, a
-    lower bound."""
+    """Return the launch of a fused rematerialization in the layouts of a draft; None where no kernel can run it.
+
+    Args:
+        table: Candidates of the graph.
+        draft: Launches and buffers.
+        fused_remat: The fused rematerialization.
+        producers: Regions that compute the values.
+        number: Index of the region of the reductions.
+        reductions: The region of the reductions.
+        least_us: Time of a launch that recomputes fewer values, a lower bound.
+    """
     launches = [draft.train.launches[region.start] for region in (*producers, reductions)]
     touched = [access for launch in launches for access in launch.accesses]
     buffers: dict[str, int] = {}

@@ -1,9 +1,9 @@
-"""Choose for every gap between two uses of a value whether it is kept, recomputed or offloaded.
+"""Greedy decisions: for every gap between two uses of a value, whether it is kept, recomputed or offloaded.
 
-First as many values are offloaded as links can copy without a stall, those that are slowest to recompute first.
-Then, at the peak of live bytes, the gap that costs least time per byte is recomputed, until everything fits; live bytes
-are measured in the rewritten program, and the choice goes on from there. Decisions that prove unneeded are dropped.
-Local search then improves the result (`mbc.optimize.remat.local_search`).
+First as many values are offloaded as links can copy without a stall, those that are slowest to recompute first. Then,
+at the peak of live bytes, the gap that costs least time per byte is recomputed, until everything fits. Live bytes are
+measured in the rewritten program, and the choice goes on from there. Decisions that prove unneeded are dropped. Local
+search then improves the result (`mbc.optimize.remat.local_search`).
 """
 
 from __future__ import annotations
@@ -49,26 +49,36 @@ def choose_residency(
     fused_remat: FusedRematLaunches | None = None,
     regions: Sequence[Region] = (),
 ) -> Residency:
-    """The draft within the available bytes, or with the smallest excess that was found. `draft` must have no aliases
-    but those of updates.
+    """Return the draft within the available bytes, or with the smallest excess that the search finds.
 
-    `known_us`: time of a step that fits; one that would take much longer is given up. `work`: rounds of local search
-    times the regions of the program. `start`: an earlier result for the same draft and as many available bytes or more,
-    to resume from. `points`: workspace in bytes and time of the other candidates of operations that are launched
-    together, by their names. `fused_remat`: fused rematerializations, whose operations are among `groups`. `regions`:
-    of the training program, where some are recomputed by other launches.
+    Args:
+        graph: The training graph.
+        draft: A draft whose only aliases are those of updates.
+        links: Links that carry copies.
+        techniques: Techniques that may be used.
+        available_bytes: Bytes of the arena that the step may use.
+        known_us: Time of a step that fits; a step that would take much longer is abandoned.
+        groups: Fusion groups that the draft or `fused_remat` launches.
+        work: Rounds of local search times the regions of the program.
+        start: An earlier result to resume from, for the same draft and as many available bytes or more.
+        points: Workspace in bytes and time of the other candidates of operations that are launched together, by their
+            names.
+        fused_remat: Fused rematerializations, whose operations are among `groups`.
+        regions: Regions of the training program, where other launches recompute some; empty: computed from the draft.
     """
     regions = tuple(regions) or regions_of(graph, draft, draft.train)
     state = RematState(
         graph, draft, links, techniques, available_bytes, known_us, groups, points or {}, fused_remat or {}, regions
     )
-    found = _decide(state, work, start)
-    return replace(found, draft=in_launch_order(found.draft), work=state.work)
+    residency = _decide(state, work, start)
+    return replace(residency, draft=in_launch_order(residency.draft), work=state.work)
 
 
 def _decide(state: RematState, work: int, start: Residency | None) -> Residency:
-    """Greedy choice, local search from there, and all sets of decisions where there are few. `work`, `start`: as for
-    `choose_residency`."""
+    """Return the result of greedy choice, local search from there, and of all sets of decisions where there are few.
+
+    `work` and `start` are those of `choose_residency`.
+    """
     best = state.measured()
     kept_excess_bytes = best[1]
     may_fit = state.least_bytes <= state.available_bytes
@@ -81,13 +91,13 @@ def _decide(state: RematState, work: int, start: Residency | None) -> Residency:
     limit_us = math.inf
     rounds = min(effort.LOCAL_SEARCH_ROUNDS, work // len(state.regions))
     if best[0].live_bytes > state.available_bytes and may_fit and rounds:
-        found = search_feasible(state, Evaluated(*best, state.costs_us()), rounds)
-        best = found.residency, found.excess_bytes
-        smallest = min(smallest, found.residency, key=lambda found: found.live_bytes)
+        result = search_feasible(state, Evaluated(*best, state.costs_us()), rounds)
+        best = result.residency, result.excess_bytes
+        smallest = min(smallest, result.residency, key=lambda result: result.live_bytes)
     if best[0].live_bytes <= state.available_bytes:
         kept = _drop_unneeded(state, best)
-        found = improve(state, Evaluated(*kept, state.costs_us()), rounds)
-        smallest, limit_us = _with_coalesced_copies(state, found), found.costs_us
+        result = improve(state, Evaluated(*kept, state.costs_us()), rounds)
+        smallest, limit_us = _with_coalesced_copies(state, result), result.costs_us
     if state.techniques.recompute and may_fit and not smallest.decisions.offloads:
         ledger = Ledger(state.draft, state.regions, state.small_bytes, fused_remat=state.fused_remat)
         for decisions in fastest_first(ledger, kept_excess_bytes, limit_us):
@@ -98,7 +108,7 @@ def _decide(state: RematState, work: int, start: Residency | None) -> Residency:
 
 
 def _relieved(state: RematState, best: Measured, rounds: int) -> tuple[Residency, Measured]:
-    """Choose gap by gap until the step fits: the smallest result of all rounds, and the last one."""
+    """Choose gap by gap until the step fits; return the smallest result of all rounds, and the last one."""
     smallest = best[0]  # a round may end with a higher peak than the one before
     worse = 0
     for _ in range(rounds):
@@ -114,19 +124,22 @@ def _relieved(state: RematState, best: Measured, rounds: int) -> tuple[Residency
         state.offloader.schedule()
         best = state.measured()
         worse = 0 if best[0].live_bytes < smallest.live_bytes else worse + 1
-        smallest = min(smallest, best[0], key=lambda found: found.live_bytes)
+        smallest = min(smallest, best[0], key=lambda result: result.live_bytes)
     return smallest, best
 
 
 def _initial_decisions(state: RematState, kept: Measured, may_fit: bool) -> Measured:
-    """The initial decisions: as much offloaded as the link can copy, and then the segments that cost least once they
-    fit; where choosing gap by gap costs less than any segments, or nothing can fit, the result of that."""
+    """Make the initial decisions and return their result.
+
+    As much is offloaded as the link can copy. Then the segments are recomputed that cost least once they fit. The
+    result is that of choosing gap by gap where this costs less than any segments, or where nothing can fit.
+    """
     if state.techniques.offload > 0:
         state.offloader.offload_hidden(kept[1], state.techniques.offload, state.techniques.recompute)
     offloaded = state.measured()
     if not state.techniques.recompute:
         return offloaded
-    found: list[tuple[float, Residency]] = []
+    results: list[tuple[float, Residency]] = []
     before = state.ledger.mark()
     peak, max_recompute_us = int(np.argmax(kept[1])), state.max_recompute_us
     for part in (*effort.SEGMENT_SHARES, 0.0) if may_fit else (0.0,):
@@ -136,43 +149,45 @@ def _initial_decisions(state: RematState, kept: Measured, may_fit: bool) -> Meas
         best = _relieved(state, state.measured(), effort.SEGMENT_ROUNDS if part else effort.GREEDY_ROUNDS)[1]
         if best[0].live_bytes <= state.available_bytes:
             residency, _ = _drop_unneeded(state, best)
-            found.append((state.costs_us(), residency))
+            results.append((state.costs_us(), residency))
             state.max_recompute_us = min(state.max_recompute_us, effort.RECOMPUTE_OVERSHOOT * state.costs_us())
-        elif not part and not found:
+        elif not part and not results:
             return best
         state.ledger.undo(before)
         state.offloader.stalling.clear()
         state.forbidden.clear()
     state.max_recompute_us = max_recompute_us
-    state.resume(min(found, key=lambda found: found[0])[1])
+    state.resume(min(results, key=lambda result: result[0])[1])
     return state.measured()
 
 
 def _drop_unneeded(state: RematState, best: Measured) -> Measured:
-    """Drop decisions, the most expensive first, without which the step still fits by the ledger."""
+    """Drop decisions without which the step still fits by the ledger, the most expensive first."""
     before = state.ledger.mark()
     drop_unneeded_recomputes(state, best[1], max(1, effort.KEEP_WORK // len(state.regions)))
     drop_unneeded_offloads(state, best[1])
     state.offloader.schedule()
-    found = state.measure(state.ledger.decisions(), state.ledger.workspace_cuts)
-    if found[0].live_bytes > state.available_bytes:
+    measured = state.measure(state.ledger.decisions(), state.ledger.workspace_cuts)
+    if measured[0].live_bytes > state.available_bytes:
         state.ledger.undo(before)
         return best
     state.ledger.measured()
-    return found
+    return measured
 
 
-def _with_coalesced_copies(state: RematState, found: Evaluated) -> Residency:
-    """Drop offloads that are not needed, and coalesce copies, if that fits. Coalescing changes the draft only: a later
-    search resumes from the decisions as they are."""
-    if not found.residency.decisions.offloads:
-        return found.residency
-    state.resume(found.residency)
+def _with_coalesced_copies(state: RematState, evaluated: Evaluated) -> Residency:
+    """Drop offloads that are not needed, and coalesce copies, if that fits.
+
+    Coalescing changes the draft only: a later search resumes from the decisions without it.
+    """
+    if not evaluated.residency.decisions.offloads:
+        return evaluated.residency
+    state.resume(evaluated.residency)
     _, excess_bytes = state.measured()
     drop_unneeded_offloads(state, excess_bytes)
     alone, excess_bytes = state.measured()
     if alone.live_bytes > state.available_bytes:
-        return found.residency
+        return evaluated.residency
     coalesce_copies(state.offloader, state.ledger, excess_bytes, state.available_bytes)
     together, _ = state.measured()
     if together.live_bytes > state.available_bytes:

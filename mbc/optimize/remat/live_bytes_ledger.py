@@ -1,11 +1,9 @@
-"""The live-bytes ledger: for every value when it is defined, read, recomputed, offloaded and prefetched, and the bytes
-that are live at each region.
+"""The live-bytes ledger: the uses and decisions of every value, and the bytes that are live at each region.
 
-Positions are indices of regions. A value has one live range from its definition and one from every position where it is
-recomputed or prefetched; a read belongs to the live range that started last, and a live range ends with its last read.
-In-place operations count in the regions themselves, not in recomputations, so that a decision is entered within
-microseconds; the exact live bytes are found by `rewrite` and `blocks`. The entries are kept by
-`mbc.optimize.remat.undo_log`.
+Positions are indices of regions. A value has one live range from its definition, and one from every position where it
+is recomputed or prefetched. A read belongs to the live range that started last, and a live range ends with its last
+read. In-place operations count in the regions themselves, not in recomputations, so that a decision is entered within
+microseconds; `rewrite` and `blocks` give the exact live bytes. `mbc.optimize.remat.undo_log` keeps the entries.
 """
 
 from __future__ import annotations
@@ -29,7 +27,7 @@ NO_CHAIN: tuple[float, Sequence[int]] = (math.inf, ())
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """Between two uses of a value, at regions `after` and `before`, that lie on either side of a region."""
+    """A region that does not touch a value is between two uses of the value, at regions `after` and `before`."""
 
     buffer: int
     after: int
@@ -37,32 +35,33 @@ class Gap:
 
 
 class Ledger(UndoLog):
-    """Mutable: decisions are entered one by one."""
+    """The ledger. It is mutable: decisions are entered one by one."""
 
     def decisions(self) -> Decisions:
+        """Return all decisions that are entered."""
         offloads = (Offload(b, *away) for b, away in sorted(self.offloads.items()))
         return Decisions(tuple(Recompute(b, p) for b, p in self.recomputed()), tuple(offloads))
 
     def recomputed(self) -> list[tuple[int, int]]:
-        """The values that are recomputed, each with the region before which it is, in the order of regions."""
+        """Return the recomputed values, each with the region before which it is recomputed, in the order of regions."""
         return [(b, p) for p, b in sorted([(p, b) for (_, p), outputs in self._recomputed.items() for b in outputs])]
 
     def recomputed_us(self) -> NDArray[np.float64]:
-        """Time of the recomputations just before each region."""
-        found = np.zeros(len(self.regions) + 1)
+        """Return the time of the recomputations just before each region."""
+        times_us = np.zeros(len(self.regions) + 1)
         for region, position in self._recomputed:
-            found[position] += self.recompute_us_of(region, position)
-        return found
+            times_us[position] += self.recompute_us_of(region, position)
+        return times_us
 
     def workspace_cuts_us(self) -> float:
-        """Additional time of regions with less workspace, recomputations included."""
+        """Return the additional time of regions with less workspace, recomputations included."""
         if not self.workspace_cuts:
             return 0.0
         times = Counter(region for region, _ in self._recomputed)
-        return sum(found.more_us * (1 + times.get(region, 0)) for region, found in sorted(self.workspace_cuts.items()))
+        return sum(cut.more_us * (1 + times.get(region, 0)) for region, cut in sorted(self.workspace_cuts.items()))
 
     def times(self, region: int) -> int:
-        """How often a region is executed, recomputations included."""
+        """Return how often a region is executed, recomputations included."""
         return 1 + sum(recompute_at == region for recompute_at, _ in self._recomputed)
 
     def cut_workspace(self, region: int, cut: WorkspaceCut | None) -> None:
@@ -73,7 +72,7 @@ class Ledger(UndoLog):
             self._enter_workspace_cut(True, region, cut)
 
     def gap(self, buffer: int, position: int) -> Gap | None:
-        """The gap of a value over a region that does not touch it; None where it is not live there."""
+        """Return the gap of a value over a region that does not touch it; None where it is not live there."""
         reads, defined_at = self.reads[buffer], self.defined_at[buffer]
         k = bisect_left(reads, position)
         if k == len(reads) or reads[k] == position or defined_at >= position:
@@ -86,10 +85,12 @@ class Ledger(UndoLog):
         return Gap(buffer, max(reads[k - 1] if k else started, started), before)
 
     def gaps(self, position: int) -> list[tuple[int, int, float]]:
-        """The movable values that have a gap over a region, each with where that ends and the least time of recomputing
-        it before that."""
-        found: list[tuple[int, int, float]] = []
-        for buffer in self.across(position):  # read after it, and defined before
+        """Return the movable values that have a gap over a region.
+
+        Each has the position where the gap ends, and the least time to recompute the value before it.
+        """
+        gaps: list[tuple[int, int, float]] = []
+        for buffer in self.across(position):  # values that are defined before the region and read after it
             reads, starts, defined_at = self.reads[buffer], self.starts.get(buffer), self.defined_at[buffer]
             before = reads[bisect_left(reads, position)]
             if before == position:
@@ -109,15 +110,20 @@ class Ledger(UndoLog):
                     if key in self._fused_remat
                     else self._own_launch_us[defined_at]
                 )
-            found.append((buffer, before, least_us))
-        return found
+            gaps.append((buffer, before, least_us))
+        return gaps
 
     def can_recompute(self, buffer: int) -> bool:
+        """Return whether a value can be recomputed."""
         return self._recomputable[self.defined_at[buffer]]
 
     def chain(self, buffer: int, position: int) -> tuple[float, Sequence[int]]:
-        """The recomputation chain of a value before a region: microseconds beyond what is recomputed anyway, and the
-        values of the chain. Infinite where there is none."""
+        """Return the recomputation chain of a value before a region.
+
+        Returns:
+            Microseconds beyond the recomputations that are entered already, and the values of the chain. The time is
+            infinite where there is no chain.
+        """
         asked = buffer, position
         if asked not in self._chains:  # a chain is usually priced several times before it is entered
             self._chains[asked] = self._find_chain(buffer, position)
@@ -125,17 +131,17 @@ class Ledger(UndoLog):
 
     def _find_chain(self, buffer: int, position: int) -> tuple[float, Sequence[int]]:
         most_chain = max(effort.CHAIN_MIN_VALUES, effort.CHAIN_WORK // max(1, len(self.regions)))
-        found: dict[int, None] = {}
+        chain: dict[int, None] = {}
         total_us = 0.0
         paid: set[tuple[int, int]] = set()
         pending = [buffer]
         while pending:
             wanted = pending.pop()
-            if wanted in found:
+            if wanted in chain:
                 continue
-            found[wanted] = None
+            chain[wanted] = None
             region = self.defined_at[wanted]
-            if len(found) > most_chain or region >= position or not self._recomputable[region]:
+            if len(chain) > most_chain or region >= position or not self._recomputable[region]:
                 return NO_CHAIN
             key = region, position
             if key in paid or key in self._recomputed:
@@ -159,12 +165,12 @@ class Ledger(UndoLog):
                 there = not self.starts.get(source) and self.reads[source][-1] >= position
                 if not there and not self.resident(source, position) and not self._can_prefetch(source, position):
                     pending.append(source)
-        return total_us, list(found)
+        return total_us, list(chain)
 
     def resident(self, buffer: int, position: int) -> bool:
-        """Whether the value is live for a read just before a region."""
+        """Return whether the value is live for a read just before a region."""
         starts, reads = self.starts.get(buffer), self.reads[buffer]
-        if not starts:  # of most
+        if not starts:  # most values have a single live range
             return reads[-1] >= position > self.defined_at[buffer]
         s = bisect_right(starts, position)
         if s and starts[s - 1] == position:
@@ -176,8 +182,10 @@ class Ledger(UndoLog):
         return k < len(reads) and reads[k] < end and self.defined_at[buffer] < position
 
     def recompute_chain(self, buffer: int, position: int) -> None:
-        """Enter the chain that recomputes `buffer`; those of its values that would be recomputed later are recomputed
-        now, and kept."""
+        """Enter the chain that recomputes `buffer`.
+
+        Values of the chain that would be recomputed later are recomputed now, and kept.
+        """
         _, chain = self.chain(buffer, position)
         for wanted in chain if self.offloads else ():
             for source in self.live_operands(self.defined_at[wanted], position):
@@ -191,7 +199,7 @@ class Ledger(UndoLog):
                 self.drop_recompute(wanted, later)
 
     def recompute_value(self, buffer: int, position: int) -> None:
-        """Enter that a value is recomputed before a region, from what is live then."""
+        """Enter that a value is recomputed before a region, from the values that are live then."""
         region = self.defined_at[buffer]
         outputs = self._recomputed.get((region, position))
         if not outputs:
@@ -201,43 +209,50 @@ class Ledger(UndoLog):
             self._enter_recompute(True, buffer, position)
 
     def offload(self, buffer: int, out: int, back: int, space: Space | None = None) -> None:
-        """Enter, or move, the offload of a value; `space`: where to, by default where it is offloaded to already, else
-        the host."""
-        known = self.offloads.get(buffer)
-        if known is not None:
-            self._enter_offload(False, buffer, known)
-        self._enter_offload(True, buffer, Away(out, back, space or (known.space if known else Space.HOST)))
+        """Enter, or move, the offload of a value.
+
+        Args:
+            buffer: The value.
+            out: Region before which the copy out is listed.
+            back: Region before which the copy back is listed.
+            space: Where to; by default the space where the value is offloaded already, else the host.
+        """
+        current = self.offloads.get(buffer)
+        if current is not None:
+            self._enter_offload(False, buffer, current)
+        self._enter_offload(True, buffer, Away(out, back, space or (current.space if current else Space.HOST)))
 
     def keep(self, buffer: int) -> None:
         """Undo the offload of a value."""
         self._enter_offload(False, buffer, self.offloads[buffer])
 
     def first_read(self, buffer: int, position: int) -> int:
-        """The first region at or after a position that reads the value."""
+        """Return the first region at or after a position that reads the value."""
         reads = self.reads[buffer]
         k = bisect_left(reads, position)
         return reads[k] if k < len(reads) else len(self.regions)
 
     def last_touch(self, buffer: int, position: int) -> int:
-        """The last region before a position that reads or defines the value."""
+        """Return the last region before a position that reads or defines the value."""
         reads = self.reads[buffer]
         k = bisect_left(reads, position)
         return max(self.defined_at[buffer], reads[k - 1] if k else -1)
 
     def recomputed_at(self, position: int) -> list[int]:
-        """The values that are recomputed just before a region."""
+        """Return the values that are recomputed just before a region."""
         return sorted(b for (_, at), outputs in self._recomputed.items() if at == position for b in outputs)
 
     def operand_bytes(self, buffer: int) -> int:
-        """Operands and results of the region that defines the value."""
+        """Return the bytes of the operands and results of the region that defines the value."""
         region = self.regions[self.defined_at[buffer]]
         return sum(self.size_bytes[b] for b in {*region.reads, *region.writes})
 
     def is_recomputed(self, buffer: int, position: int) -> bool:
+        """Return whether a value is recomputed before a region."""
         return buffer in self._recomputed.get((self.defined_at[buffer], position), ())
 
     def absent(self, buffer: int, position: int) -> tuple[int, int]:
-        """The regions [start, stop) over which a value that is recomputed at a position is not live."""
+        """Return the regions [start, stop) over which a value that is recomputed at a position is not live."""
         keep = bisect_right(self.starts[buffer], position) - 1
         return self._live_range(buffer, keep)[1], position
 
@@ -254,12 +269,12 @@ class Ledger(UndoLog):
                 continue
             for source in self.live_operands(region, position):
                 self._enter_read(False, source, position)
-                # A value that was recomputed for this recomputation only.
+                # The source was recomputed for this recomputation only.
                 if self.is_recomputed(source, position) and not self._used(source, position):
                     pending.append(source)
 
     def _can_prefetch(self, buffer: int, position: int) -> bool:
-        """Whether the value is offloaded then and prefetched later: it could be prefetched earlier."""
+        """Return whether the value is offloaded then and prefetched later: it could be prefetched earlier."""
         if buffer not in self.offloads:
             return False
         out, back, _ = self.offloads[buffer]
@@ -268,7 +283,7 @@ class Ledger(UndoLog):
         return out <= position < back and starts[s] == back and self.first_read(buffer, position) >= back
 
     def _next_recompute(self, buffer: int, position: int) -> int | None:
-        """The next position after this one at which the value is recomputed, if that comes before it is prefetched."""
+        """Return the next position at which the value is recomputed, if that comes before its prefetch."""
         starts = self.starts.get(buffer)
         s = bisect_right(starts, position) if starts else 0
         if starts and s < len(starts) and buffer in self._recomputed.get((self.defined_at[buffer], starts[s]), ()):
@@ -276,7 +291,7 @@ class Ledger(UndoLog):
         return None
 
     def _used(self, buffer: int, start: int) -> bool:
-        """Whether the live range that starts there is read."""
+        """Return whether the live range that starts there is read."""
         reads, starts = self.reads[buffer], self.starts[buffer]
         k, s = bisect_left(reads, start), bisect_right(starts, start)
         return k < len(reads) and (s == len(starts) or reads[k] < starts[s])

@@ -1,9 +1,9 @@
 """Local search over decisions: undo some of them, free the bytes by others, keep the result if it is faster.
 
-A large neighbourhood search (Shaw, "Using constraint programming and local search methods to solve vehicle routing
-problems", 1998): what a greedy choice decides one by one at the peak is not the best combination, and a round costs
-little, since the ledger of live bytes is updated incrementally. Improvements by the ledger are measured in the
-rewritten program before they count.
+This is a large neighbourhood search (Shaw, "Using constraint programming and local search methods to solve vehicle
+routing problems", 1998). Decisions that a greedy choice makes one by one at the peak are not the best combination. A
+round costs little, since the ledger of live bytes is updated incrementally. Improvements by the ledger are measured in
+the rewritten program before they count.
 """
 
 from __future__ import annotations
@@ -24,8 +24,13 @@ Recomputation = tuple[int, int]  # a value, and the region before which it is re
 
 @dataclass(frozen=True, slots=True)
 class Evaluated:
-    """Decisions as they were measured. `excess_bytes`: by how much each region exceeds the available bytes; `costs_us`:
-    the time that the decisions add."""
+    """Decisions and their measured effect.
+
+    Attributes:
+        residency: The decisions, and the draft that carries them out.
+        excess_bytes: Bytes by which each region exceeds the available bytes.
+        costs_us: Time that the decisions add.
+    """
 
     residency: Residency
     excess_bytes: NDArray[np.int64]
@@ -33,28 +38,28 @@ class Evaluated:
 
 
 def improve(state: RematState, best: Evaluated, rounds: int) -> Evaluated:
-    """The best decisions found from `best`, which fits and is the state of the ledger.
+    """Return the best decisions that the search finds from `best`, which fits and is the state of the ledger.
 
-    Seeded and counted in rounds, never in seconds: the same step gets the same decisions.
+    The search is seeded and counted in rounds, never in seconds: the same step gets the same decisions.
     """
     draw = random.Random(0)
     ledger = state.ledger
     least_us = best.costs_us
-    known, known_stalling = ledger.mark(), frozenset(state.offloader.stalling)  # as `best` was measured
+    best_mark, best_stalling = ledger.mark(), frozenset(state.offloader.stalling)  # as `best` was measured
     unmeasured, most_unmeasured = 0, effort.MEASURE_AFTER
 
     def settle() -> None:
-        nonlocal best, least_us, known, known_stalling, unmeasured, most_unmeasured
-        found = _settled(state)
+        nonlocal best, least_us, best_mark, best_stalling, unmeasured, most_unmeasured
+        settled = _settled(state)
         unmeasured = 0
-        if found.excess_bytes.max() <= 0 and found.costs_us < best.costs_us:
-            best = found
-            known, known_stalling = ledger.mark(), frozenset(state.offloader.stalling)
+        if settled.excess_bytes.max() <= 0 and settled.costs_us < best.costs_us:
+            best = settled
+            best_mark, best_stalling = ledger.mark(), frozenset(state.offloader.stalling)
             most_unmeasured = min(2 * most_unmeasured, effort.MEASURE_AFTER)
         else:  # the ledger was too optimistic
-            ledger.undo(known)
+            ledger.undo(best_mark)
             ledger.measured()
-            state.offloader.stalling = set(known_stalling)
+            state.offloader.stalling = set(best_stalling)
             most_unmeasured = max(1, most_unmeasured // 2)
         least_us = best.costs_us
 
@@ -81,9 +86,10 @@ def improve(state: RematState, best: Evaluated, rounds: int) -> Evaluated:
 
 
 def search_feasible(state: RematState, smallest: Evaluated, rounds: int) -> Evaluated:
-    """Decisions that fit, found from some that do not and are the state of the ledger; else those with the lowest peak.
+    """Return decisions that fit; else those with the lowest peak.
 
-    Where bytes are lacking, decisions are undone and others are made, as long as the total of lacking bytes falls.
+    The search starts from `smallest`, which does not fit and is the state of the ledger. Where bytes are lacking,
+    decisions are undone and others are made, as long as the total of lacking bytes falls.
     """
     draw = random.Random(0)
     ledger = state.ledger
@@ -93,10 +99,10 @@ def search_feasible(state: RematState, smallest: Evaluated, rounds: int) -> Eval
 
     def settle() -> None:
         nonlocal excess_bytes, lacking, smallest, unmeasured
-        found = _settled(state)
-        excess_bytes, unmeasured = found.excess_bytes, 0
+        settled = _settled(state)
+        excess_bytes, unmeasured = settled.excess_bytes, 0
         lacking = _lacking(state, excess_bytes)
-        smallest = min(smallest, found, key=lambda found: found.residency.live_bytes)
+        smallest = min(smallest, settled, key=lambda settled: settled.residency.live_bytes)
 
     for _ in range(rounds):
         start = ledger.mark()
@@ -124,7 +130,7 @@ def search_feasible(state: RematState, smallest: Evaluated, rounds: int) -> Eval
 
 
 def _lacking(state: RematState, excess_bytes: NDArray[np.int64]) -> int:
-    """By how many bytes all regions together exceed the available ones, by the ledger."""
+    """Return the bytes by which all regions together exceed the available ones, by the ledger."""
     return int(np.maximum(excess_bytes + state.ledger.delta_bytes, 0).sum())
 
 
@@ -136,7 +142,7 @@ def _relieve(state: RematState, excess_bytes: NDArray[np.int64], draw: random.Ra
     drawn, least, width = draw.random, 1 - noise, (1 + noise) - (1 - noise)
     state.price_perturbations = {
         b: least + width * drawn() for b in priced
-    }  # what uniform() is, in a third of the time
+    }  # the same factors as those of uniform(), in a third of the time
     state.relieve(excess_bytes)
     state.price_perturbations = {}
 
@@ -144,18 +150,18 @@ def _relieve(state: RematState, excess_bytes: NDArray[np.int64], draw: random.Ra
 def _nearest(
     recomputed: Sequence[Recomputation], position: int, count: int, draw: random.Random
 ) -> list[Recomputation]:
-    """Of what is recomputed before regions near a position; of equally near ones any."""
+    """Return the `count` recomputations before regions nearest to a position; equally near ones at random."""
     return sorted(recomputed, key=lambda decision: abs(decision[1] - position) + draw.random())[:count]
 
 
 def _drop_all(state: RematState, chosen: Sequence[Recomputation]) -> None:
     for buffer, position in chosen:
-        if state.ledger.is_recomputed(buffer, position):  # not dropped with another
+        if state.ledger.is_recomputed(buffer, position):  # it may be dropped together with another one
             state.ledger.drop_recompute(buffer, position)
 
 
 def _settled(state: RematState) -> Evaluated:
-    """The decisions as they are measured; where they do not fit, with a few more bytes freed."""
+    """Return the measured decisions; where they do not fit, with a few more bytes freed."""
     state.max_recompute_us = math.inf
     for _ in range(effort.SETTLE_ROUNDS):
         state.offloader.schedule()
@@ -209,7 +215,7 @@ def _fits(state: RematState, excess_bytes: NDArray[np.int64]) -> bool:
 
 
 def _destroy(state: RematState, draw: random.Random) -> bool:
-    """Undo some decisions: anywhere, or before regions near each other. Whether there was any."""
+    """Undo some decisions, anywhere or before regions near each other; return False if there are none."""
     ledger = state.ledger
     recomputed = state.ledger.recomputed()
     stalling = sorted(state.offloader.stalling)
@@ -227,7 +233,7 @@ def _destroy(state: RematState, draw: random.Random) -> bool:
     _drop_all(state, chosen)
     overlapped = state.offloader.overlapped()
     if overlapped and draw.random() < effort.SWAP_OFFLOAD_SHARE:
-        # Others may be worth more of the link.
+        # The link may save more time with other values.
         stays = draw.sample(overlapped, min(len(overlapped), draw.choice(effort.NEIGHBOURHOOD_SIZES[:2])))
         for buffer in stays:
             ledger.keep(buffer)

@@ -1,8 +1,8 @@
 """Offloads values over the peak, to the host or to a peer's memory, and schedules their copies.
 
-A link carries one copy in each direction at a time. So what goes out has to be out before the peak, and what comes back
-starts after it; where there is time for both the offload costs nothing, and kernels wait for the rest. Each link has
-queues of its own: a value takes the fastest one with room behind it that hides its copies.
+A link carries one copy in each direction at a time. So a copy out has to end before the peak, and a copy back starts
+after it. Where there is time for both the offload costs nothing, and kernels wait for the other copies. Each link has
+queues of its own: a value takes the fastest link that hides its copies and has enough memory behind it.
 """
 
 from __future__ import annotations
@@ -23,22 +23,36 @@ from mbc.plan.model import STREAM_FROM, STREAM_TO, Space, Stream
 
 
 class Offloader:
-    """The copies of one program. `peak`: the region over which values are offloaded; `offloaded_share`: the offloaded
-    share of the excess there; `stalling`: offloaded values that kernels wait for."""
+    """The copies of one program.
+
+    Attributes:
+        peak: The region over which values are offloaded.
+        offloaded_share: The offloaded share of the excess bytes there.
+        stalling: Offloaded values that kernels wait for.
+    """
 
     def __init__(
         self, draft: Draft, links: Links, regions: Sequence[Region], ledger: Ledger, room_bytes: Mapping[Space, int],
         slow_first: bool = False,
     ) -> None:  # fmt: skip
-        """`room_bytes`: what may be offloaded, by space. `slow_first`: the slowest link that hides a copy takes it."""
+        """Compute the times of all possible copies.
+
+        Args:
+            draft: Launches and buffers.
+            links: Links that carry copies.
+            regions: Regions of the training program.
+            ledger: The decisions.
+            room_bytes: Bytes that may be offloaded, by space.
+            slow_first: Whether a copy takes the slowest link that hides it.
+        """
         self._runs = regions
         self._ledger = ledger
         self._room_bytes = room_bytes
         self._spaces = links.fastest(room_bytes)
         self._hiding = self._spaces[:: -1 if slow_first else 1]
         self._regions_us = np.array([region.time_us for region in regions] + [0.0])
-        # Copies go out before the peak and back after it, so the two directions overlap only where states are offloaded
-        # as well.
+        # Copies go out before the peak and back after it, so the two directions overlap only where optimizer states are
+        # offloaded as well.
         busy = {launch.stream for launch in draft.train.launches}
         sizes = {b: ledger.size_bytes[b] for b in ledger.movable}
         self._times_us: dict[Stream, dict[int, float]] = {}
@@ -47,29 +61,34 @@ class Offloader:
             both = not busy.isdisjoint(lanes)
             for lane in lanes:
                 self._times_us[lane] = {b: links.copy_us(size, lane, both) for b, size in sizes.items()}
-        # By value: the spaces, those first whose copies are over soonest.
+        # The spaces for each value, the one whose copies end soonest first.
         self._nearest = {b: sorted(self._spaces, key=lambda s, b=b: self.round_trip_us(b, s)) for b in sizes}
         self.peak = 0
         self.offloaded_share = 0.0
         self.stalling: set[int] = set()
 
     def offload_hidden(self, excess_bytes: NDArray[np.int64], part: float, recompute: bool) -> None:
-        """Offload without a stall, until this share of the worst region's excess is offloaded, or the link is full.
-        `recompute`: values that are slowest to recompute go first."""
+        """Offload values without a stall, until enough is offloaded or the link is full.
+
+        Args:
+            excess_bytes: Bytes by which each region exceeds the available bytes.
+            part: Share of the worst region's excess to offload.
+            recompute: Whether values that are slowest to recompute go first.
+        """
         starts_us = self.starts_us()
         peak = self.peak = int(np.argmax(excess_bytes))
         needed = wanted = int(excess_bytes[peak] * part)
         ledger = self._ledger
         gaps = [gap for buffer in ledger.movable if (gap := ledger.gap(buffer, peak)) is not None]
 
-        def worth(gap: Gap) -> tuple[float, int, int]:
+        def priority(gap: Gap) -> tuple[float, int, int]:
             time_us = ledger.chain(gap.buffer, gap.before)[0] if recompute else math.inf
             return -time_us / ledger.size_bytes[gap.buffer], gap.after - gap.before, gap.buffer
 
         queues = self._queues(starts_us)
         left_bytes = dict(self._room_bytes)
         chosen: list[tuple[Gap, Space]] = []
-        for gap in sorted(gaps, key=worth):
+        for gap in sorted(gaps, key=priority):
             if needed <= 0:
                 break
             space = self._hidden(queues, left_bytes, gap, starts_us)
@@ -101,11 +120,11 @@ class Offloader:
                 ledger.offload(buffer, gap.after + 1, gap.before, space)
 
     def overlapped(self) -> list[int]:
-        """The offloaded values that no kernel waits for."""
+        """Return the offloaded values that no kernel waits for."""
         return sorted(self._ledger.offloads.keys() - self.stalling)
 
     def fastest(self, buffer: int) -> Space | None:
-        """The space with room for a value whose copies are over soonest; None where there is none."""
+        """Return the space with enough free bytes whose copies of a value end soonest; None where there is none."""
         ledger = self._ledger
         size_bytes = ledger.size_bytes[buffer]
         for space in self._nearest[buffer]:
@@ -114,7 +133,7 @@ class Offloader:
         return None
 
     def _queues(self, starts_us: NDArray[np.float64]) -> Mapping[Space, tuple[_Queue, _Queue]]:
-        """The copy queues of both directions around the peak, by space: earliest first out, latest first back."""
+        """Return the queues of both directions around the peak, by space: out earliest first, back latest first."""
         out_us, back_us = float(starts_us[self.peak]), -float(starts_us[min(self.peak + 1, len(starts_us) - 1)])
         return {space: (_Queue(out_us), _Queue(back_us)) for space in self._spaces}
 
@@ -122,7 +141,10 @@ class Offloader:
         self, queues: Mapping[Space, tuple[_Queue, _Queue]], left_bytes: dict[Space, int], gap: Gap,
         starts_us: NDArray[np.float64],
     ) -> Space | None:  # fmt: skip
-        """Where a value goes without a stall, its copies queued and its bytes taken of those left; None: nowhere."""
+        """Return the space that takes a value without a stall, or None.
+
+        The copies of the value are then queued, and its bytes subtracted from those left.
+        """
         size_bytes = self._ledger.size_bytes[gap.buffer]
         if not self.worth_copying(gap.buffer):
             return None
@@ -136,8 +158,10 @@ class Offloader:
         self, queues: Mapping[Space, tuple[_Queue, _Queue]], buffer: int, space: Space, needed: int,
         starts_us: NDArray[np.float64],
     ) -> bool:  # fmt: skip
-        """Queue the copies of a value if both are over in time, together with those that are queued; whether they
-        are."""
+        """Queue the copies of a value if they end in time; return whether they do.
+
+        Copies that are queued already must still end in time, too.
+        """
         out, back = queues[space]
         made_us = float(starts_us[self._ledger.defined_at[buffer] + 1])
         out_us = self.copy_us(buffer, STREAM_TO[space])
@@ -149,8 +173,10 @@ class Offloader:
         return False
 
     def schedule(self) -> None:
-        """Schedule every copy: a value is freed as soon as its copy out is over, and the copy back starts as late as it
-        may."""
+        """Schedule every copy.
+
+        A value is freed as soon as its copy out has ended, and the copy back starts as late as possible.
+        """
         ledger = self._ledger
         if not ledger.offloads:
             return
@@ -178,36 +204,40 @@ class Offloader:
                 ledger.offload(buffer, out, back)
 
     def copy_us(self, buffer: int, stream: Stream) -> float:
+        """Return the time of a value's copy on a stream."""
         return self._times_us[stream][buffer]
 
     def worth_copying(self, buffer: int) -> bool:
-        """Whether its copies are long enough to be worth the waits: those to the host, since waits cost no more for a
-        faster link."""
+        """Return whether the copies of a value are long enough to justify their waits.
+
+        Copies to the host count, since waits cost as much for a faster link.
+        """
         return self._times_us[Stream.TO_HOST][buffer] >= effort.MIN_COPY_US
 
     def round_trip_us(self, buffer: int, space: Space | None = None) -> float:
-        """Of the copies of a value to `space` and back; None: to where it is offloaded."""
+        """Return the time of the copies of a value to `space` and back; None: to the space where it is offloaded."""
         space = space or self._ledger.offloads[buffer].space
         return self.copy_us(buffer, STREAM_TO[space]) + self.copy_us(buffer, STREAM_FROM[space])
 
     def starts_us(self) -> NDArray[np.float64]:
-        """When the launches at each region start, recomputations before it included."""
+        """Return when the launches at each region start, recomputations before it included."""
         spent = self._regions_us + self._ledger.recomputed_us()
         return np.concatenate(([0.0], np.cumsum(spent)[:-1]))
 
 
 class _Queue:
-    """Copies of one direction in the order in which they may start; all have to be over at `end_us`."""
+    """Copies of one direction in the order in which they may start; all have to end by `end_us`."""
 
     def __init__(self, end_us: float) -> None:
+        """Start an empty queue."""
         self._end_us = end_us
-        self._copies: list[tuple[float, float]] = []  # when each may start, and what it takes
+        self._copies: list[tuple[float, float]] = []  # the earliest start and the duration of each copy
 
     def add(self, ready_us: float, takes_us: float) -> bool:
-        """Whether one more copy is over in time and all others still are; only then it is added."""
+        """Add one more copy if it and all others end in time; return whether they do."""
         at = bisect_right(self._copies, ready_us, key=lambda copy: copy[0])
         self._copies.insert(at, (ready_us, takes_us))
-        rest_us = 0.0  # from each copy on, the rest of the queue takes at least so long
+        rest_us = 0.0  # duration of a copy and all behind it
         for ready, takes in reversed(self._copies):
             rest_us += takes
             if ready + rest_us > self._end_us:

@@ -1,6 +1,6 @@
-"""Lower bound of the peak live bytes of one draft, whatever is recomputed or offloaded: each launch needs its operands.
+"""Lower bound of the peak live bytes of one draft under any decisions: each launch needs its operands.
 
-Where it exceeds the available bytes no decision makes the draft fit, and a search for one is saved.
+Where the bound exceeds the available bytes no decision makes the draft fit, so that no search is needed.
 """
 
 from __future__ import annotations
@@ -23,12 +23,17 @@ def operand_peak_bytes(
     saved_bytes: Mapping[tuple[str, ...], int],
     replaceable: Collection[int],
 ) -> int:
-    """The most bytes that the launches of a region of the training program touch at once, with their workspace and
-    everything persistent. `saved_bytes`: by operations, by how much the workspace of their launch may shrink;
-    `replaceable`: regions whose operands another launch may do without.
+    """Return the most bytes that the launches of a region touch at once, with workspace and everything persistent.
 
-    Decisions give a value other live ranges, but each serves whole regions: what a region touches in two of its
-    launches is live in between.
+    Decisions give a value other live ranges, but each serves whole regions: a buffer that a region touches in two of
+    its launches is live in between.
+
+    Args:
+        draft: Launches and buffers.
+        regions: Regions of the training program.
+        in_place: Operands that launches may overwrite.
+        saved_bytes: Bytes by which the workspace of a launch may shrink, by the launch's operations.
+        replaceable: Regions some of whose operands another launch may not need.
     """
     launches, buffers, owner = draft.train.launches, draft.buffers, owners(draft.buffers)
     counted = [buffer.space is Space.ARENA for buffer in buffers]
@@ -60,7 +65,7 @@ def operand_peak_bytes(
 
 
 def _in_place_pairs(draft: Draft, region: Region, in_place: InPlace, owner: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Buffers that launches of the region may overwrite, and those that they write there."""
+    """Yield the buffers that launches of the region may overwrite, and those that they write there."""
     for launch in draft.train.launches[region.start : region.stop]:
         for source, output in in_place.get(launch.operations, ()):
             old, new = launch.accesses[source].buffer, launch.accesses[output].buffer

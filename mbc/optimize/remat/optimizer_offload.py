@@ -18,15 +18,17 @@ from mbc.plan.model import STREAM_FROM, STREAM_TO, Access, Buffer, Launch, Mode,
 
 
 def movable_states(graph: TrainingGraph, draft: Draft) -> tuple[int, ...]:
-    """Buffers of the states that one region a step reads at most: those of the optimizer."""
+    """Return the buffers of the states that at most one region of a step reads: those of the optimizer."""
     values = (draft.buffers[b].value for b in draft.persistent)
-    found = (b for b, name in zip(draft.persistent, values, strict=True) if name is not None)
-    return tuple(b for b in found if graph.values[draft.buffers[b].value or ""].role is Role.OPTIMIZER)
+    named = (b for b, name in zip(draft.persistent, values, strict=True) if name is not None)
+    return tuple(b for b in named if graph.values[draft.buffers[b].value or ""].role is Role.OPTIMIZER)
 
 
 def largest_update_bytes(graph: TrainingGraph) -> int:
-    """The bytes of movable states that one operation needs together, at most: so many are in the arena at some time in
-    any case."""
+    """Return the most bytes of movable states that one operation needs together.
+
+    At some time at least these bytes are in the arena.
+    """
     movable = {state.value for state in graph.states if graph.values[state.value].role is Role.OPTIMIZER}
     return max(
         sum(aligned(graph.values[name].type.size_bytes) for name in operation.inputs if name in movable)
@@ -35,7 +37,7 @@ def largest_update_bytes(graph: TrainingGraph) -> int:
 
 
 def persistent_bytes(draft: Draft) -> int:
-    """Bytes of the arena that are live all the time."""
+    """Return the bytes of the arena that are live all the time."""
     kept = (draft.buffers[b] for b in draft.persistent)
     return sum(aligned(buffer.size_bytes) for buffer in kept if buffer.space is Space.ARENA)
 
@@ -43,8 +45,17 @@ def persistent_bytes(draft: Draft) -> int:
 def states_to_offload(
     graph: TrainingGraph, draft: Draft, wanted_bytes: int, room_bytes: Mapping[Space, int], links: Links
 ) -> Mapping[int, Space]:  # fmt: skip
-    """The largest of the movable states, until they are so many bytes, or all that the spaces hold, and where each
-    goes: by the fastest link with room beyond it."""
+    """Return the largest movable states, up to a number of bytes, and the space of each.
+
+    A state goes over the fastest link with enough memory behind it.
+
+    Args:
+        graph: The training graph.
+        draft: Launches and buffers.
+        wanted_bytes: Bytes after which no more states are chosen.
+        room_bytes: Bytes that may be offloaded, by space.
+        links: Links that carry copies.
+    """
     chosen: dict[int, Space] = {}
     left_bytes = dict(room_bytes)
     for state in sorted(movable_states(graph, draft), key=lambda b: (-draft.buffers[b].size_bytes, b)):
@@ -60,40 +71,55 @@ def states_to_offload(
 def offload_states(
     graph: TrainingGraph, draft: Draft, states: Mapping[int, Space], links: Links, lead: float
 ) -> Draft:  # fmt: skip
-    """The draft with these persistent buffers outside the arena, each prefetched for its uses and, where a program
-    computes its next version, offloaded again.
+    """Return the draft with persistent buffers outside the arena.
 
-    A state is in the arena for `lead` times of its copy before it is needed, and after: a smaller lead takes less
-    memory, and kernels may wait.
+    Each is prefetched for its uses and, where a program computes its next version, offloaded again.
+
+    Args:
+        graph: The training graph.
+        draft: Launches and buffers.
+        states: The buffers, and the space of each.
+        links: Links that carry copies.
+        lead: Time that a state is in the arena before it is needed, and after, in times of its copy. A smaller lead
+            takes less memory, but kernels may wait.
     """
     buffers = list(draft.buffers)
     for state, space in states.items():
         buffers[state] = replace(buffers[state], space=space)
     moved = _Programs(buffers, frozenset(states), links, lead)
-    # Copies stand between regions, so that regions stay whole.
+    # Copies are launched between regions, so that regions stay whole.
     train, infer = (
         moved.program(program, [*(run.start for run in regions_of(graph, draft, program)), len(program.launches)])
         for program in (draft.train, draft.infer)
     )
-    found = replace(draft, buffers=tuple(buffers), train=train, infer=infer)
+    offloaded = replace(draft, buffers=tuple(buffers), train=train, infer=infer)
     # A buffer may alias one with a lower number only: numbers follow the launches.
     numbers = dict.fromkeys((*draft.persistent, *train.entry, *infer.entry))
     launches = (*train.launches, *infer.launches)
     numbers |= dict.fromkeys(access.buffer for launch in launches for access in launch.accesses)
     numbers |= dict.fromkeys(range(len(buffers)))
-    return renumbered(found, tuple(numbers))
+    return renumbered(offloaded, tuple(numbers))
 
 
 @dataclass
 class _LiveRange:
-    """Launches [first, last] of a program that need a state; `arena`: its buffer there; `final`: its next version."""
+    """Launches [first, last] of a program that need a state.
+
+    Attributes:
+        state: The persistent buffer.
+        arena: The state's buffer in the arena.
+        first: The first launch.
+        last: The last launch.
+        final: Buffer of the state's next version, if the program computes it.
+        away: Buffer of the next version outside the arena.
+    """
 
     state: int
     arena: int
     first: int
     last: int
     final: int | None = None
-    away: int = -1  # the buffer of that version outside the arena
+    away: int = -1
 
 
 @dataclass
@@ -108,7 +134,7 @@ class _Programs:
     _finals: set[int] = field(default_factory=set[int])
 
     def program(self, old: Program, between: Sequence[int]) -> Program:
-        """`between`: positions in the list of launches where copies may stand, in order."""
+        """Return a program with copies at positions of `between`, in order."""
         self._live_ranges, self._finals = {}, set()
         for i, launch in enumerate(old.launches):
             for access in launch.accesses:
@@ -180,7 +206,7 @@ class _Programs:
 
 
 def _starts_us(launches: Sequence[Launch]) -> list[float]:
-    """When each launch of the compute stream starts if nothing stalls; and the end."""
+    """Return when each launch of the compute stream starts if nothing stalls, and the end."""
     starts = [0.0]
     for launch in launches:
         starts.append(starts[-1] + (launch.work.time_us if launch.stream is Stream.COMPUTE else 0.0))
@@ -188,7 +214,7 @@ def _starts_us(launches: Sequence[Launch]) -> list[float]:
 
 
 def _position_before(starts_us: Sequence[float], launch: int, lead_us: float) -> int:
-    """The last launch that starts so long before another one."""
+    """Return the last launch that starts at least `lead_us` before another one."""
     position = launch
     while position > 0 and starts_us[launch] - starts_us[position] < lead_us:
         position -= 1
@@ -196,7 +222,7 @@ def _position_before(starts_us: Sequence[float], launch: int, lead_us: float) ->
 
 
 def _position_after(starts_us: Sequence[float], launch: int, lag_us: float) -> int:
-    """The first launch that starts so long after another one."""
+    """Return the first launch that starts at least `lag_us` after another one."""
     position = launch
     while position < len(starts_us) - 1 and starts_us[position] - starts_us[launch] < lag_us:
         position += 1

@@ -1,8 +1,9 @@
 """Recomputes a convolution with statistics in its epilogue by the same convolution without them.
 
-Without statistics the convolution takes less, and gives the same bits where both are built from the same source
-(`mbc.kernels.cuda.without_statistics`). Statistics, which are small, are always kept (`mbc.optimize.remat.undo_log`):
-if they were recomputed with the convolution they would seem to cost nothing, and force the launch that computes both.
+Without statistics the convolution takes less time, and gives the same bits where both are built from the same source
+(`mbc.kernels.cuda.without_statistics`). Statistics, which are small, are always kept (`mbc.optimize.remat.undo_log`).
+If they were recomputed with the convolution, they would seem to cost nothing, and would force the launch that computes
+both.
 """
 
 from __future__ import annotations
@@ -23,18 +24,24 @@ from mbc.plan.model import Kernel, Launch
 def remat_without_statistics(
     table: CandidateTable, draft: Draft, regions: Sequence[Region], program: Sequence[Operation]
 ) -> tuple[Region, ...]:
-    """The regions of a training program, with the launch that recomputes each where another one is faster. `program`:
-    the operations of the regions."""
+    """Return the regions of a training program, each with the launch that recomputes it if another one is faster.
+
+    Args:
+        table: Candidates of the graph.
+        draft: Launches and buffers.
+        regions: Regions of the training program.
+        program: Operations of the regions.
+    """
     summing = {names_of(operation): operation for operation in program if operation.kind == WITH_STATISTICS}
     alone = {operation.name: operation for operation in table.graph.train}
-    found = list(regions)
+    changed = list(regions)
     for i, region in enumerate(regions):
         launch = draft.train.launches[region.start]
         if region.stop == region.start + 1 and launch.operations in summing:
             remat_launch = _without_statistics(table, draft, launch, alone[launch.operations[0]])
             if remat_launch is not None and remat_launch.work.time_us < region.time_us:
-                found[i] = replace(region, remat_launch=remat_launch)
-    return tuple(found)
+                changed[i] = replace(region, remat_launch=remat_launch)
+    return tuple(changed)
 
 
 def _without_statistics(table: CandidateTable, draft: Draft, launch: Launch, convolution: Operation) -> Launch | None:

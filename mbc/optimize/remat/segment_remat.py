@@ -1,7 +1,7 @@
-"""Segment rematerialization: the forward pass is cut into segments, and only what a later segment reads is kept.
+"""Segment rematerialization: the forward pass is cut into segments, and only values that later segments read are kept.
 
-Where the budget is a small part of what a step without a limit takes, the greedy choice ends in values that are
-recomputed over and over. This starts from the other extreme (Chen et al., "Training deep nets with sublinear memory
+Where the budget is a small part of the bytes of a step without a limit, the greedy choice ends in values that are
+recomputed many times. Segments start from the other extreme (Chen et al., "Training deep nets with sublinear memory
 cost", 2016): a segment is recomputed as a whole when the backward pass arrives at it. Values that then fit the budget
 are kept.
 """
@@ -17,8 +17,15 @@ from mbc.optimize.remat.live_bytes_ledger import Ledger
 
 
 def cut_into_segments(ledger: Ledger, peak: int, segment_bytes: int) -> None:
-    """Enter that everything needed on both sides of region `peak` is recomputed, except the values between segments of
-    `segment_bytes`, what cannot be recomputed, and what is offloaded."""
+    """Enter that everything needed on both sides of region `peak` is recomputed, except values between segments.
+
+    Values that cannot be recomputed, or that are offloaded, are not recomputed either.
+
+    Args:
+        ledger: The decisions.
+        peak: The region where the forward pass ends.
+        segment_bytes: Bytes of the values that a segment defines.
+    """
     movable = [b for b in ledger.movable if 0 <= ledger.defined_at[b] < peak and ledger.gap(b, peak) is not None]
     kept = _boundary_values(ledger, movable, peak, segment_bytes)
     # The last value first: its operands are still live then, and are needed at the same position.
@@ -30,18 +37,18 @@ def cut_into_segments(ledger: Ledger, peak: int, segment_bytes: int) -> None:
 
 def _boundary_values(ledger: Ledger, movable: Collection[int], peak: int, segment_bytes: int) -> frozenset[int]:
     made_bytes = np.zeros(peak + 1, np.int64)
-    crossing_bytes = np.zeros(peak + 1, np.int64)  # of the values defined up to a region: those read after it
+    crossing_bytes = np.zeros(peak + 1, np.int64)  # by region: bytes of values defined up to it and read after it
     last = {b: ledger.last_touch(b, peak) for b in movable}
     for b in movable:
         made_bytes[ledger.defined_at[b]] += ledger.size_bytes[b]
         crossing_bytes[ledger.defined_at[b] : last[b]] += ledger.size_bytes[b]
     total = np.cumsum(made_bytes)
-    found: set[int] = set()
+    boundary: set[int] = set()
     start = 0
     while total[peak] - start > segment_bytes:
         first = int(np.searchsorted(total, start + segment_bytes))
         stop = int(np.searchsorted(total, start + effort.SEGMENT_STRETCH * segment_bytes))
         cut = first + int(np.argmin(crossing_bytes[first : max(stop, first + 1)]))
-        found.update(b for b in movable if ledger.defined_at[b] <= cut < last[b])
+        boundary.update(b for b in movable if ledger.defined_at[b] <= cut < last[b])
         start = int(total[cut])
-    return frozenset(found)
+    return frozenset(boundary)

@@ -1,7 +1,7 @@
-"""The decisions of one draft while bytes are freed: their live bytes and cost, and the step that frees bytes at one
-region after another.
+"""The decisions of one draft while bytes are freed: their live bytes and cost, and the step that frees bytes.
 
-Greedy choice (`mbc.optimize.remat.greedy`) and local search (`mbc.optimize.remat.local_search`) both work on it.
+That step goes from one region that exceeds the available bytes to the next. Greedy choice (`mbc.optimize.remat.greedy`)
+and local search (`mbc.optimize.remat.local_search`) both use it.
 """
 
 from __future__ import annotations
@@ -32,17 +32,25 @@ from mbc.optimize.schedule.liveness import live_of
 from mbc.optimize.schedule.regions import Region
 from mbc.plan.model import Space
 
-NOTHING_BYTES = np.iinfo(np.int64).min  # of a region at which nothing can be done
+NOTHING_BYTES = np.iinfo(np.int64).min  # marks a region at which no more bytes can be freed
 
 
 @dataclass(frozen=True, slots=True)
 class Techniques:
-    """The memory-saving techniques that may be used. `offload`: the share of the excess bytes that is offloaded at
-    most, to `host_bytes` of host memory and `peer_bytes` of another GPU's; `slow_first`: by the slower link where both
-    hide a copy. `states_bytes`: bytes of the optimizer's states that are outside the arena between steps, and in it for
-    `lead` times of their copy before their update, and after. `split`: whether large values may exist in micro-batches
-    only; `division`: how, in this try. `convert_back`: values that are needed in two layouts are kept in one of
-    them."""
+    """The memory-saving techniques that may be used.
+
+    Attributes:
+        recompute: Whether values may be recomputed.
+        offload: Largest share of the excess bytes that is offloaded.
+        host_bytes: Host memory that offloads may use.
+        split: Whether large values may exist in micro-batches only.
+        division: The division into micro-batches in this trial.
+        states_bytes: Bytes of the optimizer's states that are outside the arena between steps.
+        lead: Time that such states are in the arena before their update, and after, in times of their copy.
+        peer_bytes: Memory of another GPU that offloads may use.
+        slow_first: Whether a copy uses the slower link where both links hide it.
+        convert_back: Whether values that are needed in two layouts are kept in one of them.
+    """
 
     recompute: bool
     offload: float
@@ -57,28 +65,37 @@ class Techniques:
 
     @property
     def room_bytes(self) -> Mapping[Space, int]:
-        """What may be outside the arena, by space; without a peer that lends memory the host is the only one."""
-        found = {Space.HOST: self.host_bytes, Space.PEER: self.peer_bytes}
-        return {space: size_bytes for space, size_bytes in found.items() if space is Space.HOST or size_bytes}
+        """Bytes that may be outside the arena, by space; without a peer that lends memory the host is the only one."""
+        spaces = {Space.HOST: self.host_bytes, Space.PEER: self.peer_bytes}
+        return {space: size_bytes for space, size_bytes in spaces.items() if space is Space.HOST or size_bytes}
 
     @property
     def outside_bytes(self) -> int:
-        """What may be outside the arena in all."""
+        """Bytes that may be outside the arena in total."""
         return sum(self.room_bytes.values()) if self.offload > 0 else 0
 
     def less(self, taken_bytes: Mapping[Space, int]) -> Techniques:
-        """With so many bytes of each space taken."""
+        """Return the techniques with `taken_bytes` less of each space."""
         host_bytes, peer_bytes = (taken_bytes.get(space, 0) for space in (Space.HOST, Space.PEER))
         return replace(self, host_bytes=self.host_bytes - host_bytes, peer_bytes=self.peer_bytes - peer_bytes)
 
 
 @dataclass(frozen=True, slots=True)
 class Residency:
-    """Where every value of a draft is, at any time. `live_bytes`: peak live bytes of the training program, the regions
-    of `workspace_cuts` having less workspace than in `draft`, which adds `workspace_cuts_us`. `draft` has its final
-    aliases. `offloaded_share`: the offloaded share of the excess at region `peak`; kernels wait for the copies of
-    `stalling`. `least_bytes`: a lower bound of `live_bytes`, whatever is decided. `work`: what it took so far
-    (`effort.NOT_FOUND_WORK`)."""
+    """Decisions for every value of a draft.
+
+    Attributes:
+        draft: The draft with the decisions carried out, and with its final aliases.
+        decisions: The decisions.
+        live_bytes: Peak live bytes of the training program, with `workspace_cuts` applied.
+        offloaded_share: Offloaded share of the excess bytes at region `peak`.
+        peak: The region over which values are offloaded.
+        stalling: Offloaded values whose copies kernels wait for.
+        workspace_cuts: Regions that have less workspace than in `draft`.
+        workspace_cuts_us: Time that these cuts add.
+        least_bytes: A lower bound of `live_bytes` under any decisions.
+        work: Work so far (`effort.NOT_FOUND_WORK`).
+    """
 
     draft: Draft
     decisions: Decisions
@@ -93,7 +110,7 @@ class Residency:
 
     @property
     def resumed(self) -> object:
-        """All that `RematState.resume` takes of it."""
+        """All fields that `RematState.resume` uses."""
         return self.decisions, self.offloaded_share, self.peak, self.stalling, self.workspace_cuts
 
 
@@ -102,8 +119,10 @@ Points = Mapping[tuple[str, ...], Sequence[tuple[int, float]]]
 
 
 class RematState:
-    """The decisions of one draft, in its ledger and its offloader, and the steps that change them: gap by gap where
-    bytes are lacking. Mutable. `regions`: of the training program."""
+    """The decisions of one draft, in its ledger and its offloader, and the steps that change them.
+
+    Where bytes are lacking, decisions are made gap by gap. The object is mutable.
+    """
 
     def __init__(
         self,
@@ -118,6 +137,20 @@ class RematState:
         fused_remat: FusedRematLaunches,
         regions: Sequence[Region],
     ) -> None:
+        """Start without decisions.
+
+        Args:
+            graph: The training graph.
+            draft: Launches and buffers.
+            links: Links that carry copies.
+            techniques: Techniques that may be used.
+            available_bytes: Bytes of the arena that the step may use.
+            known_us: Time of a step that fits; infinite if there is none.
+            groups: Fusion groups that the draft or `fused_remat` launches.
+            points: Workspace and time of other candidates, by names of operations that are launched together.
+            fused_remat: Fused rematerializations.
+            regions: Regions of the training program.
+        """
         self._in_place_operands = in_place_operands(graph, groups)
         self.draft = with_aliases(draft, draft.infer, self._in_place_operands)  # whatever is decided
         self._links = links
@@ -133,7 +166,7 @@ class RematState:
             draft, links, self.regions, self.ledger, techniques.room_bytes, techniques.slow_first
         )
         self.price_perturbations: dict[int, float] = {}  # factors of prices, by value
-        self.work = 0  # so far, as effort.NOT_FOUND_WORK counts it
+        self.work = 0  # in the unit of effort.NOT_FOUND_WORK
         launches = draft.train.launches
         self._smaller_workspaces = [points.get(launches[region.start].operations, ()) for region in self.regions]
         self.forbidden: set[tuple[int, int]] = set()  # values that are not to be recomputed before a region
@@ -143,6 +176,7 @@ class RematState:
         )
 
     def resume(self, start: Residency) -> None:
+        """Replace all decisions by those of `start`."""
         self.ledger.undo(self.ledger.empty)
         for offload in start.decisions.offloads:
             self.ledger.offload(offload.buffer, offload.out, offload.back, offload.space)
@@ -157,10 +191,11 @@ class RematState:
         )
 
     def recompute_too_long(self) -> bool:
+        """Return whether recomputations take longer than they may."""
         return self.ledger.recompute_us > self.max_recompute_us
 
     def costs_us(self) -> float:
-        """The time that decisions add: recomputations, smaller workspaces, and copies that kernels wait for."""
+        """Return the time that decisions add: recomputations, smaller workspaces, and copies that kernels wait for."""
         ledger = self.ledger
         return (
             ledger.recompute_us
@@ -171,13 +206,16 @@ class RematState:
     # Live bytes
 
     def measured(self) -> Measured:
-        """The program as decided, and by how many bytes each region, with the recomputations before it, exceeds the
-        available ones."""
+        """Return the program with the decisions of the ledger, and the excess bytes of each region.
+
+        The excess of a region includes the recomputations before it.
+        """
         measured = self.measure(self.ledger.decisions(), self.ledger.workspace_cuts)
         self.ledger.measured()
         return measured
 
     def measure(self, decisions: Decisions, workspace_cuts: Mapping[int, WorkspaceCut]) -> Measured:
+        """Return the program with these decisions, and the excess bytes of each region."""
         rewritten = rewrite(self.draft, self.regions, decisions, self._links, self.fused_remat)
         draft = with_aliases(rewritten.draft, rewritten.draft.train, self._in_place_operands)
         self.work += len(draft.train.launches)
@@ -205,7 +243,7 @@ class RematState:
 
     @cached_property
     def least_bytes(self) -> int:
-        """A lower bound of the peak live bytes, whatever is decided."""
+        """A lower bound of the peak live bytes under any decisions."""
         saved_bytes: dict[tuple[str, ...], int] = {}
         for region, points in enumerate(self._smaller_workspaces):
             if points:
@@ -217,8 +255,7 @@ class RematState:
     # Until it fits
 
     def relieve(self, excess_bytes: NDArray[np.int64]) -> bool:
-        """Free bytes, by the ledger, at every region that exceeds the available ones; whether anything could be
-        done."""
+        """Free bytes, by the ledger, at every region that exceeds the arena; return whether that was possible."""
         done = False
         hopeless = np.zeros(len(excess_bytes), bool)
         while True:
@@ -233,8 +270,8 @@ class RematState:
 
     def _relieve_at(self, position: int, excess_bytes: NDArray[np.int64]) -> bool:
         ledger = self.ledger
-        # A chain takes longest to price, so gaps enter the heap by a lower bound of their price, and are priced when
-        # they come up.
+        # A chain takes longest to price. So gaps enter the heap by a lower bound of their price, and are priced when
+        # they are at the top.
         heap = self._least_prices(position)
         heapq.heapify(heap)
         done = False
@@ -258,20 +295,22 @@ class RematState:
         return (lacking_bytes > 0 and self._cut_workspace(position, lacking_bytes, math.inf)) or done
 
     def _cut_workspace(self, position: int, lacking_bytes: int, most_us: float) -> bool:
-        """Give a region so much less workspace, if that takes no longer than `most_us`, the price of another
-        decision."""
+        """Reduce the workspace of a region by `lacking_bytes`, if that takes no longer than `most_us`.
+
+        `most_us` is the price of another decision.
+        """
         if position >= len(self.regions) or not self._smaller_workspaces[position]:
             return False
         ledger = self.ledger
-        known = ledger.workspace_cuts.get(position, WorkspaceCut(0, 0.0))
+        current = ledger.workspace_cuts.get(position, WorkspaceCut(0, 0.0))
         all_bytes = self._all_scratch_bytes(position)
-        most_bytes = all_bytes - known.freed_bytes - lacking_bytes
+        most_bytes = all_bytes - current.freed_bytes - lacking_bytes
         fitting = [point for point in self._smaller_workspaces[position] if point[0] <= most_bytes]
         if not fitting:
             return False
         workspace_bytes, time_us = max(fitting)
         more_us = max(0.0, time_us - self.regions[position].time_us)
-        if (more_us - known.more_us) * ledger.times(position) * self.price_perturbations.get(
+        if (more_us - current.more_us) * ledger.times(position) * self.price_perturbations.get(
             -1 - position, 1.0
         ) > most_us:
             return False
@@ -279,36 +318,38 @@ class RematState:
         return True
 
     def _all_scratch_bytes(self, region: int) -> int:
-        """The workspace of a region as selected."""
+        """Return the workspace of a region as selected."""
         cut = self.ledger.workspace_cuts.get(region)
         return self.ledger.scratch_bytes(region) + (cut.freed_bytes if cut else 0)
 
     def forbid_at(self, position: int) -> bool:
-        """Where the values recomputed before a region exceed the available bytes together, forbid the largest of them
-        there: it has to be kept or offloaded."""
+        """Forbid the largest recomputation before a region; return False if there is none.
+
+        This is for values that together exceed the available bytes there: the largest has to be kept or offloaded.
+        """
         ledger = self.ledger
-        found = [b for b in ledger.recomputed_at(position) if (b, position) not in self.forbidden]
-        if not found:
+        candidates = [b for b in ledger.recomputed_at(position) if (b, position) not in self.forbidden]
+        if not candidates:
             return False
-        largest = max(found, key=lambda b: (ledger.operand_bytes(b), b))
+        largest = max(candidates, key=lambda b: (ledger.operand_bytes(b), b))
         self.forbidden.add((largest, position))
         ledger.drop_recompute(largest, position)
         return True
 
     def _price(self, gap: Gap) -> float:
-        """Microseconds a byte of the cheaper of recomputing and offloading over a gap."""
+        """Return the microseconds per byte of recomputing or offloading over a gap, whichever is cheaper."""
         self.work += effort.PRICE_WORK
         return self._per_byte(gap.buffer, min(self._recompute_us(gap), self._stall_us(gap)))
 
     def _least_prices(self, position: int) -> list[tuple[float, int, int]]:
-        """The gaps over a region: a lower bound of `_price`, the value, and where the gap ends."""
-        found: list[tuple[float, int, int]] = []
+        """Return the gaps over a region: a lower bound of `_price`, the value, and where the gap ends."""
+        prices: list[tuple[float, int, int]] = []
         price_perturbations, sizes = self.price_perturbations, self.ledger.size_bytes
         for buffer, before, time_us in self.ledger.gaps(position):
             if self.techniques.offload > 0:
                 time_us = min(time_us, self._copies_us(buffer))
-            found.append((time_us * price_perturbations.get(buffer, 1.0) / sizes[buffer], buffer, before))
-        return found
+            prices.append((time_us * price_perturbations.get(buffer, 1.0) / sizes[buffer], buffer, before))
+        return prices
 
     def _per_byte(self, buffer: int, time_us: float) -> float:
         return time_us * self.price_perturbations.get(buffer, 1.0) / self.ledger.size_bytes[buffer]
@@ -326,14 +367,17 @@ class RematState:
         return self.ledger.chain(gap.buffer, gap.before)[0]
 
     def _stall_us(self, gap: Gap) -> float:
-        """The cost of an offload that kernels wait for. Short copies are used only where nothing else is possible."""
+        """Return the cost of an offload that kernels wait for.
+
+        Short copies are used only where nothing else is possible.
+        """
         copies_us = self._copies_us(gap.buffer)
         if not self.offloader.worth_copying(gap.buffer) and self._recompute_us(gap) < math.inf:
             return math.inf
         return copies_us
 
     def _copies_us(self, buffer: int) -> float:
-        """The time of an offload's copies, both ways, by the fastest link with room beyond it, if that is idle."""
+        """Return the time of an offload's copies, both ways, by the fastest idle link with enough memory behind it."""
         if self.techniques.offload <= 0 or buffer in self.ledger.offloads:
             return math.inf
         space = self.offloader.fastest(buffer)

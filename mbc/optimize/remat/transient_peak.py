@@ -1,5 +1,4 @@
-"""The transient peak: bytes that are live just before a region only, while values are recomputed there one after
-another."""
+"""The transient peak: bytes that are live just before a region only, while values are recomputed one after another."""
 
 from __future__ import annotations
 
@@ -16,11 +15,15 @@ def transient_bytes(
     before: int,
     staying: Collection[int],
 ) -> int:
-    """By how many bytes the peak, while the regions of `recomputed` are executed in this order, exceeds that of region
-    `before` itself.
+    """Return the bytes by which the peak of recomputations before a region exceeds that of the region itself.
 
-    `sizes`: bytes by value; `scratch_bytes`: workspace by region; `staying`: recomputed values that are live at region
-    `before` or later. The others are freed after their last read.
+    Args:
+        recomputed: Regions that are executed again, in order.
+        regions: Regions of the program.
+        sizes: Bytes by value.
+        scratch_bytes: Workspace by region.
+        before: The region.
+        staying: Recomputed values that are live at region `before` or later. Others are freed after their last read.
     """
     last = {b: i for i, region in enumerate(recomputed) for b in regions[region].reads} if len(recomputed) > 1 else {}
     # Relative to the live bytes of the region: its outputs, its workspace and the staying values are not live yet.

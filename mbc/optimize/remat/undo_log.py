@@ -1,9 +1,8 @@
-"""The undo log of decisions (recomputations, reads, offloads, smaller workspaces), and the live bytes that they lead
-to.
+"""The undo log of decisions (recomputations, reads, offloads, smaller workspaces), and the live bytes they lead to.
 
 Every entry can be undone, newest first, within microseconds: a round of local search makes a hundred, and most rounds
-are undone. An operand that a region overwrites in place counts once with its result; values that are live only between
-recomputations are counted where these are (`mbc.optimize.remat.transient_peak`).
+are undone. An operand that a region overwrites in place counts once with its result. Values that are live only between
+recomputations are counted by `mbc.optimize.remat.transient_peak`.
 """
 
 from __future__ import annotations
@@ -26,8 +25,13 @@ _Span = tuple[int, int]  # regions [start, stop)
 
 
 class Away(NamedTuple):
-    """An offload of a value: the regions just before which it is copied out of the arena, and back; and where it is in
-    between."""
+    """An offload of a value.
+
+    Attributes:
+        out: Region just before which the value is copied out of the arena.
+        back: Region just before which it is copied back.
+        space: Where it is in between.
+    """
 
     out: int
     back: int
@@ -44,8 +48,10 @@ class WorkspaceCut:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A point of the log to return to: the number of entries, and copies of what is restored faster that way than entry
-    by entry."""
+    """A point of the log to return to.
+
+    It has the number of entries, and copies of the data that are restored faster as a whole than entry by entry.
+    """
 
     entries: int
     live_bytes: NDArray[np.int64]
@@ -55,9 +61,7 @@ class Mark:
 
 
 class UndoLog:
-    """Mutable. `small_bytes`: values up to that size are always kept. `in_place`: regions and the values that they
-    overwrite if nothing needs them any more. `fused_remat`: fused rematerializations, which cost less than recomputing
-    their region."""
+    """The log. It is mutable: entries are added and undone."""
 
     def __init__(
         self,
@@ -67,9 +71,18 @@ class UndoLog:
         in_place: Collection[tuple[int, int]] = (),
         fused_remat: FusedRematLaunches | None = None,
     ) -> None:
+        """Start an empty log.
+
+        Args:
+            draft: Launches and buffers.
+            regions: Regions of the training program.
+            small_bytes: Size up to which values are always kept.
+            in_place: Regions and the values that they overwrite if nothing needs them any more.
+            fused_remat: Fused rematerializations, which cost less than recomputing their region.
+        """
         self.regions = regions
         self._fused_remat = fused_remat or {}
-        # By a recomputation: the fused rematerializations that it changes.
+        # For each recomputation: the fused rematerializations that it changes.
         self._displaced: dict[tuple[int, int], list[tuple[int, int]]] = {}
         for key, launch in self._fused_remat.items():
             for other in launch.depends_on:
@@ -79,13 +92,16 @@ class UndoLog:
         self.reads: dict[int, list[int]] = {}
         self.starts: dict[int, list[int]] = {}
         self.offloads: dict[int, Away] = {}
-        self.offloaded_bytes = dict.fromkeys(STREAM_TO, 0)  # of `offloads`, by space
+        self.offloaded_bytes = dict.fromkeys(STREAM_TO, 0)  # bytes of `offloads` by space
         self._own_launch_us = [region.recompute_us for region in regions]  # time to recompute each by its own launch
-        self._recomputable = [*(region.recomputable for region in regions), False]  # the last one: what no region makes
-        self._recomputed: dict[tuple[int, int], set[int]] = {}  # (region, position) -> outputs that are wanted of it
-        self.recompute_us = 0.0  # of all recomputations
+        self._recomputable = [
+            *(region.recomputable for region in regions),
+            False,
+        ]  # the last entry: values of no region
+        self._recomputed: dict[tuple[int, int], set[int]] = {}  # (region, position) -> outputs that are read
+        self.recompute_us = 0.0  # time of all recomputations
         self._journal: list[tuple[Callable[..., None], Any]] = []  # functions that undo entries
-        self._chains: dict[tuple[int, int], tuple[float, Sequence[int]]] = {}  # found since the last entry
+        self._chains: dict[tuple[int, int], tuple[float, Sequence[int]]] = {}  # computed since the last entry
         valid = self._valid_until = dict[int, int]()  # of states: the region that writes their next version over them
         for i, region in enumerate(regions):
             for buffer in region.reads:
@@ -110,20 +126,20 @@ class UndoLog:
         ]
         self._row = {b: i for i, b in enumerate(self.movable)}
         self._defined_at = np.array([self.defined_at[b] for b in self.movable], np.int64)
-        # Of each movable value: where it is read last, and the regions [from, until] of its first absence.
+        # For each movable value: where it is read last, and the regions [from, until] of its first absence.
         self._spans: NDArray[np.int64] = np.zeros((3, len(self.movable)), np.int64)
         self._in_place = frozenset(in_place)
         self._scratch_bytes = [_scratch_bytes(draft, region) for region in regions]
-        # Of each region, less those with everything kept.
+        # Live bytes of each region, less those with everything kept.
         self._live_bytes: NDArray[np.int64] = np.zeros(len(regions) + 1, np.int64)
-        self._measured_bytes = self._live_bytes.copy()  # the same when it was measured last
+        self._measured_bytes = self._live_bytes.copy()  # `_live_bytes` when the program was measured last
         self._recomputed_regions: dict[int, set[int]] = {}  # position -> regions
         self._transient_bytes: dict[int, int] = {}  # by position, as they are counted
         self._changed: set[int] = set()  # positions whose transient bytes are out of date
         self.workspace_cuts: dict[int, WorkspaceCut] = {}  # by region
         for buffer in self.movable:
             self._update_spans(buffer)
-        self.empty = self.mark()  # nothing is entered
+        self.empty = self.mark()  # the log without entries
 
     @property
     def delta_bytes(self) -> NDArray[np.int64]:
@@ -133,33 +149,45 @@ class UndoLog:
         return self._live_bytes - self._measured_bytes
 
     def delta_at(self, position: int) -> int:
-        """The same at one region; transient bytes at others are counted when they are asked for."""
+        """Return the live bytes of one region, less those when the program was measured last.
+
+        Transient bytes at other regions are counted only when they are read.
+        """
         if position in self._changed:
             self._count_transient(position)
         return int(self._live_bytes[position]) - int(self._measured_bytes[position])
 
     def measured(self) -> None:
-        """The live bytes of each region have been measured with all that is entered."""
+        """Record that the live bytes of each region have been measured with all present entries."""
         for position in tuple(self._changed):
             self._count_transient(position)
         self._measured_bytes = self._live_bytes.copy()
 
     def recompute_us_of(self, region: int, position: int, given: Collection[tuple[int, int]] = ()) -> float:
-        """Microseconds of recomputing a region just before another, or fused with the launch there. `given`: other
-        recomputations that there will be."""
+        """Return the microseconds to recompute a region just before another, or fused with the launch there.
+
+        Args:
+            region: The recomputed region.
+            position: The region before which it is recomputed.
+            given: Other recomputations that will be entered.
+        """
         fused_remat = self._fused_remat.get((region, position))
-        found = fused_remat.given(self._recomputed, given) if fused_remat else None
-        return found.more_us if found else self._own_launch_us[region]
+        launch = fused_remat.given(self._recomputed, given) if fused_remat else None
+        return launch.more_us if launch else self._own_launch_us[region]
 
     def live_operands(self, region: int, position: int) -> Sequence[int]:
-        """The movable values that have to be live where a region is recomputed just before another, or fused with the
-        launch there."""
+        """Return the movable values that have to be live where a region is recomputed.
+
+        Args:
+            region: The recomputed region.
+            position: The region before which it is recomputed, or whose launch recomputes it.
+        """
         fused_remat = self._fused_remat.get((region, position))
         reads = self._movable_reads[region]
         return [b for b in reads if b not in fused_remat.never_read] if fused_remat else reads
 
     def _readable(self, region: int, position: int) -> bool:
-        """Whether nothing that a region reads where it is recomputed has been overwritten by then."""
+        """Return whether no operand of a region has been overwritten where the region is recomputed."""
         fused_remat = self._fused_remat.get((region, position))
         never_read = fused_remat.never_read if fused_remat else ()
         return all(
@@ -167,7 +195,7 @@ class UndoLog:
         )
 
     def displaced_us(self, region: int, position: int) -> float:
-        """Additional time of other fused rematerializations where a region is recomputed just before another."""
+        """Return the additional time of other fused rematerializations if a region is recomputed at a position."""
         key = region, position
         if key not in self._displaced:
             return 0.0
@@ -175,13 +203,13 @@ class UndoLog:
         return sum(self.recompute_us_of(*other, given=(key,)) - self.recompute_us_of(*other) for other in others)
 
     def _recompute_us_around(self, key: tuple[int, int]) -> float:
-        """The time of a recomputation, if it is entered, and of those that it changes."""
+        """Return the time of a recomputation, if it is entered, and of those that it changes."""
         if key not in self._displaced:
             return self.recompute_us_of(*key) if key in self._recomputed else 0.0
         return sum(self.recompute_us_of(*other) for other in (key, *self._displaced[key]) if other in self._recomputed)
 
     def across(self, position: int) -> list[int]:
-        """The movable values that may be live over a region that does not touch them, found without a look at each."""
+        """Return the movable values that may be live over a region that does not touch them, by a vectorized test."""
         last, away, back = self._spans
         there = self._defined_at < position
         there &= last > position
@@ -189,16 +217,16 @@ class UndoLog:
         return [self.movable[row] for row in there.nonzero()[0].tolist()]
 
     def scratch_bytes(self, region: int) -> int:
-        """The workspace of a region."""
+        """Return the workspace of a region."""
         return self._scratch_bytes[region]
 
     def mark(self) -> Mark:
-        """For `undo`: the state of the log now."""
+        """Return the present state of the log, for `undo`."""
         copies = self._live_bytes.copy(), self._spans.copy(), self._transient_bytes.copy(), frozenset(self._changed)
         return Mark(len(self._journal), *copies)
 
     def undo(self, mark: Mark) -> None:
-        """Undo every entry since."""
+        """Undo every entry since a mark."""
         journal = self._journal
         self._chains.clear()
         while len(journal) > mark.entries:
@@ -256,8 +284,10 @@ class UndoLog:
                 self._recomputed_regions[position].remove(region)
 
     def _split_live_range(self, sign: int, buffer: int, number: int, whole: _Span, parts: tuple[_Span, _Span]) -> None:
-        """Count that one live range becomes two, over regions [start, stop), the second one from where the value is
-        recomputed; sign -1: that these become one."""
+        """Count that one live range becomes two, or, with sign -1, that two become one.
+
+        Live ranges are regions [start, stop). The second one starts where the value is recomputed.
+        """
         size_bytes = sign * self.size_bytes[buffer]
         (start, stop), (recompute_at, end) = parts
         live_bytes = self._live_bytes
@@ -284,7 +314,7 @@ class UndoLog:
             reads.insert(at, position)
         else:
             del reads[at]
-        if last:  # of its live range, which now ends elsewhere
+        if last:  # the read is the last of its live range, which now ends elsewhere
             self._update_spans(buffer)
             start, after = self._live_range(buffer, number)
             if after > before:
@@ -351,14 +381,14 @@ class UndoLog:
             self._count_live_range(buffer, number, sign)
 
     def _count_live_range(self, buffer: int, number: int, sign: int) -> None:
-        """Count the bytes of one live range of a value, the first being 0, at its regions."""
+        """Count the bytes of one live range of a value at its regions; ranges are numbered from 0."""
         start, stop = self._live_range(buffer, number)
         self._live_bytes[start:stop] += sign * self.size_bytes[buffer]
         if number:
             self._changed.add(start)
 
     def _live_range(self, buffer: int, number: int) -> tuple[int, int]:
-        """The regions [start, stop) of one live range of a value, the first being 0."""
+        """Return the regions [start, stop) of one live range of a value; ranges are numbered from 0."""
         reads, starts = self.reads[buffer], self.starts.get(buffer, ())
         start = starts[number - 1] if number else max(self.defined_at[buffer], 0)
         k = bisect_left(reads, starts[number]) if number < len(starts) else len(reads)
@@ -387,7 +417,7 @@ class UndoLog:
 
 
 def _scratch_bytes(draft: Draft, region: Region) -> int:
-    """The largest workspace of a launch of a region."""
+    """Return the largest workspace of a launch of a region."""
     return max(
         sum(
             aligned(draft.buffers[a.buffer].size_bytes)

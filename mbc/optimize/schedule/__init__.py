@@ -7,11 +7,11 @@
 * `cross_stream_liveness`: until when launches of another stream may run
 * `depth_first_micro_batches`: operations executed depth first, micro-batch by micro-batch
 * `split_updates`: a launch of many updates as several
-* `gradient_buckets`: sums over ranks in few launches, of gradients that lie together
-* `synchronise`: which launch waits for which launch of another stream
+* `gradient_buckets`: sums over ranks in few launches, of gradients at consecutive addresses
+* `synchronise`: the waits of launches for launches of another stream
 * `coalesce_waits`: waits at as few kernels as possible
 * `contention`: slowdown of kernels by concurrent copies and kernels
 * `convert_back`: values that are needed in two layouts again are kept in one of them
 * `simulate`: the predicted time of a program
-* `step_time`: what a step takes that accumulates the gradients of several mini-batches
+* `step_time`: the time of a step that accumulates the gradients of several mini-batches
 """

@@ -1,8 +1,8 @@
-"""Coalesce waits: kernels wait for copies, and copies for kernels, at as few kernels as possible.
+"""Coalesced waits: kernels wait for copies, and copies for kernels, at as few kernels as possible.
 
 A kernel at either end of a wait for a copy starts late (decision 020), but no later where it is at the ends of several.
-So a copy with slack waits for a later kernel than it must, and a kernel waits earlier than it must for a copy that is
-over by then, where waits can share a kernel. That is a minimum stabbing set of intervals: an interval that is about to
+So a copy with slack waits for a later kernel than it must, and a kernel waits earlier than it must for a copy that has
+ended by then, where waits can share a kernel. This is a minimum stabbing set of intervals: an interval that is about to
 end without a point gets its last kernel, and so do all that are open then.
 """
 
@@ -21,23 +21,30 @@ from mbc.plan.model import COPY_STREAMS, Program, Stream
 
 
 def coalesce_waits(program: Program, contention: Contention | None) -> tuple[Program, float]:
-    """The program with stronger waits where that is predicted to be faster, and its time in microseconds."""
+    """Return the program with stronger waits where these are predicted to be faster, and its time in microseconds."""
     if contention is None or all(launch.stream not in COPY_STREAMS for launch in program.launches):
         return program, simulate(program, contention=contention)
-    known = timeline(program, contention=contention)
-    found = replace(program, waits=essential(program.launches, _Sweep(program, known).waits()))
-    time_us = simulate(found, contention=contention)
-    return (found, time_us) if time_us < known.total_us else (program, known.total_us)
+    times = timeline(program, contention=contention)
+    coalesced = replace(program, waits=essential(program.launches, _Sweep(program, times).waits()))
+    time_us = simulate(coalesced, contention=contention)
+    return (coalesced, time_us) if time_us < times.total_us else (program, times.total_us)
 
 
 @dataclass
 class _Sweep:
-    """A sweep over the kernels of a program in order. `_after`: of a copy, the last kernel that it waits for;
-    `_before`: of a kernel, the copies that it waits for; `_between`: of a launch, other waits; `_ends_us`: of copies
-    whose kernels to wait for are decided."""
+    """A sweep over the kernels of a program in order.
+
+    Attributes:
+        program: The program.
+        times: When its launches run with the present waits.
+        _after: For each copy, the last kernel that it waits for.
+        _before: For each kernel, the copies that it waits for.
+        _between: For each launch, its other waits.
+        _ends_us: Ends of the copies whose waits are decided.
+    """
 
     program: Program
-    known: Timeline
+    times: Timeline
     _after: dict[int, int] = field(default_factory=dict[int, int])
     _before: dict[int, list[int]] = field(default_factory=dict[int, list[int]])
     _between: dict[int, list[int]] = field(default_factory=dict[int, list[int]])
@@ -46,8 +53,8 @@ class _Sweep:
     _free_us: dict[Stream, float] = field(default_factory=dict[Stream, float])
 
     def waits(self) -> list[tuple[int, int]]:
-        """Waits at least as strong as those of the program, and the same where neither launch is a copy."""
-        found: list[tuple[int, int]] = []
+        """Return waits at least as strong as those of the program, and equal to them where neither launch is a copy."""
+        waits: list[tuple[int, int]] = []
         streams = [launch.stream for launch in self.program.launches]
         for earlier, later in self.program.waits:
             if streams[earlier] is Stream.COMPUTE and streams[later] in COPY_STREAMS:
@@ -55,12 +62,12 @@ class _Sweep:
             elif streams[earlier] in COPY_STREAMS and streams[later] is Stream.COMPUTE:
                 self._before.setdefault(later, []).append(earlier)
             else:
-                found.append((earlier, later))
+                waits.append((earlier, later))
                 self._between.setdefault(later, []).append(earlier)
-        return found + self._coalesced(streams)
+        return waits + self._coalesced(streams)
 
     def _coalesced(self, streams: Sequence[Stream]) -> list[tuple[int, int]]:
-        found: list[tuple[int, int]] = []
+        waits: list[tuple[int, int]] = []
         latest_us = self._latest_us(streams)
         needed: dict[int, int] = {}  # of each copy, the first kernel that waits for it
         for kernel, copies in sorted(self._before.items()):
@@ -75,25 +82,25 @@ class _Sweep:
         for kernel, following in pairwise((*kernels, len(streams))):
             while waiting and self._after[waiting[-1]] <= kernel:
                 open_.append(waiting.pop())
-            next_us = self.known.ends_us[following] if following < len(streams) else math.inf
+            next_us = self.times.ends_us[following] if following < len(streams) else math.inf
             ends = any(following > copy or next_us > latest_us[copy] for copy in open_)
             if not ends and not any(copy in needed for copy in self._before.get(kernel, ())):
                 continue
-            found += [(kernel, copy) for copy in open_]
+            waits += [(kernel, copy) for copy in open_]
             settled |= dict.fromkeys(open_, kernel)
             open_.clear()
             self._settle(settled)
-            start_us = self.known.starts_us[kernel] - effort.WAIT_SLACK_US
+            start_us = self.times.starts_us[kernel] - effort.WAIT_SLACK_US
             for stream in COPY_STREAMS:
                 over = [c for c in needed if streams[c] is stream and c < kernel]
                 over = [c for c in over if needed[c] == kernel or self._ends_us.get(c, math.inf) <= start_us]
                 if over:
-                    found.append((max(over), kernel))
+                    waits.append((max(over), kernel))
                     needed = {c: k for c, k in needed.items() if streams[c] is not stream or c > max(over)}
-        return found
+        return waits
 
     def _settle(self, settled: Mapping[int, int]) -> None:
-        """Compute when copies end, in the order of each stream, up to the first that is not decided."""
+        """Compute when copies end, in the order of each stream, up to the first copy that is not decided."""
         going = True
         while going:
             going = False
@@ -105,29 +112,29 @@ class _Sweep:
                     going = True
 
     def _ready_us(self, copy: int, settled: Mapping[int, int]) -> float | None:
-        """When all that a copy waits for is over; None where that is not decided."""
+        """Return when all launches that a copy waits for have ended; None where that is not decided."""
         others = self._between.get(copy, ())
         if (copy in self._after and copy not in settled) or any(other not in self._ends_us for other in others):
             return None
-        kernel_us = self.known.ends_us[settled[copy]] if copy in settled else 0.0
+        kernel_us = self.times.ends_us[settled[copy]] if copy in settled else 0.0
         return max([kernel_us, *(self._ends_us[other] for other in others)])
 
     def _takes_us(self, copy: int) -> float:
-        return self.known.ends_us[copy] - self.known.starts_us[copy]
+        return self.times.ends_us[copy] - self.times.starts_us[copy]
 
     def _latest_us(self, streams: Sequence[Stream]) -> Mapping[int, float]:
-        """The latest start of each copy that makes no launch wait longer, at least its present start."""
-        found: dict[int, float] = {}
+        """Return the latest start of each copy that delays no launch; at least its present start."""
+        starts_us: dict[int, float] = {}
         until_us = [math.inf] * len(streams)  # the end of each copy
         for earlier, later in self.program.waits:
             if streams[later] not in COPY_STREAMS:
-                until_us[earlier] = min(until_us[earlier], self.known.starts_us[later] - effort.WAIT_SLACK_US)
-        free_us = dict.fromkeys(COPY_STREAMS, self.known.total_us)
+                until_us[earlier] = min(until_us[earlier], self.times.starts_us[later] - effort.WAIT_SLACK_US)
+        free_us = dict.fromkeys(COPY_STREAMS, self.times.total_us)
         for copy in reversed(range(len(streams))):
             stream = streams[copy]
             if stream in COPY_STREAMS:
                 latest_us = min(until_us[copy], free_us[stream]) - self._takes_us(copy)
-                found[copy] = free_us[stream] = max(latest_us, self.known.starts_us[copy])
+                starts_us[copy] = free_us[stream] = max(latest_us, self.times.starts_us[copy])
                 for other in self._between.get(copy, ()):
-                    until_us[other] = min(until_us[other], found[copy])
-        return found
+                    until_us[other] = min(until_us[other], starts_us[copy])
+        return starts_us

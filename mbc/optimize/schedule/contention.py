@@ -1,5 +1,7 @@
-"""Contention: how much copies slow down concurrent kernels, by the kind of each kernel, and how much kernels of two
-streams slow down each other."""
+"""Contention: how much copies slow down concurrent kernels, and how much kernels of two streams slow down each other.
+
+Copies slow down kernels by the kind of each kernel.
+"""
 
 from __future__ import annotations
 
@@ -18,11 +20,11 @@ from mbc.ops.base import OpKind
 from mbc.optimize.schedule.simulate import Contention, LinkContention
 from mbc.plan.model import STREAM_FROM, STREAM_TO, Buffer, Copy, Launch, Program, Space, Stream
 
-# A kernel that takes longer than so many times the move of its bytes is not memory-bound.
+# A kernel that takes longer than this factor times the move of its bytes is not memory-bound.
 COMPUTING = 2.0
-# A kernel that reaches this share of the roofline fills the GPU: no other kernel runs concurrently. And the cost of a
-# wait for the other stream's kernel. Both are fitted to six steps of ResNet-18 and 50 at batches 1 to 32, which they
-# predict within 5 % (decision 019).
+# FILLING: a kernel that reaches this share of the roofline fills the GPU, so that no other kernel runs concurrently.
+# WAIT_US: the cost of a wait for the other stream's kernel. Both are fitted to six steps of ResNet-18 and 50 at batches
+# 1 to 32, which they predict within 5 % (decision 019).
 FILLING = 0.6
 WAIT_US = 5.0
 # Cost of a wait between a kernel and a copy, for a kernel at either end of it: from gaps between the kernels of three
@@ -34,7 +36,7 @@ _ALONE = Slowdown()
 def contention(
     program: Program, graph: TrainingGraph, buffers: Sequence[Buffer], device: DeviceSpec
 ) -> Contention | None:
-    """How the launches of a program slow down one another on `device`; None where all run serially."""
+    """Return how the launches of a program slow down one another on `device`; None where all run serially."""
     if all(launch.stream is Stream.COMPUTE for launch in program.launches):
         return None
     streams = {launch.stream for launch in program.launches}
@@ -53,7 +55,7 @@ def contention(
 
 
 def _of_link(links: Links, space: Space, classes: Sequence[KernelClass | None]) -> LinkContention:
-    """`classes`: of each launch; None for copies."""
+    """Return the contention of one link, with the class of each launch (None: a copy)."""
     link = links.of(STREAM_TO[space])
     out, back = link.directions
     beside = links.peer.beside_host if space is Space.PEER else links.peer.host_beside
@@ -64,26 +66,26 @@ def _of_link(links: Links, space: Space, classes: Sequence[KernelClass | None]) 
 def _of_collectives(
     program: Program, graph: TrainingGraph, buffers: Sequence[Buffer], device: DeviceSpec
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """The slowdown of each launch beside a collective, and of a collective beside it."""
+    """Return the slowdown of each launch beside a collective, and that of a collective beside each launch."""
     ctas = ctas_of(program)
     if graph.ranks is None or ctas is None:
         return (), ()
     kinds = {op.name: KINDS[op.kind] for op in (*graph.train, *graph.infer)}
-    found: dict[ConcurrentKernel, tuple[float, float]] = {}
+    by_kind: dict[ConcurrentKernel, tuple[float, float]] = {}
     for kind in ConcurrentKernel:
         slowdown = device.collectives.slowdown(kind, graph.ranks.size, ctas)
-        found[kind] = slowdown.kernel_ratio, slowdown.collective_ratio
+        by_kind[kind] = slowdown.kernel_ratio, slowdown.collective_ratio
     ratios = [
         (1.0, 1.0)
         if isinstance(launch.work, Copy)
-        else found[_beside(launch, [kinds[name] for name in launch.operations], buffers, device)]
+        else by_kind[_beside(launch, [kinds[name] for name in launch.operations], buffers, device)]
         for launch in program.launches
     ]
     return tuple(kernel for kernel, _ in ratios), tuple(collective for _, collective in ratios)
 
 
 def _beside(launch: Launch, kinds: Sequence[OpKind], buffers: Sequence[Buffer], device: DeviceSpec) -> ConcurrentKernel:
-    """As what kind of kernel a launch counts beside a collective."""
+    """Return the kind of kernel that a launch counts as beside a collective."""
     if _class(launch, buffers, device) is KernelClass.COMPUTING:
         convolves = any(kind.name.startswith("conv") for kind in kinds)
         return ConcurrentKernel.CONVOLUTION if convolves else ConcurrentKernel.GEMM
@@ -92,21 +94,24 @@ def _beside(launch: Launch, kinds: Sequence[OpKind], buffers: Sequence[Buffer], 
 
 
 def _fills(program: Program, graph: TrainingGraph, buffers: Sequence[Buffer], device: DeviceSpec) -> tuple[float, ...]:
-    """The share of the GPU that each launch fills, 0 to 1: the least time that its bytes and its arithmetic could take
-    (Williams et al.'s roofline) over its own, relative to `FILLING`, the share that kernels reach. 0 for copies."""
+    """Return the share of the GPU that each launch fills, 0 to 1; 0 for copies.
+
+    It is the least time that the launch's bytes and arithmetic could take (Williams et al.'s roofline) over its own
+    time, relative to `FILLING`, the share that kernels reach.
+    """
     if graph.precision is Precision.FP64:
         return (1.0,) * len(program.launches)  # fp64 runs on the CPU only
     bytes_per_us = device.copy_gb_s * 1e3
     # The peak of the precision's own arithmetic: FFMA kernels fill a GPU although its tensor cores would be faster.
     flops_per_us = peak_tflops(device, graph.precision) * 1e6
     operations = {op.name: op for op in (*graph.train, *graph.infer)}
-    found: list[float] = []
+    shares: list[float] = []
     for launch in program.launches:
         flops = sum(flops_of(launch, operations[name], graph, buffers) for name in launch.operations)
         least_us = max(_touched_bytes(launch, buffers) / bytes_per_us, flops / flops_per_us)
         busy_us = max(launch.work.time_us - device.launch_us, 1e-3)
-        found.append(0.0 if isinstance(launch.work, Copy) else min(1.0, least_us / (FILLING * busy_us)))
-    return tuple(found)
+        shares.append(0.0 if isinstance(launch.work, Copy) else min(1.0, least_us / (FILLING * busy_us)))
+    return tuple(shares)
 
 
 def _touched_bytes(launch: Launch, buffers: Sequence[Buffer]) -> int:
@@ -118,9 +123,11 @@ def _touched_bytes(launch: Launch, buffers: Sequence[Buffer]) -> int:
 
 
 def _class(launch: Launch, buffers: Sequence[Buffer], device: DeviceSpec) -> KernelClass:
-    """What copies slow down, from the launch's time and bytes: a launch that is slow for its bytes is compute-bound;
-    operands of the others are assumed to be in the L2 cache if they fit, since the previous launch has just written
-    them."""
+    """Return the class of a launch, by which copies slow it down, from its time and bytes.
+
+    A launch that is slow for its bytes is compute-bound. The operands of other launches are assumed to be in the L2
+    cache if they fit, since the previous launch has just written them.
+    """
     touched = _touched_bytes(launch, buffers)
     if launch.work.time_us > device.launch_us + COMPUTING * touched / (device.copy_gb_s * 1e3):
         return KernelClass.COMPUTING

@@ -1,8 +1,8 @@
 """Values that are needed in two layouts again, long after they were converted: one is kept, and converted back.
 
-A conversion keeps its operand where another launch reads that later. Where the converted value is read before it, that
-stays anyway, and gives the first layout back when it is needed: a pass over the value, where recomputing it would
-take the operation that made it.
+A conversion keeps its operand where another launch reads it later. Where the converted value is read before that
+launch, the converted value is live anyway. It then gives the first layout back when that is needed. This takes a pass
+over the value, whereas recomputing the value would take the operation that computed it.
 """
 
 from __future__ import annotations
@@ -16,8 +16,15 @@ from mbc.plan.model import Buffer, Kernel, Launch, Mode, Program
 
 
 def convert_back(table: CandidateTable, draft: Draft, least_bytes: int) -> Draft:
-    """The draft with values of at least so many bytes converted back before their next reader where they are read in
-    the other layout first; the same draft where there is none."""
+    """Return the draft with large values converted back before their next reader.
+
+    Values are converted back that are read in the other layout first. The draft is unchanged where there is none.
+
+    Args:
+        table: Candidates of the graph.
+        draft: Launches and buffers.
+        least_bytes: Size from which on a value is converted back.
+    """
     program, buffers = draft.train, draft.buffers
     fixed = {*draft.persistent, *program.entry, *program.exit, *(b.alias for b in buffers)}
     reads: dict[int, list[int]] = {}
@@ -25,7 +32,7 @@ def convert_back(table: CandidateTable, draft: Draft, least_bytes: int) -> Draft
         for access in launch.accesses:
             if access.mode is Mode.READ:
                 reads.setdefault(access.buffer, []).append(i)
-    found: dict[int, list[tuple[int, int]]] = {}  # before a launch: what is converted, into what
+    conversions: dict[int, list[tuple[int, int]]] = {}  # by the launch that they precede: (source, target)
     for i, launch in enumerate(program.launches):
         if not is_conversion(launch, buffers):
             continue
@@ -33,12 +40,12 @@ def convert_back(table: CandidateTable, draft: Draft, least_bytes: int) -> Draft
         if fixed.isdisjoint((source, target)) and buffers[source].size_bytes >= least_bytes:
             before = _read_first_in_the_other(reads[source], reads.get(target, ()), i)
             if before is not None:
-                found.setdefault(before, []).append((target, source))
-    return _rewritten(table, draft, found) if found else draft
+                conversions.setdefault(before, []).append((target, source))
+    return _rewritten(table, draft, conversions) if conversions else draft
 
 
 def is_conversion(launch: Launch, buffers: Sequence[Buffer]) -> bool:
-    """Whether a launch changes the layout of a whole value and nothing else."""
+    """Return whether a launch changes the layout of a whole value and nothing else."""
     if launch.operations or not isinstance(launch.work, Kernel) or len(launch.accesses) != 2:
         return False
     source, target = (buffers[access.buffer] for access in launch.accesses)
@@ -46,8 +53,11 @@ def is_conversion(launch: Launch, buffers: Sequence[Buffer]) -> bool:
 
 
 def _read_first_in_the_other(reads: Sequence[int], others: Sequence[int], converted_at: int) -> int | None:
-    """The first reader of a value after its conversion between which and the reader before it the converted value is
-    read, but for what reads that right after the conversion; None where there is none."""
+    """Return the first reader of a value after its conversion before which the converted value is read; None if none.
+
+    The converted value must be read between that reader and the reader before. A single read between the conversion and
+    the first reader does not count.
+    """
     used = converted_at
     for reader in (r for r in reads if r > converted_at):
         between = [other for other in others if used < other < reader]
@@ -57,17 +67,17 @@ def _read_first_in_the_other(reads: Sequence[int], others: Sequence[int], conver
     return None
 
 
-def _rewritten(table: CandidateTable, draft: Draft, found: Mapping[int, Sequence[tuple[int, int]]]) -> Draft:
+def _rewritten(table: CandidateTable, draft: Draft, conversions: Mapping[int, Sequence[tuple[int, int]]]) -> Draft:
     buffers, launches = list(draft.buffers), list[Launch]()
     now: dict[int, int] = {}  # the buffer that a value is read from
     for i, launch in enumerate(draft.train.launches):
-        for source, target in found.get(i, ()):
+        for source, target in conversions.get(i, ()):
             now[target] = len(buffers)
             buffers.append(buffers[target])
             launches.append(conversion(table, buffers, source, now[target]))
         accesses = tuple([replace(a, buffer=now.get(a.buffer, a.buffer)) for a in launch.accesses])
         launches.append(replace(launch, accesses=accesses))
     train = Program(tuple(launches), draft.train.waits, draft.train.entry, draft.train.exit)
-    # As `emit_launches` numbers them: workspaces last.
+    # Workspaces are numbered last, as `emit_launches` does.
     numbers = sorted(range(len(buffers)), key=lambda b: buffers[b].value is None)
     return renumbered(replace(draft, buffers=tuple(buffers), train=train), numbers)

@@ -1,5 +1,7 @@
-"""Liveness across streams: until which launch of the main stream each launch of the concurrent stream, and each
-collective, may still run."""
+"""Liveness across streams: until which launch of the main stream launches of other streams may still run.
+
+These are launches of the concurrent stream and collectives.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +18,13 @@ _BESIDE = (Stream.CONCURRENT, Stream.COLLECTIVE)
 
 
 def data_waits_only(program: Program, buffers: Sequence[Buffer], owner: Sequence[int]) -> Program:
-    """The program with the waits for data alone, as if no bytes were reused."""
+    """Return the program with the waits for data alone, as if no bytes were reused."""
     starts = [0, *accumulate(buffer.size_bytes for buffer in buffers)]
     return replace(program, waits=synchronise(program, buffers, [starts[owner[i]] for i in range(len(buffers))]))
 
 
 def serial_program(program: Program) -> Program:
-    """All launches on one stream, in the order in which they are listed."""
+    """Return the program with all launches on one stream, in the order in which they are listed."""
     if all(launch.stream not in _BESIDE for launch in program.launches):
         return program
     launches = (
@@ -32,20 +34,24 @@ def serial_program(program: Program) -> Program:
 
 
 def last_concurrent(program: Program, buffers: Sequence[Buffer], owner: Sequence[int]) -> Sequence[int]:
-    """For each launch the last one that runs at the same time: itself, except beside the main stream.
+    """Return for each launch the last launch that runs at the same time: itself, except beside the main stream.
 
-    Bytes that are reused before that make the streams wait for each other, which costs time but is correct. `owner`:
-    for each buffer the one whose bytes it has.
+    If bytes are reused earlier, the streams wait for each other, which costs time but is correct.
+
+    Args:
+        program: The program.
+        buffers: Its buffers.
+        owner: For each buffer the buffer whose bytes it has.
     """
     launches = program.launches
-    found = list(range(len(launches)))
+    last = list(range(len(launches)))
     if all(launch.stream not in _BESIDE for launch in launches):
-        return found
+        return last
     times = timeline(data_waits_only(program, buffers, owner))
     compute = [i for i, launch in enumerate(launches) if launch.stream is Stream.COMPUTE]
     starts_us = [times.starts_us[i] for i in compute]
     for i, launch in enumerate(launches):
         if launch.stream in _BESIDE:
             before = bisect_left(starts_us, times.ends_us[i])
-            found[i] = max(i, compute[before - 1]) if before else i
-    return found
+            last[i] = max(i, compute[before - 1]) if before else i
+    return last

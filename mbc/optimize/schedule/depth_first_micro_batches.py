@@ -1,12 +1,11 @@
-"""Depth-first execution in micro-batches, across layers: consecutive operations run together, one micro-batch after
-another, so that a value between two of them exists for one micro-batch at a time.
+"""Depth-first execution in micro-batches, across layers: consecutive operations run one micro-batch after another.
 
-The training program is cut where no large value is live. A stretch with large values between its regions, all of which
-work row by row or reduce over rows, becomes a depth-first group. A large value of the forward pass that only its group
-reads there is discarded: the groups of the backward pass that need it recompute its micro-batch first, by the same
-kernels on the same rows. A reduction over rows, such as a batch norm's statistics, is complete only after its group, so
-groups end there. Related work: TSPLIT (Nie et al., "TSPLIT: fine-grained GPU memory management", 2022), which splits
-single tensors.
+So a value between two of them exists for one micro-batch at a time. The training program is cut where no large value is
+live. A stretch with large values between its regions, all of which work row by row or reduce over rows, becomes a
+depth-first group. A large value of the forward pass that only its group reads in that pass is discarded: the groups of
+the backward pass that need it recompute its micro-batch first, by the same kernels on the same rows. A reduction over
+rows, such as a batch norm's statistics, is complete only after its group, so groups end there. Related work: TSPLIT
+(Nie et al., "TSPLIT: fine-grained GPU memory management", 2022), which splits single tensors.
 """
 
 from __future__ import annotations
@@ -26,21 +25,36 @@ from mbc.plan.model import Access, Buffer, Copy, Kernel, Launch, Mode, Program, 
 
 @dataclass(frozen=True, slots=True)
 class Division:
-    """Values of more than `large_bytes` exist in micro-batches of `rows` rows only. One that takes longer than
-    `max_recompute_us` per byte to recompute is kept as a whole for the backward pass."""
+    """A division of large values into micro-batches.
+
+    Attributes:
+        large_bytes: Values of more bytes exist in micro-batches only.
+        rows: Rows of a micro-batch.
+        max_recompute_us: Time to recompute a value, per byte, above which the value is kept as a whole for the backward
+            pass.
+    """
 
     large_bytes: int
     rows: int
     max_recompute_us: float = math.inf
 
     def parts(self, batch: int) -> tuple[Rows, ...]:
+        """Return the rows of each micro-batch; the last may have fewer."""
         return tuple(Rows(start, min(start + self.rows, batch)) for start in range(0, batch, self.rows))
 
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """Regions [start, stop) that execute depth-first: those of `first` are launched before the group, those of `last`
-    after it. `recomputed`: regions of the forward pass whose micro-batches are recomputed."""
+    """Regions [start, stop) that execute depth-first.
+
+    Attributes:
+        start: The first region.
+        stop: The region after the last.
+        first: Regions that are launched before the group.
+        rows: Regions that run in micro-batches.
+        last: Regions that are launched after the group.
+        recomputed: Regions of the forward pass whose micro-batches are recomputed.
+    """
 
     start: int
     stop: int
@@ -53,22 +67,34 @@ class _Group:
 def divided_operations(
     table: CandidateTable, draft: Draft, operations: Sequence[Operation], division: Division
 ) -> Mapping[str, int]:
-    """Rows of a micro-batch by operation or group, of all that would be in depth-first groups. `draft`: without groups;
-    `operations`: those that it launches."""
+    """Return the rows of a micro-batch for all operations that would be in depth-first groups, by name.
+
+    Args:
+        table: Candidates of the graph.
+        draft: A draft without groups.
+        operations: Operations that the draft launches.
+        division: The division.
+    """
     names: dict[str, int] = {}
     for program in (draft.train, draft.infer):
-        found = _Cutter(table, draft, program, operations, division, settled=False)
-        for group in found.groups():
+        cutter = _Cutter(table, draft, program, operations, division, settled=False)
+        for group in cutter.groups():
             for region in (*group.recomputed, *group.rows):
-                launched = program.launches[found.regions[region].start].operations
-                if launched:  # not of a layout conversion
+                launched = program.launches[cutter.regions[region].start].operations
+                if launched:  # a layout conversion has no operations
                     names[SEPARATOR.join(launched)] = division.rows
     return names
 
 
 def depth_first(table: CandidateTable, draft: Draft, operations: Sequence[Operation], division: Division) -> Draft:
-    """The draft executed depth-first. The operations that `divided_operations` names are divided in `draft` as it
-    says."""
+    """Return the draft executed depth-first.
+
+    Args:
+        table: Candidates of the graph.
+        draft: A draft in which the operations that `divided_operations` names are divided.
+        operations: Operations that the draft launches.
+        division: The division.
+    """
     buffers = list(draft.buffers)
 
     def of(program: Program) -> Program:
@@ -85,7 +111,7 @@ def depth_first(table: CandidateTable, draft: Draft, operations: Sequence[Operat
 
 
 class _Cutter:
-    """Finds the depth-first groups of a program. `settled`: only regions that are divided already can be in one."""
+    """Finds the depth-first groups of a program; if `settled`, only regions that are divided already can be in one."""
 
     def __init__(
         self,
@@ -96,6 +122,7 @@ class _Cutter:
         division: Division,
         settled: bool,
     ) -> None:
+        """Find the regions of a program, and those that work row by row."""
         graph = table.graph
         self._table, self._draft, self._program, self._division = table, draft, program, division
         self._parts = division.parts(graph.batch)
@@ -133,8 +160,8 @@ class _Cutter:
             wanted = [self._wanted(stretch, discarded) for stretch in stretches]
             kept = {
                 b
-                for stretch, found in zip(stretches, wanted, strict=True)
-                for b in found
+                for stretch, values in zip(stretches, wanted, strict=True)
+                for b in values
                 if self._chain((b,), discarded, stretch) is None
             }
             if not kept:
@@ -150,7 +177,7 @@ class _Cutter:
         return tuple(groups)
 
     def _wanted(self, stretch: _Group, discarded: Collection[int]) -> list[int]:
-        """The discarded values of other groups that this one reads."""
+        """Return the discarded values of other groups that this group reads."""
         return [
             b
             for i in stretch.rows
@@ -162,7 +189,7 @@ class _Cutter:
         return self._table.graph.values[self._draft.buffers[buffer].value or ""].per_sample
 
     def _is_by_rows(self, region: Region, settled: bool) -> bool:
-        """Whether a region with values of each row works row by row, or reduces over rows."""
+        """Return whether a region with values of each row works row by row, or reduces over rows."""
         launches = self._program.launches[region.start : region.stop]
         if isinstance(launches[0].work, Copy):
             return False
@@ -194,30 +221,30 @@ class _Cutter:
         ]
 
     def _last_near(self, buffer: int) -> int:
-        """The last region that reads a value in the pass, forward or backward, that defines it."""
-        made = self._defined_at[buffer]
+        """Return the last region that reads a value in the pass, forward or backward, that defines the value."""
+        defined_at = self._defined_at[buffer]
         reads = self._reads.get(buffer, ())
-        return max((i for i in reads if made >= self._middle or i < self._middle), default=made)
+        return max((i for i in reads if defined_at >= self._middle or i < self._middle), default=defined_at)
 
     def _stretches(self) -> list[_Group]:
-        """Maximal stretches of regions that could be depth-first groups, in order."""
-        joined = [False] * (len(self.regions) + 1)  # with the region before
+        """Return maximal stretches of regions that could be depth-first groups, in order."""
+        joined = [False] * (len(self.regions) + 1)  # whether a region is joined with the one before
         for buffer in self._large():
             for i in range(self._defined_at[buffer] + 1, self._last_near(buffer) + 1):
                 joined[i] = True
-        found: list[_Group] = []
+        stretches: list[_Group] = []
         start = 0
         while start < len(self.regions):
             stop = start + 1
             while stop < len(self.regions) and joined[stop]:
                 stop += 1
-            found += self._split_at_barriers(start, stop)
+            stretches += self._split_at_barriers(start, stop)
             start = stop
-        return found
+        return stretches
 
     def _split_at_barriers(self, start: int, stop: int) -> list[_Group]:
-        """Regions [start, stop) split at those that need all rows together."""
-        found: list[_Group] = []
+        """Return regions [start, stop) split at those that need all rows together."""
+        stretches: list[_Group] = []
         while start < stop:
             if self._batched[start] and not self._by_rows[start]:
                 start += 1
@@ -228,12 +255,12 @@ class _Cutter:
             stretch = self._stretch(start, end)
             assert stretch is not None
             if stretch.rows:
-                found.append(stretch)
+                stretches.append(stretch)
             start = end
-        return found
+        return stretches
 
     def _stretch(self, start: int, stop: int) -> _Group | None:
-        """Runs [start, stop) as a depth-first group; None where they cannot be one."""
+        """Return regions [start, stop) as a depth-first group; None where they cannot be one."""
         rows = [i for i in range(start, stop) if self._batched[i]]
         if not all(self._by_rows[i] for i in rows):
             return None
@@ -246,7 +273,7 @@ class _Cutter:
         for i in range(start, stop):
             if self._batched[i]:
                 continue
-            # Collectives keep their order, which is that of all ranks.
+            # Collectives keep their order, which is the same on all ranks.
             behind = self._is_collective(i) and any(map(self._is_collective, last))
             if not behind and late.isdisjoint(self.regions[i].reads) and not self._overwrites(i, rows):
                 first.append(i)
@@ -261,25 +288,31 @@ class _Cutter:
         return is_collective(self._program.launches[self.regions[region].start])
 
     def _overwrites(self, region: int, rows: Sequence[int]) -> bool:
-        """Whether a region updates a state that regions of the group still need as it was."""
+        """Return whether a region updates a state whose old version other regions of the group still need."""
         old = {self._draft.buffers[b].alias for b in self.regions[region].writes} - {None}
         return any(not old.isdisjoint(self.regions[i].reads) for i in rows)
 
     def _consumed_inside(self, buffer: int, inside: Mapping[int, int]) -> bool:
-        made, last = self._defined_at[buffer], self._last_near(buffer)
-        return last > made and made in inside and inside.get(last) == inside[made]
+        defined_at, last = self._defined_at[buffer], self._last_near(buffer)
+        return last > defined_at and defined_at in inside and inside.get(last) == inside[defined_at]
 
     def _can_discard(self, buffer: int, inside: Mapping[int, int], dividing: set[int]) -> bool:
-        """Whether a large value of the forward pass need not be kept: all later readers work by rows."""
-        made = self._defined_at[buffer]
-        if made >= self._middle or inside.get(made) not in dividing or not self._consumed_inside(buffer, inside):
+        """Return whether a large value of the forward pass need not be kept: all later readers work by rows."""
+        defined_at = self._defined_at[buffer]
+        if (
+            defined_at >= self._middle
+            or inside.get(defined_at) not in dividing
+            or not self._consumed_inside(buffer, inside)
+        ):
             return False
-        later = [i for i in self._reads.get(buffer, ()) if inside.get(i) != inside[made]]
-        return all(i in inside and self._by_rows[i] for i in later) and self.regions[made].recomputable
+        later = [i for i in self._reads.get(buffer, ()) if inside.get(i) != inside[defined_at]]
+        return all(i in inside and self._by_rows[i] for i in later) and self.regions[defined_at].recomputable
 
     def _is_expensive(self, buffer: int, discarded: Collection[int]) -> bool:
-        """Whether recomputing a value takes longer than its bytes are worth, other discarded values that the backward
-        pass reads not counted."""
+        """Return whether recomputing a value takes longer than its bytes justify (`Division.max_recompute_us`).
+
+        Other discarded values that the backward pass reads do not count.
+        """
         total_us = 0.0
         pending = [buffer] if self._reads[buffer][-1] >= self._middle else []
         while pending:
@@ -289,22 +322,24 @@ class _Cutter:
         return total_us > self._division.max_recompute_us * self._draft.buffers[buffer].size_bytes
 
     def _chain(self, wanted: Sequence[int], discarded: Collection[int], stretch: _Group) -> tuple[int, ...] | None:
-        """The regions that recompute discarded values in a group from kept ones, in order; None where one of their
-        states is updated before."""
-        found: set[int] = set()
+        """Return the regions that recompute discarded values in a group from kept ones, in order.
+
+        Return None where a state that they read is updated before.
+        """
+        regions: set[int] = set()
         pending = list(wanted)
         while pending:
             region = self._defined_at[pending.pop()]
-            if region in found:
+            if region in regions:
                 continue
-            found.add(region)
+            regions.add(region)
             for source in self.regions[region].reads:
                 updated = self._updated.get(source, stretch.stop)
                 if updated < stretch.stop and updated not in stretch.last:
                     return None
                 if source in discarded:
                     pending.append(source)
-        return tuple(sorted(found))
+        return tuple(sorted(regions))
 
 
 @dataclass
@@ -345,7 +380,7 @@ class _Writer:
         self.launches += self.program.launches[self.regions[region].start : self.regions[region].stop]
 
     def _write_group(self, group: _Group, cloned: frozenset[int]) -> None:
-        """`cloned`: the operands of recomputed regions."""
+        """Write a group, whose recomputed regions read the buffers `cloned`."""
         members = {*group.rows, *group.recomputed}
         here = {b for i in members for b in self.regions[i].writes if self._per_sample(b)}
         elsewhere = {b for b in here if any(i not in members for i in self._readers.get(b, ()))}

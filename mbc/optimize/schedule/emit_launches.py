@@ -1,4 +1,4 @@
-"""Emit the chosen kernels as launches over buffers, in the order of the graph.
+"""The chosen kernels as launches over buffers, in the order of the graph.
 
 States are updated as soon as that is possible, and conversions launched just before their first reader. Workspaces are
 numbered after all other buffers, so that the numbers of values do not depend on how operations are divided.
@@ -22,7 +22,7 @@ WHOLE = Rows(0, 1)
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A plan without addresses. `persistent`: buffers of the states, shared by the two programs."""
+    """A plan without addresses. `persistent` are the buffers of the states, which the two programs share."""
 
     buffers: tuple[Buffer, ...]
     persistent: tuple[int, ...]
@@ -31,7 +31,7 @@ class Draft:
 
 
 def emit_launches(table: CandidateTable, choices: Choices) -> Draft:
-    """Both programs over one list of buffers."""
+    """Return both programs over one list of buffers."""
     graph = table.graph
     buffers: list[Buffer] = []
     states: dict[str, int] = {}
@@ -58,7 +58,7 @@ def updates_early(operations: Sequence[Operation]) -> tuple[Operation, ...]:
     An update runs once its operands have values and the version that it replaces has no later reader, updates of other
     states included. Gradients are then freed before the end of the step.
     """
-    made: dict[str, int] = {}
+    defined_at: dict[str, int] = {}
     read: dict[str, int] = {}
     for i, operation in enumerate(operations):
         if not kind_of(operation).updates:
@@ -68,15 +68,15 @@ def updates_early(operations: Sequence[Operation]) -> tuple[Operation, ...]:
         at, updates = i, kind_of(operation).updates
         if updates:
             updated = {operation.inputs[k] for _, k in updates if k < len(operation.inputs)}
-            at = max([made.get(name, -1) for name in operation.inputs] + [read.get(name, -1) for name in updated])
+            at = max([defined_at.get(name, -1) for name in operation.inputs] + [read.get(name, -1) for name in updated])
             read |= {name: max(read.get(name, -1), at) for name in operation.inputs if name not in updated}
-        made |= dict.fromkeys(operation.outputs, at)
+        defined_at |= dict.fromkeys(operation.outputs, at)
         ready.append(at)
     return tuple(operations[i] for i in sorted(range(len(operations)), key=lambda i: (ready[i], i)))
 
 
 def renumbered(draft: Draft, numbers: Sequence[int]) -> Draft:
-    """The same draft with the buffers in another order: `numbers[i]` is the one that becomes the i-th."""
+    """Return the draft with the buffers in another order: buffer `numbers[i]` becomes the i-th."""
     new = {old: i for i, old in enumerate(numbers)}
 
     def renamed(launch: Launch) -> Launch:
@@ -86,7 +86,7 @@ def renumbered(draft: Draft, numbers: Sequence[int]) -> Draft:
         return Launch(launch.work, launch.operations, launch.stream, accesses)
 
     def of(program: Program) -> Program:
-        entry, exit_ = (tuple(new[b] for b in found) for found in (program.entry, program.exit))
+        entry, exit_ = (tuple(new[b] for b in numbers_) for numbers_ in (program.entry, program.exit))
         return Program(tuple(map(renamed, program.launches)), (), entry, exit_)
 
     buffers = [draft.buffers[i] for i in numbers]
@@ -97,7 +97,7 @@ def renumbered(draft: Draft, numbers: Sequence[int]) -> Draft:
 
 @dataclass
 class _Writer:
-    """Writes one program. `buffers` is shared with the other one, but only persistent buffers are used by both."""
+    """Writes one program. Both programs share `buffers`, but only persistent buffers are used by both."""
 
     table: CandidateTable
     choices: Choices
@@ -138,10 +138,10 @@ class _Writer:
         self.written.setdefault(name, layout)
 
     def _at(self, name: str, layout: Layout) -> int:
-        """The buffer of a value in a layout, with a conversion if there is none yet."""
-        known = self.where.get((name, layout))
-        if known is not None:
-            return known
+        """Return the buffer of a value in a layout, with a conversion if there is none yet."""
+        existing = self.where.get((name, layout))
+        if existing is not None:
+            return existing
         if name in self.viewed and layout is Layout.CHANNELS_FIRST:
             return self._at(self.viewed[name], layout)
         source = self._at(name, self.written[name])
@@ -163,7 +163,7 @@ class _Writer:
 
 
 def conversion(table: CandidateTable, buffers: Sequence[Buffer], source: int, target: int) -> Launch:
-    """The change of layout from one buffer of a whole value to another."""
+    """Return the launch that changes the layout from one buffer of a whole value to another."""
     buffer = buffers[target]
     type_ = table.graph.values[buffer.value or ""].type
     time_us, measured = table.conversion_us(type_, buffer.layout), table.is_conversion_measured(type_)
@@ -179,8 +179,10 @@ def launches_of(
     outputs: Sequence[int],
     buffers: list[Buffer],
 ) -> list[Launch]:
-    """The kernel calls of an operation over its operands' buffers, micro-batches in order. Workspaces are added to
-    `buffers`, one a call."""
+    """Return the kernel calls of an operation over its operands' buffers, micro-batches in order.
+
+    Workspaces are added to `buffers`, one for each call that needs one.
+    """
     per_sample = {b for b in (*inputs, *outputs) if table.graph.values[buffers[b].value or ""].per_sample}
 
     def access(buffer: int, part: Rows, mode: Mode, adds: bool = False) -> Access:
@@ -188,7 +190,7 @@ def launches_of(
             return Access(buffer, part, mode)
         return Access(buffer, WHOLE, Mode.ACCUMULATE if adds else mode)
 
-    found: list[Launch] = []
+    launches: list[Launch] = []
     start = 0
     for micro_batch in micro_batches:
         candidate, part = micro_batch.candidate, Rows(start, start + micro_batch.rows)
@@ -200,6 +202,6 @@ def launches_of(
         adds = start > 0 and kind_of(operation).accumulates
         time_us = accumulating_us(candidate) if adds else candidate.time_us
         kernel = Kernel(candidate.provider, candidate.name, candidate.settings, time_us, candidate.measured)
-        found.append(Launch(kernel, names_of(operation), Stream.COMPUTE, tuple(accesses)))
+        launches.append(Launch(kernel, names_of(operation), Stream.COMPUTE, tuple(accesses)))
         start = part.stop
-    return found
+    return launches

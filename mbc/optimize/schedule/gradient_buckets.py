@@ -1,13 +1,15 @@
-"""Gradient buckets: sums over ranks in few launches, each of gradients that lie one after another, on a stream of their
-own as soon as the last of them is there. What is gathered from all ranks goes on the same stream, where the graph has
-it: a communicator runs one collective at a time. A bucket may be held back until the last of these, so that none of
-them waits for it.
+"""Gradient buckets: sums over ranks in few launches, each of gradients at consecutive addresses.
 
-What depends on the sums (the guard, updates) follows when its bucket should have been summed. A launch that updates
-many parameters is split by the buckets of their gradients, so that most updates run while the last buckets travel.
+The launches run on a stream of their own as soon as the last gradient of their bucket is ready. Values that are
+gathered from all ranks use the same stream, where the graph has them: a communicator runs one collective at a time. A
+bucket may be held back until the last gather, so that no gather waits for it.
 
-Of a sharded optimizer gradients go in buckets, too, of which each rank keeps its parts; they need not lie together. The
-parameters that one launch has updated are gathered by one launch, while later gradients are computed.
+Operations that depend on the sums (the guard, updates) follow when their bucket should have been summed. A launch that
+updates many parameters is split by the buckets of their gradients, so that most updates run while the last buckets are
+summed.
+
+Gradients for a sharded optimizer are in buckets, too. Each rank keeps its parts of them; they need not have consecutive
+addresses. One launch gathers the parameters that one launch has updated, while later gradients are computed.
 """
 
 from __future__ import annotations
@@ -46,30 +48,32 @@ from mbc.optimize.schedule.liveness import owners
 from mbc.optimize.schedule.split_updates import divides, split_by
 from mbc.plan.model import Access, Buffer, Kernel, Launch, Mode, Program, Stream
 
-Collective = tuple[str, ...]  # operations of one launch: those of a bucket sum one gradient each
+Collective = tuple[str, ...]  # operations of one launch; each operation of a bucket sums one gradient
 
 
 def collectives_of(program: Program) -> tuple[Collective, ...]:
-    """The collectives of a program that has buckets, in order."""
+    """Return the collectives of a program that has buckets, in order."""
     return tuple(launch.operations for launch in program.launches if is_collective(launch))
 
 
 def _is_sum(launch: Launch) -> bool:
-    """Whether it sums gradients over the ranks, whole or in parts."""
+    """Return whether a launch sums gradients over the ranks, whole or in parts."""
     return is_bucket(launch) or is_scatter(launch)
 
 
 def sum_layouts(program: Program, buffers: Sequence[Buffer]) -> Iterator[tuple[str, Layout]]:
-    """How the operand of each sum over ranks lies."""
+    """Yield the layout of the operand of each sum over ranks, by the operation's name."""
     for launch in filter(is_bucket, program.launches):
         for name, access in zip(launch.operations, launch.accesses, strict=False):
             yield name, buffers[access.buffer].layout
 
 
 def bucketings(draft: Draft, held_back: bool = False) -> Iterator[tuple[Collective, ...]]:
-    """The collectives of the training program in a few ways: sums in 1, 2, 4 … buckets of about the same bytes, in the
-    order in which the last gradient of each is ready, the last cut again so that little is left to sum at the end of
-    the step; each bucket as soon as it is ready, unless `held_back`, or behind everything that is gathered.
+    """Yield several orders of the training program's collectives, each with sums in buckets.
+
+    Sums are in 1, 2, 4 … buckets of about the same bytes, in the order in which their last gradients are ready. The
+    last bucket is cut again, so that little is left to sum at the end of the step. Each bucket runs as soon as it is
+    ready, or behind everything that is gathered; if `held_back`, only the latter.
     """
     ready = _Ready(draft)
     gathers = tuple(sorted(ready.gathers, key=ready.of))
@@ -77,16 +81,16 @@ def bucketings(draft: Draft, held_back: bool = False) -> Iterator[tuple[Collecti
     for count in effort.BUCKET_COUNTS:
         for cuts in effort.LAST_BUCKET_CUTS:
             cut = (_cut(draft, kind, count, cuts) for kind in (is_bucket, is_scatter))
-            buckets = tuple(sorted((bucket for found in cut for bucket in found), key=ready.of))
+            buckets = tuple(sorted((bucket for of_kind in cut for bucket in of_kind), key=ready.of))
             behind = (*gathers, *buckets)
-            for found in (behind,) if held_back else (tuple(sorted(behind, key=ready.of)), behind):
-                if found not in tried:
-                    tried.add(found)
-                    yield found
+            for order in (behind,) if held_back else (tuple(sorted(behind, key=ready.of)), behind):
+                if order not in tried:
+                    tried.add(order)
+                    yield order
 
 
 def _cut(draft: Draft, is_kind: Callable[[Launch], bool], count: int, cuts: int) -> tuple[Collective, ...]:
-    """Sums of one kind in `count` buckets, the last of which is halved `cuts` times."""
+    """Return sums of one kind in `count` buckets, the last of which is halved `cuts` times."""
     launches = [launch for launch in draft.train.launches if is_kind(launch)]
     sums = [name for launch in launches for name in launch.operations]
     sizes = [draft.buffers[launch.accesses[0].buffer].size_bytes for launch in launches]
@@ -94,29 +98,36 @@ def _cut(draft: Draft, is_kind: Callable[[Launch], bool], count: int, cuts: int)
     ends = [total * (n + 1) / count for n in range(count)]
     for _ in range(cuts):
         ends[-1:] = [ends[-1] - (ends[-1] - (ends[-2] if len(ends) > 1 else 0)) / 2, ends[-1]]
-    found: list[list[str]] = [[] for _ in ends]
+    buckets: list[list[str]] = [[] for _ in ends]
     before, bucket = 0, 0
     for name, size in zip(sums, sizes, strict=True):
         while bucket + 1 < len(ends) and before + size / 2 > ends[bucket]:
             bucket += 1
-        found[bucket].append(name)
+        buckets[bucket].append(name)
         before += size
-    return tuple(tuple(members) for members in found if members)
+    return tuple(tuple(members) for members in buckets if members)
 
 
 def with_buckets(
     draft: Draft, order: Sequence[Collective], ctas: int, graph: TrainingGraph, device: DeviceSpec
 ) -> Draft:
-    """The training program with these collectives, in this order, as launches of `ctas` thread blocks each, and what
-    depends on sums behind their buckets."""
+    """Return the draft with these collectives, in this order, as launches of `ctas` thread blocks each.
+
+    Operations that depend on sums follow their buckets.
+    """
     return _Writer(draft, graph, ctas, device).written(order)
 
 
 class _Ready:
-    """When collectives can run, in a draft with a launch for each sum. `sums`: these, by operation; `gathers`: where
-    the others are, but for those of what depends on sums, which follow them."""
+    """The positions at which collectives can run, in a draft with a launch for each sum.
+
+    Attributes:
+        sums: The launches of sums, by operation.
+        gathers: Positions of the other collectives, except those that depend on sums, which follow them.
+    """
 
     def __init__(self, draft: Draft) -> None:
+        """Find the sums and the other collectives of a draft."""
         launches = draft.train.launches
         self.sums = {name: launch for launch in launches if _is_sum(launch) for name in launch.operations}
         self.gathers: dict[Collective, int] = {}
@@ -130,9 +141,12 @@ class _Ready:
         self._after = {a.buffer: i + 1 for i, w in enumerate(launches) if not _is_sum(w) for a in w.accesses}
 
     def of(self, collective: Collective) -> int:
-        """Behind its launch where it gathers. Else the first position at which all gradients of a bucket are there, and
-        nothing reads them but their sums: these are written over them, and batch normalisation's backward pass reads
-        the gradients of scale and shift."""
+        """Return the first position at which a collective can run.
+
+        A gather runs behind its launch. A bucket runs where all its gradients are ready and nothing reads them except
+        their sums: these overwrite the gradients, and batch normalisation's backward pass reads the gradients of scale
+        and shift.
+        """
         if collective in self.gathers:
             return self.gathers[collective] + 1
         return max(self._after[self.sums[name].accesses[0].buffer] for name in collective)
@@ -140,7 +154,14 @@ class _Ready:
 
 @dataclass
 class _Writer:
-    """`values`: types of the graph's values; `operations` by name."""
+    """Writes the training program with buckets.
+
+    Attributes:
+        draft: The draft with a launch for each sum.
+        graph: The training graph.
+        ctas: Thread blocks of each collective.
+        device: The GPU.
+    """
 
     draft: Draft
     graph: TrainingGraph
@@ -150,9 +171,9 @@ class _Writer:
     def written(self, order: Sequence[Collective]) -> Draft:
         launches = self.draft.train.launches
         operations = {operation.name: operation for operation in self.graph.train}
-        # In the order given, which is that of every rank: none before the one in front of it.
+        # Every rank has the given order: no collective runs before the one in front of it.
         ready = _Ready(self.draft)
-        made = [
+        buckets = [
             (at, self._bucket([ready.sums[name] for name in collective], operations))
             for at, collective in zip(accumulate(map(ready.of, order), max), order, strict=True)
             if collective not in ready.gathers
@@ -163,11 +184,11 @@ class _Writer:
             replace(buffer, alias=summed[i]) if i in summed else buffer for i, buffer in enumerate(self.draft.buffers)
         )
         self.draft = replace(self.draft, buffers=buffers)
-        train = replace(self.draft.train, launches=tuple(self._ordered(made, operations)))
+        train = replace(self.draft.train, launches=tuple(self._ordered(buckets, operations)))
         return replace(self.draft, train=train)
 
     def _updated_in_place(self, operations: Mapping[str, Operation]) -> Iterator[tuple[int, int]]:
-        """Buffers of this rank's parts of new parameters, and of the parts of gradients that they are written over."""
+        """Yield this rank's parts of new parameters, each with the gradient's part that it overwrites."""
         for launch in self.draft.train.launches:
             by_value = {self.draft.buffers[access.buffer].value: access.buffer for access in launch.accesses}
             for operation in (operations[name] for name in launch.operations):
@@ -177,7 +198,7 @@ class _Writer:
                         yield by_value[part], by_value[gradient]
 
     def _bucket(self, sums: Sequence[Launch], operations: Mapping[str, Operation]) -> Launch:
-        """The launches of one gradient each as one."""
+        """Return one launch for several launches of one gradient each."""
         bucket = tuple(name for launch in sums for name in launch.operations)
         first = operations[bucket[0]].attributes
         if isinstance(first, ReduceScatter):
@@ -195,7 +216,7 @@ class _Writer:
         )
 
     def _sharded(self, name: str, launches: Sequence[Launch], operations: Mapping[str, Operation]) -> Launch:
-        """Launches of one tensor each, which is cut into parts or gathered from them, as one."""
+        """Return one launch for several launches of one tensor each, which is cut into parts or gathered from them."""
         members = [operations[launch.operations[0]] for launch in launches]
         attributes = members[0].attributes
         assert isinstance(attributes, AllGather | ReduceScatter)
@@ -210,7 +231,7 @@ class _Writer:
         )
 
     def _gather(self, launch: Launch, operations: Mapping[str, Operation]) -> Launch:
-        """On the stream of collectives, by the thread blocks that all of them have."""
+        """Return a gather on the stream of collectives, by the thread blocks that all collectives have."""
         operation = operations[launch.operations[0]]
         assert isinstance(operation.attributes, AllGather)
         types = [self.graph.values[name].type for name in operation.inputs]
@@ -220,20 +241,23 @@ class _Writer:
 
     def _workspace(self, members: Sequence[TensorType]) -> tuple[Access, ...]:
         size_bytes = parts_bytes(members)
-        made = Buffer(None, WHOLE, Layout.CHANNELS_FIRST, DType.UINT8, size_bytes)
-        self.draft = replace(self.draft, buffers=(*self.draft.buffers, made))
+        workspace = Buffer(None, WHOLE, Layout.CHANNELS_FIRST, DType.UINT8, size_bytes)
+        self.draft = replace(self.draft, buffers=(*self.draft.buffers, workspace))
         return (Access(len(self.draft.buffers) - 1, WHOLE, Mode.WRITE),)
 
-    def _ordered(self, made: Sequence[tuple[int, Launch]], operations: Mapping[str, Operation]) -> Iterator[Launch]:
-        """The buckets as soon as they are ready, what depends on them once they should be summed, the rest as it
-        was."""
+    def _ordered(self, buckets: Sequence[tuple[int, Launch]], operations: Mapping[str, Operation]) -> Iterator[Launch]:
+        """Yield all launches in the new order.
+
+        Buckets run as soon as they are ready, and launches that depend on them once they should be summed. All other
+        launches keep their order.
+        """
         launches = self.draft.train.launches
         starts_us = [0.0, *accumulate(0.0 if _is_sum(launch) else launch.work.time_us for launch in launches)]
         before: dict[int, list[Launch]] = {}
-        there: dict[int, int] = {}  # by buffer: the position at which what depends on a sum is there
+        there: dict[int, int] = {}  # by buffer: the position from which on a value that depends on a sum is ready
         of_bucket: dict[int, int] = {}
         end_us = 0.0
-        for number, (ready, bucket) in enumerate(made):
+        for number, (ready, bucket) in enumerate(buckets):
             before.setdefault(ready, []).append(bucket)
             end_us = max(end_us, starts_us[ready]) + bucket.work.time_us
             at = _behind_micro_batches(launches, max(ready, bisect_left(starts_us, end_us, hi=len(launches))))
@@ -262,8 +286,11 @@ class _Writer:
     def _gathered(
         self, launches: Sequence[tuple[int, Launch]], operations: Mapping[str, Operation]
     ) -> Iterator[tuple[int, Launch]]:
-        """What follows sums, each at its position: parts of new parameters that are there together are gathered
-        together, behind all updates and before what reads them; other gathers as they come."""
+        """Yield the launches that follow sums, each with its position.
+
+        Parts of new parameters that are ready together are gathered together, behind all updates and before their
+        readers; other gathers run in their order.
+        """
         parts: dict[int, list[Launch]] = {}
         gathered: set[int] = set()
         readers: list[tuple[int, Launch]] = []
@@ -281,7 +308,7 @@ class _Writer:
     def _parts(
         self, launch: Launch, of_bucket: Mapping[int, int], operations: Mapping[str, Operation]
     ) -> tuple[Launch, ...]:
-        """A launch of many updates by the buckets of their gradients."""
+        """Return a launch of many updates, split by the buckets of their gradients."""
         if not divides(launch, operations):
             return (launch,)
         buckets = {self.draft.buffers[buffer].value: bucket for buffer, bucket in of_bucket.items()}
@@ -294,7 +321,7 @@ class _Writer:
 
 
 def _behind_micro_batches(launches: Sequence[Launch], at: int) -> int:
-    """The first position from `at` on that is not between micro-batches of one operation."""
+    """Return the first position from `at` on that is not between micro-batches of one operation."""
     while 0 < at < len(launches) and launches[at].operations and launches[at].operations == launches[at - 1].operations:
         at += 1
     return at
@@ -305,9 +332,10 @@ def _position(pair: tuple[int, Launch]) -> int:
 
 
 class _LastTouch:
-    """Until where each launch needs the bytes that another one writes or reads. `moved`: launches that go elsewhere."""
+    """The last launches that write or read the bytes that a launch needs. `moved` are launches that go elsewhere."""
 
     def __init__(self, draft: Draft, skipped: Callable[[Launch], bool]) -> None:
+        """Find the launches that write or read each buffer, except for those that `skipped` selects."""
         self.moved: set[int] = set()
         self._owner = owners(draft.buffers)
         self._written: dict[int, list[int]] = {}
@@ -320,10 +348,10 @@ class _LastTouch:
                     self._written.setdefault(root, []).append(i)
 
     def before(self, launch: Launch, at: int) -> int:
-        """The first position behind all launches before `at` that it must follow."""
-        found = 0
+        """Return the first position behind all launches before `at` that the launch must follow."""
+        position = 0
         for access in launch.accesses:
-            known = self._written if access.mode is Mode.READ else self._touched
-            earlier = (i for i in known.get(self._owner[access.buffer], ()) if i < at and i not in self.moved)
-            found = max(found, 1 + max(earlier, default=-1))
-        return found
+            touches = self._written if access.mode is Mode.READ else self._touched
+            earlier = (i for i in touches.get(self._owner[access.buffer], ()) if i < at and i not in self.moved)
+            position = max(position, 1 + max(earlier, default=-1))
+        return position

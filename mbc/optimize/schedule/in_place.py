@@ -11,25 +11,31 @@ from mbc.optimize.schedule.emit_launches import Draft
 from mbc.optimize.schedule.regions import Region
 from mbc.plan.model import Buffer, Mode, Program
 
-# By the operations of a launch: pairs of an operand that it may overwrite and the output that it writes there, as
-# numbers of accesses.
+# For the operations of a launch: pairs of an operand that the launch may overwrite and the output that it writes there,
+# as numbers of accesses.
 InPlace = Mapping[tuple[str, ...], Sequence[tuple[int, int]]]
 
 
 def alias_in_place(graph: TrainingGraph, draft: Draft, groups: Iterable[Operation] = ()) -> Draft:
-    """The same launches, with an alias for every output that can be written in place. `groups`: fusion groups."""
+    """Return the draft with an alias for every output that can be written in place.
+
+    Args:
+        graph: The training graph.
+        draft: Launches and buffers.
+        groups: Fusion groups that the draft launches.
+    """
     operands = in_place_operands(graph, groups)
     return with_aliases(with_aliases(draft, draft.train, operands), draft.infer, operands)
 
 
 def in_place_operands(graph: TrainingGraph, groups: Iterable[Operation]) -> InPlace:
-    """The in-place operands of the graph's operations and of fusion groups."""
-    found = {names_of(operation): tuple(_pairs(operation)) for operation in (*graph.train, *graph.infer, *groups)}
-    return {names: pairs for names, pairs in found.items() if pairs}
+    """Return the in-place operands of the graph's operations and of fusion groups."""
+    operands = {names_of(operation): tuple(_pairs(operation)) for operation in (*graph.train, *graph.infer, *groups)}
+    return {names: pairs for names, pairs in operands.items() if pairs}
 
 
 def with_aliases(draft: Draft, program: Program, operands: InPlace) -> Draft:
-    """The draft with the aliases that are possible in one of its programs."""
+    """Return the draft with the aliases that are possible in one of its programs."""
     buffers = list(draft.buffers)
     reused = {*draft.persistent, *program.entry, *program.exit}
     last_touch: dict[int, int] = {}
@@ -51,8 +57,10 @@ def with_aliases(draft: Draft, program: Program, operands: InPlace) -> Draft:
 
 
 def in_place(draft: Draft, regions: Sequence[Region], operands: InPlace) -> Iterator[tuple[int, int]]:
-    """Runs of the training program, by index, and the buffers that each overwrites where nothing reads them any more;
-    of several for one output the first."""
+    """Yield regions of the training program, by index, and the buffers that each may overwrite once nothing reads them.
+
+    If several buffers are possible for one output, only the first is yielded.
+    """
     for i, region in enumerate(regions):
         launch = draft.train.launches[region.start]
         buffers = [a.buffer for a in launch.accesses]

@@ -18,8 +18,12 @@ from mbc.plan.model import Buffer, Mode, Program, Space, aligned
 class Block:
     """The bytes of a buffer and its aliases, live from launch `start` to before launch `stop`.
 
-    `size_bytes` is rounded up to the alignment; `buffers` share the block, the first one is the owner. The gradients of
-    a bucket, where they are one block, lie in it one after another.
+    Attributes:
+        buffers: Buffers that share the block; the first one is the owner. If the gradients of a bucket are one block,
+            they have consecutive addresses in it.
+        size_bytes: Bytes, rounded up to the alignment.
+        start: The first launch.
+        stop: The launch after the last.
     """
 
     buffers: tuple[int, ...]
@@ -29,47 +33,49 @@ class Block:
 
 
 def owners(buffers: Sequence[Buffer]) -> list[int]:
-    """For each buffer the one whose bytes it has, itself where it has no alias."""
-    found = list(range(len(buffers)))
+    """Return for each buffer the buffer whose bytes it has: itself where it has no alias."""
+    owner = list(range(len(buffers)))
     for i, buffer in enumerate(buffers):
         while buffer.alias is not None:
-            found[i] = buffer.alias
+            owner[i] = buffer.alias
             buffer = buffers[buffer.alias]
-    return found
+    return owner
 
 
 def blocks(
     program: Program, buffers: Sequence[Buffer], persistent: frozenset[int], space: Space = Space.ARENA
 ) -> tuple[Block, ...]:
-    """The blocks of one space that a program needs besides the persistent ones, ordered by start."""
-    found: list[Block] = []
+    """Return the blocks of one space that a program needs besides the persistent ones, ordered by start."""
+    blocks_: list[Block] = []
     for root, (start, stop, members) in _lives(program, buffers, persistent, space).items():
         others = (b for b in members if b != root)
-        found.append(Block((root, *others), aligned(buffers[root].size_bytes), start, stop))
-    return tuple(sorted(found, key=lambda block: (block.start, block.buffers[0])))
+        blocks_.append(Block((root, *others), aligned(buffers[root].size_bytes), start, stop))
+    return tuple(sorted(blocks_, key=lambda block: (block.start, block.buffers[0])))
 
 
 def blocks_to_place(
     program: Program, buffers: Sequence[Buffer], persistent: frozenset[int], space: Space = Space.ARENA
 ) -> tuple[Block, ...]:
-    """As `blocks`, with the gradients of each bucket as one block, live from the first start to the last stop."""
-    found = {block.buffers[0]: block for block in blocks(program, buffers, persistent, space)}
+    """Return the blocks of one space, with the gradients of each bucket as one block.
+
+    Such a block is live from the first start to the last stop of its gradients.
+    """
+    by_owner = {block.buffers[0]: block for block in blocks(program, buffers, persistent, space)}
     buckets = tuple(contiguous(program)) if space is Space.ARENA else ()
     owner = owners(buffers) if buckets else []
     for bucket in buckets:
-        members = [found.pop(owner[buffer]) for buffer in bucket]
-        found[owner[bucket[0]]] = Block(
+        members = [by_owner.pop(owner[buffer]) for buffer in bucket]
+        by_owner[owner[bucket[0]]] = Block(
             tuple(buffer for block in members for buffer in block.buffers),
             sum(block.size_bytes for block in members),
             min(block.start for block in members),
             max(block.stop for block in members),
         )
-    return tuple(sorted(found.values(), key=lambda block: (block.start, block.buffers[0])))
+    return tuple(sorted(by_owner.values(), key=lambda block: (block.start, block.buffers[0])))
 
 
 def contiguous(program: Program) -> Iterator[tuple[int, ...]]:
-    """Buffers that must lie one after another, each beginning at the next multiple of the alignment: the operands of
-    each bucket."""
+    """Yield the buffers that need consecutive addresses, at multiples of the alignment: the operands of each bucket."""
     for launch in program.launches:
         if is_bucket(launch):
             read = tuple(access.buffer for access in launch.accesses if access.mode is Mode.READ)
@@ -80,7 +86,7 @@ def contiguous(program: Program) -> Iterator[tuple[int, ...]]:
 def _lives(
     program: Program, buffers: Sequence[Buffer], persistent: frozenset[int], space: Space
 ) -> Mapping[int, tuple[int, int, list[int]]]:
-    """By the owner of their bytes: the launches [start, stop) over which buffers hold them, and these buffers."""
+    """Return, by the owner of their bytes, the launches [start, stop) over which buffers hold them, and the buffers."""
     owner = owners(buffers)
     until = last_concurrent(program, buffers, owner)
     end = len(program.launches)
@@ -96,25 +102,27 @@ def _lives(
     for buffer in program.exit:
         first.setdefault(buffer, max(end - 1, 0))
         last[buffer] = max(end - 1, 0)
-    found: dict[int, tuple[int, int, list[int]]] = {}
+    lives: dict[int, tuple[int, int, list[int]]] = {}
     for buffer, launch in first.items():
         root = owner[buffer]
         if root in persistent or buffers[root].space is not space:
             continue
         stop = last[buffer] + 1
-        if root in found:
-            start, known, members = found[root]
+        if root in lives:
+            start, until_, members = lives[root]
             members.append(buffer)
-            found[root] = min(start, launch), max(known, stop), members
+            lives[root] = min(start, launch), max(until_, stop), members
         else:
-            found[root] = launch, stop, [buffer]
-    return found
+            lives[root] = launch, stop, [buffer]
+    return lives
 
 
 def live_of(program: Program, buffers: Sequence[Buffer], persistent: frozenset[int]) -> NDArray[np.int64]:
-    """Live bytes of the arena at each launch of a program, without the persistent ones; of all gradients of a bucket
-    from the first on."""
-    found = (
+    """Return the live bytes of the arena at each launch of a program, without the persistent ones.
+
+    All gradients of a bucket count from the first of them on.
+    """
+    lives = (
         [(block.start, block.stop, block.size_bytes) for block in blocks_to_place(program, buffers, persistent)]
         if any(map(is_bucket, program.launches))
         else [
@@ -122,7 +130,7 @@ def live_of(program: Program, buffers: Sequence[Buffer], persistent: frozenset[i
             for root, (start, stop, _) in _lives(program, buffers, persistent, Space.ARENA).items()
         ]
     )
-    starts, stops, sizes = np.array(found, np.int64).reshape(-1, 3).T
+    starts, stops, sizes = np.array(lives, np.int64).reshape(-1, 3).T
     changes = np.zeros(len(program.launches) + 1, np.int64)
     np.add.at(changes, starts, sizes)
     np.subtract.at(changes, stops, sizes)
@@ -130,7 +138,7 @@ def live_of(program: Program, buffers: Sequence[Buffer], persistent: frozenset[i
 
 
 def peak_bytes(blocks_: Sequence[Block]) -> tuple[int, int]:
-    """The peak live bytes, and the launch at which they occur."""
+    """Return the peak live bytes, and the launch at which they occur."""
     changes: dict[int, int] = {}
     for block in blocks_:
         changes[block.start] = changes.get(block.start, 0) + block.size_bytes
@@ -144,7 +152,7 @@ def peak_bytes(blocks_: Sequence[Block]) -> tuple[int, int]:
 
 
 def live_bytes(blocks_: Sequence[Block], launches: int) -> list[int]:
-    """Live bytes at each launch."""
+    """Return the live bytes at each launch."""
     changes = [0] * (launches + 1)
     for block in blocks_:
         changes[block.start] += block.size_bytes

@@ -1,5 +1,7 @@
-"""Simulates a program: each stream runs its launches in order and stalls at its waits, and concurrent launches slow
-down one another."""
+"""The predicted time of a program: each stream runs its launches in order and stalls at its waits.
+
+Concurrent launches slow down one another.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +17,14 @@ _IDLE_US = 1e-9  # rounding: a launch with less left has ended
 
 @dataclass(frozen=True, slots=True)
 class LinkContention:
-    """What copies of one link do. `slowdowns`: of each kernel while they run (unused for other launches); `out`,
-    `back`: time of a copy while the other direction is busy, over that alone; `beside`: while another link is busy."""
+    """The effect of copies over one link.
+
+    Attributes:
+        slowdowns: Slowdown of each kernel while the copies run; unused for other launches.
+        out: Time of a copy from the GPU while the other direction is busy, relative to that alone.
+        back: Time of a copy to the GPU while the other direction is busy, relative to that alone.
+        beside: Time of a copy while another link is busy, relative to that alone.
+    """
 
     slowdowns: tuple[Slowdown, ...]
     out: float
@@ -26,11 +34,15 @@ class LinkContention:
 
 @dataclass(frozen=True, slots=True)
 class Contention:
-    """How concurrent launches slow down one another. `links`: by copies, by the space at their other end. `fills`: the
-    share of the GPU that each kernel fills, 0 to 1: two concurrent kernels whose shares exceed 1 slow down. `wait_us`:
-    additional time of a kernel that waits for one of the other stream of kernels. `copy_wait_us`: that of a kernel at
-    either end of a wait for a copy. `beside_collective`: the slowdown of each kernel while a collective runs (empty
-    where none does), `collective`: that of a collective while a kernel runs.
+    """Slowdowns of concurrent launches by one another.
+
+    Attributes:
+        links: Contention of copies, by the space at their other end.
+        fills: Share of the GPU that each kernel fills, 0 to 1: two concurrent kernels whose shares exceed 1 slow down.
+        wait_us: Additional time of a kernel that waits for one of the other stream of kernels.
+        copy_wait_us: Additional time of a kernel at either end of a wait for a copy.
+        beside_collective: Slowdown of each kernel while a collective runs; empty where none does.
+        collective: Slowdown of a collective while each kernel runs.
     """
 
     links: Mapping[Space, LinkContention]
@@ -43,10 +55,13 @@ class Contention:
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """When each launch starts and ends, in microseconds from the start of the program.
+    """Times of all launches, in microseconds from the start of the program.
 
-    `stalls_us`: for how long each launch found its stream idle, that is, waited for launches of other streams.
-    `synchronise_us`: how much longer it takes because it is at an end of a wait between two streams.
+    Attributes:
+        starts_us: Start of each launch.
+        ends_us: End of each launch.
+        stalls_us: Time before each launch for which its stream was idle, that is, waited for launches of other streams.
+        synchronise_us: Additional time of each launch because it is at an end of a wait between two streams.
     """
 
     starts_us: tuple[float, ...]
@@ -56,12 +71,18 @@ class Timeline:
 
     @property
     def total_us(self) -> float:
+        """End of the last launch."""
         return max(self.ends_us, default=0.0)
 
 
 def simulate(program: Program, times_us: Sequence[float] | None = None, contention: Contention | None = None) -> float:
-    """Microseconds from the first launch to the end of the last. `times_us`: of each launch alone, in place of its own;
-    without `contention` launches do not slow down one another."""
+    """Return the microseconds from the first launch to the end of the last.
+
+    Args:
+        program: The program.
+        times_us: Time of each launch alone, in the place of its own.
+        contention: How launches slow down one another; None: they do not.
+    """
     if not program.waits and contention is None:
         busy: dict[Stream, float] = {}
         for launch, time_us in zip(program.launches, _alone(program, times_us), strict=True):
@@ -73,7 +94,7 @@ def simulate(program: Program, times_us: Sequence[float] | None = None, contenti
 def timeline(
     program: Program, times_us: Sequence[float] | None = None, contention: Contention | None = None
 ) -> Timeline:
-    """When each launch runs. Arguments as for `simulate`."""
+    """Return when each launch runs; arguments as for `simulate`."""
     alone_us = _alone(program, times_us)
     waits: dict[int, list[int]] = {}
     for earlier, later in program.waits:
@@ -104,8 +125,10 @@ def _undisturbed(program: Program, alone_us: Sequence[float], waits: dict[int, l
 def _disturbed(
     program: Program, alone_us: Sequence[float], waits: dict[int, list[int]], contention: Contention
 ) -> Timeline:
-    """From one end of a launch to the next, every running launch progresses at the rate that contention with the others
-    allows."""
+    """Return the timeline where running launches progress at the rate that contention with one another allows.
+
+    The rates change when a launch ends.
+    """
     count = len(program.launches)
     waiting_us = _waiting_us(program, contention)
     alone_us = [time + wait for time, wait in zip(alone_us, waiting_us, strict=True)]
@@ -139,48 +162,51 @@ def _disturbed(
 
 
 def _waiting_us(program: Program, contention: Contention) -> list[float]:
-    """Additional time of each launch at an end of a wait between two streams."""
-    found = [0.0] * len(program.launches)
+    """Return the additional time of each launch at an end of a wait between two streams."""
+    waiting_us = [0.0] * len(program.launches)
     for earlier, later in program.waits:
         first, second = program.launches[earlier].stream, program.launches[later].stream
         if first in COPY_STREAMS:
             if second is Stream.COMPUTE:
-                found[later] = max(found[later], contention.copy_wait_us)
+                waiting_us[later] = max(waiting_us[later], contention.copy_wait_us)
         elif second in COPY_STREAMS:
             if first is Stream.COMPUTE:
-                found[earlier] = max(found[earlier], contention.copy_wait_us)
+                waiting_us[earlier] = max(waiting_us[earlier], contention.copy_wait_us)
         elif first is not second:
-            found[later] = max(found[later], contention.wait_us)
-    return found
+            waiting_us[later] = max(waiting_us[later], contention.wait_us)
+    return waiting_us
 
 
 def _slower(running: dict[Stream, int], contention: Contention) -> dict[Stream, float]:
-    """Slowdown of each running launch relative to running alone."""
-    found = dict.fromkeys(running, 1.0)
+    """Return the slowdown of each running launch relative to running alone."""
+    slowdowns = dict.fromkeys(running, 1.0)
     busy = {space: (STREAM_TO[space] in running, STREAM_FROM[space] in running) for space in contention.links}
     busy = {space: lanes for space, lanes in busy.items() if any(lanes)}
     for space, lanes in busy.items():
         link, beside = contention.links[space], contention.links[space].beside if len(busy) > 1 else 1.0
-        found[STREAM_TO[space]] = beside * (link.out if all(lanes) else 1.0)
-        found[STREAM_FROM[space]] = beside * (link.back if all(lanes) else 1.0)
+        slowdowns[STREAM_TO[space]] = beside * (link.out if all(lanes) else 1.0)
+        slowdowns[STREAM_FROM[space]] = beside * (link.back if all(lanes) else 1.0)
     kernels = [stream for stream in (Stream.COMPUTE, Stream.CONCURRENT) if stream in running]
     crowd = max(1.0, sum(contention.fills[running[stream]] for stream in kernels)) if len(kernels) > 1 else 1.0
     for stream in kernels:
-        found[stream] = crowd
+        slowdowns[stream] = crowd
         for space, (out, back) in busy.items():
             slowdown = contention.links[space].slowdowns[running[stream]]
-            found[stream] *= slowdown.both if out and back else slowdown.out if out else slowdown.back
+            slowdowns[stream] *= slowdown.both if out and back else slowdown.out if out else slowdown.back
         if Stream.COLLECTIVE in running and contention.beside_collective:
-            found[stream] *= contention.beside_collective[running[stream]]
+            slowdowns[stream] *= contention.beside_collective[running[stream]]
     if Stream.COLLECTIVE in running:
         slower = [contention.collective[running[stream]] for stream in kernels if contention.collective]
-        found[Stream.COLLECTIVE] = max(slower, default=1.0)
-    return found
+        slowdowns[Stream.COLLECTIVE] = max(slower, default=1.0)
+    return slowdowns
 
 
 def measured_share(program: Program) -> float:
-    """The part of the summed times of kernels that was measured, 0 to 1. Copies, whose links are measured, run beside
-    them: where kernels are estimated a step is."""
+    """Return the part of the summed times of kernels that was measured, 0 to 1.
+
+    Copies do not count: they run beside kernels, and their links are measured. A step is an estimate where its kernels
+    are estimated.
+    """
     kernels = [launch.work for launch in program.launches if not isinstance(launch.work, Copy)]
     total = sum(kernel.time_us for kernel in kernels)
     return sum(kernel.time_us for kernel in kernels if kernel.measured) / total if total else 0.0

@@ -1,8 +1,8 @@
-"""Split updates: a launch of many operations (all parameter updates, all casts) is split into several, each as early as
-its operands are ready.
+"""Split updates: a launch of many operations is split into several, each as early as its operands are ready.
 
-One launch that updates all parameters waits for the last gradient, and one that casts them all comes before the first
-layer. Split, most of them can run concurrently with the launches in between, and gradients are freed earlier.
+Such a launch runs all parameter updates, or all casts. One launch that updates all parameters waits for the last
+gradient, and one that casts them all comes before the first layer. Split, most of them can run concurrently with the
+launches in between, and gradients are freed earlier.
 """
 
 from __future__ import annotations
@@ -24,8 +24,14 @@ from mbc.plan.model import Access, Buffer, Kernel, Launch, Mode
 
 @dataclass(frozen=True, slots=True)
 class _Member:
-    """One operation of a launch. `ready`: the earliest position in the program at which it can run; `needed`: that of
-    the next launch that touches what it writes or overwrites what it reads."""
+    """One operation of a launch.
+
+    Attributes:
+        operation: The operation.
+        touched_bytes: Bytes of its operands.
+        ready: The earliest position in the program at which it can run.
+        needed: Position of the next launch that touches its outputs or overwrites its inputs.
+    """
 
     operation: Operation
     touched_bytes: int
@@ -34,20 +40,34 @@ class _Member:
 
 
 def divisible_us(draft: Draft, operations: Mapping[str, Operation]) -> float:
-    """Time of the launches that may be split."""
+    """Return the time of the launches that may be split."""
     return sum(launch.work.time_us for launch in draft.train.launches if divides(launch, operations))
 
 
 def split_into(draft: Draft, count: int, operations: Mapping[str, Operation], device: DeviceSpec) -> Draft:
-    """The training program with every launch that may be split as up to `count` launches of about the same bytes, whole
-    where it has too few operations. `operations` by name."""
+    """Return the draft with every launch that may be split as up to `count` launches of about the same bytes.
+
+    A launch with too few operations stays whole.
+
+    Args:
+        draft: Launches and buffers.
+        count: Launches to split each launch into.
+        operations: Operations by name.
+        device: The GPU.
+    """
     divisible = (i for i, launch in enumerate(draft.train.launches) if divides(launch, operations))
     return _split(draft, dict.fromkeys(divisible, count), operations, device, merge=False)
 
 
 def split_within(draft: Draft, available_bytes: int, operations: Mapping[str, Operation], device: DeviceSpec) -> Draft:
-    """The training program with those launches split whose operands keep a large share of the available bytes live
-    until the last of them is ready."""
+    """Return the draft with those launches split whose operands occupy much memory until the last of them is ready.
+
+    Args:
+        draft: Launches and buffers.
+        available_bytes: Bytes of the arena.
+        operations: Operations by name.
+        device: The GPU.
+    """
     persistent = frozenset(draft.persistent)
     counts: dict[int, int] = {}
     for i, launch in enumerate(draft.train.launches):
@@ -67,8 +87,17 @@ def split_by(
     buffers: Sequence[Buffer],
     device: DeviceSpec,
 ) -> tuple[Launch, ...]:
-    """A launch that may be split as one launch for each of `parts`, the names of its operations in the order of the
-    launches; a part of a single operation goes with the one behind it, or the last with the one before."""
+    """Return a launch that may be split as one launch for each of `parts`.
+
+    A part of a single operation is merged with the next part; the last part with the previous one.
+
+    Args:
+        launch: The launch.
+        parts: Names of operations, in the order of the launches.
+        operations: Operations by name.
+        buffers: Buffers of the program.
+        device: The GPU.
+    """
     accesses = _by_value(launch, operations, buffers)
     joined: list[list[str]] = []
     for part in parts:
@@ -98,10 +127,10 @@ def _touched_bytes(operation: Operation, accesses: Mapping[str, Access], buffers
 def _split(
     draft: Draft, counts: Mapping[int, int], operations: Mapping[str, Operation], device: DeviceSpec, merge: bool
 ) -> Draft:
-    """`merge`: parts that are ready at the same position are merged."""
+    """Return the draft with launches split; if `merge`, parts that are ready at the same position are merged."""
     launches = draft.train.launches
     owner = owners(draft.buffers)
-    before: dict[int, list[Launch]] = {}  # by the position in front of which they come
+    before: dict[int, list[Launch]] = {}  # by the position that they precede
     stays = set(range(len(launches)))
     for i, count in counts.items():
         launch = launches[i]
@@ -123,7 +152,7 @@ def _split(
 
 
 def divides(launch: Launch, operations: Mapping[str, Operation]) -> bool:
-    """Whether it is long enough, and of many independent operations."""
+    """Return whether a launch is long enough to be split, and has several independent operations."""
     return (
         len(launch.operations) > 1
         and isinstance(launch.work, Kernel)
@@ -136,13 +165,13 @@ def _members(
     at: int, accesses: Mapping[str, Access], launches: Sequence[Launch], buffers: Sequence[Buffer],
     owner: Sequence[int], operations: Mapping[str, Operation],
 ) -> list[_Member]:  # fmt: skip
-    """The members of the launch at `at`, sorted by when they are ready, then by when they are needed."""
+    """Return the members of the launch at `at`, sorted by when they are ready, then by when they are needed."""
     read: dict[int, list[int]] = {}
     written: dict[int, list[int]] = {}
     for i, launch in enumerate(launches):
         for access in launch.accesses:
             (read if access.mode is Mode.READ else written).setdefault(owner[access.buffer], []).append(i)
-    found: list[_Member] = []
+    members: list[_Member] = []
     for name in launches[at].operations:
         own = [accesses[value] for value in (*operations[name].inputs, *operations[name].outputs)]
         others: set[int] = set()
@@ -151,7 +180,7 @@ def _members(
             others.update(written.get(there, ()))
             if access.mode is not Mode.READ:
                 others.update(read.get(there, ()))
-        found.append(
+        members.append(
             _Member(
                 operations[name],
                 _touched_bytes(operations[name], accesses, buffers),
@@ -159,7 +188,7 @@ def _members(
                 min((i for i in others if i > at), default=len(launches)),
             )
         )
-    return sorted(found, key=lambda member: (member.ready, member.needed))
+    return sorted(members, key=lambda member: (member.ready, member.needed))
 
 
 def _by_value(
@@ -170,15 +199,17 @@ def _by_value(
 
 
 def _cut(members: Sequence[_Member], count: int) -> list[list[_Member]]:
-    """Members in order, in parts of about the same bytes and of at least two members, since a single operation is no
-    group: a part of one is merged with a neighbour."""
+    """Return members in order, in parts of about the same bytes and of at least two members.
+
+    A single operation is no group, so a part of one is merged with a neighbour.
+    """
     behind = list(accumulate(member.touched_bytes for member in members))
-    found: dict[int, list[_Member]] = {}
+    by_number: dict[int, list[_Member]] = {}
     for member, end in zip(members, behind, strict=True):
         middle = end - member.touched_bytes / 2
-        found.setdefault(min(count - 1, int(middle * count / behind[-1])), []).append(member)
+        by_number.setdefault(min(count - 1, int(middle * count / behind[-1])), []).append(member)
     parts: list[list[_Member]] = []
-    for part in found.values():
+    for part in by_number.values():
         if parts and (len(part) == 1 or len(parts[-1]) == 1):
             parts[-1] += part
         else:
@@ -187,17 +218,17 @@ def _cut(members: Sequence[_Member], count: int) -> list[list[_Member]]:
 
 
 def _merged(parts: Sequence[list[_Member]]) -> list[list[_Member]]:
-    """Parts merged that are ready at the same position."""
-    found: dict[int, list[_Member]] = {}
+    """Return the parts, merged where they are ready at the same position."""
+    merged: dict[int, list[_Member]] = {}
     for part in parts:
-        found.setdefault(max(member.ready for member in part), []).extend(part)
-    return list(found.values())
+        merged.setdefault(max(member.ready for member in part), []).extend(part)
+    return list(merged.values())
 
 
 def _launch(
     whole: Launch, part: Sequence[_Member], accesses: Mapping[str, Access], share: float, device: DeviceSpec
 ) -> Launch:
-    """The launch of a part: its time is estimated by its share of the bytes."""
+    """Return the launch of a part, whose time is estimated by its share of the bytes."""
     members = [member.operation for member in part]
     joined = join(members, [name for operation in members for name in operation.outputs])
     moving_us = max(0.0, whole.work.time_us - device.launch_us)

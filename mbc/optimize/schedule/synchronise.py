@@ -1,5 +1,7 @@
-"""Waits between streams: a launch waits for the data that it reads, and before it overwrites bytes that another stream
-may still use. Redundant waits, which others imply, are left out."""
+"""Waits between streams, without redundant ones, which others imply.
+
+A launch waits for the data that it reads, and before it overwrites bytes that another stream may still use.
+"""
 
 from __future__ import annotations
 
@@ -10,39 +12,39 @@ from mbc.plan.model import Access, Buffer, Launch, Mode, Program, Space, Stream
 
 
 def synchronise(program: Program, buffers: Sequence[Buffer], offsets: Sequence[int]) -> tuple[tuple[int, int], ...]:
-    """Waits as (earlier launch, later launch) on different streams, ordered."""
+    """Return the waits, (earlier launch, later launch) on different streams, ordered."""
     if len({launch.stream for launch in program.launches}) <= 1:
         return ()
     return essential(program.launches, _needed(program, buffers, offsets))
 
 
 def essential(launches: Sequence[Launch], waits: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
-    """Those waits that no others imply, ordered."""
+    """Return the waits that no others imply, ordered."""
     needed: dict[int, dict[Stream, int]] = {}
     for earlier, later in waits:
         latest = needed.setdefault(later, {})
         stream = launches[earlier].stream
         latest[stream] = max(latest.get(stream, -1), earlier)
-    found: list[tuple[int, int]] = []
+    essential_waits: list[tuple[int, int]] = []
     last_on: dict[Stream, int] = {}
-    # known[i][s]: the latest launch of stream s that is finished when launch i starts.
-    known: list[dict[Stream, int]] = []
+    # finished_before[i][s]: the latest launch of stream s that is finished when launch i starts.
+    finished_before: list[dict[Stream, int]] = []
     for i, launch in enumerate(launches):
-        finished = dict(known[last_on[launch.stream]]) if launch.stream in last_on else {}
+        finished = dict(finished_before[last_on[launch.stream]]) if launch.stream in last_on else {}
         for stream, other in sorted(needed.get(i, {}).items(), key=lambda item: -item[1]):
             if finished.get(stream, -1) < other:
-                found.append((other, i))
-                for s, launch_index in (*known[other].items(), (stream, other)):
+                essential_waits.append((other, i))
+                for s, launch_index in (*finished_before[other].items(), (stream, other)):
                     finished[s] = max(finished.get(s, -1), launch_index)
         if launch.stream in last_on:
             finished[launch.stream] = last_on[launch.stream]
-        known.append(finished)
+        finished_before.append(finished)
         last_on[launch.stream] = i
-    return tuple(sorted(found))
+    return tuple(sorted(essential_waits))
 
 
 def _needed(program: Program, buffers: Sequence[Buffer], offsets: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Pairs of a launch of another stream and one that reads or overwrites its bytes."""
+    """Yield pairs of a launch of another stream and one that reads or overwrites its bytes."""
     streams = [launch.stream for launch in program.launches]
     accesses = [[_bytes(access, buffers, offsets) for access in launch.accesses] for launch in program.launches]
     spaces = {space: _Segments() for space in Space}
@@ -72,7 +74,7 @@ def _needed(program: Program, buffers: Sequence[Buffer], offsets: Sequence[int])
 
 
 def _bytes(access: Access, buffers: Sequence[Buffer], offsets: Sequence[int]) -> tuple[Space, int, int, bool]:
-    """The space and the range of bytes of an access, and whether it reads."""
+    """Return the space and the range of bytes of an access, and whether it reads."""
     buffer, rows = buffers[access.buffer], access.rows
     per_row = buffer.size_bytes // max(1, buffer.rows.count)
     low = offsets[access.buffer] + (rows.start - buffer.rows.start) * per_row
@@ -81,8 +83,10 @@ def _bytes(access: Access, buffers: Sequence[Buffer], offsets: Sequence[int]) ->
 
 @dataclass
 class _Segments:
-    """The bytes of one space between the `ends` of all accesses, each with its last writer and its last reader on every
-    stream since."""
+    """The bytes of one space between the `ends` of all accesses.
+
+    Each segment has its last writer, and its last reader on every stream since.
+    """
 
     ends: set[int] = field(default_factory=set[int])
     place: dict[int, int] = field(default_factory=dict[int, int])  # of the segment that begins at a byte
@@ -95,5 +99,5 @@ class _Segments:
         self.readers = [{} for _ in self.ends]
 
     def over(self, low: int, high: int) -> range:
-        """The segments that make up [low, high)."""
+        """Return the segments that [low, high) consists of."""
         return range(self.place[low], self.place[high])

@@ -1,17 +1,17 @@
-"""The search loop: select, schedule, place; where the budget is missed, select again within the bytes that are free.
+"""The search loop: select, schedule, place; where the budget is exceeded, select again within the bytes that are free.
 
-* `search`: the loop, and the plan that comes out of it
+* `search`: the loop, and the plan that it returns
 * `solution`: the problem, and a solution of it: a step with addresses
 * `fit`: a step within a budget
 * `variants`: variants of a step within the budget, compared and placed
-* `reclaim_workspace`: workspaces in the gaps between the values of a step whose decisions are made
+* `reclaim_workspace`: workspaces in the gaps between the values of a step whose decisions are final
 * `replace_micro_batches`: other kernels and divisions, all else unchanged
 * `concurrent_stream`: launches that move to a second stream of kernels
-* `host_sharing`: what a plan gains that knows of the other ranks' copies
+* `host_sharing`: the gain of a plan that accounts for the other ranks' copies
 * `relu_masks`: ReLUs that store bit masks for their gradients
 * `overhead`: device memory outside the arena
 * `prediction_interval`: the interval of a predicted time
 * `predicted_times`: times and intervals of both programs of a plan
 * `profiling_requests`: requests to be profiled, most important first
-* `decisive_requests`: those of them that can decide a plan
+* `decisive_requests`: the requests among these that can decide a plan
 """

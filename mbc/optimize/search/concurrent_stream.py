@@ -1,7 +1,7 @@
 """The concurrent stream: a second stream of kernels, for launches that leave most of the GPU idle and have slack.
 
-With a small batch most multiprocessors are idle, and a gradient of a parameter is read at the end of the step only: it
-can be computed concurrently with the launches that propagate the gradient. `synchronise` orders accesses to shared
+With a small batch most multiprocessors are idle, and a gradient of a parameter is read at the end of the step only. So
+it can be computed concurrently with the launches that propagate the gradient. `synchronise` orders accesses to shared
 bytes, as it does for copies; this module selects the launches.
 """
 
@@ -24,8 +24,14 @@ from mbc.plan.model import Buffer, Mode, Program, Stream
 
 
 def use_concurrent_stream(serial: Solution, available_bytes: int) -> Solution:
-    """The step `serial` with some launches of its training program on the concurrent stream, where that is predicted to
-    be faster, takes little more memory, and no more than `available_bytes`; else `serial`."""
+    """Return the step with some launches of its training program on the concurrent stream, or `serial` unchanged.
+
+    The step changes only where it is predicted to be faster, takes little more memory, and fits.
+
+    Args:
+        serial: The step on one stream of kernels.
+        available_bytes: Bytes of the arena that the step may use.
+    """
     table = serial.table
     available_bytes = min(available_bytes, int(effort.CONCURRENT_MAX_ARENA * serial.placed.arena_bytes))
     best, best_us = serial.draft, effort.CONCURRENT_MAX_TIME * serial.step_us
@@ -42,12 +48,12 @@ def use_concurrent_stream(serial: Solution, available_bytes: int) -> Solution:
             if not moved or moved in tried:
                 continue
             tried.add(moved)
-            # Predicted without addresses: placement takes longest.
-            found = _moved(draft, moved)
-            train = data_waits_only(found.train, found.buffers, owners(found.buffers))
-            step_us = simulate(train, contention=contention(train, table.graph, found.buffers, table.device))
+            # The time is predicted without addresses: placement takes longest.
+            concurrent = _moved(draft, moved)
+            train = data_waits_only(concurrent.train, concurrent.buffers, owners(concurrent.buffers))
+            step_us = simulate(train, contention=contention(train, table.graph, concurrent.buffers, table.device))
             if step_us < best_us:
-                best, best_us = found, step_us
+                best, best_us = concurrent, step_us
     if best is serial.draft:
         return serial
     placed = assign_addresses(best, available_bytes)
@@ -57,7 +63,7 @@ def use_concurrent_stream(serial: Solution, available_bytes: int) -> Solution:
 
 
 def _drafts(serial: Solution) -> Iterator[Draft]:
-    """The draft unchanged, and with split updates where these could save enough."""
+    """Yield the draft unchanged, and with split updates where these could save enough."""
     yield serial.draft
     graph = serial.table.graph
     operations = {operation.name: operation for operation in graph.train}
@@ -67,7 +73,7 @@ def _drafts(serial: Solution) -> Iterator[Draft]:
 
 
 def _moved(draft: Draft, moved: frozenset[int]) -> Draft:
-    """With these launches on the concurrent stream."""
+    """Return the draft with these launches on the concurrent stream."""
     launches = tuple(
         replace(launch, stream=Stream.CONCURRENT) if i in moved else launch
         for i, launch in enumerate(draft.train.launches)
@@ -76,8 +82,10 @@ def _moved(draft: Draft, moved: frozenset[int]) -> Draft:
 
 
 def _slack_us(program: Program, buffers: Sequence[Buffer]) -> list[float]:
-    """The slack of each launch in the serial schedule: how long after its end its outputs are first touched or its
-    operands first overwritten."""
+    """Return the slack of each launch in the serial schedule.
+
+    The slack is the time from the launch's end until its outputs are first touched or its operands first overwritten.
+    """
     launches = program.launches
     times_us = [launch.work.time_us if launch.stream is Stream.COMPUTE else 0.0 for launch in launches]
     starts_us = [0.0, *accumulate(times_us)]
@@ -85,11 +93,11 @@ def _slack_us(program: Program, buffers: Sequence[Buffer]) -> list[float]:
 
 
 def _needed(program: Program, buffers: Sequence[Buffer]) -> list[int]:
-    """For each launch the next one that depends on it, or the number of launches."""
+    """Return for each launch the next one that depends on it, or the number of launches."""
     count = len(program.launches)
     owner = owners(buffers)
     needed = [count] * count
-    # By bytes, from the end: the next launch that touches them, and the next that writes there.
+    # For each owner of bytes, from the end: the next launch that touches them, and the next that writes them.
     touched: dict[int, int] = {}
     written: dict[int, int] = {}
     for i in reversed(range(count)):

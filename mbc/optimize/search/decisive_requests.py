@@ -1,11 +1,12 @@
-"""What to measure next: the requests that can decide a plan.
+"""The requests to measure next: those that can decide a plan.
 
 Most launches that could run a step are in none of its plans: operations that fusion replaces, and fusion groups that
-overlap with better ones. So the step is planned with optimism: what was not measured takes a share of its estimate
-(`effort.OPTIMISM`, and `SCALED_OPTIMISM` of a time scaled from a near batch or a similar GPU) and counts as measured.
-What such a plan does not choose is slower by an estimate, one that is too low for nine in ten, than what it chooses.
-That is measured, and the step planned again, until all that it chooses is measured, but for a share of its time that is
-not worth more (`effort.UNDECIDED_SHARE`). This is optimism in the face of uncertainty, as in branch and bound.
+overlap with better ones. So the step is planned with optimism: a time that was not measured counts as measured, at a
+share of its estimate (`effort.OPTIMISM`, or `SCALED_OPTIMISM` for a time scaled from a near batch or a similar GPU). A
+launch that such a plan does not choose is slower than the chosen one, even by an estimate that is too low in nine cases
+of ten. The chosen launches are measured, and the step is planned again, until all chosen launches are measured, except
+for a share of the step's time that is too small to matter (`effort.UNDECIDED_SHARE`). This is optimism in the face of
+uncertainty, as in branch and bound.
 """
 
 from __future__ import annotations
@@ -33,15 +34,19 @@ from mbc.profile.signature import signature
 
 @dataclass(frozen=True)
 class Decisive:
-    """Finds them for one training step, without a budget. It can be sent to another process."""
+    """Finds the decisive requests of one training step, without a budget. Instances can be sent to another process."""
 
     graph: TrainingGraph
     device: DeviceSpec
     rules: Rules
 
     def __call__(self, failed: Collection[str], missing: Collection[str]) -> Decision:
-        """By what the profiles of this machine hold. Requests by signature: `missing` are not measured, and those of
-        the decision are some of these; `failed` could not be."""
+        """Return the requests to measure next, from the profiles of this machine.
+
+        Args:
+            failed: Signatures of requests that could not be measured.
+            missing: Signatures of requests that are not measured; the result is a part of them.
+        """
         profile = find_profile(self.device)
         if profile is not None and profile.stale:
             profile = unmeasured(profile)
@@ -57,8 +62,10 @@ class Decisive:
 
 
 def _of_step(table: CandidateTable, missing: Collection[str]) -> Decision:
-    """By the fastest step of a table: what it chooses of `missing`, without the shortest ones that take a share of the
-    step that is not worth measuring."""
+    """Return the requests in `missing` that the fastest step of a table chooses.
+
+    The shortest ones that together take a negligible share of the step are left out.
+    """
     choices = choose(table, {}, programs=fastest_fused(table))
     weights_us: dict[str, float] = {}
     train_us = 0.0
@@ -79,7 +86,7 @@ def _of_step(table: CandidateTable, missing: Collection[str]) -> Decision:
 
 
 def _chosen(table: CandidateTable, choices: Choices, program: Sequence[Operation]) -> Iterator[tuple[Request, float]]:
-    """The requests of a program's launches and of the conversions between them, and their times in us."""
+    """Yield the requests of a program's launches and of the conversions between them, with their times in us."""
     available: dict[tuple[str, Layout], None] = dict.fromkeys(choices.states.items())
     for operation in program:
         choice = choices.operations.get(operation.name)
@@ -87,7 +94,7 @@ def _chosen(table: CandidateTable, choices: Choices, program: Sequence[Operation
             continue
         yield table.request(operation, table.whole), choice.point.time_us
         for name, layout in zip(operation.inputs, choice.layouts, strict=False):
-            layouts = [known for known in Layout if (name, known) in available] or [Layout.CHANNELS_FIRST]
+            layouts = [present for present in Layout if (name, present) in available] or [Layout.CHANNELS_FIRST]
             if name in table.layouted and layout not in layouts:
                 type_ = table.graph.values[name].type
                 available[name, layout] = None

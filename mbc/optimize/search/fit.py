@@ -23,28 +23,32 @@ from mbc.plan.model import aligned
 
 
 def fit(problem: Problem, techniques: Techniques, known_us: float = math.inf) -> Solution:
-    """The fastest step that was found within the available bytes; where none was, the smallest. Steps that take at
-    least `known_us` are given up.
+    """Return the fastest step that the search finds within the available bytes; the smallest where none fits.
 
     The states of the optimizer are offloaded where they are a large share of the available bytes, and the rest of the
     step does not fit or is slow with them in the arena.
+
+    Args:
+        problem: The step and its available bytes.
+        techniques: Techniques that may be used.
+        known_us: Time of the best step so far; a step that takes at least as long is abandoned.
     """
     table, available_bytes = problem.table, problem.available_bytes
-    found: list[Solution] = []
+    solutions: list[Solution] = []
     looked_at: set[Techniques] = set()
-    plain = techniques  # is tried in any case
+    plain = techniques  # these are tried in any case
 
     def exhausted() -> bool:
-        return bool(found) and problem.exhausted and not any(map(problem.fits, found))
+        return bool(solutions) and problem.exhausted and not any(map(problem.fits, solutions))
 
     def tried(here: Techniques) -> Solution | None:
         looked_at.add(here)
         if exhausted() and here != plain:
             return None
         asked = problem.with_single_updates if here.states_bytes else problem
-        solution = _fit(asked, here, min(known_us, _least_us(problem, found)))
+        solution = _fit(asked, here, min(known_us, _least_us(problem, solutions)))
         if solution is not None:
-            found.append(solution)
+            solutions.append(solution)
         return solution
 
     whole_bytes, _ = floor_bytes(table, techniques.outside_bytes)
@@ -52,20 +56,20 @@ def fit(problem: Problem, techniques: Techniques, known_us: float = math.inf) ->
     if moved_bytes > effort.STATES_CROWDING_SHARE * available_bytes:
         tried(
             replace(techniques, states_bytes=moved_bytes, lead=effort.STATES_LEAD)
-        )  # few bytes are left with them in the arena
+        )  # with the states in the arena few bytes are left
     stay_bytes, _ = floor_bytes(table, split=techniques.split)
-    if (stay_bytes <= available_bytes or not found) and (whole_bytes <= available_bytes or not techniques.split):
+    if (stay_bytes <= available_bytes or not solutions) and (whole_bytes <= available_bytes or not techniques.split):
         sending = tried(techniques)
-        # It costs a pass over each such value, so it is worth trying only where keeping both layouts costs more.
+        # Converting back costs a pass over each such value, so it is tried only where keeping both layouts costs more.
         here = replace(techniques, convert_back=True)
         if sending is not None and not _is_good(problem, sending) and _converts_back(problem, here):
             solution = tried(here)
-            if solution is not None and problem.best(found) is solution:
+            if solution is not None and problem.best(solutions) is solution:
                 techniques, sending = here, solution
-        # Where a link has too little memory behind it for all, the faster one may be worth more to later values.
+        # If the memory behind a link is too small for all values, the faster link may save more for later values.
         if techniques.peer_bytes and sending is not None and sending.links_used > 1:
             tried(replace(techniques, slow_first=True))
-        # Offloads are chosen before it is known how long kernels wait for copies.
+        # Offloads are chosen before the waits of kernels for copies can be predicted.
         if (
             techniques.recompute
             and sending is not None
@@ -74,33 +78,36 @@ def fit(problem: Problem, techniques: Techniques, known_us: float = math.inf) ->
         ):
             # With the caller's `known_us`, not the time of the step with copies.
             alone = _fit(problem, replace(techniques, offload=0.0), known_us)
-            found += [alone] if alone is not None else []
-    best = _with_depth_first(problem, techniques, found, tried)
-    if not found:  # `known_us` may rule out all depth-first steps
+            solutions += [alone] if alone is not None else []
+    best = _with_depth_first(problem, techniques, solutions, tried)
+    if not solutions:  # `known_us` may rule out all depth-first steps
         tried(techniques)
-    for here in _with_states_offloaded(problem, best, problem.best(found)):
+    for here in _with_states_offloaded(problem, best, problem.best(solutions)):
         solution = None if here in looked_at else tried(here)
         if solution is not None and problem.fits(solution):
             break
-    return problem.best(found)
+    return problem.best(solutions)
 
 
 def _with_depth_first(
-    problem: Problem, techniques: Techniques, found: Sequence[Solution], tried: Callable[[Techniques], Solution | None]
+    problem: Problem,
+    techniques: Techniques,
+    solutions: Sequence[Solution],
+    tried: Callable[[Techniques], Solution | None],
 ) -> Techniques:
-    """Tries depth-first execution in micro-batches. Returns the best means; `means` where nothing was better."""
+    """Try depth-first execution in micro-batches, and return the best techniques; `techniques` if none were better."""
     best = techniques
-    for divisions in _divisions(problem, techniques, found):
+    for divisions in _divisions(problem, techniques, solutions):
         better = slower = False
         drafts: list[Draft] = []
         for division in divisions:
             here = replace(techniques, division=division)
             draft = _divided_draft(problem, here)
-            if draft in drafts:  # the other price keeps no other value whole
+            if draft in drafts:  # this price keeps no other value whole
                 continue
             drafts.append(draft)
             solution = tried(here)
-            if solution is not None and problem.best(found) is solution:
+            if solution is not None and problem.best(solutions) is solution:
                 best, better = here, True
             elif solution is None or problem.fits(solution):
                 slower = True
@@ -110,7 +117,7 @@ def _with_depth_first(
 
 
 def _converts_back(problem: Problem, techniques: Techniques) -> bool:
-    """Whether any value may be kept in one layout of two, and converted back."""
+    """Return whether any value may be kept in one layout of two, and converted back."""
     if not techniques.recompute:
         return False
     choices, available_bytes = problem.choose(problem.workspace_limits), problem.available_bytes
@@ -120,7 +127,7 @@ def _converts_back(problem: Problem, techniques: Techniques) -> bool:
 
 
 def _divided_draft(problem: Problem, techniques: Techniques) -> Draft:
-    """The step as it is divided where workspace has no other limits than those of the problem."""
+    """Return the step divided, where workspace has no other limits than those of the problem."""
     table, limits = problem.table, problem.workspace_limits
     assert techniques.division is not None
     choices = problem.choose(limits)
@@ -130,32 +137,31 @@ def _divided_draft(problem: Problem, techniques: Techniques) -> Draft:
 
 
 def _movable_bytes(table: CandidateTable, techniques: Techniques) -> int:
-    """Bytes of the optimizer's states, where they may be outside the arena; 0 where they may not, or do not all fit
-    there."""
+    """Return the bytes of the optimizer's states if all of them fit outside the arena; otherwise 0."""
     sizes = (table.graph.values[state.value] for state in table.graph.states)
     all_bytes = sum(aligned(value.type.size_bytes) for value in sizes if value.role is Role.OPTIMIZER)
     return all_bytes if all_bytes <= techniques.outside_bytes else 0
 
 
-def _divisions(problem: Problem, techniques: Techniques, found: Sequence[Solution]) -> Iterator[list[Division]]:
-    """Divisions for depth-first execution: of the largest values first, then of smaller ones as well."""
+def _divisions(problem: Problem, techniques: Techniques, solutions: Sequence[Solution]) -> Iterator[list[Division]]:
+    """Yield divisions for depth-first execution: of the largest values first, then of smaller ones as well."""
     table, available_bytes = problem.table, problem.available_bytes
     graph = table.graph
-    if not techniques.split or (found and _is_good(problem, problem.best(found))):
+    if not techniques.split or (solutions and _is_good(problem, problem.best(solutions))):
         return
     sizes = {
         value.type.size_bytes for name, value in graph.values.items() if value.per_sample and name not in graph.inputs
     }
     largest_bytes = max(sizes, default=0)
-    if any(map(problem.fits, found)) and largest_bytes < effort.DIVIDED_MIN_SHARE * available_bytes:
+    if any(map(problem.fits, solutions)) and largest_bytes < effort.DIVIDED_MIN_SHARE * available_bytes:
         return
-    pass_us = 2 / (table.device.copy_gb_s * 1e3)  # a byte read and written
-    known: set[int] = set()
+    pass_us = 2 / (table.device.copy_gb_s * 1e3)  # to read and write a byte
+    seen: set[int] = set()
     for part in effort.DIVIDED_VALUE_SHARES:
         large_bytes = max((size for size in sizes if size <= part * available_bytes), default=0)
-        if large_bytes >= largest_bytes or large_bytes in known:
+        if large_bytes >= largest_bytes or large_bytes in seen:
             continue
-        known.add(large_bytes)
+        seen.add(large_bytes)
         tried: list[Division] = []
         for micro_part in effort.MICRO_BATCH_SHARES:
             rows = 1 << max(0, int(graph.batch * micro_part * available_bytes / largest_bytes).bit_length() - 1)
@@ -166,13 +172,13 @@ def _divisions(problem: Problem, techniques: Techniques, found: Sequence[Solutio
         yield tried[: max(1, effort.DIVISIONS_WORK // len(graph.train))]
 
 
-def _with_states_offloaded(problem: Problem, techniques: Techniques, found: Solution) -> Iterator[Techniques]:
-    """Techniques that are worth trying after `found`: offloading more and more of the optimizer's states."""
-    if techniques.offload <= 0 or _is_good(problem, found):
+def _with_states_offloaded(problem: Problem, techniques: Techniques, best: Solution) -> Iterator[Techniques]:
+    """Yield techniques to try after `best`, which offload more and more of the optimizer's states."""
+    if techniques.offload <= 0 or _is_good(problem, best):
         return
-    graph, buffers = problem.table.graph, found.draft.buffers
-    all_bytes = sum(aligned(buffers[b].size_bytes) for b in movable_states(graph, found.draft))
-    lacking_bytes = found.placed.arena_bytes - problem.available_bytes
+    graph, buffers = problem.table.graph, best.draft.buffers
+    all_bytes = sum(aligned(buffers[b].size_bytes) for b in movable_states(graph, best.draft))
+    lacking_bytes = best.placed.arena_bytes - problem.available_bytes
     if lacking_bytes <= 0:
         if all_bytes > effort.STATES_OFFLOAD_SHARE * problem.available_bytes:
             yield replace(techniques, states_bytes=all_bytes, lead=effort.STATES_LEAD)
@@ -186,19 +192,18 @@ def _with_states_offloaded(problem: Problem, techniques: Techniques, found: Solu
         yield replace(techniques, states_bytes=all_bytes, lead=lead)
 
 
-def _is_good(problem: Problem, found: Solution) -> bool:
-    return problem.fits(found) and found.step_us <= effort.FIT_GOOD_ENOUGH * problem.fastest_us
+def _is_good(problem: Problem, solution: Solution) -> bool:
+    return problem.fits(solution) and solution.step_us <= effort.FIT_GOOD_ENOUGH * problem.fastest_us
 
 
-def _least_us(problem: Problem, found: Sequence[Solution]) -> float:
-    """Time of the fastest that fits the available bytes; infinite where none does."""
-    return min((f.step_us for f in found if problem.fits(f)), default=math.inf)
+def _least_us(problem: Problem, solutions: Sequence[Solution]) -> float:
+    """Return the time of the fastest solution that fits the available bytes; infinite where none does."""
+    return min((f.step_us for f in solutions if problem.fits(f)), default=math.inf)
 
 
 def _fit(problem: Problem, techniques: Techniques, known_us: float) -> Solution | None:
-    """The best step by one set of techniques; None where none fits in less than `known_us`, the time of another
-    step."""
-    found: list[Solution] = []
+    """Return the best step by one set of techniques; None where none fits in less than `known_us`."""
+    solutions: list[Solution] = []
     if techniques.division is None:
         kept = _keep_all(problem, techniques, None)
         if not problem.fits(kept):
@@ -206,20 +211,23 @@ def _fit(problem: Problem, techniques: Techniques, known_us: float) -> Solution 
         # More bytes would not help.
         if problem.fits(kept) and kept.step_us <= (1 + effort.FIT_NEGLIGIBLE) * problem.fastest_us:
             return kept
-        found.append(kept)
+        solutions.append(kept)
     if techniques.division is not None or techniques.recompute or techniques.offload > 0:
-        # Deferred readers keep their other operands live for longer: where that does not fit, the source order is
-        # tried.
+        # Deferred readers keep their other operands live for longer. If the step then does not fit, the source order
+        # is tried.
         fusible = techniques.recompute and problem.programs is not None and fused_remats_of(problem.table)
         for defer_reads in (True, False) if fusible else (False,):
-            found += placed_variants(problem, techniques, known_us, defer_reads)
-            if any(map(problem.fits, found)) or known_us < math.inf or problem.exhausted:
+            solutions += placed_variants(problem, techniques, known_us, defer_reads)
+            if any(map(problem.fits, solutions)) or known_us < math.inf or problem.exhausted:
                 break
-    return problem.best(found) if found else None
+    return problem.best(solutions) if solutions else None
 
 
 def _keep_all(problem: Problem, techniques: Techniques, split_bytes: int | None) -> Solution:
-    """Every value kept, with less workspace where it does not fit. `split_bytes`: as `scheduled_draft` takes it."""
+    """Return a step that keeps every value, with less workspace where it does not fit.
+
+    `split_bytes` is `scheduled_draft`'s argument `available_bytes`.
+    """
     table, workspace_limits, available_bytes = problem.table, problem.workspace_limits, problem.available_bytes
     limits = workspace_limits
     spared_bytes = 0  # fragmentation: bytes that placement leaves unused

@@ -1,5 +1,8 @@
-"""What a plan gains that knows of the other ranks' copies: the search is run again as if each GPU were the only one of
-its machine, and what it finds is timed with what the link carries while all copy."""
+"""The gain of a plan that accounts for the other ranks' copies.
+
+The search is run again as if each GPU were the only one of its machine. Its result is timed with the rate of the link
+while all GPUs copy.
+"""
 
 from __future__ import annotations
 
@@ -19,30 +22,38 @@ from mbc.plan.traffic import copied_bytes
 def beside_other_ranks(
     aware: Plan, table: CandidateTable, alone: HostLink, gpus: int, search: Callable[[CandidateTable], Plan]
 ) -> Plan:
-    """`aware`, the plan of `table`, whose link to the host is that of `gpus` GPUs that copy at a time; or the plan that
-    `search` finds for a link that is `alone` its GPU's, where that is faster all the same. Both times are in it.
+    """Return the faster of two plans: one that accounts for the copies of other ranks, and one that ignores them.
 
-    The ranks' copies are not kept apart in time: whatever the phases, a link shared moves no fewer bytes than one that
-    ranks have in turn (decision 059).
+    The times of both are noted in the result. Copies of different ranks are not separated in time: a shared link moves
+    as many bytes as one that ranks use in turn (decision 059).
+
+    Args:
+        aware: The plan of `table`, whose link to the host is that of `gpus` GPUs that copy at the same time.
+        table: Candidates of the step.
+        alone: The link of a GPU that copies alone.
+        gpus: GPUs that share the link.
+        search: Plans a step from a table.
     """
     shared = table.device.host_link
-    if replace(alone, measured=shared.measured) == shared:  # they do not disturb one another
+    if replace(alone, measured=shared.measured) == shared:  # the GPUs do not slow down one another
         return _noted(aware, gpus, aware)
     try:
         oblivious = retimed(search(table.on(replace(table.device, host_link=alone))), table)
-    except BudgetError:  # times decide which of many steps is tried, and so what is found near the least
+    except BudgetError:  # times decide which steps are tried, so near the least budget a search may fail
         return _noted(aware, gpus, aware)
     return _noted(min(aware, oblivious, key=lambda plan: plan.predictions.train_us), gpus, oblivious)
 
 
 def _noted(plan: Plan, gpus: int, oblivious: Plan) -> Plan:
-    told = replace(plan.predictions, host_gpus=gpus, oblivious_us=oblivious.predictions.train_us)
-    return replace(plan, predictions=told)
+    predictions = replace(plan.predictions, host_gpus=gpus, oblivious_us=oblivious.predictions.train_us)
+    return replace(plan, predictions=predictions)
 
 
 def retimed(plan: Plan, table: CandidateTable) -> Plan:
-    """The same launches, addresses and waits, timed by the links of `table`'s device. The plan's graph may be another
-    than the table's, with masks of ReLUs for instance."""
+    """Return a plan with the same launches, addresses and waits, timed by the links of `table`'s device.
+
+    The plan's graph may differ from the table's, for instance by masks of ReLUs.
+    """
     table = table.of(plan.graph)
     train, infer = (_retimed(plan, program, table) for program in (plan.train, plan.infer))
 

@@ -7,25 +7,25 @@ from mbc.ir.types import Precision
 from mbc.optimize.schedule.emit_launches import Draft
 from mbc.plan.model import Space
 
-# On a GPU where it was never measured.
+# Overhead on a GPU where it was never measured.
 UNMEASURED_BYTES = 650_000_000
 # Launches of a plan that the measured overhead includes, and bytes of each further one.
 USUAL_LAUNCHES = 2000
 LAUNCH_BYTES = 16 << 10
 # Page tables of host memory beyond this are not in the measured overhead: 8 bytes for 4 KiB.
 USUAL_HOST_BYTES = 4 * 10**9
-HOST_BYTES_MAPPED = 512  # by one byte on the device
+HOST_BYTES_MAPPED = 512  # bytes of host memory that one byte on the device maps
 
 
 def usual_bytes(device: DeviceSpec, precision: Precision) -> int:
-    """Bytes that every plan reserves. 0 in fp64, which runs on the CPU only."""
+    """Return the bytes that every plan reserves; 0 in fp64, which runs on the CPU only."""
     if precision is Precision.FP64:
         return 0
     return (device.overhead_bytes or UNMEASURED_BYTES) + device.communicator_bytes
 
 
 def reserved_bytes(device: DeviceSpec, precision: Precision, draft: Draft) -> int:
-    """Bytes that the plan of a draft reserves."""
+    """Return the bytes that the plan of a draft reserves."""
     usual = usual_bytes(device, precision)
     if not usual:
         return 0

@@ -10,13 +10,20 @@ from mbc.optimize.schedule.simulate import measured_share
 from mbc.optimize.search.prediction_interval import time_range_us
 from mbc.plan.model import Buffer, PredictedTimes, Program
 
-TimedProgram = tuple[Program, float]  # with its waits, and what it takes
+TimedProgram = tuple[Program, float]  # a program with its waits, and its time in us
 
 
 def predicted_times(
     table: CandidateTable, buffers: Sequence[Buffer], train: TimedProgram, infer: TimedProgram
 ) -> PredictedTimes:
-    """The times of both programs with their intervals, on the device of `table`."""
+    """Return the times of both programs with their intervals, on the device of `table`.
+
+    Args:
+        table: Candidates of the graph.
+        buffers: Buffers of both programs.
+        train: The training program with its waits, and its time in us.
+        infer: The inference program with its waits, and its time in us.
+    """
 
     def figures(timed: TimedProgram, operations: Sequence[Operation]) -> tuple[float, float, float]:
         program, time_us = timed

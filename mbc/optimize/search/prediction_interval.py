@@ -23,13 +23,20 @@ def time_range_us(
     other_sizes: OtherSizes | None = None,
     operations: Sequence[Operation] = (),
 ) -> tuple[float, float]:
-    """The time of a program with every estimated launch at the lower, and at the upper, end of its interval.
-    `operations`: those of the program; `other_sizes` scales the times of some of them.
+    """Return the time of a program with every estimated launch at the lower, and at the upper, end of its interval.
 
-    The interval of a kind of work holds eight in ten of its estimates. All estimates of a program are assumed to be off
-    in the same direction, since their errors have common causes: where they cancel out, the interval is too wide.
+    The interval of a kind of work contains eight in ten of its estimates. All estimates of a program are assumed to be
+    off in the same direction, since their errors have common causes: where they cancel out, the interval is too wide.
+
+    Args:
+        program: The program.
+        graph: Its training graph.
+        buffers: Its buffers.
+        device: The GPU.
+        other_sizes: Measured sizes from which times of some launches are scaled.
+        operations: Operations of the program.
     """
-    known = calibration()
+    errors = calibration()
     by_name = {operation.name: operation for operation in operations}
     low_us: list[float] = []
     high_us: list[float] = []
@@ -38,7 +45,7 @@ def time_range_us(
             low, high = other
         else:
             spread = _scaled(launch, graph, buffers, other_sizes, by_name) or _spread(launch, graph, buffers)
-            low, high = (1.0, 1.0) if spread is None else known.factors(spread, device)
+            low, high = (1.0, 1.0) if spread is None else errors.factors(spread, device)
         low_us.append(launch.work.time_us * low)
         high_us.append(launch.work.time_us * high)
     disturbed = contention(program, graph, buffers, device)
@@ -57,7 +64,7 @@ def _scaled(
     other_sizes: OtherSizes | None,
     operations: Mapping[str, Operation],
 ) -> Spread | None:
-    """The error spread of a launch whose time is scaled from another size; None where it is not."""
+    """Return the error spread of a launch whose time is scaled from another size; None for other launches."""
     work = launch.work
     if work.measured or isinstance(work, Copy) or not launch.operations or other_sizes is None:
         return None
@@ -71,7 +78,10 @@ def _of_similar_gpu(
     other_sizes: OtherSizes | None,
     operations: Mapping[str, Operation],
 ) -> tuple[float, float] | None:
-    """The range of a launch whose time is that of another GPU, scaled (`mbc.profile.scaling`); None where it is not."""
+    """Return the range of a launch whose time is scaled from another GPU; None for other launches.
+
+    `mbc.profile.scaling` scales such times.
+    """
     work = launch.work
     if other_sizes is None or work.measured or isinstance(work, Copy) or not launch.operations:
         return None
@@ -93,7 +103,15 @@ def similar_gpu(
     other_sizes: OtherSizes | None,
     operations: Sequence[Operation],
 ) -> str:
-    """The GPU whose times, scaled, complete the profile for some launches; empty where none does."""
+    """Return the GPU from whose measurements times of some launches are scaled; empty where there is none.
+
+    Args:
+        program: The program.
+        graph: Its training graph.
+        buffers: Its buffers.
+        other_sizes: Measured sizes from which times of some launches are scaled.
+        operations: Operations of the program.
+    """
     similar = other_sizes.profile.similar if other_sizes is not None else None
     by_name = {operation.name: operation for operation in operations}
     if similar is None or all(
@@ -104,20 +122,20 @@ def similar_gpu(
 
 
 def _spread(launch: Launch, graph: TrainingGraph, buffers: Sequence[Buffer]) -> Spread | None:
-    """The error spread of a launch's time; None where it was measured."""
+    """Return the error spread of a launch's time; None where it was measured."""
     work = launch.work
     if work.measured:
         return None
     if isinstance(work, Copy):
         return UNCOMPARED
-    known = calibration()
+    errors = calibration()
     if is_numbered(work):
-        return known.spreads.get(INTERPOLATED, UNCOMPARED)
-    return known.spread(group(work.provider, work.name, graph.precision), _is_bare(launch, work, graph, buffers))
+        return errors.spreads.get(INTERPOLATED, UNCOMPARED)
+    return errors.spread(group(work.provider, work.name, graph.precision), _is_bare(launch, work, graph, buffers))
 
 
 def _is_bare(launch: Launch, work: Kernel, graph: TrainingGraph, buffers: Sequence[Buffer]) -> bool:
-    """Whether a library call has no workspace. A filter gradient takes some for itself."""
+    """Return whether a library call has no workspace. A filter gradient takes some for itself."""
     touched = [buffers[access.buffer] for access in launch.accesses]
     given_bytes = sum(b.size_bytes for b in touched if b.value is None)
     if work.provider == "cudnn" and work.name == "convolution_backward_filter":

@@ -28,10 +28,15 @@ from mbc.profile.model import Profile
 
 
 def needs(graph: TrainingGraph, device: DeviceSpec, policy: Policy) -> tuple[Need, ...]:
-    """Every distinct request, those that weigh most in a step first.
+    """Return every distinct request, those that take most of a step's time first.
 
     With policy `all` the powers of two and the sizes halfway between them are measured; other sizes are interpolated
     until they are selected.
+
+    Args:
+        graph: The training graph.
+        device: The GPU.
+        policy: Sizes of micro-batches that plans may use.
     """
     if graph.precision is Precision.FP64:
         return ()
@@ -46,8 +51,10 @@ def needs(graph: TrainingGraph, device: DeviceSpec, policy: Policy) -> tuple[Nee
     }[policy]
     weights: dict[Request, float] = {}
     first: dict[Request, Operation] = {}
-    steps = [o for known in (plain, table) for o in _launches(known.graph.train, possible_groups(known)[0], known)]
-    steps += [fused_remat.operation for known in (plain, table) for fused_remat in all_fused_remats(known)]
+    steps = [
+        o for variant in (plain, table) for o in _launches(variant.graph.train, possible_groups(variant)[0], variant)
+    ]
+    steps += [fused_remat.operation for variant in (plain, table) for fused_remat in all_fused_remats(variant)]
     launches = [(o, 1.0) for o in dict.fromkeys(steps)]
     launches += [(o, effort.INFERENCE_WEIGHT) for o in _launches(graph.infer, possible_groups(plain)[1], plain)]
     for operation, weight in launches:
@@ -58,16 +65,16 @@ def needs(graph: TrainingGraph, device: DeviceSpec, policy: Policy) -> tuple[Nee
         first.setdefault(request, operation)
         time_us = min(c.time_us for c in table.candidates(operation, table.whole))
         weights[request] = weights.get(request, 0.0) + weight * time_us
-    found = [
+    needs_ = [
         Need(tuple(table.request(operation, Rows(0, rows)) for rows in table.possible(operation, sizes)), weight)
         for operation, weight in ((first[request], weight) for request, weight in weights.items())
     ]
-    found += _conversions(table.graph, table)
-    return tuple(sorted(found, key=lambda need: -need.weight_us))
+    needs_ += _conversions(table.graph, table)
+    return tuple(sorted(needs_, key=lambda need: -need.weight_us))
 
 
 def _launches(program: Sequence[Operation], groups: Sequence[Group], table: CandidateTable) -> Iterable[Operation]:
-    """Every operation, every launch of a fusion group, and every horizontally fused launch."""
+    """Yield every operation, every launch of a fusion group, and every horizontally fused launch."""
     yield from (o for o in program if not kind_of(o).view)
     for group in groups:
         yield from group.launches
@@ -83,24 +90,28 @@ def _conversions(graph: TrainingGraph, table: CandidateTable) -> Iterable[Need]:
 
 
 def may_gain_by_micro_batches(plan: Plan) -> bool:
-    """Whether memory costs the training step time: smaller workspaces, recomputation or offloading."""
+    """Return whether the memory limit costs the training step time: smaller workspaces, recomputation or offloading."""
     return plan.predictions.train_us > effort.MEASURING_GAIN * plan.bounds.fastest_us
 
 
 def unmeasured(plan: Plan) -> tuple[Request, ...]:
-    """The distinct requests of launches of the training step whose time was not measured."""
+    """Return the distinct requests of launches of the training step whose time was not measured."""
     operations = {operation.name: operation for operation in plan.graph.train}
-    found: dict[Request, None] = {}
+    requests: dict[Request, None] = {}
     for launch in plan.train.launches:
         if isinstance(launch.work, Kernel) and not launch.work.measured and launch.operations:
-            found[launched_request(plan.graph, launch, operations, plan.buffers)] = None
-    return tuple(found)
+            requests[launched_request(plan.graph, launch, operations, plan.buffers)] = None
+    return tuple(requests)
 
 
 def untried(plan: Plan) -> tuple[Request, ...]:
-    """The distinct requests of launches, of inference as well, by engines and algorithms that were never run on them,
-    since cuDNN may need more workspace; and of micro-batches of the training step by times that were not measured."""
-    found: dict[Request, None] = {}
+    """Return the distinct requests of launches that should be run once before the plan is used.
+
+    They are launches, of inference as well, by cuDNN engines and algorithms that were never run on these requests,
+    since cuDNN may need more workspace. And they are launches of micro-batches of the training step whose time was not
+    measured.
+    """
+    requests: dict[Request, None] = {}
     for program, launches in ((plan.graph.train, plan.train.launches), (plan.graph.infer, plan.infer.launches)):
         operations = {operation.name: operation for operation in program}
         for launch in launches:
@@ -108,51 +119,55 @@ def untried(plan: Plan) -> tuple[Request, ...]:
                 continue
             divided = launches is plan.train.launches and rows_of(plan, launch) < plan.graph.batch
             if divided or is_numbered(launch.work):
-                found[launched_request(plan.graph, launch, operations, plan.buffers)] = None
-    return tuple(found)
+                requests[launched_request(plan.graph, launch, operations, plan.buffers)] = None
+    return tuple(requests)
 
 
 def outdated(plan: Plan, other_sizes: OtherSizes | None) -> tuple[Request, ...]:
-    """The distinct requests of launches of the training step that were measured, but before the kernel that runs them
-    now, whose time is from another mini-batch."""
+    """Return the distinct requests of launches of the training step that were measured before their kernel was added.
+
+    The time of the kernel is from another mini-batch.
+    """
     if other_sizes is None:
         return ()
     operations = {operation.name: operation for operation in plan.graph.train}
-    found: dict[Request, None] = {}
+    requests: dict[Request, None] = {}
     for launch in plan.train.launches:
         if isinstance(launch.work, Kernel) and not launch.work.measured and launch.operations:
             request = launched_request(plan.graph, launch, operations, plan.buffers)
             if other_sizes.came_later(request, launch.work):
-                found[request] = None
-    return tuple(found)
+                requests[request] = None
+    return tuple(requests)
 
 
 def chosen_by_estimate(plan: Plan, profile: Profile | None) -> tuple[Request, ...]:
-    """The distinct requests of launches of the training step that the profile leaves to their estimates, and that are
-    chosen after all; none where they take a share of the step that decisions leave unmeasured, too."""
+    """Return the distinct requests that the profile leaves to their estimates, but that the training step chose.
+
+    Return none where they take a share of the step that is also too small for `decisive_requests`.
+    """
     if profile is None or not profile.left_to_estimate:
         return ()
     operations = {operation.name: operation for operation in plan.graph.train}
-    found: dict[Request, None] = {}
+    requests: dict[Request, None] = {}
     time_us = 0.0
     for launch in plan.train.launches:
         if isinstance(launch.work, Kernel) and not launch.work.measured and launch.operations:
             request = launched_request(plan.graph, launch, operations, plan.buffers)
             if profile.compares_estimate(request):
-                found[request] = None
+                requests[request] = None
                 time_us += launch.work.time_us
     left_us = effort.UNDECIDED_SHARE / effort.OPTIMISM * plan.predictions.train_us
-    return tuple(found) if time_us > left_us else ()
+    return tuple(requests) if time_us > left_us else ()
 
 
 def is_numbered(work: Kernel) -> bool:
-    """Whether it is one of cuDNN's engines or algorithms by its number, which only profiles list."""
+    """Return whether a kernel is one of cuDNN's engines or algorithms by its number, which only profiles list."""
     return work.provider == CUDNN_LEGACY.name or dict(work.settings).get("engine", HEURISTIC_ENGINE) != HEURISTIC_ENGINE
 
 
 def launched_request(
     graph: TrainingGraph, launch: Launch, operations: Mapping[str, Operation], buffers: Sequence[Buffer]
 ) -> Request:
-    """The request that a launch of some `operations`, by name, runs."""
+    """Return the request that a launch of some `operations`, by name, runs."""
     rows = max((access.rows for access in launch.accesses), key=lambda part: part.count)
     return request_of(graph, operation_of(launch, operations, buffers), rows)

@@ -1,5 +1,7 @@
-"""Selects the ReLUs that store a bit mask for their gradient (`mbc.ir.transforms.relu_masks`): those where that was
-measured to be faster."""
+"""Selects the ReLUs that store a bit mask for their gradient, where masks were measured to be faster.
+
+`mbc.ir.transforms.relu_masks` adds the masks.
+"""
 
 from __future__ import annotations
 
@@ -19,10 +21,10 @@ from mbc.plan.model import Mode
 
 
 def with_relu_masks(table: CandidateTable) -> CandidateTable:
-    """A table of the same step with a bit mask for each ReLU where the launches that write and read it take less time
-    than those that they replace, both in channels last.
+    """Return a table of the same step with bit masks for the ReLUs where they save time.
 
-    All have to be measured: a profile without bit masks leaves plans unchanged.
+    The launches that write and read a mask must take less time than those that they replace, both in channels last. All
+    have to be measured: a profile without bit masks leaves plans unchanged.
     """
     every = table.of(mask_relus(table.graph, residual_relus(table.graph)))
     program = every.graph.train
@@ -57,11 +59,15 @@ def with_relu_masks(table: CandidateTable) -> CandidateTable:
 
 
 def masks_of_kept(unmasked: CandidateTable, masked: CandidateTable, draft: Draft) -> CandidateTable:
-    """A table of the same step with those bit masks of `masked` whose ReLU's output is computed once in `draft`, which
-    has no masks.
+    """Return a table of the same step with those bit masks of `masked` whose ReLU's output is computed once in `draft`.
 
-    Where the launch of its gradient's reductions recomputes it, that launch has the signs in registers, and a mask
-    would only cost bytes and time.
+    Where the launch of its gradient's reductions recomputes the output, that launch has the signs in registers, and a
+    mask would only cost bytes and time.
+
+    Args:
+        unmasked: Candidates of the step without masks.
+        masked: Candidates of the step with masks.
+        draft: A step without masks.
     """
     rows = Counter[str | None]()
     for launch in draft.train.launches:
@@ -77,16 +83,16 @@ def masks_of_kept(unmasked: CandidateTable, masked: CandidateTable, draft: Draft
 
 
 def _by_name(program: Sequence[Operation]) -> Mapping[str, list[Operation]]:
-    """The launches that run each operation."""
-    found: dict[str, list[Operation]] = {}
+    """Return the launches that run each operation."""
+    launches: dict[str, list[Operation]] = {}
     for launch in program:
         for name in names_of(launch):
-            found.setdefault(name, []).append(launch)
-    return found
+            launches.setdefault(name, []).append(launch)
+    return launches
 
 
 def _running(launches: Mapping[str, list[Operation]], names: Iterable[str]) -> list[Operation]:
-    """The launches that run one of these operations."""
+    """Return the launches that run one of these operations."""
     return list(dict.fromkeys(launch for name in names for launch in launches.get(name, ())))
 
 

@@ -1,4 +1,4 @@
-"""Reselects kernels and divisions for operations of a draft, all else unchanged."""
+"""Other kernels and divisions for operations of a draft, all else unchanged."""
 
 from __future__ import annotations
 
@@ -19,8 +19,16 @@ def replace_micro_batches(
     operations: Mapping[str, Operation],
     micro_batches: Mapping[str, Sequence[MicroBatch]],
 ) -> Draft:
-    """The draft with these micro-batches of operations and fusion groups, by name, wherever one is launched,
-    recomputations included. The launches of each must be consecutive."""
+    """Return the draft with other micro-batches wherever an operation or a fusion group is launched.
+
+    Recomputations are included. The launches of each operation must be consecutive.
+
+    Args:
+        table: Candidates of the graph.
+        draft: Launches and buffers.
+        operations: Operations and fusion groups by name.
+        micro_batches: The new micro-batches by name; others stay.
+    """
     buffers = list(draft.buffers)
 
     def of(program: Program) -> Program:
@@ -47,12 +55,12 @@ def replace_micro_batches(
     used = {*draft.persistent, *train.entry, *infer.entry}
     for program in (train, infer):
         used |= {access.buffer for launch in program.launches for access in launch.accesses}
-    # A buffer may alias one with a lower number only, so the order stays.
+    # A buffer may alias one with a lower number only, so buffers keep their order.
     return renumbered(replace(draft, train=train, infer=infer, buffers=tuple(buffers)), sorted(used))
 
 
 def _continues(draft: Draft, launch: Launch, first: Launch) -> bool:
-    """Whether a launch is a further micro-batch of the same region."""
+    """Return whether a launch is a further micro-batch of the region that begins with `first`."""
     return (
         bool(first.operations)
         and launch.operations == first.operations

@@ -1,5 +1,7 @@
-"""The only loop of the compiler: select, emit, place; where the result misses the budget, select again with the bytes
-that are free when each operation runs."""
+"""The only loop of the compiler: select, emit, place.
+
+Where the result exceeds the budget, kernels are selected again within the bytes that are free when each operation runs.
+"""
 
 from __future__ import annotations
 
@@ -41,10 +43,15 @@ from mbc.profile.measured_workspace import measured_workspace
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits besides the budget: workspace of one operation, and of all of a program together; host memory that a plan
-    may pin (None: no limit), and memory of another GPU.
+    """Limits besides the budget.
 
-    `without`: techniques that are not used, of mbc.options.TECHNIQUES."""
+    Attributes:
+        operation_bytes: Workspace of one operation; None: no limit.
+        total_bytes: Workspace of all operations of a program together; None: no limit.
+        without: Techniques that are not used, of mbc.options.TECHNIQUES.
+        host_bytes: Host memory that a plan may pin; None: no limit.
+        peer_bytes: Memory of another GPU.
+    """
 
     operation_bytes: int | None = None
     total_bytes: int | None = None
@@ -62,15 +69,25 @@ class StepVariant:
 
     @staticmethod
     def of(table: CandidateTable) -> StepVariant:
+        """Return the variant of a table, with the fastest choices."""
         return StepVariant(table, choose(table, {}, programs=fastest_fused(table)))
 
 
 def search(table: CandidateTable, limits: Limits, budget_bytes: int) -> Plan:
-    """The fastest plan found within the budget.
+    """Return the fastest plan that the search finds within the budget.
 
     An operation may use the bytes that are free when it runs as workspace, so every operation takes its own best
-    candidate within them. Raises MBC201 where a limit is too small for an operation, MBC203 where no plan of this graph
-    can fit, MBC204 where none was found and MBC205 for micro-batches that cannot be.
+    candidate within them.
+
+    Args:
+        table: Candidates of the graph.
+        limits: Limits besides the budget.
+        budget_bytes: Device memory that the plan may use, with the overhead.
+
+    Raises:
+        MbcError: MBC201 where a limit is too small for an operation, MBC205 for impossible micro-batches, MBC210 where
+            the plan exceeds a limit outside the arena.
+        BudgetError: MBC203 where no plan of this graph can fit, MBC204 where the search finds none.
     """
     check_micro_batch(table)
     device, precision = table.device, table.graph.precision
@@ -82,9 +99,10 @@ def search(table: CandidateTable, limits: Limits, budget_bytes: int) -> Plan:
     tables = (table,) if masked is table else (table, masked)
     least = least_arena(tables, outside_bytes, techniques.split)
     if least.total_bytes + usual > budget_bytes:
+        error = cannot_fit(table, least, usual, budget_bytes, outside_bytes, techniques.split)
         if usual < budget_bytes and least.start_bytes > least.operand_bytes:
-            raise cannot_start(table, least, usual, budget_bytes)
-        raise cannot_fit(table, least, usual, budget_bytes, outside_bytes, techniques.split)
+            error = cannot_start(table, least, usual, budget_bytes)
+        raise error
     variants = tuple(map(StepVariant.of, tables))
     available_bytes = budget_bytes - usual  # an upper bound: many launches reserve more
     # A step that keeps everything has fewer launches than most plans within a budget.
@@ -112,11 +130,12 @@ def search(table: CandidateTable, limits: Limits, budget_bytes: int) -> Plan:
     check_outside(placed, limits.host_bytes, limits.peer_bytes, table.graph.name)
     needed_bytes = placed.arena_bytes + overhead_bytes
     if needed_bytes > budget_bytes:
-        # Its size is recommended as a budget, so the plan has to be right.
+        # The error recommends this plan's size as a budget, so the plan has to be valid.
         bounds = Bounds(least.total_bytes, least.operation.name, placed.live_bytes, unlimited.train_us)
         smallest = _plan(table, draft, placed, bounds, needed_bytes, overhead_bytes, limits)
         verify_plan(smallest, measured_workspace(table.profile))
-        raise not_found(smallest, least.total_bytes + usual, budget_bytes)
+        error = not_found(smallest, least.total_bytes + usual, budget_bytes)
+        raise error
     # A serial step sums all gradients in one launch.
     summing_us = 0.0 if table.graph.ranks is None else latency_us(device, table.graph.ranks.size)
     fastest_us = unlimited.train_us + summing_us
@@ -140,7 +159,13 @@ def search(table: CandidateTable, limits: Limits, budget_bytes: int) -> Plan:
 
 
 def may_fit(table: CandidateTable, limits: Limits, budget_bytes: int) -> bool:
-    """Whether a plan may fit by its shapes alone. Where not, `search` raises MBC203 with any profile."""
+    """Return whether a plan may fit, by its shapes alone. If not, `search` raises MBC203 with any profile.
+
+    Args:
+        table: Candidates of the graph.
+        limits: Limits besides the budget.
+        budget_bytes: Device memory that the plan may use, with the overhead.
+    """
     techniques = _techniques(table, limits)
     masked = table.of(mask_relus(table.graph, residual_relus(table.graph)))
     least = least_arena((table, masked), techniques.outside_bytes, techniques.split, workspaces=False)
@@ -150,19 +175,22 @@ def may_fit(table: CandidateTable, limits: Limits, budget_bytes: int) -> bool:
 def _with_other_budgets(
     variants: Sequence[StepVariant], limits: Limits, techniques: Techniques, available_bytes: int
 ) -> Solution:
-    """The fastest of the steps found for `available_bytes` and, where that is much slower than without a limit, for
-    slightly fewer: there the search is sensitive to small changes."""
-    found, problem = (
+    """Return the fastest step for `available_bytes` and slightly smaller budgets.
+
+    The smaller ones are tried where the step is much slower than without a limit: there the search is sensitive to
+    small changes.
+    """
+    best, problem = (
         _with_or_without_masks(variants, limits, techniques, available_bytes),
         Problem(variants[0].table, {}, available_bytes),
     )
     for part in effort.NEARBY_BUDGETS:
-        slow = found.step_us > effort.NEARBY_BUDGETS_SLOWDOWN * variants[0].unlimited.train_us and problem.fits(found)
-        if not slow or len(found.draft.train.launches) > effort.NEARBY_BUDGETS_MAX_LAUNCHES:
-            return found
+        slow = best.step_us > effort.NEARBY_BUDGETS_SLOWDOWN * variants[0].unlimited.train_us and problem.fits(best)
+        if not slow or len(best.draft.train.launches) > effort.NEARBY_BUDGETS_MAX_LAUNCHES:
+            return best
         fewer_bytes = int(part * available_bytes)
-        found = problem.best((found, _with_or_without_masks(variants, limits, techniques, fewer_bytes, found.step_us)))
-    return found
+        best = problem.best((best, _with_or_without_masks(variants, limits, techniques, fewer_bytes, best.step_us)))
+    return best
 
 
 def _with_or_without_masks(
@@ -172,62 +200,76 @@ def _with_or_without_masks(
     available_bytes: int,
     known_us: float = math.inf,
 ) -> Solution:
-    """The faster of a step without ReLU bit masks and, where masks could make it much faster, one with them for those
-    ReLUs whose output the first one keeps. Steps that take at least `known_us` are given up."""
+    """Return the faster of two training steps: one without ReLU bit masks, one with them.
+
+    The step with masks is searched only where masks could make it much faster. It uses them for the ReLUs whose output
+    the first step keeps.
+
+    Args:
+        variants: The step without masks, and with them if there are any.
+        limits: Limits besides the budget.
+        techniques: Techniques that may be used.
+        available_bytes: Bytes of the arena that the step may use.
+        known_us: Time of the best step so far; a step that takes at least as long is abandoned.
+    """
     unmasked, *others = variants
-    found, problem = (
+    best, problem = (
         _solve(unmasked.table, limits, techniques, available_bytes, known_us),
         Problem(unmasked.table, {}, available_bytes),
     )
-    fits, least_us = problem.fits(found), unmasked.unlimited.train_us
-    if is_hopeless(found.placed.arena_bytes, available_bytes):
-        return found
+    fits, least_us = problem.fits(best), unmasked.unlimited.train_us
+    if is_hopeless(best.placed.arena_bytes, available_bytes):
+        return best
     for masked in others:
         if (
             fits
-            and found.step_us > effort.RELU_MASKS_GAIN * least_us
+            and best.step_us > effort.RELU_MASKS_GAIN * least_us
             and least_us < effort.RELU_MASKS_GAIN * masked.unlimited.train_us
         ):
             continue
-        table = masks_of_kept(unmasked.table, masked.table, found.draft)
-        if table is unmasked.table:  # no such output is kept
+        table = masks_of_kept(unmasked.table, masked.table, best.draft)
+        if table is unmasked.table:  # the step keeps no output of such a ReLU
             continue
-        least_known_us = min(known_us, found.step_us) if fits else known_us
-        found = problem.best((found, _solve(table, limits, techniques, available_bytes, least_known_us)))
-    return found
+        least_known_us = min(known_us, best.step_us) if fits else known_us
+        best = problem.best((best, _solve(table, limits, techniques, available_bytes, least_known_us)))
+    return best
 
 
 def _solve(
     table: CandidateTable, limits: Limits, techniques: Techniques, available_bytes: int, known_us: float = math.inf
 ) -> Solution:
-    """A step with fusion; where there are no fusion groups, or none was found that fits, one without. Steps that take
-    at least `known_us` are given up."""
+    """Return a step with fusion; one without where there are no fusion groups, or no step with them fits.
+
+    A step that takes at least `known_us` is abandoned.
+    """
     graph, groups = table.graph, fastest_fused(table, limits.operation_bytes)
     fused = Problem(table, _workspace_limits(table, limits, groups), available_bytes, groups)
     unfused = Problem(table, _workspace_limits(table, limits, plain(graph)), available_bytes)
     chosen = fused.choose(fused.workspace_limits)
     if (chosen.train, chosen.infer) == (graph.train, graph.infer):
         return fit(unfused, techniques, known_us)
-    found = fit(fused, techniques, known_us)
-    enough = fused.fits(found) or is_hopeless(found.placed.arena_bytes, available_bytes)
-    return found if enough else unfused.best((found, fit(unfused, techniques, known_us)))
+    solution = fit(fused, techniques, known_us)
+    enough = fused.fits(solution) or is_hopeless(solution.placed.arena_bytes, available_bytes)
+    return solution if enough else unfused.best((solution, fit(unfused, techniques, known_us)))
 
 
 def _with_concurrent_stream(serial: Solution, available_bytes: int) -> Solution:
-    """With launches on the concurrent stream. The bytes for prefetching inputs stay free, unless the step saves more
-    than that."""
+    """Return the step with launches on the concurrent stream, where that is faster.
+
+    The bytes for prefetching inputs stay free, unless the step saves more time than prefetching.
+    """
     table = serial.table
     inputs_bytes = ahead_bytes(table.graph, available_bytes - serial.placed.arena_bytes)
-    found = use_concurrent_stream(serial, available_bytes - inputs_bytes)
-    if found is not serial or not inputs_bytes:
-        return found
-    found = use_concurrent_stream(serial, available_bytes)
-    saved_us = serial.step_us - found.step_us
-    return found if saved_us > table.device.host_link.copy_us(inputs_bytes, Stream.TO_DEVICE) else serial
+    concurrent = use_concurrent_stream(serial, available_bytes - inputs_bytes)
+    if concurrent is not serial or not inputs_bytes:
+        return concurrent
+    concurrent = use_concurrent_stream(serial, available_bytes)
+    saved_us = serial.step_us - concurrent.step_us
+    return concurrent if saved_us > table.device.host_link.copy_us(inputs_bytes, Stream.TO_DEVICE) else serial
 
 
 def _techniques(table: CandidateTable, limits: Limits) -> Techniques:
-    """The techniques that may be used where not all values fit."""
+    """Return the techniques that may be used where not all values fit."""
     host_bytes = NO_LIMIT_BYTES if limits.host_bytes is None else limits.host_bytes
     # Depth-first execution relies on recomputation in the backward pass.
     recompute = "recompute" not in limits.without
@@ -237,7 +279,7 @@ def _techniques(table: CandidateTable, limits: Limits) -> Techniques:
 
 
 def _workspace_limits(table: CandidateTable, limits: Limits, programs: Programs) -> Mapping[str, int]:
-    """The limit of each operation's workspace by name, however many bytes are free."""
+    """Return the limit of each operation's workspace by name, independent of the bytes that are free."""
     most_bytes = NO_LIMIT_BYTES
     if limits.operation_bytes is not None:
         most_bytes = limits.operation_bytes
@@ -299,7 +341,7 @@ def _plan(
 
 
 def _origin(table: CandidateTable, buffers: Sequence[Buffer], train: Program, infer: Program) -> str:
-    """Of the times of both programs; empty where all are the model's."""
+    """Return the origin of the times of both programs; empty where all are modelled."""
     if table.profile is None:
         return ""
     graph, other_sizes = table.graph, table.other_sizes

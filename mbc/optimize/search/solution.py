@@ -33,16 +33,24 @@ NO_LIMIT_BYTES = 1 << 62
 
 @dataclass(slots=True)
 class Spent:
-    """What was spent on a problem. Mutable: all who try something for it count here."""
+    """Work that was spent on a problem. It is mutable: every attempt at the problem counts here."""
 
     work: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """A step and its available bytes. `workspace_limits`: of operations by name, however many bytes are free.
-    `programs`: with fusion groups; None: without fusion. `fused_updates`: whether one launch updates many parameters;
-    only where none does may the optimizer's states be offloaded. `spent`: on this step, with all techniques."""
+    """A step and its available bytes.
+
+    Attributes:
+        table: Candidates of the graph.
+        workspace_limits: Workspace limits of operations by name, independent of the bytes that are free.
+        available_bytes: Bytes of the arena that the step may use.
+        programs: Programs with fusion groups; None: without fusion.
+        fused_updates: Whether one launch updates many parameters. Only otherwise the optimizer's states may be
+            offloaded.
+        spent: Work that was spent on this step, with all techniques.
+    """
 
     table: CandidateTable
     workspace_limits: Mapping[str, int]
@@ -53,17 +61,17 @@ class Problem:
 
     @property
     def with_single_updates(self) -> Problem:
-        """The same step with a launch for every update, so that optimizer states can be offloaded."""
+        """This step with a launch for every update, so that optimizer states can be offloaded."""
         return replace(self, fused_updates=False)
 
     @property
     def exhausted(self) -> bool:
-        """Whether no more should be tried where nothing fits yet."""
+        """True if the search should stop where nothing fits yet."""
         operations = len(self.table.graph.train)
         return self.spent.work > max(effort.NOT_FOUND_WORK, effort.NOT_FOUND_WORK_OF_OPERATION * operations)
 
     def choose(self, limits: Mapping[str, int], rows: Mapping[str, int] | None = None) -> Choices:
-        """`mbc.optimize.selection.select.choose` of this step."""
+        """Return `mbc.optimize.selection.select.choose` of this step."""
         return choose(self.table, limits, rows, self.programs, self.fused_updates)
 
     @property
@@ -71,20 +79,21 @@ class Problem:
         """Time of the step without a limit of memory."""
         return self.choose(self.workspace_limits).train_us
 
-    def fits(self, found: Solution) -> bool:
-        return found.placed.arena_bytes <= self.available_bytes
+    def fits(self, solution: Solution) -> bool:
+        """Return whether a solution fits the available bytes."""
+        return solution.placed.arena_bytes <= self.available_bytes
 
-    def best(self, found: Sequence[Solution]) -> Solution:
-        """The fastest that fits; where none does, the smallest."""
-        fitting = [f for f in found if self.fits(f)]
+    def best(self, solutions: Sequence[Solution]) -> Solution:
+        """Return the fastest solution that fits; where none does, the smallest."""
+        fitting = [f for f in solutions if self.fits(f)]
         if fitting:
             return min(fitting, key=lambda f: f.step_us)
-        return min(found, key=lambda f: f.placed.arena_bytes)
+        return min(solutions, key=lambda f: f.placed.arena_bytes)
 
 
 @dataclass(frozen=True)
 class Solution:
-    """A draft with addresses. It may exceed the available bytes, where none was found that fits."""
+    """A draft with addresses. It exceeds the available bytes where no solution that fits was found."""
 
     draft: Draft
     placed: Placed
@@ -97,16 +106,16 @@ class Solution:
 
     @property
     def links_used(self) -> int:
-        """How many links carry copies of the step: that to the host, that to a peer."""
+        """Number of links that carry copies of the step: the link to the host, and the link to a peer."""
         return len({buffer.space for buffer in self.draft.buffers} - {Space.ARENA})
 
     @property
     def copies(self) -> bool:
-        """Whether the step offloads anything."""
+        """True if the step offloads anything."""
         return any(isinstance(launch.work, Copy) for launch in self.draft.train.launches)
 
     def finished(self, program: Program) -> tuple[Program, float]:
-        """One of the draft's programs with its waits, and its predicted time."""
+        """Return one of the draft's programs with its waits, and its predicted time."""
         buffers, table = self.draft.buffers, self.table
         program = replace(program, waits=synchronise(program, buffers, self.placed.offsets))
         return coalesce_waits(program, contention(program, table.graph, buffers, table.device))
@@ -115,8 +124,15 @@ class Solution:
 def scheduled_draft(
     table: CandidateTable, choices: Choices, techniques: Techniques, available_bytes: int | None
 ) -> Draft:
-    """The selected kernels as launches, executed depth-first and with states offloaded where `techniques` say so,
-    updates split where whole ones would keep a large share of the available bytes live (None: whole)."""
+    """Return the selected kernels as launches.
+
+    Args:
+        table: Candidates of the graph.
+        choices: The selected kernels.
+        techniques: Depth-first execution, conversions and states to offload.
+        available_bytes: Bytes of the arena. An update that would keep a large share of them live is split; None: no
+            update is split.
+    """
     draft = with_collectives(table, emit_launches(table, choices))
     if techniques.division is not None:
         draft = depth_first(table, draft, (*choices.train, *choices.infer), techniques.division)
@@ -132,9 +148,11 @@ def scheduled_draft(
 
 
 def with_collectives(table: CandidateTable, draft: Draft) -> Draft:
-    """The draft with gradients summed over ranks in buckets; unchanged where there is one rank. Buckets and thread
-    blocks are chosen for the first draft of a step, and kept: what is chosen later changes little of when gradients
-    are ready."""
+    """Return the draft with gradients summed over ranks in buckets; unchanged where there is one rank.
+
+    Buckets and thread blocks are chosen for the first draft of a step, and kept: later choices hardly change when
+    gradients are ready.
+    """
     ranks = table.graph.ranks
     if ranks is None:
         return draft
@@ -147,34 +165,37 @@ def with_collectives(table: CandidateTable, draft: Draft) -> Draft:
 
 
 def _buckets(table: CandidateTable, draft: Draft) -> tuple[tuple[Collective, ...], int]:
-    """Those collectives in that order, then that number of thread blocks, that make the step shortest by prediction."""
+    """Return the order of collectives and the number of thread blocks that are predicted to make the step shortest.
+
+    The order is chosen first, then the number of thread blocks.
+    """
     ranks = table.graph.ranks
     assert ranks is not None
-    # Copies reach the same address in the memory of every rank, which are of one plan then, and gather nothing.
+    # Copies reach the same address in the memory of every rank, so all ranks need one plan; and copies gather nothing.
     gathers = any(operation.kind in (*GATHERS, *SHARDED) for operation in table.graph.train)
     one_plan = len(ranks.members) == ranks.size
     copies = divides_among(ranks.size) and one_plan and not gathers
     choices = [c for c in table.device.collectives.choices(ranks.size) if c != BY_COPIES or copies]
 
     def step_us(way: tuple[tuple[Collective, ...], int]) -> float:
-        found = with_buckets(draft, *way, table.graph, table.device)
-        train = data_waits_only(found.train, found.buffers, owners(found.buffers))
-        return simulate(train, contention=contention(train, table.graph, found.buffers, table.device))
+        bucketed = with_buckets(draft, *way, table.graph, table.device)
+        train = data_waits_only(bucketed.train, bucketed.buffers, owners(bucketed.buffers))
+        return simulate(train, contention=contention(train, table.graph, bucketed.buffers, table.device))
 
-    # In another plan a bucket may be ready behind a gather that it is in front of here, and the order must be the same.
+    # In another rank's plan a bucket may be ready behind a gather that it precedes here; but all need the same order.
     ways = tuple(bucketings(draft, held_back=gathers and not one_plan))
     best = min(((buckets, max(choices)) for buckets in ways), key=step_us)
     best = min(((best[0], ctas) for ctas in choices), key=step_us)
-    # Kernels are alike, copies are not: they may want other buckets.
+    # Buckets that suit one number of thread blocks suit others; copies may need other buckets.
     kept = {best[1], *(c for c in choices if c == BY_COPIES)}
     return min(((buckets, ctas) for ctas in sorted(kept) for buckets in ways), key=step_us)
 
 
 def free_bytes(draft: Draft, available_bytes: int) -> Mapping[str, int]:
-    """Bytes that are free while each operation runs; below zero where values alone exceed the available bytes."""
+    """Return the bytes that are free while each operation runs; below zero where values alone exceed the arena."""
     persistent = frozenset(draft.persistent)
     available_bytes -= persistent_bytes(draft)
-    found: dict[str, int] = {}
+    free: dict[str, int] = {}
     for program in (draft.train, draft.infer):
         found_blocks = blocks_to_place(program, draft.buffers, persistent)
         kept = [block for block in found_blocks if draft.buffers[block.buffers[0]].value is not None]
@@ -182,5 +203,5 @@ def free_bytes(draft: Draft, available_bytes: int) -> Mapping[str, int]:
         for launch, taken_bytes in zip(program.launches, live, strict=True):
             if launch.operations:
                 name = SEPARATOR.join(launch.operations)
-                found[name] = min(found.get(name, NO_LIMIT_BYTES), available_bytes - taken_bytes)
-    return found
+                free[name] = min(free.get(name, NO_LIMIT_BYTES), available_bytes - taken_bytes)
+    return free

@@ -1,8 +1,8 @@
-"""Variants of a step that fit the available bytes: decisions under several limits of workspace, and the best variants
-placed.
+"""Variants of a step that fit the available bytes, and their placement.
 
-Workspace and kept values compete for the same bytes. So decisions are made under several limits of workspace; in those
-that fit each operation then gets the workspace that is free when it runs, and the fastest step that can be placed wins.
+Workspace and kept values compete for the same bytes. So decisions are made under several limits of workspace. In the
+variants that fit, each operation then gets the workspace that is free when it runs, and the fastest step that can be
+placed wins.
 """
 
 from __future__ import annotations
@@ -33,7 +33,16 @@ from mbc.plan.model import Space, aligned
 
 @dataclass(frozen=True)
 class _Variant:
-    """`draft`: before any decision. `divided`: operations in depth-first groups, which keep their division."""
+    """A step with decisions under one limit of workspace.
+
+    Attributes:
+        table: Candidates of the graph.
+        draft: The step before any decision.
+        residency: The decisions.
+        choices: Kernels, layouts and divisions.
+        techniques: Techniques that were used.
+        divided: Operations in depth-first groups, which keep their division.
+    """
 
     table: CandidateTable
     draft: Draft
@@ -44,16 +53,22 @@ class _Variant:
 
     @cached_property
     def time_us(self) -> float:
-        """Estimated, when it is asked for: of many variants that do not fit it never is."""
+        """Estimated time of the step, computed when it is first read: most variants that do not fit never need it."""
         return _step_us(self.residency.draft, self.table) + self.residency.workspace_cuts_us
 
 
 def placed_variants(problem: Problem, techniques: Techniques, known_us: float, defer_reads: bool) -> Iterator[Solution]:
-    """Variants of the step with addresses, the most promising first; where a placement exceeds the available bytes, the
-    variant is tried again for fewer.
+    """Yield variants of the step with addresses, the most promising first.
 
-    `defer_reads`: readers of a value that another launch could recompute come after that launch
-    (`mbc.optimize.remat.fused_remat`)."""
+    Where a placement exceeds the available bytes, the variant is tried again for fewer.
+
+    Args:
+        problem: The step and its available bytes.
+        techniques: Techniques that may be used.
+        known_us: Time of the best step so far; a step that takes at least as long is abandoned.
+        defer_reads: Whether readers of a value that another launch could recompute come after that launch
+            (`mbc.optimize.remat.fused_remat`).
+    """
     table, available_bytes = problem.table, problem.available_bytes
     variants = _variants(problem, techniques, known_us, defer_reads)
     fewest = effort.THOROUGH_MIN_ROUNDS
@@ -77,7 +92,7 @@ def placed_variants(problem: Problem, techniques: Techniques, known_us: float, d
             smallest = min(variants, key=lambda variant: variant.residency.live_bytes).residency.draft
             yield Solution(smallest, assign_addresses(smallest, thorough=False), table)
         return
-    # The fastest first; one whose placement exceeds the available bytes is tried again for fewer.
+    # Variants are placed fastest first; a variant whose placement exceeds the available bytes is tried again for fewer.
     promising = _distinct(fitting)
     if thorough:
         most_us = effort.THOROUGH_WITHIN * promising[0].time_us
@@ -87,7 +102,7 @@ def placed_variants(problem: Problem, techniques: Techniques, known_us: float, d
     tried = [(variant.time_us, number, 0, variant) for number, variant in enumerate(promising)]
     heapq.heapify(tried)
     best_us = known_us
-    longer = 1.0  # factor: where addresses are tight, kernels wait longer for copies than predicted
+    longer = 1.0  # factor on times: where addresses are tight, kernels wait longer for copies than predicted
     affordable = effort.PLACEMENTS_WORK // len(fitting[0].residency.draft.train.launches)
     most_placed = min(effort.MAX_PLACEMENTS, max(effort.MIN_PLACEMENTS, affordable))
     last = len(fitting) + most_placed
@@ -95,15 +110,15 @@ def placed_variants(problem: Problem, techniques: Techniques, known_us: float, d
         if not tried or longer * tried[0][0] >= best_us or number > last:
             return
         _, _, spared_bytes, variant = heapq.heappop(tried)
-        found, as_fast = Decided(problem, variant.residency.draft, variant.choices, variant.divided).placed(
+        solution, as_fast = Decided(problem, variant.residency.draft, variant.choices, variant.divided).placed(
             spared_bytes
         )
-        yield found
-        lacking_bytes = found.placed.arena_bytes - available_bytes
+        yield solution
+        lacking_bytes = solution.placed.arena_bytes - available_bytes
         if lacking_bytes <= 0:
             last = min(last, number + effort.PLACEMENTS_AFTER_FIT)
-        if lacking_bytes <= 0 and found.step_us < best_us:
-            best_us = found.step_us
+        if lacking_bytes <= 0 and solution.step_us < best_us:
+            best_us = solution.step_us
             longer = max(1.0, best_us / variant.time_us) if as_fast else longer
         if as_fast:
             continue
@@ -118,7 +133,10 @@ def placed_variants(problem: Problem, techniques: Techniques, known_us: float, d
 
 
 def _distinct(variants: Sequence[_Variant]) -> Sequence[_Variant]:
-    """The fastest of those with the same decisions and layouts: they differ in workspace, which is chosen again."""
+    """Return the fastest variant for each combination of decisions and layouts.
+
+    Other variants differ in workspace, which is chosen again.
+    """
     distinct: dict[object, _Variant] = {}
     for variant in sorted(variants, key=lambda variant: variant.time_us):
         layouts = tuple(buffer.layout for buffer in variant.draft.buffers if buffer.value is not None)
@@ -127,14 +145,14 @@ def _distinct(variants: Sequence[_Variant]) -> Sequence[_Variant]:
 
 
 def _variants(problem: Problem, techniques: Techniques, known_us: float, defer_reads: bool) -> list[_Variant]:
-    """The step fitted under several limits of workspace; under those that are best for it, with less offloaded."""
+    """Return the step fitted under several limits of workspace; under the best of them, also with less offloaded."""
     table, workspace_limits, available_bytes = problem.table, problem.workspace_limits, problem.available_bytes
-    known: set[tuple[float, ...]] = set()
-    found: list[_Variant] = []
+    seen: set[tuple[float, ...]] = set()
+    variants: list[_Variant] = []
     left, best_us, worse = effort.VARIANTS_WORK, known_us, 0
     parts: deque[float] = deque(effort.WORKSPACE_SHARES)
     while parts:
-        if found and math.isinf(best_us) and problem.exhausted:
+        if variants and math.isinf(best_us) and problem.exhausted:
             parts = deque(list(parts)[-1:])  # the least workspace is likeliest to fit
         part = parts.popleft()
         limit_bytes = int(part * available_bytes)
@@ -146,28 +164,28 @@ def _variants(problem: Problem, techniques: Techniques, known_us: float, defer_r
             divided = divided_operations(table, emit_launches(table, choices), operations, techniques.division)
             choices = problem.choose(limits, divided)
         points = tuple(float(c.point.workspace_bytes) for c in choices.operations.values())
-        if points in known or choices.train_us >= best_us:
+        if points in seen or choices.train_us >= best_us:
             continue
-        known.add(points)
+        seen.add(points)
         if defer_reads:
             choices = defer_readers(table, choices)
         draft = scheduled_draft(table, choices, techniques, available_bytes)
-        found.append(_variant(problem, draft, choices, techniques, divided, available_bytes, best_us))
+        variants.append(_variant(problem, draft, choices, techniques, divided, available_bytes, best_us))
         left -= len(choices.operations)
-        better = found[-1].residency.live_bytes <= available_bytes and found[-1].time_us < best_us
+        better = variants[-1].residency.live_bytes <= available_bytes and variants[-1].time_us < best_us
         if better:
-            best_us = found[-1].time_us
+            best_us = variants[-1].time_us
         worse = 0 if better else worse + 1
         if math.isfinite(best_us) and (left < 0 or worse > 1):
             break
-        live_bytes = found[-1].residency.live_bytes
+        live_bytes = variants[-1].residency.live_bytes
         if math.isfinite(known_us) and live_bytes > effort.GIVE_UP_PEAK * available_bytes:
-            return found
+            return variants
         if math.isinf(best_us) and live_bytes - limit_bytes > effort.GIVE_UP_PEAK * available_bytes:
             parts = deque(list(parts)[-1:])  # the least workspace may need fewer conversions, too
     if not techniques.recompute:
-        return found
-    near = [variant for variant in found if variant.residency.live_bytes <= effort.REACHABLE_PEAK * available_bytes]
+        return variants
+    near = [variant for variant in variants if variant.residency.live_bytes <= effort.REACHABLE_PEAK * available_bytes]
     for variant in sorted(near, key=lambda variant: (variant.residency.live_bytes > available_bytes, variant.time_us))[
         :2
     ]:
@@ -178,9 +196,9 @@ def _variants(problem: Problem, techniques: Techniques, known_us: float, defer_r
             # A higher share than the link can copy makes no difference.
             if part < min(offloaded_share, techniques.offload) and left > 0:
                 here = replace(techniques, offload=part)
-                found.append(_with_techniques(problem, variant, here, available_bytes, best_us))
+                variants.append(_with_techniques(problem, variant, here, available_bytes, best_us))
                 left -= len(variant.choices.operations)
-    return found
+    return variants
 
 
 def _variant(
@@ -201,13 +219,14 @@ def _variant(
     left = techniques.less(taken_bytes)
     regions = remat_without_statistics(table, draft, regions_of(table.graph, draft, draft.train), choices.train)
     fused_remat = fused_remat_launches(table, draft, regions, choices.train)
-    groups = (*choices.train, *choices.infer, *(found.operation for found in fused_remats_of(table)))
+    groups = (*choices.train, *choices.infer, *(remat.operation for remat in fused_remats_of(table)))
     # Operations that other launches recompute keep their kernels, which match bit by bit.
     others = {region for region, _ in fused_remat}.union(
         i for i, region in enumerate(regions) if region.remat_launch is not None
     )
     kept = {draft.train.launches[regions[i].start].operations for i in others}
-    points = {names: found for names, found in _points(problem, choices, divided).items() if names not in kept}
+    all_points = _points(problem, choices, divided)
+    points = {names: smaller for names, smaller in all_points.items() if names not in kept}
     links = table.device.links
     residency = choose_residency(
         table.graph, draft, links, left, available_bytes, known_us, groups, work, start, points, fused_remat, regions
@@ -217,15 +236,15 @@ def _variant(
 
 
 def _step_us(draft: Draft, table: CandidateTable) -> float:
-    """The estimated time of a step. Waits between streams depend on addresses; a single stream has none."""
+    """Return the estimated time of a step. Waits between streams depend on addresses; a single stream has none."""
     several = len({launch.stream for launch in draft.train.launches}) > 1
     placed = assign_addresses(draft, thorough=False) if several else Placed((), 0, 0, 0)
     return Solution(draft, placed, table).step_us
 
 
 def _points(problem: Problem, choices: Choices, divided: Collection[str]) -> Points:
-    """Time with less workspace, in the same layouts, of operations that are not in depth-first groups."""
-    found: dict[tuple[str, ...], list[tuple[int, float]]] = {}
+    """Return times with less workspace, in the same layouts, of operations that are not in depth-first groups."""
+    points: dict[tuple[str, ...], list[tuple[int, float]]] = {}
     for operation in choices.train:
         name = operation.name
         # A horizontally fused operation has no limit: it needs no workspace.
@@ -235,20 +254,23 @@ def _points(problem: Problem, choices: Choices, divided: Collection[str]) -> Poi
         front = problem.table.fronts(operation)[choice.layouts]
         less = [point for point in front if point.workspace_bytes < choice.point.workspace_bytes]
         if less:
-            found[names_of(operation)] = [(aligned(point.workspace_bytes), point.time_us) for point in less]
-    return found
+            points[names_of(operation)] = [(aligned(point.workspace_bytes), point.time_us) for point in less]
+    return points
 
 
 def _with_techniques(
     problem: Problem, variant: _Variant, techniques: Techniques, available_bytes: int, known_us: float
 ) -> _Variant:
-    """The same choices with other techniques."""
+    """Return a variant with the same choices and other techniques."""
     return _variant(problem, variant.draft, variant.choices, techniques, variant.divided, available_bytes, known_us)
 
 
 def _nearer(problem: Problem, nearest: Sequence[_Variant]) -> Iterator[_Variant]:
-    """Variants that do not fit, with more rounds of local search. They are alike: where these rounds free few of the
-    bytes that one lacks, more of them do not help, nor do they help the others."""
+    """Yield variants that do not fit, after more rounds of local search.
+
+    The variants are similar. So where these rounds free few of the bytes that one lacks, further rounds do not help,
+    and the other variants are not searched.
+    """
     available_bytes = problem.available_bytes
     for variant in nearest:
         if problem.exhausted:
@@ -260,30 +282,30 @@ def _nearer(problem: Problem, nearest: Sequence[_Variant]) -> Iterator[_Variant]
             return
         improved = _improved(problem, searched, available_bytes)
         fits = improved.residency.live_bytes <= available_bytes
-        yield improved if fits else min(searched, improved, key=lambda found: found.residency.live_bytes)
+        yield improved if fits else min(searched, improved, key=lambda candidate: candidate.residency.live_bytes)
 
 
 def _improved(problem: Problem, variant: _Variant, available_bytes: int) -> _Variant:
-    """The same variant with more rounds of local search, in as many bytes or fewer."""
-    known: dict[object, _Variant] = {}  # by what a search resumes from: it often ends where it began
+    """Return the variant after more rounds of local search, in as many bytes or fewer."""
+    searched: dict[object, _Variant] = {}  # by the decisions that a search resumes from: it often ends where it began
 
-    def found(start: Residency | None) -> _Variant:
+    def search_from(start: Residency | None) -> _Variant:
         resumed = start.resumed if start is not None else None
-        if resumed not in known:
-            known[resumed] = _searched(problem, variant, available_bytes, start)
-        return known[resumed]
+        if resumed not in searched:
+            searched[resumed] = _searched(problem, variant, available_bytes, start)
+        return searched[resumed]
 
-    improved = found(variant.residency)
+    improved = search_from(variant.residency)
     if improved.residency.live_bytes > available_bytes:
-        improved = found(None)
+        improved = search_from(None)
     for _ in range(effort.MAX_REPEATS):
-        before, improved = improved, found(improved.residency)
+        before, improved = improved, search_from(improved.residency)
         if improved.time_us > (1 - effort.REPEAT_GAIN) * before.time_us:
             break
     return improved
 
 
 def _searched(problem: Problem, variant: _Variant, available_bytes: int, start: Residency | None) -> _Variant:
-    """The same variant by a thorough local search that resumes from `start`."""
+    """Return the variant after a thorough local search that resumes from `start`."""
     asked = problem, variant.draft, variant.choices, variant.techniques, variant.divided, available_bytes
     return _variant(*asked, math.inf, effort.THOROUGH_SEARCH_WORK, start)

@@ -176,7 +176,7 @@ def test_slices_cover_every_row_and_filter_gradients_add_up(rows: int) -> None:
 
 
 def test_filter_gradients_stay_whole_where_no_kernel_adds_up() -> None:
-    with pytest.warns(RuntimeWarning, match=r"--micro-batch 4: 'conv\d.backward_filter' stays whole, for want of"):
+    with pytest.warns(RuntimeWarning, match=r"--micro-batch 4: 'conv\d.backward_filter' is not divided: no kernel"):
         found = plan(table(10.0, 10.0, rules=Rules(micro_batch=4), accumulates=False))
     kinds = {op.name: op.kind for op in found.graph.train}
     calls = [kinds[name] for launch in found.train.launches for name in launch.operations]
