@@ -119,7 +119,7 @@ def test_nothing_to_compare_is_said_and_no_failure(mbc, division):
     ("rows", "size", "said", "remedy"),
     [
         ("9", "6", "--micro-batch 9 is more than the mini-batch of 8 rows", "give at most 8"),
-        ("2", "7", "--micro-batch 2 cannot divide 'conv0'", "leave it out: no micro-batch of 8 rows does"),
+        ("2", "7", "--micro-batch 2 cannot divide 'conv0'", "omit --micro-batch: no division of 8 rows meets this"),
     ],
 )
 def test_micro_batches_that_cannot_be_are_refused(mbc, rows, size, said, remedy):

@@ -46,7 +46,7 @@ def test_no_kernel(mbc, monkeypatch):
 def test_a_provider_that_lacks_kernels_names_one_that_has_them(mbc):
     error = refused(mbc, *H200, "--provider", "cublaslt")
     assert "error MBC200: no kernel among cublaslt can run '" in error
-    remedy = error.split("help: add one that can: ")[1].split()
+    remedy = error.split("help: add a provider that can: ")[1].split()
     assert remedy[:3] == ["--provider", "cublaslt", "--provider"] and remedy[3] in PROVIDER_NAMES
     assert "error MBC200" not in mbc("show", "tiny.mbc", *H200, *remedy).err
 
@@ -54,7 +54,7 @@ def test_a_provider_that_lacks_kernels_names_one_that_has_them(mbc):
 def test_workspace_limit_too_small(mbc):
     large = ("--set", "batch=4096")  # whose statistics are summed in parts
     error = refused(mbc, *H200, *large, "--workspace-limit", "1B")
-    assert "error MBC201: '" in error and " of workspace, the limit is 1 B; chosen among" in error
+    assert "error MBC201: '" in error and " of workspace, the limit is 1 B; no kernel with less is allowed by" in error
     assert "help: raise --workspace-limit to at least " in error
     least = error.split("to at least ")[1].strip()
     assert "MBC201" not in mbc("show", "tiny.mbc", *H200, *large, "--workspace-limit", least).err
@@ -147,7 +147,7 @@ def test_a_budget_that_no_plan_was_found_for(mbc):
     assert floor < arena
     kept = ("--without", "offload,recompute")
     error = refused(mbc, *H200, *kept, "--set", f"memory.device={overhead + floor + 3 * (arena - floor) // 10}B")
-    assert f"error MBC204: the best plan of 'tiny' that was found takes {show_size(overhead + arena)} (" in error
+    assert f"error MBC204: the smallest plan found for 'tiny' takes {show_size(overhead + arena)} (" in error
     assert ": its arena " in error and f" KiB, and {show_size(overhead)} outside it; the budget is " in error
     assert "help: lower the batch, or raise memory.device to " in error
     enough = error.split("raise memory.device to ")[1].split(";")[0].strip()

@@ -78,7 +78,7 @@ def _least_us(table: CandidateTable, techniques: Techniques, kept: list[_Item], 
     if techniques.offload > 0:
         rates = {space: table.device.links.gb_s(STREAM_TO[space]) * 1e3 for space in techniques.room_bytes}
         excess -= sum(min(int(before_us / (1 / rates[s])), room) for s, room in techniques.room_bytes.items())
-        copied_us = 1 / sum(rates.values())  # by all links together
+        copied_us = 1 / sum(rates.values())  # time per byte of all links together
     total_us = 0.0
     prices = sorted((item.time_us / item.size_bytes, item.size_bytes) for item in kept)
     for price, size_bytes in prices if techniques.recompute else ():
@@ -121,8 +121,8 @@ class _Step:
         groups = [g for g in all_groups(table) if g.replaces <= names]
         self.grouped = frozenset(name for group in groups for name in group.replaces)
         self._unstored = frozenset(value for group in groups for value in group.unstored)
-        self._launch_us: dict[str, float] = {}  # of a value: the fastest launch of a group that computes it
-        self._latest_position: dict[str, int] = {}  # of an operation: the latest position at which a group may run it
+        self._launch_us: dict[str, float] = {}  # by value: time of the fastest launch of a group that computes it
+        self._latest_position: dict[str, int] = {}  # by operation: the latest position at which a group may run it
         self._alone_us = alone_us
         self.times_us = self._shared(groups, alone_us)
         launches = (launch for group in groups for launch in group.launches)

@@ -78,7 +78,7 @@ def _launch_options(table: CandidateTable) -> Iterator[LaunchOption]:
     launches = [launch for group in groups_of(table)[0] for launch in group.launches]
     launches += [fused_remat.operation for fused_remat in fused_remats_of(table)]
     for operation in (*table.graph.train, *launches):
-        free = kind_of(operation).view or fuses_horizontally(operation)  # the latter share a launch with many others
+        free = kind_of(operation).view or fuses_horizontally(operation)  # fused operations share one launch
         times_us = () if free else tuple(candidate.time_us for candidate in table.offered(operation))
         if free or times_us:
             yield LaunchOption(operation.inputs, operation.outputs, min(times_us, default=0.0))

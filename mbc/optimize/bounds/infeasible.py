@@ -107,12 +107,12 @@ def not_found(smallest: Plan, floor: int, budget_bytes: int) -> BudgetError:
     needed_bytes = arena_bytes + overhead_bytes
     needed, budget = show_distinct(needed_bytes, budget_bytes)
     hopeless = is_hopeless(arena_bytes, budget_bytes - overhead_bytes)
-    less = "so far below it few kinds of plans are tried" if hopeless else "each budget is searched anew"
+    why = "far below it few kinds of plans are tried" if hopeless else "each budget is searched anew"
     return BudgetError(
         "MBC204",
-        f"the best plan of '{smallest.graph.name}' that was found takes {needed}: its arena {show_size(arena_bytes)}, "
+        f"the smallest plan found for '{smallest.graph.name}' takes {needed}: its arena {show_size(arena_bytes)}, "
         f"and {show_size(overhead_bytes)} outside it; the budget is {budget}",
-        f"lower the batch, or raise memory.device to {show_enough(needed_bytes)}; less may do, since {less}",
+        f"lower the batch, or raise memory.device to {show_enough(needed_bytes)}; a smaller budget may work: {why}",
         needed_bytes=needed_bytes,
         floor_bytes=floor,
     )

@@ -95,7 +95,7 @@ def fronts_of(table: Table, operation: Operation) -> ParetoFronts:
             candidates = table.profiled(operation, Rows(0, rows))
         elif table.timed(operation):
             candidates = table.candidates_of_micro_batch(operation, Rows(0, rows))
-        else:  # estimates compete with estimates only
+        else:  # no size is measured, so estimates compete only with one another
             candidates = table.candidates(operation, Rows(0, rows))
         for candidate in candidates:
             offers.setdefault(candidate.layouts, {}).setdefault(rows, []).append(candidate)

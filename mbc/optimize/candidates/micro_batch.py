@@ -37,14 +37,14 @@ def check_micro_batch(table: CandidateTable) -> None:
         return
     operation, least = unaligned[0]
     more = f" and {len(unaligned) - 1} more" if len(unaligned) > 1 else ""
-    # Powers of two, so that the largest suits all of them.
+    # All numbers are powers of two, so a multiple of the largest suits all of them.
     suits = max(least for _, least in unaligned)
     raise MbcError(
         "MBC205",
         f"--micro-batch {rows} cannot divide '{operation.name}'{more}: every micro-batch must start at a multiple of "
-        f"{MICRO_BATCH_ALIGNMENT_BYTES} bytes, which in {graph.precision} takes multiples of {least} rows of this one",
+        f"{MICRO_BATCH_ALIGNMENT_BYTES} bytes; in {graph.precision} this operation needs multiples of {least} rows",
         f"give a multiple of {suits}"
         if suits < graph.batch
-        else f"leave it out: no micro-batch of {graph.batch} rows does",
+        else f"omit --micro-batch: no division of {graph.batch} rows meets this",
         operation.span,
     )

@@ -101,7 +101,7 @@ class CandidateTable:
         copy._fronts, copy._divided = self._fronts, self._divided
         copy._conversions, copy.buckets, copy.other_sizes = self._conversions, self.buckets, self.other_sizes
         if graph is self.graph and "matches" in self.groups:
-            copy.groups["matches"] = self.groups["matches"]  # which are of the graph alone
+            copy.groups["matches"] = self.groups["matches"]  # matches depend on the graph alone
         return copy
 
     @cached_property
@@ -114,7 +114,7 @@ class CandidateTable:
         return Rows(0, self.graph.batch)
 
     @cached_property
-    def layouted(self) -> frozenset[str]:
+    def values_with_layout(self) -> frozenset[str]:
         """Values that may be in either layout."""
         values = self.graph.values
         return frozenset(name for name, value in values.items() if value.type.ordered)

@@ -95,8 +95,8 @@ def no_candidate(
     only = f" among {', '.join(rules.providers)}" if rules.providers else ""
     remedy = "choose another precision, or write the operation with other settings"
     named = [name for name, candidate in able if candidate.deterministic or not rules.deterministic]
-    if named:  # the last is mbc itself, which has most kinds
-        remedy = f"add one that can: {provider_options((*rules.providers, named[-1]))}"
+    if named:  # mbc's own kernels are last; they cover most kinds of operations
+        remedy = f"add a provider that can: {provider_options((*rules.providers, named[-1]))}"
     return MbcError(
         "MBC200",
         f"no kernel{only} can run '{operation.name}' ({operation.kind} of {inputs}) in {request.precision}",

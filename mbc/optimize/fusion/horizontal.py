@@ -23,8 +23,8 @@ _OF_STATES = RATIOS | {
     "sgd_update", "adamw_update", "sgd_update_part", "adamw_update_part", "lars_update", "lamb_update", "ema_update",
     "accumulate",
 }  # fmt: skip
-_KINDS = _OF_STATES | {"cast", "update_running"}  # with multi-tensor kernels
-_ALIKE = _OF_STATES | {"cast"}  # those that must have equal attributes as well
+_KINDS = _OF_STATES | {"cast", "update_running"}  # kinds that have multi-tensor kernels
+_ALIKE = _OF_STATES | {"cast"}  # kinds whose operations must have equal attributes as well
 
 _Key = tuple[str, Attributes | None, bool]
 
@@ -104,7 +104,7 @@ def fuse_horizontally(
     saved_us = 0.0
     chosen = dict(choices)
     for bundle in bundles(program, table, updates):
-        group = tuple(o for o in bundle if _lies_in_one_order(table, o, choices[o.name].layouts))
+        group = tuple(o for o in bundle if _has_one_layout(table, o, choices[o.name].layouts))
         if len(group) < 2 or _position(program, group) is None:
             continue
         joined = join(group, [name for operation in group for name in operation.outputs])
@@ -146,7 +146,7 @@ def _position(program: Sequence[Operation], group: Sequence[Operation]) -> int |
     return first if producers.isdisjoint(inputs) and not updates else None
 
 
-def _lies_in_one_order(table: CandidateTable, operation: Operation, layouts: Sequence[Layout]) -> bool:
+def _has_one_layout(table: CandidateTable, operation: Operation, layouts: Sequence[Layout]) -> bool:
     """Return whether all operands of an operation for which the layout matters have one layout."""
     names = (*operation.inputs, *operation.outputs)
     values = table.graph.values

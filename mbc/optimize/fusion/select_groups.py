@@ -247,7 +247,7 @@ class _Constraints:
         if self.layout is None:
             return candidates
         values, names = table.graph.values, (*operation.inputs, *operation.outputs)
-        images = [i for i, name in enumerate(names) if name in table.layouted and values[name].per_sample]
+        images = [i for i, name in enumerate(names) if name in table.values_with_layout and values[name].per_sample]
         return [c for c in candidates if all(c.layouts[i] is self.layout for i in images if i < len(c.layouts))]
 
 

@@ -177,7 +177,7 @@ def _greedy(
             overlapping &= stops[:count] > block.start
             concurrent = overlapping.nonzero()[0]
             low, high = lows[concurrent], highs[concurrent]
-        from_ = np.zeros(len(low) + 1, np.int64)  # where gaps start, and their sizes
+        from_ = np.zeros(len(low) + 1, np.int64)  # starts of the gaps
         np.maximum.accumulate(high, out=from_[1:])
         sizes = np.append(low, HIGHEST_BYTES) - from_
         fitting = (sizes >= block.size_bytes).nonzero()[0]

@@ -75,7 +75,7 @@ class State:
 
     def waste(self, columns: Columns, height: int) -> None:
         """Subtract `height` from the slack of the columns."""
-        self.slack = self.slack.copy()  # states share it
+        self.slack = self.slack.copy()  # several states share one list
         for column in range(*columns):
             self.slack[column] -= height
 
@@ -94,7 +94,7 @@ class Packing:
         self.lives = [stop - start for start, stop in zip(self.starts, self.stops, strict=True)]
         self.slack = [self.limit] * self.columns
         self.starting, self.stopping = [0] * (self.columns + 1), [0] * (self.columns + 1)
-        self.twins: list[int] = []  # the bit of the block before, where it is equal: it is placed before
+        self.twins: list[int] = []  # the bit of an equal block before this one, which must be placed first; else 0
         before = None
         for i, block in enumerate(zip(self.starts, self.stops, self.sizes, strict=True)):
             start, stop, size = block

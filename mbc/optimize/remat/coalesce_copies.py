@@ -30,7 +30,7 @@ def coalesce_copies(
         excess_bytes: Bytes by which each region exceeds the available bytes, without the ledger's delta.
         available_bytes: Bytes of the arena.
     """
-    excess_bytes = excess_bytes + int(effort.COALESCE_SPARE_SHARE * available_bytes)  # stays free
+    excess_bytes = excess_bytes + int(effort.COALESCE_SPARE_SHARE * available_bytes)  # these bytes stay free
     for space in STREAM_FROM:  # copies of different links do not wait for each other
         _coalesce_prefetches(offloader, ledger, excess_bytes, space)
     _coalesce_offloads(offloader, ledger, excess_bytes)

@@ -27,11 +27,11 @@ def fastest_first(ledger: Ledger, excess_bytes: NDArray[np.int64], limit_us: flo
     """
     gaps: dict[Gap, None] = {}
     for position in np.flatnonzero(excess_bytes > 0):
-        entry = (ledger.gap(b, int(position)) for b in ledger.movable if ledger.can_recompute(b))
-        gaps |= dict.fromkeys(gap for gap in entry if gap is not None)
+        over = (ledger.gap(b, int(position)) for b in ledger.movable if ledger.can_recompute(b))
+        gaps |= dict.fromkeys(gap for gap in over if gap is not None)
         if len(gaps) > effort.EXHAUSTIVE_GAPS:
             return ()
-    # A value that is defined earlier may be needed to recompute the others.
+    # Sets grow from the last gap to the first: recomputing one value may need another that is defined earlier.
     ordered = sorted(gaps, key=lambda gap: (-gap.after, gap.before, gap.buffer))
     sets: list[tuple[float, Decisions]] = []
 
@@ -48,4 +48,4 @@ def fastest_first(ledger: Ledger, excess_bytes: NDArray[np.int64], limit_us: flo
         ledger.undo(start)
 
     extend(0)
-    return [decisions for _, decisions in sorted(sets, key=lambda entry: entry[0])[: effort.EXHAUSTIVE_MEASURED]]
+    return [decisions for _, decisions in sorted(sets, key=lambda timed: timed[0])[: effort.EXHAUSTIVE_MEASURED]]

@@ -234,7 +234,7 @@ def fused_remat_launches(
         if isinstance(launch.work, Kernel) and not launch.operations and region.stop == region.start + 1:
             for source in region.reads:
                 converted.setdefault(source, []).extend(region.writes)
-    matches: list[tuple[FusedRemat, list[int], int]] = []  # each, its producers, its reductions
+    matches: list[tuple[FusedRemat, list[int], int]] = []  # with the regions of its producers and reductions
     for fused_remat in fused_remats_of(table):
         defined_at = [producers[names] for names in fused_remat.producers if names in producers]
         replaced = last.get(names_of(fused_remat.operation)[-1])
@@ -343,7 +343,7 @@ def _fused_remat_launch(
     for access in touched:
         name = draft.buffers[access.buffer].value
         if name is not None and buffers.setdefault(name, access.buffer) != access.buffer:
-            return None  # one value in two layouts
+            return None  # the launches use one value in two layouts
     operation = fused_remat.operation
     names = (*operation.inputs, *operation.outputs)
     if any(name not in buffers for name in names):

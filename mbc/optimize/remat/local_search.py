@@ -45,7 +45,7 @@ def improve(state: RematState, best: Evaluated, rounds: int) -> Evaluated:
     draw = random.Random(0)
     ledger = state.ledger
     least_us = best.costs_us
-    best_mark, best_stalling = ledger.mark(), frozenset(state.offloader.stalling)  # as `best` was measured
+    best_mark, best_stalling = ledger.mark(), frozenset(state.offloader.stalling)  # the state of `best`
     unmeasured, most_unmeasured = 0, effort.MEASURE_AFTER
 
     def settle() -> None:
@@ -136,7 +136,7 @@ def _lacking(state: RematState, excess_bytes: NDArray[np.int64]) -> int:
 
 def _relieve(state: RematState, excess_bytes: NDArray[np.int64], draw: random.Random) -> None:
     """Free bytes at perturbed prices, so that other decisions are made than the last time."""
-    # Regions with less workspace count down from -1.
+    # The keys -1, -2, ... are for the workspaces of regions 0, 1, ...
     priced = (*state.ledger.movable, *range(-len(state.regions), 0))
     noise = effort.PRICE_NOISE
     drawn, least, width = draw.random, 1 - noise, (1 + noise) - (1 - noise)

@@ -59,7 +59,7 @@ def operand_peak_bytes(
             if counted[buffer]:
                 count(aligned(buffers[buffer].size_bytes), start, last[buffer])
         for old, new in set(_in_place_pairs(draft, region, in_place, owner)):
-            if counted[new] and first[new] <= last[old]:  # both have the same bytes
+            if counted[new] and first[new] <= last[old]:  # `old` and `new` share their bytes
                 count(-aligned(buffers[new].size_bytes), first[new], min(last[old], last[new]))
     return max(accumulate(changes)) + persistent_bytes(draft)
 

@@ -28,7 +28,7 @@ def cut_into_segments(ledger: Ledger, peak: int, segment_bytes: int) -> None:
     """
     movable = [b for b in ledger.movable if 0 <= ledger.defined_at[b] < peak and ledger.gap(b, peak) is not None]
     kept = _boundary_values(ledger, movable, peak, segment_bytes)
-    # The last value first: its operands are still live then, and are needed at the same position.
+    # The last value is entered first: its operands are still live then, and are needed at the same position.
     for buffer in sorted(movable, key=lambda b: (-ledger.defined_at[b], -b)):
         gap = ledger.gap(buffer, peak)
         if buffer not in kept and gap is not None and ledger.can_recompute(buffer):

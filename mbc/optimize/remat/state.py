@@ -152,7 +152,7 @@ class RematState:
             regions: Regions of the training program.
         """
         self._in_place_operands = in_place_operands(graph, groups)
-        self.draft = with_aliases(draft, draft.infer, self._in_place_operands)  # whatever is decided
+        self.draft = with_aliases(draft, draft.infer, self._in_place_operands)  # inference has no decisions
         self._links = links
         self.techniques = techniques
         self.available_bytes = available_bytes
@@ -203,7 +203,7 @@ class RematState:
             + sum(map(self.offloader.round_trip_us, sorted(self.offloader.stalling)))
         )
 
-    # Live bytes
+    # Measuring live bytes
 
     def measured(self) -> Measured:
         """Return the program with the decisions of the ledger, and the excess bytes of each region.
@@ -252,7 +252,7 @@ class RematState:
         replaceable = {launch.reductions for launch in self.fused_remat.values()}
         return operand_peak_bytes(self.draft, self.regions, self._in_place_operands, saved_bytes, replaceable)
 
-    # Until it fits
+    # Freeing bytes
 
     def relieve(self, excess_bytes: NDArray[np.int64]) -> bool:
         """Free bytes, by the ledger, at every region that exceeds the arena; return whether that was possible."""

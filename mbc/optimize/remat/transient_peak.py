@@ -26,7 +26,7 @@ def transient_bytes(
         staying: Recomputed values that are live at region `before` or later. Others are freed after their last read.
     """
     last = {b: i for i, region in enumerate(recomputed) for b in regions[region].reads} if len(recomputed) > 1 else {}
-    # Relative to the live bytes of the region: its outputs, its workspace and the staying values are not live yet.
+    # Bytes relative to the region's live bytes: its outputs, its workspace and the staying values are not live yet.
     live_bytes = -sum([sizes[b] for b in regions[before].writes]) - scratch_bytes[before]
     live_bytes -= sum([sizes[b] for b in staying])
     freed_bytes = [0] * len(recomputed)

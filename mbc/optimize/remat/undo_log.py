@@ -102,7 +102,7 @@ class UndoLog:
         self.recompute_us = 0.0  # time of all recomputations
         self._journal: list[tuple[Callable[..., None], Any]] = []  # functions that undo entries
         self._chains: dict[tuple[int, int], tuple[float, Sequence[int]]] = {}  # computed since the last entry
-        valid = self._valid_until = dict[int, int]()  # of states: the region that writes their next version over them
+        valid = self._valid_until = dict[int, int]()  # by state: the region that overwrites it with its next version
         for i, region in enumerate(regions):
             for buffer in region.reads:
                 self.reads.setdefault(buffer, []).append(i)
@@ -111,7 +111,7 @@ class UndoLog:
                 alias = draft.buffers[buffer].alias
                 if alias is not None:
                     self._valid_until[alias] = i
-        # Outputs that a recomputation of their region leaves out.
+        # Outputs that a recomputation of their region does not compute are kept.
         kept = (b for region in regions for b in region.writes if b not in region.recomputed_outputs)
         fixed = frozenset((*draft.persistent, *draft.train.exit, *self._valid_until, *kept))
         self.movable = [
@@ -134,7 +134,7 @@ class UndoLog:
         self._live_bytes: NDArray[np.int64] = np.zeros(len(regions) + 1, np.int64)
         self._measured_bytes = self._live_bytes.copy()  # `_live_bytes` when the program was measured last
         self._recomputed_regions: dict[int, set[int]] = {}  # position -> regions
-        self._transient_bytes: dict[int, int] = {}  # by position, as they are counted
+        self._transient_bytes: dict[int, int] = {}  # by position, as they count in `_live_bytes`
         self._changed: set[int] = set()  # positions whose transient bytes are out of date
         self.workspace_cuts: dict[int, WorkspaceCut] = {}  # by region
         for buffer in self.movable:

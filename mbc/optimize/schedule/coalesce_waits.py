@@ -69,14 +69,14 @@ class _Sweep:
     def _coalesced(self, streams: Sequence[Stream]) -> list[tuple[int, int]]:
         waits: list[tuple[int, int]] = []
         latest_us = self._latest_us(streams)
-        needed: dict[int, int] = {}  # of each copy, the first kernel that waits for it
+        needed: dict[int, int] = {}  # by copy: the first kernel that waits for it
         for kernel, copies in sorted(self._before.items()):
             for copy in copies:
                 needed.setdefault(copy, kernel)
         waiting = sorted(self._after, key=lambda copy: (-self._after[copy], copy))
         for stream in COPY_STREAMS:
             self._unsettled[stream] = deque(i for i, other in enumerate(streams) if other is stream)
-        open_: list[int] = []  # copies that wait for a kernel up to here
+        open_: list[int] = []  # copies that may wait for the present kernel
         settled: dict[int, int] = {}
         kernels = [i for i, stream in enumerate(streams) if stream is Stream.COMPUTE]
         for kernel, following in pairwise((*kernels, len(streams))):
@@ -125,7 +125,7 @@ class _Sweep:
     def _latest_us(self, streams: Sequence[Stream]) -> Mapping[int, float]:
         """Return the latest start of each copy that delays no launch; at least its present start."""
         starts_us: dict[int, float] = {}
-        until_us = [math.inf] * len(streams)  # the end of each copy
+        until_us = [math.inf] * len(streams)  # latest end of each copy
         for earlier, later in self.program.waits:
             if streams[later] not in COPY_STREAMS:
                 until_us[earlier] = min(until_us[earlier], self.times.starts_us[later] - effort.WAIT_SLACK_US)

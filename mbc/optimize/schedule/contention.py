@@ -27,8 +27,8 @@ COMPUTING = 2.0
 # 1 to 32, which they predict within 5 % (decision 019).
 FILLING = 0.6
 WAIT_US = 5.0
-# Cost of a wait between a kernel and a copy, for a kernel at either end of it: from gaps between the kernels of three
-# captured steps of ResNet-50 (decision 020).
+# Cost of a wait between a kernel and a copy, for a kernel at either end of it. It is measured from gaps between the
+# kernels of three captured steps of ResNet-50 (decision 020).
 COPY_WAIT_US = 7.0
 _ALONE = Slowdown()
 
@@ -102,7 +102,7 @@ def _fills(program: Program, graph: TrainingGraph, buffers: Sequence[Buffer], de
     if graph.precision is Precision.FP64:
         return (1.0,) * len(program.launches)  # fp64 runs on the CPU only
     bytes_per_us = device.copy_gb_s * 1e3
-    # The peak of the precision's own arithmetic: FFMA kernels fill a GPU although its tensor cores would be faster.
+    # The peak is that of the precision's own arithmetic: FFMA kernels fill a GPU although tensor cores would be faster.
     flops_per_us = peak_tflops(device, graph.precision) * 1e6
     operations = {op.name: op for op in (*graph.train, *graph.infer)}
     shares: list[float] = []

@@ -130,7 +130,7 @@ class _Cutter:
         self.regions = regions_of(graph, draft, program)
         self._defined_at: dict[int, int] = {}
         self._reads: dict[int, list[int]] = {}
-        self._updated: dict[int, int] = {}  # states: the region that writes their next version
+        self._updated: dict[int, int] = {}  # by state: the region that writes its next version
         for i, region in enumerate(self.regions):
             for buffer in region.reads:
                 self._reads.setdefault(buffer, []).append(i)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from mbc.hardware.transfers import Slowdown
 from mbc.plan.model import COPY_STREAMS, STREAM_FROM, STREAM_TO, Copy, Program, Space, Stream
 
-_IDLE_US = 1e-9  # rounding: a launch with less left has ended
+_IDLE_US = 1e-9  # a launch with less time left has ended: this absorbs rounding
 
 
 @dataclass(frozen=True, slots=True)

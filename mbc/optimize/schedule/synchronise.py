@@ -89,7 +89,7 @@ class _Segments:
     """
 
     ends: set[int] = field(default_factory=set[int])
-    place: dict[int, int] = field(default_factory=dict[int, int])  # of the segment that begins at a byte
+    place: dict[int, int] = field(default_factory=dict[int, int])  # number of the segment that begins at a byte
     writer: list[int | None] = field(default_factory=list[int | None])
     readers: list[dict[Stream, int]] = field(default_factory=list[dict[Stream, int]])
 

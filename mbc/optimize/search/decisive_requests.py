@@ -95,7 +95,7 @@ def _chosen(table: CandidateTable, choices: Choices, program: Sequence[Operation
         yield table.request(operation, table.whole), choice.point.time_us
         for name, layout in zip(operation.inputs, choice.layouts, strict=False):
             layouts = [present for present in Layout if (name, present) in available] or [Layout.CHANNELS_FIRST]
-            if name in table.layouted and layout not in layouts:
+            if name in table.values_with_layout and layout not in layouts:
                 type_ = table.graph.values[name].type
                 available[name, layout] = None
                 yield conversion_request(type_, table.graph), table.conversion_us(type_, layout)

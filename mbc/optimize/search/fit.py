@@ -54,9 +54,8 @@ def fit(problem: Problem, techniques: Techniques, known_us: float = math.inf) ->
     whole_bytes, _ = floor_bytes(table, techniques.outside_bytes)
     moved_bytes = _movable_bytes(table, techniques)
     if moved_bytes > effort.STATES_CROWDING_SHARE * available_bytes:
-        tried(
-            replace(techniques, states_bytes=moved_bytes, lead=effort.STATES_LEAD)
-        )  # with the states in the arena few bytes are left
+        # With the states in the arena few bytes are left.
+        tried(replace(techniques, states_bytes=moved_bytes, lead=effort.STATES_LEAD))
     stay_bytes, _ = floor_bytes(table, split=techniques.split)
     if (stay_bytes <= available_bytes or not solutions) and (whole_bytes <= available_bytes or not techniques.split):
         sending = tried(techniques)
@@ -95,7 +94,7 @@ def _with_depth_first(
     solutions: Sequence[Solution],
     tried: Callable[[Techniques], Solution | None],
 ) -> Techniques:
-    """Try depth-first execution in micro-batches, and return the best techniques; `techniques` if none were better."""
+    """Return the techniques with the best division for depth-first execution; `techniques` if no division is better."""
     best = techniques
     for divisions in _divisions(problem, techniques, solutions):
         better = slower = False

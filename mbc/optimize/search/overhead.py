@@ -9,10 +9,10 @@ from mbc.plan.model import Space
 
 # Overhead on a GPU where it was never measured.
 UNMEASURED_BYTES = 650_000_000
-# Launches of a plan that the measured overhead includes, and bytes of each further one.
+# Launches of a plan that the measured overhead includes, and bytes of each additional launch.
 USUAL_LAUNCHES = 2000
 LAUNCH_BYTES = 16 << 10
-# Page tables of host memory beyond this are not in the measured overhead: 8 bytes for 4 KiB.
+# Host memory whose page tables the measured overhead includes. More host memory takes 8 bytes for each 4 KiB.
 USUAL_HOST_BYTES = 4 * 10**9
 HOST_BYTES_MAPPED = 512  # bytes of host memory that one byte on the device maps
 

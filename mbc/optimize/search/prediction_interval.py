@@ -52,7 +52,7 @@ def time_range_us(
     low, high = simulate(program, low_us, disturbed), simulate(program, high_us, disturbed)
     if disturbed is None:
         return low, high
-    # Copies that start sooner may contend sooner: shorter launches can make a longer step.
+    # Copies that start earlier may slow down other launches, so shorter launches can make a longer step.
     own = simulate(program, None, disturbed)
     return min(low, own), max(high, own)
 

@@ -193,7 +193,7 @@ def _variants(problem: Problem, techniques: Techniques, known_us: float, defer_r
             continue
         offloaded_share = variant.residency.offloaded_share
         for part in effort.OFFLOAD_SHARES:
-            # A higher share than the link can copy makes no difference.
+            # A share above what the link can copy changes nothing.
             if part < min(offloaded_share, techniques.offload) and left > 0:
                 here = replace(techniques, offload=part)
                 variants.append(_with_techniques(problem, variant, here, available_bytes, best_us))
@@ -220,7 +220,7 @@ def _variant(
     regions = remat_without_statistics(table, draft, regions_of(table.graph, draft, draft.train), choices.train)
     fused_remat = fused_remat_launches(table, draft, regions, choices.train)
     groups = (*choices.train, *choices.infer, *(remat.operation for remat in fused_remats_of(table)))
-    # Operations that other launches recompute keep their kernels, which match bit by bit.
+    # Operations that other launches recompute keep their kernels: the two must match bit by bit.
     others = {region for region, _ in fused_remat}.union(
         i for i, region in enumerate(regions) if region.remat_launch is not None
     )

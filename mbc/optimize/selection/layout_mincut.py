@@ -22,10 +22,10 @@ from mbc.optimize.candidates.pareto import Point
 from mbc.optimize.candidates.table import CandidateTable
 
 FIRST, LAST = Layout.CHANNELS_FIRST, Layout.CHANNELS_LAST
-_UNITS_PER_US = 10_000  # capacities are whole numbers
+_UNITS_PER_US = 10_000  # the flow solver takes whole numbers
 _NEVER = 1 << 44  # larger than the time of any step, and small enough that sums do not overflow
 
-# Source and sink of the flow: fixed labels.
+# Source and sink of the flow have fixed labels.
 _LAST_END, _FIRST_END = 0, 1
 
 Options = Mapping[tuple[Layout, ...], Point]  # the best candidate of an operation, by its layouts
@@ -128,7 +128,7 @@ class _Labeller:
     readers: dict[str, list[int]] = field(default_factory=dict[str, list[int]])
     labels: dict[str, tuple[int, int]] = field(default_factory=dict[str, tuple[int, int]])  # of inputs, of outputs
     states: dict[str, int] = field(default_factory=dict[str, int])
-    # By options and operands whose layout matters: many operations share them.
+    # Costs by options and operands whose layout matters: many operations share them.
     costs: dict[tuple[Any, ...], dict[tuple[bool, bool], int]] = field(
         default_factory=dict[tuple[Any, ...], dict[tuple[bool, bool], int]]
     )
@@ -153,7 +153,7 @@ class _Labeller:
         )
 
     def _matters(self, name: str) -> bool:
-        return name in self.table.layouted
+        return name in self.table.values_with_layout
 
     def _written(self, name: str) -> int:
         """Return the label of the layout that a value is written in; a value that no operation writes is a state."""
@@ -212,7 +212,7 @@ class _Labeller:
 
     def _key(self, operation: Operation) -> tuple[Any, ...]:
         """Return the key under which operations share costs."""
-        matters = tuple(map(self.table.layouted.__contains__, (*operation.inputs, *operation.outputs)))
+        matters = tuple(map(self.table.values_with_layout.__contains__, (*operation.inputs, *operation.outputs)))
         return id(self.options[operation.name]), len(operation.inputs), matters
 
     def _costs(self, operation: Operation) -> dict[tuple[bool, bool], int]:

@@ -116,7 +116,7 @@ def fastest_division(fronts: Mapping[str, ParetoFront], total_bytes: int) -> Map
     status = solver.solve(model)
     if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
         # The layouts chosen by price exceed the total even with their smallest workspaces.
-        raise MbcError("MBC201", "the operations find no division of the total", "raise --workspace-total")
+        raise MbcError("MBC201", "no division of the workspace total fits all operations", "raise --workspace-total")
     return {
         name: next(
             point.workspace_bytes for literal, point in zip(choices, fronts[name], strict=True) if solver.value(literal)

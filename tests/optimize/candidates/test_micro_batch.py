@@ -66,11 +66,11 @@ def test_every_convolution_is_divided():
             "bf16",
             4,
             {"batch": 6},
-            "takes multiples of 8 rows of this one",
-            "no micro-batch of 6 rows does",
+            "this operation needs multiples of 8 rows",
+            "no division of 6 rows meets this",
         ),
         ("fp32", 1, {"batch": 10**6}, "makes 1000000 calls of one convolution; at most 16384 are", "give at least 62"),
-        ("fp32", 2, {}, "takes multiples of 4 rows of this one", "give a multiple of 4"),
+        ("fp32", 2, {}, "this operation needs multiples of 4 rows", "give a multiple of 4"),
     ],
 )
 def test_what_cannot_be_kept_is_refused(precision: str, rows: int, settings: dict[str, int], said: str, remedy: str):

@@ -36,8 +36,8 @@ def test_other_kinds_of_steps_are_tried_near_the_budget_only(monkeypatch: pytest
     few, hopeless = refused(0.4)
     many, near = refused(0.7)
     assert few == 1 < many
-    assert "; less may do, since so far below it few kinds of plans are tried" in hopeless
-    assert "; less may do, since each budget is searched anew" in near
+    assert "; a smaller budget may work: far below it few kinds of plans are tried" in hopeless
+    assert "; a smaller budget may work: each budget is searched anew" in near
 
 
 def test_after_so_much_work_nothing_more_is_tried_where_nothing_fits(monkeypatch: pytest.MonkeyPatch) -> None:
