@@ -265,7 +265,7 @@ class Nccl:
         if request.inputs != request.outputs or call.layouts[:inputs] != call.layouts[inputs:]:
             layouts = ", ".join(call.layouts)
             return Acceptance(
-                f"it does not take operands in the layouts {layouts}: an all-reduce needs its output in its input's layout"
+                f"it does not take operands in the layouts {layouts}: an all-reduce keeps the layout of its input"
             )
         if call.settings[0][1] == BY_COPIES:
             if all_reduce is None or not divides_among(all_reduce.ranks):

@@ -213,8 +213,8 @@ def test_legacy_algorithms_and_maths_are_those_of_the_precision() -> None:
     request, c = next((r, c) for r, c in offers() if c.provider == CUDNN_LEGACY.name and r.precision is Precision.FP32)
     given = dict(c.settings)
     for settings, said in (
-        ({**given, "algorithm": 99}, "no such algorithm"),
-        ({**given, "layout": 7}, "no such algorithm"),
-        ({**given, "math": 0}, "none of its math types"),
+        ({**given, "algorithm": 99}, "no algorithm with the settings"),
+        ({**given, "layout": 7}, "no algorithm with the settings"),
+        ({**given, "math": 0}, "does not allow the math type"),
     ):
         assert said in CUDNN_LEGACY.accepts(call(request, c, settings=tuple(settings.items())), H200).refusal
