@@ -3,7 +3,7 @@
 * `adaptive_pool`: pooling to any size
 * `along`: softmax and the largest element
 * `arithmetic`: sums, differences, products and quotients, broadcast
-* `base`: what an operation and a layer are
+* `base`: the definitions of an operation and of a layer
 * `activation`: elementwise operations
 * `activation_variants`: hardswish, relu6, elu and others
 * `attention`: scaled dot-product attention
@@ -24,7 +24,7 @@
 * `group_norm`: group and layer normalisation
 * `rms_norm`: root mean square normalisation
 * `im2col`: grouped convolutions as GEMMs
-* `initial`: how the language names the start of a weight
+* `initial`: names of weight initialisers in the language
 * `kl_divergence`: the divergence of a softmax from probabilities
 * `layerwise`: layer-wise adaptive rates: LARS and LAMB
 * `loss`: losses and their weighted sum
@@ -35,21 +35,21 @@
 * `parameter`: tensors that belong to no other layer
 * `piecewise`: clamps, comparisons with numbers, detached tensors
 * `pooling`: max and average pooling
-* `products`: matrix products whose rounding errors stay small
+* `products`: matrix products with small rounding errors
 * `random`: dropout and stochastic depth from a counter-based generator
 * `rearrange`: permutations, slices, padding, splitting
 * `reduce`: sums over axes
-* `relu_mask`: relu's gradient by ReLU bit masks
+* `relu_mask`: the gradient of ReLU from bit masks
 * `reshaping`: layers that change shapes
-* `resize`: upsampling to any size, bilinear, too
+* `resize`: nearest and bilinear upsampling to any size
 * `response`: local response normalisation
 * `rounding`: rounding to stored types and to TF32
 * `shape`: upsampling, concatenation, flattening
-* `shard`: updates of one rank's parts of parameters, and what ranks exchange for them
+* `shard`: updates of one rank's parts of parameters, and the exchange of these parts between ranks
 * `soft_cross_entropy`: softmax cross entropy with probabilities as targets
 * `standardize`: standardised filters of convolutions
 * `top_k`: top-k accuracy
-* `update`: whether a step counts, and the new parameters
+* `update`: the guard of a step, and the new parameters
 * `weighted_cross_entropy`: softmax cross entropy with class weights and ignored positions
 * `window`: geometry of sliding windows
 * `window_bias`: the bias of attention within windows

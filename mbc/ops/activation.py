@@ -17,7 +17,7 @@ from mbc.ops.erf import erf
 
 @dataclass(frozen=True, slots=True)
 class LeakyRelu(Attributes):
-    """x where x > 0, else slope * x. `slope` is positive, so that the sign of the output tells that of the input."""
+    """x where x > 0, else slope * x. `slope` is positive, so that the output has the sign of the input."""
 
     slope: float = 0.01
 
@@ -45,6 +45,7 @@ BackwardRule = Callable[[Any, Array, Array], Array]
 
 
 def sigmoid(x: Array) -> Array:
+    """Return 1 / (1 + exp(-x)), without overflow."""
     # exp of a negative number cannot overflow; the two branches are the same function.
     e = np.exp(-np.abs(x))
     return np.where(x >= 0, 1, e) / (1 + e)
@@ -79,7 +80,7 @@ def _backward(rule: BackwardRule) -> Callable[[Any, Sequence[Array], Call], tupl
 
 
 def _gradient(of_output: bool) -> Callable[[Gradients, Operation, tuple[str | None, ...]], tuple[str | None, ...]]:
-    """Rule of an activation whose `<kind>_backward` reads its output (or its input) and dy."""
+    """Return the gradient rule of an activation whose `<kind>_backward` reads dy and its output (or its input)."""
 
     def rule(g: Gradients, op: Operation, dys: tuple[str | None, ...]) -> tuple[str | None, ...]:
         (dy,) = dys
@@ -100,7 +101,16 @@ def activation(
     of_output: bool,
     signs: tuple[int, ...] = (),
 ) -> tuple[OpKind, OpKind]:
-    """The kind `name` and its gradient, which reads dy and the output (or the input)."""
+    """Return the kind `name` and the kind of its gradient, which reads dy and the output (or the input).
+
+    Args:
+        name: Name of the kind.
+        attributes: Class of its attributes.
+        forward: Computes the output from attributes and input.
+        backward: Computes the gradient of the input from attributes, output (or input) and dy.
+        of_output: Whether the gradient reads the output rather than the input.
+        signs: Inputs of the gradient of which only the sign is read.
+    """
     return (
         OpKind(
             name,
@@ -211,6 +221,7 @@ OPS = (
 
 
 def plain(name: str, text: str) -> Layer:
+    """Return the layer of an operation without settings and with the help `text`."""
     return Layer(name, (), lambda builder, settings, inputs: builder.emit(name, NoAttributes(), inputs)[0], help=text)
 
 

@@ -1,4 +1,4 @@
-"""Activations of mobile and later networks: hard (piecewise) ones, elu, mish, softplus."""
+"""Activations of mobile and later networks: hard (piecewise) activations, elu, mish, softplus."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mbc.ops.base import Array, NoAttributes
 
 @dataclass(frozen=True, slots=True)
 class Elu(Attributes):
-    """x where x > 0, else alpha * (exp(x) - 1). `alpha` is positive, so that the output tells the gradient."""
+    """x where x > 0, else alpha * (exp(x) - 1). `alpha` is positive, so that the gradient follows from the output."""
 
     alpha: float = 1.0
 
@@ -31,7 +31,7 @@ def _elu(a: Elu, x: Array) -> Array:
 
 
 def softplus(x: Array) -> Array:
-    """log(1 + exp(x)), which does not overflow."""
+    """Return log(1 + exp(x)), without overflow."""
     return np.maximum(x, 0) + np.log1p(np.exp(-np.abs(x)))
 
 
@@ -41,7 +41,7 @@ def _mish_slope(x: Array) -> Array:
 
 
 OPS = (
-    # At both ends the gradient is zero, as in PyTorch.
+    # The gradient is zero at 0 and at 6, as in PyTorch.
     *activation(
         "relu6",
         NoAttributes,
@@ -49,7 +49,7 @@ OPS = (
         lambda a, y, dy: np.where((y > 0) & (y < 6), dy, 0).astype(dy.dtype),
         of_output=True,
     ),
-    # Not of the output: rounded to 16 bits it may be 1 where the gradient is not zero.
+    # The gradient reads the input: the output rounded to 16 bits may be 1 where the gradient is not zero.
     *activation(
         "hardsigmoid",
         NoAttributes,

@@ -1,5 +1,8 @@
-"""Pooling to any size: window o of `out` along an axis of n pixels is those from floor(o n / out) up to before
-ceil((o + 1) n / out), as PyTorch has it. Where out divides n these are plain windows, and plain pooling does them."""
+"""Pooling to any size, with PyTorch's windows.
+
+Along an axis of n pixels, window o of `out` reaches from floor(o n / out) to before ceil((o + 1) n / out). If out
+divides n, all windows have one size, and plain pooling computes them.
+"""
 
 from __future__ import annotations
 
@@ -15,23 +18,23 @@ from mbc.ops.base import Array, Call, Expansion, Gradients, Layer, LayerBuilder,
 from mbc.ops.pooling import AveragePool, MaxPool
 from mbc.ops.window import Pair, as_pair, image, positive
 
-MOST_POSITIONS = 256  # of a window of plain max pooling, which a byte counts
+MOST_POSITIONS = 256  # positions in a window of plain max pooling, which one byte can number
 
 
 @dataclass(frozen=True, slots=True)
 class AdaptivePool(Attributes):
-    """From `size` to `output_size`, both (height, width)."""
+    """Pooling from `size` to `output_size`, both (height, width)."""
 
     size: Pair
     output_size: Pair
 
     def window(self, axis: int, o: int) -> tuple[int, int]:
-        """The first pixel of window o along an axis, and the one behind its last."""
+        """Return the first pixel of window o along an axis, and the pixel after its last."""
         n, out = self.size[axis], self.output_size[axis]
         return o * n // out, -(-(o + 1) * n // out)
 
     def windows(self) -> Iterator[tuple[Pair, tuple[slice, slice]]]:
-        """Each element of the output and its pixels."""
+        """Yield each element of the output and the pixels of its window."""
         for p in range(self.output_size[0]):
             for q in range(self.output_size[1]):
                 yield (p, q), (slice(*self.window(0, p)), slice(*self.window(1, q)))
@@ -39,7 +42,7 @@ class AdaptivePool(Attributes):
 
 @dataclass(frozen=True, slots=True)
 class AdaptiveMaxPool(AdaptivePool):
-    """`index`: the operation also gives the pixel of each maximum, y * width + x (training graphs only)."""
+    """Max pooling; with `index`, also returns the pixel of each maximum, y * width + x (training graphs only)."""
 
     index: bool = False
 
@@ -47,7 +50,7 @@ class AdaptiveMaxPool(AdaptivePool):
 def _fit(x: TensorType, before: Pair, after: Pair) -> TensorType:
     rows, channels, *size = image(x, "adaptive pooling")
     if tuple(size) != before:
-        raise ShapeError(f"{x} is no image of {before[0]} x {before[1]}")
+        raise ShapeError(f"{x} is not an image of {before[0]} x {before[1]}")
     positive("size", (*before, *after))
     return TensorType((rows, channels, *after), x.dtype)
 
@@ -90,7 +93,7 @@ def _average_backward(a: AdaptivePool, inputs: Sequence[Array], call: Call) -> t
 
 
 def _max(a: AdaptiveMaxPool, inputs: Sequence[Array], call: Call) -> tuple[Array, ...]:
-    """The first of equal maxima wins, and a NaN counts as greater than everything."""
+    """Return the maxima: the first of equal ones wins, and a NaN counts as greater than every number."""
     (x,) = inputs
     y = np.empty((*x.shape[:2], *a.output_size), x.dtype)
     index = np.empty(y.shape, np.int32)
@@ -98,7 +101,7 @@ def _max(a: AdaptiveMaxPool, inputs: Sequence[Array], call: Call) -> tuple[Array
         seen = x[:, :, rows, columns]
         width = seen.shape[3]
         flat = seen.reshape(*seen.shape[:2], -1)
-        first = flat.argmax(axis=2)  # of NaNs, where there are any
+        first = flat.argmax(axis=2)  # the first NaN, if there is one
         y[:, :, p, q] = np.take_along_axis(flat, first[..., None], axis=2)[..., 0]
         index[:, :, p, q] = (rows.start + first // width) * a.size[1] + columns.start + first % width
     return (y, index) if a.index else (y,)
@@ -173,9 +176,7 @@ def _build_global_max(builder: LayerBuilder, settings: dict[str, Any], inputs: t
 
 
 LAYERS = (
-    _layer("adaptive_avgpool", False, "Means of windows that cover the image, so that (height, width) = size is left."),
-    _layer(
-        "adaptive_maxpool", True, "Largest of windows that cover the image, so that (height, width) = size is left."
-    ),
+    _layer("adaptive_avgpool", False, "Means of windows that cover the image; the result has (height, width) = size."),
+    _layer("adaptive_maxpool", True, "Largest of windows that cover the image; the result has (height, width) = size."),
     Layer("global_maxpool", (), _build_global_max, help="Largest of each channel: [N, C, H, W] becomes [N, C, 1, 1]."),
 )

@@ -16,18 +16,19 @@ from mbc.ops.reduce import AXES, Shape, checked_axes, kept, reduced_shape, wide
 
 @dataclass(frozen=True, slots=True)
 class Softmax(Attributes):
-    """Over one axis, which does not name the rows."""
+    """Softmax over one axis other than that of the rows."""
 
     axis: int
 
     @property
     def axes(self) -> tuple[int, ...]:
+        """The axis, as a tuple."""
         return (self.axis,)
 
 
 @dataclass(frozen=True, slots=True)
 class Largest(Attributes):
-    """The largest over `axes`. `shape` of what is left of a row."""
+    """The largest element over `axes`. `shape` is that of the result, without rows."""
 
     axes: tuple[int, ...]
     shape: Shape
@@ -42,7 +43,7 @@ def _same(a: Softmax, inputs: tuple[TensorType, ...]) -> tuple[TensorType, ...]:
 
 def _left(a: Largest, x: TensorType) -> TensorType:
     if checked_axes(x, a.axes, "amax") != a.axes or wide(kept(x.shape, a.axes)[1:]) != wide(a.shape):
-        raise ShapeError(f"the largest of {x} over axes {a.axes} have not the shape {a.shape} per row")
+        raise ShapeError(f"the largest of {x} over axes {a.axes} do not have the shape {a.shape} per row")
     return TensorType((x.shape[0], *a.shape), x.dtype)
 
 
@@ -87,7 +88,7 @@ def _largest(a: Largest, inputs: Sequence[Array], call: Call) -> tuple[Array, ..
 
 
 def _largest_backward(a: Largest, inputs: Sequence[Array], call: Call) -> tuple[Array, ...]:
-    """Equal ones share the gradient, as with torch.amax."""
+    """Return the gradient: equal largest elements share it, as with torch.amax."""
     x, y, dy = inputs
     ones = tuple(1 if axis in a.axes else size for axis, size in enumerate(x.shape))
     here = x == y.reshape(ones)
@@ -150,5 +151,10 @@ LAYERS = (
         _build_log_softmax,
         help="The logarithm of softmax. `nll` takes it.",
     ),
-    Layer("amax", AXES, _build_largest, help="Largest over axes, as `sum` takes them; equal ones share the gradient."),
+    Layer(
+        "amax",
+        AXES,
+        _build_largest,
+        help="Largest element over axes, given as for `sum`; equal elements share the gradient.",
+    ),
 )

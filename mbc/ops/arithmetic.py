@@ -1,7 +1,7 @@
 """Sums, differences, products and quotients of tensors, which are broadcast where their shapes differ.
 
-Shapes are aligned at their last axes, as NumPy's and PyTorch's are; a vector lies along the channels, as biases do,
-or along a given axis.
+Shapes are aligned at their last axes, as in NumPy and PyTorch. A vector is aligned with the channels, as biases are, or
+with a given axis.
 """
 
 from __future__ import annotations
@@ -26,15 +26,21 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Broadcast(Attributes):
-    """`operator`: add | sub | mul | div, or rsub | rdiv: the second operand less the first, or by it; prelu: the first
-    where positive, else times the second; prelu_slope: 1 where the first is positive, else the second. The first
-    operand has all rows that the result has. `axis` of the result along which an operand of one dimension lies."""
+    """An operator of two operands that are broadcast. The first operand has all rows that the result has.
+
+    Attributes:
+        operator: add, sub, mul, div; rsub: the second operand minus the first; rdiv: the second divided by the first;
+            prelu: the first operand where it is positive, else its product with the second; prelu_slope: 1 where the
+                first operand
+            is positive, else the second.
+        axis: Axis of the result with which an operand of one dimension is aligned.
+    """
 
     operator: str
     axis: int = 1
 
     def aligned(self, shape: Shape, rank: int) -> Shape:
-        """The shape of an operand with as many axes as the result has."""
+        """Return the shape of an operand, with as many axes as the result has."""
         if len(shape) == 1 < rank:
             return tuple(shape[0] if axis == self.axis else 1 for axis in range(rank))
         return (*(1,) * (rank - len(shape)), *shape)
@@ -55,8 +61,13 @@ _REVERSED = {"sub": "rsub", "div": "rdiv"}
 
 @dataclass(frozen=True)
 class Family:
-    """Operators that one kind has: `reversed`, what the operands are combined by where they are exchanged, if that is
-    another one; `attributes` of an operator along an axis."""
+    """Operators of one kind of operation.
+
+    Attributes:
+        kind: The kind.
+        reversed: By operator, the operator for exchanged operands, if that is another one.
+        attributes: Returns the attributes of an operator along an axis.
+    """
 
     kind: str
     reversed: Mapping[str, str]
@@ -67,7 +78,11 @@ ARITHMETIC = Family("broadcast", _REVERSED, Broadcast)
 
 
 def broadcast_shape(a: Broadcast, inputs: tuple[TensorType, ...]) -> tuple[TensorType, ...]:
-    """Return the type of the result of two operands that are repeated along each other's axes."""
+    """Return the type of the result of two operands that are repeated along each other's axes.
+
+    Raises:
+        ShapeError: The operands cannot be broadcast.
+    """
     left, right = inputs
     rank = max(len(left.shape), len(right.shape))
     if not 1 <= a.axis < max(rank, 2):
@@ -106,15 +121,15 @@ def _gradient(g: Gradients, op: Operation, dys: tuple[str | None, ...]) -> tuple
     if dy is None:
         return None, None
     first = 1 if a.operator in _REVERSED.values() else 0
-    found: list[str | None] = [None, None]
+    gradients: list[str | None] = [None, None]
     for number, rule in ((first, _of_first), (1 - first, _of_second)):
         if g.needs(op.inputs[number]):
-            found[number] = rule(g, op, number, dy)
-    return found[0], found[1]
+            gradients[number] = rule(g, op, number, dy)
+    return gradients[0], gradients[1]
 
 
 def _of_first(g: Gradients, op: Operation, number: int, dy: str) -> str:
-    """Of a in a + b, a - b, a * b, a / b, prelu(a, b)."""
+    """Return the gradient of a in a + b, a - b, a * b, a / b, prelu(a, b)."""
     a, other = op.attributes, op.inputs[1 - number]
     assert isinstance(a, Broadcast)
     if a.operator == "mul":
@@ -128,7 +143,7 @@ def _of_first(g: Gradients, op: Operation, number: int, dy: str) -> str:
 
 
 def _of_second(g: Gradients, op: Operation, number: int, dy: str) -> str:
-    """Of b."""
+    """Return the gradient of b in a + b, a - b, a * b, a / b, prelu(a, b)."""
     a = op.attributes
     assert isinstance(a, Broadcast)
     if a.operator == "mul":
@@ -145,7 +160,7 @@ def _of_second(g: Gradients, op: Operation, number: int, dy: str) -> str:
 
 
 def summed(g: Gradients, op: Operation, number: int, dy: str, times: str = "", factor: float = 1.0) -> str:
-    """`factor * dy * times`, added up over all that the operand of this number was repeated along."""
+    """Return `factor * dy * times`, summed over all axes along which operand `number` of `op` was repeated."""
     a, operand, y = op.attributes, op.inputs[number], op.outputs[0]
     assert isinstance(a, Broadcast)
     shape, whole = g.type(operand).shape, g.type(y).shape
@@ -153,7 +168,7 @@ def summed(g: Gradients, op: Operation, number: int, dy: str, times: str = "", f
     axes = tuple(axis for axis, size in enumerate(aligned) if axis and size != whole[axis])
     over_rows = len(shape) < len(whole) or aligned[0] != whole[0] or (g.has_rows(y) and not g.has_rows(operand))
     if times and g.type(times).shape != whole:
-        # Both are repeated, each along another axis.
+        # Both operands are repeated, each along another axis.
         (dy,) = g.emit("broadcast", Broadcast("mul", a.axis), (dy, times), *(() if axes or over_rows else (operand,)))
         times = ""
     if not axes and not over_rows:
@@ -180,11 +195,15 @@ OPS = (
 
 
 class Operands(Protocol):
-    """What is known of values that are combined."""
+    """Facts about the values that are combined."""
 
-    def type(self, value: str) -> TensorType: ...
+    def type(self, value: str) -> TensorType:
+        """Return the type of a value."""
+        ...
 
-    def has_rows(self, value: str) -> bool: ...
+    def has_rows(self, value: str) -> bool:
+        """Return whether the first dimension of this value counts samples."""
+        ...
 
 
 # Appends an operation whose name ends with the last argument; returns its output.
@@ -192,21 +211,34 @@ Emit = Callable[[str, Attributes, tuple[str, ...], str], str]
 
 
 def combine(
-    operator: str, a: str, b: str, known: Operands, emit: Emit, axis: int = 1, family: Family = ARITHMETIC
+    operator: str, a: str, b: str, operands: Operands, emit: Emit, axis: int = 1, family: Family = ARITHMETIC
 ) -> str:
-    """`a operator b`, broadcast. [N, C] is a gate for the other's [N, C, H, W]."""
-    left, right = known.type(a), known.type(b)
+    """Return the result of `a operator b`, broadcast, which is emitted; [N, C] is a gate for the other's [N, C, H, W].
+
+    Args:
+        operator: An operator of `family`.
+        a: The first operand.
+        b: The second operand.
+        operands: Types of the operands.
+        emit: Appends an operation and returns its output.
+        axis: Axis of the result with which an operand of one dimension is aligned; negative: counted from the last.
+        family: The operators.
+
+    Raises:
+        ShapeError: The operands cannot be broadcast.
+    """
+    left, right = operands.type(a), operands.type(b)
     rank = max(len(left.shape), len(right.shape))
     along = axis + rank if axis < 0 else axis
     if not 1 <= along < max(rank, 2):
         raise ShapeError(f"axis is {axis}, but must be from 1 to {rank - 1}, or -1 for the last")
-    alike = left.shape == right.shape and known.has_rows(a) == known.has_rows(b)
+    alike = left.shape == right.shape and operands.has_rows(a) == operands.has_rows(b)
     if alike and operator in ("add", "mul"):
         return emit(operator, NONE, (a, b), "")
     for x, gate in ((a, b), (b, a)):
-        image, shape = known.type(x), known.type(gate).shape
+        image, shape = operands.type(x), operands.type(gate).shape
         gated = len(image.shape) > 2 and shape in (image.shape[:2], gate_shape(image))
-        if gated and known.has_rows(x) == known.has_rows(gate):
+        if gated and operands.has_rows(x) == operands.has_rows(gate):
             if shape != gate_shape(image):
                 unflattened = emit("unflatten", Unflatten(gate_shape(image)[1:]), (gate,), "gate")
                 a, b = (unflattened if value == gate else value for value in (a, b))
@@ -214,8 +246,8 @@ def combine(
             if operator in ("add", "mul"):
                 return emit(f"broadcast_{operator}", NONE, (x, gate), "")
             break
-    _check_rows(known, a, b)
-    if (known.has_rows(b), len(right.shape)) > (known.has_rows(a), len(left.shape)):
+    _check_rows(operands, a, b)
+    if (operands.has_rows(b), len(right.shape)) > (operands.has_rows(a), len(left.shape)):
         a, b, operator = b, a, family.reversed.get(operator, operator)
     try:
         return emit(family.kind, family.attributes(operator, along), (a, b), "")
@@ -223,27 +255,32 @@ def combine(
         raise ShapeError(f"{error}, and neither is [N, C] or [N, C, 1, 1] of the other's [N, C, H, W]") from None
 
 
-def _check_rows(known: Operands, a: str, b: str) -> None:
-    """What has no rows cannot lie along those of what has, and rows lie along rows only: tensors are aligned at the
-    last axes, where the rows of the shorter one would stand for something else."""
-    one, other = known.type(a), known.type(b)
-    if known.has_rows(a) and known.has_rows(b) and len(one.shape) != len(other.shape):
+def _check_rows(operands: Operands, a: str, b: str) -> None:
+    """Check that operands with rows are aligned at their rows, and that operands without rows are not.
+
+    Tensors are aligned at the last axes, where the rows of a shorter tensor would be aligned with another axis.
+
+    Raises:
+        ShapeError: Otherwise.
+    """
+    one, other = operands.type(a), operands.type(b)
+    if operands.has_rows(a) and operands.has_rows(b) and len(one.shape) != len(other.shape):
         raise ShapeError(
-            f"{one} and {other} both have samples, and not equally many axes; keep=true leaves an axis of one element, "
-            "and reshape gives one"
+            f"{one} and {other} both have samples, but different numbers of axes; keep=true leaves an axis of one "
+            "element, and reshape adds one"
         )
     for x, other in ((a, b), (b, a)):
-        if known.has_rows(x) and not known.has_rows(other):
-            rank, shape = len(known.type(x).shape), known.type(other).shape
+        if operands.has_rows(x) and not operands.has_rows(other):
+            rank, shape = len(operands.type(x).shape), operands.type(other).shape
             if len(shape) > rank or (len(shape) == rank and shape[0] != 1) or (rank == 1 and not shape):
                 raise ShapeError(
-                    f"{known.type(other)} is no batch, but would lie along the {known.type(x).shape[0]} samples of "
-                    f"{known.type(x)}; its first axis must have one element, or be left out"
+                    f"{operands.type(other)} has no samples, but would be aligned with the {operands.type(x).shape[0]} "
+                    f"samples of {operands.type(x)}; its first axis must have one element, or be left out"
                 )
 
 
 def chain(name: str, text: str, most: int | None, family: Family = ARITHMETIC) -> Layer:
-    """A layer of two or more tensors, taken from left to right."""
+    """Return a layer that combines two or more tensors from left to right; at most `most` if that is given."""
 
     def build(builder: LayerBuilder, settings: dict[str, Any], inputs: tuple[str, ...]) -> str:
         total = inputs[0]

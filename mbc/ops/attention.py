@@ -1,9 +1,10 @@
 """Scaled dot-product attention: every position of an image takes a mean of the values of all positions.
 
-Vaswani et al., "Attention is all you need", 2017. An operand is [N, heads * D, ..., T], as a pointwise convolution
-gives it: D channels a head, T positions along the last axis. Of axes between (windows) each index attends by itself,
-as each head and sample does. Results: y, and the logarithm of each sum of exponentials, [N, 1, heads, ..., T], from
-which the backward pass recomputes the probabilities (Dao et al., "FlashAttention", 2022). Scores are never in memory.
+Vaswani et al., "Attention is all you need", 2017. An operand is [N, heads * D, ..., T], the result of a pointwise
+convolution: D channels a head, T positions along the last axis. Each index of the axes between (windows), each head and
+each sample attends separately. Results are y, and the logarithm of each sum of exponentials, [N, 1, heads, ..., T].
+From the logarithms the backward pass recomputes the probabilities (Dao et al., "FlashAttention", 2022). Scores are
+never in memory.
 """
 
 from __future__ import annotations
@@ -20,13 +21,19 @@ from mbc.ir.types import TensorType
 from mbc.ops.base import Array, Call, Gradients, Layer, LayerBuilder, OpKind, Parameter, ShapeError, master
 from mbc.ops.products import product
 
-MOST_DEPTH = 256  # channels of a head: what kernels hold in shared memory
+MOST_DEPTH = 256  # channels of a head that kernels can hold in shared memory
 
 
 @dataclass(frozen=True, slots=True)
 class Attention(Attributes):
-    """`packed`: query, key and value are the thirds of the channels of one operand. `causal`: position t attends to
-    positions up to t. Products are multiplied by `scale`."""
+    """Settings of attention.
+
+    Attributes:
+        heads: Number of heads.
+        scale: Factor of the products of queries and keys.
+        causal: Whether position t attends only to positions up to t.
+        packed: Whether query, key and value are the thirds of the channels of one operand.
+    """
 
     heads: int
     scale: float
@@ -35,13 +42,13 @@ class Attention(Attributes):
 
     @property
     def operands(self) -> int:
-        """How many tensors hold query, key and value."""
+        """Number of tensors that hold query, key and value."""
         return 1 if self.packed else 3
 
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """`groups` of `queries` x `keys` scores for each sample and head, of `depth` products each."""
+    """Sizes of attention: `groups` of `queries` x `keys` scores for each sample and head, with K = `depth`."""
 
     heads: int
     depth: int
@@ -51,19 +58,23 @@ class Sizes:
 
 
 def sizes(a: Attention, inputs: tuple[TensorType, ...]) -> Sizes:
-    """ShapeError where query, key and value do not fit together."""
+    """Return the sizes of attention for the types of its operands.
+
+    Raises:
+        ShapeError: Query, key and value do not fit together.
+    """
     q = inputs[0]
     k = inputs[0] if a.packed else inputs[1]
     for x in inputs[: a.operands]:
         if len(x.shape) < 3 or x.dtype != q.dtype or x.shape[:1] + x.shape[2:-1] != q.shape[:1] + q.shape[2:-1]:
-            raise ShapeError(f"{' and '.join(map(str, inputs[: a.operands]))} are no query, key and value of one kind")
+            raise ShapeError(f"{' and '.join(map(str, inputs[: a.operands]))} are not query, key and value of one type")
         if x.shape[-1] != k.shape[-1] and x is not q:
-            raise ShapeError(f"{x} has not a value for each of the {k.shape[-1]} keys")
+            raise ShapeError(f"{x} does not have a value for each of the {k.shape[-1]} keys")
     channels = q.shape[1] // 3 if a.packed else q.shape[1]
     if (a.packed and q.shape[1] % 3) or a.heads < 1 or channels % a.heads:
         raise ShapeError(f"the channels of {q} are not those of {a.heads} heads{' of three tensors' * a.packed}")
     if any(x.shape[1] != q.shape[1] for x in inputs[: a.operands]):
-        raise ShapeError(f"{' and '.join(map(str, inputs[: a.operands]))} have not the same channels")
+        raise ShapeError(f"{' and '.join(map(str, inputs[: a.operands]))} do not have equally many channels")
     if channels // a.heads > MOST_DEPTH:
         raise ShapeError(f"heads of {channels // a.heads} channels are too wide: at most {MOST_DEPTH} are possible")
     groups = math.prod(q.shape[2:-1])
@@ -71,7 +82,13 @@ def sizes(a: Attention, inputs: tuple[TensorType, ...]) -> Sizes:
 
 
 def _bias(a: Attention, inputs: tuple[TensorType, ...], x: TensorType) -> None:
-    """[heads or 1, 1, groups or 1, T, S], without rows. Without channels, too: it lies in one way only."""
+    """Check a bias [heads or 1, 1, groups or 1, T, S], without rows.
+
+    The bias has no channels either, so that its layout is always the same.
+
+    Raises:
+        ShapeError: The bias has another shape or type.
+    """
     s = sizes(a, inputs)
     shape = x.shape
     fits = len(shape) == 5 and shape[1] == 1 and shape[3:] == (s.queries, s.keys)
@@ -96,12 +113,12 @@ def _shape(a: Attention, inputs: tuple[TensorType, ...]) -> tuple[TensorType, ..
 
 
 def biased(a: Attention, count: int, backward: bool) -> bool:
-    """Whether so many operands include a bias. `backward`: y, dy and the logarithms follow."""
+    """Return whether `count` operands include a bias, which y, dy and the logarithms follow in the backward pass."""
     return count - a.operands - 3 * backward > 0
 
 
 def _rowless(backward: bool) -> Callable[[Attention, int], tuple[int, ...]]:
-    """The bias, where there is one."""
+    """Return the function that returns the position of the bias, if there is one."""
     return lambda a, count: (a.operands,) if biased(a, count, backward) else ()
 
 
@@ -119,14 +136,14 @@ def _backward_shape(a: Attention, inputs: tuple[TensorType, ...]) -> tuple[Tenso
 def _bias_shape(a: Attention, inputs: tuple[TensorType, ...]) -> tuple[TensorType, ...]:
     _backward_operands(a, inputs)
     if not biased(a, len(inputs), backward=True):
-        raise ShapeError("attention without a bias has no gradient of it")
+        raise ShapeError("attention without a bias has no gradient of a bias")
     bias = inputs[a.operands]
     return (TensorType(bias.shape, master(bias.dtype)),)
 
 
 @dataclass(frozen=True)
 class _Parts:
-    """In float64: query, key and value [N, heads, groups, T, D], and the probabilities."""
+    """Query, key and value, [N, heads, groups, T, D], and the scores, in float64."""
 
     q: Array
     k: Array
@@ -135,13 +152,13 @@ class _Parts:
 
 
 def _headed(x: Array, heads: int) -> Array:
-    """[N, heads * D, ..., T] -> [N, heads, groups, T, D]"""
+    """Return [N, heads * D, ..., T] as [N, heads, groups, T, D]."""
     n, channels = x.shape[:2]
     return np.moveaxis(x.reshape(n, heads, channels // heads, -1, x.shape[-1]), 2, 4)
 
 
 def _flat(x: Array, like: Sequence[int]) -> Array:
-    """The way back: [N, heads, groups, T, D] -> [N, heads * D, ..., T]."""
+    """Return [N, heads, groups, T, D] as [N, heads * D, ..., T]."""
     return np.moveaxis(x, 4, 2).reshape(x.shape[0], -1, *like[2:])
 
 
@@ -166,7 +183,7 @@ def _evaluate(a: Attention, inputs: Sequence[Array], call: Call) -> tuple[Array,
 
 
 def _score_gradients(a: Attention, inputs: Sequence[Array]) -> tuple[_Parts, Array, Array, Array]:
-    """The parts, dy, the probabilities and the gradients of the scores."""
+    """Return the parts, dy, the probabilities and the gradients of the scores."""
     p = _parts(a, inputs, backward=True)
     y, dy, logs = (x.astype(np.float64) for x in inputs[-3:])
     y, dy = _headed(y, a.heads), _headed(dy, a.heads)
@@ -177,12 +194,12 @@ def _score_gradients(a: Attention, inputs: Sequence[Array]) -> tuple[_Parts, Arr
 
 def _backward(a: Attention, inputs: Sequence[Array], call: Call) -> tuple[Array, ...]:
     p, dy, share, dscores = _score_gradients(a, inputs)
-    found = (
+    operand_gradients = (
         product(dscores, p.k) * a.scale,
         product(np.swapaxes(dscores, -1, -2), p.q) * a.scale,
         product(np.swapaxes(share, -1, -2), dy),
     )
-    flat = [_flat(dx, inputs[0 if a.packed else i].shape) for i, dx in enumerate(found)]
+    flat = [_flat(dx, inputs[0 if a.packed else i].shape) for i, dx in enumerate(operand_gradients)]
     gradients = [np.concatenate(flat, axis=1)] if a.packed else flat
     return tuple(dx.astype(inputs[0].dtype) for dx in gradients)
 
@@ -197,15 +214,15 @@ def _backward_bias(a: Attention, inputs: Sequence[Array], call: Call) -> tuple[A
 def _gradient(g: Gradients, op: Operation, dys: tuple[str | None, ...]) -> tuple[str | None, ...]:
     a, dy = op.attributes, dys[0]
     assert isinstance(a, Attention)
-    found: list[str | None] = [None] * len(op.inputs)
+    gradients: list[str | None] = [None] * len(op.inputs)
     if dy is None:
-        return tuple(found)
+        return tuple(gradients)
     read, operands = (*op.inputs, op.outputs[0], dy, op.outputs[1]), op.inputs[: a.operands]
     if any(map(g.needs, operands)):
-        found[: a.operands] = g.emit("attention_backward", a, read, *operands)
+        gradients[: a.operands] = g.emit("attention_backward", a, read, *operands)
     if biased(a, len(op.inputs), backward=False) and g.needs(op.inputs[-1]):
-        (found[-1],) = g.emit("attention_backward_bias", a, read, op.inputs[-1])
-    return tuple(found)
+        (gradients[-1],) = g.emit("attention_backward_bias", a, read, op.inputs[-1])
+    return tuple(gradients)
 
 
 def _flops(a: Attention, inputs: tuple[TensorType, ...], outputs: tuple[TensorType, ...]) -> int:
@@ -213,7 +230,7 @@ def _flops(a: Attention, inputs: tuple[TensorType, ...], outputs: tuple[TensorTy
 
 
 def products_of(a: Attention, inputs: tuple[TensorType, ...], count: int) -> int:
-    """Multiplications and additions of so many products of the size of the scores; about half of them when causal."""
+    """Return the multiplications and additions of `count` products of the scores' size; about half if causal."""
     s = sizes(a, inputs)
     whole = 2 * count * inputs[0].shape[0] * s.heads * s.groups * s.queries * s.keys * s.depth
     return whole // 2 if a.causal else whole

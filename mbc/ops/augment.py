@@ -1,12 +1,12 @@
 """Images of bytes as a network's input: cropped, resized, mirrored, recoloured and normalised, in one operation.
 
-What a training step draws for an image depends on the seed, the step, the image's row in the mini-batch that all ranks
-share, and the operation alone: resuming, micro-batches and any number of ranks change nothing. Row i takes the eight
-words of the blocks 2 i and 2 i + 1 of Philox 4x32-10 (`mbc.ops.random`): mirrored, top, left, brightness, contrast,
+The random numbers of an image depend only on the seed, the step, the operation, and the image's row in the mini-batch
+that all ranks share. Hence resuming, micro-batches and the number of ranks change nothing. Row i takes the eight words
+of the blocks 2 i and 2 i + 1 of Philox 4x32-10 (`mbc.ops.random`): mirrored, top, left, brightness, contrast,
 saturation, area, aspect ratio. Inference, and a training that draws nothing, take the centre.
 
-An offset is word * choices >> 32, a factor or share begins with the word's 24 high bits. Positions and shares of
-bilinear interpolation are whole numbers until the last division, so that a GPU and the interpreter find one pixel.
+An offset is word * choices >> 32; a factor or share begins with the word's 24 high bits. Positions and shares of
+bilinear interpolation are whole numbers until the last division, so that a GPU and the interpreter read the same pixel.
 """
 
 from __future__ import annotations
@@ -27,19 +27,30 @@ from mbc.ops.random import philox
 from mbc.ops.resize import Resize
 from mbc.ops.window import Pair, as_pair
 
-MOST_CHANNELS = 4  # of an image, as in templates/kernels/pointwise/augment.cu
-WORDS = 8  # that an image draws
-LUMA = (0.299, 0.587, 0.114)  # of red, green and blue (ITU-R BT.601)
+MOST_CHANNELS = 4  # channels of an image, as in templates/kernels/pointwise/augment.cu
+WORDS = 8  # random words that an image draws
+LUMA = (0.299, 0.587, 0.114)  # weights of red, green and blue (ITU-R BT.601)
 
 
 @dataclass(frozen=True, slots=True)
 class Augment(Attributes):
-    """From images of `size` to `crop`, both (height, width), in the type `dtype`.
+    """Settings of an augmentation of images.
 
-    `channels_last`: how the input's shape reads. `pad`: pixels of 0 on every side. `scale`: least and most share of the
-    area that is resized to `crop`, with a `ratio` of width over height between these two; empty: nothing is resized.
-    `brightness`, `contrast` and `saturation`: how far a factor may be from 1. `mean` and `std`: of each channel, of
-    values from 0 to 1. `key` (32 bits) tells the operations of a network apart.
+    Attributes:
+        size: (height, width) of the images.
+        crop: (height, width) of the result.
+        pad: Pixels of 0 on every side.
+        scale: Least and largest share of the image's area that is resized to `crop`; empty: nothing is resized.
+        ratio: Least and largest width over height of that share.
+        flip: Whether images are mirrored.
+        brightness: Largest distance of the brightness factor from 1.
+        contrast: Largest distance of the contrast factor from 1.
+        saturation: Largest distance of the saturation factor from 1.
+        mean: Mean of each channel, for values from 0 to 1.
+        std: Standard deviation of each channel, for values from 0 to 1.
+        channels_last: Whether the input is [N, H, W, C] rather than [N, C, H, W].
+        dtype: Element type of the result.
+        key: 32 bits that distinguish the operations of a network.
     """
 
     size: Pair
@@ -59,23 +70,27 @@ class Augment(Attributes):
 
     @property
     def jitters(self) -> bool:
+        """True if colours change."""
         return bool(self.brightness or self.contrast or self.saturation)
 
     @property
     def choices(self) -> Pair:
-        """How many crops there are from top to bottom, and from left to right."""
+        """Number of crops from top to bottom, and from left to right."""
         height, width = (size + 2 * self.pad - crop + 1 for size, crop in zip(self.size, self.crop, strict=True))
         return height, width
 
     @property
     def draws(self) -> bool:
-        """Whether it takes random numbers at all."""
+        """True if the operation draws random numbers."""
         return self.flip or self.jitters or bool(self.scale) or self.choices != (1, 1)
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What is shown of one image: a box, which may reach beyond it, mirrored or not; and factors of its colours."""
+    """The visible part of one image, and factors of its colours.
+
+    The part is a box, which may extend beyond the image, mirrored or not.
+    """
 
     top: int
     left: int
@@ -88,13 +103,13 @@ class View:
 
 
 def centre(a: Augment) -> View:
-    """What inference shows; where pixels cannot be divided evenly there is one more below and to the right."""
+    """Return the view of inference; if the margin is odd, the additional pixel is below or to the right."""
     top, left = ((size - crop) // 2 for size, crop in zip(a.size, a.crop, strict=True))
     return View(top, left, *a.crop)
 
 
 def views(a: Augment, rows: int, first_row: int, seed: int, step: int) -> list[View]:
-    """What a step shows of each of the rows from `first_row` of the mini-batch on."""
+    """Return the views of a step for `rows` rows of the mini-batch, starting with `first_row`."""
     blocks = np.arange(2 * first_row, 2 * (first_row + rows), dtype=np.uint64)
     words = philox((seed & 0xFFFFFFFF, seed >> 32), blocks, step, a.key).reshape(rows, WORDS)
     return [_view(a, *map(int, own)) for own in words]
@@ -127,8 +142,10 @@ def _factor(word: int, reach: float) -> float:
 
 
 def _box(a: Augment, area: int, ratio: int) -> Pair:
-    """Height and width with a share of the area and an aspect ratio that is uniform in its logarithm; no more than the
-    image has."""
+    """Return height and width of a box with a random share of the area and a random aspect ratio.
+
+    The ratio is uniform in its logarithm. The box is not larger than the image.
+    """
     pixels = a.size[0] * a.size[1] * (a.scale[0] + (a.scale[1] - a.scale[0]) * _share(area))
     low, high = (math.log(r) for r in a.ratio)
     wide = math.exp(low + (high - low) * _share(ratio))
@@ -140,7 +157,7 @@ def _box(a: Augment, area: int, ratio: int) -> Pair:
 
 
 def _shape(a: Augment, inputs: tuple[TensorType, ...]) -> tuple[TensorType, ...]:
-    for control in inputs[1:]:  # in a Network there is none yet
+    for control in inputs[1:]:  # a Network has no control block yet
         control_shape(control)
     return (_result(a, inputs[0]),)
 
@@ -151,10 +168,10 @@ def _centre_shape(a: Augment, inputs: tuple[TensorType, ...]) -> tuple[TensorTyp
 
 def _result(a: Augment, x: TensorType) -> TensorType:
     if x.dtype is not DType.UINT8 or len(x.shape) != 4:
-        raise ShapeError(f"augment takes images of bytes, and {x} are none")
+        raise ShapeError(f"augment takes images of bytes, not {x}")
     rows, channels, *size = _as_chw(a, x.shape)
     if tuple(size) != a.size or channels != len(a.mean) or channels != len(a.std):
-        raise ShapeError(f"{x} are no images of {a.size[0]} x {a.size[1]} with {len(a.mean)} channels")
+        raise ShapeError(f"{x} are not images of {a.size[0]} x {a.size[1]} with {len(a.mean)} channels")
     return TensorType((rows, channels, *a.crop), DType(a.dtype))
 
 
@@ -175,7 +192,7 @@ def _centre(a: Augment, inputs: Sequence[Array], call: Call) -> tuple[Array, ...
 
 
 def _seen(a: Augment, image: Array, view: View) -> Array:
-    """[channels, height, width] of one image, normalised."""
+    """Return the view of one image, normalised: [channels, height, width]."""
     real = np.float64 if a.dtype == "fp64" else np.float32
     pixels = (np.moveaxis(image, -1, 0) if a.channels_last else image).astype(real)
     if a.scale and (view.height, view.width) != a.crop:
@@ -212,7 +229,7 @@ def _expand(e: Expansion, op: Operation, training: bool) -> tuple[str, ...]:
     assert isinstance(a, Augment)
     a = replace(a, dtype=e.working.value)
     if training and a.draws:
-        # From the operation's path, as dropout's.
+        # The key depends on the operation's path, as in dropout.
         keyed = replace(a, key=zlib.crc32(op.name.encode()))
         return e.emit("augment", keyed, (op.inputs[0], e.control), op.outputs, op.name)
     return e.emit("centre_crop", _without_draws(a), op.inputs, op.outputs, op.name)
@@ -223,7 +240,7 @@ def _without_draws(a: Augment) -> Augment:
 
 
 def _reads(a: Augment, inputs: tuple[TensorType, ...]) -> tuple[float, ...]:
-    """Of a scaled image its mean share of the area."""
+    """Return the share of the input that is read: for a scaled image, the mean share of its area."""
     share = sum(a.scale) / 2 if a.scale else math.prod(a.crop) / math.prod(a.size)
     return (min(1.0, share), *(1.0,) * (len(inputs) - 1))
 
@@ -235,7 +252,11 @@ OPS = (
 
 
 def _of_channels(name: str, given: tuple[float, ...], channels: int) -> tuple[float, ...]:
-    """One number for all channels, or one for each."""
+    """Return one number for each channel, from one number for all channels or one for each.
+
+    Raises:
+        ShapeError: There are more or fewer numbers.
+    """
     if len(given) not in (1, channels):
         raise ShapeError(f"{name} has {len(given)} numbers, but the image has {channels} channels")
     return given * (channels // len(given))
@@ -244,7 +265,7 @@ def _of_channels(name: str, given: tuple[float, ...], channels: int) -> tuple[fl
 def _build(builder: LayerBuilder, settings: dict[str, Any], inputs: tuple[str, ...]) -> str:
     x, last = builder.type(inputs[0]), settings["order"] == "hwc"
     if x.dtype is not DType.UINT8 or len(x.shape) != 4:
-        raise ShapeError(f"augment takes an input of images that is declared `: uint8`, and {x} is none")
+        raise ShapeError(f"augment takes an input of images that is declared `: uint8`, not {x}")
     height, width, channels = x.shape[1:] if last else (*x.shape[2:], x.shape[1])
     if channels > MOST_CHANNELS:
         other = "chw" if last else "hwc"
@@ -258,16 +279,16 @@ def _build(builder: LayerBuilder, settings: dict[str, Any], inputs: tuple[str, .
         around = f" with {pad} pixels on each side" if pad else ""
         raise ShapeError(f"the crop of {crop[0]} x {crop[1]} is larger than the image of {height} x {width}{around}")
     if scale and (len(scale) != 2 or not 0 < scale[0] <= scale[1] <= 1):
-        raise ShapeError(f"scale is {scale}, but must be the least and the most share of the area, as (0.08, 1)")
+        raise ShapeError(f"scale is {scale}, but must be the least and the largest share of the area, as (0.08, 1)")
     if len(ratio) != 2 or not 0 < ratio[0] <= ratio[1] < math.inf:
-        raise ShapeError(f"ratio is {ratio}, but must be the least and the most of width over height, as (0.75, 1.33)")
+        raise ShapeError(f"ratio is {ratio}, but must be the least and the largest width over height, as (0.75, 1.33)")
     if scale and pad:
-        raise ShapeError("scale shows a part of the image itself, and pad what lies around it: give one of them")
+        raise ShapeError("scale shows a part of the image, pad its surroundings: give one of them")
     for name in ("brightness", "contrast", "saturation"):
         if not 0 <= settings[name] <= 1:
             raise ShapeError(f"{name} is {settings[name]}, but must be from 0 to 1: how far its factor may be from 1")
     if settings["saturation"] and channels != len(LUMA):
-        raise ShapeError(f"saturation is of red, green and blue, and the image has {channels} channels")
+        raise ShapeError(f"saturation needs red, green and blue, but the image has {channels} channels")
     mean, std = (_of_channels(name, settings[name], channels) for name in ("mean", "std"))
     if any(not 0 < s < math.inf for s in std) or any(not math.isfinite(m) for m in mean):
         raise ShapeError(f"mean and std must be numbers, std positive, but are {mean} and {std}")
@@ -296,8 +317,8 @@ LAYERS = (
             Parameter("order", "word", "chw", ("chw", "hwc")),
         ),
         _build,
-        help="Images of bytes as the network's input: random crops, mirrored and recoloured while training, the centre "
-        "in inference; divided by 255, less mean, over std.",
+        help="Images of bytes as the network's input: random crops, mirrored and recoloured in training, the centre in "
+        "inference. The result is (bytes / 255 - mean) / std.",
         takes_bytes=True,
     ),
 )

@@ -1,4 +1,4 @@
-"""What an operation is: one `OpKind` (graph level) and, if the language can name it, one `Layer` (source level).
+"""Definitions of operations: one `OpKind` (graph level) and, if the language can name it, one `Layer` (source level).
 
 A new operation is one file in this folder that lists its `OPS` and `LAYERS`; `mbc/ops/__init__.py` collects them.
 """
@@ -19,39 +19,49 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True, slots=True)
 class NoAttributes(Attributes):
-    """An operation without settings."""
+    """Attributes of an operation without settings."""
 
 
 class ShapeError(Exception):
-    """Operands that do not fit together; the message names both shapes. The caller adds the place."""
+    """Operands that do not fit together; the message names both shapes. The caller adds the place in the source."""
 
 
 class Collectives(Protocol):
-    """What the ranks that share a mini-batch compute together: each gives an array at the same point of the step."""
+    """Computations of all ranks that share a mini-batch: each rank gives an array at the same point of the step."""
 
     @property
     def rank(self) -> int:
-        """Which of them this one is."""
+        """Number of this rank."""
         ...
 
     def sum_on_host(self, array: Array) -> Array:
-        """The sum of all ranks' arrays, the same bits everywhere."""
+        """Return the sum of all ranks' arrays, with equal bits on every rank."""
         ...
 
     def gather_on_host(self, array: Array) -> Array:
-        """[ranks, ...]: the arrays of all ranks, in their order."""
+        """Return the arrays of all ranks in their order, [ranks, ...]."""
         ...
 
 
 class NoOtherRanks:
-    """Of a call that knows of no ranks."""
+    """Collectives of a call that has no ranks: they raise ValueError."""
 
     rank = 0
 
     def sum_on_host(self, array: Array) -> Array:
+        """Refuse to sum.
+
+        Raises:
+            ValueError: Always.
+        """
         raise ValueError("a sum over ranks was asked for where there are none")
 
     def gather_on_host(self, array: Array) -> Array:
+        """Refuse to gather.
+
+        Raises:
+            ValueError: Always.
+        """
         raise ValueError("the arrays of all ranks were asked for where there are none")
 
 
@@ -60,10 +70,14 @@ NO_OTHER_RANKS = NoOtherRanks()
 
 @dataclass(frozen=True)
 class Call:
-    """What an evaluation knows beside its operands.
+    """The context of an evaluation, besides its operands.
 
-    `outputs`: types of the outputs for the rows of this call. `first_row`: index of the first row of this slice in
-    the mini-batch. `batch`: rows of the whole mini-batch. `precision`: what the step computes in.
+    Attributes:
+        outputs: Types of the outputs for the rows of this call.
+        first_row: Index in the mini-batch of the first row of this slice.
+        batch: Rows of the whole mini-batch.
+        precision: Precision in which the step computes.
+        collectives: Computations over all ranks.
     """
 
     outputs: tuple[TensorType, ...]
@@ -74,73 +88,82 @@ class Call:
 
 
 class Gradients(Protocol):
-    """What a gradient rule may use; `mbc.ir.transforms.training_step` implements it."""
+    """Methods that a gradient rule may use; `mbc.ir.transforms.reverse_mode` implements them."""
 
     def needs(self, value: str) -> bool:
-        """Whether somebody needs the gradient of this value."""
+        """Return whether the gradient of this value is needed."""
         ...
 
-    def type(self, value: str) -> TensorType: ...
+    def type(self, value: str) -> TensorType:
+        """Return the type of a value."""
+        ...
 
     def has_rows(self, value: str) -> bool:
-        """Whether its first dimension counts samples."""
+        """Return whether the first dimension of this value counts samples."""
         ...
 
     def producer(self, value: str) -> Operation | None:
-        """The operation of the forward pass that computes a value; None for inputs and states."""
+        """Return the operation of the forward pass that computes a value; None for inputs and states."""
         ...
 
     @property
     def control(self) -> str:
-        """Name of the control block's value as it stands during forward and backward."""
+        """Name of the control block's value during forward and backward pass."""
         ...
 
     def weight(self, loss: str) -> float:
-        """What this loss counts in the total, without the loss scale."""
+        """Return the weight of this loss in the total, without the loss scale."""
         ...
 
     def emit(self, kind: str, attributes: Attributes, inputs: Sequence[str], *of: str) -> tuple[str, ...]:
-        """Append an operation whose outputs are the gradients of the values `of`; returns the outputs' names.
+        """Append an operation whose outputs are the gradients of the values `of`, and return the names of its outputs.
 
-        Further outputs, if there are more than values in `of`, are named after the last of them.
+        Further outputs, if there are more than values in `of`, are named after the last of these.
         """
         ...
 
 
 class Expansion(Protocol):
-    """What an operation of a Network may use to write itself into a training or inference graph."""
+    """Methods with which an operation of a Network writes itself into a training or inference graph."""
 
     @property
-    def control(self) -> str: ...
+    def control(self) -> str:
+        """Name of the control block's value."""
+        ...
 
     @property
     def ranks(self) -> Ranks | None:
-        """Those that share the mini-batch; None for one GPU."""
+        """Ranks that share the mini-batch; None for one GPU."""
         ...
 
     @property
     def working(self) -> DType:
-        """The element type of activations."""
+        """Element type of activations."""
         ...
 
-    def type(self, value: str) -> TensorType: ...
+    def type(self, value: str) -> TensorType:
+        """Return the type of a value."""
+        ...
 
     def needs(self, value: str) -> bool:
-        """Whether the gradient of this value will be asked for; never in an inference graph."""
+        """Return whether the gradient of this value will be needed; always False in an inference graph."""
         ...
 
     def working_copy(self, state: str) -> str:
-        """A state in the working type: a copy, or the state itself."""
+        """Return a copy of a state in the working type, or the state itself if it has that type."""
         ...
 
     def emit(
         self, kind: str, attributes: Attributes, inputs: Sequence[str], outputs: Sequence[str], name: str
     ) -> tuple[str, ...]:
-        """Append an operation; one whose kind `updates` a state runs at the end of the step, after `guard`."""
+        """Append an operation, and return the names of its outputs.
+
+        An operation whose kind `updates` a state runs at the end of the step, after `guard`.
+        """
         ...
 
     def update(self, state: str, value: str) -> None:
-        """State `state` has the value `value` after the step."""
+        """Record that state `state` has the value `value` after the step."""
         ...
 
 
@@ -148,30 +171,37 @@ class Expansion(Protocol):
 class OpKind:
     """One kind of operation.
 
-    shape      types of the outputs from those of the inputs; raises ShapeError
-    evaluate   the meaning, on NumPy arrays in CHANNELS_FIRST order: floating operands come in float32 (float64 where
-               they are fp64), results are rounded to their storage type by the caller. Works on any slice of rows
-               when `divisible`
-    gradient   gradients of the inputs from those of the outputs (None: not needed, or zero)
-    expand     how the kind is written for training and for inference, where that is not as it is in a Network
-    divisible  rows of the outputs depend on the same rows of the inputs only, or the outputs that are not per sample
-               are sums over rows (`accumulates`)
-    in_place   (output, input) pairs that may share bytes when the input is not needed afterwards
-    updates    (output, input) pairs that must share bytes: the output is the input's next version.
-               A pair whose operand an operation does not have (sgd without momentum) does not apply
-    working_inputs  inputs (weights) that are read in the working precision: the training graph casts them
-    reduces    no output is per sample, even where an input is: sums over rows, statistics, losses
-    loss       the first output is a scalar that can be minimised; the other outputs are metrics
-    classifies input 0 holds logits (classes on axis 1), input 1 the class numbers, or the probabilities of all classes;
-               output 1 is the number of positions whose largest logit is that of the target
-    labelled   input 0 holds logits (classes on axis 1), input 1 the class numbers, and nothing is counted
-    flops      multiplications and additions of a matrix product, from the types of the inputs and of the outputs
-               (None: what bounds the operation is memory)
-    reads      what share of each input is read at all, from the attributes and the inputs' types (None: all of it)
-    signs      inputs of which only the sign is read: a bit an element would do
-    broadcasts inputs of fewer axes than the first one have no rows
-    rowless    inputs that have no rows whatever their shape is, from the attributes and how many inputs there are
-    probabilities  inputs that hold probabilities, where random numbers of either sign would mean nothing
+    Attributes:
+        name: Name of the kind.
+        attributes: Class of its attributes.
+        shape: Returns the types of the outputs for those of the inputs; raises ShapeError.
+        evaluate: Computes the operation on NumPy arrays in CHANNELS_FIRST order. Floating operands are float32, or
+            float64 if they are fp64; the caller rounds results to their storage type. Works on any slice of rows if
+            `divisible`.
+        gradient: Returns the gradients of the inputs for those of the outputs (None: not needed, or zero).
+        expand: Writes the operation for training and for inference, where these differ from a Network.
+        divisible: Rows of the outputs depend only on the same rows of the inputs, or outputs that are not per sample
+            are sums over rows (`accumulates`).
+        accumulates: Outputs that are not per sample are sums over rows, into which other rows can be accumulated.
+        in_place: Pairs (output, input) that may share bytes if the input is not needed afterwards.
+        updates: Pairs (output, input) that must share bytes: the output is the input's next version. A pair does not
+            apply if the operation lacks the operand (sgd without momentum).
+        working_inputs: Inputs (weights) that are read in the working precision; the training graph casts them.
+        reduces: No output is per sample, even if an input is: sums over rows, statistics, losses.
+        loss: The first output is a scalar that can be minimised; the other outputs are metrics.
+        classifies: Input 0 holds logits (classes on axis 1), input 1 the class numbers or the probabilities of all
+            classes; output 1 is the number of positions whose largest logit is that of the target.
+        labelled: Input 0 holds logits (classes on axis 1), input 1 the class numbers; no output counts correct
+            positions.
+        flops: Returns the multiplications and additions of a matrix product, for the types of inputs and outputs (None:
+            memory bounds the operation).
+        reads: Returns the share of each input that is read, for the attributes and the types of the inputs (None: all).
+        signs: Inputs of which only the sign is read, so that one bit an element would suffice.
+        probabilities: Inputs that hold probabilities, for which random numbers of either sign would be meaningless.
+        broadcasts: Inputs of fewer axes than the first one have no rows.
+        rowless: Returns the inputs that have no rows whatever their shape is, for the attributes and the number of
+            inputs.
+        view: The output is the bytes of the input with another shape (canonical layout); no kernel runs.
     """
 
     name: str
@@ -203,11 +233,16 @@ Setting = int | float | bool | str | tuple[int | float, ...]
 
 @dataclass(frozen=True)
 class Parameter:
-    """One setting of a layer in the language. `kind`: int | float | real (a float that may be
-    infinite) | bool | pair (an int or (h, w)) |
-    pads (an int, (h, w) or (top, bottom, left, right)) | index (an int or one of `words`) |
-    numbers (a tuple of any length) | sizes, axes (an int or a tuple of any length, given as a tuple) |
-    word (one of `words`). `default` None: required."""
+    """One setting of a layer in the language.
+
+    Attributes:
+        name: Name of the setting.
+        kind: int, float, real (a float that may be infinite), bool, pair (an int or (h, w)), pads (an int, (h, w) or
+            (top, bottom, left, right)), index (an int or one of `words`), numbers (a tuple of any length), sizes or
+            axes (an int or a tuple of any length, given as a tuple), or word (one of `words`).
+        default: Value if the setting is not given; None: the setting is required.
+        words: Words that the setting accepts.
+    """
 
     name: str
     kind: str
@@ -216,34 +251,50 @@ class Parameter:
 
 
 class LayerBuilder(Protocol):
-    """What a layer may use to write itself into a Network; `mbc.frontend.lower` implements it."""
+    """Methods with which a layer writes itself into a Network; `mbc.frontend.building` implements them."""
 
-    def type(self, value: str) -> TensorType: ...
+    def type(self, value: str) -> TensorType:
+        """Return the type of a value."""
+        ...
 
     def has_rows(self, value: str) -> bool:
-        """Whether its first dimension counts samples: parameters and what is made of them alone have none."""
+        """Return whether the first dimension of this value counts samples.
+
+        Parameters, and values that are computed from parameters alone, have no rows.
+        """
         ...
 
     def producer(self, value: str) -> Operation | None:
-        """Return the operation that makes a value; None for inputs and states."""
+        """Return the operation that computes a value; None for inputs and states."""
         ...
 
     def state(self, suffix: str, shape: tuple[int, ...], initializer: Initializer, trained: bool = True) -> str:
-        """The parameter (or statistic) `<path>.<suffix>` of this layer, `<path>` without suffix; made once, shared by
-        later applications."""
+        """Return the parameter (or statistic) `<path>.<suffix>` of this layer, or `<path>` without a suffix.
+
+        The first application of a layer creates the state, and later applications share it.
+        """
         ...
 
     def emit(self, kind: str, attributes: Attributes, inputs: Sequence[str], suffix: str = "") -> tuple[str, ...]:
-        """Append an operation named `<path>` or `<path>.<suffix>`; returns its outputs' names."""
+        """Append an operation named `<path>` or `<path>.<suffix>`, and return the names of its outputs."""
         ...
 
 
 @dataclass(frozen=True)
 class Layer:
-    """What the language calls: it makes one tensor, or several as a tuple. `build` gets the settings by name, defaults
-    filled in and kinds checked.
+    """A layer that the language can call: it computes one tensor, or several as a tuple.
 
-    `parameters` come in positional order. `inputs`: least and most number of tensors piped in (most None: any)."""
+    Attributes:
+        name: Name of the layer.
+        parameters: Settings in positional order.
+        build: Writes the layer. It gets the settings by name, with defaults filled in and kinds checked.
+        inputs: Least and largest number of tensors piped in (largest None: any).
+        help: Documentation of the layer in the language.
+        loss: The layer computes a scalar that `loss` accepts.
+        metric: The layer computes a scalar that only `metric` accepts.
+        broadcasts: The layer takes tensors without rows together with others.
+        takes_bytes: The layer takes an input that is declared `: uint8`.
+    """
 
     name: str
     parameters: tuple[Parameter, ...]
@@ -257,9 +308,10 @@ class Layer:
 
     @property
     def scalar(self) -> bool:
+        """True if the layer computes a scalar for `loss` or `metric`."""
         return self.loss or self.metric
 
 
 def master(dtype: DType) -> DType:
-    """Element type of sums, statistics and parameter gradients where activations are `dtype`."""
+    """Return the element type of sums, statistics and parameter gradients for activations of type `dtype`."""
     return DType.FP64 if dtype is DType.FP64 else DType.FP32

@@ -1,4 +1,4 @@
-"""Bias of convolutions and linear layers: one number a channel (axis 1), and the reduction over everything else."""
+"""Bias of convolutions and linear layers: one number a channel (axis 1), and the reduction over all other axes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _channel_sum(_: NoAttributes, inputs: Sequence[Array], call: Call) -> tuple[
 
 
 def channel_sums(x: Array) -> Array:
-    """Sums over everything but axis 1, in float64."""
+    """Return the sums over all axes but axis 1, in float64."""
     axes = (0, *range(2, x.ndim))
     return np.asarray(np.sum(x, axis=axes, dtype=np.float64))
 
@@ -65,6 +65,6 @@ LAYERS: tuple[Any, ...] = ()
 
 
 def add_bias(builder: LayerBuilder, y: str, channels: int) -> str:
-    """The layer's output `y` with a trained bias added, which starts at zero."""
+    """Return the layer's output `y` with a trained bias added, which starts at zero."""
     bias = builder.state("bias", (channels,), Initializer("constant"))
     return builder.emit("bias_add", NoAttributes(), (y, bias), "bias_add")[0]

@@ -14,7 +14,7 @@ NONE = NoAttributes()
 
 
 def gate_shape(x: TensorType) -> tuple[int, ...]:
-    """[N, C, 1, ...]: one number for each channel of each image."""
+    """Return [N, C, 1, ...], the shape of a gate: one number for each channel of each image."""
     return (*x.shape[:2], *(1,) * (len(x.shape) - 2))
 
 

@@ -1,6 +1,7 @@
 """Operators that compare or choose, element by element and broadcast: maximum, minimum, masks, comparisons.
 
-A mask is a tensor like any other, true where it is not 0. Comparisons give 1 and 0, and no gradient flows through them.
+A mask is a tensor like any other: true where it is not 0. Comparisons return 1 and 0, and no gradient flows through
+them.
 """
 
 from __future__ import annotations
@@ -22,28 +23,36 @@ from mbc.ops.base import Array, Call, Gradients, Layer, LayerBuilder, OpKind, Pa
 
 @dataclass(frozen=True, slots=True)
 class Select(Broadcast):
-    """`operator`: maximum | minimum | fill, the first operand, but `value` where the second is not 0 | keep, but
-    `value` where it is 0 | rfill | rkeep, of the operands in the other order. `infinite`: 1 or -1 where the value is
-    infinite, of that sign."""
+    """An operator that chooses between operands or fills in a value.
+
+    Attributes:
+        operator: maximum, minimum; fill: the first operand, but the value where the second is not 0; keep: the first
+            operand, but the value where the second is 0; rfill and rkeep: fill and keep of exchanged operands.
+        value: The value, if it is finite.
+        infinite: 1 or -1 if the value is infinite, with its sign.
+    """
 
     value: float = 0.0
     infinite: int = 0
 
     @property
     def filled(self) -> float:
-        """What stands where the operand does not."""
+        """The value that is filled in."""
         return self.infinite * math.inf if self.infinite else self.value
 
 
 @dataclass(frozen=True, slots=True)
 class Relation(Broadcast):
-    """`operator`: eq | ne | lt | le | gt | ge, 1 where that holds of the operands and else 0 | max_share, what a
-    maximum's gradient counts for the first operand: 1 where it is the larger, 1/2 where they are equal | rmax_share,
-    for the second."""
+    """A comparison: 1 where it holds of the operands, else 0.
+
+    Attributes:
+        operator: eq, ne, lt, le, gt, ge; max_share: the share of a maximum's gradient for the first operand, 1 where it
+            is larger and 1/2 where both are equal; rmax_share: the share for the second operand.
+    """
 
 
 def _share(a: Array, b: Array) -> Array:
-    """NaN is neither less nor equal: it has all of the gradient, as in PyTorch."""
+    """Return the share of a maximum's gradient for `a`; a NaN gets all of it, as in PyTorch."""
     return np.where(a == b, 0.5, np.where(a < b, 0.0, 1.0))
 
 
@@ -64,7 +73,7 @@ _SELECTIONS: dict[str, Callable[[Array, Array, float], Array]] = {
     "rfill": lambda a, b, value: np.where(a != 0, a.dtype.type(value), b),
     "rkeep": lambda a, b, value: np.where(a != 0, b, a.dtype.type(value)),
 }
-# What the operands are compared by where they are exchanged.
+# The operator for exchanged operands.
 _EXCHANGED = MappingProxyType(
     {"lt": "gt", "le": "ge", "gt": "lt", "ge": "le", "max_share": "rmax_share", "rmax_share": "max_share"}
 )
@@ -141,7 +150,7 @@ AXIS = Parameter("axis", "int", 1)
 
 
 def masked(value: float) -> Callable[[str, int], Select]:
-    """Return what makes the attributes of a selection that fills in `value`."""
+    """Return a function that makes the attributes of a selection that fills in `value`."""
     if math.isinf(value):
         return partial(Select, infinite=1 if value > 0 else -1)
     return partial(Select, value=value)
@@ -164,12 +173,12 @@ def _build_filled(builder: LayerBuilder, settings: dict[str, Any], inputs: tuple
 
 
 def _build_where(builder: LayerBuilder, settings: dict[str, Any], inputs: tuple[str, ...]) -> str:
-    """Each of the two where it is taken, and 0 elsewhere: their sum is exact."""
+    """Return the sum of each operand where it is chosen and 0 elsewhere; the sum is exact."""
     mask, *values = inputs
     whole = max(len(builder.type(value).shape) for value in inputs)
     axis = settings["axis"] - (
         whole if 1 <= settings["axis"] < whole else 0
-    )  # counted from the last, of operands of any rank
+    )  # counted from the last axis, because the operands may have any rank
     parts: list[str] = []
     for operator, value in zip(("keep", "fill"), values, strict=True):
         ranks = [len(builder.type(operand).shape) for operand in (value, mask)]

@@ -1,6 +1,6 @@
-"""Activations that are written as several operations: selu, celu, glu, shrinkage, and the like.
+"""Activations that are written as several operations: selu, celu, glu, shrinkage, and others.
 
-Each has the values and the gradients of its namesake in PyTorch, at its kinks, too.
+Each has the values and the gradients of its namesake in PyTorch, also at its kinks.
 """
 
 from __future__ import annotations
@@ -19,25 +19,27 @@ from mbc.ops.piecewise import Clamp, Indicator
 from mbc.ops.reshaping import axis_of, parts
 
 NONE = NoAttributes()
-# As torch.nn.SELU has them.
+# As in torch.nn.SELU.
 SELU_ALPHA, SELU_SCALE = 1.6732632423543772848170429916717, 1.0507009873554804934193349852946
-STEEP = 20.0  # softplus is its argument beyond that, to 2e-9
+STEEP = 20.0  # above, softplus equals its argument within 2e-9
 
 
 class _Writer:
-    """Writes operations of one operand or two of one shape, by name."""
+    """Writer of operations of one operand, or of two of one shape, by name."""
 
     def __init__(self, builder: LayerBuilder) -> None:
+        """Take the builder of the layer."""
         self._builder = builder
 
     def __call__(self, kind: str, *inputs: str, of: Attributes = NONE) -> str:
+        """Return the output of an operation, which is emitted."""
         return self._builder.emit(kind, of, inputs)[0]
 
     def scale(self, x: str, factor: float, offset: float = 0.0) -> str:
         return x if (factor, offset) == (1.0, 0.0) else self("scale", x, of=Scale(factor, offset))
 
     def below(self, x: str) -> str:
-        """min(x, 0), whose gradient at 0 is 1."""
+        """Return min(x, 0), whose gradient at 0 is 1."""
         return self("clamp", x, of=Clamp((), (0.0,)))
 
     def sub(self, a: str, b: str) -> str:
@@ -63,7 +65,7 @@ class _Writer:
 
 
 def _elu(w: _Writer, x: str, alpha: float, scale: float, input_scale: float) -> str:
-    """scale * (max(x, 0) + alpha * (exp(input_scale * min(x, 0)) - 1))."""
+    """Return scale * (max(x, 0) + alpha * (exp(input_scale * min(x, 0)) - 1))."""
     if alpha == 0.0 or input_scale == 0.0:
         return w.scale(w("relu", x), scale)
     if alpha > 0.0 and input_scale == 1.0:
@@ -75,7 +77,7 @@ def _elu(w: _Writer, x: str, alpha: float, scale: float, input_scale: float) -> 
 
 def _celu(w: _Writer, x: str, alpha: float) -> str:
     if alpha == 0.0:
-        raise ShapeError("alpha is 0, by which celu divides")
+        raise ShapeError("alpha is 0, but celu divides by alpha")
     return _elu(w, x, alpha, 1.0, 1.0 / alpha)
 
 
@@ -92,7 +94,7 @@ def _leaky_relu(w: _Writer, x: str, slope: float) -> str:
 
 def _softplus(w: _Writer, x: str, beta: float, threshold: float) -> str:
     if beta == 0.0:
-        raise ShapeError("beta is 0, by which softplus divides")
+        raise ShapeError("beta is 0, but softplus divides by beta")
     steep = w.scale(x, beta)
     curve = w.scale(w("softplus", steep), 1.0 / beta)
     if threshold >= STEEP:
@@ -135,14 +137,14 @@ def _glu(builder: LayerBuilder, settings: dict[str, Any], inputs: tuple[str, ...
     x = builder.type(inputs[0])
     axis = axis_of(x, settings["axis"], "glu")
     if x.shape[axis] % 2:
-        raise ShapeError(f"axis {axis} of {x} has {x.shape[axis]} elements, of which there are no two halves")
+        raise ShapeError(f"axis {axis} of {x} has {x.shape[axis]} elements, which cannot be divided into two halves")
     w = _Writer(builder)
     value, gate = parts(builder, inputs[0], (x.shape[axis] // 2,) * 2, axis)
     return w("mul", value, w("sigmoid", gate))
 
 
 def _layer(name: str, text: str, write: Callable[..., str], *parameters: Parameter) -> Layer:
-    """A layer that `write` writes from its operand and its settings in order."""
+    """Return a layer that `write` writes from its operand and its settings in order."""
 
     def build(builder: LayerBuilder, settings: dict[str, Any], inputs: tuple[str, ...]) -> str:
         return write(_Writer(builder), inputs[0], *(settings[p.name] for p in parameters))
@@ -180,7 +182,7 @@ LAYERS = (
     _layer("tanhshrink", "x - tanh(x).", _tanhshrink),
     _layer(
         "softshrink",
-        "x nearer to 0 by the threshold, and 0 where that is more than x.",
+        "x moved towards 0 by the threshold; 0 where abs(x) is at most the threshold.",
         _softshrink,
         _number("threshold", 0.5),
     ),
@@ -197,6 +199,6 @@ LAYERS = (
         _number("threshold"),
         _number("value"),
     ),
-    _layer("pow", "x to a constant power, as x ** 2.", _power, _number("exponent")),
+    _layer("pow", "x to a constant power, such as x ** 2.", _power, _number("exponent")),
     Layer("glu", (AXIS,), _glu, help="The first half of an axis times the sigmoid of the second."),
 )

@@ -21,11 +21,15 @@ RECORD = np.dtype(
 
 
 def control_record(block: Array) -> Array:
-    """The uint8[256] block as a NumPy record of no dimensions; writing to a field writes to `block`."""
+    """Return the uint8[256] block as a NumPy record of no dimensions; writing to a field writes to `block`."""
     return block.view(RECORD).reshape(())
 
 
 def control_shape(control: TensorType) -> None:
-    """ShapeError unless this is the type of a control block."""
+    """Raise ShapeError unless this is the type of a control block.
+
+    Raises:
+        ShapeError: The type is another one.
+    """
     if control != CONTROL_TYPE:
-        raise ShapeError(f"{control} is no control block, which is {CONTROL_TYPE}")
+        raise ShapeError(f"{control} is not a control block, which is {CONTROL_TYPE}")

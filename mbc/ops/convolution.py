@@ -1,7 +1,7 @@
 """Convolutions: the three passes, and transposed convolution.
 
-Cross-correlation as in cuDNN and PyTorch. The filter is [K, C / groups, r, s]; with K outputs and C channels of the
-image side. A transposed convolution is `convolution_backward_data` used forwards, with its filter
+They are cross-correlations as in cuDNN and PyTorch. The filter is [K, C / groups, r, s], with K outputs and C channels
+of the image side. A transposed convolution is `convolution_backward_data` as a forward operation, with the filter
 [C_in, C_out / groups, r, s].
 """
 
@@ -26,7 +26,7 @@ from mbc.ops.window import Pads, Pair, as_pads, as_pair, image, positive, spans,
 
 @dataclass(frozen=True, slots=True)
 class Convolution(Attributes):
-    """`size` is that of the image side (the input of the forward pass), in pixels; all three passes carry the same."""
+    """Settings of a convolution. `size` is that of the image side (the forward pass's input) in all three passes."""
 
     size: Pair
     kernel: Pair
@@ -50,7 +50,11 @@ def _check(a: Convolution) -> None:
 
 
 def _filter(a: Convolution, w: TensorType) -> tuple[int, int]:
-    """(K, C) of a filter; ShapeError when it does not fit the attributes."""
+    """Return (K, C) of a filter.
+
+    Raises:
+        ShapeError: The filter does not fit the attributes.
+    """
     if len(w.shape) != 4 or w.shape[2:] != a.kernel or w.shape[0] % a.groups:
         raise ShapeError(f"filter {w} does not fit a kernel of {a.kernel[0]} x {a.kernel[1]} in {a.groups} group(s)")
     return w.shape[0], w.shape[1] * a.groups
@@ -64,7 +68,7 @@ def _forward_shape(a: Convolution, inputs: tuple[TensorType, ...]) -> tuple[Tens
     if channels != filter_channels:
         raise ShapeError(f"input {x} has {channels} channels, but filter {w} reads {filter_channels}")
     if (height, width) != a.size:
-        raise ShapeError(f"input {x} is not of the size {a.size} that the convolution was made for")
+        raise ShapeError(f"input {x} is not of the size {a.size} that the convolution is for")
     return (TensorType((rows, outputs, *a.output_size), x.dtype),)
 
 
@@ -107,7 +111,7 @@ def _forward_gradient(g: Gradients, op: Operation, dys: tuple[str | None, ...]) 
     (dy,) = dys
     if dy is None:
         return None, None
-    # The filter's gradient first: afterwards x may be freed while the image's gradient is made.
+    # The filter's gradient comes first: then x may be freed while the image's gradient is computed.
     dw = g.emit("convolution_backward_filter", op.attributes, (x, dy), w)[0] if g.needs(w) else None
     dx = g.emit("convolution_backward_data", op.attributes, (dy, w), x)[0] if g.needs(x) else None
     return dx, dw
@@ -123,21 +127,24 @@ def _transposed_gradient(g: Gradients, op: Operation, dys: tuple[str | None, ...
     return dx, dw
 
 
-# Positions of a window from which on windows side by side are multiplied as one matrix: what kernels of convolutions
-# take for such large strides is many times that of the product.
+# Windows of at least so many positions that do not overlap are multiplied as one matrix: with such large strides,
+# kernels of convolutions take many times as long as the product.
 _PATCH_POSITIONS = 16
 
 
 def _cuts_patches(a: Convolution) -> bool:
-    """Whether the windows are large and lie side by side, and cover the image."""
+    """Return whether the windows are large and adjacent, and cover the image."""
     whole = all(size % k == 0 for size, k in zip(a.size, a.kernel, strict=True))
     adjacent = a.kernel == a.stride and a.dilation == (1, 1) and not any(a.pad)
     return whole and adjacent and a.groups == 1 and math.prod(a.kernel) >= _PATCH_POSITIONS
 
 
 def _expand(e: Expansion, op: Operation, training: bool) -> tuple[str, ...]:
-    """A convolution of patches is a pointwise one of an image that has a pixel for every patch, and its pixels as
-    channels. These come in the order in which pixels lie where channels lie last, so that lines are moved whole."""
+    """Return the outputs of the convolution; patches become a pointwise convolution.
+
+    The pointwise convolution reads an image that has a pixel for every patch. The pixels of a patch become channels, in
+    the order of a channels-last layout, so that whole lines are moved.
+    """
     a = op.attributes
     assert isinstance(a, Convolution)
     x, w = op.inputs
@@ -147,18 +154,18 @@ def _expand(e: Expansion, op: Operation, training: bool) -> tuple[str, ...]:
     cut = Rearrange(((channels,), (height, high), (width, wide)), (2, 4, 0, 1, 3), (3, 1, 1))
     flat = Rearrange(((channels,), (high,), (wide,)), (1, 2, 0), (3, 0, 0))
     patches = e.emit("rearrange", cut, (x,), (f"{op.name}.patches",), f"{op.name}.patches")
-    # In the type of the state, so that its gradient comes back in that, too.
+    # The filters have the type of the state, so that the gradient has that type, too.
     filters = e.emit("rearrange", flat, (w,), (f"{op.name}.filters",), f"{op.name}.filters")
     return e.emit(op.kind, Convolution(a.output_size, (1, 1)), (*patches, *filters), op.outputs, op.name)
 
 
 def read_share(a: Convolution) -> float:
-    """Of the image: a stride above the kernel's size leaves pixels out."""
+    """Return the share of the image that is read: a stride above the kernel's size skips pixels."""
     return math.prod(min(1.0, k / s) for k, s in zip(a.kernel, a.stride, strict=True))
 
 
 def _flops(filter_: TensorType, result: TensorType) -> int:
-    """Of any of the three passes."""
+    """Return the multiplications and additions of any of the three passes."""
     return 2 * result.elements * math.prod(filter_.shape[1:])
 
 
@@ -245,7 +252,7 @@ def _build_transposed(builder: LayerBuilder, settings: dict[str, Any], inputs: t
     positive("the size of the output", size)
     a = Convolution(size, kernel, stride, pad, dilation, groups)
     window = kernel[0] * kernel[1]
-    # Every output pixel is reached by one in stride[0] * stride[1] positions of the window.
+    # Every output pixel receives one in stride[0] * stride[1] positions of the window.
     fan_in = max(1, channels // groups * window // (stride[0] * stride[1]))
     init = initializer(settings["init"], fan_in, outputs // groups * window)
     w = builder.state("weight", (channels, outputs // groups, *kernel), init)
@@ -270,8 +277,8 @@ LAYERS = (
         ),
         _build_conv,
         help="Convolution. groups = input channels makes it depthwise. standardize = eps above 0: weight "
-        "standardization, each filter less its mean, over sqrt(variance + eps); gain = g above 0: also times "
-        "g / sqrt(elements of a filter) and a trained number for each filter.",
+        "standardization, (filter - mean) / sqrt(variance + eps) for each filter. gain = g above 0: multiplied by "
+        "g / sqrt(elements of a filter) and by a trained number for each filter.",
     ),
     Layer(
         "conv_transpose",

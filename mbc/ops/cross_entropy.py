@@ -1,4 +1,4 @@
-"""The layer `softmax_cross_entropy`: which operation its settings and its target ask for."""
+"""The layer `softmax_cross_entropy`: the choice of an operation by its settings and its target."""
 
 from __future__ import annotations
 
@@ -32,7 +32,11 @@ def _build(builder: LayerBuilder, settings: dict[str, Any], inputs: tuple[str, .
 
 
 def _build_nll(builder: LayerBuilder, settings: dict[str, Any], inputs: tuple[str, ...]) -> str:
-    """The softmax of log-probabilities is what they are the logarithms of: both losses and gradients are the same."""
+    """Return the cross entropy of log-probabilities, whose softmax is the probabilities themselves.
+
+    Raises:
+        ShapeError: The target holds no class numbers.
+    """
     check_log_probabilities(builder, inputs[0], "nll")
     target = builder.type(inputs[1])
     if target.dtype is not DType.INT32:
@@ -40,7 +44,7 @@ def _build_nll(builder: LayerBuilder, settings: dict[str, Any], inputs: tuple[st
     return _build(builder, {**settings, "smoothing": 0.0}, inputs)
 
 
-OPS: tuple[OpKind, ...] = ()  # `loss`, `soft_cross_entropy` and `weighted_cross_entropy` have them
+OPS: tuple[OpKind, ...] = ()  # in `loss`, `soft_cross_entropy` and `weighted_cross_entropy`
 
 LAYERS = (
     Layer(
@@ -53,7 +57,7 @@ LAYERS = (
         _build,
         (2, 2),
         "(logits, target) |> softmax_cross_entropy: mean over rows and positions. The target holds class numbers, or "
-        "the probabilities of all classes. class_weights: a weight a class; the mean is weighted by them. Positions "
+        "the probabilities of all classes. class_weights: one weight for each class, for a weighted mean. Positions "
         "whose target is ignore_index do not count.",
         loss=True,
     ),
@@ -62,7 +66,7 @@ LAYERS = (
         (IGNORE_INDEX, Parameter("class_weights", "numbers", ())),
         _build_nll,
         (2, 2),
-        "(log_probabilities, target) |> nll: softmax_cross_entropy of what log_softmax gives.",
+        "(log_probabilities, target) |> nll: softmax_cross_entropy of the result of log_softmax.",
         loss=True,
     ),
 )

@@ -1,8 +1,8 @@
 """Dice loss of class numbers (Milletari et al., "V-Net", 2016; the mean over images and classes as in MONAI).
 
-Of an image and a class, with the softmax p of the logits and t, 1 where the target is that class and else 0, over the
-positions that count: 1 - (2 sum(p t) + smooth) / (sum(p) + sum(t) + smooth). Those sums are an operation by themselves,
-image by image, so that they can be computed in micro-batches; of several ranks each has the images that are its own.
+For an image and a class, p is the softmax of the logits, and t is 1 where the target is that class and else 0. Over the
+positions that count, the loss is 1 - (2 sum(p t) + smooth) / (sum(p) + sum(t) + smooth). These sums are an operation of
+their own, image by image, so that they can be computed in micro-batches; each of several ranks has its own images.
 """
 
 from __future__ import annotations
@@ -23,7 +23,12 @@ from mbc.ops.weighted_cross_entropy import IGNORE_INDEX, ignored_by
 
 @dataclass(frozen=True, slots=True)
 class Dice(Attributes):
-    """`smooth` is added above and below the line. `ignored`: the class numbers that are left out, one at most."""
+    """Settings of the loss.
+
+    Attributes:
+        smooth: Number that is added to numerator and denominator.
+        ignored: Class numbers that are left out, at most one.
+    """
 
     smooth: float
     ignored: tuple[int, ...]
@@ -31,21 +36,21 @@ class Dice(Attributes):
 
 @dataclass(frozen=True, slots=True)
 class DiceSums(Attributes):
-    """`ignored` as of `Dice`."""
+    """Settings of the sums; `ignored` as in `Dice`."""
 
     ignored: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class DiceMean(Attributes):
-    """`smooth` as of `Dice`."""
+    """Settings of the mean; `smooth` as in `Dice`."""
 
     smooth: float
 
 
 @dataclass(frozen=True, slots=True)
 class DiceMeanBackward(Attributes):
-    """`weight` of this loss in the total."""
+    """Settings of the mean's gradient; `weight` is that of this loss in the total."""
 
     smooth: float
     weight: float
@@ -67,7 +72,7 @@ def _sums_shape(_: DiceSums, inputs: tuple[TensorType, ...]) -> tuple[TensorType
 def _sums_backward_shape(a: DiceSums, inputs: tuple[TensorType, ...]) -> tuple[TensorType, ...]:
     logits, target, slopes = inputs
     if (slopes,) != _sums_shape(a, (logits, target)):
-        raise ShapeError(f"two gradients a class and image are wanted, but they are {slopes}")
+        raise ShapeError(f"two gradients for each class and image are needed, but they are {slopes}")
     return (logits,)
 
 
@@ -75,7 +80,7 @@ def _mean_shape(_: DiceMean, inputs: tuple[TensorType, ...]) -> tuple[TensorType
     (sums,) = inputs
     rows, twice = (*sums.shape, 1, 1)[:2]
     if twice % 2 or sums.elements != rows * twice or sums.dtype is not master(sums.dtype):
-        raise ShapeError(f"two sums a class and image are wanted, but they are {sums}")
+        raise ShapeError(f"two sums for each class and image are needed, but they are {sums}")
     return (TensorType((1,), sums.dtype),)
 
 
@@ -87,8 +92,11 @@ def _mean_backward_shape(a: DiceMeanBackward, inputs: tuple[TensorType, ...]) ->
 
 
 def _parts(a: DiceSums, logits: Array, target: Array) -> tuple[Array, Array, Array]:
-    """In float64: probabilities, the target as zeros and ones, both [N, C, positions], and which positions hold a class
-    [N, 1, positions]: NaN where one holds none and is not left out."""
+    """Return probabilities, one-hot target and counted positions, in float64.
+
+    Probabilities and target are [N, C, positions]. The counted positions are [N, 1, positions]: 1, 0 where the class is
+    left out, and NaN where the target is no class.
+    """
     rows, classes = logits.shape[:2]
     labels = target.reshape(rows, 1, -1)
     counts = np.where((labels >= 0) & (labels < classes), 1.0, np.nan)

@@ -28,7 +28,7 @@ def _power(x: Array, exponent: float) -> Array:
 
 
 def _quiet(function: Callable[..., Array], *operands: Array) -> Array:
-    """Outside of its domain a function is NaN or infinite, as on a GPU, and nothing is said."""
+    """Return a function's result; outside its domain it is NaN or infinite, as on a GPU, without a warning."""
     with np.errstate(all="ignore"):
         return np.asarray(function(*operands))
 
@@ -80,11 +80,9 @@ OPS = (
 
 
 LAYERS = (
-    plain("sqrt", "Square root; NaN of negative elements."),
+    plain("sqrt", "Square root; NaN for negative elements."),
     plain("abs", "Absolute value; its gradient at 0 is 0."),
     plain("exp", "Exponential."),
-    plain("log", "Natural logarithm; NaN of negative elements."),
-    plain(
-        "gelu_tanh", "gelu in its approximation by tanh: x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x ** 3)))."
-    ),
+    plain("log", "Natural logarithm; NaN for negative elements."),
+    plain("gelu_tanh", "gelu approximated by tanh: x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x ** 3)))."),
 )

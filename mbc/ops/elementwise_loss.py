@@ -1,6 +1,6 @@
 """Losses that compare two tensors element by element: l1, smooth l1 and binary cross entropy.
 
-Like `mse` they are means over the elements of the whole mini-batch, and the gradients of both operands are known.
+Like `mse` they are means over the elements of the whole mini-batch, and both operands have gradients.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from mbc.ops.control import control_record, control_shape
 
 @dataclass(frozen=True, slots=True)
 class L1Backward(Attributes):
-    """`weight` of this loss in the total. `side` 0: the gradient of the prediction, 1: of the target."""
+    """Settings of a gradient: `weight` of this loss in the total; `side` 0: of the prediction, 1: of the target."""
 
     weight: float
     side: int
@@ -40,14 +40,14 @@ class L1Backward(Attributes):
 
 @dataclass(frozen=True, slots=True)
 class SmoothL1(Attributes):
-    """`beta`: the difference from which on the loss is linear."""
+    """Settings of smooth l1. `beta`: the difference above which the loss is linear."""
 
     beta: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class SmoothL1Backward(Attributes):
-    """`weight` and `side` as in `L1Backward`."""
+    """Settings of the gradient of smooth l1; `weight` and `side` as in `L1Backward`."""
 
     beta: float
     weight: float
@@ -56,14 +56,14 @@ class SmoothL1Backward(Attributes):
 
 @dataclass(frozen=True, slots=True)
 class BinaryCrossEntropy(Attributes):
-    """`pos_weight`: how much the target's share of 1 counts."""
+    """Settings of binary cross entropy. `pos_weight`: factor of the target's share of 1."""
 
     pos_weight: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class BinaryCrossEntropyBackward(Attributes):
-    """`weight` and `side` as in `L1Backward`."""
+    """Settings of the gradient of binary cross entropy; `weight` and `side` as in `L1Backward`."""
 
     pos_weight: float
     weight: float
@@ -75,8 +75,16 @@ Backward = L1Backward | SmoothL1Backward | BinaryCrossEntropyBackward
 
 @dataclass(frozen=True)
 class _Rule:
-    """One loss: `value` of an element and its derivatives by prediction and by target, in float64; `backward` makes the
-    attributes of the gradient from those of the loss, weight and side; `probabilities` as in `OpKind`."""
+    """Definition of one loss.
+
+    Attributes:
+        attributes: Class of the loss's attributes.
+        backward_attributes: Class of the gradient's attributes.
+        value: Computes the loss of an element in float64.
+        derivatives: Compute its derivatives with respect to prediction and target.
+        backward: Makes the gradient's attributes from the loss's attributes, the weight and the side.
+        probabilities: As in `OpKind`.
+    """
 
     attributes: type[Attributes]
     backward_attributes: type[Attributes]
@@ -95,7 +103,7 @@ def _slope(a: SmoothL1Backward, x: Array, y: Array) -> Array:
     return np.clip((x - y) / a.beta, -1, 1)
 
 
-# Sums of terms of one sign where the target is in [0, 1], so that nothing cancels where the network is nearly certain.
+# For a target in [0, 1] all terms have one sign, so that nothing cancels where the network is nearly certain.
 def _binary(a: BinaryCrossEntropy, x: Array, y: Array) -> Array:
     return a.pos_weight * y * softplus(-x) + (1 - y) * softplus(x)
 
@@ -217,7 +225,7 @@ def _kinds(name: str, rule: _Rule) -> tuple[OpKind, OpKind]:
 
 
 def _elements(x: Array, call: Call) -> int:
-    """Over how many elements the mean is taken."""
+    """Return the number of elements over which the mean is taken."""
     return call.batch * (x.size // x.shape[0])
 
 
@@ -236,7 +244,7 @@ def _build_binary(builder: LayerBuilder, settings: dict[str, Any], inputs: tuple
     attributes = BinaryCrossEntropy(_positive("pos_weight", settings["pos_weight"]))
     if not settings["logits"]:
         if attributes.pos_weight != 1.0:
-            raise ShapeError("pos_weight is for logits, and logits=false says that there are none")
+            raise ShapeError("pos_weight is for logits, but logits=false says that there are none")
         return builder.emit("probability_cross_entropy", NoAttributes(), inputs)[0]
     return builder.emit("binary_cross_entropy", attributes, inputs)[0]
 

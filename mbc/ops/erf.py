@@ -86,7 +86,7 @@ _SB = (
 
 
 def erf(x: Array) -> Array:
-    """2 / sqrt(pi) times the integral of exp(-t * t) from 0 to x, element by element, in float64."""
+    """Return 2 / sqrt(pi) times the integral of exp(-t * t) from 0 to x, element by element, in float64."""
     x = np.asarray(x, np.float64)
     size = np.abs(x)
     out = np.copysign(1.0, x)

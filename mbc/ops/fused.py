@@ -1,8 +1,8 @@
 """Fusion groups: several operations as one, with its inputs, outputs and meaning.
 
-A group is an `Operation` of its own, whose attributes hold its members and their wiring. Whatever handles an operation
-without its graph (requests, profiles, the interpreter) handles a group as well. Graphs hold no groups: what is fused is
-a choice of the plan.
+A group is an `Operation` of its own, whose attributes hold its members and their wiring. Code that handles an operation
+without its graph (requests, profiles, the interpreter) handles a group as well. Graphs hold no groups, because the plan
+chooses which operations are fused.
 """
 
 from __future__ import annotations
@@ -21,14 +21,17 @@ from mbc.ops import KINDS
 from mbc.ops.base import Array, Call, OpKind
 from mbc.ops.rounding import stored
 
-SEPARATOR = "+"  # in no name of an operation or kind
-SEVERAL = "*"  # after a kind that is repeated
+SEPARATOR = "+"  # no name of an operation or kind contains it
+SEVERAL = "*"  # follows a kind that is repeated
 
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """One operation of a group. `inputs` and `outputs` are numbers of values: the group's inputs come first, then the
-    outputs of each member in order."""
+    """One operation of a group.
+
+    `inputs` and `outputs` are numbers of values: the group's inputs come first, then the outputs of each member in
+    order.
+    """
 
     kind: str
     attributes: Attributes
@@ -38,21 +41,29 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Fused(Attributes):
-    """`members` in an order that can be executed; `given`: the values that are the group's outputs, in order."""
+    """Members of a group, in an order that can be executed, and the numbers of its outputs (`given`)."""
 
     members: tuple[Member, ...]
     given: tuple[int, ...]
 
     def with_rows(self, rows: int, before: int) -> Self:
+        """Return the attributes for `rows` rows instead of `before`."""
         return replace(
             self, members=tuple(replace(m, attributes=m.attributes.with_rows(rows, before)) for m in self.members)
         )
 
 
 def join(operations: Sequence[Operation], outputs: Sequence[str]) -> Operation:
-    """A group as one operation: its inputs are the values of other operations, each once, its outputs are `outputs`."""
-    made = {name for operation in operations for name in operation.outputs}
-    outside = dict.fromkeys(name for o in operations for name in o.inputs if name not in made)
+    """Return a group as one operation.
+
+    Its inputs are the values that other operations compute, each once.
+
+    Args:
+        operations: The members in an order that can be executed.
+        outputs: The outputs of the group.
+    """
+    results = {name for operation in operations for name in operation.outputs}
+    outside = dict.fromkeys(name for o in operations for name in o.inputs if name not in results)
     inside = [name for operation in operations for name in operation.outputs]
     numbers = {name: number for number, name in enumerate((*outside, *inside))}
     members = tuple(
@@ -72,29 +83,32 @@ def join(operations: Sequence[Operation], outputs: Sequence[str]) -> Operation:
 
 
 def joined_kind(kinds: Sequence[str]) -> str:
-    """The kind of a group: the kinds of its members, repeated ones once."""
+    """Return the kind of a group: the kinds of its members, repeated kinds once."""
     runs = ((kind, len(list(run))) for kind, run in groupby(kinds))
     return SEPARATOR.join(kind + SEVERAL if count > 1 else kind for kind, count in runs)
 
 
 def names_of(operation: Operation) -> tuple[str, ...]:
-    """The operations of the graph that this one stands for: itself, or the members of a group."""
+    """Return the names of the operations of the graph that `operation` stands for: its own, or those of its members."""
     return tuple(operation.name.split(SEPARATOR)) if isinstance(operation.attributes, Fused) else (operation.name,)
 
 
 def kind_of(operation: Operation) -> OpKind:
-    """Of an operation or a group."""
+    """Return the `OpKind` of an operation or a group."""
     return launch_kind(operation.kind, operation.attributes)
 
 
 def launch_kind(kind: str, attributes: Attributes) -> OpKind:
-    """The `OpKind` of an operation or a group. Raises KeyError for a kind that is neither."""
+    """Return the `OpKind` of an operation or a group.
+
+    Raises:
+        KeyError: The kind is neither.
+    """
     return _composed(kind, attributes) if isinstance(attributes, Fused) else KINDS[kind]
 
 
 def sums(kind: str, attributes: Attributes, outputs: int) -> tuple[bool, ...]:
-    """Of each output of an operation or a group, whether it is a reduction over rows, into which other rows
-    accumulate."""
+    """Return whether each output of an operation or a group is a sum into which other rows can be accumulated."""
     if not isinstance(attributes, Fused):
         return (KINDS[kind].accumulates,) * outputs
     summed = {value for member in attributes.members if KINDS[member.kind].accumulates for value in member.outputs}
@@ -102,7 +116,12 @@ def sums(kind: str, attributes: Attributes, outputs: int) -> tuple[bool, ...]:
 
 
 def read_fused(fields: Mapping[str, Any]) -> Fused:
-    """The attributes whose `dataclasses.asdict` is `fields`. KeyError or TypeError where there are none such."""
+    """Return the attributes whose `dataclasses.asdict` is `fields`.
+
+    Raises:
+        KeyError: A kind or a field is unknown or missing.
+        TypeError: A value has the wrong type.
+    """
 
     def member(about: Mapping[str, Any]) -> Member:
         settings: Mapping[str, Any] = about["attributes"]
@@ -113,7 +132,7 @@ def read_fused(fields: Mapping[str, Any]) -> Fused:
 
 
 def _frozen(value: object) -> object:
-    """JSON has lists where attributes have tuples."""
+    """Return a JSON value with tuples instead of lists, as attributes have them."""
     return tuple(map(_frozen, cast("list[object]", value))) if isinstance(value, list | tuple) else value
 
 
@@ -139,19 +158,20 @@ def _composed(kind: str, attributes: Fused) -> OpKind:
 
 
 def _sharing(a: Fused) -> tuple[tuple[tuple[int, int], ...], tuple[tuple[int, int], ...]]:
-    """(output, input) pairs of the group that may share bytes (in place), and those that must.
+    """Return the pairs (output, input) of the group that may share bytes (in place), and those that must.
 
-    In place is transitive: through a value inside the group to the input that this may share bytes with.
+    In place is transitive: an output may overwrite a value inside the group, and hence the input that this may
+    overwrite.
     """
     may: dict[int, set[int]] = {}  # value -> inputs of the group
     must: dict[int, int] = {}
-    made = {value for member in a.members for value in member.outputs}
+    results = {value for member in a.members for value in member.outputs}
     for member in a.members:
         kind = KINDS[member.kind]
         for output, source in (*kind.in_place, *kind.updates):
             if output < len(member.outputs) and source < len(member.inputs):
                 value, old = member.outputs[output], member.inputs[source]
-                may.setdefault(value, set()).update(may.get(old, set()) if old in made else {old})
+                may.setdefault(value, set()).update(may.get(old, set()) if old in results else {old})
                 if (output, source) in kind.updates:
                     must[value] = old
     in_place = [(i, old) for i, value in enumerate(a.given) if value not in must for old in sorted(may.get(value, ()))]
@@ -160,80 +180,87 @@ def _sharing(a: Fused) -> tuple[tuple[tuple[int, int], ...], tuple[tuple[int, in
 
 
 def _reads(a: Fused, inputs: tuple[TensorType, ...]) -> tuple[float, ...]:
-    """Of each input the largest share that a member reads."""
+    """Return the largest share of each input that a member reads."""
     shares = [0.0] * len(inputs)
-    known = list(inputs)
+    types = list(inputs)
     for member in a.members:
-        kind, taken = KINDS[member.kind], tuple(known[n] for n in member.inputs)
+        kind, taken = KINDS[member.kind], tuple(types[n] for n in member.inputs)
         read = kind.reads(member.attributes, taken) if kind.reads else (1.0,) * len(taken)
         for number, share in zip(member.inputs, read, strict=True):
             if number < len(inputs):
                 shares[number] = max(shares[number], share)
-        known += kind.shape(member.attributes, taken)
+        types += kind.shape(member.attributes, taken)
     return tuple(shares)
 
 
 def _shape(a: Fused, inputs: tuple[TensorType, ...]) -> tuple[TensorType, ...]:
-    known = list(inputs)
+    types = list(inputs)
     for member in a.members:
-        known += KINDS[member.kind].shape(member.attributes, tuple(known[n] for n in member.inputs))
-    return tuple(known[n] for n in a.given)
+        types += KINDS[member.kind].shape(member.attributes, tuple(types[n] for n in member.inputs))
+    return tuple(types[n] for n in a.given)
 
 
 def _evaluate(a: Fused, inputs: Sequence[Array], call: Call) -> tuple[Array, ...]:
-    """One member after another. Values inside the group are not rounded to the type in which they would be stored, but
-    for the input of a pool, where the first of equal stored elements wins, and results of convolutions and GEMMs, which
-    kernels round as they would be stored before the epilogue."""
+    """Return the outputs of a group, whose members are evaluated one after another.
+
+    Values inside the group are not rounded to their storage type, with two exceptions. The input of a pool is rounded,
+    because the first of equal stored elements wins. Results of convolutions and GEMMs are rounded, because kernels
+    round them to their storage type before the epilogue.
+    """
     return _continue(a, list(inputs), a.members, call)
 
 
 def leading_products(attributes: Attributes) -> int:
-    """The number of convolutions or GEMMs that a group begins with. Each takes the next two operands of the group, the
-    second of which are weights."""
+    """Return the number of convolutions or GEMMs with which a group begins.
+
+    Each takes the next two operands of the group, of which the second are weights.
+    """
     if not isinstance(attributes, Fused):
         return 0
     return sum(1 for _ in takewhile(lambda member: KINDS[member.kind].flops is not None, attributes.members))
 
 
 def has_product(attributes: Attributes) -> bool:
-    """Whether it is a group that begins with a convolution or GEMM."""
+    """Return whether these are attributes of a group that begins with a convolution or GEMM."""
     return leading_products(attributes) > 0
 
 
 def gives_product(attributes: Attributes) -> bool:
-    """Whether the result of that is its first output, too."""
+    """Return whether a group begins with a convolution or GEMM whose result is its first output."""
     if not isinstance(attributes, Fused) or not has_product(attributes):
         return False
     return attributes.members[0].outputs == attributes.given[:1]
 
 
 def rounds_inside(attributes: Attributes) -> bool:
-    """Whether it is a group that reduces over a convolution's result and does not store that: elements that are rounded
-    differently show in the reductions only."""
+    """Return whether a group reduces over a convolution's result that it does not store.
+
+    Then elements that are rounded differently show only in the reductions.
+    """
     if not isinstance(attributes, Fused) or not has_product(attributes) or gives_product(attributes):
         return False
     return any(KINDS[member.kind].accumulates for member in attributes.members)
 
 
 def evaluate_epilogue(a: Fused, inputs: Sequence[Array], product: Array, call: Call) -> tuple[Array, ...]:
-    """The outputs of a group, given the stored result of its first member, a convolution or GEMM."""
+    """Return the outputs of a group, given the stored result of its first member, a convolution or GEMM."""
     return _continue(a, [*inputs, product], a.members[1:], call)
 
 
-def _continue(a: Fused, known: list[Array], members: Sequence[Member], call: Call) -> tuple[Array, ...]:
+def _continue(a: Fused, values: list[Array], members: Sequence[Member], call: Call) -> tuple[Array, ...]:
     given = dict(zip(a.given, call.outputs, strict=True))
     for member in members:
         kind = KINDS[member.kind]
         assert kind.evaluate is not None
-        taken = [known[n] for n in member.inputs]
+        taken = [values[n] for n in member.inputs]
         if member.kind == "max_pool":  # the last member
             taken = [stored(value, given[member.outputs[0]].dtype) for value in taken]
         types = kind.shape(member.attributes, tuple(map(_type_of, taken)))
-        made = kind.evaluate(member.attributes, taken, replace(call, outputs=types))
-        known += made if kind.flops is None else [stored(value, call.precision.working) for value in made]
-    return tuple(known[n] for n in a.given)
+        results = kind.evaluate(member.attributes, taken, replace(call, outputs=types))
+        values += results if kind.flops is None else [stored(value, call.precision.working) for value in results]
+    return tuple(values[n] for n in a.given)
 
 
 def _type_of(array: Array) -> TensorType:
-    known = {np.dtype(np.float64): DType.FP64, np.dtype(np.int32): DType.INT32, np.dtype(np.uint8): DType.UINT8}
-    return TensorType(array.shape, known.get(array.dtype, DType.FP32))
+    types = {np.dtype(np.float64): DType.FP64, np.dtype(np.int32): DType.INT32, np.dtype(np.uint8): DType.UINT8}
+    return TensorType(array.shape, types.get(array.dtype, DType.FP32))

@@ -1,7 +1,7 @@
 """Normalisation within single images: layer normalisation over channels, group normalisation over channels and pixels.
 
-Ba et al., "Layer normalization", 2016, in ConvNeXt's form for images: each pixel by itself. Wu and He, "Group
-normalization", 2018. Statistics are those of a row: rows may be divided, and inference does what training does.
+Ba et al., "Layer normalization", 2016, in ConvNeXt's form for images: each pixel separately. Wu and He, "Group
+normalization", 2018. Statistics belong to a row: rows may be divided, and inference equals training.
 """
 
 from __future__ import annotations
@@ -19,28 +19,29 @@ from mbc.ops.base import Array, Call, Gradients, Layer, LayerBuilder, OpKind, Pa
 
 @dataclass(frozen=True, slots=True)
 class GroupNorm(Attributes):
-    """Of the channels of each group, and all pixels. `eps` is added to the variance."""
+    """Group normalisation over the channels of each group, and all pixels. `eps` is added to the variance."""
 
     eps: float
     groups: int
 
     def axes(self, rank: int) -> tuple[int, ...]:
-        """What is normalised together, of [rows, groups, channels of a group, ...]."""
+        """Return the axes of [rows, groups, channels of a group, ...] that are normalised together."""
         return tuple(range(2, rank + 1))
 
 
 @dataclass(frozen=True, slots=True)
 class LayerNorm(Attributes):
-    """Of all channels of each pixel. `eps` is added to the variance."""
+    """Layer normalisation over all channels of each pixel. `eps` is added to the variance."""
 
     eps: float
 
     @property
     def groups(self) -> int:
+        """Number of groups of channels: one."""
         return 1
 
     def axes(self, rank: int) -> tuple[int, ...]:
-        """What is normalised together, of [rows, 1, channels, ...]."""
+        """Return the axes of [rows, 1, channels, ...] that are normalised together."""
         return (2,)
 
 
@@ -48,9 +49,13 @@ Normalisation = GroupNorm | LayerNorm
 
 
 def _statistic(a: Normalisation, x: TensorType) -> TensorType:
-    """Of means: [rows, groups, 1, ...], or [rows, 1, ...] with all pixels."""
+    """Return the type of means: [rows, groups, 1, ...], or [rows, 1, ...] with all pixels.
+
+    Raises:
+        ShapeError: The groups do not divide the channels of `x`.
+    """
     if len(x.shape) < 2 or x.shape[1] % a.groups:
-        raise ShapeError(f"{x} has no channels that {a.groups} groups divide")
+        raise ShapeError(f"{x} has no channels that can be divided into {a.groups} groups")
     pixels = tuple(1 if axis + 1 in a.axes(len(x.shape)) else x.shape[axis] for axis in range(2, len(x.shape)))
     return TensorType((x.shape[0], a.groups, *pixels), master(x.dtype))
 
@@ -84,12 +89,12 @@ def _reduce_shape(a: Normalisation, inputs: tuple[TensorType, ...]) -> tuple[Ten
 
 
 def _grouped(a: Normalisation, x: Array) -> Array:
-    """[rows, groups, channels of a group, ...]"""
+    """Return x as [rows, groups, channels of a group, ...]."""
     return x.reshape(x.shape[0], a.groups, x.shape[1] // a.groups, *x.shape[2:])
 
 
 def _of_channels(a: Normalisation, vector: Array, x: Array) -> Array:
-    """The vector, shaped so that it broadcasts along the channels of a grouped x."""
+    """Return a vector reshaped so that it broadcasts along the channels of a grouped x."""
     return vector.reshape(1, a.groups, -1, *(1,) * (x.ndim - 2))
 
 
@@ -105,7 +110,7 @@ def _evaluate(a: Normalisation, inputs: Sequence[Array], call: Call) -> tuple[Ar
 
 
 def _normalised(a: Normalisation, inputs: Sequence[Array]) -> tuple[Array, Array, Array]:
-    """x, dy and the factor of x, all grouped."""
+    """Return the normalised x, dy and the factor of x, all grouped."""
     x, dy, mean, inverse = inputs[:4]
     scale = np.expand_dims(inverse, 2)
     return (_grouped(a, x) - np.expand_dims(mean, 2)) * scale, _grouped(a, dy), scale
@@ -193,18 +198,18 @@ LAYERS = (
         "group_norm",
         (Parameter("groups", "int"), Parameter("eps", "float", 1e-5)),
         _build_group_norm,
-        help="Group normalisation: of each image the channels of a group, and all pixels, together.",
+        help="Group normalisation: the channels of a group and all pixels of an image share mean and variance.",
     ),
     Layer(
         "instance_norm",
         (Parameter("eps", "float", 1e-5),),
         _build_instance_norm,
-        help="Each channel of each image by itself, with a trained scale and shift: group_norm of as many groups.",
+        help="Each channel of each image separately, with a trained scale and shift: groups of one channel.",
     ),
     Layer(
         "layer_norm",
         (Parameter("eps", "float", 1e-5),),
         _build_layer_norm,
-        help="Layer normalisation over channels, of images each pixel by itself, as ConvNeXt does.",
+        help="Layer normalisation over channels, for images each pixel separately, as in ConvNeXt.",
     ),
 )

@@ -1,4 +1,4 @@
-"""Grouped convolutions as matrix products: windows are gathered into columns, BLAS does the rest.
+"""Grouped convolutions as matrix products: windows are gathered into columns, and BLAS multiplies them.
 
 Shapes: x [n, C, H, W], w [K, C / groups, r, s], y [n, K, P, Q]. Columns are [groups, C / groups * r * s, n * P * Q].
 Rows are taken in chunks, so that the columns stay in a cache and memory stays bounded.
@@ -18,7 +18,7 @@ _COLUMN_BYTES = 8 << 20
 
 
 def correlate(x: Array, w: Array, stride: Pair, pad: Pads, dilation: Pair, groups: int, output: Pair) -> Array:
-    """Forward pass: y of size `output`."""
+    """Return the result of the forward pass, y of size `output`."""
     rows, outputs, (r, s) = x.shape[0], w.shape[0], w.shape[2:]
     matrix = w.reshape(groups, outputs // groups, -1)
     y = np.empty((rows, outputs, *output), x.dtype)
@@ -30,7 +30,7 @@ def correlate(x: Array, w: Array, stride: Pair, pad: Pads, dilation: Pair, group
 
 
 def spread(dy: Array, w: Array, stride: Pair, pad: Pads, dilation: Pair, groups: int, size: Pair) -> Array:
-    """Adjoint of `correlate` in x: the gradient of an image of size `size`."""
+    """Return the gradient of an image of size `size`, the adjoint of `correlate` in x."""
     (rows, outputs, p, q), (r, s) = dy.shape, w.shape[2:]
     channels = w.shape[1] * groups
     matrix = w.reshape(groups, outputs // groups, -1).transpose(0, 2, 1)
@@ -49,7 +49,7 @@ def spread(dy: Array, w: Array, stride: Pair, pad: Pads, dilation: Pair, groups:
 
 
 def correlate_filter(x: Array, dy: Array, kernel: Pair, stride: Pair, pad: Pads, dilation: Pair, groups: int) -> Array:
-    """Adjoint of `correlate` in w: the gradient of the filter, [K, C / groups, r, s]."""
+    """Return the gradient of the filter, [K, C / groups, r, s], the adjoint of `correlate` in w."""
     (_, outputs, p, q), channels = dy.shape, x.shape[1]
     window = kernel[0] * kernel[1]
     total = np.zeros((groups, outputs // groups, channels // groups * window), dy.dtype)
@@ -61,19 +61,22 @@ def correlate_filter(x: Array, dy: Array, kernel: Pair, stride: Pair, pad: Pads,
 
 
 def _chunks(x: Array, per_channel: int) -> Iterator[slice]:
-    """Slices of the rows of x whose columns take about `_COLUMN_BYTES`; `per_channel` elements a row and channel."""
+    """Return slices of the rows of x whose columns take about `_COLUMN_BYTES`.
+
+    Columns have `per_channel` elements for each row and channel.
+    """
     row_bytes = max(1, x.shape[1] * per_channel * x.itemsize)
     step = max(1, _COLUMN_BYTES // row_bytes)
     return (slice(start, start + step) for start in range(0, x.shape[0], step))
 
 
 def _by_channel(x: Array) -> Array:
-    """[n, C, ...] -> [C, n, ...], contiguous."""
+    """Return [n, C, ...] transposed to [C, n, ...], contiguous."""
     return np.ascontiguousarray(x.swapaxes(0, 1))
 
 
 def _at(i: int, j: int, stride: Pair, dilation: Pair, output: Pair) -> tuple[slice, ...]:
-    """The pixels of a padded [C, n, H, W] image that position (i, j) of the window meets."""
+    """Return the pixels of a padded [C, n, H, W] image that filter tap (i, j) reads."""
     top, left = i * dilation[0], j * dilation[1]
     return (
         slice(None),

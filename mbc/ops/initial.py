@@ -8,5 +8,5 @@ INITIALIZERS = ("he", "he_uniform", "xavier", "xavier_uniform", "zero")
 
 
 def initializer(word: str, fan_in: int, fan_out: int) -> Initializer:
-    """The initializer that a setting `init` names."""
+    """Return the initializer that a setting `init` names."""
     return Initializer("constant") if word == "zero" else Initializer(word, fan_in=fan_in, fan_out=fan_out)

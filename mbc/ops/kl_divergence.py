@@ -1,4 +1,4 @@
-"""The Kullback-Leibler divergence of the softmax of logits from given probabilities: what distillation minimises."""
+"""The Kullback-Leibler divergence of the softmax of logits from given probabilities, the loss of distillation."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from mbc.ops.soft_cross_entropy import check_probabilities
 
 @dataclass(frozen=True, slots=True)
 class KlBackward(Attributes):
-    """`weight` of this loss in the total. `side` 0: the gradient of the logits, 1: of the probabilities."""
+    """Settings of a gradient: `weight` of this loss in the total; `side` 0: of the logits, 1: of the probabilities."""
 
     weight: float
     side: int
@@ -36,7 +36,7 @@ def _backward_shape(a: KlBackward, inputs: tuple[TensorType, ...]) -> tuple[Tens
 
 
 def _log(target: Array) -> Array:
-    with np.errstate(divide="ignore", invalid="ignore"):  # of no probability it is minus infinity
+    with np.errstate(divide="ignore", invalid="ignore"):  # the logarithm of 0 is minus infinity
         return np.log(target.astype(np.float64))
 
 
@@ -74,7 +74,7 @@ OPS = (
 
 
 def _build(builder: LayerBuilder, settings: dict[str, Any], inputs: tuple[str, ...]) -> str:
-    if not settings["logits"]:  # their softmax is what they are the logarithms of
+    if not settings["logits"]:  # the softmax of log-probabilities is the probabilities
         check_log_probabilities(builder, inputs[0], "kl_divergence(logits=false)")
     return builder.emit("kl_divergence", NoAttributes(), inputs)[0]
 
@@ -85,8 +85,8 @@ LAYERS = (
         (Parameter("logits", "bool", True),),
         _build,
         (2, 2),
-        "(logits, probabilities) |> kl_divergence: of the logits' softmax from the probabilities, mean over rows and "
-        "positions. logits = false: the first tensor is their log_softmax.",
+        "(logits, probabilities) |> kl_divergence: divergence of the logits' softmax from the probabilities, mean over "
+        "rows and positions. logits = false: the first tensor is a log_softmax.",
         loss=True,
     ),
 )

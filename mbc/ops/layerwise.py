@@ -1,8 +1,7 @@
 """Layer-wise adaptive rates: LARS and LAMB.
 
-Both scale the step of a parameter by a ratio of norms, which needs all of its gradient: so each is two operations, of
-which the first computes the ratio. Parameters without weight decay are not adapted: they have the updates of
-`mbc.ops.update`.
+Both scale the step of a parameter by a ratio of norms, which needs the whole gradient. Hence each is two operations, of
+which the first computes the ratio. Parameters without weight decay are not adapted; `mbc.ops.update` has their updates.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ RATIOS = frozenset({"lars_ratio", "lamb_ratio"})
 
 @dataclass(frozen=True, slots=True)
 class LarsRatio(Attributes):
-    """trust * |p| / (|g| + weight_decay * |p| + eps), in L2 norms; 1 where either norm is 0. `clip_value` as of Sgd.
+    """trust * |p| / (|g| + weight_decay * |p| + eps), in L2 norms; 1 if either norm is 0. `clip_value` as in `Sgd`.
 
     You, Gitman and Ginsburg, "Large batch training of convolutional networks", 2017, with the learning rate outside of
     the velocity, as in `torch.optim.SGD`: v = momentum * v + ratio * (g + weight_decay * p); p -= learning rate * v.
@@ -44,7 +43,7 @@ def _scalar(parameter: TensorType) -> TensorType:
 
 def _check_ratio(parameter: TensorType, ratio: TensorType) -> None:
     if ratio != _scalar(parameter):
-        raise ShapeError(f"{ratio} is no ratio for parameter {parameter}")
+        raise ShapeError(f"{ratio} is not a ratio for parameter {parameter}")
 
 
 def _lars_ratio_shape(a: LarsRatio, inputs: tuple[TensorType, ...]) -> tuple[TensorType, ...]:
@@ -107,7 +106,7 @@ def _lars_update(a: Sgd, inputs: Sequence[Array], call: Call) -> tuple[Array, ..
 
 
 def _lamb_step(a: AdamW, parameter: Array, m: Array, v: Array, record: Any) -> Array:
-    """Before the ratio."""
+    """Return the step before it is multiplied by the ratio."""
     kind, count = parameter.dtype.type, int(record["updates"])
     divisor = np.sqrt(v) * kind(1 / np.sqrt(1 - a.beta2**count)) + kind(a.eps)
     return kind(1 / (1 - a.beta1**count)) * (m / divisor) + kind(a.weight_decay) * parameter

@@ -30,14 +30,17 @@ from mbc.ops.control import control_record, control_shape
 
 @dataclass(frozen=True, slots=True)
 class CrossEntropy(Attributes):
-    """`smoothing`: the share of the target that is spread evenly over all classes (PyTorch's label_smoothing)."""
+    """Settings of cross entropy.
+
+    `smoothing` is the share of the target that is spread evenly over all classes (PyTorch's label_smoothing).
+    """
 
     smoothing: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class CrossEntropyBackward(Attributes):
-    """`weight` of this loss in the total."""
+    """Settings of the gradient; `weight` is that of this loss in the total."""
 
     smoothing: float
     weight: float
@@ -45,7 +48,7 @@ class CrossEntropyBackward(Attributes):
 
 @dataclass(frozen=True, slots=True)
 class MseBackward(Attributes):
-    """`side` 0: the gradient of the prediction, 1: of the target."""
+    """Settings of a gradient: `weight` of this loss in the total; `side` 0: of the prediction, 1: of the target."""
 
     weight: float
     side: int
@@ -53,12 +56,17 @@ class MseBackward(Attributes):
 
 @dataclass(frozen=True, slots=True)
 class WeightedSum(Attributes):
-    """One weight an input."""
+    """Settings of a weighted sum: one weight for each input."""
 
     weights: tuple[float, ...]
 
 
 def check_classes(logits: TensorType, target: TensorType) -> None:
+    """Raise ShapeError unless the target holds a class number for each position of the logits.
+
+    Raises:
+        ShapeError: The target has another shape or type.
+    """
     if len(logits.shape) < 2 or target.shape != (logits.shape[0], *logits.shape[2:]):
         raise ShapeError(
             f"logits {logits} need a target of the same shape without the classes, but the target is {target}"
@@ -68,7 +76,11 @@ def check_classes(logits: TensorType, target: TensorType) -> None:
 
 
 def check_log_probabilities(builder: LayerBuilder, value: str, what: str) -> None:
-    """Raise ShapeError for what `log_softmax` over the classes does not give."""
+    """Raise ShapeError unless `log_softmax` over the classes computes `value`.
+
+    Raises:
+        ShapeError: Another operation computes it; `what` is the layer that the message names.
+    """
     made_by = builder.producer(value)
     if made_by is None or made_by.kind != "log_softmax" or getattr(made_by.attributes, "axis", 0) != 1:
         raise ShapeError(
@@ -110,14 +122,14 @@ def _sum_shape(a: WeightedSum, inputs: tuple[TensorType, ...]) -> tuple[TensorTy
 
 
 def _one_hot(logits: Array, target: Array) -> tuple[Array, Array]:
-    """[N, C, ...] with 1 at the target's class (all 0 where it is none), and whether the target is a class."""
+    """Return [N, C, ...] with 1 at the target's class (all 0 where it is none), and whether the target is a class."""
     numbers: Array = np.asarray(range(logits.shape[1]), np.int32)
     classes = numbers[np.newaxis, :, *((np.newaxis,) * (logits.ndim - 2))]
     return classes == target[:, None], (target >= 0) & (target < logits.shape[1])
 
 
 def log_softmax(logits: Array) -> Array:
-    """In float64, over axis 1."""
+    """Return the logarithm of the softmax over axis 1, in float64."""
     wide = logits.astype(np.float64)
     shifted = wide - wide.max(axis=1, keepdims=True)
     return shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
@@ -136,7 +148,7 @@ def _entropy(a: CrossEntropy, inputs: Sequence[Array], call: Call) -> tuple[Arra
 
 
 def positions(logits: Array, call: Call) -> int:
-    """Over how many rows and positions the mean is taken."""
+    """Return the number of rows and positions over which the mean is taken."""
     return call.batch * (logits.size // (logits.shape[0] * logits.shape[1]))
 
 

@@ -1,4 +1,4 @@
-"""Products of matrices that tensors hold in their last two axes, for each sample and everything before these."""
+"""Products of the matrices in the last two axes of tensors, one for each sample and index of the axes before these."""
 
 from __future__ import annotations
 
@@ -17,14 +17,18 @@ from mbc.ops.rounding import operand
 
 @dataclass(frozen=True, slots=True)
 class Matmul(Attributes):
-    """Whether the first and the second matrix are transposed before they are multiplied."""
+    """Settings of a product: whether the first and the second matrix are transposed before they are multiplied."""
 
     transpose_a: bool = False
     transpose_b: bool = False
 
 
 def sizes(a: Matmul, x: TensorType, y: TensorType) -> tuple[int, int, int]:
-    """Rows, columns and K of each product."""
+    """Return rows, columns and K of each product.
+
+    Raises:
+        ShapeError: The matrices cannot be multiplied.
+    """
     m, k = x.shape[-2:][:: -1 if a.transpose_a else 1]
     n, depth = y.shape[-2:][:: 1 if a.transpose_b else -1]
     if k != depth:
@@ -35,7 +39,7 @@ def sizes(a: Matmul, x: TensorType, y: TensorType) -> tuple[int, int, int]:
 def _shape(a: Matmul, inputs: tuple[TensorType, ...]) -> tuple[TensorType, ...]:
     x, y = inputs
     if len(x.shape) < 3 or x.shape[:-2] != y.shape[:-2] or x.dtype != y.dtype:
-        raise ShapeError(f"{x} and {y} do not hold as many matrices of one type in their last two axes")
+        raise ShapeError(f"{x} and {y} do not hold equally many matrices of one type in their last two axes")
     m, n, _ = sizes(a, x, y)
     return (TensorType((*x.shape[:-2], m, n), x.dtype),)
 
@@ -47,7 +51,7 @@ def _evaluate(a: Matmul, inputs: Sequence[Array], call: Call) -> tuple[Array, ..
 
 
 def _gradient(g: Gradients, op: Operation, dys: tuple[str | None, ...]) -> tuple[str | None, ...]:
-    """Of op(X) op(Y): dX = dZ op(Y)^T, dY = op(X)^T dZ, transposed where the operand is."""
+    """Return the gradients of op(X) op(Y): dX = dZ op(Y)^T, dY = op(X)^T dZ, transposed if the operand is."""
     (dz,) = dys
     x, y = op.inputs
     a = op.attributes

@@ -21,18 +21,19 @@ from mbc.ops.window import positive
 
 @dataclass(frozen=True, slots=True)
 class Linear(Attributes):
-    """`sample_shape` of x without its rows: x is read as [rows, product(sample_shape)]."""
+    """Settings of a linear layer. `sample_shape` is x without its rows: x is read as [rows, product(sample_shape)]."""
 
     sample_shape: tuple[int, ...]
 
     @property
     def features_in(self) -> int:
+        """Number of input features."""
         return math.prod(self.sample_shape)
 
 
 @dataclass(frozen=True, slots=True)
 class Cast(Attributes):
-    """`to` is a `DType`."""
+    """Settings of a change of element type; `to` is a `DType`."""
 
     to: str
 
@@ -40,7 +41,7 @@ class Cast(Attributes):
 def _linear_shape(a: Linear, inputs: tuple[TensorType, ...]) -> tuple[TensorType, ...]:
     x, w = inputs
     if len(x.shape) < 2 or x.shape[1:] != a.sample_shape:
-        raise ShapeError(f"input {x} does not have the shape {a.sample_shape} per row that the layer was made for")
+        raise ShapeError(f"input {x} does not have the shape {a.sample_shape} per row that the layer is for")
     if len(w.shape) != 2 or w.shape[1] != a.features_in:
         raise ShapeError(f"weight {w} does not fit the {a.features_in} features of input {x}")
     return (TensorType((x.shape[0], w.shape[0]), x.dtype),)
@@ -90,7 +91,7 @@ def _cast_shape(a: Cast, inputs: tuple[TensorType, ...]) -> tuple[TensorType, ..
 
 
 def _cast(a: Cast, inputs: Sequence[Array], call: Call) -> tuple[Array, ...]:
-    # Storage rounds: bf16 and fp16 are float32 here.
+    # bf16 and fp16 are float32 here; storing rounds them.
     return (inputs[0].astype(np.float64 if a.to == DType.FP64 else np.float32, copy=False),)
 
 

@@ -1,8 +1,8 @@
-"""Mean intersection over union (the Jaccard index) of classes: a metric of segmentation, which nothing is trained by.
+"""Mean intersection over union (the Jaccard index) of classes: a metric of segmentation, not a loss.
 
-A position belongs to the class of its largest logit, and to that of its target. Of each class the positions that belong
-to it by both are counted, and those that do by either, over the whole mini-batch, of several ranks that of all of them.
-The mean is over the classes that are there at all; where none is it is NaN.
+A position belongs to the class of its largest logit, and to the class of its target. For each class, the operation
+counts the positions that belong to it by both, and by either, over the whole mini-batch (of all ranks). The mean is
+over the classes that occur; it is NaN if none does.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from mbc.ops.collective import over_all_ranks
 from mbc.ops.loss import check_classes
 from mbc.ops.weighted_cross_entropy import IGNORE_INDEX, ignored_by
 
-OVERLAP_MEAN = "mean_iou_of_overlap"  # the kind that has the counts of all
+OVERLAP_MEAN = "mean_iou_of_overlap"  # the kind that reads the counts of all ranks
 
 
 @dataclass(frozen=True, slots=True)
 class MeanIou(Attributes):
-    """`ignored`: the class numbers of targets whose positions are left out, one at most."""
+    """Settings of the metric. `ignored`: class numbers of targets whose positions are left out, at most one."""
 
     ignored: tuple[int, ...]
 
@@ -45,7 +45,7 @@ def _overlap_shape(_: MeanIou, inputs: tuple[TensorType, ...]) -> tuple[TensorTy
 def _mean_shape(_: NoAttributes, inputs: tuple[TensorType, ...]) -> tuple[TensorType, ...]:
     (overlap,) = inputs
     if len(overlap.shape) != 2 or overlap.shape[0] != 2:
-        raise ShapeError(f"two counts a class are wanted, but they are {overlap}")
+        raise ShapeError(f"two counts for each class are needed, but they are {overlap}")
     return (TensorType((1,), overlap.dtype),)
 
 
@@ -53,9 +53,9 @@ def _overlap(a: MeanIou, inputs: Sequence[Array], call: Call) -> tuple[Array, ..
     logits, target = inputs
     classes = logits.shape[1]
     counts = (target >= 0) & (target < classes) & ~np.isin(target, a.ignored)
-    found, wanted = logits.argmax(axis=1)[counts], target[counts]
-    both = np.bincount(wanted[found == wanted], minlength=classes)
-    either = np.bincount(found, minlength=classes) + np.bincount(wanted, minlength=classes) - both
+    predicted, wanted = logits.argmax(axis=1)[counts], target[counts]
+    both = np.bincount(wanted[predicted == wanted], minlength=classes)
+    either = np.bincount(predicted, minlength=classes) + np.bincount(wanted, minlength=classes) - both
     return (np.stack((both, either)).astype(logits.dtype),)
 
 
@@ -89,9 +89,9 @@ LAYERS = (
         (IGNORE_INDEX,),
         _build,
         (2, 2),
-        "(logits, target) |> mean_iou: of each class the positions that logits and target both give it, over those "
-        "that either gives it; mean over the classes that are there. Positions whose target is ignore_index do not "
-        "count. A metric.",
+        "(logits, target) |> mean_iou: for each class, the positions that both logits and target assign to it, over "
+        "those that either assigns to it; mean over the classes that occur. Positions whose target is ignore_index "
+        "do not count. A metric.",
         metric=True,
     ),
 )

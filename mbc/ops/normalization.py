@@ -1,6 +1,6 @@
 """Batch normalisation, in two phases: statistics of the full mini-batch, then a scale and shift per channel.
 
-Channel is axis 1. Ioffe and Szegedy, "Batch Normalization", 2015; running variance unbiased, as in PyTorch.
+The channel is axis 1. Ioffe and Szegedy, "Batch Normalization", 2015; the running variance is unbiased, as in PyTorch.
 """
 
 from __future__ import annotations
@@ -30,13 +30,19 @@ from mbc.ops.bias import channel_sums
 from mbc.ops.collective import AllGather
 from mbc.ops.control import control_record, control_shape
 
-MOST_RANKS = 256  # whose statistics are combined; as in templates/kernels/norm/sync_batch_norm.cu
+MOST_RANKS = 256  # ranks whose statistics can be combined, as in templates/kernels/norm/sync_batch_norm.cu
 
 
 @dataclass(frozen=True, slots=True)
 class BatchNorm(Attributes):
-    """`momentum` is the weight of the new statistics: running = (1 - momentum) * running + momentum * batch. `sync`:
-    statistics are those of the mini-batch that all ranks share, not of each rank's own rows."""
+    """Settings of batch normalisation.
+
+    Attributes:
+        eps: Number that is added to the variance.
+        momentum: Weight of the new statistics: running = (1 - momentum) * running + momentum * batch.
+        affine: Whether there are a trained scale and shift.
+        sync: Whether statistics are those of the mini-batch that all ranks share, rather than of each rank's own rows.
+    """
 
     eps: float = 1e-5
     momentum: float = 0.1
@@ -46,32 +52,33 @@ class BatchNorm(Attributes):
 
 @dataclass(frozen=True, slots=True)
 class BatchNormalize(Attributes):
-    """`eps` is added to the variance."""
+    """Settings of the second phase. `eps` is added to the variance."""
 
     eps: float
 
 
 @dataclass(frozen=True, slots=True)
 class BatchNormalizeBackward(Attributes):
-    """`count`: elements a channel has in the whole mini-batch."""
+    """Settings of the gradient of x. `count`: elements of a channel in the whole mini-batch."""
 
     eps: float
     count: int
 
     def with_rows(self, rows: int, before: int) -> Self:
+        """Return the attributes for `rows` rows instead of `before`."""
         return replace(self, count=self.count * rows // before) if before else self
 
 
 @dataclass(frozen=True, slots=True)
 class CombineStatistics(Attributes):
-    """`counts`: elements that a channel has on each rank."""
+    """Settings of the combination of all ranks' statistics. `counts`: elements of a channel on each rank."""
 
     counts: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class UpdateRunning(Attributes):
-    """`count`: elements a channel has in the whole mini-batch."""
+    """Settings of the update of running statistics. `count`: elements of a channel in the whole mini-batch."""
 
     momentum: float
     count: int
@@ -84,7 +91,11 @@ def _channels(x: TensorType) -> TensorType:
 
 
 def _fit(x: TensorType, vectors: tuple[TensorType, ...]) -> TensorType:
-    """Type of a vector over channels; ShapeError unless all of `vectors` are such."""
+    """Return the type of a vector over channels.
+
+    Raises:
+        ShapeError: One of `vectors` has another type.
+    """
     wanted = _channels(x)
     for vector in vectors:
         if vector != wanted:
@@ -102,7 +113,7 @@ def _norm_shape(a: BatchNorm, inputs: tuple[TensorType, ...]) -> tuple[TensorTyp
     if len(inputs) != (5 if a.affine else 3):
         raise ShapeError(f"batch norm with affine = {a.affine} got {len(inputs)} operands")
     if _count(x) < 2:
-        raise ShapeError(f"batch norm of {x} has one value per channel, and no variance can be had from one")
+        raise ShapeError(f"batch norm of {x} has one value per channel, but a variance needs two")
     return (x,)
 
 
@@ -159,7 +170,7 @@ def _backward_shape(_: BatchNormalizeBackward, inputs: tuple[TensorType, ...]) -
 
 
 def _fused_remat(vector: Array, x: Array) -> Array:
-    """The vector, shaped so that it broadcasts along the channels of x."""
+    """Return the vector reshaped so that it broadcasts along the channels of x."""
     return vector.reshape((1, -1) + (1,) * (x.ndim - 2))
 
 
@@ -167,7 +178,7 @@ def _statistics(_: NoAttributes, inputs: Sequence[Array], call: Call) -> tuple[A
     (x,) = inputs
     count = x.size // x.shape[1]
     mean = channel_sums(x) / count
-    # Deviations from the rounded mean lose nothing: its error is put back by the second term.
+    # Deviations from the rounded mean are exact enough: the second term corrects the error of the mean.
     near = mean.astype(x.dtype)
     deviation = x - _fused_remat(near, x)
     variance = channel_sums(deviation * deviation) / count - (mean - near) ** 2
@@ -179,10 +190,13 @@ def _join(_: NoAttributes, inputs: Sequence[Array], call: Call) -> tuple[Array, 
 
 
 def _combine(a: CombineStatistics, inputs: Sequence[Array], call: Call) -> tuple[Array, ...]:
-    """Chan et al., "Updating formulae and a pairwise algorithm for computing sample variances", 1979."""
+    """Return mean and variance of all rows, from those of all ranks.
+
+    Chan et al., "Updating formulae and a pairwise algorithm for computing sample variances", 1979.
+    """
     means, variances = (operand.astype(np.float64) for operand in inputs)
     shares = np.array(a.counts)[:, None] / sum(a.counts)
-    # Counted from the first rank's mean, so that what all share loses no digits.
+    # Differences from the first rank's mean keep the digits that a large common mean would lose.
     mean = means[0] + (shares * (means - means[0])).sum(axis=0)
     variance = (shares * (variances + (means - mean) ** 2)).sum(axis=0)
     kind = inputs[0].dtype
@@ -200,7 +214,7 @@ def _update(a: UpdateRunning, inputs: Sequence[Array], call: Call) -> tuple[Arra
 
 
 def _deviation(variance: Array, eps: float) -> Array:
-    """1 / sqrt(variance + eps)."""
+    """Return 1 / sqrt(variance + eps)."""
     return 1 / np.sqrt(variance + variance.dtype.type(eps))
 
 
@@ -270,7 +284,7 @@ def _gradient(g: Gradients, op: Operation, dys: tuple[str | None, ...]) -> tuple
     wanted = [v for v in (x, *affine) if g.needs(v)]
     if dy is None or not wanted:
         return (None,) * len(op.inputs)
-    # Both reductions are needed for the gradient of x, whether or not there are parameters to train.
+    # The gradient of x needs both reductions, whether or not there are parameters to train.
     names = tuple(affine) or (f"{op.outputs[0]}.scale", f"{op.outputs[0]}.shift")
     dgamma, dbeta = g.emit("batch_normalize_backward_reduce", a, (x, dy, mean, variance), *names)
     dx = None
@@ -278,7 +292,7 @@ def _gradient(g: Gradients, op: Operation, dys: tuple[str | None, ...]) -> tuple
         sums, count = (dgamma, dbeta), _count(g.type(x))
         combined = g.producer(mean)
         if combined is not None and isinstance(combined.attributes, CombineStatistics):
-            # The gradients of scale and shift stay those of this rank, which are summed with all others.
+            # The gradients of scale and shift remain those of this rank; they are summed over ranks with all others.
             counts, y = combined.attributes.counts, op.outputs[0]
             ranks = g.emit("all_gather", AllGather(len(counts)), sums, f"{y}.scale.ranks", f"{y}.shift.ranks")
             sums = g.emit("sum_gathered", NoAttributes(), ranks, f"{y}.scale.sum", f"{y}.shift.sum")
@@ -289,11 +303,12 @@ def _gradient(g: Gradients, op: Operation, dys: tuple[str | None, ...]) -> tuple
 
 
 def is_synchronised(op: Operation) -> bool:
+    """Return whether this is a batch normalisation with the statistics of all ranks."""
     return isinstance(op.attributes, BatchNorm) and op.attributes.sync
 
 
 def synchronised(network: Network) -> Network:
-    """Every batch normalisation of a network with the statistics of all ranks."""
+    """Return the network with the statistics of all ranks in every batch normalisation."""
     operations = (
         replace(op, attributes=replace(op.attributes, sync=True)) if isinstance(op.attributes, BatchNorm) else op
         for op in network.operations

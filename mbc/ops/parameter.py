@@ -17,7 +17,7 @@ def _same(_: NoAttributes, inputs: tuple[TensorType, ...]) -> tuple[TensorType, 
 
 
 def _expand(e: Expansion, op: Operation, training: bool) -> tuple[str, ...]:
-    """The state itself, or its working copy: what reads it reads a tensor like any other."""
+    """Return the state itself or its working copy, so that other operations read a tensor like any other."""
     return (e.working_copy(op.inputs[0]),)
 
 
@@ -28,7 +28,7 @@ def _shape_of(settings: dict[str, Any]) -> tuple[int, ...]:
     shape: tuple[int, ...] = settings["shape"]
     positive("shape", shape)
     if len(shape) > 8:
-        raise ShapeError(f"shape has {len(shape)} dimensions, and at most 8 are possible")
+        raise ShapeError(f"shape has {len(shape)} dimensions; at most 8 are possible")
     return shape
 
 
@@ -55,13 +55,13 @@ LAYERS = (
         (Parameter("shape", "sizes"), Parameter("value", "float", 0.0), Parameter("std", "float", 0.0)),
         _build_parameter,
         (0, 0),
-        "A trained tensor of its own, without rows: x * parameter(64). It starts as `value`, or normal with `std`.",
+        "A trained tensor without rows: x * parameter(64). It starts as `value`, or normally distributed with `std`.",
     ),
     Layer(
         "constant",
         (Parameter("shape", "sizes"), Parameter("value", "float", 0.0)),
         _build_constant,
         (0, 0),
-        "A tensor without rows that is not trained, but lies in checkpoints. It starts as `value`.",
+        "A tensor without rows that is not trained, but is part of checkpoints. It starts as `value`.",
     ),
 )

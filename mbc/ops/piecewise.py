@@ -1,4 +1,4 @@
-"""Functions of two or three pieces: clamp, comparison with a number; and a tensor that no gradient flows through."""
+"""Functions of two or three pieces: clamp, comparison with a number; and tensors through which no gradient flows."""
 
 from __future__ import annotations
 
@@ -17,8 +17,13 @@ from mbc.ops.comparison import RELATIONS
 
 @dataclass(frozen=True, slots=True)
 class Clamp(Attributes):
-    """min(max(x, lower), upper), each bound of one number or none. `strict`: at a bound the gradient is 0, as of
-    hardtanh, and not 1, as of clamp."""
+    """Settings of min(max(x, lower), upper).
+
+    Attributes:
+        lower: The lower bound; empty: there is none.
+        upper: The upper bound; empty: there is none.
+        strict: Whether the gradient at a bound is 0, as of hardtanh, rather than 1, as of clamp.
+    """
 
     lower: tuple[float, ...]
     upper: tuple[float, ...]
@@ -26,13 +31,13 @@ class Clamp(Attributes):
 
     @property
     def bounds(self) -> tuple[float, float]:
-        """Both, infinite where there is none."""
+        """Both bounds, infinite where there is none."""
         return (*self.lower, -math.inf)[0], (*self.upper, math.inf)[0]
 
 
 @dataclass(frozen=True, slots=True)
 class Indicator(Attributes):
-    """1 where `x operator value` holds, and else 0. `operator`: eq | ne | lt | le | gt | ge."""
+    """Settings of a comparison: 1 where `x operator value` holds, else 0. `operator`: eq, ne, lt, le, gt, ge."""
 
     operator: str
     value: float
@@ -70,19 +75,19 @@ OPS = (
         divisible=True,
         in_place=((0, 0),),
     ),
-    # Of a Network and of a training graph in the making; `mbc.ir.transforms.detached` takes it out.
+    # In a Network and in an unfinished training graph; `mbc.ir.transforms.detached` removes it.
     OpKind("detach", NoAttributes, _first, lambda a, inputs, call: (inputs[0],), divisible=True),
 )
 
 
 def clamped(builder: LayerBuilder, x: str, lower: float, upper: float, suffix: str = "") -> str:
-    """Emit a clamp whose gradient at a bound is 1."""
+    """Return the output of a clamp whose gradient at a bound is 1, which is emitted."""
     return builder.emit("clamp", _between(lower, upper), (x,), suffix)[0]
 
 
 def _between(lower: float, upper: float, strict: bool = False) -> Clamp:
     if lower == math.inf or upper == -math.inf:
-        raise ShapeError(f"the bounds are {lower} and {upper}, and every number lies outside of one")
+        raise ShapeError(f"the bounds are {lower} and {upper}, so that every number is outside")
     return Clamp((lower,) * math.isfinite(lower), (upper,) * math.isfinite(upper), strict)
 
 

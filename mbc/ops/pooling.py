@@ -16,7 +16,7 @@ from mbc.ops.window import Pads, Pair, as_pads, as_pair, image, positive, window
 
 @dataclass(frozen=True, slots=True)
 class Pool(Attributes):
-    """`size` is that of the input, in pixels. Padding is never the maximum of a window."""
+    """Settings of pooling. `size` is that of the input, in pixels. Padding is never the maximum of a window."""
 
     size: Pair
     kernel: Pair
@@ -26,19 +26,20 @@ class Pool(Attributes):
 
     @property
     def output_size(self) -> Pair:
+        """Height and width of the result."""
         return window_counts(self.size, self.kernel, self.stride, self.pad, self.ceil)
 
 
 @dataclass(frozen=True, slots=True)
 class MaxPool(Pool):
-    """`index`: the operation also gives each maximum's position in its window (training graphs only)."""
+    """Max pooling; with `index`, also returns each maximum's position in its window (training graphs only)."""
 
     index: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class AveragePool(Pool):
-    """`count_pad`: the divisor counts padding (but not what ceil mode adds beyond it)."""
+    """Average pooling. `count_pad`: the divisor counts padding (but not what ceil mode adds beyond it)."""
 
     count_pad: bool = True
 
@@ -56,7 +57,7 @@ def _fit(a: Pool, x: TensorType) -> TensorType:
     _check(a)
     rows, channels, height, width = image(x, "pooling")
     if (height, width) != a.size:
-        raise ShapeError(f"input {x} is not of the size {a.size} that the pooling was made for")
+        raise ShapeError(f"input {x} is not of the size {a.size} that the pooling is for")
     return TensorType((rows, channels, *a.output_size), x.dtype)
 
 
@@ -71,7 +72,7 @@ def _max_shape(a: MaxPool, inputs: tuple[TensorType, ...]) -> tuple[TensorType, 
     y = _fit(a, inputs[0])
     if a.kernel[0] * a.kernel[1] > 256:
         raise ShapeError(
-            f"a max-pool window of {a.kernel[0]} x {a.kernel[1]} has more than the 256 positions a byte can tell"
+            f"a max-pool window of {a.kernel[0]} x {a.kernel[1]} has more than the 256 positions that a byte can number"
         )
     return (y, TensorType(y.shape, DType.UINT8)) if a.index else (y,)
 
@@ -92,7 +93,7 @@ def _average_backward_shape(a: AveragePool, inputs: tuple[TensorType, ...]) -> t
 
 
 def padded_size(a: Pool) -> Pair:
-    """Rows and columns that the windows cover, from the start of the leading padding."""
+    """Return the rows and columns that the windows cover, from the start of the leading padding."""
     p, q = a.output_size
     return (
         max((p - 1) * a.stride[0] + a.kernel[0], a.pad[0] + a.size[0]),
@@ -101,7 +102,7 @@ def padded_size(a: Pool) -> Pair:
 
 
 def window_positions(a: Pool) -> Iterator[tuple[int, tuple[slice, ...]]]:
-    """Position number in the window, and the pixels of the padded image that it meets."""
+    """Yield each position in the window by number, and the pixels of the padded image at this position."""
     p, q = a.output_size
     for i in range(a.kernel[0]):
         for j in range(a.kernel[1]):
@@ -117,12 +118,13 @@ def window_positions(a: Pool) -> Iterator[tuple[int, tuple[slice, ...]]]:
 
 
 def _inside(a: Pool) -> tuple[slice, ...]:
-    """The image within the padded image."""
+    """Return the image within the padded image."""
     top, left = a.pad[0], a.pad[2]
     return slice(None), slice(None), slice(top, top + a.size[0]), slice(left, left + a.size[1])
 
 
 def padded_image(a: Pool, x: Array, fill: float) -> Array:
+    """Return the image with padding of value `fill`, as large as the windows need."""
     extent = padded_size(a)
     if extent == a.size:
         return x
@@ -132,8 +134,10 @@ def padded_image(a: Pool, x: Array, fill: float) -> Array:
 
 
 def _max(a: MaxPool, inputs: Sequence[Array], call: Call) -> tuple[Array, ...]:
-    """The first of equal maxima wins; NaN counts as greater than everything. Here the last of several NaNs in a window
-    wins, in kernels any one may."""
+    """Return the maxima: the first of equal ones wins, and NaN counts as greater than every number.
+
+    The last of several NaNs in a window wins here; in kernels, any one may win.
+    """
     padded = padded_image(a, inputs[0], -np.inf)
     p, q = a.output_size
     best = np.full((*padded.shape[:2], p, q), -np.inf, padded.dtype)
@@ -141,7 +145,7 @@ def _max(a: MaxPool, inputs: Sequence[Array], call: Call) -> tuple[Array, ...]:
         for _, at in window_positions(a):
             np.maximum(best, padded[at], out=best)
         return (best,)
-    # The first pixel of each window that is not padding: right even where all of the window is -inf.
+    # The first pixel of each window that is not padding, which is right even if the whole window is -inf.
     rows = np.maximum(a.pad[0] - np.arange(p) * a.stride[0], 0)
     columns = np.maximum(a.pad[2] - np.arange(q) * a.stride[1], 0)
     first = (rows[:, None] * a.kernel[1] + columns[None, :]).astype(np.uint8)
@@ -149,7 +153,7 @@ def _max(a: MaxPool, inputs: Sequence[Array], call: Call) -> tuple[Array, ...]:
     for position, at in window_positions(a):
         seen = padded[at]
         better = ~(seen <= best)
-        # While the best is NaN every comparison is false: only another NaN may take its place.
+        # A NaN compares false with everything, so only another NaN may replace a NaN.
         better &= (best == best) | (seen != seen)
         np.copyto(best, seen, where=better)
         np.copyto(index, np.uint8(position), where=better)
@@ -165,7 +169,7 @@ def _max_backward(a: MaxPool, inputs: Sequence[Array], call: Call) -> tuple[Arra
 
 
 def window_divisors(a: AveragePool) -> Array:
-    """What each window's sum is divided by: [P, Q]."""
+    """Return the divisor of each window's sum, [P, Q]."""
     p, q = a.output_size
     fused_remat: list[Array] = []
     for axis, count in ((0, p), (1, q)):

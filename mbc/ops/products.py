@@ -8,15 +8,15 @@ import numpy as np
 
 from mbc.ops.base import Array
 
-_LEAST_BLOCK = 64  # smaller ones cost more in passes over the result than they gain
+_LEAST_BLOCK = 64  # smaller blocks cost more passes over the result than their accuracy justifies
 
 
 def product(a: Array, b: Array) -> Array:
-    """a @ b for [..., M, K] and [..., K, N], by blocks of K.
+    """Return a @ b for [..., M, K] and [..., K, N], summed in blocks of K.
 
     BLAS accumulates some hundreds of float32 products sequentially. Blocks of about sqrt(K) keep the error near that of
-    sqrt(K) additions: blocked summation, as in Higham, "Accuracy and Stability of Numerical
-    Algorithms", 2002, section 4.2. Not needed in float64.
+    sqrt(K) additions: blocked summation, as in Higham, "Accuracy and Stability of Numerical Algorithms", 2002, section
+    4.2. Products in float64 need no blocks.
     """
     depth = a.shape[-1]
     block = max(_LEAST_BLOCK, math.isqrt(depth))

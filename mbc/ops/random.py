@@ -5,7 +5,7 @@ Key: low and high word of the seed. Counter: low and high word of the block, low
 Element i, counted in channels-first order over the whole mini-batch, takes output word i % 4 of block i // 4.
 It is kept where word * 2^-32 < 1 - probability (exactly: where word < ceil((1 - probability) * 2^32)), and then
 multiplied by 1 / (1 - probability). Stochastic depth (Huang et al., "Deep networks with stochastic depth", 2016) drops
-whole samples: row i takes the word that element i of a vector would.
+whole samples: row i takes the word that element i of a vector would take.
 """
 
 from __future__ import annotations
@@ -26,31 +26,37 @@ from mbc.ops.control import control_record, control_shape
 
 @dataclass(frozen=True, slots=True)
 class Dropout(Attributes):
-    """`probability` of an element to be zeroed; `key` (32 bits) tells the dropouts of a network apart."""
+    """Settings of dropout.
+
+    Attributes:
+        probability: Probability that an element becomes zero.
+        key: 32 bits that distinguish the dropouts of a network.
+    """
 
     probability: float
     key: int = 0
 
     @property
     def threshold(self) -> int:
-        """An element is kept where its random word is less than this."""
+        """Bound of the random words of elements that are kept: these words are less."""
         return math.ceil((1 - self.probability) * 2**32)
 
     def drawn(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Of the mask for a tensor of this shape: which elements have a number of their own."""
+        """Return the shape of the mask for a tensor of this shape: 1 along axes that share a random number."""
         return shape
 
 
 @dataclass(frozen=True, slots=True)
 class DropPath(Dropout):
-    """The same for whole samples."""
+    """Settings of stochastic depth: dropout of whole samples."""
 
     def drawn(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the shape of the mask for a tensor of this shape: one element a sample."""
         return (shape[0], *(1,) * (len(shape) - 1))
 
 
 def philox(key: tuple[int, int], blocks: Array, step: int, stream: int) -> Array:
-    """Ten rounds of Philox 4x32 for each block number: uint32 [len(blocks), 4]."""
+    """Return ten rounds of Philox 4x32 for each block number: uint32 [len(blocks), 4]."""
     mask = np.uint64(0xFFFFFFFF)
     half = np.uint64(32)
     c0, c1 = blocks & mask, blocks >> half
@@ -66,7 +72,15 @@ def philox(key: tuple[int, int], blocks: Array, step: int, stream: int) -> Array
 
 
 def dropout_keep(a: Dropout, shape: tuple[int, ...], first_row: int, seed: int, step: int) -> Array:
-    """Which elements of rows `first_row`… of the mini-batch are kept: bool, for a slice of `shape`."""
+    """Return which elements of a slice of the mini-batch are kept, as bool.
+
+    Args:
+        a: The settings.
+        shape: Shape of the slice.
+        first_row: Index in the mini-batch of the slice's first row.
+        seed: Seed of the training.
+        step: Number of the step.
+    """
     shape = a.drawn(shape)
     count = math.prod(shape)
     first = first_row * math.prod(shape[1:])
@@ -77,7 +91,7 @@ def dropout_keep(a: Dropout, shape: tuple[int, ...], first_row: int, seed: int, 
 
 
 def _shape(_: Dropout, inputs: tuple[TensorType, ...]) -> tuple[TensorType, ...]:
-    # In a Network there is no control block yet.
+    # A Network has no control block yet.
     for control in inputs[1:]:
         control_shape(control)
     return (inputs[0],)
@@ -95,7 +109,7 @@ def _expand(e: Expansion, op: Operation, training: bool) -> tuple[str, ...]:
     assert isinstance(a, Dropout)
     if not training or a.probability == 0:
         return op.inputs
-    # From the operation's path, so that other layers may come and go without changing this one's mask.
+    # The key depends on the operation's path, so that adding or removing other layers keeps this layer's mask.
     keyed = replace(a, key=zlib.crc32(op.name.encode()))
     return e.emit(op.kind, keyed, (op.inputs[0], e.control), op.outputs, op.name)
 
@@ -130,12 +144,12 @@ LAYERS = (
         "dropout",
         Dropout,
         0.5,
-        "Zeroes elements with probability p while training, and scales the others by 1 / (1 - p).",
+        "Zeroes elements with probability p in training, and scales the others by 1 / (1 - p).",
     ),
     _layer(
         "drop_path",
         DropPath,
         None,
-        "Stochastic depth: zeroes whole samples with probability p while training, scales the others by 1 / (1 - p).",
+        "Stochastic depth: zeroes whole samples with probability p in training, and scales the others by 1 / (1 - p).",
     ),
 )

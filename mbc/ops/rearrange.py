@@ -1,8 +1,7 @@
-"""Operations that move elements of tensors of any rank: permutations of axes and of their factors, slices with or
-without steps, padding, splitting.
+"""Operations that move elements of tensors: permutations of axes or their factors, slices, padding, splits.
 
-Three index maps carry them: `rearrange` permutes factors of axes, `strided_slice` reads a window with zeros around the
-input, `pad` reads what is outside from inside.
+Three index maps implement them: `rearrange` permutes factors of axes, `strided_slice` reads a window with zeros around
+the input, `pad` reads elements outside the input from inside.
 """
 
 from __future__ import annotations
@@ -25,8 +24,11 @@ WRAP = "wrap"
 
 @dataclass(frozen=True, slots=True)
 class Rearrange(Attributes):
-    """Each axis of a row is taken apart into `factors`, the outermost first; all of them are put into `order`, and as
-    many as `merged` says become one axis each."""
+    """A permutation of factors of axes.
+
+    Each axis of a row is divided into `factors`, the outermost first. All factors are put into `order`. Then `merged`
+    says how many consecutive factors become each axis of the result.
+    """
 
     factors: tuple[Shape, ...]
     order: Shape
@@ -34,6 +36,7 @@ class Rearrange(Attributes):
 
     @property
     def flat(self) -> Shape:
+        """The factors of all axes."""
         return tuple(itertools.chain(*self.factors))
 
     @property
@@ -44,15 +47,19 @@ class Rearrange(Attributes):
 
     @property
     def inverse(self) -> Rearrange:
+        """The inverse permutation."""
         back = tuple(self.order.index(i) for i in range(len(self.order)))
         return Rearrange(self.permuted, back, tuple(map(len, self.factors)))
 
 
 @dataclass(frozen=True, slots=True)
 class StridedSlice(Attributes):
-    """Of every axis of a row of `size`: element o of the result, of `count`, is element (start + step * o) / spread of
-    the input where that is a whole number and inside, otherwise zero. A slice has spread 1; its gradient spreads what
-    it skipped; zero padding starts before 0."""
+    """A slice of rows of `size`, in every axis.
+
+    Element o of the result, of `count`, is element (start + step * o) / spread of the input if that is a whole number
+    and inside, and zero otherwise. A slice has spread 1; its gradient spreads the elements over those that the slice
+    skipped; zero padding starts before 0.
+    """
 
     size: Shape
     start: Shape
@@ -62,13 +69,17 @@ class StridedSlice(Attributes):
 
     @property
     def adjoint(self) -> StridedSlice:
+        """The slice that computes the gradient."""
         return StridedSlice(self.count, tuple(-s for s in self.start), self.spread, self.step, self.size)
 
 
 @dataclass(frozen=True, slots=True)
 class Pad(Attributes):
-    """Of every axis of a row of `size`, as many elements more `before` and `after` it: the outermost one (replicate),
-    or those beside it, mirrored (reflect). As many more as less (wrap): the elements go round."""
+    """Padding of rows of `size` in every axis, by `before` and `after` elements.
+
+    With replicate, the new elements are the outermost element; with reflect, they are the elements beside it, mirrored.
+    With wrap, one of `before` and `after` is the negative of the other: the elements go round.
+    """
 
     mode: str
     size: Shape
@@ -76,7 +87,7 @@ class Pad(Attributes):
     after: Shape
 
     def sources(self, axis: int) -> Array:
-        """The element of the input that each element along an axis of the result is."""
+        """Return the element of the input for each element of the result along an axis."""
         n = self.size[axis]
         at = np.arange(n + self.before[axis] + self.after[axis]) - self.before[axis]
         if self.mode == WRAP:
@@ -88,21 +99,21 @@ class Pad(Attributes):
 
 @dataclass(frozen=True, slots=True)
 class Split(Attributes):
-    """Into parts of so many channels."""
+    """Settings of a split into parts of these numbers of channels."""
 
     sizes: Shape
 
 
 def _row_of(x: TensorType, size: Shape, what: str) -> None:
     if x.shape[1:] != size:
-        raise ShapeError(f"{what} was made for rows of {size}, but got {x}")
+        raise ShapeError(f"{what} is for rows of {size}, but got {x}")
 
 
 def _rearrange_shape(a: Rearrange, inputs: tuple[TensorType, ...]) -> tuple[TensorType, ...]:
     (x,) = inputs
     _row_of(x, tuple(map(math.prod, a.factors)), "a permutation")
     if sorted(a.order) != list(range(len(a.flat))) or sum(a.merged) != len(a.flat):
-        raise ShapeError(f"{a.order} is no order of {len(a.flat)} factors that {a.merged} merges")
+        raise ShapeError(f"{a.order} is not an order of {len(a.flat)} factors that {a.merged} merges")
     return (TensorType((x.shape[0], *map(math.prod, a.permuted)), x.dtype),)
 
 
@@ -110,7 +121,7 @@ def _slice_shape(a: StridedSlice, inputs: tuple[TensorType, ...]) -> tuple[Tenso
     (x,) = inputs
     _row_of(x, a.size, "a slice")
     if {len(part) for part in (a.start, a.step, a.spread, a.count)} != {len(a.size)}:
-        raise ShapeError(f"a slice of {x} has not as many starts, steps and counts as a row has axes")
+        raise ShapeError(f"a slice of {x} does not have as many starts, steps and counts as a row has axes")
     if min((*a.step, *a.spread, *a.count), default=1) < 1:
         raise ShapeError(f"steps {a.step} and counts {a.count} of a slice must be positive")
     return (TensorType((x.shape[0], *a.count), x.dtype),)
@@ -137,7 +148,7 @@ def _pad_shape(a: Pad, inputs: tuple[TensorType, ...]) -> tuple[TensorType, ...]
 def _pad_backward_shape(a: Pad, inputs: tuple[TensorType, ...]) -> tuple[TensorType, ...]:
     (dy,) = inputs
     if dy != _padded(a, dy, dy.shape[0]):
-        raise ShapeError(f"gradient {dy} is not of rows of {a.size} that were padded by {a.before} and {a.after}")
+        raise ShapeError(f"gradient {dy} does not belong to rows of {a.size} padded by {a.before} and {a.after}")
     return (TensorType((dy.shape[0], *a.size), dy.dtype),)
 
 
@@ -208,7 +219,7 @@ def _pad_gradient(g: Gradients, op: Operation, dys: tuple[str | None, ...]) -> t
     assert isinstance(a, Pad)
     if dy is None or not g.needs(op.inputs[0]):
         return (None,)
-    if a.mode == WRAP:  # back again
+    if a.mode == WRAP:  # the gradient rolls back
         return g.emit("pad", Pad(WRAP, a.size, a.after, a.before), (dy,), *op.inputs)
     return g.emit("pad_backward", op.attributes, (dy,), *op.inputs)
 
@@ -216,12 +227,12 @@ def _pad_gradient(g: Gradients, op: Operation, dys: tuple[str | None, ...]) -> t
 def _split_gradient(g: Gradients, op: Operation, dys: tuple[str | None, ...]) -> tuple[str | None, ...]:
     a, (x,) = op.attributes, op.inputs
     assert isinstance(a, Split)
-    known = tuple(dy for dy in dys if dy is not None)
-    if not known or not g.needs(x):
+    gradients = tuple(dy for dy in dys if dy is not None)
+    if not gradients or not g.needs(x):
         return (None,)
-    if len(known) == len(dys):
-        return g.emit("concat", NoAttributes(), known, x)
-    # Parts that nothing depends on have the gradient zero.
+    if len(gradients) == len(dys):
+        return g.emit("concat", NoAttributes(), gradients, x)
+    # Parts on which nothing depends have the gradient zero.
     total, start = "", 0
     for number, (dy, size) in enumerate(zip(dys, a.sizes, strict=True)):
         if dy is not None:
@@ -234,7 +245,7 @@ def _split_gradient(g: Gradients, op: Operation, dys: tuple[str | None, ...]) ->
 
 
 def channels(size: Shape, start: int, count: int, axis: int = 0, step: int = 1) -> StridedSlice:
-    """A slice along one axis of rows of this size."""
+    """Return a slice along one axis of rows of this size."""
 
     def of(value: int, others: Sequence[int]) -> Shape:
         return tuple(value if number == axis else other for number, other in enumerate(others))

@@ -1,6 +1,6 @@
-"""Sums over axes: of a tensor, or of the product of two. The gradients of everything that is broadcast, and means.
+"""Sums over axes: of a tensor, or of the product of two. They are the gradients of all broadcasts, and means.
 
-`reduce_*` keep the rows; `row_reduce_*` add these up, too, in the type of parameter gradients.
+`reduce_*` keep the rows; `row_reduce_*` also sum over the rows, in the type of parameter gradients.
 """
 
 from __future__ import annotations
@@ -21,8 +21,13 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Reduce(Attributes):
-    """`factor` times the sum over `axes`, which do not name the rows. `shape` of what is left, without rows: the other
-    axes in their order, and any axes of one element."""
+    """Settings of a sum.
+
+    Attributes:
+        axes: Axes of the sum, without axis 0 of the rows.
+        shape: Shape of the result without rows: the other axes in their order, and any axes of one element.
+        factor: Factor of the sum.
+    """
 
     axes: tuple[int, ...]
     shape: Shape
@@ -31,7 +36,7 @@ class Reduce(Attributes):
 
 @dataclass(frozen=True, slots=True)
 class Expand(Attributes):
-    """`factor` times each element, repeated along `axes`, to rows of `sample_shape`: the gradient of a sum."""
+    """Settings of a sum's gradient: `factor` times each element, repeated along `axes`, to rows of `sample_shape`."""
 
     axes: tuple[int, ...]
     sample_shape: Shape
@@ -39,25 +44,34 @@ class Expand(Attributes):
 
 
 def wide(shape: Shape) -> Shape:
-    """Without axes of one element: where elements lie does not depend on these."""
+    """Return the shape without axes of one element, which do not change the order of elements in memory."""
     return tuple(size for size in shape if size != 1)
 
 
 def kept(shape: Shape, axes: Sequence[int]) -> Shape:
-    """The other axes' sizes."""
+    """Return the sizes of the axes that are not in `axes`."""
     return tuple(size for axis, size in enumerate(shape) if axis not in axes)
 
 
 def checked_axes(x: TensorType, axes: Sequence[int], what: str) -> tuple[int, ...]:
-    """Axes in ascending order, negative ones counted from the last; ShapeError for the rows, twice one, or none."""
+    """Return the axes in ascending order, with negative axes counted from the last.
+
+    Args:
+        x: Type of the tensor.
+        axes: The axes.
+        what: Operation that the message names.
+
+    Raises:
+        ShapeError: There is no axis, one is axis 0 (the rows), one does not exist, or one occurs twice.
+    """
     rank = len(x.shape)
-    found = sorted(axis + rank if axis < 0 else axis for axis in axes)
-    if not found or len(set(found)) < len(found) or not 0 < found[0] <= found[-1] < rank:
+    ascending = sorted(axis + rank if axis < 0 else axis for axis in axes)
+    if not ascending or len(set(ascending)) < len(ascending) or not 0 < ascending[0] <= ascending[-1] < rank:
         raise ShapeError(
             f"{what} takes different axes from 1 to {rank - 1} of {x}, or -1 for the last, but got "
-            f"{', '.join(map(str, axes)) or 'none'}; axis 0 counts samples, which do not meet"
+            f"{', '.join(map(str, axes)) or 'none'}; axis 0 counts samples, which are independent"
         )
-    return tuple(found)
+    return tuple(ascending)
 
 
 def _operands(inputs: tuple[TensorType, ...]) -> TensorType:
@@ -69,14 +83,14 @@ def _operands(inputs: tuple[TensorType, ...]) -> TensorType:
 def _shape(a: Reduce, inputs: tuple[TensorType, ...]) -> tuple[TensorType, ...]:
     x = _operands(inputs)
     if checked_axes(x, a.axes, "a sum") != a.axes or wide(kept(x.shape, a.axes)[1:]) != wide(a.shape):
-        raise ShapeError(f"the sum of {x} over axes {a.axes} has not the shape {a.shape} per row")
+        raise ShapeError(f"the sum of {x} over axes {a.axes} does not have the shape {a.shape} per row")
     return (TensorType((x.shape[0], *a.shape), x.dtype),)
 
 
 def _row_shape(a: Reduce, inputs: tuple[TensorType, ...]) -> tuple[TensorType, ...]:
     x = _operands(inputs)
     if (a.axes and checked_axes(x, a.axes, "a sum") != a.axes) or wide(kept(x.shape, (0, *a.axes))) != wide(a.shape):
-        raise ShapeError(f"the sum of {x} over rows and axes {a.axes} has not the shape {a.shape}")
+        raise ShapeError(f"the sum of {x} over rows and axes {a.axes} does not have the shape {a.shape}")
     return (TensorType(a.shape, master(x.dtype)),)
 
 
@@ -98,7 +112,7 @@ def _expand_shape(a: Expand, inputs: tuple[TensorType, ...]) -> tuple[TensorType
     (dy,) = inputs
     x = TensorType((dy.shape[0], *a.sample_shape), dy.dtype)
     if checked_axes(x, a.axes, "an expansion") != a.axes or wide(kept(x.shape, a.axes)[1:]) != wide(dy.shape[1:]):
-        raise ShapeError(f"{dy} is no sum of {x} over axes {a.axes}")
+        raise ShapeError(f"{dy} is not a sum of {x} over axes {a.axes}")
     return (x,)
 
 
@@ -131,7 +145,7 @@ OPS = (
 
 
 def reduced_shape(x: TensorType, axes: tuple[int, ...], keep: bool) -> Shape:
-    """Of one row, after a reduction over `axes`; `keep`: these stay, with one element."""
+    """Return the shape of one row after a reduction over `axes`; with `keep`, these remain with one element."""
     return tuple(1 if axis in axes else x.shape[axis] for axis in range(1, len(x.shape)) if keep or axis not in axes)
 
 
@@ -145,17 +159,17 @@ def _layer(name: str, mean: bool, text: str) -> Layer:
     return Layer(name, AXES, build, help=text)
 
 
-# What every reduction in the language takes.
+# Settings of every reduction in the language.
 AXES = (Parameter("axes", "axes"), Parameter("keep", "bool", False))
 LAYERS = (
     _layer(
         "sum",
         False,
-        "Sum over axes, such as 1 or (2, 3) or -1 for the last; keep = true leaves them, with one element.",
+        "Sum over axes, such as 1 or (2, 3) or -1 for the last. keep = true keeps these axes, with one element.",
     ),
     _layer(
         "mean",
         True,
-        "Mean over axes, such as 1 or (2, 3) or -1 for the last; keep = true leaves them, with one element.",
+        "Mean over axes, such as 1 or (2, 3) or -1 for the last. keep = true keeps these axes, with one element.",
     ),
 )

@@ -1,4 +1,4 @@
-"""ReLU bit masks, one bit for each element of its output, eight channels a byte; and ReLU's gradient by them."""
+"""ReLU bit masks, one bit for each element of its output, eight channels a byte; and the gradient of ReLU by masks."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import numpy as np
 from mbc.ir.types import DType, TensorType
 from mbc.ops.base import Array, NoAttributes, OpKind, ShapeError
 
-CHANNELS = 8  # of a byte: bit i of byte c is that of channel 8 c + i, whatever the layout
+CHANNELS = 8  # channels of a byte: bit i of byte c belongs to channel 8 c + i, in every layout
 
 
 def _mask(_: Any, inputs: tuple[TensorType, ...]) -> tuple[TensorType, ...]:
     y = inputs[0]
     if len(y.shape) < 2 or y.shape[1] % CHANNELS:
-        raise ShapeError(f"the channels of {y} are no multiple of {CHANNELS}")
+        raise ShapeError(f"the number of channels of {y} is not a multiple of {CHANNELS}")
     return (TensorType((y.shape[0], y.shape[1] // CHANNELS, *y.shape[2:]), DType.UINT8),)
 
 
@@ -23,12 +23,12 @@ def _gradient(a: Any, inputs: tuple[TensorType, ...]) -> tuple[TensorType, ...]:
     dy, mask = inputs
     (wanted,) = _mask(a, (dy,))
     if mask != wanted:
-        raise ShapeError(f"{mask} is no bit mask of {dy}")
+        raise ShapeError(f"{mask} is not a bit mask of {dy}")
     return (dy,)
 
 
 def _pack(y: Array) -> Array:
-    """NaN counts as not positive, as in `relu_backward`."""
+    """Return the bit mask; NaN counts as not positive, as in `relu_backward`."""
     rows, channels, *rest = y.shape
     bits = (y > 0).reshape(rows, channels // CHANNELS, CHANNELS, *rest)
     return np.packbits(bits, axis=2, bitorder="little").reshape(rows, channels // CHANNELS, *rest)
@@ -48,7 +48,7 @@ OPS = (
         divisible=True,
         signs=(0,),
     ),
-    # The gradient comes first, so that the first operand is an image here as elsewhere.
+    # The gradient comes first, so that the first operand is an image, as in other operations.
     OpKind(
         "relu_backward_masked",
         NoAttributes,

@@ -16,25 +16,39 @@ OPS: tuple[OpKind, ...] = ()
 
 
 def axis_of(x: TensorType, axis: int, what: str, more: int = 0) -> int:
-    """An axis that is not that of rows, counted from the first; `more`: axes that the result has besides."""
+    """Return an axis counted from the first.
+
+    Args:
+        x: Type of the tensor.
+        axis: The axis; negative: counted from the last.
+        what: Operation that the message names.
+        more: Number of axes that the result has beyond those of x.
+
+    Raises:
+        ShapeError: The axis does not exist, or is axis 0, that of the rows.
+    """
     rank = len(x.shape) + more
-    found = axis + rank if axis < 0 else axis
-    if not 1 <= found < rank:
+    positive = axis + rank if axis < 0 else axis
+    if not 1 <= positive < rank:
         raise ShapeError(f"axis of {what} is {axis}, but must be from 1 to {rank - 1} for {x}, or -1 for the last")
-    return found
+    return positive
 
 
 def permuted(x: TensorType, order: tuple[int, ...]) -> Rearrange:
-    """Of whole axes. `order`: axes of x, rows included, which stay first."""
+    """Return a permutation of whole axes; `order` are all axes of x, with the rows first.
+
+    Raises:
+        ShapeError: `order` is no such permutation.
+    """
     if len(order) != len(x.shape) or sorted(order) != list(range(len(order))) or order[0] != 0:
         raise ShapeError(
-            f"{order} is no order of the axes 0 to {len(x.shape) - 1} of {x} that leaves axis 0, the samples, first"
+            f"{order} is not an order of the axes 0 to {len(x.shape) - 1} of {x} that leaves axis 0, the samples, first"
         )
     return Rearrange(tuple((n,) for n in x.shape[1:]), tuple(axis - 1 for axis in order[1:]), (1,) * (len(order) - 1))
 
 
 def _to_channels(builder: LayerBuilder, x: str, axis: int, suffix: str) -> str:
-    """Axis 1 and another one exchanged."""
+    """Return a tensor with axis 1 and another axis exchanged."""
     order = list(range(len(builder.type(x).shape)))
     order[1], order[axis] = axis, 1
     return builder.emit("rearrange", permuted(builder.type(x), tuple(order)), (x,), suffix)[0]
@@ -46,9 +60,9 @@ def _build_permute(builder: LayerBuilder, settings: dict[str, Any], inputs: tupl
 
 def _build_reshape(builder: LayerBuilder, settings: dict[str, Any], inputs: tuple[str, ...]) -> str:
     x, sizes = builder.type(inputs[0]), settings["sizes"]
-    elements, known = math.prod(x.shape[1:]), math.prod(n for n in sizes if n != -1)
-    if sizes.count(-1) == 1 and known > 0 and elements % known == 0:
-        sizes = tuple(elements // known if n == -1 else n for n in sizes)
+    elements, product = math.prod(x.shape[1:]), math.prod(n for n in sizes if n != -1)
+    if sizes.count(-1) == 1 and product > 0 and elements % product == 0:
+        sizes = tuple(elements // product if n == -1 else n for n in sizes)
     if min(sizes) < 1 or math.prod(sizes) != elements:
         raise ShapeError(
             f"a sample of {x} has {elements} elements, which do not fill {sizes}; -1 can stand for one size"
@@ -63,15 +77,13 @@ def _build_slice(builder: LayerBuilder, settings: dict[str, Any], inputs: tuple[
     size = x.shape[axis]
     start, stop = (max(0, v + size) if v < 0 else min(v, size) for v in (settings["start"], settings["stop"]))
     if start >= stop:
-        raise ShapeError(
-            f"from {settings['start']} to {settings['stop']} there is nothing of the {size} elements of {x}"
-        )
+        raise ShapeError(f"from {settings['start']} to {settings['stop']} there are none of the {size} elements of {x}")
     count = -(-(stop - start) // step)
     return builder.emit("strided_slice", channels(x.shape[1:], start, count, axis - 1, step), inputs)[0]
 
 
 def parts(builder: LayerBuilder, x: str, sizes: tuple[int, ...], axis: int) -> tuple[str, ...]:
-    """Emit the parts of these sizes along an axis."""
+    """Return the parts of these sizes along an axis."""
     if axis == 1:
         return builder.emit("split", Split(sizes), (x,))
     shape = builder.type(x).shape
@@ -86,7 +98,7 @@ def _build_split(builder: LayerBuilder, settings: dict[str, Any], inputs: tuple[
     x, sizes = builder.type(inputs[0]), settings["sizes"]
     axis = axis_of(x, settings["axis"], "split")
     positive("sizes", sizes)
-    if len(sizes) == 1:  # of each part but the last
+    if len(sizes) == 1:  # the size of each part except the last
         whole, rest = divmod(x.shape[axis], sizes[0])
         sizes = (*sizes * whole, *(rest,) * (rest > 0))
     if sum(sizes) != x.shape[axis]:
@@ -109,7 +121,7 @@ def _build_concat(builder: LayerBuilder, settings: dict[str, Any], inputs: tuple
     if axis == 1:
         return builder.emit("concat", NoAttributes(), inputs)[0]
     if any(len(builder.type(x).shape) != len(builder.type(inputs[0]).shape) for x in inputs):
-        raise ShapeError(f"{' and '.join(str(builder.type(x)) for x in inputs)} have not as many axes")
+        raise ShapeError(f"{' and '.join(str(builder.type(x)) for x in inputs)} do not have equally many axes")
     moved = tuple(_to_channels(builder, x, axis, f"part{number}") for number, x in enumerate(inputs))
     return _to_channels(builder, builder.emit("concat", NoAttributes(), moved, "joined")[0], axis, "")
 
@@ -117,7 +129,7 @@ def _build_concat(builder: LayerBuilder, settings: dict[str, Any], inputs: tuple
 def _build_stack(builder: LayerBuilder, settings: dict[str, Any], inputs: tuple[str, ...]) -> str:
     x = builder.type(inputs[0])
     if any(builder.type(other) != x for other in inputs):
-        raise ShapeError(f"{' and '.join(str(builder.type(v)) for v in inputs)} are not of one shape")
+        raise ShapeError(f"{' and '.join(str(builder.type(v)) for v in inputs)} do not have one shape")
     axis = axis_of(x, settings["axis"], "stack", more=1)
     parts = tuple(
         builder.emit("unflatten", Unflatten((1, *x.shape[1:])), (value,), f"part{number}")[0]
@@ -130,7 +142,7 @@ def _build_stack(builder: LayerBuilder, settings: dict[str, Any], inputs: tuple[
 
 
 def _first_to(rank: int, axis: int) -> tuple[int, ...]:
-    """The order of axes that brings axis 1 to the place `axis`."""
+    """Return the order of axes that moves axis 1 to `axis`."""
     order = [0, *range(2, rank)]
     order.insert(axis, 1)
     return tuple(order)
@@ -166,7 +178,7 @@ def _build_pixel_shuffle(builder: LayerBuilder, settings: dict[str, Any], inputs
     _, deep, height, width = image(x, "pixel_shuffle")
     positive("factor", (r, s))
     if deep % (r * s):
-        raise ShapeError(f"factor is ({r}, {s}), of which the product must divide the {deep} channels of {x}")
+        raise ShapeError(f"factor is ({r}, {s}), whose product must divide the {deep} channels of {x}")
     return builder.emit("rearrange", _shuffle(deep // (r * s), r, s, height, width), inputs)[0]
 
 
@@ -177,7 +189,11 @@ def _build_pixel_unshuffle(builder: LayerBuilder, settings: dict[str, Any], inpu
 
 
 def _divided(x: TensorType, block: tuple[int, int], setting: str, layer: str) -> tuple[int, int, int]:
-    """Channels, height and width of images that blocks of so many pixels fill."""
+    """Return channels, height and width of images that blocks of `block` pixels fill.
+
+    Raises:
+        ShapeError: The block does not divide height and width.
+    """
     _, deep, height, width = image(x, layer)
     positive(setting, block)
     if height % block[0] or width % block[1]:
@@ -207,7 +223,7 @@ def _build_join_windows(builder: LayerBuilder, settings: dict[str, Any], inputs:
     positive("window", window)
     whole = not (size[0] % window[0] or size[1] % window[1])
     if not whole or (count, pixels) != (math.prod(size) // math.prod(window), math.prod(window)):
-        raise ShapeError(f"{x} has not the windows of {window} of an image of {size}")
+        raise ShapeError(f"{x} does not have the windows of {window} of an image of {size}")
     return builder.emit("rearrange", _windows(deep, size, window).inverse, inputs)[0]
 
 
@@ -223,20 +239,20 @@ def _build_roll(builder: LayerBuilder, settings: dict[str, Any], inputs: tuple[s
 _AXIS = Parameter("axis", "int", 1)
 _FACTOR = (Parameter("factor", "pair"),)
 LAYERS = (
-    Layer("concat", (_AXIS,), _build_concat, (1, None), "Tensors one after another along their channels, or `axis`."),
+    Layer("concat", (_AXIS,), _build_concat, (1, None), "Tensors concatenated along their channels, or along `axis`."),
     Layer("stack", (_AXIS,), _build_stack, (1, None), "Tensors of one shape along a new axis."),
     Layer(
         "split",
         (Parameter("sizes", "sizes"), _AXIS),
         _build_split,
-        help="Several tensors: the channels (or `axis`) in parts of these sizes, or all of one size.",
+        help="Several tensors: the channels (or `axis`) divided into parts of these sizes, or all of one size.",
     ),
-    Layer("chunk", (Parameter("count", "int"), _AXIS), _build_chunk, help="As many tensors of equal size as `count`."),
+    Layer("chunk", (Parameter("count", "int"), _AXIS), _build_chunk, help="`count` tensors of equal size."),
     Layer(
         "slice",
         (_AXIS, Parameter("start", "int", 0), Parameter("stop", "int", TO_THE_END), Parameter("step", "int", 1)),
         _build_slice,
-        help="From `start` up to before `stop` along an axis, every `step`-th; negative ones count from the end.",
+        help="Elements from `start` to before `stop` along an axis, every `step`-th; negative ones count from the end.",
     ),
     Layer(
         "permute",
@@ -248,13 +264,13 @@ LAYERS = (
         "reshape",
         (Parameter("sizes", "sizes"),),
         _build_reshape,
-        help="Each sample in another shape, of which one size may be -1: [N, 6, 4] |> reshape((3, -1)) is [N, 3, 8].",
+        help="Each sample in another shape, where one size may be -1: [N, 6, 4] |> reshape((3, -1)) is [N, 3, 8].",
     ),
     Layer(
         "padding",
         (Parameter("pad", "pads"), Parameter("mode", "word", "zero", ("zero", *PAD_MODES))),
         _build_padding,
-        help="Images with pixels around them: zeros, the outermost ones again, or mirrored. Negative zeros cut off.",
+        help="Images with pixels around them: zeros, copies of the outermost, or mirrored. Negative pads (zero) cut off.",
     ),
     Layer(
         "channel_shuffle",
@@ -284,7 +300,7 @@ LAYERS = (
         "roll",
         (Parameter("shift", "pair"),),
         _build_roll,
-        help="Images whose pixels go down and to the right by `shift`, and come in again on the other side.",
+        help="Images whose pixels move down and right by `shift`, and enter again on the other side.",
     ),
     Layer("pixel_unshuffle", _FACTOR, _build_pixel_unshuffle, help="The inverse of pixel_shuffle."),
 )

@@ -17,15 +17,17 @@ from mbc.ops.window import Pair, as_pair, image, positive
 
 @dataclass(frozen=True, slots=True)
 class Resize(Attributes):
-    """From `size` to `output_size`, both (height, width)."""
+    """Settings of a resampling from `size` to `output_size`, both (height, width)."""
 
     size: Pair
     output_size: Pair
     bilinear: bool
 
     def taps(self, axis: int) -> tuple[Array, Array, Array]:
-        """For every position of the output along an axis: the two pixels that it lies between, and the share of the
-        second. In whole numbers until the last division, so that a GPU finds the same."""
+        """Return the two pixels around every output position along an axis, and the share of the second.
+
+        The share is a quotient of whole numbers, so that a GPU computes the same bits.
+        """
         size, output = self.size[axis], self.output_size[axis]
         position = np.arange(output, dtype=np.int64)
         if not self.bilinear:
@@ -48,7 +50,7 @@ def _backward_shape(a: Resize, inputs: tuple[TensorType, ...]) -> tuple[TensorTy
 def _resized(x: TensorType, before: Pair, after: Pair) -> TensorType:
     rows, channels, *size = image(x, "resize")
     if tuple(size) != before:
-        raise ShapeError(f"{x} is no image of {before[0]} x {before[1]}")
+        raise ShapeError(f"{x} is not an image of {before[0]} x {before[1]}")
     return TensorType((rows, channels, *after), x.dtype)
 
 
@@ -112,6 +114,6 @@ LAYERS = (
             Parameter("mode", "word", "nearest", ("nearest", "bilinear")),
         ),
         _build,
-        help="Resampling by a whole factor or to a size, as torch's interpolate does with align_corners = false.",
+        help="Resampling by a whole factor or to a size, as in PyTorch's interpolate with align_corners = false.",
     ),
 )

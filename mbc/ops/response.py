@@ -17,7 +17,7 @@ from mbc.ops.window import positive
 
 @dataclass(frozen=True, slots=True)
 class Lrn(Attributes):
-    """The window of channel c is [c - size // 2, c + (size - 1) // 2]."""
+    """Settings of local response normalisation. The window of channel c is [c - size // 2, c + (size - 1) // 2]."""
 
     size: int = 5
     alpha: float = 1e-4
@@ -36,7 +36,7 @@ def _shape(a: Lrn, inputs: tuple[TensorType, ...]) -> tuple[TensorType, ...]:
 
 
 def _window_sums(x: Array, before: int, after: int) -> Array:
-    """Sum over channels c - before … c + after, for every channel c."""
+    """Return the sum over channels c - before … c + after, for every channel c."""
     channels = x.shape[1]
     total = x.copy()
     for shift in range(1, min(before, channels - 1) + 1):
@@ -61,7 +61,7 @@ def _backward(a: Lrn, inputs: Sequence[Array], call: Call) -> tuple[Array, ...]:
     kind = x.dtype.type
     d = _divisor(a, x)
     power = d ** kind(-a.beta)
-    # Channel c stands in the windows of c - (size - 1) // 2 … c + size // 2.
+    # Channel c is in the windows of c - (size - 1) // 2 … c + size // 2.
     shared = _window_sums(dy * x * power / d, (a.size - 1) // 2, a.size // 2)
     return (dy * power - kind(2 * a.alpha * a.beta / a.size) * x * shared,)
 

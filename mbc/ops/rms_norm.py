@@ -1,7 +1,7 @@
-"""Root mean square normalisation over channels, of images each pixel by itself: layer normalisation without means.
+"""Root mean square normalisation over channels, for images each pixel separately: layer normalisation without means.
 
-Zhang and Sennrich, "Root mean square layer normalization", 2019. Made of the operations that a source writes it with
-(`mbc.ir.transforms.rms_norms`).
+Zhang and Sennrich, "Root mean square layer normalization", 2019. `mbc.ir.transforms.rms_norms` replaces the operations
+with which a source writes it.
 """
 
 from __future__ import annotations
@@ -18,22 +18,26 @@ from mbc.ops.base import Array, Call, Gradients, Layer, OpKind, ShapeError, mast
 
 @dataclass(frozen=True, slots=True)
 class RmsNorm(Attributes):
-    """Of all channels of each pixel. `eps` is added to the mean square."""
+    """Settings of the normalisation over all channels of each pixel. `eps` is added to the mean square."""
 
     eps: float
 
 
 def _fit(x: TensorType) -> tuple[TensorType, TensorType]:
-    """Types of the inverse root mean squares, [rows, 1, ...], and of what there is one of for each channel."""
+    """Return the types of the inverse root mean squares, [rows, 1, ...], and of a vector over channels.
+
+    Raises:
+        ShapeError: `x` has no channels.
+    """
     if len(x.shape) < 2:
         raise ShapeError(f"{x} has no channels")
     wide = master(x.dtype)
     return TensorType((x.shape[0], 1, *x.shape[2:]), wide), TensorType(x.shape[1:2], wide)
 
 
-def _check(x: TensorType, found: tuple[TensorType, ...], wanted: tuple[TensorType, ...]) -> None:
-    if found != wanted:
-        raise ShapeError(f"{', '.join(map(str, found))} do not fit {x}, which needs {', '.join(map(str, wanted))}")
+def _check(x: TensorType, types: tuple[TensorType, ...], wanted: tuple[TensorType, ...]) -> None:
+    if types != wanted:
+        raise ShapeError(f"{', '.join(map(str, types))} do not fit {x}, which needs {', '.join(map(str, wanted))}")
 
 
 def _shape(a: RmsNorm, inputs: tuple[TensorType, ...]) -> tuple[TensorType, ...]:

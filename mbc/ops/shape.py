@@ -1,4 +1,4 @@
-"""Operations that move elements and change none: nearest upsampling, concatenation, flattening."""
+"""Operations that move elements without changing them: nearest upsampling, concatenation, flattening."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from mbc.ops.window import Pair, image
 
 @dataclass(frozen=True, slots=True)
 class Upsample(Attributes):
-    """Every pixel becomes `factor` = (vertical, horizontal) pixels."""
+    """Settings of nearest upsampling: every pixel becomes `factor` = (vertical, horizontal) pixels."""
 
     factor: Pair
 
 
 @dataclass(frozen=True, slots=True)
 class ChannelSlice(Attributes):
-    """Channels `start` … `start + count - 1`."""
+    """Settings of a slice: channels `start` … `start + count - 1`."""
 
     start: int
     count: int
@@ -33,7 +33,7 @@ class ChannelSlice(Attributes):
 
 @dataclass(frozen=True, slots=True)
 class Unflatten(Attributes):
-    """`sample_shape`: what one row becomes."""
+    """Settings of a reshape: `sample_shape` is the new shape of one row."""
 
     sample_shape: tuple[int, ...]
 
@@ -46,7 +46,7 @@ def _upsample_shape(a: Upsample, inputs: tuple[TensorType, ...]) -> tuple[Tensor
 def _upsample_backward_shape(a: Upsample, inputs: tuple[TensorType, ...]) -> tuple[TensorType, ...]:
     rows, channels, height, width = image(inputs[0], "upsample")
     if height % a.factor[0] or width % a.factor[1]:
-        raise ShapeError(f"gradient {inputs[0]} is no multiple of the factor {a.factor}")
+        raise ShapeError(f"gradient {inputs[0]} is not a multiple of the factor {a.factor}")
     return (TensorType((rows, channels, height // a.factor[0], width // a.factor[1]), inputs[0].dtype),)
 
 
@@ -122,8 +122,8 @@ def _concat_gradient(g: Gradients, op: Operation, dys: tuple[str | None, ...]) -
     counts = [g.type(x).shape[1] for x in op.inputs]
     starts = [0, *itertools.accumulate(counts)]
     parts: list[str | None] = [None] * len(counts)
-    # The narrowest first, of equal ones the last: what is new in a concatenation that grows. Its gradient can be taken
-    # out where the whole is made. The widest is read by what makes the next one.
+    # The narrowest operand comes first (of equal ones the last): the new part of a concatenation that grows. Its
+    # gradient can be extracted where the whole gradient is computed. The widest is read by the next operation.
     for i in sorted(range(len(counts)), key=lambda i: (counts[i], -i)):
         x = op.inputs[i]
         if g.needs(x):
@@ -173,7 +173,7 @@ def _build_flatten(builder: LayerBuilder, settings: dict[str, Any], inputs: tupl
 def _build_squeeze(builder: LayerBuilder, settings: dict[str, Any], inputs: tuple[str, ...]) -> str:
     x = builder.type(inputs[0])
     if math.prod(x.shape[1:]) != 1:
-        raise ShapeError(f"a sample of {x} has {math.prod(x.shape[1:])} elements, and squeeze takes one")
+        raise ShapeError(f"a sample of {x} has {math.prod(x.shape[1:])} elements, but squeeze takes one")
     return builder.emit("unflatten", Unflatten(()), inputs)[0]
 
 

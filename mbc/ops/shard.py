@@ -1,9 +1,9 @@
-"""A sharded optimizer: each rank has the optimizer's states of its part of a parameter, and updates that part alone
-(ZeRO stage 1; Rajbhandari et al., "ZeRO: memory optimizations toward training trillion parameter models", 2020).
+"""A sharded optimizer: each rank has the optimizer's states of its part of a parameter, and updates only that part.
 
-A part is of whole rows, along the first axis, so that it is one piece of memory in every layout: of K rows and N ranks,
-rank r has the c = ceil(K / N) rows from r * c on. Where N does not divide K, the last ranks have fewer or none; the
-rest of their parts is padding, which is zero. Which rank this one is the control block says.
+ZeRO stage 1: Rajbhandari et al., "ZeRO: memory optimizations toward training trillion parameter models", 2020. A part
+is whole rows, along the first axis, so that it is contiguous in every layout: of K rows and N ranks, rank r has the
+c = ceil(K / N) rows from r * c on. If N does not divide K, the last ranks have fewer rows or none; the rest of their
+parts is padding, which is zero. The control block holds the number of this rank.
 """
 
 from __future__ import annotations
@@ -27,41 +27,40 @@ UPDATES_OF_PARTS = ("sgd_update_part", "adamw_update_part")
 
 @dataclass(frozen=True, slots=True)
 class ReduceScatter(Attributes):
-    """`ranks`: how many operands are summed, and into how many parts the sum is cut."""
+    """Settings of a reduce-scatter: the number of operands that are summed, and of parts of the sum."""
 
     ranks: int
 
 
 def part_of(whole: TensorType, ranks: int) -> TensorType:
-    """The type of a part, padding included."""
+    """Return the type of a part, padding included."""
     return whole.with_rows(-(-whole.shape[0] // ranks))
 
 
 def parameters_of_sharded_states(operations: Iterable[Operation]) -> Mapping[str, str]:
-    """By the name of a state of which each rank has its part: the parameter that it is of, whose shape is that of the
-    whole state."""
+    """Return the parameter of each sharded state, by the state's name; the whole state has the parameter's shape."""
     return {state: op.inputs[0] for op in operations if op.kind in UPDATES_OF_PARTS for state in op.inputs[3:]}
 
 
 def is_sharded(graph: TrainingGraph) -> bool:
-    """Whether ranks have parts of the optimizer's states."""
+    """Return whether each rank has only parts of the optimizer's states."""
     return bool(parameters_of_sharded_states(graph.train))
 
 
 def own_rows(whole_rows: int, part_rows: int, rank: int) -> slice:
-    """The rows of a tensor that are in the part of a rank."""
+    """Return the rows of a tensor that are in the part of a rank."""
     first = min(rank * part_rows, whole_rows)
     return slice(first, min(first + part_rows, whole_rows))
 
 
 def part_from(whole: Array, part_rows: int, rank: int) -> Array:
-    """The part of a rank, padded with zeros."""
+    """Return the part of a rank, padded with zeros."""
     own = whole[own_rows(len(whole), part_rows, rank)]
     return np.concatenate([own, np.zeros((part_rows - len(own), *whole.shape[1:]), whole.dtype)])
 
 
 def whole_from(parts: Array, rows: int) -> Array:
-    """The tensor of so many rows whose parts, of all ranks, are [ranks, ...]."""
+    """Return the tensor of `rows` rows from the parts of all ranks, [ranks, ...]."""
     return parts.reshape(-1, *parts.shape[2:])[:rows]
 
 
@@ -82,7 +81,7 @@ def _gather_shape(a: AllGather, inputs: tuple[TensorType, ...]) -> tuple[TensorT
     part, old = inputs
     check_ranks(a.ranks, inputs)
     if not old.shape or part != part_of(old, a.ranks):
-        raise ShapeError(f"{part} is no part of {old} for one of {a.ranks} ranks")
+        raise ShapeError(f"{part} is not a part of {old} for one of {a.ranks} ranks")
     return (old,)
 
 
@@ -94,10 +93,10 @@ def _gather(a: AllGather, inputs: Sequence[Array], call: Call) -> tuple[Array, .
 def _update_shape(parameter: TensorType, gradient: TensorType, control: TensorType, *states: TensorType) -> None:
     control_shape(control)
     if not states or any(state != states[0] for state in states):
-        raise ShapeError(f"no part of an optimizer's states: {', '.join(map(str, states))}")
+        raise ShapeError(f"these are not parts of an optimizer's states: {', '.join(map(str, states))}")
     part = states[0]
     if part.shape[1:] != parameter.shape[1:] or part.dtype != parameter.dtype or part.shape[0] >= parameter.shape[0]:
-        raise ShapeError(f"{part} is no part of parameter {parameter}")
+        raise ShapeError(f"{part} is not a part of parameter {parameter}")
     if gradient not in (part, parameter):
         raise ShapeError(f"gradient {gradient} fits neither parameter {parameter} nor its part {part}")
 
@@ -111,13 +110,13 @@ def _sgd_shape(a: Sgd, inputs: tuple[TensorType, ...]) -> tuple[TensorType, ...]
 
 def _adamw_shape(a: AdamW, inputs: tuple[TensorType, ...]) -> tuple[TensorType, ...]:
     if len(inputs) != 5:
-        raise ShapeError(f"adamw has two states, got {len(inputs)} operands")
+        raise ShapeError(f"adamw has two states, but got {len(inputs)} operands")
     _update_shape(*inputs)
     return (inputs[3],) * 3
 
 
 def _reads(_: Attributes, inputs: tuple[TensorType, ...]) -> tuple[float, ...]:
-    """What is whole is read at this rank's part."""
+    """Return the share of each input that is read: of whole tensors, this rank's part."""
     part = inputs[3]
     return tuple(min(1.0, part.elements / operand.elements) for operand in inputs)
 
@@ -125,16 +124,19 @@ def _reads(_: Attributes, inputs: tuple[TensorType, ...]) -> tuple[float, ...]:
 def _updated(
     whole: Callable[..., tuple[Array, ...]], a: Attributes, inputs: Sequence[Array], call: Call
 ) -> tuple[Array, ...]:
-    """This rank's part of what the update of whole operands makes; in the padding states stay, and the part is zero."""
+    """Return this rank's part of the update of whole operands.
+
+    In the padding, states stay unchanged and the part is zero.
+    """
     parameter, gradient, control, *states = inputs
     rank, rows = int(control_record(control)["rank"]), len(states[0])
     own = own_rows(len(parameter), rows, rank)
     if len(gradient) == len(parameter):
         gradient = gradient[own]
     count = own.stop - own.start
-    made = whole(a, [parameter[own], gradient[:count], control, *(state[:count] for state in states)], call)
+    results = whole(a, [parameter[own], gradient[:count], control, *(state[:count] for state in states)], call)
     before = [np.zeros_like(states[0]), *states]
-    return tuple(np.concatenate([new, old[count:]]) for new, old in zip(made, before, strict=True))
+    return tuple(np.concatenate([new, old[count:]]) for new, old in zip(results, before, strict=True))
 
 
 def _sgd(a: Sgd, inputs: Sequence[Array], call: Call) -> tuple[Array, ...]:
@@ -156,10 +158,10 @@ def _norm(_: NoAttributes, inputs: Sequence[Array], call: Call) -> tuple[Array, 
 
 
 OPS = (
-    # The sum over all ranks, of which each keeps its part.
+    # The sum over all ranks; each rank keeps its part.
     OpKind("reduce_scatter", ReduceScatter, _scatter_shape, _scatter, reduces=True),
-    # As the updates of whole parameters (`mbc.ops.update`) of this rank's part: states and the new parameter are parts,
-    # the parameter is whole, the gradient is either.
+    # Updates of this rank's part, otherwise as in `mbc.ops.update`: states and the new parameter are parts, the
+    # parameter is whole, the gradient is either.
     OpKind("sgd_update_part", Sgd, _sgd_shape, _sgd, in_place=((0, 1),), updates=((1, 3),), reduces=True, reads=_reads),
     OpKind(
         "adamw_update_part",
@@ -171,9 +173,9 @@ OPS = (
         reduces=True,
         reads=_reads,
     ),
-    # The parts of all ranks, over the old parameter.
+    # The parts of all ranks overwrite the old parameter.
     OpKind("gather_parts", AllGather, _gather_shape, _gather, updates=((0, 1),), reduces=True),
-    # The L2 norm of all operands together. The norm of the norms of all ranks is that of all gradients.
+    # The L2 norm of all operands together. The norm of all ranks' norms is the norm of all gradients.
     OpKind("norm", NoAttributes, _norm_shape, _norm, reduces=True),
 )
 

@@ -1,4 +1,4 @@
-"""Softmax cross entropy whose target gives the probability of every class, as mixup, cutmix and distillation have it.
+"""Softmax cross entropy with targets that give the probability of every class, as in mixup, cutmix and distillation.
 
 `correct` counts rows (positions) in which the largest logit is that of the most probable class.
 """
@@ -19,7 +19,7 @@ from mbc.ops.loss import CrossEntropy, log_softmax, positions
 
 @dataclass(frozen=True, slots=True)
 class SoftTargetBackward(Attributes):
-    """`weight` of this loss in the total. `side` 0: the gradient of the logits, 1: of the probabilities."""
+    """Settings of a gradient: `weight` of this loss in the total; `side` 0: of the logits, 1: of the probabilities."""
 
     smoothing: float
     weight: float
@@ -27,6 +27,11 @@ class SoftTargetBackward(Attributes):
 
 
 def check_probabilities(logits: TensorType, target: TensorType) -> None:
+    """Raise ShapeError unless the target holds the probabilities of all classes at each position of the logits.
+
+    Raises:
+        ShapeError: The target has another shape or type.
+    """
     if len(logits.shape) < 2 or target != logits or target.dtype is DType.INT32:
         raise ShapeError(
             f"probabilities of all classes have the shape of the logits {logits}, but the target is {target}"
@@ -48,7 +53,7 @@ def _backward_shape(_: SoftTargetBackward, inputs: tuple[TensorType, ...]) -> tu
 
 
 def cross_entropies(log_p: Array, shares: Array) -> Array:
-    """Of each position; a class without a share does not count, however improbable it is."""
+    """Return the cross entropy of each position; a class without a share does not count, however improbable it is."""
     return -np.where(shares == 0, 0, shares * log_p).sum(axis=1)
 
 

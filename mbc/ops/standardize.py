@@ -1,7 +1,7 @@
-"""Standardised filters: what a convolution reads is each filter less its mean, over its standard deviation.
+"""Standardised filters: a convolution reads each filter minus its mean, divided by its standard deviation.
 
 Qiao et al., "Micro-batch training with batch-channel normalization and weight standardization", 2019; with a trained
-gain Brock et al., "Characterizing signal propagation to close the performance gap in unnormalized ResNets", 2021.
+gain: Brock et al., "Characterizing signal propagation to close the performance gap in unnormalized ResNets", 2021.
 """
 
 from __future__ import annotations
@@ -19,18 +19,24 @@ from mbc.ops.base import Array, Call, Gradients, Layer, LayerBuilder, OpKind, Sh
 
 @dataclass(frozen=True, slots=True)
 class Standardize(Attributes):
-    """Of filters [K, ...], each by itself. `eps` is added to the variance; `factor` multiplies the result, beside the
-    gain [K] where there is one."""
+    """Settings of the standardisation of filters [K, ...], each separately.
+
+    `eps` is added to the variance. `factor` multiplies the result, besides the gain [K] if there is one.
+    """
 
     eps: float
     factor: float = 1.0
 
 
 def _fit(w: TensorType, gain: tuple[TensorType, ...]) -> TensorType:
-    """The type of what there is one of for each filter."""
+    """Return the type of a vector with one number for each filter.
+
+    Raises:
+        ShapeError: These are no filters, or no gain for each of them.
+    """
     vector = TensorType(w.shape[:1], w.dtype)
     if len(w.shape) < 2 or w.dtype is not master(w.dtype) or gain not in ((), (vector,)):
-        raise ShapeError(f"{', '.join(map(str, (w, *gain)))} are no filters and a gain for each of them")
+        raise ShapeError(f"{', '.join(map(str, (w, *gain)))} are not filters with a gain for each of them")
     return vector
 
 
@@ -49,7 +55,7 @@ def _backward_shape(a: Standardize, inputs: tuple[TensorType, ...]) -> tuple[Ten
 
 
 def _of_filters(vector: Array, w: Array) -> Array:
-    """The vector, shaped so that it broadcasts along filters."""
+    """Return a vector reshaped so that it broadcasts along filters."""
     return vector.reshape(-1, *(1,) * (w.ndim - 1))
 
 
@@ -87,7 +93,7 @@ def _gradient(g: Gradients, op: Operation, dys: tuple[str | None, ...]) -> tuple
 
 
 def _rowless(a: Standardize, inputs: int) -> tuple[int, ...]:
-    """Filters, statistics and gains: none has rows."""
+    """Return all inputs: filters, statistics and gains have no rows."""
     return tuple(range(inputs))
 
 
@@ -101,9 +107,17 @@ LAYERS: tuple[Layer, ...] = ()
 
 
 def standardized(builder: LayerBuilder, w: str, eps: float, gain: float) -> str:
-    """The filters that a layer computes with, of those that it holds: `w` as it is where `eps` is 0, standardised
-    otherwise; times `gain` / sqrt(elements of a filter) and the trained gains, which start as 1, unless that is 0.
-    Raises ShapeError for numbers below 0, and for a gain of filters that are not standardised."""
+    """Return the filters with which a layer computes, made from the filters `w` of its state.
+
+    Args:
+        builder: The builder of the layer.
+        w: The filters.
+        eps: Number that is added to the variance; 0: the result is `w`.
+        gain: Factor g of g / sqrt(elements of a filter) and of trained gains, which start as 1; 0: there is no gain.
+
+    Raises:
+        ShapeError: A number is below 0, or there is a gain for filters that are not standardised.
+    """
     for name, value in (("standardize", eps), ("gain", gain)):
         if not (value >= 0 and math.isfinite(value)):
             raise ShapeError(f"{name} is {value}, but must be 0 (none) or above")

@@ -1,7 +1,7 @@
-"""Top-k accuracy: a metric, which nothing is trained by.
+"""Top-k accuracy: a metric, not a loss.
 
-Where a class number is left out, the share is over the positions that count, of several ranks over those of all: their
-number is an operation by itself, as in a cross entropy with `ignore_index`.
+If a class number is left out, the share is over the positions that count (of all ranks). Their number is an operation
+of its own, as in a cross entropy with `ignore_index`.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from mbc.ops.weighted_cross_entropy import IGNORE_INDEX, ClassWeights, ignored_b
 
 @dataclass(frozen=True, slots=True)
 class TopK(Attributes):
-    """`k`: among how many of the largest logits the target may be."""
+    """Settings of the metric. `k`: the number of largest logits among which the target must be."""
 
     k: int
 
 
 @dataclass(frozen=True, slots=True)
 class CountedTopK(Attributes):
-    """`ignored`: the class number that is left out."""
+    """Settings of the metric with a class number that is left out, `ignored`."""
 
     k: int
     ignored: tuple[int, ...]
@@ -37,7 +37,7 @@ class CountedTopK(Attributes):
 
 @dataclass(frozen=True, slots=True)
 class TopKMean(Attributes):
-    """As `CountedTopK`. `share`: the part of the global mini-batch that this rank has."""
+    """Settings of the mean, as in `CountedTopK`. `share`: the share of the global mini-batch that this rank has."""
 
     k: int
     ignored: tuple[int, ...]
@@ -60,7 +60,11 @@ def _mean_shape(a: TopKMean, inputs: tuple[TensorType, ...]) -> tuple[TensorType
 
 
 def _right(a: TopK | TopKMean, logits: Array, target: Array) -> Array:
-    """Of equal logits the first is the largest, and NaN is above all, so that a target whose logit is NaN is wrong."""
+    """Return which positions are right.
+
+    The first of equal logits is the largest. NaN counts as greater than every number, so a target whose logit is NaN is
+    wrong.
+    """
     classes = logits.shape[1]
     own = np.take_along_axis(logits, np.clip(target, 0, classes - 1)[:, None], 1)
     numbers: Array = np.arange(classes, dtype=np.int32).reshape(1, classes, *(1,) * (logits.ndim - 2))

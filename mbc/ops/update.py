@@ -1,8 +1,8 @@
-"""The end of a step: whether it counts, and the new parameters.
+"""The end of a step: whether the step counts, and the new parameters.
 
-Updates read the control block that `guard` wrote, divide `gradient_scale` out of the gradient, and do nothing where
-`proceed` is 0. Arithmetic is that of the master type. Clipping to a global norm is one more factor of all gradients, so
-`guard`, which then sees them all, makes it part of `gradient_scale`.
+Updates read the control block that `guard` wrote, divide the gradient by `gradient_scale`, and do nothing if `proceed`
+is 0. Arithmetic is in the master type. Clipping to a global norm is one more factor of all gradients: `guard`, which
+then reads them all, includes it in `gradient_scale`.
 """
 
 from __future__ import annotations
@@ -21,13 +21,17 @@ from mbc.ir.types import Precision, TensorType
 from mbc.ops.base import Array, Call, NoAttributes, OpKind, ShapeError
 from mbc.ops.control import control_record, control_shape
 
-NORM_EPSILON = 1e-6  # of clip_grad_norm_ in PyTorch
+NORM_EPSILON = 1e-6  # as in PyTorch's clip_grad_norm_
 
 
 @dataclass(frozen=True, slots=True)
 class Guard(Attributes):
-    """`clip_norm`: the largest L2 norm of all gradients together, without the loss scale; 0: there is none.
-    `accumulate`: of how many mini-batches the gradients are sums; their mean is what counts."""
+    """Settings of the guard.
+
+    Attributes:
+        clip_norm: Largest L2 norm of all gradients together, without the loss scale; 0: there is no limit.
+        accumulate: Number of mini-batches whose gradients were summed; the step uses their mean.
+    """
 
     clip_norm: float = optional(0.0)
     accumulate: int = optional(1)
@@ -37,8 +41,8 @@ class Guard(Attributes):
 class Sgd(Attributes):
     """g += weight_decay * p; v = momentum * v + g; p -= learning rate * (nesterov: g + momentum * v, else v).
 
-    `rate`: a factor of the step's learning rate. `clip_value`: the largest absolute value of an element of g, before
-    weight decay; 0: there is none.
+    `rate` is a factor of the step's learning rate. `clip_value` is the largest absolute value of an element of g,
+    before weight decay; 0: there is no limit.
     """
 
     momentum: float = 0.0
@@ -50,8 +54,10 @@ class Sgd(Attributes):
 
 @dataclass(frozen=True, slots=True)
 class AdamW(Attributes):
-    """Loshchilov and Hutter, "Decoupled weight decay regularization", 2019; as PyTorch computes it. `rate` and
-    `clip_value` as of Sgd."""
+    """Settings of AdamW, computed as in PyTorch; `rate` and `clip_value` as in `Sgd`.
+
+    Loshchilov and Hutter, "Decoupled weight decay regularization", 2019.
+    """
 
     beta1: float = 0.9
     beta2: float = 0.999
@@ -63,8 +69,10 @@ class AdamW(Attributes):
 
 @dataclass(frozen=True, slots=True)
 class Ema(Attributes):
-    """average = decay * average + (1 - decay) * value; the first update gives it the value itself. As
-    `torch.optim.swa_utils.AveragedModel` with `get_ema_multi_avg_fn`."""
+    """average = decay * average + (1 - decay) * value; the first update sets the average to the value.
+
+    PyTorch's counterpart is `torch.optim.swa_utils.AveragedModel` with `get_ema_multi_avg_fn`.
+    """
 
     decay: float
 
@@ -72,12 +80,16 @@ class Ema(Attributes):
 def _guard_shape(a: Guard, inputs: tuple[TensorType, ...]) -> tuple[TensorType, ...]:
     control_shape(inputs[0])
     if a.clip_norm and len(inputs) < 3:
-        raise ShapeError("the norm of gradients cannot be clipped where none are seen")
+        raise ShapeError("the norm of gradients can only be clipped if the guard reads gradients")
     return inputs[:1]
 
 
 def same_states(inputs: tuple[TensorType, ...], states: tuple[TensorType, ...]) -> None:
-    """ShapeError unless gradient and states have the parameter's type; `inputs`: parameter, gradient, control."""
+    """Raise ShapeError unless gradient and states have the parameter's type; `inputs`: parameter, gradient, control.
+
+    Raises:
+        ShapeError: One of them has another type.
+    """
     control_shape(inputs[2])
     for other in (inputs[1], *states):
         if other != inputs[0]:
@@ -121,7 +133,7 @@ def _guard(a: Guard, inputs: Sequence[Array], call: Call) -> tuple[Array, ...]:
         record["since_growth"] += np.uint32(1)
     else:
         record["skipped"] += np.uint32(1)
-    # Only fp16 can run out of range so easily that it needs a scale.
+    # Only the range of fp16 is so small that gradients need a scale.
     if call.precision is Precision.FP16:
         if not proceed:
             record["loss_scale"] *= np.float32(SCALE_BACKOFF)
@@ -133,13 +145,13 @@ def _guard(a: Guard, inputs: Sequence[Array], call: Call) -> tuple[Array, ...]:
 
 
 def unscaled(clip_value: float, gradient: Array, record: Array) -> Array:
-    """A gradient without the scale of this step, and clipped."""
-    found = gradient * gradient.dtype.type(1 / float(record["gradient_scale"]))
-    return np.clip(found, -clip_value, clip_value) if clip_value else found
+    """Return a gradient without the scale of this step, clipped."""
+    unclipped = gradient * gradient.dtype.type(1 / float(record["gradient_scale"]))
+    return np.clip(unclipped, -clip_value, clip_value) if clip_value else unclipped
 
 
 def updated_by_sgd(a: Sgd, inputs: Sequence[Array], call: Call) -> tuple[Array, ...]:
-    """The parameter and its momentum after a step."""
+    """Return the parameter and its momentum after a step."""
     parameter, gradient, control, *state = inputs
     record = control_record(control)
     if not record["proceed"]:
@@ -156,7 +168,7 @@ def updated_by_sgd(a: Sgd, inputs: Sequence[Array], call: Call) -> tuple[Array, 
 
 
 def updated_by_adamw(a: AdamW, inputs: Sequence[Array], call: Call) -> tuple[Array, ...]:
-    """The parameter and both moments after a step."""
+    """Return the parameter and both moments after a step."""
     parameter, gradient, control, m, v = inputs
     record = control_record(control)
     if not record["proceed"]:

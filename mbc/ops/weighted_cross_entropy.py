@@ -1,9 +1,9 @@
 """Softmax cross entropy with a weight for each class, in which positions of one class number may be left out.
 
-As in PyTorch the mean is weighted: the sum of the losses of all positions that count, each times the weight of its
-class, over the sum of these weights. That sum is an operation by itself, of targets alone, and of several ranks it is
-that of the whole mini-batch, so that N GPUs compute what one would. Where no position counts, the loss is NaN, and
-`guard` leaves the step out.
+As in PyTorch the mean is weighted: the losses of all positions that count, each times the weight of its class, are
+summed and divided by the sum of these weights. The sum of weights is an operation of its own, of targets alone. With
+several ranks it is the sum of the whole mini-batch, so that N GPUs compute the result of one. If no position counts,
+the loss is NaN, and `guard` skips the step.
 """
 
 from __future__ import annotations
@@ -23,13 +23,19 @@ from mbc.ops.loss import check_classes, log_softmax, positions
 from mbc.ops.soft_cross_entropy import cross_entropies
 
 NONE = "none"
-IGNORE_INDEX = Parameter("ignore_index", "index", NONE, (NONE,))  # of layers that take class numbers
-MOST_WEIGHTS = 256  # that a kernel's arguments hold, as in cross_entropy_targets.cu
+IGNORE_INDEX = Parameter("ignore_index", "index", NONE, (NONE,))  # for layers that take class numbers
+MOST_WEIGHTS = 256  # weights that fit a kernel's arguments, as in cross_entropy_targets.cu
 
 
 @dataclass(frozen=True, slots=True)
 class WeightedCrossEntropy(Attributes):
-    """`class_weights`: one a class; empty: all count 1. `ignored`: the class numbers that are left out, one at most."""
+    """Settings of the loss.
+
+    Attributes:
+        smoothing: The share of the target that is spread evenly over all classes.
+        class_weights: The weight of each class; empty: all are 1.
+        ignored: Class numbers that are left out, at most one.
+    """
 
     smoothing: float
     class_weights: tuple[float, ...]
@@ -38,7 +44,7 @@ class WeightedCrossEntropy(Attributes):
 
 @dataclass(frozen=True, slots=True)
 class ClassWeights(Attributes):
-    """As of `WeightedCrossEntropy`. `sums`: the type in which they are added up, fp32 or fp64."""
+    """Settings of the sum of weights, as in `WeightedCrossEntropy`. `sums`: the type of the sum, fp32 or fp64."""
 
     classes: int
     class_weights: tuple[float, ...]
@@ -48,7 +54,10 @@ class ClassWeights(Attributes):
 
 @dataclass(frozen=True, slots=True)
 class WeightedMean(Attributes):
-    """As `WeightedCrossEntropy`. `share`: the part of the global mini-batch that this rank has."""
+    """Settings of the mean, as in `WeightedCrossEntropy`.
+
+    `share` is the share of the global mini-batch that this rank has.
+    """
 
     smoothing: float
     class_weights: tuple[float, ...]
@@ -58,7 +67,7 @@ class WeightedMean(Attributes):
 
 @dataclass(frozen=True, slots=True)
 class WeightedMeanBackward(Attributes):
-    """`weight` of this loss in the total."""
+    """Settings of the mean's gradient; `weight` is that of this loss in the total."""
 
     smoothing: float
     class_weights: tuple[float, ...]
@@ -68,7 +77,7 @@ class WeightedMeanBackward(Attributes):
 
 
 def ignored_by(settings: Mapping[str, Any]) -> tuple[int, ...]:
-    """What the setting `ignore_index` leaves out: one class number at most."""
+    """Return the class numbers that the setting `ignore_index` leaves out, at most one."""
     return () if settings["ignore_index"] == NONE else (settings["ignore_index"],)
 
 
@@ -83,7 +92,7 @@ def _check(a: Weighted, classes: int) -> None:
     if len(a.ignored) > 1 or any(not 0 <= w < np.inf for w in a.class_weights):
         raise ShapeError(f"class_weights must be finite and at least 0, but are {a.class_weights}")
     if a.class_weights and not any(a.class_weights):
-        raise ShapeError("class_weights are all 0, and there is nothing to train by")
+        raise ShapeError("class_weights are all 0, so that the loss is always 0")
 
 
 def _shape(a: WeightedCrossEntropy, inputs: tuple[TensorType, ...]) -> tuple[TensorType, ...]:
@@ -120,7 +129,7 @@ def _backward_shape(a: WeightedMeanBackward, inputs: tuple[TensorType, ...]) -> 
 
 
 def _counted(a: Weighted, target: Array, classes: int) -> tuple[Array, Array]:
-    """Which positions count, and which hold a class or are left out."""
+    """Return which positions count, and which positions count or are left out."""
     counts = (target >= 0) & (target < classes)
     left_out = np.isin(target, a.ignored)
     return counts & ~left_out, counts | left_out
@@ -138,7 +147,7 @@ def _sums(a: ClassWeights, inputs: Sequence[Array], call: Call) -> tuple[Array, 
 
 
 def _shares(a: Weighted, logits: Array, target: Array, smoothing: float) -> Array:
-    """[N, C, ...]: what each class counts in the loss of a position; 0 where it does not count."""
+    """Return the weight of each class in the loss of each position, [N, C, ...]; 0 for positions that do not count."""
     classes = logits.shape[1]
     across = (1, classes, *(1,) * (logits.ndim - 2))
     weights = _weights(a, classes).reshape(across)
@@ -150,8 +159,8 @@ def _shares(a: Weighted, logits: Array, target: Array, smoothing: float) -> Arra
 
 def _evaluate(a: WeightedMean, inputs: Sequence[Array], call: Call) -> tuple[Array, ...]:
     logits, target, sums = inputs
-    counts, known = _counted(a, target, logits.shape[1])
-    losses = np.where(known, cross_entropies(log_softmax(logits), _shares(a, logits, target, a.smoothing)), np.nan)
+    counts, valid = _counted(a, target, logits.shape[1])
+    losses = np.where(valid, cross_entropies(log_softmax(logits), _shares(a, logits, target, a.smoothing)), np.nan)
     correct = (counts & (logits.argmax(axis=1) == target)).sum()
     with np.errstate(invalid="ignore", divide="ignore"):  # where no position counts
         mean = losses.sum() / (sums[0].astype(np.float64) * a.share)

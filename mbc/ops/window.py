@@ -1,4 +1,4 @@
-"""Geometry of sliding windows (convolutions, pooling): how many fit, and the forms a user may write sizes in."""
+"""Geometry of sliding windows (convolutions, pooling): how many windows fit, and the forms of sizes in the language."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Pads = tuple[int, int, int, int]  # (top, bottom, left, right)
 
 
 def as_pair(setting: Any) -> Pair:
-    """(vertical, horizontal) from a setting of kind `pair`."""
+    """Return (vertical, horizontal) from a setting of kind `pair`."""
     if isinstance(setting, tuple):
         first, second = cast("tuple[Any, Any]", setting)
         return int(first), int(second)
@@ -20,7 +20,7 @@ def as_pair(setting: Any) -> Pair:
 
 
 def as_pads(setting: Any) -> Pads:
-    """(top, bottom, left, right) from a setting of kind `pads`."""
+    """Return (top, bottom, left, right) from a setting of kind `pads`."""
     if isinstance(setting, tuple) and len(parts := cast("tuple[Any, ...]", setting)) == 4:
         top, bottom, left, right = (int(v) for v in parts)
         return top, bottom, left, right
@@ -29,14 +29,22 @@ def as_pads(setting: Any) -> Pads:
 
 
 def positive(name: str, values: tuple[int, ...], least: int = 1) -> None:
-    """ShapeError unless every one of `values` is at least `least`."""
+    """Raise ShapeError unless every one of `values` is at least `least`.
+
+    Raises:
+        ShapeError: A value is less; `name` is what the message calls the setting.
+    """
     if any(v < least for v in values):
         shown = values[0] if len(set(values)) == 1 else values
         raise ShapeError(f"{name} is {shown}, but must be at least {least}")
 
 
 def image(x: TensorType, what: str) -> tuple[int, int, int, int]:
-    """(rows, channels, height, width) of a tensor of images; ShapeError for another rank."""
+    """Return (rows, channels, height, width) of a tensor of images.
+
+    Raises:
+        ShapeError: The tensor has another number of axes; `what` is the operation that the message names.
+    """
     if len(x.shape) != 4:
         raise ShapeError(f"{what} needs a tensor [rows, channels, height, width], but got {x}")
     rows, channels, height, width = x.shape
@@ -44,15 +52,18 @@ def image(x: TensorType, what: str) -> tuple[int, int, int, int]:
 
 
 def spans(kernel: Pair, dilation: Pair) -> Pair:
-    """Extent of a dilated window."""
+    """Return the extent of a dilated window."""
     return (kernel[0] - 1) * dilation[0] + 1, (kernel[1] - 1) * dilation[1] + 1
 
 
 def window_counts(size: Pair, span: Pair, stride: Pair, pad: Pads, ceil: bool = False) -> Pair:
-    """How many windows of extent `span` fit vertically and horizontally.
+    """Return the number of windows of extent `span` that fit vertically and horizontally.
 
-    With `ceil` a last window may reach past the padded image, if it starts within the image or the leading padding
-    (PyTorch's rule). ShapeError when none fits.
+    With `ceil` a last window may extend beyond the padded image, if it starts within the image or the leading padding
+    (PyTorch's rule).
+
+    Raises:
+        ShapeError: No window fits.
     """
     counts: list[int] = []
     for axis in (0, 1):
@@ -71,7 +82,7 @@ def window_counts(size: Pair, span: Pair, stride: Pair, pad: Pads, ceil: bool = 
 
 
 def pad_text(pad: Pads) -> str:
-    """The shortest way to say a padding."""
+    """Return the shortest text of a padding."""
     top, bottom, left, right = pad
     if top == bottom and left == right:
         return str(top) if top == left else f"({top}, {left})"

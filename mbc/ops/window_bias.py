@@ -1,5 +1,7 @@
-"""The bias of attention within windows: what a table has for each offset between two pixels, and the mask of windows
-that a shift has put together from unlike parts of an image. Liu et al., "Swin Transformer", 2021."""
+"""The bias of attention within windows: a table of numbers for each offset between two pixels, and a mask.
+
+The mask is for windows in which a shift has joined distant parts of an image. Liu et al., "Swin Transformer", 2021.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +16,18 @@ from mbc.ir.types import TensorType
 from mbc.ops.base import Array, Call, Gradients, Layer, LayerBuilder, OpKind, Parameter, ShapeError, master
 from mbc.ops.window import as_pair, positive
 
-MASKED = -100.0  # added to scores of pixels that were no neighbours before the shift
+MASKED = -100.0  # added to scores of pixels that were not neighbours before the shift
 
 
 @dataclass(frozen=True, slots=True)
 class WindowBias(Attributes):
-    """Windows of `window` pixels, `grid` of them down and across. `shift`: by how much the image was rolled to the top
-    and to the left; without, there is one bias for all windows, and `grid` is (1, 1)."""
+    """Settings of the bias.
+
+    Attributes:
+        window: (height, width) of a window in pixels.
+        grid: Number of windows down and across; (1, 1) without a shift, because all windows share one bias.
+        shift: Pixels by which the image was rolled to the top and to the left.
+    """
 
     window: tuple[int, int]
     grid: tuple[int, int] = (1, 1)
@@ -28,21 +35,22 @@ class WindowBias(Attributes):
 
     @property
     def offsets(self) -> int:
-        """Rows of the table: of offset (dy, dx) that of number (dy + h - 1) * (2 w - 1) + dx + w - 1."""
+        """Number of rows of the table; offset (dy, dx) has row (dy + h - 1) * (2 w - 1) + dx + w - 1."""
         return (2 * self.window[0] - 1) * (2 * self.window[1] - 1)
 
     @property
     def pixels(self) -> int:
+        """Number of pixels of a window."""
         return self.window[0] * self.window[1]
 
     def numbers(self) -> Array:
-        """[T, T]: the row of the table for query and key."""
+        """Return the row of the table for each query and key, [T, T]."""
         h, w = self.window
         y, x = (p.reshape(-1) for p in np.indices((h, w)))
         return (y[:, None] - y + h - 1) * (2 * w - 1) + x[:, None] - x + w - 1
 
     def mask(self) -> Array:
-        """[windows, T, T]: whether query and key come from unlike parts of the image."""
+        """Return whether query and key come from distant parts of the image, [windows, T, T]."""
         parts: list[Array] = []
         for side, count, shift in zip(self.window, self.grid, self.shift, strict=True):
             at, size = np.arange(side * count), side * count
@@ -63,7 +71,7 @@ def _shape(a: WindowBias, inputs: tuple[TensorType, ...]) -> tuple[TensorType, .
     (table,) = inputs
     _checked(a)
     if len(table.shape) != 2 or table.shape[0] != a.offsets:
-        raise ShapeError(f"{table} has not a row for each of the {a.offsets} offsets in windows of {a.window}")
+        raise ShapeError(f"{table} does not have a row for each of the {a.offsets} offsets in windows of {a.window}")
     return (TensorType((table.shape[1], 1, a.grid[0] * a.grid[1], a.pixels, a.pixels), table.dtype),)
 
 
@@ -71,7 +79,7 @@ def _backward_shape(a: WindowBias, inputs: tuple[TensorType, ...]) -> tuple[Tens
     (dy,) = inputs
     _checked(a)
     if len(dy.shape) != 5 or dy.shape[1:] != (1, a.grid[0] * a.grid[1], a.pixels, a.pixels):
-        raise ShapeError(f"gradient {dy} is not of {a.grid} windows of {a.window}")
+        raise ShapeError(f"gradient {dy} does not belong to {a.grid} windows of {a.window}")
     return (TensorType((a.offsets, dy.shape[0]), master(dy.dtype)),)
 
 
@@ -125,7 +133,7 @@ LAYERS = (
         ),
         _build,
         (0, 0),
-        "The trained bias of attention by offset within a window, [heads, 1, windows or 1, T, T]; with a shift, of an "
-        "image of `size`, less 100 where two pixels were no neighbours before roll(-shift).",
+        "The trained bias of attention by offset within a window, [heads, 1, windows or 1, T, T]. With a shift of an "
+        "image of `size`: minus 100 where two pixels were not neighbours before roll(-shift).",
     ),
 )

@@ -75,7 +75,7 @@ def test_operands_of_one_gather_are_alike() -> None:
     with pytest.raises(ShapeError, match="collectives are in the master type"):
         GATHER.shape(AllGather(2), (TensorType((5,), DType.BF16),))
     for operands in ((MATRIX, GRADIENT), (VECTOR, VECTOR)):
-        with pytest.raises(ShapeError, match="are not gathered alike"):
+        with pytest.raises(ShapeError, match="are not gathered from the same ranks"):
             SUM_GATHERED.shape(NoAttributes(), operands)
 
 
@@ -103,7 +103,7 @@ def test_rows_of_all_ranks_lie_one_after_another() -> None:
 
 
 def test_what_is_gathered_together_is_of_the_same_rows() -> None:
-    with pytest.raises(ShapeError, match="these are not of the same rows"):
+    with pytest.raises(ShapeError, match="these do not have the same rows"):
         ROWS.shape(AllGather(2), (GRADIENT, VECTOR))
     with pytest.raises(ShapeError, match="a collective of 1 ranks"):
         ROWS.shape(AllGather(1), (GRADIENT,))

@@ -136,5 +136,5 @@ def test_values_of_infinities_and_nan_are_those_of_pytorch(case: str) -> None:
 
 def test_glu_needs_two_halves() -> None:
     w = Writer(2)
-    with pytest.raises(ShapeError, match="of which there are no two halves"):
+    with pytest.raises(ShapeError, match="which cannot be divided into two halves"):
         w("glu", w.input("x", 3))

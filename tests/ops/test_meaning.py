@@ -223,5 +223,5 @@ def test_bit_masks_need_whole_bytes(shape: tuple[int, ...]) -> None:
 
 
 def test_bit_masks_of_another_image_are_refused() -> None:
-    with pytest.raises(ShapeError, match="is no bit mask of"):
+    with pytest.raises(ShapeError, match="is not a bit mask of"):
         call("relu_backward_masked", NoAttributes(), np.zeros((2, 16, 3, 3)), np.zeros((2, 1, 3, 3), np.uint8))

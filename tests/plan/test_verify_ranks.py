@@ -410,7 +410,9 @@ def test_rows_are_gathered_by_ranks_of_one_plan() -> None:
     plan = gathering()
     for rows, members in (((4, 4), (0,)), ((4, 3), (0,)), ((4, 4, 4), (0, 1))):
         other = replace(plan, graph=replace(plan.graph, ranks=Ranks(rows, members)))
-        with pytest.raises(MbcError, match=r"is for ranks that all run one plan|is for 2 ranks, but there are 3") as caught:
+        with pytest.raises(
+            MbcError, match=r"is for ranks that all run one plan|is for 2 ranks, but there are 3"
+        ) as caught:
             verify_rank(other)
         assert caught.value.code == "MBC135"
 
