@@ -6,11 +6,16 @@ Python; its names are the results files, whose rows are matches by name: `{cappe
 
 from __future__ import annotations
 
+import gzip
 import json
 import re
+import sqlite3
+import tempfile
 import tomllib
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -69,7 +74,29 @@ def gain(run: Record) -> float:
     return best(run).step_ms / run.mbc.step_ms
 
 
-FUNCTIONS = {"best": best, "gain": gain, "median": median, "three": three_digits}
+@cache
+def fp32_errors(provider: str) -> Record:
+    """Return the errors of a provider's convolutions in strict fp32, as the bundled profile of the H200 has them.
+
+    Of mbc's own kernels only those of emulated fp32 count.
+    """
+    archive = ROOT / "mbc" / "data" / "profiles" / "h200.sqlite.gz"
+    with tempfile.NamedTemporaryFile() as unpacked, closing(sqlite3.connect(unpacked.name)) as profile:
+        unpacked.write(gzip.decompress(archive.read_bytes()))
+        unpacked.flush()
+        errors = sorted(
+            error
+            for signature, name, error in profile.execute(
+                "SELECT signature, name, error FROM candidate JOIN request ON request = id "
+                "WHERE provider = ? AND error >= 0 AND refused = ''", (provider,),
+            )
+            if '"kind":"convolution' in signature and '"precision":"fp32"' in signature
+            if provider != "mbc" or "fp32" in name
+        )  # fmt: skip
+    return Record(count=len(errors), median=median(errors), p90=errors[len(errors) * 9 // 10], most=errors[-1])
+
+
+FUNCTIONS = {"fp32_errors": fp32_errors, "best": best, "gain": gain, "median": median, "three": three_digits}
 
 
 @dataclass(frozen=True)
