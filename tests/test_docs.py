@@ -20,7 +20,10 @@ OUTSIDE = (
     "CHANGELOG.md", "benchmarks/README.md", "grammar/LANGUAGE.md", "examples/README.md", "examples/01_digits/README.md",
     "examples/data/README.md", "examples/pytorch/README.md",
 )  # fmt: skip
-PAGES = [*sorted(DOCS.rglob("*.md")), *(ROOT / name for name in OUTSIDE)]
+# Not on the site: pages for people who read the repository.
+BESIDE = ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "tests/README.md")
+PAGES = [*sorted(DOCS.rglob("*.md")), *(ROOT / name for name in (*OUTSIDE, *BESIDE))]
+PAGES += [page for page in sorted((ROOT / "examples").rglob("README.md")) if page not in PAGES]
 DECISIONS = sorted((DOCS / "decisions").glob("[0-9]*.md"))
 STATUS = re.compile(r"accepted(, extended by \d{3}(, \d{3})*( and \d{3})?)?|superseded by \d{3}|tried and rejected")
 
@@ -42,6 +45,14 @@ def test_links_lead_somewhere(page: Path) -> None:
 def test_the_site_links_the_pages_of_the_gallery() -> None:
     made = gallery.linked((DOCS / "gallery.md").read_text(encoding="utf-8"))
     assert sorted(re.findall(r"\]\(gallery/(.+?)\)", made)) == sorted(gallery.PAGES)
+
+
+def test_the_texts_of_the_pipeline_fit_their_boxes() -> None:
+    svg = (DOCS / "pipeline.svg").read_text(encoding="utf-8")
+    for rect in re.finditer(r'<rect.* x="(\d+)".* width="(\d+)".*?/>(.*)', svg):
+        for size, text in re.findall(r"<text(?: class=\"(\w+)\")? .*?>(.+?)</text>", rect[3]):
+            width = len(text) * 0.55 * (11 if size == "small" else 13)  # of an average character
+            assert width < int(rect[2]), text
 
 
 def test_the_site_lists_every_page_once() -> None:

@@ -17,7 +17,12 @@ from figures import PageFigures, listed, results_by_name, unexplained, with_resu
 from pictures import BEGIN, END, drawn, out_of_date, wanted_pages, with_figures
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = ["README.md", "benchmarks/README.md", *(f"docs/{page.name}" for page in sorted((ROOT / "docs").glob("*.md")))]
+PAGES = [
+    "README.md",
+    "CHANGELOG.md",
+    "benchmarks/README.md",
+    *(f"docs/{page.name}" for page in sorted((ROOT / "docs").glob("*.md"))),
+]
 SVG = "{http://www.w3.org/2000/svg}"
 ABOUT = {"gpu": "A GPU", "driver": "1.2", "date": "2026-01-02T03:04", "command": "python x.py"}
 
