@@ -76,12 +76,9 @@ def drive(name: str, tasks: Sequence[Task], columns: Sequence[str], arguments: a
     shelf = Shelf(arguments.plans)
     wanted = [task for task in tasks if not arguments.only or any(word in task.name for word in arguments.only)]
     planned, measured = results(f"{name}_planned", **more), results(name, **more)
-    probes = results(f"{name}_probes")
     if arguments.again:
         for task in wanted:
             (planned if arguments.plan_only else measured).rows.pop(task.name, None)
-        # A plan of one row may be asked for by another: none is taken for what it was.
-        probes.rows.clear()
 
     def ready(task: Task) -> bool:
         return planned.done(task.name) and shelf.has(planned.rows[task.name])
@@ -96,7 +93,7 @@ def drive(name: str, tasks: Sequence[Task], columns: Sequence[str], arguments: a
         and (arguments.plan_only or (not measured.done(task.name) and not _hopeless(planned, task.name)))
     ]
     if missing:
-        _plan(missing, [task.name for task in tasks], planned, probes, shelf, columns, arguments)
+        _plan(missing, [task.name for task in tasks], planned, shelf, columns, arguments)
     found = planned
     if not arguments.plan_only:
         waiting = [task for task in wanted if planned.done(task.name) and not measured.done(task.name)]
@@ -114,24 +111,19 @@ def _plan(
     missing: Sequence[Task],
     order: Sequence[str],
     planned: Results,
-    probes: Results,
     shelf: Shelf,
     columns: Sequence[str],
     arguments: argparse.Namespace,
 ) -> None:
     # Threads of rows only wait for plans, and end when the processes do: these have to end first.
     with ThreadPoolExecutor(len(missing)) as rows, processes(arguments.workers) as pool:
-        card = Card(arguments.gpu, arguments.profile)
-        planner = Planner(card, shelf, probes, pool, arguments.workers, {task.name for task in missing})
+        planner = Planner(Card(arguments.gpu, arguments.profile), shelf, pool)
         waiting = {rows.submit(task.prepare, planner): task.name for task in missing}
         for done in as_completed(waiting):
             name = waiting[done]
-            planner.rows.discard(name)
             planned.put(attempt(done.result, name))
             show([planned.rows[name]], columns)
     planned.arrange(order)
-    if all(planned.done(task.name) for task in missing):
-        probes.remove()  # which a search that was cut off goes on from
 
 
 def _measure(

@@ -4,7 +4,7 @@ Layers are dealt to two halves by a hash of what they are, all micro-batches of 
 mbc.kernels.calibration are fitted to one half; the errors are those of the other, which the fit has not seen. Compared
 are, for each request and provider, the best estimate and the fastest measured candidate that may take its place
 (within the same workspace, and deterministic where it is), and the same for candidates without workspace. Beside that
-stand times between measured sizes, and those from larger ones (scaled.py says more of them). Needs no GPU.
+stand times between measured sizes, and those from larger ones. Needs no GPU.
 
     python benchmarks/calibrate.py [--profile FILE] [--write] [--only GROUP | --missing]
     python benchmarks/calibrate.py --profile FILE --check

@@ -22,11 +22,8 @@ from mbc.options import UNLIMITED_BYTES
 from mbc.plan.model import Plan
 
 GB = 10**9
-MIB = 1 << 20
 # Of one H200, as `memory.py` measured it. What a cap leaves free is measured where steps run.
 BARE_CONTEXT_BYTES = 552_402_944
-PLAIN = frozenset({"offload", "recompute", "micro_batches"})
-PLAIN_WORKSPACE_BYTES = 512 * MIB
 BATCHES = 8  # a smaller batch is a multiple of so many rows
 
 
@@ -44,10 +41,6 @@ class Card:
 
     def unlimited(self, job: Job) -> Job:
         return self._for(job).with_settings(("memory.device", f"{UNLIMITED_BYTES} B"))
-
-    def plain(self, job: Job) -> Job:
-        """Liveness and placement only."""
-        return self.unlimited(job).with_options(without=PLAIN, workspace_limit_bytes=PLAIN_WORKSPACE_BYTES)
 
     def counted_bytes(self, plan: Plan) -> int:
         """What a cap counts of a plan."""

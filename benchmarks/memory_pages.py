@@ -7,16 +7,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from html import escape
 from pathlib import Path
 from typing import Any
 
-from chart import COLOURS, LEFT, STYLE, WIDTH, Line, chart
+from chart import Line, chart
 from peer_pages import best_of_peers
 
 Row = Mapping[str, Any]
 Columns = Mapping[str, Callable[[Row], str]]
-BAR, GAP, NAMES, UNDER = 26, 12, 210, 40
 BUDGETS = "step_over_budget_resnet50.svg"
 BUDGETS_TITLE = "ResNet-50, batch 256, bf16, NVIDIA H200: step over its memory"
 YES = {True: "yes", False: "no", None: "-"}
@@ -26,15 +24,7 @@ def memory_pages(results: Path) -> tuple[dict[str, str], list[str]]:
     """Return SVG texts by file name, and the part of the page."""
     pictures: dict[str, str] = {}
     page: list[str] = []
-    staircase = _rows(results, "staircase_alexnet")
-    if staircase:
-        pictures["staircase_alexnet.svg"] = staircase_picture(staircase)
-        page += ["![SuperNeurons' staircase](results/staircase_alexnet.svg)", ""]
-        page += _table(STAIRCASE, staircase)
     page += _titled("Losses under a cap", results, "capped", CAPPED)
-    page += _titled("The largest batch in 12 GB, fp32", results, "largest_batch_12gb", LARGEST)
-    page += _titled("The largest batch in 16 GB, fp32", results, "largest_batch_16gb", LARGEST)
-    page += _titled("The deepest ResNet in 12 GB, fp32", results, "deepest", DEEPEST)
     page += _titled(
         "Beside torch.compile with an activation budget, ResNet-50, batch 256, bf16", results,
         "torch_memory_budget", TORCH,
@@ -43,40 +33,7 @@ def memory_pages(results: Path) -> tuple[dict[str, str], list[str]]:
     if budgets:
         pictures[BUDGETS] = budgets
         page += [f"![{BUDGETS_TITLE}](results/{BUDGETS})", ""]
-    for path in sorted(results.glob("budget_curves_*_planned.json")):
-        name = path.stem.removesuffix("_planned")
-        title = f"Predicted step over the budget, {name.removeprefix('budget_curves_')}"
-        page += _titled(title, results, name, CURVES, [f"![{title}](results/{name}.svg)", ""])
-    for path in sorted(results.glob("memory_*.svg")):
-        page += [f"![{path.stem.removeprefix('memory_').replace('_', ' ')}](results/{path.name})", ""]
     return pictures, ["## Under a memory budget", "", *page] if page else []
-
-
-def staircase_picture(rows: Sequence[Row]) -> str:
-    """Return a chart of bars for the counted bytes, with a mark at the paper's figure."""
-    bars = [(row["name"], row["counted_mib"], row.get("published_mib")) for row in rows if "counted_mib" in row]
-    top = max(max(counted, published or 0.0) for _, counted, published in bars)
-    height = 60 + len(bars) * (BAR + GAP) + UNDER
-    left, width = LEFT + NAMES, WIDTH - LEFT - NAMES - 110
-    title = "AlexNet, batch 200: most bytes of layers and their gradients at once, MiB"
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img">',
-        f"<title>{escape(title)}</title>",
-        f"<style>{STYLE}</style>",
-        f'<text class="title" x="24" y="24">{escape(title)}</text>',
-    ]
-    for number, (name, counted, published) in enumerate(bars):
-        y = 48 + number * (BAR + GAP)
-        colour = COLOURS[0 if published else 2]
-        parts.append(f'<text x="{left - 10}" y="{y + BAR - 8}" text-anchor="end">{escape(name)}</text>')
-        parts.append(f'<rect x="{left}" y="{y}" width="{width * counted / top:.1f}" height="{BAR}" fill="{colour}"/>')
-        parts.append(f'<text x="{left + width * counted / top + 8:.1f}" y="{y + BAR - 8}">{counted:,.1f}</text>')
-        if published:
-            x = left + width * published / top
-            parts.append(f'<line class="axis" x1="{x:.1f}" y1="{y - 4}" x2="{x:.1f}" y2="{y + BAR + 4}"/>')
-    note = "line: as published; mbc's are counted the same way"
-    parts.append(f'<text x="{left}" y="{height - 16}">{note}</text>')
-    return "\n".join((*parts, "</svg>")) + "\n"
 
 
 def budget_picture(results: Path) -> str:
@@ -105,7 +62,7 @@ def _by_gib(points: Sequence[tuple[float, float]]) -> tuple[tuple[float, float],
     return tuple(sorted((round(gib, 1), ms) for gib, ms in points))
 
 
-def _titled(title: str, results: Path, name: str, columns: Columns, pictures: Sequence[str] = ()) -> list[str]:
+def _titled(title: str, results: Path, name: str, columns: Columns) -> list[str]:
     measured, planned = _document(results, name), _document(results, f"{name}_planned")
     document = measured or planned
     if document is None:
@@ -114,7 +71,7 @@ def _titled(title: str, results: Path, name: str, columns: Columns, pictures: Se
     measured_names = {row["name"] for row in document["rows"]}
     more = [row for row in planned["rows"] if row["name"] not in measured_names] if planned else []
     left = [f"Not run, predicted only: {', '.join(row['name'] for row in more)}.", ""] if more else []
-    return [f"### {title}", "", f"{gpu}, {document['date'][:10]}: `{document['command']}`", "", *pictures,
+    return [f"### {title}", "", f"{gpu}, {document['date'][:10]}: `{document['command']}`", "",
             *_table(columns, [*document["rows"], *more]), *left]  # fmt: skip
 
 
@@ -156,18 +113,6 @@ def _of(key: str, text: str = ",.1f") -> Callable[[Row], str]:
     return lambda row: format(row[key], text)
 
 
-STAIRCASE: Columns = {
-    "AlexNet, batch 200": _name,
-    "counted, MiB": _of("counted_mib", ",.3f"),
-    "published": _of("published_mib", ",.3f"),
-    "off": _of("off", "+.2%"),
-    "with workspaces, MiB": _of("with_workspace_mib"),
-    "whole arena, MiB": _of("arena_mib"),
-    "host, MiB": _of("host_mib"),
-    "predicted step, ms": _of("predicted_ms", ",.2f"),
-    "over no limit": _of("over_unlimited", "+.1%"),
-    "as asked": _passed,
-}
 CAPPED: Columns = {
     "case": _name,
     "batch": _of("batch", "d"),
@@ -185,31 +130,6 @@ CAPPED: Columns = {
     "gradients, median": _of("gradient_median", ".1e"),
     "as asked": _passed,
 }
-LARGEST: Columns = {
-    "network": _name,
-    "batch": _of("batch", "d"),
-    "SuperNeurons": _of("superneurons", "d"),
-    "Capuchin (16 GB)": _of("capuchin", "d"),
-    "host, GB": _of("host_gb"),
-    "predicted, ms": _of("predicted_ms", ",.0f"),
-    "measured, ms": _of("step_ms", ",.0f"),
-    "images/s": _of("images_s", ",.0f"),
-    "of the speed without a cap": _of("speed", ".0%"),
-    "predicted over measured": _of("predicted_over_measured", ".3f"),
-    "as asked": _passed,
-}
-DEEPEST: Columns = {
-    "network": _name,
-    "layers": _of("layers", ",d"),
-    "counted, GB": _of("counted_gb", ".2f"),
-    "host, GB": _of("host_gb"),
-    "predicted, ms": _of("predicted_ms", ",.0f"),
-    "measured, ms": _of("step_ms", ",.0f"),
-    "over its bound": _of("over_bound", ".1%"),
-    "arena as planned": lambda row: YES[row["arena_equal"]],
-    "planned in, s": _of("plan_s", ".0f"),
-    "as asked": _passed,
-}
 TORCH: Columns = {
     "": _name,
     "torch, GiB": _of("torch_gib", ".2f"),
@@ -219,14 +139,4 @@ TORCH: Columns = {
     "mbc measured, ms": _of("step_ms"),
     "times faster": _of("times_faster", ".2f"),
     "as asked": _passed,
-}
-CURVES: Columns = {
-    "network, batch": _name,
-    "of the unlimited plan's memory": _of("share", ".0%"),
-    "GB": _of("cap_gb", ".2f"),
-    "host, GB": _of("host_gb"),
-    "predicted, ms": _of("predicted_ms"),
-    "measured, ms": _of("step_ms"),
-    "over no limit": _of("over_unlimited", "+.1%"),
-    "over its bound": _of("over_bound", ".1%"),
 }

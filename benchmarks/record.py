@@ -123,11 +123,6 @@ class Results:
             self.rows = {name: self.rows[name] for name in dict.fromkeys((*first, *self.rows))}
             write(self.name, list(self.rows.values()), **self.more)
 
-    def remove(self) -> None:
-        """The file of this run."""
-        self.rows.clear()
-        (RESULTS / f"{self.name}.json").unlink(missing_ok=True)
-
 
 def current_rows(name: str) -> list[dict[str, Any]]:
     """Rows of `results/<name>.json`, in the folder of this run or in the checkout's, if the code of today made them."""

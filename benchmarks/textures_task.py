@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from feeding import FLOATS
 from numpy.typing import NDArray
 from record import ROOT
 
@@ -25,6 +24,7 @@ PICTURES = (
     "astronaut.png", "brick.png", "chelsea.png", "coffee.png", "coins.png", "grass.png", "gravel.png",
     "hubble_deep_field.jpg", "ihc.png", "moon.png", "retina.jpg", "rocket.jpg",
 )  # fmt: skip
+FLOATS = "input image[batch, 3, size, size] : float"  # of examples/resnet.mbc
 PATCH, CROP = 56, 48
 TRAIN, TEST = 160, 60  # patches of a class
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)

@@ -1,8 +1,9 @@
 """Times of rows that were not measured, from other sizes: what was measured there, times what estimates
 (`mbc.kernels.calibration`) say that these rows take of it.
 
-Estimates know how a kernel's time changes with its rows better than how fast it is. `benchmarks/scaled.py` compares
-both with what was measured at fewer rows, `benchmarks/other_batches.py` whole steps.
+Estimates know how a kernel's time changes with its rows better than how fast it is. Both are
+compared with measurements at fewer rows in `benchmarks/results/scaled.json`, whole steps in
+`benchmarks/results/other_batches.json`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Rows under a cap from made-up plans and times, and the batches and depths that planning finds."""
+"""Rows under a cap from made-up plans and times."""
 
 from __future__ import annotations
 
@@ -6,40 +6,32 @@ import argparse
 import json
 import multiprocessing
 import os
-import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from xml.etree import ElementTree
 
 import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
 import ahead
-import budget_curves
 import cap
 import capped
-import deepest
-import largest_batch
 import record
-import seek
 import stepping
 import torch_memory_budget
 from cap import GB, Card
 from capped import Case, settled
 from modules import Job, example
-from planner import Planner, Probe, Wanted, processes
-from record import ROOT, Results
+from planner import Planner, processes
+from record import ROOT
 from shelf import Shelf, unpack
 
 from mbc.errors import BudgetError, MbcError
-from mbc.plan.memory import memory_curve
 
 CARD = Card("h200", None)
 
@@ -67,7 +59,7 @@ class Here:
 def planner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Planner:
     monkeypatch.setattr(record, "RESULTS", tmp_path / "results")
     pool: Any = Here()
-    return Planner(CARD, Shelf(tmp_path), Results("probes", {}, {}), pool, 1, set())
+    return Planner(CARD, Shelf(tmp_path), pool)
 
 
 def test_what_a_cap_counts_is_the_plan_without_the_bare_context() -> None:
@@ -81,8 +73,6 @@ def test_what_a_cap_counts_is_the_plan_without_the_bare_context() -> None:
     assert found["counted_gb"] == CARD.counted_bytes(plan) / GB and found["arena_bytes"] == p.arena_bytes
     assert "MBC203" in cap.planned(CARD, CARD.capped(small(), 1).plan)[0]["failed"]
     assert cap.planned(CARD, CARD.capped(small(), 1).plan)[0]["needed_gb"] > 0
-    plain = CARD.plain(small()).options
-    assert plain.without == {"offload", "recompute", "micro_batches"} and plain.workspace_limit_bytes == 512 << 20
 
 
 def row(**changes: Any) -> dict[str, Any]:
@@ -207,128 +197,11 @@ def test_caps_that_are_shares(planner: Planner) -> None:
     assert settled(planner, Case("x", small(), 0.1, 3 * GB)).cap_bytes == 3 * GB
 
 
-def made_up(
-    monkeypatch: pytest.MonkeyPatch, figures: Callable[[dict[str, str]], dict[str, Any]]
-) -> list[dict[str, str]]:
-    """Plans have these figures, by the settings of their jobs; those that were made."""
-    made: list[dict[str, str]] = []
-
-    def planned(_: Card, work: Callable[[], Any]) -> tuple[dict[str, Any], None]:
-        made.append(work())
-        return figures(made[-1]), None
-
-    monkeypatch.setattr(Job, "plan", lambda job: dict(job.settings))
-    monkeypatch.setattr("planner.planned", planned)
-    return made
-
-
-def test_the_batch_whose_plain_plan_first_exceeds(planner: Planner, monkeypatch: pytest.MonkeyPatch) -> None:
-    made_up(monkeypatch, lambda settings: {"counted_gb": int(settings["batch"]) / 3})
-    assert capped.accudnn_batch(planner, small()) == 80  # 72 rows take just 24 GB
-
-
 def test_cases_are_those_of_the_papers() -> None:
     found = {case.name: case for case in capped.cases()}
     assert len(found) == 14
     assert dict(found["capuchin resnet50"].job.settings)["batch"] == "760"
-    assert "batch" not in dict(found["accudnn resnet152"].job.settings)
     assert {c.cap_bytes for c in found.values()} == {0, 8 * GB, 12 * GB, 16 * GB}
-
-
-@pytest.mark.parametrize(("speed", "most"), [(0.7, 104), (0.8, 80), (1.1, 0), (0.0, 104)])
-def test_the_largest_batch_that_is_fast_enough(
-    speed: float, most: int, planner: Planner, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def figures(settings: dict[str, str]) -> dict[str, Any]:
-        batch = int(settings["batch"])
-        if settings["memory.device"] == f"{cap.UNLIMITED_BYTES} B":
-            return {"predicted_ms": batch}
-        # From 60 on a step takes a ms more for every further row; up to 107 rows fit.
-        return {"predicted_ms": batch + max(0, batch - 60)} if batch <= 107 else {"failed": "MBC204"}
-
-    made = made_up(monkeypatch, figures)
-    case = largest_batch.Case("x", small(), 16)
-    # b + (b - 60) <= b / 0.7 up to b = 105; b / 0.8 up to b = 80.
-    assert largest_batch.largest(planner, case, GB, 4, speed) == most
-    count = len(made)
-    assert largest_batch.largest(planner, case, GB, 4, speed) == most and len(made) == count, "each plan is made once"
-
-
-def test_what_is_asked_of_the_largest_batches() -> None:
-    made = row(batch=500, superneurons=240, capuchin=468, cap_gb=12.0, most_loss=1 / 0.7 - 1, loss=0.25, passed=True)
-    found = largest_batch.judged(dict(made))
-    assert found["passed"] and found["speed"] == pytest.approx(0.8)
-    assert not largest_batch.judged({**made, "batch": 479})["passed"]
-    assert not largest_batch.judged({**made, "passed": False})["passed"]
-    assert largest_batch.judged({**made, "cap_gb": 16.0, "most_loss": None, "batch": 469})["passed"]
-    assert not largest_batch.judged({**made, "cap_gb": 16.0, "most_loss": None, "batch": 468})["passed"]
-    names = [task.name for task in largest_batch.tasks(12 * GB, 8)]
-    assert len(names) == 18 and "at all" in names[12] and len(list(largest_batch.tasks(16 * GB, 8))) == 8
-
-
-def test_twice_the_batch_of_superneurons_is_not_searched_for(planner: Planner, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[dict[str, str]] = []
-
-    def prepared(planner: Planner, case: capped.Case) -> dict[str, Any]:
-        asked.append(dict(case.job.settings))
-        return row(batch=int(asked[-1]["batch"]), cap_gb=12.0, most_loss=case.most_loss, loss=0.25, passed=True)
-
-    monkeypatch.setattr(capped, "prepared", prepared)
-    first = next(largest_batch.tasks(12 * GB, 8))
-    assert first.name == "alexnet at 2 times SuperNeurons'"
-    made = first.prepare(planner)
-    assert [settings["batch"] for settings in asked] == ["3584"]
-    assert made["passed"] and made["times_superneurons"] == 2
-
-
-@pytest.mark.parametrize("width", [1, 2, 5])
-@pytest.mark.parametrize(("most", "start", "finest"), [(0, 1, 1), (1, 1, 1), (77, 3, 1), (77, 300, 1), (596, 596, 32)])
-def test_several_counts_are_tried_at_once(width: int, most: int, start: int, finest: int) -> None:
-    asked: list[int] = []
-    waited: list[int] = []
-
-    def answers(counts: Sequence[int]) -> Generator[bool]:
-        assert 1 <= len(counts) <= width and list(counts) == sorted(set(counts) - set(asked))
-        asked.extend(counts)
-        for count in counts:
-            waited.append(count)
-            yield count <= most
-
-    found = seek.largest(answers, lambda: width, start, finest)
-    assert most - finest < found <= most
-    assert sum(count > most for count in waited) <= len(asked) / width + 1, "nothing is waited for behind a no"
-
-
-def test_plans_that_nobody_waits_for_are_not_begun(planner: Planner) -> None:
-    begun: list[Future[Any]] = []
-
-    class Busy(Here):
-        def submit(self, work: Any, *given: Any) -> Future[Any]:
-            begun.append(Future())
-            return begun[-1]
-
-    pool: Any = Busy()
-    planner.pool = pool
-    first, second = Wanted("a", small().plan), Wanted("b", small().plan)
-    for wanted in (first, second, second):
-        planner._begin(wanted)
-    assert len(begun) == 2, "each once"
-    planner._withdraw("b")
-    assert not begun[1].cancelled()
-    planner._withdraw("b")
-    assert begun[1].cancelled() and not begun[0].cancelled()
-    begun[0].set_result(Probe({"name": "a", "batch": 8}))
-    assert planner.ask(first).figures["batch"] == 8 and list(planner.known.rows) == ["a"]
-    planner._begin(second)
-    assert len(begun) == 3, "what was withdrawn may be wanted again"
-
-
-def test_figures_of_an_earlier_run_are_taken_and_their_plans_made_when_kept(planner: Planner) -> None:
-    wanted = Wanted.of(CARD.unlimited(small()))
-    planner.known.rows[wanted.name] = {"name": wanted.name, "batch": 7}
-    assert planner.ask(wanted).figures["batch"] == 7
-    assert planner.keep("x", "step", wanted) == {"batch": 7}
-    assert unpack(planner.shelf.path("x", "step")).graph.batch == 8
 
 
 def test_processes_end_with_the_block() -> None:
@@ -373,20 +246,6 @@ if __name__ == "__main__":
         os.kill(child, 0)
 
 
-@pytest.mark.parametrize("most", [595, 596, 1000, 3000])
-def test_the_deepest_network(most: int, planner: Planner, monkeypatch: pytest.MonkeyPatch) -> None:
-    made_up(monkeypatch, lambda settings: {} if int(settings["n3"]) <= most else {"failed": "MBC204"})
-    assert most - 8 < deepest.deepest(planner, 16, 12 * GB, 8) <= most
-
-
-def test_depths_are_counted_as_the_paper_does() -> None:
-    assert deepest.layers(596) == 1922 and deepest.layers(788) == 2498
-    counts = [op.kind for op in deepest.network(4, 1).with_settings(("n1", "3"), ("n2", "4"), ("n4", "3"))
-              .lowered().network.operations]  # fmt: skip
-    # Projections, which the paper leaves out, beside three convolutions a bottleneck and the stem.
-    assert counts.count("convolution") == 3 * 14 + 1 + 4
-
-
 def test_the_cap_beside_torch_leaves_its_memory_for_the_arena() -> None:
     job = CARD.capped(small(), torch_memory_budget.cap_of(CARD, 100 << 20))
     plan = job.plan()
@@ -426,23 +285,3 @@ def test_failures_are_told() -> None:
     broken = small().with_settings(("no_such", "1"))
     assert "MBC021" in cap.planned(CARD, broken.plan)[0]["failed"]
     assert isinstance(BudgetError("MBC204", "x"), MbcError)
-
-
-def test_curves_over_the_budget_and_their_pictures(planner: Planner) -> None:
-    rows = [budget_curves.prepared(planner, f"small {share}", "small", small(), share) for share in (1.0, 0.5)]
-    assert [row["share"] for row in rows] == [1.0, 0.5]
-    assert rows[0]["over_unlimited"] == pytest.approx(0.0) and planner.shelf.has({"name": "small 1.0", **rows[0]})
-    assert ("failed" in rows[1]) or rows[1]["passed"] == (rows[1]["over_bound"] <= 0.03)
-    picture = budget_curves.time_picture([*rows, {**rows[0], "share": 0.8, "over_unlimited": 0.1}])
-    assert picture.startswith("<svg") and "small" in picture and "small, 80: 110.00" in picture
-
-
-def test_memory_over_the_step_is_drawn_by_kind() -> None:
-    plan = CARD.unlimited(small()).plan()
-    picture = budget_curves.memory_picture("a step", {"before": plan, "after": plan})
-    kinds = [kind for kind, taken in memory_curve(plan, plan.train).bytes_by_kind.items() if max(taken) > 1e5]
-    assert picture.count("<polygon") >= 2 * len(kinds) and all(f">{kind}<" in picture for kind in kinds)
-    # The scale ends at the peak: some point lies at the top of each panel.
-    tops = [float(y) for points in re.findall(r'points="([^"]+)"', picture) for y in re.findall(r",([\d.]+)", points)]
-    assert min(tops) == pytest.approx(68.0, abs=4.0)
-    ElementTree.fromstring(picture)

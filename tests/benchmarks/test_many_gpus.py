@@ -137,7 +137,7 @@ def test_plans_for_one_gpu_and_for_all(tmp_path: Path, monkeypatch: pytest.Monke
     small = example("alexnet", ("size", "64"), ("width", "8"), ("classes", "10"))
     case = Case("small 4", small, 4)
     with processes(1) as pool:
-        planner = Planner(Card("h100", None), Shelf(tmp_path), Results("probes", {}, {}), pool, 1, set())
+        planner = Planner(Card("h100", None), Shelf(tmp_path), pool)
         row: dict[str, Any] = {"name": many_gpus.shelved(case, "h100")} | many_gpus.prepared(planner, case, 2)
     assert row["plans"] == {"one": 0, "all": 0} and planner.shelf.has(row)
     assert row["one_predicted_ms"] > 0 and row["all_predicted_ms"] > 0

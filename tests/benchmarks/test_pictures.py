@@ -31,14 +31,6 @@ def write(folder: Path, name: str, rows: list[dict[str, Any]], **more: Any) -> N
     (folder / f"{name}.json").write_text(json.dumps({**ABOUT, **more, "rows": rows}), encoding="utf-8")
 
 
-def step(limit_mib: int, over: float | None) -> dict[str, Any]:
-    return {
-        "name": f"net fp32 {limit_mib} MiB", "network": "net", "batch": 8, "precision": "fp32", "limit_mib": limit_mib,
-        "legacy_ms": 20.0, "undivided_ms": 15.0, "divided_ms": 10.0, "over_legacy": over, "over_undivided": 1.5,
-        "divided_operations": 3,
-    }  # fmt: skip
-
-
 def test_chart_places_points_on_a_logarithmic_axis() -> None:
     text = chart("a < b", "x", "y", [Line("first", ((8, 1.0), (16, 2.0), (32, 3.0)))])
     root = ET.fromstring(text)
@@ -59,54 +51,6 @@ def test_chart_of_one_value_and_of_none() -> None:
     ET.fromstring(chart("one", "x", "y", [Line("flat", ((64, 1.0),), dots=((60, 0.5), (66, 4.0)))], y_log=True))
     with pytest.raises(ValueError, match="nothing to draw"):
         chart("none", "x", "y", [])
-
-
-def test_micro_batches_page(tmp_path: Path) -> None:
-    bound = {
-        "before_ms": 20.0, "divided_ms": 10.0, "convolutions_ms": 7.0, "the_rest_ms": 3.0, "unlimited_ms": 9.0,
-        "most_possible": 2.2, "operations": [
-            {"operation": "conv1", "before_us": 900.0, "divided_us": 400.0, "unlimited_us": None,
-             "micro_batches": [64, 64, 32]},
-        ],
-    }  # fmt: skip
-    short = {**step(64, 1.2), "over_legacy_asked": 1.7, "over_legacy_bounded_by": bound}
-    torch = [
-        {"network": "net", "precision": "fp32", "path": path, "cap_mib": cap, "through_ms": ms}
-        for path, cap, ms in (("graph", None, 22.0), ("legacy", None, 16.0), ("graph", 64, 23.0), ("legacy", 64, 30.0))
-    ]
-    write(tmp_path, "micro_batches", [short, step(128, 2.0), step(256, None)], torch=torch)
-    pictures, page = drawn(tmp_path)
-    assert list(pictures) == ["micro_batches_net.svg"]
-    root = ET.fromstring(pictures["micro_batches_net.svg"])
-    lines = [len(line.get("points", "").split()) for line in root.iter(f"{SVG}polyline")]
-    assert lines == [2, 3]  # what was not measured is left out
-    assert "| net | fp32 | 64 MiB | 20.00 | 15.00 | 10.00 | 1.20x | 1.50x | 3 |" in page
-    assert "| net | fp32 | 22.00 | 16.00 | 23.00 | 30.00 |" in page
-    assert "1.20x, asked 1.7x" in page and "| conv1 | 900 | 400 | - | 2 x 64 + 32 |" in page
-
-
-def test_deepbench_page(tmp_path: Path) -> None:
-    rows = [
-        {
-            "name": "layer F",
-            "candidates": c,
-            "limit_mib": 64,
-            "speed_up": up,
-            "undivided_us": 10.0 * up,
-            "divided_us": 10.0,
-        }
-        for c, up in (("legacy", 3.0), ("all", 1.5))
-    ]
-    summary = [
-        {"suite": suite, "candidates": c, "limit_mib": 64, "operations": 1, "undivided_ms": 3.0, "divided_ms": 1.0,
-         "total_speed_up": up, "mean_speed_up": up, "most": up, "within": 1, "ran": 1}
-        for suite in ("deepbench", "together") for c, up in (("legacy", 3.0), ("all", 1.5))
-    ]  # fmt: skip
-    write(tmp_path, "deepbench_fp32", rows, summary=summary)
-    pictures, page = drawn(tmp_path)
-    assert list(pictures) == ["deepbench_fp32.svg"]
-    assert page.count("| fp32 | legacy algorithms | 64 MiB | 1 | 3.00 | 1.00 | 3.00x | 3.00x | 3.00x | 1 of 1 |") == 1
-    assert "| layer | 3.00x | 1.50x |" in page
 
 
 def test_nothing_measured_draws_nothing(tmp_path: Path) -> None:
