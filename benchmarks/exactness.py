@@ -25,12 +25,17 @@ from mbc.errors import BudgetError, MbcError
 from mbc.frontend.lower import lower
 from mbc.frontend.parse import parse
 from mbc.interchange.aten import constants
-from mbc.interchange.importing import ImportedModel, import_model
+from mbc.interchange.importing import ImportedModel, check_source, import_model
+from mbc.interchange.pt2 import read_pt2
+from mbc.interchange.translate import translate
+from mbc.interchange.write import write_source
 from mbc.ir.graph import TrainingGraph
 from mbc.ir.transforms.training_step import differentiate
 from mbc.ir.types import Precision
 from mbc.ops.base import Array
 from mbc.options import Options
+from mbc.pytorch.objective import fitted, losses_of
+from mbc.pytorch.targets import target_of
 from mbc.source import Source
 from tests.ir.execution import draw, execute, numpy_type, parameter_gradients, step, types_of
 
@@ -40,13 +45,21 @@ FP32_TOLERANCE = 1e-5  # of what follows from constants that were rounded to fp3
 # the rounding of larger numbers, such as that of a bias before a batch norm.
 SMALL_PART = 1e-3
 LOSSES = {"softmax_cross_entropy": torch.nn.functional.cross_entropy, "mse": torch.nn.functional.mse_loss}
+REFUSALS = ("MBC303", "MBC331")  # of a model, and of a loss
 _REFUSED = re.compile(r": ((?:aten|higher_order|onnx|_operator)\.[\w.]+|the program): ")
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """How a model fared: `equal`, `different`, `refused` (MBC303), the code of another error of mbc, `traceback`, or
-    `not exported` where PyTorch itself fails. `refused`: the operations that a refusal names."""
+    """The result of comparing one model.
+
+    Attributes:
+        kind: `equal`, `different`, `refused` (MBC303, MBC331), the code of another error of mbc, `traceback`,
+            `not exported` where PyTorch itself fails, or `not finite` where PyTorch's own loss is not finite.
+        detail: The message of the error or refusal.
+        refused: The operations that a refusal names.
+        operations: The model's operations, one by one.
+    """
 
     kind: str
     detail: str = ""
@@ -56,6 +69,24 @@ class Verdict:
 
 class _Different(Exception):
     """A number of mbc that is not the framework's."""
+
+
+@dataclass(frozen=True)
+class Judge:
+    """A loss of torch that judges the only output of a model, with the target that it compares the output to."""
+
+    loss: Any
+    target: Any
+
+    def __call__(self, output: Any, target: Any) -> Any:
+        """Return the loss in fp64."""
+        return copy.deepcopy(self.loss).double()(output, target)
+
+    @property
+    def read(self) -> Array:
+        """The target as a step of mbc takes it."""
+        (objective,) = losses_of(self.loss)
+        return np.asarray(target_of(objective, self.loss, self.target).read(self.target)) if objective else self.target
 
 
 class ExactSixths(TorchFunctionMode):
@@ -99,7 +130,7 @@ def tensors_of(given: Any) -> tuple[Any, ...]:
     return (given,) if isinstance(given, torch.Tensor) else ()
 
 
-def reference(model: Any, inputs: Sequence[Any], loss: str, noise: float = 0.0) -> Reference:
+def reference(model: Any, inputs: Sequence[Any], loss: str | Judge, noise: float = 0.0) -> Reference:
     """Run a step of the model in fp64. `noise`: by how much weights and inputs are moved, relative to themselves."""
     twin = copy.deepcopy(model).double().train()
     given = [x.detach().double() if x.is_floating_point() else x for x in inputs]
@@ -115,7 +146,8 @@ def reference(model: Any, inputs: Sequence[Any], loss: str, noise: float = 0.0) 
         outputs = tensors_of(twin(*[x.clone() for x in given]))
         floating = [output for output in outputs if output.is_floating_point()]
         targets = [_target(output, loss) for output in floating]
-        total: Any = sum(LOSSES[loss](o, t) for o, t in zip(floating, targets, strict=True))
+        judged = LOSSES[loss] if isinstance(loss, str) else loss
+        total: Any = sum(judged(o, t) for o, t in zip(floating, targets, strict=True))
         assert isinstance(total, torch.Tensor)
         total.backward()
     return Reference(
@@ -124,11 +156,13 @@ def reference(model: Any, inputs: Sequence[Any], loss: str, noise: float = 0.0) 
         total.item(),
         {n: None if p.grad is None else p.grad.numpy() for n, p in twin.named_parameters(remove_duplicate=False)},
         {n: b.detach().numpy() for n, b in twin.named_buffers(remove_duplicate=False)},
-        tuple(t.numpy() for t in targets),
+        tuple(t.numpy() for t in targets) if isinstance(loss, str) else (loss.read,),
     )
 
 
-def _target(output: Any, loss: str) -> Any:
+def _target(output: Any, loss: str | Judge) -> Any:
+    if not isinstance(loss, str):
+        return loss.target.double() if loss.target.is_floating_point() else loss.target
     # Outputs of one shape have one target.
     generator = torch.Generator().manual_seed(7)
     if loss == "mse":
@@ -147,7 +181,20 @@ def exported(model: Any, inputs: Sequence[Any], path: Path) -> tuple[str, ...]:
     return tuple(str(node.target) for node in nodes if str(node.target).startswith("aten."))
 
 
-def judge(model: Any, inputs: Sequence[Any], loss: str, known: Reference | None = None, planned: str = "") -> Verdict:
+def imported(path: Path, loss: str | Judge) -> ImportedModel:
+    """Import a file with the loss of all its outputs."""
+    if isinstance(loss, str):
+        return import_model(path, "drawn", loss)
+    network = translate(read_pt2(path), "drawn")
+    targets = fitted(losses_of(loss.loss), loss.loss, network, loss.target)
+    source = write_source(network, [None if target is None else target.objective for target in targets], "drawn")
+    check_source(source, network)
+    return ImportedModel(network, source)
+
+
+def judge(
+    model: Any, inputs: Sequence[Any], loss: str | Judge, known: Reference | None = None, planned: str = ""
+) -> Verdict:
     """Export, import and compare a model. `planned`: a seed by which a plan within a memory budget is drawn, that steps
     as well."""
     with tempfile.TemporaryDirectory() as folder:
@@ -157,8 +204,10 @@ def judge(model: Any, inputs: Sequence[Any], loss: str, known: Reference | None 
         except Exception as error:
             return Verdict("not exported", f"{type(error).__name__}: {error}"[:300])
         try:
-            made = import_model(path, "drawn", loss)
+            made = imported(path, loss)
             expected = known or reference(model, inputs, loss)
+            if not np.isfinite(expected.loss):
+                return Verdict("not finite", f"PyTorch's loss is {expected.loss}", (), operations)
             made = _compared(made, path, loss, inputs, expected)
             if planned:
                 compare_plan(made, inputs, expected, planned)
@@ -166,7 +215,7 @@ def judge(model: Any, inputs: Sequence[Any], loss: str, known: Reference | None 
         except _Different as error:
             return Verdict("different", str(error), (), operations)
         except MbcError as error:
-            kind = "refused" if error.code == "MBC303" else error.code
+            kind = "refused" if error.code in REFUSALS else error.code
             named = tuple(dict.fromkeys(_REFUSED.findall(str(error))))
             return Verdict(kind, str(error)[:2000], named, operations)
         except Exception as error:
@@ -176,7 +225,9 @@ def judge(model: Any, inputs: Sequence[Any], loss: str, known: Reference | None 
             )
 
 
-def _compared(made: ImportedModel, path: Path, loss: str, inputs: Sequence[Any], expected: Reference) -> ImportedModel:
+def _compared(
+    made: ImportedModel, path: Path, loss: str | Judge, inputs: Sequence[Any], expected: Reference
+) -> ImportedModel:
     """Compare an imported model, and return the import that agrees with PyTorch within `TOLERANCE`.
 
     An import computes constants in fp32, as the model does, and the twin in fp64. Where that makes a difference, the
@@ -186,7 +237,7 @@ def _compared(made: ImportedModel, path: Path, loss: str, inputs: Sequence[Any],
         _compare(made, inputs, expected, TOLERANCE)
     except _Different:
         with mock.patch.object(constants, "NUMPY", {**constants.NUMPY, "float32": np.dtype(np.float64)}):
-            exact = import_model(path, "drawn", loss)
+            exact = imported(path, loss)
         if exact.source == made.source and _same_arrays(exact.network.arrays, made.network.arrays):
             raise
         _compare(exact, inputs, expected, TOLERANCE)

@@ -2,7 +2,8 @@
 interpreter: outputs, loss, all gradients and running statistics in fp64 (`exactness.py`).
 
 Each sample's first tensor is multiplied by a trained parameter, so that modules without parameters have a gradient to
-compare. Of a module with more than 40 samples the first 40 are taken. Needs torch and `pip install expecttest`, which
+compare. A loss of two tensors is taken as `from_torch(loss=...)` takes it: the first tensor is the model's output, the
+second one the target. Only the first 40 samples of a module are taken. Needs torch and `pip install expecttest`, which
 PyTorch's testing package asks for; no GPU.
 
     python benchmarks/module_db.py [--workers 4] [--only nn.GELU,nn.GroupNorm] [--seconds 60]
@@ -23,12 +24,13 @@ from functools import partial
 from typing import Any
 
 import torch  # pyright: ignore[reportMissingImports]
-from exactness import Verdict, judge, stirred
+from exactness import Judge, Verdict, judge, stirred
 from random_programs import TooLong, reasons, stop
 from record import show, start, write
 from torch import nn  # pyright: ignore[reportMissingImports]
 
 MOST_SAMPLES = 40
+OF_PYTORCH = ("not exported", "not finite")  # verdicts on samples that PyTorch itself does not train
 
 
 class Scaled(nn.Module):
@@ -49,10 +51,17 @@ class Scaled(nn.Module):
 
 
 TENSOR = "a tensor"
+# What stands before losses that take probabilities, or their logarithms.
+HEADS = {
+    nn.NLLLoss: nn.LogSoftmax(1), nn.KLDivLoss: nn.LogSoftmax(1), nn.BCELoss: nn.Sigmoid()
+}  # fmt: skip
 
 
-def samples(name: str) -> Iterator[tuple[nn.Module, tuple[Any, ...]]]:
-    """Return the samples of a module of the database, each as a model and its inputs."""
+def samples(name: str) -> Iterator[tuple[nn.Module, tuple[Any, ...], str | Judge]]:
+    """Return the samples of a module of the database, each as a model, its inputs and what judges its output.
+
+    A loss judges what the model before it gives, as `from_torch(loss=...)` takes it.
+    """
     from torch.testing._internal.common_modules import module_db  # pyright: ignore[reportMissingImports]
 
     (info,) = (info for info in module_db if info.name == name)
@@ -66,7 +75,11 @@ def samples(name: str) -> Iterator[tuple[nn.Module, tuple[Any, ...]]]:
         if any(isinstance(p, nn.UninitializedParameter) for p in module.parameters()):
             module(*given, **named)
         inputs = tuple(value for value in (*given, *named.values()) if isinstance(value, torch.Tensor))
-        yield stirred(Scaled(module, given, dict(named))), inputs
+        if isinstance(module, nn.modules.loss._Loss) and len(inputs) == 2:
+            head = HEADS.get(type(module), nn.Identity())
+            yield Scaled(head, inputs[:1], {}), inputs[:1], Judge(module, inputs[1])
+        else:
+            yield stirred(Scaled(module, given, dict(named))), inputs, "mse"
 
 
 def names() -> list[str]:
@@ -82,12 +95,12 @@ def verdicts(name: str, seconds: float, only: Sequence[int] = ()) -> list[tuple[
     torch.set_num_threads(1)
     signal.signal(signal.SIGALRM, stop)
     rows: list[tuple[str, Verdict]] = []
-    for number, (model, inputs) in enumerate(samples(name)):
+    for number, (model, inputs, loss) in enumerate(samples(name)):
         if only and number not in only:
             continue
         signal.setitimer(signal.ITIMER_REAL, seconds)
         try:
-            rows.append((f"{name}/{number}", judge(model, inputs, "mse")))
+            rows.append((f"{name}/{number}", judge(model, inputs, loss)))
         except TooLong:
             rows.append((f"{name}/{number}", Verdict("timeout")))
         finally:
@@ -122,11 +135,11 @@ def main() -> None:
         why = dict(reasons(own).most_common(6))
         table.append({"name": name, "samples": len(own), "equal": counts["equal"], **others, "reasons": why})
     totals = Counter(row["verdict"] for row in rows)
-    wrong = [row for row in rows if row["verdict"] not in ("equal", "refused", "not exported")]
-    failed = [row for row in rows if row["verdict"] == "not exported"]
+    wrong = [row for row in rows if row["verdict"] not in ("equal", "refused", *OF_PYTORCH)]
+    failed = [row for row in rows if row["verdict"] in OF_PYTORCH]
     if not options.only:
         write("module_db", table, samples=len(rows), verdicts=dict(totals), wrong=wrong, not_exported=failed)
-    show(table, ("name", "samples", "equal", "refused", "different", "traceback", "MBC304", "not exported"))
+    show(table, ("name", "samples", "equal", "refused", "different", "traceback", "MBC304", *OF_PYTORCH))
     print(dict(totals))
     if wrong:
         raise SystemExit(f"{len(wrong)} samples are neither equal nor refused; the first: {wrong[0]['name']}")

@@ -12,7 +12,7 @@ from mbc.errors import MbcError
 from mbc.interchange.steps import Imported
 from mbc.interchange.write import LOSSES, Objective
 from mbc.pytorch.copies import copy_model
-from mbc.pytorch.targets import Target, target_of
+from mbc.pytorch.targets import OF_CLASSES, Target, target_of
 from mbc.pytorch.tensors import entries_of
 
 torch: Any = importlib.import_module("torch")
@@ -91,6 +91,13 @@ def fitted(objectives: Sequence[Objective | None], given: Any, network: Imported
 
 
 def _check_classes(objective: Objective, shape: tuple[int, ...]) -> None:
+    if objective.loss in OF_CLASSES and len(shape) < 2:
+        raise MbcError(
+            "MBC331",
+            f"the loss {objective.loss} needs a number for each class of a row, and the output has the shape "
+            f"{list(shape)}",
+            "return logits of the shape [N, C, ...]",
+        )
     _, found, weights = objective.settings.partition("class_weights=(")
     count = len([w for w in weights.partition(")")[0].split(",") if w.strip()])
     if found and count != shape[1]:

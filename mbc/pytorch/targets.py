@@ -16,7 +16,7 @@ from mbc.pytorch.tensors import readable
 torch: Any = importlib.import_module("torch")
 # Stands for a negative label that a loss leaves out: labels of the language count from 0.
 LEFT_OUT = 2**31 - 1
-_OF_CLASSES = ("softmax_cross_entropy", "nll")  # losses of class numbers
+OF_CLASSES = ("softmax_cross_entropy", "nll")  # losses of class numbers
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ def target_of(objective: Objective, loss: Any, example: Any) -> Target:
     Labels of -100, which torch leaves out unless another number is asked for, are planned where the example has some.
     """
     ignored = getattr(loss, "ignore_index", 0)
-    if objective.loss not in _OF_CLASSES or isinstance(loss, str):
+    if objective.loss not in OF_CLASSES or isinstance(loss, str):
         return Target(objective, None, False)
     if example is not None and torch.as_tensor(example).is_floating_point():
         return Target(replace(objective, soft=True), None, False)
@@ -67,7 +67,7 @@ def target_of(objective: Objective, loss: Any, example: Any) -> Target:
 def explain(targets: Sequence[Target], given: Sequence[Any], error: MbcError) -> MbcError:
     """Return what is wrong with targets that a step refused, in the words of torch; otherwise the error itself."""
     for target, value in zip(targets, given, strict=False):
-        if target.objective.loss not in _OF_CLASSES or not isinstance(value, torch.Tensor | np.ndarray):
+        if target.objective.loss not in OF_CLASSES or not isinstance(value, torch.Tensor | np.ndarray):
             continue
         tensor = torch.as_tensor(value)
         if tensor.is_floating_point() and not target.objective.soft:

@@ -64,7 +64,9 @@ def test_the_vocabulary_has_every_family() -> None:
     assert sum(map(len, FAMILIES.values())) >= 60
 
 
-@pytest.mark.parametrize("name", ["nn.GroupNorm", "nn.Conv1d", "nn.PReLU", "nn.AvgPool2d", "nn.LayerNorm"])
+@pytest.mark.parametrize(
+    "name", ["nn.GroupNorm", "nn.Conv1d", "nn.PReLU", "nn.AvgPool2d", "nn.LayerNorm", "nn.SmoothL1Loss"]
+)
 def test_samples_of_modules_are_imported_exactly_or_refused(name: str) -> None:
     pytest.importorskip("expecttest", reason="PyTorch's samples of modules ask for it")
     import module_db

@@ -31,6 +31,12 @@ class Behind(nn.Module):
         return self.function(self.first(x), *self.held)
 
 
+def _without(module: Any, name: str) -> Any:
+    """Return a module without one of its parameters."""
+    module.register_parameter(name, None)
+    return module
+
+
 IMAGE, LINE = (2, 3, 7, 5), (3, 4, 9)
 CASES: dict[str, tuple[tuple[int, ...], Callable[..., Tensor], tuple[Any, ...]]] = {
     "layer norm of the last two": (IMAGE, lambda x, m: m(x), (nn.LayerNorm((7, 5)),)),
@@ -60,6 +66,30 @@ CASES: dict[str, tuple[tuple[int, ...], Callable[..., Tensor], tuple[Any, ...]]]
         LINE, lambda x: F.adaptive_avg_pool1d(x, 4) + F.adaptive_max_pool1d(x, 4), (),
     ),
     "average pool with a divisor": (IMAGE, lambda x: F.avg_pool2d(x, (2, 3), padding=1, divisor_override=5), ()),
+    "pools of lines without channels": (
+        LINE,
+        lambda x: F.avg_pool1d(x.mean(1), 2) + F.max_pool1d(x.mean(1), 2) + F.adaptive_max_pool1d(x.amax(1), 4)
+        + F.adaptive_avg_pool1d(x.mean(1), 4),
+        (),
+    ),
+    "pools of images without channels": (
+        IMAGE,
+        lambda x: F.avg_pool2d(x.mean(1), (2, 1), divisor_override=3) + F.max_pool2d(x.amax(1), (2, 1))
+        + F.adaptive_avg_pool2d(x.mean(1), (3, 5)) + F.adaptive_max_pool2d(x.mean(1), 1),
+        (),
+    ),
+    "adaptive pools to the same size": (
+        IMAGE, lambda x: F.adaptive_avg_pool2d(x.mean(1), (7, 5)) + F.adaptive_max_pool2d(x.amax(1), (7, 5)), (),
+    ),
+    "convolution of a line of the same length": (
+        LINE, lambda x, m, n: m(x) + n(x), (nn.Conv1d(6, 4, 4, padding="same", dilation=2, groups=2),
+        nn.Conv1d(6, 4, 1, padding="valid", bias=False)),
+    ),
+    "batch norm without offset": (IMAGE, lambda x, m: m(x), (_without(nn.BatchNorm2d(6), "bias"),)),
+    "batch norm without scale": (LINE, lambda x, m: m(x), (_without(nn.BatchNorm1d(6), "weight"),)),
+    "batch norm of rows without offset": (
+        LINE, lambda x, m: m(x.mean(2)), (_without(nn.BatchNorm1d(6), "bias"),),
+    ),
     "nearest of a line": (LINE, lambda x: F.interpolate(x, scale_factor=2), ()),
     "linear of a line": (LINE, lambda x: F.interpolate(x, size=14, mode="linear"), ()),
     "transposed convolution of a line": (

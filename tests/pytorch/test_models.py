@@ -320,6 +320,13 @@ def test_losses_that_are_refused(loss, words):
     assert caught.value.code == "MBC331" and words in caught.value.message
 
 
+def test_a_loss_of_classes_of_one_number_a_row_is_refused() -> None:
+    model = nn.Sequential(nn.Flatten(), nn.Linear(297, 1), nn.Flatten(0))
+    with pytest.raises(MbcError) as caught:
+        trainer_of(model, loss=nn.CrossEntropyLoss())
+    assert caught.value.code == "MBC331" and "needs a number for each class of a row" in caught.value.message
+
+
 def sharing() -> Any:
     model = nn.Sequential(nn.Flatten(), nn.Linear(297, 297), nn.ReLU(), nn.Linear(297, 297))
     model[3].weight.data = model[1].weight.data

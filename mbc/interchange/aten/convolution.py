@@ -50,7 +50,8 @@ def _image(call: Call, name: str = "input") -> tuple[Activation, tuple[int, int,
     return x, pad
 
 
-def _pads(pad: tuple[int, int, int, int]) -> int | tuple[int, ...]:
+def sides(pad: tuple[int, int, int, int]) -> int | tuple[int, ...]:
+    """Return the setting for zeros above, below, left and right of an image, in as few numbers as say it."""
     top, bottom, left, right = pad
     return as_setting((top, left) if (top, left) == (bottom, right) else pad)
 
@@ -68,7 +69,7 @@ def _convolve(call: Call, pads: tuple[int, int, int, int], transposed: bool) -> 
         "channels": channels,
         "kernel": as_setting(weight.shape[2:]),
         "stride": as_setting(call.pair("stride", 1)),
-        "pad": _pads((top, bottom, left, right)),
+        "pad": sides((top, bottom, left, right)),
         "dilation": as_setting(call.pair("dilation", 1)),
         "groups": groups,
         "bias": bias is not None,
@@ -132,32 +133,6 @@ def _conv2d_padding(call: Call) -> Result:
     return _convolve(call, pads, transposed=False)
 
 
-def _conv1d(call: Call) -> Result:
-    """Rows as images of height 1."""
-    x = call.plain("input")
-    weight, bias = call.weight("weight"), call.optional_weight("bias")
-    if len(x.shape) != 3:
-        raise Refused(f"its tensor has the shape {list(x.shape)}", "give it [N, C, L]")
-    stride, pad, dilation = (
-        call.ints(name, (default,))[0] for name, default in (("stride", 1), ("padding", 0), ("dilation", 1))
-    )
-    filters, each, size = weight.shape
-    image = call.layer("reshape", x, (*x.shape[:2], 1, x.shape[2]), {"sizes": (x.shape[1], 1, x.shape[2])})
-    settings: dict[str, Setting] = {
-        "channels": filters,
-        "kernel": as_setting((1, size)),
-        "stride": as_setting((1, stride)),
-        "pad": as_setting((0, pad)),
-        "dilation": as_setting((1, dilation)),
-        "groups": call.integer("groups", 1),
-        "bias": bias is not None,
-    }
-    rows, _, length = call.result_shape
-    held = (weight, (filters, each, 1, size))
-    made = call.layer("conv", image, (rows, filters, 1, length), settings, weight=held, bias=bias)
-    return call.layer("reshape", made, call.result_shape, {"sizes": call.result_shape[1:]})
-
-
 def _conv_transpose2d(call: Call) -> Result:
     vertical, horizontal = call.pair("padding", 0)
     return _convolve(call, (vertical, vertical, horizontal, horizontal), transposed=True)
@@ -214,7 +189,6 @@ def _over_last(
 RULES: Mapping[str, Rule] = {
     "aten.conv2d.default": _conv2d,
     "aten.conv2d.padding": _conv2d_padding,
-    "aten.conv1d.default": _conv1d,
     "aten.conv_transpose2d.input": _conv_transpose2d,
     "aten.linear.default": _linear,
 }

@@ -7,17 +7,9 @@ from dataclasses import replace
 
 from mbc.interchange.aten.base import Call, Rule
 from mbc.interchange.aten.factors import channels_behind, over_channels, with_channels
-from mbc.interchange.aten.moments import group_norm, layer_norm
+from mbc.interchange.aten.moments import affine, group_norm, layer_norm
 from mbc.interchange.aten.operands import CHANNELS_LAST, PLAIN, Refused, Result, Scaled, Standardized, Weight
 from mbc.interchange.steps import Setting
-
-
-def _affine(call: Call) -> tuple[Weight | None, Weight | None]:
-    """Scale and offset: both or none of them."""
-    weight, bias = call.optional_weight("weight"), call.optional_weight("bias")
-    if (weight is None) != (bias is None):
-        raise Refused("it has a scale without an offset, or the reverse", "give it both, with affine=True")
-    return weight, bias
 
 
 def _batch_norm(call: Call) -> Result:
@@ -33,11 +25,14 @@ def _batch_norm(call: Call) -> Result:
     if mean is None or variance is None:
         raise Refused("it keeps no running statistics", "build it with track_running_stats=True")
     x = call.plain("input")
-    weight, bias = _affine(call)
+    weight, bias = call.optional_weight("weight"), call.optional_weight("bias")
+    is_affine = weight is not None and bias is not None
+    held = {"weight": weight, "bias": bias} if is_affine else {}
     settings: Mapping[str, Setting] = {
-        "eps": call.real("eps", 1e-5), "momentum": call.real("momentum", 0.1), "affine": weight is not None,
+        "eps": call.real("eps", 1e-5), "momentum": call.real("momentum", 0.1), "affine": is_affine,
     }  # fmt: skip
-    return call.layer("bn", x, x.shape, settings, weight=weight, bias=bias, running_mean=mean, running_var=variance)
+    made = call.layer("bn", x, x.shape, settings, **held, running_mean=mean, running_var=variance)
+    return made if is_affine else affine(call, made, weight, bias, 1)
 
 
 def _standardized(call: Call, weight: Weight) -> Standardized:

@@ -37,10 +37,20 @@ def _window(call: Call) -> dict[str, Setting]:
 
 
 def _images(call: Call) -> Activation:
+    """Return the images that are pooled; [N, H, W] as images of one channel."""
     x = call.plain("self")
+    if len(x.shape) == 3:
+        x = call.layer("reshape", x, (x.shape[0], 1, *x.shape[1:]), {"sizes": (1, *x.shape[1:])})
     if len(x.shape) != 4:
         raise Refused(f"its tensor has the shape {list(x.shape)}", "pool images, [N, C, H, W]")
     return x
+
+
+def _pool(call: Call, op: str, x: Activation, settings: Mapping[str, Setting]) -> Activation:
+    """Return what a layer makes of images, in the program's shape."""
+    shape = call.result_shape
+    made = call.layer(op, x, (shape[0], x.shape[1], *shape[-2:]), settings)
+    return made if made.shape == shape else call.layer("reshape", made, shape, {"sizes": shape[1:]})
 
 
 def _max_pool2d(call: Call) -> Result:
@@ -56,7 +66,7 @@ def _max_pool2d(call: Call) -> Result:
         if all(pad < kernel[axis // 2] for axis, pad in enumerate(pads)):
             window["pad"] = as_setting(pads)
             return call.layer("maxpool", Activation(x.value, x.shape), call.result_shape, window)
-    return call.layer("maxpool", _images(call), call.result_shape, window)
+    return _pool(call, "maxpool", _images(call), window)
 
 
 def _avg_pool2d(call: Call) -> Result:
@@ -64,11 +74,11 @@ def _avg_pool2d(call: Call) -> Result:
     divisor = call.argument("divisor_override")
     if divisor is None:
         counted = call.flag("count_include_pad", True)
-        return call.layer("avgpool", x, call.result_shape, window | {"count_pad": counted})
+        return _pool(call, "avgpool", x, window | {"count_pad": counted})
     call.ignore("count_include_pad")  # the divisor is given
     if window["ceil"] or not isinstance(divisor, int):
         raise Refused("its divisor is given, and its last windows may be cut", "use ceil_mode=False")
-    made = call.layer("avgpool", x, call.result_shape, window)
+    made = _pool(call, "avgpool", x, window)
     return call.operator("*", made, math.prod(call.pair("kernel_size", 1)) / divisor, made.shape)
 
 
@@ -78,30 +88,30 @@ def _global_average(call: Call, x: Activation) -> Activation:
 
 
 def _adaptive_avg_pool2d(call: Call) -> Result:
-    x = _images(call)
     size = call.pair("output_size", 1)
-    if size == x.shape[2:]:
-        return x
-    if size == (1, 1):
+    if size == call.lazy("self").seen[-2:]:
+        return call.lazy("self")
+    x = _images(call)
+    if size == (1, 1) and len(call.result_shape) == 4:
         return _global_average(call, x)
     kernel = _divided(x, size)
     if kernel is None:
-        return call.layer("adaptive_avgpool", x, call.result_shape, {"size": as_setting(size)})
-    return call.layer("avgpool", x, call.result_shape, {"kernel": kernel})
+        return _pool(call, "adaptive_avgpool", x, {"size": as_setting(size)})
+    return _pool(call, "avgpool", x, {"kernel": kernel})
 
 
 def _adaptive_max_pool2d(call: Call) -> Result:
-    x = _images(call)
     size = call.pair("output_size", 1)
+    x = _images(call)
     kernel = _divided(x, size)
-    if size == x.shape[2:]:
-        made = x
+    if size == call.lazy("self").seen[-2:]:
+        made = call.lazy("self")
     elif size == (1, 1):
-        made = call.layer("global_maxpool", x, call.result_shape)
+        made = _pool(call, "global_maxpool", x, {})
     elif kernel is None:
-        made = call.layer("adaptive_maxpool", x, call.result_shape, {"size": as_setting(size)})
+        made = _pool(call, "adaptive_maxpool", x, {"size": as_setting(size)})
     else:
-        made = call.layer("maxpool", x, call.result_shape, {"kernel": kernel})
+        made = _pool(call, "maxpool", x, {"kernel": kernel})
     return made, Untaken("it takes the positions of maxima", "use the maxima alone (return_indices=False)")
 
 
