@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,11 +14,6 @@ from mbc.progress import busy
 if TYPE_CHECKING:
     from mbc.interchange.importing import ImportedModel
 
-_NO_BACKWARD = (
-    "an exported program has the forward pass alone: the backward pass of a torch.autograd.Function is not in it"
-    " (mbc.from_torch sees it)"
-)
-
 
 def run(arguments: argparse.Namespace) -> int:
     """Read a model, write its source and weights, say what they are."""
@@ -27,13 +21,11 @@ def run(arguments: argparse.Namespace) -> int:
     weights = source.with_suffix(".safetensors") if arguments.weights is None else Path(arguments.weights)
     for path in (source, weights):
         check_free(path, arguments.force)
-    from mbc.interchange.importing import ONNX, import_model
+    from mbc.interchange.importing import import_model
     from mbc.interchange.weights import write_weights
     from mbc.runtime.replace import replace_file
 
     with notes(), busy(f"importing {arguments.model}"):
-        if Path(arguments.model).suffix != ONNX:
-            warnings.warn(_NO_BACKWARD, RuntimeWarning, stacklevel=1)
         name = arguments.name or source.stem
         path = Path(arguments.model)
         made = import_model(path, name, arguments.loss, arguments.flat, arguments.batch)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from mbc.frontend.format import format_source
 from mbc.frontend.lower import lower
 from mbc.frontend.parse import parse
 from mbc.interchange.from_onnx.read import batch_is_said, read_onnx
-from mbc.interchange.program import Program
+from mbc.interchange.program import Line, Program
 from mbc.interchange.pt2 import printable, read_pt2
 from mbc.interchange.refusal import Refusal, refused
 from mbc.interchange.steps import Imported
@@ -37,13 +38,25 @@ def import_model(
 
     A file that ends in `.onnx` is an ONNX model, any other an exported program of torch. `name` is the network's;
     `loss` one of `mbc.interchange.write.LOSSES`, of every output and a target of its own; `flat`: without blocks;
-    `batch`: rows of a mini-batch, where an ONNX file leaves them open. Raises MBC300 to MBC304 and MBC349 to MBC353.
+    `batch`: rows of a mini-batch, where an ONNX file leaves them open. Warns (RuntimeWarning) where an exported program
+    may leave out a backward pass. Raises MBC300 to MBC304 and MBC349 to MBC353.
     """
-    network = translate(_program(path, batch), name)
+    program = _program(path, batch)
+    network = translate(program, name)
+    if program.opaque is not None:
+        warnings.warn(_without_backward(program.opaque), RuntimeWarning, stacklevel=2)
     title = f"Imported from {printable(path.name)} ({network.writer})."
     source = write_source(network, loss, title, flat)
     check_source(source, network)
     return ImportedModel(network, format_source(Source("the written source", source)))
+
+
+def _without_backward(line: Line) -> str:
+    where = f"'{line.code}' ({line.file}:{line.number})" if line.file else "a region without gradients"
+    return (
+        f"{where} may apply a torch.autograd.Function, whose backward pass is not in an exported program:"
+        " mbc.from_torch sees it"
+    )
 
 
 def _program(path: Path, batch: int | None) -> Program:

@@ -141,7 +141,8 @@ class Held:
 class Program:
     """`held`: by the name that nodes call it. `outputs`: those that the model returns, in order. `mutated`: keys of
     buffers and names of inputs that the program says it changes. `arrays`: the numbers, by `storage`. `counts`: by how
-    much a step increases buffers that count its calls, by `storage`."""
+    much a step increases buffers that count its calls, by `storage`. `opaque`: a line of the model that may apply a
+    function with a backward pass of its own, which the program does not say."""
 
     inputs: tuple[str, ...]
     held: Mapping[str, Held]
@@ -152,6 +153,7 @@ class Program:
     arrays: Mapping[str, Array]
     writer: str = ""
     counts: Mapping[str, int] = field(default_factory=dict[str, int])
+    opaque: Line | None = None
 
 
 FLOATING = frozenset(("float64", "float32", "float16", "bfloat16"))

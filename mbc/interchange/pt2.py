@@ -60,6 +60,7 @@ _CHECKPOINTED = (
     "torch.utils.checkpoint with use_reentrant=True runs it, whose gradients the program does not have",
     "export the model with use_reentrant=False, which computes the same",
 )
+_OF_EXPORT = re.compile(r"[/\\]torch[/\\]_dynamo[/\\]")
 _OF_TORCH = re.compile(r"[/\\]torch[/\\]")
 _OF_CHECKPOINT = re.compile(r"[/\\]torch[/\\]utils[/\\]checkpoint\.py$")
 
@@ -136,7 +137,8 @@ class _Reader:
         arrays = self._arrays(held.values(), {**payloads, **constants})
         nodes = tuple(_node(node) for node in graph["nodes"])
         writer = f"torch {printable(str(document.get('torch_version', '?')), 40)}"
-        return Program(tuple(inputs), held, nodes, outputs, tensors, mutated, arrays, writer)
+        opaque = next(filter(None, map(_opaque_line, graph["nodes"])), None)
+        return Program(tuple(inputs), held, nodes, outputs, tensors, mutated, arrays, writer, opaque=opaque)
 
     def _old(self, reason: str) -> MbcError:
         remedy = "export the model again: torch 2.8 to 2.14 write what is read here"
@@ -382,6 +384,20 @@ def _refusal(trace: Any) -> tuple[str, str] | None:
     # The other form of a checkpoint runs `fn`, and its operations are in the program as any others.
     frames = (frame for frame in _frames(trace) if _OF_CHECKPOINT.search(frame.file))
     return _CHECKPOINTED if any(frame.code.startswith("outputs = run_function(") for frame in frames) else None
+
+
+def _opaque_line(node: Mapping[str, Any]) -> Line | None:
+    """Return the line that calls more than modules on the way to an operation; None where all that runs is known.
+
+    torch.export names the lines of functions called `forward`: one for each module, one for each
+    `torch.autograd.Function`. A strict export runs such functions in a region without gradients instead.
+    """
+    metadata = cast("Mapping[str, Any]", node.get("metadata") or {})
+    frames = [frame for frame in _frames(metadata.get("stack_trace", "")) if not _OF_EXPORT.search(frame.file)]
+    if str(node["target"]).endswith("wrap_with_set_grad_enabled"):
+        return frames[-1] if frames else Line("", 0, "")
+    calls = 1 + len(_modules(metadata.get("nn_module_stack", "")))
+    return frames[calls - 1] if len(frames) > calls and not _OF_TORCH.search(frames[-1].file) else None
 
 
 def _is_of_autograd(trace: Any) -> bool:

@@ -29,8 +29,10 @@ from mbc.pytorch.tensors import example_tensors, readable
 from mbc.pytorch.watch import Watch
 from mbc.pytorch.weights import Weights
 from mbc.runtime.arguments import duration_of
+from mbc.runtime.cuda import not_built
+from mbc.runtime.driver import no_gpu
 from mbc.runtime.loss import Loss
-from mbc.runtime.module import Module
+from mbc.runtime.module import Module, closed
 from mbc.source import Source
 from mbc.stages import Stages
 
@@ -103,7 +105,8 @@ class Trainer:
     def step(self, *inputs: Any, lr: float | None = None) -> Loss:
         """One update from inputs and targets, in the order of the source: tensors on the CPU, or on the GPU that the
         trainer runs on. `lr`: of the first parameter group; None: what the optimizer's groups say now, so that torch's
-        schedulers work. MBC335 and MBC336, and what `Module.step` raises."""
+        schedulers work. MBC230, MBC335 and MBC336, and what `Module.step` raises."""
+        self._check_open()
         rate = rate_now(self._updates, self._optimizer, lr)
         rows = inputs[0].shape[0] if inputs and getattr(inputs[0], "ndim", 0) else self.module.step_batch
         if rows != self.module.step_batch:
@@ -113,9 +116,8 @@ class Trainer:
                 "let the DataLoader drop the last batch (drop_last=True), or make a trainer with such an example",
             )
         given = self._read(inputs)
-        if self.open:
-            self._watch.check()
-            self._weights.take_in()
+        self._watch.check()
+        self._weights.take_in()
         try:
             loss = self.module.step(*given, lr=rate)
         except MbcError as error:
@@ -132,8 +134,8 @@ class Trainer:
     def evaluate(self, *inputs: Any) -> Any:
         """Outputs for 1 to `batch` rows, with running statistics and without dropout, as tensors on the device of the
         first input."""
-        if self.open:
-            self._weights.take_in()
+        self._check_open()
+        self._weights.take_in()
         made = self.module.forward(*self._read(inputs))
         device = getattr(inputs[0], "device", "cpu")
         tensors = tuple(torch.from_numpy(a).to(device) for a in (made if isinstance(made, tuple) else (made,)))
@@ -145,6 +147,11 @@ class Trainer:
             return list(inputs)  # a message says what is missing
         targets = zip(self._targets, inputs[self._inputs :], strict=False)
         return [*(readable(inputs[n]) for n in self._used), *(target.read(given) for target, given in targets)]
+
+    def _check_open(self) -> None:
+        """Raise MBC230 where the trainer was closed."""
+        if not self.open:
+            raise closed("the trainer", "make another one: mbc.from_torch(model, ...)")
 
     @property
     def open(self) -> bool:
@@ -187,6 +194,8 @@ def make_trainer(
     began_s = time.perf_counter()
     measure_for_s = duration_of("measure_for", measure_for)
     refuse_model(model)
+    if device == "cuda" and current_gpu() is None:
+        raise no_gpu("none is visible to this process")
     _check_alone(model)
     with busy("making a trainer") if progress else nullcontext(_silent) as say:
         say("import")
@@ -275,6 +284,9 @@ def _opened(source: Source, options: Options, stages: Stages, device: str, seed:
     with tempfile.TemporaryDirectory() as folder:
         options, package = replace(options, measure=Measure.MISSING), Path(folder) / "from_torch_package"
         made = compile_source(source, options, package, stages=stages)
+        if device == "cuda" and made.package.library is None:
+            lacking = ", ".join(library.name for library in made.package.missing)
+            raise not_built(f"the code for the GPU was not built without {lacking}")
         return Module(made.package.folder, seed, device)
 
 

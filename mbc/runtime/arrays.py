@@ -115,9 +115,10 @@ def check_rows(
     exact: bool,
     ranks: Ranks | None = None,
     rank: int = 0,
+    accumulate: int = 1,
 ) -> int:
     """The number of rows that all per-sample arrays have; MBC147 unless it is `batch` (`exact`) or 1 to `batch`, which
-    may be those of one `rank` of several."""
+    may be those of one `rank` of several, or of `accumulate` mini-batches."""
     counts = {w.name: a.shape[0] for w, a in zip(wanted, arrays, strict=True) if w.per_sample}
     if len(set(counts.values())) > 1:
         each = ", ".join(f"'{name}' has {count}" for name, count in counts.items())
@@ -133,10 +134,13 @@ def check_rows(
             f"pass rows [{first}:{first + batch}] of each mini-batch; batch (--set batch) counts the rows of all ranks",
         )
     if exact and rows != batch:
+        each, rest = divmod(rows, accumulate)
+        of = f" (accumulate: {accumulate} mini-batches of {batch // accumulate})" if accumulate > 1 else ""
+        other = "" if rest or not each else f", or compile the network with --set batch={each}"
         raise MbcError(
             "MBC147",
-            f"input '{name}' has {rows} rows, a step takes exactly {batch}",
-            f"pass {batch} rows, or compile the network with --set batch={rows}",
+            f"input '{name}' has {rows} rows, a step takes exactly {batch}{of}",
+            f"pass {batch} rows{other}",
         )
     if not 1 <= rows <= batch:
         raise MbcError(

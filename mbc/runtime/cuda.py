@@ -54,6 +54,11 @@ _STEPS_AHEAD = 16  # steps that may be queued before the first one's figures are
 _OUT_OF_MEMORY = re.compile(r"out of memory|ALLOC", re.IGNORECASE)
 
 
+def not_built(reason: str) -> MbcError:
+    """Return MBC157: a module is to run on a GPU, and no code was built for one."""
+    return MbcError("MBC157", reason, "`mbc doctor` says what a build needs; then compile again")
+
+
 def open_cuda(
     plan: Plan, places: Places, folder: Path | None, *, canaries: bool, eager: bool, prefetch: bool,
     membership: Membership | None = None, listener: int | None = None,
@@ -70,9 +75,7 @@ def open_cuda(
         raise MbcError("MBC168", "precision fp64 runs on the CPU only", 'choose another precision, or device="cpu"')
     if folder is None or not (folder / LIBRARY_FILE).is_file():
         where = f"'{folder}' has no {LIBRARY_FILE}" if folder is not None else "a plan alone has no library"
-        raise MbcError(
-            "MBC157", f"{where}: it was not built for a GPU", "`mbc doctor` says what a build needs; then compile again"
-        )
+        raise not_built(f"{where}: it was not built for a GPU")
     return Cuda(plan, places, folder, membership, listener, canaries=canaries, eager=eager, prefetch=prefetch)
 
 

@@ -22,18 +22,19 @@ def open_driver() -> Any:
             "MBC153", f"PyCUDA is not installed ({error})", "install mbc with its CUDA part: mbc-compiler[cuda]"
         ) from error
     except ImportError as error:
-        raise _no_gpu(str(error)) from error
+        raise no_gpu(str(error)) from error
     try:
         driver.init()
         count = driver.Device.count()
     except driver.Error as error:
-        raise _no_gpu(str(error)) from error
+        raise no_gpu(str(error)) from error
     if count == 0:
-        raise _no_gpu("the driver knows none")
+        raise no_gpu("the driver knows none")
     return driver
 
 
-def _no_gpu(why: str) -> MbcError:
+def no_gpu(why: str) -> MbcError:
+    """Return MBC152: a module is to run on a GPU, and there is none."""
     return MbcError("MBC152", f"there is no GPU to run on: {why}", 'use device="cpu", or see `mbc doctor`')
 
 

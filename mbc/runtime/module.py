@@ -39,6 +39,11 @@ Array = NDArray[Any]
 Output = Array | DeviceOutput
 
 
+def closed(what: str, remedy: str) -> MbcError:
+    """Return MBC230 for something that is used after it was closed."""
+    return MbcError("MBC230", f"{what} is closed", remedy)
+
+
 class Module:
     """A network as `mbc compile` wrote it. After construction nothing is allocated on the device.
 
@@ -111,7 +116,8 @@ class Module:
             wanted, places = self._train_inputs, self._places.train_inputs
             arrays = self._received(wanted, inputs, named)
             ranks = self._plan.graph.ranks if self._plan.graph.optimizer.accumulate == 1 else None
-            check_rows(wanted, arrays, self.step_batch, True, ranks, self.rank)
+            accumulate = self._plan.graph.optimizer.accumulate
+            check_rows(wanted, arrays, self.step_batch, True, ranks, self.rank, accumulate)
             last = self.step_batch // self.batch - 1
             self._hand(self._machine, wanted, places, self._mini_batch(arrays, 0))
             with self._changing() as machine:
@@ -404,7 +410,7 @@ class Module:
         """What runs the programs: MBC230 once it has given everything back, MBC235 where it cannot be used, MBC236
         while it holds neither what was before a step nor what was to be behind it."""
         if self._closed:
-            raise MbcError("MBC230", "the module is closed", "open another one: Module(...)")
+            raise closed("the module", "open another one: Module(...)")
         self._opened_machine.check_home()
         if self._broken_off:
             raise MbcError(

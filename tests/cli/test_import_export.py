@@ -28,7 +28,7 @@ def test_help_names_the_losses_that_there_are():
 def test_a_model_becomes_a_source_and_weights(mbc, model: Path):
     result = mbc("import", "net.pt2", "-o", "stem.mbc")
     assert result.code == 0, result.err
-    assert "note: an exported program has the forward pass alone" in result.err and "checked" not in result.out
+    assert "note:" not in result.err and "checked" not in result.out
     assert "stem.mbc: 1 operation in 9 lines" in result.out
     assert "stem.safetensors: 15 numbers in 1 state, for 1 key of the state_dict" in result.out
     assert "train it: mbc train stem.mbc --data DATA --weights stem.safetensors" in result.out

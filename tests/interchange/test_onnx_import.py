@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -123,6 +124,12 @@ def test_what_was_folded_is_said(tmp_path: Path) -> None:
     with pytest.warns(RuntimeWarning, match="batch norms that were folded into them cannot be rebuilt"):
         made = compared(tmp_path, net, IMAGE, train=False)
     assert "bias=true" in made.source and "bn" not in made.source
+
+
+def test_a_file_that_never_had_a_batch_norm_is_imported_without_a_warning(tmp_path: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        compared(tmp_path, nn.Sequential(nn.Conv2d(3, 4, 1), nn.ReLU()), IMAGE, train=False)
 
 
 def _made(tmp_path: Path, nodes: Sequence[Any], held: dict[str, Any], **options: Any) -> ImportedModel:

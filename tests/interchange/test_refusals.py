@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 
 import pytest
@@ -277,6 +278,27 @@ def test_control_flow_and_functions_of_ones_own(tmp_path: Path) -> None:
     assert "nothing like it" in refusal(tmp_path, Of(branches))
     message = refusal(tmp_path, Of(lambda x: Doubled.apply(x)))
     assert "nothing like it" in message
+
+
+def test_a_line_that_may_apply_a_function_with_a_backward_pass_is_named(tmp_path: Path) -> None:
+    class Same(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x: Tensor) -> Tensor:
+            y = x.relu()
+            return y
+
+        @staticmethod
+        def backward(ctx, *dy: Tensor) -> Tensor:
+            return dy[0]
+
+    def helper(x: Tensor) -> Tensor:
+        return Same.apply(x)
+
+    with pytest.warns(RuntimeWarning, match=r"may apply a torch.autograd.Function.*mbc.from_torch sees it"):
+        import_model(exported(tmp_path, Of(lambda x: helper(x)), IMAGE), "net")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        import_model(exported(tmp_path, Of(lambda x: x.relu()), IMAGE), "net")
 
 
 def test_outputs_that_are_none(tmp_path: Path) -> None:

@@ -374,7 +374,17 @@ def test_an_exception_in_the_middle_of_an_epoch_frees_memory_and_keeps_what_was_
     assert not torch.equal(model[0].weight, before)
     with pytest.raises(MbcError, match="MBC230"):
         module.forward(images)
-    with pytest.raises(MbcError, match="MBC230"):
-        trainer.step(images, labels)
+    for call in (trainer.step, trainer.evaluate):
+        with pytest.raises(MbcError, match="the trainer is closed") as caught:
+            call(images, labels)
+        assert caught.value.code == "MBC230" and "from_torch" in caught.value.remedy
     with trainer_of(model):  # the model is free again
         pass
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_gpu_that_is_not_there_is_named_before_anything_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    with pytest.raises(MbcError, match="there is no GPU to run on") as caught:
+        trainer_of(net(), device="cuda")
+    assert caught.value.code == "MBC152"

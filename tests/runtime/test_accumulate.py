@@ -116,7 +116,8 @@ def test_a_step_takes_the_rows_of_all_its_mini_batches(tmp_path: Path):
     assert (net.batch, net.step_batch) == (ROWS, COUNT * ROWS)
     with pytest.raises(MbcError, match="has 6 rows, a step takes exactly 18") as caught:
         net.step(*batch(), lr=0.1)
-    assert caught.value.code == "MBC147"
+    assert caught.value.code == "MBC147" and "(accumulate: 3 mini-batches of 6)" in caught.value.message
+    assert "--set batch=2" in caught.value.remedy
     assert np.shape(net.forward(batch()[0])) == (ROWS, 5)
     net.step(*batch(0, COUNT * ROWS), lr=0.1)
     net.save(tmp_path / "w")

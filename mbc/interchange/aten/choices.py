@@ -192,4 +192,7 @@ RULES: Mapping[str, Rule] = {
     "aten.where.ScalarSelf": _where,
     "aten.where.Scalar": _where,
 }
-NOT_TAKEN: Mapping[str, str] = {}
+NOT_TAKEN: Mapping[str, str] = {
+    f"aten.{name}.Tensor": "bound it by torch.maximum(x, low) and torch.minimum(x, high)"
+    for name in ("clamp", "clamp_min", "clamp_max")
+}

@@ -48,6 +48,20 @@ RULES: Mapping[str, Rule] = MappingProxyType({name: rule for f in _FAMILIES for 
 NOT_TAKEN: Mapping[str, str] = MappingProxyType({name: text for f in _FAMILIES for name, text in f.NOT_TAKEN.items()})
 
 
+def _may_hold_norm(operator: Operator) -> bool:
+    """Return whether a convolution has a bias that a folded batch norm may have left.
+
+    Exporters give folded numbers names of their own; those of a layer that had a bias itself are `PATH.weight` and
+    `PATH.bias`.
+    """
+    if operator.op not in _LONE:
+        return False
+    names = operator.input(1), operator.input(2)
+    own = [name.removesuffix(suffix) for name, suffix in zip(names, (".weight", ".bias"), strict=True)]
+    is_own = own[0] == own[1] and all(map(str.__ne__, own, names))
+    return bool(names[1]) and not is_own
+
+
 def read_onnx(path: Path, batch: int | None = None) -> Program:
     """The program of an .onnx file, for training. `batch`: rows of a mini-batch, where the file leaves them open.
 
@@ -122,7 +136,7 @@ class _Reader:
             if not self._has(value.name):
                 raise ValueError(f"nothing gives its output '{printable(value.name)}'")
         said = {op.op for op in operators}
-        if said & _LONE and not said & _NORMS and any(op.op in _LONE and op.input(2) for op in operators):
+        if not said & _NORMS and any(map(_may_hold_norm, operators)):
             warnings.warn(
                 f"'{self._path}' has convolutions with a bias, and no normalisation: batch norms that were folded into"
                 " them cannot be rebuilt. Without them a network trains otherwise: export it before they are folded"
