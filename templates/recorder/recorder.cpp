@@ -1,10 +1,10 @@
-// Times what captured CUDA graphs run on the GPU, node by node, by CUPTI's activity records. One recorder a process: CUPTI
-// has one subscriber.
+// Times what captured CUDA graphs run on the GPU, node by node, by CUPTI's activity records. A process has one
+// recorder, because CUPTI has one subscriber.
 //
-// CUPTI, https://docs.nvidia.com/cupti/api/group__CUPTI__ACTIVITY__API.html: a record of a kernel, copy or fill that a graph
-// launched has the id of its node. The module tells, while a graph is made, which launch each node is of
-// (mbc_recorder_node, an MbcNodeOfLaunch of mbc_module.h). An executable graph may have clones of those nodes, with ids of
-// their own: CUPTI tells what each is a clone of.
+// CUPTI, https://docs.nvidia.com/cupti/api/group__CUPTI__ACTIVITY__API.html: the record of a kernel, copy or fill that
+// a graph launched has the id of its node. During the capture of a graph, the module reports the launch of each node
+// (mbc_recorder_node, an MbcNodeOfLaunch of mbc_module.h). An executable graph may have clones of those nodes with
+// their own ids; CUPTI reports the original of each clone.
 #include <cupti.h>
 #include <cxxabi.h>
 
@@ -19,8 +19,8 @@
 
 namespace {
 
-// Records grow at their end from one version of CUPTI to the next. These have every field that is read here, and the
-// headers of CUDA 12.4 to 13 know them.
+// Records grow at their end from one version of CUPTI to the next. The versions used here have every field that is
+// read, and the headers of CUDA 12.4 to 13 define them.
 using KernelRecord = CUpti_ActivityKernel9;
 using CopyRecord = CUpti_ActivityMemcpy5;
 using PeerCopyRecord = CUpti_ActivityMemcpyPtoP4;
@@ -29,10 +29,10 @@ using FillRecord = CUpti_ActivityMemset4;
 constexpr CUpti_ActivityKind KINDS[] = {CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL, CUPTI_ACTIVITY_KIND_MEMCPY,
                                         CUPTI_ACTIVITY_KIND_MEMCPY2, CUPTI_ACTIVITY_KIND_MEMSET};
 constexpr size_t BUFFER_BYTES = 4 << 20;
-constexpr size_t BUFFER_ALIGNMENT = 8;  // of records
+constexpr size_t BUFFER_ALIGNMENT = 8;  // alignment of records
 
-// What one node ran once; mbc/record/recorder.py reads it. `call`: the graph launch that it was run by; `launch`: of
-// `program`, -1 where the module told of none.
+// One run of one node; mbc/record/recorder.py reads it. `call`: the graph launch that ran the node; `launch`: of
+// `program`, -1 if the module reported none.
 struct Event {
   int64_t start_ns;
   int64_t end_ns;
@@ -111,7 +111,7 @@ const char* copy_name(uint8_t kind) {
   }
 }
 
-// What runs outside of graphs (the warm-up, inputs, figures) is nobody's node.
+// Work outside of graphs (the warm-up, inputs, figures) belongs to no node.
 template <typename Record>
 void keep(const Record& record, const char* name) {
   if (record.graphNodeId == 0) return;
@@ -157,7 +157,7 @@ void CUPTIAPI complete_buffer(CUcontext context, uint32_t stream, uint8_t* buffe
   CUpti_Activity* record = nullptr;
   while (valid_bytes > 0) {
     const CUptiResult status = cuptiActivityGetNextRecord(buffer, valid_bytes, &record);
-    if (status == CUPTI_ERROR_MAX_LIMIT_REACHED) break;  // that was the last one
+    if (status == CUPTI_ERROR_MAX_LIMIT_REACHED) break;  // that was the last record
     if (!recorder.check(status, "cuptiActivityGetNextRecord")) break;
     take(record);
   }
@@ -181,9 +181,9 @@ void CUPTIAPI on_clone(void*, CUpti_CallbackDomain, CUpti_CallbackId id, const v
 
 }  // namespace
 
-// These return a CUptiResult, 0 for success; mbc_recorder_failure says which call failed first, and how.
+// These return a CUptiResult, 0 for success; mbc_recorder_failure names the first call that failed, and its error.
 
-// From now on whatever graphs run is recorded. To be called before they are made.
+// Records all graphs from now on. Must be called before the graphs are created.
 MBC_EXPORT int mbc_recorder_open() {
   recorder.check(cuptiSubscribe(&recorder.subscriber, on_clone, nullptr), "cuptiSubscribe") &&
       recorder.check(cuptiEnableCallback(1, recorder.subscriber, CUPTI_CB_DOMAIN_RESOURCE,
@@ -203,7 +203,7 @@ MBC_EXPORT void mbc_recorder_node(int program, int64_t launch, void* node) {
   if (recorder.check(status, "cuptiGetGraphNodeId")) recorder.owners[id] = Owner{program, launch};
 }
 
-// Stops recording and finds every event's launch; the GPU has to be idle.
+// Stops recording and assigns every event to its launch; the GPU must be idle.
 MBC_EXPORT int mbc_recorder_stop() {
   recorder.check(cuptiActivityFlushAll(0), "cuptiActivityFlushAll");
   for (const CUpti_ActivityKind kind : KINDS) recorder.check(cuptiActivityDisable(kind), "cuptiActivityDisable");

@@ -1,7 +1,7 @@
-// What all scripts share: the data of the page, its tables, how sizes and times are written, and elements. Texts are set
-// by textContent only. All scripts of a page are one module, one after another: those behind this one wait for the data.
+// Common parts of all scripts: the data of the page, its tables, formats of sizes and times, and elements. Texts are
+// set by textContent only. All scripts of a page form one module, one after another: later ones wait for the data.
 
-// The text that was deflated (zlib, RFC 1950) and written in base64.
+// A text that was deflated (zlib, RFC 1950) and encoded in base64.
 async function unpacked(base64) {
   const bytes = Uint8Array.from(atob(base64), (letter) => letter.charCodeAt(0));
   return new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"))).text();
@@ -23,14 +23,14 @@ function rowsOf(table) {
   return Array.from({ length: table.count }, (_, i) => Object.fromEntries(columns.map(([name, column]) => [name, column[i]])));
 }
 
-// As Python rounds: half to even, where toFixed rounds up. Of a number with so few binary places a half is exact.
+// Rounds as Python does: half to even, where toFixed rounds up. A number with so few binary places has an exact half.
 function rounded(value, digits) {
   const scaled = value * 10 ** digits;
   const half = Number.isInteger(value * 2 ** (digits + 1)) && Math.abs(scaled % 1) === 0.5;
   return (half ? (2 * Math.round(scaled / 2)) / 10 ** digits : value).toFixed(digits);
 }
 
-// As mbc/units.py writes them.
+// The formats of mbc/units.py.
 function showSize(bytes) {
   if (bytes === null || bytes === undefined) return "-";
   let size = bytes;

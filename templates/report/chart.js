@@ -1,8 +1,8 @@
 // Thousands of rectangles on a canvas, with axes, zoom, hover and choice. Rectangles are given in the units of the axes:
 // item i is [x0[i], x1[i]) by [y0[i], y1[i]); `colours[i]` names a colour of the style sheet.
 class Chart {
-  // options: label, height, left (of the plot: pixels, or a function of the pen), x: {low, high, show, title}, y: the
-  // same, describe(i), choose(i), under(chart), over(chart)
+  // options: label, height, left (of the plot: pixels, or a function of the pen), x: {low, high, show, title}, y
+  // likewise, describe(i), choose(i), under(chart), over(chart)
   constructor(place, options) {
     this.options = options;
     this.items = { count: 0, x0: [], x1: [], y0: [], y1: [], colours: [] };
@@ -65,7 +65,7 @@ class Chart {
     this.draw();
   }
 
-  // Brings an item into view and chooses it.
+  // Brings an item into view and selects it.
   show(i) {
     if (i < 0) return;
     const { x0, x1, y0, y1 } = this.items;
@@ -128,7 +128,7 @@ class Chart {
     if (i >= 0 && this.options.choose) this.options.choose(i);
   }
 
-  // The last item drawn at a point; near ones of items that are thinner than a finger.
+  // The last item drawn at a point; also near ones, if items are thinner than a finger.
   hit(px, py) {
     const { x0, x1, y0, y1, count } = this.items;
     const near = this.options.near || 1;
@@ -250,7 +250,7 @@ class Chart {
   }
 }
 
-// Round numbers between two, about `count` of them.
+// About `count` round numbers between two numbers.
 function ticks(low, high, count) {
   const rough = (high - low) / Math.max(1, count);
   const power = 10 ** Math.floor(Math.log10(rough || 1));
@@ -260,7 +260,7 @@ function ticks(low, high, count) {
   return found;
 }
 
-// The same for bytes: steps of powers of two.
+// About `count` round sizes between two sizes, in steps of powers of two.
 function byteTicks(low, high, count) {
   const step = 2 ** Math.ceil(Math.log2(Math.max(1, (high - low) / Math.max(1, count))));
   const found = [];

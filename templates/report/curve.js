@@ -1,9 +1,9 @@
 const KIND_COLOUR = Object.fromEntries(DATA.kinds.map((kind, i) => [kind, `c${i}`]));
 
-// Areas by group, of kinds unless `groups` says otherwise: names in the order in which they are stacked, and the colour of
-// each; of the launches in one pixel the one with most live bytes is shown, so that no peak is lost.
+// Areas by group (by kinds unless `groups` says otherwise): names in the order in which they are stacked, and the
+// colour of each. Among the launches in one pixel the one with most live bytes is drawn, so that no peak is lost.
 // `program` has `count` launches, `memory` by group, its `total`, `peak`, and `left`: the bytes that the budget leaves.
-// Labels stand above the areas, in lines of their own.
+// Labels are above the areas, in lines of their own.
 function memoryCurve(program, at, top, width = 960, groups = { by: "kind", names: DATA.kinds, colour: KIND_COLOUR }) {
   const within = program.left <= top * 1.02; // the budget is in sight
   const [height, left, bottom, above] = [220 + (within ? 28 : 14), 64, 18, within ? 34 : 20];

@@ -1,5 +1,5 @@
-// The network: operations by depth from left to right, those up to the loss above, those of the backward pass and the
-// update below, each beneath the forward operation whose values it reads. Lines are values.
+// The network: operations by depth from left to right. Those up to the loss are above; those of the backward pass and
+// the update are below, each beneath the forward operation whose values it reads. Lines are values.
 const FLOWING = ["inputs", "activations", "gradients"]; // kinds whose flow is drawn; states are read everywhere
 
 function graphSection(place) {
@@ -36,7 +36,7 @@ function graphSection(place) {
         if ((a === self.chosen || b === self.chosen) !== chosen) continue;
         const [ax, ay, bx, by_] = [self.px((x0[a] + x1[a]) / 2), self.py((y0[a] + y1[a]) / 2), self.px((x0[b] + x1[b]) / 2), self.py((y0[b] + y1[b]) / 2)];
         pen.moveTo(ax, ay);
-        // A line that passes over others in its row is bent.
+        // A line that crosses other operations of its row is bent.
         if (Math.abs(ay - by_) < 2 && Math.abs(bx - ax) > 1.5 * (self.px(1) - self.px(0))) {
           pen.quadraticCurveTo((ax + bx) / 2, ay - Math.min(30, 6 + Math.abs(bx - ax) / 6), bx, by_);
         } else pen.lineTo(bx, by_);
@@ -73,7 +73,7 @@ function graphSection(place) {
       else depth[i] = deepest;
       deepest = Math.max(deepest, depth[i]);
     }
-    // What reads no value (a copy back from elsewhere) stands above the first operation that it is for.
+    // An operation that reads no value (a copy back from elsewhere) is above the first operation that needs it.
     const readers = new Map();
     for (const [a, b] of edges) if (!readers.has(a) || o.first_launch[b] < o.first_launch[readers.get(a)]) readers.set(a, b);
     for (const i of order) if (!before[i].length && readers.has(i)) depth[i] = depth[readers.get(i)];
@@ -102,7 +102,7 @@ function graphSection(place) {
     const column = by === "time" ? o.time_us : o.output_bytes;
     const beside = (i) => by === "time" && isCopy(o, i); // longer than kernels, which hide most of it
     const top = column.reduce((most, v, i) => (beside(i) ? most : Math.max(most, v)), 0) || 1;
-    // On a square root: the largest is many times what most are.
+    // On a square root, because the largest is many times most others.
     chart.items.colours = by === "decision" ? o.decision
       : column.map((v, i) => { if (beside(i)) return "offloaded"; const s = Math.sqrt(v / top); return `hsl(${Math.round(215 - 205 * s)} ${Math.round(35 + 45 * s)}% ${Math.round(62 - 12 * s)}%)`; });
     keys.replaceChildren(by === "decision" ? legend(DECISIONS.map((d) => [d, d]))

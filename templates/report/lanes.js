@@ -1,5 +1,5 @@
-// Launches by stream over predicted time, with what each waited for; below each stream as it was measured, and below all
-// the streams of ranks that run another plan.
+// Launches by stream over predicted time, with the waits of each. Below each stream is its measured one, and below all
+// are the streams of ranks that run another plan.
 function lanesSection(place) {
   const keys = element("div");
   const map = element("div");
@@ -23,14 +23,14 @@ function lanesSection(place) {
     over: (self, pen) => waits(self, pen),
   });
 
-  // Which GPU the streams of each rank are of: labels of streams name the rank only.
+  // The GPU of each rank's streams: labels of streams name the rank only.
   function ranksShown() {
     if (!others.length) return [];
     const named = [[`streams without a rank: ${PLAN.ranks}`, PLAN.target.gpu], ...others.map((other) => [other.ranks, other.gpu])];
     return [element("p", { class: "note" }, named.map((pair) => pair.join(", ")).join("; "))];
   }
 
-  // What a launch took on the GPU, and how far that is from the prediction.
+  // The measured time of a launch, and its difference from the prediction.
   function measuredText(launch) {
     const { launches, measured } = View.program;
     const us = measured.times_us[launch];
@@ -39,7 +39,7 @@ function lanesSection(place) {
     return `${showTime(us)} from ${showTime(measured.starts_us[launch])}, ${showTime(Math.abs(off))} ${off > 0 ? "more" : "less"} than predicted`;
   }
 
-  // Of another rank.
+  // A launch of another rank.
   function otherPairs({ launch, other }) {
     const { launches, operations } = other;
     return [

@@ -1,4 +1,4 @@
-// The arena: address over time, each rectangle the bytes of one buffer; and the live bytes by kind above it.
+// The arena: address over time, each rectangle the bytes of one buffer; above it the live bytes by kind.
 function memorySection(place) {
   let by = "kind";
   let over = "time_us";
@@ -89,7 +89,8 @@ function memorySection(place) {
     chart.show(i);
     if (i >= 0) detail.replaceChildren(pieceDetail(i));
   };
-  // What a sentence names: of the training step, its rectangle at the peak if it has one there, else its largest.
+  // The rectangle of a value that a sentence names: in the training step, at the peak if it has one there, else its
+  // largest.
   View.on.value = (name, choice) => {
     if (View.name !== "train") chooseProgram("train");
     colourBy(choice);
@@ -100,7 +101,7 @@ function memorySection(place) {
     for (let i = 0; i < p.count; i++) if (p.value[i] === name && (best < 0 || weight(i) > weight(best))) best = i;
     View.on.piece(best);
   };
-  // A link that names no value shows the first one that its answer lists.
+  // A link that names no value selects the first value of its answer.
   for (const link of document.querySelectorAll("#answers [data-colour]")) {
     const value = link.dataset.value || link.closest("details").querySelector("[data-value]")?.dataset.value;
     link.addEventListener("click", () => (value ? View.on.value(value, link.dataset.colour) : colourBy(link.dataset.colour)));

@@ -1,4 +1,4 @@
-// The sections of the page of a plan. Those below the first are made when the browser has painted what stands above.
+// The sections of the page of a plan. Those below the first are created after the browser has painted the first ones.
 const programs = select("program", [["train", "training step"], ["infer", "inference"]], choosePart);
 byId("program").append(programs);
 function chooseProgram(name) {

@@ -1,6 +1,6 @@
-// One program of the plan as the other scripts use it, and what they show of launches, operations and values.
+// One program of the plan in the form that the other scripts use, and texts about launches, operations and values.
 const PLAN = DATA.plan;
-const LEFT_BYTES = PLAN.budget_bytes - DATA.predictions.overhead_bytes; // what the budget leaves for the arena
+const LEFT_BYTES = PLAN.budget_bytes - DATA.predictions.overhead_bytes; // bytes of the arena
 const COPY_STREAMS = ["to_host", "to_device", "to_peer", "from_peer"]; // what runs there overlaps kernels
 const isCopy = (o, i) => COPY_STREAMS.includes(o.stream[i]);
 const DECISIONS = ["kept", "recomputed", "offloaded", "depth-first", "divided"];
@@ -20,7 +20,7 @@ function programOf(name) {
   made.left = LEFT_BYTES;
   const { time_us, limit_us } = made.operations;
   made.operations.lost_us = time_us.map((us, i) => (limit_us[i] === null ? null : us - limit_us[i]));
-  // Measured is the training step. Of an operation: all its launches, or nothing.
+  // Only the training step is measured. An operation has a measured time if all its launches have one.
   made.measured = name === "train" ? DATA.measured : null;
   if (made.measured) {
     const sums = (of) => {
@@ -35,7 +35,7 @@ function programOf(name) {
   } else {
     made.operations.measured_us = made.operations.off_us = new Array(made.operations.count).fill(null);
   }
-  // Launches of other streams start when they can: time at launch i is that of the next one of the compute stream.
+  // Launches of other streams start when they can: time at launch i is that of the next launch of the compute stream.
   made.clock = new Array(made.launches.count + 1);
   made.clock[made.launches.count] = made.launches.end_us.reduce((most, us) => Math.max(most, us), 0);
   for (let i = made.launches.count - 1; i >= 0; i--) {
@@ -45,7 +45,7 @@ function programOf(name) {
   return made;
 }
 
-// Live bytes over the launches by a column of the rectangles, which are these bytes.
+// Live bytes over the launches, grouped by a column of the rectangles.
 function memoryBy({ pieces: p, count }, column) {
   const found = {};
   for (let i = 0; i < p.count; i++) {
@@ -87,14 +87,14 @@ function launchList(launches) {
   return launches.length > 6 ? [...shown, ` and ${launches.length - 6} more`] : shown;
 }
 
-// The most that is live in [start, stop).
+// The largest number of live bytes in [start, stop).
 function mostLive(start, stop) {
   let [most, at] = [0, start];
   for (let i = start; i < stop; i++) if (View.program.total[i] > most) [most, at] = [View.program.total[i], i];
   return { most, at };
 }
 
-// Why a value is as it is, in sentences.
+// Why a value is kept, recomputed or offloaded, in sentences.
 function whyDecision(value, decision) {
   const found = View.program.techniques;
   const told = [];

@@ -1,4 +1,4 @@
-// Results of `mbc fit`, measured steps and curves of a training, where they were given.
+// Results of `mbc fit`, measured steps and curves of a training, if the page has them.
 function recordedSection(place) {
   for (const one of DATA.recorded || []) {
     if (one.what === "batches") {
@@ -21,7 +21,7 @@ function recordedSection(place) {
   }
 }
 
-// A chart for each figure of a training, over its steps: of intervals where these tell it, else of epochs.
+// A chart for each figure of a training over its steps: for intervals if they have the figure, else for epochs.
 function trainingCurves(place, { lines, left_out }) {
   const told = [...new Set(lines.flatMap((line) => Object.keys(line)))].filter((name) =>
     !["kind", "step", "epoch", "seconds", "bad_steps", "waited_s"].includes(name));

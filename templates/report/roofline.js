@@ -1,5 +1,5 @@
-// Each kernel's time against its limit: the diagonal is the roofline, and what lies above it is lost.
-const LEAST = -2; // decades of us: limits below are drawn here, since a launch alone takes a hundred times as much
+// Each kernel's time against its limit: the diagonal is the roofline, and the distance above it is lost time.
+const LEAST = -2; // decades of us: smaller limits are drawn here, because a launch alone takes a hundred times as long
 
 function rooflineSection(place) {
   const { ceilings, floor } = DATA;

@@ -1,6 +1,6 @@
-// Rows, sorted and searched; a part of them at a time, since elements are slow in thousands. options: columns as [field,
-// title, show], sort, rows() as columns, searched fields, summary(found), order(value), last(field, i), choose(i); whatever the
-// direction, what is last stands below the others
+// Rows, sorted and searched; only some are shown at a time, because thousands of elements are slow. options: columns as
+// [field, title, show], sort, rows() as columns, searched fields, summary(matches), order(value), last(field, i),
+// choose(i); rows for which `last` holds are below the others in both directions
 const ROWS = 100;
 function sortedTable(place, options) {
   let [sort, down, most, wanted, chosen] = [options.sort, true, ROWS, "", -1];
@@ -40,14 +40,14 @@ function sortedTable(place, options) {
     }));
     const [title] = options.columns[0];
     const shown = found.slice(0, most);
-    const within = shown.includes(chosen) ? chosen : shown[0]; // the one row that Tab reaches; arrows go on from there
+    const within = shown.includes(chosen) ? chosen : shown[0]; // the row that Tab reaches; arrows move from there
     const focused = body.contains(document.activeElement);
     body.replaceChildren(...shown.map((i) => {
       const row = element("tr", { tabindex: options.choose ? (i === within ? "0" : "-1") : null, class: i === chosen ? "chosen" : null,
         "aria-label": options.choose ? String(rows[title][i]) : null, "aria-current": i === chosen ? "true" : null },
         ...options.columns.map(([name, , show]) => {
           const text = String(show ? show(rows[name][i], i) : rows[name][i]);
-          // What is first tells by its end which one it is: bdi keeps its order where the cell is cut at its start.
+          // The first cell is identified by its end: bdi keeps its order if the cell is cut at its start.
           return element("td", { class: numeric(name) ? "number" : "name", title: text.length > 30 ? text : null },
             name === options.columns[0][0] ? element("bdi", {}, text) : text);
         }));

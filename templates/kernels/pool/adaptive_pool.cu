@@ -1,11 +1,10 @@
-// Pooling to any size, of means and of maxima, and the gradients, which gather: every pixel reads the windows that it
-// lies in, so that no two threads write one element and the order of additions is fixed.
-//
-// Bytes      the input and the result once, and four of the index of each maximum; where windows share pixels these are
-//            read again from the cache. Indices lie channels first in either layout, as class numbers do.
-// Threads    256 in a grid-stride loop over what is written: channels last 16 bytes of channels of a pixel each,
-//            channels first one element (images.cuh).
-// Limit      memory bandwidth; of few large windows the number of threads.
+// Average and maximum pooling to any size, and the gradients, which gather: every pixel reads the windows that contain
+// it, so that no two threads write one element and the order of additions is fixed.
+// Bytes      the input and the result once, and four bytes for the index of each maximum; pixels that windows share are
+//            read again from the cache. Indices are channels first in either layout, like class numbers.
+// Threads    256 in a grid-stride loop over the written elements: with channels last 16 bytes of channels of a pixel each,
+//            with channels first one element (images.cuh).
+// Limit      memory bandwidth; with few large windows the number of threads.
 #include "images.cuh"
 
 struct AdaptivePoolArguments {
@@ -28,7 +27,7 @@ struct Windows {
 
   __device__ int64_t begin(int64_t o) const { return quotient(o * size, output); }
   __device__ int64_t end(int64_t o) const { return quotient((o + 1) * size + output - 1, output); }
-  // The windows that a pixel lies in: from the first one up to before the last.
+  // The windows that contain a pixel: from the first one up to before the last.
   __device__ int64_t first(int64_t i) const { return quotient(i * output, size); }
   __device__ int64_t last(int64_t i) const { return quotient((i + 1) * output + size - 1, size); }
 };
@@ -37,7 +36,7 @@ template <typename T>
 struct Pooling {
   const T* from;
   T* to;
-  int32_t* index;  // of maxima; null where nobody asks
+  int32_t* index;  // of maxima, or null
   Image input, output;
   Windows rows, columns;
 

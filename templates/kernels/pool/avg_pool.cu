@@ -2,9 +2,9 @@
 // threads write one element and the order of additions is fixed.
 //
 // Bytes      image in, result out; overlapping windows read from the cache.
-// Threads    256 in a grid-stride loop over output elements: channels last 16 bytes of channels of a pixel each,
+// Threads    256 in a grid-stride loop over output elements: with channels last 16 bytes of channels of a pixel each, with
 //            channels first one element (images.cuh).
-// Limit      memory bandwidth; channels first index arithmetic.
+// Limit      memory bandwidth; with channels first index arithmetic.
 #include "pool.cuh"
 
 namespace mbc {
@@ -57,8 +57,8 @@ struct AveragePoolBackward {
   }
 };
 
-// One window over the whole image: a sum over `inner` positions. Channels first, a warp a plane; channels last, a
-// block a tile of channels.
+// One window over the whole image: a sum over `inner` positions. Channels first: a warp for each plane. Channels last:
+// a block for each tile of channels.
 template <typename T>
 __global__ void mean_planes(const T* x, T* y, int64_t planes, int64_t inner) {
   const int64_t plane = static_cast<int64_t>(blockIdx.x) * blockDim.y + threadIdx.y;

@@ -1,11 +1,11 @@
-// Local response normalisation across channels and its gradient: y = x / d^beta, d = k + alpha / size * (sum of x^2
+// Local response normalization across channels and its gradient: y = x / d^beta, d = k + alpha / size * (sum of x^2
 // over the window). The window of channel c is [c - size / 2, c + (size - 1) / 2].
 //
 // Bytes      forward x in, y out; backward x and the gradient in, the gradient of x out.
-// Kernels    channels first a thread computes a run of 16 channels of a pixel with the window in registers (for the
-//            usual size, 5). Channels last neighbours in the window are neighbours in memory: the cache serves the
-//            forward pass, shared memory the backward pass (1,024 elements a block and up to 32 on either side). Any
-//            other size: each element computes its own window.
+// Kernels    channels first: a thread computes a run of 16 channels of a pixel with the window in registers (for the
+//            usual size, 5). Channels last: neighbours in the window are neighbours in memory; the cache serves the
+//            forward pass, shared memory the backward pass (1,024 elements of a block and up to 32 on either side).
+//            Other sizes: each element computes its own window.
 // Limit      memory bandwidth and exp2/log2 of each element.
 #include "device.cuh"
 

@@ -1,21 +1,21 @@
-// Maximum pooling, optionally with a bias, batch normalisation or ReLU in the prologue. An index, the position of the
+// Maximum pooling, optionally with a bias, batch normalization or ReLU in the prologue. An index, the position of the
 // maximum in its window, is written if the backward pass needs it.
 //
-// Of equal elements the first one wins, in the order of rows and then of columns; a NaN wins over all numbers.
+// Among equal elements the first one wins, in the order of rows and then of columns; NaN wins over all numbers.
 //
-// Bytes      image in once, result and one byte an element of index out; the result of the prologue as well, if others
-//            read it.
+// Bytes      image in once, result and one byte of index for each element out; the result of the prologue as well, if
+//            other launches read it.
 // Kernels    channels last with the usual windows (`max_pool_strips`): a thread keeps 16 bytes of channels and walks
-//            down a strip of the output; maxima of rows that two windows share stay in registers. Else (`MaxPool`) a
+//            down a strip of the output; maxima of rows that two windows share stay in registers. Otherwise (`MaxPool`) a
 //            thread computes an output element, or 16 bytes of channels.
-// Limit      memory bandwidth; in 16 bits comparing elements, which is done on keys of element and position.
+// Limit      memory bandwidth; in 16 bits comparisons, which are done on keys of element and position.
 #include "batch_norm.cuh"
 #include "pool.cuh"
 
 namespace mbc {
 
-// Prologues: pooled is `before` of an element, with RELU relu of that; DIRECT: `before` is the identity; WRITTEN: the
-// result of the prologue is stored as well.
+// Prologues: the pooled value is `before` of an element, with RELU relu of that; DIRECT: `before` is the identity;
+// WRITTEN: the result of the prologue is stored as well.
 struct IdentityPrologue {
   static constexpr bool DIRECT = true, RELU = false, WRITTEN = false;
   struct Channel {};
@@ -48,7 +48,7 @@ struct NormalizeReluStoredPrologue : NormalizeReluPrologue {
   static constexpr bool WRITTEN = true;
 };
 
-// Rounded as a stored image is, so that the maximum is at the same position.
+// Rounded as a stored image is, so that the maximum has the same position.
 template <typename T, typename F>
 __device__ inline float pooled(const F& f, const typename F::Channel& channel, float x) {
   const float value = F::RELU ? relu(f.before(channel, x)) : f.before(channel, x);
@@ -63,7 +63,7 @@ struct MaxPool {
   const T* x;
   T* image;  // the result of the prologue, if WRITTEN
   T* y;
-  uint8_t* index;  // null: not written
+  uint8_t* index;  // null: no index is written
   Window window;
   F f;
 
@@ -116,7 +116,7 @@ struct MaxPool {
   }
 };
 
-// The maximum so far of N channels, and its position of K.
+// The maximum so far of N channels, and its position among K.
 template <typename T, int N, int K>
 struct Best {
   float value[N];
@@ -126,7 +126,7 @@ struct Best {
 #pragma unroll
     for (int j = 0; j < N; ++j) value[j] = -INFINITY, where[j] = -1;
   }
-  // Merges a later one, `offset` positions further on.
+  // Merges a later maximum, `offset` positions further on.
   __device__ void take(const Best& later, int32_t offset) {
 #pragma unroll
     for (int j = 0; j < N; ++j)
@@ -143,7 +143,7 @@ struct Best {
     }
     if constexpr (F::WRITTEN) v = Packed<T, N>::of(elements);
   }
-  // `start`: the first position that is no padding, which wins where all elements are -infinity.
+  // `start`: the first position that is not padding, which wins if all elements are -infinity.
   __device__ void write(T* y, uint8_t* index, int32_t start) const {
     Packed<T, N>::of(value).write(y);
     if (index == nullptr) return;
@@ -167,7 +167,8 @@ struct PairOf<__half> {
 };
 #endif
 
-// Two elements, optionally with relu: -0 becomes 0, and every NaN the one that compares greater than all numbers.
+// Two elements, optionally with relu: -0 becomes 0, and every NaN becomes the NaN that compares greater than all
+// numbers.
 template <typename T, bool RELU>
 __device__ inline uint32_t canonical(uint32_t pair) {
 #ifdef MBC_EMULATED
@@ -191,14 +192,14 @@ __device__ inline uint32_t canonical(uint32_t pair) {
 #endif
 }
 
-// Maps floating-point numbers of 16 bits to signed integers of the same order; its own inverse.
+// Maps 16-bit floating-point numbers to signed integers of the same order; it is its own inverse.
 __device__ inline uint32_t ordered(uint32_t pair) { return pair ^ ((pair >> 15 & 0x00010001u) * 0x7fffu); }
 
-// Elements of two bytes: value and position in one integer, so that one integer maximum does both. Of equal elements
-// the first wins, of several NaNs too.
+// Elements of two bytes: value and position in one integer, so that one integer maximum finds both. Among equal
+// elements the first wins, among several NaN, too.
 template <typename T, int N, int K, bool SIGNED>
 struct Keys {
-  static constexpr int32_t NONE = INT32_MIN + 0xffff;  // below minus infinity, and still when moved on
+  static constexpr int32_t NONE = INT32_MIN + 0xffff;  // below minus infinity, also after a change of position
   int32_t key[N];  // value << 16 | K - 1 - position
 
   __device__ Keys() {
@@ -243,13 +244,13 @@ struct Keys {
       uint32_t bytes = 0;
 #pragma unroll
       for (int j = 0; j < 4; ++j) bytes |= (static_cast<uint32_t>(key[4 * i + j]) & 0xffu) << 8 * j;
-      positions.words[i] = 0x01010101u * (K - 1) - bytes;  // each byte by itself: none is larger than K - 1
+      positions.words[i] = 0x01010101u * (K - 1) - bytes;  // byte by byte: none is larger than K - 1
     }
     positions.write(index);
   }
 };
 
-// Windows of size S, channels last, N channels a thread. A row that windows share is searched once.
+// Windows of size S, channels last, N channels for each thread. A row that windows share is searched once.
 template <typename T, int N, typename S, typename F>
 __global__ void __launch_bounds__(THREADS, 2)
     max_pool_strips(const T* __restrict__ x, T* __restrict__ image, T* __restrict__ y, uint8_t* __restrict__ index,
@@ -291,7 +292,7 @@ __global__ void __launch_bounds__(THREADS, 2)
       }
   };
 
-  Found carried[KEPT];  // of rows, by columns
+  Found carried[KEPT];  // maxima of rows, by columns
 #pragma unroll
   for (int i = 0; i < S::CARRIED; ++i) {
     Packed<T, N> v[S::KERNEL_WIDTH];
@@ -331,7 +332,7 @@ __global__ void __launch_bounds__(THREADS, 2)
   }
 }
 
-// `output`: the first pointer that is written, of: the result of the prologue, if WRITTEN; the pooled image; the index.
+// `output`: the first written pointer: of the result of the prologue, if WRITTEN; then the pooled image; the index.
 template <typename F>
 const char* max_pool(const MbcCall& call, int output, F f) {
   constexpr int WRITTEN = F::WRITTEN ? 1 : 0;
@@ -344,7 +345,7 @@ const char* max_pool(const MbcCall& call, int output, F f) {
     T* y = out<T>(call, output + WRITTEN);
     const bool wide = aligned(x, 16) && aligned(image, 16) && aligned(y, 16) && aligned(index, N) && a.channels % N == 0;
     const bool done = wide && a.layout == MBC_CHANNELS_LAST && for_usual_window<T>(a, [&](auto size) {
-      using S = std::conditional_t<F::WRITTEN, Fixed<2, 2, 2, 2>, decltype(size)>;  // no window overlaps another
+      using S = std::conditional_t<F::WRITTEN, Fixed<2, 2, 2, 2>, decltype(size)>;  // windows do not overlap
       const Strips strips(a.channels / N, a.rows, a.out_width, a.out_height, S::LOWEST, MANY_THREADS / (a.channels / N));
       const dim3 grid(static_cast<unsigned>(divide_up(strips.count, strips.threads_y)), strips.tiles);
       MBC_LAUNCH((max_pool_strips<T, N, S, F>), grid, dim3(strips.threads_x, strips.threads_y), call.stream, x, image, y,
@@ -381,7 +382,7 @@ extern "C" const char* mbc_batch_normalize_relu_max_pool(const MbcCall& call) {
   return max_pool(call, affine ? 5 : 3, NormalizeReluPrologue{normalize(call, 1, affine, eps(call, 0))});
 }
 
-// The result of the prologue is stored for others.
+// The result of the prologue is stored for other launches.
 extern "C" const char* mbc_batch_normalize_relu_and_max_pool(const MbcCall& call) {
   using namespace mbc;
   const bool affine = group_integer(call, 0) != 0;

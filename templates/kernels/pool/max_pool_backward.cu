@@ -1,16 +1,16 @@
-// Data gradient of maximum pooling: alone, through ReLU, added to up to three other gradients, and with the gradient of
+// Data gradient of maximum pooling: alone, through ReLU, added to up to three other gradients, or with the gradient of
 // a bias. It gathers (max_pool_backward.cuh): no two threads write one element and the order of additions is fixed.
 //
 // Bytes      gradient and index of the pooled image in, other gradients in, the data gradient out.
-// Reduction  of the bias' gradient: `parts` blocks write a sum each, a second kernel adds them in order, in fp64.
-// Threads    channels last a thread keeps 16 bytes of channels and walks over pixels.
+// Reduction  the bias' gradient: `parts` blocks write a sum each, a second kernel adds them in order, in fp64.
+// Threads    with channels last a thread keeps 16 bytes of channels and walks over pixels.
 // Limit      memory bandwidth.
 #include "channel_sum.cuh"
 #include "max_pool_backward.cuh"
 
 namespace mbc {
 
-// Added to other gradients of the same image, one after another.
+// Adds other gradients of the same image, one after another.
 template <typename T, int ADDENDS>
 struct AddGradients {
   static constexpr int OPERANDS = ADDENDS;

@@ -1,8 +1,8 @@
 // Data gradient of maximum pooling, with epilogues that use it without storing it.
 //
 // It gathers: every pixel reads the windows that contain it, so that no two threads write one element and the order of
-// additions is fixed, by rows of windows and then by columns. Channels last with the usual windows (`gather_strip`), a
-// thread walks down a column of cells, each of one window stride:
+// additions is fixed, by rows of windows and then by columns. With channels last and the usual windows
+// (`gather_strip`), a thread walks down a column of cells, each as large as a window's stride:
 //
 //   windows of 3 x 3, stride 2            cell = 2 x 2 pixels, which up to 4 windows contain
 //   . . . .   rows of the upper windows that reach into the next cell are `carried` in registers
@@ -43,7 +43,7 @@ struct PooledGradient {
   }
 };
 
-// U, the epilogue, what is done with a pixel's gradient d, has
+// U, the epilogue, which uses a pixel's gradient d, has
 //   OPERANDS                              number of images that it reads
 //   Channel load(int64_t c)               constants of a channel
 //   Fetched<N> fetch<N>(int64_t at)        reads its operands of N elements from `at` on
@@ -79,7 +79,7 @@ struct Gather {
 
   template <int N>
   __device__ void sum(const Pixel& p, float (&d)[N]) const {
-    constexpr int K = 2;  // windows in flight: more rarely contain one column
+    constexpr int K = 2;  // windows in flight: more than two rarely contain one column
 #pragma unroll
     for (int j = 0; j < N; ++j) d[j] = 0.0f;
     const int32_t first = window.first_column(p.x), last = window.last_column(p.x);
@@ -121,7 +121,7 @@ struct GatherPixel {
   }
 };
 
-// The same as a source of a reduction.
+// The gradient of the pool's input as a source of a reduction.
 template <typename T, bool MASKED, typename U>
 struct GatherSource {
   static constexpr int OPERANDS = 3;
@@ -160,8 +160,8 @@ struct GatherSource {
 };
 
 // Windows of size S, channels last. A thread walks down a column of cells of a window's stride; contributions of a row
-// of windows to the cells below are carried in registers. `of(j)`: constants of its j-th channel. `each(fetched, d)` is
-// called for every pixel, after `use`.
+// of windows to the cells below are carried in registers. `of(j)`: constants of the thread's j-th channel.
+// `each(fetched, d)` is called for every pixel, after `use`.
 template <typename T, int N, typename S, bool MASKED, typename U, typename Of, typename Each>
 __device__ void gather_strip(const PooledGradient<T, MASKED>& pooled, const Window& window, const U& u, const Of& of,
                              const Strip& strip, int64_t c, Each each) {
@@ -170,7 +170,7 @@ __device__ void gather_strip(const PooledGradient<T, MASKED>& pooled, const Wind
   using Windows = typename PooledGradient<T, MASKED>::template Fetched<N>;
   const int32_t height = static_cast<int32_t>(window.input.height), width = static_cast<int32_t>(window.input.width);
   const int32_t out_height = static_cast<int32_t>(window.output.height);
-  const int32_t column = strip.column + window.pad_left / SW;  // of cells, and of the last windows that reach them
+  const int32_t column = strip.column + window.pad_left / SW;  // of cells and of their last windows
   const int32_t skipped = window.pad_top / SH;
   const int64_t channels = window.input.channels, line = window.input.y_stride, out_line = window.output.y_stride;
   const int64_t windows = strip.n * window.output.n_stride + column * channels + c;
@@ -195,7 +195,7 @@ __device__ void gather_strip(const PooledGradient<T, MASKED>& pooled, const Wind
       }
     }
   };
-  // Adds the contributions of the row of windows w to row i and column j under it.
+  // Adds the contributions of the row of windows w to row i and column j of the cells under it.
   const auto add = [&](float(&d)[N], const float (&gradients)[S::WINDOWS_ACROSS][N], const Windows(&w)[S::WINDOWS_ACROSS], int i,
                        int j) {
 #pragma unroll
@@ -326,7 +326,7 @@ inline int64_t cells(int64_t extent, int64_t pad, int64_t stride) {
   return (pad + extent - 1) / stride - pad / stride + 1;
 }
 
-// Calls `run(Fixed<...>, strips)` where strips apply; returns whether they do. `least`: see `Strips`.
+// Calls `run(Fixed<...>, strips)` if strips apply; returns whether they do. `least`: see `Strips`.
 template <typename T, typename Run>
 bool for_strips(const PoolArguments& a, int64_t vectors, bool wide, int64_t least, Run run) {
   return wide && a.layout == MBC_CHANNELS_LAST && for_usual_window<T>(a, [&](auto size) {
@@ -351,14 +351,14 @@ void gather_pool(cudaStream_t stream, const PoolArguments& a, const PooledGradie
                       GatherPixel<T, MASKED, U>{{pooled, Window(a)}, u});
 }
 
-// The same with sums over all pixels of each channel, in `parts` (channel_reduce.cuh).
+// The data gradient with sums over all pixels of each channel, in `parts` (channel_reduce.cuh).
 template <typename T, bool MASKED, typename U, typename R>
 void gather_pool_sums(cudaStream_t stream, const PoolArguments& a, const PooledGradient<T, MASKED>& pooled, U u, int64_t parts,
                       void* workspace, R r) {
   constexpr int N = WIDTH<T>;
   const bool wide = pooled.vectorizable() && u.vectorizable() && a.channels % N == 0;
   const int64_t vectors = a.channels / N, inner = a.height * a.width;
-  const int64_t least = wide ? 4 * parts * (THREADS / std::min<int64_t>(vectors, 32)) : 0;  // four for every thread
+  const int64_t least = wide ? 4 * parts * (THREADS / std::min<int64_t>(vectors, 32)) : 0;  // four strips for every thread
   auto* partial = static_cast<typename R::State*>(workspace);
   const bool done = for_strips<T>(a, vectors, wide, least, [&](auto size, Strips strips) {
     const dim3 grid(strips.tiles, static_cast<unsigned>(parts));

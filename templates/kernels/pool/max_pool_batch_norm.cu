@@ -1,11 +1,11 @@
-// Backward pass of batch normalisation before a maximum pool, from the gradient of the pooled image, optionally added
-// to another gradient of the pool's input. Two launches, reductions and gradient of x, both of which gather: the
-// gradient between pool and normalisation exists nowhere.
+// Backward pass of batch normalization before a maximum pool, from the gradient of the pooled image, optionally added
+// to another gradient of the pool's input. There are two launches, reductions and gradient of x, both of which gather:
+// the gradient between pool and normalization is never stored.
 //
-// Bytes      reductions: x, gradient and index of the pooled image (and the other gradient) in, two sums a channel out.
-//            Gradient: the same in, the gradient of x out.
+// Bytes      reductions: x, gradient and index of the pooled image (and the other gradient) in, two sums for each channel
+//            out. Gradient: the same in, the gradient of x out.
 // Reduction  `parts` blocks write partial sums, a second kernel merges them in order, in fp64 (channel_reduce.cuh).
-// Threads    channels last a thread keeps 16 bytes of channels and walks over pixels (max_pool_backward.cuh).
+// Threads    with channels last a thread keeps 16 bytes of channels and walks over pixels (max_pool_backward.cuh).
 // Limit      memory bandwidth.
 #include "batch_norm.cuh"
 #include "max_pool_backward.cuh"
@@ -58,8 +58,8 @@ struct NormalizeBackwardEpilogue {
   }
 };
 
-// An epilogue before epilogue U: adds another gradient, which may be a slice of a wider one, then ReLU's backward pass
-// by its output, which is recomputed from x.
+// An epilogue before epilogue U: it adds another gradient, which may be a slice of a wider one, then applies ReLU's
+// backward pass by its output, which it recomputes from x.
 template <typename T, bool SLICED, typename U>
 struct AddReluBackwardEpilogue {
   static constexpr int OPERANDS = 1 + U::OPERANDS;
@@ -104,8 +104,8 @@ struct AddReluBackwardEpilogue {
   }
 };
 
-// SLICED: the first channel of the slice and the channels of the whole tensor are the group's integers `number` and the
-// next.
+// SLICED: the group's integers from `number` on are the first channel of the slice and the channels of the whole
+// tensor.
 template <bool SLICED, typename T, typename U>
 AddReluBackwardEpilogue<T, SLICED, U> add_relu_backward_epilogue(const MbcCall& call, int number, const T* addend,
                                                   const Normalize& forward, const U& u) {

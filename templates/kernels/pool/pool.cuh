@@ -1,4 +1,4 @@
-// Pooling windows over an image, and strips, by which threads walk over them.
+// Pooling windows over an image, and strips, which are the parts of an image that threads walk over.
 #pragma once
 
 #include <cstring>
@@ -33,8 +33,8 @@ inline int64_t group_integer(const MbcCall& call, int number) {
   return call.integers[sizeof(PoolArguments) / sizeof(int64_t) + number];
 }
 
-// Division by a number that is unknown at compile time, as a multiplication ("Division by Invariant Integers using
-// Multiplication", Granlund and Montgomery, 1994): exact where the product of the two is below 2^32, as it is for a
+// Division by a number that is unknown at compile time, by a multiplication ("Division by Invariant Integers using
+// Multiplication", Granlund and Montgomery, 1994): exact if the product of the two is below 2^32, as it is for a
 // coordinate and a stride.
 struct Divider {
   uint32_t reciprocal;  // 2^32 over the divisor, rounded up; 0 for 1
@@ -64,7 +64,7 @@ struct Window {
         pad_left(static_cast<int32_t>(a.pad_left)),
         pad_right(static_cast<int32_t>(a.pad_right)) {}
 
-  // Input rows [top, bottom) under output row y, without padding; the same for columns.
+  // Input rows [top, bottom) of output row y, without padding; columns have the same function.
   __device__ int32_t top(int32_t y) const { return max(0, y * stride_height - pad_top); }
   __device__ int32_t bottom(int32_t y) const {
     return min(static_cast<int32_t>(input.height), y * stride_height - pad_top + kernel_height);
@@ -73,7 +73,7 @@ struct Window {
   __device__ int32_t right(int32_t x) const {
     return min(static_cast<int32_t>(input.width), x * stride_width - pad_left + kernel_width);
   }
-  // Output rows [first_row, last_row) whose windows contain input row y; the same for columns.
+  // Output rows [first_row, last_row) whose windows contain input row y; columns have the same function.
   __device__ int32_t first_row(int32_t y) const {
     const int32_t reach = y + pad_top - kernel_height;
     return reach < 0 ? 0 : by_stride_height.divide(reach) + 1;
@@ -88,7 +88,7 @@ struct Window {
   __device__ int32_t last_column(int32_t x) const {
     return min(static_cast<int32_t>(output.width), by_stride_width.divide(x + pad_left) + 1);
   }
-  // The divisor of an average. With `count_pad` padding counts, but not what is beyond it.
+  // The divisor of an average. With `count_pad` padding counts, but positions beyond the padding do not.
   __device__ float size(int32_t y, int32_t x, bool count_pad) const {
     if (!count_pad) return static_cast<float>((bottom(y) - top(y)) * (right(x) - left(x)));
     const int32_t above = y * stride_height - pad_top, before = x * stride_width - pad_left;
@@ -98,7 +98,7 @@ struct Window {
   }
 };
 
-// N elements in registers as they are stored.
+// N elements in registers, in their stored form.
 template <typename T, int N>
 struct Packed : Held<T, N> {
   using Word = typename Held<T, N>::Word;
@@ -117,7 +117,7 @@ struct Packed : Held<T, N> {
     return packed;
   }
   __device__ float value(int j) const {
-    if constexpr (std::is_same_v<T, __nv_bfloat16> && IN_WORD == 2) {  // an fp32 without its lower half
+    if constexpr (std::is_same_v<T, __nv_bfloat16> && IN_WORD == 2) {  // fp32 without its lower half
       const uint32_t bits = j % 2 ? words[j / 2] & 0xffff0000u : words[j / 2] << 16;
       float found;
       memcpy(&found, &bits, sizeof(found));
@@ -146,8 +146,8 @@ template <int KH, int KW, int SH, int SW>
 struct Fixed {
   static constexpr int KERNEL_HEIGHT = KH, KERNEL_WIDTH = KW, STRIDE_HEIGHT = SH, STRIDE_WIDTH = SW;
   static constexpr int CARRIED = KH - SH;                // rows of pixels that a window shares with the one below
-  static constexpr int ABOVE = (KH + SH - 1) / SH - 1;   // windows above one that share rows with it
-  static constexpr int LOWEST = ABOVE == 0 ? 2 : 1 + 3 * ABOVE;  // rows of a strip, for which reading the rows above it is worth it
+  static constexpr int ABOVE = (KH + SH - 1) / SH - 1;   // earlier windows that share rows with a window
+  static constexpr int LOWEST = ABOVE == 0 ? 2 : 1 + 3 * ABOVE;  // least rows of a strip that justify reading the shared rows above
   static constexpr int WINDOWS_ACROSS = (KW + SW - 1) / SW;      // neighbouring windows that contain one column
   static_assert(KH >= SH && KW >= SW, "a window as large as its stride");
   static bool is(const PoolArguments& a) {
@@ -155,7 +155,7 @@ struct Fixed {
   }
 };
 
-// Only the plan's working type has kernels for usual windows: compiling them takes long.
+// Only the plan's working type has kernels for usual windows, because compiling them takes long.
 #ifdef MBC_EMULATED
 template <typename T>
 constexpr bool USUAL = true;
@@ -175,7 +175,7 @@ bool for_usual_window(const PoolArguments& a, Run run) {
   return false;
 }
 
-constexpr int64_t MANY_THREADS = int64_t{1} << 19;  // several for every thread that a large GPU holds
+constexpr int64_t MANY_THREADS = int64_t{1} << 19;  // several times the threads that a large GPU holds
 
 // Channels last: a thread keeps its channels and one column, and walks down a strip of `height` of the `rows` rows, so
 // that rows that windows share are read once.
@@ -184,7 +184,7 @@ struct Strips {
   uint32_t width, height, rows, per_image;
   int64_t count;
 
-  // `lowest`: the least height of a strip; columns are divided until there are `least` of them.
+  // `lowest`: the least height of a strip; columns are divided until there are at least `least` strips.
   Strips(int64_t vectors, int64_t images, int64_t columns, int64_t row_count, int64_t lowest, int64_t least) {
     tiles = static_cast<unsigned>(divide_up(vectors, 32));
     threads_x = static_cast<unsigned>(divide_up(vectors, tiles));

@@ -1,10 +1,11 @@
-// Images in another size, nearest or bilinear, and the gradient, which gathers: every pixel of the input reads the
-// pixels of the output that read it, so that no two threads write one element and the order of additions is fixed.
+// Images in another size, nearest or bilinear, and the gradient, which gathers: every pixel of the input adds the
+// gradients of those output pixels that read it, so that no two threads write one element and the order of additions is
+// fixed.
 //
-// Bytes      the input once, the result once; pixels that are read again come from the cache.
-// Threads    256 in a grid-stride loop over the elements that are written: channels last 16 bytes of channels of a
-//            pixel each, channels first one element (images.cuh).
-// Limit      memory bandwidth; channels first index arithmetic.
+// Bytes      the input once, the result once; repeated reads of a pixel come from the cache.
+// Threads    256 in a grid-stride loop over the elements that are written: with channels last 16 bytes of channels of a
+//            pixel each, with channels first one element (images.cuh).
+// Limit      memory bandwidth; with channels first index arithmetic.
 #include "images.cuh"
 
 struct ResizeArguments {
@@ -21,20 +22,20 @@ struct ResizeArguments {
 
 namespace mbc {
 
-// The pixels of the input that a position of the output lies between, and the share of the second.
+// The two pixels of the input around a position of the output, and the share of the second.
 struct ResizeTap {
   int64_t first, second;
   float share;
 
   __device__ int64_t at(int i) const { return i == 0 ? first : second; }
   __device__ float weight(int i) const { return i == 0 ? 1.0f - share : share; }
-  // What pixel i of the input counts here.
+  // The weight of pixel i of the input at this position.
   __device__ float weight_of(int64_t i) const {
     return (first == i ? 1.0f - share : 0.0f) + (second == i ? share : 0.0f);
   }
 };
 
-// One axis. Positions are in units of 1 / (2 * output) pixels of the input, in whole numbers.
+// One axis. Positions are whole numbers of units of 1 / (2 * output) pixels of the input.
 struct Resampling {
   int64_t size, output;
   bool bilinear;
@@ -73,7 +74,7 @@ struct Resize {
     for (int r = 0; r < 2; ++r)
       for (int s = 0; s < 2; ++s) {
         const float weight = row.weight(r) * column.weight(s);
-        if (weight == 0.0f) continue;  // an infinite pixel does not count where it has no share
+        if (weight == 0.0f) continue;  // an infinite pixel must not count if its weight is 0
         const Vec<T, N> v = load<N>(x + input.at(p.n, p.c, row.at(r), column.at(s)));
 #pragma unroll
         for (int j = 0; j < N; ++j) sum[j] = fmaf(weight, to_float(v.v[j]), sum[j]);

@@ -1,7 +1,7 @@
 // Nearest-neighbour upsampling by whole factors, and its gradient: the sum over the copies of a pixel.
 //
 // Bytes      the small image in and the large one out; backward the reverse.
-// Threads    256 in a grid-stride loop over output elements: channels last 16 bytes of channels of a pixel each,
+// Threads    256 in a grid-stride loop over output elements: with channels last 16 bytes of channels of a pixel each, with
 //            channels first one element (images.cuh).
 // Limit      memory bandwidth.
 #include "images.cuh"

@@ -1,11 +1,11 @@
-// Activations and their gradients as functors of one element, which maps and fused kernels are instantiated with.
+// Activations and their gradients as functors of one element; maps and fused kernels are instantiated with them.
 #pragma once
 
 #include "device.cuh"
 
 namespace mbc {
 
-// Within two units in the last place, of numbers below 2^126.
+// The error is at most two units in the last place for numbers below 2^126.
 __device__ inline float fast_reciprocal(float x) {
 #ifdef MBC_EMULATED
   return 1.0f / x;
@@ -24,7 +24,7 @@ struct Silu {
 // keep their digits: 5e-7 relative for |x| < 3, 4e-6 for |x| < 12 (the rounding of x * x).
 constexpr float INVERSE_SQRT_2PI = 0.39894228040143268f;
 struct Normal {
-  float bell, below;  // exp(-x^2 / 2); the share of what is less than x
+  float bell, below;  // exp(-x^2 / 2); the probability of values below x
 
   __device__ explicit Normal(float x) : bell(expf(-0.5f * x * x)) {
     constexpr int DEGREE = 8;
@@ -42,7 +42,7 @@ struct Normal {
 struct Gelu {
   __device__ float operator()(float x) const { return x * Normal(x).below; }
 };
-// Comparisons are written so that a NaN comes through.
+// Comparisons are written so that NaN is passed on.
 struct Relu6 {
   __device__ float operator()(float x) const { return x < 0.0f ? 0.0f : x > 6.0f ? 6.0f : x; }
 };

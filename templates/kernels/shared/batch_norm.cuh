@@ -1,5 +1,5 @@
-// Batch normalisation of one element, forward and backward, and the reductions of its backward pass, as functors that
-// maps (channels.cuh) and reductions (channel_reduce.cuh) are instantiated with.
+// Batch normalization of one element, forward and backward, and the reductions of its backward pass, as functors with
+// which maps (channels.cuh) and reductions (channel_reduce.cuh) are instantiated.
 #pragma once
 
 #include "channel_reduce.cuh"
@@ -13,7 +13,7 @@ struct BnBackwardReduction {
   int64_t accumulate;
 
   struct State {
-    float dot, sum;  // of dy * (x - mean) and of dy
+    float dot, sum;  // sums of dy * (x - mean) and of dy
   };
   struct Total {
     double dot, sum;
@@ -73,7 +73,7 @@ struct BnBackwardReduction {
 
 __device__ inline float inverse_deviation(float variance, float eps) { return 1.0f / sqrtf(variance + eps); }
 
-// The largest value that rounds to zero in T: a stored activation is positive where it was larger than this.
+// The largest value that rounds to zero in T: a stored activation is positive if it was larger than this value.
 template <typename T>
 constexpr float ROUNDS_TO_ZERO = 0.0f;
 template <>
@@ -116,7 +116,7 @@ struct NormalizeBackward {
   struct Channel {
     float mean, scale, slope, shift;
   };
-  // What does not depend on the reductions.
+  // The part that does not depend on the reductions.
   struct Prepared {
     float mean, inverse, scale;
   };

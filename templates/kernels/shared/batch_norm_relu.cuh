@@ -1,5 +1,5 @@
-// Shared by fused kernels of batch normalisation and ReLU: residual sums, gradients through ReLU, and sources that
-// recompute ReLU's output.
+// Common parts of fused kernels of batch normalization and ReLU: residual sums, gradients through ReLU, and sources
+// that recompute ReLU's output.
 #pragma once
 
 #include "batch_norm.cuh"
@@ -48,12 +48,12 @@ struct NormalizeTwiceAddRelu {
   }
 };
 
-// The gradient through an activation, by its recomputed input z: ReLU, as it is by what is stored,
+// The gradient through an activation by its recomputed input z: ReLU by the value as it would be stored,
 template <typename T>
 struct ThroughRelu {
   __device__ static float gradient(float z, float dy) { return z > ROUNDS_TO_ZERO<T> ? dy : 0.0f; }
 };
-// and others, by a function of z and dy.
+// and other activations by a function of z and dy.
 template <typename Backward>
 struct ThroughInput {
   __device__ static float gradient(float z, float dy) { return Backward{}(z, dy); }
@@ -114,7 +114,7 @@ using BnReluBackwardReduction = BnActivationBackwardReduction<ThroughRelu<T>>;
 __device__ inline float mean_of(const Normalize::Channel& channel) { return channel.mean; }
 __device__ inline float mean_of(const NormalizeTwiceAddRelu::Channel& channel) { return channel.one.mean; }
 
-// The reductions, where the source needs the channel constants of F, by which it recomputes ReLU's output from x.
+// The reductions, if the source needs the channel constants of F to recompute ReLU's output from x.
 template <typename F>
 struct RematReduction : BnBackwardReduction {
   F f;
@@ -142,7 +142,7 @@ struct ReluByOutput {
   __device__ static bool passes(const Fetched<N>& y, int j) { return to_float(y[j]) > 0.0f; }
 };
 
-// or by its bit mask; channels last.
+// or by its bit mask, channels last.
 struct ReluByMask {
   template <int N>
   using Fetched = uint32_t;
@@ -159,7 +159,7 @@ struct ReluByMask {
 };
 
 // A source: the gradient through ReLU, which is stored as well. ADD: `addend` is added to dy first. TWO: `x` is the
-// other operand of the reduction.
+// second operand of the reduction.
 template <typename T, bool ADD, bool TWO, typename Relu = ReluByOutput<T>>
 struct ReluBackwardSource {
   static constexpr int OPERANDS = 2 + ADD + TWO;
@@ -184,7 +184,7 @@ struct ReluBackwardSource {
     if constexpr (TWO) f.x = hold<N>(x + at);
     return f;
   }
-  // In fp32: reductions are over the gradient before it is rounded.
+  // In fp32, because reductions are over the gradient before it is rounded.
   template <int N>
   __device__ float gradient(const Fetched<N>& f, int j) const {
     float value = to_float(f.d[j]);
@@ -228,8 +228,8 @@ struct RematReluSource : TensorSource<T, true, false> {
   }
 };
 
-// A source: the gradient through ReLU, by ReLU's output, which is recomputed from x and `residual` and stored. The
-// residual is read in its place: both may be the same memory.
+// A source: the gradient through ReLU, by ReLU's output, which is recomputed from x and `residual` and stored. Each
+// element of the residual is read before ReLU's output is written: both may be the same memory.
 template <typename T, bool ADD, typename F>
 struct RematAddReluSource : ReluBackwardSource<T, ADD, true> {
   using Stored = ReluBackwardSource<T, ADD, true>;

@@ -2,7 +2,7 @@
 //
 // A thread uses shifted data, distances from its first element, so that a mean far from zero costs no digits. The
 // threads of a block are merged eight at a time by distances from their common mean (Chan, Golub and LeVeque,
-// "Algorithms for computing the sample variance", 1983), so that no outlier costs digits either. Parts are added in
+// "Algorithms for computing the sample variance", 1983), so that outliers cost no digits either. Parts are added in
 // fp64.
 #pragma once
 
@@ -20,16 +20,16 @@ struct Statistics {
   struct Running {
     float shift, sum, squares;
   };
-  // Of `count` elements: their mean's distance from the channel's first element, and the sum of squared distances from
-  // their mean.
+  // State of `count` elements: the distance of their mean from the channel's first element, and the sum of squared
+  // distances from their mean.
   struct State {
     float count, mean, squares;
   };
-  // Of distances from the channel's first element.
+  // Totals of distances from the channel's first element.
   struct Total {
     double count, sum, squares;
   };
-  using Channel = float;  // its first element
+  using Channel = float;  // the channel's first element
 
   __device__ Channel load(int64_t c) const { return to_float(x[c * channel_stride]); }
   __device__ Running begin(float a) const { return {a, 0.0f, 0.0f}; }
@@ -84,7 +84,7 @@ struct Statistics {
   }
 };
 
-// Of the result of the same launch, of which no element exists beforehand as a common shift: that is 0.
+// Statistics of the result of the same launch: no element exists beforehand as a common shift, which is 0.
 template <typename T>
 struct EpilogueStatistics : Statistics<T> {
   __device__ float load(int64_t) const { return 0.0f; }

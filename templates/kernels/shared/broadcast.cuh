@@ -1,5 +1,5 @@
-// Two tensors of any rank, either of which may be repeated along axes of the result (broadcasting), in place or not: what
-// operators share, which differ in the function of two elements.
+// Two tensors of any rank, either of which may be repeated along axes of the result (broadcasting), in place or not:
+// the common part of operators, which differ in the function of two elements.
 #pragma once
 
 #include "strided.cuh"
@@ -18,7 +18,8 @@ struct Reversed {
   __device__ float operator()(float a, float b) const { return f(b, a); }
 };
 
-// An operand and the result may be the same bytes: what an element is made of is read by the thread that writes it.
+// An operand and the result may be the same bytes: the thread that writes an element is the one that reads its
+// operands.
 template <typename T, int N, typename F>
 __global__ void map_broadcast(const T* a, const T* b, T* y, int64_t vectors, Strided<2> places, bool across, F f) {
   for (int64_t i = thread_index(); i < vectors; i += thread_count()) {

@@ -5,24 +5,24 @@
 
 namespace mbc {
 
-// Two stages: `parts` blocks a channel (or a tile of channels) write a partial state each to the workspace [parts,
+// Two stages: `parts` blocks for each channel (or tile of channels) write a partial state each to the workspace [parts,
 // channels], a second kernel adds them in order, in fp64. With one part the first stage finishes alone and needs no
-// workspace. `parts` comes with the plan: it must not depend on the GPU.
+// workspace. `parts` is part of the plan: it must not depend on the GPU.
 //
 // R, the reduction, has
-//   Channel load(c)                        constants of a channel, loaded once a block
+//   Channel load(c)                        constants of a channel, loaded once by a block
 //   Running begin(a)                       the initial value of a thread whose first element is a
 //   push<K>(Running&, channel, a, b)       accumulates K elements of one channel
 //   State settle(channel, Running, count)  the state of a thread after `count` elements, in fp32
 //   State merged(many, each)               the common state of `many` threads, `each(i)` the i-th
-//   Total total(State), add(Total&, Total) of a part, and of two, in fp64
-//   Known known(c)                         other operands of the result, read while parts are in flight
+//   Total total(State), add(Total&, Total) totals of one part and of two, in fp64
+//   Known known(c)                         operands of the result, read while parts are in flight
 //   finish(c, Known, Total)                writes the result
 //
 // S, the source, has `template <int N> struct Fetched`; `fetch<N>(at)`, which reads N elements of every operand;
-// `finish<N>(fetched, of, at)`, which may store something computed from them and R's channel constants (of(j) for the
-// j-th element) and keep it in `fetched`; `first(fetched, j)` and `second(fetched, j)`, which R gets; `vectorizable()`,
-// whether its operands are aligned for vectors; and `OPERANDS`.
+// `finish<N>(fetched, of, at)`, which may compute values from these and R's channel constants (of(j) for the j-th
+// element), store them, and keep them in `fetched`; `first(fetched, j)` and `second(fetched, j)`, which are passed to
+// R; `vectorizable()`, whether its operands are aligned for vectors; and `OPERANDS`.
 //
 // Channels last, thread (x, y) of a block reduces, N channels wide:
 //
@@ -93,7 +93,7 @@ struct PartRange {
     end = begin + each + (part < more ? 1 : 0);
   }
   __device__ int64_t size() const { return end - begin; }
-  // Of those `step` apart from `first` on.
+  // The rows that are `step` apart from `first` on.
   __device__ int64_t count(int64_t first, int64_t step) const { return first < end ? (end - first - 1) / step + 1 : 0; }
 };
 
@@ -136,11 +136,11 @@ __global__ void reduce_channels_first(S source, int64_t rows, int64_t channels, 
 }
 
 // Whether a thread keeps channel constants in registers. With many operands registers suffice for one word of each
-// only: others are read from shared memory for every row.
+// operand only: other constants are read from shared memory for every row.
 template <typename S, typename R>
 constexpr bool CHANNELS_IN_REGISTERS = S::OPERANDS <= 2 || sizeof(typename R::Channel) <= sizeof(float);
 
-// Accumulators are counted twice: old and new values.
+// Accumulators count twice: old and new values.
 template <typename S, typename R, int N>
 constexpr int REDUCE_BLOCKS = blocks_per_sm(
     N * (2 * sizeof(typename R::Running) + (CHANNELS_IN_REGISTERS<S, R> ? sizeof(typename R::Channel) : sizeof(float))) / 4 +
@@ -157,12 +157,12 @@ __global__ void __launch_bounds__(THREADS, (REDUCE_BLOCKS<S, R, N>))
   launch_dependents();
   const int64_t c = (static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) * N;
   const unsigned thread = threadIdx.y * blockDim.x + threadIdx.x;
-  // All blocks walk from the last row to the first: what the kernel before wrote last may still be in the cache, and
-  // the next kernel begins with what is read last here.
+  // All blocks walk from the last row to the first: the last writes of the kernel before may still be in the cache, and
+  // the next kernel begins with the rows that are read last here.
   const int64_t start = static_cast<int64_t>(blockIdx.y) * blockDim.y + threadIdx.y;
   const int64_t step = static_cast<int64_t>(gridDim.y) * blockDim.y;
   const int count = c < channels && start < rows ? static_cast<int>((rows - start - 1) / step + 1) : 0;
-  const auto stride = static_cast<int32_t>(-step * channels);  // no more than all threads hold at once
+  const auto stride = static_cast<int32_t>(-step * channels);  // at most the rows of all threads together
   int left = count;
   int64_t at = (start + (count - 1) * step) * channels + c;
   typename R::Running running[N] = {};
@@ -210,7 +210,7 @@ __global__ void __launch_bounds__(THREADS, (REDUCE_BLOCKS<S, R, N>))
     if (c < channels) store_partial(partial, shared[j * THREADS + threadIdx.x], channels, c + j, r);
 }
 
-// Few channels a block, so that there are many blocks: latency is the limit, not bytes.
+// Few channels for each block, so that there are many blocks: the limit is latency, not bytes.
 template <typename R>
 __global__ void merge_parts(const typename R::State* partial, int64_t parts, int64_t channels, R r) {
   using Total = typename R::Total;
@@ -255,7 +255,7 @@ void run_reduce_channels_last(cudaStream_t stream, int64_t rows, int64_t channel
              partial, r);
 }
 
-// T: the elements that vectors are made of. Channels last: `rows` of everything but channels.
+// T: the type of the vectors' elements. Channels last: `rows` covers all axes but channels.
 template <typename T, typename S, typename R>
 void reduce_rows_of(cudaStream_t stream, int64_t rows, int64_t channels, int64_t parts, S source, void* workspace,
                     R r) {

@@ -1,30 +1,31 @@
 // Maps with constants for each channel: a bias, a mean, a scale.
 //
 // A tensor [rows, channels, inner] is stored channels first, ((n * channels) + c) * inner + s, or channels last, ((n *
-// inner) + s) * channels + c. Channels first, a vector belongs to one channel and threads walk over (plane, inner).
-// Channels last, a thread keeps its channels and walks down the rows, so that channel constants are loaded once.
+// inner) + s) * channels + c. With channels first, a vector belongs to one channel and threads walk over (plane,
+// inner). With channels last, a thread keeps its channels and walks down the rows, so that channel constants are loaded
+// once.
 #pragma once
 
 #include "device.cuh"
 
 namespace mbc {
 
-// Resident blocks of a multiprocessor for launch bounds, by the words that a thread keeps in registers.
+// Resident blocks of a multiprocessor for launch bounds, from the words that a thread keeps in registers.
 constexpr int blocks_per_sm(size_t words) { return words <= 48 ? 4 : 3; }
 
-// Threads of a block over the vectors of a row, divided evenly: few are idle, and with one column of blocks a block's
-// reads are contiguous.
+// Threads of a block over the vectors of a row, divided evenly: few threads are idle, and with one column of blocks the
+// reads of a block are contiguous.
 struct ChannelTiling {
   unsigned columns, threads_x;  // blocks that cover the vectors; vectors of a block, up to 32
   unsigned threads_y() const { return THREADS / threads_x; }
 
-  // `together`: neighbours that share a block, and a warp.
+  // `together`: neighbouring threads that share a block, and a warp.
   explicit ChannelTiling(int64_t vectors, int together = 1)
       : columns(static_cast<unsigned>(divide_up(vectors, 32))),
         threads_x(static_cast<unsigned>(divide_up(vectors / together, columns) * together)) {}
 };
 
-// Up to three operands; those that a function does not have are null. The last one may be a slice of a wider tensor.
+// Up to three operands; operands that a function does not have are null. The last one may be a slice of a wider tensor.
 template <typename T>
 struct Operands {
   const T *a, *b, *c = nullptr;
@@ -54,13 +55,13 @@ struct Loaded {
 };
 
 // Channel constants of a block in shared memory, each computed by one thread: roots and divisions cost more than a few
-// rows of a small tensor. Stored word by word, against bank conflicts.
+// rows of a small tensor. Stored word by word to avoid bank conflicts.
 template <typename Channel, int N>
 struct ChannelTable {
   static constexpr int WORDS = std::is_empty_v<Channel> ? 0 : sizeof(Channel) / sizeof(float);
   float words[WORDS * N * 32 + 1];
 
-  // Fills in those of the block's tile; to be read after a barrier.
+  // Computes the constants of the block's tile; they may be read after a barrier.
   template <typename F>
   __device__ void fill(int64_t channels, const F& f, unsigned tile = blockIdx.x) {
     if constexpr (WORDS > 0) {
@@ -73,7 +74,7 @@ struct ChannelTable {
       }
     }
   }
-  // Those of the tile's i-th channel.
+  // The constants of the tile's i-th channel.
   __device__ void put(unsigned i, const Channel& channel) {
     if constexpr (WORDS > 0) {
       float own[WORDS];
@@ -82,7 +83,7 @@ struct ChannelTable {
       for (int w = 0; w < WORDS; ++w) words[(w * N + i % N) * 32 + i / N] = own[w];
     }
   }
-  // Those of this thread's j-th channel.
+  // The constants of this thread's j-th channel.
   __device__ Channel take(int j) const {
     Channel channel{};
     if constexpr (WORDS > 0) {
@@ -95,7 +96,7 @@ struct ChannelTable {
   }
 };
 
-// Where the result of a map is stored: in a tensor of the same shape,
+// Where the result of a map is stored: in a tensor of the same shape;
 template <typename T>
 struct StoreResult {
   template <int N>
@@ -107,7 +108,7 @@ struct StoreResult {
   __device__ void store(int64_t at, int64_t, int64_t, const float (&result)[N]) const { store_floats(y + at, result); }
 };
 
-// or there, and a slice of channels in a tensor of its own, too,
+// there, and a slice of channels in a tensor of its own, too;
 template <typename T>
 struct StoreWithSlice {
   template <int N>
@@ -123,7 +124,7 @@ struct StoreWithSlice {
   }
 };
 
-// or there, and as a bit mask whether each element, as stored, is positive; both channels last.
+// there, and the bit mask that says whether each stored element is positive; both channels last.
 template <typename T>
 struct StoreWithReluMask {
   template <int N>
@@ -152,7 +153,7 @@ struct StoreWithReluMask {
 };
 
 // F has `using Channel`, `Channel load(int64_t c) const` and `float operator()(const Channel&, float a, float b)
-// const`, with a third element where MORE is 2.
+// const`, with a third element if MORE is 2.
 template <typename T, int N, int MORE, bool SLICED, typename F>
 __global__ void map_channels_first(Operands<T> x, T* y, int64_t vectors, Steps steps, F f) {
   const int64_t stride = thread_count();
@@ -171,8 +172,8 @@ __global__ void map_channels_first(Operands<T> x, T* y, int64_t vectors, Steps s
 template <typename F, int N, int MORE>
 constexpr int MAP_BLOCKS = MORE > 1 ? 2 : blocks_per_sm(N * sizeof(typename F::Channel) / 4 + 16);
 template <int MORE>
-constexpr int MAP_ROWS = MORE > 0 ? 2 : 4;  // in flight: 64 bytes a thread
-constexpr int MAP_WAVES = 3, WAVE_ROWS = 16;  // waves of blocks at most, and rows that a thread should have in each
+constexpr int MAP_ROWS = MORE > 0 ? 2 : 4;  // in flight: 64 bytes of a thread
+constexpr int MAP_WAVES = 3, WAVE_ROWS = 16;  // most waves of blocks, and rows that a thread should have in each
 
 template <typename T, int N, int MORE, bool SLICED, typename Out, typename F>
 __global__ void __launch_bounds__(THREADS, (MAP_BLOCKS<F, N, MORE>))
@@ -183,7 +184,7 @@ __global__ void __launch_bounds__(THREADS, (MAP_BLOCKS<F, N, MORE>))
   const int64_t c = (static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) * N;
   const int64_t start = static_cast<int64_t>(blockIdx.y) * blockDim.y + threadIdx.y;
   const int64_t step = static_cast<int64_t>(gridDim.y) * blockDim.y;
-  const auto stride = static_cast<int32_t>(step * channels);  // no more than all threads hold at once
+  const auto stride = static_cast<int32_t>(step * channels);  // at most the rows of all threads together
   int left = c < channels && start < rows ? static_cast<int>((rows - start - 1) / step + 1) : 0;
   int64_t at = start * channels + c, row = start;
   wait_for_prior_grid();
@@ -236,7 +237,7 @@ void run_map_channels_last(cudaStream_t stream, int64_t rows, int64_t channels, 
              rows, channels, f);
 }
 
-// Channels last: `rows` of everything but channels.
+// Channels last: `rows` covers all axes but channels.
 template <int MORE, bool SLICED, typename T, typename Out, typename F>
 void map_channels_to(cudaStream_t stream, int64_t rows, int64_t channels, Operands<T> x, Out out, F f) {
   constexpr int N = WIDTH<T>;

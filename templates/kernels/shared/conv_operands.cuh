@@ -1,9 +1,9 @@
-// Sizes of a convolution, as launchers read them and as kernels use them, and walks over the pixels of images.
+// Sizes of a convolution in the form that launchers read and in the form that kernels use, and walks over pixels.
 #pragma once
 
 #include "device.cuh"
 
-// As in mbc/kernels/cuda/conv/conv_operands.py. Structures of arguments begin with it.
+// The first fields of structures of arguments, as in mbc/kernels/cuda/conv/conv_operands.py.
 struct ConvolutionSizes {
   int64_t rows;
   int64_t channels;
@@ -22,7 +22,7 @@ struct ConvolutionSizes {
 
 namespace mbc {
 
-// Of one image, in 32 bits, since indices within it are computed for every element.
+// Sizes of one image in 32 bits, because indices within it are computed for every element.
 struct ConvolutionShape {
   int32_t channels, height, width, filters, out_height, out_width, kernel_height, kernel_width, stride_height,
       stride_width, pad_top, pad_left;
@@ -48,7 +48,7 @@ struct PixelGrid {
     const int32_t line = index / pitch, image = line / lines;
     return {image, line - image * lines, index - line * pitch};
   }
-  // By a distance, as `locate` returns it for a number of pixels.
+  // Moves by a distance, which `locate` returns for a number of pixels.
   __device__ void advance(GridPixel& at, const GridPixel& by) const {
     at.column += by.column;
     at.line += by.line;

@@ -1,8 +1,8 @@
-// Shared by every kernel: elements, launching, walks over indices.
+// Common parts of all kernels: elements, launching, walks over indices.
 //
 // Conventions. Arithmetic is fp32 whatever the storage type; partial results of blocks are added by a second kernel in
-// a fixed order (no atomics), so that equal inputs give equal bits. Nothing allocates or synchronises: every launcher
-// can be captured into a CUDA graph.
+// a fixed order (no atomics), so that equal inputs give equal bits. No launcher allocates or synchronizes: every
+// launcher can be captured into a CUDA graph.
 #pragma once
 
 #include <cstdint>
@@ -12,8 +12,8 @@
 
 namespace mbc {
 
-// A flat index taken apart as (outer, middle, inner), advanced by a fixed step without dividing again: three divisions
-// an element would cost more than the memory traffic of the kernels that use it.
+// A flat index split into (outer, middle, inner), advanced by a fixed step without further divisions: three divisions
+// for each element would cost more than the memory traffic of the kernels that use it.
 struct Steps {
   int64_t inner, middle;  // extents
   int64_t step_inner, step_middle, step_outer;
@@ -70,9 +70,10 @@ __device__ inline uint64_t mul_hi_u64(uint64_t a, uint64_t b) {
 #endif
 }
 
-// Division by a number that is known at launch, without a branch: exact for all i whose product with it is below 2^64.
+// Division by a number that is known at launch, without a branch: exact for all i whose product with that number is
+// below 2^64.
 struct Reciprocal {
-  uint64_t value = 0;  // times 2^64; 0: of 1
+  uint64_t value = 0;  // reciprocal times 2^64; 0: the divisor is 1
 
   Reciprocal() = default;
   explicit Reciprocal(int64_t number) : value(UINT64_MAX / static_cast<uint64_t>(number) + 1) {}
@@ -82,23 +83,23 @@ struct Reciprocal {
   }
 };
 
-// A slice of the channels of a wider tensor, read in place: adjacent elements, then `gap` others.
+// A slice of the channels of a wider tensor, read in place: adjacent elements, then `gap` elements of other channels.
 struct Slice {
   Reciprocal adjacent;
   int64_t gap = 0;
 
   Slice() = default;
-  // Of `channels` out of `all`.
+  // `channels` channels out of `all`.
   Slice(int64_t layout, int64_t channels, int64_t all, int64_t inner) {
     const bool last = layout == MBC_CHANNELS_LAST;
     adjacent = Reciprocal(last ? channels : channels * inner);
     gap = (all - channels) * (last ? 1 : inner);
   }
-  // Of the i-th element, from the slice's first one on.
+  // The offset of the i-th element from the slice's first element.
   __device__ int64_t operator()(int64_t i) const { return i + adjacent(i) * gap; }
 };
 
-// Threads of a block over [rows, columns] with the columns adjacent in memory: as many along the columns as are useful.
+// Threads of a block over [rows, columns] with adjacent columns in memory: as many along the columns as are useful.
 struct Tiling {
   unsigned threads_x;    // threads along the columns, a power of two up to 32
   unsigned columns;  // blocks that cover the columns

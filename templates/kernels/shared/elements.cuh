@@ -1,4 +1,4 @@
-// Elements of tensors: their types, vectors of them, and how they are read, rounded and written.
+// Elements of tensors: their types, vectors of them, and how to read, round and write them.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -24,7 +24,7 @@ using MbcWorking = __half;
 using MbcWorking = float;
 #endif
 
-// Runs the statement with `T` standing for the element type of `code`; leaves the launcher with a text otherwise.
+// Runs the statement with `T` as the element type of `code`; for other codes the launcher returns an error text.
 #if MBC_WORKING == 0
 #define MBC_FOR_TYPE(code, T, ...)                                        \
   do {                                                                    \
@@ -86,7 +86,7 @@ __device__ inline T element_of(Word word, int i) {
   return value;
 }
 
-// A vector in registers across a branch or a barrier, as 32-bit words: each small element would take a register.
+// A vector in registers across a branch or a barrier, as 32-bit words: small elements would take a register each.
 template <typename T, int N>
 struct alignas(sizeof(T) * N) Held {
   using Word = std::conditional_t<sizeof(T) * N % 4 == 0, uint32_t, Bits<sizeof(T)>>;
@@ -146,7 +146,7 @@ __device__ inline uint32_t rounded_word(const float* x) {
   return word;
 }
 
-// Rounded as they would be stored.
+// The values as they would be after storing, rounded to T.
 template <typename T, int N>
 __device__ inline Held<T, N> rounded(const float (&x)[N]) {
   using Result = Held<T, N>;
@@ -209,7 +209,7 @@ __device__ inline void store_held(T* at, const Held<T, N>& value) {
 template <typename T>
 constexpr int WIDTH = 16 / static_cast<int>(sizeof(T));
 
-// Keeps loads before this point: the compiler would move each one after the divisions that come before its first use.
+// Keeps loads before this point: the compiler would move each load behind the divisions that come before its first use.
 __device__ inline void compiler_fence() {
 #ifdef __CUDA_ARCH__
   asm volatile("" ::: "memory");

@@ -1,15 +1,15 @@
 // Maps that compute every element of an image from a window of another image.
 //
-// Channels first, a thread computes one element and neighbouring threads have neighbouring columns; channels last, a
-// thread computes N channels of one pixel.
+// With channels first, a thread computes one element and neighbouring threads have neighbouring columns; with channels
+// last, a thread computes N channels of one pixel.
 #pragma once
 
 #include "device.cuh"
 
 namespace mbc {
 
-// Sizes and strides of an image. The layout is a run-time value, since instantiating each kernel for each layout would
-// double the time of a build.
+// Sizes and strides of an image. The layout is a run-time value, because instantiating each kernel for each layout
+// would double the time of a build.
 struct Image {
   int64_t channels, height, width;
   int64_t n_stride, c_stride, y_stride, x_stride;
@@ -63,8 +63,8 @@ void run_each_pixel(cudaStream_t stream, bool last, int64_t rows, const Image& i
   MBC_LAUNCH((each_pixel<N, F>), blocks, THREADS, stream, vectors, image, steps, last, f);
 }
 
-// Runs f for every element of the output `image` of `rows` samples. `wide`: everything is aligned for N channels at a
-// time.
+// Runs f for every element of the output `image` of `rows` samples. `wide`: everything is aligned for N channels
+// together.
 template <int N, typename F>
 void for_each_pixel(cudaStream_t stream, int64_t layout, int64_t rows, const Image& image, bool wide, F f) {
   const bool last = layout == MBC_CHANNELS_LAST;

@@ -1,4 +1,4 @@
-// Threads of a block that share a reduction: adjacent ones where what is reduced is adjacent in memory, otherwise
+// Threads of a block that share a reduction: adjacent threads if the reduced elements are adjacent in memory; otherwise
 // adjacent threads have adjacent results.
 #pragma once
 
@@ -6,7 +6,7 @@
 
 namespace mbc {
 
-// What is left, with two offsets of each result, and what is reduced.
+// The remaining axes, with two offsets for each result, and the reduced axes.
 struct Reduction {
   Strided<2> left;
   Strided<1> reduced;
@@ -29,8 +29,8 @@ struct Lane {
     first = r.adjacent ? own * r.lanes : own;
     result = static_cast<int64_t>(blockIdx.x) * per_block + own;
   }
-  // The values of all lanes combined, in all of them and in a fixed order: that of a binary tree. `shared`: one float a
-  // thread. All threads of the block call it.
+  // Combines the values of all lanes in a fixed order, that of a binary tree; every lane gets the result. `shared`: one
+  // float for each thread. All threads of the block must call it.
   template <typename F>
   __device__ float combine(float* shared, float value, F f) const {
     if (stride == 1 && lanes <= 32) {
@@ -54,7 +54,7 @@ struct Lane {
 struct AddUp {
   __device__ float operator()(float a, float b) const { return a + b; }
 };
-// A NaN is larger than everything.
+// NaN is larger than everything.
 struct LargerOf {
   __device__ float operator()(float a, float b) const { return a != a || a > b ? a : b; }
 };

@@ -1,5 +1,5 @@
-// Shared by launchers: operands and arguments of a call, grid sizes, and launching: plain, with programmatic dependent
-// launch, and in thread-block clusters.
+// Common parts of launchers: operands and arguments of a call, grid sizes, and launches: plain, with programmatic
+// dependent launch, and in thread-block clusters.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -8,10 +8,10 @@
 
 #include "mbc_call.h"
 
-// A translation unit that emulates a GPU brings its own way to launch.
+// A translation unit that emulates a GPU defines its own way to launch.
 #ifndef MBC_LAUNCH
 #define MBC_LAUNCH(kernel, grid, block, stream, ...) kernel<<<grid, block, 0, stream>>>(__VA_ARGS__)
-// With `bytes` of shared memory, which the kernel names by MBC_DYNAMIC_SHARED, in units of 16 bytes.
+// Launches with `bytes` of shared memory, which the kernel names by MBC_DYNAMIC_SHARED, in units of 16 bytes.
 #define MBC_LAUNCH_SHARED(kernel, grid, block, bytes, stream, ...)                          \
   do {                                                                                       \
     cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);        \
@@ -20,8 +20,8 @@
 #define MBC_DYNAMIC_SHARED(name) extern __shared__ uint4 name[]
 #endif
 
-// For a kernel that may start while the one before it in the stream ends (programmatic dependent launch): the one
-// before calls `launch_dependents`, this one `wait_for_prior_grid` before it reads its results.
+// Launches a kernel that may start while the kernel before it in the stream ends (programmatic dependent launch): the
+// earlier kernel calls `launch_dependents`, the later one `wait_for_prior_grid` before it reads its results.
 #ifndef MBC_LAUNCH_NEXT
 #ifdef MBC_EMULATED
 #define MBC_LAUNCH_NEXT MBC_LAUNCH
@@ -30,8 +30,8 @@
 #endif
 #endif
 
-// A cluster of grid.y blocks for every grid.x, with distributed shared memory and programmatic dependent launch. From
-// compute capability 9.0 on; before, grid.y is 1.
+// Launches a cluster of grid.y blocks for every grid.x, with distributed shared memory and programmatic dependent
+// launch, from compute capability 9.0 on; on older GPUs grid.y is 1.
 #ifndef MBC_LAUNCH_CLUSTER
 #define MBC_LAUNCH_CLUSTER(kernel, grid, block, stream, ...) mbc::launch_cluster(kernel, grid, block, stream, __VA_ARGS__)
 #define MBC_CLUSTER_SHARED(type, name) __shared__ type name
@@ -55,7 +55,7 @@ inline int64_t multiprocessors() {
   return multiprocessors_of_part > 0 ? multiprocessors_of_part : count;
 }
 
-// One wave: blocks of a kernel that run at a time.
+// One wave: the blocks of a kernel that run at a time.
 template <typename Kernel>
 int64_t resident_blocks(Kernel kernel, int threads, int shared_bytes) {
   int blocks = 1;
@@ -64,7 +64,7 @@ int64_t resident_blocks(Kernel kernel, int threads, int shared_bytes) {
   return multiprocessors() * (blocks < 1 ? 1 : blocks);
 }
 
-// Blocks of a grid-stride kernel over `items`: two full waves at most, so that setup is amortised.
+// Blocks of a grid-stride kernel over `items`: at most two full waves, so that the setup of a block is amortized.
 inline unsigned blocks_for(int64_t items, int threads = THREADS) {
   const int64_t wanted = divide_up(items, threads), most = multiprocessors() * 16;
   return static_cast<unsigned>(wanted < 1 ? 1 : wanted < most ? wanted : most);
@@ -86,7 +86,7 @@ inline const T* in(const MbcCall& call, int index) { return static_cast<const T*
 template <typename T>
 inline T* out(const MbcCall& call, int index) { return static_cast<T*>(call.pointers[index]); }
 
-// The failure of a launcher whose operands are not aligned to 16 bytes; null if they are.
+// Returns the error of a launcher whose operands are not aligned to 16 bytes, or null if they are.
 inline const char* unaligned(const MbcCall& call) {
   for (int64_t i = 0; i < call.pointer_count; ++i)
     if (!aligned(call.pointers[i], 16)) return "operands have to begin at multiples of 16 bytes";

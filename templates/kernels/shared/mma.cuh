@@ -13,7 +13,7 @@ namespace mbc {
 // mma.sync m16n8k16: D += A B for the 32 threads of a warp together: A 16 x 16 by rows, B 16 x 8 by columns, D 16 x 8,
 // of T and fp32.
 //
-// Thread (g, t) = (lane / 4, lane % 4) holds two neighbouring elements a word: of A (row, first column) (g, 2t),
+// Thread (g, t) = (lane / 4, lane % 4) holds two neighbouring elements in each word: of A (row, first column) (g, 2t),
 // (g + 8, 2t), (g, 2t + 8), (g + 8, 2t + 8); of B (first row, column) (2t, g), (2t + 8, g). Of D: (g, 2t), (g, 2t + 1),
 // (g + 8, 2t), (g + 8, 2t + 1). PTX ISA, "Matrix Fragments for mma.m16n8k16".
 template <typename T>
@@ -53,10 +53,10 @@ __device__ inline void mma_m16n8k8_tf32(float (&d)[4], const float (&a)[4], floa
 #endif
 }
 
-// A word truncated to tf32; NaN of the GPU's own stay what they are.
+// A word truncated to tf32; NaN that the GPU itself generates keep their bits.
 __device__ inline float truncate_to_tf32(float x) { return __uint_as_float(__float_as_uint(x) & 0xffffe000u); }
 
-// cvt.rna.tf32: the nearest in tf32.
+// cvt.rna.tf32: the nearest number in tf32.
 __device__ inline float to_tf32(float x) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
   uint32_t word;
@@ -67,7 +67,7 @@ __device__ inline float to_tf32(float x) {
 #endif
 }
 
-// cp.async of 16 bytes to shared memory, zeros where they are not `there`.
+// cp.async of 16 bytes to shared memory, or of zeros if they are not `there`.
 __device__ inline void cp_async_16(uint4* to, const void* from, bool there) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
   const uint32_t at = static_cast<uint32_t>(__cvta_generic_to_shared(to));
@@ -101,10 +101,11 @@ __device__ inline void cp_async_wait() {
 #define MBC_LDMATRIX(order) static_cast<void>(words), static_cast<void>(row)
 #endif
 
-// ldmatrix.x4: four matrices of 8 x 8 elements, each row 16 bytes in shared memory whose address a thread gives: rows of
-// matrix i by threads 8 i on. Thread (g, t) gets elements (g, 2t) and (g, 2t + 1) of each as a word.
+// ldmatrix.x4: four matrices of 8 x 8 elements, each row 16 bytes in shared memory, whose address a thread supplies:
+// threads 8 i to 8 i + 7 those of the rows of matrix i. Thread (g, t) gets elements (g, 2t) and (g, 2t + 1) of each
+// matrix as a word.
 __device__ inline void ldmatrix_x4(uint32_t (&words)[4], const uint4* row) { MBC_LDMATRIX(""); }
-// ldmatrix.x4.trans: of the same matrices thread (g, t) gets elements (2t, g) and (2t + 1, g).
+// ldmatrix.x4.trans: thread (g, t) gets elements (2t, g) and (2t + 1, g) of each matrix.
 __device__ inline void ldmatrix_x4_trans(uint32_t (&words)[4], const uint4* row) { MBC_LDMATRIX(".trans"); }
 
 #undef MBC_LDMATRIX
@@ -115,7 +116,7 @@ __device__ inline void ldmatrix_x4_trans(uint32_t (&words)[4], const uint4* row)
 
 namespace mbc {
 
-// Rounds 16 bytes in shared memory, which this thread has copied there.
+// Rounds 16 bytes in shared memory, which this thread copied there.
 __device__ inline void round_to_tf32(uint4* four) {
   float* words = reinterpret_cast<float*>(four);
   Vec<float, 4> rounded = load<4>(words);
@@ -124,7 +125,7 @@ __device__ inline void round_to_tf32(uint4* four) {
   store(words, rounded);
 }
 
-// Calls `run` with an element of the library's working type, if that is the operands' type and tensor cores have it.
+// Calls `run` with an element of the library's working type, if that is the operands' type and tensor cores support it.
 template <typename Run>
 const char* with_working_type(int64_t type, const Run& run) {
 #if MBC_WORKING != 0
@@ -133,8 +134,7 @@ const char* with_working_type(int64_t type, const Run& run) {
   return "tensor cores take no fp32";
 }
 
-// A launcher: the same where operands have to be aligned, with what `run` says went wrong, or the status of what it
-// launches.
+// A launcher whose operands must be aligned: returns the error of `run`, or the status of the launch.
 template <typename Arguments, typename Run>
 const char* on_tensor_cores(const MbcCall& call, const Run& run) {
   if (const char* problem = unaligned(call)) return problem;

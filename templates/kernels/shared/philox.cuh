@@ -1,5 +1,6 @@
-// Random numbers from a counter: Philox 4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011), as
-// mbc/ops/random.py has it. Key: the seed, low word first. Counter: the block's two words, the step's low word, `key`.
+// Random numbers from a counter: Philox 4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011),
+// equal to mbc/ops/random.py. Key: the seed, low word first. Counter: the block's two words, the step's low word,
+// `key`.
 #pragma once
 
 #include "device.cuh"

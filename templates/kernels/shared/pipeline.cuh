@@ -1,4 +1,4 @@
-// Pipelines between warp-specialised warpgroups: producers copy operands into stages in shared memory, consumers issue
+// Pipelines between warp-specialized warpgroups: producers copy operands into stages in shared memory, consumers issue
 // the MMAs that read them.
 #pragma once
 
@@ -6,10 +6,10 @@
 
 namespace mbc {
 
-constexpr int CONSUMERS = 2, PIPELINE_THREADS = (1 + CONSUMERS) * WARPGROUP;  // warpgroups; and one producer
-constexpr int PRODUCER_REGISTERS = 80, CONSUMER_REGISTERS = 208;  // 64 K in all, of which each starts with 168 a thread
+constexpr int CONSUMERS = 2, PIPELINE_THREADS = (1 + CONSUMERS) * WARPGROUP;  // consumer warpgroups; all with one producer
+constexpr int PRODUCER_REGISTERS = 80, CONSUMER_REGISTERS = 208;  // 64 K registers in all; each thread starts with 168
 
-// Stage and phase of a producer or consumer in a pipeline, of which only `stages` are used, a number known at run time.
+// Stage and phase of a producer or consumer in a pipeline; `stages`, a run-time number, is how many stages are used.
 struct PipelineState {
   int32_t stage, phase = 0;
 
@@ -27,7 +27,8 @@ template <int STAGES>
 struct Pipeline {
   Barrier full[STAGES], empty[STAGES];
 
-  // By one thread, before a barrier of the block; `arrivals` fill a stage, `consumers` warpgroups empty it.
+  // Run by one thread, before a barrier of the block; `arrivals` arrivals fill a stage, `consumers` warpgroups empty
+  // it.
   __device__ void start(int arrivals, int consumers = CONSUMERS) {
     for (int s = 0; s < STAGES; ++s) {
       full[s].start(arrivals);
@@ -39,7 +40,7 @@ struct Pipeline {
   __device__ void producer_acquire(int32_t iteration) { empty[iteration % STAGES].wait(iteration / STAGES % 2 ^ 1); }
   __device__ void consumer_wait(const PipelineState& state) { full[state.stage].wait(state.phase); }
   __device__ void producer_acquire(const PipelineState& state) { empty[state.stage].wait(state.phase ^ 1); }
-  // By all threads of a warp together, each of which may have read the stage by itself.
+  // Run by all threads of a warp together, each of which may have read the stage by itself.
   __device__ void consumer_release(int32_t iteration) { consumer_release(PipelineState{iteration % STAGES}); }
   __device__ void consumer_release(const PipelineState& state) {
     __syncwarp();
@@ -47,7 +48,7 @@ struct Pipeline {
   }
 };
 
-// Dynamic shared memory from a multiple of 1,024 bytes on, for which a launch asks for 1,008 more.
+// Dynamic shared memory from a multiple of 1,024 bytes on; the launch must ask for 1,008 bytes more.
 __device__ inline char* aligned_shared(uint4* shared) {
   return reinterpret_cast<char*>(shared + (1024 - shared_address(shared) % 1024) % 1024 / 16);
 }

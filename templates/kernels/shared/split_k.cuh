@@ -5,7 +5,7 @@
 
 namespace mbc {
 
-// `partial` is [parts, elements]; adds in order, in fp64.
+// Adds `partial`, which is [parts, elements], in order and in fp64.
 static __global__ void add_parts(const float* partial, float* dw, int64_t elements, int64_t parts, bool accumulate) {
   for (int64_t i = thread_index(); i < elements; i += thread_count()) {
     double sum = accumulate ? static_cast<double>(dw[i]) : 0.0;

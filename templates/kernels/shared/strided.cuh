@@ -1,6 +1,6 @@
-// Tensors of any rank, by extents and strides: what operands that are broadcast, reduced, permuted or cut out of others
-// share. Axes that lie behind each other in all operands were merged by the planner (mbc/kernels/cuda/strided.py), so
-// that most launches have one to three.
+// Tensors of any rank, described by extents and strides, which is common to broadcast, reduced, permuted and sliced
+// operands. The planner merged axes that are contiguous in all operands (mbc/kernels/cuda/strided.py), so that most
+// launches have one to three axes.
 #pragma once
 
 #include "images.cuh"
@@ -17,7 +17,7 @@ struct Strided {
   Reciprocal by_extent[MOST_AXES];
 
   Strided() = default;
-  // From the integers of a launch; moves them on to what follows.
+  // Read from the integers of a launch; advances them to the integers that follow.
   explicit Strided(const int64_t*& integers) : axes(static_cast<int>(*integers++)) {
     for (int axis = 0; axis < axes; ++axis) set_extent(axis, *integers++);
     for (int k = 0; k < OPERANDS; ++k)
@@ -33,8 +33,8 @@ struct Strided {
     for (int axis = 0; axis < axes; ++axis) count *= extent[axis];
     return count;
   }
-  // Whether n elements that are adjacent in the order of the axes can be read at once: of every operand they are
-  // adjacent, or all one, and aligned if the operand is.
+  // Whether n elements that are adjacent in the order of the axes can be read together: in every operand they are
+  // adjacent or one repeated element, and the operand is aligned if needed.
   bool vectorizable(int n) const {
     if (axes == 0 || extent[axes - 1] % n != 0) return false;
     for (int k = 0; k < OPERANDS; ++k) {
@@ -46,8 +46,8 @@ struct Strided {
     return true;
   }
 
-  // The same though they may be of two lines of the innermost axis: every operand lies in the order of the axes, or is
-  // one element a line.
+  // Whether n elements can be read together even if they are of two lines of the innermost axis: every operand has the
+  // order of the axes, or one element for each line.
   bool vectorizable_across_lines(int n) const {
     if (axes == 0 || extent[axes - 1] < n || elements() % n != 0) return false;
     for (int k = 0; k < OPERANDS; ++k) {
@@ -60,14 +60,14 @@ struct Strided {
   }
   // Whether elements that are adjacent in the order of the axes are adjacent in operand k.
   bool adjacent(int k) const { return axes > 0 && stride[k][axes - 1] == 1; }
-  // Counts vectors of n elements of the innermost axis, which has as many, instead of elements.
+  // Counts vectors of n elements along the innermost axis, whose extent is a multiple of n, instead of elements.
   void take_vectors(int n) {
     if (n == 1) return;
     set_extent(axes - 1, extent[axes - 1] / n);
     for (int k = 0; k < OPERANDS; ++k) stride[k][axes - 1] *= n;
   }
 
-  // Of every operand the offset of element i.
+  // The offset of element i in every operand.
   __device__ void locate(int64_t i, int64_t (&at)[OPERANDS]) const {
 #pragma unroll
     for (int k = 0; k < OPERANDS; ++k) at[k] = 0;
@@ -79,7 +79,7 @@ struct Strided {
       i = outer;
     }
   }
-  // How many elements are left in the line of the innermost axis, from element i on.
+  // The number of elements from element i to the end of its line along the innermost axis.
   __device__ int64_t left_in_line(int64_t i) const {
     const int64_t line = extent[axes - 1];
     return line - (i - by_extent[axes - 1](i) * line);
@@ -91,7 +91,7 @@ struct Strided {
 template <typename Struct>
 const int64_t* behind(const MbcCall& call) { return call.integers + sizeof(Struct) / sizeof(int64_t); }
 
-// N elements from `at` on, or N times that element.
+// N elements from `at` on, or one element N times.
 template <int N, typename T>
 __device__ Vec<T, N> load_or_repeat(const T* at, bool repeat) {
   if constexpr (N > 1) {
@@ -105,7 +105,7 @@ __device__ Vec<T, N> load_or_repeat(const T* at, bool repeat) {
   return load<N>(at);
 }
 
-// N elements of operand k from element i on, which lies at `at`. `across`: those of the next line are repeated from
+// N elements of operand k from element i on, at offset `at`. `across`: elements of the next line are repeated from
 // there.
 template <int N, typename T, int OPERANDS>
 __device__ Vec<T, N> load_places(const T* x, const Strided<OPERANDS>& places, int k, int64_t i, int64_t at, bool across) {

@@ -1,5 +1,5 @@
-// Boxes of tensors, which the tensor memory accelerator (TMA) copies between global and shared memory: one thread starts a
-// copy, and what lies outside of the tensor becomes zero, or is not stored. From compute capability 9.0 on.
+// Boxes of tensors, which the tensor memory accelerator (TMA) copies between global and shared memory: one thread
+// starts a copy; elements outside the tensor become zero, or are not stored. From compute capability 9.0 on.
 #pragma once
 
 #include "wgmma.cuh"
@@ -11,10 +11,10 @@
 
 namespace mbc {
 
-// A tensor in global memory, and the box of it that is copied at once; a parameter of a kernel, __grid_constant__.
+// A tensor in global memory, and the box of it that one copy moves; a parameter of a kernel, __grid_constant__.
 using TensorMap = CUtensorMap;
 
-// cuTensorMapEncodeTiled, which is found in the driver that the CUDA runtime has loaded.
+// cuTensorMapEncodeTiled, from the driver that the CUDA runtime has loaded.
 inline auto tensor_map_encoder() {
   static const auto encode = [] {
     void* found = nullptr;
@@ -29,9 +29,9 @@ inline auto tensor_map_encoder() {
   return encode;
 }
 
-// Of a dense tensor of these sizes, innermost dimension first, of elements of 1, 2 or 4 bytes, at a multiple of 16 bytes,
-// with rows of a multiple of 16 bytes. `swizzled`: the box has rows of 128 bytes, with the swizzle that wgmma reads
-// (`swizzled_offset`). Returns what went wrong, or null.
+// Describes a dense tensor of these sizes, innermost dimension first, of elements of 1, 2 or 4 bytes, at a multiple of
+// 16 bytes, with rows of a multiple of 16 bytes. `swizzled`: the box has rows of 128 bytes, with the swizzle that wgmma
+// reads (`swizzled_offset`). Returns an error, or null.
 template <int RANK>
 const char* make_tensor_map(TensorMap& map, const void* first, int bytes, const int64_t (&sizes)[RANK],
                             const int (&box)[RANK], bool swizzled) {
@@ -55,8 +55,8 @@ const char* make_tensor_map(TensorMap& map, const void* first, int bytes, const 
   return made ? nullptr : "the driver makes no tensor map (cuTensorMapEncodeTiled) of an operand";
 }
 
-// cp.async.bulk.tensor: the box from an element on, innermost index first, at a multiple of 16 bytes of its row (other places
-// are an illegal instruction). `full` counts the bytes of all of the box.
+// cp.async.bulk.tensor: copies the box from an element on, innermost index first, which must be at a multiple of 16
+// bytes of its row (other positions are an illegal instruction). `full` counts the bytes of the whole box.
 __device__ inline void tma_load(void* to, const TensorMap& map, const int32_t (&at)[2], Barrier& full) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile(
@@ -76,8 +76,8 @@ __device__ inline void tma_load(void* to, const TensorMap& map, const int32_t (&
 #endif
 }
 
-// The reverse, in a group of its own (cp.async.bulk.commit_group). What threads wrote there they made visible by
-// `fence_proxy_async` before a barrier.
+// Copies a box from shared to global memory, in a group of its own (cp.async.bulk.commit_group). Threads must have made
+// their writes visible by `fence_proxy_async` before a barrier.
 __device__ inline void tma_store(const TensorMap& map, const int32_t (&at)[3], const void* from) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%1, %2, %3}], [%4];" ::"l"(&map), "r"(at[0]),
@@ -86,7 +86,7 @@ __device__ inline void tma_store(const TensorMap& map, const int32_t (&at)[3], c
   asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 #endif
 }
-// cp.async.bulk.wait_group.read: shared memory of all boxes that this thread stores has been read.
+// cp.async.bulk.wait_group.read: waits until shared memory of all boxes that this thread stores has been read.
 __device__ inline void tma_store_wait_read() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");

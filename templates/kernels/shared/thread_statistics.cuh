@@ -6,14 +6,14 @@
 
 namespace mbc {
 
-// What a thread reduces of N channels.
+// The statistics of a thread over N channels.
 template <typename T, int N>
 struct ThreadStatistics {
   using State = typename Statistics<T>::State;
   typename Statistics<T>::Running running[N] = {};
   int32_t count = 0;
 
-  // Before the first one. `element(e)`: of channel e, as it is stored.
+  // Must be called before the first element. `element(e)`: that of channel e, as it is stored.
   template <typename Element>
   __device__ void begin(const Element& element) {
 #pragma unroll
@@ -28,8 +28,8 @@ struct ThreadStatistics {
     }
     ++count;
   }
-  // Merges the states of the threads of a warp with the same channels, whose lanes differ in the bits from FIRST to LAST;
-  // those where they are 0 store theirs, of channel e at `to(e)`.
+  // Merges the states of the threads of a warp that have the same channels, whose lanes differ in the bits from FIRST
+  // to LAST. Threads in whose lanes these bits are 0 store their states, of channel e at `to(e)`.
   template <int FIRST, int LAST, typename To>
   __device__ void store(const To& to) const {
     const int32_t lane = threadIdx.x % 32;

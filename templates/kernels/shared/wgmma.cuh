@@ -1,6 +1,6 @@
 // Hopper's tensor cores: wgmma, which a warpgroup of 128 threads starts together and which reads operands from shared
 // memory; mbarriers, which count arrivals and bytes; setmaxnreg. Each function names the PTX that it wraps. Compute
-// capability 9.0 only (sm_90a); elsewhere kernels that use them are not offered.
+// capability 9.0 only (sm_90a); on other GPUs the kernels that use them are not offered.
 #pragma once
 
 #include "mma.cuh"
@@ -10,24 +10,24 @@ namespace mbc {
 constexpr int WARPGROUP = 128;
 constexpr int SWIZZLE_ROW = 128;                   // bytes: 64 elements of a row in shared memory (128-byte swizzle)
 constexpr int SWIZZLE_ATOM = 8 * SWIZZLE_ROW;      // eight rows, among which 16-byte chunks are swizzled
-constexpr int SWIZZLE_BLOCK = 64 * SWIZZLE_ROW;    // of 64 rows: how far apart blocks of 64 columns lie where rows are K
+constexpr int SWIZZLE_BLOCK = 64 * SWIZZLE_ROW;    // 64 rows: distance of blocks of 64 columns if rows are K
 
-// Offset of the `sixteen`-th 16 bytes of a row of 128 under the 128-byte swizzle, from a multiple of 1,024 bytes: the
-// same 16 bytes of eight rows are in different banks.
+// Offset of the `sixteen`-th 16 bytes of a row of 128 under the 128-byte swizzle, from a multiple of 1,024 bytes: equal
+// 16-byte columns of eight rows are in different banks.
 __device__ inline int32_t swizzled_offset(int32_t row, int32_t sixteen) {
   return row * SWIZZLE_ROW + ((sixteen ^ row % 8) * 16);
 }
 
-// `number` is the same in a whole warp; the shuffle tells the compiler, which then keeps it in uniform registers.
+// `number` is equal in a whole warp; the shuffle says so to the compiler, which then keeps it in uniform registers.
 template <typename Number>
 __device__ inline Number warp_uniform(Number number) { return __shfl_sync(0xffffffffu, number, 0); }
 
-// An operand without swizzle: core matrices of eight consecutive rows of 16 bytes. A core matrix may begin
-// at any multiple of 16 bytes, so that an operand that is another one shifted by some rows needs no copy.
+// An operand without swizzle: core matrices of eight consecutive rows of 16 bytes. A core matrix may begin at any
+// multiple of 16 bytes, so that an operand that is another operand shifted by some rows needs no copy.
 struct CoreMatrices {
   const void* first;
-  int32_t stride_bytes, leading_bytes;  // from a core matrix to that of the next eight columns; of the next eight K
-  int32_t begin = 0;                   // bytes from the first core matrix to where the operand begins
+  int32_t stride_bytes, leading_bytes;  // from a core matrix to those of the next eight columns and K
+  int32_t begin = 0;                   // bytes from the first core matrix to the operand's beginning
 };
 
 }  // namespace mbc
@@ -42,7 +42,7 @@ __device__ inline uint32_t shared_address(const void* at) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(at));
 }
 
-// An mbarrier in shared memory: a phase ends with its `count`-th arrival, when all bytes that were announced are there.
+// An mbarrier in shared memory: a phase ends with its `count`-th arrival, once all announced bytes have arrived.
 struct Barrier {
   uint64_t word;
 
@@ -58,20 +58,20 @@ struct Barrier {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(&word)) : "memory");
 #endif
   }
-  // cp.async.mbarrier.arrive.noinc: arrives when the cp.async of this thread have.
+  // cp.async.mbarrier.arrive.noinc: arrives when all cp.async of this thread have arrived.
   __device__ void cp_async_arrive() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared_address(&word)) : "memory");
 #endif
   }
-  // mbarrier.arrive.expect_tx: arrives, and lets `bytes` follow, a multiple of 16.
+  // mbarrier.arrive.expect_tx: arrives, and announces `bytes`, a multiple of 16.
   __device__ void arrive_expect_tx(int bytes) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(&word)), "r"(bytes)
                  : "memory");
 #endif
   }
-  // The same, and cp.async.bulk.
+  // mbarrier.arrive.expect_tx, and cp.async.bulk.
   __device__ void bulk_copy_arrive(void* to, const void* from, int bytes) {
     arrive_expect_tx(bytes);
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
@@ -81,8 +81,8 @@ struct Barrier {
                  : "memory");
 #endif
   }
-  // mbarrier.try_wait.parity, until the phase of this parity has ended: the one before the first counts as ended, of
-  // parity 1.
+  // mbarrier.try_wait.parity: waits until the phase of this parity has ended. The phase before the first, of parity 1,
+  // counts as ended.
   __device__ void wait(uint32_t parity) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     asm volatile(
@@ -95,21 +95,21 @@ struct Barrier {
   }
 };
 
-// fence.mbarrier_init: initialised barriers are visible to asynchronous copies; before a barrier of the block.
+// fence.mbarrier_init: makes initialized barriers visible to asynchronous copies; must precede a barrier of the block.
 __device__ inline void fence_mbarrier_init() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 #endif
 }
 
-// fence.proxy.async: what this thread has written to or seen in shared memory is visible to wgmma and TMA, too.
+// fence.proxy.async: what this thread wrote to or saw in shared memory becomes visible to wgmma and TMA.
 __device__ inline void fence_proxy_async() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 #endif
 }
 
-// setmaxnreg: producer warpgroups hand registers over to consumer warpgroups.
+// setmaxnreg: producer warpgroups pass registers to consumer warpgroups.
 template <int COUNT>
 __device__ inline void setmaxnreg_inc() {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
@@ -123,8 +123,8 @@ __device__ inline void setmaxnreg_dec() {
 #endif
 }
 
-// wgmma.fence, wgmma.commit_group, wgmma.wait_group: wgmma are started between the first two and have ended after the
-// third, but for the last LATER groups.
+// wgmma.fence, wgmma.commit_group, wgmma.wait_group: wgmma are started between the first two; after the third, all but
+// those of the last LATER groups have ended.
 __device__ inline void wgmma_fence() {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
@@ -148,8 +148,8 @@ __device__ inline void wgmma_wait(float (&d)[TILES][4]) {
 #endif
 }
 
-// stmatrix m8n8.x4: four matrices of 8 x 8 elements of 16 bits to shared memory. Thread i supplies the address of row i % 8 of
-// matrix i / 8, and holds word i % 4 of row i / 4 of each matrix.
+// stmatrix m8n8.x4: four matrices of 8 x 8 elements of 16 bits to shared memory. Thread i supplies the address of row i
+// % 8 of matrix i / 8, and holds word i % 4 of row i / 4 of each matrix.
 __device__ inline void stmatrix_x4(void* row, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(shared_address(row)), "r"(a),
@@ -158,7 +158,7 @@ __device__ inline void stmatrix_x4(void* row, uint32_t a, uint32_t b, uint32_t c
 #endif
 }
 
-// stmatrix.trans: the same matrices, transposed: of each, the thread's word is of column i / 4, rows 2 (i % 4) and the next.
+// stmatrix.trans: the matrices are transposed: a thread's word is that of column i / 4, rows 2 (i % 4) and the next.
 __device__ inline void stmatrix_x4_trans(void* row, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(shared_address(row)), "r"(a),
@@ -167,9 +167,9 @@ __device__ inline void stmatrix_x4_trans(void* row, uint32_t a, uint32_t b, uint
 #endif
 }
 
-// An operand with the 128-byte swizzle whose descriptor is made once, the same in a whole warp, so that the compiler
-// keeps it in uniform registers: another step or stage is one addition. Otherwise each wgmma waits for some twenty
-// instructions.
+// An operand with the 128-byte swizzle. Its descriptor is computed once and is equal in a whole warp, so that the
+// compiler keeps it in uniform registers: another step or stage is one addition. Otherwise each wgmma waits for some
+// twenty instructions.
 class SwizzledDescriptor {
  public:
   __device__ explicit SwizzledDescriptor(const void* first)
@@ -179,7 +179,7 @@ class SwizzledDescriptor {
 
  private:
   __device__ explicit SwizzledDescriptor(uint32_t low_) : low(low_) {}
-  uint32_t low;  // word of the descriptor
+  uint32_t low;  // low word of the descriptor
 };
 
 // The matrix descriptor of wgmma (PTX ISA, "Matrix Descriptor Format"). `swizzle`: 0 none, 1 128 bytes.
@@ -192,7 +192,7 @@ __device__ inline uint64_t smem_descriptor(const void* rows) {
   return smem_descriptor(1, rows, SWIZZLE_ATOM, SWIZZLE_BLOCK);
 }
 __device__ inline uint64_t smem_descriptor(const SwizzledDescriptor& rows) { return rows.descriptor(); }
-// Where operands begin at several of the same core matrices, what differs is a constant.
+// Among operands that begin at several positions of the same core matrices, the difference is a constant.
 __device__ inline uint64_t smem_descriptor(const CoreMatrices& p) {
   const uint64_t first = smem_descriptor(0, p.first, p.stride_bytes, p.leading_bytes);
   return first >> 32 << 32 | (static_cast<uint32_t>(first) + (p.begin >> 4));
@@ -202,7 +202,7 @@ __device__ inline uint64_t smem_descriptor(const CoreMatrices& p) {
 #define MBC_EIGHT_TILES(j)                                                                                   \
   MBC_TILE(j), MBC_TILE(j + 1), MBC_TILE(j + 2), MBC_TILE(j + 3), MBC_TILE(j + 4), MBC_TILE(j + 5), MBC_TILE(j + 6), \
       MBC_TILE(j + 7)
-// Their places among the operands of an instruction.
+// Their positions among the operands of an instruction.
 #define MBC_D32                                                                                      \
   "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                           \
   "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
@@ -222,8 +222,8 @@ __device__ inline uint64_t smem_descriptor(const CoreMatrices& p) {
   "{\n.reg .pred p;\nsetp.ne.b32 p, " adds ", 0;\n"                                                  \
   "wgmma.mma_async.sync.aligned.m64n" n "k16.f32." type "." type " {" d "}, " operands ";\n}"
 
-// wgmma.mma_async m64nNk16 of T, bf16 or fp16, into fp32, N = 8 TILES: D = A B, or D += A B where it `adds`. A in
-// registers, 16 rows of each warp as in `mma_m16n8k16`; B of K = 16 in shared memory, as core matrices or with the
+// wgmma.mma_async m64nNk16 of T, bf16 or fp16, into fp32, N = 8 TILES: D = A B, or D += A B if it `adds`. A is in
+// registers, 16 rows for each warp as in `mma_m16n8k16`; B of K = 16 is in shared memory, as core matrices or with the
 // 128-byte swizzle (`swizzled_offset`). MN_MAJOR: rows are K, with swizzle 128 bytes long and blocks of 64 columns one
 // behind another; otherwise rows are columns of B, with K = 64 in each. PTX ISA, "Asynchronous Warpgroup Level Matrix
 // Instructions".
@@ -258,7 +258,7 @@ __device__ inline void wgmma_rs(float (&d)[TILES][4], const uint32_t (&a)[4], co
 #endif
 }
 
-// The same with A in shared memory, too: K = 16 of 64 rows; N is 128 or 256.
+// wgmma with A in shared memory, too: K = 16 of 64 rows; N is 128 or 256.
 template <bool MN_MAJOR, typename T, int TILES, typename Operand>
 __device__ inline void wgmma_ss(float (&d)[TILES][4], const Operand& a, const Operand& b, bool adds) {
   static_assert(TILES == 16 || TILES == 32);

@@ -1,11 +1,11 @@
-// The guard of a step whose gradients are clipped to a global L2 norm: as the guard of optimizer.cu, and what the
-// updates divide by grows by as much as the norm of all gradients exceeds the limit.
+// The guard of a step whose gradients are clipped to a global L2 norm. It does what the guard of optimizer.cu does; if
+// the norm of all gradients exceeds the limit, the divisor of the updates grows by the same ratio.
 //
 // Bytes      every gradient in, fp32, 16 bytes at a time where aligned.
-// Tile       a gradient is cut into `parts`, a block each; a launch takes up to `TENSORS` = 64 gradients, a row of
-//            blocks each.
+// Tile       a gradient is cut into `parts`, one for each block; a launch takes up to `TENSORS` = 64 gradients, with a
+//            row of blocks for each.
 // Reduction  a block writes the sum of squares of its part in fp64, which no finite gradient overflows; one block adds
-//            them in order. How many parts there are depends on the sizes alone, so that every GPU gets the same bits.
+//            them in order. The number of parts depends only on the sizes, so that every GPU gets the same bits.
 // Threads    256.
 // Limit      memory bandwidth.
 #include "guard.cuh"
@@ -13,13 +13,13 @@
 
 // Followed by two integers for every gradient: its elements, and its parts.
 struct ClipNormArguments {
-  int64_t scaled;      // the loss scale is dynamic (fp16)
-  int64_t accumulate;  // of how many mini-batches gradients are sums
+  int64_t scaled;      // whether the loss scale is dynamic (fp16)
+  int64_t accumulate;  // number of mini-batches over which gradients are sums
   int64_t gradients;
-  int64_t parts;  // of all gradients
+  int64_t parts;  // parts of all gradients
 };
 
-// Likewise.
+// Followed by two integers for every operand: its elements, and its parts.
 struct NormArguments {
   int64_t gradients;
   int64_t parts;
@@ -27,13 +27,13 @@ struct NormArguments {
 
 namespace mbc {
 
-constexpr double NORM_EPSILON = 1e-6;  // PyTorch's
+constexpr double NORM_EPSILON = 1e-6;  // PyTorch's constant
 
 struct GradientParts {
   const float* data[TENSORS];
   int64_t elements[TENSORS];
   int32_t parts[TENSORS];
-  int64_t first[TENSORS];  // where the sums of its parts begin
+  int64_t first[TENSORS];  // where the sums of a gradient's parts begin
 };
 
 __global__ void sum_squares(GradientParts gradients, double* sums) {
@@ -74,7 +74,7 @@ __global__ void root_of_sum(const double* sums, int64_t parts, float* norm) {
   if (threadIdx.x == 0) norm[0] = static_cast<float>(sqrt(sum));
 }
 
-// The sums of squares of `count` gradients, whose pointers begin with number `begin`.
+// The sums of squares of `count` gradients; `begin` is the number of the first pointer.
 inline void sum_all_squares(const MbcCall& call, int begin, int count, const int64_t* fields, double* sums) {
   int64_t first = 0;
   for (int done = 0; done < count; done += TENSORS) {
@@ -106,7 +106,7 @@ extern "C" const char* mbc_guard_clip_norm(const MbcCall& call) {
   return launched();
 }
 
-// The norm of all operands together, to be gathered from all ranks where these have parts of the gradients.
+// The norm of all operands together, which is then gathered from all ranks if each has parts of the gradients.
 extern "C" const char* mbc_norm(const MbcCall& call) {
   using namespace mbc;
   const auto& a = arguments<NormArguments>(call);

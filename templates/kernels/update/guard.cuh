@@ -1,4 +1,4 @@
-// What the end of a step decides: whether it counts, and the loss scale of the next one.
+// The decision at the end of a step: whether the step counts, and the loss scale of the next step.
 #pragma once
 
 #include "mbc_control.h"
@@ -6,15 +6,15 @@
 
 namespace mbc {
 
-constexpr int TENSORS = 64;  // gradients that one launch looks at; the kernel's arguments hold the list
+constexpr int TENSORS = 64;  // gradients of one launch; the kernel's arguments hold the list
 
 constexpr int CONTROL_BYTES = 256;
 
-// The next version of a control block. `scaled`: the loss scale is dynamic (fp16); `accumulate`: of how many mini-batches
-// the gradients are sums.
+// The next version of a control block. `scaled`: the loss scale is dynamic (fp16); `accumulate`: the number of
+// mini-batches over which the gradients are sums.
 __device__ inline MbcControl decided(MbcControl control, bool proceed, bool scaled, int64_t accumulate) {
   control.proceed = proceed ? 1 : 0;
-  control.gradient_scale = control.loss_scale * static_cast<float>(accumulate);  // what this step's gradients carry, before the scale changes
+  control.gradient_scale = control.loss_scale * static_cast<float>(accumulate);  // before the scale changes
   if (proceed) {
     ++control.updates;
     ++control.since_growth;

@@ -1,24 +1,23 @@
-// LARS and LAMB: the ratio of norms that scales the step of each parameter, and the step. One operation on each of one or
-// many tensors.
+// LARS and LAMB: the ratio of norms that scales the step of each parameter, and the step, for one tensor or many.
 //
 // Bytes      lars_ratio: parameter and gradient in. lars_update: parameter, gradient and momentum in, parameter and momentum
 //            out. lamb_ratio: parameter, gradient and two moments in, the moments out. lamb_update: parameter and moments
 //            in, parameter out. All fp32, 16 bytes at a time where aligned.
-// Tile       a tensor is cut into `parts`, a block each; a launch takes up to `MOST` = 32 tensors, a row of blocks each.
-// Reduction  a block writes two sums of squares of its part in fp64; one block a tensor adds them in order. How many parts
-//            there are depends on the sizes alone, so that every GPU gets the same bits.
+// Tile       a tensor is cut into `parts`, one for each block; a launch takes up to `MOST` = 32 tensors, a row of blocks each.
+// Reduction  a block writes two sums of squares of its part in fp64; one block for each tensor adds them in order. The
+//            number of parts depends only on the sizes, so that every GPU gets the same bits.
 // Threads    256.
 // Limit      memory bandwidth.
 #include "mbc_control.h"
 #include "optimizer.cuh"
 #include "square_sums.cuh"
 
-// Followed by `FIELDS` integers for every tensor: its elements, its parts, and which pointers of the call are parameter,
-// gradient, two states, these three written, and the ratio; -1: there is none.
+// Followed by `FIELDS` integers for every tensor: its elements, its parts, and the numbers of the call's pointers to
+// the parameter, the gradient, two states, the written parameter and states, and the ratio; -1: there is none.
 struct LayerwiseArguments {
   int64_t tensors;
-  int64_t parts;    // of all tensors
-  int64_t control;  // which pointer is the control block
+  int64_t parts;    // parts of all tensors
+  int64_t control;  // number of the pointer to the control block
   int64_t momentum;
   int64_t nesterov;
 };
@@ -32,7 +31,7 @@ struct Layers {
   const float *p[MOST], *g[MOST], *a[MOST], *b[MOST];
   float *p_out[MOST], *a_out[MOST], *b_out[MOST], *ratio[MOST];
   int64_t elements[MOST];
-  int64_t first[MOST];  // where the sums of its parts begin
+  int64_t first[MOST];  // where the sums of a tensor's parts begin
   int32_t parts[MOST];
 };
 
@@ -41,16 +40,16 @@ struct Sums {
   double x, y;
 };
 
-// Of a block, as `sum_of_block`.
+// The two sums of a block, as in `sum_of_block`.
 __device__ inline Sums sums_of_block(Sums own) {
   const double x = sum_of_block(own.x);
-  __syncthreads();  // both are summed in the same shared memory
+  __syncthreads();  // both sums use the same shared memory
   return {x, sum_of_block(own.y)};
 }
 
-// A rule has `Settings`, which operands it reads and writes, a constructor that all threads of a block run together, and
-// `operator()(p, g, a, b, ratio, sums)` for one element. Rules of ratios add to `sums`, and say by `ratio_of(settings, x, y)`
-// what two norms give.
+// A rule has `Settings`, the operands that it reads and writes, a constructor that all threads of a block run together,
+// and `operator()(p, g, a, b, ratio, sums)` for one element. Rules of ratios add to `sums`, and compute the ratio from
+// two norms by `ratio_of(settings, x, y)`.
 struct LarsRatioSettings {
   double trust, eps, weight_decay, clip_value;
 };
@@ -95,14 +94,14 @@ struct LarsUpdate {
   }
 };
 
-// The step of LAMB before the ratio.
+// The step of LAMB before the ratio is applied.
 struct LambStep {
   float correct, widen, eps, weight_decay;
 
   __device__ LambStep(const AdamwSettings& settings, const MbcControl* control) {
     __shared__ float shared[2];
     if (threadIdx.x == 0) {
-      // In fp64 and once a block: 1 - beta^n loses its digits in fp32.
+      // In fp64 and once for each block: 1 - beta^n loses its digits in fp32.
       const double updates = static_cast<double>(control->updates);
       shared[0] = static_cast<float>(1.0 / (1.0 - pow(settings.beta1, updates)));
       shared[1] = static_cast<float>(1.0 / sqrt(1.0 - pow(settings.beta2, updates)));
@@ -158,7 +157,7 @@ struct LambUpdate {
   }
 };
 
-// One part of one tensor. `READS_RATIO`: the rule applies a ratio rather than adding up for one.
+// One part of one tensor. `READS_RATIO`: the rule applies a ratio; otherwise it computes the sums for one.
 template <typename Rule, bool READS_RATIO>
 __global__ void run_parts(Layers layers, const MbcControl* control, typename Rule::Settings settings, Sums* sums) {
   const int n = static_cast<int>(blockIdx.y), parts = layers.parts[n];
@@ -199,7 +198,7 @@ __global__ void run_parts(Layers layers, const MbcControl* control, typename Rul
   }
 }
 
-// A block a tensor.
+// A block for each tensor.
 template <typename Rule>
 __global__ void write_ratios(Layers layers, const MbcControl* control, typename Rule::Settings settings,
                              const Sums* sums) {
@@ -215,7 +214,7 @@ __global__ void write_ratios(Layers layers, const MbcControl* control, typename 
   layers.ratio[n][0] = static_cast<float>(ratio);
 }
 
-// Divides the tensors of a call among launches: `launch(layers, count, most parts of one)`.
+// Divides the tensors of a call among launches: `launch(layers, count, most parts of one tensor)`.
 template <typename Launch>
 const char* for_layers(const MbcCall& call, Launch launch) {
   const auto& a = arguments<LayerwiseArguments>(call);
@@ -271,7 +270,7 @@ inline const char* lars_updates(const MbcCall& call) {
 
 }  // namespace mbc
 
-// Of one parameter, too.
+// Operations on one parameter use these launchers, too.
 extern "C" const char* mbc_multi_tensor_lars_ratio(const MbcCall& call) { return mbc::lars_ratios(call); }
 extern "C" const char* mbc_multi_tensor_lars_update(const MbcCall& call) { return mbc::lars_updates(call); }
 extern "C" const char* mbc_multi_tensor_lamb_ratio(const MbcCall& call) {

@@ -1,20 +1,20 @@
-// One operation (optimizer update, moving average, cast, running statistics) on each of many tensors, in few launches: a step has
-// hundreds of parameters, most of them small.
+// One operation (optimizer update, moving average, cast, running statistics) on each of many tensors, in few launches:
+// a step has hundreds of parameters, most of them small.
 //
 // Bytes      as the operation on one tensor (optimizer.cu).
-// Tile       tensors are cut into chunks of 4,096 elements, a block each. A launch takes up to `MOST_TENSORS` = 64
+// Tile       tensors are cut into chunks of 4,096 elements, one for each block. A launch takes up to `MOST_TENSORS` = 64
 //            tensors, as many as fit into kernel arguments; a block finds its tensor by bisection.
 // Threads    256, four vectors of four elements each.
 // Limit      memory bandwidth.
 //
-// Integers of a call: the structure, then `FIELDS` of them for every tensor: its elements, then which pointers of the
-// call are its operands.
+// Integers of a call: the structure, then `FIELDS` integers for every tensor: its elements, then the numbers of the
+// pointers to its operands.
 #include "multi_tensor.cuh"
 #include "optimizer.cuh"
 
 struct MultiTensorUpdateArguments {
   int64_t tensors;
-  int64_t control;  // which pointer is the control block
+  int64_t control;  // number of the pointer to the control block
   int64_t momentum;
   int64_t nesterov;
 };
@@ -166,7 +166,7 @@ extern "C" const char* mbc_multi_tensor_cast(const MbcCall& call) {
                                                            : "element type is not in this library";
 }
 
-// Fields after the pointers: how many values a channel's statistics are of. Reals: the momentum of every tensor.
+// The field after the pointers is the number of values in a channel's statistics. Reals: the momentum of every tensor.
 extern "C" const char* mbc_multi_tensor_update_running(const MbcCall& call) {
   using namespace mbc;
   const auto& a = arguments<MultiTensorUpdateRunningArguments>(call);

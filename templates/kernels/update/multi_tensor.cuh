@@ -1,4 +1,4 @@
-// Many tensors in few launches: which block works on which elements of which tensor.
+// Many tensors in few launches: the tensor and the elements that each block works on.
 #pragma once
 
 #include "device.cuh"
@@ -6,9 +6,9 @@
 namespace mbc {
 
 constexpr int MOST_TENSORS = 64;
-constexpr int64_t CHUNK_ELEMENTS = 4 * 4 * THREADS;  // elements of a block: four vectors of four a thread
+constexpr int64_t CHUNK_ELEMENTS = 4 * 4 * THREADS;  // elements of a block: four vectors of four for each thread
 
-// Which tensor a block works on, and from which element.
+// The tensor of a block, and its first element.
 struct Chunks {
   uint32_t first[MOST_TENSORS + 1];  // block
   int64_t elements[MOST_TENSORS];
@@ -24,7 +24,7 @@ struct Chunks {
   __device__ int64_t end(int tensor) const { return min(begin(tensor) + CHUNK_ELEMENTS, elements[tensor]); }
 };
 
-// Divides the tensors of a call among launches: `add(slot, number, fields)` adds one, `launch(chunks, blocks)`
+// Divides the tensors of a call among launches: `add(slot, number, fields)` adds a tensor, `launch(chunks, blocks)`
 // launches.
 template <int FIELDS, typename Add, typename Launch>
 void for_each_launch(const int64_t* fields, int64_t tensors, Add add, Launch launch) {

@@ -1,19 +1,19 @@
 // End of a step: the guard (the step is skipped if a gradient is infinite or NaN; the dynamic loss scale of fp16), and
-// the update of one tensor (SGD, AdamW, moving average). Control block, parameters and optimizer state are updated in place.
+// the update of one tensor (SGD, AdamW, moving average). Control block, parameters and optimizer state are updated in
+// place.
 //
 // Bytes      guard: every gradient in. SGD: parameter, gradient and momentum in, parameter and momentum out. AdamW:
-//            parameter, gradient and two moments in, all but the gradient out. Moving
-//            average: it and what it is of in, it out. All fp32, 16 bytes at a time where
-//            aligned.
-// Threads    256 in a grid-stride loop; the guard takes up to 64 tensors a launch, a row of blocks each.
-// Limit      memory bandwidth; of small tensors the launch, see multi_tensor.cu.
+//            parameter, gradient and two moments in, all but the gradient out. Moving average: the average and the
+//            averaged tensor in, the average out. All fp32, 16 bytes at a time if aligned.
+// Threads    256 in a grid-stride loop; the guard takes up to 64 tensors in a launch, with a row of blocks for each.
+// Limit      memory bandwidth; with small tensors the launch, see multi_tensor.cu.
 #include "guard.cuh"
 #include "optimizer.cuh"
 
 // Followed by the number of elements of every gradient, `gradients` integers.
 struct GuardArguments {
-  int64_t scaled;      // the loss scale is dynamic (fp16)
-  int64_t accumulate;  // of how many mini-batches gradients are sums
+  int64_t scaled;      // whether the loss scale is dynamic (fp16)
+  int64_t accumulate;  // number of mini-batches over which gradients are sums
   int64_t gradients;
 };
 
@@ -36,7 +36,7 @@ struct AccumulateArguments {
 };
 
 struct CheckLossArguments {
-  int64_t elements;  // of the loss: 1
+  int64_t elements;  // elements of the loss: 1
 };
 
 namespace mbc {
@@ -48,7 +48,7 @@ struct Tensors {
 
 __global__ void clear_flag(uint32_t* flag) { *flag = 0; }
 
-// One row of blocks a tensor. Every block that finds something writes the same value, so the order does not matter.
+// A row of blocks for each tensor. Every block that finds an infinity or NaN writes the same value, in any order.
 __global__ void find_nonfinite(Tensors tensors, uint32_t* flag) {
   const float* data = tensors.data[blockIdx.y];
   const int64_t elements = tensors.elements[blockIdx.y], stride = thread_count();
@@ -69,7 +69,7 @@ __global__ void decide(const MbcControl* before, MbcControl* after, const float*
   *after = decided(*before, isfinite(loss[0]) && (flag == nullptr || *flag == 0), scaled, accumulate);
 }
 
-// A thread a byte.
+// A thread for each byte.
 __global__ void check_loss(const uint8_t* before, uint8_t* after, const float* loss) {
   after[threadIdx.x] = before[threadIdx.x];
   __syncthreads();
@@ -82,7 +82,7 @@ inline bool all_aligned(const MbcCall& call, int count) {
   return true;
 }
 
-// A rule without states: operand 0 becomes output 3 by operand 1.
+// Runs a rule without states: output 3 is operand 0 updated by operand 1.
 template <typename Rule>
 const char* run_in_pairs(const MbcCall& call, int64_t elements, const typename Rule::Settings& settings) {
   const int64_t vectors = all_aligned(call, 4) ? elements / 4 : 0;
@@ -161,7 +161,7 @@ extern "C" const char* mbc_accumulate(const MbcCall& call) {
   return run_in_pairs<Accumulate>(call, arguments<AccumulateArguments>(call).elements, {});
 }
 
-// The control block as it is, but that `proceed` says whether the loss of one mini-batch is finite.
+// Copies the control block, except that `proceed` says whether the loss of one mini-batch is finite.
 extern "C" const char* mbc_check_loss(const MbcCall& call) {
   using namespace mbc;
   MBC_LAUNCH(check_loss, 1, CONTROL_BYTES, call.stream, in<uint8_t>(call, 0), out<uint8_t>(call, 2), in<float>(call, 1));

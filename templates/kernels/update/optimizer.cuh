@@ -1,4 +1,5 @@
-// Optimizer rules (SGD, AdamW), the moving average and the sum over mini-batches as functors, and their loop over a range of a tensor.
+// Optimizer rules (SGD, AdamW), the moving average and the sum over mini-batches as functors, and their loop over a
+// range of a tensor.
 #pragma once
 
 #include "mbc_control.h"
@@ -6,19 +7,19 @@
 
 namespace mbc {
 
-// A parameter, its gradient and up to two states; the new ones may be the same bytes. Null where a rule has none.
+// A parameter, its gradient and up to two states; the new values may be the same bytes. Null if a rule has none.
 struct Tensor {
   const float *p, *g, *a, *b;
   float *p_out, *a_out, *b_out;
   int64_t elements;
 };
 
-// A rule has `STATES`, `Settings`, a constructor of the settings and the control block that all threads of a block run
-// together, and `operator()(p, g, a, b)` for one element. In a skipped step it changes nothing; the values are
-// stored all the same, since outputs need not be the inputs' memory.
+// A rule has `STATES`, `Settings`, a constructor from the settings and the control block that all threads of a block
+// run together, and `operator()(p, g, a, b)` for one element. In a skipped step the values do not change, but they are
+// still stored, because outputs need not be the inputs' memory.
 //
-// Runs `rule` from vector `first` in steps of `stride` up to `last`, and over the elements from `begin` to `end`, of
-// which one may be given for every thread.
+// Runs `rule` from vector `first` in steps of `stride` up to `last`, and over the elements from `begin` to `end`,
+// either of which may be different for every thread.
 template <typename Rule>
 __device__ inline void update(const Tensor& t, const Rule& rule, int64_t first, int64_t last, int64_t begin,
                               int64_t end, int64_t stride) {
@@ -42,7 +43,7 @@ __device__ inline void update(const Tensor& t, const Rule& rule, int64_t first, 
   }
 }
 
-// A gradient without its scale, in [-limit, limit]; a limit of 0: there is none. NaN stays NaN.
+// A gradient without its scale, in [-limit, limit]; a limit of 0: no limit. NaN stays NaN.
 __device__ inline float clipped(float gradient, float limit) {
   if (limit == 0.0f) return gradient;
   return gradient > limit ? limit : gradient < -limit ? -limit : gradient;
@@ -99,7 +100,7 @@ struct Adamw {
   __device__ Adamw(const Settings& settings, const MbcControl* control) {
     __shared__ float shared[3];
     if (threadIdx.x == 0) {
-      // In fp64 and once a block: 1 - beta^n loses its digits in fp32.
+      // In fp64 and once for each block: 1 - beta^n loses its digits in fp32.
       const double given = control->learning_rate * settings.rate, updates = static_cast<double>(control->updates);
       shared[0] = static_cast<float>(given / (1.0 - pow(settings.beta1, updates)));
       shared[1] = static_cast<float>(1.0 / sqrt(1.0 - pow(settings.beta2, updates)));
@@ -128,7 +129,7 @@ struct EmaSettings {
 
 inline EmaSettings ema_settings(const MbcCall& call) { return {call.reals[0]}; }
 
-// The average in the place of the parameter, what it is of in the place of the gradient.
+// The moving average takes the parameter's place, the averaged tensor that of the gradient.
 struct Ema {
   using Settings = EmaSettings;
   static constexpr int STATES = 0;
@@ -145,8 +146,8 @@ struct Ema {
 
 struct AccumulateSettings {};
 
-// What mini-batches before have added up in the place of the parameter, the value of this one in that of the gradient. Of
-// the first mini-batch of a step nothing is before.
+// The sum over earlier mini-batches takes the parameter's place, the value of this mini-batch that of the gradient. The
+// first mini-batch of a step has no earlier sum.
 struct Accumulate {
   using Settings = AccumulateSettings;
   static constexpr int STATES = 0;

@@ -1,20 +1,21 @@
 // A sharded optimizer: this rank's part of each parameter (mbc/ops/shard.py), one or many in few launches.
 //
-// Bytes      of a part: parameter, gradient and states in, parameter's part and states out. The parameter is whole, and
-//            so may be the gradient: they are read from where this rank's part begins, which the control block says.
-// Tile       as in multi_tensor.cu: chunks of 4,096 elements of a part, a block each. In the padding of a part states
-//            stay, and the new parameter is zero.
+// Bytes      for each part: parameter, gradient and states in, the parameter's part and states out. The parameter is
+//            whole, and the gradient may be: they are read from the beginning of this rank's part, which the control
+//            block holds.
+// Tile       as in multi_tensor.cu: chunks of 4,096 elements of a part, one for each block. In the padding of a part
+//            states do not change, and the new parameter is zero.
 // Threads    256, four vectors of four elements each.
 // Limit      memory bandwidth.
 //
-// Integers of a call: the structure, then `FIELDS` of them for every tensor: the elements of its part, those of the
-// whole, whether the gradient is whole, then which pointers of the call are its operands, the part's new one last.
+// Integers of a call: the structure, then `FIELDS` integers for every tensor: the elements of its part, those of the
+// whole, whether the gradient is whole, then the numbers of the pointers to its operands, the part's new one last.
 #include "multi_tensor.cuh"
 #include "optimizer.cuh"
 
 struct ShardedUpdateArguments {
   int64_t tensors;
-  int64_t control;  // which pointer is the control block
+  int64_t control;  // number of the pointer to the control block
   int64_t nesterov;
 };
 
@@ -71,7 +72,7 @@ const char* run_sharded(const MbcCall& call, const typename Rule::Settings& sett
 
 }  // namespace mbc
 
-// Of one parameter, too.
+// Updates of one parameter use these launchers, too.
 extern "C" const char* mbc_multi_tensor_sgd_part(const MbcCall& call) {
   using namespace mbc;
   return run_sharded<Sgd<true>>(call, sgd_settings(call, arguments<ShardedUpdateArguments>(call).nesterov != 0));

@@ -1,4 +1,4 @@
-// Sums of squares in fp64, of which no finite element overflows, in an order that depends on nothing but sizes.
+// Sums of squares in fp64, which no finite element overflows, in an order that depends only on sizes.
 #pragma once
 
 #include "device.cuh"
@@ -6,7 +6,7 @@
 
 namespace mbc {
 
-// Adds up what the threads of a block have, in a fixed order; thread 0 gets the sum.
+// Adds the values of a block's threads in a fixed order; thread 0 gets the sum.
 __device__ inline double sum_of_block(double value) {
   __shared__ double shared[THREADS];
   shared[threadIdx.x] = value;
