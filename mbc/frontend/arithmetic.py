@@ -1,4 +1,4 @@
-"""What operators mean: on numbers, on tensors and on losses."""
+"""Operators on numbers, on tensors and on losses."""
 
 from __future__ import annotations
 
@@ -39,7 +39,11 @@ _ORDERED: dict[str, Callable[[Figure, Figure], bool]] = {
 
 
 def calculate(symbol: str, a: Figure, b: Figure, span: Span) -> Figure:
-    """`a symbol b` for numbers. Raises MbcError MBC016 for what is too large or undefined."""
+    """Return `a symbol b` for numbers.
+
+    Raises:
+        MbcError: MBC016 if the result is too large or undefined.
+    """
     shown = f"({a}) {symbol} {b}" if a < 0 else f"{a} {symbol} {b}"
     try:
         value = _power(a, b) if symbol == "**" else _NUMERIC[symbol](a, b)
@@ -57,13 +61,17 @@ def calculate(symbol: str, a: Figure, b: Figure, span: Span) -> Figure:
 
 def _power(a: Figure, b: Figure) -> Figure:
     if isinstance(a, int) and isinstance(b, int) and abs(a) > 1 and b > 64:
-        return math.inf  # without computing its digits
+        return math.inf  # avoids computing its digits
     value: Figure = a**b
     return value
 
 
 def compare(symbol: str, a: Worth, b: Worth, span: Span) -> bool:
-    """Comparisons: of numbers; and for equality also of tuples of numbers, words, true and false."""
+    """Return the result of a comparison: of numbers; for equality also of tuples of numbers, words, true and false.
+
+    Raises:
+        MbcError: MBC029 for other operands.
+    """
     if symbol in _ORDERED and is_number(a) and is_number(b):
         return _ORDERED[symbol](a, b)
     if symbol in ("==", "!=") and _comparable(a) and _comparable(b):
@@ -80,13 +88,18 @@ def _comparable(worth: Worth) -> bool:
 
 
 class Arithmetic:
-    """Operators that may make operations of the network."""
+    """Operators that may append operations to the network."""
 
     def __init__(self, building: Building) -> None:
+        """Take the network under construction."""
         self._building = building
 
     def operate(self, symbol: str, a: Worth, b: Worth, span: Span, scope: Scope) -> Worth:
-        """`a symbol b`. Raises MbcError MBC016 (numbers), MBC011 (shapes), MBC029 (operands of another kind)."""
+        """Return `a symbol b`.
+
+        Raises:
+            MbcError: MBC016 (numbers), MBC011 (shapes), MBC029 (operands of another kind).
+        """
         if is_number(a) and is_number(b):
             return calculate(symbol, a, b, span)
         if isinstance(a, Losses) or isinstance(b, Losses):
@@ -94,14 +107,14 @@ class Arithmetic:
             if combined is not None:
                 return combined
         elif isinstance(a, Tensor) or isinstance(b, Tensor):
-            made = self._tensors(symbol, a, b, span, scope)
-            if made is not None:
-                return made
+            result = self._tensors(symbol, a, b, span, scope)
+            if result is not None:
+                return result
         message = f"`{symbol}` does not take {describe(a)} and {describe(b)}"
         raise MbcError("MBC029", message, _remedy(a, b), span)
 
     def negate(self, a: Worth, span: Span, scope: Scope) -> Worth:
-        """`-a`."""
+        """Return `-a`."""
         if is_number(a):
             return -a
         return self.operate("*", a, -1, span, scope)
@@ -161,7 +174,7 @@ class Arithmetic:
                 raise MbcError("MBC029", message, "declare the input as float to calculate with it", span)
             if x.type.dtype.value == "uint8":
                 message = f"there is no arithmetic on bytes ({x.type}, input `{x.path}`)"
-                raise MbcError("MBC029", message, "pipe it into `augment` first, which makes numbers of it", span)
+                raise MbcError("MBC029", message, "pipe it into `augment` first, which converts it to numbers", span)
         try:
             value = build(emit)
         except ShapeError as error:
@@ -170,7 +183,7 @@ class Arithmetic:
 
 
 def _combine(symbol: str, a: Worth, b: Worth, span: Span) -> Losses | None:
-    """Losses added, and losses times numbers."""
+    """Return the sum or difference of losses, or a loss times a number; None for other operands."""
     if isinstance(a, Losses) and isinstance(b, Losses) and symbol in ("+", "-"):
         return _merge((*a.terms, *_times(b, 1.0 if symbol == "+" else -1.0, span).terms))
     if isinstance(a, Losses) and is_number(b) and symbol in ("*", "/"):
@@ -192,7 +205,7 @@ def _merge(terms: tuple[tuple[str, float], ...]) -> Losses:
 
 
 def merge(*losses: Losses) -> Losses:
-    """The sum of losses."""
+    """Return the sum of losses."""
     return _merge(tuple(term for loss in losses for term in loss.terms))
 
 
@@ -200,5 +213,5 @@ def _remedy(a: Worth, b: Worth) -> str:
     if isinstance(a, Losses) or isinstance(b, Losses):
         return "losses can be added to each other and multiplied by numbers"
     if isinstance(a, Tensor) or isinstance(b, Tensor):
-        return "tensors know + - * / with tensors and with numbers, and ** with a number"
+        return "tensors have + - * / with tensors and with numbers, and ** with a number"
     return "operators calculate with numbers and tensors"

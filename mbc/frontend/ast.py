@@ -1,4 +1,4 @@
-"""The syntax tree of a source: what was written, with its places, before any of it is evaluated.
+"""The syntax tree of a source: the source as written, with its places, before anything is evaluated.
 
 Chains (`a |> f |> g`, `a + b - c`, `p and q`) are flat, so that a long pipe is not a deep tree.
 """
@@ -12,7 +12,7 @@ from mbc.source import Span
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Node:
-    """Anything that was written somewhere."""
+    """A part of the source, with its place."""
 
     span: Span = field(repr=False)
 
@@ -22,13 +22,15 @@ class Node:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Name(Node):
-    """A tensor, number, layer, block, or a word such as `bf16`, depending on where it stands."""
+    """A tensor, number, layer, block, or a word such as `bf16`, depending on the context."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Number(Node):
+    """A number, `true` or `false`."""
+
     value: int | float | bool
 
 
@@ -48,6 +50,8 @@ class String(Node):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Tuple(Node):
+    """A tuple: `(1, 2, 3)`."""
+
     items: tuple[Expression, ...]
 
 
@@ -85,6 +89,8 @@ class Attribute(Node):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Index(Node):
+    """An element of a tuple: `x.shape[1]`."""
+
     target: Expression
     index: Expression
 
@@ -99,9 +105,9 @@ class Unary(Node):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Chain(Node):
-    """`first` and then each (operator, operand, place of the operator), from left to right.
+    """`first`, and then each (operator, operand, place of the operator) from left to right.
 
-    The operators of one chain bind equally tight: + - | * / // % | ** | one comparison | and | or.
+    The operators of one chain have equal precedence: + - | * / // % | ** | one comparison | and | or.
     """
 
     first: Expression
@@ -118,7 +124,7 @@ class Pipe(Node):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pick(Node):
-    """`then if condition else otherwise`: only the side that is picked is evaluated."""
+    """`then if condition else otherwise`: only the chosen side is evaluated."""
 
     then: Expression
     condition: Expression
@@ -139,6 +145,8 @@ class Word(Node):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Input(Node):
+    """`input name[shape] : kind`, where the kind is a type of inputs such as float."""
+
     name: Word
     shape: tuple[Expression, ...]
     kind: Word  # float | class
@@ -146,11 +154,15 @@ class Input(Node):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Output(Node):
+    """`output value, value`."""
+
     values: tuple[Expression, ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Loss(Node):
+    """`loss value`."""
+
     value: Expression
 
 
@@ -164,17 +176,23 @@ class Metric(Node):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Return(Node):
+    """`return value`, the end of a block."""
+
     value: Expression
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Assign(Node):
+    """`name, name = value`."""
+
     names: tuple[Word, ...]
     value: Expression
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class For(Node):
+    """`for names in values @label { … }`."""
+
     names: tuple[Word, ...]
     values: Expression
     label: Word | None
@@ -197,13 +215,15 @@ Statement = Input | Output | Loss | Metric | Return | Assign | For | When
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Parameter(Node):
+    """A parameter of a block or network, with its default."""
+
     name: str
     default: Expression | None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Block(Node):
-    """`span` is that of the name."""
+    """A block: `span` is that of its name."""
 
     name: str
     parameters: tuple[Parameter, ...]
@@ -213,7 +233,7 @@ class Block(Node):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Network(Node):
-    """`span` is that of the name."""
+    """A network: `span` is that of its name."""
 
     name: str
     parameters: tuple[Parameter, ...]
@@ -238,6 +258,8 @@ class Section(Node):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Program(Node):
+    """A whole source."""
+
     networks: tuple[Network, ...]
     blocks: tuple[Block, ...]
     sections: tuple[Section, ...]

@@ -1,4 +1,4 @@
-"""What an expression is worth, in a frame: numbers, tensors, layers. Tensors that are piped make operations."""
+"""The values of expressions in a frame: numbers, tensors, layers. Pipes append operations."""
 
 from __future__ import annotations
 
@@ -26,18 +26,14 @@ from mbc.ops.base import Layer, Parameter
 from mbc.source import Span
 
 MOST_EXPRESSIONS = 1_000_000
-INFINITY = "inf"  # a name as another one where it is bound
+INFINITY = "inf"  # a source may bind this name, as any other
 
 Apply = Callable[[Written, Worth, Span], Worth]
 Elsewhere = Callable[[str], Span | None]
 
 
 class Evaluator:
-    """Evaluates expressions.
-
-    `apply` pipes tensors into a layer or block. `elsewhere` says where a name is bound that is not known here.
-    `words` are those that settings know.
-    """
+    """Evaluator of expressions."""
 
     def __init__(
         self,
@@ -47,6 +43,15 @@ class Evaluator:
         apply: Apply,
         elsewhere: Elsewhere,
     ) -> None:
+        """Take the context of the expressions.
+
+        Args:
+            building: The network under construction.
+            blocks: The blocks of the source by name.
+            words: Words that settings accept.
+            apply: Pipes tensors into a layer or block.
+            elsewhere: Returns where a name is bound that is unknown in the frame.
+        """
         self._arithmetic = Arithmetic(building)
         self._blocks = blocks
         self._words = words
@@ -55,7 +60,11 @@ class Evaluator:
         self._expressions = 0
 
     def worth(self, expression: ast.Expression, frame: Frame) -> Worth:
-        """The value of an expression. Raises MbcError."""
+        """Return the value of an expression.
+
+        Raises:
+            MbcError: The expression is wrong.
+        """
         self._spend(1, expression.span)
         match expression:
             case ast.Name():
@@ -93,7 +102,11 @@ class Evaluator:
             raise MbcError("MBC017", message, "make its loops and ranges shorter", span)
 
     def condition(self, expression: ast.Expression, frame: Frame) -> bool:
-        """A condition, which must be true or false."""
+        """Return the value of a condition.
+
+        Raises:
+            MbcError: MBC029 if the value is not true or false.
+        """
         worth = self.worth(expression, frame)
         if not isinstance(worth, bool):
             message = f"a condition must be true or false, but is {describe(worth)}"
@@ -101,7 +114,11 @@ class Evaluator:
         return worth
 
     def whole(self, expression: ast.Expression, frame: Frame, what: str) -> int:
-        """A whole number; `what` says what it is."""
+        """Return the value of an expression that must be a whole number; `what` names the number in messages.
+
+        Raises:
+            MbcError: MBC029 if the value is not a whole number.
+        """
         worth = self.worth(expression, frame)
         number = whole(worth)
         if number is None:
@@ -110,8 +127,7 @@ class Evaluator:
         return number
 
     def _tensor(self, expression: ast.Expression, frame: Frame) -> Worth:
-        """The value of an operand: a layer that takes no tensors, such as `parameter(64)`, is the tensor that it
-        makes."""
+        """Return the value of an operand; a layer that takes no tensors, such as `parameter(64)`, is applied."""
         return self._made(self.worth(expression, frame))
 
     def _made(self, worth: Worth) -> Worth:
@@ -124,9 +140,9 @@ class Evaluator:
     # ---- names ----
 
     def _name(self, name: ast.Name, frame: Frame) -> Worth:
-        found = frame.get(name.text)
-        if found is not None:
-            return found
+        value = frame.get(name.text)
+        if value is not None:
+            return value
         if name.text in self._blocks or name.text in LAYERS:
             return self._written(ast.Call(name.span, name.text, ()), frame)
         if name.text in self._words:
@@ -139,16 +155,16 @@ class Evaluator:
         place = self._elsewhere(name.text)
         if place is not None:
             message = (
-                f"the name `{name.text}` is not known here: line {place.line} is not run, or binds it in a loop only"
+                f"the name `{name.text}` is not known here: line {place.line} is not run, or binds it only in a loop"
             )
-            remedy = "bind it before the loop, and on every way through an `if`, or give other parameters (--set)"
+            remedy = "bind it before the loop, and in every branch of an `if`, or give other parameters (--set)"
             raise MbcError("MBC005", message, remedy, name.span)
         raise unknown_name(name.text, name.span, frame, self._words)
 
     def _is_known(self, name: str, frame: Frame) -> bool:
-        """Whether `_name` finds it, or says something better than that it does not."""
-        known = name in self._blocks or name in LAYERS or name in self._words or name in (*FUNCTIONS, INFINITY)
-        return known or frame.get(name) is not None or self._elsewhere(name) is not None
+        """Return whether `_name` knows the name, or has a better error for it than that it is unknown."""
+        declared = name in self._blocks or name in LAYERS or name in self._words or name in (*FUNCTIONS, INFINITY)
+        return declared or frame.get(name) is not None or self._elsewhere(name) is not None
 
     def _call(self, call: ast.Call, frame: Frame) -> Worth:
         function = FUNCTIONS.get(call.name)
@@ -157,13 +173,13 @@ class Evaluator:
         worths = tuple(self.worth(a.value, frame) for a in call.arguments)
         if any(a.name is not None for a in call.arguments):
             raise MbcError("MBC007", f"`{call.name}` has no settings with names", "leave the name out", call.span)
-        found = function(worths, call.span)
-        if isinstance(found, tuple):
-            self._spend(len(found) // 10, call.span)  # a number of a range costs about a tenth of an expression
-        return found
+        result = function(worths, call.span)
+        if isinstance(result, tuple):
+            self._spend(len(result) // 10, call.span)  # a number of a range costs about a tenth of an expression
+        return result
 
     def _written(self, call: ast.Call, frame: Frame) -> Written:
-        """A layer or block with its settings."""
+        """Return a layer or block with its settings."""
         bound = frame.get(call.name)
         if bound is not None:
             message = f"`{call.name}` is {describe(bound)}, which takes no settings"
@@ -191,7 +207,11 @@ class Evaluator:
         return Written(block, {}, arguments, frame.scope, call.span)
 
     def _given(self, argument: ast.Argument, words: Mapping[str, Sequence[str]], frame: Frame) -> Worth:
-        """What a setting of a layer is given, compared with the `words` that it takes where it is not known."""
+        """Return the value of a layer's setting; an unknown name is compared with `words`, which the setting accepts.
+
+        Raises:
+            MbcError: The name is unknown.
+        """
         value, taken = argument.value, words.get(argument.name or "", ())
         if isinstance(value, ast.Name) and taken and not self._is_known(value.text, frame):
             raise unknown_value(value.text, value.span, argument.name or "", taken)
@@ -263,7 +283,7 @@ class Evaluator:
         return total
 
     def loss(self, expression: ast.Expression, frame: Frame) -> Worth:
-        """The value of a loss, whose last stage is compared with losses where it is not known."""
+        """Return the value of a loss; an unknown name in its last stage is compared with losses."""
         if isinstance(expression, ast.Pipe):
             return self._pipe(expression, frame, loss=True)
         return self.worth(expression, frame)
@@ -286,7 +306,7 @@ class Evaluator:
         return worth
 
     def _check_stage(self, stage: ast.Expression, frame: Frame, loss: bool) -> None:
-        """Raises MBC006 for a stage whose name is not known."""
+        """Raise MBC006 for a stage whose name is unknown."""
         if not isinstance(stage, ast.Name | ast.Call):
             return
         name = stage.text if isinstance(stage, ast.Name) else stage.name
@@ -295,5 +315,5 @@ class Evaluator:
 
 
 def _words_of(parameter: Parameter) -> Sequence[str]:
-    """The words that a setting takes: none where it takes numbers."""
+    """Return the words that a setting accepts; none for a setting that takes numbers."""
     return ("true", "false") if parameter.kind == "bool" else parameter.words

@@ -1,4 +1,4 @@
-"""Statements: a network's body is run once, and what its tensors go through becomes the network."""
+"""Statements: a network's body is run once, and its operations become the network."""
 
 from __future__ import annotations
 
@@ -30,9 +30,10 @@ class _Returned:
 
 
 class Expansion:
-    """One expansion of one network: runs statements, applies layers and blocks, collects inputs, outputs, losses."""
+    """One expansion of one network: runs statements, applies layers and blocks, collects inputs, outputs and losses."""
 
     def __init__(self, blocks: Mapping[str, ast.Block], words: frozenset[str]) -> None:
+        """Take the blocks of the source, and the words that settings accept."""
         self.building = Building()
         self.evaluator = Evaluator(self.building, blocks, words, self._apply, self._bound_elsewhere)
         self.inputs: list[tuple[Tensor, Span]] = []
@@ -40,7 +41,7 @@ class Expansion:
         self.losses: list[Losses] = []
         self.metrics: dict[str, Losses] = {}
         self._blocks = blocks
-        self._bodies: list[Sequence[ast.Statement]] = []  # of the network and of the blocks around this point
+        self._bodies: list[Sequence[ast.Statement]] = []  # bodies of the network and of the blocks around this point
         self._depth = 0
         self._statements = 0
 
@@ -78,14 +79,14 @@ class Expansion:
             case ast.Return():
                 if self._depth == 0:
                     message = "`return` stands outside of a block"
-                    raise MbcError("MBC037", message, "a network says `output` what it gives", statement.span)
+                    raise MbcError("MBC037", message, "a network declares its results by `output`", statement.span)
                 return _Returned(self.evaluator.worth(statement.value, frame))
             case _:
                 if self._depth > 0:
                     word = {ast.Input: "input", ast.Output: "output", ast.Loss: "loss", ast.Metric: "metric"}[
                         type(statement)
                     ]
-                    remedy = "write it in the network; a block takes tensors after `on` and gives them by `return`"
+                    remedy = "write it in the network; a block takes tensors after `on` and returns them by `return`"
                     raise MbcError("MBC037", f"`{word}` stands inside of a block", remedy, statement.span)
                 self._declare(statement, frame)
         return None
@@ -110,7 +111,7 @@ class Expansion:
         name, kind = statement.name, statement.kind
         if kind.text not in INPUT_TYPES:
             remedy = suggest(kind.text, INPUT_TYPES, "types of inputs")
-            raise MbcError("MBC010", f"`{kind.text}` is no type of an input", remedy, kind.span)
+            raise MbcError("MBC010", f"`{kind.text}` is not a type of an input", remedy, kind.span)
         shape = tuple(self.evaluator.whole(e, frame, "a dimension of an input") for e in statement.shape)
         self._check_name(name.text, name.span)
         if any(tensor.value == name.text for tensor, _ in self.inputs):
@@ -120,7 +121,7 @@ class Expansion:
             raise MbcError("MBC037", message, "declare every input at the start of the network", statement.span)
         bound = frame.get(name.text)
         if bound is not None:
-            message = f"`{name.text}` is {describe(bound)} already, and cannot be an input as well"
+            message = f"`{name.text}` is already {describe(bound)}, and cannot be an input as well"
             raise MbcError("MBC012", message, "rename one of them", name.span)
         path = frame.scope.claim(name.text, name.span)
         if len(shape) == 0 or len(shape) > 8:
@@ -144,12 +145,12 @@ class Expansion:
             return
         if not isinstance(worth, Tensor):
             message = f"an output must be a tensor, but this is {describe(worth)}"
-            raise MbcError("MBC027", message, "name a tensor that a layer made", span)
+            raise MbcError("MBC027", message, "name a tensor that a layer computes", span)
         if any(worth.value == tensor.value for tensor, _ in self.inputs):
             message = f"input `{worth.path}` cannot be an output as it is"
-            raise MbcError("MBC027", message, "name a tensor that a layer made", span)
+            raise MbcError("MBC027", message, "name a tensor that a layer computes", span)
         if any(worth.value == tensor.value for tensor, _ in self.outputs):
-            message = f"this tensor is an output already (made by `{worth.path}`)"
+            message = f"this tensor is already an output (the result of `{worth.path}`)"
             raise MbcError("MBC012", message, "name each output once", span)
         self.outputs.append((worth, span))
 
@@ -206,7 +207,7 @@ class Expansion:
     # ---- layers and blocks ----
 
     def _apply(self, written: Written, worth: Worth, span: Span) -> Worth:
-        """Pipe a tensor, or a tuple of tensors, into a layer or block."""
+        """Pipe a tensor, or a tuple of tensors, into a layer or block, and return the result."""
         items = worth if isinstance(worth, tuple) else (worth,)
         tensors = tuple(item for item in items if isinstance(item, Tensor))
         name = written.of.name
@@ -220,7 +221,7 @@ class Expansion:
             wanted = f"{least}" if least == most else f"{least} or more" if most is None else f"{least} to {most}"
             plural = "s" if wanted != "1" else ""
             message = f"{'block ' if block else ''}`{name}` takes {wanted} tensor{plural}, but got {len(tensors)}"
-            remedy = f"pipe in as many, several of them as `(a, b) |> {name}`"
+            remedy = f"pipe in the right number, several of them as `(a, b) |> {name}`"
             if most == 0:
                 remedy = f"write it where a tensor is, as in `x * {name}(64)`"
             raise MbcError("MBC028", message, remedy, span)
@@ -233,8 +234,8 @@ class Expansion:
                 written.path = scope.claim(own.text, own.span, self.building.has_states)
         if isinstance(written.of, ast.Block):
             return self._expand(written.of, written, written.path, tensors, span)
-        made = self.building.apply(written.of, written.settings, tensors, written.path, span)
-        return Losses(((made.value, 1.0),)) if written.of.scalar and isinstance(made, Tensor) else made
+        results = self.building.apply(written.of, written.settings, tensors, written.path, span)
+        return Losses(((results.value, 1.0),)) if written.of.scalar and isinstance(results, Tensor) else results
 
     def _expand(self, block: ast.Block, written: Written, path: str, tensors: tuple[Tensor, ...], span: Span) -> Worth:
         if self._depth >= DEEPEST_BLOCKS:
@@ -254,7 +255,7 @@ class Expansion:
                 frame.bind_here(word.text, tensor)
             returned = self._run(block.body, frame)
         except MbcError as error:
-            # Two levels say where to look; the other twenty of a deep nest would bury the message.
+            # Two levels say where to look; more levels of a deep nest would hide the message.
             if error.message.count("\n  in block ") < 2:
                 error.message += f"\n  in block `{block.name}`, used at {span.source.name}:{span.line}:{span.column}"
             raise
@@ -263,19 +264,19 @@ class Expansion:
             self._bodies.pop()
         if returned is None:
             message = f"block `{block.name}` ends without `return`"
-            raise MbcError("MBC030", message, "end it by `return` and the tensor that it gives", block.span)
+            raise MbcError("MBC030", message, "end it with `return` and its result", block.span)
         return returned.worth
 
     def _bound_elsewhere(self, name: str) -> Span | None:
         return _binding(self._bodies[-1], name) if self._bodies else None
 
     def total_losses(self) -> tuple[tuple[str, float], ...]:
-        """All losses, each value once."""
+        """Return all losses, each value once."""
         return merge(*self.losses).terms
 
 
 def _binding(body: Sequence[ast.Statement], name: str) -> Span | None:
-    """Where a loop or branch of `body` binds the name."""
+    """Return the place where a loop or branch of `body` binds the name."""
     for statement in body:
         inner: tuple[ast.Statement, ...] = ()
         words: tuple[ast.Word, ...] = ()
@@ -284,7 +285,7 @@ def _binding(body: Sequence[ast.Statement], name: str) -> Span | None:
         elif isinstance(statement, ast.When):
             inner = (*statement.then, *statement.otherwise)
         words += tuple(word for s in inner if isinstance(s, ast.Assign) for word in s.names)
-        found = next((word.span for word in words if word.text == name), None) or _binding(inner, name)
-        if found is not None:
-            return found
+        place = next((word.span for word in words if word.text == name), None) or _binding(inner, name)
+        if place is not None:
+            return place
     return None

@@ -1,8 +1,8 @@
-"""Source text -> the same source in the one layout: `mbc fmt`.
+"""The formatter of sources: `mbc fmt`.
 
-Only indentation and the blanks between tokens change. The lexer drops what is between two tokens, so comments are read
-from the text there. Line breaks stay where they are: an `if` that begins a line is a statement. The layout depends on
-tokens, comments and line breaks alone, so that a text in it stays as it is.
+Only indentation and the blanks between tokens change. The lexer drops the text between two tokens, so comments are read
+from that text. Line breaks stay where they are, because an `if` that begins a line is a statement. The format depends
+only on tokens, comments and line breaks, so that formatting a formatted text changes nothing.
 """
 
 from __future__ import annotations
@@ -16,38 +16,48 @@ from lark import Token
 from mbc.frontend.parse import Parsed, parse, parse_tokens
 from mbc.source import Source
 
-INDENT = 2  # of a body in its braces
-CONTINUED = 4  # of a line that goes on with a statement and stands beneath nothing: unlike a body
-BEFORE_COMMENT = 2  # blanks
-BETWEEN_STATEMENTS = 2  # blanks, on one line: nothing else parts them
+INDENT = 2  # indentation of a body in its braces
+CONTINUED = 4  # indentation of a line that continues a statement and is aligned with nothing; differs from a body's
+BEFORE_COMMENT = 2  # blanks before a comment
+BETWEEN_STATEMENTS = 2  # blanks between statements on one line, which nothing else separates
 
-_BLANKS = " \t\f\r\ufeff"  # what the lexer ignores, but for line ends
+_BLANKS = " \t\f\r\ufeff"  # characters that the lexer ignores, besides line ends
 _STATEMENTS = frozenset(
     {"network", "block", "section", "entry", "input", "output", "loss", "metric", "return", "for", "when", "assign"}
 )
 _VALUES = frozenset({"NAME", "NUMBER", "SIZE", "STRING", "TRUE", "FALSE", "RPAR", "RSQB", "LABEL"})  # end an operand
 _OPENING, _CLOSING = frozenset({"LPAR", "LSQB"}), frozenset({"RPAR", "RSQB"})
-_TIGHT_BEHIND = _OPENING | {"DOT"}  # no blank follows
-_TIGHT_BEFORE = _CLOSING | {"COMMA", "DOT", "LSQB"}  # none precedes
+_TIGHT_BEHIND = _OPENING | {"DOT"}  # no blank follows these
+_TIGHT_BEFORE = _CLOSING | {"COMMA", "DOT", "LSQB"}  # no blank precedes these
 _PIPE = "|>"
 
 
 def format_source(source: Source) -> str:
-    """The source in its layout, its lines ended by `\\n`. Raises MbcError as `parse` does: what cannot be read has no
-    layout."""
+    r"""Return the formatted source, whose lines end with `\n`.
+
+    Raises:
+        MbcError: The source cannot be parsed.
+    """
     read = Source(source.name, io.StringIO(source.text, newline=None).read())  # line ends as those of a file
     parse(read)
     parsed = parse_tokens(read)
     text = _Layout(parsed).text()
     said = parse_tokens(Source(read.name, text)).tokens
-    assert [(t.type, t.value) for t in said] == [(t.type, t.value) for t in parsed.tokens], "it says something else"
+    assert [(t.type, t.value) for t in said] == [(t.type, t.value) for t in parsed.tokens], (
+        "the layout changed the tokens"
+    )
     return text
 
 
 @dataclass(frozen=True, slots=True)
 class _Gap:
-    """What is between two tokens. `trailing`: the comment behind the first; `lines`: comments on lines of their own,
-    each blank line as ""; `broken`: whether the second token begins a line."""
+    """The text between two tokens.
+
+    Attributes:
+        trailing: The comment after the first token.
+        lines: Comments on lines of their own, and "" for each blank line.
+        broken: Whether the second token begins a line.
+    """
 
     trailing: str
     lines: tuple[str, ...]
@@ -55,7 +65,7 @@ class _Gap:
 
 
 def _gap(text: str, first: bool) -> _Gap:
-    """`first`: at the start of the source, where no token is that a comment could stand behind."""
+    """Return the gap that a text is; `first`: it is the start of the source, where no comment can follow a token."""
     lines = [line.strip(_BLANKS) for line in text.split("\n")]
     broken = len(lines) > 1
     trailing = "" if first else lines.pop(0)
@@ -66,9 +76,14 @@ def _gap(text: str, first: bool) -> _Gap:
 
 @dataclass(slots=True)
 class _Bracket:
-    """An open bracket, or (the outermost) the statement. `inside`, `closed`: where lines in it begin, and the one of
-    its closing bracket; `call`: whether its `=` give settings; `pipe`: column of the first pipe of an item, beneath
-    which the next ones stand."""
+    """An open bracket, or (the outermost) the statement.
+
+    Attributes:
+        inside: Indentation of lines in it.
+        closed: Indentation of the line of its closing bracket.
+        call: Whether its `=` give settings.
+        pipe: Column of the first pipe of an item, under which the next pipes are placed.
+    """
 
     inside: int
     closed: int
@@ -81,9 +96,9 @@ class _Layout:
     parsed: Parsed
     _lines: list[str] = field(default_factory=list[str])
     _line: str = ""
-    _indent: int = 0  # of the line that is being written
+    _indent: int = 0  # indentation of the current line
     _statement: int = 0  # indentation of the line on which the statement begins
-    _bodies: list[int] = field(default_factory=list[int])  # of each open brace, indentation of its statement
+    _bodies: list[int] = field(default_factory=list[int])  # by open brace: indentation of its statement
     _brackets: list[_Bracket] = field(default_factory=lambda: [_Bracket(0, 0, False)])
 
     def text(self) -> str:
@@ -122,7 +137,7 @@ class _Layout:
         self._line = " " * self._indent
 
     def _indentation(self, token: Token, starting: bool, before: Token | None) -> int:
-        """Of a line that begins with the token."""
+        """Return the indentation of a line that begins with the token."""
         bracket = self._brackets[-1]
         if len(self._brackets) > 1 and token.type in _CLOSING:
             return bracket.closed
@@ -139,7 +154,7 @@ class _Layout:
         return self._statement + CONTINUED
 
     def _place(self, token: Token, before: Token | None, starting: bool, last: bool) -> None:
-        """Write a token; `last`: of its line."""
+        """Write a token; `last`: it is the last token of its line."""
         column = len(self._line)
         self._line += token.value
         if starting:
@@ -163,17 +178,17 @@ class _Layout:
 
     @property
     def _declaring(self) -> bool:
-        """Whether this is the head of a network or block, whose parentheses hold parameters and their defaults."""
+        """True in the head of a network or block, whose parentheses hold parameters and their defaults."""
         return not self._bodies and len(self._brackets) == 1
 
 
 def _spaced(tokens: Sequence[Token], i: int, call: bool) -> bool:
-    """Whether a blank is between token `i` and the one before it, on one line; `call`: among settings."""
+    """Return whether a blank is between token `i` and the token before it, on one line; `call`: among settings."""
     before, token = tokens[i - 1], tokens[i]
     if token.type == "DOT":
-        return before.type == "NUMBER"  # together they would be another number
+        return before.type == "NUMBER"  # without a blank they would be another number
     if token.type in _TIGHT_BEFORE or before.type in _TIGHT_BEHIND or (call and "EQUAL" in (before.type, token.type)):
         return False
     if before.type == "SIGN":
-        return i > 1 and tokens[i - 2].type in _VALUES  # else it is the sign of a number
+        return i > 1 and tokens[i - 2].type in _VALUES  # otherwise it is the sign of a number
     return token.type != "LPAR" or before.type != "NAME"

@@ -1,4 +1,4 @@
-"""Which names are bound where, and to what."""
+"""Names and the values to which they are bound."""
 
 from __future__ import annotations
 
@@ -7,19 +7,24 @@ from mbc.frontend.values import Worth
 
 
 class Frame:
-    """Names and what they are worth. A loop's frame has a parent: a name bound there is carried, others are local."""
+    """Names and their values.
+
+    The frame of a loop has a parent: a name that is bound there keeps its value after the loop; other names are local.
+    """
 
     def __init__(self, scope: Scope, parent: Frame | None = None) -> None:
+        """Begin without names."""
         self.scope = scope
         self._parent = parent
         self._names: dict[str, Worth] = {}
 
     @property
     def outermost(self) -> bool:
-        """Whether this is the frame of a network or block, not of a loop."""
+        """True for the frame of a network or block, False for that of a loop."""
         return self._parent is None
 
     def get(self, name: str) -> Worth | None:
+        """Return the value of a name; None if the name is not bound."""
         frame: Frame | None = self
         while frame is not None:
             if name in frame._names:
@@ -28,7 +33,7 @@ class Frame:
         return None
 
     def bind(self, name: str, worth: Worth) -> None:
-        """Bind the name where it is already bound, else here."""
+        """Bind the name where it is already bound, else in this frame."""
         frame: Frame | None = self
         while frame is not None:
             if name in frame._names:
@@ -38,10 +43,10 @@ class Frame:
         self._names[name] = worth
 
     def bind_here(self, name: str, worth: Worth) -> None:
-        """Bind the name in this frame, whatever it means outside."""
+        """Bind the name in this frame, also if it is bound outside."""
         self._names[name] = worth
 
     def names(self) -> list[str]:
-        """Every name that is bound."""
+        """Return every name that is bound."""
         outer = self._parent.names() if self._parent is not None else []
         return [*outer, *self._names]

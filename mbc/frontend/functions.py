@@ -1,4 +1,4 @@
-"""The functions of the language: they calculate with numbers while a network is expanded."""
+"""Functions of the language: they calculate with numbers while a network is expanded."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ def _range(worths: tuple[Worth, ...], span: Span) -> Worth:
     numbers = [_integer("range", w, span) for w in _count("range", worths, 1, 3, span)]
     if len(numbers) == 3 and numbers[2] == 0:
         raise MbcError("MBC016", "the step of this range is 0", "make it 1 or -1", span)
-    found = range(*numbers)
+    numbers_of_range = range(*numbers)
     try:
-        length = len(found)
+        length = len(numbers_of_range)
     except OverflowError:
         length = 2**63
     if length > LONGEST_RANGE:
         message = f"this range has {length} numbers; at most {LONGEST_RANGE} are allowed"
         raise MbcError("MBC017", message, "make the loop shorter", span)
-    return tuple(found)
+    return tuple(numbers_of_range)
 
 
 def _least(worths: tuple[Worth, ...], span: Span) -> Worth:
@@ -40,7 +40,7 @@ def _int(worths: tuple[Worth, ...], span: Span) -> Worth:
     (worth,) = _count("int", worths, 1, 1, span)
     number = _number("int", worth, span)
     if math.isinf(number):
-        raise MbcError("MBC016", "`int` of an infinite number is no whole number", "give it a finite one", span)
+        raise MbcError("MBC016", "`int` of an infinite number is not a whole number", "give it a finite one", span)
     return int(number)
 
 
@@ -57,10 +57,10 @@ FUNCTIONS: Mapping[str, Callable[[tuple[Worth, ...], Span], Worth]] = MappingPro
 FUNCTION_HELP: Mapping[str, str] = MappingProxyType(
     {
         "range": "range(end), range(start, end), range(start, end, step): a tuple of whole numbers, without the end",
-        "min": "the least of two or more numbers, or of a tuple",
-        "max": "the greatest of two or more numbers, or of a tuple",
+        "min": "the smallest of two or more numbers, or of a tuple",
+        "max": "the largest of two or more numbers, or of a tuple",
         "int": "the whole part of a number",
-        "len": "how many items a tuple has",
+        "len": "the number of items of a tuple",
     }
 )
 

@@ -1,4 +1,4 @@
-"""The entries of `train { … }` that name parameters: patterns over their names, and what is different for them."""
+"""Entries of `train { … }` that name parameters by patterns and give them other settings."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _EXAMPLE = 'group("head.*", rate=10)'
 
 @dataclass(frozen=True, slots=True)
 class Pattern:
-    """Over names of parameters, and where it was written."""
+    """A pattern of names of parameters, and its place in the source."""
 
     text: str
     span: Span
@@ -33,14 +33,18 @@ class Pattern:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """A group, and where its pattern was written."""
+    """A group of parameters, and the place of its pattern in the source."""
 
     pattern: Pattern
     group: ParameterGroup
 
 
 def read_no_decay(value: ast.Expression) -> str:
-    """Which parameters have no weight decay: `norm_and_bias`, or empty."""
+    """Return which parameters have no weight decay: `norm_and_bias`, or empty.
+
+    Raises:
+        MbcError: MBC025 for another value.
+    """
     if not isinstance(value, ast.Name) or value.text not in NO_DECAY:
         text = value.text if isinstance(value, ast.Name) else ""
         message = f"`no_decay` cannot be `{text}`" if text else "`no_decay` is a word"
@@ -49,14 +53,14 @@ def read_no_decay(value: ast.Expression) -> str:
 
 
 def read_groups(value: ast.Expression, evaluator: Evaluator, frame: Frame) -> tuple[Group, ...]:
-    """One `group(…)`, or several in parentheses; `none`: there are none."""
+    """Return the groups of one `group(…)`, of several in parentheses, or of `none`."""
     if _is_none(value):
         return ()
     return tuple(_group(item, evaluator, frame) for item in _items(value))
 
 
 def read_frozen(value: ast.Expression) -> tuple[Pattern, ...]:
-    """One pattern, or several in parentheses; `none`: no parameter is frozen."""
+    """Return the patterns of frozen parameters: one, several in parentheses, or `none`."""
     if _is_none(value):
         return ()
     return tuple(map(_pattern, _items(value)))
@@ -82,7 +86,7 @@ def _group(value: ast.Expression, evaluator: Evaluator, frame: Frame) -> Group:
     matched = match(GROUP, _SETTINGS, given)
     rate, weight_decay = (_number(matched.get(name), name) for name in _SETTINGS)
     if rate is None and weight_decay is None:
-        message = "this group is no different: it gives neither `rate` nor `weight_decay`"
+        message = "this group changes nothing: it gives neither `rate` nor `weight_decay`"
         raise MbcError("MBC041", message, f"give one, as in {_EXAMPLE}", value.span)
     return Group(pattern, ParameterGroup(pattern.text, rate, weight_decay))
 
@@ -106,7 +110,7 @@ def _number(given: Given | None, name: str) -> float | None:
 
 
 def check_patterns(network: Network, patterns: Iterable[Pattern]) -> None:
-    """MBC040 for a pattern that matches no parameter of the network."""
+    """Raise MBC040 for a pattern that matches no parameter of the network."""
     names = [s.value for s in network.states if network.values[s.value].role is Role.PARAMETER]
     for pattern in patterns:
         if not any(matches(name, pattern.text) for name in names):
@@ -115,15 +119,15 @@ def check_patterns(network: Network, patterns: Iterable[Pattern]) -> None:
 
 
 def check_frozen(network: Network, patterns: Sequence[Pattern]) -> None:
-    """MBC042 where the patterns leave no parameter of the network."""
+    """Raise MBC042 if every parameter of the network is frozen."""
     names = [s.value for s in network.states if network.values[s.value].role is Role.PARAMETER]
     if patterns and all(any(matches(name, pattern.text) for pattern in patterns) for name in names):
         message = f"every parameter of `{network.name}` is frozen, so there is nothing to train"
-        raise MbcError("MBC042", message, "leave out the patterns of those to train", patterns[-1].span)
+        raise MbcError("MBC042", message, "remove the patterns of the parameters to train", patterns[-1].span)
 
 
 def _similar(pattern: str, names: list[str]) -> str:
-    """A remedy: the pattern that was probably meant, else names as they are."""
+    """Return a remedy: the pattern that was probably meant, or the names of parameters."""
     of_layer = f"{pattern.removesuffix('.')}.*"
     if any(matches(name, of_layer) for name in names):
         return f'a pattern fits the whole name: write "{of_layer}"'

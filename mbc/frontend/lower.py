@@ -26,10 +26,19 @@ from mbc.source import Source, Span
 
 @dataclass(frozen=True, slots=True)
 class Lowered:
-    """A network and how it is to be trained. Bytes None: `auto`.
+    """A network and its training settings.
 
-    `shard_optimizer`: whether the optimizer's states are sharded over several GPUs; None: the planner decides.
-    `settings` are the parameters of the network, as text, each with the value that it took.
+    Attributes:
+        network: The network.
+        optimizer: The optimizer.
+        precision: The precision.
+        deterministic: Whether results must have equal bits in every run.
+        allow_emulated_fp32: Whether kernels may emulate fp32.
+        shard_optimizer: Whether the optimizer's states are sharded over several GPUs; None: the planner decides.
+        device_bytes: Limit of device memory; None: `auto`.
+        host_bytes: Limit of host memory; None: `auto`.
+        peer_bytes: Limit of the memory of another GPU.
+        settings: The parameters of the network with their values, as text.
     """
 
     network: Network
@@ -45,10 +54,15 @@ class Lowered:
 
 
 def lower(program: ast.Program, settings: tuple[tuple[str, str], ...] = (), network: str | None = None) -> Lowered:
-    """Expand one network of the program.
+    """Expand one network of the program, and return it.
 
-    `settings` are (name, value) pairs of `--set`: parameters of the network by name, entries of sections by dotted
-    name. `network` chooses among several. Raises MbcError, MBC003 to MBC039.
+    Args:
+        program: The source.
+        settings: Pairs (name, value) of `--set`: parameters of the network by name, entries of sections by dotted name.
+        network: Name of the network, if there are several.
+
+    Raises:
+        MbcError: MBC003 to MBC039.
     """
     try:
         return _lower(program, settings, network)
@@ -67,11 +81,11 @@ def _lower(program: ast.Program, settings: tuple[tuple[str, str], ...], network:
     frame = Frame(Scope(""))
     parameters = _bind_parameters(chosen, overrides, expansion, frame)
     expansion.run_network(chosen, frame)
-    made = _finish(chosen, expansion)
-    check_patterns(made, sections.patterns)
-    check_frozen(made, sections.frozen)
+    finished = _finish(chosen, expansion)
+    check_patterns(finished, sections.patterns)
+    check_frozen(finished, sections.frozen)
     return Lowered(
-        synchronised(made) if sections.sync_batch_norm else made,
+        synchronised(finished) if sections.sync_batch_norm else finished,
         sections.rule,
         sections.precision,
         sections.deterministic,
@@ -85,13 +99,13 @@ def _lower(program: ast.Program, settings: tuple[tuple[str, str], ...], network:
 
 
 def _words() -> frozenset[str]:
-    """The words that some setting takes."""
+    """Return all words that settings accept."""
     of_layers = {word for layer in LAYERS.values() for p in layer.parameters for word in p.words}
     return frozenset({*of_layers, *OPTIMIZERS, AUTO, *(p.value for p in Precision)})
 
 
 def _check_declarations(program: ast.Program) -> None:
-    """Names that are declared twice, or mean something already."""
+    """Check that no name is declared twice or has another meaning."""
     _check_twice("network", ((n.name, n.span) for n in program.networks))
     _check_twice("block", ((b.name, b.span) for b in program.blocks))
     _check_twice("section", ((s.name, s.span) for s in program.sections))
@@ -120,10 +134,11 @@ def _check_twice(what: str, names: Iterable[tuple[str, Span]]) -> None:
 
 
 def choose_network(program: ast.Program, name: str | None) -> ast.Network:
-    """The network called `name`, or the only one.
+    """Return the network called `name`, or the only one.
 
-    Raises MBC012 or MBC035 where declarations clash, MBC023 where there is not one such network, MBC039 for a name
-    that Python could not import.
+    Raises:
+        MbcError: MBC012 or MBC035 if declarations clash, MBC023 if there is no such network, or more than one, MBC039
+            for a name that Python cannot import.
     """
     _check_declarations(program)
     names = [n.name for n in program.networks]
@@ -131,35 +146,35 @@ def choose_network(program: ast.Program, name: str | None) -> ast.Network:
         raise MbcError("MBC023", "the source has no network", "write `network NAME { … }`", program.span)
     if name is None and len(names) > 1:
         message = f"the source has {len(names)} networks: {', '.join(names)}"
-        raise MbcError("MBC023", message, "say which one by --network NAME", program.networks[1].span)
-    found = next((n for n in program.networks if name in (None, n.name)), None)
-    if found is None:
+        raise MbcError("MBC023", message, "choose one by --network NAME", program.networks[1].span)
+    chosen = next((n for n in program.networks if name in (None, n.name)), None)
+    if chosen is None:
         raise MbcError("MBC023", f"the source has no network `{name}`", suggest(name or "", names, "networks"))
-    if keyword.iskeyword(found.name) or keyword.issoftkeyword(found.name):
-        message = f"`{found.name}` is a word of Python, which imports the module under the network's name"
-        raise MbcError("MBC039", message, "choose another name for the network", found.span)
-    return found
+    if keyword.iskeyword(chosen.name) or keyword.issoftkeyword(chosen.name):
+        message = f"`{chosen.name}` is a word of Python, which imports the module under the network's name"
+        raise MbcError("MBC039", message, "choose another name for the network", chosen.span)
+    return chosen
 
 
 def _read_settings(settings: tuple[tuple[str, str], ...], network: ast.Network) -> dict[str, ast.Expression]:
-    """Expressions by parameter name or dotted name; the last one of a name counts."""
-    known = [p.name for p in network.parameters]
-    known += [f"{section}.{entry}" for section, entries in ENTRIES.items() for entry in entries]
-    found: dict[str, ast.Expression] = {}
+    """Return expressions by parameter name or dotted name; the last one of a name counts."""
+    names = [p.name for p in network.parameters]
+    names += [f"{section}.{entry}" for section, entries in ENTRIES.items() for entry in entries]
+    expressions: dict[str, ast.Expression] = {}
     for name, text in settings:
-        if name not in known:
+        if name not in names:
             message = f"--set {name}: network `{network.name}` has no such setting"
-            raise MbcError("MBC021", message, suggest(name, known, "settings"))
+            raise MbcError("MBC021", message, suggest(name, names, "settings"))
         if not text.strip():
             raise MbcError("MBC022", f"--set {name} has no value", f"write --set {name}=VALUE")
-        found[name] = parse_setting(Source(f"--set {name}", text))
-    return found
+        expressions[name] = parse_setting(Source(f"--set {name}", text))
+    return expressions
 
 
 def _bind_parameters(
     network: ast.Network, overrides: dict[str, ast.Expression], expansion: Expansion, frame: Frame
 ) -> tuple[tuple[str, str], ...]:
-    """Bind the network's parameters; returns their values as text."""
+    """Bind the network's parameters, and return their values as text."""
     shown: list[tuple[str, str]] = []
     for parameter in network.parameters:
         default = parameter.default
@@ -169,7 +184,7 @@ def _bind_parameters(
             raise MbcError("MBC008", message, f"give it by --set {parameter.name}=VALUE", parameter.span)
         worth = None if default is None else expansion.evaluator.worth(default, frame)
         if override is not None:
-            # Only the command line's own words may stand there, not the parameters bound so far.
+            # The command line's expressions may not use the parameters bound so far.
             given = _given(parameter.name, override, worth, expansion, Frame(frame.scope))
             if worth is not None and _kind(given) != _kind(worth):
                 message = f"`{parameter.name}` is {describe(worth)} in the source, but --set gives {describe(given)}"
@@ -182,7 +197,7 @@ def _bind_parameters(
 
 
 def _given(name: str, override: ast.Expression, default: Worth | None, expansion: Expansion, nothing: Frame) -> Worth:
-    """What --set gives to a parameter. A name that means nothing there says what the parameter takes."""
+    """Return the value that --set gives to a parameter; the error of an unknown name says what the parameter takes."""
     try:
         return expansion.evaluator.worth(override, nothing)
     except MbcError as error:
@@ -210,15 +225,15 @@ def _text(worth: Worth) -> str:
 
 
 def _finish(network: ast.Network, expansion: Expansion) -> Network:
-    """The network, checked to be whole: inputs, outputs and losses, and nothing that is made in vain."""
+    """Return the network, after checking that it is complete and has no unused results."""
     missing = {"input": expansion.inputs, "output": expansion.outputs, "loss": expansion.losses}
     examples = {
         "input": "input image[batch, 3, 224, 224] : float",
         "output": "output logits",
         "loss": "loss (logits, target) |> softmax_cross_entropy",
     }
-    for word, found in missing.items():
-        if not found:
+    for word, declared in missing.items():
+        if not declared:
             message = f"network `{network.name}` has no {word}"
             raise MbcError("MBC020", message, f"add a line such as: {examples[word]}", network.span)
     building = expansion.building

@@ -9,32 +9,33 @@ from mbc.source import Span
 
 
 class Scope:
-    """Where paths are claimed: the network, one expansion of a block, or one turn of a loop.
+    """A scope in which paths are claimed: the network, one expansion of a block, or one iteration of a loop.
 
-    A path is the scope's own path and a component that is unique in the scope: a label, the name that a layer was
-    bound to, or a kind and its count (from 0) in this scope. A label may be several components (`layer1.0`); then none
-    of the scope may lie inside of another one (`layer1`), whose own layers could have the same paths.
+    A path is the scope's own path and a component that is unique in the scope: a label, the name to which a layer was
+    bound, or a kind and its count (from 0) in this scope. A label may have several components (`layer1.0`). Then no
+    other path of the scope may be a prefix of it (`layer1`), because its layers could have the same paths.
 
-    Nothing is saved under the counted name of a layer without parameters (`l10`, the first l1). It yields to a label.
+    Nothing is saved under the counted name of a layer without parameters (`l10`, the first l1). A label may replace it.
     """
 
     def __init__(self, path: str) -> None:
+        """Begin without names; `path` is that of the scope."""
         self._path = path
         self._taken: dict[str, Span] = {}
-        self._inside: dict[str, str] = {}  # `layer1`: some component that begins with it
+        self._inside: dict[str, str] = {}  # by prefix such as `layer1`: a component that begins with it
         self._counts: dict[str, int] = {}
         self._yielding: set[str] = set()  # counted names of layers
 
     def claim(self, component: str, span: Span, has_states: Callable[[str], bool] | None = None) -> str:
-        """Return the path of something that has a name of its own.
+        """Return the path of a layer or block that has a name of its own.
 
         Args:
             component: The name, unique in this scope.
-            span: Where it was given.
-            has_states: Whether parameters are saved at a path; None where nothing yields.
+            span: Its place in the source.
+            has_states: Returns whether parameters are saved at a path; None if no counted name may be replaced.
 
         Raises:
-            MbcError: MBC013 where the name is taken.
+            MbcError: MBC013 if the name is taken.
         """
         parts = component.split(".")
         outer = [".".join(parts[:count]) for count in range(1, len(parts))]
@@ -45,9 +46,9 @@ class Scope:
         taken = next((c for c in (component, *outer) if c in self._taken), self._inside.get(component))
         if taken is not None:
             first = self._taken[taken]
-            remedy = "give each of the two a label of its own (`conv(64, 3) @name`): parameters are saved under it"
+            remedy = "give each of the two its own label (`conv(64, 3) @name`): parameters are saved under this name"
             if taken != component:
-                remedy = f"neither of `{taken}` and `{component}` may lie inside of the other: give one another label"
+                remedy = f"neither of `{taken}` and `{component}` may be inside the other: give one another label"
             raise MbcError(
                 "MBC013",
                 f"the name `{taken}` is taken: it was given at line {first.line}, column {first.column}",
@@ -59,7 +60,13 @@ class Scope:
         return self._at(component)
 
     def count(self, kind: str, span: Span, yields: bool = False) -> str:
-        """Return the path of the next `kind` of this scope, which no label has; `yields`: to a later label."""
+        """Return the path of the next `kind` of this scope.
+
+        Args:
+            kind: Kind of the layer.
+            span: Its place in the source.
+            yields: Whether a later label may replace the path.
+        """
         number = self._counts.get(kind, 0)
         while f"{kind}{number}" in self._taken or f"{kind}{number}" in self._inside:
             number += 1

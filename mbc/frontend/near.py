@@ -8,23 +8,31 @@ from collections.abc import Iterable
 from mbc.frontend.pytorch import Place, answer
 
 
-def nearest(word: str, known: Iterable[str]) -> str | None:
-    """The nearest of `known`, or None where nothing is near. Case counts for little."""
-    by_lower = {name.lower(): name for name in sorted(known)}
-    found = difflib.get_close_matches(word.lower(), list(by_lower), n=1, cutoff=0.6)
-    return by_lower[found[0]] if found else None
+def nearest(word: str, names: Iterable[str]) -> str | None:
+    """Return the nearest of `names`, or None if none is near. Case counts for little."""
+    by_lower = {name.lower(): name for name in sorted(names)}
+    matches = difflib.get_close_matches(word.lower(), list(by_lower), n=1, cutoff=0.6)
+    return by_lower[matches[0]] if matches else None
 
 
-def suggest(word: str, known: Iterable[str], what: str, *places: Place) -> str:
-    """A remedy: what PyTorch's name of these `places` is here, else the nearest name, else the list of the known ones
-    (`what` says what they are)."""
-    told = answer(word, *places)
-    if told is not None:
-        return told.remedy
-    names = sorted(known)
-    if not names:
+def suggest(word: str, names: Iterable[str], what: str, *places: Place) -> str:
+    """Return a remedy for an unknown name.
+
+    The remedy is the equivalent of PyTorch's name in these `places`, else the nearest name, else the list of all names.
+
+    Args:
+        word: The unknown name.
+        names: The names that could stand in its place.
+        what: Noun for these names.
+        places: The contexts of the name.
+    """
+    equivalent = answer(word, *places)
+    if equivalent is not None:
+        return equivalent.remedy
+    candidates = sorted(names)
+    if not candidates:
         return f"there are no {what} here"
-    found = nearest(word, names)
-    if found is not None:
-        return f"did you mean `{found}`?"
-    return f"the {what} are: {', '.join(names)}"
+    near = nearest(word, candidates)
+    if near is not None:
+        return f"did you mean `{near}`?"
+    return f"the {what} are: {', '.join(candidates)}"

@@ -20,21 +20,24 @@ from mbc.resources import folder
 from mbc.source import Source
 
 LARGEST_SOURCE = 1_000_000  # characters
-KEPT_SOURCES = 8  # of which the trees stay
+KEPT_SOURCES = 8  # recent sources whose trees are kept
 DEEPEST_SOURCE = 60  # levels of the syntax tree; every level costs a few frames of Python's stack
 
 
 @lru_cache(maxsize=KEPT_SOURCES)
 def parse(source: Source) -> ast.Program:
-    """The syntax tree of a whole source, which is read once however often it is compiled. Raises MbcError (MBC001 to
-    MBC004) with the place of the mistake."""
+    """Return the syntax tree of a whole source; the tree of recent sources is kept.
+
+    Raises:
+        MbcError: MBC001 to MBC004, with the place of the mistake.
+    """
     places = Places(source)
     return TreeReader(places).program(_tree(source, places, "program"))
 
 
 @dataclass(frozen=True, slots=True)
 class Parsed:
-    """A source as Lark reads it: what a layout is made from."""
+    """A source as Lark reads it, for the formatter."""
 
     source: Source
     tree: Branch
@@ -42,19 +45,23 @@ class Parsed:
 
 
 def parse_tokens(source: Source) -> Parsed:
-    """The tokens of a whole source and Lark's tree over them. Raises MbcError (MBC001 to MBC003)."""
+    """Return the tokens of a whole source and Lark's tree of them.
+
+    Raises:
+        MbcError: MBC001 to MBC003, with the place of the mistake.
+    """
     tree = _tree(source, Places(source), "program")
     return Parsed(source, tree, tuple(_tokens(_lark(), source.text)))
 
 
 def parse_setting(source: Source) -> ast.Expression:
-    """The expression of `--set NAME=EXPRESSION`; `source` holds the expression alone."""
+    """Return the expression of `--set NAME=EXPRESSION`; `source` holds only the expression."""
     places = Places(source)
     return TreeReader(places).setting(_tree(source, places, "setting"))
 
 
 class _Statements(PostLex):
-    """Tells the `if` that begins a statement (WHEN) from the one inside an expression."""
+    """Filter of tokens that distinguishes the `if` of a statement (WHEN) from the `if` in an expression."""
 
     always_accept = ()
 
@@ -107,7 +114,7 @@ def _tree(source: Source, places: Places, start: str) -> Branch:
 
 
 def _tokens_before(lark: Lark, text: str, last: Token) -> list[Token]:
-    """The tokens in front of `last`."""
+    """Return the tokens before `last`."""
     return _tokens(lark, text if last.type == "$END" else text[: last.start_pos or 0])
 
 
@@ -116,7 +123,7 @@ def _tokens(lark: Lark, text: str) -> list[Token]:
 
 
 def _check_depth(tree: Branch, places: Places) -> None:
-    """Everything after this recurses over the tree, so its depth is bounded here, without recursion."""
+    """Check the depth of the tree without recursion, because everything after this recurses over the tree."""
     level: list[Branch] = [tree]
     for _ in range(DEEPEST_SOURCE):
         level = [c for t in level for c in cast(list[Any], t.children) if isinstance(c, Tree)]

@@ -8,9 +8,10 @@ from mbc.source import Source, Span
 
 
 class Places:
-    """Where each line of one source begins, by the same rule as `Source.line`."""
+    """The start of each line of one source, by the rule of `Source.line`."""
 
     def __init__(self, source: Source) -> None:
+        """Find the lines of a source."""
         self._source = source
         self._starts = [0]
         for line in source.text.splitlines(keepends=True):
@@ -18,11 +19,11 @@ class Places:
         self._ends = [len(line) for line in source.text.splitlines()]
 
     def line(self, offset: int) -> int:
-        """The line, counted from 1, of the character at `offset`."""
+        """Return the line, counted from 1, of the character at `offset`."""
         return max(1, min(bisect_right(self._starts, offset), len(self._ends)))
 
     def span(self, start: int, end: int) -> Span:
-        """The characters from `start` to `end`, cut at the end of the line where they begin."""
+        """Return the characters from `start` to `end`, cut at the end of the first line."""
         line = self.line(start)
         column = start - self._starts[line - 1]
         length = self._ends[line - 1] if self._ends else 0

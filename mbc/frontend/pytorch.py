@@ -1,4 +1,4 @@
-"""What PyTorch calls things, and what mbc has in their place: one table, asked where a name is not known."""
+"""PyTorch's names and their equivalents in mbc: one table, for remedies of unknown names."""
 
 from __future__ import annotations
 
@@ -9,26 +9,27 @@ from types import MappingProxyType
 
 
 class Place(Enum):
-    """Where a name stands, which says what it is compared with."""
+    """The context of a name, which determines the names that it is compared with."""
 
     OPERATION = "operation"  # `equivalent` is a stage of a pipe
-    LOSS = "loss"  # `equivalent` is what (prediction, target) is piped into
+    LOSS = "loss"  # `equivalent` is a stage into which (prediction, target) is piped
     SETTING = "setting"  # `equivalent` is a setting of an operation or an optimizer
     OPTIMIZER = "optimizer"  # `equivalent` is a value of train.optimizer
     PRECISION = "precision"  # `equivalent` is a value of train.precision
-    ENTRY = "entry"  # of a section; `equivalent` is an option of the command line, or an entry
-    VALUE = "value"  # `equivalent` is a value that settings take
+    ENTRY = "entry"  # an entry of a section; `equivalent` is an option of the command line, or an entry
+    VALUE = "value"  # `equivalent` is a value that settings accept
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """`equivalent`: as a source spells it; empty where mbc has none, and then `note` says what would do instead."""
+    """The equivalent of a name, as a source writes it; if mbc has none, empty, and `note` suggests an alternative."""
 
     equivalent: str
     note: str = ""
 
     @property
     def remedy(self) -> str:
+        """The answer as a remedy of an error."""
         if not self.equivalent:
             return f"mbc does not support it: {self.note}"
         return f"in mbc that is `{self.equivalent}`" + (f": {self.note}" if self.note else "")
@@ -36,21 +37,21 @@ class Answer:
 
 _O, _L, _S, _P = Place.OPERATION, Place.LOSS, Place.SETTING, Place.PRECISION
 _NORM = "normalize by `bn` or `layer_norm`"
-_CHANNELS = "leave it out, what comes in by `|>` has its channels"
+_CHANNELS = "leave it out: the input of `|>` has its channels"
 _ATTENTION = "mbc compiles networks of images"
 _OPTIMIZERS = "write `sgd(momentum=0.9)` or `adamw`"
 _MODES = "write `upsample(2)` or `upsample(size=(14, 14))`, with `mode=bilinear` where it is not nearest"
-_CORNERS = "it is false, as in PyTorch where nothing is said"
+_CORNERS = "it is false, PyTorch's default"
 
-# Place, names as PyTorch writes them (upper case, `_`, and a 1d to 3d at the end count for nothing), answer.
+# Place, names as PyTorch writes them (upper case, `_`, and a final 1d to 3d are ignored), answer.
 ROWS: tuple[tuple[Place, tuple[str, ...], Answer], ...] = (
-    (_O, ("Conv2d", "Conv1d", "convolution"), Answer("conv(64, 3, pad=1)", "channels that come out, kernel")),
+    (_O, ("Conv2d", "Conv1d", "convolution"), Answer("conv(64, 3, pad=1)", "output channels, kernel")),
     (_O, ("Conv3d",), Answer("", "images have two dimensions, write `conv(64, 3)`")),
     (_O, ("ConvTranspose2d", "deconv"), Answer("conv_transpose(64, 2, stride=2)")),
-    (_O, ("Linear", "Dense", "fc", "LazyLinear"), Answer("linear(10)", "features that come out")),
+    (_O, ("Linear", "Dense", "fc", "LazyLinear"), Answer("linear(10)", "output features")),
     (_O, ("BatchNorm2d",), Answer("bn")),
     (_O, ("SyncBatchNorm",), Answer("bn(sync=true)", "sync_batch_norm of the train section is for all")),
-    (_O, ("LayerNorm", "LayerNorm2d"), Answer("layer_norm", "over channels, each pixel by itself")),
+    (_O, ("LayerNorm", "LayerNorm2d"), Answer("layer_norm", "over channels, each pixel separately")),
     (_O, ("GroupNorm",), Answer("group_norm(2)", "groups")),
     (_O, ("InstanceNorm2d",), Answer("instance_norm", "with affine=True")),
     (_O, ("RMSNorm",), Answer("", _NORM)),
@@ -59,7 +60,7 @@ ROWS: tuple[tuple[Place, tuple[str, ...], Answer], ...] = (
     (_O, ("AvgPool2d", "avg_pool2d"), Answer("avgpool(2)")),
     (_O, ("AdaptiveAvgPool2d",), Answer("global_avgpool", "to other sizes `adaptive_avgpool(7)`")),
     (_O, ("AdaptiveMaxPool2d",), Answer("adaptive_maxpool(7)", "to one pixel it is `global_maxpool`")),
-    (_O, ("Dropout2d", "AlphaDropout"), Answer("dropout(0.5)", "each element by itself, not whole channels")),
+    (_O, ("Dropout2d", "AlphaDropout"), Answer("dropout(0.5)", "each element separately, not whole channels")),
     (_O, ("Dropout",), Answer("dropout(0.5)")),
     (_O, ("StochasticDepth", "DropPath"), Answer("drop_path(0.1)", "whole samples, as with mode=row")),
     (_O, ("ReLU",), Answer("relu")),
@@ -191,9 +192,9 @@ _ANSWERS = _table()
 
 
 def answer(name: str, *places: Place) -> Answer | None:
-    """What a name of PyTorch's in one of these places is here; None where the name is none of its."""
+    """Return the equivalent of PyTorch's name in one of these contexts; None if it is no name of PyTorch."""
     for place in places:
-        found = _ANSWERS.get((place, _joined(name))) or _ANSWERS.get((place, _plain(name)))
-        if found is not None:
-            return found
+        row = _ANSWERS.get((place, _joined(name))) or _ANSWERS.get((place, _plain(name)))
+        if row is not None:
+            return row
     return None

@@ -1,4 +1,4 @@
-"""What `loss` and `metric` are given: numbers that a training minimises, or reports by name."""
+"""The operands of `loss` and `metric`: numbers that a training minimises, or reports by name."""
 
 from __future__ import annotations
 
@@ -14,29 +14,41 @@ from mbc.source import Span
 
 
 def losses_of(worth: Worth, building: Building, span: Span) -> Losses:
-    """MBC033 for what is no loss, MBC046 for a metric, which nothing can be trained by."""
+    """Return the losses that a value is.
+
+    Raises:
+        MbcError: MBC033 for a value that is not a loss, MBC046 for a metric, which has no gradient.
+    """
     if not isinstance(worth, Losses):
         losses = ", ".join(name for name, layer in LAYERS.items() if layer.loss)
         message = f"a loss is needed here, but this is {describe(worth)}"
         raise MbcError("MBC033", message, f"pipe a prediction and a target into one of: {losses}", span)
     for kind in (building.kind_of(value) for value, _ in worth.terms):
         if not KINDS[kind].loss:
-            message = f"`{kind}` is a metric, which has no gradient, and nothing can be trained by it"
+            message = f"`{kind}` is a metric, which has no gradient, so it cannot be a loss"
             raise MbcError("MBC046", message, "report it: metric NAME = …", span)
     return worth
 
 
 def check_metric_name(name: ast.Word, taken: Collection[str]) -> None:
-    """MBC012 for one of `taken`, MBC047 for one that every training reports."""
+    """Check the name of a metric.
+
+    Raises:
+        MbcError: MBC012 for one of `taken`, MBC047 for a figure that every training reports.
+    """
     if name.text in taken:
         raise MbcError("MBC012", f"there are two metrics `{name.text}`", "rename one of them", name.span)
     if is_reserved(name.text):
-        message = f"`{name.text}` is reported by every training already, or begins as its figures do"
+        message = f"`{name.text}` is a figure that every training reports, or begins like one"
         raise MbcError("MBC047", message, "choose another name for the metric", name.span)
 
 
 def metric_of(worth: Worth, span: Span) -> Losses:
-    """MBC045 for what is no number."""
+    """Return the metric that a value is.
+
+    Raises:
+        MbcError: MBC045 for a value that is not one number.
+    """
     if not isinstance(worth, Losses):
         scalars = ", ".join(layer.name for layer in LAYERS.values() if layer.scalar)
         message = f"a metric is one number, but this is {describe(worth)}"

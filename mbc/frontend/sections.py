@@ -54,7 +54,7 @@ MOST_ACCUMULATED = 1024
 
 @dataclass(frozen=True, slots=True)
 class Sections:
-    """What the sections say. None of bytes, or of a choice: `auto`."""
+    """The settings of both sections. None for bytes, or for a choice: `auto`."""
 
     optimizer: Optimizer = field(default_factory=Optimizer)
     precision: Precision = Precision.FP32
@@ -76,7 +76,7 @@ class Sections:
 
     @property
     def rule(self) -> Optimizer:
-        """The optimizer with what is different for some parameters, and what is done with gradients and weights."""
+        """The optimizer with the settings of some parameters, and those of gradients and weights."""
         return replace(
             self.optimizer,
             no_decay=self.no_decay,
@@ -91,7 +91,7 @@ class Sections:
 
     @property
     def patterns(self) -> tuple[Pattern, ...]:
-        """Over names of parameters."""
+        """All patterns of names of parameters."""
         return (*(g.pattern for g in self.groups), *self.frozen)
 
 
@@ -109,8 +109,8 @@ def _optimizer(sections: Sections, value: ast.Expression, evaluator: Evaluator, 
     settings = check(call.name, OPTIMIZERS[call.name], given, call.span)
     _check_optimizer(call.name, settings, call.span)
     numbers = {name: float(number) for name, number in settings.items() if isinstance(number, float)}
-    made = replace(Optimizer(call.name, nesterov=settings.get("nesterov") is True), **numbers)
-    return replace(sections, optimizer=made)
+    optimizer = replace(Optimizer(call.name, nesterov=settings.get("nesterov") is True), **numbers)
+    return replace(sections, optimizer=optimizer)
 
 
 def _check_optimizer(name: str, settings: dict[str, Setting], span: Span) -> None:
@@ -128,11 +128,11 @@ def _check_optimizer(name: str, settings: dict[str, Setting], span: Span) -> Non
 
 
 def _precision(sections: Sections, value: ast.Expression, evaluator: Evaluator, frame: Frame) -> Sections:
-    known = [p.value for p in Precision]
-    if not isinstance(value, ast.Name) or value.text not in known:
+    names = [p.value for p in Precision]
+    if not isinstance(value, ast.Name) or value.text not in names:
         text = value.text if isinstance(value, ast.Name) else ""
-        message = f"`{text}` is no precision" if text else "a precision is needed here"
-        raise MbcError("MBC025", message, suggest(text, known, "precisions", Place.PRECISION), value.span)
+        message = f"`{text}` is not a precision" if text else "a precision is needed here"
+        raise MbcError("MBC025", message, suggest(text, names, "precisions", Place.PRECISION), value.span)
     return replace(sections, precision=Precision(value.text))
 
 
@@ -141,17 +141,17 @@ def _deterministic(sections: Sections, value: ast.Expression, evaluator: Evaluat
 
 
 def _emulated_fp32(sections: Sections, value: ast.Expression, evaluator: Evaluator, frame: Frame) -> Sections:
-    # In any precision, so that `--set train.precision` needs no other change: elsewhere nothing is emulated.
+    # Allowed in any precision, so that `--set train.precision` needs no other change; only fp32 is emulated.
     return replace(sections, allow_emulated_fp32=_flag("allow_emulated_fp32", value, evaluator, frame))
 
 
 def _sync_batch_norm(sections: Sections, value: ast.Expression, evaluator: Evaluator, frame: Frame) -> Sections:
-    # On any number of GPUs, so that `--gpus` needs no other change: one has all rows.
+    # Allowed on any number of GPUs, so that `--gpus` needs no other change; one GPU has all rows.
     return replace(sections, sync_batch_norm=_flag("sync_batch_norm", value, evaluator, frame))
 
 
 def _shard_optimizer(sections: Sections, value: ast.Expression, evaluator: Evaluator, frame: Frame) -> Sections:
-    # On any number of GPUs, likewise: one has all states.
+    # Allowed on any number of GPUs, so that `--gpus` needs no other change; one GPU has all states.
     if isinstance(value, ast.Name) and value.text == AUTO:
         return replace(sections, shard_optimizer=None)
     worth = evaluator.worth(value, frame)
@@ -184,7 +184,7 @@ def _clip_value(sections: Sections, value: ast.Expression, evaluator: Evaluator,
 def _ema(sections: Sections, value: ast.Expression, evaluator: Evaluator, frame: Frame) -> Sections:
     decay = _limit("ema", value, evaluator, frame)
     if decay >= 1:
-        message = f"`ema` is {decay:g}, but must be less than 1: it is the share of the average that stays in a step"
+        message = f"`ema` is {decay:g}, but must be less than 1: it is the weight of the old average in a step"
         raise MbcError("MBC025", message, f"write a decay such as ema = 0.9999, or ema = {NONE}", value.span)
     return replace(sections, ema=decay)
 
@@ -194,7 +194,7 @@ def _accumulate(sections: Sections, value: ast.Expression, evaluator: Evaluator,
     if not isinstance(worth, int) or isinstance(worth, bool) or not 1 <= worth <= MOST_ACCUMULATED:
         message = f"`accumulate` must be a whole number from 1 to {MOST_ACCUMULATED}, but is {describe(worth)}"
         raise MbcError(
-            "MBC025", message, "write how many mini-batches a step takes, such as accumulate = 4", value.span
+            "MBC025", message, "write the number of mini-batches of a step, such as accumulate = 4", value.span
         )
     return replace(sections, accumulate=worth)
 
@@ -204,7 +204,7 @@ def _noise_scale(sections: Sections, value: ast.Expression, evaluator: Evaluator
 
 
 def _limit(name: str, value: ast.Expression, evaluator: Evaluator, frame: Frame) -> float:
-    """A positive number, or 0 for `none`."""
+    """Return a positive number, or 0 for `none`."""
     if isinstance(value, ast.Name) and value.text == NONE:
         return 0.0
     worth = evaluator.worth(value, frame)
@@ -227,14 +227,14 @@ def _device(sections: Sections, value: ast.Expression, evaluator: Evaluator, fra
 
 
 def _host(sections: Sections, value: ast.Expression, evaluator: Evaluator, frame: Frame) -> Sections:
-    # None at all is a limit too: a plan then moves nothing there.
+    # 0 bytes is a limit, too: then a plan moves nothing there.
     return replace(sections, host_bytes=_bytes("host", 0, value, evaluator, frame))
 
 
 def _peers(sections: Sections, value: ast.Expression, evaluator: Evaluator, frame: Frame) -> Sections:
     if isinstance(value, ast.Name) and value.text == AUTO:
-        message = "`memory.peers` is a size with a unit: what another GPU has to spare is not known here"
-        raise MbcError("MBC026", message, "write what a plan may take of it, such as 40 GB", value.span)
+        message = "`memory.peers` is a size with a unit: the free memory of another GPU is not known here"
+        raise MbcError("MBC026", message, "write how much of it a plan may use, such as 40 GB", value.span)
     return replace(sections, peer_bytes=_bytes("peers", 0, value, evaluator, frame) or 0)
 
 
@@ -285,25 +285,33 @@ ENTRIES: Mapping[str, Mapping[str, Entry]] = MappingProxyType(
 def read_sections(
     sections: tuple[ast.Section, ...], overrides: Mapping[str, ast.Expression], evaluator: Evaluator, frame: Frame
 ) -> Sections:
-    """What the source's sections say, with `overrides` (dotted names, such as `memory.device`) in their place.
+    """Return the settings of the source's sections, with `overrides` in place of some.
 
-    Raises MbcError: MBC012 (given twice), MBC024 (no such entry), MBC025 and MBC026 (values).
+    Args:
+        sections: The sections of the source.
+        overrides: Values by dotted name, such as `memory.device`.
+        evaluator: Evaluates the values.
+        frame: The frame of the values.
+
+    Raises:
+        MbcError: MBC012 (given twice), MBC024 (no such entry), MBC025 and MBC026 (values).
     """
-    found = Sections()
+    settings = Sections()
     seen: dict[str, Span] = {}
     for section in sections:
         for entry in section.entries:
             name = f"{section.name}.{entry.name}"
-            known = ENTRIES[section.name]
-            if entry.name not in known:
+            entries = ENTRIES[section.name]
+            if entry.name not in entries:
                 message = f"section `{section.name}` has no `{entry.name}`"
-                raise MbcError("MBC024", message, suggest(entry.name, known, "entries", Place.ENTRY), entry.span)
+                raise MbcError("MBC024", message, suggest(entry.name, entries, "entries", Place.ENTRY), entry.span)
             if name in seen:
                 message = f"`{name}` is set twice, first in line {seen[name].line}"
                 raise MbcError("MBC012", message, "set it once", entry.span)
             seen[name] = entry.span
-            found = known[entry.name](found, entry.value, evaluator, frame)  # checked even where it is overridden
+            # An entry is checked even if an override replaces it.
+            settings = entries[entry.name](settings, entry.value, evaluator, frame)
     for name, value in overrides.items():
         section, _, entry = name.partition(".")
-        found = ENTRIES[section][entry](found, value, evaluator, frame)
-    return found
+        settings = ENTRIES[section][entry](settings, value, evaluator, frame)
+    return settings

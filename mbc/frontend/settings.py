@@ -1,4 +1,4 @@
-"""Settings in parentheses -> values by name, checked against what a layer, a block or an optimizer takes."""
+"""Settings in parentheses -> values by name, checked against the settings of a layer, a block or an optimizer."""
 
 from __future__ import annotations
 
@@ -27,17 +27,21 @@ class Given:
 
 
 def match(what: str, names: Sequence[str], given: Sequence[Given]) -> dict[str, Given]:
-    """Which argument goes to which of `names`. Raises MbcError MBC007 or MBC009; `what` is quoted in it."""
+    """Return the argument for each of `names` that has one; messages quote `what`.
+
+    Raises:
+        MbcError: MBC007 or MBC009 for arguments that do not match.
+    """
     matched: dict[str, Given] = {}
     position = 0
     for argument in given:
         if argument.name is None:
             if len(matched) > position:
-                message = f"a setting without a name stands after one with a name in `{what}`"
+                message = f"a setting without a name follows one with a name in `{what}`"
                 raise MbcError("MBC009", message, "put the settings without names first", argument.span)
             if position >= len(names):
                 takes = f"at most {len(names)} settings: {', '.join(names)}" if names else "no settings"
-                remedy = "tensors come in by `|>`, only settings stand in parentheses"
+                remedy = "tensors come in by `|>`; parentheses hold only settings"
                 raise MbcError("MBC009", f"`{what}` takes {takes}", remedy, argument.span)
             name, position = names[position], position + 1
         else:
@@ -52,25 +56,29 @@ def match(what: str, names: Sequence[str], given: Sequence[Given]) -> dict[str, 
 
 
 def check_names(what: str, names: Sequence[str], arguments: Sequence[ast.Argument]) -> None:
-    """MBC007 for a name that is none of `names`, before anything is evaluated that is given to it."""
+    """Raise MBC007 for a name that is none of `names`, before the arguments are evaluated."""
     for argument in arguments:
         if argument.name is not None and argument.name not in names:
             raise _no_setting(what, names, argument.name, argument.span)
 
 
 def _no_setting(what: str, names: Sequence[str], name: str, span: Span) -> MbcError:
-    told = answer(name, Place.SETTING)
-    here = told is not None and (not told.equivalent or told.equivalent in names)
+    equivalent = answer(name, Place.SETTING)
+    here = equivalent is not None and (not equivalent.equivalent or equivalent.equivalent in names)
     remedy = suggest(name, names, f"settings of `{what}`", *((Place.SETTING,) if here else ()))
     if name in ("lr", "learning_rate") and "rate" in names:
-        remedy = "write `rate`, a factor of the learning rate that each step is given"
+        remedy = "write `rate`, a factor of the learning rate of each step"
     elif name in ("lr", "learning_rate"):
         remedy = "a source holds no learning rate: give it to each step, or as --lr of mbc train"
     return MbcError("MBC007", f"`{what}` has no setting `{name}`", remedy, span)
 
 
 def check(what: str, parameters: Sequence[Parameter], given: Sequence[Given], span: Span) -> dict[str, Setting]:
-    """Settings of a layer or optimizer by name, defaults filled in. Raises MbcError MBC007 to MBC010."""
+    """Return the settings of a layer or optimizer by name, with defaults filled in.
+
+    Raises:
+        MbcError: MBC007 to MBC010 for settings that do not match.
+    """
     matched = match(what, [p.name for p in parameters], given)
     settings: dict[str, Setting] = {}
     for parameter in parameters:
@@ -100,35 +108,35 @@ _FORMS = {
 
 
 def _convert(what: str, parameter: Parameter, given: Given) -> Setting:
-    found = _setting(parameter, given.worth)
-    if found is None:
+    setting = _setting(parameter, given.worth)
+    if setting is None:
         form = _FORMS.get(parameter.kind) or f"one of {', '.join(parameter.words)}"
         message = f"`{parameter.name}` of `{what}` must be {form}, but is {describe(given.worth)}"
         raise MbcError("MBC010", message, f"give {form}", given.span)
-    for number in found if isinstance(found, tuple) else (found,):
+    for number in setting if isinstance(setting, tuple) else (setting,):
         if parameter.kind != "real" and isinstance(number, int | float) and abs(number) > LARGEST_SETTING:
-            message = f"`{parameter.name}` of `{what}` is {number}, and at most {LARGEST_SETTING} is possible"
+            message = f"`{parameter.name}` of `{what}` is {number}; at most {LARGEST_SETTING} is possible"
             raise MbcError("MBC014", message, "write a smaller number", given.span)
-    return found
+    return setting
 
 
 def _setting(parameter: Parameter, worth: Worth) -> Setting | None:
-    """The setting that the value means, or None where it is of another kind."""
+    """Return the value as a setting of the parameter's kind; None if it is of another kind."""
     if isinstance(worth, WordValue):
         return worth.text if worth.text in parameter.words else None
     if parameter.kind == "word":
         return None
     if parameter.kind == "numbers":
-        found = tuple(float(item) for item in worth if is_number(item)) if isinstance(worth, tuple) else ()
-        return found if isinstance(worth, tuple) and len(found) == len(worth) > 0 else None
+        items = tuple(float(item) for item in worth if is_number(item)) if isinstance(worth, tuple) else ()
+        return items if isinstance(worth, tuple) and len(items) == len(worth) > 0 else None
     if parameter.kind == "bool":
         return worth if isinstance(worth, bool) else None
     if parameter.kind in ("float", "real"):
         return float(worth) if is_number(worth) else None
     if parameter.kind in ("sizes", "axes"):
-        items = tuple(whole(item) for item in (worth if isinstance(worth, tuple) else (worth,)))
-        sizes = tuple(i for i in items if i is not None)
-        return sizes if len(sizes) == len(items) > 0 else None
+        wholes = tuple(whole(item) for item in (worth if isinstance(worth, tuple) else (worth,)))
+        sizes = tuple(i for i in wholes if i is not None)
+        return sizes if len(sizes) == len(wholes) > 0 else None
     if isinstance(worth, tuple):
         lengths = {"pair": (2,), "pads": (2, 4)}.get(parameter.kind, ())
         items = tuple(whole(item) for item in worth)
@@ -138,7 +146,7 @@ def _setting(parameter: Parameter, worth: Worth) -> Setting | None:
 
 
 def whole(worth: Worth) -> int | None:
-    """A whole number, also one that a division has made a float; else None."""
+    """Return a value as a whole number, also a float without a fraction; None for other values."""
     if not is_number(worth) or math.isinf(worth):
         return None
     return int(worth) if worth == int(worth) else None

@@ -1,4 +1,4 @@
-"""What is wrong with the syntax, in plain words."""
+"""Errors of syntax, in plain words."""
 
 from __future__ import annotations
 
@@ -47,16 +47,16 @@ _LOOKALIKES = dict(
         strict=False,
     )
 )
-_QUOTES = 'names and words are written without quotes; only a pattern of names has them, as in "head.*"'
+_QUOTES = 'names and words are written without quotes; only a pattern of names has quotes, as in "head.*"'
 _CHARACTER_REMEDIES = {
-    '"': 'a pattern of names, as in `frozen`, ends with `"` on its line; all else is written without quotes',
+    '"': 'a pattern of names, as in `frozen`, ends with `"` on its line; nothing else has quotes',
     "'": _QUOTES,
     "`": _QUOTES,
-    ";": "statements need nothing between them: begin the next one on a new line",
-    "|": "a tensor goes into a layer by `|>`",
+    ";": "statements need no separator: begin the next one on a new line",
+    "|": "a tensor is piped into a layer by `|>`",
     "!": "write `not x`, or `a != b`",
     "&": "write `and`",
-    "\\": "a statement may go on in the next line as it is",
+    "\\": "a statement may continue on the next line without a mark",
     "$": "a name consists of letters, digits and `_`",
     "~": "write `not`",
     "^": "a power is written `**`",
@@ -65,7 +65,7 @@ _CHARACTER_REMEDIES = {
 
 
 def unexpected_character(text: str, offset: int, places: Places) -> MbcError:
-    """A character that no part of the language uses."""
+    """Return the error of a character that no part of the language uses."""
     character = text[offset]
     name = unicodedata.name(character, "")
     code = f"U+{ord(character):04X}"
@@ -83,7 +83,7 @@ def unexpected_character(text: str, offset: int, places: Places) -> MbcError:
 
 
 def unexpected_token(token: Token, accepted: frozenset[str], before: Sequence[Token], places: Places) -> MbcError:
-    """A token that cannot follow those `before` it; `accepted` are the kinds that could."""
+    """Return the error of a token that cannot follow the tokens `before`; `accepted` are the kinds that could."""
     start, end = token.start_pos or 0, token.end_pos or 0
     if token.type == "$END":
         start = (before[-1].end_pos or 1) - 1 if before else 0
@@ -127,7 +127,7 @@ def _expected(accepted: frozenset[str]) -> str:
         rest -= _VALUES
     if "NAME" in rest:
         parts.append("a name")
-    if "LABEL" in rest:  # an expression that could go on; what else could follow says more
+    if "LABEL" in rest:  # an expression that could continue; other possible tokens say more
         rest -= _CONTINUATIONS
     if parts or rest - {"IF"}:
         rest -= {"IF"}
@@ -142,7 +142,7 @@ def _remedy(token: Token, accepted: frozenset[str], before: Sequence[Token], ope
     if token.type == "LPAR" and len(before) > 2 and before[-2].type == "DOT" and last is not None:
         return _of_method(last.value)
     if token.type == "LBRACE" and accepted & {"NAME", "NUMBER"}:
-        return "braces enclose the body of a block, loop or condition; a source holds no templates"
+        return "braces enclose the body of a block, loop or condition; a source has no templates"
     if token.type in _DECLARATIONS and opened is not None and "FOR" in accepted:
         return f"close the `{{` of line {opened.line} first; `{token.value}` cannot be the name of a tensor"
     if token.type.isupper() and token.value.isalpha() and "NAME" in accepted and token.type != "NAME":
@@ -161,7 +161,7 @@ def _remedy(token: Token, accepted: frozenset[str], before: Sequence[Token], ope
     if token.type == "COMPARE":
         return "comparisons do not chain: join two of them with `and`"
     if token.type == "RBRACE" and opened is None:
-        return "remove it: it closes nothing"
+        return "remove it: no bracket is open"
     wrong = opened is not None and opened.type != "LBRACE" and token.type in ("RPAR", "RSQB", "RBRACE", "LBRACE")
     if opened is not None and wrong and _OPENING[opened.type] != token.type and not accepted & {"NUMBER"}:
         return f"close the `{opened.value}` of line {opened.line} first"
@@ -180,17 +180,17 @@ def _remedy(token: Token, accepted: frozenset[str], before: Sequence[Token], ope
 
 
 def _of_method(name: str) -> str:
-    """The remedy for `nn.Linear(…)` and `x.relu()`."""
-    told = answer(name, Place.OPERATION, Place.LOSS)
-    if told is not None:
-        return told.remedy
+    """Return the remedy for `nn.Linear(…)` and `x.relu()`."""
+    equivalent = answer(name, Place.OPERATION, Place.LOSS)
+    if equivalent is not None:
+        return equivalent.remedy
     near = nearest(name, LAYERS)
     meant = f", such as `{near}`" if near is not None else ""
-    return f"nothing is called by a dot: tensors are piped into operations by `|>`{meant}"
+    return f"there are no methods: tensors are piped into operations by `|>`{meant}"
 
 
 def _open(tokens: Sequence[Token]) -> Token | None:
-    """The innermost bracket that is still open."""
+    """Return the innermost bracket that is still open."""
     stack: list[Token] = []
     for token in tokens:
         if token.type in _OPENING:
@@ -201,7 +201,7 @@ def _open(tokens: Sequence[Token]) -> Token | None:
 
 
 def _unit(token: Token, before: Sequence[Token]) -> Token | None:
-    """The name that was meant as a unit: it follows a number on the same line."""
+    """Return the name that was meant as a unit: it follows a number on the same line."""
     recent = [*before[-2:], token]
     in_memory = any(t.type == "MEMORY" for t in before)
     for number, name in pairwise(recent):

@@ -18,14 +18,15 @@ from mbc.units import UNIT_BYTES
 Branch = Tree[Token]
 Child = Branch | Token
 
-LONGEST_NUMBER = 30  # digits; longer ones cannot mean anything and take long to read
-LONGEST_NAME = 64  # of a network, which names a folder and a Python module
+LONGEST_NUMBER = 30  # digits; longer numbers are meaningless and slow to read
+LONGEST_NAME = 64  # characters of a network's name, which is that of a folder and a Python module
 
 
 class TreeReader:
-    """Reads one tree; `places` turns offsets into spans."""
+    """Reader of one tree; `places` turns offsets into spans."""
 
     def __init__(self, places: Places) -> None:
+        """Take the places of the source."""
         self._places = places
         self._expressions: dict[str, Callable[[Branch], ast.Expression]] = {
             "name": lambda t: ast.Name(self._span(t), str(t.children[0])),
@@ -65,6 +66,7 @@ class TreeReader:
     # ---- declarations ----
 
     def program(self, tree: Branch) -> ast.Program:
+        """Return the tree of a whole source."""
         networks: list[ast.Network] = []
         blocks: list[ast.Block] = []
         sections: list[ast.Section] = []
@@ -84,17 +86,18 @@ class TreeReader:
         return ast.Program(self._places.span(0, 1), tuple(networks), tuple(blocks), tuple(sections))
 
     def setting(self, tree: Branch) -> ast.Expression:
+        """Return the tree of a setting's expression."""
         return self.expression(tree.children[0])
 
     def _parameters(self, tree: Child | None) -> tuple[ast.Parameter, ...]:
         if tree is None:
             return ()
-        found: list[ast.Parameter] = []
+        parameters: list[ast.Parameter] = []
         for child in _present(cast(Branch, tree)):
             name, default = cast(Branch, child).children
             value = None if cast(Child | None, default) is None else self.expression(default)
-            found.append(ast.Parameter(self._span(name), str(name), value))
-        return tuple(found)
+            parameters.append(ast.Parameter(self._span(name), str(name), value))
+        return tuple(parameters)
 
     def _entry(self, tree: Branch) -> ast.Entry:
         name, value = tree.children
@@ -135,6 +138,7 @@ class TreeReader:
     # ---- expressions ----
 
     def expression(self, tree: Child) -> ast.Expression:
+        """Return the tree of an expression."""
         branch = cast(Branch, tree)
         return self._expressions[branch.data](branch)
 
@@ -210,7 +214,7 @@ class TreeReader:
     def _check_length(self, name: str, span: Span) -> None:
         if len(name) > LONGEST_NAME:
             message = f"the name of this network has {len(name)} characters; at most {LONGEST_NAME} are allowed"
-            raise MbcError("MBC004", message, "shorten it: a folder and a Python module are called so", span)
+            raise MbcError("MBC004", message, "shorten it: a folder and a Python module get this name", span)
 
     def _span(self, item: Child) -> Span:
         if isinstance(item, Token):
@@ -219,7 +223,7 @@ class TreeReader:
 
 
 def wrong_unit(text: str, unit: str, span: Span) -> MbcError:
-    """The error of a number that runs into letters."""
+    """Return the error of a number that is followed by letters."""
     if not unit:
         return MbcError("MBC004", f"`{text}` is not a number", "write digits, such as 3 or 0.25 or 1e-4", span)
     meant = next((u for u in UNIT_BYTES if u.lower() == unit.lower()), None) or nearest(unit, UNIT_BYTES)
@@ -235,5 +239,5 @@ def wrong_unit(text: str, unit: str, span: Span) -> MbcError:
 
 
 def _present(tree: Branch) -> list[Child]:
-    """The children that were written (Lark leaves None for optional ones that were not)."""
+    """Return the children that were written; Lark has None in place of missing optional ones."""
     return [c for c in cast(list[Child | None], tree.children) if c is not None]

@@ -1,5 +1,4 @@
-"""The errors of names that are not known, each compared with what could stand in its place, and of pipes that bind
-otherwise than was meant."""
+"""Errors of unknown names, with the nearest possible name, and of pipes with a surprising precedence."""
 
 from __future__ import annotations
 
@@ -19,27 +18,27 @@ _FRAMEWORKS = ("nn", "F", "torch", "functional", "keras", "layers", "tf", "jax")
 
 
 def unknown_operation(name: str, span: Span, blocks: Iterable[str], functions: bool = False) -> MbcError:
-    """MBC006, for what is called or piped into. `functions`: it may be a function as well."""
-    known = [*blocks, *LAYERS, *(FUNCTIONS if functions else ())]
-    remedy = suggest(name, known, "known operations", Place.OPERATION, Place.LOSS)
+    """Return MBC006 for an unknown call or stage of a pipe; `functions`: a function is possible as well."""
+    names = [*blocks, *LAYERS, *(FUNCTIONS if functions else ())]
+    remedy = suggest(name, names, "known operations", Place.OPERATION, Place.LOSS)
     return MbcError("MBC006", f"there is no operation or block `{name}`", remedy, span)
 
 
 def unknown_loss(name: str, span: Span) -> MbcError:
-    """MBC006, for what the operands of a loss are piped into."""
-    known = [layer.name for layer in LAYERS.values() if layer.loss]
-    remedy = suggest(name, known, "losses", Place.LOSS)
+    """Return MBC006 for an unknown stage into which the operands of a loss are piped."""
+    names = [layer.name for layer in LAYERS.values() if layer.loss]
+    remedy = suggest(name, names, "losses", Place.LOSS)
     return MbcError("MBC006", f"there is no loss `{name}`", remedy, span)
 
 
 def unknown_value(name: str, span: Span, setting: str, words: Iterable[str]) -> MbcError:
-    """MBC005, for what a setting is given that takes one of `words`."""
+    """Return MBC005 for an unknown value of a setting that accepts `words`."""
     remedy = suggest(name, words, f"values of `{setting}`", Place.VALUE)
     return MbcError("MBC005", f"`{setting}` cannot be `{name}`", remedy, span)
 
 
 def unknown_name(name: str, span: Span, frame: Frame, words: Iterable[str]) -> MbcError:
-    """MBC005, for a name anywhere else. `words`: what settings take."""
+    """Return MBC005 for an unknown name in another place; `words` are those that settings accept."""
     remedy = suggest(name, [*frame.names(), *words, "true", "false"], "known names", Place.VALUE)
     if remedy.startswith("the known names"):
         bound = frame.names()
@@ -48,7 +47,7 @@ def unknown_name(name: str, span: Span, frame: Frame, words: Iterable[str]) -> M
 
 
 def of_framework(attribute: ast.Attribute, frame: Frame) -> MbcError | None:
-    """MBC006, for `nn.ReLU` and the like; None for the attribute of something that is known here."""
+    """Return MBC006 for names such as `nn.ReLU`; None for an attribute of a known name."""
     target = attribute.target
     if not isinstance(target, ast.Name) or target.text not in _FRAMEWORKS or frame.get(target.text) is not None:
         return None
@@ -57,8 +56,10 @@ def of_framework(attribute: ast.Attribute, frame: Frame) -> MbcError | None:
 
 
 def loose_pipe(pipe: ast.Pipe, chain: ast.Chain, layer: Written) -> MbcError:
-    """MBC029, for `x |> relu + y`: the stage is `relu + y`. The remedy is the line with the parentheses that were
-    probably meant."""
+    """Return MBC029 for `x |> relu + y`, whose stage is `relu + y`.
+
+    The remedy is the line with the parentheses that were probably meant.
+    """
     symbol, _, span = chain.rest[0]
     begin, source = pipe.span, span.source
     if begin.line == span.line:
@@ -72,5 +73,5 @@ def loose_pipe(pipe: ast.Pipe, chain: ast.Chain, layer: Written) -> MbcError:
             f"line {begin.line}, and `{f'{last[: span.column - 1].rstrip()}) {last[span.column - 1 :]}'.strip()}` in "
             f"line {span.line}"
         )
-    message = f"`|>` binds looser than `{symbol}`: tensors would be piped into `{layer.of.name} {symbol} …`"
+    message = f"`|>` has lower precedence than `{symbol}`: tensors would be piped into `{layer.of.name} {symbol} …`"
     return MbcError("MBC029", message, remedy, span)

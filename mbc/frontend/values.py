@@ -1,4 +1,4 @@
-"""What an expression can be worth while a network is expanded."""
+"""The values of expressions while a network is expanded."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mbc.source import Span
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """A value of the network; `span` is where it was made, `path` what made it."""
+    """A value of the network, with the place and the path of the layer that computes it."""
 
     value: str
     type: TensorType
@@ -31,7 +31,7 @@ class Losses:
 
 @dataclass(frozen=True, slots=True)
 class WordValue:
-    """A word that settings know, such as `he` or `bf16`."""
+    """A word that settings accept, such as `he` or `bf16`."""
 
     text: str
 
@@ -52,10 +52,10 @@ class Text:
 
 @dataclass(slots=True, eq=False)
 class Written:
-    """A layer or block as written in one place, with its settings: applied twice, it shares its parameters.
+    """A layer or block as written in one place, with its settings. If it is applied twice, it shares its parameters.
 
-    `scope` is where it was written. `path` is claimed there by the first application, from `label` or else `bound`
-    (the name it was bound to) or else its kind and count. Those three are all that changes about it.
+    `scope` is the scope of that place. The first application claims `path` there, from `label`, else from `bound` (the
+    name to which it was bound), else from its kind and count. Only these three fields change.
     """
 
     of: Layer | ast.Block
@@ -72,12 +72,12 @@ Worth = int | float | bool | tuple["Worth", ...] | Tensor | Losses | WordValue |
 
 
 def is_number(worth: Worth) -> TypeGuard[int | float]:
-    """Whether it is a number one can calculate with; true and false are not."""
+    """Return whether a value is a number; true and false are not."""
     return isinstance(worth, int | float) and not isinstance(worth, bool)
 
 
 def describe(worth: Worth) -> str:
-    """What it is, for a message."""
+    """Return a description of a value for messages."""
     if isinstance(worth, bool):
         return "true" if worth else "false"
     if isinstance(worth, int | float):

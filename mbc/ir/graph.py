@@ -2,7 +2,7 @@
 
 A `Network` is the forward graph as written. A `TrainingGraph` is one training iteration (forward, backward, update) and
 the inference graph, over the same states. Both are lists of `Operation`s in an order that can be executed; every value
-is assigned once. Layout, address and division into micro-batches are not the graph's business.
+is assigned once. The graph does not say anything about layouts, addresses and division into micro-batches.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ from mbc.source import Span
 
 
 class Role(StrEnum):
-    """What a value is to the outside of the graph."""
+    """Role of a value for the world outside the graph."""
 
     INPUT = "input"  # written by the user before a step
     PARAMETER = "parameter"  # trained
     STATISTIC = "statistic"  # running mean or variance
-    OPTIMIZER = "optimizer"  # momentum and the like
-    GRADIENT = "gradient"  # sums over the mini-batches of a step, so that none is left between steps
+    OPTIMIZER = "optimizer"  # such as momentum
+    GRADIENT = "gradient"  # sum over the mini-batches of a step; not saved between steps
     CONTROL = "control"  # the control block (mbc/ir/control.py)
     INTERMEDIATE = "intermediate"  # everything else
 
     @property
     def persistent(self) -> bool:
-        """Whether the value outlives a step."""
+        """True if the value outlives a step."""
         return self in (Role.PARAMETER, Role.STATISTIC, Role.OPTIMIZER, Role.GRADIENT, Role.CONTROL)
 
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """A tensor. `name` is unique in its graph and made of letters, digits, `_` and `.` only."""
+    """A tensor. `name` is unique in its graph and consists of letters, digits, `_` and `.` only."""
 
     name: str
     type: TensorType
@@ -50,13 +50,13 @@ class Attributes:
     """Settings of one kind of operation: subclasses hold only int, float, bool, str and tuples of these."""
 
     def with_rows(self, rows: int, before: int) -> Self:
-        """Those of the same operation on another mini-batch than one of `before` rows: counts of elements differ."""
+        """Return the attributes for a mini-batch of `rows` rows instead of `before`; counts of elements differ."""
         return self
 
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One operation. `kind` names an `OpKind` of `mbc.ops`, whose docstring gives the meaning of the operands."""
+    """One operation. `kind` names an `OpKind` of `mbc.ops`, whose docstring explains the operands."""
 
     name: str
     kind: str
@@ -68,8 +68,11 @@ class Operation:
 
 @dataclass(frozen=True, slots=True)
 class Initializer:
-    """How a state starts. `kind`: constant (value) | normal (std) | uniform (bound, both signs) |
-    he | he_uniform | xavier | xavier_uniform (of fan_in and fan_out)."""
+    """The initial values of a state.
+
+    `kind` is constant (value), normal (std), uniform (bound, both signs), or he, he_uniform, xavier, xavier_uniform (of
+    fan_in and fan_out).
+    """
 
     kind: str
     value: float = 0.0
@@ -79,7 +82,7 @@ class Initializer:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """A value that outlives the step, and how it starts. `value` is also its name in a checkpoint."""
+    """A value that outlives the step, and its initial values. `value` is also the name of the state in a checkpoint."""
 
     value: str
     initializer: Initializer
@@ -87,8 +90,10 @@ class State:
 
 @dataclass(frozen=True, slots=True)
 class ParameterGroup:
-    """What is different for the parameters whose names match a pattern (`mbc.ir.parameter_groups`). `rate`: a factor
-    of the learning rate. None: as without the group."""
+    """Settings of the parameters whose names match a pattern (`mbc.ir.parameter_groups`); None: as without the group.
+
+    `rate` is a factor of the learning rate.
+    """
 
     pattern: str
     rate: float | None = optional(None)
@@ -97,14 +102,27 @@ class ParameterGroup:
 
 @dataclass(frozen=True, slots=True)
 class Optimizer:
-    """`kind`: sgd (momentum, nesterov, weight_decay) | adamw (beta1, beta2, eps, weight_decay) | lars (as sgd; trust,
-    eps) | lamb (as adamw). `no_decay`:
-    `norm_and_bias` or empty, the parameters without weight decay. Of `groups` that match, the last counts. Parameters
-    that a pattern of `frozen` matches are not trained. Gradients are clipped to the L2 norm `clip_norm` of all of them,
-    and then element by element to `clip_value`; 0: they are not. `ema`: the decay of the moving averages of trained
-    parameters and of statistics (`mbc.ir.averages`); 0: there are none. A step adds the gradients of
-    `accumulate` mini-batches up before it updates, by their mean. `noise_scale`: a step reports the squared norms that
-    tell the gradient noise scale (`mbc.ir.metrics`)."""
+    """The optimizer and the other settings of a step.
+
+    Attributes:
+        kind: sgd (momentum, nesterov, weight_decay), adamw (beta1, beta2, eps, weight_decay), lars (as sgd; trust, eps)
+            or lamb (as adamw).
+        momentum: Momentum of sgd and lars.
+        nesterov: Whether momentum is Nesterov's.
+        beta1: Decay of the first moment.
+        beta2: Decay of the second moment.
+        eps: Number that is added to a denominator.
+        weight_decay: Weight decay.
+        no_decay: Parameters without weight decay: `norm_and_bias`, or empty.
+        groups: Settings of some parameters; the last group that matches counts.
+        frozen: Patterns of parameters that are not trained.
+        clip_norm: Largest L2 norm of all gradients together; 0: there is no limit.
+        clip_value: Largest absolute value of an element of a gradient, after `clip_norm`; 0: there is no limit.
+        ema: Decay of the moving averages of trained parameters and statistics (`mbc.ir.averages`); 0: there are none.
+        accumulate: Number of mini-batches whose gradients a step adds; it updates with their mean.
+        trust: Trust coefficient of lars.
+        noise_scale: Whether a step reports the squared norms for the gradient noise scale (`mbc.ir.metrics`).
+    """
 
     kind: str = "sgd"
     momentum: float = 0.0
@@ -126,15 +144,19 @@ class Optimizer:
 
 @dataclass(frozen=True, slots=True)
 class Ranks:
-    """How the rows of a global mini-batch are shared by ranks, of which each trains on a GPU of its own. `rows`: of
-    each rank, in the order of the mini-batch; `members`: the ranks that run this graph, which have equally many."""
+    """The rows of a global mini-batch that each rank gets; each rank trains on a GPU of its own.
+
+    Attributes:
+        rows: Rows of each rank, in the order of the mini-batch.
+        members: Ranks that run this graph; they have equally many rows.
+    """
 
     rows: tuple[int, ...]
     members: tuple[int, ...]
 
     @property
     def size(self) -> int:
-        """The number of ranks."""
+        """Number of ranks."""
         return len(self.rows)
 
     @property
@@ -144,17 +166,17 @@ class Ranks:
 
     @property
     def share(self) -> float:
-        """The part of the global mini-batch that one of `members` has."""
+        """Share of the global mini-batch that each of `members` has."""
         return self.rows[self.members[0]] / self.batch
 
     def first_row(self, rank: int) -> int:
-        """Of a rank's rows, in the global mini-batch."""
+        """Return the index in the global mini-batch of a rank's first row."""
         return sum(self.rows[:rank])
 
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """The forward graph as written. `losses` are (scalar value, weight), `metrics` (name, such pairs)."""
+    """The forward graph as written. `losses` are pairs (scalar value, weight), `metrics` pairs (name, such pairs)."""
 
     name: str
     batch: int
@@ -171,12 +193,14 @@ class Network:
 class TrainingGraph:
     """One training step and one inference pass over the same states.
 
-    `updates` pairs each state that changes with the value that it has after the step. `metrics` are scalars a step
-    reports besides `loss`: the number of rows classified correctly, per loss, and those that the source names
-    (`ir/metrics`). `batch` and all types are of the rows of one rank; with several, gradients, loss and metrics are
-    summed over them (`all_reduce`), each rank's loss having been multiplied by its share of the rows. None: there is
-    one rank. Where a step takes several mini-batches (`optimizer.accumulate`) `batch` is of one of them, and loss and
-    metrics are sums over all.
+    `updates` pairs each state that changes with its value after the step. `metrics` are scalars that a step reports
+    besides `loss`: for each loss the number of rows classified correctly, and the metrics that the source names
+    (`ir/metrics`).
+
+    `batch` and all types are of the rows of one rank. With several ranks, each rank's loss is multiplied by its share
+    of the rows, and gradients, loss and metrics are summed over ranks (`all_reduce`). `ranks` None: there is one rank.
+    If a step takes several mini-batches (`optimizer.accumulate`), `batch` is of one of them, and loss and metrics are
+    sums over all.
     """
 
     name: str
@@ -188,7 +212,7 @@ class TrainingGraph:
     infer: tuple[Operation, ...]
     states: tuple[State, ...]
     inputs: tuple[str, ...]
-    infer_inputs: tuple[str, ...]  # those that `outputs` depend on
+    infer_inputs: tuple[str, ...]  # inputs on which `outputs` depend
     outputs: tuple[str, ...]
     infer_outputs: tuple[str, ...]  # the same outputs as the inference graph computes them
     loss: str

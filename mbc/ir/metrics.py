@@ -1,10 +1,10 @@
-"""How a step reports the metrics that a source names, beside the rows that it classifies correctly."""
+"""The metrics of a source: how a step reports them, besides the number of rows that it classifies correctly."""
 
 from __future__ import annotations
 
 from mbc.ir.graph import Operation, Role, TrainingGraph
 
-# What trainings report of themselves, in the log and in their lines.
+# Names of figures that every training reports, in the log and on the terminal.
 _RESERVED = frozenset(
     (
         "loss", "accuracy", "kind", "step", "epoch", "waited_s", "learning_rate", "images_per_s", "seconds",
@@ -12,49 +12,54 @@ _RESERVED = frozenset(
     )
 )  # fmt: skip
 _VALUE = "metric."
-# Of `train { noise_scale = true }`; no metric of a source can be called so. The mean of the squared norms of the
-# gradients of the parts of a step (each mini-batch of each rank), and the squared norm of the mean of these gradients.
+# Metrics of `train { noise_scale = true }`; no metric of a source can have such a name. The parts of a step are the
+# mini-batches of its ranks. Mean of the squared norms of the parts' gradients; squared norm of their mean.
 PART_SQUARE, MEAN_SQUARE = "noise.part_square", "noise.mean_square"
-_SUMS = ("sum.", "copy.", "accumulated.")  # over ranks, and over mini-batches, in a state that is copied for it
-_SUMMED = {"all_reduce": 0, "scale": 0, "accumulate": 1}  # by kind of operation, the operand that it sums, or copies
+_SUMS = ("sum.", "copy.", "accumulated.")  # prefixes of sums over ranks and over mini-batches, and of a copy
+_SUMMED = {"all_reduce": 0, "scale": 0, "accumulate": 1}  # by kind of operation, the operand that it sums or copies
 
 
 def is_reserved(name: str) -> bool:
-    """Whether a metric of this name would be taken for another figure: `accuracy_2` is of the second loss, `test_…` of
-    the test data."""
+    """Return whether a metric of this name would be mistaken for another figure.
+
+    `accuracy_2` is the accuracy of the second loss, `test_…` are figures of the test data.
+    """
     return name in _RESERVED or name.startswith(("accuracy_", "test_"))
 
 
 def value_of(name: str) -> str:
-    """The value of a training graph that holds a metric; no layer can be called so, since `metric` is a word."""
+    """Return the value of a training graph that holds a metric. No layer has its name: `metric` is a keyword."""
     return f"{_VALUE}{name}"
 
 
 def name_of(value: str) -> str | None:
-    """What the source calls a value of `TrainingGraph.metrics`; None for one that counts rows."""
+    """Return the name that the source gives to a value of `TrainingGraph.metrics`; None if the value counts rows."""
     for prefix in _SUMS:
         value = value.removeprefix(prefix)
     return value.removeprefix(_VALUE) if value.startswith(_VALUE) else None
 
 
 def measured_by(graph: TrainingGraph, value: str) -> Operation:
-    """The operation that computes a value of `TrainingGraph.metrics` for one mini-batch of one rank."""
+    """Return the operation that computes a value of `TrainingGraph.metrics` for one mini-batch of one rank."""
     return measured(graph, value)[1]
 
 
 def measured(graph: TrainingGraph, value: str) -> tuple[str, Operation]:
-    """Return what a value of `TrainingGraph.metrics` sums over ranks and mini-batches, and the operation that makes
-    that. KeyError where no operation does."""
-    made = {output: op for op in graph.train for output in op.outputs}
-    op = made[value]
+    """Return the value that a value of `TrainingGraph.metrics` sums over ranks and mini-batches, and its operation.
+
+    Raises:
+        KeyError: No operation computes `value`.
+    """
+    makers = {output: op for op in graph.train for output in op.outputs}
+    op = makers[value]
     while op.kind in _SUMMED:
         value = op.inputs[_SUMMED[op.kind]]
-        op = made[value]
+        op = makers[value]
     return value, op
 
 
 def is_metric(graph: TrainingGraph, value: str) -> bool:
-    """Whether a value is a number that a step may report: of rows that a loss counts, or of a metric of the source."""
+    """Return whether a value is a number that a step may report: a count of rows, or a metric of the source."""
     type_ = graph.values[value].type
     try:
         summed, op = measured(graph, value)

@@ -1,7 +1,7 @@
 """Fields of settings that are written only where they are set.
 
-A setting that an operation or an optimizer gains must leave alone what was written before: plans, the signatures under
-which a profile keeps times, texts. So its field is `optional`, and its default means what all of them meant.
+A new setting of an operation or an optimizer must not change earlier plans, texts, and signatures under which a profile
+keeps times. Hence its field is `optional`, and its default is what all earlier files meant.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ _OPTIONAL = "optional"
 
 
 def optional(default: T) -> T:
-    """A field of a dataclass that is written only where it is not the default."""
+    """Return a field of a dataclass that is written only if it differs from its default."""
     return field(default=default, metadata={_OPTIONAL: True})
 
 
 def written_fields(settings: Any) -> tuple[Field[Any], ...]:
-    """The fields of a dataclass that are to be written, in their order."""
+    """Return the fields of a dataclass that must be written, in their order."""
     return tuple(f for f in fields(settings) if _OPTIONAL not in f.metadata or getattr(settings, f.name) != f.default)
 
 
 def written(settings: Any) -> Mapping[str, Any]:
-    """As `dataclasses.asdict`, of the fields that are to be written."""
+    """Return the fields of a dataclass that must be written, by name, as `dataclasses.asdict` returns all fields."""
     return {f.name: _plain(getattr(settings, f.name)) for f in written_fields(settings)}
 
 

@@ -1,5 +1,4 @@
-"""What an optimizer does with each parameter: groups, by patterns over names, have settings of their own,
-and frozen ones none."""
+"""The optimizer's settings of each parameter: groups, given by patterns of names, have other settings or are frozen."""
 
 from __future__ import annotations
 
@@ -13,24 +12,24 @@ NORM_AND_BIAS = "norm_and_bias"
 
 @dataclass(frozen=True, slots=True)
 class ParameterSettings:
-    """`rate`: a factor of the learning rate of each step."""
+    """Settings of one parameter. `rate` is a factor of the learning rate of each step."""
 
     rate: float
     weight_decay: float
 
 
 def matches(name: str, pattern: str) -> bool:
-    """Whether a pattern fits the whole name: `*` stands for any letters, dots included, `?` for one."""
+    """Return whether a pattern matches the whole name: `*` stands for any characters, dots included, `?` for one."""
     return fnmatchcase(name, pattern)
 
 
 def is_trained(optimizer: Optimizer, value: Value) -> bool:
-    """Whether it is a parameter, and not a frozen one."""
+    """Return whether a value is a parameter that is not frozen."""
     return value.role is Role.PARAMETER and not any(matches(value.name, pattern) for pattern in optimizer.frozen)
 
 
 def settings_of(optimizer: Optimizer, parameter: Value) -> ParameterSettings:
-    """Of one parameter. Each setting is that of the last group that matches and gives it."""
+    """Return the settings of one parameter; each is from the last matching group that gives it."""
     decays = optimizer.no_decay != NORM_AND_BIAS or len(parameter.type.shape) > 1
     rate, weight_decay = 1.0, optimizer.weight_decay if decays else 0.0
     for group in optimizer.groups:

@@ -1,4 +1,4 @@
-"""How a mini-batch is shared by ranks."""
+"""The division of a mini-batch's rows between ranks."""
 
 from __future__ import annotations
 
@@ -12,17 +12,26 @@ from mbc.errors import MbcError
 from mbc.ir.graph import Ranks
 
 Kind = TypeVar("Kind", bound=Hashable)
-MEASURED_WITHIN = 0.25  # of a rank's rows: how far from the best share measured rows are tried
+MEASURED_WITHIN = 0.25  # measured numbers of rows are tried within this share of a rank's rows
 
 
 def share_rows(batch: int, size: int) -> tuple[Ranks, ...]:
-    """The rows of each of `size` ranks, as even as can be, the first ranks having one more: a `Ranks` for each number
-    of rows. MBC280 where a rank would have none."""
+    """Return a `Ranks` for each number of rows, where `size` ranks have rows as equal as possible.
+
+    The first ranks have one row more if `size` does not divide `batch`.
+
+    Raises:
+        MbcError: MBC280 if a rank would have no row.
+    """
     return grouped(even_rows(batch, size), ("",) * size)
 
 
 def even_rows(batch: int, size: int) -> tuple[int, ...]:
-    """The rows of each of `size` ranks, as even as can be. MBC280 where one would have none."""
+    """Return the rows of each of `size` ranks, as equal as possible.
+
+    Raises:
+        MbcError: MBC280 if a rank would have no row.
+    """
     least, more = divmod(batch, size)
     if least == 0:
         raise MbcError(
@@ -34,7 +43,7 @@ def even_rows(batch: int, size: int) -> tuple[int, ...]:
 
 
 def grouped(rows: Sequence[int], kinds: Sequence[Hashable]) -> tuple[Ranks, ...]:
-    """A `Ranks` for each kind of GPU and number of rows, in the order of their first ranks."""
+    """Return a `Ranks` for each kind of GPU and number of rows, in the order of their first ranks."""
     each = list(zip(kinds, rows, strict=True))
     groups = (tuple(rank for rank, own in enumerate(each) if own == one) for one in dict.fromkeys(each))
     return tuple(Ranks(tuple(rows), members) for members in groups)
@@ -46,13 +55,22 @@ def rows_by_speed(
     step_us: Callable[[Kind, int], float],
     measured: Callable[[Kind], Collection[int]] = lambda kind: (),
 ) -> tuple[int, ...]:
-    """The rows of each rank, whose GPUs are of these kinds, with which the slowest is soonest done.
+    """Return the rows of each rank with which the slowest rank finishes soonest.
 
-    `step_us(kind, rows)` is the time of a step; infinite where so many rows do not fit. It is called for few numbers of
-    rows: shares are balanced by the times known so far, and straight lines between them, and then tried, until none is
-    new. In the end one row is moved from the slowest rank to another, and ranks of a kind get the nearest numbers of
-    rows for which its kernels are `measured`: times that are estimated between these lie on no line with them. MBC280
-    where a rank would have no row, MBC284 where no share was found that fits all ranks.
+    Shares are balanced by the times known so far and straight lines between them, and then tried, until no new share
+    appears. In the end one row is moved from the slowest rank to another. Ranks of a kind also try the nearest numbers
+    of rows for which kernels were measured, because estimated times between these do not lie on straight lines with
+    them.
+
+    Args:
+        batch: Rows of the mini-batch.
+        kinds: The kind of GPU of each rank.
+        step_us: Returns the time of a step for a kind and a number of rows; infinite if so many rows do not fit. It is
+            called for few numbers of rows.
+        measured: Returns the numbers of rows for which a kind's kernels were measured.
+
+    Raises:
+        MbcError: MBC280 if a rank would have no row, MBC284 if no share was found that fits all ranks.
     """
     curves = {kind: _Curve(kind, step_us) for kind in kinds}
     own = [curves[kind] for kind in kinds]
@@ -73,14 +91,14 @@ def rows_by_speed(
         held = ", ".join(f"{curve.most_fitting_rows} on rank {rank}" for rank, curve in enumerate(own))
         raise MbcError(
             "MBC284",
-            f"no share of {batch} rows was found that fits {len(kinds)} GPUs; most rows found to fit are {held}",
-            "lower batch, raise the memory that the plan may take, or take more GPUs",
+            f"no share of {batch} rows was found that fits {len(kinds)} GPUs; the most rows that fit are {held}",
+            "lower batch, raise the memory that the plan may use, or use more GPUs",
         )
     return best
 
 
 class _Curve(Generic[Kind]):
-    """The time of a step over its rows, of one kind of GPU."""
+    """The time of a step by its rows, for one kind of GPU."""
 
     def __init__(self, kind: Kind, step_us: Callable[[Kind, int], float]) -> None:
         self._kind, self._step_us = kind, step_us
@@ -101,29 +119,35 @@ class _Curve(Generic[Kind]):
 
     @property
     def is_limit_known(self) -> bool:
-        """Whether no number of rows lies between those that fit and those that do not."""
+        """True if the largest number of rows that fits is known."""
         return self.fewest_refused_rows - self.most_fitting_rows <= 1
 
     def bisect_limit(self) -> None:
         self.step_us(int(self.most_fitting_rows + self.fewest_refused_rows) // 2)
 
     def interpolated_us(self, rows: int) -> float:
-        """Known, or on the line between or beyond the two nearest known; never less than that of fewer rows. Infinite
-        from half-way on between what fits and what does not."""
+        """Return the known time, or a time on the line through the two nearest known times.
+
+        It is never less than the time of fewer rows. It is infinite above the middle between the largest number of rows
+        that is known to fit and the smallest that is known not to fit.
+        """
         fits, refused = self.most_fitting_rows, self.fewest_refused_rows
         if math.isfinite(refused) and rows > max(fits, (fits + refused) // 2):
             return math.inf
-        points = sorted((known, us) for known, us in self._known_us.items() if math.isfinite(us))
+        points = sorted((known_rows, us) for known_rows, us in self._known_us.items() if math.isfinite(us))
         points = points if len(points) > 1 else [(0, 0.0), *(points or [(1, 1.0)])]
-        at = next((i for i, (known, _) in enumerate(points) if known >= rows), len(points) - 1)
+        at = next((i for i, (known_rows, _) in enumerate(points) if known_rows >= rows), len(points) - 1)
         (rows0, us0), (rows1, us1) = points[max(at, 1) - 1 : max(at, 1) + 1]
         line_us = us0 + (us1 - us0) * (rows - rows0) / (rows1 - rows0)
-        return max([line_us, 0.0, *(us for known, us in points if known <= rows)])
+        return max([line_us, 0.0, *(us for known_rows, us in points if known_rows <= rows)])
 
 
 def _balanced(batch: int, curves: Sequence[_Curve[Kind]]) -> tuple[int, ...] | None:
-    """One row after another to the rank that is soonest done with it, which is best where times never fall. None where
-    all are full."""
+    """Return the rows of each rank; None if all ranks are full before all rows are given.
+
+    One row after another is given to the rank that finishes it soonest. This is the best share if times never fall with
+    more rows.
+    """
     rows = [1] * len(curves)
     queue = [(curve.interpolated_us(2), rank) for rank, curve in enumerate(curves)]
     heapify(queue)
@@ -143,7 +167,7 @@ def _balanced(batch: int, curves: Sequence[_Curve[Kind]]) -> tuple[int, ...] | N
 def _one_row_moved(
     best: tuple[int, ...], kinds: Sequence[Kind], curves: Sequence[_Curve[Kind]]
 ) -> Iterator[tuple[int, ...]]:
-    """From the slowest rank to one of each other kind."""
+    """Yield the shares with one row moved from the slowest rank to a rank of each other kind."""
     times_us = [curve.step_us(rows) for curve, rows in zip(curves, best, strict=True)]
     slowest = times_us.index(max(times_us))
     if best[slowest] == 1 or math.isinf(times_us[slowest]):
@@ -160,7 +184,7 @@ def _at_measured(
     curves: Sequence[_Curve[Kind]],
     measured: Callable[[Kind], Collection[int]],
 ) -> Iterator[tuple[int, ...]]:
-    """With the nearest measured numbers of rows, fewer and more, on the ranks of one kind, the rest dealt to others."""
+    """Yield shares in which the ranks of one kind have a measured number of rows, and others share the rest."""
     for kind in dict.fromkeys(kinds):
         others = [curve for curve, other in zip(curves, kinds, strict=True) if other != kind]
         own = max(rows for rows, other in zip(best, kinds, strict=True) if other == kind)

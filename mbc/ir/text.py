@@ -1,4 +1,4 @@
-"""Readable text of a graph: one line an operation, in order, the same from run to run."""
+"""Readable text of a graph: one line an operation, in order, without differences from run to run."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from mbc.ir.optional import written_fields
 
 
 def network_text(network: Network) -> str:
-    """The forward graph as written."""
+    """Return the text of the forward graph as written."""
     lines = [f"network {network.name}, batch {network.batch}"]
     lines += _inputs(network.inputs, network.values)
     lines += _states(network.states, network.values)
@@ -24,7 +24,7 @@ def network_text(network: Network) -> str:
 
 
 def training_text(graph: TrainingGraph) -> str:
-    """Both programs: the training step with its updates, and inference."""
+    """Return the text of both programs: the training step with its updates, and inference."""
     lines = [
         f"training step of {graph.name}, batch {graph.batch}, {graph.precision}, {optimizer_text(graph.optimizer)}"
     ]
@@ -76,7 +76,7 @@ def _initializer(initializer: Initializer) -> str:
 
 
 def optimizer_text(optimizer: Optimizer) -> str:
-    """As a source writes it."""
+    """Return the optimizer as a source writes it."""
     adamw, sgd = ("beta1", "beta2", "eps", "weight_decay"), ("momentum", "nesterov", "weight_decay")
     names = {"adamw": adamw, "lamb": adamw, "lars": (*sgd, "trust", "eps")}.get(optimizer.kind, sgd)
     settings = ", ".join(f"{name}={_setting(getattr(optimizer, name))}" for name in names)
@@ -84,12 +84,12 @@ def optimizer_text(optimizer: Optimizer) -> str:
 
 
 def optimizer_summary(optimizer: Optimizer) -> str:
-    """Its kind, and what differs between parameters."""
+    """Return the optimizer's kind, and the settings that differ between parameters."""
     return ", ".join([optimizer.kind, *_beside(optimizer)])
 
 
 def _beside(optimizer: Optimizer) -> list[str]:
-    """What holds beside the settings of the optimizer."""
+    """Return the settings of a step beyond those of the optimizer's kind."""
     no_decay = [f"no_decay={optimizer.no_decay}"] if optimizer.no_decay else []
     numbers = [f"{n}={getattr(optimizer, n):g}" for n in ("clip_norm", "clip_value", "ema") if getattr(optimizer, n)]
     patterns = ", ".join(f'"{pattern}"' for pattern in optimizer.frozen)

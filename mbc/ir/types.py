@@ -8,7 +8,7 @@ from enum import StrEnum
 
 
 class DType(StrEnum):
-    """How one element is stored."""
+    """Storage type of an element."""
 
     FP64 = "fp64"
     FP32 = "fp32"
@@ -19,11 +19,12 @@ class DType(StrEnum):
 
     @property
     def size_bytes(self) -> int:
+        """Bytes of an element."""
         return {"fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2, "int32": 4, "uint8": 1}[self.value]
 
 
 class Precision(StrEnum):
-    """What `precision = …` of a `train` section chooses."""
+    """Precision that `precision = …` of a `train` section chooses."""
 
     FP32 = "fp32"  # strict: no tensor-core rounding of the operands
     TF32 = "tf32"  # fp32 storage; convolutions and matrix products round operands to 10 bits of mantissa
@@ -43,15 +44,18 @@ class Precision(StrEnum):
 
 
 class Layout(StrEnum):
-    """Order of a buffer's elements in memory. Where the order does not matter (see `layout_matters`) a buffer is
-    always CHANNELS_FIRST; a kernel sees such an operand in the layout of its other operands."""
+    """Order of a buffer's elements in memory.
 
-    CHANNELS_FIRST = "nchw"  # as the shape reads
+    If the order does not matter (see `layout_matters`), the layout is always CHANNELS_FIRST; a kernel sees such an
+    operand in the layout of its other operands.
+    """
+
+    CHANNELS_FIRST = "nchw"  # the order of the shape
     CHANNELS_LAST = "nhwc"  # axis 1 moved to the end; a filter [K, C, R, S] is stored as [K, R, S, C]
 
 
 def layout_matters(shape: tuple[int, ...]) -> bool:
-    """Whether the two layouts of this shape differ in memory."""
+    """Return whether the two layouts of this shape differ in memory."""
     return len(shape) > 2 and shape[1] > 1 and math.prod(shape[2:]) > 1
 
 
@@ -64,20 +68,23 @@ class TensorType:
 
     @property
     def elements(self) -> int:
+        """Number of elements."""
         return math.prod(self.shape)
 
     @property
     def size_bytes(self) -> int:
+        """Bytes of all elements."""
         return self.elements * self.dtype.size_bytes
 
     @property
     def ordered(self) -> bool:
-        """Whether it may be in either layout. Class numbers [rows, height, width] have no channels."""
+        """True if both layouts are possible. Class numbers [rows, height, width] have no channels."""
         return self.dtype is not DType.INT32 and layout_matters(self.shape)
 
     def with_rows(self, rows: int) -> TensorType:
-        """The same type with `rows` as its first dimension."""
+        """Return the type with `rows` as its first dimension."""
         return TensorType((rows, *self.shape[1:]), self.dtype)
 
     def __str__(self) -> str:
+        """Return the type as text, such as `fp32[8, 3, 4, 4]`."""
         return f"{self.dtype}[{', '.join(map(str, self.shape))}]"

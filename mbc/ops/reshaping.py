@@ -270,7 +270,7 @@ LAYERS = (
         "padding",
         (Parameter("pad", "pads"), Parameter("mode", "word", "zero", ("zero", *PAD_MODES))),
         _build_padding,
-        help="Images with pixels around them: zeros, copies of the outermost, or mirrored. Negative pads (zero) cut off.",
+        help="Images with pixels around them: zeros, the outermost ones, or mirrored. Negative pads (zero) cut off.",
     ),
     Layer(
         "channel_shuffle",

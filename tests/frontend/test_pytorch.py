@@ -71,7 +71,7 @@ def test_each_name_is_answered_where_it_is_written(place: Place, name: str, foun
             assert error.message == f"there is no optimizer `{name}`"
         case Place.PRECISION:
             error = refusal(train=f"precision = {name}")
-            assert error.message == f"`{name}` is no precision"
+            assert error.message == f"`{name}` is not a precision"
         case Place.ENTRY:
             error = refusal(train=f"{name} = 1")
             assert error.message == f"section `train` has no `{name}`"
@@ -144,7 +144,7 @@ def test_settings_of_blocks_are_their_own():
         ({"train": "optimizer = sdg"}, "did you mean `sgd`?"),
         ({"train": "optimizer = sgd(momentm=1)"}, "did you mean `momentum`?"),
         ({"train": "precision = bf61"}, "did you mean `bf16`?"),
-        ({"stage": "image.reluu()"}, "nothing is called by a dot: tensors are piped into operations by `|>`, such as"),
+        ({"stage": "image.reluu()"}, "there are no methods: tensors are piped into operations by `|>`, such as"),
     ],
 )
 def test_suggestions_are_of_what_could_stand_there(parts: dict[str, str], remedy: str):
