@@ -46,9 +46,9 @@ def judge_source(data: bytes, folder: Path) -> str:
     from mbc.compiler import compile_plan
     from mbc.frontend.lower import lower
     from mbc.frontend.parse import parse
-    from mbc.ir.transforms.training_step import differentiate
-    from mbc.ir.verify import verify_network, verify_training
     from mbc.options import Options
+    from mbc.passes.training_step import differentiate
+    from mbc.passes.verify import verify_network, verify_training
     from mbc.source import Source
 
     try:

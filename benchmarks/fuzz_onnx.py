@@ -30,8 +30,8 @@ def models() -> list[bytes]:
     from mbc.frontend.lower import lower
     from mbc.frontend.parse import parse
     from mbc.interchange.to_onnx.export import build_model
-    from mbc.ir.transforms.training_step import differentiate
     from mbc.ir.types import Precision
+    from mbc.passes.training_step import differentiate
     from mbc.source import Source
     from tests.interchange.bodies import BODIES, HEAD, TAIL
 

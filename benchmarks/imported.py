@@ -39,10 +39,10 @@ from mbc.frontend.lower import lower
 from mbc.frontend.parse import parse
 from mbc.interchange.importing import ImportedModel, import_model
 from mbc.ir.graph import TrainingGraph
-from mbc.ir.transforms.training_step import differentiate
 from mbc.ir.types import Precision
 from mbc.ops import KINDS
 from mbc.ops.base import Array, Call
+from mbc.passes.training_step import differentiate
 from mbc.source import Source
 
 LARGEST_ERROR = 1e-5

@@ -19,9 +19,9 @@ from modules import Job, errors, median, random_inputs, with_full_norms
 
 from mbc.interchange.importing import ImportedModel
 from mbc.ir.graph import TrainingGraph
-from mbc.ir.transforms.training_step import differentiate
 from mbc.ops import KINDS
 from mbc.ops.base import Array, Call
+from mbc.passes.training_step import differentiate
 from mbc.source import Source
 from tests.ir.execution import new_control, numpy_type
 

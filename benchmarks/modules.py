@@ -19,10 +19,10 @@ from mbc.frontend.lower import Lowered, lower
 from mbc.frontend.parse import parse
 from mbc.hardware.target import find_device
 from mbc.ir.graph import Network, Optimizer, Role, TrainingGraph
-from mbc.ir.transforms.training_step import differentiate
 from mbc.ir.types import DType
 from mbc.measure.need import Need
 from mbc.options import Options, Policy
+from mbc.passes.training_step import differentiate
 from mbc.plan.model import Plan
 from mbc.source import Source
 

@@ -33,8 +33,8 @@ from mbc.errors import MbcError
 from mbc.frontend.lower import lower
 from mbc.frontend.parse import parse
 from mbc.interchange.importing import ImportedModel, import_model
-from mbc.ir.transforms.training_step import differentiate
 from mbc.ir.types import Precision
+from mbc.passes.training_step import differentiate
 from mbc.source import Source
 from tests.ir.execution import execute, types_of
 

@@ -21,7 +21,8 @@ from modules import Job, example, open_module, random_inputs, small
 from mbc.codegen.build import write_package
 from mbc.codegen.toolchain import find_toolchain
 from mbc.errors import MbcError
-from mbc.plan.model import Copy, Kernel, Plan, Stream
+from mbc.hardware.streams import Stream
+from mbc.plan.model import Copy, Kernel, Plan
 from mbc.plan.techniques import techniques
 from mbc.runtime.initial import initial
 

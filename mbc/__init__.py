@@ -1,44 +1,45 @@
 """mbc: an ahead-of-time compiler for training convolutional networks under a hard GPU memory budget.
 
-Packages and files, lowest first: each imports only those before it (but `ir` and `plan`, which are split:
-`tests/test_import_order.py`).
+Packages and files, lowest first: each imports only those before it, which `tests/test_import_order.py` proves.
 
+* `version`: the version of mbc
 * `source`: source text and places in it
-* `errors`: errors that a user can act on: code, place, reason and remedy
 * `units`: sizes as people write and read them
+* `errors`: errors that a user can act on: code, place, reason and remedy
 * `files`: files that a user names, read if they are regular and not too long
 * `resources`: where templates, grammar and data lie, in a checkout and in a wheel
 * `options`: everything that a compilation can be told beside its source
 * `aliases`: names in data that were renamed since
 * `collection`: planning without searches for cyclic garbage
 * `provenance`: digests of the code that a result vouches for
-* `ranks`: processes of one training, one a GPU
 * `progress`: what is shown while something runs
-* `ir`: graphs of operations, and the passes over them
-* `ops`: what each operation means, its shapes and its gradient; the layers of the language
-* `frontend`: source text as a network
+* `stages`: runs stages by name, and adds up their seconds
+* `ranks`: processes of one training, one a GPU
 * `hardware`: GPUs: datasheets, what this machine has, copies to and from the host
+* `ir`: graphs of operations and types of tensors
+* `ops`: what each operation means, its shapes and its gradient; the layers of the language
+* `passes`: the passes over graphs, with their builder and verifier
 * `kernels`: providers of kernels: what they accept, need and should take
+* `frontend`: source text as a network
+* `profile`: measured times: SQLite files, interpolation and scaling
 * `plan`: the plan: data model, file, independent verification
 * `codegen`: a plan as C++ and CUDA sources, and the library built of them
 * `runtime`: a package in use: on a GPU, or interpreted with NumPy
-* `profile`: measured times: SQLite files, interpolation and scaling
-* `measure`: benchmark harnesses: candidates run, checked and timed on a GPU
 * `analysis`: a plan beside the limits of the hardware
+* `measure`: benchmark harnesses: candidates run, checked and timed on a GPU
+* `record`: what a GPU runs in a replayed step, node by node, by CUPTI
+* `train`: the training loop: data, learning rate, checkpoints
+* `interchange`: models of other frameworks as sources and weights, and weights back
+* `equivalence`: whether divided and fused steps compute what they must
 * `optimize`: a training graph as a plan
 * `measuring`: the stage that measures what a plan needs before it is made
 * `constraints`: which kernels, divisions and bytes a search may use
-* `stages`: runs stages by name, and adds up their seconds
 * `compiler`: the driver: all stages from source to package
 * `fit`: the largest mini-batch, and the time of a step, within budgets
 * `ablation`: what each technique contributes to a plan
-* `record`: what a GPU runs in a replayed step, node by node, by CUPTI
-* `train`: the training loop: data, learning rate, checkpoints
 * `tune`: which mini-batch and learning rate to train with
-* `interchange`: models of other frameworks as sources and weights, and weights back
-* `pytorch`: training inside a loop of PyTorch
-* `equivalence`: whether divided and fused steps compute what they must
 * `bench`: training steps of mbc, PyTorch and JAX in one run
+* `pytorch`: training inside a loop of PyTorch
 * `report`: what commands print, as text and JSON
 * `editor`: what an editor shows of a source, and the language server
 * `cli`: the command `mbc`
@@ -46,9 +47,10 @@ Packages and files, lowest first: each imports only those before it (but `ir` an
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
-__version__ = "0.2.0.dev0"
+from mbc.version import __version__ as __version__
 
 
 def from_torch(
@@ -97,3 +99,41 @@ def from_torch(
         loss=loss, optimizer=optimizer, targets=targets, clip_norm=clip_norm, memory=memory, precision=precision,
         device=device, seed=seed, measure_for=measure_for, check=check, progress=progress,
     )  # fmt: skip
+
+
+def _plan_html(plan: Any) -> str:
+    """Return a plan as a notebook shows it."""
+    from mbc.report.html.notebook import plan_fragment
+
+    return plan_fragment(plan)
+
+
+def _module_html(module: Any) -> str:
+    """Return the plan of a module as a notebook shows it."""
+    return _plan_html(module.plan)
+
+
+def _fit_html(fit: Any) -> str:
+    """Return a result of `mbc fit` as a notebook shows it."""
+    from mbc.report.html.notebook import fit_fragment
+
+    return fit_fragment(fit)
+
+
+def _register_with_ipython() -> None:
+    """Tell IPython, where it runs, how to show plans, modules and results of `mbc fit`.
+
+    IPython takes the names of the classes, so nothing of mbc is imported before such an object is shown.
+    """
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    if shell is None:
+        return
+    html = shell.display_formatter.formatters["text/html"]
+    html.for_type_by_name("mbc.plan.model", "Plan", _plan_html)
+    html.for_type_by_name("mbc.runtime.module", "Module", _module_html)
+    for name in ("BatchFit", "BudgetCurve"):
+        html.for_type_by_name("mbc.fit", name, _fit_html)
+
+
+_register_with_ipython()

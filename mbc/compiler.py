@@ -23,10 +23,6 @@ from mbc.hardware.target import find_device, local_memory_bytes
 from mbc.ir.graph import Ranks, TrainingGraph
 from mbc.ir.ranks import even_rows, grouped, rows_by_speed, share_rows
 from mbc.ir.text import network_text, training_text
-from mbc.ir.transforms.shard_optimizer import can_shard, check_can_shard
-from mbc.ir.transforms.training_step import differentiate
-from mbc.ir.verify import verify_network, verify_training
-from mbc.kernels.nccl import ctas_of
 from mbc.measuring import Measuring, can_measure
 from mbc.optimize.candidates.measured_rows import measured_rows
 from mbc.optimize.candidates.table import CandidateTable
@@ -42,6 +38,10 @@ from mbc.optimize.search.profiling_requests import (
 )
 from mbc.optimize.search.search import may_fit, search
 from mbc.options import Options, Policy, RankGpu
+from mbc.passes.shard_optimizer import can_shard, check_can_shard
+from mbc.passes.training_step import differentiate
+from mbc.passes.verify import verify_network, verify_training
+from mbc.plan.collectives import ctas_of
 from mbc.plan.file import dump_plan
 from mbc.plan.model import Plan
 from mbc.plan.techniques import saves_memory

@@ -103,12 +103,6 @@ class BatchFit:
     def at_least(self) -> bool:
         return self.finished and self.probes[-1].figures is not None
 
-    def _repr_html_(self) -> str:
-        """How a notebook shows it."""
-        from mbc.report.html.notebook import fit_fragment
-
-        return fit_fragment(self)
-
 
 @dataclass(frozen=True, slots=True)
 class BudgetCurve:
@@ -118,12 +112,6 @@ class BudgetCurve:
     probes: tuple[Probe, ...]
     unlimited: Figures
     finished: bool = True
-
-    def _repr_html_(self) -> str:
-        """How a notebook shows it."""
-        from mbc.report.html.notebook import fit_fragment
-
-        return fit_fragment(self)
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ FAMILIES = ("attention", "conv", "fp32_emulated", "fused", "norm", "pointwise", 
 _PARTS: Mapping[str, tuple[str, ...]] = {
     "kernels": ("templates", "kernels"),
     **{f"kernels/{family}": (f"templates/kernels/{family}", f"kernels/cuda/{family}") for family in FAMILIES},
-    "operations": ("ir", "ops"),
+    "operations": ("ir", "ops", "passes"),
     "planner": ("grammar", "frontend", "optimize", "plan", "hardware", "profile", "data", "compiler.py"),
     "imports": ("interchange",),
     "runtime": ("codegen", "runtime", "train"),

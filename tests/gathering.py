@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from mbc.ir.transforms import gather_operands
+from mbc.passes import gather_operands
 
 
 @contextmanager

@@ -1,10 +1,13 @@
-"""Who may import whom: one order of packages, no circle between files, and an index in every package."""
+"""The order of imports: one order of packages, no circle of files or packages, and an index in every package.
+
+Every import counts: at the top of a file, inside a function, and for type checking. There are no exceptions.
+"""
 
 from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -13,39 +16,41 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1] / "mbc"
 
-# Lowest first: a file imports from its own room and from those named before it. A room is a package or a file, and
-# the longest name that a file's own begins with is its room: where a package is in two rooms the comment says why.
+# Lowest first: a file imports only from its own room and from rooms above it in this list, whether at its top, inside a
+# function or for type checking alone. A room is a package or a file.
 ORDER = (
-    "mbc",  # its version
-    # What everybody may use.
+    # What every file may use.
+    "mbc.version",
     "mbc.source",  # texts and places in them
-    "mbc.errors",  # point at sources
     "mbc.units",
+    "mbc.errors",  # point at sources
     "mbc.files",  # that a user names
-    "mbc.resources",  # where templates, grammar and data lie
-    "mbc.options",  # all that a compilation can be told
+    "mbc.resources",  # paths of templates, grammar and data
+    "mbc.options",  # all settings of a compilation
     "mbc.aliases",  # old names in data
-    "mbc.collection",  # of garbage
+    "mbc.collection",  # garbage collection during planning
     "mbc.provenance",  # digests of the code
+    "mbc.progress",  # messages while something runs
+    "mbc.stages",  # named and timed
     "mbc.ranks",  # processes of one training
-    "mbc.progress",  # what is shown meanwhile
-    # Meaning.
+    # Machine and meaning.
+    "mbc.hardware",  # GPUs, links, streams
     "mbc.ir",  # graphs and types, which operations are written in
     "mbc.ops",  # meaning, shapes and gradients of operations
-    "mbc.ir.build",  # in two rooms: what makes, checks and rewrites graphs asks operations for shapes and gradients
-    "mbc.ir.verify",
-    "mbc.ir.transforms",
+    "mbc.passes",  # build, check and rewrite graphs
+    "mbc.kernels",  # run operations on GPUs
+    # Text in, plan out.
     "mbc.frontend",  # source text -> network
-    # Machine.
-    "mbc.plan.model",  # apart from its package: plain data, whose streams and layouts the rooms below name, too
-    "mbc.hardware",  # GPUs and links
-    "mbc.kernels",  # what runs operations on them
-    "mbc.plan",  # encoded, decoded and verified against kernels
+    "mbc.profile",  # measured times of kernels
+    "mbc.plan",  # its model, its file, its verifier
     "mbc.codegen",  # plan -> package
     "mbc.runtime",  # package -> steps
-    "mbc.profile",  # measured times of kernels
-    "mbc.measure",  # fills profiles, by generated code
     "mbc.analysis",  # a plan beside limits of the hardware
+    "mbc.measure",  # fills profiles, by generated code
+    "mbc.record",  # steps timed node by node
+    "mbc.train",  # many steps
+    "mbc.interchange",  # files of other frameworks -> source and weights
+    "mbc.equivalence",  # steps compared
     # Decisions.
     "mbc.optimize.effort",  # tuning constants
     "mbc.optimize.candidates",
@@ -56,96 +61,71 @@ ORDER = (
     "mbc.optimize.remat",
     "mbc.optimize.bounds",
     "mbc.optimize.search",
-    "mbc.optimize",  # nothing but its index
+    "mbc.optimize",  # only its index
     # Entry points.
     "mbc.measuring",  # measures what a search will ask for
     "mbc.constraints",  # what a search may use
-    "mbc.stages",  # named and timed
-    "mbc.compiler",  # all of them
+    "mbc.compiler",  # all stages
     "mbc.fit",  # many compilations
     "mbc.ablation",
-    "mbc.record",  # steps timed node by node
-    "mbc.train",  # many steps
     "mbc.tune",  # which batch to train at, and at which rate
-    "mbc.interchange",  # files of other frameworks -> source and weights
-    "mbc.pytorch",  # steps in a loop of PyTorch
-    "mbc.equivalence",  # steps compared
     "mbc.bench",  # steps raced
-    "mbc.report",  # what is printed of all that
+    "mbc.pytorch",  # steps in a loop of PyTorch
+    "mbc.report",  # text, JSON and pages of all results
     "mbc.editor",  # what an editor shows of a source
     "mbc.cli",
+    "mbc",  # what users import
 )
-
-# Imports inside functions: they cost time or need what is not always installed. `mbc.cli` imports what a command does
-# when it runs, so that help is instant; all others are named here, with the reason.
-LAZY = {
-    ("mbc", "mbc.pytorch.trainer"): "needs PyTorch",
-    ("mbc.codegen.view", "mbc.kernels"): "only without providers of the caller's: a package is built by any",
-    ("mbc.editor.line_times", "mbc.compiler"): "only in the process that plans",
-    ("mbc.editor.line_times", "mbc.errors"): "only in the process that plans",
-    ("mbc.editor.line_times", "mbc.options"): "only in the process that plans",
-    ("mbc.editor.line_times", "mbc.plan.model"): "only in the process that plans",
-    ("mbc.editor.line_times", "mbc.source"): "only in the process that plans",
-    ("mbc.equivalence.launches", "mbc.equivalence.in_torch"): "needs PyTorch",
-    ("mbc.fit", "mbc.report.html.notebook"): "only in a notebook",
-    ("mbc.measure.kernel_library", "mbc.kernels"): "only without providers of the caller's",
-    ("mbc.measuring", "mbc.measure.ladder"): "only where something is measured",
-    ("mbc.measuring", "mbc.optimize.search.decisive_requests"): "only where something is measured",
-    ("mbc.measuring", "mbc.optimize.search.profiling_requests"): "only where something is measured",
-    ("mbc.plan.model", "mbc.report.html.notebook"): "only in a notebook",
-    ("mbc.runtime.opening", "mbc.runtime.cuda"): "needs PyCUDA",
-}
-
-# The only imports against the order: a notebook asks an object (`_repr_html_`) how it is shown, and what shows it
-# is above it.
-SHOWN = {("mbc.fit", "mbc.report.html.notebook"), ("mbc.plan.model", "mbc.report.html.notebook")}
 
 
 @dataclass(frozen=True, slots=True)
 class Import:
-    """`lazy`: inside a function."""
+    """One import of a module of mbc by another one, wherever in the file it is."""
 
     importer: str
     imported: str
-    lazy: bool
 
 
 @cache
 def modules() -> Mapping[str, Path]:
-    """Every file of mbc by its module's name; a package is its `__init__`."""
-    found: dict[str, Path] = {}
+    """Return every file of mbc by the name of its module; a package is its `__init__`."""
+    paths: dict[str, Path] = {}
     for path in sorted(ROOT.rglob("*.py")):
         parts = path.relative_to(ROOT.parent).with_suffix("").parts
-        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
-    return found
+        paths[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return paths
 
 
-def imports_of(name: str, text: str, known: Mapping[str, object]) -> Iterator[Import]:
-    """What a module imports of the `known` ones, for type checking only, too."""
-
-    def visit(node: ast.AST, lazy: bool) -> Iterator[Import]:
+def imports_of(name: str, text: str, names: Container[str]) -> Iterator[Import]:
+    """Yield the imports of modules in `names` by a module, those in functions and for type checking included."""
+    for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Import):
-            yield from (Import(name, alias.name, lazy) for alias in node.names if alias.name in known)
+            yield from (Import(name, alias.name) for alias in node.names if alias.name in names)
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0 and node.module, f"{name} imports relatively"
             for alias in node.names:
                 inner = f"{node.module}.{alias.name}"
-                if inner in known or node.module in known:
-                    yield Import(name, inner if inner in known else node.module, lazy)
-        inside = lazy or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-        for child in ast.iter_child_nodes(node):
-            yield from visit(child, inside)
-
-    yield from visit(ast.parse(text), False)
+                if inner in names or node.module in names:
+                    yield Import(name, inner if inner in names else node.module)
 
 
 @cache
 def imports() -> tuple[Import, ...]:
+    """Return all imports between modules of mbc."""
     return tuple(i for name, path in modules().items() for i in imports_of(name, path.read_text(), modules()))
 
 
-def circle(edges: Mapping[str, Sequence[str]]) -> list[str]:
-    """Some circle, its start named twice; empty where there is none."""
+def edges(pairs: Iterable[tuple[str, str]]) -> Mapping[str, Sequence[str]]:
+    """Return the graph with these edges, without those from a node to itself."""
+    targets: dict[str, list[str]] = {}
+    for start, stop in pairs:
+        if start != stop:
+            targets.setdefault(start, []).append(stop)
+    return targets
+
+
+def circle(graph: Mapping[str, Sequence[str]]) -> list[str]:
+    """Return some circle of a graph, its first node also at the end; empty if there is none."""
     done: set[str] = set()
 
     def walk(name: str, path: list[str]) -> list[str]:
@@ -153,56 +133,57 @@ def circle(edges: Mapping[str, Sequence[str]]) -> list[str]:
             return [*path[path.index(name) :], name]
         if name in done:
             return []
-        for other in edges.get(name, ()):
-            if found := walk(other, [*path, name]):
-                return found
+        for target in graph.get(name, ()):
+            if nodes := walk(target, [*path, name]):
+                return nodes
         done.add(name)
         return []
 
-    for name in sorted(edges):
-        if found := walk(name, []):
-            return found
+    for name in sorted(graph):
+        if nodes := walk(name, []):
+            return nodes
     return []
 
 
 def room(name: str) -> int:
-    """The place in ORDER of a module's room."""
+    """Return the index in ORDER of the room that a module belongs to: the longest entry that its name begins with."""
     parts = name.split(".")
     prefixes = (".".join(parts[:count]) for count in range(len(parts), 0, -1))
-    found = next(prefix for prefix in prefixes if prefix in ORDER)
-    assert found != "mbc" or name == "mbc", f"{name} is in no room: give it one in ORDER"
-    return ORDER.index(found)
+    entry = next(prefix for prefix in prefixes if prefix in ORDER)
+    assert entry != "mbc" or name == "mbc", f"{name} is in no room: give it one in ORDER"
+    return ORDER.index(entry)
 
 
-def upward(found: Sequence[Import]) -> list[str]:
-    return [f"{i.importer} -> {i.imported}" for i in found if room(i.imported) > room(i.importer)]
+def upward(some: Iterable[Import]) -> list[str]:
+    """Return the imports against the order, as text."""
+    return [f"{i.importer} -> {i.imported}" for i in some if room(i.imported) > room(i.importer)]
 
 
-def test_every_file_has_a_place_and_every_place_a_file():
+def test_every_file_has_a_room_and_every_room_a_file():
     assert {ORDER[room(name)] for name in modules()} == set(ORDER)
 
 
 def test_imports_follow_the_order():
-    assert upward([i for i in imports() if not i.lazy]) == []
-
-
-def test_imports_inside_functions_follow_it_too():
-    # What users call as `mbc.from_torch` is reached from the index of the whole, which is below everything.
-    found = upward([i for i in imports() if i.lazy and (i.importer, i.imported) not in SHOWN])
-    assert found == ["mbc -> mbc.pytorch.trainer"]
-
-
-def test_imports_inside_functions_are_those_that_have_a_reason():
-    lazy = {(i.importer, i.imported) for i in imports() if i.lazy}
-    assert {pair for pair in lazy if not pair[0].startswith("mbc.cli")} == set(LAZY)
+    assert upward(imports()) == []
 
 
 def test_no_file_imports_itself_by_way_of_others():
-    edges: dict[str, list[str]] = {}
-    for i in imports():
-        if not i.lazy:
-            edges.setdefault(i.importer, []).append(i.imported)
-    assert circle(edges) == []
+    assert circle(edges((i.importer, i.imported) for i in imports())) == []
+
+
+@pytest.mark.parametrize("depth", (2, 3))
+def test_no_package_imports_itself_by_way_of_others(depth: int):
+    """Check the packages of one depth: 2 for those of `mbc`, 3 for those inside them."""
+
+    def package(name: str) -> str:
+        return ".".join(name.split(".")[:depth])
+
+    def has_depth(name: str) -> bool:
+        return name.count(".") >= depth - 1
+
+    deep = [i for i in imports() if has_depth(i.importer) and has_depth(i.imported)]
+    pairs = ((package(i.importer), package(i.imported)) for i in deep)
+    assert circle(edges(pairs)) == []
 
 
 def test_a_circle_is_found():
@@ -215,15 +196,13 @@ def test_an_import_is_found_wherever_it_stands():
         "import m.a\nfrom m import b, VERSION\nif TYPE_CHECKING:\n  from m.c import C\ndef f():\n  from m.d import D\n"
         "import other"
     )
-    found = list(imports_of("m.e", text, dict.fromkeys(["m", "m.a", "m.b", "m.c", "m.d"])))
-    assert [(i.imported, i.lazy) for i in found] == [
-        ("m.a", False), ("m.b", False), ("m", False), ("m.c", False), ("m.d", True)
-    ]  # fmt: skip
+    imported = {i.imported for i in imports_of("m.e", text, {"m", "m.a", "m.b", "m.c", "m.d"})}
+    assert imported == {"m.a", "m.b", "m", "m.c", "m.d"}
 
 
 def test_an_import_against_the_order_is_found():
-    against = Import("mbc.optimize.selection.select", "mbc.optimize.schedule.liveness", False)
-    along = Import("mbc.ir.transforms.expand", "mbc.ops.base", False)
+    against = Import("mbc.optimize.selection.select", "mbc.optimize.schedule.liveness")
+    along = Import("mbc.passes.expand", "mbc.ops.base")
     assert upward([against, along]) == ["mbc.optimize.selection.select -> mbc.optimize.schedule.liveness"]
 
 

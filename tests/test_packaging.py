@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from mbc import __version__
 from mbc.resources import folder
+from mbc.version import __version__
 
 ROOT = Path(__file__).resolve().parents[1]
 _REPORT = (

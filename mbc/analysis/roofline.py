@@ -17,13 +17,14 @@ from enum import StrEnum
 from mbc.errors import MbcError
 from mbc.hardware.collectives import CollectiveKind
 from mbc.hardware.spec import DeviceSpec, spec_like
+from mbc.hardware.streams import COPY_STREAMS, Space
 from mbc.ir.graph import Operation, TrainingGraph
 from mbc.ir.types import Precision
 from mbc.kernels.calibration import peak_tflops
 from mbc.kernels.cuda.fp32_emulated.fp32_emulated_conv import PRODUCTS
 from mbc.ops import KINDS
 from mbc.plan.collectives import Bucket, Sharing, sharing_of
-from mbc.plan.model import COPY_STREAMS, Buffer, Launch, Mode, Plan, Program, Space
+from mbc.plan.model import Buffer, Launch, Mode, Plan, Program
 from mbc.plan.summary import OperationSummary, grouped, summarise
 
 _VERY_LARGE = 1 << 30  # bytes of a collective whose latency is nothing

@@ -11,9 +11,9 @@ from mbc.equivalence.step import random_inputs
 from mbc.frontend.lower import Lowered, lower
 from mbc.frontend.parse import parse
 from mbc.ir.graph import TrainingGraph
-from mbc.ir.transforms.training_step import differentiate
 from mbc.ir.types import Precision
 from mbc.options import MODES
+from mbc.passes.training_step import differentiate
 from mbc.record.step import RecordedStep
 from mbc.source import Source
 

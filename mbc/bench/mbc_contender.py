@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 
-import mbc
 from mbc.bench.job import LOSS_SCALE, Contender, Job, Result
 from mbc.bench.timing import Timing, host_between_ms, host_mark, time_each_step, time_steps
 from mbc.ir.types import Precision
 from mbc.record.recording import record_package
 from mbc.runtime.checkpoint import write_checkpoint
 from mbc.runtime.module import Module
+from mbc.version import __version__
 
 
 def run(job: Job, _: Contender) -> Result:
@@ -55,7 +55,7 @@ def run(job: Job, _: Contender) -> Result:
             first_step_s,
             memory.arena_taken + memory.prefetch_taken,
             memory.arena_taken + memory.prefetch_taken + (memory.overhead_taken or 0),
-            f"mbc {mbc.__version__}",
+            f"mbc {__version__}",
         )
 
 

@@ -11,9 +11,9 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from mbc.ir.build import live_operations
 from mbc.ir.graph import Network, Operation
 from mbc.ops.random import Dropout, dropout_keep
+from mbc.passes.build import live_operations
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ failed first, 70 a bug in mbc, 130 Ctrl-C (and SIGTERM, where a command ends wit
 * `trace_command`: `mbc trace`
 * `diff_command`: `mbc diff`
 * `verify_command`: `mbc verify`
+* `check_places`: the device and the packages of `mbc check`
 * `check_command`: `mbc check`
 * `check_launches`: `mbc check --launches`
 * `train_command`: `mbc train`

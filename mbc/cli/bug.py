@@ -8,8 +8,8 @@ import shlex
 import traceback
 from collections.abc import Sequence
 
-from mbc import __version__
 from mbc.errors import MbcError
+from mbc.version import __version__
 
 # What files, their names, rights and space can be at fault for; the rest are mistakes in the calls.
 _OF_FILES = frozenset({

@@ -12,11 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mbc.cli.arguments.groups import options
-from mbc.cli.places import build_package, plan_source, read_source
+from mbc.cli.check_places import built, on_gpu
+from mbc.cli.places import plan_source, read_source
 from mbc.cli.terminal import output_width
-from mbc.errors import MbcError
-from mbc.hardware.target import local_gpus
-from mbc.ir.types import Precision
 from mbc.progress import busy
 
 if TYPE_CHECKING:
@@ -76,23 +74,6 @@ def _wanted(asked: Options, batch: int) -> str:
     if asked.micro_batch:
         return f"--micro-batch {asked.micro_batch}, of {batch} rows"
     return f"policy {asked.policy}; --micro-batch or a smaller --workspace-limit divides"
-
-
-def on_gpu(device: str, plan: Plan) -> bool:
-    """Whether to compare on a GPU; MBC199 where there is none and one is asked for."""
-    here = bool(local_gpus())
-    if device == "cuda" and not here:
-        raise MbcError("MBC199", "there is no GPU here to compare on", "use --device cpu; mbc doctor says more")
-    return here and device != "cpu" and (device == "cuda" or plan.graph.precision is not Precision.FP64)
-
-
-def built(plan: Plan, folder: Path) -> Path:
-    """The package of a plan with its library; MBC199 where it cannot be built."""
-    package = build_package(plan, folder, overwrite=False)
-    if package.library is None:
-        missing = package.missing[0] if package.missing else "a part of the toolkit"
-        raise MbcError("MBC199", f"the step cannot be built for the GPU, for want of {missing}", "or use --device cpu")
-    return package.folder
 
 
 def _operations(arguments: argparse.Namespace, plan: Plan, whole: Plan, on_gpu: bool) -> Result:

@@ -8,6 +8,7 @@ import tempfile
 from pathlib import Path
 
 from mbc.cli.arguments.groups import options
+from mbc.cli.check_places import built, on_gpu
 from mbc.cli.places import check_plannable, find_plan
 from mbc.cli.terminal import output_width
 from mbc.errors import MbcError
@@ -18,7 +19,6 @@ WORST = 10  # launches that are shown, unless --limit says
 
 def run(arguments: argparse.Namespace) -> int:
     """Check every launch of a plan; 1 where one gives something else than it should."""
-    from mbc.cli.check_command import built, on_gpu
     from mbc.equivalence.launches import check_launches
     from mbc.report.launches import document, kinds_text, launches_text, verdict
     from mbc.runtime.library import LIBRARY_FILE

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 from mbc.cli.arguments.groups import measuring_options
 from mbc.cli.places import read_source
 from mbc.cli.terminal import notes
+from mbc.hardware.streams import Stream
 from mbc.ir.types import Precision
 from mbc.optimize.schedule.step_time import accumulate_us, step_us
-from mbc.plan.model import Stream
 from mbc.plan.prefetch import prefetch_bytes
 from mbc.plan.summary import emulated_share
 from mbc.progress import busy

@@ -16,9 +16,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mbc import __version__
 from mbc.errors import MbcError
 from mbc.hardware.collectives import Link
+from mbc.version import __version__
 
 if TYPE_CHECKING:
     from mbc.codegen.toolchain import Part

@@ -138,7 +138,7 @@ def training_graph(place: str, options: Options) -> TrainingGraph:
         return read_plan(file).graph
     from mbc.frontend.lower import lower
     from mbc.frontend.parse import parse
-    from mbc.ir.transforms.training_step import differentiate
+    from mbc.passes.training_step import differentiate
 
     lowered = lower(parse(read_source(place)), options.settings, options.network)
     return differentiate(lowered.network, lowered.optimizer, lowered.precision)

@@ -103,9 +103,9 @@ def collect(arguments: argparse.Namespace, device: DeviceSpec) -> tuple[Need, ..
     """What plans of all the networks in all the precisions may use, each operation once, by its weight in all."""
     from mbc.frontend.lower import lower
     from mbc.frontend.parse import parse
-    from mbc.ir.transforms.training_step import differentiate
     from mbc.ir.types import Precision
     from mbc.optimize.search.profiling_requests import needs
+    from mbc.passes.training_step import differentiate
 
     found: dict[object, Need] = {}
     for place in arguments.networks:

@@ -12,7 +12,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import IO
 
-from mbc import __version__
 from mbc.cli.arguments.groups import options
 from mbc.cli.places import builds_package, check_free, plan_file, read_plan, read_source, sound_plans, up_to_date
 from mbc.errors import MbcError
@@ -24,6 +23,7 @@ from mbc.plan.model import Plan
 from mbc.ranks.group import Group
 from mbc.ranks.launch import check_gpus, command_line, launch, launch_with_mpi, mpiexec
 from mbc.runtime.membership import check_size
+from mbc.version import __version__
 
 # Arguments of a training that all ranks must have alike.
 _SETTINGS = (

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from mbc.errors import MbcError
+from mbc.hardware.streams import Space, Stream
 from mbc.ir.graph import Operation
 from mbc.ir.types import Precision
 from mbc.kernels.base import Arguments, Provider
@@ -16,7 +17,7 @@ from mbc.kernels.cuda import function_of
 from mbc.plan.accumulation import ACCUMULATE, accumulating
 from mbc.plan.group import title
 from mbc.plan.kernel_call import call_of
-from mbc.plan.model import Access, Copy, Kernel, Launch, Plan, Program, Space, Stream
+from mbc.plan.model import Access, Copy, Kernel, Launch, Plan, Program
 
 STREAMS = tuple(Stream)  # in the order of the streams of mbc_create (mbc_module.h)
 PEER_BASE = 1 << 62  # equal to the constant in plan_tables.h

@@ -10,7 +10,6 @@ from lsprotocol import types
 from pygls.lsp.server import LanguageServer
 from pygls.workspace import ServerTextPosition, ServerTextRange, TextDocument
 
-from mbc import __version__
 from mbc.editor.analysis import Analysis, analyse
 from mbc.editor.complete import Offer, complete
 from mbc.editor.hover import line_text, word_text
@@ -19,6 +18,7 @@ from mbc.editor.scan import definition, scan
 from mbc.errors import MbcError
 from mbc.frontend.format import format_source
 from mbc.source import Source, visible
+from mbc.version import __version__
 
 KINDS = {
     "operation": types.CompletionItemKind.Function,

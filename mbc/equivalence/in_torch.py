@@ -12,11 +12,11 @@ from typing import Any
 from mbc.equivalence.arithmetic import InNumpy
 from mbc.equivalence.torch_convolutions import Tensor, torch
 from mbc.equivalence.torch_forms import FORMS, padded
+from mbc.hardware.streams import Space
 from mbc.ir.graph import Attributes
 from mbc.ir.types import DType, Layout
 from mbc.ops.base import Call
 from mbc.ops.pooling import Pool
-from mbc.plan.model import Space
 from mbc.runtime.machine import Machine
 from mbc.runtime.shadow import Region
 

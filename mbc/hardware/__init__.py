@@ -1,5 +1,6 @@
 """GPUs as planning sees them: specifications, and those of this machine.
 
+* `streams`: spaces of buffers, streams of launches, alignment
 * `spec`: datasheets and measured ceilings of GPUs
 * `part`: parts of a GPU, by name
 * `target`: which GPU a plan is for, and how much of its memory is free

@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 from typing import ClassVar, TypeVar
 
-from mbc.plan.model import STREAM_FROM, STREAM_TO, Copy, Space, Stream
+from mbc.hardware.streams import STREAM_FROM, STREAM_TO, Space, Stream
 
 # A lane of PCIe 3.0 carries 8 GT/s in 130 bits for 128 of data, and every later generation twice as much as the one
 # before (PCI-SIG, "PCI Express Base Specification", revisions 3.0 to 5.0).
@@ -150,10 +150,6 @@ class Links:
     def copy_us(self, size_bytes: int, direction: Stream, busy_both: bool = False) -> float:
         """As `CopyLink.copy_us`."""
         return self.of(direction).copy_us(size_bytes, direction, busy_both)
-
-    def copy(self, size_bytes: int, direction: Stream) -> Copy:
-        """The work of a launch that copies so many bytes."""
-        return Copy(self.copy_us(size_bytes, direction), self.of(direction).measured)
 
 
 def estimated_link(generation: int, lanes: int) -> HostLink:

@@ -19,12 +19,12 @@ from mbc.interchange.steps import Imported
 from mbc.interchange.translate import translate
 from mbc.interchange.write import write_source
 from mbc.ir.graph import Operation, Optimizer, Role, TrainingGraph
-from mbc.ir.transforms.training_step import differentiate
 from mbc.ir.types import DType, Precision
 from mbc.ops import KINDS
 from mbc.ops.base import Call
 from mbc.ops.control import CONTROL_TYPE, control_record
 from mbc.ops.random import Dropout
+from mbc.passes.training_step import differentiate
 from mbc.source import Source
 
 MOST_SECONDS = 10.0  # that a check may be estimated to take where nobody asks for it

@@ -9,7 +9,4 @@
 * `metrics`: names of the metrics that a source reports
 * `ranks`: the rows of a mini-batch that each rank gets
 * `text`: readable text of a graph
-* `build`: appends operations, with shape inference and unique names
-* `verify`: checks a graph between passes
-* `transforms`: the passes, one a file
 """

@@ -19,13 +19,13 @@ from typing import TypeVar
 
 from mbc.hardware.collectives import CollectiveCost, CollectiveKind
 from mbc.hardware.spec import DeviceSpec
+from mbc.hardware.streams import ALIGNMENT_BYTES, aligned
 from mbc.ir.graph import Attributes
 from mbc.ir.types import DType, Layout, TensorType
 from mbc.kernels.base import Acceptance, Arguments, Call, Candidate, Request
 from mbc.ops.collective import WORD_BYTES, AllGather, AllReduce, in_words
 from mbc.ops.fused import Fused, joined_kind
 from mbc.ops.shard import ReduceScatter, part_of
-from mbc.plan.model import ALIGNMENT_BYTES, Kernel, Launch, Program, aligned
 
 NAME = "nccl"
 ALL_REDUCE, ALL_GATHER = "all_reduce", "all_gather"  # names of kernels and kinds of operations
@@ -47,40 +47,6 @@ def _kinds(name: str) -> tuple[str, str]:
 
 
 LEAST_BYTES = 4  # size of a collective whose time is latency alone
-
-
-def collective_of(launch: Launch) -> Kernel | None:
-    """Return the collective that a launch runs, or None for other launches."""
-    return launch.work if isinstance(launch.work, Kernel) and launch.work.provider == NAME else None
-
-
-def is_collective(launch: Launch) -> bool:
-    """Return whether all ranks run the launch together."""
-    return collective_of(launch) is not None
-
-
-def is_bucket(launch: Launch) -> bool:
-    """Return whether the launch sums gradients over all ranks."""
-    work = collective_of(launch)
-    return work is not None and work.name == ALL_REDUCE
-
-
-def is_scatter(launch: Launch) -> bool:
-    """Return whether the launch sums gradients over all ranks and leaves each rank its parts only."""
-    work = collective_of(launch)
-    return work is not None and work.name == REDUCE_SCATTER
-
-
-def gathers_parts(launch: Launch) -> bool:
-    """Return whether the launch gathers the parts of new parameters."""
-    work = collective_of(launch)
-    return work is not None and work.name == GATHER_PARTS
-
-
-def ctas_of(program: Program) -> int | None:
-    """Return the number of thread blocks of each collective of a program; None if the program has no collective."""
-    works = (collective_of(launch) for launch in program.launches)
-    return max((dict(work.settings)[CTAS] for work in works if work is not None), default=None)
 
 
 def divides_among(ranks: int) -> bool:

@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from mbc.errors import MbcError
 from mbc.hardware.numa import near
 from mbc.hardware.part import part_name
+from mbc.hardware.streams import ALIGNMENT_BYTES
 from mbc.measure.cudnn_engines import Device
 from mbc.measure.cudnn_library import Library
-from mbc.plan.model import ALIGNMENT_BYTES
 from mbc.runtime.green_context import limited_streams
 
 _RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED: libraries may load kernels while we capture

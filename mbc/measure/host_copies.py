@@ -17,9 +17,9 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from mbc.hardware.streams import STREAM_FROM, STREAM_TO, Space, Stream
 from mbc.hardware.transfers import HostLink, PeerLink, Slowdown
 from mbc.measure.gpu import DoesNotFit, Gpu
-from mbc.plan.model import STREAM_FROM, STREAM_TO, Space, Stream
 
 MIB = 1 << 20
 SIZES_BYTES = tuple(mib * MIB for mib in (1, 2, 4, 8, 16, 32, 64, 128, 256, 512))

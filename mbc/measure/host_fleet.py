@@ -16,8 +16,8 @@ from typing import Any
 
 from mbc.errors import MbcError
 from mbc.hardware.host_sharing import SharedRates, sharing_constants
+from mbc.hardware.streams import STREAM_FROM, STREAM_TO, Space, Stream
 from mbc.measure.processes import Process, Told, send, started
-from mbc.plan.model import STREAM_FROM, STREAM_TO, Space, Stream
 from mbc.profile.model import Identity
 from mbc.profile.writer import ProfileWriter
 

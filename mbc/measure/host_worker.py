@@ -6,12 +6,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from mbc.hardware.streams import Stream
 from mbc.measure.collective_worker import serve
 from mbc.measure.gpu import Gpu
 from mbc.measure.host_fleet import BACK, OUT
 from mbc.measure.shared_copies import COPY_BYTES, Mark, shared_rates
 from mbc.measure.workbench import identity
-from mbc.plan.model import Stream
 
 MEMORY_SHARE = 0.1  # of what is free: two copies lie there
 

@@ -6,10 +6,10 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from mbc.hardware.streams import ALIGNMENT_BYTES
 from mbc.ir.types import Layout, TensorType, layout_matters
 from mbc.kernels.base import Request
 from mbc.measure.gpu import Gpu
-from mbc.plan.model import ALIGNMENT_BYTES
 
 MOST_COPIES = 8  # of the whole operands
 MOST_SETS = 12  # of operands that calls go through in turn

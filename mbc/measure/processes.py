@@ -10,11 +10,10 @@ import sys
 import threading
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from queue import SimpleQueue
 from typing import IO, Any
 
-import mbc
+from mbc.version import PACKAGE
 
 Told = SimpleQueue[tuple[int, Any]]  # the index of a process, and what it says; None when it has ended
 Process = subprocess.Popen[bytes]
@@ -89,7 +88,7 @@ def received() -> Any:
 
 def _environment(gpu: str) -> dict[str, str]:
     """The child's: one GPU, counted as nvidia-smi counts, and the mbc that this process runs."""
-    here = str(Path(mbc.__file__).resolve().parent.parent)
+    here = str(PACKAGE.parent)
     paths = [here, *filter(None, [os.environ.get("PYTHONPATH")])]
     return os.environ | {
         "CUDA_VISIBLE_DEVICES": gpu,

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
-from mbc.plan.model import Stream
+from mbc.hardware.streams import Stream
 
 COPY_BYTES = 64 << 20
 QUEUED = 3  # copies of each direction, so that the CPU keeps up

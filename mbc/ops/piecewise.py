@@ -75,7 +75,8 @@ OPS = (
         divisible=True,
         in_place=((0, 0),),
     ),
-    # In a Network and in an unfinished training graph; `mbc.ir.transforms.detached` removes it.
+    # In a Network and in an unfinished training graph; `mbc.passes.detached` removes it.
+    # Of a Network and of a training graph in the making; `mbc.passes.detached` takes it out.
     OpKind("detach", NoAttributes, _first, lambda a, inputs, call: (inputs[0],), divisible=True),
 )
 

@@ -1,6 +1,6 @@
 """Root mean square normalisation over channels, for images each pixel separately: layer normalisation without means.
 
-Zhang and Sennrich, "Root mean square layer normalization", 2019. `mbc.ir.transforms.rms_norms` replaces the operations
+Zhang and Sennrich, "Root mean square layer normalization", 2019. `mbc.passes.rms_norms` replaces the operations
 with which a source writes it.
 """
 

@@ -12,8 +12,9 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from mbc.errors import MbcError
+from mbc.hardware.streams import Stream
 from mbc.ir.graph import Operation, TrainingGraph
-from mbc.plan.model import Launch, Plan, Program, Stream
+from mbc.plan.model import Launch, Plan, Program
 
 ACCUMULATE = "accumulate"  # name of the program, and kind of the operations that accumulate
 

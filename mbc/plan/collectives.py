@@ -5,17 +5,43 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mbc.hardware.collectives import CollectiveKind, bus_share
-from mbc.kernels.nccl import (
-    BY_COPIES,
-    bucket_bytes,
-    ctas_of,
-    gathers_parts,
-    is_bucket,
-    is_collective,
-    is_scatter,
-)
+from mbc.kernels.nccl import ALL_REDUCE, BY_COPIES, CTAS, GATHER_PARTS, NAME, REDUCE_SCATTER, bucket_bytes
 from mbc.ops.shard import parameters_of_sharded_states
-from mbc.plan.model import Mode, Plan
+from mbc.plan.model import Kernel, Launch, Mode, Plan, Program
+
+
+def collective_of(launch: Launch) -> Kernel | None:
+    """Return the collective that a launch runs, or None for other launches."""
+    return launch.work if isinstance(launch.work, Kernel) and launch.work.provider == NAME else None
+
+
+def is_collective(launch: Launch) -> bool:
+    """Return whether all ranks run the launch together."""
+    return collective_of(launch) is not None
+
+
+def is_bucket(launch: Launch) -> bool:
+    """Return whether the launch sums gradients over all ranks."""
+    work = collective_of(launch)
+    return work is not None and work.name == ALL_REDUCE
+
+
+def is_scatter(launch: Launch) -> bool:
+    """Return whether the launch sums gradients over all ranks and leaves each rank its parts only."""
+    work = collective_of(launch)
+    return work is not None and work.name == REDUCE_SCATTER
+
+
+def gathers_parts(launch: Launch) -> bool:
+    """Return whether the launch gathers the parts of new parameters."""
+    work = collective_of(launch)
+    return work is not None and work.name == GATHER_PARTS
+
+
+def ctas_of(program: Program) -> int | None:
+    """Return the number of thread blocks of each collective of a program; None if the program has no collective."""
+    works = (collective_of(launch) for launch in program.launches)
+    return max((dict(work.settings)[CTAS] for work in works if work is not None), default=None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,24 +8,11 @@ from typing import Any
 
 from mbc.errors import MbcError
 from mbc.hardware.part import split_name
+from mbc.hardware.streams import Space, Stream
 from mbc.ir.graph import Initializer, Operation, Optimizer, Ranks, Role, State, TrainingGraph, Value
 from mbc.ir.types import DType, Layout, Precision, TensorType
 from mbc.ops import KINDS
-from mbc.plan.model import (
-    Access,
-    Bounds,
-    Buffer,
-    Copy,
-    Kernel,
-    Launch,
-    Plan,
-    Predictions,
-    Program,
-    Rows,
-    Space,
-    Stream,
-    Target,
-)
+from mbc.plan.model import Access, Bounds, Buffer, Copy, Kernel, Launch, Plan, Predictions, Program, Rows, Target
 from mbc.plan.records import (
     NO_SUCH_THING,
     BadField,

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from mbc.hardware.streams import COPY_STREAMS
 from mbc.ir.text import optimizer_summary
 from mbc.plan.collectives import Sharing, sharing_of
-from mbc.plan.model import COPY_STREAMS, Plan
+from mbc.plan.model import Plan
 from mbc.plan.summary import OperationSummary, summarise
 from mbc.plan.traffic import direction_bytes
 

@@ -13,10 +13,11 @@ from dataclasses import dataclass, field
 from typing import NoReturn
 
 from mbc.errors import MbcError
+from mbc.hardware.streams import Space, Stream
 from mbc.plan.demand import Demand, Demands, Operand, is_canonical
 from mbc.plan.group import title
 from mbc.plan.kernels import KernelCheck, check_sums
-from mbc.plan.model import Access, Buffer, Copy, Kernel, Launch, Mode, Plan, Program, Rows, Space, Stream
+from mbc.plan.model import Access, Buffer, Copy, Kernel, Launch, Mode, Plan, Program, Rows
 from mbc.plan.occupancy import NOBODY, Occupancy, RowSet, Segment
 
 _STREAM_INDEX = {stream: i for i, stream in enumerate(Stream)}

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from mbc.hardware.streams import Space
 from mbc.ir.graph import Operation
 from mbc.ops.fused import SEPARATOR, join
-from mbc.plan.model import Buffer, Launch, Mode, Plan, Space
+from mbc.plan.model import Buffer, Launch, Mode, Plan
 
 MOST_NAMED = 6  # members of a group that a message names
 

@@ -13,13 +13,14 @@ from typing import NoReturn
 
 from mbc.errors import MbcError
 from mbc.hardware.spec import DeviceSpec, spec_like
+from mbc.hardware.streams import aligned
 from mbc.ir.graph import Operation
 from mbc.kernels import PROVIDERS
 from mbc.kernels.base import Acceptance, Call, Provider
 from mbc.kernels.interpreter import INTERPRETER
-from mbc.kernels.nccl import is_bucket
+from mbc.plan.collectives import is_bucket
 from mbc.plan.kernel_call import call_of
-from mbc.plan.model import Access, Kernel, Launch, Mode, Plan, aligned
+from mbc.plan.model import Access, Kernel, Launch, Mode, Plan
 
 # Returns the workspace in bytes with which a call of a provider was measured; None if no measurement exists.
 MeasuredBytes = Callable[[str, Call], int | None]

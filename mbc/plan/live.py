@@ -11,8 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from mbc.hardware.streams import ALIGNMENT_BYTES, Space
 from mbc.ir.graph import Role, TrainingGraph
-from mbc.plan.model import ALIGNMENT_BYTES, Buffer, Plan, Program, Space
+from mbc.plan.model import Buffer, Plan, Program
 
 
 class Kind(StrEnum):

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
 
+from mbc.hardware.streams import Space
 from mbc.plan.live import Held, Kind, held_in, lifetimes, rounded
-from mbc.plan.model import Plan, Program, Space
+from mbc.plan.model import Plan, Program
 
 
 @dataclass(frozen=True)

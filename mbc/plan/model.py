@@ -6,30 +6,16 @@ bytes. A lifetime is half-open, [first write, last read + 1), in launch order.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from types import MappingProxyType
 
+from mbc.hardware.streams import Space, Stream
+from mbc.hardware.transfers import Links
 from mbc.ir.graph import TrainingGraph
 from mbc.ir.optional import optional
 from mbc.ir.types import DType, Layout
 
 SCHEMA_VERSION = 5
-ALIGNMENT_BYTES = 256
-
-
-def aligned(size_bytes: int) -> int:
-    """Return `size_bytes` rounded up to the alignment of buffers."""
-    return -(-size_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
-
-
-class Space(StrEnum):
-    """Memory of a buffer: the arena, pinned memory of the host, or memory that another GPU lends."""
-
-    ARENA = "arena"
-    HOST = "host"
-    PEER = "peer"
 
 
 class Mode(StrEnum):
@@ -38,29 +24,6 @@ class Mode(StrEnum):
     READ = "read"
     WRITE = "write"
     ACCUMULATE = "accumulate"  # adds to what is there
-
-
-class Stream(StrEnum):
-    """Streams of launches. Launches of one stream run in order.
-
-    TO_HOST and TO_DEVICE run copies to the host and back, TO_PEER and FROM_PEER copies to a peer's memory and back.
-    CONCURRENT runs kernels at the same time as those of COMPUTE. COLLECTIVE runs collectives, which all ranks launch in
-    one order.
-    """
-
-    COMPUTE = "compute"
-    TO_HOST = "to_host"
-    TO_DEVICE = "to_device"
-    CONCURRENT = "concurrent"
-    COLLECTIVE = "collective"
-    TO_PEER = "to_peer"
-    FROM_PEER = "from_peer"
-
-
-# Streams of the copies to each space outside the arena, and of those back. Each link has two directions.
-STREAM_TO: Mapping[Space, Stream] = MappingProxyType({Space.HOST: Stream.TO_HOST, Space.PEER: Stream.TO_PEER})
-STREAM_FROM: Mapping[Space, Stream] = MappingProxyType({Space.HOST: Stream.TO_DEVICE, Space.PEER: Stream.FROM_PEER})
-COPY_STREAMS = tuple(stream for space in STREAM_TO for stream in (STREAM_TO[space], STREAM_FROM[space]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +90,11 @@ class Copy:
 
     time_us: float
     measured: bool
+
+
+def copy_work(links: Links, size_bytes: int, stream: Stream) -> Copy:
+    """Return the work of a launch that copies `size_bytes` on the stream of a copy."""
+    return Copy(links.copy_us(size_bytes, stream), links.of(stream).measured)
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,9 +270,3 @@ class Plan:
     def arena_budget_bytes(self) -> int:
         """Bytes that the budget leaves for the arena."""
         return self.budget_bytes - self.predictions.overhead_bytes
-
-    def _repr_html_(self) -> str:
-        """Return the plan as HTML for a notebook."""
-        from mbc.report.html.notebook import plan_fragment
-
-        return plan_fragment(self)

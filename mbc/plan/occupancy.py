@@ -9,7 +9,8 @@ from __future__ import annotations
 from bisect import bisect_right
 from dataclasses import dataclass, field
 
-from mbc.plan.model import Rows, Stream
+from mbc.hardware.streams import Stream
+from mbc.plan.model import Rows
 
 NOBODY = (-1,) * len(Stream)
 

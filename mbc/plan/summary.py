@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from mbc.hardware.streams import Stream
 from mbc.kernels.cuda import emulates_fp32
 from mbc.kernels.cudnn_convolution import HEURISTIC_ENGINE
 from mbc.ops import KINDS
 from mbc.ops.fused import joined_kind
 from mbc.plan.group import rows_of, title, workspace_bytes
 from mbc.plan.live import lifetimes
-from mbc.plan.model import Copy, Kernel, Launch, Mode, Plan, Program, Stream
+from mbc.plan.model import Copy, Kernel, Launch, Mode, Plan, Program
 
 
 @dataclass(frozen=True, slots=True)

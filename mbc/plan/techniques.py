@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from mbc.hardware.streams import Space
 from mbc.plan.group import rows_of, title, workspace_bytes
 from mbc.plan.live import rounded
-from mbc.plan.model import Copy, Launch, Mode, Plan, Program, Space
+from mbc.plan.model import Copy, Launch, Mode, Plan, Program
 
 Launches = tuple[int, int]  # half-open
 Recomputation = tuple[int, tuple[int, ...]]  # a launch, and the buffers into which it recomputes values

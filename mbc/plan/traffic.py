@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from mbc.plan.model import STREAM_FROM, STREAM_TO, Launch, Plan, Program, Space, Stream
+from mbc.hardware.streams import STREAM_FROM, STREAM_TO, Space, Stream
+from mbc.plan.model import Launch, Plan, Program
 
 
 @dataclass(frozen=True, slots=True)

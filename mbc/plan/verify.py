@@ -14,18 +14,19 @@ from typing import NoReturn
 
 from mbc.errors import MbcError
 from mbc.hardware.spec import known_spec
+from mbc.hardware.streams import ALIGNMENT_BYTES, Space
 from mbc.ir.graph import Operation, Role
 from mbc.ir.types import Layout, layout_matters
-from mbc.ir.verify import verify_training
 from mbc.kernels.base import Provider
 from mbc.ops import KINDS
+from mbc.passes.verify import verify_training
 from mbc.plan.accumulation import ACCUMULATE, Accumulation, accumulating
 from mbc.plan.demand import Demands, can_hold, first_versions, is_canonical, whole_rows
 from mbc.plan.execution import Execution, buffer_name
 from mbc.plan.kernels import KNOWN_PROVIDERS, KernelCheck, MeasuredBytes, not_measured
 from mbc.plan.live import rounded
 from mbc.plan.memory import memory_curve
-from mbc.plan.model import ALIGNMENT_BYTES, Plan, Program, Space
+from mbc.plan.model import Plan, Program
 from mbc.plan.verify_optimizer import check_precision, verify_optimizer
 from mbc.plan.verify_ranks import verify_rank
 

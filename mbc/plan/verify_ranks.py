@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import NoReturn
 
 from mbc.errors import MbcError
+from mbc.hardware.streams import Stream
 from mbc.ir.graph import Operation, Ranks, Role, TrainingGraph
 from mbc.kernels.nccl import (
     ALL_GATHER,
@@ -22,9 +23,6 @@ from mbc.kernels.nccl import (
     GATHER_ROWS,
     REDUCE_SCATTER,
     SHARDED,
-    ctas_of,
-    is_bucket,
-    is_collective,
 )
 from mbc.ops import KINDS
 from mbc.ops.collective import AllGather, AllReduce
@@ -39,8 +37,9 @@ from mbc.ops.shard import UPDATES_OF_PARTS, ReduceScatter
 from mbc.ops.soft_cross_entropy import SoftTargetBackward
 from mbc.ops.top_k import TopKMean
 from mbc.ops.weighted_cross_entropy import WeightedMean, WeightedMeanBackward
+from mbc.plan.collectives import ctas_of, is_bucket, is_collective
 from mbc.plan.file import dump_plan
-from mbc.plan.model import Plan, Stream
+from mbc.plan.model import Plan
 
 _ROUNDING = 1e-12
 # The only kind that may read the rows of all ranks: it sums over rows and nothing else, hence over ranks.

@@ -10,16 +10,16 @@ from collections.abc import Sequence
 from dataclasses import fields, replace
 from typing import NoReturn
 
-import mbc
 from mbc.errors import MbcError
 from mbc.frontend.lower import lower
 from mbc.frontend.parse import parse
 from mbc.ir.graph import Operation, TrainingGraph, Value
-from mbc.ir.transforms.relu_masks import mask_relus
-from mbc.ir.transforms.training_step import differentiate
 from mbc.ops.shard import is_sharded
+from mbc.passes.relu_masks import mask_relus
+from mbc.passes.training_step import differentiate
 from mbc.plan.model import Plan
 from mbc.source import Source
+from mbc.version import __version__
 
 
 def verify_source(plan: Plan) -> bool:
@@ -85,6 +85,6 @@ def _compare_each(
 
 def _fail(plan: Plan, why: str) -> NoReturn:
     remedy = "compile the source again"
-    if plan.version != mbc.__version__:
+    if plan.version != __version__:
         remedy = f"verify it with mbc {plan.version}, which wrote it, or {remedy}"
     raise MbcError("MBC139", f"the plan of '{plan.graph.name}' {why}", remedy)

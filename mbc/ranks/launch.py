@@ -21,10 +21,10 @@ from pathlib import Path
 from types import FrameType
 from typing import IO
 
-import mbc
 from mbc.errors import OTHER_RANK_FAILED, MbcError
 from mbc.ranks.environment import RankEnvironment
 from mbc.ranks.mpi import INSTALL
+from mbc.version import PACKAGE
 
 # Seconds after the first failure: for the others to end by themselves, then after SIGTERM.
 PATIENCE_S = 7.0
@@ -121,7 +121,7 @@ class _Watch:
         self._closing.close()
 
     def start(self, command: Sequence[str], variables: Mapping[str, str], shown: bool) -> None:
-        here = str(Path(mbc.__file__).resolve().parent.parent)
+        here = str(PACKAGE.parent)
         paths = os.pathsep.join([here, *filter(None, [os.environ.get("PYTHONPATH")])])
         errors = None if shown else self._closing.enter_context(os.fdopen(os.memfd_create("errors"), "w+b"))
         self._errors.append(errors)

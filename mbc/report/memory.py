@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from mbc.hardware.streams import STREAM_TO
 from mbc.plan.memory import MemoryCurve, memory_curve, outside_curve
-from mbc.plan.model import STREAM_TO, Plan, Program
+from mbc.plan.model import Plan, Program
 from mbc.units import show_size
 
 _BLOCKS = " ▁▂▃▄▅▆▇█"

@@ -8,9 +8,10 @@ from dataclasses import asdict
 from typing import Any
 
 from mbc.analysis.roofline import Bound, Ceilings, Limit, ceilings_of, limits
+from mbc.hardware.streams import COPY_STREAMS
 from mbc.kernels.cuda.fp32_emulated.fp32_emulated_conv import PRODUCTS
 from mbc.optimize.bounds.measured_floor import BANDWIDTH_SHARE, Floor
-from mbc.plan.model import COPY_STREAMS, Plan, Program
+from mbc.plan.model import Plan, Program
 from mbc.report.columns import Column, render
 from mbc.report.tables import heading, kernels_cell, time_cell
 from mbc.units import show_size, show_time

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 
+from mbc.hardware.streams import Stream
 from mbc.ir.text import optimizer_summary
 from mbc.optimize.schedule.step_time import accumulate_us, samples_per_s, step_us
 from mbc.plan.group import title
 from mbc.plan.live import rounded
 from mbc.plan.memory import live_values_at, memory_curve
-from mbc.plan.model import Plan, Program, Stream
+from mbc.plan.model import Plan, Program
 from mbc.plan.prefetch import prefetch_bytes
 from mbc.plan.summary import OperationSummary, emulated_share
 from mbc.report.columns import Column, render

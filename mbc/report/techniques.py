@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+from mbc.hardware.streams import Stream
 from mbc.optimize.schedule.simulate import Timeline
 from mbc.plan.memory import memory_curve
-from mbc.plan.model import Kernel, Plan, Program, Stream
+from mbc.plan.model import Kernel, Plan, Program
 from mbc.plan.techniques import Techniques, techniques
 from mbc.plan.traffic import traffic
 from mbc.report.columns import Column, render

@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from mbc.hardware.spec import DeviceSpec
+from mbc.hardware.streams import COPY_STREAMS, Stream
 from mbc.optimize.schedule.contention import contention
 from mbc.optimize.schedule.simulate import Timeline, simulate, timeline
-from mbc.plan.model import COPY_STREAMS, Copy, Plan, Program, Stream
+from mbc.plan.model import Copy, Plan, Program
 from mbc.plan.techniques import Offloaded
 from mbc.report.devices import device_of
 from mbc.units import show_time

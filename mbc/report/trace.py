@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from mbc.hardware.streams import Stream
 from mbc.plan.group import launch_name, title
 from mbc.plan.memory import memory_curve
-from mbc.plan.model import Plan, Program, Stream
+from mbc.plan.model import Plan, Program
 from mbc.plan.summary import grouped, kernel_name
 from mbc.report.collectives import ranks_text
 from mbc.report.measured import MeasuredStep

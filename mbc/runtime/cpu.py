@@ -14,13 +14,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mbc.errors import MbcError
+from mbc.hardware.streams import ALIGNMENT_BYTES, Space
 from mbc.ir.graph import Operation
 from mbc.ir.types import DType, TensorType
 from mbc.ops.base import NO_OTHER_RANKS, Call, Collectives
 from mbc.ops.fused import kind_of
 from mbc.plan.accumulation import ACCUMULATE, accumulating
 from mbc.plan.group import operation_of, title
-from mbc.plan.model import ALIGNMENT_BYTES, Access, Copy, Kernel, Launch, Mode, Plan, Space
+from mbc.plan.model import Access, Copy, Kernel, Launch, Mode, Plan
 from mbc.runtime.formats import canonical_view, load, store
 from mbc.runtime.places import Place, persistent_buffers, view_roots
 from mbc.runtime.shadow import Region, Shadow, access_region, describe

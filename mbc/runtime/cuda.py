@@ -20,13 +20,15 @@ from numpy.typing import NDArray
 
 from mbc.errors import MbcError
 from mbc.hardware.part import split_name
+from mbc.hardware.streams import ALIGNMENT_BYTES, Space, Stream
 from mbc.ir.control import HOST_BYTES
 from mbc.ir.types import Precision
-from mbc.kernels.nccl import BY_COPIES, ctas_of
+from mbc.kernels.nccl import BY_COPIES
 from mbc.ops.shard import own_rows
 from mbc.plan.accumulation import ACCUMULATE
+from mbc.plan.collectives import ctas_of
 from mbc.plan.live import rounded
-from mbc.plan.model import ALIGNMENT_BYTES, Plan, Space, Stream
+from mbc.plan.model import Plan
 from mbc.plan.prefetch import prefetch_bytes
 from mbc.runtime.arrays import DeviceArray
 from mbc.runtime.connection import Connection

@@ -11,10 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mbc.errors import MbcError
+from mbc.hardware.streams import Space
 from mbc.ops.base import NO_OTHER_RANKS
 from mbc.ops.shard import whole_from
 from mbc.plan.accumulation import ACCUMULATE
-from mbc.plan.model import Plan, Space
+from mbc.plan.model import Plan
 from mbc.runtime.arguments import shown
 from mbc.runtime.arrays import DeviceArray
 from mbc.runtime.cpu import Interpreter

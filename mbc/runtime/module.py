@@ -385,10 +385,6 @@ class Module:
     def __reduce_ex__(self, _: object) -> NoReturn:
         raise no_copy("a module", "save a checkpoint, open a Module where it is needed, and load the checkpoint there")
 
-    def _repr_html_(self) -> str:
-        """How a notebook shows it: its plan."""
-        return self._plan._repr_html_()  # pyright: ignore[reportPrivateUsage]
-
     def __repr__(self) -> str:
         graph, predicted = self._plan.graph, self._plan.predictions
         values = graph.values

@@ -9,7 +9,6 @@ from typing import cast
 
 import numpy as np
 
-import mbc
 from mbc.errors import MbcError
 from mbc.files import read_text
 from mbc.plan.file import MOST_BYTES, PLAN_FILE, load_plan
@@ -21,6 +20,7 @@ from mbc.runtime.machine import Host, Machine
 from mbc.runtime.membership import Membership, check_membership
 from mbc.runtime.places import Places
 from mbc.runtime.transfers import Transfers
+from mbc.version import __version__
 
 DEVICES = ("auto", "cuda", "cpu")
 
@@ -64,7 +64,7 @@ def open_plan(
     if members is None:
         return plan, folder, None
     plan, folder = _of_rank(members.rank, plan, folder)
-    members.agree({"mbc": mbc.__version__, "plan": shared_digest(plan)})
+    members.agree({"mbc": __version__, "plan": shared_digest(plan)})
     return plan, folder, members
 
 

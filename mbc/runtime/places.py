@@ -6,11 +6,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from mbc.errors import MbcError
+from mbc.hardware.streams import Space
 from mbc.ir.graph import Operation, Role
 from mbc.ir.types import DType, Layout
 from mbc.ops import KINDS
 from mbc.ops.shard import parameters_of_sharded_states
-from mbc.plan.model import Plan, Program, Space
+from mbc.plan.model import Plan, Program
 
 
 @dataclass(frozen=True, slots=True)

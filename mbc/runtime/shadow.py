@@ -15,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mbc.errors import MbcError
-from mbc.plan.model import Access, Buffer, Plan, Program, Rows, Space
+from mbc.hardware.streams import Space
+from mbc.plan.model import Access, Buffer, Plan, Program, Rows
 
 _NOBODY = -1
 _REMEDY = "this is a mistake of the compiler, not of the network: report it with the plan file"

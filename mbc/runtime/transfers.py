@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import deque
 from enum import StrEnum
 
-from mbc.plan.model import Program, Stream
+from mbc.hardware.streams import Stream
+from mbc.plan.model import Program
 
 
 class Transfers(StrEnum):

@@ -22,7 +22,7 @@ from sharded import CHUNK, Asked, Verdict, campaign, tell
 from mbc.errors import MbcError
 from mbc.frontend.lower import lower
 from mbc.frontend.parse import parse
-from mbc.ir.transforms.training_step import differentiate
+from mbc.passes.training_step import differentiate
 from mbc.source import Source
 
 CASES = 3 * CHUNK + 5

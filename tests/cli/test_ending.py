@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from mbc import __version__
 from mbc.cli import BUG, INTERRUPTED, TERMINATED
+from mbc.version import __version__
 
 MBC = (sys.executable, "-m", "mbc.cli")
 

@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-from mbc import __version__
 from mbc.cli import main
+from mbc.version import __version__
 
 COMMANDS = ("compile", "show", "report", "trace", "verify", "check", "diff", "train", "profile", "gpus", "doctor")
 COMMANDS += ("fmt", "completions", "lsp")

@@ -21,9 +21,10 @@ import pytest
 from mbc.codegen.build import host_files
 from mbc.codegen.render import render, render_kernel_library
 from mbc.codegen.view import CUDNN_LIBRARIES, KERNEL_LIBRARIES, LIBRARIES, PEER_BASE, View, view
+from mbc.hardware.streams import Space, Stream
 from mbc.kernels.base import Provider
 from mbc.kernels.cuda import function_of
-from mbc.plan.model import Copy, Kernel, Plan, Program, Space, Stream
+from mbc.plan.model import Copy, Kernel, Plan, Program
 from mbc.resources import folder
 from mbc.runtime.library import RanksInterface
 from tests.objects import kept_object

@@ -7,28 +7,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from mbc.hardware.spec import DeviceSpec
+from mbc.hardware.streams import Space, Stream
 from mbc.ir.graph import Operation, Optimizer, Role, TrainingGraph, Value
 from mbc.ir.types import DType, Layout, Precision, TensorType
 from mbc.kernels.base import Acceptance, Arguments, Call, Candidate, Provider, Request
 from mbc.ops.base import NoAttributes
 from mbc.ops.convolution import Convolution
 from mbc.ops.matrix import Linear
-from mbc.plan.model import (
-    Access,
-    Bounds,
-    Buffer,
-    Copy,
-    Kernel,
-    Launch,
-    Mode,
-    Plan,
-    Predictions,
-    Program,
-    Rows,
-    Space,
-    Stream,
-    Target,
-)
+from mbc.plan.model import Access, Bounds, Buffer, Copy, Kernel, Launch, Mode, Plan, Predictions, Program, Rows, Target
 
 BATCH = 8
 CONVOLUTION = Convolution((6, 6), (3, 3), (1, 1), (1, 1, 0, 0), (1, 1), 1)

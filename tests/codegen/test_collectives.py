@@ -14,8 +14,9 @@ from mbc.codegen.build import write_sources
 from mbc.codegen.view import STREAMS, View, view
 from mbc.compiler import compile_plans
 from mbc.hardware.collectives import CollectiveModel
+from mbc.hardware.streams import Stream
 from mbc.options import Options
-from mbc.plan.model import Kernel, Plan, Stream
+from mbc.plan.model import Kernel, Plan
 from mbc.resources import folder
 from mbc.runtime.library import RanksInterface
 from mbc.source import Source

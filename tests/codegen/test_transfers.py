@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from mbc.codegen.view import view
-from mbc.plan.model import Copy, Kernel, Launch, Plan, Program, Space
+from mbc.hardware.streams import Space
+from mbc.plan.model import Copy, Kernel, Launch, Plan, Program
 from tests.codegen.fakes import (
     PROGRAMS,
     Call,

@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from mbc import __version__
 from mbc.editor.scan import KEYWORDS
 from mbc.frontend.parse import parse_tokens
 from mbc.source import Source
+from mbc.version import __version__
 from tests.editor.textmate import CONSTANTS, grammar, keywords, scopes
 from tests.frontend.reading import ROOT
 

@@ -15,11 +15,12 @@ import numpy as np
 import pytest
 
 from mbc.compiler import compile_plan
+from mbc.hardware.streams import Stream
 from mbc.ir.types import DType
 from mbc.optimize.effort import CONCURRENT_MAX_ARENA
 from mbc.options import Options
 from mbc.plan.file import dump_plan, load_plan
-from mbc.plan.model import Plan, Stream
+from mbc.plan.model import Plan
 from mbc.plan.verify import verify_plan
 from mbc.runtime.module import Module
 from mbc.source import Source

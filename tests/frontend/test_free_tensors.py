@@ -8,8 +8,8 @@ from mbc.frontend.lower import Lowered, lower
 from mbc.frontend.parse import parse
 from mbc.ir.graph import Initializer, Optimizer, ParameterGroup, Role
 from mbc.ir.parameter_groups import settings_of
-from mbc.ir.transforms.training_step import differentiate
 from mbc.ir.types import DType, Precision
+from mbc.passes.training_step import differentiate
 from mbc.source import Source
 
 

@@ -8,8 +8,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mbc.errors import MbcError
-from mbc.ir.verify import verify_network
 from mbc.ops import LAYERS
+from mbc.passes.verify import verify_network
 from tests.frontend.reading import ROOT, lower_text, wrap
 
 SOURCES = [p.read_text(encoding="utf-8") for p in sorted((ROOT / "tests" / "cases").rglob("*.mbc"))]

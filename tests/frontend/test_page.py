@@ -13,9 +13,9 @@ import pytest
 from mbc.frontend.functions import FUNCTION_HELP, FUNCTIONS
 from mbc.frontend.sections import ENTRIES, OPTIMIZERS
 from mbc.ir.types import Precision
-from mbc.ir.verify import verify_network
 from mbc.ops import LAYERS
 from mbc.ops.base import Parameter, Setting
+from mbc.passes.verify import verify_network
 from tests.frontend.reading import ROOT, lower_text
 
 PAGE = ROOT / "grammar" / "LANGUAGE.md"

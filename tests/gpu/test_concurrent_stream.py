@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from mbc.compiler import compile_plan
+from mbc.hardware.streams import Stream
 from mbc.options import Options
-from mbc.plan.model import Stream
 from mbc.runtime.module import Module
 from mbc.source import Source
 from tests.gpu.packages import built, need_gpu

@@ -20,6 +20,7 @@ from mbc.codegen.build import LIBRARY, build, write_sources
 from mbc.codegen.toolchain import find_toolchain
 from mbc.codegen.view import STREAMS, view
 from mbc.hardware.spec import find_spec
+from mbc.hardware.streams import Stream
 from mbc.ir.graph import Attributes, Operation, Optimizer, Role, TrainingGraph, Value
 from mbc.ir.types import DType, Layout, Precision, TensorType, layout_matters
 from mbc.kernels.base import Candidate, Request
@@ -32,20 +33,7 @@ from mbc.ops import KINDS
 from mbc.ops.base import Call
 from mbc.ops.convolution import Convolution
 from mbc.ops.matrix import Linear
-from mbc.plan.model import (
-    Access,
-    Bounds,
-    Buffer,
-    Kernel,
-    Launch,
-    Mode,
-    Plan,
-    Predictions,
-    Program,
-    Rows,
-    Stream,
-    Target,
-)
+from mbc.plan.model import Access, Bounds, Buffer, Kernel, Launch, Mode, Plan, Predictions, Program, Rows, Target
 from mbc.runtime.formats import loaded, stored_bytes
 from tests.gpu.driver import Gpu
 

@@ -9,11 +9,12 @@ import pytest
 
 from mbc.compiler import compile_plan
 from mbc.errors import MbcError
+from mbc.hardware.streams import Stream
 from mbc.ir.types import Precision
 from mbc.measure.gpu import Gpu
 from mbc.measure.workbench import Bench
 from mbc.options import Options
-from mbc.plan.model import Plan, Stream
+from mbc.plan.model import Plan
 from mbc.runtime.module import Module
 from mbc.runtime.nvml import used_bytes
 from mbc.source import Source

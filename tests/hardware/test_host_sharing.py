@@ -17,8 +17,8 @@ from mbc.hardware.host_sharing import (
     sharing_constants,
 )
 from mbc.hardware.spec import find_spec
+from mbc.hardware.streams import Stream
 from mbc.hardware.transfers import estimated_link, link_constants
-from mbc.plan.model import Stream
 from mbc.profile.edit import write_profile
 from mbc.profile.model import Profile, calibrated, for_ranks
 from mbc.profile.read import read_profile

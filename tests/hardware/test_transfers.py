@@ -9,6 +9,7 @@ import pytest
 
 from mbc.hardware.collectives import Link
 from mbc.hardware.spec import device_specs, find_spec
+from mbc.hardware.streams import Space, Stream
 from mbc.hardware.transfers import (
     IN_STEP,
     HostLink,
@@ -20,7 +21,7 @@ from mbc.hardware.transfers import (
     measured_link,
     measured_peer_link,
 )
-from mbc.plan.model import Copy, Space, Stream
+from mbc.plan.model import Copy, copy_work
 from mbc.profile.edit import write_profile
 from mbc.profile.model import Identity, Profile, calibrated
 from mbc.profile.read import read_profile
@@ -81,7 +82,7 @@ def test_links_by_the_direction_of_a_copy() -> None:
     links = Links(LINK, PEER)
     assert links.fastest((Space.HOST, Space.PEER)) == (Space.PEER, Space.HOST)
     assert links.copy_us(10**6, Stream.TO_DEVICE) == LINK.copy_us(10**6, Stream.TO_DEVICE)
-    assert links.copy(10**6, Stream.FROM_PEER) == Copy(PEER.copy_us(10**6, Stream.FROM_PEER), measured=True)
+    assert copy_work(links, 10**6, Stream.FROM_PEER) == Copy(PEER.copy_us(10**6, Stream.FROM_PEER), measured=True)
     with pytest.raises(ValueError, match="direction"):
         PEER.copy_us(1, Stream.TO_HOST)
 

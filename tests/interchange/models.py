@@ -14,9 +14,9 @@ from mbc.frontend.lower import Lowered, lower
 from mbc.frontend.parse import parse
 from mbc.interchange.importing import ImportedModel, import_model
 from mbc.ir.graph import Network
-from mbc.ir.transforms.training_step import differentiate
 from mbc.ir.types import Precision
 from mbc.ops.base import Array
+from mbc.passes.training_step import differentiate
 from mbc.source import Source
 from tests.ir.execution import execute, types_of
 

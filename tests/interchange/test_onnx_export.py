@@ -13,10 +13,10 @@ from mbc.interchange.importing import import_model
 from mbc.interchange.to_onnx.export import RULES, build_model, export_onnx
 from mbc.interchange.weights import write_weights
 from mbc.ir.graph import TrainingGraph
-from mbc.ir.transforms.training_step import differentiate
 from mbc.ir.types import Precision
 from mbc.ops.base import Array
 from mbc.options import Options
+from mbc.passes.training_step import differentiate
 from mbc.runtime.checkpoint import write_checkpoint
 from mbc.runtime.module import Module
 from mbc.source import Source

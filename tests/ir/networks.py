@@ -6,10 +6,10 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from mbc.ir.build import GraphBuilder
 from mbc.ir.graph import Attributes, Initializer, Network, Operation, Role, State
 from mbc.ir.types import DType, TensorType
 from mbc.ops import LAYERS
+from mbc.passes.build import GraphBuilder
 
 
 class Writer:

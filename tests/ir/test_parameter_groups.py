@@ -11,13 +11,13 @@ from mbc.errors import MbcError
 from mbc.ir.graph import Optimizer, ParameterGroup, TrainingGraph
 from mbc.ir.parameter_groups import NORM_AND_BIAS, is_trained, matches, settings_of
 from mbc.ir.text import optimizer_summary, optimizer_text
-from mbc.ir.transforms.training_step import differentiate
 from mbc.ir.types import Precision
-from mbc.ir.verify import verify_training
 from mbc.ops.update import AdamW, Guard, Sgd
+from mbc.passes.training_step import differentiate
+from mbc.passes.verify import verify_training
 from tests.ir.execution import draw, new_control, parameter_gradients, step
 from tests.ir.networks import small
-from tests.ir.transforms.test_training_step import NETWORKS
+from tests.passes.test_training_step import NETWORKS
 
 GROUPS = (
     ParameterGroup("head.*", rate=10.0),

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from mbc.ir.graph import Optimizer
 from mbc.ir.text import network_text, training_text
-from mbc.ir.transforms.training_step import differentiate
 from mbc.ir.types import Precision
+from mbc.passes.training_step import differentiate
 from tests.ir.networks import small
 
 NETWORK_TEXT = """\

@@ -14,7 +14,6 @@ from mbc.frontend.lower import lower
 from mbc.frontend.parse import parse
 from mbc.hardware.spec import find_spec
 from mbc.ir.graph import Ranks, TrainingGraph
-from mbc.ir.transforms.training_step import differentiate
 from mbc.ir.types import DType, Layout, Precision
 from mbc.kernels import PROVIDERS, runs
 from mbc.kernels.base import Acceptance, Call, Candidate, Request
@@ -22,6 +21,7 @@ from mbc.kernels.cuda import KERNELS, OWN
 from mbc.kernels.cudnn_legacy import CUDNN_LEGACY, LegacyChoice, legacy_candidate
 from mbc.ops.fused import join
 from mbc.optimize.candidates.table import request_of
+from mbc.passes.training_step import differentiate
 from mbc.plan.model import Rows
 from mbc.profile.locate import bundled_path
 from mbc.profile.model import Profile

@@ -10,13 +10,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from mbc.hardware.streams import Stream
 from mbc.hardware.transfers import IN_STEP, HostLink, PeerLink, Slowdown, link_constants
 from mbc.ir.types import Layout, Precision
 from mbc.kernels.base import Request
 from mbc.measure.gpu import DoesNotFit
 from mbc.measure.host_copies import MIB, GpuTransfers, measure_link, measure_peer_link
 from mbc.measure.offers import Offered
-from mbc.plan.model import Stream
 from tests.measure.test_harness import Kernels, Memory, bench_of, engine
 
 TRUE = HostLink(

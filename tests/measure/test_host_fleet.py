@@ -11,9 +11,9 @@ import pytest
 
 from mbc.errors import MbcError
 from mbc.hardware.host_sharing import SharedRates, measured_sharing
+from mbc.hardware.streams import Stream
 from mbc.measure.host_fleet import BACK, OUT, measure_host_sharing
 from mbc.measure.shared_copies import COPY_BYTES, RAMP_S, WINDOW_S, Mark, shared_rates
-from mbc.plan.model import Stream
 from mbc.profile.read import read_profile
 
 

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from mbc.ir.graph import Optimizer
-from mbc.ir.transforms.training_step import differentiate
 from mbc.ir.types import Precision
 from mbc.ops.base import ShapeError
+from mbc.passes.training_step import differentiate
 from tests.ir.execution import new_control, step
 from tests.ir.networks import Writer
 

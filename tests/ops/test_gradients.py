@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 from mbc.errors import MbcError
 from mbc.ir.graph import Network, Operation, Optimizer, TrainingGraph
 from mbc.ir.metrics import name_of
-from mbc.ir.transforms.training_step import differentiate
 from mbc.ir.types import Precision
-from mbc.ir.verify import verify_network, verify_training
 from mbc.ops import KINDS
 from mbc.ops.augment import Augment
 from mbc.ops.base import Array, Call
 from mbc.ops.random import Dropout
+from mbc.passes.training_step import differentiate
+from mbc.passes.verify import verify_network, verify_training
 from tests.ir.execution import draw, new_control, normalised, parameter_gradients, step, types_of
 from tests.ir.networks import Writer
 from tests.ops.cases import CASES

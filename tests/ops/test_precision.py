@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from mbc.ir.graph import Optimizer
-from mbc.ir.transforms.training_step import differentiate
 from mbc.ir.types import Precision
 from mbc.ops import KINDS
 from mbc.ops.base import Array, Call
+from mbc.passes.training_step import differentiate
 from tests.ir.execution import draw, normalised, step, types_of
-from tests.ir.transforms.test_training_step import NETWORKS
+from tests.passes.test_training_step import NETWORKS
 
 
 def _wide(array: Array) -> Array:

@@ -13,7 +13,6 @@ from mbc.frontend.lower import lower
 from mbc.frontend.parse import parse
 from mbc.hardware.spec import DeviceSpec, find_spec
 from mbc.ir.graph import TrainingGraph
-from mbc.ir.transforms.training_step import differentiate
 from mbc.kernels import PROVIDERS
 from mbc.kernels.base import Acceptance, Arguments, Call, Candidate, Provider, Request
 from mbc.ops.fused import Fused, gives_product
@@ -24,6 +23,7 @@ from mbc.optimize.schedule.synchronise import synchronise
 from mbc.optimize.search.search import Limits, search
 from mbc.optimize.search.solution import NO_LIMIT_BYTES, Problem
 from mbc.optimize.selection.select import choose
+from mbc.passes.training_step import differentiate
 from mbc.plan.model import Plan
 from mbc.plan.verify import verify_plan
 from mbc.profile.model import calibrated

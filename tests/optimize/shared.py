@@ -8,14 +8,14 @@ from pathlib import Path
 from mbc.frontend.lower import lower
 from mbc.frontend.parse import parse
 from mbc.ir.ranks import share_rows
-from mbc.ir.transforms.training_step import differentiate
 from mbc.kernels import PROVIDERS
-from mbc.kernels.nccl import is_bucket
 from mbc.optimize.candidates.table import CandidateTable, Rules
 from mbc.optimize.fusion.select_groups import fuse
 from mbc.optimize.schedule.emit_launches import Draft, emit_launches
 from mbc.optimize.search.search import Limits, search
 from mbc.optimize.selection.select import Choices, choose
+from mbc.passes.training_step import differentiate
+from mbc.plan.collectives import is_bucket
 from mbc.plan.model import Plan
 from mbc.profile.model import calibrated, for_ranks
 from mbc.source import Source

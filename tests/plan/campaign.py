@@ -24,10 +24,10 @@ from mbc.errors import MbcError
 from mbc.frontend.lower import lower
 from mbc.frontend.parse import parse
 from mbc.hardware.target import find_device
-from mbc.ir.transforms.training_step import differentiate
 from mbc.kernels import PROVIDERS
 from mbc.optimize.candidates.table import CandidateTable, Rules
 from mbc.optimize.search.search import Limits, search
+from mbc.passes.training_step import differentiate
 from mbc.plan.model import Kernel, Mode, Plan
 from mbc.plan.verify import Verified, verify_plan
 from mbc.plan.verify_source import verify_source

@@ -9,26 +9,12 @@ import itertools
 import random
 from dataclasses import dataclass, field, fields, replace
 
+from mbc.hardware.streams import Space, Stream
 from mbc.ir.graph import Initializer, Operation, Optimizer, Role, State, TrainingGraph, Value
 from mbc.ir.types import DType, Layout, Precision, TensorType
 from mbc.kernels.cuda import KERNELS
 from mbc.ops import KINDS
-from mbc.plan.model import (
-    Access,
-    Bounds,
-    Buffer,
-    Copy,
-    Kernel,
-    Launch,
-    Mode,
-    Plan,
-    Predictions,
-    Program,
-    Rows,
-    Space,
-    Stream,
-    Target,
-)
+from mbc.plan.model import Access, Bounds, Buffer, Copy, Kernel, Launch, Mode, Plan, Predictions, Program, Rows, Target
 from mbc.source import Source, Span
 
 SOURCE = Source("chain.mbc", "network chain(batch = 4) {\n  # made by a test\n}\n")

@@ -5,9 +5,10 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
+from mbc.hardware.streams import Space
 from mbc.ir.types import DType, Layout
 from mbc.kernels.cuda import KERNELS
-from mbc.plan.model import Access, Kernel, Mode, Plan, Program, Rows, Space
+from mbc.plan.model import Access, Kernel, Mode, Plan, Program, Rows
 from tests.plan.chains import STREAMS, with_figures
 
 

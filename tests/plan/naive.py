@@ -9,9 +9,10 @@ from __future__ import annotations
 import itertools
 import random
 
+from mbc.hardware.streams import Stream
 from mbc.ir.graph import Operation
 from mbc.ops import KINDS
-from mbc.plan.model import Launch, Mode, Plan, Program, Rows, Stream
+from mbc.plan.model import Launch, Mode, Plan, Program, Rows
 from tests.plan.chains import byte_range
 
 GRAIN_BYTES = 4

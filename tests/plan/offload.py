@@ -10,9 +10,10 @@ import itertools
 import random
 from dataclasses import replace
 
+from mbc.hardware.streams import Space, Stream
 from mbc.ir.graph import TrainingGraph
 from mbc.ops import KINDS
-from mbc.plan.model import Access, Buffer, Copy, Kernel, Launch, Mode, Plan, Program, Rows, Space, Stream
+from mbc.plan.model import Access, Buffer, Copy, Kernel, Launch, Mode, Plan, Program, Rows
 from tests.plan.chains import owner, random_plan
 
 MOST_CHANGES = 5

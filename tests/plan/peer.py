@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from mbc.plan.model import STREAM_FROM, STREAM_TO, Plan, Program, Space
+from mbc.hardware.streams import STREAM_FROM, STREAM_TO, Space
+from mbc.plan.model import Plan, Program
 
 _STREAMS = {way[Space.HOST]: way[Space.PEER] for way in (STREAM_TO, STREAM_FROM)}
 

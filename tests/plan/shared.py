@@ -6,9 +6,11 @@ import functools
 from dataclasses import replace
 
 from mbc.compiler import compile_plans
-from mbc.kernels.nccl import CTAS, NAME, is_collective
+from mbc.hardware.streams import Stream
+from mbc.kernels.nccl import CTAS, NAME
 from mbc.options import Options
-from mbc.plan.model import Kernel, Launch, Plan, Stream
+from mbc.plan.collectives import is_collective
+from mbc.plan.model import Kernel, Launch, Plan
 from mbc.source import Source
 
 NET = """

@@ -15,14 +15,15 @@ from hypothesis import strategies as st
 from mbc.errors import MbcError
 from mbc.frontend.lower import lower
 from mbc.frontend.parse import parse
-from mbc.ir.transforms.training_step import differentiate
+from mbc.hardware.streams import Space, Stream
 from mbc.kernels import PROVIDERS
 from mbc.ops import KINDS
 from mbc.optimize.candidates.table import CandidateTable, Rules
 from mbc.optimize.search.search import Limits, search
+from mbc.passes.training_step import differentiate
 from mbc.plan.encode import encode_plan
 from mbc.plan.file import dump_plan, load_plan
-from mbc.plan.model import SCHEMA_VERSION, Plan, Space, Stream
+from mbc.plan.model import SCHEMA_VERSION, Plan
 from mbc.plan.schema import content_checksum
 from mbc.plan.verify import verify_plan
 from mbc.source import Source

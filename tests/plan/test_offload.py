@@ -9,8 +9,9 @@ from dataclasses import replace
 import pytest
 
 from mbc.errors import MbcError
+from mbc.hardware.streams import Stream
 from mbc.plan.file import dump_plan, load_plan
-from mbc.plan.model import Plan, Stream
+from mbc.plan.model import Plan
 from mbc.plan.verify import verify_plan
 from mbc.runtime.transfers import Transfers, execution_order
 from tests.plan.chains import STREAMS, random_plan

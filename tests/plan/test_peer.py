@@ -9,9 +9,10 @@ import pytest
 
 from mbc.errors import MbcError
 from mbc.fit import figures
+from mbc.hardware.streams import Space, Stream
 from mbc.plan.diff import diff_plans
 from mbc.plan.file import dump_plan, load_plan
-from mbc.plan.model import Copy, Launch, Plan, Program, Space, Stream
+from mbc.plan.model import Copy, Launch, Plan, Program
 from mbc.plan.techniques import techniques
 from mbc.plan.traffic import traffic
 from mbc.plan.verify import verify_plan

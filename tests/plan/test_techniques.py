@@ -7,10 +7,11 @@ from dataclasses import replace
 
 import pytest
 
+from mbc.hardware.streams import Space, Stream
 from mbc.optimize.schedule.simulate import timeline
 from mbc.plan.live import rounded
 from mbc.plan.memory import live_values_at, memory_curve, outside_curve
-from mbc.plan.model import Copy, Mode, Space, Stream
+from mbc.plan.model import Copy, Mode
 from mbc.plan.techniques import techniques
 from mbc.report.documents import plan_document
 from mbc.report.memory import curve_text

@@ -11,9 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mbc.errors import MbcError
+from mbc.hardware.streams import Space, Stream
 from mbc.ir.types import DType, Layout
 from mbc.plan.kernels import KNOWN_PROVIDERS, KernelCheck, not_measured
-from mbc.plan.model import Access, Buffer, Copy, Kernel, Launch, Mode, Plan, Rows, Space, Stream
+from mbc.plan.model import Access, Buffer, Copy, Kernel, Launch, Mode, Plan, Rows
 from mbc.plan.verify import verify_plan
 from tests.effort import examples
 from tests.optimize.planned import kept_plan

@@ -13,6 +13,7 @@ import pytest
 
 from mbc.compiler import compile_plans
 from mbc.errors import MbcError
+from mbc.hardware.streams import Stream
 from mbc.ir.graph import Operation, Ranks
 from mbc.ops.collective import AllReduce
 from mbc.ops.loss import CrossEntropyBackward
@@ -20,7 +21,7 @@ from mbc.ops.normalization import CombineStatistics
 from mbc.ops.weighted_cross_entropy import WeightedMean
 from mbc.options import Options
 from mbc.plan.file import dump_plan, load_plan
-from mbc.plan.model import Plan, Stream
+from mbc.plan.model import Plan
 from mbc.plan.schema import content_checksum
 from mbc.plan.verify import verify_plan
 from mbc.plan.verify_ranks import shared_digest, verify_rank, verify_ranks

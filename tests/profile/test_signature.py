@@ -7,7 +7,6 @@ import pytest
 from mbc.frontend.lower import lower
 from mbc.frontend.parse import parse
 from mbc.hardware.spec import find_spec
-from mbc.ir.transforms.training_step import differentiate
 from mbc.ir.types import DType, Precision, TensorType
 from mbc.kernels import PROVIDERS
 from mbc.kernels.base import Request
@@ -17,6 +16,7 @@ from mbc.ops.normalization import BatchNormalizeBackward
 from mbc.optimize.candidates.table import CandidateTable
 from mbc.optimize.fusion.select_groups import possible_groups
 from mbc.optimize.remat.fused_remat import all_fused_remats
+from mbc.passes.training_step import differentiate
 from mbc.plan.model import Rows
 from mbc.profile.model import Extent, Measurement
 from mbc.profile.signature import described, read_signature, rows_of, signature, with_rows

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from mbc.analysis.roofline import Bound
+from mbc.hardware.streams import COPY_STREAMS
 from mbc.plan.diff import diff_plans
 from mbc.plan.memory import memory_curve
-from mbc.plan.model import COPY_STREAMS
 from mbc.plan.summary import summarise
 from mbc.plan.techniques import techniques
 from mbc.report.html.diff_page import diff_page

@@ -9,10 +9,9 @@ import pytest
 from mbc.compiler import compile_plans
 from mbc.hardware.collectives import CollectiveKind, bus_share
 from mbc.ir.graph import Role
-from mbc.kernels.nccl import is_collective
 from mbc.optimize.schedule.simulate import timeline
 from mbc.options import Options
-from mbc.plan.collectives import sharing_of
+from mbc.plan.collectives import is_collective, sharing_of
 from mbc.plan.model import Plan
 from mbc.report import collectives
 from mbc.report.collectives import collectives_document, collectives_lines, collectives_of, collectives_text, ranks_text

@@ -10,10 +10,11 @@ import pytest
 
 from mbc.compiler import compile_plan
 from mbc.errors import MbcError
+from mbc.hardware.streams import COPY_STREAMS
 from mbc.options import Options
 from mbc.plan.diff import Change, PlanDiff, diff_plans
 from mbc.plan.file import dump_plan, load_plan
-from mbc.plan.model import COPY_STREAMS, Plan
+from mbc.plan.model import Plan
 from mbc.plan.schema import content_checksum
 from mbc.report.differences import diff_text, total_rows
 from mbc.report.documents import plan_document

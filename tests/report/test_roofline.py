@@ -5,8 +5,8 @@ import json
 import pytest
 
 from mbc.analysis.roofline import Bound, ceilings_of, device_of, limits
+from mbc.hardware.streams import COPY_STREAMS
 from mbc.optimize.bounds.measured_floor import Floor
-from mbc.plan.model import COPY_STREAMS
 from mbc.report.roofline import roofline_document, roofline_text
 from mbc.units import show_time
 from tests.report.plans import PLANS

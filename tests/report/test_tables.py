@@ -6,9 +6,10 @@ from dataclasses import replace
 
 import pytest
 
+from mbc.hardware.streams import Stream
 from mbc.plan.diff import diff_plans
 from mbc.plan.memory import memory_curve
-from mbc.plan.model import Kernel, Stream
+from mbc.plan.model import Kernel
 from mbc.plan.summary import settings_words, summarise
 from mbc.report.columns import Column, cut, render
 from mbc.report.differences import diff_text

@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 
 from mbc.analysis.roofline import Bound
+from mbc.hardware.streams import COPY_STREAMS, Stream
 from mbc.ops import KINDS
 from mbc.optimize.schedule.contention import COPY_WAIT_US
-from mbc.plan.model import COPY_STREAMS, Stream
 from mbc.report.html.answers import answers
 from mbc.report.html.facts import Facts, facts_of
 from mbc.report.html.larger_budget import absent_values, kept_with, time_saved

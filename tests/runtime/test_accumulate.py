@@ -14,10 +14,11 @@ from mbc.errors import MbcError
 from mbc.fit import figures
 from mbc.frontend.lower import lower
 from mbc.frontend.parse import parse
+from mbc.hardware.streams import Stream
 from mbc.optimize.schedule.step_time import step_us
 from mbc.options import Options
 from mbc.plan.accumulation import accumulating, waits_of_part
-from mbc.plan.model import Copy, Launch, Plan, Program, Stream
+from mbc.plan.model import Copy, Launch, Plan, Program
 from mbc.plan.verify import verify_plan
 from mbc.runtime.module import Module
 from mbc.runtime.transfers import Transfers

@@ -16,8 +16,9 @@ import pytest
 
 from mbc.equivalence.launches import check_launches
 from mbc.errors import MbcError
+from mbc.hardware.streams import Space
 from mbc.ir.types import Layout
-from mbc.plan.model import Plan, Space
+from mbc.plan.model import Plan
 from mbc.plan.prefetch import prefetch_bytes
 from mbc.runtime import cuda, driver, pinned, usage
 from mbc.runtime.dlpack import tensor_of

@@ -17,9 +17,10 @@ from numpy.typing import NDArray
 
 from mbc.compiler import compile_plans
 from mbc.errors import MbcError
-from mbc.kernels.nccl import ctas_of
+from mbc.hardware.streams import Stream
 from mbc.options import Options
-from mbc.plan.model import Plan, Stream
+from mbc.plan.collectives import ctas_of
+from mbc.plan.model import Plan
 from mbc.runtime import connection, cuda
 from mbc.runtime.library import RanksInterface
 from mbc.runtime.membership import Membership

@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 
 from mbc.errors import MbcError
+from mbc.hardware.streams import Space, Stream
 from mbc.ir.types import DType, Layout
 from mbc.ops import KINDS
 from mbc.ops.base import Call
-from mbc.plan.model import Access, Buffer, Copy, Kernel, Launch, Mode, Plan, Program, Rows, Space, Stream
+from mbc.plan.model import Access, Buffer, Copy, Kernel, Launch, Mode, Plan, Program, Rows
 from mbc.runtime.cpu import Interpreter
 from mbc.runtime.formats import canonical_dtype, loaded, stored_bytes
 from mbc.runtime.module import Module

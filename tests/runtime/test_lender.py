@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from mbc.errors import MbcError
-from mbc.plan.model import Plan, Space
+from mbc.hardware.streams import Space
+from mbc.plan.model import Plan
 from mbc.runtime.module import Module
 from tests.runtime.fake_pycuda import FakeLibrary, Gpu
 from tests.runtime.nets import batch, package, small_plan

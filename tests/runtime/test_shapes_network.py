@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from mbc.compiler import compile_plan
+from mbc.hardware.streams import Space
 from mbc.ir.types import Precision
 from mbc.options import Options
-from mbc.plan.model import Plan, Space
+from mbc.plan.model import Plan
 from mbc.runtime.module import Module
 from mbc.source import Source
 from tests.runtime.nets import SHAPES

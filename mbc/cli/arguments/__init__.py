@@ -18,7 +18,6 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-from mbc import __version__
 from mbc.cli.arguments.editing import add_completions, add_fmt, add_lsp
 from mbc.cli.arguments.groups import Raw
 from mbc.cli.arguments.interchange import add_export, add_import
@@ -36,6 +35,7 @@ from mbc.cli.arguments.planning import (
 )
 from mbc.cli.arguments.running import add_bench, add_train
 from mbc.cli.arguments.tuning import add_tune
+from mbc.version import __version__
 
 _DESCRIPTION = """\
 mbc compiles the training of a convolutional network, ahead of time and under a GPU memory budget:

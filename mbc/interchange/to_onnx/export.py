@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from mbc import __version__
 from mbc.errors import MbcError
 from mbc.files import read_text
 from mbc.frontend.lower import lower
@@ -18,12 +17,13 @@ from mbc.interchange.from_onnx.package import onnx
 from mbc.interchange.to_onnx import attention, layers, shapes
 from mbc.interchange.to_onnx.nodes import Nodes, NotExported, Operator, Rule
 from mbc.ir.graph import Role, TrainingGraph
-from mbc.ir.transforms.training_step import differentiate
 from mbc.ir.types import Precision
 from mbc.ops.base import Array
+from mbc.passes.training_step import differentiate
 from mbc.runtime.replace import replace_file
 from mbc.runtime.weights import read_weights
 from mbc.source import Source
+from mbc.version import __version__
 
 OPSET = 21  # the first whose group norms scale channels; runtimes have it since 2024
 IR_VERSION = 10

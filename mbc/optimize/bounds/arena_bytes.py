@@ -6,11 +6,11 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from mbc.hardware.streams import aligned
 from mbc.ir.graph import Operation, Role
 from mbc.ops.fused import kind_of, names_of
 from mbc.optimize.candidates.table import CandidateTable, least_workspace_bytes
 from mbc.optimize.fusion.select_groups import all_groups, possible_groups
-from mbc.plan.model import aligned
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from mbc.hardware.streams import STREAM_TO, aligned
 from mbc.ir.graph import Operation, Role
 from mbc.ops import KINDS
 from mbc.optimize import effort
@@ -26,7 +27,6 @@ from mbc.optimize.fusion.horizontal import fuses_horizontally
 from mbc.optimize.fusion.select_groups import Group, all_groups
 from mbc.optimize.remat.state import Techniques
 from mbc.optimize.schedule.emit_launches import updates_early
-from mbc.plan.model import STREAM_TO, aligned
 
 
 @dataclass(frozen=True, slots=True)

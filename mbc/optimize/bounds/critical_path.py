@@ -6,13 +6,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
 
+from mbc.hardware.streams import Stream
 from mbc.kernels.nccl import ALL_REDUCE, latency_us
 from mbc.ops.fused import kind_of
 from mbc.optimize.candidates.table import CandidateTable
 from mbc.optimize.fusion.horizontal import fuses_horizontally
 from mbc.optimize.fusion.select_groups import groups_of, kept
 from mbc.optimize.remat.fused_remat import fused_remats_of
-from mbc.plan.model import Buffer, Program, Stream
+from mbc.plan.model import Buffer, Program
 
 KERNEL_STREAMS = (Stream.COMPUTE, Stream.CONCURRENT)
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from mbc.errors import BudgetError
+from mbc.hardware.streams import aligned
 from mbc.ir.graph import Role
 from mbc.ir.types import Precision
 from mbc.ops import KINDS
 from mbc.optimize import effort
 from mbc.optimize.bounds.arena_bytes import LeastArena
 from mbc.optimize.candidates.table import CandidateTable
-from mbc.plan.model import Plan, aligned
+from mbc.plan.model import Plan
 from mbc.units import show_distinct, show_enough, show_size
 
 _WIDE = frozenset({Precision.FP32, Precision.TF32})

@@ -39,7 +39,7 @@ PATTERNS: tuple[Pattern, ...] = (
         "s = add(z, z2)",
         "y = relu(s)",
     ),
-    # The bit mask for its gradient (`mbc.ir.transforms.relu_masks`) is written in the same pass.
+    # The bit mask for its gradient (`mbc.passes.relu_masks`) is written in the same pass.
     *(
         Pattern.of(
             f"z = {NORMALIZE}",
@@ -120,7 +120,9 @@ PATTERNS: tuple[Pattern, ...] = (
         for sliced in ((), ("part = channel_slice(dx)",))
     ),
     # ReLU before a pool that is the only reader of its output. ReLU's gradient needs only the pooled image
-    # (`mbc.ir.transforms.commute_relu_pool`), so the input of the pool is never stored.
+    # (`mbc.passes.commute_relu_pool`), so the input of the pool is never stored.
+    # Before a pool that is the only reader of ReLU's output (whose gradient needs only the pooled image,
+    # `mbc.passes.commute_relu_pool`): the input of the pool is never stored.
     *(
         Pattern.of(*before, pool)
         for before in ((f"z = {NORMALIZE}", "y = relu(z)"), ("z = bias_add(x, bias)", "y = relu(z)"), ("y = relu(x)",))
@@ -222,7 +224,7 @@ PATTERNS: tuple[Pattern, ...] = (
         )
         for added in ((), ("dy = add(a, b)",))
     ),
-    # Statistics of a concatenation, one part of which was not reduced before (`mbc.ir.transforms.concat_statistics`).
+    # Statistics of a concatenation, one part of which was not reduced before (`mbc.passes.concat_statistics`).
     *(
         Pattern.of("m, v = batch_statistics(x)", f"mean, variance = concat_statistics({pairs})")
         for pairs in ("m0, v0, m, v", "m, v, m0, v0")

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from mbc.errors import MbcError
+from mbc.hardware.streams import Space, aligned
 from mbc.optimize.placement.place_blocks import place, place_around
 from mbc.optimize.schedule.cross_stream_liveness import serial_program
 from mbc.optimize.schedule.emit_launches import Draft
 from mbc.optimize.schedule.liveness import blocks, blocks_to_place, contiguous, owners, peak_bytes
-from mbc.plan.model import Space, aligned
 from mbc.units import show_distinct, show_enough
 
 

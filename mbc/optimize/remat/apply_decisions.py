@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from mbc.hardware.streams import STREAM_FROM, STREAM_TO, Space, Stream
 from mbc.hardware.transfers import Links
 from mbc.ir.types import DType, Layout
 from mbc.optimize.remat.fused_remat import FusedRematLaunch, FusedRematLaunches
 from mbc.optimize.schedule.emit_launches import WHOLE, Draft, renumbered
 from mbc.optimize.schedule.regions import Region
-from mbc.plan.model import STREAM_FROM, STREAM_TO, Access, Buffer, Launch, Mode, Space, Stream
+from mbc.plan.model import Access, Buffer, Launch, Mode, copy_work
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,7 +215,7 @@ class _Writer:
     def _copy(self, source: int, target: int, stream: Stream, position: int) -> None:
         rows = self._buffers[source].rows
         accesses = (Access(source, rows, Mode.READ), Access(target, rows, Mode.WRITE))
-        work = self._links.copy(self._buffers[source].size_bytes, stream)
+        work = copy_work(self._links, self._buffers[source].size_bytes, stream)
         self._add(Launch(work, (), stream, accesses), position)
 
     def _add(self, launch: Launch, position: int) -> None:

@@ -13,10 +13,10 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from mbc.hardware.streams import STREAM_FROM, Space
 from mbc.optimize import effort
 from mbc.optimize.remat.live_bytes_ledger import Ledger
 from mbc.optimize.remat.offload import Offloader
-from mbc.plan.model import STREAM_FROM, Space
 
 
 def coalesce_copies(

@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from mbc.hardware.streams import Stream
 from mbc.ir.graph import Operation
 from mbc.kernels.cuda import bitwise_equal_to
 from mbc.kernels.statistics import WITH_STATISTICS
@@ -31,7 +32,7 @@ from mbc.optimize.fusion.pattern import find
 from mbc.optimize.schedule.emit_launches import Draft
 from mbc.optimize.schedule.regions import Region
 from mbc.optimize.selection.select import Choices
-from mbc.plan.model import Access, Kernel, Launch, Mode, Stream
+from mbc.plan.model import Access, Kernel, Launch, Mode
 
 
 @dataclass(frozen=True, slots=True)

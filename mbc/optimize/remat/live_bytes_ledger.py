@@ -17,10 +17,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from mbc.hardware.streams import Space
 from mbc.optimize import effort
 from mbc.optimize.remat.apply_decisions import Decisions, Offload, Recompute
 from mbc.optimize.remat.undo_log import Away, UndoLog, WorkspaceCut
-from mbc.plan.model import Space
 
 NO_CHAIN: tuple[float, Sequence[int]] = (math.inf, ())
 

@@ -14,12 +14,12 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from mbc.hardware.streams import STREAM_FROM, STREAM_TO, Space, Stream
 from mbc.hardware.transfers import Links
 from mbc.optimize import effort
 from mbc.optimize.remat.live_bytes_ledger import Gap, Ledger
 from mbc.optimize.schedule.emit_launches import Draft
 from mbc.optimize.schedule.regions import Region
-from mbc.plan.model import STREAM_FROM, STREAM_TO, Space, Stream
 
 
 class Offloader:

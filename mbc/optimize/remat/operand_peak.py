@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import accumulate
 
+from mbc.hardware.streams import Space, aligned
 from mbc.optimize.remat.optimizer_offload import persistent_bytes
 from mbc.optimize.schedule.emit_launches import Draft
 from mbc.optimize.schedule.in_place import InPlace
 from mbc.optimize.schedule.liveness import owners
 from mbc.optimize.schedule.regions import Region
-from mbc.plan.model import Space, aligned
 
 
 def operand_peak_bytes(

@@ -10,11 +10,12 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from mbc.hardware.streams import STREAM_FROM, STREAM_TO, Space, Stream, aligned
 from mbc.hardware.transfers import Links
 from mbc.ir.graph import Role, TrainingGraph
 from mbc.optimize.schedule.emit_launches import Draft, renumbered
 from mbc.optimize.schedule.regions import regions_of
-from mbc.plan.model import STREAM_FROM, STREAM_TO, Access, Buffer, Launch, Mode, Program, Space, Stream, aligned
+from mbc.plan.model import Access, Buffer, Launch, Mode, Program, copy_work
 
 
 def movable_states(graph: TrainingGraph, draft: Draft) -> tuple[int, ...]:
@@ -196,7 +197,7 @@ class _Programs:
 
     def _copy(self, source: int, target: int, stream: Stream) -> Launch:
         buffer = self.buffers[source]
-        work = self.links.copy(buffer.size_bytes, stream)
+        work = copy_work(self.links, buffer.size_bytes, stream)
         accesses = (Access(source, buffer.rows, Mode.READ), Access(target, buffer.rows, Mode.WRITE))
         return Launch(work, (), stream, accesses)
 

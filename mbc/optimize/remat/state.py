@@ -15,6 +15,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from mbc.hardware.streams import Space
 from mbc.hardware.transfers import Links
 from mbc.ir.graph import Operation, TrainingGraph
 from mbc.optimize import effort
@@ -30,7 +31,6 @@ from mbc.optimize.schedule.emit_launches import Draft
 from mbc.optimize.schedule.in_place import in_place, in_place_operands, with_aliases
 from mbc.optimize.schedule.liveness import live_of
 from mbc.optimize.schedule.regions import Region
-from mbc.plan.model import Space
 
 NOTHING_BYTES = np.iinfo(np.int64).min  # marks a region at which no more bytes can be freed
 

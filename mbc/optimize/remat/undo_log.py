@@ -15,11 +15,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from mbc.hardware.streams import STREAM_TO, Space, aligned
 from mbc.optimize.remat.fused_remat import FusedRematLaunches
 from mbc.optimize.remat.transient_peak import transient_bytes
 from mbc.optimize.schedule.emit_launches import Draft
 from mbc.optimize.schedule.regions import Region
-from mbc.plan.model import STREAM_TO, Space, aligned
 
 _Span = tuple[int, int]  # regions [start, stop)
 

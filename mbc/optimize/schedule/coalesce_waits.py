@@ -14,10 +14,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
+from mbc.hardware.streams import COPY_STREAMS, Stream
 from mbc.optimize import effort
 from mbc.optimize.schedule.simulate import Contention, Timeline, simulate, timeline
 from mbc.optimize.schedule.synchronise import essential
-from mbc.plan.model import COPY_STREAMS, Program, Stream
+from mbc.plan.model import Program
 
 
 def coalesce_waits(program: Program, contention: Contention | None) -> tuple[Program, float]:

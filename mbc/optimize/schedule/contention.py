@@ -10,15 +10,16 @@ from collections.abc import Sequence
 from mbc.analysis.roofline import flops_of
 from mbc.hardware.collectives import ConcurrentKernel
 from mbc.hardware.spec import DeviceSpec
+from mbc.hardware.streams import STREAM_FROM, STREAM_TO, Space, Stream
 from mbc.hardware.transfers import KernelClass, Links, Slowdown
 from mbc.ir.graph import TrainingGraph
 from mbc.ir.types import Precision
 from mbc.kernels.calibration import peak_tflops
-from mbc.kernels.nccl import ctas_of
 from mbc.ops import KINDS
 from mbc.ops.base import OpKind
 from mbc.optimize.schedule.simulate import Contention, LinkContention
-from mbc.plan.model import STREAM_FROM, STREAM_TO, Buffer, Copy, Launch, Program, Space, Stream
+from mbc.plan.collectives import ctas_of
+from mbc.plan.model import Buffer, Copy, Launch, Program
 
 # A kernel that takes longer than this factor times the move of its bytes is not memory-bound.
 COMPUTING = 2.0

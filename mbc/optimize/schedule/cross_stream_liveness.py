@@ -10,9 +10,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import accumulate
 
+from mbc.hardware.streams import Stream
 from mbc.optimize.schedule.simulate import timeline
 from mbc.optimize.schedule.synchronise import synchronise
-from mbc.plan.model import Buffer, Program, Stream
+from mbc.plan.model import Buffer, Program
 
 _BESIDE = (Stream.CONCURRENT, Stream.COLLECTIVE)
 

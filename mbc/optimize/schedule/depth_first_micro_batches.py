@@ -15,11 +15,11 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from mbc.ir.graph import Operation, TrainingGraph
-from mbc.kernels.nccl import is_collective
 from mbc.ops.fused import SEPARATOR, kind_of, names_of
 from mbc.optimize.candidates.table import CandidateTable
 from mbc.optimize.schedule.emit_launches import Draft, renumbered
 from mbc.optimize.schedule.regions import Region, regions_of
+from mbc.plan.collectives import is_collective
 from mbc.plan.model import Access, Buffer, Copy, Kernel, Launch, Mode, Program, Rows
 
 

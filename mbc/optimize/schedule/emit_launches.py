@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from mbc.hardware.streams import Stream
 from mbc.ir.graph import Operation
 from mbc.ir.types import DType, Layout
 from mbc.ops.fused import kind_of, names_of
 from mbc.optimize.candidates.pareto import MicroBatch, accumulating_us
 from mbc.optimize.candidates.table import CandidateTable
 from mbc.optimize.selection.select import Choices
-from mbc.plan.model import Access, Buffer, Kernel, Launch, Mode, Program, Rows, Stream
+from mbc.plan.model import Access, Buffer, Kernel, Launch, Mode, Program, Rows
 
 WHOLE = Rows(0, 1)
 

@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 
 from mbc.hardware.spec import DeviceSpec
+from mbc.hardware.streams import Stream
 from mbc.ir.graph import Operation, TrainingGraph
 from mbc.ir.types import DType, Layout, TensorType
 from mbc.kernels.nccl import (
@@ -33,10 +34,6 @@ from mbc.kernels.nccl import (
     all_gather_cost,
     all_reduce_cost,
     bucket_bytes,
-    gathers_parts,
-    is_bucket,
-    is_collective,
-    is_scatter,
     parts_bytes,
     shard_cost,
 )
@@ -46,7 +43,8 @@ from mbc.optimize import effort
 from mbc.optimize.schedule.emit_launches import WHOLE, Draft
 from mbc.optimize.schedule.liveness import owners
 from mbc.optimize.schedule.split_updates import divides, split_by
-from mbc.plan.model import Access, Buffer, Kernel, Launch, Mode, Program, Stream
+from mbc.plan.collectives import gathers_parts, is_bucket, is_collective, is_scatter
+from mbc.plan.model import Access, Buffer, Kernel, Launch, Mode, Program
 
 Collective = tuple[str, ...]  # operations of one launch; each operation of a bucket sums one gradient
 

@@ -9,9 +9,10 @@ from itertools import accumulate
 import numpy as np
 from numpy.typing import NDArray
 
-from mbc.kernels.nccl import is_bucket
+from mbc.hardware.streams import Space, aligned
 from mbc.optimize.schedule.cross_stream_liveness import last_concurrent
-from mbc.plan.model import Buffer, Mode, Program, Space, aligned
+from mbc.plan.collectives import is_bucket
+from mbc.plan.model import Buffer, Mode, Program
 
 
 @dataclass(frozen=True, slots=True)

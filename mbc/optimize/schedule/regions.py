@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from mbc.hardware.streams import Stream
 from mbc.ir.graph import TrainingGraph
-from mbc.kernels.nccl import is_collective
 from mbc.ops import KINDS
 from mbc.optimize.schedule.emit_launches import Draft
-from mbc.plan.model import Copy, Launch, Mode, Program, Stream
+from mbc.plan.collectives import is_collective
+from mbc.plan.model import Copy, Launch, Mode, Program
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,9 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from mbc.hardware.streams import COPY_STREAMS, STREAM_FROM, STREAM_TO, Space, Stream
 from mbc.hardware.transfers import Slowdown
-from mbc.plan.model import COPY_STREAMS, STREAM_FROM, STREAM_TO, Copy, Program, Space, Stream
+from mbc.plan.model import Copy, Program
 
 _IDLE_US = 1e-9  # a launch with less time left has ended: this absorbs rounding
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from mbc.plan.model import Access, Buffer, Launch, Mode, Program, Space, Stream
+from mbc.hardware.streams import Space, Stream
+from mbc.plan.model import Access, Buffer, Launch, Mode, Program
 
 
 def synchronise(program: Program, buffers: Sequence[Buffer], offsets: Sequence[int]) -> tuple[tuple[int, int], ...]:

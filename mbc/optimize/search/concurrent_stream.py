@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import accumulate
 
+from mbc.hardware.streams import Stream
 from mbc.optimize import effort
 from mbc.optimize.placement.assign_addresses import assign_addresses
 from mbc.optimize.schedule.contention import contention
@@ -20,7 +21,7 @@ from mbc.optimize.schedule.liveness import owners
 from mbc.optimize.schedule.simulate import simulate
 from mbc.optimize.schedule.split_updates import divisible_us, split_into
 from mbc.optimize.search.solution import Solution
-from mbc.plan.model import Buffer, Mode, Program, Stream
+from mbc.plan.model import Buffer, Mode, Program
 
 
 def use_concurrent_stream(serial: Solution, available_bytes: int) -> Solution:

@@ -16,7 +16,6 @@ from dataclasses import dataclass, replace
 
 from mbc.hardware.spec import DeviceSpec
 from mbc.ir.graph import Operation, TrainingGraph
-from mbc.ir.transforms.relu_masks import mask_relus, residual_relus
 from mbc.ir.types import Layout
 from mbc.kernels import PROVIDERS
 from mbc.kernels.base import Request
@@ -27,6 +26,7 @@ from mbc.optimize.candidates.user_rules import Rules
 from mbc.optimize.fusion.bitwise_remat_match import with_bitwise_remat
 from mbc.optimize.selection.fuse_by_layout import fastest_fused
 from mbc.optimize.selection.select import Choices, choose
+from mbc.passes.relu_masks import mask_relus, residual_relus
 from mbc.profile.locate import find_profile
 from mbc.profile.model import Extent, calibrated, unmeasured
 from mbc.profile.signature import signature

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
+from mbc.hardware.streams import aligned
 from mbc.ir.graph import Role
 from mbc.optimize import effort
 from mbc.optimize.bounds.arena_bytes import floor_bytes
@@ -19,7 +20,6 @@ from mbc.optimize.schedule.emit_launches import Draft, emit_launches
 from mbc.optimize.schedule.in_place import alias_in_place
 from mbc.optimize.search.solution import Problem, Solution, free_bytes, scheduled_draft
 from mbc.optimize.search.variants import placed_variants
-from mbc.plan.model import aligned
 
 
 def fit(problem: Problem, techniques: Techniques, known_us: float = math.inf) -> Solution:

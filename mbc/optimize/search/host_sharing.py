@@ -15,7 +15,7 @@ from mbc.optimize.candidates.table import CandidateTable
 from mbc.optimize.schedule.contention import contention
 from mbc.optimize.schedule.simulate import simulate
 from mbc.optimize.search.predicted_times import TimedProgram, predicted_times
-from mbc.plan.model import Copy, Plan, Program
+from mbc.plan.model import Copy, Plan, Program, copy_work
 from mbc.plan.traffic import copied_bytes
 
 
@@ -68,7 +68,7 @@ def retimed(plan: Plan, table: CandidateTable) -> Plan:
 def _retimed(plan: Plan, program: Program, table: CandidateTable) -> Program:
     links = table.device.links
     launches = tuple(
-        replace(launch, work=links.copy(copied_bytes(plan, launch), launch.stream))
+        replace(launch, work=copy_work(links, copied_bytes(plan, launch), launch.stream))
         if isinstance(launch.work, Copy) and launch.stream in (*links.host.directions, *links.peer.directions)
         else launch
         for launch in program.launches

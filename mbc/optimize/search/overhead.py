@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from mbc.hardware.spec import DeviceSpec
+from mbc.hardware.streams import Space
 from mbc.ir.types import Precision
 from mbc.optimize.schedule.emit_launches import Draft
-from mbc.plan.model import Space
 
 # Overhead on a GPU where it was never measured.
 UNMEASURED_BYTES = 650_000_000

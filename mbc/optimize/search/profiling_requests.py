@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from mbc.hardware.spec import DeviceSpec
 from mbc.ir.graph import Operation, TrainingGraph
-from mbc.ir.transforms.relu_masks import mask_relus, residual_relus
 from mbc.ir.types import Precision
 from mbc.kernels import PROVIDERS
 from mbc.kernels.base import Request
@@ -22,6 +21,7 @@ from mbc.optimize.fusion.horizontal import bundles
 from mbc.optimize.fusion.select_groups import Group, possible_groups
 from mbc.optimize.remat.fused_remat import all_fused_remats
 from mbc.options import Policy
+from mbc.passes.relu_masks import mask_relus, residual_relus
 from mbc.plan.group import operation_of, rows_of
 from mbc.plan.model import Buffer, Kernel, Launch, Plan, Rows
 from mbc.profile.model import Profile

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from mbc.hardware.streams import aligned
 from mbc.ops.fused import SEPARATOR, kind_of
 from mbc.optimize import effort
 from mbc.optimize.candidates.pareto import MicroBatch
@@ -25,7 +26,7 @@ from mbc.optimize.schedule.liveness import Block, blocks_to_place
 from mbc.optimize.search.replace_micro_batches import replace_micro_batches
 from mbc.optimize.search.solution import NO_LIMIT_BYTES, Problem, Solution, free_bytes
 from mbc.optimize.selection.select import Choices
-from mbc.plan.model import Launch, Mode, aligned
+from mbc.plan.model import Launch, Mode
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
-import mbc
-from mbc.ir.transforms.relu_masks import mask_relus, residual_relus
+from mbc.hardware.streams import Stream
 from mbc.kernels.nccl import latency_us
 from mbc.optimize import effort
 from mbc.optimize.bounds.arena_bytes import least_arena
@@ -35,10 +34,12 @@ from mbc.optimize.selection.fuse_by_layout import fastest_fused
 from mbc.optimize.selection.select import Choices, check_limit, choose
 from mbc.optimize.selection.workspace_division import divide_workspace
 from mbc.options import Policy
-from mbc.plan.model import Bounds, Buffer, Kernel, Plan, Predictions, Program, Stream, Target
+from mbc.passes.relu_masks import mask_relus, residual_relus
+from mbc.plan.model import Bounds, Buffer, Kernel, Plan, Predictions, Program, Target
 from mbc.plan.prefetch import ahead_bytes
 from mbc.plan.verify import verify_plan
 from mbc.profile.measured_workspace import measured_workspace
+from mbc.version import __version__
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,7 +312,7 @@ def _plan(
     pinned = any(key == "engine" and value >= 0 for p in (train, infer) for key, value in _settings(p))
     cudnn = table.profile.cudnn if pinned and table.profile else 0
     return Plan(
-        mbc.__version__,
+        __version__,
         table.graph,
         Target(
             device.name,

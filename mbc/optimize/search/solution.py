@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
+from mbc.hardware.streams import Space
 from mbc.kernels.nccl import BY_COPIES, GATHERS, SHARDED, divides_among
 from mbc.ops.fused import SEPARATOR
 from mbc.optimize import effort
@@ -26,7 +27,7 @@ from mbc.optimize.schedule.simulate import simulate
 from mbc.optimize.schedule.split_updates import split_within
 from mbc.optimize.schedule.synchronise import synchronise
 from mbc.optimize.selection.select import Choices, choose
-from mbc.plan.model import Copy, Program, Space
+from mbc.plan.model import Copy, Program
 
 NO_LIMIT_BYTES = 1 << 62
 

@@ -14,6 +14,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from mbc.hardware.streams import Space, aligned
 from mbc.ops.fused import kind_of, names_of
 from mbc.optimize import effort
 from mbc.optimize.candidates.table import CandidateTable
@@ -28,7 +29,6 @@ from mbc.optimize.schedule.regions import regions_of
 from mbc.optimize.search.reclaim_workspace import Decided
 from mbc.optimize.search.solution import Problem, Solution, scheduled_draft
 from mbc.optimize.selection.select import Choices
-from mbc.plan.model import Space, aligned
 
 
 @dataclass(frozen=True)

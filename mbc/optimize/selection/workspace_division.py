@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from mbc.errors import MbcError
+from mbc.hardware.streams import ALIGNMENT_BYTES, aligned
 from mbc.ir.graph import Operation
 from mbc.ir.types import Layout
 from mbc.ops.fused import kind_of
@@ -19,7 +20,6 @@ from mbc.optimize import effort
 from mbc.optimize.candidates.pareto import ParetoFront, Point
 from mbc.optimize.candidates.table import CandidateTable, least_workspace_bytes
 from mbc.optimize.selection.layout_mincut import label
-from mbc.plan.model import ALIGNMENT_BYTES, aligned
 from mbc.units import show_distinct, show_enough
 
 _UNITS_PER_US = 1000

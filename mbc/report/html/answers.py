@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from typing import TypeVar
 
 from mbc.analysis.roofline import Limit
+from mbc.hardware.streams import COPY_STREAMS
 from mbc.plan.live import Kind
 from mbc.plan.memory import LiveValue, live_values_at
-from mbc.plan.model import COPY_STREAMS, Plan
+from mbc.plan.model import Plan
 from mbc.plan.techniques import Offloaded, Recomputed
 from mbc.report.html.answer import Answer, Line, cut
 from mbc.report.html.facts import Facts

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from mbc.collection import uncollected
+from mbc.hardware.streams import COPY_STREAMS
 from mbc.plan.diff import PlanDiff, diff_plans
 from mbc.plan.live import Kind
-from mbc.plan.model import COPY_STREAMS, Plan
+from mbc.plan.model import Plan
 from mbc.plan.summary import OperationSummary
 from mbc.report.collectives import ranks_text
 from mbc.report.differences import aspect_text, total_rows

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from mbc.hardware.streams import COPY_STREAMS, Stream
 from mbc.optimize.schedule.step_time import step_us
 from mbc.plan.diff import Figure, PlanDiff
-from mbc.plan.model import COPY_STREAMS, Stream
 from mbc.report.differences import figure_of
 from mbc.report.figure_names import figure_name
 from mbc.report.html.answer import Answer, Line, cut

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from mbc.plan.model import Mode, Space, Stream
+from mbc.hardware.streams import Space, Stream
+from mbc.plan.model import Mode
 from mbc.report.html.facts import Facts
 
 

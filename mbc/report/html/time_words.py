@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from mbc.analysis.roofline import Bound, Limit
+from mbc.hardware.streams import COPY_STREAMS, Stream
 from mbc.ops import KINDS
 from mbc.ops.base import OpKind
-from mbc.plan.model import COPY_STREAMS, Stream
 from mbc.report.html.answer import Answer, Line, cut
 from mbc.report.html.facts import Facts
 from mbc.report.tables import time_cell

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from mbc.compiler import compile_plan
 from mbc.hardware.collectives import CollectiveKind
 from mbc.hardware.spec import device_specs
+from mbc.hardware.streams import Stream
 from mbc.kernels import PROVIDERS
 from mbc.optimize.bounds.critical_path import LaunchOption, critical_path_us, earliest_us
 from mbc.optimize.candidates.table import CandidateTable
@@ -25,7 +26,7 @@ from mbc.optimize.schedule.simulate import Contention, simulate
 from mbc.optimize.search.solution import Solution
 from mbc.optimize.selection.select import choose
 from mbc.options import Options
-from mbc.plan.model import Kernel, Launch, Plan, Program, Stream
+from mbc.plan.model import Kernel, Launch, Plan, Program
 from mbc.source import Source
 from tests.optimize.planned import Favouring, draft_of, table
 from tests.runtime.nets import SMALL

@@ -7,9 +7,9 @@ import pytest
 
 from mbc.frontend.lower import lower
 from mbc.frontend.parse import parse
-from mbc.ir.transforms.training_step import differentiate
 from mbc.optimize import effort
 from mbc.optimize.bounds.io_lower_bound import fewest_bytes
+from mbc.passes.training_step import differentiate
 from mbc.source import Source
 
 ELEMENTS = 4 * 4 * 64 * 64

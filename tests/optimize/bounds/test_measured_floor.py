@@ -6,11 +6,11 @@ import pytest
 
 from mbc.frontend.lower import lower
 from mbc.frontend.parse import parse
-from mbc.ir.transforms.training_step import differentiate
 from mbc.ops import KINDS
 from mbc.optimize.bounds.io_lower_bound import fewest_bytes
 from mbc.optimize.bounds.measured_floor import BANDWIDTH_SHARE, graph_floor
 from mbc.optimize.candidates.table import CandidateTable
+from mbc.passes.training_step import differentiate
 from mbc.profile.model import Measurement
 from mbc.source import Source
 from tests.profile.profiles import GPU, LAST, measurement, profile

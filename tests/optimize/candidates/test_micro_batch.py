@@ -10,7 +10,6 @@ from mbc.errors import MbcError
 from mbc.frontend.lower import lower
 from mbc.frontend.parse import parse
 from mbc.hardware.spec import find_spec
-from mbc.ir.transforms.training_step import differentiate
 from mbc.kernels import PROVIDERS
 from mbc.optimize import effort
 from mbc.optimize.candidates.micro_batch import check_micro_batch
@@ -18,6 +17,7 @@ from mbc.optimize.candidates.table import CandidateTable, Rules
 from mbc.optimize.fusion.select_groups import all_groups
 from mbc.optimize.search.search import Limits, search
 from mbc.options import Policy
+from mbc.passes.training_step import differentiate
 from mbc.plan.summary import summarise
 from mbc.source import Source
 

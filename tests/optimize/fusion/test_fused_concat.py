@@ -10,9 +10,9 @@ import pytest
 from mbc.frontend.lower import lower
 from mbc.frontend.parse import parse
 from mbc.hardware.spec import find_spec
-from mbc.ir.transforms.training_step import differentiate
 from mbc.optimize.fusion import select_groups
 from mbc.optimize.fusion.catalogue import PATTERNS
+from mbc.passes.training_step import differentiate
 from mbc.plan.model import Kernel
 from mbc.source import Source
 from tests.optimize.fusion import test_fused_pooling as pools

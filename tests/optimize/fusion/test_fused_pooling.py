@@ -12,11 +12,11 @@ from mbc.frontend.lower import lower
 from mbc.frontend.parse import parse
 from mbc.hardware.spec import DeviceSpec, find_spec
 from mbc.ir.graph import TrainingGraph
-from mbc.ir.transforms.training_step import differentiate
 from mbc.kernels import PROVIDERS
 from mbc.kernels.interpreter import INTERPRETER
 from mbc.optimize.candidates.table import CandidateTable, Rules
 from mbc.optimize.search.search import Limits, search
+from mbc.passes.training_step import differentiate
 from mbc.plan.model import Kernel, Plan
 from mbc.plan.verify import verify_plan
 from mbc.runtime.module import Module

@@ -15,7 +15,6 @@ from mbc.frontend.lower import lower
 from mbc.frontend.parse import parse
 from mbc.hardware.spec import DeviceSpec, find_spec
 from mbc.ir.graph import TrainingGraph
-from mbc.ir.transforms.training_step import differentiate
 from mbc.kernels import PROVIDERS
 from mbc.kernels.base import Candidate, Request
 from mbc.kernels.cuda import OWN
@@ -37,6 +36,7 @@ from mbc.optimize.fusion.select_groups import (
 from mbc.optimize.search.profiling_requests import needs
 from mbc.optimize.search.search import Limits, search
 from mbc.options import Policy
+from mbc.passes.training_step import differentiate
 from mbc.plan.model import Kernel, Mode, Plan, Program
 from mbc.plan.verify import verify_plan
 from mbc.profile.signature import read_signature, signature, with_rows

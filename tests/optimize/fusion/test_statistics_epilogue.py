@@ -13,7 +13,6 @@ from mbc.frontend.lower import lower
 from mbc.frontend.parse import parse
 from mbc.hardware.spec import find_spec
 from mbc.ir.graph import TrainingGraph
-from mbc.ir.transforms.training_step import differentiate
 from mbc.kernels import PROVIDERS
 from mbc.kernels.base import Candidate, Request
 from mbc.kernels.interpreter import INTERPRETER
@@ -25,6 +24,7 @@ from mbc.optimize.fusion.select_groups import Group, fuse, groups, groups_of, ke
 from mbc.optimize.search.profiling_requests import needs
 from mbc.optimize.search.search import Limits, search
 from mbc.options import Policy
+from mbc.passes.training_step import differentiate
 from mbc.plan.file import dump_plan, load_plan
 from mbc.plan.model import Kernel, Launch, Plan
 from mbc.plan.summary import summarise

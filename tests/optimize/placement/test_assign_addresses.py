@@ -7,11 +7,12 @@ from dataclasses import replace
 import pytest
 
 from mbc.errors import MbcError
+from mbc.hardware.streams import Space, Stream
 from mbc.ir.types import DType, Layout
 from mbc.optimize.placement.assign_addresses import assign_addresses, check_outside
 from mbc.optimize.schedule.emit_launches import Draft
 from mbc.optimize.schedule.synchronise import synchronise
-from mbc.plan.model import Access, Buffer, Copy, Kernel, Launch, Mode, Program, Rows, Space, Stream
+from mbc.plan.model import Access, Buffer, Copy, Kernel, Launch, Mode, Program, Rows
 from mbc.plan.verify import verify_plan
 from tests.plan.offload import offloaded_plan
 

@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mbc.hardware.streams import Stream
 from mbc.optimize.remat.apply_decisions import Decisions, Offload, Recompute, in_launch_order, rewrite
 from mbc.optimize.schedule.in_place import alias_in_place
 from mbc.optimize.schedule.regions import Region, regions_of
-from mbc.plan.model import Plan, Stream
+from mbc.plan.model import Plan
 from mbc.plan.verify import verify_plan
 from mbc.runtime.module import Module
 from mbc.runtime.transfers import Transfers

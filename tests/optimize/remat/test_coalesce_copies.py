@@ -6,9 +6,9 @@ from itertools import pairwise
 
 import pytest
 
+from mbc.hardware.streams import Stream
 from mbc.optimize import effort
 from mbc.optimize.remat.state import Residency
-from mbc.plan.model import Stream
 from tests.optimize.remat.test_greedy import BOTH
 from tests.optimize.remat.test_local_search import SEEDS, WORK, residency
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from mbc.hardware.streams import Stream
 from mbc.kernels import PROVIDERS
 from mbc.ops.fused import join, names_of
 from mbc.optimize.candidates.table import CandidateTable
@@ -15,7 +16,7 @@ from mbc.optimize.remat.fused_remat import defer_readers, fused_remat_launches, 
 from mbc.optimize.schedule.emit_launches import emit_launches
 from mbc.optimize.schedule.regions import regions_of
 from mbc.optimize.selection.select import choose
-from mbc.plan.model import Access, Kernel, Launch, Mode, Stream
+from mbc.plan.model import Access, Kernel, Launch, Mode
 from tests.optimize.fusion.test_select_groups import UNCLUSTERED, graph
 from tests.optimize.fusion.test_select_groups import table as favouring
 from tests.optimize.search.test_fused_within_budget import kept, recomputed_outputs, within

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from mbc.ir.transforms.relu_masks import mask_relus, residual_relus
 from mbc.kernels import PROVIDERS
 from mbc.kernels.base import Candidate, Request
 from mbc.kernels.cuda.conv import conv1x1
@@ -27,6 +26,7 @@ from mbc.optimize.schedule.regions import regions_of
 from mbc.optimize.search.profiling_requests import needs
 from mbc.optimize.selection.select import choose
 from mbc.options import Policy
+from mbc.passes.relu_masks import mask_relus, residual_relus
 from mbc.plan.model import Kernel, Launch, Plan
 from tests.optimize.planned import H200, NoSizes, graph_of, is_inside, planned_for, trained
 

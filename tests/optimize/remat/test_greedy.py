@@ -14,7 +14,6 @@ from mbc.errors import MbcError
 from mbc.frontend.lower import lower
 from mbc.frontend.parse import parse
 from mbc.hardware.spec import find_spec
-from mbc.ir.transforms.training_step import differentiate
 from mbc.optimize.candidates.table import CandidateTable, Rules
 from mbc.optimize.remat.apply_decisions import Decisions, rewrite
 from mbc.optimize.remat.greedy import choose_residency
@@ -27,6 +26,7 @@ from mbc.optimize.schedule.liveness import blocks, live_bytes
 from mbc.optimize.schedule.regions import Region, regions_of
 from mbc.optimize.search.search import Limits, search
 from mbc.optimize.selection.select import choose
+from mbc.passes.training_step import differentiate
 from mbc.plan.model import Copy
 from mbc.plan.verify import verify_plan
 from mbc.profile.model import calibrated

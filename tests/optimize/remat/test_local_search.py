@@ -10,7 +10,7 @@ import pytest
 from mbc.frontend.lower import lower
 from mbc.frontend.parse import parse
 from mbc.hardware.spec import find_spec
-from mbc.ir.transforms.training_step import differentiate
+from mbc.hardware.streams import Stream
 from mbc.optimize import effort
 from mbc.optimize.candidates.table import CandidateTable, Rules
 from mbc.optimize.remat import local_search
@@ -19,7 +19,7 @@ from mbc.optimize.remat.state import RematState, Residency, Techniques
 from mbc.optimize.schedule.emit_launches import Draft, emit_launches
 from mbc.optimize.schedule.regions import regions_of
 from mbc.optimize.selection.select import choose
-from mbc.plan.model import Stream
+from mbc.passes.training_step import differentiate
 from mbc.profile.model import calibrated
 from mbc.source import Source
 from tests.optimize.planned import ONE_BY_ONE

@@ -7,6 +7,7 @@ import itertools
 
 import pytest
 
+from mbc.hardware.streams import Space
 from mbc.optimize.fusion.select_groups import fuse
 from mbc.optimize.remat import greedy
 from mbc.optimize.remat.greedy import choose_residency
@@ -14,7 +15,6 @@ from mbc.optimize.remat.optimizer_offload import offload_states, states_to_offlo
 from mbc.optimize.remat.state import Residency, Techniques
 from mbc.optimize.schedule.depth_first_micro_batches import Division
 from mbc.optimize.selection.select import choose
-from mbc.plan.model import Space
 from tests.optimize.fusion.test_select_groups import UNCLUSTERED
 from tests.optimize.fusion.test_select_groups import table as fused_table
 from tests.optimize.planned import draft_of, table

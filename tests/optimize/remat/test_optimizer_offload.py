@@ -12,15 +12,16 @@ from mbc.errors import BudgetError, MbcError
 from mbc.frontend.lower import lower
 from mbc.frontend.parse import parse
 from mbc.hardware.spec import find_spec
+from mbc.hardware.streams import Space, Stream
 from mbc.ir.graph import Role
-from mbc.ir.transforms.training_step import differentiate
 from mbc.optimize.candidates.table import CandidateTable, Rules
 from mbc.optimize.remat.optimizer_offload import movable_states, offload_states
 from mbc.optimize.schedule.emit_launches import Draft
 from mbc.optimize.schedule.in_place import alias_in_place
 from mbc.optimize.search.search import Limits, search
+from mbc.passes.training_step import differentiate
 from mbc.plan.file import dump_plan, load_plan
-from mbc.plan.model import Plan, Space, Stream
+from mbc.plan.model import Plan
 from mbc.plan.verify import verify_plan
 from mbc.runtime.module import Module
 from mbc.runtime.transfers import Transfers

@@ -9,13 +9,14 @@ import pytest
 
 from mbc.compiler import compile_plan
 from mbc.errors import MbcError
+from mbc.hardware.streams import Space, Stream
 from mbc.optimize.candidates.table import CandidateTable
 from mbc.optimize.remat.greedy import choose_residency
 from mbc.optimize.remat.optimizer_offload import movable_states, states_to_offload
 from mbc.optimize.remat.state import Techniques
 from mbc.optimize.search.search import Limits, search
 from mbc.options import Options
-from mbc.plan.model import Plan, Space, Stream
+from mbc.plan.model import Plan
 from mbc.plan.traffic import traffic
 from mbc.plan.verify import verify_plan
 from mbc.runtime.transfers import Transfers

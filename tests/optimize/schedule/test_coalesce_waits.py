@@ -4,10 +4,11 @@ from dataclasses import replace
 
 from hypothesis import given, settings
 
+from mbc.hardware.streams import Stream
 from mbc.optimize.schedule.coalesce_waits import coalesce_waits
 from mbc.optimize.schedule.simulate import Contention, simulate
 from mbc.optimize.schedule.synchronise import synchronise
-from mbc.plan.model import Buffer, Program, Stream
+from mbc.plan.model import Buffer, Program
 from tests.optimize.search.test_streams import launch, order, programs
 
 WAIT_US = 7.0

@@ -9,13 +9,13 @@ import pytest
 from mbc.frontend.lower import lower
 from mbc.frontend.parse import parse
 from mbc.ir.graph import TrainingGraph
-from mbc.ir.transforms.training_step import differentiate
 from mbc.optimize.fusion.select_groups import fuse
 from mbc.optimize.schedule.depth_first_micro_batches import Division
 from mbc.optimize.schedule.emit_launches import Draft
 from mbc.optimize.schedule.in_place import alias_in_place
 from mbc.optimize.search.search import Limits, search
 from mbc.optimize.selection.select import choose
+from mbc.passes.training_step import differentiate
 from mbc.plan.model import Mode, Plan
 from mbc.plan.verify import verify_plan
 from mbc.runtime.transfers import Transfers

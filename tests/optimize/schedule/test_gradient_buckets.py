@@ -11,7 +11,7 @@ import pytest
 
 from mbc.compiler import compile_plans
 from mbc.hardware.collectives import CollectiveCost, CollectiveKind, CollectiveModel
-from mbc.kernels.nccl import ctas_of, is_bucket, is_collective
+from mbc.hardware.streams import Stream, aligned
 from mbc.optimize import effort
 from mbc.optimize.candidates.table import CandidateTable, Rules
 from mbc.optimize.fusion.select_groups import fuse
@@ -26,7 +26,8 @@ from mbc.optimize.schedule.simulate import Contention, timeline
 from mbc.optimize.search.solution import Problem, scheduled_draft, with_collectives
 from mbc.optimize.selection.select import choose
 from mbc.options import Options
-from mbc.plan.model import Launch, Mode, Program, Stream, aligned
+from mbc.plan.collectives import ctas_of, is_bucket, is_collective
+from mbc.plan.model import Launch, Mode, Program
 from mbc.plan.verify import verify_plan
 from mbc.source import Source
 from tests.optimize.planned import plan_of

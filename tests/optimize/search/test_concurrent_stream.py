@@ -14,6 +14,7 @@ import pytest
 from mbc.cli.compile_command import summary
 from mbc.compiler import compile_plan
 from mbc.errors import MbcError
+from mbc.hardware.streams import Stream
 from mbc.optimize import effort
 from mbc.optimize.placement.assign_addresses import assign_addresses
 from mbc.optimize.schedule.in_place import alias_in_place
@@ -22,7 +23,7 @@ from mbc.optimize.search import search
 from mbc.optimize.search.concurrent_stream import use_concurrent_stream
 from mbc.optimize.search.solution import Solution
 from mbc.options import Options
-from mbc.plan.model import Copy, Launch, Plan, Stream
+from mbc.plan.model import Copy, Launch, Plan
 from mbc.plan.prefetch import input_bytes
 from mbc.plan.verify import verify_plan
 from mbc.report.tables import totals_text

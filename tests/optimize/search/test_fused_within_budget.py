@@ -9,11 +9,12 @@ import pytest
 
 from mbc.frontend.lower import lower
 from mbc.frontend.parse import parse
-from mbc.ir.transforms.training_step import differentiate
+from mbc.hardware.streams import Space
 from mbc.ir.types import DType, Layout, Precision
 from mbc.optimize.schedule.emit_launches import WHOLE, Draft
 from mbc.optimize.search import overhead
-from mbc.plan.model import Buffer, Launch, Mode, Plan, Program, Space
+from mbc.passes.training_step import differentiate
+from mbc.plan.model import Buffer, Launch, Mode, Plan, Program
 from mbc.source import Source
 from tests.optimize.fusion.test_select_groups import UNCLUSTERED, graph, planned, trained
 

@@ -10,13 +10,14 @@ import pytest
 from mbc.compiler import compile_plans
 from mbc.errors import BudgetError
 from mbc.hardware.host_sharing import shared_link
+from mbc.hardware.streams import Space
 from mbc.ir.graph import Role
 from mbc.kernels import PROVIDERS
 from mbc.optimize.candidates.table import CandidateTable
 from mbc.optimize.search.host_sharing import beside_other_ranks, retimed
 from mbc.options import Options
 from mbc.plan.file import dump_plan, load_plan
-from mbc.plan.model import Copy, Plan, Space
+from mbc.plan.model import Copy, Plan
 from mbc.profile.locate import find_profile
 from mbc.profile.model import calibrated, for_ranks
 from mbc.report.devices import device_of, host_sharing_text

@@ -7,11 +7,12 @@ from dataclasses import replace
 import pytest
 
 from mbc.hardware.spec import find_spec
+from mbc.hardware.streams import Stream
 from mbc.ir.types import DType, Layout
 from mbc.kernels.calibration import INTERPOLATED, OTHER_GPU, UNCOMPARED, calibration
 from mbc.optimize.schedule.simulate import simulate
 from mbc.optimize.search.prediction_interval import time_range_us
-from mbc.plan.model import Access, Buffer, Copy, Kernel, Launch, Mode, Plan, Program, Rows, Stream
+from mbc.plan.model import Access, Buffer, Copy, Kernel, Launch, Mode, Plan, Program, Rows
 from tests.plan.chains import random_plan
 
 H200, A100 = find_spec("h200"), find_spec("a100-80")

@@ -11,8 +11,6 @@ import pytest
 from mbc.frontend.lower import lower
 from mbc.frontend.parse import parse
 from mbc.ir.graph import TrainingGraph
-from mbc.ir.transforms.relu_masks import mask_relus, residual_relus
-from mbc.ir.transforms.training_step import differentiate
 from mbc.ir.types import Layout
 from mbc.kernels import PROVIDERS
 from mbc.kernels.base import Candidate, Request
@@ -21,6 +19,8 @@ from mbc.optimize.search.profiling_requests import needs
 from mbc.optimize.search.relu_masks import with_relu_masks
 from mbc.optimize.search.search import Limits, search
 from mbc.options import Policy
+from mbc.passes.relu_masks import mask_relus, residual_relus
+from mbc.passes.training_step import differentiate
 from mbc.plan.model import Plan
 from mbc.plan.verify import verify_plan
 from mbc.runtime.module import Module

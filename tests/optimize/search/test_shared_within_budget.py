@@ -10,10 +10,10 @@ from dataclasses import replace
 import pytest
 
 from mbc.compiler import compile_plans
-from mbc.kernels.nccl import collective_of, is_bucket, is_collective
 from mbc.optimize.candidates.table import CandidateTable
 from mbc.optimize.search.search import Limits, search
 from mbc.options import TECHNIQUES, Options
+from mbc.plan.collectives import collective_of, is_bucket, is_collective
 from mbc.plan.file import dump_plan
 from mbc.plan.model import Plan
 from mbc.plan.verify import verify_plan

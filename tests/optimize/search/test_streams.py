@@ -8,12 +8,13 @@ from hypothesis import strategies as st
 
 from mbc.analysis.roofline import flops_of
 from mbc.hardware.spec import find_spec
+from mbc.hardware.streams import STREAM_TO, Space, Stream
 from mbc.hardware.transfers import Slowdown
 from mbc.ir.types import DType, Layout
 from mbc.optimize.schedule.contention import contention
 from mbc.optimize.schedule.simulate import Contention, LinkContention, measured_share, simulate, timeline
 from mbc.optimize.schedule.synchronise import synchronise
-from mbc.plan.model import STREAM_TO, Access, Buffer, Copy, Kernel, Launch, Mode, Program, Rows, Space, Stream
+from mbc.plan.model import Access, Buffer, Copy, Kernel, Launch, Mode, Program, Rows
 from tests.optimize.planned import table
 
 WHOLE = Rows(0, 1)

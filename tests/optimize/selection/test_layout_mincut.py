@@ -15,7 +15,6 @@ from mbc.frontend.lower import lower
 from mbc.frontend.parse import parse
 from mbc.hardware.spec import DeviceSpec, find_spec
 from mbc.ir.graph import Operation, TrainingGraph
-from mbc.ir.transforms.training_step import differentiate
 from mbc.ir.types import Layout, TensorType, layout_matters
 from mbc.kernels.base import Acceptance, Arguments, Call, Candidate, Request
 from mbc.ops import KINDS
@@ -25,6 +24,7 @@ from mbc.optimize.schedule.emit_launches import emit_launches
 from mbc.optimize.schedule.simulate import simulate
 from mbc.optimize.selection.layout_mincut import Options
 from mbc.optimize.selection.select import best_within, choose
+from mbc.passes.training_step import differentiate
 from mbc.source import Source
 
 SOURCE = """

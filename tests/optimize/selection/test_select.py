@@ -13,7 +13,6 @@ from mbc.frontend.lower import lower
 from mbc.frontend.parse import parse
 from mbc.hardware.spec import DeviceSpec, find_spec
 from mbc.ir.graph import TrainingGraph
-from mbc.ir.transforms.training_step import differentiate
 from mbc.ir.types import Layout
 from mbc.kernels.base import Acceptance, Arguments, Call, Candidate, Request
 from mbc.kernels.cuda import OWN
@@ -23,6 +22,7 @@ from mbc.optimize.schedule.emit_launches import emit_launches
 from mbc.optimize.schedule.in_place import alias_in_place
 from mbc.optimize.search.search import Limits, search
 from mbc.optimize.selection.select import choose
+from mbc.passes.training_step import differentiate
 from mbc.plan.model import Kernel, Mode, Plan
 from mbc.plan.verify import verify_plan
 from mbc.source import Source

@@ -9,12 +9,12 @@ import pytest
 from mbc.frontend.lower import lower
 from mbc.frontend.parse import parse
 from mbc.ir.graph import Operation, Ranks, TrainingGraph
-from mbc.ir.transforms import gather_operands
-from mbc.ir.transforms.gather_operands import GEMMS_TO_OVERLAP, MOST_ROWS, MOST_ROWS_FP32
-from mbc.ir.transforms.training_step import differentiate
-from mbc.ir.verify import verify_training
 from mbc.ops import KINDS
 from mbc.ops.collective import AllGather
+from mbc.passes import gather_operands
+from mbc.passes.gather_operands import GEMMS_TO_OVERLAP, MOST_ROWS, MOST_ROWS_FP32
+from mbc.passes.training_step import differentiate
+from mbc.passes.verify import verify_training
 from mbc.source import Source
 
 SOURCE = """network net(batch = 4, wide = 64, bias = true) {

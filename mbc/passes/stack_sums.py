@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from mbc.ir.graph import Attributes, Network, Operation, Value
-from mbc.ir.transforms.uses import Uses
 from mbc.ops import KINDS
 from mbc.ops.activation import Scale
 from mbc.ops.arithmetic import Broadcast
@@ -21,6 +20,7 @@ from mbc.ops.broadcast import gate_shape
 from mbc.ops.rearrange import Split
 from mbc.ops.reduce import Reduce
 from mbc.ops.shape import Unflatten
+from mbc.passes.uses import Uses
 
 
 @dataclass(frozen=True, slots=True)

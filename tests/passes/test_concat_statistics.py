@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from mbc.ir.graph import Operation, TrainingGraph, Value
-from mbc.ir.transforms import training_step as training
 from mbc.ir.types import DType, TensorType
 from mbc.ops import KINDS
 from mbc.ops.base import NoAttributes, ShapeError
+from mbc.passes import training_step as training
 from tests.ir.execution import draw, step
-from tests.ir.transforms.small import graph
+from tests.passes.small import graph
 
 DENSE = """
   x = image |> conv(6, 3, pad=1) @first

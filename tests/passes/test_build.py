@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from mbc.ir.build import GraphBuilder, live_operations
 from mbc.ir.graph import Role
 from mbc.ir.types import DType, TensorType
 from mbc.ops.base import NoAttributes, ShapeError
+from mbc.passes.build import GraphBuilder, live_operations
 
 IMAGE = TensorType((2, 3, 4, 4), DType.FP32)
 

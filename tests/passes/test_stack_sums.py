@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from mbc.ir.graph import Network, TrainingGraph
-from mbc.ir.transforms import training_step as training
+from mbc.passes import training_step as training
 from tests.ir.execution import draw, step
-from tests.ir.transforms.small import graph
+from tests.passes.small import graph
 
 PARTS = """
   a = image |> conv(4, 3, pad=1) @a

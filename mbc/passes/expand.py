@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from mbc.ir.build import GraphBuilder
 from mbc.ir.graph import Attributes, Operation, Ranks, Role
 from mbc.ir.types import DType, TensorType
 from mbc.ops import KINDS
 from mbc.ops.matrix import Cast
+from mbc.passes.build import GraphBuilder
 from mbc.source import Span
 
 FLOATING = (DType.FP64, DType.FP32, DType.BF16, DType.FP16)

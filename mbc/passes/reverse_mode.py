@@ -6,12 +6,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 
-from mbc.ir.build import GraphBuilder
 from mbc.ir.graph import Attributes, Operation
 from mbc.ir.types import TensorType
 from mbc.ops import KINDS
 from mbc.ops.base import NoAttributes
 from mbc.ops.matrix import Cast
+from mbc.passes.build import GraphBuilder
 
 
 class Backward:

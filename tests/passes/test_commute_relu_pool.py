@@ -8,12 +8,12 @@ import pytest
 from mbc.frontend.lower import lower
 from mbc.frontend.parse import parse
 from mbc.ir.graph import Operation, TrainingGraph
-from mbc.ir.transforms.training_step import differentiate
 from mbc.ir.types import DType, Precision, TensorType
-from mbc.ir.verify import verify_training
 from mbc.ops import KINDS
 from mbc.ops.base import Array, Attributes, Call, NoAttributes
 from mbc.ops.pooling import MaxPool
+from mbc.passes.training_step import differentiate
+from mbc.passes.verify import verify_training
 from mbc.source import Source
 
 WINDOWS = (

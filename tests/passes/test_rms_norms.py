@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from mbc.ir.graph import Network, TrainingGraph
-from mbc.ir.transforms import training_step as training
 from mbc.ir.types import Precision
 from mbc.ops import KINDS
 from mbc.ops.base import Call, ShapeError
 from mbc.ops.rms_norm import RmsNorm
+from mbc.passes import training_step as training
 from tests.ir.execution import draw, step
-from tests.ir.transforms.small import graph
+from tests.passes.small import graph
 
 WRITTEN = """
   x = image |> conv(4, 3, pad=1)

@@ -10,12 +10,12 @@ import pytest
 
 from mbc.errors import MbcError
 from mbc.ir.graph import Network, Operation, Optimizer, Role, TrainingGraph, Value
-from mbc.ir.transforms.training_step import differentiate
 from mbc.ir.types import DType, Precision, TensorType
-from mbc.ir.verify import verify_network, verify_training
 from mbc.ops.base import NoAttributes
 from mbc.ops.pooling import MaxPool
 from mbc.ops.update import Guard
+from mbc.passes.training_step import differentiate
+from mbc.passes.verify import verify_network, verify_training
 from tests.ir.networks import small
 
 NETWORK = small()

@@ -1,5 +1,7 @@
-"""Passes over graphs, one a file.
+"""Passes over graphs, one a file, with the builder of graphs and their verifier.
 
+* `build`: appends operations, with shape inference and unique names
+* `verify`: checks a graph between passes
 * `training_step`: network -> training graph: precision, backward pass, update, inference graph
 * `reverse_mode`: reverse-mode differentiation
 * `expand`: operations of a network, in the types of a precision

@@ -7,12 +7,12 @@ from collections import Counter
 import pytest
 
 from mbc.ir.graph import Optimizer, Ranks, Role, TrainingGraph
-from mbc.ir.transforms.training_step import differentiate
 from mbc.ir.types import Precision
-from mbc.ir.verify import verify_training
 from mbc.ops.collective import AllReduce
 from mbc.ops.loss import CrossEntropyBackward, MseBackward, WeightedSum
-from tests.ir.transforms.test_training_step import MOMENTUM, NETWORKS
+from mbc.passes.training_step import differentiate
+from mbc.passes.verify import verify_training
+from tests.passes.test_training_step import MOMENTUM, NETWORKS
 
 ADAMW = Optimizer("adamw")
 CLIPPED = Optimizer(frozen=("*.bias",), clip_norm=1.0)

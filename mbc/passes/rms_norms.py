@@ -11,12 +11,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from mbc.ir.graph import Network, Operation, Value
-from mbc.ir.transforms.uses import Uses
 from mbc.ops.activation import Scale
 from mbc.ops.arithmetic import Broadcast
 from mbc.ops.elementary import Power
 from mbc.ops.reduce import Reduce
 from mbc.ops.rms_norm import RmsNorm
+from mbc.passes.uses import Uses
 
 
 def join_rms_norms(network: Network) -> Network:

@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 
 from mbc.errors import MbcError
 from mbc.ir.averages import average_name
-from mbc.ir.build import GraphBuilder, live_operations
 from mbc.ir.control import INITIAL_LOSS_SCALE
 from mbc.ir.graph import (
     Attributes,
@@ -28,15 +27,6 @@ from mbc.ir.graph import (
 )
 from mbc.ir.metrics import MEAN_SQUARE, PART_SQUARE, value_of
 from mbc.ir.parameter_groups import is_trained, settings_of
-from mbc.ir.transforms.commute_relu_pool import relu_behind_pool
-from mbc.ir.transforms.concat_statistics import statistics_by_part
-from mbc.ir.transforms.detached import without_detached
-from mbc.ir.transforms.expand import FLOATING, Expander
-from mbc.ir.transforms.gather_operands import gather_operands
-from mbc.ir.transforms.reverse_mode import Backward
-from mbc.ir.transforms.rms_norms import join_rms_norms
-from mbc.ir.transforms.shard_optimizer import shard_optimizer
-from mbc.ir.transforms.stack_sums import sum_parts
 from mbc.ir.types import Precision, TensorType
 from mbc.ops import KINDS
 from mbc.ops.activation import Scale
@@ -48,6 +38,16 @@ from mbc.ops.loss import WeightedSum
 from mbc.ops.normalization import MOST_RANKS, is_synchronised
 from mbc.ops.reduce import Reduce
 from mbc.ops.update import AdamW, Ema, Guard, Sgd
+from mbc.passes.build import GraphBuilder, live_operations
+from mbc.passes.commute_relu_pool import relu_behind_pool
+from mbc.passes.concat_statistics import statistics_by_part
+from mbc.passes.detached import without_detached
+from mbc.passes.expand import FLOATING, Expander
+from mbc.passes.gather_operands import gather_operands
+from mbc.passes.reverse_mode import Backward
+from mbc.passes.rms_norms import join_rms_norms
+from mbc.passes.shard_optimizer import shard_optimizer
+from mbc.passes.stack_sums import sum_parts
 
 _ADAM = ("adamw", "lamb")  # optimizers with two moments
 
