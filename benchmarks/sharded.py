@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any, NamedTuple
 
-from record import RESULTS, Results, results, write
+from record import RESULTS, results, write
 
 CHUNK = 20  # cases of a row, where a case takes less than a second
 CASE_SECONDS = 600  # a case that takes longer has failed
@@ -181,7 +181,7 @@ def _merged(name: str, shards: int, chunk: int) -> dict[str, Any]:
     about = {"seed": held[0]["seed"], "cases": held[0]["cases"], "shards": shards}
     totals = _written(name, rows, about, len(_chunks(held[0]["cases"], chunk)))
     for number in range(shards):
-        Results(f"{name}_{number}_of_{shards}", {}, {}).remove()
+        (RESULTS / f"{name}_{number}_of_{shards}.json").unlink()
     return totals
 
 
