@@ -112,9 +112,21 @@ def listed(path: Path = LIST) -> dict[str, PageFigures]:
     """Return the pages of `figures.toml` by their path from the repository's root."""
     tables = tomllib.loads(path.read_text(encoding="utf-8"))
     return {
-        name: PageFigures(table.get("figures", ()), table.get("settings", ()), table.get("decisions", ()))
+        name: PageFigures(_templates(table), table.get("settings", ()), table.get("decisions", ()))
         for name, table in tables.items()
     }
+
+
+def _templates(table: Mapping[str, Any]) -> Sequence[str]:
+    """Return the templates of a page's text and of the rows of its tables."""
+    rows = [_row(group["row"], texts) for group in table.get("rows", ()) for texts in group["of"]]
+    return [*table.get("figures", ()), *rows]
+
+
+def _row(template: str, texts: Sequence[str]) -> str:
+    for number, text in enumerate(texts):
+        template = template.replace(f"${number}", text)
+    return template
 
 
 def with_results(text: str, templates: Sequence[str], results: Mapping[str, Any]) -> str:
