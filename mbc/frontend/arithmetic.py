@@ -9,7 +9,7 @@ from collections.abc import Callable
 from mbc.errors import MbcError
 from mbc.frontend.building import Building, misfit
 from mbc.frontend.names import Scope
-from mbc.frontend.values import Losses, Tensor, WordValue, Worth, describe, is_number
+from mbc.frontend.values import Losses, Result, Tensor, WordValue, describe, is_number
 from mbc.ir.graph import Attributes
 from mbc.ops.activation import Scale
 from mbc.ops.arithmetic import Emit, combine
@@ -66,7 +66,7 @@ def _power(a: Figure, b: Figure) -> Figure:
     return value
 
 
-def compare(symbol: str, a: Worth, b: Worth, span: Span) -> bool:
+def compare(symbol: str, a: Result, b: Result, span: Span) -> bool:
     """Return the result of a comparison: of numbers; for equality also of tuples of numbers, words, true and false.
 
     Raises:
@@ -81,10 +81,10 @@ def compare(symbol: str, a: Worth, b: Worth, span: Span) -> bool:
     raise MbcError("MBC029", f"`{symbol}` cannot compare {describe(a)} with {describe(b)}", remedy, span)
 
 
-def _comparable(worth: Worth) -> bool:
-    if isinstance(worth, tuple):
-        return all(isinstance(item, int | float) for item in worth)
-    return isinstance(worth, int | float | WordValue)
+def _comparable(result: Result) -> bool:
+    if isinstance(result, tuple):
+        return all(isinstance(item, int | float) for item in result)
+    return isinstance(result, int | float | WordValue)
 
 
 class Arithmetic:
@@ -94,7 +94,7 @@ class Arithmetic:
         """Take the network under construction."""
         self._building = building
 
-    def operate(self, symbol: str, a: Worth, b: Worth, span: Span, scope: Scope) -> Worth:
+    def operate(self, symbol: str, a: Result, b: Result, span: Span, scope: Scope) -> Result:
         """Return `a symbol b`.
 
         Raises:
@@ -113,13 +113,13 @@ class Arithmetic:
         message = f"`{symbol}` does not take {describe(a)} and {describe(b)}"
         raise MbcError("MBC029", message, _remedy(a, b), span)
 
-    def negate(self, a: Worth, span: Span, scope: Scope) -> Worth:
+    def negate(self, a: Result, span: Span, scope: Scope) -> Result:
         """Return `-a`."""
         if is_number(a):
             return -a
         return self.operate("*", a, -1, span, scope)
 
-    def _tensors(self, symbol: str, a: Worth, b: Worth, span: Span, scope: Scope) -> Tensor | None:
+    def _tensors(self, symbol: str, a: Result, b: Result, span: Span, scope: Scope) -> Tensor | None:
         for number in (a, b):
             if is_number(number) and math.isinf(number):
                 raise MbcError("MBC016", f"`{symbol}` meets a tensor and {number}", "use a finite number", span)
@@ -182,7 +182,7 @@ class Arithmetic:
         return Tensor(value, self._building.type(value), span, path)
 
 
-def _combine(symbol: str, a: Worth, b: Worth, span: Span) -> Losses | None:
+def _combine(symbol: str, a: Result, b: Result, span: Span) -> Losses | None:
     """Return the sum or difference of losses, or a loss times a number; None for other operands."""
     if isinstance(a, Losses) and isinstance(b, Losses) and symbol in ("+", "-"):
         return _merge((*a.terms, *_times(b, 1.0 if symbol == "+" else -1.0, span).terms))
@@ -209,7 +209,7 @@ def merge(*losses: Losses) -> Losses:
     return _merge(tuple(term for loss in losses for term in loss.terms))
 
 
-def _remedy(a: Worth, b: Worth) -> str:
+def _remedy(a: Result, b: Result) -> str:
     if isinstance(a, Losses) or isinstance(b, Losses):
         return "losses can be added to each other and multiplied by numbers"
     if isinstance(a, Tensor) or isinstance(b, Tensor):

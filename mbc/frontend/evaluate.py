@@ -20,7 +20,7 @@ from mbc.frontend.unknown import (
     unknown_operation,
     unknown_value,
 )
-from mbc.frontend.values import Bytes, Tensor, Text, WordValue, Worth, Written, describe, is_number
+from mbc.frontend.values import Bytes, Result, Tensor, Text, WordValue, Written, describe, is_number
 from mbc.ops import LAYERS
 from mbc.ops.base import Layer, Parameter
 from mbc.source import Span
@@ -28,7 +28,7 @@ from mbc.source import Span
 MOST_EXPRESSIONS = 1_000_000
 INFINITY = "inf"  # a source may bind this name, as any other
 
-Apply = Callable[[Written, Worth, Span], Worth]
+Apply = Callable[[Written, Result, Span], Result]
 Elsewhere = Callable[[str], Span | None]
 
 
@@ -59,7 +59,7 @@ class Evaluator:
         self._elsewhere = elsewhere
         self._expressions = 0
 
-    def worth(self, expression: ast.Expression, frame: Frame) -> Worth:
+    def evaluate(self, expression: ast.Expression, frame: Frame) -> Result:
         """Return the value of an expression.
 
         Raises:
@@ -76,7 +76,7 @@ class Evaluator:
             case ast.String():
                 return Text(expression.text)
             case ast.Tuple():
-                return tuple(self.worth(item, frame) for item in expression.items)
+                return tuple(self.evaluate(item, frame) for item in expression.items)
             case ast.Call():
                 return self._call(expression, frame)
             case ast.Labelled():
@@ -93,7 +93,7 @@ class Evaluator:
                 return self._pipe(expression, frame)
             case ast.Pick():
                 taken = self.condition(expression.condition, frame)
-                return self.worth(expression.then if taken else expression.otherwise, frame)
+                return self.evaluate(expression.then if taken else expression.otherwise, frame)
 
     def _spend(self, expressions: int, span: Span) -> None:
         self._expressions += expressions
@@ -107,11 +107,11 @@ class Evaluator:
         Raises:
             MbcError: MBC029 if the value is not true or false.
         """
-        worth = self.worth(expression, frame)
-        if not isinstance(worth, bool):
-            message = f"a condition must be true or false, but is {describe(worth)}"
+        result = self.evaluate(expression, frame)
+        if not isinstance(result, bool):
+            message = f"a condition must be true or false, but is {describe(result)}"
             raise MbcError("MBC029", message, "compare it, as in `x > 0`", expression.span)
-        return worth
+        return result
 
     def whole(self, expression: ast.Expression, frame: Frame, what: str) -> int:
         """Return the value of an expression that must be a whole number; `what` names the number in messages.
@@ -119,27 +119,27 @@ class Evaluator:
         Raises:
             MbcError: MBC029 if the value is not a whole number.
         """
-        worth = self.worth(expression, frame)
-        number = whole(worth)
+        result = self.evaluate(expression, frame)
+        number = whole(result)
         if number is None:
-            message = f"{what} must be a whole number, but is {describe(worth)}"
+            message = f"{what} must be a whole number, but is {describe(result)}"
             raise MbcError("MBC029", message, "give a whole number", expression.span)
         return number
 
-    def _tensor(self, expression: ast.Expression, frame: Frame) -> Worth:
+    def _tensor(self, expression: ast.Expression, frame: Frame) -> Result:
         """Return the value of an operand; a layer that takes no tensors, such as `parameter(64)`, is applied."""
-        return self._made(self.worth(expression, frame))
+        return self._made(self.evaluate(expression, frame))
 
-    def _made(self, worth: Worth) -> Worth:
-        if isinstance(worth, tuple):
-            return tuple(map(self._made, worth))
-        if isinstance(worth, Written) and isinstance(worth.of, Layer) and worth.of.inputs == (0, 0):
-            return self._apply(worth, (), worth.span)
-        return worth
+    def _made(self, result: Result) -> Result:
+        if isinstance(result, tuple):
+            return tuple(map(self._made, result))
+        if isinstance(result, Written) and isinstance(result.of, Layer) and result.of.inputs == (0, 0):
+            return self._apply(result, (), result.span)
+        return result
 
     # ---- names ----
 
-    def _name(self, name: ast.Name, frame: Frame) -> Worth:
+    def _name(self, name: ast.Name, frame: Frame) -> Result:
         value = frame.get(name.text)
         if value is not None:
             return value
@@ -166,14 +166,14 @@ class Evaluator:
         declared = name in self._blocks or name in LAYERS or name in self._words or name in (*FUNCTIONS, INFINITY)
         return declared or frame.get(name) is not None or self._elsewhere(name) is not None
 
-    def _call(self, call: ast.Call, frame: Frame) -> Worth:
+    def _call(self, call: ast.Call, frame: Frame) -> Result:
         function = FUNCTIONS.get(call.name)
         if function is None:
             return self._written(call, frame)
-        worths = tuple(self.worth(a.value, frame) for a in call.arguments)
+        results = tuple(self.evaluate(a.value, frame) for a in call.arguments)
         if any(a.name is not None for a in call.arguments):
             raise MbcError("MBC007", f"`{call.name}` has no settings with names", "leave the name out", call.span)
-        result = function(worths, call.span)
+        result = function(results, call.span)
         if isinstance(result, tuple):
             self._spend(len(result) // 10, call.span)  # a number of a range costs about a tenth of an expression
         return result
@@ -196,17 +196,17 @@ class Evaluator:
             return Written(layer, settings, {}, frame.scope, call.span)
         assert block is not None
         check_names(block.name, [p.name for p in block.parameters], call.arguments)
-        given = [Given(a.name, self.worth(a.value, frame), a.span) for a in call.arguments]
+        given = [Given(a.name, self.evaluate(a.value, frame), a.span) for a in call.arguments]
         matched = match(block.name, [p.name for p in block.parameters], given)
         for parameter in block.parameters:
             if parameter.default is None and parameter.name not in matched:
                 message = f"block `{block.name}` needs `{parameter.name}`"
                 remedy = f"write `{block.name}({parameter.name}=…)`"
                 raise MbcError("MBC008", message, remedy, call.span)
-        arguments = {name: argument.worth for name, argument in matched.items()}
+        arguments = {name: argument.result for name, argument in matched.items()}
         return Written(block, {}, arguments, frame.scope, call.span)
 
-    def _given(self, argument: ast.Argument, words: Mapping[str, Sequence[str]], frame: Frame) -> Worth:
+    def _given(self, argument: ast.Argument, words: Mapping[str, Sequence[str]], frame: Frame) -> Result:
         """Return the value of a layer's setting; an unknown name is compared with `words`, which the setting accepts.
 
         Raises:
@@ -215,57 +215,57 @@ class Evaluator:
         value, taken = argument.value, words.get(argument.name or "", ())
         if isinstance(value, ast.Name) and taken and not self._is_known(value.text, frame):
             raise unknown_value(value.text, value.span, argument.name or "", taken)
-        return self.worth(value, frame)
+        return self.evaluate(value, frame)
 
-    def _labelled(self, labelled: ast.Labelled, frame: Frame) -> Worth:
-        worth = self.worth(labelled.target, frame)
-        if not isinstance(worth, Written):
-            message = f"`@{labelled.label}` names a layer or block, but stands after {describe(worth)}"
+    def _labelled(self, labelled: ast.Labelled, frame: Frame) -> Result:
+        result = self.evaluate(labelled.target, frame)
+        if not isinstance(result, Written):
+            message = f"`@{labelled.label}` names a layer or block, but stands after {describe(result)}"
             raise MbcError("MBC027", message, "put the label behind the layer", labelled.span)
-        if worth.label is not None or worth.path is not None:
-            name = worth.label.text if worth.label is not None else worth.path
+        if result.label is not None or result.path is not None:
+            name = result.label.text if result.label is not None else result.path
             message = f"this layer already has the name `{name}`"
             raise MbcError("MBC013", message, "give one label where the layer is written", labelled.span)
-        worth.label = ast.Word(labelled.span, labelled.label)
-        return worth
+        result.label = ast.Word(labelled.span, labelled.label)
+        return result
 
     # ---- operators ----
 
-    def _attribute(self, attribute: ast.Attribute, frame: Frame) -> Worth:
+    def _attribute(self, attribute: ast.Attribute, frame: Frame) -> Result:
         foreign = of_framework(attribute, frame)
         if foreign is not None:
             raise foreign
-        worth = self._tensor(attribute.target, frame)
+        result = self._tensor(attribute.target, frame)
         if attribute.name != "shape":
             message = f"there is no `.{attribute.name}`"
             raise MbcError("MBC027", message, "a tensor has `.shape`, and nothing else", attribute.span)
-        if not isinstance(worth, Tensor):
-            message = f"only a tensor has `.shape`; this is {describe(worth)}"
+        if not isinstance(result, Tensor):
+            message = f"only a tensor has `.shape`; this is {describe(result)}"
             raise MbcError("MBC027", message, "use it on a tensor", attribute.span)
-        return worth.type.shape
+        return result.type.shape
 
-    def _index(self, index: ast.Index, frame: Frame) -> Worth:
-        worth = self.worth(index.target, frame)
-        if not isinstance(worth, tuple):
-            hint = "take an element of its shape, as in `x.shape[1]`" if isinstance(worth, Tensor) else "index a tuple"
-            raise MbcError("MBC029", f"{describe(worth)} cannot be indexed", hint, index.span)
+    def _index(self, index: ast.Index, frame: Frame) -> Result:
+        result = self.evaluate(index.target, frame)
+        if not isinstance(result, tuple):
+            hint = "take an element of its shape, as in `x.shape[1]`" if isinstance(result, Tensor) else "index a tuple"
+            raise MbcError("MBC029", f"{describe(result)} cannot be indexed", hint, index.span)
         number = self.whole(index.index, frame, "an index")
-        if not -len(worth) <= number < len(worth):
-            message = f"index {number} is outside of {describe(worth)}"
-            raise MbcError("MBC029", message, f"use 0 to {len(worth) - 1}, or -1 for the last", index.span)
-        return worth[number]
+        if not -len(result) <= number < len(result):
+            message = f"index {number} is outside of {describe(result)}"
+            raise MbcError("MBC029", message, f"use 0 to {len(result) - 1}, or -1 for the last", index.span)
+        return result[number]
 
-    def _unary(self, unary: ast.Unary, frame: Frame) -> Worth:
+    def _unary(self, unary: ast.Unary, frame: Frame) -> Result:
         if unary.operator == "not":
             return not self.condition(unary.operand, frame)
-        worth = self._tensor(unary.operand, frame)
+        result = self._tensor(unary.operand, frame)
         if unary.operator == "-":
-            return self._arithmetic.negate(worth, unary.span, frame.scope)
-        if is_number(worth) or isinstance(worth, Tensor):
-            return worth
-        raise MbcError("MBC029", f"`+` does not take {describe(worth)}", "leave it out", unary.span)
+            return self._arithmetic.negate(result, unary.span, frame.scope)
+        if is_number(result) or isinstance(result, Tensor):
+            return result
+        raise MbcError("MBC029", f"`+` does not take {describe(result)}", "leave it out", unary.span)
 
-    def _chain(self, chain: ast.Chain, frame: Frame) -> Worth:
+    def _chain(self, chain: ast.Chain, frame: Frame) -> Result:
         first_operator = chain.rest[0][0]
         if first_operator in ("and", "or"):
             stop = first_operator == "or"
@@ -282,28 +282,28 @@ class Evaluator:
                 total = self._arithmetic.operate(symbol, total, other, span, frame.scope)
         return total
 
-    def loss(self, expression: ast.Expression, frame: Frame) -> Worth:
+    def loss(self, expression: ast.Expression, frame: Frame) -> Result:
         """Return the value of a loss; an unknown name in its last stage is compared with losses."""
         if isinstance(expression, ast.Pipe):
             return self._pipe(expression, frame, loss=True)
-        return self.worth(expression, frame)
+        return self.evaluate(expression, frame)
 
-    def _pipe(self, pipe: ast.Pipe, frame: Frame, loss: bool = False) -> Worth:
-        worth = self._tensor(pipe.first, frame)
+    def _pipe(self, pipe: ast.Pipe, frame: Frame, loss: bool = False) -> Result:
+        result = self._tensor(pipe.first, frame)
         for stage in pipe.stages:
             bare = stage.target if isinstance(stage, ast.Labelled) else stage
             span = bare.span
             self._check_stage(bare, frame, loss and stage is pipe.stages[-1])
             if isinstance(stage, ast.Chain) and stage.rest[0][0] in ARITHMETIC:
-                first = self.worth(stage.first, frame)
+                first = self.evaluate(stage.first, frame)
                 if isinstance(first, Written):
                     raise loose_pipe(pipe, stage, first)
-            layer = self.worth(stage, frame)
+            layer = self.evaluate(stage, frame)
             if not isinstance(layer, Written):
                 message = f"tensors are piped into a layer or block, but this is {describe(layer)}"
                 raise MbcError("MBC027", message, "put a layer behind `|>`, such as `relu` or `conv(64, 3)`", span)
-            worth = self._apply(layer, worth, span)
-        return worth
+            result = self._apply(layer, result, span)
+        return result
 
     def _check_stage(self, stage: ast.Expression, frame: Frame, loss: bool) -> None:
         """Raise MBC006 for a stage whose name is unknown."""

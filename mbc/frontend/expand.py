@@ -15,7 +15,7 @@ from mbc.frontend.functions import FUNCTIONS
 from mbc.frontend.names import Scope
 from mbc.frontend.near import suggest
 from mbc.frontend.scalars import check_metric_name, losses_of, metric_of
-from mbc.frontend.values import Losses, Tensor, Worth, Written, describe
+from mbc.frontend.values import Losses, Result, Tensor, Written, describe
 from mbc.ir.types import DType
 from mbc.source import Span
 
@@ -26,7 +26,7 @@ INPUT_TYPES = {"float": DType.FP32, "class": DType.INT32, "uint8": DType.UINT8}
 
 @dataclass(frozen=True, slots=True)
 class _Returned:
-    worth: Worth
+    result: Result
 
 
 class Expansion:
@@ -80,7 +80,7 @@ class Expansion:
                 if self._depth == 0:
                     message = "`return` stands outside of a block"
                     raise MbcError("MBC037", message, "a network declares its results by `output`", statement.span)
-                return _Returned(self.evaluator.worth(statement.value, frame))
+                return _Returned(self.evaluator.evaluate(statement.value, frame))
             case _:
                 if self._depth > 0:
                     word = {ast.Input: "input", ast.Output: "output", ast.Loss: "loss", ast.Metric: "metric"}[
@@ -97,15 +97,15 @@ class Expansion:
             return
         if isinstance(statement, ast.Output):
             for expression in statement.values:
-                self._output(self.evaluator.worth(expression, frame), expression.span)
+                self._output(self.evaluator.evaluate(expression, frame), expression.span)
             return
         if isinstance(statement, ast.Metric):
             check_metric_name(statement.name, self.metrics)
-            worth = self.evaluator.worth(statement.value, frame)
-            self.metrics[statement.name.text] = metric_of(worth, statement.value.span)
+            result = self.evaluator.evaluate(statement.value, frame)
+            self.metrics[statement.name.text] = metric_of(result, statement.value.span)
             return
-        worth = self.evaluator.loss(statement.value, frame)
-        self.losses.append(losses_of(worth, self.building, statement.value.span))
+        result = self.evaluator.loss(statement.value, frame)
+        self.losses.append(losses_of(result, self.building, statement.value.span))
 
     def _input(self, statement: ast.Input, frame: Frame) -> None:
         name, kind = statement.name, statement.kind
@@ -138,45 +138,45 @@ class Expansion:
         self.inputs.append((tensor, statement.span))
         frame.bind(name.text, tensor)
 
-    def _output(self, worth: Worth, span: Span) -> None:
-        if isinstance(worth, tuple):
-            for item in worth:
+    def _output(self, result: Result, span: Span) -> None:
+        if isinstance(result, tuple):
+            for item in result:
                 self._output(item, span)
             return
-        if not isinstance(worth, Tensor):
-            message = f"an output must be a tensor, but this is {describe(worth)}"
+        if not isinstance(result, Tensor):
+            message = f"an output must be a tensor, but this is {describe(result)}"
             raise MbcError("MBC027", message, "name a tensor that a layer computes", span)
-        if any(worth.value == tensor.value for tensor, _ in self.inputs):
-            message = f"input `{worth.path}` cannot be an output as it is"
+        if any(result.value == tensor.value for tensor, _ in self.inputs):
+            message = f"input `{result.path}` cannot be an output as it is"
             raise MbcError("MBC027", message, "name a tensor that a layer computes", span)
-        if any(worth.value == tensor.value for tensor, _ in self.outputs):
-            message = f"this tensor is already an output (the result of `{worth.path}`)"
+        if any(result.value == tensor.value for tensor, _ in self.outputs):
+            message = f"this tensor is already an output (the result of `{result.path}`)"
             raise MbcError("MBC012", message, "name each output once", span)
-        self.outputs.append((worth, span))
+        self.outputs.append((result, span))
 
     def _assign(self, statement: ast.Assign, frame: Frame) -> None:
-        worth = self.evaluator.worth(statement.value, frame)
+        result = self.evaluator.evaluate(statement.value, frame)
         if len(statement.names) == 1:
-            self._bind(statement.names[0], worth, frame)
+            self._bind(statement.names[0], result, frame)
             return
-        for word, item in zip(statement.names, self._parts(statement.names, worth, statement.span), strict=True):
+        for word, item in zip(statement.names, self._parts(statement.names, result, statement.span), strict=True):
             self._bind(word, item, frame)
 
-    def _bind(self, word: ast.Word, worth: Worth, frame: Frame, here: bool = False) -> None:
+    def _bind(self, word: ast.Word, result: Result, frame: Frame, here: bool = False) -> None:
         self._check_name(word.text, word.span)
-        if isinstance(worth, Written) and worth.bound is None and worth.path is None:
-            worth.bound = word
+        if isinstance(result, Written) and result.bound is None and result.path is None:
+            result.bound = word
         if here:
-            frame.bind_here(word.text, worth)
+            frame.bind_here(word.text, result)
         else:
-            frame.bind(word.text, worth)
+            frame.bind(word.text, result)
 
-    def _parts(self, names: Sequence[ast.Word], worth: Worth, span: Span) -> tuple[Worth, ...]:
-        if not isinstance(worth, tuple) or len(worth) != len(names):
+    def _parts(self, names: Sequence[ast.Word], result: Result, span: Span) -> tuple[Result, ...]:
+        if not isinstance(result, tuple) or len(result) != len(names):
             wanted = ", ".join(word.text for word in names)
-            message = f"`{wanted}` takes a tuple of {len(names)}, but this is {describe(worth)}"
+            message = f"`{wanted}` takes a tuple of {len(names)}, but this is {describe(result)}"
             raise MbcError("MBC031", message, "write as many names as there are values", span)
-        return worth
+        return result
 
     def _check_name(self, name: str, span: Span) -> None:
         if name in FUNCTIONS or name in self._blocks:
@@ -184,15 +184,15 @@ class Expansion:
             raise MbcError("MBC035", f"`{name}` is the name of {what}", "choose another name", span)
 
     def _for(self, statement: ast.For, frame: Frame) -> _Returned | None:
-        worth = self.evaluator.worth(statement.values, frame)
-        if not isinstance(worth, tuple):
-            message = f"a loop goes over a tuple or a range, but this is {describe(worth)}"
+        result = self.evaluator.evaluate(statement.values, frame)
+        if not isinstance(result, tuple):
+            message = f"a loop goes over a tuple or a range, but this is {describe(result)}"
             remedy = "write `range(n)` or a tuple such as `(1, 2, 3)`; one item needs a comma: `(1,)`"
             raise MbcError("MBC031", message, remedy, statement.values.span)
         label = statement.label
         scope = frame.scope
         path = scope.count("loop", statement.span) if label is None else scope.claim(label.text, label.span)
-        for turn, item in enumerate(worth):
+        for turn, item in enumerate(result):
             self._tick(statement.span)
             inner = Frame(Scope(f"{path}.{turn}"), frame)
             single = len(statement.names) == 1
@@ -206,15 +206,15 @@ class Expansion:
 
     # ---- layers and blocks ----
 
-    def _apply(self, written: Written, worth: Worth, span: Span) -> Worth:
+    def _apply(self, written: Written, result: Result, span: Span) -> Result:
         """Pipe a tensor, or a tuple of tensors, into a layer or block, and return the result."""
-        items = worth if isinstance(worth, tuple) else (worth,)
+        items = result if isinstance(result, tuple) else (result,)
         tensors = tuple(item for item in items if isinstance(item, Tensor))
         name = written.of.name
         block = isinstance(written.of, ast.Block)
         least, most = (len(written.of.tensors),) * 2 if isinstance(written.of, ast.Block) else written.of.inputs
         if len(tensors) != len(items) or (not tensors and least):
-            wrong = next((item for item in items if not isinstance(item, Tensor)), worth)
+            wrong = next((item for item in items if not isinstance(item, Tensor)), result)
             message = f"tensors are piped into `{name}`, but this is {describe(wrong)}"
             raise MbcError("MBC027", message, "put a tensor, or tensors in parentheses, in front of `|>`", span)
         if len(tensors) < least or (most is not None and len(tensors) > most):
@@ -237,7 +237,7 @@ class Expansion:
         results = self.building.apply(written.of, written.settings, tensors, written.path, span)
         return Losses(((results.value, 1.0),)) if written.of.scalar and isinstance(results, Tensor) else results
 
-    def _expand(self, block: ast.Block, written: Written, path: str, tensors: tuple[Tensor, ...], span: Span) -> Worth:
+    def _expand(self, block: ast.Block, written: Written, path: str, tensors: tuple[Tensor, ...], span: Span) -> Result:
         if self._depth >= DEEPEST_BLOCKS:
             message = f"blocks are nested more than {DEEPEST_BLOCKS} deep: does `{block.name}` contain itself?"
             raise MbcError("MBC018", message, "end the recursion by a condition, or write a loop", span)
@@ -246,11 +246,11 @@ class Expansion:
         self._bodies.append(block.body)
         try:
             for parameter in block.parameters:
-                worth = written.arguments.get(parameter.name)
-                if worth is None:
+                result = written.arguments.get(parameter.name)
+                if result is None:
                     assert parameter.default is not None
-                    worth = self.evaluator.worth(parameter.default, frame)
-                frame.bind_here(parameter.name, worth)
+                    result = self.evaluator.evaluate(parameter.default, frame)
+                frame.bind_here(parameter.name, result)
             for word, tensor in zip(block.tensors, tensors, strict=True):
                 frame.bind_here(word.text, tensor)
             returned = self._run(block.body, frame)
@@ -265,7 +265,7 @@ class Expansion:
         if returned is None:
             message = f"block `{block.name}` ends without `return`"
             raise MbcError("MBC030", message, "end it with `return` and its result", block.span)
-        return returned.worth
+        return returned.result
 
     def _bound_elsewhere(self, name: str) -> Span | None:
         return _binding(self._bodies[-1], name) if self._bodies else None

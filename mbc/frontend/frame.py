@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mbc.frontend.names import Scope
-from mbc.frontend.values import Worth
+from mbc.frontend.values import Result
 
 
 class Frame:
@@ -16,14 +16,14 @@ class Frame:
         """Begin without names."""
         self.scope = scope
         self._parent = parent
-        self._names: dict[str, Worth] = {}
+        self._names: dict[str, Result] = {}
 
     @property
     def outermost(self) -> bool:
         """True for the frame of a network or block, False for that of a loop."""
         return self._parent is None
 
-    def get(self, name: str) -> Worth | None:
+    def get(self, name: str) -> Result | None:
         """Return the value of a name; None if the name is not bound."""
         frame: Frame | None = self
         while frame is not None:
@@ -32,19 +32,19 @@ class Frame:
             frame = frame._parent
         return None
 
-    def bind(self, name: str, worth: Worth) -> None:
+    def bind(self, name: str, result: Result) -> None:
         """Bind the name where it is already bound, else in this frame."""
         frame: Frame | None = self
         while frame is not None:
             if name in frame._names:
-                frame._names[name] = worth
+                frame._names[name] = result
                 return
             frame = frame._parent
-        self._names[name] = worth
+        self._names[name] = result
 
-    def bind_here(self, name: str, worth: Worth) -> None:
+    def bind_here(self, name: str, result: Result) -> None:
         """Bind the name in this frame, also if it is bound outside."""
-        self._names[name] = worth
+        self._names[name] = result
 
     def names(self) -> list[str]:
         """Return every name that is bound."""

@@ -82,7 +82,7 @@ def _group(value: ast.Expression, evaluator: Evaluator, frame: Frame) -> Group:
     first, *rest = value.arguments
     pattern = _pattern(first.value)
     check_names(GROUP, _SETTINGS, rest)
-    given = [Given(a.name, evaluator.worth(a.value, frame), a.span) for a in rest]
+    given = [Given(a.name, evaluator.evaluate(a.value, frame), a.span) for a in rest]
     matched = match(GROUP, _SETTINGS, given)
     rate, weight_decay = (_number(matched.get(name), name) for name in _SETTINGS)
     if rate is None and weight_decay is None:
@@ -101,12 +101,12 @@ def _pattern(value: ast.Expression) -> Pattern:
 def _number(given: Given | None, name: str) -> float | None:
     if given is None:
         return None
-    worth = given.worth
-    if not is_number(worth) or worth < 0 or (name == "rate" and worth == 0):
+    result = given.result
+    if not is_number(result) or result < 0 or (name == "rate" and result == 0):
         allowed = "a positive number" if name == "rate" else "a number, at least 0"
-        message = f"`{name}` of `{GROUP}` must be {allowed}, but is {describe(worth)}"
+        message = f"`{name}` of `{GROUP}` must be {allowed}, but is {describe(result)}"
         raise MbcError("MBC025", message, f"give {allowed}", given.span)
-    return float(worth)
+    return float(result)
 
 
 def check_patterns(network: Network, patterns: Iterable[Pattern]) -> None:

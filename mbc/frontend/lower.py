@@ -16,7 +16,7 @@ from mbc.frontend.names import Scope
 from mbc.frontend.near import suggest
 from mbc.frontend.parse import parse_setting
 from mbc.frontend.sections import AUTO, ENTRIES, OPTIMIZERS, read_sections
-from mbc.frontend.values import WordValue, Worth, describe
+from mbc.frontend.values import Result, WordValue, describe
 from mbc.ir.graph import Network, Optimizer
 from mbc.ir.types import Precision
 from mbc.ops import LAYERS
@@ -182,24 +182,24 @@ def _bind_parameters(
         if default is None and override is None:
             message = f"network `{network.name}` needs `{parameter.name}`"
             raise MbcError("MBC008", message, f"give it by --set {parameter.name}=VALUE", parameter.span)
-        worth = None if default is None else expansion.evaluator.worth(default, frame)
+        result = None if default is None else expansion.evaluator.evaluate(default, frame)
         if override is not None:
             # The command line's expressions may not use the parameters bound so far.
-            given = _given(parameter.name, override, worth, expansion, Frame(frame.scope))
-            if worth is not None and _kind(given) != _kind(worth):
-                message = f"`{parameter.name}` is {describe(worth)} in the source, but --set gives {describe(given)}"
+            given = _given(parameter.name, override, result, expansion, Frame(frame.scope))
+            if result is not None and _kind(given) != _kind(result):
+                message = f"`{parameter.name}` is {describe(result)} in the source, but --set gives {describe(given)}"
                 raise MbcError("MBC022", message, "give a value of the same kind", override.span)
-            worth = given
-        assert worth is not None
-        frame.bind_here(parameter.name, worth)
-        shown.append((parameter.name, _text(worth)))
+            result = given
+        assert result is not None
+        frame.bind_here(parameter.name, result)
+        shown.append((parameter.name, _text(result)))
     return tuple(shown)
 
 
-def _given(name: str, override: ast.Expression, default: Worth | None, expansion: Expansion, nothing: Frame) -> Worth:
+def _given(name: str, override: ast.Expression, default: Result | None, expansion: Expansion, nothing: Frame) -> Result:
     """Return the value that --set gives to a parameter; the error of an unknown name says what the parameter takes."""
     try:
-        return expansion.evaluator.worth(override, nothing)
+        return expansion.evaluator.evaluate(override, nothing)
     except MbcError as error:
         if error.code != "MBC005" or "did you mean" in error.remedy:
             raise
@@ -210,18 +210,18 @@ def _given(name: str, override: ast.Expression, default: Worth | None, expansion
         raise MbcError(error.code, error.message, remedy, error.span) from error
 
 
-def _kind(worth: Worth) -> str:
-    return "number" if isinstance(worth, int | float) and not isinstance(worth, bool) else type(worth).__name__
+def _kind(result: Result) -> str:
+    return "number" if isinstance(result, int | float) and not isinstance(result, bool) else type(result).__name__
 
 
-def _text(worth: Worth) -> str:
-    if isinstance(worth, bool):
-        return "true" if worth else "false"
-    if isinstance(worth, tuple):
-        return f"({', '.join(map(_text, worth))}{',' if len(worth) == 1 else ''})"
-    if isinstance(worth, WordValue):
-        return worth.text
-    return str(worth) if isinstance(worth, int | float) else describe(worth)
+def _text(result: Result) -> str:
+    if isinstance(result, bool):
+        return "true" if result else "false"
+    if isinstance(result, tuple):
+        return f"({', '.join(map(_text, result))}{',' if len(result) == 1 else ''})"
+    if isinstance(result, WordValue):
+        return result.text
+    return str(result) if isinstance(result, int | float) else describe(result)
 
 
 def _finish(network: ast.Network, expansion: Expansion) -> Network:
@@ -239,7 +239,7 @@ def _finish(network: ast.Network, expansion: Expansion) -> Network:
     building = expansion.building
     losses = expansion.total_losses()
     outputs = tuple(tensor.value for tensor, _ in expansion.outputs)
-    metrics = tuple((name, worth.terms) for name, worth in expansion.metrics.items())
+    metrics = tuple((name, result.terms) for name, result in expansion.metrics.items())
     needed = {*outputs, *(value for value, _ in losses), *(value for _, terms in metrics for value, _ in terms)}
     for operation in reversed(building.operations):
         if needed.isdisjoint(operation.outputs):

@@ -7,27 +7,27 @@ from collections.abc import Collection
 from mbc.errors import MbcError
 from mbc.frontend import ast
 from mbc.frontend.building import Building
-from mbc.frontend.values import Losses, Worth, describe
+from mbc.frontend.values import Losses, Result, describe
 from mbc.ir.metrics import is_reserved
 from mbc.ops import KINDS, LAYERS
 from mbc.source import Span
 
 
-def losses_of(worth: Worth, building: Building, span: Span) -> Losses:
+def losses_of(result: Result, building: Building, span: Span) -> Losses:
     """Return the losses that a value is.
 
     Raises:
         MbcError: MBC033 for a value that is not a loss, MBC046 for a metric, which has no gradient.
     """
-    if not isinstance(worth, Losses):
+    if not isinstance(result, Losses):
         losses = ", ".join(name for name, layer in LAYERS.items() if layer.loss)
-        message = f"a loss is needed here, but this is {describe(worth)}"
+        message = f"a loss is needed here, but this is {describe(result)}"
         raise MbcError("MBC033", message, f"pipe a prediction and a target into one of: {losses}", span)
-    for kind in (building.kind_of(value) for value, _ in worth.terms):
+    for kind in (building.kind_of(value) for value, _ in result.terms):
         if not KINDS[kind].loss:
             message = f"`{kind}` is a metric, which has no gradient, so it cannot be a loss"
             raise MbcError("MBC046", message, "report it: metric NAME = …", span)
-    return worth
+    return result
 
 
 def check_metric_name(name: ast.Word, taken: Collection[str]) -> None:
@@ -43,14 +43,14 @@ def check_metric_name(name: ast.Word, taken: Collection[str]) -> None:
         raise MbcError("MBC047", message, "choose another name for the metric", name.span)
 
 
-def metric_of(worth: Worth, span: Span) -> Losses:
+def metric_of(result: Result, span: Span) -> Losses:
     """Return the metric that a value is.
 
     Raises:
         MbcError: MBC045 for a value that is not one number.
     """
-    if not isinstance(worth, Losses):
+    if not isinstance(result, Losses):
         scalars = ", ".join(layer.name for layer in LAYERS.values() if layer.scalar)
-        message = f"a metric is one number, but this is {describe(worth)}"
+        message = f"a metric is one number, but this is {describe(result)}"
         raise MbcError("MBC045", message, f"pipe tensors into one of: {scalars}", span)
-    return worth
+    return result

@@ -105,7 +105,7 @@ def _optimizer(sections: Sections, value: ast.Expression, evaluator: Evaluator, 
         message = f"there is no optimizer `{name}`" if name else "an optimizer is needed here"
         raise MbcError("MBC025", message, suggest(name, OPTIMIZERS, "optimizers", Place.OPTIMIZER), value.span)
     check_names(call.name, [p.name for p in OPTIMIZERS[call.name]], call.arguments)
-    given = [Given(a.name, evaluator.worth(a.value, frame), a.span) for a in call.arguments]
+    given = [Given(a.name, evaluator.evaluate(a.value, frame), a.span) for a in call.arguments]
     settings = check(call.name, OPTIMIZERS[call.name], given, call.span)
     _check_optimizer(call.name, settings, call.span)
     numbers = {name: float(number) for name, number in settings.items() if isinstance(number, float)}
@@ -154,11 +154,11 @@ def _shard_optimizer(sections: Sections, value: ast.Expression, evaluator: Evalu
     # Allowed on any number of GPUs, so that `--gpus` needs no other change; one GPU has all states.
     if isinstance(value, ast.Name) and value.text == AUTO:
         return replace(sections, shard_optimizer=None)
-    worth = evaluator.worth(value, frame)
-    if not isinstance(worth, bool):
-        message = f"`shard_optimizer` is true, false or {AUTO}, but this is {describe(worth)}"
+    result = evaluator.evaluate(value, frame)
+    if not isinstance(result, bool):
+        message = f"`shard_optimizer` is true, false or {AUTO}, but this is {describe(result)}"
         raise MbcError("MBC025", message, f"write true, false or {AUTO}", value.span)
-    return replace(sections, shard_optimizer=worth)
+    return replace(sections, shard_optimizer=result)
 
 
 def _no_decay(sections: Sections, value: ast.Expression, evaluator: Evaluator, frame: Frame) -> Sections:
@@ -190,13 +190,13 @@ def _ema(sections: Sections, value: ast.Expression, evaluator: Evaluator, frame:
 
 
 def _accumulate(sections: Sections, value: ast.Expression, evaluator: Evaluator, frame: Frame) -> Sections:
-    worth = evaluator.worth(value, frame)
-    if not isinstance(worth, int) or isinstance(worth, bool) or not 1 <= worth <= MOST_ACCUMULATED:
-        message = f"`accumulate` must be a whole number from 1 to {MOST_ACCUMULATED}, but is {describe(worth)}"
+    result = evaluator.evaluate(value, frame)
+    if not isinstance(result, int) or isinstance(result, bool) or not 1 <= result <= MOST_ACCUMULATED:
+        message = f"`accumulate` must be a whole number from 1 to {MOST_ACCUMULATED}, but is {describe(result)}"
         raise MbcError(
             "MBC025", message, "write the number of mini-batches of a step, such as accumulate = 4", value.span
         )
-    return replace(sections, accumulate=worth)
+    return replace(sections, accumulate=result)
 
 
 def _noise_scale(sections: Sections, value: ast.Expression, evaluator: Evaluator, frame: Frame) -> Sections:
@@ -207,19 +207,19 @@ def _limit(name: str, value: ast.Expression, evaluator: Evaluator, frame: Frame)
     """Return a positive number, or 0 for `none`."""
     if isinstance(value, ast.Name) and value.text == NONE:
         return 0.0
-    worth = evaluator.worth(value, frame)
-    if not is_number(worth) or worth <= 0:
-        message = f"`{name}` must be a positive number, but is {describe(worth)}"
+    result = evaluator.evaluate(value, frame)
+    if not is_number(result) or result <= 0:
+        message = f"`{name}` must be a positive number, but is {describe(result)}"
         raise MbcError("MBC025", message, f"write a positive number, or {name} = {NONE}", value.span)
-    return float(worth)
+    return float(result)
 
 
 def _flag(name: str, value: ast.Expression, evaluator: Evaluator, frame: Frame) -> bool:
-    worth = evaluator.worth(value, frame)
-    if not isinstance(worth, bool):
-        message = f"`{name}` is true or false, but this is {describe(worth)}"
+    result = evaluator.evaluate(value, frame)
+    if not isinstance(result, bool):
+        message = f"`{name}` is true or false, but this is {describe(result)}"
         raise MbcError("MBC025", message, "write true or false", value.span)
-    return worth
+    return result
 
 
 def _device(sections: Sections, value: ast.Expression, evaluator: Evaluator, frame: Frame) -> Sections:
@@ -241,20 +241,20 @@ def _peers(sections: Sections, value: ast.Expression, evaluator: Evaluator, fram
 def _bytes(name: str, least: int, value: ast.Expression, evaluator: Evaluator, frame: Frame) -> int | None:
     allowed = "positive" if least else "0 B or more"
     negated = value.operand if isinstance(value, ast.Unary) and value.operator == "-" else None
-    if negated is not None and isinstance(evaluator.worth(negated, frame), Bytes):
+    if negated is not None and isinstance(evaluator.evaluate(negated, frame), Bytes):
         message = f"`memory.{name}` is negative, but must be {allowed}"
         raise MbcError("MBC026", message, "write a size that a machine can have, such as 12 GB", value.span)
-    worth = WordValue(value.text) if isinstance(value, ast.Name) else evaluator.worth(value, frame)
-    if isinstance(worth, WordValue) and worth.text == AUTO:
+    result = WordValue(value.text) if isinstance(value, ast.Name) else evaluator.evaluate(value, frame)
+    if isinstance(result, WordValue) and result.text == AUTO:
         return None
-    if not isinstance(worth, Bytes):
-        message = f"`memory.{name}` is a size with a unit, or {AUTO}, but this is {describe(worth)}"
+    if not isinstance(result, Bytes):
+        message = f"`memory.{name}` is a size with a unit, or {AUTO}, but this is {describe(result)}"
         raise MbcError("MBC026", message, "write a unit, such as 12 GB (10^9 bytes) or 8 GiB (2^30)", value.span)
-    if not least <= worth.size_bytes < 2**62:
-        message = f"`memory.{name}` is {worth.size_bytes} bytes"
-        message += f", but must be {allowed}" if worth.size_bytes < least else ""
+    if not least <= result.size_bytes < 2**62:
+        message = f"`memory.{name}` is {result.size_bytes} bytes"
+        message += f", but must be {allowed}" if result.size_bytes < least else ""
         raise MbcError("MBC026", message, "write a size that a machine can have", value.span)
-    return worth.size_bytes
+    return result.size_bytes
 
 
 ENTRIES: Mapping[str, Mapping[str, Entry]] = MappingProxyType(

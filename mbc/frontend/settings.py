@@ -10,7 +10,7 @@ from mbc.errors import MbcError
 from mbc.frontend import ast
 from mbc.frontend.near import suggest
 from mbc.frontend.pytorch import Place, answer
-from mbc.frontend.values import WordValue, Worth, describe, is_number
+from mbc.frontend.values import Result, WordValue, describe, is_number
 from mbc.ops.base import Parameter, Setting
 from mbc.source import Span
 
@@ -22,7 +22,7 @@ class Given:
     """One evaluated argument of a call; `name` None: positional."""
 
     name: str | None
-    worth: Worth
+    result: Result
     span: Span
 
 
@@ -108,10 +108,10 @@ _FORMS = {
 
 
 def _convert(what: str, parameter: Parameter, given: Given) -> Setting:
-    setting = _setting(parameter, given.worth)
+    setting = _setting(parameter, given.result)
     if setting is None:
         form = _FORMS.get(parameter.kind) or f"one of {', '.join(parameter.words)}"
-        message = f"`{parameter.name}` of `{what}` must be {form}, but is {describe(given.worth)}"
+        message = f"`{parameter.name}` of `{what}` must be {form}, but is {describe(given.result)}"
         raise MbcError("MBC010", message, f"give {form}", given.span)
     for number in setting if isinstance(setting, tuple) else (setting,):
         if parameter.kind != "real" and isinstance(number, int | float) and abs(number) > LARGEST_SETTING:
@@ -120,33 +120,33 @@ def _convert(what: str, parameter: Parameter, given: Given) -> Setting:
     return setting
 
 
-def _setting(parameter: Parameter, worth: Worth) -> Setting | None:
+def _setting(parameter: Parameter, result: Result) -> Setting | None:
     """Return the value as a setting of the parameter's kind; None if it is of another kind."""
-    if isinstance(worth, WordValue):
-        return worth.text if worth.text in parameter.words else None
+    if isinstance(result, WordValue):
+        return result.text if result.text in parameter.words else None
     if parameter.kind == "word":
         return None
     if parameter.kind == "numbers":
-        items = tuple(float(item) for item in worth if is_number(item)) if isinstance(worth, tuple) else ()
-        return items if isinstance(worth, tuple) and len(items) == len(worth) > 0 else None
+        items = tuple(float(item) for item in result if is_number(item)) if isinstance(result, tuple) else ()
+        return items if isinstance(result, tuple) and len(items) == len(result) > 0 else None
     if parameter.kind == "bool":
-        return worth if isinstance(worth, bool) else None
+        return result if isinstance(result, bool) else None
     if parameter.kind in ("float", "real"):
-        return float(worth) if is_number(worth) else None
+        return float(result) if is_number(result) else None
     if parameter.kind in ("sizes", "axes"):
-        wholes = tuple(whole(item) for item in (worth if isinstance(worth, tuple) else (worth,)))
+        wholes = tuple(whole(item) for item in (result if isinstance(result, tuple) else (result,)))
         sizes = tuple(i for i in wholes if i is not None)
         return sizes if len(sizes) == len(wholes) > 0 else None
-    if isinstance(worth, tuple):
+    if isinstance(result, tuple):
         lengths = {"pair": (2,), "pads": (2, 4)}.get(parameter.kind, ())
-        items = tuple(whole(item) for item in worth)
+        items = tuple(whole(item) for item in result)
         numbers = tuple(i for i in items if i is not None)
-        return numbers if len(worth) in lengths and len(numbers) == len(worth) else None
-    return whole(worth)
+        return numbers if len(result) in lengths and len(numbers) == len(result) else None
+    return whole(result)
 
 
-def whole(worth: Worth) -> int | None:
+def whole(result: Result) -> int | None:
     """Return a value as a whole number, also a float without a fraction; None for other values."""
-    if not is_number(worth) or math.isinf(worth):
+    if not is_number(result) or math.isinf(result):
         return None
-    return int(worth) if worth == int(worth) else None
+    return int(result) if result == int(result) else None

@@ -60,7 +60,7 @@ class Written:
 
     of: Layer | ast.Block
     settings: dict[str, Setting]
-    arguments: dict[str, Worth]
+    arguments: dict[str, Result]
     scope: Scope
     span: Span
     label: ast.Word | None = None
@@ -68,32 +68,32 @@ class Written:
     path: str | None = None
 
 
-Worth = int | float | bool | tuple["Worth", ...] | Tensor | Losses | WordValue | Bytes | Text | Written
+Result = int | float | bool | tuple["Result", ...] | Tensor | Losses | WordValue | Bytes | Text | Written
 
 
-def is_number(worth: Worth) -> TypeGuard[int | float]:
+def is_number(result: Result) -> TypeGuard[int | float]:
     """Return whether a value is a number; true and false are not."""
-    return isinstance(worth, int | float) and not isinstance(worth, bool)
+    return isinstance(result, int | float) and not isinstance(result, bool)
 
 
-def describe(worth: Worth) -> str:
+def describe(result: Result) -> str:
     """Return a description of a value for messages."""
-    if isinstance(worth, bool):
-        return "true" if worth else "false"
-    if isinstance(worth, int | float):
-        return f"the number {worth}"
-    if isinstance(worth, tuple):
-        if len(worth) <= 6 and all(is_number(item) for item in worth):
-            return f"the tuple ({', '.join(map(str, worth))}{',' if len(worth) == 1 else ''})"
-        return f"a tuple of {len(worth)}"
-    if isinstance(worth, Tensor):
-        return f"a tensor {worth.type}"
-    if isinstance(worth, Losses):
+    if isinstance(result, bool):
+        return "true" if result else "false"
+    if isinstance(result, int | float):
+        return f"the number {result}"
+    if isinstance(result, tuple):
+        if len(result) <= 6 and all(is_number(item) for item in result):
+            return f"the tuple ({', '.join(map(str, result))}{',' if len(result) == 1 else ''})"
+        return f"a tuple of {len(result)}"
+    if isinstance(result, Tensor):
+        return f"a tensor {result.type}"
+    if isinstance(result, Losses):
         return "a loss"
-    if isinstance(worth, WordValue):
-        return f"the word `{worth.text}`"
-    if isinstance(worth, Bytes):
-        return f"a size of {worth.size_bytes} bytes"
-    if isinstance(worth, Text):
-        return f'the text "{worth.text}"'
-    return f"the {'block' if isinstance(worth.of, ast.Block) else 'layer'} `{worth.of.name}`"
+    if isinstance(result, WordValue):
+        return f"the word `{result.text}`"
+    if isinstance(result, Bytes):
+        return f"a size of {result.size_bytes} bytes"
+    if isinstance(result, Text):
+        return f'the text "{result.text}"'
+    return f"the {'block' if isinstance(result.of, ast.Block) else 'layer'} `{result.of.name}`"
