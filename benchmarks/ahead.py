@@ -148,7 +148,7 @@ def _measure(
                     future.cancel()
                 return
             caps = planned.rows[task.name]["plans"]
-            failed = {what: _why(built[task.name, what]) for what in caps}
+            failed = {what: failure_of(built[task.name, what]) for what in caps}
             places = {what: _place(Path(folder), number, what) for what in caps if not failed[what]}
 
             def work(
@@ -188,7 +188,7 @@ def build(plan: Path, folder: Path) -> str:
     return "" if package.library else "not built: " + ", ".join(m.name for m in package.missing)
 
 
-def _why(future: Future[str]) -> str:
+def failure_of(future: Future[str]) -> str:
     try:
         return future.result()
     except Exception as error:  # the process died

@@ -33,9 +33,9 @@ from mbc.ir.graph import TrainingGraph
 from mbc.ir.types import Precision
 from mbc.ops.base import Array
 from mbc.options import Options
+from mbc.passes.training_step import differentiate
 from mbc.pytorch.objective import fitted, losses_of
 from mbc.pytorch.targets import target_of
-from mbc.passes.training_step import differentiate
 from mbc.source import Source
 from tests.ir.execution import draw, execute, numpy_type, parameter_gradients, step, types_of
 

@@ -6,15 +6,17 @@ Plans of one network under several limits are often the same step: it is built a
 from __future__ import annotations
 
 import hashlib
-import multiprocessing
 import os
 from collections.abc import Iterable, Mapping
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ahead import build, failure_of
 from modules import Job
+from planner import processes
+from shelf import pack
 from stepping import time_packages
 
 from mbc.plan.model import Copy, Plan
@@ -50,39 +52,23 @@ def step_digest(plan: Plan) -> str:
 
 
 def make_plan(job: Job, folder: Path) -> Planned:
-    """Plan one job; the first plan of a step is left in `folder` as STEP.json. Failures are returned, not raised."""
-    from mbc.plan.file import dump_plan
-
+    """Plan one job; the first plan of a step is left in `folder` as STEP.json.gz. Failures are returned, not raised."""
     try:
         plan = job.plan()
     except Exception as error:
         return Planned("", 0.0, (), f"{type(error).__name__}: {error}")
     step = step_digest(plan)
-    path = folder / f"{step}.json"
+    path = folder / f"{step}.json.gz"
     if not path.exists():
         part = path.with_suffix(f".{os.getpid()}.part")
-        part.write_text(dump_plan(plan), encoding="utf-8")
+        part.write_bytes(pack(plan))
         part.replace(path)
     return Planned(step, plan.predictions.train_us / 1e3, summarise(plan, plan.train))
 
 
-def build_plan(path: Path) -> str:
-    """Build the plan in the file `path` into a package beside it; what went wrong, if anything."""
-    from mbc.codegen.build import write_package
-    from mbc.codegen.toolchain import find_toolchain
-    from mbc.plan.file import load_plan
-
-    try:
-        plan = load_plan(path.read_text(encoding="utf-8"), path.name)
-        package = write_package((plan,), path.with_suffix(""), find_toolchain(), overwrite=True)
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-    return "" if package.library else "not built: " + ", ".join(m.name for m in package.missing)
-
-
 def make_plans(jobs: Mapping[str, Job], folder: Path, workers: int) -> dict[str, Planned]:
     """By the names of the jobs, each made in a process of its own."""
-    with _pool(workers) as pool:
+    with processes(workers) as pool:
         waiting = {name: pool.submit(make_plan, job, folder) for name, job in jobs.items()}
         return {name: _planned(future) for name, future in waiting.items()}
 
@@ -102,22 +88,10 @@ def run_steps(
     Packages are built side by side and timed one after another.
     """
     wanted = list(dict.fromkeys(step for step in steps if step))
-    with _pool(workers) as pool:
-        waiting = {step: pool.submit(build_plan, folder / f"{step}.json") for step in wanted}
-        failed = {step: _built(future) for step, future in waiting.items()}
+    with processes(workers) as pool:
+        waiting = {step: pool.submit(build, folder / f"{step}.json.gz", folder / step) for step in wanted}
+        failed = {step: failure_of(future) for step, future in waiting.items()}
     packages = {step: folder / step for step in wanted if not failed[step]}
     print(f"{len(wanted)} different steps, {len(packages)} of them built", flush=True)
     unbuilt = {step: {"failed": why} for step, why in failed.items() if why}
     return [{**time_packages(packages, count, digest_after), **unbuilt} for _ in range(runs)]
-
-
-def _built(future: Future[str]) -> str:
-    try:
-        return future.result()
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-
-
-def _pool(workers: int) -> ProcessPoolExecutor:
-    # New processes, not copies of this one: a CUDA context and threads of BLAS do not survive a fork.
-    return ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"))

@@ -36,7 +36,7 @@ def test_equal_steps_have_one_digest(tmp_path: Path) -> None:
     assert not (first.failed or again.failed or cut.failed)
     assert first.step == again.step != cut.step
     assert cut.divided > 0 and first.divided == 0
-    assert {p.name for p in tmp_path.iterdir()} == {f"{first.step}.json", f"{cut.step}.json"}
+    assert {p.name for p in tmp_path.iterdir()} == {f"{first.step}.json.gz", f"{cut.step}.json.gz"}
     other = small(policy=Policy.UNDIVIDED).with_settings(("batch", "16"))
     assert step_digest(other.plan()) != first.step
 
@@ -95,8 +95,8 @@ def test_a_package_that_hangs_ends_at_the_deadline(tmp_path: Path, monkeypatch: 
 
 
 def test_steps_are_built_once_and_failures_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plans, "_pool", lambda workers: _Here())
-    monkeypatch.setattr(plans, "build_plan", lambda path: "no compiler" if path.stem == "b" else "")
+    monkeypatch.setattr(plans, "processes", lambda workers: _Here())
+    monkeypatch.setattr(plans, "build", lambda path, folder: "no compiler" if folder.name == "b" else "")
     asked_for: list[list[str]] = []
 
     def time_packages(folders: dict[str, Path], steps: int, digest_after: int) -> dict[str, dict[str, Any]]:
