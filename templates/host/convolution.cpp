@@ -58,14 +58,14 @@ std::vector<int64_t> strides_of(const std::vector<int64_t>& shape, int64_t layou
 
 Descriptor tensor(int64_t id, const std::vector<int64_t>& shape, cudnnDataType_t type, int64_t layout,
                   int64_t alignment) {
-  Descriptor made(CUDNN_BACKEND_TENSOR_DESCRIPTOR);
-  made.data_type(CUDNN_ATTR_TENSOR_DATA_TYPE, type)
+  Descriptor tensor(CUDNN_BACKEND_TENSOR_DESCRIPTOR);
+  tensor.data_type(CUDNN_ATTR_TENSOR_DATA_TYPE, type)
       .integers(CUDNN_ATTR_TENSOR_DIMENSIONS, shape)
       .integers(CUDNN_ATTR_TENSOR_STRIDES, strides_of(shape, layout))
       .integers(CUDNN_ATTR_TENSOR_UNIQUE_ID, {id})
       .integers(CUDNN_ATTR_TENSOR_BYTE_ALIGNMENT, {alignment})
       .finalize("tensor");
-  return made;
+  return tensor;
 }
 
 // Names of an operation's attributes, which differ by pass.
@@ -189,8 +189,8 @@ class Cudnn : public Library {
   int prepare(const int64_t* integers, int64_t integer_count, const int64_t* offsets, int64_t) override {
     std::vector<int64_t> key(integers, integers + integer_count);
     for (int i = 0; i < OPERANDS; ++i) key.push_back(alignment_of(offsets[i]));
-    const auto known = numbers_.find(key);
-    if (known != numbers_.end()) return known->second;
+    const auto entry = numbers_.find(key);
+    if (entry != numbers_.end()) return entry->second;
     const auto& row = *reinterpret_cast<const ConvolutionRow*>(integers);
     const int64_t* knobs = integers + sizeof(ConvolutionRow) / sizeof(int64_t);
     prepared_.push_back(make(row, knobs, &key[static_cast<size_t>(integer_count)]));

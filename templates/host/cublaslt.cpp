@@ -140,16 +140,16 @@ class Product {
     preference.set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, alignment_of(offsets[b_access()]));
     preference.set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, alignment_of(offsets[2]));
     preference.set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, alignment_of(offsets[2]));
-    cublasLtMatmulHeuristicResult_t found[ALGORITHMS] = {};
+    cublasLtMatmulHeuristicResult_t results[ALGORITHMS] = {};
     int count = 0;
     check_cublas(cublasLtMatmulAlgoGetHeuristic(handle, operation_, a_.raw(), b_.raw(), d_.raw(), d_.raw(),
-                                                preference.raw(), ALGORITHMS, found, &count),
+                                                preference.raw(), ALGORITHMS, results, &count),
                  "heuristic");
-    if (row_.algorithm >= count || found[row_.algorithm].state != CUBLAS_STATUS_SUCCESS)
+    if (row_.algorithm >= count || results[row_.algorithm].state != CUBLAS_STATUS_SUCCESS)
       throw Failure("cuBLASLt has " + std::to_string(count) + " algorithms for this product within " +
                     std::to_string(row_.workspace_bytes) + " bytes of workspace, the plan wants number " +
                     std::to_string(row_.algorithm) + " counted from 0: compile again with this cuBLASLt");
-    algorithm_ = found[row_.algorithm].algo;
+    algorithm_ = results[row_.algorithm].algo;
   }
 
   MatmulRow row_;
@@ -171,8 +171,8 @@ class CublasLt : public Library {
   int prepare(const int64_t* integers, int64_t integer_count, const int64_t* offsets, int64_t) override {
     std::vector<int64_t> key(integers, integers + integer_count);
     for (int i = 0; i < 3; ++i) key.push_back(alignment_of(offsets[i]));
-    const auto known = numbers_.find(key);
-    if (known != numbers_.end()) return known->second;
+    const auto entry = numbers_.find(key);
+    if (entry != numbers_.end()) return entry->second;
     products_.push_back(std::make_unique<Product>(handle_, *reinterpret_cast<const MatmulRow*>(integers), offsets));
     const int number = static_cast<int>(products_.size()) - 1;
     numbers_.emplace(std::move(key), number);

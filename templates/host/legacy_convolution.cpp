@@ -70,35 +70,35 @@ int as_int(int64_t value) {
 // Strides rather than a format: with one pixel or one channel the two formats are equal.
 Tensor tensor(const LegacyRow& row, int64_t channels, int64_t height, int64_t width) {
   const bool last = row.layout == MBC_CHANNELS_LAST;
-  Tensor made;
-  check_cudnn(cudnnSetTensor4dDescriptorEx(made.get(), data_type_of(row.type), as_int(row.rows), as_int(channels),
+  Tensor descriptor;
+  check_cudnn(cudnnSetTensor4dDescriptorEx(descriptor.get(), data_type_of(row.type), as_int(row.rows), as_int(channels),
                                            as_int(height), as_int(width), as_int(channels * height * width),
                                            as_int(last ? 1 : height * width), as_int(last ? width * channels : width),
                                            as_int(last ? channels : 1)),
               "tensor");
-  return made;
+  return descriptor;
 }
 
 Filter filter(const LegacyRow& row) {
-  Filter made;
+  Filter descriptor;
   check_cudnn(cudnnSetFilter4dDescriptor(
-                  made.get(), data_type_of(row.type),
+                  descriptor.get(), data_type_of(row.type),
                   row.layout == MBC_CHANNELS_LAST ? CUDNN_TENSOR_NHWC : CUDNN_TENSOR_NCHW, as_int(row.filters),
                   as_int(row.channels / row.groups), as_int(row.kernel_height), as_int(row.kernel_width)),
               "filter");
-  return made;
+  return descriptor;
 }
 
 Convolution convolution(const LegacyRow& row) {
-  Convolution made;
-  check_cudnn(cudnnSetConvolution2dDescriptor(made.get(), as_int(row.pad_height), as_int(row.pad_width),
+  Convolution descriptor;
+  check_cudnn(cudnnSetConvolution2dDescriptor(descriptor.get(), as_int(row.pad_height), as_int(row.pad_width),
                                               as_int(row.stride_height), as_int(row.stride_width),
                                               as_int(row.dilation_height), as_int(row.dilation_width),
                                               CUDNN_CROSS_CORRELATION, CUDNN_DATA_FLOAT),
               "convolution");
-  check_cudnn(cudnnSetConvolutionGroupCount(made.get(), as_int(row.groups)), "groups");
-  check_cudnn(cudnnSetConvolutionMathType(made.get(), static_cast<cudnnMathType_t>(row.math)), "math type");
-  return made;
+  check_cudnn(cudnnSetConvolutionGroupCount(descriptor.get(), as_int(row.groups)), "groups");
+  check_cudnn(cudnnSetConvolutionMathType(descriptor.get(), static_cast<cudnnMathType_t>(row.math)), "math type");
+  return descriptor;
 }
 
 // One convolution, ready to run: `image` is x or dx, `weight` w or dw, `result` y or dy.
@@ -129,8 +129,8 @@ class CudnnLegacy : public Library {
 
   int prepare(const int64_t* integers, int64_t integer_count, const int64_t*, int64_t) override {
     std::vector<int64_t> key(integers, integers + integer_count);
-    const auto known = numbers_.find(key);
-    if (known != numbers_.end()) return known->second;
+    const auto entry = numbers_.find(key);
+    if (entry != numbers_.end()) return entry->second;
     Prepared prepared(*reinterpret_cast<const LegacyRow*>(integers));
     if (prepared.budget() < 0) throw Failure("the planned workspace does not hold the filter gradient");
     const auto needed = static_cast<int64_t>(workspace_bytes(prepared));

@@ -63,8 +63,8 @@ class CapturedNodes {
       if (known_.insert(nodes[i]).second) found_.emplace_back(launch, nodes[i]);
   }
 
-  void tell(const NodeOfLaunch& told) const {
-    for (const auto& [launch, node] : found_) told(launch, node);
+  void tell(const NodeOfLaunch& report) const {
+    for (const auto& [launch, node] : found_) report(launch, node);
   }
 
  private:
@@ -149,20 +149,20 @@ class Program {
   void wait() const { check(cudaStreamSynchronize(streams_[COMPUTE]), "cudaStreamSynchronize"); }
 
   // `report`: called for each node; may be empty.
-  void capture(const NodeOfLaunch& told) {
+  void capture(const NodeOfLaunch& report) {
     if (executable_ != nullptr) return;
     CapturedNodes nodes;
     check(cudaStreamBeginCapture(streams_[COMPUTE], cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture");
     cudaGraph_t graph = nullptr;
     try {
-      enqueue(false, told ? &nodes : nullptr);
+      enqueue(false, report ? &nodes : nullptr);
     } catch (...) {
       cudaStreamEndCapture(streams_[COMPUTE], &graph);  // leaves the streams usable; the first error is reported
       if (graph != nullptr) cudaGraphDestroy(graph);
       throw;
     }
     check(cudaStreamEndCapture(streams_[COMPUTE], &graph), "cudaStreamEndCapture");
-    nodes.tell(told);
+    nodes.tell(report);
     const cudaError_t status = cudaGraphInstantiateWithFlags(&executable_, graph, 0);
     cudaGraphDestroy(graph);
     check(status, "cudaGraphInstantiate");
@@ -295,14 +295,14 @@ int mbc_create(void* arena, uint64_t arena_bytes, void* host, uint64_t host_byte
       throw Failure("the peer's memory has " + std::to_string(peer_bytes) + " bytes, the plan needs " +
                     std::to_string(mbc_plan.peer_bytes));
     if (reinterpret_cast<uintptr_t>(arena) % 256 != 0) throw Failure("the arena is not aligned to 256 bytes");
-    auto made = std::make_unique<MbcModule>();
-    if (ranks != nullptr) made->ranks = *ranks;
-    made->shared.ranks = ranks != nullptr ? &made->ranks : nullptr;
-    for (int64_t i = 0; i < mbc_plan.library_count; ++i) made->libraries.push_back(mbc_plan.libraries[i](made->shared));
+    auto created = std::make_unique<MbcModule>();
+    if (ranks != nullptr) created->ranks = *ranks;
+    created->shared.ranks = ranks != nullptr ? &created->ranks : nullptr;
+    for (int64_t i = 0; i < mbc_plan.library_count; ++i) created->libraries.push_back(mbc_plan.libraries[i](created->shared));
     const Spaces spaces{static_cast<char*>(arena), static_cast<char*>(host), static_cast<char*>(peer)};
     for (int64_t i = 0; i < mbc_plan.program_count; ++i)
-      made->programs.push_back(std::make_unique<Program>(mbc_plan.programs[i], spaces, streams, made->libraries));
-    *module = made.release();
+      created->programs.push_back(std::make_unique<Program>(mbc_plan.programs[i], spaces, streams, created->libraries));
+    *module = created.release();
   });
 }
 

@@ -81,8 +81,8 @@ struct Recorder {
 
   const Owner* owner(uint64_t node) const {
     for (size_t step = 0; step <= originals.size(); ++step) {
-      const auto found = owners.find(node);
-      if (found != owners.end()) return &found->second;
+      const auto match = owners.find(node);
+      if (match != owners.end()) return &match->second;
       const auto original = originals.find(node);
       if (original == originals.end()) return nullptr;
       node = original->second;
@@ -96,9 +96,9 @@ Recorder recorder;
 std::string demangled(const std::string& name) {
   if (name.rfind("_Z", 0) != 0) return name;
   char* text = abi::__cxa_demangle(name.c_str(), nullptr, nullptr, nullptr);
-  const std::string found = text != nullptr ? text : name;
+  const std::string description = text != nullptr ? text : name;
   std::free(text);
-  return found;
+  return description;
 }
 
 const char* copy_name(uint8_t kind) {

@@ -9,12 +9,12 @@ async function unpacked(base64) {
 
 // Columns of a table, with texts in place of their indices.
 function columnsOf(table) {
-  const found = { count: table.count };
+  const columns = { count: table.count };
   for (const [name, column] of Object.entries(table.columns)) {
-    found[name] = table.texts.includes(name) ? column.map((i) => DATA.texts[i])
+    columns[name] = table.texts.includes(name) ? column.map((i) => DATA.texts[i])
       : table.lists.includes(name) ? column.map((list) => list.map((i) => DATA.texts[i])) : column;
   }
-  return found;
+  return columns;
 }
 
 // Rows of a table as objects.
@@ -62,20 +62,20 @@ function showCount(value) {
 }
 
 function element(tag, attributes = {}, ...children) {
-  const made = document.createElement(tag);
+  const node = document.createElement(tag);
   for (const [name, value] of Object.entries(attributes)) {
-    if (name.startsWith("on")) made.addEventListener(name.slice(2), value);
-    else if (value !== null && value !== false) made.setAttribute(name, value === true ? "" : value);
+    if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
+    else if (value !== null && value !== false) node.setAttribute(name, value === true ? "" : value);
   }
-  made.append(...children.map((child) => (child instanceof Node ? child : String(child))));
-  return made;
+  node.append(...children.map((child) => (child instanceof Node ? child : String(child))));
+  return node;
 }
 
 function svg(tag, attributes = {}, ...children) {
-  const made = document.createElementNS("http://www.w3.org/2000/svg", tag);
-  for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
-  made.append(...children.map((child) => (child instanceof Node ? child : String(child))));
-  return made;
+  const node = document.createElementNS("http://www.w3.org/2000/svg", tag);
+  for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value);
+  node.append(...children.map((child) => (child instanceof Node ? child : String(child))));
+  return node;
 }
 
 const byId = (id) => document.getElementById(id);

@@ -255,15 +255,15 @@ function ticks(low, high, count) {
   const rough = (high - low) / Math.max(1, count);
   const power = 10 ** Math.floor(Math.log10(rough || 1));
   const step = [1, 2, 5, 10].map((factor) => factor * power).find((size) => size >= rough) || power;
-  const found = [];
-  for (let at = Math.ceil(low / step) * step; at <= high; at += step) found.push(at);
-  return found;
+  const numbers = [];
+  for (let at = Math.ceil(low / step) * step; at <= high; at += step) numbers.push(at);
+  return numbers;
 }
 
 // About `count` round sizes between two sizes, in steps of powers of two.
 function byteTicks(low, high, count) {
   const step = 2 ** Math.ceil(Math.log2(Math.max(1, (high - low) / Math.max(1, count))));
-  const found = [];
-  for (let at = Math.ceil(low / step) * step; at <= high; at += step) found.push(at);
-  return found;
+  const sizes = [];
+  for (let at = Math.ceil(low / step) * step; at <= high; at += step) sizes.push(at);
+  return sizes;
 }

@@ -24,12 +24,12 @@
     searched: ["name", "program", "kind", "what", "before", "after"],
     order: (value) => (typeof value === "number" ? Math.abs(value) : value),
     last: (_, i) => rows.program[i] !== "train",
-    summary: (found) => {
+    summary: (matches) => {
       const parts = [["training step", "train", false], ["copies beside it", "train", true], ["inference", "infer", false]].map(([title, program, copy]) => {
-        const sums = found.filter((i) => rows.program[i] === program && rows.copy[i] === copy).map((i) => rows.delta[i]);
+        const sums = matches.filter((i) => rows.program[i] === program && rows.copy[i] === copy).map((i) => rows.delta[i]);
         return sums.length ? `; ${title} ${signed(sums.reduce((sum, us) => sum + us, 0))}` : "";
       });
-      return `${found.length} of ${rows.count}${parts.join("")}`;
+      return `${matches.length} of ${rows.count}${parts.join("")}`;
     },
   });
   document.documentElement.dataset.ready = "yes";

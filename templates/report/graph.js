@@ -51,9 +51,9 @@ function graphSection(place) {
     const read = new Map();
     for (let n = 0; n < p.count; n++) {
       if (!FLOWING.includes(p.kind[n])) continue;
-      for (const [found, at] of [[written, p.writers[n]], [read, p.readers[n]]]) {
-        if (!found.has(p.value[n])) found.set(p.value[n], new Set());
-        for (const launch of at) found.get(p.value[n]).add(launches.operation[launch]);
+      for (const [operations, at] of [[written, p.writers[n]], [read, p.readers[n]]]) {
+        if (!operations.has(p.value[n])) operations.set(p.value[n], new Set());
+        for (const launch of at) operations.get(p.value[n]).add(launches.operation[launch]);
       }
     }
     edges = [];

@@ -107,15 +107,15 @@ function lanesSection(place) {
     chart.options.height = 60 + 42 * lanes.length;
     items = [];
     chosen = -1;
-    const made = { x0: [], x1: [], y0: [], y1: [], colours: [] };
+    const rectangles = { x0: [], x1: [], y0: [], y1: [], colours: [] };
     const put = (item, lane, x0, x1, name) => {
       const row = lanes.length - 1 - lanes.indexOf(lane);
       items.push(item);
-      made.x0.push(x0);
-      made.x1.push(x1);
-      made.y0.push(row + 0.12);
-      made.y1.push(row + (item.stall ? 0.35 : 0.88));
-      made.colours.push(name);
+      rectangles.x0.push(x0);
+      rectangles.x1.push(x1);
+      rectangles.y0.push(row + 0.12);
+      rectangles.y1.push(row + (item.stall ? 0.35 : 0.88));
+      rectangles.colours.push(name);
     };
     const sum = { alone: {}, synchronise: {}, slower: {}, idle: {} };
     for (let i = 0; i < launches.count; i++) {
@@ -142,7 +142,7 @@ function lanesSection(place) {
         end = Math.max(end, other.launches.end_us[i]);
       }
     }
-    chart.set({ count: items.length, ...made },
+    chart.set({ count: items.length, ...rectangles },
       { ...chart.options.x, high: end }, { ...chart.options.y, high: Math.max(1, lanes.length) });
     keys.replaceChildren(legend([...DECISIONS.map((d) => [d, d]), ["stall", "compute stream waits"]]), ...ranksShown());
     const more = (what, us) => (us > 0.005 ? ` + ${showTime(us)} ${what}` : "");

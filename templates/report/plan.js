@@ -7,58 +7,58 @@ const DECISIONS = ["kept", "recomputed", "offloaded", "depth-first", "divided"];
 
 function programOf(name) {
   const data = DATA.programs[name];
-  const made = {
+  const program = {
     ...data,
     operations: columnsOf(data.operations),
     launches: columnsOf(data.launches),
     pieces: columnsOf(data.pieces),
   };
-  made.techniques = Object.fromEntries(Object.entries(data.techniques).map(([what, table]) => [what, rowsOf(table)]));
-  made.count = made.launches.count;
-  made.total = new Array(Math.max(1, made.count)).fill(0);
-  for (const taken of Object.values(memoryBy(made, "kind"))) taken.forEach((bytes, i) => (made.total[i] += bytes));
-  made.left = LEFT_BYTES;
-  const { time_us, limit_us } = made.operations;
-  made.operations.lost_us = time_us.map((us, i) => (limit_us[i] === null ? null : us - limit_us[i]));
+  program.techniques = Object.fromEntries(Object.entries(data.techniques).map(([what, table]) => [what, rowsOf(table)]));
+  program.count = program.launches.count;
+  program.total = new Array(Math.max(1, program.count)).fill(0);
+  for (const taken of Object.values(memoryBy(program, "kind"))) taken.forEach((bytes, i) => (program.total[i] += bytes));
+  program.left = LEFT_BYTES;
+  const { time_us, limit_us } = program.operations;
+  program.operations.lost_us = time_us.map((us, i) => (limit_us[i] === null ? null : us - limit_us[i]));
   // Only the training step is measured. An operation has a measured time if all its launches have one.
-  made.measured = name === "train" ? DATA.measured : null;
-  if (made.measured) {
+  program.measured = name === "train" ? DATA.measured : null;
+  if (program.measured) {
     const sums = (of) => {
-      const found = new Array(made.operations.count).fill(0);
-      for (let i = 0; i < made.launches.count; i++) found[made.launches.operation[i]] += of(i);
-      return found;
+      const totals = new Array(program.operations.count).fill(0);
+      for (let i = 0; i < program.launches.count; i++) totals[program.launches.operation[i]] += of(i);
+      return totals;
     };
-    const times = sums((i) => made.measured.times_us[i] ?? NaN).map((us) => (Number.isNaN(us) ? null : us));
-    const predicted = sums((i) => made.launches.end_us[i] - made.launches.start_us[i]);
-    made.operations.measured_us = times;
-    made.operations.off_us = times.map((us, i) => (us === null ? null : us - predicted[i]));
+    const times = sums((i) => program.measured.times_us[i] ?? NaN).map((us) => (Number.isNaN(us) ? null : us));
+    const predicted = sums((i) => program.launches.end_us[i] - program.launches.start_us[i]);
+    program.operations.measured_us = times;
+    program.operations.off_us = times.map((us, i) => (us === null ? null : us - predicted[i]));
   } else {
-    made.operations.measured_us = made.operations.off_us = new Array(made.operations.count).fill(null);
+    program.operations.measured_us = program.operations.off_us = new Array(program.operations.count).fill(null);
   }
   // Launches of other streams start when they can: time at launch i is that of the next launch of the compute stream.
-  made.clock = new Array(made.launches.count + 1);
-  made.clock[made.launches.count] = made.launches.end_us.reduce((most, us) => Math.max(most, us), 0);
-  for (let i = made.launches.count - 1; i >= 0; i--) {
-    made.clock[i] = made.launches.stream[i] === "compute" ? made.launches.start_us[i] : made.clock[i + 1];
+  program.clock = new Array(program.launches.count + 1);
+  program.clock[program.launches.count] = program.launches.end_us.reduce((most, us) => Math.max(most, us), 0);
+  for (let i = program.launches.count - 1; i >= 0; i--) {
+    program.clock[i] = program.launches.stream[i] === "compute" ? program.launches.start_us[i] : program.clock[i + 1];
   }
-  made.us = made.launches.end_us.reduce((most, at) => Math.max(most, at), 0);
-  return made;
+  program.us = program.launches.end_us.reduce((most, at) => Math.max(most, at), 0);
+  return program;
 }
 
 // Live bytes over the launches, grouped by a column of the rectangles.
 function memoryBy({ pieces: p, count }, column) {
-  const found = {};
+  const live = {};
   for (let i = 0; i < p.count; i++) {
     const group = p[column][i];
-    const change = found[group] || (found[group] = new Array(Math.max(1, count) + 1).fill(0));
+    const change = live[group] || (live[group] = new Array(Math.max(1, count) + 1).fill(0));
     change[p.start[i]] += p.size_bytes[i];
     change[p.stop[i]] -= p.size_bytes[i];
   }
-  for (const taken of Object.values(found)) {
+  for (const taken of Object.values(live)) {
     for (let i = 1; i < taken.length; i++) taken[i] += taken[i - 1];
     taken.pop(); // after the last launch
   }
-  return found;
+  return live;
 }
 
 const View = { program: programOf("train"), name: "train", listeners: [], on: {} };
@@ -96,25 +96,25 @@ function mostLive(start, stop) {
 
 // Why a value is kept, recomputed or offloaded, in sentences.
 function whyDecision(value, decision) {
-  const found = View.program.techniques;
-  const told = [];
-  for (const one of found.recomputed.filter((r) => r.outputs.includes(value))) {
+  const techniques = View.program.techniques;
+  const sentences = [];
+  for (const one of techniques.recomputed.filter((r) => r.outputs.includes(value))) {
     const { most, at } = mostLive(...one.absent);
     const over = most + one.saved_bytes - LEFT_BYTES;
-    told.push(`Recomputed by launch ${one.launches.join(", ")}, in ${showTime(one.time_us)}: ` +
+    sentences.push(`Recomputed by launch ${one.launches.join(", ")}, in ${showTime(one.time_us)}: ` +
       `${showSize(one.saved_bytes)} are absent in launches ${one.absent[0]} to ${one.absent[1] - 1}. There up to ` +
       `${showSize(most)} are live (launch ${at}), of ${showSize(LEFT_BYTES)} that the budget leaves. ` +
       (over > 0 ? `Kept, it would exceed them by ${showSize(over)}.` : "Kept, it would fit with all others as they are."));
   }
-  for (const one of found.offloaded.filter((o) => o.value === value)) {
+  for (const one of techniques.offloaded.filter((o) => o.value === value)) {
     const { most, at } = mostLive(...one.absent);
-    told.push(`Offloaded to the ${one.space} by launches ${one.launches.join(", ")}: ${showSize(one.saved_bytes)} are absent ` +
+    sentences.push(`Offloaded to the ${one.space} by launches ${one.launches.join(", ")}: ${showSize(one.saved_bytes)} are absent ` +
       `in launches ${one.absent[0]} to ${one.absent[1] - 1}, where up to ${showSize(most)} are live (launch ${at}) of ` +
       `${showSize(LEFT_BYTES)}. The copies take ${showTime(one.time_us)} and cost the kernels about ${showTime(one.cost_us)}.`);
   }
-  for (const one of found.depth_first.filter((d) => d.value === value)) {
-    told.push(`Its operations run depth-first, ${one.rows} rows at a time: ${showSize(one.saved_bytes)} are never live.`);
+  for (const one of techniques.depth_first.filter((d) => d.value === value)) {
+    sentences.push(`Its operations run depth-first, ${one.rows} rows at a time: ${showSize(one.saved_bytes)} are never live.`);
   }
-  if (!told.length) told.push(decision === "kept" ? "Kept in the arena from its first write to its last read." : decision);
-  return told;
+  if (!sentences.length) sentences.push(decision === "kept" ? "Kept in the arena from its first write to its last read." : decision);
+  return sentences;
 }

@@ -23,13 +23,13 @@ function recordedSection(place) {
 
 // A chart for each figure of a training over its steps: for intervals if they have the figure, else for epochs.
 function trainingCurves(place, { lines, left_out }) {
-  const told = [...new Set(lines.flatMap((line) => Object.keys(line)))].filter((name) =>
+  const names = [...new Set(lines.flatMap((line) => Object.keys(line)))].filter((name) =>
     !["kind", "step", "epoch", "seconds", "bad_steps", "waited_s"].includes(name));
   const first = ["loss", "images_per_s"];
   place.append(element("p", {}, `Training: ${Math.max(...lines.map((line) => line.step)).toLocaleString("en")} steps.` +
     (PLAN.samples_per_s ? ` The plan predicts ${PLAN.samples_per_s.toFixed(0)} images/s on ${DATA.others.length || PLAN.ranks ? "the GPUs" : "the GPU"} that it is for.` : "") +
     (left_out ? ` ${left_out.toLocaleString("en")} lines of the log are left out, evenly.` : "")));
-  for (const name of [...first, ...told.filter((other) => !first.includes(other))]) {
+  for (const name of [...first, ...names.filter((other) => !first.includes(other))]) {
     const having = lines.filter((line) => typeof line[name] === "number");
     const kind = having.some((line) => line.kind === "interval") ? "interval" : "epoch";
     const shown = having.filter((line) => line.kind === kind);

@@ -7,9 +7,9 @@ function rooflineSection(place) {
     place.append(element("p", {}, "A plan in fp64 runs on no GPU and has no roofline."));
     return;
   }
-  const known = ceilings.measured ? "measured" : "of the datasheet";
+  const source = ceilings.measured ? "measured" : "of the datasheet";
   place.append(element("p", { class: "note" },
-    `Ceilings (${known}): ${(ceilings.bytes_per_us / 1e3).toFixed(0)} GB/s of copying, ${(ceilings.flops_per_us / 1e6).toFixed(0)} TFLOP/s of ` +
+    `Ceilings (${source}): ${(ceilings.bytes_per_us / 1e3).toFixed(0)} GB/s of copying, ${(ceilings.flops_per_us / 1e6).toFixed(0)} TFLOP/s of ` +
     `${PLAN.precision}${ceilings.in_halves ? ", emulated by fp16 tensor-core products" : ""}. The limit of an operation is the longer of its bytes ` +
     "and its arithmetic at these. Above the diagonal time is lost."));
   const sums = element("p");
@@ -18,9 +18,9 @@ function rooflineSection(place) {
   place.append(legend([["c6", "nearest limit: memory"], ["c0", "arithmetic"], ["c3", "link"]]), sums, map, detail);
   let shown = [];
   const decades = (low, high) => {
-    const found = [];
-    for (let at = Math.ceil(low); at <= high; at++) found.push(at);
-    return found;
+    const powers = [];
+    for (let at = Math.ceil(low); at <= high; at++) powers.push(at);
+    return powers;
   };
   const axis = { low: 0, high: 1, show: (at) => showTime(10 ** at) };
   const chart = new Chart(map, {

@@ -16,22 +16,22 @@ function sortedTable(place, options) {
 
   function fill() {
     const rows = options.rows();
-    const found = [];
+    const matches = [];
     const words = wanted.split(/\s+/);
     for (let i = 0; i < rows.count; i++) {
       const text = options.searched.map((name) => rows[name][i]).join(" ").toLowerCase();
-      if (words.every((word) => text.includes(word))) found.push(i);
+      if (words.every((word) => text.includes(word))) matches.push(i);
     }
     const order = options.order || ((value) => value);
     const last = options.last || (() => false);
-    found.sort((a, b) => {
+    matches.sort((a, b) => {
       const below = last(sort, a) - last(sort, b);
       if (below) return below;
       const [x, y] = [order(rows[sort][a]), order(rows[sort][b])];
       const less = typeof x === "string" ? (x < y ? -1 : x > y ? 1 : 0) : (x || 0) - (y || 0);
       return (down ? -less : less) || a - b;
     });
-    count.textContent = options.summary(found);
+    count.textContent = options.summary(matches);
     const numeric = (name) => rows.count > 0 && typeof rows[name].find((value) => value !== null) === "number";
     head.replaceChildren(...options.columns.map(([name, title]) => {
       const act = () => { [sort, down] = [name, sort === name ? !down : numeric(name)]; fill(); };
@@ -39,7 +39,7 @@ function sortedTable(place, options) {
         element("button", { type: "button", onclick: act }, sort === name ? `${title} ${down ? "▾" : "▴"}` : title));
     }));
     const [title] = options.columns[0];
-    const shown = found.slice(0, most);
+    const shown = matches.slice(0, most);
     const within = shown.includes(chosen) ? chosen : shown[0]; // the row that Tab reaches; arrows move from there
     const focused = body.contains(document.activeElement);
     body.replaceChildren(...shown.map((i) => {
@@ -64,7 +64,7 @@ function sortedTable(place, options) {
       return row;
     }));
     if (focused) body.querySelector("[tabindex='0']")?.focus();
-    more.hidden = found.length <= most;
+    more.hidden = matches.length <= most;
   }
   fill();
   return { fill, mark: (i) => { chosen = i; fill(); } };

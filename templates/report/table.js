@@ -11,12 +11,12 @@ function tableSection(place) {
     sort: "time_us",
     rows: () => View.program.operations,
     searched: ["name", "kind", "kernels", "decision", "bound"],
-    summary: (found) => {
+    summary: (matches) => {
       const o = View.program.operations;
-      const copies = found.filter((i) => isCopy(o, i));
+      const copies = matches.filter((i) => isCopy(o, i));
       const us = (rows) => showTime(rows.reduce((sum, i) => sum + o.time_us[i], 0));
       const beside = copies.length ? `; ${copies.length} copies, ${us(copies)} beside them` : "";
-      return `${found.length} of ${o.count}: ${found.length - copies.length} kernels, ${us(found.filter((i) => !isCopy(o, i)))}${beside}`;
+      return `${matches.length} of ${o.count}: ${matches.length - copies.length} kernels, ${us(matches.filter((i) => !isCopy(o, i)))}${beside}`;
     },
     last: (name, i) => ["time_us", "limit_us", "lost_us"].includes(name) && isCopy(View.program.operations, i),
     choose: pick,

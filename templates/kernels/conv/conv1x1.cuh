@@ -123,7 +123,7 @@ __device__ inline void consume_tiles(const P& gemm, int32_t consumer, const char
 // yields by R. `states`: the states of threads, in shared memory that is free once all results are computed.
 template <GemmResult M, typename T, typename S, typename R>
 __device__ inline void write_tiles(const Conv1x1Stages<M, S>& stages, Conv1x1Pipelines& pipelines, T* __restrict__ output,
-                                    const S& source, const R& r, typename R::State* found,
+                                    const S& source, const R& r, typename R::State* states,
                                     const Conv1x1<M, S, R>& f) {
   constexpr int AT_ONCE = S::OPERANDS > 2 ? 2 : 4;  // pixels in flight
   const int32_t thread = threadIdx.x - (1 + CONV1X1_CONSUMERS) * WARPGROUP;
@@ -182,7 +182,7 @@ __device__ inline void write_tiles(const Conv1x1Stages<M, S>& stages, Conv1x1Pip
       staged_state.advance(1, f.staged_tiles);
     }
   }
-  sums.store_state(r, found + mine * CONV1X1_FILTERS + eight * 8);
+  sums.store_state(r, states + mine * CONV1X1_FILTERS + eight * 8);
 }
 
 template <GemmResult M, typename T, typename S, typename R>
@@ -193,7 +193,7 @@ __global__ void __launch_bounds__(CONV1X1_THREADS, 1)
   __shared__ Conv1x1Pipelines pipelines;
   constexpr int SHARES = Gemms<M>::SHARES;
   const Conv1x1Stages<M, S> stages(aligned_shared(shared), f);
-  auto* found = reinterpret_cast<typename R::State*>(stages.kept);  // reuses weights and stages
+  auto* states = reinterpret_cast<typename R::State*>(stages.kept);  // reuses weights and stages
   if (threadIdx.x == 0) {
     pipelines.kept.start(CONV1X1_CONSUMERS);
     pipelines.pixels.start(1, 1);
@@ -222,14 +222,14 @@ __global__ void __launch_bounds__(CONV1X1_THREADS, 1)
     });
   } else {
     setmaxnreg_inc<CONV1X1_WRITER_REGISTERS>();
-    write_tiles<M>(stages, pipelines, output, source, r, found, f);
+    write_tiles<M>(stages, pipelines, output, source, r, states, f);
   }
   if constexpr (REDUCES<R>) {
     __syncthreads();
     const int32_t filter = f.first_filter() + static_cast<int32_t>(threadIdx.x);
     if (threadIdx.x < CONV1X1_FILTERS && filter < f.filters)
       partial[static_cast<int64_t>(f.block_index()) * f.filters + filter] =
-          r.combine(CONV1X1_ROWS, [&](unsigned i) { return found[i * CONV1X1_FILTERS + threadIdx.x]; });
+          r.combine(CONV1X1_ROWS, [&](unsigned i) { return states[i * CONV1X1_FILTERS + threadIdx.x]; });
   }
 }
 

@@ -163,8 +163,8 @@ template <int N, typename T, typename F>
 const char* run_depthwise(const DepthwiseArguments& a, const T* first, const T* second, F f) {
   const bool together = a.layout == MBC_CHANNELS_LAST && a.depth_multiplier == 1 && a.channels % N == 0;
   const bool wide = together && aligned(first, sizeof(T) * N) && aligned(second, sizeof(T) * N);
-  const bool known = wide ? for_depthwise_size<N>(a, f) : for_depthwise_size<1>(a, f);
-  return known ? launched() : "a depthwise convolution of this stride is not in this library";
+  const bool compiled = wide ? for_depthwise_size<N>(a, f) : for_depthwise_size<1>(a, f);
+  return compiled ? launched() : "a depthwise convolution of this stride is not in this library";
 }
 
 }  // namespace mbc

@@ -164,9 +164,9 @@ struct ThreadReduction {
       r.template push<1>(running[j], channel[j], a, b);
     }
   }
-  __device__ void store_state(const R& r, typename R::State* found) const {
+  __device__ void store_state(const R& r, typename R::State* states) const {
 #pragma unroll
-    for (int j = 0; j < 8; ++j) found[j] = r.thread_state(channel[j], running[j], count);
+    for (int j = 0; j < 8; ++j) states[j] = r.thread_state(channel[j], running[j], count);
   }
 };
 template <>

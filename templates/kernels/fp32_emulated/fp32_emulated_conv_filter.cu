@@ -27,7 +27,7 @@ namespace mbc {
 constexpr int LARGEST_BLOCKS = 512, LARGEST_THREADS = 256;
 
 // The largest magnitude in each block's share.
-__global__ void find_largest(const float* __restrict__ x, float* found, int64_t count) {
+__global__ void find_largest(const float* __restrict__ x, float* magnitudes, int64_t count) {
   __shared__ float of_warps[LARGEST_THREADS / 32];
   float largest = 0.0f;
   const int64_t step = static_cast<int64_t>(gridDim.x) * LARGEST_THREADS;
@@ -38,20 +38,20 @@ __global__ void find_largest(const float* __restrict__ x, float* found, int64_t 
     for (int e = 0; e < 4; ++e) largest = larger_finite(largest, words.v[e]);
   }
   largest = largest_of_block(largest, of_warps, LARGEST_THREADS);
-  if (threadIdx.x == 0) found[blockIdx.x] = largest;
+  if (threadIdx.x == 0) magnitudes[blockIdx.x] = largest;
 }
 
-__device__ inline float largest_of(const float* found, float* of_warps) {
+__device__ inline float largest_of(const float* magnitudes, float* of_warps) {
   float largest = 0.0f;
-  for (int i = threadIdx.x; i < LARGEST_BLOCKS; i += blockDim.x) largest = max(largest, found[i]);
+  for (int i = threadIdx.x; i < LARGEST_BLOCKS; i += blockDim.x) largest = max(largest, magnitudes[i]);
   return largest_of_block(largest, of_warps, blockDim.x);
 }
 
 // For each 64 channels of a pixel, the high fp16 words come first, then the low ones.
 __global__ void split_tensor(
-    const float* __restrict__ x, const float* __restrict__ found, uint4* split, int64_t count) {
+    const float* __restrict__ x, const float* __restrict__ magnitudes, uint4* split, int64_t count) {
   __shared__ float of_warps[LARGEST_THREADS / 32];
-  const float up = SplitScale(largest_of(found, of_warps)).up;
+  const float up = SplitScale(largest_of(magnitudes, of_warps)).up;
   const int64_t step = static_cast<int64_t>(gridDim.x) * LARGEST_THREADS;
   for (int64_t i = static_cast<int64_t>(blockIdx.x) * LARGEST_THREADS + threadIdx.x; i < count / 8; i += step) {
     const Vec<float, 4> words[2] = {load<4>(x + 8 * i), load<4>(x + 8 * i + 4)};
@@ -193,14 +193,14 @@ __device__ inline void consume_filter_stages(
 
 template <bool WIDE>
 __global__ void __launch_bounds__(PIPELINE_THREADS, 1)
-    fp32_emulated_filter(const char* __restrict__ split, const float* __restrict__ dy, const float* __restrict__ found,
+    fp32_emulated_filter(const char* __restrict__ split, const float* __restrict__ dy, const float* __restrict__ magnitudes,
                      float* __restrict__ partial, EmulatedFilter f) {
   MBC_DYNAMIC_SHARED(shared);
   __shared__ Pipeline<FilterStage<WIDE>::COUNT> pipeline;
   char* stages = aligned_shared(shared);
   __shared__ float of_warps[PIPELINE_THREADS / 32];
   if (threadIdx.x == 0) pipeline.start(WARPGROUP);
-  const float down = SplitScale(largest_of(found, of_warps)).down;  // its barrier also follows the pipeline's set-up
+  const float down = SplitScale(largest_of(magnitudes, of_warps)).down;  // its barrier also follows the pipeline's set-up
   if (threadIdx.x < WARPGROUP) {
     setmaxnreg_dec<PRODUCER_REGISTERS>();
     produce_filter_stages<WIDE>(split, dy, stages, pipeline, f);
@@ -216,15 +216,15 @@ void run_fp32_emulated_filter(const MbcCall& call, const Fp32EmulatedArguments& 
   const EmulatedFilter f(a, Stage::BLOCKS);
   const auto *x = in<float>(call, 0), *dy = in<float>(call, 1);
   const int64_t count = a.rows * a.height * a.width * a.channels, elements = f.columns * int64_t{64} * f.filters;
-  float* found = out<float>(call, 3);
-  char* split = reinterpret_cast<char*>(found + LARGEST_BLOCKS);
+  float* magnitudes = out<float>(call, 3);
+  char* split = reinterpret_cast<char*>(magnitudes + LARGEST_BLOCKS);
   float* partial = reinterpret_cast<float*>(split + count * 4);
-  MBC_LAUNCH(find_largest, LARGEST_BLOCKS, LARGEST_THREADS, call.stream, x, found, count);
-  MBC_LAUNCH(split_tensor, blocks_for(count / 8), LARGEST_THREADS, call.stream, x, found,
+  MBC_LAUNCH(find_largest, LARGEST_BLOCKS, LARGEST_THREADS, call.stream, x, magnitudes, count);
+  MBC_LAUNCH(split_tensor, blocks_for(count / 8), LARGEST_THREADS, call.stream, x, magnitudes,
              reinterpret_cast<uint4*>(split), count);
   const dim3 grid(static_cast<unsigned>(f.filters / Stage::FILTERS * f.across), static_cast<unsigned>(a.parts));
   constexpr int SHARED = Stage::COUNT * Stage::BYTES + 1008;
-  MBC_LAUNCH_SHARED(fp32_emulated_filter<WIDE>, grid, PIPELINE_THREADS, SHARED, call.stream, split, dy, found, partial,
+  MBC_LAUNCH_SHARED(fp32_emulated_filter<WIDE>, grid, PIPELINE_THREADS, SHARED, call.stream, split, dy, magnitudes, partial,
                     f);
   MBC_LAUNCH(add_parts, blocks_for(elements), THREADS, call.stream, partial, out<float>(call, 2), elements, a.parts,
              a.accumulate != 0);

@@ -45,7 +45,7 @@ __device__ inline int32_t channel_of(int32_t chunk, int32_t element) {
 // Finds the largest magnitude of each chunk of the image and of the gradients in a block's pixels: [64 channels, chunk,
 // block].
 __global__ void find_largest_of_chunks(
-    const float* __restrict__ x, const float* __restrict__ dy, float* found, int32_t channels, int32_t filters,
+    const float* __restrict__ x, const float* __restrict__ dy, float* magnitudes, int32_t channels, int32_t filters,
     int32_t image_pixels, int32_t pixels) {
   constexpr int AT_ONCE = THREADS / 16;
   __shared__ float of_warps[THREADS / 32][8];
@@ -65,7 +65,7 @@ __global__ void find_largest_of_chunks(
   __syncthreads();
   if (threadIdx.x >= 8) return;
   for (int warp = 0; warp < THREADS / 32; ++warp) largest = max(largest, of_warps[warp][threadIdx.x]);
-  found[(block * 8 + threadIdx.x) * FOUND_BLOCKS + blockIdx.x] = largest;
+  magnitudes[(block * 8 + threadIdx.x) * FOUND_BLOCKS + blockIdx.x] = largest;
 }
 
 template <int FILTER_BLOCKS>  // blocks of 64 filters
@@ -241,7 +241,7 @@ __device__ inline void consume_halos(
 
 template <int FILTER_BLOCKS>
 __global__ void __launch_bounds__(HALO_THREADS, 1)
-    fp32_emulated_halo_filter(const float* __restrict__ x, const float* __restrict__ dy, const float* __restrict__ found,
+    fp32_emulated_halo_filter(const float* __restrict__ x, const float* __restrict__ dy, const float* __restrict__ magnitudes,
                       float* __restrict__ partial, HaloFilter f) {
   using Stage = HaloFilterStage<FILTER_BLOCKS>;
   MBC_DYNAMIC_SHARED(shared);
@@ -255,7 +255,7 @@ __global__ void __launch_bounds__(HALO_THREADS, 1)
     const int32_t block = chunk < 8 ? tile % f.across % f.blocks : filters + chunk / 8 - 1;
     float largest = 0.0f;
     for (int32_t i = threadIdx.x % 32; i < FOUND_BLOCKS; i += 32)
-      largest = max(largest, found[(block * 8 + chunk % 8) * FOUND_BLOCKS + i]);
+      largest = max(largest, magnitudes[(block * 8 + chunk % 8) * FOUND_BLOCKS + i]);
     const SplitScale scale(largest_of_warp(largest));
     if (threadIdx.x % 32 == 0) {
       up[chunk] = scale.up;
@@ -278,15 +278,15 @@ void run_fp32_emulated_halo_filter(const MbcCall& call, const Fp32EmulatedArgume
   const HaloFilter f(a);
   const auto *x = in<float>(call, 0), *dy = in<float>(call, 1);
   const int64_t elements = static_cast<int64_t>(f.across) * HALO_WIDTH * 64 * f.filters;
-  float* found = out<float>(call, 3);
+  float* magnitudes = out<float>(call, 3);
   const unsigned blocks = static_cast<unsigned>(f.blocks + f.filters / 64);
-  float* partial = found + blocks * 8 * FOUND_BLOCKS;
+  float* partial = magnitudes + blocks * 8 * FOUND_BLOCKS;
   const auto pixels = static_cast<int32_t>(a.rows * a.out_height * a.out_width);
-  MBC_LAUNCH(find_largest_of_chunks, dim3(FOUND_BLOCKS, blocks), THREADS, call.stream, x, dy, found, f.channels,
+  MBC_LAUNCH(find_largest_of_chunks, dim3(FOUND_BLOCKS, blocks), THREADS, call.stream, x, dy, magnitudes, f.channels,
              f.filters, static_cast<int32_t>(a.rows * a.height * a.width), pixels);
   const dim3 grid(static_cast<unsigned>(f.filters / 64 / FILTER_BLOCKS * f.across), static_cast<unsigned>(a.parts));
   constexpr int SHARED = Stage::COUNT * Stage::BYTES;
-  MBC_LAUNCH_SHARED(fp32_emulated_halo_filter<FILTER_BLOCKS>, grid, HALO_THREADS, SHARED, call.stream, x, dy, found,
+  MBC_LAUNCH_SHARED(fp32_emulated_halo_filter<FILTER_BLOCKS>, grid, HALO_THREADS, SHARED, call.stream, x, dy, magnitudes,
                     partial, f);
   MBC_LAUNCH(add_parts, blocks_for(elements), THREADS, call.stream, partial, out<float>(call, 2), elements,
              a.parts * (CONSUMERS / Stage::SHARING), a.accumulate != 0);

@@ -126,15 +126,15 @@ struct LayerScaleReduction : BnBackwardReduction {
   __device__ void push(State& state, const Channel& channel, const float (&x)[K], const float (&dy)[K]) const {
     BnBackwardReduction::push<K>(state, -channel.bias, x, dy);
   }
-  struct Known {
+  struct Prior {
     float gamma, dbias, dgamma;
   };
-  __device__ Known known(int64_t c) const {
+  __device__ Prior prior(int64_t c) const {
     return {of.load(c).gamma, accumulate ? dbeta[c] : 0.0f, accumulate ? dgamma[c] : 0.0f};
   }
-  __device__ void finish(int64_t c, const Known& known, const Total& total) const {
-    keep(c, {static_cast<float>(static_cast<double>(known.dgamma) + total.dot),
-             static_cast<float>(static_cast<double>(known.dbias) + known.gamma * total.sum)});
+  __device__ void finish(int64_t c, const Prior& prior, const Total& total) const {
+    keep(c, {static_cast<float>(static_cast<double>(prior.dgamma) + total.dot),
+             static_cast<float>(static_cast<double>(prior.dbias) + prior.gamma * total.sum)});
   }
 };
 

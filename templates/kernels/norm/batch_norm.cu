@@ -90,13 +90,13 @@ struct StatisticsAndCopy : Statistics<T> {
   StatisticsAndCopy(const Statistics<T>& own, Pair from_, Pair to_, int64_t joined_, int64_t channels_)
       : Statistics<T>(own), from(from_), to(to_), joined(joined_), channels(channels_) {}
   // Called by one thread for each channel.
-  __device__ float known(int64_t c) const {
+  __device__ float prior(int64_t c) const {
 #pragma unroll 8
     for (int64_t i = c; i < joined; i += channels) {
       to.mean[i] = from.mean[i];
       to.variance[i] = from.variance[i];
     }
-    return Statistics<T>::known(c);
+    return Statistics<T>::prior(c);
   }
 };
 

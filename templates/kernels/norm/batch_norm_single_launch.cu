@@ -90,9 +90,9 @@ __global__ void __launch_bounds__(THREADS)
       squares += partial.b + n * center * center;
     });
     const double m = total * each, spread = squares * each - m * m;
-    const float found = static_cast<float>(m), varies = static_cast<float>(spread > 0.0 ? spread : 0.0);
-    if (blockIdx.y == 0) mean[own] = found, variance[own] = varies;
-    shared.table.put(part.thread, forward.of(found, varies, gamma, beta));
+    const float average = static_cast<float>(m), varies = static_cast<float>(spread > 0.0 ? spread : 0.0);
+    if (blockIdx.y == 0) mean[own] = average, variance[own] = varies;
+    shared.table.put(part.thread, forward.of(average, varies, gamma, beta));
   }
   cluster_done_reading();
   __syncthreads();

@@ -168,16 +168,16 @@ struct NormalizedSource {
 // The reductions of batch normalization, over elements that are normalized already; dbeta null: not computed.
 struct NormalizedReduction : BnBackwardReduction {
   __device__ Channel load(int64_t) const { return 0.0f; }
-  __device__ Known known(int64_t c) const {
+  __device__ Prior prior(int64_t c) const {
     return {1.0f, accumulate ? dgamma[c] : 0.0f, accumulate && dbeta ? dbeta[c] : 0.0f};
   }
-  __device__ void keep(int64_t c, const Gradients& found) const {
-    dgamma[c] = found.dgamma;
-    if (dbeta) dbeta[c] = found.dbeta;
+  __device__ void keep(int64_t c, const Gradients& gradients) const {
+    dgamma[c] = gradients.dgamma;
+    if (dbeta) dbeta[c] = gradients.dbeta;
   }
-  __device__ void finish(int64_t c, const Known& known, const Total& total) const {
-    keep(c, {static_cast<float>(static_cast<double>(known.dgamma) + total.dot),
-             static_cast<float>(static_cast<double>(known.dbeta) + total.sum)});
+  __device__ void finish(int64_t c, const Prior& prior, const Total& total) const {
+    keep(c, {static_cast<float>(static_cast<double>(prior.dgamma) + total.dot),
+             static_cast<float>(static_cast<double>(prior.dbeta) + total.sum)});
   }
 };
 

@@ -109,14 +109,14 @@ template <typename T>
 struct SumOfParts {
   using State = float;
   using Total = double;
-  struct Known {};
+  struct Prior {};
   Strided<2> left;
   SumOut<T> out;
 
   __device__ double total(float part) const { return part; }
   __device__ void add(double& into, double from) const { into += from; }
-  __device__ Known known(int64_t) const { return {}; }
-  __device__ void finish(int64_t result, Known, double total) const {
+  __device__ Prior prior(int64_t) const { return {}; }
+  __device__ void finish(int64_t result, Prior, double total) const {
     int64_t place[2];
     left.locate(result, place);
     out.put(place[1], static_cast<float>(total));

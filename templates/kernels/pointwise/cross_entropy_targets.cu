@@ -106,18 +106,18 @@ struct Probabilities {
   template <int LANES>
   __device__ static int64_t best(const At& at, int64_t classes, int lane) {
     float greatest = -INFINITY;
-    long long found = INT64_MAX;
+    long long best = INT64_MAX;
     for (int64_t c = lane; c < classes; c += LANES) {
       const float share = to_float(at.row[c * at.stride]);
-      if (share > greatest) greatest = share, found = c;
+      if (share > greatest) greatest = share, best = c;
     }
 #pragma unroll
     for (int step = LANES / 2; step > 0; step /= 2) {
       const float share = __shfl_xor_sync(0xffffffffu, greatest, step);
-      const long long other = __shfl_xor_sync(0xffffffffu, found, step);
-      if (share > greatest || (share == greatest && other < found)) greatest = share, found = other;
+      const long long other = __shfl_xor_sync(0xffffffffu, best, step);
+      if (share > greatest || (share == greatest && other < best)) greatest = share, best = other;
     }
-    return found;
+    return best;
   }
 };
 

@@ -27,10 +27,10 @@ __device__ inline Vec<T, EIGHT> load_eight(const T* at, int64_t inner) {
   if constexpr (ADJACENT) {
     return load<EIGHT>(at);
   } else {
-    Vec<T, EIGHT> found;
+    Vec<T, EIGHT> elements;
 #pragma unroll
-    for (int j = 0; j < EIGHT; ++j) found.v[j] = at[j * inner];
-    return found;
+    for (int j = 0; j < EIGHT; ++j) elements.v[j] = at[j * inner];
+    return elements;
   }
 }
 

@@ -184,9 +184,9 @@ __global__ void dice_sums_backward(Labelled<T> of, const float* slopes, T* gradi
   for (int64_t p = thread_index(); p < positions; p += thread_count()) {
     const int64_t t = of.target[p];
     const T* row = of.row(p);
-    T* made = gradient + (row - of.logits);
+    T* dlogits = gradient + (row - of.logits);
     if (of.left_out(t) || !of.is_class(t)) {
-      for (int64_t c = 0; c < of.classes; ++c) made[c * stride] = from_float<T>(0.0f);
+      for (int64_t c = 0; c < of.classes; ++c) dlogits[c * stride] = from_float<T>(0.0f);
       continue;
     }
     const Softmax s = softmax<1>(row, of.classes, stride, 0);
@@ -198,7 +198,7 @@ __global__ void dice_sums_backward(Labelled<T> of, const float* slopes, T* gradi
       mean += expf(to_float(row[c * stride]) - s.greatest) / total * (of_sizes[c] + (c == t ? of_both[c] : 0.0f));
     for (int64_t c = 0; c < of.classes; ++c) {
       const float share = expf(to_float(row[c * stride]) - s.greatest) / total;
-      made[c * stride] = from_float<T>(share * (of_sizes[c] + (c == t ? of_both[c] : 0.0f) - mean));
+      dlogits[c * stride] = from_float<T>(share * (of_sizes[c] + (c == t ? of_both[c] : 0.0f) - mean));
     }
   }
 }

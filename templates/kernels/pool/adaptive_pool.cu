@@ -107,8 +107,8 @@ struct AdaptiveMax : Pooling<T> {
 #pragma unroll
         for (int j = 0; j < N; ++j) {
           // Written so that a NaN is greater than all, and the first of equals stays.
-          const float seen = to_float(v.v[j]), known = to_float(best.v[j]);
-          if (!(seen <= known) && known == known) {
+          const float seen = to_float(v.v[j]), greatest = to_float(best.v[j]);
+          if (!(seen <= greatest) && greatest == greatest) {
             best.v[j] = v.v[j];
             place[j] = static_cast<int32_t>(y * this->input.width + x);
           }

@@ -119,9 +119,9 @@ struct Packed : Held<T, N> {
   __device__ float value(int j) const {
     if constexpr (std::is_same_v<T, __nv_bfloat16> && IN_WORD == 2) {  // fp32 without its lower half
       const uint32_t bits = j % 2 ? words[j / 2] & 0xffff0000u : words[j / 2] << 16;
-      float found;
-      memcpy(&found, &bits, sizeof(found));
-      return found;
+      float value;
+      memcpy(&value, &bits, sizeof(value));
+      return value;
     } else {
       return to_float((*this)[j]);
     }

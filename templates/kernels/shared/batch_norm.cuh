@@ -51,23 +51,23 @@ struct BnBackwardReduction {
     into.dot += from.dot;
     into.sum += from.sum;
   }
-  struct Known {
+  struct Prior {
     float variance, dgamma, dbeta;
   };
-  __device__ Known known(int64_t c) const {
+  __device__ Prior prior(int64_t c) const {
     return {variance[c], accumulate ? dgamma[c] : 0.0f, accumulate ? dbeta[c] : 0.0f};
   }
   struct Gradients {
     float dgamma, dbeta;
   };
-  __device__ void keep(int64_t c, const Gradients& found) const {
-    dgamma[c] = found.dgamma;
-    dbeta[c] = found.dbeta;
+  __device__ void keep(int64_t c, const Gradients& gradients) const {
+    dgamma[c] = gradients.dgamma;
+    dbeta[c] = gradients.dbeta;
   }
-  __device__ void finish(int64_t c, const Known& known, const Total& total) const {
-    const double scaled_dot = total.dot / sqrt(static_cast<double>(known.variance) + eps);
-    keep(c, {static_cast<float>(static_cast<double>(known.dgamma) + scaled_dot),
-             static_cast<float>(static_cast<double>(known.dbeta) + total.sum)});
+  __device__ void finish(int64_t c, const Prior& prior, const Total& total) const {
+    const double scaled_dot = total.dot / sqrt(static_cast<double>(prior.variance) + eps);
+    keep(c, {static_cast<float>(static_cast<double>(prior.dgamma) + scaled_dot),
+             static_cast<float>(static_cast<double>(prior.dbeta) + total.sum)});
   }
 };
 

@@ -75,9 +75,9 @@ struct Statistics {
     into.sum += from.sum;
     into.squares += from.squares;
   }
-  using Known = float;
-  __device__ Known known(int64_t c) const { return load(c); }
-  __device__ void finish(int64_t c, Known first, const Total& total) const {
+  using Prior = float;
+  __device__ Prior prior(int64_t c) const { return load(c); }
+  __device__ void finish(int64_t c, Prior first, const Total& total) const {
     const double distance = total.sum / total.count, square = total.squares / total.count - distance * distance;
     mean[c] = static_cast<float>(first + distance);
     variance[c] = static_cast<float>(square > 0.0 ? square : 0.0);
@@ -88,7 +88,7 @@ struct Statistics {
 template <typename T>
 struct EpilogueStatistics : Statistics<T> {
   __device__ float load(int64_t) const { return 0.0f; }
-  __device__ float known(int64_t) const { return 0.0f; }
+  __device__ float prior(int64_t) const { return 0.0f; }
 };
 
 }  // namespace mbc

@@ -16,8 +16,8 @@ namespace mbc {
 //   State settle(channel, Running, count)  the state of a thread after `count` elements, in fp32
 //   State merged(many, each)               the common state of `many` threads, `each(i)` the i-th
 //   Total total(State), add(Total&, Total) totals of one part and of two, in fp64
-//   Known known(c)                         operands of the result, read while parts are in flight
-//   finish(c, Known, Total)                writes the result
+//   Prior prior(c)                         operands of the result, read while parts are in flight
+//   finish(c, Prior, Total)                writes the result
 //
 // S, the source, has `template <int N> struct Fetched`; `fetch<N>(at)`, which reads N elements of every operand;
 // `finish<N>(fetched, of, at)`, which may compute values from these and R's channel constants (of(j) for the j-th
@@ -78,7 +78,7 @@ __device__ void merge_threads(State* shared, const R& r) {
 template <typename State, typename R>
 __device__ void store_partial(State* partial, const State& state, int64_t channels, int64_t c, const R& r) {
   if (gridDim.y == 1)
-    r.finish(c, r.known(c), r.total(state));
+    r.finish(c, r.prior(c), r.total(state));
   else
     partial[blockIdx.y * channels + c] = state;
 }
@@ -217,8 +217,8 @@ __global__ void merge_parts(const typename R::State* partial, int64_t parts, int
   constexpr int CHANNELS_PER_BLOCK = 4, PARTS_AT_ONCE = THREADS / CHANNELS_PER_BLOCK;
   __shared__ Total shared[PARTS_AT_ONCE][CHANNELS_PER_BLOCK];
   const int64_t c = static_cast<int64_t>(blockIdx.x) * CHANNELS_PER_BLOCK + threadIdx.x;
-  typename R::Known known{};
-  if (threadIdx.y == 0 && c < channels) known = r.known(c);
+  typename R::Prior prior{};
+  if (threadIdx.y == 0 && c < channels) prior = r.prior(c);
   Total total{};
   wait_for_prior_grid();
   if (c < channels) {
@@ -230,7 +230,7 @@ __global__ void merge_parts(const typename R::State* partial, int64_t parts, int
     __syncthreads();
     if (threadIdx.y < half) r.add(shared[threadIdx.y][threadIdx.x], shared[threadIdx.y + half][threadIdx.x]);
   }
-  if (threadIdx.y == 0 && c < channels) r.finish(c, known, shared[0][threadIdx.x]);
+  if (threadIdx.y == 0 && c < channels) r.finish(c, prior, shared[0][threadIdx.x]);
 }
 
 template <typename R>

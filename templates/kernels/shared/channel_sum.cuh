@@ -50,9 +50,9 @@ struct ChannelSum {
   }
   __device__ double total(float state) const { return state; }
   __device__ void add(double& into, double from) const { into += from; }
-  using Known = float;
-  __device__ Known known(int64_t c) const { return accumulate ? sum[c] : 0.0f; }
-  __device__ void finish(int64_t c, Known before, double total) const {
+  using Prior = float;
+  __device__ Prior prior(int64_t c) const { return accumulate ? sum[c] : 0.0f; }
+  __device__ void finish(int64_t c, Prior before, double total) const {
     sum[c] = static_cast<float>(static_cast<double>(before) + total);
   }
 };

@@ -17,14 +17,14 @@ using TensorMap = CUtensorMap;
 // cuTensorMapEncodeTiled, from the driver that the CUDA runtime has loaded.
 inline auto tensor_map_encoder() {
   static const auto encode = [] {
-    void* found = nullptr;
+    void* encode_function = nullptr;
     cudaDriverEntryPointQueryResult status;
 #if CUDART_VERSION >= 12050
-    cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &found, 12000, cudaEnableDefault, &status);
+    cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &encode_function, 12000, cudaEnableDefault, &status);
 #else
-    cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", &found, cudaEnableDefault, &status);
+    cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", &encode_function, cudaEnableDefault, &status);
 #endif
-    return reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(found);
+    return reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(encode_function);
   }();
   return encode;
 }
@@ -47,12 +47,12 @@ const char* make_tensor_map(TensorMap& map, const void* first, int bytes, const 
     steps[i] = 1;
     strides[i] = stride *= dimensions[i];
   }
-  const bool made = encode && encode(&map, type, RANK, const_cast<void*>(first), dimensions, strides, box_dimensions, steps,
+  const bool encoded = encode && encode(&map, type, RANK, const_cast<void*>(first), dimensions, strides, box_dimensions, steps,
                                      CU_TENSOR_MAP_INTERLEAVE_NONE,
                                      swizzled ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_NONE,
                                      CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
                                      CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
-  return made ? nullptr : "the driver makes no tensor map (cuTensorMapEncodeTiled) of an operand";
+  return encoded ? nullptr : "the driver cannot create a tensor map (cuTensorMapEncodeTiled) of an operand";
 }
 
 // cp.async.bulk.tensor: copies the box from an element on, innermost index first, which must be at a multiple of 16
