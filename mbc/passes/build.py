@@ -1,4 +1,4 @@
-"""Appends operations to a graph, with shape inference and unique names."""
+"""Construction of a graph: appends operations, with shape inference and unique names."""
 
 from __future__ import annotations
 
@@ -11,12 +11,18 @@ from mbc.source import Span
 
 
 class GraphBuilder:
-    """A graph in the making: `values` by name, and `operations` in order.
+    """A graph under construction: `values` by name, and `operations` in order.
 
     Two programs over the same values are two builders that share one `values`.
     """
 
     def __init__(self, values: dict[str, Value] | None = None, prefix: str = "") -> None:
+        """Begin without operations.
+
+        Args:
+            values: Values that the graph shares with another one.
+            prefix: Prefix of the names of operations and their outputs.
+        """
         self.values: dict[str, Value] = {} if values is None else values
         self.operations: list[Operation] = []
         self._prefix = prefix
@@ -25,7 +31,7 @@ class GraphBuilder:
         self._name_counts: dict[str, int] = {}
 
     def type(self, value: str) -> TensorType:
-        """Shape and element type of a value."""
+        """Return the shape and element type of a value."""
         return self.values[value].type
 
     def declare(
@@ -36,7 +42,7 @@ class GraphBuilder:
         per_sample: bool = False,
         span: Span | None = None,
     ) -> str:
-        """Add a value that no operation makes; returns its name, which is `name` unless that is taken."""
+        """Add a value that no operation computes, and return its name, which is `name` unless that is taken."""
         unique = _unique(name, self.values, self._value_counts)
         self.values[unique] = Value(unique, type, role, per_sample, span)
         return unique
@@ -50,26 +56,32 @@ class GraphBuilder:
         outputs: Sequence[str] = (),
         span: Span | None = None,
     ) -> tuple[str, ...]:
-        """Append an operation; returns the names of its outputs.
+        """Append an operation, and return the names of its outputs.
 
-        Outputs are called as `outputs` says, else after the operation (further ones `<name>.1`, …); a name that is
-        taken gets a number. An output has rows where an input has, unless the kind reduces. Raises ShapeError.
+        Outputs get the names `outputs`, else that of the operation (further ones `<name>.1`, …). A number is appended
+        to a name that is taken. An output has rows if an input has, unless the kind reduces.
+
+        Raises:
+            ShapeError: The operands do not fit together.
         """
         op_kind = KINDS[kind]
         types = op_kind.shape(attributes, tuple(self.values[v].type for v in inputs))
         per_sample = not op_kind.reduces and any(self.values[v].per_sample for v in inputs)
         unique = _unique(f"{self._prefix}{name}", self._names, self._name_counts)
         self._names.add(unique)
-        made: list[str] = []
+        names: list[str] = []
         for number, output_type in enumerate(types):
             wanted = outputs[number] if number < len(outputs) else f"{name}.{number}" if number else name
-            made.append(self.declare(f"{self._prefix}{wanted}", output_type, per_sample=per_sample, span=span))
-        self.operations.append(Operation(unique, kind, tuple(inputs), tuple(made), attributes, span))
-        return tuple(made)
+            names.append(self.declare(f"{self._prefix}{wanted}", output_type, per_sample=per_sample, span=span))
+        self.operations.append(Operation(unique, kind, tuple(inputs), tuple(names), attributes, span))
+        return tuple(names)
 
 
 def _unique(name: str, taken: Container[str], counts: dict[str, int]) -> str:
-    """`name`, or with the next free number. `counts` goes on from the last: equal names must not become quadratic."""
+    """Return `name`, or `name` with the next free number.
+
+    `counts` holds the last number of each name, so that many equal names do not take quadratic time.
+    """
     if name not in taken:
         return name
     while True:
@@ -80,7 +92,7 @@ def _unique(name: str, taken: Container[str], counts: dict[str, int]) -> str:
 
 
 def live_operations(operations: Sequence[Operation], wanted: Sequence[str]) -> list[Operation]:
-    """The operations that the values `wanted` depend on, in their order."""
+    """Return the operations on which the values `wanted` depend, in their order."""
     needed = set(wanted)
     kept: list[Operation] = []
     for op in reversed(operations):

@@ -1,10 +1,9 @@
-"""Commutes the gradients of relu and of a maximum pool after it, so that fewer bytes move.
+"""Commutes the gradients of ReLU and of a maximum pool after it, so that fewer bytes move.
 
-relu and maximum pooling can change places: relu lets the larger of two pass at least as much. So the gradient may go
-through relu first, by the pooled image p, and then to where the maxima were. To the bit it is the same: an index points
-to an element y that equals p (the first of equals; the last NaN), so that y > 0 exactly where p > 0, and a pixel's
-gradients are either all let through or all zero. And relu's gradient is then computed at the size of the pooled image,
-and relu's output need not be kept for it.
+ReLU and maximum pooling commute, because ReLU is monotonic. So the gradient may go through ReLU first, at the size of
+the pooled image p, and then to the positions of the maxima. The bits are equal. An index points to an element y that
+equals p (the first of equals; the last NaN), so that y > 0 exactly where p > 0. Hence the gradients of a pixel all pass
+or are all zero. ReLU's gradient is then computed at the size of the pooled image, and does not need ReLU's output.
 """
 
 from __future__ import annotations
@@ -19,11 +18,16 @@ from mbc.ir.graph import Operation, Value
 def relu_behind_pool(
     operations: Sequence[Operation], values: dict[str, Value], results: Sequence[str]
 ) -> list[Operation]:
-    """`operations` with every `relu_backward(y, max_pool_backward(index, dp))` as `max_pool_backward(index,
-    relu_backward(p, dp))`, where p and index are the maximum pool of y and nobody else reads what was between the two.
+    """Return the operations with the gradient of ReLU before that of a maximum pool.
 
-    `values` gets the gradient of the pooled image behind relu, `<between>.pooled`, and loses what was between: of dp
-    there may be several readers, as where branches are summed. `results` are read after the end.
+    Every `relu_backward(y, max_pool_backward(index, dp))` becomes `max_pool_backward(index, relu_backward(p, dp))`,
+    where p and index are the maximum pool of y, and no other operation reads the value between the two.
+
+    Args:
+        operations: The operations of a step.
+        values: Gets the gradient of the pooled image after ReLU, `<between>.pooled`, and loses the value between. dp
+            may have several readers, for example where branches are summed.
+        results: Values that are read after the step.
     """
     makers = {value: op for op in operations for value in op.outputs}
     reads = Counter(value for op in operations for value in op.inputs)

@@ -1,7 +1,7 @@
-"""Detached tensors are the tensors that they are of.
+"""Removal of `detach`: a detached tensor becomes the tensor itself.
 
-`detach` keeps gradients from flowing, and is done when the backward pass is written: what reads its result reads the
-tensor itself then, and nothing is copied. A result that has to stay, an output of the network, is a copy.
+`detach` stops gradients, and has no effect once the backward pass is written. Then operations that read its result read
+the tensor itself, and nothing is copied. A result that must stay, an output of the network, is a copy.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from mbc.ops.activation import Scale
 
 
 def without_detached(operations: Sequence[Operation], wanted: Sequence[str]) -> list[Operation]:
-    """Return the operations without `detach`. `wanted`: values that must stay."""
+    """Return the operations without `detach`; the values `wanted` stay."""
     itself: dict[str, str] = {}
     kept: list[Operation] = []
     for op in operations:

@@ -17,7 +17,7 @@ FLOATING = (DType.FP64, DType.FP32, DType.BF16, DType.FP16)
 
 @dataclass(frozen=True)
 class Deferred:
-    """An operation that changes a state, and so runs at the end of the step."""
+    """An operation that changes a state, and therefore runs at the end of the step."""
 
     kind: str
     attributes: Attributes
@@ -28,7 +28,7 @@ class Deferred:
 
 
 class Expander:
-    """Implements `mbc.ops.base.Expansion`, and casts what is not stored in the working type."""
+    """The implementation of `mbc.ops.base.Expansion`, which also casts operands to the working type."""
 
     def __init__(
         self,
@@ -39,8 +39,18 @@ class Expander:
         training: bool,
         ranks: Ranks | None = None,
     ) -> None:
+        """Take the graph and its types.
+
+        Args:
+            builder: The graph under construction.
+            control: Name of the control block.
+            working: Element type of activations.
+            needs: Returns whether the gradient of a value of the Network will be needed.
+            training: Whether the graph is a training graph.
+            ranks: Ranks that share the mini-batch; None for one GPU.
+        """
         self.deferred: list[Deferred] = []
-        self.casts: dict[str, str] = {}  # what each cast value was cast from
+        self.casts: dict[str, str] = {}  # by cast value: the original value
         self._builder = builder
         self._control = control
         self._working = working
@@ -49,28 +59,34 @@ class Expander:
         self._ranks = ranks
         self._cast: dict[str, str] = {}
         self._of: dict[str, str] = {}  # values of the Network -> values of this graph
-        self._source: dict[str, str] = {}  # and back
+        self._source: dict[str, str] = {}  # values of this graph -> values of the Network
         self._span: Span | None = None
 
     @property
     def control(self) -> str:
+        """Name of the control block's value."""
         return self._control
 
     @property
     def ranks(self) -> Ranks | None:
+        """Ranks that share the mini-batch; None for one GPU."""
         return self._ranks
 
     @property
     def working(self) -> DType:
+        """Element type of activations."""
         return self._working
 
     def type(self, value: str) -> TensorType:
+        """Return the type of a value."""
         return self._builder.type(value)
 
     def needs(self, value: str) -> bool:
+        """Return whether the gradient of this value will be needed; always False in an inference graph."""
         return self._training and self._needs(self._source.get(value, value))
 
     def working_copy(self, state: str) -> str:
+        """Return a copy of a state in the working type, or the state itself if it has that type."""
         return self._working_copy(state)
 
     def write(self, op: Operation) -> None:
@@ -84,17 +100,18 @@ class Expander:
             outputs = self.emit(op.kind, op.attributes, here.inputs, op.outputs, op.name)
         for was, now in zip(op.outputs, outputs, strict=True):
             self._of[was] = now
-            # Where an operation vanishes (dropout in inference) its output is a value that stands for itself already.
+            # If an operation vanishes (dropout in inference), its output is a value that is already in the table.
             self._source.setdefault(now, was)
 
     def read(self, value: str) -> str:
-        """What a value of the Network is called here; inputs come in the working type."""
+        """Return the value of this graph for a value of the Network; an input is cast to the working type."""
         here = self._of.get(value, value)
         return self._working_copy(here) if self._builder.values[here].role is Role.INPUT else here
 
     def emit(
         self, kind: str, attributes: Attributes, inputs: Sequence[str], outputs: Sequence[str], name: str
     ) -> tuple[str, ...]:
+        """Append an operation, or defer it if its kind updates a state, and return the names of its outputs."""
         op_kind = KINDS[kind]
         operands = [self._working_copy(v) if i in op_kind.working_inputs else v for i, v in enumerate(inputs)]
         if op_kind.updates:
@@ -103,7 +120,8 @@ class Expander:
         return self._builder.emit(kind, attributes, operands, name, outputs, self._span)
 
     def update(self, state: str, value: str) -> None:
-        # The deferred operation says by its kind's `updates` which state each output is the next version of.
+        """Check that the last deferred operation computes `value` as the next version of `state`."""
+        # The `updates` of the deferred operation's kind say which state each output is the next version of.
         assert any(state in d.inputs and value in d.outputs for d in self.deferred[-1:])
 
     def _working_copy(self, value: str) -> str:

@@ -1,11 +1,11 @@
-"""Weights' gradients from the rows of all ranks, where gathering these sends far less than summing the gradients.
+"""Gradients of weights from the rows of all ranks, where gathering these sends far less than summing the gradients.
 
 The gradient of a fully connected layer's weight, dy^T x, has inputs x outputs elements; its operands have rows x
 (inputs + outputs). With few rows the operands of all ranks are much smaller: VGG-16's first fully connected layer, with
-64 rows on each of two ranks, has 392 MiB of gradient and 7 MiB of operands. Every rank then computes the sum over all
-ranks by itself, which is known as sufficient factor broadcasting (Xie et al., "Distributed machine learning via
-sufficient factor broadcasting", 2014; chosen by layer in Zhang et al., "Poseidon", 2017). It multiplies as many times
-more as there are ranks, but with few rows a gradient takes as long as its elements take to be written.
+64 rows on each of two ranks, has 392 MiB of gradient and 7 MiB of operands. Then every rank computes the sum over all
+ranks itself, which is known as sufficient factor broadcasting (Xie et al., "Distributed machine learning via
+sufficient factor broadcasting", 2014; chosen by layer in Zhang et al., "Poseidon", 2017). Each rank multiplies as many
+times more as there are ranks, but with few rows a gradient takes only as long as writing its elements.
 """
 
 from __future__ import annotations
@@ -19,63 +19,73 @@ from mbc.ir.types import DType, TensorType
 from mbc.ops import KINDS
 from mbc.ops.collective import AllGather, AllReduce, in_words
 
-# Gathered where no more than this share of the bytes is sent that an all-reduce sends,
+# Largest share of an all-reduce's bytes that gathering may send.
 MOST_SENT = 1 / 4
-# of a gradient so large that its all-reduce costs more than one more call of NCCL's,
+# Smallest gradient whose all-reduce costs more than one more call of NCCL.
 LEAST_BYTES = 16 << 20
-# with so few rows of all ranks that its GEMM takes hardly longer than writing it: at 400 rows both take as long on an
-# H100, in 16 bits; in fp32 at 40, by what its cores reach without emulation, or with it.
+# Most rows of all ranks with which the GEMM takes hardly longer than writing its result. On an H100 both take equally
+# long at 400 rows in 16 bits, and at 40 in fp32, with and without emulation.
 MOST_ROWS, MOST_ROWS_FP32 = 512, 64
-# The gradient stands behind so many further GEMMs and convolutions, during which its operands travel.
+# The gradient is placed after this many further GEMMs and convolutions, during which its operands are sent.
 GEMMS_TO_OVERLAP = 2
 
 
 def gather_operands(operations: Sequence[Operation], values: dict[str, Value], ranks: Ranks | None) -> list[Operation]:
-    """`operations` with some sums over ranks of weights' gradients as gradients of gathered rows, where all ranks run
-    one graph: NCCL gathers as much from each, and kernels of another plan would add in another order, so that weights
-    of the ranks would drift apart. The sums keep their names; `values` gets `<operand>.rows`."""
+    """Return the operations with some sums of weights' gradients over ranks as gradients of gathered rows.
+
+    This needs ranks that all run one graph. NCCL gathers equally much from each rank, and kernels of another plan would
+    add in another order, so that the ranks' weights would diverge. The sums keep their names.
+
+    Args:
+        operations: The operations of a step.
+        values: Gets `<operand>.rows`.
+        ranks: The ranks; None for one GPU.
+    """
     if ranks is None or len(ranks.members) < ranks.size:
         return [*operations]
     sums = _sums(operations, values, ranks)
-    found: list[Operation] = []
-    waiting: list[tuple[Operation, int]] = []  # gradients, and how many GEMMs are still to come before each
+    written: list[Operation] = []
+    waiting: list[tuple[Operation, int]] = []  # gradients, and the number of GEMMs still to come before each
     for op in operations:
         if op.name in sums:
             own, total = sums[op.name]
             if op is total:
                 continue
             gather, gradient = _gathered(own, total, values, ranks)
-            found.append(gather)
+            written.append(gather)
             waiting.append((gradient, GEMMS_TO_OVERLAP))
             continue
         due = [gradient for gradient, left in waiting if left == 0 or not set(op.inputs).isdisjoint(gradient.outputs)]
-        found += due
+        written += due
         gemm = KINDS[op.kind].flops is not None
         waiting = [(gradient, left - gemm) for gradient, left in waiting if gradient not in due]
-        found.append(op)
-    return found + [gradient for gradient, _ in waiting]
+        written.append(op)
+    return written + [gradient for gradient, _ in waiting]
 
 
 def _sums(
     operations: Sequence[Operation], values: dict[str, Value], ranks: Ranks
 ) -> dict[str, tuple[Operation, Operation]]:
-    """By the name of either: a weight's gradient, and its sum over ranks, that are better gathered."""
+    """Return weights' gradients that are better gathered, with their sums over ranks, by the name of either."""
     makers = {output: op for op in operations for output in op.outputs}
     reads = Counter(value for op in operations for value in op.inputs)
-    found: dict[str, tuple[Operation, Operation]] = {}
+    sums: dict[str, tuple[Operation, Operation]] = {}
     for op in operations:
         if not isinstance(op.attributes, AllReduce):
             continue
-        made = makers[op.inputs[0]]
-        if made.kind == "linear_backward_filter" and reads[made.outputs[0]] == 1:
-            operands = [values[name].type for name in made.inputs]
-            if _is_worth_it(operands, values[made.outputs[0]].type, ranks.size):
-                found[made.name] = found[op.name] = made, op
-    return found
+        gradient = makers[op.inputs[0]]
+        if gradient.kind == "linear_backward_filter" and reads[gradient.outputs[0]] == 1:
+            operands = [values[name].type for name in gradient.inputs]
+            if _is_worth_it(operands, values[gradient.outputs[0]].type, ranks.size):
+                sums[gradient.name] = sums[op.name] = gradient, op
+    return sums
 
 
 def _is_worth_it(operands: Sequence[TensorType], gradient: TensorType, ranks: int) -> bool:
-    """An all-reduce is a reduce-scatter and an all-gather, so it sends twice what gathering as many bytes does."""
+    """Return whether gathering the operands is better than an all-reduce of the gradient.
+
+    An all-reduce is a reduce-scatter and an all-gather, so it sends twice as much as gathering equally many bytes.
+    """
     rows = ranks * operands[0].shape[0]
     most_rows = MOST_ROWS if operands[0].dtype.size_bytes < DType.FP32.size_bytes else MOST_ROWS_FP32
     gathered_bytes = ranks * sum(operand.size_bytes for operand in operands)

@@ -1,7 +1,7 @@
-"""ReLU bit masks: relu's gradient reads a bit mask of its output instead of the output.
+"""ReLU bit masks: the gradient of ReLU reads a bit mask of ReLU's output instead of the output.
 
-relu's gradient needs only the sign of its output. Where a step stores the signs, eight to a byte, it need not read the
-output again, nor keep it for that. This is done behind a residual sum; elsewhere the sign is recomputed from operands
+The gradient of ReLU needs only the sign of its output. A step that stores the signs, eight to a byte, need not read the
+output again, nor keep it for that. This is done after a residual sum; elsewhere the sign is recomputed from operands
 that are read anyway.
 """
 
@@ -17,7 +17,7 @@ from mbc.ops.relu_mask import CHANNELS
 
 
 def residual_relus(graph: TrainingGraph) -> tuple[str, ...]:
-    """The names of every relu behind a residual sum whose gradient could read a bit mask."""
+    """Return the names of every ReLU after a residual sum whose gradient could read a bit mask."""
     makers = {value: op for op in graph.train for value in op.outputs}
     read = {op.inputs[0] for op in graph.train if op.kind == "relu_backward"}
     return tuple(
@@ -32,10 +32,12 @@ def residual_relus(graph: TrainingGraph) -> tuple[str, ...]:
 
 
 def mask_relus(graph: TrainingGraph, relus: Collection[str]) -> TrainingGraph:
-    """The graph with `relu_mask` behind each of these, and `relu_backward_masked` for their gradients, which keep their
-    names. The bit mask of `y` is `y.mask`."""
+    """Return the graph with a `relu_mask` after each of these ReLUs, and `relu_backward_masked` for their gradients.
+
+    The gradients keep their names. The bit mask of `y` is `y.mask`.
+    """
     values = dict(graph.values)
-    masks: dict[str, str] = {}  # by the value that they are the mask of
+    masks: dict[str, str] = {}  # by the value whose sign they hold
     train: list[Operation] = []
     for op in graph.train:
         if op.name in relus:

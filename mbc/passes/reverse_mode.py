@@ -1,5 +1,4 @@
-"""Reverse-mode differentiation: backward operations appended in reverse order, contributions accumulated as they
-come."""
+"""Reverse-mode differentiation: backward operations are appended in reverse order, and gradients are summed at once."""
 
 from __future__ import annotations
 
@@ -15,11 +14,7 @@ from mbc.passes.build import GraphBuilder
 
 
 class Backward:
-    """Implements `mbc.ops.base.Gradients` and holds the gradients found so far.
-
-    `weights`: what each loss counts. `parameters`: those that are trained. `casts`: values that are another value in
-    the working type; a gradient of one is a gradient of the other, in the master type.
-    """
+    """The implementation of `mbc.ops.base.Gradients`, with the gradients so far."""
 
     def __init__(
         self,
@@ -29,6 +24,16 @@ class Backward:
         control: str,
         casts: Mapping[str, str],
     ) -> None:
+        """Take the forward pass, which is all operations of `builder`.
+
+        Args:
+            builder: The graph under construction.
+            weights: The weight of each loss in the total.
+            parameters: The trained parameters.
+            control: Name of the control block.
+            casts: Values that are another value in the working type. A gradient of the first is a gradient of the
+                second, in the master type.
+        """
         self._builder = builder
         self._weights = weights
         self._parameters = parameters
@@ -39,7 +44,7 @@ class Backward:
         self._producers = {output: op for op in self._forward for output in op.outputs}
         self._needed = self._find_needed()
         self._path = [op for op in self._forward if self._on_path(op)]
-        # How many contributions a gradient is made of: the last sum gets the plain name.
+        # Number of contributions to each gradient: the last sum gets the plain name.
         self._uses = Counter(self._root(v) for op in self._path for v in op.inputs if self._root(v) in self._needed)
         self._arrived: Counter[str] = Counter()
         self._parts: Counter[str] = Counter()
@@ -47,24 +52,31 @@ class Backward:
 
     @property
     def control(self) -> str:
+        """Name of the control block's value."""
         return self._control
 
     def needs(self, value: str) -> bool:
+        """Return whether the gradient of this value is needed."""
         return self._root(value) in self._needed
 
     def type(self, value: str) -> TensorType:
+        """Return the type of a value."""
         return self._builder.type(value)
 
     def has_rows(self, value: str) -> bool:
+        """Return whether the first dimension of this value counts samples."""
         return self._builder.values[value].per_sample
 
     def producer(self, value: str) -> Operation | None:
+        """Return the operation of the forward pass that computes a value; None for inputs and states."""
         return self._producers.get(value)
 
     def weight(self, loss: str) -> float:
+        """Return the weight of this loss in the total, without the loss scale."""
         return self._weights[loss]
 
     def emit(self, kind: str, attributes: Attributes, inputs: Sequence[str], *of: str) -> tuple[str, ...]:
+        """Append an operation whose outputs are the gradients of the values `of`, and return their names."""
         forward = self._current
         assert forward is not None
         rest = kind.removeprefix(f"{forward.kind}_")
@@ -73,7 +85,7 @@ class Backward:
         return self._builder.emit(kind, attributes, inputs, f"{forward.name}.{suffix}", names, forward.span)
 
     def run(self) -> dict[str, str]:
-        """Append the backward pass; returns the gradients of `parameters`, in the order in which they are ready."""
+        """Append the backward pass, and return the gradients of `parameters` in the order of their completion."""
         for op in reversed(self._path):
             self._current = op
             gradients = tuple(self._gradients.pop(v, None) for v in op.outputs)
@@ -89,7 +101,7 @@ class Backward:
         return self._casts.get(value, value)
 
     def _find_needed(self) -> set[str]:
-        """Values that depend on a parameter that is trained, and that a loss depends on."""
+        """Return the values that depend on a trained parameter and on which a loss depends."""
         trained = set(self._parameters)
         for op in self._forward:
             if KINDS[op.kind].gradient is not None and not trained.isdisjoint(op.inputs):
@@ -120,7 +132,7 @@ class Backward:
         if gradient is None:
             return
         gradient = self._in_type_of(value, gradient)
-        # Taken out and put back: a gradient stands where it became complete.
+        # Removing and adding again moves a gradient to the place where it became complete.
         total = self._gradients.pop(value, None)
         if total is not None:
             last = self._arrived[value] == self._uses[value]
@@ -130,8 +142,11 @@ class Backward:
         self._gradients[value] = gradient
 
     def _in_type_of(self, value: str, gradient: str) -> str:
-        """A gradient in the type of what it belongs to: of a parameter that is read like any tensor it comes in the
-        working type, and of a working copy that was reshaped in that of parameters."""
+        """Return a gradient in the type of its value.
+
+        The gradient of a parameter that is read like any tensor comes in the working type; that of a working copy that
+        was reshaped comes in the type of parameters.
+        """
         wanted = self._builder.type(value).dtype
         if self._builder.type(gradient).dtype is wanted:
             return gradient

@@ -1,7 +1,7 @@
-"""Root mean square normalisation over channels, as sources write it, as one operation.
+"""Root mean square normalisation over channels, from the operations of a source to one operation.
 
-`x * (x |> pow(2) |> mean(1, keep=true) + eps |> pow(-0.5)) * weight`, one by one, stores and reads again what a kernel
-that holds the channels of a pixel needs once.
+`x * (x |> pow(2) |> mean(1, keep=true) + eps |> pow(-0.5)) * weight`, operation by operation, stores and reads values
+that a kernel with all channels of a pixel needs only once.
 """
 
 from __future__ import annotations
@@ -20,13 +20,15 @@ from mbc.passes.uses import Uses
 
 
 def join_rms_norms(network: Network) -> Network:
-    """`network` with each such product as `rms_norm`, where nobody reads what lies between. What is not read any more
-    stays in the network, and is no part of a training graph."""
+    """Return the network with each such product as `rms_norm`, if no other operation reads the values between.
+
+    Operations that are not read any more stay in the network, but are not part of a training graph.
+    """
     uses, values, written = Uses.of(network), dict(network.values), list[Operation]()
     for operation in network.operations:
-        found = _rms_norm(operation, uses, network.values)
-        if found is not None:
-            x, inverse, weight, attributes = found
+        norm = _rms_norm(operation, uses, network.values)
+        if norm is not None:
+            x, inverse, weight, attributes = norm
             name = f"{operation.outputs[0]}.inverse"
             assert name not in values
             values[name] = replace(values[inverse], name=name)
@@ -42,8 +44,11 @@ def join_rms_norms(network: Network) -> Network:
 
 
 def _rms_norm(operation: Operation, uses: Uses, values: Mapping[str, Value]) -> tuple[str, str, str, RmsNorm] | None:
-    """What is normalised, the inverse root mean squares, the weight of each channel, and eps; None where `operation` is
-    no product of these."""
+    """Return the operands of the normalisation that `operation` ends; None if it ends none.
+
+    They are the normalised value, the inverse root mean squares, the weight of each channel, and the attributes with
+    eps.
+    """
     if operation.attributes != Broadcast("mul"):
         return None
     normal, scale = operation.inputs

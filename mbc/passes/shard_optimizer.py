@@ -1,9 +1,9 @@
-"""The optimizer's states sharded over ranks: each has those of its part of a parameter (`mbc.ops.shard`).
+"""The optimizer's states sharded over ranks: each rank has those of its part of a parameter (`mbc.ops.shard`).
 
-The all-reduce of a gradient becomes a reduce-scatter, the update that of this rank's part, and the new parameter is
-gathered from all ranks: the same bytes on a link as before. A gradient that every rank has whole already, of gathered
-rows, is read at this rank's part. Where `guard` looks at gradients, it sees the norms of all ranks' parts in their
-place, since the norm of norms is the norm of all, and is finite where all are.
+The all-reduce of a gradient becomes a reduce-scatter, the update becomes that of this rank's part, and the new
+parameter is gathered from all ranks: a link carries the same bytes as before. A gradient of gathered rows, which every
+rank already has as a whole, is read at this rank's part. If `guard` reads gradients, it reads the norms of all ranks'
+parts instead, because the norm of the norms is the norm of all gradients, and is finite if all are.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from mbc.ops.base import NoAttributes
 from mbc.ops.collective import AllGather, AllReduce
 from mbc.ops.shard import ReduceScatter, part_of
 
-# Of a parameter: smaller ones, as those of batch normalisation and biases, are summed and updated whole. They are a few
-# thousandths of a network, and each would take a call of NCCL's.
+# Smaller parameters, such as those of batch normalisation and biases, are summed and updated as a whole. They are a few
+# thousandths of a network, and each would take a call of NCCL.
 LEAST_BYTES = 16 << 10
 PARTS = {"sgd_update": "sgd_update_part", "adamw_update": "adamw_update_part"}
 COPY = Scale(1.0)
@@ -28,17 +28,22 @@ NORM, NORMS = "norm.parts", "norms.parts"
 
 
 def shard_optimizer(operations: Sequence[Operation], values: dict[str, Value], ranks: Ranks | None) -> list[Operation]:
-    """`operations` with the states of large parameters sharded, where all ranks run one plan. `values` gets
-    `part.<gradient>` and `part.<new parameter>`, and the types of the states become those of parts."""
+    """Return the operations with the states of large parameters sharded, if all ranks run one plan.
+
+    Args:
+        operations: The operations of a step.
+        values: Gets `part.<gradient>` and `part.<new parameter>`; the types of the states become those of parts.
+        ranks: The ranks; None for one GPU.
+    """
     if not can_shard(ranks):
         return [*operations]
     assert ranks is not None
     updates = {op.name: op for op in operations if _is_worth_it(op, values, ranks)}
     gradients = {op.inputs[1] for op in updates.values()}
-    scattered: dict[str, str] = {}  # by the sum over ranks, its part
-    found: list[Operation] = []
+    scattered: dict[str, str] = {}  # by the sum over ranks: this rank's part
+    written: list[Operation] = []
     gathers: list[Operation] = []
-    # All-reduces write over copies of sums over mini-batches; a reduce-scatter reads the sums themselves.
+    # All-reduces overwrite copies of sums over mini-batches; a reduce-scatter reads the sums themselves.
     summed = {op.inputs[0] for op in operations if isinstance(op.attributes, AllReduce) and op.outputs[0] in gradients}
     sums = {output for op in operations if op.kind == "accumulate" for output in op.outputs}
     copied = {
@@ -51,48 +56,52 @@ def shard_optimizer(operations: Sequence[Operation], values: dict[str, Value], r
             continue
         if isinstance(op.attributes, AllReduce) and op.outputs[0] in gradients:
             op = replace(op, inputs=tuple(copied.get(name, name) for name in op.inputs))
-            found.append(_scatter(op, values, ranks))
-            scattered[op.outputs[0]] = found[-1].outputs[0]
+            written.append(_scatter(op, values, ranks))
+            scattered[op.outputs[0]] = written[-1].outputs[0]
         elif op.name in updates:
             update, gather = _update(op, scattered, values, ranks)
-            found.append(update)
+            written.append(update)
             gathers.append(gather)
         elif op.kind == "guard" and not scattered.keys().isdisjoint(op.inputs):
-            found += _guard(op, scattered, values, ranks)
+            written += _guard(op, scattered, values, ranks)
         else:
-            found.append(op)
-    # Behind all updates, which one launch may run, and before what reads the new parameters.
+            written.append(op)
+    # The gathers follow all updates, which one launch may run, and precede the readers of the new parameters.
     gathered = {name for op in gathers for name in op.outputs}
-    behind = next((at for at, op in enumerate(found) if not gathered.isdisjoint(op.inputs)), len(found))
-    return [*found[:behind], *gathers, *found[behind:]]
+    behind = next((at for at, op in enumerate(written) if not gathered.isdisjoint(op.inputs)), len(written))
+    return [*written[:behind], *gathers, *written[behind:]]
 
 
 def can_shard(ranks: Ranks | None) -> bool:
-    """Whether there are ranks, and all of them run one plan: parts of another one could lie in another order."""
+    """Return whether there are ranks and all run one plan; parts of another plan could be in another order."""
     return ranks is not None and len(ranks.members) == ranks.size
 
 
 def check_can_shard(wanted: bool, ranks: Ranks | None, optimizer: Optimizer) -> None:
-    """MBC100 where states are to be sharded over several ranks that do not run one plan, MBC101 where they are of an
-    optimizer whose states are not sharded, or whole gradients are asked for."""
+    """Check that the optimizer's states can be sharded, if this is `wanted`.
+
+    Raises:
+        MbcError: MBC100 if several ranks do not run one plan; MBC101 if the optimizer's states cannot be sharded, or if
+            whole gradients are needed.
+    """
     if wanted and f"{optimizer.kind}_update" not in PARTS:
         raise MbcError(
             "MBC101",
             f"states of {optimizer.kind} cannot be sharded: its steps depend on norms of whole parameters",
-            "choose sgd or adamw, or leave shard_optimizer out",
+            "choose sgd or adamw, or remove shard_optimizer",
         )
     if wanted and optimizer.noise_scale:
         raise MbcError(
             "MBC101",
             "the optimizer's states cannot be sharded: noise_scale needs norms of whole gradients",
-            "leave shard_optimizer or noise_scale out",
+            "remove shard_optimizer or noise_scale",
         )
     if wanted and ranks is not None and not can_shard(ranks):
         raise MbcError(
             "MBC100",
             f"the optimizer's states cannot be sharded over {ranks.size} GPUs that do not run one plan, with "
             f"{', '.join(map(str, ranks.rows))} rows",
-            "choose a batch that the GPUs share evenly, and GPUs alike, or leave shard_optimizer out",
+            "choose a batch that the GPUs share evenly and GPUs of one kind, or remove shard_optimizer",
         )
 
 
@@ -114,7 +123,7 @@ def _scatter(total: Operation, values: dict[str, Value], ranks: Ranks) -> Operat
 def _update(
     op: Operation, scattered: dict[str, str], values: dict[str, Value], ranks: Ranks
 ) -> tuple[Operation, Operation]:
-    """Of a part, and what gathers the new parameter."""
+    """Return the update of a part, and the operation that gathers the new parameter."""
     parameter, gradient, control, *states = op.inputs
     after, *next_states = op.outputs
     kind = part_of(values[parameter].type, ranks.size)
@@ -134,7 +143,7 @@ def _update(
 
 
 def _guard(op: Operation, scattered: dict[str, str], values: dict[str, Value], ranks: Ranks) -> list[Operation]:
-    """That sees the norms of all ranks' parts."""
+    """Return the guard that reads the norms of all ranks' parts, and the operations that compute these norms."""
     kind = TensorType((1,), values[op.inputs[1]].type.dtype)
     norm = _declare(NORM, kind, op, values)
     norms = _declare(NORMS, TensorType((ranks.size, 1), kind.dtype), op, values)

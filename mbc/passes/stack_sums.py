@@ -1,8 +1,8 @@
 """Sums over the axis of a stack as sums of its parts, which then need not be stacked.
 
 `stack(a, b)` has one more axis than `a`. Selective kernels (SKNet) sum over it, alone and after a product with one
-number for each part and channel: `sum(stack(a, b) * w)` is `a * w[0] + b * w[1]`. By parts no value of more axes, no
-copy of the parts and no repeated gradient is made.
+number for each part and channel: `sum(stack(a, b) * w)` is `a * w[0] + b * w[1]`. With sums of parts, there is no value
+with more axes, no copy of the parts and no repeated gradient.
 """
 
 from __future__ import annotations
@@ -25,17 +25,18 @@ from mbc.passes.uses import Uses
 
 @dataclass(frozen=True, slots=True)
 class _Stack:
-    """`parts` that were stacked along axis 1, and `weights`, one number for each part and channel, by which the stack
-    was multiplied."""
+    """A stack: its `parts`, stacked along axis 1, and the `weights` that multiply it, one for each part and channel."""
 
     parts: tuple[str, ...]
     weights: str | None = None
 
 
 def sum_parts(network: Network) -> Network:
-    """`network` with each `reduce_sum` over the axis of a stack as a sum of its parts. A product of the stack that
-    others read as well is summed as it is. The stack stays in the network; where nobody else reads it, it is no part of
-    a training graph."""
+    """Return the network with each `reduce_sum` over the axis of a stack as a sum of its parts.
+
+    If other operations also read a product of the stack, the product is summed as it is. The stack stays in the
+    network; if no other operation reads it, it is not part of a training graph.
+    """
     uses, values, written = Uses.of(network), dict(network.values), list[Operation]()
     for operation in network.operations:
         stack = _summed_stack(operation, uses, network.values)
@@ -44,7 +45,7 @@ def sum_parts(network: Network) -> Network:
 
 
 def _summed_stack(operation: Operation, uses: Uses, values: Mapping[str, Value]) -> _Stack | None:
-    """What `operation` sums over the axis of; None where it is no such sum."""
+    """Return the stack over whose axis `operation` sums; None if it is no such sum."""
     if not isinstance(operation.attributes, Reduce) or operation.kind != "reduce_sum":
         return None
     (x,) = operation.inputs
@@ -67,7 +68,7 @@ def _summed_stack(operation: Operation, uses: Uses, values: Mapping[str, Value])
 
 
 def _sum(operation: Operation, stack: _Stack, values: dict[str, Value]) -> list[Operation]:
-    """What computes the output of `operation` from the parts. `values` gets what lies between."""
+    """Return the operations that compute the output of `operation` from the parts; `values` gets the values between."""
     written: list[Operation] = []
     emit = partial(_emit, operation, values, written)
     assert isinstance(operation.attributes, Reduce)
@@ -97,7 +98,10 @@ def _emit(
     inputs: Sequence[str],
     suffixes: Sequence[str],
 ) -> tuple[str, ...]:
-    """The outputs of one more operation in the place of `operation`; without a suffix that one's own."""
+    """Append an operation that replaces a part of `operation`, and return its outputs.
+
+    The output without a suffix is that of `operation`.
+    """
     (own,) = operation.outputs
     types = KINDS[kind].shape(attributes, tuple(values[value].type for value in inputs))
     names: list[str] = []

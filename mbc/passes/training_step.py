@@ -55,12 +55,21 @@ _ADAM = ("adamw", "lamb")  # optimizers with two moments
 def differentiate(
     network: Network, optimizer: Optimizer, precision: Precision, ranks: Ranks | None = None, shard: bool = False
 ) -> TrainingGraph:
-    """One training step of `network` and its inference graph; of one rank, whose rows are the network's mini-batch,
-    where several (`ranks`) share a global one. `shard`: the optimizer's states over ranks, where these run one plan.
+    """Return one training step of a network and its inference graph.
 
-    The state of the control block is `constant`; its `value` is the loss scale to start with.
-    Raises MBC050 without a loss, MBC051 when the loss depends on no parameter, MBC052 for nesterov without momentum,
-    MBC067 for batch normalisation synchronised over too many ranks, MBC310 for a noise scale of no equal parts.
+    The state of the control block is `constant`; its `value` is the initial loss scale.
+
+    Args:
+        network: The network. Its mini-batch is the rows of one rank.
+        optimizer: The optimizer.
+        precision: The precision.
+        ranks: Ranks that share a global mini-batch; None for one GPU.
+        shard: Whether the optimizer's states are sharded over ranks, if all ranks run one plan.
+
+    Raises:
+        MbcError: MBC050 without a loss, MBC051 if the loss depends on no parameter, MBC052 for nesterov without
+            momentum, MBC067 for batch normalisation synchronised over too many ranks, MBC310 for a noise scale without
+            equal parts.
     """
     if not network.losses:
         raise MbcError(
@@ -74,8 +83,8 @@ def differentiate(
     if ranks is not None and ranks.size > MOST_RANKS and any(is_synchronised(op) for op in network.operations):
         raise MbcError(
             "MBC067",
-            f"batch normalization is synchronised over {ranks.size} GPUs, but over {MOST_RANKS} at most can be",
-            "leave sync_batch_norm and bn(sync=true) out: with so many rows each GPU's own are enough",
+            f"batch normalization is synchronised over {ranks.size} GPUs, but at most {MOST_RANKS} are possible",
+            "remove sync_batch_norm and bn(sync=true): with so many rows, the statistics of each GPU suffice",
         )
 
     if optimizer.noise_scale:
@@ -87,7 +96,7 @@ def differentiate(
     scale = INITIAL_LOSS_SCALE if precision is Precision.FP16 else 1.0
     control = train.declare("control", CONTROL_TYPE, Role.CONTROL)
 
-    # Forward: only what the losses and outputs depend on.
+    # Forward pass: only the operations on which losses, metrics and outputs depend.
     share = 1.0 if ranks is None else ranks.share
     weights: dict[str, float] = {}
     for loss, weight in network.losses:
@@ -110,24 +119,25 @@ def differentiate(
     states = [*network.states]
     current: dict[str, str] = {}
     if optimizer.noise_scale:
-        # The loss of a rank, and so its gradient, is `share` of what it would be alone.
+        # The loss of a rank, and so its gradient, is multiplied by `share`.
         metrics += (_square(train, PART_SQUARE, gradients, 1 / share),)
     checked = control
     if optimizer.accumulate > 1:
-        # Running statistics move with every mini-batch, whose own loss is all that is known then.
+        # Every mini-batch updates running statistics, and only its own loss is known then.
         (checked,) = train.emit("check_loss", NoAttributes(), (control, total), "check_loss")
         total, *metrics = (_accumulated(train, control, states, current, figure) for figure in (total, *metrics))
         gradients = {p: _accumulated(train, control, states, current, gradient) for p, gradient in gradients.items()}
     if optimizer.accumulate > 1 and ranks is not None:
-        # What is summed over ranks lies in a bucket, and is written over: not the states.
+        # Values that are summed over ranks are in a bucket and are overwritten, so the states are copied.
         total, *metrics = (_copied(train, figure) for figure in (total, *metrics))
         gradients = {parameter: _copied(train, gradient) for parameter, gradient in gradients.items()}
     if ranks is not None:
-        # In the order in which they are ready, so that the first can travel while the last are computed.
+        # The order is that of completion, so that the first gradients are sent while the last are computed.
         total, *metrics = (_over_ranks(train, ranks, figure) for figure in (total, *metrics))
         gradients = {parameter: _over_ranks(train, ranks, gradient) for parameter, gradient in gradients.items()}
     if optimizer.noise_scale:
-        # Of the sum over mini-batches, whose mean counts; a metric is divided by their number once, when it is read.
+        # Gradients are sums over mini-batches, but their mean counts. A metric is divided once by the number of
+        # mini-batches, when it is read.
         metrics = (*metrics, _square(train, MEAN_SQUARE, gradients, 1 / optimizer.accumulate))
     if not gradients:
         frozen = bool(optimizer.frozen)
@@ -137,7 +147,7 @@ def differentiate(
             "put a layer with parameters (conv, linear, bn) between an input and the loss",
         )
 
-    # End of the step: nothing changes a state before `guard` has seen the loss.
+    # End of the step: no operation changes a state before `guard` has read the loss.
     seen = tuple(gradients.values()) if precision is Precision.FP16 or optimizer.clip_norm else ()
     (after,) = train.emit(
         "guard",
@@ -149,10 +159,10 @@ def differentiate(
     current[control] = after if optimizer.accumulate == 1 else checked
     for late in forward.deferred:
         inputs = tuple(current.get(v, v) for v in late.inputs)
-        made = train.emit(late.kind, late.attributes, inputs, late.name, late.outputs, late.span)
-        current.update({late.inputs[old]: made[new] for new, old in KINDS[late.kind].updates})
+        results = train.emit(late.kind, late.attributes, inputs, late.name, late.outputs, late.span)
+        current.update({late.inputs[old]: results[new] for new, old in KINDS[late.kind].updates})
     current[control] = after
-    # All ratios before all updates, so that one launch can compute all of them.
+    # All ratios precede all updates, so that one launch can compute them.
     for step in (_adapt, _update):
         for parameter, gradient in gradients.items():
             step(train, optimizer, parameter, gradient, current)
@@ -200,16 +210,16 @@ def _check_parts(accumulate: int, ranks: Ranks | None) -> None:
     rows = (1,) if ranks is None else ranks.rows
     if accumulate * len(rows) > 1 and len(set(rows)) == 1:
         return
-    why = "one mini-batch of one GPU has none" if len(rows) == 1 else "the GPUs have unlike numbers of rows"
+    why = "one mini-batch of one GPU is one part" if len(rows) == 1 else "the GPUs have different numbers of rows"
     raise MbcError(
         "MBC310",
-        f"noise_scale needs the gradients of two equal parts of a step or more, and {why}",
-        "set accumulate = 2, with half of the batch, or leave noise_scale out",
+        f"noise_scale needs gradients of two or more equal parts of a step, but {why}",
+        "set accumulate = 2, with half of the batch, or remove noise_scale",
     )
 
 
 def _outer_values(network: Network, precision: Precision) -> dict[str, Value]:
-    """Inputs and states in the types of the precision: floating ones in the master type."""
+    """Return inputs and states in the types of the precision: floating ones have the master type."""
     outer: dict[str, Value] = {}
     for name in (*network.inputs, *(s.value for s in network.states)):
         value = network.values[name]
@@ -220,7 +230,7 @@ def _outer_values(network: Network, precision: Precision) -> dict[str, Value]:
 
 
 def _trained(operations: Sequence[Operation], parameters: set[str], losses: tuple[str, ...]) -> set[str]:
-    """Values of the Network whose gradients will be asked for: between one of `parameters` and a loss."""
+    """Return the values of the Network whose gradients are needed: those between one of `parameters` and a loss."""
     trained = set(parameters)
     for op in operations:
         kind = KINDS[op.kind]
@@ -242,22 +252,22 @@ def _total(builder: GraphBuilder, weights: dict[str, float]) -> str:
 def _metric(
     builder: GraphBuilder, forward: Expander, name: str, terms: Sequence[tuple[str, float]], share: float
 ) -> str:
-    """A metric of the source: of several ranks the part that is of this one's rows."""
+    """Return the value of a metric of the source; with several ranks, the share of this rank's rows."""
     weights = WeightedSum(tuple(weight * share for _, weight in terms))
     values = [forward.read(value) for value, _ in terms]
     return builder.emit("weighted_sum", weights, values, value_of(name), (value_of(name),))[0]
 
 
 def _square(builder: GraphBuilder, name: str, gradients: Mapping[str, str], weight: float) -> str:
-    """`weight` times the squared norm of all gradients together, as a metric."""
-    made = value_of(name)
+    """Return `weight` times the squared norm of all gradients together, as a metric."""
+    metric = value_of(name)
     squares: list[str] = []
     for parameter, gradient in gradients.items():
         of = builder.values[gradient]
         every = Reduce(tuple(range(1, len(of.type.shape))), (1,))
-        square = f"{made}.{parameter}"
+        square = f"{metric}.{parameter}"
         squares += builder.emit("row_reduce_dot", every, (gradient, gradient), square, (square,), of.span)
-    return builder.emit("weighted_sum", WeightedSum((weight,) * len(squares)), squares, made, (made,))[0]
+    return builder.emit("weighted_sum", WeightedSum((weight,) * len(squares)), squares, metric, (metric,))[0]
 
 
 def _copied(builder: GraphBuilder, value: str) -> str:
@@ -266,7 +276,7 @@ def _copied(builder: GraphBuilder, value: str) -> str:
 
 
 def _accumulated(builder: GraphBuilder, control: str, states: list[State], current: dict[str, str], value: str) -> str:
-    """The sum of a value over the mini-batches of a step until now; appends its state."""
+    """Return the sum of a value over the mini-batches of a step until now; its state is appended."""
     of = builder.values[value]
     before = builder.declare(f"before.{value}", of.type, Role.GRADIENT, span=of.span)
     name = f"accumulated.{value}"
@@ -283,7 +293,7 @@ def _over_ranks(builder: GraphBuilder, ranks: Ranks, value: str) -> str:
 
 
 def _memory(builder: GraphBuilder, optimizer: Optimizer, parameter: str) -> tuple[str, ...]:
-    """What the optimizer remembers of a parameter; declared the first time."""
+    """Return the states of the optimizer for a parameter, which the first call declares."""
     value = builder.values[parameter]
     suffixes = ("m", "v") if optimizer.kind in _ADAM else ("momentum",) if optimizer.momentum else ()
     names = tuple(f"{parameter}.{suffix}" for suffix in suffixes)
@@ -294,7 +304,7 @@ def _memory(builder: GraphBuilder, optimizer: Optimizer, parameter: str) -> tupl
 
 
 def _adapts(optimizer: Optimizer, value: Value) -> bool:
-    """Whether the step of a parameter is scaled by a ratio: by LARS and LAMB, of what has weight decay."""
+    """Return whether LARS or LAMB scales the step of a parameter by a ratio, which needs weight decay."""
     return optimizer.kind in ("lars", "lamb") and settings_of(optimizer, value).weight_decay > 0
 
 
@@ -303,7 +313,7 @@ def _ratio_of(parameter: str) -> str:
 
 
 def _adapt(builder: GraphBuilder, optimizer: Optimizer, parameter: str, gradient: str, current: dict[str, str]) -> None:
-    """Append the ratio by which the step of a parameter is scaled, where it is."""
+    """Append the ratio that scales the step of a parameter, if there is one."""
     value, guarded = builder.values[parameter], _control(builder, current)
     if not _adapts(optimizer, value):
         return
@@ -328,7 +338,7 @@ def _update(
     adapts, adam, memory = _adapts(optimizer, value), optimizer.kind in _ADAM, _memory(builder, optimizer, parameter)
     inputs: tuple[str, ...] = (parameter, gradient, guarded, *memory)
     changed: tuple[str, ...] = (parameter, *memory)
-    kind = "adamw_update" if adam else "sgd_update"  # without weight decay LARS and LAMB are no more than these
+    kind = "adamw_update" if adam else "sgd_update"  # without weight decay, LARS and LAMB equal these
     if adapts and adam:
         kind, changed = "lamb_update", (parameter,)
         inputs = (parameter, guarded, *(current[v] for v in memory), _ratio_of(parameter))
@@ -336,12 +346,12 @@ def _update(
         kind, inputs = "lars_update", (parameter, gradient, guarded, _ratio_of(parameter), *memory)
     names = [f"next.{v}" for v in changed]
     attributes = _attributes(optimizer, value)
-    made = builder.emit(kind, attributes, inputs, f"{parameter}.update", names, value.span)
-    current.update(zip(changed, made, strict=True))
+    results = builder.emit(kind, attributes, inputs, f"{parameter}.update", names, value.span)
+    current.update(zip(changed, results, strict=True))
 
 
 def _attributes(optimizer: Optimizer, value: Value) -> Attributes:
-    """Of the update of a parameter."""
+    """Return the attributes of a parameter's update."""
     o, own = optimizer, settings_of(optimizer, value)
     if o.kind in _ADAM:
         return AdamW(o.beta1, o.beta2, o.eps, own.weight_decay, own.rate, o.clip_value)
@@ -349,32 +359,34 @@ def _attributes(optimizer: Optimizer, value: Value) -> Attributes:
 
 
 def _control(builder: GraphBuilder, current: dict[str, str]) -> str:
-    """The control block that `guard` made."""
+    """Return the control block that `guard` computes."""
     return next(new for old, new in current.items() if builder.values[old].role is Role.CONTROL)
 
 
 def _averages(
     builder: GraphBuilder, optimizer: Optimizer, states: Sequence[State], guarded: str, current: dict[str, str]
 ) -> list[State]:
-    """Append the moving averages of all `states` that the step changes; returns the states of these, which start as
-    what they are of."""
-    found: list[State] = []
+    """Append the moving averages of all `states` that the step changes, and return their states.
+
+    An average starts with the initial values of its state.
+    """
+    averages: list[State] = []
     for state in states:
         weight, value = state.value, builder.values[state.value]
         if not optimizer.ema or weight not in current:
             continue
-        # An average of statistics is of this rank's rows, as they are.
+        # An average of statistics belongs to this rank's rows, as the statistics do.
         role = Role.STATISTIC if value.role is Role.STATISTIC else Role.OPTIMIZER
         average = builder.declare(average_name(weight), value.type, role, span=value.span)
         inputs = (average, current[weight], guarded)
         (current[average],) = builder.emit(
             "ema_update", Ema(optimizer.ema), inputs, f"{average}.update", (f"next.{average}",), value.span
         )
-        found.append(State(average, state.initializer))
-    return found
+        averages.append(State(average, state.initializer))
+    return averages
 
 
 def _used(values: dict[str, Value], operations: Sequence[Operation]) -> dict[str, Value]:
-    """Without the values of operations that were dropped."""
-    made = {v for op in operations for v in op.outputs}
-    return {n: v for n, v in values.items() if v.role is not Role.INTERMEDIATE or n in made}
+    """Return the values without those of operations that were dropped."""
+    results = {v for op in operations for v in op.outputs}
+    return {n: v for n, v in values.items() if v.role is not Role.INTERMEDIATE or n in results}

@@ -1,4 +1,4 @@
-"""Checks a graph between stages, trusting nothing: a graph may come from a file. Knows only `mbc.ops.KINDS`.
+"""Checks of a graph between stages, without trust: a graph may come from a file. They know only `mbc.ops.KINDS`.
 
 Every failure is an MbcError that names the operation or value. The codes:
 MBC053 name, MBC054 kind, MBC055 attributes, MBC056 undefined, MBC057 defined twice, MBC058 type, MBC059 shapes,
@@ -22,11 +22,15 @@ from mbc.source import Span
 
 _NAME = re.compile(r"[A-Za-z0-9_]+(\.[A-Za-z0-9_]+)*")
 _STATES = (Role.PARAMETER, Role.STATISTIC, Role.OPTIMIZER, Role.GRADIENT, Role.CONTROL)
-_REMEDY = "this graph was not made by mbc, or was edited: compile it again"
+_REMEDY = "mbc did not write this graph, or it was edited: compile it again"
 
 
 def verify_network(network: Network) -> None:
-    """Raises MbcError unless `network` is a graph that means something."""
+    """Check that `network` is a meaningful graph.
+
+    Raises:
+        MbcError: A check failed; the codes are above.
+    """
     check = _Check(network.values, network.batch)
     check.outer(network.inputs, network.states, (Role.PARAMETER, Role.STATISTIC))
     check.program(network.operations, executable=False)
@@ -37,7 +41,11 @@ def verify_network(network: Network) -> None:
 
 
 def verify_training(graph: TrainingGraph) -> None:
-    """Raises MbcError unless both programs of `graph` are complete, typed, and change each state at most once."""
+    """Check that both programs of `graph` are complete and typed, and change each state at most once.
+
+    Raises:
+        MbcError: A check failed; the codes are above.
+    """
     check = _Check(graph.values, graph.batch)
     check.outer(graph.inputs, graph.states, _STATES)
     check.program(graph.train, executable=True)
@@ -60,7 +68,7 @@ def verify_training(graph: TrainingGraph) -> None:
             raise _error("MBC061", f"operation '{op.name}' of the inference graph changes a state", op.span)
     for name in graph.infer_inputs:
         if name not in graph.inputs:
-            raise _error("MBC065", f"input '{name}' of the inference graph is no input of the network")
+            raise _error("MBC065", f"input '{name}' of the inference graph is not an input of the network")
     if len(graph.infer_outputs) != len(graph.outputs):
         raise _error("MBC065", "the inference graph has another number of outputs than the training graph")
 
@@ -78,7 +86,7 @@ class _Check:
         self._ever: set[str] = set()
         for key, value in values.items():
             if key != value.name or not _NAME.fullmatch(value.name):
-                raise _error("MBC053", f"{value.name!r} is no legal name of a value", value.span)
+                raise _error("MBC053", f"{value.name!r} is not a legal name of a value", value.span)
             shape = value.type.shape
             if not shape or any(n < 1 for n in shape):
                 raise _error("MBC058", f"value '{value.name}' has the empty shape {shape}", value.span)
@@ -88,7 +96,7 @@ class _Check:
                 )
 
     def outer(self, inputs: Iterable[str], states: Iterable[State], roles: tuple[Role, ...]) -> None:
-        """Inputs and states: what is there before the first operation."""
+        """Check inputs and states, the values that exist before the first operation."""
         for name, allowed in [*((v, (Role.INPUT,)) for v in inputs), *((s.value, roles) for s in states)]:
             value = self._get(name, "the graph")
             if value.role not in allowed:
@@ -97,14 +105,14 @@ class _Check:
         self._outer = set(self._defined)
 
     def restart(self) -> None:
-        """Forget what operations made: another program begins."""
+        """Forget the results of operations, because another program begins."""
         self._defined = set(self._outer)
 
     def program(self, operations: tuple[Operation, ...], executable: bool) -> None:
         names: set[str] = set()
         for op in operations:
             if not _NAME.fullmatch(op.name):
-                raise _error("MBC053", f"{op.name!r} is no legal name of an operation", op.span)
+                raise _error("MBC053", f"{op.name!r} is not a legal name of an operation", op.span)
             if op.name in names:
                 raise _error("MBC063", f"there are two operations called '{op.name}'", op.span)
             names.add(op.name)
@@ -113,7 +121,7 @@ class _Check:
     def _operation(self, op: Operation, executable: bool) -> None:
         kind = KINDS.get(op.kind)
         if kind is None:
-            raise _error("MBC054", f"operation '{op.name}' is of the unknown kind '{op.kind}'", op.span)
+            raise _error("MBC054", f"operation '{op.name}' has the unknown kind '{op.kind}'", op.span)
         if executable and kind.evaluate is None:
             raise _error("MBC066", f"operation '{op.name}': '{op.kind}' exists in networks only", op.span)
         self._attributes(op, kind)
@@ -131,13 +139,15 @@ class _Check:
             value = self._get(name, f"operation '{op.name}'", op.span)
             if value.type != wanted:
                 raise _error(
-                    "MBC058", f"operation '{op.name}' makes '{name}' {value.type}, but gives {wanted}", op.span
+                    "MBC058",
+                    f"operation '{op.name}': output '{name}' is {value.type}, but must be {wanted}",
+                    op.span,
                 )
             if value.role is not Role.INTERMEDIATE:
                 raise _error("MBC060", f"operation '{op.name}' writes '{name}', which is {value.role}", op.span)
             if value.per_sample != per_sample:
                 rows = "rows of the mini-batch" if per_sample else "no rows of the mini-batch"
-                raise _error("MBC064", f"operation '{op.name}' makes '{name}' with {rows}", op.span)
+                raise _error("MBC064", f"operation '{op.name}' computes '{name}' with {rows}", op.span)
             self._define(name, op.span)
 
     def _attributes(self, op: Operation, kind: OpKind) -> None:
@@ -165,7 +175,7 @@ class _Check:
 
     def _get(self, name: str, where: str, span: Span | None = None) -> Value:
         if name not in self._values:
-            raise _error("MBC056", f"{where} names '{name}', and there is no such value", span)
+            raise _error("MBC056", f"{where} names '{name}', but there is no such value", span)
         return self._values[name]
 
     def _define(self, name: str, span: Span | None) -> None:
@@ -175,19 +185,19 @@ class _Check:
         self._ever.add(name)
 
     def defined(self, what: str, names: Iterable[str]) -> None:
-        """Everything that leaves the graph exists after its operations."""
+        """Check that every value that leaves the graph exists after its operations."""
         for name in names:
             if name not in self._defined:
-                raise _error("MBC065", f"{what} '{name}' is made by no operation")
+                raise _error("MBC065", f"no operation computes {what} '{name}'")
 
     def losses(self, operations: tuple[Operation, ...], losses: tuple[str, ...]) -> None:
-        made = {op.outputs[0] for op in operations if KINDS[op.kind].loss}
+        computed = {op.outputs[0] for op in operations if KINDS[op.kind].loss}
         for name in losses:
-            if name not in made:
+            if name not in computed:
                 raise _error("MBC062", f"'{name}' is used as a loss, but comes from no loss operation")
 
     def updates(self, operations: tuple[Operation, ...], updates: tuple[tuple[str, str], ...]) -> None:
-        """Each pair leads from a state to its last version, and every version is the next one's operand once."""
+        """Check that each pair leads from a state to its last version, and that each version is updated once."""
         following: dict[str, str] = {}
         for op in operations:
             for new, old in KINDS[op.kind].updates:
@@ -200,20 +210,20 @@ class _Check:
         remaining = dict(following)
         for state, after in updates:
             if state not in self._outer or not self._values[state].role.persistent:
-                raise _error("MBC061", f"'{state}' is updated, but is no state")
+                raise _error("MBC061", f"'{state}' is updated, but is not a state")
             version = state
             while version in remaining:
                 version = remaining.pop(version)
             if version != after or version == state:
                 raise _error("MBC061", f"state '{state}' should become '{after}', but becomes '{version}'")
         for was in remaining:
-            raise _error("MBC061", f"'{was}' is changed, but is no state that the graph updates")
+            raise _error("MBC061", f"'{was}' is changed, but is not a state that the graph updates")
 
     def finish(self) -> None:
-        """No value is left over."""
+        """Check that every value was computed."""
         for name, value in self._values.items():
             if name not in self._ever:
-                raise _error("MBC065", f"value '{name}' is made by no operation", value.span)
+                raise _error("MBC065", f"no operation computes value '{name}'", value.span)
 
 
 def _plain(setting: object) -> bool:

@@ -44,19 +44,19 @@ Change = Callable[[TrainingGraph], TrainingGraph]
 WRONG: dict[str, tuple[Change, str]] = {
     "name of a value": (
         lambda g: replace(g, values={**g.values, 'x"; y': Value('x"; y', TensorType((1,), DType.FP32))}),
-        "MBC053: 'x\"; y' is no legal name of a value",
+        "MBC053: 'x\"; y' is not a legal name of a value",
     ),
     "name of an operation": (
         lambda g: _operation(g, "relu1", name="relu1\n"),
-        "MBC053: 'relu1\\n' is no legal name of an operation",
+        "MBC053: 'relu1\\n' is not a legal name of an operation",
     ),
     "look-alike letters": (
         lambda g: _operation(g, "relu1", name="rеlu1"),
-        "MBC053: 'rеlu1' is no legal name of an operation",
+        "MBC053: 'rеlu1' is not a legal name of an operation",
     ),
     "unknown kind": (
         lambda g: _operation(g, "relu1", kind="rule"),
-        "MBC054: operation 'relu1' is of the unknown kind 'rule'",
+        "MBC054: operation 'relu1' has the unknown kind 'rule'",
     ),
     "attributes": (
         lambda g: _operation(g, "pool1", attributes=NoAttributes()),
@@ -68,7 +68,7 @@ WRONG: dict[str, tuple[Change, str]] = {
     ),
     "no such value": (
         lambda g: _operation(g, "relu1", inputs=("nobody",)),
-        "MBC056: operation 'relu1' names 'nobody', and there is no such value",
+        "MBC056: operation 'relu1' names 'nobody', but there is no such value",
     ),
     "before it has a value": (
         lambda g: _operation(g, "relu1", inputs=("d.bn1",)),
@@ -80,7 +80,7 @@ WRONG: dict[str, tuple[Change, str]] = {
     ),
     "type": (
         lambda g: _value(g, "relu1", type=TensorType((4, 4, 8, 8), DType.FP32)),
-        "MBC058: operation 'relu1' makes 'relu1' fp32[4, 4, 8, 8], but gives bf16[4, 4, 8, 8]",
+        "MBC058: operation 'relu1': output 'relu1' is fp32[4, 4, 8, 8], but must be bf16[4, 4, 8, 8]",
     ),
     "number of outputs": (
         lambda g: _operation(g, "pool1", outputs=("pool1",)),
@@ -108,7 +108,7 @@ WRONG: dict[str, tuple[Change, str]] = {
     ),
     "updated twice": (
         lambda g: _append(g, replace(_again(g, "head.bias.update"), name="again", outputs=("next.a", "next.b"))),
-        "MBC056: operation 'again' names 'next.a', and there is no such value",
+        "MBC056: operation 'again' names 'next.a', but there is no such value",
     ),
     "update of another": (
         lambda g: replace(g, updates=(("head.bias", "next.conv1.weight"), *g.updates[1:])),
@@ -116,11 +116,11 @@ WRONG: dict[str, tuple[Change, str]] = {
     ),
     "update of no state": (
         lambda g: replace(g, updates=(("image", "relu1"), *g.updates)),
-        "MBC061: 'image' is updated, but is no state",
+        "MBC061: 'image' is updated, but is not a state",
     ),
     "update left out": (
         lambda g: replace(g, updates=g.updates[1:]),
-        "MBC061: 'conv1.weight' is changed, but is no state that the graph updates",
+        "MBC061: 'conv1.weight' is changed, but is not a state that the graph updates",
     ),
     "loss": (lambda g: replace(g, loss="relu1"), "MBC062: loss 'relu1' is bf16[4, 4, 8, 8], not one number"),
     "operation twice": (
@@ -129,7 +129,7 @@ WRONG: dict[str, tuple[Change, str]] = {
     ),
     "rows": (
         lambda g: _value(g, "relu1", per_sample=False),
-        "MBC064: operation 'relu1' makes 'relu1' with rows of the mini-batch",
+        "MBC064: operation 'relu1' computes 'relu1' with rows of the mini-batch",
     ),
     "another mini-batch": (
         lambda g: replace(g, batch=5),
@@ -137,15 +137,15 @@ WRONG: dict[str, tuple[Change, str]] = {
     ),
     "output": (
         lambda g: replace(g, outputs=("infer.relu1",)),
-        "MBC065: output 'infer.relu1' is made by no operation",
+        "MBC065: no operation computes output 'infer.relu1'",
     ),
     "left over": (
         lambda g: replace(g, values={**g.values, "x": Value("x", TensorType((1,), DType.FP32))}),
-        "MBC065: value 'x' is made by no operation",
+        "MBC065: no operation computes value 'x'",
     ),
     "input of inference": (
         lambda g: replace(g, infer_inputs=("conv1.weight",)),
-        "MBC065: input 'conv1.weight' of the inference graph is no input of the network",
+        "MBC065: input 'conv1.weight' of the inference graph is not an input of the network",
     ),
     "outputs of inference": (
         lambda g: replace(g, infer_outputs=()),
@@ -195,7 +195,7 @@ def test_a_loss_of_a_network_comes_from_a_loss_operation() -> None:
 
 
 def test_an_output_of_a_network_must_exist() -> None:
-    with pytest.raises(MbcError, match="MBC065: output 'nobody' is made by no operation"):
+    with pytest.raises(MbcError, match="MBC065: no operation computes output 'nobody'"):
         verify_network(replace(NETWORK, outputs=("nobody",)))
 
 

@@ -75,7 +75,7 @@ def test_sharded_states_do_not_change_them():
 def test_one_part_tells_nothing():
     source = Source("net.mbc", TEXT)
     for options, why in (
-        (Options(gpu="h200", settings=(("train.noise_scale", "true"),)), "one mini-batch of one GPU has none"),
+        (Options(gpu="h200", settings=(("train.noise_scale", "true"),)), "one mini-batch of one GPU is one part"),
         (Options(gpu="h200", gpus=3, settings=(("train.noise_scale", "true"),)), "unlike numbers of rows"),
     ):
         with pytest.raises(MbcError, match=f"MBC310: noise_scale needs the gradients of two equal parts.*{why}"):
