@@ -16,7 +16,8 @@
 * `aliases`: which results share memory, and how writes to views return to their base
 * `operands`: what stands for a tensor of the program
 * `factors`: tensors regarded by the factors of their axes
-* `shape`: shapes, parts, concatenation, padding, shuffles
+* `shape`: shapes, orders of axes, shuffles
+* `parts`: parts, concatenation, rolls, padding
 * `axes`: padding, repetition and parts along any one axis
 * `writes`: copies, and tensors of which a part is replaced
 """
@@ -37,6 +38,7 @@ from mbc.interchange.aten import (
     lines,
     moments,
     normalization,
+    parts,
     pooling,
     shape,
     writes,
@@ -45,7 +47,7 @@ from mbc.interchange.aten.base import Rule
 
 _FAMILIES = (
     convolution, normalization, moments, activation, arithmetic, pooling, lines, attention, choices, constants, shape,
-    axes, writes,
+    parts, axes, writes,
 )  # fmt: skip
 
 RULES: Mapping[str, Rule] = MappingProxyType({name: rule for f in _FAMILIES for name, rule in f.RULES.items()})

@@ -10,8 +10,8 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from mbc.interchange.aten.operands import Refused
-from mbc.interchange.aten.schema import schema_of
+from mbc.interchange.aten.operands import SLICE_ARGUMENTS, Refused, indices_of
+from mbc.interchange.aten.schema import COPYING_RESHAPES, RESHAPES, schema_of
 from mbc.interchange.program import Argument, Node, TensorMeta, TensorName
 
 # Shared memory that schemas do not say: these return their first argument where they have nothing to do.
@@ -22,17 +22,7 @@ _UNANNOTATED: Mapping[str, Callable[[Node], bool]] = {
     },
     "aten.type_as.default": lambda node: True,
 }
-_RESHAPES = frozenset(
-    f"aten.{name}" for name in ("reshape.default", "reshape_as.default", "flatten.using_ints", "ravel.default")
-)
 _COPIES_IF_NEEDED = ("aten.contiguous.", "aten.to.", "aten.type_as.")
-_SAME_ORDER = _RESHAPES | {
-    f"aten.{name}"
-    for name in (
-        "view.default", "view_as.default", "unflatten.int", "unsqueeze.default", "squeeze.default", "squeeze.dim",
-        "squeeze.dims",
-    )
-}  # fmt: skip
 _OWN_INVERSE = frozenset(f"aten.{name}.default" for name in ("t", "mT", "numpy_T", "swapaxes", "swapdims")) | {
     "aten.transpose.int"
 }
@@ -57,7 +47,7 @@ def viewed(node: Node, result: int, tensors: Mapping[str, TensorMeta]) -> str | 
         return None
     before, after = tensors.get(operand.name), tensors.get(node.outputs[result])
     if before is not None and after is not None and before.strides is not None and after.strides is not None:
-        if node.target in _RESHAPES and not _can_view(before.sizes, before.strides, after.sizes):
+        if node.target in COPYING_RESHAPES and not _can_view(before.sizes, before.strides, after.sizes):
             return None
         if node.target.startswith(_COPIES_IF_NEEDED) and (
             node.arguments.get("copy") is True or (before.dtype, before.strides) != (after.dtype, after.strides)
@@ -105,7 +95,7 @@ def scattered(
     node, target = step.node, step.node.target
     if target in _SAME or target.startswith("aten.to."):
         return None  # what was written is the whole tensor
-    if target in _SAME_ORDER:
+    if target in RESHAPES:
         return "aten.view.default", {"size": base.sizes}
     if target in _OWN_INVERSE:
         return target, {key: value for key, value in node.arguments.items() if key != "self"}
@@ -163,9 +153,8 @@ def part_of(step: ViewStep, base: TensorMeta, tensors: Mapping[str, TensorMeta])
     if "index" in arguments:
         index = arguments["index"]
         return (dim % len(base.sizes), frozenset((index % size,))) if isinstance(index, int) else None
-    bounds = [arguments[name] for name in ("start", "end", "step")]
-    start, end, every = (bound if isinstance(bound, int) else None for bound in bounds)
-    return dim % len(base.sizes), frozenset(range(*slice(start, end, every).indices(size)))
+    start, end, by = (bound if isinstance(bound, int) else None for bound in map(arguments.get, SLICE_ARGUMENTS))
+    return dim % len(base.sizes), frozenset(indices_of(size, start, end, by))
 
 
 def _ints(value: Argument) -> tuple[int, ...]:

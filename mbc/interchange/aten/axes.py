@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -28,13 +29,16 @@ def reshaped(call: Call, x: Activation, shape: tuple[int, ...]) -> Activation:
     return call.layer("reshape", x, shape, {"sizes": shape[1] if len(shape) == 2 else shape[1:]})
 
 
-def _part(call: Call, x: Activation, axis: int, start: int, stop: int) -> Activation:
-    if (start, stop) == (0, x.shape[axis]):
+def sliced(call: Call, x: Activation, axis: int, taken: range) -> Activation:
+    """Return the elements of a tensor at some indices along an axis of its value."""
+    if taken == range(x.shape[axis]):
         return x
-    settings: dict[str, Setting] = {"axis": axis, "start": start}
-    if stop < x.shape[axis]:
-        settings["stop"] = stop
-    return call.layer("slice", x, sized(x.shape, axis, stop - start), settings)
+    if not taken:
+        raise Refused("nothing is left of it", "leave it out")
+    settings: dict[str, Setting] = {"axis": axis, "start": taken.start, "step": taken.step}
+    if taken.stop < x.shape[axis]:
+        settings["stop"] = taken.stop
+    return replace(call.layer("slice", x, sized(x.shape, axis, len(taken)), settings), view=x.view)
 
 
 def _joined(call: Call, parts: Sequence[Activation], axis: int) -> Activation:
@@ -79,7 +83,7 @@ def padded(call: Call, x: Activation, pads: Sequence[int], mode: str, value: flo
 def _pad(call: Call, x: Activation, axis: int, before: int, behind: int, mode: str) -> Activation:
     """Pad one axis, as the height of images."""
     if mode != "constant":  # what is cut off is gone before the rest is repeated
-        x = _part(call, x, axis, max(-before, 0), x.shape[axis] - max(-behind, 0))
+        x = sliced(call, x, axis, range(max(-before, 0), x.shape[axis] - max(-behind, 0)))
         before, behind = max(before, 0), max(behind, 0)
         if not before and not behind:
             return x
@@ -93,13 +97,13 @@ def _pad(call: Call, x: Activation, axis: int, before: int, behind: int, mode: s
 
 def _circular(call: Call, x: Activation, axis: int, before: int, behind: int) -> Activation:
     size = x.shape[axis]
-    own = _part(call, x, axis, max(-before, 0), size - max(-behind, 0))
+    own = sliced(call, x, axis, range(max(-before, 0), size - max(-behind, 0)))
     parts = [own]
     size = own.shape[axis]
     if before > 0:
-        parts.insert(0, _part(call, own, axis, size - before, size))
+        parts.insert(0, sliced(call, own, axis, range(size - before, size)))
     if behind > 0:
-        parts.append(_part(call, own, axis, 0, behind))
+        parts.append(sliced(call, own, axis, range(behind)))
     return _joined(call, parts, axis)
 
 
@@ -133,11 +137,8 @@ def _narrow(call: Call) -> Result:
     start += x.seen[dim] if start < 0 else 0
     if (start, length) == (0, x.seen[dim]):
         return x
-    if length < 1:
-        raise Refused("nothing is left of it", "leave it out")
     x, axis = call.along(x, dim)
-    made = _part(call, x, axis, start, start + length)
-    return type(x)(made.value, made.shape, x.view)
+    return sliced(call, x, axis, range(start, start + length))
 
 
 RULES: Mapping[str, Rule] = {

@@ -19,6 +19,7 @@ from mbc.interchange.aten.operands import (
     CHANNELS_LAST,
     FLAT,
     GATE,
+    SLICE_ARGUMENTS,
     Activation,
     Computed,
     Expanded,
@@ -35,6 +36,7 @@ from mbc.interchange.aten.operands import (
     Untaken,
     Weight,
     as_setting,
+    indices_of,
 )
 from mbc.interchange.aten.schema import Parameter, Required, schema_of
 from mbc.interchange.program import Argument, Array, Held, Node, Opaque, TensorMeta, TensorName
@@ -184,6 +186,10 @@ class Call:
         if not isinstance(value, tuple) or not all(isinstance(item, int) for item in value):
             raise Refused(f"its '{name}' is not known before it runs", "export it with fixed sizes")
         return tuple(item for item in value if isinstance(item, int))
+
+    def slice_of(self, size: int) -> range:
+        """Return the indices along a dimension of `size` elements that the arguments start, end and step take."""
+        return indices_of(size, *(self.integer(n, d) for n, d in zip(SLICE_ARGUMENTS, (0, size, 1), strict=True)))
 
     def pair(self, name: str, default: int) -> tuple[int, int]:
         found = list(self.ints(name)) or [default]

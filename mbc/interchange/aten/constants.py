@@ -12,15 +12,11 @@ import numpy as np
 
 from mbc.interchange.aten.base import MOST_NUMBERS, Call, Rule
 from mbc.interchange.aten.operands import Known, Operand, Refused, Result, Weight
+from mbc.interchange.aten.schema import RESHAPES, SHAPE_ARGUMENTS
 from mbc.interchange.program import NUMPY, Array
 from mbc.ops.rounding import from_bf16
 
-_VIEWS = (
-    "view.default", "reshape.default", "flatten.using_ints", "unsqueeze.default", "squeeze.default", "squeeze.dim",
-    "squeeze.dims", "unflatten.int", "view_as.default", "reshape_as.default",
-)  # fmt: skip
 _chosen: Callable[..., Any] = np.where
-_SHAPES = ("size", "shape", "dim", "sizes", "start_dim", "end_dim", "other")
 
 
 def known(call: Call, operand: Operand | float) -> Known | None:
@@ -85,7 +81,7 @@ def _binary(of: Callable[[Any, Any], Any], call: Call) -> Any:
 
 
 def _view(call: Call) -> Any:
-    return _numbers(call, "self").reshape(call.shape_said_by(*_SHAPES))
+    return _numbers(call, "self").reshape(call.shape_said_by(*SHAPE_ARGUMENTS))
 
 
 def _expand(call: Call) -> Any:
@@ -95,8 +91,8 @@ def _expand(call: Call) -> Any:
 def _range_of(call: Call, array: Array) -> tuple[slice, ...]:
     """Return the index of a slice along one dimension."""
     dim = call.integer("dim", 0) % array.ndim
-    part = slice(call.integer("start", 0), call.integer("end", array.shape[dim]), call.integer("step", 1))
-    return (*(slice(None),) * dim, part)
+    taken = call.slice_of(array.shape[dim])
+    return (*(slice(None),) * dim, slice(taken.start, taken.stop, taken.step))
 
 
 def _slice(call: Call) -> Any:
@@ -185,7 +181,7 @@ FOLDS: Mapping[str, Callable[[Call], Any]] = {
     **{f"aten.{name}.default": partial(_unary, of) for name, of in _UNARY.items()},
     **{f"aten.{name}.{kind}": partial(_binary, of) for name, of in _BINARY.items() for kind in _OVERLOADS},
     **{f"aten.div.{kind}": _divided for kind in ("Tensor", "Scalar", "Tensor_mode", "Scalar_mode")},
-    **{f"aten.{name}": _view for name in _VIEWS},
+    **dict.fromkeys(RESHAPES, _view),
     **{f"aten.{name}.default": partial(_filled, 1.0) for name in ("ones", "ones_like", "new_ones")},
     **{f"aten.{name}.default": partial(_filled, 0.0) for name in ("zeros", "zeros_like", "new_zeros", "zero")},
     **{f"aten.{name}.default": partial(_filled, None) for name in ("full", "full_like", "new_full", "scalar_tensor")},
@@ -216,7 +212,7 @@ FOLDS: Mapping[str, Callable[[Call], Any]] = {
     "aten.tril.default": partial(_triangle, np.tril),
     "aten.triu.default": partial(_triangle, np.triu),
 }
-_KEEPS = frozenset(f"aten.{name}" for name in _VIEWS) | frozenset(
+_KEEPS = RESHAPES | frozenset(
     f"aten.{name}.default" for name in ("clone", "contiguous", "detach", "alias", "lift_fresh_copy", "lift_fresh")
 )
 
@@ -271,10 +267,9 @@ def _regarded(of: Callable[[Call, Array], Array], call: Call) -> Result:
 
 # Where the first tensor is elements of a parameter.
 OF_KNOWN: Mapping[str, Rule] = {
-    **{
-        f"aten.{name}": partial(_regarded, lambda call, array: array.reshape(call.shape_said_by(*_SHAPES)))
-        for name in _VIEWS
-    },
+    **dict.fromkeys(
+        RESHAPES, partial(_regarded, lambda call, array: array.reshape(call.shape_said_by(*SHAPE_ARGUMENTS)))
+    ),
     **{f"aten.{name}.default": partial(_regarded, lambda _, array: array) for name in ("clone", "contiguous", "alias")},
     "aten.permute.default": partial(_regarded, lambda call, array: array.transpose(call.ints("dims"))),
     "aten.transpose.int": partial(

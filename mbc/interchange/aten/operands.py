@@ -212,6 +212,14 @@ def shape_of(operand: Operand | None) -> tuple[int, ...] | None:
     return None if operand is None or isinstance(operand, Unknown | Untaken) else operand.shape
 
 
+SLICE_ARGUMENTS = ("start", "end", "step")
+
+
+def indices_of(size: int, start: int | None, end: int | None, step: int | None) -> range:
+    """Return the indices that a slice takes along a dimension of `size` elements; None stands for what is left out."""
+    return range(*slice(start, end, step).indices(size))
+
+
 def as_setting(values: Sequence[int]) -> int | tuple[int, ...]:
     """Equal numbers as one."""
     return values[0] if len(set(values)) == 1 else tuple(values)

@@ -11,14 +11,11 @@ from functools import partial
 
 import numpy as np
 
+from mbc.interchange.aten.axes import sliced
 from mbc.interchange.aten.base import Call, Rule
 from mbc.interchange.aten.constants import is_number, known
 from mbc.interchange.aten.operands import Activation, Computed, Operand, Refused, Result, Scaled, Weight
-
-_VIEWS = (
-    "view.default", "reshape.default", "flatten.using_ints", "unsqueeze.default", "squeeze.default", "squeeze.dim",
-    "squeeze.dims", "unflatten.int", "view_as.default", "reshape_as.default",
-)  # fmt: skip
+from mbc.interchange.aten.schema import RESHAPES, SHAPE_ARGUMENTS
 
 
 def computed(target: str, operands: Sequence[Operand | None]) -> Rule | None:
@@ -107,7 +104,7 @@ def _power(call: Call) -> Result:
 
 def _view(call: Call) -> Result:
     operand = call.operand("self")
-    shape = call.shape_said_by("size", "shape", "dim", "sizes", "start_dim", "end_dim", "other")
+    shape = call.shape_said_by(*SHAPE_ARGUMENTS)
     return _result(shaped(call, operand, (1, *shape)))
 
 
@@ -124,10 +121,7 @@ def _cat(call: Call) -> Result:
 def _slice(call: Call) -> Result:
     x = tensor_of(call, call.operand("self"))
     axis = call.integer("dim", 0) % (len(x.shape) - 1) + 1
-    size, step = x.shape[axis], call.integer("step", 1)
-    start, stop, _ = slice(call.integer("start", 0), call.integer("end", size)).indices(size)
-    settings = {"axis": axis, "start": start, "step": step} | ({"stop": stop} if stop < size else {})
-    return _result(call.layer("slice", x, (1, *call.result_shape), settings))
+    return _result(sliced(call, x, axis, call.slice_of(x.shape[axis])))
 
 
 def _reduced(op: str, call: Call) -> Result:
@@ -144,7 +138,7 @@ _ALIKE = ("contiguous", "clone", "alias")
 RULES: Mapping[str, Callable[[Call], Result]] = {
     **{f"aten.{name}.{kind}": partial(_binary, op) for name, op in _OPERATORS for kind in ("Tensor", "Scalar")},
     **{f"aten.{name}.default": partial(_unary, name) for name in _UNARY},
-    **{f"aten.{name}": _view for name in _VIEWS},
+    **dict.fromkeys(RESHAPES, _view),
     **{f"aten.{name}.default": _same for name in _ALIKE},
     "aten.neg.default": _negative,
     "aten.pow.Tensor_Scalar": _power,
@@ -153,4 +147,4 @@ RULES: Mapping[str, Callable[[Call], Result]] = {
     "aten.mean.dim": partial(_reduced, "mean"),
     "aten.sum.dim_IntList": partial(_reduced, "sum"),
 }
-_KEEPS = frozenset(f"aten.{name}" for name in _VIEWS) | frozenset(f"aten.{name}.default" for name in _ALIKE)
+_KEEPS = RESHAPES | frozenset(f"aten.{name}.default" for name in _ALIKE)

@@ -16,6 +16,19 @@ from functools import cache
 from mbc.interchange.program import Argument, Opaque
 from mbc.resources import data_text
 
+# Operations that give all elements in their order, in another shape; and the arguments that say the shape.
+COPYING_RESHAPES = frozenset(
+    f"aten.{name}" for name in ("reshape.default", "reshape_as.default", "flatten.using_ints", "ravel.default")
+)
+RESHAPES = COPYING_RESHAPES | {
+    f"aten.{name}"
+    for name in (
+        "view.default", "view_as.default", "unflatten.int", "unsqueeze.default", "squeeze.default", "squeeze.dim",
+        "squeeze.dims",
+    )
+}  # fmt: skip
+SHAPE_ARGUMENTS = ("size", "shape", "dim", "sizes", "start_dim", "end_dim", "other")
+
 _ALIAS = re.compile(r"\((\w+)(!?)(?: -> \*)?\)")
 _NAME = re.compile(r"(\w+)(?:\.(\w+))?\(")
 

@@ -1,4 +1,4 @@
-"""Shapes: most of it only changes how a tensor is regarded; parts of tensors, and tensors joined."""
+"""Shapes and orders of axes: most operations only change how a tensor is regarded."""
 
 from __future__ import annotations
 
@@ -9,18 +9,13 @@ from functools import partial
 
 import numpy as np
 
-from mbc.interchange.aten.axes import padded
 from mbc.interchange.aten.base import Call, Rule, as_activation
 from mbc.interchange.aten.constants import is_number, known
 from mbc.interchange.aten.factors import (
     axes_of,
-    channels_behind,
     factored,
     permuted,
-    regarded,
     reshaped,
-    selected,
-    windowed,
 )
 from mbc.interchange.aten.operands import (
     CHANNELS_LAST,
@@ -33,17 +28,14 @@ from mbc.interchange.aten.operands import (
     Factored,
     Known,
     Noise,
-    Operand,
-    Padded,
     Refused,
     Result,
     Scaled,
     Scores,
     Standardized,
     Weight,
-    as_setting,
 )
-from mbc.interchange.steps import Setting
+from mbc.interchange.aten.schema import RESHAPES, SHAPE_ARGUMENTS
 
 _ROWS = "keep the samples of a mini-batch apart, in dimension 0"
 
@@ -52,24 +44,10 @@ def _same(call: Call) -> Result:
     return call.operand("self")
 
 
-def filled(call: Call, operand: Operand, like: Activation) -> Activation:
-    """Return a tensor in the shape that the program sees; numbers are repeated for the samples of `like`."""
-    if not isinstance(operand, Known):
-        return call.settle(as_activation(operand))
-    shape = operand.array.shape
-    if len(shape) != len(like.shape) or shape[0] != like.shape[0]:
-        raise Refused(f"it joins numbers of the shape {list(shape)} with {list(like.shape)}", _ROWS)
-    held, one = call.held(operand, shape), like
-    for axis in range(1, len(shape)):
-        one = sliced(call, one, axis, 0, 1) if one.shape[axis] > 1 else one
-    zeros = call.layer("detach", call.layer("clamp", one, one.shape, {"min": 0.0, "max": 0.0}), one.shape)
-    return call.operator("+", zeros, call.tensor(held, held.shape), shape)
-
-
 def _reshape(call: Call) -> Result:
     """`view`, `reshape`, `flatten`, `unsqueeze`, `squeeze`: whatever keeps the order of elements."""
     x = call.operand("self")
-    shape = call.shape_said_by("size", "shape", "dim", "sizes", "start_dim", "end_dim", "other")
+    shape = call.shape_said_by(*SHAPE_ARGUMENTS)
     if isinstance(x, Scores | Weight | Noise | Standardized):
         return replace(x, shape=shape)
     if isinstance(x, Scaled):
@@ -92,7 +70,7 @@ def _reshape(call: Call) -> Result:
         raise Refused(f"it makes {list(shape)} of {list(x.seen)}", _ROWS)
     if x.view in (FLAT, GATE):  # the same bytes
         x = replace(x, view=PLAIN)
-    return _reshaped(call, call.settle(x), shape)
+    return in_shape(call, call.settle(x), shape)
 
 
 def _by_factors(x: Activation, shape: tuple[int, ...]) -> Activation:
@@ -103,8 +81,8 @@ def _by_factors(x: Activation, shape: tuple[int, ...]) -> Activation:
     return made
 
 
-def _reshaped(call: Call, x: Activation, shape: tuple[int, ...]) -> Activation:
-    """What reshapes were before it is left out, and ShuffleNet's shuffle is `channel_shuffle`."""
+def in_shape(call: Call, x: Activation, shape: tuple[int, ...]) -> Activation:
+    """Return a tensor in another shape, without reshapes before it; ShuffleNet's shuffle is `channel_shuffle`."""
     while (made := call.maker(x)) is not None and made[0].op in ("reshape", "flatten", "squeeze"):
         x = made[1]
     if x.shape == shape:
@@ -171,104 +149,6 @@ def _permuted(call: Call, x: Activation, dims: tuple[int, ...]) -> Activation:
     return call.layer("permute", x, tuple(x.shape[d] for d in dims), {"axes": dims})
 
 
-def _sized(shape: tuple[int, ...], axis: int, size: int) -> tuple[int, ...]:
-    return (*shape[:axis], size, *shape[axis + 1 :])
-
-
-def _split(call: Call) -> Result:
-    """`split`, `split_with_sizes`, `chunk`: parts along an axis."""
-    x, axis = call.along(call.activation("self"), call.integer("dim", 0))
-    total = x.shape[axis]
-    if call.argument("chunks") is not None:
-        sizes = (-(-total // call.integer("chunks", 1)),)
-    else:
-        sizes = call.ints("split_size") or call.ints("split_sizes")
-    if len(sizes) == 1 and sizes[0] < total:
-        whole, rest = divmod(total, sizes[0])
-        sizes = (*sizes * whole, *(rest,) * (rest > 0))
-    if len(sizes) < 2:
-        return (x,)
-    settings: dict[str, Setting] = {"axis": axis}
-    equal = len(set(sizes)) == 1
-    settings |= {"count": len(sizes)} if equal else {"sizes": sizes}
-    shapes = [_sized(x.shape, axis, size) for size in sizes]
-    made = call.parts("chunk" if equal else "split", x, shapes, settings)
-    return tuple(replace(part, view=x.view) for part in made)
-
-
-def _slice(call: Call) -> Result:
-    x = call.activation("self")
-    dim, rank = call.integer("dim", 0), len(x.seen)
-    size, step = x.seen[dim], call.integer("step", 1)
-    start, stop, _ = slice(call.integer("start", 0), call.integer("end", size)).indices(size)
-    if (start, stop, step) == (0, size, 1):
-        return x
-    x, axis = call.along(x, dim % rank)
-    return sliced(call, x, axis, start, stop, step)
-
-
-def sliced(call: Call, x: Activation, axis: int, start: int, stop: int, step: int = 1) -> Activation:
-    """Return a part of a tensor along an axis of its value."""
-    if (start, stop, step) == (0, x.shape[axis], 1):
-        return x
-    count = len(range(start, stop, step))
-    if count == 0:
-        raise Refused("nothing is left of it", "leave it out")
-    settings: dict[str, Setting] = {"axis": axis, "start": start, "step": step}
-    if stop < x.shape[axis]:
-        settings["stop"] = stop
-    return replace(call.layer("slice", x, _sized(x.shape, axis, count), settings), view=x.view)
-
-
-def _roll(call: Call) -> Result:
-    x = call.image(call.activation("self"))
-    x = x if x.view in (PLAIN, CHANNELS_LAST) else call.settle(x)
-    shifts, dims = call.ints("shifts"), call.ints("dims")
-    axis = {1: 2, 2: 3} if x.view == CHANNELS_LAST else {2: 2, 3: 3}
-    if len(x.shape) != 4 or len(shifts) != len(dims) or any(d % 4 not in axis for d in dims):
-        return _in_two_parts(call, shifts, dims)
-    by = {2: 0, 3: 0}
-    if (made := call.maker(x)) is not None and made[0].op == "roll":  # along one axis after the other
-        before = made[0].settings["shift"]
-        down, across = before if isinstance(before, tuple) else (before, before)
-        by = {2: int(down), 3: int(across)}
-        x = replace(made[1], view=x.view)
-    for dim, shift in zip(dims, shifts, strict=True):
-        size = x.shape[axis[dim % 4]]
-        by[axis[dim % 4]] = int(math.fmod(by[axis[dim % 4]] + shift, size))
-    if not any(by.values()):
-        return x
-    return replace(call.layer("roll", x, x.shape, {"shift": as_setting((by[2], by[3]))}), view=x.view)
-
-
-def _in_two_parts(call: Call, shifts: tuple[int, ...], dims: tuple[int, ...]) -> Result:
-    """A roll along another axis, such as channels: the end of the tensor before its beginning."""
-    if len(shifts) != 1 or len(dims) != 1:
-        raise Refused(
-            f"it rolls along dimensions {list(dims)}", "roll height and width of images, or one axis at a time"
-        )
-    x, axis = call.along(call.activation("self"), dims[0])
-    first, size = -shifts[0] % x.shape[axis], x.shape[axis]
-    if not first:
-        return x
-    parts = [sliced(call, x, axis, first, size), sliced(call, x, axis, 0, first)]
-    return replace(call.layer("concat", parts, x.shape, {"axis": axis}), view=x.view)
-
-
-def _select(call: Call) -> Result:
-    """One element along an axis, which is gone then."""
-    x = call.lazy("self")
-    if isinstance(x.view, Factored):
-        dim = call.integer("dim", 0) % len(x.view.axes)
-        made = selected(x, x.view, dim, call.integer("index", 0) % x.seen[dim])
-        if made is not None:
-            return made
-    x, axis = call.along(x, call.integer("dim", 0))
-    index = call.integer("index", 0) % x.shape[axis]
-    one = call.settle(sliced(call, x, axis, index, index + 1))
-    return _reshaped(call, one, call.result_shape)
-
-
 def _expand(call: Call) -> Result:
     """Operators repeat by themselves."""
     x, shape = call.operand("self"), call.shape_said_by("size", "other")
@@ -286,84 +166,6 @@ def _expand(call: Call) -> Result:
     if len(x.shape) != len(shape) or x.shape[0] != shape[0]:
         raise Refused(f"it makes {list(shape)} of {list(x.seen)}", _ROWS)
     return replace(x, view=Expanded(shape))
-
-
-def _stack(call: Call) -> Result:
-    parts = [call.settle(as_activation(x)) for x in call.operands("tensors")]
-    axis = call.integer("dim", 0) % (len(parts[0].shape) + 1)
-    if axis == 0:
-        raise Refused("it joins along a new dimension 0, of samples", _ROWS)
-    return call.layer("stack", parts, call.result_shape, {"axis": axis})
-
-
-def _cat(call: Call) -> Result:
-    operands = call.operands("tensors")
-    if any(isinstance(x, Weight) for x in operands):
-        return _with_token(call, operands)
-    if any(isinstance(x, Known) for x in operands):
-        like = next(call.settle(x) for x in operands if isinstance(x, Activation))
-        operands = tuple(filled(call, x, like) for x in operands)
-    parts = [as_activation(x) for x in operands]
-    if len(parts) == 1:
-        return parts[0]
-    view = parts[0].view
-    if view not in (PLAIN, CHANNELS_LAST) or any(x.view != view for x in parts):
-        parts, view = [call.settle(x) for x in parts], PLAIN
-    _, axis = call.along(parts[0], call.integer("dim", 0))
-    made = call.layer("concat", parts, _sized(parts[0].shape, axis, sum(x.shape[axis] for x in parts)), {"axis": axis})
-    return replace(made, view=view)
-
-
-def _with_token(call: Call, operands: tuple[Operand, ...]) -> Result:
-    """A parameter before or behind the positions of a sequence: zeros there, to which it is added."""
-    first = isinstance(operands[0], Weight)
-    weight, x = operands if first else operands[::-1]
-    if len(operands) != 2 or not isinstance(weight, Weight) or not isinstance(x, Activation):
-        raise Refused("it joins several parameters", "join a parameter and what layers gave")
-    view, seen = factored(x), x.seen
-    x = x if view is None else replace(x, view=view)
-    if view is None or len(seen) != 3 or call.integer("dim", 0) != 1 or channels_behind(x) is None:
-        raise Refused(f"it joins a parameter and {list(seen)}", "join along the positions of [N, T, C]")
-    count, channels = weight.shape[1:]
-    sequence = windowed(call, x, (), view.axes[1])
-    shape = (*sequence.shape[:3], sequence.shape[3] + count)
-    pads = (0, 0, count, 0) if first else (0, 0, 0, count)
-    token = call.tensor(weight, weight.shape)
-    if count > 1:
-        token = call.layer("permute", token, (1, channels, count), {"axes": (0, 2, 1)})
-    token = call.layer("reshape", token, (1, channels, 1, count), {"sizes": (channels, 1, count)})
-    beside = (0, 0, 0, seen[1]) if first else (0, 0, seen[1], 0)
-    token = call.layer("padding", token, (1, *shape[1:]), {"pad": beside})
-    made = call.operator("+", call.layer("padding", sequence, shape, {"pad": pads}), token, shape)
-    batch, channels_of, _, positions = axes_of(made)
-    return regarded(made, Factored((batch, positions, channels_of)))
-
-
-def _pad(call: Call) -> Result:
-    """Zeros around images are what the convolution behind them takes in; anything else is `padding`."""
-    x = call.image(call.lazy("self") if call.is_tensor("self") else call.lazy("input"))
-    pads = call.ints("pad")
-    value = call.argument("value")
-    call.ignore("mode")  # where there is nothing to pad
-    if not any(pads):
-        return x
-    mode = {"constant": "zero", "reflect": "reflect", "replicate": "replicate"}.get(call.text("mode", "constant"))
-    outside = (len(pads) > 4 and any(pads[4:])) or len(x.seen) != 4
-    if value == -math.inf and mode == "zero" and not outside and min(pads) >= 0 and not x.is_pending:
-        left, right, top, bottom = (*pads, 0, 0)[:4]
-        return replace(call.settle(x), view=Padded((top, bottom, left, right), -math.inf))
-    if mode is None or outside or (value not in (None, 0, 0.0) if mode == "zero" else min(pads) < 0):
-        return padded(call, call.settle(x), pads, call.text("mode", "constant"), call.real("value", 0.0))
-    left, right, top, bottom = (*pads, 0, 0)[:4]
-    zeros = x.view is PLAIN or (isinstance(x.view, Padded) and not x.view.value)
-    if mode != "zero" or min(pads) < 0 or not zeros:
-        x = call.settle(x)
-    if mode != "zero" or min(pads) < 0:
-        around: dict[str, Setting] = {"pad": as_setting((top, bottom, left, right)), "mode": mode}
-        return call.layer("padding", x, call.result_shape, around)
-    outer = x.view.pad if isinstance(x.view, Padded) else (0, 0, 0, 0)
-    pad = (outer[0] + top, outer[1] + bottom, outer[2] + left, outer[3] + right)
-    return replace(x, view=Padded(pad))
 
 
 def _channel_shuffle(call: Call) -> Result:
@@ -388,31 +190,15 @@ RULES: Mapping[str, Rule] = {
             "contiguous.default", "clone.default", "alias.default", "lift_fresh_copy.default", "lift_fresh.default",
         )
     },
-    **{
-        f"aten.{name}": _reshape
-        for name in (
-            "view.default", "reshape.default", "flatten.using_ints", "unsqueeze.default", "squeeze.default",
-            "squeeze.dim", "squeeze.dims", "unflatten.int", "view_as.default", "reshape_as.default",
-        )
-    },
+    **dict.fromkeys(RESHAPES, _reshape),
     "aten.detach.default": _detach,
     **{f"aten.{name}.{kind}": _movedim for name in ("movedim", "moveaxis") for kind in ("int", "intlist")},
     "aten.permute.default": _permute,
     "aten.transpose.int": _transpose,
-    "aten.split.Tensor": _split,
-    "aten.split_with_sizes.default": _split,
-    "aten.chunk.default": _split,
-    "aten.slice.Tensor": _slice,
-    "aten.select.int": _select,
     "aten.expand.default": _expand,
     "aten.expand_as.default": _expand,
-    "aten.stack.default": _stack,
     "aten.channel_shuffle.default": _channel_shuffle,
     "aten.pixel_shuffle.default": partial(_pixel_shuffle, "pixel_shuffle", "upscale_factor"),
     "aten.pixel_unshuffle.default": partial(_pixel_shuffle, "pixel_unshuffle", "downscale_factor"),
-    "aten.cat.default": _cat,
-    "aten.roll.default": _roll,
-    "aten.pad.default": _pad,
-    "aten.constant_pad_nd.default": _pad,
 }  # fmt: skip
 NOT_TAKEN: Mapping[str, str] = {}

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from mbc.interchange.aten.axes import reshaped, sized
+from mbc.interchange.aten.axes import reshaped, sized, sliced
 from mbc.interchange.aten.base import Call, Rule, as_activation, calculated
 from mbc.interchange.aten.operands import Activation, Expanded, Known, Operand, Refused, Result
-from mbc.interchange.aten.shape import filled, sliced
+from mbc.interchange.aten.parts import filled
 
 _ROWS = "keep the samples of a mini-batch apart, in dimension 0"
 _MOST_PLACES = 64  # that a write with a step replaces one by one
@@ -31,16 +31,13 @@ def _copy(call: Call) -> Result:
 def _slice_scatter(call: Call) -> Result:
     """Return a tensor of which a slice along one dimension is replaced."""
     shape, dim = call.result_shape, call.integer("dim", 0) % len(call.result_shape)
-    size = shape[dim]
-    start, stop, step = slice(call.integer("start", 0), call.integer("end", size), call.integer("step", 1)).indices(
-        size
-    )
-    if step != 1:
-        return _steps_replaced(call, dim, range(start, stop, step), call.operand("src"))
-    if (start, stop) == (0, size):
+    taken = call.slice_of(shape[dim])
+    if taken.step != 1:
+        return _steps_replaced(call, dim, taken, call.operand("src"))
+    if taken == range(shape[dim]):
         call.ignore("self")
         return call.operand("src")
-    return _replaced(call, dim, start, stop, call.operand("src"))
+    return _replaced(call, dim, taken.start, taken.stop, call.operand("src"))
 
 
 def _select_scatter(call: Call) -> Result:
@@ -71,7 +68,7 @@ def _replaced(call: Call, dim: int, start: int, stop: int, src: Operand) -> Resu
     like = call.settle(as_activation(src if isinstance(whole, Known) else whole))
     whole, src = (filled(call, x, like) for x in (whole, src))
     parts = [
-        sliced(call, x, dim, first, last)
+        sliced(call, x, dim, range(first, last))
         for x, first, last in ((whole, 0, start), (src, 0, stop - start), (whole, stop, whole.shape[dim]))
         if first < last
     ]
@@ -87,10 +84,10 @@ def _steps_replaced(call: Call, dim: int, places: range, src: Operand) -> Result
     parts: list[Activation] = []
     done = 0
     for number, place in enumerate(places):
-        parts += [sliced(call, whole, dim, done, place)] if done < place else []
-        parts.append(sliced(call, src, dim, number, number + 1))
+        parts += [sliced(call, whole, dim, range(done, place))] if done < place else []
+        parts.append(sliced(call, src, dim, range(number, number + 1)))
         done = place + 1
-    parts += [sliced(call, whole, dim, done, whole.shape[dim])] if done < whole.shape[dim] else []
+    parts += [sliced(call, whole, dim, range(done, whole.shape[dim]))] if done < whole.shape[dim] else []
     return call.layer("concat", parts, whole.shape, {"axis": dim})
 
 
