@@ -36,9 +36,15 @@ TIMES_TORCH = 2.0  # the rule for gradients: twice PyTorch's own error against f
 
 @dataclass(frozen=True)
 class Task:
-    """One row. `prepare` plans, keeps what is to run and gives the row, with `plans`: the cap in bytes of each that was
-    kept, 0 for none; and `compare`: the two of them whose first gradients are to be equal, if any. `finish` adds what
-    was measured, by the names of the plans. `torch_gradient`: PyTorch's own median error, where it is known."""
+    """One row of a benchmark in two stages.
+
+    Attributes:
+        name: Name of the row.
+        prepare: Plans, keeps what is to run and returns the row, with `plans` (the cap in bytes of each kept plan,
+            0 for none) and `compare` (the two plans whose first gradients are to be equal, if any).
+        finish: Adds the measurements, by the names of the plans.
+        torch_gradient: PyTorch's own median error, if it was measured.
+    """
 
     name: str
     prepare: Callable[[Planner], dict[str, Any]]
@@ -47,6 +53,7 @@ class Task:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of a benchmark in two stages."""
     parser.add_argument("--only", nargs="*", default=[], metavar="NAME", help="rows whose name holds one of these")
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--profile", help="default: what mbc finds for the GPU")
@@ -189,6 +196,7 @@ def build(plan: Path, folder: Path) -> str:
 
 
 def failure_of(future: Future[str]) -> str:
+    """Return why a package was not built, also if its process died; an empty text if it was built."""
     try:
         return future.result()
     except Exception as error:  # the process died
@@ -196,7 +204,7 @@ def failure_of(future: Future[str]) -> str:
 
 
 def gradient_distances(one: Path, one_cap_bytes: int, other: Path, other_cap_bytes: int) -> dict[str, Any]:
-    """Gradients of a first step of two packages of one network: relative L2 a parameter."""
+    """Return the relative L2 distances between the gradients of a first step of two packages of one network."""
     found: list[dict[str, np.ndarray]] = []
     for folder, cap_bytes in ((one, one_cap_bytes), (other, other_cap_bytes)):
         request = json.dumps([str(folder), cap_bytes, str(folder / "gradients.npz")])
@@ -213,7 +221,7 @@ def gradient_distances(one: Path, one_cap_bytes: int, other: Path, other_cap_byt
 
 
 def write_gradients(folder: str, cap_bytes: int, path: str) -> None:
-    """In a process of its own: the gradients of one step of a package."""
+    """Write the gradients of one step of a package to a file, in a process of its own."""
     from modules import module_gradients, open_module, random_inputs
     from stepping import occupy
 

@@ -43,7 +43,7 @@ COLUMNS = ("name", "requests", "median", "p10", "p90", "|error| median", "|error
 
 
 def calibrate(profile: Profile) -> tuple[Calibration, list[dict[str, Any]]]:
-    """The calibration, and a row for each group with the requests that it was compared on."""
+    """Return the calibration, and a row for each group with the requests that it was compared on."""
     (spec,) = (s for s in device_specs().values() if s.name == profile.identity.gpu)
     device = calibrated(spec, profile)
     found = list(samples(profile, device))
@@ -69,6 +69,7 @@ def calibrate(profile: Profile) -> tuple[Calibration, list[dict[str, Any]]]:
 
 
 def row(name: str, spread: Spread) -> dict[str, Any]:
+    """Return the row of a group: how far measured times are from estimated ones."""
     return {
         "name": name,
         "requests": spread.count,
@@ -81,7 +82,7 @@ def row(name: str, spread: Spread) -> dict[str, Any]:
 
 
 def text(calibration: Calibration) -> str:
-    """The data file: one class or group a line."""
+    """Return the data file's text, one class or group a line."""
 
     def lines(table: Mapping[str, Any]) -> str:
         rows = (f"  {json.dumps(key)}: {json.dumps(_rounded(value))}" for key, value in sorted(table.items()))
@@ -98,7 +99,7 @@ def _rounded(value: Shares | Spread) -> list[float]:
 
 
 def put_into(old: Calibration, new: Calibration, group: str) -> Calibration:
-    """The old one with what the new one has of the groups whose names begin with `group`."""
+    """Return `old` with the groups of `new` whose names begin with `group`."""
 
     def mixed(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
         kept = {name: value for name, value in before.items() if not name.startswith(group)}
@@ -108,10 +109,13 @@ def put_into(old: Calibration, new: Calibration, group: str) -> Calibration:
 
 
 def add_missing(old: Calibration, profile: Profile) -> tuple[Calibration, list[dict[str, Any]]]:
-    """The old one with the classes that it does not have, and a row for each group of these: shares are of a GPU's own
-    peaks, so that they can be fitted on another. A group of mbc's kernels is taken whole, since its layouts would be of
-    one GPU and what they have in common of another; libraries without workspace stay as they are, of which a profile
-    has only what was worth measuring. A group gets a spread where it had none and enough was compared."""
+    """Return `old` with the classes that it lacks, and a row for each of their groups.
+
+    Shares are of a GPU's own peaks, so they can be fitted on another GPU. A group of mbc's kernels is taken
+    whole. Otherwise its layouts would be fitted on one GPU and what they have in common on another. Libraries
+    without workspace stay as they are, because a profile has only their decisive measurements. A group gets a
+    spread if it had none and enough requests were compared.
+    """
     (spec,) = (s for s in device_specs().values() if s.name == profile.identity.gpu)
     found = list(samples(profile, calibrated(spec, profile)))
     groups = {s.effort.key: s for s in found}
@@ -136,7 +140,7 @@ def add_missing(old: Calibration, profile: Profile) -> tuple[Calibration, list[d
 
 
 def checked(profile: Profile) -> list[dict[str, Any]]:
-    """A row for each group: measured over estimated times, by the shares that ship, of all requests of a profile."""
+    """Return a row for each group with the measured over the estimated times of all requests, by the shares that ship."""
     (spec,) = (s for s in device_specs().values() if s.name == profile.identity.gpu)
     found = (replace(sample, tested=True) for sample in samples(profile, calibrated(spec, profile)))
     by_group = ratios(found, shipped().shares)
@@ -147,6 +151,7 @@ def checked(profile: Profile) -> list[dict[str, Any]]:
 
 
 def main() -> None:
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--profile", type=Path, default=bundled_path("NVIDIA H200"))
     parser.add_argument("--write", action="store_true", help="into the package's data")
@@ -180,6 +185,7 @@ def main() -> None:
 
 
 def vars_of(profile: Profile) -> dict[str, Any]:
+    """Return what a result says about the profile."""
     identity = profile.identity
     return {"gpu": identity.gpu, "driver": identity.driver, "cudnn": identity.cudnn, "date": identity.date}
 

@@ -1,5 +1,7 @@
-"""Shares of a GPU's peaks that are fitted to a profile, and how far off they are on layers that the fit has not seen:
-what `calibrate.py` fits and compares."""
+"""Shares of a GPU's peaks fitted to a profile, and their errors on layers that the fit has not seen.
+
+`calibrate.py` fits and compares with these functions.
+"""
 
 from __future__ import annotations
 
@@ -49,19 +51,25 @@ class Sample:
 
     @property
     def kind(self) -> str:
+        """Kind of the operation."""
         return read_signature(self.request).kind
 
     @property
     def bare(self) -> bool:
+        """Return whether a library runs the request without workspace."""
         return self.effort.variant.startswith(WITHOUT_WORKSPACE)
 
     @property
     def group(self) -> str:
+        """Name of the group that the sample's error counts in."""
         return f"{self.effort.group} {WITHOUT_WORKSPACE}" if self.bare else self.effort.group
 
 
 def samples(profile: Profile, device: DeviceSpec) -> Iterator[Sample]:
-    """Of what was measured: profiling leaves out layouts of sizes that gain nothing, and kernels far slower."""
+    """Yield the measurements of a profile that a fit can use.
+
+    Profiling leaves out layouts of sizes that gain nothing, and kernels that are far slower.
+    """
     for key, measurements in profile.measurements.items():
         request = read_signature(key)
         layer = signature(with_rows(request, 0))
@@ -80,13 +88,13 @@ def samples(profile: Profile, device: DeviceSpec) -> Iterator[Sample]:
 
 
 def fastest_us(candidate: Candidate, measurements: Iterable[Measurement]) -> float | None:
-    """Of what a module may run for an estimated candidate."""
+    """Return the fastest measured time of what a module may run for an estimated candidate, or None."""
     admitted = (m for m in measurements if m.deterministic or not candidate.deterministic)
     return min((m.time_us for m in admitted if m.workspace_bytes <= candidate.workspace_bytes), default=None)
 
 
 def fit(found: Sequence[Sample]) -> Shares:
-    """The shares with the least mean distance between the logarithms of measured and estimated times."""
+    """Return the shares with the least mean distance between the logarithms of measured and estimated times."""
     measured = np.log([s.measured_us or 0.0 for s in found])
     launch, arithmetic, memory = (
         np.array([getattr(s.effort, name) for s in found]) for name in ("launch_us", "arithmetic_us", "memory_us")
@@ -105,6 +113,7 @@ def fit(found: Sequence[Sample]) -> Shares:
 
 
 def fitted(found: Sequence[Sample]) -> dict[str, Shares]:
+    """Return the shares of each class of work in the samples."""
     classes: dict[str, list[Sample]] = defaultdict(list)
     for sample in found:
         if not sample.tested:
@@ -125,15 +134,18 @@ def fitted(found: Sequence[Sample]) -> dict[str, Shares]:
 
 
 def scaled_shares(shares: Shares, found: Sequence[Sample]) -> Shares:
-    """The same shares of work that takes longer, or less long, by one factor."""
+    """Return the shares for work that takes longer or shorter by one factor."""
     factor = float(np.median([(s.measured_us or 0.0) / s.effort.time_us(shares) for s in found]))
     figures = (shares.arithmetic / factor, shares.memory / factor, max(1.0, shares.starts * factor))
     return Shares(*(round(figure, 4) for figure in figures))
 
 
 def ratios(found: Iterable[Sample], shares: Mapping[str, Shares]) -> dict[str, list[float]]:
-    """Measured over estimated by group: of each request the best, of the half that was not fitted. Overall a request
-    counts once, as the provider does it that planning would take."""
+    """Return measured over estimated times by group, of the half of the requests that was not fitted.
+
+    Each request counts with its best candidate. Overall a request counts once, for the provider that planning
+    would take.
+    """
     requests: dict[tuple[str, bool], dict[str, list[Sample]]] = defaultdict(lambda: defaultdict(list))
     for sample in found:
         if sample.tested:

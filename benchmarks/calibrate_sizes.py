@@ -18,8 +18,7 @@ from mbc.profile.signature import read_signature, rows_of, signature, with_rows
 
 
 def interpolated(profile: Profile) -> list[float]:
-    """Measured over interpolated time of the candidate that looks fastest at a size, when its neighbours alone are
-    known."""
+    """Return measured over interpolated times of sizes between two measured sizes."""
     families: dict[str, dict[int, tuple[Candidate, ...]]] = defaultdict(dict)
     for key in profile.measurements:
         request = read_signature(key)
@@ -38,8 +37,12 @@ def interpolated(profile: Profile) -> list[float]:
 
 @dataclass(frozen=True)
 class ScaledTime:
-    """A measured size scaled from a larger one: of one provider the kernel that looks fastest. `ratio`: measured over
-    scaled time; `times`: how many times as many rows the larger size has."""
+    """A measured size scaled from a larger size, for the kernel of one provider that seems fastest.
+
+    Attributes:
+        ratio: Measured over scaled time.
+        times: Rows of the larger size over rows of the smaller one.
+    """
 
     request: Request
     provider: str
@@ -48,7 +51,7 @@ class ScaledTime:
 
 
 def scaled_times(profile: Profile, device: DeviceSpec, most_times: float = MOST_TIMES) -> Iterator[ScaledTime]:
-    """Of every size from every larger one of up to so many times the rows."""
+    """Yield every size scaled from every larger size of at most `most_times` as many rows."""
 
     @cache
     def offered(request: Request) -> tuple[Candidate, ...]:

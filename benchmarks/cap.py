@@ -29,36 +29,38 @@ BATCHES = 8  # a smaller batch is a multiple of so many rows
 
 @dataclass(frozen=True)
 class Card:
-    """What plans are for. `context_bytes`: of the bare context."""
+    """The GPU that plans are made for; `context_bytes` is the memory of a bare CUDA context."""
 
     gpu: str
     profile: str | None
     context_bytes: int = BARE_CONTEXT_BYTES
 
     def capped(self, job: Job, cap_bytes: int) -> Job:
+        """Return the job planned within a cap."""
         budget = cap_bytes + self.context_bytes
         return self._for(job).with_settings(("memory.device", f"{budget} B"))
 
     def unlimited(self, job: Job) -> Job:
+        """Return the job planned without a limit of memory."""
         return self._for(job).with_settings(("memory.device", f"{UNLIMITED_BYTES} B"))
 
     def counted_bytes(self, plan: Plan) -> int:
-        """What a cap counts of a plan."""
+        """Return the bytes of a plan that count towards a cap."""
         p = plan.predictions
         return p.arena_bytes + p.overhead_bytes - self.context_bytes
 
     @property
     def room_gb(self) -> float:
-        """What the card holds, counted as a cap counts."""
+        """Memory of the GPU without the bare context, in GB."""
         return (find_device(self.gpu).memory_bytes - self.context_bytes) / GB
 
     def holds(self, plan: Plan) -> bool:
-        """Whether the card has the memory that the plan takes."""
+        """Return whether the GPU has the memory that the plan takes."""
         p = plan.predictions
         return p.arena_bytes + p.overhead_bytes <= find_device(self.gpu).memory_bytes
 
     def free_here(self, job: Job) -> Plan:
-        """The plan without a limit at the largest batch that the card holds, the job's own at most."""
+        """Return the plan without a limit at the largest batch that the GPU holds, at most the job's own batch."""
         free = self.unlimited(job).plan()
         while not self.holds(free):
             states = sum(free.graph.values[state.value].type.size_bytes for state in free.graph.states)
@@ -75,7 +77,7 @@ class Card:
 
 
 def planned(card: Card, work: Callable[[], Plan]) -> tuple[dict[str, Any], Plan | None]:
-    """A plan and its figures, or why there is none."""
+    """Return the figures of a plan and the plan, or why there is none and None."""
     began = time.perf_counter()
     try:
         plan = work()
@@ -88,7 +90,7 @@ def planned(card: Card, work: Callable[[], Plan]) -> tuple[dict[str, Any], Plan 
 
 
 def figures(card: Card, plan: Plan) -> dict[str, Any]:
-    """What is told of a plan."""
+    """Return the predictions of a plan that a row shows."""
     p = plan.predictions
     return {
         "batch": plan.graph.batch,
@@ -107,7 +109,7 @@ def figures(card: Card, plan: Plan) -> dict[str, Any]:
 
 
 def stepped(row: Mapping[str, Any], step: Mapping[str, Any]) -> dict[str, Any]:
-    """What a measured step adds to the row of its plan."""
+    """Return the fields that a measured step adds to the row of its plan."""
     if "failed" in step:
         return {"failed": step["failed"]}
     return {

@@ -43,6 +43,7 @@ def _job(network: str, precision: str = "fp32", **settings: int) -> Job:
 
 
 def cases() -> Iterator[Case]:
+    """Yield the cases of the four papers."""
     yield Case("vdnn vgg16 256", _job("vgg16", batch=256), 0.05, 12 * GB)
     # The smallest batch, in steps of eight, whose plan without any technique takes more than AccUDNN's 24 GB.
     yield Case("accudnn resnet152", _job("resnet", depth=152, batch=136), 0.05, 8 * GB)
@@ -66,7 +67,7 @@ def settled(planner: Planner, case: Case) -> Case:
 
 
 def prepared(planner: Planner, case: Case) -> dict[str, Any]:
-    """Plans under the cap and without one, and what they predict."""
+    """Return the row of a case: its plans under the cap and without one, and their predictions."""
     case = settled(planner, case)
     card, unlimited = planner.card, Wanted.of(planner.card.unlimited(case.job))
     within = Wanted.of(card.capped(case.job, case.cap_bytes))
@@ -87,7 +88,7 @@ def prepared(planner: Planner, case: Case) -> dict[str, Any]:
 
 
 def judged(row: dict[str, Any]) -> dict[str, Any]:
-    """With what is asked of it."""
+    """Return the row with the verdicts on its goals."""
     if row["most_loss"] is not None:
         row["passed"] = row["loss"] <= row["most_loss"]
     if row["cap_gb"] >= BOUND_SHARE * row["unlimited_gb"]:
@@ -96,8 +97,11 @@ def judged(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def measured(row: dict[str, Any], timed: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
-    """The row with its steps under the cap and without one. Where the card does not hold the step without a cap, that
-    at the largest batch that it holds stands in, image for image."""
+    """Return the row with its measured steps under the cap and without one.
+
+    If the card does not hold the step without a cap, the step at the largest batch that the card holds is
+    compared instead, image for image.
+    """
     row["loss_predicted"] = row["loss"]
     row |= stepped(row, timed["capped"])
     if "failed" in row:
@@ -111,11 +115,13 @@ def measured(row: dict[str, Any], timed: Mapping[str, dict[str, Any]]) -> dict[s
 
 
 def tasks() -> Iterator[Task]:
+    """Yield the rows of the benchmark."""
     for case in cases():
         yield Task(case.name, partial(prepared, case=case), measured, torch_median(case.job))
 
 
 def main() -> None:
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_arguments(parser)
     arguments = parser.parse_args()

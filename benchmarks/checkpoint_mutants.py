@@ -1,8 +1,11 @@
-"""Mutated checkpoints: a module loads one exactly where the `safetensors` library reads it and names, shapes, types and
-counters are the network's; then it holds what the library read, and otherwise what it held before.
+"""Mutated checkpoints: a module loads exactly those that are valid for its network.
 
-Needs no GPU. What should be is told by `safetensors.deserialize` on the bytes of the file; the module opens the file by
-another way into the library. Every kind of mutation is drawn equally often, from a seed.
+A file is valid if the `safetensors` library reads it and if its names, shapes, types and counters are the
+network's. A module that loaded a file holds what the library read; a module that refused it holds what it
+held before.
+
+Needs no GPU. `safetensors.deserialize` on the bytes of the file says what is right; the module opens the
+file by another way into the library. Every kind of mutation is drawn equally often, from a seed.
 """
 
 from __future__ import annotations
@@ -37,7 +40,7 @@ LARGEST = {"step": 2**63 - 1, "seed": 2**63 - 1, "updates": 2**32 - 1, "skipped"
 
 
 def expected(file: bytes, shapes_of: dict[str, tuple[int, ...]]) -> dict[str, np.ndarray] | None:
-    """What the library reads from a file that a network with such states takes; None for all others."""
+    """Return the arrays of a file that a network with these states takes, as the library reads them; otherwise None."""
     try:
         read = dict(deserialize(file))
     except SafetensorError:
@@ -62,12 +65,12 @@ def expected(file: bytes, shapes_of: dict[str, tuple[int, ...]]) -> dict[str, np
 
 
 def held(net: Module) -> dict[str, np.ndarray]:
-    """All that a module would go on with."""
+    """Return all arrays that a module would continue with."""
     return {**{name: net.state(name) for name in net.states}, **{k: np.array(v) for k, v in net.control.items()}}
 
 
 def verdict(net: Module, file: bytes, path: Path) -> tuple[bool, bool, str | None]:
-    """Whether `net` should load a file, whether it does, and what is wrong: None where all is as it should be."""
+    """Return whether `net` should load a file, whether it does, and what is wrong (None if nothing is)."""
     wanted = expected(file, net.states)
     path.write_bytes(file)
     before = held(net)
@@ -95,7 +98,7 @@ def verdict(net: Module, file: bytes, path: Path) -> tuple[bool, bool, str | Non
 
 
 def probe() -> Module:
-    """A small module in fp16, whose loss scale is loaded too, after two steps."""
+    """Return a small module in fp16, whose checkpoint has a loss scale, after two steps."""
     options = Options(gpu="h200", settings=(("train.precision", "fp16"),))
     net = Module(compile_plan(Source("probe.mbc", NETWORK), options), device="cpu")
     generator = np.random.default_rng(0)
@@ -105,7 +108,7 @@ def probe() -> Module:
 
 
 def campaign(count: int, seed: int, folder: Path) -> list[dict[str, Any]]:
-    """A row a kind of mutation: files, how many should be and were loaded, and what was not as it should be."""
+    """Return a row for each kind of mutation: files, valid files, loaded files, and wrong outcomes."""
     net = probe()
     net.save(folder / "whole", metadata={"note": "probe"})
     whole = (folder / "whole").read_bytes()
@@ -129,6 +132,7 @@ def campaign(count: int, seed: int, folder: Path) -> list[dict[str, Any]]:
 
 
 def main() -> None:
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--files", type=int, default=5000)
     parser.add_argument("--seed", type=int, default=1)

@@ -1,5 +1,7 @@
-"""Ways to change a file in the safetensors format: bytes, offsets, types, names, counters; some leave it as good as it
-was."""
+"""Ways to change a file in the safetensors format: bytes, offsets, types, names and counters.
+
+Some changes leave the file valid.
+"""
 
 from __future__ import annotations
 
@@ -30,62 +32,74 @@ class Draft:
 
     @staticmethod
     def of(file: bytes) -> Draft:
+        """Return the parts of a file."""
         length = int.from_bytes(file[:8], "little")
         return Draft(list(json.loads(file[8 : 8 + length]).items()), bytearray(file[8 + length :]))
 
     def bytes(self) -> bytes:
+        """Return the file of the parts."""
         text = "{" + ",".join(f"{json.dumps(name)}:{json.dumps(entry)}" for name, entry in self.entries) + "}"
         length = len(text.encode()) if self.length is None else self.length
         return (length % 2**64).to_bytes(8, "little") + text.encode() + bytes(self.data)
 
     def tensors(self) -> list[tuple[str, Entry]]:
+        """Return the entries of the header that are tensors, with their names."""
         return [(name, entry) for name, entry in self.entries if name != "__metadata__"]
 
     def any(self, draw: random.Random) -> Entry:
+        """Return the entry of a drawn tensor."""
         return draw.choice(self.tensors())[1]
 
     def lay_out(self, content: dict[str, bytes]) -> None:
-        """One tensor behind the other, in the order of the entries."""
+        """Place the tensors one behind the other, in the order of the entries."""
         self.data = bytearray()
         for name, entry in self.tensors():
             entry["data_offsets"] = [len(self.data), len(self.data) + len(content[name])]
             self.data += content[name]
 
     def contents(self) -> dict[str, bytes]:
+        """Return the bytes of each tensor."""
         return {name: bytes(self.data[slice(*entry["data_offsets"])]) for name, entry in self.tensors()}
 
 
 def flip_header(file: bytearray, draw: random.Random) -> None:
+    """Flip one to three bits of the header."""
     length = int.from_bytes(file[:8], "little")
     for _ in range(draw.randint(1, 3)):
         file[draw.randrange(8, 8 + length)] ^= 1 << draw.randrange(8)
 
 
 def flip_data(file: bytearray, draw: random.Random) -> None:
+    """Flip one to four bits of the data."""
     length = int.from_bytes(file[:8], "little")
     for _ in range(draw.randint(1, 4)):
         file[draw.randrange(8 + length, len(file))] ^= 1 << draw.randrange(8)
 
 
 def flip_length(file: bytearray, draw: random.Random) -> None:
+    """Flip a bit of the header's length."""
     file[draw.randrange(8)] ^= 1 << draw.randrange(8)
 
 
 def cut(file: bytearray, draw: random.Random) -> None:
+    """Cut the file at a drawn byte."""
     del file[draw.randrange(len(file)) :]
 
 
 def extend(file: bytearray, draw: random.Random) -> None:
+    """Insert bytes, half of the times at the end."""
     at = draw.choice((len(file), draw.randrange(len(file))))
     file[at:at] = draw.randbytes(draw.randint(1, 16))
 
 
 def lengths(draft: Draft, draw: random.Random) -> None:
+    """Replace the length of the header."""
     own = len(draft.bytes()) - 8 - len(draft.data)
     draft.length = draw.choice((0, 1, 2, own - 1, own + 1, own + 8, 100_000_000, 100_000_001, 2**63, 2**64 - 8))
 
 
 def overlap(draft: Draft, draw: random.Random) -> None:
+    """Let the data of two tensors overlap."""
     source, target = draft.any(draw), draft.any(draw)
     target["data_offsets"] = list(source["data_offsets"])
     if draw.random() < 0.5:
@@ -93,6 +107,7 @@ def overlap(draft: Draft, draw: random.Random) -> None:
 
 
 def gap(draft: Draft, draw: random.Random) -> None:
+    """Shift the offsets of the last tensors."""
     first = draw.randrange(len(draft.tensors()) + 1)
     by = draw.choice((1, 4, 8))
     for _, entry in draft.tensors()[first:]:
@@ -102,6 +117,7 @@ def gap(draft: Draft, draw: random.Random) -> None:
 
 
 def offsets(draft: Draft, draw: random.Random) -> None:
+    """Replace the offsets of a tensor."""
     entry = draft.any(draw)
     how = draw.randrange(4)
     if how == 0:
@@ -115,6 +131,7 @@ def offsets(draft: Draft, draw: random.Random) -> None:
 
 
 def twice(draft: Draft, draw: random.Random) -> None:
+    """Write the entry of a tensor twice."""
     at = draw.randrange(len(draft.entries))
     name, entry = draft.entries[at]
     again = json.loads(json.dumps(entry))
@@ -124,11 +141,12 @@ def twice(draft: Draft, draw: random.Random) -> None:
 
 
 def dtypes(draft: Draft, draw: random.Random) -> None:
+    """Replace the type of a tensor."""
     draft.any(draw)["dtype"] = draw.choice((*SIZES, "F99", "f32", "", None, 4))
 
 
 def converted(draft: Draft, draw: random.Random) -> None:
-    """A tensor in another type of its own kind, rightly laid out; or of another kind."""
+    """Convert a tensor to a drawn type, and lay the file out again."""
     contents = draft.contents()
     name, entry = draw.choice(draft.tensors())
     old = np.frombuffer(contents[name], NUMPY[entry["dtype"]])
@@ -142,7 +160,7 @@ def converted(draft: Draft, draw: random.Random) -> None:
 
 
 def halved(draft: Draft, draw: random.Random) -> None:
-    """Tensors as bfloat16."""
+    """Convert about half of the fp32 tensors to bfloat16."""
     contents = draft.contents()
     for name, entry in draft.tensors():
         if entry["dtype"] == "F32" and draw.random() < 0.5:
@@ -152,6 +170,7 @@ def halved(draft: Draft, draw: random.Random) -> None:
 
 
 def shapes(draft: Draft, draw: random.Random) -> None:
+    """Change the shape of a tensor."""
     shape = draft.any(draw)["shape"]
     how = draw.randrange(6)
     if how == 0:
@@ -169,6 +188,7 @@ def shapes(draft: Draft, draw: random.Random) -> None:
 
 
 def names(draft: Draft, draw: random.Random) -> None:
+    """Drop, rename or add a tensor, or exchange two."""
     at = draw.randrange(len(draft.entries))
     how = draw.randrange(5)
     if how == 0:
@@ -191,6 +211,7 @@ def names(draft: Draft, draw: random.Random) -> None:
 
 
 def metadata(draft: Draft, draw: random.Random) -> None:
+    """Change the metadata."""
     at = next(at for at, (name, _) in enumerate(draft.entries) if name == "__metadata__")
     draft.entries[at] = (
         "__metadata__",
@@ -199,6 +220,7 @@ def metadata(draft: Draft, draw: random.Random) -> None:
 
 
 def entries(draft: Draft, draw: random.Random) -> None:
+    """Drop, add or replace a field of an entry, or replace the entry."""
     entry = draft.any(draw)
     how = draw.randrange(3)
     if how == 0:
@@ -211,6 +233,7 @@ def entries(draft: Draft, draw: random.Random) -> None:
 
 
 def counters(draft: Draft, draw: random.Random) -> None:
+    """Change the value of a counter."""
     _, entry = draw.choice([item for item in draft.tensors() if item[0].startswith("control.")])
     start, stop = entry["data_offsets"]
     values: tuple[float, ...] = (-5, -1, 0, 7, 2**32 - 1, 2**32, 2**63 - 1)
@@ -220,7 +243,7 @@ def counters(draft: Draft, draw: random.Random) -> None:
 
 
 def reordered(draft: Draft, draw: random.Random) -> None:
-    """Which changes nothing."""
+    """Reorder the tensors, which changes nothing."""
     contents = draft.contents()
     draw.shuffle(draft.entries)
     if draw.random() < 0.7:

@@ -45,8 +45,15 @@ LEAST_SHARE = 0.6  # of a stage's estimate that must be left for it to begin
 
 @dataclass(frozen=True)
 class Stage:
-    """`command`: a script of this folder and its arguments. `files`: the results that it writes. `estimate_s`: where
-    nothing else runs. `alone`: nothing else may run."""
+    """One script whose results say that mbc is right.
+
+    Attributes:
+        name: Name of the stage.
+        command: A script of this folder and its arguments.
+        files: Results that the script writes.
+        estimate_s: Seconds that it takes if nothing else runs.
+        alone: Nothing else may run at the same time.
+    """
 
     name: str
     command: tuple[str, ...]
@@ -55,6 +62,7 @@ class Stage:
     alone: bool = False
 
     def line(self) -> list[str]:
+        """Return the command line."""
         script, *arguments = self.command
         return [sys.executable, str(HERE / script), *arguments]
 
@@ -98,6 +106,8 @@ STAGES = {
 
 @dataclass
 class Running:
+    """A stage that runs, the file of its output and the time when it began."""
+
     stage: Stage
     process: subprocess.Popen[str]
     log: Path
@@ -105,6 +115,7 @@ class Running:
 
 
 def begin(stage: Stage, logs: Path) -> Running:
+    """Start a stage."""
     log = logs / f"{stage.name}.log"
     with log.open("w", encoding="utf-8") as out:
         process = subprocess.Popen(
@@ -127,7 +138,7 @@ def end(running: Running) -> None:
 
 
 def finished(running: Running) -> dict[str, Any]:
-    """The stage's row: whether it was done to its end, and how many of its rows keep their rule."""
+    """Return the stage's row: whether it ran to its end, and how many of its rows keep their rule."""
     stage = running.stage
     row: dict[str, Any] = {"name": stage.name, "seconds": round(time.monotonic() - running.began, 1)}
     rows = [one for file in stage.files for one in rows_of(RESULTS / file)]
@@ -144,13 +155,14 @@ def finished(running: Running) -> dict[str, Any]:
 
 
 def rows_of(path: Path) -> list[dict[str, Any]]:
+    """Return the rows of a results file, none if there is no such file."""
     if path.suffix != ".json" or not path.exists():
         return []
     return json.loads(path.read_text(encoding="utf-8"))["rows"]
 
 
 def run(stages: Sequence[Stage], held: Results, deadline: float, logs: Path) -> None:
-    """These side by side, until the deadline."""
+    """Run stages side by side until the deadline."""
     running = [begin(stage, logs) for stage in stages]
     try:
         while running:
@@ -174,6 +186,7 @@ def run(stages: Sequence[Stage], held: Results, deadline: float, logs: Path) -> 
 
 
 def main() -> None:
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--for", dest="for_s", type=float, default=540.0, metavar="S", help="end after S seconds")
     parser.add_argument("--device", default="cuda", choices=tuple(STAGES))

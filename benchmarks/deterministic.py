@@ -24,7 +24,7 @@ DIGEST_AFTER = 5  # steps
 
 
 def jobs(arguments: argparse.Namespace) -> dict[tuple[str, str, bool], Job]:
-    """By network, precision, and whether it is deterministic."""
+    """Return the jobs by network, precision, and whether they are deterministic."""
     found: dict[tuple[str, str, bool], Job] = {}
     for name, (source, settings) in NETWORKS.items():
         for precision in arguments.precisions.split(","):
@@ -59,6 +59,7 @@ def row_of(
 
 
 def main() -> None:
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--profile", help="default: what mbc finds for the GPU")
     parser.add_argument("--precisions", default="fp32,tf32,bf16")

@@ -21,6 +21,7 @@ EXAMPLE = ROOT / "examples" / "01_digits"
 
 
 def command(*arguments: str) -> str:
+    """Run a command line of mbc and return its output."""
     done = subprocess.run(
         [sys.executable, "-m", "mbc.cli", *arguments], cwd=ROOT, capture_output=True, text=True, check=False
     )
@@ -30,6 +31,7 @@ def command(*arguments: str) -> str:
 
 
 def trained(folder: Path, package: Path, device: str, seed: str) -> dict[str, Any]:
+    """Return the row of one training."""
     data = ("--data", str(folder / "digits.train.npz"), "--test", str(folder / "digits.test.npz"))
     said = command("train", str(package), *data, *RECIPE, "--device", device, "--seed", seed, "--json")
     accuracy = json.loads(said)["epochs"][-1]["test_accuracy"]
@@ -37,6 +39,7 @@ def trained(folder: Path, package: Path, device: str, seed: str) -> dict[str, An
 
 
 def main() -> None:
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--precisions", default="fp32,tf32,bf16,fp16")

@@ -52,7 +52,7 @@ class _Writer:
         return name
 
     def same_shape(self, x: str, channels: int) -> str:
-        """A few layers that change no shape."""
+        """Write a few layers that change no shape, and return the name of the result."""
         steps: list[str] = []
         for _ in range(self.rng.randint(1, 3)):
             steps.append(self.rng.choice((f"conv({channels}, 3, pad=1)", f"conv({channels}, 1, bias=true)", "bn")))
@@ -61,7 +61,7 @@ class _Writer:
         return self.put(" |> ".join([x, *steps]))
 
     def layer(self, x: str) -> str:
-        """One more layer or branch."""
+        """Write one more layer or branch, and return the name of the result."""
         rng, c = self.rng, self.channels
         ways = [self._conv, self._conv, self._conv, self._norm, self._activation, self._activation, self._residual]
         ways += [self._residual, self._concat, self._gate, self._odd, self._split]
@@ -148,7 +148,7 @@ def drawn_network(rng: random.Random, most_layers: int = 5) -> Drawn:
 
 
 def _head(rng: random.Random, writer: _Writer, x: str) -> tuple[list[str], list[str]]:
-    """Statements of the output and its loss, and inputs for it."""
+    """Return the statements of the output and its loss, and the inputs that they need."""
     size, way = writer.size, rng.randrange(4)
     if way == 0:
         loss = rng.choice(("mse", "l1", "smooth_l1", "binary_cross_entropy"))

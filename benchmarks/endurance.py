@@ -1,5 +1,6 @@
-"""A day's worth of steps: 100,000 of digits and 5,000 of ResNet-18 with checkpoints, evaluation and prefetch, in the
-training loop of `mbc train`.
+"""Long trainings: 100,000 steps of the digits and 5,000 of ResNet-18 in the training loop of `mbc train`.
+
+The trainings write checkpoints, evaluate and prefetch.
 
 The rule: what the process takes of the GPU's memory is the same to the byte from the second tenth of the steps on; the
 median step of the last tenth takes at most 2 % longer than that of the second; every loss is finite; and host memory
@@ -42,8 +43,10 @@ HOST_GROWTH = 0.01
 
 @dataclass(frozen=True)
 class Case:
-    """A network, its settings on a GPU, and `steps` in epochs of `epoch_steps`, each followed by a test on as many rows
-    as `test_steps` steps take, and a checkpoint."""
+    """A network, its settings on a GPU, and its steps in epochs.
+
+    Each epoch is followed by a test on as many rows as `test_steps` steps take, and by a checkpoint.
+    """
 
     network: str
     settings: tuple[tuple[str, str], ...]
@@ -84,6 +87,7 @@ def data_of(graph: TrainingGraph, rows: int, seed: int) -> ArrayData:
 
 
 def host_bytes() -> int:
+    """Return the host memory of this process."""
     pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
     return pages * resource.getpagesize()
 
@@ -110,6 +114,7 @@ def run_case(name: str, device: str, gpu: str, share: float) -> dict[str, Any]:
 
 
 def trained(net: Any, case: Case, epochs: int, checkpoint: Path, device: str, before: Any) -> dict[str, Any]:
+    """Return the row of one training."""
     graph = net.plan.graph
     samples: list[Sample] = []
     losses: list[float] = []
@@ -142,7 +147,7 @@ def trained(net: Any, case: Case, epochs: int, checkpoint: Path, device: str, be
 
 
 def judged(samples: list[Sample], on_gpu: bool) -> dict[str, Any]:
-    """What the samples say by the rule; the first tenth warms up."""
+    """Return the verdicts of the rule on the samples; the first tenth of the steps warms up."""
     tenth = max(1, len(samples) // 10)
     steady = samples[tenth:]
     first, last = steady[:tenth], steady[-tenth:]
@@ -161,6 +166,7 @@ def judged(samples: list[Sample], on_gpu: bool) -> dict[str, Any]:
 
 
 def usage(device: str) -> Any:
+    """Return what reads the GPU memory in use, or None on a CPU."""
     if device != "cuda":
         return None
     from mbc.runtime.driver import open_driver
@@ -170,6 +176,7 @@ def usage(device: str) -> Any:
 
 
 def device_bytes(before: Any, device: str) -> int | None:
+    """Return the GPU memory that this process took since `before`, or None on a CPU."""
     if before is None:
         return None
     from mbc.runtime.usage import taken_since
@@ -178,6 +185,7 @@ def device_bytes(before: Any, device: str) -> int | None:
 
 
 def main() -> None:
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     parser.add_argument("--gpu", default="h200", help="what a plan that is interpreted is for")

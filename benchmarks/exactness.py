@@ -1,5 +1,8 @@
-"""Compare an exported model with its framework: what `mbc import` reads is run in fp64 on the interpreter, and every
-output, the loss, every gradient and every running statistic of a step is compared with PyTorch's in fp64."""
+"""Comparison of an exported model with PyTorch in fp64.
+
+The model that `mbc import` reads is run in fp64 on the interpreter. Every output, the loss, every gradient
+and every running statistic of a step is compared.
+"""
 
 from __future__ import annotations
 
@@ -93,6 +96,7 @@ class ExactSixths(TorchFunctionMode):
     """Compute hardsigmoid by its definition: in fp64 PyTorch's own gradient takes 1 / 6 in float32, 3e-8 off."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Compute a hard sigmoid with exact sixths, and any other function as PyTorch does."""
         if func is torch.nn.functional.hardsigmoid and args[0].dtype == torch.float64:
             return torch.nn.functional.relu6(args[0] + 3) / 6
         return func(*args, **(kwargs or {}))
@@ -100,8 +104,11 @@ class ExactSixths(TorchFunctionMode):
 
 @dataclass(frozen=True)
 class Reference:
-    """The results of PyTorch in fp64: outputs in evaluation mode and of a step, its loss, gradients by the names of
-    parameters (None: it has none), and buffers after the step."""
+    """The results of PyTorch in fp64.
+
+    These are outputs in evaluation mode and of a step, its loss, gradients by the names of parameters (None:
+    there is none), and buffers after the step.
+    """
 
     evaluated: tuple[Array, ...]
     outputs: tuple[Array, ...]
@@ -195,8 +202,10 @@ def imported(path: Path, loss: str | Judge) -> ImportedModel:
 def judge(
     model: Any, inputs: Sequence[Any], loss: str | Judge, known: Reference | None = None, planned: str = ""
 ) -> Verdict:
-    """Export, import and compare a model. `planned`: a seed by which a plan within a memory budget is drawn, that steps
-    as well."""
+    """Export, import and compare a model.
+
+    If `planned` is a seed, a plan within a memory budget drawn by it takes the step as well.
+    """
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.pt2"
         try:
@@ -326,8 +335,10 @@ def expect(what: str, ours: Array, wanted: Array, scale: float = 0.0, tolerance:
 
 
 def compare_plan(made: ImportedModel, inputs: Sequence[Any], expected: Reference, seed: str) -> str:
-    """Plan the model for a GPU within a drawn memory budget, step the plan on the CPU, and compare the loss and the
-    gradients. Returns which plan it was."""
+    """Return which plan was made for a GPU within a drawn memory budget, and compare its step with PyTorch's.
+
+    The plan is stepped on the CPU; the loss and the gradients are compared.
+    """
     drawn = random.Random(seed)
     gpu = drawn.choice(("h100", "a100-40", "t4"))
     settings = (("train.precision", "fp64"), ("train.optimizer", "sgd(momentum=0.9)"))
@@ -358,4 +369,5 @@ def compare_plan(made: ImportedModel, inputs: Sequence[Any], expected: Reference
 
 
 def parameter_names(graph: TrainingGraph) -> set[str]:
+    """Return the names of the parameters."""
     return {op.inputs[0] for op in graph.train if op.kind in ("sgd_update", "adamw_update")}

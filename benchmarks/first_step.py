@@ -52,7 +52,7 @@ COLUMNS = (
 
 
 def unseen(folder: Path) -> Path:
-    """A copy of mbc in `folder` that has no profile of this machine's GPU."""
+    """Return a copy of mbc in `folder` that has no profile of this machine's GPU."""
     for part in ("mbc", "templates", "grammar"):
         shutil.copytree(ROOT / part, folder / part, ignore=shutil.ignore_patterns("__pycache__"))
     (folder / bundled_path(find_device("auto").name).relative_to(ROOT)).unlink(missing_ok=True)
@@ -61,7 +61,7 @@ def unseen(folder: Path) -> Path:
 
 
 def run(copy: Path, home: Path, words: Sequence[str]) -> None:
-    """The command line of a copy of mbc, with profiles of its own."""
+    """Run a command line of a copy of mbc, with profiles of its own."""
     environment = {**os.environ, "PYTHONPATH": f"{copy}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
     command = [sys.executable, "-m", "mbc.cli", *words]
     done = subprocess.run(
@@ -73,6 +73,7 @@ def run(copy: Path, home: Path, words: Sequence[str]) -> None:
 
 
 def words_of(job: Job) -> list[str]:
+    """Return the words of a command line that name the job's network and settings."""
     return [
         str(ROOT / "examples" / Path(job.source.name).name),
         *(f"--set={name}={value}" for name, value in job.settings),
@@ -80,6 +81,7 @@ def words_of(job: Job) -> list[str]:
 
 
 def measured(copy: Path, job: Job, asked_s: float | None, full_s: float) -> dict[str, Any]:
+    """Return the row of one job."""
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         new, bundled, unmeasured, full = (folder / name for name in ("new", "bundled", "unmeasured", "full"))
@@ -114,6 +116,7 @@ def measured(copy: Path, job: Job, asked_s: float | None, full_s: float) -> dict
 
 
 def main() -> None:
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="*", default=[], metavar="NAME", help="rows whose name holds one of these")
     parser.add_argument("--for", dest="for_s", type=float, default=1e9, metavar="S", help="begin no row later")

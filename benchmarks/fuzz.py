@@ -1,5 +1,7 @@
-"""Hostile inputs: sources, plans, checkpoints, profiles, archives of data, ONNX models (where onnx is installed) and
-command lines, changed at random or, where atheris is installed, guided by coverage.
+"""Hostile inputs of every kind that mbc reads, changed at random or guided by coverage.
+
+The inputs are sources, plans, checkpoints, profiles, archives of data, ONNX models (if onnx is installed)
+and command lines. atheris, if installed, guides by coverage.
 
 Whatever the input, mbc takes it or refuses it with an error of its own: no other exception, no message that acts on a
 terminal, at most 10 s of processor time, at most 1 GB of memory. Each target is run in processes of a few thousand
@@ -49,12 +51,16 @@ Row = dict[str, Any]
 
 
 def fresh(name: str) -> Row:
+    """Return the row of a target without inputs."""
     return {"name": name, "inputs": 0, "guided_inputs": 0, "seconds": 0.0, "findings": [], "mended": 0, "answers": {},
             "slowest_s": 0.0, "corpus": 0}  # fmt: skip
 
 
 def chunk(name: str, seed: int, inputs: int, guided: bool, work: Path = WORK) -> Row:
-    """What so many inputs add to the row of their target; some may be left where one killed its process."""
+    """Judge `inputs` inputs, and return what they add to the row of their target.
+
+    Fewer are judged if one of them kills its process.
+    """
     folder = work / name
     folder.mkdir(parents=True, exist_ok=True)
     shared = Path("/dev/shm")
@@ -85,7 +91,7 @@ def chunk(name: str, seed: int, inputs: int, guided: bool, work: Path = WORK) ->
 
 
 def added(row: Row, more: Row) -> Row:
-    """The row of a target after one more chunk."""
+    """Return the row of a target after one more chunk."""
     answers = Counter(row["answers"])
     answers.update(more["answers"])
     return {
@@ -99,7 +105,7 @@ def added(row: Row, more: Row) -> Row:
 
 
 def findings(folder: Path) -> list[Row]:
-    """By name, the last line of what was said."""
+    """Return the findings by name, each with the last line of its message."""
     found: list[Row] = []
     for path in sorted((folder / "findings").glob("*.json")):
         lines = json.loads(path.read_text(encoding="utf-8"))["why"].strip().splitlines()
@@ -122,7 +128,7 @@ def judge_again(name: str, work: Path = WORK) -> int:
 
 
 def judged(name: str, path: Path) -> str | None:
-    """What is wrong about the answer to one input, None where it keeps the rule."""
+    """Return what is wrong about the answer to one input, None if it keeps the rule."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, str(HERE / "fuzz_worker.py"), name, folder, f"{folder}/scratch", "--one", str(path)]
         done = subprocess.run(command, capture_output=True, cwd=ROOT, env=ENVIRONMENT)
@@ -135,14 +141,14 @@ def judged(name: str, path: Path) -> str | None:
 
 
 def chunk_of(row: Row) -> int:
-    """As many inputs as take some CHUNK_S, by those before."""
+    """Return the number of inputs that take about CHUNK_S seconds, by the inputs before."""
     if not row["inputs"]:
         return 500
     return max(200, min(50_000, int(CHUNK_S * row["inputs"] / max(row["seconds"], 1.0))))
 
 
 def campaign(held: Results, names: list[str], inputs: int, until_s: float, guided: bool, workers: int) -> None:
-    """Chunks of the targets in turn, `workers` at a time, until there are so many inputs of all targets."""
+    """Judge chunks of the targets in turn, `workers` at a time, until all targets have their share of `inputs`."""
     asked = {name: held.rows[name]["inputs"] for name in names}  # those of running chunks included
     running: dict[Future[Row], tuple[str, int]] = {}
     turn = 0
@@ -169,6 +175,7 @@ def campaign(held: Results, names: list[str], inputs: int, until_s: float, guide
 
 
 def main() -> None:
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--inputs", type=int, default=1_000_000, help="of all targets, earlier calls included")
     parser.add_argument("--for", dest="for_s", type=float, default=float("inf"), metavar="S", help="begin no more then")

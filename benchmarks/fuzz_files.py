@@ -23,18 +23,21 @@ GPU = "h200"
 
 
 def source_texts() -> list[str]:
+    """Return the texts of the sources to begin with."""
     cases = sorted((ROOT / "tests" / "cases").rglob("*.mbc"))
     small = [path.read_text(encoding="utf-8") for path in cases]
     return [NETWORK, *(text for text in small if len(text) < 1500)]
 
 
 def sources() -> list[bytes]:
+    """Return the sources to begin with."""
     plan_texts()  # the profile and the solver are loaded once: no part of an input's time
     return [text.encode() for text in source_texts()]
 
 
 @functools.cache
 def words() -> list[str]:
+    """Return the words and signs of the sources, and the names of all layers."""
     texts = [*source_texts(), (ROOT / "examples" / "resnet.mbc").read_text(encoding="utf-8")]
     from mbc.ops import LAYERS
 
@@ -71,6 +74,7 @@ def judge_source(data: bytes, folder: Path) -> str:
 
 @functools.cache
 def plan_texts() -> tuple[bytes, ...]:
+    """Return plan files to begin with."""
     from mbc.compiler import compile_plan
     from mbc.options import Options
     from mbc.plan.file import dump_plan
@@ -114,6 +118,7 @@ def _module() -> Any:
 
 
 def checkpoints() -> list[bytes]:
+    """Return checkpoints to begin with."""
     import tempfile
 
     from mbc.train.checkpoint import Progress, save_checkpoint
@@ -141,6 +146,7 @@ def judge_checkpoint(data: bytes, folder: Path) -> str:
 
 
 def profiles() -> list[bytes]:
+    """Return profiles to begin with."""
     import gzip
     import tempfile
 
@@ -186,6 +192,7 @@ def judge_profile(data: bytes, folder: Path) -> str:
 
 
 def archives() -> list[bytes]:
+    """Return archives of data to begin with."""
     found: list[bytes] = []
     arrays = {"x": np.zeros((4, 2, 3, 3), np.float32), "t": np.arange(4, dtype=np.int64) % 3}
     for write in (np.savez, np.savez_compressed):

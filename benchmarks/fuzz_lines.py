@@ -29,7 +29,7 @@ _ENDS_SOON = frozenset({"show", "diff", "verify", "gpus", "profile"})  # and tou
 
 @functools.cache
 def line_words() -> list[str]:
-    """Commands, options, files and values."""
+    """Return commands, options, files and values."""
     options: set[str] = set()
     for path in sorted((ROOT / "mbc" / "cli" / "arguments").glob("*.py")):
         options |= set(re.findall(r'"(--?[a-z][a-z-]*)"', path.read_text(encoding="utf-8")))
@@ -37,6 +37,7 @@ def line_words() -> list[str]:
 
 
 def lines() -> list[bytes]:
+    """Return command lines to begin with, one argument a line."""
     lines = (
         "show net.mbc --gpu h200", "show plan.json --by-kind", "diff plan.json plan.json", "verify plan.json --json",
         "profile list p.sqlite", "profile merge p.sqlite p.sqlite -o q.sqlite", "gpus --json", "compile net.mbc -o out",
@@ -48,7 +49,7 @@ def lines() -> list[bytes]:
 
 
 def _fill(folder: Path) -> None:
-    """What command lines name, as at the start."""
+    """Write the files that command lines name, as they are at the start."""
     shutil.rmtree(folder, ignore_errors=True)
     (folder / "folder").mkdir(parents=True)
     contents = {
@@ -65,7 +66,7 @@ def _filled() -> frozenset[str]:
 
 
 def _runs(words: list[str]) -> bool:
-    """Whether a line is run and not only read: one that stays within its folder, starts no process, and is short."""
+    """Return whether a line is run and not only parsed: it stays in its folder, starts no process, and is short."""
     known = set(line_words())
     outside = any("/" in word or ".." in word or "~" in word or (":" in word and word not in known) for word in words)
     commands = [word for word in words if word in _COMMANDS]

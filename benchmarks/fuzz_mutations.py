@@ -26,7 +26,7 @@ STRANGE: tuple[Any, ...] = (*NUMBERS[:-2], *TEXTS, None, True, False, [], {}, [[
 
 
 def change_bytes(data: bytes, draw: random.Random) -> bytes:
-    """Bits, bytes, runs of bytes."""
+    """Return the data with changed bits, bytes or runs of bytes."""
     found = bytearray(data or b"\0")
     for _ in range(draw.choice((1, 1, 1, 2, 4, 16))):
         at, other = draw.randrange(len(found)), draw.randrange(len(found))
@@ -54,8 +54,11 @@ def change_bytes(data: bytes, draw: random.Random) -> bytes:
 
 
 def change_words(words: Sequence[str]) -> Callable[[bytes, random.Random], bytes]:
-    """Of a text of the language: words dropped, doubled, swapped, replaced by `words` or numbers; half of the times
-    only by words of their sort, which leaves more that can be read."""
+    """Return a function that drops, doubles, swaps or replaces words of a text of the language.
+
+    Words are replaced by `words` or numbers. Half of the times only words of the same sort are taken, which
+    leaves more texts that can be read.
+    """
 
     def change(data: bytes, draw: random.Random) -> bytes:
         parts = re.findall(r"\s+|\w+|[^\w\s]", data.decode("utf-8", "replace")) or [" "]
@@ -126,7 +129,7 @@ def change_json(data: bytes, draw: random.Random) -> bytes:
 
 
 def _places(value: Any) -> Any:
-    """Every container in a document with each of its keys."""
+    """Yield every container in a document with each of its keys."""
     if isinstance(value, dict | list):
         for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
             yield value, key
@@ -134,7 +137,7 @@ def _places(value: Any) -> Any:
 
 
 def change_checkpoint(data: bytes, draw: random.Random) -> bytes:
-    """One of the kinds of `checkpoint_mutations`, of a file that can be read."""
+    """Return a readable file changed by one of the kinds of `checkpoint_mutations`."""
     try:
         return mutant(data, draw.choice(list(CHECKPOINT_KINDS)), draw)[:LARGEST]
     except Exception:  # it was no file of the format any more
@@ -159,7 +162,7 @@ _SQL_FORMS = (
 
 
 def change_database(data: bytes, draw: random.Random) -> bytes:
-    """Values of a database, or its tables, by statements."""
+    """Return a database whose values or tables were changed by SQL statements."""
     connection = sqlite3.connect(":memory:", isolation_level=None)
     try:
         connection.deserialize(data)
@@ -194,7 +197,7 @@ _HEADERS = (
 
 
 def change_archive(data: bytes, draw: random.Random) -> bytes:
-    """An `.npz` put together anew: headers, names, content or compression of a member changed."""
+    """Return an `.npz` with a changed header, name, content or compression of a member."""
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             members = [(entry.filename, archive.read(entry)) for entry in archive.infolist()]
@@ -226,7 +229,7 @@ def change_archive(data: bytes, draw: random.Random) -> bytes:
 
 
 def change_lines(words: Sequence[str]) -> Callable[[bytes, random.Random], bytes]:
-    """Of a command line, one argument a line: arguments dropped, doubled, swapped, replaced by `words`, misspelt."""
+    """Return a function that drops, doubles, swaps, misspells or replaces arguments of a command line."""
 
     def change(data: bytes, draw: random.Random) -> bytes:
         lines = data.decode("utf-8", "surrogateescape").split("\n")

@@ -26,7 +26,7 @@ _SPELT = (
 
 
 def models() -> list[bytes]:
-    """One model for each network of the tests of the export, and one as exporters write."""
+    """Return one model for each network of the tests of the export, and one as exporters write it."""
     from mbc.frontend.lower import lower
     from mbc.frontend.parse import parse
     from mbc.interchange.to_onnx.export import build_model
@@ -75,7 +75,7 @@ def _operators() -> list[str]:
 
 
 def change_onnx(data: bytes, draw: random.Random) -> bytes:
-    """Of a model: nodes, edges, attributes, shapes, weights and where they lie; one in eight as bytes."""
+    """Return a model with changed nodes, edges, attributes, shapes or weights; one in eight is changed as bytes."""
     wrong = onnx("google.protobuf.message").DecodeError
     try:
         model = onnx().ModelProto.FromString(data)
@@ -105,7 +105,7 @@ def _node(model: Any, draw: random.Random) -> None:
 
 
 def _edge(model: Any, draw: random.Random) -> None:
-    """A value taken from elsewhere, left out, doubled; or one of a node's results."""
+    """Take a value from elsewhere, leave it out or double it; or do so with a node's result."""
     graph = model.graph
     names = [*(n for node in graph.node for n in (*node.input, *node.output)), *(i.name for i in graph.initializer), ""]
     node = draw.choice(graph.node)
@@ -119,7 +119,7 @@ def _edge(model: Any, draw: random.Random) -> None:
 
 
 def _attribute(model: Any, draw: random.Random) -> None:
-    """A value of an attribute, its name or type, or one more; `_node`s without any get one of another node."""
+    """Change the value, name or type of an attribute, or add one; nodes without attributes get another node's."""
     kinds = onnx().AttributeProto
     given = [(node, a) for node in model.graph.node for a in node.attribute]
     if not given:
@@ -149,7 +149,7 @@ def _attribute(model: Any, draw: random.Random) -> None:
 
 
 def _numbers(model: Any, draw: random.Random) -> None:
-    """Of a weight: sizes, type, name, numbers, bytes, and the file that it is said to be in."""
+    """Change a weight: sizes, type, name, numbers, bytes, or the file that holds it."""
     kinds = onnx().TensorProto
     held = model.graph.initializer
     if not held:
@@ -183,7 +183,7 @@ def _numbers(model: Any, draw: random.Random) -> None:
 
 
 def _whole(model: Any, draw: random.Random) -> None:
-    """Inputs and outputs, opsets."""
+    """Change inputs, outputs or operator sets."""
     graph = model.graph
     how = draw.randrange(5)
     if how == 0 and model.opset_import:

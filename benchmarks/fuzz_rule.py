@@ -17,13 +17,19 @@ SETTLED = frozenset("\n\t")  # what of control characters a message may have
 
 
 class Wrong(Exception):
-    """What mbc answered is no answer: a message with control characters, a bug that it reported."""
+    """An answer that breaks the rule: a message with control characters, or a bug that mbc reported."""
 
 
 @dataclass(frozen=True)
 class Target:
-    """`judge`: reads the bytes, in a folder that it may write to; an MbcError is an answer, too, any other exception
-    a finding. `seeds`: inputs to begin with, beside those of CORPUS. `share`: of all inputs."""
+    """One kind of hostile input.
+
+    Attributes:
+        judge: Reads the bytes, in a folder that it may write to. An MbcError is an answer, any other exception
+            a finding.
+        seeds: Returns inputs to begin with, beside those of CORPUS.
+        share: Share of all inputs.
+    """
 
     name: str
     seeds: Callable[[], list[bytes]]
@@ -62,5 +68,5 @@ def _of_memory(error: BaseException | None) -> bool:
 
 
 def corpus(target: Target) -> list[bytes]:
-    """The committed inputs of a target: what was found with it, and what reached far."""
+    """Return the committed inputs of a target: earlier findings, and inputs that reached far."""
     return [path.read_bytes() for path in sorted((CORPUS / target.name).glob("*"))]

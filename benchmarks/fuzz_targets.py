@@ -1,5 +1,4 @@
-"""What is fuzzed: for each kind of input the seeds, how an input is changed, and the code of mbc that is to take it or
-to refuse it with an error of its own."""
+"""The targets of `fuzz.py`: for each kind of input the seeds, the mutation, and the code of mbc that reads the input."""
 
 from __future__ import annotations
 

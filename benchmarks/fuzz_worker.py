@@ -39,27 +39,31 @@ class Journal:
     """The number of inputs so far and the one at hand, in a mapped file."""
 
     def __init__(self, path: Path) -> None:
+        """Map the file at `path`, which is created."""
         path.touch()
         os.truncate(path, MAPPED_BYTES)
         with path.open("r+b") as file:
             self._map = mmap.mmap(file.fileno(), MAPPED_BYTES)
 
     def begin(self, count: int, data: bytes) -> None:
+        """Note that input number `count` is judged now."""
         self._map[8:16] = len(data).to_bytes(8, "little")
         self._map[16 : 16 + len(data)] = data
         self._map[:8] = count.to_bytes(8, "little")
 
     @property
     def count(self) -> int:
+        """Number of inputs so far."""
         return int.from_bytes(self._map[:8], "little")
 
     @property
     def data(self) -> bytes:
+        """Bytes of the input at hand."""
         return bytes(self._map[16 : 16 + int.from_bytes(self._map[8:16], "little")])
 
 
 def key_of(error: BaseException) -> str:
-    """The same for errors of one cause: their type and the innermost place of mbc."""
+    """Return a key that errors of one cause share: of their type and the innermost place in mbc."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [f for f in frames if f"{os.sep}mbc{os.sep}" in f.filename and "benchmarks" not in f.filename]
     place = f"{Path(own[-1].filename).name}:{own[-1].name}:{own[-1].line}" if own else "outside"
@@ -68,7 +72,7 @@ def key_of(error: BaseException) -> str:
 
 
 def keep_finding(folder: Path, key: str, data: bytes, why: str) -> None:
-    """The first input of a cause, and what it did."""
+    """Keep the first input of a cause, and what it did."""
     place = folder / "findings"
     place.mkdir(parents=True, exist_ok=True)
     if not (place / f"{key}.json").exists():
@@ -77,7 +81,7 @@ def keep_finding(folder: Path, key: str, data: bytes, why: str) -> None:
 
 
 def limit() -> None:
-    """From here on: little more memory, and signals that kill for too much time."""
+    """Limit the memory of this process from here on, and let signals for too much time kill it."""
     pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
     most = pages * resource.getpagesize() + MEMORY_BYTES
     resource.setrlimit(resource.RLIMIT_AS, (most, most))
@@ -88,7 +92,7 @@ def limit() -> None:
 
 @contextlib.contextmanager
 def timed(slower: int) -> Iterator[None]:
-    """The process is killed where the body takes too long."""
+    """Kill the process if the body takes too long."""
     signal.setitimer(signal.ITIMER_PROF, HANG_S * slower)
     signal.setitimer(signal.ITIMER_REAL, WAIT_S * slower)
     try:
@@ -102,6 +106,7 @@ class Campaign:
     """Judges inputs in turn."""
 
     def __init__(self, name: str, folder: Path, scratch: Path) -> None:
+        """Open the journal of a target; findings go to `folder`."""
         from fuzz_rule import answer
         from fuzz_targets import TARGETS
 
@@ -116,10 +121,11 @@ class Campaign:
         self.slower = 1
 
     def load(self) -> None:
-        """What mbc loads at its first input is no part of any."""
+        """Judge one seed, so that the modules that mbc loads at first are no part of any input."""
         self._answer(self.target, self.target.seeds()[0], self.scratch)
 
     def judge(self, data: bytes) -> None:
+        """Judge one input."""
         self.count += 1
         self.journal.begin(self.count, data)
         began_s = time.process_time()
@@ -133,12 +139,13 @@ class Campaign:
         self.slowest_s = max(self.slowest_s, time.process_time() - began_s)
 
     def report(self) -> None:
+        """Write the answers so far."""
         told = {"answers": dict(self.answers), "slowest_s": round(self.slowest_s, 2)}
         self._report.write_text(json.dumps(told), encoding="utf-8")
 
 
 def drawn(campaign: Campaign, seed: int, inputs: int) -> None:
-    """Changes of seeds and of the corpus, each from its own draw; one in ten of bytes alone."""
+    """Judge changed seeds and inputs of the corpus, each from its own draw; one in ten is changed as bytes."""
     from fuzz_mutations import change_bytes
     from fuzz_rule import corpus
 
@@ -156,7 +163,7 @@ def drawn(campaign: Campaign, seed: int, inputs: int) -> None:
 
 
 def guided(campaign: Campaign, seed: int, inputs: int) -> None:
-    """By atheris (libFuzzer): what reaches new branches of mbc is kept and changed further."""
+    """Judge inputs that atheris (libFuzzer) chooses: those that reach new branches of mbc are kept and changed further."""
     from fuzz_rule import corpus
 
     atheris: Any = importlib.import_module("atheris")
@@ -188,6 +195,7 @@ def guided(campaign: Campaign, seed: int, inputs: int) -> None:
 
 
 def main() -> None:
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("target")
     parser.add_argument("folder", type=Path)

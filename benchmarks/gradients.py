@@ -81,13 +81,14 @@ def jobs(
 
 
 def twin_mode(precision: str, device: str) -> Mode:
-    """How PyTorch computes in this precision."""
+    """Return how PyTorch computes in this precision."""
     autocast = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision)
     dtype = torch.float64 if precision == "fp64" else torch.float32
     return Mode(device, dtype, autocast)
 
 
 def allow_tf32(allowed: bool) -> None:
+    """Allow or forbid TF32 in PyTorch."""
     torch.backends.cudnn.allow_tf32 = allowed
     torch.backends.cuda.matmul.allow_tf32 = allowed
 
@@ -100,6 +101,7 @@ def torch_gradients(
     device: str,
     dropout: tuple[int, int],
 ) -> Result:
+    """Return PyTorch's loss, gradients and statistics of one step."""
     allow_tf32(precision == "tf32")
     mode = twin_mode(precision, device)
     scale = 65536.0 if precision == "fp16" else 1.0
@@ -124,7 +126,10 @@ class Draw:
 def compare(
     kind: str, job: Job, precision: str, device: str, where: Any, reference_device: str, network_draws: int = DRAWS
 ) -> list[dict[str, Any]]:
-    """One row a case of operations, or one for the network. `where`: a package's folder, or a plan to interpret."""
+    """Return a row for each case of operations, or one for the network.
+
+    `where` is a package's folder, or a plan to interpret.
+    """
     lowered = job.lowered()
     network = lowered.network
     states = {
@@ -188,7 +193,7 @@ def run(
 
 
 def passed(row: Mapping[str, Any]) -> bool | None:
-    """Whether the row keeps its rule; None for networks in tf32, bf16 and fp16, stated beside PyTorch's errors only."""
+    """Return whether the row keeps its rule; None for networks in tf32, bf16 and fp16, which have no rule."""
     precision = row["precision"]
     if precision == "fp64":
         return bool(row["worst"] <= EXACT_LIMIT)
@@ -198,7 +203,7 @@ def passed(row: Mapping[str, Any]) -> bool | None:
 
 
 def operation_limit(name: str, precision: str) -> float:
-    """The largest error that a case of operations may have in this precision."""
+    """Return the largest error that a case of operations may have in this precision."""
     if precision == "fp32":
         return OPERATION_LIMIT
     u = UNIT_ROUNDOFF[precision]
@@ -207,6 +212,7 @@ def operation_limit(name: str, precision: str) -> float:
 
 
 def main() -> None:
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     here = "cuda" if torch.cuda.is_available() else "cpu"
     parser.add_argument("--devices", default="cpu,cuda" if here == "cuda" else "cpu")

@@ -1,5 +1,7 @@
-"""Which networks of torchvision and timm are imported as they are: exported in training mode, imported, and compared
-with torch in evaluation mode and by the gradients of a step. Needs torch, torchvision and timm, no GPU.
+"""Networks of torchvision and timm that are imported as they are, and their distance from PyTorch.
+
+Each network is exported in training mode, imported, and compared with torch in evaluation mode and by the
+gradients of a step. Needs torch, torchvision and timm, no GPU.
 
 The list leaves out networks with attention, of which `--attention` compares two at 224 pixels, and, of one family,
 sizes that only repeat it. A network is imported where its source compiles to a training graph and computes what torch
@@ -82,12 +84,12 @@ NETWORKS = (
 
 
 def size_of(name: str, size: int) -> int:
-    """Pixels of its images where the others' have `size`."""
+    """Return the pixels of a network's images if the other networks' images have `size`."""
     return WHOLE_SIZE if name in ATTENTION or name.rpartition("/")[2].startswith(WHOLE) else size
 
 
 def built(name: str) -> Any:
-    """A network of `family/name`, with random weights."""
+    """Return the network `family/name` with random weights."""
     family, _, own = name.partition("/")
     if family == "timm":
         import timm  # pyright: ignore[reportMissingImports]
@@ -103,8 +105,10 @@ def built(name: str) -> Any:
 
 
 def prepared(name: str) -> Any:
-    """A network with seeded random weights. Statistics are random and no weights are all zero, so that no error is
-    multiplied by 0."""
+    """Return a network with seeded random weights.
+
+    Statistics are random and no weights are all zero, so that no error is multiplied by 0.
+    """
     import torch  # pyright: ignore[reportMissingImports]
 
     torch.manual_seed(0)
@@ -127,7 +131,7 @@ class TooLong(Exception):
 
 @contextmanager
 def limited(seconds: float) -> Generator[None]:
-    """Raises TooLong in what runs longer; at once where `seconds` is 0."""
+    """Raise TooLong in a body that runs longer; at once if `seconds` is 0."""
     if seconds <= 0:
         raise TooLong
 
@@ -144,13 +148,13 @@ def limited(seconds: float) -> Generator[None]:
 
 
 def compiled(model: ImportedModel) -> TrainingGraph:
-    """The training graph of the source, in fp32."""
+    """Return the training graph of the source, in fp32."""
     made = lower(parse(Source("imported", model.source)))
     return differentiate(made.network, made.optimizer, Precision.FP32)
 
 
 def forward(graph: TrainingGraph, model: ImportedModel, images: Array) -> Array:
-    """The first output of the inference graph, in fp32."""
+    """Return the first output of the inference graph, in fp32."""
     states = {name: np.asarray(array, np.float32) for name, array in model.network.arrays.items()}
     env: dict[str, Array] = {graph.infer_inputs[0]: images, **states}
     for op in graph.infer:
@@ -163,8 +167,11 @@ def forward(graph: TrainingGraph, model: ImportedModel, images: Array) -> Array:
 
 
 def imported(name: str, size: int, seconds: float, held: Mapping[str, Any]) -> dict[str, Any]:
-    """How long the source is and how far its result and gradients are from torch's, or what was refused. `held`: the
-    checks that were made before; of others those that take no longer than `seconds`."""
+    """Return the length of the source and the distances of result and gradients from torch's, or the refusal.
+
+    `held` has the checks that were made before; of the others those are made that take no longer than
+    `seconds`.
+    """
     import torch  # pyright: ignore[reportMissingImports]
 
     network = prepared(name)
@@ -178,7 +185,7 @@ def imported(name: str, size: int, seconds: float, held: Mapping[str, Any]) -> d
 
     @cache
     def quiet() -> tuple[Any, ImportedModel]:
-        """The same without what draws random numbers."""
+        """Return the model and its import without layers that draw random numbers."""
         return network, exported(network, name, images) if drop_nothing(network) else made
 
     checks: dict[str, Callable[[], dict[str, Any]]] = {
@@ -195,14 +202,17 @@ def imported(name: str, size: int, seconds: float, held: Mapping[str, Any]) -> d
 
 
 def evaluates(row: Mapping[str, Any]) -> bool:
-    """Whether a network computes what torch does, as far as that was compared."""
+    """Return whether a network computes what torch does, as far as that was compared."""
     close = row.get("error", 0.0) <= LARGEST_ERROR
     own = row.get("torch_float64_error", 0.0)
     return close or (own > LARGEST_ERROR and row["float64_error"] <= TIMES_TORCH * own)
 
 
 def evaluation_errors(model: Any, made: ImportedModel, images: Any) -> dict[str, float]:
-    """Of the first output, relative to torch's; where that is large, also of both relative to torch's in float64."""
+    """Return the error of the first output relative to torch's.
+
+    If the error is large, the errors of both relative to torch's output in float64 are returned, too.
+    """
     found = forward(compiled(made), made, images.numpy())
     wanted = evaluated(model, images)
     if not wanted.any():
@@ -224,11 +234,12 @@ def evaluated(model: Any, images: Any) -> Array:
 
 
 def distance(found: Array, wanted: Array) -> float:
+    """Return the relative L2 distance."""
     return float(np.linalg.norm(found - wanted) / np.linalg.norm(wanted))
 
 
 def exported(model: Any, name: str, images: Any) -> ImportedModel:
-    """The model exported in training mode and imported."""
+    """Return the model exported in training mode and imported."""
     import torch  # pyright: ignore[reportMissingImports]
 
     with tempfile.TemporaryDirectory() as folder:
@@ -238,12 +249,13 @@ def exported(model: Any, name: str, images: Any) -> ImportedModel:
 
 
 def operations(refused: str) -> list[str]:
-    """The operations that a refusal names."""
+    """Return the operations that a refusal names."""
     found = [line.split(": ")[1] for line in refused.splitlines() if line.startswith("  ") and ": aten." in line]
     return sorted(set(found))
 
 
 def main() -> None:
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default="", help="names with their family, such as timm/resnet50")
     parser.add_argument("--size", type=int, default=96, help="of the images (default 96)")

@@ -64,7 +64,7 @@ def errors(name: str, size: int, device: str) -> dict[str, Any]:
 
 
 def forward(made: ImportedModel, images: Array, device: str) -> Array:
-    """The first output of mbc's inference program, in fp32."""
+    """Return the first output of mbc's inference program, in fp32."""
     settings = (("memory.device", MEMORY), ("train.precision", "fp32"))
     source = Source("imported.mbc", made.source)
     with tempfile.TemporaryDirectory() as folder:
@@ -80,7 +80,7 @@ def forward(made: ImportedModel, images: Array, device: str) -> Array:
 
 
 def of_process(name: str, size: int, device: str, limit_s: float) -> dict[str, Any]:
-    """The errors of a network, found by a process of its own."""
+    """Return the errors of a network, computed by a process of its own."""
     command = [sys.executable, __file__, "--alone", "--only", name, "--size", str(size), "--device", device]
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
@@ -99,7 +99,7 @@ def of_process(name: str, size: int, device: str, limit_s: float) -> dict[str, A
 def compare(
     kept: Results, names: Sequence[str], size: int, device: str, limit_s: float, at_once: int, until: float
 ) -> None:
-    """One row a network that has none, `at_once` side by side; none begins after `until`."""
+    """Write a row for each network that has none, `at_once` side by side; none begins after `until`."""
 
     def row(name: str) -> dict[str, Any] | None:
         return attempt(lambda: of_process(name, size, device, limit_s), name) if time.monotonic() < until else None
@@ -112,6 +112,7 @@ def compare(
 
 
 def main() -> None:
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", help="names with their family, such as timm/resnet50")
     parser.add_argument("--size", type=int, default=96, help="of the images (default 96)")

@@ -1,6 +1,7 @@
-"""Gradients of a step of an imported network against torch's in float64, by the rule of networks in `gradients.py`: in
-fp64 every parameter within 1e-8; in fp32 a median of errors over parameters, the middle one of several draws of inputs,
-of at most twice torch's own in float32.
+"""Gradients of a step of an imported network against torch's in float64, by the rule of `gradients.py`.
+
+In fp64 every parameter is within 1e-8. In fp32 the median of errors over parameters, the middle one of
+several draws of inputs, is at most twice torch's own in float32.
 
 The network is trained as it was imported, on the interpreter, with as many rows as give every batch norm enough values
 a channel. What draws random numbers (dropout, stochastic depth) is set to drop nothing: mbc's draws are not torch's.
@@ -38,20 +39,22 @@ def drop_nothing(model: Any) -> bool:
 
 
 def drops(model: Any) -> bool:
-    """Whether a step of the model draws random numbers, as dropout does."""
+    """Return whether a step of the model draws random numbers, as dropout does."""
     return bool(_dropping(model))
 
 
 def _dropping(model: Any) -> list[tuple[Any, str]]:
-    """Modules that drop something, and what their probability is called: `drop_rate` of those that call
-    `functional.dropout`."""
+    """Return modules that drop values, and the names of their probabilities.
+
+    Modules that call `functional.dropout` have `drop_rate`.
+    """
     named = [(m, "drop_prob" if hasattr(m, "drop_prob") else "p") for m in model.modules()]
     found = [(m, name) for m, name in named if type(m).__name__ in _DROPPING and getattr(m, name)]
     return found + [(m, "drop_rate") for m in model.modules() if getattr(m, "drop_rate", 0)]
 
 
 def single(model: Any, made: ImportedModel) -> dict[str, Any]:
-    """Errors in fp32, mbc's and torch's, of a model that drops nothing and was imported as `made`."""
+    """Return the errors in fp32, mbc's and torch's, of a model that drops nothing."""
     graph = _graph(made, "fp32")
     ours: list[dict[str, float]] = []
     theirs: list[dict[str, float]] = []
@@ -72,7 +75,7 @@ def single(model: Any, made: ImportedModel) -> dict[str, Any]:
 
 
 def exact(model: Any, made: ImportedModel) -> dict[str, Any]:
-    """The largest error of a parameter in fp64."""
+    """Return the largest error of a parameter in fp64."""
     graph = _graph(made, "fp64")
     inputs = _inputs(graph, 0)
     found = _errors(_of_mbc(graph, made, inputs), _of_torch(model, made, graph, inputs, "float64"))
@@ -80,10 +83,12 @@ def exact(model: Any, made: ImportedModel) -> dict[str, Any]:
 
 
 def keeps_single(row: Mapping[str, Any]) -> bool:
+    """Return whether the errors in fp32 keep the rule."""
     return row["gradient_error"] <= TIMES_TORCH * row["torch_gradient_error"]
 
 
 def keeps_exact(row: Mapping[str, Any]) -> bool:
+    """Return whether the error in fp64 keeps the rule."""
     return row["exact_gradient_error"] <= EXACT_LIMIT
 
 
@@ -104,7 +109,7 @@ def _errors(found: dict[str, Array], reference: dict[str, Array]) -> dict[str, f
 
 
 def _of_mbc(graph: TrainingGraph, made: ImportedModel, inputs: Mapping[str, Array]) -> dict[str, Array]:
-    """Gradients by state; each value is forgotten after its last use."""
+    """Return gradients by state; each value is dropped after its last use."""
     operations = [op for op in graph.train if op.kind not in _UPDATES]
     wanted = {op.inputs[0]: op.inputs[1] for op in graph.train if op.kind in _UPDATES}
     last = {value: number for number, op in enumerate(operations) for value in op.inputs}
@@ -127,7 +132,7 @@ def _of_mbc(graph: TrainingGraph, made: ImportedModel, inputs: Mapping[str, Arra
 def _of_torch(
     model: Any, made: ImportedModel, graph: TrainingGraph, inputs: Mapping[str, Array], precision: str
 ) -> dict[str, Array]:
-    """Gradients by the names and in the shapes of mbc's states, those left out that torch has none for."""
+    """Return gradients by the names and in the shapes of mbc's states, without those that torch has none for."""
     dtype = getattr(torch, precision)
     own = copy.deepcopy(model).to(dtype).train()
     images = [torch.from_numpy(inputs[name]).to(dtype) for name, _ in zip(inputs, made.network.inputs, strict=False)]

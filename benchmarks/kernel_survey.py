@@ -50,15 +50,18 @@ class Case:
 
     @property
     def name(self) -> str:
+        """Name of the row."""
         settings = " ".join(f"{name}={value}" for name, value in self.job.settings)
         within = f" in {self.share:.0%}" if self.share else ""
         return f"{self.job.name}{settings and ' ' + settings} {self.batch} {self.precision} {self.gpu}{within}"
 
     @property
     def free(self) -> Case:
+        """Return the case without a budget."""
         return replace(self, share=0.0)
 
     def plan(self, memory_bytes: int) -> Plan:
+        """Return the plan within `memory_bytes`."""
         told = [("batch", str(self.batch)), ("train.precision", self.precision)]
         told += [("memory.device", f"{memory_bytes} B")] if memory_bytes else []
         job = replace(self.job.with_settings(*told), gpu=self.gpu)
@@ -66,6 +69,7 @@ class Case:
 
 
 def networks(also: Iterable[str]) -> list[Job]:
+    """Return the example networks and those of the other sources."""
     jobs = [*examples(), example("resnet", ("depth", "50"))]
     for path in also:
         source = Source(path, Path(path).read_text(encoding="utf-8"))
@@ -74,7 +78,7 @@ def networks(also: Iterable[str]) -> list[Job]:
 
 
 def timed() -> Iterator[tuple[Job, int, str]]:
-    """What `mbc bench` timed: network, batch and precision, most of whose kernels are measured at just these sizes."""
+    """Yield network, batch and precision of the steps that `mbc bench` timed, most of whose kernels are measured."""
     for path in sorted((ROOT / "benchmarks" / "results").glob("bench_*.json")):
         about = json.loads(path.read_text(encoding="utf-8"))
         settings = {name: value for name, value in about["settings"].items() if name != "memory.device"}
@@ -84,7 +88,7 @@ def timed() -> Iterator[tuple[Job, int, str]]:
 
 
 def cases(jobs: list[Job]) -> Iterator[Case]:
-    """Each once; those without a budget come first, which take a second each."""
+    """Yield each case once; those without a budget come first, because they take a second each."""
     default = {job: int(dict(job.lowered().settings)["batch"]) for job in jobs}
     fewer = {job: max(1, batch // BATCH_DIVISOR) for job, batch in default.items()}
     batches = (default, dict.fromkeys(jobs, SMALL_BATCH), fewer)
@@ -99,7 +103,7 @@ def cases(jobs: list[Job]) -> Iterator[Case]:
 
 
 def row_of(case: Case, kept: Results) -> dict[str, Any]:
-    """The kernels of the plan by launches. A budget is by a plan that was made before."""
+    """Return the kernels of the plan by launches; a budget is a share of an earlier plan's arena."""
     free = kept.rows.get(case.free.name, {}) if case.share else {}
     if case.share and "arena_bytes" not in free:
         raise RuntimeError("the free plan is missing")
@@ -123,7 +127,7 @@ def row_of(case: Case, kept: Results) -> dict[str, Any]:
 
 
 def plans_of(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Of each kernel: in how many plans it is, and in which for example; the rarest first."""
+    """Return for each kernel the number of plans that use it and an example of one, the rarest kernel first."""
     chosen: dict[str, list[str]] = {name: [] for name in KERNELS}
     for row in rows:
         for name in row.get("kernels", ()):
@@ -133,6 +137,7 @@ def plans_of(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def main() -> None:
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--also", nargs="*", default=[], metavar="SOURCE", help="further sources of networks")
     parser.add_argument("--only", nargs="*", default=[], metavar="NAME", help="rows whose name holds one of these")

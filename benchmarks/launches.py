@@ -48,6 +48,7 @@ class Row:
 
 
 def plan_of(network: str, settings: Mapping[str, str], gpu: str) -> bytes:
+    """Return the packed plan of an example network."""
     return pack(_job(network, settings, gpu).plan())
 
 
@@ -58,7 +59,7 @@ def _job(network: str, settings: Mapping[str, str], gpu: str) -> Any:
 
 
 def rows(gpu: str) -> list[Row]:
-    """What is timed: each setting of `mbc bench` once, and what is under a cap."""
+    """Return the plans that are timed: each setting of `mbc bench` once, and those under a cap."""
     found: dict[str, Row] = {}
     for path in sorted((ROOT / "benchmarks" / "results").glob("bench_*.json")):
         about = json.loads(path.read_text(encoding="utf-8"))
@@ -70,7 +71,7 @@ def rows(gpu: str) -> list[Row]:
 
 
 def summary(found: Mapping[str, Any]) -> dict[str, Any]:
-    """Of what `mbc check --launches --json` says; an infinite figure is null there."""
+    """Return the row of what `mbc check --launches --json` printed; an infinite figure is null there."""
     launches = found["launches"]
     outputs = [output for launch in launches for output in launch["outputs"]]
     worst = sorted(launches, key=_badness, reverse=True)
@@ -120,7 +121,7 @@ def _badness(launch: Mapping[str, Any]) -> float:
 
 
 def check(folder: Path, steps: int, seed: int, device: str) -> dict[str, Any]:
-    """In a process of its own, which gives all memory back."""
+    """Check a package in a process of its own, which frees all memory."""
     began = time.monotonic()
     command = [
         sys.executable, "-m", "mbc.cli", "check", str(folder), "--launches", "--json", "--device", device,
@@ -151,6 +152,7 @@ def prepare(missing: Sequence[Row], shelf: Shelf, workers: int) -> None:
 
 
 def measure(waiting: Sequence[Row], shelf: Shelf, kept: Results, arguments: argparse.Namespace, began: float) -> None:
+    """Build and check the packages of all rows that are missing."""
     with tempfile.TemporaryDirectory() as made, processes(arguments.workers) as pool:
         built = {
             row.name: pool.submit(build, shelf.path(row.name, row.what), Path(made) / f"p{number}")
@@ -173,6 +175,7 @@ def measure(waiting: Sequence[Row], shelf: Shelf, kept: Results, arguments: argp
 
 
 def main() -> None:
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="*", default=[], metavar="NAME", help="rows whose name holds one of these")
     parser.add_argument("--plan-only", action="store_true", help="make the plans that are missing; needs no GPU")

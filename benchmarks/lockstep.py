@@ -22,10 +22,14 @@ States = Mapping[str, np.ndarray]
 
 
 class Run:
-    """`modules`: without a limit, within the budget, and, for the rule, once more without a limit. `different`: how
-    many operations are computed otherwise."""
+    """Two or three modules that train on the same mini-batches."""
 
     def __init__(self, modules: list[Any], batches: list[tuple[Any, ...]], momentum: float, different: int) -> None:
+        """Take modules and mini-batches.
+
+        `modules` are without a limit, within the budget, and, for the rule, once more without a limit. `different`
+        operations are computed in another way.
+        """
         self._free, self._capped, *self._others = modules
         self._batches, self._momentum, self._different = batches, momentum, different
         graph = self._free.plan.graph
@@ -39,7 +43,7 @@ class Run:
         return float(module.step(*self._batches[number % len(self._batches)], lr=LEARNING_RATE))
 
     def same_bits(self, steps: int) -> dict[str, Any]:
-        """Both run freely."""
+        """Return whether both modules, running freely, hold the same bits after each step."""
         losses: list[float] = []
         apart: list[int] = []
         states: dict[int, list[str]] = {}
@@ -65,7 +69,7 @@ class Run:
         }
 
     def within_rule(self, steps: int, every: int) -> dict[str, Any]:
-        """Both run freely from one checked step to the next."""
+        """Return how far the modules are apart at every checked step; in between both run freely."""
         losses: list[float] = []
         worst: Comparison | None = None
         checked = compared = again = failed = same = 0
@@ -102,8 +106,11 @@ class Run:
         }
 
     def _checked(self, number: int, before: States) -> tuple[list[Comparison], float, int, States]:
-        """The training step `number` from the states `before`: every tensor as it comes out in its best draw, the loss,
-        how many draws, and the states after it, which the second module does not have."""
+        """Return the comparison of the training step `number` from the states `before`.
+
+        The result has every tensor in its best draw, the loss, the number of draws, and the states after the step,
+        which the second module does not have.
+        """
         draw, loss, after = self._draw(before, number)
         found = self._compare(draw)
         draws = 1
@@ -123,7 +130,7 @@ class Run:
         return compare_once(draw, Reference.PERTURBED, self._precision, None, max(1, self._different))
 
     def _draw(self, before: States, number: int) -> tuple[Draw, float, States]:
-        """One step of all three on the same data from `before`, which the first already has."""
+        """Take one step of all three modules on the same data from `before`, which the first module already holds."""
         (perturbed,) = self._others
         put(self._capped, before)
         put(perturbed, {name: self._perturbed(name, array) for name, array in before.items()})
@@ -142,7 +149,10 @@ class Run:
         return array * (1 + np.float32(TOLERANCES[self._precision]) * noise)
 
     def _outcome(self, state: Callable[[str], np.ndarray], before: States, loss: float) -> Outcome:
-        """What a step from `before` gave; the gradient, with weight decay, is what it added to the momentum."""
+        """Return the outcome of a step from `before`.
+
+        The gradient, with weight decay, is what the step added to the momentum.
+        """
         tensors: dict[tuple[Part, str], np.ndarray] = {(Part.LOSS, "loss"): np.float64(loss).reshape(1)}
         for name, role in self._roles.items():
             if role is Role.STATISTIC:
@@ -154,9 +164,11 @@ class Run:
 
 
 def states_to_offload(module: Any) -> States:
+    """Return all states of a module."""
     return {name: np.asarray(module.state(name)) for name in module.states}
 
 
 def put(module: Any, states: States) -> None:
+    """Give a module these states."""
     for name, array in states.items():
         module.set_state(name, array)

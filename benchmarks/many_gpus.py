@@ -86,14 +86,16 @@ class Case:
 
     @property
     def has_peers(self) -> bool:
-        """Whether DDP is timed, too: not where one way of mbc's is compared with another."""
+        """Return whether DDP is timed, too: not if one setting of mbc is compared with another."""
         return "adamw" not in self.name
 
     def sized(self, gpus: int) -> Job:
+        """Return the job with the mini-batch of so many GPUs."""
         return self.job.with_settings(("batch", str(self.each * gpus)))
 
 
 def cases() -> Iterator[Case]:
+    """Yield the cases."""
     for name in ASKED:
         network, each, *words = name.split()
         path, *sets = _NETWORKS.get(network, (network,))
@@ -102,7 +104,7 @@ def cases() -> Iterator[Case]:
 
 
 def chosen(words: Sequence[str]) -> list[Case]:
-    """The rows of these names, or whose names hold words that are no row's name; all, where there are no words."""
+    """Return the rows with these names, or whose names hold words that are no row's name; all if there are no words."""
     made = {case.name: case for case in cases()}
     return [
         case
@@ -112,7 +114,7 @@ def chosen(words: Sequence[str]) -> list[Case]:
 
 
 def prepared(planner: Planner, case: Case, gpus: int) -> dict[str, Any]:
-    """Plans for one GPU and for all, and what they predict."""
+    """Return the plans for one GPU and for all, and their predictions."""
     card = planner.card
     row: dict[str, Any] = {"each": case.each, "gpus": gpus}
     for what, count in (("one", 1), ("all", gpus)):
@@ -126,13 +128,13 @@ def prepared(planner: Planner, case: Case, gpus: int) -> dict[str, Any]:
 
 
 def shelved(case: Case, gpu: str) -> str:
-    """The name of its plans for a GPU."""
+    """Return the name of a case's plans for a GPU."""
     return f"{case.name} {gpu}"
 
 
 @dataclass(frozen=True)
 class Bench:
-    """What times parts of rows. `packages`: mbc's, by case, for one GPU and for all, or why there are none."""
+    """Times parts of rows; `packages` are mbc's by case, for one GPU and for all, or why there are none."""
 
     gpus: int
     device: str
@@ -144,6 +146,7 @@ class Bench:
     alone: dict[tuple[str, Contender], Result] = field(default_factory=dict[tuple[str, Contender], Result])
 
     def parts(self, case: Case) -> list[tuple[str, Contender]]:
+        """Return the parts of a case's row."""
         precision = case.sized(self.gpus).lowered().precision
         first, *whole = ddp_contenders("torch.compile", precision, self.device == "cuda", ("default",), self.buckets_mb)
         ddp = [("ddp", first), *((f"whole {made.bucket_mb}", made) for made in whole)]
@@ -152,7 +155,7 @@ class Bench:
         )
 
     def timed(self, case: Case, contender: Contender, left_s: float) -> dict[str, Any]:
-        """A part of a row: both times, or why there are none."""
+        """Return a part of a row: both times, or why there are none."""
         job, began = case.sized(self.gpus), time.monotonic()
         package = alone = Path()
         if contender.peer == MBC:
@@ -189,7 +192,7 @@ def _part(one: Result, together: Result, batch: int) -> dict[str, Any]:
 
 
 def _against_whole(sharded: Mapping[str, Any], whole: Mapping[str, Any] | None) -> dict[str, Any]:
-    """A sharded optimizer beside the row in which each GPU has all states: the step's times, and device memory."""
+    """Return step time and device memory of sharded optimizer states over those of the row with whole states."""
     if whole is None or "mbc_all_ms" not in whole:
         return {"passed": None}
     longer = sharded["mbc_all_ms"] / whole["mbc_all_ms"]
@@ -203,8 +206,10 @@ def _against_whole(sharded: Mapping[str, Any], whole: Mapping[str, Any] | None) 
 def summed_up(
     row: dict[str, Any], planned: Mapping[str, Any], whole: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """The row with what follows from its parts: the fastest bucket size, ratios, losses compared, what is asked.
-    `whole`: of a row with sharded states, the one with all of them on each GPU."""
+    """Return the row with what follows from its parts: the fastest bucket size, ratios, compared losses, verdicts.
+
+    Of a row with sharded states, `whole` is the row with all states on each GPU.
+    """
     parts: dict[str, dict[str, Any]] = row["parts"]
     ran = {name: part for name, part in parts.items() if "failed" not in part}
     best = min((n for n in ran if n.startswith("whole")), key=lambda n: ran[n]["all_ms"], default="")
@@ -236,7 +241,7 @@ def summed_up(
 
 
 def _losses(precision: str, ran: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """The largest distance of any contender's losses from the first one's, on one GPU and on all."""
+    """Return the largest distance of any contender's losses from the first contender's, on one GPU and on all."""
     tolerance = next(value for kind, value in TOLERANCES.items() if kind == precision)
     apart = 0.0
     for what in ("one", "all"):
@@ -247,7 +252,7 @@ def _losses(precision: str, ran: Mapping[str, Mapping[str, Any]]) -> dict[str, A
 
 
 def measure(bench: Bench, wanted: list[Case], planned: Results, measured: Results, for_s: float, again: bool) -> None:
-    """Every part that is missing, and then those that failed, each written when it is done."""
+    """Measure every part that is missing, then those that failed; each is written when it is done."""
     began = time.monotonic()
     gpus = local_gpus()[: bench.gpus]
     gpu = spec_name()
@@ -276,7 +281,7 @@ def measure(bench: Bench, wanted: list[Case], planned: Results, measured: Result
 
 
 def _begun(case: Case, gpus: int, machine: list[str], measured: Results, again: bool) -> dict[str, Any]:
-    """The row as far as it was measured on these GPUs, by today's code."""
+    """Return the row as far as today's code measured it on these GPUs."""
     row = measured.rows.get(case.name, {})
     parts = row.get("parts", {}) if row.get("machine") == machine and row.get("gpus") == gpus and not again else {}
     if "code" in row:  # older; DDP is not of it
@@ -288,12 +293,12 @@ def _begun(case: Case, gpus: int, machine: list[str], measured: Results, again: 
 
 
 def of_gpus(name: str, gpus: int) -> str:
-    """The name of results of so many GPUs."""
+    """Return the name of results of so many GPUs."""
     return name if gpus == 2 else f"{name}_{gpus}"
 
 
 def spec_name() -> str:
-    """What plans call the GPU of this machine."""
+    """Return the name by which plans call the GPU of this machine."""
     here = find_device("auto").name
     return next((name for name, spec in device_specs().items() if spec.name == here), "auto")
 
@@ -301,7 +306,7 @@ def spec_name() -> str:
 def packages(
     wanted: list[Case], planned: Results, shelf: Shelf, folder: Path, pool: Any
 ) -> dict[str, Callable[[], tuple[Path, Path] | str]]:
-    """What waits for the packages of each case, which are all being built."""
+    """Return for each case a function that waits for its packages, all of which are being built."""
 
     gpu = spec_name()
 
@@ -320,6 +325,7 @@ def packages(
 
 
 def main() -> None:
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_arguments(parser)
     parser.add_argument("--gpus", type=int, default=2, help="that share a mini-batch (default 2)")

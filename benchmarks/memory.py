@@ -66,7 +66,7 @@ def run(folder: str) -> dict[str, Any]:
 
 
 def libraries() -> dict[str, int]:
-    """What a bare context takes, and then cuDNN with it, in this process, which has not used CUDA before."""
+    """Return the memory of a bare context, and then with cuDNN, in this process, which has not used CUDA before."""
     from mbc.measure.gpu import Gpu, open_context
 
     before = used_bytes()
@@ -105,6 +105,7 @@ def record(path: Path, rows: list[dict[str, Any]]) -> None:
 
 
 def main() -> None:
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--precision", default="fp32")
     parser.add_argument("--batch", help="instead of each example's own")

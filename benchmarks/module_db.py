@@ -1,5 +1,7 @@
-"""PyTorch's own samples of its modules (`torch.testing._internal.common_modules.module_db`) through export, import and
-interpreter: outputs, loss, all gradients and running statistics in fp64 (`exactness.py`).
+"""PyTorch's own samples of its modules through export, import and interpreter, compared in fp64.
+
+The samples are those of `torch.testing._internal.common_modules.module_db`. Outputs, loss, all gradients
+and running statistics are compared (`exactness.py`).
 
 Each sample's first tensor is multiplied by a trained parameter, so that modules without parameters have a gradient to
 compare. A loss of two tensors is taken as `from_torch(loss=...)` takes it: the first tensor is the model's output, the
@@ -37,6 +39,7 @@ class Scaled(nn.Module):
     """A module whose first tensor is multiplied by a trained parameter; its arguments that are no tensors are held."""
 
     def __init__(self, module: nn.Module, given: Sequence[Any], named: dict[str, Any]) -> None:
+        """Take a module, and the arguments of its sample."""
         super().__init__()
         self.scale = nn.Parameter(torch.full((1,), 1.25))
         self.module = module
@@ -44,6 +47,7 @@ class Scaled(nn.Module):
         self.named = {name: TENSOR if isinstance(value, torch.Tensor) else value for name, value in named.items()}
 
     def forward(self, x: Any, *others: Any) -> Any:
+        """Return the module's output for the scaled first tensor."""
         tensors = iter((x * self.scale if x.is_floating_point() else x, *others))
         given = [next(tensors) if value == TENSOR else value for value in self.given]
         named = {name: next(tensors) if value == TENSOR else value for name, value in self.named.items()}
@@ -83,6 +87,7 @@ def samples(name: str) -> Iterator[tuple[nn.Module, tuple[Any, ...], str | Judge
 
 
 def names() -> list[str]:
+    """Return the names of all samples."""
     from torch.testing._internal.common_modules import module_db  # pyright: ignore[reportMissingImports]
 
     return [info.name for info in module_db]
@@ -109,6 +114,7 @@ def verdicts(name: str, seconds: float, only: Sequence[int] = ()) -> list[tuple[
 
 
 def main() -> None:
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--only", default="", help="modules of the database, or samples such as nn.GELU/2")

@@ -41,14 +41,16 @@ class Job:
     options: Options = field(default_factory=Options)
 
     def lowered(self) -> Lowered:
+        """Return the network and its training graph."""
         return lower(parse(self.source), self.settings, self.network)
 
     def plan(self) -> Plan:
+        """Return the plan."""
         told = replace(self.options, gpu=self.gpu, settings=self.settings, network=self.network)
         return compile_plan(self.source, told)
 
     def needs(self, policy: Policy) -> tuple[Need, ...]:
-        """What a profile has to know for plans of this job under `policy`."""
+        """Return the measurements that plans of this job use under `policy`."""
         from mbc.optimize.search.profiling_requests import needs
 
         lowered = self.lowered()
@@ -56,9 +58,11 @@ class Job:
         return needs(graph, find_device(self.gpu), policy)
 
     def with_settings(self, *pairs: tuple[str, str]) -> Job:
+        """Return the job with more settings."""
         return replace(self, settings=(*self.settings, *pairs))
 
     def with_options(self, **changes: Any) -> Job:
+        """Return the job with changed options."""
         return replace(self, options=replace(self.options, **changes))
 
 
@@ -74,7 +78,7 @@ class Built:
 
 
 def examples() -> list[Job]:
-    """Every network of `examples/`, with its own defaults."""
+    """Return every network of `examples/`, with its own defaults."""
     jobs: list[Job] = []
     for path in sorted((ROOT / "examples").rglob("*.mbc")):
         source = Source(str(path.relative_to(ROOT)), path.read_text(encoding="utf-8"))
@@ -85,7 +89,7 @@ def examples() -> list[Job]:
 
 
 def example(name: str, *settings: tuple[str, str]) -> Job:
-    """The example network `name`, or the only network of the file `name`.mbc."""
+    """Return the example network `name`, or the only network of the file `name`.mbc."""
     jobs = examples()
     for job in jobs:
         if job.name == name or Path(job.source.name).stem == name:
@@ -97,7 +101,7 @@ SIZES = {"size", "image", "side", "pixels", "resolution", "image_size", "height"
 
 
 def small(job: Job, batch: int = 2) -> Job:
-    """The job with a small batch, few classes and the smallest image that the network takes."""
+    """Return the job with a small batch, few classes and the smallest image that the network takes."""
     names = {name for name, _ in job.lowered().settings}
     fixed = [("batch", str(batch))] if "batch" in names else []
     fixed += [("classes", "10")] if "classes" in names else []
@@ -115,10 +119,10 @@ def small(job: Job, batch: int = 2) -> Job:
 
 
 def with_full_norms(job: Job, values: int = 32) -> Job:
-    """The job with as large a batch as gives every batch norm this many values a channel.
+    """Return the job with a batch so large that every batch norm has `values` values a channel.
 
-    The variance of a handful of values may be near zero, where its reciprocal magnifies rounding errors without limit:
-    what is then compared is luck, not arithmetic.
+    The variance of a handful of values may be near zero. Its reciprocal then magnifies rounding errors without
+    limit, and a comparison would measure luck instead of arithmetic.
     """
     network = job.lowered().network
     counts: list[int] = []
@@ -133,7 +137,7 @@ def with_full_norms(job: Job, values: int = 32) -> Job:
 
 
 def with_momentum(job: Job) -> Job:
-    """The job with an optimizer that keeps the gradient of its first step (see `module_gradients`)."""
+    """Return the job with an optimizer that keeps the gradient of its first step (see `module_gradients`)."""
     rule = job.lowered().optimizer
     if rule.kind == "sgd" and not rule.momentum:
         return job.with_settings(("train.optimizer", "sgd(momentum=0.9)"))
@@ -205,7 +209,7 @@ def _is_class_map(network: Network | TrainingGraph, output: str) -> bool:
 
 
 def initial_states(module: Any, network: Network) -> dict[str, np.ndarray]:
-    """Parameters and statistics as the module holds them; a training graph has states beside those."""
+    """Return parameters and statistics as the module holds them; a training graph has further states."""
     held = set(module.states)
     return {s.value: np.asarray(module.state(s.value), np.float64) for s in network.states if s.value in held}
 
@@ -213,10 +217,10 @@ def initial_states(module: Any, network: Network) -> dict[str, np.ndarray]:
 def module_gradients(
     module: Any, network: Network, rule: Optimizer, inputs: Sequence[np.ndarray]
 ) -> tuple[float, dict[str, np.ndarray], dict[str, np.ndarray]]:
-    """Loss, gradients and statistics of a step from a fresh optimizer.
+    """Return loss, gradients and statistics of a step from a fresh optimizer.
 
-    The gradient is read from the optimizer's state, which starts at zero: the step adds it there at full precision,
-    while the difference of two parameters would have lost it.
+    The gradient is read from the optimizer's state, which starts at zero: the step adds it there at full
+    precision, while the difference of two parameters would have lost it.
     """
     before = initial_states(module, network)
     loss = float(module.step(*inputs, lr=1e-3))
@@ -256,4 +260,5 @@ def errors(found: dict[str, np.ndarray], reference: dict[str, np.ndarray]) -> di
 
 
 def median(values: Iterable[float]) -> float:
+    """Return the median."""
     return float(np.median(list(values)))

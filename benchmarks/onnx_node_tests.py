@@ -1,16 +1,17 @@
-"""ONNX's own tests of single operators, imported and evaluated by the interpreter: how many are equal, and why others
-are refused.
+"""ONNX's own tests of single operators, imported and evaluated by the interpreter.
 
-python benchmarks/onnx_node_tests.py [--only NAME] [--refusals]
+    python benchmarks/onnx_node_tests.py [--only NAME] [--refusals]
 
-The package `onnx` holds a model of each test with inputs and expected outputs. Tests with an input of fp32 count, but
-for dropout in training mode, which draws random numbers. Most of these models have nothing to train, so that each gets
-one more input, one more output, and a parameter between these. What the inputs of the test are has two variants:
-the first one of floats is the network's, and others are weights of the file; or all of floats are the network's. Those
-of integers and truth values are always constants of the file.
+The package `onnx` holds a model of each test with inputs and expected outputs. Tests with an input of fp32
+count, except dropout in training mode, which draws random numbers. Most of these models have nothing to
+train, so each gets one more input, one more output, and a parameter between these. The inputs of a test are
+read in two variants: in the first, the first input of floats is the network's and the other inputs are
+weights of the file; in the second, all inputs of floats are the network's. Inputs of integers and truth
+values are always constants of the file.
 
-A test is `equal` where one variant computes the expected outputs and none computes anything else, `different` where one
-does, `refused` where both are. `MBC304` and `traceback` are what no input may end in.
+A test is `equal` if one variant computes the expected outputs and no variant computes anything else,
+`different` if a variant computes something else, `refused` if both are refused. No input may end in
+`MBC304` or `traceback`.
 """
 
 from __future__ import annotations
@@ -190,6 +191,7 @@ def run(only: str = "") -> list[Outcome]:
 
 
 def main() -> None:
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", help="only tests whose name holds this")
     parser.add_argument("--refusals", action="store_true", help="list what is refused, by operator and reason")

@@ -25,11 +25,12 @@ class Case:
 
     @property
     def chooses(self) -> bool:
-        """Whether rounding may turn a choice: a ReLU's side of zero, a maximum's place."""
+        """Return whether rounding may turn a choice: a ReLU's side of zero, a maximum's place."""
         return any(choice in self.body for choice in ("relu", "maxpool", "amax"))
 
     @property
     def block(self) -> str:
+        """Name of the case's block."""
         return f"""block {self.name}_case(channels) on image {{
   x = image |> conv(channels, 3, pad=1, bias={"false" if self.name.startswith("bn") else "true"}) @before
   {self.body}
@@ -38,6 +39,7 @@ class Case:
 
     @property
     def statements(self) -> str:
+        """Statements of the case in the language."""
         lines = [
             f"  y = image{self.size} |> {self.name}_case({self.channels}) @{self.name}",
             f"  logits = y |> flatten |> linear(5) @{self.name}_logits",
@@ -46,7 +48,7 @@ class Case:
 
 
 def source(name: str, cases: Sequence[Case]) -> str:
-    """A network of all these cases. Its parameters are called `<case>.…` and `<case>_….…`."""
+    """Return a network of all these cases, whose parameters are called `<case>.…` and `<case>_….…`."""
     sizes = sorted({case.size for case in cases})
     blocks = "\n\n".join(case.block for case in cases)
     images = "\n".join(f"  input image{size}[batch, 3, {size}, {size}] : float" for size in sizes)
@@ -64,7 +66,7 @@ train {{ optimizer = sgd(momentum=0.9) }}
 
 
 def case_of(parameter: str) -> str:
-    """The case that a parameter or statistic of `source` belongs to."""
+    """Return the case that a parameter or statistic of `source` belongs to."""
     first = parameter.split(".")[0]
     return max((c.name for c in CASES if first == c.name or first.startswith(c.name + "_")), key=len)
 

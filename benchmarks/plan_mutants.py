@@ -31,6 +31,7 @@ def judge(seed: int, number: int) -> Verdict:
 
 
 def main() -> None:
+    """Run the command line."""
     tell(campaign("plan_mutants", judge, asked(__doc__, 22_000)))
 
 

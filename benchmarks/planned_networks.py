@@ -80,7 +80,11 @@ def judge(seed: int, number: int, most_layers: int = 5) -> Verdict:
 
 
 def planned(source: Source, base: Options) -> Planned:
-    """Plans without a limit and at the four budgets. Raises MbcError for all but budgets that are too small."""
+    """Return the plans without a limit and at the four budgets.
+
+    Raises:
+        MbcError: A plan was refused for another reason than a budget that is too small.
+    """
     found = Planned()
     free = found.plans["without a limit"] = compile_plan(source, base)
     most, least = needed_bytes(free), free.bounds.floor_bytes + free.predictions.overhead_bytes
@@ -168,7 +172,7 @@ def stepped(source: Source, base: Options, drawn: Drawn, found: Planned, number:
 
 
 def inputs_of(graph: TrainingGraph, number: int, draw: int) -> Sequence[Mapping[str, Any]]:
-    """Inputs of each mini-batch of STEPS steps, by name."""
+    """Return the inputs of each mini-batch of STEPS steps, by name."""
     each = [random_inputs(graph, number, draw * 1000 + part) for part in range(STEPS * graph.optimizer.accumulate)]
     count = graph.optimizer.accumulate
     return [
@@ -178,7 +182,7 @@ def inputs_of(graph: TrainingGraph, number: int, draw: int) -> Sequence[Mapping[
 
 
 def outcome(plan: Plan, inputs: Sequence[Mapping[str, Any]]) -> Outcome:
-    """All that STEPS steps and one inference pass give."""
+    """Return all results of STEPS steps and one inference pass."""
     graph = plan.graph
     with Module(plan, seed=1, device="cpu") as net:
         tensors: dict[tuple[Part, str], Any] = {}
@@ -203,6 +207,7 @@ def _saves(plan: Plan) -> bool:
 
 
 def main() -> None:
+    """Run the command line."""
     tell(campaign("planned_networks", judge, asked(__doc__, 2000), chunk=4))
 
 

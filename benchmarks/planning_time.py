@@ -44,7 +44,7 @@ MENU_RUNS = 7
 
 @dataclass(frozen=True)
 class Network:
-    """What is planned. A budget is one that takes recomputation and copies to keep."""
+    """A network to plan; a budget needs recomputation and copies."""
 
     name: str
     example: str
@@ -101,7 +101,7 @@ def plan_here(network: int, precision: str, policy: str, gpu: str, profile: str 
 
 
 def plan_apart(network: int, precision: str, policy: Policy, arguments: argparse.Namespace) -> dict[str, Any]:
-    """The same in a process of its own, so that nothing is known beforehand."""
+    """Return the row of a plan made in a process of its own, so that nothing is cached."""
     request = json.dumps([network, precision, policy, arguments.gpu, arguments.profile])
     command = [sys.executable, __file__, "--cores", str(arguments.cores), "--child", request]
     done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S)
@@ -113,7 +113,7 @@ def plan_apart(network: int, precision: str, policy: Policy, arguments: argparse
 
 
 def command(words: Sequence[str], status: int, limit_s: float, arguments: argparse.Namespace) -> dict[str, Any]:
-    """A whole command, whose first word says whether it plans."""
+    """Return the row of a whole command, whose first word says whether it plans."""
     with tempfile.TemporaryDirectory() as folder:
         planning = {"compile": ["-o", f"{folder}/package"], "fit": []}.get(words[0])
         more = [] if planning is None else ["--gpu", arguments.gpu, *planning]
@@ -162,6 +162,7 @@ def menus_here() -> dict[str, Any]:
 
 
 def main() -> None:
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--profile", help="default: what mbc finds for the GPU")
     parser.add_argument("--precisions", default="fp32,bf16")

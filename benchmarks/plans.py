@@ -25,7 +25,7 @@ from mbc.plan.summary import OperationSummary, summarise
 
 @dataclass(frozen=True)
 class Planned:
-    """What a job's plan says, or why there is none. `step` is equal for plans whose steps do the same."""
+    """The figures of a job's plan, or why there is none; `step` is equal for plans with the same step."""
 
     step: str
     predicted_ms: float
@@ -67,7 +67,7 @@ def make_plan(job: Job, folder: Path) -> Planned:
 
 
 def make_plans(jobs: Mapping[str, Job], folder: Path, workers: int) -> dict[str, Planned]:
-    """By the names of the jobs, each made in a process of its own."""
+    """Return the plans by the names of the jobs, each made in a process of its own."""
     with processes(workers) as pool:
         waiting = {name: pool.submit(make_plan, job, folder) for name, job in jobs.items()}
         return {name: _planned(future) for name, future in waiting.items()}
@@ -83,9 +83,9 @@ def _planned(future: Future[Planned]) -> Planned:
 def run_steps(
     steps: Iterable[str], folder: Path, workers: int, count: int, runs: int = 1, digest_after: int = 0
 ) -> list[dict[str, dict[str, Any]]]:
-    """Of each run, by step, of those planned into `folder`: what `stepping.time_package` gives, or `failed`.
+    """Return for each run, by step, the result of `stepping.time_package`, or `failed`.
 
-    Packages are built side by side and timed one after another.
+    Packages of the plans in `folder` are built side by side and timed one after another.
     """
     wanted = list(dict.fromkeys(step for step in steps if step))
     with processes(workers) as pool:

@@ -25,7 +25,7 @@ WITHIN_LONG, WITHIN_SHORT = 0.05, 0.10  # of the measured time
 
 
 def jobs(arguments: argparse.Namespace) -> dict[str, Job]:
-    """Every example in every precision, and the deeper ResNet that most figures are of."""
+    """Return every example in every precision, and the deeper ResNet of most figures."""
     found: dict[str, Job] = {}
     for example in examples():
         variants = {example.name: example}
@@ -54,6 +54,7 @@ def row_of(name: str, planned: Planned, timed: dict[str, Any]) -> dict[str, Any]
 
 
 def main() -> None:
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--profile", help="default: what mbc finds for the GPU")
     parser.add_argument("--precisions", default="fp32,tf32,bf16")

@@ -33,7 +33,7 @@ NOT_OF_BATCHES = ("resnet_deep",)  # a ResNet whose layers the others have
 
 
 def jobs(batches: str, precisions: str) -> Iterator[tuple[str, Job]]:
-    """The first batch and precision of all networks first."""
+    """Yield the networks by name, the first batch and precision of all of them first."""
     networks = [job for job in examples() if job.name not in NOT_OF_BATCHES]
     networks += [job.with_settings(("depth", "50")) for job in networks if job.name == "resnet"]
     for batch in batches.split(","):
@@ -44,7 +44,7 @@ def jobs(batches: str, precisions: str) -> Iterator[tuple[str, Job]]:
 
 
 def known() -> tuple[int, int]:
-    """Requests that the profiles of this GPU have, and those that they leave to estimates."""
+    """Return how many requests the profiles of this GPU have, and how many of them are left to estimates."""
     profile = find_profile(find_device("auto"))
     if profile is None or profile.stale:
         return 0, 0
@@ -52,6 +52,7 @@ def known() -> tuple[int, int]:
 
 
 def compiled(job: Job, left_s: float) -> dict[str, Any]:
+    """Return the row of one compilation."""
     began, (before, _) = time.monotonic(), known()
     predictions = job.with_options(measure=Measure.MISSING, measure_for_s=left_s).plan().predictions
     after, left = known()
@@ -62,6 +63,7 @@ def compiled(job: Job, left_s: float) -> dict[str, Any]:
 
 
 def main() -> None:
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--batches", default="32,256")
     parser.add_argument("--precisions", default="bf16,fp32")

@@ -29,7 +29,7 @@ from mbc.options import Policy
 
 
 def wanted(arguments: argparse.Namespace) -> list[tuple[str, Sequence[Need]]]:
-    """What each network needs, by a label; the deeper ResNet first, which most figures are of."""
+    """Return the measurements that each network needs, by a label; the deeper ResNet of most figures is first."""
     settings = tuple((pair.split("=", 1)[0], pair.split("=", 1)[1]) for pair in arguments.set)
     jobs = [j for j in examples() if not arguments.only or j.name in arguments.only]
     deeper = [j.with_settings(("depth", "50")) for j in jobs if j.name == "resnet"]
@@ -46,7 +46,7 @@ def wanted(arguments: argparse.Namespace) -> list[tuple[str, Sequence[Need]]]:
 
 
 def runnable(needs: Sequence[Need], kernels: Sequence[str]) -> list[Need]:
-    """Those that one of these kernels of mbc's can run; all where none is named."""
+    """Return the needs that one of these kernels can run; all if no kernel is named."""
     unknown = set(kernels) - set(KERNELS)
     if unknown:
         raise SystemExit(f"mbc has no kernel called {', '.join(sorted(unknown))}")
@@ -55,6 +55,7 @@ def runnable(needs: Sequence[Need], kernels: Sequence[str]) -> list[Need]:
 
 
 def main() -> None:
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("profile", type=Path)
     parser.add_argument("--seconds", type=float, default=500.0)

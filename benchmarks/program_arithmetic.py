@@ -29,6 +29,7 @@ SIMPLE = _simple("activation", *_USUAL) + _simple("rare", *_RARE)
 
 @operation("activation")
 def with_slope(d: Draft) -> str:
+    """Draw an activation with a slope."""
     x = d.pick()
     kind = d.one_of("leaky", "elu", "prelu")
     if kind == "leaky":
@@ -41,6 +42,7 @@ def with_slope(d: Draft) -> str:
 
 @operation("rare")
 def rare_activation(d: Draft) -> str:
+    """Draw a rare activation."""
     x = d.pick()
     kind = d.one_of("celu", "threshold", "softshrink", "hardshrink", "rrelu")
     if kind == "celu":
@@ -55,22 +57,26 @@ def rare_activation(d: Draft) -> str:
 
 @operation("activation")
 def softplus(d: Draft) -> str:
+    """Draw a softplus."""
     return f"F.softplus({d.pick()}{d.one_of('', ', beta=2.0', ', threshold=1.0', ', beta=0.5, threshold=3.0')})"
 
 
 @operation("activation")
 def gelu(d: Draft) -> str:
+    """Draw a GELU."""
     approximate = ", approximate='tanh'"
     return f"F.gelu({d.pick()}{d.one_of('', '', approximate)})"
 
 
 @operation("activation")
 def hardtanh(d: Draft) -> str:
+    """Draw a hardtanh."""
     return f"F.hardtanh({d.pick()}, {d.one_of(-1, 0, d.number(-2, -0.3))}, {d.one_of(1, 6, d.number(0.3, 2))})"
 
 
 @operation("activation")
 def clamp(d: Draft) -> str:
+    """Draw a clamp."""
     x, low, high = d.pick(), d.number(-1, 0), d.number(0.2, 2)
     return d.one_of(
         f"{x}.clamp({low}, {high})", f"{x}.clamp(min={low})", f"{x}.clamp(max={high})", f"torch.clamp_min({x}, {low})",
@@ -80,12 +86,14 @@ def clamp(d: Draft) -> str:
 
 @operation("activation")
 def softmax(d: Draft) -> str:
+    """Draw a softmax or a log-softmax."""
     x = d.pick(2)
     return f"F.{d.one_of('softmax', 'softmax', 'log_softmax', 'softmin')}({x}, {d.axis(x)})"
 
 
 @operation("activation")
 def glu(d: Draft) -> str:
+    """Draw a gated linear unit."""
     x = d.pick(2)
     even = [n for n, size in enumerate(d.shape(x)) if n and size % 2 == 0]
     return f"F.glu({x}, {d.one_of(*even)})"
@@ -93,6 +101,7 @@ def glu(d: Draft) -> str:
 
 @operation("activation")
 def positive(d: Draft) -> str:
+    """Draw a function of positive values."""
     x = d.pick()
     return d.one_of(
         f"({x}.abs() + 0.5).log()", f"({x} ** 2 + 0.1).sqrt()", f"({x} * 0.3).exp()", f"({x}.abs() + 1).rsqrt()",
@@ -106,6 +115,7 @@ def positive(d: Draft) -> str:
 
 @operation("arithmetic")
 def with_number(d: Draft) -> str:
+    """Draw an operation with a number."""
     x, number = d.pick(), d.number(-2, 2)
     return d.one_of(
         f"{x} + {number}", f"{number} - {x}", f"{x} * {number}", f"{x} / {d.number(0.5, 3)}", f"{x} - {number}",
@@ -115,6 +125,7 @@ def with_number(d: Draft) -> str:
 
 @operation("arithmetic")
 def with_other(d: Draft) -> str:
+    """Draw an operation of two values."""
     x = d.pick()
     y = d.pick(shape=d.shape(x), besides=x if d.chance(0.8) else "")
     return d.one_of(
@@ -137,6 +148,7 @@ def with_mean(d: Draft) -> str:
 
 @operation("arithmetic")
 def with_parameter(d: Draft) -> str:
+    """Draw an operation with a parameter."""
     x = d.pick(2)
     shape = d.shape(x)
     start = d.random.randrange(1, len(shape))
@@ -151,6 +163,7 @@ def with_parameter(d: Draft) -> str:
 
 @operation("arithmetic")
 def with_constant(d: Draft) -> str:
+    """Draw an operation with a constant."""
     x = d.pick(2)
     last = d.shape(x)[-1]
     return d.one_of(
@@ -165,6 +178,7 @@ def with_constant(d: Draft) -> str:
 
 @operation("reduction")
 def reduced(d: Draft) -> str:
+    """Draw a reduction."""
     x = d.pick(3)
     rank = len(d.shape(x))
     axes: int | tuple[int, ...] = d.axis(x)
@@ -181,6 +195,7 @@ def reduced(d: Draft) -> str:
 
 @operation("rare")
 def rare_reduction(d: Draft) -> str:
+    """Draw a rare reduction."""
     x = d.pick(3)
     axis, keep = d.axis(x, 0), d.one_of("", ", keepdim=True")
     kind = d.one_of("var", "std", "amin", "min", "logsumexp", "prod", "norm")
@@ -196,6 +211,7 @@ def rare_reduction(d: Draft) -> str:
 
 @operation("resample")
 def interpolate(d: Draft) -> str:
+    """Draw an interpolation."""
     x = d.pick(3, 4)
     dims = len(d.shape(x)) - 2
     smooth = "bilinear" if dims == 2 else "linear"
@@ -210,6 +226,7 @@ def interpolate(d: Draft) -> str:
 
 @operation("resample")
 def shuffled(d: Draft) -> str:
+    """Draw a shuffle of pixels or channels."""
     x = d.pick(4, 4)
     channels = d.shape(x)[1]
     kind = d.one_of("pixel_shuffle", "pixel_unshuffle", "channel_shuffle")
@@ -223,6 +240,7 @@ def shuffled(d: Draft) -> str:
 
 @operation("matrix")
 def product(d: Draft) -> str:
+    """Draw a matrix product."""
     x = d.pick(3, 4)
     kind = d.one_of("gram", "gram", "attention", "parameter", "scores")
     if kind == "gram":

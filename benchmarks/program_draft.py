@@ -62,6 +62,7 @@ class Text:
         return stirred(made).train()
 
     def input(self, seed: int) -> torch.Tensor:
+        """Return the program's input."""
         return torch.randn(self.shape, generator=torch.Generator().manual_seed(seed))
 
 
@@ -73,6 +74,7 @@ class Draft:
     """The program being drawn: the functions of `program_vocabulary` draw from it and write into it."""
 
     def __init__(self, seed: str, shape: tuple[int, ...]) -> None:
+        """Begin a program with an input of this shape."""
         self.random = random.Random(seed)
         torch.manual_seed(self.random.getrandbits(48))
         self.text = Text(shape)
@@ -84,6 +86,7 @@ class Draft:
     # ---- what is there ----
 
     def shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of a value."""
         return tuple(self._space[name].shape)
 
     def pick(self, least: int = 1, most: int = 9, besides: str = "", shape: tuple[int, ...] | None = None) -> str:
@@ -108,6 +111,7 @@ class Draft:
     # ---- numbers ----
 
     def number(self, low: float, high: float) -> float:
+        """Draw a number."""
         return round(self.random.uniform(low, high), self.random.choice((1, 2, 3)))
 
     def exact(self, low: float, high: float) -> float:
@@ -115,9 +119,11 @@ class Draft:
         return round(self.random.uniform(low, high) * 64) / 64
 
     def one_of(self, *choices: Any) -> Any:
+        """Draw one of the choices."""
         return self.random.choice(choices)
 
     def chance(self, probability: float) -> bool:
+        """Return True with this probability."""
         return self.random.random() < probability
 
     # ---- what is written ----
@@ -127,9 +133,11 @@ class Draft:
         return self._hold("layer", text)
 
     def parameter(self, *shape: int) -> str:
+        """Declare a parameter and return its name."""
         return self._hold("weight", f"nn.Parameter(torch.randn({', '.join(map(str, shape))}) * 0.5 + 0.1)")
 
     def buffer(self, *shape: int) -> str:
+        """Declare a buffer and return its name."""
         self._count += 1
         name = f"buffer{self._count}"
         persistent = "" if self.chance(0.7) else ", persistent=False"
@@ -148,6 +156,7 @@ class Draft:
         return f"self.{kind}{self._count}"
 
     def name(self) -> str:
+        """Return a new name."""
         self._count += 1
         return f"v{self._count}"
 

@@ -9,6 +9,7 @@ from program_draft import Draft, operation
 
 @operation("layer")
 def conv2d(d: Draft) -> str:
+    """Draw a 2-D convolution."""
     x = d.pick(4, 4)
     channels = d.shape(x)[1]
     groups = d.one_of(1, 1, 1, channels)
@@ -26,6 +27,7 @@ def conv2d(d: Draft) -> str:
 
 @operation("layer")
 def conv1d(d: Draft) -> str:
+    """Draw a 1-D convolution."""
     x = d.pick(3, 3)
     channels = d.shape(x)[1]
     kernel = d.one_of(1, 2, 3)
@@ -38,6 +40,7 @@ def conv1d(d: Draft) -> str:
 
 @operation("layer")
 def conv_transpose2d(d: Draft) -> str:
+    """Draw a transposed convolution."""
     x = d.pick(4, 4)
     channels, stride = d.shape(x)[1], d.one_of(1, 2, 3)
     own = d.layer(
@@ -49,12 +52,14 @@ def conv_transpose2d(d: Draft) -> str:
 
 @operation("layer")
 def linear(d: Draft) -> str:
+    """Draw a linear layer."""
     x = d.pick(2)
     return d.layer(f"nn.Linear({d.shape(x)[-1]}, {d.one_of(1, 3, 5, 6)}, bias={d.chance(0.7)})") + f"({x})"
 
 
 @operation("layer")
 def norm(d: Draft) -> str:
+    """Draw a normalization."""
     x = d.pick(3, 4)
     shape = d.shape(x)
     channels, dims = shape[1], len(shape) - 2
@@ -81,6 +86,7 @@ def norm(d: Draft) -> str:
 
 @operation("layer")
 def max_pool(d: Draft) -> str:
+    """Draw a maximum pooling."""
     x = d.pick(3, 4)
     dims = len(d.shape(x)) - 2
     kernel = d.one_of(2, 3, "(2, 3)", "(1, 2)") if dims == 2 else d.one_of(2, 3)
@@ -91,6 +97,7 @@ def max_pool(d: Draft) -> str:
 
 @operation("layer")
 def average_pool(d: Draft) -> str:
+    """Draw an average pooling."""
     x = d.pick(3, 4)
     dims = len(d.shape(x)) - 2
     kernel = d.one_of(2, 3, "(2, 3)") if dims == 2 else d.one_of(2, 3)
@@ -102,6 +109,7 @@ def average_pool(d: Draft) -> str:
 
 @operation("layer")
 def adaptive_pool(d: Draft) -> str:
+    """Draw an adaptive pooling."""
     x = d.pick(3, 4)
     dims = len(d.shape(x)) - 2
     size = d.one_of("1", "2", "3", "(3, 2)", "(1, 4)") if dims == 2 else d.one_of("1", "2", "3")
@@ -110,7 +118,7 @@ def adaptive_pool(d: Draft) -> str:
 
 @operation("layer")
 def shared_layer(d: Draft) -> None:
-    """A layer that is called twice, or a layer with the parameters of another one."""
+    """Draw a layer that is called twice, or a layer with the parameters of another."""
     x = d.pick(3, 4)
     channels, dims = d.shape(x)[1], len(d.shape(x)) - 2
     kind = d.one_of("conv", "norm", "prelu", "tied", "linear")

@@ -60,22 +60,26 @@ def whole_view(d: Draft, x: str) -> str:
 
 @operation("view")
 def partial_view(d: Draft) -> str:
+    """Draw a view of a part."""
     return part(d, d.pick(2))
 
 
 @operation("view")
 def other_shape(d: Draft) -> str:
+    """Draw a view in another shape."""
     return whole_view(d, d.pick(2))
 
 
 @operation("view")
 def reordered(d: Draft) -> str:
+    """Draw a view with other axes or another order of axes."""
     x = d.pick(3)
     return d.one_of(f"{x}.transpose({d.axis(x, 0)}, {d.axis(x, 0)})", f"{x}.movedim({d.axis(x, 0)}, {d.axis(x, 0)})")
 
 
 @operation("view")
 def parts(d: Draft) -> None:
+    """Draw parts of a value."""
     x = d.pick(2)
     axis = d.axis(x, 0.01)
     size = d.shape(x)[axis]
@@ -99,6 +103,7 @@ def parts(d: Draft) -> None:
 
 @operation("view")
 def expanded(d: Draft) -> str:
+    """Draw an expanded value."""
     x = d.pick(2)
     shape = d.shape(x)
     wanted = [size if size > 1 or n == 0 else d.one_of(1, 3, 5) for n, size in enumerate(shape)]
@@ -110,6 +115,7 @@ def expanded(d: Draft) -> str:
 
 @operation("view")
 def same_view(d: Draft) -> str:
+    """Draw a view of the whole value."""
     x = d.pick()
     return x + d.one_of(".contiguous()", ".clone()", f".view_as({x})")
 
@@ -150,25 +156,28 @@ def change(d: Draft, view: str) -> str:
 
 @operation("in place")
 def whole_changed(d: Draft) -> None:
+    """Draw a write in place to a whole value."""
     x = fresh(d)
     d.write(change(d, x), x)
 
 
 @operation("in place")
 def part_changed(d: Draft) -> None:
+    """Draw a write in place to a part of a value."""
     x = fresh(d)
     d.write(change(d, part(d, x)), x)
 
 
 @operation("in place")
 def view_changed(d: Draft) -> None:
+    """Draw a write in place through a view."""
     x = fresh(d)
     d.write(change(d, whole_view(d, x)), x)
 
 
 @operation("in place")
 def named_view_changed(d: Draft) -> None:
-    """A view that is read, changed and read again beside its base."""
+    """Draw a view that is read, changed and read again beside its base."""
     x = fresh(d)
     view = d.let(part(d, x) if d.chance(0.6) else whole_view(d, x))
     d.write(change(d, view if d.chance(0.6) else x), view, x)
@@ -176,6 +185,7 @@ def named_view_changed(d: Draft) -> None:
 
 @operation("in place")
 def view_of_view_changed(d: Draft) -> None:
+    """Draw a write in place through a view of a view."""
     x = fresh(d)
     view = d.let(whole_view(d, x))
     d.write(change(d, part(d, view)), view, x)
@@ -183,6 +193,7 @@ def view_of_view_changed(d: Draft) -> None:
 
 @operation("in place")
 def slice_assigned(d: Draft) -> None:
+    """Draw an assignment to a slice."""
     x = fresh(d)
     shape = d.shape(x)
     axis = d.random.randrange(1, len(shape))
@@ -206,6 +217,7 @@ def fresh(d: Draft) -> str:
 
 @operation("join")
 def cat(d: Draft) -> str:
+    """Draw a concatenation."""
     x = d.pick(2)
     axis = d.axis(x, 0.02) % len(d.shape(x))
     alike = [
@@ -220,6 +232,7 @@ def cat(d: Draft) -> str:
 
 @operation("join")
 def stack(d: Draft) -> str:
+    """Draw a stack."""
     x = d.pick(1, 4)
     y = d.pick(shape=d.shape(x))
     made = f"torch.stack(({x}, {y}), {d.random.randrange(1, len(d.shape(x)) + 1)})"
@@ -228,6 +241,7 @@ def stack(d: Draft) -> str:
 
 @operation("join")
 def pad(d: Draft) -> str:
+    """Draw a padding."""
     x = d.pick(3, 4)
     dims = len(d.shape(x)) - 2
     mode = d.one_of("zero", "zero", "zero", "constant", "reflect", "replicate")
@@ -241,6 +255,7 @@ def pad(d: Draft) -> str:
 
 @operation("join")
 def roll(d: Draft) -> str:
+    """Draw a roll."""
     x = d.pick(2)
     if len(d.shape(x)) == 4 and d.chance(0.4):
         return f"torch.roll({x}, ({d.one_of(-1, 1, 2)}, {d.one_of(-2, 1, 5)}), (2, 3))"
@@ -249,6 +264,7 @@ def roll(d: Draft) -> str:
 
 @operation("rare")
 def rare_resampling(d: Draft) -> str:
+    """Draw a rare resampling."""
     x = d.pick(4, 4)
     mode = d.one_of("bicubic", "nearest-exact")
     if d.chance(0.3):
@@ -258,6 +274,7 @@ def rare_resampling(d: Draft) -> str:
 
 @operation("rare")
 def repeated(d: Draft) -> str:
+    """Draw a repetition."""
     x = d.pick(2, 4)
     axis = d.axis(x, 0)
     times = [1] * len(d.shape(x))
@@ -270,6 +287,7 @@ def repeated(d: Draft) -> str:
 
 @operation("region")
 def without_gradient(d: Draft) -> None:
+    """Draw a region without gradients."""
     x, name = d.pick(2), d.name()
     inner = d.one_of(f"{x}.tanh()", f"{x} * 2 + 1", f"{x}.mean(1, keepdim=True)", f"F.relu({x})")
     d.write(f"with torch.no_grad():\n    {name} = {inner}", name)
@@ -279,16 +297,19 @@ def without_gradient(d: Draft) -> None:
 
 @operation("region")
 def detached(d: Draft) -> str:
+    """Draw a detached value."""
     x = d.pick(2)
     return d.one_of(f"{x} * {x}.detach()", f"{x} - {x}.detach().mean(1, keepdim=True)", f"{x} + {x}.detach().relu()")
 
 
 @operation("region")
 def branches(d: Draft) -> str:
+    """Draw branches."""
     x = d.pick(2)
     return f"{d.let(f'{x}.tanh()')} {d.one_of('+', '*')} {d.let(f'F.relu({x})')}"
 
 
 @operation("region")
 def no_dropout(d: Draft) -> str:
+    """Draw a dropout that drops nothing."""
     return d.one_of(f"F.dropout({d.pick()}, 0.4, training=False)", f"F.dropout({d.pick()}, 0.0)")

@@ -231,8 +231,10 @@ def run(folder: Path, options: argparse.Namespace) -> None:
 
 
 def summarise(rows: Sequence[dict[str, Any]]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Return the totals, and a row for each operation: programs that have it, how many of them were accepted, and how
-    many refusals name it."""
+    """Return the totals, and a row for each operation.
+
+    A row has the programs with the operation, how many of them were accepted, and how many refusals name it.
+    """
     verdicts = Counter(row["verdict"] for row in rows)
     programs: Counter[str] = Counter()
     accepted: Counter[str] = Counter()
@@ -309,6 +311,7 @@ def replay(options: argparse.Namespace) -> None:
 
 
 def main() -> None:
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--programs", type=int, default=30_000)
     parser.add_argument("--seed", type=int, default=0)

@@ -1,4 +1,4 @@
-"""What becomes of a training on several GPUs when a rank dies, has no memory, or is late: the digits example.
+"""Trainings of the digits on several GPUs of which a rank dies, has no memory, or is late.
 
 `killed`: one rank gets SIGKILL at a random moment, from its start on, in every trial; counted are trials in which all
 processes ended within 10 s, in which the checkpoint was whole, and the slowest end. Then the training goes on from the
@@ -41,13 +41,14 @@ WHAT = ("out of memory", "late", "killed")
 
 @dataclass(frozen=True)
 class Training:
-    """Of the digits on `ranks` ranks. `folder` has the package and the data."""
+    """A training of the digits on `ranks` ranks; `folder` has the package and the data."""
 
     folder: Path
     device: str
     ranks: int
 
     def command(self, name: str, epochs: int, *options: str) -> list[str]:
+        """Return the command line of a training."""
         return [
             *(*MBC, "train", str(self.folder / "net"), "--data", str(self.folder / "digits.train.npz")),
             *("--gpus", str(self.ranks)),
@@ -56,16 +57,18 @@ class Training:
         ]
 
     def file(self, name: str) -> Path:
+        """Return the path of a checkpoint."""
         return self.folder / f"{name}.safetensors"
 
     def started(self, name: str, epochs: int, *options: str, **more: str) -> subprocess.Popen[str]:
+        """Start a training and return its process."""
         return subprocess.Popen(
             self.command(name, epochs, *options), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
             cwd=ROOT, env=os.environ | more, start_new_session=True,
         )  # fmt: skip
 
     def is_whole(self, name: str) -> bool:
-        """The checkpoint, where there is one already."""
+        """Return whether the checkpoint is whole, or not written yet."""
         try:
             return not self.file(name).exists() or len(load_file(self.file(name))) > 0
         except SafetensorError:
@@ -73,6 +76,7 @@ class Training:
 
 
 def prepared(folder: Path, device: str, ranks: int) -> Training:
+    """Build the package and write the data."""
     example = ROOT / "examples" / "01_digits"
     prepare = [sys.executable, str(example / "prepare.py"), str(folder)]
     compile_ = [*MBC, "compile", str(example / "net.mbc"), "--gpus", str(ranks), "--output", str(folder / "net")]
@@ -83,7 +87,7 @@ def prepared(folder: Path, device: str, ranks: int) -> Training:
 
 
 def parents() -> dict[int, int]:
-    """Of every process that runs, by its number."""
+    """Return the parent of every running process, by number."""
     found: dict[int, int] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal():
@@ -97,7 +101,7 @@ def parents() -> dict[int, int]:
 
 
 def ranks_of(process: subprocess.Popen[str]) -> list[int]:
-    """The processes below it that have none below them: the ranks, under whatever launcher."""
+    """Return the descendants of a process that have no children: the ranks, under any launcher."""
     known = parents()
     below = {process.pid}
     while more := {child for child, parent in known.items() if parent in below} - below:
@@ -106,6 +110,7 @@ def ranks_of(process: subprocess.Popen[str]) -> list[int]:
 
 
 def all_ranks(process: subprocess.Popen[str], count: int) -> list[int]:
+    """Wait until all ranks run, and return their processes."""
     until = time.monotonic() + HANG_S
     while time.monotonic() < until and process.poll() is None:
         ranks = ranks_of(process)
@@ -116,7 +121,7 @@ def all_ranks(process: subprocess.Popen[str], count: int) -> list[int]:
 
 
 def ended(process: subprocess.Popen[str], ranks: list[int]) -> tuple[float | None, str]:
-    """How long until all processes have ended, None for never; and what was printed."""
+    """Return the seconds until all processes ended (None: never), and their output."""
     began = time.monotonic()
     try:
         text, _ = process.communicate(timeout=HANG_S)
@@ -131,6 +136,7 @@ def ended(process: subprocess.Popen[str], ranks: list[int]) -> tuple[float | Non
 
 
 def kill(training: Training, number: int) -> dict[str, Any]:
+    """Kill one rank at a random moment, and return what followed."""
     draws = random.Random(number)
     name = f"killed{number}"
     process = training.started(name, 100_000)
@@ -150,6 +156,7 @@ def kill(training: Training, number: int) -> dict[str, Any]:
 
 
 def killed(training: Training, count: int, together: int) -> dict[str, Any]:
+    """Return the row of all kills."""
     with ThreadPoolExecutor(together) as pool:
         trials = list(pool.map(lambda number: kill(training, number), range(count)))
     times = [t["seconds"] for t in trials if t["seconds"] is not None]
@@ -169,7 +176,7 @@ def killed(training: Training, count: int, together: int) -> dict[str, Any]:
 
 
 def resumes(training: Training, name: str) -> bool:
-    """Whether training goes on from the checkpoint, for a while: Ctrl-C ends it, and saves."""
+    """Return whether training resumes from the checkpoint for a while; Ctrl-C ends it, and saves."""
     before = training.file(name).read_bytes()
     process = training.started(name, 100_000, "--resume", str(training.file(name)))
     all_ranks(process, training.ranks)
@@ -180,7 +187,7 @@ def resumes(training: Training, name: str) -> bool:
 
 
 def late(training: Training, wait_s: float, epochs: int) -> dict[str, Any]:
-    """The second rank stops for `wait_s` in the middle of its epochs."""
+    """Return the row of a training whose second rank stops for `wait_s` in the middle of its epochs."""
     process = training.started("on time", epochs)
     process.communicate(timeout=MOST_S)
     process = training.started("late", epochs)
@@ -198,6 +205,7 @@ def late(training: Training, wait_s: float, epochs: int) -> dict[str, Any]:
 
 
 def out_of_memory(training: Training) -> dict[str, Any]:
+    """Return the row of a training without memory on its second GPU."""
     holding = (
         "import sys, pycuda.driver as d; d.init(); c = d.Device(1).make_context(); "
         "m = d.mem_alloc(d.mem_get_info()[0] - (64 << 20)); print('held', flush=True); sys.stdin.read()"
@@ -220,6 +228,7 @@ def out_of_memory(training: Training) -> dict[str, Any]:
 
 
 def main() -> None:
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gpus", type=int, default=2, help="that train (default 2)")
     parser.add_argument("--only", nargs="*", default=WHAT, choices=WHAT)

@@ -61,6 +61,7 @@ class Case:
 
     @property
     def job(self) -> Job:
+        """Job of the case's network."""
         settings = (("batch", str(self.batch)), *self.settings)
         return (
             Job(self.name, Source(f"{self.name}.mbc", self.text), settings)
@@ -86,9 +87,11 @@ class Trainer:
 
     @property
     def source(self) -> Path:
+        """Path of the source."""
         return self.folder / "net.mbc"
 
     def data(self, steps: int) -> Path:
+        """Write the data of so many steps, and return its path."""
         network = self.case.job.lowered().network
         draws, file = np.random.default_rng(0), self.folder / "data.npz"
         arrays: dict[str, NDArray[Any]] = {}
@@ -116,7 +119,7 @@ class Trainer:
         return found
 
     def states(self, package: Path, data: Path, name: str, ranks: int = 1) -> States:
-        """After the epoch."""
+        """Return the states after one epoch."""
         checkpoint = self.folder / f"{name}.safetensors"
         command = [
             *(sys.executable, "-m", "mbc.cli", "train", str(package), "--gpus", str(ranks)),
@@ -134,7 +137,10 @@ def _run(command: list[str]) -> None:
 
 
 def distances(one: States, other: States) -> tuple[float, float]:
-    """The median and the largest, over states, of the norm of the difference over that of the state."""
+    """Return the median and the largest distance of the states.
+
+    A distance is the norm of the difference over the norm of the state.
+    """
     assert one.keys() == other.keys()
     found = [
         float(np.linalg.norm((one[name].astype(np.float64) - other[name]).ravel()) / np.linalg.norm(one[name].ravel()))
@@ -145,6 +151,7 @@ def distances(one: States, other: States) -> tuple[float, float]:
 
 
 def compared(case: Case, ranks: int, steps: int, device: str) -> dict[str, Any]:
+    """Return the row of a case."""
     with tempfile.TemporaryDirectory(prefix="mbc-ranks-") as folder:
         trainer = Trainer(case, Path(folder), device)
         trainer.source.write_text(case.job.source.text)
@@ -175,6 +182,7 @@ def compared(case: Case, ranks: int, steps: int, device: str) -> dict[str, Any]:
 
 
 def main() -> None:
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--steps", type=int, default=20)

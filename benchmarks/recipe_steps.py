@@ -62,6 +62,7 @@ class Feature:
     target: str = "C"
 
     def job(self, precision: str) -> Job:
+        """Return the job of the feature's network."""
         declared = "target[batch] : class" if self.target == "C" else f"target[batch, {CLASSES}] : float"
         text = NETWORK % (BATCH, declared, CLASSES, self.loss, self.recipe)
         return Job(self.name, Source("small.mbc", text), (("train.precision", precision),))
@@ -91,6 +92,7 @@ FEATURES = (
 
 
 def mini_batches(feature: Feature, rows: int, steps: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Yield the mini-batches."""
     random = np.random.default_rng(0)
     for _ in range(steps):
         image = random.standard_normal((rows, 8, 12, 12)).astype(np.float32)
@@ -128,6 +130,7 @@ def by_torch(job: Job, feature: Feature, steps: int, device: str, dtype: Any, au
 
 
 def by_mbc(job: Job, feature: Feature, steps: int, device: str, folder: Path) -> dict[str, np.ndarray]:
+    """Return the states after the steps of mbc."""
     where: Any = job.plan()
     if device == "cuda":
         built = build(job, folder)
@@ -149,6 +152,7 @@ def by_mbc(job: Job, feature: Feature, steps: int, device: str, folder: Path) ->
 
 
 def row_of(feature: Feature, precision: str, steps: int, device: str) -> dict[str, Any]:
+    """Return the row of a feature: the distance of mbc's states from PyTorch's."""
     job = feature.job(precision)
     gpu = "auto" if device == "cuda" else "h200"
     job = Job(job.name, job.source, job.settings, gpu=gpu)
@@ -175,6 +179,7 @@ def tried(number: int, precision: str, steps: int, device: str) -> dict[str, Any
 
 
 def main() -> None:
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=50)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")

@@ -1,4 +1,4 @@
-"""What every benchmark writes: figures as JSON with what they were measured on, and a short table."""
+"""Results of benchmarks: figures as JSON with the machine and versions that they come from, and a short table."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def environment() -> dict[str, Any]:
 
 
 def build_kernels(precision: str) -> None:
-    """Compiles every kernel of mbc for this GPU into mbc's cache, before processes need it side by side."""
+    """Compile every kernel of mbc for this GPU into mbc's cache, before processes need it side by side."""
     from mbc.codegen.build import build_kernel_library
     from mbc.codegen.toolchain import find_toolchain
     from mbc.hardware.target import find_device
@@ -66,7 +66,7 @@ def build_kernels(precision: str) -> None:
 
 
 def attempt(work: Callable[[], dict[str, Any]], name: str) -> dict[str, Any]:
-    """The result of `work`, or its failure: one item never takes the others with it."""
+    """Return the result of `work`, or its failure, so that one failing item does not end the others."""
     try:
         return {"name": name, **work()}
     except BaseException as error:  # also SystemExit of a library; Ctrl-C is the only one let through
@@ -101,18 +101,21 @@ def start(main: Callable[[], None]) -> None:
 
 @dataclass
 class Results:
-    """Rows of `results/<name>.json` by their names, written after every one: a benchmark that was cut off goes on where
-    it stopped."""
+    """Rows of `results/<name>.json` by their names, written after every change.
+
+    A benchmark that was cut off continues with the rows that are missing.
+    """
 
     name: str
     more: dict[str, Any]
     rows: dict[str, dict[str, Any]]
 
     def done(self, row: str) -> bool:
-        """Whether there is such a row, and it did not fail."""
+        """Return whether there is such a row, and it did not fail."""
         return row in self.rows and "failed" not in self.rows[row]
 
     def put(self, row: dict[str, Any]) -> None:
+        """Add or replace a row, and write the file."""
         self.rows[row["name"]] = row
         write(self.name, list(self.rows.values()), **self.more)
 
@@ -125,7 +128,10 @@ class Results:
 
 
 def current_rows(name: str) -> list[dict[str, Any]]:
-    """Rows of `results/<name>.json`, in the folder of this run or in the checkout's, if the code of today made them."""
+    """Return the rows of `results/<name>.json` if the code of today made them, otherwise none.
+
+    The file is looked for in the folder of this run, then in the checkout's.
+    """
     from mbc.provenance import digests
 
     for path in (folder / f"{name}.json" for folder in (RESULTS, ROOT / "benchmarks" / "results")):
@@ -135,10 +141,12 @@ def current_rows(name: str) -> list[dict[str, Any]]:
 
 
 def results(name: str, again: bool = False, current: bool = False, **more: Any) -> Results:
-    """What is there of `results/<name>.json`, in the folder of this run or in the checkout's; nothing if `again`.
+    """Return the earlier rows of `results/<name>.json`; none if `again`.
 
-    Rows of other code than today's say so, and on which GPU they were made, since the file will be today's. `current`:
-    of other code, or made otherwise than `more` says, none are taken."""
+    The file is looked for in the folder of this run, then in the checkout's. Rows that other code made name
+    that code and their GPU, since the file will carry today's. With `current`, no rows are taken that other
+    code made, or that were made with other settings than `more`.
+    """
     from mbc.provenance import digests
 
     for folder in () if again else (RESULTS, ROOT / "benchmarks" / "results"):
@@ -164,7 +172,7 @@ def write(name: str, rows: Sequence[Mapping[str, Any]], **more: Any) -> Path:
 
 
 def show(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> None:
-    """A table of these columns; failures at the end of their line."""
+    """Print a table of these columns, with failures at the end of their line."""
     cells = [list(columns)] + [[_text(row.get(c)) for c in columns] for row in rows]
     widths = [max(len(line[i]) for line in cells) for i in range(len(columns))]
     for line, row in zip(cells, [{}, *rows], strict=True):

@@ -1,10 +1,10 @@
-"""What `sanitizer.py` runs: the steps to look at, one package built, or one step of it taken without a CUDA graph.
+"""The steps that `sanitizer.py` examines: builds one package, or takes one step of it without a CUDA graph.
 
-`peer` is the step of ResNet-18 by PyTorch: what a tool says of it too is of cuDNN, or of the tool. `probe` and
-`warp_probe` are kernels without a race, which hand shared memory on by an mbarrier as mbc's pipelines do
-(racecheck_probe.cu): at which every lane arrives, or one for its warp.
+    python benchmarks/sanitized_step.py build NAME PRECISION FOLDER | run FOLDER
 
-python benchmarks/sanitized_step.py build NAME PRECISION FOLDER | run FOLDER
+`peer` is the step of ResNet-18 by PyTorch: a report on it concerns cuDNN, or the tool. `probe` and
+`warp_probe` are kernels without a race (racecheck_probe.cu), which hand shared memory on by an mbarrier as
+mbc's pipelines do: every lane arrives at it in `probe`, one lane for its warp in `warp_probe`.
 """
 
 from __future__ import annotations
@@ -34,8 +34,10 @@ PROBE = Path(__file__).resolve().with_name("racecheck_probe.cu")
 
 @dataclass(frozen=True)
 class Case:
-    """A network and what its plan does without. `shows`: what there must be in the plan; within a budget where there is
-    none without."""
+    """A network and the techniques that its plan does without.
+
+    `shows` is a property that the plan must have, within a budget if the plan without one lacks it.
+    """
 
     network: str
     shows: Callable[[Plan], bool] = lambda plan: True
@@ -45,17 +47,19 @@ class Case:
 
 
 def offloads(plan: Plan) -> bool:
+    """Return whether the plan offloads values."""
     return any(isinstance(launch.work, Copy) for launch in plan.train.launches)
 
 
 def recomputes_fused(plan: Plan) -> bool:
-    """A value is recomputed in a launch of several operations."""
+    """Return whether a launch of several operations recomputes a value."""
     launches = plan.train.launches
     found = techniques(plan, plan.train).recomputed
     return any(len(launches[number].operations) > 1 for one in found for number in one.launches)
 
 
 def is_concurrent(plan: Plan) -> bool:
+    """Return whether the plan has a concurrent stream."""
     return any(launch.stream is Stream.CONCURRENT for launch in plan.train.launches)
 
 
@@ -78,19 +82,22 @@ PRECISIONS = ("fp32", "bf16")
 
 
 def own_kernels(plan: Plan) -> set[str]:
-    """Those of mbc: libraries choose theirs by shape, and are their makers' to check."""
+    """Return the plan's kernels of mbc; libraries choose theirs by shape, and their makers check these."""
     works = (launch.work for program in (plan.train, plan.infer) for launch in program.launches)
     return {work.name for work in works if isinstance(work, Kernel) and work.provider == "mbc"}
 
 
 def job_of(case: Case, precision: str, gpu: str) -> Job:
+    """Return the job of a case."""
     job = replace(example(case.network, ("train.precision", precision)), gpu=gpu)
     return job.with_options(without=case.without, providers=case.providers)
 
 
 def chosen(case: Case, precision: str, gpu: str = "auto") -> Job:
-    """The job with small images and the smallest batch whose plan has all kernels of mbc that the largest batch has,
-    and shows what it is to show."""
+    """Return the job with small images and the smallest batch that is representative.
+
+    Its plan has all kernels of mbc that the largest batch has, and the property that the case is to show.
+    """
     job = job_of(case, precision, gpu)
     wanted = own_kernels(small(job, BATCHES[-1]).plan())
     for batch in BATCHES:
@@ -104,7 +111,7 @@ def chosen(case: Case, precision: str, gpu: str = "auto") -> Job:
 
 
 def budgeted(case: Case, job: Job, free: Plan) -> Job | None:
-    """Within a budget in which the plan shows what it is to show; None where there is none, or nothing to show."""
+    """Return the job within a budget whose plan has the property of the case; None if no budget gives it."""
     if case.shows(free):
         return None
     for share in SHARES:
@@ -119,6 +126,7 @@ def budgeted(case: Case, job: Job, free: Plan) -> Job | None:
 
 
 def build(name: str, precision: str, folder: Path) -> None:
+    """Build the package of a case."""
     if name in PROBES:
         folder.mkdir()
         nvcc = shutil.which("nvcc") or "/usr/local/cuda/bin/nvcc"
@@ -150,6 +158,7 @@ def peer_step(precision: str) -> float:
 
 
 def main() -> None:
+    """Run the command line."""
     if sys.argv[1] == "build":
         build(sys.argv[2], sys.argv[3], Path(sys.argv[4]))
         return

@@ -1,12 +1,14 @@
-"""compute-sanitizer over one step and one forward pass, launch by launch, of every case of `sanitized_step.py`:
-memcheck and initcheck of digits, ResNet-18, U-Net, MobileNet-V2, and plans with offloading, fused recomputation and
-a concurrent stream, in fp32 and bf16; racecheck and synccheck of steps whose every kernel is mbc's own.
+"""compute-sanitizer over one step and one forward pass, launch by launch, of every case of `sanitized_step.py`.
 
-Several are looked at side by side: nothing is timed. A look that is clean is not repeated while the code is the same: a
-call goes on where the one before stopped. Each takes at most `--limit` seconds, after which it counts as not clean.
+memcheck and initcheck examine digits, ResNet-18, U-Net, MobileNet-V2, and plans with offloading, fused
+recomputation and a concurrent stream, in fp32 and bf16. racecheck and synccheck examine steps whose every
+kernel is mbc's own.
+
+Several cases are examined side by side, because nothing is timed. A clean case is not repeated while the
+code is the same: a call continues where the call before stopped. Each case takes at most `--limit` seconds,
+after which it counts as not clean. The exit status is 0 if all are clean.
 
     python benchmarks/sanitizer.py [--for 540] [--limit 280] [--workers 4] [--only WORD ...]
-    exit status 0: all are clean
 """
 
 from __future__ import annotations
@@ -38,6 +40,7 @@ class Said:
     """`sanitizer.txt`: the code, the date, the GPU, and one line a look."""
 
     def __init__(self) -> None:
+        """Read the lines that today's code made."""
         self.lines: dict[Look, str] = {}
         self._turn = Lock()
         for path in (RESULTS / FILE, ROOT / "benchmarks" / "results" / FILE):
@@ -48,9 +51,11 @@ class Said:
                 break
 
     def clean(self, look: Look) -> bool:
+        """Return whether a case was examined and is clean."""
         return ": exit 0," in self.lines.get(look, "")
 
     def put(self, look: Look, told: str) -> None:
+        """Add a line, and write the file."""
         with self._turn:
             self.lines[look] = f"{' '.join(look)}: {told}"
             print(self.lines[look], flush=True)
@@ -70,7 +75,7 @@ def _has_gpu() -> bool:
 
 
 def build(name: str, precision: str, folder: Path, limit_s: float) -> str:
-    """Nothing, or why the package was not built."""
+    """Return an empty text, or why the package was not built."""
     command = [sys.executable, str(SCRIPT), "build", name, precision, str(folder)]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=limit_s)
@@ -82,7 +87,7 @@ def build(name: str, precision: str, folder: Path, limit_s: float) -> str:
 
 
 def look_at(folder: Path, tool: str, limit_s: float) -> str:
-    """How the tool ended, and its summary; what it found is printed."""
+    """Return the exit status of the tool and its summary; its findings are printed."""
     command = ["compute-sanitizer", "--tool", tool, "--error-exitcode", "9"]
     command += [sys.executable, str(SCRIPT), "run", str(folder)]
     try:
@@ -100,6 +105,7 @@ def look_at(folder: Path, tool: str, limit_s: float) -> str:
 
 
 def main() -> None:
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--for", dest="for_s", type=float, default=540.0, metavar="S", help="begin no more then")
     parser.add_argument("--limit", type=float, default=280.0, metavar="S", help="of one look, and of one build")

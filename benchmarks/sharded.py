@@ -38,7 +38,7 @@ Judge = Callable[[int, int], Verdict]  # of a seed and a number; a function of a
 
 @dataclass(frozen=True)
 class Asked:
-    """What the command line says."""
+    """The options of the command line."""
 
     cases: int
     seed: int
@@ -133,7 +133,7 @@ def _title(chunk: range) -> str:
 
 
 def _judged(judge: Judge, options: Asked, chunks: Sequence[range], started: float) -> Iterator[dict[str, Any]]:
-    """Rows as they are known."""
+    """Yield the rows as they are finished."""
     if options.workers == 1:
         for chunk in chunks:
             if time.monotonic() - started < options.seconds:

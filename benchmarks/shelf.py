@@ -14,7 +14,7 @@ from mbc.plan.model import Plan
 
 
 def pack(plan: Plan) -> bytes:
-    """The plan's file, compressed."""
+    """Return the plan's file, compressed."""
     return gzip.compress(dump_plan(plan).encode(), 6, mtime=0)
 
 
@@ -25,6 +25,7 @@ class Shelf:
     folder: Path
 
     def keep(self, row: str, what: str, packed: bytes) -> None:
+        """Write a packed plan, whole or not at all."""
         path = self.path(row, what)
         path.parent.mkdir(parents=True, exist_ok=True)
         part = path.with_suffix(".part")
@@ -32,14 +33,15 @@ class Shelf:
         part.replace(path)
 
     def path(self, row: str, what: str) -> Path:
+        """Return the path of a plan."""
         return self.folder / f"{re.sub('[^a-z0-9]+', '_', row.lower()).strip('_')}.{what}.json.gz"
 
     def has(self, row: Mapping[str, Any]) -> bool:
-        """Whether all of the row's plans (`row["plans"]`: their caps by name) are there."""
+        """Return whether all plans of the row exist (`row["plans"]`: their caps by name)."""
         plans = row.get("plans")
         return plans is not None and all(self.path(row["name"], what).exists() for what in plans)
 
 
 def unpack(path: Path) -> Plan:
-    """The plan in a file of a shelf."""
+    """Return the plan in a file of a shelf."""
     return load_plan(gzip.decompress(path.read_bytes()).decode(), path.name)

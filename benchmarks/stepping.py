@@ -103,7 +103,7 @@ def occupy(folder: Path, cap_bytes: int) -> Occupied:
 
 
 def states_digest(module: Any) -> str:
-    """Of the bits of all states, by name."""
+    """Return a digest of the bits of all states, by name."""
     digest = hashlib.sha256()
     for name in module.states:
         digest.update(name.encode())
@@ -153,6 +153,7 @@ def time_packages(
 
 
 def child() -> None:
+    """Measure the packages that standard input names, in a process of its own."""
     from record import attempt
 
     folders, *how = json.loads(sys.stdin.read())

@@ -31,6 +31,7 @@ LEARNING_RATE = 0.01
 
 
 def start(job: Any) -> dict[str, np.ndarray]:
+    """Return the initial states."""
     network = job.lowered().network
     return {
         s.value: initial(s.value, network.values[s.value].type, s.initializer, 0).astype(np.float64)
@@ -42,10 +43,12 @@ class Trainer:
     """A twin that steps with SGD written out, in its own precision, from any state."""
 
     def __init__(self, job: Any, mode: Mode) -> None:
+        """Take the job's network, computed in this mode."""
         self.lowered = job.lowered()
         self.mode = mode
 
     def step(self, states: dict[str, np.ndarray], momenta: dict[str, np.ndarray], inputs: Any) -> Any:
+        """Return the states, the momenta and the loss after a step."""
         rule = self.lowered.optimizer
         if rule.kind != "sgd" or rule.nesterov:
             raise SystemExit("this benchmark is written for SGD with momentum")
@@ -62,7 +65,7 @@ class Trainer:
 
 
 def together(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The steps on their mean, and the worst of their worst; a step that failed breaks the rule."""
+    """Return the mean of the steps and their worst; a step that failed breaks the rule."""
     known = [row for row in rows if "failed" not in row]
     means = {name: float(np.mean([row[name] for row in known] or [np.nan])) for name in ("median", "torch_median")}
     worst = {name: max((row[name] for row in known), default=np.nan) for name in ("worst", "torch_worst", "statistics")}
@@ -71,6 +74,7 @@ def together(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def main() -> None:
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--batch", type=int, default=16)

@@ -40,6 +40,7 @@ class Ended:
 
     @property
     def killed(self) -> bool:
+        """Return whether the process was killed."""
         return self.code == -signal.SIGKILL
 
     @property
@@ -49,7 +50,7 @@ class Ended:
 
 
 def forked(work: Work, log: Path, moment: Callable[[], None] | None = None) -> int:
-    """The process that does `work`; `moment` is called in it first."""
+    """Return a new process that does `work`; it calls `moment` first."""
     sys.stdout.flush()
     sys.stderr.flush()
     number = os.fork()
@@ -94,12 +95,15 @@ def ended(number: int, log: Path, kill_after_s: float | None = None) -> Ended:
 
 
 def run(work: Work, log: Path, moment: Callable[[], None] | None = None) -> Ended:
+    """Do `work` in a process of its own, and return how it ended."""
     return ended(forked(work, log, moment), log)
 
 
 def at_call(number: int, count: Path | None = None) -> Callable[[], None]:
-    """Killed before the call of C with this number among those of WRITERS; with `count` they are counted into a file
-    and nobody is killed."""
+    """Return a function that lets the process be killed before the call number `number` of WRITERS' C functions.
+
+    With `count`, the calls are counted into a file and nothing is killed.
+    """
 
     def watch() -> None:
         seen = 0
@@ -120,7 +124,7 @@ def at_call(number: int, count: Path | None = None) -> Callable[[], None]:
 
 
 def calls_of(work: Work, log: Path) -> int:
-    """How many calls of C in WRITERS the work makes, about."""
+    """Return about how many calls of WRITERS' C functions the work makes."""
     count = log.with_suffix(".count")
     run(work, log, at_call(0, count))
     return int(count.read_text(encoding="ascii") or "0") if count.exists() else 0
@@ -136,6 +140,7 @@ class Killer:
     number: int = 0
 
     def kill(self, work: Work, log: Path) -> Ended:
+        """Do the work in a process that is killed at a random moment."""
         self.number += 1
         if self.number % 2:
             return run(work, log, at_call(self.draw.randint(1, max(1, self.calls))))
@@ -159,8 +164,11 @@ def _libc(name: str, *arguments: Any) -> None:
 
 
 def mounted(folder: Path, size_bytes: int) -> None:
-    """In this process and its children a small file system lies on `folder`, which ends with them. OSError where users
-    may not do so."""
+    """Mount a small file system on `folder`, for this process and its children.
+
+    Raises:
+        OSError: Users may not mount here.
+    """
     user, group = os.getuid(), os.getgid()
     _libc("unshare", _NEW_USER | _NEW_MOUNTS)
     Path("/proc/self/setgroups").write_text("deny", encoding="ascii")
@@ -176,15 +184,16 @@ def enlarged(folder: Path, size_bytes: int) -> None:
 
 
 def read_only(folder: Path) -> None:
-    """What was mounted on it cannot be written any more."""
+    """Make the file system mounted on `folder` read-only."""
     _libc("mount", b"none", os.fsencode(folder), None, _REMOUNT | _READ_ONLY, None)
 
 
 def can_mount(log: Path) -> bool:
+    """Return whether a process may mount file systems of its own."""
     return run(lambda: mounted(log.parent, 1 << 16), log).code == 0
 
 
 def file_limit(size_bytes: int) -> None:
-    """No file may become longer, which fails much as a full disk does: where nothing can be mounted."""
+    """Limit the length of files, which fails much as a full disk does, if nothing can be mounted."""
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, size_bytes))

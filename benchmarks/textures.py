@@ -113,6 +113,7 @@ def _told(pair: Mapping[str, Any]) -> str:
 
 
 def main() -> None:
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--prepare", type=Path, metavar="FOLDER", help="write the patches, and nothing else")
     parser.add_argument("--seeds", type=int, default=12, metavar="N", help="pairs (default 12)")

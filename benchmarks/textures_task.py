@@ -55,10 +55,12 @@ class Task:
 
     @property
     def name(self) -> str:
+        """Name of the row."""
         return f"resnet18 {self.precision}, {'shared' if self.shared else 'own'} crops"
 
     @property
     def settings(self) -> tuple[tuple[str, str], ...]:
+        """Settings of the network."""
         return (
             ("batch", str(self.batch)), ("classes", str(len(PICTURES))), ("size", str(CROP)),
             ("width", str(self.width)), ("train.precision", self.precision),
@@ -109,9 +111,11 @@ class Crops:
     """Random crops and flips, drawn on the host: every offset and side with equal probability, as in `augment`."""
 
     def __init__(self, seed: int) -> None:
+        """Begin a sequence of draws."""
         self._draws = np.random.default_rng(seed + 1000)
 
     def __call__(self, photos: NDArray[Any]) -> NDArray[Any]:
+        """Return randomly cropped and flipped photos."""
         offsets = self._draws.integers(0, PATCH - CROP + 1, (len(photos), 2))
         mirrored = self._draws.random(len(photos)) < 0.5
         cut = [photo[y : y + CROP, x : x + CROP] for photo, (y, x) in zip(photos, offsets, strict=True)]

@@ -20,7 +20,7 @@ from mbc.runtime.module import Module
 
 @dataclass(frozen=True)
 class Trained:
-    """What a training ended with.
+    """Result of a training.
 
     Attributes:
         accuracy: Share of the test patches that the moving averages classify correctly.
@@ -35,6 +35,7 @@ class Trained:
     states: Mapping[str, NDArray[Any]]
 
     def figures(self) -> dict[str, float]:
+        """Return the figures of the row."""
         return {"accuracy": self.accuracy, "last_accuracy": self.last_accuracy, "loss": self.loss}
 
 

@@ -50,9 +50,12 @@ NOT_DIVIDED = frozenset({"micro_batches"})
 
 @dataclass(frozen=True)
 class Case:
-    """A network, what its plan within a budget does without, and parts of the arena of the plan without a limit to try
-    as its own: the first in which there is a plan, one that promises the same bits if `same_bits`. `every`: the step
-    whose multiples are held to the rule, where nothing is promised."""
+    """A network, the techniques that its plan within a budget does without, and budgets to try.
+
+    The budgets are parts of the arena of the plan without a limit. The first with a plan is taken, and with
+    `same_bits` the first whose plan promises the same bits. If nothing is promised, every step whose number is
+    a multiple of `every` is held to the rule.
+    """
 
     network: tuple[str, tuple[tuple[str, str], ...]]
     precision: str
@@ -62,6 +65,7 @@ class Case:
     shares: tuple[float, ...] = (0.6, 0.7, 0.85)
 
     def job(self, gpu: str, settings: tuple[tuple[str, str], ...]) -> Job:
+        """Return the job of the case."""
         name, own = self.network
         told = (("train.precision", self.precision), ("train.deterministic", "true"))
         return replace(example(name, *own, *settings, *told), gpu=gpu)
@@ -87,8 +91,10 @@ class Pair:
 
 
 def computed(plan: Plan) -> dict[str, set[tuple[Any, ...]]]:
-    """How each operation of the step is computed: kernels and rows of slices. Updates work element by element, so it
-    does not matter in which pieces."""
+    """Return how each operation of the step is computed: kernels and rows of slices.
+
+    Updates work element by element, so the pieces do not matter.
+    """
     updates = {o.name for o in plan.graph.train if KINDS[o.kind].updates}
     rows = {s.name: s.micro_batches for s in summarise(plan, plan.train)}
     found: dict[str, set[tuple[Any, ...]]] = {}
@@ -103,6 +109,7 @@ def computed(plan: Plan) -> dict[str, set[tuple[Any, ...]]]:
 
 
 def pair_of(case: Case, job: Job) -> Pair:
+    """Return the plan without a limit and the plan within a budget."""
     free = job.with_settings(("memory.device", f"{UNLIMITED_BYTES} B")).plan()
     p = free.predictions
     found: Pair | None = None
@@ -160,11 +167,12 @@ def run_case(name: str, device: str, gpu: str, steps: int, settings: tuple[tuple
 
 
 def launches(plan: Plan) -> dict[str, int]:
-    """How often each operation is launched in a step."""
+    """Return how often each operation is launched in a step."""
     return Counter(operation for launch in plan.train.launches for operation in launch.operations)
 
 
 def built(plan: Plan, folder: Path) -> Path:
+    """Build a package, and return its folder."""
     from mbc.codegen.build import write_package
     from mbc.codegen.toolchain import find_toolchain
 
@@ -175,7 +183,7 @@ def built(plan: Plan, folder: Path) -> Path:
 
 
 def data(plan: Plan, device: str) -> Iterator[tuple[Any, ...]]:
-    """Mini-batches, on a GPU in its memory; a module is open there."""
+    """Yield mini-batches, on a GPU in its memory; a module is open there."""
     for number in range(BATCHES):
         arrays = random_inputs(plan.graph, number)
         if device == "cuda":
@@ -186,6 +194,7 @@ def data(plan: Plan, device: str) -> Iterator[tuple[Any, ...]]:
 
 
 def main() -> None:
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--only", nargs="*", default=[], metavar="NAME", help="cases whose name holds one of these")

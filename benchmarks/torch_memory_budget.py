@@ -51,6 +51,7 @@ def timed(step: Callable[[], None], wait: Callable[[], object], steps: int) -> d
 
 
 def run_torch(batch: int, budget: float, steps: int) -> dict[str, Any]:
+    """Return the step time and the peak of PyTorch's compiled step."""
     import torch  # pyright: ignore[reportMissingImports]
     from torch._functorch import config  # pyright: ignore[reportMissingImports]
     from torch.nn import functional as F  # pyright: ignore[reportMissingImports]
@@ -79,7 +80,7 @@ def run_torch(batch: int, budget: float, steps: int) -> dict[str, Any]:
 
 
 def known(budget: float) -> dict[str, Any]:
-    """torch's step as it was found before."""
+    """Return torch's step of an earlier run."""
     if budget not in PEERS:
         raise RuntimeError(f"no figures of torch at a budget of {budget}; there are {list(PEERS)}")
     time_ms, peak_gib = PEERS[budget]
@@ -97,7 +98,7 @@ def run_peer(batch: int, budget: float, steps: int) -> dict[str, Any]:
 
 
 def cap_of(card: Card, arena_bytes: int) -> int:
-    """The cap that leaves so many bytes for an arena."""
+    """Return the cap that leaves `arena_bytes` for an arena."""
     return arena_bytes + max(0, find_device(card.gpu).overhead_bytes - card.context_bytes)
 
 
@@ -121,7 +122,7 @@ def judged(row: dict[str, Any], ours_ms: float) -> dict[str, Any]:
 
 
 def measured(row: dict[str, Any], timed: Mapping[str, dict[str, Any]], batch: int, steps: int) -> dict[str, Any]:
-    """Both in the same run."""
+    """Return the row with both steps measured in the same run."""
     row |= stepped(row, timed["step"])
     if "failed" in row:
         return row
@@ -131,6 +132,7 @@ def measured(row: dict[str, Any], timed: Mapping[str, dict[str, Any]], batch: in
 
 
 def main() -> None:
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--budgets", default="0.5,1,0.1")
     add_arguments(parser)

@@ -44,6 +44,7 @@ class Twin:
     """A network in torch. `states` by name: parameters and statistics, canonical arrays."""
 
     def __init__(self, network: Network, states: Mapping[str, np.ndarray], mode: Mode = Mode()) -> None:
+        """Take a network and its states."""
         self.network, self.mode = network, mode
         self.module = TorchNetwork(network, states, mode.dtype, mode.device, mode.channels_last).train(mode.training)
         self.parameters = {
@@ -53,11 +54,11 @@ class Twin:
         }
 
     def place(self, inputs: Sequence[np.ndarray]) -> tuple[Tensor, ...]:
-        """Inputs as tensors of this mode; whole numbers become class indices."""
+        """Return the inputs as tensors of this mode; whole numbers become class indices."""
         return self.module.place(inputs)
 
     def forward(self, inputs: Sequence[Tensor], seed: int = 0, step: int = 0) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Loss and outputs. In training mode the running statistics move."""
+        """Return the loss and the outputs; in training mode the running statistics move."""
         masks = dropout_masks(self.network, seed, step) if self.mode.training else {}
         placed = {name: torch.tensor(mask, device=self.mode.device) for name, mask in masks.items()}
         device = self.mode.device.split(":")[0]
@@ -65,7 +66,7 @@ class Twin:
             return self.module(inputs, placed)
 
     def gradients(self, inputs: Sequence[np.ndarray], seed: int = 0, step: int = 0, loss_scale: float = 1.0) -> Result:
-        """One forward and backward pass; the scale is divided out again."""
+        """Return the result of one forward and backward pass; gradients are divided by the loss scale."""
         loss, outputs = self.forward(self.place(inputs), seed, step)
         names = list(self.parameters)
         scaled = torch.autograd.grad(loss * loss_scale, [self.parameters[n] for n in names], allow_unused=True)
@@ -82,7 +83,7 @@ class Twin:
         return self.module.optimizer(rule, lr)
 
     def states(self) -> dict[str, np.ndarray]:
-        """Parameters and statistics as they are now."""
+        """Return parameters and statistics as they are now."""
         return self.module.states()
 
 

@@ -1,5 +1,6 @@
-"""Sudden ends and full disks: `mbc compile`, measuring and `mbc train` are killed at random moments, and run where
-there is no space, no home, no cache, another time or another process.
+"""Sudden ends and full disks: mbc is killed at random moments, or has no space, home, cache or right clock.
+
+The commands are `mbc compile`, measuring and `mbc train`.
 
 Kills: whatever the moment, what was there before is there, nothing is half-written, and the same command once more
 gives what it gives uninterrupted, bit for bit. Everything else: done, or refused with an error of mbc's own, and
@@ -39,12 +40,13 @@ class Bench:
     """A folder for trials, and what each subject is before and after its work."""
 
     def __init__(self, folder: Path) -> None:
+        """Work in `folder`."""
         self.folder = folder
         self.log = folder / "said"
         self._known: dict[str, tuple[Path, Any, float, int]] = {}
 
     def known(self, subject: Subject) -> tuple[Path, Any, float, int]:
-        """A folder as before the work; the state after it; its seconds; its calls of what writes."""
+        """Return the folder before the work, the state after it, its seconds, and its calls that write."""
         if subject.name not in self._known:
             before, after = self.folder / f"{subject.name}_before", self.folder / f"{subject.name}_after"
             shutil.rmtree(before, ignore_errors=True)
@@ -62,7 +64,7 @@ class Bench:
         return self._known[subject.name]
 
     def _load(self, subject: Subject) -> None:
-        """In this process, so that its forks have everything loaded."""
+        """Do the work once in this process, so that its forks have everything loaded."""
         once, here, environment = self.folder / "once", Path.cwd(), dict(os.environ)
         shutil.rmtree(once, ignore_errors=True)
         once.mkdir()
@@ -75,13 +77,14 @@ class Bench:
 
 
 def require(found: Ended, what: str) -> Ended:
+    """Return a successful end; otherwise raise RuntimeError."""
     if found.code != 0:
         raise RuntimeError(f"{what} ended with {found.code}: {found.said}")
     return found
 
 
 def killed(bench: Bench, subject: Subject, count: int, seed: int, until_s: float = float("inf")) -> Row:
-    """So many kills, each checked at once and after the same command once more."""
+    """Return the row of `count` kills, each checked at once and after the same command once more."""
     before, state, seconds, calls = bench.known(subject)
     killer = Killer(random.Random(seed), calls, seconds)
     row: Row = {"kills": 0, "done_before": 0, "wrong": []}
@@ -102,7 +105,7 @@ def killed(bench: Bench, subject: Subject, count: int, seed: int, until_s: float
 
 
 def refused(bench: Bench, subject: Subject, moment: Callable[[Path], None]) -> Row:
-    """One run in a place that `moment` makes hard: the answer, and whether all that was there is whole."""
+    """Return the row of one run where `moment` makes the place hard: the answer, and what was lost."""
     before, _, _, _ = bench.known(subject)
     place = copy(before, bench.folder / "trial")
 
@@ -116,11 +119,12 @@ def refused(bench: Bench, subject: Subject, moment: Callable[[Path], None]) -> R
 
 
 def errors_of(found: Ended) -> list[str]:
+    """Return mbc's error messages in the output."""
     return [line for line in found.said.splitlines() if line.startswith("error MBC")]
 
 
 def gathered(trials: list[Row]) -> Row:
-    """One row of many trials."""
+    """Return one row for many trials."""
     said = Counter(line[6:12] for trial in trials for line in trial.get("said", ()))
     wrong = [{"trial": number, "why": trial["wrong"]} for number, trial in enumerate(trials) if trial["wrong"]]
     return {
@@ -132,8 +136,11 @@ def gathered(trials: list[Row]) -> Row:
 
 
 def full_disk(bench: Bench, subject: Subject, trials: int) -> Row:
-    """A disk that holds what was there and a little more, from nothing to enough. Then there is space: all that was
-    there is whole, and the same command once more gives what it gives without a full disk."""
+    """Return the row of trials on a disk with little space, from nothing to enough.
+
+    Then there is space: all that was there is whole, and the same command once more gives what it gives without
+    a full disk.
+    """
     before, state, _, _ = bench.known(subject)
     place = bench.folder / "disk"
     place.mkdir(exist_ok=True)
@@ -169,7 +176,7 @@ def full_disk(bench: Bench, subject: Subject, trials: int) -> Row:
 
 
 def hard_home(bench: Bench, subject: Subject) -> Row:
-    """A home that can be read only: cache and own profiles lie there."""
+    """Return the row of a home that is read-only: cache and own profiles are there."""
     home = bench.folder / "hard_home"
     home.mkdir(exist_ok=True)
     mounts = can_mount(bench.log)
@@ -207,7 +214,10 @@ def full_tmp(bench: Bench, subject: Subject) -> Row:
 
 
 def clock_back(bench: Bench, subject: Subject) -> Row:
-    """All that is there is of tomorrow, and the clock goes back with every look at it: the state is the same."""
+    """Return the row of a clock that goes back with every look at it, while all files are of tomorrow.
+
+    The state has to be the same as with a right clock.
+    """
     before, state, _, _ = bench.known(subject)
     place = copy(before, bench.folder / "trial")
     tomorrow_s = time.time() + DAY_S
@@ -228,7 +238,7 @@ def clock_back(bench: Bench, subject: Subject) -> Row:
 
 
 def together(bench: Bench, subject: Subject, trials: int) -> Row:
-    """Two processes do the same on the same files: each is done or refused, and what is there is whole."""
+    """Return the row of two processes that do the same on the same files: each is done or refused, nothing is lost."""
     before, state, seconds, _ = bench.known(subject)
     draw = random.Random(trials)
     found: list[Row] = []
@@ -253,7 +263,7 @@ def together(bench: Bench, subject: Subject, trials: int) -> Row:
 
 
 def cache_removed(bench: Bench, trials: int) -> Row:
-    """The folder of compiled objects goes again and again while a package is built of them."""
+    """Return the row of trials whose folder of compiled objects is removed while a package is built from it."""
     subject = SUBJECTS["compile"]
     before, state, _, _ = bench.known(subject)
     found: list[Row] = []
@@ -288,10 +298,11 @@ class Campaign:
     """Rows of places and of kills, made by some processes at a time, each with a folder and subjects of its own."""
 
     def __init__(self, held: Results, folder: Path, workers: int, until_s: float) -> None:
+        """Continue with the rows of `held`; begin nothing after `until_s`."""
         self._held, self._folder, self._workers, self._until_s = held, folder, workers, until_s
 
     def places(self, wanted: Callable[[str], bool], trials: int) -> None:
-        """What is not killed, each once."""
+        """Run everything but kills, each once."""
         pairs = [(what, subject) for what in HARD for subject in SUBJECTS] + [("cache removed", "compile")]
         missing = [
             (_place_row, (what, subject, trials))
@@ -303,7 +314,7 @@ class Campaign:
             self._held.put(row)
 
     def kills(self, wanted: Callable[[str], bool], count: int) -> None:
-        """Of each subject so many, a few at a time and in turn; one that fails is not gone on with."""
+        """Kill each subject `count` times, a few at a time and in turn; a subject that fails is dropped."""
         names = {f"kill -9: {subject}": subject for subject in SUBJECTS}
         asked = {name: self._held.rows.get(name, {}).get("kills", 0) for name in names if wanted(name)}
 
@@ -338,7 +349,7 @@ class Campaign:
 
 @functools.cache
 def _bench(folder: Path) -> Bench:
-    """The one of this process."""
+    """Return the bench of this process."""
     place = folder / str(os.getpid())
     place.mkdir(parents=True)
     return Bench(place)
@@ -357,6 +368,7 @@ def _kills_row(folder: Path, subject: str, kills: int, seed: int, until_s: float
 
 
 def main() -> None:
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=1000, help="in all, earlier calls included")
     parser.add_argument("--trials", type=int, default=24, help="of what is not killed")

@@ -1,6 +1,7 @@
-"""What is interrupted: a compilation that replaces a package, measuring into a profile, a training with checkpoints.
+"""The work that `torture.py` interrupts: compiling over a package, measuring into a profile, and training.
 
-Measuring runs on the tests' workbench, which is a table of kernels; compilers are a script that writes a file."""
+Measuring runs on the tests' workbench, which is a table of kernels; compilers are a script that writes a file.
+"""
 
 from __future__ import annotations
 
@@ -40,9 +41,17 @@ echo "${out##*/}" > "$out"
 
 @dataclass(frozen=True)
 class Subject:
-    """All in the folder that they are given. `begin`: makes what is there before. `work`: exit code. `wrong`: what is
-    lost or half-written, nothing where all is whole. `glance`: the same, asked while others write. `again`: the same
-    command once more. `state`: equal where all is as without an interruption."""
+    """Work that is interrupted, all of it in the folder that the functions are given.
+
+    Attributes:
+        name: Name of the subject.
+        begin: Creates the files that exist before.
+        work: Does the work and returns the exit code.
+        wrong: Returns what is lost or half-written, an empty text if all is whole.
+        glance: Returns what `wrong` does, while others write.
+        again: Runs the command of `work` once more.
+        state: Returns a value that is equal if all is as without an interruption.
+    """
 
     name: str
     begin: Callable[[Path], None]
@@ -54,7 +63,7 @@ class Subject:
 
 
 def digest(folder: Path) -> str:
-    """Names and contents of all files in a folder."""
+    """Return a digest of the names and contents of all files in a folder."""
     found = hashlib.sha256()
     for path in sorted(folder.rglob("*")):
         found.update(f"{path.relative_to(folder)}\0".encode())
@@ -64,11 +73,12 @@ def digest(folder: Path) -> str:
 
 
 def names(folder: Path) -> list[str]:
+    """Return the names of all files in a folder."""
     return sorted(path.name for path in folder.iterdir())
 
 
 def at(folder: Path, words: Sequence[str]) -> int:
-    """A command line, run in a folder, with caches, profiles and temporary files of its own."""
+    """Run a command line in a folder, with caches, profiles and temporary files of its own."""
     os.chdir(folder)
     home = os.environ.get("MBC_TORTURE_HOME", str(folder / "home"))
     os.environ |= {"HOME": home, "XDG_CACHE_HOME": f"{home}/cache", "XDG_DATA_HOME": f"{home}/data"}
@@ -84,7 +94,7 @@ _TOOLS = tempfile.TemporaryDirectory(prefix="mbc-tools-")
 
 @functools.cache
 def fake_tools() -> None:
-    """In this process and its forks compilers are the script."""
+    """Replace the compilers by the script, in this process and its forks."""
     from mbc.codegen import toolchain
 
     folder = Path(_TOOLS.name)
@@ -97,6 +107,8 @@ def fake_tools() -> None:
 
 
 def compiling(batch: int) -> Callable[[Path], int]:
+    """Return the work of compiling a network of this batch."""
+
     def work(folder: Path) -> int:
         fake_tools()
         words = ("compile", "net.mbc", "-o", "package", "--force", "--gpu", "h200", "--set", f"batch={batch}")
@@ -106,12 +118,13 @@ def compiling(batch: int) -> Callable[[Path], int]:
 
 
 def begin_compiling(folder: Path) -> None:
+    """Compile the package that the work replaces."""
     (folder / "net.mbc").write_text(SOURCE, encoding="ascii")
     compiling(4)(folder)
 
 
 def package_wrong(folder: Path) -> str:
-    """The package is one of the two, whole, whatever the moment."""
+    """Return an empty text if the package is one of the two, and whole."""
     package = folder / "package"
     if not package.is_dir():
         return "the package is gone"
@@ -122,7 +135,7 @@ def package_wrong(folder: Path) -> str:
 
 
 def plan_wrong(folder: Path) -> str:
-    """There is a package at every moment, and its plan is whole. Two files of it may be of two packages."""
+    """Return an empty text if there is a package with a whole plan; two files may be of two packages."""
     from mbc.plan.file import load_plan
 
     try:
@@ -133,6 +146,7 @@ def plan_wrong(folder: Path) -> str:
 
 
 def package_state(folder: Path) -> Any:
+    """Return a digest of the package, and the names of the files beside it."""
     return digest(folder / "package"), [name for name in names(folder) if name not in ("home", "known.json", "log")]
 
 
@@ -148,6 +162,8 @@ def _needs() -> list[Any]:
 
 
 def measuring(count: int) -> Callable[[Path], int]:
+    """Return the work of measuring so many requests."""
+
     def work(folder: Path) -> int:
         from tests.measure.test_measure import FAST, LEAN, SLOW, Table, run
 
@@ -162,11 +178,12 @@ def measuring(count: int) -> Callable[[Path], int]:
 
 
 def begin_measuring(folder: Path) -> None:
+    """Measure the requests that the profile holds before."""
     measuring(MEASURED_BEFORE)(folder)
 
 
 def profile_wrong(folder: Path) -> str:
-    """What was known is known, and whatever is known of a request is all of it. Another process may write."""
+    """Return an empty text if the profile has all earlier requests, and each request whole; another process may write."""
     from mbc.profile.read import read_profile
     from mbc.profile.signature import signature
 
@@ -182,6 +199,7 @@ def profile_wrong(folder: Path) -> str:
 
 
 def profile_state(folder: Path) -> Any:
+    """Return the contents of the profile without dates, and the names of its files."""
     with closing(sqlite3.connect(folder / "p.sqlite")) as connection:
         tables = [row[0] for row in connection.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")]
         found: dict[str, Any] = {}
@@ -202,6 +220,7 @@ _TRAIN = (
 
 
 def begin_training(folder: Path) -> None:
+    """Train the epochs that the checkpoint holds before."""
     (folder / "net.mbc").write_text(SOURCE, encoding="ascii")
     random = np.random.default_rng(0)
     arrays = {"x": random.normal(size=(18, 1, 6, 6)).astype(np.float32), "t": random.integers(0, 3, 18)}
@@ -209,15 +228,18 @@ def begin_training(folder: Path) -> None:
 
 
 def training(folder: Path) -> int:
+    """Train with checkpoints, and return the exit code."""
     return at(folder, _TRAIN)
 
 
 def training_again(folder: Path) -> int:
+    """Resume the training, and return the exit code."""
     there = (folder / "w.safetensors").exists()
     return at(folder, (*_TRAIN, "--resume", "w.safetensors") if there else _TRAIN)
 
 
 def checkpoint_wrong(folder: Path) -> str:
+    """Return an empty text if the checkpoint is whole."""
     from mbc.runtime.checkpoint import Checkpoint
     from mbc.train.checkpoint import read_progress
 
@@ -242,6 +264,7 @@ _OF_THE_CLOCK = ("images_per_s", "seconds", "waited_s")
 
 
 def training_state(folder: Path) -> Any:
+    """Return the log without times, digests of the checkpoints, and the names of all files."""
     lines = [json.loads(line) for line in (folder / "log.jsonl").read_text(encoding="utf-8").splitlines()]
     logged = [{key: value for key, value in line.items() if key not in _OF_THE_CLOCK} for line in lines]
     weights = [
@@ -261,7 +284,7 @@ SUBJECTS: dict[str, Subject] = {
 
 
 def copy(source: Path, target: Path) -> Path:
-    """A fresh folder, as `source`."""
+    """Copy `source` to a fresh folder, and return the folder."""
     shutil.rmtree(target, ignore_errors=True)
     shutil.copytree(source, target, symlinks=True)
     return target

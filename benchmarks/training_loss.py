@@ -1,4 +1,4 @@
-"""Where training of ResNet-18 has come to after 200 steps, by mbc and by PyTorch, in each precision.
+"""Loss of ResNet-18 after 200 steps, by mbc and by PyTorch, in each precision.
 
 The task can be learnt: each class has a coarse pattern of its own, which noise is laid over. A fifth of the labels is
 drawn at random, so that the loss has a floor well above zero, of which 2 % can be told from rounding. Both start from
@@ -40,7 +40,7 @@ Batch = tuple[np.ndarray, np.ndarray]
 
 
 def batches(steps: int, rows: int, size: int) -> Iterator[Batch]:
-    """Images [rows, 3, size, size] and their classes, the same ones for everybody."""
+    """Yield images [rows, 3, size, size] and their classes, the same ones for every contender."""
     random = np.random.default_rng(0)
     patterns = random.standard_normal((CLASSES, 3, COARSE, COARSE)).astype(np.float32)
     patterns = patterns.repeat(size // COARSE, 2).repeat(size // COARSE, 3)
@@ -52,7 +52,7 @@ def batches(steps: int, rows: int, size: int) -> Iterator[Batch]:
 
 
 def losses_of_mbc(job: Job, folder: Path, device: str, data: list[Batch]) -> tuple[list[float], int]:
-    """A loss a step, and how many updates were skipped for an overflow."""
+    """Return the loss of each step, and how many updates were skipped for an overflow."""
     where: Any = job.plan()
     if device == "cuda":
         built = build(job, folder / "package")
@@ -70,6 +70,7 @@ def losses_of_mbc(job: Job, folder: Path, device: str, data: list[Batch]) -> tup
 
 
 def losses_of_torch(job: Job, device: str, data: list[Batch]) -> list[float]:
+    """Return the loss of each step of PyTorch."""
     told = BenchJob(job.source, job.settings, job.network, "", device, learning_rate=LEARNING_RATE)
     half = job.lowered().precision in (Precision.BF16, Precision.FP16)
     trainer = Trainer(told, Contender("torch", channels_last=half and device == "cuda"))
@@ -77,6 +78,7 @@ def losses_of_torch(job: Job, device: str, data: list[Batch]) -> list[float]:
 
 
 def compared(job: Job, device: str, data: list[Batch]) -> dict[str, Any]:
+    """Return the row of a precision."""
     with tempfile.TemporaryDirectory() as folder:
         ours, skipped = losses_of_mbc(job, Path(folder), device, data)
     theirs = losses_of_torch(job, device, data)
@@ -95,7 +97,7 @@ def compared(job: Job, device: str, data: list[Batch]) -> dict[str, Any]:
 
 
 def beside_fp32(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """With how far PyTorch's loss is from its own in fp32, None where that did not run."""
+    """Return the rows with the distance of PyTorch's loss from its own in fp32, None if that did not run."""
     fp32_end = next((row["torch_end"] for row in rows if row["name"] == "fp32" and "failed" not in row), None)
 
     def apart(end: float) -> float | None:
@@ -105,6 +107,7 @@ def beside_fp32(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def main() -> None:
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--batch", type=int, default=128)

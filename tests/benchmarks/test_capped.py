@@ -126,7 +126,7 @@ def test_the_largest_batch_that_the_card_holds(monkeypatch: pytest.MonkeyPatch) 
 
 
 def driven(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *words: str) -> tuple[list[str], dict[str, Any]]:
-    """What was prepared and timed, and the rows that are there afterwards."""
+    """Return what was prepared and timed, and the rows afterwards."""
     log: list[str] = []
 
     def prepare(planner: Planner, name: str) -> dict[str, Any]:

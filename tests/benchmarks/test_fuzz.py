@@ -1,5 +1,4 @@
-"""Hostile inputs: those that once broke the rule keep it, a seeded campaign finds nothing, and the judge can find
-fault."""
+"""Hostile inputs: committed ones keep the rule, a seeded campaign has no finding, and the judge sees faults."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ def test_a_difference_of_two_standard_errors_passes(below: float, passed: bool) 
 
 
 def test_differences_are_of_pairs() -> None:
-    """What all trainings of a seed have in common is no noise."""
+    """A difference that all trainings of a seed share is no noise."""
     verdict = judged(pairs((0.70, 0.71), (0.90, 0.911), (0.80, 0.809)), 3)
     assert verdict["standard_error"] < 0.001 and verdict["passed"] is False
 

@@ -1,5 +1,4 @@
-"""Steps within a budget beside steps without a limit, on the interpreter: what is promised holds, and what is wrong is
-seen."""
+"""Steps within a budget beside steps without a limit, on the interpreter."""
 
 from __future__ import annotations
 
