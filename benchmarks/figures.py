@@ -20,8 +20,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from goal_pages import three_digits
-from peer_pages import best_of_peers
+from peer_pages import best_of_peers, gain, three_digits
 from record import ROOT
 
 LIST = ROOT / "benchmarks" / "figures.toml"
@@ -67,11 +66,6 @@ def best(run: Record) -> Record:
     contender = best_of_peers(run)
     assert contender is not None
     return Record(contender)
-
-
-def gain(run: Record) -> float:
-    """Return how many times as fast as the fastest other contender mbc is."""
-    return best(run).step_ms / run.mbc.step_ms
 
 
 @cache

@@ -1,17 +1,14 @@
-"""Tables of the headline steps, of goals that were missed and reached, and of correctness, for `pictures.py`."""
+"""Tables of goals that were missed and reached, and of correctness, for `pictures.py`."""
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from statistics import median
-from typing import Any
 
-from peer_pages import best_of_peers, network_name
+from tables import Row, document, rows_of, table
 
-Row = Mapping[str, Any]
 # For each results file: what was asked, and what a row reached.
 GOALS: Mapping[str, tuple[str, Callable[[Row], str]]] = {
     "budget_curves_fp32_planned": (
@@ -83,58 +80,20 @@ def goal_pages(results: Path) -> tuple[dict[str, str], list[str]]:
     missed: list[list[str]] = []
     reached: list[str] = []
     for path in sorted(results.glob("*.json")):
-        rows = [row for row in _rows(results, path.stem) if isinstance(row.get("passed"), bool)]
+        rows = [row for row in rows_of(results, path.stem) if isinstance(row.get("passed"), bool)]
         failed = [row for row in rows if not row["passed"]]
         if not rows or path.stem in ALSO_MEASURED:
             continue
         if failed:
             asked, figure = GOALS[path.stem]
-            missed += [[f"`{path.stem}`", asked, row["name"], figure(row)] for row in failed]
+            missed.append([f"`{path.stem}`", asked, "; ".join(f"{row['name']}: {figure(row)}" for row in failed)])
         reached.append(f"`{path.stem}` {len(rows) - len(failed)} of {len(rows)}")
     if not reached:
         return {}, []
     page = ["## Goals that were missed", ""]
-    page += _table(["results", "goal", "row", "reached"], missed)
+    page += table(["results", "goal", "missed by"], missed)
     page += [f"Rows that have a goal and reached it, by results file: {', '.join(reached)}.", ""]
     return {}, page
-
-
-def headline_pages(results: Path) -> tuple[dict[str, str], list[str]]:
-    """Return no pictures, and the table of mbc's steps beside the best peer of the same run, the largest gain first."""
-    runs = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(results.glob("bench_*.json"))]
-    lines: list[tuple[float, list[str]]] = []
-    for run in runs:
-        best = best_of_peers(run)
-        if best is None:
-            continue
-        gain = best["step_ms"] / run["mbc"]["step_ms"]
-        cells = [network_name(run), run["device"].split()[1], str(run["batch"]), run["precision"]]
-        cells += [f"{three_digits(run['mbc']['step_ms'])} ms"]
-        cells += [f"{setting_name(best)} {three_digits(best['step_ms'])} ms", f"{gain:.2f}", run["date"][:10]]
-        lines.append((gain, cells))
-    if not lines:
-        return {}, []
-    head = ["network", "GPU", "batch", "precision", "mbc", "fastest other of the run", "times as fast", "date"]
-    lines.sort(key=lambda line: -line[0])
-    return {}, [
-        "## Steps beside the fastest other", "",
-        "The fastest setting of any other contender in the same run of `mbc bench`. mbc's fp32 is emulated on tensor "
-        "cores ([docs/emulated-fp32.md](../docs/emulated-fp32.md)); the others' is strict.", "",
-        *_table(head, [cells for _, cells in lines]),
-    ]  # fmt: skip
-
-
-def three_digits(value: float) -> str:
-    """Return a number with three significant digits."""
-    return f"{value:#.3g}".rstrip(".")
-
-
-def setting_name(contender: Row) -> str:
-    """Return a contender's name with the setting that it ran in."""
-    peer = "PyTorch" if contender["peer"] == "torch" else contender["peer"]
-    mode = "" if contender["mode"] in ("", "default") else contender["mode"]
-    said = [text for text in (mode, "CUDA graph" if contender["graph"] else "") if text]
-    return f"{peer} ({', '.join(said)})" if said else peer
 
 
 def correctness_pages(results: Path) -> tuple[dict[str, str], list[str]]:
@@ -145,14 +104,14 @@ def correctness_pages(results: Path) -> tuple[dict[str, str], list[str]]:
         "[051](../docs/decisions/051-hostile-files-and-sudden-ends.md) and "
         "[003](../docs/decisions/003-initcheck-in-fp32-only.md). `warp_probe` is a kernel without a race."
     )
-    page = ["## Correctness", "", *_table(["what", "GPU", "result"], lines), note, ""] if lines else []
+    page = ["## Correctness", "", *table(["what", "GPU", "result"], lines), note, ""] if lines else []
     return {}, page
 
 
 def _gradients(results: Path) -> list[list[str]]:
     lines: list[list[str]] = []
     for name in ("gradients_cpu", "gradients_cuda", "gradients_cuda_batch64"):
-        rows = [row for row in _rows(results, name) if row["precision"] == "fp32"]
+        rows = [row for row in rows_of(results, name) if row["precision"] == "fp32"]
         gpu = _gpu(results, name)
         operations = [row["worst"] for row in rows if row["kind"] == "operation"]
         networks = {row["name"]: row["median"] / row["torch_median"] for row in rows if row["kind"] == "network"}
@@ -173,7 +132,7 @@ def _gradients(results: Path) -> list[list[str]]:
 
 def _trainings(results: Path) -> list[list[str]]:
     lines: list[list[str]] = []
-    steps = [row for row in _rows(results, "steps20") if "statistics" in row]
+    steps = [row for row in rows_of(results, "steps20") if "statistics" in row]
     if steps:
         *each, mean = steps
         within = sum(row["worst"] <= 2 * row["torch_worst"] for row in each)
@@ -184,19 +143,19 @@ def _trainings(results: Path) -> list[list[str]]:
             f"{mean['worst'] / mean['torch_worst']:.2f} by the worst, in the mean of the steps; by the worst parameter "
             f"of a single step {within} of {len(each)} are within twice PyTorch's error",
         ])  # fmt: skip
-    losses = _rows(results, "training_loss")
+    losses = rows_of(results, "training_loss")
     if losses:
         apart = ", ".join(f"{row['name']} {row['apart']:.2%}" for row in losses)
         lines.append(["loss of ResNet-18 after 200 steps, apart from PyTorch's", _gpu(results, "training_loss"), apart])
     for name in ("digits_cpu", "digits_cuda"):
-        accuracies = [row["test_accuracy"] for row in _rows(results, name)]
+        accuracies = [row["test_accuracy"] for row in rows_of(results, name)]
         if accuracies:
             lines.append([
                 f"test accuracy of the digits, {len(accuracies)} trainings", _gpu(results, name),
                 f"{min(accuracies):.1%} to {max(accuracies):.1%}",
             ])  # fmt: skip
     lines += _sanitizer(results)
-    memory = [row for row in _rows(results, "memory_fp32") if "arena_equal" in row]
+    memory = [row for row in rows_of(results, "memory_fp32") if "arena_equal" in row]
     if memory:
         equal = sum(row["arena_equal"] for row in memory)
         lines.append([
@@ -231,14 +190,14 @@ def _errors(summary: str) -> str:
 
 def _drawn(results: Path) -> list[list[str]]:
     lines: list[list[str]] = []
-    imported = [row["times_torch"] for row in _rows(results, "imported_cuda")]
+    imported = [row["times_torch"] for row in rows_of(results, "imported_cuda")]
     if imported:
         lines.append([
             f"fp32 forward pass of {len(imported)} imported networks: error over that of PyTorch's fp32",
             _gpu(results, "imported_cuda"),
             f"{min(imported):.2f} to {max(imported):.2f}, median {median(imported):.2f}",
         ])  # fmt: skip
-    programs = _document(results, "random_programs")
+    programs = document(results, "random_programs")
     if programs:
         whole, planned = (_verdicts(programs[key]) for key in ("verdicts", "planned"))
         lines.append([
@@ -246,14 +205,14 @@ def _drawn(results: Path) -> list[list[str]]:
             "compared with PyTorch in fp64", "no GPU",
             f"{whole}; of {sum(programs['planned'].values()):,} that were also planned within a budget: {planned}",
         ])  # fmt: skip
-    tests = _document(results, "onnx_node_tests")
+    tests = document(results, "onnx_node_tests")
     if tests:
         counts = tests["counts"]
         lines.append([
             f"{tests['tests']:,} of ONNX's own tests of operators", "no GPU",
             f"{counts['equal']} equal, **{counts['refused']} refused**, {counts['different']} different",
         ])  # fmt: skip
-    mutants = _document(results, "plan_mutants")
+    mutants = document(results, "plan_mutants")
     if mutants:
         outcomes = mutants["outcomes"]
         lines.append([
@@ -279,23 +238,7 @@ def _many(row: Row, asked: Mapping[str, tuple[float, float, float]]) -> str:
     return ", ".join(f"{text} (asked {goal:g})" for text, goal in zip(texts, least, strict=True))
 
 
-def _rows(results: Path, name: str) -> Sequence[Row]:
-    document = _document(results, name)
-    rows: Sequence[Any] = document.get("rows", ()) if document else ()
-    return [row for row in rows if isinstance(row, dict)]
-
-
-def _document(results: Path, name: str) -> dict[str, Any] | None:
-    path = results / f"{name}.json"
-    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
-
-
 def _gpu(results: Path, name: str) -> str:
-    document = _document(results, name)
-    gpu = document["gpu"] if document and not name.endswith("_cpu") else None
+    file = document(results, name)
+    gpu = file["gpu"] if file and not name.endswith("_cpu") else None
     return gpu.split()[1] if gpu else "no GPU"
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    lines = [head, ["---"] * len(head), *rows]
-    return [*("| " + " | ".join(line) + " |" for line in lines), ""]

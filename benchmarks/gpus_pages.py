@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
-Row = Mapping[str, Any]
-Columns = Mapping[str, Callable[[Row], str]]
+from tables import Columns, Row, document, entry, table_of
+
 FILES = ("many_gpus", "many_gpus_4")
 
 
@@ -24,47 +22,25 @@ def gpus_pages(results: Path) -> tuple[dict[str, str], list[str]]:
                 "Efficiency: the step of one GPU over that of all. DDP: `torch.compile` with DDP as PyTorch documents "
                 "it, and captured whole in one CUDA graph, over mbc's step. Predicted over measured: one GPU, all. "
                 "`sync`: batch normalisation over all rows; `sharded`: so are the optimizer's states.", "",
-                *_table(MANY, rows),
+                *table_of(MANY, rows),
             ]  # fmt: skip
     for title, note, name, columns in OTHERS:
         rows = _rows(results, name)
         if rows:
-            page += [f"### {title}", "", note, "", *_table(columns, rows)]
+            page += [f"### {title}", "", note, "", *table_of(columns, rows)]
     return {}, ["## Several GPUs", "", *page] if page else []
 
 
 def _rows(results: Path, name: str) -> Sequence[Row]:
     """Return the rows of a results file, each with the file's GPU where the row has none."""
-    path = results / f"{name}.json"
-    if not path.is_file():
-        return ()
-    document = json.loads(path.read_text(encoding="utf-8"))
-    return [{**row, "card": document["gpu"], **_cards(row)} for row in document["rows"]]
+    file = document(results, name)
+    return [{**row, "card": file["gpu"], **_cards(row)} for row in file["rows"]] if file else ()
 
 
 def _cards(row: Row) -> dict[str, str]:
     """Return the GPU that a row itself names: a file may have rows of several machines."""
     gpu = row.get("gpu") or ""
     return {"card": gpu} if gpu.startswith("NVIDIA") else {}
-
-
-def _table(columns: Columns, rows: Sequence[Row]) -> list[str]:
-    """Return a table without the columns for which no row has a value."""
-    cells = {head: [_cell(text, row) for row in rows] for head, text in columns.items()}
-    kept = [head for head, texts in cells.items() if any(text != "-" for text in texts)]
-    lines = [kept, ["---"] * len(kept), *([cells[head][i] for head in kept] for i in range(len(rows)))]
-    return [*("| " + " | ".join(line) + " |" for line in lines), ""]
-
-
-def _cell(text: Callable[[Row], str], row: Row) -> str:
-    try:
-        return text(row)
-    except KeyError:
-        return "-"
-
-
-def _of(key: str, form: str = ".2f") -> Callable[[Row], str]:
-    return lambda row: format(row[key], form)
 
 
 def _pair(first: str, second: str, form: str = ".2f") -> Callable[[Row], str]:
@@ -76,61 +52,61 @@ def _card(row: Row) -> str:
 
 
 MANY: Columns = {
-    "network, images a GPU": _of("name", ""),
+    "network, images a GPU": entry("name"),
     "GPU": _card,
-    "precision": _of("precision", ""),
-    "one GPU, ms": _of("mbc_one_ms"),
-    "all, ms": _of("mbc_all_ms"),
-    "efficiency": _of("mbc_efficiency", ".3f"),
-    "images/s": _of("mbc_images_s", ",.0f"),
-    "of DDP": _of("ddp_efficiency", ".3f"),
-    "DDP over mbc": _of("over_ddp"),
-    "whole graph over mbc": _of("over_whole"),
+    "precision": entry("precision"),
+    "one GPU, ms": entry("mbc_one_ms", ".2f"),
+    "all, ms": entry("mbc_all_ms", ".2f"),
+    "efficiency": entry("mbc_efficiency", ".3f"),
+    "images/s": entry("mbc_images_s", ",.0f"),
+    "of DDP": entry("ddp_efficiency", ".3f"),
+    "DDP over mbc": entry("over_ddp", ".2f"),
+    "whole graph over mbc": entry("over_whole", ".2f"),
     "predicted over measured": _pair("one_predicted_over_measured", "all_predicted_over_measured"),
-    "over whole states": _of("over_whole_states", ".3f"),
-    "saved a GPU, GiB": _of("saved_gib"),
+    "over whole states": entry("over_whole_states", ".3f"),
+    "saved a GPU, GiB": entry("saved_gib", ".2f"),
 }
 UNLIKE: Columns = {
-    "network": _of("name", ""),
+    "network": entry("name"),
     "rows": lambda row: " + ".join(map(str, row["rows"])),
-    "step, ms": _of("ms"),
-    "predicted, ms": _of("predicted_ms"),
-    "of the summed speeds": _of("of_summed_speeds", ".1%"),
-    "an equal split over it": _of("over_equal"),
+    "step, ms": entry("ms", ".2f"),
+    "predicted, ms": entry("predicted_ms", ".2f"),
+    "of the summed speeds": entry("of_summed_speeds", ".1%"),
+    "an equal split over it": entry("over_equal", ".2f"),
 }
 CONTENTION: Columns = {
-    "case": _of("name", ""),
-    "GPUs": _of("gpus", "d"),
-    "one GPU, ms": _of("one_ms", ".1f"),
-    "all, by a plan that knows of the others, ms": _of("aware_ms", ".1f"),
-    "all, by a plan that does not, ms": _of("oblivious_ms", ".1f"),
-    "gain": _of("gain"),
-    "loss over one GPU": _of("loss", "+.1%"),
-    "largest batch of plain memory, ms": _of("plain_ms", ".1f"),
-    "twice that batch, ms": _of("twice_ms", ".1f"),
-    "speed of twice the batch": _of("speed"),
+    "case": entry("name"),
+    "GPUs": entry("gpus", "d"),
+    "one GPU, ms": entry("one_ms", ".1f"),
+    "all, by a plan that knows of the others, ms": entry("aware_ms", ".1f"),
+    "all, by a plan that does not, ms": entry("oblivious_ms", ".1f"),
+    "gain": entry("gain", ".2f"),
+    "loss over one GPU": entry("loss", "+.1%"),
+    "largest batch of plain memory, ms": entry("plain_ms", ".1f"),
+    "twice that batch, ms": entry("twice_ms", ".1f"),
+    "speed of twice the batch": entry("speed", ".2f"),
 }
 LENDING: Columns = {
-    "case": _of("name", ""),
-    "batch": _of("batch", "d"),
-    "alone, ms": _of("alone_ms", ".0f"),
-    "slowest, ms": _of("slowest_ms", ".0f"),
-    "predicted, ms": _of("predicted_ms", ".0f"),
-    "of the summed speeds": _of("of_summed_speeds", ".1%"),
+    "case": entry("name"),
+    "batch": entry("batch", "d"),
+    "alone, ms": entry("alone_ms", ".0f"),
+    "slowest, ms": entry("slowest_ms", ".0f"),
+    "predicted, ms": entry("predicted_ms", ".0f"),
+    "of the summed speeds": entry("of_summed_speeds", ".1%"),
 }
 AS_ONE: Columns = {
-    "network": _of("name", ""),
-    "median distance of a state": _of("median", ".1e"),
-    "one GPU with divided convolutions": _of("yardstick_median", ".1e"),
+    "network": entry("name"),
+    "median distance of a state": entry("median", ".1e"),
+    "one GPU with divided convolutions": entry("yardstick_median", ".1e"),
     "same bits in two runs": lambda row: "yes" if row["same_bits"] else "no",
 }
 FAILURES: Columns = {
-    "case": _of("name", ""),
-    "trials": _of("trials", "d"),
+    "case": entry("name"),
+    "trials": entry("trials", "d"),
     "all ended within, s": lambda row: f"{row['slowest_s'] if 'slowest_s' in row else row['seconds']:.1f}",
-    "ended with the reason": _of("failures_told", "d"),
-    "had a checkpoint": _of("with_checkpoint", "d"),
-    "whole": _of("whole", "d"),
+    "ended with the reason": entry("failures_told", "d"),
+    "had a checkpoint": entry("with_checkpoint", "d"),
+    "whole": entry("whole", "d"),
     "same bits as undisturbed": lambda row: "yes" if row["same_bits"] else "no",
 }
 OFFLOADING = (

@@ -5,16 +5,13 @@ A measured row is taken before a row that was only predicted, and every table sa
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from chart import Line, chart
 from peer_pages import best_of_peers
+from tables import Columns, Row, document, entry, rows_of, table_of
 
-Row = Mapping[str, Any]
-Columns = Mapping[str, Callable[[Row], str]]
 BUDGETS = "step_over_budget_resnet50.svg"
 BUDGETS_TITLE = "ResNet-50, batch 256, bf16, NVIDIA H200: step over its memory"
 YES = {True: "yes", False: "no", None: "-"}
@@ -42,9 +39,9 @@ def budget_picture(results: Path) -> str:
     Without a limit both are those of one run of `mbc bench`. Rows of torch.compile within a budget that the last run
     did not repeat are of a run before it, by whose memory the plans were made.
     """
-    free = _document(results, "bench_resnet50_256_bf16")
-    rows = {row["name"]: row for row in (*_rows(results, "torch_memory_budget_planned"),
-                                         *_rows(results, "torch_memory_budget"))}  # fmt: skip
+    free = document(results, "bench_resnet50_256_bf16")
+    rows = {row["name"]: row for row in (*rows_of(results, "torch_memory_budget_planned"),
+                                         *rows_of(results, "torch_memory_budget"))}  # fmt: skip
     timed = [row for row in rows.values() if "step_ms" in row]
     if free is None or not timed:
         return ""
@@ -63,80 +60,46 @@ def _by_gib(points: Sequence[tuple[float, float]]) -> tuple[tuple[float, float],
 
 
 def _titled(title: str, results: Path, name: str, columns: Columns) -> list[str]:
-    measured, planned = _document(results, name), _document(results, f"{name}_planned")
-    document = measured or planned
-    if document is None:
+    measured, planned = document(results, name), document(results, f"{name}_planned")
+    file = measured or planned
+    if file is None:
         return []
-    gpu = f"{document['gpu']}, driver {document['driver']}" if measured else "predicted by the plans, not run"
-    measured_names = {row["name"] for row in document["rows"]}
+    gpu = f"{file['gpu']}, driver {file['driver']}" if measured else "predicted by the plans, not run"
+    measured_names = {row["name"] for row in file["rows"]}
     more = [row for row in planned["rows"] if row["name"] not in measured_names] if planned else []
     left = [f"Not run, predicted only: {', '.join(row['name'] for row in more)}.", ""] if more else []
-    return [f"### {title}", "", f"{gpu}, {document['date'][:10]}: `{document['command']}`", "",
-            *_table(columns, [*document["rows"], *more]), *left]  # fmt: skip
-
-
-def _table(columns: Columns, rows: Sequence[Row]) -> list[str]:
-    """Return a table without the columns for which no row has a value, and why rows failed."""
-    cells = {head: [_cell(make, row) for row in rows] for head, make in columns.items()}
-    kept = [head for head, texts in cells.items() if any(text != "-" for text in texts)]
-    lines = [kept, ["---"] * len(kept), *([cells[head][i] for head in kept] for i in range(len(rows)))]
-    failed = [f"{row['name']}: {row['failed']}" for row in rows if "failed" in row]
-    return [*("| " + " | ".join(line) + " |" for line in lines), "", *(line for why in failed for line in (why, ""))]
-
-
-def _cell(make: Callable[[Row], str], row: Row) -> str:
-    try:
-        return make(row)
-    except (KeyError, TypeError):
-        return "-"
-
-
-def _rows(results: Path, name: str) -> Sequence[Row]:
-    document = _document(results, name)
-    return () if document is None else document["rows"]
-
-
-def _document(results: Path, name: str) -> dict[str, Any] | None:
-    path = results / f"{name}.json"
-    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
-
-
-def _name(row: Row) -> str:
-    return row["name"]
+    return [f"### {title}", "", f"{gpu}, {file['date'][:10]}: `{file['command']}`", "",
+            *table_of(columns, [*file["rows"], *more]), *left]  # fmt: skip
 
 
 def _passed(row: Row) -> str:
     return YES[row.get("passed")]
 
 
-def _of(key: str, text: str = ",.1f") -> Callable[[Row], str]:
-    return lambda row: format(row[key], text)
-
-
 CAPPED: Columns = {
-    "case": _name,
-    "batch": _of("batch", "d"),
-    "cap, GB": _of("cap_gb", ".2f"),
-    "no limit, GB": _of("unlimited_gb"),
-    "host, GB": _of("host_gb"),
-    "predicted, ms": _of("predicted_ms"),
-    "measured, ms": _of("step_ms"),
-    "without a cap, ms": _of("free_ms"),
+    "case": entry("name"),
+    "batch": entry("batch", "d"),
+    "cap, GB": entry("cap_gb", ".2f"),
+    "no limit, GB": entry("unlimited_gb", ",.1f"),
+    "host, GB": entry("host_gb", ",.1f"),
+    "predicted, ms": entry("predicted_ms", ",.1f"),
+    "measured, ms": entry("step_ms", ",.1f"),
+    "without a cap, ms": entry("free_ms", ",.1f"),
     "at batch": lambda row: str(row["free_batch"]) if "free_ms" in row else "-",
-    "loss": _of("loss", "+.1%"),
-    "at most": _of("most_loss", ".1%"),
-    "over its bound": _of("over_bound", ".1%"),
-    "predicted over measured": _of("predicted_over_measured", ".3f"),
-    "gradients, median": _of("gradient_median", ".1e"),
+    "loss": entry("loss", "+.1%"),
+    "at most": entry("most_loss", ".1%"),
+    "over its bound": entry("over_bound", ".1%"),
+    "predicted over measured": entry("predicted_over_measured", ".3f"),
+    "gradients, median": entry("gradient_median", ".1e"),
     "as asked": _passed,
 }
 TORCH: Columns = {
-    "": _name,
-    "torch, GiB": _of("torch_gib", ".2f"),
-    "mbc's arena, GiB": _of("arena_gib", ".2f"),
-    "torch, ms": _of("torch_ms"),
-    "mbc predicted, ms": _of("predicted_ms"),
-    "mbc measured, ms": _of("step_ms"),
-    "times faster": _of("times_faster", ".2f"),
+    "": entry("name"),
+    "torch, GiB": entry("torch_gib", ".2f"),
+    "mbc's arena, GiB": entry("arena_gib", ".2f"),
+    "torch, ms": entry("torch_ms", ",.1f"),
+    "mbc predicted, ms": entry("predicted_ms", ",.1f"),
+    "mbc measured, ms": entry("step_ms", ",.1f"),
+    "times faster": entry("times_faster", ".2f"),
     "as asked": _passed,
 }

@@ -3,52 +3,59 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-PEERS = ("torch", "torch.compile", "jax")
+from tables import table
+
+PEERS = {"torch": "PyTorch", "torch.compile": "torch.compile", "jax": "JAX"}
 GIB = 1 << 30
+HEAD = (
+    "network", "GPU", "batch", "precision", "mbc, ms", "memory, GiB", "predicted over measured", "over the floor",
+    "others, ms", "mbc over the fastest", "date",
+)  # fmt: skip
 
 
 def peer_pages(results: Path) -> tuple[dict[str, str], list[str]]:
-    """Return no pictures, and the part of the page."""
-    run = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(results.glob("bench_*.json"))]
-    if not run:
+    """Return no pictures, and the part of the page: runs with the largest gain first."""
+    runs = [json.loads(path.read_text(encoding="utf-8")) for path in results.glob("bench_*.json")]
+    if not runs:
         return {}, []
-    head = ["network", "GPU", "batch", "precision", "mbc, ms", "memory, GiB", "predicted", "over the floor"]
-    head += [text for peer in PEERS for text in (f"{peer}'s best, ms", "over mbc")]
-    lines = [head, ["---"] * len(head), *map(_line, run)]
-    machines = ", ".join(sorted({f"{d['device']} (driver {d['driver']})" for d in run}))
-    dates = [d["date"][:10] for d in run]
-    where = f"{machines}, {min(dates)} to {max(dates)}"
+    runs.sort(key=lambda run: (-gain(run), run["date"]))
     return {}, [
         "## Beside PyTorch and JAX", "",
-        f"{where}: `mbc bench`, every peer's settings in the same run as mbc. Memory is that of tensors. A "
-        "peer without a figure was not asked, or took longer than it was given; each file says which.", "",
-        *("| " + " | ".join(line) + " |" for line in lines), "",
+        "`mbc bench`: each framework's fastest setting, in the same run as mbc. mbc's fp32 is emulated on tensor cores "
+        "([docs/emulated-fp32.md](../docs/emulated-fp32.md)); the others' is not. Memory is that of tensors. A "
+        "framework that is not named was not asked, or took longer than it was given; each file says which.", "",
+        *table(HEAD, map(_line, runs)),
     ]  # fmt: skip
 
 
 def _line(run: Mapping[str, Any]) -> list[str]:
     ours_ms = run["mbc"]["step_ms"]
-    line = [network_name(run), run["device"].split()[1], str(run["batch"]), run["precision"], f"{ours_ms:.2f}",
-            f"{run['mbc']['peak_bytes'] / GIB:.2f}", f"{run['predicted_ms'] / ours_ms:.3f}x",
-            f"{run['over_floor']:.2f}x"]  # fmt: skip
-    for peer in PEERS:
-        best = best_of_peers(run, (peer,))
-        if best is None:
-            line += ["-", "-"]
-            continue
-        mode = "" if best["mode"] in ("", "default") else f" ({best['mode']})"
-        line += [f"{best['step_ms']:.2f}{mode}", f"{best['step_ms'] / ours_ms:.2f}x"]
-    return line
+    others = [best for peer in PEERS if (best := best_of_peers(run, peer)) is not None]
+    others.sort(key=lambda contender: contender["step_ms"])
+    return [
+        network_name(run), run["device"].split()[1], str(run["batch"]), run["precision"], three_digits(ours_ms),
+        three_digits(run["mbc"]["peak_bytes"] / GIB), f"{run['predicted_ms'] / ours_ms:.2f}",
+        f"{run['over_floor']:.2f}",
+        ", ".join(f"{setting_name(other)} {three_digits(other['step_ms'])}" for other in others) or "-",
+        f"{gain(run):.2f}", run["date"][:10],
+    ]  # fmt: skip
 
 
-def best_of_peers(run: Mapping[str, Any], peers: Sequence[str] = PEERS) -> Mapping[str, Any] | None:
-    """Return the fastest contender of these peers that computed the same as mbc, or None if none did."""
+def best_of_peers(run: Mapping[str, Any], peer: str = "") -> Mapping[str, Any] | None:
+    """Return the fastest contender, or that of one peer, that computed the same as mbc; None if there is none."""
+    peers = (peer,) if peer else PEERS
     timed = [c for c in run["contenders"] if c["peer"] in peers and not c["problem"] and c["same"]]
     return min(timed, key=lambda c: c["step_ms"], default=None)
+
+
+def gain(run: Mapping[str, Any]) -> float:
+    """Return how many times as fast as the fastest other contender mbc is, or 0 if there is no other."""
+    best = best_of_peers(run)
+    return best["step_ms"] / run["mbc"]["step_ms"] if best else 0.0
 
 
 def network_name(run: Mapping[str, Any]) -> str:
@@ -59,3 +66,16 @@ def network_name(run: Mapping[str, Any]) -> str:
         if name not in ("batch", "train.precision")
     ]
     return ", ".join([run["network"], *said])
+
+
+def setting_name(contender: Mapping[str, Any]) -> str:
+    """Return a contender's name with the setting that it ran in."""
+    mode = "" if contender["mode"] in ("", "default") else contender["mode"]
+    said = [text for text in (mode, "CUDA graph" if contender["graph"] else "") if text]
+    peer = PEERS[contender["peer"]]
+    return f"{peer} ({', '.join(said)})" if said else peer
+
+
+def three_digits(value: float) -> str:
+    """Return a number with three significant digits."""
+    return f"{value:#.3g}".rstrip(".")

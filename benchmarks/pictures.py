@@ -11,23 +11,22 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 from accuracy_pages import accuracy_pages
 from figures import listed, results_by_name, with_results
-from goal_pages import correctness_pages, goal_pages, headline_pages
+from goal_pages import correctness_pages, goal_pages
 from gpus_pages import gpus_pages
 from memory_pages import memory_pages
 from peer_pages import peer_pages
 from record import ROOT
+from tables import Columns, document, entry, rows_of, table, table_of, where
 
 README = ROOT / "benchmarks" / "README.md"
 PRECISIONS = ("fp32", "tf32", "bf16")
 BEGIN, END = "<!-- figures: written by pictures.py -->", "<!-- end of figures -->"
-Rows = Sequence[Mapping[str, Any]]
 
 
 def drawn(results: Path) -> tuple[dict[str, str], str]:
@@ -35,10 +34,9 @@ def drawn(results: Path) -> tuple[dict[str, str], str]:
     pictures: dict[str, str] = {}
     page: list[str] = []
     for make in (
-        headline_pages,
+        peer_pages,
         goal_pages,
         correctness_pages,
-        peer_pages,
         accuracy_pages,
         memory_pages,
         gpus_pages,
@@ -52,41 +50,36 @@ def drawn(results: Path) -> tuple[dict[str, str], str]:
     return pictures, "\n".join(page).strip() + "\n"
 
 
-def _read(results: Path, name: str) -> dict[str, Any] | None:
-    path = results / f"{name}.json"
-    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
-
-
-def _number(value: float | None, digits: int = 2) -> str:
-    return "-" if value is None else f"{value:,.{digits}f}"
-
-
-def _gain(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2f}x"
-
-
-def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """Return the lines of a Markdown table, and an empty line after them."""
-    lines = [head, ["---"] * len(head), *rows]
-    return [*("| " + " | ".join(line) + " |" for line in lines), ""]
-
-
-def _where(document: Mapping[str, Any]) -> str:
-    machine = f"{document['gpu'] or 'no GPU'}, driver {document['driver'] or '-'}"
-    return f"{machine}, {document['date'][:10]}: `{document['command']}`"
+PREDICTED: Columns = {
+    "network": entry("name"),
+    "predicted, ms": entry("predicted_ms", ".3f"),
+    "measured, ms": entry("step_ms", ".3f"),
+    "predicted over measured": entry("predicted_over_measured", ".3f"),
+    "arena as planned": lambda row: "yes" if row["arena_equal"] else "no",
+}
+DETERMINISTIC: Columns = {
+    "network": entry("name"),
+    "free, ms": entry("free_ms", ".3f"),
+    "deterministic, ms": entry("deterministic_ms", ".3f"),
+    "price": entry("price", ".2f"),
+    "predicted": entry("price_predicted", ".2f"),
+    "same bits in each run": lambda row: "yes" if row["deterministic_equal"] else "no",
+}
+PLANNING: Columns = {
+    "on two cores": entry("name"),
+    "seconds": lambda row: f"{next(row[key] for key in PLANNING_TIMES if key in row):.3g}",
+    "at most": entry("limit_s", "g"),
+}
+PLANNING_TIMES = ("plan_s", "command_s", "most_menu_of_sums_s")
 
 
 def _predictions(results: Path) -> tuple[dict[str, str], list[str]]:
-    files = [document for p in PRECISIONS if (document := _read(results, f"predictions_{p}")) is not None]
-    if not files:
+    names = [name for precision in PRECISIONS if document(results, name := f"predictions_{precision}")]
+    if not names:
         return {}, []
-    rows = (
-        [r["name"], _number(r["predicted_ms"], 3), _number(r["step_ms"], 3), _number(r["predicted_over_measured"], 3),
-         "yes" if r["arena_equal"] else "no"]
-        for document in files for r in document["rows"] if r.get("predicted_over_measured")
-    )  # fmt: skip
-    head = ["network", "predicted, ms", "measured, ms", "predicted over measured", "arena as planned"]
-    page = ["## Predicted and measured", "", *map(_where, files), "", *table(head, rows)]
+    machines = [where(file) for name in names if (file := document(results, name))]
+    rows = [row for name in names for row in rows_of(results, name)]
+    page = ["## Predicted and measured", "", *machines, "", *table_of(PREDICTED, rows)]
     page += ["Predicted over measured steps in the other results, whatever part of a plan was estimated:", ""]
     return {}, [*page, *table(["results", "steps", "least", "median", "most"], _all_predictions(results))]
 
@@ -95,11 +88,11 @@ def _all_predictions(results: Path) -> list[list[str]]:
     """Return a row for each results file that has measured steps of plans, and one for all of `mbc bench`."""
     ratios: dict[str, list[float]] = {}
     for path in sorted(results.glob("*.json")):
-        document = json.loads(path.read_text(encoding="utf-8"))
+        file = json.loads(path.read_text(encoding="utf-8"))
         if path.stem.startswith("bench_"):
-            ratios.setdefault("bench_*", []).append(document["predicted_ms"] / document["mbc"]["step_ms"])
+            ratios.setdefault("bench_*", []).append(file["predicted_ms"] / file["mbc"]["step_ms"])
         elif not path.stem.startswith("predictions_"):
-            for row in document.get("rows", ()):
+            for row in file.get("rows", ()):
                 figures = [value for key, value in row.items() if key.endswith("predicted_over_measured") and value]
                 ratios.setdefault(path.stem, []).extend(figures)
     return [
@@ -110,38 +103,23 @@ def _all_predictions(results: Path) -> list[list[str]]:
 
 
 def _deterministic(results: Path) -> tuple[dict[str, str], list[str]]:
-    document = _read(results, "deterministic")
-    if document is None:
-        return {}, []
-    rows = (
-        [r["name"], _number(r["free_ms"], 3), _number(r["deterministic_ms"], 3), _gain(r["price"]),
-         _gain(r["price_predicted"]), "yes" if r.get("deterministic_equal") else "no"]
-        for r in document["rows"] if "failed" not in r
-    )  # fmt: skip
-    head = ["network", "free, ms", "deterministic, ms", "price", "predicted", f"same bits in {document['runs']} runs"]
-    return {}, ["## deterministic = true", "", _where(document), "", *table(head, rows)]
-
-
-_PLANNING_TIMES = ("plan_s", "command_s", "most_menu_of_sums_s")
+    return {}, _section("deterministic = true", results, "deterministic", DETERMINISTIC)
 
 
 def _planning(results: Path) -> tuple[dict[str, str], list[str]]:
-    document = _read(results, "planning_time")
-    if document is None:
-        return {}, []
-    rows = (
-        [r["name"], _number(next(r[k] for k in _PLANNING_TIMES if k in r), 3), f"{r['limit_s']:g}"]
-        for r in document["rows"] if "failed" not in r
-    )  # fmt: skip
-    head = [f"on {document['cores']} cores", "seconds", "at most"]
-    return {}, ["## Planning", "", *table(head, rows)]
+    return {}, _section("Planning", results, "planning_time", PLANNING)
+
+
+def _section(title: str, results: Path, name: str, columns: Columns) -> list[str]:
+    file = document(results, name)
+    return [f"## {title}", "", where(file), "", *table_of(columns, file["rows"])] if file else []
 
 
 def with_figures(page: str, figures: str) -> str:
     """Return the page with everything between the two marks replaced."""
-    before, document, rest = page.partition(BEGIN)
+    before, begun, rest = page.partition(BEGIN)
     _, closed, after = rest.partition(END)
-    if not document or not closed:
+    if not begun or not closed:
         raise SystemExit(f"the page has no '{BEGIN}' ... '{END}' to write figures between")
     return f"{before}{BEGIN}\n\n{figures}\n{END}{after}"
 

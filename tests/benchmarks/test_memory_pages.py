@@ -30,7 +30,7 @@ def test_predictions_stand_in_until_something_is_measured(tmp_path: Path) -> Non
     page = "\n".join(memory_pages(tmp_path)[1])
     assert "predicted by the plans, not run, 2026-11-21: `python capped_planned.py`" in page
     assert "| vdnn vgg16 256 | 256 | 12.00 | 318.0 | +8.0% | 5.0% | 1.0% | no |" in page
-    assert "measured, ms" not in page and "x: MBC204: too much" in page
+    assert "measured, ms" not in page and "x failed: MBC204: too much" in page
     wrote(tmp_path, "capped", [CASE | {"step_ms": 320.0, "free_ms": 300.0, "passed": True}], "NVIDIA H200")
     page = "\n".join(memory_pages(tmp_path)[1])
     assert "NVIDIA H200, driver 580.1" in page and "the plans, not run" not in page

@@ -66,7 +66,7 @@ def test_the_page_says_what_the_file_says(tmp_path: Path) -> None:
     (tmp_path / "textures.json").write_text(json.dumps({**about, "rows": [row, {"name": "of other code"}]}))
     _, page = accuracy_pages(tmp_path)
     assert [line for line in page if line.startswith("| net")] == [
-        "| net, own crops | 2 | 85.0 | 84.5 | +0.50 | 1.50 | yes |"
+        "| net, own crops | 2 | 85.0% | 84.5% | +0.50 | 1.50 | +0.3 | yes |"
     ]
     assert not any("of other code" in line for line in page)
 
