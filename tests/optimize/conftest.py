@@ -1,4 +1,4 @@
-"""What all tests of plans of small networks have in common."""
+"""Fixtures that all tests of plans of small networks share."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LONG_TO_START = ("mbc lrn", "mbc bias_add_relu_max_pool", "mbc relu_max_pool", "
 
 @contextmanager
 def plain_starts() -> Generator[None]:
-    """With these kernels estimated as others are."""
+    """Estimate these kernels as others are."""
     shipped = module.calibration()
     shares = {key: share for key, share in shipped.shares.items() if not key.startswith(LONG_TO_START)}
     plain = replace(shipped, shares=shares)

@@ -89,8 +89,8 @@ class NoSizes(Any):
         return ()
 
     def family(self, request: Request) -> Mapping[int, tuple[Candidate, ...]]:
-        found = tuple(self.candidates(request))
-        return {rows_of(request): found} if found else {}
+        candidates = tuple(self.candidates(request))
+        return {rows_of(request): candidates} if candidates else {}
 
     def compares_estimate(self, request: Request) -> bool:
         return False
@@ -176,24 +176,24 @@ def planned_table(source: str, name: str, precision: str = "fp32", micro_batch: 
 
 
 def roomy_problem(network: str, available_bytes: int) -> Problem:
-    """Of kernels that are faster with workspace, each allowed all that it wants."""
-    known = table(network)
+    """Return a problem whose kernels are faster with workspace, each with all the workspace that it wants."""
+    plain_table = table(network)
     roomy: tuple[Provider, ...] = tuple(Roomy(provider) for provider in ONE_BY_ONE)
-    made = CandidateTable(known.graph, known.device, roomy, None, known.rules)
-    names = [operation.name for operation in (*made.graph.train, *made.graph.infer)]
-    return Problem(made, dict.fromkeys(names, NO_LIMIT_BYTES), available_bytes)
+    roomy_table = CandidateTable(plain_table.graph, plain_table.device, roomy, None, plain_table.rules)
+    names = [operation.name for operation in (*roomy_table.graph.train, *roomy_table.graph.infer)]
+    return Problem(roomy_table, dict.fromkeys(names, NO_LIMIT_BYTES), available_bytes)
 
 
 @functools.cache
 def draft_of(network: str, precision: str = "fp32", micro_batch: int = 0) -> Draft:
     """Everything kept, nothing in place."""
-    made = table(network, precision, micro_batch)
-    return emit_launches(made, choose(made, {}))
+    tabulated = table(network, precision, micro_batch)
+    return emit_launches(tabulated, choose(tabulated, {}))
 
 
 @functools.cache
 def kept_plan(network: str, precision: str = "fp32", micro_batch: int = 0) -> Plan:
-    """What is planned where memory does not matter."""
+    """Return the plan of a network without a limit of memory."""
     return search(table(network, precision, micro_batch), Limits(), 1 << 40)
 
 
@@ -228,21 +228,23 @@ def graph_of(source: str, batch: int = 0) -> TrainingGraph:
 def planned_for(
     profile: NoSizes | None, source: str, share: float = 0.0, without: tuple[str, ...] = ("concurrent_stream",)
 ) -> Plan:
-    """On an H200 of these measurements, within so much of what keeping everything takes beside the states; 0: without a
-    limit."""
+    """Return a plan for an H200 with these measurements.
+
+    `share`: part of the bytes of keeping everything, beside the states, that the plan may use; 0: no limit.
+    """
     steps, budget_bytes = graph_of(source), 10**12
     if share:
         all_bytes = planned_for(profile, source, 0.0).predictions.arena_bytes  # cached as callers ask for it
         states_bytes = sum(steps.values[state.value].type.size_bytes for state in steps.states)
         budget_bytes = int(states_bytes + share * (all_bytes - states_bytes)) + H200.overhead_bytes
-    known = CandidateTable(steps, H200, PROVIDERS, profile, Rules())
-    plan = search(known, Limits(without=frozenset(without)), budget_bytes)
+    tabulated = CandidateTable(steps, H200, PROVIDERS, profile, Rules())
+    plan = search(tabulated, Limits(without=frozenset(without)), budget_bytes)
     verify_plan(plan)
     return plan
 
 
 def is_inside(request: Request) -> bool:
-    """Whether it is a launch that makes a convolution's result again and does not write it."""
+    """Return whether a launch recomputes a convolution's result and does not write it."""
     return request.kind.startswith("convolution+") and not gives_product(request.attributes)
 
 

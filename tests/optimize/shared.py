@@ -31,7 +31,7 @@ SMALL = {
 
 @functools.cache
 def shared_table(network: str, precision: str = "bf16", rules: Rules = Rules()) -> CandidateTable:  # noqa: B008
-    """Of the two ranks of a small example, or of NETWORKS, with estimated times."""
+    """Return candidates of the two ranks of a small example, or of NETWORKS, with estimated times."""
     if network in NETWORKS:
         source, sets = Source(f"{network}.mbc", NETWORKS[network]), ()
     else:
@@ -59,10 +59,10 @@ def one_by_one(network: str, precision: str = "bf16") -> Draft:
 
 @functools.cache
 def kept(network: str, precision: str = "bf16") -> Plan:
-    """What is planned where memory does not matter."""
+    """Return the plan of a network without a limit of memory."""
     return search(shared_table(network, precision), Limits(without=frozenset({"concurrent_stream"})), 1 << 40)
 
 
 def sums_of(plan_or_draft: Plan | Draft) -> list[tuple[str, ...]]:
-    """What each bucket sums, in order."""
+    """Return the sums of each bucket, in order."""
     return [launch.operations for launch in plan_or_draft.train.launches if is_bucket(launch)]

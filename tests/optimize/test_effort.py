@@ -44,12 +44,12 @@ def numbers(text: str) -> Iterator[tuple[str, int]]:
 
 
 def test_numbers_of_the_search_are_nowhere_else():
-    found = {
+    elsewhere = {
         path.relative_to(OPTIMIZE).as_posix(): {name for name, _ in numbers(path.read_text())}
         for path in OPTIMIZE.rglob("*.py")
         if path != Path(effort.__file__)
     }
-    assert {file: names for file, names in found.items() if names} == ELSEWHERE
+    assert {file: names for file, names in elsewhere.items() if names} == ELSEWHERE
 
 
 def test_every_constant_is_explained():
@@ -71,5 +71,5 @@ def test_every_constant_is_used():
 def test_decisions_that_are_named_exist():
     comments = [line for line in SOURCE.splitlines() if line.startswith("#")]
     named = {number for line in comments for number in re.findall(r"\b0\d\d\b", line)}
-    known = {path.name[:3] for path in (ROOT / "docs" / "decisions").glob("[0-9]*.md")}
-    assert len(named) > 10 and named <= known
+    decisions = {path.name[:3] for path in (ROOT / "docs" / "decisions").glob("[0-9]*.md")}
+    assert len(named) > 10 and named <= decisions

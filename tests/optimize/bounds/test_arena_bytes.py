@@ -32,35 +32,35 @@ WIDE = NETWORKS["residual"].replace("conv(4", "conv(8")  # masks are of eight ch
 
 def tables() -> list[tuple[CandidateTable, Plan]]:
     separate = planned_table(SEPARATE, "separate")
-    known = [(table(name), kept_plan(name)) for name in NETWORKS if name != "synchronised"]
-    return [*known, (separate, search(separate, Limits(), 1 << 40))]
+    pairs = [(table(name), kept_plan(name)) for name in NETWORKS if name != "synchronised"]
+    return [*pairs, (separate, search(separate, Limits(), 1 << 40))]
 
 
-def refusal(known: CandidateTable, budget_bytes: int, *without: str) -> BudgetError:
+def refusal(candidates: CandidateTable, budget_bytes: int, *without: str) -> BudgetError:
     with pytest.raises(BudgetError) as caught:
-        search(known, Limits(without=frozenset(without)), budget_bytes)
+        search(candidates, Limits(without=frozenset(without)), budget_bytes)
     return caught.value
 
 
 def test_a_plan_prints_the_bound_that_refuses_budgets() -> None:
-    for known, plan in tables():
-        refused = refusal(known, H200.overhead_bytes + 1)
+    for candidates, plan in tables():
+        refused = refusal(candidates, H200.overhead_bytes + 1)
         assert refused.code == "MBC203"
         printed_bytes = plan.bounds.floor_bytes + plan.predictions.overhead_bytes
         assert printed_bytes == refused.floor_bytes
         assert plan.predictions.arena_bytes >= plan.bounds.floor_bytes
-        below = refusal(known, printed_bytes - 1)
+        below = refusal(candidates, printed_bytes - 1)
         assert below.code == "MBC203" and below.floor_bytes == printed_bytes
 
 
 def test_the_bound_of_several_variants_is_below_that_of_each() -> None:
-    known = planned_table(WIDE, "residual")
-    masked = known.of(mask_relus(known.graph, residual_relus(known.graph)))
-    assert masked.graph != known.graph
-    both = least_arena((known, masked))
-    for one in (known, masked):
+    candidates = planned_table(WIDE, "residual")
+    masked = candidates.of(mask_relus(candidates.graph, residual_relus(candidates.graph)))
+    assert masked.graph != candidates.graph
+    both = least_arena((candidates, masked))
+    for one in (candidates, masked):
         assert both.total_bytes <= least_arena((one,)).total_bytes
-    assert both.operation in (*known.graph.train, *known.graph.infer)
+    assert both.operation in (*candidates.graph.train, *candidates.graph.infer)
 
 
 @pytest.mark.parametrize("network", ["residual", "dense"])

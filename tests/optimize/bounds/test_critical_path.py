@@ -39,19 +39,19 @@ GROUPED = tuple(Favouring(provider) for provider in PROVIDERS)
 
 @st.composite
 def launch_options(draw: st.DrawFn) -> list[LaunchOption]:
-    """Of values of which some can be made in several ways, some together, and some of each other."""
-    needed, made = (st.sets(st.sampled_from(NAMES), min_size=least, max_size=2) for least in (0, 1))
+    """Draw launches over values: some can be computed in several ways, some together, some from each other."""
+    needed, outputs = (st.sets(st.sampled_from(NAMES), min_size=least, max_size=2) for least in (0, 1))
     times = st.integers(0, 9).map(float)
-    drawn = draw(st.lists(st.tuples(needed, made, times), min_size=1, max_size=9))
+    drawn = draw(st.lists(st.tuples(needed, outputs, times), min_size=1, max_size=9))
     return [LaunchOption(tuple(sorted(inputs)), tuple(sorted(outputs)), time_us) for inputs, outputs, time_us in drawn]
 
 
 @given(launch_options())
 def test_when_values_can_be_there_is_the_least_of_all_derivations(given: list[LaunchOption]) -> None:
-    made = {name for option in given for name in option.outputs}
+    defined = {name for option in given for name in option.outputs}
 
     def least(name: str, above: frozenset[str]) -> float:
-        if name not in made:
+        if name not in defined:
             return 0.0  # it is there from the start
         return min(
             (
@@ -62,9 +62,9 @@ def test_when_values_can_be_there_is_the_least_of_all_derivations(given: list[La
             default=float("inf"),
         )
 
-    found = earliest_us(given)
-    for name in made:
-        assert found.get(name, float("inf")) == least(name, frozenset())
+    ready_us = earliest_us(given)
+    for name in defined:
+        assert ready_us.get(name, float("inf")) == least(name, frozenset())
 
 
 def orders(reads: Sequence[set[int]]) -> Iterator[tuple[int, ...]]:
@@ -107,28 +107,28 @@ def tables(network: str, grouped: bool) -> CandidateTable:
 @settings(max_examples=60)
 @given(st.sampled_from(("residual", "dense")), st.booleans(), st.booleans(), st.data())
 def test_no_choice_and_no_streams_are_faster(network: str, grouped: bool, lean: bool, data: st.DataObject) -> None:
-    found = tables(network, grouped)
-    fastest_us = choose(found, {}, programs=fuse(found)).train_us
-    programs = fuse(found) if data.draw(st.booleans()) else None
-    limits = {op.name: 0 for op in found.graph.train} if lean else {}
-    choices = choose(found, limits, programs=programs)
-    draft = alias_in_place(found.graph, emit_launches(found, choices), (*choices.train, *choices.infer))
+    variant = tables(network, grouped)
+    fastest_us = choose(variant, {}, programs=fuse(variant)).train_us
+    programs = fuse(variant) if data.draw(st.booleans()) else None
+    limits = {op.name: 0 for op in variant.graph.train} if lean else {}
+    choices = choose(variant, limits, programs=programs)
+    draft = alias_in_place(variant.graph, emit_launches(variant, choices), (*choices.train, *choices.infer))
     gone = data.draw(st.sets(st.integers(0, len(draft.train.launches) - 1), min_size=1))
     launches = tuple(
         replace(launch, stream=Stream.CONCURRENT) if i in gone else launch
         for i, launch in enumerate(draft.train.launches)
     )
     draft = replace(draft, train=replace(draft.train, launches=launches))
-    bound_us = critical_path_us(found, draft.train, draft.buffers, fastest_us)
-    assert 0 < bound_us <= Solution(draft, assign_addresses(draft), found).step_us * (1 + 1e-9)
+    bound_us = critical_path_us(variant, draft.train, draft.buffers, fastest_us)
+    assert 0 < bound_us <= Solution(draft, assign_addresses(draft), variant).step_us * (1 + 1e-9)
 
 
 def test_what_is_divided_makes_no_chain_and_what_runs_alone_has_no_such_bound() -> None:
     for micro_batch, chained in ((0, True), (2, False)):
-        found, draft = table("residual", "fp32", micro_batch), draft_of("residual", "fp32", micro_batch)
-        assert critical_path_us(found, draft.train, draft.buffers, 100.0) == 0.0
+        candidates, draft = table("residual", "fp32", micro_batch), draft_of("residual", "fp32", micro_batch)
+        assert critical_path_us(candidates, draft.train, draft.buffers, 100.0) == 0.0
         launches = (replace(draft.train.launches[0], stream=Stream.CONCURRENT), *draft.train.launches[1:])
-        bound_us = critical_path_us(found, replace(draft.train, launches=launches), draft.buffers, 100.0)
+        bound_us = critical_path_us(candidates, replace(draft.train, launches=launches), draft.buffers, 100.0)
         assert (bound_us > 50.0) == chained and bound_us >= 50.0
 
 
@@ -140,8 +140,11 @@ def shared(gpus: int, each: int) -> Plan:
 
 @pytest.mark.parametrize("gpus", [2, 8])
 def test_collectives_have_a_stream_of_their_own(gpus: int) -> None:
-    """A serial step of several GPUs is that of one with its rows and a sum of all gradients; one with several streams
-    takes the kernels' time, or the sums', whichever is longer."""
+    """The bounds of several GPUs add the sums of gradients to those of one.
+
+    A serial step of several GPUs takes the time of one with its rows, plus a sum of all gradients. A step with several
+    streams takes the time of the kernels, or that of the sums, whichever is longer.
+    """
     alone, plan = shared(1, 3), shared(gpus, 3)
     graph, model = plan.graph, device_specs()["h200"].collectives
     sums = [graph.values[name].type.size_bytes for op in graph.train if op.kind == "all_reduce" for name in op.inputs]

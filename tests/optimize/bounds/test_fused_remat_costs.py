@@ -9,25 +9,25 @@ APART_US = 40.0
 
 def test_one_value_that_shares_a_launch_with_either_of_two():
     """Both with the dearer launch would take 25."""
-    found = FusedRematCosts(
+    costs = FusedRematCosts(
         {"wide": {"sums1": 20.0, "sums2": 8.0}, "relu1": {"sums1": 5.0}, "relu2": {"sums2": 5.0}},
         (JointRemat("wide", "relu1", "sums1", 20.0), JointRemat("wide", "relu2", "sums2", 8.0)),
     )
-    assert not found.pairs
-    all_us = sum(found.recompute_us((value,), APART_US) for value in ("wide", "relu1", "relu2"))
+    assert not costs.pairs
+    all_us = sum(costs.recompute_us((value,), APART_US) for value in ("wide", "relu1", "relu2"))
     assert all_us == 8 + 5  # the second relu along with the convolution
 
 
 def test_two_values_that_share_one_launch():
     joint = JointRemat("wide", "relu", "sums", 20.0)
-    found = FusedRematCosts({"wide": {"sums": 12.0}, "relu": {"sums": 5.0}}, (joint,))
-    assert found.pairs == (joint,)
-    assert found.pair_us(joint, APART_US, APART_US) == (12, 5, 20)
-    assert found.pair_us(joint, 14.0, APART_US) == (12, 5, 14 + 5)
-    assert found.pair_us(joint, APART_US, 6.0) == (12, 5, 12 + 6)
+    costs = FusedRematCosts({"wide": {"sums": 12.0}, "relu": {"sums": 5.0}}, (joint,))
+    assert costs.pairs == (joint,)
+    assert costs.pair_us(joint, APART_US, APART_US) == (12, 5, 20)
+    assert costs.pair_us(joint, 14.0, APART_US) == (12, 5, 14 + 5)
+    assert costs.pair_us(joint, APART_US, 6.0) == (12, 5, 12 + 6)
 
 
 def test_the_first_value_in_the_reductions_of_others():
     joint = JointRemat("wide", "relu", "sums", 20.0)
-    found = FusedRematCosts({"wide": {"sums": 12.0, "others": 13.0}, "relu": {"sums": 5.0}}, (joint,))
-    assert found.pair_us(joint, APART_US, APART_US) == (12, 5, 13 + 5)
+    costs = FusedRematCosts({"wide": {"sums": 12.0, "others": 13.0}, "relu": {"sums": 5.0}}, (joint,))
+    assert costs.pair_us(joint, APART_US, APART_US) == (12, 5, 13 + 5)

@@ -1,5 +1,7 @@
-"""The fewest bytes of a step beside its matrix products, counted by hand on networks whose activations are all of one
-size and much larger than anything else."""
+"""The fewest bytes of a step beside its matrix products, counted by hand.
+
+The activations of the networks are all of one size and much larger than anything else.
+"""
 
 from __future__ import annotations
 
@@ -28,8 +30,8 @@ def fewest(body: str) -> int:
       loss (y, target) |> mse
     }}
     """
-    made = lower(parse(Source("net.mbc", source)), (), None)
-    return fewest_bytes(differentiate(made.network, made.optimizer, made.precision))
+    lowered = lower(parse(Source("net.mbc", source)), (), None)
+    return fewest_bytes(differentiate(lowered.network, lowered.optimizer, lowered.precision))
 
 
 LOSS = 3 * PASS  # reads y and the target, writes the gradient of y for the last convolution
@@ -80,8 +82,8 @@ def test_precision_halves_activations():
     source += "y = x |> conv(4, 3, pad=1) |> bn |> relu |> conv(4, 3, pad=1) output y loss (y, t) |> mse }"
     sizes: list[int] = []
     for precision in ("fp32", "bf16"):
-        made = lower(parse(Source("n.mbc", source)), (("train.precision", precision),), None)
-        sizes.append(fewest_bytes(differentiate(made.network, made.optimizer, made.precision)))
+        lowered = lower(parse(Source("n.mbc", source)), (("train.precision", precision),), None)
+        sizes.append(fewest_bytes(differentiate(lowered.network, lowered.optimizer, lowered.precision)))
     # Both inputs come in fp32 and the image is cast: 6 bytes an element more.
     assert sizes[1] < 0.7 * sizes[0]
 

@@ -27,8 +27,8 @@ network net(batch = 16) {
 
 
 def graph():
-    made = lower(parse(Source("net.mbc", SOURCE)), (), None)
-    return differentiate(made.network, made.optimizer, made.precision)
+    lowered = lower(parse(Source("net.mbc", SOURCE)), (), None)
+    return differentiate(lowered.network, lowered.optimizer, lowered.precision)
 
 
 def test_the_fastest_measured_kernel_whatever_its_layout_and_workspace():
@@ -46,7 +46,7 @@ def test_the_fastest_measured_kernel_whatever_its_layout_and_workspace():
             return replace(measured, provider="mbc", name=kind, settings=())
         return replace(measured, name=kind)
 
-    known = {
+    measurements = {
         request: (
             of_kind(measurement(1, 900.0), request.kind),
             of_kind(measurement(2, times[name], 1 << 30, LAST), request.kind),
@@ -58,7 +58,7 @@ def test_the_fastest_measured_kernel_whatever_its_layout_and_workspace():
     times["a.backward_filter"] = times["b.backward_filter"] = max(
         times[n] for n in ("a.backward_filter", "b.backward_filter")
     )
-    floor = graph_floor(net, GPU, profile(known))
+    floor = graph_floor(net, GPU, profile(measurements))
     assert floor.products == 8 and floor.estimated == 0 == floor.estimated_us
     assert floor.products_us == pytest.approx(sum(times.values()))
     assert floor.other_bytes == fewest_bytes(net)

@@ -33,31 +33,35 @@ MEASURED_US = 1.0  # far less than any estimate
 
 @cache
 def similar() -> Profile:
-    """Of an H200 that measured one kernel of ASKED, scaled to an H100."""
+    """Return the profile of an H200 that measured one kernel of ASKED, scaled to an H100."""
     return scaled_to(profile({ASKED: [measurement(1, MEASURED_US)]}), H200, H100)
 
 
-def estimates(known: Profile | None, rules: Rules | None = None, optimism: float = 0.0) -> Estimates:
-    sizes = OtherSizes(known, PROVIDERS, H100, 8, ASKED.precision, rules or Rules()) if known is not None else None
-    return Estimates(PROVIDERS, H100, known, sizes, rules or Rules(), ASKED.precision, optimism)
+def estimates(own_profile: Profile | None, rules: Rules | None = None, optimism: float = 0.0) -> Estimates:
+    sizes = (
+        OtherSizes(own_profile, PROVIDERS, H100, 8, ASKED.precision, rules or Rules())
+        if own_profile is not None
+        else None
+    )
+    return Estimates(PROVIDERS, H100, own_profile, sizes, rules or Rules(), ASKED.precision, optimism)
 
 
 def test_times_of_a_similar_gpu_come_before_the_models() -> None:
-    found = estimates(unmeasured(similar()))
-    (scaled,) = found.of_similar_gpu(ASKED, NONE)
-    assert not scaled.measured and scaled in found.of(ASKED, NONE)
-    slower = [c for c in found.of(ASKED, NONE) if c is not scaled]
+    estimated = estimates(unmeasured(similar()))
+    (scaled,) = estimated.of_similar_gpu(ASKED, NONE)
+    assert not scaled.measured and scaled in estimated.of(ASKED, NONE)
+    slower = [c for c in estimated.of(ASKED, NONE) if c is not scaled]
     assert all(c.time_us >= scaled.time_us and c.workspace_bytes < scaled.workspace_bytes for c in slower)
-    assert found.modelled(ASKED, NONE) == estimates(None).of(ASKED, NONE)
+    assert estimated.modelled(ASKED, NONE) == estimates(None).of(ASKED, NONE)
     other = request(16)
-    assert found.of(other, NONE) == found.modelled(other, NONE) != ()
+    assert estimated.of(other, NONE) == estimated.modelled(other, NONE) != ()
 
 
 def test_optimism_takes_less_of_the_models_than_of_a_similar_gpus() -> None:
     plain, optimistic = (estimates(unmeasured(similar()), optimism=part) for part in (0.0, effort.OPTIMISM))
     assert effort.OPTIMISM < effort.SCALED_OPTIMISM < 1
     for part, name in ((effort.SCALED_OPTIMISM, "of_similar_gpu"), (effort.OPTIMISM, "modelled")):
-        before, after = (getattr(found, name)(ASKED, NONE) for found in (plain, optimistic))
+        before, after = (getattr(source, name)(ASKED, NONE) for source in (plain, optimistic))
         assert [c.time_us for c in after] == pytest.approx([part * c.time_us for c in before])
         assert all(c.measured for c in after)
 
@@ -72,18 +76,18 @@ def test_what_failed_here_does_not_come_back_from_a_similar_gpu() -> None:
 
 @pytest.mark.parametrize("rules", [Rules(deterministic=True), Rules(emulated_fp32=False), Rules()])
 def test_what_may_not_run_leaves_what_may(rules: Rules) -> None:
-    """Of everything that the H200's bundled profile knows in fp32."""
+    """Everything that the H200's bundled profile has in fp32 is checked."""
     theirs = scaled_to(read_profile(bundled_path(H200.name)), H200, H100)
-    found = estimates(unmeasured(theirs), rules)
+    estimated = estimates(unmeasured(theirs), rules)
     asked = [r for r in _fp32(theirs) if not isinstance(r.attributes, Fused)]
     assert len(asked) > 500
     for one in asked:
-        assert bool(found.modelled(one, NONE)) <= bool(found.of(one, NONE)), one
+        assert bool(estimated.modelled(one, NONE)) <= bool(estimated.of(one, NONE)), one
 
 
 def _fp32(theirs: Profile) -> list[Request]:
-    found = [read_signature(key) for key in theirs.measurements if '"precision":"fp32"' in key]
-    return found[::7]
+    requests = [read_signature(key) for key in theirs.measurements if '"precision":"fp32"' in key]
+    return requests[::7]
 
 
 def test_deterministic_steps_are_planned_beside_a_similar_gpus_times() -> None:

@@ -33,7 +33,7 @@ def test_rows_of_which_most_is_known() -> None:
         inputs = (request.inputs[0].with_rows(rows), *request.inputs[1:])
         return replace(request, inputs=inputs, outputs=(request.outputs[0].with_rows(rows),))
 
-    known = (of_rows(first, 4), of_rows(second, 4), of_rows(first, 16))
-    found = profile({request: [measurement(1, 5.0)] for request in known})
-    assert measured_rows(graph, found) == {4}
+    requests = (of_rows(first, 4), of_rows(second, 4), of_rows(first, 16))
+    measured = profile({request: [measurement(1, 5.0)] for request in requests})
+    assert measured_rows(graph, measured) == {4}
     assert measured_rows(graph, profile({})) == measured_rows(graph, None) == frozenset()

@@ -52,8 +52,8 @@ def test_groups_of_whole_batches_do_not_hide_convolutions():
 
 
 def test_every_convolution_is_divided():
-    found = search(table(8), Limits(), 1 << 40)
-    rows = {s.micro_batches for p in (found.train, found.infer) for s in summarise(found, p) if "convol" in s.kind}
+    plan = search(table(8), Limits(), 1 << 40)
+    rows = {s.micro_batches for p in (plan.train, plan.infer) for s in summarise(plan, p) if "convol" in s.kind}
     assert rows == {(8, 8)}
 
 
@@ -85,9 +85,9 @@ def test_what_cannot_be_kept_is_refused(precision: str, rows: int, settings: dic
     [(7, 1), (MOST, 1), (MOST + 1, None), (MOST + 2, 2), (2**30, 2**16)],
 )
 def test_what_is_searched_does_not_grow_with_the_mini_batch(policy: Policy, batch: int, least: int | None):
-    known = replace(table(0, "fp32", batch=batch, size=8), rules=Rules(policy))
-    operation = next(o for o in known.graph.train if known.divisible(o))
-    whole, *smaller = known.micro_batch_rows(operation)
+    candidates = replace(table(0, "fp32", batch=batch, size=8), rules=Rules(policy))
+    operation = next(o for o in candidates.graph.train if candidates.divisible(o))
+    whole, *smaller = candidates.micro_batch_rows(operation)
     assert whole == batch and len(smaller) <= MOST
     assert (min(smaller) if smaller else None) == least
     assert policy is Policy.POWER_OF_TWO or len(smaller) == (batch // least - 1 if least else 0)

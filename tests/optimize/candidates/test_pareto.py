@@ -62,9 +62,9 @@ CANDIDATES = st.builds(
 def test_the_front_is_that_of_brute_force(data: st.DataObject, rows: int, sums: bool):
     sizes = data.draw(st.lists(st.integers(1, rows), min_size=1, max_size=4, unique=True), "sizes")
     offers = {size: data.draw(st.lists(CANDIDATES, min_size=1, max_size=3)) for size in sizes}
-    found = pareto_front(offers, rows, sums)
-    assert [(p.workspace_bytes, p.time_us) for p in found] == brute_force(offers, rows, sums)
-    for point in found:
+    front = pareto_front(offers, rows, sums)
+    assert [(p.workspace_bytes, p.time_us) for p in front] == brute_force(offers, rows, sums)
+    for point in front:
         check(point, rows, sums)
 
 
@@ -141,9 +141,9 @@ def test_what_is_left_of_a_front_gains_enough_and_loses_little(data: st.DataObje
 def test_sizes_in_steps_are_as_sizes_in_rows(data: st.DataObject, rows: int, step: int, sums: bool):
     sizes = data.draw(st.lists(st.integers(1, rows), min_size=1, max_size=4, unique=True), "sizes")
     offers = {size: data.draw(st.lists(CANDIDATES, min_size=1, max_size=3)) for size in sizes}
-    found = pareto_front({size * step: offered for size, offered in offers.items()}, rows * step, sums)
-    assert [(p.workspace_bytes, p.time_us) for p in found] == brute_force(offers, rows, sums)
-    for point in found:
+    front = pareto_front({size * step: offered for size, offered in offers.items()}, rows * step, sums)
+    assert [(p.workspace_bytes, p.time_us) for p in front] == brute_force(offers, rows, sums)
+    for point in front:
         check(point, rows * step, sums)
 
 

@@ -1,4 +1,4 @@
-"""What planning takes from other sizes of a profile, and that it stands beside no fact without evidence."""
+"""Times that planning scales from other sizes of a profile, with their evidence."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ HALVES = "fp32_emulated_conv"
 EARLY, LATE = "2026-11-21T12:00:00", "2026-11-22T12:00:00"
 
 
-def table(batch: int, known: Profile | None = None, rules: Rules = UNDIVIDED) -> CandidateTable:
-    return CandidateTable(graph_of(SOURCE, batch), H200, PROVIDERS, known, rules)
+def table(batch: int, own_profile: Profile | None = None, rules: Rules = UNDIVIDED) -> CandidateTable:
+    return CandidateTable(graph_of(SOURCE, batch), H200, PROVIDERS, own_profile, rules)
 
 
 def measured(candidate: Candidate, time_us: float) -> Measurement:
@@ -57,56 +57,60 @@ def step_at(rows: int) -> Profile:
     """All that a step of so many rows launches, at `SLOWER` times the estimates."""
     at = table(rows)
     requests = {at.request(o, at.whole): at.offered(o) for o in (*at.graph.train, *at.graph.infer)}
-    return profile({r: [measured(c, SLOWER * c.time_us) for c in found] for r, found in requests.items() if found})
+    return profile({r: [measured(c, SLOWER * c.time_us) for c in offers] for r, offers in requests.items() if offers})
 
 
-def first(made: CandidateTable, kind: str = "convolution") -> Operation:
-    return next(o for o in made.graph.train if o.kind == kind)
+def first(scaled_table: CandidateTable, kind: str = "convolution") -> Operation:
+    return next(o for o in scaled_table.graph.train if o.kind == kind)
 
 
-def own(found: tuple[Candidate, ...]) -> dict[object, Candidate]:
-    return {(c.name, c.layouts): c for c in found if c.provider == "mbc"}
+def own(candidates: tuple[Candidate, ...]) -> dict[object, Candidate]:
+    return {(c.name, c.layouts): c for c in candidates if c.provider == "mbc"}
 
 
 @pytest.mark.parametrize("kind", ["convolution", "relu"])
 def test_micro_batches_are_told_by_the_nearest_size(kind: str):
-    made, estimated = table(128, step_at(64)), table(128)
-    operation = first(made, kind)
-    found, models = (own(t.candidates_of_micro_batch(operation, Rows(0, 16))) for t in (made, estimated))
-    assert found and found.keys() == models.keys()
-    for key, candidate in found.items():
+    scaled_table, estimated = table(128, step_at(64)), table(128)
+    operation = first(scaled_table, kind)
+    times, models = (own(t.candidates_of_micro_batch(operation, Rows(0, 16))) for t in (scaled_table, estimated))
+    assert times and times.keys() == models.keys()
+    for key, candidate in times.items():
         assert candidate.time_us == pytest.approx(SLOWER * models[key].time_us) and not candidate.measured
-    assert own(made.candidates_of_micro_batch(operation, Rows(0, 2))) == own(
+    assert own(scaled_table.candidates_of_micro_batch(operation, Rows(0, 2))) == own(
         estimated.candidates(operation, Rows(0, 2))
     )
-    assert all(c.measured for c in own(made.candidates_of_micro_batch(operation, Rows(0, 64))).values())
+    assert all(c.measured for c in own(scaled_table.candidates_of_micro_batch(operation, Rows(0, 64))).values())
 
 
 @pytest.mark.parametrize("batch", [16, 128])
 @pytest.mark.parametrize("kind", ["convolution", "relu", "channel_sum"])
 def test_a_whole_batch_is_scaled_from_the_nearest_size(kind: str, batch: int):
-    made, estimated = table(batch, step_at(64)), table(batch)
-    operation = first(made, kind)
-    found, models = (own(t.candidates(operation, t.whole)) for t in (made, estimated))
-    assert made.timed(operation) and found and found.keys() == models.keys()
-    for key, candidate in found.items():
+    scaled_table, estimated = table(batch, step_at(64)), table(batch)
+    operation = first(scaled_table, kind)
+    times, models = (own(t.candidates(operation, t.whole)) for t in (scaled_table, estimated))
+    assert scaled_table.timed(operation) and times and times.keys() == models.keys()
+    for key, candidate in times.items():
         assert candidate.time_us == pytest.approx(SLOWER * models[key].time_us) and not candidate.measured
 
 
 def test_a_whole_batch_is_scaled_from_no_size_far_away():
-    made = table(4096, step_at(64))
-    assert not made.timed(first(made))
-    assert made.candidates(first(made), made.whole) == table(4096).candidates(first(made), made.whole)
+    scaled_table = table(4096, step_at(64))
+    assert not scaled_table.timed(first(scaled_table))
+    assert scaled_table.candidates(first(scaled_table), scaled_table.whole) == table(4096).candidates(
+        first(scaled_table), scaled_table.whole
+    )
 
 
 def test_parts_compete_with_a_whole_scaled_from_the_same_size():
     """Nothing is divided for that: parts are scaled from it as well, and take their share of its time at least."""
-    known = step_at(64)
-    for layouts, front in table(16, known, Rules(Policy.POWER_OF_TWO)).fronts(first(table(16))).items():
+    own_profile = step_at(64)
+    for layouts, front in table(16, own_profile, Rules(Policy.POWER_OF_TWO)).fronts(first(table(16))).items():
         fastest = min(front, key=lambda point: point.time_us)
         assert [part.rows for part in fastest.micro_batches] == [16], layouts
-    made, estimated = table(16, known), table(16)
-    assert made.fronts_in_micro_batches(first(made), 4) != estimated.fronts_in_micro_batches(first(made), 4)
+    scaled_table, estimated = table(16, own_profile), table(16)
+    assert scaled_table.fronts_in_micro_batches(first(scaled_table), 4) != estimated.fronts_in_micro_batches(
+        first(scaled_table), 4
+    )
 
 
 def test_what_may_not_be_used_decides_nothing():
@@ -117,8 +121,8 @@ def test_what_may_not_be_used_decides_nothing():
     kernel = next(c for c in by_name.values() if c.name == HALVES)
     engine = next(c for c in small.candidates(operation, small.whole) if c.provider == "cudnn")
     fastest = replace(measured(engine, 1.0), settings=(("engine", 3),), deterministic=False)
-    known = profile({small.request(operation, small.whole): [fastest, measured(kernel, 100.0)]})
-    free, strict = (table(64, known, allowed) for allowed in (UNDIVIDED, rules))
+    own_profile = profile({small.request(operation, small.whole): [fastest, measured(kernel, 100.0)]})
+    free, strict = (table(64, own_profile, allowed) for allowed in (UNDIVIDED, rules))
     assert not free.has_profiled_time(first(free)) and strict.has_profiled_time(first(strict))
     assert [c.name for c in strict.candidates(first(strict), strict.whole) if c.time_us < 401.0][:1] == [HALVES]
 
@@ -130,21 +134,24 @@ def test_what_may_not_be_used_decides_nothing():
 )
 def test_the_range_of_a_whole_batch(rows: tuple[int, ...], expected: str):
     measured_at = {k: v for n in rows for k, v in step_at(n).measurements.items()}
-    known = replace(step_at(rows[0]), measurements=measured_at)
-    made = table(64, known)
-    relu = first(made, "relu")
-    candidate = own(made.candidates(relu, made.whole)).popitem()[1]
+    own_profile = replace(step_at(rows[0]), measurements=measured_at)
+    scaled_table = table(64, own_profile)
+    relu = first(scaled_table, "relu")
+    candidate = own(scaled_table.candidates(relu, scaled_table.whole)).popitem()[1]
     kernel = Kernel(candidate.provider, candidate.name, candidate.settings, candidate.time_us, False)
-    assert made.other_sizes is not None
-    assert made.other_sizes.spread(made.request(relu, made.whole), kernel) == calibration().spreads[expected]
+    assert scaled_table.other_sizes is not None
+    assert (
+        scaled_table.other_sizes.spread(scaled_table.request(relu, scaled_table.whole), kernel)
+        == calibration().spreads[expected]
+    )
 
 
 @pytest.mark.parametrize(("rows", "share"), [(16, effort.SCALED_OPTIMISM), (8, effort.OPTIMISM)])
 def test_what_decides_takes_less_of_what_is_further_away(rows: int, share: float):
-    known = step_at(rows)
-    plain = table(64, known)
+    own_profile = step_at(rows)
+    plain = table(64, own_profile)
     relu = first(plain, "relu")
-    optimistic = CandidateTable(plain.graph, H200, PROVIDERS, known, UNDIVIDED, optimism=effort.OPTIMISM)
+    optimistic = CandidateTable(plain.graph, H200, PROVIDERS, own_profile, UNDIVIDED, optimism=effort.OPTIMISM)
     before, after = (own(t.candidates(relu, t.whole)) for t in (plain, optimistic))
     for key, candidate in before.items():
         assert after[key].time_us == pytest.approx(share * candidate.time_us) and after[key].measured
@@ -152,10 +159,10 @@ def test_what_decides_takes_less_of_what_is_further_away(rows: int, share: float
 
 def parts(here_us: float, here_date: str, there_date: str) -> Profile:
     """The first convolution at 4 rows, by a library, and at 8, where a kernel of mbc's own takes 100 us."""
-    made = table(16)
-    requests = {rows: made.request(first(made), Rows(0, rows)) for rows in (4, 8)}
-    library = next(c for c in made.candidates(first(made), Rows(0, 4)) if c.provider == "cudnn")
-    halves = own(made.candidates(first(made), Rows(0, 8)))
+    scaled_table = table(16)
+    requests = {rows: scaled_table.request(first(scaled_table), Rows(0, rows)) for rows in (4, 8)}
+    library = next(c for c in scaled_table.candidates(first(scaled_table), Rows(0, 4)) if c.provider == "cudnn")
+    halves = own(scaled_table.candidates(first(scaled_table), Rows(0, 8)))
     (kernel,) = (c for c in halves.values() if c.name == HALVES)
     return profile(
         {requests[4]: [measured(library, here_us)], requests[8]: [measured(library, 300.0), measured(kernel, 100.0)]},
@@ -163,9 +170,9 @@ def parts(here_us: float, here_date: str, there_date: str) -> Profile:
     )
 
 
-def newer(known: Profile, batch: int = 16, rows: int = 4) -> list[Candidate]:
-    made = table(batch, known)
-    return [c for c in made.candidates_of_micro_batch(first(made), Rows(0, rows)) if c.name == HALVES]
+def newer(own_profile: Profile, batch: int = 16, rows: int = 4) -> list[Candidate]:
+    scaled_table = table(batch, own_profile)
+    return [c for c in scaled_table.candidates_of_micro_batch(first(scaled_table), Rows(0, rows)) if c.name == HALVES]
 
 
 def test_a_kernel_that_came_later_is_told_by_a_size_that_was_measured_later():
@@ -187,37 +194,43 @@ def test_beside_facts_only_where_it_would_win_at_the_upper_end_of_its_range():
 
 
 def test_the_range_is_that_of_the_provider_at_as_many_times_the_rows():
-    made = table(128, step_at(64))
-    relu = first(made, "relu")
-    candidate = own(made.candidates_of_micro_batch(relu, Rows(0, 16))).popitem()[1]
+    scaled_table = table(128, step_at(64))
+    relu = first(scaled_table, "relu")
+    candidate = own(scaled_table.candidates_of_micro_batch(relu, Rows(0, 16))).popitem()[1]
     kernel = Kernel(candidate.provider, candidate.name, candidate.settings, candidate.time_us, False)
-    assert made.other_sizes is not None
-    request = made.request(relu, Rows(0, 16))
-    spread = made.other_sizes.spread(request, kernel)
+    assert scaled_table.other_sizes is not None
+    request = scaled_table.request(relu, Rows(0, 16))
+    spread = scaled_table.other_sizes.spread(request, kernel)
     assert spread == calibration().spreads[scaled_group("mbc", 4)]
-    assert made.other_sizes.spread(request, Kernel("mbc", "relu", (), 1e9, False)) is None  # estimated otherwise
-    assert made.other_sizes.spread(made.request(relu, Rows(0, 64)), kernel) is None
+    assert (
+        scaled_table.other_sizes.spread(request, Kernel("mbc", "relu", (), 1e9, False)) is None
+    )  # estimated otherwise
+    assert scaled_table.other_sizes.spread(scaled_table.request(relu, Rows(0, 64)), kernel) is None
 
 
 def test_a_step_in_micro_batches_has_that_range():
-    made = table(128, step_at(64), Rules(micro_batch=16))
-    plan = search(made, Limits(without=frozenset(("concurrent_stream",))), 1 << 40)
-    launch = next(x for x in plan.train.launches if x.operations == (first(made).name,))
+    scaled_table = table(128, step_at(64), Rules(micro_batch=16))
+    plan = search(scaled_table, Limits(without=frozenset(("concurrent_stream",))), 1 << 40)
+    launch = next(x for x in plan.train.launches if x.operations == (first(scaled_table).name,))
     assert isinstance(launch.work, Kernel)
     alone = Program((launch,), (), (), ())
     low, high = calibration().factors(calibration().spreads[scaled_group(launch.work.provider, 4)], H200)
-    found = time_range_us(alone, plan.graph, plan.buffers, H200, made.other_sizes, plan.graph.train)
-    assert found == pytest.approx((low * launch.work.time_us, high * launch.work.time_us))
-    told = time_range_us(plan.train, plan.graph, plan.buffers, H200, made.other_sizes, plan.graph.train)
-    assert told == (plan.predictions.train_low_us, plan.predictions.train_high_us)
+    range_us = time_range_us(alone, plan.graph, plan.buffers, H200, scaled_table.other_sizes, plan.graph.train)
+    assert range_us == pytest.approx((low * launch.work.time_us, high * launch.work.time_us))
+    whole_range_us = time_range_us(
+        plan.train, plan.graph, plan.buffers, H200, scaled_table.other_sizes, plan.graph.train
+    )
+    assert whole_range_us == (plan.predictions.train_low_us, plan.predictions.train_high_us)
 
 
 def whole(here_us: float, here_date: str, there_date: str) -> Profile:
     """The first convolution of 16 rows by a library, and of 32, where a kernel of mbc's own takes 100 us."""
-    made = table(32)
-    requests = {rows: made.request(first(made), Rows(0, rows)) for rows in (16, 32)}
-    library = next(c for c in made.candidates(first(made), made.whole) if c.provider == "cudnn")
-    kernel = next(c for c in own(made.candidates(first(made), made.whole)).values() if c.name == HALVES)
+    scaled_table = table(32)
+    requests = {rows: scaled_table.request(first(scaled_table), Rows(0, rows)) for rows in (16, 32)}
+    library = next(c for c in scaled_table.candidates(first(scaled_table), scaled_table.whole) if c.provider == "cudnn")
+    kernel = next(
+        c for c in own(scaled_table.candidates(first(scaled_table), scaled_table.whole)).values() if c.name == HALVES
+    )
     return profile(
         {requests[16]: [measured(library, here_us)], requests[32]: [measured(library, 300.0), measured(kernel, 100.0)]},
         {requests[16]: Extent(1 << 30, date=here_date), requests[32]: Extent(1 << 30, date=there_date)},
@@ -225,16 +238,16 @@ def whole(here_us: float, here_date: str, there_date: str) -> Profile:
 
 
 def test_a_kernel_that_came_later_competes_with_what_was_measured_before():
-    made = table(16, whole(1e6, EARLY, LATE))
-    request = made.request(first(made), made.whole)
-    candidate, *others = made.candidates(first(made), made.whole)
+    scaled_table = table(16, whole(1e6, EARLY, LATE))
+    request = scaled_table.request(first(scaled_table), scaled_table.whole)
+    candidate, *others = scaled_table.candidates(first(scaled_table), scaled_table.whole)
     assert candidate.name == HALVES and not candidate.measured and 50.0 <= candidate.time_us < 100.0
     assert others[0].measured
-    assert made.other_sizes is not None
+    assert scaled_table.other_sizes is not None
     kernel = Kernel(candidate.provider, candidate.name, candidate.settings, candidate.time_us, False)
-    assert made.other_sizes.came_later(request, kernel)
+    assert scaled_table.other_sizes.came_later(request, kernel)
     spread = calibration().spreads[scaled_group("mbc", 2)]
-    assert made.other_sizes.spread(request, kernel) == spread
+    assert scaled_table.other_sizes.spread(request, kernel) == spread
     _, high = calibration().factors(spread, H200)
     for here_us, dates in ((0.999 * high * candidate.time_us, (EARLY, LATE)), (1e6, (LATE, EARLY)), (1e6, ("", LATE))):
         before = table(16, whole(here_us, *dates))
@@ -246,10 +259,12 @@ def later_there(here_us: float, here_date: str, there_date: str, kernel_is_outda
     """The first convolution of 16 rows by a library, and on another GPU by a kernel of mbc's own, in 100 us.
 
     `kernel_is_outdated`: that kernel was measured here before it was rewritten, and took as long as the library."""
-    made = table(16)
-    request = made.request(first(made), made.whole)
-    library = next(c for c in made.candidates(first(made), made.whole) if c.provider == "cudnn")
-    kernel = next(c for c in own(made.candidates(first(made), made.whole)).values() if c.name == HALVES)
+    scaled_table = table(16)
+    request = scaled_table.request(first(scaled_table), scaled_table.whole)
+    library = next(c for c in scaled_table.candidates(first(scaled_table), scaled_table.whole) if c.provider == "cudnn")
+    kernel = next(
+        c for c in own(scaled_table.candidates(first(scaled_table), scaled_table.whole)).values() if c.name == HALVES
+    )
     there = profile({request: [measured(kernel, 100.0)]}, {request: Extent(1 << 30, date=there_date)})
     here = profile({request: [measured(library, here_us)]}, {request: Extent(1 << 30, date=here_date)})
     if kernel_is_outdated:
@@ -262,16 +277,16 @@ def later_there(here_us: float, here_date: str, there_date: str, kernel_is_outda
 
 @pytest.mark.parametrize("kernel_is_outdated", [False, True])
 def test_a_kernel_that_came_later_on_a_similar_gpu_competes(kernel_is_outdated: bool):
-    made = table(16, later_there(1e6, EARLY, LATE, kernel_is_outdated))
-    request = made.request(first(made), made.whole)
-    candidate = made.candidates(first(made), made.whole)[0]
+    scaled_table = table(16, later_there(1e6, EARLY, LATE, kernel_is_outdated))
+    request = scaled_table.request(first(scaled_table), scaled_table.whole)
+    candidate = scaled_table.candidates(first(scaled_table), scaled_table.whole)[0]
     assert candidate.name == HALVES and not candidate.measured and candidate.time_us < 110.0
-    assert made.other_sizes is not None
+    assert scaled_table.other_sizes is not None
     kernel = Kernel(candidate.provider, candidate.name, candidate.settings, candidate.time_us, False)
-    assert made.other_sizes.came_later(request, kernel)
-    similar = made.other_sizes.of_similar_gpu
+    assert scaled_table.other_sizes.came_later(request, kernel)
+    similar = scaled_table.other_sizes.of_similar_gpu
     assert similar is not None and similar.profile.scaling is not None
-    high = similar.profile.scaling.spread(made.graph.precision).high
+    high = similar.profile.scaling.spread(scaled_table.graph.precision).high
     assert high > 1
     beside = 0.999 * high * candidate.time_us
     for here_us, dates in ((beside, (EARLY, LATE)), (1e6, (LATE, EARLY)), (1e6, (EARLY, EARLY)), (1e6, ("", LATE))):
@@ -282,26 +297,25 @@ def test_a_kernel_that_came_later_on_a_similar_gpu_competes(kernel_is_outdated: 
 
 
 def test_a_plan_is_measured_where_a_kernel_came_later_on_a_similar_gpu():
-    made = table(16, later_there(1e6, EARLY, LATE))
-    plan = search(made, Limits(without=frozenset(("concurrent_stream",))), 1 << 40)
-    assert made.request(first(made), made.whole) in outdated(plan, made.other_sizes)
+    scaled_table = table(16, later_there(1e6, EARLY, LATE))
+    plan = search(scaled_table, Limits(without=frozenset(("concurrent_stream",))), 1 << 40)
+    assert scaled_table.request(first(scaled_table), scaled_table.whole) in outdated(plan, scaled_table.other_sizes)
     assert "scaled from" in plan.target.profile
 
 
 def test_a_kernel_that_recomputes_is_known_to_have_come_later(monkeypatch: pytest.MonkeyPatch):
-    """Where what is fastest here does not give the bits that are recomputed, a kernel may have come later than others
-    that do."""
+    """A kernel may have come later than others that give the recomputed bits, though the fastest kernel does not."""
     monkeypatch.setattr(user_rules, "bitwise_equal_to", lambda name, other: other in (HALVES, "fp32_emulated_halo"))
-    made = table(32)
-    operation, offered = first(made), own(made.candidates(first(made), made.whole))
+    scaled_table = table(32)
+    operation, offered = first(scaled_table), own(scaled_table.candidates(first(scaled_table), scaled_table.whole))
     kernel, slow = (next(c for c in offered.values() if c.name == name) for name in (HALVES, "fp32_emulated_halo"))
-    library = next(c for c in made.candidates(operation, made.whole) if c.provider == "cudnn")
-    requests = {rows: made.request(operation, Rows(0, rows)) for rows in (16, 32)}
-    known = profile(
+    library = next(c for c in scaled_table.candidates(operation, scaled_table.whole) if c.provider == "cudnn")
+    requests = {rows: scaled_table.request(operation, Rows(0, rows)) for rows in (16, 32)}
+    own_profile = profile(
         {requests[16]: [measured(library, 20.0), measured(slow, 1e6)], requests[32]: [measured(kernel, 100.0)]},
         {requests[16]: Extent(1 << 30, date=EARLY), requests[32]: Extent(1 << 30, date=LATE)},
     )
-    plain = table(16, known)
+    plain = table(16, own_profile)
     assert HALVES not in {c.name for c in plain.candidates(operation, plain.whole)}
     bound = plain.with_recomputed({operation.name: frozenset({"some kernel"})})
     candidate = bound.candidates(operation, bound.whole)[0]
@@ -312,31 +326,36 @@ def test_a_kernel_that_recomputes_is_known_to_have_come_later(monkeypatch: pytes
 
 
 def test_what_runs_by_such_a_time_is_to_be_measured_again():
-    made = table(16, whole(1e6, EARLY, LATE))
-    plan = search(made, Limits(without=frozenset(("concurrent_stream",))), 1 << 40)
-    assert outdated(plan, made.other_sizes) == (made.request(first(made), made.whole),)
+    scaled_table = table(16, whole(1e6, EARLY, LATE))
+    plan = search(scaled_table, Limits(without=frozenset(("concurrent_stream",))), 1 << 40)
+    assert outdated(plan, scaled_table.other_sizes) == (scaled_table.request(first(scaled_table), scaled_table.whole),)
     before = table(16, whole(1e6, LATE, EARLY))
     plan = search(before, Limits(without=frozenset(("concurrent_stream",))), 1 << 40)
     assert outdated(plan, before.other_sizes) == () == outdated(plan, None)
 
 
 def test_what_was_refused_here_does_not_come_back_from_another_size():
-    """Of a whole mini-batch and of a part."""
-    for known, made, rows in (
+    """Both a whole mini-batch and a part are checked."""
+    for own_profile, scaled_table, rows in (
         (whole(1e6, EARLY, LATE), table(16), 16),
         (parts(1e6, EARLY, LATE), table(16), 4),
     ):
-        request = made.request(first(made), Rows(0, rows))
-        kernel = next(c for c in own(made.candidates(first(made), Rows(0, rows))).values() if c.name == HALVES)
+        request = scaled_table.request(first(scaled_table), Rows(0, rows))
+        kernel = next(
+            c for c in own(scaled_table.candidates(first(scaled_table), Rows(0, rows))).values() if c.name == HALVES
+        )
         refused = replace(measured(kernel, 1.0), refused="the result is wrong")
-        found = {**known.measurements, signature(request): (*known.measurements[signature(request)], refused)}
-        for profile_, offered in ((known, True), (replace(known, measurements=found), False)):
-            candidates = table(16, profile_).candidates_of_micro_batch(first(made), Rows(0, rows))
+        measurements = {
+            **own_profile.measurements,
+            signature(request): (*own_profile.measurements[signature(request)], refused),
+        }
+        for profile_, offered in ((own_profile, True), (replace(own_profile, measurements=measurements), False)):
+            candidates = table(16, profile_).candidates_of_micro_batch(first(scaled_table), Rows(0, rows))
             assert (HALVES in {c.name for c in candidates}) == offered
 
 
 def test_dates_of_one_day_say_nothing():
     day = EARLY.partition("T")[0]
     for dates in ((day, EARLY), (EARLY, day)):
-        made = table(16, whole(1e6, *dates))
-        assert HALVES not in {c.name for c in made.candidates(first(made), made.whole)}
+        scaled_table = table(16, whole(1e6, *dates))
+        assert HALVES not in {c.name for c in scaled_table.candidates(first(scaled_table), scaled_table.whole)}

@@ -85,10 +85,10 @@ def test_mbc_alone_has_kernels_that_do_not_emulate():
 
 @pytest.mark.parametrize("precision", ["tf32", "bf16"])
 def test_other_precisions_emulate_nothing_and_take_the_entry(precision: str):
-    known = ("precision", precision)
-    plan = planned(known)
+    setting = ("precision", precision)
+    plan = planned(setting)
     assert emulated(plan) == set()
-    assert _text(planned(known, ("allow_emulated_fp32", "false"))) == _text(plan)
+    assert _text(planned(setting, ("allow_emulated_fp32", "false"))) == _text(plan)
 
 
 def test_show_says_which_operations_are_emulated():

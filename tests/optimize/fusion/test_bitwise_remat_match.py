@@ -1,5 +1,7 @@
-"""The result of a pointwise convolution is recomputed inside the backward pass of batch normalisation if all kernels
-that compute it give the same bits."""
+"""Bitwise rematerialization: when batch normalisation's backward pass may recompute a pointwise convolution.
+
+It may if all kernels that compute the convolution give the same bits.
+"""
 
 from __future__ import annotations
 
@@ -42,9 +44,11 @@ BYTES_PER_US = H200.copy_gb_s * 1e3
 
 @dataclass(frozen=True)
 class Measured(NoSizes):
-    """A profile that has measured what would be estimated, all by its bytes. Of launches that recompute the result of
-    a convolution it has these (`again`). `makers`: times that its kernels take; infinite: these were not measured,
-    and others take longer than any estimate."""
+    """A profile that has measured everything, with times by the bytes moved.
+
+    `again`: launches that recompute the result of a convolution and were measured. `makers`: times of its kernels;
+    infinite: these were not measured, and others take longer than any estimate.
+    """
 
     again: bool = True
     makers: float = 1.0
@@ -79,24 +83,24 @@ def planned(profile: Measured | None, *without: str) -> Plan:
 
 
 def launches(plan: Plan) -> dict[str, list[tuple[str, str]]]:
-    """By the name of what runs first: the kernel of each launch, and what runs last."""
-    found: dict[str, list[tuple[str, str]]] = {}
+    """Return the kernel and the last operation of each launch, by the name of its first operation."""
+    by_first: dict[str, list[tuple[str, str]]] = {}
     for launch in plan.train.launches:
         if isinstance(launch.work, Kernel) and launch.operations:
-            found.setdefault(launch.operations[0], []).append((launch.work.name, launch.operations[-1]))
-    return found
+            by_first.setdefault(launch.operations[0], []).append((launch.work.name, launch.operations[-1]))
+    return by_first
 
 
 @pytest.mark.parametrize("makers", [1.0, 2.0], ids=["made by the fastest", "made by slower ones"])
 def test_recomputed_by_the_same_kernel(makers: float):
-    """With statistics kernels of the same bits are fastest, or slower by less than what is saved."""
+    """Kernels of the same bits are the fastest with statistics, or slower by less than what is saved."""
     plan, without = planned(Measured(makers=makers)), planned(Measured(again=False, makers=makers))
-    found = launches(plan)
-    (maker, _), *again = found["expand"]
+    launched = launches(plan)
+    (maker, _), *again = launched["expand"]
     assert maker in MAKERS
     assert [name for name, _ in again] == ["conv1x1_unstored_bn_relu_bn_reduce", "conv1x1_unstored_bn_relu_backward"]
     for layer, sums in ("down", []), ("wide", ["conv1x1_unstored_bn_reduce"]):  # the former's make the gradient, too
-        (maker, _), *again = found[layer]
+        (maker, _), *again = launched[layer]
         assert maker in MAKERS
         assert [name for name, _ in again] == [*sums, "conv1x1_unstored_bn_backward"]
     assert {name for name, _ in launches(without)["expand"]}.isdisjoint(MAKERS) == (makers > 1)
@@ -111,11 +115,11 @@ def test_without_recomputation_nothing_is_recomputed():
 @pytest.mark.parametrize("layer", ["expand", "wide"])
 def test_what_is_recomputed_is_not_kept(layer: str):
     plan = planned(Measured())
-    made = next(o for o in graph_of(SOURCE).train if o.name == layer).outputs[0]
+    result = next(o for o in graph_of(SOURCE).train if o.name == layer).outputs[0]
     numbers = [
         number
         for number, launch in enumerate(plan.train.launches)
-        if any(plan.buffers[access.buffer].value == made for access in launch.accesses)
+        if any(plan.buffers[access.buffer].value == result for access in launch.accesses)
     ]
     first_backward = next(i for i, launch in enumerate(plan.train.launches) if "backward" in "".join(launch.operations))
     assert numbers and max(numbers) < first_backward
@@ -127,7 +131,7 @@ def test_what_is_recomputed_is_not_kept(layer: str):
     ids=["estimated", "never measured", "slowly made", "made by what was not measured"],
 )
 def test_elsewhere_it_is_read(profile: Measured | None):
-    kernels = {name for found in launches(planned(profile)).values() for name, _ in found}
+    kernels = {name for pairs in launches(planned(profile)).values() for name, _ in pairs}
     assert kernels.isdisjoint(kernel.name for kernel in conv1x1_bn_backward.KERNELS)
 
 
@@ -138,8 +142,8 @@ def test_the_floor_takes_the_fastest_recomputation():
 
 
 def test_what_determinism_costs_is_told_by_the_same_groups():
-    known = replace(table(Measured()), rules=Rules(deterministic=True))
-    plan = search(known, Limits(without=frozenset({"concurrent_stream"})), 10**12)
+    candidates = replace(table(Measured()), rules=Rules(deterministic=True))
+    plan = search(candidates, Limits(without=frozenset({"concurrent_stream"})), 10**12)
     assert launches(plan) == launches(planned(Measured()))
     assert 0 < plan.bounds.nondeterministic_us <= plan.predictions.train_us * (1 + 1e-9)
 

@@ -1,5 +1,7 @@
-"""Two 1x1 GEMMs in one launch, x and its gradient, for the reductions of batch normalisation: taken where measured,
-with the same numbers; what is recomputed is not kept."""
+"""Two 1x1 GEMMs in one launch, x and its gradient, for the reductions of batch normalisation.
+
+They are used where measured, with the same numbers; recomputed values are not kept.
+"""
 
 from __future__ import annotations
 
@@ -28,15 +30,15 @@ def launched(plan: Plan) -> Counter[str]:
 
 def kept(plan: Plan) -> set[str]:
     """Layers whose results are read behind the loss."""
-    made = {value: o.name for o in graph_of(SOURCE).train if o.name in LAYERS for value in o.outputs}
+    layer_of = {value: o.name for o in graph_of(SOURCE).train if o.name in LAYERS for value in o.outputs}
     behind = next(i for i, launch in enumerate(plan.train.launches) if "backward" in "".join(launch.operations))
     values = (plan.buffers[a.buffer].value for launch in plan.train.launches[behind:] for a in launch.accesses)
-    return {made[value] for value in values if value in made}
+    return {layer_of[value] for value in values if value in layer_of}
 
 
 @pytest.mark.parametrize("signs", [False, True], ids=["by output", "by masks"])
 def test_neither_is_written(signs: bool):
-    """Of two gradients that are added the one that a kernel can run: `down` of the last block has a step of two."""
+    """Only one of two added gradients has a kernel: `down` of the last block has a step of two."""
     plan, without = planned(Measured(inside=True, signs=signs)), planned(Measured(signs=signs))
     form = "_masked" if signs else ""
     assert launched(plan) == {f"dual_conv1x1_add_relu_bn_reduce{form}": 3, "conv1x1_unstored_bn_reduce": 1}
@@ -56,7 +58,7 @@ def test_fused_rematerialization_of_relus_output():
 
 
 def test_all_are_asked_for():
-    """Where nothing is added to the gradient that comes back to the last block, too."""
+    """Launches are also requested where nothing is added to the gradient of the last block."""
     steps = graph_of(SOURCE), graph_of(SOURCE.replace("bottleneck(2)", "bottleneck()"))
     kinds = {need.undivided.kind for step in steps for need in needs(step, H200, Policy.UNDIVIDED)}
     assert {kernel.kind for kernel in KERNELS} - kinds == set()

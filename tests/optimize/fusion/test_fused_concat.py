@@ -67,8 +67,8 @@ def test_what_is_new_may_come_first():
     assert old in SOURCE
     text = SOURCE.replace(old, "(x |> bn |> relu |> conv(4, 3, pad=1), x)").replace("PRECISION", "bf16")
     lowered = lower(parse(Source("joined.mbc", text.replace("AFFINE", "true"))), (), None)
-    found = launched(planned(differentiate(lowered.network, lowered.optimizer, lowered.precision)))
-    assert found >= {
+    kernels = launched(planned(differentiate(lowered.network, lowered.optimizer, lowered.precision)))
+    assert kernels >= {
         "batch_statistics_concat",
         "concat_batch_normalize_relu",
         "batch_normalize_relu_backward_add_slice",
@@ -137,11 +137,11 @@ train { optimizer = sgd(momentum=0.9)  precision = PRECISION }
 @pytest.mark.parametrize("parts", ["(skip, up)", "(up, skip)"])
 @pytest.mark.parametrize("kernel, pad, fits", [(2, 0, True), (4, 1, False)])
 def test_a_transposed_convolution_writes_a_part_of_a_concatenation(parts: str, kernel: int, pad: int, fits: bool):
-    """Of a non-overlapping transposed convolution."""
+    """The transposed convolution is non-overlapping."""
     source = UP.replace("PARTS", parts).replace("KERNEL", str(kernel)).replace("PAD", str(pad))
     steps = pools.graph(source=source)
     plan = planned(steps, device=find_spec("h200"))
     assert ("conv_transpose_bias_add_concat" in launched(plan)) == fits
     assert ("bias_add_concat" in launched(plan)) != fits
-    made = {op.outputs[0] for op in steps.train if op.kind == "bias_add" or op.name == "conv_transpose0"}
-    assert made.isdisjoint(buffer.value for buffer in plan.buffers) == fits
+    outputs = {op.outputs[0] for op in steps.train if op.kind == "bias_add" or op.name == "conv_transpose0"}
+    assert outputs.isdisjoint(buffer.value for buffer in plan.buffers) == fits

@@ -1,5 +1,8 @@
-"""The data gradient of a pointwise convolution, computed in the prologue of the reductions over it: where that was
-measured, with the same numbers, within a budget with fused rematerialization of ReLU's output."""
+"""The data gradient of a pointwise convolution, computed in the prologue of the reductions over it.
+
+It is used where that was measured, with the same numbers, and within a budget with fused rematerialization of ReLU's
+output.
+"""
 
 from __future__ import annotations
 
@@ -58,9 +61,11 @@ IN_GROUPS = "convolution_backward_data+"
 
 @dataclass(frozen=True)
 class Measured(NoSizes):
-    """A profile that has measured what would be estimated, all by its bytes. `data`: data gradients with sums, too;
-    `inside`: launches that make a convolution's result again and do not write it; `signs`: of relu; `slow`: which of
-    such launches take far longer, by a part of their kind."""
+    """A profile that has measured everything, with times by the bytes moved.
+
+    `data`: data gradients with sums, too; `inside`: launches that recompute a convolution's result and do not write it;
+    `signs`: bit masks of ReLU; `slow`: a part of the kind of such launches that take far longer.
+    """
 
     data: bool = True
     inside: bool = False
@@ -92,25 +97,27 @@ def planned(profile: Measured | None, share: float = 0.0, source: str = SOURCE) 
 
 
 def launches(plan: Plan) -> dict[str, list[str]]:
-    """Of these kernels: the first operation that each launch runs."""
-    found: dict[str, list[str]] = {}
+    """Return the first operations of the launches of these kernels."""
+    by_kernel: dict[str, list[str]] = {}
     for launch in plan.train.launches:
         if isinstance(launch.work, Kernel) and launch.work.name in KERNELS:
-            found.setdefault(launch.work.name, []).append(launch.operations[0])
-    return found
+            by_kernel.setdefault(launch.work.name, []).append(launch.operations[0])
+    return by_kernel
 
 
 @pytest.mark.parametrize("signs", [False, True], ids=["by output", "by masks"])
 def test_gradients_that_only_sums_read_are_not_written(signs: bool):
-    """Of two that are added the one that a kernel can run: `down` of the last block has a step of two. Nothing is added
-    to that of `last`: there is no kernel for it by masks, so that this ReLU has none."""
+    """Only one of two added gradients has a kernel: `down` of the last block has a step of two.
+
+    Nothing is added to the gradient of `last`: no kernel computes it by masks, so that this ReLU has none.
+    """
     plan, without = planned(Measured(signs=signs)), planned(Measured(data=False, signs=signs))
-    found = launches(plan)
+    launched = launches(plan)
     added = f"conv1x1_backward_data_add_relu_bn_reduce{'_masked' if signs else ''}"
-    assert found.keys() >= {added, "conv1x1_backward_data_relu_bn_reduce"}
-    assert len(found.pop("conv1x1_backward_data_bn_relu_bn_reduce")) == 4
-    assert sum(map(len, found.values())) == 5
-    assert any("bottleneck3.narrow.backward_data" in operations for operations in found.values())
+    assert launched.keys() >= {added, "conv1x1_backward_data_relu_bn_reduce"}
+    assert len(launched.pop("conv1x1_backward_data_bn_relu_bn_reduce")) == 4
+    assert sum(map(len, launched.values())) == 5
+    assert any("bottleneck3.narrow.backward_data" in operations for operations in launched.values())
     assert plan.predictions.train_us < without.predictions.train_us and not launches(without)
     assert trained(plan) == trained(without)
 
@@ -126,10 +133,10 @@ def test_so_are_those_of_parts_of_concatenations():
 
 def test_fused_rematerialization_of_relus_output():
     plan = planned(Measured(), SHARE)
-    found = launches(plan)
+    launched = launches(plan)
     assert (
-        "conv1x1_backward_data_bn_relu_remat_bn_reduce" in found
-        and "conv1x1_backward_data_add_relu_remat_bn_reduce_two_grads" in found
+        "conv1x1_backward_data_bn_relu_remat_bn_reduce" in launched
+        and "conv1x1_backward_data_add_relu_remat_bn_reduce_two_grads" in launched
     )
     assert plan.bounds.within_budget_us <= plan.predictions.train_us
     assert plan.predictions.train_us < planned(Measured(data=False), SHARE).predictions.train_us
@@ -137,11 +144,11 @@ def test_fused_rematerialization_of_relus_output():
 
 
 def test_bit_masks_are_read_where_only_that_gains():
-    """By relu's output the gradient is made by itself."""
-    found = launches(planned(Measured(signs=True, slow=f"{IN_GROUPS}add+relu_backward+")))
+    """Without a mask the gradient needs a launch of its own, which reads ReLU's output."""
+    launched = launches(planned(Measured(signs=True, slow=f"{IN_GROUPS}add+relu_backward+")))
     assert (
-        len(found["conv1x1_backward_data_add_relu_bn_reduce_masked"]) == 3
-        and "conv1x1_backward_data_add_relu_bn_reduce" not in found
+        len(launched["conv1x1_backward_data_add_relu_bn_reduce_masked"]) == 3
+        and "conv1x1_backward_data_add_relu_bn_reduce" not in launched
     )
 
 
@@ -153,16 +160,16 @@ def test_elsewhere_operations_run_by_themselves(profile: Measured | None):
 
 
 def test_the_floor_counts_what_is_not_moved():
-    """Where relu comes behind it, a gradient is neither written nor read."""
+    """A gradient that passes through ReLU is neither written nor read."""
     with_data, without = (
         step_floor(CandidateTable(graph_of(SOURCE), H200, PROVIDERS, profile, Rules()))
         for profile in (Measured(), Measured(data=False))
     )
     layers = [f"bottleneck{i}.{name}" for i in range(4) for name in ("narrow", "wide")]
     names = {f"{layer}.backward_data" for layer in (*layers, "bottleneck0.down", "last")}
-    made = [value for operation in graph_of(SOURCE).train if operation.name in names for value in operation.outputs]
-    saved_us = 2 * sum(graph_of(SOURCE).values[value].type.size_bytes for value in made) / BYTES_PER_US
-    assert len(made) == len(names) and with_data.other_us == without.other_us
+    results = [value for operation in graph_of(SOURCE).train if operation.name in names for value in operation.outputs]
+    saved_us = 2 * sum(graph_of(SOURCE).values[value].type.size_bytes for value in results) / BYTES_PER_US
+    assert len(results) == len(names) and with_data.other_us == without.other_us
     assert without.products_us - with_data.products_us == pytest.approx(saved_us)
 
 

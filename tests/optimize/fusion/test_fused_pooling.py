@@ -65,8 +65,8 @@ def launched(plan: Plan) -> set[str]:
 
 
 def test_every_kernel_finds_its_place():
-    found = launched(planned(graph()))
-    assert found >= {
+    kernels = launched(planned(graph()))
+    assert kernels >= {
         "bias_add_relu_max_pool",
         "relu_max_pool",
         "batch_normalize_relu_max_pool",
@@ -79,7 +79,7 @@ def test_every_kernel_finds_its_place():
         "max_pool_backward_add_bn_reduce",
         "max_pool_backward_add_bn_backward",
     }
-    assert "max_pool_backward" not in found
+    assert "max_pool_backward" not in kernels
 
 
 def test_what_was_pooled_is_not_kept():

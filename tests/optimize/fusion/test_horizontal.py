@@ -17,21 +17,21 @@ FLIPPED = {Layout.CHANNELS_FIRST: Layout.CHANNELS_LAST, Layout.CHANNELS_LAST: La
 
 def test_a_cast_that_changes_the_layout_keeps_a_launch_of_its_own() -> None:
     graph = table("residual", "bf16").graph
-    known = CandidateTable(graph, H200, PROVIDERS, None, Rules())
-    found = choose(known, {})
-    values = {o.name: graph.values[o.inputs[0]] for o in found.infer if o.kind == "cast"}
+    candidates = CandidateTable(graph, H200, PROVIDERS, None, Rules())
+    selected = choose(candidates, {})
+    values = {o.name: graph.values[o.inputs[0]] for o in selected.infer if o.kind == "cast"}
     casts = [
-        o for o in found.infer if o.name in values and values[o.name].type.ordered and not values[o.name].per_sample
+        o for o in selected.infer if o.name in values and values[o.name].type.ordered and not values[o.name].per_sample
     ]
     assert len(casts) > 2
 
     def gathered(choices) -> set[str]:
-        program = fuse_horizontally(known, found.infer, choices).program
+        program = fuse_horizontally(candidates, selected.infer, choices).program
         return {name for o in program if o.kind.startswith("cast") for name in names_of(o) if len(names_of(o)) > 1}
 
-    assert {o.name for o in casts} <= gathered(found.operations)
+    assert {o.name for o in casts} <= gathered(selected.operations)
     first = casts[0].name
-    layouts = (found.operations[first].layouts[0], FLIPPED[found.operations[first].layouts[0]])
-    changed = {**found.operations, first: replace(found.operations[first], layouts=layouts)}
+    layouts = (selected.operations[first].layouts[0], FLIPPED[selected.operations[first].layouts[0]])
+    changed = {**selected.operations, first: replace(selected.operations[first], layouts=layouts)}
     assert {o.name for o in casts[1:]} <= gathered(changed)
     assert first not in gathered(changed)

@@ -90,8 +90,8 @@ def launched(program: Program) -> set[str]:
 
 
 def test_every_kernel_of_a_group_finds_its_place():
-    found = launched(planned(graph("bf16"), gpu=UNCLUSTERED).train)
-    assert found >= {
+    kernels = launched(planned(graph("bf16"), gpu=UNCLUSTERED).train)
+    assert kernels >= {
         "batch_normalize_relu",
         "batch_normalize_add_relu",
         "dual_batch_normalize_add_relu",
@@ -104,12 +104,12 @@ def test_every_kernel_of_a_group_finds_its_place():
         "multi_tensor_update_running",
         "multi_tensor_cast",
     }
-    assert not found & {"relu", "relu_backward", "sgd_update", "update_running"}
+    assert not kernels & {"relu", "relu_backward", "sgd_update", "update_running"}
 
 
 def test_small_tensors_are_normalised_at_once_where_blocks_form_clusters():
-    found = launched(planned(graph("bf16")).train)
-    assert found >= {
+    kernels = launched(planned(graph("bf16")).train)
+    assert kernels >= {
         "batch_normalize_single_launch",
         "batch_normalize_relu_single_launch",
         "batch_normalize_add_relu_single_launch",
@@ -117,7 +117,7 @@ def test_small_tensors_are_normalised_at_once_where_blocks_form_clusters():
         "add_relu_backward_batch_normalize_single_launch",
         "batch_normalize_backward_single_launch",
     }
-    assert not found & {"batch_statistics", "batch_normalize_relu_bn_reduce", "batch_normalize_backward_reduce"}
+    assert not kernels & {"batch_statistics", "batch_normalize_relu_bn_reduce", "batch_normalize_backward_reduce"}
 
 
 def test_a_plan_without_groups_takes_longer_and_more_memory():
@@ -126,10 +126,10 @@ def test_a_plan_without_groups_takes_longer_and_more_memory():
     assert all(len(launch.operations) <= 1 for launch in single.train.launches)
     assert fused.predictions.train_us < single.predictions.train_us
     # What stays inside a group is no buffer. (One launch for all updates in turn keeps the gradients until then.)
-    made = [
+    value_bytes = [
         sum(b.size_bytes for b in p.buffers if b.value and p.graph.values[b.value].per_sample) for p in (fused, single)
     ]
-    assert made[0] < made[1]
+    assert value_bytes[0] < value_bytes[1]
 
 
 def trained(plan: Plan, steps: int = 3) -> tuple[dict[str, np.ndarray], list[float]]:
@@ -193,8 +193,8 @@ def test_overlapping_groups_exclude_one_another():
     run = [name for operation in programs.train for name in names_of(operation)]
     views = {o.name for o in steps.train if kind_of(o).view}
     assert set(run) | views == {o.name for o in steps.train}
-    made = [v for o in programs.train for v in o.outputs]
-    assert len(made) == len(set(made))
+    outputs = [v for o in programs.train for v in o.outputs]
+    assert len(outputs) == len(set(outputs))
     # Everything that is read was made before, or is an input or a state.
     there = {v for v, value in steps.values.items() if value.role != "intermediate"}
     for operation in programs.train:
@@ -231,8 +231,8 @@ def test_estimated_groups_do_not_compete_with_measured_operations():
         def candidates(self, request: Request) -> tuple[Candidate, ...]:
             if isinstance(request.attributes, Fused):
                 return ()
-            found = [c for p in PROVIDERS for c in p.candidates(request, H200)]
-            return tuple(replace(c, measured=True, time_us=self.share * c.time_us) for c in found)
+            offered = [c for p in PROVIDERS for c in p.candidates(request, H200)]
+            return tuple(replace(c, measured=True, time_us=self.share * c.time_us) for c in offered)
 
     modelled = fuse(CandidateTable(steps, H200, PROVIDERS))
     for share in (0.01, 1.0, 100.0):
@@ -262,10 +262,10 @@ def test_what_is_left_to_its_estimate_admits_no_group_that_has_to_be_measured():
         def compares_estimate(self, request: Request) -> bool:
             return True
 
-    known = CandidateTable(steps, H200, PROVIDERS, Left())
-    group = possible_groups(known)[0][0]
-    assert all(map(known.timed, group.launches))
-    assert is_measured(known, group) and not is_measured(known, replace(group, measured=True))
+    left_table = CandidateTable(steps, H200, PROVIDERS, Left())
+    group = possible_groups(left_table)[0][0]
+    assert all(map(left_table.timed, group.launches))
+    assert is_measured(left_table, group) and not is_measured(left_table, replace(group, measured=True))
 
 
 def test_what_a_profile_expects_competes_with_what_it_measured():
@@ -276,15 +276,15 @@ def test_what_a_profile_expects_competes_with_what_it_measured():
         """Has measured every operation, and knows of every group what an earlier version took."""
 
         def candidates(self, request: Request) -> tuple[Candidate, ...]:
-            found = (c for p in PROVIDERS for c in p.candidates(request, H200))
-            return tuple(replace(c, measured=not isinstance(request.attributes, Fused)) for c in found)
+            offered = (c for p in PROVIDERS for c in p.candidates(request, H200))
+            return tuple(replace(c, measured=not isinstance(request.attributes, Fused)) for c in offered)
 
     programs = fuse(CandidateTable(steps, H200, PROVIDERS, Expected()))
     assert programs == fuse(CandidateTable(steps, H200, PROVIDERS)) != plain(steps)
 
 
 class OfSimilar(NoSizes):
-    """Of a similar GPU, which has times of every request but of these kinds."""
+    """A similar GPU's profile, which has times of every request except for some kinds."""
 
     def __init__(self, lacks: frozenset[str] = frozenset()) -> None:
         self.lacks = lacks
@@ -302,14 +302,14 @@ class Partly(NoSizes):
         self.similar, self.kinds = similar, kinds
 
     def candidates(self, request: Request) -> tuple[Candidate, ...]:
-        found = (c for p in PROVIDERS for c in p.candidates(request, H200))
-        return tuple(replace(c, measured=True) for c in found) if request.kind in self.kinds else ()
+        offered = (c for p in PROVIDERS for c in p.candidates(request, H200))
+        return tuple(replace(c, measured=True) for c in offered) if request.kind in self.kinds else ()
 
 
 def test_times_of_one_kind_are_compared():
     steps = graph("bf16")
-    made, _ = possible_groups(table(steps))
-    group = next(g for g in made if g.launches[0].kind == "batch_normalize+relu")
+    all_groups, _ = possible_groups(table(steps))
+    group = next(g for g in all_groups if g.launches[0].kind == "batch_normalize+relu")
     by_name = {operation.name: operation for operation in steps.train}
     launches = [*(by_name[name] for name in group.replaces), *group.launches]
     kinds = frozenset(operation.kind for operation in launches)
@@ -317,23 +317,23 @@ def test_times_of_one_kind_are_compared():
     assert single < kinds
 
     def asked(lacks: frozenset[str], measured: frozenset[str], group: Group = group) -> tuple[CandidateTable, Any]:
-        known = CandidateTable(steps, H200, PROVIDERS, Partly(OfSimilar(lacks), measured))
-        return known, comparable(known, group, launches)
+        tabulated = CandidateTable(steps, H200, PROVIDERS, Partly(OfSimilar(lacks), measured))
+        return tabulated, comparable(tabulated, group, launches)
 
     nothing, unpredicted = frozenset[str](), replace(group, measured=True)
-    known, found = asked(nothing, kinds)
-    assert found(launches[0]) == known.candidates(launches[0], known.whole)
-    assert found(launches[0])[0].measured
+    tabulated, compared = asked(nothing, kinds)
+    assert compared(launches[0]) == tabulated.candidates(launches[0], tabulated.whole)
+    assert compared(launches[0])[0].measured
     for measured in (nothing, single):  # all have times of the similar GPU
-        known, found = asked(nothing, measured, unpredicted)
-        assert is_measured(known, unpredicted)
-        assert all(found(o) == known.candidates(o, known.whole) for o in launches)
-    known, found = asked(single, nothing)
-    assert found == known.modelled
+        tabulated, compared = asked(nothing, measured, unpredicted)
+        assert is_measured(tabulated, unpredicted)
+        assert all(compared(o) == tabulated.candidates(o, tabulated.whole) for o in launches)
+    tabulated, compared = asked(single, nothing)
+    assert compared == tabulated.modelled
     for lacks, measured in ((single, nothing), (single, kinds - single)):  # the model must not stand in
         assert asked(lacks, measured, unpredicted)[1] is None
-    known, found = asked(kinds, single)
-    assert found == known.modelled
+    tabulated, compared = asked(kinds, single)
+    assert compared == tabulated.modelled
 
 
 def test_groups_are_measured_like_operations():
@@ -351,7 +351,7 @@ def test_groups_are_measured_like_operations():
 
 
 def test_the_floor_counts_the_least_demanding_launch():
-    """Of an addition that also runs inside of a group the smaller need counts, never the larger."""
+    """An addition that also runs inside a group counts with the smaller need."""
     steps = graph("bf16")
     with_groups, _ = floor_bytes(table(steps))
     without, _ = floor_bytes(table(steps, fused=False))

@@ -79,8 +79,10 @@ def measured(steps: TrainingGraph, faster: float) -> Profile:
                            c.accumulates, (), 0.0)  # fmt: skip
 
     asked = [need.undivided for need in needs(steps, GPU, Policy.UNDIVIDED)]
-    known = {signature(r): tuple(measurement(r, c) for p in PROVIDERS for c in p.candidates(r, GPU)) for r in asked}
-    return Profile(Identity("NVIDIA H200", "sm_90", 132, "1", 91900, "2026-11-22"), known)
+    measurements = {
+        signature(r): tuple(measurement(r, c) for p in PROVIDERS for c in p.candidates(r, GPU)) for r in asked
+    }
+    return Profile(Identity("NVIDIA H200", "sm_90", 132, "1", 91900, "2026-11-22"), measurements)
 
 
 def planned(steps: TrainingGraph, faster: float, budget_bytes: int = 10**12) -> Plan:
@@ -90,7 +92,7 @@ def planned(steps: TrainingGraph, faster: float, budget_bytes: int = 10**12) -> 
 
 
 def launches(plan: Plan) -> list[tuple[Launch, Kernel]]:
-    """Of kernels, in training."""
+    """Return the training launches that run kernels."""
     return [(launch, launch.work) for launch in plan.train.launches if isinstance(launch.work, Kernel)]
 
 
@@ -99,20 +101,20 @@ def with_statistics(plan: Plan) -> list[str]:
     return [launch.operations[0] for launch, work in launches(plan) if work.name == WITH_STATISTICS]
 
 
-def found(steps: TrainingGraph) -> list[Group]:
+def groups_with_statistics(steps: TrainingGraph) -> list[Group]:
     everywhere = groups(steps.train, kept(steps, steps.train))
     return [group for group in everywhere if group.launches[0].kind == WITH_STATISTICS]
 
 
 def test_every_batch_norm_behind_a_convolution_is_found():
-    assert {names_of(group.launches[0])[0] for group in found(graph())} == {
+    assert {names_of(group.launches[0])[0] for group in groups_with_statistics(graph())} == {
         "first",
         "second",
         "third",
         "down",
         "fourth",
     }
-    for group in found(graph()):
+    for group in groups_with_statistics(graph()):
         assert not group.unstored and len(group.replaces) == 2
 
 
@@ -121,7 +123,7 @@ def test_resnet_has_one_for_each_of_its_convolutions():
     settings = (("depth", "50"), ("batch", "32"), ("train.precision", "fp16"))
     lowered = lower(parse(Source("resnet.mbc", text)), settings, None)
     steps = differentiate(lowered.network, lowered.optimizer, lowered.precision)
-    assert len(found(steps)) == 53
+    assert len(groups_with_statistics(steps)) == 53
     # The first has three channels and seven rows and columns, for which there is no engine.
     assert len([g for g in groups_of(table(steps))[0] if g.launches[0].kind == WITH_STATISTICS]) == 52
     assert not [
@@ -145,7 +147,7 @@ def test_what_is_no_such_pair_is_not_found(line: str):
     lines = [line if old.startswith(BODY) else old for old in SOURCE.replace("PRECISION", "fp16").splitlines()]
     steps = graph_of("\n".join(lines))
     assert any(operation.name == "second" for operation in steps.train)
-    assert not [g for g in found(steps) if "second" in g.replaces]
+    assert not [g for g in groups_with_statistics(steps) if "second" in g.replaces]
 
 
 @pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16", "fp16"])
@@ -164,9 +166,11 @@ def test_whole_batches_only_are_measured():
 def test_a_profile_without_it_leaves_the_step_as_it_is():
     steps = graph()
     profile = measured(steps, FASTER)
-    known = {key: rows for key, rows in profile.measurements.items() if WITH_STATISTICS not in key}
-    assert len(known) < len(profile.measurements)
-    assert fuse(table(steps, replace(profile, measurements=known))) == fuse(table(steps, measured(steps, SLOWER)))
+    measurements = {key: rows for key, rows in profile.measurements.items() if WITH_STATISTICS not in key}
+    assert len(measurements) < len(profile.measurements)
+    assert fuse(table(steps, replace(profile, measurements=measurements))) == fuse(
+        table(steps, measured(steps, SLOWER))
+    )
 
 
 def test_what_measures_faster_is_planned_and_what_does_not_is_not():

@@ -30,8 +30,8 @@ def copy(source: int, target: int, stream: Stream) -> Launch:
 
 
 def kernel(*accesses: tuple[int, Mode]) -> Launch:
-    made = tuple(Access(index, WHOLE, mode) for index, mode in accesses)
-    return Launch(Kernel("mbc", "k", (), 1.0, False), (), Stream.COMPUTE, made)
+    launch_accesses = tuple(Access(index, WHOLE, mode) for index, mode in accesses)
+    return Launch(Kernel("mbc", "k", (), 1.0, False), (), Stream.COMPUTE, launch_accesses)
 
 
 def two_stays() -> Draft:

@@ -37,9 +37,9 @@ def test_what_fits_is_within_the_budget(blocks: list[Block], more: int) -> None:
 @given(block_lists(30), st.integers(0, 30))
 @settings(max_examples=100)
 def test_known_places_are_kept(blocks: list[Block], count: int) -> None:
-    known = dict(enumerate(place(blocks[:count])[0]))
-    offsets, height = place_around(blocks, known)
-    assert offsets[:count] == list(known.values())
+    fixed = dict(enumerate(place(blocks[:count])[0]))
+    offsets, height = place_around(blocks, fixed)
+    assert offsets[:count] == list(fixed.values())
     assert not overlaps(blocks, offsets)
     assert height == max((o + b.size_bytes for o, b in zip(offsets, blocks, strict=True)), default=0)
 
@@ -96,7 +96,7 @@ def test_every_round_of_filling_up_is_legal(blocks: list[Block]) -> None:
 
 def test_rounds_get_lower() -> None:
     blocks = jigsaw(200)
-    heights = [max(o + b.size_bytes for o, b in zip(found, blocks, strict=True)) for found in fill_up(blocks, 0)]
+    heights = [max(o + b.size_bytes for o, b in zip(offsets, blocks, strict=True)) for offsets in fill_up(blocks, 0)]
     assert len(heights) > 2, "the first round is the best: what is too high does not come earlier"
     assert heights == sorted(heights, reverse=True)
 
@@ -130,8 +130,8 @@ def test_the_search_lowers_what_it_cannot_fit(monkeypatch: pytest.MonkeyPatch) -
 
     def from_lowest(blocks: list[Block], limit_bytes: int, most_nodes: int) -> list[int] | None:
         limits.append(limit_bytes)
-        found = search(blocks, bound, most_nodes) or []
-        return [offset + limit_bytes - bound for offset in found] if limit_bytes >= lowest else None
+        offsets = search(blocks, bound, most_nodes) or []
+        return [offset + limit_bytes - bound for offset in offsets] if limit_bytes >= lowest else None
 
     monkeypatch.setattr(mbc.optimize.placement.place_blocks, "search", from_lowest)
     offsets, height = place(blocks, int(1.002 * bound))

@@ -39,37 +39,37 @@ def last_position(case: Case, run: Region) -> int:
 def movable(case: Case) -> tuple[int, ...]:
     """Buffers that may be offloaded."""
     draft = draft_of(*case)
-    made = {b for run in regions(case) for b in run.writes if draft.buffers[b].alias is None}
-    return tuple(sorted((made | set(draft.train.entry)) - set(draft.persistent)))
+    written = {b for run in regions(case) for b in run.writes if draft.buffers[b].alias is None}
+    return tuple(sorted((written | set(draft.train.entry)) - set(draft.persistent)))
 
 
 @st.composite
 def decisions(draw: st.DrawFn, case: Case) -> Decisions:
-    found = regions(case)
+    regions_ = regions(case)
     repeatable = [
         (b, i, last_position(case, run))
-        for i, run in enumerate(found)
+        for i, run in enumerate(regions_)
         for b in run.writes
         if run.recomputable and last_position(case, run) > i
     ]
     recomputes = set()
-    for buffer, made, last in draw(st.lists(st.sampled_from(repeatable), max_size=8)):
-        recomputes.add((draw(st.integers(made + 1, last)), buffer))
+    for buffer, position, last in draw(st.lists(st.sampled_from(repeatable), max_size=8)):
+        recomputes.add((draw(st.integers(position + 1, last)), buffer))
     offloads = set()
-    made_by = {b: i for i, run in enumerate(found) for b in run.writes}
+    made_by = {b: i for i, run in enumerate(regions_) for b in run.writes}
     for buffer in draw(st.lists(st.sampled_from(movable(case)), max_size=6, unique=True)):
-        out = draw(st.integers(made_by.get(buffer, -1) + 1, len(found) - 1))
-        offloads.add((buffer, out, draw(st.integers(out, len(found) - 1))))
+        out = draw(st.integers(made_by.get(buffer, -1) + 1, len(regions_) - 1))
+        offloads.add((buffer, out, draw(st.integers(out, len(regions_) - 1))))
     return Decisions(
         tuple(Recompute(b, p) for p, b in sorted(recomputes)), tuple(Offload(*o) for o in sorted(offloads))
     )
 
 
 def decided(case: Case, chosen: Decisions) -> Plan:
-    made = table(*case)
-    rewritten = rewrite(draft_of(*case), regions(case), chosen, made.device.links)
+    tabulated = table(*case)
+    rewritten = rewrite(draft_of(*case), regions(case), chosen, tabulated.device.links)
     assert len(rewritten.position) == len(rewritten.draft.train.launches)
-    return plan_of(kept_plan(*case), in_launch_order(alias_in_place(made.graph, rewritten.draft)))
+    return plan_of(kept_plan(*case), in_launch_order(alias_in_place(tabulated.graph, rewritten.draft)))
 
 
 def trained(plan: Plan, transfers: Transfers) -> dict[str, bytes]:
@@ -103,19 +103,19 @@ def test_any_decisions_give_a_sound_plan_and_the_same_bits(case: Case, data: st.
 def everything_at_once(network: str) -> Plan:
     """Every value that can be is recomputed before its last reader, and every other one is prefetched."""
     case = (network, "fp32", 0)
-    found = regions(case)
+    shared = regions(case)
     recomputes: list[tuple[int, int]] = []
     offloads: list[Offload] = []
-    readers = {b: [i for i, run in enumerate(found) if b in run.reads] for b in movable(case)}
-    made_by = {b: i for i, run in enumerate(found) for b in run.writes}
+    readers = {b: [i for i, run in enumerate(shared) if b in run.reads] for b in movable(case)}
+    made_by = {b: i for i, run in enumerate(shared) for b in run.writes}
     for b in movable(case):
         if not readers[b] or b in draft_of(*case).train.exit:
             continue
-        last, made = readers[b][-1], made_by.get(b, -1)
-        if made >= 0 and found[made].recomputable and made < last <= last_position(case, found[made]) and b % 2:
+        last, maker = readers[b][-1], made_by.get(b, -1)
+        if maker >= 0 and shared[maker].recomputable and maker < last <= last_position(case, shared[maker]) and b % 2:
             recomputes.append((last, b))
-        elif last > made + 1:
-            offloads.append(Offload(b, made + 1, last))
+        elif last > maker + 1:
+            offloads.append(Offload(b, maker + 1, last))
     assert len(recomputes) > 5
     return decided(case, Decisions(tuple(Recompute(b, p) for p, b in sorted(recomputes)), tuple(offloads)))
 

@@ -13,9 +13,9 @@ from tests.optimize.remat.test_greedy import BOTH
 from tests.optimize.remat.test_local_search import SEEDS, WORK, residency
 
 
-def groups(found: Residency) -> int:
+def groups(result: Residency) -> int:
     """How often copies back are listed with something else before them."""
-    streams = [launch.stream for launch in found.draft.train.launches]
+    streams = [launch.stream for launch in result.draft.train.launches]
     return sum(b is Stream.TO_DEVICE and a is not Stream.TO_DEVICE for a, b in pairwise(streams))
 
 
@@ -23,8 +23,8 @@ def test_prefetches_are_coalesced_within_the_budget(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(effort, "MIN_COPY_US", 0.0)  # these networks are small
     monkeypatch.setattr(effort, "COALESCE_SPARE_SHARE", 0.0)
     together = {seed: residency(seed, BOTH, WORK) for seed in SEEDS}
-    assert all(found.live_bytes <= available_bytes for found, available_bytes in together.values())
+    assert all(result.live_bytes <= available_bytes for result, available_bytes in together.values())
     monkeypatch.setattr(effort, "COALESCE_SPARE_SHARE", 1.0)  # no room is enough for that
     alone = {seed: residency(seed, BOTH, WORK)[0] for seed in SEEDS}
     assert all(together[seed][0].decisions == alone[seed].decisions for seed in SEEDS)
-    assert sum(groups(found) for found, _ in together.values()) < sum(map(groups, alone.values()))
+    assert sum(groups(result) for result, _ in together.values()) < sum(map(groups, alone.values()))

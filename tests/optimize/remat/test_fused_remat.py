@@ -33,9 +33,9 @@ def fused_remat(precision: str, share: float) -> list[Launch]:
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_a_launch_of_sums_writes_what_was_dropped(precision: str):
-    found = fused_remat(precision, 0.85)
-    assert found
-    assert all(sum(access.mode is not Mode.READ for access in launch.accesses) >= 3 for launch in found)
+    launches = fused_remat(precision, 0.85)
+    assert launches
+    assert all(sum(access.mode is not Mode.READ for access in launch.accesses) >= 3 for launch in launches)
 
 
 def test_nothing_is_recomputed_where_all_fits():
@@ -44,50 +44,50 @@ def test_nothing_is_recomputed_where_all_fits():
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_readers_come_behind_the_sums_and_before_who_needs_them(precision: str):
-    made = graph(precision)
-    table = CandidateTable(made, UNCLUSTERED, PROVIDERS)
+    steps = graph(precision)
+    table = CandidateTable(steps, UNCLUSTERED, PROVIDERS)
     choices = defer_readers(table, choose(table, {}, programs=fuse(table)))
     places = {name: place for place, op in enumerate(choices.train) for name in names_of(op)}
     outputs = {name: place for place, op in enumerate(choices.train) for name in op.outputs}
     for place, operation in enumerate(choices.train):
         assert all(outputs.get(name, -1) < place for name in operation.inputs)
     late = 0
-    for found in fused_remats_of(table):
-        sums = places[names_of(found.operation)[-1]]
-        if found.can_replace(choices.train[sums]):
-            late += any(found.values[0] in operation.inputs for operation in choices.train[sums + 1 :])
+    for remat in fused_remats_of(table):
+        sums = places[names_of(remat.operation)[-1]]
+        if remat.can_replace(choices.train[sums]):
+            late += any(remat.values[0] in operation.inputs for operation in choices.train[sums + 1 :])
     assert late
 
 
 def test_sums_that_write_more_are_not_stood_for():
     """relu's gradient beside them: who reads it would find nothing."""
-    made = graph("fp32")
-    by_name = {operation.name: operation for operation in made.train}
+    steps = graph("fp32")
+    by_name = {operation.name: operation for operation in steps.train}
     checked = 0
-    for found in fused_remats_of(CandidateTable(made, UNCLUSTERED, PROVIDERS)):
-        members = [by_name[name] for name in names_of(found.operation) if name in found.reductions]
+    for remat in fused_remats_of(CandidateTable(steps, UNCLUSTERED, PROVIDERS)):
+        members = [by_name[name] for name in names_of(remat.operation) if name in remat.reductions]
         between = [name for member in members[:-1] for name in member.outputs]
-        wanted = [name for name in found.operation.outputs if name not in found.values]
-        assert found.can_replace(join(members, wanted))
+        wanted = [name for name in remat.operation.outputs if name not in remat.values]
+        assert remat.can_replace(join(members, wanted))
         if not set(between) <= set(wanted):
-            assert not found.can_replace(join(members, [*between, *wanted]))
+            assert not remat.can_replace(join(members, [*between, *wanted]))
             checked += 1
     assert checked
 
 
 def test_what_is_read_in_another_layout_only_is_converted_behind_the_sums():
-    made = graph("fp32")
-    table = favouring(made, gpu=UNCLUSTERED)
+    steps = graph("fp32")
+    table = favouring(steps, gpu=UNCLUSTERED)
     choices = defer_readers(table, choose(table, {}, programs=fuse(table)))
     draft = emit_launches(table, choices)
-    regions = regions_of(made, draft, draft.train)
-    (maker, position), found = next(
+    regions = regions_of(steps, draft, draft.train)
+    (maker, position), launch = next(
         (at, run)
         for at, run in fused_remat_launches(table, draft, regions, choices.train).items()
         if at[1] > run.reductions
     )
     # Whoever reads the value reads a copy of it instead.
-    (old,), other = found.targets, len(draft.buffers)
+    (old,), other = launch.targets, len(draft.buffers)
     rows = draft.buffers[old].rows
     convert = Launch(
         Kernel("mbc", "convert", (), 1.0, False),
@@ -105,7 +105,7 @@ def test_what_is_read_in_another_layout_only_is_converted_behind_the_sums():
     stop = regions[maker].stop
     train = replace(draft.train, launches=(*launches[:stop], convert, *map(renamed, launches[stop:])))
     copied = replace(draft, buffers=(*draft.buffers, replace(draft.buffers[old], alias=None)), train=train)
-    regions = regions_of(made, copied, train)
+    regions = regions_of(steps, copied, train)
     fused_remats = fused_remat_launches(table, copied, regions, choices.train)
     (again,) = (run for (by, at), run in fused_remats.items() if (by, at) == (maker, position + 1))
     decisions = Decisions((Recompute(old, position + 1), Recompute(other, position + 1)))

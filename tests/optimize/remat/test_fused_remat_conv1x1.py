@@ -1,5 +1,7 @@
-"""Fused rematerialization of a convolution's result in the reductions over it, by itself and with ReLU's output: where
-that was measured, by the kernel that computed it, and the same bits."""
+"""Fused rematerialization of a convolution's result in the reductions over it, by itself and with ReLU's output.
+
+It is used where it was measured, by the kernel that computed the result, with the same bits.
+"""
 
 from __future__ import annotations
 
@@ -58,10 +60,13 @@ def is_joint(kind: str) -> bool:
 
 @dataclass(frozen=True)
 class Measured(NoSizes):
-    """A profile that has measured what would be estimated, all by its bytes, so that a convolution takes as long as on
-    large images; but for launches that do not write what they recompute. `fused_remat`: whether GEMMs fused with
-    reductions were measured, `useful`: to be fast; `joint`: with relu's output, too; `forward`: the time of the kernel
-    that they repeat, of others 1; `both`: what joint launches take of what they would."""
+    """A profile that has measured everything, with times by the bytes moved.
+
+    A convolution so takes as long as on large images. Launches that do not write the recomputed value are not measured.
+    `fused_remat`: whether GEMMs fused with reductions were measured; `useful`: whether they are fast; `joint`: whether
+    those with ReLU's output were measured, too; `forward`: the time of the kernel that they repeat, while others take
+    1; `both`: share of their time that joint launches take.
+    """
 
     fused_remat: bool = True
     useful: bool = True
@@ -138,36 +143,36 @@ def test_only_what_the_same_kernel_made():
 
 @pytest.mark.parametrize("profile", [None, Measured(fused_remat=False)], ids=["estimated", "never measured"])
 def test_without_a_measurement_none_is_taken_but_all_are_asked_for(profile: Measured | None):
-    known = table(profile)
+    tabulated = table(profile)
     assert not [
-        fused_remat for fused_remat in fused_remats_of(known) if gives_product(fused_remat.operation.attributes)
+        fused_remat for fused_remat in fused_remats_of(tabulated) if gives_product(fused_remat.operation.attributes)
     ]
     assert not fused_products(planned(profile, SHARE))
-    wanted = {a.operation.kind for a in all_fused_remats(known) if gives_product(a.operation.attributes)}
+    wanted = {a.operation.kind for a in all_fused_remats(tabulated) if gives_product(a.operation.attributes)}
     assert any(map(is_joint, wanted)) and wanted <= {
         need.undivided.kind for need in needs(graph_of(SOURCE), H200, Policy.UNDIVIDED)
     }
 
 
 class Pairs:
-    """Where two values can be made along with the same sums: what the convolution makes, and relu's output of it."""
+    """A step in which the same reductions can recompute two values: a convolution's output, and ReLU's output of it."""
 
     def __init__(self, profile: Measured, signs: bool = False) -> None:
-        known = table(profile)
+        tabulated = table(profile)
         if signs:
-            known = known.of(mask_relus(graph_of(SOURCE), residual_relus(graph_of(SOURCE))))
-        self.table = known
-        choices = defer_readers(known, choose(known, {}, programs=fuse(known)))
-        self.draft = emit_launches(known, choices)
-        self.regions = regions_of(known.graph, self.draft, self.draft.train)
-        self.fused_remats = fused_remat_launches(known, self.draft, self.regions, choices.train)
+            tabulated = tabulated.of(mask_relus(graph_of(SOURCE), residual_relus(graph_of(SOURCE))))
+        self.table = tabulated
+        choices = defer_readers(tabulated, choose(tabulated, {}, programs=fuse(tabulated)))
+        self.draft = emit_launches(tabulated, choices)
+        self.regions = regions_of(tabulated.graph, self.draft, self.draft.train)
+        self.fused_remats = fused_remat_launches(tabulated, self.draft, self.regions, choices.train)
         sums = {key: fused_remat.reductions for key, fused_remat in self.fused_remats.items()}
-        self.found = [(a, b) for a in sums for b in sums if sums[a] == sums[b] and a[0] < b[0]]
+        self.value_pairs = [(a, b) for a in sums for b in sums if sums[a] == sums[b] and a[0] < b[0]]
 
     def target(self, key: tuple[int, int]) -> int:
         return self.fused_remats[key].targets[0]
 
-    def made(self, *keys: tuple[int, int]) -> tuple[Launch, ...]:
+    def launches(self, *keys: tuple[int, int]) -> tuple[Launch, ...]:
         """The step that recomputes them."""
         both = tuple(Recompute(self.target(key), key[1]) for key in sorted(keys))
         return rewrite(self.draft, self.regions, Decisions(both), H200.links, self.fused_remats).draft.train.launches
@@ -190,16 +195,16 @@ class Pairs:
 def test_of_two_in_the_same_reductions_the_one_made_last_is_fused():
     """relu's output is made of what the convolution makes, which has a launch of its own then, before."""
     pairs = Pairs(Measured(joint=False))
-    assert pairs.found
-    for first, last in pairs.found:
-        made = pairs.made(first, last)
+    assert pairs.value_pairs
+    for first, last in pairs.value_pairs:
+        launches = pairs.launches(first, last)
         (sums,) = (
-            i for i, launch in enumerate(made) if launch.operations == pairs.fused_remats[last].launch.operations
+            i for i, launch in enumerate(launches) if launch.operations == pairs.fused_remats[last].launch.operations
         )
         again = pairs.regions[first[0]]
         operations = pairs.draft.train.launches[again.start].operations
-        alone = [i for i, launch in enumerate(made) if launch.operations == operations]
-        assert len(made) == len(pairs.draft.train.launches) + 1
+        alone = [i for i, launch in enumerate(launches) if launch.operations == operations]
+        assert len(launches) == len(pairs.draft.train.launches) + 1
         assert len(alone) == 2 and alone[1] < sums
         pairs.check_ledger(first, last, again.time_us)
 
@@ -207,12 +212,12 @@ def test_of_two_in_the_same_reductions_the_one_made_last_is_fused():
 @pytest.mark.parametrize("signs", [False, True], ids=["by output", "by masks"])
 def test_two_in_the_same_reductions_are_both_fused_where_that_was_measured(signs: bool):
     pairs = Pairs(Measured(), signs)
-    joint = [(pair, run) for pair in pairs.found if (run := pairs.fused_remats[pair[0]].joint) is not None]
+    joint = [(pair, run) for pair in pairs.value_pairs if (run := pairs.fused_remats[pair[0]].joint) is not None]
     assert joint
     for (first, last), run in joint:
-        made = pairs.made(first, last)
-        assert len(made) == len(pairs.draft.train.launches)
-        (sums,) = (launch for launch in made if launch.operations == run.launch.operations)
+        launches = pairs.launches(first, last)
+        assert len(launches) == len(pairs.draft.train.launches)
+        (sums,) = (launch for launch in launches if launch.operations == run.launch.operations)
         assert isinstance(sums.work, Kernel) and sums.work.name.endswith("_masked") == signs
         assert set(run.targets) == {pairs.target(first), pairs.target(last)}
         assert run.more_us == pytest.approx(sums.work.time_us - _time_us(pairs.fused_remats[last].launch))
@@ -220,10 +225,10 @@ def test_two_in_the_same_reductions_are_both_fused_where_that_was_measured(signs
 
 
 def test_both_are_not_where_one_of_them_is_read_before():
-    """By a recomputation of ReLU's output before the reductions: either has a launch of its own then."""
+    """A recomputation before the reductions reads ReLU's output, so each value has a launch of its own."""
     pairs = Pairs(Measured())
     checked = 0
-    for first, last in pairs.found:
+    for first, last in pairs.value_pairs:
         run = pairs.fused_remats[first].joint
         for reader, position in run.conflicts - pairs.fused_remats[first].conflicts if run else ():
             (output,) = (b for b in pairs.regions[reader].writes if b in Ledger(pairs.draft, pairs.regions, 0).movable)
@@ -248,10 +253,10 @@ def _time_us(launch: Launch) -> float:
 @pytest.mark.parametrize("signs", [False, True], ids=["by output", "by masks"])
 def test_the_bound_has_no_higher_prices_than_the_ledger(signs: bool):
     pairs = Pairs(Measured(), signs)
-    known, buffers = pairs.table, pairs.draft.buffers
-    groups = (launch for group in groups_of(known)[0] for launch in group.launches)
-    extras = fused_remat_costs(known, (*known.graph.train, *groups))
-    joint = [(pair, run) for pair in pairs.found if (run := pairs.fused_remats[pair[0]].joint) is not None]
+    tabulated, buffers = pairs.table, pairs.draft.buffers
+    groups = (launch for group in groups_of(tabulated)[0] for launch in group.launches)
+    extras = fused_remat_costs(tabulated, (*tabulated.graph.train, *groups))
+    joint = [(pair, run) for pair in pairs.value_pairs if (run := pairs.fused_remats[pair[0]].joint) is not None]
     assert joint
     for pair, run in joint:
         values = tuple(buffers[pairs.target(key)].value for key in pair)
@@ -266,11 +271,11 @@ def test_in_the_bound_two_share_a_launch_only_where_both_are_away():
     """A tenth of the memory is lacking. With ReLU's output the convolution's result would be recomputed for free."""
     bounds_us: list[float] = []
     for profile in (Measured(both=0.8), Measured(joint=False)):
-        known = table(profile, batch=256)
-        forward = [op for op in known.graph.train if op.kind in ("convolution", "relu")]
-        kept_bytes = sum(known.graph.values[op.outputs[0]].type.size_bytes for op in forward)
-        fastest_us = choose(known, {}, programs=fuse(known)).train_us
+        tabulated = table(profile, batch=256)
+        forward = [op for op in tabulated.graph.train if op.kind in ("convolution", "relu")]
+        kept_bytes = sum(tabulated.graph.values[op.outputs[0]].type.size_bytes for op in forward)
+        fastest_us = choose(tabulated, {}, programs=fuse(tabulated)).train_us
         bounds_us.append(
-            budget_bound_us(known, Techniques(True, 0.0, 0), kept_bytes * 9 // 10, fastest_us) - fastest_us
+            budget_bound_us(tabulated, Techniques(True, 0.0, 0), kept_bytes * 9 // 10, fastest_us) - fastest_us
         )
     assert 0 < bounds_us[0] < bounds_us[1]

@@ -1,4 +1,4 @@
-"""What is chosen fits, computes the same, costs no less than the bound, and on small chains as little as can be."""
+"""Greedy decisions: they fit, compute the same, cost no less than the bound, and are optimal on small chains."""
 
 from __future__ import annotations
 
@@ -151,10 +151,10 @@ def cost(
     defined_at: CandidateTable, draft: Draft, regions: tuple[Region, ...], decisions: Decisions
 ) -> tuple[int, float]:
     """Most bytes alive, and the time of all kernels."""
-    found = alias_in_place(defined_at.graph, rewrite(draft, regions, decisions, defined_at.device.links).draft)
-    program_blocks = blocks(found.train, found.buffers, frozenset(found.persistent))
-    live = max(live_bytes(program_blocks, len(found.train.launches))) + persistent_bytes(found)
-    return live, sum(launch.work.time_us for launch in found.train.launches)
+    aliased = alias_in_place(defined_at.graph, rewrite(draft, regions, decisions, defined_at.device.links).draft)
+    program_blocks = blocks(aliased.train, aliased.buffers, frozenset(aliased.persistent))
+    live = max(live_bytes(program_blocks, len(aliased.train.launches))) + persistent_bytes(aliased)
+    return live, sum(launch.work.time_us for launch in aliased.train.launches)
 
 
 @pytest.mark.parametrize("seed", range(6))

@@ -25,10 +25,10 @@ def chooser(seed: int) -> RematState:
     return RematState(defined_at.graph, draft, defined_at.device.links, RECOMPUTE, 0, float("inf"), (), {}, {}, regions)
 
 
-def decide(found: RematState, rng: random.Random) -> None:
+def decide(state: RematState, rng: random.Random) -> None:
     """Some values are recomputed after the launch of peak live bytes."""
-    peak = int(np.argmax(found.measured()[1]))
-    ledger = found.ledger
+    peak = int(np.argmax(state.measured()[1]))
+    ledger = state.ledger
     gaps = [gap for b in ledger.movable if ledger.can_recompute(b) and (gap := ledger.gap(b, peak)) is not None]
     for gap in rng.sample(gaps, min(DECISIONS, len(gaps))):
         ledger.recompute_chain(gap.buffer, gap.before)
@@ -36,56 +36,56 @@ def decide(found: RematState, rng: random.Random) -> None:
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_the_ledger_has_the_bytes_of_the_program(seed: int) -> None:
-    found = chooser(seed)
-    kept = found.measured()[1]
-    decide(found, random.Random(seed))
-    by_books = kept + found.ledger.delta_bytes
-    taken = found.measured()[1]
+    state = chooser(seed)
+    kept = state.measured()[1]
+    decide(state, random.Random(seed))
+    by_books = kept + state.ledger.delta_bytes
+    taken = state.measured()[1]
     assert by_books.max() == taken.max()
     # Which of two values a sum is written over is not followed.
     off_bytes = np.abs(by_books - taken)
-    assert off_bytes.max() <= max(found.ledger.size_bytes)
+    assert off_bytes.max() <= max(state.ledger.size_bytes)
     assert np.count_nonzero(off_bytes > 0.01 * off_bytes.max()) <= 3
     assert np.count_nonzero(taken != kept) > DECISIONS, "little changed: the test shows nothing"
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_what_is_undone_leaves_no_trace(seed: int) -> None:
-    found = chooser(seed)
-    found.measured()
-    start = found.ledger.mark()
-    decide(found, random.Random(seed))
-    found.ledger.measured()
-    middle = found.ledger.mark()
-    delta_bytes, reads = found.ledger.delta_bytes.copy(), copy.deepcopy(found.ledger.reads)
-    found.ledger.cut_workspace(3, WorkspaceCut(1 << 20, 5.0))
+    state = chooser(seed)
+    state.measured()
+    start = state.ledger.mark()
+    decide(state, random.Random(seed))
+    state.ledger.measured()
+    middle = state.ledger.mark()
+    delta_bytes, reads = state.ledger.delta_bytes.copy(), copy.deepcopy(state.ledger.reads)
+    state.ledger.cut_workspace(3, WorkspaceCut(1 << 20, 5.0))
     decide_more = random.Random(seed + 100)
-    peak = int(np.argmax(found.measure(found.ledger.decisions(), {})[1]))
-    ledger = found.ledger
+    peak = int(np.argmax(state.measure(state.ledger.decisions(), {})[1]))
+    ledger = state.ledger
     gaps = [gap for b in ledger.movable if ledger.can_recompute(b) and (gap := ledger.gap(b, peak)) is not None]
     for gap in decide_more.sample(gaps, min(DECISIONS, len(gaps))):
         ledger.recompute_chain(gap.buffer, gap.before)
-    assert (found.ledger.delta_bytes != delta_bytes).any() and found.ledger.reads != reads
-    found.ledger.undo(middle)
-    assert (found.ledger.delta_bytes == delta_bytes).all() and found.ledger.reads == reads
-    assert not found.ledger.workspace_cuts
-    found.ledger.undo(start)
-    decisions = found.ledger.decisions()
+    assert (state.ledger.delta_bytes != delta_bytes).any() and state.ledger.reads != reads
+    state.ledger.undo(middle)
+    assert (state.ledger.delta_bytes == delta_bytes).all() and state.ledger.reads == reads
+    assert not state.ledger.workspace_cuts
+    state.ledger.undo(start)
+    decisions = state.ledger.decisions()
     assert not decisions.recomputes
     assert not decisions.offloads
-    assert found.ledger.recompute_us == pytest.approx(0.0, abs=1e-6)
+    assert state.ledger.recompute_us == pytest.approx(0.0, abs=1e-6)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_no_gap_is_missed_where_values_are_looked_for(seed: int) -> None:
     """Before anything is decided, with decisions and with some of them undone."""
-    found = chooser(seed)
-    found.measured()
-    ledger = found.ledger
+    state = chooser(seed)
+    state.measured()
+    ledger = state.ledger
 
     def looked_at() -> int:
         count = 0
-        for position in range(len(found.regions)):
+        for position in range(len(state.regions)):
             across = set(ledger.across(position))
             gaps = {b for b in ledger.movable if ledger.gap(b, position) is not None}
             assert gaps <= across
@@ -94,16 +94,16 @@ def test_no_gap_is_missed_where_values_are_looked_for(seed: int) -> None:
 
     kept = looked_at()
     start = ledger.mark()
-    decide(found, random.Random(seed))
+    decide(state, random.Random(seed))
     assert looked_at() < kept
     ledger.undo(start)
     assert looked_at() == kept
 
 
 def test_what_runs_again_with_less_workspace_takes_longer_each_time() -> None:
-    found = chooser(0)
-    decide(found, random.Random(0))
-    ledger = found.ledger
+    state = chooser(0)
+    decide(state, random.Random(0))
+    ledger = state.ledger
     again = ledger.defined_at[ledger.decisions().recomputes[0].buffer]
     assert (ledger.times(again), ledger.times(len(ledger.regions) - 1)) == (2, 1)
     ledger.cut_workspace(again, WorkspaceCut(1 << 20, 5.0))

@@ -65,9 +65,9 @@ def residency(seed: int, techniques: Techniques, work: int, part: float = PART) 
     return choose_residency(defined_at.graph, draft, link, techniques, available_bytes, work=work), available_bytes
 
 
-def time_us(seed: int, found: Residency) -> float:
+def time_us(seed: int, result: Residency) -> float:
     defined_at, draft = network(seed)
-    return cost(defined_at, draft, regions_of(defined_at.graph, draft, draft.train), found.decisions)[1]
+    return cost(defined_at, draft, regions_of(defined_at.graph, draft, draft.train), result.decisions)[1]
 
 
 def test_less_is_recomputed() -> None:
@@ -100,8 +100,8 @@ def test_what_was_found_counts_where_nothing_is_left_to_undo(monkeypatch: pytest
     assert gained
 
 
-def offloaded_bytes(seed: int, found: Residency) -> list[int]:
-    return [network(seed)[1].buffers[decision.buffer].size_bytes for decision in found.decisions.offloads]
+def offloaded_bytes(seed: int, result: Residency) -> list[int]:
+    return [network(seed)[1].buffers[decision.buffer].size_bytes for decision in result.decisions.offloads]
 
 
 def test_local_search_keeps_to_the_budget_and_to_host_memory(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,10 +109,10 @@ def test_local_search_keeps_to_the_budget_and_to_host_memory(monkeypatch: pytest
     techniques = Techniques(recompute=True, offload=1.0, host_bytes=8 << 20)
     offloaded_share = 0
     for seed in SEEDS:
-        found, available_bytes = residency(seed, techniques, WORK)
-        assert found.live_bytes <= available_bytes
-        assert sum(offloaded_bytes(seed, found)) <= techniques.host_bytes
-        offloaded_share += len(found.decisions.offloads)
+        result, available_bytes = residency(seed, techniques, WORK)
+        assert result.live_bytes <= available_bytes
+        assert sum(offloaded_bytes(seed, result)) <= techniques.host_bytes
+        offloaded_share += len(result.decisions.offloads)
     assert offloaded_share, "nothing was sent: the test shows nothing"
 
 

@@ -1,5 +1,7 @@
-"""No decision takes a draft below the bytes that its launches touch at once; where these exceed the available ones,
-nothing is searched."""
+"""The operand peak: no decision takes a draft below the bytes that its launches touch at once.
+
+Where these exceed the available bytes, nothing is searched.
+"""
 
 from __future__ import annotations
 
@@ -28,8 +30,8 @@ from tests.optimize.schedule.test_depth_first_micro_batches import divided_draft
 @pytest.mark.parametrize("part", [0.9, *(pytest.param(p, marks=pytest.mark.exhaustive) for p in (0.5, 0.2)), 0.02])
 def test_no_decision_goes_below(techniques: Techniques, part: float) -> None:
     for seed in SEEDS[:2]:
-        found, _ = residency(seed, techniques, WORK, part)
-        assert 0 < found.least_bytes <= found.live_bytes
+        result, _ = residency(seed, techniques, WORK, part)
+        assert 0 < result.least_bytes <= result.live_bytes
 
 
 RESIDUAL = """
@@ -62,10 +64,10 @@ def test_nor_does_any_in_depth_first_groups_or_with_states_on_the_host(states_by
         draft = offload_states(tabulated.graph, draft, states, host, 0.0) if states else draft
         groups = (*every.train, *every.infer)
         kept = choose_residency(tabulated.graph, draft, host, BOTH, 1 << 60, groups=groups)
-        found = choose_residency(
+        result = choose_residency(
             tabulated.graph, draft, host, BOTH, int(part * kept.live_bytes), groups=groups, work=WORK
         )
-        assert 0 < found.least_bytes == kept.least_bytes <= found.live_bytes < kept.live_bytes
+        assert 0 < result.least_bytes == kept.least_bytes <= result.live_bytes < kept.live_bytes
 
 
 def test_nothing_is_searched_below(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,11 +76,11 @@ def test_nothing_is_searched_below(monkeypatch: pytest.MonkeyPatch) -> None:
     least_bytes = choose_residency(tabulated.graph, draft, link, BOTH, 1 << 60).least_bytes
     searched: list[int] = []
 
-    def found(available_bytes: int) -> Residency:
+    def decide(available_bytes: int) -> Residency:
         return choose_residency(tabulated.graph, draft, link, BOTH, available_bytes, work=WORK)
 
     monkeypatch.setattr(greedy, "cut_into_segments", lambda *_: searched.append(1))
-    assert found(least_bytes - 1).live_bytes >= least_bytes
+    assert decide(least_bytes - 1).live_bytes >= least_bytes
     assert not searched
-    found(least_bytes)
+    decide(least_bytes)
     assert searched

@@ -35,13 +35,13 @@ IDS = ["-".join(map(str, case)) for case in CASES]
 
 
 def moved(case: Case, every: int = 1, lead: float = 2.0) -> Draft:
-    """With one in `every` states of the optimizer at the host."""
-    draft, made = draft_of(*case), table(*case)
+    """Return a draft with one in `every` states of the optimizer in host memory."""
+    draft, tabulated = draft_of(*case), table(*case)
     return offload_states(
-        made.graph,
+        tabulated.graph,
         draft,
-        dict.fromkeys(movable_states(made.graph, draft)[::every], Space.HOST),
-        made.device.links,
+        dict.fromkeys(movable_states(tabulated.graph, draft)[::every], Space.HOST),
+        tabulated.device.links,
         lead,
     )
 
@@ -77,9 +77,9 @@ def test_states_in_host_memory_change_no_bit(case: Case, every: int, lead: float
 
 @pytest.mark.parametrize("case", CASES, ids=IDS)
 def test_they_take_host_memory_instead_of_arena(case: Case) -> None:
-    draft, made = draft_of(*case), table(*case)
-    away = movable_states(made.graph, draft)
-    assert away and all(made.graph.values[draft.buffers[b].value or ""].role is Role.OPTIMIZER for b in away)
+    draft, tabulated = draft_of(*case), table(*case)
+    away = movable_states(tabulated.graph, draft)
+    assert away and all(tabulated.graph.values[draft.buffers[b].value or ""].role is Role.OPTIMIZER for b in away)
     plan = planned(case)
     at_home = [b for b in plan.train.entry if plan.buffers[b].space is Space.HOST]
     assert len(at_home) == len(away)
@@ -106,8 +106,8 @@ def test_checkpoints_go_both_ways(tmp_path: Path) -> None:
 
 def test_only_states_of_the_optimizer_may_be_away_before_the_start() -> None:
     case = CASES[0]
-    draft, made = draft_of(*case), table(*case)
-    roles = {b: made.graph.values[draft.buffers[b].value or ""].role for b in draft.persistent}
+    draft, tabulated = draft_of(*case), table(*case)
+    roles = {b: tabulated.graph.values[draft.buffers[b].value or ""].role for b in draft.persistent}
     parameter = next(b for b, role in roles.items() if role is Role.PARAMETER)
     plan = kept_plan(*case)
     index = next(i for i in plan.train.entry if plan.buffers[i].value == draft.buffers[parameter].value)

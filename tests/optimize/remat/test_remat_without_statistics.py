@@ -1,5 +1,7 @@
-"""A convolution with statistics in the epilogue is recomputed without them: by the kernel that gives the same bits, in
-less time."""
+"""A convolution with statistics in the epilogue is recomputed without them.
+
+The kernel without statistics gives the same bits in less time.
+"""
 
 from __future__ import annotations
 
@@ -29,8 +31,10 @@ ALONE = ("concurrent_stream", "offload")
 
 @dataclass(frozen=True)
 class Summing(Measured):
-    """Where statistics in the epilogue are fast, and nothing is recomputed in reductions. `alone`: the time of the
-    convolution as a share of its time with statistics."""
+    """A profile in which statistics in the epilogue are fast, and reductions recompute nothing.
+
+    `alone`: the time of the convolution as a share of its time with statistics.
+    """
 
     alone: float = 0.9
 
@@ -44,7 +48,7 @@ class Summing(Measured):
 
 
 def again(plan: Plan) -> list[tuple[str, str]]:
-    """Of what a kernel with statistics computes, and another one recomputes: both kernels."""
+    """Return both kernels of values that a kernel with statistics computes, and another one recomputes."""
     makers: dict[str, list[str]] = {}
     for launch in plan.train.launches:
         if isinstance(launch.work, Kernel) and launch.operations:
@@ -67,10 +71,10 @@ def test_with_them_where_that_takes_no_longer():
 
 
 def test_what_is_recomputed_takes_what_the_ledger_says():
-    known = CandidateTable(graph_of(SOURCE), H200, PROVIDERS, Summing(), Rules())
-    choices = choose(known, {}, programs=fuse(known))
-    draft = emit_launches(known, choices)
-    regions = remat_without_statistics(known, draft, regions_of(known.graph, draft, draft.train), choices.train)
+    tabulated = CandidateTable(graph_of(SOURCE), H200, PROVIDERS, Summing(), Rules())
+    choices = choose(tabulated, {}, programs=fuse(tabulated))
+    draft = emit_launches(tabulated, choices)
+    regions = remat_without_statistics(tabulated, draft, regions_of(tabulated.graph, draft, draft.train), choices.train)
     ledger = Ledger(draft, regions, small_bytes=0)
     recomputed = [run for run in regions if run.remat_launch is not None]
     assert recomputed
@@ -91,8 +95,8 @@ class Roomy(Summing):
     """Beside that a faster kernel whose bits nobody knows, with more workspace than is free while values are chosen."""
 
     def candidates(self, request: Request) -> Iterable[Candidate]:
-        found = tuple(super().candidates(request))
-        others = [c for c in found if without_statistics(c.name)]
+        candidates = tuple(super().candidates(request))
+        others = [c for c in candidates if without_statistics(c.name)]
         larger = [
             replace(
                 c,
@@ -104,7 +108,7 @@ class Roomy(Summing):
             )
             for c in others
         ]
-        return (*found, *larger)
+        return (*candidates, *larger)
 
 
 def test_what_is_recomputed_keeps_its_kernel_where_memory_allows_another():

@@ -25,25 +25,25 @@ def chooser(seed: int) -> RematState:
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("parts", [2, 4])
 def test_a_segment_is_recomputed_once(seed: int, parts: int) -> None:
-    found = chooser(seed)
-    kept, excess_bytes = found.measured()
-    cut_into_segments(found.ledger, int(np.argmax(excess_bytes)), kept.live_bytes // parts)
-    cut, _ = found.measured()
+    state = chooser(seed)
+    kept, excess_bytes = state.measured()
+    cut_into_segments(state.ledger, int(np.argmax(excess_bytes)), kept.live_bytes // parts)
+    cut, _ = state.measured()
     again = [decision.buffer for decision in cut.decisions.recomputes]
     assert len(again) == len(set(again))
     assert cut.live_bytes < kept.live_bytes
-    forward_us = sum(region.time_us for region in found.regions[: int(np.argmax(excess_bytes)) + 1])
-    assert 0 < found.ledger.recompute_us < forward_us
+    forward_us = sum(region.time_us for region in state.regions[: int(np.argmax(excess_bytes)) + 1])
+    assert 0 < state.ledger.recompute_us < forward_us
 
 
 def least(seed: int, part: float) -> tuple[Residency, float, int]:
     defined_at, draft = network(seed)
     kept_bytes = choose_residency(defined_at.graph, draft, defined_at.device.links, RECOMPUTE, 1 << 60).live_bytes
     available_bytes = int(part * kept_bytes)
-    found = choose_residency(defined_at.graph, draft, defined_at.device.links, RECOMPUTE, available_bytes)
+    result = choose_residency(defined_at.graph, draft, defined_at.device.links, RECOMPUTE, available_bytes)
     return (
-        found,
-        cost(defined_at, draft, regions_of(defined_at.graph, draft, draft.train), found.decisions)[1],
+        result,
+        cost(defined_at, draft, regions_of(defined_at.graph, draft, draft.train), result.decisions)[1],
         available_bytes,
     )
 
@@ -53,12 +53,12 @@ def test_segments_fit_where_choosing_gap_by_gap_does_not(monkeypatch: pytest.Mon
     monkeypatch.setattr(effort, "SEGMENT_SHARES", ())
     without = {seed: least(seed, 0.3) for seed in SEEDS}
     gained = 0
-    for seed, (found, time_us, available_bytes) in with_segments.items():
+    for seed, (result, time_us, available_bytes) in with_segments.items():
         other, other_us, _ = without[seed]
-        assert found.live_bytes <= max(available_bytes, other.live_bytes)
+        assert result.live_bytes <= max(available_bytes, other.live_bytes)
         if other.live_bytes > available_bytes:
-            gained += found.live_bytes <= available_bytes
-        elif found.live_bytes <= available_bytes:
+            gained += result.live_bytes <= available_bytes
+        elif result.live_bytes <= available_bytes:
             assert time_us <= other_us * (1 + 1e-9)
             gained += time_us < other_us
     assert gained, "segments were never better: the test shows nothing"
@@ -66,15 +66,15 @@ def test_segments_fit_where_choosing_gap_by_gap_does_not(monkeypatch: pytest.Mon
 
 def test_workspace_is_given_up_where_that_takes_less_time() -> None:
     defined_at, draft = network(0)
-    found = chooser(0)
-    _, excess_bytes = found.measured()
+    state = chooser(0)
+    _, excess_bytes = state.measured()
     # The run that takes most could do with a little workspace less, and be hardly slower.
     regions = regions_of(defined_at.graph, draft, draft.train)
-    sized = [i for i in np.argsort(-excess_bytes) if i < len(regions) and found.ledger.scratch_bytes(int(i)) > 0]
+    sized = [i for i in np.argsort(-excess_bytes) if i < len(regions) and state.ledger.scratch_bytes(int(i)) > 0]
     region = int(sized[0])
     available_bytes = int(excess_bytes[region]) - 4096
     names = draft.train.launches[regions[region].start].operations
-    workspace_bytes = found.ledger.scratch_bytes(region)
+    workspace_bytes = state.ledger.scratch_bytes(region)
     points = {names: ((workspace_bytes - 4096, regions[region].time_us + 0.5), (0, regions[region].time_us + 1000.0))}
     link = defined_at.device.links
     workspace_cuts = choose_residency(defined_at.graph, draft, link, RECOMPUTE, available_bytes, points=points)

@@ -1,4 +1,4 @@
-"""Where values are offloaded to: each by the link that is predicted to cost least time, within what lies behind it."""
+"""The spaces that values are offloaded to: the link that is predicted to cost least time, within its memory."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ ROOM = 1 << 30
 
 @functools.cache
 def table_with(host_gb_s: float, peer_gb_s: float) -> CandidateTable:
-    """Of a machine whose links have these rates, alone and both ways."""
+    """Return the candidates on a machine whose links have these rates, alone and both ways."""
     host = dict.fromkeys(("to_host_gb_s", "to_device_gb_s", "to_host_both_gb_s", "to_device_both_gb_s"), host_gb_s)
     peer = dict.fromkeys(("to_peer_gb_s", "from_peer_gb_s", "to_peer_both_gb_s", "from_peer_both_gb_s"), peer_gb_s)
     device = replace(H200, host_link=replace(H200.host_link, **host), peer_link=replace(H200.peer_link, **peer))
-    known = table(*CASE)
-    return CandidateTable(known.graph, device, known.providers, None, known.rules)
+    tabulated = table(*CASE)
+    return CandidateTable(tabulated.graph, device, tabulated.providers, None, tabulated.rules)
 
 
 @functools.cache
@@ -94,19 +94,19 @@ def test_without_room_anywhere_nothing_is_found() -> None:
 def test_hidden_copies_take_the_link_that_is_preferred(
     slow_first: bool, first: Space, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With links so fast that every copy is hidden."""
+    """The links are so fast that every copy is hidden."""
     monkeypatch.setattr("mbc.optimize.effort.MIN_COPY_US", 0.0)
-    made, draft = table_with(50, 400), draft_of(*CASE)
-    links = made.device.links
+    tabulated, draft = table_with(50, 400), draft_of(*CASE)
+    links = tabulated.device.links
     fast = replace(
         links, host=replace(links.host, latency_us=1e-3, to_host_gb_s=1e4, to_device_gb_s=1e4),
         peer=replace(links.peer, latency_us=1e-3, to_peer_gb_s=1e5, from_peer_gb_s=1e5),
     )  # fmt: skip
     techniques = Techniques(False, 1.0, ROOM, peer_bytes=ROOM, slow_first=slow_first)
-    kept = choose_residency(made.graph, draft, fast, techniques, 1 << 60).live_bytes
-    found = choose_residency(made.graph, draft, fast, techniques, int(0.85 * kept))
-    assert found.decisions.offloads and not found.stalling
-    assert {offload.space for offload in found.decisions.offloads} == {first}
+    kept = choose_residency(tabulated.graph, draft, fast, techniques, 1 << 60).live_bytes
+    result = choose_residency(tabulated.graph, draft, fast, techniques, int(0.85 * kept))
+    assert result.decisions.offloads and not result.stalling
+    assert {offload.space for offload in result.decisions.offloads} == {first}
 
 
 def test_gpus_that_share_a_mini_batch_lend_each_other_nothing() -> None:
@@ -118,11 +118,11 @@ def test_gpus_that_share_a_mini_batch_lend_each_other_nothing() -> None:
 
 
 def test_states_go_where_there_is_room() -> None:
-    made, draft = table_with(50, 400), draft_of(*CASE)
-    sizes = {b: draft.buffers[b].size_bytes for b in movable_states(made.graph, draft)}
-    links = made.device.links
-    everything = states_to_offload(made.graph, draft, ROOM, {Space.HOST: ROOM, Space.PEER: ROOM}, links)
+    tabulated, draft = table_with(50, 400), draft_of(*CASE)
+    sizes = {b: draft.buffers[b].size_bytes for b in movable_states(tabulated.graph, draft)}
+    links = tabulated.device.links
+    everything = states_to_offload(tabulated.graph, draft, ROOM, {Space.HOST: ROOM, Space.PEER: ROOM}, links)
     assert everything == dict.fromkeys(sizes, Space.PEER)
-    few = states_to_offload(made.graph, draft, ROOM, {Space.HOST: ROOM, Space.PEER: max(sizes.values())}, links)
+    few = states_to_offload(tabulated.graph, draft, ROOM, {Space.HOST: ROOM, Space.PEER: max(sizes.values())}, links)
     assert few.keys() == sizes.keys() and set(few.values()) == {Space.HOST, Space.PEER}
-    assert states_to_offload(made.graph, draft, ROOM, {Space.HOST: 0}, links) == {}
+    assert states_to_offload(tabulated.graph, draft, ROOM, {Space.HOST: 0}, links) == {}

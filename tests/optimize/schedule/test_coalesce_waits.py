@@ -27,18 +27,22 @@ def test_all_that_was_waited_for_still_is_and_nothing_takes_longer(
 ) -> None:
     program, buffers, offsets = case
     program = replace(program, waits=synchronise(program, buffers, offsets))
-    found, time_us = coalesce_waits(program, disturbed(program))
-    before, after = order(program, program.waits), order(found, found.waits)
+    coalesced, time_us = coalesce_waits(program, disturbed(program))
+    before, after = order(program, program.waits), order(coalesced, coalesced.waits)
     assert all(old <= new for old, new in zip(before, after, strict=True))
-    assert all(earlier < later for earlier, later in found.waits)
-    assert time_us == simulate(found, contention=disturbed(found)) <= simulate(program, contention=disturbed(program))
+    assert all(earlier < later for earlier, later in coalesced.waits)
+    assert (
+        time_us
+        == simulate(coalesced, contention=disturbed(coalesced))
+        <= simulate(program, contention=disturbed(program))
+    )
 
 
 def test_copies_back_share_the_kernels_that_wait_for_them() -> None:
     kernels, back = [launch(Stream.COMPUTE, 1000.0)] * 4, [launch(Stream.TO_DEVICE, 100.0)] * 2
     program = Program((kernels[0], *back, *kernels[1:]), ((0, 1), (1, 4), (2, 5)), (), ())
-    found, time_us = coalesce_waits(program, disturbed(program))
-    assert found.waits == ((0, 1), (2, 4))
+    coalesced, time_us = coalesce_waits(program, disturbed(program))
+    assert coalesced.waits == ((0, 1), (2, 4))
     assert time_us == 4000.0 + 2 * WAIT_US
 
 
@@ -46,8 +50,8 @@ def test_a_copy_in_no_hurry_waits_for_a_later_kernel() -> None:
     kernels, out = [launch(Stream.COMPUTE, 1000.0)] * 5, [launch(Stream.TO_HOST, 100.0)] * 2
     # The last kernel overwrites what both carry away.
     program = Program((*kernels[:3], *out, *kernels[3:]), ((0, 3), (1, 4), (4, 6)), (), ())
-    found, time_us = coalesce_waits(program, disturbed(program))
-    assert found.waits == ((2, 3), (4, 6))
+    coalesced, time_us = coalesce_waits(program, disturbed(program))
+    assert coalesced.waits == ((2, 3), (4, 6))
     assert time_us == 5000.0 + 2 * WAIT_US
 
 

@@ -48,21 +48,21 @@ class TwoLayouts(Adapted):
     def candidates(self, request: Request, device: DeviceSpec) -> Iterable[Candidate]:
         wanted = Layout.CHANNELS_FIRST if request.kind.startswith("lrn") else Layout.CHANNELS_LAST
         types = (*request.inputs, *request.outputs)
-        known = list(self.inner.candidates(request, device))
+        candidates = list(self.inner.candidates(request, device))
 
-        def lies(candidate: Candidate) -> bool:
+        def in_layouts(candidate: Candidate) -> bool:
             pairs = zip(types, candidate.layouts, strict=True)
             return all(layout is wanted for type_, layout in pairs if len(type_.shape) == 4)
 
-        found = [candidate for candidate in known if lies(candidate)]
-        return found if found and request.kind != "convert" else known
+        matching = [candidate for candidate in candidates if in_layouts(candidate)]
+        return matching if matching and request.kind != "convert" else candidates
 
 
 @functools.cache
 def table() -> CandidateTable:
-    known = planned_table(NETWORK, "normalised")
+    tabulated = planned_table(NETWORK, "normalised")
     providers = tuple(TwoLayouts(Without(provider)) for provider in PROVIDERS)
-    return CandidateTable(known.graph, known.device, providers, None, Rules())
+    return CandidateTable(tabulated.graph, tabulated.device, providers, None, Rules())
 
 
 @functools.cache
@@ -70,23 +70,23 @@ def draft() -> Draft:
     return emit_launches(table(), choose(table(), {}))
 
 
-def reads(found: Draft, buffer: int) -> list[int]:
+def reads(step: Draft, buffer: int) -> list[int]:
     return [
         i
-        for i, launch in enumerate(found.train.launches)
+        for i, launch in enumerate(step.train.launches)
         if any(access.buffer == buffer and access.mode is Mode.READ for access in launch.accesses)
     ]
 
 
-def relu_buffers(found: Draft) -> dict[Layout, list[int]]:
+def relu_buffers(step: Draft) -> dict[Layout, list[int]]:
     """Those of the output of the first ReLU, which `lrn` reads."""
-    launches = found.train.launches
-    value = next(found.buffers[at.accesses[0].buffer].value for at in launches if at.operations[:1] == ("lrn0",))
-    made: dict[Layout, list[int]] = {}
-    for i, buffer in enumerate(found.buffers):
-        if buffer.value == value and reads(found, i):
-            made.setdefault(buffer.layout, []).append(i)
-    return made
+    launches = step.train.launches
+    value = next(step.buffers[at.accesses[0].buffer].value for at in launches if at.operations[:1] == ("lrn0",))
+    by_layout: dict[Layout, list[int]] = {}
+    for i, buffer in enumerate(step.buffers):
+        if buffer.value == value and reads(step, i):
+            by_layout.setdefault(buffer.layout, []).append(i)
+    return by_layout
 
 
 def test_one_layout_stays_and_gives_the_other_back():
@@ -114,7 +114,7 @@ def test_small_values_stay_in_both_layouts():
 
 
 def test_a_value_that_is_needed_in_one_layout_only_stays():
-    """What was converted back is read once; the converted draft has nothing more to convert."""
+    """A value that was converted back is read once; the converted draft has nothing more to convert."""
     converted = convert_back(table(), draft(), 1)
     assert convert_back(table(), converted, 1) is converted
 
@@ -125,7 +125,7 @@ def kept() -> Plan:
 
 
 def test_the_bits_are_the_same():
-    plans = [plan_of(kept(), found) for found in (draft(), convert_back(table(), draft(), 1))]
+    plans = [plan_of(kept(), step) for step in (draft(), convert_back(table(), draft(), 1))]
     for plan in plans:
         verify_plan(plan)
     states = [trained(plan, Transfers.IN_ORDER) for plan in plans]

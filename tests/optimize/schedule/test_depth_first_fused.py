@@ -62,17 +62,17 @@ def graph(source: str) -> TrainingGraph:
 
 @functools.cache
 def plans(source: str, rows: int) -> tuple[Plan, Plan]:
-    """With divided groups one after another, and depth-first."""
-    made = table(graph(source), gpu=UNCLUSTERED)
-    programs = fuse(made)
-    kept = search(made, Limits(), 1 << 40)
-    every = choose(made, {}, None, programs)
+    """Return two plans: with divided groups one after another, and depth-first."""
+    tabulated = table(graph(source), gpu=UNCLUSTERED)
+    programs = fuse(tabulated)
+    kept = search(tabulated, Limits(), 1 << 40)
+    every = choose(tabulated, {}, None, programs)
     groups = (*every.train, *every.infer)
 
     def plan(draft: Draft) -> Plan:
         return plan_of(kept, alias_in_place(graph(source), draft, groups))
 
-    whole, by_depth = divided_drafts(made, Division(500, rows), programs)
+    whole, by_depth = divided_drafts(tabulated, Division(500, rows), programs)
     return plan(whole), plan(by_depth)
 
 

@@ -27,17 +27,19 @@ CASES = [
 
 def drafts_of(network: str, precision: str, rows: int, large_bytes: int) -> tuple[Draft, Draft]:
     """Divided operations one after another, and depth-first."""
-    made = table(network, precision)
-    return divided_drafts(made, Division(large_bytes, rows))
+    tabulated = table(network, precision)
+    return divided_drafts(tabulated, Division(large_bytes, rows))
 
 
-def divided_drafts(made: CandidateTable, division: Division, programs: Programs | None = None) -> tuple[Draft, Draft]:
+def divided_drafts(
+    tabulated: CandidateTable, division: Division, programs: Programs | None = None
+) -> tuple[Draft, Draft]:
     """Operations, or groups, divided and one after another, and depth-first."""
-    whole = choose(made, {}, None, programs)
+    whole = choose(tabulated, {}, None, programs)
     operations = (*whole.train, *whole.infer)
-    divided = divided_operations(made, emit_launches(made, whole), operations, division)
-    draft = emit_launches(made, choose(made, {}, divided, programs))
-    return draft, depth_first(made, draft, operations, division)
+    divided = divided_operations(tabulated, emit_launches(tabulated, whole), operations, division)
+    draft = emit_launches(tabulated, choose(tabulated, {}, divided, programs))
+    return draft, depth_first(tabulated, draft, operations, division)
 
 
 def plan(network: str, precision: str, draft: Draft) -> Plan:
@@ -49,6 +51,6 @@ def plan(network: str, precision: str, draft: Draft) -> Plan:
 def test_depth_first_execution_gives_the_same_bits(network: str, precision: str, rows: int, large_bytes: int) -> None:
     whole, by_depth = drafts_of(network, precision, rows, large_bytes)
     plans = [plan(network, precision, draft) for draft in (whole, by_depth)]
-    for found in plans:
-        verify_plan(found)
+    for each in plans:
+        verify_plan(each)
     assert trained(plans[0], Transfers.IN_ORDER) == trained(plans[1], Transfers.IN_ORDER)

@@ -40,12 +40,12 @@ train { optimizer = sgd(momentum=0.9)  accumulate = 2 }
 
 def misplaced(operations: tuple[Operation, ...]) -> list[str]:
     """Names of operations that read what has no value yet, or a version of a state that is replaced already."""
-    made = {output for operation in operations for output in operation.outputs}
+    outputs = {output for operation in operations for output in operation.outputs}
     ready: set[str] = set()
     replaced: set[str] = set()
     wrong: list[str] = []
     for operation in operations:
-        if any(name in replaced or (name in made and name not in ready) for name in operation.inputs):
+        if any(name in replaced or (name in outputs and name not in ready) for name in operation.inputs):
             wrong.append(operation.name)
         ready.update(operation.outputs)
         replaced.update(operation.inputs[k] for _, k in KINDS[operation.kind].updates if k < len(operation.inputs))

@@ -1,5 +1,7 @@
-"""Gradient buckets: every gradient is summed once, as soon as all of its bucket are there, and nothing moves before
-what it needs."""
+"""Gradient buckets: every gradient is summed once, as soon as all of its bucket are ready.
+
+Nothing moves before its operands.
+"""
 
 from __future__ import annotations
 
@@ -71,9 +73,9 @@ def test_every_gradient_is_in_one_bucket(name: str) -> None:
     assert sorted(members for (members,) in sums_of(draft)) == sorted(summed)
     ways = list(bucketings(draft))
     assert len(ways) == len(set(ways)) > len(effort.BUCKET_COUNTS)
-    found = [sums(name, way) for way in ways]
-    assert min(map(len, found)) == 1 and max(map(len, found)) > 6
-    for buckets in found:
+    bucketed_sums = [sums(name, way) for way in ways]
+    assert min(map(len, bucketed_sums)) == 1 and max(map(len, bucketed_sums)) > 6
+    for buckets in bucketed_sums:
         assert all(buckets) and sorted(member for bucket in buckets for member in bucket) == sorted(summed)
 
 
@@ -103,10 +105,10 @@ def test_buckets_are_launched_when_they_are_ready(name: str, monkeypatch: pytest
 
 @pytest.mark.parametrize("name", NAMES)
 def test_nothing_moves_before_what_it_needs(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the verifier, which knows nothing of buckets: every order that the streams allow computes the graph."""
+    """The verifier, which ignores buckets, proves that every order that the streams allow computes the graph."""
     monkeypatch.setattr(effort, "UPDATE_SPLIT_MIN_US", 0.0)
-    found = list(bucketings(one_by_one(name)))
-    for buckets in {min(found, key=len), max(found, key=len), found[len(found) // 2]}:
+    orders = list(bucketings(one_by_one(name)))
+    for buckets in {min(orders, key=len), max(orders, key=len), orders[len(orders) // 2]}:
         verify_plan(plan_of(kept(name), bucketed(name, buckets)))
 
 
@@ -123,7 +125,7 @@ def test_updates_are_split_by_buckets(name: str, monkeypatch: pytest.MonkeyPatch
     """Most updates run while the last bucket travels."""
     monkeypatch.setattr(effort, "UPDATE_SPLIT_MIN_US", 0.0)
     kinds = {op.name: op.kind for op in shared_table(name).graph.train}
-    order = next(found for found in bucketings(one_by_one(name)) if len(sums(name, found)) == 2)
+    order = next(collectives for collectives in bucketings(one_by_one(name)) if len(sums(name, collectives)) == 2)
     draft = bucketed(name, order)
     updates = [i for i, w in enumerate(draft.train.launches) if w.operations and "_update" in kinds[w.operations[0]]]
     whole = [w for w in one_by_one(name).train.launches if w.operations and "_update" in kinds[w.operations[0]]]
@@ -139,9 +141,9 @@ def test_buckets_lie_one_after_another(name: str) -> None:
     for buckets in bucketings(one_by_one(name)):
         draft = bucketed(name, buckets)
         offsets = assign_addresses(draft, thorough=False).offsets
-        found = list(contiguous(draft.train))
-        assert len(found) == sum(len(bucket) > 1 for bucket in sums(name, buckets))
-        for members in found:
+        together = list(contiguous(draft.train))
+        assert len(together) == sum(len(bucket) > 1 for bucket in sums(name, buckets))
+        for members in together:
             for one, other in itertools.pairwise(members):
                 assert offsets[other] == offsets[one] + aligned(draft.buffers[one].size_bytes)
         for launch in filter(is_bucket, draft.train.launches):
@@ -180,10 +182,10 @@ def test_the_gradients_of_a_bucket_are_one_block(name: str) -> None:
     for buckets in bucketings(one_by_one(name)):
         draft = bucketed(name, buckets)
         asked = draft.train, draft.buffers, frozenset(draft.persistent)
-        alone, found = blocks(*asked), blocks_to_place(*asked)
-        assert len(alone) - len(found) == sum(len(bucket) - 1 for bucket in buckets)
-        assert sum(block.size_bytes for block in alone) == sum(block.size_bytes for block in found)
-        lives = {buffer: block for block in found for buffer in block.buffers}
+        alone, placed = blocks(*asked), blocks_to_place(*asked)
+        assert len(alone) - len(placed) == sum(len(bucket) - 1 for bucket in buckets)
+        assert sum(block.size_bytes for block in alone) == sum(block.size_bytes for block in placed)
+        lives = {buffer: block for block in placed for buffer in block.buffers}
         for block in alone:
             around = lives[block.buffers[0]]
             assert around.start <= block.start and block.stop <= around.stop
@@ -197,20 +199,22 @@ def test_a_collective_and_a_kernel_slow_down_each_other() -> None:
     """Alone 100 us each: the kernel has 1.5 times, the sum twice as long beside the other."""
     kernel, total = launch_on(Stream.COMPUTE, 100.0), launch_on(Stream.COLLECTIVE, 100.0)
     slower = Contention({}, (0.0,) * 2, 0.0, 0.0, (1.5, 1.0), (2.0, 1.0))
-    found = timeline(Program((kernel, total), (), (), ()), contention=slower)
+    times = timeline(Program((kernel, total), (), (), ()), contention=slower)
     # The sum has done 75 us of its work when the kernel ends, and does the rest alone.
-    assert found.ends_us == pytest.approx((150.0, 175.0))
+    assert times.ends_us == pytest.approx((150.0, 175.0))
     # Not where one waits for the other.
-    found = timeline(Program((kernel, total), ((0, 1),), (), ()), contention=slower)
-    assert found.ends_us == pytest.approx((100.0, 200.0))
+    times = timeline(Program((kernel, total), ((0, 1),), (), ()), contention=slower)
+    assert times.ends_us == pytest.approx((100.0, 200.0))
 
 
 def test_what_collectives_cost_kernels_is_known_of_each() -> None:
     draft, table = bucketed("resnet", min(bucketings(one_by_one("resnet")), key=len)), shared_table("resnet")
-    found = contention(draft.train, table.graph, draft.buffers, table.device)
-    assert found is not None and len(found.beside_collective) == len(found.collective) == len(draft.train.launches)
+    slowdown = contention(draft.train, table.graph, draft.buffers, table.device)
+    assert slowdown is not None and len(slowdown.beside_collective) == len(slowdown.collective) == len(
+        draft.train.launches
+    )
     kernels = [i for i, w in enumerate(draft.train.launches) if not is_collective(w)]
-    assert all(found.beside_collective[i] > 1 and found.collective[i] > 1 for i in kernels)
+    assert all(slowdown.beside_collective[i] > 1 and slowdown.collective[i] > 1 for i in kernels)
 
 
 @pytest.mark.parametrize(("network", "precision"), [("alexnet", "fp32"), ("resnet", "bf16")])
@@ -233,16 +237,16 @@ def test_what_is_gathered_stays_where_the_graph_has_it() -> None:
     assert any(way[: len(gathers)] != gathers for way in ways)
     for way in ways:
         assert tuple(c for c in way if c in gathers) == gathers
-        found = with_buckets(draft, way, 4, table.graph, table.device)
-        assert collectives_of(found.train) == way and ctas_of(found.train) == 4
-        for launch in found.train.launches:
+        bucketed = with_buckets(draft, way, 4, table.graph, table.device)
+        assert collectives_of(bucketed.train) == way and ctas_of(bucketed.train) == 4
+        for launch in bucketed.train.launches:
             assert (launch.stream is Stream.COLLECTIVE) == is_collective(launch)
-        assert [w.operations for w in found.train.launches if w.operations in gathers] == list(gathers)
-        verify_plan(plan_of(kept("synchronised"), found))
+        assert [w.operations for w in bucketed.train.launches if w.operations in gathers] == list(gathers)
+        verify_plan(plan_of(kept("synchronised"), bucketed))
 
 
 def test_small_calls_do_not_queue_behind_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where a sum takes long, all buckets are summed behind the last gather: the step would wait for them twice."""
+    """If a sum takes long, all buckets are summed behind the last gather: the step would wait for them twice."""
     monkeypatch.setattr(CollectiveModel, "cost", lambda self, kind, *_: CollectiveCost(COSTS_US[kind], True))
     table = shared_table("synchronised")
     fresh = CandidateTable(table.graph, table.device, table.providers, None, table.rules)

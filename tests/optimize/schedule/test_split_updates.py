@@ -31,7 +31,7 @@ def operations(network: str, precision: str) -> dict[str, Operation]:
 
 @functools.cache
 def grouped(network: str, precision: str) -> CandidateTable:
-    """With kernels for groups, which are taken."""
+    """Return candidates with kernels for groups, which are selected."""
     alone = table(network, precision)
     providers = tuple(map(Favouring, PROVIDERS))
     return CandidateTable(alone.graph, alone.device, providers, None, Rules())
@@ -39,11 +39,11 @@ def grouped(network: str, precision: str) -> CandidateTable:
 
 @functools.cache
 def whole(network: str, precision: str) -> Draft:
-    made = grouped(network, precision)
-    programs = fuse(made)
+    tabulated = grouped(network, precision)
+    programs = fuse(tabulated)
     groups = (*programs.train, *programs.infer)
-    choices = choose(made, {}, programs=programs)
-    return alias_in_place(made.graph, emit_launches(made, choices), (*groups, *choices.train, *choices.infer))
+    choices = choose(tabulated, {}, programs=programs)
+    return alias_in_place(tabulated.graph, emit_launches(tabulated, choices), (*groups, *choices.train, *choices.infer))
 
 
 def cut(monkeypatch: pytest.MonkeyPatch, network: str, precision: str, count: int) -> Draft:
@@ -78,8 +78,8 @@ def test_every_piece_is_a_group_that_its_kernel_takes(
 def test_split_updates_do_what_the_whole_does(
     network: str, precision: str, count: int, monkeypatch: pytest.MonkeyPatch
 ):  # fmt: skip
-    found, kept = cut(monkeypatch, network, precision, count), kept_plan(network, precision)
-    before, after = plan_of(kept, whole(network, precision)), plan_of(kept, found)
+    divided, kept = cut(monkeypatch, network, precision, count), kept_plan(network, precision)
+    before, after = plan_of(kept, whole(network, precision)), plan_of(kept, divided)
     verify_plan(after)
     assert len(after.train.launches) > len(before.train.launches) or count == 8  # of few operations
     assert trained(after, Transfers.IN_ORDER) == trained(before, Transfers.IN_ORDER)
@@ -115,7 +115,7 @@ def test_an_update_comes_when_its_gradient_is_there(monkeypatch: pytest.MonkeyPa
 
 
 def test_within_a_budget_an_update_waits_for_no_more_than_it_may_hold(monkeypatch: pytest.MonkeyPatch):
-    """What a part reads is a share of the budget at most, or belongs to two operations: one alone is no group."""
+    """The operands of a part are a limited share of the budget, unless it has two operations: one alone is no group."""
     monkeypatch.setattr(effort, "UPDATE_SPLIT_MIN_US", 0.0)
     draft, by_name = whole("residual", "bf16"), operations("residual", "bf16")
     device = table("residual", "bf16").device

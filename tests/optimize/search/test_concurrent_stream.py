@@ -51,7 +51,7 @@ def timed(launch: Launch, time_us: float) -> Launch:
 
 
 def solution(network: str, precision: str) -> Solution:
-    """With filter gradients that take as long as if they had the GPU's attention, and do not."""
+    """Return a step whose filter gradients take as long as if they filled the GPU, but do not fill it."""
     draft = alias_in_place(table(network, precision).graph, draft_of(network, precision))
     launches = tuple(
         timed(launch, 30.0 if "backward_filter" in " ".join(kinds(network, precision, launch)) else 20.0)
@@ -68,7 +68,7 @@ def kinds(network: str, precision: str, launch: Launch) -> list[str]:
 
 @functools.cache
 def plans(network: str, precision: str) -> tuple[Plan, Plan]:
-    """With one stream, and with a concurrent one."""
+    """Return two plans: with one stream, and with a concurrent one."""
     alone, kept = solution(network, precision), kept_plan(network, precision)
     return plan_of(kept, alone.draft), plan_of(kept, use_concurrent_stream(alone, ROOM_BYTES).draft)
 
@@ -80,11 +80,13 @@ def streams(launches: tuple[Launch, ...]) -> set[Stream]:
 @pytest.mark.parametrize("case", CASES)
 def test_filter_gradients_go_to_the_concurrent_stream_where_the_gpu_is_idle(case: tuple[str, str]) -> None:
     alone = solution(*case)
-    found = use_concurrent_stream(alone, ROOM_BYTES)
-    gone = [launch for launch in found.draft.train.launches if launch.stream is Stream.CONCURRENT]
+    concurrent = use_concurrent_stream(alone, ROOM_BYTES)
+    gone = [launch for launch in concurrent.draft.train.launches if launch.stream is Stream.CONCURRENT]
     assert sum("backward_filter" in kind for launch in gone for kind in kinds(*case, launch)) >= 2
-    assert found.placed.live_bytes == alone.placed.live_bytes and found.step_us < alone.step_us
-    assert [replace(x, stream=Stream.COMPUTE) for x in found.draft.train.launches] == list(alone.draft.train.launches)
+    assert concurrent.placed.live_bytes == alone.placed.live_bytes and concurrent.step_us < alone.step_us
+    assert [replace(x, stream=Stream.COMPUTE) for x in concurrent.draft.train.launches] == list(
+        alone.draft.train.launches
+    )
     assert use_concurrent_stream(alone, alone.placed.live_bytes - 1) is alone  # no room for it
 
 
@@ -97,23 +99,23 @@ def test_what_fills_the_gpu_stays() -> None:
 
 @pytest.mark.parametrize("case", CASES)
 def test_the_step_is_shorter_and_the_same_to_the_bit(case: tuple[str, str]) -> None:
-    plain, found = plans(*case)
+    plain, concurrent = plans(*case)
     assert streams(plain.train.launches) == {Stream.COMPUTE}
-    assert streams(found.train.launches) == {Stream.COMPUTE, Stream.CONCURRENT}
-    assert simulate(found.train) < 0.97 * simulate(plain.train)
-    verify_plan(found)
+    assert streams(concurrent.train.launches) == {Stream.COMPUTE, Stream.CONCURRENT}
+    assert simulate(concurrent.train) < 0.97 * simulate(plain.train)
+    verify_plan(concurrent)
     right = trained(plain, Transfers.IN_ORDER)
     for transfers in Transfers:
-        assert trained(found, transfers) == right
+        assert trained(concurrent, transfers) == right
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_every_wait_is_needed(case: tuple[str, str]) -> None:
-    _, found = plans(*case)
-    waits = found.train.waits
+    _, concurrent = plans(*case)
+    waits = concurrent.train.waits
     assert waits
     for wait in waits:
-        fewer = replace(found, train=replace(found.train, waits=tuple(w for w in waits if w != wait)))
+        fewer = replace(concurrent, train=replace(concurrent.train, waits=tuple(w for w in waits if w != wait)))
         with pytest.raises(MbcError) as caught:
             verify_plan(fewer)
         assert caught.value.code.startswith("MBC1")
@@ -149,23 +151,23 @@ def test_a_small_batch_is_planned_so() -> None:
     source = Source("resnet.mbc", (ROOT / "examples" / "resnet.mbc").read_text())
     settings = (("depth", "18"), ("batch", "8"), ("train.precision", "bf16"))
     asked = Options(gpu="h200", settings=settings)
-    found, plain = (compile_plan(source, replace(asked, without=without)) for without in NONE_AND_THIS)
-    assert streams(found.train.launches) == {Stream.COMPUTE, Stream.CONCURRENT}
+    concurrent, plain = (compile_plan(source, replace(asked, without=without)) for without in NONE_AND_THIS)
+    assert streams(concurrent.train.launches) == {Stream.COMPUTE, Stream.CONCURRENT}
     assert streams(plain.train.launches) == {Stream.COMPUTE}
-    assert found.predictions.train_us < 0.95 * plain.predictions.train_us
-    bounds = found.bounds
+    assert concurrent.predictions.train_us < 0.95 * plain.predictions.train_us
+    bounds = concurrent.bounds
     assert (
         bounds.fastest_us / 2
         < bounds.critical_path_us
         == bounds.least_us
-        < found.predictions.train_us
+        < concurrent.predictions.train_us
         < bounds.fastest_us
     )
     assert plain.bounds.critical_path_us == 0.0 and plain.bounds.least_us == bounds.fastest_us
-    shown = totals_text(found)
+    shown = totals_text(concurrent)
     assert "critical-path lower bound" in shown and "best serial schedule" in shown
     assert "critical-path" not in totals_text(plain)
-    lines = summary(found)
+    lines = summary(concurrent)
     assert any(re.search(r"^  bound +\d+\.\d% above the critical-path lower bound$", line) for line in lines)
     assert any(re.search(r"^  serial +\d+\.\d% faster than the best serial schedule$", line) for line in lines)
     assert any(

@@ -37,14 +37,18 @@ def within(precision: str, share: float) -> Plan:
 
 def recomputed_outputs(plan: Plan) -> list[Launch]:
     """Launches of a training step that write a value which another has written before."""
-    found: list[Launch] = []
-    made: dict[str, int] = {}
+    launches: list[Launch] = []
+    defined_at: dict[str, int] = {}
     for launch in plan.train.launches:
         for access in launch.accesses:
             name = plan.buffers[access.buffer].value
-            if name is not None and access.mode is Mode.WRITE and made.setdefault(name, access.buffer) != access.buffer:
-                found.append(launch)
-    return found
+            if (
+                name is not None
+                and access.mode is Mode.WRITE
+                and defined_at.setdefault(name, access.buffer) != access.buffer
+            ):
+                launches.append(launch)
+    return launches
 
 
 @pytest.mark.parametrize(
@@ -101,7 +105,7 @@ def test_what_a_group_computes_again_is_not_taken_to_be_kept():
 
 
 def test_many_launches_take_of_the_budget(monkeypatch: pytest.MonkeyPatch):
-    """With a room that just holds everything, what the graphs take has to come from elsewhere."""
+    """If the budget just fits everything, the bytes of the graphs have to be freed elsewhere."""
     monkeypatch.setattr(overhead, "USUAL_LAUNCHES", 0)
     monkeypatch.setattr(overhead, "LAUNCH_BYTES", 8)
     arena_bytes = kept("bf16").predictions.arena_bytes

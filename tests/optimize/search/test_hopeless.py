@@ -44,10 +44,10 @@ def test_after_so_much_work_nothing_more_is_tried_where_nothing_fits(monkeypatch
     source = Source("resnet.mbc", (EXAMPLES / "resnet.mbc").read_text(encoding="utf-8"))
     free = compile_plan(source, Options("h200", SETTINGS, without=KEPT)).predictions
     tried: list[int] = []
-    found = variants._variant
+    variant_of = variants._variant
 
     def noted(problem: Any, *rest: Any) -> Any:
-        variant = found(problem, *rest)
+        variant = variant_of(problem, *rest)
         tried.append(problem.spent.work)
         return variant
 

@@ -95,13 +95,13 @@ def test_the_faster_of_both_is_taken(plan: Plan, table: CandidateTable) -> None:
         return plan
 
     slow = replace(plan, predictions=replace(plan.predictions, train_us=2 * plan.predictions.train_us))
-    found = beside_other_ranks(slow, table, alone, GPUS, search)
+    result = beside_other_ranks(slow, table, alone, GPUS, search)
     assert asked[0].device.host_link == alone and asked[0].graph is table.graph
-    assert found.predictions.train_us == found.predictions.oblivious_us == pytest.approx(plan.predictions.train_us)
+    assert result.predictions.train_us == result.predictions.oblivious_us == pytest.approx(plan.predictions.train_us)
 
     fast = replace(plan, predictions=replace(plan.predictions, train_us=plan.predictions.train_us / 2))
-    found = beside_other_ranks(fast, table, alone, GPUS, search)
-    assert found.predictions.oblivious_us == pytest.approx(2 * found.predictions.train_us)
+    result = beside_other_ranks(fast, table, alone, GPUS, search)
+    assert result.predictions.oblivious_us == pytest.approx(2 * result.predictions.train_us)
 
 
 def test_a_search_that_finds_nothing_or_has_nothing_to_find(plan: Plan, table: CandidateTable) -> None:
@@ -109,15 +109,15 @@ def test_a_search_that_finds_nothing_or_has_nothing_to_find(plan: Plan, table: C
         raise BudgetError("MBC204", "nothing was found", "")
 
     for alone in (H200.host_link, table.device.host_link):
-        found = beside_other_ranks(plan, table, alone, GPUS, search)
-        assert found.train == plan.train and found.predictions.oblivious_us == plan.predictions.train_us
-        assert host_sharing_text(found).endswith("as fast as the plan that ignores the others")
+        result = beside_other_ranks(plan, table, alone, GPUS, search)
+        assert result.train == plan.train and result.predictions.oblivious_us == plan.predictions.train_us
+        assert host_sharing_text(result).endswith("as fast as the plan that ignores the others")
 
 
 def test_ranks_on_machines_of_their_own_share_nothing() -> None:
     source = Source(EXAMPLE.name, EXAMPLE.read_text(encoding="utf-8"))
     settings = (("size", "32"), ("width", "8"), ("batch", "16"), ("classes", "10"), ("memory.device", "4GB"))
-    (found,) = compile_plans(source, Options(gpu="h100", gpus=2, gpus_per_node=1, settings=settings))
-    assert found.predictions.host_gpus == 0 and host_sharing_text(found) == ""
+    (result,) = compile_plans(source, Options(gpu="h100", gpus=2, gpus_per_node=1, settings=settings))
+    assert result.predictions.host_gpus == 0 and host_sharing_text(result) == ""
     assert for_ranks(H200, None, 2, 1).host_link == shared_link(H200.host_link, (), 1) == H200.host_link
-    assert found.predictions.bytes_of(Space.HOST) == 0
+    assert result.predictions.bytes_of(Space.HOST) == 0

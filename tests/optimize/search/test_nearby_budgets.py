@@ -23,17 +23,17 @@ SHARE, UNLUCKY_SHARE = 0.84, 0.95  # of what keeping everything takes, and of th
 def tried(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The budgets that are tried. In the first, the search has bad luck: it finds what it finds in a smaller one."""
     kept_plan("residual")  # cached: its search is not watched
-    found: list[int] = []
+    budgets: list[int] = []
 
     def unlucky(problem: Problem, *others: Any) -> Any:
-        found.append(problem.available_bytes)
-        if problem.available_bytes == found[0]:
-            problem = replace(problem, available_bytes=int(UNLUCKY_SHARE * found[0]))
+        budgets.append(problem.available_bytes)
+        if problem.available_bytes == budgets[0]:
+            problem = replace(problem, available_bytes=int(UNLUCKY_SHARE * budgets[0]))
         return fit(problem, *others)
 
     monkeypatch.setattr(search_module, "fit", unlucky)
     monkeypatch.setattr(effort, "NEARBY_BUDGETS_SLOWDOWN", 1.0)
-    return found
+    return budgets
 
 
 def planned() -> Plan:

@@ -1,4 +1,4 @@
-"""What profiling is asked for is what planning asks a profile."""
+"""Profiling requests: they are the requests that planning looks up in a profile."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ H200 = find_spec("h200")
 @pytest.mark.parametrize("policy", list(Policy))
 def test_every_request_of_planning_is_needed(policy: Policy):
     steps = graph()
-    found = {request for need in needs(steps, H200, policy) for request in need.requests}
+    requests = {request for need in needs(steps, H200, policy) for request in need.requests}
     # Of policy `all` what lies between is interpolated.
     table = CandidateTable(
         steps, H200, PROVIDERS, None, Rules(min(policy, Policy.POWER_OF_TWO, key=list(Policy).index))
     )
     for operation in (o for o in (*steps.train, *steps.infer) if not KINDS[o.kind].view):
         for rows in table.micro_batch_rows(operation):
-            assert table.request(operation, Rows(0, rows)) in found
-    assert conversion_request(steps.values["image"].type, steps) in found
+            assert table.request(operation, Rows(0, rows)) in requests
+    assert conversion_request(steps.values["image"].type, steps) in requests
 
 
 def test_slices_are_aligned_and_largest_first():
@@ -46,9 +46,9 @@ def test_policy_all_measures_sizes_halfway_between_powers_of_two_too():
 
 
 def test_equal_operations_are_needed_once_and_weigh_together():
-    found = needs(graph(), H200, Policy.UNDIVIDED)
-    assert len({n.undivided for n in found}) == len(found)
-    assert list(found) == sorted(found, key=lambda n: -n.weight_us)
+    listed = needs(graph(), H200, Policy.UNDIVIDED)
+    assert len({n.undivided for n in listed}) == len(listed)
+    assert list(listed) == sorted(listed, key=lambda n: -n.weight_us)
 
 
 def test_an_estimate_is_never_faster_than_a_measurement():
@@ -62,9 +62,9 @@ def test_an_estimate_is_never_faster_than_a_measurement():
             return (slow,) if request.kind == "convolution" else ()
 
     table = CandidateTable(steps, H200, PROVIDERS, Slow())
-    found = table.candidates(operation, table.whole)
-    assert [c for c in found if c.workspace_bytes >= slow.workspace_bytes] == [slow]
-    leaner = [c for c in found if c.workspace_bytes < slow.workspace_bytes]
+    offered = table.candidates(operation, table.whole)
+    assert [c for c in offered if c.workspace_bytes >= slow.workspace_bytes] == [slow]
+    leaner = [c for c in offered if c.workspace_bytes < slow.workspace_bytes]
     assert leaner and all(c.time_us >= slow.time_us and not c.measured for c in leaner)
 
 

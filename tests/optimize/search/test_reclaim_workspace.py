@@ -44,31 +44,31 @@ def kernels_us(draft: Draft) -> float:
 
 
 def test_with_enough_memory_kernels_are_the_fastest() -> None:
-    made = decided(1 << 40)
-    found, as_fast = made.placed(0)
+    step = decided(1 << 40)
+    solution, as_fast = step.placed(0)
     assert as_fast
-    kernels = [launch for launch in found.draft.train.launches if launch.operations]
-    held = {found.draft.buffers[a.buffer].size_bytes for launch in kernels for a in launch.accesses[-1:]}
+    kernels = [launch for launch in solution.draft.train.launches if launch.operations]
+    held = {solution.draft.buffers[a.buffer].size_bytes for launch in kernels for a in launch.accesses[-1:]}
     assert held == {FASTER[-1][0]}
 
 
 @pytest.mark.parametrize("more_bytes", [0, 4096, 8192])
 def test_workspaces_are_placed_between_values(more_bytes: int) -> None:
     available_bytes = least_bytes() + more_bytes
-    made = decided(available_bytes)
-    by_counting = Problem(made.problem.table, made.problem.workspace_limits, 1 << 40)
-    whole, _ = replace(made, problem=by_counting).placed((1 << 40) - available_bytes)
+    step = decided(available_bytes)
+    by_counting = Problem(step.problem.table, step.problem.workspace_limits, 1 << 40)
+    whole, _ = replace(step, problem=by_counting).placed((1 << 40) - available_bytes)
     assert whole.placed.arena_bytes > available_bytes  # free memory is fragmented
-    found, _ = made.placed(0)
-    assert found.placed.arena_bytes <= available_bytes
-    assert kernels_us(whole.draft) <= kernels_us(found.draft) < kernels_us(made.draft)
-    verify_plan(plan_of(kept_plan(NETWORK), found.draft))
-    assert not overlapping(found.draft, found.placed.offsets)
+    solution, _ = step.placed(0)
+    assert solution.placed.arena_bytes <= available_bytes
+    assert kernels_us(whole.draft) <= kernels_us(solution.draft) < kernels_us(step.draft)
+    verify_plan(plan_of(kept_plan(NETWORK), solution.draft))
+    assert not overlapping(solution.draft, solution.placed.offsets)
 
 
 def test_what_loses_most_is_placed_with_the_values(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = decided(least_bytes() + 4096)
-    values = len(train_blocks(made.draft))
+    step = decided(least_bytes() + 4096)
+    values = len(train_blocks(step.draft))
     asked: list[int] = []
 
     def fits(placed: Sequence[Block], left_bytes: int) -> list[int] | None:
@@ -77,9 +77,9 @@ def test_what_loses_most_is_placed_with_the_values(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(reclaim_workspace, "fit_within", fits)
     monkeypatch.setattr(reclaim_workspace, "_widest", lambda draft, *_: dict.fromkeys(named(draft), 0))
-    found, as_fast = made.placed(0)
+    solution, as_fast = step.placed(0)
     assert not as_fast
-    assert kernels_us(found.draft) < kernels_us(made.draft)
+    assert kernels_us(solution.draft) < kernels_us(step.draft)
     assert 1 in asked
 
 
@@ -88,8 +88,8 @@ def named(draft: Draft) -> list[str]:
 
 
 def overlapping(draft: Draft, offsets: Sequence[int]) -> list[tuple[Block, Block]]:
-    found = train_blocks(draft)
-    places = [(offsets[block.buffers[0]], block) for block in found]
+    value_blocks = train_blocks(draft)
+    places = [(offsets[block.buffers[0]], block) for block in value_blocks]
     return [
         (a, b)
         for i, (at, a) in enumerate(places)

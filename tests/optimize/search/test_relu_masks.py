@@ -52,8 +52,10 @@ def graph(precision: str = "fp32") -> TrainingGraph:
 
 @dataclass(frozen=True)
 class Measured(NoSizes):
-    """A profile that has measured what would be estimated: groups in half the time, so that they are chosen for small
-    tensors, too, and so what is in one layout. `times`: by kind."""
+    """A profile that has measured everything: groups take half the time, so that they are selected for small tensors.
+
+    Everything is then in one layout. `times`: factors by kind.
+    """
 
     times: Callable[[str], float] = lambda kind: 1.0
     layout: Layout = Layout.CHANNELS_LAST
@@ -76,26 +78,26 @@ def table(profile: Measured | None = None, precision: str = "fp32") -> Candidate
     return CandidateTable(graph(precision), UNCLUSTERED, PROVIDERS, profile, Rules())
 
 
-def planned(known: CandidateTable, budget_bytes: int = 1 << 40) -> Plan:
-    plan = search(known, Limits(without=frozenset({"concurrent_stream"})), budget_bytes)
+def planned(tabulated: CandidateTable, budget_bytes: int = 1 << 40) -> Plan:
+    plan = search(tabulated, Limits(without=frozenset({"concurrent_stream"})), budget_bytes)
     verify_plan(plan)
     return plan
 
 
-def masks_of(known: CandidateTable) -> list[str]:
-    return [op.name for op in known.graph.train if op.kind == "relu_mask"]
+def masks_of(tabulated: CandidateTable) -> list[str]:
+    return [op.name for op in tabulated.graph.train if op.kind == "relu_mask"]
 
 
 def unsigned() -> CandidateTable:
-    """The same but for signs, which were not measured."""
+    """Return candidates for which bit masks were not measured."""
     return table(Measured(knows=lambda kind: "mask" not in kind))
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_bit_masks_are_taken_where_they_were_measured_as_faster(precision: str):
-    known = table(Measured(), precision)
-    assert masks_of(with_relu_masks(known)) == ["first.mask", "second.mask", "third.mask"]
-    assert launched(planned(known).train) >= {
+    tabulated = table(Measured(), precision)
+    assert masks_of(with_relu_masks(tabulated)) == ["first.mask", "second.mask", "third.mask"]
+    assert launched(planned(tabulated).train) >= {
         "batch_normalize_add_relu_mask",
         "dual_batch_normalize_add_relu_mask",
         "relu_backward_masked_bn_reduce",
@@ -115,13 +117,13 @@ def test_bit_masks_are_taken_where_they_were_measured_as_faster(precision: str):
     ids=["estimated", "never measured", "in part", "slower", "channels first"],
 )
 def test_elsewhere_the_step_stays(profile: Measured | None):
-    known = table(profile)
-    assert with_relu_masks(known) is known
+    tabulated = table(profile)
+    assert with_relu_masks(tabulated) is tabulated
 
 
 def test_relus_are_chosen_one_by_one():
-    known = table(Measured(times=lambda kind: 9.0 if kind == FORWARD[1] else 1.0))
-    assert masks_of(with_relu_masks(known)) == ["first.mask", "third.mask"]
+    tabulated = table(Measured(times=lambda kind: 9.0 if kind == FORWARD[1] else 1.0))
+    assert masks_of(with_relu_masks(tabulated)) == ["first.mask", "third.mask"]
 
 
 def trained(plan: Plan) -> tuple[dict[str, bytes], list[float]]:
@@ -134,10 +136,10 @@ def trained(plan: Plan) -> tuple[dict[str, bytes], list[float]]:
     return {name: np.array(module.state(name)).tobytes() for name in module.states}, losses
 
 
-def within(known: CandidateTable, share: float) -> Plan:
+def within(tabulated: CandidateTable, share: float) -> Plan:
     """Planned for so much of the arena that keeping everything takes without bit masks."""
     arena_bytes = planned(unsigned()).predictions.arena_bytes
-    return planned(known, int(share * arena_bytes) + UNCLUSTERED.overhead_bytes)
+    return planned(tabulated, int(share * arena_bytes) + UNCLUSTERED.overhead_bytes)
 
 
 @pytest.mark.parametrize("share", [2.0, 0.9, 0.75, 0.7])
@@ -158,7 +160,7 @@ def test_within_a_budget_relus_have_bit_masks_whose_output_is_kept():
 
 
 def test_reductions_recompute_what_others_read_of_a_relu_with_bit_masks(monkeypatch: pytest.MonkeyPatch):
-    """What a plan with some bit masks may recompute after all."""
+    """A plan with some bit masks may still recompute ReLU's output."""
     monkeypatch.setattr("mbc.optimize.search.search.masks_of_kept", lambda unmasked, masked, draft: masked)
     signed = within(table(Measured(times=lambda kind: 0.5 if "+relu_backward_masked" in kind else 1.0)), 0.9)
     assert any(name.endswith("_masked") for name in launched(signed.train))
@@ -166,17 +168,17 @@ def test_reductions_recompute_what_others_read_of_a_relu_with_bit_masks(monkeypa
 
 
 def test_within_a_budget_a_small_gain_is_not_looked_for():
-    known = table(Measured(times=lambda kind: 1.5 if "mask" in kind else 1.0))
-    assert masks_of(with_relu_masks(known))
-    assert within(known, 2.0).graph != known.graph
-    assert within(known, 0.7).graph == known.graph  # with masks it would take 1 % less
+    tabulated = table(Measured(times=lambda kind: 1.5 if "mask" in kind else 1.0))
+    assert masks_of(with_relu_masks(tabulated))
+    assert within(tabulated, 2.0).graph != tabulated.graph
+    assert within(tabulated, 0.7).graph == tabulated.graph  # with masks it would take 1 % less
 
 
 def test_both_forms_are_asked_of_a_profile():
     plain = graph()
     signed = mask_relus(plain, residual_relus(plain))
-    known = {need.undivided for need in needs(plain, UNCLUSTERED, Policy.UNDIVIDED)}
-    kinds = {request.kind for request in known}
+    requests = {need.undivided for need in needs(plain, UNCLUSTERED, Policy.UNDIVIDED)}
+    kinds = {request.kind for request in requests}
     assert kinds >= {
         *FORWARD,
         "relu_mask",
@@ -185,4 +187,4 @@ def test_both_forms_are_asked_of_a_profile():
     }
     assert kinds >= {kind.removesuffix("+relu_mask") for kind in FORWARD}
     asked = CandidateTable(signed, UNCLUSTERED, PROVIDERS)
-    assert {asked.request(op, asked.whole) for op in signed.train if "mask" in op.kind} <= known
+    assert {asked.request(op, asked.whole) for op in signed.train if "mask" in op.kind} <= requests

@@ -1,5 +1,7 @@
-"""Plans of ranks that share a mini-batch, within a budget and without techniques: each is proved by the verifier, fits,
-and sums every gradient once in the buckets that all ranks have."""
+"""Plans of ranks that share a mini-batch, within a budget and without techniques.
+
+Each is proved by the verifier, fits, and sums every gradient once in the buckets that all ranks have.
+"""
 
 from __future__ import annotations
 
@@ -80,7 +82,7 @@ def test_without_a_technique(technique: str) -> None:
 
 
 def table_with(name: str, **rules: object) -> CandidateTable:
-    """Of other rules."""
+    """Return candidates with other rules."""
     table = shared_table(name)
     changed = replace(table.rules, **rules)  # type: ignore[arg-type]
     return CandidateTable(table.graph, table.device, table.providers, None, changed)
@@ -116,7 +118,7 @@ def test_ranks_of_other_rows_sum_alike(gpus: int, share: float) -> None:
 
 
 def test_several_plans_sum_behind_all_that_they_gather() -> None:
-    """Where each could find another order, whatever the kernels of each."""
+    """Each plan could choose another order, whatever its kernels."""
     source = Source("residual.mbc", NETWORKS["residual"])
     settings = (("train.precision", "bf16"), ("train.sync_batch_norm", "true"))
     one = compile_plans(source, Options("h200", (*settings, ("batch", "8")), 2))
@@ -136,7 +138,7 @@ def test_the_same_plan_in_every_process() -> None:
         "with plain_starts():\n"
         "    print(dump_plan(within('dense', 0.6)), end='')\n"
     )
-    found = {
+    outputs = {
         subprocess.run(
             [sys.executable, "-c", script],
             env={"PYTHONHASHSEED": seed, "PYTHONPATH": "."},
@@ -144,4 +146,4 @@ def test_the_same_plan_in_every_process() -> None:
         ).stdout
         for seed in ("1", "2")
     }  # fmt: skip
-    assert found == {dump_plan(within("dense", 0.6))}
+    assert outputs == {dump_plan(within("dense", 0.6))}

@@ -38,7 +38,7 @@ def programs(draw: st.DrawFn) -> tuple[Program, list[Buffer], list[int]]:
 
 def conflicts(program: Program, buffers: list[Buffer], offsets: list[int]) -> set[tuple[int, int]]:
     """Pairs of launches on different streams that touch a byte in common, at least one of them writing."""
-    found = set()
+    pairs = set()
     for j, later in enumerate(program.launches):
         for i, earlier in enumerate(program.launches[:j]):
             if earlier.stream is later.stream:
@@ -51,8 +51,8 @@ def conflicts(program: Program, buffers: list[Buffer], offsets: list[int]) -> se
                         offsets[b.buffer] + buffers[b.buffer].size_bytes,
                     )
                     if low < high and (a.mode is not Mode.READ or b.mode is not Mode.READ):
-                        found.add((i, j))
-    return found
+                        pairs.add((i, j))
+    return pairs
 
 
 def order(program: Program, waits: tuple[tuple[int, int], ...]) -> list[set[int]]:
@@ -106,10 +106,10 @@ def test_a_wait_delays_the_later_launch() -> None:
 
 def test_stalls_are_where_a_stream_stood_still() -> None:
     launches = (launch(Stream.COMPUTE, 5), launch(Stream.TO_HOST, 7), launch(Stream.COMPUTE, 1))
-    found = timeline(Program(launches, ((0, 1), (1, 2)), (), ()))
-    assert found.starts_us == (0, 5, 12)
-    assert found.ends_us == (5, 12, 13)
-    assert found.stalls_us == (0, 5, 7)
+    times = timeline(Program(launches, ((0, 1), (1, 2)), (), ()))
+    assert times.starts_us == (0, 5, 12)
+    assert times.ends_us == (5, 12, 13)
+    assert times.stalls_us == (0, 5, 7)
 
 
 ALONE = Slowdown()
@@ -156,29 +156,29 @@ def test_slowdowns_only_delay_and_by_no_more_than_they_say(case: tuple[Program, 
 )
 def test_what_runs_together_slows_each_other_down(streams: tuple[Stream, ...], ends: tuple[float, ...] | None) -> None:
     launches = (launch(Stream.COMPUTE, 12), *(launch(stream, 5) for stream in streams))
-    found = timeline(Program(launches, (), (), ()), None, Contention(slow(3), (1.0,) * 3))
+    times = timeline(Program(launches, (), (), ()), None, Contention(slow(3), (1.0,) * 3))
     if ends is None:
         device_end = 5 * 1.1
         host_end = device_end + (5 - device_end / 1.3)
         done = device_end / SLOW.both + (host_end - device_end) / SLOW.out
         ends = (host_end + 12 - done, host_end, device_end)
-    assert found.ends_us == pytest.approx(ends)
+    assert times.ends_us == pytest.approx(ends)
 
 
 @pytest.mark.parametrize(("fills", "ends"), [((0.3, 0.6), (12, 5)), ((0.5, 1.0), (14.5, 7.5)), ((1.0, 1.0), (17, 10))])
 def test_concurrent_kernels_share_what_they_fill(fills: tuple[float, ...], ends: tuple[float, ...]) -> None:
     launches = (launch(Stream.COMPUTE, 12), launch(Stream.CONCURRENT, 5))
-    found = timeline(Program(launches, (), (), ()), None, Contention({}, fills))
-    assert found.ends_us == pytest.approx(ends)
+    times = timeline(Program(launches, (), (), ()), None, Contention({}, fills))
+    assert times.ends_us == pytest.approx(ends)
 
 
 def test_kernels_at_an_end_of_a_wait_take_longer() -> None:
     streams = (Stream.COMPUTE, Stream.TO_HOST, Stream.COMPUTE, Stream.COMPUTE, Stream.CONCURRENT)
     launches = tuple(launch(stream, 10) for stream in streams)
     waiting = replace(NOTHING, fills=(0.0,) * 5, wait_us=2.0, copy_wait_us=3.0)
-    found = timeline(Program(launches, ((0, 1), (1, 3), (2, 4)), (), ()), None, waiting)
+    times = timeline(Program(launches, ((0, 1), (1, 3), (2, 4)), (), ()), None, waiting)
     # The first is waited for by the copy and the fourth waits for it; the last waits for the third.
-    assert found.ends_us == (13, 23, 23, 36, 35)
+    assert times.ends_us == (13, 23, 23, 36, 35)
 
 
 def test_contention_tells_kernels_by_their_time_and_bytes() -> None:
@@ -193,15 +193,15 @@ def test_contention_tells_kernels_by_their_time_and_bytes() -> None:
     copies = Launch(Copy(9.0, False), (), Stream.TO_HOST, (Access(0, WHOLE, Mode.READ),))
     launches = (kernel(1, 1.1 * large_us), kernel(0, spec.launch_us), kernel(1, 5 * large_us), kernel(0, 100.0), copies)
     graph = table("residual").graph
-    found = contention(Program(launches, (), (), ()), graph, [small, large], spec)
+    slowdowns = contention(Program(launches, (), (), ()), graph, [small, large], spec)
     link = spec.host_link
-    assert found is not None
-    assert found.links.keys() == {Space.HOST}
-    host = found.links[Space.HOST]
+    assert slowdowns is not None
+    assert slowdowns.links.keys() == {Space.HOST}
+    host = slowdowns.links[Space.HOST]
     assert host.slowdowns == (link.streaming, link.cached, link.computing, link.computing, ALONE)
     assert host.out == link.to_host_gb_s / link.to_host_both_gb_s > 1
     # What each fills matters only with a concurrent stream.
-    assert found.fills == (0,) * 5
+    assert slowdowns.fills == (0,) * 5
     aside = (*launches, replace(launches[3], stream=Stream.CONCURRENT))
     together = contention(Program(aside, (), (), ()), graph, [small, large], spec)
     assert together is not None
@@ -217,5 +217,5 @@ def test_what_multiplies_whole_words_fills_the_gpu() -> None:
         idle = Launch(Kernel("cudnn", "k", (), 0.0, measured=True), (operation.name,), Stream.CONCURRENT, ())
         time_us = flops_of(idle, operation, graph, []) / (rate * 1e6) + spec.launch_us
         launch = replace(idle, work=replace(idle.work, time_us=time_us))
-        found = contention(Program((launch,), (), (), ()), graph, [], spec)
-        assert found is not None and found.fills[0] == pytest.approx(fills)
+        slowdowns = contention(Program((launch,), (), (), ()), graph, [], spec)
+        assert slowdowns is not None and slowdowns.fills[0] == pytest.approx(fills)

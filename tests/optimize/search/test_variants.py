@@ -18,10 +18,10 @@ KEPT = Techniques(recompute=True, offload=0.0, host_bytes=0)
 def ways_to(available_bytes: int, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """All that are looked at where nothing is known that fits, by the bytes that they take."""
     looked_at: list[Any] = []
-    found = variants._variant
+    variant_of = variants._variant
 
     def noted(*arguments: Any) -> Any:
-        way = found(*arguments)
+        way = variant_of(*arguments)
         looked_at.append(way.residency.live_bytes)
         return way
 

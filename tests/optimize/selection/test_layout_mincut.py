@@ -163,14 +163,14 @@ def total_us(
             read(operation.inputs[0], Layout.CHANNELS_FIRST)
             home[operation.outputs[0]] = Layout.CHANNELS_FIRST
             return True
-        found = options[operation.name]
+        points = options[operation.name]
         wanted = chosen.get(operation.name)
         layouts = next(
             k
-            for k in found
+            for k in points
             if wanted is None or (wanted in k and (wanted is not Layout.CHANNELS_FIRST or set(k) == {wanted}))
         )
-        total += found[layouts].time_us
+        total += points[layouts].time_us
         names = (*operation.inputs, *operation.outputs)
         updated = {operation.inputs[i] for _, i in KINDS[operation.kind].updates if i < len(operation.inputs)}
         for place, (name, layout) in enumerate(zip(names, layouts, strict=True)):
@@ -220,8 +220,8 @@ def test_nothing_near_or_at_random_is_faster_in_a_wide_network(
         name: Layout.CHANNELS_LAST
         if Layout.CHANNELS_LAST in choices.operations[name].layouts
         else Layout.CHANNELS_FIRST
-        for name, found in options.items()
-        if len(found) > 1
+        for name, points in options.items()
+        if len(points) > 1
     }
     home = {s.value: choices.states[s.value] for s in WIDE_GRAPH.states}
 

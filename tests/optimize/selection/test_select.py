@@ -76,10 +76,10 @@ class Fake:
         return Arguments()
 
     def accepts(self, call: Call, device: DeviceSpec) -> Acceptance:
-        found = [c for c in self.candidates(call.request, device) if call.lies_in(c.layouts)]
-        if call.name != call.request.kind or not found:
+        offered = [c for c in self.candidates(call.request, device) if call.lies_in(c.layouts)]
+        if call.name != call.request.kind or not offered:
             return Acceptance("it takes operands in one layout")
-        enough = call.workspace_bytes >= min(c.workspace_bytes for c in found)
+        enough = call.workspace_bytes >= min(c.workspace_bytes for c in offered)
         return Acceptance(workspace_refusal="" if enough else "too little")
 
 
@@ -96,38 +96,38 @@ def table(
 
 
 def plan(candidates: CandidateTable, limits: Limits = NO_LIMIT, budget_bytes: int = 10**12) -> Plan:
-    found = search(candidates, limits, budget_bytes)
-    verify_plan(found, providers=(*candidates.providers, OWN))
-    return found
+    result = search(candidates, limits, budget_bytes)
+    verify_plan(result, providers=(*candidates.providers, OWN))
+    return result
 
 
-def layouts_of_convolutions(found: Plan) -> set[Layout]:
-    kinds = {op.name: op.kind for op in (*found.graph.train, *found.graph.infer)}
+def layouts_of_convolutions(result: Plan) -> set[Layout]:
+    kinds = {op.name: op.kind for op in (*result.graph.train, *result.graph.infer)}
     return {
-        found.buffers[launch.accesses[1].buffer].layout
-        for program in (found.train, found.infer)
+        result.buffers[launch.accesses[1].buffer].layout
+        for program in (result.train, result.infer)
         for launch in program.launches
         if launch.operations and kinds[launch.operations[0]] == "convolution"
     }
 
 
-def conversions(found: Plan) -> int:
-    works = [launch.work for launch in found.train.launches]
+def conversions(result: Plan) -> int:
+    works = [launch.work for launch in result.train.launches]
     return sum(isinstance(work, Kernel) and work.name == "convert" for work in works)
 
 
 def test_channels_first_needs_no_conversion() -> None:
-    found = plan(table(10.0, 10.0))
-    assert layouts_of_convolutions(found) == {FIRST}
-    assert conversions(found) == 0
+    result = plan(table(10.0, 10.0))
+    assert layouts_of_convolutions(result) == {FIRST}
+    assert conversions(result) == 0
 
 
 def test_faster_channels_last_kernels_pay_for_the_conversions_at_the_ends() -> None:
-    found = plan(table(1000.0, 10.0))
-    assert layouts_of_convolutions(found) == {LAST}
+    result = plan(table(1000.0, 10.0))
+    assert layouts_of_convolutions(result) == {LAST}
     # The image, the pooled activation before `flatten` and its gradient behind it.
-    assert conversions(found) == 3
-    parameters = {b.value: b.layout for b in found.buffers if b.value in ("conv0.weight", "conv0.weight.momentum")}
+    assert conversions(result) == 3
+    parameters = {b.value: b.layout for b in result.buffers if b.value in ("conv0.weight", "conv0.weight.momentum")}
     assert parameters == {"conv0.weight": LAST, "conv0.weight.momentum": LAST}
 
 
@@ -159,10 +159,10 @@ def test_workspace_shrinks_until_the_budget_holds() -> None:
 
 @pytest.mark.parametrize("rows", [1, 3, 4])
 def test_slices_cover_every_row_and_filter_gradients_add_up(rows: int) -> None:
-    found = plan(table(10.0, 10.0, rules=Rules(micro_batch=rows)))
-    kinds = {op.name: op.kind for op in found.graph.train}
+    result = plan(table(10.0, 10.0, rules=Rules(micro_batch=rows)))
+    kinds = {op.name: op.kind for op in result.graph.train}
     micro_batches: dict[str, list[tuple[int, int, Mode]]] = {}
-    for launch in found.train.launches:
+    for launch in result.train.launches:
         for name in launch.operations:
             if kinds[name].startswith("convolution"):
                 rows_read, output = launch.accesses[0].rows, launch.accesses[2]
@@ -177,9 +177,9 @@ def test_slices_cover_every_row_and_filter_gradients_add_up(rows: int) -> None:
 
 def test_filter_gradients_stay_whole_where_no_kernel_adds_up() -> None:
     with pytest.warns(RuntimeWarning, match=r"--micro-batch 4: 'conv\d.backward_filter' is not divided: no kernel"):
-        found = plan(table(10.0, 10.0, rules=Rules(micro_batch=4), accumulates=False))
-    kinds = {op.name: op.kind for op in found.graph.train}
-    calls = [kinds[name] for launch in found.train.launches for name in launch.operations]
+        result = plan(table(10.0, 10.0, rules=Rules(micro_batch=4), accumulates=False))
+    kinds = {op.name: op.kind for op in result.graph.train}
+    calls = [kinds[name] for launch in result.train.launches for name in launch.operations]
     assert calls.count("convolution_backward_filter") == 2
     assert calls.count("convolution") == 4
 
@@ -198,13 +198,13 @@ def test_outputs_take_over_inputs_that_die() -> None:
 
 def test_bounds() -> None:
     candidates = table(100.0, 10.0, 0, 1 << 20)
-    found = plan(candidates, limits=Limits(0))
+    result = plan(candidates, limits=Limits(0))
     floor, operation = floor_bytes(candidates)
-    assert floor <= found.predictions.arena_bytes
-    assert operation.name == found.bounds.floor_operation
-    assert found.bounds.fastest_us < found.predictions.train_us
+    assert floor <= result.predictions.arena_bytes
+    assert operation.name == result.bounds.floor_operation
+    assert result.bounds.fastest_us < result.predictions.train_us
 
 
 def test_what_is_chosen_without_limits_is_what_no_choice_beats() -> None:
-    found = plan(table(100.0, 10.0, 0, 1 << 20))
-    assert found.predictions.train_us == pytest.approx(found.bounds.fastest_us, rel=1e-6)
+    result = plan(table(100.0, 10.0, 0, 1 << 20))
+    assert result.predictions.train_us == pytest.approx(result.bounds.fastest_us, rel=1e-6)

@@ -19,35 +19,37 @@ PAGE = 256
 
 @st.composite
 def fronts(draw: st.DrawFn) -> dict[str, ParetoFront]:
-    found: dict[str, ParetoFront] = {}
+    all_fronts: dict[str, ParetoFront] = {}
     for name in "abcd"[: draw(st.integers(1, 4))]:
         sizes = sorted(draw(st.sets(st.integers(0, 8), min_size=1, max_size=4)))
         times = sorted(draw(st.sets(st.integers(1, 50), min_size=len(sizes), max_size=len(sizes))), reverse=True)
-        found[name] = tuple(Point(size * PAGE, float(t), ()) for size, t in zip(sizes, times, strict=True))
-    return found
+        all_fronts[name] = tuple(Point(size * PAGE, float(t), ()) for size, t in zip(sizes, times, strict=True))
+    return all_fronts
 
 
 @given(fronts(), st.integers(0, 24))
-def test_no_division_of_the_total_is_faster(found: dict[str, ParetoFront], pages: int):
+def test_no_division_of_the_total_is_faster(all_fronts: dict[str, ParetoFront], pages: int):
     total = pages * PAGE
-    ways = [way for way in itertools.product(*found.values()) if sum(p.workspace_bytes for p in way) <= total]
+    ways = [way for way in itertools.product(*all_fronts.values()) if sum(p.workspace_bytes for p in way) <= total]
     if not ways:
         with pytest.raises(MbcError, match="MBC201"):
-            fastest_division(found, total)
+            fastest_division(all_fronts, total)
         return
-    parts = fastest_division(found, total)
+    parts = fastest_division(all_fronts, total)
     assert sum(parts.values()) <= total
-    taken = sum(next(p.time_us for p in front if p.workspace_bytes == parts[name]) for name, front in found.items())
+    taken = sum(
+        next(p.time_us for p in front if p.workspace_bytes == parts[name]) for name, front in all_fronts.items()
+    )
     assert taken == min(sum(p.time_us for p in way) for way in ways)
 
 
 def test_a_plan_keeps_to_the_total():
     candidates = table(100.0, 10.0, 0, 1 << 20)
-    found = plan(candidates, Limits(total_bytes=2 << 20))
-    for program in (found.train, found.infer):
+    result = plan(candidates, Limits(total_bytes=2 << 20))
+    for program in (result.train, result.infer):
         numbers = {a.buffer for launch in program.launches for a in launch.accesses}
-        assert sum(found.buffers[n].size_bytes for n in numbers if found.buffers[n].value is None) <= 2 << 20
-    assert found.bounds.fastest_us < found.predictions.train_us
+        assert sum(result.buffers[n].size_bytes for n in numbers if result.buffers[n].value is None) <= 2 << 20
+    assert result.bounds.fastest_us < result.predictions.train_us
 
 
 def test_a_total_that_is_too_small_says_what_would_do():
