@@ -177,7 +177,7 @@ MIN_COPY_US = 100.0
 COALESCE_SPARE_SHARE = 0.1
 # Number of regions after a reduction within which a value that it recomputed must be read first: the value occupies
 # memory until then (021).
-FUSED_REMAT_NEAR_RUNS = 6
+FUSED_REMAT_NEAR_REGIONS = 6
 
 # --- bounds ---
 

@@ -57,7 +57,7 @@ class OtherSizes:
     batch: int
     precision: Precision
     rules: Rules
-    _known: dict[Request, tuple[ScaledCandidate, ...]] = field(
+    _scaled_by_request: dict[Request, tuple[ScaledCandidate, ...]] = field(
         default_factory=dict[Request, tuple[ScaledCandidate, ...]]
     )
     _sized: dict[tuple[Request, RematKernels], tuple[ScaledCandidate, ...]] = field(
@@ -70,7 +70,7 @@ class OtherSizes:
     def of_similar_gpu(self) -> OtherSizes | None:
         """Other sizes of the similar GPU's profile; None where there is no similar GPU."""
         similar = self.profile.similar
-        return None if similar is None else replace(self, profile=similar, _known={}, _sized={}, _remats={})
+        return None if similar is None else replace(self, profile=similar, _scaled_by_request={}, _sized={}, _remats={})
 
     def nearest(self, request: Request, remat_kernels: RematKernels = NO_REMAT_KERNELS) -> tuple[Candidate, ...]:
         """Return the candidates of a request that the profile has and that may be used, with their times.
@@ -194,9 +194,9 @@ class OtherSizes:
             yield ScaledCandidate(times, candidate, len(sizes) > 1 and sizes[1] <= BETWEEN_TIMES * sizes[0])
 
     def _all(self, request: Request) -> tuple[ScaledCandidate, ...]:
-        scaled_ones = self._known.get(request)
+        scaled_ones = self._scaled_by_request.get(request)
         if scaled_ones is None:
-            scaled_ones = self._known[request] = tuple(self._look_up(request))
+            scaled_ones = self._scaled_by_request[request] = tuple(self._look_up(request))
         return scaled_ones
 
     def _look_up(self, request: Request) -> Iterator[ScaledCandidate]:

@@ -60,7 +60,7 @@ class CandidateTable:
     rules: Rules = field(default_factory=Rules)
     recomputed: Mapping[str, RematKernels] = field(default_factory=dict[str, RematKernels])
     optimism: float = 0.0
-    _known: dict[_Key, tuple[Candidate, ...]] = field(default_factory=dict[_Key, tuple[Candidate, ...]])
+    _offered_by_request: dict[_Key, tuple[Candidate, ...]] = field(default_factory=dict[_Key, tuple[Candidate, ...]])
     _of_micro_batches: dict[_Key, tuple[Candidate, ...]] = field(default_factory=dict[_Key, tuple[Candidate, ...]])
     _fronts: dict[_Key, ParetoFronts] = field(default_factory=dict[_Key, ParetoFronts])
     _divided: dict[_Key, ParetoFronts] = field(default_factory=dict[_Key, ParetoFronts])
@@ -97,7 +97,7 @@ class CandidateTable:
         """Return a table that shares the answers to requests with this one."""
         assert graph.batch == self.graph.batch
         copy = CandidateTable(graph, self.device, self.providers, self.profile, self.rules, recomputed, self.optimism)
-        copy._known, copy._of_micro_batches = self._known, self._of_micro_batches
+        copy._offered_by_request, copy._of_micro_batches = self._offered_by_request, self._of_micro_batches
         copy._fronts, copy._divided = self._fronts, self._divided
         copy._conversions, copy.buckets, copy.other_sizes = self._conversions, self.buckets, self.other_sizes
         if graph is self.graph and "matches" in self.groups:
@@ -188,13 +188,13 @@ class CandidateTable:
         The profile may be this GPU's or a similar one's. The times are measured, scaled from other sizes, or of an
         earlier version of the kernel.
         """
-        key = "known", operation.name, operation.outputs
+        key = "profiled", operation.name, operation.outputs
         is_profiled = self._named.get(key)
         if is_profiled is None:
-            is_profiled = self._named[key] = self.optimism > 0 or self._is_known(operation)
+            is_profiled = self._named[key] = self.optimism > 0 or self._is_profiled(operation)
         return is_profiled
 
-    def _is_known(self, operation: Operation) -> bool:
+    def _is_profiled(self, operation: Operation) -> bool:
         request, remat_kernels = self.request(operation, self.whole), self._remat_kernels(operation)
         return bool(self._of_profile(request, remat_kernels) or self.estimates.of_similar_gpu(request, remat_kernels))
 
@@ -226,9 +226,11 @@ class CandidateTable:
         if 0 < self.rules.micro_batch < self.graph.batch and _holds_convolution(operation):
             return ()  # a fusion group runs undivided
         key = request, self._remat_kernels(operation)
-        candidates = self._known.get(key)
+        candidates = self._offered_by_request.get(key)
         if candidates is None:
-            candidates = self._known[key] = tuple(_with_plain_layouts(c, request) for c in self._find(*key))
+            candidates = self._offered_by_request[key] = tuple(
+                _with_plain_layouts(c, request) for c in self._find(*key)
+            )
         return candidates
 
     def _remat_kernels(self, operation: Operation) -> RematKernels:

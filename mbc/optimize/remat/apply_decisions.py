@@ -82,7 +82,7 @@ def rewrite(
         links: Links that carry copies.
         fused_remat: Fused rematerializations. A value that is recomputed by one has no launch of its own.
     """
-    writer = _Writer(draft, regions, links)
+    writer = _Writer(draft, links)
     defined_at = {buffer: i for i, region in enumerate(regions) for buffer in region.writes}
     recomputed: dict[int, dict[int, list[int]]] = {}  # position -> region -> outputs
     fused: dict[int, FusedRematLaunch] = {}  # by the region that it replaces
@@ -134,10 +134,9 @@ def in_launch_order(draft: Draft) -> Draft:
 class _Writer:
     """Writes the new training program. `_now` is the buffer of the latest live range of each value."""
 
-    def __init__(self, draft: Draft, regions: Sequence[Region], links: Links) -> None:
+    def __init__(self, draft: Draft, links: Links) -> None:
         """Start an empty program."""
         self._draft = draft
-        self._runs = regions
         self._links = links
         self._buffers = list(draft.buffers)
         self._launches: list[Launch] = []

@@ -249,7 +249,7 @@ def fused_remat_launches(
         ):
             matches.append((fused_remat, defined_at, reductions))
 
-    def fused_remat_run(
+    def launch_if_cheaper(
         fused_remat: FusedRemat, defined_at: Sequence[int], reductions: int, least_us: float
     ) -> FusedRematLaunch | None:
         """Return the launch; None where the first value by itself is as cheap."""
@@ -267,7 +267,7 @@ def fused_remat_launches(
     by_key: dict[tuple[int, int], FusedRematLaunch] = {}
     for fused_remat, defined_at, reductions in matches:
         region = (
-            fused_remat_run(fused_remat, defined_at, reductions, regions[reductions].time_us)
+            launch_if_cheaper(fused_remat, defined_at, reductions, regions[reductions].time_us)
             if len(defined_at) == 1
             else None
         )
@@ -278,7 +278,7 @@ def fused_remat_launches(
         wanted = [i for i in reads.get(target, ()) if i >= reductions]
         wanted += [i for other in converted.get(target, ()) for i in reads.get(other, ()) if i > reductions]
         position = min(wanted, default=len(regions))
-        if position <= reductions + effort.FUSED_REMAT_NEAR_RUNS:
+        if position <= reductions + effort.FUSED_REMAT_NEAR_REGIONS:
             by_key[defined_at[0], position] = region
     by_key = {key: replace(region, conflicts=frozenset(_rivals(key, by_key, reads))) for key, region in by_key.items()}
     by_reductions = {(key[0], region.reductions): key for key, region in by_key.items()}
@@ -286,7 +286,7 @@ def fused_remat_launches(
         keys = [by_reductions[maker, reductions] for maker in defined_at if (maker, reductions) in by_reductions]
         if len(keys) == 2:
             first, second = keys
-            joint = fused_remat_run(
+            joint = launch_if_cheaper(
                 fused_remat, defined_at, reductions, regions[reductions].time_us + by_key[second].more_us
             )
             if joint is not None:

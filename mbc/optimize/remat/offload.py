@@ -45,7 +45,7 @@ class Offloader:
             room_bytes: Bytes that may be offloaded, by space.
             slow_first: Whether a copy takes the slowest link that hides it.
         """
-        self._runs = regions
+        self._regions = regions
         self._ledger = ledger
         self._room_bytes = room_bytes
         self._spaces = links.fastest(room_bytes)
@@ -181,7 +181,7 @@ class Offloader:
         if not ledger.offloads:
             return
         starts_us = self.starts_us()
-        count = len(self._runs)
+        count = len(self._regions)
         free = dict.fromkeys(self._spaces, 0.0)
         outs: dict[int, int] = {}
         for buffer in sorted(ledger.offloads, key=lambda b: ledger.defined_at[b]):

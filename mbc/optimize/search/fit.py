@@ -35,18 +35,18 @@ def fit(problem: Problem, techniques: Techniques, known_us: float = math.inf) ->
     """
     table, available_bytes = problem.table, problem.available_bytes
     solutions: list[Solution] = []
-    looked_at: set[Techniques] = set()
+    attempted: set[Techniques] = set()
     plain = techniques  # these are tried in any case
 
     def exhausted() -> bool:
         return bool(solutions) and problem.exhausted and not any(map(problem.fits, solutions))
 
-    def tried(here: Techniques) -> Solution | None:
-        looked_at.add(here)
-        if exhausted() and here != plain:
+    def attempt(trial: Techniques) -> Solution | None:
+        attempted.add(trial)
+        if exhausted() and trial != plain:
             return None
-        asked = problem.with_single_updates if here.states_bytes else problem
-        solution = _fit(asked, here, min(known_us, _least_us(problem, solutions)))
+        posed = problem.with_single_updates if trial.states_bytes else problem
+        solution = _fit(posed, trial, min(known_us, _least_us(problem, solutions)))
         if solution is not None:
             solutions.append(solution)
         return solution
@@ -55,19 +55,19 @@ def fit(problem: Problem, techniques: Techniques, known_us: float = math.inf) ->
     moved_bytes = _movable_bytes(table, techniques)
     if moved_bytes > effort.STATES_CROWDING_SHARE * available_bytes:
         # With the states in the arena few bytes are left.
-        tried(replace(techniques, states_bytes=moved_bytes, lead=effort.STATES_LEAD))
+        attempt(replace(techniques, states_bytes=moved_bytes, lead=effort.STATES_LEAD))
     stay_bytes, _ = floor_bytes(table, split=techniques.split)
     if (stay_bytes <= available_bytes or not solutions) and (whole_bytes <= available_bytes or not techniques.split):
-        sending = tried(techniques)
+        sending = attempt(techniques)
         # Converting back costs a pass over each such value, so it is tried only where keeping both layouts costs more.
-        here = replace(techniques, convert_back=True)
-        if sending is not None and not _is_good(problem, sending) and _converts_back(problem, here):
-            solution = tried(here)
+        trial = replace(techniques, convert_back=True)
+        if sending is not None and not _is_good(problem, sending) and _converts_back(problem, trial):
+            solution = attempt(trial)
             if solution is not None and problem.best(solutions) is solution:
-                techniques, sending = here, solution
+                techniques, sending = trial, solution
         # If the memory behind a link is too small for all values, the faster link may save more for later values.
         if techniques.peer_bytes and sending is not None and sending.links_used > 1:
-            tried(replace(techniques, slow_first=True))
+            attempt(replace(techniques, slow_first=True))
         # Offloads are chosen before the waits of kernels for copies can be predicted.
         if (
             techniques.recompute
@@ -78,11 +78,11 @@ def fit(problem: Problem, techniques: Techniques, known_us: float = math.inf) ->
             # With the caller's `known_us`, not the time of the step with copies.
             alone = _fit(problem, replace(techniques, offload=0.0), known_us)
             solutions += [alone] if alone is not None else []
-    best = _with_depth_first(problem, techniques, solutions, tried)
+    best = _with_depth_first(problem, techniques, solutions, attempt)
     if not solutions:  # `known_us` may rule out all depth-first steps
-        tried(techniques)
-    for here in _with_states_offloaded(problem, best, problem.best(solutions)):
-        solution = None if here in looked_at else tried(here)
+        attempt(techniques)
+    for trial in _with_states_offloaded(problem, best, problem.best(solutions)):
+        solution = None if trial in attempted else attempt(trial)
         if solution is not None and problem.fits(solution):
             break
     return problem.best(solutions)
@@ -92,7 +92,7 @@ def _with_depth_first(
     problem: Problem,
     techniques: Techniques,
     solutions: Sequence[Solution],
-    tried: Callable[[Techniques], Solution | None],
+    attempt: Callable[[Techniques], Solution | None],
 ) -> Techniques:
     """Return the techniques with the best division for depth-first execution; `techniques` if no division is better."""
     best = techniques
@@ -100,14 +100,14 @@ def _with_depth_first(
         better = slower = False
         drafts: list[Draft] = []
         for division in divisions:
-            here = replace(techniques, division=division)
-            draft = _divided_draft(problem, here)
+            trial = replace(techniques, division=division)
+            draft = _divided_draft(problem, trial)
             if draft in drafts:  # this price keeps no other value whole
                 continue
             drafts.append(draft)
-            solution = tried(here)
+            solution = attempt(trial)
             if solution is not None and problem.best(solutions) is solution:
-                best, better = here, True
+                best, better = trial, True
             elif solution is None or problem.fits(solution):
                 slower = True
         if not better and (slower or best is not techniques):

@@ -55,14 +55,14 @@ class Decided:
         """
         problem, available_bytes = self.problem, self.problem.available_bytes
         whole = self._with_workspaces(free_bytes(self.draft, available_bytes - spared_bytes))
-        for candidate in self._found(whole):
+        for candidate in self._placements(whole):
             placed = assign_addresses(candidate.draft, available_bytes, fixed=candidate.offsets)
             if placed.arena_bytes <= available_bytes:
                 as_fast = candidate.kernels_us <= (1 + effort.RECLAIM_NEGLIGIBLE) * _kernels_us(whole)
                 return Solution(candidate.draft, placed, problem.table), as_fast
         return Solution(whole, assign_addresses(whole, available_bytes), problem.table), False
 
-    def _found(self, whole: Draft) -> Iterator[_Placed]:
+    def _placements(self, whole: Draft) -> Iterator[_Placed]:
         """Yield candidate placements, the fastest first."""
         together = self._placed_with(whole, None, {})
         if together is not None:
@@ -190,11 +190,11 @@ def _times_us(draft: Draft) -> Mapping[str, float]:
 def _blocks(draft: Draft, operations: frozenset[str] | None) -> tuple[Block, ...]:
     """Return the blocks of values in a step, and of the workspaces of these operations; None: of all."""
 
-    def there(block: Block) -> bool:
+    def is_wanted(block: Block) -> bool:
         holds_value = draft.buffers[block.buffers[0]].value is not None
         return holds_value or operations is None or _name(draft.train.launches[block.start]) in operations
 
-    return tuple(filter(there, blocks_to_place(draft.train, draft.buffers, frozenset(draft.persistent))))
+    return tuple(filter(is_wanted, blocks_to_place(draft.train, draft.buffers, frozenset(draft.persistent))))
 
 
 def _widest(draft: Draft, placed: Sequence[Block], offsets: Sequence[int], available_bytes: int) -> Mapping[str, int]:
