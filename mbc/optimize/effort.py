@@ -1,4 +1,4 @@
-"""Tuning constants of the search: how much is tried, and from which gain on something is tried.
+"""Tuning constants of the search: limits of its effort, and the least gains that justify a trial.
 
 Each has its meaning, its unit and the decision (docs/decisions) that chose it, where there is one. Effort is counted in
 rounds, launches and blocks, never in seconds, so that plans do not depend on the machine. The file is beside the
