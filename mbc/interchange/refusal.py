@@ -9,6 +9,8 @@ from mbc.errors import MbcError
 from mbc.interchange.program import Line
 
 MOST_PLACES = 4
+NOTHING_LIKE_IT = "there is nothing like it in the language yet"
+REPLACE = "compute it by layers that docs/import.md lists"
 
 
 @dataclass(frozen=True, slots=True)

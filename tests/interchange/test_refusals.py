@@ -43,14 +43,20 @@ def test_all_is_listed_at_once_with_modules_lines_and_remedies(tmp_path: Path) -
 
     norm = nn.BatchNorm2d(4, track_running_stats=False)
     odd = nn.ModuleList(Odd() for _ in range(5))
-    message = refusal(tmp_path, Of(lambda x: sum((o(x) for o in odd), norm(x).cumsum(3)), odd=odd, norm=norm))
+    message = refusal(tmp_path, Of(lambda x: sum((o(x) for o in odd), norm(x).softmax(0)), odd=odd, norm=norm))
     assert message.startswith("error MBC303: the model has 3 things that mbc cannot take:")
     assert "'norm' (BatchNorm2d): aten.batch_norm.default: it keeps no running statistics" in message
     assert "instead: build it with track_running_stats=True" in message
-    # The cumsum behind `norm` depends on what was refused: nothing is said of it.
+    # The softmax behind `norm` depends on what was refused: nothing is said of it.
     assert "'odd.0' (Odd), 'odd.1' (Odd), 'odd.2' (Odd), 'odd.3' (Odd) and 1 more: aten.cumsum.default" in message
     assert "aten.cumprod.default: there is nothing like it in the language yet" in message
     assert "test_refusals.py" in message and "torch.cumsum(x, 1) + torch.cumprod(x, 2)  # the line of Odd" in message
+
+
+def test_an_operation_without_a_rule_is_named_behind_a_refused_one(tmp_path: Path) -> None:
+    message = refusal(tmp_path, Of(lambda x: x.softmax(0).cumsum(1)))
+    assert "aten.softmax.int: it works along dimension 0" in message
+    assert "aten.cumsum.default: there is nothing like it in the language yet" in message
 
 
 def test_equal_ones_of_many_modules_are_one_entry(tmp_path: Path) -> None:
@@ -284,8 +290,7 @@ def test_a_line_that_may_apply_a_function_with_a_backward_pass_is_named(tmp_path
     class Same(torch.autograd.Function):
         @staticmethod
         def forward(ctx, x: Tensor) -> Tensor:
-            y = x.relu()
-            return y
+            return x.relu()
 
         @staticmethod
         def backward(ctx, *dy: Tensor) -> Tensor:

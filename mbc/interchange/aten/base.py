@@ -44,7 +44,7 @@ from mbc.interchange.steps import Number, Setting, Step
 
 
 class Builder(Protocol):
-    """What rules write themselves into; `mbc.interchange.translate` implements it."""
+    """What rules write themselves into; `mbc.interchange.builder` implements it."""
 
     def operand(self, name: str) -> Operand: ...
 

@@ -34,6 +34,7 @@ from mbc.interchange.from_onnx.places import modules_of
 from mbc.interchange.from_onnx.tensors import dtype_name, read_tensor
 from mbc.interchange.program import FLOATING, Argument, Array, Dynamic, Held, Node, Program, TensorMeta, TensorName
 from mbc.interchange.pt2 import printable
+from mbc.interchange.refusal import NOTHING_LIKE_IT, REPLACE
 from mbc.interchange.steps import STATISTICS
 
 LARGEST_FILE = 2 << 30  # what a message of protobuf may have; weights beside it may have more
@@ -271,8 +272,7 @@ class _Reader:
         try:
             rule = RULES.get(operator.op) if operator.domain in ("", "ai.onnx") else None
             if rule is None:
-                remedy = NOT_TAKEN.get(operator.op, "compute it by layers that docs/import.md lists")
-                raise Refused("there is nothing like it in the language yet", remedy)
+                raise Refused(NOTHING_LIKE_IT, NOT_TAKEN.get(operator.op, REPLACE))
             if any(0 in (self.shape(value) or ()) for value in operator.outputs):
                 raise Refused("a result of it has no elements", "leave out what computes nothing")
             rule(operator)
