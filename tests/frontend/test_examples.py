@@ -68,9 +68,9 @@ def test_sizes_are_parameters(name: str):
 
 
 def test_every_example_is_tested_and_short():
-    found = {p.relative_to(EXAMPLES).as_posix() for p in EXAMPLES.rglob("*.mbc")}
-    assert found == {name for name, _, _ in COUNTS} == set(SMALL)
-    for name in found:
+    sources = {p.relative_to(EXAMPLES).as_posix() for p in EXAMPLES.rglob("*.mbc")}
+    assert sources == {name for name, _, _ in COUNTS} == set(SMALL)
+    for name in sources:
         lines = (EXAMPLES / name).read_text(encoding="utf-8").splitlines()
         assert len(lines) <= 45
         assert max(map(len, lines)) <= 120

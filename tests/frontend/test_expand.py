@@ -1,4 +1,4 @@
-"""What sources mean: names, paths, loops, conditions, sharing, arithmetic, losses, sections, settings."""
+"""The meaning of sources: names, paths, loops, conditions, sharing, arithmetic, losses, sections, settings."""
 
 from __future__ import annotations
 
@@ -330,19 +330,19 @@ def lower_sections(sections: str, *settings: str) -> Lowered:
 
 
 def test_defaults_of_sections():
-    found = lower_sections("")
-    assert (found.optimizer, found.precision, found.deterministic) == (Optimizer(), Precision.FP32, False)
-    assert found.allow_emulated_fp32
-    assert (found.device_bytes, found.host_bytes, found.peer_bytes) == (None, None, 0)
+    lowered = lower_sections("")
+    assert (lowered.optimizer, lowered.precision, lowered.deterministic) == (Optimizer(), Precision.FP32, False)
+    assert lowered.allow_emulated_fp32
+    assert (lowered.device_bytes, lowered.host_bytes, lowered.peer_bytes) == (None, None, 0)
 
 
 def test_sections():
-    found = lower_sections("""
+    lowered = lower_sections("""
       train { optimizer = sgd(momentum=0.9, nesterov=true, weight_decay=1e-4) precision = bf16 deterministic = true }
       memory { device = 12 GB  host = 1.5GiB }""")
-    assert found.optimizer == Optimizer("sgd", momentum=0.9, nesterov=True, weight_decay=1e-4)
-    assert (found.precision, found.deterministic) == (Precision.BF16, True)
-    assert (found.device_bytes, found.host_bytes, found.peer_bytes) == (12 * 10**9, 3 << 29, 0)
+    assert lowered.optimizer == Optimizer("sgd", momentum=0.9, nesterov=True, weight_decay=1e-4)
+    assert (lowered.precision, lowered.deterministic) == (Precision.BF16, True)
+    assert (lowered.device_bytes, lowered.host_bytes, lowered.peer_bytes) == (12 * 10**9, 3 << 29, 0)
 
 
 def test_memory_of_peers():
@@ -387,8 +387,8 @@ def test_a_sharded_optimizer(word: str, meant: bool | None):
 
 
 def test_adamw():
-    found = lower_sections("train { optimizer = adamw(beta1=0.8, weight_decay=0) }")
-    assert found.optimizer == Optimizer("adamw", beta1=0.8, beta2=0.999, eps=1e-8, weight_decay=0.0)
+    lowered = lower_sections("train { optimizer = adamw(beta1=0.8, weight_decay=0) }")
+    assert lowered.optimizer == Optimizer("adamw", beta1=0.8, beta2=0.999, eps=1e-8, weight_decay=0.0)
     assert lower_sections("train { optimizer = adamw }").optimizer.weight_decay == 0.01
 
 
@@ -410,7 +410,7 @@ def test_sizes(text: str, size: int | None):
 
 def test_settings_override_parameters_and_sections():
     source = wrap("y = image |> conv(width, 1, init=start)", "memory { device = 12 GB }", ", width = 4, start = he")
-    found = lower_text(
+    lowered = lower_text(
         source,
         "batch=2",
         "width=8",
@@ -420,12 +420,12 @@ def test_settings_override_parameters_and_sections():
         "train.precision=fp16",
         "train.optimizer=adamw(eps=1e-6)",
     )
-    assert found.network.batch == 2
-    assert found.network.values["conv0"].type.shape == (2, 6, 8, 8)
-    assert found.device_bytes == 8 << 30
-    assert found.precision is Precision.FP16
-    assert found.optimizer.eps == 1e-6
-    assert found.settings == (("batch", "2"), ("width", "6"), ("start", "xavier"))
+    assert lowered.network.batch == 2
+    assert lowered.network.values["conv0"].type.shape == (2, 6, 8, 8)
+    assert lowered.device_bytes == 8 << 30
+    assert lowered.precision is Precision.FP16
+    assert lowered.optimizer.eps == 1e-6
+    assert lowered.settings == (("batch", "2"), ("width", "6"), ("start", "xavier"))
 
 
 def test_a_network_is_chosen_by_name():

@@ -133,13 +133,13 @@ def meaning(lowered: Lowered) -> tuple[object, ...]:
 
 def judge(text: str) -> str:
     """The layout of a text, which says the same with the same comments in the same lines, and stays as it is."""
-    made = laid_out(text)
-    assert laid_out(made) == made
-    assert words(made) == words(text)
-    assert comments(made) == comments(text)
-    assert in_lines(made) == in_lines(text)
-    assert "\n\n\n" not in made and not re.search(r"[ \t]$", made, re.MULTILINE)
-    return made
+    formatted = laid_out(text)
+    assert laid_out(formatted) == formatted
+    assert words(formatted) == words(text)
+    assert comments(formatted) == comments(text)
+    assert in_lines(formatted) == in_lines(text)
+    assert "\n\n\n" not in formatted and not re.search(r"[ \t]$", formatted, re.MULTILINE)
+    return formatted
 
 
 def test_an_untidy_source():
@@ -171,15 +171,15 @@ def test_the_page_of_the_language_is_laid_out(text: str):
 def test_hostile_sources(path: Path):
     text = path.read_bytes().decode("utf-8", "replace")
     try:
-        made = laid_out(text)
+        formatted = laid_out(text)
     except MbcError as error:
         assert error.code in ("MBC001", "MBC002", "MBC003", "MBC004")
     else:
-        assert laid_out(made) == made
+        assert laid_out(formatted) == formatted
 
 
 @pytest.mark.parametrize(
-    ("text", "made"),
+    ("text", "formatted"),
     [
         ("", ""),
         ("\n\n", ""),
@@ -191,8 +191,8 @@ def test_hostile_sources(path: Path):
         ("block b on(x,y){return x}", "block b on (x, y) { return x }\n"),
     ],
 )
-def test_small_sources(text: str, made: str):
-    assert laid_out(text) == made == laid_out(made)
+def test_small_sources(text: str, formatted: str):
+    assert laid_out(text) == formatted == laid_out(formatted)
 
 
 @settings(QUIET, max_examples=25)
@@ -227,7 +227,7 @@ def test_any_line_breaks_and_comments(data: st.DataObject):
 @given(st.lists(st.sampled_from([*TOKENS, "\n", "# c\n"]), max_size=40))
 def test_any_words_of_the_language(parts: list[str]):
     try:
-        made = laid_out(f"network a(batch = 2) {{ x = {' '.join(parts)} }}")
+        formatted = laid_out(f"network a(batch = 2) {{ x = {' '.join(parts)} }}")
     except MbcError:
         return
-    assert laid_out(made) == made
+    assert laid_out(formatted) == formatted

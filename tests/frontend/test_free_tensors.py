@@ -56,8 +56,9 @@ def test_free_tensors_start_as_they_are_told() -> None:
 def test_groups_and_weight_decay_see_a_free_parameter() -> None:
     network = lowered("y = x * parameter(3) @gamma").network
     groups = (ParameterGroup("gam*", rate=0.5),)
-    found = settings_of(Optimizer(weight_decay=1.0, no_decay="norm_and_bias", groups=groups), network.values["gamma"])
-    assert (found.rate, found.weight_decay) == (0.5, 0.0)
+    optimizer = Optimizer(weight_decay=1.0, no_decay="norm_and_bias", groups=groups)
+    settings = settings_of(optimizer, network.values["gamma"])
+    assert (settings.rate, settings.weight_decay) == (0.5, 0.0)
 
 
 @pytest.mark.parametrize("precision", [Precision.FP32, Precision.BF16])

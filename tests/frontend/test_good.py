@@ -24,9 +24,9 @@ def _summary(lowered: Lowered) -> str:
     lines += [f"input {name}: {network.values[name].type}" for name in network.inputs]
     lines += [f"{s.initializer.kind} {s.value}: {network.values[s.value].type}" for s in network.states]
     for op in network.operations:
-        made = ", ".join(f"{v}: {network.values[v].type}" for v in op.outputs)
+        outputs = ", ".join(f"{v}: {network.values[v].type}" for v in op.outputs)
         place = f"{op.span.line}:{op.span.column}" if op.span else "nowhere"
-        lines.append(f"{made} = {op.kind}({', '.join(op.inputs)})  # {op.name}, {place}")
+        lines.append(f"{outputs} = {op.kind}({', '.join(op.inputs)})  # {op.name}, {place}")
     lines += [f"output {name}" for name in network.outputs]
     lines += [f"loss {weight:g} * {name}" for name, weight in network.losses]
     for name, terms in network.metrics:

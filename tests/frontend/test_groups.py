@@ -11,8 +11,8 @@ def rule(section: str, *settings: str) -> Optimizer:
 
 
 def test_groups_and_their_order():
-    found = rule('groups = (group("head.*", rate=10), group("*.bias", weight_decay=0))')
-    assert found.groups == (ParameterGroup("head.*", 10.0), ParameterGroup("*.bias", None, 0.0))
+    optimizer = rule('groups = (group("head.*", rate=10), group("*.bias", weight_decay=0))')
+    assert optimizer.groups == (ParameterGroup("head.*", 10.0), ParameterGroup("*.bias", None, 0.0))
     assert rule('groups = group("stem.weight", rate=1 / 2)').groups == (ParameterGroup("stem.weight", 0.5),)
 
 
@@ -23,9 +23,9 @@ def test_the_order_of_entries_does_not_matter():
 
 def test_the_command_line_replaces_them():
     given = 'no_decay = norm_and_bias groups = group("head.*", rate=2)'
-    found = rule(given, "train.no_decay=none", 'train.groups=group("stem.*", rate=3)')
+    optimizer = rule(given, "train.no_decay=none", 'train.groups=group("stem.*", rate=3)')
     assert rule(given, "train.groups=none").groups == ()
-    assert (found.no_decay, found.groups) == ("", (ParameterGroup("stem.*", 3.0),))
+    assert (optimizer.no_decay, optimizer.groups) == ("", (ParameterGroup("stem.*", 3.0),))
     assert rule(given).no_decay == "norm_and_bias"
 
 
@@ -37,8 +37,8 @@ def test_frozen_parameters():
 
 
 def test_limits_of_gradients():
-    found = rule("clip_norm = 1 clip_value = 1 / 2")
-    assert (found.clip_norm, found.clip_value) == (1.0, 0.5)
+    optimizer = rule("clip_norm = 1 clip_value = 1 / 2")
+    assert (optimizer.clip_norm, optimizer.clip_value) == (1.0, 0.5)
     assert rule("clip_norm = 1", "train.clip_norm=none").clip_norm == 0
     assert rule("").clip_norm == rule("").clip_value == 0
 

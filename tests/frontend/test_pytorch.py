@@ -17,7 +17,7 @@ from mbc.ir.types import Precision
 from mbc.ops import LAYERS
 from mbc.source import Source
 
-NAMES = [(place, name, found) for place, names, found in ROWS for name in names]
+NAMES = [(place, name, equivalent) for place, names, equivalent in ROWS for name in names]
 SETTINGS = {p.name for layer in LAYERS.values() for p in layer.parameters} | {
     p.name for parameters in OPTIMIZERS.values() for p in parameters
 }
@@ -47,21 +47,23 @@ def refusal(**parts: str) -> MbcError:
     return caught.value
 
 
-@pytest.mark.parametrize(("place", "name", "found"), NAMES, ids=[f"{place.value} {name}" for place, name, _ in NAMES])
-def test_each_name_is_answered_where_it_is_written(place: Place, name: str, found: Answer):
+@pytest.mark.parametrize(
+    ("place", "name", "equivalent"), NAMES, ids=[f"{place.value} {name}" for place, name, _ in NAMES]
+)
+def test_each_name_is_answered_where_it_is_written(place: Place, name: str, equivalent: Answer):
     match place:
         case Place.OPERATION:
             error = refusal(stage=f"{name}(3)")
             assert error.message == f"there is no operation or block `{name}`"
-            assert refusal(stage=f"nn.{name}").remedy == refusal(stage=f"nn.{name}(3)").remedy == found.remedy
+            assert refusal(stage=f"nn.{name}").remedy == refusal(stage=f"nn.{name}(3)").remedy == equivalent.remedy
         case Place.LOSS:
             error = refusal(loss=name)
             assert error.message == f"there is no loss `{name}`"
-            assert refusal(stage=name).remedy == found.remedy
+            assert refusal(stage=name).remedy == equivalent.remedy
         case Place.SETTING:
-            owners = [x for x in LAYERS.values() if found.equivalent in {p.name for p in x.parameters}]
+            owners = [x for x in LAYERS.values() if equivalent.equivalent in {p.name for p in x.parameters}]
             operation = owners[0].name if owners else "conv"
-            if found.equivalent and not owners:
+            if equivalent.equivalent and not owners:
                 error = refusal(train=f"optimizer = adamw({name}=1)")
             else:
                 error = refusal(stage=f"{operation}({name}=nothing)")
@@ -78,51 +80,53 @@ def test_each_name_is_answered_where_it_is_written(place: Place, name: str, foun
         case Place.VALUE:
             error = refusal(stage=f"conv(3, 3, init={name})")
             assert error.message == f"`init` cannot be `{name}`"
-    assert error.remedy == found.remedy
+    assert error.remedy == equivalent.remedy
 
 
-@pytest.mark.parametrize(("place", "name", "found"), NAMES, ids=[f"{place.value} {name}" for place, name, _ in NAMES])
-def test_what_an_answer_names_exists(place: Place, name: str, found: Answer):
-    for code in re.findall("`([^`]+)`", found.note):
+@pytest.mark.parametrize(
+    ("place", "name", "equivalent"), NAMES, ids=[f"{place.value} {name}" for place, name, _ in NAMES]
+)
+def test_what_an_answer_names_exists(place: Place, name: str, equivalent: Answer):
+    for code in re.findall("`([^`]+)`", equivalent.note):
         if code in ("|>", "block", "batch", "train { precision = bf16 }"):
             continue  # of the language
         assert parse_setting(Source("note", re.sub(r"^\w+=", "", code))), code
         words = set(re.findall(r"[a-z]\w+", code))
         assert words and words <= {*LAYERS, *SETTINGS, *OPTIMIZERS, *WORDS, *map(str, Precision)}, code
-    if not found.equivalent:
-        assert found.note, "what would do instead"
+    if not equivalent.equivalent:
+        assert equivalent.note, "what would do instead"
         return
     match place:
         case Place.OPERATION:
-            compiled(stage=found.equivalent)
+            compiled(stage=equivalent.equivalent)
         case Place.LOSS:
             compiled(
-                loss=found.equivalent,
-                target="class" if found.equivalent.startswith(("soft", "nll", "dice")) else "float",
+                loss=equivalent.equivalent,
+                target="class" if equivalent.equivalent.startswith(("soft", "nll", "dice")) else "float",
             )
         case Place.SETTING:
-            assert found.equivalent in SETTINGS
+            assert equivalent.equivalent in SETTINGS
         case Place.OPTIMIZER:
-            compiled(train=f"optimizer = {found.equivalent}")
+            compiled(train=f"optimizer = {equivalent.equivalent}")
         case Place.PRECISION:
-            compiled(train=f"precision = {found.equivalent}")
+            compiled(train=f"precision = {equivalent.equivalent}")
         case Place.ENTRY:
-            if not found.equivalent.startswith("--"):
-                compiled(train=found.equivalent)
+            if not equivalent.equivalent.startswith("--"):
+                compiled(train=equivalent.equivalent)
                 return
-            option, _, value = found.equivalent.partition(" ")
+            option, _, value = equivalent.equivalent.partition(" ")
             value = value or {"--lr": "0.1", "--schedule": "cosine"}.get(option, "3")
             parser().parse_args(["train", "n.mbc", "--data", "d", option, value])
         case Place.VALUE:
-            assert found.equivalent in WORDS
+            assert equivalent.equivalent in WORDS
 
 
 def test_no_name_is_answered_twice_or_hides_one_of_mbc():
     places = [(place, name) for place, name, _ in NAMES]
     assert len(places) == len(set(places))
     assert not {name for place, name in places if place in (Place.OPERATION, Place.LOSS)} & LAYERS.keys()
-    for place, name, found in NAMES:
-        assert answer(name, place) == found, (place, name)
+    for place, name, equivalent in NAMES:
+        assert answer(name, place) == equivalent, (place, name)
 
 
 def test_settings_of_blocks_are_their_own():

@@ -30,23 +30,23 @@ def new_control(step: int = 0, seed: int = 0, learning_rate: float = 0.1, loss_s
 
 def draw(graph: TrainingGraph, rng: np.random.Generator, classes: int = 3) -> dict[str, Array]:
     """Random inputs and states; variances are positive. Values are distinct and far from zero for their number."""
-    found: dict[str, Array] = {}
+    initial: dict[str, Array] = {}
     for value in graph.values.values():
         if value.role in (Role.INTERMEDIATE, Role.CONTROL):
             continue
         shape, count = value.type.shape, value.type.elements
         if value.type.dtype is DType.INT32:
-            found[value.name] = rng.integers(0, classes, shape, np.int32)
+            initial[value.name] = rng.integers(0, classes, shape, np.int32)
         elif value.type.dtype is DType.UINT8:
-            found[value.name] = rng.integers(0, 256, shape, np.uint8)
+            initial[value.name] = rng.integers(0, 256, shape, np.uint8)
         elif value.role in (Role.STATISTIC, Role.OPTIMIZER):
-            found[value.name] = rng.uniform(0.5, 1.5, shape)
+            initial[value.name] = rng.uniform(0.5, 1.5, shape)
         else:
             # No two values are closer than the finite differences' step, so that no kink lies between.
             spread = (rng.permutation(count) - count / 2 + 0.25) * (3 / count)
-            found[value.name] = spread.reshape(shape)
-        found[value.name] = found[value.name].astype(numpy_type(value.type.dtype))
-    return found
+            initial[value.name] = spread.reshape(shape)
+        initial[value.name] = initial[value.name].astype(numpy_type(value.type.dtype))
+    return initial
 
 
 def execute(
@@ -63,8 +63,8 @@ def execute(
         evaluate = KINDS[op.kind].evaluate
         assert evaluate is not None, op
         before = [env[v].copy() for v in op.inputs]
-        made = evaluate(op.attributes, [env[v] for v in op.inputs], Call(outputs, 0, batch, precision))
-        for name, array, kind in zip(op.outputs, made, outputs, strict=True):
+        results = evaluate(op.attributes, [env[v] for v in op.inputs], Call(outputs, 0, batch, precision))
+        for name, array, kind in zip(op.outputs, results, outputs, strict=True):
             assert array.shape == kind.shape, (op, array.shape, kind)
             assert array.dtype == numpy_type(kind.dtype), (op, array.dtype, kind)
             env[name] = array

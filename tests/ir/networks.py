@@ -39,11 +39,11 @@ class Writer:
         """A value, or several where the layer gives several. The same `path` twice shares the parameters."""
         self._count += 1
         self._path = path or f"{layer}{self._count}"
-        known = LAYERS[layer]
-        assert known.inputs[0] <= len(inputs) <= (known.inputs[1] or math.inf)
-        full = {p.name: settings.pop(p.name, p.default) for p in known.parameters}
+        definition = LAYERS[layer]
+        assert definition.inputs[0] <= len(inputs) <= (definition.inputs[1] or math.inf)
+        full = {p.name: settings.pop(p.name, p.default) for p in definition.parameters}
         assert not settings and None not in full.values()
-        return known.build(self, full, inputs)
+        return definition.build(self, full, inputs)
 
     def type(self, value: str) -> TensorType:
         return self.graph.type(value)

@@ -38,27 +38,27 @@ def run(
             if training and op.attributes.probability:
                 keyed = replace(op.attributes, key=zlib.crc32(op.name.encode()))
                 keep = dropout_keep(keyed, inputs[0].shape, 0, seed, step) / (1 - keyed.probability)
-            made = inputs[0] * torch.tensor(np.asarray(keep, np.float64))
+            results = inputs[0] * torch.tensor(np.asarray(keep, np.float64))
         elif isinstance(op.attributes, Augment):
             keyed = replace(op.attributes, key=zlib.crc32(op.name.encode()))
             drawn = training and keyed.draws
             seen = views(keyed, network.batch, 0, seed, step) if drawn else [centre(keyed)] * network.batch
-            made = torch.stack([augmented(keyed, image, view) for image, view in zip(inputs[0], seen, strict=True)])
+            results = torch.stack([augmented(keyed, image, view) for image, view in zip(inputs[0], seen, strict=True)])
         elif op.kind == "batch_norm":
-            made = batch_norm(op.attributes, training, *inputs)
+            results = batch_norm(op.attributes, training, *inputs)
         else:
-            made = MEANING[op.kind](op.attributes, *inputs)
-        made = made if isinstance(made, tuple) else (made,)
-        env.update(zip(op.outputs, made, strict=True))
+            results = MEANING[op.kind](op.attributes, *inputs)
+        results = results if isinstance(results, tuple) else (results,)
+        env.update(zip(op.outputs, results, strict=True))
     total = sum(weight * env[loss].sum() for loss, weight in network.losses)
     names = [n for n, v in network.values.items() if v.role is Role.PARAMETER]
     gradients = torch.autograd.grad(total, [env[n] for n in names], allow_unused=True)
-    found = {n: g.numpy() for n, g in zip(names, gradients, strict=True) if g is not None}
-    return {n: v.detach().numpy() for n, v in env.items()}, found
+    by_name = {n: g.numpy() for n, g in zip(names, gradients, strict=True) if g is not None}
+    return {n: v.detach().numpy() for n, v in env.items()}, by_name
 
 
 def augmented(a: Augment, image: Any, view: View) -> Any:
-    """Of one image, for what was drawn; by PyTorch's functions for images."""
+    """Return the view of one image, computed by PyTorch's functions for images."""
     pixels = (image.permute(2, 0, 1) if a.channels_last else image).double() / 255
     wide = F.pad(pixels, (8, 8, 8, 8))
     box = wide[:, 8 + view.top : 8 + view.top + view.height, 8 + view.left : 8 + view.left + view.width]
@@ -139,8 +139,8 @@ def kl_divergence(a: Any, logits: Any, target: Any) -> Any:
 
 
 def top_k(a: Any, logits: Any, target: Any) -> Any:
-    found = logits.topk(a.k, 1).indices == target.unsqueeze(1)
-    return found.any(1).to(logits.dtype).mean().reshape(1)
+    hits = logits.topk(a.k, 1).indices == target.unsqueeze(1)
+    return hits.any(1).to(logits.dtype).mean().reshape(1)
 
 
 def counted_top_k(a: Any, logits: Any, target: Any) -> Any:
@@ -149,7 +149,7 @@ def counted_top_k(a: Any, logits: Any, target: Any) -> Any:
 
 
 def dice(a: Any, logits: Any, target: Any) -> Any:
-    """As MONAI's DiceLoss with softmax, of which ignored positions have no part."""
+    """Return MONAI's DiceLoss with softmax, without the ignored positions."""
     counts = torch.ones_like(target) if not a.ignored else (target != a.ignored[0]).to(target.dtype)
     hot = F.one_hot(target * counts, logits.shape[1]).movedim(-1, 1) * counts.unsqueeze(1)
     p = logits.softmax(1) * counts.unsqueeze(1)
@@ -159,11 +159,11 @@ def dice(a: Any, logits: Any, target: Any) -> Any:
 
 def mean_iou(a: Any, logits: Any, target: Any) -> Any:
     counts = torch.ones_like(target, dtype=torch.bool) if not a.ignored else target != a.ignored[0]
-    found, wanted = logits.argmax(1)[counts], target[counts]
+    predicted, wanted = logits.argmax(1)[counts], target[counts]
     shares = [
-        ((found == c) & (wanted == c)).sum().to(logits.dtype) / ((found == c) | (wanted == c)).sum()
+        ((predicted == c) & (wanted == c)).sum().to(logits.dtype) / ((predicted == c) | (wanted == c)).sum()
         for c in range(logits.shape[1])
-        if ((found == c) | (wanted == c)).any()
+        if ((predicted == c) | (wanted == c)).any()
     ]
     return torch.stack(shares).to(logits.dtype).mean().reshape(1)
 
@@ -226,7 +226,7 @@ def group_norm(a: Any, x: Any, weight: Any, bias: Any) -> Any:
 
 
 def standardize_filters(a: Any, w: Any, gain: Any = None) -> Any:
-    """By batch normalisation of one sample whose channels the filters are."""
+    """Return standardised filters, by a batch normalisation of one sample whose channels are the filters."""
     normal = F.batch_norm(w.reshape(1, len(w), -1), None, None, training=True, eps=a.eps).reshape(w.shape)
     kept = w.flatten(1)
     scale = a.factor if gain is None else a.factor * gain.reshape(-1, *(1,) * (w.ndim - 1))
@@ -234,12 +234,12 @@ def standardize_filters(a: Any, w: Any, gain: Any = None) -> Any:
 
 
 def layer_norm(a: Any, x: Any, weight: Any, bias: Any) -> Any:
-    made = torch.native_layer_norm(x.movedim(1, -1), (x.shape[1],), weight, bias, a.eps)
-    return tuple(part.movedim(-1, 1) for part in made)
+    normalised = torch.native_layer_norm(x.movedim(1, -1), (x.shape[1],), weight, bias, a.eps)
+    return tuple(part.movedim(-1, 1) for part in normalised)
 
 
 def attention(a: Any, *operands: Any) -> Any:
-    """By einsum, head by head."""
+    """Return attention, computed by einsum for each head."""
     q, k, v = operands[0].chunk(3, 1) if a.packed else operands[:3]
     results, logs = [], []
     for head, parts in enumerate(zip(*(x.chunk(a.heads, 1) for x in (q, k, v)), strict=True)):
@@ -259,7 +259,7 @@ def attention(a: Any, *operands: Any) -> Any:
 def window_bias(a: Any, table: Any) -> Any:
     """Pair by pair of pixels."""
     (h, w), (down, across) = a.window, a.grid
-    made = table.new_zeros(table.shape[1], 1, down * across, h * w, h * w)
+    mask = table.new_zeros(table.shape[1], 1, down * across, h * w, h * w)
     for window, query, key in itertools.product(range(down * across), range(h * w), range(h * w)):
         (top, left), (y, x), (v, u) = divmod(window, across), divmod(query, w), divmod(key, w)
         # Where each pixel was before the shift: across the edge of the image is no neighbour.
@@ -267,8 +267,8 @@ def window_bias(a: Any, table: Any) -> Any:
         for side, count, shift, first, p, q in ((h, down, a.shift[0], top, y, v), (w, across, a.shift[1], left, x, u)):
             wrapped = [first == count - 1 and at >= side - shift for at in (p, q)]
             apart = -100.0 if wrapped[0] != wrapped[1] else apart
-        made[:, 0, window, query, key] = table[(y - v + h - 1) * (2 * w - 1) + x - u + w - 1] + apart
-    return made
+        mask[:, 0, window, query, key] = table[(y - v + h - 1) * (2 * w - 1) + x - u + w - 1] + apart
+    return mask
 
 
 MEANING: dict[str, Callable[..., Any]] = {

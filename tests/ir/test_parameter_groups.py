@@ -50,8 +50,9 @@ def test_patterns_fit_whole_names(pattern: str, name: str, matching: bool) -> No
 
 def test_the_last_group_that_gives_a_setting_counts() -> None:
     values = small().values
-    found = {name: settings_of(RULE, values[name]) for name in ("conv1.weight", "bn1.weight", "bn1.bias", "head.bias")}
-    assert {name: (s.rate, s.weight_decay) for name, s in found.items()} == {
+    names = ("conv1.weight", "bn1.weight", "bn1.bias", "head.bias")
+    settings = {name: settings_of(RULE, values[name]) for name in names}
+    assert {name: (s.rate, s.weight_decay) for name, s in settings.items()} == {
         "conv1.weight": (1.0, 0.1),
         "bn1.weight": (1.0, 0.0),
         "bn1.bias": (1.0, 0.5),
@@ -62,9 +63,9 @@ def test_the_last_group_that_gives_a_setting_counts() -> None:
 @pytest.mark.parametrize("kind", ["sgd", "adamw"])
 def test_every_update_has_the_settings_of_its_parameter(kind: str) -> None:
     graph = graph_of(Optimizer(kind, 0.9, weight_decay=0.1, no_decay=NORM_AND_BIAS, groups=GROUPS))
-    told = {op.inputs[0]: op.attributes for op in graph.train if op.kind == f"{kind}_update"}
-    assert len(told) == 5
-    for name, a in told.items():
+    attributes = {op.inputs[0]: op.attributes for op in graph.train if op.kind == f"{kind}_update"}
+    assert len(attributes) == 5
+    for name, a in attributes.items():
         assert isinstance(a, (Sgd, AdamW))
         own = settings_of(RULE, graph.values[name])
         assert (a.rate, a.weight_decay) == (own.rate, own.weight_decay)
@@ -88,9 +89,9 @@ def test_what_is_frozen_has_no_gradient_no_update_and_no_momentum() -> None:
     assert {"bn1.running_mean", "bn1.running_var"} < changed
     assert changed.isdisjoint({"conv1.weight", "bn1.bias"}) and "conv1.weight.momentum" not in graph.values
     assert {"conv1.weight", "bn1.bias"} < {state.value for state in graph.states}
-    made = {op.name for op in graph.train}
-    assert "conv1.backward_filter" not in made and "bn1.backward" not in made
-    assert "bn1.backward_reduce" in made  # for the gradient of bn1.weight
+    names = {op.name for op in graph.train}
+    assert "conv1.backward_filter" not in names and "bn1.backward" not in names
+    assert "bn1.backward_reduce" in names  # for the gradient of bn1.weight
 
 
 def test_nothing_before_the_first_trained_parameter_has_a_backward_pass() -> None:

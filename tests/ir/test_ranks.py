@@ -66,7 +66,7 @@ def test_rows_by_speed(batch: int, speeds: tuple[float, ...], rows: tuple[int, .
 
 
 def test_measured_rows_near_the_best_are_tried() -> None:
-    """What is not measured seems slower, so that straight lines lead elsewhere."""
+    """Let unmeasured rows seem slower, so that straight lines lead to another share."""
     asked: list[tuple[str, int]] = []
 
     def step_us(kind: str, own: int) -> float:
@@ -124,7 +124,7 @@ def test_a_gpu_that_holds_no_row() -> None:
 @given(st.data())
 @settings(max_examples=60)
 def test_shares_within_memory(data: st.DataObject) -> None:
-    """Of three kinds with limits: where some share fits one is found, and none is much sooner done."""
+    """Check three kinds of GPUs with limits: if some share fits, one is found, and no other is much faster."""
     batch = data.draw(st.integers(3, 40))
     fixed_us, row_us = (data.draw(st.tuples(*[st.floats(0.0, 30.0)] * 3)) for _ in range(2))
     most = data.draw(st.tuples(*[st.integers(1, 40)] * 3))

@@ -54,5 +54,5 @@ def test_text_of_a_training_graph() -> None:
     assert "  after the step conv1.weight = next.conv1.weight" in lines
     assert "inference of test, from image" in lines
     assert lines[-1] == "  output infer.head.bias_add"
-    made = sum(len(op.outputs) for op in (*graph.train, *graph.infer))
-    assert text.count("]") > made
+    outputs = sum(len(op.outputs) for op in (*graph.train, *graph.infer))
+    assert text.count("]") > outputs

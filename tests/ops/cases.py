@@ -163,7 +163,7 @@ def concat(draw: Draw) -> Network:
 
 
 def joined_statistics(draw: Draw) -> Network:
-    """What is concatenated was normalised by itself."""
+    """Return a network that concatenates normalised values."""
     w = Writer(draw(st.integers(2, 4)))
     x, y = (w("tanh", w.parameter(f"x{i}", w.batch, draw(st.integers(1, 3)), 2)) for i in range(2))
     return _finish(w, w("concat", w("bn", x), w("bn", w("concat", *draw(st.permutations((x, y)))))))
@@ -328,7 +328,7 @@ def padded(draw: Draw) -> Network:
 
 
 def elementary(draw: Draw) -> Network:
-    """Of numbers that are positive and not near 0."""
+    """Return a network of functions of positive numbers that are not near 0."""
     w = Writer(draw(st.integers(1, 3)))
     x = w("softplus", w.parameter("x", w.batch, *draw(st.lists(st.integers(1, 4), min_size=1, max_size=3))))
     for layer in draw(st.permutations(("sqrt", "log", "abs", "exp"))):
@@ -390,7 +390,7 @@ def attention(draw: Draw) -> Network:
 
 
 def window_attention(draw: Draw) -> Network:
-    """As Swin's blocks, shifted or not."""
+    """Return a network like Swin's blocks, shifted or not."""
     w = Writer(draw(st.integers(1, 2)))
     h, v = draw(PAIR)
     size, heads = (h * draw(st.integers(1, 2)), v * draw(st.integers(1, 2))), draw(st.integers(1, 2))

@@ -1,4 +1,4 @@
-"""What augmentation draws: distributions, independence of division and of ranks, and the centre in inference."""
+"""Random numbers of augmentation: distributions, independence of division and of ranks, and the centre in inference."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ ROWS = 20_000
 
 
 def drawn(a: Augment, step: int = 3, seed: int = (5 << 32) + 11) -> dict[str, Array]:
-    found = views(a, ROWS, 0, seed, step)
-    return {name: np.array([getattr(view, name) for view in found]) for name in found[0].__slots__}
+    drawn = views(a, ROWS, 0, seed, step)
+    return {name: np.array([getattr(view, name) for view in drawn]) for name in drawn[0].__slots__}
 
 
 def test_crops_flips_and_factors_are_uniform() -> None:
@@ -112,8 +112,8 @@ def test_a_view_shows_its_part_of_the_image() -> None:
     a = replace(PLAIN, pad=5, crop=(44, 40), brightness=0.0, contrast=0.0, saturation=0.0)
     a = replace(a, mean=(0.0,) * 3, std=(1.0,) * 3)
     image = np.random.default_rng(0).integers(1, 256, (6, 3, 40, 36), np.uint8)
-    made = evaluated("augment", a, image)
-    for row, view, seen in zip(image, views(a, 6, 0, 11, 3), made, strict=True):
+    augmented = evaluated("augment", a, image)
+    for row, view, seen in zip(image, views(a, 6, 0, 11, 3), augmented, strict=True):
         expected = np.zeros((3, 44, 40), np.float32)
         for y in range(44):
             for x in range(40):

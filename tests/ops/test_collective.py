@@ -43,9 +43,9 @@ def test_the_other_ranks_are_asked_once_for_the_whole_array() -> None:
             return 3 * array
 
     gradient = np.arange(12, dtype=np.float32).reshape(3, 4)
-    (found,) = SUM.evaluate(AllReduce(3), (gradient,), Call((GRADIENT,), 0, 4, Precision.FP32, Counting()))
+    (total,) = SUM.evaluate(AllReduce(3), (gradient,), Call((GRADIENT,), 0, 4, Precision.FP32, Counting()))
     assert len(asked) == 1 and np.array_equal(asked[0], gradient)
-    assert np.array_equal(found, 3 * gradient)
+    assert np.array_equal(total, 3 * gradient)
 
 
 def test_without_ranks_there_is_no_sum() -> None:
@@ -98,8 +98,8 @@ def test_rows_of_all_ranks_lie_one_after_another() -> None:
     types = TensorType((4, 3, 4), DType.BF16), TensorType((4, 5), DType.BF16)
     assert ROWS.shape(AllGather(2), (images, classes)) == types
     arrays = [np.arange(24, dtype=np.float32).reshape(2, 3, 4), np.arange(10, dtype=np.float32).reshape(2, 5)]
-    found = ROWS.evaluate(AllGather(2), arrays, Call(types, 0, 2, Precision.BF16, Twins()))
-    assert all(np.array_equal(rows, np.concatenate([a, a])) for rows, a in zip(found, arrays, strict=True))
+    gathered = ROWS.evaluate(AllGather(2), arrays, Call(types, 0, 2, Precision.BF16, Twins()))
+    assert all(np.array_equal(rows, np.concatenate([a, a])) for rows, a in zip(gathered, arrays, strict=True))
 
 
 def test_what_is_gathered_together_is_of_the_same_rows() -> None:

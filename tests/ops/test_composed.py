@@ -90,11 +90,12 @@ CASES: dict[str, tuple[Apply, Callable[[Any, Any], Any]]] = {
 
 def _ours(apply: Apply, x: np.ndarray[Any, Any], y: np.ndarray[Any, Any]) -> tuple[Any, ...]:
     w = Writer(1)
-    made = apply(w, w.parameter("x", 1, x.size), w.parameter("y", 1, y.size))
-    share = w.input("share", *w.type(made).shape[1:])
-    network = w.finish((made,), ((w("mse", w("mul", made, share), w.input("wanted", *w.type(made).shape[1:])), 1.0),))
+    result = apply(w, w.parameter("x", 1, x.size), w.parameter("y", 1, y.size))
+    share = w.input("share", *w.type(result).shape[1:])
+    wanted = w.input("wanted", *w.type(result).shape[1:])
+    network = w.finish((result,), ((w("mse", w("mul", result, share), wanted), 1.0),))
     graph = differentiate(network, Optimizer(), Precision.FP64)
-    size = w.type(made).elements
+    size = w.type(result).elements
     shares = np.linspace(0.5, 1.5, size)[None]
     start = {"x": x[None], "y": y[None], "share": shares, "wanted": np.full((1, size), 0.125)}
     env = step(graph, start, new_control())
@@ -104,12 +105,12 @@ def _ours(apply: Apply, x: np.ndarray[Any, Any], y: np.ndarray[Any, Any]) -> tup
 
 def _theirs(apply: Callable[[Any, Any], Any], x: np.ndarray[Any, Any], y: np.ndarray[Any, Any]) -> tuple[Any, ...]:
     a, b = (torch.tensor(v[None], requires_grad=True) for v in (x, y))
-    made = apply(a, b)
-    share = torch.linspace(0.5, 1.5, made.numel(), dtype=torch.float64)
-    F.mse_loss(made * share, torch.full_like(made, 0.125)).backward()
+    result = apply(a, b)
+    share = torch.linspace(0.5, 1.5, result.numel(), dtype=torch.float64)
+    F.mse_loss(result * share, torch.full_like(result, 0.125)).backward()
     zero = torch.zeros_like(a)
     return (
-        made.detach().numpy(),
+        result.detach().numpy(),
         (a.grad if a.grad is not None else zero).numpy(),
         (b.grad if b.grad is not None else zero).numpy(),
     )

@@ -48,9 +48,9 @@ def test_gradients_are_the_slope_of_the_loss(case: str, data: st.DataObject) -> 
     graph = _graph(CASES[case](data.draw))
     rng = np.random.default_rng(1)
     start = draw(graph, rng)
-    found = parameter_gradients(graph, _run(graph, start))
-    assert found
-    for name, gradient in found.items():
+    gradients = parameter_gradients(graph, _run(graph, start))
+    assert gradients
+    for name, gradient in gradients.items():
         for _ in range(2):
             direction = rng.choice((-1.0, 1.0), gradient.shape)
             up = _run(graph, {**start, name: start[name] + STEP * direction})[graph.loss][0]
@@ -77,9 +77,9 @@ def test_values_and_gradients_are_those_of_pytorch(case: str, data: st.DataObjec
     named = (value for value in graph.metrics if name_of(value) is not None)
     for ours, (_, terms) in zip(named, network.metrics, strict=True):
         assert abs(env[ours][0] - sum(weight * theirs[value].item() for value, weight in terms)) <= 1e-10
-    found = parameter_gradients(graph, env)
-    assert found.keys() == gradients.keys()
-    for name, gradient in found.items():
+    actual = parameter_gradients(graph, env)
+    assert actual.keys() == gradients.keys()
+    for name, gradient in actual.items():
         # A gradient that is zero in exact arithmetic has no relative error: measured against the others' size.
         scale = max(np.linalg.norm(gradients[name]), 1e-3)
         assert np.linalg.norm(gradient - gradients[name]) <= 1e-10 * scale, name
@@ -92,8 +92,8 @@ def test_no_gradient_flows_through_a_detached_tensor() -> None:
     w = Writer(2)
     x, y = w.parameter("x", 2, 3), w.parameter("y", 2, 3)
     gate = w("detach", w("mul", x, y))
-    made = w("mul", x, w("detach", gate))
-    network = w.finish((made, gate), ((w("mse", made, w.input("wanted", 3)), 1.0),))
+    product = w("mul", x, w("detach", gate))
+    network = w.finish((product, gate), ((w("mse", product, w.input("wanted", 3)), 1.0),))
     graph = _graph(network)
     env = _run(graph, draw(graph, np.random.default_rng(5)))
     gradients = parameter_gradients(graph, env)

@@ -1,4 +1,4 @@
-"""What a user may write, how it is refused, and which parameters a layer makes."""
+"""Layers of the language: their settings, errors and parameters."""
 
 from __future__ import annotations
 
@@ -105,8 +105,8 @@ def test_parameters_of_layers() -> None:
     x = w("bn", x, path="bn")
     x = w("conv_transpose", x, path="up", channels=6, kernel=2, stride=2)
     w("linear", x, path="head", features=5)
-    found = {s.value: (w.graph.values[s.value].type.shape, s.initializer.kind) for s in w.states}
-    assert found == {
+    states = {s.value: (w.graph.values[s.value].type.shape, s.initializer.kind) for s in w.states}
+    assert states == {
         "conv.weight": ((8, 2, 3, 3), "he"),
         "conv.bias": ((8,), "constant"),
         "bn.weight": ((8,), "constant"),

@@ -1,4 +1,4 @@
-"""What gradients do not show: ties, NaN, padding, rounding, targets out of range, large inputs."""
+"""Properties of operations that gradients do not show: ties, NaN, padding, rounding, wrong targets, large inputs."""
 
 from __future__ import annotations
 
@@ -211,9 +211,9 @@ def test_gradients_from_bit_masks_are_those_from_the_output_to_the_bit() -> None
         for value in (NAN, math.inf, -math.inf, 0.0, -0.0):
             values[rng.random(values.shape) < 0.05] = value
     (signs,) = call("relu_mask", NoAttributes(), y)
-    (found,) = call("relu_backward_masked", NoAttributes(), dy, signs)
+    (masked,) = call("relu_backward_masked", NoAttributes(), dy, signs)
     (wanted,) = call("relu_backward", NoAttributes(), y, dy)
-    assert found.tobytes() == wanted.tobytes()
+    assert masked.tobytes() == wanted.tobytes()
 
 
 @pytest.mark.parametrize("shape", [(2, 12, 3, 3), (16,)])

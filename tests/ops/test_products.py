@@ -14,9 +14,9 @@ def test_equals_the_product(dtype: type, depth: int) -> None:
     random = np.random.default_rng(depth)
     a = random.integers(-4, 5, (2, 3, depth)).astype(dtype)
     b = random.integers(-4, 5, (2, depth, 5)).astype(dtype)
-    found = product(a, b)
-    assert found.dtype == dtype
-    np.testing.assert_array_equal(found, a @ b)  # whole numbers: every order of summation is exact
+    actual = product(a, b)
+    assert actual.dtype == dtype
+    np.testing.assert_array_equal(actual, a @ b)  # whole numbers: every order of summation is exact
 
 
 def test_transposed_operands() -> None:

@@ -100,14 +100,14 @@ def test_the_parts_of_all_ranks_are_updated_as_the_whole(
     wanted = run(kind, a, [parameter, gradient, control(0, proceed), *old], (fp32(rows, 2),) * (1 + states))
     part = part_of(fp32(rows, 2), ranks)
     types = (fp32(rows, 2), fp32(rows, 2) if whole_gradient else part, CONTROL, *(part,) * states)
-    made = KINDS[f"{kind}_part"].shape(a, types)
-    assert made == (part,) * (1 + states)
-    found: list[tuple[Array, ...]] = []
+    types_of_part = KINDS[f"{kind}_part"].shape(a, types)
+    assert types_of_part == (part,) * (1 + states)
+    updated: list[tuple[Array, ...]] = []
     for rank in range(ranks):
         given = gradient if whole_gradient else part_from(gradient, part.shape[0], rank)
         own = [part_from(state, part.shape[0], rank) for state in old]
-        found.append(run(f"{kind}_part", a, [parameter, given, control(rank, proceed), *own], made))
-    for of_ranks, whole in zip(zip(*found, strict=True), wanted, strict=True):
+        updated.append(run(f"{kind}_part", a, [parameter, given, control(rank, proceed), *own], types_of_part))
+    for of_ranks, whole in zip(zip(*updated, strict=True), wanted, strict=True):
         padded = np.stack(of_ranks)
         assert np.array_equal(whole_from(padded, rows), whole)
         assert not padded.reshape(-1, 2)[rows:].any()

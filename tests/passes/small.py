@@ -24,6 +24,6 @@ network small(batch = 4) {{
 train {{ optimizer = sgd(momentum=0.9)  precision = {precision} }}
 """
     lowered = lower(parse(Source("small.mbc", text)), (), None)
-    made = differentiate(lowered.network, lowered.optimizer, lowered.precision)
-    verify_training(made)
-    return made
+    step = differentiate(lowered.network, lowered.optimizer, lowered.precision)
+    verify_training(step)
+    return step

@@ -25,8 +25,8 @@ WINDOWS = (
 
 
 def run(kind: str, attributes: Attributes, *inputs: Array) -> tuple[Array, ...]:
-    known = {np.dtype(np.uint8): DType.UINT8}
-    types = tuple(TensorType(x.shape, known.get(x.dtype, DType.FP32)) for x in inputs)
+    dtypes = {np.dtype(np.uint8): DType.UINT8}
+    types = tuple(TensorType(x.shape, dtypes.get(x.dtype, DType.FP32)) for x in inputs)
     evaluate = KINDS[kind].evaluate
     assert evaluate is not None
     outputs = KINDS[kind].shape(attributes, types)
@@ -47,9 +47,9 @@ def test_both_orders_give_the_same_bits(window: tuple[tuple[int, int], ...], spe
     (between,) = run("max_pool_backward", a, index, dp)
     (wanted,) = run("relu_backward", NoAttributes(), y, between)
     (behind,) = run("relu_backward", NoAttributes(), p, dp)
-    (found,) = run("max_pool_backward", a, index, behind)
-    assert found.tobytes() == wanted.tobytes()
-    assert 0 < np.count_nonzero(found) < found.size
+    (gradient,) = run("max_pool_backward", a, index, behind)
+    assert gradient.tobytes() == wanted.tobytes()
+    assert 0 < np.count_nonzero(gradient) < gradient.size
 
 
 def graph(body: str) -> TrainingGraph:
@@ -66,32 +66,32 @@ network small(batch = 2) {{
 train {{ optimizer = sgd() }}
 """
     lowered = lower(parse(Source("small.mbc", text)), (), None)
-    made = differentiate(lowered.network, lowered.optimizer, lowered.precision)
-    verify_training(made)
-    return made
+    step = differentiate(lowered.network, lowered.optimizer, lowered.precision)
+    verify_training(step)
+    return step
 
 
-def makers(made: TrainingGraph) -> dict[str, Operation]:
-    return {value: op for op in made.train for value in op.outputs}
+def makers(training: TrainingGraph) -> dict[str, Operation]:
+    return {value: op for op in training.train for value in op.outputs}
 
 
 def test_what_relu_made_is_not_read_backwards():
-    made = graph("  y = x |> relu |> maxpool(2)")
-    (forward,) = (op for op in made.train if op.kind == "relu")
-    (backward,) = (op for op in made.train if op.kind == "relu_backward")
-    assert [op.kind for op in made.train if forward.outputs[0] in op.inputs] == ["max_pool"]
-    by = makers(made)
+    training = graph("  y = x |> relu |> maxpool(2)")
+    (forward,) = (op for op in training.train if op.kind == "relu")
+    (backward,) = (op for op in training.train if op.kind == "relu_backward")
+    assert [op.kind for op in training.train if forward.outputs[0] in op.inputs] == ["max_pool"]
+    by = makers(training)
     assert by[backward.inputs[0]].kind == "max_pool"
-    (gather,) = (op for op in made.train if op.kind == "max_pool_backward")
+    (gather,) = (op for op in training.train if op.kind == "max_pool_backward")
     assert gather.inputs[1] == backward.outputs[0]
-    assert made.values[backward.outputs[0]].type == made.values[backward.inputs[0]].type
+    assert training.values[backward.outputs[0]].type == training.values[backward.inputs[0]].type
 
 
 def test_branches_that_are_summed_share_a_gradient():
     branch = "(x |> conv(4, 3, pad=1) |> relu |> maxpool(2))"
-    made = graph(f"  y = {branch} + {branch}")
-    by = makers(made)
-    backward = [op for op in made.train if op.kind == "relu_backward"]
+    training = graph(f"  y = {branch} + {branch}")
+    by = makers(training)
+    backward = [op for op in training.train if op.kind == "relu_backward"]
     assert [by[op.inputs[0]].kind for op in backward] == ["max_pool"] * 2
     assert backward[0].inputs[1] == backward[1].inputs[1]
 
@@ -104,6 +104,6 @@ def test_branches_that_are_summed_share_a_gradient():
     ],
 )
 def test_elsewhere_the_order_stays(body: str):
-    made = graph(body)
-    (backward,) = (op for op in made.train if op.kind == "relu_backward")
-    assert makers(made)[backward.inputs[0]].kind == "relu"
+    training = graph(body)
+    (backward,) = (op for op in training.train if op.kind == "relu_backward")
+    assert makers(training)[backward.inputs[0]].kind == "relu"

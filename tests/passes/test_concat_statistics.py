@@ -23,24 +23,24 @@ DENSE = """
 """
 
 
-def kinds(made: TrainingGraph) -> Counter[str]:
-    return Counter(op.kind for op in made.train)
+def kinds(training: TrainingGraph) -> Counter[str]:
+    return Counter(op.kind for op in training.train)
 
 
-def channels_read(made: TrainingGraph) -> list[int]:
-    return [made.values[op.inputs[0]].type.shape[1] for op in made.train if op.kind == "batch_statistics"]
+def channels_read(training: TrainingGraph) -> list[int]:
+    return [training.values[op.inputs[0]].type.shape[1] for op in training.train if op.kind == "batch_statistics"]
 
 
 def test_of_every_channel_statistics_are_read_once():
-    made = graph(DENSE)
-    assert channels_read(made) == [6, 2, 2, 2]
-    assert kinds(made)["concat_statistics"] == kinds(made)["batch_normalize"] - 1 == 3
-    assert kinds(made)["update_running"] == 4
+    training = graph(DENSE)
+    assert channels_read(training) == [6, 2, 2, 2]
+    assert kinds(training)["concat_statistics"] == kinds(training)["batch_normalize"] - 1 == 3
+    assert kinds(training)["update_running"] == 4
 
 
 def test_a_part_is_read_where_it_is_made():
-    made = graph(DENSE)
-    for before, op in zip(made.train, made.train[1:], strict=False):
+    training = graph(DENSE)
+    for before, op in zip(training.train, training.train[1:], strict=False):
         if op.kind == "batch_statistics":
             assert op.inputs[0] in before.outputs
 
@@ -57,15 +57,15 @@ def test_a_step_is_the_same(precision: str, monkeypatch: pytest.MonkeyPatch):
     assert kinds(plain)["concat_statistics"] == 0
     assert dict(shared.updates) == dict(plain.updates)
     given = draw(plain, np.random.default_rng(5))
-    found, wanted = step(shared, given), step(plain, given)
+    actual, wanted = step(shared, given), step(plain, given)
     for _, after in plain.updates:
-        np.testing.assert_allclose(found[after], wanted[after], rtol=1e-6, atol=1e-7, err_msg=after)
+        np.testing.assert_allclose(actual[after], wanted[after], rtol=1e-6, atol=1e-7, err_msg=after)
 
 
 def test_normalised_twice_is_read_once():
-    made = graph("  x = image |> conv(4, 3, pad=1)\n  y = (x |> bn) + (x |> bn |> relu)")
-    assert channels_read(made) == [4]
-    assert kinds(made)["update_running"] == 2
+    training = graph("  x = image |> conv(4, 3, pad=1)\n  y = (x |> bn) + (x |> bn |> relu)")
+    assert channels_read(training) == [4]
+    assert kinds(training)["update_running"] == 2
 
 
 @pytest.mark.parametrize(
@@ -94,9 +94,9 @@ def test_normalised_twice_is_read_once():
     ],
 )  # fmt: skip
 def test_where(body: str, read: list[int], joined: int):
-    made = graph(body)
-    assert sorted(channels_read(made)) == sorted(read)
-    assert kinds(made)["concat_statistics"] == joined
+    training = graph(body)
+    assert sorted(channels_read(training)) == sorted(read)
+    assert kinds(training)["concat_statistics"] == joined
 
 
 def test_pairs_of_different_lengths_are_no_statistics():

@@ -110,7 +110,7 @@ def test_what_is_no_multiple_of_a_word_is_summed() -> None:
 
 
 def test_small_gradients_are_summed_with_others() -> None:
-    """By more bytes in a bucket, in the place of a call of their own."""
+    """Check that small gradients enlarge a bucket instead of taking a call of their own."""
     assert len(of_kind(graph_of(least_bytes=64 * 64 * 4), "gather_rows")) == 2
     assert len(of_kind(graph_of(least_bytes=64 * 64 * 4 + 1), "gather_rows")) == 1
 

@@ -46,12 +46,12 @@ def test_a_step_with_bit_masks_is_the_same_to_the_bit(relus: tuple[str, ...]):
     verify_training(signed)
     assert sum(op.kind == "relu_backward_masked" for op in signed.train) == len(relus)
     start = draw(plain, np.random.default_rng(1)) | {"control": new_control()}
-    found, wanted = (
+    actual, wanted = (
         execute(g.train, {name: value.type for name, value in g.values.items()}, start, g.batch)
         for g in (signed, plain)
     )
-    assert found.keys() - wanted.keys() == {
+    assert actual.keys() - wanted.keys() == {
         f"{name}.mask" for name in (op.outputs[0] for op in plain.train) if f"{name}.mask" in signed.values
     }
     for name, value in wanted.items():
-        assert found[name].tobytes() == value.tobytes(), name
+        assert actual[name].tobytes() == value.tobytes(), name

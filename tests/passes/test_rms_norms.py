@@ -24,8 +24,8 @@ WRITTEN = """
 """
 
 
-def kinds(made: TrainingGraph) -> Counter[str]:
-    return Counter(op.kind for op in (*made.train, *made.infer))
+def kinds(training: TrainingGraph) -> Counter[str]:
+    return Counter(op.kind for op in (*training.train, *training.infer))
 
 
 def as_written(network: Network) -> Network:
@@ -33,23 +33,23 @@ def as_written(network: Network) -> Network:
 
 
 def test_what_a_source_writes_is_one_operation_each_way():
-    found = kinds(graph(WRITTEN))
-    assert found["rms_norm"] == 2 and found["rms_norm_backward"] == found["rms_norm_backward_reduce"] == 1
-    assert not found["pow"] + found["broadcast"] + found["reduce_sum"] + found["pow_backward"]
+    counts = kinds(graph(WRITTEN))
+    assert counts["rms_norm"] == 2 and counts["rms_norm_backward"] == counts["rms_norm_backward_reduce"] == 1
+    assert not counts["pow"] + counts["broadcast"] + counts["reduce_sum"] + counts["pow_backward"]
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp64"])
 def test_a_step_is_the_same(precision: str, monkeypatch: pytest.MonkeyPatch):
-    made = graph(WRITTEN, precision)
+    joined = graph(WRITTEN, precision)
     monkeypatch.setattr(training, "join_rms_norms", as_written)
     plain = graph(WRITTEN, precision)
     assert kinds(plain)["pow"] and not kinds(plain)["rms_norm"]
     given = draw(plain, np.random.default_rng(5))
-    found, wanted = step(made, given), step(plain, given)
+    actual, wanted = step(joined, given), step(plain, given)
     tolerance = 1e-10 if precision == "fp64" else 2e-5
-    assert {after for _, after in plain.updates} == {after for _, after in made.updates}
+    assert {after for _, after in plain.updates} == {after for _, after in joined.updates}
     for _, after in plain.updates:
-        np.testing.assert_allclose(found[after], wanted[after], rtol=tolerance, atol=tolerance / 10, err_msg=after)
+        np.testing.assert_allclose(actual[after], wanted[after], rtol=tolerance, atol=tolerance / 10, err_msg=after)
 
 
 @pytest.mark.parametrize(
@@ -72,10 +72,10 @@ def test_other_products_stay(before: str, after: str):
 
 
 def test_rows_may_be_divided():
-    made = graph(WRITTEN, "fp64")
-    types = {name: value.type for name, value in made.values.items()}
-    env = step(made, draw(made, np.random.default_rng(2)))
-    for op in made.train:
+    training = graph(WRITTEN, "fp64")
+    types = {name: value.type for name, value in training.values.items()}
+    env = step(training, draw(training, np.random.default_rng(2)))
+    for op in training.train:
         if not op.kind.startswith("rms_norm"):
             continue
         kind, gamma, parts = KINDS[op.kind], types[op.inputs[-1]].shape == (4,), []
@@ -93,9 +93,9 @@ def test_rows_may_be_divided():
 
 
 def test_shapes_that_do_not_fit():
-    made = graph(WRITTEN)
-    types = {name: value.type for name, value in made.values.items()}
-    (forward,) = (op for op in made.train if op.kind == "rms_norm")
+    training = graph(WRITTEN)
+    types = {name: value.type for name, value in training.values.items()}
+    (forward,) = (op for op in training.train if op.kind == "rms_norm")
     x, gamma = (types[name] for name in forward.inputs)
     inverse = types[forward.outputs[1]]
     for kind, wrong in (

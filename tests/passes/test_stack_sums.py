@@ -27,13 +27,13 @@ SELECTED = (
 )
 
 
-def kinds(made: TrainingGraph) -> Counter[str]:
-    return Counter(op.kind for op in made.train)
+def kinds(training: TrainingGraph) -> Counter[str]:
+    return Counter(op.kind for op in training.train)
 
 
-def of_five_axes(made: TrainingGraph) -> set[tuple[int, ...]]:
+def of_five_axes(training: TrainingGraph) -> set[tuple[int, ...]]:
     """Shapes of what has more axes than an image."""
-    return {value.type.shape for value in made.values.values() if len(value.type.shape) > 4}
+    return {value.type.shape for value in training.values.values() if len(value.type.shape) > 4}
 
 
 def as_written(network: Network) -> Network:
@@ -41,26 +41,26 @@ def as_written(network: Network) -> Network:
 
 
 def test_selective_kernels_stack_nothing():
-    made = graph(SELECTED)
-    found = kinds(made)
-    assert found["broadcast_mul"] == 6 and found["pixel_dot"] == 3
-    assert not found["reduce_sum"] + found["expand"] + found["broadcast"]
-    assert of_five_axes(made) == {(4, 3, 4, 1, 1), (4, 1, 4, 1, 1)}  # weights and their parts
+    training = graph(SELECTED)
+    counts = kinds(training)
+    assert counts["broadcast_mul"] == 6 and counts["pixel_dot"] == 3
+    assert not counts["reduce_sum"] + counts["expand"] + counts["broadcast"]
+    assert of_five_axes(training) == {(4, 3, 4, 1, 1), (4, 1, 4, 1, 1)}  # weights and their parts
 
 
 @pytest.mark.parametrize("body", [SELECTED, PARTS + "  y = (a, b) |> stack |> mean(1)"])
 @pytest.mark.parametrize("precision", ["fp32", "fp64"])
 def test_a_step_is_the_same(body: str, precision: str, monkeypatch: pytest.MonkeyPatch):
-    made = graph(body, precision)
+    by_parts = graph(body, precision)
     monkeypatch.setattr(training, "sum_parts", as_written)
     plain = graph(body, precision)
-    assert kinds(made)["reduce_sum"] < kinds(plain)["reduce_sum"]
+    assert kinds(by_parts)["reduce_sum"] < kinds(plain)["reduce_sum"]
     given = draw(plain, np.random.default_rng(5))
-    found, wanted = step(made, given), step(plain, given)
+    actual, wanted = step(by_parts, given), step(plain, given)
     for _, after in plain.updates:
-        np.testing.assert_allclose(found[after], wanted[after], rtol=2e-5, atol=1e-6, err_msg=after)
+        np.testing.assert_allclose(actual[after], wanted[after], rtol=2e-5, atol=1e-6, err_msg=after)
     for output in plain.outputs:
-        np.testing.assert_allclose(found[output], wanted[output], rtol=2e-5, atol=1e-6)
+        np.testing.assert_allclose(actual[output], wanted[output], rtol=2e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -77,5 +77,5 @@ def test_a_step_is_the_same(body: str, precision: str, monkeypatch: pytest.Monke
     ],
 )
 def test_other_sums_stay(body: str):
-    made = graph(PARTS + body)
-    assert kinds(made)["reduce_sum"] and of_five_axes(made)
+    training = graph(PARTS + body)
+    assert kinds(training)["reduce_sum"] and of_five_axes(training)

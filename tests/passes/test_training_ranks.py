@@ -37,16 +37,16 @@ def test_gradients_losses_and_metrics_are_summed_once(name: str, precision: Prec
     assert graph.global_batch == 3 * graph.batch == 3 * alone.global_batch
     sums = [op for op in graph.train if op.kind == "all_reduce"]
     assert all(op.attributes == AllReduce(2) for op in sums)
-    made = {op.outputs[0]: op.inputs[0] for op in sums}
-    assert len(made) == len(sums) and set(Counter(made.values()).values()) == {1}
+    operands = {op.outputs[0]: op.inputs[0] for op in sums}
+    assert len(operands) == len(sums) and set(Counter(operands.values()).values()) == {1}
     # All that one GPU reads at the end of its step, and nothing else.
     updates = {op.inputs[0]: op.inputs[1] for op in graph.train if op.kind.endswith("_update")}
     trained = {op.inputs[0]: op.inputs[1] for op in alone.train if op.kind.endswith("_update")}
-    assert {parameter: made[gradient] for parameter, gradient in updates.items()} == trained
-    total = made[graph.loss]  # of one loss, too, since it has a weight
+    assert {parameter: operands[gradient] for parameter, gradient in updates.items()} == trained
+    total = operands[graph.loss]  # of one loss, too, since it has a weight
     assert total == (alone.loss if len(NETWORKS[name]().losses) > 1 else "total_loss")
-    assert tuple(made[metric] for metric in graph.metrics) == alone.metrics
-    assert len(made) == len(trained) + 1 + len(alone.metrics)
+    assert tuple(operands[metric] for metric in graph.metrics) == alone.metrics
+    assert len(operands) == len(trained) + 1 + len(alone.metrics)
     # Whether a step counts is decided by sums, in fp16 and with a clipped norm by those of all gradients.
     (guard,) = (op for op in graph.train if op.kind == "guard")
     _, *seen = guard.inputs
@@ -54,7 +54,7 @@ def test_gradients_losses_and_metrics_are_summed_once(name: str, precision: Prec
     assert seen[0] == graph.loss and sorted(seen[1:]) == sorted(gradients)
     # Where gradients are ready in the backward pass, they are summed in that order.
     place = {output: i for i, op in enumerate(graph.train) for output in op.outputs}
-    ready = [place[made[op.outputs[0]]] for op in sums if op.outputs[0] in updates.values()]
+    ready = [place[operands[op.outputs[0]]] for op in sums if op.outputs[0] in updates.values()]
     assert ready == sorted(ready)
 
 
@@ -63,20 +63,20 @@ def test_losses_count_by_the_rows_of_the_rank(name: str) -> None:
     alone, graph = of_ranks(name, Precision.FP32)
     assert graph.ranks is not None and graph.ranks.share == pytest.approx(1 / 3)
 
-    def weights(found: TrainingGraph) -> list[list[float]]:
-        """Of losses in their sum, and in the backward pass, where an operand's gradient each has the loss's."""
+    def weights(step: TrainingGraph) -> list[list[float]]:
+        """Return the weights of losses in their sum, and those of gradients in the backward pass."""
         summed = [
-            weight for op in found.train if isinstance(op.attributes, WeightedSum) for weight in op.attributes.weights
+            weight for op in step.train if isinstance(op.attributes, WeightedSum) for weight in op.attributes.weights
         ]
         back = {
-            op.attributes.weight for op in found.train if isinstance(op.attributes, CrossEntropyBackward | MseBackward)
+            op.attributes.weight for op in step.train if isinstance(op.attributes, CrossEntropyBackward | MseBackward)
         }
         return [sorted(summed or [1.0]), sorted(back)]
 
-    thirds = [[weight / 3 for weight in found] for found in weights(alone)]
+    thirds = [[weight / 3 for weight in each] for each in weights(alone)]
     assert len(thirds[0]) == len(thirds[1]) == len(NETWORKS[name]().losses)
-    for found, wanted in zip(weights(graph), map(sorted, thirds), strict=True):
-        assert found == pytest.approx(wanted, rel=1e-15)
+    for actual, wanted in zip(weights(graph), map(sorted, thirds), strict=True):
+        assert actual == pytest.approx(wanted, rel=1e-15)
 
 
 @pytest.mark.parametrize("precision", [Precision.FP32, Precision.FP16])

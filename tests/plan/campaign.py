@@ -57,7 +57,7 @@ class Outcome(StrEnum):
 
 
 def _within(network: str, share: float, *without: str) -> Plan:
-    """As little arena as `share` of what keeping everything takes."""
+    """Return a plan within `share` of the arena that keeping all values takes."""
     budget_bytes = int(share * kept_plan(network).predictions.arena_bytes) + H200.overhead_bytes
     return search(table(network), Limits(without=frozenset(without)), budget_bytes)
 
@@ -100,8 +100,8 @@ def _measured() -> Plan:
         parse(Source(source.name, source.read_text(encoding="utf-8"))), (("train.precision", "bf16"),), None
     )
     graph = differentiate(lowered.network, lowered.optimizer, lowered.precision)
-    known = CandidateTable(graph, calibrated(device, profile()), PROVIDERS, profile(), Rules())
-    return search(known, Limits(), 1 << 40)
+    candidates = CandidateTable(graph, calibrated(device, profile()), PROVIDERS, profile(), Rules())
+    return search(candidates, Limits(), 1 << 40)
 
 
 PLANS: Mapping[str, Callable[[], Plan]] = {
@@ -122,9 +122,9 @@ def profile() -> Profile | None:
 
 
 def verified(name: str, plan: Plan) -> Verified:
-    found = verify_plan(plan, measured_workspace(profile() if name == "measured" else None))
+    verified = verify_plan(plan, measured_workspace(profile() if name == "measured" else None))
     assert verify_source(plan)
-    return found
+    return verified
 
 
 @functools.cache
@@ -147,19 +147,19 @@ def results(plan: Plan, transfers: Transfers, rows: int) -> dict[str, bytes]:
         drawn = np.random.default_rng(0)
         shape = (rows, *plan.graph.values["image"].type.shape[1:])
         image = np.zeros(shape, np.float32)
-        found: dict[str, bytes] = {}
+        contents: dict[str, bytes] = {}
         for step in range(2):
             image = drawn.standard_normal(shape).astype(np.float32)
             loss = net.step(image, drawn.integers(0, 3, shape[0]), lr=0.05)
-            found[f"loss {step}"] = np.float64(loss).tobytes()
+            contents[f"loss {step}"] = np.float64(loss).tobytes()
         outputs = net.forward(image[: plan.graph.batch])
         for number, output in enumerate(outputs if isinstance(outputs, tuple) else (outputs,)):
-            found[f"output {number}"] = np.asarray(output).tobytes()
-        return found | {name: np.array(net.state(name)).tobytes() for name in net.states}
+            contents[f"output {number}"] = np.asarray(output).tobytes()
+        return contents | {name: np.array(net.state(name)).tobytes() for name in net.states}
 
 
 def outcome(name: str, kind: str, seed: int) -> tuple[Outcome, str]:
-    """What becomes of one mutant, and why."""
+    """Return the outcome of one mutant, and the reason."""
     plan = plan_of_kind(name)
     mutant = GRAPH_MUTATIONS[kind](plan, random.Random(seed)) if kind in GRAPH_MUTATIONS else mutate(plan, kind, seed)
     if mutant == plan:
@@ -185,12 +185,12 @@ def outcome(name: str, kind: str, seed: int) -> tuple[Outcome, str]:
     return (Outcome.EQUAL if kind == "change_kernel" else Outcome.WRONG), f"kernels of {', '.join(sorted(providers))}"
 
 
-def _same(found: Mapping[str, bytes], wanted: Mapping[str, bytes], reordered: bool) -> bool:
+def _same(actual: Mapping[str, bytes], wanted: Mapping[str, bytes], reordered: bool) -> bool:
     """To the bit; within rounding where a reduction adds in another order."""
-    if found == wanted or not reordered:
-        return found == wanted
-    pairs = ((_numbers(key, found[key]), _numbers(key, wanted[key])) for key in wanted)
-    return found.keys() == wanted.keys() and all(np.allclose(a, b, rtol=1e-4, atol=1e-6) for a, b in pairs)
+    if actual == wanted or not reordered:
+        return actual == wanted
+    pairs = ((_numbers(key, actual[key]), _numbers(key, wanted[key])) for key in wanted)
+    return actual.keys() == wanted.keys() and all(np.allclose(a, b, rtol=1e-4, atol=1e-6) for a, b in pairs)
 
 
 def _numbers(key: str, data: bytes) -> NDArray[Any]:
@@ -219,9 +219,9 @@ def _sums(plan: Plan) -> list[list[tuple[int, int]]]:
 def _changed_work(plan: Plan, mutant: Plan) -> list[Kernel]:
     """Kernels of launches that are others, or whose operands have other sizes."""
     changed = {i for i, (a, b) in enumerate(zip(plan.buffers, mutant.buffers, strict=False)) if a != b}
-    found: list[Kernel] = []
+    kernels: list[Kernel] = []
     for before, after in ((plan.train, mutant.train), (plan.infer, mutant.infer)):
         for old, new in zip(before.launches, after.launches, strict=False):
             if old != new or any(access.buffer in changed for access in new.accesses):
-                found += [launch.work for launch in (old, new) if isinstance(launch.work, Kernel)]
-    return found
+                kernels += [launch.work for launch in (old, new) if isinstance(launch.work, Kernel)]
+    return kernels

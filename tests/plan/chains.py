@@ -42,15 +42,15 @@ class GraphMaker:
         return name
 
     def op(self, name: str, kind: str, inputs: list[str], outputs: list[str], width: int = 0, infer: bool = False):
-        made = Operation(name, kind, tuple(inputs), tuple(outputs), default_attributes(kind, width))
-        (self.infer if infer else self.train).append(made)
+        operation = Operation(name, kind, tuple(inputs), tuple(outputs), default_attributes(kind, width))
+        (self.infer if infer else self.train).append(operation)
 
 
 def default_attributes(kind: str, width: int):
     """Attributes of an operation whose `x` has `width` features."""
     cls = KINDS[kind].attributes
-    known = {"sample_shape": (width,), "smoothing": 0.0, "weight": 1.0}
-    return cls(**{f.name: known[f.name] for f in fields(cls) if f.name in known})
+    settings = {"sample_shape": (width,), "smoothing": 0.0, "weight": 1.0}
+    return cls(**{f.name: settings[f.name] for f in fields(cls) if f.name in settings})
 
 
 def chain_graph(batch: int, widths: list[int], biases: bool = True) -> TrainingGraph:
@@ -292,20 +292,20 @@ def needed_waits(plan: Plan, program: Program) -> tuple[tuple[int, int], ...]:
     before: list[set[int]] = []
     waits = []
     for j, launch in enumerate(program.launches):
-        known: set[int] = set()
+        finished: set[int] = set()
         for i in range(j):
             if program.launches[i].stream is launch.stream:
-                known |= before[i] | {i}
+                finished |= before[i] | {i}
         for i in reversed(range(j)):
             conflict = any(
                 s == t and low < top and bottom < high and not (m is Mode.READ and n is Mode.READ)
                 for s, low, high, m in touched[i]
                 for t, bottom, top, n in touched[j]
             )
-            if conflict and i not in known:
+            if conflict and i not in finished:
                 waits.append((i, j))
-                known |= before[i] | {i}
-        before.append(known)
+                finished |= before[i] | {i}
+        before.append(finished)
     return tuple(waits)
 
 
@@ -321,8 +321,10 @@ def with_figures(plan: Plan) -> Plan:
 def random_plan(
     seed: int, streams: tuple[Stream, ...] = STREAMS, layers: int | None = None, widths=None, rewrite=None
 ) -> Plan:
-    """A valid plan of a random chain; the same for the same seed. `rewrite(graph, buffers, program, rng)` may add
-    buffers and launches to the programs before anything has an address."""
+    """Return a valid plan of a random chain, which depends only on the arguments.
+
+    `rewrite(graph, buffers, program, rng)` may add buffers and launches to the programs before addresses are assigned.
+    """
     rng = random.Random(seed)
     batch = rng.randrange(2, 6)
     graph = chain_graph(

@@ -101,7 +101,7 @@ def change_dtype(plan: Plan, rng: random.Random) -> Plan:
 
 
 def cut_workspace(plan: Plan, rng: random.Random) -> Plan:
-    """By a quarter or more."""
+    """Cut a workspace by a quarter or more."""
     buffers = list(plan.buffers)
     workspaces = [i for i, b in enumerate(buffers) if b.value is None]
     if workspaces:

@@ -1,7 +1,7 @@
-"""What a plan computes, found the slow way: a token per four bytes, launches run in several schedules.
+"""The results of a plan, computed in a slow and simple way: a token per four bytes, launches run in several schedules.
 
-A token stands for (which value, which row, which part of it). Kernels hash what they read, so any wrong, stale or
-missing byte that matters shows in the final tokens. Nothing here is shared with the verifier.
+A token stands for (which value, which row, which part of it). Kernels hash the tokens that they read, so any wrong,
+stale or missing byte that matters shows in the final tokens. This file shares no code with the verifier.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ def schedules(program: Program, seed: int, count: int):
     for number in range(len(ranks) + count):
         queues = {s: [i for i, launch in enumerate(program.launches) if launch.stream is s] for s in Stream}
         done: set[int] = set()
-        made: list[int] = []
+        tokens: list[int] = []
         while any(queues.values()):
             ready = [s for s in Stream if queues[s] and done.issuperset(waits.get(queues[s][0], ()))]
             if not ready:
                 return  # no schedule at all: the program hangs
             stream = min(ready, key=ranks[number].__getitem__) if number < len(ranks) else rng.choice(ready)
-            made.append(queues[stream].pop(0))
-            done.add(made[-1])
-        if tuple(made) not in tried:
-            tried.add(tuple(made))
-            yield made
+            tokens.append(queues[stream].pop(0))
+            done.add(tokens[-1])
+        if tuple(tokens) not in tried:
+            tried.add(tuple(tokens))
+            yield tokens
 
 
 class Reference:
@@ -75,7 +75,7 @@ class Reference:
         kind = KINDS[op.kind]
         sample = [self.graph.values[name].per_sample for name in op.inputs]
         whole = [tuple(tokens) for tokens in inputs]
-        made: dict[str, list[int]] = {}
+        hashes: dict[str, list[int]] = {}
         for o, name in enumerate(op.outputs):
             parts = []
             for i, row in enumerate(range(rows.start, rows.stop)):
@@ -87,10 +87,10 @@ class Reference:
                 place = row if self.graph.values[name].per_sample or kind.accumulates else 0
                 parts.append(hash((op.name, o, place, seen)) % _MODULUS)
             if self.graph.values[name].per_sample:
-                made[name] = parts
+                hashes[name] = parts
             else:
-                made[name] = [sum(parts) % _MODULUS if kind.accumulates else parts[0]]
-        return made
+                hashes[name] = [sum(parts) % _MODULUS if kind.accumulates else parts[0]]
+        return hashes
 
 
 class Machine:
@@ -116,11 +116,11 @@ class Machine:
             self.memory[cell] = (token, k)
 
     def load(self, index: int, row: int) -> int:
-        found = [self.memory.get(cell) for cell in self.cells(index, row)]
-        token = found[0][0] if found[0] else None
-        if token is not None and found == [(token, k) for k in range(len(found))]:
+        tokens = [self.memory.get(cell) for cell in self.cells(index, row)]
+        token = tokens[0][0] if tokens[0] else None
+        if token is not None and tokens == [(token, k) for k in range(len(tokens))]:
             return token
-        return hash(("garbage", tuple(found))) % _MODULUS
+        return hash(("garbage", tuple(tokens))) % _MODULUS
 
     def run(self, number: int, launch: Launch) -> None:
         if not launch.operations:
@@ -147,7 +147,7 @@ class Machine:
                 self.memory[self.plan.buffers[access.buffer].space.value, at] = (number, -1)
 
     def holds(self, index: int, value: str) -> bool:
-        """Whether the buffer holds all of the value's rows."""
+        """Return whether the buffer holds all of the value's rows."""
         tokens = self.reference.tokens[value]
         return self.plan.buffers[index].value == value and tokens == [
             self.load(index, row) for row in range(len(tokens))
@@ -155,7 +155,7 @@ class Machine:
 
 
 def is_right(plan: Plan, seed: int = 0, count: int = 4) -> bool:
-    """Whether both programs compute their graphs in every schedule that was tried."""
+    """Return whether both programs compute their graphs in every schedule that was tried."""
     graph = plan.graph
     finals = dict(graph.updates)
     for program, operations, results in (

@@ -20,8 +20,10 @@ MOST_CHANGES = 5
 
 
 def offloaded_plan(seed: int, streams: tuple[Stream, ...] = (Stream.COMPUTE,)) -> Plan:
-    """A plan with copies to the host and back, recomputation, and both of what was recomputed or copied already.
-    `streams` are those of kernels."""
+    """Return a plan with copies to the host and back, with recomputation, and with both of recomputed or copied values.
+
+    `streams` are those of kernels.
+    """
     return random_plan(seed, streams, layers=2 + seed % 2, rewrite=rewritten)
 
 
@@ -52,14 +54,14 @@ def _gaps(buffers: list[Buffer], program: Program):
             uses.setdefault(access.buffer, {}).setdefault(i, set()).add(access.mode)
     for b in uses:
         groups.setdefault(owner(buffers, b), set()).add(b)
-    for b, found in sorted(uses.items()):
+    for b, launches in sorted(uses.items()):
         own = len(groups[owner(buffers, b)]) == 1 and buffers[b].value is not None
         # What must be there at the end stays where it is; that is true of the states too.
         if not own or b in program.exit or buffers[b].space is not Space.ARENA:
             continue
-        places = sorted(found)
+        places = sorted(launches)
         for first, last in itertools.pairwise(places):
-            if all(found[p] == {Mode.READ} for p in places if p >= last):
+            if all(launches[p] == {Mode.READ} for p in places if p >= last):
                 yield b, first, last
 
 
@@ -104,10 +106,10 @@ def _recompute(
     operations, buffers: list[Buffer], program: Program, rng: random.Random, b: int, first: int, last: int
 ) -> Program | None:
     """The launches that made `b` a second time, some time before `last`; None where that cannot be."""
-    made = [i for i, launch in enumerate(program.launches) if b in _written(launch)]
-    if not made or made[-1] > first:
+    writers = [i for i, launch in enumerate(program.launches) if b in _written(launch)]
+    if not writers or writers[-1] > first:
         return None
-    producers = [program.launches[i] for i in made]
+    producers = [program.launches[i] for i in writers]
     if any(isinstance(x.work, Copy) for x in producers):
         return None  # what came back from the host may leave again, but is not copied a second time
     if any(KINDS[operations[name].kind].updates for x in producers for name in x.operations):
@@ -116,7 +118,7 @@ def _recompute(
     new: dict[int, int] = {}
     for launch in producers:
         for access in launch.accesses:
-            if access.mode is Mode.READ and not _is_intact(buffers, program, access.buffer, made[-1], place):
+            if access.mode is Mode.READ and not _is_intact(buffers, program, access.buffer, writers[-1], place):
                 return None
             if access.mode is not Mode.READ and access.buffer not in new:
                 new[access.buffer] = len(buffers) + len(new)
@@ -128,9 +130,9 @@ def _recompute(
     return replace(program, launches=tuple(launches))
 
 
-def _is_intact(buffers: list[Buffer], program: Program, b: int, made: int, place: int) -> bool:
-    """Whether nothing takes over the bytes of `b` between launches `made` and `place`."""
-    written = (w for launch in program.launches[made:place] for w in _written(launch) if w != b)
+def _is_intact(buffers: list[Buffer], program: Program, b: int, first: int, place: int) -> bool:
+    """Return whether no buffer overwrites the bytes of `b` between launches `first` and `place`."""
+    written = (w for launch in program.launches[first:place] for w in _written(launch) if w != b)
     return all(owner(buffers, w) != owner(buffers, b) for w in written)
 
 
@@ -139,7 +141,7 @@ def _written(launch: Launch) -> set[int]:
 
 
 def _renamed(launch: Launch, new: dict[int, int], reads: bool = True) -> Launch:
-    """With other buffers; `reads`: also those that it reads."""
+    """Return the launch with other buffers; `reads`: also for its inputs."""
     return replace(
         launch,
         accesses=tuple(

@@ -11,7 +11,7 @@ _STREAMS = {way[Space.HOST]: way[Space.PEER] for way in (STREAM_TO, STREAM_FROM)
 
 
 def lent(plan: Plan) -> Plan:
-    """The same plan with a peer's memory in the place of the host's."""
+    """Return the plan with a peer's memory in place of the host's."""
 
     def program(old: Program) -> Program:
         launches = (replace(x, stream=_STREAMS.get(x.stream, x.stream)) for x in old.launches)

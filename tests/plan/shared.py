@@ -29,7 +29,7 @@ SERIAL = frozenset({"concurrent_stream"})
 
 @functools.cache
 def plans_of(gpus: int, precision: str = "fp32") -> tuple[Plan, ...]:
-    """Of NET: on 2 GPUs one plan, on 3 those of 3 rows and of 2. One stream of kernels."""
+    """Return the plans of NET, with one stream of kernels: one plan on 2 GPUs; on 3 GPUs, those of 3 rows and of 2."""
     settings = (("train.precision", precision),)
     return compile_plans(Source("net.mbc", NET), Options("h200", settings, gpus, without=SERIAL))
 

@@ -1,4 +1,4 @@
-"""What a plan of `tests.plan.chains` leaves behind when the interpreter runs it, byte by byte."""
+"""The final contents of memory after the interpreter has run a plan of `tests.plan.chains`, byte by byte."""
 
 from __future__ import annotations
 
@@ -34,10 +34,12 @@ def start_bytes(plan: Plan, name: str) -> bytes:
 
 
 def results(plan: Plan, transfers: Transfers) -> dict[tuple[str, str], bytes]:
-    """The bytes of every exit buffer by program and value, inference after a training step. Raises what the interpreter
-    raises, whose shadow watches who owns each byte."""
+    """Return the bytes of every exit buffer by program and value, for inference after a training step.
+
+    The interpreter raises its errors; its shadow checks who owns each byte.
+    """
     interpreter = Interpreter(plan, transfers=transfers)
-    found: dict[tuple[str, str], bytes] = {}
+    contents: dict[tuple[str, str], bytes] = {}
     for title, program in (("train", plan.train), ("infer", plan.infer)):
         for index in program.entry:
             buffer, offset = plan.buffers[index], plan.offsets[index]
@@ -48,5 +50,5 @@ def results(plan: Plan, transfers: Transfers) -> dict[tuple[str, str], bytes]:
         interpreter.run(title)
         for index in program.exit:
             buffer, offset = plan.buffers[index], plan.offsets[index]
-            found[title, buffer.value or ""] = interpreter.arena[offset : offset + buffer.size_bytes].tobytes()
-    return found
+            contents[title, buffer.value or ""] = interpreter.arena[offset : offset + buffer.size_bytes].tobytes()
+    return contents

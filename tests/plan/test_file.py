@@ -83,7 +83,7 @@ def test_the_same_bytes_from_another_process():
     """Hash seeds differ between processes; the file must not."""
     code = "import hashlib; from tests.plan.chains import random_plan; from mbc.plan.file import dump_plan\n"
     code += "print(hashlib.sha256(dump_plan(random_plan(5)).encode()).hexdigest())"
-    found = {
+    digests = {
         subprocess.run(
             [sys.executable, "-c", code],
             env={"PYTHONHASHSEED": seed, "PYTHONPATH": "."},
@@ -92,7 +92,7 @@ def test_the_same_bytes_from_another_process():
         ).stdout
         for seed in ("1", "2")
     }
-    assert len(found) == 1 and found != {""}
+    assert len(digests) == 1 and digests != {""}
 
 
 def test_one_row_a_line_and_ascii():
@@ -214,8 +214,8 @@ def test_the_folder_of_a_source_changes_nothing():
     for folder in ("pa", "pb/deep", "/tmp/elsewhere", "."):
         lowered = lower(parse(Source(f"{folder}/n.mbc", NETWORKS["dense"])), (), None)
         graph = differentiate(lowered.network, lowered.optimizer, lowered.precision)
-        made = search(CandidateTable(graph, H200, PROVIDERS, None, Rules()), Limits(), 1 << 40)
-        texts.append(dump_plan(made))
+        draft = search(CandidateTable(graph, H200, PROVIDERS, None, Rules()), Limits(), 1 << 40)
+        texts.append(dump_plan(draft))
     assert len(set(texts)) == 1
     again = load_plan(texts[0], "plan.json")
     assert {op.span.source.name for op in again.graph.train if op.span} == {"n.mbc"}

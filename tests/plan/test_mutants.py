@@ -1,5 +1,7 @@
-"""Plans as the search makes them, changed a little: refused, or shown to compute the same. `benchmarks/plan_mutants.py`
-tries many more of the same."""
+"""Plans of the search, changed a little: they are refused, or shown to compute the same results.
+
+`benchmarks/plan_mutants.py` tries many more.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +14,8 @@ SEEDS = 3  # of each kind and plan: some 550 mutants that are others than their 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_mutant_passes_unexplained(kind: str) -> None:
-    found = {(name, seed): outcome(name, kind, seed) for name in PLANS for seed in range(SEEDS)}
-    wrong = {key: why for key, (what, why) in found.items() if what is Outcome.WRONG}
+    outcomes = {(name, seed): outcome(name, kind, seed) for name in PLANS for seed in range(SEEDS)}
+    wrong = {key: why for key, (what, why) in outcomes.items() if what is Outcome.WRONG}
     assert not wrong
 
 

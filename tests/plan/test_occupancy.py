@@ -41,10 +41,10 @@ def test_occupancy_is_a_byte_array(accesses):
         if write:
             occupancy.replace(Segment(start, stop, number, number, 0, None))
             owners[start:stop] = [number] * length
-        found: list[int | None] = [None] * length
+        writers: list[int | None] = [None] * length
         end = start
         for segment in occupancy.within(start, stop):
             assert end <= segment.start < segment.stop <= stop
             end = segment.stop
-            found[segment.start - start : segment.stop - start] = [segment.buffer] * (segment.stop - segment.start)
-        assert found == owners[start:stop]
+            writers[segment.start - start : segment.stop - start] = [segment.buffer] * (segment.stop - segment.start)
+        assert writers == owners[start:stop]

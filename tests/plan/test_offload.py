@@ -1,5 +1,8 @@
-"""Plans with copies to the host and recomputation: what is right is accepted and runs the same whenever the copies run;
-what a bug in a search would do to it is refused, or changes no bit."""
+"""Plans with copies to the host and recomputation.
+
+Right plans are accepted and give equal results whenever the copies run. Changes that a bug in a search could make are
+refused, or change no bit.
+"""
 
 from __future__ import annotations
 
@@ -60,11 +63,11 @@ def test_copies_as_early_and_as_late_as_may_be_change_no_bit(seed):
 
 def test_the_modes_are_different_orders():
     orders = [{execution_order(valid(seed).train, mode) for mode in Transfers} for seed in range(PLANS)]
-    assert sum(len(found) == len(Transfers) for found in orders) > PLANS / 2
+    assert sum(len(order) == len(Transfers) for order in orders) > PLANS / 2
 
 
 def test_recomputing_changes_no_bit_of_a_result():
-    """The same network and values without copies and recomputation. Slices are the same, for the same seed."""
+    """Compare with a plan without copies and recomputation; a seed gives equal networks, values and slices."""
     for seed in range(0, PLANS, 4):
         kept = random_plan(seed, (Stream.COMPUTE,), layers=2 + seed % 2)
         assert results(kept, Transfers.IN_ORDER) == right(seed)
@@ -101,7 +104,7 @@ def test_mutations_that_always_change_the_meaning_are_always_refused(kind):
 
 
 def test_every_wait_is_needed_and_its_loss_shows_in_one_of_the_two_modes():
-    """What the two modes are for: without a wait some copy runs too early or too late for the bytes it touches."""
+    """Run both modes: without a wait, some copy runs too early or too late for the bytes that it touches."""
     seen = dropped = 0
     for seed in range(PLANS):
         plan = valid(seed)

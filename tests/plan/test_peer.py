@@ -110,8 +110,8 @@ def test_what_is_shown_and_compared() -> None:
     assert link.out_bytes > 0 and not link.measured
     assert {o.space for o in techniques(peer, peer.train).offloaded} == {Space.PEER}
     assert "peer" in techniques_text(peer, peer.train, 120) and "peer" not in techniques_text(host, host.train, 120)
-    found, times = techniques(peer, peer.train), predicted_timeline(peer, peer.train)
-    assert techniques_document(peer, peer.train, found, times)["links"][0]["out_bytes"] == link.out_bytes
+    used, times = techniques(peer, peer.train), predicted_timeline(peer, peer.train)
+    assert techniques_document(peer, peer.train, used, times)["links"][0]["out_bytes"] == link.out_bytes
     assert "peer, own scale" in curve_text(peer, peer.train, 100)
     changed = {change.name: (change.before, change.after) for change in diff_plans(host, peer).totals}
     assert changed["copied_to_peer_bytes"] == (0, link.out_bytes)
@@ -121,7 +121,7 @@ def test_what_is_shown_and_compared() -> None:
 
 def test_what_fits_is_told_with_what_is_outside() -> None:
     plan = everything_at_once("residual")
-    found, other = figures(plan), figures(lent(plan))
-    assert (found.peer_bytes, other.peer_bytes) == (0, plan.predictions.host_bytes)
-    assert outside_cell(0, 0) == "-" and outside_cell(found.host_bytes, 0) == show_size(found.host_bytes)
+    own, other = figures(plan), figures(lent(plan))
+    assert (own.peer_bytes, other.peer_bytes) == (0, plan.predictions.host_bytes)
+    assert outside_cell(0, 0) == "-" and outside_cell(own.host_bytes, 0) == show_size(own.host_bytes)
     assert outside_cell(other.host_bytes, other.peer_bytes) == f"-, peer {show_size(other.peer_bytes)}"

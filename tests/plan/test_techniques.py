@@ -1,4 +1,4 @@
-"""What a program recomputes, offloads and divides, read from its launches and counted again the slow way."""
+"""Recomputed, offloaded and divided operations of a program, read from its launches and counted in a slow way."""
 
 from __future__ import annotations
 
@@ -33,32 +33,32 @@ def plain(seed):
 @pytest.mark.parametrize("seed", SEEDS)
 def test_nothing_is_found_in_plans_that_only_divide(seed):
     plan = plain(seed)
-    found = techniques(plan, plan.train)
-    assert not found.recomputed and not found.offloaded
-    divided = {d.operation for d in found.divided}
+    used = techniques(plan, plan.train)
+    assert not used.recomputed and not used.offloaded
+    divided = {d.operation for d in used.divided}
     launches = [launch.operations for launch in plan.train.launches if launch.operations]
     assert divided == {names[0] for names in launches if launches.count(names) > 1}
-    assert all(sum(d.micro_batches) == plan.graph.batch for d in found.divided)
+    assert all(sum(d.micro_batches) == plan.graph.batch for d in used.divided)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_every_host_buffer_is_one_stay(seed):
     plan = offloaded_plan(seed)
-    found = techniques(plan, plan.train)
+    used = techniques(plan, plan.train)
     hosts = {
         a.buffer
         for launch in plan.train.launches
         for a in launch.accesses
         if plan.buffers[a.buffer].space is Space.HOST
     }
-    assert len(found.offloaded) == len(hosts)
+    assert len(used.offloaded) == len(hosts)
     copies = {
         i
         for i, launch in enumerate(plan.train.launches)
         if isinstance(launch.work, Copy) and any(a.buffer in hosts for a in launch.accesses)
     }
-    assert {i for o in found.offloaded for i in o.launches} == copies
-    for stay in found.offloaded:
+    assert {i for o in used.offloaded for i in o.launches} == copies
+    for stay in used.offloaded:
         out, back = stay.absent
         assert out in stay.launches and back in stay.launches and out < back
         assert stay.time_us == sum(plan.train.launches[i].work.time_us for i in stay.launches)
@@ -68,13 +68,13 @@ def test_every_host_buffer_is_one_stay(seed):
 def test_what_runs_again_writes_other_buffers_of_the_same_rows(seed):
     plan = offloaded_plan(seed)
     launches = plan.train.launches
-    found = {i for r in techniques(plan, plan.train).recomputed for i in r.launches}
+    recomputing = {i for r in techniques(plan, plan.train).recomputed for i in r.launches}
     expected = set()
     for i, launch in enumerate(launches):
         for before in launches[:i]:
             if launch.operations and set(launch.operations) & set(before.operations) and again(plan, before, launch):
                 expected.add(i)
-    assert found == expected
+    assert recomputing == expected
 
 
 def again(plan, before, after):
@@ -87,20 +87,20 @@ def again(plan, before, after):
 
 
 def test_some_plans_recompute_and_some_offload():
-    found = [techniques(plan, plan.train) for plan in map(offloaded_plan, SEEDS)]
-    assert sum(bool(f.recomputed) for f in found) > 5 and sum(bool(f.offloaded) for f in found) > 5
+    used = [techniques(plan, plan.train) for plan in map(offloaded_plan, SEEDS)]
+    assert sum(bool(f.recomputed) for f in used) > 5 and sum(bool(f.offloaded) for f in used) > 5
 
 
 def test_what_was_saved_is_not_in_the_arena_meanwhile():
     checked = 0
     for seed in SEEDS:
         plan = offloaded_plan(seed)
-        for made in techniques(plan, plan.train).recomputed:
-            if shared(plan, made.outputs):
+        for recomputed in techniques(plan, plan.train).recomputed:
+            if shared(plan, recomputed.outputs):
                 continue  # other values have the bytes meanwhile
-            for launch in range(*made.absent):
+            for launch in range(*recomputed.absent):
                 there = {t.value for t in live_values_at(plan, plan.train, launch)}
-                assert not there & set(made.outputs)
+                assert not there & set(recomputed.outputs)
                 checked += 1
     assert checked > 10
 
@@ -154,13 +154,13 @@ def test_waiting_for_a_concurrent_kernel_is_no_stall():
     for seed in SEEDS:
         plan = offloaded_plan(seed, (Stream.COMPUTE, Stream.CONCURRENT))
         launches, times = plan.train.launches, timeline(plan.train)
-        found = {stall.launch for stall in stalls(plan.train, times)}
+        stalled = {stall.launch for stall in stalls(plan.train, times)}
         for i, launch in enumerate(launches):
             if launch.stream is not Stream.COMPUTE or not times.stalls_us[i]:
                 continue
             last = max((j for j, later in plan.train.waits if later == i), key=lambda j: times.ends_us[j])
-            assert (i in found) == isinstance(launches[last].work, Copy)
-            others += i not in found
+            assert (i in stalled) == isinstance(launches[last].work, Copy)
+            others += i not in stalled
     assert others, "nobody waits for kernels: the test shows nothing"
 
 
@@ -192,9 +192,9 @@ def test_the_scale_is_the_budget_where_that_is_near():
 @pytest.mark.parametrize("large_bytes", [400, 1500])
 def test_values_between_micro_batches_never_exist_as_a_whole(large_bytes):
     plan = plan_of_draft("residual", "fp32", drafts_of("residual", "fp32", 2, large_bytes)[1])
-    found = techniques(plan, plan.train)
-    assert found.depth_first and all(h.rows == 2 for h in found.depth_first)
-    for handed in found.depth_first:
+    used = techniques(plan, plan.train)
+    assert used.depth_first and all(h.rows == 2 for h in used.depth_first)
+    for handed in used.depth_first:
         held = {access.buffer for launch in plan.train.launches for access in launch.accesses}
         buffers = [plan.buffers[b] for b in held if plan.buffers[b].value == handed.value]
         size_bytes = plan.graph.values[handed.value].type.size_bytes
@@ -202,6 +202,6 @@ def test_values_between_micro_batches_never_exist_as_a_whole(large_bytes):
         assert abs(handed.saved_bytes - size_bytes * 4 // 6) <= 512
     text = techniques_text(plan, plan.train, 120)
     assert re.search(r"^depth-first +\d+ values +\S+ \S+ never live as a whole", text, re.MULTILINE)
-    assert re.search(rf"^{re.escape(found.depth_first[0].value)} +2 ", text, re.MULTILINE)
+    assert re.search(rf"^{re.escape(used.depth_first[0].value)} +2 ", text, re.MULTILINE)
     document = plan_document(plan)["train"]["techniques"]
-    assert len(document["depth_first"]) == len(found.depth_first)
+    assert len(document["depth_first"]) == len(used.depth_first)

@@ -310,43 +310,43 @@ def test_missing_wait():
 def divided(plan: Plan) -> tuple[list[int], str]:
     """Launches of a filter gradient in two parts."""
     for op in ("l0.filter", "l1.filter", "l2.filter"):
-        found = [i for i, launch in enumerate(plan.train.launches) if op in launch.operations]
-        if len(found) > 1:
-            return found, op
+        launches = [i for i, launch in enumerate(plan.train.launches) if op in launch.operations]
+        if len(launches) > 1:
+            return launches, op
     return [], ""
 
 
 def plan_with_divided_filter() -> tuple[Plan, list[int], str]:
     for seed in range(50):
         plan = random_plan(seed, ONE_STREAM, layers=3)
-        found, op = divided(plan)
-        if found:
-            return plan, found, op
+        launches, op = divided(plan)
+        if launches:
+            return plan, launches, op
     raise AssertionError("no seed gives a divided filter gradient")
 
 
 def test_sum_that_misses_rows():
-    plan, found, _ = plan_with_divided_filter()
-    launches = [launch for i, launch in enumerate(plan.train.launches) if i != found[1]]
+    plan, divided, _ = plan_with_divided_filter()
+    launches = [launch for i, launch in enumerate(plan.train.launches) if i != divided[1]]
     missing = with_figures(replace(plan, train=replace(plan.train, launches=tuple(launches))))
     refused(missing, "MBC126", "its sum holds rows")
 
 
 def test_sum_that_has_rows_twice():
-    plan, found, _ = plan_with_divided_filter()
+    plan, divided, _ = plan_with_divided_filter()
     launches = list(plan.train.launches)
-    launches.insert(found[1], launches[found[1]])
+    launches.insert(divided[1], launches[divided[1]])
     twice = with_figures(replace(plan, train=replace(plan.train, launches=tuple(launches))))
     refused(twice, "MBC126", "are in the sum", "already")
 
 
 def test_sum_that_is_overwritten():
-    """What micro-cuDNN got wrong: beta = 0 for every slice keeps the last one only."""
-    plan, found, op = plan_with_divided_filter()
+    """Check a mistake of micro-cuDNN: with beta = 0 for every slice, only the last one remains."""
+    plan, halves, op = plan_with_divided_filter()
     accesses = tuple(
-        replace(a, mode=Mode.WRITE) if a.mode is Mode.ACCUMULATE else a for a in plan.train.launches[found[1]].accesses
+        replace(a, mode=Mode.WRITE) if a.mode is Mode.ACCUMULATE else a for a in plan.train.launches[halves[1]].accesses
     )
-    refused(with_launch(plan, found[1], accesses=accesses), "MBC127", op, "second time")
+    refused(with_launch(plan, halves[1], accesses=accesses), "MBC127", op, "second time")
 
 
 def test_operation_that_misses_rows():
@@ -387,7 +387,7 @@ def test_update_elsewhere():
 
 def test_alias_where_the_kind_has_none():
     plans = (random_plan(s, ONE_STREAM, widths=[6, 6, 6]) for s in range(50))
-    plan, (y, x) = next((p, found) for p in plans if (found := fits_in_place(p)))
+    plan, (y, x) = next((p, pair) for p in plans if (pair := fits_in_place(p)))
     refused(with_figures(with_buffer(plan, y, plan.offsets[x], alias=x)), "MBC128", "may not write", "in place")
 
 
@@ -539,7 +539,7 @@ def test_a_kernel_with_too_little_workspace():
 
 def test_a_workspace_smaller_than_the_profile_measured():
     plan = plan_of_kind("measured")
-    found = []
+    errors = []
     for seed in range(20):
         mutant = mutate(plan, "cut_workspace", seed)
         try:
@@ -548,13 +548,13 @@ def test_a_workspace_smaller_than_the_profile_measured():
             continue  # less than mbc itself takes of it
         with pytest.raises(MbcError, match="it was measured with") as caught:
             verified("measured", mutant)
-        found.append(caught.value.code)
-    assert set(found) == {"MBC134"}
+        errors.append(caught.value.code)
+    assert set(errors) == {"MBC134"}
     assert not verified("measured", plan).unproved and verify_plan(plan).unproved
 
 
 def test_operands_that_a_kernel_cannot_load():
-    """Of a slice that starts at a row which is not a multiple of 16 bytes away."""
+    """Check a slice whose first row is not at a multiple of 16 bytes."""
     plan = plan_of_kind("measured")
     by_name = {op.name: op for op in plan.graph.train}
     aligned = [x for x in plan.train.launches if isinstance(x.work, Kernel) and x.work.provider == "cudnn"]

@@ -1,4 +1,4 @@
-"""What a plan says of its optimizer, metrics, GPU, precision and source is what its graph and kernels are."""
+"""The optimizer, metrics, GPU, precision and source that a plan names must agree with its graph and kernels."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_the_gpu_is_what_the_plan_says(change: dict[str, Any], said: str) -> Non
 
 
 def test_kernels_of_another_architecture_are_refused() -> None:
-    """Of a GPU that mbc does not know, its kernels say what they run on."""
+    """Check an unknown GPU: its kernels say on what architecture they run."""
     plan = plan_of_kind("measured")
     target = replace(plan.target, gpu="NVIDIA Something", architecture="sm_60")
     refused(replace(plan, target=target), "MBC133", "cannot run it")

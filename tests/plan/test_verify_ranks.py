@@ -1,5 +1,7 @@
-"""Plans of several GPUs: what is right is accepted, and what would train each rank alone, twice, or in another order is
-refused."""
+"""Plans of several GPUs: right plans are accepted.
+
+Plans that would train each rank alone, sum twice, or sum in another order are refused.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,7 @@ def refused(check, given, words: str, code: str = "MBC135") -> None:
 
 def with_operations(plan: Plan, change) -> Plan:
     """`change(operation)`: what is in its place, several or none."""
-    train = tuple(made for op in plan.graph.train for made in change(op))
+    train = tuple(changed for op in plan.graph.train for changed in change(op))
     return replace(plan, graph=replace(plan.graph, train=train))
 
 
@@ -329,7 +331,7 @@ def test_elements_of_one_rank_alone(kind: str) -> None:
 def with_inputs(plan: Plan, kind: str, change: Callable[[tuple[str, ...]], tuple[str, ...]]) -> Plan:
     op = of_kind(plan, kind)
     changed = replace(op, inputs=change(op.inputs))
-    return with_operations(plan, lambda known: [changed if known == op else known])
+    return with_operations(plan, lambda operation: [changed if operation == op else operation])
 
 
 def swapped(inputs: tuple[str, ...], first: int) -> tuple[str, ...]:

@@ -1,5 +1,7 @@
-"""Plans with sharded optimizer states: what would leave a part of a parameter as it was, or update it twice, or keep it
-from other ranks, is refused."""
+"""Plans with sharded optimizer states.
+
+Plans that would not update a part of a parameter, update it twice, or keep it from other ranks are refused.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,7 @@ def of_kind(kind: str) -> list[Operation]:
 
 def changed(change: Callable[[Operation], list[Operation]]) -> Plan:
     plan = plan_of()
-    train = tuple(made for op in plan.graph.train for made in change(op))
+    train = tuple(changed for op in plan.graph.train for changed in change(op))
     return replace(plan, graph=replace(plan.graph, train=train))
 
 
