@@ -11,7 +11,8 @@
 #            WORKERS (1) processes at a time, as for make fuzz
 # make docs  build the docs site, strictly, into build/site (installs MkDocs in .venv)
 # make axe   get axe-core by npm into build/axe, with which tests/report checks pages for accessibility
-# make evidence  list the results of benchmarks that are older than the code; fails where one on correctness is
+# make evidence  list the results of benchmarks that are older than the code that they depend on; fails if one on
+#                correctness is
 #
 # PYTHON is the interpreter that .venv is made from (3.11 or newer); VENV_FLAGS goes to `python -m venv`.
 

@@ -131,7 +131,7 @@ def with_results(text: str, templates: Sequence[str], results: Mapping[str, Any]
     """
     names = {**FUNCTIONS, **results}
     for template in templates:
-        start, end = _span(text, template)
+        start, end = span_of(text, template)
         match = re.compile(_pattern(template)).match(text, start)
         assert match is not None and match.end() == end
         pieces: list[str] = []
@@ -155,7 +155,7 @@ def unexplained(text: str, page: PageFigures) -> list[str]:
         r"^```.*?^```|<!-- figures.*?<!-- end of figures -->|`(?:[^`\n]|\n(?!\n))*`|\]\([^)]*\)",
         lambda match: re.sub(r"[^\n]", " ", match[0]), text, flags=re.DOTALL | re.MULTILINE,
     )  # fmt: skip
-    spans = [_span(text, template) for template in (*page.templates, *page.settings, *page.decisions)]
+    spans = [span_of(text, template) for template in (*page.templates, *page.settings, *page.decisions)]
     spans = [_with_table(text, *span) for span in spans]
     matches = list(UNIT.finditer(blank))
     for line in re.finditer(r"^\|.*$", blank, re.MULTILINE):
@@ -171,7 +171,8 @@ def _formatted(value: Any, form: str) -> str:
     return re.sub(r"e([+-])0+(?=\d)", r"e\1", format(value, form)).replace("e+", "e")
 
 
-def _span(text: str, template: str) -> tuple[int, int]:
+def span_of(text: str, template: str) -> tuple[int, int]:
+    """Return where the words of a template stand in a page, once."""
     spans = [match.span() for match in re.finditer(_pattern(template), text)]
     if len(spans) != 1:
         raise SystemExit(f"a page has {len(spans)} times, not once: {template}")

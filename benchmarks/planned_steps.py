@@ -1,4 +1,4 @@
-"""Predicted steps of the example networks, beside their rooflines and floors (docs/roofline.md). Needs no GPU.
+"""Predicted steps of the examples as they stand, and beside their rooflines and floors. Needs no GPU.
 
 Everything is planned with the bundled profile, by `mbc show --roofline --json`.
 
@@ -11,6 +11,8 @@ import argparse
 import contextlib
 import io
 import json
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from record import ROOT, attempt, results, show, start
@@ -43,14 +45,34 @@ def cases() -> dict[str, tuple[str, ...]]:
     return arguments_of
 
 
-def planned(arguments: tuple[str, ...]) -> dict[str, Any]:
-    """Return the predicted step of a network on an H200, its limits and its floor, in milliseconds."""
+def as_they_stand() -> dict[str, str]:
+    """Return the sources of all examples by the names of their rows."""
+    folder = ROOT / "examples"
+    sources = [folder / "01_digits" / "net.mbc", *sorted(folder.glob("*.mbc"))]
+    return {f"{source.relative_to(folder).as_posix()} as it stands": str(source) for source in sources}
+
+
+def shown(*arguments: str) -> dict[str, Any]:
+    """Return what `mbc show --json` prints of a plan for an H200."""
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
-        code = mbc(["show", *arguments, "--gpu", "h200", "--roofline", "--json"])
+        code = mbc(["show", *arguments, "--gpu", "h200", "--json"])
     if code:
         raise RuntimeError(f"mbc show ended with {code}")
-    roofline = json.loads(printed.getvalue())
+    return json.loads(printed.getvalue())
+
+
+def taken(source: str) -> dict[str, Any]:
+    """Return the predicted step of a source, in milliseconds, and the bytes of GPU memory that its plan takes."""
+    plan = shown(source)
+    predictions = plan["predictions"]
+    bytes_taken = predictions["arena_bytes"] + predictions["overhead_bytes"] + plan["prefetch_bytes"]
+    return {"step_ms": predictions["train_us"] / 1e3, "batch": plan["batch"], "taken_bytes": bytes_taken}
+
+
+def planned(arguments: tuple[str, ...]) -> dict[str, Any]:
+    """Return the predicted step of a network on an H200, its limits and its floor, in milliseconds."""
+    roofline = shown(*arguments, "--roofline")
     products = [kind for kind in roofline["kinds"] if "convolution" in kind["kind"]]
     in_fp32_units = sum(max(o["memory_us"], o["flops"] / FP32_FLOPS_PER_US) for o in roofline["operations"])
     return {
@@ -74,9 +96,11 @@ def main() -> None:
     parser.add_argument("--again", action="store_true", help="plan also what the results have")
     arguments = parser.parse_args()
     steps = results("planned_steps", again=arguments.again, planned_for="h200")
-    for name, words in cases().items():
+    work: dict[str, Callable[[], dict[str, Any]]] = {name: partial(planned, words) for name, words in cases().items()}
+    work |= {name: partial(taken, source) for name, source in as_they_stand().items()}
+    for name, make in work.items():
         if any(only in name for only in arguments.only) and not steps.done(name):
-            steps.put(attempt(lambda words=words: planned(words), name))
+            steps.put(attempt(make, name))
     show(list(steps.rows.values()), ["name", "step_ms", "limit_ms", "floor_ms", "launches"])
 
 

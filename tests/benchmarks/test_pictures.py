@@ -13,16 +13,13 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
 from chart import Line, chart
-from figures import PageFigures, listed, results_by_name, unexplained, with_results
+from figures import PageFigures, listed, results_by_name, span_of, unexplained, with_results
 from pictures import BEGIN, END, drawn, out_of_date, wanted_pages, with_figures
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = [
-    "README.md",
-    "CHANGELOG.md",
-    "benchmarks/README.md",
-    *(f"docs/{page.name}" for page in sorted((ROOT / "docs").glob("*.md"))),
-]
+PAGES = [page.relative_to(ROOT).as_posix() for page in (*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"))]
+PAGES += [page.relative_to(ROOT).as_posix() for page in (ROOT / "examples").rglob("*/README.md")]
+PAGES = sorted([*PAGES, "benchmarks/README.md", "grammar/LANGUAGE.md", "tests/README.md"])
 SVG = "{http://www.w3.org/2000/svg}"
 ABOUT = {"gpu": "A GPU", "driver": "1.2", "date": "2026-01-02T03:04", "command": "python x.py"}
 
@@ -83,6 +80,15 @@ def test_figures_of_a_page_are_written_whatever_its_lines(tmp_path: Path) -> Non
         with_results("Nothing.", [template], results)
     known = PageFigures([template], ["At most 20 GB"], [])
     assert [text.split(" in: ")[0] for text in unexplained(made, known)] == ["'1.5 times'"]
+
+
+@pytest.mark.parametrize("name", listed())
+def test_figures_of_decisions_stand_beside_a_link_to_the_decision(name: str) -> None:
+    text = (ROOT / name).read_text(encoding="utf-8")
+    for words in listed()[name].decisions:
+        start, end = span_of(text, words)
+        begin, after = text.rfind("\n\n", 0, start), text.find("\n\n", end)
+        assert "decisions/" in text[begin:after], words
 
 
 @pytest.mark.parametrize("name", PAGES)
