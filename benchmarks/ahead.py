@@ -101,13 +101,13 @@ def drive(name: str, tasks: Sequence[Task], columns: Sequence[str], arguments: a
     ]
     if missing:
         _plan(missing, [task.name for task in tasks], planned, shelf, columns, arguments)
-    found = planned
+    result = planned
     if not arguments.plan_only:
         waiting = [task for task in wanted if planned.done(task.name) and not measured.done(task.name)]
         _measure(waiting, planned, measured, shelf, columns, arguments, began)
-        found = measured
+        result = measured
     print()
-    show([found.rows[task.name] for task in wanted if task.name in found.rows], columns)
+    show([result.rows[task.name] for task in wanted if task.name in result.rows], columns)
 
 
 def _hopeless(planned: Results, name: str) -> bool:
@@ -205,7 +205,7 @@ def failure_of(future: Future[str]) -> str:
 
 def gradient_distances(one: Path, one_cap_bytes: int, other: Path, other_cap_bytes: int) -> dict[str, Any]:
     """Return the relative L2 distances between the gradients of a first step of two packages of one network."""
-    found: list[dict[str, np.ndarray]] = []
+    gradients: list[dict[str, np.ndarray]] = []
     for folder, cap_bytes in ((one, one_cap_bytes), (other, other_cap_bytes)):
         request = json.dumps([str(folder), cap_bytes, str(folder / "gradients.npz")])
         done = subprocess.run(
@@ -215,8 +215,8 @@ def gradient_distances(one: Path, one_cap_bytes: int, other: Path, other_cap_byt
         if done.returncode:
             return {"gradients_failed": (done.stderr.strip().splitlines() or ["no message"])[-1]}
         with np.load(folder / "gradients.npz") as stored:
-            found.append(dict(stored))
-    distances = errors(found[0], found[1])
+            gradients.append(dict(stored))
+    distances = errors(gradients[0], gradients[1])
     return {"gradient_median": median(distances.values()), "gradient_worst": max(distances.values())}
 
 

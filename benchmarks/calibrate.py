@@ -46,9 +46,9 @@ def calibrate(profile: Profile) -> tuple[Calibration, list[dict[str, Any]]]:
     """Return the calibration, and a row for each group with the requests that it was compared on."""
     (spec,) = (s for s in device_specs().values() if s.name == profile.identity.gpu)
     device = calibrated(spec, profile)
-    found = list(samples(profile, device))
-    shares = fitted(found)
-    by_group = ratios(found, shares)
+    result = list(samples(profile, device))
+    shares = fitted(result)
+    by_group = ratios(result, shares)
     if between_sizes := interpolated(profile):
         by_group[INTERPOLATED] = between_sizes
     for size in scaled_times(profile, device):
@@ -117,10 +117,10 @@ def add_missing(old: Calibration, profile: Profile) -> tuple[Calibration, list[d
     spread if it had none and enough requests were compared.
     """
     (spec,) = (s for s in device_specs().values() if s.name == profile.identity.gpu)
-    found = list(samples(profile, calibrated(spec, profile)))
-    groups = {s.effort.key: s for s in found}
+    result = list(samples(profile, calibrated(spec, profile)))
+    groups = {s.effort.key: s for s in result}
     # Statistics in the epilogue gain nothing by an estimate (decision 026).
-    unfit = {name for s in found if s.kind == WITH_STATISTICS for name in (s.effort.key, s.effort.group)}
+    unfit = {name for s in result if s.kind == WITH_STATISTICS for name in (s.effort.key, s.effort.group)}
 
     def is_missing(key: str) -> bool:
         sample = groups.get(key)
@@ -128,10 +128,10 @@ def add_missing(old: Calibration, profile: Profile) -> tuple[Calibration, list[d
             return False
         return not key.startswith(f"{OWN.name} ") or " ".join(key.split()[:2]) not in old.shares
 
-    added = {key: share for key, share in fitted(found).items() if is_missing(key)}
+    added = {key: share for key, share in fitted(result).items() if is_missing(key)}
     shares = {**old.shares, **added}
     by_group = {
-        name: Spread.of(group) for name, group in sorted(ratios(found, shares).items()) if len(group) >= LEAST_LAYERS
+        name: Spread.of(group) for name, group in sorted(ratios(result, shares).items()) if len(group) >= LEAST_LAYERS
     }
     got = {groups[key].group for key in added if key in groups}
     spreads = {name: spread for name, spread in by_group.items() if name in got and name not in old.spreads}
@@ -140,10 +140,10 @@ def add_missing(old: Calibration, profile: Profile) -> tuple[Calibration, list[d
 
 
 def checked(profile: Profile) -> list[dict[str, Any]]:
-    """Return a row for each group with the measured over the estimated times of all requests, by the shares that ship."""
+    """Return a row for each group of measured over estimated times of all requests, by the shares that ship."""
     (spec,) = (s for s in device_specs().values() if s.name == profile.identity.gpu)
-    found = (replace(sample, tested=True) for sample in samples(profile, calibrated(spec, profile)))
-    by_group = ratios(found, shipped().shares)
+    result = (replace(sample, tested=True) for sample in samples(profile, calibrated(spec, profile)))
+    by_group = ratios(result, shipped().shares)
     by_group[OWN.name] = [
         ratio for name, group in by_group.items() if name.startswith(f"{OWN.name} ") for ratio in group
     ]

@@ -56,7 +56,7 @@ class Sample:
 
     @property
     def bare(self) -> bool:
-        """Return whether a library runs the request without workspace."""
+        """True if a library runs the request without workspace."""
         return self.effort.variant.startswith(WITHOUT_WORKSPACE)
 
     @property
@@ -78,13 +78,13 @@ def samples(profile: Profile, device: DeviceSpec) -> Iterator[Sample]:
         for m in measurements:
             if not m.refused:
                 alike[m.provider, m.name, m.layouts].append(m)
-        found = (
+        result = (
             Sample(layer, key, provider.name, effort, fastest_us(candidate, mine), tested)
             for provider in ESTIMATING
             for candidate, effort in provider.estimated(request, device)
             if (mine := alike.get((candidate.provider, candidate.name, candidate.layouts)))
         )
-        yield from dict.fromkeys(found)  # what differs in its settings only is one estimate
+        yield from dict.fromkeys(result)  # what differs in its settings only is one estimate
 
 
 def fastest_us(candidate: Candidate, measurements: Iterable[Measurement]) -> float | None:
@@ -93,11 +93,11 @@ def fastest_us(candidate: Candidate, measurements: Iterable[Measurement]) -> flo
     return min((m.time_us for m in admitted if m.workspace_bytes <= candidate.workspace_bytes), default=None)
 
 
-def fit(found: Sequence[Sample]) -> Shares:
+def fit(items: Sequence[Sample]) -> Shares:
     """Return the shares with the least mean distance between the logarithms of measured and estimated times."""
-    measured = np.log([s.measured_us or 0.0 for s in found])
+    measured = np.log([s.measured_us or 0.0 for s in items])
     launch, arithmetic, memory = (
-        np.array([getattr(s.effort, name) for s in found]) for name in ("launch_us", "arithmetic_us", "memory_us")
+        np.array([getattr(s.effort, name) for s in items]) for name in ("launch_us", "arithmetic_us", "memory_us")
     )
     best = (np.inf, 1.0, 1.0, 1.0)
     grids = (ARITHMETIC, MEMORY if arithmetic.any() else BYTES_ALONE, STARTS)
@@ -112,10 +112,10 @@ def fit(found: Sequence[Sample]) -> Shares:
     return Shares(*(round(figure, 4) for figure in best[1:]))
 
 
-def fitted(found: Sequence[Sample]) -> dict[str, Shares]:
+def fitted(items: Sequence[Sample]) -> dict[str, Shares]:
     """Return the shares of each class of work in the samples."""
     classes: dict[str, list[Sample]] = defaultdict(list)
-    for sample in found:
+    for sample in items:
         if not sample.tested:
             classes[sample.effort.key].append(sample)
             if sample.provider == OWN.name:  # for layouts, and for kernels, that the profile has too little of
@@ -123,41 +123,43 @@ def fitted(found: Sequence[Sample]) -> dict[str, Shares]:
                 classes[OWN.name].append(sample)
     shares: dict[str, Shares] = {}
     for key, group in sorted(classes.items()):
-        known = [s for s in group if s.measured_us is not None]
-        enough = len({s.layer for s in known}) >= (1 if group[0].provider == OWN.name else LEAST_LAYERS)
-        if enough and (not group[0].bare or len(known) >= LEAST_FOUND * len(group)):
-            few = len({s.layer for s in known}) < MANY_LAYERS
+        measured = [s for s in group if s.measured_us is not None]
+        enough = len({s.layer for s in measured}) >= (1 if group[0].provider == OWN.name else LEAST_LAYERS)
+        if enough and (not group[0].bare or len(measured) >= LEAST_FOUND * len(group)):
+            few = len({s.layer for s in measured}) < MANY_LAYERS
             # In order of the keys: the shares of all kernels of mbc come before those of each.
             start = shares.get(OWN.name) if key.startswith(f"{OWN.name} ") else unfitted(group[0].effort)
-            shares[key] = scaled_shares(start, known) if few and start is not None else fit(known)
+            shares[key] = scaled_shares(start, measured) if few and start is not None else fit(measured)
     return shares
 
 
-def scaled_shares(shares: Shares, found: Sequence[Sample]) -> Shares:
+def scaled_shares(shares: Shares, items: Sequence[Sample]) -> Shares:
     """Return the shares for work that takes longer or shorter by one factor."""
-    factor = float(np.median([(s.measured_us or 0.0) / s.effort.time_us(shares) for s in found]))
+    factor = float(np.median([(s.measured_us or 0.0) / s.effort.time_us(shares) for s in items]))
     figures = (shares.arithmetic / factor, shares.memory / factor, max(1.0, shares.starts * factor))
     return Shares(*(round(figure, 4) for figure in figures))
 
 
-def ratios(found: Iterable[Sample], shares: Mapping[str, Shares]) -> dict[str, list[float]]:
+def ratios(items: Iterable[Sample], shares: Mapping[str, Shares]) -> dict[str, list[float]]:
     """Return measured over estimated times by group, of the half of the requests that was not fitted.
 
     Each request counts with its best candidate. Overall a request counts once, for the provider that planning
     would take.
     """
     requests: dict[tuple[str, bool], dict[str, list[Sample]]] = defaultdict(lambda: defaultdict(list))
-    for sample in found:
+    for sample in items:
         if sample.tested:
             requests[sample.request, sample.bare][sample.provider].append(sample)
     by_group: dict[str, list[float]] = defaultdict(list)
     for (_, bare), providers in requests.items():
         compared: list[tuple[float, float]] = []
         for group in providers.values():
-            known = [s for s in group if s.measured_us is not None]
-            if known:
-                estimate_us, best = min(((s.effort.time_us(shares_of(shares, s.effort)), s) for s in known), key=_first)
-                ratio = min(s.measured_us or 0.0 for s in known) / estimate_us
+            measured = [s for s in group if s.measured_us is not None]
+            if measured:
+                estimate_us, best = min(
+                    ((s.effort.time_us(shares_of(shares, s.effort)), s) for s in measured), key=_first
+                )
+                ratio = min(s.measured_us or 0.0 for s in measured) / estimate_us
                 by_group[best.group].append(ratio)
                 compared.append((estimate_us, ratio))
         if compared:

@@ -23,16 +23,16 @@ def interpolated(profile: Profile) -> list[float]:
     for key in profile.measurements:
         request = read_signature(key)
         families[signature(with_rows(request, 0))][rows_of(request)] = profile.candidates(request)
-    found: list[float] = []
+    ratios: list[float] = []
     for family in families.values():
         sizes = sorted(rows for rows, candidates in family.items() if candidates)
         for low, rows, high in zip(sizes, sizes[1:], sizes[2:], strict=False):
             guesses = between((low, family[low]), (high, family[high]), rows)
-            known = {c.variant: c.time_us for c in family[rows]}
-            guess = next((g for g in guesses if g.variant in known), None)
+            times_us = {c.variant: c.time_us for c in family[rows]}
+            guess = next((g for g in guesses if g.variant in times_us), None)
             if guess is not None:
-                found.append(known[guess.variant] / guess.time_us)
-    return found
+                ratios.append(times_us[guess.variant] / guess.time_us)
+    return ratios
 
 
 @dataclass(frozen=True)
@@ -67,11 +67,11 @@ def scaled_times(profile: Profile, device: DeviceSpec, most_times: float = MOST_
             if not rows < larger <= most_times * rows:
                 continue
             request = with_rows(family, rows)
-            known = {c.variant: c.time_us for c in sizes[rows]}
+            times_us = {c.variant: c.time_us for c in sizes[rows]}
             guesses = scaled((larger, sizes[larger]), rows, offered(with_rows(family, larger)), offered(request))
             first: dict[str, Candidate] = {}
             for guess in guesses:
-                if guess.variant in known:
+                if guess.variant in times_us:
                     first.setdefault(guess.provider, guess)
             for provider, guess in first.items():
-                yield ScaledTime(request, provider, larger / rows, known[guess.variant] / guess.time_us)
+                yield ScaledTime(request, provider, larger / rows, times_us[guess.variant] / guess.time_us)

@@ -82,10 +82,10 @@ def planned(card: Card, work: Callable[[], Plan]) -> tuple[dict[str, Any], Plan 
     try:
         plan = work()
     except MbcError as error:
-        found: dict[str, Any] = {"failed": str(error).splitlines()[0]}
+        result: dict[str, Any] = {"failed": str(error).splitlines()[0]}
         if isinstance(error, BudgetError):
-            found["needed_gb"] = (error.needed_bytes - card.context_bytes) / GB
-        return found, None
+            result["needed_gb"] = (error.needed_bytes - card.context_bytes) / GB
+        return result, None
     return {**figures(card, plan), "plan_s": time.perf_counter() - began}, plan
 
 

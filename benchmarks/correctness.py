@@ -195,13 +195,13 @@ def main() -> None:
     parser.add_argument("--list", action="store_true", help="say what is missing, and run nothing")
     arguments = parser.parse_args()
     deadline = time.monotonic() + arguments.for_s - 2 * GRACE_S
-    known = results("correctness")
+    earlier = results("correctness")
     held = results("correctness", arguments.again, current=True)
     wanted = [s for s in STAGES[arguments.device] if not arguments.only or s.name in arguments.only]
     missing = [stage for stage in wanted if not held.done(stage.name)]
 
     def estimate_s(stage: Stage) -> float:
-        return float(known.rows[stage.name]["seconds"]) if known.done(stage.name) else stage.estimate_s
+        return float(earlier.rows[stage.name]["seconds"]) if earlier.done(stage.name) else stage.estimate_s
 
     for stage in missing:
         print(f"{stage.name}: to be made, some {estimate_s(stage):.0f} s")

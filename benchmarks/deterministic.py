@@ -25,30 +25,33 @@ DIGEST_AFTER = 5  # steps
 
 def jobs(arguments: argparse.Namespace) -> dict[tuple[str, str, bool], Job]:
     """Return the jobs by network, precision, and whether they are deterministic."""
-    found: dict[tuple[str, str, bool], Job] = {}
+    result: dict[tuple[str, str, bool], Job] = {}
     for name, (source, settings) in NETWORKS.items():
         for precision in arguments.precisions.split(","):
             for fixed in (False, True):
                 pairs = (("train.precision", precision), ("train.deterministic", str(fixed).lower()))
                 job = replace(example(source, *settings, *pairs), gpu=arguments.gpu)
                 if not arguments.only or name in arguments.only:
-                    found[name, precision, fixed] = job.with_options(profile=arguments.profile)
-    return found
+                    result[name, precision, fixed] = job.with_options(profile=arguments.profile)
+    return result
 
 
 def row_of(
     name: str, precision: str, free: Planned, fixed: Planned, runs: list[dict[str, dict[str, Any]]]
 ) -> dict[str, Any]:
-    """`runs`: figures by step, of each run. `price` is the deterministic time over the other."""
+    """Return the row of a network; `runs` has figures by step for each run.
+
+    `price` is the deterministic time over the other.
+    """
     row: dict[str, Any] = {"name": f"{name} {precision}", "price_predicted": None, "price": None}
-    for label, made in (("free", free), ("deterministic", fixed)):
-        found = [run.get(made.step, {"failed": made.failed or "not run"}) for run in runs]
-        row[f"{label}_predicted_ms"] = made.predicted_ms or None
-        row[f"{label}_ms"] = min((f["step_ms"] for f in found if "step_ms" in f), default=None)
-        if failed := [f["failed"] for f in found if "failed" in f]:
+    for label, created in (("free", free), ("deterministic", fixed)):
+        result = [run.get(created.step, {"failed": created.failed or "not run"}) for run in runs]
+        row[f"{label}_predicted_ms"] = created.predicted_ms or None
+        row[f"{label}_ms"] = min((f["step_ms"] for f in result if "step_ms" in f), default=None)
+        if failed := [f["failed"] for f in result if "failed" in f]:
             row["failed"] = failed[0]
-        elif found:
-            row[f"{label}_states"] = states = [f["states"] for f in found]
+        elif result:
+            row[f"{label}_states"] = states = [f["states"] for f in result]
             row[f"{label}_equal"] = len(set(states)) == 1
     row["same_plan"] = free.step == fixed.step
     for suffix in ("_predicted", ""):
@@ -76,8 +79,8 @@ def main() -> None:
     runs: list[dict[str, dict[str, Any]]] = []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        made = make_plans({str(key): job for key, job in wanted.items()}, folder, arguments.workers)
-        planned = {key: made[str(key)] for key in wanted}
+        created = make_plans({str(key): job for key, job in wanted.items()}, folder, arguments.workers)
+        planned = {key: created[str(key)] for key in wanted}
         steps = [p.step for p in planned.values()]
         if not arguments.plan_only:
             runs = run_steps(steps, folder, arguments.workers, arguments.steps, arguments.runs, DIGEST_AFTER)

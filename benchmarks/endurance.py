@@ -73,7 +73,7 @@ class Sample:
 
 
 def data_of(graph: TrainingGraph, rows: int, seed: int) -> ArrayData:
-    """Normal images and labels of the first two classes, which every network has."""
+    """Return normal images and labels of the first two classes, which every network has."""
     random = np.random.default_rng(seed)
     arrays: list[np.ndarray] = []
     for name in graph.inputs:
@@ -152,14 +152,14 @@ def judged(samples: list[Sample], on_gpu: bool) -> dict[str, Any]:
     steady = samples[tenth:]
     first, last = steady[:tenth], steady[-tenth:]
     drift = median(s.step_us for s in last) / median(s.step_us for s in first) - 1
-    told = [s.device_bytes for s in steady if s.device_bytes is not None]
-    device_grown = max(told) - min(told) if told else None
+    taken = [s.device_bytes for s in steady if s.device_bytes is not None]
+    device_grown = max(taken) - min(taken) if taken else None
     host_grown = last[-1].host_bytes - first[0].host_bytes
     grows = host_grown > HOST_GROWTH * first[0].host_bytes
     flat = device_grown == 0 if on_gpu else True
     return {
         "samples": len(samples), "step_us": median(s.step_us for s in steady), "drift": drift,
-        "device_bytes": told[-1] if told else None, "device_grown_bytes": device_grown,
+        "device_bytes": taken[-1] if taken else None, "device_grown_bytes": device_grown,
         "host_bytes": last[-1].host_bytes, "host_grown_bytes": host_grown,
         "passed": flat and not grows and (drift <= DRIFT or not on_gpu),
     }  # fmt: skip

@@ -200,7 +200,7 @@ def imported(path: Path, loss: str | Judge) -> ImportedModel:
 
 
 def judge(
-    model: Any, inputs: Sequence[Any], loss: str | Judge, known: Reference | None = None, planned: str = ""
+    model: Any, inputs: Sequence[Any], loss: str | Judge, expected: Reference | None = None, planned: str = ""
 ) -> Verdict:
     """Export, import and compare a model.
 
@@ -213,13 +213,13 @@ def judge(
         except Exception as error:
             return Verdict("not exported", f"{type(error).__name__}: {error}"[:300])
         try:
-            made = imported(path, loss)
-            expected = known or reference(model, inputs, loss)
+            created = imported(path, loss)
+            expected = expected or reference(model, inputs, loss)
             if not np.isfinite(expected.loss):
                 return Verdict("not finite", f"PyTorch's loss is {expected.loss}", (), operations)
-            made = _compared(made, path, loss, inputs, expected)
+            created = _compared(created, path, loss, inputs, expected)
             if planned:
-                compare_plan(made, inputs, expected, planned)
+                compare_plan(created, inputs, expected, planned)
             return Verdict("equal", "", (), operations)
         except _Different as error:
             return Verdict("different", str(error), (), operations)
@@ -235,7 +235,7 @@ def judge(
 
 
 def _compared(
-    made: ImportedModel, path: Path, loss: str | Judge, inputs: Sequence[Any], expected: Reference
+    imported_model: ImportedModel, path: Path, loss: str | Judge, inputs: Sequence[Any], expected: Reference
 ) -> ImportedModel:
     """Compare an imported model, and return the import that agrees with PyTorch within `TOLERANCE`.
 
@@ -243,28 +243,28 @@ def _compared(
     model is imported again with constants in fp64, and the first import need only agree within fp32's rounding.
     """
     try:
-        _compare(made, inputs, expected, TOLERANCE)
+        _compare(imported_model, inputs, expected, TOLERANCE)
     except _Different:
         with mock.patch.object(constants, "NUMPY", {**constants.NUMPY, "float32": np.dtype(np.float64)}):
             exact = imported(path, loss)
-        if exact.source == made.source and _same_arrays(exact.network.arrays, made.network.arrays):
+        if exact.source == imported_model.source and _same_arrays(exact.network.arrays, imported_model.network.arrays):
             raise
         _compare(exact, inputs, expected, TOLERANCE)
-        _compare(made, inputs, expected, FP32_TOLERANCE)
+        _compare(imported_model, inputs, expected, FP32_TOLERANCE)
         return exact
-    return made
+    return imported_model
 
 
 def _same_arrays(a: Mapping[str, Array], b: Mapping[str, Array]) -> bool:
     return a.keys() == b.keys() and all(np.array_equal(a[name], b[name]) for name in a)
 
 
-def _compare(made: ImportedModel, inputs: Sequence[Any], expected: Reference, tolerance: float) -> None:
+def _compare(imported_model: ImportedModel, inputs: Sequence[Any], expected: Reference, tolerance: float) -> None:
     """Raise where a number of the imported model is another one."""
     settings = (("train.precision", "fp64"),)
-    lowered = lower(parse(Source("imported", made.source)), settings)
+    lowered = lower(parse(Source("imported", imported_model.source)), settings)
     graph = differentiate(lowered.network, lowered.optimizer, Precision.FP64)
-    given = given_arrays(graph, made, inputs, expected)
+    given = given_arrays(graph, imported_model, inputs, expected)
     held = {n: v for n, v in given.items() if n in graph.values}
     inferred = execute(graph.infer, types_of(graph), held, graph.batch, Precision.FP64)
     if len(graph.outputs) != len(expected.outputs):
@@ -275,9 +275,9 @@ def _compare(made: ImportedModel, inputs: Sequence[Any], expected: Reference, to
     for number, (name, wanted) in enumerate(zip(graph.outputs, expected.outputs, strict=True)):
         expect(f"output {number}", env[name], wanted, tolerance=tolerance)
     expect("the loss", np.asarray(env[graph.loss]).reshape(()), np.asarray(expected.loss), tolerance=tolerance)
-    compare_gradients(made, parameter_gradients(graph, env), expected, tolerance)
+    compare_gradients(imported_model, parameter_gradients(graph, env), expected, tolerance)
     after = dict(graph.updates)
-    for key in made.network.keys:
+    for key in imported_model.network.keys:
         if key.state in after and key.name in expected.buffers:
             wanted = expected.buffers[key.name]
             expect(
@@ -289,15 +289,15 @@ def _compare(made: ImportedModel, inputs: Sequence[Any], expected: Reference, to
 
 
 def given_arrays(
-    graph: TrainingGraph, made: ImportedModel, inputs: Sequence[Any], expected: Reference
+    graph: TrainingGraph, imported_model: ImportedModel, inputs: Sequence[Any], expected: Reference
 ) -> dict[str, Array]:
     """Return what a step begins with: inputs, targets, parameters, and an optimizer that has seen nothing."""
     given = draw(graph, np.random.default_rng(0))
     given |= {name: array * 0 for name, array in given.items() if name not in graph.inputs}
-    given |= dict(made.network.arrays)
-    count = len(made.network.inputs)
+    given |= dict(imported_model.network.arrays)
+    count = len(imported_model.network.inputs)
     own = {f"x{n}" if n else "x": x for n, x in enumerate(inputs)}
-    named = [own.get(name) for name, _ in made.network.inputs]
+    named = [own.get(name) for name, _ in imported_model.network.inputs]
     values = [x if x is not None else inputs[n] for n, x in enumerate(named)]
     given |= {name: x.numpy() for name, x in zip(graph.inputs[:count], values, strict=True)}
     by_shape = {target.shape: target for target in expected.targets}
@@ -307,12 +307,12 @@ def given_arrays(
 
 
 def compare_gradients(
-    made: ImportedModel, ours: Mapping[str, Array], expected: Reference, tolerance: float = TOLERANCE
+    imported_model: ImportedModel, ours: Mapping[str, Array], expected: Reference, tolerance: float = TOLERANCE
 ) -> None:
     """Raise where the gradient of a parameter is another one, or where there is none and should be."""
     trained = {n: g for n, g in expected.gradients.items() if g is not None}
     largest = max((float(np.linalg.norm(g)) for g in trained.values()), default=0.0)
-    states = {key.name: key.state for key in made.network.keys}
+    states = {key.name: key.state for key in imported_model.network.keys}
     for name, wanted in expected.gradients.items():
         state = states.get(name, "")
         if state in ours:
@@ -334,7 +334,7 @@ def expect(what: str, ours: Array, wanted: Array, scale: float = 0.0, tolerance:
         raise _Different(f"{what} differs by {distance / (norm or 1.0):.1e} relative to PyTorch's norm {norm:.3g}")
 
 
-def compare_plan(made: ImportedModel, inputs: Sequence[Any], expected: Reference, seed: str) -> str:
+def compare_plan(imported_model: ImportedModel, inputs: Sequence[Any], expected: Reference, seed: str) -> str:
     """Return which plan was made for a GPU within a drawn memory budget, and compare its step with PyTorch's.
 
     The plan is stepped on the CPU; the loss and the gradients are compared.
@@ -342,7 +342,7 @@ def compare_plan(made: ImportedModel, inputs: Sequence[Any], expected: Reference
     drawn = random.Random(seed)
     gpu = drawn.choice(("h100", "a100-40", "t4"))
     settings = (("train.precision", "fp64"), ("train.optimizer", "sgd(momentum=0.9)"))
-    source = Source("imported", made.source)
+    source = Source("imported", imported_model.source)
     lowered = lower(parse(source), settings)
     plan = compile_plan(source, Options(gpu=gpu, settings=settings))
     floor, arena = plan.bounds.floor_bytes, plan.predictions.arena_bytes
@@ -354,17 +354,17 @@ def compare_plan(made: ImportedModel, inputs: Sequence[Any], expected: Reference
     except BudgetError:
         which = "without a limit"
     graph = differentiate(lowered.network, lowered.optimizer, Precision.FP64)
-    given = given_arrays(graph, made, inputs, expected)
+    given = given_arrays(graph, imported_model, inputs, expected)
     module = open_module(plan, "cpu")
     try:
-        set_states(module, {n: a for n, a in made.network.arrays.items() if n in module.states})
+        set_states(module, {n: a for n, a in imported_model.network.arrays.items() if n in module.states})
         arrays = [given[name] for name in graph.inputs]
         loss, gradients, _ = module_gradients(module, lowered.network, lowered.optimizer, arrays)
     finally:
         module.close()
     expect("the loss of the plan", np.asarray(loss), np.asarray(expected.loss))
     trained = parameter_names(graph)
-    compare_gradients(made, {n: g for n, g in gradients.items() if n in trained}, expected)
+    compare_gradients(imported_model, {n: g for n, g in gradients.items() if n in trained}, expected)
     return which
 
 

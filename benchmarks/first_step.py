@@ -91,8 +91,8 @@ def measured(copy: Path, job: Job, asked_s: float | None, full_s: float) -> dict
         time_packages({"new": new}, 2, timeout_s=TIMEOUT_S)
         row: dict[str, Any] = {"compile_s": compile_s, "first_step_s": time.monotonic() - began}
         own = folder / "home" / "mbc" / "profiles" / file_name(find_device("auto").name)
-        known = read_profile(own)
-        row |= {"measured": len(known.extents), "left": len(known.left_to_estimate)}
+        earlier = read_profile(own)
+        row |= {"measured": len(earlier.extents), "left": len(earlier.left_to_estimate)}
         run(ROOT, folder / "none", ("compile", *words_of(job), "-o", str(bundled), "--measure", "never"))
         run(copy, folder / "none", ("compile", *words_of(job), "-o", str(unmeasured), "--measure", "never"))
         packages = {"bundled": bundled, "new": new, "unmeasured": unmeasured}
@@ -103,14 +103,14 @@ def measured(copy: Path, job: Job, asked_s: float | None, full_s: float) -> dict
             row["full_s"] = time.monotonic() - began
             run(copy, folder / "home", ("compile", *words_of(job), "-o", str(full), "--measure", "never"))
             packages["full"] = full
-        found = time_packages(packages, 20, timeout_s=TIMEOUT_S)
-    if failed := [f"{name}: {one['failed']}" for name, one in found.items() if "failed" in one]:
+        result = time_packages(packages, 20, timeout_s=TIMEOUT_S)
+    if failed := [f"{name}: {one['failed']}" for name, one in result.items() if "failed" in one]:
         return row | {"failed": "; ".join(failed)}
-    row |= {"step_ms": found["new"]["step_ms"], "predicted_ms": found["new"]["predicted_ms"]}
-    row |= {"measured_share": found["new"]["measured_share"]}
-    row |= {f"{name}_ms": one["step_ms"] for name, one in found.items() if name != "new"}
-    row["over_full"] = row["step_ms"] / min(found[name]["step_ms"] for name in ("bundled", "full") if name in found)
-    row["unmeasured_over"] = row["unmeasured_ms"] / min(one["step_ms"] for one in found.values())
+    row |= {"step_ms": result["new"]["step_ms"], "predicted_ms": result["new"]["predicted_ms"]}
+    row |= {"measured_share": result["new"]["measured_share"]}
+    row |= {f"{name}_ms": one["step_ms"] for name, one in result.items() if name != "new"}
+    row["over_full"] = row["step_ms"] / min(result[name]["step_ms"] for name in ("bundled", "full") if name in result)
+    row["unmeasured_over"] = row["unmeasured_ms"] / min(one["step_ms"] for one in result.values())
     in_time = asked_s is None or row["first_step_s"] <= asked_s
     return row | {"asked_s": asked_s, "passed": in_time and row["over_full"] <= MOST_OVER}
 

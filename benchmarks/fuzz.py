@@ -66,11 +66,15 @@ def chunk(name: str, seed: int, inputs: int, guided: bool, work: Path = WORK) ->
     shared = Path("/dev/shm")
     began_s = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="mbc-fuzz-", dir=shared if shared.is_dir() else None) as own:
-        journal, told = Journal(Path(own) / "journal"), Path(own) / "report.json"
+        journal, report_file = Journal(Path(own) / "journal"), Path(own) / "report.json"
         command = [sys.executable, str(HERE / "fuzz_worker.py"), name, str(folder), f"{own}/scratch"]
         command += ["--seed", str(seed), "--inputs", str(inputs), *(["--guided"] if guided else [])]
         done = subprocess.run(command, capture_output=True, cwd=ROOT, env=ENVIRONMENT)
-        report = json.loads(told.read_text(encoding="utf-8")) if told.exists() else {"answers": {}, "slowest_s": 0.0}
+        report = (
+            json.loads(report_file.read_text(encoding="utf-8"))
+            if report_file.exists()
+            else {"answers": {}, "slowest_s": 0.0}
+        )
     seconds = time.monotonic() - began_s
     if journal.count == 0:
         raise RuntimeError(f"no input was judged: {done.stderr.decode(errors='replace')[-2000:]}")
@@ -106,11 +110,11 @@ def added(row: Row, more: Row) -> Row:
 
 def findings(folder: Path) -> list[Row]:
     """Return the findings by name, each with the last line of its message."""
-    found: list[Row] = []
+    rows: list[Row] = []
     for path in sorted((folder / "findings").glob("*.json")):
         lines = json.loads(path.read_text(encoding="utf-8"))["why"].strip().splitlines()
-        found.append({"name": path.stem, "why": ascii(lines[-1])[1:-1][:200]})
-    return found
+        rows.append({"name": path.stem, "why": ascii(lines[-1])[1:-1][:200]})
+    return rows
 
 
 def judge_again(name: str, work: Path = WORK) -> int:
@@ -134,10 +138,10 @@ def judged(name: str, path: Path) -> str | None:
         done = subprocess.run(command, capture_output=True, cwd=ROOT, env=ENVIRONMENT)
         if done.returncode < 0:
             return KILLS.get(signal.Signals(-done.returncode), f"signal {-done.returncode}")
-        found = findings(Path(folder))
+        result = findings(Path(folder))
         if done.returncode > 0:
             return done.stderr.decode(errors="replace")[-500:]
-        return found[0]["why"] if found else None
+        return result[0]["why"] if result else None
 
 
 def chunk_of(row: Row) -> int:

@@ -80,11 +80,11 @@ def plan_texts() -> tuple[bytes, ...]:
     from mbc.plan.file import dump_plan
     from mbc.source import Source
 
-    found: list[bytes] = []
+    items: list[bytes] = []
     for precision in ("fp32", "bf16"):
         options = Options(gpu=GPU, settings=(("train.precision", precision),))
-        found.append(dump_plan(compile_plan(Source("probe.mbc", NETWORK), options)).encode())
-    return tuple(found)
+        items.append(dump_plan(compile_plan(Source("probe.mbc", NETWORK), options)).encode())
+    return tuple(items)
 
 
 def judge_plan(data: bytes, folder: Path) -> str:
@@ -193,15 +193,15 @@ def judge_profile(data: bytes, folder: Path) -> str:
 
 def archives() -> list[bytes]:
     """Return archives of data to begin with."""
-    found: list[bytes] = []
+    items: list[bytes] = []
     arrays = {"x": np.zeros((4, 2, 3, 3), np.float32), "t": np.arange(4, dtype=np.int64) % 3}
     for write in (np.savez, np.savez_compressed):
         out = io.BytesIO()
         write(out, **arrays)
-        found.append(out.getvalue())
+        items.append(out.getvalue())
     out = io.BytesIO()
     np.save(out, arrays["x"])
-    return [*found, out.getvalue()]
+    return [*items, out.getvalue()]
 
 
 def judge_archive(data: bytes, folder: Path) -> str:

@@ -67,8 +67,8 @@ def _filled() -> frozenset[str]:
 
 def _runs(words: list[str]) -> bool:
     """Return whether a line is run and not only parsed: it stays in its folder, starts no process, and is short."""
-    known = set(line_words())
-    outside = any("/" in word or ".." in word or "~" in word or (":" in word and word not in known) for word in words)
+    own = set(line_words())
+    outside = any("/" in word or ".." in word or "~" in word or (":" in word and word not in own) for word in words)
     commands = [word for word in words if word in _COMMANDS]
     measures = words[:1] == ["profile"] and words[1:2] not in (["list"], ["diff"], ["merge"], ["ship"])
     slow = any(word.startswith("--abl") or (word.isdecimal() and int(word) > 9) for word in words)
@@ -82,8 +82,8 @@ def _keep_parser() -> None:
     """Made once: that takes longer than to read a line."""
     from mbc.cli import arguments
 
-    made = arguments.parser()
-    arguments.parser = lambda: made
+    created = arguments.parser()
+    arguments.parser = lambda: created
 
 
 def judge_line(data: bytes, folder: Path) -> str:

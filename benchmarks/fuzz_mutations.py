@@ -1,6 +1,8 @@
-"""Random changes to inputs of mbc, by what they are: bytes, words of the language, JSON, SQLite, archives, arguments.
+"""Random changes to inputs of mbc by kind: bytes, words of the language, JSON, SQLite, archives, arguments.
 
-Each takes the bytes of an input and gives other ones; what it cannot read as its kind it changes as bytes."""
+Each function takes the bytes of an input and returns other bytes. An input that cannot be read as its kind
+is changed as bytes.
+"""
 
 from __future__ import annotations
 
@@ -27,30 +29,30 @@ STRANGE: tuple[Any, ...] = (*NUMBERS[:-2], *TEXTS, None, True, False, [], {}, [[
 
 def change_bytes(data: bytes, draw: random.Random) -> bytes:
     """Return the data with changed bits, bytes or runs of bytes."""
-    found = bytearray(data or b"\0")
+    result = bytearray(data or b"\0")
     for _ in range(draw.choice((1, 1, 1, 2, 4, 16))):
-        at, other = draw.randrange(len(found)), draw.randrange(len(found))
-        length = min(draw.choice((1, 2, 4, 8, 64)), len(found) - at)
+        at, other = draw.randrange(len(result)), draw.randrange(len(result))
+        length = min(draw.choice((1, 2, 4, 8, 64)), len(result) - at)
         how = draw.randrange(8)
         if how <= 1:
-            found[at] ^= 1 << draw.randrange(8)
+            result[at] ^= 1 << draw.randrange(8)
         elif how == 2:
-            found[at] = draw.choice((0, 1, 0x7F, 0x80, 0xFF, draw.randrange(256)))
-        elif how == 3 and len(found) > length:
-            del found[at : at + length]
+            result[at] = draw.choice((0, 1, 0x7F, 0x80, 0xFF, draw.randrange(256)))
+        elif how == 3 and len(result) > length:
+            del result[at : at + length]
         elif how == 4:
-            found[at:at] = draw.randbytes(length)
+            result[at:at] = draw.randbytes(length)
         elif how == 5:
-            found[other:other] = found[at : at + length]
+            result[other:other] = result[at : at + length]
         elif how == 6:
-            found[at : at + length] = draw.choice(((1 << 8 * length) - 1, draw.choice((0, 1, 1 << 4)))).to_bytes(
+            result[at : at + length] = draw.choice(((1 << 8 * length) - 1, draw.choice((0, 1, 1 << 4)))).to_bytes(
                 length, draw.choice(("little", "big"))
             )
-        elif len(found) > 1:
-            del found[draw.randrange(1, len(found)) if draw.random() < 0.3 else -1 :]
-        if not found:
-            found = bytearray(b"\0")
-    return bytes(found[:LARGEST])
+        elif len(result) > 1:
+            del result[draw.randrange(1, len(result)) if draw.random() < 0.3 else -1 :]
+        if not result:
+            result = bytearray(b"\0")
+    return bytes(result[:LARGEST])
 
 
 def change_words(words: Sequence[str]) -> Callable[[bytes, random.Random], bytes]:
@@ -224,8 +226,8 @@ def change_archive(data: bytes, draw: random.Random) -> bytes:
     with zipfile.ZipFile(out, "w", draw.choice((zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED))) as archive:
         for filename, written in members:
             archive.writestr(zipfile.ZipInfo(filename), written)
-    found = out.getvalue()
-    return (change_bytes(found, draw) if draw.random() < 0.3 else found)[:LARGEST]
+    result = out.getvalue()
+    return (change_bytes(result, draw) if draw.random() < 0.3 else result)[:LARGEST]
 
 
 def change_lines(words: Sequence[str]) -> Callable[[bytes, random.Random], bytes]:

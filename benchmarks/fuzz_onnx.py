@@ -35,13 +35,13 @@ def models() -> list[bytes]:
     from mbc.source import Source
     from tests.interchange.bodies import BODIES, HEAD, TAIL
 
-    found: list[bytes] = []
+    items: list[bytes] = []
     for body in BODIES.values():
-        made = lower(parse(Source("net.mbc", f"{HEAD}{body}\n{TAIL}")))
-        graph = differentiate(made.network, made.optimizer, Precision.FP32)
+        created = lower(parse(Source("net.mbc", f"{HEAD}{body}\n{TAIL}")))
+        graph = differentiate(created.network, created.optimizer, Precision.FP32)
         states = {s.value: np.ones(graph.values[s.value].type.shape, np.float32) for s in graph.states}
-        found.append(build_model(graph, states).SerializeToString())
-    return [*found, _spelt().SerializeToString()]
+        items.append(build_model(graph, states).SerializeToString())
+    return [*items, _spelt().SerializeToString()]
 
 
 def _spelt() -> Any:
@@ -165,11 +165,11 @@ def _numbers(model: Any, draw: random.Random) -> None:
     elif how == 4:
         if tensor.data_type == kinds.INT64:
             count = max(1, len(tensor.raw_data) // 8)
-            made = np.array([draw.choice(SIZES) for _ in range(count)], np.int64)
+            created = np.array([draw.choice(SIZES) for _ in range(count)], np.int64)
         else:
-            made = np.full(max(1, len(tensor.raw_data) // 4), float(np.float32(draw.choice((0, 1e38, "nan", 2)))))
-            made = made.astype(np.float32)
-        tensor.raw_data = made.tobytes()
+            created = np.full(max(1, len(tensor.raw_data) // 4), float(np.float32(draw.choice((0, 1e38, "nan", 2)))))
+            created = created.astype(np.float32)
+        tensor.raw_data = created.tobytes()
     elif how == 5:
         tensor.data_location = kinds.EXTERNAL
         location = draw.choice((*TEXTS, "model.onnx", ".", "model.onnx/x"))
@@ -213,11 +213,11 @@ def judge_onnx(data: bytes, folder: Path) -> str:
     path = folder / "model.onnx"
     path.write_bytes(data)
     try:
-        made = import_model(path, "net", batch=2)
+        created = import_model(path, "net", batch=2)
     except MbcError as error:
         if error.code != "MBC353":
             raise
-        made = import_model(path, "net")
-    check_text(made.source)
-    write_weights(folder / "net.safetensors", made.network)
+        created = import_model(path, "net")
+    check_text(created.source)
+    write_weights(folder / "net.safetensors", created.network)
     return "taken"

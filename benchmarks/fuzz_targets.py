@@ -1,4 +1,4 @@
-"""The targets of `fuzz.py`: for each kind of input the seeds, the mutation, and the code of mbc that reads the input."""
+"""The targets of `fuzz.py`: for each kind of input the seeds, the mutation, and the code that reads the input."""
 
 from __future__ import annotations
 

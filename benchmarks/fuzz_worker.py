@@ -140,8 +140,8 @@ class Campaign:
 
     def report(self) -> None:
         """Write the answers so far."""
-        told = {"answers": dict(self.answers), "slowest_s": round(self.slowest_s, 2)}
-        self._report.write_text(json.dumps(told), encoding="utf-8")
+        text = {"answers": dict(self.answers), "slowest_s": round(self.slowest_s, 2)}
+        self._report.write_text(json.dumps(text), encoding="utf-8")
 
 
 def drawn(campaign: Campaign, seed: int, inputs: int) -> None:
@@ -163,7 +163,10 @@ def drawn(campaign: Campaign, seed: int, inputs: int) -> None:
 
 
 def guided(campaign: Campaign, seed: int, inputs: int) -> None:
-    """Judge inputs that atheris (libFuzzer) chooses: those that reach new branches of mbc are kept and changed further."""
+    """Judge inputs that atheris (libFuzzer) chooses.
+
+    Inputs that reach new branches of mbc are kept and changed further.
+    """
     from fuzz_rule import corpus
 
     atheris: Any = importlib.import_module("atheris")

@@ -67,17 +67,17 @@ def jobs(
     only: Sequence[str], kinds: Sequence[str], norm_values: int = NORM_VALUES, batch: int = SMALL_BATCH
 ) -> list[tuple[str, Job]]:
     """("operation" | "network", job) for all that is asked for; the operations are one job."""
-    found: list[tuple[str, Job]] = []
+    items: list[tuple[str, Job]] = []
     cases = [case for case in CASES if not only or case.name in only]
     if cases:
-        found.append(("operation", Job("operations", Source("operations", source("operations", cases)))))
+        items.append(("operation", Job("operations", Source("operations", source("operations", cases)))))
     for job in examples():
         deeper = [(name + value, job.with_settings((key, value))) for name, key, value in MORE if job.name == name]
         for name, one in ((job.name, job), *deeper):
             if not only or name in only:
                 named = Job(name, one.source, one.settings, one.network)
-                found.append(("network", with_full_norms(with_momentum(small(named, batch)), norm_values)))
-    return [(kind, job) for kind, job in found if kind in kinds]
+                items.append(("network", with_full_norms(with_momentum(small(named, batch)), norm_values)))
+    return [(kind, job) for kind, job in items if kind in kinds]
 
 
 def twin_mode(precision: str, device: str) -> Mode:
@@ -107,9 +107,9 @@ def torch_gradients(
     scale = 65536.0 if precision == "fp16" else 1.0
     while True:
         # A new twin each time: a forward pass moves the running statistics.
-        found = Twin(job.lowered().network, states, mode).gradients(inputs, *dropout, loss_scale=scale)
-        if scale == 1.0 or all(np.isfinite(gradient).all() for gradient in found.gradients.values()):
-            return found
+        result = Twin(job.lowered().network, states, mode).gradients(inputs, *dropout, loss_scale=scale)
+        if scale == 1.0 or all(np.isfinite(gradient).all() for gradient in result.gradients.values()):
+            return result
         scale /= 2  # as dynamic loss scaling does after an overflow
 
 
@@ -159,22 +159,22 @@ def compare(
     def row(name: str, mine: Callable[[str], bool]) -> dict[str, Any]:
         ours = [[e for n, e in draw.ours.items() if mine(n)] for draw in draws]
         peer = [[e for n, e in draw.peer.items() if mine(n)] for draw in draws]
-        made = {
+        created = {
             "name": name,
             "kind": kind,
             "device": device,
             "precision": precision,
             "parameters": len(ours[0]),
-            "medians": [median(found) for found in ours],
-            "torch_medians": [median(found) for found in peer],
-            "median": median(median(found) for found in ours),
-            "torch_median": median(median(found) for found in peer),
-            "worst": max(max(found) for found in ours),
-            "torch_worst": max(max(found) for found in peer),
+            "medians": [median(result) for result in ours],
+            "torch_medians": [median(result) for result in peer],
+            "median": median(median(result) for result in ours),
+            "torch_median": median(median(result) for result in peer),
+            "worst": max(max(result) for result in ours),
+            "torch_worst": max(max(result) for result in peer),
             "loss_error": max(draw.loss for draw in draws),
             "statistics": max((e for draw in draws for n, e in draw.statistics.items() if mine(n)), default=0.0),
         }
-        return {**made, "passed": passed(made)}
+        return {**created, "passed": passed(created)}
 
     if kind == "network":
         return [row(job.name, lambda parameter: True)]
@@ -233,11 +233,11 @@ def main() -> None:
     precisions = {"operation": options.precisions.split(","), "network": options.network_precisions.split(",")}
     rows: list[dict[str, Any]] = []
     name = options.name or "gradients_" + options.devices.replace(",", "_")
-    made: set[tuple[str, ...]] = set()
+    names_seen: set[tuple[str, ...]] = set()
     if options.resume:
         rows = [row for row in current_rows(name) if "failed" not in row]
         # The cases of operations are one job, and their rows are written together.
-        made = {(r["device"], r["precision"], "" if r["kind"] == "operation" else r["name"]) for r in rows}
+        names_seen = {(r["device"], r["precision"], "" if r["kind"] == "operation" else r["name"]) for r in rows}
     started = time.monotonic()
     for device in options.devices.split(","):
         todo = [
@@ -245,7 +245,7 @@ def main() -> None:
             for kind, job in wanted
             for p in precisions[kind]
             if (device == "cpu" or p != Precision.FP64.value)
-            and (device, p, "" if kind == "operation" else job.name) not in made
+            and (device, p, "" if kind == "operation" else job.name) not in names_seen
         ]
         with tempfile.TemporaryDirectory() as folder:
             places: list[Any] = [None] * len(todo)
@@ -257,8 +257,8 @@ def main() -> None:
                     rows.append({"name": job.name, "device": device, "precision": precision, "failed": "no time left"})
                     continue
                 work = partial(run, kind, job, precision, device, place, here, options.draws)
-                found = attempt(lambda work=work: {"rows": work()}, job.name)
-                new = found.get("rows") or [{"kind": kind, "device": device, "precision": precision, **found}]
+                result = attempt(lambda work=work: {"rows": work()}, job.name)
+                new = result.get("rows") or [{"kind": kind, "device": device, "precision": precision, **result}]
                 rows += new
                 write(name, rows)  # each time, so that what is stopped leaves what it had
                 worst = max((r["worst"] for r in new if "worst" in r), default=None)

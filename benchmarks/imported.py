@@ -149,8 +149,8 @@ def limited(seconds: float) -> Generator[None]:
 
 def compiled(model: ImportedModel) -> TrainingGraph:
     """Return the training graph of the source, in fp32."""
-    made = lower(parse(Source("imported", model.source)))
-    return differentiate(made.network, made.optimizer, Precision.FP32)
+    created = lower(parse(Source("imported", model.source)))
+    return differentiate(created.network, created.optimizer, Precision.FP32)
 
 
 def forward(graph: TrainingGraph, model: ImportedModel, images: Array) -> Array:
@@ -178,22 +178,22 @@ def imported(name: str, size: int, seconds: float, held: Mapping[str, Any]) -> d
     size = size_of(name, size)
     images = torch.randn(2, 3, size, size)
     try:
-        made = exported(network, name, images)
+        created = exported(network, name, images)
     except MbcError as error:
         return {"imported": False, "refused": str(error)}
-    compiled(made)
+    compiled(created)
 
     @cache
     def quiet() -> tuple[Any, ImportedModel]:
         """Return the model and its import without layers that draw random numbers."""
-        return network, exported(network, name, images) if drop_nothing(network) else made
+        return network, exported(network, name, images) if drop_nothing(network) else created
 
     checks: dict[str, Callable[[], dict[str, Any]]] = {
-        "error": lambda: evaluation_errors(network, made, images),
+        "error": lambda: evaluation_errors(network, created, images),
         "gradient_error": lambda: single(*quiet()),
         "exact_gradient_error": lambda: exact(*quiet()),
     }
-    row: dict[str, Any] = {"lines": made.source.count("\n"), "operations": len(made.network.steps), **held}
+    row: dict[str, Any] = {"lines": created.source.count("\n"), "operations": len(created.network.steps), **held}
     for column, check in checks.items():
         if column not in held:
             with suppress(TooLong), limited(seconds):
@@ -208,34 +208,34 @@ def evaluates(row: Mapping[str, Any]) -> bool:
     return close or (own > LARGEST_ERROR and row["float64_error"] <= TIMES_TORCH * own)
 
 
-def evaluation_errors(model: Any, made: ImportedModel, images: Any) -> dict[str, float]:
+def evaluation_errors(model: Any, imported_model: ImportedModel, images: Any) -> dict[str, float]:
     """Return the error of the first output relative to torch's.
 
     If the error is large, the errors of both relative to torch's output in float64 are returned, too.
     """
-    found = forward(compiled(made), made, images.numpy())
+    result = forward(compiled(imported_model), imported_model, images.numpy())
     wanted = evaluated(model, images)
     if not wanted.any():
         raise RuntimeError("torch's result is 0 everywhere, beside which nothing can be compared")
-    errors = {"error": distance(found, wanted)}
+    errors = {"error": distance(result, wanted)}
     if errors["error"] > LARGEST_ERROR:
         exact = evaluated(copy.deepcopy(model).double(), images.double())
-        errors |= {"float64_error": distance(found, exact), "torch_float64_error": distance(wanted, exact)}
+        errors |= {"float64_error": distance(result, exact), "torch_float64_error": distance(wanted, exact)}
     return errors
 
 
 def evaluated(model: Any, images: Any) -> Array:
-    """torch's first output in evaluation mode."""
+    """Return torch's first output in evaluation mode."""
     import torch  # pyright: ignore[reportMissingImports]
 
     with torch.no_grad():
-        made = model.eval()(images)
-    return (next(iter(made.values())) if isinstance(made, dict) else made).cpu().numpy()
+        created = model.eval()(images)
+    return (next(iter(created.values())) if isinstance(created, dict) else created).cpu().numpy()
 
 
-def distance(found: Array, wanted: Array) -> float:
+def distance(result: Array, wanted: Array) -> float:
     """Return the relative L2 distance."""
-    return float(np.linalg.norm(found - wanted) / np.linalg.norm(wanted))
+    return float(np.linalg.norm(result - wanted) / np.linalg.norm(wanted))
 
 
 def exported(model: Any, name: str, images: Any) -> ImportedModel:
@@ -250,8 +250,8 @@ def exported(model: Any, name: str, images: Any) -> ImportedModel:
 
 def operations(refused: str) -> list[str]:
     """Return the operations that a refusal names."""
-    found = [line.split(": ")[1] for line in refused.splitlines() if line.startswith("  ") and ": aten." in line]
-    return sorted(set(found))
+    result = [line.split(": ")[1] for line in refused.splitlines() if line.startswith("  ") and ": aten." in line]
+    return sorted(set(result))
 
 
 def main() -> None:

@@ -45,28 +45,28 @@ COLUMNS = ("name", "error", "torch_error", "times_torch")
 
 
 def errors(name: str, size: int, device: str) -> dict[str, Any]:
-    """mbc's and torch's in fp32, relative to the norm of torch's result in float64."""
+    """Return mbc's and torch's errors in fp32, relative to the norm of torch's result in float64."""
     import torch  # pyright: ignore[reportMissingImports]
 
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     network = prepared(name)
     size = size_of(name, size)
     images = torch.randn(BATCH, 3, size, size)
-    made = exported(network, name, images)
-    found = forward(made, images.numpy(), device)
+    created = exported(network, name, images)
+    result = forward(created, images.numpy(), device)
     network, images = network.to(device), images.to(device)
     single = evaluated(network, images)
     exact = evaluated(network.double(), images.double())
     if not exact.any():
         raise RuntimeError("torch's result is 0 everywhere, beside which nothing can be compared")
-    ours, theirs = distance(found, exact), distance(single, exact)
+    ours, theirs = distance(result, exact), distance(single, exact)
     return {"error": ours, "torch_error": theirs, "times_torch": ours / theirs, "size": size}
 
 
-def forward(made: ImportedModel, images: Array, device: str) -> Array:
+def forward(imported_model: ImportedModel, images: Array, device: str) -> Array:
     """Return the first output of mbc's inference program, in fp32."""
     settings = (("memory.device", MEMORY), ("train.precision", "fp32"))
-    source = Source("imported.mbc", made.source)
+    source = Source("imported.mbc", imported_model.source)
     with tempfile.TemporaryDirectory() as folder:
         if device == "cpu":
             module = Module(compile_plan(source, Options("h200", settings)), 0, device)
@@ -74,7 +74,7 @@ def forward(made: ImportedModel, images: Array, device: str) -> Array:
             options = Options(settings=settings, measure=Measure.NEVER)
             module = Module(compile_source(source, options, Path(folder) / "imported").package.folder, 0, device)
         with module:
-            module.load_state_dict(made.network.arrays)
+            module.load_state_dict(imported_model.network.arrays)
             outputs = module.forward(images)
     return outputs[0] if isinstance(outputs, tuple) else outputs
 
@@ -106,9 +106,9 @@ def compare(
 
     with ThreadPoolExecutor(at_once) as pool:
         for done in as_completed([pool.submit(row, name) for name in names if not kept.done(name)]):
-            if made := done.result():
-                kept.put(made)
-                show([made], COLUMNS)
+            if errors_row := done.result():
+                kept.put(errors_row)
+                show([errors_row], COLUMNS)
 
 
 def main() -> None:

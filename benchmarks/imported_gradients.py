@@ -32,10 +32,10 @@ _DROPPING = ("Dropout", "Dropout2d", "DropPath", "StochasticDepth")
 
 def drop_nothing(model: Any) -> bool:
     """Set every probability of dropping to 0; returns whether there was any other."""
-    found = _dropping(model)
-    for module, name in found:
+    result = _dropping(model)
+    for module, name in result:
         setattr(module, name, 0.0)
-    return bool(found)
+    return bool(result)
 
 
 def drops(model: Any) -> bool:
@@ -49,20 +49,20 @@ def _dropping(model: Any) -> list[tuple[Any, str]]:
     Modules that call `functional.dropout` have `drop_rate`.
     """
     named = [(m, "drop_prob" if hasattr(m, "drop_prob") else "p") for m in model.modules()]
-    found = [(m, name) for m, name in named if type(m).__name__ in _DROPPING and getattr(m, name)]
-    return found + [(m, "drop_rate") for m in model.modules() if getattr(m, "drop_rate", 0)]
+    result = [(m, name) for m, name in named if type(m).__name__ in _DROPPING and getattr(m, name)]
+    return result + [(m, "drop_rate") for m in model.modules() if getattr(m, "drop_rate", 0)]
 
 
-def single(model: Any, made: ImportedModel) -> dict[str, Any]:
+def single(model: Any, imported_model: ImportedModel) -> dict[str, Any]:
     """Return the errors in fp32, mbc's and torch's, of a model that drops nothing."""
-    graph = _graph(made, "fp32")
+    graph = _graph(imported_model, "fp32")
     ours: list[dict[str, float]] = []
     theirs: list[dict[str, float]] = []
     for draw in range(DRAWS):
         inputs = _inputs(graph, draw)
-        reference = _of_torch(model, made, graph, inputs, "float64")
-        ours.append(_errors(_of_mbc(graph, made, inputs), reference))
-        theirs.append(_errors(_of_torch(model, made, graph, inputs, "float32"), reference))
+        reference = _of_torch(model, imported_model, graph, inputs, "float64")
+        ours.append(_errors(_of_mbc(graph, imported_model, inputs), reference))
+        theirs.append(_errors(_of_torch(model, imported_model, graph, inputs, "float32"), reference))
     return {
         "gradient_error": median(median(draw.values()) for draw in ours),
         "torch_gradient_error": median(median(draw.values()) for draw in theirs),
@@ -74,12 +74,12 @@ def single(model: Any, made: ImportedModel) -> dict[str, Any]:
     }
 
 
-def exact(model: Any, made: ImportedModel) -> dict[str, Any]:
+def exact(model: Any, imported_model: ImportedModel) -> dict[str, Any]:
     """Return the largest error of a parameter in fp64."""
-    graph = _graph(made, "fp64")
+    graph = _graph(imported_model, "fp64")
     inputs = _inputs(graph, 0)
-    found = _errors(_of_mbc(graph, made, inputs), _of_torch(model, made, graph, inputs, "float64"))
-    return {"exact_gradient_error": max(found.values())}
+    result = _errors(_of_mbc(graph, imported_model, inputs), _of_torch(model, imported_model, graph, inputs, "float64"))
+    return {"exact_gradient_error": max(result.values())}
 
 
 def keeps_single(row: Mapping[str, Any]) -> bool:
@@ -92,8 +92,8 @@ def keeps_exact(row: Mapping[str, Any]) -> bool:
     return row["exact_gradient_error"] <= EXACT_LIMIT
 
 
-def _graph(made: ImportedModel, precision: str) -> TrainingGraph:
-    job = with_full_norms(Job("imported", Source("imported", made.source)), NORM_VALUES)
+def _graph(imported_model: ImportedModel, precision: str) -> TrainingGraph:
+    job = with_full_norms(Job("imported", Source("imported", imported_model.source)), NORM_VALUES)
     lowered = job.with_settings(("train.precision", precision)).lowered()
     return differentiate(lowered.network, lowered.optimizer, lowered.precision)
 
@@ -102,19 +102,19 @@ def _inputs(graph: TrainingGraph, draw: int) -> dict[str, Array]:
     return dict(zip(graph.inputs, random_inputs(graph, draw), strict=True))
 
 
-def _errors(found: dict[str, Array], reference: dict[str, Array]) -> dict[str, float]:
-    if missing := reference.keys() - found.keys():
+def _errors(result: dict[str, Array], reference: dict[str, Array]) -> dict[str, float]:
+    if missing := reference.keys() - result.keys():
         raise RuntimeError(f"there is no gradient of {', '.join(sorted(missing))}")
-    return errors(found, reference)
+    return errors(result, reference)
 
 
-def _of_mbc(graph: TrainingGraph, made: ImportedModel, inputs: Mapping[str, Array]) -> dict[str, Array]:
+def _of_mbc(graph: TrainingGraph, imported_model: ImportedModel, inputs: Mapping[str, Array]) -> dict[str, Array]:
     """Return gradients by state; each value is dropped after its last use."""
     operations = [op for op in graph.train if op.kind not in _UPDATES]
     wanted = {op.inputs[0]: op.inputs[1] for op in graph.train if op.kind in _UPDATES}
     last = {value: number for number, op in enumerate(operations) for value in op.inputs}
     last |= dict.fromkeys(wanted.values(), len(operations))
-    env: dict[str, Array] = {**made.network.arrays, **inputs}
+    env: dict[str, Array] = {**imported_model.network.arrays, **inputs}
     env = {name: array.astype(numpy_type(graph.values[name].type.dtype)) for name, array in env.items()}
     env["control"] = new_control()
     for number, op in enumerate(operations):
@@ -130,19 +130,21 @@ def _of_mbc(graph: TrainingGraph, made: ImportedModel, inputs: Mapping[str, Arra
 
 
 def _of_torch(
-    model: Any, made: ImportedModel, graph: TrainingGraph, inputs: Mapping[str, Array], precision: str
+    model: Any, imported_model: ImportedModel, graph: TrainingGraph, inputs: Mapping[str, Array], precision: str
 ) -> dict[str, Array]:
     """Return gradients by the names and in the shapes of mbc's states, without those that torch has none for."""
     dtype = getattr(torch, precision)
     own = copy.deepcopy(model).to(dtype).train()
-    images = [torch.from_numpy(inputs[name]).to(dtype) for name, _ in zip(inputs, made.network.inputs, strict=False)]
+    images = [
+        torch.from_numpy(inputs[name]).to(dtype) for name, _ in zip(inputs, imported_model.network.inputs, strict=False)
+    ]
     targets = [torch.from_numpy(array).long() for array in list(inputs.values())[len(images) :]]
     with ExactSixths():
         given = own(*images)
     outputs = list(given.values()) if isinstance(given, dict) else [given]
     losses = [torch.nn.functional.cross_entropy(o, t) for o, t in zip(outputs, targets, strict=True)]
     torch.stack(losses).sum().backward()
-    states = {key.name: key.state for key in made.network.keys}
+    states = {key.name: key.state for key in imported_model.network.keys}
     return {
         state: parameter.grad.to(torch.float64).numpy().reshape(graph.values[state].type.shape)
         for name, parameter in own.named_parameters()

@@ -57,14 +57,14 @@ class Case:
 
     @property
     def free(self) -> Case:
-        """Return the case without a budget."""
+        """The case without a budget."""
         return replace(self, share=0.0)
 
     def plan(self, memory_bytes: int) -> Plan:
         """Return the plan within `memory_bytes`."""
-        told = [("batch", str(self.batch)), ("train.precision", self.precision)]
-        told += [("memory.device", f"{memory_bytes} B")] if memory_bytes else []
-        job = replace(self.job.with_settings(*told), gpu=self.gpu)
+        settings = [("batch", str(self.batch)), ("train.precision", self.precision)]
+        settings += [("memory.device", f"{memory_bytes} B")] if memory_bytes else []
+        job = replace(self.job.with_settings(*settings), gpu=self.gpu)
         return (job if self.share else job.with_options(policy=Policy.UNDIVIDED)).plan()
 
 
@@ -93,12 +93,12 @@ def cases(jobs: list[Job]) -> Iterator[Case]:
     fewer = {job: max(1, batch // BATCH_DIVISOR) for job, batch in default.items()}
     batches = (default, dict.fromkeys(jobs, SMALL_BATCH), fewer)
     free = [Case(job, of[job], precision, gpu) for gpu, of, precision, job in product(GPUS, batches, PRECISIONS, jobs)]
-    free += [Case(*told, gpu) for gpu, told in product(GPUS, timed())]
+    free += [Case(*step, gpu) for gpu, step in product(GPUS, timed())]
     within = [
         Case(job, default[job], precision, gpu, share)
         for gpu, precision, share, job in product(GPUS, PRECISIONS, SHARES, jobs)
     ]
-    within += [Case(*told, gpu, share) for gpu, told, share in product(GPUS, timed(), SHARES)]
+    within += [Case(*step, gpu, share) for gpu, step, share in product(GPUS, timed(), SHARES)]
     yield from {case.name: case for case in (*free, *within)}.values()
 
 

@@ -60,19 +60,19 @@ def _job(network: str, settings: Mapping[str, str], gpu: str) -> Any:
 
 def rows(gpu: str) -> list[Row]:
     """Return the plans that are timed: each setting of `mbc bench` once, and those under a cap."""
-    found: dict[str, Row] = {}
+    result: dict[str, Row] = {}
     for path in sorted((ROOT / "benchmarks" / "results").glob("bench_*.json")):
         about = json.loads(path.read_text(encoding="utf-8"))
-        told = json.dumps([about["network"], about["settings"]], sort_keys=True)
+        key = json.dumps([about["network"], about["settings"]], sort_keys=True)
         name = path.stem.removeprefix("bench_").replace("_", " ")
-        found.setdefault(told, Row(name, PLAN, functools.partial(plan_of, about["network"], about["settings"], gpu)))
+        result.setdefault(key, Row(name, PLAN, functools.partial(plan_of, about["network"], about["settings"], gpu)))
     capped = json.loads((ROOT / "benchmarks" / "results" / "capped.json").read_text(encoding="utf-8"))["rows"]
-    return [*found.values(), *(Row(row["name"], CAPPED, None) for row in capped)]
+    return [*result.values(), *(Row(row["name"], CAPPED, None) for row in capped)]
 
 
-def summary(found: Mapping[str, Any]) -> dict[str, Any]:
+def summary(result: Mapping[str, Any]) -> dict[str, Any]:
     """Return the row of what `mbc check --launches --json` printed; an infinite figure is null there."""
-    launches = found["launches"]
+    launches = result["launches"]
     outputs = [output for launch in launches for output in launch["outputs"]]
     worst = sorted(launches, key=_badness, reverse=True)
     kinds: dict[str, dict[str, Any]] = {}
@@ -84,13 +84,13 @@ def summary(found: Mapping[str, Any]) -> dict[str, Any]:
                 kind[name] = _larger(kind[name], output[name])
             kind["wrong"] += output["wrong"]
     return {
-        "network": found["network"],
-        "batch": found["batch"],
-        "precision": found["precision"],
-        "reference": found["reference"],
+        "network": result["network"],
+        "batch": result["batch"],
+        "precision": result["precision"],
+        "reference": result["reference"],
         "launches": len(launches),
         "elements": sum(output["elements"] for output in outputs),
-        "passed": found["passed"],
+        "passed": result["passed"],
         "failing": sum(not launch["passed"] for launch in launches),
         "roundoffs": functools.reduce(_larger, (output["roundoffs"] for output in outputs), 0.0),
         "worst_element": functools.reduce(_larger, (output["worst_element"] for output in outputs), 0.0),
@@ -153,9 +153,9 @@ def prepare(missing: Sequence[Row], shelf: Shelf, workers: int) -> None:
 
 def measure(waiting: Sequence[Row], shelf: Shelf, kept: Results, arguments: argparse.Namespace, began: float) -> None:
     """Build and check the packages of all rows that are missing."""
-    with tempfile.TemporaryDirectory() as made, processes(arguments.workers) as pool:
+    with tempfile.TemporaryDirectory() as folder_of_packages, processes(arguments.workers) as pool:
         built = {
-            row.name: pool.submit(build, shelf.path(row.name, row.what), Path(made) / f"p{number}")
+            row.name: pool.submit(build, shelf.path(row.name, row.what), Path(folder_of_packages) / f"p{number}")
             for number, row in enumerate(waiting)
         }
         for number, row in enumerate(waiting):
@@ -165,7 +165,7 @@ def measure(waiting: Sequence[Row], shelf: Shelf, kept: Results, arguments: argp
                     future.cancel()
                 return
 
-            def work(row: Row = row, folder: Path = Path(made) / f"p{number}") -> dict[str, Any]:
+            def work(row: Row = row, folder: Path = Path(folder_of_packages) / f"p{number}") -> dict[str, Any]:
                 if failed := built[row.name].result():
                     raise RuntimeError(failed)
                 return check(folder, arguments.steps, arguments.seed, "cuda")

@@ -82,14 +82,14 @@ class Run:
                 losses.append(self._step(self._free, number))
                 self._step(self._capped, number)
                 continue
-            found, loss, draws, states = self._checked(number, states or states_to_offload(self._free))
+            result, loss, draws, states = self._checked(number, states or states_to_offload(self._free))
             losses.append(loss)
             checked += 1
-            compared += len(found)
+            compared += len(result)
             again += draws - 1
-            same += all(c.distance == 0.0 for c in found)
-            failed += sum(not c.passed for c in found)
-            worst = max((c for c in (*found, worst) if c is not None), key=lambda c: c.badness)
+            same += all(c.distance == 0.0 for c in result)
+            failed += sum(not c.passed for c in result)
+            worst = max((c for c in (*result, worst) if c is not None), key=lambda c: c.badness)
         assert worst is not None
         return {
             "first_loss": losses[0],
@@ -112,19 +112,19 @@ class Run:
         which the second module does not have.
         """
         draw, loss, after = self._draw(before, number)
-        found = self._compare(draw)
+        result = self._compare(draw)
         draws = 1
-        while draws < DRAWS and any(not c.passed for c in found.values()):
+        while draws < DRAWS and any(not c.passed for c in result.values()):
             put(self._free, before)
             once_more = self._compare(self._draw(before, number + draws)[0])
             draws += 1
-            for key, comparison in found.items():
+            for key, comparison in result.items():
                 better = once_more[key]
                 if not comparison.passed and better.known and better.badness < comparison.badness:
-                    found[key] = better
+                    result[key] = better
         if draws > 1:
             put(self._free, after)
-        return list(found.values()), loss, draws, after
+        return list(result.values()), loss, draws, after
 
     def _compare(self, draw: Draw) -> dict[tuple[Part, str], Comparison]:
         return compare_once(draw, Reference.PERTURBED, self._precision, None, max(1, self._different))

@@ -86,7 +86,7 @@ class Case:
 
     @property
     def has_peers(self) -> bool:
-        """Return whether DDP is timed, too: not if one setting of mbc is compared with another."""
+        """True if DDP is timed, too: not if one setting of mbc is compared with another."""
         return "adamw" not in self.name
 
     def sized(self, gpus: int) -> Job:
@@ -105,11 +105,11 @@ def cases() -> Iterator[Case]:
 
 def chosen(words: Sequence[str]) -> list[Case]:
     """Return the rows with these names, or whose names hold words that are no row's name; all if there are no words."""
-    made = {case.name: case for case in cases()}
+    created = {case.name: case for case in cases()}
     return [
         case
-        for name, case in made.items()
-        if not words or any(word == name or (word not in made and word in name) for word in words)
+        for name, case in created.items()
+        if not words or any(word == name or (word not in created and word in name) for word in words)
     ]
 
 
@@ -120,10 +120,12 @@ def prepared(planner: Planner, case: Case, gpus: int) -> dict[str, Any]:
     for what, count in (("one", 1), ("all", gpus)):
         job = replace(case.sized(count), gpu=card.gpu).with_options(profile=card.profile, gpus=count)
         wanted = Wanted(f"{Wanted.of(job).name} {card.gpu} x{count}", job.plan)
-        found = planner.keep(shelved(case, card.gpu), what, wanted)
-        if "failed" in found:
-            return row | {"failed": found["failed"]}
-        row |= {f"{what}_{key}": found[key] for key in ("predicted_ms", "measured_share", "arena_gib") if key in found}
+        result = planner.keep(shelved(case, card.gpu), what, wanted)
+        if "failed" in result:
+            return row | {"failed": result["failed"]}
+        row |= {
+            f"{what}_{key}": result[key] for key in ("predicted_ms", "measured_share", "arena_gib") if key in result
+        }
     return row | {"plans": {"one": 0, "all": 0}}
 
 
@@ -149,7 +151,7 @@ class Bench:
         """Return the parts of a case's row."""
         precision = case.sized(self.gpus).lowered().precision
         first, *whole = ddp_contenders("torch.compile", precision, self.device == "cuda", ("default",), self.buckets_mb)
-        ddp = [("ddp", first), *((f"whole {made.bucket_mb}", made) for made in whole)]
+        ddp = [("ddp", first), *((f"whole {created.bucket_mb}", created) for created in whole)]
         return ([("mbc", Contender(MBC))] if case.name in self.packages else []) + (
             ddp if case.has_peers and self.with_peers else []
         )
@@ -159,10 +161,10 @@ class Bench:
         job, began = case.sized(self.gpus), time.monotonic()
         package = alone = Path()
         if contender.peer == MBC:
-            found = self.packages[case.name]()
-            if isinstance(found, str):
-                return {"failed": found}
-            alone, package = found
+            result = self.packages[case.name]()
+            if isinstance(result, str):
+                return {"failed": result}
+            alone, package = result
         raced = Raced(
             job.source, job.settings, job.network, str(package), self.device, blocks=max(2, self.steps // 5),
             alone_package=str(alone),
@@ -214,30 +216,33 @@ def summed_up(
     ran = {name: part for name, part in parts.items() if "failed" not in part}
     best = min((n for n in ran if n.startswith("whole")), key=lambda n: ran[n]["all_ms"], default="")
     chosen = {"mbc": ran.get("mbc"), "ddp": ran.get("ddp"), "whole": ran.get(best)}
-    made: dict[str, Any] = {"name": row["name"], "each": row["each"], "gpus": row["gpus"], "machine": row["machine"]}
+    summed: dict[str, Any] = {"name": row["name"], "each": row["each"], "gpus": row["gpus"], "machine": row["machine"]}
     for who, part in chosen.items():
         if part is not None:
-            made |= {f"{who}_{key}": part[key] for key in ("one_ms", "all_ms", "efficiency", "images_s", "all_gib")}
-    made["whole_bucket"], made["whole_stage"] = best.removeprefix("whole ") or None, ran.get(best, {}).get("stage")
+            summed |= {f"{who}_{key}": part[key] for key in ("one_ms", "all_ms", "efficiency", "images_s", "all_gib")}
+    summed["whole_bucket"], summed["whole_stage"] = (
+        best.removeprefix("whole ") or None,
+        ran.get(best, {}).get("stage"),
+    )
     for who in ("ddp", "whole"):
-        if f"{who}_all_ms" in made and "mbc_all_ms" in made:
-            made[f"over_{who}"] = made[f"{who}_all_ms"] / made["mbc_all_ms"]
-    for what in ("one", "all") if "mbc_all_ms" in made and "all_predicted_ms" in planned else ():
-        made[f"{what}_predicted_over_measured"] = planned[f"{what}_predicted_ms"] / made[f"mbc_{what}_ms"]
-    made |= _losses(row["precision"], ran)
+        if f"{who}_all_ms" in summed and "mbc_all_ms" in summed:
+            summed[f"over_{who}"] = summed[f"{who}_all_ms"] / summed["mbc_all_ms"]
+    for what in ("one", "all") if "mbc_all_ms" in summed and "all_predicted_ms" in planned else ():
+        summed[f"{what}_predicted_over_measured"] = planned[f"{what}_predicted_ms"] / summed[f"mbc_{what}_ms"]
+    summed |= _losses(row["precision"], ran)
     if "mbc" in ran:
         asked = ASKED.get(row["name"], Asked())
         wanted = (
             ("mbc_efficiency", asked.efficiency.get(row["gpus"])), ("over_ddp", asked.over_ddp),
             ("over_whole", asked.over_whole),
         )  # fmt: skip
-        made["passed"] = all(
-            made.get(key) is not None and made[key] >= least for key, least in wanted if least is not None
+        summed["passed"] = all(
+            summed.get(key) is not None and summed[key] >= least for key, least in wanted if least is not None
         )
         if row["name"].endswith(SHARDED):
-            made |= _against_whole(made, whole)
+            summed |= _against_whole(summed, whole)
     failed = "; ".join(f"{name}: {part['failed']}" for name, part in parts.items() if "failed" in part)
-    return made | {"precision": row["precision"], "parts": parts} | ({"failed": failed} if failed else {})
+    return summed | {"precision": row["precision"], "parts": parts} | ({"failed": failed} if failed else {})
 
 
 def _losses(precision: str, ran: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
@@ -245,9 +250,9 @@ def _losses(precision: str, ran: Mapping[str, Mapping[str, Any]]) -> dict[str, A
     tolerance = next(value for kind, value in TOLERANCES.items() if kind == precision)
     apart = 0.0
     for what in ("one", "all"):
-        found = [Result(losses=tuple(part[f"{what}_losses"])) for part in ran.values()]
-        for result in found[1:]:
-            apart = max(apart, compared(Contender(""), result, found[0], tolerance).apart or 0.0)
+        outcome = [Result(losses=tuple(part[f"{what}_losses"])) for part in ran.values()]
+        for result in outcome[1:]:
+            apart = max(apart, compared(Contender(""), result, outcome[0], tolerance).apart or 0.0)
     return {"losses_apart": apart, "same_mathematics": apart <= tolerance}
 
 
@@ -269,15 +274,15 @@ def measure(bench: Bench, wanted: list[Case], planned: Results, measured: Result
             print("time is over, parts are left: run this again", flush=True)
             return
         print(f"{case.name}: {contender.name}", flush=True)
-        found = attempt(lambda c=case, who=contender, s=left_s: bench.timed(c, who, s), name)
-        if "failed" in found and for_s - (time.monotonic() - began) < LEAST_S:
-            print(f"{name} was cut off: {found['failed']}", flush=True)
+        result = attempt(lambda c=case, who=contender, s=left_s: bench.timed(c, who, s), name)
+        if "failed" in result and for_s - (time.monotonic() - began) < LEAST_S:
+            print(f"{name} was cut off: {result['failed']}", flush=True)
             return
-        rows[case.name]["parts"][name] = found
+        rows[case.name]["parts"][name] = result
         beside = measured.rows.get(case.name.removesuffix(f" {SHARDED}")) if case.name.endswith(SHARDED) else None
         rows[case.name] = summed_up(rows[case.name], planned.rows.get(shelved(case, gpu), {}), beside)
         measured.put(rows[case.name])
-        show([found], ["name", "one_ms", "all_ms", "efficiency", "images_s", "all_gib", "stage", "seconds"])
+        show([result], ["name", "one_ms", "all_ms", "efficiency", "images_s", "all_gib", "stage", "seconds"])
 
 
 def _begun(case: Case, gpus: int, machine: list[str], measured: Results, again: bool) -> dict[str, Any]:

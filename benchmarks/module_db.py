@@ -128,10 +128,10 @@ def main() -> None:
     chosen = options.only.split(",") if options.only else names()
     rows: list[dict[str, Any]] = []
     with ProcessPoolExecutor(options.workers, multiprocessing.get_context("spawn")) as pool:
-        for made in pool.map(partial(verdicts, seconds=options.seconds), chosen):
+        for created in pool.map(partial(verdicts, seconds=options.seconds), chosen):
             rows += [
                 {"name": name, "verdict": v.kind, "refused": v.refused, "detail": "" if v.kind == "equal" else v.detail}
-                for name, v in made
+                for name, v in created
             ]
     table: list[dict[str, Any]] = []
     for name in chosen:

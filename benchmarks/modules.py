@@ -46,8 +46,8 @@ class Job:
 
     def plan(self) -> Plan:
         """Return the plan."""
-        told = replace(self.options, gpu=self.gpu, settings=self.settings, network=self.network)
-        return compile_plan(self.source, told)
+        options = replace(self.options, gpu=self.gpu, settings=self.settings, network=self.network)
+        return compile_plan(self.source, options)
 
     def needs(self, policy: Policy) -> tuple[Need, ...]:
         """Return the measurements that plans of this job use under `policy`."""
@@ -191,17 +191,17 @@ def set_states(module: Any, states: Mapping[str, np.ndarray]) -> None:
 
 
 def random_inputs(network: Network | TrainingGraph, seed: int = 0) -> tuple[np.ndarray, ...]:
-    """Standard normal images, labels of all classes that the outputs have."""
+    """Return standard normal images, and labels of all classes that the outputs have."""
     random = np.random.default_rng(seed)
     classes = min((network.values[o].type.shape[1] for o in network.outputs if _is_class_map(network, o)), default=2)
-    made: list[np.ndarray] = []
+    items: list[np.ndarray] = []
     for name in network.inputs:
         tensor = network.values[name].type
         if tensor.dtype is DType.INT32:
-            made.append(random.integers(0, classes, tensor.shape).astype(np.int32))
+            items.append(random.integers(0, classes, tensor.shape).astype(np.int32))
         else:
-            made.append(random.standard_normal(tensor.shape).astype(np.float32))
-    return tuple(made)
+            items.append(random.standard_normal(tensor.shape).astype(np.float32))
+    return tuple(items)
 
 
 def _is_class_map(network: Network | TrainingGraph, output: str) -> bool:
@@ -248,14 +248,14 @@ def module_gradients(
 NO_GRADIENT = 1e-9
 
 
-def errors(found: dict[str, np.ndarray], reference: dict[str, np.ndarray]) -> dict[str, float]:
+def errors(outcome: dict[str, np.ndarray], reference: dict[str, np.ndarray]) -> dict[str, float]:
     """Relative L2 distance per parameter, those without a gradient left out."""
     largest = max((float(np.linalg.norm(g)) for g in reference.values()), default=0.0)
     result: dict[str, float] = {}
     for name, expected in reference.items():
         norm = float(np.linalg.norm(expected))
         if norm > NO_GRADIENT * largest:
-            result[name] = float(np.linalg.norm(np.asarray(found[name], np.float64) - expected)) / norm
+            result[name] = float(np.linalg.norm(np.asarray(outcome[name], np.float64) - expected)) / norm
     return result
 
 

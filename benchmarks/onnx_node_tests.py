@@ -110,9 +110,9 @@ def variants(case: Any) -> Iterator[tuple[Any, list[Array], list[Array]]]:
 
 def trained(model: Any, given: dict[str, Array], fed: Sequence[str]) -> Any:
     """Return the model with a parameter beside it; `fed` are its inputs, all others are held."""
-    made = onnx.ModelProto()
-    made.CopyFrom(model)
-    graph = made.graph
+    created = onnx.ModelProto()
+    created.CopyFrom(model)
+    graph = created.graph
     inputs = [value for value in graph.input if value.name in fed]
     for value in graph.input:
         if value.name in given and value.name not in fed:
@@ -125,13 +125,13 @@ def trained(model: Any, given: dict[str, Array], fed: Sequence[str]) -> Any:
     graph.output.append(helper.make_tensor_value_info("mbc.y", TensorProto.FLOAT, None))
     graph.initializer.append(numpy_helper.from_array(np.ones(2, np.float32), "mbc.weight"))
     graph.node.append(helper.make_node("Mul", ["mbc.x", "mbc.weight"], ["mbc.y"], name="mbc.train"))
-    return made
+    return created
 
 
 def evaluate(imported: ImportedModel, inputs: Sequence[Array]) -> list[Array]:
     """Return what the network computes in evaluation mode, in fp32."""
-    made = lower(parse(Source("imported", imported.source)))
-    graph = differentiate(made.network, made.optimizer, Precision.FP32)
+    created = lower(parse(Source("imported", imported.source)))
+    graph = differentiate(created.network, created.optimizer, Precision.FP32)
     env = dict(imported.network.arrays) | dict(zip(graph.infer_inputs, inputs, strict=True))
     env = execute(graph.infer, types_of(graph), env, graph.batch, Precision.FP32)
     return [env[name] for name in graph.infer_outputs]
@@ -155,19 +155,19 @@ def _attempt(model: Any, inputs: Sequence[Array], wanted: Sequence[Array], folde
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             imported = import_model(file, "net", "mse")
-            found = evaluate(imported, inputs)
+            result = evaluate(imported, inputs)
     except MbcError as error:
         verdict = REFUSED if error.code in REFUSALS else MISTAKE
         return verdict, f"{error.code}: {error.message}"
     except Exception as error:
         return TRACEBACK, f"{type(error).__name__}: {error}"
-    return (EQUAL, "") if _are_equal(found, wanted) else (DIFFERENT, _difference(found, wanted))
+    return (EQUAL, "") if _are_equal(result, wanted) else (DIFFERENT, _difference(result, wanted))
 
 
-def _are_equal(found: Sequence[Array], wanted: Sequence[Array]) -> bool:
-    if len(found) != len(wanted):
+def _are_equal(items: Sequence[Array], wanted: Sequence[Array]) -> bool:
+    if len(items) != len(wanted):
         return False
-    for ours, theirs in zip(found, wanted, strict=True):
+    for ours, theirs in zip(items, wanted, strict=True):
         finite = np.abs(theirs[np.isfinite(theirs)])
         absolute = ABSOLUTE * max(1.0, float(finite.max(initial=0.0)))
         if ours.shape != theirs.shape or not np.allclose(ours, theirs, RELATIVE, absolute, equal_nan=True):
@@ -175,12 +175,12 @@ def _are_equal(found: Sequence[Array], wanted: Sequence[Array]) -> bool:
     return True
 
 
-def _difference(found: Sequence[Array], wanted: Sequence[Array]) -> str:
-    shapes = [list(a.shape) for a in found], [list(a.shape) for a in wanted]
+def _difference(items: Sequence[Array], wanted: Sequence[Array]) -> str:
+    shapes = [list(a.shape) for a in items], [list(a.shape) for a in wanted]
     if shapes[0] != shapes[1]:
         return f"shapes {shapes[0]}, not {shapes[1]}"
     with np.errstate(all="ignore"):
-        worst = max(float(np.nanmax(np.abs(a - b), initial=0.0)) for a, b in zip(found, wanted, strict=True))
+        worst = max(float(np.nanmax(np.abs(a - b), initial=0.0)) for a, b in zip(items, wanted, strict=True))
     return f"off by {worst:.3g}"
 
 

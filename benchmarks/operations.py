@@ -25,7 +25,7 @@ class Case:
 
     @property
     def chooses(self) -> bool:
-        """Return whether rounding may turn a choice: a ReLU's side of zero, a maximum's place."""
+        """True if rounding may turn a choice: a ReLU's side of zero, a maximum's place."""
         return any(choice in self.body for choice in ("relu", "maxpool", "amax"))
 
     @property

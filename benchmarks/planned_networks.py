@@ -63,20 +63,20 @@ def judge(seed: int, number: int, most_layers: int = 5) -> Verdict:
     source = Source("drawn.mbc", drawn.source)
     base = Options(drawn.gpu, (("train.precision", drawn.precision),), measure=Measure.NEVER)
     try:
-        found = planned(source, base)
+        result = planned(source, base)
     except MbcError as error:
         if error.code in OF_SOURCES:
             return Verdict("nothing to train")
         return Verdict(error.code, f"{error}\n{drawn.gpu} {drawn.precision}\n{drawn.source}")
-    found.wrong += checked(found)
-    if not found.wrong and drawn.precision != Precision.FP16.value:
-        found.wrong += stepped(source, base, drawn, found, number)
-    for name, plan in found.plans.items():
-        found.counts[f"plans {name}"] += 1
-        found.counts["plans that recompute, offload or divide"] += _saves(plan)
-    if found.wrong:
-        return Verdict("wrong", f"{found.wrong[0]}\n{drawn.gpu} {drawn.precision}\n{drawn.source}", found.counts)
-    return Verdict("right", "", found.counts)
+    result.wrong += checked(result)
+    if not result.wrong and drawn.precision != Precision.FP16.value:
+        result.wrong += stepped(source, base, drawn, result, number)
+    for name, plan in result.plans.items():
+        result.counts[f"plans {name}"] += 1
+        result.counts["plans that recompute, offload or divide"] += _saves(plan)
+    if result.wrong:
+        return Verdict("wrong", f"{result.wrong[0]}\n{drawn.gpu} {drawn.precision}\n{drawn.source}", result.counts)
+    return Verdict("right", "", result.counts)
 
 
 def planned(source: Source, base: Options) -> Planned:
@@ -85,30 +85,30 @@ def planned(source: Source, base: Options) -> Planned:
     Raises:
         MbcError: A plan was refused for another reason than a budget that is too small.
     """
-    found = Planned()
-    free = found.plans["without a limit"] = compile_plan(source, base)
+    result = Planned()
+    free = result.plans["without a limit"] = compile_plan(source, base)
     most, least = needed_bytes(free), free.bounds.floor_bytes + free.predictions.overhead_bytes
     for share in SHARES:
-        _plan(source, base, int(least + share * (most - least)), f"at {share:.0%}", found)
+        _plan(source, base, int(least + share * (most - least)), f"at {share:.0%}", result)
     budget_bytes, title = least, "at the lower bound"
     for _ in range(RECOMMENDED):
-        refused = _plan(source, base, budget_bytes, title, found)
+        refused = _plan(source, base, budget_bytes, title, result)
         if refused is None:
-            return found
+            return result
         if title == "at a recommended budget":
-            found.counts["recommended budgets that are refused"] += 1
+            result.counts["recommended budgets that are refused"] += 1
         budget_bytes, title = refused.needed_bytes, "at a recommended budget"
-    found.wrong.append(f"a recommended budget of {budget_bytes} B is refused, and what is recommended then, too")
-    return found
+    result.wrong.append(f"a recommended budget of {budget_bytes} B is refused, and what is recommended then, too")
+    return result
 
 
-def _plan(source: Source, base: Options, budget_bytes: int, title: str, found: Planned) -> BudgetError | None:
+def _plan(source: Source, base: Options, budget_bytes: int, title: str, result: Planned) -> BudgetError | None:
     options = replace(base, settings=(*base.settings, ("memory.device", f"{budget_bytes} B")))
     try:
-        found.plans[title] = compile_plan(source, options)
+        result.plans[title] = compile_plan(source, options)
     except BudgetError as refused:
-        found.refused_bytes.append(refused.floor_bytes)
-        found.counts[f"{refused.code} {title}"] += 1
+        result.refused_bytes.append(refused.floor_bytes)
+        result.counts[f"{refused.code} {title}"] += 1
         return refused
     return None
 
@@ -118,10 +118,10 @@ def needed_bytes(plan: Plan) -> int:
     return plan.predictions.arena_bytes + plan.predictions.overhead_bytes
 
 
-def checked(found: Planned) -> list[str]:
+def checked(result: Planned) -> list[str]:
     """Return the faults of the plans themselves."""
     wrong: list[str] = []
-    for name, plan in found.plans.items():
+    for name, plan in result.plans.items():
         try:
             again = load_plan(dump_plan(plan), "plan.json")
             verify_plan(again)
@@ -130,39 +130,39 @@ def checked(found: Planned) -> list[str]:
         except MbcError as error:
             wrong.append(f"the plan {name} read again: {error}")
         bound_bytes = plan.bounds.floor_bytes + plan.predictions.overhead_bytes
-        if bound_bytes < max(found.refused_bytes, default=0):
-            wrong.append(f"the plan {name} prints a lower bound of {bound_bytes}, refusals {max(found.refused_bytes)}")
+        if bound_bytes < max(result.refused_bytes, default=0):
+            wrong.append(f"the plan {name} prints a lower bound of {bound_bytes}, refusals {max(result.refused_bytes)}")
         if plan.predictions.arena_bytes < plan.bounds.floor_bytes:
             wrong.append(f"the plan {name} is below its lower bound")
     return wrong
 
 
-def stepped(source: Source, base: Options, drawn: Drawn, found: Planned, number: int) -> list[str]:
+def stepped(source: Source, base: Options, drawn: Drawn, result: Planned, number: int) -> list[str]:
     """Return the faults of the steps that the plans take."""
     whole = replace(base, policy=Policy.UNDIVIDED)
     undivided = compile_plan(source, whole)
     exact = compile_plan(source, replace(whole, settings=(("train.precision", "fp64"),)))
-    precision, known = Precision(drawn.precision), dict[tuple[str, int], Outcome]()
+    precision, earlier = Precision(drawn.precision), dict[tuple[str, int], Outcome]()
 
     def run(name: str, plan: Plan, draw: int) -> Outcome:
-        if (name, draw) not in known:
-            known[name, draw] = outcome(plan, inputs_of(undivided.graph, number, draw))
-        return known[name, draw]
+        if (name, draw) not in earlier:
+            earlier[name, draw] = outcome(plan, inputs_of(undivided.graph, number, draw))
+        return earlier[name, draw]
 
     def drawing(name: str, plan: Plan, draw: int) -> Draw:
         return Draw(run(name, plan, draw), run("undivided", undivided, draw), run("fp64", exact, draw))
 
     wrong: list[str] = []
-    for name, plan in found.plans.items():
+    for name, plan in result.plans.items():
         divided = sum(len(summary.micro_batches) > 1 for summary in summarise(plan, plan.train))
         try:
             compared = compare(partial(drawing, name, plan), Reference.FLOAT64, precision, operations=max(1, divided))
         except MbcError as error:
             if error.code not in ("MBC197", "MBC198"):
                 wrong.append(f"the step of the plan {name}: {error}")
-            found.counts["steps of nothing but rounding"] += 1
+            result.counts["steps of nothing but rounding"] += 1
             continue
-        found.counts["steps compared"] += 1
+        result.counts["steps compared"] += 1
         wrong += [
             f"{c.part} {c.name} of the plan {name} is off by {c.error:.2g}, allowed are {c.limit:.2g}"
             for c in compared

@@ -60,7 +60,7 @@ class Probe:
 
     @property
     def fits(self) -> bool:
-        """Return whether there is a plan."""
+        """True if there is a plan."""
         return "failed" not in self.figures
 
 

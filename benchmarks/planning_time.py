@@ -85,10 +85,10 @@ def plan_here(network: int, precision: str, policy: str, gpu: str, profile: str 
     chosen = TIGHT[network] if network >= 0 else RESNET50
     settings = (*chosen.settings, ("train.precision", precision))
     job = example(chosen.example, *settings).with_options(policy=Policy(policy), profile=profile)
-    told = replace(job.options, gpu=gpu, settings=job.settings, network=job.network)
+    options = replace(job.options, gpu=gpu, settings=job.settings, network=job.network)
     stages = Stages()
     started = time.perf_counter()
-    plan = compile_plan(job.source, told, stages)
+    plan = compile_plan(job.source, options, stages)
     plan_s = time.perf_counter() - started
     return {
         "plan_s": plan_s,
@@ -107,9 +107,9 @@ def plan_apart(network: int, precision: str, policy: Policy, arguments: argparse
     done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S)
     if done.returncode:
         raise RuntimeError((done.stderr.strip().splitlines() or ["no message"])[-1])
-    found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    result: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
     limit_s = TIGHT[network].limit_s if network >= 0 else LIMITS_S[policy]
-    return {**found, "limit_s": limit_s, "passed": found["plan_s"] <= limit_s}
+    return {**result, "limit_s": limit_s, "passed": result["plan_s"] <= limit_s}
 
 
 def command(words: Sequence[str], status: int, limit_s: float, arguments: argparse.Namespace) -> dict[str, Any]:
@@ -131,21 +131,21 @@ def command(words: Sequence[str], status: int, limit_s: float, arguments: argpar
 
 def candidates(rows: int, random: np.random.Generator) -> list[Candidate]:
     """Made-up calls: the more workspace the faster, as of real algorithms, and each somewhat of its own."""
-    found: list[Candidate] = []
+    items: list[Candidate] = []
     for k in range(MENU_CANDIDATES):
         workspace = int(random.integers(1, 1 << 20)) * rows * (k + 1)
         time_us = 4.0 + rows * (2.0 + random.random()) / (1 + 0.3 * k)
         settings = (("algorithm", k),)
         layouts = (Layout.CHANNELS_FIRST,) * 3
-        found.append(
+        items.append(
             Candidate("mbc", "made_up", settings, layouts, workspace, time_us, True, True, True, 1.02 * time_us)
         )
-    return found
+    return items
 
 
 def menus_here() -> dict[str, Any]:
     """Median time of one operation's front, of a sum (filter gradients) and not."""
-    found: dict[str, Any] = {"limit_s": MENU_LIMIT_S}
+    result: dict[str, Any] = {"limit_s": MENU_LIMIT_S}
     for label, sums in (("menu_s", False), ("menu_of_sums_s", True)):
         times: list[float] = []
         for seed in range(MENU_RUNS):
@@ -154,11 +154,11 @@ def menus_here() -> dict[str, Any]:
             started = time.perf_counter()
             front = pareto_front(offers, MENU_BATCH, sums)
             times.append(time.perf_counter() - started)
-            found[f"{label.removesuffix('_s')}_points"] = len(front)
-        found[label] = statistics.median(times)
-        found[f"most_{label}"] = max(times)
-    found["passed"] = max(found["most_menu_s"], found["most_menu_of_sums_s"]) <= MENU_LIMIT_S
-    return found
+            result[f"{label.removesuffix('_s')}_points"] = len(front)
+        result[label] = statistics.median(times)
+        result[f"most_{label}"] = max(times)
+    result["passed"] = max(result["most_menu_s"], result["most_menu_of_sums_s"]) <= MENU_LIMIT_S
+    return result
 
 
 def main() -> None:
@@ -185,7 +185,7 @@ def main() -> None:
         for i, network in enumerate(TIGHT)
     ]
     rows.append(attempt(menus_here, f"menu, batch {MENU_BATCH}, {MENU_CANDIDATES} candidates a size"))
-    rows += [attempt(lambda told=told: command(*told, arguments), name) for name, told in COMMANDS.items()]
+    rows += [attempt(lambda words=words: command(*words, arguments), name) for name, words in COMMANDS.items()]
     path = write("planning_time", rows, cores=arguments.cores, planned_for=arguments.gpu)
     show(
         rows,

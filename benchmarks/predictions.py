@@ -26,7 +26,7 @@ WITHIN_LONG, WITHIN_SHORT = 0.05, 0.10  # of the measured time
 
 def jobs(arguments: argparse.Namespace) -> dict[str, Job]:
     """Return every example in every precision, and the deeper ResNet of most figures."""
-    found: dict[str, Job] = {}
+    result: dict[str, Job] = {}
     for example in examples():
         variants = {example.name: example}
         if example.name == "resnet":
@@ -34,13 +34,16 @@ def jobs(arguments: argparse.Namespace) -> dict[str, Job]:
         for name, job in variants.items():
             for precision in arguments.precisions.split(","):
                 if not arguments.only or name in arguments.only:
-                    made = replace(job, gpu=arguments.gpu).with_settings(("train.precision", precision))
-                    found[f"{name} {precision}"] = made.with_options(profile=arguments.profile)
-    return found
+                    created = replace(job, gpu=arguments.gpu).with_settings(("train.precision", precision))
+                    result[f"{name} {precision}"] = created.with_options(profile=arguments.profile)
+    return result
 
 
 def row_of(name: str, planned: Planned, timed: dict[str, Any]) -> dict[str, Any]:
-    """`passed`: the prediction is within what is asked, and the arena is what was planned."""
+    """Return the row of a plan and its measured step.
+
+    `passed`: the prediction is within the limit, and the arena is the planned one.
+    """
     row: dict[str, Any] = {"name": name, "predicted_ms": planned.predicted_ms or None, **timed}
     row["divided_operations"] = planned.divided
     if planned.failed:
@@ -72,9 +75,9 @@ def main() -> None:
         planned = make_plans(wanted, folder, arguments.workers)
         timed: dict[str, dict[str, Any]] = {}
         if not arguments.plan_only:
-            steps = [made.step for made in planned.values()]
+            steps = [created.step for created in planned.values()]
             (timed,) = run_steps(steps, folder, arguments.workers, arguments.steps)
-    rows = [row_of(name, made, timed.get(made.step, {})) for name, made in planned.items()]
+    rows = [row_of(name, created, timed.get(created.step, {})) for name, created in planned.items()]
     show(
         rows,
         ["name", "predicted_ms", "step_ms", "spread_ms", "predicted_over_measured", "allowed", "measured_share",

@@ -39,11 +39,11 @@ def jobs(batches: str, precisions: str) -> Iterator[tuple[str, Job]]:
     for batch in batches.split(","):
         for precision in precisions.split(","):
             for job in networks:
-                made = job.with_settings(("batch", batch), ("train.precision", precision))
-                yield " ".join((job.name, *("=".join(pair) for pair in made.settings))), made
+                created = job.with_settings(("batch", batch), ("train.precision", precision))
+                yield " ".join((job.name, *("=".join(pair) for pair in created.settings))), created
 
 
-def known() -> tuple[int, int]:
+def request_counts() -> tuple[int, int]:
     """Return how many requests the profiles of this GPU have, and how many of them are left to estimates."""
     profile = find_profile(find_device("auto"))
     if profile is None or profile.stale:
@@ -53,9 +53,9 @@ def known() -> tuple[int, int]:
 
 def compiled(job: Job, left_s: float) -> dict[str, Any]:
     """Return the row of one compilation."""
-    began, (before, _) = time.monotonic(), known()
+    began, (before, _) = time.monotonic(), request_counts()
     predictions = job.with_options(measure=Measure.MISSING, measure_for_s=left_s).plan().predictions
-    after, left = known()
+    after, left = request_counts()
     return {
         "predicted_ms": predictions.train_us / 1e3, "measured_share": predictions.measured_share,
         "new": after - before, "left": left, "seconds": time.monotonic() - began,

@@ -39,9 +39,9 @@ def wanted(arguments: argparse.Namespace) -> list[tuple[str, Sequence[Need]]]:
         for job in (*deeper, *jobs):
             names = {name for name, _ in job.lowered().settings}
             fitting = (pair for pair in settings if pair[0] in names)
-            made = job.with_settings(("train.precision", precision), *fitting)
-            label = " ".join((job.name, *("=".join(pair) for pair in made.settings)))
-            groups.append((label, runnable(made.needs(Policy(arguments.policy)), arguments.kernels)))
+            created = job.with_settings(("train.precision", precision), *fitting)
+            label = " ".join((job.name, *("=".join(pair) for pair in created.settings)))
+            groups.append((label, runnable(created.needs(Policy(arguments.policy)), arguments.kernels)))
     return groups
 
 
@@ -69,11 +69,11 @@ def main() -> None:
     arguments = parser.parse_args()
     groups = wanted(arguments)
     seen: set[Request] = set()
-    for label, found in groups:
-        requests = {request for need in found for request in need.requests}
+    for label, result in groups:
+        requests = {request for need in result for request in need.requests}
         new = requests - seen
         seen |= new
-        print(f"{len(found):4} operations, {len(requests):4} requests, {len(new):4} of them new: {label}", flush=True)
+        print(f"{len(result):4} operations, {len(requests):4} requests, {len(new):4} of them new: {label}", flush=True)
     print(f"{len(seen)} requests in all")
     if arguments.count:
         return
@@ -98,12 +98,12 @@ def measured(arguments: argparse.Namespace, groups: list[tuple[str, Sequence[Nee
     started = time.monotonic()
     rows: list[dict[str, Any]] = []
     with Gpu() as gpu:
-        for label, found in groups:
+        for label, items in groups:
             begun = time.monotonic()
             left_s = arguments.seconds - (begun - started)
 
-            def work(found: Sequence[Need] = found, left_s: float = left_s) -> dict[str, Any]:
-                summary = measure(gpu, found, arguments.profile, left_s, again=bool(arguments.kernels))
+            def work(items: Sequence[Need] = items, left_s: float = left_s) -> dict[str, Any]:
+                summary = measure(gpu, items, arguments.profile, left_s, again=bool(arguments.kernels))
                 for failure in summary.failures[:5]:
                     print(failure, file=sys.stderr)
                 return {

@@ -58,8 +58,8 @@ class Text:
         space = _names()
         torch.manual_seed(seed)
         exec(compile(self.code(), f"<program {seed}>", "exec"), space)
-        made = space["Drawn"]()
-        return stirred(made).train()
+        created = space["Drawn"]()
+        return stirred(created).train()
 
     def input(self, seed: int) -> torch.Tensor:
         """Return the program's input."""
@@ -182,9 +182,9 @@ class Draft:
         """Draw an operation, or leave everything as it was where it cannot be drawn here."""
         held, body, values, count = len(self.text.held), len(self.text.body), len(self.values), self._count
         try:
-            made = draw(self)
-            if isinstance(made, str):
-                self.let(made)
+            created = draw(self)
+            if isinstance(created, str):
+                self.let(created)
         except (LookupError, RuntimeError, ValueError, IndexError, TypeError, NotImplementedError, AssertionError):
             del self.text.held[held:], self.text.body[body:], self.values[values:]
             self._count = count + 50  # names that the failure left behind are not used again

@@ -80,8 +80,8 @@ def norm(d: Draft) -> str:
         return f"F.normalize({x}, dim={d.axis(x, 0)}{d.one_of('', ', p=1.0', ', eps=0.01')})"
     order = (0, *range(2, len(shape)), 1)
     back = (0, len(shape) - 1, *range(1, len(shape) - 1))
-    made = d.layer(f"nn.LayerNorm({channels})") + f"({x}.permute({order}))"
-    return made + (f".permute({back})" if d.chance(0.7) else "")
+    layer = d.layer(f"nn.LayerNorm({channels})") + f"({x}.permute({order}))"
+    return layer + (f".permute({back})" if d.chance(0.7) else "")
 
 
 @operation("layer")

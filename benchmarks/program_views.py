@@ -235,8 +235,8 @@ def stack(d: Draft) -> str:
     """Draw a stack."""
     x = d.pick(1, 4)
     y = d.pick(shape=d.shape(x))
-    made = f"torch.stack(({x}, {y}), {d.random.randrange(1, len(d.shape(x)) + 1)})"
-    return d.one_of(made, made, f"{made}.sum(1)")
+    stacked = f"torch.stack(({x}, {y}), {d.random.randrange(1, len(d.shape(x)) + 1)})"
+    return d.one_of(stacked, stacked, f"{stacked}.sum(1)")
 
 
 @operation("join")

@@ -59,9 +59,9 @@ def drawn(seed: int, index: int) -> tuple[Text, str, Reference]:
             text, loss = _draft(f"{seed}/{index}/{attempt}")
         except (RuntimeError, ValueError):  # its end cannot be written: numbers too large, views that cannot be read
             continue
-        known = settled(text, loss, index)
-        if known is not None:
-            return known[0], loss, known[1]
+        expected = settled(text, loss, index)
+        if expected is not None:
+            return expected[0], loss, expected[1]
     raise RuntimeError(f"no program was drawn in {MOST_ATTEMPTS} attempts")
 
 
@@ -100,12 +100,14 @@ def _head(d: Draft) -> str:
 
 
 def settled(text: Text, loss: str, seed: int) -> tuple[Text, Reference] | None:
-    """Return a program that PyTorch trains, without statements that keep it from doing so, and what PyTorch computes.
+    """Return a program that PyTorch trains, and what PyTorch computes.
 
-    A write in place may destroy what a gradient needs: such writes are left out, latest first."""
+    The program lacks statements that keep it from training: a write in place may destroy what a gradient needs.
+    Such writes are left out, the latest first.
+    """
     while True:
         try:
-            known = reference(text.module(seed), [text.input(seed)], loss)
+            expected = reference(text.module(seed), [text.input(seed)], loss)
             break
         except Exception:
             writes = [n for n, statement in enumerate(text.body) if _writes(statement)]
@@ -114,7 +116,7 @@ def settled(text: Text, loss: str, seed: int) -> tuple[Text, Reference] | None:
             body = text.body[: writes[-1]] + text.body[writes[-1] + 1 :]
             text = replace(text, body=body)
     moved = reference(text.module(seed), [text.input(seed)], loss, NOISE)
-    return (text, known) if _alike(known, moved) else None
+    return (text, expected) if _alike(expected, moved) else None
 
 
 def _writes(statement: str) -> bool:
@@ -155,8 +157,10 @@ def verdict(seed: int, index: int, limit_s: float, planned: bool) -> tuple[Verdi
     signal.setitimer(signal.ITIMER_REAL, limit_s)
     text: Text | None = None
     try:
-        text, loss, known = drawn(seed, index)
-        return judge(text.module(index), [text.input(index)], loss, known, f"{seed}/{index}" if planned else ""), text
+        text, loss, expected = drawn(seed, index)
+        return judge(
+            text.module(index), [text.input(index)], loss, expected, f"{seed}/{index}" if planned else ""
+        ), text
     except TooLong:
         return Verdict("timeout"), text
     finally:
@@ -178,14 +182,14 @@ def work(folder: Path, number: int, options: argparse.Namespace) -> None:
             planned = bool(options.planned_every) and index % options.planned_every == 0
             started = time.perf_counter()
             rows.with_suffix(".at").write_text(str(index))
-            made, text = verdict(options.seed, index, options.limit_s, planned)
+            created, text = verdict(options.seed, index, options.limit_s, planned)
             row: dict[str, Any] = {
-                "index": index, "verdict": made.kind, "planned": planned, "operations": made.operations,
-                "refused": made.refused, "seconds": round(time.perf_counter() - started, 2),
+                "index": index, "verdict": created.kind, "planned": planned, "operations": created.operations,
+                "refused": created.refused, "seconds": round(time.perf_counter() - started, 2),
             }  # fmt: skip
-            if made.kind != "equal":
-                row["detail"] = made.detail
-            if made.kind not in ("equal", "refused") and text is not None:
+            if created.kind != "equal":
+                row["detail"] = created.detail
+            if created.kind not in ("equal", "refused") and text is not None:
                 row["code"] = text.code()
             file.write(json.dumps(row) + "\n")
             file.flush()
@@ -195,13 +199,13 @@ def read(path: Path) -> list[dict[str, Any]]:
     """Return the rows of a worker; the last line may have been cut."""
     if not path.exists():
         return []
-    found: list[dict[str, Any]] = []
+    rows: list[dict[str, Any]] = []
     for line in path.read_text(encoding="utf-8").splitlines():
         try:
-            found.append(json.loads(line))
+            rows.append(json.loads(line))
         except ValueError:
             continue
-    return found
+    return rows
 
 
 def run(folder: Path, options: argparse.Namespace) -> None:
@@ -268,11 +272,11 @@ def summarise(rows: Sequence[dict[str, Any]]) -> tuple[dict[str, Any], list[dict
 
 def reasons(rows: Sequence[dict[str, Any]]) -> Counter[str]:
     """Return how many programs each refused operation, with its reason, keeps out."""
-    found: Counter[str] = Counter()
+    result: Counter[str] = Counter()
     for row in rows:
         lines = {line.strip() for line in row.get("detail", "").splitlines() if line.startswith("  ") and ": " in line}
-        found.update({line.partition(": ")[2] for line in lines if not line.startswith(("at ", "instead"))})
-    return found
+        result.update({line.partition(": ")[2] for line in lines if not line.startswith(("at ", "instead"))})
+    return result
 
 
 def cut(text: Text, loss: str, seed: int, kind: str) -> Text:
@@ -281,8 +285,8 @@ def cut(text: Text, loss: str, seed: int, kind: str) -> Text:
     while n >= 0:
         tried = replace(text, body=text.body[:n] + text.body[n + 1 :])
         try:
-            known = reference(tried.module(seed), [tried.input(seed)], loss)
-            if judge(tried.module(seed), [tried.input(seed)], loss, known).kind == kind:
+            expected = reference(tried.module(seed), [tried.input(seed)], loss)
+            if judge(tried.module(seed), [tried.input(seed)], loss, expected).kind == kind:
                 text = tried
         except Exception:  # the statement is needed
             pass
@@ -299,15 +303,17 @@ def _name_of(line: str) -> str:
 
 def replay(options: argparse.Namespace) -> None:
     """Print the program of an index and its verdict."""
-    text, loss, known = drawn(options.seed, options.replay)
+    text, loss, expected = drawn(options.seed, options.replay)
     seed = options.replay
-    made = judge(
-        text.module(seed), [text.input(seed)], loss, known, f"{options.seed}/{seed}" if options.planned else ""
+    outcome = judge(
+        text.module(seed), [text.input(seed)], loss, expected, f"{options.seed}/{seed}" if options.planned else ""
     )
     if options.cut:
-        text = cut(text, loss, seed, made.kind)
-        made = judge(text.module(seed), [text.input(seed)], loss)
-    print(f"{text.code()}\nmodel, x, loss = Drawn(), torch.randn{text.shape}, '{loss}'\n{made.kind}: {made.detail}")
+        text = cut(text, loss, seed, outcome.kind)
+        outcome = judge(text.module(seed), [text.input(seed)], loss)
+    print(
+        f"{text.code()}\nmodel, x, loss = Drawn(), torch.randn{text.shape}, '{loss}'\n{outcome.kind}: {outcome.detail}"
+    )
 
 
 def main() -> None:

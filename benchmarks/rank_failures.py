@@ -88,7 +88,7 @@ def prepared(folder: Path, device: str, ranks: int) -> Training:
 
 def parents() -> dict[int, int]:
     """Return the parent of every running process, by number."""
-    found: dict[int, int] = {}
+    result: dict[int, int] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal():
             try:
@@ -96,17 +96,17 @@ def parents() -> dict[int, int]:
             except OSError:  # it has ended
                 continue
             if fields[0] != "Z":
-                found[int(entry.name)] = int(fields[1])
-    return found
+                result[int(entry.name)] = int(fields[1])
+    return result
 
 
 def ranks_of(process: subprocess.Popen[str]) -> list[int]:
     """Return the descendants of a process that have no children: the ranks, under any launcher."""
-    known = parents()
+    earlier = parents()
     below = {process.pid}
-    while more := {child for child, parent in known.items() if parent in below} - below:
+    while more := {child for child, parent in earlier.items() if parent in below} - below:
         below |= more
-    return sorted(below - {process.pid} - {known[pid] for pid in below if pid in known})
+    return sorted(below - {process.pid} - {earlier[pid] for pid in below if pid in earlier})
 
 
 def all_ranks(process: subprocess.Popen[str], count: int) -> list[int]:

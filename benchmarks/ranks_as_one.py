@@ -108,15 +108,15 @@ class Trainer:
     def package(self, name: str, *options: str, synchronised: bool = True) -> Path:
         """Compiled with these further options."""
         settings = [*self.case.job.settings, ("train.precision", "fp32"), *([SYNCHRONISED] if synchronised else [])]
-        found = self.folder / name
+        result = self.folder / name
         command = [
-            *(sys.executable, "-m", "mbc.cli", "compile", str(self.source), "--output", str(found)),
+            *(sys.executable, "-m", "mbc.cli", "compile", str(self.source), "--output", str(result)),
             *("--measure", "never", *(() if self.device == "cuda" else ("--gpu", "h200"))),
             *(word for key, value in settings for word in ("--set", f"{key}={value}")),
             *options,
         ]
         _run(command)
-        return found
+        return result
 
     def states(self, package: Path, data: Path, name: str, ranks: int = 1) -> States:
         """Return the states after one epoch."""
@@ -142,12 +142,12 @@ def distances(one: States, other: States) -> tuple[float, float]:
     A distance is the norm of the difference over the norm of the state.
     """
     assert one.keys() == other.keys()
-    found = [
+    result = [
         float(np.linalg.norm((one[name].astype(np.float64) - other[name]).ravel()) / np.linalg.norm(one[name].ravel()))
         for name in one
         if np.any(one[name])
     ]
-    return float(np.median(found)), max(found)
+    return float(np.median(result)), max(result)
 
 
 def compared(case: Case, ranks: int, steps: int, device: str) -> dict[str, Any]:

@@ -143,10 +143,10 @@ def by_mbc(job: Job, feature: Feature, steps: int, device: str, folder: Path) ->
             module.step(image, target, lr=LEARNING_RATE)
         graph = module.plan.graph
         names = {state.value for state in job.lowered().network.states}
-        found = {name: np.asarray(module.state(name), np.float64) for name in names}
+        result = {name: np.asarray(module.state(name), np.float64) for name in names}
         averages = averages_of(graph) if graph.optimizer.ema else {}
         held = {f"average of {n}": np.asarray(module.state(average), np.float64) for n, average in averages.items()}
-        return found | held
+        return result | held
     finally:
         module.close()
 
@@ -163,10 +163,10 @@ def row_of(feature: Feature, precision: str, steps: int, device: str) -> dict[st
         ours = by_mbc(job, feature, steps, device, Path(folder) / "package")
     if missing := exact.keys() - ours.keys():
         raise RuntimeError(f"mbc has no {', '.join(sorted(missing))}")
-    found = errors(ours, exact)
+    result = errors(ours, exact)
     row = {
-        "states": len(found), "median": median(found.values()), "torch_median": median(theirs.values()),
-        "worst": max(found.values()), "torch_worst": max(theirs.values()),
+        "states": len(result), "median": median(result.values()), "torch_median": median(theirs.values()),
+        "worst": max(result.values()), "torch_worst": max(theirs.values()),
     }  # fmt: skip
     return row | {"passed": row["median"] <= TIMES_TORCH * max(row["torch_median"], LEAST)}
 

@@ -26,7 +26,7 @@ def environment() -> dict[str, Any]:
     """Machine, versions and what code ran (`stale.py` reads that); what is not there is null."""
     from mbc.provenance import digests
 
-    found: dict[str, Any] = {
+    result: dict[str, Any] = {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "command": " ".join(["python", *(Path(sys.argv[0]).name, *sys.argv[1:])]),
         "python": platform.python_version(),
@@ -42,15 +42,15 @@ def environment() -> dict[str, Any]:
             ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"], capture_output=True, text=True
         ).stdout
         if "," in answer:
-            found["gpu"], found["driver"] = (field.strip() for field in answer.splitlines()[0].split(",")[:2])
+            result["gpu"], result["driver"] = (field.strip() for field in answer.splitlines()[0].split(",")[:2])
     try:
         import torch  # pyright: ignore[reportMissingImports]
 
-        found["torch"] = torch.__version__
-        found["cudnn"] = torch.backends.cudnn.version()
+        result["torch"] = torch.__version__
+        result["cudnn"] = torch.backends.cudnn.version()
     except ImportError:
         pass
-    return found
+    return result
 
 
 def build_kernels(precision: str) -> None:

@@ -54,8 +54,8 @@ def offloads(plan: Plan) -> bool:
 def recomputes_fused(plan: Plan) -> bool:
     """Return whether a launch of several operations recomputes a value."""
     launches = plan.train.launches
-    found = techniques(plan, plan.train).recomputed
-    return any(len(launches[number].operations) > 1 for one in found for number in one.launches)
+    result = techniques(plan, plan.train).recomputed
+    return any(len(launches[number].operations) > 1 for one in result for number in one.launches)
 
 
 def is_concurrent(plan: Plan) -> bool:

@@ -1,4 +1,4 @@
-"""compute-sanitizer over one step and one forward pass, launch by launch, of every case of `sanitized_step.py`.
+"""Runs of compute-sanitizer over one step and one forward pass of every case of `sanitized_step.py`.
 
 memcheck and initcheck examine digits, ResNet-18, U-Net, MobileNet-V2, and plans with offloading, fused
 recomputation and a concurrent stream, in fp32 and bf16. racecheck and synccheck examine steps whose every
@@ -46,18 +46,18 @@ class Said:
         for path in (RESULTS / FILE, ROOT / "benchmarks" / "results" / FILE):
             text = path.read_text(encoding="utf-8") if path.exists() else ""
             if dict(re.findall(r"^code ([\w/]+) ([0-9a-f]+)$", text, re.M)) == digests():
-                found = re.findall(r"^((\w+) (\w+) (\w+): exit .*)$", text, re.M)
-                self.lines = {(name, precision, tool): line for line, name, precision, tool in found}
+                result = re.findall(r"^((\w+) (\w+) (\w+): exit .*)$", text, re.M)
+                self.lines = {(name, precision, tool): line for line, name, precision, tool in result}
                 break
 
     def clean(self, look: Look) -> bool:
         """Return whether a case was examined and is clean."""
         return ": exit 0," in self.lines.get(look, "")
 
-    def put(self, look: Look, told: str) -> None:
+    def put(self, look: Look, text: str) -> None:
         """Add a line, and write the file."""
         with self._turn:
-            self.lines[look] = f"{' '.join(look)}: {told}"
+            self.lines[look] = f"{' '.join(look)}: {text}"
             print(self.lines[look], flush=True)
             query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
             gpu = subprocess.run(query, capture_output=True, text=True).stdout.splitlines()[:1] if _has_gpu() else []

@@ -120,7 +120,7 @@ def time_packages(
 ) -> dict[str, dict[str, Any]]:
     """`time_package` of every package by name, or `failed`: one that ends the process does not take the others."""
     waiting = {name: str(folder) for name, folder in folders.items()}
-    found: dict[str, dict[str, Any]] = {}
+    result: dict[str, dict[str, Any]] = {}
     deadline = time.monotonic() + timeout_s
     while waiting and time.monotonic() < deadline:
         request = json.dumps([waiting, steps, digest_after, cap_bytes])
@@ -137,7 +137,7 @@ def time_packages(
                 if line.startswith("{"):
                     row = json.loads(line)
                     name = row.pop("name")
-                    found[name] = row
+                    result[name] = row
                     waiting.pop(name, None)
                     print(f"  {name}: {row.get('failed') or format(row['step_ms'], '.3f') + ' ms'}", flush=True)
             late.cancel()
@@ -145,11 +145,11 @@ def time_packages(
             # Names are timed in order: the first one left is that which ended the process, or was not done.
             name = next(iter(waiting))
             over = time.monotonic() >= deadline
-            found[name] = {
+            result[name] = {
                 "failed": f"not done in {timeout_s:g} s" if over else f"the process ended with {process.returncode}"
             }
             waiting.pop(name)
-    return {**found, **{name: {"failed": "not reached in the time allowed"} for name in waiting}}
+    return {**result, **{name: {"failed": "not reached in the time allowed"} for name in waiting}}
 
 
 def child() -> None:

@@ -66,10 +66,12 @@ class Trainer:
 
 def together(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the mean of the steps and their worst; a step that failed breaks the rule."""
-    known = [row for row in rows if "failed" not in row]
-    means = {name: float(np.mean([row[name] for row in known] or [np.nan])) for name in ("median", "torch_median")}
-    worst = {name: max((row[name] for row in known), default=np.nan) for name in ("worst", "torch_worst", "statistics")}
-    kept = means["median"] <= TIMES_TORCH * means["torch_median"] and len(known) == len(rows)
+    earlier = [row for row in rows if "failed" not in row]
+    means = {name: float(np.mean([row[name] for row in earlier] or [np.nan])) for name in ("median", "torch_median")}
+    worst = {
+        name: max((row[name] for row in earlier), default=np.nan) for name in ("worst", "torch_worst", "statistics")
+    }
+    kept = means["median"] <= TIMES_TORCH * means["torch_median"] and len(earlier) == len(rows)
     return {"name": f"mean of {len(rows)} steps", **means, **worst, "passed": bool(kept)}
 
 
@@ -123,14 +125,14 @@ def main() -> None:
                 statistics = {n: np.asarray(module.state(n), np.float64) for n in states if n not in momenta}
                 true_loss, true_states, true_momenta = exact.step(states, momenta, inputs)
                 _, next_states, next_momenta = theirs.step(states, momenta, inputs)
-                found, peer = errors(ours, true_momenta), errors(next_momenta, true_momenta)
+                result, peer = errors(ours, true_momenta), errors(next_momenta, true_momenta)
                 moved = errors(statistics, {n: true_states[n] for n in statistics})
                 return {
                     "loss": true_loss,
                     "loss_error": abs(loss - true_loss) / abs(true_loss),
-                    "median": median(found.values()),
+                    "median": median(result.values()),
                     "torch_median": median(peer.values()),
-                    "worst": max(found.values()),
+                    "worst": max(result.values()),
                     "torch_worst": max(peer.values()),
                     "statistics": max(moved.values()),
                     "next": (next_states, next_momenta),

@@ -1,6 +1,7 @@
 """Processes that end as machines do: killed at a random moment, without space, with a read-only home.
 
-Each is a fork of this one, which has everything loaded: a trial takes no longer than its work."""
+Each process is a fork of this one, which has everything loaded, so a trial takes no longer than its work.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +41,7 @@ class Ended:
 
     @property
     def killed(self) -> bool:
-        """Return whether the process was killed."""
+        """True if the process was killed."""
         return self.code == -signal.SIGKILL
 
     @property
@@ -81,8 +82,8 @@ def ended(number: int, log: Path, kill_after_s: float | None = None) -> Ended:
     until_s = began_s + (MOST_S if kill_after_s is None else kill_after_s)
     while True:
         left_s = until_s - time.monotonic()
-        found, status = os.waitpid(number, os.WNOHANG)
-        if found:
+        result, status = os.waitpid(number, os.WNOHANG)
+        if result:
             break
         if left_s <= 0:
             os.kill(number, signal.SIGKILL)
@@ -144,10 +145,10 @@ class Killer:
         self.number += 1
         if self.number % 2:
             return run(work, log, at_call(self.draw.randint(1, max(1, self.calls))))
-        found = ended(forked(work, log), log, self.draw.uniform(0.0, self.seconds))
-        if not found.killed:  # it was faster this time
-            self.seconds = 0.8 * self.seconds + 0.2 * found.seconds
-        return found
+        result = ended(forked(work, log), log, self.draw.uniform(0.0, self.seconds))
+        if not result.killed:  # it was faster this time
+            self.seconds = 0.8 * self.seconds + 0.2 * result.seconds
+        return result
 
 
 # Places of their own, in a namespace of mounts that nobody else sees

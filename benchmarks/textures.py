@@ -80,8 +80,8 @@ def package_of(task: Task, device: str, folder: Path) -> Any:
 
 def pairs_left(task: Task, seeds: int, held: Results) -> list[int]:
     """Return the seeds whose pair is not known yet."""
-    known = {pair["seed"] for pair in held.rows.get(task.name, {}).get("each", ())}
-    return [seed for seed in range(seeds) if seed not in known]
+    earlier = {pair["seed"] for pair in held.rows.get(task.name, {}).get("each", ())}
+    return [seed for seed in range(seeds) if seed not in earlier]
 
 
 def run_pairs(

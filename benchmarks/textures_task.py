@@ -85,11 +85,11 @@ class Task:
         """Return the first patches of each class."""
         with np.load(DATA) as archive:
             held = dict(archive)
-        found: dict[str, NDArray[Any]] = {}
+        result: dict[str, NDArray[Any]] = {}
         for name, count, of_all in (("", self.train, TRAIN), ("test_", self.test, TEST)):
             first = np.arange(len(held[f"{name}target"])) % of_all < count
-            found |= {f"{name}{kind}": held[f"{name}{kind}"][first] for kind in ("photo", "target")}
-        return found
+            result |= {f"{name}{kind}": held[f"{name}{kind}"][first] for kind in ("photo", "target")}
+        return result
 
     def last_epoch(self, data: Arrays) -> int:
         """Return the number of the step with which the last epoch begins."""

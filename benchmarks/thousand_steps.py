@@ -67,8 +67,8 @@ class Case:
     def job(self, gpu: str, settings: tuple[tuple[str, str], ...]) -> Job:
         """Return the job of the case."""
         name, own = self.network
-        told = (("train.precision", self.precision), ("train.deterministic", "true"))
-        return replace(example(name, *own, *settings, *told), gpu=gpu)
+        text = (("train.precision", self.precision), ("train.deterministic", "true"))
+        return replace(example(name, *own, *settings, *text), gpu=gpu)
 
 
 CASES = {
@@ -97,22 +97,22 @@ def computed(plan: Plan) -> dict[str, set[tuple[Any, ...]]]:
     """
     updates = {o.name for o in plan.graph.train if KINDS[o.kind].updates}
     rows = {s.name: s.micro_batches for s in summarise(plan, plan.train)}
-    found: dict[str, set[tuple[Any, ...]]] = {}
+    result: dict[str, set[tuple[Any, ...]]] = {}
     for launch in plan.train.launches:
         if isinstance(launch.work, Copy):
             continue
         work = launch.work
         for operation in launch.operations:
             slices = () if operation in updates else tuple(sorted(set(rows.get(operation, (plan.graph.batch,)))))
-            found.setdefault(operation, set()).add((work.provider, work.name, work.settings, slices))
-    return found
+            result.setdefault(operation, set()).add((work.provider, work.name, work.settings, slices))
+    return result
 
 
 def pair_of(case: Case, job: Job) -> Pair:
     """Return the plan without a limit and the plan within a budget."""
     free = job.with_settings(("memory.device", f"{UNLIMITED_BYTES} B")).plan()
     p = free.predictions
-    found: Pair | None = None
+    result: Pair | None = None
     for share in case.shares:
         budget = p.overhead_bytes + int(p.arena_bytes * share)
         within = job.with_options(without=case.without).with_settings(("memory.device", f"{budget} B"))
@@ -122,12 +122,12 @@ def pair_of(case: Case, job: Job) -> Pair:
             continue
         ours, theirs = computed(capped), computed(free)
         different = tuple(name for name in theirs if ours.get(name) != theirs[name])
-        found = found or Pair(free, capped, different)
+        result = result or Pair(free, capped, different)
         if not case.same_bits or not different:
             return Pair(free, capped, different)
-    if found is None:
+    if result is None:
         raise RuntimeError(f"no plan fits {max(case.shares):.0%} of the arena of the plan without a limit")
-    return found
+    return result
 
 
 def run_case(name: str, device: str, gpu: str, steps: int, settings: tuple[tuple[str, str], ...]) -> dict[str, Any]:
@@ -146,7 +146,7 @@ def run_case(name: str, device: str, gpu: str, steps: int, settings: tuple[tuple
         modules = [stack.enter_context(open_module(place, device)) for place in wanted]
         batches = list(data(pair.free, device))
         run = Run(modules, batches, job.lowered().optimizer.momentum, len(pair.different))
-        found = run.same_bits(steps) if promised else run.within_rule(steps, case.every)
+        result = run.same_bits(steps) if promised else run.within_rule(steps, case.every)
         skipped = [int(module.control["skipped"]) for module in modules[:2]]
     p = pair.capped.predictions
     once = launches(pair.free)
@@ -159,9 +159,9 @@ def run_case(name: str, device: str, gpu: str, steps: int, settings: tuple[tuple
         "host_mb": p.host_bytes / 1e6,
         "offloads": sum(isinstance(launch.work, Copy) for launch in pair.capped.train.launches),
         "repeated": sum(times > once.get(name, 0) for name, times in launches(pair.capped).items()),
-        **found,
+        **result,
         "skipped": skipped,
-        "passed": found["passed"] and skipped == [0, 0],
+        "passed": result["passed"] and skipped == [0, 0],
         "seconds": time.monotonic() - began,
     }
 

@@ -1,4 +1,4 @@
-"""mbc beside torch.compile with an activation budget: a step of ResNet-50 in bf16, each at the same memory.
+"""A step of ResNet-50 in bf16 by mbc and by torch.compile with an activation budget, at the same memory.
 
 torch.compile recomputes what its partitioner chooses to keep activations within a share of what they would take
 (torch._functorch.config.activation_memory_budget). mbc is planned with an arena no larger than the peak of torch's
@@ -75,11 +75,11 @@ def run_torch(batch: int, budget: float, steps: int) -> dict[str, Any]:
     step()  # what compiling and choosing kernels takes for a moment is no part of a step
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
-    found = timed(step, torch.cuda.synchronize, steps)
-    return {**found, "peak_bytes": torch.cuda.max_memory_allocated(), "torch": torch.__version__}
+    result = timed(step, torch.cuda.synchronize, steps)
+    return {**result, "peak_bytes": torch.cuda.max_memory_allocated(), "torch": torch.__version__}
 
 
-def known(budget: float) -> dict[str, Any]:
+def earlier_step(budget: float) -> dict[str, Any]:
     """Return torch's step of an earlier run."""
     if budget not in PEERS:
         raise RuntimeError(f"no figures of torch at a budget of {budget}; there are {list(PEERS)}")
@@ -88,13 +88,13 @@ def known(budget: float) -> dict[str, Any]:
 
 
 def run_peer(batch: int, budget: float, steps: int) -> dict[str, Any]:
-    """torch's step in a process of its own."""
+    """Return torch's step, measured in a process of its own."""
     command = [sys.executable, __file__, "--child", json.dumps([batch, budget, steps])]
     done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S)
     if done.returncode:
         raise RuntimeError((done.stderr.strip().splitlines() or ["no message"])[-1])
-    found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
-    return found
+    result: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    return result
 
 
 def cap_of(card: Card, arena_bytes: int) -> int:
@@ -103,8 +103,8 @@ def cap_of(card: Card, arena_bytes: int) -> int:
 
 
 def prepared(planner: Planner, job: Job, name: str, budget: float) -> dict[str, Any]:
-    """mbc at the memory that torch was found to take."""
-    theirs = known(budget)
+    """Return the row of mbc at the memory that torch took in an earlier run."""
+    theirs = earlier_step(budget)
     cap_bytes = cap_of(planner.card, theirs["peak_bytes"])
     row = planner.keep(name, "step", Wanted.of(planner.card.capped(job, cap_bytes)))
     row |= {"budget": budget, "torch_ms": theirs["median_ms"], "torch_gib": theirs["peak_bytes"] / GIB}

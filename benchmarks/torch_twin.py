@@ -70,11 +70,11 @@ class Twin:
         loss, outputs = self.forward(self.place(inputs), seed, step)
         names = list(self.parameters)
         scaled = torch.autograd.grad(loss * loss_scale, [self.parameters[n] for n in names], allow_unused=True)
-        found = [None if g is None else g / loss_scale for g in scaled]
+        result = [None if g is None else g / loss_scale for g in scaled]
         return Result(
             float(loss.detach()),
             tuple(_array(o) for o in outputs),
-            {n: _array(g) for n, g in zip(names, found, strict=True) if g is not None},
+            {n: _array(g) for n, g in zip(names, result, strict=True) if g is not None},
             {n: array for n, array in self.states().items() if n not in self.parameters},
         )
 

@@ -43,11 +43,11 @@ class Bench:
         """Work in `folder`."""
         self.folder = folder
         self.log = folder / "said"
-        self._known: dict[str, tuple[Path, Any, float, int]] = {}
+        self._baselines: dict[str, tuple[Path, Any, float, int]] = {}
 
-    def known(self, subject: Subject) -> tuple[Path, Any, float, int]:
+    def baseline(self, subject: Subject) -> tuple[Path, Any, float, int]:
         """Return the folder before the work, the state after it, its seconds, and its calls that write."""
-        if subject.name not in self._known:
+        if subject.name not in self._baselines:
             before, after = self.folder / f"{subject.name}_before", self.folder / f"{subject.name}_after"
             shutil.rmtree(before, ignore_errors=True)
             before.mkdir()
@@ -60,8 +60,8 @@ class Bench:
                 (before / "known.json").write_text(str(both).replace("'", '"'), encoding="ascii")
             counted = copy(before, self.folder / "counted")
             calls = calls_of(lambda: subject.work(counted), self.log)
-            self._known[subject.name] = before, subject.state(after), done.seconds, calls
-        return self._known[subject.name]
+            self._baselines[subject.name] = before, subject.state(after), done.seconds, calls
+        return self._baselines[subject.name]
 
     def _load(self, subject: Subject) -> None:
         """Do the work once in this process, so that its forks have everything loaded."""
@@ -76,23 +76,23 @@ class Bench:
         os.environ.update(environment)
 
 
-def require(found: Ended, what: str) -> Ended:
+def require(result: Ended, what: str) -> Ended:
     """Return a successful end; otherwise raise RuntimeError."""
-    if found.code != 0:
-        raise RuntimeError(f"{what} ended with {found.code}: {found.said}")
-    return found
+    if result.code != 0:
+        raise RuntimeError(f"{what} ended with {result.code}: {result.said}")
+    return result
 
 
 def killed(bench: Bench, subject: Subject, count: int, seed: int, until_s: float = float("inf")) -> Row:
     """Return the row of `count` kills, each checked at once and after the same command once more."""
-    before, state, seconds, calls = bench.known(subject)
+    before, state, seconds, calls = bench.baseline(subject)
     killer = Killer(random.Random(seed), calls, seconds)
     row: Row = {"kills": 0, "done_before": 0, "wrong": []}
     while row["kills"] < count and time.monotonic() < until_s:
         place = copy(before, bench.folder / "trial")
-        found = killer.kill(lambda place=place: subject.work(place), bench.log)
-        row["kills" if found.killed else "done_before"] += 1
-        wrong = subject.wrong(place) if found.killed or found.code == 0 else f"exit {found.code}: {found.said}"
+        result = killer.kill(lambda place=place: subject.work(place), bench.log)
+        row["kills" if result.killed else "done_before"] += 1
+        wrong = subject.wrong(place) if result.killed or result.code == 0 else f"exit {result.code}: {result.said}"
         again = run(lambda place=place: subject.again(place), bench.log)
         if not wrong and again.code != 0:
             wrong = f"again: exit {again.code}: {again.said}"
@@ -106,21 +106,21 @@ def killed(bench: Bench, subject: Subject, count: int, seed: int, until_s: float
 
 def refused(bench: Bench, subject: Subject, moment: Callable[[Path], None]) -> Row:
     """Return the row of one run where `moment` makes the place hard: the answer, and what was lost."""
-    before, _, _, _ = bench.known(subject)
+    before, _, _, _ = bench.baseline(subject)
     place = copy(before, bench.folder / "trial")
 
     def work() -> int:
         moment(place)
         return subject.work(place)
 
-    found = run(work, bench.log)
-    wrong = "" if found.clear else f"exit {found.code}: {found.said[-600:]}"
-    return {"code": found.code, "wrong": wrong or subject.wrong(place), "said": errors_of(found)}
+    ended_as = run(work, bench.log)
+    wrong = "" if ended_as.clear else f"exit {ended_as.code}: {ended_as.said[-600:]}"
+    return {"code": ended_as.code, "wrong": wrong or subject.wrong(place), "said": errors_of(ended_as)}
 
 
-def errors_of(found: Ended) -> list[str]:
+def errors_of(result: Ended) -> list[str]:
     """Return mbc's error messages in the output."""
-    return [line for line in found.said.splitlines() if line.startswith("error MBC")]
+    return [line for line in result.said.splitlines() if line.startswith("error MBC")]
 
 
 def gathered(trials: list[Row]) -> Row:
@@ -141,16 +141,16 @@ def full_disk(bench: Bench, subject: Subject, trials: int) -> Row:
     Then there is space: all that was there is whole, and the same command once more gives what it gives without
     a full disk.
     """
-    before, state, _, _ = bench.known(subject)
+    before, state, _, _ = bench.baseline(subject)
     place = bench.folder / "disk"
     place.mkdir(exist_ok=True)
     mounts = can_mount(bench.log)
     there = sum(path.stat().st_size + 4096 for path in before.rglob("*"))
-    found: list[Row] = []
+    rows: list[Row] = []
     for number in range(trials):
         spare = int(there * (2.0 * number / max(1, trials - 1)) ** 2) // 4 + 4096
         if not mounts:
-            found.append(refused(bench, subject, lambda _, spare=spare: file_limit(spare // 4)))
+            rows.append(refused(bench, subject, lambda _, spare=spare: file_limit(spare // 4)))
             continue
 
         def work(spare: int = spare) -> int:
@@ -171,8 +171,8 @@ def full_disk(bench: Bench, subject: Subject, trials: int) -> Row:
         end = run(work, bench.log)
         wrong = "" if end.clear else f"exit {end.code}: {end.said[-600:]}"
         wrong = wrong or (end.said[end.said.index("WRONG: ") :] if "WRONG: " in end.said else "")
-        found.append({"code": end.code, "wrong": wrong, "said": errors_of(end)[:1]})
-    return {"how": "a file system of its own" if mounts else "a limit on the size of files", **gathered(found)}
+        rows.append({"code": end.code, "wrong": wrong, "said": errors_of(end)[:1]})
+    return {"how": "a file system of its own" if mounts else "a limit on the size of files", **gathered(rows)}
 
 
 def hard_home(bench: Bench, subject: Subject) -> Row:
@@ -218,7 +218,7 @@ def clock_back(bench: Bench, subject: Subject) -> Row:
 
     The state has to be the same as with a right clock.
     """
-    before, state, _, _ = bench.known(subject)
+    before, state, _, _ = bench.baseline(subject)
     place = copy(before, bench.folder / "trial")
     tomorrow_s = time.time() + DAY_S
     for path in (*place.rglob("*"), place):
@@ -230,18 +230,18 @@ def clock_back(bench: Bench, subject: Subject) -> Row:
         time.time = lambda: now_s - 60.0 * next(looks)
         return subject.work(place)
 
-    found = run(work, bench.log)
-    wrong = f"exit {found.code}: {found.said[-600:]}" if found.code else ""
+    ended_as = run(work, bench.log)
+    wrong = f"exit {ended_as.code}: {ended_as.said[-600:]}" if ended_as.code else ""
     if not wrong and subject.state(place) != state:
         wrong = "not what it is with a right clock"
-    return gathered([{"code": found.code, "wrong": wrong}])
+    return gathered([{"code": ended_as.code, "wrong": wrong}])
 
 
 def together(bench: Bench, subject: Subject, trials: int) -> Row:
     """Return the row of two processes that do the same on the same files: each is done or refused, nothing is lost."""
-    before, state, seconds, _ = bench.known(subject)
+    before, state, seconds, _ = bench.baseline(subject)
     draw = random.Random(trials)
-    found: list[Row] = []
+    rows: list[Row] = []
     for _ in range(trials):
         place = copy(before, bench.folder / "trial")
         logs = [bench.folder / "said_first", bench.folder / "said_second"]
@@ -258,15 +258,15 @@ def together(bench: Bench, subject: Subject, trials: int) -> Row:
         if not wrong and subject.name != "train" and subject.state(place) != state:
             wrong = "not what one of them alone makes"
         said = [line for end in ends for line in errors_of(end)]
-        found.append({"code": max(end.code for end in ends), "wrong": wrong, "said": said})
-    return gathered(found)
+        rows.append({"code": max(end.code for end in ends), "wrong": wrong, "said": said})
+    return gathered(rows)
 
 
 def cache_removed(bench: Bench, trials: int) -> Row:
     """Return the row of trials whose folder of compiled objects is removed while a package is built from it."""
     subject = SUBJECTS["compile"]
-    before, state, _, _ = bench.known(subject)
-    found: list[Row] = []
+    before, state, _, _ = bench.baseline(subject)
+    rows: list[Row] = []
     for _ in range(trials):
         place = copy(before, bench.folder / "trial")
         worker = forked(lambda place=place: subject.work(place), bench.log)
@@ -278,8 +278,8 @@ def cache_removed(bench: Bench, trials: int) -> Row:
         wrong = f"exit {end.code}: {end.said[-600:]}" if end.code else ""
         if not wrong and subject.state(place) != state:
             wrong = "the package is another one"
-        found.append({"code": end.code, "wrong": wrong})
-    return gathered(found)
+        rows.append({"code": end.code, "wrong": wrong})
+    return gathered(rows)
 
 
 HARD: dict[str, Callable[[Bench, Subject, int], Row]] = {

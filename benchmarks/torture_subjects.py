@@ -64,12 +64,12 @@ class Subject:
 
 def digest(folder: Path) -> str:
     """Return a digest of the names and contents of all files in a folder."""
-    found = hashlib.sha256()
+    result = hashlib.sha256()
     for path in sorted(folder.rglob("*")):
-        found.update(f"{path.relative_to(folder)}\0".encode())
+        result.update(f"{path.relative_to(folder)}\0".encode())
         if path.is_file():
-            found.update(path.read_bytes() + b"\0")
-    return found.hexdigest()[:16]
+            result.update(path.read_bytes() + b"\0")
+    return result.hexdigest()[:16]
 
 
 def names(folder: Path) -> list[str]:
@@ -102,8 +102,8 @@ def fake_tools() -> None:
     script.write_text(COMPILER, encoding="ascii")
     script.chmod(0o755)
     part = toolchain.Part(folder, folder, "lib.so.1")
-    found = toolchain.Toolchain(script, script, part, part, part, ("sm_90",), ())
-    toolchain.find_toolchain = lambda *_, **__: found
+    result = toolchain.Toolchain(script, script, part, part, part, ("sm_90",), ())
+    toolchain.find_toolchain = lambda *_, **__: result
 
 
 def compiling(batch: int) -> Callable[[Path], int]:
@@ -183,18 +183,21 @@ def begin_measuring(folder: Path) -> None:
 
 
 def profile_wrong(folder: Path) -> str:
-    """Return an empty text if the profile has all earlier requests, and each request whole; another process may write."""
+    """Return an empty text if the profile has all earlier requests, and each request whole.
+
+    Another process may write.
+    """
     from mbc.profile.read import read_profile
     from mbc.profile.signature import signature
 
     try:
-        found = read_profile(folder / "p.sqlite")
+        result = read_profile(folder / "p.sqlite")
     except MbcError as error:
         return str(error)
     before = [signature(request) for need in _needs()[:MEASURED_BEFORE] for request in need.requests]
-    if any(key not in found.measurements for key in before):
+    if any(key not in result.measurements for key in before):
         return "what was measured before is lost"
-    halves = [key for key, rows in found.measurements.items() if len(rows) not in (2, 3)]
+    halves = [key for key, rows in result.measurements.items() if len(rows) not in (2, 3)]
     return f"half of what is known of {len(halves)} requests is there" if halves else ""
 
 
@@ -202,12 +205,12 @@ def profile_state(folder: Path) -> Any:
     """Return the contents of the profile without dates, and the names of its files."""
     with closing(sqlite3.connect(folder / "p.sqlite")) as connection:
         tables = [row[0] for row in connection.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")]
-        found: dict[str, Any] = {}
+        result: dict[str, Any] = {}
         for table in sorted(tables):
             columns = [row[1] for row in connection.execute(f"PRAGMA table_info({table})")]
             kept = ", ".join(column for column in columns if column not in ("date", "id", "request"))
-            found[table] = sorted(map(repr, connection.execute(f"SELECT {kept} FROM {table}")))
-    return found, [name for name in names(folder) if name.startswith("p.")]
+            result[table] = sorted(map(repr, connection.execute(f"SELECT {kept} FROM {table}")))
+    return result, [name for name in names(folder) if name.startswith("p.")]
 
 
 # Training

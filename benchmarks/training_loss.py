@@ -71,9 +71,9 @@ def losses_of_mbc(job: Job, folder: Path, device: str, data: list[Batch]) -> tup
 
 def losses_of_torch(job: Job, device: str, data: list[Batch]) -> list[float]:
     """Return the loss of each step of PyTorch."""
-    told = BenchJob(job.source, job.settings, job.network, "", device, learning_rate=LEARNING_RATE)
+    text = BenchJob(job.source, job.settings, job.network, "", device, learning_rate=LEARNING_RATE)
     half = job.lowered().precision in (Precision.BF16, Precision.FP16)
-    trainer = Trainer(told, Contender("torch", channels_last=half and device == "cuda"))
+    trainer = Trainer(text, Contender("torch", channels_last=half and device == "cuda"))
     return [float(trainer.step(trainer.module.place(batch), None, trainer.forward)) for batch in data]
 
 
@@ -82,7 +82,7 @@ def compared(job: Job, device: str, data: list[Batch]) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         ours, skipped = losses_of_mbc(job, Path(folder), device, data)
     theirs = losses_of_torch(job, device, data)
-    end, torch_end = (float(np.mean(found[-LAST_STEPS:])) for found in (ours, theirs))
+    end, torch_end = (float(np.mean(result[-LAST_STEPS:])) for result in (ours, theirs))
     return {
         "first": ours[0],
         "torch_first": theirs[0],

@@ -60,7 +60,7 @@ def made_up(noise: float = 0.0, rows: tuple[int, ...] = (8, 16, 32, 64), bare: b
     requests = [convolution(n, *size) for size in sizes for n in rows]
     requests += [relu(n, c) for n in rows for c in (64, 96, 128, 160, 192, 224, 256, 512)]
     for request in requests:
-        found = [
+        result = [
             measurement(
                 c, e.time_us(BARE if "no_workspace" in e.variant else TRUE) * float(np.exp(random.normal(0, noise))), 1
             )
@@ -68,7 +68,7 @@ def made_up(noise: float = 0.0, rows: tuple[int, ...] = (8, 16, 32, 64), bare: b
             for c, e in p.estimated(request, calibrated(H200, None))
             if bare or "no_workspace" not in e.variant
         ]
-        measurements[signature(request)] = tuple(found)
+        measurements[signature(request)] = tuple(result)
     return Profile(Identity(H200.name, "sm_90", 132, "1", 91900, "2026-01-01"), measurements)
 
 
@@ -78,8 +78,8 @@ def exact() -> Profile:
 
 
 def test_shares_come_back(exact: Profile) -> None:
-    found, _ = calibrate(exact)
-    for key, shares in found.shares.items():
+    result, _ = calibrate(exact)
+    for key, shares in result.shares.items():
         wanted = BARE if "no_workspace" in key else TRUE
         if "no_workspace" not in key and "converted" not in key:  # there the rest is lost beside the arithmetic
             assert shares.starts == pytest.approx(wanted.starts, rel=0.15), key
@@ -87,10 +87,10 @@ def test_shares_come_back(exact: Profile) -> None:
         if not key.startswith("mbc"):
             assert shares.arithmetic == pytest.approx(wanted.arithmetic, rel=0.1), key
     assert {"cudnn convolution half straight", "cudnn convolution half no_workspace converted", "mbc relu"} <= set(
-        found.shares
+        result.shares
     )
-    assert found.spreads[ALL].error < 0.03
-    assert found.gpu == H200.name and found.requests == len(exact.measurements)
+    assert result.spreads[ALL].error < 0.03
+    assert result.gpu == H200.name and result.requests == len(exact.measurements)
 
 
 def test_the_error_is_that_of_layers_the_fit_has_not_seen(exact: Profile) -> None:
@@ -102,8 +102,8 @@ def test_the_error_is_that_of_layers_the_fit_has_not_seen(exact: Profile) -> Non
     # Layers of the tested half take twice as long as the fit is told: every one of them is seen to be 100 % off.
     slower = {s.request for s in samples(exact, H200) if s.tested}
     wrong = {
-        key: tuple(replace(m, time_us=2 * m.time_us) for m in found) if key in slower else found
-        for key, found in exact.measurements.items()
+        key: tuple(replace(m, time_us=2 * m.time_us) for m in result) if key in slower else result
+        for key, result in exact.measurements.items()
     }
     spreads = calibrate(replace(exact, measurements=wrong))[0].spreads
     assert spreads["mbc relu"].error == pytest.approx(1.0, rel=0.05)
@@ -117,33 +117,33 @@ def test_noise_is_reported() -> None:
 
 
 def test_what_was_seldom_found_is_not_fitted() -> None:
-    found, _ = calibrate(made_up(bare=False))
-    assert not [key for key in found.shares if "no_workspace" in key]
-    assert "cudnn convolution half straight" in found.shares
+    result, _ = calibrate(made_up(bare=False))
+    assert not [key for key in result.shares if "no_workspace" in key]
+    assert "cudnn convolution half straight" in result.shares
 
 
 def test_slower_candidates_and_refused_ones_do_not_count(exact: Profile) -> None:
     worse = {
         key: tuple(
             other
-            for m in found
+            for m in result
             for other in (m, replace(m, time_us=9 * m.time_us), replace(m, time_us=0.0, refused="it is wrong"))
         )
-        for key, found in exact.measurements.items()
+        for key, result in exact.measurements.items()
     }
     assert calibrate(replace(exact, measurements=worse))[0].shares == calibrate(exact)[0].shares
 
 
 def test_a_fit_without_arithmetic_is_of_memory_alone() -> None:
-    found = [s for s in samples(made_up(rows=(8,)), H200) if s.provider == "mbc"]
-    assert fit(found).arithmetic == 1.0
+    result = [s for s in samples(made_up(rows=(8,)), H200) if s.provider == "mbc"]
+    assert fit(result).arithmetic == 1.0
 
 
 def test_interpolation_is_compared_with_sizes_that_were_measured(exact: Profile) -> None:
     ratios = interpolated(exact)
     assert len(ratios) == 2 * 56  # the inner two of four sizes of 48 convolutions and 8 others
     assert calibrate(exact)[0].spreads[INTERPOLATED].count == len(ratios)
-    linear = {key: found for key, found in exact.measurements.items() if read_signature(key).kind == "relu"}
+    linear = {key: result for key, result in exact.measurements.items() if read_signature(key).kind == "relu"}
     assert interpolated(replace(exact, measurements=linear)) == pytest.approx([1.0] * 16)
     assert not interpolated(made_up(rows=(8, 16)))
 
@@ -155,21 +155,21 @@ def test_larger_sizes_are_compared_with_smaller_ones(exact: Profile) -> None:
         for key in exact.measurements
         if read_signature(key).kind == "relu"
     }
-    found = list(scaled_times(replace(exact, measurements=slower), H200, 4))
-    assert len(found) == 8 * (3 + 2)  # of four sizes: twice, and four times as large
-    assert [size.ratio for size in found] == pytest.approx([1.0] * len(found))
-    assert {(size.provider, size.times) for size in found} == {("mbc", 2), ("mbc", 4)}
+    result = list(scaled_times(replace(exact, measurements=slower), H200, 4))
+    assert len(result) == 8 * (3 + 2)  # of four sizes: twice, and four times as large
+    assert [size.ratio for size in result] == pytest.approx([1.0] * len(result))
+    assert {(size.provider, size.times) for size in result} == {("mbc", 2), ("mbc", 4)}
     spreads = calibrate(exact)[0].spreads
     counts = [spreads[scaled_group("cudnn", times)].count for times in (2, 4, 8)]
     assert counts == [48 * 3, 48 * 2, 48]
 
 
 def test_the_file_reads_back(exact: Profile) -> None:
-    found, _ = calibrate(exact)
-    again = read_calibration(text(found))
-    assert again.shares == found.shares and again.gpu == found.gpu
-    assert set(again.spreads) == set(found.spreads)
-    assert again.spreads[ALL].low == pytest.approx(found.spreads[ALL].low, abs=1e-4)
+    result, _ = calibrate(exact)
+    again = read_calibration(text(result))
+    assert again.shares == result.shares and again.gpu == result.gpu
+    assert set(again.spreads) == set(result.spreads)
+    assert again.spreads[ALL].low == pytest.approx(result.spreads[ALL].low, abs=1e-4)
 
 
 def test_the_gap_between_launches_is_that_of_the_profile(exact: Profile) -> None:
@@ -181,8 +181,8 @@ def test_the_gap_between_launches_is_that_of_the_profile(exact: Profile) -> None
 
 def test_what_is_not_deterministic_does_not_stand_for_what_has_to_be(exact: Profile) -> None:
     faster = {
-        key: (*found, *(replace(m, time_us=m.time_us / 9, deterministic=False) for m in found))
-        for key, found in exact.measurements.items()
+        key: (*result, *(replace(m, time_us=m.time_us / 9, deterministic=False) for m in result))
+        for key, result in exact.measurements.items()
     }
     assert calibrate(replace(exact, measurements=faster))[0].shares == calibrate(exact)[0].shares
 
@@ -229,8 +229,8 @@ def test_a_spread_that_is_there_stays_and_one_of_few_requests_is_not_made(exact:
     fitted = calibrate(exact)[0]
     earlier = {**fitted.spreads, "mbc relu": Spread.of([3.0])}
     old = replace(fitted, shares=without(fitted.shares, "mbc relu"), spreads=earlier)
-    known, rows = add_missing(old, exact)
-    assert known.spreads == earlier and [row["name"] for row in rows] == ["mbc relu"]
+    reference_value, rows = add_missing(old, exact)
+    assert reference_value.spreads == earlier and [row["name"] for row in rows] == ["mbc relu"]
     compared = list(dict.fromkeys(s.request for s in samples(exact, H200) if s.tested and s.effort.group == "mbc relu"))
     old = replace(old, spreads=without(old.spreads, "mbc relu"))
     for count in (LEAST_LAYERS - 1, LEAST_LAYERS):

@@ -68,16 +68,16 @@ def test_what_a_cap_counts_is_the_plan_without_the_bare_context() -> None:
     assert plan.budget_bytes == GB + CARD.context_bytes
     p = plan.predictions
     assert CARD.counted_bytes(plan) == p.arena_bytes + p.overhead_bytes - CARD.context_bytes <= GB
-    found, same = cap.planned(CARD, job.plan)
+    result, same = cap.planned(CARD, job.plan)
     assert same is not None and same.offsets == plan.offsets
-    assert found["counted_gb"] == CARD.counted_bytes(plan) / GB and found["arena_bytes"] == p.arena_bytes
+    assert result["counted_gb"] == CARD.counted_bytes(plan) / GB and result["arena_bytes"] == p.arena_bytes
     assert "MBC203" in cap.planned(CARD, CARD.capped(small(), 1).plan)[0]["failed"]
     assert cap.planned(CARD, CARD.capped(small(), 1).plan)[0]["needed_gb"] > 0
 
 
 def row(**changes: Any) -> dict[str, Any]:
-    made = {"batch": 8, "predicted_ms": 11.0, "over_bound": 0.02, "cap_gb": 6.0, "unlimited_gb": 9.0, "loss": 0.1}
-    return made | {"most_loss": 0.12, "free_batch": 8} | changes
+    created = {"batch": 8, "predicted_ms": 11.0, "over_bound": 0.02, "cap_gb": 6.0, "unlimited_gb": 9.0, "loss": 0.1}
+    return created | {"most_loss": 0.12, "free_batch": 8} | changes
 
 
 def test_rows_of_predictions() -> None:
@@ -89,22 +89,25 @@ def test_rows_of_predictions() -> None:
 
 def test_rows_of_measurements() -> None:
     step = {"step_ms": 12.0, "spread_ms": 0.1, "arena_predicted": 7, "arena_taken": 7}
-    found = capped.measured(row(), {"capped": step, "free": {"step_ms": 11.5}})
-    assert found["loss"] == pytest.approx(12 / 11.5 - 1) and found["loss_predicted"] == 0.1 and found["arena_equal"]
-    assert found["predicted_over_measured"] == pytest.approx(11 / 12) and not found["time_near"]
+    result = capped.measured(row(), {"capped": step, "free": {"step_ms": 11.5}})
+    assert result["loss"] == pytest.approx(12 / 11.5 - 1) and result["loss_predicted"] == 0.1 and result["arena_equal"]
+    assert result["predicted_over_measured"] == pytest.approx(11 / 12) and not result["time_near"]
     # Without a cap the card holds four rows only: what counts is a row's time.
-    found = capped.measured(row(free_batch=4), {"capped": step, "free": {"step_ms": 5.0}})
-    assert found["loss"] == pytest.approx(12 / 8 / (5 / 4) - 1) and not found["passed"]
+    result = capped.measured(row(free_batch=4), {"capped": step, "free": {"step_ms": 5.0}})
+    assert result["loss"] == pytest.approx(12 / 8 / (5 / 4) - 1) and not result["passed"]
     assert capped.measured(row(), {"capped": {"failed": "died"}, "free": {}})["failed"] == "died"
     assert "too large" in capped.measured(row(), {"capped": step, "free": {"failed": "too large"}})["failed"]
 
 
 def test_plans_of_a_case_are_kept(tmp_path: Path, planner: Planner) -> None:
     shelf = planner.shelf
-    made = {"name": "x y"} | capped.prepared(planner, Case("x y", small(), 0.5, cap_share=1.0))
-    assert made["plans"] == {"capped": made["cap_gb"] * GB, "free": 0} and made["compare"] == ["capped", "free"]
-    assert made["passed"] and made["loss"] == pytest.approx(0.0, abs=0.02)
-    assert shelf.has(made) and sorted(p.name for p in tmp_path.glob("*.gz")) == [
+    created = {"name": "x y"} | capped.prepared(planner, Case("x y", small(), 0.5, cap_share=1.0))
+    assert created["plans"] == {"capped": created["cap_gb"] * GB, "free": 0} and created["compare"] == [
+        "capped",
+        "free",
+    ]
+    assert created["passed"] and created["loss"] == pytest.approx(0.0, abs=0.02)
+    assert shelf.has(created) and sorted(p.name for p in tmp_path.glob("*.gz")) == [
         "x_y.capped.json.gz", "x_y.free.json.gz"]  # fmt: skip
     assert unpack(shelf.path("x y", "free")).offsets == CARD.unlimited(small()).plan().offsets
     assert "plans" not in capped.prepared(planner, Case("z", small(), 0.5, 1))
@@ -118,8 +121,8 @@ def test_the_largest_batch_that_the_card_holds(monkeypatch: pytest.MonkeyPatch) 
     p = free.predictions
     spec = SimpleNamespace(memory_bytes=p.overhead_bytes + p.arena_bytes * 3 // 4)
     monkeypatch.setattr(cap, "find_device", lambda gpu: spec)
-    found = CARD.free_here(job)
-    assert CARD.holds(found) and found.graph.batch % 8 == 0 and 8 <= found.graph.batch < 64
+    result = CARD.free_here(job)
+    assert CARD.holds(result) and result.graph.batch % 8 == 0 and 8 <= result.graph.batch < 64
     spec.memory_bytes = p.overhead_bytes
     with pytest.raises(RuntimeError, match="holds no plan"):
         CARD.free_here(job)
@@ -192,16 +195,16 @@ def test_no_row_is_begun_when_time_is_over(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_caps_that_are_shares(planner: Planner) -> None:
-    found = settled(planner, Case("x", small(), 0.1, cap_share=0.5))
-    assert found.cap_bytes == CARD.counted_bytes(CARD.unlimited(small()).plan()) // 2
+    result = settled(planner, Case("x", small(), 0.1, cap_share=0.5))
+    assert result.cap_bytes == CARD.counted_bytes(CARD.unlimited(small()).plan()) // 2
     assert settled(planner, Case("x", small(), 0.1, 3 * GB)).cap_bytes == 3 * GB
 
 
 def test_cases_are_those_of_the_papers() -> None:
-    found = {case.name: case for case in capped.cases()}
-    assert len(found) == 14
-    assert dict(found["capuchin resnet50"].job.settings)["batch"] == "760"
-    assert {c.cap_bytes for c in found.values()} == {0, 8 * GB, 12 * GB, 16 * GB}
+    result = {case.name: case for case in capped.cases()}
+    assert len(result) == 14
+    assert dict(result["capuchin resnet50"].job.settings)["batch"] == "760"
+    assert {c.cap_bytes for c in result.values()} == {0, 8 * GB, 12 * GB, 16 * GB}
 
 
 def test_processes_end_with_the_block() -> None:
@@ -250,16 +253,16 @@ def test_the_cap_beside_torch_leaves_its_memory_for_the_arena() -> None:
     job = CARD.capped(small(), torch_memory_budget.cap_of(CARD, 100 << 20))
     plan = job.plan()
     assert plan.budget_bytes - plan.predictions.overhead_bytes == 100 << 20
-    assert torch_memory_budget.known(0.5)["median_ms"] == 45.6
+    assert torch_memory_budget.earlier_step(0.5)["median_ms"] == 45.6
     with pytest.raises(RuntimeError, match="no figures of torch"):
-        torch_memory_budget.known(0.7)
+        torch_memory_budget.earlier_step(0.7)
 
 
 def test_faster_than_torch_counts_at_no_more_memory_only() -> None:
-    made = {"torch_ms": 40.0, "arena_gib": 5.0, "torch_gib": 6.0}
-    assert torch_memory_budget.judged(dict(made), 39.0)["passed"]
-    assert not torch_memory_budget.judged(dict(made), 41.0)["passed"]
-    assert not torch_memory_budget.judged(made | {"torch_gib": 4.9}, 39.0)["passed"]
+    created = {"torch_ms": 40.0, "arena_gib": 5.0, "torch_gib": 6.0}
+    assert torch_memory_budget.judged(dict(created), 39.0)["passed"]
+    assert not torch_memory_budget.judged(dict(created), 41.0)["passed"]
+    assert not torch_memory_budget.judged(created | {"torch_gib": 4.9}, 39.0)["passed"]
 
 
 def test_the_rest_of_the_card_is_occupied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -108,8 +108,8 @@ def test_any_other_exception_is_a_finding_once_a_cause(tmp_path: Path, monkeypat
     campaign = fuzz_worker.Campaign("raising", tmp_path / "work", tmp_path / "scratch")
     campaign.judge(b"first")
     campaign.judge(b"second")
-    found = fuzz.findings(tmp_path / "work")
-    assert [one["why"] for one in found] == ["TypeError: a bug"] and campaign.answers == {"finding": 2}
+    result = fuzz.findings(tmp_path / "work")
+    assert [one["why"] for one in result] == ["TypeError: a bug"] and campaign.answers == {"finding": 2}
     assert next((tmp_path / "work" / "findings").glob("*.bin")).read_bytes() == b"first"
     assert (campaign.journal.count, campaign.journal.data) == (2, b"second")
 

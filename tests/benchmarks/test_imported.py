@@ -34,9 +34,9 @@ def _imported(model: Model, path: Path) -> ImportedModel:
 def test_gradients_keep_the_rule_with_as_many_rows_as_norms_need(tmp_path: Path) -> None:
     model = _model()
     assert gradients.drop_nothing(model) and not gradients.drop_nothing(model)
-    made = _imported(model, tmp_path)
-    assert "dropout" not in made.source
-    row = {**gradients.single(model, made), **gradients.exact(model, made)}
+    created = _imported(model, tmp_path)
+    assert "dropout" not in created.source
+    row = {**gradients.single(model, created), **gradients.exact(model, created)}
     assert gradients.keeps_single(row) and gradients.keeps_exact(row)
     assert row["rows"] == 2, "16 pixels of two rows are enough"
     assert 0 < row["gradient_error"] < 1e-5 and len(row["gradient_errors"]) == gradients.DRAWS
@@ -44,9 +44,9 @@ def test_gradients_keep_the_rule_with_as_many_rows_as_norms_need(tmp_path: Path)
 
 def test_the_forward_pass_is_that_of_the_model(tmp_path: Path) -> None:
     model, images = _model(), torch.randn(2, 3, 6, 6)
-    made = import_model(exported(tmp_path, model, images), "net")
-    found = imported_cuda.forward(made, images.numpy(), "cpu")
-    assert distance(found, evaluated(model, images)) < 1e-6
+    created = import_model(exported(tmp_path, model, images), "net")
+    result = imported_cuda.forward(created, images.numpy(), "cpu")
+    assert distance(result, evaluated(model, images)) < 1e-6
 
 
 def test_dropout_that_is_no_module_is_left_out(tmp_path: Path) -> None:
@@ -67,7 +67,7 @@ def test_dropout_that_is_no_module_is_left_out(tmp_path: Path) -> None:
 def test_a_network_that_computes_something_else_breaks_the_rule(tmp_path: Path) -> None:
     model = _model()
     gradients.drop_nothing(model)
-    made = _imported(model, tmp_path)
+    created = _imported(model, tmp_path)
     model[2] = nn.Mish()
-    row = {**gradients.single(model, made), **gradients.exact(model, made)}
+    row = {**gradients.single(model, created), **gradients.exact(model, created)}
     assert not gradients.keeps_single(row) and not gradients.keeps_exact(row)

@@ -68,8 +68,8 @@ def test_peers_first_and_mbc_later(here: list[str], tmp_path: Path) -> None:
     here.clear()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(many_gpus, "spec_name", lambda: "h200")
-        found = (tmp_path / "one", tmp_path / "all")
-        measure(bench(found=found), [CASE], planned, results("many_gpus"), 1e9, False)
+        result = (tmp_path / "one", tmp_path / "all")
+        measure(bench(found=result), [CASE], planned, results("many_gpus"), 1e9, False)
     assert here == ["alone mbc", "2 mbc all"], "what is there is not measured again"
     row = results("many_gpus").rows["tiny 2"]
     assert row["mbc_efficiency"] == pytest.approx(10 / 10.2) and row["over_whole"] == pytest.approx(14 / 10.2)
@@ -121,8 +121,8 @@ def test_sharded_states_are_compared_with_whole_ones() -> None:
     row = {"name": "vgg16 64 adamw sharded", "each": 64, "gpus": 2, "machine": [], "precision": "bf16"}
     row |= {"parts": {"mbc": part}}
     whole = {"mbc_all_ms": 10.0, "mbc_all_gib": 3.0}
-    found = summed_up(row, {}, whole)
-    assert found["passed"] and found["over_whole_states"] == pytest.approx(1.02) and found["saved_gib"] == 1.0
+    result = summed_up(row, {}, whole)
+    assert result["passed"] and result["over_whole_states"] == pytest.approx(1.02) and result["saved_gib"] == 1.0
     assert not summed_up(row, {}, whole | {"mbc_all_ms": 9.8})["passed"]
     assert summed_up(row, {}, None)["passed"] is None
     cases = {case.name: case for case in many_gpus.cases()}
@@ -149,7 +149,7 @@ def test_plans_for_one_gpu_and_for_all(tmp_path: Path, monkeypatch: pytest.Monke
 def test_two_processes_of_ddp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("torch")
     monkeypatch.setattr(record, "RESULTS", tmp_path)
-    made = Bench(2, "cpu", 10, (), 200.0, True, {})
-    found = made.timed(CASE, Contender("torch", bucket_mb=1), 200.0)
-    assert "failed" not in found and found["efficiency"] > 0 and len(found["all_losses"]) == 4
-    assert found["images_s"] == pytest.approx(4e3 / found["all_ms"])
+    created = Bench(2, "cpu", 10, (), 200.0, True, {})
+    result = created.timed(CASE, Contender("torch", bucket_mb=1), 200.0)
+    assert "failed" not in result and result["efficiency"] > 0 and len(result["all_losses"]) == 4
+    assert result["images_s"] == pytest.approx(4e3 / result["all_ms"])

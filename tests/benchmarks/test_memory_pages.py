@@ -17,8 +17,14 @@ CASE = {"name": "vdnn vgg16 256", "batch": 256, "cap_gb": 12.0, "predicted_ms": 
 
 
 def wrote(folder: Path, name: str, rows: list[dict[str, Any]], gpu: str | None = None) -> None:
-    found = {"date": "2026-11-21T10:00:00", "command": f"python {name}.py", "gpu": gpu, "driver": "580.1", "rows": rows}
-    (folder / f"{name}.json").write_text(json.dumps(found))
+    result = {
+        "date": "2026-11-21T10:00:00",
+        "command": f"python {name}.py",
+        "gpu": gpu,
+        "driver": "580.1",
+        "rows": rows,
+    }
+    (folder / f"{name}.json").write_text(json.dumps(result))
 
 
 def test_nothing_there_is_no_page(tmp_path: Path) -> None:

@@ -56,8 +56,8 @@ def test_nothing_measured_draws_nothing(tmp_path: Path) -> None:
 
 def test_figures_go_between_the_marks() -> None:
     page = f"before\n{BEGIN}\nold\n{END}\nafter\n"
-    made = with_figures(page, "new\n")
-    assert made == f"before\n{BEGIN}\n\nnew\n\n{END}\nafter\n" and with_figures(made, "new\n") == made
+    created = with_figures(page, "new\n")
+    assert created == f"before\n{BEGIN}\n\nnew\n\n{END}\nafter\n" and with_figures(created, "new\n") == created
     with pytest.raises(SystemExit, match="to write figures between"):
         with_figures("no marks", "new")
 
@@ -73,13 +73,13 @@ def test_figures_of_a_page_are_written_whatever_its_lines(tmp_path: Path) -> Non
     results = results_by_name(tmp_path)
     template = 'It takes {timed["first row"].step_ms:.1f} ms, {timed["first row"].error:.1e} off.'
     page = "It takes\n9 ms, 1e-3 off. At most 20 GB, `30 ms`, and 1.5 times."
-    made = with_results(page, [template], results)
-    assert made == "It takes\n12.3 ms, 3.3e-6 off. At most 20 GB, `30 ms`, and 1.5 times."
-    assert with_results(made, [template], results) == made
+    created = with_results(page, [template], results)
+    assert created == "It takes\n12.3 ms, 3.3e-6 off. At most 20 GB, `30 ms`, and 1.5 times."
+    assert with_results(created, [template], results) == created
     with pytest.raises(SystemExit, match="0 times"):
         with_results("Nothing.", [template], results)
-    known = PageFigures([template], ["At most 20 GB"], [])
-    assert [text.split(" in: ")[0] for text in unexplained(made, known)] == ["'1.5 times'"]
+    earlier = PageFigures([template], ["At most 20 GB"], [])
+    assert [text.split(" in: ")[0] for text in unexplained(created, earlier)] == ["'1.5 times'"]
 
 
 @pytest.mark.parametrize("name", listed())

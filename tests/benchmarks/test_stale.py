@@ -94,9 +94,9 @@ def test_what_a_benchmark_writes_says_what_ran() -> None:
 
 def test_rows_of_other_code_say_so_or_are_left(results: Path) -> None:
     put(results, "one.json", code=OLD, rows=[{"name": "a", "ms": 1.0}], device="cpu")
-    found = record.results("one")
-    assert found.rows["a"]["code"] == OLD
-    found.put({"name": "b"})
+    result = record.results("one")
+    assert result.rows["a"]["code"] == OLD
+    result.put({"name": "b"})
     assert stale.older(results / "one.json", digests()).endswith("operations changed, planner changed")
     assert [row.get("code") for row in json.loads((results / "one.json").read_text())["rows"]] == [OLD, None]
     put(results, "one.json", code=OLD, rows=[{"name": "a"}])
@@ -121,8 +121,8 @@ def staged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     script.write_text(WRITES)
 
     def stage(name: str, seconds: float = 0.0, rows: str = "[]", code: Any = None, alone: bool = False) -> Stage:
-        told = (name, str(seconds), json.dumps(code or digests()), rows)
-        return Stage(name, (str(script), *told), (f"{name}.json",), 1.0, alone)
+        text = (name, str(seconds), json.dumps(code or digests()), rows)
+        return Stage(name, (str(script), *text), (f"{name}.json",), 1.0, alone)
 
     def run(*stages: Stage, for_s: float = 60.0) -> dict[str, Any]:
         monkeypatch.setitem(correctness.STAGES, "cpu", stages)

@@ -59,9 +59,9 @@ def test_a_package_that_ends_the_process_does_not_take_the_others(
         "    print(json.dumps({'name': name, 'step_ms': 1.0, 'steps': steps}), flush=True)\n"
     )
     monkeypatch.setattr(stepping, "__file__", str(script))
-    found = stepping.time_packages({name: Path(name) for name in ("a", "bad", "b")}, 3)
-    assert found["a"] == found["b"] == {"step_ms": 1.0, "steps": 3}
-    assert found["bad"] == {"failed": "the process ended with 7"}
+    result = stepping.time_packages({name: Path(name) for name in ("a", "bad", "b")}, 3)
+    assert result["a"] == result["b"] == {"step_ms": 1.0, "steps": 3}
+    assert result["bad"] == {"failed": "the process ended with 7"}
 
 
 def test_a_package_that_hangs_ends_at_the_deadline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,9 +89,9 @@ def test_a_package_that_hangs_ends_at_the_deadline(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(stepping, "__file__", str(script))
     monkeypatch.setattr(stepping, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
     monkeypatch.setattr(stepping, "threading", SimpleNamespace(Timer=Timer))
-    found = stepping.time_packages({name: Path(name) for name in ("a", "hangs", "b")}, 3, timeout_s=2.0)
-    assert found["a"] == {"step_ms": 1.0} and found["hangs"] == {"failed": "not done in 2 s"}
-    assert found["b"] == {"failed": "not reached in the time allowed"}
+    result = stepping.time_packages({name: Path(name) for name in ("a", "hangs", "b")}, 3, timeout_s=2.0)
+    assert result["a"] == {"step_ms": 1.0} and result["hangs"] == {"failed": "not done in 2 s"}
+    assert result["b"] == {"failed": "not reached in the time allowed"}
 
 
 def test_steps_are_built_once_and_failures_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,5 +145,5 @@ def test_determinism_compares_all_runs() -> None:
 
 
 def test_menus_of_the_planning_benchmark_are_whole_fronts() -> None:
-    found = planning_time.menus_here()
-    assert found["menu_points"] > 10 and found["menu_of_sums_points"] > 10
+    result = planning_time.menus_here()
+    assert result["menu_points"] > 10 and result["menu_of_sums_points"] > 10

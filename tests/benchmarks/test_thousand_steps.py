@@ -80,16 +80,18 @@ def run_of(plan: Plan, wrong: Callable[..., Any], count: int) -> Run:
 
 
 def test_bits_that_differ_are_seen(plan: Plan) -> None:
-    found = run_of(plan, another_rate, 2).same_bits(3)
+    result = run_of(plan, another_rate, 2).same_bits(3)
     # The first loss is of the same weights.
-    assert not found["passed"] and found["losses_apart"] == 2 and found["apart_at"] == 2 and found["states_apart"] > 0
+    assert (
+        not result["passed"] and result["losses_apart"] == 2 and result["apart_at"] == 2 and result["states_apart"] > 0
+    )
 
 
 def test_a_lost_row_breaks_the_rule(plan: Plan) -> None:
-    found = run_of(plan, one_row_lost, 3).within_rule(2, every=1)
-    assert not found["passed"] and found["tensors_failed"] > 0 and found["worst_over_limit"] > 1
+    result = run_of(plan, one_row_lost, 3).within_rule(2, every=1)
+    assert not result["passed"] and result["tensors_failed"] > 0 and result["worst_over_limit"] > 1
     # Each of the two steps was drawn three times before it failed.
-    assert found["drawn_again"] == 4
+    assert result["drawn_again"] == 4
 
 
 def test_what_a_plan_promises(plan: Plan) -> None:

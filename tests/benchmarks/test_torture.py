@@ -52,10 +52,10 @@ def _python(*arguments: str, **environment: str) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize(("write", "found"), [(IN_PLACE, True), (AT_ONCE, False)], ids=["in place", "at once"])
-def test_files_that_are_half_written_are_noticed(tmp_path: Path, write: str, found: bool) -> None:
+@pytest.mark.parametrize(("write", "is_noticed"), [(IN_PLACE, True), (AT_ONCE, False)], ids=["in place", "at once"])
+def test_files_that_are_half_written_are_noticed(tmp_path: Path, write: str, is_noticed: bool) -> None:
     kills, wrong = _python("-c", HALF_WRITTEN.format(write=write), str(tmp_path)).split()
-    assert int(kills) == 24 and (int(wrong) > 0) == found
+    assert int(kills) == 24 and (int(wrong) > 0) == is_noticed
 
 
 @pytest.mark.exhaustive
