@@ -108,7 +108,7 @@ int64_t alignment_of(int64_t offset) {
   return alignment;
 }
 
-// Whether the numerical notes of an engine agree with the precision of the plan.
+// True if the numerical notes of an engine agree with the precision of the plan.
 bool admitted(const Descriptor& engine, const ConvolutionRow& row) {
   cudnnBackendNumericalNote_t notes[CUDNN_NUMERICAL_NOTE_TYPE_COUNT];
   int64_t count = 0;
@@ -231,7 +231,7 @@ class Cudnn : public Library {
     const Moments moments = Moments::of(row);
     const int64_t budget = row.workspace_bytes - widening.bytes - moments.bytes;
     if (budget < 0)
-      throw Failure(std::string("the planned workspace does not hold ") +
+      throw Failure(std::string("the planned workspace is too small for ") +
                     (widening.bytes > 0 ? "the filter gradient" : "the sums"));
     const std::vector<Descriptor> operations = operations_of(row, alignments, widening.elements > 0);
     Descriptor graph(CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR);
@@ -327,7 +327,7 @@ class Cudnn : public Library {
     if (needed > budget)
       throw Failure("cuDNN engine " + std::to_string(row.engine) + " needs " + std::to_string(needed) +
                     " bytes of workspace here, the plan has " + std::to_string(budget) +
-                    ": compile again with this cuDNN");
+                    ": compile the source again with this cuDNN");
     return plan;
   }
 

@@ -147,8 +147,8 @@ class Product {
                  "heuristic");
     if (row_.algorithm >= count || results[row_.algorithm].state != CUBLAS_STATUS_SUCCESS)
       throw Failure("cuBLASLt has " + std::to_string(count) + " algorithms for this product within " +
-                    std::to_string(row_.workspace_bytes) + " bytes of workspace, the plan wants number " +
-                    std::to_string(row_.algorithm) + " counted from 0: compile again with this cuBLASLt");
+                    std::to_string(row_.workspace_bytes) + " bytes of workspace, the plan needs number " +
+                    std::to_string(row_.algorithm) + " counted from 0: compile the source again with this cuBLASLt");
     algorithm_ = results[row_.algorithm].algo;
   }
 

@@ -63,7 +63,7 @@ using Convolution =
     Owned<cudnnConvolutionDescriptor_t, cudnnCreateConvolutionDescriptor, cudnnDestroyConvolutionDescriptor>;
 
 int as_int(int64_t value) {
-  if (value < 0 || value > INT_MAX) throw Failure("cuDNN's legacy API takes no size of " + std::to_string(value));
+  if (value < 0 || value > INT_MAX) throw Failure("cuDNN's legacy API does not take a size of " + std::to_string(value));
   return static_cast<int>(value);
 }
 
@@ -132,7 +132,7 @@ class CudnnLegacy : public Library {
     const auto entry = numbers_.find(key);
     if (entry != numbers_.end()) return entry->second;
     Prepared prepared(*reinterpret_cast<const LegacyRow*>(integers));
-    if (prepared.budget() < 0) throw Failure("the planned workspace does not hold the filter gradient");
+    if (prepared.budget() < 0) throw Failure("the planned workspace is too small for the filter gradient");
     const auto needed = static_cast<int64_t>(workspace_bytes(prepared));
     if (needed > prepared.budget())
       throw Failure("cuDNN's legacy algorithm " + std::to_string(prepared.row.algorithm) + " needs " +

@@ -48,7 +48,7 @@ class Nccl final : public Library {
   int prepare(const int64_t* integers, int64_t, const int64_t*, int64_t) override {
     const auto& row = *reinterpret_cast<const CollectiveRow*>(integers);
     if (row.ctas == 0 && ranks_ != nullptr && (ranks_->all_to_all == nullptr || row.elements % ranks_->ranks != 0))
-      throw Failure("the plan sums by copies, for which NCCL is too old or the ranks are too many");
+      throw Failure("the plan sums by copies, but NCCL is too old for it or there are too many ranks");
     return 0;
   }
 

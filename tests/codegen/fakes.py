@@ -65,7 +65,7 @@ Log = tuple[Call | Wait, ...]
 
 @dataclass(frozen=True)
 class Run:
-    """What each program called: `eager` launch by launch, `captured` into its graph."""
+    """The calls of each program: `eager` launch by launch, `captured` into its graph."""
 
     eager: Mapping[str, Log]
     captured: Mapping[str, Log]
@@ -157,14 +157,17 @@ def _compile(inputs: list[str], output: Path, *flags: str) -> None:
 
 @functools.cache
 def _static_objects() -> dict[str, Path]:
-    """What does not change with the plan, by the name of its source."""
+    """Return the objects that are equal for all plans, by the names of their sources."""
     sources = (*sorted((folder("templates") / "host").glob("*.cpp")), *sorted(FAKE.glob("*.cpp")))
     return {source.name: kept_object(_command(), source) for source in sources}
 
 
 class loaded:
-    """The library and a module made by it; both are gone afterwards. With `has_everything` the faked libraries have
-    each algorithm that a measured plan asks for; with `several_ranks` the module is given a communicator of so many."""
+    """The library and a module of it; both are released at the end.
+
+    With `has_everything` the fake libraries have each algorithm that a measured plan asks for; with `several_ranks` the
+    module gets a communicator of that number of ranks.
+    """
 
     def __init__(self, library: Path, has_everything: bool = False, several_ranks: int = 0) -> None:
         self.lib = ctypes.CDLL(str(library))
@@ -283,9 +286,11 @@ def _offset(plan: Plan, number: int, row: int) -> int:
 
 
 def as_planned(log: Log) -> Log:
-    """The same log with what libraries add taken out: operands in the plan's order, workspace as the last offset, no
-    integers. A filter gradient that goes through the workspace is put back where the plan has it, and so are statistics
-    that are made of what lies there."""
+    """Return the log without what libraries add: operands in the plan's order, workspace as the last offset.
+
+    A filter gradient that goes through the workspace is put back where the plan has it, and so are statistics that are
+    computed from sums in the workspace. There are no integers.
+    """
     return tuple(_as_planned(entry) if isinstance(entry, Call) else entry for entry in log)
 
 
@@ -300,12 +305,12 @@ def _as_planned(call: Call) -> Call:
         if "mbc_widen" in details:
             source, filter_ = _integers(details["mbc_widen"].split()[0].removeprefix("offsets="))
             workspace = (source,)
-        made: tuple[int, ...] = ()
+        statistics: tuple[int, ...] = ()
         if "mbc_moments" in details:
             source, *made_of = _integers(details["mbc_moments"].split()[0].removeprefix("offsets="))
-            workspace, made = (source,), tuple(made_of)
+            workspace, statistics = (source,), tuple(made_of)
         named = {"forward": (image, filter_, result), "backward_data": (result, filter_, image)}
-        offsets = (*named.get(details["pass"], (image, result, filter_)), *made)
+        offsets = (*named.get(details["pass"], (image, result, filter_)), *statistics)
     elif details["transposed"] != "0,1":  # cuBLASLt multiplies the other way round: w before x, w before dy
         offsets = (offsets[1], offsets[0], offsets[2])
     return Call(call.name, call.stream, (*offsets, *workspace))

@@ -278,5 +278,5 @@ def providers() -> dict[str, Provider]:
     from mbc.kernels.cudnn import CUDNN
     from mbc.kernels.cudnn_legacy import CUDNN_LEGACY
 
-    known: tuple[Provider, ...] = (CUDNN, CUDNN_LEGACY, CUBLASLT, EchoProvider())
-    return {provider.name: provider for provider in known}
+    used: tuple[Provider, ...] = (CUDNN, CUDNN_LEGACY, CUBLASLT, EchoProvider())
+    return {provider.name: provider for provider in used}

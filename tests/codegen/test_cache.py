@@ -57,7 +57,7 @@ class Bench:
         self.compiler.chmod(0o755)
 
     def build(self, recipe: Recipe = RECIPE) -> set[str]:
-        """What was compiled."""
+        """Build the library of a recipe and return the sources that were compiled."""
         self.log.write_text("")
         part = Part(self.include, self.folder, "libx.so.1")
         toolchain = Toolchain(self.compiler, self.compiler, part, part, part, (), ())
@@ -140,8 +140,8 @@ def test_where_it_is(tmp_path: Path) -> None:
     assert find_cache({"MBC_CACHE": named, "HOME": home}).folder == tmp_path / "named" / "objects"
     assert find_cache({"XDG_CACHE_HOME": named, "HOME": home}).folder == tmp_path / "named" / "mbc" / "objects"
     for relative in ({}, {"XDG_CACHE_HOME": "here"}, {"XDG_CACHE_HOME": ""}):
-        found = find_cache({"HOME": home, **relative}).folder
-        assert found == tmp_path / "home" / ".cache" / "mbc" / "objects"
+        folder = find_cache({"HOME": home, **relative}).folder
+        assert folder == tmp_path / "home" / ".cache" / "mbc" / "objects"
     assert find_cache({}).folder is None
 
 

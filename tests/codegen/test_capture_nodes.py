@@ -14,14 +14,16 @@ TOLD = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_int64, ctypes.c_void_p)
 
 
 def test_every_node_is_told_with_the_launch_that_added_it(tmp_path: Path) -> None:
-    """Nodes of the fake are numbered as they are added, and listed in another order; some launches add several: filter
-    gradients in half precision are widened."""
+    """Nodes of the fake are numbered in the order in which they are added, and listed in another order.
+
+    Some launches add several nodes: filter gradients in half precision are widened.
+    """
     plan = small_plan(Precision.BF16)
-    found: dict[int, list[tuple[int, int]]] = {number: [] for number in range(len(PROGRAMS))}
+    nodes: dict[int, list[tuple[int, int]]] = {number: [] for number in range(len(PROGRAMS))}
 
     @TOLD
     def tell(program: int, launch: int, node: int) -> None:
-        found[program].append((node, launch))
+        nodes[program].append((node, launch))
 
     with loaded(compile_against_fake(view(plan, providers()), tmp_path), has_everything=True) as (lib, module):
         lib.fake_reset(ctypes.c_void_p(ARENA), ctypes.c_void_p(HOST))
@@ -40,23 +42,23 @@ def test_every_node_is_told_with_the_launch_that_added_it(tmp_path: Path) -> Non
                 expected.append((len(expected) + 1, launch))
         launches = getattr(plan, name).launches
         assert [entry for entry in parse_log(captured) if isinstance(entry, Call)] and launch + 1 == len(launches)
-        assert sorted(found[number]) == expected
+        assert sorted(nodes[number]) == expected
         several |= len(expected) > len(launches)
     assert several
 
 
 def test_a_failure_tells_of_nothing(tmp_path: Path) -> None:
-    found: list[int] = []
+    launches: list[int] = []
 
     @TOLD
     def tell(program: int, launch: int, node: int) -> None:
-        found.append(launch)
+        launches.append(launch)
 
     with loaded(compile_against_fake(view(small_plan(), providers()), tmp_path), has_everything=True) as (lib, module):
         lib.fake_reset(ctypes.c_void_p(ARENA), ctypes.c_void_p(HOST))
         lib.fake_fail_at(3)
         assert lib.mbc_capture_told(module, tell) == 1
-        assert "launch 3" in lib.mbc_last_error(module).decode() and not found
+        assert "launch 3" in lib.mbc_last_error(module).decode() and not launches
         lib.fake_reset(ctypes.c_void_p(ARENA), ctypes.c_void_p(HOST))
         assert lib.mbc_capture_told(module, tell) == 0
-        assert found
+        assert launches

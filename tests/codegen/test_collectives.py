@@ -54,17 +54,19 @@ def plan_of_two(precision: str = "fp32") -> Plan:
 
 
 def buckets(plan: Plan) -> list[tuple[int, int, int]]:
-    """Number of the launch, offset and elements of each: from the first byte of the first gradient to the last byte of
-    the last."""
-    found: list[tuple[int, int, int]] = []
+    """Return the launch, the offset and the elements of each bucket.
+
+    A bucket extends from the first byte of its first gradient to the last byte of its last gradient.
+    """
+    result: list[tuple[int, int, int]] = []
     for number, launch in enumerate(plan.train.launches):
         if isinstance(launch.work, Kernel) and launch.work.provider == "nccl":
             places = [access.buffer for access in launch.accesses]
             start = min(plan.offsets[b] for b in places)
             sizes = [math.prod(plan.graph.values[plan.buffers[b].value or ""].type.shape) * 4 for b in places]
             stop = max(plan.offsets[b] + size for b, size in zip(places, sizes, strict=True))
-            found.append((number, start, (stop - start) // 4))
-    return found
+            result.append((number, start, (stop - start) // 4))
+    return result
 
 
 def collectives(log: object) -> list[Call]:
@@ -190,8 +192,8 @@ def test_a_sharded_optimizer_scatters_and_gathers_in_groups(tmp_path: Path, size
                     first, last = (source + root * part * 4, to) if scatters else (source, to + root * part * 4)
                     kind, operation = ("reduce", ",0") if scatters else ("broadcast", "")
                     calls.append(f"{kind} offsets={first},{last} integers={own},7{operation},{root}")
-            told = f"offsets={','.join(map(str, call.offsets))} integers={','.join(map(str, call.integers))}"
-            assert told == calls[0].partition(" ")[2]
+            header = f"offsets={','.join(map(str, call.offsets))} integers={','.join(map(str, call.integers))}"
+            assert header == calls[0].partition(" ")[2]
             assert [f"{name} {text}" for name, text in call.details if name != "memset"] == [*calls[1:], "group_end "]
 
 
@@ -232,10 +234,10 @@ def test_failures_of_nccl_name_the_bucket(tmp_path: Path) -> None:
 
 def test_the_module_keeps_what_it_was_given(tmp_path: Path) -> None:
     """Python's struct may be gone after mbc_create."""
-    made = loaded(compile_against_fake(_rows(), tmp_path), True, several_ranks=2)
-    with made as (lib, module):
-        assert made.ranks is not None
-        ctypes.memset(ctypes.byref(made.ranks), 0, ctypes.sizeof(made.ranks))
+    library = loaded(compile_against_fake(_rows(), tmp_path), True, several_ranks=2)
+    with library as (lib, module):
+        assert library.ranks is not None
+        ctypes.memset(ctypes.byref(library.ranks), 0, ctypes.sizeof(library.ranks))
         lib.fake_reset(ctypes.c_void_p(ARENA), ctypes.c_void_p(HOST))
         assert lib.mbc_run_eager(module, 0) == 0
         assert collectives(parse_log(lib.fake_log().decode()))
@@ -248,12 +250,12 @@ def test_python_and_cpp_have_one_struct_of_ranks() -> None:
     members = [
         (member, re.search(r"\(\*(\w+)\)\(| (\w+)$", member.strip())) for member in body.group(1).split(";")[:-1]
     ]
-    found = [
+    fields = [
         (name[1] or name[2], ctypes.c_int64 if "int64_t" in member else ctypes.c_void_p)
         for member, name in members
         if name is not None
     ]
-    assert found == list(RanksInterface._fields_) and len(found) == len(members)
+    assert fields == list(RanksInterface._fields_) and len(fields) == len(members)
 
 
 def test_sources_of_a_rank_have_nccl(tmp_path: Path) -> None:

@@ -52,8 +52,11 @@ def test_convolutions_say_what_the_operation_is(tmp_path: Path) -> None:
 
 
 def test_heuristics_admit_by_precision_and_workspace(tmp_path: Path) -> None:
-    """The fake offers: tensor cores whose workspace no plan has, down-conversion, FFT, Winograd, non-deterministic,
-    tensor cores, plain. These plans leave determinism open."""
+    """The plans do not ask for determinism.
+
+    The fake offers: tensor cores whose workspace no plan has, down-conversion, FFT, Winograd, non-deterministic, tensor
+    cores, plain.
+    """
     assert {call.detail("engine") for call in _cudnn_calls(tmp_path / "a", Precision.FP32)} == {"964"}
     named = _cudnn_calls(tmp_path / "b", Precision.TF32, engine=965)
     assert {call.detail("engine") for call in named} == {"965"}
@@ -105,7 +108,7 @@ def test_an_algorithm_that_is_not_there_is_refused(tmp_path: Path) -> None:
     assert other.create() == 1
     text = other.lib.mbc_last_error(None).decode()
     assert text.startswith("launch 0, convolution (cublaslt convolution algorithm=3) rows 0..5: cuBLASLt has 3 algo")
-    assert text.endswith("the plan wants number 3 counted from 0: compile again with this cuBLASLt")
+    assert text.endswith("the plan needs number 3 counted from 0: compile the source again with this cuBLASLt")
 
 
 def test_kernels_get_their_arguments(tmp_path: Path) -> None:
@@ -142,11 +145,11 @@ def test_launches_run_one_by_one(tmp_path: Path) -> None:
             launches = getattr(plan, name).launches
             whole = [entry for entry in expected_log(plan, name) if isinstance(entry, Call)]
             lib.fake_reset(ctypes.c_void_p(ARENA), ctypes.c_void_p(HOST))
-            found: list[Call] = []
+            calls: list[Call] = []
             for index in range(len(launches)):
                 assert lib.mbc_run_launch(module, number, ctypes.c_int64(index)) == 0, lib.mbc_last_error(module)
-                found = [entry for entry in as_planned(parse_log(lib.fake_log().decode())) if isinstance(entry, Call)]
-                assert found == whole[: index + 1]
+                calls = [entry for entry in as_planned(parse_log(lib.fake_log().decode())) if isinstance(entry, Call)]
+                assert calls == whole[: index + 1]
             for index in (-1, len(launches)):
                 assert lib.mbc_run_launch(module, number, ctypes.c_int64(index)) == 1
                 assert lib.mbc_last_error(module).decode() == f"there is no launch {index}"
@@ -171,4 +174,4 @@ def test_creation_refuses_what_does_not_fit(tmp_path: Path) -> None:
     assert wrong_engine.create() == 1
     text = wrong_engine.lib.mbc_last_error(None).decode()
     assert text.startswith("launch 0, conv (cudnn convolution engine=960 knob2=7) rows 0..5: cuDNN engine 960 needs ")
-    assert text.endswith("bytes of workspace here, the plan has 8192: compile again with this cuDNN")
+    assert text.endswith("bytes of workspace here, the plan has 8192: compile the source again with this cuDNN")

@@ -69,9 +69,9 @@ def test_names_cannot_become_code(name: str) -> None:
 def test_nor_can_a_gpu(name: str) -> None:
     plan = small_plan()
     plan = replace(plan, target=replace(plan.target, gpu=name))
-    for made in (lambda: render_module(plan), lambda: render(view(plan, providers()), "1.0")):
+    for rendering in (lambda: render_module(plan), lambda: render(view(plan, providers()), "1.0")):
         with pytest.raises(MbcError, match="a name that cannot stand in generated code") as caught:
-            made()
+            rendering()
         assert caught.value.code == "MBC091"
 
 

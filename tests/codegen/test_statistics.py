@@ -39,8 +39,11 @@ def test_sums_lie_at_the_start_of_the_workspace(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("workspace_bytes", "text"),
     [
-        (SUMS_BYTES - 1, "the planned workspace does not hold the sums"),
-        (SUMS_BYTES + 127, "needs 128 bytes of workspace here, the plan has 127: compile again with this cuDNN"),
+        (SUMS_BYTES - 1, "the planned workspace is too small for the sums"),
+        (
+            SUMS_BYTES + 127,
+            "needs 128 bytes of workspace here, the plan has 127: compile the source again with this cuDNN",
+        ),
     ],
 )
 def test_the_engine_has_what_the_sums_leave(workspace_bytes: int, text: str, tmp_path: Path) -> None:

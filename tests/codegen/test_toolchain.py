@@ -27,20 +27,20 @@ def toolkit(tmp_path: Path) -> Path:
 
 
 def test_nothing_found_says_what_is_missing(tmp_path: Path) -> None:
-    found = find_toolchain({"PATH": str(tmp_path)}, Places())
-    assert (found.nvcc, found.gxx, found.cudart, found.cudnn, found.cublaslt) == (None,) * 5
-    assert [missing.name for missing in found.missing] == ["nvcc", "g++", "the CUDA runtime", "cuDNN 9", "cuBLASLt"]
-    assert all(missing.remedy for missing in found.missing)
-    assert "CUDA_HOME" in str(found.missing[0])
+    toolchain = find_toolchain({"PATH": str(tmp_path)}, Places())
+    assert (toolchain.nvcc, toolchain.gxx, toolchain.cudart, toolchain.cudnn, toolchain.cublaslt) == (None,) * 5
+    assert [missing.name for missing in toolchain.missing] == ["nvcc", "g++", "the CUDA runtime", "cuDNN 9", "cuBLASLt"]
+    assert all(missing.remedy for missing in toolchain.missing)
+    assert "CUDA_HOME" in str(toolchain.missing[0])
 
 
 def test_cuda_home_comes_first(tmp_path: Path, toolkit: Path) -> None:
     _file(tmp_path / "bin" / "nvcc")
-    found = find_toolchain({"PATH": str(tmp_path / "bin"), "CUDA_HOME": str(toolkit)}, Places())
-    assert found.nvcc == toolkit / "bin" / "nvcc"
-    assert found.architectures == ("sm_80", "sm_90")
-    assert found.cudart is not None
-    assert found.cudart.library == "libcudart_static.a"  # a package then needs no runtime library
+    toolchain = find_toolchain({"PATH": str(tmp_path / "bin"), "CUDA_HOME": str(toolkit)}, Places())
+    assert toolchain.nvcc == toolkit / "bin" / "nvcc"
+    assert toolchain.architectures == ("sm_80", "sm_90")
+    assert toolchain.cudart is not None
+    assert toolchain.cudart.library == "libcudart_static.a"  # a package then needs no runtime library
 
 
 def test_compiler_named_by_cxx(tmp_path: Path) -> None:
@@ -55,23 +55,23 @@ def test_wheels_have_libraries_without_links(tmp_path: Path, toolkit: Path) -> N
     _file(cu13 / "include" / "cublasLt.h")
     for name in ("libcublasLt.so.12", "libcublasLt.so.13", "libcublasLt.so.13.0.2"):
         _file(cu13 / "lib" / name)
-    found = find_toolchain({"PATH": ""}, Places((toolkit,), (cu13, cudnn)))
-    assert found.nvcc == toolkit / "bin" / "nvcc"
-    assert found.cudnn is not None and found.cudnn.library_folder == cudnn / "lib"
-    assert found.cublaslt is not None and found.cublaslt.library == "libcublasLt.so.13"
-    assert [missing.name for missing in found.missing] == ["g++"]
+    toolchain = find_toolchain({"PATH": ""}, Places((toolkit,), (cu13, cudnn)))
+    assert toolchain.nvcc == toolkit / "bin" / "nvcc"
+    assert toolchain.cudnn is not None and toolchain.cudnn.library_folder == cudnn / "lib"
+    assert toolchain.cublaslt is not None and toolchain.cublaslt.library == "libcublasLt.so.13"
+    assert [missing.name for missing in toolchain.missing] == ["g++"]
 
 
 def test_system_folders(tmp_path: Path) -> None:
     _file(tmp_path / "include" / "cudnn.h")
     _file(tmp_path / "lib" / "libcudnn.so.9")
-    found = find_toolchain({"PATH": ""}, Places(system=((tmp_path / "include", tmp_path / "lib"),)))
-    assert found.cudnn is not None
+    toolchain = find_toolchain({"PATH": ""}, Places(system=((tmp_path / "include", tmp_path / "lib"),)))
+    assert toolchain.cudnn is not None
 
 
 def test_this_machine_is_looked_at() -> None:
-    found = find_toolchain()  # whatever is here, it does not fail, and finds files or says what is missing
-    assert all(path.exists() for path in (found.nvcc, found.gxx) if path is not None)
-    assert {missing.name for missing in found.missing} >= {
-        name for name, path in (("nvcc", found.nvcc), ("g++", found.gxx)) if path is None
+    toolchain = find_toolchain()  # whatever is here, it does not fail, and finds files or says what is missing
+    assert all(path.exists() for path in (toolchain.nvcc, toolchain.gxx) if path is not None)
+    assert {missing.name for missing in toolchain.missing} >= {
+        name for name, path in (("nvcc", toolchain.nvcc), ("g++", toolchain.gxx)) if path is None
     }

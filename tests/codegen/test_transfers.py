@@ -1,5 +1,7 @@
-"""Generated host code of plans that copy and recompute: what it calls, on which stream and after which waits, is what
-the plan says, launch by launch and captured."""
+"""Generated host code of plans that copy and recompute.
+
+Its calls, their streams and their waits are those of the plan, both launch by launch and captured.
+"""
 
 from __future__ import annotations
 
@@ -59,8 +61,8 @@ def test_copies_run_on_streams_of_their_own_and_wait_as_planned(
         if isinstance(launch.work, Copy)
         for a in launch.accesses[:1]
     ]
-    found = [call.integers[0] for call in run.captured["train"] if isinstance(call, Call) and call.name == "copy"]
-    assert found == sizes
+    copied = [call.integers[0] for call in run.captured["train"] if isinstance(call, Call) and call.name == "copy"]
+    assert copied == sizes
 
 
 @pytest.mark.parametrize(("space", "title"), [(Space.HOST, "host"), (Space.PEER, "peer's")])

@@ -1,4 +1,4 @@
-"""What kernels say that they take: the declaration that the search and the verifier read alike."""
+"""Which calls kernels accept: the declarations that both the search and the verifier read."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ network net(batch = 8, classes = 8) {
 
 
 def call(request: Request, c: Candidate, **changes: Any) -> Call:
-    made = Call(request, c.name, c.settings, c.layouts, False, c.workspace_bytes)
-    return replace(made, **changes)
+    unchanged = Call(request, c.name, c.settings, c.layouts, False, c.workspace_bytes)
+    return replace(unchanged, **changes)
 
 
 def accepted(c: Candidate, asked: Call) -> Acceptance:
@@ -72,17 +72,17 @@ def graph_of(precision: str) -> TrainingGraph:
 @functools.cache
 def offers() -> list[tuple[Request, Candidate]]:
     """Every candidate of a network that all providers have kernels for."""
-    found: list[tuple[Request, Candidate]] = []
+    pairs: list[tuple[Request, Candidate]] = []
     for precision in ("fp32", "tf32", "bf16", "fp16"):
         graph = graph_of(precision)
         for operation in graph.train:
             if operation.kind != "flatten":
                 request = request_of(graph, operation, Rows(0, graph.batch))
-                found += [(request, c) for p in PROVIDERS for c in p.candidates(request, H200)]
+                pairs += [(request, c) for p in PROVIDERS for c in p.candidates(request, H200)]
                 if operation.kind.startswith("convolution"):
                     choice = LegacyChoice("FFT", Layout.CHANNELS_FIRST, legacy_math(request.precision))
-                    found.append((request, legacy_candidate(request, choice, 1024)))
-    return found
+                    pairs.append((request, legacy_candidate(request, choice, 1024)))
+    return pairs
 
 
 def legacy_math(precision: Precision) -> str:
@@ -92,9 +92,9 @@ def legacy_math(precision: Precision) -> str:
 def test_what_is_offered_is_accepted() -> None:
     own = [(request, c) for request in own_requests() for c in OWN.candidates(request, H200)]
     assert {c.name for _, c in own} == set(KERNELS), "every kernel is tried"
-    found = [*own, *offers()]
-    assert {c.provider for _, c in found} == set(BY_NAME)
-    refused = [(c, accepted(c, call(request, c))) for request, c in found]
+    pairs = [*own, *offers()]
+    assert {c.provider for _, c in pairs} == set(BY_NAME)
+    refused = [(c, accepted(c, call(request, c))) for request, c in pairs]
     assert [pair for pair in refused if pair[1].refusal or pair[1].workspace_refusal] == []
 
 
@@ -111,15 +111,18 @@ def test_every_row_of_the_bundled_profile_is_accepted() -> None:
 
 
 def test_no_layouts_are_accepted_but_those_offered() -> None:
-    """The emulator's tests hold every kernel against float64 in each combination that it offers; it takes no others,
-    but where operands of several operations lie as each operation likes."""
+    """A kernel accepts only the combinations of layouts that it offers.
+
+    The emulator's tests compare every kernel with float64 in each of these combinations. Only kernels of several
+    operations accept more: the operands of each operation may have a layout of their own.
+    """
     for request in own_requests():
         operands = (*request.inputs, *request.outputs)
         ordered = [i for i, t in enumerate(operands) if t.ordered]
         offered: dict[str, set[tuple[Layout, ...]]] = {}
         for c in OWN.candidates(request, H200):
             offered.setdefault(c.name, set()).add(tuple(c.layouts[i] for i in ordered))
-        for name, known in offered.items():
+        for name, combinations in offered.items():
             kernel = KERNELS[name]
             if kernel.accepts_layouts is not None:
                 continue
@@ -129,7 +132,7 @@ def test_no_layouts_are_accepted_but_those_offered() -> None:
                 for i, layout in zip(ordered, combination, strict=True):
                     layouts[i] = layout
                 asked = Call(request, name, kernel.settings, tuple(layouts), False, 1 << 40)
-                assert (not OWN.accepts(asked, H200).refusal) == (combination in known), (name, combination)
+                assert (not OWN.accepts(asked, H200).refusal) == (combination in combinations), (name, combination)
 
 
 def test_operands_of_each_update_lie_alike() -> None:

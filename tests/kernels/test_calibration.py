@@ -62,8 +62,8 @@ def convolution(
 
 
 def variants(request: Request) -> dict[tuple[Layout, bool], str]:
-    found = CUDNN_CONVOLUTION.estimated(request, H200)
-    return {(c.layouts[0], e.variant.startswith(WITHOUT_WORKSPACE)): e.variant for c, e in found}
+    estimates = CUDNN_CONVOLUTION.estimated(request, H200)
+    return {(c.layouts[0], e.variant.startswith(WITHOUT_WORKSPACE)): e.variant for c, e in estimates}
 
 
 def test_time_is_a_sum() -> None:
@@ -92,25 +92,25 @@ def test_a_spread_is_of_ratios() -> None:
 
 
 def test_ranges_hold_the_estimate_and_are_wider_on_other_gpus() -> None:
-    known = calibration()
+    ours = calibration()
     spread = Spread(9, 1.0, 0.9, 1.2, 0.1, 0.2)
-    assert known.factors(spread, H200) == (0.9, 1.2)
+    assert ours.factors(spread, H200) == (0.9, 1.2)
     for name, device in device_specs().items():
         if name != "h200":
-            assert known.factors(spread, device) == (0.9 / OTHER_GPU, 1.2 * OTHER_GPU)
+            assert ours.factors(spread, device) == (0.9 / OTHER_GPU, 1.2 * OTHER_GPU)
     # Where the estimate was always too low, it is the lower end itself.
-    assert known.factors(Spread(9, 1.5, 1.3, 2.0, 0.5, 1.0), H200) == (1.0, 2.0)
+    assert ours.factors(Spread(9, 1.5, 1.3, 2.0, 0.5, 1.0), H200) == (1.0, 2.0)
 
 
 def test_what_ships_is_whole() -> None:
-    known = calibration()
-    assert known.gpu == H200.name and known.requests > 100
-    assert known.spreads[ALL].count > 100
-    for spread in known.spreads.values():
+    ours = calibration()
+    assert ours.gpu == H200.name and ours.requests > 100
+    assert ours.spreads[ALL].count > 100
+    for spread in ours.spreads.values():
         assert spread.count > 0 and 0 < spread.low <= spread.median <= spread.high and spread.error <= spread.error_high
-    assert all(s.arithmetic > 0 and s.memory > 0 for s in known.shares.values())
+    assert all(s.arithmetic > 0 and s.memory > 0 for s in ours.shares.values())
     providers = {p.name for p in PROVIDERS}
-    assert {key.split()[0] for key in known.shares} <= providers
+    assert {key.split()[0] for key in ours.shares} <= providers
 
 
 def test_estimates_on_the_gpu_they_were_fitted_to_are_of_use() -> None:
@@ -159,9 +159,9 @@ def test_peaks() -> None:
     ],
 )
 def test_how_engines_come_at_operands(request_: Request, first: str, last: str) -> None:
-    found = variants(request_)
-    assert found[Layout.CHANNELS_FIRST, False] == first and found[Layout.CHANNELS_LAST, False] == last
-    assert found[Layout.CHANNELS_FIRST, True] == f"no_workspace {first}"
+    by_layout = variants(request_)
+    assert by_layout[Layout.CHANNELS_FIRST, False] == first and by_layout[Layout.CHANNELS_LAST, False] == last
+    assert by_layout[Layout.CHANNELS_FIRST, True] == f"no_workspace {first}"
 
 
 def test_a_stride_leaves_pixels_unread() -> None:
@@ -223,12 +223,12 @@ def grouped(groups: int, precision: Precision = Precision.BF16, stride: int = 1,
 
 
 def efforts(request: Request, bare: bool = False) -> list[Effort]:
-    found = [effort for _, effort in CUDNN_CONVOLUTION.estimated(request, H200)]
-    return [effort for effort in found if effort.variant.startswith(WITHOUT_WORKSPACE) == bare]
+    estimates = [effort for _, effort in CUDNN_CONVOLUTION.estimated(request, H200)]
+    return [effort for effort in estimates if effort.variant.startswith(WITHOUT_WORKSPACE) == bare]
 
 
 def test_narrow_groups_are_computed_as_whole_tiles():
-    """Of 8 and 32 channels a group has 4 times the operations, and takes as long on tensor cores."""
+    """Groups of 32 channels have 4 times the operations of groups of 8, and take as long on tensor cores."""
     for groups, wider in ((32, 8), (64, 32)):
         for one, other in zip(efforts(grouped(groups)), efforts(grouped(wider)), strict=True):
             assert one.arithmetic_us == pytest.approx(other.arithmetic_us)

@@ -1,4 +1,4 @@
-"""What the provider `cudnn_legacy` makes of a request."""
+"""The provider `cudnn_legacy`: its candidates, arguments and refusals."""
 
 from __future__ import annotations
 
@@ -60,9 +60,9 @@ def test_it_is_a_provider_that_offers_nothing_without_a_gpu() -> None:
 @pytest.mark.parametrize("number, kind", list(enumerate(OPERANDS)))
 def test_a_row_says_the_same_shapes_in_every_pass(number: int, kind: str) -> None:
     asked = request(kind)
-    found = row(asked, legacy_candidate(asked, LegacyChoice("FFT", LAST, "FMA"), 1000))
+    fields = row(asked, legacy_candidate(asked, LegacyChoice("FFT", LAST, "FMA"), 1000))
     algorithm = ALGORITHMS[kind].index("FFT")
-    assert found == {
+    assert fields == {
         "pass": number, "type": 0, "layout": 1, "math": 3, "algorithm": algorithm, "accumulate": 0,
         "rows": 6, "channels": 4, "height": 9, "width": 8, "filters": 10, "kernel_height": 3, "kernel_width": 2,
         "out_height": 5, "out_width": 6, "pad_height": 1, "pad_width": 0, "stride_height": 2, "stride_width": 1,

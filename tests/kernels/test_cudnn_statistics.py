@@ -22,7 +22,7 @@ H200 = find_spec("h200")
 REQUEST = with_statistics((32, 64, 14, 14), 128, 3, stride=2)
 
 
-def found(request: Request) -> list[Candidate]:
+def offered(request: Request) -> list[Candidate]:
     return [c for provider in PROVIDERS for c in provider.candidates(request, H200)]
 
 
@@ -57,10 +57,10 @@ def test_its_signature_can_be_read() -> None:
     ids=["strided", "fp16", "bf16", "large"],
 )
 def test_an_estimate_gains_nothing(request_: Request, providers: set[str]) -> None:
-    candidates = found(request_)
+    candidates = offered(request_)
     assert {c.provider for c in candidates} == providers
     one_by_one = sum(
-        min(c.time_us for c in found(request)) for request in (convolution_of(request_), statistics_of(request_))
+        min(c.time_us for c in offered(request)) for request in (convolution_of(request_), statistics_of(request_))
     )
     for candidate in candidates:
         assert candidate.layouts[:3] == (Layout.CHANNELS_LAST,) * 3 and not candidate.measured
@@ -68,7 +68,7 @@ def test_an_estimate_gains_nothing(request_: Request, providers: set[str]) -> No
 
 
 def of_the_image(request: Request) -> Request:
-    """The same kind, but statistics of what is read."""
+    """Return a request of this kind whose statistics are those of the image instead of the result."""
     a = request.attributes
     assert isinstance(a, Fused)
     convolution, statistics = a.members
@@ -91,11 +91,11 @@ def of_the_image(request: Request) -> Request:
     ids=["bf16", "tf32", "groups", "channels", "filters", "kernel", "no result", "of the image"],
 )
 def test_what_has_no_engine_has_no_candidate(request_: Request) -> None:
-    assert found(request_) == []
+    assert offered(request_) == []
 
 
 def test_its_row_is_that_of_a_convolution_with_statistics() -> None:
-    (candidate,) = found(REQUEST)
+    (candidate,) = offered(REQUEST)
     c = candidate
     a = CUDNN.arguments(REQUEST, c.name, c.settings, c.layouts, 0, False, c.workspace_bytes)
     row = dict(zip(ROW_FIELDS, a.integers, strict=True))

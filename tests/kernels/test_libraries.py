@@ -1,4 +1,4 @@
-"""What the libraries offer, and for which GPUs."""
+"""The candidates that libraries offer, and for which GPUs."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def linear() -> Request:
 @pytest.mark.parametrize("provider, request_", [(CUDNN_CONVOLUTION, convolution()), (CUBLASLT, linear())])
 def test_bf16_runs_from_ampere_on(provider: Provider, request_: Request) -> None:
     for name, device in device_specs().items():
-        found = list(provider.candidates(request_, device))
-        assert bool(found) == (name not in WITHOUT_BF16), name
+        candidates = list(provider.candidates(request_, device))
+        assert bool(candidates) == (name not in WITHOUT_BF16), name
 
 
 def _pointwise(kind: str, attributes: Convolution, precision: Precision = Precision.BF16) -> Request:
@@ -51,21 +51,21 @@ def _pointwise(kind: str, attributes: Convolution, precision: Precision = Precis
 @pytest.mark.parametrize("kind", ("convolution", "convolution_backward_data", "convolution_backward_filter"))
 def test_a_one_by_one_convolution_is_a_product(kind: str) -> None:
     request = _pointwise(kind, Convolution((20, 30), (1, 1)))
-    found = list(CUBLASLT.candidates(request, find_spec("h200")))
-    assert {c.layouts for c in found} == {(Layout.CHANNELS_LAST,) * 3}
-    assert all(c.name == kind and c.accumulates == kind.endswith("filter") for c in found)
+    offered = list(CUBLASLT.candidates(request, find_spec("h200")))
+    assert {c.layouts for c in offered} == {(Layout.CHANNELS_LAST,) * 3}
+    assert all(c.name == kind and c.accumulates == kind.endswith("filter") for c in offered)
     # Within the same workspace the heuristics' first algorithm comes first, so that it wins where none is known.
-    for workspace_bytes in {c.workspace_bytes for c in found}:
-        same = [c for c in found if c.workspace_bytes == workspace_bytes]
+    for workspace_bytes in {c.workspace_bytes for c in offered}:
+        same = [c for c in offered if c.workspace_bytes == workspace_bytes]
         assert [dict(c.settings)["algorithm"] for c in same] == [0, 1, 2, 3]
         assert len({c.time_us for c in same}) == 1
     # 16 partial results; a filter's gradient may have 128 besides, since its sum is over every pixel.
     result_bytes = 256 * 64 * 4
     most = {"convolution": 16 * 3 * 20 * 30 * 256 * 4, "convolution_backward_data": 16 * 3 * 20 * 30 * 64 * 4}
     more = {min(most[kind], 32 << 20)} if kind in most else {16 * result_bytes, 128 * result_bytes}
-    assert {c.workspace_bytes for c in found} == {0, *more}
+    assert {c.workspace_bytes for c in offered} == {0, *more}
     number = ("convolution", "convolution_backward_data", "convolution_backward_filter").index(kind)
-    last = found[-1]
+    last = offered[-1]
     arguments = CUBLASLT.arguments(request, kind, last.settings, last.layouts, 0, False, last.workspace_bytes)
     assert arguments.integers == (number, 1, 1, 0, 3 * 20 * 30, 64, 256, last.workspace_bytes, 3)
 
@@ -74,8 +74,8 @@ def test_rows_of_large_images_count_beyond_32_bits() -> None:
     a = Convolution((4096, 4096), (1, 1))
     x, w = TensorType((256, 8, 4096, 4096), DType.BF16), TensorType((8, 8, 1, 1), DType.BF16)
     request = Request("convolution", a, (x, w), (x,), Precision.BF16)
-    found = next(iter(CUBLASLT.candidates(request, find_spec("h200"))))
-    assert CUBLASLT.arguments(request, found.name, (), found.layouts, 0, False, 0).integers[4] == 1 << 32
+    candidate = next(iter(CUBLASLT.candidates(request, find_spec("h200"))))
+    assert CUBLASLT.arguments(request, candidate.name, (), candidate.layouts, 0, False, 0).integers[4] == 1 << 32
 
 
 @pytest.mark.parametrize(
@@ -95,5 +95,5 @@ def test_other_convolutions_are_none(attributes: Convolution) -> None:
 def test_no_filter_gradient_of_fp32_operands_is_left_to_the_direct_kernel(precision: Precision) -> None:
     request = _pointwise("convolution_backward_filter", Convolution((20, 30), (3, 3)), precision)
     (weight,) = request.outputs
-    found = list(CUDNN_CONVOLUTION.candidates(request, find_spec("h200")))
-    assert min(c.workspace_bytes for c in found) == least_bytes(weight, DType.FP32) >= weight.size_bytes // 512
+    offered = list(CUDNN_CONVOLUTION.candidates(request, find_spec("h200")))
+    assert min(c.workspace_bytes for c in offered) == least_bytes(weight, DType.FP32) >= weight.size_bytes // 512

@@ -23,7 +23,7 @@ Layouts = tuple[Layout, ...]
 
 @dataclass(frozen=True, slots=True)
 class Struct:
-    """Integers of a launch, named and ordered as in the structure of the same name in templates/kernels."""
+    """Integer arguments of a launch, named and ordered as in the structure of the same name in templates/kernels."""
 
     def integers(self) -> tuple[int, ...]:
         """Return the fields in the order of their declaration."""

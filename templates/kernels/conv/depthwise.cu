@@ -172,7 +172,7 @@ __global__ void __launch_bounds__(THREADS, Size::BLOCKS)
   }
 }
 
-// Whether pairs of pixels of a line are aligned.
+// True if pairs of pixels of a line are aligned.
 template <typename T>
 bool in_pairs(const DepthwiseArguments& a, const T* image, int64_t width) {
   return a.layout != MBC_CHANNELS_LAST && width % 2 == 0 && aligned(image, 2 * sizeof(T));

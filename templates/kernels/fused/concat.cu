@@ -147,7 +147,7 @@ __global__ void __launch_bounds__(THREADS, COPY_BLOCKS)
   }
 }
 
-// Whether no boundary cuts a vector of N elements.
+// True if no boundary cuts a vector of N elements.
 template <typename T, int N>
 bool fits(const ManyColumns<T>& columns, const T* y, int64_t width, int64_t pitch) {
   constexpr int64_t BYTES = N * static_cast<int64_t>(sizeof(T));

@@ -121,7 +121,7 @@ bool for_classes(int64_t classes, Run run) {
   return true;
 }
 
-constexpr const char* TOO_MANY_CLASSES = "a block does not hold as many classes";
+constexpr const char* TOO_MANY_CLASSES = "a block cannot hold this number of classes";
 
 }  // namespace mbc
 

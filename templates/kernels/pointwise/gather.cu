@@ -64,7 +64,7 @@ struct Window {
       by_spread[axis] = Reciprocal(spread[axis]);
     }
   }
-  // Whether vectors of a contiguous innermost axis begin at multiples of n.
+  // True if vectors of a contiguous innermost axis begin at multiples of n.
   bool vectorizable(int n) const {
     if (axes == 0 || extent[axes - 1] % n != 0) return false;
     for (int axis = 0; axis < axes - 1; ++axis)

@@ -78,7 +78,7 @@ struct DiceTerms {
   }
 };
 
-// Whether logits and target both give a position to a class, and whether at least one of them does.
+// True if logits and target both give a position to a class, and whether at least one of them does.
 template <typename T>
 struct OverlapTerms {
   Labelled<T> of;

@@ -135,7 +135,7 @@ __global__ void reduce_channels_first(S source, int64_t rows, int64_t channels, 
   if (threadIdx.y == 0) store_partial(partial, shared[0], channels, c, r);
 }
 
-// Whether a thread keeps channel constants in registers. With many operands registers suffice for one word of each
+// True if a thread keeps channel constants in registers. With many operands registers suffice for one word of each
 // operand only: other constants are read from shared memory for every row.
 template <typename S, typename R>
 constexpr bool CHANNELS_IN_REGISTERS = S::OPERANDS <= 2 || sizeof(typename R::Channel) <= sizeof(float);

@@ -89,7 +89,7 @@ inline T* out(const MbcCall& call, int index) { return static_cast<T*>(call.poin
 // Returns the error of a launcher whose operands are not aligned to 16 bytes, or null if they are.
 inline const char* unaligned(const MbcCall& call) {
   for (int64_t i = 0; i < call.pointer_count; ++i)
-    if (!aligned(call.pointers[i], 16)) return "operands have to begin at multiples of 16 bytes";
+    if (!aligned(call.pointers[i], 16)) return "operands must begin at multiples of 16 bytes";
   return nullptr;
 }
 

@@ -131,7 +131,7 @@ const char* with_working_type(int64_t type, const Run& run) {
 #if MBC_WORKING != 0
   if (type == MBC_WORKING) return run(MbcWorking());
 #endif
-  return "tensor cores take no fp32";
+  return "this kernel does not take fp32";
 }
 
 // A launcher whose operands must be aligned: returns the error of `run`, or the status of the launch.

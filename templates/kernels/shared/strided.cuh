@@ -33,7 +33,7 @@ struct Strided {
     for (int axis = 0; axis < axes; ++axis) count *= extent[axis];
     return count;
   }
-  // Whether n elements that are adjacent in the order of the axes can be read together: in every operand they are
+  // True if n elements that are adjacent in the order of the axes can be read together: in every operand they are
   // adjacent or one repeated element, and the operand is aligned if needed.
   bool vectorizable(int n) const {
     if (axes == 0 || extent[axes - 1] % n != 0) return false;
@@ -46,7 +46,7 @@ struct Strided {
     return true;
   }
 
-  // Whether n elements can be read together even if they are of two lines of the innermost axis: every operand has the
+  // True if n elements can be read together even if they are of two lines of the innermost axis: every operand has the
   // order of the axes, or one element for each line.
   bool vectorizable_across_lines(int n) const {
     if (axes == 0 || extent[axes - 1] < n || elements() % n != 0) return false;
@@ -58,7 +58,7 @@ struct Strided {
     }
     return true;
   }
-  // Whether elements that are adjacent in the order of the axes are adjacent in operand k.
+  // True if elements that are adjacent in the order of the axes are adjacent in operand k.
   bool adjacent(int k) const { return axes > 0 && stride[k][axes - 1] == 1; }
   // Counts vectors of n elements along the innermost axis, whose extent is a multiple of n, instead of elements.
   void take_vectors(int n) {

@@ -77,8 +77,8 @@ class Operand:
     make: Make
 
     def type(self, precision: Precision) -> TensorType:
-        known = {"working": precision.working, "master": precision.master}
-        return TensorType(self.shape, known.get(self.dtype) or DType(self.dtype))
+        types = {"working": precision.working, "master": precision.master}
+        return TensorType(self.shape, types.get(self.dtype) or DType(self.dtype))
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ class Case:
 
 @dataclass
 class Cases:
-    known: list[Case] = field(default_factory=list[Case])
+    cases: list[Case] = field(default_factory=list[Case])
 
     def add(
         self,
@@ -113,8 +113,8 @@ class Cases:
     ) -> None:
         shapes = "x".join(map(str, operands[0].shape))
         name = "-".join(part for part in (kind, note, shapes) if part)
-        assert name not in {case.name for case in self.known}, name
-        self.known.append(Case(name, kind, attributes, operands, first_row, precisions))
+        assert name not in {case.name for case in self.cases}, name
+        self.cases.append(Case(name, kind, attributes, operands, first_row, precisions))
 
 
 def normal(rng: np.random.Generator, shape: Shape) -> Array:
@@ -763,7 +763,7 @@ SIZES: list[Shape] = [(5,), (64, 3, 3, 3), (4099,), (1,)] * 18  # of gradients
 
 
 def _parts(cases: Cases) -> None:
-    """Of rows that two and three ranks share evenly and not: whole parts, a shorter one, one of padding alone."""
+    """Add rows that two and three ranks share evenly or not: whole parts, a shorter part, one of padding alone."""
     cases.add("norm", NONE, *(m(*size) for size in SIZES), m(9000), note="many")
     cases.add("norm", NONE, m(3, make=_spoiled(np.nan)), note="nan")
     cases.add("norm", NONE, m(70, make=_spoiled(-np.inf)), m(4), note="inf")
@@ -1050,7 +1050,7 @@ def _all() -> tuple[Case, ...]:
         _windows,
     ):
         family(cases)
-    return tuple(cases.known)
+    return tuple(cases.cases)
 
 
 CASES = _all()
@@ -1061,9 +1061,9 @@ def _with_statistics() -> Iterable[Case]:
     for case in CASES:
         if case.kind == "convolution" and isinstance(case.attributes, Convolution):
             group = grouped(case.attributes)
-            found = Case(f"{case.name}-statistics", group.kind, group.attributes, case.operands)
-            if any(k.takes(found.request(Precision.BF16)) for k in KERNELS.values() if k.kind == found.kind):
-                yield found
+            variant = Case(f"{case.name}-statistics", group.kind, group.attributes, case.operands)
+            if any(k.takes(variant.request(Precision.BF16)) for k in KERNELS.values() if k.kind == variant.kind):
+                yield variant
 
 
 STATISTICS = tuple(_with_statistics())

@@ -1,6 +1,8 @@
-"""Every launch of every pattern as a case: what is fused, against its operations one after another in float64. Those
-that begin with a product need operands of their own; a convolution with statistics is no kernel of mbc's own: tests/gpu
-has it."""
+"""Every launch of every pattern as a case: the fused launch against its operations one after another in float64.
+
+Patterns that begin with a product need operands of their own. A convolution with statistics is not a kernel of mbc's
+own; tests/gpu tests it.
+"""
 
 from __future__ import annotations
 
@@ -174,8 +176,8 @@ def _together(kind: str, attributes: Sequence[Attributes], operands: Sequence[Se
             by_name.setdefault(names.setdefault(id(operand), f"v{len(names)}"), operand)
         outputs = len(KINDS[kind].shape(a, tuple(operand.type(Precision.FP32) for operand in own)))
         inputs = tuple(names[id(operand)] for operand in own)
-        made = tuple(f"out{number}.{o}" for o in range(outputs))
-        operations.append(Operation(f"op{number}", kind, inputs, made, a))
+        results = tuple(f"out{number}.{o}" for o in range(outputs))
+        operations.append(Operation(f"op{number}", kind, inputs, results, a))
     joined = join(operations, [name for operation in operations for name in operation.outputs])
     name = f"{joined.kind}-{len(operations)}-{len(joined.inputs)}-{attributes[0]}"
     return Case(name, joined.kind, joined.attributes, tuple(by_name[v] for v in joined.inputs))
@@ -336,7 +338,7 @@ def _layerwise(block: Operand) -> Iterable[Case]:
 
 
 def _parts(proceed: int) -> Iterable[Case]:
-    """Of many parameters, of which this is the last of three ranks; gradients are whole and parts by turns."""
+    """Yield cases of many parameters on the last of three ranks; gradients alternate between whole and parts."""
     block, wholes = control(proceed=proceed, rank=2), [n for n in SIZES if n > 1]
     for kind, a in (("sgd_update_part", Sgd(0.9, bool(proceed), 0.01)), ("adamw_update_part", AdamW(weight_decay=0.1))):
         operands: list[tuple[Operand, ...]] = []

@@ -38,7 +38,7 @@ DRAWS = 32
 
 
 class Memory(Protocol):
-    """Where kernels run. Addresses are aligned to 256 bytes."""
+    """Memory in which kernels run; addresses are aligned to 256 bytes."""
 
     def allocate(self, size_bytes: int) -> int: ...
 
@@ -51,7 +51,7 @@ class Memory(Protocol):
 
 @dataclass
 class HostMemory:
-    """Of the emulator."""
+    """The emulator's memory."""
 
     held: list[Array] = field(default_factory=list[Array])
 
@@ -107,8 +107,10 @@ def launched(
     shared: Mapping[int, int] = MappingProxyType({}),
     name: str = "",
 ) -> list[bytes]:
-    """What a kernel writes, the first one or that of a name; `shared`: inputs in whose place outputs are written, by
-    output."""
+    """Return the outputs of a kernel: the first one that is offered, or the one called `name`.
+
+    `shared` maps outputs to the inputs in whose place they are written.
+    """
     offered = OWN.candidates(request, find_spec("h200"))
     candidate = next(c for c in offered if layout_of(request, c.layouts) is layout and name in ("", c.name))
     memory = library.memory
@@ -159,8 +161,11 @@ def _stored(dtype: DType) -> type:
 
 @dataclass(frozen=True)
 class Variant:
-    """`shift`: every tensor starts one element after an aligned address. `in_place`: outputs take over the inputs that
-    they may. `accumulate`: outputs are added to what is there."""
+    """One way to call a kernel.
+
+    `shift`: every tensor starts one element after an aligned address. `in_place`: outputs take the place of the inputs
+    that they may overwrite. `accumulate`: outputs are added to the present values.
+    """
 
     name: str
     shift: bool = False
@@ -206,8 +211,11 @@ class Trial:
             return list(evaluate(case.attributes, copies, call))
 
     def chooses_at_a_threshold(self) -> bool:
-        """Whether roundings of its inputs change what the case means by more than roundings: an element lies where ReLU
-        chooses otherwise. Seen in fp32; in other precisions tolerances allow for it."""
+        """Return whether roundings of the inputs change the expected result by more than roundings.
+
+        This happens if an element is so close to a threshold that ReLU decides differently. It is tested in fp32 only;
+        in other precisions the tolerances allow for it.
+        """
         if self.precision is not Precision.FP32 or "relu" not in self.case.kind:
             return False
         rng = np.random.default_rng(0)
@@ -220,7 +228,7 @@ class Trial:
         return False
 
     def _behind(self, product: Array) -> list[Array]:
-        """What a group makes of a product as it was stored."""
+        """Return the results of the operations after a product, computed from the product as it was stored."""
         assert isinstance(self.case.attributes, Fused)
         call = Call(self.request.outputs, self.case.first_row, product.shape[0], self.precision)
         inputs = [v.copy() for v in self.inputs]
@@ -241,8 +249,10 @@ class Trial:
         return variants
 
     def errors(self, candidate: Candidate, variant: Variant) -> list[float]:
-        """Relative L2 of every output. Also checks that nothing else was written and that a second run gives the
-        same bits."""
+        """Return the relative L2 error of every output.
+
+        Also check that nothing else was written and that a second run gives the same bits.
+        """
         first, second = self.run(candidate, variant), self.run(candidate, variant)
         assert first == second, f"{variant.name}: two runs differ"
         layouts = candidate.layouts[len(self.request.inputs) :]
@@ -253,15 +263,15 @@ class Trial:
         if variant.accumulate:
             adds = sums(self.case.kind, self.case.attributes, len(outputs))
         for i, (data, type_, layout) in enumerate(zip(first, outputs, layouts, strict=True)):
-            wanted, found = meant[i], from_bytes(data, type_, layout)
+            wanted, result = meant[i], from_bytes(data, type_, layout)
             if i == 0 and gives_product(self.case.attributes):
-                meant = self._behind(found)
+                meant = self._behind(result)
             if adds[i]:
                 # Where both cancel, the rounding of either is left.
                 larger = max(np.linalg.norm(wanted + self.initial[i]), np.linalg.norm(self.initial[i]))
-                errors.append(float(np.linalg.norm(found - wanted - self.initial[i]) / larger))
+                errors.append(float(np.linalg.norm(result - wanted - self.initial[i]) / larger))
             else:
-                errors.append(relative_error(found, wanted))
+                errors.append(relative_error(result, wanted))
         return errors
 
     def run(self, candidate: Candidate, variant: Variant) -> list[bytes]:
@@ -326,21 +336,23 @@ class Trial:
         return address
 
 
-def relative_error(found: Array, wanted: Array) -> float:
+def relative_error(result: Array, wanted: Array) -> float:
     """Relative L2 of floating values (NaN must meet NaN, an infinity itself); the share of integers that differ."""
-    if found.dtype.kind != "f":
-        return float(np.mean(found != wanted))
+    if result.dtype.kind != "f":
+        return float(np.mean(result != wanted))
     finite = np.isfinite(wanted)
-    if not np.array_equal(found[~finite], wanted[~finite], equal_nan=True) or not np.isfinite(found[finite]).all():
+    if not np.array_equal(result[~finite], wanted[~finite], equal_nan=True) or not np.isfinite(result[finite]).all():
         return float("inf")
-    found, wanted = found[finite], wanted[finite]
+    result, wanted = result[finite], wanted[finite]
     scale = float(np.linalg.norm(wanted))
-    return float(np.linalg.norm(found - wanted)) / scale if scale else float(np.linalg.norm(found))
+    return float(np.linalg.norm(result - wanted)) / scale if scale else float(np.linalg.norm(result))
 
 
 def check(library: Library, case: Case, precision: Precision) -> float:
-    """Runs a case in every layout and every variant; returns the worst error as a share of what is allowed. No
-    element of its inputs lies at a threshold."""
+    """Run a case in every layout and every variant; return the worst error as a share of the tolerance.
+
+    No element of the inputs is at a threshold.
+    """
     trials = (Trial(library, case, precision, draw) for draw in range(DRAWS))
     trial = next((trial for trial in trials if not trial.chooses_at_a_threshold()), Trial(library, case, precision))
     worst, failures = _judged(trial)
@@ -367,17 +379,17 @@ def _judged(trial: Trial) -> tuple[float, list[str]]:
 
 
 def check_statistics(library: Library, case: Case, precision: Precision) -> None:
-    """Of a convolution that leaves them: its result, and that they are those of what is stored."""
+    """Check the result of a convolution with statistics, and that the statistics are those of the stored result."""
     trial = Trial(library, case, precision)
     candidates = trial.candidates()
     assert candidates
     for candidate in candidates:
-        made = trial.run(candidate, Variant("plain"))
-        assert made == trial.run(candidate, Variant("plain"))
-        result, *found = (
+        outputs = trial.run(candidate, Variant("plain"))
+        assert outputs == trial.run(candidate, Variant("plain"))
+        result, *statistics = (
             from_bytes(data, type_, layout)
-            for data, type_, layout in zip(made, trial.request.outputs, candidate.layouts[2:], strict=True)
+            for data, type_, layout in zip(outputs, trial.request.outputs, candidate.layouts[2:], strict=True)
         )
         assert relative_error(result, trial.wanted[0]) <= TOLERANCES[trial.request.outputs[0].dtype]
         wanted = moments(result, len(result))
-        assert max(distances(found[0], found[1], *wanted)) <= TOLERANCES[DType.FP32]
+        assert max(distances(statistics[0], statistics[1], *wanted)) <= TOLERANCES[DType.FP32]

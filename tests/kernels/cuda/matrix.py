@@ -24,7 +24,7 @@ def is_for_a_gpu(case: Case) -> bool:
 
 
 def elements(case: Case) -> int:
-    """Of the operands: what a case takes the emulator grows with it."""
+    """Return the number of the operands' elements, with which the emulator's time grows."""
     return sum(math.prod(operand.shape) for operand in case.operands)
 
 
@@ -35,16 +35,18 @@ def offered(case: Case, precision: Precision) -> list[Candidate]:
 def matrix(
     pairs: Iterable[tuple[Case, Precision]], offered: Callable[[Case, Precision], list[Candidate]] = offered
 ) -> list[object]:
-    """Those for which kernels are offered, as parameters for the emulator, small ones first. All are exhaustive but the
-    first of each kernel in each precision and every tenth of the others that are small."""
-    known: set[tuple[str, Precision]] = set()
+    """Return the pairs for which kernels are offered, as parameters for the emulator, small ones first.
+
+    All are exhaustive, except the first of each kernel in each precision and every tenth of the other small ones.
+    """
+    covered: set[tuple[str, Precision]] = set()
     parameters: list[object] = []
     for case, precision in sorted(pairs, key=lambda pair: elements(pair[0])):
         kernels = {(candidate.name, precision) for candidate in offered(case, precision)}
         if not kernels or is_for_a_gpu(case):
             continue
-        quick = not kernels <= known or (len(parameters) % EVERY == 0 and elements(case) <= FEW_ELEMENTS)
-        known |= kernels
+        quick = not kernels <= covered or (len(parameters) % EVERY == 0 and elements(case) <= FEW_ELEMENTS)
+        covered |= kernels
         marks = () if quick else pytest.mark.exhaustive
         parameters.append(pytest.param(case, precision, marks=marks, id=f"{case.name}-{precision}"))
     return parameters

@@ -1,5 +1,7 @@
-"""1x1 convolutions with fused rematerialization, and their data gradients: results are those of the launches that they
-replace, to the bit but for the order of reductions."""
+"""1x1 convolutions with fused rematerialization, and their data gradients.
+
+Results are equal to the bit to those of the launches that they replace, except for the order of reductions.
+"""
 
 from __future__ import annotations
 
@@ -52,24 +54,24 @@ class Bench:
     def __init__(self, library: tuple[Precision, Library], pattern: Pattern, sizes: Sizes) -> None:
         self.precision, self.library = library
         self.pattern, self.sizes = pattern, sizes
-        self.known: dict[str, bytes] = {}
+        self.stored: dict[str, bytes] = {}
 
     def operand(self, name: str) -> tuple[bytes, TensorType]:
         operand = point_operand(name, self.pattern, self.sizes)
         type_ = operand.type(self.precision)
-        if name not in self.known:
+        if name not in self.stored:
             values = operand.make(np.random.default_rng(sum(map(ord, name))), operand.shape)
             last = len(operand.shape) == 4 and operand.shape[2:] != (1, 1)
-            self.known[name] = to_bytes(values, type_.dtype, Layout.CHANNELS_LAST if last else Layout.CHANNELS_FIRST)
-        return self.known[name], type_
+            self.stored[name] = to_bytes(values, type_.dtype, Layout.CHANNELS_LAST if last else Layout.CHANNELS_FIRST)
+        return self.stored[name], type_
 
     def run(self, operation: Operation, name: str = "", places: dict[str, str] | None = None) -> dict[str, bytes]:
-        """By the kernel of a name. `places`: the inputs that outputs are written over."""
+        """Return the outputs of an operation by the kernel `name`; `places` maps outputs to overwritten inputs."""
         operands, types = zip(*map(self.operand, operation.inputs), strict=True)
         shared = {operation.outputs.index(o): operation.inputs.index(i) for o, i in (places or {}).items()}
         request = request_of(operation, types, self.precision)
-        made = launched(self.library, request, operands, shared=shared, name=name)
-        return dict(zip(operation.outputs, made, strict=True))
+        results = launched(self.library, request, operands, shared=shared, name=name)
+        return dict(zip(operation.outputs, results, strict=True))
 
 
 def _named(value: Pattern | LaunchPattern | Sizes) -> str:
@@ -92,28 +94,28 @@ def test_equal_to_the_launches_by_themselves(
     library: tuple[Precision, Library],
     monkeypatch: pytest.MonkeyPatch,
 ):
-    """By one block for its filters, which goes through all tiles; by as many as there are tiles."""
+    """One block for all tiles of its filters, or as many blocks as tiles."""
     monkeypatch.setattr(conv1x1, "REDUCTION_BLOCKS", blocks)
     bench = Bench(library, pattern, sizes)
     fused_remat = points(pattern, part, sizes)
-    made = bench.run(fused_remat)
+    results = bench.run(fused_remat)
     products = {n: pattern.statements[n] for n in part.statements if pattern.statements[n].kind in MADE_BY}
     for n, statement in products.items():
-        bench.known |= bench.run(
+        bench.stored |= bench.run(
             points(pattern, LaunchPattern((n,), statement.outputs), sizes), MADE_BY[statement.kind]
         )
     of_products = {name for statement in products.values() for name in statement.outputs}
     behind = tuple(name for name in part.writes if name not in of_products)
-    wanted = {name: bench.known[name] for name in part.writes if name in of_products}
+    wanted = {name: bench.stored[name] for name in part.writes if name in of_products}
     wanted |= bench.run(points(pattern, LaunchPattern(part.statements[len(products) :], behind), sizes))
-    for name in made.keys() & {"dgamma", "dbeta"}:
-        found, other = (np.frombuffer(values.pop(name), np.float32) for values in (made, wanted))
-        assert relative_error(found, other) < 1e-5
-    assert made == wanted
-    places = [(new, old) for new, old in PLACES if new in made and old in fused_remat.inputs]
+    for name in results.keys() & {"dgamma", "dbeta"}:
+        sums, other = (np.frombuffer(values.pop(name), np.float32) for values in (results, wanted))
+        assert relative_error(sums, other) < 1e-5
+    assert results == wanted
+    places = [(new, old) for new, old in PLACES if new in results and old in fused_remat.inputs]
     for name, old in places:
         again = bench.run(fused_remat, places={name: old})
-        assert {name: again[name] for name in made} == made
+        assert {name: again[name] for name in results} == results
 
 
 @pytest.mark.parametrize("sizes", POINTS, ids=str)
@@ -122,8 +124,8 @@ def test_the_same_with_statistics(sizes: Sizes, library: tuple[Precision, Librar
     bench = Bench(library, FORWARD, sizes)
     alone = points(FORWARD, LaunchPattern((0,), ("x",)), sizes)
     assert isinstance(alone.attributes, Convolution)
-    made = bench.run(replace(grouped(alone.attributes), inputs=alone.inputs))
-    assert made["x"] == bench.run(alone, "conv1x1")["x"]
+    results = bench.run(replace(grouped(alone.attributes), inputs=alone.inputs))
+    assert results["x"] == bench.run(alone, "conv1x1")["x"]
 
 
 def test_statistics_of_results_far_from_zero(library: tuple[Precision, Library], monkeypatch: pytest.MonkeyPatch):
@@ -133,14 +135,14 @@ def test_statistics_of_results_far_from_zero(library: tuple[Precision, Library],
     bench = Bench(library, FORWARD, sizes)
     image = 1 + np.random.default_rng(1).standard_normal((2, 128, 5, 13)) / 100
     _, type_ = bench.operand("image")
-    bench.known["image"] = to_bytes(image, type_.dtype, Layout.CHANNELS_LAST)
+    bench.stored["image"] = to_bytes(image, type_.dtype, Layout.CHANNELS_LAST)
     alone = points(FORWARD, LaunchPattern((0,), ("x",)), sizes)
     assert isinstance(alone.attributes, Convolution)
-    made = bench.run(replace(grouped(alone.attributes), inputs=alone.inputs))
-    result = from_bytes(made["x"], TensorType((2, 256, 5, 13), type_.dtype), Layout.CHANNELS_LAST)
+    results = bench.run(replace(grouped(alone.attributes), inputs=alone.inputs))
+    result = from_bytes(results["x"], TensorType((2, 256, 5, 13), type_.dtype), Layout.CHANNELS_LAST)
     wanted = moments(result.astype(np.float64), len(result))
     assert np.median(np.abs(wanted[0]) / np.sqrt(wanted[1])) > 30
-    mean, variance = (np.frombuffer(made[name], np.float32) for name in ("mean", "variance"))
+    mean, variance = (np.frombuffer(results[name], np.float32) for name in ("mean", "variance"))
     assert max(distances(mean, variance, *wanted)) <= TOLERANCES[DType.FP32]
 
 

@@ -100,7 +100,7 @@ def test_kernel(case: Case, precision: Precision, library: Library):
 def test_statistics_of_what_a_convolution_makes(
     case: Case, blocks: int, library: Library, monkeypatch: pytest.MonkeyPatch
 ):
-    """By one block for its filters, by a few, by as many as there are tiles, so that a warpgroup has none."""
+    """One block for all tiles of its filters, a few blocks, or as many as tiles, so that a warpgroup has none."""
     for module in (weight_stationary_conv, conv1x1, stem_im2col):
         monkeypatch.setattr(module, "REDUCTION_BLOCKS", blocks)
     check_statistics(library, case, Precision.BF16)
@@ -114,11 +114,11 @@ def test_an_infinite_element_is_seen_only_where_the_filter_reaches(kernel: OwnKe
     trial = Trial(library, case, Precision.BF16)
     (candidate,) = (c for c in trial.candidates() if c.name == kernel.name)
     trial.inputs[0][:, :, -1, -1] = math.inf
-    (made,) = trial.run(candidate, Variant("plain"))
-    found = from_bytes(made, trial.request.outputs[0], Layout.CHANNELS_LAST)
-    assert not np.isfinite(found[:, :, -2:, -2:]).all()
-    found[:, :, -2:, -2:] = trial.wanted[0][:, :, -2:, -2:]
-    assert relative_error(found, trial.wanted[0]) <= TOLERANCES[trial.request.outputs[0].dtype]
+    (output,) = trial.run(candidate, Variant("plain"))
+    result = from_bytes(output, trial.request.outputs[0], Layout.CHANNELS_LAST)
+    assert not np.isfinite(result[:, :, -2:, -2:]).all()
+    result[:, :, -2:, -2:] = trial.wanted[0][:, :, -2:, -2:]
+    assert relative_error(result, trial.wanted[0]) <= TOLERANCES[trial.request.outputs[0].dtype]
 
 
 @pytest.mark.parametrize("parts", [pytest.param(1, marks=pytest.mark.exhaustive), 2,
@@ -129,7 +129,7 @@ def test_an_infinite_element_is_seen_only_where_the_filter_reaches(kernel: OwnKe
      if c.kind == FILTER_PASS.kind and FILTER_PASS.takes(c.request(Precision.BF16)) and not is_for_a_gpu(c)],
 )  # fmt: skip
 def test_a_block_goes_on_with_the_next_tile(case: Case, parts: int, library: Library, monkeypatch: pytest.MonkeyPatch):
-    """What is fetched ahead may belong to another image."""
+    """Operands that are fetched ahead may belong to another image."""
     monkeypatch.setattr(stem_conv, "MOST_PARTS", parts)
     check(library, case, Precision.BF16)
     check(library, case, Precision.FP32)
@@ -156,7 +156,7 @@ def test_a_block_goes_on_with_the_next_windows(
 
 
 def test_windows_are_laid_out_for_several_tiles_of_a_block():
-    """Of some case of each pass: otherwise the test above shows nothing."""
+    """At least one case of each pass has several tiles for a block; otherwise the test above would show nothing."""
     tiles = {
         kernel.kind: max(
             stem_im2col.tiles(case.request(Precision.BF16)) for case in CASES if kernel_takes(kernel, case)
@@ -217,7 +217,7 @@ def test_a_block_goes_on_with_the_next_strip(blocks: int, library: Library, monk
 def test_parts_of_an_emulated_gradient_are_added_up(
     kernel: OwnKernel, filters: int, library: Library, monkeypatch: pytest.MonkeyPatch
 ):
-    """By 64 filters, which both warpgroups make, and by 128."""
+    """64 filters, which both warpgroups compute, and 128."""
     takes = (c for c in CASES if c.kind == kernel.kind and kernel.takes(c.request(Precision.FP32)))
     of_filters = (c for c in takes if c.request(Precision.FP32).outputs[0].shape[0] == filters)
     case = max(of_filters, key=lambda c: c.request(Precision.FP32).inputs[1].elements)
@@ -236,7 +236,7 @@ def test_parts_of_an_emulated_gradient_are_added_up(
 def test_a_block_goes_on_with_the_next_tile_of_a_gemm(
     kernel: OwnKernel, parts: int, library: Library, monkeypatch: pytest.MonkeyPatch
 ):
-    """With and without split-K, whose parts differ in length."""
+    """Without split-K, and with split-K, whose parts differ in length."""
     case = max(
         (c for c in CASES if c.kind == kernel.kind and kernel.takes(c.request(Precision.FP32))),
         key=lambda c: fp32_emulated_linear.Gemm.of(c.request(Precision.FP32)).elements,
@@ -258,12 +258,12 @@ def test_an_infinite_element_leaves_its_neighbours_alone(kernel: OwnKernel, libr
     trial = Trial(library, case, Precision.FP32)
     (candidate,) = (c for c in trial.candidates() if c.name == kernel.name)
     trial.inputs[0 if kernel in fp32_emulated_linear.KERNELS or kernel.accumulates else 1].flat[0] = math.inf
-    (made,) = trial.run(candidate, Variant("plain"))
-    found, wanted = from_bytes(made, trial.request.outputs[0], candidate.layouts[-1]), trial.wanted[0]
+    (output,) = trial.run(candidate, Variant("plain"))
+    result, wanted = from_bytes(output, trial.request.outputs[0], candidate.layouts[-1]), trial.wanted[0]
     if kernel in fp32_emulated_linear.KERNELS and not kernel.accumulates:
-        found, wanted = found.swapaxes(0, 1), wanted.swapaxes(0, 1)  # of a sample
-    assert not np.isfinite(found[:, 0]).all()
-    assert relative_error(found[:, 1:], wanted[:, 1:]) <= RELATIVE_ERROR[Precision.FP32][1]
+        result, wanted = result.swapaxes(0, 1), wanted.swapaxes(0, 1)  # of a sample
+    assert not np.isfinite(result[:, 0]).all()
+    assert relative_error(result[:, 1:], wanted[:, 1:]) <= RELATIVE_ERROR[Precision.FP32][1]
 
 
 @pytest.mark.parametrize("kernel", fp32_emulated_halo.KERNELS, ids=lambda kernel: kernel.name)
@@ -274,10 +274,10 @@ def test_an_infinite_pixel_leaves_those_that_do_not_see_it_alone(kernel: OwnKern
     trial = Trial(library, case, Precision.FP32)
     (candidate,) = (c for c in trial.candidates() if c.name == kernel.name)
     trial.inputs[0][0, 0, 0, 0] = math.inf
-    (made,) = trial.run(candidate, Variant("plain"))
-    found = from_bytes(made, trial.request.outputs[0], Layout.CHANNELS_LAST)
-    assert not np.isfinite(found[0, :, :3, :3]).all()
-    assert relative_error(found[:, :, 3:], trial.wanted[0][:, :, 3:]) <= RELATIVE_ERROR[Precision.FP32][1]
+    (output,) = trial.run(candidate, Variant("plain"))
+    result = from_bytes(output, trial.request.outputs[0], Layout.CHANNELS_LAST)
+    assert not np.isfinite(result[0, :, :3, :3]).all()
+    assert relative_error(result[:, :, 3:], trial.wanted[0][:, :, 3:]) <= RELATIVE_ERROR[Precision.FP32][1]
 
 
 def test_only_eight_channels_share_a_scale(library: Library):
@@ -290,12 +290,12 @@ def test_only_eight_channels_share_a_scale(library: Library):
     small = 2.0**-30
     trial.inputs[0][:, eight] *= small
     trial.inputs[1][:, eight] *= small
-    (made,) = trial.run(candidate, Variant("plain"))
-    found = from_bytes(made, trial.request.outputs[0], Layout.CHANNELS_LAST)
-    found[:, eight] /= small
-    found[eight] /= small
-    assert relative_error(found[:, eight], trial.wanted[0][:, eight]) <= RELATIVE_ERROR[Precision.FP32][1]
-    assert relative_error(found[eight], trial.wanted[0][eight]) <= RELATIVE_ERROR[Precision.FP32][1]
+    (output,) = trial.run(candidate, Variant("plain"))
+    result = from_bytes(output, trial.request.outputs[0], Layout.CHANNELS_LAST)
+    result[:, eight] /= small
+    result[eight] /= small
+    assert relative_error(result[:, eight], trial.wanted[0][:, eight]) <= RELATIVE_ERROR[Precision.FP32][1]
+    assert relative_error(result[eight], trial.wanted[0][eight]) <= RELATIVE_ERROR[Precision.FP32][1]
 
 
 def test_the_left_tail_of_gelu_keeps_its_digits(library: Library):
@@ -305,12 +305,12 @@ def test_the_left_tail_of_gelu_keeps_its_digits(library: Library):
     (candidate, *_) = trial.candidates()
     drawn = np.linspace(-12, 3, trial.inputs[0].size, dtype=np.float32)
     trial.inputs[0] = drawn.astype(np.float64).reshape(case.operands[0].shape)
-    (made,) = trial.run(candidate, Variant("plain"))
-    found = from_bytes(made, trial.request.outputs[0], candidate.layouts[-1]).ravel()
+    (output,) = trial.run(candidate, Variant("plain"))
+    result = from_bytes(output, trial.request.outputs[0], candidate.layouts[-1]).ravel()
     x = trial.inputs[0].ravel()
     wanted = np.array([0.5 * v * math.erfc(-v / math.sqrt(2)) for v in x])
     nonzero = x != 0
-    assert np.max(np.abs(found[nonzero] / wanted[nonzero] - 1)) <= 1e-5
+    assert np.max(np.abs(result[nonzero] / wanted[nonzero] - 1)) <= 1e-5
 
 
 def on_tensor_cores(case: Case, precision: Precision) -> list[Candidate]:
@@ -364,19 +364,19 @@ def test_a_launcher_refuses_what_it_was_not_made_for(
     """Instead of writing nothing, or beside its result: plans are files."""
     trial, candidate = _first_trial(kernel, library)
     request, workspace_bytes = trial.request, candidate.workspace_bytes
-    made = OWN.arguments(request, kernel.name, candidate.settings, candidate.layouts, 0, False, workspace_bytes)
-    integers = list(made.integers)
+    arguments = OWN.arguments(request, kernel.name, candidate.settings, candidate.layouts, 0, False, workspace_bytes)
+    integers = list(arguments.integers)
     integers[[f.name for f in fields(kernel.struct)].index(field)] = value
     # Operands are there and aligned, so that what is refused is the size.
     sizes_bytes = (*(t.size_bytes for t in (*request.inputs, *request.outputs)), workspace_bytes)
     pointers = [library.memory.allocate(size_bytes) for size_bytes in sizes_bytes if size_bytes > 0]
     with pytest.raises(AssertionError, match=said):
-        library.launch(kernel.name, pointers, Arguments(tuple(integers), made.reals))
+        library.launch(kernel.name, pointers, Arguments(tuple(integers), arguments.reals))
     library.memory.free_all()
 
 
 def _first_trial(kernel: OwnKernel, library: Library) -> tuple[Trial, Candidate]:
-    """Of the cases that a kernel takes."""
+    """Return the trial of the first case that a kernel takes, and the kernel's candidate."""
     cases = (c for c in (*CASES, *STATISTICS, *groups_in(Precision.BF16)) if c.kind == kernel.kind)
     case, precision = next((c, p) for c in cases for p in PRECISIONS if kernel.takes(c.request(p)))
     trial = Trial(library, case, precision)

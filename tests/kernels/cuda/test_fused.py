@@ -70,6 +70,6 @@ def test_what_vanishes_when_stored_lets_nothing_through(library: Library):
     assert 0.05 < positive.mean() < 0.45, "some of what is positive vanishes, and some does not"
     sums = request_of(again, [image, *[vector] * 4, image], Precision.FP16)
     masked = request_of(singly, [image, image, image, vector, vector], Precision.FP16)
-    found = launched(library, sums, [x, mean, variance, gamma, beta, dy])
+    results = launched(library, sums, [x, mean, variance, gamma, beta, dy])
     _, *wanted = launched(library, masked, [y, dy, x, mean, variance])
-    assert found == wanted
+    assert results == wanted

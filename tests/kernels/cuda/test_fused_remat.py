@@ -1,5 +1,7 @@
-"""Reductions with fused rematerialization of ReLU's output: all that they write is what the launches write that they
-replace, to the bit."""
+"""Reductions with fused rematerialization of ReLU's output.
+
+All that they write is equal to the bit to the results of the launches that they replace.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,7 @@ def libraries(tmp_path_factory: pytest.TempPathFactory) -> dict[Precision, Libra
 
 
 def _swapped(pattern: Pattern) -> Pattern:
-    """With the operands of the residual sum the other way round."""
+    """Return the pattern with the operands of the residual sum in the other order."""
     swapped = (replace(s, inputs=s.inputs[::-1]) if s.outputs == ("s",) else s for s in pattern.statements)
     return replace(pattern, statements=tuple(swapped))
 
@@ -64,7 +66,7 @@ class Bench:
     def __init__(self, library: Library, shape: Shape, precision: Precision, layout: Layout, vanishing: bool):
         self.library, self.shape, self.precision, self.layout = library, shape, precision, layout
         self.vanishing = vanishing
-        self.known: dict[str, bytes] = {}
+        self.stored: dict[str, bytes] = {}
 
     def type_of(self, name: str) -> TensorType:
         return (
@@ -72,11 +74,11 @@ class Bench:
         )
 
     def operand(self, name: str) -> bytes:
-        if name not in self.known:
+        if name not in self.stored:
             values = _values(name, self.shape, self.precision, self.vanishing)
             layout = self.layout if _image(name) else Layout.CHANNELS_FIRST
-            self.known[name] = to_bytes(values, self.type_of(name).dtype, layout)
-        return self.known[name]
+            self.stored[name] = to_bytes(values, self.type_of(name).dtype, layout)
+        return self.stored[name]
 
     def request(self, operation: Operation) -> Request:
         return request_of(operation, [self.type_of(name) for name in operation.inputs], self.precision)
@@ -84,14 +86,14 @@ class Bench:
     def run(self, operation: Operation, places: dict[str, str] | None = None) -> dict[str, bytes]:
         """`places`: the inputs that outputs are written over."""
         outputs, inputs = operation.outputs, operation.inputs
-        shared = {outputs.index(made): inputs.index(old) for made, old in (places or {}).items()}
+        shared = {outputs.index(results): inputs.index(old) for results, old in (places or {}).items()}
         operands = [self.operand(name) for name in inputs]
-        made = launched(self.library, self.request(operation), operands, self.layout, shared)
-        return dict(zip(outputs, made, strict=True))
+        results = launched(self.library, self.request(operation), operands, self.layout, shared)
+        return dict(zip(outputs, results, strict=True))
 
 
 def _by_output(pattern: Pattern) -> Pattern:
-    """The same, where the gradient of ReLU reads its output in the place of bit masks."""
+    """Return the pattern in which the gradient of ReLU reads its output instead of a bit mask."""
     through = Statement.parse("d = relu_backward(y, dy)")
     kept = (s for s in pattern.statements if s.kind != "relu_mask")
     return replace(pattern, statements=tuple(through if s.kind == "relu_backward_masked" else s for s in kept))
@@ -125,8 +127,8 @@ def test_equal_to_the_bit(
             for vanishing in (False, True):
                 bench = Bench(libraries[precision], shape, precision, layout, vanishing)
                 first, second = _apart(_by_output(pattern), shape, affine)
-                bench.known |= bench.run(first)
-                wanted = {"y": bench.known["y"], **bench.run(second)}
+                bench.stored |= bench.run(first)
+                wanted = {"y": bench.stored["y"], **bench.run(second)}
                 fused_remat = group(pattern, pattern.launches[0], shape, affine)
                 assert bench.run(fused_remat) == wanted, (shape, vanishing)
                 inputs = fused_remat.inputs
@@ -142,9 +144,9 @@ def test_the_mask_is_that_of_what_is_stored(number: int, precision: Precision, l
     """Some of what is positive vanishes: with it in fp32 more would come through."""
     pattern, shape = RELU_FUSED_REMAT[number], SHAPES[0]
     bench = Bench(libraries[precision], shape, precision, Layout.CHANNELS_LAST, vanishing=True)
-    made = bench.run(group(pattern, pattern.launches[0], shape, affine=True))
-    y = from_bytes(made["y"], bench.type_of("y"), bench.layout)
+    results = bench.run(group(pattern, pattern.launches[0], shape, affine=True))
+    y = from_bytes(results["y"], bench.type_of("y"), bench.layout)
     assert 0.02 < (y > 0).mean() < 0.45
-    if "d" in made:
-        d = from_bytes(made["d"], bench.type_of("d"), bench.layout)
+    if "d" in results:
+        d = from_bytes(results["d"], bench.type_of("d"), bench.layout)
         assert d[y > 0].any() and not d[y == 0].any()

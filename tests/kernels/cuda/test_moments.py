@@ -21,7 +21,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Library:
 
 
 def moments(library: Library, sums: np.ndarray, squares: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """As the kernel makes them, which must write nothing else."""
+    """Return mean and variance as the kernel computes them; it must write nothing else."""
     memory, channels = library.memory, len(sums)
     given = np.concatenate([sums, squares]).astype(np.float32)
     places = [memory.allocate(given.nbytes), *(memory.allocate(4 * (channels + 1)) for _ in range(2))]
@@ -54,7 +54,7 @@ def test_a_mean_far_from_zero_costs_what_the_sums_lost_and_no_more(library: Libr
 
 
 def test_no_variance_is_below_zero(library: Library) -> None:
-    """Of equal elements the rounded sum of squares may be too small."""
+    """For equal elements the rounded sum of squares may be too small."""
     sums = np.array([3.0, 0.0], np.float32)
     mean, variance = moments(
         library, sums, np.array([np.nextafter(np.float32(3.0), np.float32(0)), 0.0], np.float32), 3

@@ -1,4 +1,4 @@
-"""What the provider says of mbc's own kernels agrees with their sources and with the operations."""
+"""The provider's declarations of mbc's own kernels agree with their sources and with the operations."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ FIELD = re.compile(r"^  int64_t (\w+);", re.MULTILINE)
 
 def _structs() -> dict[str, list[str]]:
     """Fields of a structure, after those of what it begins with."""
-    found = [s for path in SOURCES.rglob("*.cu*") for s in STRUCT.findall(path.read_text(encoding="utf-8"))]
-    known = {name: (base, FIELD.findall(body)) for name, base, body in found}
+    structs = [s for path in SOURCES.rglob("*.cu*") for s in STRUCT.findall(path.read_text(encoding="utf-8"))]
+    fields_by_name = {name: (base, FIELD.findall(body)) for name, base, body in structs}
 
     def fields_of(name: str) -> list[str]:
-        base, own = known.get(name, ("", []))
+        base, own = fields_by_name.get(name, ("", []))
         return [*fields_of(base), *own] if base else own
 
-    return {name: fields_of(name) for name in known if name.endswith("Arguments")}
+    return {name: fields_of(name) for name in fields_by_name if name.endswith("Arguments")}
 
 
 def _relu(*shape: int, precision: Precision = Precision.FP32) -> Request:
@@ -300,8 +300,8 @@ def test_depthwise_filters_split_their_sum_to_fill_the_gpu():
         half = kernel // 2
         a = Convolution((size, size), (kernel, kernel), (1, 1), (half, half, half, half), (1, 1), channels)
         request = Request("convolution_backward_filter", a, (x, x), (w,), Precision.BF16)
-        found = [c for c in OWN.candidates(request, H200) if c.name.startswith("depthwise")]
-        return [c.workspace_bytes // w.size_bytes for c in found]
+        candidates = [c for c in OWN.candidates(request, H200) if c.name.startswith("depthwise")]
+        return [c.workspace_bytes // w.size_bytes for c in candidates]
 
     assert partial_results(32, 112) == [16, 512]  # channels first: a block a channel and part; last: one for all
     assert partial_results(960, 7) == [0, 49]
@@ -428,7 +428,7 @@ def test_whole_blocks_of_the_filter_pass_fit_as_they_are_meant_to():
     ],
 )
 def test_sums_by_channel_keep_a_large_gpu_busy(shape: tuple[int, ...], layout: Layout, vector: int, least_blocks: int):
-    """By blocks of which most threads have something to do."""
+    """Most threads of the blocks have work."""
     x, a = TensorType(shape, DType.BF16), Reduce((2, 3), (1, shape[1], 1, 1))
     result = TensorType((1, shape[1], 1, 1), DType.FP32)
     sums = Sums.of(Request("row_reduce_dot", a, (x, x), (result,), Precision.BF16), layout)
@@ -442,12 +442,12 @@ def test_sums_by_channel_keep_a_large_gpu_busy(shape: tuple[int, ...], layout: L
 
 
 def test_stems_by_im2col_are_estimated_near_what_an_h100_measured():
-    """With statistics they are estimated as the two launches that they replace."""
+    """Kernels with statistics are estimated as the two launches that they replace."""
     device = find_spec("h100")
-    known = find_profile(device)
-    assert known is not None
+    profile = find_profile(device)
+    assert profile is not None
     ratios: list[float] = []
-    for key, measurements in known.measurements.items():
+    for key, measurements in profile.measurements.items():
         for m in measurements:
             if m.name in ("stem_im2col", "stem_im2col_backward_filter"):
                 offered = OWN.candidates(read_signature(key), device)

@@ -38,7 +38,7 @@ PRODUCTS = {"attention": 2, "attention_backward": 7, "attention_backward_bias": 
 
 @dataclass(frozen=True, slots=True)
 class AttentionArguments(Struct):
-    """Integers of a launch of attention, forward or backward."""
+    """Integer arguments of a launch of attention, forward or backward."""
 
     type: int
     layout: int
@@ -56,7 +56,7 @@ class AttentionArguments(Struct):
 
 @dataclass(frozen=True, slots=True)
 class AttentionBiasArguments(AttentionArguments):
-    """Integers of a launch that computes the gradient of the bias."""
+    """Integer arguments of a launch that computes the gradient of the bias."""
 
     parts: int
     accumulate: int
@@ -94,7 +94,7 @@ def _fields(at: Slice) -> dict[str, int]:
 
 
 def arguments_of(at: Slice) -> AttentionArguments:
-    """Return the integers of a launch."""
+    """Return the integer arguments of a launch."""
     return AttentionArguments(**_fields(at))
 
 

@@ -12,7 +12,7 @@ FILE = "attention/window_bias.cu"
 
 @dataclass(frozen=True, slots=True)
 class WindowBiasArguments(Struct):
-    """Integers of a launch of the window bias, forward or backward."""
+    """Integer arguments of a launch of the window bias, forward or backward."""
 
     type: int
     heads: int

@@ -55,7 +55,7 @@ TENSOR_SHARE = 0.6  # share of the peak, by judgement
 
 @dataclass(frozen=True, slots=True)
 class Conv1x1Arguments(Struct):
-    """Integers of a launch of a 1x1 convolution."""
+    """Integer arguments of a launch of a 1x1 convolution."""
 
     type: int
     pixels: int
@@ -68,7 +68,7 @@ class Conv1x1Arguments(Struct):
 
 @dataclass(frozen=True, slots=True)
 class Conv1x1RematArguments(Conv1x1Arguments):
-    """Integers of a launch that recomputes a normalization, too."""
+    """Integer arguments of a launch that recomputes a normalization, too."""
 
     affine: int
 
@@ -100,7 +100,7 @@ def _blocks(request: Request) -> int:
 
 
 def arguments(at: Slice) -> Conv1x1Arguments:
-    """Return the integers of a launch."""
+    """Return the integer arguments of a launch."""
     image, result = at.request.inputs[0], _result(at.request)
     stages, staged_tiles = _pipeline_stages(at.request)
     return Conv1x1Arguments(
@@ -292,9 +292,8 @@ def _add_relu_wiring(operands: int, swapped: bool, added: bool, by_mask: bool) -
     """Return the wiring of a group that recomputes a convolution, its normalization, a residual sum and ReLU.
 
     Inputs: image and weights, the operands of the normalization (`operands` in all, with x), r, the gradient or two
-        that
-    are added (`added`). Outputs: x, y, the gradient through ReLU and its reductions. `by_mask`: the group has ReLU's
-    backward pass by the bit mask of y, which is not written.
+    that are added (`added`). Outputs: x, y, the gradient through ReLU and its reductions. `by_mask`: the group has
+    ReLU's backward pass by the bit mask of y, which is not written.
     """
     r, dy = operands + 1, operands + 2
     x = dy + (2 if added else 1)
@@ -314,9 +313,8 @@ def _add_relu_remat(added: bool, by_mask: bool) -> OwnKernel:
     """Return the kernel of a group that recomputes a convolution, its normalization, a residual sum and ReLU.
 
     Accesses: image, weights, mean, variance, scale and shift if the normalization has them (`affine`), r, the gradient
-        (if
-    there are two: both), x, y, d, dgamma, dbeta, workspace. Reals: eps of the normalization, and of the sums. y may be
-    written over r, d over a gradient.
+    (if there are two: both), x, y, d, dgamma, dbeta, workspace. Reals: eps of the normalization, and of the sums. y may
+    be written over r, d over a gradient.
     """
     launcher = f"conv1x1_add_relu_remat_bn_reduce{'_two_grads' if added else ''}"
     wirings = (_add_relu_wiring(operands, swapped, added, by_mask) for operands in AFFINE for swapped in (False, True))

@@ -41,9 +41,8 @@ def _relu_backward_wiring(added: bool, by_mask: bool, x_from_gemm: bool = False)
     """Yield the wirings of a data gradient, ReLU's backward pass and the reductions.
 
     Inputs: a gradient and weights, another gradient that is added to the data gradient (`added`), ReLU's output or its
-        bit
-    mask (`by_mask`), x, mean and variance. Outputs: the gradient through ReLU and the reductions. `x_from_gemm`: x is
-    recomputed from an image and weights, which come first.
+    bit mask (`by_mask`), x, mean and variance. Outputs: the gradient through ReLU and the reductions. `x_from_gemm`: x
+    is recomputed from an image and weights, which come first.
     """
     gemms = ((0, 1), (2, 3)) if x_from_gemm else ((0, 1),)
     b = 2 * len(gemms)
@@ -70,9 +69,8 @@ def _add_relu_wiring(operands: int, by_mask: bool, x_from_gemm: bool = False) ->
     """Yield the wirings of a data gradient with a recomputed normalization, residual sum and ReLU.
 
     Inputs: a gradient, weights, the `operands` of the normalization, r, and another gradient. Outputs: ReLU's output,
-        the
-    gradient through it, and the reductions. `by_mask`: the group has the bit mask, which is not written. `x_from_gemm`:
-    the input of the normalization is recomputed from an image and weights, which come first.
+    the gradient through it, and the reductions. `by_mask`: the group has the bit mask, which is not written.
+    `x_from_gemm`: the input of the normalization is recomputed from an image and weights, which come first.
     """
     gemms = ((0, 1), (2, 3)) if x_from_gemm else ((0, 1),)
     mean = 2 * len(gemms) + (0 if x_from_gemm else 1)
@@ -96,8 +94,7 @@ def relu_backward_reduction(
     """Return the kernel `name[_add]_relu_bn_reduce[_masked]`.
 
     Accesses: gradient, weights, [b], y or its bit mask, x, mean, variance; d, dgamma, dbeta, workspace. With
-        `x_from_gemm`
-    image and weights come first instead of x. Reals: eps of the reductions. d may be written over b.
+    `x_from_gemm` image and weights come first instead of x. Reals: eps of the reductions. d may be written over b.
 
     d is the data gradient (rounded) + b, through ReLU. The reductions are over d before it is rounded, and x.
     """
@@ -125,9 +122,8 @@ def add_relu_remat(kernel: OwnKernel, name: str, by_mask: bool, x_from_gemm: boo
     """Return the kernel `name_add_relu_remat_bn_reduce_two_grads[_masked]`.
 
     Accesses: gradient, weights, x, mean, variance, scale and shift if the normalization has them (`affine`), r, b; y,
-        d,
-    dgamma, dbeta, workspace. `x_from_gemm`: image and weights come first instead of x. Reals: eps of the normalization,
-    and of the reductions. y may be written over x or r, d over b.
+    d, dgamma, dbeta, workspace. `x_from_gemm`: image and weights come first instead of x. Reals: eps of the
+    normalization, and of the reductions. y may be written over x or r, d over b.
 
     y = relu(normalize(x) + r); d is the data gradient (rounded) + b where y, in its stored type, is positive. The
     reductions are over d before it is rounded, and x.

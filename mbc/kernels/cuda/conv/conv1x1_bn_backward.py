@@ -27,7 +27,7 @@ _RELU_BACKWARD = "batch_normalize+relu+relu_backward"
 
 @dataclass(frozen=True, slots=True)
 class Conv1x1BnBackwardArguments(Conv1x1RematArguments):
-    """Integers of a launch that computes the gradient of a normalization's input."""
+    """Integer arguments of a launch that computes the gradient of a normalization's input."""
 
     count: int
 

@@ -24,7 +24,7 @@ ARITHMETIC_SHARE = 0.4  # share of the fp32 peak, by judgement: 16-bit elements 
 
 @dataclass(frozen=True, slots=True)
 class Conv1x1NarrowArguments(Struct):
-    """Integers of a launch of a 1x1 convolution to few filters."""
+    """Integer arguments of a launch of a 1x1 convolution to few filters."""
 
     type: int
     pixels: int

@@ -12,7 +12,7 @@ from mbc.ops.convolution import Convolution
 
 @dataclass(frozen=True, slots=True)
 class ConvOperands:
-    """The image side, the feature side and the filter of one pass."""
+    """Types of the image, the features and the filter of one pass, or of their gradients."""
 
     image: TensorType
     features: TensorType
@@ -54,7 +54,7 @@ class ConvolutionSizes(Struct):
 
 
 def sizes(request: Request) -> dict[str, int]:
-    """Return the fields of `ConvolutionSizes` of the image side and the feature side."""
+    """Return the fields of `ConvolutionSizes` for a request in any pass."""
     a, conv = attributes(request), ConvOperands.of(request)
     rows, channels, height, width = conv.image.shape
     _, filters, out_height, out_width = conv.features.shape

@@ -31,7 +31,7 @@ _first_or_last, _last = taking(_FIRST, _LAST), taking(_LAST)
 
 @dataclass(frozen=True, slots=True)
 class ConvTransposeArguments(ConvolutionSizes):
-    """Integers of a launch of a non-overlapping transposed convolution."""
+    """Integer arguments of a launch of a non-overlapping transposed convolution."""
 
     type: int
     all: int  # channels of the tensor that is written to

@@ -39,7 +39,7 @@ BLOCKS = FilterBlocks(4, THREADS, 512)  # 4 is DEPTHWISE_FILTER_VECTOR in the so
 
 @dataclass(frozen=True, slots=True)
 class DepthwiseArguments(Struct):
-    """Integers of a launch of a depthwise convolution."""
+    """Integer arguments of a launch of a depthwise convolution."""
 
     type: int
     layout: int
@@ -94,7 +94,7 @@ def split_k(request: Request, layout: Layout, blocks: FilterBlocks) -> int:
 
 
 def sizes_of(at: Slice, blocks: FilterBlocks) -> DepthwiseArguments:
-    """Return the integers of a launch."""
+    """Return the integer arguments of a launch."""
     request, a, conv = at.request, attributes(at.request), ConvOperands.of(at.request)
     rows, channels, height, width = conv.image.shape
     return DepthwiseArguments(

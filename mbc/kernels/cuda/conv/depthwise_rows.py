@@ -36,7 +36,7 @@ MOST_TAPS = 11  # pixels of a filter of one row or column; DEPTHWISE_LINES in th
 
 @dataclass(frozen=True, slots=True)
 class DepthwiseRowsArguments(DepthwiseArguments):
-    """Integers of a launch of a depthwise convolution of this file."""
+    """Integer arguments of a launch of a depthwise convolution of this file."""
 
     kernel_height: int
     kernel_width: int

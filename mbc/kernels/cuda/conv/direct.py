@@ -26,7 +26,7 @@ MOST_GRID_DEPTH = 65535  # CUDA's limit, for groups times parts
 
 @dataclass(frozen=True, slots=True)
 class ConvolutionArguments(ConvolutionSizes):
-    """Integers of a launch of a convolution."""
+    """Integer arguments of a launch of a convolution."""
 
     type: int
     layout: int
@@ -40,7 +40,7 @@ class ConvolutionArguments(ConvolutionSizes):
 
 @dataclass(frozen=True, slots=True)
 class LinearArguments(Struct):
-    """Integers of a launch of a linear layer's forward or data pass."""
+    """Integer arguments of a launch of a linear layer's forward or data pass."""
 
     type: int
     rows: int
@@ -50,7 +50,7 @@ class LinearArguments(Struct):
 
 @dataclass(frozen=True, slots=True)
 class LinearFilterArguments(Struct):
-    """Integers of a launch of a linear layer's filter pass."""
+    """Integer arguments of a launch of a linear layer's filter pass."""
 
     type: int
     rows: int

@@ -18,7 +18,7 @@ from mbc.kernels.cuda.fused.wiring import affines
 
 @dataclass(frozen=True, slots=True)
 class DualConv1x1Arguments(Conv1x1RematArguments):
-    """Integers of a launch of two GEMMs."""
+    """Integer arguments of a launch of two GEMMs."""
 
     gradient_channels: int
 

@@ -14,7 +14,7 @@ from mbc.ops.matmul import Matmul, sizes
 
 @dataclass(frozen=True, slots=True)
 class MatmulArguments(Struct):
-    """Integers of a launch of batched products of matrices."""
+    """Integer arguments of a launch of batched products of matrices."""
 
     type: int
     groups: int

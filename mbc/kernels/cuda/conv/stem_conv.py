@@ -32,7 +32,7 @@ TENSOR_SHARE = 0.3  # share of the peak, by judgement: mma.sync instead of wgmma
 
 @dataclass(frozen=True, slots=True)
 class StemConvArguments(ConvolutionSizes):
-    """Integers of a launch of a stem convolution."""
+    """Integer arguments of a launch of a stem convolution."""
 
     type: int
     band: int
@@ -160,7 +160,7 @@ def _image_first(request: Request) -> Iterable[Layouts]:
 
 
 def arguments(at: Slice, image: Layout = Layout.CHANNELS_LAST) -> StemConvArguments:
-    """Return the integers of a launch with the image in layout `image`."""
+    """Return the integer arguments of a launch with the image in layout `image`."""
     request = at.request
     return StemConvArguments(
         **sizes(request),

@@ -48,7 +48,7 @@ TILE_US = 3.0
 
 @dataclass(frozen=True, slots=True)
 class StemConvStatisticsArguments(StemConvArguments):
-    """Integers of a launch of the forward pass with statistics."""
+    """Integer arguments of a launch of the forward pass with statistics."""
 
     blocks: int
 

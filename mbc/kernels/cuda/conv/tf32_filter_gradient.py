@@ -24,7 +24,7 @@ TENSOR_SHARE = 0.3
 
 @dataclass(frozen=True, slots=True)
 class Tf32FilterArguments(ConvolutionSizes):
-    """Integers of a launch of the tf32 filter gradient."""
+    """Integer arguments of a launch of the tf32 filter gradient."""
 
     band: int
     parts: int

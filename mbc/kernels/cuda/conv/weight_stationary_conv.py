@@ -42,7 +42,7 @@ HALO_CHANNELS = MappingProxyType({64: 64, 128: 32})
 
 @dataclass(frozen=True, slots=True)
 class HaloStatisticsArguments(HaloArguments):
-    """Integers of a launch with statistics."""
+    """Integer arguments of a launch with statistics."""
 
     blocks: int
 

@@ -32,7 +32,7 @@ TENSOR_SHARE = 0.6  # share of the peak, by judgement
 
 @dataclass(frozen=True, slots=True)
 class Fp32EmulatedArguments(ConvolutionSizes):
-    """Integers of a launch of a convolution in emulated fp32."""
+    """Integer arguments of a launch of a convolution in emulated fp32."""
 
     backward: int
     parts: int

@@ -27,7 +27,7 @@ TIME_SHARE = 0.9
 
 @dataclass(frozen=True, slots=True)
 class HaloArguments(ConvolutionSizes):
-    """Integers of a launch with halos."""
+    """Integer arguments of a launch with halos."""
 
     backward: int
     lines: int
@@ -80,7 +80,7 @@ def _sizes(request: Request) -> dict[str, int]:
 
 
 def halo_arguments(at: Slice) -> HaloArguments:
-    """Return the integers of a launch."""
+    """Return the integer arguments of a launch."""
     shape = _sizes(at.request)
     tile = _halo_tile(shape)
     assert tile is not None

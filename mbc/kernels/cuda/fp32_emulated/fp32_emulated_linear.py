@@ -37,7 +37,7 @@ MOVED_BYTES = 5 << 20  # bytes that move at 4 TB/s in the time of a stage
 
 @dataclass(frozen=True, slots=True)
 class Fp32EmulatedLinearArguments(Struct):
-    """Integers of a launch of a linear layer in emulated fp32."""
+    """Integer arguments of a launch of a linear layer in emulated fp32."""
 
     rows: int
     columns: int

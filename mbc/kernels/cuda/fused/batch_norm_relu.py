@@ -40,7 +40,7 @@ FILE = "fused/batch_norm_relu.cu"
 
 @dataclass(frozen=True, slots=True)
 class FusedMapArguments(Struct):
-    """Integers of a launch that computes an image."""
+    """Integer arguments of a launch that computes an image."""
 
     type: int
     layout: int
@@ -54,7 +54,7 @@ class FusedMapArguments(Struct):
 
 @dataclass(frozen=True, slots=True)
 class FusedSumArguments(Struct):
-    """Integers of a launch that reduces an image."""
+    """Integer arguments of a launch that reduces an image."""
 
     type: int
     layout: int
@@ -123,7 +123,7 @@ def _through_relu_and_add(operands: int, swapped: bool, part: bool = False) -> W
 
 
 def map_arguments(at: Slice) -> FusedMapArguments:
-    """Return the integers of a launch that computes an image."""
+    """Return the integer arguments of a launch that computes an image."""
     affine, affine2 = (*affines(at.request), 0, 0)[:2]
     backward = (
         m.attributes.count for m in members(at.request).members if isinstance(m.attributes, BatchNormalizeBackward)
@@ -132,7 +132,7 @@ def map_arguments(at: Slice) -> FusedMapArguments:
 
 
 def sum_arguments(at: Slice) -> FusedSumArguments:
-    """Return the integers of a launch that reduces an image."""
+    """Return the integer arguments of a launch that reduces an image."""
     affine = (*affines(at.request), 0)[0]
     return FusedSumArguments(*image_of(at), affine, parts(at.request.inputs[0], at.layout), int(at.accumulate))
 

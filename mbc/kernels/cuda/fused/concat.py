@@ -36,7 +36,7 @@ SLICE_BLOCKS = 4 * 132
 
 @dataclass(frozen=True, slots=True)
 class StatisticsAndCopyArguments(Struct):
-    """Integers of a launch that computes statistics and copies those of other channels."""
+    """Integer arguments of a launch that computes statistics and copies those of other channels."""
 
     type: int
     layout: int
@@ -61,7 +61,7 @@ def _statistics_and_copy(at: Slice) -> StatisticsAndCopyArguments:
 
 @dataclass(frozen=True, slots=True)
 class SliceSumArguments(Struct):
-    """Integers of a launch that copies a slice and sums its channels."""
+    """Integer arguments of a launch that copies a slice and sums its channels."""
 
     type: int
     layout: int
@@ -86,7 +86,7 @@ def _slice_sum_workspace(request: Request, layout: Layout) -> int:
 
 @dataclass(frozen=True, slots=True)
 class BiasConcatArguments(Struct):
-    """Integers of a launch that adds a bias to one part and concatenates the parts."""
+    """Integer arguments of a launch that adds a bias to one part and concatenates the parts."""
 
     type: int
     layout: int
@@ -116,7 +116,7 @@ def _channels_of_parts(at: Slice) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class ConcatNormalizeArguments(Struct):
-    """Integers of a launch that normalizes and concatenates."""
+    """Integer arguments of a launch that normalizes and concatenates."""
 
     type: int
     layout: int

@@ -16,7 +16,7 @@ FILE = "norm/along.cu"
 
 @dataclass(frozen=True, slots=True)
 class AlongArguments(Struct):
-    """Integers of a launch along axes."""
+    """Integer arguments of a launch along axes."""
 
     type: int
     results: int

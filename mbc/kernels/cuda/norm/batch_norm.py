@@ -31,7 +31,7 @@ SUM_BYTES, SUMS_BYTES, STATISTICS_BYTES = 4, 8, 12
 
 @dataclass(frozen=True, slots=True)
 class BiasAddArguments(Struct):
-    """Integers of a launch that adds a bias."""
+    """Integer arguments of a launch that adds a bias."""
 
     type: int
     layout: int
@@ -42,7 +42,7 @@ class BiasAddArguments(Struct):
 
 @dataclass(frozen=True, slots=True)
 class ChannelSumArguments(Struct):
-    """Integers of a launch that sums each channel."""
+    """Integer arguments of a launch that sums each channel."""
 
     type: int
     layout: int
@@ -55,7 +55,7 @@ class ChannelSumArguments(Struct):
 
 @dataclass(frozen=True, slots=True)
 class BatchStatisticsArguments(Struct):
-    """Integers of a launch that computes batch statistics."""
+    """Integer arguments of a launch that computes batch statistics."""
 
     type: int
     layout: int
@@ -67,14 +67,14 @@ class BatchStatisticsArguments(Struct):
 
 @dataclass(frozen=True, slots=True)
 class ConcatStatisticsArguments(Struct):
-    """Integers of a launch that concatenates pairs of mean and variance."""
+    """Integer arguments of a launch that concatenates pairs of mean and variance."""
 
     pairs: int
 
 
 @dataclass(frozen=True, slots=True)
 class BatchNormalizeArguments(Struct):
-    """Integers of a launch that normalizes."""
+    """Integer arguments of a launch that normalizes."""
 
     type: int
     layout: int
@@ -86,7 +86,7 @@ class BatchNormalizeArguments(Struct):
 
 @dataclass(frozen=True, slots=True)
 class BatchNormalizeBackwardReduceArguments(Struct):
-    """Integers of a launch of the backward reductions."""
+    """Integer arguments of a launch of the backward reductions."""
 
     type: int
     layout: int
@@ -99,7 +99,7 @@ class BatchNormalizeBackwardReduceArguments(Struct):
 
 @dataclass(frozen=True, slots=True)
 class BatchNormalizeBackwardArguments(Struct):
-    """Integers of a launch that computes the gradient of x."""
+    """Integer arguments of a launch that computes the gradient of x."""
 
     type: int
     layout: int
@@ -112,7 +112,7 @@ class BatchNormalizeBackwardArguments(Struct):
 
 @dataclass(frozen=True, slots=True)
 class UpdateRunningArguments(Struct):
-    """Integers of a launch that updates running statistics."""
+    """Integer arguments of a launch that updates running statistics."""
 
     channels: int
     count: int
@@ -142,12 +142,12 @@ def partial_bytes(x: TensorType, layout: Layout, state_bytes: int, blocks_last: 
 
 
 def bias_arguments(at: Slice) -> BiasAddArguments:
-    """Return the integers of a launch that adds a bias."""
+    """Return the integer arguments of a launch that adds a bias."""
     return BiasAddArguments(*image_of(at))
 
 
 def channel_sum_arguments(at: Slice) -> ChannelSumArguments:
-    """Return the integers of a launch that sums each channel."""
+    """Return the integer arguments of a launch that sums each channel."""
     return ChannelSumArguments(*image_of(at), parts(at.request.inputs[0], at.layout), int(at.accumulate))
 
 

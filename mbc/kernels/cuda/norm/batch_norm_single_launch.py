@@ -39,7 +39,7 @@ MOST_TILE_VECTORS = 16  # vectors of a tile, in which each channel has a thread
 
 @dataclass(frozen=True, slots=True)
 class SingleLaunchArguments(Struct):
-    """Integers of a launch."""
+    """Integer arguments of a launch of batch normalization, forward or backward."""
 
     type: int
     rows: int

@@ -18,7 +18,7 @@ FILE = "norm/bn_backward_remat.cu"
 
 @dataclass(frozen=True, slots=True)
 class BnBackwardRematArguments(Struct):
-    """Integers of a launch."""
+    """Integer arguments of a launch of backward reductions that recompute ReLU's output."""
 
     type: int
     layout: int

@@ -14,7 +14,7 @@ FILE = "norm/group_norm.cu"
 
 @dataclass(frozen=True, slots=True)
 class GroupNormArguments(Struct):
-    """Integers of a launch of the forward pass or of the gradient of x."""
+    """Integer arguments of a launch of the forward pass or of the gradient of x."""
 
     type: int
     layout: int
@@ -26,7 +26,7 @@ class GroupNormArguments(Struct):
 
 @dataclass(frozen=True, slots=True)
 class GroupNormReduceArguments(Struct):
-    """Integers of a launch that computes the gradients of scale and shift."""
+    """Integer arguments of a launch that computes the gradients of scale and shift."""
 
     type: int
     layout: int

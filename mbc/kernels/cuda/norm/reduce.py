@@ -22,7 +22,7 @@ WARP = 32
 
 @dataclass(frozen=True, slots=True)
 class ReduceArguments(Struct):
-    """Integers of a launch that sums over axes."""
+    """Integer arguments of a launch that sums over axes."""
 
     type: int
     result_type: int

@@ -14,7 +14,7 @@ FILE = "norm/standardize.cu"
 
 @dataclass(frozen=True, slots=True)
 class StandardizeArguments(Struct):
-    """Integers of a launch."""
+    """Integer arguments of a launch of standardized filters, forward or backward."""
 
     filters: int
     elements: int  # of a filter

@@ -10,7 +10,7 @@ from mbc.ops.normalization import CombineStatistics
 
 @dataclass(frozen=True, slots=True)
 class CombineStatisticsArguments(Struct):
-    """Integers of a launch that combines statistics."""
+    """Integer arguments of a launch that combines statistics."""
 
     ranks: int
     channels: int
@@ -18,7 +18,7 @@ class CombineStatisticsArguments(Struct):
 
 @dataclass(frozen=True, slots=True)
 class SumGatheredArguments(Struct):
-    """Integers of a launch that sums gathered operands."""
+    """Integer arguments of a launch that sums gathered operands."""
 
     ranks: int
     elements: int

@@ -24,7 +24,7 @@ OPERATORS = {
 
 @dataclass(frozen=True, slots=True)
 class ArithmeticArguments(Struct):
-    """Integers of a launch of an operator between tensors."""
+    """Integer arguments of a launch of an operator between tensors."""
 
     type: int
     operation: int
@@ -33,7 +33,7 @@ class ArithmeticArguments(Struct):
 
 @dataclass(frozen=True, slots=True)
 class ExpandArguments(Struct):
-    """Integers of a launch that repeats elements."""
+    """Integer arguments of a launch that repeats elements."""
 
     type: int
     elements: int

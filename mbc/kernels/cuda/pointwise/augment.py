@@ -17,7 +17,7 @@ PIXELS_PER_THREAD = 8
 
 @dataclass(frozen=True, slots=True)
 class AugmentArguments(Struct):
-    """Integers of a launch."""
+    """Integer arguments of a launch of image augmentation."""
 
     type: int
     layout: int

@@ -14,7 +14,7 @@ FILE = "pointwise/broadcast.cu"
 
 @dataclass(frozen=True, slots=True)
 class BroadcastArguments(Struct):
-    """Integers of a launch."""
+    """Integer arguments of a launch of an image and a number for each channel."""
 
     type: int
     layout: int

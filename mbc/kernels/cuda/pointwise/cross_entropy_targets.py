@@ -18,7 +18,7 @@ FILE = "pointwise/cross_entropy_targets.cu"
 
 @dataclass(frozen=True, slots=True)
 class SoftTargetArguments(Struct):
-    """Integers of a launch of a loss whose targets are probabilities."""
+    """Integer arguments of a launch of a loss whose targets are probabilities."""
 
     type: int
     layout: int
@@ -30,7 +30,7 @@ class SoftTargetArguments(Struct):
 
 @dataclass(frozen=True, slots=True)
 class SoftTargetBackwardArguments(Struct):
-    """Integers of a launch of the gradient of such a loss."""
+    """Integer arguments of a launch of the gradient of such a loss."""
 
     type: int
     layout: int
@@ -42,7 +42,7 @@ class SoftTargetBackwardArguments(Struct):
 
 @dataclass(frozen=True, slots=True)
 class ClassWeightArguments(Struct):
-    """Integers of a launch that sums the weights of the targets' classes."""
+    """Integer arguments of a launch that sums the weights of the targets' classes."""
 
     positions: int
     classes: int
@@ -54,7 +54,7 @@ class ClassWeightArguments(Struct):
 
 @dataclass(frozen=True, slots=True)
 class WeightedCrossEntropyArguments(Struct):
-    """Integers of a launch of a weighted cross entropy, forward or backward."""
+    """Integer arguments of a launch of a weighted cross entropy, forward or backward."""
 
     type: int
     layout: int

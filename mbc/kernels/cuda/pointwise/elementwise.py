@@ -20,7 +20,7 @@ ELEMENTARY_FILE = "pointwise/elementary.cu"
 
 @dataclass(frozen=True, slots=True)
 class MapArguments(Struct):
-    """Integers of an elementwise launch."""
+    """Integer arguments of an elementwise launch."""
 
     type: int
     elements: int

@@ -22,7 +22,7 @@ LOSSES = ("l1", "smooth_l1", "binary_cross_entropy", "probability_cross_entropy"
 
 @dataclass(frozen=True, slots=True)
 class ElementwiseLossArguments(Struct):
-    """Integers of a launch of a loss."""
+    """Integer arguments of a launch of a loss."""
 
     type: int
     elements: int
@@ -31,7 +31,7 @@ class ElementwiseLossArguments(Struct):
 
 @dataclass(frozen=True, slots=True)
 class ElementwiseLossBackwardArguments(Struct):
-    """Integers of a launch of a loss's gradient."""
+    """Integer arguments of a launch of a loss's gradient."""
 
     type: int
     elements: int

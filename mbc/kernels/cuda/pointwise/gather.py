@@ -18,7 +18,7 @@ MODES = ("zero", "replicate", "reflect", "wrap")  # in the order of their number
 
 @dataclass(frozen=True, slots=True)
 class RearrangeArguments(Struct):
-    """Integers of a launch of a permutation."""
+    """Integer arguments of a launch of a permutation."""
 
     type: int
     elements: int
@@ -26,7 +26,7 @@ class RearrangeArguments(Struct):
 
 @dataclass(frozen=True, slots=True)
 class GatherArguments(Struct):
-    """Integers of a launch of a slice or of padding.
+    """Integer arguments of a launch of a slice or of padding.
 
     `plain`: the innermost axis is neither cut nor padded, and may be read by vectors.
     """
@@ -39,7 +39,7 @@ class GatherArguments(Struct):
 
 @dataclass(frozen=True, slots=True)
 class SplitArguments(Struct):
-    """Integers of a launch that splits a tensor."""
+    """Integer arguments of a launch that splits a tensor."""
 
     type: int
     parts: int

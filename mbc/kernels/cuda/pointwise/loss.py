@@ -28,7 +28,7 @@ ELEMENTS_PER_THREAD = 16  # fewest elements of a thread if several blocks share 
 
 @dataclass(frozen=True, slots=True)
 class CrossEntropyArguments(Struct):
-    """Integers of a launch of the cross entropy."""
+    """Integer arguments of a launch of the cross entropy."""
 
     type: int
     layout: int
@@ -40,7 +40,7 @@ class CrossEntropyArguments(Struct):
 
 @dataclass(frozen=True, slots=True)
 class CrossEntropyBackwardArguments(Struct):
-    """Integers of a launch of the cross entropy's gradient."""
+    """Integer arguments of a launch of the cross entropy's gradient."""
 
     type: int
     layout: int
@@ -51,7 +51,7 @@ class CrossEntropyBackwardArguments(Struct):
 
 @dataclass(frozen=True, slots=True)
 class MseArguments(Struct):
-    """Integers of a launch of the mean squared error."""
+    """Integer arguments of a launch of the mean squared error."""
 
     type: int
     elements: int
@@ -60,7 +60,7 @@ class MseArguments(Struct):
 
 @dataclass(frozen=True, slots=True)
 class MseBackwardArguments(Struct):
-    """Integers of a launch of the mean squared error's gradient."""
+    """Integer arguments of a launch of the mean squared error's gradient."""
 
     type: int
     elements: int
@@ -68,7 +68,7 @@ class MseBackwardArguments(Struct):
 
 @dataclass(frozen=True, slots=True)
 class WeightedSumArguments(Struct):
-    """Integers of a launch of the weighted sum of losses."""
+    """Integer arguments of a launch of the weighted sum of losses."""
 
     inputs: int
 

@@ -15,7 +15,7 @@ from mbc.ops.shape import ChannelSlice
 
 @dataclass(frozen=True, slots=True)
 class ConvertArguments(Struct):
-    """Integers of the only launch whose operands may have different layouts; the provider passes both layouts."""
+    """Integer arguments of the only launch whose operands may have different layouts, which the provider passes."""
 
     from_type: int
     to_type: int
@@ -28,7 +28,7 @@ class ConvertArguments(Struct):
 
 @dataclass(frozen=True, slots=True)
 class ConcatArguments(Struct):
-    """Integers of a launch that concatenates channels."""
+    """Integer arguments of a launch that concatenates channels."""
 
     type: int
     layout: int
@@ -39,7 +39,7 @@ class ConcatArguments(Struct):
 
 @dataclass(frozen=True, slots=True)
 class ChannelSliceArguments(Struct):
-    """Integers of a launch that copies a slice of channels."""
+    """Integer arguments of a launch that copies a slice of channels."""
 
     type: int
     layout: int
@@ -52,7 +52,7 @@ class ChannelSliceArguments(Struct):
 
 @dataclass(frozen=True, slots=True)
 class DropoutArguments(Struct):
-    """Integers of a launch of dropout."""
+    """Integer arguments of a launch of dropout."""
 
     type: int
     layout: int

@@ -13,7 +13,7 @@ FILE = "pointwise/relu_mask.cu"
 
 @dataclass(frozen=True, slots=True)
 class ReluMaskArguments(Struct):
-    """Integers of a launch."""
+    """Integer arguments of a launch of ReLU's bit mask or its gradient."""
 
     type: int
     bytes: int

@@ -17,7 +17,7 @@ TILE = 8 * THREADS  # positions of a tile; equal to the constant in segmentation
 
 @dataclass(frozen=True, slots=True)
 class SegmentationArguments(Struct):
-    """Integers of a launch over the pixels of images."""
+    """Integer arguments of a launch over the pixels of images."""
 
     type: int
     layout: int
@@ -31,7 +31,7 @@ class SegmentationArguments(Struct):
 
 @dataclass(frozen=True, slots=True)
 class DiceMeanArguments(Struct):
-    """Integers of a launch that computes a mean over images and classes."""
+    """Integer arguments of a launch that computes a mean over images and classes."""
 
     rows: int
     classes: int

@@ -15,7 +15,7 @@ FILE = "pointwise/top_k.cu"
 
 @dataclass(frozen=True, slots=True)
 class TopKArguments(Struct):
-    """Integers of a launch."""
+    """Integer arguments of a launch of top-k accuracy."""
 
     type: int
     layout: int

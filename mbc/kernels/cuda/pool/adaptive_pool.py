@@ -12,7 +12,7 @@ FILE = "pool/adaptive_pool.cu"
 
 @dataclass(frozen=True, slots=True)
 class AdaptivePoolArguments(Struct):
-    """Integers of a launch of adaptive pooling."""
+    """Integer arguments of a launch of adaptive pooling."""
 
     type: int
     layout: int

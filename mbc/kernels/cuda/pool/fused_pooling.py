@@ -39,7 +39,7 @@ def _pool(at: Slice) -> PoolArguments:
 
 
 def _pool_stored(at: Slice) -> PoolArguments:
-    """Return the integers of a launch that also writes the pooled image, as its first output."""
+    """Return the integer arguments of a launch that also writes the pooled image, as its first output."""
     return replace(_pool(at), option=int(len(at.request.outputs) == 3))
 
 

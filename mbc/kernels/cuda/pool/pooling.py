@@ -14,7 +14,7 @@ from mbc.ops.shape import Upsample
 
 @dataclass(frozen=True, slots=True)
 class PoolArguments(Struct):
-    """Integers of a launch of pooling, forward or backward."""
+    """Integer arguments of a launch of pooling, forward or backward."""
 
     type: int
     layout: int
@@ -37,7 +37,7 @@ class PoolArguments(Struct):
 
 @dataclass(frozen=True, slots=True)
 class LrnArguments(Struct):
-    """Integers of a launch of local response normalization."""
+    """Integer arguments of a launch of local response normalization."""
 
     type: int
     layout: int
@@ -49,7 +49,7 @@ class LrnArguments(Struct):
 
 @dataclass(frozen=True, slots=True)
 class UpsampleArguments(Struct):
-    """Integers of a launch of nearest-neighbour upsampling by whole factors."""
+    """Integer arguments of a launch of nearest-neighbour upsampling by whole factors."""
 
     type: int
     layout: int
@@ -63,7 +63,7 @@ class UpsampleArguments(Struct):
 
 @dataclass(frozen=True, slots=True)
 class ResizeArguments(Struct):
-    """Integers of a launch that resizes images."""
+    """Integer arguments of a launch that resizes images."""
 
     type: int
     layout: int

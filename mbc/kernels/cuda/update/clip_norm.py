@@ -16,7 +16,7 @@ SUM_BYTES = 8
 
 @dataclass(frozen=True, slots=True)
 class ClipNormArguments(Struct):
-    """Integers of a launch of the guard."""
+    """Integer arguments of a launch of the guard."""
 
     scaled: int
     accumulate: int
@@ -26,7 +26,7 @@ class ClipNormArguments(Struct):
 
 @dataclass(frozen=True, slots=True)
 class NormArguments(Struct):
-    """Integers of a launch that computes a norm."""
+    """Integer arguments of a launch that computes a norm."""
 
     gradients: int
     parts: int

@@ -23,7 +23,7 @@ SUMS_BYTES = 16  # bytes of the two sums of a part
 
 @dataclass(frozen=True, slots=True)
 class LayerwiseArguments(Struct):
-    """Integers of a launch, for a ratio or a step."""
+    """Integer arguments of a launch, for a ratio or a step."""
 
     tensors: int
     parts: int

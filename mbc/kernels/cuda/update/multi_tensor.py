@@ -20,7 +20,7 @@ MOST_TENSORS = 64  # tensors of a launch; equal to the constant in the source
 
 @dataclass(frozen=True, slots=True)
 class MultiTensorUpdateArguments(Struct):
-    """Integers of a launch of updates."""
+    """Integer arguments of a launch of updates."""
 
     tensors: int
     control: int
@@ -30,7 +30,7 @@ class MultiTensorUpdateArguments(Struct):
 
 @dataclass(frozen=True, slots=True)
 class MultiTensorCastArguments(Struct):
-    """Integers of a launch of casts."""
+    """Integer arguments of a launch of casts."""
 
     tensors: int
     from_type: int
@@ -39,7 +39,7 @@ class MultiTensorCastArguments(Struct):
 
 @dataclass(frozen=True, slots=True)
 class MultiTensorUpdateRunningArguments(Struct):
-    """Integers of a launch that updates running statistics."""
+    """Integer arguments of a launch that updates running statistics."""
 
     tensors: int
     control: int
@@ -166,7 +166,7 @@ def _momenta(at: Slice) -> tuple[float, ...]:
 
 
 def _time_us(request: Request, device: DeviceSpec) -> float:
-    """Return the estimated time with all launches but the first, which is counted for every kernel."""
+    """Return the estimated time, including all launches but the first, which `effort_of` adds."""
     launches = -(-len(members_of(request)) // MOST_TENSORS)
     return moved_us(request, device) + (launches - 1) * device.launch_us
 

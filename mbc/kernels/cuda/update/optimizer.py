@@ -18,7 +18,7 @@ FLAG_BYTES = 4
 
 @dataclass(frozen=True, slots=True)
 class GuardArguments(Struct):
-    """Integers of a launch of the guard."""
+    """Integer arguments of a launch of the guard."""
 
     scaled: int
     accumulate: int
@@ -27,7 +27,7 @@ class GuardArguments(Struct):
 
 @dataclass(frozen=True, slots=True)
 class SgdUpdateArguments(Struct):
-    """Integers of a launch of SGD."""
+    """Integer arguments of a launch of SGD."""
 
     elements: int
     momentum: int
@@ -36,28 +36,28 @@ class SgdUpdateArguments(Struct):
 
 @dataclass(frozen=True, slots=True)
 class AdamwUpdateArguments(Struct):
-    """Integers of a launch of AdamW."""
+    """Integer arguments of a launch of AdamW."""
 
     elements: int
 
 
 @dataclass(frozen=True, slots=True)
 class EmaUpdateArguments(Struct):
-    """Integers of a launch of the moving average."""
+    """Integer arguments of a launch of the moving average."""
 
     elements: int
 
 
 @dataclass(frozen=True, slots=True)
 class AccumulateArguments(Struct):
-    """Integers of a launch that accumulates a gradient."""
+    """Integer arguments of a launch that accumulates a gradient."""
 
     elements: int
 
 
 @dataclass(frozen=True, slots=True)
 class CheckLossArguments(Struct):
-    """Integers of a launch that checks the loss."""
+    """Integer arguments of a launch that checks the loss."""
 
     elements: int
 

@@ -17,7 +17,7 @@ FILE = "update/sharded.cu"
 
 @dataclass(frozen=True, slots=True)
 class ShardedUpdateArguments(Struct):
-    """Integers of a launch of updates."""
+    """Integer arguments of a launch of updates."""
 
     tensors: int
     control: int
@@ -54,7 +54,7 @@ def _reals(at: Slice) -> tuple[float, ...]:
 
 
 def _time_us(request: Request, device: DeviceSpec) -> float:
-    """Return the estimated time with all launches but the first, which is counted for every kernel."""
+    """Return the estimated time, including all launches but the first, which `effort_of` adds."""
     launches = -(-len(_members(request)) // MOST_TENSORS)
     return touched_us(request, device) + (launches - 1) * device.launch_us
 
