@@ -91,7 +91,7 @@ class Call:
         return (*self.request.inputs, *self.request.outputs)
 
     def lies_in(self, *wanted: tuple[Layout, ...]) -> bool:
-        """Whether its operands lie in one of these combinations of layouts, where their order matters."""
+        """Return whether the operands have one of these combinations of layouts, where the layout matters."""
         operands = self.operands
         return any(
             len(layouts) == len(operands)

@@ -7,7 +7,7 @@ function memorySection(place) {
   const shade = select("colour by", [["kind", "kind"], ["decision", "decision"]], (value) => { by = value; fill(); });
   const keys = element("div");
   const map = element("div");
-  const detail = element("div", { class: "panel detail", "aria-live": "polite" }, "Choose a rectangle: what it is, and why it is there.");
+  const detail = element("div", { class: "panel detail", "aria-live": "polite" }, "Choose a rectangle to see its value, and why it is there.");
   place.append(
     element("div", { class: "controls" },
       shade,

@@ -102,14 +102,14 @@ function whyDecision(value, decision) {
     const { most, at } = mostLive(...one.absent);
     const over = most + one.saved_bytes - LEFT_BYTES;
     sentences.push(`Recomputed by launch ${one.launches.join(", ")}, in ${showTime(one.time_us)}: ` +
-      `${showSize(one.saved_bytes)} are absent in launches ${one.absent[0]} to ${one.absent[1] - 1}. There up to ` +
-      `${showSize(most)} are live (launch ${at}), of ${showSize(LEFT_BYTES)} that the budget leaves. ` +
-      (over > 0 ? `Kept, it would exceed them by ${showSize(over)}.` : "Kept, it would fit with all others as they are."));
+      `${showSize(one.saved_bytes)} are freed in launches ${one.absent[0]} to ${one.absent[1] - 1}. In these launches at most ` +
+      `${showSize(most)} are live (launch ${at}), of the ${showSize(LEFT_BYTES)} that the budget leaves. ` +
+      (over > 0 ? `If the value were kept, they would exceed the budget by ${showSize(over)}.` : "If the value were kept, they would still fit."));
   }
   for (const one of techniques.offloaded.filter((o) => o.value === value)) {
     const { most, at } = mostLive(...one.absent);
-    sentences.push(`Offloaded to the ${one.space} by launches ${one.launches.join(", ")}: ${showSize(one.saved_bytes)} are absent ` +
-      `in launches ${one.absent[0]} to ${one.absent[1] - 1}, where up to ${showSize(most)} are live (launch ${at}) of ` +
+    sentences.push(`Offloaded to the ${one.space} by launches ${one.launches.join(", ")}: ${showSize(one.saved_bytes)} are freed ` +
+      `in launches ${one.absent[0]} to ${one.absent[1] - 1}, in which at most ${showSize(most)} are live (launch ${at}) of ` +
       `${showSize(LEFT_BYTES)}. The copies take ${showTime(one.time_us)} and cost the kernels about ${showTime(one.cost_us)}.`);
   }
   for (const one of techniques.depth_first.filter((d) => d.value === value)) {

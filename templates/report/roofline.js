@@ -4,14 +4,14 @@ const LEAST = -2; // decades of us: smaller limits are drawn here, because a lau
 function rooflineSection(place) {
   const { ceilings, floor } = DATA;
   if (!ceilings) {
-    place.append(element("p", {}, "A plan in fp64 runs on no GPU and has no roofline."));
+    place.append(element("p", {}, "A plan in fp64 does not run on a GPU, so it has no roofline."));
     return;
   }
   const source = ceilings.measured ? "measured" : "of the datasheet";
   place.append(element("p", { class: "note" },
     `Ceilings (${source}): ${(ceilings.bytes_per_us / 1e3).toFixed(0)} GB/s of copying, ${(ceilings.flops_per_us / 1e6).toFixed(0)} TFLOP/s of ` +
     `${PLAN.precision}${ceilings.in_halves ? ", emulated by fp16 tensor-core products" : ""}. The limit of an operation is the longer of its bytes ` +
-    "and its arithmetic at these. Above the diagonal time is lost."));
+    "and its arithmetic at these ceilings. The distance above the diagonal is lost time."));
   const sums = element("p");
   const map = element("div");
   const detail = element("div", { class: "panel detail", "aria-live": "polite" }, "Choose an operation.");
