@@ -137,7 +137,7 @@ class CudnnLegacy : public Library {
     if (needed > prepared.budget())
       throw Failure("cuDNN's legacy algorithm " + std::to_string(prepared.row.algorithm) + " needs " +
                     std::to_string(needed) + " bytes of workspace here, the plan has " +
-                    std::to_string(prepared.budget()) + ": compile again with this cuDNN");
+                    std::to_string(prepared.budget()) + ": compile the source again with this cuDNN");
     prepared_.push_back(std::move(prepared));
     const int number = static_cast<int>(prepared_.size()) - 1;
     numbers_.emplace(std::move(key), number);
