@@ -18,7 +18,7 @@ from pictures import BEGIN, END, drawn, out_of_date, wanted_pages, with_figures
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [page.relative_to(ROOT).as_posix() for page in (*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"))]
-PAGES += [page.relative_to(ROOT).as_posix() for page in (ROOT / "examples").rglob("*/README.md")]
+PAGES += [page.relative_to(ROOT).as_posix() for page in (ROOT / "examples").rglob("*.md")]
 PAGES = sorted([*PAGES, "benchmarks/README.md", "grammar/LANGUAGE.md", "tests/README.md"])
 SVG = "{http://www.w3.org/2000/svg}"
 ABOUT = {"gpu": "A GPU", "driver": "1.2", "date": "2026-01-02T03:04", "command": "python x.py"}
