@@ -41,7 +41,8 @@ def _sums(x: Tensor) -> Tensor:
     return x.sum(dim=(0, *range(2, x.ndim)))
 
 
-def _fused_remat(vector: Tensor, x: Tensor) -> Tensor:
+def _per_channel(vector: Tensor, x: Tensor) -> Tensor:
+    """Return the vector reshaped so that it broadcasts along the channels of x."""
     return vector.reshape((1, -1) + (1,) * (x.ndim - 2))
 
 
@@ -49,7 +50,7 @@ def _statistics(a: Any, inputs: Sequence[Tensor], call: Call) -> tuple[Tensor, .
     (x,) = inputs
     count = x.numel() // x.shape[1]
     mean = _sums(x) / count
-    return mean, _sums((x - _fused_remat(mean, x)) ** 2) / count
+    return mean, _sums((x - _per_channel(mean, x)) ** 2) / count
 
 
 def _normalize(a: BatchNormalize, inputs: Sequence[Tensor], call: Call) -> tuple[Tensor, ...]:
@@ -57,13 +58,13 @@ def _normalize(a: BatchNormalize, inputs: Sequence[Tensor], call: Call) -> tuple
     scale = (variance + a.eps).rsqrt()
     if affine:
         scale = scale * affine[0]
-    y = (x - _fused_remat(mean, x)) * _fused_remat(scale, x)
-    return (y + _fused_remat(affine[1], x) if affine else y,)
+    y = (x - _per_channel(mean, x)) * _per_channel(scale, x)
+    return (y + _per_channel(affine[1], x) if affine else y,)
 
 
 def _normalize_sums(a: BatchNormalize, inputs: Sequence[Tensor], call: Call) -> tuple[Tensor, ...]:
     x, dy, mean, variance = inputs
-    return _sums(dy * (x - _fused_remat(mean, x))) * (variance + a.eps).rsqrt(), _sums(dy)
+    return _sums(dy * (x - _per_channel(mean, x))) * (variance + a.eps).rsqrt(), _sums(dy)
 
 
 def _normalize_backward(a: BatchNormalizeBackward, inputs: Sequence[Tensor], call: Call) -> tuple[Tensor, ...]:
@@ -72,7 +73,7 @@ def _normalize_backward(a: BatchNormalizeBackward, inputs: Sequence[Tensor], cal
     slope, shift = inverse * dgamma / a.count, dbeta / a.count
     scale = inverse * gamma[0] if gamma else inverse
     return (
-        (dy - _fused_remat(shift, x) - (x - _fused_remat(mean, x)) * _fused_remat(slope, x)) * _fused_remat(scale, x),
+        (dy - _per_channel(shift, x) - (x - _per_channel(mean, x)) * _per_channel(slope, x)) * _per_channel(scale, x),
     )
 
 
@@ -297,7 +298,7 @@ FORMS: dict[str, Form] = {
     "attention_backward": attention_backward,
     "attention_backward_bias": attention_backward_bias,
     "cast": _unary(lambda a, x: x),
-    "bias_add": _binary(lambda a, y, b: y + _fused_remat(b, y)),
+    "bias_add": _binary(lambda a, y, b: y + _per_channel(b, y)),
     "channel_sum": _unary(lambda a, dy: _sums(dy)),
     "batch_statistics": _statistics,
     "batch_normalize": _normalize,

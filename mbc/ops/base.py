@@ -90,8 +90,6 @@ class Call:
 class Gradients(Protocol):
     """Methods that a gradient rule may use; `mbc.passes.reverse_mode` implements them."""
 
-    """What a gradient rule may use; `mbc.passes.training_step` implements it."""
-
     def needs(self, value: str) -> bool:
         """Return whether the gradient of this value is needed."""
         ...

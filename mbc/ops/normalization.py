@@ -169,7 +169,7 @@ def _backward_shape(_: BatchNormalizeBackward, inputs: tuple[TensorType, ...]) -
     return (dy,)
 
 
-def _fused_remat(vector: Array, x: Array) -> Array:
+def _per_channel(vector: Array, x: Array) -> Array:
     """Return the vector reshaped so that it broadcasts along the channels of x."""
     return vector.reshape((1, -1) + (1,) * (x.ndim - 2))
 
@@ -180,7 +180,7 @@ def _statistics(_: NoAttributes, inputs: Sequence[Array], call: Call) -> tuple[A
     mean = channel_sums(x) / count
     # Deviations from the rounded mean are exact enough: the second term corrects the error of the mean.
     near = mean.astype(x.dtype)
-    deviation = x - _fused_remat(near, x)
+    deviation = x - _per_channel(near, x)
     variance = channel_sums(deviation * deviation) / count - (mean - near) ** 2
     return near, np.maximum(variance, 0).astype(x.dtype)
 
@@ -223,13 +223,13 @@ def _normalize(a: BatchNormalize, inputs: Sequence[Array], call: Call) -> tuple[
     scale = _deviation(variance, a.eps)
     if affine:
         scale = scale * affine[0]
-    y = (x - _fused_remat(mean, x)) * _fused_remat(scale, x)
-    return (y + _fused_remat(affine[1], x) if affine else y,)
+    y = (x - _per_channel(mean, x)) * _per_channel(scale, x)
+    return (y + _per_channel(affine[1], x) if affine else y,)
 
 
 def _sums(a: BatchNormalize, inputs: Sequence[Array], call: Call) -> tuple[Array, ...]:
     x, dy, mean, variance = inputs
-    centred = channel_sums(dy * (x - _fused_remat(mean, x)))
+    centred = channel_sums(dy * (x - _per_channel(mean, x)))
     dgamma = centred * _deviation(variance.astype(np.float64), a.eps)
     return dgamma.astype(x.dtype), channel_sums(dy).astype(x.dtype)
 
@@ -241,7 +241,7 @@ def _backward(a: BatchNormalizeBackward, inputs: Sequence[Array], call: Call) ->
     shift = dbeta / x.dtype.type(a.count)
     scale = inverse * gamma[0] if gamma else inverse
     return (
-        (dy - _fused_remat(shift, x) - (x - _fused_remat(mean, x)) * _fused_remat(slope, x)) * _fused_remat(scale, x),
+        (dy - _per_channel(shift, x) - (x - _per_channel(mean, x)) * _per_channel(slope, x)) * _per_channel(scale, x),
     )
 
 

@@ -171,13 +171,13 @@ def _max_backward(a: MaxPool, inputs: Sequence[Array], call: Call) -> tuple[Arra
 def window_divisors(a: AveragePool) -> Array:
     """Return the divisor of each window's sum, [P, Q]."""
     p, q = a.output_size
-    fused_remat: list[Array] = []
+    divisors: list[Array] = []
     for axis, count in ((0, p), (1, q)):
         start = np.arange(count) * a.stride[axis] - a.pad[2 * axis]
         low = -a.pad[2 * axis] if a.count_pad else 0
         high = a.size[axis] + (a.pad[2 * axis + 1] if a.count_pad else 0)
-        fused_remat.append(np.minimum(start + a.kernel[axis], high) - np.maximum(start, low))
-    return fused_remat[0][:, None] * fused_remat[1][None, :]
+        divisors.append(np.minimum(start + a.kernel[axis], high) - np.maximum(start, low))
+    return divisors[0][:, None] * divisors[1][None, :]
 
 
 def _average(a: AveragePool, inputs: Sequence[Array], call: Call) -> tuple[Array, ...]:
