@@ -66,16 +66,16 @@ def files_of(part: str) -> dict[str, Path]:
 
 
 def digest_of(files: Mapping[str, Path]) -> str:
-    """Of files by the names that they have in the project."""
-    found = hashlib.sha256()
+    """Return the digest of files, by the names that they have in the project."""
+    digest = hashlib.sha256()
     for name in sorted(files):
         content = hashlib.sha256(meaning(name, files[name].read_bytes())).hexdigest()
-        found.update(f"{name} {content}\n".encode())
-    return found.hexdigest()[:_DIGITS]
+        digest.update(f"{name} {content}\n".encode())
+    return digest.hexdigest()[:_DIGITS]
 
 
 def meaning(name: str, content: bytes) -> bytes:
-    """What of a file decides what it does: of Python and C++ the code, of JSON the values, of others all."""
+    """Return the part of a file that decides what it does: code of Python and C++, values of JSON, else everything."""
     kind = "".join(Path(name).suffixes)
     if kind == ".py":
         return "\n".join(_python(ast.parse(content))).encode()
@@ -88,8 +88,10 @@ def meaning(name: str, content: bytes) -> bytes:
 
 
 def _python(node: ast.AST) -> Iterator[str]:
-    """The syntax tree, one line a node. `ast.dump` is another one under each Python: fields that are empty here and
-    not there yet there are left out."""
+    """Yield the syntax tree, one line for each node.
+
+    `ast.dump` differs between versions of Python. Fields that are empty, or that older versions lack, are left out.
+    """
     yield type(node).__name__
     for field, value in ast.iter_fields(node):
         if field in {"ctx", "type_comment", "kind"}:

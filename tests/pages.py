@@ -22,40 +22,40 @@ MACHINE = re.compile(
 
 @dataclass(frozen=True)
 class Shown:
-    """One command of a page and the lines that stand under it."""
+    """One command of a page and the lines of output under it."""
 
     command: str
     output: tuple[str, ...]
 
 
 def blocks(text: str, language: str) -> list[str]:
-    """The fenced blocks of a page in one language."""
-    found: list[str] = []
+    """Return the fenced blocks of a page in one language."""
+    contents: list[str] = []
     inside: str | None = None
     for line in text.splitlines(keepends=True):
         if line.startswith("```"):
             if inside is None and line[3:].strip() == language:
-                found.append("")
+                contents.append("")
             inside = line[3:].strip() if inside is None else None
         elif inside == language:
-            found[-1] += line
-    return found
+            contents[-1] += line
+    return contents
 
 
 def shown(text: str) -> list[Shown]:
-    """Every command of a page, in order, with what is printed under it."""
-    found: list[Shown] = []
+    """Return every command of a page, in order, with the output under it."""
+    shown_commands: list[Shown] = []
     for block in blocks(text, "console"):
         for line in block.replace("\\\n", " ").splitlines():
             if line.startswith("$ "):
-                found.append(Shown(line[2:].split("  #")[0].strip(), ()))
-            elif found:
-                found[-1] = Shown(found[-1].command, (*found[-1].output, line))
-    return found
+                shown_commands.append(Shown(line[2:].split("  #")[0].strip(), ()))
+            elif shown_commands:
+                shown_commands[-1] = Shown(shown_commands[-1].command, (*shown_commands[-1].output, line))
+    return shown_commands
 
 
 def steady(line: str) -> str:
-    """The line with `#` for what hangs on the machine."""
+    """Return the line with `#` in the place of figures that depend on the machine."""
     return MACHINE.sub(lambda match: "" if match[0].startswith(", ") else "#", line.rstrip())
 
 

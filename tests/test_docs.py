@@ -43,8 +43,8 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 
 def test_the_site_links_the_pages_of_the_gallery() -> None:
-    made = gallery.linked((DOCS / "gallery.md").read_text(encoding="utf-8"))
-    assert sorted(re.findall(r"\]\(gallery/(.+?)\)", made)) == sorted(gallery.PAGES)
+    page = gallery.linked((DOCS / "gallery.md").read_text(encoding="utf-8"))
+    assert sorted(re.findall(r"\]\(gallery/(.+?)\)", page)) == sorted(gallery.PAGES)
 
 
 def test_the_texts_of_the_pipeline_fit_their_boxes() -> None:

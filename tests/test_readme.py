@@ -1,4 +1,4 @@
-"""What pages show works: networks compile, commands parse and print what stands under them, Python runs.
+"""Examples in pages work: networks compile, commands parse and print what stands under them, Python runs.
 
 `pytest tests/test_readme.py --update-expected` writes outputs anew: read the difference before committing.
 """
@@ -150,8 +150,8 @@ def test_the_table_of_pytorch_is_what_the_compiler_answers():
     rows = re.findall(r"^\| `nn\.(\w+)[^|]*` \| `(\w+)", README.read_text(encoding="utf-8"), re.MULTILINE)
     assert len(rows) >= 5
     for name, ours in rows:
-        found = answer(name, Place.OPERATION, Place.LOSS)
-        assert found is not None and found.equivalent.startswith(ours), name
+        layer = answer(name, Place.OPERATION, Place.LOSS)
+        assert layer is not None and layer.equivalent.startswith(ours), name
 
 
 def test_the_diffs_of_contributing_are_those_of_the_tree():
