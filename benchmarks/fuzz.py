@@ -25,10 +25,12 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from campaign import side_by_side
 from fuzz_rule import corpus
 from fuzz_targets import TARGETS
 from fuzz_worker import Journal, keep_finding
@@ -154,27 +156,26 @@ def chunk_of(row: Row) -> int:
 def campaign(held: Results, names: list[str], inputs: int, until_s: float, guided: bool, workers: int) -> None:
     """Judge chunks of the targets in turn, `workers` at a time, until all targets have their share of `inputs`."""
     asked = {name: held.rows[name]["inputs"] for name in names}  # those of running chunks included
-    running: dict[Future[Row], tuple[str, int]] = {}
     turn = 0
+
+    def next_call() -> tuple[Callable[..., tuple[str, int, Row]], Any] | None:
+        nonlocal turn
+        open_ = [name for name in names if asked[name] < inputs * TARGETS[name].share]
+        if not open_:
+            return None
+        # The target that is furthest behind its share; every eighth chunk is guided by coverage, which takes several
+        # times as long.
+        name = min(open_, key=lambda n: asked[n] / TARGETS[n].share)
+        turn += 1
+        count, seed = chunk_of(held.rows[name]), asked[name]
+        asked[name] += count
+        by_coverage = guided and turn % 8 == 0
+        return lambda: (name, count, chunk(name, seed, count, by_coverage)), ()
+
     with ThreadPoolExecutor(workers) as pool:
-        while True:
-            while len(running) < workers and time.monotonic() < until_s:
-                open_ = [name for name in names if asked[name] < inputs * TARGETS[name].share]
-                if not open_:
-                    break
-                # The target that is furthest behind its share; every eighth chunk by coverage, which takes several
-                # times as long.
-                name = min(open_, key=lambda n: asked[n] / TARGETS[n].share)
-                turn += 1
-                count = chunk_of(held.rows[name])
-                running[pool.submit(chunk, name, asked[name], count, guided and turn % 8 == 0)] = name, count
-                asked[name] += count
-            if not running:
-                break
-            for done in wait(running, return_when=FIRST_COMPLETED).done:
-                name, count = running.pop(done)
-                held.put(added(held.rows[name], done.result()))
-                asked[name] -= count - done.result()["inputs"]
+        for name, count, more in side_by_side(pool, workers, next_call, until_s):
+            held.put(added(held.rows[name], more))
+            asked[name] -= count - more["inputs"]
             print(f"{sum(row['inputs'] for row in held.rows.values()):,} inputs", flush=True)
 
 

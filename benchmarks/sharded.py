@@ -14,11 +14,12 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any, NamedTuple
 
+from campaign import side_by_side
 from record import RESULTS, results, write
 
 CHUNK = 20  # cases of a row, where a case takes less than a second
@@ -139,20 +140,9 @@ def _judged(judge: Judge, options: Asked, chunks: Sequence[range], started: floa
             if time.monotonic() - started < options.seconds:
                 yield judged(judge, options.seed, chunk)
         return
-    todo = iter(chunks)
+    calls = ((judged, (judge, options.seed, chunk)) for chunk in chunks)
     with ProcessPoolExecutor(options.workers, multiprocessing.get_context("spawn")) as pool:
-        running: set[Future[dict[str, Any]]] = set()
-        while True:
-            while len(running) < options.workers and time.monotonic() - started < options.seconds:
-                chunk = next(todo, None)
-                if chunk is None:
-                    break
-                running.add(pool.submit(judged, judge, options.seed, chunk))
-            if not running:
-                return
-            done, running = wait(running, return_when=FIRST_COMPLETED)
-            for future in done:
-                yield future.result()
+        yield from side_by_side(pool, options.workers, lambda: next(calls, None), started + options.seconds)
 
 
 def _written(file: str, rows: list[dict[str, Any]], about: dict[str, Any], chunks: int) -> dict[str, Any]:

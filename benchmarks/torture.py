@@ -23,10 +23,11 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from campaign import side_by_side
 from record import Results, attempt, results, show, start
 from sudden_ends import Ended, Killer, calls_of, can_mount, ended, enlarged, file_limit, forked, mounted, read_only, run
 from torture_subjects import SUBJECTS, Subject, copy, digest
@@ -291,7 +292,7 @@ HARD: dict[str, Callable[[Bench, Subject, int], Row]] = {
 }
 
 
-Call = tuple[Callable[..., Row], Any]  # what a worker does, and its arguments after the folder
+Call = tuple[Callable[..., Row], Any]  # what a worker does, and its arguments
 
 
 class Campaign:
@@ -305,7 +306,7 @@ class Campaign:
         """Run everything but kills, each once."""
         pairs = [(what, subject) for what in HARD for subject in SUBJECTS] + [("cache removed", "compile")]
         missing = [
-            (_place_row, (what, subject, trials))
+            (_place_row, (self._folder, what, subject, trials))
             for what, subject in pairs
             if wanted(name := f"{what}: {subject}") and not self._held.done(name)
         ]
@@ -324,7 +325,7 @@ class Campaign:
                 return None
             kills = min(5, count - asked[name])
             asked[name] += kills
-            return _kills_row, (names[name], kills, asked[name] - kills, self._until_s)
+            return _kills_row, (self._folder, names[name], kills, asked[name] - kills, self._until_s)
 
         for more in self._rows(next_call):
             row = self._held.rows.get(more["name"], {})
@@ -337,14 +338,7 @@ class Campaign:
     def _rows(self, next_call: Callable[[], Call | None]) -> Iterator[Row]:
         # A worker is a fresh interpreter, since it forks its trials.
         with ProcessPoolExecutor(self._workers, multiprocessing.get_context("spawn")) as pool:
-            running: set[Future[Row]] = set()
-            while True:
-                while len(running) < self._workers and time.monotonic() < self._until_s and (call := next_call()):
-                    running.add(pool.submit(call[0], self._folder, *call[1]))
-                if not running:
-                    return
-                done, running = wait(running, return_when=FIRST_COMPLETED)
-                yield from (one.result() for one in done)
+            yield from side_by_side(pool, self._workers, next_call, self._until_s)
 
 
 @functools.cache
