@@ -1,4 +1,4 @@
-"""Write the handwritten digits that scikit-learn brings along as digits.train.npz and digits.test.npz.
+"""Write the handwritten digits of scikit-learn as digits.train.npz and digits.test.npz.
 
 1,797 images of 8x8 pixels. Every fifth image of each digit is held out for the test, so that both parts hold all
 digits alike. The sixteen levels of grey become 0 to 1.

@@ -15,7 +15,7 @@ BATCH, SIZE = 64, 256
 
 @pipeline_def(batch_size=BATCH, num_threads=8, prefetch_queue_depth=3)
 def photos(rank: int, ranks: int, epoch: int) -> Any:
-    """The files of one rank in an order of this epoch."""
+    """Return the DALI pipeline that reads the files of one rank in the order of one epoch."""
     files, labels = fn.readers.file(
         file_root=FOLDER, shard_id=rank, num_shards=ranks, random_shuffle=True, seed=epoch, name="files",
         pad_last_batch=False,
@@ -26,19 +26,20 @@ def photos(rank: int, ranks: int, epoch: int) -> Any:
 
 
 def on_gpu(epoch: int, rank: int = 0, ranks: int = 1, device: int = 0) -> Iterator[tuple[Any, np.ndarray]]:
-    """For a loop of your own: `net.step(images, labels, lr=...)` takes the images where they are, in the GPU's memory.
+    """Yield mini-batches whose images stay in the GPU's memory, for a loop of your own.
 
-    Look at the loss of a step before the batch after the next one is asked for: DALI uses its memory again.
+    `net.step(images, labels, lr=...)` reads the images there. Read the loss of a step before you ask for the mini-batch
+    after the next: DALI reuses its memory.
     """
-    made = photos(rank=rank, ranks=ranks, epoch=epoch, device_id=device)  # pyright: ignore[reportCallIssue]
-    made.build()
-    rows = made.reader_meta("files")["epoch_size_padded"] // ranks
+    pipeline = photos(rank=rank, ranks=ranks, epoch=epoch, device_id=device)  # pyright: ignore[reportCallIssue]
+    pipeline.build()
+    rows = pipeline.reader_meta("files")["epoch_size_padded"] // ranks
     for _ in range(rows // BATCH):
-        images, labels = made.run()
+        images, labels = pipeline.run()
         yield images.as_tensor(), labels.as_array()[:, 0].astype(np.int32)
 
 
 def batches(epoch: int, rank: int, ranks: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """For `mbc train`, which takes arrays of the host."""
+    """Yield mini-batches in host memory, for `mbc train`."""
     for images, labels in on_gpu(epoch, rank, ranks):
         yield np.asarray(images.as_cpu()), labels

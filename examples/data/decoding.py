@@ -22,7 +22,7 @@ Item = tuple[Path | bytes, int]  # a file, or what it holds, and its class
 
 
 def decoded(image: Path | bytes) -> np.ndarray:
-    """uint8 [SIZE, SIZE, 3]: the middle of the image, whose shorter side becomes SIZE."""
+    """Return the middle of an image as uint8 [SIZE, SIZE, 3]; its shorter side is resized to SIZE."""
     with Image.open(io.BytesIO(image) if isinstance(image, bytes) else image) as opened:
         opened.draft("RGB", (SIZE, SIZE))  # a JPEG is decoded no larger than it has to be
         rgb = opened.convert("RGB")
@@ -33,13 +33,15 @@ def decoded(image: Path | bytes) -> np.ndarray:
 
 
 def decode_rows(items: Sequence[Item]) -> tuple[np.ndarray, np.ndarray]:
-    """Images and class numbers of some rows."""
+    """Return the images and class numbers of some rows."""
     return np.stack([decoded(image) for image, _ in items]), np.array([label for _, label in items], np.int32)
 
 
 def in_workers(items: Iterable[Item]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Rows in the order of `items`, decoded ahead by WORKERS processes: two portions each, no more, so that what is
-    decoded does not fill the memory."""
+    """Yield rows in the order of `items`, decoded ahead by WORKERS processes.
+
+    Each process decodes at most two portions ahead, so that decoded rows do not fill the memory.
+    """
     waiting: deque[Future[tuple[np.ndarray, np.ndarray]]] = deque()
     rest = iter(items)
     while portion := list(islice(rest, ROWS)):

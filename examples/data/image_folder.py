@@ -14,7 +14,7 @@ SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
 
 
 def photos(folder: str = FOLDER) -> list[Item]:
-    """Files and their classes: the folders' numbers in the order of their names."""
+    """Return the files with their classes, which are the numbers of the folders in the order of their names."""
     classes = sorted(path for path in Path(folder).iterdir() if path.is_dir())
     return [
         (file, label)
@@ -25,13 +25,15 @@ def photos(folder: str = FOLDER) -> list[Item]:
 
 
 def batches(epoch: int, rank: int, ranks: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """One epoch in an order of its own, the same each time that it is asked for: a training that is resumed depends on
-    it. Of several ranks each reads files of its own."""
+    """Yield one epoch in a random order, which is the same for every call with the same arguments.
+
+    A training that is resumed depends on that. Each of several ranks reads files of its own.
+    """
     items = photos()
     order = np.random.default_rng(epoch).permutation(len(items))
     yield from in_workers(items[i] for i in order[rank::ranks])
 
 
 def in_order() -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """For --test."""
+    """Yield all images in the order of their files, for `--test`."""
     yield from in_workers(photos(os.environ.get("TEST_PHOTOS", FOLDER)))

@@ -16,7 +16,7 @@ IMAGES = ("jpg", "jpeg", "png", "webp")
 
 
 def samples(shard: Path) -> Iterator[Item]:
-    """Images, still packed, with their classes, in the order of the archive."""
+    """Yield encoded images with their classes, in the order of the archive."""
     parts: dict[str, bytes] = {}
     name = ""
     with tarfile.open(shard, "r|*") as archive:  # as a stream: nothing is sought
@@ -33,7 +33,7 @@ def samples(shard: Path) -> Iterator[Item]:
 
 
 def mixed(items: Iterable[Item], draws: np.random.Generator) -> Iterator[Item]:
-    """Through a buffer, from which one is taken at random whenever another comes."""
+    """Yield items in a random order, through a buffer from which one is drawn whenever another arrives."""
     buffer: list[Item] = []
     for item in items:
         if len(buffer) < SHUFFLED:
@@ -46,8 +46,10 @@ def mixed(items: Iterable[Item], draws: np.random.Generator) -> Iterator[Item]:
 
 
 def batches(epoch: int, rank: int, ranks: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """One epoch, the same each time that it is asked for; of several ranks each has shards of its own, as many as the
-    others with as many images each."""
+    """Yield one epoch, which is the same for every call with the same arguments.
+
+    Each of several ranks has shards of its own; all ranks have equally many shards with equally many images.
+    """
     draws = np.random.default_rng((epoch, rank))
     shards = sorted(Path(FOLDER).glob("*.tar"))
     order = np.random.default_rng(epoch).permutation(len(shards))

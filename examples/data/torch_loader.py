@@ -45,19 +45,19 @@ class EpochOrder(Sampler[int]):
 
 @functools.cache
 def loader(rank: int, ranks: int) -> tuple[DataLoader[Any], EpochOrder]:
-    """Once for all epochs: workers stay."""
+    """Return the loader of all epochs, whose worker processes stay, with its order of rows."""
     data = Photos()
     order = EpochOrder(len(data), rank, ranks)
-    made: DataLoader[Any] = DataLoader(
+    loading: DataLoader[Any] = DataLoader(
         data, BATCH, sampler=order, num_workers=WORKERS, pin_memory=torch.cuda.is_available(), persistent_workers=True,
         multiprocessing_context="spawn", prefetch_factor=4,
     )  # fmt: skip
-    return made, order
+    return loading, order
 
 
 def batches(epoch: int, rank: int, ranks: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """One epoch of mini-batches; nothing is copied here, a tensor on the CPU is an array."""
-    made, order = loader(rank, ranks)
+    """Yield the mini-batches of one epoch, without a copy: a tensor on the CPU is an array."""
+    loading, order = loader(rank, ranks)
     order.epoch = epoch
-    for images, labels in made:
+    for images, labels in loading:
         yield images.numpy(), labels.numpy()

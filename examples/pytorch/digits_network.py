@@ -1,4 +1,4 @@
-"""What all loops train, and on what: a small network, and the 1,797 handwritten digits that scikit-learn has."""
+"""The model and the data of all four scripts: a small network, and the 1,797 handwritten digits of scikit-learn."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Loader = DataLoader[tuple[torch.Tensor, ...]]
 
 
 def loaders() -> tuple[Loader, Loader]:
-    """Mini-batches of 64 to train, in a new order each epoch, and the images held out."""
+    """Return a loader of mini-batches of 64 for training, shuffled in each epoch, and a loader of the test images."""
     digits: Any = load_digits()  # a Bunch; its stub says a tuple, too
     data = TensorDataset(
         torch.tensor(digits.images, dtype=torch.float32).unsqueeze(1) / 16, torch.tensor(digits.target)

@@ -1,4 +1,4 @@
-"""The training loop of loop_torch.py with mbc: three lines are other ones."""
+"""The training loop of loop_torch.py with mbc: three lines differ."""
 
 from pathlib import Path
 

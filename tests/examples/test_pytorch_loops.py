@@ -1,4 +1,4 @@
-"""The loops of examples/pytorch: with mbc three lines are other ones, and numbers and checkpoint are the same."""
+"""The loops of examples/pytorch: with mbc three lines differ, and numbers and checkpoint are the same."""
 
 from __future__ import annotations
 
