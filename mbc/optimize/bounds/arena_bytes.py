@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from mbc.hardware.streams import aligned
-from mbc.ir.graph import Operation, Role
+from mbc.ir.graph import Operation, Role, TrainingGraph
 from mbc.ops.fused import kind_of, names_of
 from mbc.optimize.candidates.table import CandidateTable, least_workspace_bytes
 from mbc.optimize.fusion.select_groups import all_groups, possible_groups
@@ -73,23 +73,24 @@ def _needs_bytes(table: CandidateTable, host_bytes: int, split: bool, workspaces
     """Return the bytes beside the states that each operation needs, by name, in the order of the graph."""
     graph = table.graph
     sizes, movable = _states(table)
+    homes = _homes(graph)
     movable_bytes = sum(sizes[name] for name in movable)
     offloaded = min(host_bytes, movable_bytes)
     fused: dict[str, int] = {}
     for group in all_groups(table) if workspaces else itertools.chain(*possible_groups(table)):
         for launch in group.launches:
             if table.offered(launch):
-                taken = operands_bytes(table, launch, split, workspaces)
+                taken = _operands_bytes(table, launch, homes, split, workspaces)
                 fused |= {name: min(taken, fused.get(name, taken)) for name in names_of(launch)}
     needs: dict[str, int] = {}
     for operation in (*graph.train, *graph.infer):
         if kind_of(operation).view:
             continue
-        taken = operands_bytes(table, operation, split, workspaces)
+        taken = _operands_bytes(table, operation, homes, split, workspaces)
         taken = min(taken, fused.get(operation.name, taken))
         # Movable states that do not fit in host memory always count, with the other states. So only the bytes by which
         # the operation's movable states exceed those count here.
-        needed = sum(sizes[name] for name in set(operation.inputs) & movable)
+        needed = sum(sizes[name] for name in {homes.get(name, name) for name in operation.inputs} & movable)
         needs[operation.name] = taken + max(0, needed - (movable_bytes - offloaded))
     return needs
 
@@ -101,14 +102,33 @@ def _states(table: CandidateTable) -> tuple[dict[str, int], set[str]]:
     return sizes, {name for name in sizes if values[name].role is Role.OPTIMIZER}
 
 
-def operands_bytes(table: CandidateTable, operation: Operation, split: bool, workspace: bool = True) -> int:
+def _homes(graph: TrainingGraph) -> dict[str, str]:
+    """Return the state in whose memory each updated value is, by the value's name.
+
+    A step updates its states in place: the new value of a parameter, or of a sum of gradients, takes no memory of its
+    own.
+    """
+    homes = {new: old for old, new in graph.updates}
+    for operation in graph.train:
+        for new, old in kind_of(operation).updates:
+            if new < len(operation.outputs) and old < len(operation.inputs):
+                source = operation.inputs[old]
+                if source in homes or graph.values[source].role.persistent:
+                    homes[operation.outputs[new]] = homes.get(source, source)
+    return homes
+
+
+def _operands_bytes(
+    table: CandidateTable, operation: Operation, homes: Mapping[str, str], split: bool, workspace: bool
+) -> int:
     """Return the bytes that an operation needs besides the states: its operands and its smallest workspace.
 
     Args:
-        table: Candidates of the step.
-        operation: An operation of the graph, or a fused launch.
-        split: Whether an operation that works row by row needs one row of its operands only.
-        workspace: Whether the workspace counts.
+        table: The candidates of the step that the operation is of.
+        operation: An operation of the graph, or a fused one.
+        homes: The state in whose memory each updated value is (`_homes`).
+        split: Count one row of the operands where the operation works row by row.
+        workspace: Count the workspace.
     """
     graph = table.graph
     kind = kind_of(operation)
@@ -118,7 +138,7 @@ def operands_bytes(table: CandidateTable, operation: Operation, split: bool, wor
     by_rows = split and kind.divisible
     taken = 0
     for name in names:
-        value = graph.values[name]
+        value = graph.values[homes.get(name, name)]
         if value.role.persistent:
             continue
         rows = graph.batch if by_rows and value.per_sample else 1

@@ -73,3 +73,31 @@ def test_a_recommended_budget_is_that_of_a_verified_plan(network: str, monkeypat
     assert refused.code == "MBC204"
     (smallest,) = verified
     assert smallest.budget_bytes == refused.needed_bytes > budget_bytes
+
+
+# The update of the head's weight reads a sum of gradients and the control block, both of which are updated in place.
+ACCUMULATING = """
+network drawn(batch = 4) {
+  input x[batch, 3, 8, 8] : float
+  input target[batch] : class
+  v1 = x |> conv(8, 3, pad=1) @stem |> relu
+  v2 = v1 |> maxpool(3, stride=1, pad=1)
+  v3 = v2 |> bn
+  y = v3 |> flatten |> dropout(0.3) |> linear(5) @head
+  output y
+  loss (y, target) |> softmax_cross_entropy
+}
+train {
+  optimizer = adamw(beta1=0.8, weight_decay=0.1)
+  accumulate = 3
+  ema = 0.99
+  frozen = "stem.*"
+}
+"""
+
+
+def test_no_plan_is_below_the_bound_where_sums_of_gradients_are_updated_in_place() -> None:
+    known = planned_table(ACCUMULATING, "accumulating")
+    for budget_bytes in (56 * 1024, 64 * 1024, 1 << 40):
+        plan = search(known, Limits(), budget_bytes + H200.overhead_bytes)
+        assert plan.predictions.arena_bytes >= plan.bounds.floor_bytes
