@@ -36,8 +36,8 @@ from mbc.kernels.cuda import OWN
 from mbc.kernels.statistics import WITH_STATISTICS
 from mbc.profile.locate import bundled_path, file_name
 from mbc.profile.model import Profile, calibrated
+from mbc.profile.other_rows import octave
 from mbc.profile.read import read_profile
-from mbc.profile.scale import octave
 
 COLUMNS = ("name", "requests", "median", "p10", "p90", "|error| median", "|error| p90")
 

@@ -13,7 +13,7 @@ from mbc.kernels import PROVIDERS
 from mbc.kernels.base import Candidate, Request
 from mbc.profile.interpolate import between
 from mbc.profile.model import Profile
-from mbc.profile.scale import MOST_TIMES, scaled
+from mbc.profile.other_rows import MOST_TIMES, scaled
 from mbc.profile.signature import read_signature, rows_of, signature, with_rows
 
 

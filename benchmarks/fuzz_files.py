@@ -121,8 +121,8 @@ def checkpoints() -> list[bytes]:
     """Return checkpoints to begin with."""
     import tempfile
 
-    from mbc.train.checkpoint import Progress, save_checkpoint
     from mbc.train.epoch import Tally
+    from mbc.train.training_checkpoint import Progress, save_checkpoint
 
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "w"
@@ -134,7 +134,7 @@ def checkpoints() -> list[bytes]:
 
 def judge_checkpoint(data: bytes, folder: Path) -> str:
     """Load weights, and how far their training had come."""
-    from mbc.train.checkpoint import load_checkpoint
+    from mbc.train.training_checkpoint import load_checkpoint
 
     path = folder / "w.safetensors"
     path.write_bytes(data)

@@ -208,7 +208,7 @@ def _whole(model: Any, draw: random.Random) -> None:
 def judge_onnx(data: bytes, folder: Path) -> str:
     """Import a model, with a number of rows where it leaves that open, and write what `mbc import` would."""
     from mbc.interchange.importing import import_model
-    from mbc.interchange.weights import write_weights
+    from mbc.interchange.state_dict import write_weights
 
     path = folder / "model.onnx"
     path.write_bytes(data)

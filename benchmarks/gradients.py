@@ -46,7 +46,7 @@ from record import attempt, current_rows, show, write
 from torch_twin import Mode, Result, Twin
 
 from mbc.ir.types import Precision
-from mbc.runtime.initial import initial
+from mbc.runtime.initial_states import initial
 from mbc.source import Source
 
 OPERATION_LIMIT = 1e-5

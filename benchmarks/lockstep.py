@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from mbc.equivalence.rule import DRAWS, Comparison, Draw, Reference, compare_once
-from mbc.equivalence.step import Outcome, Part
+from mbc.equivalence.run_step import Outcome, Part
 from mbc.ir.graph import Role
 from mbc.measure.gemm_trial import TOLERANCES
 

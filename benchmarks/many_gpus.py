@@ -31,9 +31,9 @@ from planner import Planner, Wanted, processes
 from record import Results, attempt, results, show, start
 from shelf import Shelf
 
-from mbc.bench import ranks
-from mbc.bench.job import BUCKETS_MB, MBC, Contender, Result, ddp_contenders
-from mbc.bench.job import Job as Raced
+from mbc.bench import several_gpus as ranks
+from mbc.bench.contender_messages import BUCKETS_MB, MBC, Contender, Result, ddp_contenders
+from mbc.bench.contender_messages import Job as Raced
 from mbc.bench.race import TOLERANCES, compared
 from mbc.hardware.spec import device_specs
 from mbc.hardware.target import find_device, local_gpus

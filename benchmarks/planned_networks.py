@@ -27,7 +27,7 @@ from sharded import Verdict, asked, campaign, tell
 
 from mbc.compiler import compile_plan
 from mbc.equivalence.rule import Draw, Reference, compare
-from mbc.equivalence.step import Outcome, Part, random_inputs
+from mbc.equivalence.run_step import Outcome, Part, random_inputs
 from mbc.errors import BudgetError, MbcError
 from mbc.ir.graph import Role, TrainingGraph
 from mbc.ir.types import Precision

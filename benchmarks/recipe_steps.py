@@ -29,7 +29,7 @@ from mbc.bench.torch_network import TorchNetwork
 from mbc.ir.averages import averages_of
 from mbc.ir.graph import Role
 from mbc.ir.parameter_groups import is_trained
-from mbc.runtime.initial import initial
+from mbc.runtime.initial_states import initial
 from mbc.source import Source
 
 TIMES_TORCH, LEAST = 2.0, 1e-6

@@ -24,7 +24,7 @@ from mbc.errors import MbcError
 from mbc.hardware.streams import Stream
 from mbc.plan.model import Copy, Kernel, Plan
 from mbc.plan.techniques import techniques
-from mbc.runtime.initial import initial
+from mbc.runtime.initial_states import initial
 
 BATCHES = (1, 2, 4, 8, 16, 32)  # to choose the smallest of
 SHARES = (0.95, 0.9, 0.8, 0.7, 0.6)  # of the arena of a plan without a limit

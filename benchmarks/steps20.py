@@ -24,7 +24,7 @@ from record import attempt, show, write
 from torch_twin import Mode, Twin
 
 from mbc.ir.graph import Role
-from mbc.runtime.initial import initial
+from mbc.runtime.initial_states import initial
 
 TIMES_TORCH = 2.0
 LEARNING_RATE = 0.01

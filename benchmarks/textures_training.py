@@ -14,7 +14,7 @@ from mbc.frontend.lower import Lowered, lower
 from mbc.frontend.parse import parse
 from mbc.ir.averages import average_name
 from mbc.ir.types import DType, Precision
-from mbc.runtime.initial import initial
+from mbc.runtime.initial_states import initial
 from mbc.runtime.module import Module
 
 

@@ -244,7 +244,7 @@ def training_again(folder: Path) -> int:
 def checkpoint_wrong(folder: Path) -> str:
     """Return an empty text if the checkpoint is whole."""
     from mbc.runtime.checkpoint import Checkpoint
-    from mbc.train.checkpoint import read_progress
+    from mbc.train.training_checkpoint import read_progress
 
     try:
         for name in ("w.safetensors", "w.best.safetensors"):

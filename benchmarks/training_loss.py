@@ -22,8 +22,8 @@ import torch  # pyright: ignore[reportMissingImports]
 from modules import Job, build, example, open_module
 from record import attempt, show, start, write
 
-from mbc.bench.job import Contender
-from mbc.bench.job import Job as BenchJob
+from mbc.bench.contender_messages import Contender
+from mbc.bench.contender_messages import Job as BenchJob
 from mbc.bench.mbc_contender import start_scale
 from mbc.bench.torch_contender import Trainer
 from mbc.ir.types import Precision

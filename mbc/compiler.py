@@ -28,7 +28,7 @@ from mbc.optimize.candidates.measured_rows import measured_rows
 from mbc.optimize.candidates.table import CandidateTable
 from mbc.optimize.schedule.gradient_buckets import collectives_of, sum_layouts
 from mbc.optimize.schedule.step_time import step_us
-from mbc.optimize.search.host_sharing import beside_other_ranks
+from mbc.optimize.search.host_sharing_gain import beside_other_ranks
 from mbc.optimize.search.profiling_requests import (
     chosen_by_estimate,
     may_gain_by_micro_batches,

@@ -159,7 +159,7 @@ def missing(needs: Sequence[Need], profile: Profile | None, workspace_limit_byte
     if profile is None:
         return tuple(needs)
     # What planning knows of a request and what measuring has to do with it part ways here only.
-    from mbc.measure.ladder import Ladder
+    from mbc.measure.size_ladder import Ladder
 
     found: list[Need] = []
     for need in needs:

@@ -1,10 +1,10 @@
 """`mbc bench`: a training step by mbc and by others, in one run, on the same data and with the same mathematics.
 
-* `job`: what a contender is told, and what it answers
+* `contender_messages`: what a contender is told, and what it answers
 * `race`: runs the contenders, each in a process of its own and alone on the GPU, and compares them
 * `contender`: the process of one contender
 * `recipe`: a network as other frameworks run it
-* `ranks`: a contender on several GPUs, a process for each
+* `several_gpus`: a contender on several GPUs, a process for each
 * `timing`: how long a step takes
 * `mbc_contender`: a package of mbc
 * `torch_contender`: PyTorch: eager, as a CUDA graph, or compiled

@@ -8,7 +8,7 @@ import os
 import pickle
 import sys
 
-from mbc.bench.job import MBC, PACKAGES, Contender, Job, Result
+from mbc.bench.contender_messages import MBC, PACKAGES, Contender, Job, Result
 
 _MODULES = {
     MBC: "mbc_contender",

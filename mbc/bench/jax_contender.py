@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from mbc.bench.contender_messages import LOSS_SCALE, Contender, Job, Result
 from mbc.bench.jax_functions import FUNCTIONS, PRODUCTS, batch_norm, jax, jnp
-from mbc.bench.job import LOSS_SCALE, Contender, Job, Result
 from mbc.bench.recipe import dropout_masks, recipe
 from mbc.bench.timing import time_steps
 from mbc.ir.control import GROWTH_INTERVAL, SCALE_BACKOFF, SCALE_GROWTH
@@ -23,7 +23,7 @@ from mbc.ir.parameter_groups import is_trained, settings_of
 from mbc.ir.types import Precision
 from mbc.ops.random import Dropout
 from mbc.ops.update import NORM_EPSILON
-from mbc.runtime.initial import initial
+from mbc.runtime.initial_states import initial
 
 Tensor = Any
 States = Mapping[str, Tensor]

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from mbc.bench.job import LOSS_SCALE, Contender, Job, Result
+from mbc.bench.contender_messages import LOSS_SCALE, Contender, Job, Result
 from mbc.bench.timing import Timing, host_between_ms, host_mark, time_each_step, time_steps
 from mbc.ir.types import Precision
 from mbc.record.recording import record_package

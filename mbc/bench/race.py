@@ -12,8 +12,8 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from mbc.bench.job import MBC, Contender, Job, Result, contenders, ddp_contenders
-from mbc.bench.ranks import LOG_LINES, run_alone, run_ranks
+from mbc.bench.contender_messages import MBC, Contender, Job, Result, contenders, ddp_contenders
+from mbc.bench.several_gpus import LOG_LINES, run_alone, run_ranks
 from mbc.errors import MbcError
 from mbc.ir.types import Precision
 from mbc.options import MODES

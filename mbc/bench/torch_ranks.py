@@ -9,7 +9,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from mbc.bench.job import Contender, Share
+from mbc.bench.contender_messages import Contender, Share
 from mbc.bench.torch_functions import torch
 from mbc.bench.torch_network import TorchNetwork
 

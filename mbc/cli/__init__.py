@@ -5,8 +5,8 @@ failed first, 70 a bug in mbc, 130 Ctrl-C (and SIGTERM, where a command ends wit
 
 * `arguments`: arguments, help and examples of every command
 * `outputs`: what commands write replaces nothing that people wrote, nor one another
-* `places`: what a user names: a source, a plan or a package
-* `ranks`: `mbc train` in several processes
+* `subject`: what a user names: a source, a plan or a package
+* `start_ranks`: `mbc train` in several processes
 * `terminal`: progress on stderr
 * `bug`: what is said of an unforeseen exception
 * `compile_command`: `mbc compile`

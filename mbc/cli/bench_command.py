@@ -14,9 +14,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mbc.cli.arguments.groups import measuring_options
+from mbc.cli.arguments.shared import measuring_options
 from mbc.cli.outputs import check_outputs
-from mbc.cli.places import Planned, build_package, plan_source, read_source
+from mbc.cli.subject import Planned, build_package, plan_source, read_source
 from mbc.cli.terminal import notes, output_width
 from mbc.errors import MbcError
 from mbc.hardware.target import current_gpu, local_gpus
@@ -28,7 +28,7 @@ from mbc.provenance import digests
 RECORD = "--record"
 
 if TYPE_CHECKING:
-    from mbc.bench.job import Job
+    from mbc.bench.contender_messages import Job
     from mbc.bench.race import Race
     from mbc.optimize.bounds.measured_floor import Floor
     from mbc.source import Source
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 def run(arguments: argparse.Namespace) -> int:
     """Plan, build, race, compare; 1 where somebody computed something else."""
-    from mbc.bench.job import Job
+    from mbc.bench.contender_messages import Job
     from mbc.record.recorder import check_on_gpu, recording_tools
     from mbc.report.bench import bench_document, bench_text
     from mbc.report.html.render import check_writable
@@ -133,7 +133,7 @@ def _record(job: Job, arguments: argparse.Namespace, planned: Planned, path: Pat
 
 def _check_peers(peers: Sequence[str]) -> None:
     """Before anything is planned or timed: a note of the peers that are not installed; MBC223 where none is."""
-    from mbc.bench.job import PACKAGES, missing
+    from mbc.bench.contender_messages import PACKAGES, missing
 
     packages = missing(peers)
     absent = [peer for peer in peers if PACKAGES[peer] in packages]

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mbc.cli.arguments.groups import options
+from mbc.cli.arguments.shared import options
 from mbc.cli.check_places import built, on_gpu
-from mbc.cli.places import plan_source, read_source
+from mbc.cli.subject import plan_source, read_source
 from mbc.cli.terminal import output_width
 from mbc.progress import busy
 
@@ -36,7 +36,7 @@ class Result:
 
 def run(arguments: argparse.Namespace) -> int:
     """Compile divided and undivided, run both, compare; 1 where they compute different things."""
-    from mbc.equivalence import variants
+    from mbc.equivalence import step_variants as variants
     from mbc.report.equivalence import divisions_text
 
     if arguments.launches:
@@ -152,7 +152,7 @@ def _step_verdict(comparisons: Sequence[Comparison]) -> str:
 
 def _reference(arguments: argparse.Namespace, whole: Plan) -> tuple[Reference, Plan | None]:
     """What both steps are held against, and the plan of it where it needs one of its own."""
-    from mbc.equivalence import variants
+    from mbc.equivalence import step_variants as variants
     from mbc.equivalence.rule import Reference
 
     if arguments.tolerance is not None:
@@ -177,7 +177,7 @@ def _drawing(
 ) -> Callable[[int], Draw]:
     """Runs all steps on the inputs of a number, one after the other: their arenas need not fit together."""
     from mbc.equivalence.rule import Draw, Reference
-    from mbc.equivalence.step import random_inputs, run_step
+    from mbc.equivalence.run_step import random_inputs, run_step
     from mbc.measure.gemm_trial import TOLERANCES
 
     device, seed = "cuda" if on_gpu else "cpu", arguments.seed

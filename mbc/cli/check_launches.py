@@ -7,9 +7,9 @@ import json
 import tempfile
 from pathlib import Path
 
-from mbc.cli.arguments.groups import options
+from mbc.cli.arguments.shared import options
 from mbc.cli.check_places import built, on_gpu
-from mbc.cli.places import check_plannable, find_plan
+from mbc.cli.subject import check_plannable, find_plan
 from mbc.cli.terminal import output_width
 from mbc.errors import MbcError
 from mbc.progress import busy

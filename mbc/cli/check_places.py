@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mbc.cli.places import build_package
+from mbc.cli.subject import build_package
 from mbc.errors import MbcError
 from mbc.hardware.target import local_gpus
 from mbc.ir.types import Precision

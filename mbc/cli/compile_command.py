@@ -8,8 +8,8 @@ import keyword
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mbc.cli.arguments.groups import measuring_options
-from mbc.cli.places import read_source
+from mbc.cli.arguments.shared import measuring_options
+from mbc.cli.subject import read_source
 from mbc.cli.terminal import notes
 from mbc.hardware.streams import Stream
 from mbc.ir.types import Precision

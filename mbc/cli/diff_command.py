@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from mbc.cli.arguments.groups import Sharing, options
+from mbc.cli.arguments.shared import Sharing, options
 from mbc.cli.outputs import check_outputs
-from mbc.cli.places import check_plannable, plan_file, plan_source, plans_of_ranks, read_source
+from mbc.cli.subject import check_plannable, plan_file, plan_source, plans_of_ranks, read_source
 from mbc.cli.terminal import output_width
 from mbc.errors import MbcError
 from mbc.hardware.target import find_device

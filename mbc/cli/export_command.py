@@ -15,7 +15,7 @@ def run(arguments: argparse.Namespace) -> int:
     check_free(output, arguments.force)
     if output.suffix == ".onnx":
         return _onnx(arguments, output)
-    from mbc.interchange.weights import export_weights
+    from mbc.interchange.state_dict import export_weights
 
     count = export_weights(Path(arguments.checkpoint), Path(arguments.like), output)
     if arguments.json:

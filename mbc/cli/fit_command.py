@@ -10,8 +10,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from mbc.cli.arguments.groups import options
-from mbc.cli.places import read_source
+from mbc.cli.arguments.shared import options
+from mbc.cli.subject import read_source
 from mbc.cli.terminal import notes, output_width, terminated_as_interrupted
 from mbc.options import Options
 from mbc.progress import busy

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from mbc.cli.places import read_source
+from mbc.cli.subject import read_source
 from mbc.errors import MbcError
 from mbc.plan.file import MOST_BYTES
 from mbc.source import Source

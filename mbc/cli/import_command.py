@@ -22,7 +22,7 @@ def run(arguments: argparse.Namespace) -> int:
     for path in (source, weights):
         check_free(path, arguments.force)
     from mbc.interchange.importing import import_model
-    from mbc.interchange.weights import write_weights
+    from mbc.interchange.state_dict import write_weights
     from mbc.runtime.replace import replace_file
 
     with notes(), busy(f"importing {arguments.model}"):
@@ -62,7 +62,7 @@ def _check(path: Path, made: ImportedModel, loss: str, batch: int | None, check:
 
     network = made.network
     if path.suffix == ONNX:
-        from mbc.interchange.from_onnx.check import check_onnx
+        from mbc.interchange.from_onnx.check_onnx import check_onnx
 
         return check_onnx(path, batch, network, made.source, check or None)
     if not check:
@@ -70,7 +70,7 @@ def _check(path: Path, made: ImportedModel, loss: str, batch: int | None, check:
     from mbc.interchange.check import cannot_check
 
     try:
-        from mbc.pytorch.check import check_file
+        from mbc.pytorch.check_model import check_file
     except ImportError as error:
         raise cannot_check(f"PyTorch cannot be imported here ({error})", "install it: pip install torch") from error
     return check_file(path, network, made.source, loss)

@@ -9,7 +9,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mbc.cli.places import read_source
+from mbc.cli.subject import read_source
 from mbc.cli.terminal import bar, notes, output_width
 from mbc.errors import MbcError
 from mbc.hardware.part import part_name, split_name, whole_name
@@ -197,7 +197,7 @@ def _list(arguments: argparse.Namespace) -> int:
 
 
 def _diff(arguments: argparse.Namespace) -> int:
-    from mbc.profile.diff import diff_profiles
+    from mbc.profile.profile_diff import diff_profiles
     from mbc.profile.read import read_profile
     from mbc.report.profiles import profile_diff_document, profile_diff_text
 

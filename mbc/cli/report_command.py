@@ -6,9 +6,9 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mbc.cli.arguments.groups import options
+from mbc.cli.arguments.shared import options
 from mbc.cli.outputs import check_outputs, default_output
-from mbc.cli.places import check_plannable, plans_of_ranks, read_text
+from mbc.cli.subject import check_plannable, plans_of_ranks, read_text
 from mbc.cli.terminal import notes
 from mbc.progress import busy
 from mbc.units import show_size

@@ -7,8 +7,8 @@ import json
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from mbc.cli.arguments.groups import options
-from mbc.cli.places import check_plannable, find_plan, read_source
+from mbc.cli.arguments.shared import options
+from mbc.cli.subject import check_plannable, find_plan, read_source
 from mbc.cli.terminal import notes, output_width
 from mbc.progress import busy
 
@@ -29,7 +29,7 @@ def run(arguments: argparse.Namespace) -> int:
 
         print(json.dumps(plan_document(plan, memory=True), indent=2))
         return 0
-    from mbc.report.page import plan_text
+    from mbc.report.show import plan_text
 
     print(
         plan_text(plan, width=output_width(), limit=arguments.limit, by_kind=arguments.by_kind, infer=arguments.infer)

@@ -6,9 +6,9 @@ import argparse
 import json
 from pathlib import Path
 
-from mbc.cli.arguments.groups import options
+from mbc.cli.arguments.shared import options
 from mbc.cli.outputs import check_outputs, default_output
-from mbc.cli.places import check_plannable, plans_of_ranks, read_text
+from mbc.cli.subject import check_plannable, plans_of_ranks, read_text
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -6,17 +6,17 @@ import argparse
 from dataclasses import dataclass
 from pathlib import Path
 
-from mbc.cli.arguments.groups import options
+from mbc.cli.arguments.shared import options
 from mbc.cli.outputs import check_outputs
-from mbc.cli.places import check_plannable
+from mbc.cli.subject import check_plannable
 from mbc.cli.train_page import TrainPage
 from mbc.cli.train_record import TrainRecord
 from mbc.errors import MbcError
 from mbc.runtime.checkpoint import Checkpoint
-from mbc.train.checkpoint import best_beside, check_not_best, check_writable, read_progress
 from mbc.train.data import check_place
 from mbc.train.logs import check_logs
 from mbc.train.schedule import Schedule
+from mbc.train.training_checkpoint import best_beside, check_not_best, check_writable, read_progress
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mbc.cli import INTERRUPTED, TERMINATED
-from mbc.cli.arguments.groups import measuring_options, options
-from mbc.cli.places import package_for_training, plans_of_ranks
-from mbc.cli.ranks import (
+from mbc.cli.arguments.shared import measuring_options, options
+from mbc.cli.start_ranks import (
     check_plan_of_ranks,
     device_of_ranks,
     plan_of_rank,
@@ -21,6 +20,7 @@ from mbc.cli.ranks import (
     subject_for_ranks,
     what_ranks_share,
 )
+from mbc.cli.subject import package_for_training, plans_of_ranks
 from mbc.cli.terminal import notes
 from mbc.cli.train_arguments import Prepared, prepare
 from mbc.cli.train_result import report
@@ -28,9 +28,9 @@ from mbc.cli.train_resume import how_to_go_on, identity, is_finished
 from mbc.cli.train_stop import stopping
 from mbc.cli.train_view import View
 from mbc.ranks.environment import read_environment
-from mbc.ranks.group import Group
 from mbc.ranks.launch import starts
 from mbc.ranks.member import Member
+from mbc.ranks.rank_group import Group
 from mbc.source import visible
 from mbc.train.accuracy import inputs_of
 from mbc.train.data import Data, open_data_and_test
@@ -39,7 +39,7 @@ from mbc.train.job import Job
 from mbc.train.logs import Logs
 from mbc.train.loop import train
 from mbc.train.schedule import USUAL_RATES
-from mbc.train.target import TargetMissed
+from mbc.train.target_metric import TargetMissed
 
 if TYPE_CHECKING:
     from mbc.runtime.module import Module

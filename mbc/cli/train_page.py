@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from mbc.cli.places import read_text
+from mbc.cli.subject import read_text
 from mbc.plan.model import Plan
 from mbc.progress import busy
 from mbc.report.html.render import check_writable, write_text

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 from mbc.cli.train_arguments import Prepared
 from mbc.cli.train_view import show_loss
-from mbc.train.checkpoint import read_progress
 from mbc.train.epoch import Epoch
 from mbc.train.job import Job
+from mbc.train.training_checkpoint import read_progress
 
 if TYPE_CHECKING:
     from mbc.runtime.module import Module

@@ -6,13 +6,13 @@ import argparse
 import shlex
 from pathlib import Path
 
-from mbc.cli.arguments.groups import options
-from mbc.cli.places import training_graph
+from mbc.cli.arguments.shared import options
+from mbc.cli.subject import training_graph
 from mbc.cli.train_arguments import Prepared
 from mbc.train.accuracy import inputs_of
-from mbc.train.checkpoint import read_progress
 from mbc.train.data import is_tested
-from mbc.train.target import target_for
+from mbc.train.target_metric import target_for
+from mbc.train.training_checkpoint import read_progress
 
 
 def identity(file: Path | None) -> tuple[int, int] | None:

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from mbc.cli.terminal import stoppable, terminated_as_interrupted
 from mbc.errors import RankFailed
-from mbc.ranks.group import Group
+from mbc.ranks.rank_group import Group
 from mbc.train.job import Job
 
 

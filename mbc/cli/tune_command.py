@@ -11,10 +11,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mbc.cli.arguments.groups import options
 from mbc.cli.arguments.settings_file import settings_text
+from mbc.cli.arguments.shared import options
 from mbc.cli.outputs import check_outputs
-from mbc.cli.places import builds_package, read_source
+from mbc.cli.subject import builds_package, read_source
 from mbc.cli.terminal import notes, output_width
 from mbc.cli.tune_target import SCHEDULE, check_metric, check_target, epochs_to_target
 from mbc.errors import MbcError
@@ -27,14 +27,14 @@ from mbc.report.fit import batch_line
 from mbc.report.tune import tune_document, tune_text
 from mbc.runtime.replace import replace_file
 from mbc.train.accuracy import inputs_of
-from mbc.train.checkpoint import check_writable
 from mbc.train.data import Data, check_place, open_data
+from mbc.train.training_checkpoint import check_writable
+from mbc.tune.batch_ladder import climb, gpu_counts
 from mbc.tune.goodput import Base, Table, Tried, row_worth, table
-from mbc.tune.ladder import climb, gpu_counts
-from mbc.tune.measure import check_halves
+from mbc.tune.measured_noise import check_halves
 from mbc.tune.rates import USUAL_RULES, WARM_UP_SHARE
-from mbc.tune.state import open_state
 from mbc.tune.tuner import Spending, find_rate, measure, spending
+from mbc.tune.tuning_file import open_state
 
 if TYPE_CHECKING:
     from mbc.plan.model import Plan
@@ -213,7 +213,7 @@ class _Tuning:
         """What a module is opened from: the package of a plan, where a GPU could use it."""
         if not builds_package(self._arguments.device, None):
             return plan
-        from mbc.cli.places import up_to_date
+        from mbc.cli.subject import up_to_date
 
         return up_to_date((plan,), f"{plan.graph.name}.tuning")
 

@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from mbc.cli.ranks import check_ranks, run_ranks
+from mbc.cli.start_ranks import check_ranks, run_ranks
 from mbc.ir.graph import TrainingGraph
 from mbc.plan.file import PLAN_FILE, dump_plan
 from mbc.plan.model import Plan
@@ -24,7 +24,7 @@ from mbc.train.epoch import Epoch
 from mbc.train.job import Job
 from mbc.train.loop import train
 from mbc.train.schedule import Schedule
-from mbc.train.target import target_for
+from mbc.train.target_metric import target_for
 
 SCHEDULE = "constant"  # where the rate would end is not known while the last epoch is looked for
 

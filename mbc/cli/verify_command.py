@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mbc.cli.places import plan_file, read_plan
+from mbc.cli.subject import plan_file, read_plan
 from mbc.cli.terminal import notes
 from mbc.errors import MbcError
 from mbc.plan.file import PLAN_FILE

@@ -13,8 +13,7 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 
 from mbc.codegen.objects import Recipe, make_library
-from mbc.codegen.place import NEW, OLD, clear, swap, temporary_folder
-from mbc.codegen.render import (
+from mbc.codegen.render_sources import (
     every_kernel_file,
     files_defining,
     kernel_files,
@@ -22,6 +21,7 @@ from mbc.codegen.render import (
     render_kernel_library,
     render_module,
 )
+from mbc.codegen.staging import NEW, OLD, clear, swap, temporary_folder
 from mbc.codegen.toolchain import CUBLASLT, CUDART, CUDNN, GXX, NVCC, Missing, Part, Toolchain
 from mbc.codegen.view import CUDNN_LIBRARIES, KERNEL_LIBRARIES, View, view, working_code
 from mbc.errors import MbcError

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from mbc.editor.scan import DECLARATIONS, OPERATORS, STATEMENTS, Declaration, Scan, Word, callee, scan
-from mbc.frontend.expand import INPUT_TYPES
 from mbc.frontend.functions import FUNCTION_HELP
 from mbc.frontend.sections import AUTO, ENTRIES, OPTIMIZERS
+from mbc.frontend.statements import INPUT_TYPES
 from mbc.ir.types import Precision
 from mbc.ops import LAYERS
 from mbc.ops.base import Layer, Parameter, Setting

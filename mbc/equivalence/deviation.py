@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from mbc.equivalence.arithmetic import Arithmetic, Array
+from mbc.equivalence.float64 import Arithmetic, Array
 from mbc.equivalence.rounding_model import ROUNDOFFS, UNDERFLOW, Meant, is_floating, spread
 from mbc.ir.types import DType
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from mbc.equivalence.arithmetic import InNumpy
+from mbc.equivalence.float64 import InNumpy
 from mbc.equivalence.torch_convolutions import Tensor, torch
 from mbc.equivalence.torch_forms import FORMS, padded
 from mbc.hardware.streams import Space

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mbc.equivalence.arithmetic import Arithmetic, InNumpy
 from mbc.equivalence.deviation import Deviation, Tally
+from mbc.equivalence.float64 import Arithmetic, InNumpy
 from mbc.equivalence.rounding_model import ROUNDOFFS, Evaluation, Meant, rounded, shaken
-from mbc.equivalence.step import random_inputs
+from mbc.equivalence.run_step import random_inputs
 from mbc.errors import MbcError
 from mbc.ir.graph import Operation
 from mbc.ir.types import DType, Layout, Precision
@@ -25,9 +25,9 @@ from mbc.ops.base import Call
 from mbc.ops.fused import kind_of, sums
 from mbc.plan.group import operation_of, title
 from mbc.plan.model import Access, Copy, Kernel, Launch, Mode, Plan
+from mbc.runtime.bindings import view_roots
 from mbc.runtime.machine import Machine
 from mbc.runtime.module import Module
-from mbc.runtime.places import view_roots
 from mbc.runtime.shadow import Region, access_region
 
 Array = Any

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mbc.equivalence.calls import Pair, SliceCall
-from mbc.equivalence.step import distance
+from mbc.equivalence.run_step import distance
 from mbc.ir.types import DType, Layout, Precision, TensorType
 from mbc.measure.gemm_trial import TOLERANCES
 from mbc.measure.gpu import DoesNotFit, Gpu

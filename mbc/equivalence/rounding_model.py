@@ -27,7 +27,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from mbc.equivalence.arithmetic import Arithmetic, Array
+from mbc.equivalence.float64 import Arithmetic, Array
 from mbc.ir.graph import Operation
 from mbc.ir.types import DType, Precision, TensorType
 from mbc.ops import KINDS

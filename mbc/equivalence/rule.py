@@ -25,7 +25,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from mbc.equivalence.step import Outcome, Part, distance, finite
+from mbc.equivalence.run_step import Outcome, Part, distance, finite
 from mbc.errors import MbcError
 from mbc.ir.types import Precision
 from mbc.measure.gemm_trial import TOLERANCES

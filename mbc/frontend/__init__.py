@@ -4,11 +4,11 @@
 * `tree`: Lark's tree -> the syntax tree of `ast`
 * `ast`: the syntax tree: the source as written, with its places
 * `syntax`: errors of syntax, in plain words
-* `place`: offsets -> lines and columns
+* `positions`: offsets -> lines and columns
 * `lower`: syntax tree -> network, with the settings of the command line
-* `expand`: statements: a network's body is run once
+* `statements`: statements: a network's body is run once
 * `evaluate`: the values of expressions in a frame
-* `arithmetic`: operators on numbers, tensors and losses
+* `operators`: operators on numbers, tensors and losses
 * `functions`: functions of the language
 * `values`: the values of expressions
 * `names`: scopes, in which paths of layers are claimed
@@ -17,7 +17,7 @@
 * `scalars`: the operands of `loss` and `metric`
 * `settings`: settings in parentheses -> values by name
 * `sections`: `train { ... }` and `memory { ... }`
-* `groups`: entries that name parameters by patterns
+* `parameter_entries`: entries that name parameters by patterns
 * `unknown`: errors of unknown names
 * `format`: the formatter of sources
 * `near`: the known name that was probably meant

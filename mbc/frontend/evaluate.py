@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 
 from mbc.errors import MbcError
 from mbc.frontend import ast
-from mbc.frontend.arithmetic import ARITHMETIC, Arithmetic, calculate, compare
 from mbc.frontend.building import Building
 from mbc.frontend.frame import Frame
 from mbc.frontend.functions import FUNCTIONS
+from mbc.frontend.operators import ARITHMETIC, Arithmetic, calculate, compare
 from mbc.frontend.settings import Given, check, check_names, match, whole
 from mbc.frontend.unknown import (
     loose_pipe,

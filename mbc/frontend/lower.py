@@ -8,14 +8,14 @@ from dataclasses import dataclass
 
 from mbc.errors import MbcError
 from mbc.frontend import ast
-from mbc.frontend.expand import Expansion
 from mbc.frontend.frame import Frame
 from mbc.frontend.functions import FUNCTIONS
-from mbc.frontend.groups import check_frozen, check_patterns
 from mbc.frontend.names import Scope
 from mbc.frontend.near import suggest
+from mbc.frontend.parameter_entries import check_frozen, check_patterns
 from mbc.frontend.parse import parse_setting
 from mbc.frontend.sections import AUTO, ENTRIES, OPTIMIZERS, read_sections
+from mbc.frontend.statements import Expansion
 from mbc.frontend.values import Result, WordValue, describe
 from mbc.ir.graph import Network, Optimizer
 from mbc.ir.types import Precision

@@ -13,7 +13,7 @@ from lark.lark import PostLex
 
 from mbc.errors import MbcError
 from mbc.frontend import ast
-from mbc.frontend.place import Places
+from mbc.frontend.positions import Places
 from mbc.frontend.syntax import unexpected_character, unexpected_token
 from mbc.frontend.tree import Branch, TreeReader
 from mbc.resources import folder

@@ -10,8 +10,8 @@ from mbc.errors import MbcError
 from mbc.frontend import ast
 from mbc.frontend.evaluate import Evaluator
 from mbc.frontend.frame import Frame
-from mbc.frontend.groups import NONE, Group, Pattern, read_frozen, read_groups, read_no_decay
 from mbc.frontend.near import suggest
+from mbc.frontend.parameter_entries import NONE, Group, Pattern, read_frozen, read_groups, read_no_decay
 from mbc.frontend.pytorch import Place
 from mbc.frontend.settings import Given, check, check_names
 from mbc.frontend.values import Bytes, WordValue, describe, is_number

@@ -10,7 +10,7 @@ from lark import Token
 
 from mbc.errors import MbcError
 from mbc.frontend.near import nearest
-from mbc.frontend.place import Places
+from mbc.frontend.positions import Places
 from mbc.frontend.pytorch import Place, answer
 from mbc.frontend.tree import wrong_unit
 from mbc.ops import LAYERS

@@ -11,7 +11,7 @@ from lark import Token, Tree
 from mbc.errors import MbcError
 from mbc.frontend import ast
 from mbc.frontend.near import nearest
-from mbc.frontend.place import Places
+from mbc.frontend.positions import Places
 from mbc.source import Span
 from mbc.units import UNIT_BYTES
 

@@ -9,5 +9,5 @@
 * `host_sharing`: copies of several GPUs with one host
 * `transfers`: copies between device and host: time, and what they cost concurrent kernels
 * `collectives`: collectives between GPUs: time, and what they and concurrent kernels cost each other
-* `cudnn`: the cuDNN that can be loaded here, and its version
+* `cudnn_version`: the cuDNN that can be loaded here, and its version
 """

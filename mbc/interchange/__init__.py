@@ -4,7 +4,7 @@
 * `pt2`: reads what torch.export wrote, without torch
 * `aten`: what each ATen operation is in the language, a family a file
 * `from_onnx`: an ONNX file as such a program
-* `regions`: regions such as `torch.no_grad()` resolved
+* `grad_regions`: regions such as `torch.no_grad()` resolved
 * `functionalize`: writes in place become operations that give new tensors
 * `translate`: a program to steps, every refusal remembered
 * `finish`: steps when all of them are there
@@ -12,9 +12,9 @@
 * `steps`: layers and operators, before they have blocks and names
 * `modules`: the tree of module calls that the steps were made in
 * `blocks`: repeated groups of steps, with parameters for what differs
-* `names`: names that are not taken
+* `source_names`: names that are not taken
 * `write`: the text of the source
-* `weights`: a `state_dict` as a file to train from, and back
+* `state_dict`: a `state_dict` as a file to train from, and back
 * `to_onnx`: a trained network as an ONNX model
 * `check`: an imported network in float64, beside numbers of its model
 * `importing`: all of the import

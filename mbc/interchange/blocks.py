@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from mbc.interchange.modules import Group, below, skeletons
-from mbc.interchange.names import reserved
+from mbc.interchange.source_names import reserved
 from mbc.interchange.steps import OPERATORS, Imported, Number, Setting, Step
 from mbc.ops import LAYERS
 from mbc.ops import base as ops

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from mbc.interchange.blocks import Block, Item, find_blocks, literal
 from mbc.interchange.modules import Group, build_tree
-from mbc.interchange.names import FRESH, Names
+from mbc.interchange.source_names import FRESH, Names
 from mbc.interchange.steps import OPERATORS, Imported, Number
 
 WIDTH = 116

@@ -36,7 +36,7 @@ _LEAST_BUSY = 0.02  # smaller tiles spread small GEMMs over the GPU
 WITHOUT_WORKSPACE = "no_workspace"  # the variant of candidates without workspace
 ALL = "all"  # the spread over every group of candidates with workspace
 INTERPOLATED = "interpolated"  # the spread of times interpolated between two measured sizes of a profile
-SCALED = "scaled"  # the spread of times scaled from a larger measured size (`mbc.profile.scale`)
+SCALED = "scaled"  # the spread of times scaled from a larger measured size (`mbc.profile.other_rows`)
 
 
 @dataclass(frozen=True, slots=True)

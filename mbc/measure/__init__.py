@@ -3,7 +3,7 @@
 * `need`: requests that a plan wants measured
 * `measure`: measuring the requests of a plan
 * `session`: measuring one request
-* `ladder`: what measured sizes already say about smaller ones
+* `size_ladder`: what measured sizes already say about smaller ones
 * `offers`: candidates of every provider for one request
 * `protocols`: what measuring asks of a harness
 * `workbench`: the workbench of a real GPU

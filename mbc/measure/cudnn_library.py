@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from mbc.errors import MbcError
-from mbc.hardware.cudnn import load_cudnn
+from mbc.hardware.cudnn_version import load_cudnn
 from mbc.measure.cudnn_constants import Constant
 
 _CTYPES: dict[int, Any] = {

@@ -29,11 +29,11 @@ from mbc.hardware.transfers import link_constants, measured_link
 from mbc.ir.types import Precision
 from mbc.kernels.base import Request
 from mbc.measure.gpu import DoesNotFit, Gpu
-from mbc.measure.ladder import Ladder, key_of
 from mbc.measure.need import MOST_WORKSPACE_BYTES, Decision, Need
 from mbc.measure.offers import Offer, Offered
 from mbc.measure.protocols import GpuFailed, Harness, Workbench
 from mbc.measure.session import GPU_FAILED, Session
+from mbc.measure.size_ladder import Ladder, key_of
 from mbc.measure.workbench import Bench, identity
 from mbc.profile.model import LEFT_TO_ESTIMATE, Extent, Measurement, Profile
 from mbc.profile.read import read_profile

@@ -11,9 +11,9 @@ from mbc.errors import MbcError
 from mbc.ir.types import Layout
 from mbc.kernels.base import Candidate
 from mbc.measure.gpu import DoesNotFit
-from mbc.measure.ladder import HOPELESS, HOPELESS_AT_ONCE, key_of
 from mbc.measure.offers import Offer, Offered
 from mbc.measure.protocols import Attempt, Place
+from mbc.measure.size_ladder import HOPELESS, HOPELESS_AT_ONCE, key_of
 from mbc.profile.model import Measurement
 
 GPU_FAILED = "the GPU failed when it ran"

@@ -13,5 +13,5 @@
 * `rms_norms`: root mean square normalisation as one operation
 * `stack_sums`: sums over the axis of a stack as sums of its parts
 * `uses`: makers and readers of the values of a network, for these passes
-* `relu_masks`: the gradient of ReLU from bit masks instead of its output
+* `relu_bit_masks`: the gradient of ReLU from bit masks instead of its output
 """

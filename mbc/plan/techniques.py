@@ -93,7 +93,7 @@ class DepthFirst:
 
 
 @dataclass(frozen=True, slots=True)
-class Techniques:
+class TechniquesUsed:
     """All memory-saving techniques of one program, each in the order of first launches."""
 
     recomputed: tuple[Recomputed, ...]
@@ -124,14 +124,14 @@ def saves_memory(plan: Plan) -> bool:
     return bool(used.recomputed or used.offloaded or used.depth_first)
 
 
-def techniques(plan: Plan, program: Program) -> Techniques:
+def techniques(plan: Plan, program: Program) -> TechniquesUsed:
     """Return the memory-saving techniques of `program`."""
     touches = _touches(program)
     again = _recomputations(plan, program)
     by_value: dict[str, list[int]] = {}
     for buffer in touches:
         by_value.setdefault(plan.buffers[buffer].value or "", []).append(buffer)
-    return Techniques(
+    return TechniquesUsed(
         tuple(_recomputed(plan, program, names, anew, touches, by_value) for names, anew in again.items()),
         _offloaded(plan, program, touches),
         _divided(plan, program, {launch for anew in again.values() for launch, _ in anew}),

@@ -15,7 +15,7 @@ from mbc.frontend.lower import lower
 from mbc.frontend.parse import parse
 from mbc.ir.graph import Operation, TrainingGraph, Value
 from mbc.ops.shard import is_sharded
-from mbc.passes.relu_masks import mask_relus
+from mbc.passes.relu_bit_masks import mask_relus
 from mbc.passes.training_step import differentiate
 from mbc.plan.model import Plan
 from mbc.source import Source

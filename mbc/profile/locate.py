@@ -10,15 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from mbc.errors import MbcError
-from mbc.hardware.cudnn import installed_cudnn
+from mbc.hardware.cudnn_version import installed_cudnn
 from mbc.hardware.part import split_name, whole_name
 from mbc.hardware.spec import DeviceSpec, device_specs, spec_like
 from mbc.hardware.target import LocalGpu, local_gpus
 from mbc.profile.edit import merged
 from mbc.profile.model import Profile, scaled_to, version_text
-from mbc.profile.part import completed
+from mbc.profile.other_gpu import distance
+from mbc.profile.partial_gpu import completed
 from mbc.profile.read import read_profile
-from mbc.profile.scaling import distance
 from mbc.profile.schema import COMPRESSED
 
 MOST_MADE = 8
@@ -67,8 +67,8 @@ def find_profile(device: DeviceSpec, path: str | None = None, accept_stale: bool
     A profile is stale when it is of another GPU than `device`, or, on a machine that has such a GPU, of another cuDNN
     than is installed here. A stale `path` is refused (MBC076) unless accepted: then its times count as estimates. Other
     stale profiles are left out with a warning. What is not known of a part of a GPU is estimated from the profile of
-    the whole (`mbc.profile.part`). What is not known of a whole GPU is estimated by the profile of the one most like
-    it, of its architecture, scaled to it (`mbc.profile.scaling`): `Profile.similar`, or that profile itself where
+    the whole (`profile.partial_gpu`). What is not known of a whole GPU is estimated by the profile of the one most like
+    it, of its architecture, scaled to it (`mbc.profile.other_gpu`): `Profile.similar`, or that profile itself where
     nothing is known. Raises MBC072 to MBC075 for a file that cannot be read.
     """
     here = next((gpu for gpu in local_gpus() if gpu.name == whole_name(device.name)), None)

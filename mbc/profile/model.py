@@ -18,7 +18,7 @@ from mbc.ir.types import Layout
 from mbc.kernels import runs
 from mbc.kernels.base import Candidate, Request
 from mbc.profile.interpolate import candidates_at, rank
-from mbc.profile.scaling import Scaling
+from mbc.profile.other_gpu import Scaling
 from mbc.profile.signature import Shelf, read_signature, rows_of, shelf_of, shelf_of_signature, with_rows
 from mbc.profile.signature import signature as signature
 
@@ -150,7 +150,7 @@ class Profile:
     those of `mbc.hardware.transfers.link_constants` and `mbc.hardware.host_sharing.sharing_constants`. `stale`: of
     another machine than the one planned for, and used all the same: its times count as estimates. `earlier`: likewise
     times of today's own kernels, measured before they were rewritten (`mbc.profile.kernel_versions`), or on the whole
-    of which this is a part (`mbc.profile.part`); `outdated`: the former as a file has them. `scaling`: to the GPU
+    of which this is a part (`profile.partial_gpu`); `outdated`: the former as a file has them. `scaling`: to the GPU
     that is planned for, of a stale profile of another (`scaled_to`). `left_to_estimate`: requests, by signature, that
     a compilation did not measure, since its plan did without them (`mbc.optimize.search.decisive_requests`) or its
     time was over: nothing is known of them, but their estimates may be compared with measurements. `similar`: the

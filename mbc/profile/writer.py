@@ -14,7 +14,7 @@ from types import TracebackType
 from mbc.errors import MbcError
 from mbc.hardware.collectives import CollectiveSlowdown, CollectiveTime
 from mbc.kernels.base import Request
-from mbc.profile.check import check_structure
+from mbc.profile.check_file import check_structure
 from mbc.profile.migrate import migrate
 from mbc.profile.model import WHOLE_EXTENT, Extent, Identity, Measurement, Overhead
 from mbc.profile.schema import (

@@ -16,9 +16,9 @@ from mbc.interchange.pt2 import read_pt2
 from mbc.interchange.steps import Imported
 from mbc.interchange.translate import translate
 from mbc.pytorch.copies import copy_model, release
+from mbc.pytorch.model_tensors import output_tensors
+from mbc.pytorch.model_weights import Hook
 from mbc.pytorch.own_backward import check_backward, checkpoints_opened, untouched
-from mbc.pytorch.tensors import output_tensors
-from mbc.pytorch.weights import Hook
 
 torch: Any = importlib.import_module("torch")
 MODULE_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")

@@ -12,8 +12,8 @@ from mbc.errors import MbcError
 from mbc.interchange.steps import Imported
 from mbc.interchange.write import LOSSES, Objective
 from mbc.pytorch.copies import copy_model
+from mbc.pytorch.model_tensors import entries_of
 from mbc.pytorch.targets import OF_CLASSES, Target, target_of
-from mbc.pytorch.tensors import entries_of
 
 torch: Any = importlib.import_module("torch")
 nn = torch.nn

@@ -12,7 +12,7 @@ import numpy as np
 
 from mbc.errors import MbcError
 from mbc.pytorch.copies import copy_model
-from mbc.pytorch.tensors import first_rows, rows_of, tensors_in
+from mbc.pytorch.model_tensors import first_rows, rows_of, tensors_in
 
 torch: Any = importlib.import_module("torch")
 checkpoint: Any = importlib.import_module("torch.utils.checkpoint")

@@ -11,7 +11,7 @@ import numpy as np
 
 from mbc.errors import MbcError
 from mbc.interchange.write import Objective
-from mbc.pytorch.tensors import readable
+from mbc.pytorch.model_tensors import readable
 
 torch: Any = importlib.import_module("torch")
 # Stands for a negative label that a loss leaves out: labels of the language count from 0.

@@ -20,14 +20,14 @@ from mbc.interchange.importing import check_source
 from mbc.interchange.write import write_source
 from mbc.options import Measure, Options
 from mbc.progress import busy
-from mbc.pytorch.check import Subject, check_model
+from mbc.pytorch.check_model import Subject, check_model
 from mbc.pytorch.model import Exported, export_model, network_of, refuse_model
+from mbc.pytorch.model_tensors import example_tensors, readable
+from mbc.pytorch.model_weights import Weights
 from mbc.pytorch.objective import fitted, judges_of, loss_modules, losses_of
-from mbc.pytorch.optimizer import Updates, check_parameters, entries_of, rate_now, updates_of
 from mbc.pytorch.targets import Target, explain
-from mbc.pytorch.tensors import example_tensors, readable
+from mbc.pytorch.torch_optimizer import Updates, check_parameters, entries_of, rate_now, updates_of
 from mbc.pytorch.watch import Watch
-from mbc.pytorch.weights import Weights
 from mbc.runtime.arguments import duration_of
 from mbc.runtime.cuda import not_built
 from mbc.runtime.driver import no_gpu

@@ -2,7 +2,7 @@
 
 On GPUs each rank is the same command line again, with `MBC_RANK` and the like; its CUDA device is its local rank. On
 the CPU mpiexec starts them, since sums go through MPI there. Rank 0 has this process's output. A rank that fails ends
-all: the others have time to end by themselves (`mbc.ranks.group`), and are killed then.
+all: the others have time to end by themselves (`mbc.ranks.rank_group`), and are killed then.
 """
 
 from __future__ import annotations

@@ -20,10 +20,10 @@ from multiprocessing import AuthenticationError
 import numpy as np
 
 from mbc.errors import MbcError
+from mbc.ranks.endpoints import Place, connected, launching_process, listening, shown, socket_file
 from mbc.ranks.environment import Address, RankEnvironment, parse_address
 from mbc.ranks.messages import Link, Message
 from mbc.ranks.mpi import open_world, wait
-from mbc.ranks.places import Place, connected, launching_process, listening, shown, socket_file
 
 MEETING_S = 120.0
 SILENCE_S = 10.0  # before who waits says for whom

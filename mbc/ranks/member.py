@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mbc.ranks.environment import read_environment
-from mbc.ranks.group import Group
 from mbc.ranks.mpi import MpiCollectives
+from mbc.ranks.rank_group import Group
 
 
 class Member:

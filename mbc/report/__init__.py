@@ -3,7 +3,7 @@
 * `columns`: plain-text tables
 * `tables`: tables of a plan
 * `devices`: the GPU of a plan, and what others of its machine make of its copies
-* `page`: `mbc show`
+* `show`: `mbc show`
 * `documents`: JSON of `mbc show` and `mbc diff`
 * `memory`: memory of a program as a curve in text
 * `timeline`: the predicted timeline of a program, and what its copies cost

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from mbc.bench.job import MBC
+from mbc.bench.contender_messages import MBC
 from mbc.bench.race import Entry, Race
 from mbc.optimize.bounds.measured_floor import Floor
 from mbc.plan.model import Plan

@@ -9,8 +9,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from mbc.plan.summary import settings_words
-from mbc.profile.diff import TOLERANCE, ProfileDiff, Ratios
 from mbc.profile.model import Identity, Measurement, Profile, version_text
+from mbc.profile.profile_diff import TOLERANCE, ProfileDiff, Ratios
 from mbc.profile.signature import described, read_signature
 from mbc.report.columns import DEFAULT_WIDTH, Column, render
 from mbc.units import show_size, show_time

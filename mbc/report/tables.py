@@ -83,7 +83,7 @@ def operations_table(
     limit: int | None = None,
     recomputing: Mapping[str, int] | None = None,
 ) -> str:
-    """One row an operation, in program order. `recomputing`: how many launches of each do, by `Techniques`."""
+    """One row an operation, in program order. `recomputing`: how many launches of each do, by `TechniquesUsed`."""
     shown = list(summaries)
     if limit is not None and len(shown) > limit:
         slowest = sorted(shown, key=lambda s: (-s.time_us, s.first_launch))[:limit]

@@ -11,7 +11,7 @@ from mbc.hardware.streams import Stream
 from mbc.optimize.schedule.simulate import Timeline
 from mbc.plan.memory import memory_curve
 from mbc.plan.model import Kernel, Plan, Program
-from mbc.plan.techniques import Techniques, techniques
+from mbc.plan.techniques import TechniquesUsed, techniques
 from mbc.plan.traffic import traffic
 from mbc.report.columns import Column, render
 from mbc.report.devices import device_of
@@ -49,7 +49,7 @@ def techniques_text(plan: Plan, program: Program, width: int | None, limit: int 
     return "\n\n".join(parts + ([_stalls_table(plan, program, waits, width, limit)] if waits else []))
 
 
-def techniques_document(plan: Plan, program: Program, found: Techniques, times: Timeline) -> dict[str, Any]:
+def techniques_document(plan: Plan, program: Program, found: TechniquesUsed, times: Timeline) -> dict[str, Any]:
     """The same for a script, whole, from `techniques` and `predicted_timeline`."""
     costs = copy_costs(device_of(plan), plan, program, times)
     return {
@@ -69,7 +69,7 @@ def techniques_document(plan: Plan, program: Program, found: Techniques, times: 
     }
 
 
-def _overview(plan: Plan, program: Program, found: Techniques, costs: CopyCosts) -> str:
+def _overview(plan: Plan, program: Program, found: TechniquesUsed, costs: CopyCosts) -> str:
     recomputed_away, offloaded_away = found.absent_bytes(memory_curve(plan, program).peak_launch)
     recompute_us = sum(r.time_us for r in found.recomputed)
     copies_us = sum(o.time_us for o in found.offloaded)
@@ -112,7 +112,7 @@ def _links_table(plan: Plan, program: Program, width: int | None) -> str:
     return render(columns, rows, width)
 
 
-def _recomputed_table(found: Techniques, width: int | None, limit: int) -> str:
+def _recomputed_table(found: TechniquesUsed, width: int | None, limit: int) -> str:
     ordered = sorted(found.recomputed, key=lambda r: (-r.saved_bytes, r.launches))
     rows = [
         (r.operation, show_size(r.saved_bytes), f"{r.absent[0]}..{r.absent[1]}", show_time(r.time_us))
@@ -125,7 +125,7 @@ def _recomputed_table(found: Techniques, width: int | None, limit: int) -> str:
     return render(columns, rows, width) + _others(len(ordered), limit)
 
 
-def _offloaded_table(found: Techniques, costs: CopyCosts, width: int | None, limit: int) -> str:
+def _offloaded_table(found: TechniquesUsed, costs: CopyCosts, width: int | None, limit: int) -> str:
     ordered = sorted(found.offloaded, key=lambda o: (-o.saved_bytes, o.launches))
     rows: list[tuple[str, ...]] = []
     for o in ordered[:limit]:
@@ -147,7 +147,7 @@ def _offloaded_table(found: Techniques, costs: CopyCosts, width: int | None, lim
     return render(columns, rows, width) + _others(len(ordered), limit)
 
 
-def _divided_table(found: Techniques, width: int | None, limit: int) -> str:
+def _divided_table(found: TechniquesUsed, width: int | None, limit: int) -> str:
     ordered = sorted(found.divided, key=lambda d: (-d.time_us, d.operation))
     rows = [
         (d.operation, micro_batches(d.micro_batches), show_size(d.workspace_bytes) if d.workspace_bytes else "-",
@@ -161,7 +161,7 @@ def _divided_table(found: Techniques, width: int | None, limit: int) -> str:
     return render(columns, rows, width) + _others(len(ordered), limit)
 
 
-def _depth_first_table(found: Techniques, width: int | None, limit: int) -> str:
+def _depth_first_table(found: TechniquesUsed, width: int | None, limit: int) -> str:
     ordered = sorted(found.depth_first, key=lambda h: (-h.saved_bytes, h.value))
     rows = [(h.value, str(h.rows), show_size(h.saved_bytes)) for h in ordered[:limit]]
     columns = (

@@ -9,8 +9,8 @@ from mbc.report.columns import Column, render
 from mbc.report.fit import guess, reason
 from mbc.report.memory import sparkline
 from mbc.tune.goodput import Base, Row, Table
-from mbc.tune.state import State
 from mbc.tune.tuner import Spending
+from mbc.tune.tuning_file import State
 from mbc.units import show_size
 
 _BAR = 24

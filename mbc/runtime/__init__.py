@@ -17,17 +17,17 @@
 * `pinned`: pinned host memory
 * `lender`: memory of another GPU
 * `feeding`: inputs into the arena of a GPU
-* `transfers`: order of launches of several streams in the interpreter
+* `launch_order`: order of launches of several streams in the interpreter
 * `shadow`: who owns each byte: the interpreter's check
 * `arguments`: arguments of a module's calls other than arrays
 * `arrays`: what users pass: NumPy, DLPack, `__cuda_array_interface__`
 * `dlpack`: DLPack
 * `formats`: how elements are stored
-* `initial`: what states hold before the first step
+* `initial_states`: what states hold before the first step
 * `loss`: the number that a step returns
-* `metrics`: what a step reports beside it
+* `reported_metrics`: what a step reports beside it
 * `output`: an output left in a GPU's memory
-* `places`: where a user's values lie in a plan
+* `bindings`: where a user's values lie in a plan
 * `weights`: what a module keeps in a checkpoint
 * `averaging`: moving averages in the place of the weights
 * `checkpoint`: checkpoints in the safetensors format

@@ -22,10 +22,10 @@ from mbc.ops.fused import kind_of
 from mbc.plan.accumulation import ACCUMULATE, accumulating
 from mbc.plan.group import operation_of, title
 from mbc.plan.model import Access, Copy, Kernel, Launch, Mode, Plan
+from mbc.runtime.bindings import Place, persistent_buffers, view_roots
 from mbc.runtime.formats import canonical_view, load, store
-from mbc.runtime.places import Place, persistent_buffers, view_roots
+from mbc.runtime.launch_order import Transfers, execution_order
 from mbc.runtime.shadow import Region, Shadow, access_region, describe
-from mbc.runtime.transfers import Transfers, execution_order
 
 Array = NDArray[Any]
 

@@ -31,6 +31,7 @@ from mbc.plan.live import rounded
 from mbc.plan.model import Plan
 from mbc.plan.prefetch import prefetch_bytes
 from mbc.runtime.arrays import DeviceArray
+from mbc.runtime.bindings import Place, Places
 from mbc.runtime.connection import Connection
 from mbc.runtime.driver import check_architecture, open_context, open_driver
 from mbc.runtime.feeding import Feeder
@@ -43,7 +44,6 @@ from mbc.runtime.membership import Membership
 from mbc.runtime.nccl import Communicator, SymmetricMemory, load_nccl
 from mbc.runtime.output import DeviceOutput
 from mbc.runtime.pinned import address_of, check_together, pin
-from mbc.runtime.places import Place, Places
 from mbc.runtime.turns import Home, no_copy
 from mbc.runtime.usage import taken_since, usage_of
 

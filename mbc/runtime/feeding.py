@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 
 from mbc.ir.types import Layout
 from mbc.runtime.arrays import DeviceArray
+from mbc.runtime.bindings import Place
 from mbc.runtime.formats import STORED, stored_bytes
 from mbc.runtime.machine import padded
-from mbc.runtime.places import Place
 
 Array = NDArray[Any]
 

@@ -10,13 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mbc.runtime.machine import Figures
-from mbc.runtime.metrics import ACCURACY
+from mbc.runtime.reported_metrics import ACCURACY
 
 
 class Loss:
     """Behaves as a float. Looking at it waits for its step; not looking leaves the device running ahead.
 
-    `judged`: the metrics that follow it in `figures`, and what each is divided by (`mbc.runtime.metrics`).
+    `judged`: the metrics that follow it in `figures`, and what each is divided by (`mbc.runtime.reported_metrics`).
     `mini_batches`: over how many of them `figures` are sums.
     """
 

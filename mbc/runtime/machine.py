@@ -18,11 +18,11 @@ from mbc.plan.accumulation import ACCUMULATE
 from mbc.plan.model import Plan
 from mbc.runtime.arguments import shown
 from mbc.runtime.arrays import DeviceArray
+from mbc.runtime.bindings import Place, Places
 from mbc.runtime.cpu import Interpreter
+from mbc.runtime.launch_order import Transfers
 from mbc.runtime.membership import Membership
 from mbc.runtime.output import DeviceOutput
-from mbc.runtime.places import Place, Places
-from mbc.runtime.transfers import Transfers
 from mbc.units import show_size
 
 Array = NDArray[Any]

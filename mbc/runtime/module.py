@@ -21,17 +21,17 @@ from mbc.plan.model import Plan
 from mbc.runtime.arguments import flag, matched, path_of, plain_array, rate_of, texts
 from mbc.runtime.arrays import DeviceArray, Wanted, check_rows, received, rows_of, wanted_inputs
 from mbc.runtime.averaging import check_averages, with_averages
+from mbc.runtime.bindings import Place, find_places
 from mbc.runtime.checkpoint import write_checkpoint
 from mbc.runtime.formats import canonical_dtype
-from mbc.runtime.initial import initial
+from mbc.runtime.initial_states import initial
+from mbc.runtime.launch_order import Transfers
 from mbc.runtime.loss import Loss
 from mbc.runtime.machine import Figures, Machine, Memory, Observer, state_place
 from mbc.runtime.membership import Membership, seed_of
-from mbc.runtime.metrics import ACCURACY, judged_rows
 from mbc.runtime.opening import Settings, open_machine, open_plan
 from mbc.runtime.output import DeviceOutput
-from mbc.runtime.places import Place, find_places
-from mbc.runtime.transfers import Transfers
+from mbc.runtime.reported_metrics import ACCURACY, judged_rows
 from mbc.runtime.turns import Turns, no_copy
 from mbc.runtime.weights import COUNTERS, check_averages_of, counter_tensors, fit_weights, read_weights
 

@@ -15,11 +15,11 @@ from mbc.plan.file import MOST_BYTES, PLAN_FILE, load_plan
 from mbc.plan.model import Plan
 from mbc.plan.verify_ranks import shared_digest
 from mbc.runtime.arguments import choice, flag, path_of, shown
+from mbc.runtime.bindings import Places
 from mbc.runtime.checkpoint import why
+from mbc.runtime.launch_order import Transfers
 from mbc.runtime.machine import Host, Machine
 from mbc.runtime.membership import Membership, check_membership
-from mbc.runtime.places import Places
-from mbc.runtime.transfers import Transfers
 from mbc.version import __version__
 
 DEVICES = ("auto", "cuda", "cpu")

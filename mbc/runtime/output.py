@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 from mbc.errors import MbcError
 from mbc.ir.types import DType, Layout
+from mbc.runtime.bindings import Place
 from mbc.runtime.dlpack import capsule
 from mbc.runtime.formats import STORED
-from mbc.runtime.places import Place
 from mbc.runtime.turns import no_copy
 
 Array = NDArray[Any]

@@ -5,8 +5,8 @@
 * `epoch_run`: the steps of an epoch
 * `epoch`: what is added up and told of an epoch
 * `schedule`: the learning rate
-* `metrics`: by which epochs are compared
-* `target`: a value of a metric at which a training ends
+* `epoch_figures`: by which epochs are compared
+* `target_metric`: a value of a metric at which a training ends
 * `data`: where the rows of an epoch come from
 * `archives`: `.npz` files that are what they say
 * `share`: the rows of a rank
@@ -14,7 +14,7 @@
 * `inputs`: arrays of a data set as inputs of a network
 * `accuracy`: which output tells how often a network is right
 * `evaluation`: accuracy and metrics on test data
-* `checkpoint`: checkpoints that a training resumes from
+* `training_checkpoint`: checkpoints that a training resumes from
 * `logs`: JSON lines and TensorBoard
 * `divergence`: when a training is past saving
 """

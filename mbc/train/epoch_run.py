@@ -9,15 +9,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mbc.errors import MbcError
-from mbc.runtime.metrics import named_metrics
+from mbc.runtime.reported_metrics import named_metrics
 from mbc.train.accuracy import inputs_of
-from mbc.train.checkpoint import Progress, save_checkpoint
 from mbc.train.divergence import divergence, named, not_finite
 from mbc.train.epoch import Epoch, Interval, Running, Tally
 from mbc.train.evaluation import Evaluation, evaluate_on
 from mbc.train.inputs import Batch, converted
 from mbc.train.job import Job, Reported, Trainable
 from mbc.train.share import Part, agreed, share_statistics
+from mbc.train.training_checkpoint import Progress, save_checkpoint
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,14 +12,14 @@ from numpy.typing import NDArray
 
 from mbc.ir.graph import TrainingGraph
 from mbc.ops.shard import is_sharded
-from mbc.train.checkpoint import Saves
 from mbc.train.data import Data
 from mbc.train.divergence import Holds
+from mbc.train.epoch_figures import Criterion, criterion_for
 from mbc.train.evaluation import Predicts
-from mbc.train.metrics import Criterion, criterion_for
 from mbc.train.schedule import Schedule
 from mbc.train.share import Group, HoldsStates, Share, step_share_of
-from mbc.train.target import Target, target_for
+from mbc.train.target_metric import Target, target_for
+from mbc.train.training_checkpoint import Saves
 
 Array = NDArray[Any]
 

@@ -8,11 +8,11 @@ from dataclasses import replace
 from mbc.errors import MbcError
 from mbc.ir.averages import averages_of
 from mbc.runtime.averaging import check_averages
-from mbc.train.checkpoint import Best, Progress, check_writable, load_checkpoint
 from mbc.train.divergence import diverged, divergence, not_finite
 from mbc.train.epoch import Epoch, Interval, Running
 from mbc.train.epoch_run import EpochRun, write, writing
 from mbc.train.job import Job, Trainable
+from mbc.train.training_checkpoint import Best, Progress, check_writable, load_checkpoint
 
 
 def train(

@@ -46,7 +46,7 @@ class Part:
 
 
 class Group(Protocol):
-    """The ranks: `mbc.ranks.group.Group`."""
+    """The ranks: `mbc.ranks.rank_group.Group`."""
 
     @property
     def rank(self) -> int: ...

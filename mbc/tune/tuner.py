@@ -16,9 +16,9 @@ from mbc.train.data import Data
 from mbc.train.inputs import Batch, converted
 from mbc.train.schedule import USUAL_RATES
 from mbc.train.share import step_share_of
-from mbc.tune.measure import Meter, moments_of, parts_of
+from mbc.tune.measured_noise import Meter, moments_of, parts_of
 from mbc.tune.range_test import RangeTest, range_test, rates_of_test
-from mbc.tune.state import State
+from mbc.tune.tuning_file import State
 
 # Of a long training; more tell little more.
 RANGE_STEPS, NOISE_STEPS = 100, 200

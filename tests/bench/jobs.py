@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from mbc.bench.job import Job
+from mbc.bench.contender_messages import Job
 from mbc.compiler import compile_plan
 from mbc.options import Options
 from mbc.plan.file import dump_plan

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from mbc.bench import contender as process
-from mbc.bench.job import MBC, Contender
+from mbc.bench.contender_messages import MBC, Contender
 from mbc.bench.race import TOLERANCES, compared
 from mbc.ir.types import Precision
 from tests.bench.jobs import job

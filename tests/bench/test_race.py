@@ -10,7 +10,7 @@ import pytest
 
 from mbc.bench import contender as process
 from mbc.bench import race as racing
-from mbc.bench.job import MBC, Contender, Job, Result, contenders
+from mbc.bench.contender_messages import MBC, Contender, Job, Result, contenders
 from mbc.bench.race import Entry, Race, compared, race, run_apart
 from mbc.errors import MbcError
 from mbc.ir.types import Precision

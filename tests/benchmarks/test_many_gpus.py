@@ -20,9 +20,9 @@ from planner import Planner, processes
 from record import Results, results
 from shelf import Shelf
 
-from mbc.bench import ranks
-from mbc.bench.job import MBC, Contender, Result
-from mbc.bench.job import Job as Raced
+from mbc.bench import several_gpus as ranks
+from mbc.bench.contender_messages import MBC, Contender, Result
+from mbc.bench.contender_messages import Job as Raced
 from mbc.source import Source
 from tests.bench.jobs import MIXED
 

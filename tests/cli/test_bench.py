@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from mbc.bench import job as jobs
+from mbc.bench import contender_messages as jobs
 from mbc.bench import race as racing
-from mbc.bench.job import MBC, Result
+from mbc.bench.contender_messages import MBC, Result
 from mbc.cli import bench_command
 from mbc.hardware.target import LocalGpu
 from mbc.profile.edit import write_profile

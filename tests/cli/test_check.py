@@ -10,8 +10,10 @@ import pytest
 from mbc.cli import check_command
 from mbc.codegen.build import Package
 from mbc.codegen.toolchain import Missing
-from mbc.equivalence import rule, step, variants
-from mbc.equivalence.step import Part
+from mbc.equivalence import rule
+from mbc.equivalence import run_step as step
+from mbc.equivalence import step_variants as variants
+from mbc.equivalence.run_step import Part
 from mbc.hardware.target import LocalGpu
 from mbc.runtime.cpu import Interpreter
 

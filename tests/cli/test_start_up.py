@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 # OR-Tools' CP-SAT and linear solver import pandas, which takes longer than all of mbc.
 SOLVERS = {"ortools.sat", "ortools.linear_solver", "pandas", "scipy"}
-COMPILER = {"mbc.optimize", "mbc.codegen.render", "lark", "jinja2", "ortools"}
+COMPILER = {"mbc.optimize", "mbc.codegen.render_sources", "lark", "jinja2", "ortools"}
 FRAMEWORKS = {"torch", "jax", "pycuda"}
 
 PROGRAM = """

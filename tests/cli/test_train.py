@@ -17,8 +17,8 @@ from mbc import compiler
 from mbc.cli import train_command
 from mbc.frontend.sections import OPTIMIZERS
 from mbc.train import epoch_run
-from mbc.train.checkpoint import best_beside, read_progress
 from mbc.train.schedule import USUAL_RATES
+from mbc.train.training_checkpoint import best_beside, read_progress
 from tests.report.pages import data_of
 
 CPU = ("--device", "cpu", "--set", "train.precision=fp64")

@@ -84,7 +84,7 @@ def test_what_a_target_needs_is_known_before_anything_is_trained(mbc, data, monk
     unknown = mbc("tune", *SMALL, "--target", "iou=0.5")
     assert unknown.code == 1 and "error MBC237: 'iou' is not known" in unknown.err
     monkeypatch.setattr("mbc.compiler.compile_plan", None)
-    monkeypatch.setattr("mbc.cli.ranks.local_gpus", lambda: ("the only one",))
+    monkeypatch.setattr("mbc.cli.start_ranks.local_gpus", lambda: ("the only one",))
     few = mbc("tune", *SMALL, "--device", "cuda", "--gpus", "2", "--target", "loss=1")
     assert few.code == 1 and "error MBC266: --gpus 2 was asked for, but there is 1 here" in few.err
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from mbc.cli.arguments import parse
-from mbc.cli.arguments.groups import options
+from mbc.cli.arguments.shared import options
 
 ROOM = ("--gpu", "v100", "--set", "batch=256", "--set", "memory.device=14GB")
 

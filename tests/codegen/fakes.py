@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from mbc.codegen.build import host_files
-from mbc.codegen.render import render, render_kernel_library
+from mbc.codegen.render_sources import render, render_kernel_library
 from mbc.codegen.view import CUDNN_LIBRARIES, KERNEL_LIBRARIES, LIBRARIES, PEER_BASE, View, view
 from mbc.hardware.streams import Space, Stream
 from mbc.kernels.base import Provider

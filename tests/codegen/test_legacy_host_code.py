@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from mbc.codegen.build import host_files
-from mbc.codegen.render import kernel_files, render
+from mbc.codegen.render_sources import kernel_files, render
 from mbc.codegen.view import view
 from mbc.compiler import compile_plan
 from mbc.ir.types import Precision

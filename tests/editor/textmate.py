@@ -10,9 +10,9 @@ from typing import Any
 from lark import Lark
 from lark.lexer import PatternStr
 
-from mbc.frontend.expand import INPUT_TYPES
 from mbc.frontend.functions import FUNCTIONS
 from mbc.frontend.sections import OPTIMIZERS
+from mbc.frontend.statements import INPUT_TYPES
 from mbc.ir.types import Precision
 from mbc.ops import LAYERS
 from mbc.resources import folder

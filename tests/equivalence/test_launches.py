@@ -9,7 +9,7 @@ import pytest
 
 from mbc.compiler import compile_plan
 from mbc.equivalence import launches
-from mbc.equivalence.arithmetic import Array
+from mbc.equivalence.float64 import Array
 from mbc.equivalence.launches import Checked, check_launches
 from mbc.errors import MbcError
 from mbc.ir.types import DType, Layout, Precision
@@ -19,7 +19,7 @@ from mbc.runtime.cpu import Interpreter
 from mbc.runtime.formats import canonical_view, load, store
 from mbc.runtime.shadow import access_region
 from mbc.source import Source
-from tests.optimize.search.test_relu_masks import Measured, planned, table
+from tests.optimize.search.test_select_relu_masks import Measured, planned, table
 from tests.runtime.nets import same_shape_plan, small_plan
 from tests.runtime.test_interpreter import offloaded_plan
 

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from mbc.equivalence.arithmetic import Arithmetic, InNumpy
 from mbc.equivalence.deviation import Deviation, Tally
+from mbc.equivalence.float64 import Arithmetic, InNumpy
 from mbc.equivalence.rounding_model import Evaluation
 from mbc.ir.graph import Operation
 from mbc.ir.types import Layout, Precision, TensorType

@@ -10,7 +10,7 @@ import pytest
 
 from mbc.equivalence import rule
 from mbc.equivalence.rule import Draw, Reference, compare
-from mbc.equivalence.step import Outcome, Part, random_inputs, run_step
+from mbc.equivalence.run_step import Outcome, Part, random_inputs, run_step
 from mbc.errors import MbcError
 from mbc.ir.types import Precision
 from mbc.plan.model import Mode

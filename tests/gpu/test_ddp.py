@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from mbc.bench import ranks
-from mbc.bench.job import Contender
+from mbc.bench import several_gpus as ranks
+from mbc.bench.contender_messages import Contender
 from mbc.measure.fleet import visible_gpus
 from tests.bench.jobs import job
 

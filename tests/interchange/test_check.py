@@ -17,8 +17,8 @@ from mbc.interchange.steps import Step
 from tests.interchange.models import exported, nn, stirred, torch
 
 onnx = pytest.importorskip("onnx", reason="ONNX files need the package onnx")
-check_file = pytest.importorskip("mbc.pytorch.check").check_file
-check_onnx = pytest.importorskip("mbc.interchange.from_onnx.check").check_onnx
+check_file = pytest.importorskip("mbc.pytorch.check_model").check_file
+check_onnx = pytest.importorskip("mbc.interchange.from_onnx.check_onnx").check_onnx
 IMAGES = torch.randn(3, 3, 9, 9, generator=torch.Generator().manual_seed(1))
 
 

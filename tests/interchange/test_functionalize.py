@@ -12,9 +12,9 @@ import pytest
 
 from mbc.interchange.aten.schema import schema_of
 from mbc.interchange.functionalize import functionalize
+from mbc.interchange.grad_regions import inline_regions
 from mbc.interchange.program import Argument, Opaque, Program, TensorName
 from mbc.interchange.pt2 import read_pt2
-from mbc.interchange.regions import inline_regions
 from mbc.resources import data_text
 from tests.interchange.models import Model, Tensor, exported, nn, torch
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from mbc.errors import MbcError
-from mbc.interchange.from_onnx.check import check_onnx
+from mbc.interchange.from_onnx.check_onnx import check_onnx
 from mbc.interchange.importing import import_model
 from tests.interchange.models import torch
 from tests.interchange.onnx_files import evaluated, model, node, written

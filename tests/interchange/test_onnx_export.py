@@ -10,8 +10,8 @@ import pytest
 from mbc.compiler import compile_plan
 from mbc.errors import MbcError
 from mbc.interchange.importing import import_model
+from mbc.interchange.state_dict import write_weights
 from mbc.interchange.to_onnx.export import RULES, build_model, export_onnx
-from mbc.interchange.weights import write_weights
 from mbc.ir.graph import TrainingGraph
 from mbc.ir.types import Precision
 from mbc.ops.base import Array

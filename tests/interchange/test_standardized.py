@@ -12,7 +12,7 @@ import pytest
 from mbc.compiler import compile_plan
 from mbc.errors import MbcError
 from mbc.interchange.importing import import_model
-from mbc.interchange.weights import export_weights, write_weights
+from mbc.interchange.state_dict import export_weights, write_weights
 from mbc.ir.types import Precision
 from mbc.options import Options
 from mbc.runtime.checkpoint import Checkpoint

@@ -8,7 +8,7 @@ import pytest
 
 from mbc.errors import MbcError
 from mbc.interchange.importing import check_source, import_model
-from mbc.interchange.names import Names, reserved
+from mbc.interchange.source_names import Names, reserved
 from mbc.interchange.write import LOSSES
 from tests.interchange.models import Model, Tensor, compared, exported, lowered, nn, signature, torch
 

@@ -88,7 +88,7 @@ def test_one_gpu_has_no_collectives(tmp_path: Path):
 
 
 def test_the_kernels_beside_are_there():
-    from mbc.codegen.render import files_defining
+    from mbc.codegen.render_sources import files_defining
     from mbc.codegen.view import LIBRARIES
     from mbc.kernels.cuda import function_of
 

@@ -9,7 +9,7 @@ from unittest.mock import MagicMock
 import pytest
 
 from mbc.errors import MbcError
-from mbc.hardware.cudnn import library_folders
+from mbc.hardware.cudnn_version import library_folders
 from mbc.hardware.spec import find_spec
 from mbc.ir.types import DType, Layout, Precision, TensorType
 from mbc.kernels.base import Request
@@ -74,7 +74,7 @@ def test_missing_library(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(*arguments: object, **options: object) -> None:
         raise OSError("no such file")
 
-    monkeypatch.setattr("mbc.hardware.cudnn.library_folders", lambda: iter(()))
+    monkeypatch.setattr("mbc.hardware.cudnn_version.library_folders", lambda: iter(()))
     monkeypatch.setattr("ctypes.CDLL", missing)
     with pytest.raises(MbcError, match="cuDNN 9 was not found") as caught:
         Library.load()

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from mbc.hardware.cudnn import library_folders
+from mbc.hardware.cudnn_version import library_folders
 from mbc.ir.types import DType, Layout, Precision, TensorType
 from mbc.kernels.base import LAYOUT_CODES, Candidate, Request
 from mbc.kernels.cudnn_legacy import ALGORITHMS, MATHS

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from mbc.codegen.build import build_kernel_library
-from mbc.codegen.render import every_kernel_file, render_kernel_library
+from mbc.codegen.render_sources import every_kernel_file, render_kernel_library
 from mbc.codegen.toolchain import Places, find_toolchain
 from mbc.codegen.view import KERNEL_LIBRARIES
 from mbc.errors import MbcError

@@ -17,11 +17,11 @@ from mbc.kernels.base import Candidate, Request
 from mbc.measure import measure as measuring
 from mbc.measure.clock import Times
 from mbc.measure.gpu import DoesNotFit
-from mbc.measure.ladder import Ladder
 from mbc.measure.measure import Summary, measure_on
 from mbc.measure.need import Decision, Need
 from mbc.measure.offers import Offer, Offered
 from mbc.measure.protocols import Attempt, GpuFailed
+from mbc.measure.size_ladder import Ladder
 from mbc.measuring import missing
 from mbc.ops.base import NoAttributes
 from mbc.ops.convolution import Convolution

@@ -35,8 +35,8 @@ from mbc.profile.locate import bundled_path
 from mbc.profile.measured_workspace import measured_workspace
 from mbc.profile.model import Profile, calibrated
 from mbc.profile.read import read_profile
+from mbc.runtime.launch_order import Transfers
 from mbc.runtime.module import Module
-from mbc.runtime.transfers import Transfers
 from mbc.source import Source
 from tests.optimize.planned import H200, Favouring, kept_plan, planned_table, table
 from tests.optimize.search import test_concurrent_stream

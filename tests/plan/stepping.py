@@ -12,7 +12,7 @@ from mbc.ir.graph import Role
 from mbc.ir.types import DType
 from mbc.plan.model import Plan
 from mbc.runtime.cpu import Interpreter
-from mbc.runtime.transfers import Transfers
+from mbc.runtime.launch_order import Transfers
 
 _CONTROL = {"step": 1, "learning_rate": 0.05, "training": 1, "loss_scale": 1.0, "proceed": 1, "gradient_scale": 1.0}
 

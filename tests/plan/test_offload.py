@@ -16,7 +16,7 @@ from mbc.hardware.streams import Stream
 from mbc.plan.file import dump_plan, load_plan
 from mbc.plan.model import Plan
 from mbc.plan.verify import verify_plan
-from mbc.runtime.transfers import Transfers, execution_order
+from mbc.runtime.launch_order import Transfers, execution_order
 from tests.plan.chains import STREAMS, random_plan
 from tests.plan.mutate import KINDS_OF_MUTATIONS, OF_FUSED_OR_WORKSPACE, mutate
 from tests.plan.naive import is_right

@@ -20,7 +20,7 @@ from mbc.report.memory import curve_text
 from mbc.report.tables import outside_cell
 from mbc.report.techniques import techniques_document, techniques_text
 from mbc.report.timeline import predicted_timeline
-from mbc.runtime.transfers import Transfers
+from mbc.runtime.launch_order import Transfers
 from mbc.units import show_size
 from tests.optimize.remat.test_apply_decisions import everything_at_once, trained, undecided
 from tests.plan.offload import offloaded_plan

@@ -15,7 +15,7 @@ from mbc.plan.model import Copy, Mode
 from mbc.plan.techniques import techniques
 from mbc.report.documents import plan_document
 from mbc.report.memory import curve_text
-from mbc.report.page import plan_text
+from mbc.report.show import plan_text
 from mbc.report.techniques import techniques_text
 from mbc.report.timeline import stalls
 from tests.optimize.schedule.test_depth_first_micro_batches import drafts_of

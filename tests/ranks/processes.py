@@ -16,7 +16,7 @@ _HEAD = """
 import os, sys, time
 from mbc.errors import MbcError, RankFailed
 from mbc.ranks.environment import read_environment
-from mbc.ranks.group import Group
+from mbc.ranks.rank_group import Group
 def main():
     environment = read_environment(os.environ)
     assert environment is not None

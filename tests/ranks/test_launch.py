@@ -21,7 +21,7 @@ from tests.ranks.test_mpi import AS_ROOT, with_mpi
 GROUP = """
 from mbc.errors import RankFailed
 from mbc.ranks.environment import read_environment
-from mbc.ranks.group import Group
+from mbc.ranks.rank_group import Group
 group = Group.open(read_environment(os.environ))
 """
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from mbc.errors import MbcError
+from mbc.ranks.endpoints import listening, socket_file
 from mbc.ranks.environment import RankEnvironment
 from mbc.ranks.meeting import meet, meeting_seconds
-from mbc.ranks.places import listening, socket_file
 
 
 def test_the_folder_is_the_users_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,7 +33,7 @@ import os, sys
 import numpy as np
 from mbc.ranks import mpi
 from mbc.ranks.environment import read_environment
-from mbc.ranks.group import Group
+from mbc.ranks.rank_group import Group
 mpi._CHUNK_BYTES = 4000
 environment = read_environment(os.environ)
 with Group.open(environment) as group:

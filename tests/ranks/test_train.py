@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from mbc.cli import main
-from mbc.train.checkpoint import read_progress
+from mbc.train.training_checkpoint import read_progress
 from tests.ranks.processes import LONG_S, ROOT, variables
 from tests.ranks.test_mpi import AS_ROOT, MPIEXEC, with_mpi
 from tests.report.pages import data_of
@@ -291,7 +291,7 @@ def test_gpus_and_the_launcher_disagree(folder: Path) -> None:
 
 def test_more_gpus_than_there_are(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
     monkeypatch.chdir(folder)
-    monkeypatch.setattr("mbc.cli.ranks.local_gpus", lambda: ())
+    monkeypatch.setattr("mbc.cli.start_ranks.local_gpus", lambda: ())
     assert main(["train", "tiny.mbc", "--data", "data.npz", "--device", "cuda", "--gpus", "2"]) == 1
     assert "error MBC266: --gpus 2 was asked for, but there are 0 here\nhelp: " in capsys.readouterr().err
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from safetensors.numpy import load_file
 
-from mbc.train.checkpoint import read_progress
+from mbc.train.training_checkpoint import read_progress
 from tests.ranks.processes import LONG_S, ROOT, runs
 from tests.ranks.test_mpi import AS_ROOT, MPIEXEC, with_mpi
 from tests.ranks.test_train import SOURCE

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from mbc.train.checkpoint import read_progress
+from mbc.train.training_checkpoint import read_progress
 from tests.ranks.processes import ROOT
 from tests.ranks.test_mpi import AS_ROOT, with_mpi
 from tests.ranks.test_train import COMMAND

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from mbc.bench import mbc_contender
-from mbc.bench.job import Contender, Job, Result
+from mbc.bench.contender_messages import Contender, Job, Result
 from mbc.bench.race import record
 from mbc.cli import bench_command, main
 from mbc.errors import MbcError
@@ -189,7 +189,7 @@ def test_a_race_begins_with_a_record(
         return Result(losses=(1.0,), step_ms=2.0, steps=2)
 
     monkeypatch.setattr("mbc.bench.race.run_apart", run)
-    monkeypatch.setattr("mbc.bench.job.missing", lambda peers: ())
+    monkeypatch.setattr("mbc.bench.contender_messages.missing", lambda peers: ())
     monkeypatch.setattr(bench_command, "current_gpu", lambda: GPU)
     monkeypatch.setattr(bench_command, "_package", lambda planned, folder, on_gpu: package(built, planned.plan))
     monkeypatch.setattr(bench_command, "_floor", lambda planned, asked: None)

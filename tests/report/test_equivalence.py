@@ -7,8 +7,8 @@ import math
 
 from mbc.equivalence.operations import OperationComparison
 from mbc.equivalence.rule import Comparison, Reference
-from mbc.equivalence.step import Part
-from mbc.equivalence.variants import divisions
+from mbc.equivalence.run_step import Part
+from mbc.equivalence.step_variants import divisions
 from mbc.report.equivalence import divisions_text, operations_text, step_document, step_text
 from tests.equivalence.test_operations import made
 from tests.runtime.nets import small_plan

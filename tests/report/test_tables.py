@@ -19,7 +19,7 @@ from mbc.report.html.columns import Texts, rows_of
 from mbc.report.html.facts import facts_of
 from mbc.report.html.program_data import program_data
 from mbc.report.memory import sparkline
-from mbc.report.page import plan_text
+from mbc.report.show import plan_text
 from mbc.report.tables import micro_batches, operations_table, over
 from mbc.units import show_range, show_time
 from tests.plan.chains import random_plan

@@ -20,8 +20,8 @@ from mbc.options import Options
 from mbc.plan.accumulation import accumulating, waits_of_part
 from mbc.plan.model import Copy, Launch, Plan, Program
 from mbc.plan.verify import verify_plan
+from mbc.runtime.launch_order import Transfers
 from mbc.runtime.module import Module
-from mbc.runtime.transfers import Transfers
 from mbc.source import Source
 from tests.runtime.fake_pycuda import Gpu
 from tests.runtime.nets import SMALL, batch, package

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 from mbc.errors import MbcError
+from mbc.runtime.launch_order import Transfers
 from mbc.runtime.module import Module
 from mbc.runtime.output import DeviceOutput
-from mbc.runtime.transfers import Transfers
 from tests.optimize.remat.test_apply_decisions import everything_at_once
 from tests.runtime.fake_pycuda import FakeLibrary, Gpu
 from tests.runtime.nets import batch, package, small_plan

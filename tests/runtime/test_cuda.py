@@ -21,11 +21,11 @@ from mbc.ir.types import Layout
 from mbc.plan.model import Plan
 from mbc.plan.prefetch import prefetch_bytes
 from mbc.runtime import cuda, driver, pinned, usage
+from mbc.runtime.bindings import find_places
 from mbc.runtime.dlpack import tensor_of
 from mbc.runtime.machine import Machine
 from mbc.runtime.module import Module
 from mbc.runtime.output import DeviceOutput
-from mbc.runtime.places import find_places
 from mbc.runtime.shadow import access_region
 from mbc.units import show_size
 from tests.runtime.fake_pycuda import FakeLibrary, Gpu, Stream, device_bytes

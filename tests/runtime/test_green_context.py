@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from mbc.codegen.render import render_module
+from mbc.codegen.render_sources import render_module
 from mbc.errors import MbcError
 from mbc.runtime import cuda, green_context
 from mbc.runtime.green_context import limited_streams

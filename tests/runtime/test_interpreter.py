@@ -15,11 +15,11 @@ from mbc.ir.types import DType, Layout
 from mbc.ops import KINDS
 from mbc.ops.base import Call
 from mbc.plan.model import Access, Buffer, Copy, Kernel, Launch, Mode, Plan, Program, Rows
+from mbc.runtime.bindings import find_places
 from mbc.runtime.cpu import Interpreter
 from mbc.runtime.formats import canonical_dtype, loaded, stored_bytes
+from mbc.runtime.launch_order import Transfers, execution_order
 from mbc.runtime.module import Module
-from mbc.runtime.places import find_places
-from mbc.runtime.transfers import Transfers, execution_order
 from tests.runtime.nets import batch, small_plan
 
 

@@ -11,8 +11,8 @@ import pytest
 from mbc.ir.graph import Role
 from mbc.ops import KINDS
 from mbc.plan.model import Copy, Plan
+from mbc.runtime.launch_order import Transfers
 from mbc.runtime.module import Module
-from mbc.runtime.transfers import Transfers
 from tests.optimize.planned import kept_plan
 from tests.optimize.remat.test_apply_decisions import everything_at_once
 

@@ -10,12 +10,12 @@ import sys
 import pytest
 
 from mbc.errors import MbcError
-from mbc.train.checkpoint import read_progress
 from mbc.train.data import ArrayData
 from mbc.train.job import Job
 from mbc.train.logs import JsonLines, Logs, TensorBoard, check_logs
 from mbc.train.loop import train
 from mbc.train.schedule import Schedule
+from mbc.train.training_checkpoint import read_progress
 
 
 def records(file):

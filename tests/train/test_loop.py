@@ -15,7 +15,6 @@ from safetensors.numpy import load_file
 from mbc.errors import MbcError
 from mbc.train import epoch_run
 from mbc.train.accuracy import inputs_of, judged
-from mbc.train.checkpoint import Progress, load_checkpoint, read_progress, save_checkpoint
 from mbc.train.data import ArrayData
 from mbc.train.evaluation import evaluate_on
 from mbc.train.job import Job
@@ -23,6 +22,7 @@ from mbc.train.loader import IterableData
 from mbc.train.loop import train
 from mbc.train.schedule import Schedule
 from mbc.train.share import whole_batch
+from mbc.train.training_checkpoint import Progress, load_checkpoint, read_progress, save_checkpoint
 
 
 def test_training_learns_and_reports(regression, graph, rows):

@@ -18,7 +18,6 @@ from mbc.runtime.loss import Loss
 from mbc.runtime.module import Module
 from mbc.source import Source
 from mbc.train.accuracy import inputs_of
-from mbc.train.checkpoint import read_progress
 from mbc.train.data import ArrayData, Data, open_data
 from mbc.train.epoch import Epoch
 from mbc.train.job import Job
@@ -26,6 +25,7 @@ from mbc.train.loader import IterableData
 from mbc.train.loop import train
 from mbc.train.schedule import Schedule
 from mbc.train.share import Share, share_of, step_share_of, whole_batch
+from mbc.train.training_checkpoint import read_progress
 from tests.train.epochs import timeless
 from tests.train.threads import ThreadRank, run_ranks
 

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 from mbc.errors import MbcError
-from mbc.train.checkpoint import read_progress
 from mbc.train.data import ArrayData
+from mbc.train.epoch_figures import Criterion
 from mbc.train.job import Job
 from mbc.train.loop import train
-from mbc.train.metrics import Criterion
 from mbc.train.schedule import Plateau, Schedule
+from mbc.train.training_checkpoint import read_progress
 
 EPOCHS, STEPS = 10, 7  # steps of an epoch
 

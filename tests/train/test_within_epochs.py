@@ -11,13 +11,13 @@ import pytest
 from mbc.errors import MbcError
 from mbc.train import epoch_run
 from mbc.train.accuracy import inputs_of
-from mbc.train.checkpoint import best_beside, load_checkpoint, read_progress
 from mbc.train.data import ArrayData
 from mbc.train.job import Job
 from mbc.train.loader import IterableData
 from mbc.train.loop import train
 from mbc.train.schedule import Schedule
 from mbc.train.share import whole_batch
+from mbc.train.training_checkpoint import best_beside, load_checkpoint, read_progress
 from tests.train.epochs import timeless
 
 

@@ -12,10 +12,10 @@ import pytest
 from mbc.errors import MbcError
 from mbc.ir.metrics import MEAN_SQUARE, PART_SQUARE
 from mbc.tune import tuner
-from mbc.tune.measure import Meter, Parts, check_halves, moments_of
+from mbc.tune.measured_noise import Meter, Parts, check_halves, moments_of
 from mbc.tune.range_test import BELOW_LOWEST, range_test, rates_of_test
-from mbc.tune.state import State
 from mbc.tune.tuner import NOISE_STEPS, RANGE_STEPS, find_rate, spending
+from mbc.tune.tuning_file import State
 
 
 def _quadratic(curvature: float):

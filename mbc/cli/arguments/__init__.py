@@ -1,16 +1,16 @@
 """Every command's arguments, help and examples. What a command does is imported when it runs: help is instant.
 
-* `groups`: arguments that several commands share, and the options that they make
+* `shared`: arguments that several commands share, and the options that they make
 * `described`: what a parser takes, as plain data
 * `editing`: commands for whoever writes sources
 * `interchange`: commands that read and write other frameworks' files
-* `machine`: commands about GPUs and profiles
+* `gpu_arguments`: commands about GPUs and profiles
 * `planning`: commands that make plans and look at them
 * `running`: commands that take steps
 * `tuning`: `mbc tune`
 * `settings_file`: options of a training that a file says
 * `parser`: argparse with short errors
-* `types`: types of arguments, each with a message that says what is wanted
+* `argument_types`: types of arguments, each with a message that says what is wanted
 """
 
 from __future__ import annotations
@@ -19,9 +19,8 @@ import argparse
 from collections.abc import Sequence
 
 from mbc.cli.arguments.editing import add_completions, add_fmt, add_lsp
-from mbc.cli.arguments.groups import Raw
+from mbc.cli.arguments.gpu_arguments import PROFILE_VERBS, add_doctor, add_gpus, add_profile
 from mbc.cli.arguments.interchange import add_export, add_import
-from mbc.cli.arguments.machine import PROFILE_VERBS, add_doctor, add_gpus, add_profile
 from mbc.cli.arguments.parser import Parser
 from mbc.cli.arguments.planning import (
     add_check,
@@ -34,6 +33,7 @@ from mbc.cli.arguments.planning import (
     add_verify,
 )
 from mbc.cli.arguments.running import add_bench, add_train
+from mbc.cli.arguments.shared import Raw
 from mbc.cli.arguments.tuning import add_tune
 from mbc.version import __version__
 

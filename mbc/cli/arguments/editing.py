@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mbc.cli.arguments.groups import Commands, command
+from mbc.cli.arguments.shared import Commands, command
 
 SHELLS = ("bash", "zsh", "fish")
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from mbc.cli.arguments.groups import Commands, add_json, command
-from mbc.cli.arguments.types import count, setting
+from mbc.cli.arguments.argument_types import count, setting
+from mbc.cli.arguments.shared import Commands, add_json, command
 
 # Those of `mbc.interchange.write`, which help does not import.
 LOSSES = ("softmax_cross_entropy", "binary_cross_entropy", "mse", "l1", "smooth_l1")

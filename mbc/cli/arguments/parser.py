@@ -6,8 +6,8 @@ import argparse
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NoReturn, cast
 
+from mbc.cli.arguments.argument_types import SomeOf
 from mbc.cli.arguments.described import Described, Option
-from mbc.cli.arguments.types import SomeOf
 from mbc.frontend.near import nearest
 from mbc.source import visible
 

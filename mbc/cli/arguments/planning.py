@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from mbc.cli.arguments.groups import (
+from mbc.cli.arguments.argument_types import count, points, seed, size, tolerance
+from mbc.cli.arguments.parser import Once
+from mbc.cli.arguments.shared import (
     Commands,
     add_json,
     add_measuring,
@@ -11,8 +13,6 @@ from mbc.cli.arguments.groups import (
     add_two_sharings,
     command,
 )
-from mbc.cli.arguments.parser import Once
-from mbc.cli.arguments.types import count, points, seed, size, tolerance
 from mbc.ir.types import Precision
 
 _PLANNED = "a package, a plan (.json) or a source (.mbc)"

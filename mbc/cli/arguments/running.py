@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 
-from mbc.cli.arguments.groups import Commands, add_json, add_measuring, add_planning, add_sharing, command
-from mbc.cli.arguments.types import blocks, count, duration, modes, numbers, peers, seed, target
+from mbc.cli.arguments.argument_types import blocks, count, duration, modes, numbers, peers, seed, target
+from mbc.cli.arguments.shared import Commands, add_json, add_measuring, add_planning, add_sharing, command
 from mbc.options import MODES, PEERS
 from mbc.train.schedule import KINDS, USUAL_RATES
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from mbc.cli.arguments.groups import Commands, add_json, add_planning, command
+from mbc.cli.arguments.argument_types import count, positive, seed, share, size, target
 from mbc.cli.arguments.parser import Once
-from mbc.cli.arguments.types import count, positive, seed, share, size, target
+from mbc.cli.arguments.shared import Commands, add_json, add_planning, command
 from mbc.tune.rates import RULES
 
 

@@ -4,7 +4,7 @@
 * `read`: a file -> a program
 * `tensors`: numbers of a file, or of files beside it
 * `infer`: shapes of values, and what is constant
-* `places`: the modules that nodes were made in
+* `module_scopes`: the modules that nodes were made in
 * `operator`: one node, and what a rule writes it as
 * `expressions`: formulas of a rule as they are written
 * `patterns`: layers that exporters spell out in several nodes
@@ -18,5 +18,5 @@
 * `shapes`: rules of shapes, parts and concatenation
 * `resize`: the rule of resampling, axis by axis
 * `evaluator`: operators that the package's evaluator computes otherwise
-* `check`: an imported network beside its file
+* `check_onnx`: an imported network beside its file
 """

@@ -28,9 +28,9 @@ from mbc.interchange.from_onnx import (
     windows,
 )
 from mbc.interchange.from_onnx.infer import Values
+from mbc.interchange.from_onnx.module_scopes import modules_of
 from mbc.interchange.from_onnx.operator import Operator, Rule
 from mbc.interchange.from_onnx.package import onnx
-from mbc.interchange.from_onnx.places import modules_of
 from mbc.interchange.from_onnx.tensors import dtype_name, read_tensor
 from mbc.interchange.program import FLOATING, Argument, Array, Dynamic, Held, Node, Program, TensorMeta, TensorName
 from mbc.interchange.pt2 import printable

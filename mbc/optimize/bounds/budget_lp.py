@@ -25,7 +25,7 @@ from mbc.optimize.bounds.fused_remat_costs import JointRemat, fused_remat_costs
 from mbc.optimize.candidates.table import CandidateTable, least_workspace_bytes
 from mbc.optimize.fusion.horizontal import fuses_horizontally
 from mbc.optimize.fusion.select_groups import Group, all_groups
-from mbc.optimize.remat.state import Techniques
+from mbc.optimize.remat.draft_state import AllowedTechniques
 from mbc.optimize.schedule.emit_launches import updates_early
 
 
@@ -40,7 +40,9 @@ class _Item:
     time_us: float
 
 
-def budget_bound_us(table: CandidateTable, techniques: Techniques, available_bytes: int, fastest_us: float) -> float:
+def budget_bound_us(
+    table: CandidateTable, techniques: AllowedTechniques, available_bytes: int, fastest_us: float
+) -> float:
     """Return a lower bound in microseconds of a step in an arena of `available_bytes`.
 
     Args:
@@ -72,7 +74,9 @@ def budget_bound_us(table: CandidateTable, techniques: Techniques, available_byt
     return best_us if math.isfinite(best_us) else fastest_us
 
 
-def _least_us(table: CandidateTable, techniques: Techniques, kept: list[_Item], excess: int, before_us: float) -> float:
+def _least_us(
+    table: CandidateTable, techniques: AllowedTechniques, kept: list[_Item], excess: int, before_us: float
+) -> float:
     """Return the least time to restore `excess` bytes of `kept`, where copies have `before_us` until then."""
     copied_us = math.inf  # time of each byte that the links cannot copy until then
     if techniques.offload > 0:

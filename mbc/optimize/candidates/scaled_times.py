@@ -15,7 +15,7 @@ from mbc.optimize import effort
 from mbc.optimize.candidates.user_rules import Rules
 from mbc.plan.model import Kernel
 from mbc.profile.model import Profile
-from mbc.profile.scale import BETWEEN_TIMES, larger_size, larger_sizes, nearest_sizes, octave, resized, scaled
+from mbc.profile.other_rows import BETWEEN_TIMES, larger_size, larger_sizes, nearest_sizes, octave, resized, scaled
 from mbc.profile.signature import rows_of, signature, with_rows
 
 
@@ -78,7 +78,7 @@ class OtherSizes:
         For a whole mini-batch that was measured: the measured candidates, preceded by mbc's own kernels that were
         measured later, at other sizes, if even the upper end of their prediction interval is faster than all others.
         For a mini-batch that was not measured: times from the nearest smaller and larger sizes
-        (`mbc.profile.scale.resized`). For fewer rows than a mini-batch: only measurements at that size.
+        (`mbc.profile.other_rows.resized`). For fewer rows than a mini-batch: only measurements at that size.
         """
         measured = self.profile.family(request).get(rows_of(request))
         if rows_of(request) < self.batch:

@@ -39,7 +39,7 @@ PATTERNS: tuple[Pattern, ...] = (
         "s = add(z, z2)",
         "y = relu(s)",
     ),
-    # The bit mask for its gradient (`mbc.passes.relu_masks`) is written in the same pass.
+    # The bit mask for its gradient (`mbc.passes.relu_bit_masks`) is written in the same pass.
     *(
         Pattern.of(
             f"z = {NORMALIZE}",

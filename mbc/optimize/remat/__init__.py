@@ -5,7 +5,7 @@
 * `live_bytes_ledger`: live bytes at every region under the decisions so far
 * `transient_peak`: bytes that are live only while values are recomputed before a region
 * `operand_peak`: lower bound of the peak live bytes of a draft, whatever is decided
-* `state`: the decisions of one draft so far, and the steps that change them
+* `draft_state`: the decisions of one draft so far, and the steps that change them
 * `greedy`: the first choice, gap by gap, and the passes that follow it
 * `local_search`: large neighbourhood search from there
 * `exhaustive`: all sets of decisions, where there are few

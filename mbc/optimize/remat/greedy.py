@@ -19,6 +19,7 @@ from mbc.ir.graph import Operation, TrainingGraph
 from mbc.optimize import effort
 from mbc.optimize.remat.apply_decisions import in_launch_order
 from mbc.optimize.remat.coalesce_copies import coalesce_copies
+from mbc.optimize.remat.draft_state import AllowedTechniques, Measured, Points, RematState, Residency
 from mbc.optimize.remat.exhaustive import fastest_first
 from mbc.optimize.remat.fused_remat import FusedRematLaunches
 from mbc.optimize.remat.live_bytes_ledger import Ledger
@@ -30,7 +31,6 @@ from mbc.optimize.remat.local_search import (
     search_feasible,
 )
 from mbc.optimize.remat.segment_remat import cut_into_segments
-from mbc.optimize.remat.state import Measured, Points, RematState, Residency, Techniques
 from mbc.optimize.schedule.emit_launches import Draft
 from mbc.optimize.schedule.regions import Region, regions_of
 
@@ -39,7 +39,7 @@ def choose_residency(
     graph: TrainingGraph,
     draft: Draft,
     links: Links,
-    techniques: Techniques,
+    techniques: AllowedTechniques,
     available_bytes: int,
     known_us: float = math.inf,
     groups: Sequence[Operation] = (),
@@ -55,7 +55,7 @@ def choose_residency(
         graph: The training graph.
         draft: A draft whose only aliases are those of updates.
         links: Links that carry copies.
-        techniques: Techniques that may be used.
+        techniques: AllowedTechniques that may be used.
         available_bytes: Bytes of the arena that the step may use.
         known_us: Time of a step that fits; a step that would take much longer is abandoned.
         groups: Fusion groups that the draft or `fused_remat` launches.

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mbc.optimize import effort
-from mbc.optimize.remat.state import RematState, Residency
+from mbc.optimize.remat.draft_state import RematState, Residency
 
 Recomputation = tuple[int, int]  # a value, and the region before which it is recomputed
 

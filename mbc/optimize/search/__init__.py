@@ -2,13 +2,13 @@
 
 * `search`: the loop, and the plan that it returns
 * `solution`: the problem, and a solution of it: a step with addresses
-* `fit`: a step within a budget
+* `fit_budget`: a step within a budget
 * `variants`: variants of a step within the budget, compared and placed
 * `reclaim_workspace`: workspaces in the gaps between the values of a step whose decisions are final
 * `replace_micro_batches`: other kernels and divisions, all else unchanged
 * `concurrent_stream`: launches that move to a second stream of kernels
-* `host_sharing`: the gain of a plan that accounts for the other ranks' copies
-* `relu_masks`: ReLUs that store bit masks for their gradients
+* `host_sharing_gain`: the gain of a plan that accounts for the other ranks' copies
+* `select_relu_masks`: ReLUs that store bit masks for their gradients
 * `overhead`: device memory outside the arena
 * `prediction_interval`: the interval of a predicted time
 * `predicted_times`: times and intervals of both programs of a plan

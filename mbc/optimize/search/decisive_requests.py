@@ -26,7 +26,7 @@ from mbc.optimize.candidates.user_rules import Rules
 from mbc.optimize.fusion.bitwise_remat_match import with_bitwise_remat
 from mbc.optimize.selection.fuse_by_layout import fastest_fused
 from mbc.optimize.selection.select import Choices, choose
-from mbc.passes.relu_masks import mask_relus, residual_relus
+from mbc.passes.relu_bit_masks import mask_relus, residual_relus
 from mbc.profile.locate import find_profile
 from mbc.profile.model import Extent, calibrated, unmeasured
 from mbc.profile.signature import signature

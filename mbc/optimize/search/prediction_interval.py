@@ -80,7 +80,7 @@ def _of_similar_gpu(
 ) -> tuple[float, float] | None:
     """Return the range of a launch whose time is scaled from another GPU; None for other launches.
 
-    `mbc.profile.scaling` scales such times.
+    `mbc.profile.other_gpu` scales such times.
     """
     work = launch.work
     if other_sizes is None or work.measured or isinstance(work, Copy) or not launch.operations:

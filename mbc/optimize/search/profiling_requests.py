@@ -21,7 +21,7 @@ from mbc.optimize.fusion.horizontal import bundles
 from mbc.optimize.fusion.select_groups import Group, possible_groups
 from mbc.optimize.remat.fused_remat import all_fused_remats
 from mbc.options import Policy
-from mbc.passes.relu_masks import mask_relus, residual_relus
+from mbc.passes.relu_bit_masks import mask_relus, residual_relus
 from mbc.plan.group import operation_of, rows_of
 from mbc.plan.model import Buffer, Kernel, Launch, Plan, Rows
 from mbc.profile.model import Profile

@@ -21,20 +21,20 @@ from mbc.optimize.candidates.table import CandidateTable
 from mbc.optimize.fusion.bitwise_remat_match import with_bitwise_remat
 from mbc.optimize.fusion.select_groups import Programs, plain
 from mbc.optimize.placement.assign_addresses import Placed, assign_addresses, check_outside
-from mbc.optimize.remat.state import Techniques
+from mbc.optimize.remat.draft_state import AllowedTechniques
 from mbc.optimize.schedule.emit_launches import Draft, emit_launches
 from mbc.optimize.search.concurrent_stream import use_concurrent_stream
-from mbc.optimize.search.fit import fit
+from mbc.optimize.search.fit_budget import fit
 from mbc.optimize.search.overhead import reserved_bytes, usual_bytes
 from mbc.optimize.search.predicted_times import predicted_times
 from mbc.optimize.search.prediction_interval import similar_gpu
-from mbc.optimize.search.relu_masks import masks_of_kept, with_relu_masks
+from mbc.optimize.search.select_relu_masks import masks_of_kept, with_relu_masks
 from mbc.optimize.search.solution import NO_LIMIT_BYTES, Problem, Solution
 from mbc.optimize.selection.fuse_by_layout import fastest_fused
 from mbc.optimize.selection.select import Choices, check_limit, choose
 from mbc.optimize.selection.workspace_division import divide_workspace
 from mbc.options import Policy
-from mbc.passes.relu_masks import mask_relus, residual_relus
+from mbc.passes.relu_bit_masks import mask_relus, residual_relus
 from mbc.plan.model import Bounds, Buffer, Kernel, Plan, Predictions, Program, Target
 from mbc.plan.prefetch import ahead_bytes
 from mbc.plan.verify import verify_plan
@@ -49,7 +49,7 @@ class Limits:
     Attributes:
         operation_bytes: Workspace of one operation; None: no limit.
         total_bytes: Workspace of all operations of a program together; None: no limit.
-        without: Techniques that are not used, of mbc.options.TECHNIQUES.
+        without: AllowedTechniques that are not used, of mbc.options.TECHNIQUES.
         host_bytes: Host memory that a plan may pin; None: no limit.
         peer_bytes: Memory of another GPU.
     """
@@ -174,7 +174,7 @@ def may_fit(table: CandidateTable, limits: Limits, budget_bytes: int) -> bool:
 
 
 def _with_other_budgets(
-    variants: Sequence[StepVariant], limits: Limits, techniques: Techniques, available_bytes: int
+    variants: Sequence[StepVariant], limits: Limits, techniques: AllowedTechniques, available_bytes: int
 ) -> Solution:
     """Return the fastest step for `available_bytes` and slightly smaller budgets.
 
@@ -197,7 +197,7 @@ def _with_other_budgets(
 def _with_or_without_masks(
     variants: Sequence[StepVariant],
     limits: Limits,
-    techniques: Techniques,
+    techniques: AllowedTechniques,
     available_bytes: int,
     known_us: float = math.inf,
 ) -> Solution:
@@ -209,7 +209,7 @@ def _with_or_without_masks(
     Args:
         variants: The step without masks, and with them if there are any.
         limits: Limits besides the budget.
-        techniques: Techniques that may be used.
+        techniques: AllowedTechniques that may be used.
         available_bytes: Bytes of the arena that the step may use.
         known_us: Time of the best step so far; a step that takes at least as long is abandoned.
     """
@@ -237,7 +237,11 @@ def _with_or_without_masks(
 
 
 def _solve(
-    table: CandidateTable, limits: Limits, techniques: Techniques, available_bytes: int, known_us: float = math.inf
+    table: CandidateTable,
+    limits: Limits,
+    techniques: AllowedTechniques,
+    available_bytes: int,
+    known_us: float = math.inf,
 ) -> Solution:
     """Return a step with fusion; one without where there are no fusion groups, or no step with them fits.
 
@@ -269,14 +273,14 @@ def _with_concurrent_stream(serial: Solution, available_bytes: int) -> Solution:
     return concurrent if saved_us > table.device.host_link.copy_us(inputs_bytes, Stream.TO_DEVICE) else serial
 
 
-def _techniques(table: CandidateTable, limits: Limits) -> Techniques:
+def _techniques(table: CandidateTable, limits: Limits) -> AllowedTechniques:
     """Return the techniques that may be used where not all values fit."""
     host_bytes = NO_LIMIT_BYTES if limits.host_bytes is None else limits.host_bytes
     # Depth-first execution relies on recomputation in the backward pass.
     recompute = "recompute" not in limits.without
     split = recompute and table.rules.policy is not Policy.UNDIVIDED and not table.rules.micro_batch
     offload = 0.0 if "offload" in limits.without else 1.0
-    return Techniques(recompute, offload, host_bytes, split, peer_bytes=limits.peer_bytes)
+    return AllowedTechniques(recompute, offload, host_bytes, split, peer_bytes=limits.peer_bytes)
 
 
 def _workspace_limits(table: CandidateTable, limits: Limits, programs: Programs) -> Mapping[str, int]:

@@ -13,8 +13,8 @@ from mbc.optimize import effort
 from mbc.optimize.candidates.table import CandidateTable
 from mbc.optimize.fusion.select_groups import Programs
 from mbc.optimize.placement.assign_addresses import Placed
+from mbc.optimize.remat.draft_state import AllowedTechniques
 from mbc.optimize.remat.optimizer_offload import offload_states, persistent_bytes, states_to_offload
-from mbc.optimize.remat.state import Techniques
 from mbc.optimize.schedule.coalesce_waits import coalesce_waits
 from mbc.optimize.schedule.contention import contention
 from mbc.optimize.schedule.convert_back import convert_back
@@ -123,7 +123,7 @@ class Solution:
 
 
 def scheduled_draft(
-    table: CandidateTable, choices: Choices, techniques: Techniques, available_bytes: int | None
+    table: CandidateTable, choices: Choices, techniques: AllowedTechniques, available_bytes: int | None
 ) -> Draft:
     """Return the selected kernels as launches.
 

@@ -19,10 +19,10 @@ from mbc.ops.fused import kind_of, names_of
 from mbc.optimize import effort
 from mbc.optimize.candidates.table import CandidateTable
 from mbc.optimize.placement.assign_addresses import Placed, assign_addresses
+from mbc.optimize.remat.draft_state import AllowedTechniques, Points, Residency
 from mbc.optimize.remat.fused_remat import defer_readers, fused_remat_launches, fused_remats_of
 from mbc.optimize.remat.greedy import choose_residency
 from mbc.optimize.remat.remat_without_statistics import remat_without_statistics
-from mbc.optimize.remat.state import Points, Residency, Techniques
 from mbc.optimize.schedule.depth_first_micro_batches import divided_operations
 from mbc.optimize.schedule.emit_launches import Draft, emit_launches
 from mbc.optimize.schedule.regions import regions_of
@@ -40,7 +40,7 @@ class _Variant:
         draft: The step before any decision.
         residency: The decisions.
         choices: Kernels, layouts and divisions.
-        techniques: Techniques that were used.
+        techniques: AllowedTechniques that were used.
         divided: Operations in depth-first groups, which keep their division.
     """
 
@@ -48,7 +48,7 @@ class _Variant:
     draft: Draft
     residency: Residency
     choices: Choices
-    techniques: Techniques
+    techniques: AllowedTechniques
     divided: Collection[str]
 
     @cached_property
@@ -57,14 +57,16 @@ class _Variant:
         return _step_us(self.residency.draft, self.table) + self.residency.workspace_cuts_us
 
 
-def placed_variants(problem: Problem, techniques: Techniques, known_us: float, defer_reads: bool) -> Iterator[Solution]:
+def placed_variants(
+    problem: Problem, techniques: AllowedTechniques, known_us: float, defer_reads: bool
+) -> Iterator[Solution]:
     """Yield variants of the step with addresses, the most promising first.
 
     Where a placement exceeds the available bytes, the variant is tried again for fewer.
 
     Args:
         problem: The step and its available bytes.
-        techniques: Techniques that may be used.
+        techniques: AllowedTechniques that may be used.
         known_us: Time of the best step so far; a step that takes at least as long is abandoned.
         defer_reads: Whether readers of a value that another launch could recompute come after that launch
             (`mbc.optimize.remat.fused_remat`).
@@ -144,7 +146,7 @@ def _distinct(variants: Sequence[_Variant]) -> Sequence[_Variant]:
     return list(distinct.values())
 
 
-def _variants(problem: Problem, techniques: Techniques, known_us: float, defer_reads: bool) -> list[_Variant]:
+def _variants(problem: Problem, techniques: AllowedTechniques, known_us: float, defer_reads: bool) -> list[_Variant]:
     """Return the step fitted under several limits of workspace; under the best of them, also with less offloaded."""
     table, workspace_limits, available_bytes = problem.table, problem.workspace_limits, problem.available_bytes
     seen: set[tuple[float, ...]] = set()
@@ -205,7 +207,7 @@ def _variant(
     problem: Problem,
     draft: Draft,
     choices: Choices,
-    techniques: Techniques,
+    techniques: AllowedTechniques,
     divided: Collection[str],
     available_bytes: int,
     known_us: float = math.inf,
@@ -259,7 +261,7 @@ def _points(problem: Problem, choices: Choices, divided: Collection[str]) -> Poi
 
 
 def _with_techniques(
-    problem: Problem, variant: _Variant, techniques: Techniques, available_bytes: int, known_us: float
+    problem: Problem, variant: _Variant, techniques: AllowedTechniques, available_bytes: int, known_us: float
 ) -> _Variant:
     """Return a variant with the same choices and other techniques."""
     return _variant(problem, variant.draft, variant.choices, techniques, variant.divided, available_bytes, known_us)

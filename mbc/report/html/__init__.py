@@ -2,7 +2,7 @@
 
 * `columns`: rows as columns, with every text stored once
 * `facts`: what is said of a program more than once
-* `letting_go`: what it would save and cost not to keep a value between two uses
+* `eviction_estimates`: what it would save and cost not to keep a value between two uses
 * `larger_budget`: what a larger budget would buy
 * `program_data`: operations, launches and the bytes of the arena of one program
 * `plan_data`: everything that the page of a plan shows

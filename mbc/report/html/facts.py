@@ -13,7 +13,7 @@ from mbc.plan.live import Held, held_in
 from mbc.plan.memory import MemoryCurve, memory_curve
 from mbc.plan.model import Mode, Plan, Program
 from mbc.plan.summary import OperationSummary, grouped, summarise
-from mbc.plan.techniques import Techniques, techniques
+from mbc.plan.techniques import TechniquesUsed, techniques
 from mbc.report.devices import device_of
 from mbc.report.timeline import CopyCosts, copy_costs, timeline_on
 from mbc.units import show_time
@@ -34,7 +34,7 @@ class Facts:
     curve: MemoryCurve
     groups: Mapping[str, Sequence[int]]
     summaries: tuple[OperationSummary, ...]
-    techniques: Techniques
+    techniques: TechniquesUsed
     times: Timeline
     limits: tuple[Limit, ...]
     writers: Mapping[int, Sequence[int]]

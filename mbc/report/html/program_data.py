@@ -7,10 +7,10 @@ from typing import Any, TypeVar
 
 from mbc.ir.graph import Operation
 from mbc.plan.live import Kind
-from mbc.plan.techniques import DepthFirst, Offloaded, Recomputed, Techniques
+from mbc.plan.techniques import DepthFirst, Offloaded, Recomputed, TechniquesUsed
 from mbc.report.html.columns import Texts
+from mbc.report.html.eviction_estimates import Gaps
 from mbc.report.html.facts import Facts
-from mbc.report.html.letting_go import Gaps
 from mbc.report.tables import layouts, micro_batches
 
 KEPT, RECOMPUTED, OFFLOADED, DEPTH_FIRST, DIVIDED = "kept", "recomputed", "offloaded", "depth-first", "divided"
@@ -116,7 +116,7 @@ def _decisions_of_operations(facts: Facts) -> list[str]:
     return made
 
 
-def _decisions_of_values(found: Techniques) -> Mapping[str, str]:
+def _decisions_of_values(found: TechniquesUsed) -> Mapping[str, str]:
     decisions = dict.fromkeys((one.value for one in found.depth_first), DEPTH_FIRST)
     decisions |= dict.fromkeys((one.value for one in found.offloaded), OFFLOADED)
     return decisions | {name: RECOMPUTED for one in found.recomputed for name in one.outputs}

@@ -9,7 +9,7 @@ from mbc.optimize.bounds.arena_bytes import least_arena
 from mbc.optimize.candidates.table import CandidateTable
 from mbc.optimize.search import search as searching
 from mbc.optimize.search.search import Limits, search
-from mbc.passes.relu_masks import mask_relus, residual_relus
+from mbc.passes.relu_bit_masks import mask_relus, residual_relus
 from mbc.plan.model import Plan
 from tests.optimize.planned import H200, NETWORKS, kept_plan, planned_table, table
 

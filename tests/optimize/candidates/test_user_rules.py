@@ -18,7 +18,7 @@ from mbc.options import Options, Policy
 from mbc.plan.file import dump_plan
 from mbc.plan.model import Kernel, Plan
 from mbc.plan.summary import emulated_share, summarise
-from mbc.report.page import plan_text
+from mbc.report.show import plan_text
 from mbc.source import Source
 
 NETWORK = Source(

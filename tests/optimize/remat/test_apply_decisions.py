@@ -15,8 +15,8 @@ from mbc.optimize.schedule.in_place import alias_in_place
 from mbc.optimize.schedule.regions import Region, regions_of
 from mbc.plan.model import Plan
 from mbc.plan.verify import verify_plan
+from mbc.runtime.launch_order import Transfers
 from mbc.runtime.module import Module
-from mbc.runtime.transfers import Transfers
 from tests.optimize.planned import NETWORKS, draft_of, kept_plan, plan_of, table
 
 Case = tuple[str, str, int]

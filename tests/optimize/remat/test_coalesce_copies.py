@@ -8,7 +8,7 @@ import pytest
 
 from mbc.hardware.streams import Stream
 from mbc.optimize import effort
-from mbc.optimize.remat.state import Residency
+from mbc.optimize.remat.draft_state import Residency
 from tests.optimize.remat.test_greedy import BOTH
 from tests.optimize.remat.test_local_search import SEEDS, WORK, residency
 

@@ -20,15 +20,15 @@ from mbc.optimize.bounds.fused_remat_costs import fused_remat_costs
 from mbc.optimize.candidates.table import CandidateTable, Rules
 from mbc.optimize.fusion.select_groups import fuse, groups_of
 from mbc.optimize.remat.apply_decisions import Decisions, Recompute, rewrite
+from mbc.optimize.remat.draft_state import AllowedTechniques
 from mbc.optimize.remat.fused_remat import all_fused_remats, defer_readers, fused_remat_launches, fused_remats_of
 from mbc.optimize.remat.live_bytes_ledger import Ledger
-from mbc.optimize.remat.state import Techniques
 from mbc.optimize.schedule.emit_launches import emit_launches
 from mbc.optimize.schedule.regions import regions_of
 from mbc.optimize.search.profiling_requests import needs
 from mbc.optimize.selection.select import choose
 from mbc.options import Policy
-from mbc.passes.relu_masks import mask_relus, residual_relus
+from mbc.passes.relu_bit_masks import mask_relus, residual_relus
 from mbc.plan.model import Kernel, Launch, Plan
 from tests.optimize.planned import H200, NoSizes, graph_of, is_inside, planned_for, trained
 
@@ -276,6 +276,6 @@ def test_in_the_bound_two_share_a_launch_only_where_both_are_away():
         kept_bytes = sum(tabulated.graph.values[op.outputs[0]].type.size_bytes for op in forward)
         fastest_us = choose(tabulated, {}, programs=fuse(tabulated)).train_us
         bounds_us.append(
-            budget_bound_us(tabulated, Techniques(True, 0.0, 0), kept_bytes * 9 // 10, fastest_us) - fastest_us
+            budget_bound_us(tabulated, AllowedTechniques(True, 0.0, 0), kept_bytes * 9 // 10, fastest_us) - fastest_us
         )
     assert 0 < bounds_us[0] < bounds_us[1]

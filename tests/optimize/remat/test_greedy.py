@@ -16,10 +16,10 @@ from mbc.frontend.parse import parse
 from mbc.hardware.spec import find_spec
 from mbc.optimize.candidates.table import CandidateTable, Rules
 from mbc.optimize.remat.apply_decisions import Decisions, rewrite
+from mbc.optimize.remat.draft_state import AllowedTechniques
 from mbc.optimize.remat.greedy import choose_residency
 from mbc.optimize.remat.live_bytes_ledger import Ledger
 from mbc.optimize.remat.optimizer_offload import persistent_bytes
-from mbc.optimize.remat.state import Techniques
 from mbc.optimize.schedule.emit_launches import Draft, emit_launches
 from mbc.optimize.schedule.in_place import alias_in_place
 from mbc.optimize.schedule.liveness import blocks, live_bytes
@@ -30,15 +30,15 @@ from mbc.passes.training_step import differentiate
 from mbc.plan.model import Copy
 from mbc.plan.verify import verify_plan
 from mbc.profile.model import calibrated
-from mbc.runtime.transfers import Transfers
+from mbc.runtime.launch_order import Transfers
 from mbc.source import Source
 from tests.effort import examples
 from tests.optimize.planned import ONE_BY_ONE, draft_of, kept_plan, table
 from tests.optimize.remat.test_apply_decisions import trained
 
-RECOMPUTE = Techniques(recompute=True, offload=0.0, host_bytes=0)
-OFFLOAD = Techniques(recompute=False, offload=1.0, host_bytes=1 << 40)
-BOTH = Techniques(recompute=True, offload=1.0, host_bytes=1 << 40)
+RECOMPUTE = AllowedTechniques(recompute=True, offload=0.0, host_bytes=0)
+OFFLOAD = AllowedTechniques(recompute=False, offload=1.0, host_bytes=1 << 40)
+BOTH = AllowedTechniques(recompute=True, offload=1.0, host_bytes=1 << 40)
 OVERHEAD = find_spec("h200").overhead_bytes
 
 
@@ -50,7 +50,7 @@ def kept_bytes(network: str) -> int:
 
 @pytest.mark.parametrize("network", ["residual", "dense"])
 @pytest.mark.parametrize("techniques", [RECOMPUTE, OFFLOAD, BOTH], ids=["recompute", "offload", "both"])
-def test_smaller_budgets_are_kept_to(network: str, techniques: Techniques) -> None:
+def test_smaller_budgets_are_kept_to(network: str, techniques: AllowedTechniques) -> None:
     defined_at = table(network)
     available_bytes = int(0.9 * kept_bytes(network))
     residency = choose_residency(

@@ -8,7 +8,7 @@ import random
 import numpy as np
 import pytest
 
-from mbc.optimize.remat.state import RematState
+from mbc.optimize.remat.draft_state import RematState
 from mbc.optimize.remat.transient_peak import transient_bytes
 from mbc.optimize.remat.undo_log import WorkspaceCut
 from mbc.optimize.schedule.regions import Region, regions_of

@@ -14,8 +14,8 @@ from mbc.hardware.streams import Stream
 from mbc.optimize import effort
 from mbc.optimize.candidates.table import CandidateTable, Rules
 from mbc.optimize.remat import local_search
+from mbc.optimize.remat.draft_state import AllowedTechniques, RematState, Residency
 from mbc.optimize.remat.greedy import choose_residency
-from mbc.optimize.remat.state import RematState, Residency, Techniques
 from mbc.optimize.schedule.emit_launches import Draft, emit_launches
 from mbc.optimize.schedule.regions import regions_of
 from mbc.optimize.selection.select import choose
@@ -57,7 +57,7 @@ train {{ optimizer = sgd() }}
     return defined_at, emit_launches(defined_at, choose(defined_at, {}))
 
 
-def residency(seed: int, techniques: Techniques, work: int, part: float = PART) -> tuple[Residency, int]:
+def residency(seed: int, techniques: AllowedTechniques, work: int, part: float = PART) -> tuple[Residency, int]:
     defined_at, draft = network(seed)
     link = defined_at.device.links
     kept_bytes = choose_residency(defined_at.graph, draft, link, techniques, 1 << 60).live_bytes
@@ -106,7 +106,7 @@ def offloaded_bytes(seed: int, result: Residency) -> list[int]:
 
 def test_local_search_keeps_to_the_budget_and_to_host_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(effort, "MIN_COPY_US", 0.0)  # these networks are small
-    techniques = Techniques(recompute=True, offload=1.0, host_bytes=8 << 20)
+    techniques = AllowedTechniques(recompute=True, offload=1.0, host_bytes=8 << 20)
     offloaded_share = 0
     for seed in SEEDS:
         result, available_bytes = residency(seed, techniques, WORK)

@@ -12,9 +12,9 @@ import pytest
 from mbc.hardware.streams import Space
 from mbc.optimize.fusion.select_groups import fuse
 from mbc.optimize.remat import greedy
+from mbc.optimize.remat.draft_state import AllowedTechniques, Residency
 from mbc.optimize.remat.greedy import choose_residency
 from mbc.optimize.remat.optimizer_offload import offload_states, states_to_offload
-from mbc.optimize.remat.state import Residency, Techniques
 from mbc.optimize.schedule.depth_first_micro_batches import Division
 from mbc.optimize.selection.select import choose
 from tests.optimize.fusion.test_select_groups import UNCLUSTERED
@@ -28,7 +28,7 @@ from tests.optimize.schedule.test_depth_first_micro_batches import divided_draft
 
 @pytest.mark.parametrize("techniques", [RECOMPUTE, OFFLOAD, BOTH], ids=["recompute", "offload", "both"])
 @pytest.mark.parametrize("part", [0.9, *(pytest.param(p, marks=pytest.mark.exhaustive) for p in (0.5, 0.2)), 0.02])
-def test_no_decision_goes_below(techniques: Techniques, part: float) -> None:
+def test_no_decision_goes_below(techniques: AllowedTechniques, part: float) -> None:
     for seed in SEEDS[:2]:
         result, _ = residency(seed, techniques, WORK, part)
         assert 0 < result.least_bytes <= result.live_bytes

@@ -23,8 +23,8 @@ from mbc.passes.training_step import differentiate
 from mbc.plan.file import dump_plan, load_plan
 from mbc.plan.model import Plan
 from mbc.plan.verify import verify_plan
+from mbc.runtime.launch_order import Transfers
 from mbc.runtime.module import Module
-from mbc.runtime.transfers import Transfers
 from mbc.source import Source
 from tests.optimize.planned import ONE_BY_ONE, draft_of, kept_plan, plan_of, table
 from tests.plan.mutate import KINDS_OF_MUTATIONS, OF_FUSED_OR_WORKSPACE, mutate

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from mbc.optimize import effort
+from mbc.optimize.remat.draft_state import RematState, Residency
 from mbc.optimize.remat.greedy import choose_residency
 from mbc.optimize.remat.segment_remat import cut_into_segments
-from mbc.optimize.remat.state import RematState, Residency
 from mbc.optimize.schedule.regions import regions_of
 from tests.optimize.remat.test_greedy import RECOMPUTE, cost
 from tests.optimize.remat.test_local_search import network

@@ -11,15 +11,15 @@ from mbc.compiler import compile_plan
 from mbc.errors import MbcError
 from mbc.hardware.streams import Space, Stream
 from mbc.optimize.candidates.table import CandidateTable
+from mbc.optimize.remat.draft_state import AllowedTechniques
 from mbc.optimize.remat.greedy import choose_residency
 from mbc.optimize.remat.optimizer_offload import movable_states, states_to_offload
-from mbc.optimize.remat.state import Techniques
 from mbc.optimize.search.search import Limits, search
 from mbc.options import Options
 from mbc.plan.model import Plan
 from mbc.plan.traffic import traffic
 from mbc.plan.verify import verify_plan
-from mbc.runtime.transfers import Transfers
+from mbc.runtime.launch_order import Transfers
 from mbc.source import Source
 from tests.optimize.planned import H200, NETWORKS, draft_of, kept_plan, table
 from tests.optimize.remat.test_apply_decisions import trained, undecided
@@ -102,7 +102,7 @@ def test_hidden_copies_take_the_link_that_is_preferred(
         links, host=replace(links.host, latency_us=1e-3, to_host_gb_s=1e4, to_device_gb_s=1e4),
         peer=replace(links.peer, latency_us=1e-3, to_peer_gb_s=1e5, from_peer_gb_s=1e5),
     )  # fmt: skip
-    techniques = Techniques(False, 1.0, ROOM, peer_bytes=ROOM, slow_first=slow_first)
+    techniques = AllowedTechniques(False, 1.0, ROOM, peer_bytes=ROOM, slow_first=slow_first)
     kept = choose_residency(tabulated.graph, draft, fast, techniques, 1 << 60).live_bytes
     result = choose_residency(tabulated.graph, draft, fast, techniques, int(0.85 * kept))
     assert result.decisions.offloads and not result.stalling

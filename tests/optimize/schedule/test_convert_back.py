@@ -22,7 +22,7 @@ from mbc.optimize.selection.select import choose
 from mbc.options import Options
 from mbc.plan.model import Mode, Plan
 from mbc.plan.verify import verify_plan
-from mbc.runtime.transfers import Transfers
+from mbc.runtime.launch_order import Transfers
 from mbc.source import Source
 from tests.optimize.planned import Adapted, Without, plan_of, planned_table
 from tests.optimize.remat.test_apply_decisions import trained

@@ -18,7 +18,7 @@ from mbc.optimize.selection.select import choose
 from mbc.passes.training_step import differentiate
 from mbc.plan.model import Mode, Plan
 from mbc.plan.verify import verify_plan
-from mbc.runtime.transfers import Transfers
+from mbc.runtime.launch_order import Transfers
 from mbc.source import Source
 from tests.optimize.fusion.test_select_groups import UNCLUSTERED, table
 from tests.optimize.planned import plan_of

@@ -12,7 +12,7 @@ from mbc.optimize.schedule.in_place import alias_in_place
 from mbc.optimize.selection.select import choose
 from mbc.plan.model import Plan
 from mbc.plan.verify import verify_plan
-from mbc.runtime.transfers import Transfers
+from mbc.runtime.launch_order import Transfers
 from tests.optimize.planned import kept_plan, plan_of, table
 from tests.optimize.remat.test_apply_decisions import trained
 

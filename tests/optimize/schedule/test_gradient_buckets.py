@@ -18,7 +18,7 @@ from mbc.optimize import effort
 from mbc.optimize.candidates.table import CandidateTable, Rules
 from mbc.optimize.fusion.select_groups import fuse
 from mbc.optimize.placement.assign_addresses import assign_addresses
-from mbc.optimize.remat.state import Techniques
+from mbc.optimize.remat.draft_state import AllowedTechniques
 from mbc.optimize.schedule.contention import contention
 from mbc.optimize.schedule.depth_first_micro_batches import Division, divided_operations
 from mbc.optimize.schedule.emit_launches import Draft, emit_launches
@@ -164,7 +164,7 @@ def test_depth_first_groups_leave_sums_between_them(name: str, several: bool) ->
     divided = divided_operations(table, emit_launches(table, whole), (*whole.train, *whole.infer), division)
     assert divided
     choices = problem.choose({}, divided)
-    draft = scheduled_draft(table, choices, Techniques(True, 1.0, 0, True, division=division), None)
+    draft = scheduled_draft(table, choices, AllowedTechniques(True, 1.0, 0, True, division=division), None)
     assert any(w.accesses[0].rows.count == 8 for w in draft.train.launches if w.accesses)
     assert collectives_of(draft.train) == buckets
     verify_plan(plan_of(kept(name), draft))

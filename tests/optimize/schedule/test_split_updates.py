@@ -18,7 +18,7 @@ from mbc.optimize.schedule.split_updates import split_into, split_within
 from mbc.optimize.selection.select import choose
 from mbc.plan.model import Launch, Mode
 from mbc.plan.verify import verify_plan
-from mbc.runtime.transfers import Transfers
+from mbc.runtime.launch_order import Transfers
 from tests.optimize.planned import Favouring, kept_plan, plan_of, table
 from tests.optimize.remat.test_apply_decisions import trained
 

@@ -27,7 +27,7 @@ from mbc.plan.model import Copy, Launch, Plan
 from mbc.plan.prefetch import input_bytes
 from mbc.plan.verify import verify_plan
 from mbc.report.tables import totals_text
-from mbc.runtime.transfers import Transfers
+from mbc.runtime.launch_order import Transfers
 from mbc.source import Source
 from tests.optimize.planned import draft_of, kept_plan, plan_of, table
 from tests.optimize.remat.test_apply_decisions import trained

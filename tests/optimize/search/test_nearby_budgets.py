@@ -9,7 +9,7 @@ import pytest
 
 from mbc.optimize import effort
 from mbc.optimize.search import search as search_module
-from mbc.optimize.search.fit import fit
+from mbc.optimize.search.fit_budget import fit
 from mbc.optimize.search.search import Limits, search
 from mbc.optimize.search.solution import Problem
 from mbc.plan.model import Plan

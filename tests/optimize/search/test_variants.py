@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from mbc.optimize.remat.state import Techniques
+from mbc.optimize.remat.draft_state import AllowedTechniques
 from mbc.optimize.search import variants
 from mbc.optimize.search.variants import placed_variants
 from tests.optimize.planned import roomy_problem
 
-KEPT = Techniques(recompute=True, offload=0.0, host_bytes=0)
+KEPT = AllowedTechniques(recompute=True, offload=0.0, host_bytes=0)
 
 
 def ways_to(available_bytes: int, monkeypatch: pytest.MonkeyPatch) -> list[Any]:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from mbc.kernels.base import Candidate
-from mbc.profile.scale import MOST_TIMES, larger_size, larger_sizes, nearest_sizes, octave, resized, scaled
+from mbc.profile.other_rows import MOST_TIMES, larger_size, larger_sizes, nearest_sizes, octave, resized, scaled
 from tests.profile.profiles import FIRST, LAST, measurement
 
 

@@ -17,7 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from mbc.bench.job import MBC, Contender, Job, Result, Share
+from mbc.bench.contender_messages import MBC, Contender, Job, Result, Share
 from mbc.ranks.launch import for_mpiexec, mpiexec
 
 LOG_LINES = 6  # of a process that died

@@ -9,14 +9,14 @@ import pytest
 
 from mbc.errors import MbcError
 from mbc.runtime.checkpoint import Checkpoint, write_checkpoint
-from mbc.train.checkpoint import Best, Progress, read_progress, save_checkpoint
 from mbc.train.data import ArrayData
 from mbc.train.epoch import Epoch
+from mbc.train.epoch_figures import Criterion
 from mbc.train.job import Job
 from mbc.train.loop import train
-from mbc.train.metrics import Criterion
 from mbc.train.schedule import Schedule
-from mbc.train.target import Target, TargetMissed, target_for
+from mbc.train.target_metric import Target, TargetMissed, target_for
+from mbc.train.training_checkpoint import Best, Progress, read_progress, save_checkpoint
 
 
 def finished(epoch, loss):

@@ -14,7 +14,7 @@ from mbc.ops.base import NoAttributes
 from mbc.profile import locate
 from mbc.profile.edit import write_profile
 from mbc.profile.locate import find_profile, user_path
-from mbc.profile.scaling import Scaling, distance
+from mbc.profile.other_gpu import Scaling, distance
 from tests.profile.profiles import GPU, measurement, profile, request
 
 PCIE = find_spec("h100-pcie")

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from mbc.codegen.place import NEW, OLD, clear, swap, temporary_folder
+from mbc.codegen.staging import NEW, OLD, clear, swap, temporary_folder
 
 HOLD = """
 import sys, time
 from pathlib import Path
-from mbc.codegen.place import OLD, temporary_folder
+from mbc.codegen.staging import OLD, temporary_folder
 with temporary_folder(Path(sys.argv[1])) as folder:
     (folder / OLD).mkdir()
     (folder / OLD / "thesis").touch()
@@ -104,7 +104,7 @@ def test_a_package_is_put_in_the_place_of_another(
     rename = Path.rename
     monkeypatch.setattr(Path, "rename", lambda self, target: (renamed.append(self.name), rename(self, target))[1])
     if not exchanges:
-        monkeypatch.setattr("mbc.codegen.place._exchange", lambda one, other: False)
+        monkeypatch.setattr("mbc.codegen.staging._exchange", lambda one, other: False)
     swap(new, folder, old)
     assert (folder / "of").read_text() == "new"
     if exchanges and sys.platform == "linux":

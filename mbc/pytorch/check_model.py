@@ -31,10 +31,10 @@ from mbc.interchange.steps import Imported
 from mbc.interchange.write import Objective
 from mbc.ir.graph import TrainingGraph
 from mbc.pytorch.copies import copy_model
+from mbc.pytorch.model_tensors import first_rows, output_tensors, rows_of
 from mbc.pytorch.objective import judges_of
 from mbc.pytorch.own_backward import checkpoints_opened, untouched
 from mbc.pytorch.reference import Recorder, arguments_of, in_float64
-from mbc.pytorch.tensors import first_rows, output_tensors, rows_of
 
 torch: Any = importlib.import_module("torch")
 _ROWS = 2

@@ -36,7 +36,7 @@ NOTHING_BYTES = np.iinfo(np.int64).min  # marks a region at which no more bytes 
 
 
 @dataclass(frozen=True, slots=True)
-class Techniques:
+class AllowedTechniques:
     """The memory-saving techniques that may be used.
 
     Attributes:
@@ -74,7 +74,7 @@ class Techniques:
         """Bytes that may be outside the arena in total."""
         return sum(self.room_bytes.values()) if self.offload > 0 else 0
 
-    def less(self, taken_bytes: Mapping[Space, int]) -> Techniques:
+    def less(self, taken_bytes: Mapping[Space, int]) -> AllowedTechniques:
         """Return the techniques with `taken_bytes` less of each space."""
         host_bytes, peer_bytes = (taken_bytes.get(space, 0) for space in (Space.HOST, Space.PEER))
         return replace(self, host_bytes=self.host_bytes - host_bytes, peer_bytes=self.peer_bytes - peer_bytes)
@@ -129,7 +129,7 @@ class RematState:
         graph: TrainingGraph,
         draft: Draft,
         links: Links,
-        techniques: Techniques,
+        techniques: AllowedTechniques,
         available_bytes: int,
         known_us: float,
         groups: Sequence[Operation],
@@ -143,7 +143,7 @@ class RematState:
             graph: The training graph.
             draft: Launches and buffers.
             links: Links that carry copies.
-            techniques: Techniques that may be used.
+            techniques: AllowedTechniques that may be used.
             available_bytes: Bytes of the arena that the step may use.
             known_us: Time of a step that fits; infinite if there is none.
             groups: Fusion groups that the draft or `fused_remat` launches.

@@ -12,9 +12,9 @@ from mbc.optimize import effort
 from mbc.optimize.bounds.arena_bytes import floor_bytes
 from mbc.optimize.candidates.table import CandidateTable
 from mbc.optimize.placement.assign_addresses import assign_addresses
+from mbc.optimize.remat.draft_state import AllowedTechniques
 from mbc.optimize.remat.fused_remat import fused_remats_of
 from mbc.optimize.remat.optimizer_offload import largest_update_bytes, movable_states
-from mbc.optimize.remat.state import Techniques
 from mbc.optimize.schedule.depth_first_micro_batches import Division, divided_operations
 from mbc.optimize.schedule.emit_launches import Draft, emit_launches
 from mbc.optimize.schedule.in_place import alias_in_place
@@ -22,7 +22,7 @@ from mbc.optimize.search.solution import Problem, Solution, free_bytes, schedule
 from mbc.optimize.search.variants import placed_variants
 
 
-def fit(problem: Problem, techniques: Techniques, known_us: float = math.inf) -> Solution:
+def fit(problem: Problem, techniques: AllowedTechniques, known_us: float = math.inf) -> Solution:
     """Return the fastest step that the search finds within the available bytes; the smallest where none fits.
 
     The states of the optimizer are offloaded where they are a large share of the available bytes, and the rest of the
@@ -35,13 +35,13 @@ def fit(problem: Problem, techniques: Techniques, known_us: float = math.inf) ->
     """
     table, available_bytes = problem.table, problem.available_bytes
     solutions: list[Solution] = []
-    attempted: set[Techniques] = set()
+    attempted: set[AllowedTechniques] = set()
     plain = techniques  # these are tried in any case
 
     def exhausted() -> bool:
         return bool(solutions) and problem.exhausted and not any(map(problem.fits, solutions))
 
-    def attempt(trial: Techniques) -> Solution | None:
+    def attempt(trial: AllowedTechniques) -> Solution | None:
         attempted.add(trial)
         if exhausted() and trial != plain:
             return None
@@ -90,10 +90,10 @@ def fit(problem: Problem, techniques: Techniques, known_us: float = math.inf) ->
 
 def _with_depth_first(
     problem: Problem,
-    techniques: Techniques,
+    techniques: AllowedTechniques,
     solutions: Sequence[Solution],
-    attempt: Callable[[Techniques], Solution | None],
-) -> Techniques:
+    attempt: Callable[[AllowedTechniques], Solution | None],
+) -> AllowedTechniques:
     """Return the techniques with the best division for depth-first execution; `techniques` if no division is better."""
     best = techniques
     for divisions in _divisions(problem, techniques, solutions):
@@ -115,7 +115,7 @@ def _with_depth_first(
     return best
 
 
-def _converts_back(problem: Problem, techniques: Techniques) -> bool:
+def _converts_back(problem: Problem, techniques: AllowedTechniques) -> bool:
     """Return whether any value may be kept in one layout of two, and converted back."""
     if not techniques.recompute:
         return False
@@ -125,7 +125,7 @@ def _converts_back(problem: Problem, techniques: Techniques) -> bool:
     return len({len(draft.train.launches) for draft in drafts}) > 1
 
 
-def _divided_draft(problem: Problem, techniques: Techniques) -> Draft:
+def _divided_draft(problem: Problem, techniques: AllowedTechniques) -> Draft:
     """Return the step divided, where workspace has no other limits than those of the problem."""
     table, limits = problem.table, problem.workspace_limits
     assert techniques.division is not None
@@ -135,14 +135,16 @@ def _divided_draft(problem: Problem, techniques: Techniques) -> Draft:
     return scheduled_draft(table, problem.choose(limits, divided), techniques, problem.available_bytes)
 
 
-def _movable_bytes(table: CandidateTable, techniques: Techniques) -> int:
+def _movable_bytes(table: CandidateTable, techniques: AllowedTechniques) -> int:
     """Return the bytes of the optimizer's states if all of them fit outside the arena; otherwise 0."""
     sizes = (table.graph.values[state.value] for state in table.graph.states)
     all_bytes = sum(aligned(value.type.size_bytes) for value in sizes if value.role is Role.OPTIMIZER)
     return all_bytes if all_bytes <= techniques.outside_bytes else 0
 
 
-def _divisions(problem: Problem, techniques: Techniques, solutions: Sequence[Solution]) -> Iterator[list[Division]]:
+def _divisions(
+    problem: Problem, techniques: AllowedTechniques, solutions: Sequence[Solution]
+) -> Iterator[list[Division]]:
     """Yield divisions for depth-first execution: of the largest values first, then of smaller ones as well."""
     table, available_bytes = problem.table, problem.available_bytes
     graph = table.graph
@@ -171,7 +173,9 @@ def _divisions(problem: Problem, techniques: Techniques, solutions: Sequence[Sol
         yield tried[: max(1, effort.DIVISIONS_WORK // len(graph.train))]
 
 
-def _with_states_offloaded(problem: Problem, techniques: Techniques, best: Solution) -> Iterator[Techniques]:
+def _with_states_offloaded(
+    problem: Problem, techniques: AllowedTechniques, best: Solution
+) -> Iterator[AllowedTechniques]:
     """Yield techniques to try after `best`, which offload more and more of the optimizer's states."""
     if techniques.offload <= 0 or _is_good(problem, best):
         return
@@ -200,7 +204,7 @@ def _least_us(problem: Problem, solutions: Sequence[Solution]) -> float:
     return min((f.step_us for f in solutions if problem.fits(f)), default=math.inf)
 
 
-def _fit(problem: Problem, techniques: Techniques, known_us: float) -> Solution | None:
+def _fit(problem: Problem, techniques: AllowedTechniques, known_us: float) -> Solution | None:
     """Return the best step by one set of techniques; None where none fits in less than `known_us`."""
     solutions: list[Solution] = []
     if techniques.division is None:
@@ -222,7 +226,7 @@ def _fit(problem: Problem, techniques: Techniques, known_us: float) -> Solution 
     return problem.best(solutions) if solutions else None
 
 
-def _keep_all(problem: Problem, techniques: Techniques, split_bytes: int | None) -> Solution:
+def _keep_all(problem: Problem, techniques: AllowedTechniques, split_bytes: int | None) -> Solution:
     """Return a step that keeps every value, with less workspace where it does not fit.
 
     `split_bytes` is `scheduled_draft`'s argument `available_bytes`.

@@ -1,6 +1,6 @@
 """Selects the ReLUs that store a bit mask for their gradient, where masks were measured to be faster.
 
-`mbc.passes.relu_masks` adds the masks.
+`mbc.passes.relu_bit_masks` adds the masks.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from mbc.optimize.candidates.table import CandidateTable
 from mbc.optimize.schedule.emit_launches import Draft
 from mbc.optimize.selection.fuse_by_layout import fastest_fused
 from mbc.optimize.selection.select import choose
-from mbc.passes.relu_masks import mask_relus, residual_relus
+from mbc.passes.relu_bit_masks import mask_relus, residual_relus
 from mbc.plan.model import Mode
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from mbc.profile.diff import Ratios, diff_profiles
 from mbc.profile.model import Extent
+from mbc.profile.profile_diff import Ratios, diff_profiles
 from mbc.profile.signature import signature
 from tests.profile.profiles import measurement, profile, request
 

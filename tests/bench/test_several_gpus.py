@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from mbc.bench import race as racing
-from mbc.bench import ranks
-from mbc.bench.job import MBC, Contender, Job, Result, Share, ddp_contenders
+from mbc.bench import several_gpus as ranks
+from mbc.bench.contender_messages import MBC, Contender, Job, Result, Share, ddp_contenders
 from mbc.bench.race import race, run_apart
-from mbc.bench.ranks import combined, rank_environment, run_alone, run_ranks, stages
+from mbc.bench.several_gpus import combined, rank_environment, run_alone, run_ranks, stages
 from mbc.ir.types import Precision
 from tests.bench.jobs import job
 from tests.ranks.test_mpi import AS_ROOT, with_mpi

@@ -127,7 +127,7 @@ def test_a_check_that_cannot_be_made(monkeypatch):
     words = r"MBC346: the import cannot be checked: the model draws random numbers by 'rand'"
     with in_float64(), pytest.raises(MbcError, match=words):
         draw()
-    monkeypatch.setattr("mbc.pytorch.check._of_model", lambda *_: draw() @ torch.rand(2))
+    monkeypatch.setattr("mbc.pytorch.check_model._of_model", lambda *_: draw() @ torch.rand(2))
     with pytest.raises(MbcError, match=r"MBC346: the import cannot be checked: RuntimeError: "):
         trainer_of(Net(), check=True)
     trainer_of(Net()).close()
@@ -150,7 +150,7 @@ def test_models_of_whole_mini_batches(monkeypatch):
 
 def test_a_check_that_would_take_long_is_left_out(monkeypatch):
     changed_rule(monkeypatch, smooth)
-    monkeypatch.setattr("mbc.pytorch.check.seconds_of", lambda _: 10.1)
+    monkeypatch.setattr("mbc.pytorch.check_model.seconds_of", lambda _: 10.1)
     trainer_of(Net(Deep())).close()
     with pytest.raises(MbcError, match="MBC345"):
         trainer_of(Net(Deep()), check=True)

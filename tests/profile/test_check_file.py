@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from mbc.errors import MbcError
-from mbc.profile import check
+from mbc.profile import check_file as check
 from mbc.profile.read import read_profile
 from mbc.profile.schema import COLLECTIVES, SCHEMA
 from mbc.profile.writer import ProfileWriter

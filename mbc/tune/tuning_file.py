@@ -12,7 +12,7 @@ from mbc import files
 from mbc.errors import MbcError
 from mbc.fit import Figures, Probe
 from mbc.runtime.replace import replace_file
-from mbc.tune.measure import NoiseScale
+from mbc.tune.measured_noise import NoiseScale
 from mbc.tune.range_test import RangeTest
 
 VERSION = 1

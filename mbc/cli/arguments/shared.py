@@ -9,8 +9,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Protocol
 
+from mbc.cli.arguments.argument_types import count, duration, setting, shared_by, size, techniques
 from mbc.cli.arguments.parser import Once
-from mbc.cli.arguments.types import count, duration, setting, shared_by, size, techniques
 from mbc.errors import MbcError
 from mbc.options import PROVIDER_NAMES, TECHNIQUES, Measure, Options, Policy, RankGpu
 

@@ -32,7 +32,7 @@ class Saves(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Best:
-    """The best epoch, by a `mbc.train.metrics.Criterion` of the name `metric`. `epoch`: its number, 0 in checkpoints of
+    """The best epoch, by a `epoch_figures.Criterion` of the name `metric`. `epoch`: its number, 0 in checkpoints of
     earlier versions."""
 
     metric: str
@@ -50,7 +50,7 @@ class Best:
 class Progress:
     """`epochs` are finished ones; `steps` those taken in them; `seed` shuffles and drives dropout. `running`: of an
     epoch that has begun; `interval`: of its steps since the last ones that were told. `best`: the epoch whose weights
-    are kept; `nearest`: that nearest to a target (`mbc.train.target`)."""
+    are kept; `nearest`: that nearest to a target (`mbc.train.target_metric`)."""
 
     epochs: int
     steps: int

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from mbc.errors import MbcError
 from mbc.ir.graph import TrainingGraph
-from mbc.train.checkpoint import Best
 from mbc.train.epoch import Epoch
-from mbc.train.metrics import ACCURACY, TEST_ACCURACY, Criterion, criterion_for
+from mbc.train.epoch_figures import ACCURACY, TEST_ACCURACY, Criterion, criterion_for
+from mbc.train.training_checkpoint import Best
 
 
 @dataclass

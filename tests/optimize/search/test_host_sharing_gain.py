@@ -14,7 +14,7 @@ from mbc.hardware.streams import Space
 from mbc.ir.graph import Role
 from mbc.kernels import PROVIDERS
 from mbc.optimize.candidates.table import CandidateTable
-from mbc.optimize.search.host_sharing import beside_other_ranks, retimed
+from mbc.optimize.search.host_sharing_gain import beside_other_ranks, retimed
 from mbc.options import Options
 from mbc.plan.file import dump_plan, load_plan
 from mbc.plan.model import Copy, Plan

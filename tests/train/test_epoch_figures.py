@@ -17,13 +17,13 @@ from mbc.plan.model import Plan
 from mbc.plan.verify_ranks import verify_ranks
 from mbc.runtime.module import Module
 from mbc.source import Source
-from mbc.train.checkpoint import read_progress
 from mbc.train.data import ArrayData
 from mbc.train.evaluation import evaluate_on
 from mbc.train.job import Job
 from mbc.train.logs import Logs
 from mbc.train.loop import train
 from mbc.train.schedule import Schedule
+from mbc.train.training_checkpoint import read_progress
 from tests.train.threads import run_ranks
 
 SOURCE = """network measured(batch = 6) {

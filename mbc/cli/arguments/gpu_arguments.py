@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 
-from mbc.cli.arguments.groups import Commands, Raw, add_json, add_measure_for, command
-from mbc.cli.arguments.types import count, precisions, setting, size
+from mbc.cli.arguments.argument_types import count, precisions, setting, size
+from mbc.cli.arguments.shared import Commands, Raw, add_json, add_measure_for, command
 from mbc.options import Options, Policy
 
 PROFILE_VERBS = ("run", "list", "diff", "merge", "ship")

@@ -7,7 +7,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from mbc.equivalence.step import Part, distance, random_inputs, run_step
+from mbc.equivalence.run_step import Part, distance, random_inputs, run_step
 from mbc.errors import MbcError
 from mbc.runtime.module import Module
 from tests.runtime.nets import small_plan

@@ -8,7 +8,7 @@ import pytest
 from mbc.errors import MbcError
 from mbc.ir.graph import Initializer
 from mbc.ir.types import DType, TensorType
-from mbc.runtime.initial import initial
+from mbc.runtime.initial_states import initial
 from mbc.runtime.module import Module
 from tests.runtime.nets import small_plan
 

@@ -12,16 +12,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import IO
 
-from mbc.cli.arguments.groups import options
-from mbc.cli.places import builds_package, check_free, plan_file, read_plan, read_source, sound_plans, up_to_date
+from mbc.cli.arguments.shared import options
+from mbc.cli.subject import builds_package, check_free, plan_file, read_plan, read_source, sound_plans, up_to_date
 from mbc.errors import MbcError
 from mbc.hardware.target import local_gpus
 from mbc.ir.ranks import even_rows
 from mbc.options import Options
 from mbc.plan.file import dump_plan, load_plan
 from mbc.plan.model import Plan
-from mbc.ranks.group import Group
 from mbc.ranks.launch import check_gpus, command_line, launch, launch_with_mpi, mpiexec
+from mbc.ranks.rank_group import Group
 from mbc.runtime.membership import check_size
 from mbc.version import __version__
 

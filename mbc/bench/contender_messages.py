@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from typing import Any
 
-from mbc.equivalence.step import random_inputs
+from mbc.equivalence.run_step import random_inputs
 from mbc.frontend.lower import Lowered, lower
 from mbc.frontend.parse import parse
 from mbc.ir.graph import TrainingGraph

@@ -11,7 +11,7 @@ from safetensors.numpy import load_file, save_file
 from mbc.compiler import compile_plan
 from mbc.errors import MbcError
 from mbc.interchange.importing import import_model
-from mbc.interchange.weights import export_weights, read_keys, write_weights
+from mbc.interchange.state_dict import export_weights, read_keys, write_weights
 from mbc.options import Options
 from mbc.runtime.module import Module
 from mbc.source import Source

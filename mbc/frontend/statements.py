@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 from mbc.errors import MbcError
 from mbc.frontend import ast
-from mbc.frontend.arithmetic import merge
 from mbc.frontend.building import Building
 from mbc.frontend.evaluate import Evaluator
 from mbc.frontend.frame import Frame
 from mbc.frontend.functions import FUNCTIONS
 from mbc.frontend.names import Scope
 from mbc.frontend.near import suggest
+from mbc.frontend.operators import merge
 from mbc.frontend.scalars import check_metric_name, losses_of, metric_of
 from mbc.frontend.values import Losses, Result, Tensor, Written, describe
 from mbc.ir.types import DType

@@ -16,10 +16,10 @@ from mbc.kernels import PROVIDERS
 from mbc.kernels.base import Candidate, Request
 from mbc.optimize.candidates.table import CandidateTable, Rules
 from mbc.optimize.search.profiling_requests import needs
-from mbc.optimize.search.relu_masks import with_relu_masks
 from mbc.optimize.search.search import Limits, search
+from mbc.optimize.search.select_relu_masks import with_relu_masks
 from mbc.options import Policy
-from mbc.passes.relu_masks import mask_relus, residual_relus
+from mbc.passes.relu_bit_masks import mask_relus, residual_relus
 from mbc.passes.training_step import differentiate
 from mbc.plan.model import Plan
 from mbc.plan.verify import verify_plan

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from mbc.codegen.render import kernel_files, render, render_module
+from mbc.codegen.render_sources import kernel_files, render, render_module
 from mbc.codegen.view import Launcher, view
 from mbc.errors import MbcError
 from tests.codegen.plans import providers, small_plan

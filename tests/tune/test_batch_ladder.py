@@ -8,12 +8,12 @@ from mbc.errors import BudgetError, MbcError
 from mbc.fit import Figures, Probe
 from mbc.plan.model import Plan
 from mbc.report.tune import tune_document, tune_text
-from mbc.tune import ladder
+from mbc.tune import batch_ladder as ladder
 from mbc.tune.goodput import Base, Table, Tried, table
 from mbc.tune.noise_scale import efficiency, gain
 from mbc.tune.rates import rate_factor
-from mbc.tune.state import State
 from mbc.tune.tuner import Spending
+from mbc.tune.tuning_file import State
 
 
 def figures(batch: int, us: float | None = None) -> Figures:
