@@ -28,7 +28,7 @@ class Schedule:
     constant: stays at `rate`. cosine: falls to 0 at `epochs`, half a cosine. step: times `factor` every `every_epochs`.
     multi-step: times `factor` at each of the `milestones`, in epochs. poly: falls to 0 at `epochs`, as the remaining
     share to the power of `power`. one-cycle: half a cosine up to `rate`, then half a cosine down. plateau: times
-    `factor` when `metric` (`train.epoch_figures`) has not become better for more than `patience` epochs. A function gets
+    `factor` when `metric` has not become better for more than `patience` epochs. A function gets
     the number of steps before a step and returns what `rate` is multiplied by, the same on all ranks.
 
     During the first `warmup_epochs` the rate grows linearly from 0 to what the schedule says; of one-cycle they are its
