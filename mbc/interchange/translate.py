@@ -25,16 +25,10 @@ from mbc.interchange.aten.parameters import computed
 from mbc.interchange.aten.schema import schema_of
 from mbc.interchange.builder import NetworkBuilder
 from mbc.interchange.functionalize import functionalize
+from mbc.interchange.grad_regions import inline_regions
 from mbc.interchange.program import FLOATING, Dynamic, Node, Program, operands_of
 from mbc.interchange.refusal import NOTHING_LIKE_IT, REPLACE, Refusal, refused
-from mbc.interchange.regions import inline_regions
 from mbc.interchange.steps import Imported
-from mbc.interchange.grad_regions import inline_regions
-from mbc.interchange.program import FLOATING, Array, Dynamic, Held, Node, Program, TensorMeta, operands_of
-from mbc.interchange.refusal import Refusal, refused
-from mbc.interchange.steps import STATISTICS, Imported, Key, Number, Setting, StateOf, Step, label_of
-from mbc.ops import LAYERS
-from mbc.ops.rounding import from_bf16
 
 # Operations that check or name sizes, and give nothing that the network computes with.
 _CHECKS = ("aten._assert", "aten.sym_", "aten.record_stream", "_operator.", "aten._check")
