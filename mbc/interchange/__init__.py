@@ -6,6 +6,7 @@
 * `from_onnx`: an ONNX file as such a program
 * `grad_regions`: regions such as `torch.no_grad()` resolved
 * `functionalize`: writes in place become operations that give new tensors
+* `builder`: the network under construction, which the rules of operations extend
 * `translate`: a program to steps, every refusal remembered
 * `finish`: steps when all of them are there
 * `refusal`: all that cannot be taken, in one message
