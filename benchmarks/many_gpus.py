@@ -312,7 +312,6 @@ def packages(
     wanted: list[Case], planned: Results, shelf: Shelf, folder: Path, pool: Any
 ) -> dict[str, Callable[[], tuple[Path, Path] | str]]:
     """Return for each case a function that waits for its packages, all of which are being built."""
-
     gpu = spec_name()
 
     def begun(case: Case) -> Callable[[], tuple[Path, Path] | str]:
