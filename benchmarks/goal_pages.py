@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from statistics import median
@@ -211,6 +212,23 @@ def _drawn(results: Path) -> list[list[str]]:
         lines.append([
             f"{tests['tests']:,} of ONNX's own tests of operators", "no GPU",
             f"{counts['equal']} equal, **{counts['refused']} refused**, {counts['different']} different",
+        ])  # fmt: skip
+    samples = document(results, "module_db")
+    if samples:
+        lines.append([
+            f"{sum(samples['verdicts'].values())} of PyTorch's own samples of modules, with gradients", "no GPU",
+            _verdicts(samples["verdicts"]),
+        ])  # fmt: skip
+    networks = rows_of(results, "planned_networks")
+    if networks:
+        outcomes, counts = (
+            sum((Counter(row[key]) for row in networks), Counter[str]()) for key in ("outcomes", "counts")
+        )
+        wrong = [failure["why"].partition("\n")[0] for row in networks for failure in row["failures"]]
+        lines.append([
+            f"{outcomes.total()} random networks of the language, planned without a limit and at four budgets", "no GPU",
+            f"{outcomes['right']} right, **{len(wrong)} wrong**{''.join(f' ({why})' for why in dict.fromkeys(wrong))}; "
+            f"{counts['steps compared']:,} steps compared",
         ])  # fmt: skip
     mutants = document(results, "plan_mutants")
     if mutants:

@@ -26,6 +26,7 @@ CORRECTNESS = (
     "predictions_*.json", "thousand_steps.json", "sanitizer.txt", "launches.json", "imported*.json",
     "recipe_steps_*.json", "from_torch_steps_*.json", "ranks_as_one.json", "checkpoint_mutants.json",
     "plan_mutants.json", "random_programs.json", "onnx_node_tests.json",
+    "module_db.json", "planned_networks.json",
 )  # fmt: skip
 UNKNOWN = "unknown (made before results recorded it)"
 Code = Mapping[str, str]
@@ -50,6 +51,8 @@ DEPENDS: Mapping[str, tuple[str, ...]] = {
     "imported*.json": ("operations", "imports"),
     "random_programs.json": ("operations", "imports"),
     "onnx_node_tests.json": ("operations", "imports"),
+    "module_db.json": ("operations", "imports"),
+    "planned_networks.json": ("operations", "planner"),
     "plan_mutants.json": ("operations", "planner"),
     "placements*.json": ("planner",),
     "*": (*KERNELS, "operations", "planner"),
