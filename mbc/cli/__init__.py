@@ -1,14 +1,15 @@
 """The command `mbc`.
 
-Exit codes: 0 done, 1 an error that the user can mend (MBCnnn on stderr), 2 wrong usage, 3 another rank of the training
-failed first, 70 a bug in mbc, 130 Ctrl-C (and SIGTERM, where a command ends with what it knows), 143 SIGTERM.
+Exit codes: 0 success, 1 an error that the user can mend (MBCnnn on stderr), 2 wrong usage, 3 another rank of the
+training failed first, 70 a bug in mbc, 130 Ctrl-C (also SIGTERM, where a command prints what it has computed so far),
+143 SIGTERM.
 
 * `arguments`: arguments, help and examples of every command
-* `outputs`: what commands write replaces nothing that people wrote, nor one another
-* `subject`: what a user names: a source, a plan or a package
+* `outputs`: checks that keep commands from replacing files that people wrote, and their own outputs
+* `subject`: sources, plans and packages that the user names
 * `start_ranks`: `mbc train` in several processes
 * `terminal`: progress on stderr
-* `bug`: what is said of an unforeseen exception
+* `bug`: the message for an exception that nobody foresaw
 * `compile_command`: `mbc compile`
 * `fit_command`: `mbc fit`
 * `show_command`: `mbc show`
@@ -20,21 +21,21 @@ failed first, 70 a bug in mbc, 130 Ctrl-C (and SIGTERM, where a command ends wit
 * `check_command`: `mbc check`
 * `check_launches`: `mbc check --launches`
 * `train_command`: `mbc train`
-* `train_arguments`: what it is asked for, checked before anything is planned
+* `train_arguments`: checks of its arguments before anything is planned
 * `train_page`: the page that a training writes at its end
 * `train_record`: the record of a step that a training writes
-* `train_result`: what a training tells at its end
-* `train_resume`: the command with which one that ended early goes on
-* `train_stop`: what Ctrl-C and SIGTERM do to one
-* `train_view`: what it shows while it runs
+* `train_result`: the result that a training prints at its end
+* `train_resume`: the command that resumes an interrupted training
+* `train_stop`: Ctrl-C and SIGTERM during a training
+* `train_view`: the progress of a training
 * `tune_command`: `mbc tune`
-* `tune_target`: its training to a target
+* `tune_target`: the training to a target of `mbc tune`
 * `import_command`: `mbc import`
 * `export_command`: `mbc export`
 * `fmt_command`: `mbc fmt`
 * `bench_command`: `mbc bench`
 * `profile_command`: `mbc profile`
-* `profile_machine`: what `mbc profile --gpu all` measures around the GPUs
+* `profile_machine`: measurements of links and collectives by `mbc profile --gpu all`
 * `gpus_command`: `mbc gpus`
 * `doctor_command`: `mbc doctor`
 * `completions_command`: `mbc completions`
@@ -62,13 +63,17 @@ TERMINATED = 128 + signal.SIGTERM
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command line (default: this process's); returns the exit code."""
+    """Run one command line and return its exit code.
+
+    Args:
+        argv: Words of the command line without the program's name; None for those of this process.
+    """
     words = sys.argv[1:] if argv is None else list(argv)
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # closed (`>&-`)
             setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w", encoding="utf-8"))
     for stream in (sys.stdout, sys.stderr):
-        # A table with a character that the terminal lacks is better than no table.
+        # Replace characters that the terminal cannot show, rather than fail.
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
     try:
@@ -87,7 +92,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(words: Sequence[str]) -> int:
-    from mbc.cli.arguments import parse  # here, where Ctrl-C is one line
+    from mbc.cli.arguments import parse  # imported here, so that Ctrl-C prints one line
     from mbc.cli.arguments.settings_file import with_settings
 
     arguments = parse(with_settings(words))
@@ -99,7 +104,7 @@ def _run(words: Sequence[str]) -> int:
 
 @contextmanager
 def _cleaning_up_when_terminated() -> Generator[None]:
-    """SIGTERM ends the body as an exception does, so that temporary folders go."""
+    """End the body by an exception at SIGTERM, so that temporary folders are deleted."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -115,7 +120,10 @@ def _cleaning_up_when_terminated() -> Generator[None]:
 
 
 def _unexpected(error: Exception, words: Sequence[str]) -> int:
-    """What no part of mbc has foreseen: output that nobody takes, or a bug."""
+    """Print an exception that no part of mbc foresaw, and return the exit code.
+
+    The exception means output that cannot be written, a machine that refuses a file or memory, or a bug.
+    """
     unwritten = _unwritten() if isinstance(error, OSError) else None
     if unwritten is None:
         from mbc.cli.bug import of_machine, report
@@ -125,17 +133,17 @@ def _unexpected(error: Exception, words: Sequence[str]) -> int:
 
         print(visible(report(error, words)) if refused is None else refused, file=sys.stderr)
         return BUG if refused is None else 1
-    # What is still buffered must go somewhere at exit.
+    # Buffered output is flushed at exit, and must not fail again.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     if isinstance(unwritten, BrokenPipeError):
-        return 0  # whoever read our output (head, less) has seen enough
+        return 0  # the reader of our output (head, less) has seen enough
     reason = unwritten.strerror or str(unwritten)
     print(MbcError("MBC240", f"cannot write the output: {reason}", "send it elsewhere"), file=sys.stderr)
     return 1
 
 
 def _unwritten() -> OSError | None:
-    """Why nothing can be written to stdout, None where it can: an error does not say to which file it belongs."""
+    """Return the error that makes stdout unwritable, or None: an OSError does not say which file it belongs to."""
     try:
         print(flush=True)
     except OSError as error:

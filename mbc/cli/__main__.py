@@ -1,4 +1,4 @@
-"""`python -m mbc.cli` is `mbc`."""
+"""The command `mbc` as `python -m mbc.cli`."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""`mbc bench`"""
+"""The command `mbc bench`."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Plan, build, race, compare; 1 where somebody computed something else."""
+    """Plan, build and time a step, and compare it with the peers; return 1 if a contender computed another result."""
     from mbc.bench.contender_messages import Job
     from mbc.record.recorder import check_on_gpu, recording_tools
     from mbc.report.bench import bench_document, bench_text
@@ -56,9 +56,9 @@ def run(arguments: argparse.Namespace) -> int:
         check_writable(record, RECORD)
     _check_gpus(arguments.device, arguments.shared_by)
     given = measuring_options(arguments)
-    # What is timed is the step of one mini-batch, by everybody.
+    # All contenders are timed on the step of one mini-batch.
     asked = replace(given, settings=(*given.settings, ("train.accumulate", "1")))
-    one = None if asked.gpus == 1 else _of_one(source, asked)
+    one = None if asked.gpus == 1 else _one_gpu_options(source, asked)
     planned = plan_source(source, asked)
     _check_inputs(planned)
     on_gpu = _on_gpu(arguments.device, planned)
@@ -81,25 +81,25 @@ def run(arguments: argparse.Namespace) -> int:
             alone_package=alone,
         )
         recorded = None if record is None else _record(job, arguments, planned, record)
-        found = _race(job, arguments, planned)
+        result = _race(job, arguments, planned)
     floor = _floor(planned, asked) if on_gpu else None
     document = {
         **_machine(on_gpu),
         "code": digests(),
         "settings": dict(given.settings),
-        **bench_document(planned.plan, found, floor, planned.seconds),
+        **bench_document(planned.plan, result, floor, planned.seconds),
     }
     text = json.dumps(document, indent=2)
     if output is not None:
         _write(output, text + "\n")
-    print(text if arguments.json else bench_text(planned.plan, found, floor, output_width()))
+    print(text if arguments.json else bench_text(planned.plan, result, floor, output_width()))
     if recorded is not None and not arguments.json:
         print(f"\n{record_text(recorded, output_width())}\nrecord of a step: {record}")
-    return 0 if found.fair else 1
+    return 0 if result.fair else 1
 
 
 def _machine(on_gpu: bool) -> dict[str, str]:
-    """Where and when it was timed."""
+    """Return when and on which device and software the contenders were timed."""
     here = current_gpu() if on_gpu else None
     return {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -120,7 +120,7 @@ def _race(job: Job, arguments: argparse.Namespace, planned: Planned) -> Race:
 
 
 def _record(job: Job, arguments: argparse.Namespace, planned: Planned, path: Path) -> Mapping[str, Any]:
-    """In a process of its own, and before the race, so that what forbids it is known before anything takes long."""
+    """Record a step in a process of its own, before the race: problems are then reported before the long part."""
     from mbc.bench.race import record
     from mbc.report.html.render import write_text
     from mbc.report.step_record import dump_record, record_document
@@ -132,7 +132,7 @@ def _record(job: Job, arguments: argparse.Namespace, planned: Planned, path: Pat
 
 
 def _check_peers(peers: Sequence[str]) -> None:
-    """Before anything is planned or timed: a note of the peers that are not installed; MBC223 where none is."""
+    """Note the peers that are not installed; raise MBC223 where none is."""
     from mbc.bench.contender_messages import PACKAGES, missing
 
     packages = missing(peers)
@@ -142,29 +142,29 @@ def _check_peers(peers: Sequence[str]) -> None:
     here = f"{'is' if len(packages) == 1 else 'are'} not installed here"
     remedy = f"install {' or '.join(packages)} into this Python, or name other peers with --against"
     if len(absent) == len(peers):
-        raise MbcError("MBC223", f"there is nobody to compare with: {' and '.join(packages)} {here}", remedy)
+        raise MbcError("MBC223", f"there is no peer to compare with: {' and '.join(packages)} {here}", remedy)
     print(f"note: {' and '.join(packages)} {here}: {', '.join(absent)} will not run", file=sys.stderr)
 
 
 def _peers_of(peers: Sequence[str], gpus: int) -> tuple[str, ...]:
-    """Those that run on so many GPUs: only PyTorch is run on several. MBC278 where none was asked for."""
-    found = tuple(peer for peer in peers if gpus == 1 or peer in SEVERAL_GPUS)
-    if not found:
+    """Return the peers that can run on this number of GPUs; raise MBC278 where there is none."""
+    able = tuple(peer for peer in peers if gpus == 1 or peer in SEVERAL_GPUS)
+    if not able:
         raise MbcError(
             "MBC278",
             f"{' and '.join(peers)} {'is' if len(peers) == 1 else 'are'} timed on one GPU only",
             f"with --gpus name {' or '.join(SEVERAL_GPUS)} in --against",
         )
-    if found != tuple(peers):
+    if able != tuple(peers):
         print(
-            f"note: only {' and '.join(found)} {'is' if len(found) == 1 else 'are'} timed on {gpus} GPUs",
+            f"note: only {' and '.join(able)} {'is' if len(able) == 1 else 'are'} timed on {gpus} GPUs",
             file=sys.stderr,
         )
-    return found
+    return able
 
 
 def _check_gpus(device: str, gpus: int) -> None:
-    """MBC277 where this machine has fewer; on a CPU so many processes run."""
+    """Raise MBC277 where this machine has fewer GPUs; on a CPU, this number of processes runs instead."""
     here = len(local_gpus())
     if device != "cpu" and here and gpus > here:
         raise MbcError(
@@ -174,15 +174,19 @@ def _check_gpus(device: str, gpus: int) -> None:
         )
 
 
-def _of_one(source: Source, asked: Options) -> Options:
-    """What one GPU does alone: a mini-batch of its part of the rows. MBC276 where the rows cannot be shared equally."""
+def _one_gpu_options(source: Source, asked: Options) -> Options:
+    """Return the options for one GPU alone, whose mini-batch is its part of the rows.
+
+    Raises:
+        MbcError: MBC276, the rows cannot be divided equally between the GPUs.
+    """
     from mbc.fit import own_batch, with_batch
 
     batch = own_batch(source, asked)
     if batch % asked.gpus:
         raise MbcError(
             "MBC276",
-            f"{batch} rows cannot be shared equally by {asked.gpus} GPUs, as DDP shares them",
+            f"{batch} rows cannot be divided equally between {asked.gpus} GPUs, as DDP does",
             f"set a batch that is a multiple of {asked.gpus}",
         )
     return with_batch(replace(asked, gpus=1), batch // asked.gpus)
@@ -193,17 +197,17 @@ def _check_device(device: str) -> None:
         return
     if device == "cuda":
         raise MbcError("MBC221", "there is no GPU here to time on", "use --device cpu; mbc doctor says more")
-    print("note: there is no GPU here: everybody is timed on the CPU, where large networks take long", file=sys.stderr)
+    print("note: there is no GPU here: all contenders run on the CPU, where large networks take long", file=sys.stderr)
 
 
 def _check_inputs(planned: Planned) -> None:
-    """MBC243 where peers have no such input: what `augment` draws is drawn by nobody else."""
+    """Raise MBC243 where an input has bytes: `augment` would draw random transformations that no peer draws."""
     graph = planned.plan.graph
     for value in (graph.values[name] for name in graph.inputs):
         if value.type.dtype is DType.UINT8:
-            message = f"input '{value.name}' is of bytes, of which `augment` draws what no peer would"
+            message = f"input '{value.name}' has bytes: `augment` would draw random transformations that no peer draws"
             raise MbcError(
-                "MBC243", message, "race the network with an input of floats: `: float`, without augment", value.span
+                "MBC243", message, "give the network an input of floats, `: float`, without augment", value.span
             )
 
 
@@ -214,12 +218,12 @@ def _on_gpu(device: str, planned: Planned) -> bool:
         return True
     if device == "cuda":
         raise MbcError("MBC221", "no GPU times a step in fp64", "use --device cpu, or another train.precision")
-    print("note: fp64 runs on the CPU only: everybody is timed there", file=sys.stderr)
+    print("note: fp64 runs on the CPU only: all contenders run there", file=sys.stderr)
     return False
 
 
 def _package(planned: Planned, folder: Path, on_gpu: bool) -> Path:
-    """What mbc runs: a built package, or for the CPU the plan."""
+    """Return the built package that mbc runs on a GPU, or the plan that it runs on the CPU."""
     if not on_gpu:
         from mbc.plan.file import dump_plan
 

@@ -1,4 +1,4 @@
-"""What is said of an exception that nobody foresaw: the machine is at fault, or mbc."""
+"""Messages for exceptions that nobody foresaw: the fault of the machine, or of mbc."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from mbc.errors import MbcError
 from mbc.version import __version__
 
-# What files, their names, rights and space can be at fault for; the rest are mistakes in the calls.
+# Errors of file names, permissions and space; all other codes are mistakes in mbc's calls.
 _OF_FILES = frozenset({
     errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG, errno.ELOOP, errno.EISDIR, errno.ENOTDIR, errno.ENOSPC,
     errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ESTALE, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN,
@@ -19,7 +19,7 @@ _OF_FILES = frozenset({
 
 
 def of_machine(error: Exception) -> MbcError | None:
-    """MBC241 or MBC242 where the machine refused a file or memory; None where it did not."""
+    """Return MBC241 or MBC242 where the machine refused a file or memory, else None."""
     if isinstance(error, OSError) and error.errno in _OF_FILES:
         file = "a file" if error.filename is None else f"'{error.filename}'"
         return MbcError("MBC241", f"cannot use {file}: {error.strerror}", "check its name, its permissions, the space")
@@ -31,12 +31,12 @@ def of_machine(error: Exception) -> MbcError | None:
 
 
 def report(error: Exception, words: Sequence[str]) -> str:
-    """The traceback, that it is a bug, and what to report of it."""
+    """Return a text with the traceback, the statement that it is a bug, and the facts to report."""
     trace = "".join(traceback.format_exception(error)).rstrip()
     return (
         f"{trace}\n\n"
-        "This is a bug in mbc: whatever it was given, it should not end so. Please report it with the lines above, "
-        "the\nsource or the plan, and these:\n"
+        "This is a bug in mbc: no input should end it like this. Please report it with the lines above, the source\n"
+        "or the plan, and these facts:\n"
         f"  mbc      {__version__}\n"
         f"  command  {shlex.join(('mbc', *words))}\n"
         f"  Python   {platform.python_version()} on {platform.platform()}"

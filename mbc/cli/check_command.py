@@ -1,4 +1,4 @@
-"""`mbc check`"""
+"""The command `mbc check`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What was compared, as text and for scripts. `verdict` is one line."""
+    """The result of a comparison, as a table, as a verdict of one line, and as a document for scripts."""
 
     passed: bool
     table: str
@@ -35,7 +35,7 @@ class Result:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Compile divided and undivided, run both, compare; 1 where they compute different things."""
+    """Plan a network divided and undivided, run both, and compare; return 1 where they compute different results."""
     from mbc.equivalence import step_variants as variants
     from mbc.report.equivalence import divisions_text
 
@@ -77,37 +77,37 @@ def _wanted(asked: Options, batch: int) -> str:
 
 
 def _operations(arguments: argparse.Namespace, plan: Plan, whole: Plan, on_gpu: bool) -> Result:
-    """Each distinct divided operation on random operands."""
+    """Compare each distinct divided operation with the undivided one, on random operands."""
     from mbc.equivalence.calls import pairs
     from mbc.equivalence.operations import OnCpu, OnGpu, compare_operation
     from mbc.report.equivalence import operations_document, operations_text
 
     todo = pairs(plan, whole)
     with busy("comparing operations") as say, OnGpu(plan.graph.precision) if on_gpu else nullcontext(OnCpu()) as runner:
-        found: list[OperationComparison] = []
+        compared: list[OperationComparison] = []
         for number, pair in enumerate(todo, 1):
             say(f"{number} of {len(todo)}: {pair.names[0]}")
-            found.append(compare_operation(runner, pair, arguments.seed, arguments.tolerance))
-    found.sort(key=lambda comparison: -comparison.badness)
-    failing = [c for c in found if not c.passed]
-    skipped = sum(c.distance is None for c in found)
+            compared.append(compare_operation(runner, pair, arguments.seed, arguments.tolerance))
+    compared.sort(key=lambda comparison: -comparison.badness)
+    failing = [c for c in compared if not c.passed]
+    skipped = sum(c.distance is None for c in compared)
     verdict = (
-        f"{len(failing)} of {len(found)} distinct divided operations give another result than undivided"
+        f"{len(failing)} of {len(compared)} distinct divided operations give another result than undivided"
         if failing
-        else f"all {len(found) - skipped} distinct divided operations give the same result as undivided"
+        else f"all {len(compared) - skipped} distinct divided operations give the same result as undivided"
     )
     if skipped:
         verdict += f"; {skipped} more do not fit the memory that is free"
     return Result(
         not failing,
-        operations_text(found, output_width(), arguments.limit),
+        operations_text(compared, output_width(), arguments.limit),
         verdict,
-        {"device": "cuda" if on_gpu else "cpu", "operations": operations_document(found)},
+        {"device": "cuda" if on_gpu else "cpu", "operations": operations_document(compared)},
     )
 
 
 def _steps(arguments: argparse.Namespace, plan: Plan, whole: Plan, on_gpu: bool) -> Result:
-    """A whole step of both plans on the same states and inputs."""
+    """Compare a whole step of both plans, from equal states and inputs."""
     from mbc.equivalence.rule import Reference, compare, passed
     from mbc.plan.summary import summarise
     from mbc.report.equivalence import step_document, step_text
@@ -125,7 +125,7 @@ def _steps(arguments: argparse.Namespace, plan: Plan, whole: Plan, on_gpu: bool)
     ok = passed(comparisons)
     skipped = ""
     if reference is Reference.PERTURBED and arguments.reference is None:
-        skipped = "float64 is skipped: the step is too large for NumPy (--reference float64 runs it all the same)"
+        skipped = "float64 is skipped: the step is too large for NumPy (--reference float64 runs it nevertheless)"
     return Result(
         ok,
         step_text(comparisons, reference, output_width(), arguments.limit),
@@ -139,19 +139,19 @@ def _steps(arguments: argparse.Namespace, plan: Plan, whole: Plan, on_gpu: bool)
 
 
 def _step_verdict(comparisons: Sequence[Comparison]) -> str:
-    known = [c for c in comparisons if c.known]
-    failing = sum(not c.passed for c in known)
+    significant = [c for c in comparisons if c.known]
+    failing = sum(not c.passed for c in significant)
     verdict = (
-        f"{failing} of {len(known)} tensors are not what the undivided step computes"
+        f"{failing} of {len(significant)} tensors are not what the undivided step computes"
         if failing
-        else f"the divided step computes what the undivided step does: {len(known)} tensors within their limits"
+        else f"the divided step computes what the undivided step does: {len(significant)} tensors within their limits"
     )
-    noise = len(comparisons) - len(known)
-    return verdict + (f" ({noise} more are nothing but rounding in both)" if noise else "")
+    noise = len(comparisons) - len(significant)
+    return verdict + (f" ({noise} more are only rounding errors in both)" if noise else "")
 
 
 def _reference(arguments: argparse.Namespace, whole: Plan) -> tuple[Reference, Plan | None]:
-    """What both steps are held against, and the plan of it where it needs one of its own."""
+    """Return the reference for both steps, and its plan where it needs one of its own."""
     from mbc.equivalence import step_variants as variants
     from mbc.equivalence.rule import Reference
 
@@ -175,7 +175,10 @@ def _drawing(
     on_gpu: bool,
     say: Callable[[str], None],
 ) -> Callable[[int], Draw]:
-    """Runs all steps on the inputs of a number, one after the other: their arenas need not fit together."""
+    """Return a function that runs all steps on inputs of a number.
+
+    The steps run one after the other, because their arenas need not fit in memory together.
+    """
     from mbc.equivalence.rule import Draw, Reference
     from mbc.equivalence.run_step import random_inputs, run_step
     from mbc.measure.gemm_trial import TOLERANCES
@@ -188,7 +191,7 @@ def _drawing(
         undivided = run_step(subjects[1], device, inputs, seed)
         say("the divided step")
         divided = run_step(subjects[0], device, inputs, seed, undivided.attempts)
-        if divided.attempts > undivided.attempts:  # it overflowed where the undivided one did not
+        if divided.attempts > undivided.attempts:  # the divided step overflowed where the undivided one did not
             undivided = run_step(subjects[1], device, inputs, seed, divided.attempts)
         third = None
         if reference is Reference.PERTURBED:

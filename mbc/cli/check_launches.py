@@ -1,4 +1,4 @@
-"""`mbc check --launches`"""
+"""The command `mbc check --launches`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WORST = 10  # launches that are shown, unless --limit says
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Check every launch of a plan; 1 where one gives something else than it should."""
+    """Check every launch of a plan; return 1 where a launch computes a wrong result."""
     from mbc.equivalence.launches import check_launches
     from mbc.report.launches import document, kinds_text, launches_text, verdict
     from mbc.runtime.library import LIBRARY_FILE

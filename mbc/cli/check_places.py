@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def on_gpu(device: str, plan: Plan) -> bool:
-    """Whether to compare on a GPU; MBC199 where there is none and one is asked for."""
+    """Return whether to compare on a GPU; raise MBC199 where --device cuda asks for one and there is none."""
     here = bool(local_gpus())
     if device == "cuda" and not here:
         raise MbcError("MBC199", "there is no GPU here to compare on", "use --device cpu; mbc doctor says more")
@@ -23,9 +23,10 @@ def on_gpu(device: str, plan: Plan) -> bool:
 
 
 def built(plan: Plan, folder: Path) -> Path:
-    """The package of a plan with its library; MBC199 where it cannot be built."""
+    """Build the package of a plan with its library; raise MBC199 where that is not possible."""
     package = build_package(plan, folder, overwrite=False)
     if package.library is None:
-        missing = package.missing[0] if package.missing else "a part of the toolkit"
-        raise MbcError("MBC199", f"the step cannot be built for the GPU, for want of {missing}", "or use --device cpu")
+        missing = package.missing[0].name if package.missing else "a part of the toolkit"
+        remedy = "use --device cpu, or install it (mbc doctor says how)"
+        raise MbcError("MBC199", f"the step cannot be built for the GPU: {missing} is missing", remedy)
     return package.folder

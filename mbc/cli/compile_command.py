@@ -1,4 +1,4 @@
-"""`mbc compile`"""
+"""The command `mbc compile`."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
     from mbc.plan.model import Plan
 
 
-MOSTLY_MEASURED = 0.5  # share of a step from which on nothing is said of measuring the rest
+MOSTLY_MEASURED = 0.5  # share of a step from which the advice to measure the rest is left out
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Plan a source, write and build its package, say what was decided."""
+    """Plan a source, write and build its package, and print the decisions."""
     from mbc.compiler import compile_source
 
     source = read_source(arguments.source)
@@ -48,8 +48,8 @@ def run(arguments: argparse.Namespace) -> int:
         print(line)
     built = compilation.package
     measured = f"measured in {stages.measuring_seconds:.1f} s, " if stages.measuring_seconds > 1.0 else ""
-    made = "written" if built.library is None else "built"
-    took = f"{measured}planned in {stages.planning_seconds:.1f} s, {made} in {stages.building_seconds:.1f} s"
+    verb = "written" if built.library is None else "built"
+    took = f"{measured}planned in {stages.planning_seconds:.1f} s, {verb} in {stages.building_seconds:.1f} s"
     print(f"  package    {built.folder} ({took})")
     if not built.folder.name.isidentifier() or keyword.iskeyword(built.folder.name):
         print(f"             note: Python cannot import a folder called '{built.folder.name}'; name it like a variable")
@@ -61,14 +61,14 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def summary(plan: Plan) -> list[str]:
-    """What a plan decided, one thing a line."""
+    """Return the decisions of a plan, one a line."""
     p, b = plan.predictions, plan.bounds
     graph = plan.graph
     step, inference = (
         ("~", f" ({show_range(low_us, high_us)})") if low_us < high_us else ("", "")
         for low_us, high_us in ((p.train_low_us, p.train_high_us), (p.infer_low_us, p.infer_high_us))
     )
-    known = "measured" if p.measured_share >= 1 else "estimated" if p.measured_share <= 0 else (
+    source_of_times = "measured" if p.measured_share >= 1 else "estimated" if p.measured_share <= 0 else (
         f"{p.measured_share:.0%} of the step measured, the rest estimated"
     )  # fmt: skip
     concurrent = sum(launch.stream is Stream.CONCURRENT for launch in plan.train.launches)
@@ -78,7 +78,7 @@ def summary(plan: Plan) -> list[str]:
     ahead_bytes = prefetch_bytes(plan)
     needed = p.arena_bytes + p.overhead_bytes + ahead_bytes
     if graph.precision is Precision.FP64:
-        # Times and the GPU's memory mean nothing here: no GPU runs the plan.
+        # No GPU runs the plan, so it has no times and no budget.
         return [
             f"{graph.name}: {batch_text(plan)}, {graph.precision}, for the CPU",
             _launches(plan),
@@ -89,7 +89,7 @@ def summary(plan: Plan) -> list[str]:
         f"{graph.name}: {batch_text(plan)}, {graph.precision}, for {plan.target.gpu} ({plan.target.architecture})",
         f"  step       {step[0]}{show_time(p.train_us)}{step[1]}",
         *_accumulated(plan),
-        f"  times      {known}",
+        f"  times      {source_of_times}",
         *_how_to_measure(plan),
         *_against_bounds(plan),
         f"  inference  {inference[0]}{show_time(p.infer_us)}{inference[1]}",
@@ -118,7 +118,7 @@ def summary(plan: Plan) -> list[str]:
 
 
 def _accumulated(plan: Plan) -> list[str]:
-    """Where a step takes several mini-batches, of which the step that is predicted is the last."""
+    """Return the line on gradient accumulation: the predicted step is the last one of several mini-batches."""
     count = plan.graph.optimizer.accumulate
     if count == 1:
         return []
@@ -128,7 +128,7 @@ def _accumulated(plan: Plan) -> list[str]:
 
 
 def _how_to_measure(plan: Plan) -> list[str]:
-    """Where most of the step is estimated."""
+    """Return the line that says how to measure a step of which most is estimated; no line for other steps."""
     if plan.predictions.measured_share >= MOSTLY_MEASURED:
         return []
     rows = "" if plan.graph.ranks is None else f" --set batch={plan.graph.batch}"
@@ -136,7 +136,7 @@ def _how_to_measure(plan: Plan) -> list[str]:
 
 
 def _other(plan: Plan) -> str:
-    """Of ranks that have other rows than the first one, or another GPU."""
+    """Return the line for ranks that have another number of rows than the first rank, or another GPU."""
     p, ranks = plan.predictions, plan.graph.ranks
     members = ranks_text(() if ranks is None else ranks.members)
     rows = f"{plan.graph.batch} row{'' if plan.graph.batch == 1 else 's'} on {plan.target.gpu}"
@@ -145,13 +145,13 @@ def _other(plan: Plan) -> str:
 
 
 def _launches(plan: Plan, concurrent: int = 0) -> str:
-    """`concurrent`: launches of the step on the concurrent stream."""
+    """Return the line on launches; `concurrent` of the step's launches run on the concurrent stream."""
     where = f", {concurrent} of them on the concurrent stream" if concurrent else ""
     return f"  launches   {len(plan.train.launches)} of the step{where}; {len(plan.infer.launches)} of inference"
 
 
 def _against_bounds(plan: Plan) -> list[str]:
-    """How the step compares with each bound of its time, one a line."""
+    """Compare the step with each bound of its time, one a line."""
     step_us, bounds = plan.predictions.train_us, plan.bounds
     lines: list[str] = []
     if bounds.critical_path_us > 0:

@@ -1,4 +1,4 @@
-"""`mbc completions`"""
+"""The command `mbc completions`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def completions(shell: str) -> str:
-    """The script of a shell, from what the argument parsers take. `shell`: bash, zsh or fish."""
+    """Return the completion script of a shell (bash, zsh or fish), generated from the argument parsers."""
     import jinja2
 
     from mbc.cli.arguments import parser
@@ -43,7 +43,7 @@ def completions(shell: str) -> str:
 
 
 def _bash_cases(options: Sequence[Option], command: Described) -> str:
-    """Patterns of a command's options, as `compile --policy`."""
+    """Return the patterns of a command's options, such as `compile --policy`."""
     return "|".join(shlex.quote(" ".join((*command.path, name))) for option in options for name in option.names)
 
 
@@ -52,7 +52,7 @@ def _fish_quoted(text: str) -> str:
 
 
 def _zsh_spec(option: Option, name: str) -> str:
-    """What `_arguments` of zsh takes for one name of an option, which excludes nothing: many may be repeated."""
+    """Return the `_arguments` spec of zsh for a name of an option; options exclude none, as many may be repeated."""
     text = f"[{_zsh_text(option.help)}]"
     if option.value is None:
         return f"*{name}{text}"

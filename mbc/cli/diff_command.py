@@ -1,4 +1,4 @@
-"""`mbc diff`"""
+"""The command `mbc diff`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Side(NamedTuple):
-    """One of two plans, what it is called, and those of ranks that do not run it."""
+    """One of two compared plans, its title, and the plans of the ranks that do not run it."""
 
     plan: Plan
     title: str
@@ -31,7 +31,7 @@ class Side(NamedTuple):
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print what differs between two plans, or write it as a page."""
+    """Print the differences between two plans, or write them as a page."""
     check_outputs({"-o": arguments.output or None}, {f"plan {n}": place for n, place in enumerate(arguments.plans, 1)})
     first, second = _sides(arguments)
     if arguments.output:
@@ -66,8 +66,11 @@ def _page(arguments: argparse.Namespace, first: Side, second: Side) -> int:
 
 
 def _sides(arguments: argparse.Namespace) -> tuple[Side, Side]:
-    """Two plans and what to call them: by their place, or by the GPU or the GPUs that one source is planned for; of
-    unlike GPUs that share a mini-batch, those of the first two."""
+    """Return the two plans to compare, with their titles.
+
+    They are two files, or one source planned for two GPUs or for two numbers of GPUs. Where a source is planned for
+    unlike GPUs that share a mini-batch, the plans of the first two GPUs are compared.
+    """
     plans, gpus, sharings = arguments.plans, arguments.gpus, arguments.sharings
     if len(plans) == 1 and plan_file(plans[0]) is None:
         if not gpus and len(sharings) == 1 and _are_unlike(sharings[0]):
@@ -103,8 +106,10 @@ def _side(place: str, asked: Options, title: str) -> Side:
 
 
 def _twice(arguments: argparse.Namespace, gpus: Sequence[str], sharings: Sequence[Sharing]) -> list[Options]:
-    """The options of both plans; what is given once is for both. Those of the second are checked before the first is
-    planned, as are their GPUs."""
+    """Return the options of both plans; an option given once is for both.
+
+    The GPUs and options of both are checked before the first plan is made.
+    """
     for gpu in gpus:
         find_device(gpu)
     return [
@@ -122,7 +127,7 @@ def _are_unlike(sharing: Sharing) -> bool:
 
 
 def _words(sharing: Sharing) -> str:
-    """As on the command line."""
+    """Return the GPUs as the command line writes them."""
     if isinstance(sharing, int):
         return str(sharing)
     return ",".join(

@@ -1,4 +1,4 @@
-"""`mbc doctor`"""
+"""The command `mbc doctor`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import shutil
 import subprocess
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -40,27 +40,34 @@ _NO_BUILD = "packages are written with their sources but without the GPU library
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One part that mbc can use. `cost` and `remedy` are empty where it was found."""
+    """One part that mbc can use.
+
+    Attributes:
+        part: Name of the part.
+        version: Version and place; None where the part is missing.
+        cost: What mbc cannot do without it; empty where it is usable.
+        remedy: How to get it; empty where it is usable.
+    """
 
     part: str
-    found: str | None
+    version: str | None
     cost: str = ""
     remedy: str = ""
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Say what is here; nothing that is missing makes this fail."""
+    """Print which parts are usable, the cost of each missing part and how to get it; return 0 in any case."""
     findings = tuple(examine())
     if arguments.json:
-        print(json.dumps({"findings": [asdict(finding) for finding in findings]}, indent=2))
+        print(json.dumps({"findings": [_document(finding) for finding in findings]}, indent=2))
         return 0
     width = max(len(finding.part) for finding in findings)
     for finding in findings:
-        if finding.found is not None:
-            print(f"ok       {finding.part:<{width}}  {finding.found}")
+        if finding.version is not None:
+            print(f"ok       {finding.part:<{width}}  {finding.version}")
         else:
             print(f"missing  {finding.part:<{width}}  {finding.cost}\n{'':<{width + 11}}get it: {finding.remedy}")
-    missing = [finding.part for finding in findings if finding.found is None]
+    missing = [finding.part for finding in findings if finding.version is None]
     print()
     here = "everything is here to compile for and train on this machine's GPU"
     if not set(missing) <= _OF_RANKS | _OF_RECORDS:
@@ -77,7 +84,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def examine() -> Iterator[Finding]:
-    """Every part in turn."""
+    """Yield a finding for each part."""
     from mbc.codegen.toolchain import CUBLASLT, CUDART, CUDNN, CUPTI, GXX, NVCC, find_toolchain
     from mbc.hardware.target import local_gpus
     from mbc.hardware.topology import link_between
@@ -117,11 +124,11 @@ def examine() -> Iterator[Finding]:
             "PyCUDA", None, "modules run on the CPU: PyCUDA is what loads them on a GPU",
             "pip install 'mbc-compiler[cuda]' (builds PyCUDA: needs the CUDA toolkit and g++)",
         )  # fmt: skip
-    yield from _of_ranks()
+    yield from _rank_parts()
 
 
-def _of_ranks() -> Iterator[Finding]:
-    """What several ranks need: NCCL between GPUs, MPI between processes on CPUs, and what starts them."""
+def _rank_parts() -> Iterator[Finding]:
+    """Yield the parts that several ranks need: NCCL between GPUs, MPI between processes on CPUs, and a launcher."""
     from mbc.ranks.launch import mpiexec
     from mbc.ranks.mpi import INSTALL
     from mbc.runtime.nccl_library import nccl_path, open_nccl, version_text
@@ -146,21 +153,21 @@ def _of_ranks() -> Iterator[Finding]:
 
 
 def _program(name: str, path: Path | None, version: str, note: str, remedy: str) -> Finding:
-    """`version`: a pattern of what `--version` prints."""
+    """Return the finding for a program; `version` is a pattern for the output of `--version`."""
     if path is None:
         return Finding(name, None, _NO_BUILD, remedy)
     try:
-        told = subprocess.run([str(path), "--version"], capture_output=True, text=True, timeout=60).stdout
+        output = subprocess.run([str(path), "--version"], capture_output=True, text=True, timeout=60).stdout
     except (OSError, subprocess.SubprocessError) as error:
         return Finding(name, None, _NO_BUILD, f"{path} does not run: {error}")
-    match = re.search(version, told)
+    match = re.search(version, output)
     return Finding(name, f"{match[1] if match else 'of unknown version'} ({path}{note})")
 
 
 def _library(
     name: str, part: Part | None, header: str, prefix: str, remedy: str, cost: str = _NO_BUILD
 ) -> Finding:  # fmt: skip
-    """`header` defines <prefix>_MAJOR, _MINOR and _PATCH (or _PATCHLEVEL)."""
+    """Return the finding for a library, whose `header` defines <prefix>_MAJOR, _MINOR and _PATCH (or _PATCHLEVEL)."""
     if part is None:
         return Finding(name, None, cost, remedy)
     place = part.library_folder / part.library
@@ -176,3 +183,7 @@ def _version(distribution: str) -> str:
         return importlib.metadata.version(distribution)
     except importlib.metadata.PackageNotFoundError:
         return "of unknown version"
+
+
+def _document(finding: Finding) -> dict[str, str | None]:
+    return {"part": finding.part, "found": finding.version, "cost": finding.cost, "remedy": finding.remedy}

@@ -1,4 +1,4 @@
-"""`mbc export`"""
+"""The command `mbc export`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from mbc.cli.import_command import check_free
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Write the state_dict or the ONNX model, say how many keys or nodes it has."""
+    """Write the state_dict or the ONNX model, and print its number of keys or nodes."""
     output = Path(arguments.output)
     check_free(output, arguments.force)
     if output.suffix == ".onnx":

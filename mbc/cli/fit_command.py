@@ -1,4 +1,4 @@
-"""`mbc fit`"""
+"""The command `mbc fit`."""
 
 from __future__ import annotations
 
@@ -22,8 +22,11 @@ if TYPE_CHECKING:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the largest batch within a budget, or the time of a step over the budget. Each probe is told on stderr when
-    it is known; Ctrl-C or SIGTERM ends with the table of what is known, and 130."""
+    """Print the largest batch within a budget, or the time of a step over the budget.
+
+    Each probe is printed on stderr as soon as it is planned. After Ctrl-C or SIGTERM the table of the probes so far is
+    printed, and the exit code is 130.
+    """
     from mbc.fit import budget_curve, largest_batch, own_batch, with_batch, with_budget
     from mbc.report.fit import (
         batch_line,
@@ -55,7 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
             fit = largest_batch(
                 plan_batch,
                 start,
-                math.lcm(arguments.multiple, asked.gpus),  # equal rows on all GPUs: what one holds all do
+                math.lcm(arguments.multiple, asked.gpus),  # equal rows on all GPUs
                 lambda probe: at.line(batch_line(probe)),
                 asked.micro_batch * asked.gpus,
             )
@@ -68,7 +71,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _asked(arguments: argparse.Namespace) -> Options:
-    """The options, with what `mbc fit` has words of its own for."""
+    """Return the planning options, with --precision and --memory as settings of the network."""
     from mbc.fit import with_budget
 
     asked = options(arguments)

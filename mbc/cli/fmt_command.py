@@ -1,4 +1,4 @@
-"""`mbc fmt`"""
+"""The command `mbc fmt`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _STDIN = "-"
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Lay sources out. A mistake in one keeps none of the others from being laid out."""
+    """Format sources; an error in one source does not keep the others from being formatted."""
     from mbc.frontend.format import format_source
 
     sources: Sequence[str] = arguments.sources
@@ -40,7 +40,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _check(source: Source, text: str) -> bool:
-    """Whether the layout changes the source; then it is named."""
+    """Print the name of a source that formatting would change; return whether it would."""
     if text != source.text:
         print(source.name)
     return text != source.text
@@ -56,7 +56,7 @@ def _read_stdin() -> Source:
 
 
 def _write(path: Path, text: str) -> None:
-    """Replace a file, which keeps its permissions and its line ends. Raises MBC325 where that is not possible."""
+    """Replace a file and keep its permissions and line ends; raise MBC325 where that is not possible."""
     from mbc.runtime.replace import replace_file
 
     try:

@@ -1,4 +1,4 @@
-"""`mbc gpus`"""
+"""The command `mbc gpus`."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from mbc.units import show_size, with_article
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """List known GPUs and those of this machine."""
+    """List the GPUs that can be planned for, and those of this machine."""
     from mbc.hardware.numa import gpu_place
     from mbc.hardware.spec import device_specs
     from mbc.hardware.target import local_gpus
     from mbc.kernels.calibration import ALL, OTHER_GPU, calibration
     from mbc.profile.locate import bundled_path
 
-    specs, here, known = device_specs(), local_gpus(), calibration()
+    specs, here, fitted = device_specs(), local_gpus(), calibration()
     profiles = {name for name, spec in specs.items() if bundled_path(spec.name).is_file()}
-    spread = known.spreads.get(ALL)
+    spread = fitted.spreads.get(ALL)
     if arguments.json:
         estimates = {
-            "fitted_to": known.gpu,
-            "measured": known.measured,
-            "ratios": {name: asdict(found) for name, found in known.spreads.items()},
+            "fitted_to": fitted.gpu,
+            "measured": fitted.measured,
+            "ratios": {name: asdict(ratio) for name, ratio in fitted.spreads.items()},
             "wider_elsewhere": OTHER_GPU,
         }
         listed = {name: {**asdict(spec), "bundled_profile": name in profiles} for name, spec in specs.items()}
         placed = [{**asdict(gpu), **asdict(gpu_place(gpu.bus_id))} for gpu in here]
-        found = {"known": listed, "here": placed, "estimates": estimates}
-        print(json.dumps(found, indent=2))
+        document = {"known": listed, "here": placed, "estimates": estimates}
+        print(json.dumps(document, indent=2))
         return 0
     width = max(map(len, specs))
     print(f"{'--gpu':<{width}}  {'GPU':<28} {'architecture':<12} {'memory':>9}  {'copy':>9}  {'tf32':>11}  figures")
@@ -47,7 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
         )
     print()
     if spread is not None:
-        print(f"Times that no profile has are estimated (~), fitted to {known.gpu} ({known.measured}). Of the")
+        print(f"Times that no profile has are estimated (~), fitted to {fitted.gpu} ({fitted.measured}). Of the")
         print(
             f"{spread.count} operations there that the fit had not seen half are within {spread.error:.0%}, nine "
             f"in ten within {spread.error_high:.0%}."

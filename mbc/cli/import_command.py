@@ -1,4 +1,4 @@
-"""`mbc import`"""
+"""The command `mbc import`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Read a model, write its source and weights, say what they are."""
+    """Read a model, write its source and weights, and print what was written."""
     source = Path(arguments.output)
     weights = source.with_suffix(".safetensors") if arguments.weights is None else Path(arguments.weights)
     for path in (source, weights):
@@ -28,16 +28,16 @@ def run(arguments: argparse.Namespace) -> int:
     with notes(), busy(f"importing {arguments.model}"):
         name = arguments.name or source.stem
         path = Path(arguments.model)
-        made = import_model(path, name, arguments.loss, arguments.flat, arguments.batch)
-        checked = _check(path, made, arguments.loss, arguments.batch, arguments.check)
-    network = made.network
+        model = import_model(path, name, arguments.loss, arguments.flat, arguments.batch)
+        checked = _check(path, model, arguments.loss, arguments.batch, arguments.check)
+    network = model.network
     write_weights(weights, network)
     try:
-        replace_file(source, (made.source.encode(),))
+        replace_file(source, (model.source.encode(),))
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise MbcError("MBC306", f"cannot write '{source}': {reason}", "choose another place") from error
-    lines = made.source.count("\n")
+    lines = model.source.count("\n")
     parameters = sum(array.size for array in network.arrays.values())
     if arguments.json:
         figures = {
@@ -56,24 +56,24 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _check(path: Path, made: ImportedModel, loss: str, batch: int | None, check: bool) -> bool:
-    """Compare a network with the model that it was imported from; return whether that was done."""
+def _check(path: Path, model: ImportedModel, loss: str, batch: int | None, check: bool) -> bool:
+    """Compare a network with the model that it was imported from; return whether the comparison ran."""
     from mbc.interchange.importing import ONNX
 
-    network = made.network
+    network = model.network
     if path.suffix == ONNX:
         from mbc.interchange.from_onnx.check_onnx import check_onnx
 
-        return check_onnx(path, batch, network, made.source, check or None)
+        return check_onnx(path, batch, network, model.source, check or None)
     if not check:
-        return False  # torch would unpickle the file
+        return False  # torch would unpickle the file: only on request
     from mbc.interchange.check import cannot_check
 
     try:
         from mbc.pytorch.check_model import check_file
     except ImportError as error:
         raise cannot_check(f"PyTorch cannot be imported here ({error})", "install it: pip install torch") from error
-    return check_file(path, network, made.source, loss)
+    return check_file(path, network, model.source, loss)
 
 
 def _counted(number: int, what: str) -> str:
@@ -81,6 +81,6 @@ def _counted(number: int, what: str) -> str:
 
 
 def check_free(path: Path, force: bool) -> None:
-    """MBC305 where a file would be replaced that nobody asked to."""
+    """Raise MBC305 where a file exists and --force was not given."""
     if path.exists() and not force:
         raise MbcError("MBC305", f"'{path}' is there already", "name another file, or replace it by --force")

@@ -1,4 +1,4 @@
-"""`mbc lsp`"""
+"""The command `mbc lsp`."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ def run(arguments: argparse.Namespace) -> int:
             "pip install 'mbc-compiler[lsp]'",
         ) from error  # fmt: skip
     if arguments.gpu != "auto":
-        find_device(arguments.gpu)  # better known now than line by line
+        find_device(arguments.gpu)  # report a wrong name now, not for each line
     server = make_server(arguments.gpu)
     try:
-        server.start_io(sys.stdin.buffer, os.fdopen(os.dup(sys.stdout.fileno()), "wb"))  # which it closes
+        server.start_io(sys.stdin.buffer, os.fdopen(os.dup(sys.stdout.fileno()), "wb"))  # the server closes its output
     finally:
         server.planner.close()
     return 0

@@ -1,4 +1,4 @@
-"""Where commands write: not over what they read, nor over a source or data, nor over one another."""
+"""Checks of output paths: no command replaces its own input, a file that people wrote, or another of its outputs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 from mbc.errors import MbcError
 
-# What people write or gather, by how its name ends; nothing that these commands write is called so.
+# Files that people write or collect, by suffix; no output of a command has such a suffix.
 _OF_PEOPLE = {
     ".mbc": "a source",
     ".npz": "data",
@@ -20,16 +20,23 @@ _OF_PEOPLE = {
 
 
 def check_outputs(outputs: Mapping[str, Path | str | None], inputs: Mapping[str, Path | str | None]) -> None:
-    """Both by the option or word that names them, None where there is none. MBC370 where an output would take the place
-    of an input, or is called as a source or data are, MBC371 where two outputs are one file: better known before
-    anything is planned."""
+    """Check the outputs of a command before anything is planned.
+
+    Args:
+        outputs: Path of each output, by the option that names it; None where the option is absent.
+        inputs: Path of each input, by the word that messages use for it.
+
+    Raises:
+        MbcError: MBC370, an output would replace an input, or has the suffix of a source, a model or data; MBC371, two
+            outputs are one file.
+    """
     written = {option: Path(place) for option, place in outputs.items() if place is not None}
     read = {option: Path(place) for option, place in inputs.items() if place is not None}
     for option, path in written.items():
         if (kind := _OF_PEOPLE.get(path.suffix.lower())) is not None:
             raise MbcError(
-                "MBC370", f"{option} '{path}' is called as {kind} is, which it would replace",
-                f"name it otherwise than with {path.suffix}",
+                "MBC370", f"{option} '{path}' has the suffix of {kind}, which it could replace",
+                f"choose another suffix than {path.suffix}",
             )  # fmt: skip
         for word, other in read.items():
             if _same(path, other):
@@ -44,14 +51,18 @@ def check_outputs(outputs: Mapping[str, Path | str | None], inputs: Mapping[str,
 
 
 def default_output(place: str, ending: str) -> str:
-    """What is written of a package, a plan or a source is called, here: `r50_4.html` of the folder r50_4, `net.html` of
-    net.mbc."""
+    """Return the default name of an output in this folder: `r50_4.html` for the folder r50_4, `net.html` for net.mbc.
+
+    Args:
+        place: Package, plan or source that the command reads.
+        ending: Suffix of the output.
+    """
     path = Path(place).resolve()
     return f"{path.name if path.is_dir() else path.stem}{ending}"
 
 
 def _same(one: Path, other: Path) -> bool:
-    """Whether both are one file, whichever of them exists already."""
+    """Return whether both paths name one file, which need not exist."""
     try:
         return one.samefile(other)
     except OSError:

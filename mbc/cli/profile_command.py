@@ -1,4 +1,4 @@
-"""`mbc profile`"""
+"""The command `mbc profile`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Measure, or do what the second word says."""
+    """Measure kernels, or list, compare, merge or ship profiles, as the subcommand says."""
     return {"run": _measure, "list": _list, "diff": _diff, "merge": _merge, "ship": _ship}[arguments.verb](arguments)
 
 
@@ -77,18 +77,18 @@ def _measure(arguments: argparse.Namespace) -> int:
 
 
 def _machine(arguments: argparse.Namespace, gpus: tuple[str, ...], path: Path) -> int:
-    """Measure what is around the GPUs only, also where it is known."""
+    """Measure collectives and copies of the GPUs, also those that the profile has already."""
     from mbc.cli.profile_machine import all_parts, measure
 
     began_s = time.monotonic()
-    found = measure(tuple(all_parts(gpus)), gpus, path)
-    if not found.lines:
-        raise found.failures[0]
+    outcome = measure(tuple(all_parts(gpus)), gpus, path)
+    if not outcome.lines:
+        raise outcome.failures[0]
     seconds = round(time.monotonic() - began_s, 3)
     if arguments.json:
-        print(json.dumps({"profile": str(path), "gpus": list(gpus), "seconds": seconds, **found.figures}, indent=2))
+        print(json.dumps({"profile": str(path), "gpus": list(gpus), "seconds": seconds, **outcome.figures}, indent=2))
     else:
-        print("\n".join(found.lines))
+        print("\n".join(outcome.lines))
     return 0
 
 
@@ -100,14 +100,14 @@ def _spec(name: str) -> DeviceSpec:
 
 
 def collect(arguments: argparse.Namespace, device: DeviceSpec) -> tuple[Need, ...]:
-    """What plans of all the networks in all the precisions may use, each operation once, by its weight in all."""
+    """Return the operations that plans of the networks may use in all precisions, each once with its total weight."""
     from mbc.frontend.lower import lower
     from mbc.frontend.parse import parse
     from mbc.ir.types import Precision
     from mbc.optimize.search.profiling_requests import needs
     from mbc.passes.training_step import differentiate
 
-    found: dict[object, Need] = {}
+    merged: dict[object, Need] = {}
     for place in arguments.networks:
         program = parse(read_source(place))
         for precision in arguments.precision or (None,):
@@ -120,9 +120,9 @@ def collect(arguments: argparse.Namespace, device: DeviceSpec) -> tuple[Need, ..
                 )  # fmt: skip
             graph = differentiate(lowered.network, lowered.optimizer, lowered.precision)
             for need in needs(graph, device, Policy(arguments.policy)):
-                known = found.get(need.undivided)
-                found[need.undivided] = need if known is None else _united(known, need)
-    return tuple(found.values())
+                earlier = merged.get(need.undivided)
+                merged[need.undivided] = need if earlier is None else _united(earlier, need)
+    return tuple(merged.values())
 
 
 def _united(a: Need, b: Need) -> Need:
@@ -157,7 +157,7 @@ def _figures(path: Path, gpus: tuple[str, ...], outcome: Outcome, seconds: float
 
 
 class _View:
-    """Shows measuring on stderr."""
+    """The progress of measuring on stderr."""
 
     def __init__(self) -> None:
         self._line = StatusLine()
@@ -189,8 +189,8 @@ def _list(arguments: argparse.Namespace) -> int:
         print(json.dumps([asdict(contents(read_profile(file), file.stat().st_size)) for file in files], indent=2))
         return 0
     for index, file in enumerate(files):
-        found = contents(read_profile(file), file.stat().st_size)
-        print(("\n" if index else "") + contents_text(found, output_width()))
+        listed = contents(read_profile(file), file.stat().st_size)
+        print(("\n" if index else "") + contents_text(listed, output_width()))
     if not files:
         print("no profile is here: mbc profile NET makes one on a machine with a GPU")
     return 0

@@ -1,5 +1,7 @@
-"""What `mbc profile --gpu all` measures of the machine around its GPUs, each part by itself: where one fails the others
-are measured all the same."""
+"""Measurements of links and collectives between the GPUs of a machine, by `mbc profile --gpu all`.
+
+Each part is measured on its own: where one fails, the others are measured all the same.
+"""
 
 from __future__ import annotations
 
@@ -21,17 +23,29 @@ Gpus = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """`known`: whether a profile has it of so many GPUs. `measure`: into a profile, telling how it goes; returns what
-    is printed of it, as a line and for a script."""
+    """One kind of measurement.
+
+    Attributes:
+        what: Plural noun for messages.
+        is_measured: Whether a profile has it for these GPUs.
+        measure: Measure it into the profile at a path, and report progress by the callback; return the result as words
+            and as figures for scripts.
+    """
 
     what: str
-    known: Callable[[Profile, Gpus], bool]
+    is_measured: Callable[[Profile, Gpus], bool]
     measure: Callable[[Gpus, Path, Callable[[str], None]], tuple[str, dict[str, Any]]]
 
 
 @dataclass
 class Outcome:
-    """`lines`, `figures`: of all parts that were measured. `failures`: what the others failed with."""
+    """The results of all parts.
+
+    Attributes:
+        lines: A line for each part that was measured.
+        figures: The results of the measured parts, for scripts.
+        failures: Errors of the other parts.
+    """
 
     lines: list[str] = field(default_factory=list[str])
     figures: dict[str, Any] = field(default_factory=dict[str, Any])
@@ -39,18 +53,18 @@ class Outcome:
 
 
 def missing(path: Path, gpus: Gpus) -> tuple[Part, ...]:
-    """The parts that the profile at `path` does not have."""
+    """Return the parts that the profile at `path` does not have."""
     from mbc.profile.read import read_profile
 
     if len(gpus) < 2:
         return ()
     profile = read_profile(path) if path.exists() else None
-    return tuple(part for part in PARTS if profile is None or not part.known(profile, gpus))
+    return tuple(part for part in PARTS if profile is None or not part.is_measured(profile, gpus))
 
 
 def measure(parts: Sequence[Part], gpus: Gpus, path: Path) -> Outcome:
-    """Those that fail are told of, too."""
-    began_s, line, found = time.monotonic(), StatusLine(), Outcome()
+    """Measure parts into the profile at `path`, and note each part that fails."""
+    began_s, line, outcome = time.monotonic(), StatusLine(), Outcome()
 
     def tell(text: str) -> None:
         line.line(f"{time.monotonic() - began_s:5.1f} s  {text}")
@@ -60,16 +74,16 @@ def measure(parts: Sequence[Part], gpus: Gpus, path: Path) -> Outcome:
         try:
             words, figures = part.measure(gpus, path, tell)
         except MbcError as error:
-            found.failures.append(error)
+            outcome.failures.append(error)
             line.line(f"note: {part.what} were not measured: {error.message}")
         else:
-            found.lines.append(f"{path}: {words} measured in {show_duration(time.monotonic() - part_began_s)}")
-            found.figures |= figures
-    return found
+            outcome.lines.append(f"{path}: {words} measured in {show_duration(time.monotonic() - part_began_s)}")
+            outcome.figures |= figures
+    return outcome
 
 
 def all_parts(gpus: Gpus) -> Iterator[Part]:
-    """Of one GPU only what says that it takes two."""
+    """Yield all parts; for one GPU, yield only the part whose error says that two GPUs are needed."""
     yield from PARTS if len(gpus) > 1 else PARTS[:1]
 
 
@@ -78,16 +92,18 @@ def _knows_collectives(profile: Profile, gpus: Gpus) -> bool:
     from mbc.measure.collective_fleet import link_of
     from mbc.measure.collectives import MAX_CTAS
 
-    found = {t.max_ctas for t in profile.collectives if (t.ranks, t.link) == (len(gpus), link_of(gpus))}
-    return found >= {*MAX_CTAS} - {BY_COPIES}  # which not all machines have
+    measured = {t.max_ctas for t in profile.collectives if (t.ranks, t.link) == (len(gpus), link_of(gpus))}
+    return measured >= {*MAX_CTAS} - {BY_COPIES}  # copies between peers, which not all machines have
 
 
 def _collectives(gpus: Gpus, path: Path, tell: Callable[[str], None]) -> tuple[str, dict[str, Any]]:
     from mbc.measure.collective_fleet import measure_collectives
 
-    found = measure_collectives(gpus, path, tell)
-    rows = {"times": found.times, "slowdowns": found.slowdowns, "overheads": found.overheads}
-    words = f"{len(found.times)} times of collectives between {len(gpus)} GPUs and {len(found.slowdowns)} slow-downs"
+    measured = measure_collectives(gpus, path, tell)
+    rows = {"times": measured.times, "slowdowns": measured.slowdowns, "overheads": measured.overheads}
+    words = (
+        f"{len(measured.times)} times of collectives between {len(gpus)} GPUs and {len(measured.slowdowns)} slow-downs"
+    )
     return words, {name: [asdict(row) for row in of] for name, of in rows.items()}
 
 
@@ -112,8 +128,8 @@ def _knows_host_sharing(profile: Profile, gpus: Gpus) -> bool:
 def _host_sharing(gpus: Gpus, path: Path, tell: Callable[[str], None]) -> tuple[str, dict[str, Any]]:
     from mbc.measure.host_fleet import measure_host_sharing
 
-    found = measure_host_sharing(gpus, path, tell)
-    return f"copies of 1 to {len(gpus)} GPUs with the host", {"host_sharing": [asdict(rates) for rates in found]}
+    rates = measure_host_sharing(gpus, path, tell)
+    return f"copies of 1 to {len(gpus)} GPUs with the host", {"host_sharing": [asdict(rates) for rates in rates]}
 
 
 PARTS = (

@@ -1,4 +1,4 @@
-"""`mbc report`"""
+"""The command `mbc report`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Write a plan as a page of one file."""
+    """Write a plan as a page in a single file."""
     asked = options(arguments)
     recorded = {f"--with {name}": name for name in arguments.recorded}
     check_outputs({"-o": arguments.output}, {"the plan": arguments.plan, **recorded})
@@ -30,10 +30,10 @@ def run(arguments: argparse.Namespace) -> int:
     from mbc.report.html.render import write_text
     from mbc.report.measured import measured_step
 
-    found = [(name, read_recorded(read_text(Path(name)), name)) for name in arguments.recorded]
+    files_read = [(name, read_recorded(read_text(Path(name)), name)) for name in arguments.recorded]
     plan, *others = plans_of_ranks(arguments.plan, asked)
-    steps = [measured_step(plan, result, name) for name, result in found if result["what"] == "step"]
-    recorded = [result for _, result in found if result["what"] != "step"]
+    steps = [measured_step(plan, result, name) for name, result in files_read if result["what"] == "step"]
+    recorded = [result for _, result in files_read if result["what"] != "step"]
     floor = _floor(plan, asked) if arguments.floor else None
     path = Path(arguments.output or default_output(arguments.plan, ".html"))
     with busy(f"writing {path}"):

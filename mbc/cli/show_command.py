@@ -1,4 +1,4 @@
-"""`mbc show`"""
+"""The command `mbc show`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print a plan as tables, or as JSON with the memory at every launch; or what each technique contributes."""
+    """Print a plan as tables, or as JSON with the memory at every launch; or print the effect of each technique."""
     if arguments.ablation:
         return _ablation(arguments)
     check_plannable(arguments.plan, options(arguments))
@@ -49,10 +49,10 @@ def _ablation(arguments: argparse.Namespace) -> int:
     with notes(), busy(f"planning {arguments.plan}") as say:
 
         def plan_with(without: frozenset[str], budget_bytes: int | None) -> Plan:
-            told = replace(asked, without=without)
-            told = told if budget_bytes is None else with_budget(told, budget_bytes)
+            planning = replace(asked, without=without)
+            planning = planning if budget_bytes is None else with_budget(planning, budget_bytes)
             which = f"without {', '.join(sorted(without))}" if without else "with all techniques"
-            return compile_plan(source, told, Stages(announce=lambda stage: say(f"{which}: {stage}")))
+            return compile_plan(source, planning, Stages(announce=lambda stage: say(f"{which}: {stage}")))
 
         ablations = ablation(plan_with, asked.without)
     shown = json.dumps(ablation_document(ablations), indent=2) if arguments.json else None

@@ -1,4 +1,4 @@
-"""`mbc train` in several ranks: their start, and what each of them does."""
+"""The ranks of `mbc train`: how they are started, and the work that each of them does."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from mbc.ranks.rank_group import Group
 from mbc.runtime.membership import check_size
 from mbc.version import __version__
 
-# Arguments of a training that all ranks must have alike.
+# Arguments of a training that must be equal in all ranks.
 _SETTINGS = (
     "epochs", "lr", "schedule", "warmup", "step_epochs", "step_factor", "milestones", "power", "patience",
     "plateau_metric", "checkpoint_every", "keep_best", "log_every", "evaluate", "save_ema", "target",
@@ -33,20 +33,29 @@ _SETTINGS = (
 
 
 def start_ranks(arguments: argparse.Namespace) -> int:
-    """`--gpus N` on this machine; returns the exit code."""
+    """Start `--gpus N` ranks on this machine; return the exit code."""
     return run_ranks(arguments.words, arguments.gpus, arguments.device)
 
 
 def run_ranks(words: Sequence[str], size: int, device: str, output: IO[bytes] | None = None) -> int:
-    """`mbc` with these words as so many ranks on this machine; returns the exit code. `output`: where rank 0 prints,
-    None: where this process does. Raises what `check_ranks` does."""
+    """Run `mbc` with these words as `size` ranks on this machine; return the exit code.
+
+    Args:
+        words: Words of the command line without the program's name.
+        size: Number of ranks.
+        device: Value of --device.
+        output: File for the output of rank 0; None for the stdout of this process.
+
+    Raises:
+        MbcError: MBC265 and MBC266 as `check_ranks` raises them.
+    """
     check_ranks(size, device)
     start = launch_with_mpi if device_of_ranks(device) == "cpu" else launch
     return start(command_line(words), size, output)
 
 
 def check_ranks(size: int, device: str) -> None:
-    """MBC266 where this machine has fewer GPUs; MBC265 where there is no mpiexec for ranks on the CPU."""
+    """Raise MBC266 where this machine has fewer GPUs, MBC265 where there is no mpiexec for ranks on the CPU."""
     if device_of_ranks(device) == "cpu":
         mpiexec()
     else:
@@ -55,7 +64,7 @@ def check_ranks(size: int, device: str) -> None:
 
 @contextmanager
 def silenced(silent: bool) -> Generator[None]:
-    """Of all ranks the first one tells how the training goes; errors are told after the body, by each."""
+    """Discard the output of the body where `silent`: only rank 0 shows progress, but each rank prints its errors."""
     with ExitStack() as stack:
         if silent:
             nowhere = stack.enter_context(Path(os.devnull).open("w", encoding="utf-8"))
@@ -66,8 +75,10 @@ def silenced(silent: bool) -> Generator[None]:
 
 @contextmanager
 def turn(ranks: Group) -> Generator[None]:
-    """Rank 0 has the body first, then the first rank of each other machine, then the rest: one of them builds, the
-    others find what it has made."""
+    """Run the body on rank 0 first, then on the first rank of each other machine, then on the rest.
+
+    So one rank builds a package, and the others use it.
+    """
     mine = 0 if ranks.rank == 0 else 1 if ranks.environment.local_rank == 0 else 2
     for _ in range(mine):
         ranks.barrier()
@@ -77,13 +88,20 @@ def turn(ranks: Group) -> Generator[None]:
 
 
 def device_of_ranks(device: str) -> str:
-    """`cuda` or `cpu`: no rank may find that it has no GPU when the others have begun to use theirs."""
+    """Return `cuda` or `cpu` for all ranks.
+
+    No rank may discover that it has no GPU after the others have begun to use theirs.
+    """
     return device if device != "auto" else "cuda" if local_gpus() else "cpu"
 
 
 def check_plan_of_ranks(place: str, planning: Options, size: int) -> None:
-    """MBC281 where `place` is planned already, for another number of ranks; MBC280 where the mini-batch of a source is
-    too small for them, or what else is wrong with that."""
+    """Check that `place` can be trained by `size` ranks.
+
+    Raises:
+        MbcError: MBC281, `place` is planned for another number of ranks; MBC280, the mini-batch of the source has too
+            few rows; or any other error of the source.
+    """
     file = plan_file(place)
     if file is not None:
         check_size(read_plan(file).graph.ranks, size)
@@ -95,7 +113,7 @@ def check_plan_of_ranks(place: str, planning: Options, size: int) -> None:
 
 
 def what_ranks_share(arguments: argparse.Namespace, device: str, seed: int, resume: Path | None) -> dict[str, str]:
-    """For `Group.agree`, before anything is planned: what is the same in all ranks of one training."""
+    """Return everything that must be equal in all ranks of a training, for `Group.agree` before anything is planned."""
     place = arguments.network_or_package
     subject = plan_file(place) or Path(place)
     settings = {name: getattr(arguments, name) for name in _SETTINGS}
@@ -113,19 +131,22 @@ def what_ranks_share(arguments: argparse.Namespace, device: str, seed: int, resu
 def subject_for_ranks(
     place: str, planning: Options, device: str, output: str | None, group: Group
 ) -> Path | tuple[Plan, ...]:
-    """Collective: what the modules of all ranks are made of, a package or their plans. A source is planned by rank 0,
-    for all of them, and built once on each file system, as `package_for_training` does."""
+    """Return the package or the plans from which the modules of all ranks are opened (collective).
+
+    Rank 0 plans a source for all ranks. The package is built once on each file system, under the rules of
+    `package_for_training`.
+    """
     if Path(place).is_dir():
         return Path(place)
     planning = replace(planning, gpus=group.size, gpus_per_node=group.environment.local_size)
     builds = builds_package(device, output)
-    made: tuple[Plan, ...] = ()
+    planned: tuple[Plan, ...] = ()
     if group.rank == 0:
         if builds:
             check_free(place, planning, output)
-        made = sound_plans(place, planning)
-    texts = json.loads(group.broadcast(json.dumps([dump_plan(plan) for plan in made]).encode()))
-    plans = made or tuple(load_plan(text, f"what rank 0 planned of {place}") for text in texts)
+        planned = sound_plans(place, planning)
+    texts = json.loads(group.broadcast(json.dumps([dump_plan(plan) for plan in planned]).encode()))
+    plans = planned or tuple(load_plan(text, f"what rank 0 planned of {place}") for text in texts)
     if builds:
         with turn(group):
             return up_to_date(plans, output)
@@ -133,12 +154,12 @@ def subject_for_ranks(
 
 
 def plan_of_rank(plans: Sequence[Plan], rank: int) -> Plan:
-    """The one that a rank runs."""
+    """Return the plan that a rank runs."""
     return next((plan for plan in plans if plan.graph.ranks is not None and rank in plan.graph.ranks.members), plans[0])
 
 
 def _digest(file: Path) -> str:
-    """MBC183 where it cannot be read."""
+    """Return a digest of a file; raise MBC183 where it cannot be read."""
     try:
         with file.open("rb") as opened:
             return hashlib.file_digest(opened, "sha256").hexdigest()[:16]

@@ -1,4 +1,4 @@
-"""What a user names on the command line: a source, a plan or a package."""
+"""Sources, plans and packages that the user names on the command line."""
 
 from __future__ import annotations
 
@@ -24,8 +24,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """A plan made from a source, and how long planning took, without measuring kernels for it. `others`: of ranks that
-    do not run the plan of the first."""
+    """The plan of a source, with the time that planning took.
+
+    Attributes:
+        plan: Plan of the first rank.
+        seconds: Time of planning, without the measuring of kernels.
+        others: Plans of the ranks that do not run the first plan.
+    """
 
     plan: Plan
     seconds: float
@@ -33,7 +38,7 @@ class Planned:
 
 
 def read_text(path: Path) -> str:
-    """The text of a file; MBC183 where it cannot be read."""
+    """Return the text of a file; raise MBC183 where it cannot be read."""
     near: str | None = None
     try:
         return files.read_text(path, MOST_BYTES)
@@ -50,7 +55,7 @@ def read_text(path: Path) -> str:
 
 
 def _names_in(folder: Path) -> list[str]:
-    """What is in a folder; nothing where that cannot be told."""
+    """Return the names in a folder; none where the folder cannot be read."""
     try:
         return [entry.name for entry in folder.iterdir()]
     except OSError:
@@ -58,14 +63,18 @@ def _names_in(folder: Path) -> list[str]:
 
 
 def read_source(place: str, remedy: str = "give its source (.mbc)") -> Source:
-    """A file in the language; MBC183 where it cannot be read, MBC188 with `remedy` for a plan or package."""
+    """Return a source file; raise MBC183 where it cannot be read, MBC188 with `remedy` for a plan or a package."""
     if plan_file(place) is not None:
         raise MbcError("MBC188", f"'{place}' is planned already", remedy)
     return Source(place, read_text(Path(place)))
 
 
 def plan_file(place: str) -> Path | None:
-    """The plan file that `place` names: its own, or that of a package. None for a source."""
+    """Return the plan file that `place` names, its own or that of a package; None for a source.
+
+    Raises:
+        MbcError: MBC184, `place` is a folder without a plan.
+    """
     path = Path(place)
     if path.is_dir():
         if not (path / PLAN_FILE).is_file():
@@ -77,7 +86,7 @@ def plan_file(place: str) -> Path | None:
 
 
 def read_plan(path: Path) -> Plan:
-    """The plan of a file, checked for form (not for meaning: that is `mbc verify`)."""
+    """Read the plan of a file and check its form; its meaning is checked by `mbc verify`."""
     from mbc.plan.file import load_plan
 
     return load_plan(read_text(path), str(path))
@@ -95,13 +104,13 @@ def plan_source(source: Source, options: Options) -> Planned:
 
 
 def find_plan(place: str, options: Options) -> Plan:
-    """The plan that `place` names, planned now where it is a source."""
+    """Return the plan that `place` names; a source is planned now."""
     file = plan_file(place)
     return plan_source(read_source(place), options).plan if file is None else read_plan(file)
 
 
 def plans_of_ranks(place: str, options: Options) -> tuple[Plan, ...]:
-    """As `find_plan`, those of all ranks: of a package also those inside."""
+    """Return the plans of all ranks that `place` names; a source is planned now, a package has a folder for each."""
     file = plan_file(place)
     if file is None:
         planned = plan_source(read_source(place), options)
@@ -111,7 +120,7 @@ def plans_of_ranks(place: str, options: Options) -> tuple[Plan, ...]:
 
 
 def sound_plans(place: str, options: Options) -> tuple[Plan, ...]:
-    """As `sound_plan`, those of all ranks."""
+    """Return the verified plans that `place` names: those of all ranks for a source, else the one in the file."""
     if plan_file(place) is not None:
         return (sound_plan(place, options),)
     planned = plan_source(read_source(place), options)
@@ -119,7 +128,10 @@ def sound_plans(place: str, options: Options) -> tuple[Plan, ...]:
 
 
 def sound_plan(place: str, options: Options) -> Plan:
-    """The plan that `place` names, to be run or built: one from a file is verified, as one of a source was."""
+    """Return the plan that `place` names, to be run or built.
+
+    A plan from a file is verified here. A plan of a source was verified when it was made.
+    """
     plan = find_plan(place, options)
     if plan_file(place) is not None:
         from mbc.plan.verify import verify_plan
@@ -132,7 +144,7 @@ def sound_plan(place: str, options: Options) -> Plan:
 
 
 def training_graph(place: str, options: Options) -> TrainingGraph:
-    """The training step that `place` names, planned or not."""
+    """Return the graph of the training step that `place` names, planned or not."""
     file = plan_file(place)
     if file is not None:
         return read_plan(file).graph
@@ -145,7 +157,7 @@ def training_graph(place: str, options: Options) -> TrainingGraph:
 
 
 def check_plannable(place: str, options: Options) -> None:
-    """MBC188 where options of planning are given for what is planned already, and would be passed over."""
+    """Raise MBC188 where options of planning are given for a finished plan, which they could not change."""
     if options != Options() and plan_file(place) is not None:
         raise MbcError(
             "MBC188", f"'{place}' is planned already: --gpu, --set and the like change nothing of it",
@@ -154,7 +166,7 @@ def check_plannable(place: str, options: Options) -> None:
 
 
 def build_package(plan: Plan, folder: Path, overwrite: bool, *others: Plan) -> Package:
-    """Write the package of a plan, and of those of other ranks, and build what can be built."""
+    """Write the package of a plan and of the plans of other ranks, and build what the installed tools allow."""
     from mbc.codegen.build import write_package
     from mbc.codegen.toolchain import find_toolchain
 
@@ -163,10 +175,10 @@ def build_package(plan: Plan, folder: Path, overwrite: bool, *others: Plan) -> P
 
 
 def package_for_training(place: str, options: Options, device: str, output: str | None) -> Path | Plan:
-    """What a module is made of: a package that is there, else a source planned now.
+    """Return the package or plan from which a module is opened; a source is planned now.
 
-    A source is built as a package only where a GPU could use it (into `output`, default: named as its network), and
-    not again when the package that is there holds the same plan.
+    A source is built as a package only where a GPU could use it, into `output` or a folder named after the network. A
+    package that holds this plan already is not built again.
     """
     if Path(place).is_dir():
         assert plan_file(place) is not None
@@ -179,14 +191,14 @@ def package_for_training(place: str, options: Options, device: str, output: str 
 
 
 def builds_package(device: str, output: str | None) -> bool:
-    """Whether a module that is made of a source is one of a package."""
+    """Return whether a module of a source is opened from a package rather than from a plan."""
     from mbc.hardware.target import local_gpus
 
     return output is not None or device == "cuda" or (device == "auto" and bool(local_gpus()))
 
 
 def check_free(place: str, options: Options, output: str | None) -> None:
-    """MBC093, MBC094 or MBC099 where the package of a source could not be written: known before it is planned."""
+    """Raise MBC093, MBC094 or MBC099 where the package of a source could not be written; called before planning."""
     from mbc.codegen.build import check_output
     from mbc.frontend.lower import choose_network
     from mbc.frontend.parse import parse
@@ -197,7 +209,7 @@ def check_free(place: str, options: Options, output: str | None) -> None:
 
 
 def up_to_date(plans: Sequence[Plan], output: str | None) -> Path:
-    """The package of these plans, built unless it is there."""
+    """Return the package of these plans, built unless the folder holds it already."""
     from mbc.plan.file import dump_plan, rank_folder
 
     first, *others = plans

@@ -1,4 +1,4 @@
-"""The terminal that a command runs in: what may be written to it, how wide it is, and what Ctrl-C means."""
+"""The terminal of a command: safe output, its width, progress bars, and signals."""
 
 from __future__ import annotations
 
@@ -16,36 +16,41 @@ from typing import Any, TextIO
 from mbc.source import visible
 
 _FILE_COLUMNS = 160
-_ONE_SIGNAL_S = 1.0  # signals within are one: a terminal and a launcher may both pass on the same Ctrl-C
+_ONE_SIGNAL_S = 1.0  # signals within this time count as one: a terminal and a launcher may both pass on a Ctrl-C
 
-_Handler = Callable[[int, FrameType | None], object]  # of a signal
+_Handler = Callable[[int, FrameType | None], object]  # handler of a signal
 
 
 class Visible:
-    """A stream through which nothing reaches the terminal that it would act on, such as names of files from others."""
+    """A stream that escapes control characters, so that names of foreign files cannot control the terminal."""
 
     def __init__(self, stream: TextIO) -> None:
+        """Write to `stream`."""
         self._stream = stream
 
     def write(self, text: str) -> int:
+        """Write text with control characters escaped; return the length of the text."""
         self._stream.write(visible(text))
         return len(text)
 
     def __getattr__(self, name: str) -> Any:
+        """Return an attribute of the stream."""
         return getattr(self._stream, name)
 
 
 @contextmanager
 def terminated_as_interrupted() -> Generator[None]:
-    """SIGTERM (of a batch system, say) ends the body as Ctrl-C does. Only where signals can be handled: not in a thread
-    of somebody's program."""
+    """Let SIGTERM (of a batch system, for example) end the body as Ctrl-C does.
+
+    Does nothing outside of the main thread, where signals cannot be handled.
+    """
     with _handling({signal.SIGTERM: signal.default_int_handler}):
         yield
 
 
 @contextmanager
 def stoppable() -> Generator[Callable[[], bool]]:
-    """After the first Ctrl-C or SIGTERM what the body gets says True; the second one ends the body as Ctrl-C does."""
+    """Yield a function that returns True after Ctrl-C or SIGTERM; a second signal raises KeyboardInterrupt."""
     asked_s: float | None = None
 
     def ask(number: int, frame: FrameType | None) -> None:
@@ -57,7 +62,7 @@ def stoppable() -> Generator[Callable[[], bool]]:
         asked_s = time.monotonic()
 
     handlers: dict[int, _Handler] = {signal.SIGTERM: ask}
-    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # as a shell's background jobs have it
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # a shell ignores it in background jobs
         handlers[signal.SIGINT] = ask
     with _handling(handlers):
         yield lambda: asked_s is not None
@@ -65,7 +70,7 @@ def stoppable() -> Generator[Callable[[], bool]]:
 
 @contextmanager
 def _handling(handlers: Mapping[int, _Handler]) -> Generator[None]:
-    """Signals in the body, where they can be handled: not in a thread of somebody's program."""
+    """Handle signals during the body; do nothing outside of the main thread, where that is not possible."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -79,7 +84,7 @@ def _handling(handlers: Mapping[int, _Handler]) -> Generator[None]:
 
 @contextmanager
 def notes() -> Generator[None]:
-    """What the body warns of (RuntimeWarning) is said at once, as a note, and once each."""
+    """Print each RuntimeWarning of the body at once as a note, and equal ones once."""
     said: set[str] = set()
 
     def say(message: Warning | str, *_: object) -> None:
@@ -95,11 +100,11 @@ def notes() -> Generator[None]:
 
 
 def output_width() -> int:
-    """Columns for a table on stdout: the terminal's, or plenty for a file or a pipe."""
+    """Return the columns for a table on stdout: those of the terminal, or 160 for a file or a pipe."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else _FILE_COLUMNS
 
 
 def bar(share: float, width: int = 20) -> str:
-    """A bar of `width` characters, `share` of it filled."""
+    """Return a bar of `width` characters, of which `share` are filled."""
     filled = round(max(0.0, min(1.0, share)) * width)
     return "#" * filled + "-" * (width - filled)

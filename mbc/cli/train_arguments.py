@@ -1,4 +1,4 @@
-"""What `mbc train` is asked for, checked before anything is planned."""
+"""Arguments of `mbc train`, checked before anything is planned."""
 
 from __future__ import annotations
 
@@ -26,24 +26,34 @@ class Prepared:
     arguments: argparse.Namespace
     schedule: Schedule
     seed: int
-    checkpoint: Path | None  # None where another rank writes it
-    best: Path | None  # likewise
-    ema: Path | None  # likewise
-    log: Path | None  # likewise
-    tensorboard: Path | None  # likewise
-    page: TrainPage | None  # likewise
-    record: TrainRecord | None  # likewise
+    checkpoint: Path | None  # this and the next five: None where another rank writes them
+    best: Path | None
+    ema: Path | None
+    log: Path | None
+    tensorboard: Path | None
+    page: TrainPage | None
+    record: TrainRecord | None
     resume: Path | None
-    weights: Path | None  # to begin with; None where it is resumed
-    steps: int  # those before `resume` was written
+    weights: Path | None  # initial weights; None for a resumed training
+    steps: int  # steps before `resume` was written
 
     @property
     def keeps_nothing(self) -> bool:
+        """True if no option keeps the trained weights."""
         return (self.arguments.checkpoint, self.arguments.resume, self.arguments.save_ema) == (None, None, None)
 
 
 def prepare(arguments: argparse.Namespace, writes: bool = True) -> Prepared:
-    schedule = Schedule(  # which refuses what is out of range, before anything is planned
+    """Check the arguments of a training.
+
+    Args:
+        arguments: Parsed command line.
+        writes: Whether this process writes the files; False for all ranks but the first.
+
+    Raises:
+        MbcError: An argument is out of range, a file cannot be read or written, or two options contradict each other.
+    """
+    schedule = Schedule(  # raises an error for a value out of range
         1.0 if arguments.lr is None else arguments.lr, arguments.epochs, arguments.schedule, arguments.warmup,
         arguments.step_epochs, arguments.step_factor, arguments.milestones, arguments.power, arguments.patience,
         arguments.plateau_metric,
@@ -84,7 +94,7 @@ def prepare(arguments: argparse.Namespace, writes: bool = True) -> Prepared:
             check_place(place)
     weights = None if arguments.weights is None or resume is not None else Path(arguments.weights)
     if weights is not None:
-        Checkpoint(weights)  # before anything is planned
+        Checkpoint(weights)  # check the file before anything is planned
     steps = 0 if progress is None else progress.steps_in_all
     return Prepared(
         arguments, schedule, seed, checkpoint, best, ema, log, tensorboard, page, record, resume, weights, steps
@@ -92,9 +102,9 @@ def prepare(arguments: argparse.Namespace, writes: bool = True) -> Prepared:
 
 
 def _check_places(arguments: argparse.Namespace, checkpoint: bool, log: bool) -> None:
-    """MBC238 where an option needs a checkpoint, a log or test data that are not asked for."""
+    """Raise MBC238 where an option needs a checkpoint, a log or test data, and none is given."""
     if arguments.evaluate == "ema" and arguments.test is None:
-        raise MbcError("MBC238", "--evaluate ema does not say on what the averages are tested", "give --test DATA, too")
+        raise MbcError("MBC238", "--evaluate ema needs data to test the averages on", "give --test DATA, too")
     for option, there, where, remedy in (
         ("checkpoint_every", checkpoint, "the checkpoint", "--checkpoint FILE"),
         ("keep_best", checkpoint, "the checkpoint", "--checkpoint FILE"),
@@ -102,4 +112,4 @@ def _check_places(arguments: argparse.Namespace, checkpoint: bool, log: bool) ->
     ):
         if getattr(arguments, option) is not None and not there:
             name = option.replace("_", "-")
-            raise MbcError("MBC238", f"--{name} does not say where {where} is to be", f"give {remedy}, too")
+            raise MbcError("MBC238", f"--{name} needs a file for {where}", f"give {remedy}, too")

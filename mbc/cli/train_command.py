@@ -1,4 +1,4 @@
-"""`mbc train`"""
+"""The command `mbc train`."""
 
 from __future__ import annotations
 
@@ -46,15 +46,17 @@ if TYPE_CHECKING:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Train a package, or a source that is planned (and on a GPU machine built) first, alone or as one of several
-    ranks; `--gpus` starts those."""
+    """Train a package or a source, alone or as one of several ranks; `--gpus` starts these ranks.
+
+    A source is planned first, and on a machine with a GPU also built.
+    """
     environment = read_environment(os.environ)
     if starts(arguments.gpus, environment):
-        prepared = prepare(arguments)  # what is wrong is told once, by this process
+        prepared = prepare(arguments)  # so that one process reports errors, once
         check_plan_of_ranks(arguments.network_or_package, options(arguments), arguments.gpus)
         there = identity(prepared.checkpoint)
         code = start_ranks(arguments)
-        # Of an interrupt rank 0 tells itself.
+        # After an interrupt rank 0 prints the advice itself.
         broken = code not in (0, INTERRUPTED, TERMINATED) and identity(prepared.checkpoint) != there
         if broken and not is_finished(prepared):
             print(how_to_go_on(arguments, prepared.checkpoint, prepared.checkpoint), file=sys.stderr)
@@ -65,14 +67,14 @@ def run(arguments: argparse.Namespace) -> int:
         with Group.open(environment) as group, silenced(group.rank != 0):
             missed = _train(prepare(arguments, writes=group.rank == 0), group)
         if group.rank != 0:
-            return 0  # all have missed the same target, and the first one says so
+            return 0  # all ranks missed the same target, and rank 0 reports it
     if missed is not None:
         raise missed
     return 0
 
 
 def _train(prepared: Prepared, group: Group | None) -> TargetMissed | None:
-    """Returns the error of a training that ended in order, at which ranks end in order, too."""
+    """Run a training; return the error of a training that missed its target, since all its ranks still end in order."""
     schedule, checkpoint = prepared.schedule, prepared.checkpoint
     arguments = prepared.arguments
     net = _open(prepared, group)
@@ -103,10 +105,10 @@ def _train(prepared: Prepared, group: Group | None) -> TargetMissed | None:
         view.on_epoch(epoch)
         tell(epoch)
 
-    def tell(told: Interval | Epoch) -> None:
-        logs.write(told)
+    def tell(figures: Interval | Epoch) -> None:
+        logs.write(figures)
         if prepared.page is not None:
-            prepared.page.tell(told)
+            prepared.page.tell(figures)
 
     there, missed = identity(checkpoint), None
     keeps = bool(arguments.checkpoint or prepared.resume)
@@ -142,7 +144,7 @@ def _open(prepared: Prepared, group: Group | None) -> Module:
             member.check_mpi()  # before anything takes long
         shared = subject_for_ranks(place, planning, device, arguments.output, group)
         subject = shared if isinstance(shared, Path) else plan_of_rank(shared, group.rank)
-        if prepared.page is not None:  # of rank 0, which runs the first plan
+        if prepared.page is not None:  # rank 0 writes the page; it runs the first plan
             prepared.page.show_ranks(plans_of_ranks(str(shared), planning) if isinstance(shared, Path) else shared)
     with notes():
         listener = None if prepared.record is None else prepared.record.open()
@@ -155,10 +157,10 @@ def _open(prepared: Prepared, group: Group | None) -> Module:
 
 
 def _lengths(data: Data, test: Data | None) -> dict[str, str]:
-    """In which the data of ranks must be alike."""
+    """Return the number of rows of the data, which must be equal in all ranks."""
     parts = {"data": data, "test data": test}
-    known = {
+    row_counts = {
         name: "none" if part is None else "any number" if part.rows is None else str(part.rows)
         for name, part in parts.items()
     }
-    return {f"rows of the {name}": rows for name, rows in known.items()}
+    return {f"rows of the {name}": count for name, count in row_counts.items()}

@@ -17,25 +17,33 @@ OPTION = "--report"
 
 
 class TrainPage:
-    """The plan with the curves of a training; `tell` is a callback of `train`. `log`: where the training also writes
-    its figures. Those of the part before a resume are shown from there."""
+    """The plan as a page with the curves of a training."""
 
     def __init__(self, path: Path, log: Path | None) -> None:
-        """MBC320 where it could not be written: better known before anything is planned."""
+        """Check that the page can be written, before anything is planned.
+
+        Args:
+            path: Page to write.
+            log: Log of the training, which also has the figures from before a resume; None without one.
+
+        Raises:
+            MbcError: MBC320, the page cannot be written.
+        """
         self._path, self._log = path, log
         self._lines: list[Fields] = []
         self._others: tuple[Plan, ...] = ()
         check_writable(path, OPTION)
 
     def show_ranks(self, plans: Sequence[Plan]) -> None:
-        """Where several ranks train: `plans` of all of them, the first that of the rank whose plan is written."""
+        """Show the plans of all ranks; the first plan is that of the rank that writes the page."""
         self._others = tuple(plans[1:])
 
-    def tell(self, told: Interval | Epoch) -> None:
-        self._lines.append(fields_of(told))
+    def tell(self, figures: Interval | Epoch) -> None:
+        """Add the figures of an interval or an epoch; a callback of `train`."""
+        self._lines.append(fields_of(figures))
 
     def write(self, plan: Plan, measured: MeasuredStep | None = None) -> Path | None:
-        """The page, with the step that was `measured`; None where no step was taken."""
+        """Write the page, with the `measured` step; return its path, or None where no step was run."""
         from mbc.report.html.plan_page import plan_page
         from mbc.report.html.recorded import read_recorded, training
 

@@ -18,11 +18,14 @@ OPTION = "--record"
 
 
 class TrainRecord:
-    """Written as soon as enough steps were taken, or with `finish`."""
+    """The record of a training step, written as soon as enough steps ran, or by `finish`."""
 
     def __init__(self, path: Path, device: str) -> None:
-        """MBC320 where it could not be written, MBC365 where nothing could be recorded: better known before anything is
-        planned."""
+        """Check that a record can be made and written, before anything is planned.
+
+        Raises:
+            MbcError: MBC320, the file cannot be written; MBC365, nothing can be recorded on this device.
+        """
         self._tools = recording_tools(device)
         check_writable(path, OPTION)
         self._path = path
@@ -30,20 +33,22 @@ class TrainRecord:
         self._step: MeasuredStep | None = None
 
     def open(self) -> int:
-        """The listener of the module to be opened."""
+        """Return the listener for the module that is to be recorded."""
         self._recording = Recording(self._tools)
         return self._recording.listener
 
     def check(self, net: Module) -> None:
-        """MBC365 where the module runs on the CPU after all."""
+        """Raise MBC365 where the module runs on the CPU."""
         check_on_gpu(net.device)
 
     def on_step(self, net: Module) -> None:
+        """Record a step, and write the record once enough steps ran."""
         assert self._recording is not None
         self._recording.on_step(net)
         self._write(net)
 
     def finish(self, net: Module) -> None:
+        """Write the record of the steps so far, unless it is written already."""
         assert self._recording is not None
         self._recording.finish(net)
         self._write(net)
@@ -60,5 +65,5 @@ class TrainRecord:
 
     @property
     def written(self) -> tuple[Path, MeasuredStep] | None:
-        """None where no step was taken."""
+        """Path and measured step of the record; None where no step was recorded."""
         return None if self._step is None else (self._path, self._step)

@@ -1,4 +1,4 @@
-"""What `mbc train` tells at its end."""
+"""The result that `mbc train` prints at its end."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def report(prepared: Prepared, job: Job, history: tuple[Epoch, ...], net: Module, reached: bool) -> None:
-    """`reached`: the target, if there is one."""
+    """Print the result of a training and the files that it wrote; `reached` says whether it reached its target."""
     target = job.resolved_target()
     arguments, checkpoint, best, device = prepared.arguments, prepared.checkpoint, prepared.best, net.device
     record = None if prepared.record is None else prepared.record.written
@@ -59,6 +59,6 @@ def report(prepared: Prepared, job: Job, history: tuple[Epoch, ...], net: Module
     if record is not None:
         print(f"record of a step: {record[0]}")
     if best is not None and best.exists():
-        told = read_progress(best)
-        found = "" if told.best is None else f", {told.best.metric} {told.best.value:.4f}"
-        print(f"best weights: {best} (epoch {told.epochs}{found})")
+        progress = read_progress(best)
+        metric = "" if progress.best is None else f", {progress.best.metric} {progress.best.value:.4f}"
+        print(f"best weights: {best} (epoch {progress.epochs}{metric})")

@@ -1,4 +1,4 @@
-"""The command with which a training that ended early goes on."""
+"""The command that resumes an interrupted training."""
 
 from __future__ import annotations
 
@@ -16,18 +16,24 @@ from mbc.train.training_checkpoint import read_progress
 
 
 def identity(file: Path | None) -> tuple[int, int] | None:
-    """By which a file is told from one that is written to its place later; None where there is none."""
+    """Return values that change when a file is replaced or written; None where there is no file."""
     try:
-        found = None if file is None else file.stat()
+        status = None if file is None else file.stat()
     except OSError:
         return None
-    return None if found is None else (found.st_ino, found.st_mtime_ns)
+    return None if status is None else (status.st_ino, status.st_mtime_ns)
 
 
 def how_to_go_on(arguments: argparse.Namespace, written: Path | None, checkpoint: Path | None) -> str:
-    """After an interrupt; `written` is the last checkpoint of this training."""
+    """Return the advice after an interrupt.
+
+    Args:
+        arguments: Parsed command line of the training.
+        written: Last checkpoint of this training; None where none was written.
+        checkpoint: Checkpoint that the training was to write; None without one.
+    """
     if written is not None:
-        # Where the command line has another one already the last one counts.
+        # Where the command line has a --resume already, the last one counts.
         more = () if arguments.resume == str(written) else ("--resume", str(written))
         return f"go on with: {shlex.join(('mbc', *arguments.words, *more))}"
     if checkpoint is not None:
@@ -36,7 +42,7 @@ def how_to_go_on(arguments: argparse.Namespace, written: Path | None, checkpoint
 
 
 def is_finished(prepared: Prepared) -> bool:
-    """Whether the checkpoint has all epochs behind it, or its last one has reached the target."""
+    """Return whether the checkpoint completed all epochs, or reached the target in its last epoch."""
     arguments = prepared.arguments
     assert prepared.checkpoint is not None
     progress = read_progress(prepared.checkpoint)

@@ -1,4 +1,4 @@
-"""What Ctrl-C and SIGTERM do to `mbc train`."""
+"""Ctrl-C and SIGTERM during `mbc train`."""
 
 from __future__ import annotations
 
@@ -13,10 +13,17 @@ from mbc.train.job import Job
 
 @contextmanager
 def stopping(job: Job, group: Group | None, keeps: bool) -> Generator[Callable[[], bool]]:
-    """Gives `Job.stop`. `keeps`: whether a checkpoint is written, by rank 0 after the step that is under way, however
-    long that takes. It needs the others until then: whichever rank has the signal tells it, and all end when they learn
-    that rank 0 has. Where the checkpoint takes all ranks, all stop before the same step, which they ask rank 0 before
-    each, and give their parts."""
+    """Yield the function for `Job.stop`, which says before each step whether the training is to stop.
+
+    Rank 0 writes the checkpoint after the current step, however long that takes, and needs the other ranks until then.
+    The rank that gets the signal tells rank 0, and all ranks end when rank 0 has written. Where the states are sharded,
+    every rank writes its part of the checkpoint: all ranks then ask rank 0 before each step, and stop before one step.
+
+    Args:
+        job: Training that runs.
+        group: Ranks of the training; None for one process.
+        keeps: Whether a checkpoint is written.
+    """
     if group is None or not keeps:
         if job.checkpoint is not None:
             with stoppable() as stop:
@@ -27,21 +34,21 @@ def stopping(job: Job, group: Group | None, keeps: bool) -> Generator[Callable[[
         return
     with stoppable() as interrupted:
 
-        def told(stop: bool) -> bool:
+        def agreed(stop: bool) -> bool:
             return bool(group.broadcast(b"stop" if stop else b"")) if job.is_sharded else stop
 
         if group.rank == 0:
-            yield lambda: told(interrupted() or group.stop_asked)
+            yield lambda: agreed(interrupted() or group.stop_asked)
             return
         asked = stopped = False
 
         def ask() -> bool:
-            # Before a step, not in the handler of the signal, which may have broken off another message.
+            # Called before a step, not in the signal handler, which may have interrupted another message.
             nonlocal asked, stopped
             if interrupted() and not asked:
                 asked = True
                 group.ask_to_stop()
-            stopped = told(False)
+            stopped = agreed(False)
             return stopped
 
         try:
@@ -49,7 +56,7 @@ def stopping(job: Job, group: Group | None, keeps: bool) -> Generator[Callable[[
                 yield ask
             except KeyboardInterrupt:
                 if stopped:
-                    group.barrier()  # rank 0 writes, and ends all
+                    group.barrier()  # rank 0 writes, and ends all ranks
                 raise
         except RankFailed:
             if interrupted():

@@ -1,4 +1,4 @@
-"""What `mbc train` shows of a training while it runs."""
+"""The progress of `mbc train` while it runs."""
 
 from __future__ import annotations
 
@@ -11,25 +11,26 @@ from mbc.train.divergence import named
 from mbc.train.epoch import Epoch, Running
 from mbc.units import show_duration
 
-TOLERATED_WAIT = 0.01  # share of an epoch in which no step ran because its data were not there: not worth a word
+TOLERATED_WAIT = 0.01  # share of an epoch spent waiting for data that is not reported
 
 
 def show_loss(shown: Running | Epoch) -> str:
-    """A mean loss, and over how many steps it is where that is not all."""
+    """Format a mean loss, with the number of steps it covers where some were skipped."""
     number = f"{shown.loss:.4f}" if abs(shown.loss) < 1e6 else f"{shown.loss:.3e}"
     over = f" (mean of {shown.steps - shown.bad_steps:,} of {shown.steps:,} steps)" if shown.bad_steps else ""
     return f"loss {number}{over}"
 
 
 def _named(metrics: Mapping[str, float], of: str = "") -> list[str]:
-    """The metrics of the source, whose unit is not known."""
+    """Format the metrics of the source, whose unit is unknown."""
     return [f"{of}{name} {value:.4g}" for name, value in metrics.items()]
 
 
 class View:
-    """Shows a training on stderr."""
+    """The progress of a training on stderr."""
 
     def __init__(self, data: Data, batch: int) -> None:
+        """Note the rows that do not fill a mini-batch."""
         self._line = StatusLine()
         self._said_dropped = False
         self._batch = batch
@@ -37,6 +38,7 @@ class View:
             self._say_dropped(data.rows % batch)
 
     def on_step(self, now: Running) -> None:
+        """Show the state of the epoch that runs."""
         if not self._line.due():
             return
         parts = [f"epoch {now.epoch:>{len(str(now.epochs))}}/{now.epochs}"]
@@ -53,6 +55,7 @@ class View:
         self._line.update("  ".join(parts))
 
     def on_epoch(self, epoch: Epoch) -> None:
+        """Print the figures of a finished epoch."""
         if epoch.dropped_rows:
             self._say_dropped(epoch.dropped_rows)
         parts = [f"epoch {epoch.epoch:>{len(str(epoch.epochs))}}/{epoch.epochs}"]
@@ -80,9 +83,11 @@ class View:
         self._line.line("  ".join(parts))
 
     def note(self, text: str) -> None:
+        """Print a note."""
         self._line.line(f"note: {text}")
 
     def stop(self) -> None:
+        """Clear the status line."""
         self._line.clear()
 
     def _say_dropped(self, rows: int) -> None:

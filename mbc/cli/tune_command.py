@@ -1,4 +1,4 @@
-"""`mbc tune`"""
+"""The command `mbc tune`."""
 
 from __future__ import annotations
 
@@ -44,8 +44,11 @@ Say = Callable[[str], None]
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Plan a ladder of mini-batches, measure what rows are worth, and print which batch and rate to train with. Each
-    probe is told on stderr when it is known; after Ctrl-C a tuning with --state goes on from what it has found."""
+    """Plan a ladder of mini-batches, measure the noise scale of gradients, and print the best batch and learning rate.
+
+    Each probe is printed on stderr as soon as it is planned. After Ctrl-C a tuning with --state continues from its
+    probes.
+    """
     check_outputs(
         {"-o": arguments.output, "--state": arguments.state}, {"NET": arguments.source, "--data": arguments.data}
     )
@@ -53,18 +56,18 @@ def run(arguments: argparse.Namespace) -> int:
     with notes():
         with busy(f"tuning {arguments.source}") as at:
             spent = tuning.train(at) if not arguments.dry_run else None
-            found = tuning.table(at, at.line)
-        epochs = None if arguments.target is None or arguments.dry_run else tuning.epochs(found)
+            result = tuning.table(at, at.line)
+        epochs = None if arguments.target is None or arguments.dry_run else tuning.epochs(result)
     if arguments.output is not None:
-        tuning.write(found, epochs)
+        tuning.write(result, epochs)
     base, state = tuning.base, tuning.state
     if arguments.json:
-        to_train = epochs or tuning.worth_as_many(found)
-        print(json.dumps({**tune_document(found, base, state, spent), "epochs": to_train}, indent=2))
+        to_train = epochs or tuning.equivalent_epochs(result)
+        print(json.dumps({**tune_document(result, base, state, spent), "epochs": to_train}, indent=2))
         return 0
-    print(tune_text(found, base, state, spent, output_width()))
-    if (as_many := tuning.worth_as_many(found)) > arguments.epochs:
-        print(f"{as_many} epochs of it are worth the {arguments.epochs} asked for at the base batch")
+    print(tune_text(result, base, state, spent, output_width()))
+    if (as_many := tuning.equivalent_epochs(result)) > arguments.epochs:
+        print(f"{as_many} epochs of it train as far as the {arguments.epochs} requested epochs at the base batch")
     if epochs is not None:
         print(f"the target is reached after {epochs} epochs")
     if arguments.output is not None:
@@ -75,7 +78,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 class _Tuning:
-    """One tuning, whose arguments have been checked."""
+    """A tuning whose arguments have been checked."""
 
     def __init__(self, arguments: argparse.Namespace) -> None:
         self._arguments = arguments
@@ -100,7 +103,7 @@ class _Tuning:
         self._data: Data | None = None
 
     def train(self, say: Say) -> Spending:
-        """The steps of the tuning: rate and noise scale of the base batch."""
+        """Run the training steps of the tuning, which find the rate and the noise scale of the base batch."""
         arguments, state, accumulate = self._arguments, self.state, self.base.accumulate
         ranges, measures = arguments.lr is None, arguments.noise_scale is None
         part = self._batch if accumulate > 1 else check_halves(self._batch)
@@ -135,7 +138,7 @@ class _Tuning:
         return spent
 
     def table(self, say: Say, tell: Say) -> Table:
-        """Of all mini-batches on all numbers of GPUs."""
+        """Plan all mini-batches on all numbers of GPUs."""
         tried: list[Tried] = []
         rows = self._rows
         most = MOST_BATCH if rows is None else rows // self.base.accumulate
@@ -143,7 +146,7 @@ class _Tuning:
         if noise is None and self.state.noise is not None:
             noise = self.state.noise.value
 
-        def worth(batch: int) -> float:
+        def value_of(batch: int) -> float:
             return row_worth(noise, self.base, batch * self.base.accumulate)
 
         for gpus in gpu_counts(self._arguments.shared_by):
@@ -153,51 +156,53 @@ class _Tuning:
             def plan_at(batch: int, asked: Options = asked, on: str = on) -> Plan:
                 return self._plan(with_batch(asked, batch), f"batch {batch}{on}", say)
 
-            def known(probe: Probe, on: str = on) -> None:
+            def report(probe: Probe, on: str = on) -> None:
                 self.state.write()
                 tell(batch_line(probe) + on)
 
-            found = self.state.probes.setdefault(gpus, {})
-            probes = climb(plan_at, self._batch, gpus, max(gpus, most), worth, found, known)
+            probes_so_far = self.state.probes.setdefault(gpus, {})
+            probes = climb(plan_at, self._batch, gpus, max(gpus, most), value_of, probes_so_far, report)
             tried += [Tried(gpus, probe) for probe in probes]
         return table(tried, self.base, noise)
 
-    def epochs(self, found: Table) -> int:
-        """That a training as tuned takes to the target."""
-        row = found.taken
+    def epochs(self, result: Table) -> int:
+        """Return the number of epochs that the tuned training needs to reach the target."""
+        row = result.taken
         assert row.rate is not None
         with busy(f"planning batch {row.batch} once more") as say:
             plan = self._plan(with_batch(self._asked_on(row.gpus), row.batch), f"batch {row.batch}", say)
-        return epochs_to_target(self._arguments, plan, row.rate, self._warm_up, self._made)
+        return epochs_to_target(self._arguments, plan, row.rate, self._warm_up, self._subject)
 
-    def write(self, found: Table, epochs: int | None) -> None:
-        """The settings of the row that is taken: epochs that bring a training as far as those asked for do at the base
-        batch, or to the target."""
-        arguments, row = self._arguments, found.taken
+    def write(self, result: Table, epochs: int | None) -> None:
+        """Write the settings of the chosen row.
+
+        Its epochs are those to the target, or those with the progress of the requested epochs at the base batch.
+        """
+        arguments, row = self._arguments, result.taken
         targeted = epochs is not None
         settings = [*(("set", "=".join(setting)) for setting in self._asked.settings), ("set", f"batch={row.batch}")]
         settings += [("gpus", str(row.gpus))] if row.gpus > 1 else []
         settings += [] if row.rate is None else [("lr", f"{row.rate:.6g}")]
         settings += [
-            ("epochs", str(epochs or self.worth_as_many(found))),
+            ("epochs", str(epochs or self.equivalent_epochs(result))),
             ("schedule", SCHEDULE if targeted else "cosine"),
         ]
         settings += [("warmup", f"{self._warm_up:g}"), ("seed", str(arguments.seed))]
         text = settings_text(settings, f"mbc tune {arguments.source}: what mbc train --settings takes")
         replace_file(Path(arguments.output), [text.encode()])
 
-    def worth_as_many(self, found: Table) -> int:
-        """Epochs as tuned that bring a training as far as those asked for at the base batch."""
-        return found.taken.epochs(self._arguments.epochs, self.base, self._rows)
+    def equivalent_epochs(self, result: Table) -> int:
+        """Return the epochs of the tuned training that make the progress of the requested epochs at the base batch."""
+        return result.taken.epochs(self._arguments.epochs, self.base, self._rows)
 
     @property
     def _rows(self) -> int | None:
-        """Of an epoch; None where there are no data."""
+        """Rows of an epoch; None without data."""
         return None if self._data is None else self._data.rows or self._arguments.rows
 
     @property
     def _warm_up(self) -> float:
-        """Epochs."""
+        """Duration of the warm-up in epochs."""
         return WARM_UP_SHARE * self._arguments.epochs
 
     def _plan(self, asked: Options, which: str, say: Say) -> Plan:
@@ -209,8 +214,8 @@ class _Tuning:
     def _asked_on(self, gpus: int) -> Options:
         return replace(self._asked, gpus=gpus, gpus_per_node=min(gpus, self._arguments.shared_by))
 
-    def _made(self, plan: Plan) -> Plan | Path:
-        """What a module is opened from: the package of a plan, where a GPU could use it."""
+    def _subject(self, plan: Plan) -> Plan | Path:
+        """Return the package of a plan where a GPU could use it, else the plan; a module is opened from it."""
         if not builds_package(self._arguments.device, None):
             return plan
         from mbc.cli.subject import up_to_date
@@ -220,7 +225,7 @@ class _Tuning:
     def _open(self, plan: Plan) -> Module:
         from mbc.runtime.module import Module
 
-        return Module(self._made(plan), seed=self._arguments.seed, device=self._arguments.device)
+        return Module(self._subject(plan), seed=self._arguments.seed, device=self._arguments.device)
 
     def _key(self) -> dict[str, str]:
         arguments = self._arguments

@@ -1,5 +1,7 @@
-"""How many epochs a training as tuned takes to a target: in this process on one device, by ranks of `mbc train` on
-several GPUs."""
+"""The number of epochs that a tuned training needs to reach a target.
+
+On one device the training runs in this process, on several GPUs by ranks of `mbc train`.
+"""
 
 from __future__ import annotations
 
@@ -26,28 +28,42 @@ from mbc.train.loop import train
 from mbc.train.schedule import Schedule
 from mbc.train.target_metric import target_for
 
-SCHEDULE = "constant"  # where the rate would end is not known while the last epoch is looked for
+SCHEDULE = "constant"  # a decaying rate needs the last epoch, which is unknown here
 
 
 def check_target(arguments: argparse.Namespace) -> None:
-    """MBC265 or MBC266 where as many ranks as may be tried could not be started here: known before anything is
-    planned."""
+    """Raise MBC265 or MBC266 where the largest number of ranks cannot be started here; called before planning."""
     if arguments.shared_by > 1:
         check_ranks(arguments.shared_by, arguments.device)
 
 
 def check_metric(arguments: argparse.Namespace, graph: TrainingGraph) -> None:
-    """MBC237 where the metric of the target is not known: known before anything is trained."""
+    """Raise MBC237 where the metric of the target does not exist; called before training."""
     target_for(arguments.target, graph, is_tested(arguments.data, arguments.test, inputs_of(graph)))
 
 
 def epochs_to_target(
-    arguments: argparse.Namespace, plan: Plan, rate: float, warmup_epochs: float, made: Callable[[Plan], Plan | Path]
+    arguments: argparse.Namespace,
+    plan: Plan,
+    rate: float,
+    warmup_epochs: float,
+    subject_of: Callable[[Plan], Plan | Path],
 ) -> int:
-    """`made`: what a module of a plan is opened from, a package or the plan. Raises MBC318 with the best value where
-    the target is not reached, and what training does; where ranks fail, SystemExit after they have said why."""
+    """Train to the target and return the number of epochs.
+
+    Args:
+        arguments: Parsed command line.
+        plan: Plan of the tuned mini-batch.
+        rate: Learning rate.
+        warmup_epochs: Duration of the warm-up in epochs.
+        subject_of: Return the package or plan from which a module of a plan is opened.
+
+    Raises:
+        MbcError: MBC318, the target is not reached (with the best value); or any error of training.
+        SystemExit: A rank failed and has printed why.
+    """
     if plan.graph.ranks is not None:
-        return _by_ranks(arguments, plan, rate, warmup_epochs, made)
+        return _by_ranks(arguments, plan, rate, warmup_epochs, subject_of)
     schedule = Schedule(rate, arguments.epochs, SCHEDULE, warmup_epochs)
     data, test = open_data_and_test(arguments.data, arguments.test, inputs_of(plan.graph))
     job = Job(plan.graph, data, schedule, test, arguments.seed, target=arguments.target)
@@ -58,17 +74,21 @@ def epochs_to_target(
         def on_epoch(epoch: Epoch) -> None:
             at(f"epoch {epoch.epoch}: {target.by.of(epoch):.4f}")
 
-        with Module(made(plan), seed=arguments.seed, device=arguments.device) as net:
+        with Module(subject_of(plan), seed=arguments.seed, device=arguments.device) as net:
             return len(train(net, job, on_epoch=on_epoch))
 
 
 def _by_ranks(
-    arguments: argparse.Namespace, plan: Plan, rate: float, warmup_epochs: float, made: Callable[[Plan], Plan | Path]
+    arguments: argparse.Namespace,
+    plan: Plan,
+    rate: float,
+    warmup_epochs: float,
+    subject_of: Callable[[Plan], Plan | Path],
 ) -> int:
-    """Batches of a ladder are multiples of the GPUs, so that all ranks run one plan."""
+    """Train by ranks of `mbc train`; the batches of a ladder are multiples of the GPUs, so all ranks run one plan."""
     assert plan.graph.ranks is not None
     metric, value = arguments.target
-    subject = made(plan)
+    subject = subject_of(plan)
     with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile() as result:
         if not isinstance(subject, Path):
             (file := Path(folder) / PLAN_FILE).write_text(dump_plan(subject), encoding="utf-8")

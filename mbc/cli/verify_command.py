@@ -1,4 +1,4 @@
-"""`mbc verify`"""
+"""The command `mbc verify`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Read a plan strictly, run it symbolically, compile its source again, say what was proved."""
+    """Read a plan strictly, run it symbolically, compile its source again, and print what was proved."""
     from mbc.plan.verify_source import verify_source
 
     file = plan_file(arguments.plan)
@@ -32,7 +32,7 @@ def run(arguments: argparse.Namespace) -> int:
     package = Path(arguments.plan).is_dir()
     files = [file, *(sorted(file.parent.glob(f"rank*/{PLAN_FILE}")) if package else ())]
     plans = [read_plan(each) for each in files]
-    found = [_verified(each, plan, arguments.profile) for each, plan in zip(files, plans, strict=True)]
+    results = [_verified(each, plan, arguments.profile) for each, plan in zip(files, plans, strict=True)]
     of_source = [verify_source(plan) for plan in plans]
     ranks = plans[0].graph.ranks
     together = ranks is not None and (len(ranks.members) == ranks.size or (package and 0 in ranks.members))
@@ -41,12 +41,12 @@ def run(arguments: argparse.Namespace) -> int:
 
         verify_ranks(plans)
     if arguments.json:
-        each_figures = zip(files, found, of_source, strict=True)
+        each_figures = zip(files, results, of_source, strict=True)
         first, *others = (_figures(each, verified, has_source) for each, verified, has_source in each_figures)
         shared = {} if ranks is None else {"ranks": ranks.size, "together": together, "other_plans": others}
         print(json.dumps(first | shared, indent=2))
         return 0
-    for each, verified, has_source in zip(files, found, of_source, strict=True):
+    for each, verified, has_source in zip(files, results, of_source, strict=True):
         _print(each, verified, has_source)
     if together and ranks is not None:
         print(f"{ranks.size} ranks sum the same in one order, and each row of the mini-batch counts once")
@@ -62,8 +62,8 @@ def _verified(file: Path, plan: Plan, profile: str | None) -> Verified:
     from mbc.profile.measured_workspace import measured_workspace
 
     with notes(), busy(f"verifying {file}"):
-        known = find_profile(spec_like(plan.target.gpu, plan.target.architecture), profile)
-        return verify_plan(plan, measured_workspace(known))
+        measured = find_profile(spec_like(plan.target.gpu, plan.target.architecture), profile)
+        return verify_plan(plan, measured_workspace(measured))
 
 
 def _figures(file: Path, verified: Verified, has_source: bool) -> dict[str, Any]:

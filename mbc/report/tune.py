@@ -64,12 +64,13 @@ def why(table: Table, base: Base) -> str:
     )
     if table.noise_scale is None:
         return (
-            f"takes batch {taken.batch}{on}: most images/s{over}. What a row of a larger batch is worth is not known: "
+            f"takes batch {taken.batch}{on}: most images/s{over}. The efficiency of larger batches is unknown: "
             "measure it with --data, or say --noise-scale"
         )
     faster = max(fitting, key=lambda row: row.goodput / row.efficiency)
     lost = (
-        f"; batch {faster.batch} has more images/s, its rows {faster.efficiency / taken.efficiency:.0%} of the worth"
+        f"; batch {faster.batch} has more images/s, its rows have {faster.efficiency / taken.efficiency:.0%} of the "
+        "efficiency"
         if faster.batch > taken.batch and faster is not taken
         else ""
     )

@@ -115,7 +115,7 @@ def test_refusals(mbc, results):
         (("tiny.mbc", "--device", "cuda"), "MBC221: there is no GPU here to time on"),
         (
             ("tiny.mbc", *QUICK, "-o", "./tiny.mbc"),
-            "MBC370: -o 'tiny.mbc' is called as a source is, which it would replace",
+            "MBC370: -o 'tiny.mbc' has the suffix of a source, which it could replace",
         ),
         (("tiny.mbc", *QUICK, "-o", "no/where.json"), "MBC222: cannot write 'no/where.json': No such file"),
     ):
@@ -130,7 +130,7 @@ def test_peers_take_no_images_of_bytes(mbc, results):
     text = CONVOLUTION.replace("image[batch, 4, 8, 8] : float", "photo[batch, 4, 8, 8] : uint8")
     Path("bytes.mbc").write_text(text.replace("y = image |>", "y = photo |> augment(flip=true) |>"))
     done = mbc("bench", "bytes.mbc", *QUICK)
-    assert done.code == 1 and "error MBC243: input 'photo' is of bytes, of which `augment` draws what no" in done.err
+    assert done.code == 1 and "error MBC243: input 'photo' has bytes: `augment` would draw" in done.err
 
 
 def test_our_own_failure(mbc, results):
@@ -151,7 +151,7 @@ def test_peers_that_are_not_installed_are_named_before_anything_is_planned(mbc, 
     monkeypatch.setattr(jobs, "missing", lambda peers: ("jax", "torch"))
     done = mbc("bench", "tiny.mbc", *QUICK)
     assert done.code == 1
-    assert "error MBC223: there is nobody to compare with: jax and torch are not installed here" in done.err
+    assert "error MBC223: there is no peer to compare with: jax and torch are not installed here" in done.err
 
 
 def test_what_is_missing():
@@ -163,7 +163,7 @@ def test_without_a_gpu_it_says_so_first(mbc, results, monkeypatch):
     monkeypatch.setattr(bench_command, "current_gpu", lambda: None)
     quick = ("--blocks", "2", "--block", "0s", "--against", "torch")
     done = mbc("bench", "tiny.mbc", *quick)
-    assert done.code == 0 and "note: there is no GPU here: everybody is timed on the CPU" in done.err
+    assert done.code == 0 and "note: there is no GPU here: all contenders run on the CPU" in done.err
     assert "note: there is no GPU" not in mbc("bench", "tiny.mbc", *quick, "--device", "cpu").err
 
 
@@ -199,7 +199,7 @@ def test_on_several_gpus(mbc, shared):
 
 def test_refusals_on_several_gpus(mbc, shared, monkeypatch):
     for arguments, said in (
-        (("--gpus", "3"), "MBC276: 8 rows cannot be shared equally by 3 GPUs"),
+        (("--gpus", "3"), "MBC276: 8 rows cannot be divided equally between 3 GPUs"),
         (("--gpus", "2", "--against", "jax"), "MBC278: jax is timed on one GPU only"),
     ):
         done = mbc("bench", "tiny.mbc", *QUICK, *arguments)

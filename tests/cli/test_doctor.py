@@ -19,7 +19,7 @@ FAKE_NCCL = Path(__file__).parents[1] / "runtime" / "fake_nccl.c"
 
 
 def _found(mbc) -> dict[str, Finding]:
-    return {finding["part"]: Finding(**finding) for finding in mbc("doctor", "--json").json["findings"]}
+    return {one["part"]: Finding(*one.values()) for one in mbc("doctor", "--json").json["findings"]}
 
 
 @pytest.fixture(autouse=True)
@@ -35,7 +35,7 @@ def test_nothing_for_ranks_is_here(mbc, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     monkeypatch.setattr("mbc.ranks.launch.shutil.which", lambda *_, **__: None)
     found = _found(mbc)
-    assert found["NCCL"].remedy == "pip install 'mbc-compiler[nccl]'" and found["NCCL"].found is None
+    assert found["NCCL"].remedy == "pip install 'mbc-compiler[nccl]'" and found["NCCL"].version is None
     assert found["NCCL"].cost == "a training stays on one GPU"
     assert "mbc-compiler[mpi]" in found["mpi4py"].remedy
     assert found["launcher"].cost.endswith("--gpus on this machine's GPUs needs none")
@@ -51,13 +51,13 @@ def test_nccl(mbc, tmp_path: Path, version: int, said: str):
     subprocess.run(["gcc", "-shared", "-fPIC", "-o", str(library), str(FAKE_NCCL)], check=True)
     ctypes.CDLL(str(library)).fake_reset(version, 0, 0, 0)
     finding = _found(mbc)["NCCL"]
-    assert (finding.found or finding.cost).startswith(said.format(library=library))
+    assert (finding.version or finding.cost).startswith(said.format(library=library))
 
 
 def test_nccl_that_does_not_load(mbc, tmp_path: Path):
     (tmp_path / nccl_library.LIBRARY).write_text("no library")
     finding = _found(mbc)["NCCL"]
-    assert finding.found is None and "which does not load: " in finding.cost
+    assert finding.version is None and "which does not load: " in finding.cost
 
 
 def test_launchers(mbc, monkeypatch, tmp_path: Path):
@@ -66,7 +66,7 @@ def test_launchers(mbc, monkeypatch, tmp_path: Path):
         (tmp_path / name).chmod(0o755)
     monkeypatch.setattr("mbc.ranks.launch.sys.executable", str(tmp_path / "python"))
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert _found(mbc)["launcher"].found == f"mpiexec ({tmp_path / 'mpiexec'}), srun"
+    assert _found(mbc)["launcher"].version == f"mpiexec ({tmp_path / 'mpiexec'}), srun"
 
 
 @pytest.mark.parametrize(
@@ -93,6 +93,6 @@ def test_what_joins_the_gpus(mbc, monkeypatch):
     monkeypatch.setattr("mbc.hardware.target.local_gpus", lambda: gpus)
     asked: list[list[str]] = []
     monkeypatch.setattr("mbc.hardware.topology.link_between", lambda uuids: asked.append(uuids) or Link.NVLINK)
-    assert _found(mbc)["link"].found == "NVLink between the GPUs (the slowest of any two)" and asked == [["a", "b"]]
+    assert _found(mbc)["link"].version == "NVLink between the GPUs (the slowest of any two)" and asked == [["a", "b"]]
     monkeypatch.setattr("mbc.hardware.target.local_gpus", lambda: gpus[:1])
     assert "link" not in _found(mbc)

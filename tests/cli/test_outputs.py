@@ -16,7 +16,7 @@ from tests.cli.test_train import CPU
 def test_training_does_not_replace_its_data(mbc, data, option):
     before = Path(data).read_bytes()
     done = mbc("train", "tiny.mbc", "--data", data, *CPU, option, data)
-    assert done.code == 1 and f"error MBC370: {option} '{data}' is called as data is" in done.err
+    assert done.code == 1 and f"error MBC370: {option} '{data}' has the suffix of data" in done.err
     assert Path(data).read_bytes() == before
 
 
@@ -34,7 +34,7 @@ def test_training_does_not_replace_data_of_another_name(mbc, data):
 def test_pages_do_not_replace_sources(mbc, data, words):
     before = Path("tiny.mbc").read_text()
     done = mbc(*words, "-o", "tiny.mbc")
-    assert done.code == 1 and "error MBC370: -o 'tiny.mbc' is called as a source is, which it would replace" in done.err
+    assert done.code == 1 and "error MBC370: -o 'tiny.mbc' has the suffix of a source, which it could replace" in done.err
     assert Path("tiny.mbc").read_text() == before
 
 

@@ -346,12 +346,12 @@ def test_the_best_weights_are_not_replaced_by_the_last_ones(mbc, data, name, kee
 def test_options_without_the_place_that_they_need(mbc, data, option, what, remedy):
     done = mbc("train", "tiny.mbc", "--data", data, *CPU, option)
     assert done.code == 1
-    assert f"error MBC238: {option.split('=')[0]} does not say where {what} is to be\nhelp: give {remedy}," in done.err
+    assert f"error MBC238: {option.split('=')[0]} needs a file for {what}\nhelp: give {remedy}," in done.err
 
 
 def test_averages_are_tested_on_test_data(mbc, data):
     done = mbc("train", "tiny.mbc", "--data", data, *CPU, "--set", "train.ema=0.9", "--evaluate", "ema")
-    assert done.code == 1 and "error MBC238: --evaluate ema does not say on what" in done.err
+    assert done.code == 1 and "error MBC238: --evaluate ema needs data to test the averages on" in done.err
     assert "help: give --test DATA, too" in done.err
 
 

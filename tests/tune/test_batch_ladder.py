@@ -126,6 +126,6 @@ def test_what_is_said():
     assert "MBC204" in shown and "base" in shown
     document = tune_document(found, base, State({}), None)
     assert document["taken"]["batch"] == found.taken.batch and document["rows"][-1]["fits"] is False
-    assert "What a row of a larger batch is worth is not known" in tune_text(*_table(None), State({}), None)
+    assert "The efficiency of larger batches is unknown" in tune_text(*_table(None), State({}), None)
     alone, base = _table(100.0, (64,))
     assert tune_text(alone, base, State({}), None).endswith("takes batch 64: the only one that fits")

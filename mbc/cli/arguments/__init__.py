@@ -1,16 +1,18 @@
-"""Every command's arguments, help and examples. What a command does is imported when it runs: help is instant.
+"""Arguments, help and examples of every command.
 
-* `shared`: arguments that several commands share, and the options that they make
-* `described`: what a parser takes, as plain data
-* `editing`: commands for whoever writes sources
+The module of a command is imported only when it runs, so help is fast.
+
+* `shared`: arguments that several commands share, and the options that they set
+* `described`: a parser as plain data
+* `editing`: commands for people who write sources
 * `interchange`: commands that read and write other frameworks' files
 * `gpu_arguments`: commands about GPUs and profiles
-* `planning`: commands that make plans and look at them
-* `running`: commands that take steps
+* `planning`: commands that make and show plans
+* `running`: commands that run training steps
 * `tuning`: `mbc tune`
-* `settings_file`: options of a training that a file says
+* `settings_file`: options of a training that are read from a file
 * `parser`: argparse with short errors
-* `argument_types`: types of arguments, each with a message that says what is wanted
+* `argument_types`: types of arguments, each with a message that says what is expected
 """
 
 from __future__ import annotations
@@ -48,15 +50,18 @@ a network written in a .mbc file becomes a plan (every kernel, every byte, the t
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
-    """The command line without the program's name, parsed. Ends the process on wrong usage and on --help."""
+    """Parse a command line without the program's name; end the process on wrong usage and on --help."""
     words = list(argv) or ["--help"]
     if words[:1] == ["profile"] and len(words) > 1 and words[1] not in (*PROFILE_VERBS, "-h", "--help"):
-        words.insert(1, PROFILE_VERBS[0])  # `mbc profile NET` is what people want most often
+        words.insert(1, PROFILE_VERBS[0])  # `mbc profile NET` is the most frequent use
     return parser().parse_args(words)
 
 
 def parser() -> Parser:
-    """The parser of the whole command line; a parsed result has `run`, which takes it and returns the exit code."""
+    """Return the parser of the whole command line.
+
+    A parsed result has a function `run`, which takes that result and returns the exit code.
+    """
     top = Parser(prog="mbc", description=_DESCRIPTION, formatter_class=Raw)
     top.add_argument("--version", action="version", version=f"mbc {__version__}")
     commands = top.add_subparsers(title="commands", metavar="COMMAND", required=True)

@@ -1,4 +1,4 @@
-"""What the words of a command line may be: types for argparse, each with a message that says what is wanted."""
+"""Types of arguments for argparse, each with a message that says what is expected."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from mbc.units import parse_duration, parse_size
 
 
 def setting(text: str) -> tuple[str, str]:
+    """Return the name and the value of a setting such as `batch=64`."""
     name, equals, value = text.partition("=")
     if not (equals and name.strip() and value.strip()):
         raise argparse.ArgumentTypeError(f"'{text}' is not NAME=VALUE")
@@ -21,6 +22,7 @@ def setting(text: str) -> tuple[str, str]:
 
 
 def size(text: str) -> int:
+    """Return a size such as `8GB` in bytes."""
     try:
         return parse_size(text)
     except ValueError as error:
@@ -28,6 +30,7 @@ def size(text: str) -> int:
 
 
 def duration(text: str) -> float:
+    """Return a duration such as `5min` in seconds."""
     try:
         return parse_duration(text)
     except ValueError as error:
@@ -35,27 +38,29 @@ def duration(text: str) -> float:
 
 
 def count(text: str) -> int:
+    """Return a whole number above 0."""
     if not text.isdecimal() or int(text) == 0:
         raise argparse.ArgumentTypeError(f"'{text}' is not a whole number above 0")
     return int(text)
 
 
 def shared_by(text: str) -> int | tuple[RankGpu, ...]:
-    """How many GPUs, or which: `h200,h100:40GB`."""
+    """Return a number of GPUs, or GPUs by name and memory such as `h200,h100:40GB`."""
     if text.lstrip("+-").isdecimal():
         return count(text)
-    found: list[RankGpu] = []
+    gpus: list[RankGpu] = []
     for one in text.split(","):
         name, colon, memory = one.strip().partition(":")
         if not name or name.isdecimal() or (colon and not memory):
             raise argparse.ArgumentTypeError(f"'{text}' is neither a number of GPUs nor names such as h200,h100:40GB")
-        found.append(RankGpu(name, size(memory) if colon else None))
-    if len(found) == 1:
-        raise argparse.ArgumentTypeError(f"'{text}' is one GPU: --gpu {found[0].gpu} plans for it")
-    return tuple(found)
+        gpus.append(RankGpu(name, size(memory) if colon else None))
+    if len(gpus) == 1:
+        raise argparse.ArgumentTypeError(f"'{text}' is one GPU: --gpu {gpus[0].gpu} plans for it")
+    return tuple(gpus)
 
 
 def numbers(text: str) -> tuple[float, ...]:
+    """Return a comma-separated list of numbers."""
     try:
         return tuple(float(part) for part in text.split(","))
     except ValueError:
@@ -63,20 +68,24 @@ def numbers(text: str) -> tuple[float, ...]:
 
 
 def points(text: str) -> int:
+    """Return a whole number above 1."""
     if not text.isdecimal() or int(text) < 2:
         raise argparse.ArgumentTypeError(f"'{text}' is not a whole number above 1")
     return int(text)
 
 
 def tolerance(text: str) -> float:
+    """Return a number of at least 0."""
     return _number(text, lambda value: 0 <= value < math.inf, "a number of at least 0, such as 1e-5")
 
 
 def share(text: str) -> float:
+    """Return a number above 0 and at most 1."""
     return _number(text, lambda value: 0 < value <= 1, "a share above 0 and at most 1, such as 0.1")
 
 
 def positive(text: str) -> float:
+    """Return a number above 0."""
     return _number(text, lambda value: 0 < value < math.inf, "a number above 0")
 
 
@@ -91,6 +100,7 @@ def _number(text: str, holds: Callable[[float], bool], wanted: str) -> float:
 
 
 def target(text: str) -> tuple[str, float]:
+    """Return the metric and the value of a target such as `accuracy=0.97`."""
     name, _, value = (part.strip() for part in text.partition("="))
     try:
         wanted = float(value)
@@ -102,12 +112,14 @@ def target(text: str) -> tuple[str, float]:
 
 
 def seed(text: str) -> int:
+    """Return a whole number from 0 to 2^63 - 1."""
     if not text.isdecimal() or int(text) >= 2**63:
         raise argparse.ArgumentTypeError(f"'{text}' is not a whole number from 0 to 2^63 - 1")
     return int(text)
 
 
 def blocks(text: str) -> int:
+    """Return a whole number of at least 2, which a median and its spread need."""
     number = count(text)
     if number < 2:
         raise argparse.ArgumentTypeError("a median and its spread take at least 2 blocks")
@@ -116,17 +128,23 @@ def blocks(text: str) -> int:
 
 @dataclass(frozen=True, slots=True, eq=False)  # argparse looks types up
 class SomeOf:
-    """The type of a list of known words, each once and in the order given. `renamed`: new words by old ones, to say."""
+    """The type of a comma-separated list of allowed words, which are kept once each and in the order given.
 
-    known: tuple[str, ...]
+    Attributes:
+        words: Allowed words.
+        renamed: New word for each former word, for the message.
+    """
+
+    words: tuple[str, ...]
     renamed: Mapping[str, str] = field(default_factory=dict[str, str])
 
     def __call__(self, text: str) -> tuple[str, ...]:
+        """Return the words of a list; raise an argument error for a word that is not allowed."""
         asked = tuple(dict.fromkeys(part.strip() for part in text.split(",")))
-        wrong = [part for part in asked if part not in self.known]
+        wrong = [part for part in asked if part not in self.words]
         if wrong:
             now = f", it is {self.renamed[wrong[0]]} now" if wrong[0] in self.renamed else ""
-            raise argparse.ArgumentTypeError(f"'{wrong[0]}' is none of {', '.join(self.known)}{now}")
+            raise argparse.ArgumentTypeError(f"'{wrong[0]}' is none of {', '.join(self.words)}{now}")
         return asked
 
 

@@ -1,4 +1,4 @@
-"""What a parser takes, as plain data: what completions of shells are generated from."""
+"""A parser as plain data, from which completions of shells are generated."""
 
 from __future__ import annotations
 
@@ -7,8 +7,15 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """`names`: all of them, as `-o` and `--output`; `value`: what its value is called, None where it takes none;
-    `words`: all that the value may be, or, of a list parted by commas, its items."""
+    """One option of a command.
+
+    Attributes:
+        names: All names, such as `-o` and `--output`.
+        help: Help text.
+        value: Name of its value in the help text; None for an option without a value.
+        words: All possible values, or all possible items of a comma-separated list; empty where any text is allowed.
+        several: Whether the value is a comma-separated list.
+    """
 
     names: tuple[str, ...]
     help: str
@@ -19,8 +26,16 @@ class Option:
 
 @dataclass(frozen=True, slots=True)
 class Described:
-    """A command, or one of its own commands. `words`: what its arguments may be, where they are no files; `implied`:
-    the command that is meant where none of `commands` is named."""
+    """A command or a subcommand.
+
+    Attributes:
+        path: Words that lead to it, without the program's name.
+        help: Help text.
+        options: Options that it takes.
+        words: All possible values of its positional arguments; empty where they are files.
+        commands: Its subcommands.
+        implied: Subcommand that runs where none of `commands` is named.
+    """
 
     path: tuple[str, ...]
     help: str
@@ -31,8 +46,9 @@ class Described:
 
     @property
     def name(self) -> str:
+        """Last word of the path; empty for the whole command line."""
         return self.path[-1] if self.path else ""
 
     def all(self) -> tuple[Described, ...]:
-        """This one and those inside of it."""
+        """Return this command and all commands below it."""
         return (self, *(inner for command in self.commands for inner in command.all()))

@@ -1,4 +1,4 @@
-"""argparse with short errors: what is wrong in one line, what would be right in the next."""
+"""An argparse parser with short errors: one line says what is wrong, the next line what would be right."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from mbc.source import visible
 
 
 class Parser(argparse.ArgumentParser):
-    """Ends with exit code 2 and two lines where the command line is wrong, without a page of usage."""
+    """A parser that ends with exit code 2 and two lines where the command line is wrong, without a page of usage."""
 
     def error(self, message: str) -> NoReturn:
+        """End the process with exit code 2, after the error and a remedy, which `message` has after a line break."""
         wrong, _, remedy = message.partition("\n")
         remedy = remedy or f"{self.prog} --help says what it takes"
         self.exit(2, visible(f"{self.prog}: error: {wrong}\nhelp: {remedy}\n"))
@@ -23,13 +24,18 @@ class Parser(argparse.ArgumentParser):
     def parse_known_args(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, args: Sequence[str] | None = None, namespace: Any = None
     ) -> tuple[Any, list[str]]:
-        found, extras = super().parse_known_args(args, namespace)
-        if extras:  # told here, where it is known which command they are given to
+        """Parse arguments as argparse does; report surplus words here, where their command is still known."""
+        parsed, extras = super().parse_known_args(args, namespace)
+        if extras:  # this parser knows the command
             self.error(self._surplus(extras[0]))
-        return found, extras
+        return parsed, extras
 
     def described(self, path: tuple[str, ...] = ()) -> Described:
-        """What this parser takes; `path`: the words that lead to it, without the program's name."""
+        """Return this parser as plain data.
+
+        Args:
+            path: Words that lead to this parser, without the program's name.
+        """
         options: list[Option] = []
         words: list[str] = []
         commands: list[Described] = []
@@ -68,7 +74,7 @@ class Parser(argparse.ArgumentParser):
 
 
 class Once(argparse.Action):
-    """Stores an option's value, and refuses a second one."""
+    """An action that stores an option's value and refuses a second one."""
 
     def __call__(
         self,
@@ -77,14 +83,15 @@ class Once(argparse.Action):
         values: Any,
         option_string: str | None = None,
     ) -> None:
+        """Store the value; raise an argument error where the option was given before."""
         if getattr(namespace, self.dest) != self.default:
             raise argparse.ArgumentError(self, f"given twice, as {getattr(namespace, self.dest)} and as {values}")
         setattr(namespace, self.dest, values)
 
 
-def _meant(word: str, known: Iterable[str], what: str = "") -> str:
-    """The line after the error: the nearest, else the list where `what` names one that is short."""
-    names = list(known)
+def _meant(word: str, words: Iterable[str], what: str = "") -> str:
+    """Return the line after an error: the most similar word, else the whole list of commands, else nothing."""
+    names = list(words)
     near = nearest(word, names)
     if near is not None:
         return f"\ndid you mean {near}?"
@@ -92,6 +99,6 @@ def _meant(word: str, known: Iterable[str], what: str = "") -> str:
 
 
 def _words(action: argparse.Action) -> tuple[str, ...]:
-    """What the value, or each item of it, may be; () for whatever."""
-    known = action.type.known if isinstance(action.type, SomeOf) else action.choices or ()
-    return tuple(map(str, known))
+    """Return all possible values of an argument, or all possible items of its list; () where any text is allowed."""
+    words = action.type.words if isinstance(action.type, SomeOf) else action.choices or ()
+    return tuple(map(str, words))

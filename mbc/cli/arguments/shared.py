@@ -1,4 +1,4 @@
-"""Arguments that several commands share, and the options of the compiler that they make."""
+"""Arguments that several commands share, and the options of the compiler that they set."""
 
 from __future__ import annotations
 
@@ -14,35 +14,39 @@ from mbc.cli.arguments.parser import Once
 from mbc.errors import MbcError
 from mbc.options import PROVIDER_NAMES, TECHNIQUES, Measure, Options, Policy, RankGpu
 
-Sharing = int | tuple[RankGpu, ...]  # so many GPUs, or which
+Sharing = int | tuple[RankGpu, ...]  # number of GPUs, or their names and memory
 
 _SHARING = (
-    "share each mini-batch by N GPUs: batch counts the rows of all of them (default 1); or by these, each with as many"
-    " rows as make the step shortest, B within SIZE of its memory"
+    "share each mini-batch between N GPUs: batch counts the rows of all of them (default 1); or between the named GPUs,"
+    " each with the number of rows that makes the step shortest, and B within SIZE of its memory"
 )
 
 
 class Raw(argparse.RawDescriptionHelpFormatter):
-    """Keeps the line breaks of examples."""
+    """A help formatter that keeps the line breaks of examples."""
 
     def __init__(self, prog: str) -> None:
+        """Leave 28 columns for the names of options."""
         super().__init__(prog, max_help_position=28)
 
 
 class Commands(Protocol):
-    """What argparse's add_subparsers gives."""
+    """The result of argparse's add_subparsers."""
 
     def add_parser(
         self, name: str, *, help: str, description: str, epilog: str, formatter_class: type[argparse.HelpFormatter]
-    ) -> argparse.ArgumentParser: ...
+    ) -> argparse.ArgumentParser:
+        """Add a command."""
+        ...
 
 
 def command(commands: Commands, name: str, short: str, examples: str) -> argparse.ArgumentParser:
-    made = commands.add_parser(
+    """Add a command with a summary and examples; its module `mbc.cli.NAME_command` is imported when it runs."""
+    parser = commands.add_parser(
         name, help=short, description=short, epilog=f"examples:\n{examples}", formatter_class=Raw
     )
-    made.set_defaults(run=_later(name))
-    return made
+    parser.set_defaults(run=_later(name))
+    return parser
 
 
 def _later(name: str) -> Callable[[argparse.Namespace], int]:
@@ -52,9 +56,9 @@ def _later(name: str) -> Callable[[argparse.Namespace], int]:
     return run
 
 
-def add_planning(made: argparse.ArgumentParser, gpu: bool = True) -> None:
-    """Arguments of whatever may have to plan."""
-    group = made.add_argument_group("planning (of a .mbc source)")
+def add_planning(parser: argparse.ArgumentParser, gpu: bool = True) -> None:
+    """Add the arguments of commands that may plan a source."""
+    group = parser.add_argument_group("planning (of a .mbc source)")
     if gpu:
         group.add_argument(
             "--gpu", default="auto", action=Once,
@@ -62,20 +66,20 @@ def add_planning(made: argparse.ArgumentParser, gpu: bool = True) -> None:
         )  # fmt: skip
     group.add_argument(
         "--set", dest="settings", action="append", default=[], type=setting, metavar="NAME=VALUE",
-        help="set a parameter of the network or of a section, as batch=64 or memory.device=8GB; may be repeated",
+        help="set a parameter of the network or of a section, such as batch=64 or memory.device=8GB; may be repeated",
     )  # fmt: skip
-    group.add_argument("--network", help="which network, of a source that has several")
+    group.add_argument("--network", help="name of the network, where the source has several")
     group.add_argument(
         "--policy", choices=tuple(map(str, Policy)), default=str(Options().policy),
         help="micro-batch sizes that an operation may be divided into (default %(default)s)",
     )  # fmt: skip
     group.add_argument(
         "--micro-batch", type=count, default=0, metavar="ROWS",
-        help="divide every convolution into kernel calls of so many rows (default: choose)",
+        help="divide every convolution into kernel calls of ROWS rows (default: the fastest choice)",
     )  # fmt: skip
     group.add_argument(
         "--without", type=techniques, action="extend", default=[], metavar="T,T",
-        help=f"leave techniques out, of {', '.join(TECHNIQUES)} (see mbc show --ablation)",
+        help=f"leave out techniques: {', '.join(TECHNIQUES)} (see mbc show --ablation)",
     )  # fmt: skip
     group.add_argument(
         "--workspace-limit", type=size, metavar="SIZE",
@@ -83,7 +87,7 @@ def add_planning(made: argparse.ArgumentParser, gpu: bool = True) -> None:
     )  # fmt: skip
     group.add_argument(
         "--workspace-total", type=size, metavar="SIZE",
-        help="workspace of all operations together, of which each gets a part of its own",
+        help="workspace of all operations together; each operation gets a part of its own",
     )  # fmt: skip
     group.add_argument(
         "--provider", dest="providers", action="append", default=[], choices=PROVIDER_NAMES,
@@ -96,58 +100,69 @@ def add_planning(made: argparse.ArgumentParser, gpu: bool = True) -> None:
     group.add_argument(
         "--stale-profile",
         action="store_true",
-        help="take the times of a --profile of another GPU or cuDNN as estimates",
+        help="use the times of a --profile for another GPU or cuDNN as estimates",
     )
 
 
-def add_sharing(made: argparse.ArgumentParser) -> None:
-    """How many GPUs share a mini-batch."""
-    made.add_argument(
+def add_sharing(parser: argparse.ArgumentParser) -> None:
+    """Add the number of GPUs that share a mini-batch."""
+    parser.add_argument(
         "--gpus", dest="shared_by", type=shared_by, default=1, action=Once, metavar="N|A,B:SIZE", help=_SHARING
     )
-    _add_per_node(made)
+    _add_per_node(parser)
 
 
-def add_two_sharings(made: argparse.ArgumentParser) -> None:
-    """The same of a command that may plan for two numbers of GPUs."""
-    made.add_argument(
+def add_two_sharings(parser: argparse.ArgumentParser) -> None:
+    """Add the number of GPUs that share a mini-batch, which may be given twice to compare two plans."""
+    parser.add_argument(
         "--gpus", dest="sharings", type=shared_by, default=[], action="append", metavar="N|A,B:SIZE",
         help=f"{_SHARING}; twice with one source",
     )  # fmt: skip
-    _add_per_node(made)
+    _add_per_node(parser)
 
 
-def _add_per_node(made: argparse.ArgumentParser) -> None:
-    made.add_argument(
+def _add_per_node(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
         "--gpus-per-node", type=count, default=0, action=Once, metavar="N",
-        help="how many of --gpus are in one machine, and share its memory (default: all)",
+        help="number of GPUs in one machine, which share its memory (default: all of --gpus)",
     )  # fmt: skip
 
 
-def add_measuring(made: argparse.ArgumentParser) -> None:
-    """Arguments of whatever measures before it plans."""
-    group = made.add_argument_group("measuring (where this machine has the GPU that is planned for)")
+def add_measuring(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of commands that measure kernels before they plan."""
+    group = parser.add_argument_group("measuring (where this machine has the GPU that is planned for)")
     group.add_argument(
         "--measure", choices=tuple(map(str, Measure)),
-        help="measure kernels before planning: what no profile knows (missing, the default), nothing (never; so with "
-        "--profile), or everything again (always)",
+        help="measure kernels before planning: those that no profile has (missing, the default), none (never; default "
+        "with --profile), or all again (always)",
     )  # fmt: skip
     add_measure_for(group)
 
 
 def add_measure_for(group: argparse._ActionsContainer) -> None:  # pyright: ignore[reportPrivateUsage]
+    """Add the time limit of measuring."""
     group.add_argument(
         "--measure-for", type=duration, default=math.inf, metavar="TIME",
-        help="measure for so long at most, what is worth most first: 90s, 5min, 1h (default: until all is measured)",
+        help="measure for at most TIME, kernels with the largest effect first: 90s, 5min, 1h (default: no limit)",
     )  # fmt: skip
 
 
-def add_json(made: argparse.ArgumentParser) -> None:
-    made.add_argument("--json", action="store_true", help="print the result as JSON")
+def add_json(parser: argparse.ArgumentParser) -> None:
+    """Add --json."""
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
 
 
 def options(arguments: argparse.Namespace, gpu: str | None = None, sharing: Sharing | None = None) -> Options:
-    """The planning arguments as the compiler takes them; `gpu` and `sharing` in the place of those given."""
+    """Return the planning arguments as options of the compiler.
+
+    Args:
+        arguments: Parsed command line.
+        gpu: Name of the GPU, in place of --gpu.
+        sharing: GPUs that share a mini-batch, in place of --gpus.
+
+    Raises:
+        MbcError: MBC285, --gpus names GPUs and --gpu names one, too.
+    """
     given: Sharing = getattr(arguments, "shared_by", 1)
     sharing = given if sharing is None else sharing
     if not isinstance(sharing, int) and getattr(arguments, "gpu", None) not in (None, "auto"):
@@ -174,6 +189,6 @@ def options(arguments: argparse.Namespace, gpu: str | None = None, sharing: Shar
 
 
 def measuring_options(arguments: argparse.Namespace) -> Options:
-    """`options` of a command that measures what is missing unless it is told otherwise."""
-    told = options(arguments)
-    return replace(told, measure=Measure.MISSING) if arguments.measure is None else told
+    """Return the options of a command that measures missing kernel times unless --measure says otherwise."""
+    given = options(arguments)
+    return replace(given, measure=Measure.MISSING) if arguments.measure is None else given
