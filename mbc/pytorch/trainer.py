@@ -29,10 +29,10 @@ from mbc.pytorch.targets import Target, explain
 from mbc.pytorch.torch_optimizer import Updates, check_parameters, entries_of, rate_now, updates_of
 from mbc.pytorch.watch import Watch
 from mbc.runtime.arguments import duration_of
-from mbc.runtime.cuda import not_built
-from mbc.runtime.driver import no_gpu
+from mbc.runtime.cuda import report_not_built
+from mbc.runtime.driver import report_no_gpu
 from mbc.runtime.loss import Loss
-from mbc.runtime.module import Module, closed
+from mbc.runtime.module import Module, report_closed
 from mbc.source import Source
 from mbc.stages import Stages
 
@@ -151,7 +151,7 @@ class Trainer:
     def _check_open(self) -> None:
         """Raise MBC230 where the trainer was closed."""
         if not self.open:
-            raise closed("the trainer", "make another one: mbc.from_torch(model, ...)")
+            report_closed("the trainer", "make another one: mbc.from_torch(model, ...)")
 
     @property
     def open(self) -> bool:
@@ -195,7 +195,7 @@ def make_trainer(
     measure_for_s = duration_of("measure_for", measure_for)
     refuse_model(model)
     if device == "cuda" and current_gpu() is None:
-        raise no_gpu("none is visible to this process")
+        report_no_gpu("none is visible to this process")
     _check_alone(model)
     with busy("making a trainer") if progress else nullcontext(_silent) as say:
         say("import")
@@ -286,7 +286,7 @@ def _opened(source: Source, options: Options, stages: Stages, device: str, seed:
         made = compile_source(source, options, package, stages=stages)
         if device == "cuda" and made.package.library is None:
             lacking = ", ".join(library.name for library in made.package.missing)
-            raise not_built(f"the code for the GPU was not built without {lacking}")
+            report_not_built(f"the code for the GPU was not built without {lacking}")
         return Module(made.package.folder, seed, device)
 
 

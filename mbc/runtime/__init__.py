@@ -1,36 +1,36 @@
-"""A package in use: `module` is what a user holds; `cuda` runs its plan on a GPU, `cpu` interprets it with NumPy.
+"""A compiled package at run time: `module` is the interface for users, `cuda` runs its plan on a GPU, `cpu` with NumPy.
 
 * `module`: a compiled network that trains and predicts
-* `opening`: a module's plan and the machine that runs it
-* `machine`: what a module needs of that machine
-* `cuda`: a GPU
-* `cpu`: NumPy, in one array of exactly the arena's size
-* `driver`: PyCUDA: the driver and a context
+* `opening`: finds a module's plan and opens the machine that runs it
+* `machine`: the interface between a module and the machine that runs its plan
+* `cuda`: the machine on a GPU
+* `cpu`: the interpreter with NumPy, in one array of exactly the arena's size
+* `driver`: PyCUDA's driver interface and a context
 * `green_context`: streams on a part of a GPU
-* `library`: a package's shared library, through ctypes
-* `membership`: what a module needs of the ranks that share its mini-batches
-* `connection`: a rank's communicator, and waiting while other ranks may fail
-* `nccl`: one rank's part of a communicator of NCCL
+* `library`: a package's shared library, called through ctypes
+* `membership`: the interface between a module and the ranks that share its mini-batches
+* `connection`: a rank's communicator, and waits during which other ranks may fail
+* `nccl`: one rank's part of an NCCL communicator
 * `nccl_library`: NCCL's functions and configuration, through ctypes
-* `nvml`: how much of a GPU's memory is in use
-* `usage`: what this process took of it
+* `nvml`: the memory of a GPU that is in use
+* `usage`: the memory of a GPU that this process took
 * `pinned`: pinned host memory
 * `lender`: memory of another GPU
-* `feeding`: inputs into the arena of a GPU
-* `launch_order`: order of launches of several streams in the interpreter
-* `shadow`: who owns each byte: the interpreter's check
+* `feeding`: copies of inputs into the arena of a GPU
+* `launch_order`: the order in which the interpreter runs launches of several streams
+* `shadow`: the interpreter's record of the owner of each byte
 * `arguments`: arguments of a module's calls other than arrays
-* `arrays`: what users pass: NumPy, DLPack, `__cuda_array_interface__`
+* `arrays`: arrays that users pass: NumPy, DLPack, `__cuda_array_interface__`
 * `dlpack`: DLPack
-* `formats`: how elements are stored
-* `initial_states`: what states hold before the first step
-* `loss`: the number that a step returns
-* `reported_metrics`: what a step reports beside it
-* `output`: an output left in a GPU's memory
-* `bindings`: where a user's values lie in a plan
-* `weights`: what a module keeps in a checkpoint
-* `averaging`: moving averages in the place of the weights
+* `formats`: storage formats of elements
+* `initial_states`: values of states before the first step
+* `loss`: the loss that a step returns
+* `reported_metrics`: metrics that a step reports beside its loss
+* `output`: an output that stays in a GPU's memory
+* `bindings`: where inputs, states and outputs are in a plan's memory
+* `weights`: the tensors of a module's checkpoint
+* `averaging`: moving averages that take the place of the weights
 * `checkpoint`: checkpoints in the safetensors format
-* `replace`: files that appear whole or not at all
-* `turns`: who may call a module, and when
+* `replace`: files that are written whole or not at all
+* `turns`: which threads and processes may call a module
 """

@@ -1,4 +1,4 @@
-"""Arguments of a module's calls other than arrays: what a user can pass there, and what is said of anything else."""
+"""Checks of a module's arguments other than arrays, with errors that show what was passed."""
 
 from __future__ import annotations
 
@@ -16,41 +16,57 @@ from mbc.units import parse_duration, with_article
 
 
 def shown(given: object) -> str:
-    """What was passed, for a message: on one line, and not long."""
+    """Return an argument's text for a message: on one line, of at most 60 characters."""
     try:
         text = " ".join(repr(given).split())
-    except Exception:  # an object that cannot even be shown
+    except Exception:  # an object whose `__repr__` fails
         text = with_article(type(given).__name__)
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def flag(name: str, given: object) -> bool:
-    """A setting that is on or off; MBC167 for what is neither."""
+    """Return a setting that is on or off.
+
+    Raises:
+        MbcError: MBC167 if the argument is neither a boolean nor an integer.
+    """
     if not isinstance(given, bool | np.bool_ | int):
         raise MbcError("MBC167", f"{name} is {shown(given)}, neither True nor False", "pass one of the two")
     return bool(cast(Any, given))
 
 
 def choice(name: str, given: object, among: Sequence[str]) -> str:
-    """One of some names; MBC167 for anything else."""
+    """Return the argument if it is one of the names `among`.
+
+    Raises:
+        MbcError: MBC167 for any other argument.
+    """
     if not isinstance(given, str) or given not in among:
         raise MbcError("MBC167", f"unknown {name} {shown(given)}", f"choose one of {', '.join(among)}")
     return given
 
 
 def duration_of(name: str, given: str | None) -> float:
-    """Seconds of `90s` and the like, infinite for None; MBC167 for anything else."""
+    """Return a duration such as `90s` in seconds; None means infinity.
+
+    Raises:
+        MbcError: MBC167 if the text is not a duration.
+    """
     try:
         return math.inf if given is None else parse_duration(given)
     except (TypeError, ValueError) as error:
-        raise MbcError("MBC167", f"{name} is no duration: {error}", "pass 90s, 5min or None") from error
+        raise MbcError("MBC167", f"{name} is not a duration: {error}", "pass 90s, 5min or None") from error
 
 
 def rate_of(given: object) -> float:
-    """A learning rate; MBC169 unless it is one finite number of at least 0."""
+    """Return a learning rate as a float.
+
+    Raises:
+        MbcError: MBC169 unless the argument is one finite number of at least 0.
+    """
     try:
         rate = float(cast(Any, given)) if np.ndim(cast(Any, given)) == 0 and not isinstance(given, str) else math.nan
-    except Exception:  # whatever the object raises that was passed
+    except Exception:  # the object that was passed may raise any error
         rate = math.nan
     if not 0 <= rate < math.inf:
         raise MbcError("MBC169", f"the learning rate is {shown(given)}", "pass a finite number of at least 0")
@@ -58,7 +74,16 @@ def rate_of(given: object) -> float:
 
 
 def path_of(given: object, code: str, what: str) -> Path:
-    """A path to a file or folder; an error with `code`, which begins with `what`, for anything else."""
+    """Return the path to a file or folder that an argument names.
+
+    Args:
+        given: The argument: text, or an object that names a path.
+        code: Code of the error.
+        what: First words of the error's message, such as `cannot read a checkpoint`.
+
+    Raises:
+        MbcError: `code` if the argument is not a path, is empty, or contains a null character.
+    """
     why = None
     if not isinstance(given, str | os.PathLike):
         why = f"{shown(given)} is {with_article(type(given).__name__)}, not a path"
@@ -66,12 +91,16 @@ def path_of(given: object, code: str, what: str) -> Path:
         path = cast(object, os.fspath(cast("os.PathLike[Any]", given)))
         if isinstance(path, str) and path and "\0" not in path:
             return Path(path)
-        why = f"{shown(path)} is no path"
+        why = f"{shown(path)} is not a path"
     raise MbcError(code, f"{what}: {why}", "give a path as text or as pathlib.Path")
 
 
 def texts(metadata: object) -> dict[str, str]:
-    """Metadata of a checkpoint; MBC162 unless names and values are text."""
+    """Return the metadata of a checkpoint; None means no metadata.
+
+    Raises:
+        MbcError: MBC162 unless all names and values are text that UTF-8 can encode.
+    """
     given = dict(cast("Mapping[object, object]", metadata)) if isinstance(metadata, Mapping) else None
     if metadata is None:
         return {}
@@ -79,21 +108,25 @@ def texts(metadata: object) -> dict[str, str]:
         raise MbcError(
             "MBC162",
             f"cannot write a checkpoint: metadata {shown(cast(object, metadata))} do not map text to text",
-            "pass texts only",
+            "pass text only",
         )
     return cast("dict[str, str]", given)
 
 
 def plain_array(name: str, given: object) -> NDArray[Any]:
-    """What is to become state `name`, as an array; MBC165 where NumPy cannot read it."""
+    """Return the new value of state `name` as an array.
+
+    Raises:
+        MbcError: MBC165 if NumPy cannot read the value.
+    """
     try:
         return np.asarray(given)
-    except Exception as error:  # whatever the object raises that was passed
+    except Exception as error:  # the object that was passed may raise any error
         raise MbcError("MBC165", f"state '{name}' cannot be set: {error}", "pass a NumPy array") from error
 
 
 def _is_text(given: object) -> bool:
-    """Text that UTF-8 can write."""
+    """Return whether the argument is text that UTF-8 can encode."""
     try:
         return isinstance(given, str) and bool(given.encode() or True)
     except UnicodeEncodeError:
@@ -101,7 +134,16 @@ def _is_text(given: object) -> bool:
 
 
 def matched(names: list[str], inputs: tuple[object, ...], named: dict[str, object]) -> dict[str, object]:
-    """Inputs by name; MBC167 unless every name has one."""
+    """Return the inputs by name.
+
+    Args:
+        names: All names of inputs, in the order of the source.
+        inputs: Inputs that were passed by position.
+        named: Inputs that were passed by name.
+
+    Raises:
+        MbcError: MBC167 unless each name has exactly one input.
+    """
     given = dict(zip(names, inputs, strict=False))
     twice = [name for name in named if name in given]
     given.update(named)

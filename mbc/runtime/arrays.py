@@ -1,6 +1,6 @@
-"""What users pass to `step` and `forward`: NumPy arrays, and anything with DLPack or `__cuda_array_interface__`.
+"""Arrays that users pass to `step` and `forward`: NumPy, and anything with DLPack or `__cuda_array_interface__`.
 
-Everything is checked before a byte moves; messages name the input, what was expected and what came.
+All checks run before any byte is copied. Messages name the input, what was expected, and what was passed.
 """
 
 from __future__ import annotations
@@ -30,9 +30,14 @@ _DLPACK_CPU, _DLPACK_CUDA, _DLPACK_PINNED, _DLPACK_MANAGED = 1, 2, 3, 13
 
 @dataclass(frozen=True, slots=True)
 class DeviceArray:
-    """An array that lies in a GPU's memory, contiguous. `dtype` is a NumPy type string (`f4`, `i8`, `bf2`).
+    """A contiguous array in a GPU's memory.
 
-    `owner` keeps the memory alive. `stream`: work that fills the array is queued there (None: nothing to wait for).
+    Attributes:
+        address: Address of the first element.
+        shape: Number of elements of each axis.
+        dtype: NumPy type string (`f4`, `i8`, `bf2`).
+        owner: Object that keeps the memory alive.
+        stream: Handle of the stream whose queued work fills the array; None if there is nothing to wait for.
     """
 
     address: int
@@ -43,11 +48,12 @@ class DeviceArray:
 
     @property
     def itemsize(self) -> int:
+        """Bytes of one element."""
         return int(self.dtype.lstrip("biuf"))
 
 
 def rows_of(array: Array | DeviceArray, start: int, stop: int) -> Array | DeviceArray:
-    """Some rows, where they lie."""
+    """Return rows [start, stop) of an array, without a copy."""
     if not isinstance(array, DeviceArray):
         return array[start:stop]
     row_bytes = math.prod(array.shape[1:]) * array.itemsize
@@ -56,8 +62,15 @@ def rows_of(array: Array | DeviceArray, start: int, stop: int) -> Array | Device
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What an input must be. `type` is that of the whole mini-batch; `classes`: labels lie in [0, classes), or are
-    `ignored`."""
+    """Requirements on one input.
+
+    Attributes:
+        name: Name of the input.
+        type: Type of the input for the whole mini-batch.
+        per_sample: Whether the first axis counts the rows of the mini-batch.
+        classes: Labels are in [0, classes); None if the input holds no labels.
+        ignored: Class numbers outside this range that labels may also have.
+    """
 
     name: str
     type: TensorType
@@ -67,41 +80,48 @@ class Wanted:
 
 
 def received(wanted: Wanted, given: object, stream: int | None) -> Array | DeviceArray:
-    """`given` as a canonical array of the wanted type, or as a device array.
+    """Return `given` as a canonical array of the wanted type, or as a device array.
 
-    `stream`: handle of the stream that will read a device array; None where there is no GPU. The number of rows is
-    left to `check_rows`. Raises MBC146 (shape), MBC148 (type or layout), MBC149 (labels), MBC150 (not an array),
-    MBC151 (in a GPU's memory, but the module runs on the CPU).
+    The number of rows is not checked here: see `check_rows`.
+
+    Args:
+        wanted: Requirements on the input.
+        given: The array as the user passed it.
+        stream: Handle of the stream that will read a device array; None where there is no GPU.
+
+    Raises:
+        MbcError: MBC146 (shape), MBC148 (type or layout), MBC149 (labels), MBC150 (not an array), MBC151 (the array is
+            in a GPU's memory, but the module runs on the CPU).
     """
-    found = _host_or_device(wanted, given, stream)
-    _check_shape(wanted, tuple(found.shape))
-    if isinstance(found, DeviceArray):
-        return _checked_device(wanted, found)
-    return _checked_host(wanted, found)
+    array = _host_or_device(wanted, given, stream)
+    _check_shape(wanted, tuple(array.shape))
+    if isinstance(array, DeviceArray):
+        return _checked_device(wanted, array)
+    return _checked_host(wanted, array)
 
 
 def classes_of(graph: TrainingGraph, name: str) -> int | None:
-    """How many classes the labels of an input are of; None where it is no label of a loss that classifies."""
+    """Return the number of classes of an input's labels; None if the input is no label of a classifying loss."""
     values = graph.values
     counts = [values[o.inputs[0]].type.shape[1] for o in _labelled(graph, name)]
     return min(counts) if counts and values[name].type.dtype is DType.INT32 else None
 
 
 def ignored_of(graph: TrainingGraph, name: str) -> tuple[int, ...]:
-    """The class numbers that every loss of these labels leaves out."""
+    """Return the class numbers that every loss of these labels ignores."""
     attributes = [o.attributes for o in _labelled(graph, name)]
     ignored = {a.ignored if isinstance(a, WeightedMean | DiceSums) else () for a in attributes}
     return ignored.pop() if len(ignored) == 1 else ()
 
 
 def _labelled(graph: TrainingGraph, name: str) -> list[Operation]:
-    """The operations by which an input of class numbers makes a loss."""
+    """Return the operations that compute a loss or metric from this input of class numbers."""
     kinds = ((o, OPERATIONS[o.kind]) for o in graph.train)
     return [o for o, kind in kinds if (kind.classifies or kind.labelled) and o.inputs[1] == name]
 
 
 def wanted_inputs(graph: TrainingGraph, names: Sequence[str]) -> tuple[Wanted, ...]:
-    """What some inputs of a network must be."""
+    """Return the requirements on some inputs of a network."""
     values = (graph.values[name] for name in names)
     return tuple(
         Wanted(v.name, v.type, v.per_sample, classes_of(graph, v.name), ignored_of(graph, v.name)) for v in values
@@ -117,8 +137,20 @@ def check_rows(
     rank: int = 0,
     accumulate: int = 1,
 ) -> int:
-    """The number of rows that all per-sample arrays have; MBC147 unless it is `batch` (`exact`) or 1 to `batch`, which
-    may be those of one `rank` of several, or of `accumulate` mini-batches."""
+    """Return the number of rows that all per-sample arrays have in common.
+
+    Args:
+        wanted: Requirements on the inputs.
+        arrays: One array for each of them.
+        batch: Rows that one rank's step or forward pass takes at most.
+        exact: Whether the number must be `batch`; otherwise it may be 1 to `batch`.
+        ranks: The ranks that share the mini-batch; None for one process.
+        rank: Number of this rank, for the message.
+        accumulate: Number of mini-batches that `batch` covers, for the message.
+
+    Raises:
+        MbcError: MBC147 if the arrays have different numbers of rows, or a number that is not allowed.
+    """
     counts = {w.name: a.shape[0] for w, a in zip(wanted, arrays, strict=True) if w.per_sample}
     if len(set(counts.values())) > 1:
         each = ", ".join(f"'{name}' has {count}" for name, count in counts.items())
@@ -154,7 +186,7 @@ def _host_or_device(wanted: Wanted, given: Any, stream: int | None) -> Array | D
         if isinstance(given, np.ma.MaskedArray) and np.ma.is_masked(cast(Array, given)):
             raise MbcError(
                 "MBC150",
-                f"input '{wanted.name}' is a masked array, and what is masked would be read",
+                f"input '{wanted.name}' is a masked array, whose masked elements would be read, too",
                 "pass a plain array: array.filled(value)",
             )
         return cast(Array, given)
@@ -165,7 +197,7 @@ def _host_or_device(wanted: Wanted, given: Any, stream: int | None) -> Array | D
                 raise MbcError(
                     "MBC151",
                     f"input '{wanted.name}' is in the memory of a GPU, but the module runs on the CPU",
-                    "pass a NumPy array (of a PyTorch tensor: tensor.cpu())",
+                    "pass a NumPy array (for a PyTorch tensor: tensor.cpu())",
                 )
             return _from_dlpack(given, stream) if place is not None else _from_interface(given)
         if place in (_DLPACK_CPU, _DLPACK_PINNED):
@@ -178,7 +210,7 @@ def _host_or_device(wanted: Wanted, given: Any, stream: int | None) -> Array | D
             return np.asarray(given)
     except MbcError:
         raise
-    except Exception as error:  # whatever the object raises that was passed
+    except Exception as error:  # the object that was passed may raise any error
         raise MbcError(
             "MBC150", f"input '{wanted.name}' cannot be read: {error}", "pass a plain array without gradients"
         ) from error
@@ -197,7 +229,7 @@ def _check_shape(wanted: Wanted, shape: tuple[int, ...]) -> None:
     first = ("rows", *expected[1:]) if wanted.per_sample else expected
     remedy = "pass it in that shape"
     if len(shape) == len(expected) and len(shape) > 2 and shape[-1:] + shape[1:-1] == expected[1:]:
-        remedy = "channels come second: of a NumPy array, np.moveaxis(array, -1, 1)"
+        remedy = "put the channels second: for a NumPy array, np.moveaxis(array, -1, 1)"
     raise MbcError("MBC146", f"input '{wanted.name}' must have the shape {_shape(first)}, got {_shape(shape)}", remedy)
 
 
@@ -211,7 +243,11 @@ def _checked_host(wanted: Wanted, array: Array) -> Array:
 
 
 def _check_labels(wanted: Wanted, array: Array) -> None:
-    """Where the range of an integer input is known it is checked; elsewhere that it fits 32 bits."""
+    """Check the range of labels if their number of classes is known, otherwise that integers fit 32 bits.
+
+    Raises:
+        MbcError: MBC149 with the first wrong label and its position.
+    """
     limits = np.iinfo(np.int32)
     low, high = (0, wanted.classes) if wanted.classes is not None else (int(limits.min), int(limits.max) + 1)
     if array.size == 0 or (int(array.min()) >= low and int(array.max()) < high):
@@ -229,10 +265,10 @@ def _check_labels(wanted: Wanted, array: Array) -> None:
 
 def _checked_device(wanted: Wanted, array: DeviceArray) -> DeviceArray:
     exact = {DType.FP32: "f4", DType.FP64: "f8", DType.INT32: "i4", DType.UINT8: "u1"}[wanted.type.dtype]
-    # Labels of 64 bits are what PyTorch has; the copy takes their low halves.
+    # PyTorch's labels have 64 bits; the copy takes their low halves.
     if array.dtype != exact and not (exact == "i4" and array.dtype == "i8"):
         name = np.dtype(exact).name
-        remedy = f"convert it on the GPU first (of a PyTorch tensor: tensor.to(torch.{name}))"
+        remedy = f"convert it on the GPU first (for a PyTorch tensor: tensor.to(torch.{name}))"
         raise _wrong_type(wanted, array.dtype, f"{name} on the GPU", remedy)
     return array
 
@@ -241,38 +277,34 @@ def _wrong_type(wanted: Wanted, got: str, expected: str, remedy: str) -> MbcErro
     return MbcError("MBC148", f"input '{wanted.name}' must hold {expected}, got {got}", remedy)
 
 
-def _not_contiguous(strides: object) -> BufferError:
-    return BufferError(f"on a GPU it must be contiguous, channels first; its strides are {strides}")
-
-
-def _contiguous(shape: tuple[int, ...], strides: tuple[int, ...], unit: int) -> bool:
+def _check_contiguous(shape: tuple[int, ...], strides: tuple[int, ...], unit: int) -> None:
     expected = unit
     for size, stride in zip(reversed(shape), reversed(strides), strict=True):
         if size > 1 and stride != expected:
-            return False
+            raise BufferError(f"on a GPU it must be contiguous, channels first; its strides are {strides}")
         expected *= size
-    return True
 
 
 def _from_interface(given: Any) -> DeviceArray:
-    """Version 2 and 3 of the CUDA array interface, as Numba defines it."""
+    """Return the device array of an object with version 2 or 3 of the CUDA array interface (Numba's definition)."""
     fields: dict[str, Any] = given.__cuda_array_interface__
     shape, dtype = tuple(fields["shape"]), np.dtype(fields["typestr"])
     strides = fields.get("strides")
-    if strides is not None and not _contiguous(shape, tuple(strides), dtype.itemsize):
-        raise _not_contiguous(strides)
+    if strides is not None:
+        _check_contiguous(shape, tuple(strides), dtype.itemsize)
     return DeviceArray(int(fields["data"][0] or 0), shape, f"{dtype.kind}{dtype.itemsize}", given, fields.get("stream"))
 
 
 def _from_dlpack(given: Any, stream: int) -> DeviceArray:
-    """Asks the producer to order its work before `stream`. The capsule, kept as owner, frees the memory in the end."""
+    """Return the device array of an object with DLPack, whose producer orders its work before `stream`.
+
+    The capsule becomes the array's owner and frees the memory in the end.
+    """
     capsule = given.__dlpack__(stream=stream)
     tensor = tensor_of(capsule)
     shape = tuple(tensor.shape[axis] for axis in range(tensor.ndim))
     if tensor.strides:
-        strides = tuple(tensor.strides[axis] for axis in range(tensor.ndim))
-        if not _contiguous(shape, strides, 1):
-            raise _not_contiguous(strides)
+        _check_contiguous(shape, tuple(tensor.strides[axis] for axis in range(tensor.ndim)), 1)
     dtype = f"{KINDS.get(tensor.code, '?')}{tensor.bits // 8}"
     return DeviceArray((tensor.data or 0) + tensor.byte_offset, shape, dtype, capsule, None)
 

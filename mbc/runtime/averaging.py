@@ -1,4 +1,4 @@
-"""Moving averages in the place of the weights that they are of."""
+"""Moving averages that take the place of the weights."""
 
 from __future__ import annotations
 
@@ -13,7 +13,11 @@ Array = NDArray[Any]
 
 
 def check_averages(averages: Mapping[str, str], network: str) -> None:
-    """MBC211 where a network keeps none."""
+    """Raise an error unless a network keeps moving averages.
+
+    Raises:
+        MbcError: MBC211 if it keeps none.
+    """
     if not averages:
         raise MbcError(
             "MBC211",
@@ -23,6 +27,6 @@ def check_averages(averages: Mapping[str, str], network: str) -> None:
 
 
 def with_averages(arrays: Mapping[str, Array], averages: Mapping[str, str]) -> dict[str, Array]:
-    """States to be loaded, and of weights that come without their averages these, too: they begin anew from them."""
-    begun = {average: arrays[w] for w, average in averages.items() if w in arrays and average not in arrays}
-    return {**arrays, **begun}
+    """Return the states to load, with averages for those weights that come without: they start as the weights."""
+    started = {average: arrays[w] for w, average in averages.items() if w in arrays and average not in arrays}
+    return {**arrays, **started}

@@ -1,4 +1,4 @@
-"""Where a user's values lie in a plan: inputs, states, outputs, loss and metrics."""
+"""The places of a user's values in a plan's memory: inputs, states, outputs, loss and metrics."""
 
 from __future__ import annotations
 
@@ -16,8 +16,18 @@ from mbc.plan.model import Plan, Program
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A whole value. `shape` is canonical; `offset_bytes` counts from the start of its space, which is the arena for
-    all but some states of the optimizer."""
+    """Position and format of a whole value.
+
+    Attributes:
+        value: Name of the value.
+        buffer: Index of its buffer in the plan.
+        offset_bytes: Offset from the start of its space.
+        size_bytes: Size of the value.
+        shape: Canonical shape.
+        layout: Order of the axes in memory.
+        dtype: Type of the stored elements.
+        space: The arena, except for some states of the optimizer.
+    """
 
     value: str
     buffer: int
@@ -31,22 +41,22 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Every value that is written or read from outside, by name. Inputs and outputs are per program."""
+    """Every value that is written or read from outside, by name. Each program has its own inputs and outputs."""
 
-    states: Mapping[str, Place]  # without the control block, and sums that a step begins anew
+    states: Mapping[str, Place]  # without the control block, and without sums that each step starts from 0
     control: Place
     train_inputs: Mapping[str, Place]
     infer_inputs: Mapping[str, Place]
     infer_outputs: Mapping[str, Place]  # by the name of the network's output
     loss: Place
     metrics: Mapping[str, Place]
-    # By the name of a state of which `states` has this rank's part: the place of its parameter, which is as large as
-    # the whole state.
+    # For each state of which `states` has only this rank's part: the place of its parameter, which is as large as the
+    # whole state.
     wholes: Mapping[str, Place]
 
 
 def view_roots(operations: Iterable[Operation]) -> dict[str, str]:
-    """For every value that is a view, the value whose bytes it shares."""
+    """Return the value whose bytes each view shares, by the name of the view."""
     roots: dict[str, str] = {}
     for operation in operations:
         if KINDS[operation.kind].view:
@@ -56,7 +66,11 @@ def view_roots(operations: Iterable[Operation]) -> dict[str, str]:
 
 
 def find_places(plan: Plan) -> Places:
-    """The places of `plan`; MBC140 when its programs do not hold a value that they should."""
+    """Return the places of the inputs, states and outputs of `plan`.
+
+    Raises:
+        MbcError: MBC140 if a program has no buffer for one of the values.
+    """
     graph = plan.graph
     roots = view_roots((*graph.train, *graph.infer))
     controls = [name for name, value in graph.values.items() if value.role is Role.CONTROL]
@@ -95,7 +109,7 @@ def find_places(plan: Plan) -> Places:
 
 
 def persistent_buffers(plan: Plan, program: Program) -> tuple[int, ...]:
-    """Buffers of states that a program finds when it starts."""
+    """Return the buffers of states that a program reads from earlier steps."""
     values = plan.graph.values
     return tuple(
         index

@@ -1,8 +1,8 @@
-"""Checkpoints: the safetensors format, read by its own library and written whole or not at all.
+"""Checkpoints in the safetensors format: read by the format's own library, and written whole or not at all.
 
 A file is the length of a JSON header (8 bytes, little endian), the header, and the tensors' bytes. The library decides
-what is a file of the format. It does not write the files: it puts metadata in another order every time, so that equal
-trainings would not give equal bytes.
+which files are valid. mbc writes the files itself: the library puts metadata in a different order every time, so that
+equal trainings would not give equal bytes.
 """
 
 from __future__ import annotations
@@ -35,7 +35,11 @@ INTEGERS: frozenset[str] = frozenset(("I64", "I32", "I16", "I8", "U64", "U32", "
 
 
 def write_checkpoint(path: Path, tensors: Iterable[tuple[str, Array]], metadata: Mapping[str, str]) -> None:
-    """Write named arrays to `path`, replacing what was there only when all is written; MBC162 when that fails."""
+    """Write named arrays to `path`, which replaces an existing file only after everything is written.
+
+    Raises:
+        MbcError: MBC162 if the file cannot be written.
+    """
     named = [(name, np.asarray(array, order="C")) for name, array in tensors]
     header: dict[str, object] = {"__metadata__": dict(metadata)}
     position = 0
@@ -51,26 +55,31 @@ def write_checkpoint(path: Path, tensors: Iterable[tuple[str, Array]], metadata:
     parts = (array.reshape(-1).view(np.uint8).data for _, array in named)
     try:
         replace_file(path, (len(text).to_bytes(8, "little"), text, *parts))
-    except (OSError, ValueError) as error:  # ValueError: a path that no system knows
-        raise MbcError("MBC162", f"cannot write checkpoint '{path}': {why(error)}", "choose another place") from error
+    except (OSError, ValueError) as error:  # ValueError: a path that the system does not accept
+        raise MbcError("MBC162", f"cannot write checkpoint '{path}': {why(error)}", "choose another path") from error
 
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """What a checkpoint says of a tensor: the format's name of its type, and its shape."""
+    """A tensor's entry in a checkpoint's header: the format's name of the type, and the shape."""
 
     dtype: str
     shape: tuple[int, ...]
 
 
 class Checkpoint:
-    """A safetensors file, open for reading. Raises MBC163 when it is none, or not a whole one."""
+    """A safetensors file that is open for reading."""
 
     def __init__(self, path: Path) -> None:
+        """Open the file and read its header.
+
+        Raises:
+            MbcError: MBC163 if the file is not a complete safetensors file.
+        """
         self._path = path
         try:
             if path.exists() and not path.is_file():
-                raise OSError("it is no file")
+                raise self._broken(OSError("it is not a file"))
             self._file: Any = cast(Any, safetensors).safe_open(path, framework="numpy")
         except (OSError, ValueError, safetensors.SafetensorError) as error:
             raise self._broken(error) from error
@@ -78,22 +87,25 @@ class Checkpoint:
         self.tensors = {name: self._tensor(name) for name in cast("list[str]", self._file.keys())}
 
     def read(self, name: str) -> Array:
-        """The array called `name`."""
+        """Return the array with this name."""
         return self.read_all((name,))[name]
 
     def read_all(self, names: Iterable[str]) -> dict[str, Array]:
-        """Some of the arrays, bfloat16 as float32; of types that NumPy knows, or bfloat16."""
+        """Return the arrays with these names; bfloat16 is converted to float32.
+
+        All tensors must have a type that NumPy has, or bfloat16.
+        """
         names = tuple(names)
         halves = {name for name in names if self.tensors[name].dtype == "BF16"}
         try:
-            found = {name: self._file.get_tensor(name) for name in names if name not in halves}
-            if halves:  # of which the library makes no array where NumPy has no such type
+            arrays = {name: self._file.get_tensor(name) for name in names if name not in halves}
+            if halves:  # NumPy has no bfloat16, so that the library cannot return such arrays
                 everything: Any = cast(Any, safetensors).deserialize(self._path.read_bytes())
                 bits = {name: np.frombuffer(entry["data"], "<u2") for name, entry in everything if name in halves}
-                found |= {name: from_bf16(bits[name].reshape(self.tensors[name].shape)) for name in halves}
+                arrays |= {name: from_bf16(bits[name].reshape(self.tensors[name].shape)) for name in halves}
         except (OSError, ValueError, KeyError, safetensors.SafetensorError) as error:
-            raise self._broken(error) from error  # it was changed after it had been opened
-        return found
+            raise self._broken(error) from error  # the file was changed after it had been opened
+        return arrays
 
     def _tensor(self, name: str) -> Tensor:
         shown = self._file.get_slice(name)
@@ -103,11 +115,11 @@ class Checkpoint:
         return MbcError(
             "MBC163",
             f"cannot read checkpoint '{self._path}': {why(error)}",
-            "give a whole file in the safetensors format",
+            "give a complete file in the safetensors format",
         )
 
 
 def why(error: Exception) -> str:
-    """What went wrong, without the name of the file."""
+    """Return the reason of a read or write error, without the name of the file."""
     text = (error.strerror if isinstance(error, OSError) else None) or str(error)
     return text.removeprefix("Error while deserializing header: ")

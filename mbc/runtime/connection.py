@@ -1,5 +1,7 @@
-"""One rank's connection to the GPUs of the others: a communicator, and waits during which another rank may fail, whose
-part of a collective then never comes."""
+"""One rank's connection to the GPUs of the other ranks: a communicator, and waits that end when another rank fails.
+
+Without these waits a rank would wait forever for a failed rank's part of a collective.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ from mbc.runtime.library import RanksInterface
 from mbc.runtime.membership import Membership
 from mbc.runtime.nccl import Communicator, Nccl, load_nccl, poll
 
-# What generated code calls, in the order of RanksInterface.
+# Functions that generated code calls, in the order of RanksInterface.
 _FUNCTIONS = (
     "AllReduce", "AlltoAll", "AllGather", "ReduceScatter", "Reduce", "Broadcast", "CommGetAsyncError",
     "GetErrorString", "GroupStart", "GroupEnd",
@@ -21,7 +23,10 @@ _FUNCTIONS = (
 
 @dataclass(frozen=True, slots=True)
 class Connection:
-    """A rank that fails aborts the communicators of all others, so that what waits for it on a GPU ends."""
+    """A rank's communicator and its membership; a rank that fails aborts the communicators of all other ranks.
+
+    The abort ends everything on a GPU that waits for the failed rank.
+    """
 
     members: Membership
     communicator: Communicator
@@ -29,10 +34,16 @@ class Connection:
 
     @classmethod
     def open(cls, members: Membership, versions: Mapping[str, str], gpu: str, max_ctas: int | None) -> Self:
-        """Collective, on the CUDA device that is current. `versions` are the same on all ranks, `gpu` is another one on
-        each; `max_ctas` as in `Communicator`.
+        """Return a connection on the current CUDA device. Collective: all ranks call it together.
 
-        Raises what `load_nccl`, `Communicator`, `Membership.agree` and `Membership.differ` do.
+        Args:
+            members: The ranks that share a mini-batch.
+            versions: Versions by name, which must be equal on all ranks.
+            gpu: This rank's GPU, which must differ from the other ranks' GPUs.
+            max_ctas: Most thread blocks of a collective, as in `Communicator`.
+
+        Raises:
+            MbcError: The errors of `load_nccl`, `Communicator`, `Membership.agree` and `Membership.differ`.
         """
         nccl = load_nccl()
         members.agree({**versions, "NCCL": str(nccl.version)})
@@ -44,12 +55,16 @@ class Connection:
 
     @property
     def interface(self) -> RanksInterface:
-        """For generated code."""
+        """Addresses of NCCL's functions, the communicator and the rank, for generated code."""
         functions = (self.nccl.address(f"nccl{name}") for name in _FUNCTIONS)
         return RanksInterface(*functions, self.communicator.handle, self.members.rank, self.members.size)
 
     def wait(self, done: Callable[[], bool]) -> None:
-        """Until `done()`. Raises the reason of the first rank that fails meanwhile; slow ones are waited for."""
+        """Wait until `done()`, however slow the other ranks are.
+
+        Raises:
+            MbcError: The reason of the first rank that fails meanwhile.
+        """
         poll(lambda: done() or self._check())
 
     def _check(self) -> bool:

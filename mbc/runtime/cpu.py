@@ -1,14 +1,14 @@
-"""Runs a plan with NumPy, in one byte array of exactly the arena's size: the reference for what a plan means.
+"""Runs a plan with NumPy, in one byte array of exactly the arena's size: the reference for the meaning of a plan.
 
-Every offset, slice, alias, accumulation, conversion and copy of the plan is honoured; nothing lives outside of the
-arena and the host space but the result of the launch that is being executed.
+It follows every offset, slice, alias, accumulation, conversion and copy of the plan. Nothing is stored outside the
+arena and the host space, except the result of the launch that is running.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,7 +32,16 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True, slots=True)
 class Operand:
-    """One access as an array. `view` shows the bytes in canonical order."""
+    """One access as an array.
+
+    Attributes:
+        view: The bytes in canonical order.
+        dtype: Type in which the elements are stored.
+        type: Type of the accessed rows.
+        first_row: First accessed row.
+        per_sample: Whether the first axis counts the rows of the mini-batch.
+        accumulate: Whether a result is added to the bytes that are there.
+    """
 
     view: Array
     dtype: DType
@@ -44,7 +53,7 @@ class Operand:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A launch, ready to run."""
+    """A launch that is ready to run, with the bytes that it reads and writes."""
 
     where: str
     run: Callable[[], None]
@@ -53,12 +62,7 @@ class Step:
 
 
 class Interpreter:
-    """Executes the programs of `plan`.
-
-    `collectives`: of the ranks that share a mini-batch. `shadow`
-    watches the owner of every byte the first time that each program runs (see `mbc/runtime/shadow.py`). Raises MBC141
-    to MBC145 for a plan that does not make sense.
-    """
+    """Executes the programs of a plan."""
 
     def __init__(
         self,
@@ -68,6 +72,17 @@ class Interpreter:
         transfers: Transfers = Transfers.IN_ORDER,
         collectives: Collectives = NO_OTHER_RANKS,
     ) -> None:
+        """Allocate the spaces of `plan`.
+
+        Running a plan that makes no sense raises MBC141 to MBC145.
+
+        Args:
+            plan: The plan to execute.
+            shadow: Whether the owner of every byte is checked the first time that each program runs
+                (`mbc/runtime/shadow.py`).
+            transfers: When the launches of streams other than the compute stream run.
+            collectives: Collectives of the ranks that share a mini-batch.
+        """
         self._plan = plan
         self._collectives = collectives
         self._spaces = {space: _aligned(plan.predictions.bytes_of(space)) for space in Space}
@@ -82,11 +97,11 @@ class Interpreter:
 
     @property
     def arena(self) -> NDArray[np.uint8]:
-        """The arena itself: exactly `predictions.arena_bytes`."""
+        """The arena's bytes: exactly `predictions.arena_bytes`."""
         return self._spaces[Space.ARENA]
 
     def space(self, space: Space) -> NDArray[np.uint8]:
-        """All bytes of the arena, or of what stands for the host's memory or a peer's: exactly as many as predicted."""
+        """Return all bytes of the arena, or of the array for host or peer memory: exactly as many as predicted."""
         return self._spaces[space]
 
     def write(self, place: Place, array: Array) -> None:
@@ -94,11 +109,14 @@ class Interpreter:
         store(self._view(place), place.dtype, array)
 
     def read(self, place: Place) -> Array:
-        """The canonical array at a place, as a copy."""
+        """Return a copy of the canonical array at a place."""
         return np.array(load(self._view(place), place.dtype), order="C", copy=True)
 
     def twin(self) -> Interpreter:
-        """Another one with the same bytes. It makes its own steps: those of this one work on this one's memory."""
+        """Return another interpreter with equal bytes.
+
+        The copy prepares its own steps, because this interpreter's steps work on this interpreter's memory.
+        """
         other = Interpreter(self._plan, transfers=self._transfers, collectives=self._collectives)
         other._unwatched = set(self._unwatched)
         for space, data in self._spaces.items():
@@ -108,7 +126,7 @@ class Interpreter:
     def run(self, name: str) -> None:
         """Execute the program `train`, `infer` or `accumulate`."""
         steps = self._prepared(name)
-        # Suppressed: overflow and NaN are results here as on a GPU; the guard of the step looks at them.
+        # Overflow and NaN are results here, as on a GPU: the step's guard checks them.
         with np.errstate(all="ignore"):
             if name in self._unwatched:
                 self._run_watched(name, steps)
@@ -118,7 +136,7 @@ class Interpreter:
                     step.run()
 
     def run_launch(self, name: str, index: int) -> None:
-        """Execute one launch of a program, unwatched; those that it depends on have run."""
+        """Execute one launch of a program without the shadow; all launches that it depends on must have run."""
         at = execution_order(self._programs[name], self._transfers).index(index)
         with np.errstate(all="ignore"):
             self._prepared(name)[at].run()
@@ -137,7 +155,7 @@ class Interpreter:
         shadow.end(program, name)
 
     def _prepared(self, name: str) -> tuple[Step, ...]:
-        """The steps of a program, made the first time that it runs."""
+        """Return the steps of a program, which are built the first time that it runs."""
         if name not in self._steps:
             program = self._programs[name]
             order = execution_order(program, self._transfers)
@@ -168,12 +186,12 @@ class Interpreter:
         self, where: str, launch: Launch, work: Kernel, regions: tuple[Region, ...]
     ) -> tuple[Callable[[], None], frozenset[tuple[int, int]]]:
         if not launch.operations or any(name not in self._operations for name in launch.operations):
-            raise _nonsense(where, f"{work.provider}.{work.name} must run operations of the graph")
+            _refuse(where, f"{work.provider}.{work.name} must run operations of the graph")
         operation = operation_of(launch, self._operations, self._plan.buffers)
         kind = kind_of(operation)
         evaluate = kind.evaluate
         if evaluate is None:
-            raise _nonsense(where, f"operations of kind '{kind.name}' are not executed")
+            _refuse(where, f"operations of kind '{kind.name}' are not executed")
         operands = self._operands(where, operation, launch, regions)
         count = len(operation.inputs)
         inputs, outputs = operands[:count], operands[count:]
@@ -190,11 +208,11 @@ class Interpreter:
         def run() -> None:
             results = evaluate(attributes, [load(operand.view, operand.dtype) for operand in inputs], call)
             if len(results) > 1:
-                # A result may be an input handed through; storing another result first could change it.
+                # A result may be a view of an input; storing another result first could change it.
                 results = tuple(np.array(r) if np.may_share_memory(r, arena) else r for r in results)
             for operand, result in zip(outputs, results, strict=True):
                 if result.shape != operand.view.shape:
-                    raise _nonsense(where, f"the result is {result.shape}, its buffer {operand.view.shape}")
+                    _refuse(where, f"the result is {result.shape}, its buffer {operand.view.shape}")
                 if operand.accumulate:
                     store(operand.view, operand.dtype, load(operand.view, operand.dtype) + result)
                 else:
@@ -207,11 +225,11 @@ class Interpreter:
     def _operands(
         self, where: str, operation: Operation, launch: Launch, regions: tuple[Region, ...]
     ) -> tuple[Operand, ...]:
-        """Inputs and outputs of an operation as arrays over the bytes of its accesses."""
+        """Return an operation's inputs and outputs as arrays over the bytes of its accesses."""
         values = self._plan.graph.values
         names = (*operation.inputs, *operation.outputs)
         if not len(names) <= len(launch.accesses) <= len(names) + 1:
-            raise _nonsense(where, f"{len(launch.accesses)} accesses for {len(names)} operands")
+            _refuse(where, f"{len(launch.accesses)} accesses for {len(names)} operands")
         operands: list[Operand] = []
         for position, (name, access, region) in enumerate(zip(names, launch.accesses, regions, strict=False)):
             root = self._roots.get(name, name)
@@ -219,9 +237,9 @@ class Interpreter:
             if buffer.value == name:
                 root = name  # a view that was converted has a buffer of its own
             if buffer.value != root:
-                raise _nonsense(where, f"operand '{name}' is in buffer {describe(self._plan, access.buffer)}")
+                _refuse(where, f"operand '{name}' is in buffer {describe(self._plan, access.buffer)}")
             if (position >= len(operation.inputs)) == (access.mode is Mode.READ):
-                raise _nonsense(where, f"operand '{name}' is accessed by '{access.mode}'")
+                _refuse(where, f"operand '{name}' is accessed by '{access.mode}'")
             value = values[name]
             rooted = values[root].type
             kind = value.type.with_rows(access.rows.count) if value.per_sample else value.type
@@ -231,7 +249,7 @@ class Interpreter:
             if kind.shape != stored.shape:
                 shaped = view.reshape(kind.shape)
                 if not np.shares_memory(shaped, view):
-                    raise _nonsense(where, f"'{name}' is a view of '{root}', whose buffer is not channels-first")
+                    _refuse(where, f"'{name}' is a view of '{root}', whose buffer is not channels-first")
                 view = shaped
             if access.mode is Mode.READ:
                 view.flags.writeable = False
@@ -240,7 +258,7 @@ class Interpreter:
         slices = {operand.first_row for operand in operands if operand.per_sample}
         slices_end = {o.first_row + o.type.shape[0] for o in operands if o.per_sample}
         if len(slices) > 1 or len(slices_end) > 1:
-            raise _nonsense(where, "its operands have different rows")
+            _refuse(where, "its operands have different rows")
         return tuple(operands)
 
     def _convert(self, where: str, launch: Launch, regions: tuple[Region, ...]) -> Callable[[], None]:
@@ -248,7 +266,7 @@ class Interpreter:
         first, second = self._plan.buffers[source.buffer], self._plan.buffers[target.buffer]
         name = second.value
         if name is None or first.value not in (name, self._roots.get(name)) or source.rows != target.rows:
-            raise _nonsense(where, "a conversion reads and writes the same rows of one value")
+            _refuse(where, "a conversion reads and writes the same rows of one value")
         value = self._plan.graph.values[name]
         shape = value.type.with_rows(source.rows.count).shape if value.per_sample else value.type.shape
         views = [
@@ -270,7 +288,7 @@ class Interpreter:
             second.dtype,
             target.rows,
         ):
-            raise _nonsense(where, "a copy moves the same rows of one value, in one layout and type")
+            _refuse(where, "a copy moves the same rows of one value, in one layout and type")
         read, written = (self._bytes(where, region, None) for region in regions)
 
         def run() -> None:
@@ -280,13 +298,17 @@ class Interpreter:
 
     def _source_and_target(self, where: str, launch: Launch) -> tuple[Access, Access]:
         if [access.mode for access in launch.accesses] != [Mode.READ, Mode.WRITE]:
-            raise _nonsense(where, "it must read one buffer and write one")
+            _refuse(where, "it must read one buffer and write one")
         return launch.accesses[0], launch.accesses[1]
 
     def _check_overlaps(
         self, where: str, launch: Launch, regions: tuple[Region, ...], allowed: frozenset[tuple[int, int]]
     ) -> None:
-        """What a launch writes may share bytes with its other operands only where operation and plan both say so."""
+        """Raise an error if a launch overwrites an operand, unless both the operation and the plan allow it.
+
+        Raises:
+            MbcError: MBC144 for an overlap of a written buffer with another operand.
+        """
         accesses, buffers = launch.accesses, self._plan.buffers
         for i, written in enumerate(regions):
             if accesses[i].mode is Mode.READ:
@@ -309,7 +331,7 @@ class Interpreter:
         data = self._spaces[region.space][region.start : region.stop]
         if data.size != region.stop - region.start or (size_bytes is not None and data.size != size_bytes):
             wanted = region.stop - region.start if size_bytes is None else size_bytes
-            raise _nonsense(
+            _refuse(
                 where,
                 f"buffer {describe(self._plan, region.buffer)} has {data.size} bytes at {region.start}, not {wanted}",
             )
@@ -321,12 +343,12 @@ class Interpreter:
 
 
 def _aligned(size_bytes: int) -> NDArray[np.uint8]:
-    """`size_bytes` of memory that start as a buffer on a GPU does, so that views are aligned in the same way."""
+    """Return `size_bytes` of memory with a GPU buffer's alignment, so that views are aligned as on a GPU."""
     raw = np.empty(size_bytes + ALIGNMENT_BYTES, np.uint8)
-    raw.fill(0xFF)  # NaN in every floating type: what was never written is seen even without a shadow
+    raw.fill(0xFF)  # NaN in every floating type: bytes that were never written are noticed even without a shadow
     start = -raw.ctypes.data % ALIGNMENT_BYTES
     return raw[start : start + size_bytes]
 
 
-def _nonsense(where: str, why: str) -> MbcError:
-    return MbcError("MBC145", f"{where}: {why}", "this is a mistake of the compiler: report it with the plan file")
+def _refuse(where: str, why: str) -> NoReturn:
+    raise MbcError("MBC145", f"{where}: {why}", "this is a mistake of the compiler: report it with the plan file")

@@ -1,7 +1,7 @@
 """Runs a package on a GPU. PyCUDA owns context, arena, pinned and lent memory and streams; the library gets pointers.
 
-Order of construction: arena, library, one warm-up of every launch on a zeroed arena, capture; states are written only
-then, so that nothing of the warm-up stays. Afterwards nothing is allocated on the device.
+The order of construction is: arena, library, one warm-up of every launch on a zeroed arena, capture. States are
+written only after that, so that nothing of the warm-up stays. Afterwards nothing is allocated on the device.
 """
 
 from __future__ import annotations
@@ -44,47 +44,69 @@ from mbc.runtime.membership import Membership
 from mbc.runtime.nccl import Communicator, SymmetricMemory, load_nccl
 from mbc.runtime.output import DeviceOutput
 from mbc.runtime.pinned import address_of, check_together, pin
-from mbc.runtime.turns import Home, no_copy
+from mbc.runtime.turns import Home, refuse_copy
 from mbc.runtime.usage import taken_since, usage_of
 
 Array = NDArray[Any]
 
-GUARD_BYTES = 64 << 10  # of each canary; keeps the arena aligned
+GUARD_BYTES = 64 << 10  # size of each canary; keeps the arena aligned
 _GUARD_PATTERN = 0xA5
-_STEPS_AHEAD = 16  # steps that may be queued before the first one's figures are fetched
-# How CUDA, cuDNN and cuBLAS say that there is no memory left.
+_STEPS_AHEAD = 16  # steps that may be queued before the figures of the first one are fetched
+# Messages of CUDA, cuDNN and cuBLAS when no memory is left.
 _OUT_OF_MEMORY = re.compile(r"out of memory|ALLOC", re.IGNORECASE)
 
 
-def not_built(reason: str) -> MbcError:
-    """Return MBC157: a module is to run on a GPU, and no code was built for one."""
-    return MbcError("MBC157", reason, "`mbc doctor` says what a build needs; then compile again")
+def report_not_built(reason: str) -> NoReturn:
+    """Raise MBC157: a module shall run on a GPU, but no code was built for one.
+
+    Raises:
+        MbcError: MBC157, with the reason.
+    """
+    raise MbcError("MBC157", reason, "run `mbc doctor` to see what a build needs, then compile again")
 
 
 def open_cuda(
     plan: Plan, places: Places, folder: Path | None, *, canaries: bool, eager: bool, prefetch: bool,
     membership: Membership | None = None, listener: int | None = None,
 ) -> Cuda:  # fmt: skip
-    """The package in `folder` on this machine's GPU; as one of the ranks of `membership`, on the GPU of its number.
-    `prefetch`: inputs of a step travel while the one before runs, where the budget and the free memory have room for
-    them. `listener`: as `Library.capture` takes it.
+    """Return a machine that runs the package in `folder` on this process's GPU.
 
-    Raises MBC168 (the plan's precision is for the CPU), MBC157 (no library), MBC153 (no PyCUDA), MBC152 (no GPU),
-    MBC154 (not the planned architecture), MBC155 (too little free memory), MBC105 and MBC106 (no GPU lends what the
-    plan offloads to it), and what `Library` raises.
+    Args:
+        plan: The package's plan.
+        places: Where the plan's inputs, states and outputs are.
+        folder: The package's folder; None if there is only a plan.
+        canaries: Whether guard bytes surround the arena, for `check_canaries`.
+        eager: Whether programs run launch by launch instead of as graphs.
+        prefetch: Whether the inputs of a step are copied while the step before runs. It happens only if the budget and
+            the free memory have room for these inputs.
+        membership: The ranks that share a mini-batch; each takes the GPU of its number. None for one process.
+        listener: Address of a function that `Library.capture` calls for each node of a graph.
+
+    Raises:
+        MbcError: MBC168 (the plan's precision is for the CPU), MBC157 (no library), MBC153 (no PyCUDA), MBC152 (no
+            GPU), MBC154 (not the planned architecture), MBC155 (too little free memory), MBC105 and MBC106 (no GPU
+            lends the memory to which the plan offloads), and the errors of `Library`.
     """
     if plan.graph.precision is Precision.FP64:
         raise MbcError("MBC168", "precision fp64 runs on the CPU only", 'choose another precision, or device="cpu"')
     if folder is None or not (folder / LIBRARY_FILE).is_file():
         where = f"'{folder}' has no {LIBRARY_FILE}" if folder is not None else "a plan alone has no library"
-        raise not_built(f"{where}: it was not built for a GPU")
+        report_not_built(f"{where}: it was not built for a GPU")
     return Cuda(plan, places, folder, membership, listener, canaries=canaries, eager=eager, prefetch=prefetch)
 
 
 @dataclass
 class _Slot:
-    """Pinned memory of one queued step: the host's part of the control block for each mini-batch, loss and metrics.
-    `begun`, `event`: it has begun, and ended; `number`: which of all steps it is, from 1 on."""
+    """Pinned memory of one queued step.
+
+    Attributes:
+        controls: The host's part of the control block, for each mini-batch of the step.
+        figures: The loss and the metrics.
+        begun: Event at the begin of the step.
+        event: Event at the end of the step.
+        number: Number of the step since the module was opened, from 1.
+        pending: The figures that a caller may still fetch from this slot.
+    """
 
     controls: tuple[Array, ...]
     figures: tuple[Array, ...]
@@ -96,16 +118,16 @@ class _Slot:
 
 @dataclass
 class _Taken:
-    """What has to be given back, in this order, by the process that took it: a fork of it has none of it."""
+    """Resources that the process that took them gives back, in this order; a fork of the process has none of them."""
 
     home: Home
     library: Library | None = None
     communicator: Communicator | None = None  # graphs of the library hold it
-    host: Array | None = None  # pinned; nobody else may hold it
+    host: Array | None = None  # pinned; freed when this last reference to it goes
     memory: list[Any] = field(default_factory=list[Any])
 
     def free(self, together: bool = True) -> None:
-        """`together`: the other ranks do so, too."""
+        """Give everything back. `together`: the other ranks do so at the same time."""
         if not self.home.is_this_process:
             return
         if self.library is not None:
@@ -115,14 +137,14 @@ class _Taken:
         try:
             if communicator is not None:
                 (communicator.close if together else communicator.abort)()
-        finally:  # also where another rank does not come
+        finally:  # even if another rank does not take part
             self.host = None
             while self.memory:
                 self.memory.pop().free()
 
 
 class Cuda:
-    """A machine (`mbc/runtime/machine.py`) on one GPU, used from the thread that made it."""
+    """A machine (`mbc/runtime/machine.py`) on one GPU, used from the thread that opened it."""
 
     device = "cuda"
 
@@ -130,6 +152,7 @@ class Cuda:
         self, plan: Plan, places: Places, folder: Path, membership: Membership | None, listener: int | None, *,
         canaries: bool, eager: bool, prefetch: bool,
     ) -> None:  # fmt: skip
+        """Take the memory, load the library, and capture the graphs; for the arguments see `open_cuda`."""
         self._plan, self._places, self._membership, self._eager = plan, places, membership, eager
         self._listener = listener
         self._driver: Any = open_driver()
@@ -140,12 +163,12 @@ class Cuda:
         check_architecture(plan, self._context.get_device())
         self._number = addresses.index(self._context.get_device().pci_bus_id())
         self._observer: Observer | None = None
-        self._connection: Connection | None = None  # where there are other ranks
+        self._connection: Connection | None = None  # to other ranks
         self._lent: Lent | None = None  # memory of another GPU
         self._home = Home()
         self._taken = _Taken(self._home)
         self._closed = weakref.finalize(self, _Taken.free, self._taken)
-        # Run while PyCUDA's context is still there: exit handlers run last in, first out.
+        # The exit handler must run while PyCUDA's context still exists: the handler registered last runs first.
         self._closed.atexit = False
         atexit.register(self._closed)
         try:
@@ -157,10 +180,12 @@ class Cuda:
 
     @property
     def stream(self) -> int:
+        """Handle of the compute stream, which reads device arrays."""
         return int(self._compute.handle)
 
     @property
     def memory(self) -> Memory:
+        """Bytes planned and taken."""
         predicted = self._plan.predictions
         host = self._taken.host
         return Memory(
@@ -170,15 +195,21 @@ class Cuda:
         )  # fmt: skip
 
     def feed(self, place: Place, array: Array | DeviceArray) -> None:
+        """Queue the copy of an input of the program that runs next; missing rows become zeros.
+
+        Raises:
+            MbcError: MBC150 if the array is an output of this module in its arena.
+        """
         if isinstance(array, DeviceArray) and 0 <= array.address - self._arena < self._arena_bytes:
             raise MbcError(
                 "MBC150",
-                f"input '{place.value}' is an output of the same module, left where this call writes over it",
-                "pass a copy (of what forward(..., copy=False) gave: output.numpy() or tensor.clone())",
+                f"input '{place.value}' is an output of the same module, in memory that this call overwrites",
+                "pass a copy of the output of forward(..., copy=False): output.numpy() or tensor.clone()",
             )
         self._feeder.feed(place, self._address(place), array)
 
     def write(self, place: Place, array: Array) -> None:
+        """Store a canonical array, after all queued work."""
         self._settle()
         data = stored_bytes(array, place.dtype, place.layout)
         if place.space is Space.HOST:
@@ -187,6 +218,7 @@ class Cuda:
             self._upload(self._address(place), data)
 
     def read(self, place: Place) -> Array:
+        """Return the canonical array at a place, after all queued work."""
         self._settle()
         data = np.empty(place.size_bytes, np.uint8)
         if place.space is Space.HOST:
@@ -196,7 +228,11 @@ class Cuda:
         return loaded(data, place.shape, place.dtype, place.layout)
 
     def gathered(self, part: Place, parameter: Place) -> Array:
-        """By way of the parameter's bytes, which are as many and lie alike, and are put back: nothing is allocated."""
+        """Return the whole of a state of which this rank has a part. Collective.
+
+        The parameter's bytes serve as the buffer, so that nothing is allocated: they have the size and layout of the
+        whole state, and are restored afterwards.
+        """
         assert self._connection is not None and self._membership is not None
         self._settle()
         own = own_rows(parameter.shape[0], part.shape[0], self._membership.rank)
@@ -217,6 +253,7 @@ class Cuda:
         return loaded(whole, parameter.shape, part.dtype, part.layout)
 
     def output(self, place: Place, rows: int) -> Array | DeviceOutput:
+        """Return the first rows of an output of `infer`, without a copy; valid until a program runs."""
         shown = DeviceOutput(
             place, rows, self._address(place), self._compute, self._number, lambda: self.read(place), self._home.check
         )
@@ -224,6 +261,7 @@ class Cuda:
         return shown
 
     def accumulate(self, control: bytes, number: int) -> None:
+        """Run a mini-batch of a step that is not its last mini-batch; `number` counts from 0."""
         self._expire()
         if number == 0:
             self._begin(self._slots[0])
@@ -231,8 +269,15 @@ class Cuda:
         self._library.run(ACCUMULATE, self._eager)
 
     def train(self, control: bytes) -> Figures:
+        """Queue the training program.
+
+        The first step also checks that the module stays within its budget.
+
+        Returns:
+            The step's figures, which are fetched when a caller reads them.
+        """
         self._expire()
-        # An observer takes memory of its own while the step runs, and so does whoever listens to a capture.
+        # Observers, and listeners to a capture, take memory of their own while the step runs.
         unchecked = not self._overhead_checked and self._observer is None and self._listener is None
         before = self._measured_overhead() if unchecked else None
         previous, slot = self._slots[-1], self._slots[0]
@@ -246,9 +291,9 @@ class Cuda:
         for pinned, place in zip(slot.figures, places, strict=True):
             self._driver.memcpy_dtoh_async(pinned, self._address(place), self._compute)
         slot.event.record(self._compute)
-        slot.number = number  # only now: where a call has failed its events say nothing
+        slot.number = number  # only now: the events of a call that failed mean nothing
 
-        home, connection = self._home, self._connection  # not all of this: who keeps a loss keeps no arena
+        home, connection = self._home, self._connection  # not `self`: a loss must not keep the arena alive
 
         def fetch() -> tuple[float, ...]:
             home.check()
@@ -258,7 +303,7 @@ class Cuda:
             return tuple(float(pinned[0]) for pinned in slot.figures)
 
         def idle_s() -> float | None:
-            if number == 1 or previous.number != number - 1:  # there is none before, or its place is taken
+            if number == 1 or previous.number != number - 1:  # there is no step before, or its slot has been reused
                 return None
             return slot.begun.time_since(previous.event) / 1e3
 
@@ -269,32 +314,36 @@ class Cuda:
         return figures
 
     def _begin(self, slot: _Slot) -> None:
-        """A step in the place of an earlier one, whose figures are fetched where somebody wants them."""
+        """Start a step in the slot of an earlier step, whose figures are fetched first if a caller still holds them."""
         earlier = slot.pending() if slot.pending is not None else None
         if earlier is not None:
-            _ = earlier.values  # somebody still holds it, and its place is needed
+            _ = earlier.values  # a caller still holds the figures, and their slot is needed
         elif slot.pending is not None:
             slot.event.synchronize()
         slot.begun.record(self._compute)
 
     def _start(self, slot: _Slot, control: bytes, number: int) -> None:
-        """Of mini-batch `number` of a step: control block and inputs."""
+        """Queue the copies of the control block and the inputs for mini-batch `number` of a step."""
         slot.controls[number][:] = np.frombuffer(control, np.uint8)
         self._driver.memcpy_htod_async(self._address(self._places.control), slot.controls[number], self._compute)
         self._feeder.hand_over()
 
     def infer(self) -> None:
+        """Queue the inference program."""
         self._expire()
         self._run("infer")
 
     def observe(self, observer: Observer | None) -> None:
+        """Show each launch of the programs to `observer` from now on; None: to nobody."""
         self._observer = observer
 
     @property
     def arena_address(self) -> int | None:
+        """Address of the arena in device memory."""
         return self._arena
 
     def memory_bytes(self, space: Space, start: int, stop: int) -> NDArray[np.uint8]:
+        """Return bytes [start, stop) of a space; a copy if they are in device memory."""
         if space is Space.HOST:
             assert self._taken.host is not None
             return self._taken.host[start:stop]
@@ -303,7 +352,11 @@ class Cuda:
         return data
 
     def check_canaries(self) -> None:
-        """MBC161 when the bytes beside the arena, or the prediction of its size, are not what they should be."""
+        """Raise an error if guard bytes beside the arena have changed, or if the arena's size was predicted wrongly.
+
+        Raises:
+            MbcError: MBC161 in both cases.
+        """
         self._settle()
         ends = (
             offset + -(-buffer.size_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
@@ -322,24 +375,29 @@ class Cuda:
                 raise MbcError(
                     "MBC161",
                     f"{wrong.size} bytes {side} the arena were written, the first at {int(wrong[0])} of the guard",
-                    "a kernel leaves its buffers: report it with the plan file",
+                    "a kernel writes outside its buffers: report it with the plan file",
                 )
 
     def wait(self) -> None:
+        """Wait for all queued work."""
         self._settle()
 
     def check_home(self) -> None:
+        """Raise MBC235 in a process or thread other than the one that opened the machine."""
         self._home.check()
 
     def twin(self) -> NoReturn:
-        raise no_copy(
+        """Raise MBC234: a second arena would break the memory budget."""
+        refuse_copy(
             "a module on a GPU",
             "a second arena would break the memory budget: save a checkpoint, and load it into another Module",
         )
 
     def close(self) -> None:
-        """Give back the arena and everything of the library's; the module cannot be used afterwards. A fork of the
-        process that opened it has nothing to give back."""
+        """Give back the arena and everything that the library holds; the module cannot be used afterwards.
+
+        A fork of the process that opened the module has nothing to give back.
+        """
         if self._closed.alive and self._home.is_this_process:
             self._home.check()
             self._expire()
@@ -347,13 +405,13 @@ class Cuda:
             self._closed()
 
     def _upload(self, address: int, data: Array) -> None:
-        """What is there before any stream of the module goes on."""
+        """Copy bytes to the device; streams of the module start later work only after this copy."""
         self._driver.memcpy_htod(address, data)
-        if self._part is not None:  # the default stream, on which that is, is not ordered with the part's
+        if self._part is not None:  # the default stream, which copies, is not ordered with the part's streams
             self._driver.Context.synchronize()
 
     def _settle(self) -> None:
-        """Wait for everything that was started."""
+        """Wait for all queued work."""
         if self._connection is not None:
             self._connection.wait(self._compute.is_done)
         self._compute.synchronize()
@@ -363,7 +421,7 @@ class Cuda:
             self._library.run(program, self._eager)
             return
         launches = self._plan.train.launches if program == "train" else self._plan.infer.launches
-        self._settle()  # inputs are there, and launches of other streams do not wait for them
+        self._settle()  # launches of other streams do not wait for the inputs
         for index in range(len(launches)):
             self._observer.before(self, program, index)
             self._library.run_launch(program, index)
@@ -418,27 +476,33 @@ class Cuda:
         self._overhead = self._measured_overhead()
 
     def _allocated(self, size_bytes: int) -> Any:
-        """Device memory with a method `free`; NCCL's own where copies of collectives go to the arena."""
+        """Return device memory with a method `free`; NCCL allocates it if collectives copy to the arena."""
         if ctas_of(self._plan.train) != BY_COPIES:
             return self._driver.mem_alloc(size_bytes)
         return SymmetricMemory(load_nccl(), size_bytes)
 
     def _ready(self) -> None:
-        """Everything that a step needs beside the arena is made here."""
+        """Create everything that a step needs beside the arena."""
         self._library.create(
             self._arena, self._arena_bytes, address_of(self._taken.host), self._plan.predictions.host_bytes,
             0 if self._lent is None else self._lent.address, self._plan.predictions.peer_bytes,
             [int(stream.handle) for stream in self._streams], self._connected(),
         )  # fmt: skip
-        # Without a graph there is nothing to ready, and a memory checker sees what is read before it is written.
+        # Without graphs nothing has to be prepared, and a memory checker then notices reads before the first write.
         if not self._eager:
             self._library.warm()
             self._library.capture(self._listener)
             self._zero()
 
     def _connected(self) -> RanksInterface | None:
-        """To the other ranks, before the overhead is measured. Every rank then goes through warm-up and capture in the
-        same order; at the end graphs are destroyed before the communicator."""
+        """Connect to the other ranks before the overhead is measured.
+
+        Every rank then goes through warm-up and capture in the same order. At the end graphs are destroyed before the
+        communicator.
+
+        Returns:
+            The interface for generated code; None for one process.
+        """
         if self._membership is None:
             return None
         versions = {
@@ -446,15 +510,15 @@ class Cuda:
             "cuDNN": str(self._library.cudnn_version),
         }
         gpu = f"{platform.node()} {self._context.get_device().pci_bus_id()}"
-        made = Connection.open(self._membership, versions, gpu, ctas_of(self._plan.train))
-        self._taken.communicator, self._connection = made.communicator, made
+        connection = Connection.open(self._membership, versions, gpu, ctas_of(self._plan.train))
+        self._taken.communicator, self._connection = connection.communicator, connection
         for memory in self._taken.memory:
             if isinstance(memory, SymmetricMemory):
-                memory.register(made.communicator)
-        return made.interface
+                memory.register(connection.communicator)
+        return connection.interface
 
     def _expire(self) -> None:
-        """Before a program writes over the outputs that were left in the arena."""
+        """Expire outputs that were left in the arena, before a program overwrites them."""
         while self._shown:
             self._shown.pop().expire()
 
@@ -464,12 +528,12 @@ class Cuda:
             self._driver.Context.synchronize()
 
     def _landings(self, address: int) -> dict[int, int]:
-        """Addresses by buffer, one after the other from `address` on."""
-        found: dict[int, int] = {}
+        """Return addresses of landing buffers by input buffer, one after another from `address`."""
+        addresses: dict[int, int] = {}
         for place in self._places.train_inputs.values():
-            found[place.buffer] = address
+            addresses[place.buffer] = address
             address += rounded(place.size_bytes)
-        return found
+        return addresses
 
     def _slot(self) -> _Slot:
         places = (self._places.loss, *self._places.metrics.values())
@@ -479,7 +543,7 @@ class Cuda:
         return _Slot(controls, figures, self._driver.Event(), self._driver.Event())
 
     def _host_bytes(self, place: Place) -> Array:
-        """The pinned bytes of a state that lies in host memory between steps."""
+        """Return the pinned bytes of a state that is in host memory between steps."""
         assert self._taken.host is not None
         return self._taken.host[place.offset_bytes : place.offset_bytes + place.size_bytes]
 
@@ -487,14 +551,14 @@ class Cuda:
         return self._base(place.space) + place.offset_bytes
 
     def _base(self, space: Space) -> int:
-        """Where the arena, or the memory that a peer lends, begins."""
+        """Return the start address of the arena, or of the memory that a peer lends."""
         if space is Space.ARENA:
             return self._arena
         assert space is Space.PEER and self._lent is not None
         return self._lent.address
 
     def _measured_overhead(self) -> int | None:
-        """Device memory taken since before the context was made, without what `_build` allocates."""
+        """Return the device memory taken since before the context was created, without the memory of `_build`."""
         address = self._context.get_device().pci_bus_id()
         before = self._used_before.get(address)
         taken = None if before is None else taken_since(before, usage_of(address))
@@ -502,8 +566,17 @@ class Cuda:
         return None if taken is None else max(0, taken - self._arena_bytes - self._prefetch_bytes - canaries)
 
     def _check_overhead(self, before: int | None) -> None:
-        """After the first step everything is loaded: what the module takes must be within its budget. What this process
-        took between opening it and that step (`before` was measured there) is its caller's: tensors to be fed, say."""
+        """Check, after the first step has loaded everything, that the module stays within its budget.
+
+        Memory that this process took between opening the module and that step belongs to the caller, for instance for
+        tensors of inputs; it is not counted.
+
+        Args:
+            before: Overhead measured just before the first step.
+
+        Raises:
+            MbcError: MBC160 if arena, prefetched inputs and overhead take more than the budget.
+        """
         self._settle()
         self._overhead_checked = True
         after = self._measured_overhead()
@@ -520,7 +593,7 @@ class Cuda:
             f"the module takes {self._arena_bytes:,} bytes of arena{ahead} and {self._overhead:,} of overhead,"
             f" more than the budget of {budget:,}; the plan reserved {predicted.overhead_bytes:,} for the overhead",
             f"raise memory.device by the difference{or_without}, or measure the overhead of this GPU and compile "
-            "again; where another program took of the GPU's memory meanwhile, open the module again",
+            "again; if another program took GPU memory meanwhile, open the module again",
         )
 
     def _check_free(self) -> None:
@@ -531,22 +604,22 @@ class Cuda:
     def _too_little(self, free: int) -> NoReturn:
         raise MbcError(
             "MBC155",
-            f"the arena takes {self._arena_bytes:,} bytes, free on the GPU are {free:,}{self._others()}",
+            f"the arena takes {self._arena_bytes:,} bytes, but only {free:,} are free on the GPU{self._others()}",
             "end other programs that use the GPU, or compile with a smaller memory.device",
         )
 
     def _nothing_left(self, error: MbcError) -> MbcError:
-        """MBC155 where the arena was there, and what libraries take beside it is not."""
+        """Return MBC155 for the case that the arena fits, but not the memory that libraries take beside it."""
         free = self._driver.mem_get_info()[0]
         return MbcError(
             "MBC155",
-            f"beside the arena the plan reserved {self._plan.predictions.overhead_bytes:,} bytes for the context and "
-            f"libraries, and they ran out: {free:,} are free{self._others()} ({error.message})",
+            f"the plan reserved {self._plan.predictions.overhead_bytes:,} bytes beside the arena for the context and "
+            f"libraries, but this GPU has too few: {free:,} are free{self._others()} ({error.message})",
             "end other programs that use the GPU, or compile with a smaller memory.device",
         )
 
     def _others(self) -> str:
-        """What other processes have of the GPU, where that is told."""
+        """Return a clause with the memory that was in use before, or nothing if that is unknown."""
         before = self._used_before.get(self._context.get_device().pci_bus_id())
         used = before.used_bytes if before is not None else None
         return f"; {used:,} were in use before this module was opened" if used else ""

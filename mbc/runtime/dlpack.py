@@ -1,4 +1,4 @@
-"""DLPack: how one library hands an array in device memory to another, without a copy (dlpack.h, version 0.8)."""
+"""DLPack (dlpack.h, version 0.8): passes an array in device memory from one library to another without a copy."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Any
 
 from mbc.ir.types import DType
 
-NAME = b"dltensor"  # of a capsule that nobody has taken over yet
+NAME = b"dltensor"  # name of a capsule that no consumer has taken over yet
 KINDS = {0: "i", 1: "u", 2: "f", 4: "bf", 6: "b"}  # DLDataTypeCode as NumPy type characters
 
 _CODES = {DType.FP64: 2, DType.FP32: 2, DType.FP16: 2, DType.BF16: 4, DType.INT32: 0, DType.UINT8: 1}
 
 
 class DlTensor(ctypes.Structure):
-    """DLTensor; it stands first in DLManagedTensor."""
+    """DLTensor, which is the first field of DLManagedTensor."""
 
     _fields_ = (
         ("data", ctypes.c_void_p),
@@ -31,13 +31,13 @@ class DlTensor(ctypes.Structure):
 
 
 class _Managed(ctypes.Structure):
-    """DLManagedTensor. `context` is the Python object that keeps it, and what it describes, alive."""
+    """DLManagedTensor. `context` is the Python object that keeps the struct and the array alive."""
 
     _fields_ = (("tensor", DlTensor), ("context", ctypes.c_void_p), ("deleter", ctypes.c_void_p))
 
 
 def tensor_of(taken: object) -> DlTensor:
-    """What a capsule describes; it must be kept as long as the tensor is used."""
+    """Return the tensor that a capsule describes; the caller keeps the capsule as long as it uses the tensor."""
     pointer: Any = ctypes.pythonapi.PyCapsule_GetPointer
     pointer.restype, pointer.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
     return DlTensor.from_address(pointer(taken, NAME))
@@ -51,7 +51,16 @@ def capsule(
     shape: tuple[int, ...],
     strides: tuple[int, ...],
 ) -> object:
-    """A capsule over memory that `owner` keeps alive. `device`: type and number; `strides` in elements."""
+    """Return a capsule over memory that `owner` keeps alive.
+
+    Args:
+        owner: Object that keeps the memory alive.
+        address: Address of the first element.
+        device: DLPack's type and number of the device.
+        dtype: Type of the elements.
+        shape: Elements of each axis.
+        strides: Strides of each axis, in elements.
+    """
     sizes = ctypes.c_int64 * len(shape)
     managed = _Managed()
     extents, steps = sizes(*shape), sizes(*strides)
@@ -67,14 +76,14 @@ def capsule(
 
 @ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 def _delete(managed: int) -> None:
-    """The consumer does not need the tensor any more."""
+    """Free a tensor that its consumer does not need any more."""
     release: Any = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)(("Py_DecRef", ctypes.pythonapi))
     release(_Managed.from_address(managed).context)
 
 
 @ctypes.PYFUNCTYPE(None, ctypes.c_void_p)
 def _discard(unused: int) -> None:
-    """The capsule itself is freed; where nobody took it over its name is still the first one."""
+    """Free a capsule; if no consumer took it over, its name is unchanged and the tensor is freed, too."""
     valid: Any = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_char_p)(
         ("PyCapsule_IsValid", ctypes.pythonapi)
     )

@@ -1,4 +1,4 @@
-"""PyCUDA on this machine: its driver interface, a context to work in, and whether the GPU runs what was compiled."""
+"""PyCUDA on this machine: its driver interface, a context, and a check that the GPU can run the compiled code."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import importlib
 import os
 from collections.abc import Generator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NoReturn
 
 from mbc.errors import MbcError
 from mbc.plan.model import Plan
@@ -14,7 +14,11 @@ from mbc.ranks.environment import device_of, read_environment
 
 
 def open_driver() -> Any:
-    """PyCUDA's driver interface, ready to use; MBC153 without PyCUDA, MBC152 without a GPU."""
+    """Return PyCUDA's driver interface, ready to use.
+
+    Raises:
+        MbcError: MBC153 without PyCUDA, MBC152 without a GPU.
+    """
     try:
         driver = importlib.import_module("pycuda.driver")
     except ModuleNotFoundError as error:
@@ -22,25 +26,32 @@ def open_driver() -> Any:
             "MBC153", f"PyCUDA is not installed ({error})", "install mbc with its CUDA part: mbc-compiler[cuda]"
         ) from error
     except ImportError as error:
-        raise no_gpu(str(error)) from error
+        report_no_gpu(str(error))
     try:
         driver.init()
         count = driver.Device.count()
     except driver.Error as error:
-        raise no_gpu(str(error)) from error
+        report_no_gpu(str(error))
     if count == 0:
-        raise no_gpu("the driver knows none")
+        report_no_gpu("the driver reports none")
     return driver
 
 
-def no_gpu(why: str) -> MbcError:
-    """Return MBC152: a module is to run on a GPU, and there is none."""
-    return MbcError("MBC152", f"there is no GPU to run on: {why}", 'use device="cpu", or see `mbc doctor`')
+def report_no_gpu(why: str) -> NoReturn:
+    """Raise MBC152: a module shall run on a GPU, but there is none.
+
+    Raises:
+        MbcError: MBC152, with the reason.
+    """
+    raise MbcError("MBC152", f"there is no GPU to run on: {why}", 'use device="cpu", or see `mbc doctor`')
 
 
 def open_context(driver: Any) -> Any:
-    """The context that is current, or the primary one of a GPU, which PyTorch and others in the process share: of the
-    first GPU, and of several ranks on a machine each takes its own (`device_of`, which may raise MBC266)."""
+    """Return the current context, or the primary context of a GPU, which PyTorch and others in the process share.
+
+    That GPU is the first one. Of several ranks on a machine each takes its own GPU (`device_of`, which may raise
+    MBC266).
+    """
     current = driver.Context.get_current()
     if current is None:
         with _device_of_rank(driver):
@@ -50,7 +61,10 @@ def open_context(driver: Any) -> Any:
 
 @contextmanager
 def _device_of_rank(driver: Any) -> Generator[None]:
-    """PyCUDA asks CUDA_DEVICE which GPU to take; processes that this one starts are none of its concern."""
+    """Set CUDA_DEVICE, from which PyCUDA reads the GPU's number, while the context is created.
+
+    Processes that this process starts later must not see the variable.
+    """
     environment = read_environment(os.environ)
     if environment is None:
         yield
@@ -66,7 +80,11 @@ def _device_of_rank(driver: Any) -> Generator[None]:
 
 
 def check_architecture(plan: Plan, gpu: Any) -> None:
-    """Code for sm_XY runs on X.Z with Z >= Y; MBC154."""
+    """Raise an error unless the GPU runs code for the plan's architecture: code for sm_XY runs on X.Z with Z >= Y.
+
+    Raises:
+        MbcError: MBC154 if the GPU cannot run the code.
+    """
     major, minor = gpu.compute_capability()
     planned = plan.target.architecture.removeprefix("sm_").rstrip("af")
     exact = plan.target.architecture[-1] in "af"

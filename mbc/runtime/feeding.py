@@ -1,9 +1,9 @@
-"""How inputs come into the arena of a GPU: from the host through pinned memory, from other arrays on the GPU directly.
+"""Copies of inputs into a GPU's arena: from the host through pinned memory, from arrays on the GPU directly.
 
-An input of a step that has a landing travels ahead: on a stream of its own it is copied from pinned memory into the
-landing, whatever the GPU computes meanwhile, and only its copy from there into the arena, which runs at the speed of
-the GPU's memory, waits for the step before. Whoever calls `step` again before a step has finished thus never makes the
-GPU wait for a transfer. Inputs without a landing are copied in order with the programs.
+An input of a step that has a landing buffer is copied ahead: a stream of its own copies it from pinned memory into the
+landing buffer while the GPU computes. Only the copy from there into the arena, at the speed of the GPU's memory, waits
+for the step before. A caller that calls `step` again before a step has finished thus never makes the GPU wait for a
+transfer. Inputs without a landing buffer are copied in order with the programs.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _DEVICE_INPUTS_AHEAD = 4  # device arrays kept alive while copies of them are qu
 
 @dataclass
 class _Staging:
-    """Two pinned copies of an input, so that one is filled while the other one is on its way."""
+    """Two pinned copies of an input, so that one is filled while the other one is being copied."""
 
     buffers: list[Array]
     events: list[Any]
@@ -38,8 +38,15 @@ class _Staging:
 
 @dataclass
 class _Landing:
-    """Device memory of one input. `arrived`: the copy from the host is done; `left`: that into the arena is. `target`:
-    where it goes, while it waits there."""
+    """Device memory in which one input arrives.
+
+    Attributes:
+        address: Address of the memory.
+        arrived: Event: the copy from the host is done.
+        left: Event: the copy into the arena is done.
+        used: Whether `left` has been recorded.
+        target: Address and bytes in the arena of an input that waits here; None if none waits.
+    """
 
     address: int
     arrived: Any
@@ -49,13 +56,17 @@ class _Landing:
 
 
 class Feeder:
-    """Feeds inputs to programs that run on the stream `compute`.
-
-    `landings`: addresses of device memory by buffer, each as large as the buffer; they are filled on the stream
-    `ahead`.
-    """
+    """Copies inputs for programs that run on one compute stream."""
 
     def __init__(self, driver: Any, compute: Any, ahead: Any, landings: Mapping[int, int]) -> None:
+        """Create the events of the landing buffers.
+
+        Args:
+            driver: PyCUDA's driver interface.
+            compute: Stream on which the programs run.
+            ahead: Stream that fills the landing buffers.
+            landings: Addresses of landing buffers by input buffer; each is as large as that buffer.
+        """
         self._driver, self._compute, self._ahead = driver, compute, ahead
         # By buffer: inputs of the two programs may share an offset.
         self._landings = {
@@ -66,12 +77,14 @@ class Feeder:
 
     @property
     def staging_bytes(self) -> int:
-        """Pinned host memory that was taken to feed inputs."""
+        """Bytes of pinned host memory that feeding inputs takes."""
         return sum(pinned.nbytes for staging in self._staging.values() for pinned in staging.buffers)
 
     def feed(self, place: Place, address: int, array: Array | DeviceArray) -> None:
-        """Fill the first rows of the input at `address`, the rest with zeros; an input that travels ahead is there
-        after `hand_over`."""
+        """Fill the first rows of the input at `address`, and the other rows with zeros.
+
+        An input that is copied ahead is at `address` only after `hand_over`.
+        """
         filled = array.shape[0] * (place.size_bytes // max(1, place.shape[0]))
         landing = self._landings.get(place.buffer)
         if landing is not None:
@@ -90,8 +103,11 @@ class Feeder:
             self._driver.memset_d8_async(address + filled, 0, place.size_bytes - filled, self._compute)
 
     def hand_over(self) -> None:
-        """Move what travelled ahead into the arena. Small copies that the step needs come before it: behind it they
-        would wait for the inputs of the next step, which may set out from here on."""
+        """Copy the inputs that were copied ahead from their landing buffers into the arena.
+
+        Small copies that the step needs must be queued before this call: after it they would wait for the inputs of the
+        next step, whose copies may start from here on.
+        """
         for landing in self._landings.values():
             if landing.target is None:
                 continue
@@ -123,9 +139,9 @@ class Feeder:
         while self._held and (len(self._held) >= _DEVICE_INPUTS_AHEAD or self._held[0][0].query()):
             event, owner = self._held.popleft()
             event.synchronize()
-            del owner  # only now may its memory be used for something else
+            del owner  # its memory may be reused only after the copy
         if array.stream not in (None, 1):
-            # A stream of somebody else's, of which only the number is known.
+            # Another library's stream, of which only the handle is available.
             self._driver.Context.synchronize()
         wanted = STORED[place.dtype].itemsize
         count = int(np.prod(array.shape))

@@ -1,7 +1,7 @@
-"""How elements are stored: bfloat16, half and TF32 rounding, and the order of elements in memory.
+"""Storage formats of elements: bfloat16, half and TF32 rounding, and the order of elements in memory.
 
-An array is *canonical* when its axes read as the value's shape does (channels first) and its elements are what NumPy
-computes with: float64, float32, int32 or uint8. All conversions round to nearest, ties to even.
+An array is *canonical* when its axes are in the order of the value's shape (channels first) and NumPy computes with
+its elements: float64, float32, int32 or uint8. All conversions round to nearest, ties to even.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from mbc.ops.rounding import from_bf16, to_bf16
 
 Array = NDArray[Any]
 
-# How one element lies in memory, as NumPy sees it. NumPy has no bfloat16, so its 16 bits are kept as an integer.
+# NumPy's type of one stored element. NumPy has no bfloat16, so its 16 bits are stored as an integer.
 STORED: dict[DType, np.dtype[Any]] = {
     DType.FP64: np.dtype("<f8"),
     DType.FP32: np.dtype("<f4"),
@@ -29,15 +29,15 @@ STORED: dict[DType, np.dtype[Any]] = {
 
 
 def canonical_dtype(dtype: DType) -> np.dtype[Any]:
-    """What NumPy computes with for values stored as `dtype`."""
+    """Return the NumPy type that computes with values stored as `dtype`."""
     return STORED[DType.FP32] if dtype in (DType.BF16, DType.FP16) else STORED[dtype]
 
 
 def wrong_elements(wanted: DType, given: np.dtype[Any]) -> tuple[str, str] | None:
-    """Return what an input needs instead of the elements that it is given, and what to do; None where it takes them.
+    """Return the elements that an input needs and a remedy if the given type is wrong, otherwise None.
 
-    The one rule of `step`, `forward` and data sets. Integers are not taken for floating-point numbers: pixels from 0 to
-    255 would train a network that expects them from 0 to 1.
+    `step`, `forward` and data sets share this rule. Integers are not accepted for floating-point numbers: pixels from 0
+    to 255 would train a network that expects them from 0 to 1.
 
     Args:
         wanted: Type of the input in the network.
@@ -55,7 +55,7 @@ def wrong_elements(wanted: DType, given: np.dtype[Any]) -> tuple[str, str] | Non
 
 
 def canonical_view(data: NDArray[np.uint8], shape: tuple[int, ...], dtype: DType, layout: Layout) -> Array:
-    """Stored bytes seen in canonical order, without a copy; bfloat16 shows its bits.
+    """Return stored bytes as a view in canonical order, without a copy; bfloat16 appears as its bits.
 
     `data` holds exactly the elements of `shape`. Writing to the view writes to `data`.
     """
@@ -67,31 +67,31 @@ def canonical_view(data: NDArray[np.uint8], shape: tuple[int, ...], dtype: DType
 
 
 def load(view: Array, dtype: DType) -> Array:
-    """A canonical view as an array NumPy can compute with; the view itself where it already is one."""
+    """Return a canonical view as an array with which NumPy can compute; the view itself if it already is one."""
     if dtype is DType.BF16:
         return from_bf16(view)
     return view.astype(np.float32) if dtype is DType.FP16 else view
 
 
 def store(view: Array, dtype: DType, array: Array) -> None:
-    """Round `array` to `dtype` and put it where the canonical view shows."""
+    """Round `array` to `dtype` and write it to the canonical view."""
     if dtype is DType.BF16:
         view[...] = to_bf16(array)
     elif dtype is DType.FP16:
-        with np.errstate(over="ignore"):  # beyond 65504 is infinity, as on a GPU
+        with np.errstate(over="ignore"):  # values beyond 65504 become infinity, as on a GPU
             view[...] = array
     else:
         view[...] = array
 
 
 def stored_bytes(array: Array, dtype: DType, layout: Layout) -> NDArray[np.uint8]:
-    """A canonical array as the bytes of a buffer."""
+    """Return a canonical array as the bytes of a buffer."""
     data = np.empty(math.prod(array.shape) * dtype.size_bytes, np.uint8)
     store(canonical_view(data, array.shape, dtype, layout), dtype, array)
     return data
 
 
 def loaded(data: NDArray[np.uint8], shape: tuple[int, ...], dtype: DType, layout: Layout) -> Array:
-    """The canonical array that the bytes of a buffer hold, contiguous and not sharing memory with `data`."""
+    """Return the canonical array that a buffer's bytes hold: contiguous, and sharing no memory with `data`."""
     array = load(canonical_view(data, shape, dtype, layout), dtype)
     return np.array(array, order="C", copy=True)

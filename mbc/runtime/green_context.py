@@ -1,7 +1,7 @@
 """Streams whose kernels run on some of a GPU's multiprocessors (CUDA Driver API, "Green Contexts").
 
-Memory, libraries and handles stay those of the primary context. A stream that is made while the green context is
-current keeps its limit, and so do the nodes of graphs that are captured on it, whichever stream launches them
+Memory, libraries and handles stay those of the primary context. A stream that is created while the green context is
+current keeps its limit. So do the nodes of graphs that are captured on this stream, whichever stream launches them
 (docs/decisions/043-rows-of-unlike-gpus.md).
 """
 
@@ -15,9 +15,9 @@ from functools import cache
 from mbc.errors import MbcError
 
 _SM = 1  # CU_DEV_RESOURCE_TYPE_SM
-_DEFAULT_STREAM = 1  # CU_GREEN_CTX_DEFAULT_STREAM, without which none is made
-# CU_DEV_SM_RESOURCE_SPLIT_MAX_POTENTIAL_CLUSTER_SIZE, of compute capability 9.0 on: some of cuDNN's kernels are
-# launched in clusters of 16 blocks, which a part as the driver makes it by default (0) refuses.
+_DEFAULT_STREAM = 1  # CU_GREEN_CTX_DEFAULT_STREAM, which the driver requires
+# CU_DEV_SM_RESOURCE_SPLIT_MAX_POTENTIAL_CLUSTER_SIZE, from compute capability 9.0 on: some of cuDNN's kernels are
+# launched in clusters of 16 blocks, which the driver's default part (0) refuses.
 _SPLITS = (2, 0)
 
 
@@ -37,8 +37,8 @@ class _Driver:
         self._library = ctypes.CDLL("libcuda.so.1")
 
     def status(self, function: str, *arguments: object) -> int | str:
-        found = getattr(self._library, function, None)
-        return found(*arguments) if found is not None else "none of this driver's"
+        call = getattr(self._library, function, None)
+        return call(*arguments) if call is not None else "(this driver does not have the function)"
 
     def call(self, function: str, *arguments: object) -> None:
         if status := self.status(function, *arguments):
@@ -47,8 +47,17 @@ class _Driver:
 
 @contextmanager
 def limited_streams(multiprocessors: int | None) -> Generator[None]:
-    """Streams made meanwhile run on so many multiprocessors of the GPU whose primary context is current; None: on all.
-    MBC287 where the driver makes no such part."""
+    """Limit streams that are created within this context to `multiprocessors` of the current context's GPU.
+
+    Args:
+        multiprocessors: Number of multiprocessors; None for all of them.
+
+    Yields:
+        Nothing.
+
+    Raises:
+        MbcError: MBC287 if the driver cannot make a part of this size.
+    """
     if multiprocessors is None:
         yield
         return
@@ -65,7 +74,7 @@ def limited_streams(multiprocessors: int | None) -> Generator[None]:
 
 @cache
 def _context(device: int, multiprocessors: int) -> int:
-    """A context of the part, which lives as long as the process: streams may outlive whoever asked for them."""
+    """Return a context of the part, which exists as long as the process: streams may outlive the caller."""
     driver = _Driver()
     whole = _Resource()
     driver.call("cuDeviceGetDevResource", device, ctypes.byref(whole), _SM)
@@ -93,7 +102,7 @@ def _split(driver: _Driver, whole: _Resource, multiprocessors: int) -> _Resource
         raise _no_part("cuDevSmResourceSplitByCount", status)
     raise MbcError(
         "MBC287",
-        f"this GPU has no part of {multiprocessors} multiprocessors: the nearest has {part.multiprocessors}",
+        f"this GPU cannot make a part of {multiprocessors} multiprocessors: the nearest has {part.multiprocessors}",
         f"plan for a part of {part.multiprocessors}",
     )
 
@@ -101,6 +110,6 @@ def _split(driver: _Driver, whole: _Resource, multiprocessors: int) -> _Resource
 def _no_part(function: str, status: int | str) -> MbcError:
     return MbcError(
         "MBC287",
-        f"no part of the GPU could be made: {function} failed with CUDA error {status}",
+        f"the driver cannot make a part of the GPU: {function} failed with CUDA error {status}",
         "plan for the whole GPU, or install a driver for CUDA 12.4 or newer",
     )

@@ -1,7 +1,7 @@
-"""What states hold before the first step.
+"""Values of states before the first step.
 
-Every state has a generator of its own, keyed by the seed and the state's name: its values depend on nothing else, so
-two plans of a network, or a network that has grown another layer, start alike.
+Every state has a generator of its own, whose key is the seed and the state's name. The values depend on nothing else:
+two plans of a network start with equal values, and so do the old layers of a network that gets another layer.
 """
 
 from __future__ import annotations
@@ -22,10 +22,19 @@ Array = NDArray[Any]
 
 
 def initial(name: str, kind: TensorType, initializer: Initializer, seed: int) -> Array:
-    """The canonical array with which state `name` starts.
+    """Return the canonical array with which state `name` starts.
 
-    `he` and `he_uniform` keep the variance of a ReLU network's activations (He et al. 2015, eq. 10), `xavier` and
-    `xavier_uniform` that of a linear one in both directions (Glorot and Bengio 2010, eq. 12 and 16).
+    `he` and `he_uniform` keep the variance of a ReLU network's activations (He et al. 2015, eq. 10). `xavier` and
+    `xavier_uniform` keep that of a linear network in both directions (Glorot and Bengio 2010, eq. 12 and 16).
+
+    Args:
+        name: Name of the state, a part of the generator's key.
+        kind: Shape and type of the state.
+        initializer: Kind of distribution and its parameters.
+        seed: Seed of the training, the other part of the key.
+
+    Raises:
+        MbcError: MBC140 if the plan names an initializer that does not exist.
     """
     how, fans = initializer.kind, initializer.fan_in + initializer.fan_out
     if how == "constant":
@@ -47,6 +56,6 @@ def initial(name: str, kind: TensorType, initializer: Initializer, seed: int) ->
     elif how in bounds:
         array = random.uniform(-bounds[how], bounds[how], kind.shape)
     else:
-        known = ", ".join(["constant", *deviations, *bounds])
-        raise MbcError("MBC140", f"state '{name}' starts by '{how}', which is none of {known}", "compile it again")
+        kinds = ", ".join(["constant", *deviations, *bounds])
+        raise MbcError("MBC140", f"state '{name}' has the initializer '{how}', not one of {kinds}", "compile it again")
     return array.astype(canonical_dtype(kind.dtype))

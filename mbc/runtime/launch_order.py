@@ -1,4 +1,4 @@
-"""In which order the interpreter runs launches of several streams."""
+"""The order in which the interpreter runs launches of several streams."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from mbc.plan.model import Program
 
 
 class Transfers(StrEnum):
-    """When the launches of other streams than compute's run. All three give the same result for a sound plan; the
-    extremes find a wait that is missing."""
+    """When the launches of streams other than the compute stream run.
+
+    All three orders give the same result for a sound plan. The extremes reveal a missing wait.
+    """
 
     IN_ORDER = "in_order"  # as the plan lists them
     EARLY = "early"  # as soon as their waits allow
@@ -19,8 +21,10 @@ class Transfers(StrEnum):
 
 
 def execution_order(program: Program, transfers: Transfers) -> tuple[int, ...]:
-    """An order of the launches that their streams and waits allow, with those of other streams than compute's, copies
-    most of all, where `transfers` wants them."""
+    """Return an order of the launches that their streams and waits allow.
+
+    `transfers` decides when launches of streams other than the compute stream run, which are mainly copies.
+    """
     launches = program.launches
     everything = tuple(range(len(launches)))
     if transfers is Transfers.IN_ORDER:
@@ -60,7 +64,7 @@ def _run_ready(queues: list[deque[int]], before: list[list[int]], order: dict[in
 
 
 def _needed(index: int, before: list[list[int]], order: dict[int, None]) -> list[int]:
-    """What has to run before `index` and has not yet, in launch order."""
+    """Return the launches that must run before `index` and have not run yet, in launch order."""
     needed: set[int] = set()
     pending = list(before[index])
     while pending:

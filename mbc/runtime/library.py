@@ -1,4 +1,4 @@
-"""A package's built library: found, loaded beside the CUDA libraries it needs, and called through ctypes."""
+"""A package's built library: found, loaded with the CUDA libraries that it needs, and called through ctypes."""
 
 from __future__ import annotations
 
@@ -18,14 +18,17 @@ ABI_VERSION = 5  # MBC_ABI_VERSION of templates/include/mbc_module.h
 PROGRAMS = {"train": 0, "infer": 1, ACCUMULATE: 2}
 
 _CUDNN = "libcudnn.so."
-# cuDNN opens these by name while it works, where only the process's own search path counts; loaded beforehand from
-# the same folder, they cannot come from another cuDNN.
+# cuDNN opens these libraries by name when it needs them, and only the process's search path counts then. mbc loads them
+# beforehand from cuDNN's folder, so that they cannot belong to another cuDNN.
 _CUDNN_PARTS = ("graph", "ops", "cnn", "heuristic", "engines_precompiled", "engines_runtime_compiled")
 _MISSING = re.compile(r"^(lib[\w.+-]+\.so[\w.]*): cannot open shared object file")
 
 
 def library_folders() -> Iterator[Path]:
-    """Where CUDA's libraries may lie, best first: pip's packages, the environment, the toolkit, beside PyTorch."""
+    """Yield folders that may hold CUDA's libraries.
+
+    The best come first: pip's packages, then the environment, the toolkit, and PyTorch's folder.
+    """
     spec = importlib.util.find_spec("nvidia")
     for root in sorted(spec.submodule_search_locations or ()) if spec is not None else ():
         yield from sorted(Path(root).glob("*/lib"))
@@ -41,24 +44,28 @@ def library_folders() -> Iterator[Path]:
 
 
 def load_library(path: Path) -> ctypes.CDLL:
-    """Load `path`, after whatever it needs and the system's loader does not find. OSError where it cannot be had."""
+    """Return the library at `path`, after loading each library that it needs and the system's loader does not find.
+
+    Raises:
+        OSError: A library is missing or cannot be loaded.
+    """
     tried: set[str] = set()
     while True:
         try:
             return ctypes.CDLL(str(path))
         except OSError as error:
-            found = _MISSING.match(str(error))
-            if found is None or found[1] in tried:
+            match = _MISSING.match(str(error))
+            if match is None or match[1] in tried:
                 raise
-            tried.add(found[1])
-            place = next((folder / found[1] for folder in library_folders() if (folder / found[1]).exists()), None)
+            tried.add(match[1])
+            place = next((folder / match[1] for folder in library_folders() if (folder / match[1]).exists()), None)
             if place is None:
                 raise
             ctypes.CDLL(str(place), mode=ctypes.RTLD_GLOBAL)
 
 
 def loaded_folder(prefix: str) -> Path | None:
-    """The folder that this process has a library from."""
+    """Return the folder of a library that this process has loaded and whose name starts with `prefix`, or None."""
     try:
         maps = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -94,13 +101,17 @@ class RanksInterface(ctypes.Structure):
 
 
 class Library:
-    """The C interface of `templates/include/mbc_module.h`, of which one module is made.
+    """One module's instance of the C interface of `templates/include/mbc_module.h`.
 
-    Raises MBC157 (not built, or does not load), MBC158 (built for another plan), MBC156 (another cuDNN), MBC159 (a
-    call failed; the text names the operation).
+    Its methods raise MBC159 if a call fails; the text names the operation.
     """
 
     def __init__(self, plan: Plan, folder: Path) -> None:
+        """Load the library in `folder` and check that it belongs to `plan`.
+
+        Raises:
+            MbcError: MBC157 (not built, or does not load), MBC158 (built for another plan), MBC156 (another cuDNN).
+        """
         path = folder / LIBRARY_FILE
         try:
             self._calls = calls = load_library(path)
@@ -124,16 +135,20 @@ class Library:
         self._check_cudnn(plan, cudnn_folder)
 
     def limit(self, multiprocessors: int) -> None:
-        """Size launches for so many multiprocessors of the GPU. MBC158 where the library is older than parts are."""
+        """Size launches for a part of the GPU with this number of multiprocessors.
+
+        Raises:
+            MbcError: MBC158 if the library was built before mbc could use a part of a GPU.
+        """
         call = getattr(self._calls, "mbc_set_multiprocessors", None)
         if call is None:
-            raise self._older("is for a whole GPU only")
+            raise self._older("for a whole GPU only")
         call(ctypes.c_int64(multiprocessors))
 
     def _older(self, lacking: str) -> MbcError:
         return MbcError(
             "MBC158",
-            f"'{self._path}' was built by an mbc that {lacking}",
+            f"'{self._path}' was built by an older mbc, {lacking}",
             "build the package again with `mbc compile --force`",
         )
 
@@ -141,7 +156,18 @@ class Library:
         self, arena: int, arena_bytes: int, host: int, host_bytes: int, peer: int, peer_bytes: int,
         streams: Sequence[int], ranks: RanksInterface | None = None,
     ) -> None:  # fmt: skip
-        """Make the library's handles and plans over memory, streams and a communicator that must outlive it."""
+        """Create the library's handles and plans over memory, streams and a communicator that must outlive it.
+
+        Args:
+            arena: Address of the arena.
+            arena_bytes: Size of the arena.
+            host: Address of pinned host memory; 0 if there is none.
+            host_bytes: Size of the pinned host memory.
+            peer: Address of another GPU's memory; 0 if there is none.
+            peer_bytes: Size of the other GPU's memory.
+            streams: Handles of the streams.
+            ranks: NCCL's functions and the communicator; None for one process.
+        """
         create = self._calls.mbc_create
         create.argtypes = (
             ctypes.c_void_p, ctypes.c_uint64, ctypes.c_void_p, ctypes.c_uint64, ctypes.c_void_p, ctypes.c_uint64,
@@ -149,14 +175,14 @@ class Library:
         )  # fmt: skip
         handles = (ctypes.c_void_p * len(streams))(*streams)
         shared = None if ranks is None else ctypes.byref(ranks)
-        made = ctypes.byref(self._module)
+        module = ctypes.byref(self._module)
         self._check(
-            create(arena, arena_bytes, host or None, host_bytes, peer or None, peer_bytes, handles, shared, made)
+            create(arena, arena_bytes, host or None, host_bytes, peer or None, peer_bytes, handles, shared, module)
         )
 
     @property
     def cudnn_version(self) -> int:
-        """As cuDNN numbers it; 0 where the plan does not use it."""
+        """Version of the loaded cuDNN as cuDNN numbers it; 0 if the plan does not use cuDNN."""
         return int(self._calls.mbc_cudnn_version())
 
     def warm(self) -> None:
@@ -164,14 +190,20 @@ class Library:
         self._check(self._calls.mbc_warm(self._module))
 
     def capture(self, listener: int | None = None) -> None:
-        """Turn all programs into executable graphs. `listener`, the address of an MbcNodeOfLaunch, is told which launch
-        each of their nodes is of; MBC158 where the library is older than that."""
+        """Capture all programs into executable graphs.
+
+        Args:
+            listener: Address of an MbcNodeOfLaunch, which is called with the launch of each node; None for no listener.
+
+        Raises:
+            MbcError: MBC158 if the library is too old to call a listener.
+        """
         if listener is None:
             self._check(self._calls.mbc_capture(self._module))
             return
         call = getattr(self._calls, "mbc_capture_told", None)
         if call is None:
-            raise self._older("could not tell which launch a node of a graph is of")
+            raise self._older("which does not report the launch of a graph's node")
         call.argtypes = (ctypes.c_void_p, ctypes.c_void_p)
         self._check(call(self._module, listener))
 
@@ -181,14 +213,19 @@ class Library:
         self._check(call(self._module, PROGRAMS[program]))
 
     def run_launch(self, program: str, index: int) -> None:
-        """Run one launch and wait for it. MBC158 where the library is older than this function."""
+        """Run one launch and wait for it.
+
+        Raises:
+            MbcError: MBC158 if the library is too old to run single launches.
+        """
         call = getattr(self._calls, "mbc_run_launch", None)
         if call is None:
-            raise self._older("could not run its launches one by one")
+            raise self._older("which cannot run launches one by one")
         call.argtypes = (ctypes.c_void_p, ctypes.c_int, ctypes.c_int64)
         self._check(call(self._module, PROGRAMS[program], index))
 
     def destroy(self) -> None:
+        """Destroy the library's handles, plans and graphs."""
         if self._module:
             self._calls.mbc_destroy(self._module)
             self._module = ctypes.c_void_p()
@@ -199,16 +236,16 @@ class Library:
             raise MbcError("MBC159", f"on the GPU: {text.decode(errors='replace')}", "see `mbc doctor`")
 
     def _check_identity(self, plan: Plan, path: Path) -> None:
-        found, predicted = int(self._calls.mbc_abi_version()), plan.predictions
+        version, predicted = int(self._calls.mbc_abi_version()), plan.predictions
         expected = predicted.arena_bytes, predicted.host_bytes, predicted.peer_bytes
-        if found == ABI_VERSION:
+        if version == ABI_VERSION:
             sizes = (self._bytes("arena"), self._bytes("host"), self._bytes("peer"))
             if sizes == expected:
                 return
             what = "arena {:,} bytes, host {:,}, peer {:,}"
             difference = f"{what.format(*sizes)}; expected {what.format(*expected)}"
         else:
-            difference = f"interface {found}; expected {ABI_VERSION}"
+            difference = f"interface {version}; expected {ABI_VERSION}"
         raise MbcError(
             "MBC158",
             f"'{path}' was built for another plan: {difference}",
@@ -221,13 +258,17 @@ class Library:
         return int(call())
 
     def _check_cudnn(self, plan: Plan, folder: Path | None) -> None:
-        """Engines and their settings are those of one minor version."""
-        planned, found = plan.target.cudnn, self._calls.mbc_cudnn_version()
-        if planned and found // 100 != planned // 100:
+        """Raise an error unless the loaded cuDNN has the minor version for which the plan chose engines and settings.
+
+        Raises:
+            MbcError: MBC156 if the minor versions differ.
+        """
+        planned, loaded = plan.target.cudnn, self._calls.mbc_cudnn_version()
+        if planned and loaded // 100 != planned // 100:
             raise MbcError(
                 "MBC156",
-                f"the plan was made for cuDNN {_version(planned)}, loaded was {_version(found)} from '{folder}'",
-                f"install it (nvidia-cudnn-cu13=={_minor(planned)}.*), or compile again with the cuDNN that is there",
+                f"the plan is for cuDNN {_version(planned)}, but {_version(loaded)} was loaded from '{folder}'",
+                f"install it (nvidia-cudnn-cu13=={_minor(planned)}.*), or compile again with the installed cuDNN",
             )
 
 

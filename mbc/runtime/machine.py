@@ -1,4 +1,4 @@
-"""What a module needs of that which runs its plan: a GPU (`cuda.py`) or NumPy (`cpu.py` through `Host`)."""
+"""The interface of a machine that runs a module's plan: a GPU (`cuda.py`) or NumPy (`cpu.py` through `Host`)."""
 
 from __future__ import annotations
 
@@ -30,10 +30,21 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Bytes a module was planned to take, and takes. `overhead` is device memory outside the arena: context, library
-    handles, loaded code, executable graphs; None where it does not apply or cannot be told. `host` is the memory that
-    the plan's copies go to, pinned where there is a GPU; `staging` what is pinned beside it, to feed inputs;
-    `prefetch` device memory beside the arena, where inputs of the next step arrive; `peer` memory of another GPU."""
+    """Memory in bytes that a module was planned to take, and that it takes.
+
+    Attributes:
+        arena_planned: Planned size of the arena.
+        arena_taken: Size of the arena.
+        overhead_planned: Device memory that the plan reserves outside the arena: for the context, library handles,
+            loaded code and executable graphs.
+        overhead_taken: Device memory taken outside the arena; None on the CPU, or if it cannot be measured.
+        host_planned: Planned host memory for the plan's copies.
+        host_taken: Host memory for the plan's copies, pinned if there is a GPU.
+        staging_taken: Other pinned host memory, to feed inputs.
+        prefetch_taken: Device memory beside the arena in which the inputs of the next step arrive.
+        peer_planned: Planned memory of another GPU.
+        peer_taken: Memory of another GPU.
+    """
 
     arena_planned: int
     arena_taken: int
@@ -47,6 +58,7 @@ class Memory:
     peer_taken: int = 0
 
     def __str__(self) -> str:
+        """Return the sizes in one line; planned host and peer memory only if there is any."""
         taken = "not measured" if self.overhead_taken is None else show_size(self.overhead_taken)
         ahead = f" inputs of the next step {show_size(self.prefetch_taken)}," if self.prefetch_taken else ""
         text = (
@@ -63,73 +75,89 @@ class Memory:
 
 
 class Figures:
-    """What a step reports, loss first, then the metrics; fetched when somebody looks."""
+    """The figures of a step, first the loss, then the metrics; they are fetched when a caller reads them."""
 
     def __init__(
         self, fetch: Callable[[], tuple[float, ...]], idle_s: Callable[[], float | None] = lambda: None
     ) -> None:
+        """Keep two functions until a caller reads the figures.
+
+        Args:
+            fetch: Waits for the step and returns the loss and the metrics.
+            idle_s: Returns the seconds for which the device was idle before the step, or None.
+        """
         self._fetch: tuple[Callable[[], tuple[float, ...]], Callable[[], float | None]] | None = fetch, idle_s
         self._values: tuple[float, ...] = ()
         self._idle_s: float | None = None
 
     @property
     def values(self) -> tuple[float, ...]:
-        """Waits for the step where it is still running."""
+        """The loss and the metrics; reading them waits for the step."""
         fetch = self._fetch
         if fetch is not None:
             values, idle_s = fetch
             self._values, self._idle_s = values(), idle_s()
-            self._fetch = None  # only now: another thread may look meanwhile
+            self._fetch = None  # only now: another thread may read the figures meanwhile
         return self._values
 
     @property
     def idle_s(self) -> float | None:
-        """How long the device had nothing to do between the step before and this one; None where that is not known.
-        Waits as `values` does."""
+        """Seconds for which the device was idle between the step before and this one, or None if unknown.
+
+        Reading it waits for the step.
+        """
         _ = self.values
         return self._idle_s
 
     def __deepcopy__(self, _: object) -> Figures:
-        """Itself: what a step has reported does not change, and where it is fetched from is known for this one only."""
+        """Return the object itself: the figures of a step do not change, and can be fetched for this object only."""
         return self
 
     def __reduce__(self) -> tuple[object, ...]:
+        """Return a pickle of the values, without the functions that fetch them."""
         return Figures.of, (self.values, self.idle_s)
 
     @staticmethod
     def of(values: tuple[float, ...], idle_s: float | None) -> Figures:
-        """Figures that need no machine any more."""
+        """Return figures that need no machine any more."""
         return Figures(lambda: values, lambda: idle_s)
 
 
 class Observer(Protocol):
-    """Looks at the memory of a machine around every launch of a program (`train` or `infer`)."""
+    """Looks at the memory of a machine before and after every launch of a program (`train` or `infer`)."""
 
-    def before(self, machine: Machine, program: str, index: int) -> None: ...
+    def before(self, machine: Machine, program: str, index: int) -> None:
+        """Handle the moment before launch `index` starts."""
+        ...
 
     def after(self, machine: Machine, program: str, index: int) -> None:
-        """The launch is over."""
+        """Handle the moment after launch `index` has ended."""
         ...
 
 
 class Machine(Protocol):
-    """Runs the two programs of a plan over its arena."""
+    """Runs the programs of a plan over its arena."""
 
     @property
     def device(self) -> str:
-        """`cuda` or `cpu`."""
+        """The kind of device: `cuda` or `cpu`."""
         ...
 
     @property
     def stream(self) -> int | None:
-        """Handle of the stream that reads device arrays; None where there are none."""
+        """Handle of the stream that reads device arrays; None on the CPU."""
         ...
 
     @property
-    def memory(self) -> Memory: ...
+    def memory(self) -> Memory:
+        """Bytes planned and taken."""
+        ...
 
     def feed(self, place: Place, array: Array | DeviceArray) -> None:
-        """Fill the first rows of an input of the program that runs next, the rest with zeros; maybe not yet done."""
+        """Fill the first rows of an input of the program that runs next, and the other rows with zeros.
+
+        The copy may still be queued when the call returns.
+        """
         ...
 
     def write(self, place: Place, array: Array) -> None:
@@ -137,57 +165,71 @@ class Machine(Protocol):
         ...
 
     def read(self, place: Place) -> Array:
-        """The canonical array at a place, after everything that was started."""
+        """Return the canonical array at a place, after all work that was started."""
         ...
 
     def gathered(self, part: Place, parameter: Place) -> Array:
-        """Collective: the whole of a state of which this rank has a part, as a canonical array of the shape of its
-        `parameter`."""
+        """Return the whole of a state of which this rank has a part. Collective.
+
+        Args:
+            part: Place of this rank's part.
+            parameter: Place of the state's parameter, which has the shape of the whole state.
+        """
         ...
 
     def output(self, place: Place, rows: int) -> Array | DeviceOutput:
-        """The first rows of an output of `infer`, on a GPU without a copy: there it holds until a program runs."""
+        """Return the first rows of an output of `infer`; on a GPU without a copy, valid until a program runs."""
         ...
 
     def accumulate(self, control: bytes, number: int) -> None:
-        """Put `control` at the start of the control block and run the part of the training program that mini-batch
-        `number`, from 0, of a step runs that is not its last one."""
+        """Add the gradients of a mini-batch that is not the last one of its step.
+
+        This runs a part of the training program.
+
+        Args:
+            control: Bytes that are put at the start of the control block.
+            number: Number of the mini-batch in its step, from 0.
+        """
         ...
 
     def train(self, control: bytes) -> Figures:
         """Put `control` at the start of the control block and run the training program."""
         ...
 
-    def infer(self) -> None: ...
+    def infer(self) -> None:
+        """Run the inference program."""
+        ...
 
     def observe(self, observer: Observer | None) -> None:
-        """From now on programs run launch by launch, in the plan's order, each waited for and shown to `observer`; as
-        always again with None."""
+        """Run programs launch by launch from now on, wait for each launch, and call `observer` before and after it.
+
+        None ends the observation.
+        """
         ...
 
     @property
     def arena_address(self) -> int | None:
-        """Of the device memory that the plan is laid out in; None where it is the host's."""
+        """Address of the arena in device memory; None if the arena is in host memory."""
         ...
 
     def memory_bytes(self, space: Space, start: int, stop: int) -> NDArray[np.uint8]:
-        """Bytes [start, stop) of a space; a copy where it is device memory."""
+        """Return bytes [start, stop) of a space; a copy if they are in device memory."""
         ...
 
     def wait(self) -> None:
-        """For everything that was started."""
+        """Wait for all work that was started."""
         ...
 
     def check_home(self) -> None:
-        """MBC235 in a process or a thread where it cannot be used."""
+        """Raise MBC235 in a process or thread in which the machine cannot be used."""
         ...
 
     def twin(self) -> Machine:
-        """Another one with the same bytes in memory of its own; MBC234 where there cannot be one."""
+        """Return another machine with equal bytes in memory of its own, or raise MBC234 if there cannot be one."""
         ...
 
     def close(self) -> None:
-        """Give back what was taken."""
+        """Give back all resources."""
         ...
 
 
@@ -200,6 +242,15 @@ class Host:
     def __init__(
         self, plan: Plan, places: Places, *, shadow: bool, transfers: Transfers, membership: Membership | None = None
     ) -> None:
+        """Create an interpreter of `plan`.
+
+        Args:
+            plan: The plan to run.
+            places: Where the plan's inputs, states and outputs are.
+            shadow: Whether the owner of every byte is checked.
+            transfers: When the launches of streams other than the compute stream run.
+            membership: The ranks that share a mini-batch; None for one process.
+        """
         self._plan = plan
         self._places = places
         self._collectives = NO_OTHER_RANKS if membership is None else membership
@@ -209,6 +260,7 @@ class Host:
 
     @property
     def memory(self) -> Memory:
+        """Bytes planned and taken."""
         predicted = self._plan.predictions
         taken = self._interpreter.arena.nbytes
         host, peer = (self._interpreter.space(space).nbytes for space in (Space.HOST, Space.PEER))
@@ -218,6 +270,11 @@ class Host:
         )  # fmt: skip
 
     def feed(self, place: Place, array: Array | DeviceArray) -> None:
+        """Write an input, followed by rows of zeros.
+
+        Raises:
+            TypeError: The array is in a GPU's memory.
+        """
         if isinstance(array, DeviceArray):
             raise TypeError("the interpreter reads arrays in host memory only")
         if array.shape != place.shape:
@@ -225,25 +282,31 @@ class Host:
         self._interpreter.write(place, array)
 
     def write(self, place: Place, array: Array) -> None:
+        """Store a canonical array."""
         self._interpreter.write(place, array)
 
     def read(self, place: Place) -> Array:
+        """Return a copy of the canonical array at a place."""
         return self._interpreter.read(place)
 
     def gathered(self, part: Place, parameter: Place) -> Array:
+        """Return the whole of a state of which this rank has a part. Collective."""
         return whole_from(self._collectives.gather_on_host(self.read(part)), parameter.shape[0])
 
     def output(self, place: Place, rows: int) -> Array | DeviceOutput:
-        # A view of the arena would change under the hands of whoever holds it, and nobody could tell.
+        """Return a copy of the first rows of an output, which cannot be written to."""
+        # A view of the arena would change unnoticed while a caller holds it.
         array = self._interpreter.read(place)[:rows]
         array.flags.writeable = False
         return array
 
     def accumulate(self, control: bytes, number: int) -> None:
+        """Run a mini-batch of a step that is not its last mini-batch."""
         self._put(control)
-        self._interpreter.run(ACCUMULATE)  # its launches are watched in `train`, of which it is a part
+        self._interpreter.run(ACCUMULATE)  # observers see its launches in `train`, of which it is a part
 
     def train(self, control: bytes) -> Figures:
+        """Return the figures of a run of the training program."""
         self._put(control)
         self._run("train")
         values = tuple(float(self._interpreter.read(place)[0]) for place in self._figures)
@@ -254,14 +317,17 @@ class Host:
         self._interpreter.arena[start : start + len(control)] = np.frombuffer(control, np.uint8)
 
     def infer(self) -> None:
+        """Run the inference program."""
         self._run("infer")
 
     def observe(self, observer: Observer | None) -> None:
+        """Show each launch of the programs to `observer` from now on; None: to nobody."""
         self._observer = observer
 
     arena_address: int | None = None
 
     def memory_bytes(self, space: Space, start: int, stop: int) -> NDArray[np.uint8]:
+        """Return bytes [start, stop) of a space, without a copy."""
         return self._interpreter.space(space)[start:stop]
 
     def _run(self, program: str) -> None:
@@ -275,31 +341,36 @@ class Host:
             self._observer.after(self, program, index)
 
     def wait(self) -> None:
-        """Nothing runs behind a call."""
+        """Return at once: each call computes until it is done."""
 
     def check_home(self) -> None:
-        """Memory of the host is there in every thread, and a forked process has a copy of its own."""
+        """Accept every thread and process: all threads see the host's memory, and a forked process has its own copy."""
 
     def twin(self) -> Host:
+        """Return another machine with equal bytes in memory of its own."""
         other = copy(self)
         other._interpreter = self._interpreter.twin()
         return other
 
     def close(self) -> None:
-        """Nothing was taken but memory."""
+        """Do nothing: Python frees the memory."""
 
 
 def padded(array: Array, shape: tuple[int, ...]) -> Array:
-    """The array followed by rows of zeros, up to `shape`."""
+    """Return the array followed by rows of zeros, up to `shape`."""
     whole = np.zeros(shape, array.dtype)
     whole[: array.shape[0]] = array
     return whole
 
 
 def state_place(states: Mapping[str, Place], name: str) -> Place:
-    """The place of state `name`; MBC165 with the nearest known name."""
+    """Return the place of state `name`.
+
+    Raises:
+        MbcError: MBC165 if there is no such state, with the most similar name.
+    """
     if not isinstance(cast(object, name), str):
-        raise MbcError("MBC165", f"there is no state {shown(name)}", "pass the name of one: see net.states")
+        raise MbcError("MBC165", f"there is no state {shown(name)}", "pass a state's name: see net.states")
     if name in states:
         return states[name]
     import difflib

@@ -1,4 +1,4 @@
-"""What a user touches: a compiled network that trains and predicts, on a GPU or on the CPU."""
+"""The class that users work with: a compiled network that trains and predicts, on a GPU or on the CPU."""
 
 from __future__ import annotations
 
@@ -32,38 +32,33 @@ from mbc.runtime.membership import Membership, seed_of
 from mbc.runtime.opening import Settings, open_machine, open_plan
 from mbc.runtime.output import DeviceOutput
 from mbc.runtime.reported_metrics import ACCURACY, judged_rows
-from mbc.runtime.turns import Turns, no_copy
+from mbc.runtime.turns import Turns, refuse_copy
 from mbc.runtime.weights import COUNTERS, check_averages_of, counter_tensors, fit_weights, read_weights
 
 Array = NDArray[Any]
 Output = Array | DeviceOutput
 
 
-def closed(what: str, remedy: str) -> MbcError:
-    """Return MBC230 for something that is used after it was closed."""
-    return MbcError("MBC230", f"{what} is closed", remedy)
+def report_closed(what: str, remedy: str) -> NoReturn:
+    """Raise MBC230 for an object that is used after it was closed.
+
+    Raises:
+        MbcError: MBC230, with the remedy.
+    """
+    raise MbcError("MBC230", f"{what} is closed", remedy)
 
 
 class Module:
     """A network as `mbc compile` wrote it. After construction nothing is allocated on the device.
 
-    `subject`: the folder of a package, a plan file, or a `Plan` (these two run on the CPU). `device`: `auto` takes the
-    GPU where there is one and the package was built, else the CPU, and says so. On a GPU, `canaries` surrounds the
-    arena with a pattern that `check_canaries` looks at, and `eager` runs launch by launch, for memory checkers;
-    `prefetch` lets inputs in host memory travel while the step before runs, where the budget has room for them once
-    more. On the CPU, `shadow` watches the owner of every byte and `transfers` says when copies run.
+    Calls of several threads run one after another. On a GPU a module works only in the thread and the process that
+    opened it (MBC235); on the CPU a forked process has a module of its own. `copy.deepcopy` makes an independent module
+    on the CPU; all other copies and pickles are refused (MBC234).
 
-    Calls of several threads run serially. On a GPU a module works only in the thread and the process that opened it
-    (MBC235); on the CPU a forked process has a module of its own. `copy.deepcopy` makes an independent module on the
-    CPU; all other copies and pickles are refused (MBC234).
-
-    A plan for several GPUs (`mbc compile --gpus`) wants as many processes, started by mpirun, srun, torchrun or `mbc
-    train --gpus`. Each opens the module and calls the same methods in the same order, with its own rows: they start
-    from the same parameters, `step` reports loss and metrics of the whole mini-batch, `save` writes on rank 0 alone.
-    `ranks`: the processes, where not the environment tells of them. `listener`: who is told what
-    a GPU's graphs are made of (`mbc/record/`).
-
-    Raises MBC140 and MBC152 to MBC168 where the plan, the package or the machine does not allow it.
+    A plan for several GPUs (`mbc compile --gpus`) needs one process for each GPU, started by mpirun, srun, torchrun or
+    `mbc train --gpus`. Each process opens the module and calls the same methods in the same order, with its own rows.
+    All start from equal parameters, `step` reports loss and metrics of the whole mini-batch, and `save` writes on rank
+    0 alone.
     """
 
     def __init__(
@@ -80,6 +75,25 @@ class Module:
         ranks: Membership | None = None,
         listener: int | None = None,
     ) -> None:
+        """Open the network and give all states their first values.
+
+        Args:
+            subject: The folder of a package, a plan file, or a `Plan`. A plan without a package runs on the CPU.
+            seed: Seed of initial values, dropout and augmentation, from 0 to 2^63 - 1.
+            device: `cuda`, `cpu` or `auto`. `auto` takes the GPU if there is one and the package was built for it;
+                otherwise it warns and takes the CPU.
+            canaries: On a GPU, surround the arena with a pattern for `check_canaries`.
+            eager: On a GPU, run launch by launch, for memory checkers.
+            prefetch: On a GPU, copy inputs in host memory while the step before runs, if the budget has room for these
+                inputs a second time.
+            shadow: On the CPU, check the owner of every byte.
+            transfers: On the CPU, when copies run: `in_order`, `early` or `late`.
+            ranks: The processes that share each mini-batch; None for those that the environment describes.
+            listener: Address of a function that is called for each node of a GPU's graphs (`mbc/record/`).
+
+        Raises:
+            MbcError: MBC140 and MBC152 to MBC168 if the plan, the package or the machine does not allow it.
+        """
         self._plan, folder, self._membership = open_plan(subject, ranks)
         settings = Settings(seed, device, canaries, eager, prefetch, shadow, transfers, self._membership, listener)
         self._places = find_places(self._plan)
@@ -90,7 +104,7 @@ class Module:
         self._averages = averages_of(graph)
         self._figures: Figures | None = None
         self._closed = False
-        self._broken_off = False
+        self._interrupted = False
         self._turns = Turns()
         self._opened_machine = open_machine(self._plan, self._places, folder, settings)
         averaged = {average: weight for weight, average in self._averages.items()}
@@ -103,13 +117,22 @@ class Module:
         self._write_control({"seed": seed, "proceed": 1, "loss_scale": scale, "gradient_scale": scale})
 
     def step(self, *inputs: object, lr: float, **named: object) -> Loss:
-        """Train on one mini-batch with the learning rate `lr`, or on as many as `train { accumulate }` says; returns
-        their mean loss before the update.
+        """Train on one mini-batch, or on as many as `train { accumulate }` says.
 
-        Inputs come in the order of the source, or by name: NumPy arrays, or anything with DLPack or
-        `__cuda_array_interface__`, with exactly `step_batch` rows. On a GPU the call returns while the step runs, and
-        an array in its memory must not be changed before the loss was looked at. Raises MBC145 to MBC151, MBC169,
-        MBC230, MBC235 and MBC236.
+        On a GPU the call returns while the step runs. An array in the GPU's memory must not be changed before the loss
+        has been read.
+
+        Args:
+            *inputs: Inputs in the order of the source, with exactly `step_batch` rows: NumPy arrays, or anything with
+                DLPack or `__cuda_array_interface__`.
+            lr: The learning rate.
+            **named: Inputs by name.
+
+        Returns:
+            The mean loss of the mini-batches before the update.
+
+        Raises:
+            MbcError: MBC145 to MBC151, MBC169, MBC230, MBC235 and MBC236.
         """
         rate = rate_of(lr)
         with self._turns:
@@ -131,13 +154,13 @@ class Module:
         return Loss(figures, self._judged, self.step_batch // self.batch)
 
     def _mini_batch(self, arrays: Sequence[Array | DeviceArray], number: int) -> list[Array | DeviceArray]:
-        """The rows of one mini-batch of a step."""
+        """Return the rows of one mini-batch of a step."""
         rows = number * self.batch, (number + 1) * self.batch
         pairs = zip(self._train_inputs, arrays, strict=True)
         return [rows_of(array, *rows) if wanted.per_sample else array for wanted, array in pairs]
 
     def _next_control(self, rate: float, number: int) -> bytes:
-        """The host's part of the control block for mini-batch `number` of a step."""
+        """Return the host's part of the control block for mini-batch `number` of a step."""
         self._steps += 1
         control = np.zeros((), RECORD)
         control["step"], control["learning_rate"] = self._steps, rate
@@ -152,12 +175,20 @@ class Module:
     def forward(self, *inputs: object, copy: bool, **named: object) -> Output | tuple[Output, ...]: ...
 
     def forward(self, *inputs: object, copy: bool = True, **named: object) -> Output | tuple[Output, ...]:
-        """Outputs for 1 to `batch` rows, with running statistics and without dropout, as NumPy arrays.
+        """Return the outputs for 1 to `batch` rows, with running statistics and without dropout.
 
-        Takes only the inputs that outputs depend on. Several outputs come as a tuple, in the order of the source.
-        `copy=False` leaves them on a GPU where the program wrote them, in the working precision, until the next `step`
-        or `forward`: as a `DeviceOutput` (DLPack, `__cuda_array_interface__`), for which this call does not wait. On
-        the CPU it gives an array that cannot be written to.
+        Args:
+            *inputs: The inputs on which outputs depend, in the order of the source.
+            copy: Return NumPy arrays. False returns on a GPU a `DeviceOutput` (DLPack, `__cuda_array_interface__`)
+                without waiting for the program: the memory to which the program writes, in the working precision,
+                valid until the next `step` or `forward`. On the CPU False returns an array that cannot be written to.
+            **named: Inputs by name.
+
+        Returns:
+            The output, or a tuple of several outputs in the order of the source.
+
+        Raises:
+            MbcError: MBC146 to MBC151, MBC167, MBC230, MBC235 and MBC236.
         """
         graph = self._plan.graph
         copy = flag("copy", copy)
@@ -175,35 +206,40 @@ class Module:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """What the last step reported beside its loss: `accuracy`, the share of its rows (positions, in segmentation)
-        that were classified correctly, from 0 to 1. With several losses that classify, `accuracy` is of the first in
-        the source, `accuracy_2` of the second, and so on, and the metrics of the source by their names. Empty before
-        the first step, and where nothing is classified or measured."""
+        """Metrics of the last step by name; empty before the first step, and if nothing is classified or measured.
+
+        `accuracy` is the share of the step's rows (positions, in segmentation) that were classified correctly, from 0
+        to 1. If several losses classify, `accuracy` belongs to the first in the source, `accuracy_2` to the second, and
+        so on. Metrics of the source have their own names.
+        """
         return {} if self._figures is None else self._loss(self._figures).metrics
 
     @property
     def correct(self) -> float | None:
-        """How many rows (positions, in segmentation) of the last step were classified correctly; None where nothing
-        is classified. With several losses, the first that classifies."""
+        """Number of rows (positions, in segmentation) of the last step that were classified correctly.
+
+        It is None if nothing is classified. If several losses classify, it belongs to the first in the source.
+        """
         return None if self._figures is None or ACCURACY not in self._judged else self._figures.values[1]
 
     @property
     def accuracy(self) -> float | None:
-        """`correct` as a share; that of an earlier step is in the loss that it returned."""
+        """`correct` as a share of all rows. The accuracy of an earlier step is in the loss that the step returned."""
         return self.metrics.get(ACCURACY)
 
     def wait(self) -> None:
-        """Until the GPU has done everything that was asked of it."""
+        """Wait until the GPU has done all work that was queued."""
         with self._turns:
             self._machine.wait()
 
     @property
     def plan(self) -> Plan:
+        """The plan that the module runs."""
         return self._plan
 
     @property
     def device(self) -> str:
-        """`cuda` or `cpu`."""
+        """The kind of device: `cuda` or `cpu`."""
         return self._opened_machine.device
 
     @property
@@ -213,23 +249,22 @@ class Module:
 
     @property
     def batch(self) -> int:
-        """Rows of a mini-batch, of this rank where several share it: what a forward pass takes, and a step where it
-        does not accumulate several."""
+        """Rows of this rank in a mini-batch: the limit of a forward pass, and of a step that does not accumulate."""
         return self._plan.graph.batch
 
     @property
     def step_batch(self) -> int:
-        """Rows of a step, of this rank: of all mini-batches whose gradients it accumulates."""
+        """Rows of this rank in a step: in all mini-batches whose gradients the step accumulates."""
         return self._plan.graph.step_batch
 
     @property
     def rank(self) -> int:
-        """This process among those that share a mini-batch; 0 where there is one."""
+        """Number of this process among those that share a mini-batch; 0 if there is only one."""
         return 0 if self._membership is None else self._membership.rank
 
     @property
     def ranks(self) -> int:
-        """How many share a mini-batch."""
+        """Number of processes that share a mini-batch."""
         return 1 if self._membership is None else self._membership.size
 
     @property
@@ -245,15 +280,25 @@ class Module:
         return {name: self._places.wholes.get(name, place).shape for name, place in self._places.states.items()}
 
     def state(self, name: str) -> Array:
-        """A copy of a state in canonical layout; MBC165 when there is none of that name. Collective for a state that is
-        sharded over several GPUs (`train.shard_optimizer`): all ranks call it."""
+        """Return a copy of a state in canonical layout.
+
+        The call is collective for a state that is sharded over several GPUs (`train.shard_optimizer`): all ranks call
+        it.
+
+        Raises:
+            MbcError: MBC165 if there is no state of that name.
+        """
         place = state_place(self._places.states, name)
         with self._turns:
             whole = self._places.wholes.get(name)
             return self._machine.read(place) if whole is None else self._machine.gathered(place, whole)
 
     def set_state(self, name: str, array: Array) -> None:
-        """Overwrite a state with an array of its shape in canonical layout; MBC165."""
+        """Overwrite a state with an array of its shape in canonical layout.
+
+        Raises:
+            MbcError: MBC165 if there is no state of that name, or if shape or type do not fit.
+        """
         place = state_place(self._places.states, name)
         shape = self._places.wholes.get(name, place).shape
         array = plain_array(name, array)
@@ -265,9 +310,17 @@ class Module:
 
     @contextmanager
     def averaged(self) -> Generator[None]:
-        """Within this context the moving averages (`train { ema = … }`) stand in the place of the weights, and these in
-        theirs: for `forward`, and whatever else reads weights. Frozen parameters are their own averages. A training
-        goes on behind it: `step` within it would train the averages. MBC211 where there are none."""
+        """Exchange the weights and their moving averages (`train { ema = … }`) within this context.
+
+        `forward` and all other readers of weights then use the averages. Frozen parameters are their own averages.
+        Training continues after the context: a `step` within it would train the averages.
+
+        Yields:
+            Nothing.
+
+        Raises:
+            MbcError: MBC211 if the network keeps no averages.
+        """
         check_averages(self._averages, self._plan.graph.name)
         with self._turns:
             self._exchange_averages()
@@ -277,9 +330,17 @@ class Module:
                 self._exchange_averages()
 
     def state_dict(self, *, optimizer: bool = False, ema: bool = False) -> dict[str, Array]:
-        """Copies of parameters and statistics by name, in the order of the source: canonical layout, fp32 (fp64 where
-        the network is computed in it). `optimizer`: its state, too, moving averages included. `ema`: the moving
-        averages in the place of parameters and statistics, MBC211 where there are none."""
+        """Return copies of parameters and statistics by name, in the order of the source.
+
+        Arrays are in canonical layout and fp32 (fp64 if the network computes in fp64).
+
+        Args:
+            optimizer: Include the optimizer's state, with moving averages.
+            ema: Return the moving averages in place of parameters and statistics.
+
+        Raises:
+            MbcError: MBC211 for `ema` if the network keeps no averages.
+        """
         optimizer, ema = flag("optimizer", optimizer), flag("ema", ema)
         if ema:
             check_averages(self._averages, self._plan.graph.name)
@@ -288,22 +349,34 @@ class Module:
             return {name: self.state(self._averages.get(name, name) if ema else name) for name in names}
 
     def load_state_dict(self, arrays: Mapping[str, object]) -> None:
-        """Overwrite parameters and statistics, or these and the state of the optimizer, with what `state_dict` of this
-        or any other plan of the network returned, or with other floating-point arrays of these names and shapes. Moving
-        averages begin anew from weights that come without them. All else stays, counters included. MBC164 with every
-        name that does not fit, and then nothing has changed."""
+        """Overwrite parameters and statistics, and the optimizer's state if `arrays` has it.
+
+        Moving averages start anew from weights that come without averages. Everything else stays, counters included.
+
+        Args:
+            arrays: The result of `state_dict` of this or any other plan of the network, or other floating-point arrays
+                with these names and shapes.
+
+        Raises:
+            MbcError: MBC164 with every name that does not fit; then nothing has changed.
+        """
         fitting = fit_weights(arrays, self.states, self._weights)
         with self._turns:
             self._overwrite(fitting, {})
 
     def save(self, path: str | Path, *, metadata: Mapping[str, str] | None = None, ema: bool = False) -> None:
-        """Write parameters, statistics, optimizer state and counters as safetensors; MBC162 when that fails. `ema`: the
-        moving averages alone, by the names of what they are of, for `load(weights_only=True)`; MBC211 where there are
-        none.
+        """Write parameters, statistics, optimizer state and counters as safetensors.
 
-        Arrays are in canonical layout and fp32 (fp64 where the network is computed in it), so that the file loads
-        under any plan of the network. `metadata` goes into the file's header; `load` passes over it. The file appears
-        whole or not at all.
+        Arrays are in canonical layout and fp32 (fp64 if the network computes in fp64), so that the file loads under any
+        plan of the network. The file appears whole or not at all.
+
+        Args:
+            path: The file to write.
+            metadata: Text for the file's header, which `load` ignores.
+            ema: Write the moving averages alone, under the names of their weights, for `load(weights_only=True)`.
+
+        Raises:
+            MbcError: MBC162 if the file cannot be written, MBC211 for `ema` if the network keeps no averages.
         """
         place = path_of(path, "MBC162", "cannot write a checkpoint")
         averages = self.state_dict(ema=True) if flag("ema", ema) else None
@@ -316,21 +389,26 @@ class Module:
             if averages is not None:
                 tensors = [*averages.items()]
             else:
-                # First what all ranks have a part in, in the order in which they give it.
+                # First the sharded states, in the order in which the other ranks take part.
                 gathered = {name: self.state(name) for name in self._places.wholes}
                 tensors = [(name, gathered[name] if name in gathered else self.state(name)) for name in self.states]
                 tensors += counter_tensors(self._read_control())
         write_checkpoint(place, tensors, {**texts(metadata), **described})
 
     def load(self, path: str | Path, *, strict: bool = True, weights_only: bool = False) -> None:
-        """Read what `save` wrote, under this or any other plan of the network. Nothing changes when it fails.
+        """Read a file of `save`, written under this or any other plan of the network. Nothing changes if it fails.
 
-        `weights_only` reads parameters and statistics, all of them, and leaves the state of the optimizer and counters
-        as they are, whether the file has them or not: how a training begins from weights. Moving averages
-        begin from them, too.
-        `strict=False` leaves states that the file lacks as they are and passes over names it has too many.
-        Raises MBC163 (not a whole file), MBC164 (every missing, unexpected and mismatched name) and MBC212 (the file
-        has no moving averages and the network keeps some, or the other way round).
+        Args:
+            path: The file to read.
+            strict: Refuse a file that lacks states or has other names; False leaves missing states as they are and
+                ignores other names.
+            weights_only: Read all parameters and statistics, and leave the optimizer's state and the counters as they
+                are, even if the file has them. This starts a training from weights; moving averages start from them,
+                too.
+
+        Raises:
+            MbcError: MBC163 (not a complete file), MBC164 (every missing, unexpected and mismatched name) and MBC212
+                (the file has no moving averages and the network keeps some, or the other way round).
         """
         place = path_of(path, "MBC163", "cannot read a checkpoint")
         strict = flag("strict", strict)
@@ -339,39 +417,43 @@ class Module:
             check_averages_of(place, self._weights, self._averages)
         arrays, counters = read_weights(place, self.states, strict, self._weights if weights_only else None)
         if self._plan.graph.precision is not Precision.FP16:
-            counters.pop("loss_scale", None)  # of a plan in fp16; others have no scale
+            counters.pop("loss_scale", None)  # a counter of plans in fp16; others have no loss scale
         with self._turns:
             if strict and not weights_only:
-                self._broken_off = False  # all that a step could have left half-way is written now
+                self._interrupted = False  # all states that a step could have changed in part are written now
             self._overwrite(arrays, counters)
 
     def observe(self, observer: Observer | None) -> None:
-        """Run programs launch by launch, each waited for, and call `observer` before and after each; None: no longer.
-        Slow: it is how the launches of a plan are checked one by one."""
+        """Run programs launch by launch, wait for each launch, and call `observer` before and after it; None ends this.
+
+        It is slow, and serves to check the launches of a plan one by one.
+        """
         with self._turns:
             self._machine.observe(observer)
 
     def check_canaries(self) -> None:
-        """MBC161 when something was written beside the arena; needs `canaries=True` and a GPU."""
+        """Raise MBC161 if a byte beside the arena was written; it needs `canaries=True` and a GPU."""
         with self._turns:
             check = getattr(self._machine, "check_canaries", None)
             if check is not None:
                 check()
 
     def close(self) -> None:
-        """Give device memory back now rather than when Python ends; nothing can be run or read afterwards."""
+        """Give device memory back now instead of when Python ends; afterwards nothing can be run or read."""
         with self._turns:
             self._opened_machine.close()
             self._closed = True
 
     def __enter__(self) -> Self:
+        """Return the module, which the context closes at its end."""
         return self
 
     def __exit__(self, *_: object) -> None:
+        """Close the module."""
         self.close()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Module:
-        """Another module in the same state, with an arena of its own; on the CPU only (MBC234)."""
+        """Return another module in the same state, with an arena of its own; on the CPU only (MBC234)."""
         with self._turns:
             other = object.__new__(type(self))
             vars(other).update(vars(self), _turns=Turns(), _opened_machine=self._machine.twin())
@@ -379,13 +461,16 @@ class Module:
         return other
 
     def __copy__(self) -> NoReturn:
-        raise no_copy("a module", "two modules cannot share one arena: on the CPU use copy.deepcopy, on a GPU save a "
-                      "checkpoint and load it into another Module")  # fmt: skip
+        """Raise MBC234: two modules cannot share one arena."""
+        refuse_copy("a module", "two modules cannot share one arena: on the CPU use copy.deepcopy, on a GPU save a "
+                    "checkpoint and load it into another Module")  # fmt: skip
 
     def __reduce_ex__(self, _: object) -> NoReturn:
-        raise no_copy("a module", "save a checkpoint, open a Module where it is needed, and load the checkpoint there")
+        """Raise MBC234: a module cannot be pickled."""
+        refuse_copy("a module", "save a checkpoint, open a Module where it is needed, and load the checkpoint there")
 
     def __repr__(self) -> str:
+        """Return the network's name, inputs, outputs, memory and predicted time of a step, in several lines."""
         graph, predicted = self._plan.graph, self._plan.predictions
         values = graph.values
         trained = sum(value.type.elements for value in values.values() if value.role is Role.PARAMETER)
@@ -403,41 +488,45 @@ class Module:
 
     @property
     def _machine(self) -> Machine:
-        """What runs the programs: MBC230 once it has given everything back, MBC235 where it cannot be used, MBC236
-        while it holds neither what was before a step nor what was to be behind it."""
+        """The machine that runs the programs.
+
+        Raises:
+            MbcError: MBC230 after `close`, MBC235 in a process or thread in which the machine cannot be used, and
+                MBC236 after a call was interrupted that had changed some of the states.
+        """
         if self._closed:
-            raise closed("the module", "open another one: Module(...)")
+            report_closed("the module", "open another one: Module(...)")
         self._opened_machine.check_home()
-        if self._broken_off:
+        if self._interrupted:
             raise MbcError(
                 "MBC236",
-                "a call that changes states was broken off: some are of before it, others are not",
+                "a call that changes states was interrupted: some states have changed, others have not",
                 "load a checkpoint, or open another module",
             )
         return self._opened_machine
 
     @contextmanager
     def _changing(self) -> Generator[Machine]:
-        """States are whole again when the body has come to its end."""
+        """Yield the machine to a body that changes states, which are consistent again only after the body's end."""
         machine = self._machine
-        self._broken_off = True
+        self._interrupted = True
         yield machine
-        self._broken_off = False
+        self._interrupted = False
 
     @property
     def _weights(self) -> tuple[str, ...]:
-        """Parameters and statistics."""
+        """Names of parameters and statistics."""
         values, averages = self._plan.graph.values, self._averages.values()
         states = (name for name in self._places.states if name not in averages)
         return tuple(name for name in states if values[name].role is not Role.OPTIMIZER)
 
     def _own_part(self, place: Place, array: Array) -> Array:
-        """What this rank has of a whole state, as it is computed with."""
+        """Return this rank's part of a whole state, in the type in which it is computed."""
         array = array.astype(canonical_dtype(place.dtype))
         return part_from(array, place.shape[0], self.rank) if place.value in self._places.wholes else array
 
     def _exchange_averages(self) -> None:
-        """Each weight and its moving average change places."""
+        """Exchange the values of each weight and its moving average."""
         places = self._places.states
         with self._changing() as machine:
             for weight, average in self._averages.items():
@@ -456,7 +545,7 @@ class Module:
     def _received(
         self, wanted: Sequence[Wanted], inputs: tuple[object, ...], named: dict[str, object]
     ) -> list[Array | DeviceArray]:
-        """All inputs, checked but for the number of their rows."""
+        """Return all inputs, checked except for their number of rows."""
         given = matched([w.name for w in wanted], inputs, named)
         return [received(w, given[w.name], self._machine.stream) for w in wanted]
 
@@ -472,14 +561,14 @@ class Module:
 
     def _read_control(self) -> Array:
         record = self._machine.read(self._places.control).view(RECORD).reshape(())
-        record["seed"] = self._seed  # of other ranks the block has their own
+        record["seed"] = self._seed  # the control block holds the rank's own seed
         return record
 
     def _write_control(self, fields: Mapping[str, float]) -> None:
-        """Set some fields of the control block; the rest stays, or is zero before the first step."""
+        """Set some fields of the control block; all other fields stay, or are zero before the first step."""
         machine = self._opened_machine
-        known = hasattr(self, "_steps")
-        record = machine.read(self._places.control).view(RECORD).reshape(()) if known else np.zeros((), RECORD)
+        is_written = hasattr(self, "_steps")
+        record = machine.read(self._places.control).view(RECORD).reshape(()) if is_written else np.zeros((), RECORD)
         for name, number in fields.items():
             record[name] = number
         if "seed" in fields:

@@ -1,4 +1,4 @@
-"""How much of a GPU's memory is in use, asked of the driver without making a context."""
+"""The memory of a GPU that is in use, read from the driver without creating a context."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ _MOST_PROCESSES = 4096
 
 
 class _MemoryInfo(ctypes.Structure):
-    """nvmlMemory_t, in bytes."""
+    """The struct nvmlMemory_t, in bytes."""
 
     _fields_ = (("total", ctypes.c_ulonglong), ("free", ctypes.c_ulonglong), ("used", ctypes.c_ulonglong))
 
 
 class _Process(ctypes.Structure):
-    """nvmlProcessInfo_t, as the third version of its call fills it."""
+    """The struct nvmlProcessInfo_t as version 3 of its function fills it."""
 
     _fields_ = (
         ("pid", ctypes.c_uint),
@@ -30,7 +30,7 @@ class _Process(ctypes.Structure):
 
 
 def used_bytes(pci_bus_id: str) -> int | None:
-    """Bytes in use by everyone on the GPU at `pci_bus_id`; None where the driver's library does not tell."""
+    """Return the bytes that all processes use on the GPU at `pci_bus_id`; None if NVML does not report them."""
     with _device(pci_bus_id) as (nvml, device):
         if nvml is None:
             return None
@@ -39,8 +39,11 @@ def used_bytes(pci_bus_id: str) -> int | None:
 
 
 def processes(pci_bus_id: str) -> dict[int, int] | None:
-    """Bytes in use on the GPU at `pci_bus_id` by process; None where the driver's library does not tell, as it does not
-    of other containers' processes. In a container the numbers may be those of the machine outside."""
+    """Return the bytes in use on the GPU at `pci_bus_id` by process number; None if NVML does not report them.
+
+    NVML does not report the processes of other containers. In a container the process numbers may be those of the
+    machine outside.
+    """
     with _device(pci_bus_id) as (nvml, device):
         if nvml is None:
             return None
@@ -49,11 +52,11 @@ def processes(pci_bus_id: str) -> dict[int, int] | None:
             return None
         room = 64
         while room <= _MOST_PROCESSES:
-            count, found = ctypes.c_uint(room), (_Process * room)()
-            status = call(device, ctypes.byref(count), found)
+            count, entries = ctypes.c_uint(room), (_Process * room)()
+            status = call(device, ctypes.byref(count), entries)
             if status == _SUCCESS:
-                told = [(int(p.pid), int(p.used_bytes)) for p in found[: count.value]]
-                return dict(told) if all(used != _UNKNOWN for _, used in told) else None
+                sizes = [(int(p.pid), int(p.used_bytes)) for p in entries[: count.value]]
+                return dict(sizes) if all(used != _UNKNOWN for _, used in sizes) else None
             if status != _TOO_FEW:
                 return None
             room *= 4
@@ -62,7 +65,7 @@ def processes(pci_bus_id: str) -> dict[int, int] | None:
 
 @contextlib.contextmanager
 def _device(pci_bus_id: str) -> Generator[tuple[Any, ctypes.c_void_p]]:
-    """The driver's library, None where it does not know this GPU, and the library's handle of it."""
+    """Yield NVML and its handle of the GPU; None in place of NVML if it does not know this GPU."""
     device = ctypes.c_void_p()
     try:
         nvml = ctypes.CDLL("libnvidia-ml.so.1")
@@ -73,7 +76,7 @@ def _device(pci_bus_id: str) -> Generator[tuple[Any, ctypes.c_void_p]]:
         yield None, device
         return
     try:
-        known = nvml.nvmlDeviceGetHandleByPciBusId_v2(pci_bus_id.encode(), ctypes.byref(device)) == _SUCCESS
-        yield nvml if known else None, device
+        status = nvml.nvmlDeviceGetHandleByPciBusId_v2(pci_bus_id.encode(), ctypes.byref(device))
+        yield nvml if status == _SUCCESS else None, device
     finally:
         nvml.nvmlShutdown()

@@ -1,4 +1,4 @@
-"""What a module is made of: its plan, and the machine that runs it."""
+"""Opens a module: reads its plan, and opens the machine that runs it."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from mbc.version import __version__
 
 DEVICES = ("auto", "cuda", "cpu")
 
-# Reasons for which `device="auto"` takes the CPU: no PyCUDA, no GPU, no library built, a precision no GPU runs.
+# Errors for which `device="auto"` takes the CPU: no PyCUDA, no GPU, no library built, a precision for the CPU only.
 _NO_CUDA = frozenset(("MBC152", "MBC153", "MBC157", "MBC168"))
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How a module is opened; `mbc/runtime/module.py` says what each of them does."""
+    """Settings with which a module is opened; `Module.__init__` in `mbc/runtime/module.py` describes each of them."""
 
     seed: int
     device: str
@@ -43,8 +43,15 @@ class Settings:
     listener: int | None = None
 
     def __post_init__(self) -> None:
+        """Check the settings.
+
+        Raises:
+            MbcError: MBC167 for a setting that is not allowed.
+        """
         if not isinstance(cast(object, self.seed), int | np.integer):
-            raise MbcError("MBC167", f"the seed {shown(self.seed)} is no whole number", "choose one from 0 to 2^63 - 1")
+            raise MbcError(
+                "MBC167", f"the seed {shown(self.seed)} is not a whole number", "choose one from 0 to 2^63 - 1"
+            )
         if not 0 <= self.seed < 1 << 63:
             raise MbcError("MBC167", f"the seed {shown(self.seed)} is not in [0, 2^63)", "choose another one")
         choice("device", self.device, DEVICES)
@@ -56,8 +63,15 @@ class Settings:
 def open_plan(
     subject: str | Path | Plan, given: Membership | None = None
 ) -> tuple[Plan, Path | None, Membership | None]:
-    """The plan, the folder that its library lies in, and the ranks that it is for: `given`, or those that this process
-    was started among. MBC166 where there is no plan, MBC281 where it is for other ranks, and what `load_plan` raises.
+    """Return the plan, the folder of its library, and the ranks that share its mini-batches.
+
+    Args:
+        subject: A folder of a package, a plan file, or a plan.
+        given: The ranks; None for those with which this process was started.
+
+    Raises:
+        MbcError: MBC166 if there is no plan, MBC281 if the plan is for another number of ranks, and the errors of
+            `load_plan`.
     """
     plan, folder = _read(subject)
     members = check_membership(plan.graph, given)
@@ -69,7 +83,11 @@ def open_plan(
 
 
 def _of_rank(rank: int, plan: Plan, folder: Path | None) -> tuple[Plan, Path | None]:
-    """`plan`, or that of a package inside."""
+    """Return `plan` if it is for this rank, otherwise the plan for this rank from a subfolder of the package.
+
+    Raises:
+        MbcError: MBC281 if the package has no plan for this rank.
+    """
     ranks = plan.graph.ranks
     if ranks is None or rank in ranks.members:
         return plan, folder
@@ -77,7 +95,9 @@ def _of_rank(rank: int, plan: Plan, folder: Path | None) -> tuple[Plan, Path | N
         other, place = _read(inside)
         if other.graph.ranks is not None and rank in other.graph.ranks.members:
             return other, place
-    raise MbcError("MBC281", f"the plan is for the ranks {list(ranks.members)}, this is rank {rank}", "compile again")
+    raise MbcError(
+        "MBC281", f"the plan is for the ranks {list(ranks.members)}, but this is rank {rank}", "compile again"
+    )
 
 
 def _read(subject: str | Path | Plan) -> tuple[Plan, Path | None]:
@@ -88,7 +108,7 @@ def _read(subject: str | Path | Plan) -> tuple[Plan, Path | None]:
     try:
         path = path / PLAN_FILE if path.is_dir() else path
         text = read_text(path, MOST_BYTES)
-    except (OSError, ValueError) as error:  # ValueError: no UTF-8
+    except (OSError, ValueError) as error:  # ValueError: not UTF-8
         raise MbcError(
             "MBC166", f"cannot read the plan '{path}': {why(error)}", "give the folder that `mbc compile` wrote"
         ) from error
@@ -96,7 +116,11 @@ def _read(subject: str | Path | Plan) -> tuple[Plan, Path | None]:
 
 
 def open_machine(plan: Plan, places: Places, folder: Path | None, settings: Settings) -> Machine:
-    """A GPU, or the CPU where that is asked for or `auto` finds no GPU to use. Raises what `open_cuda` does."""
+    """Return a machine on a GPU, or on the CPU if the settings ask for it or `auto` finds no GPU to use.
+
+    Raises:
+        MbcError: The errors of `open_cuda`.
+    """
     if settings.device != "cpu":
         from mbc.runtime.cuda import open_cuda
 

@@ -1,4 +1,4 @@
-"""An output left in a GPU's memory, for whoever reads arrays there: PyTorch, CuPy, JAX, Numba, PyCUDA."""
+"""An output that stays in a GPU's memory, for readers there: PyTorch, CuPy, JAX, Numba, PyCUDA."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mbc.ir.types import DType, Layout
 from mbc.runtime.bindings import Place
 from mbc.runtime.dlpack import capsule
 from mbc.runtime.formats import STORED
-from mbc.runtime.turns import no_copy
+from mbc.runtime.turns import refuse_copy
 
 Array = NDArray[Any]
 
@@ -23,12 +23,14 @@ _CUDA = 2
 
 
 class DeviceOutput:
-    """Some rows of an output where the program wrote them: no bytes move until somebody reads them.
+    """Some rows of an output where the program wrote them; nothing is copied until a caller reads them.
 
-    It holds until the next `step` or `forward`, which write over it, or `close`; asked for later it raises MBC179, in
-    another thread or a forked process MBC235, and it cannot be copied or pickled (MBC234). What is read on
-    the legacy default stream (PyTorch's default) is in order with them by itself; whoever reads on another stream has
-    to be done before the next call. bf16, which the CUDA array interface does not know, is had through DLPack.
+    The output is valid until the next `step` or `forward` overwrites it, or until `close`. A later read raises MBC179,
+    a read in another thread or a forked process MBC235. The output cannot be copied or pickled (MBC234).
+
+    Reads on the legacy default stream (PyTorch's default) are ordered with the module's programs. Reads on another
+    stream must end before the next call. bf16, which the CUDA array interface does not have, is available through
+    DLPack.
     """
 
     def __init__(
@@ -41,6 +43,17 @@ class DeviceOutput:
         fetch: Callable[[], Array],
         check_home: Callable[[], None] = lambda: None,
     ) -> None:
+        """Describe the first `rows` rows of an output.
+
+        Args:
+            place: Where the output is in the arena.
+            rows: Number of rows.
+            address: Address of the output in device memory.
+            stream: PyCUDA's stream on which the program runs.
+            device: Number of the GPU.
+            fetch: Returns a copy of the whole output in host memory.
+            check_home: Raises MBC235 in a process or thread in which the output cannot be read.
+        """
         self.shape = (rows, *place.shape[1:]) if rows < place.shape[0] else place.shape
         self.dtype = place.dtype
         self._place, self._address, self._stream, self._device, self._fetch = place, address, stream, device, fetch
@@ -48,22 +61,31 @@ class DeviceOutput:
         self._gone = False
 
     def expire(self) -> None:
-        """The next program is about to write over it, or the arena is given back."""
+        """Make the output invalid: the next program is about to overwrite it, or the arena is given back."""
         self._gone = True
 
     def numpy(self) -> Array:
-        """A copy in host memory, canonical, as `forward` returns it."""
+        """Return a canonical copy in host memory, as `forward` returns it."""
         self._check()
         return self._fetch()[: self.shape[0]]
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
+        """Return a copy in host memory.
+
+        Raises:
+            ValueError: The caller asks for an array without a copy.
+        """
         if copy is False:
-            raise ValueError("it lies in the memory of a GPU: NumPy has to copy it")
+            raise ValueError("the output is in the memory of a GPU: NumPy has to copy it")
         return np.asarray(self.numpy(), dtype)
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
-        """Version 3, https://numba.readthedocs.io/en/stable/cuda/cuda_array_interface.html"""
+        """Version 3 of https://numba.readthedocs.io/en/stable/cuda/cuda_array_interface.html.
+
+        Raises:
+            AttributeError: The output is bf16, which the interface does not have.
+        """
         if self.dtype is DType.BF16:
             raise AttributeError("the CUDA array interface has no bf16: read it through DLPack")
         self._check()
@@ -78,39 +100,41 @@ class DeviceOutput:
         }
 
     def __dlpack_device__(self) -> tuple[int, int]:
+        """Return DLPack's type and number of the GPU."""
         return _CUDA, self._device
 
     def __dlpack__(self, *, stream: int | None = None, **_: object) -> object:
-        """`stream`: handle of the stream that will read it."""
+        """Return a DLPack capsule; `stream` is the handle of the stream that will read the output."""
         self._check()
         if stream not in (None, _NO_WAIT, _LEGACY_STREAM):
-            # A stream of somebody else's, of which only the number is known.
+            # Another library's stream, of which only the handle is available.
             self._stream.synchronize()
         return capsule(self, self._address, (_CUDA, self._device), self.dtype, self.shape, self._strides())
 
     def __reduce_ex__(self, _: object) -> NoReturn:
-        # Nobody would tell a copy that the next program writes over it.
-        raise no_copy("an output that was left on the GPU", "copy it to host memory: output.numpy()")
+        """Raise MBC234: a copy would not notice that the next program overwrites its memory."""
+        refuse_copy("an output that was left on the GPU", "copy it to host memory: output.numpy()")
 
     def __repr__(self) -> str:
+        """Return the output's name, type, shape and address, or `overwritten`."""
         state = "overwritten" if self._gone else f"at 0x{self._address:x}"
         return f"<output '{self._place.value}' {self.dtype} {list(self.shape)} on GPU {self._device}, {state}>"
 
     def _strides(self) -> tuple[int, ...]:
-        """In elements, by canonical axis."""
+        """Return the stride of each canonical axis, in elements."""
         shape = self._place.shape
         order = list(range(len(shape)))
         if self._place.layout is Layout.CHANNELS_LAST and len(shape) > 2:
             order.append(order.pop(1))
-        found = {axis: math.prod(shape[later] for later in order[i + 1 :]) for i, axis in enumerate(order)}
-        return tuple(found[axis] for axis in range(len(shape)))
+        strides = {axis: math.prod(shape[later] for later in order[i + 1 :]) for i, axis in enumerate(order)}
+        return tuple(strides[axis] for axis in range(len(shape)))
 
     def _check(self) -> None:
         self._check_home()
         if self._gone:
             raise MbcError(
                 "MBC179",
-                f"output '{self._place.value}' was left on the GPU, and a later step or forward wrote over it, or close"
-                " gave it back",
+                f"output '{self._place.value}' is gone: a later step or forward overwrote it on the GPU, or close"
+                " freed it",
                 "read it before the next call, or leave out copy=False",
             )

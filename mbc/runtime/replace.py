@@ -1,7 +1,7 @@
-"""Files that appear whole or not at all: written under another name beside their place, and moved there.
+"""Files that appear whole or not at all: written under a temporary name in their folder, then renamed.
 
-The other name is hidden and ends in `.part`. While it is written it is locked, so that what a process left behind that
-was killed is told from what another one is writing now.
+The temporary name is hidden and ends in `.part`. The file is locked while it is written. The lock distinguishes files
+that another process is writing from those that a killed process has left behind.
 """
 
 from __future__ import annotations
@@ -17,8 +17,11 @@ from typing import IO, Any
 
 
 def replace_file(path: Path, parts: Iterable[Any], mode: int = 0o644) -> None:
-    """Write `parts` (bytes, or what shows its bytes) to `path`, with permissions `mode`. OSError where that fails; then
-    nothing has changed."""
+    """Write `parts` (bytes, or objects with the buffer protocol) to `path`, with permissions `mode`.
+
+    Raises:
+        OSError: The file cannot be written; then nothing has changed.
+    """
     remove_leftovers(path)
     check_replaceable(path)
     file, name = _part(path)
@@ -29,14 +32,18 @@ def replace_file(path: Path, parts: Iterable[Any], mode: int = 0o644) -> None:
             file.flush()
             os.fsync(file.fileno())
             name.chmod(mode)
-            name.replace(path)  # still locked: until it has its name nobody may take it for left behind
-    except BaseException:  # Ctrl-C too
+            name.replace(path)  # still locked, so that no process takes the file for a leftover
+    except BaseException:  # Ctrl-C, too
         name.unlink(missing_ok=True)
         raise
 
 
 def try_replacing(path: Path) -> None:
-    """OSError unless a file can be written to `path`; what is there stays."""
+    """Raise an error unless a file can be written to `path`; an existing file stays as it is.
+
+    Raises:
+        OSError: The file cannot be written.
+    """
     remove_leftovers(path)
     check_replaceable(path)
     file, name = _part(path)
@@ -45,13 +52,17 @@ def try_replacing(path: Path) -> None:
 
 
 def check_replaceable(path: Path) -> None:
-    """OSError where something lies at `path` that is no file: a folder, a device."""
+    """Raise an error if `path` is anything other than a file: a folder, a device.
+
+    Raises:
+        OSError: The path is not a file.
+    """
     if path.exists() and not path.is_file():
-        raise OSError("it is a folder" if path.is_dir() else "it is no ordinary file")
+        raise OSError("it is a folder" if path.is_dir() else "it is not an ordinary file")
 
 
 def remove_leftovers(path: Path) -> None:
-    """Remove what interrupted writes of `path` have left behind. Best effort: what cannot be removed stays."""
+    """Remove the temporary files of interrupted writes of `path`; files that cannot be removed stay."""
     for name in path.parent.glob(f".{glob.escape(path.name)}.*.part"):
         with contextlib.suppress(OSError), name.open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -59,7 +70,7 @@ def remove_leftovers(path: Path) -> None:
 
 
 def _part(path: Path) -> tuple[IO[bytes], Path]:
-    """A new file beside `path`, locked, and its name."""
+    """Return a new temporary file in the folder of `path`, locked, and its name."""
     while True:
         number, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
         file = os.fdopen(number, "wb")
@@ -67,9 +78,9 @@ def _part(path: Path) -> tuple[IO[bytes], Path]:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             file.close()
-            continue  # somebody took it for left behind before it was locked
+            continue  # another process took the file for a leftover before it was locked
         except OSError:
-            return file, Path(name)  # a file system without locks, where nobody removes anything
+            return file, Path(name)  # a file system without locks, on which no process removes leftovers
         if Path(name).exists():
             return file, Path(name)
         file.close()

@@ -1,9 +1,9 @@
-"""Who owns each byte of a plan's memory while its programs run: the interpreter's proof that a plan is sound.
+"""The owner of each byte of a plan's memory while its programs run: the interpreter's proof that a plan is sound.
 
-Beside every byte stands the buffer that last wrote it. A launch may read only bytes that its own buffer owns, so two
-buffers that overlap in space and time, a copy that comes too late or a slice that was never written are errors at the
-first byte that is wrong. Which bytes a launch touches does not depend on data: a program that went through once in
-some order of its launches goes through every time.
+For every byte the shadow stores the buffer that last wrote it. A launch may read only bytes that its own buffer owns.
+Two buffers that overlap in space and time, a copy that comes too late, or a slice that was never written are thus
+errors at the first wrong byte. Which bytes a launch accesses does not depend on data: a program that passed once with
+some order of its launches passes every time.
 """
 
 from __future__ import annotations
@@ -34,7 +34,11 @@ class Region:
 
 
 def region_of(plan: Plan, index: int, rows: Rows) -> Region:
-    """The bytes of some rows of a buffer; MBC143 when the buffer does not hold these rows."""
+    """Return the bytes of some rows of a buffer.
+
+    Raises:
+        MbcError: MBC143 if the buffer does not hold these rows.
+    """
     buffer = plan.buffers[index]
     if not buffer.rows.start <= rows.start < rows.stop <= buffer.rows.stop:
         raise MbcError(
@@ -48,12 +52,12 @@ def region_of(plan: Plan, index: int, rows: Rows) -> Region:
 
 
 def access_region(plan: Plan, access: Access) -> Region:
-    """The bytes that an access touches."""
+    """Return the bytes that an access reads or writes."""
     return region_of(plan, access.buffer, access.rows)
 
 
 def describe(plan: Plan, index: int) -> str:
-    """A buffer as messages call it."""
+    """Return a buffer's index, value and rows, for messages."""
     buffer = plan.buffers[index]
     what = "workspace" if buffer.value is None else f"'{buffer.value}'"
     return f"{index} ({what}, rows [{buffer.rows.start}, {buffer.rows.stop}))"
@@ -63,6 +67,7 @@ class Shadow:
     """The owner of each byte of the arena and of the spaces outside it, as indices of `plan.buffers`."""
 
     def __init__(self, plan: Plan) -> None:
+        """Create a shadow in which no byte has an owner."""
         self._plan = plan
         self._owners: dict[Space, NDArray[np.int32]] = {
             space: np.full(plan.predictions.bytes_of(space), _NOBODY, np.int32) for space in Space
@@ -70,21 +75,31 @@ class Shadow:
         self._persistent: tuple[int, ...] = ()
 
     def begin(self, entry: Iterable[int], persistent: Iterable[int]) -> None:
-        """Forget everything but the buffers that a program finds; `persistent` must be intact when it ends."""
+        """Forget all owners but those of the buffers that a program starts with.
+
+        Args:
+            entry: Buffers that hold values when the program starts.
+            persistent: Buffers of states, which must be intact when the program ends.
+        """
         for owners in self._owners.values():
             owners.fill(_NOBODY)
         persistent = tuple(persistent)
         for index in (*persistent, *entry):
             self.write(self._whole(index))
-        # A state that both programs know under different buffers is watched under the running program's.
+        # A state may have different buffers in the two programs; the running program's buffer is checked.
         self._persistent = tuple(i for i in persistent if self._first_stranger(self._whole(i), (i,)) is None)
 
     def write(self, region: Region) -> None:
-        """The region belongs to its buffer from now on."""
+        """Make the region's buffer the owner of its bytes."""
         self._owners[region.space][region.start : region.stop] = region.buffer
 
     def read(self, region: Region, where: str) -> None:
-        """Check that every byte of the region belongs to its buffer; MBC141 or MBC142, naming the first that is not."""
+        """Check that every byte of the region belongs to its buffer.
+
+        Raises:
+            MbcError: MBC141 (another buffer owns bytes) or MBC142 (bytes were never written), with the first wrong
+                bytes.
+        """
         stranger = self._first_stranger(region, (region.buffer,))
         if stranger is None:
             return
@@ -96,7 +111,7 @@ class Shadow:
         raise MbcError("MBC141", f"{reader}, but bytes [{start}, {stop}) belong to buffer {other}", _REMEDY)
 
     def end(self, program: Program, name: str) -> None:
-        """Check that a program leaves what it should: its exit buffers, and every state; MBC141, MBC142."""
+        """Check a program's exit buffers and every state at its end; errors are MBC141 and MBC142."""
         for index in program.exit:
             self.read(self._whole(index), f"the end of {name}")
         for index in self._persistent:
@@ -108,7 +123,7 @@ class Shadow:
         return region_of(self._plan, index, self._plan.buffers[index].rows)
 
     def _first_stranger(self, region: Region, friends: tuple[int, ...]) -> tuple[int, int, int] | None:
-        """The first run of bytes, [start, stop) and owner, that belongs to none of `friends`."""
+        """Return the first run of bytes [start, stop) that none of `friends` owns, with its owner, or None."""
         owners = self._owners[region.space][region.start : region.stop]
         strange = owners != friends[0]
         for friend in friends[1:]:
@@ -122,7 +137,7 @@ class Shadow:
         return region.start + first, region.start + first + length, owner
 
     def _versions(self, region: Region) -> tuple[int, ...]:
-        """The buffer itself and the owner of its first byte, if that is a later version of the same state."""
+        """Return the buffer itself, and the owner of its first byte if that is a later version of the same state."""
         owner = int(self._owners[region.space][region.start])
         index: int | None = owner
         while index is not None and index != region.buffer:

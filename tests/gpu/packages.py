@@ -22,7 +22,7 @@ def need_gpu() -> None:
     except driver.Error as error:
         pytest.skip(f"no GPU: {error}")
     if count == 0:
-        pytest.skip("no GPU: the driver knows none")
+        pytest.skip("no GPU: the driver reports none")
 
 
 def built(plan: Plan, folder: Path) -> Path:

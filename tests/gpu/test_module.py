@@ -178,7 +178,7 @@ def test_outputs_left_on_the_gpu(pair: Callable[..., tuple[Module, Module]], pre
         if precision != "bf16":
             assert torch.as_tensor(shown, device="cuda").data_ptr() == tensor.data_ptr()
     gpu.forward(image)
-    with pytest.raises(MbcError, match="wrote over it"):
+    with pytest.raises(MbcError, match="overwrote it"):
         torch.from_dlpack(shown)
 
 

@@ -296,7 +296,7 @@ def test_progress_is_shown_and_what_it_took_is_known(monkeypatch, capsys):
     assert took.importing_s > 0 and took.planning_s > 0 and sum(parts) <= took.all_s
     trainer_of(net(), progress=False).close()
     assert capsys.readouterr().err == ""
-    with pytest.raises(MbcError, match=r"MBC167: measure_for is no duration: '90 days' is not a duration"):
+    with pytest.raises(MbcError, match=r"MBC167: measure_for is not a duration: '90 days' is not a duration"):
         trainer_of(net(), measure_for="90 days")
 
 

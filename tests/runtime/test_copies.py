@@ -225,7 +225,7 @@ def test_a_call_that_was_broken_off_leaves_nothing_to_go_on_with(tmp_path: Path,
         lambda: net.load(tmp_path / "w", strict=False),
     ):  # fmt: skip
         error = refused(call, "MBC236")
-        assert "was broken off: some are of before it" in error.message and "load a checkpoint" in error.remedy
+        assert "was interrupted: some states have changed" in error.message and "load a checkpoint" in error.remedy
     net.load(tmp_path / "w")
     assert float(net.step(*batch(1), lr=0.1)) == float(alike.step(*batch(1), lr=0.1))
     assert_equal(contents(net), contents(alike))
@@ -268,7 +268,7 @@ def test_outputs_left_on_a_gpu_are_not_copied(there: Module):
         assert "output.numpy()" in error.remedy
     there.close()
     error = refused(shown.numpy, "MBC179")
-    assert "or close gave it back" in error.message
+    assert "or close freed it" in error.message
 
 
 def everything_of(net: Module, shown: Any, loss: Any, folder: Path) -> dict[str, Callable[[], object]]:
@@ -291,7 +291,7 @@ def test_a_forked_process_does_not_use_the_gpu(gpu: Gpu, there: Module, tmp_path
     for use, call in everything_of(there, shown, loss, tmp_path).items():
         told = in_a_fork(call)
         assert told.startswith("MBC235: the module was opened on a GPU by process"), (use, told)
-        assert "CUDA does not work in a forked process; start the process anew" in told
+        assert "CUDA does not work in a forked process; start the process with" in told
     assert in_a_fork(there.close) == "None"
 
     def closed_at_exit() -> list[object]:

@@ -324,7 +324,7 @@ def test_too_little_host_memory(gpu: Gpu, tmp_path: Path, monkeypatch: pytest.Mo
     gpu.pinnable = 1 << 34
     monkeypatch.setattr(pinned, "available_bytes", lambda: 4 << 20)
     error = failure(folder)
-    assert error.code == "MBC189" and "4,194,304 are available" in error.message
+    assert error.code == "MBC189" and "only 4,194,304 are available" in error.message
 
 
 def test_what_the_system_says_of_its_memory(tmp_path: Path):
@@ -425,7 +425,7 @@ def test_no_memory_left_beside_the_arena(gpu: Gpu, tmp_path: Path, monkeypatch: 
 
     monkeypatch.setattr(FakeLibrary, when, fail)
     error = failure(package(tmp_path, small_plan()))
-    assert error.code == "MBC155" and "beside the arena the plan reserved" in error.message
+    assert error.code == "MBC155" and "bytes beside the arena for the context and libraries" in error.message
     assert "4,096 are free" in error.message and "launch 3, conv0" in error.message
     assert all(memory.freed for memory in gpu.allocations)
 
@@ -446,7 +446,7 @@ def test_too_little_free_memory(gpu: Gpu, tmp_path: Path):
     gpu.free = 1000
     error = failure(package(tmp_path, small_plan()))
     assert error.code == "MBC155"
-    assert "free on the GPU are 1,000" in error.message and "memory.device" in error.remedy
+    assert "only 1,000 are free on the GPU" in error.message and "memory.device" in error.remedy
 
 
 def test_no_gpu(gpu: Gpu, tmp_path: Path):
@@ -508,7 +508,7 @@ def test_an_output_is_gone_after_the_next_call(gpu: Gpu, tmp_path: Path, call: A
         with pytest.raises(MbcError) as caught:
             use()
         assert caught.value.code == "MBC179" and "infer.head.bias_add" in caught.value.message
-        assert "was left on the GPU, and a later step or forward" in caught.value.message
+        assert "is gone: a later step or forward overwrote it" in caught.value.message
 
 
 def test_an_output_feeds_another_module(gpu: Gpu, tmp_path: Path):

@@ -293,7 +293,7 @@ def test_the_rank_that_failed_is_named_rather_than_the_abort_that_it_caused(
 
     def check(_: FakeCommunicator) -> bool:
         ranks.dead = dies  # between the two questions
-        raise MbcError("MBC272", "the communicator was aborted", "see what the rank that failed said")
+        raise MbcError("MBC272", "the communicator was aborted", "see the messages of the rank that failed")
 
     monkeypatch.setattr(FakeCommunicator, "check", check)
     monkeypatch.setattr(fake_pycuda.Stream, "polled", False)

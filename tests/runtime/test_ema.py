@@ -121,7 +121,7 @@ def test_files_with_and_without_averages_are_told_apart(tmp_path: Path):
     ) as caught:
         net.load(tmp_path / "without")
     assert caught.value.code == "MBC212" and "--set train.ema=none" in (caught.value.remedy or "")
-    with pytest.raises(MbcError, match="has moving averages, and the network keeps none") as caught:
+    with pytest.raises(MbcError, match="has moving averages, but the network keeps none") as caught:
         plain.load(tmp_path / "with")
     assert caught.value.code == "MBC212"
     plain.load(tmp_path / "with", strict=False)

@@ -107,7 +107,7 @@ def test_every_entry_takes_it_or_says_what_is_wrong(net: Module, tmp_path: Path,
     ("call", "code", "message"),
     [
         (lambda net: Module(None), "MBC166", "cannot read the plan: None is a NoneType, not a path"),  # pyright: ignore[reportArgumentType]
-        (lambda net: Module(""), "MBC166", "cannot read the plan: '' is no path"),
+        (lambda net: Module(""), "MBC166", "cannot read the plan: '' is not a path"),
         (lambda net: Module(small_plan(), device=None), "MBC167", "unknown device None"),  # pyright: ignore[reportArgumentType]
         (lambda net: Module(small_plan(), device="cpu", transfers="x"), "MBC167", "unknown transfers 'x'"),
         (lambda net: Module(small_plan(), device="cpu", eager="no"), "MBC167", "eager is 'no', neither True nor False"),  # pyright: ignore[reportArgumentType]
@@ -120,11 +120,11 @@ def test_every_entry_takes_it_or_says_what_is_wrong(net: Module, tmp_path: Path,
         (lambda net: net.state(["a"]), "MBC165", "there is no state ['a']"),
         (lambda net: net.set_state("first.weight", [[1], [1, 2]]), "MBC165", "state 'first.weight' cannot be set: "),
         (lambda net: net.save(3), "MBC162", "cannot write a checkpoint: 3 is an int, not a path"),
-        (lambda net: net.save("/dev/null"), "MBC162", "cannot write checkpoint '/dev/null': it is no ordinary file"),
+        (lambda net: net.save("/dev/null"), "MBC162", "checkpoint '/dev/null': it is not an ordinary file"),
         (lambda net: net.save("w", metadata={"a": 1}), "MBC162", "metadata {'a': 1} do not map text to text"),
         (lambda net: net.load(b"w"), "MBC163", "cannot read a checkpoint: b'w' is a bytes, not a path"),
-        (lambda net: net.load("/"), "MBC163", "cannot read checkpoint '/': it is no file"),
-        (lambda net: net.load("/dev/null"), "MBC163", "cannot read checkpoint '/dev/null': it is no file"),
+        (lambda net: net.load("/"), "MBC163", "cannot read checkpoint '/': it is not a file"),
+        (lambda net: net.load("/dev/null"), "MBC163", "cannot read checkpoint '/dev/null': it is not a file"),
         (lambda net: load_plan(None, "it"), "MBC110", "it is not text but a NoneType"),  # pyright: ignore[reportArgumentType]
     ],
 )  # fmt: skip

@@ -55,6 +55,6 @@ def test_plans_of_a_network_start_alike():
 
 
 def test_unknown_initialisers_are_named():
-    with pytest.raises(MbcError, match="state 'w' starts by 'magic'") as caught:
+    with pytest.raises(MbcError, match="state 'w' has the initializer 'magic'") as caught:
         initial("w", WIDE, Initializer("magic"), 0)
     assert caught.value.code == "MBC140"

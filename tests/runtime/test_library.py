@@ -100,7 +100,8 @@ def test_launches_are_run_one_by_one(plan: Plan, built: Path, tmp_path: Path):
         Library(plan, old).run_launch("train", 3)
     assert caught.value.code == "MBC158"
     assert (
-        caught.value.message == f"'{old / LIBRARY_FILE}' was built by an mbc that could not run its launches one by one"
+        caught.value.message
+        == f"'{old / LIBRARY_FILE}' was built by an older mbc, which cannot run launches one by one"
     )
 
 
@@ -109,7 +110,7 @@ def test_an_older_library_tells_nobody_of_its_nodes(plan: Plan, tmp_path: Path):
     with pytest.raises(MbcError) as caught:
         Library(plan, old).capture(5)
     assert caught.value.code == "MBC158"
-    assert "was built by an mbc that could not tell which launch a node of a graph is of" in caught.value.message
+    assert "was built by an older mbc, which does not report the launch of a graph's node" in caught.value.message
 
 
 def test_a_library_of_another_plan(plan: Plan, built: Path):
@@ -121,7 +122,7 @@ def test_a_library_of_another_plan(plan: Plan, built: Path):
 
 def test_another_cudnn(plan: Plan, built: Path):
     other = replace(plan, target=replace(plan.target, cudnn=92800))
-    with pytest.raises(MbcError, match=r"made for cuDNN 9\.28\.0, loaded was 9\.19\.1") as caught:
+    with pytest.raises(MbcError, match=r"the plan is for cuDNN 9\.28\.0, but 9\.19\.1 was loaded") as caught:
         Library(other, built)
     assert caught.value.code == "MBC156"
     assert "nvidia-cudnn-cu13==9.28.*" in caught.value.remedy

@@ -135,7 +135,7 @@ def test_wrong_shapes(net: Module):
     assert error.code == "MBC146"
     assert error.message == "input 'image' must have the shape [rows, 2, 6, 6], got [6, 2, 5, 6]"
     assert code_of(net.step, image, target[:, None], lr=0.1).code == "MBC146"
-    assert "channels come second" in code_of(net.step, image.transpose(0, 2, 3, 1), target, lr=0.1).remedy
+    assert "put the channels second" in code_of(net.step, image.transpose(0, 2, 3, 1), target, lr=0.1).remedy
 
 
 def test_wrong_numbers_of_rows(net: Module):
@@ -219,7 +219,7 @@ def test_unknown_devices_and_seeds():
     assert error.code == "MBC167" and error.remedy == "choose one of auto, cuda, cpu"
     assert code_of(Module, small_plan(), seed=-1).code == "MBC167"
     error = code_of(Module, small_plan(), seed="x")
-    assert error.code == "MBC167" and error.message == "the seed 'x' is no whole number"
+    assert error.code == "MBC167" and error.message == "the seed 'x' is not a whole number"
     assert Module(small_plan(), seed=np.int64(3), device="cpu").control["seed"] == 3  # pyright: ignore[reportArgumentType]
 
 

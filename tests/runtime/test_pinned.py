@@ -43,9 +43,9 @@ def test_what_fits_together(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         (
             (("here", 60, 110),),
-            "2 ranks on one machine move values to 120 bytes of pinned host memory together: 100 are",
+            "2 ranks on one machine move values to 120 bytes of pinned host memory together: only 100 are",
         ),
-        ((("there", 60, 90), ("there", 60, 100)), "120 bytes of pinned host memory together: 90 are available"),
+        ((("there", 60, 90), ("there", 60, 100)), "120 bytes of pinned host memory together: only 90 are available"),
     ],
 )
 def test_what_does_not(monkeypatch: pytest.MonkeyPatch, others: Any, words: str) -> None:

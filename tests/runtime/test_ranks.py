@@ -292,11 +292,11 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("planned", "size", "message", "remedy"),
     [
-        (2, 1, "the plan is for 2 GPUs that share each mini-batch, and this process is alone",
+        (2, 1, "the plan is for 2 GPUs that share each mini-batch, but only this process was started",
          "start 2 processes (mpirun, srun, torchrun, or mbc train --gpus 2), or compile with --gpus 1"),
-        (3, 2, "the plan is for 3 GPUs that share each mini-batch, and 2 processes were started",
+        (3, 2, "the plan is for 3 GPUs that share each mini-batch, but 2 processes were started",
          "start 3 processes (mpirun, srun, torchrun, or mbc train --gpus 3), or compile with --gpus 2"),
-        (1, 4, "the plan is for one GPU, and 4 processes were started",
+        (1, 4, "the plan is for one GPU, but 4 processes were started",
          "start one process, or compile with --gpus 4"),
     ],
 )  # fmt: skip
@@ -310,7 +310,7 @@ def test_another_number_of_processes_is_refused(planned: int, size: int, message
 
 def test_a_process_alone_opens_no_plan_of_several(monkeypatch: pytest.MonkeyPatch):
     alone(monkeypatch)
-    with pytest.raises(MbcError, match="and this process is alone") as caught:
+    with pytest.raises(MbcError, match="but only this process was started") as caught:
         Module(plans_of(2)[0], device="cpu")
     assert caught.value.code == "MBC281"
     assert check_membership(plans_of(1)[0].graph, None) is None
@@ -319,7 +319,7 @@ def test_a_process_alone_opens_no_plan_of_several(monkeypatch: pytest.MonkeyPatc
 def test_a_plan_of_other_ranks_is_refused():
     def body(member: ThreadRank) -> None:
         if member.rank == 2:
-            with pytest.raises(MbcError, match=r"the plan is for the ranks \[0\], this is rank 2") as caught:
+            with pytest.raises(MbcError, match=r"the plan is for the ranks \[0\], but this is rank 2") as caught:
                 open_plan(plans_of(3)[0], member)
             assert caught.value.code == "MBC281"
 

@@ -168,7 +168,7 @@ def test_places_that_cannot_be_written(tmp_path):
         with pytest.raises(MbcError, match=f"cannot write the log '.*': {why}") as no:
             check_logs(lines, None)
         assert no.value.code == "MBC290"
-    with pytest.raises(MbcError, match="cannot write the log '/dev/full': it is no ordinary file"):
+    with pytest.raises(MbcError, match="cannot write the log '/dev/full': it is not an ordinary file"):
         JsonLines(type(tmp_path)("/dev/full"))
 
 
