@@ -108,7 +108,7 @@ def measured(arguments: argparse.Namespace, groups: list[tuple[str, Sequence[Nee
                     print(failure, file=sys.stderr)
                 return {
                     "measured": summary.measured,
-                    "known": summary.known,
+                    "known": summary.already_measured,
                     "left": summary.left,
                     "candidates": summary.candidates,
                     "refused": summary.refused,

@@ -134,8 +134,8 @@ def _summary(path: Path, outcome: Outcome, seconds: float) -> str:
     if s is None:
         return f"{path}: nothing was measured"
     lines = [
-        f"{path}: {s.measured} operations and sizes measured in {show_duration(seconds)}, {s.known} were known, "
-        f"{s.ruled_out} are too small to gain, {outcome.left} are left"
+        f"{path}: {s.measured} operations and sizes measured in {show_duration(seconds)}, "
+        f"{s.already_measured} were known, {s.ruled_out} are too small to gain, {outcome.left} are left"
     ]
     if s.measured:
         lines.append(
@@ -146,12 +146,13 @@ def _summary(path: Path, outcome: Outcome, seconds: float) -> str:
 
 
 def _figures(path: Path, gpus: tuple[str, ...], outcome: Outcome, seconds: float) -> dict[str, Any]:
+    counts = {} if outcome.summary is None else asdict(outcome.summary)
     return {
         "profile": str(path),
         "gpus": list(gpus),
         "seconds": round(seconds, 3),
         "interrupted": outcome.interrupted,
-        **({} if outcome.summary is None else asdict(outcome.summary)),
+        **{("known" if name == "already_measured" else name): value for name, value in counts.items()},
         "left": outcome.left,
     }
 

@@ -1,39 +1,39 @@
-"""Benchmark harnesses: candidates run, checked and timed on a GPU, bounded and resumable.
+"""Benchmark harnesses that run, check and time candidates on a GPU, within a time limit and resumably.
 
-* `need`: requests that a plan wants measured
-* `measure`: measuring the requests of a plan
-* `session`: measuring one request
-* `size_ladder`: what measured sizes already say about smaller ones
+* `need`: requests that a plan needs measured
+* `measure`: measures the requests of a plan
+* `session`: measures one request
+* `size_ladder`: which smaller sizes need no measurement, given the larger ones
 * `offers`: candidates of every provider for one request
-* `protocols`: what measuring asks of a harness
+* `protocols`: interfaces of a workbench and of its harnesses
 * `workbench`: the workbench of a real GPU
-* `gpu`: context, stream, memory and captured graphs, by PyCUDA
+* `gpu`: context, stream, memory and captured graphs, through PyCUDA
 * `clock`: times of calls inside a captured graph
 * `harness`: runs, checks and times candidates
-* `own_kernel_harness`: mbc's own kernels against their meaning
-* `gemm_harness`: convolutions and linear layers against float64
-* `gemm_trial`: operands and results of those
+* `own_kernel_harness`: compares mbc's own kernels with the NumPy reference
+* `gemm_harness`: compares convolutions and linear layers with float64
+* `gemm_trial`: operands and reference results of `gemm_harness`
 * `statistics_harness`: convolutions with batch statistics in the epilogue
 * `operand_buffers`: operands of one operation on a GPU
 * `random_operands`: random operands for any kind of operation
-* `random_pool`: the numbers that they are cut from
+* `random_pool`: the random numbers from which operands are cut
 * `compare`: distances between results, computed on the GPU
-* `host_copies`: copies between device and pinned host memory, or another GPU's
-* `kernel_library`: any candidate, by the code of a generated module
+* `host_copies`: copies between device memory and pinned host memory or another GPU's memory
+* `kernel_library`: runs any candidate through the code of a generated module
 * `cudnn_library`: cuDNN's backend API through ctypes
-* `cudnn_constants`: its constants
-* `cudnn_engines`: convolutions of its graph API: engine configurations and plans
-* `cudnn_legacy`: algorithms of its legacy API
-* `processes`: a process for each GPU, and the messages to and from it
-* `fleet`: several GPUs, a process for each, adding to one profile
+* `cudnn_constants`: constants of cuDNN's backend API
+* `cudnn_engines`: engine configurations and plans of convolutions in cuDNN's graph API
+* `cudnn_legacy`: convolution algorithms of cuDNN's legacy API
+* `processes`: one process for each GPU, and the messages to and from it
+* `fleet`: one process for each GPU; all write to one profile
 * `worker`: the process that measures on one GPU
-* `collectives`: collectives of one communicator, alone and beside kernels
-* `collective_harness`: those of a real GPU
-* `collective_fleet`: a process for each GPU, which meet in one communicator after another
+* `collectives`: times of collectives, alone and beside kernels
+* `collective_harness`: measures collectives on a real GPU
+* `collective_fleet`: one process for each GPU; all join one communicator after another
 * `collective_worker`: the process of one rank
-* `peer_fleet`: one process that copies between two GPUs
-* `peer_worker`: that process
-* `host_fleet`: copies of several GPUs with the host at a time, a process for each
-* `host_worker`: the process of one GPU
-* `shared_copies`: what its copies reach meanwhile
+* `peer_fleet`: starts one process that copies between two GPUs
+* `peer_worker`: the process that copies between two GPUs
+* `host_fleet`: copies between the host and several GPUs at a time, one process for each GPU
+* `host_worker`: the process that copies between the host and one GPU
+* `shared_copies`: rates of one GPU's copies while other GPUs copy
 """

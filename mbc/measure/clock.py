@@ -1,4 +1,4 @@
-"""Times of calls as a step runs them: inside a captured graph, one after another, on a GPU under load."""
+"""Times of calls in a captured graph, one after another, on a busy GPU, as in a training step."""
 
 from __future__ import annotations
 
@@ -9,43 +9,57 @@ from dataclasses import dataclass
 
 from mbc.measure.gpu import Gpu, Graph
 
-LONG_US = 1000.0  # a call of which one a graph is enough
-SHORTEST_GRAPH_US = 200.0  # below that the launch of a graph would show in the times
-LONGEST_GRAPH_US = 1000.0  # where operands from memory instead of the cache make no difference to speak of
+LONG_US = 1000.0  # a call of at least this time is alone in its graph
+SHORTEST_GRAPH_US = 200.0  # in shorter graphs the launch of the graph would distort the times
+LONGEST_GRAPH_US = 1000.0  # in longer graphs the cache makes hardly any difference
 LONG_GRAPH_US = 800.0
 MOST_CALLS = 64  # in one graph
-LEAST_REPLAYS, LEAST_LONG_REPLAYS, MOST_REPLAYS = 5, 3, 100  # long: of graphs that take LONG_GRAPH_US
-GAP_CALLS = (64, 512)  # nodes of the two graphs whose difference tells the time of one
+LEAST_REPLAYS, LEAST_LONG_REPLAYS, MOST_REPLAYS = 5, 3, 100  # "long": graphs that take at least LONG_GRAPH_US
+GAP_CALLS = (64, 512)  # nodes of the two graphs whose difference gives the time of one node
 
 Work = Callable[[], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """Median and distance between the quartiles, of one call."""
+    """Time of one call: the median, and the distance between the quartiles."""
 
     median_us: float
     spread_us: float
 
 
 class Clock:
-    """Times calls on one GPU."""
+    """Measures the time of calls on one GPU."""
 
     def __init__(self, gpu: Gpu) -> None:
+        """Use the stream of `gpu` for all timings."""
         self._gpu = gpu
 
     def once_us(self, call: Work) -> float:
-        """One call in a graph. MBC077 where it cannot be captured."""
+        """Return the time of one call in a graph, in microseconds.
+
+        Raises:
+            MbcError: MBC077, the call cannot be captured.
+        """
         graph = Graph(self._gpu, call)
         try:
             first_us = self._gpu.times_us(graph.launch, 1)[0]
-            # The first launch of a graph also sends it to the GPU, which counts beside a short kernel.
+            # The first launch of a graph also sends it to the GPU, which takes long compared with a short kernel.
             return first_us if first_us > LONG_US else self._gpu.times_us(graph.launch, 1)[0]
         finally:
             graph.close()
 
     def times(self, calls: Sequence[Work], once_us: float, budget_us: float) -> Times:
-        """Of calls on different operands in turn: graphs of enough of them, replayed for about `budget_us`."""
+        """Measure the time of calls that use different operands in turn, by replaying a graph of several calls.
+
+        Args:
+            calls: The same operation on different operands.
+            once_us: Approximate time of one call.
+            budget_us: Approximate time of all replays together.
+
+        Returns:
+            Median and spread of the time of one call.
+        """
         count = calls_per_graph(len(calls), once_us)
 
         def body() -> None:
@@ -66,7 +80,7 @@ class Clock:
         return Times(statistics.median(taken), high - low)
 
     def gap_us(self, call: Work) -> float:
-        """From one node of a graph to the next: what each more costs, `call` being one kernel with nothing to do."""
+        """Return the time that each further node adds to a graph; `call` is one kernel that does almost nothing."""
 
         def graph_us(count: int) -> float:
             def body() -> None:
@@ -85,6 +99,9 @@ class Clock:
 
 
 def calls_per_graph(sets: int, once_us: float) -> int:
-    """All sets of operands where that is not too long; more than once round where that is too short."""
+    """Return the number of calls in a graph.
+
+    Each of the `sets` operand sets is used once where the graph is not too long; several times where it is too short.
+    """
     most = max(1, min(MOST_CALLS, int(LONGEST_GRAPH_US / max(once_us, 1e-3))))
     return min(most, max(sets, math.ceil(SHORTEST_GRAPH_US / max(once_us, 1e-3))))

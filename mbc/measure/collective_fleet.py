@@ -1,7 +1,7 @@
-"""Measuring collectives between the GPUs of this machine: a process for each, all in one communicator at a time.
+"""Measures collectives between the GPUs of this machine: one process for each, all in one communicator at a time.
 
-The processes meet by NCCL's unique ids, which the first makes and this one hands to all. None of them can be waited for
-without limit: one that has died, failed, or says nothing for too long ends them all.
+The processes join a communicator by NCCL's unique id. The first process creates the ids, and this process passes them
+to all others. No wait is unlimited: if one process dies, fails or is silent for too long, all are ended.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from mbc.hardware.target import local_gpus
 from mbc.hardware.topology import link_between
 from mbc.ir.types import Precision
 from mbc.measure.collectives import MAX_CTAS, SIZES_BYTES
-from mbc.measure.processes import Process, Told, send, started
+from mbc.measure.processes import MessageQueue, Process, send, started
 from mbc.measure.workbench import CONCURRENT_KERNELS
 from mbc.profile.model import Identity, Overhead
 from mbc.profile.writer import ProfileWriter
 
 WORKER = (sys.executable, "-m", "mbc.measure.collective_worker")
-SILENT_S = 60.0  # longer than WAIT_S of the harness, so that a rank can say what it waits for
-MOST_S = 240.0  # of everything once the kernels are built
+SILENT_S = 60.0  # longer than the harness's WAIT_S, so that a rank can report what it waits for
+MOST_S = 240.0  # limit for all measurements once the kernels are built
 
 
 @dataclass(frozen=True, slots=True)
 class CollectiveTask:
-    """What the process of one rank is to measure. `library`: path of the built kernels."""
+    """Measurements that the process of one rank makes; `library` is the path of the built kernels."""
 
     rank: int
     ranks: int
@@ -49,20 +49,21 @@ class CollectiveTask:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Of some communicators. `overheads`: device memory that NCCL takes."""
+    """Results of some communicators; `overheads` is the device memory that NCCL takes."""
 
     times: tuple[CollectiveTime, ...] = ()
     slowdowns: tuple[CollectiveSlowdown, ...] = ()
     overheads: tuple[Overhead, ...] = ()
 
     def __add__(self, more: Measured) -> Measured:
+        """Return the results of both."""
         return Measured(
             self.times + more.times, self.slowdowns + more.slowdowns, self.overheads + more.overheads
         )  # fmt: skip
 
 
 def link_of(gpus: Sequence[str]) -> Link:
-    """The slowest between any two of these GPUs, named as CUDA_VISIBLE_DEVICES names them."""
+    """Return the slowest link between any two of these GPUs, which are named as in CUDA_VISIBLE_DEVICES."""
     here = local_gpus()
     return link_between([here[int(g)].uuid if g.isdecimal() and int(g) < len(here) else g for g in gpus])
 
@@ -77,15 +78,27 @@ def measure_collectives(
     sizes_bytes: Sequence[int] = SIZES_BYTES,
     silent_s: float = SILENT_S,
 ) -> Measured:
-    """Measure collectives between `gpus` into the profile at `path`, a communicator's results as soon as it is done.
+    """Measure collectives between `gpus` and write them to the profile at `path`, in under 90 s.
 
-    Takes under 90 s. MBC274 for fewer than two GPUs, MBC275 where a process died or hung, and whatever one of them
-    failed with.
+    The results of each communicator are written as soon as it has been measured.
+
+    Args:
+        gpus: GPUs as CUDA_VISIBLE_DEVICES names them, one rank each.
+        path: The profile.
+        tell: Receives lines that say what is being measured.
+        worker: Command that starts the process of a rank.
+        build: Builds the kernels that run beside collectives; None for `build_kernels`.
+        max_ctas: Numbers of thread blocks, one communicator for each.
+        sizes_bytes: Sizes of the collectives.
+        silent_s: Longest time without a message from any process.
+
+    Raises:
+        MbcError: MBC274, there are fewer than two GPUs; MBC275, a process died or hung; or the error of a process.
     """
     if len(gpus) < 2:
         raise MbcError(
             "MBC274",
-            f"collectives need two GPUs or more, and {len(gpus)} can be used here",
+            f"collectives need two GPUs or more, but this machine has {len(gpus)} that can be used",
             "mbc gpus lists them; CUDA_VISIBLE_DEVICES may hide some",
         )
     here = local_gpus()[0]
@@ -97,56 +110,58 @@ def measure_collectives(
         link, ctas, sizes = link_of(gpus), tuple(max_ctas), tuple(sizes_bytes)
         first = CollectiveTask(0, len(gpus), link, precision, str(library), ctas, sizes)
         tasks = [replace(first, rank=rank) for rank in range(len(gpus))]
-        told: Told = SimpleQueue()
-        with started(worker, list(zip(gpus, tasks, strict=True)), told) as processes:
-            return _Watch(processes, told, path, tell, silent_s).run()
+        messages: MessageQueue = SimpleQueue()
+        with started(worker, list(zip(gpus, tasks, strict=True)), messages) as processes:
+            return _Watch(processes, messages, path, tell, silent_s).run()
 
 
 def build_kernels(architecture: str, precision: Precision, library: Path) -> None:
-    """The library of kernels that run beside collectives and copies."""
+    """Build the library of kernels that run beside collectives and copies."""
     build_kernel_library(architecture, precision, library, find_toolchain(), CONCURRENT_KERNELS)
 
 
 class _Watch:
-    """Follows the processes until all have ended."""
+    """Receives the messages of the processes until all have ended."""
 
     def __init__(
         self,
         processes: Sequence[Process],
-        told: Told,
+        messages: MessageQueue,
         path: Path,
         tell: Callable[[str], None],
         silent_s: float,
     ) -> None:
-        self._processes, self._told, self._path, self._tell = processes, told, path, tell
+        """Receive from the queue `messages`, and write results to the profile at `path`."""
+        self._processes, self._messages, self._path, self._tell = processes, messages, path, tell
         self._silent_s = silent_s
         self._left = set(range(len(processes)))
         self._identity: Identity | None = None
-        self._found = Measured()
+        self._results = Measured()
 
     def run(self) -> Measured:
+        """Return all results once the processes have ended, and kill those that have not."""
         try:
             return self._run()
         finally:
-            # One that waits for another on the GPU does not notice that its stdin ends.
+            # A process that waits for another rank on the GPU does not notice that its stdin ends.
             for process in self._processes:
                 process.kill()
-            self._keep_what_was_said()
+            self._write_remaining_results()
 
     def _run(self) -> Measured:
         until_s = time.monotonic() + MOST_S
         while self._left:
             patience_s = min(self._silent_s, until_s - time.monotonic())
             try:
-                index, message = self._told.get(timeout=max(0.0, patience_s))
+                index, message = self._messages.get(timeout=max(0.0, patience_s))
             except Empty:
                 raise MbcError(
                     "MBC275",
-                    f"measuring collectives was ended: no process said anything for {max(0.0, patience_s):.0f} s",
-                    "look whether another process uses the GPUs; NCCL_DEBUG=INFO tells what NCCL waits for",
+                    f"measuring collectives was ended: no process sent a message for {max(0.0, patience_s):.0f} s",
+                    "check whether another process uses the GPUs; NCCL_DEBUG=INFO shows why NCCL waits",
                 ) from None
             self._hear(index, message)
-        return self._found
+        return self._results
 
     def _hear(self, index: int, message: Any) -> None:
         match message:
@@ -166,28 +181,28 @@ class _Watch:
             case "ids", ids:
                 for process in self._processes:
                     send(process, ids)
-            case "rows", found:
-                self._write(found)
+            case "rows", results:
+                self._write(results)
             case "error", error:
                 raise error
             case _:
                 raise AssertionError(f"unknown message {message!r}")
 
-    def _keep_what_was_said(self) -> None:
-        """Results that a process has told before another failed."""
+    def _write_remaining_results(self) -> None:
+        """Write the results that a process sent before another process failed."""
         while self._left:
-            match self._told.get():
+            match self._messages.get():
                 case index, None:
                     self._left.discard(index)
-                case _, ("rows", found):
-                    self._write(found)
+                case _, ("rows", results):
+                    self._write(results)
                 case _:
                     pass
 
-    def _write(self, found: Measured) -> None:
+    def _write(self, results: Measured) -> None:
         assert self._identity is not None
         with ProfileWriter(self._path, self._identity) as writer, writer.all_at_once():
-            writer.record_collectives(found.times, found.slowdowns)
-            for overhead in found.overheads:
+            writer.record_collectives(results.times, results.slowdowns)
+            for overhead in results.overheads:
                 writer.record_overhead(overhead)
-        self._found += found
+        self._results += results

@@ -1,5 +1,7 @@
-"""The process of one rank that measures collectives, for `mbc.measure.collective_fleet`: a task comes in by stdin, then
-the communicators' unique ids; messages go out by stdout."""
+"""The process of one rank that `mbc.measure.collective_fleet` starts to measure collectives.
+
+It receives a task and then the communicators' unique ids by stdin, and sends messages by stdout.
+"""
 
 from __future__ import annotations
 
@@ -25,26 +27,27 @@ from mbc.runtime.nccl import Communicator, SymmetricMemory, connect, load_nccl
 from mbc.runtime.nccl_library import Nccl, version_text
 from mbc.units import show_size
 
-MEMORY_SHARE = 0.5  # of what is free: the rest is for NCCL
-SETTLED_S, MOST_READINGS = 0.05, 40  # between two readings of the free memory, until it changes no more
+MEMORY_SHARE = 0.5  # of the free memory; the rest is for NCCL
+SETTLED_S, MOST_READINGS = 0.05, 40  # time between readings of the free memory, and their largest number
 Say = Callable[[object], None]
 
 
 def serve(work: Callable[[Any, Say, Callable[[], Any]], None]) -> None:
-    """Do the one task; whoever started this ends it by SIGKILL."""
+    """Do one task; the process that started this one ends it by SIGKILL."""
     say = speaker()
     try:
         work(received(), say, received)
     except MbcError as error:
         say(("error", MbcError(error.code, error.message, error.remedy)))
     except DoesNotFit as error:
-        say(("error", MbcError("MBC275", f"memory to measure with is missing: {error}", "end what else uses the GPUs")))
+        message = f"there is too little free GPU memory to measure: {error}"
+        say(("error", MbcError("MBC275", message, "end other programs that use the GPUs")))
     except (BrokenPipeError, EOFError):
-        pass  # nobody listens any more
+        pass  # the parent has ended
 
 
 def measure(task: CollectiveTask, say: Say, receive: Callable[[], Any]) -> None:
-    """All communicators of a task, one after another: each has its own number of thread blocks."""
+    """Measure all communicators of a task, one after another; each has another number of thread blocks."""
 
     def open_library(gpu: Gpu, precision: Precision) -> KernelLibrary:
         return KernelLibrary(Path(task.library), gpu.stream_handle.value or 0)
@@ -78,7 +81,7 @@ class _Rank:
         self._gpu, self._stream, self._kernels = gpu, stream, kernels
         self._address, self._word = gpu.take(max(task.sizes_bytes)), gpu.take(ELEMENT_BYTES)
         gpu.fill(self._address, 0, max(task.sizes_bytes))
-        # Before the first communicator: what stays loaded of NCCL counts for each.
+        # Before the first communicator: the parts of NCCL that stay loaded count for each communicator.
         self._free_bytes = _free_bytes(gpu)
 
     def tell(self, text: str) -> None:
@@ -86,26 +89,26 @@ class _Rank:
             self._say(("note", text))
 
     def measure(self, max_ctas: int, unique_id: bytes) -> None:
-        """One communicator, and what was measured of it."""
+        """Measure one communicator and send its results."""
         communicator = Communicator(self._nccl, unique_id, self._task.rank, self._task.ranks, max_ctas, WAIT_S)
-        own: list[SymmetricMemory] = []  # which only copies need
-        found: Measured | None = None
+        own: list[SymmetricMemory] = []  # buffers that only collectives by copy engines need
+        results: Measured | None = None
         try:
             if max_ctas == BY_COPIES and not self._registered(communicator, own):
-                self.tell("these GPUs do not reach each other's memory: no collectives by copy engines")
+                self.tell("these GPUs cannot access each other's memory: no collectives by copy engines")
             else:
-                found = self._measured(communicator, max_ctas, own)
+                results = self._measured(communicator, max_ctas, own)
         except BaseException:
-            communicator.abort()  # closing the GPU waits for it, and it for the other ranks
+            communicator.abort()  # otherwise closing the GPU would wait for the other ranks
             raise
         communicator.close()
         for memory in own:
             memory.free()
-        if found is not None and self._task.rank == 0:
-            self._say(("rows", found))
+        if results is not None and self._task.rank == 0:
+            self._say(("rows", results))
 
     def _registered(self, communicator: Communicator, own: list[SymmetricMemory]) -> bool:
-        """Adds what collectives by copies work in, and between: registered with the communicator, if that can be."""
+        """Add to `own` the two buffers of collectives by copy engines, and return whether both could be registered."""
         size_bytes = max(*self._task.sizes_bytes, CONCURRENT_BYTES)
         own += (SymmetricMemory(self._nccl, size_bytes), SymmetricMemory(self._nccl, size_bytes))
         registered = [communicator.register(memory, size_bytes) for memory in own]  # each is a collective call
@@ -123,7 +126,7 @@ class _Rank:
         with GpuCollectives(gpu, communicator, stream, self._kernels, address, self._word, parts) as bench:
             times = measure_times(bench, task.link, max_ctas, task.sizes_bytes, self.tell)
             slowdowns = measure_slowdowns(bench, task.link, max_ctas, self.tell)
-            # With graphs that hold collectives, for which NCCL may register memory.
+            # Measured again, because NCCL may register memory for collectives in graphs.
             taken_bytes = max(taken_bytes, self._taken_bytes() - own_bytes)
         memory = Overhead("collectives", collective_subject(task.ranks, max_ctas), taken_bytes)
         return Measured(tuple(times), tuple(slowdowns), (memory,))
@@ -133,14 +136,17 @@ class _Rank:
 
 
 def _free_bytes(gpu: Gpu) -> int:
-    """Once it has settled: a communicator that was closed gives its memory back in a thread of its own."""
-    found = -1
+    """Return the free bytes of the GPU once they no longer change.
+
+    A closed communicator frees its memory in a separate thread.
+    """
+    free_bytes = -1
     for _ in range(MOST_READINGS):
-        before, found = found, int(gpu.driver.mem_get_info()[0])
-        if before == found:
+        before, free_bytes = free_bytes, int(gpu.driver.mem_get_info()[0])
+        if before == free_bytes:
             break
         time.sleep(SETTLED_S)
-    return found
+    return free_bytes
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Distances between results, computed on the GPU: downloading every candidate's output would take longer than it."""
+"""Distances between results, computed on the GPU: to download an output takes longer than to run the candidate."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ _FIRST = Layout.CHANNELS_FIRST
 
 
 class Comparer:
-    """mbc's own kernels at work for measuring: changes of layout and type, and mean squared differences."""
+    """Converts layouts and types and computes mean squared differences on the GPU, with mbc's own kernels."""
 
     def __init__(self, gpu: Gpu, library: KernelLibrary, spec: DeviceSpec, precision: Precision) -> None:
+        """Run kernels of `library` on `gpu`."""
         self._gpu = gpu
         self._library = library
         self._spec = spec
@@ -40,19 +41,23 @@ class Comparer:
         return next(c for c in offered if layouts is None or c.layouts == layouts)
 
     def relaid(self, address: int, tensor: TensorType, layout: Layout) -> int:
-        """A canonical tensor in a layout: itself, or a copy that is taken from the GPU's memory."""
+        """Return the address of a canonical tensor in `layout`: the tensor itself, or a copy in the GPU's memory."""
         if layout is _FIRST or not layout_matters(tensor.shape):
             return address
-        made = self._gpu.take(tensor.size_bytes)
+        converted = self._gpu.take(tensor.size_bytes)
         request = Request("convert", NoAttributes(), (tensor,), (tensor,), self._precision)
-        self._call(request, (address, made), (_FIRST, layout)).enqueue()
-        return made
+        self._call(request, (address, converted), (_FIRST, layout)).enqueue()
+        return converted
 
     def distances(self, parts: list[tuple[int, int, int]], dtype: DType, mean_square: float) -> list[float]:
-        """Normalised L2 distance of each part of a result from what it must be; NaN where it was left unwritten.
+        """Return the normalised L2 distance of each part of a result from its reference.
 
-        A part is (address of the result in `dtype`, address of what it must be in fp32, elements). `mean_square` is
-        that of what they must be.
+        The distance is NaN if the candidate left elements of the part unwritten.
+
+        Args:
+            parts: (address of the result, address of the reference in fp32, number of elements) of each part.
+            dtype: Type of the result.
+            mean_square: Mean square of the reference.
         """
         mark = self._gpu.mark()
         try:
@@ -64,8 +69,8 @@ class Comparer:
             data = self._gpu.download(means, apart * len(parts)).reshape(len(parts), apart)
         finally:
             self._gpu.reset(mark)
-        found = [float(row[:4].view(np.float32)[0]) for row in data]
-        return [math.sqrt(mean / mean_square) if mean_square else math.sqrt(mean) for mean in found]
+        errors = [float(row[:4].view(np.float32)[0]) for row in data]
+        return [math.sqrt(mean / mean_square) if mean_square else math.sqrt(mean) for mean in errors]
 
     def _difference(self, result: int, wanted: int, tensor: TensorType, mean: int) -> None:
         wide = TensorType(tensor.shape, DType.FP32)
@@ -80,9 +85,10 @@ class Comparer:
 
 
 def as_fp32(values: NDArray[np.float64]) -> NDArray[np.uint8]:
-    """Canonical values as the bytes of a canonical fp32 buffer."""
+    """Return canonical values as the bytes of a canonical fp32 buffer."""
     return stored_bytes(values, DType.FP32, _FIRST)
 
 
 def mean_square(values: NDArray[np.float64]) -> float:
+    """Return the mean of the squares, 0 for an empty array."""
     return float(np.mean(np.square(values))) if values.size else 0.0

@@ -1,14 +1,13 @@
-"""The constants of the cuDNN 9 backend API that `mbc.measure.cudnn_engines` uses, under their names in the header less
-`CUDNN_`.
+"""The constants of the cuDNN 9 backend API that mbc uses, named as in the header but without the prefix `CUDNN_`.
 
-Read from `cudnn_graph_v9.h` of cuDNN 9.19; a test compares them with the header wherever cuDNN is installed.
+They are those of `cudnn_graph_v9.h` of cuDNN 9.19. A test compares them with the header wherever cuDNN is installed.
 """
 
 from __future__ import annotations
 
 
 class Constant:
-    """Plain integers, so that they can be handed to ctypes as they are."""
+    """Constants as plain integers, which ctypes accepts directly."""
 
     # Descriptors
     BACKEND_CONVOLUTION_DESCRIPTOR = 1

@@ -1,8 +1,8 @@
-"""Convolutions of cuDNN's graph (backend) API: which engine configurations there are, and plans made of them.
+"""Convolutions of cuDNN's graph (backend) API: engine configurations, and execution plans for them.
 
-The same operation graph is built by the generated host code (`templates/host`): the `settings` of a configuration mean
-the same there. With a device-properties text instead of a GPU everything but execution works, so that a plan for an
-H200 can be made on a laptop.
+The generated host code (`templates/host`) builds the same operation graph, so that the `settings` of a configuration
+mean the same there. A text of device properties can stand for a GPU: everything works but execution. So a plan for an
+H200 can be prepared on a laptop.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from mbc.kernels.statistics import WITH_STATISTICS, convolution_of
 from mbc.measure.cudnn_constants import Constant
 from mbc.measure.cudnn_library import CudnnRefusal, Descriptor, Library
 
-ALIGNMENT_BYTES = 16  # of every operand: what cuDNN's widest loads need; buffers are aligned to more
-LIKELY_KNOBS, MOST_KNOBS = 12, 64  # cuDNN does not say how many there are before it is asked for them
+ALIGNMENT_BYTES = 16  # alignment of every operand that cuDNN's widest loads need; buffers have a larger one
+LIKELY_KNOBS, MOST_KNOBS = 12, 64  # cuDNN says how many there are only when it returns them
 
 DATA_TYPES = {
     DType.FP64: Constant.DATA_DOUBLE,
@@ -37,29 +37,35 @@ def _notes(prefix: str) -> dict[int, str]:
 NUMERICAL_NOTES = _notes("NUMERICAL_NOTE_")
 BEHAVIOUR_NOTES = _notes("BEHAVIOR_NOTE_")
 
-# Numerical notes that an engine must not carry. The fast algorithms have an error of their own: `admitted` lifts that
-# once it has been measured. Tensor cores on fp32 data round the operands (TF32), which strict precisions do not allow.
+# Numerical notes that an engine must not have. The fast algorithms have additional errors: `admitted` allows them once
+# the error has been measured. Tensor cores round fp32 operands (TF32), which strict precisions do not allow.
 FAST_ALGORITHMS = frozenset({"FFT", "WINOGRAD", "WINOGRAD_TILE_4x4", "WINOGRAD_TILE_6x6", "WINOGRAD_TILE_13x13"})
 REFUSED_NOTES = frozenset({"DOWN_CONVERT_INPUTS", "REDUCED_PRECISION_REDUCTION"}) | FAST_ALGORITHMS
 STRICT = frozenset({Precision.FP32, Precision.FP64})
 
 
 class ConvolutionAttributes(Protocol):
-    """What the three convolution kinds carry (docs/operations.md); `pad` is (before, after) per axis."""
+    """Attributes of the three convolution kinds (docs/operations.md); `pad` is (before, after) for each axis."""
 
     @property
-    def stride(self) -> tuple[int, ...]: ...
+    def stride(self) -> tuple[int, ...]:
+        """Stride for each axis."""
+        ...
 
     @property
-    def pad(self) -> tuple[int, ...]: ...
+    def pad(self) -> tuple[int, ...]:
+        """Padding before and after, for each axis."""
+        ...
 
     @property
-    def dilation(self) -> tuple[int, ...]: ...
+    def dilation(self) -> tuple[int, ...]:
+        """Dilation for each axis."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
 class _Pass:
-    """How one convolution kind is called in the backend API; `operands` in the order of inputs, then outputs."""
+    """Constants that describe one convolution kind to the backend API; `operands` are the inputs, then the output."""
 
     operation: int
     descriptor: int
@@ -109,7 +115,10 @@ ENGINE_KINDS = (*CONVOLUTION_KINDS, WITH_STATISTICS)  # that cuDNN's graph API r
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """An engine with its knobs. `knobs` are (type, value) pairs, sorted; notes are names without their prefix."""
+    """An engine with its knobs.
+
+    `knobs` are sorted (type, value) pairs. `numerical` and `behaviour` are names of notes without their prefix.
+    """
 
     engine: int
     knobs: tuple[tuple[int, int], ...]
@@ -119,15 +128,17 @@ class Configuration:
 
     @property
     def settings(self) -> tuple[tuple[str, int], ...]:
-        """As a plan and a profile hold it."""
+        """The configuration as plans and profiles store it."""
         return (("engine", self.engine), *((f"knob{kind}", value) for kind, value in self.knobs))
 
     @property
     def deterministic(self) -> bool:
+        """True if equal operands always give equal results."""
         return "NONDETERMINISTIC" not in self.numerical
 
     @property
     def compiles_at_run_time(self) -> bool:
+        """True if the engine is compiled at run time."""
         return "RUNTIME_COMPILATION" in self.behaviour
 
 
@@ -137,27 +148,34 @@ def refusal(
     deterministic: bool = False,
     admitted: frozenset[str] = frozenset(),
 ) -> str | None:
-    """Why the configuration must not be used at `precision`, or None. `admitted` names notes allowed all the same."""
+    """Return why a configuration must not be used, or None if it may be.
+
+    Args:
+        configuration: The engine with its knobs and notes.
+        precision: The precision of the operation.
+        deterministic: Refuse an engine whose results may vary.
+        admitted: Names of notes that are allowed although `REFUSED_NOTES` has them.
+    """
     if configuration.compiles_at_run_time:
-        return "it is compiled at run time, which needs NVRTC beside the package"
+        return "it is compiled at run time, for which NVRTC must be installed"
     refused = REFUSED_NOTES | ({"TENSOR_CORE"} if precision in STRICT else frozenset[str]())
     if deterministic:
         refused = refused | {"NONDETERMINISTIC"}
-    found = sorted((refused - admitted) & configuration.numerical)
-    return f"its notes {', '.join(found)} are not admitted in {precision}" if found else None
+    notes = sorted((refused - admitted) & configuration.numerical)
+    return f"its notes {', '.join(notes)} are not admitted in {precision}" if notes else None
 
 
 def engine_types(request: Request) -> tuple[TensorType, ...]:
-    """Types of the operands, inputs and then the output, as the engine sees them.
+    """Return the types of the inputs and of the output as the engine uses them.
 
-    cuDNN writes a filter gradient in the type of its operands only: a caller who wants another converts it.
+    cuDNN writes a filter gradient only in the type of its operands; the caller converts it where necessary.
     """
     working = request.inputs[0].dtype
     return (*request.inputs, TensorType(request.outputs[0].shape, working))
 
 
 def strides(shape: Sequence[int], layout: Layout) -> list[int]:
-    """Distance in elements between neighbours of each axis, for a packed tensor."""
+    """Return the distance in elements between neighbours along each axis of a packed tensor."""
     order = [0, *range(2, len(shape)), 1] if layout is Layout.CHANNELS_LAST else list(range(len(shape)))
     result = [0] * len(shape)
     step = 1
@@ -169,7 +187,7 @@ def strides(shape: Sequence[int], layout: Layout) -> list[int]:
 
 @dataclass(frozen=True)
 class Device:
-    """What configurations are asked for: a GPU (a cuDNN handle), or the properties of one that is not here."""
+    """A GPU for which cuDNN lists configurations: a cuDNN handle, or the properties of a GPU in another machine."""
 
     library: Library
     handle: int = 0
@@ -177,17 +195,18 @@ class Device:
 
     @staticmethod
     def from_properties(library: Library, text: str) -> Device:
-        """A GPU known by cuDNN's own JSON description of it: no GPU is needed, and nothing can be executed."""
+        """Return a GPU that is described by cuDNN's JSON text: none has to be present, and nothing can be executed."""
         descriptor = Descriptor(library, Constant.BACKEND_DEVICEPROP_DESCRIPTOR)
         descriptor.set_text(Constant.ATTR_DEVICEPROP_JSON_REPRESENTATION, text)
         return Device(library, 0, descriptor.finalize())
 
     @staticmethod
     def from_handle(library: Library, handle: int) -> Device:
+        """Return the GPU of a cuDNN handle."""
         return Device(library, handle)
 
     def description(self) -> str:
-        """cuDNN's JSON description of this GPU, for `from_properties` elsewhere."""
+        """Return cuDNN's JSON description of this GPU, which `from_properties` reads on another machine."""
         descriptor = self.properties
         if descriptor is None:
             descriptor = Descriptor(self.library, Constant.BACKEND_DEVICEPROP_DESCRIPTOR)
@@ -209,16 +228,17 @@ class Device:
 
 
 class ConvolutionPlan:
-    """A configuration made ready to run. `workspace_bytes` is what `execute` wants."""
+    """A configuration that is ready to run; `execute` needs `workspace_bytes` of workspace."""
 
     def __init__(self, device: Device, descriptor: Descriptor) -> None:
+        """Take the finalized descriptor of an execution plan."""
         self._device = device
         self._descriptor = descriptor
         attribute = Constant.ATTR_EXECUTION_PLAN_WORKSPACE_SIZE
         self.workspace_bytes = descriptor.get(attribute, Constant.TYPE_INT64)[0]
 
     def bind(self, pointers: Sequence[int], workspace: int) -> Descriptor:
-        """Device addresses of inputs, then the output; bind once, execute often."""
+        """Bind device addresses of the inputs and then the output, for any number of executions."""
         pack = Descriptor(self._device.library, Constant.BACKEND_VARIANT_PACK_DESCRIPTOR)
         identities = list(range(1, len(pointers) + 1))
         pack.set(Constant.ATTR_VARIANT_PACK_UNIQUE_IDS, Constant.TYPE_INT64, identities)
@@ -227,19 +247,29 @@ class ConvolutionPlan:
         return pack.finalize()
 
     def execute(self, pack: Descriptor) -> None:
-        """Enqueue the convolution on the handle's stream. Needs a GPU."""
+        """Enqueue the convolution on the handle's stream; this needs a GPU."""
         self._device.library.call("cudnnBackendExecute", self._device.handle, self._descriptor.pointer, pack.pointer)
 
 
 class ConvolutionGraph:
-    """The operation graph of one convolution request with the layouts of its operands (inputs, then the output).
+    """The operation graph of one convolution request with the layouts of its operands.
 
-    A request for statistics in the epilogue has a second operation, which reduces the result of the first one; its two
-    results, which are not among the operands, come after them. `CudnnRefusal` where cuDNN takes no such operation
-    (asymmetric padding with some shapes, types it does not know).
+    A request for statistics in the epilogue has a second operation, which reduces the result of the first. Its two
+    results are not among the operands and follow them.
     """
 
     def __init__(self, device: Device, request: Request, layouts: Sequence[Layout]) -> None:
+        """Build the graph.
+
+        Args:
+            device: The GPU, present or described.
+            request: A convolution, or one with statistics in the epilogue.
+            layouts: Layouts of the inputs, then of the output.
+
+        Raises:
+            CudnnRefusal: cuDNN does not support such an operation: asymmetric padding with some shapes, unsupported
+                types.
+        """
         self._device = device
         convolution = convolution_of(request)
         direction = _PASSES[convolution.kind]
@@ -267,7 +297,7 @@ class ConvolutionGraph:
         self._graph = graph.finalize()
 
     def _sums(self, operands: Sequence[Descriptor], channels: int, layout: Layout) -> Descriptor:
-        """Over every channel of the last of these operands, and over its squares."""
+        """Return the operation that sums each channel of the last operand, and its squares."""
         vector = TensorType((1, channels, 1, 1), DType.FP32)
         first = len(operands) + 1
         sums, squares = (self._tensor(identity, vector, layout) for identity in (first, first + 1))
@@ -306,7 +336,10 @@ class ConvolutionGraph:
         return descriptor.finalize()
 
     def configurations(self) -> Iterator[Configuration]:
-        """Heuristic mode A's configurations, best first, then the fallback's, each once, admitted or not."""
+        """Yield each configuration once: those of heuristic mode A, best first, then those of the fallback mode.
+
+        Configurations that `refusal` refuses are included.
+        """
         seen: set[tuple[tuple[str, int], ...]] = set()
         for mode in (Constant.HEUR_MODE_A, Constant.HEUR_MODE_FALLBACK):
             for descriptor in self._heuristic(mode):
@@ -324,7 +357,7 @@ class ConvolutionGraph:
         try:
             heuristic.finalize()
         except CudnnRefusal:
-            return []  # this mode has nothing for such a graph
+            return []  # this mode has no configuration for the graph
         results = Constant.ATTR_ENGINEHEUR_RESULTS
         count = heuristic.count(results, Constant.TYPE_BACKEND_DESCRIPTOR)
         if not count:
@@ -358,7 +391,7 @@ class ConvolutionGraph:
         )
 
     def rebuild(self, settings: Sequence[tuple[str, int]]) -> Configuration:
-        """The configuration that a plan or a profile names, by engine and knobs alone."""
+        """Return the configuration that a plan or a profile names by engine and knobs."""
         engine = Descriptor(self._device.library, Constant.BACKEND_ENGINE_DESCRIPTOR)
         engine.set_parts(Constant.ATTR_ENGINE_OPERATION_GRAPH, [self._graph])
         engine.set(Constant.ATTR_ENGINE_GLOBAL_INDEX, Constant.TYPE_INT64, [dict(settings)["engine"]])
@@ -380,7 +413,11 @@ class ConvolutionGraph:
         return self._read(descriptor.finalize())
 
     def plan(self, configuration: Configuration) -> ConvolutionPlan:
-        """`CudnnRefusal` where the engine does not take the operation after all."""
+        """Return an execution plan for `configuration`.
+
+        Raises:
+            CudnnRefusal: The engine does not support the operation although the heuristics list it.
+        """
         plan = Descriptor(self._device.library, Constant.BACKEND_EXECUTION_PLAN_DESCRIPTOR)
         plan.set_parts(Constant.ATTR_EXECUTION_PLAN_ENGINE_CONFIG, [configuration.descriptor])
         if self._device.properties is not None:
@@ -391,11 +428,14 @@ class ConvolutionGraph:
 
 
 def _knob_choices(configuration: Descriptor) -> list[Descriptor]:
-    """Few descriptors are made where few suffice: making and freeing 64 took as long as all the rest."""
+    """Return the knob choices of a configuration.
+
+    Few descriptors are created first, because to create and free 64 took as long as everything else.
+    """
     for most in (LIKELY_KNOBS, MOST_KNOBS):
-        found = configuration.get_parts(
+        choices = configuration.get_parts(
             Constant.ATTR_ENGINECFG_KNOB_CHOICES, Constant.BACKEND_KNOB_CHOICE_DESCRIPTOR, most
         )
-        if len(found) < most:
+        if len(choices) < most:
             break
-    return found
+    return choices

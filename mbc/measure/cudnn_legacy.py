@@ -1,7 +1,7 @@
-"""Which algorithms of cuDNN's legacy API take a convolution on this GPU, and with how much workspace.
+"""The algorithms of cuDNN's legacy API that support a convolution on this GPU, and their workspace.
 
-The generated host code (`templates/host/legacy_convolution.cpp`) makes the same descriptors: what is admitted here is
-what runs there. Nothing is executed, so that no memory is needed besides the handle's.
+The generated host code (`templates/host/legacy_convolution.cpp`) creates the same descriptors, so that an algorithm
+admitted here runs there. Nothing is executed, so that no memory is needed besides the handle's.
 """
 
 from __future__ import annotations
@@ -26,15 +26,16 @@ from mbc.measure.cudnn_engines import CONVOLUTION_KINDS, DATA_TYPES, engine_type
 from mbc.measure.cudnn_library import CudnnRefusal, Library
 from mbc.ops.convolution import Convolution
 
-_MOST = 2**31 - 1  # sizes and strides are ints
+_MOST = 2**31 - 1  # sizes and strides are C ints
 
 
 def legacy_candidates(library: Library, handle: int, request: Request) -> Iterator[tuple[Candidate, tuple[str, ...]]]:
-    """Every algorithm, layout and math type that cuDNN says it supports for `request`, with notes in words.
+    """Yield each algorithm, layout and math type that cuDNN supports for `request`, with notes in words.
 
-    Times are 0 and not measured. Nothing for what is no convolution of images, has asymmetric padding, or is in fp64.
-    The second math type of a precision is left out where the first asks for as much workspace: of 233 such pairs in
-    tf32 on an H200, 228 ran the same kernel, and in the other 5 the first was at least as fast.
+    Times are 0 and not measured. There is no candidate for a request that is not a convolution of images, has
+    asymmetric padding, or is in fp64. The second math type of a precision is left out if it needs as much workspace as
+    the first: of 233 such pairs in tf32 on an H200, 228 ran the same kernel, and in the other 5 the first was at least
+    as fast.
     """
     if request.kind not in CONVOLUTION_KINDS or legacy_shapes(request) is None or not _fits(request):
         return
@@ -45,7 +46,7 @@ def legacy_candidates(library: Library, handle: int, request: Request) -> Iterat
         try:
             yield from _in_layout(library, handle, request, layout)
         except CudnnRefusal:
-            continue  # cuDNN does not take these operands at all
+            continue  # cuDNN supports no such operands
 
 
 def _in_layout(
@@ -53,11 +54,11 @@ def _in_layout(
 ) -> Iterator[tuple[Candidate, tuple[str, ...]]]:
     with _Call(library, handle, request, layout) as call:
         for number, algorithm in enumerate(ALGORITHMS[request.kind]):
-            known: set[int] = set()
+            sizes_bytes: set[int] = set()
             for math in admitted_maths(request.precision):
                 workspace_bytes = call.workspace_bytes(number, MATHS[math])
-                if workspace_bytes is not None and workspace_bytes not in known:
-                    known.add(workspace_bytes)
+                if workspace_bytes is not None and workspace_bytes not in sizes_bytes:
+                    sizes_bytes.add(workspace_bytes)
                     choice = LegacyChoice(algorithm, layout, math)
                     yield legacy_candidate(request, choice, workspace_bytes), legacy_notes(request, choice)
 
@@ -68,9 +69,10 @@ def _fits(request: Request) -> bool:
 
 
 class _Call:
-    """The descriptors of one convolution in one layout, destroyed on leaving."""
+    """The descriptors of one convolution in one layout; a context manager that destroys them."""
 
     def __init__(self, library: Library, handle: int, request: Request, layout: Layout) -> None:
+        """Store the arguments; `__enter__` creates the descriptors."""
         self._library = library
         self._handle = ctypes.c_void_p(handle)
         self._destroy: list[Callable[[], None]] = []
@@ -83,7 +85,7 @@ class _Call:
         filter_at = 2 if request.kind == "convolution_backward_filter" else 1
         types = engine_types(request)
         try:
-            self._convolution = self._made("Convolution")
+            self._convolution = self._create("Convolution")
             self._set_convolution(request.attributes)
             self._operands = [
                 self._filter(tensor) if place == filter_at else self._tensor(tensor)
@@ -92,7 +94,7 @@ class _Call:
         except BaseException:
             self.__exit__(None, None, None)
             raise
-        if request.kind == "convolution_backward_data":  # the filter comes first there
+        if request.kind == "convolution_backward_data":  # cuDNN takes the filter first
             self._operands[:2] = self._operands[1::-1]
         return self
 
@@ -103,7 +105,7 @@ class _Call:
             self._destroy.pop()()
 
     def workspace_bytes(self, algorithm: int, math: int) -> int | None:
-        """None where the algorithm does not take this convolution."""
+        """Return the bytes of workspace that an algorithm needs, None if it does not support this convolution."""
         size = ctypes.c_size_t()
         what = {"convolution": "Forward", "convolution_backward_data": "BackwardData"}
         name = f"cudnnGetConvolution{what.get(self._request.kind, 'BackwardFilter')}WorkspaceSize"
@@ -117,24 +119,24 @@ class _Call:
             return None
         return size.value
 
-    def _made(self, kind: str) -> ctypes.c_void_p:
+    def _create(self, kind: str) -> ctypes.c_void_p:
         descriptor = ctypes.c_void_p()
         self._library.call(f"cudnnCreate{kind}Descriptor", ctypes.byref(descriptor))
         self._destroy.append(lambda: self._library.call(f"cudnnDestroy{kind}Descriptor", descriptor))
         return descriptor
 
     def _tensor(self, tensor: TensorType) -> ctypes.c_void_p:
-        # Strides rather than a format: with one pixel or one channel the two formats look alike.
-        made = self._made("Tensor")
+        # Strides rather than a format: with one pixel or one channel the two formats have equal strides.
+        descriptor = self._create("Tensor")
         sizes = (*tensor.shape, *strides(tensor.shape, self._layout))
-        self._library.call("cudnnSetTensor4dDescriptorEx", made, DATA_TYPES[tensor.dtype], *sizes)
-        return made
+        self._library.call("cudnnSetTensor4dDescriptorEx", descriptor, DATA_TYPES[tensor.dtype], *sizes)
+        return descriptor
 
     def _filter(self, tensor: TensorType) -> ctypes.c_void_p:
-        made = self._made("Filter")
+        descriptor = self._create("Filter")
         form = LAYOUT_CODES[self._layout]  # numbered as cudnnTensorFormat_t
-        self._library.call("cudnnSetFilter4dDescriptor", made, DATA_TYPES[tensor.dtype], form, *tensor.shape)
-        return made
+        self._library.call("cudnnSetFilter4dDescriptor", descriptor, DATA_TYPES[tensor.dtype], form, *tensor.shape)
+        return descriptor
 
     def _set_convolution(self, a: Convolution) -> None:
         modes = (Constant.CROSS_CORRELATION, Constant.DATA_FLOAT)

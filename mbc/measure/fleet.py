@@ -1,7 +1,8 @@
-"""Measuring on one or several GPUs of this machine: a process for each, all adding to one profile.
+"""Measures on one or several GPUs of this machine: one process for each; all write to one profile.
 
-A process of its own leaves nothing behind: no context, no memory, no loaded libraries that a plan would have to reckon
-with. It stops at the next request when its input ends, whoever ended it: a parent that is killed leaves no orphans.
+A separate process leaves nothing behind: no context, no memory, no loaded libraries that a plan would have to account
+for. It stops at the next request when its input ends, for whatever reason, so that a parent that is killed leaves no
+orphans.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from mbc.hardware.part import whole_name
 from mbc.hardware.target import LocalGpu, local_gpus
 from mbc.kernels.base import Request
 from mbc.measure.need import Decision, Need
-from mbc.measure.processes import Process, Told, started, stop
+from mbc.measure.processes import MessageQueue, Process, started, stop
 from mbc.profile.writer import fold_log
 from mbc.units import with_article
 
@@ -38,8 +39,11 @@ WORKER = (sys.executable, "-m", "mbc.measure.worker")
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What one process is to measure, and to leave out: see `mbc.measure.measure.measure`. `multiprocessors`: of the
-    GPU, to measure on; None: all. `decide` can be sent to another process; `decision`: its first."""
+    """Measurements of one process; the fields are the arguments of `mbc.measure.measure.measure`.
+
+    `multiprocessors` is the number of the GPU's multiprocessors to measure on, None for all. `decide` must be
+    picklable; `decision` is its first result.
+    """
 
     needs: tuple[Need, ...]
     path: Path
@@ -55,8 +59,11 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far all processes have come together. `left_s`: seconds that the rest will take, None while unknown.
-    `decision`: by which these are measured, if any."""
+    """Progress of all processes together.
+
+    `left_s` is the estimated time that is left in seconds, None while it is unknown. `decision` is the decision that
+    these requests follow, if any.
+    """
 
     done: int
     total: int
@@ -67,15 +74,19 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """`left` requests were not reached: time was over, or somebody interrupted (`interrupted`)."""
+    """Result of all processes.
 
-    summary: Summary | None  # None where every process was interrupted before it could say
+    `left` is the number of requests that were not reached, because the time was over or the user interrupted
+    (`interrupted`).
+    """
+
+    summary: Summary | None  # None if every process was interrupted before it sent one
     left: int
     interrupted: bool
 
 
 def visible_gpus() -> tuple[str, ...]:
-    """What CUDA_VISIBLE_DEVICES may be set to, one GPU each, in the order of nvidia-smi."""
+    """Return the values of CUDA_VISIBLE_DEVICES that select one usable GPU each, in the order of nvidia-smi."""
     limited = os.environ.get("CUDA_VISIBLE_DEVICES")
     if limited is not None:
         return tuple(name.strip() for name in limited.split(",") if name.strip())
@@ -83,27 +94,33 @@ def visible_gpus() -> tuple[str, ...]:
 
 
 def name_of(visible: str) -> str:
-    """What the driver calls a visible GPU; one named by its UUID is taken for the first's like."""
+    """Return the driver's name of a visible GPU; a GPU named by its UUID is assumed to be like the first one."""
     here = local_gpus()
     gpu = _gpu(here, visible)
     return (gpu or here[0]).name
 
 
 def gpus_named(name: str) -> tuple[str, ...]:
-    """The visible GPUs that the driver calls `name`, or of which `name` is a part."""
+    """Return the visible GPUs that the driver calls `name`, or of which `name` is a part."""
     here, whole = local_gpus(), whole_name(name)
     return tuple(v for v in visible_gpus() if (gpu := _gpu(here, v)) is not None and gpu.name == whole)
 
 
 def choose_gpus(asked: str) -> tuple[str, ...]:
-    """The GPUs meant by `--gpu`: a number, `all`, or `auto` for the first. MBC077 without a GPU, MBC190 where there is
-    no such GPU or they are unlike."""
+    """Return the GPUs that the option `--gpu` selects.
+
+    Args:
+        asked: A number, `all`, or `auto` for the first visible GPU.
+
+    Raises:
+        MbcError: MBC077, no GPU can be used; MBC190, there is no such GPU, or the GPUs differ.
+    """
     here, visible = local_gpus(), visible_gpus()
     if not here or not visible:
         raise MbcError(
             "MBC077",
-            "measuring needs a GPU, and none can be used here",
-            "run `mbc doctor`; plans for a GPU elsewhere need none, see mbc gpus",
+            "measuring needs a GPU, but none can be used on this machine",
+            "run `mbc doctor`; to plan for another machine's GPU no GPU is needed: see `mbc gpus`",
         )
     if asked == "auto":
         return visible[:1]
@@ -111,29 +128,29 @@ def choose_gpus(asked: str) -> tuple[str, ...]:
         if not asked.isdecimal() or int(asked) >= len(here):
             raise MbcError(
                 "MBC190",
-                f"this machine has no GPU {asked}: it has {len(here)}",
-                "give the number of one, as mbc gpus lists them, or all",
+                f"this machine has no GPU {asked}; it has {len(here)}",
+                "give a number that `mbc gpus` lists, or all",
             )
         return (asked,)
-    known = {v: gpu for v in visible if (gpu := _gpu(here, v)) is not None}
-    kinds = {(gpu.name, gpu.architecture, gpu.memory_bytes) for gpu in known.values()}
+    local = {v: gpu for v in visible if (gpu := _gpu(here, v)) is not None}
+    kinds = {(gpu.name, gpu.architecture, gpu.memory_bytes) for gpu in local.values()}
     if len(kinds) > 1:
-        listed = ", ".join(f"{v} is {with_article(gpu.name)}" for v, gpu in known.items())
+        listed = ", ".join(f"{v} is {with_article(gpu.name)}" for v, gpu in local.items())
         raise MbcError(
             "MBC190",
-            f"unlike GPUs cannot share one profile: {listed}",
-            "profile them one after the other with --gpu N, each into a file of its own",
+            f"different GPUs cannot share one profile: {listed}",
+            "profile each with --gpu N, into a separate file",
         )
     return visible
 
 
 def _gpu(here: Sequence[LocalGpu], visible: str) -> LocalGpu | None:
-    """None for one that is named by its UUID: the profile itself refuses what is unlike."""
+    """Return the GPU with this number, None for one named by its UUID: the profile refuses a GPU that differs."""
     return here[int(visible)] if visible.isdecimal() and int(visible) < len(here) else None
 
 
 def deal(needs: Sequence[Need], count: int) -> list[tuple[Need, ...]]:
-    """Needs for `count` GPUs in turn, those that weigh most first: what is worth most is measured first on each."""
+    """Divide needs between `count` GPUs in turn, in order of decreasing weight: each starts with its heaviest."""
     ordered = sorted(needs, key=lambda need: -need.weight_us)
     return [tuple(ordered[start::count]) for start in range(min(count, len(ordered)))]
 
@@ -144,71 +161,82 @@ def measure_on(
     progress: Callable[[Progress], None] = lambda now: None,
     worker: Sequence[str] = WORKER,
 ) -> Outcome:
-    """Measure on all `gpus` (see `visible_gpus`) at once. Ctrl-C ends every process at its next request, and a second
-    time at once, with KeyboardInterrupt.
+    """Measure on all `gpus` at once.
 
-    Raises what a process failed with, once all have ended, and MBC191 for one that died. A kernel that makes a GPU fail
-    is known to the profile by then: new processes pass it over and go on.
+    Ctrl-C ends every process at its next request; a second Ctrl-C ends them at once and raises KeyboardInterrupt. If a
+    kernel makes a GPU fail, the profile records that kernel, and new processes continue without it.
+
+    Args:
+        gpus: Names as in `visible_gpus`.
+        task: The requests; they are divided between the GPUs.
+        progress: Called after each request.
+        worker: Command that starts a process.
+
+    Raises:
+        MbcError: The error of a process, once all have ended; MBC191, a process died.
     """
     until_s = time.monotonic() + task.measure_for_s
-    told: Told = SimpleQueue()
-    with _interrupt_told(told):
+    messages: MessageQueue = SimpleQueue()
+    with _interrupt_as_message(messages):
         for _ in range(_MOST_FAILURES):
             try:
-                return _measure_once(gpus, task, progress, worker, told)
+                return _measure_once(gpus, task, progress, worker, messages)
             except MbcError as error:
                 if error.code != "MBC088" or task.again:
                     raise
             task = replace(task, measure_for_s=max(0.0, until_s - time.monotonic()))
-        return _measure_once(gpus, task, progress, worker, told)
+        return _measure_once(gpus, task, progress, worker, messages)
 
 
 @contextmanager
-def _interrupt_told(told: Told) -> Generator[None]:
-    """The first Ctrl-C is one message more, for as an exception it could come between a message and what is done about
-    it. The second raises KeyboardInterrupt wherever it comes."""
+def _interrupt_as_message(messages: MessageQueue) -> Generator[None]:
+    """Turn the first Ctrl-C into a message, and the second into KeyboardInterrupt.
+
+    An exception could occur between the receipt of a message and its handling; a message cannot.
+    """
     usual = signal.default_int_handler
     if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGINT) is not usual:
-        yield  # it comes elsewhere, is ignored, or somebody else's
+        yield  # another thread or handler receives the signal, or the process ignores it
         return
 
     def tell(*_: object) -> None:
         signal.signal(signal.SIGINT, usual)
-        told.put((-1, "interrupt"))  # may come within a put or get of the queue
+        messages.put((-1, "interrupt"))  # SimpleQueue.put is reentrant
 
     signal.signal(signal.SIGINT, tell)
     try:
         yield
     finally:
         signal.signal(signal.SIGINT, usual)
-    if not told.empty():  # it came when all had ended
+    if not messages.empty():  # Ctrl-C came after all processes had ended
         raise KeyboardInterrupt
 
 
 def _measure_once(
-    gpus: Sequence[str], task: Task, progress: Callable[[Progress], None], worker: Sequence[str], told: Told
+    gpus: Sequence[str], task: Task, progress: Callable[[Progress], None], worker: Sequence[str], messages: MessageQueue
 ) -> Outcome:
     parts = deal(task.needs, len(gpus))
-    # Copies of several GPUs at once would get into each other's way.
+    # Copies of several GPUs at once would slow each other down.
     tasks = [replace(task, needs=part, link=task.link and index == 0) for index, part in enumerate(parts)]
-    with started(worker, list(zip(gpus, tasks, strict=False)), told) as processes:
-        outcome = _Watch(processes, told, progress, parts).run()
+    with started(worker, list(zip(gpus, tasks, strict=False)), messages) as processes:
+        outcome = _Watch(processes, messages, progress, parts).run()
     fold_log(task.path)
     return outcome
 
 
 class _Watch:
-    """Follows the processes until all have ended."""
+    """Receives the messages of the processes until all have ended."""
 
     def __init__(
         self,
         processes: Sequence[Process],
-        told: Told,
+        messages: MessageQueue,
         progress: Callable[[Progress], None],
         parts: Sequence[Sequence[Need]],
     ) -> None:
+        """Receive from the queue `messages`; `parts` are the needs of each process."""
         self._processes = processes
-        self._told = told
+        self._messages = messages
         self._progress = progress
         self._counts = {i: (0, sum(len(need.requests) for need in part)) for i, part in enumerate(parts)}
         self._left_s: dict[int, float | None] = {}
@@ -219,8 +247,9 @@ class _Watch:
         self._interrupted = False
 
     def run(self) -> Outcome:
+        """Return the joint outcome once all processes have ended."""
         while len(self._ended) < len(self._processes):
-            self._hear(*self._told.get())
+            self._hear(*self._messages.get())
         if self._errors:
             raise self._errors[0]
         left = sum(total - done for index, (done, total) in self._counts.items() if index not in self._summaries)
@@ -238,7 +267,7 @@ class _Watch:
                         MbcError(
                             "MBC191",
                             f"the process that measured on GPU {index} died (exit status {status})",
-                            "run the same command again: it goes on where this one stopped; mbc doctor checks the GPU",
+                            "run the same command again: it continues from here; mbc doctor checks the GPU",
                         )
                     )
             case "interrupt":
@@ -247,15 +276,16 @@ class _Watch:
             case "progress", done, total, request, left_s:
                 self._counts[index] = done, total
                 self._left_s[index] = left_s
-                known = [s for s in self._left_s.values() if s is not None]
+                estimates_s = [s for s in self._left_s.values() if s is not None]
                 dones, totals = zip(*self._counts.values(), strict=True)
-                self._progress(Progress(sum(dones), sum(totals), request, max(known, default=None), self._decision))
+                left_s = max(estimates_s, default=None)
+                self._progress(Progress(sum(dones), sum(totals), request, left_s, self._decision))
             case "decision", decision:
                 self._decision = decision
             case "summary", summary:
                 self._summaries[index] = summary
             case "error", error:
-                if not self._interrupted:  # whoever goes on later meets it again
+                if not self._interrupted:  # a later run meets the error again
                     self._errors.append(error)
                 stop(self._processes)
             case _:
@@ -263,7 +293,7 @@ class _Watch:
 
 
 def combined(summaries: Sequence[Summary]) -> Summary | None:
-    """Counts added, lists joined."""
+    """Return one summary with counts added and lists joined, None if there are no summaries."""
     if not summaries:
         return None
     kind = type(summaries[0])

@@ -1,4 +1,4 @@
-"""The benchmark harness of convolutions and linear layers: results are compared with float64 on the GPU."""
+"""The benchmark harness of convolutions and linear layers, which compares results with float64 on the GPU."""
 
 from __future__ import annotations
 
@@ -20,19 +20,21 @@ from mbc.ops.base import Array
 from mbc.runtime.formats import stored_bytes
 
 RESULT = 2  # index of a GEMM's result, after its two operands
-GRADIENT = 1  # place of dy among the inputs of a filter gradient
-ADDED = 0.01  # how exactly two additions have to be twice one, to tell an addition from overwriting
+GRADIENT = 1  # index of dy among the inputs of a filter gradient
+ADDED = 0.01  # allowed difference of two additions from twice one, which distinguishes adding from overwriting
 
 
 class ProductHarness(Harness):
-    """Convolutions and linear layers, compared with float64 on the GPU."""
+    """Harness of convolutions and linear layers, which compares results with float64 on the GPU."""
 
     def __init__(self, gpu: Gpu, library: KernelLibrary, clock: Clock, trial: Trial, request: Request) -> None:
+        """Put the operands of `trial` on the GPU."""
         self._trial = trial
         self._comparer = Comparer(gpu, library, device_spec(gpu), request.precision)
         super().__init__(gpu, library, clock, request, trial.period)
 
     def fill(self, index: int, layout: Layout, address: int) -> None:
+        """Write the trial's operand `index` at `address`, repeated to its whole size."""
         trial, gpu = self._trial, self.gpu
         tensor = trial.request.inputs[index]
         operand = trial.operands[index]
@@ -52,23 +54,28 @@ class ProductHarness(Harness):
             gpu.reset(mark)
 
     def _period(self, operand: Array, tensor: TensorType, layout: Layout) -> int:
-        """Address of these values in a layout."""
+        """Upload one period of an operand and return its address in `layout`."""
         address = self.gpu.take(tensor.size_bytes)
         self.gpu.upload(address, stored_bytes(operand, tensor.dtype, Layout.CHANNELS_FIRST))
         return self._comparer.relaid(address, tensor, layout)
 
     def part(self, request: Request, rows: int) -> Request | None:
+        """Return the request for the first `rows` rows, None for a kind that is not a convolution."""
         return with_rows(request, rows) if request.kind in CONVOLUTION_KINDS else None
 
     def checker(self, request: Request, offered: Sequence[Offer]) -> Checker:
+        """Return a checker with the reference in each layout that the offers write."""
         layouts = dict.fromkeys(o.candidate.layouts[RESULT] for o in offered)
         return ProductChecker(self.gpu, self._comparer, self._trial, request, layouts)
 
 
 class ProductChecker:
+    """Compares results of a request with the reference of its trial."""
+
     def __init__(
         self, gpu: Gpu, comparer: Comparer, trial: Trial, request: Request, layouts: dict[Layout, None]
     ) -> None:
+        """Upload the reference in `layouts`."""
         self._gpu = gpu
         self._comparer = comparer
         self._request = request
@@ -82,6 +89,7 @@ class ProductChecker:
         self._wanted = {layout: comparer.relaid(canonical, tensor, layout) for layout in layouts}
 
     def wrong(self, candidate: Candidate, at: Pointers) -> tuple[str, float]:
+        """Return an error message, empty if the result is right, and the largest distance of its parts."""
         error = max(self._distances(candidate, at), key=lambda e: math.inf if math.isnan(e) else e)
         if math.isnan(error):
             return "it leaves elements of its output unwritten", -1.0
@@ -89,7 +97,11 @@ class ProductChecker:
         return (f"its result is {error:.2e} off, {allowed:.0e} is allowed" if error > allowed else "", error)
 
     def adds(self, candidate: Candidate, at: Pointers, call: Call) -> bool:
-        """To nothing it gives the result, to the result twice the result, which is as far away as nothing is."""
+        """Return whether `call` adds to its output.
+
+        Added to zero it must give the result. Added to the result it must give twice the result, which is as far from
+        the result as zero is.
+        """
         self._gpu.fill(at.outputs[0], 0, self._request.outputs[0].size_bytes)
         call.enqueue()
         if not self._distances(candidate, at)[0] <= TOLERANCES[self._request.precision]:
@@ -111,6 +123,6 @@ class ProductChecker:
 
 
 def checked_rows(rows: int, period: int) -> list[tuple[int, int]]:
-    """(first, how many) of the rows that are compared: a period at the start, in the middle and at the end."""
+    """Return (first row, number of rows) of the compared parts: one period at the start, the middle and the end."""
     starts = dict.fromkeys((0, rows // 2 // period * period, (rows - 1) // period * period))
     return [(start, min(period, rows - start)) for start in starts]

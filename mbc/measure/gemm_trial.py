@@ -1,12 +1,12 @@
 """Random operands and reference results of convolutions and linear layers, for their harness.
 
-Rows repeat with a short period, so that a float64 reference of a few rows tells the result of all of them: rows of a
-forward pass or a data gradient repeat alike, and a filter gradient is the period's, as many times as it fits, plus
-that of the rest. So one reference serves every slice of an operation. Different addresses hold equal bytes, which no
-cache can know, so times are not changed by it.
+Rows repeat with a short period, so that a float64 reference of a few rows gives the result of all rows. In a forward
+pass or a data gradient the result repeats as its input does. A filter gradient is a multiple of one period's gradient
+plus that of the remaining rows. So one reference serves every slice of an operation. Equal rows do not change times,
+because caches work by address, not by value.
 
-Equal rows would add up in step, and rounding with them, always to the same side. So the gradients of some periods are
-negative (`period_signs`): sums over rows grow like those of random rows, and round like them.
+If all rows were equal, their sums would always be rounded to the same side, and rounding errors would add up. So the
+gradients of some periods are negative (`period_signs`): sums over rows grow and round like those of random rows.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from mbc.ops.matrix import Linear
 from mbc.runtime.formats import loaded, stored_bytes
 
 MOST_PERIOD_ROWS = 4
-PERIOD_ELEMENTS = 1 << 21  # of the larger operand: keeps what the host does per operation to some milliseconds
+PERIOD_ELEMENTS = 1 << 21  # of the larger operand, so that the host needs only milliseconds per operation
 
-# Normalised L2 distance from float64 that a result may have: rounding of operands and of the result, each about a
+# Largest allowed normalised L2 distance of a result from float64: rounding of operands and of the result, each about a
 # third of a unit in the last place, and for fp32 the sum over up to millions of terms.
 TOLERANCES = {
     Precision.FP64: 1e-12,
@@ -49,8 +49,10 @@ Floats = NDArray[np.float32] | NDArray[np.float64]
 
 
 def as_convolution(request: Request) -> Request:
-    """A linear layer is a convolution of images of one pixel, of the same bytes; a convolution is itself, whatever else
-    its launch makes."""
+    """Return a linear layer as a convolution of one-pixel images with the same bytes; return convolutions unchanged.
+
+    A request that combines a convolution with other operations gives the convolution alone.
+    """
     number = LINEAR_KINDS.get(request.kind)
     if number is None:
         return convolution_of(request)
@@ -69,26 +71,26 @@ def as_convolution(request: Request) -> Request:
 
 
 def is_filter(request: Request, operand: int) -> bool:
-    """Whether the operand (inputs in order, then the output) is the filter, and so has no rows."""
+    """Return whether the operand (inputs in order, then the output) is the filter, which has no rows."""
     return operand == (2 if request.kind == "convolution_backward_filter" else 1)
 
 
 def period_rows(request: Request) -> int:
-    """After how many rows the operands repeat."""
+    """Return the number of rows after which the operands repeat."""
     types = (*request.inputs, *request.outputs)
     largest = max(t.elements // t.shape[0] for i, t in enumerate(types) if not is_filter(request, i))
     return max(1, min(MOST_PERIOD_ROWS, request.inputs[0].shape[0], PERIOD_ELEMENTS // largest))
 
 
 def with_rows(request: Request, rows: int) -> Request:
-    """The request for another number of rows, its filter unchanged."""
+    """Return the request for another number of rows, with its filter unchanged."""
     types = (*request.inputs, *request.outputs)
     resized = tuple(t if is_filter(request, i) else t.with_rows(rows) for i, t in enumerate(types))
     return replace(request, inputs=resized[:2], outputs=resized[2:])
 
 
 def in_double(request: Request) -> Request:
-    """The same convolution of float64 operands."""
+    """Return the same convolution with float64 operands."""
 
     def doubled(types: tuple[TensorType, ...]) -> tuple[TensorType, ...]:
         return tuple(TensorType(t.shape, DType.FP64) for t in types)
@@ -98,8 +100,10 @@ def in_double(request: Request) -> Request:
 
 @dataclass(frozen=True)
 class Trial:
-    """The largest request of an operation (as a convolution) and operands of one period, canonical, as their type
-    rounds them. `expected` is what a slice of the operation must give."""
+    """The largest request of an operation, as a convolution, with operands of one period.
+
+    The operands are canonical and rounded to their type. `expected` returns the reference for a slice of the operation.
+    """
 
     trials: Trials = field(repr=False)
     request: Request
@@ -109,17 +113,20 @@ class Trial:
 
     @property
     def adds_up(self) -> bool:
-        """Whether the result is a sum over rows."""
+        """True if the result is a sum over rows."""
         return self.request.kind == "convolution_backward_filter"
 
     @property
     def signs(self) -> tuple[int, ...]:
-        """Of the gradients of one period after another."""
+        """Signs of the gradients of one period after another."""
         return period_signs(-(-self.request.inputs[0].shape[0] // self.period))
 
     def expected(self, rows: int) -> NDArray[np.float64]:
-        """The whole filter gradient of so many rows; else the result of one period, which the others repeat.
-        MBC087 where not even float64 has an engine for this convolution."""
+        """Return the whole filter gradient of `rows` rows; for other kinds the result of one period, which repeats.
+
+        Raises:
+            MbcError: MBC087, cuDNN has no float64 engine for this convolution.
+        """
         if not self.adds_up:
             return self._part(self.period)
         whole, rest = divmod(rows, self.period)
@@ -127,15 +134,15 @@ class Trial:
         return self._part(self.period) * sum(self.signs[:whole]) + last if whole else self._part(rest)
 
     def _part(self, rows: int) -> NDArray[np.float64]:
-        known = self._parts.get(rows)
-        if known is None:
+        result = self._parts.get(rows)
+        if result is None:
             operands = [o if is_filter(self.request, i) else o[:rows] for i, o in enumerate(self.operands)]
-            known = self._parts[rows] = self.trials.in_double(with_rows(self.request, rows), operands)
-        return known
+            result = self._parts[rows] = self.trials.in_double(with_rows(self.request, rows), operands)
+        return result
 
 
 def period_signs(count: int) -> tuple[int, ...]:
-    """Of so many periods: their sum over the first n is about the square root of n, and never 0."""
+    """Return the signs of `count` periods: the sum of the first n is about the square root of n, and never 0."""
     signs: list[int] = []
     total = 0
     for number in range(count):
@@ -145,13 +152,14 @@ def period_signs(count: int) -> tuple[int, ...]:
 
 
 class Trials:
-    """Makes trials. The reference is cuDNN's float64 convolution on the same GPU, by an engine of its own."""
+    """Creates trials; the reference is cuDNN's float64 convolution on the same GPU, by a separate engine."""
 
     def __init__(self, gpu: Gpu) -> None:
+        """Compute references on `gpu`."""
         self._gpu = gpu
 
     def make(self, request: Request) -> Trial:
-        """Of a convolution or a linear layer at its largest."""
+        """Return a trial of a convolution or linear layer; `request` is its largest size."""
         whole = as_convolution(request)
         period = period_rows(whole)
         short = with_rows(whole, period)
@@ -159,11 +167,11 @@ class Trials:
         return Trial(self, whole, period, tuple(self._random(t, i, scale) for i, t in enumerate(short.inputs)))
 
     def _random(self, tensor: TensorType, index: int, scale: float) -> Floats:
-        # As storage rounds them: the reference has to see what the kernel sees.
+        # Rounded to the stored type, so that reference and kernel have equal operands.
         return numbers(tensor.dtype, tensor.elements, index, scale=scale).reshape(tensor.shape)
 
     def in_double(self, request: Request, operands: Sequence[Floats]) -> NDArray[np.float64]:
-        """The result of the convolution of these operands, canonical."""
+        """Return the canonical result of the convolution of `operands` in float64."""
         double = in_double(request)
         output = double.outputs[0]
         mark = self._gpu.mark()
@@ -197,11 +205,11 @@ class Trials:
                 plan.execute(plan.bind(pointers, workspace))
                 self._gpu.synchronize()
                 return
-        raise MbcError("MBC087", "cuDNN has no float64 engine for this convolution to compare with")
+        raise MbcError("MBC087", "cuDNN has no float64 engine for this convolution, so its results cannot be checked")
 
 
 def _scale(request: Request) -> float:
-    """A power of two for both operands that keeps results near 1, so that no fp16 overflows."""
+    """Return a power of two for both operands that keeps results near 1, so that fp16 does not overflow."""
     output = request.outputs[0]
     if request.kind == "convolution_backward_filter":
         features = request.inputs[1]

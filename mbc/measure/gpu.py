@@ -20,7 +20,7 @@ from mbc.measure.cudnn_engines import Device
 from mbc.measure.cudnn_library import Library
 from mbc.runtime.green_context import limited_streams
 
-_RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED: libraries may load kernels while we capture
+_RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED: libraries may load kernels during the capture
 
 
 class DoesNotFit(Exception):
@@ -28,22 +28,35 @@ class DoesNotFit(Exception):
 
 
 def open_context() -> None:
-    """Make the primary context current. MBC077 where there is no GPU or PyCUDA is missing."""
+    """Make the primary context current.
+
+    Raises:
+        MbcError: MBC077, there is no usable GPU, or PyCUDA is missing.
+    """
     if importlib.util.find_spec("pycuda") is None:
         raise MbcError("MBC077", "measuring needs PyCUDA, which is not installed", "install 'mbc-compiler[cuda]'")
     try:
         importlib.import_module("pycuda.autoprimaryctx")
-    except Exception as error:  # PyCUDA raises its own kinds, which cannot be imported without a driver
+    except Exception as error:  # PyCUDA has its own exceptions, which cannot be imported without a driver
         raise MbcError(
-            "MBC077", f"measuring needs a GPU, and none can be used here: {error}", "run `mbc doctor`"
+            "MBC077", f"measuring needs a GPU, but none can be used on this machine: {error}", "run `mbc doctor`"
         ) from error
 
 
 class Graph:
-    """A captured sequence of launches, replayed by `launch`."""
+    """A captured sequence of launches, which `launch` replays."""
 
     def __init__(self, gpu: Gpu, body: Callable[[], None], stream: ctypes.c_void_p | None = None) -> None:
-        """`stream`: the handle of the stream that `body` enqueues on, and that replays it; the GPU's own without."""
+        """Capture the launches of `body`.
+
+        Args:
+            gpu: The GPU.
+            body: Enqueues the launches.
+            stream: Handle of the stream that `body` uses and that replays the graph; None for the GPU's own.
+
+        Raises:
+            MbcError: MBC077, the launches cannot be captured.
+        """
         self._gpu = gpu
         self._stream = stream or gpu.stream_handle
         self._executable = ctypes.c_void_p()
@@ -52,7 +65,7 @@ class Graph:
         try:
             body()
         finally:
-            # Ends the capture also where the body failed, or the stream could not be used any more.
+            # End the capture even if the body failed, because the stream would be unusable otherwise.
             status = gpu.driver_status("cuStreamEndCapture", self._stream, ctypes.byref(graph))
         if status or not graph:
             raise MbcError("MBC077", f"the calls cannot be captured into a CUDA graph (CUDA error {status})")
@@ -62,25 +75,36 @@ class Graph:
             gpu.driver_call("cuGraphDestroy", graph)
 
     def launch(self) -> None:
+        """Enqueue the graph on its stream."""
         self._gpu.driver_call("cuGraphLaunch", self._executable, self._stream)
 
     def close(self) -> None:
+        """Destroy the graph."""
         if self._executable:
             self._gpu.driver_call("cuGraphExecDestroy", self._executable)
             self._executable = ctypes.c_void_p()
 
 
 class Gpu:
-    """The current machine's GPU. MBC077 where there is none or PyCUDA is missing, MBC078 without cuDNN.
+    """The GPU of this process.
 
-    Memory comes from one block, a share of what is free, taken at once and handed out from the bottom: `reset` takes
-    everything back. A share of 0 takes none. `multiprocessors`: of the GPU, which is then a part of one; None: all.
+    Memory comes from one block, which is allocated at once and handed out from the bottom; `reset` takes all of it
+    back.
     """
 
     def __init__(self, memory_share: float = 0.8, multiprocessors: int | None = None) -> None:
+        """Open the GPU.
+
+        Args:
+            memory_share: Size of the block as a share of the free memory; 0 for no block.
+            multiprocessors: Number of multiprocessors to use, which makes the GPU a part of one; None for all.
+
+        Raises:
+            MbcError: MBC077, there is no usable GPU, or PyCUDA is missing; MBC078, there is no cuDNN.
+        """
         open_context()
         self.driver: Any = importlib.import_module("pycuda.driver")
-        self.failures: tuple[type[Exception], ...] = (self.driver.Error,)  # what a call to the GPU may raise
+        self.failures: tuple[type[Exception], ...] = (self.driver.Error,)  # errors that a call to the GPU may raise
         self._libcuda = ctypes.CDLL("libcuda.so.1")
         device: Any = self.driver.Context.get_device()
         attribute: Any = self.driver.device_attribute
@@ -109,10 +133,15 @@ class Gpu:
 
     @property
     def left_bytes(self) -> int:
+        """Bytes of the block that are not taken."""
         return self._block_bytes - self._used_bytes
 
     def take(self, size_bytes: int) -> int:
-        """Address of so many bytes, aligned as buffers of a plan are; `DoesNotFit` where they are not left."""
+        """Return the address of `size_bytes` bytes of the block, aligned like a plan's buffers.
+
+        Raises:
+            DoesNotFit: The block has too few bytes left.
+        """
         aligned = -(-size_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
         if aligned > self.left_bytes:
             raise DoesNotFit(f"{size_bytes} bytes are needed, {self.left_bytes} are left")
@@ -121,6 +150,7 @@ class Gpu:
         return address
 
     def mark(self) -> int:
+        """Return the current position in the block, for `reset`."""
         return self._used_bytes
 
     def reset(self, mark: int = 0) -> None:
@@ -128,24 +158,33 @@ class Gpu:
         self._used_bytes = mark
 
     def upload(self, address: int, data: NDArray[np.uint8]) -> None:
+        """Copy host data to `address`."""
         self.driver.memcpy_htod(address, np.ascontiguousarray(data))
 
     def download(self, address: int, size_bytes: int) -> NDArray[np.uint8]:
+        """Return `size_bytes` bytes at `address`."""
         data = np.empty(size_bytes, np.uint8)
         self.driver.memcpy_dtoh(data, address)
         return data
 
     def fill(self, address: int, byte: int, size_bytes: int) -> None:
+        """Set `size_bytes` bytes at `address` to `byte`."""
         if size_bytes:
             self.driver.memset_d8(address, byte, size_bytes)
 
     def copy(self, target: int, source: int, size_bytes: int, stream: Any = None) -> None:
-        """On the GPU's stream, so that it can be captured, or one of `new_stream`. Either end may be memory of another
-        GPU that this one reaches."""
+        """Enqueue a copy on the GPU's stream, which can be captured, or on a stream of `new_stream`.
+
+        Source and target may be memory of another GPU that this one can access.
+        """
         self.driver.memcpy_dtod_async(target, source, size_bytes, stream or self._stream)
 
     def pinned(self, size_bytes: int) -> NDArray[np.uint8]:
-        """Host memory that copies reach directly, next to the GPU; `DoesNotFit` where the machine does not give it."""
+        """Return pinned host memory near the GPU.
+
+        Raises:
+            DoesNotFit: The machine does not provide as much.
+        """
         try:
             with near(str(self.driver.Context.get_device().pci_bus_id())):
                 return self.driver.pagelocked_empty(size_bytes, np.uint8)
@@ -153,18 +192,18 @@ class Gpu:
             raise DoesNotFit(f"{size_bytes} bytes of pinned host memory: {error}") from error
 
     def copy_to_host(self, target: NDArray[np.uint8], source: int, stream: Any = None) -> None:
-        """From the GPU to pinned memory, on the GPU's stream or one of `new_stream`."""
+        """Enqueue a copy from the GPU to pinned memory, on the GPU's stream or one of `new_stream`."""
         self.driver.memcpy_dtoh_async(target, source, stream or self._stream)
 
     def copy_to_device(self, target: int, source: NDArray[np.uint8], stream: Any = None) -> None:
-        """From pinned memory to the GPU, likewise."""
+        """Enqueue a copy from pinned memory to the GPU, on the GPU's stream or one of `new_stream`."""
         self.driver.memcpy_htod_async(target, source, stream or self._stream)
 
     def repeat(self, address: int, period_bytes: int, size_bytes: int) -> None:
-        """Fill `size_bytes` with copies of the first `period_bytes`, by doubling, on the stream."""
+        """Fill `size_bytes` bytes with copies of the first `period_bytes`, by doubling, on the GPU's stream."""
         done = min(period_bytes, size_bytes)
         while done < size_bytes:
-            # Whole periods only, so that the next copy goes on where this one ends.
+            # Whole periods only, so that the next copy continues the pattern.
             count = min(done, size_bytes - done)
             self.copy(address + done, address, count)
             done += count
@@ -172,21 +211,22 @@ class Gpu:
     # Time
 
     def synchronize(self) -> None:
+        """Wait until the GPU's stream is idle."""
         self._stream.synchronize()
 
     def new_stream(self) -> Any:
-        """A stream, concurrent with the GPU's own."""
+        """Return a stream that runs concurrently with the GPU's own."""
         with limited_streams(self.part):
             return self.driver.Stream()
 
     def mark_time(self, stream: Any = None) -> Any:
-        """An event recorded after what the stream holds; `later.time_since(earlier)` are milliseconds."""
+        """Return an event recorded after the stream's work; `later.time_since(earlier)` is in milliseconds."""
         event = self.driver.Event()
         event.record(stream or self._stream)
         return event
 
     def times_us(self, work: Callable[[], None], count: int) -> list[float]:
-        """`count` times between two events around what `work` enqueues. The GPU is not left idle between them."""
+        """Return `count` times of the work that `work` enqueues, in microseconds; the GPU is not idle between them."""
         events = [(self.driver.Event(), self.driver.Event()) for _ in range(count)]
         for start, stop in events:
             start.record(self._stream)
@@ -195,19 +235,25 @@ class Gpu:
         self.synchronize()
         return [float(stop.time_since(start)) * 1e3 for start, stop in events]
 
-    # What PyCUDA does not offer
+    # Functions that PyCUDA does not offer
 
     def driver_status(self, function: str, *arguments: object) -> int:
+        """Call a function of the CUDA driver and return its status, 0 for success."""
         return int(getattr(self._libcuda, function)(*arguments))
 
     def driver_call(self, function: str, *arguments: object) -> None:
+        """Call a function of the CUDA driver.
+
+        Raises:
+            MbcError: MBC077, the call failed.
+        """
         status = self.driver_status(function, *arguments)
         if status:
             raise MbcError("MBC077", f"{function} failed with CUDA error {status}")
 
     @property
     def driver_version(self) -> str:
-        """The installed driver's version as NVML says it, else the CUDA version that it supports."""
+        """The version of the installed driver according to NVML, else the CUDA version that the driver supports."""
         try:
             nvml = ctypes.CDLL("libnvidia-ml.so.1")
             text = ctypes.create_string_buffer(96)
@@ -218,6 +264,7 @@ class Gpu:
         return f"CUDA {self.driver.get_driver_version()}"
 
     def close(self) -> None:
+        """Free the cuDNN handle and the block."""
         if self._handle:
             self.synchronize()
             self.library.destroy_handle(self._handle)
@@ -226,9 +273,11 @@ class Gpu:
                 self._block.free()
 
     def __enter__(self) -> Gpu:
+        """Return this GPU."""
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        """Close the GPU."""
         self.close()

@@ -1,6 +1,6 @@
-"""The benchmark harness: runs candidates on a GPU as a plan would run them, checks what they compute, and times them.
+"""The benchmark harness: runs candidates on a GPU as a plan would, checks their results, and times them.
 
-Every candidate runs with garbage in its output and its workspace, and must not write past the latter.
+Every candidate starts with garbage in its output and its workspace, and must not write beyond the workspace.
 """
 
 from __future__ import annotations
@@ -24,27 +24,28 @@ from mbc.profile.signature import asked_kind
 
 GUARD_BYTES = 256
 GUARD = 0x5A
-PROBED_PARTS = 32  # of the rows, one of which is run first, to skip what is far too slow
+PROBED_PARTS = 32  # one of so many parts of the rows is run first, to skip candidates that are far too slow
 POISON = 0xFF  # bytes of NaN
-WORKSPACE_SHARE = 0.8  # of the memory that is left; comparing needs some too
+WORKSPACE_SHARE = 0.8  # of the remaining memory; the comparison needs some too
 
 
 class Checker(Protocol):
-    """Knows what the outputs of a request must be."""
+    """Compares the outputs of a request with a reference."""
 
     def wrong(self, candidate: Candidate, at: Pointers) -> tuple[str, float]:
-        """What is wrong with the results there, if anything, and their distance from the reference."""
+        """Return an error message, empty if the results at `at` are right, and their distance from the reference."""
         ...
 
     def adds(self, candidate: Candidate, at: Pointers, call: Call) -> bool:
-        """Whether `call` adds to what is there."""
+        """Return whether `call` adds to its output."""
         ...
 
 
 class Harness:
-    """What harnesses of all kinds have in common. `period`: rows after which operands repeat."""
+    """Base class of the harnesses of all kinds."""
 
     def __init__(self, gpu: Gpu, library: KernelLibrary, clock: Clock, request: Request, period: int) -> None:
+        """Allocate the operands of `request`; `period` is the number of rows after which operands repeat."""
         self.gpu = gpu
         self.clock = clock
         self.largest = request
@@ -55,17 +56,25 @@ class Harness:
         self.buffers = Buffers(gpu, request, self.fill, tuple(self.shared.items()), period)
 
     def fill(self, index: int, layout: Layout, address: int) -> None:
+        """Write the values of input `index` in `layout` at `address`."""
         raise NotImplementedError
 
     def checker(self, request: Request, offered: Sequence[Offer]) -> Checker:
+        """Return a checker of the results of the offers."""
         raise NotImplementedError
 
     def part(self, request: Request, rows: int) -> Request | None:
-        """The same operation on its first rows, where it can be divided so."""
+        """Return the same operation on its first `rows` rows, None if it cannot be divided."""
         return None
 
     @contextmanager
     def at(self, request: Request, offered: Sequence[Offer]) -> Generator[Place, None, None]:
+        """Yield the place for one size of the operation.
+
+        Raises:
+            DoesNotFit: The operands do not fit the GPU's memory.
+            GpuFailed: The GPU failed.
+        """
         try:
             for layouts in dict.fromkeys(o.candidate.layouts for o in offered):
                 self.buffers.ensure(layouts)
@@ -122,7 +131,7 @@ class _Place:
         return Attempt(offer, self._clock.once_us(call.enqueue), error)
 
     def _probe_us(self, candidate: Candidate, skip_us: float) -> float:
-        """What it would take by what it takes for few rows; 0 where that cannot be told."""
+        """Return an estimate of the whole time from a run on few rows; 0 if there is none."""
         rows = self._request.inputs[0].shape[0]
         part = self._harness.part(self._request, max(1, rows // PROBED_PARTS))
         if part is None or candidate.workspace_bytes > self._available_bytes:
@@ -133,16 +142,21 @@ class _Place:
             times = rows / part.inputs[0].shape[0]
             return self._again_us(call, self._eager_us(call), skip_us / times) * times
         except MbcError:
-            return 0.0  # the same engine may not take so few
+            return 0.0  # the engine may not support so few rows
 
     def _again_us(self, call: Call, first_us: float, enough_us: float) -> float:
-        """The least of what it took first and, where that is more than enough, takes again: loading a kernel can hold
-        up the GPU for longer than the host tells."""
+        """Return the smaller of the first time and a second one, which is taken only if the first exceeds `enough_us`.
+
+        The first run may load a kernel, which can delay the GPU for longer than the host's time shows.
+        """
         return first_us if first_us <= enough_us else min(first_us, self._eager_us(call))
 
     def _eager_us(self, call: Call) -> float:
-        """Run it outside a capture, which does not allow kernels to be loaded. That takes time on the host while the
-        GPU waits: what is left of the time between two events is the least that the call took."""
+        """Run a call outside a capture, and return a lower bound of its time.
+
+        Kernels cannot be loaded within a capture. To load one takes time on the host while the GPU waits, so the host's
+        time is subtracted from the time between two events.
+        """
         host_us = 0.0
 
         def work() -> None:
@@ -178,10 +192,10 @@ class _Place:
         return self._harness.library.prepare(candidate, self._request, at.addresses, self._workspace, accumulate)
 
     def _at(self, candidate: Candidate) -> list[Pointers]:
-        known = self._sets.get(candidate.layouts)
-        if known is None:
-            known = self._sets[candidate.layouts] = self._harness.buffers.sets(self._request, candidate.layouts)
-        return known
+        pointers = self._sets.get(candidate.layouts)
+        if pointers is None:
+            pointers = self._sets[candidate.layouts] = self._harness.buffers.sets(self._request, candidate.layouts)
+        return pointers
 
     def time(self, attempt: Attempt, budget_us: float, accumulate: bool = False) -> Times:
         candidate = attempt.offer.candidate

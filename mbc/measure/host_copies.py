@@ -1,9 +1,9 @@
-"""Measures copies between a GPU and pinned host memory, or another GPU's, alone, in both directions concurrently, and
-concurrently with kernels and copies of the other link.
+"""Measures copies between a GPU and pinned host memory or another GPU.
 
-What is timed runs on one stream while copies keep another one busy in each direction that is asked for: they start
-before it and end after it. Kernels are timed alone and concurrently with copies in turn, so that a change of clocks
-hits both.
+Copies are measured alone, in both directions concurrently, and concurrently with kernels and with copies of the other
+link. The timed work runs on one stream while copies keep another stream busy in each requested direction: those copies
+start before the work and end after it. Kernels are timed alone and concurrently with copies in turn, so that a change
+of clock rates affects both times.
 """
 
 from __future__ import annotations
@@ -23,47 +23,47 @@ from mbc.measure.gpu import DoesNotFit, Gpu
 
 MIB = 1 << 20
 SIZES_BYTES = tuple(mib * MIB for mib in (1, 2, 4, 8, 16, 32, 64, 128, 256, 512))
-TIMED_BYTES = {Space.HOST: 64 * MIB, Space.PEER: 512 * MIB}  # of concurrent copies: so long that latency counts little
-BESIDE_BYTES = 64 * MIB  # of each copy that only keeps its direction busy
-TIMED_US = 4000.0  # of one timing of a kernel or of concurrent copies
-REPEATS = 5  # of each timing, after one that is left out
-ROUNDS = 3  # of alone and concurrent
+TIMED_BYTES = {Space.HOST: 64 * MIB, Space.PEER: 512 * MIB}  # sizes at which latency hardly counts
+BESIDE_BYTES = 64 * MIB  # size of each copy that only keeps its direction busy
+TIMED_US = 4000.0  # duration of one timing of a kernel or of concurrent copies
+REPEATS = 5  # repetitions of each timing, after one that is left out
+ROUNDS = 3  # repetitions of a timing alone and a concurrent one
 # No direction is faster: rather too many concurrent copies than too few.
 BUSY_GB_S = {Space.HOST: 100.0, Space.PEER: 1000.0}
-MOST_SHARE = 2  # a buffer takes no more than one in so many bytes a direction of the GPU's block
-MOST_TRIES = 4  # until the concurrent copies last longer than what is timed
+MOST_SHARE = 2  # a buffer takes at most 1 / MOST_SHARE of a direction's part of the GPU's block
+MOST_TRIES = 4  # attempts to make the concurrent copies last longer than the timed work
 
 ALONE: tuple[Stream, ...] = ()
 BOTH = (STREAM_TO[Space.HOST], STREAM_FROM[Space.HOST])
 PEER_BOTH = (STREAM_TO[Space.PEER], STREAM_FROM[Space.PEER])
 Work = Callable[[], None]
-Outside = NDArray[np.uint8] | int  # pinned memory, or an address in another GPU's
+Outside = NDArray[np.uint8] | int  # pinned memory, or an address in another GPU's memory
 
 
 class TransferBench(Protocol):
-    """What measuring copies needs of a GPU. Times are medians of some repetitions."""
+    """Interface to a GPU for measuring copies; times are medians of some repetitions."""
 
     @property
     def most_bytes(self) -> int:
-        """The longest copy that fits."""
+        """Size of the longest copy that fits."""
         ...
 
     def copies_us(self, direction: Stream, size_bytes: int, count: int, beside: Sequence[Stream]) -> float:
-        """So many copies of a size, one after another, while those directions are busy too."""
+        """Return the time of `count` copies, one after another, while the directions in `beside` are busy too."""
         ...
 
     def kernels_us(self, kind: str, count: int, beside: Sequence[Stream]) -> float:
-        """So many runs of the `streaming`, `cached` or `computing` kernel, likewise."""
+        """Return the time of `count` runs of the `streaming`, `cached` or `computing` kernel while `beside` is busy."""
         ...
 
 
 def measure_link(bench: TransferBench) -> HostLink:
-    """The whole link to the host. Takes some seconds."""
+    """Measure the link to the host, in some seconds."""
     return HostLink(*_measured(bench, BOTH), measured=True)
 
 
 def measure_peer_link(bench: TransferBench) -> PeerLink:
-    """The whole link to another GPU, and what it and the link to the host cost each other. Takes some seconds."""
+    """Measure the link to another GPU, and how much it and the link to the host slow each other down."""
     measured = _measured(bench, PEER_BOTH)
     return PeerLink(
         *measured,
@@ -76,7 +76,7 @@ def measure_peer_link(bench: TransferBench) -> PeerLink:
 def _measured(
     bench: TransferBench, lanes: tuple[Stream, Stream]
 ) -> tuple[float, float, float, float, float, Slowdown, Slowdown, Slowdown]:
-    """Rates of both directions alone and at once, latency, and slow-downs of each kind of kernel."""
+    """Return the rates of both directions, alone and at once, the latency, and the slowdown of each kind of kernel."""
     out, back = lanes
     out_gb_s, out_latency_us = _line(bench, out)
     back_gb_s, back_latency_us = _line(bench, back)
@@ -93,14 +93,16 @@ def _measured(
 
 
 def _beside(bench: TransferBench, lanes: Sequence[Stream], busy: Sequence[Stream]) -> float:
-    """Time of copies in the direction that loses most while `busy` ones run, over that alone."""
+    """Return the ratio of copy times beside `busy` copies to those alone, in the direction that loses most."""
     return max(1.0, *(_rate(bench, lane, ALONE) / _rate(bench, lane, busy) for lane in lanes))
 
 
 def _line(bench: TransferBench, direction: Stream) -> tuple[float, float]:
-    """Rate in GB/s and latency of the line through the times of all sizes: the median of the slopes of all pairs of
-    sizes (Sen, "Estimates of the regression coefficient based on Kendall's tau", 1968), each pair counting by the bytes
-    that it is apart, and the median of what is left of the times."""
+    """Return the rate in GB/s and the latency in microseconds of a line through the times of all sizes.
+
+    The slope is the median of the slopes of all pairs of sizes (Sen, "Estimates of the regression coefficient based on
+    Kendall's tau", 1968), each weighted by its difference in bytes. The latency is the median of the remaining times.
+    """
     sizes = [size for size in SIZES_BYTES if size <= bench.most_bytes]
     times = [(size, bench.copies_us(direction, size, 1, ALONE)) for size in sizes]
     slopes = sorted(
@@ -112,7 +114,7 @@ def _line(bench: TransferBench, direction: Stream) -> tuple[float, float]:
 
 
 def _weighted_median(values: Sequence[tuple[float, int]]) -> float:
-    """Of sorted (value, weight)."""
+    """Return the weighted median of sorted (value, weight) pairs."""
     half = sum(weight for _, weight in values) / 2
     reached = 0
     for value, weight in values:
@@ -123,7 +125,7 @@ def _weighted_median(values: Sequence[tuple[float, int]]) -> float:
 
 
 def _rate(bench: TransferBench, direction: Stream, beside: Sequence[Stream]) -> float:
-    """In GB/s, of copies one after another while `beside` is busy."""
+    """Return the rate in GB/s of copies one after another while `beside` is busy."""
     size = min(TIMED_BYTES[Space.PEER if direction in PEER_BOTH else Space.HOST], bench.most_bytes)
     count = max(1, round(TIMED_US / bench.copies_us(direction, size, 1, ALONE)))
     return count * size / (bench.copies_us(direction, size, count, beside) * 1e3)
@@ -133,16 +135,19 @@ def _slowdown(bench: TransferBench, kind: str, lanes: tuple[Stream, Stream]) -> 
     count = max(1, round(TIMED_US / bench.kernels_us(kind, 1, ALONE)))
     ratios: dict[tuple[Stream, ...], list[float]] = {lanes[:1]: [], lanes[1:]: [], lanes: []}
     for _ in range(ROUNDS):
-        for beside, found in ratios.items():
+        for beside, values in ratios.items():
             alone_us = bench.kernels_us(kind, count, ALONE)
-            found.append(bench.kernels_us(kind, count, beside) / alone_us)
-    return Slowdown(*(max(1.0, statistics.median(found)) for found in ratios.values()))
+            values.append(bench.kernels_us(kind, count, beside) / alone_us)
+    return Slowdown(*(max(1.0, statistics.median(values)) for values in ratios.values()))
 
 
 @dataclass(frozen=True)
 class _Lane:
-    """One direction: a stream for what only keeps it busy, and memory at both ends for that and for what is timed: of
-    the GPU, and outside it."""
+    """One direction of copies: a stream for the copies that keep it busy, and memory at both ends.
+
+    `device` and `outside` are memory of the timed copies, on the GPU and outside it; the `beside_` fields are memory of
+    the copies that keep the direction busy.
+    """
 
     stream: Any
     device: int
@@ -152,11 +157,20 @@ class _Lane:
 
 
 class GpuTransfers:
-    """The bench of a real GPU. `kernels` run each kind once on the GPU's stream, for long enough that the CPU keeps up.
-    `lend` gives memory of another GPU, so many bytes, where copies there are measured, too. `DoesNotFit` where not even
-    a copy of the smallest size fits the GPU's block."""
+    """The `TransferBench` of a real GPU."""
 
     def __init__(self, gpu: Gpu, kernels: Mapping[str, Work], lend: Callable[[int], int] | None = None) -> None:
+        """Allocate the memory of the copies.
+
+        Args:
+            gpu: The GPU.
+            kernels: Runs each kind of kernel once on the GPU's stream, for long enough that the CPU keeps up.
+            lend: Returns the address of memory of another GPU, of the size in bytes that it is called with; None if
+                copies to another GPU are not measured.
+
+        Raises:
+            DoesNotFit: Not even a copy of the smallest size fits the GPU's block.
+        """
         self._gpu = gpu
         self._kernels = kernels
         takers = {BOTH: gpu.pinned} if lend is None else {BOTH: gpu.pinned, PEER_BOTH: lend}
@@ -179,6 +193,7 @@ class GpuTransfers:
         )
 
     def copies_us(self, direction: Stream, size_bytes: int, count: int, beside: Sequence[Stream]) -> float:
+        """Return the time of `count` copies while `beside` is busy, in microseconds."""
         lane = self._lanes[direction]
 
         def work() -> None:
@@ -188,6 +203,7 @@ class GpuTransfers:
         return self._timed(work, beside)
 
     def kernels_us(self, kind: str, count: int, beside: Sequence[Stream]) -> float:
+        """Return the time of `count` runs of a kernel while `beside` is busy, in microseconds."""
         launch = self._kernels[kind]
 
         def work() -> None:
@@ -215,18 +231,18 @@ class GpuTransfers:
             done = self._gpu.mark_time()
             for event in (done, *ends):
                 event.synchronize()
-            # What ended before `done` may have left alone what was timed.
+            # If a concurrent copy ended before `done`, a part of the timed work may have run alone.
             if all(end.time_since(done) > 0 for end in ends):
                 break
             lasting_us *= 2
         return time_us
 
     def _median_us(self, work: Work) -> float:
-        # Queued behind one another, so that no time is that of the CPU; the first one may find the GPU idle.
+        # Queued behind one another, so that the times do not include the CPU's; at the first the GPU may be idle.
         return statistics.median(self._gpu.times_us(work, REPEATS + 1)[1:])
 
     def _keep_busy(self, direction: Stream, lasting_us: float) -> Any:
-        """Copies that take at least so long; the event after the last."""
+        """Enqueue copies that take at least `lasting_us`, and return the event after the last."""
         lane = self._lanes[direction]
         busy_gb_s = BUSY_GB_S[Space.PEER if direction in PEER_BOTH else Space.HOST]
         for _ in range(1 + round(lasting_us * busy_gb_s * 1e3 / self._beside_bytes)):

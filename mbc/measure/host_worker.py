@@ -1,5 +1,7 @@
-"""The process of one GPU that copies with the host, for `mbc.measure.host_fleet`: tasks come in by stdin, rates go out
-by stdout."""
+"""The process that `mbc.measure.host_fleet` starts to copy between the host and one GPU.
+
+It receives tasks by stdin and sends rates by stdout.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +15,11 @@ from mbc.measure.host_fleet import BACK, OUT
 from mbc.measure.shared_copies import COPY_BYTES, Mark, shared_rates
 from mbc.measure.workbench import identity
 
-MEMORY_SHARE = 0.1  # of what is free: two copies lie there
+MEMORY_SHARE = 0.1  # of the free memory, for the buffers of two copies
 
 
 def measure(task: object, say: Callable[[object], None], receive: Callable[[], Any]) -> None:
-    """Copies as often as it is asked to, until stdin ends."""
+    """Copy for each task that arrives, until stdin ends."""
     with Gpu(MEMORY_SHARE) as gpu:
         ends = {direction: (gpu.take(COPY_BYTES), gpu.pinned(COPY_BYTES)) for direction in (OUT, BACK)}
         streams = {direction: gpu.new_stream() for direction in ends}

@@ -1,7 +1,7 @@
-"""Any candidate of any provider, run on a GPU by the very code that a generated module runs.
+"""Runs any candidate of any provider on a GPU, through the same code as a generated module.
 
 One shared library holds every kernel of mbc and every library that plans call (templates/kernel_library.cpp.j2), for
-one architecture and one working type. What is measured through it is what a module made of the same candidates does.
+one architecture and one working type. Measurements through it hold for modules with the same candidates.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from mbc.measure.gpu import Gpu
 
 
 class MbcCall(ctypes.Structure):
-    """As templates/include/mbc_call.h."""
+    """The struct of templates/include/mbc_call.h."""
 
     _fields_ = (
         ("pointers", ctypes.POINTER(ctypes.c_void_p)),
@@ -37,16 +37,21 @@ class MbcCall(ctypes.Structure):
 
 
 class Call:
-    """One launch, ready to be enqueued any number of times. Of no use once its library is cleared or closed."""
+    """One launch that can be enqueued any number of times, until its library is cleared or closed."""
 
     def __init__(self, function: Any, leading: tuple[Any, ...], call: MbcCall, what: str) -> None:
+        """Store the launcher, its `leading` arguments and the call; `what` names the kernel in messages."""
         self._function = function
         self._leading = leading
-        self._call = call  # holds the arrays that it points to
+        self._call = call  # keeps the arrays that it points to alive
         self._what = what
 
     def enqueue(self) -> None:
-        """Start it on the library's stream; may be captured into a graph. MBC098 where the launcher refuses."""
+        """Enqueue the launch on the library's stream; a graph can capture it.
+
+        Raises:
+            MbcError: MBC098, the launcher refuses.
+        """
         text = self._function(*self._leading, ctypes.byref(self._call))
         if text is not None:
             raise MbcError("MBC098", f"the launch of {self._what} failed: {text.decode(errors='replace')}")
@@ -55,11 +60,20 @@ class Call:
 class KernelLibrary:
     """The kernels and libraries of one architecture and one precision's working type, on one stream.
 
-    Plans and handles that `prepare` makes live until `clear` or `close`.
+    Plans and handles that `prepare` creates live until `clear` or `close`.
     """
 
     def __init__(self, path: Path, stream: int, providers: Mapping[str, Provider] | None = None) -> None:
-        """The built library at `path`; MBC097 where it does not load. `stream`: a handle of the current context."""
+        """Load the built library at `path`.
+
+        Args:
+            path: The shared library.
+            stream: Handle of a stream of the current context.
+            providers: Providers by name; None for all of mbc's.
+
+        Raises:
+            MbcError: MBC097, the library does not load.
+        """
         try:
             self._calls = calls = ctypes.CDLL(str(path))
         except OSError as error:
@@ -83,17 +97,21 @@ class KernelLibrary:
 
     @staticmethod
     def open(gpu: Gpu, precision: Precision) -> KernelLibrary:
-        """Build it of what the cache has. MBC096 where a compiler or a library is missing, MBC095 where a compiler
-        rejects the sources, MBC090 for fp64, MBC097 where the result does not load."""
+        """Build the library, from the cache where possible, and load it.
+
+        Raises:
+            MbcError: MBC090, the precision is fp64; MBC095, a compiler rejects the sources; MBC096, a compiler or a
+                library is missing; MBC097, the result does not load.
+        """
         with tempfile.TemporaryDirectory(prefix="mbc-kernels-") as folder:
             path = Path(folder) / "libkernels.so"
             build_kernel_library(gpu.architecture, precision, path, find_toolchain())
-            library = KernelLibrary(path, gpu.stream_handle.value or 0)  # loaded, it needs its file no more
+            library = KernelLibrary(path, gpu.stream_handle.value or 0)  # once loaded, it does not need its file
             library.limit(gpu.part)
             return library
 
     def limit(self, multiprocessors: int | None) -> None:
-        """Size launches for so many multiprocessors; None: for all of the GPU's."""
+        """Size launches for `multiprocessors` multiprocessors; None for all of the GPU's."""
         self._calls.mbc_set_multiprocessors(ctypes.c_int64(multiprocessors or 0))
 
     def prepare(
@@ -105,10 +123,20 @@ class KernelLibrary:
         accumulate: bool = False,
         first_row: int = 0,
     ) -> Call:
-        """Ready `candidate` for `request` on operands at `pointers`: device addresses of its inputs, then its outputs.
+        """Prepare a launch of `candidate` for `request`.
 
-        `workspace`: address of `candidate.workspace_bytes` bytes; of no meaning where there are none. A change of
-        layout or type is a request of kind `convert`. Raises MBC086 where the library refuses, in its own words.
+        A change of layout or type is a request of kind `convert`.
+
+        Args:
+            candidate: The kernel, its settings and layouts.
+            request: The operation with its shapes.
+            pointers: Device addresses of the inputs, then the outputs.
+            workspace: Address of `candidate.workspace_bytes` bytes; ignored if the candidate needs none.
+            accumulate: Add to the output.
+            first_row: Row of the mini-batch at which the operands start.
+
+        Raises:
+            MbcError: MBC086, the library refuses; the message is the library's.
         """
         arguments = self._providers[candidate.provider].arguments(
             request,
@@ -157,25 +185,31 @@ class KernelLibrary:
         return function
 
     def clear(self) -> None:
-        """Let go of everything prepared so far: the plans of a great many candidates would fill the memory. The
-        stream must be idle; calls and graphs made of them are gone."""
+        """Free everything prepared so far, because plans of very many candidates would fill the memory.
+
+        The stream must be idle. Calls and graphs that use them are no longer valid.
+        """
         self._calls.mbc_kernels_clear(self._opened)
 
     def close(self) -> None:
+        """Close the library."""
         if self._opened is not None:
             self._calls.mbc_kernels_close(self._opened)
             self._opened = None
 
     def __enter__(self) -> KernelLibrary:
+        """Return this library."""
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        """Close the library."""
         self.close()
 
 
 def default_providers() -> Mapping[str, Provider]:
-    from mbc.kernels import PROVIDERS  # here: they are not needed where a test brings its own
+    """Return all providers of mbc by name."""
+    from mbc.kernels import PROVIDERS  # imported here, because tests pass their own providers
 
     return {provider.name: provider for provider in PROVIDERS}

@@ -1,17 +1,20 @@
-"""Measuring: which candidates compute the requests of a plan rightly, and how fast. Bounded and resumable.
+"""Measures which candidates compute the requests of a plan correctly, and how fast; with a time limit, and resumably.
 
-What is not measured, and why that loses nothing or little:
-  a candidate that takes over three times as long as another one with no more workspace is run once only ("dominated"),
-  and one that is behind another in every respect is timed by few replays;
-  one that is dominated at the two sizes before, or was by ten times at any larger one, is not tried at smaller ones,
-  unless it needs less workspace than all others there;
-  sizes end, a layout at a time, where a larger size has a candidate with no more workspace and no more time per row
-  than anything at this one: no division gains by still smaller slices. That assumes that neither time per row nor the
-  least workspace gets better again further down;
-  one that is sure to take over ten times as long by what few rows take is not run on all of them;
-  mbc's own convolutions and linear layers, where their estimate does not come near what a library's kernel takes;
-  for one step without a budget, all that does not decide its plan (`decide`), by estimates of what is not measured.
-Each request's extent says which of these it met.
+These measurements are left out, because that loses nothing or little:
+
+* A candidate that takes over three times as long as another with no more workspace runs only once ("dominated").
+* A candidate that another beats in every respect is timed by few replays.
+* A candidate that was dominated at the two sizes before, or by a factor of ten at any larger size, is not tried at
+  smaller sizes, unless it needs less workspace than all others there.
+* In a layout, sizes end where a larger size has a candidate with no more workspace and no more time per row than any
+  candidate of the current size: no division gains from still smaller slices. This assumes that neither the time per row
+  nor the least workspace improves again at smaller sizes.
+* A candidate that would take over ten times as long, according to a run on few rows, is not run on all rows.
+* mbc's own convolutions and linear layers are not run where their estimate is far above the time of a library's kernel.
+* For one step without a budget, only requests that can decide its plan are measured (`decide`); the others are
+  estimated.
+
+The extent of each request says which of these cases occurred.
 """
 
 from __future__ import annotations
@@ -42,22 +45,25 @@ from mbc.profile.writer import ProfileWriter
 
 __all__ = ["Summary", "identity", "measure", "measure_on"]
 
-# Errors of the operation, which would be met again: cuDNN, a library or what it is compared with does not take it.
+# Errors that would occur again: cuDNN, a library or the reference does not support the operation.
 _LASTING = frozenset({"MBC079", "MBC086", "MBC087"})
 
 Progress = Callable[[int, int, Request, float | None], None]
-# What to measure next, by what could not be measured and what is missing, both by signature.
+# Chooses the requests to measure next, given those that could not be measured and those missing, both by signature.
 Decide = Callable[[Collection[str], Collection[str]], Decision]
 
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """What a run of `measure` did with the requests: measured, known before, found not worth measuring, or left when
-    the time was over. `unsteady`: signatures whose best times would not settle, as when another process uses the GPU.
+    """Counts of the requests in a run of `measure`, and of their candidates.
+
+    Requests were measured now, measured before (`already_measured`), ruled out by larger sizes (`ruled_out`), or left
+    when the time was over. `unsteady` are signatures whose best times did not settle, as when another process uses the
+    GPU.
     """
 
     measured: int = 0
-    known: int = 0
+    already_measured: int = 0
     left: int = 0
     candidates: int = 0
     refused: int = 0
@@ -66,15 +72,15 @@ class Summary:
     unsteady: tuple[str, ...] = ()
     ruled_out: int = 0
     interrupted: bool = False
-    link_failure: str = ""  # why copies between GPU and host were not measured, empty where they were or are known
+    link_failure: str = ""  # why copies between GPU and host were not measured; empty if they were, now or before
 
     @property
     def warning(self) -> str:
-        """What a user should know of the times, empty where all is well."""
+        """A warning about the times for the user, empty if there is nothing to warn of."""
         if not self.unsteady:
             return ""
         return (
-            f"the times of {len(self.unsteady)} operations would not settle: another process may be using the GPU; "
+            f"the times of {len(self.unsteady)} operations did not settle: another process may be using the GPU; "
             "measure again when it is free"
         )
 
@@ -95,16 +101,28 @@ def measure(
     decide: Decide | None = None,
     outdated: frozenset[str] = frozenset(),
 ) -> Summary:
-    """Measure into the profile at `path` what it lacks of `needs`, those of most weight first: all undivided, then each
-    from larger to smaller micro-batches. Stop when the time is over.
+    """Measure the requests of `needs` that the profile at `path` lacks, in order of decreasing weight.
 
-    Every request is written when it is done: a later run goes on where this one stopped, whatever stopped it. What was
-    measured under a lower limit of workspace is completed. `again`: measure all anew. Ctrl-C ends the run like the end
-    of its time and is told in the summary. An operation that fails is told there and does not stop the others;
-    where it would fail again its extent says why, and later runs pass it over. MBC088 where the GPU itself fails.
-    `link`: also copies between GPU and host, where the profile does not know them. `decide`: of the undivided requests
-    only those that can decide a plan, in the order that it says; the others are left to their estimates. `outdated`:
-    signatures of requests that are completed, whatever the profile says of them: what was run stays.
+    All undivided requests come first, then the micro-batches of each operation from large to small. Every request is
+    written when it is done, so that a later run continues where this one stopped. Requests that were measured under a
+    lower limit of workspace are completed. Ctrl-C ends the run as the end of the time does. An operation that fails is
+    listed in the summary and does not stop the others; if it would fail again, its extent says why, and later runs skip
+    it.
+
+    Args:
+        gpu: The GPU.
+        needs: Operations with their sizes and weights.
+        path: The profile.
+        measure_for_s: Longest time in seconds.
+        workspace_limit_bytes: Largest workspace of a candidate.
+        progress: Called before each request with the number done, the total, the request, and the seconds left.
+        again: Measure everything anew.
+        link: Also measure copies between GPU and host, if the profile lacks them.
+        decide: Chooses those undivided requests that can decide a plan, in order; the others are estimated.
+        outdated: Signatures of requests that are completed whatever the profile says; older measurements stay.
+
+    Raises:
+        MbcError: MBC088, the GPU failed.
     """
     with Bench(gpu) as bench:
         return measure_on(
@@ -126,7 +144,7 @@ def measure_on(
     decide: Decide | None = None,
     outdated: frozenset[str] = frozenset(),
 ) -> Summary:
-    """`measure` on any workbench."""
+    """Measure on any workbench; see `measure`."""
     with ProfileWriter(path, bench.identity()) as writer:
         held = read_profile(path)
         if again:
@@ -155,14 +173,15 @@ class _Run:
     total: int = 0
     started_s: float = 0.0
     wholes: frozenset[str] = frozenset()  # signatures of requests that run an operation undivided
-    found: dict[str, tuple[Measurement, ...]] = field(default_factory=dict[str, tuple[Measurement, ...]])  # in this run
+    # Measurements of this run, by signature.
+    results: dict[str, tuple[Measurement, ...]] = field(default_factory=dict[str, tuple[Measurement, ...]])
 
     def all(self, needs: Sequence[Need], decide: Decide | None = None) -> Summary:
         wanted = {signature(r): r for need in needs for r in need.requests}
         self.wholes = frozenset(signature(need.undivided) for need in needs if need.whole)
-        known = sum(self._known(key) for key in wanted)
-        self.total = len(wanted) - known
-        self.summary = replace(self.summary, known=known)
+        already_measured = sum(self._known(key) for key in wanted)
+        self.total = len(wanted) - already_measured
+        self.summary = replace(self.summary, already_measured=already_measured)
         try:
             if wanted and (self.total or self.wants_link) and self.clock() < self.deadline_s:
                 self._prepare(next(iter(wanted.values())).precision)
@@ -171,7 +190,7 @@ class _Run:
                 self._decisive({signature(need.undivided): need for need in needs if need.whole}, decide)
                 return self._ended()
             seen: set[str] = set()
-            # Every operation undivided first: where memory is no matter that is all that a plan needs.
+            # Every operation undivided first: if memory suffices a plan needs nothing else.
             for need in needs:
                 if need.whole:
                     self._need(need, seen, sizes=1)
@@ -187,19 +206,21 @@ class _Run:
         return replace(self.summary, left=self.total - self._done())
 
     def _decisive(self, needs: Mapping[str, Need], decide: Decide) -> None:
-        """What `decide` says of undivided `needs`, by signature, until it says nothing. All that is then not measured,
-        or was not reached, is left to its estimate: plans that compare it with what was measured are better than plans
-        that know only a part of what they compare."""
+        """Measure the undivided `needs` (by signature) that `decide` chooses, until it chooses none.
+
+        Requests that are then not measured are left to their estimates. A plan that compares such an estimate with
+        measurements is better than a plan that knows only some of its alternatives.
+        """
         missing = dict.fromkeys(key for key in needs if not self._known(key))
         pending, seen = tuple(missing), set[str]()
         try:
             while pending:
-                failed = seen - self.found.keys()
+                failed = seen - self.results.keys()
                 pending = decide(failed, missing).requests
                 self.total = self._done() + len(pending)
                 for key in pending:
                     self._need(needs[key], seen, sizes=1)
-                    missing.pop(key, None)  # a first decision may be older than what is known
+                    missing.pop(key, None)  # a first decision may be older than the measurements
         finally:
             self._leave_to_estimate(needs[key].undivided for key in missing)
 
@@ -234,7 +255,7 @@ class _Run:
                 self.writer.record_constant(name, value)
 
     def _need(self, need: Need, seen: set[str], sizes: int) -> None:
-        """The first `sizes` requests of one operation; operands are put on the GPU for the first that is measured."""
+        """Measure the first `sizes` requests of one operation; the first that is measured allocates the operands."""
         ladder = Ladder()
         for rows, measured in need.larger:
             ladder.add(rows, measured)
@@ -246,11 +267,11 @@ class _Run:
                     ladder.add(rows_of(request), self.held.measurements.get(key, ()))
                     continue
                 if key in seen:
-                    if key in self.found:
-                        ladder.add(rows_of(request), self.found[key])
+                    if key in self.results:
+                        ladder.add(rows_of(request), self.results[key])
                     continue
                 if ladder.closed:
-                    # What another operation runs undivided is measured there, whatever was found out here.
+                    # Requests that another operation runs undivided are measured there in any case.
                     there = seen | self.wholes
                     rest = [k for _, k in requests[place:] if not self._known(k) and k not in there]
                     seen.update(rest)
@@ -267,13 +288,15 @@ class _Run:
                     self._failed(request, error)
 
     def _failed(self, request: Request, error: MbcError | DoesNotFit) -> None:
-        """Tell that nothing can be measured, and write it down where trying again would bring nothing else: each
-        compilation would do so."""
+        """Note in the summary that a request could not be measured, and in the profile too if it would fail again.
+
+        Otherwise each compilation would try again.
+        """
         key = signature(request)
         if isinstance(error, DoesNotFit) or error.code in _LASTING:
             reason = str(error).splitlines()[0].replace(";", ",")
-            known = self.held.measurements.get(key, ())
-            self.writer.record(request, known, Extent(self.limit_bytes, f"could not be measured: {reason}"))
+            measured = self.held.measurements.get(key, ())
+            self.writer.record(request, measured, Extent(self.limit_bytes, f"could not be measured: {reason}"))
         self.summary = replace(self.summary, failures=(*self.summary.failures, f"{key}: {error}"))
 
     def _tell(self, request: Request) -> None:
@@ -285,16 +308,16 @@ class _Run:
         self.progress(done, self.total, request, left_s)
 
     def _request(self, harness: Harness, request: Request, ladder: Ladder, last: bool) -> None:
-        """Measure one request and write what was found."""
+        """Measure one request and write its results."""
         key = signature(request)
         before = self.held.measurements.get(key, ())
         extent = self.held.extents.get(key)
         whole = key in self.wholes
-        # What was passed over for a part lies within any limit.
+        # Candidates that were left out of a micro-batch may be within any limit of workspace.
         measured_bytes = extent.workspace_limit_bytes if extent and not (whole and extent.micro_batches_only) else -1
         offered = self.bench.offers(request, self.limit_bytes)
         passed = {key_of(m) for m in before if m.refused == GPU_FAILED or measured_bytes < 0}
-        wanted, notes = (Ladder() if whole else ladder).worth(_in_turn(_new(offered, measured_bytes, passed)))
+        wanted, notes = (Ladder() if whole else ladder).promising(_in_turn(_new(offered, measured_bytes, passed)))
         session = Session(before, ladder.tried, layouts_differ=request.kind == "convert")
         failure = ""
         try:
@@ -303,15 +326,15 @@ class _Run:
                     session.measure(there, wanted)
         except GpuFailed as error:
             failure = str(error)
-        found = session.found()
-        ladder.add(rows_of(request), found)
-        self.found[key] = found
+        results = session.measurements()
+        ladder.add(rows_of(request), results)
+        self.results[key] = results
         left_out = [*offered.left_out, *notes, *session.notes]
         if ladder.closed and not last:
             left_out.append(f"sizes under {rows_of(request)}: nothing here is faster per row than a larger size")
-        # Where the GPU failed, the rest of this request is for the next run.
+        # If the GPU failed, the next run measures the rest of this request.
         reached_bytes = measured_bytes if failure else self.limit_bytes
-        self.writer.record(request, found, Extent(reached_bytes, "; ".join(left_out), micro_batches_only=bool(notes)))
+        self.writer.record(request, results, Extent(reached_bytes, "; ".join(left_out), micro_batches_only=bool(notes)))
         new = session.new()
         self.summary = replace(
             self.summary,
@@ -325,12 +348,12 @@ class _Run:
             raise MbcError(
                 "MBC088",
                 f"the GPU failed while {request.kind} was measured: {failure}",
-                "run the same command again: what is measured is kept, and the kernel at fault is passed over",
+                "run the same command again: it keeps the measurements and skips the kernel that failed",
             )
 
 
 def _new(offered: Offered, workspace_bytes: int, passed: Collection[object]) -> Offered:
-    """Without what needs no more workspace than that, and what is passed over."""
+    """Return the offers that need more than `workspace_bytes` of workspace and whose key is not in `passed`."""
 
     def new(offers: Iterable[Offer]) -> tuple[Offer, ...]:
         beyond = (o for o in offers if o.candidate.workspace_bytes > workspace_bytes)
@@ -340,7 +363,7 @@ def _new(offered: Offered, workspace_bytes: int, passed: Collection[object]) -> 
 
 
 def _in_turn(offered: Offered) -> Offered:
-    """The first of every provider and layout first: what is slow is known as such once it has run."""
+    """Return the offers with the first of every provider and layout first, so that slow ones are recognized early."""
     places: Counter[tuple[object, ...]] = Counter()
     placed: list[tuple[int, Offer]] = []
     for offer in offered.offers:

@@ -1,4 +1,4 @@
-"""Profiling requests: what a plan needs measured on a GPU."""
+"""Profiling requests: the measurements that a plan needs."""
 
 from __future__ import annotations
 
@@ -7,17 +7,19 @@ from dataclasses import dataclass, field
 from mbc.kernels.base import Request
 from mbc.profile.model import Measurement
 
-MOST_WORKSPACE_BYTES = 8 << 30  # of what is measured, where nobody says a limit
+MOST_WORKSPACE_BYTES = 8 << 30  # default limit of a candidate's workspace
 
 
-Measured = tuple[int, tuple[Measurement, ...]]  # rows, and what was measured of so many
+Measured = tuple[int, tuple[Measurement, ...]]  # number of rows, and the measurements at that size
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What can decide a plan of what is not measured, by signature, those that take longest first; none where it is not
-    worth measuring more. `step_us`: of the step if what is not measured takes as little as it may; `missing_share`: of
-    its time what is not measured."""
+    """The unmeasured requests that can decide a plan, by signature, in order of decreasing time.
+
+    There are none if more measurements would not pay. `step_us` is the time of the step if each unmeasured request
+    takes its least possible time. `missing_share` is the share of unmeasured requests in that time.
+    """
 
     requests: tuple[str, ...]
     step_us: float
@@ -28,9 +30,9 @@ class Decision:
 class Need:
     """One distinct operation: `requests[0]` runs it undivided, the others are its micro-batches, largest first.
 
-    `weight_us` is the estimated time of all its occurrences in a step: what is worth most is measured first.
-    `whole`: without it, all are micro-batches, of a request that is known. `larger`: what is known of larger sizes,
-    largest first, which tells what is not worth trying at these.
+    `weight_us` is the estimated time of all its occurrences in a step; the heaviest operations are measured first.
+    `whole`: if false, all requests are micro-batches of a request that is already measured. `larger` are measurements
+    of larger sizes, largest first, which rule out candidates at these sizes.
     """
 
     requests: tuple[Request, ...]
@@ -40,4 +42,5 @@ class Need:
 
     @property
     def undivided(self) -> Request:
+        """The request that runs the operation undivided."""
         return self.requests[0]

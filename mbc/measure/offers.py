@@ -1,4 +1,4 @@
-"""The candidates of every provider that are worth measuring for one request, and notes on what was left out."""
+"""The candidates of every provider to measure for one request, and notes on those left out."""
 
 from __future__ import annotations
 
@@ -21,26 +21,30 @@ from mbc.measure.cudnn_library import CudnnRefusal
 from mbc.measure.gpu import Gpu
 from mbc.units import show_size
 
-BEST_PER_LAYOUT = 8  # engines, in the heuristics' order; beyond them only what needs less workspace
+BEST_PER_LAYOUT = 8  # engines, in the heuristics' order; after them only engines that need less workspace
 
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """A candidate to be tried, with its numerical notes. Its `time_us` is an estimate, or 0."""
+    """A candidate to try, with its numerical notes; its `time_us` is an estimate, or 0."""
 
     candidate: Candidate
     notes: tuple[str, ...] = ()
 
     @property
     def key(self) -> tuple[object, ...]:
-        """What makes it the same candidate at every size of an operation."""
+        """The key that identifies the candidate at every size of an operation."""
         c = self.candidate
         return c.provider, c.name, c.settings, c.layouts
 
 
 @dataclass(frozen=True, slots=True)
 class Offered:
-    """`offers` are tried; `spare` ones, slow for what libraries run too, only where their estimate comes near."""
+    """Candidates for one request.
+
+    `offers` are tried. `spare` ones are mbc's own kernels for operations that libraries run, too; they are tried only
+    if their estimate is near the time of the best library kernel. `left_out` are notes.
+    """
 
     offers: tuple[Offer, ...]
     spare: tuple[Offer, ...] = ()
@@ -48,24 +52,24 @@ class Offered:
 
 
 def offers(gpu: Gpu, request: Request, workspace_limit_bytes: int) -> Offered:
-    """Everything that may run `request` within the limit of workspace.
+    """Return every candidate that may run `request` within the limit of workspace.
 
-    cuDNN's engines: the heuristics' best eight a layout and, in their order, those that need less workspace than all
-    before them; its legacy algorithms: all; what other providers know: all. A candidate of cuDNN's fast algorithms is
-    offered in every precision, since its error is measured.
+    Of cuDNN's engines these are the best eight of the heuristics for each layout, then, in the order of the heuristics,
+    those that need less workspace than all before. Of cuDNN's legacy algorithms and of other providers these are all. A
+    candidate with one of cuDNN's fast algorithms is offered in every precision, because its error is measured.
     """
     search = _Search(workspace_limit_bytes)
     spec = device_spec(gpu)
     if request.kind in ENGINE_KINDS:
         search.take(_engines(gpu, request, search))
-        found = legacy_candidates(gpu.library, gpu.device.handle, request)
-        search.take(Offer(candidate, notes) for candidate, notes in found)
+        legacy = legacy_candidates(gpu.library, gpu.device.handle, request)
+        search.take(Offer(candidate, notes) for candidate, notes in legacy)
     for provider in PROVIDERS:
         if provider.name not in LISTED_BY_CUDNN and provider.name != OWN.name:
             search.take(Offer(c) for c in provider.candidates(request, spec))
-    libraries, search.found = search.found, []
+    libraries, search.offers = search.offers, []
     search.take(Offer(c) for c in OWN.candidates(request, spec))
-    own = search.found
+    own = search.offers
     if search.beyond:
         search.notes.append(
             f"{search.beyond} candidates that need more than {show_size(workspace_limit_bytes)} of workspace"
@@ -78,20 +82,20 @@ def offers(gpu: Gpu, request: Request, workspace_limit_bytes: int) -> Offered:
 @dataclass
 class _Search:
     limit_bytes: int
-    found: list[Offer] = field(default_factory=list[Offer])
+    offers: list[Offer] = field(default_factory=list[Offer])
     notes: list[str] = field(default_factory=list[str])
     beyond: int = 0
 
     def take(self, offered: Iterator[Offer]) -> None:
         for offer in offered:
             if offer.candidate.workspace_bytes <= self.limit_bytes:
-                self.found.append(offer)
+                self.offers.append(offer)
             else:
                 self.beyond += 1
 
 
 def _engines(gpu: Gpu, request: Request, search: _Search) -> Iterator[Offer]:
-    """The engines of cuDNN's graph API in either layout."""
+    """Yield the engines of cuDNN's graph API in both layouts."""
     tried = [Layout.CHANNELS_FIRST]
     if any(layout_matters(t.shape) for t in (*request.inputs, *request.outputs)):
         tried.append(Layout.CHANNELS_LAST)
@@ -100,7 +104,7 @@ def _engines(gpu: Gpu, request: Request, search: _Search) -> Iterator[Offer]:
         try:
             graph = ConvolutionGraph(gpu.device, request, (layout,) * 3)
         except CudnnRefusal:
-            search.notes.append(f"cuDNN's engines take no such convolution in {layout.value}")
+            search.notes.append(f"cuDNN's engines do not support this convolution in {layout.value}")
             continue
         yield from _engines_in(graph, request, layout, search, refused)
     search.notes += [f"{count} engines: {reason}" for reason, count in sorted(refused.items())]
@@ -122,7 +126,7 @@ def _engines_in(
         try:
             workspace_bytes = graph.plan(configuration).workspace_bytes + front_bytes
         except CudnnRefusal:
-            continue  # offered, and yet it does not support this shape
+            continue  # the heuristics list it although it does not support this shape
         if count >= BEST_PER_LAYOUT and workspace_bytes >= least_bytes:
             continue
         yield engine_offer(request, layout, configuration, workspace_bytes)
@@ -132,14 +136,14 @@ def _engines_in(
 
 
 def _front_bytes(request: Request) -> int:
-    """What lies in the workspace before that of the engine."""
+    """Return the bytes of the workspace that precede the engine's."""
     if request.kind == "convolution_backward_filter":
         return widened_bytes(request.outputs[0], request.inputs[0].dtype)
     return sums_bytes(request.outputs[0]) if request.kind == WITH_STATISTICS else 0
 
 
 def engine_offer(request: Request, layout: Layout, configuration: Configuration, workspace_bytes: int) -> Offer:
-    """An engine as `mbc.kernels.cudnn` runs it. Vectors lie in one way only."""
+    """Return an engine as `mbc.kernels.cudnn` runs it; vectors have one layout only."""
     candidate = Candidate(
         CUDNN.name,
         request.kind,
@@ -159,5 +163,5 @@ def engine_offer(request: Request, layout: Layout, configuration: Configuration,
 
 
 def device_spec(gpu: Gpu) -> DeviceSpec:
-    """What is known of this GPU; of one not in the list, what is known of one of its architecture."""
+    """Return the data of this GPU, or of a GPU of its architecture if it is not listed."""
     return spec_like(gpu.name, gpu.architecture)

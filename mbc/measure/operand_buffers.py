@@ -1,4 +1,4 @@
-"""The operands of one operation on a GPU, several times over, and where the slices of a micro-batch lie in them."""
+"""The operands of one operation on a GPU, in several copies, and the addresses of a micro-batch's slices in them."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from mbc.kernels.base import Request
 from mbc.measure.gpu import Gpu
 
 MOST_COPIES = 8  # of the whole operands
-MOST_SETS = 12  # of operands that calls go through in turn
-COPIES_SHARE = 0.3  # of the memory that is left
+MOST_SETS = 12  # of operands that calls use in turn
+COPIES_SHARE = 0.3  # of the remaining memory
 
-Fill = Callable[[int, Layout, int], None]  # input, layout, address: put its values there
+Fill = Callable[[int, Layout, int], None]  # (input, layout, address): writes the input's values at the address
 
 
 def operand_types(request: Request) -> tuple[TensorType, ...]:
+    """Return the types of the inputs and then of the outputs."""
     return (*request.inputs, *request.outputs)
 
 
@@ -31,19 +32,28 @@ class Pointers:
 
     @property
     def outputs(self) -> tuple[int, ...]:
+        """Addresses of the outputs."""
         return self.addresses[self.inputs :]
 
 
 class Buffers:
-    """Copies of the operands of the undivided request, enough that calls in turn do not find them in the L2 cache.
+    """Copies of the operands of the undivided request: enough that successive calls do not find them in the L2 cache.
 
-    A slice of so many rows is a part of them, as in a plan: the operands of one operation are put on the GPU once, for
-    all its sizes. `shared`: (output, input) pairs that are one buffer. `period`: rows after which values repeat.
+    A slice of fewer rows is a part of the operands, as in a plan, so that they are put on the GPU once for all sizes.
     """
 
     def __init__(
         self, gpu: Gpu, request: Request, fill: Fill, shared: Sequence[tuple[int, int]] = (), period: int = 1
     ) -> None:
+        """Allocate the outputs; `ensure` allocates and fills the inputs.
+
+        Args:
+            gpu: The GPU.
+            request: The undivided request.
+            fill: Writes the values of an input.
+            shared: (output, input) pairs that are one buffer.
+            period: Number of rows after which values repeat.
+        """
         self._gpu = gpu
         self._request = request
         self._fill = fill
@@ -63,11 +73,15 @@ class Buffers:
         return self._gpu.take(tensor.size_bytes)
 
     def _enough(self, set_bytes: int) -> int:
-        """Sets of so many bytes that the L2 cache cannot hold."""
+        """Return the number of sets of `set_bytes` bytes that the L2 cache cannot hold."""
         return 1 if set_bytes > 2 * self._gpu.l2_bytes else math.ceil(2 * self._gpu.l2_bytes / set_bytes) + 1
 
     def ensure(self, layouts: Sequence[Layout]) -> None:
-        """Put the inputs there in these layouts. `DoesNotFit` where the memory is too small."""
+        """Put the inputs on the GPU in these layouts.
+
+        Raises:
+            DoesNotFit: The memory is too small.
+        """
         for index in range(len(self._request.inputs)):
             self._copies(index, layouts[index])
 
@@ -75,17 +89,17 @@ class Buffers:
         tensor = self._types[index]
         if not layout_matters(tensor.shape):
             layout = Layout.CHANNELS_FIRST
-        known = self._known.get((index, layout))
-        if known is None:
-            known = [self._take(tensor) for _ in range(self.copies)]
-            self._fill(index, layout, known[0])
-            for other in known[1:]:
-                self._gpu.copy(other, known[0], tensor.size_bytes)
-            self._known[(index, layout)] = known
-        return known
+        copies = self._known.get((index, layout))
+        if copies is None:
+            copies = [self._take(tensor) for _ in range(self.copies)]
+            self._fill(index, layout, copies[0])
+            for other in copies[1:]:
+                self._gpu.copy(other, copies[0], tensor.size_bytes)
+            self._known[(index, layout)] = copies
+        return copies
 
     def sets(self, request: Request, layouts: Sequence[Layout]) -> list[Pointers]:
-        """Where calls of a slice find their operands, in turn; the first of them starts with the first row.
+        """Return the addresses of a slice's operands, one set for each call in turn; the first set starts at row 0.
 
         Every address is aligned as a plan aligns whole buffers.
         """

@@ -1,4 +1,4 @@
-"""The benchmark harness of mbc's own kernels: random operands, results compared with the NumPy meaning on few rows."""
+"""The benchmark harness of mbc's own kernels, which compares results on few random rows with the NumPy reference."""
 
 from __future__ import annotations
 
@@ -24,18 +24,19 @@ from mbc.ops.fused import Fused, evaluate_epilogue, gives_product, rounds_inside
 from mbc.profile.signature import asked_kind
 from mbc.runtime.formats import loaded, stored_bytes
 
-# Normalised L2 distance from float64 that outputs may have: reductions are in fp32 whatever the storage type, and an
-# output is rounded once on top of that. Whole numbers have to be right, but those that a group derives from a computed
-# value, such as bit masks: a value next to zero may be rounded differently.
+# Largest allowed normalised L2 distance of outputs from float64: reductions are in fp32 whatever the storage type, and
+# an output is rounded once more. Whole numbers must be exact, except those that a fused operation derives from a
+# computed value, such as bit masks: a value near zero may be rounded differently.
 TOLERANCES = {DType.FP32: 1e-5, DType.BF16: 2.0**-8, DType.FP16: 2.0**-11}
-MOST_ROUNDED = 1e-5  # of such numbers
-ROUNDED_INSIDE = 0.5  # of the tolerance of its type: reductions over a result that is not stored
+MOST_ROUNDED = 1e-5  # allowed share of such numbers that differ
+ROUNDED_INSIDE = 0.5  # share of the type's tolerance that is allowed for reductions over a result that is not stored
 
 
 class PlainHarness(Harness):
-    """Every kind but convolutions and linear layers."""
+    """Harness of every kind but convolutions and linear layers."""
 
     def __init__(self, gpu: Gpu, library: KernelLibrary, clock: Clock, request: Request) -> None:
+        """Draw the operands of the few rows that are compared."""
         super().__init__(gpu, library, clock, request, 1)
         self._spec = device_spec(gpu)
         self._few = few(request)
@@ -44,36 +45,40 @@ class PlainHarness(Harness):
         self._checked: dict[tuple[object, ...], tuple[str, float]] = {}
 
     def fill(self, index: int, layout: Layout, address: int) -> None:
+        """Write random values of input `index` at `address`."""
         tensor = self.largest.inputs[index]
         data = stored_values(self.largest, index, min(tensor.elements, MOST_ELEMENTS))
         self.gpu.upload(address, data)
         self.gpu.repeat(address, data.size, tensor.size_bytes)
 
     def checker(self, request: Request, offered: Sequence[Offer]) -> Checker:
+        """Return this harness, which also compares results."""
         return self
 
     def wrong(self, candidate: Candidate, at: Pointers) -> tuple[str, float]:
+        """Return an error message, empty if the results on few rows are right, and their largest distance."""
         return self._compared(candidate, accumulate=False)
 
     def adds(self, candidate: Candidate, at: Pointers, call: Call) -> bool:
+        """Return whether the candidate adds to its output."""
         return not self._compared(candidate, accumulate=True)[0]
 
     def _compared(self, candidate: Candidate, accumulate: bool) -> tuple[str, float]:
-        """Once for all sizes, since the small request is the same for each of them."""
+        """Compare a candidate once for all sizes, because the small request is the same for each of them."""
         key = (candidate.provider, candidate.name, candidate.settings, candidate.layouts, accumulate)
         if key not in self._checked:
             self._checked[key] = self._compare(candidate, accumulate)
         return self._checked[key]
 
     def _compare(self, asked: Candidate, accumulate: bool) -> tuple[str, float]:
-        """What is wrong, and the worst distance of an output. With `accumulate` two runs are added to zero."""
+        """Return an error message and the largest distance of an output; `accumulate` adds two runs to zero."""
         request, gpu = self._few, self.gpu
         provider = next(p for p in PROVIDERS if p.name == asked.provider)
         key = (asked.name, asked.settings, asked.layouts)
         alike = (c for c in provider.candidates(request, self._spec) if (c.name, c.settings, c.layouts) == key)
         candidate = next(alike, None)
         if candidate is None:
-            return "there is no such kernel for few rows, to be compared", -1.0
+            return "the kernel cannot be checked: it does not support few rows", -1.0
         mark = gpu.mark()
         try:
             pointers: list[int] = []
@@ -107,16 +112,16 @@ class PlainHarness(Harness):
         least_allowed = ROUNDED_INSIDE * TOLERANCES[few.inputs[0].dtype] if inside else 0.0
         meant = self._wanted()
         for number, (tensor, address, layout) in enumerate(zip(few.outputs, addresses, layouts, strict=True)):
-            found = loaded(self.gpu.download(address, tensor.size_bytes), tensor.shape, tensor.dtype, layout)
+            result = loaded(self.gpu.download(address, tensor.size_bytes), tensor.shape, tensor.dtype, layout)
             wanted = 2 * meant[number] if twice[number] else meant[number]
-            error = distance(found, wanted)
+            error = distance(result, wanted)
             allowed = max(TOLERANCES.get(tensor.dtype, most_different), least_allowed)
             if not error <= allowed:
                 return f"output {number} is {error:.2e} off, {allowed:.0e} is allowed", error
             worst = max(worst, error)
             if number == 0 and gives_product(few.attributes):
-                # What is made of it is compared by how it was rounded.
-                meant = meaning(few, self._inputs, found)
+                # The other outputs are computed from the product as it was rounded.
+                meant = meaning(few, self._inputs, result)
         return "", worst
 
     def _wanted(self) -> list[Array]:
@@ -126,8 +131,13 @@ class PlainHarness(Harness):
 
 
 def meaning(request: Request, inputs: Sequence[Array], product: Array | None = None) -> list[Array]:
-    """What the operation makes of canonical inputs, in float64. `product`: the result of its first member, a
-    convolution or GEMM, if given."""
+    """Return the outputs of the operation for canonical inputs, in float64.
+
+    Args:
+        request: The operation with its shapes.
+        inputs: Canonical inputs.
+        product: The result of the first member, a convolution or GEMM; None to compute it.
+    """
     kind = asked_kind(request)
     exact = [v.astype(np.float64) if v.dtype.kind == "f" else v.copy() for v in inputs]
     if kind is None:  # a change of layout or type
@@ -140,16 +150,18 @@ def meaning(request: Request, inputs: Sequence[Array], product: Array | None = N
         return list(kind.evaluate(request.attributes, exact, call))
 
 
-def distance(found: Array, wanted: Array) -> float:
-    """Normalised L2 of floating values, infinite where one is no number and the other is; else the share of elements
-    that differ."""
-    if found.dtype.kind != "f":
-        return float(np.count_nonzero(found != wanted)) / max(1, found.size)
-    if not np.array_equal(np.isfinite(found), np.isfinite(wanted)):
+def distance(result: Array, wanted: Array) -> float:
+    """Return the normalised L2 distance of floating values, or the share of different elements for other types.
+
+    The distance is infinite if a value is not finite where the wanted one is, or the reverse.
+    """
+    if result.dtype.kind != "f":
+        return float(np.count_nonzero(result != wanted)) / max(1, result.size)
+    if not np.array_equal(np.isfinite(result), np.isfinite(wanted)):
         return math.inf
-    found = found.astype(np.float64)
+    result = result.astype(np.float64)
     if not np.isfinite(wanted).all():
-        found, wanted = np.nan_to_num(found), np.nan_to_num(wanted)
-    difference = found - wanted
+        result, wanted = np.nan_to_num(result), np.nan_to_num(wanted)
+    difference = result - wanted
     scale = float(np.linalg.norm(wanted))
     return float(np.linalg.norm(difference)) / (scale or 1.0)

@@ -1,7 +1,7 @@
-"""Measuring copies between two GPUs of this machine: one process that sees both, and copies from the first one.
+"""Measures copies between two GPUs of this machine with one process that sees both and copies from the first.
 
-Also measures the first GPU's link to the host again: it was first measured while other GPUs copied, too, where several
-were measured at a time.
+The process also measures the first GPU's link to the host again: other GPUs may have copied at the time of the first
+measurement.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from mbc.hardware.target import local_gpus
 from mbc.hardware.transfers import HostLink, PeerLink, link_constants
 from mbc.ir.types import Precision
 from mbc.measure.collective_fleet import build_kernels
-from mbc.measure.processes import Told, started
+from mbc.measure.processes import MessageQueue, started
 from mbc.profile.model import Identity
 from mbc.profile.writer import ProfileWriter
 
@@ -29,7 +29,7 @@ WORKER = (sys.executable, "-m", "mbc.measure.peer_worker")
 
 @dataclass(frozen=True, slots=True)
 class PeerTask:
-    """`library`: path of the built kernels that run beside copies."""
+    """The task of the process; `library` is the path of the built kernels that run beside copies."""
 
     precision: Precision
     library: str
@@ -42,19 +42,29 @@ def measure_peer_link(
     worker: Sequence[str] = WORKER,
     build: Callable[[str, Precision, Path], None] = build_kernels,
 ) -> PeerLink:
-    """Measure copies between the first two of `gpus` (named as CUDA_VISIBLE_DEVICES names them), and between the first
-    and the host, into the profile at `path`. Takes under a minute. MBC275 where the process died, and what it failed
-    with: MBC105 and MBC106 where the second GPU lends the first one no memory."""
+    """Measure copies between the first two of `gpus`, and between the first and the host, in under a minute.
+
+    Args:
+        gpus: GPUs as CUDA_VISIBLE_DEVICES names them.
+        path: The profile, to which both links are written.
+        tell: Receives a line that says what is being measured.
+        worker: Command that starts the process.
+        build: Builds the kernels that run beside copies.
+
+    Raises:
+        MbcError: MBC275, the process died; or its own error: MBC105 or MBC106, the second GPU cannot lend memory to the
+            first.
+    """
     here = local_gpus()[0]
     precision = Precision.BF16 if spec_like(here.name, here.architecture).has_bf16 else Precision.FP16
     tell("copies between two GPUs, beside kernels and beside copies to the host")
     with tempfile.TemporaryDirectory(prefix="mbc-kernels-") as folder:
         library = Path(folder) / "libkernels.so"
         build(here.architecture, precision, library)
-        told: Told = SimpleQueue()
-        with started(worker, [(",".join(gpus[:2]), PeerTask(precision, str(library)))], told) as processes:
+        messages: MessageQueue = SimpleQueue()
+        with started(worker, [(",".join(gpus[:2]), PeerTask(precision, str(library)))], messages) as processes:
             said: list[Any] = []
-            while (message := told.get()[1]) is not None:
+            while (message := messages.get()[1]) is not None:
                 said.append(message)
             status = processes[0].wait()
     for message in said:

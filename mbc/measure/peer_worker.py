@@ -1,5 +1,7 @@
-"""The process that measures copies between two GPUs, for `mbc.measure.peer_fleet`: a task comes in by stdin, links
-go out by stdout."""
+"""The process that `mbc.measure.peer_fleet` starts to measure copies between two GPUs.
+
+It receives a task by stdin and sends links by stdout.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +17,11 @@ from mbc.measure.kernel_library import KernelLibrary
 from mbc.measure.peer_fleet import PeerTask
 from mbc.measure.workbench import Bench
 
-MEMORY_SHARE = 0.25  # of what is free: copies are of 512 MiB at most
+MEMORY_SHARE = 0.25  # of the free memory; copies have at most 512 MiB
 
 
 def measure(task: PeerTask, say: Callable[[object], None], receive: Callable[[], Any]) -> None:
-    """The link to the host, then that to the other GPU, which may have none."""
+    """Measure the link to the host, then that to the other GPU, which may not exist."""
 
     def open_library(gpu: Gpu, precision: Precision) -> KernelLibrary:
         return KernelLibrary(Path(task.library), gpu.stream_handle.value or 0)
@@ -32,7 +34,7 @@ def measure(task: PeerTask, say: Callable[[object], None], receive: Callable[[],
         except DoesNotFit as error:
             raise MbcError(
                 "MBC275",
-                f"memory for copies to the host or between GPUs is missing: {error}",
+                f"there is too little free memory for copies to the host or between GPUs: {error}",
                 "end other programs that use the GPUs",
             ) from error
 

@@ -1,4 +1,4 @@
-"""Processes that measure, one a GPU: what they are given by stdin and what they say by stdout are pickled messages."""
+"""Processes that measure, one for each GPU; they receive and send pickled messages by stdin and stdout."""
 
 from __future__ import annotations
 
@@ -15,19 +15,28 @@ from typing import IO, Any
 
 from mbc.version import PACKAGE
 
-Told = SimpleQueue[tuple[int, Any]]  # the index of a process, and what it says; None when it has ended
+MessageQueue = SimpleQueue[tuple[int, Any]]  # index of a process, and its message; None when it has ended
 Process = subprocess.Popen[bytes]
 
 
 @contextmanager
-def started(worker: Sequence[str], tasks: Sequence[tuple[str, object]], told: Told) -> Generator[list[Process]]:
-    """A process for each GPU, with its task. When the body is over their stdin ends, and they are waited for; Ctrl-C
-    kills them."""
+def started(
+    worker: Sequence[str], tasks: Sequence[tuple[str, object]], messages: MessageQueue
+) -> Generator[list[Process]]:
+    """Start a process for each GPU, with its task, and yield the processes.
+
+    After the body their stdin ends, and the caller waits for them. Ctrl-C kills them.
+
+    Args:
+        worker: Command that starts a process.
+        tasks: Value of CUDA_VISIBLE_DEVICES and task of each process.
+        messages: Queue that receives (index of the process, message); the message is None when the process has ended.
+    """
     processes: list[Process] = []
     threads: list[threading.Thread] = []
     try:
         for index, (gpu, task) in enumerate(tasks):
-            # A session of its own: Ctrl-C of the terminal is for us, who then end it in an orderly way.
+            # A separate session: the terminal sends Ctrl-C to the parent only, which then ends the children in order.
             process = subprocess.Popen(
                 list(worker),
                 stdin=subprocess.PIPE,
@@ -38,7 +47,7 @@ def started(worker: Sequence[str], tasks: Sequence[tuple[str, object]], told: To
             processes.append(process)
             send(process, task)
             assert process.stdout is not None
-            threads.append(threading.Thread(target=_listen, args=(index, process.stdout, told), daemon=True))
+            threads.append(threading.Thread(target=_listen, args=(index, process.stdout, messages), daemon=True))
             threads[-1].start()
         yield processes
     except KeyboardInterrupt:
@@ -54,25 +63,29 @@ def started(worker: Sequence[str], tasks: Sequence[tuple[str, object]], told: To
 
 
 def send(process: Process, message: object) -> None:
+    """Send a message to a process; ignore a process that died."""
     assert process.stdin is not None
-    with suppress(BrokenPipeError):  # it died: who listens will know
+    with suppress(BrokenPipeError):  # the process died; the reader of its messages notices that
         pickle.dump(message, process.stdin)
         process.stdin.flush()
 
 
 def stop(processes: Sequence[Process]) -> None:
-    """End their stdin."""
+    """End the stdin of each process."""
     for process in processes:
         if process.stdin is not None:
-            with suppress(OSError):  # it is gone already
+            with suppress(OSError):  # the process has ended
                 process.stdin.close()
 
 
 def speaker() -> Callable[[object], None]:
-    """In such a process: what sends a message. Ctrl-C is for who started it, who ends it."""
+    """Return, in such a process, a function that sends a message to the parent.
+
+    Ctrl-C is then ignored, because the parent handles it and ends this process.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     messages = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what libraries print must not come between the messages
+    os.dup2(2, 1)  # output of libraries must not mix with the messages
 
     def say(message: object) -> None:
         pickle.dump(message, messages)
@@ -82,12 +95,12 @@ def speaker() -> Callable[[object], None]:
 
 
 def received() -> Any:
-    """In such a process: the next message that was sent to it."""
+    """Return, in such a process, the next message of the parent."""
     return pickle.load(sys.stdin.buffer)
 
 
 def _environment(gpu: str) -> dict[str, str]:
-    """The child's: one GPU, counted as nvidia-smi counts, and the mbc that this process runs."""
+    """Return the child's environment: one GPU, numbered as nvidia-smi does, and the mbc that this process runs."""
     here = str(PACKAGE.parent)
     paths = [here, *filter(None, [os.environ.get("PYTHONPATH")])]
     return os.environ | {
@@ -97,11 +110,11 @@ def _environment(gpu: str) -> dict[str, str]:
     }
 
 
-def _listen(index: int, messages: IO[bytes], told: Told) -> None:
-    """Pass on what a child says; None when it has ended."""
+def _listen(index: int, stream: IO[bytes], messages: MessageQueue) -> None:
+    """Put each message of a child into the queue, and None when the child has ended."""
     try:
         with suppress(EOFError, pickle.UnpicklingError):
             while True:
-                told.put((index, pickle.load(messages)))
+                messages.put((index, pickle.load(stream)))
     finally:
-        told.put((index, None))
+        messages.put((index, None))

@@ -1,5 +1,4 @@
-"""The interfaces of measuring: a workbench for a GPU, a benchmark harness for one operation, whose operands it keeps on
-the GPU, and a place for one of its sizes."""
+"""Interfaces of measuring: a workbench for a GPU, a harness for one operation, and a place for one of its sizes."""
 
 from __future__ import annotations
 
@@ -19,14 +18,17 @@ from mbc.profile.model import Identity
 
 
 class GpuFailed(Exception):
-    """The GPU stopped working for this process: a kernel wrote where it must not, most likely."""
+    """The GPU stopped working for this process, most likely because a kernel wrote to an invalid address."""
 
 
 @dataclass(frozen=True)
 class Attempt:
-    """A candidate that was run once. `error` is negative where there was nothing to compare with. `hopeless`: it took
-    longer than was asked for, and was not run in a graph. `skipped`: few rows told that it would take far too long, so
-    that it was not run at all (`once_us` is what they make of it)."""
+    """A candidate that was run once.
+
+    `error` is the distance from the reference, negative if nothing was compared. `hopeless`: the candidate took longer
+    than the limit and was not run in a graph. `skipped`: a run on few rows showed that the candidate would take far too
+    long, so that it was not run at all; `once_us` is then an estimate.
+    """
 
     offer: Offer
     once_us: float
@@ -37,22 +39,32 @@ class Attempt:
 
 
 class Place(Protocol):
-    """One request's operands and workspace."""
+    """Operands and workspace of one request."""
 
     def attempt(self, offer: Offer, hopeless_us: float, skip_us: float = math.inf) -> Attempt:
-        """Run it once and check what it computes; in a graph too, unless it takes longer than `hopeless_us`. Where few
-        rows say that it takes longer than `skip_us` it is not run.
+        """Run a candidate once, check its results, and time it in a graph.
 
-        Raises GpuFailed, and `DoesNotFit` where its workspace does not fit.
+        Args:
+            offer: The candidate.
+            hopeless_us: A candidate that takes longer is not run in a graph.
+            skip_us: A candidate that would take longer, estimated from few rows, is not run at all.
+
+        Raises:
+            GpuFailed: The GPU failed.
+            DoesNotFit: The workspace does not fit.
         """
         ...
 
     def adds(self, attempt: Attempt) -> bool:
-        """Whether it adds to its output when asked to, within the same workspace."""
+        """Return whether the candidate adds to its output if asked to, within the same workspace."""
         ...
 
     def time(self, attempt: Attempt, budget_us: float, accumulate: bool = False) -> Times:
-        """About so long of replays, overwriting its output or adding to it. MBC077 where it cannot be captured."""
+        """Measure the time of a candidate that overwrites its output or adds to it, by replays for about `budget_us`.
+
+        Raises:
+            MbcError: MBC077, the candidate cannot be captured.
+        """
         ...
 
 
@@ -60,25 +72,41 @@ class Harness(Protocol):
     """The operands of one operation, for all its sizes."""
 
     def at(self, request: Request, offered: Sequence[Offer]) -> AbstractContextManager[Place]:
-        """The place for one of the operation's sizes, with bytes for what is offered; `DoesNotFit` where its operands
-        do not fit."""
+        """Return the place for one size of the operation, with a workspace for the offers.
+
+        Raises:
+            DoesNotFit: The operands do not fit.
+        """
         ...
 
 
 class Workbench(Protocol):
-    """What measuring needs of a GPU."""
+    """Interface to a GPU for measuring."""
 
-    def identity(self) -> Identity: ...
-
-    def warm(self, precision: Precision) -> None: ...
-
-    def graph_gap_us(self, precision: Precision) -> float: ...
-
-    def host_link(self, precision: Precision) -> HostLink:
-        """Copies to the host and back, and what they cost kernels in that precision. `DoesNotFit` where memory for
-        them is missing on either side."""
+    def identity(self) -> Identity:
+        """Return the identity of the GPU, with the versions of driver and cuDNN."""
         ...
 
-    def offers(self, request: Request, workspace_limit_bytes: int) -> Offered: ...
+    def warm(self, precision: Precision) -> None:
+        """Work until the clock rates are those of a GPU that has been busy for a while."""
+        ...
 
-    def open(self, need: Need) -> AbstractContextManager[Harness]: ...
+    def graph_gap_us(self, precision: Precision) -> float:
+        """Return the time from one node of a graph to the next if the nodes do almost nothing, in microseconds."""
+        ...
+
+    def host_link(self, precision: Precision) -> HostLink:
+        """Measure copies to the host and back, and how much they slow down kernels in that precision.
+
+        Raises:
+            DoesNotFit: Memory for the copies is missing on either side.
+        """
+        ...
+
+    def offers(self, request: Request, workspace_limit_bytes: int) -> Offered:
+        """Return the candidates for `request` within the limit of workspace."""
+        ...
+
+    def open(self, need: Need) -> AbstractContextManager[Harness]:
+        """Return the harness of one operation."""
+        ...

@@ -1,7 +1,7 @@
-"""Random operands for any kind of operation: values that it may meet, so that a kernel does its usual work.
+"""Random operands for any kind of operation: valid values, so that a kernel does its usual work.
 
-Class numbers lie in range, positions within their window, the control block says that the step counts, and vectors,
-probabilities and states are positive, which makes them valid as a mean, a scale and a variance alike.
+Class numbers are in range, positions are within their window, and the control block says that the step counts. Vectors,
+probabilities and states are positive, so that they are valid as a mean, a scale and a variance.
 """
 
 from __future__ import annotations
@@ -26,16 +26,15 @@ from mbc.ops.weighted_cross_entropy import ClassWeights
 from mbc.profile.signature import asked_kind
 from mbc.runtime.formats import STORED, stored_bytes
 
-FEW_ELEMENTS = 1 << 17  # of one row, about what is compared on the host
-FEW_STATES = 4099  # elements of a state that is compared, about
+FEW_ELEMENTS = 1 << 17  # approximate number of elements that are compared on the host
+FEW_STATES = 4099  # approximate number of elements of a state that are compared
 MOST_FEW_ROWS = 3
 
 Array = NDArray[Any]
 
 
 def values(request: Request, index: int, count: int) -> Array:
-    """`count` random elements of input `index`, flat, as NumPy computes with them, rounded as their type does. Not to
-    be written to."""
+    """Return `count` random elements of input `index`: flat, read-only, rounded to the input's type."""
     tensor = request.inputs[index]
     if tensor == CONTROL_TYPE:
         return np.resize(_control(), count)
@@ -47,7 +46,7 @@ def values(request: Request, index: int, count: int) -> Array:
 
 
 def stored_values(request: Request, index: int, count: int) -> NDArray[np.uint8]:
-    """The same as the bytes of a buffer."""
+    """Return the elements of `values` as the bytes of a buffer."""
     tensor = request.inputs[index]
     if tensor == CONTROL_TYPE or tensor.dtype in (DType.INT32, DType.UINT8):
         return stored_bytes(values(request, index, count), tensor.dtype, Layout.CHANNELS_FIRST)
@@ -62,14 +61,14 @@ def _is_positive(request: Request, index: int) -> bool:
 
 @lru_cache(maxsize=32)
 def _whole(index: int, count: int, end: int, dtype: DType) -> Array:
-    """Random whole numbers from 0 to `end`, without it."""
+    """Return random whole numbers from 0 to `end` - 1."""
     drawn = np.random.default_rng(index).integers(0, end, count).astype(STORED[dtype])
     drawn.flags.writeable = False
     return drawn
 
 
 def few(request: Request) -> Request:
-    """The same operation on few rows (of a state: few elements), which the host can compute in no time."""
+    """Return the same operation on few rows (of a state: few elements), which the host computes quickly."""
     kind = asked_kind(request)
     if kind is None:  # a change of layout or type: its operands have one shape
         rows = _few_rows(request)
@@ -79,12 +78,12 @@ def few(request: Request) -> Request:
             outputs=tuple(t.with_rows(rows) for t in request.outputs),
         )
     if request.kind.removesuffix(SEVERAL) in UPDATES_OF_PARTS:
-        # A part has fewer rows than the whole: all rows stay, with so few elements that they still have a layout.
+        # A part has fewer rows than the whole: all rows stay, with just enough elements each to have a layout.
         inputs = tuple(t if t == CONTROL_TYPE else _narrow(t) for t in request.inputs)
     elif _updates(request):
         inputs = tuple(t if t == CONTROL_TYPE else _short(t) for t in request.inputs)
     else:
-        # May have as many filters as there are rows; of attention, and of its bias, tables and biases have none either.
+        # Filters may number as many as the rows, but have no rows. Nor have the tables and biases of attention.
         weights = {*range(1, 2 * leading_products(request.attributes), 2), *kind.working_inputs}
         weights |= {*(kind.rowless(request.attributes, len(request.inputs)) if kind.rowless else ())}
         rows = _few_rows(request)
@@ -94,12 +93,12 @@ def few(request: Request) -> Request:
     try:
         outputs = kind.shape(request.attributes, inputs)
     except ShapeError as error:
-        raise MbcError("MBC087", f"no small {request.kind} can be made to compare with: {error}") from error
+        raise MbcError("MBC087", f"{request.kind} cannot be checked on few rows: {error}") from error
     return replace(request, inputs=inputs, outputs=outputs)
 
 
 def has_rows(request: Request, operand: TensorType) -> bool:
-    """Whether the operand has the rows of the first one: vectors over channels and states have none."""
+    """Return whether the operand has the rows of the first one: vectors over channels and states have none."""
     first = request.inputs[0]
     if operand == CONTROL_TYPE or operand.shape[0] != first.shape[0]:
         return False
@@ -113,7 +112,7 @@ def _few_rows(request: Request) -> int:
 
 
 def _short(tensor: TensorType) -> TensorType:
-    """A part of a state along its first axis: it may lie in the same layouts."""
+    """Return a part of a state along its first axis, which may have the same layouts."""
     return tensor.with_rows(max(1, min(tensor.shape[0], FEW_STATES * tensor.shape[0] // tensor.elements)))
 
 
@@ -122,12 +121,12 @@ def _narrow(tensor: TensorType) -> TensorType:
 
 
 def _updates(request: Request) -> bool:
-    known = asked_kind(request)
-    return known is not None and bool(known.updates)
+    kind = asked_kind(request)
+    return kind is not None and bool(kind.updates)
 
 
 def _classes(request: Request) -> int:
-    """Of a loss: the second axis of its logits."""
+    """Return the number of classes of a loss: the second axis of its logits."""
     if isinstance(request.attributes, ClassWeights):
         return request.attributes.classes
     logits = request.inputs[0]
@@ -135,13 +134,13 @@ def _classes(request: Request) -> int:
 
 
 def _positions(request: Request) -> int:
-    """In a pooling window; of bytes that are no positions, as many as one can hold."""
+    """Return the number of positions in a pooling window; for other bytes 256."""
     a = request.attributes
     return a.kernel[0] * a.kernel[1] if isinstance(a, MaxPool) else 256
 
 
 def _control() -> Array:
-    """A block as it stands in the middle of training."""
+    """Return a control block as in the middle of a training."""
     block = np.zeros(CONTROL_TYPE.shape, np.uint8)
     record = control_record(block)
     for name, value in {

@@ -1,7 +1,7 @@
-"""Random numbers that the operands of everything measured are cut from.
+"""A pool of random numbers from which all operands are cut.
 
-Drawing and rounding a million numbers takes longer than a small operation is measured with, so that is done once for
-each type that they are stored as. The operands of an operation, up to 256 of them, start elsewhere in the pool.
+To draw and round a million numbers takes longer than to measure a small operation. So the numbers are drawn once for
+each type in which they are stored. The operands of an operation, up to 256, start at different places in the pool.
 """
 
 from __future__ import annotations
@@ -15,22 +15,29 @@ from numpy.typing import NDArray
 from mbc.ir.types import DType, Layout
 from mbc.runtime.formats import loaded, stored_bytes
 
-MOST_ELEMENTS = (1 << 20) + 61  # then they repeat; odd, so that no two rows are alike
+MOST_ELEMENTS = (1 << 20) + 61  # then the numbers repeat; odd, so that no two rows are equal
 _STARTS, _START_STEP = 256, 521
 
 Array = NDArray[Any]
 
 
 def numbers(dtype: DType, count: int, operand: int, positive: bool = False, scale: float = 1.0) -> Array:
-    """`count` numbers for an operand by its place: as NumPy computes with them, rounded as `dtype` stores them, not to
-    be written to. Normal ones times `scale`, or `positive` ones from 0.5 to 2. Beyond MOST_ELEMENTS they repeat."""
+    """Return `count` read-only numbers for an operand, in NumPy's type, rounded to `dtype`.
+
+    Args:
+        dtype: Type in which the numbers are stored.
+        count: Number of elements; beyond MOST_ELEMENTS they repeat.
+        operand: Index of the operand, which selects the start in the pool.
+        positive: Draw from 0.5 to 2 rather than from the normal distribution.
+        scale: Factor of all numbers.
+    """
     start = operand % _STARTS * _START_STEP
     drawn = _rounded(dtype, positive, scale)[start : start + min(count, MOST_ELEMENTS)]
     return np.resize(drawn, count) if count > MOST_ELEMENTS else drawn
 
 
 def stored_numbers(dtype: DType, count: int, operand: int, positive: bool = False) -> NDArray[np.uint8]:
-    """The same as the bytes of a buffer, MOST_ELEMENTS at most."""
+    """Return the numbers of `numbers` as the bytes of a buffer, at most MOST_ELEMENTS."""
     start = operand % _STARTS * _START_STEP * dtype.size_bytes
     return _stored(dtype, positive)[start : start + min(count, MOST_ELEMENTS) * dtype.size_bytes]
 

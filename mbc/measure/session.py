@@ -1,4 +1,4 @@
-"""Measures one request: runs every offered candidate once, times those that are not dominated, and the best twice."""
+"""Measures one request: runs every offer once, times those that are not dominated, and the best of them twice."""
 
 from __future__ import annotations
 
@@ -17,26 +17,31 @@ from mbc.measure.size_ladder import HOPELESS, HOPELESS_AT_ONCE, key_of
 from mbc.profile.model import Measurement
 
 GPU_FAILED = "the GPU failed when it ran"
-TIMED_US = 1500.0  # of replays of one candidate
-RETIMED_US = 4000.0  # of the best two, at the end
-NOISE_US = 20.0  # single runs in a graph that are shorter than this tell little
-LEAST_SKIPPED_US = 2000.0  # what takes less may just as well run
-SLACK_BYTES = 64 << 10  # of workspace, in which what is skipped may be the leaner one
-EAGER_NOISE_US = 50.0  # and outside one
-BEHIND = 1.25  # times something better in every respect: replayed as little as a median needs
+TIMED_US = 1500.0  # duration of the replays of one candidate
+RETIMED_US = 4000.0  # duration of the replays of the best two, at the end
+NOISE_US = 20.0  # shorter times of single runs in a graph are imprecise
+LEAST_SKIPPED_US = 2000.0  # a candidate that takes less time is not skipped
+SLACK_BYTES = 64 << 10  # a skipped candidate may need less workspace than its rival by this much
+EAGER_NOISE_US = 50.0  # shorter times of single runs outside a graph are imprecise
+BEHIND = 1.25  # above this multiple of a candidate that is better in every respect, few replays suffice
 BEST = 2
 MOST_RETIMINGS = 3
-UNSTEADY_MEDIAN, UNSTEADY_SPREAD = 0.05, 0.10  # shares by which a time may move or spread
+UNSTEADY_MEDIAN, UNSTEADY_SPREAD = 0.05, 0.10  # shares by which a time may change or spread
 
 
 class Session:
-    """One request: every offer is run once, those that are not dominated are timed, the best of them again."""
+    """The measurement of one request: every offer runs once, those not dominated are timed, the best of them twice."""
 
     def __init__(
         self, before: Iterable[Measurement], tried: Collection[object] = (), layouts_differ: bool = False
     ) -> None:
-        """`before`: what an earlier run measured of it. `tried`: keys of what ran at larger sizes. `layouts_differ`:
-        candidates of other layouts do other work, as of a conversion, and none is dominated by them."""
+        """Start from the measurements of earlier sessions.
+
+        Args:
+            before: Measurements of an earlier session.
+            tried: Keys of the candidates that ran at larger sizes.
+            layouts_differ: Candidates of other layouts do different work, as in a conversion, and so dominate none.
+        """
         self._tried = tried
         self._layouts_differ = layouts_differ
         self._skipped = 0
@@ -47,20 +52,23 @@ class Session:
         self.notes: list[str] = []
         self.unsteady = False
 
-    def found(self) -> tuple[Measurement, ...]:
-        """What was known before and was not measured anew, then what was. Where the GPU failed, that which was being
-        tried is refused, and what was not timed yet is missing."""
+    def measurements(self) -> tuple[Measurement, ...]:
+        """Return earlier measurements that were not repeated, then the new ones.
+
+        If the GPU failed, the candidate that was being tried is refused, and those not yet timed are missing.
+        """
         new = {key_of(m): m for m in self.new()}
         return (*(m for m in self._before if key_of(m) not in new), *new.values())
 
     def new(self) -> list[Measurement]:
-        """Measured in this session."""
+        """Return the measurements of this session."""
         new = [self._measured[i] for i in sorted(self._measured)]
         if self._trying is not None:
             new.append(_measurement(Attempt(self._trying, 0.0, -1.0, GPU_FAILED)))
         return new
 
     def measure(self, place: Place, offered: Offered) -> None:
+        """Run and time the offers; `notes` and `unsteady` are set."""
         for offer in offered.offers:
             self._attempt(place, offer)
         best_us = min((run.time_us for run in self._runs()), default=math.inf)
@@ -97,7 +105,7 @@ class Session:
             self._measured[len(self._attempts) - 1] = _measurement(attempt)
 
     def _runs(self) -> Iterator[_Ran]:
-        """All runs, of this and earlier sessions."""
+        """Yield all runs of this and earlier sessions."""
         for attempt in self._attempts:
             if not attempt.refused:
                 c = attempt.offer.candidate
@@ -107,7 +115,7 @@ class Session:
                 yield _Ran(m.time_us, m.workspace_bytes, m.deterministic, m.layouts)
 
     def _bar_us(self, candidate: Candidate) -> float:
-        """The time beyond which a candidate is dominated by one that needs no more workspace."""
+        """Return the time beyond which a candidate is dominated by one that needs no more workspace."""
         runs = (
             run.time_us
             for run in self._runs()
@@ -117,7 +125,10 @@ class Session:
         return max(NOISE_US, HOPELESS * min(runs, default=math.inf))
 
     def _skip_us(self, offer: Offer) -> float:
-        """The estimated time beyond which a candidate is not run: far slower than one with hardly more workspace."""
+        """Return the time beyond which a candidate is not run: far above that of one with hardly more workspace.
+
+        The time of the candidate is estimated from few rows.
+        """
         c = offer.candidate
         most_bytes = c.workspace_bytes + SLACK_BYTES
         alike = (r for r in self._runs() if r.workspace_bytes <= most_bytes and r.deterministic >= c.deterministic)
@@ -127,7 +138,7 @@ class Session:
         attempt = self._attempts[number]
         candidate = attempt.offer.candidate
         if attempt.hopeless or attempt.once_us > self._bar_us(candidate):
-            # Whether it accumulates is not tried either.
+            # Accumulation is not tried either.
             once = replace(_measurement(attempt), time_us=attempt.once_us, dominated=True, accumulates=False)
             self._measured[number] = once
             return
@@ -141,7 +152,7 @@ class Session:
         self._trying = None
 
     def _is_worse(self, attempt: Attempt) -> bool:
-        """Whether a timed candidate is better in every respect, so that few replays suffice."""
+        """Return whether a timed candidate is better in every respect, so that few replays suffice."""
         c = attempt.offer.candidate
         return any(
             attempt.once_us > BEHIND * m.time_us
@@ -155,14 +166,14 @@ class Session:
 
     def _replay(self, place: Place, number: int, budget_us: float) -> None:
         attempt = self._attempts[number]
-        known = self._measured.get(number, replace(_measurement(attempt), accumulates=False))
+        untimed = self._measured.get(number, replace(_measurement(attempt), accumulates=False))
         self._trying = attempt.offer
         try:
             times = place.time(attempt, budget_us)
         except MbcError as error:
-            self._measured[number] = replace(known, time_us=0.0, spread_us=0.0, refused=str(error).splitlines()[0])
+            self._measured[number] = replace(untimed, time_us=0.0, spread_us=0.0, refused=str(error).splitlines()[0])
         else:
-            self._measured[number] = replace(known, time_us=times.median_us, spread_us=times.spread_us)
+            self._measured[number] = replace(untimed, time_us=times.median_us, spread_us=times.spread_us)
         self._trying = None
 
     def _adding_us(self, place: Place, attempt: Attempt) -> float:
@@ -173,7 +184,7 @@ class Session:
             return 0.0
 
     def _retime_best(self, place: Place) -> None:
-        """Times the best again until two times agree."""
+        """Measure the times of the best candidates again until two times agree."""
         timed = [(m.time_us, i) for i, m in self._measured.items() if not m.refused and not m.dominated]
         for _, number in sorted(timed)[:BEST]:
             for _ in range(MOST_RETIMINGS):

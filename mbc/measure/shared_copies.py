@@ -1,7 +1,7 @@
-"""Measures what copies with the host reach while other GPUs of the machine copy, too: one GPU's part of it.
+"""Measures the rate of one GPU's copies with the host while other GPUs of the machine copy, too.
 
-All processes begin at one moment of the machine's monotonic clock and copy for as long. What counts are copies that end
-within a window in the middle, in which all are busy.
+All processes begin at one time of the machine's monotonic clock and copy for the same time. Only copies that end within
+a window in the middle count, in which all GPUs are busy.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from typing import Protocol
 from mbc.hardware.streams import Stream
 
 COPY_BYTES = 64 << 20
-QUEUED = 3  # copies of each direction, so that the CPU keeps up
-RAMP_S, WINDOW_S = 0.1, 0.4  # before and behind the window, and the window itself
+QUEUED = 3  # copies of each direction in the queue, so that the CPU keeps up
+RAMP_S, WINDOW_S = 0.1, 0.4  # time before and after the window, and the window itself
 POLL_S = 50e-6
-LEAST = 3  # copies that end within the window
+LEAST = 3  # least number of copies that end within the window
 
 
 class Mark(Protocol):
     """The end of a copy on its stream: an event of PyCUDA."""
 
     def query(self) -> bool:
-        """Whether it is over."""
+        """Return whether the copy has ended."""
         ...
 
     def time_since(self, earlier: Mark) -> float:
-        """Milliseconds."""
+        """Return the milliseconds since `earlier`."""
         ...
 
 
@@ -39,8 +39,15 @@ def shared_rates(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Mapping[Stream, float]:
-    """GB/s of each direction from `begin_s` on the clock. `copy` enqueues one copy of COPY_BYTES. 0 where too few ended
-    within the window."""
+    """Return the rate of each direction in GB/s, 0 if too few copies ended within the window.
+
+    Args:
+        copy: Enqueues one copy of COPY_BYTES.
+        directions: Directions to copy in at once.
+        begin_s: Time of `clock` at which to begin.
+        clock: A monotonic clock, common to all processes.
+        sleep: Waits for some seconds.
+    """
     while (left_s := begin_s - clock()) > 0:
         sleep(left_s)
     first_s, last_s = begin_s + RAMP_S, begin_s + RAMP_S + WINDOW_S

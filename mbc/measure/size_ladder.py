@@ -1,4 +1,4 @@
-"""The ladder of micro-batch sizes: which smaller sizes of a measured operation need no measurement of their own."""
+"""Decides which smaller micro-batch sizes of a measured operation need no measurement."""
 
 from __future__ import annotations
 
@@ -9,27 +9,28 @@ from mbc.ir.types import Layout
 from mbc.measure.offers import Offer, Offered
 from mbc.profile.model import Measurement
 
-HOPELESS = 3.0  # times the best that needs no more workspace
-HOPELESS_SIZES = 2  # at so many sizes, and it is not tried at smaller ones
-HOPELESS_AT_ONCE = 10.0  # times, and one size is enough
+HOPELESS = 3.0  # a candidate is dominated above this multiple of the best time with no more workspace
+HOPELESS_SIZES = 2  # a candidate dominated at so many sizes is not tried at smaller ones
+HOPELESS_AT_ONCE = 10.0  # above this multiple of the best time, one size is enough
 
 Layouts = tuple[Layout, ...]
 
 
 def key_of(m: Measurement) -> tuple[object, ...]:
-    """What makes it the same candidate at every size. As `Offer.key`."""
+    """Return the key that identifies a candidate at every size, like `Offer.key`."""
     return m.provider, m.name, m.settings, m.layouts
 
 
 @dataclass
 class Ladder:
-    """The sizes of one operation, largest first."""
+    """The measured sizes of one operation, largest first."""
 
     _steps: list[tuple[int, tuple[Measurement, ...]]] = field(default_factory=list[tuple[int, tuple[Measurement, ...]]])
     _closed: set[Layouts] = field(default_factory=set[Layouts])
     _far: set[tuple[object, ...]] = field(default_factory=set[tuple[object, ...]])
 
     def add(self, rows: int, measured: tuple[Measurement, ...]) -> None:
+        """Add the measurements of the next smaller size."""
         usable = tuple(m for m in measured if not m.refused)
         for layouts in {m.layouts for m in usable}:
             if self._nothing_gains(rows, [m for m in usable if m.layouts == layouts]):
@@ -41,8 +42,11 @@ class Ladder:
         self._steps.append((rows, measured))
 
     def _nothing_gains(self, rows: int, here: Sequence[Measurement]) -> bool:
-        """Whether a larger size has a deterministic candidate of the same layouts with no more workspace than anything
-        here and no more time per row than the fastest here."""
+        """Return whether this size gains nothing over a larger one.
+
+        That is so if a larger size has a deterministic candidate of the same layouts with at most the workspace of the
+        leanest candidate here, and at most the time per row of the fastest here.
+        """
         per_row_us = min(m.time_us for m in here) / rows
         least_bytes = min(m.workspace_bytes for m in here)
         return any(
@@ -57,19 +61,21 @@ class Ladder:
 
     @property
     def closed(self) -> bool:
-        """Whether smaller sizes can be part of no better division, in any layout that the last size had. A size at
-        which nothing could be measured says nothing."""
+        """True if smaller sizes cannot improve any division, in any layout of the last measured size.
+
+        A size at which nothing could be measured does not count.
+        """
         usable = ({m.layouts for m in step if not m.refused} for _, step in reversed(self._steps))
         last = next((layouts for layouts in usable if layouts), None)
         return last is not None and last <= self._closed
 
     @property
     def tried(self) -> frozenset[tuple[object, ...]]:
-        """What ran at some size."""
+        """Keys of the candidates that ran at some size."""
         return frozenset(key_of(m) for _, step in self._steps for m in step)
 
-    def worth(self, offered: Offered) -> tuple[Offered, list[str]]:
-        """What is worth trying at the next size, and in words what is not."""
+    def promising(self, offered: Offered) -> tuple[Offered, list[str]]:
+        """Return the offers that may gain something at the next size, and notes on those left out."""
         hopeless = self._hopeless()
         everything = (*offered.offers, *offered.spare)
         least_bytes = min((o.candidate.workspace_bytes for o in everything if o.key not in hopeless), default=1 << 62)
@@ -94,7 +100,7 @@ class Ladder:
         if slow:
             notes.append(f"{slow} candidates that were dominated at larger sizes")
         if closed:
-            notes.append(f"{closed} candidates in layouts that gain nothing from sizes below the one before")
+            notes.append(f"{closed} candidates in layouts that gain nothing from smaller sizes")
         return kept, notes
 
     def _hopeless(self) -> frozenset[tuple[object, ...]]:

@@ -1,5 +1,7 @@
-"""The benchmark harness of convolutions with statistics in the epilogue: the result is checked as that of any
-convolution, mean and variance against the float64 reference."""
+"""The benchmark harness of convolutions with statistics in the epilogue.
+
+The result is checked like that of any convolution, mean and variance against the float64 reference.
+"""
 
 from __future__ import annotations
 
@@ -23,9 +25,10 @@ from mbc.runtime.formats import loaded
 
 
 class StatisticsHarness(ProductHarness):
-    """Of the whole mini-batch only."""
+    """Harness of convolutions with statistics, for the whole mini-batch only."""
 
     def checker(self, request: Request, offered: Sequence[Offer]) -> Checker:
+        """Return a checker of the result, the mean and the variance."""
         period = self._trial.expected(request.inputs[0].shape[0])
         return _StatisticsChecker(self.gpu, super().checker(request, offered), request, period)
 
@@ -46,10 +49,10 @@ class _StatisticsChecker:
             loaded(self._gpu.download(address, t.size_bytes), t.shape, t.dtype, Layout.CHANNELS_FIRST)
             for address, t in zip(at.outputs[1:], self._request.outputs[1:], strict=True)
         )
-        found = distances(mean, variance, *self._wanted)
-        for name, off, most in zip(("mean", "variance"), found, self._allowed, strict=True):
+        errors = distances(mean, variance, *self._wanted)
+        for name, off, most in zip(("mean", "variance"), errors, self._allowed, strict=True):
             if not off <= most:
-                # No number: it was left unwritten.
+                # A value that is not finite was left unwritten.
                 off_by = off if math.isfinite(off) else -1.0
                 return f"its {name} is {off:.2e} off, {most:.0e} is allowed", off_by
         return "", error
@@ -59,7 +62,7 @@ class _StatisticsChecker:
 
 
 def moments(period: NDArray[np.float64], rows: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Mean and variance of every channel of so many rows, of which each is as the one a period before."""
+    """Return mean and variance of every channel over `rows` rows that repeat with the period."""
     weights = np.bincount(np.arange(rows) % len(period), minlength=len(period)) / rows
     mean = np.einsum("n,nchw->c", weights, period) / math.prod(period.shape[2:])
     squares = np.square(period - mean[:, None, None])
@@ -72,16 +75,22 @@ def distances(
     wanted_mean: NDArray[np.float64],
     wanted_variance: NDArray[np.float64],
 ) -> tuple[float, float]:
-    """Normalised L2 of both. A mean counts by how far the elements lie from zero: random ones have a mean of next to
-    nothing, in which rounding is all that is left."""
+    """Return the normalised L2 distances of the mean and of the variance.
+
+    The distance of a mean is divided by the root mean square of the elements rather than by the mean: random elements
+    have a mean near zero, of which only rounding errors remain.
+    """
     spread = float(np.linalg.norm(np.sqrt(wanted_variance + np.square(wanted_mean)))) or 1.0
     size = float(np.linalg.norm(wanted_variance)) or 1.0
     return float(np.linalg.norm(mean - wanted_mean)) / spread, float(np.linalg.norm(variance - wanted_variance)) / size
 
 
 def allowed(request: Request, period: int) -> tuple[float, float]:
-    """How far mean and variance may be off: as of statistics in a launch of their own, and by what the rounding of the
-    result changes, for an engine may sum up what it stores, rounded alike in every period. Squares, of which a variance
-    is made, change twice as much as elements."""
+    """Return the allowed distances of mean and variance.
+
+    They are those of statistics in a separate launch plus the effect of rounding the result: an engine may sum the
+    stored values, which are rounded alike in every period. For a variance, which sums squares, that effect is twice as
+    large.
+    """
     rounding = TOLERANCES[request.precision] / math.sqrt(period * math.prod(request.outputs[0].shape[2:]))
     return STORED[DType.FP32] + rounding, STORED[DType.FP32] + 2 * rounding

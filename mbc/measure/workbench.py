@@ -39,14 +39,15 @@ from mbc.runtime.formats import stored_bytes
 from mbc.runtime.lender import Lent, borrow
 
 WARM_S = 0.3
-WARM_SIDE = 4096  # of the matrices multiplied meanwhile
-STREAMED_L2S = 4  # caches that a kernel reads, and writes, to be sure that it finds nothing in the cache
-CONCURRENT_KERNELS = ("scale", "batch_statistics")  # of mbc's own, that run beside collectives
+WARM_SIDE = 4096  # side of the matrices that are multiplied meanwhile
+STREAMED_L2S = 4  # a streaming kernel reads and writes so many times the size of the L2 cache
+CONCURRENT_KERNELS = ("scale", "batch_statistics")  # mbc's own kernels that run beside collectives
 CONVOLUTION_WORKSPACE_BYTES = 64 << 20
-CACHED_PARTS = 8  # of the cache that a kernel reads, and that it writes, to find all in it
+CACHED_PARTS = 8  # a cached kernel reads and writes one of so many parts of the L2 cache
 
 
 def identity(gpu: Gpu) -> Identity:
+    """Return the identity of the GPU, with the versions of driver and cuDNN, for a profile."""
     return Identity(
         gpu.name,
         gpu.architecture,
@@ -60,9 +61,10 @@ def identity(gpu: Gpu) -> Identity:
 
 
 class Bench:
-    """The workbench of a real GPU. Use as a context manager."""
+    """The workbench of a real GPU; a context manager."""
 
     def __init__(self, gpu: Gpu, open_library: Callable[[Gpu, Precision], KernelLibrary] = KernelLibrary.open) -> None:
+        """Measure on `gpu` with the libraries that `open_library` opens."""
         self.gpu = gpu
         self.spec = device_spec(gpu)
         self.clock = Clock(gpu)
@@ -72,28 +74,33 @@ class Bench:
         self._closing = ExitStack()
 
     def __enter__(self) -> Bench:
+        """Return this workbench."""
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        """Close the libraries."""
         self._closing.close()
 
     def library(self, precision: Precision) -> KernelLibrary:
-        known = self._libraries.get(precision.working)
-        if known is None:
-            known = self._closing.enter_context(self._open_library(self.gpu, precision))
-            self._libraries[precision.working] = known
-        return known
+        """Return the kernels of the precision's working type."""
+        library = self._libraries.get(precision.working)
+        if library is None:
+            library = self._closing.enter_context(self._open_library(self.gpu, precision))
+            self._libraries[precision.working] = library
+        return library
 
     def identity(self) -> Identity:
+        """Return the identity of the GPU."""
         return identity(self.gpu)
 
     def offers(self, request: Request, workspace_limit_bytes: int) -> Offered:
+        """Return the candidates for `request`."""
         return offers(self.gpu, request, workspace_limit_bytes)
 
     def warm(self, precision: Precision) -> None:
-        """Work until the clocks are those of a GPU that has been busy for a while."""
+        """Work until the clock rates are those of a GPU that has been busy for a while."""
         mark = self.gpu.mark()
         try:
             call = self._product(precision)
@@ -104,7 +111,7 @@ class Bench:
             self.gpu.reset(mark)
 
     def _product(self, precision: Precision) -> Call:
-        """A GEMM, which does nothing but compute."""
+        """Return a call of a GEMM, which only computes."""
         matrix = TensorType((WARM_SIDE, WARM_SIDE), precision.working)
         request = Request("linear", Linear((WARM_SIDE,)), (matrix, matrix), (matrix,), precision)
         pointers = [self.gpu.take(matrix.size_bytes) for _ in range(3)]
@@ -113,13 +120,13 @@ class Bench:
         return self._any_call(request, pointers)
 
     def _fill(self, pointer: int, tensor: TensorType) -> None:
-        """With random numbers, of WARM_SIDE and more."""
+        """Fill a tensor of at least WARM_SIDE elements with random numbers."""
         row = np.random.default_rng(0).standard_normal(WARM_SIDE, np.float32)
         self.gpu.upload(pointer, stored_bytes(row, tensor.dtype, Layout.CHANNELS_FIRST))
         self.gpu.repeat(pointer, WARM_SIDE * tensor.dtype.size_bytes, tensor.size_bytes)
 
     def _scaling(self, precision: Precision, size_bytes: int) -> Call:
-        """Reads and writes so many bytes, and does next to nothing with them."""
+        """Return a call that reads and writes `size_bytes` bytes and computes almost nothing."""
         vector = TensorType((size_bytes // precision.working.size_bytes,), precision.working)
         request = Request("scale", Scale(), (vector,), (vector,), precision)
         pointers = (self.gpu.take(vector.size_bytes), self.gpu.take(vector.size_bytes))
@@ -127,12 +134,12 @@ class Bench:
         return self.library(precision).prepare(candidate, request, pointers, 0)
 
     def _any_call(self, request: Request, pointers: Sequence[int]) -> Call:
-        """Of the first provider that has a candidate without workspace."""
-        found = (c for p in PROVIDERS for c in p.candidates(request, self.spec) if not c.workspace_bytes)
-        return self.library(request.precision).prepare(next(found), request, pointers, 0)
+        """Return a call of the first candidate without workspace."""
+        candidates = (c for p in PROVIDERS for c in p.candidates(request, self.spec) if not c.workspace_bytes)
+        return self.library(request.precision).prepare(next(candidates), request, pointers, 0)
 
     def graph_gap_us(self, precision: Precision) -> float:
-        """From one node of a graph to the next, where a node has next to nothing to do."""
+        """Return the time from one node of a graph to the next if the nodes do almost nothing, in microseconds."""
         mark = self.gpu.mark()
         try:
             call = self._scaling(precision, precision.working.size_bytes)
@@ -142,18 +149,23 @@ class Bench:
             self.gpu.reset(mark)
 
     def host_link(self, precision: Precision) -> HostLink:
+        """Measure copies to the host and back."""
         with self._beside_copies(precision) as kernels:
             return measure_link(GpuTransfers(self.gpu, kernels))
 
     def peer_link(self, precision: Precision) -> PeerLink:
-        """Copies to another GPU and back. MBC105, MBC106 where none lends memory."""
+        """Measure copies to another GPU and back.
+
+        Raises:
+            MbcError: MBC105 or MBC106, no GPU lends memory.
+        """
         lent: list[Lent] = []
 
         def lend(size_bytes: int) -> int:
-            found = borrow(self.gpu.driver, size_bytes)
-            assert found is not None, "copies have bytes"
-            lent.append(found)
-            return found.address
+            memory = borrow(self.gpu.driver, size_bytes)
+            assert memory is not None, "copies have bytes"
+            lent.append(memory)
+            return memory.address
 
         try:
             with self._beside_copies(precision) as kernels:
@@ -164,10 +176,11 @@ class Bench:
 
     @contextmanager
     def _beside_copies(self, precision: Precision) -> Generator[Mapping[str, Callable[[], None]]]:
-        """A kernel of each kind that copies slow down, which runs for long enough that the CPU keeps up.
+        """Yield a kernel of each kind that copies slow down, which runs for long enough that the CPU keeps up.
 
-        What computes is a convolution: copies cost a GEMM at the GPU's peak 11 %, which steps that offload do not show
-        (decision 020)."""
+        The computing kernel is a convolution: copies slow a GEMM at the GPU's peak by 11 %, a slowdown that steps with
+        offloading do not show (decision 020).
+        """
         mark = self.gpu.mark()
         graphs: dict[str, Graph] = {}
         try:
@@ -185,14 +198,14 @@ class Bench:
             self.gpu.reset(mark)
 
     def _computing(self, precision: Precision) -> Call:
-        """A GEMM where cuDNN has no convolution: the rates of copies do not depend on it."""
+        """Return a convolution, or a GEMM if cuDNN has no convolution: the rates of copies do not depend on it."""
         try:
             return self._convolution(precision)
         except MbcError:
             return self._product(precision)
 
     def _repeated(self, call: Call) -> Graph:
-        """A graph of so many calls that the CPU keeps up with it."""
+        """Return a graph of enough calls that the CPU keeps up with it."""
         call.enqueue()  # loads the kernel, which a capture does not allow
         count = calls_per_graph(1, self.clock.once_us(call.enqueue))
 
@@ -204,7 +217,7 @@ class Bench:
 
     @contextmanager
     def kernels_for_collectives(self, precision: Precision) -> Generator[Mapping[ConcurrentKernel, Graph]]:
-        """Graphs of kernels of each kind, of some 0.2 ms and more. The library needs CONCURRENT_KERNELS only."""
+        """Yield graphs of kernels of each kind, of about 0.2 ms or more; the library needs CONCURRENT_KERNELS only."""
         graphs: dict[ConcurrentKernel, Graph] = {}
         try:
             calls = {
@@ -221,7 +234,7 @@ class Bench:
                 graph.close()
 
     def _convolution(self, precision: Precision) -> Call:
-        """3x3 in the middle of a ResNet, by the first of cuDNN's engines that runs it, channels last."""
+        """Return a 3x3 convolution from the middle of a ResNet, channels last, with the first engine that runs it."""
         image = TensorType((64, 128, 28, 28), precision.working)
         filters = TensorType((128, 128, 3, 3), precision.working)
         attributes = Convolution((28, 28), (3, 3), pad=(1, 1, 1, 1))
@@ -234,19 +247,20 @@ class Bench:
             if offer.candidate.provider == CUDNN.name and offer.candidate.layouts[0] is Layout.CHANNELS_LAST:
                 with suppress(MbcError):
                     return self.library(precision).prepare(offer.candidate, request, pointers, workspace)
-        raise MbcError("MBC077", "no engine of cuDNN runs a 3x3 convolution here", "run `mbc doctor`")
+        raise MbcError("MBC077", "no engine of cuDNN runs a 3x3 convolution on this GPU", "run `mbc doctor`")
 
     def _statistics(self, precision: Precision) -> Call:
-        """Means and variances of the channels of a large image: the reduction of batch normalization."""
+        """Return the reduction of batch normalization: means and variances of the channels of a large image."""
         image, vector = TensorType((64, 256, 56, 56), precision.working), TensorType((256,), DType.FP32)
         request = Request("batch_statistics", NoAttributes(), (image,), (vector, vector), precision)
         pointers = [self.gpu.take(t.size_bytes) for t in (image, vector, vector)]
-        found = (c for c in OWN.candidates(request, self.spec) if c.layouts[0] is Layout.CHANNELS_LAST)
-        candidate = next(found)
+        candidates = (c for c in OWN.candidates(request, self.spec) if c.layouts[0] is Layout.CHANNELS_LAST)
+        candidate = next(candidates)
         return self.library(precision).prepare(candidate, request, pointers, self.gpu.take(candidate.workspace_bytes))
 
     @contextmanager
     def open(self, need: Need) -> Generator[Harness, None, None]:
+        """Yield the harness of one operation; its operands use the whole block of the GPU."""
         self.gpu.reset()
         request = need.undivided
         library = self.library(request.precision)

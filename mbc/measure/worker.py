@@ -1,4 +1,4 @@
-"""The process that measures on one GPU for `mbc.measure.fleet`: a task comes in by stdin, messages go out by stdout."""
+"""The process that `mbc.measure.fleet` starts to measure on one GPU: it receives a task by stdin and sends messages."""
 
 from __future__ import annotations
 
@@ -19,7 +19,12 @@ from mbc.measure.processes import received, speaker
 
 
 def serve(open_gpu: Callable[[Task], AbstractContextManager[Any]], measuring: Callable[..., Summary]) -> None:
-    """Do the one task. Ends early, at the next request, when stdin ends."""
+    """Do one task, and end early, at the next request, when stdin ends.
+
+    Args:
+        open_gpu: Opens the GPU of the task.
+        measuring: `mbc.measure.measure.measure`, or a substitute.
+    """
     say = speaker()
     task: Task = received()
     ended = threading.Event()
@@ -60,7 +65,7 @@ def serve(open_gpu: Callable[[Task], AbstractContextManager[Any]], measuring: Ca
 
 
 def _wait_for_end(stdin: int, ended: threading.Event) -> None:
-    # Not through the file object: it would be locked when the process ends while this waits.
+    # Not through the file object, whose lock this thread would hold when the process ends.
     while os.read(stdin, 1):
         pass
     ended.set()

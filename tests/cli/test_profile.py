@@ -198,7 +198,7 @@ def test_nothing_to_measure(mbc, tasks, collectives, monkeypatch, capsys):
         assert "error: networks are missing: NET\nhelp: name some, or measure coll" in capsys.readouterr().err
     monkeypatch.setattr(fleet, "local_gpus", lambda: ())
     done = mbc("profile", "--gpu", "all")
-    assert done.code == 1 and "error MBC077: measuring needs a GPU, and none can be used here" in done.err
+    assert done.code == 1 and "error MBC077: measuring needs a GPU, but none can be used on this machine" in done.err
     assert not collectives.asked
 
 
@@ -208,7 +208,7 @@ def test_collectives_of_one_gpu(mbc, gpus, monkeypatch):
     monkeypatch.setattr(profile_places, "installed_cudnn", lambda: IDENTITY.cudnn)
     done = mbc("profile", "--gpu", "all")
     assert done.code == 1
-    assert "error MBC274: collectives need two GPUs or more, and 1 can be used here" in done.err
+    assert "error MBC274: collectives need two GPUs or more, but this machine has 1 that can be used" in done.err
 
 
 def test_options_reach_the_processes(mbc, tasks):
@@ -257,7 +257,7 @@ def test_no_gpu(mbc, monkeypatch):
     monkeypatch.setattr(fleet, "local_gpus", lambda: ())
     done = mbc("profile", "tiny.mbc")
     assert done.code == 1 and done.err.startswith(
-        "error MBC077: measuring needs a GPU, and none can be used here\nhelp: "
+        "error MBC077: measuring needs a GPU, but none can be used on this machine\nhelp: "
     )
 
 

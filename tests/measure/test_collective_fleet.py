@@ -57,7 +57,7 @@ def test_results_go_into_the_profile(tmp_path: Path):
     ("behaviour", "code", "text"),
     [
         ("dies", "MBC275", "the process that measured collectives as rank 1 died (exit status 7)"),
-        ("hangs", "MBC275", "measuring collectives was ended: no process said anything for 6 s"),
+        ("hangs", "MBC275", "measuring collectives was ended: no process sent a message for 6 s"),
         ("refuses", "MBC272", "rank 0 is gone"),
     ],
 )
@@ -84,7 +84,7 @@ def test_one_gpu_has_no_collectives(tmp_path: Path):
     with pytest.raises(MbcError) as caught:
         measure_collectives(("0",), tmp_path / "p.sqlite")
     assert caught.value.code == "MBC274"
-    assert caught.value.message == "collectives need two GPUs or more, and 1 can be used here"
+    assert caught.value.message == "collectives need two GPUs or more, but this machine has 1 that can be used"
 
 
 def test_the_kernels_beside_are_there():

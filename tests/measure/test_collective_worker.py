@@ -220,7 +220,7 @@ def test_gpus_that_do_not_reach_each_other_have_no_copies(monkeypatch: pytest.Mo
     monkeypatch.setattr(collective_worker, "SymmetricMemory", Registered)
     monkeypatch.setattr(Registered, "freed", [])
     said, log = worked(monkeypatch, Apart, BY_COPIES)
-    assert ("note", "these GPUs do not reach each other's memory: no collectives by copy engines") in said
+    assert ("note", "these GPUs cannot access each other's memory: no collectives by copy engines") in said
     registered = f"register {CONCURRENT_BYTES}"
     assert log[:5] == ["warm", "join a 0/2 0", registered, registered, "close"]
     assert len(Registered.freed) == 2  # and what is left is measured

@@ -71,7 +71,9 @@ def test_all_gpus_write_one_profile(tmp_path: Path, gpus: tuple[str, ...]):
     assert {p.total for p in seen} == {len(EVERYTHING)}
     assert [p.done for p in seen] == sorted(p.done for p in seen)
     again = measure_on(gpus, task(path), worker=worker())
-    assert again.summary is not None and again.summary.known == len(EVERYTHING) and not again.summary.measured
+    assert (
+        again.summary is not None and again.summary.already_measured == len(EVERYTHING) and not again.summary.measured
+    )
 
 
 def decide_the_last(failed: Sequence[str], missing: Sequence[str]) -> Decision:
@@ -108,7 +110,7 @@ def test_a_process_that_dies_is_said_and_loses_one_request_at_most(tmp_path: Pat
     assert caught.value.code == "MBC191"
     assert len(read_profile(path).extents) == 1
     outcome = measure_on(("0",), task(path), worker=worker())
-    assert outcome.summary is not None and outcome.summary.known == 1
+    assert outcome.summary is not None and outcome.summary.already_measured == 1
     assert set(read_profile(path).extents) == EVERYTHING
 
 
@@ -122,7 +124,7 @@ def test_a_kernel_that_makes_the_gpu_fail_is_passed_over(tmp_path: Path):
     path = tmp_path / "p.sqlite"
     outcome = measure_on(("0",), task(path), worker=worker("trips"))
     assert set(read_profile(path).extents) == EVERYTHING
-    assert outcome.summary is not None and outcome.summary.known == 1
+    assert outcome.summary is not None and outcome.summary.already_measured == 1
     with pytest.raises(MbcError) as caught:  # measuring all again would fail there again
         measure_on(("0",), task(tmp_path / "q.sqlite", again=True), worker=worker("trips"))
     assert caught.value.code == "MBC088"
@@ -303,14 +305,14 @@ def test_choosing_gpus(monkeypatch: pytest.MonkeyPatch):
 @pytest.mark.parametrize("asked", ["2", "-1", "first", "h200"])
 def test_a_gpu_that_is_not_there(monkeypatch: pytest.MonkeyPatch, asked: str):
     machine(monkeypatch, H200, H200)
-    with pytest.raises(MbcError, match=f"this machine has no GPU {asked}: it has 2") as caught:
+    with pytest.raises(MbcError, match=f"this machine has no GPU {asked}; it has 2") as caught:
         choose_gpus(asked)
     assert caught.value.code == "MBC190"
 
 
 def test_unlike_gpus_do_not_share_a_profile(monkeypatch: pytest.MonkeyPatch):
     machine(monkeypatch, H200, T4)
-    with pytest.raises(MbcError, match=r"unlike GPUs.*0 is an NVIDIA H200, 1 is a Tesla T4") as caught:
+    with pytest.raises(MbcError, match=r"different GPUs.*0 is an NVIDIA H200, 1 is a Tesla T4") as caught:
         choose_gpus("all")
     assert caught.value.code == "MBC190"
     machine(monkeypatch, H200, T4, visible="0")

@@ -37,10 +37,10 @@ def test_the_slowest_of_one_two_and_three_gpus(tmp_path: Path, monkeypatch: pyte
 @pytest.mark.parametrize(
     ("behaviour", "code", "words"),
     [
-        ("refuses", "MBC275", "memory to measure with is missing: all of it is needed"),
+        ("refuses", "MBC275", "there is too little free GPU memory to measure: all of it is needed"),
         ("dies", "MBC362", "were not measured: the process of GPU 1 died (exit status 7)"),
-        ("hangs", "MBC362", "were not measured: no process said anything for 8 s"),
-        ("stalls", "MBC362", "were not measured: a GPU copied next to nothing"),
+        ("hangs", "MBC362", "were not measured: no process sent a message for 8 s"),
+        ("stalls", "MBC362", "were not measured: a GPU copied almost nothing"),
     ],
 )
 def test_a_process_that_fails(

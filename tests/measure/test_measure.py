@@ -402,7 +402,7 @@ def test_a_run_is_resumed_and_a_raised_limit_completes(path: Path) -> None:
     assert run(low, path, asked, limit=5 * MIB).measured == 2
     assert low.tried() == ["lean 8", "fast 4", "lean 4"]
     same = Table([FAST, LEAN])
-    assert run(same, path, asked, limit=4 * MIB).known == 2 and same.log == []
+    assert run(same, path, asked, limit=4 * MIB).already_measured == 2 and same.log == []
     high = Table([FAST, LEAN])
     assert run(high, path, asked, limit=LIMIT).measured == 2
     assert high.tried() == ["fast 8"]  # what the first run measured is kept
@@ -424,7 +424,7 @@ def test_what_is_outdated_is_completed_and_nothing_else(path: Path) -> None:
     assert none.failures and found(path, asked) == before
     table = Table([LEAN, FAST, wrong])
     done = measure_on(table, [asked, other], path, workspace_limit_bytes=LIMIT, outdated=outdated)
-    assert (done.measured, done.known) == (1, 1) and table.tried() == ["fast 8"]
+    assert (done.measured, done.already_measured) == (1, 1) and table.tried() == ["fast 8"]
     assert "link" not in table.log
     after = found(path, asked)
     assert len(after) == 3 and of(after, FAST).time_us == 80.0
@@ -441,7 +441,7 @@ def test_the_time_is_kept_and_the_most_valuable_comes_first(path: Path) -> None:
     assert run(Table([FAST]), path, small, seconds=-1.0).left == 1
     assert told == [(0, 2, None)]
     rest = run(table, path, small, large, progress=lambda d, t, r, s: told.append((d, t, s)))
-    assert (rest.known, rest.measured, told[-1]) == (1, 1, (0, 1, None))
+    assert (rest.already_measured, rest.measured, told[-1]) == (1, 1, (0, 1, None))
 
 
 def test_time_left_is_estimated(path: Path) -> None:
@@ -546,7 +546,7 @@ def test_a_failing_gpu_is_told_and_its_kernel_passed_over(path: Path) -> None:
     table = Table([LEAN, broken, SLOW])
     assert run(table, path, need([8])).measured == 1  # all but the kernel at fault
     assert table.tried() == ["lean 8", "slow 8"]
-    assert len(found(path, need([8]))) == 3 and run(table, path, need([8])).known == 1
+    assert len(found(path, need([8]))) == 3 and run(table, path, need([8])).already_measured == 1
 
 
 def test_what_does_not_fit_is_told_and_not_tried_again_unless_all_is(path: Path) -> None:
@@ -558,7 +558,7 @@ def test_what_does_not_fit_is_told_and_not_tried_again_unless_all_is(path: Path)
         "could not be measured: 1 byte is needed, 0 are left"
     ] * 2
     again = run(Table([LEAN]), path, asked)
-    assert (again.known, again.measured, again.failures) == (2, 0, ())
+    assert (again.already_measured, again.measured, again.failures) == (2, 0, ())
     assert measure_on(Table([LEAN]), [asked], path, workspace_limit_bytes=LIMIT, again=True).measured == 2
 
 

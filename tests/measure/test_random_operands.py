@@ -109,7 +109,7 @@ def test_values_are_rounded_as_stored() -> None:
 
 def test_a_request_that_cannot_be_made_small_says_so() -> None:
     x = fp32(4, 8, 3, 3)
-    with pytest.raises(MbcError, match="error MBC087: no small batch_normalize can be made to compare with"):
+    with pytest.raises(MbcError, match="error MBC087: batch_normalize cannot be checked on few rows"):
         few(Request("batch_normalize", BatchNormalize(1e-5), (x, fp32(7)), (x,), Precision.FP32))
 
 
