@@ -44,7 +44,7 @@ class CollectiveBench(Protocol):
         ...
 
     def kernels_us(self, kernel: ConcurrentKernel, count: int, beside: bool) -> float:
-        """Return the time in microseconds of `count` runs of a kernel, alone or while all-reduces keep the links busy."""
+        """Return the microseconds of `count` runs of a kernel, alone or while all-reduces keep the links busy."""
         ...
 
     def all_reduces_us(self, count: int, beside: ConcurrentKernel | None) -> float:
