@@ -226,7 +226,8 @@ def _drawn(results: Path) -> list[list[str]]:
         )
         wrong = [failure["why"].partition("\n")[0] for row in networks for failure in row["failures"]]
         lines.append([
-            f"{outcomes.total()} random networks of the language, planned without a limit and at four budgets", "no GPU",
+            f"{outcomes.total()} random networks of the language, planned without a limit and at four budgets",
+            "no GPU",
             f"{outcomes['right']} right, **{len(wrong)} wrong**{''.join(f' ({why})' for why in dict.fromkeys(wrong))}; "
             f"{counts['steps compared']:,} steps compared",
         ])  # fmt: skip

@@ -38,12 +38,12 @@ def linked(markdown: str) -> str:
 def make(folder: Path) -> list[Path]:
     """Plan the examples and write their pages, which takes half a minute of a core."""
     folder.mkdir(parents=True, exist_ok=True)
-    made: list[Path] = []
+    pages: list[Path] = []
     for name, (command, source, *options) in PAGES.items():
-        made.append(folder / name)
-        if main((command, str(EXAMPLES / source), *options, "-o", str(made[-1]))):
-            raise SystemExit(f"the page {name} cannot be made")
-    return made
+        pages.append(folder / name)
+        if main((command, str(EXAMPLES / source), *options, "-o", str(pages[-1]))):
+            raise SystemExit(f"the page {name} cannot be written")
+    return pages
 
 
 if __name__ == "__main__":

@@ -26,6 +26,7 @@ OUTSIDE = (
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add the pages that lie outside docs/, the files that these pages link to, and the gallery."""
     for name in OUTSIDE:
         up = "../" * name.count("/")
         page = (ROOT / name).read_text(encoding="utf-8").replace(f"]({up}docs/", f"]({up}")
@@ -41,8 +42,10 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Return the page with links out of docs/, as they are in the repository, and to pages of the gallery that lead
-    to the pages above."""
+    """Return the page with its links as the site has them.
+
+    Links out of docs/ lead to the pages that `on_files` adds, and titles in the gallery lead to the gallery's pages.
+    """
     if page.file.src_uri == "gallery.md":
         markdown = linked(markdown)
     for name in OUTSIDE:
