@@ -37,7 +37,7 @@ from mbc.kernels.statistics import WITH_STATISTICS
 from mbc.profile.locate import bundled_path, file_name
 from mbc.profile.model import Profile, calibrated
 from mbc.profile.other_rows import octave
-from mbc.profile.read import read_profile
+from mbc.profile.read_profile import read_profile
 
 COLUMNS = ("name", "requests", "median", "p10", "p90", "|error| median", "|error| p90")
 

@@ -32,7 +32,7 @@ from stepping import time_packages
 
 from mbc.hardware.target import find_device
 from mbc.profile.locate import bundled_path, file_name
-from mbc.profile.read import read_profile
+from mbc.profile.read_profile import read_profile
 
 PRECISION = (("train.precision", "bf16"),)
 DENSENET_201 = (("counts", "(6, 12, 48, 32)"), ("batch", "64"))

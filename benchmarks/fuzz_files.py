@@ -50,8 +50,8 @@ def judge_source(data: bytes, folder: Path) -> str:
     from mbc.frontend.lower import lower
     from mbc.frontend.parse import parse
     from mbc.options import Options
+    from mbc.passes.check_graph import verify_network, verify_training
     from mbc.passes.training_step import differentiate
-    from mbc.passes.verify import verify_network, verify_training
     from mbc.source import Source
 
     try:
@@ -150,7 +150,7 @@ def profiles() -> list[bytes]:
     import gzip
     import tempfile
 
-    from mbc.hardware.collectives import CollectiveKind, CollectiveTime, Link
+    from mbc.hardware.collective_times import CollectiveKind, CollectiveTime, Link
     from mbc.profile.model import Overhead
     from mbc.profile.writer import ProfileWriter
     from tests.profile.profiles import IDENTITY, measurement, request
@@ -171,7 +171,7 @@ def profiles() -> list[bytes]:
 
 def judge_profile(data: bytes, folder: Path) -> str:
     """Read a profile, packed or not, and look up in it what a plan would."""
-    from mbc.profile.read import read_profile
+    from mbc.profile.read_profile import read_profile
     from tests.profile.profiles import request
 
     path = folder / ("p.sqlite.gz" if data[:2] == b"\x1f\x8b" else "p.sqlite")

@@ -82,7 +82,7 @@ def main() -> None:
     show(rows, ["name", "measured", "known", "left", "candidates", "refused", "seconds"])
     if arguments.ship:
         from mbc.profile.edit import ship
-        from mbc.profile.read import read_profile
+        from mbc.profile.read_profile import read_profile
 
         arguments.ship.parent.mkdir(parents=True, exist_ok=True)
         kept = ship(read_profile(arguments.profile), arguments.ship)

@@ -187,7 +187,7 @@ def profile_wrong(folder: Path) -> str:
 
     Another process may write.
     """
-    from mbc.profile.read import read_profile
+    from mbc.profile.read_profile import read_profile
     from mbc.profile.signature import signature
 
     try:

@@ -38,9 +38,9 @@ from mbc.optimize.search.profiling_requests import (
 )
 from mbc.optimize.search.search import may_fit, search
 from mbc.options import Options, Policy, RankGpu
+from mbc.passes.check_graph import verify_network, verify_training
 from mbc.passes.shard_optimizer import can_shard, check_can_shard
 from mbc.passes.training_step import differentiate
-from mbc.passes.verify import verify_network, verify_training
 from mbc.plan.collectives import ctas_of
 from mbc.plan.file import dump_plan
 from mbc.plan.model import Plan

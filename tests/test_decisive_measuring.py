@@ -23,7 +23,7 @@ from mbc.options import Measure, Options
 from mbc.profile import locate as profile_places
 from mbc.profile.locate import bundled_path, user_path
 from mbc.profile.model import LEFT_TO_ESTIMATE, Extent, Profile
-from mbc.profile.read import read_profile
+from mbc.profile.read_profile import read_profile
 from mbc.profile.signature import signature
 from mbc.profile.writer import ProfileWriter
 from mbc.source import Source

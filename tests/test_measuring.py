@@ -27,7 +27,7 @@ from mbc.profile import locate as profile_places
 from mbc.profile.edit import write_profile
 from mbc.profile.locate import user_path
 from mbc.profile.model import Extent
-from mbc.profile.read import read_profile
+from mbc.profile.read_profile import read_profile
 from mbc.profile.signature import signature
 from mbc.profile.writer import ProfileWriter
 from mbc.source import Source

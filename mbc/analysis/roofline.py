@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from mbc.errors import MbcError
-from mbc.hardware.collectives import CollectiveKind
+from mbc.hardware.collective_times import CollectiveKind
 from mbc.hardware.spec import DeviceSpec, spec_like
 from mbc.hardware.streams import COPY_STREAMS, Space
 from mbc.ir.graph import Operation, TrainingGraph

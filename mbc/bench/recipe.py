@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from mbc.ir.graph import Network, Operation
 from mbc.ops.random import Dropout, dropout_keep
-from mbc.passes.build import live_operations
+from mbc.passes.graph_builder import live_operations
 
 
 @dataclass(frozen=True, slots=True)

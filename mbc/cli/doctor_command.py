@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mbc.errors import MbcError
-from mbc.hardware.collectives import Link
+from mbc.hardware.collective_times import Link
 from mbc.version import __version__
 
 if TYPE_CHECKING:

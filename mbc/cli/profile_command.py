@@ -182,7 +182,7 @@ class _View:
 
 def _list(arguments: argparse.Namespace) -> int:
     from mbc.profile.locate import known_profiles
-    from mbc.profile.read import read_profile
+    from mbc.profile.read_profile import read_profile
     from mbc.report.profiles import contents, contents_text
 
     files = [Path(file) for file in arguments.files] or list(known_profiles())
@@ -199,7 +199,7 @@ def _list(arguments: argparse.Namespace) -> int:
 
 def _diff(arguments: argparse.Namespace) -> int:
     from mbc.profile.profile_diff import diff_profiles
-    from mbc.profile.read import read_profile
+    from mbc.profile.read_profile import read_profile
     from mbc.report.profiles import profile_diff_document, profile_diff_text
 
     before, after = (read_profile(Path(file)) for file in (arguments.before, arguments.after))
@@ -213,7 +213,7 @@ def _diff(arguments: argparse.Namespace) -> int:
 
 def _merge(arguments: argparse.Namespace) -> int:
     from mbc.profile.edit import merged, write_profile
-    from mbc.profile.read import read_profile
+    from mbc.profile.read_profile import read_profile
 
     files, target = [Path(file) for file in arguments.files], Path(arguments.output)
     if target.exists() and not any(file.exists() and file.samefile(target) for file in files):
@@ -230,7 +230,7 @@ def _merge(arguments: argparse.Namespace) -> int:
 
 def _ship(arguments: argparse.Namespace) -> int:
     from mbc.profile.edit import shippable, write_profile
-    from mbc.profile.read import read_profile
+    from mbc.profile.read_profile import read_profile
 
     part, target = shippable(read_profile(Path(arguments.file))), Path(arguments.output)
     write_profile(part, target)

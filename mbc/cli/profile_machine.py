@@ -54,7 +54,7 @@ class Outcome:
 
 def missing(path: Path, gpus: Gpus) -> tuple[Part, ...]:
     """Return the parts that the profile at `path` does not have."""
-    from mbc.profile.read import read_profile
+    from mbc.profile.read_profile import read_profile
 
     if len(gpus) < 2:
         return ()
@@ -90,7 +90,7 @@ def all_parts(gpus: Gpus) -> Iterator[Part]:
 def _knows_collectives(profile: Profile, gpus: Gpus) -> bool:
     from mbc.kernels.nccl import BY_COPIES
     from mbc.measure.collective_fleet import link_of
-    from mbc.measure.collectives import MAX_CTAS
+    from mbc.measure.collective_timing import MAX_CTAS
 
     measured = {t.max_ctas for t in profile.collectives if (t.ranks, t.link) == (len(gpus), link_of(gpus))}
     return measured >= {*MAX_CTAS} - {BY_COPIES}  # copies between peers, which not all machines have

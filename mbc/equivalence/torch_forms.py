@@ -27,7 +27,7 @@ from mbc.equivalence.torch_convolutions import (
 from mbc.equivalence.torch_image_forms import IMAGE_FORMS, RELATIONS, Form
 from mbc.ops import KINDS
 from mbc.ops.base import Call
-from mbc.ops.control import control_record
+from mbc.ops.control_record import control_record
 from mbc.ops.normalization import BatchNormalize, BatchNormalizeBackward
 from mbc.ops.piecewise import Clamp
 from mbc.ops.pooling import AveragePool, MaxPool, Pool, padded_size, window_divisors, window_positions

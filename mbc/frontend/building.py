@@ -10,7 +10,7 @@ from mbc.frontend.values import Tensor
 from mbc.ir.graph import Attributes, Initializer, Operation, Role, State, Value
 from mbc.ir.types import DType, TensorType
 from mbc.ops.base import Layer, Setting, ShapeError
-from mbc.passes.build import GraphBuilder
+from mbc.passes.graph_builder import GraphBuilder
 from mbc.source import Span
 
 LARGEST_TENSOR = 2**47  # elements; byte offsets fit 64 bits

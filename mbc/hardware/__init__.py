@@ -8,6 +8,6 @@
 * `numa`: host bridges and memory next to GPUs of this machine
 * `host_sharing`: copies of several GPUs with one host
 * `transfers`: copies between device and host: time, and what they cost concurrent kernels
-* `collectives`: collectives between GPUs: time, and what they and concurrent kernels cost each other
+* `collective_times`: collectives between GPUs: time, and what they and concurrent kernels cost each other
 * `cudnn_version`: the cuDNN that can be loaded here, and its version
 """

@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Any
 
 from mbc.errors import MbcError
-from mbc.hardware.collectives import CollectiveModel, Link
+from mbc.hardware.collective_times import CollectiveModel, Link
 from mbc.hardware.part import check_part, part_name, split_name
 from mbc.hardware.transfers import AnyLink, HostLink, Links, PeerLink, estimated_link, estimated_peer_link
 from mbc.resources import data_text

@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping, Sequence
 from itertools import combinations
 
-from mbc.hardware.collectives import Link
+from mbc.hardware.collective_times import Link
 
 _SUCCESS = 0  # NVML_SUCCESS, NVML_P2P_STATUS_OK
 _READ, _NVLINK = 0, 2  # nvmlGpuP2PCapsIndex_t

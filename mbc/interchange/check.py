@@ -22,7 +22,7 @@ from mbc.ir.graph import Operation, Optimizer, Role, TrainingGraph
 from mbc.ir.types import DType, Precision
 from mbc.ops import KINDS
 from mbc.ops.base import Call
-from mbc.ops.control import CONTROL_TYPE, control_record
+from mbc.ops.control_record import CONTROL_TYPE, control_record
 from mbc.ops.random import Dropout
 from mbc.passes.training_step import differentiate
 from mbc.source import Source

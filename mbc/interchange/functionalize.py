@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from mbc.interchange.aten.aliases import ViewStep, part_of, scattered, viewed
 from mbc.interchange.aten.operands import Refused
-from mbc.interchange.aten.schema import Schema, out_of_place, schema_of
+from mbc.interchange.aten.operation_schemas import Schema, out_of_place, schema_of
+from mbc.interchange.aten.views import ViewStep, part_of, scattered, viewed
 from mbc.interchange.program import Argument, Node, Program, TensorMeta, TensorName, operands_of, tensors_of, with_names
 
 _COUNTER = "num_batches_tracked"

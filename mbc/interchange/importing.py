@@ -17,7 +17,7 @@ from mbc.interchange.refusal import Refusal, refused
 from mbc.interchange.steps import Imported
 from mbc.interchange.translate import translate
 from mbc.interchange.write import write_source
-from mbc.passes.verify import verify_network
+from mbc.passes.check_graph import verify_network
 from mbc.source import Source
 
 ONNX = ".onnx"  # how an ONNX file's name ends

@@ -20,9 +20,9 @@ from mbc.interchange.aten.operands import (
     Weight,
     shape_of,
 )
+from mbc.interchange.aten.operation_schemas import schema_of
 from mbc.interchange.aten.parameters import RULES as PARAMETER_RULES
 from mbc.interchange.aten.parameters import computed
-from mbc.interchange.aten.schema import schema_of
 from mbc.interchange.builder import NetworkBuilder
 from mbc.interchange.functionalize import functionalize
 from mbc.interchange.grad_regions import inline_regions

@@ -2,7 +2,7 @@
 
 Since Hopper, only the legacy API has FFT and Winograd on every GPU. A candidate is an algorithm's number in the
 enumeration of its pass, a layout and a math type. Only cuDNN on the GPU itself can tell how much workspace and time it
-needs (`mbc.measure.cudnn_legacy` asks). See NVIDIA, "cuDNN API", the functions cudnnConvolutionForward,
+needs (`mbc.measure.legacy_algorithms` asks). See NVIDIA, "cuDNN API", the functions cudnnConvolutionForward,
 cudnnConvolutionBackwardData and cudnnConvolutionBackwardFilter.
 
 A filter gradient of bf16 or fp16 operands is computed in their type at the start of the workspace and then widened to

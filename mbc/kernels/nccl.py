@@ -17,7 +17,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from mbc.hardware.collectives import CollectiveCost, CollectiveKind
+from mbc.hardware.collective_times import CollectiveCost, CollectiveKind
 from mbc.hardware.spec import DeviceSpec
 from mbc.hardware.streams import ALIGNMENT_BYTES, aligned
 from mbc.ir.graph import Attributes

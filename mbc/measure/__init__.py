@@ -23,11 +23,11 @@
 * `cudnn_library`: cuDNN's backend API through ctypes
 * `cudnn_constants`: constants of cuDNN's backend API
 * `cudnn_engines`: engine configurations and plans of convolutions in cuDNN's graph API
-* `cudnn_legacy`: convolution algorithms of cuDNN's legacy API
+* `legacy_algorithms`: convolution algorithms of cuDNN's legacy API
 * `processes`: one process for each GPU, and the messages to and from it
 * `fleet`: one process for each GPU; all write to one profile
 * `worker`: the process that measures on one GPU
-* `collectives`: times of collectives, alone and beside kernels
+* `collective_timing`: times of collectives, alone and beside kernels
 * `collective_harness`: measures collectives on a real GPU
 * `collective_fleet`: one process for each GPU; all join one communicator after another
 * `collective_worker`: the process of one rank

@@ -18,12 +18,12 @@ from typing import Any
 from mbc.codegen.build import build_kernel_library
 from mbc.codegen.toolchain import find_toolchain
 from mbc.errors import MbcError
-from mbc.hardware.collectives import CollectiveSlowdown, CollectiveTime, Link
+from mbc.hardware.collective_times import CollectiveSlowdown, CollectiveTime, Link
 from mbc.hardware.spec import spec_like
 from mbc.hardware.target import local_gpus
 from mbc.hardware.topology import link_between
 from mbc.ir.types import Precision
-from mbc.measure.collectives import MAX_CTAS, SIZES_BYTES
+from mbc.measure.collective_timing import MAX_CTAS, SIZES_BYTES
 from mbc.measure.processes import MessageQueue, Process, send, started
 from mbc.measure.workbench import CONCURRENT_KERNELS
 from mbc.profile.model import Identity, Overhead

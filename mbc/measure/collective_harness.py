@@ -15,10 +15,10 @@ from types import TracebackType
 
 import numpy as np
 
-from mbc.hardware.collectives import CollectiveKind, ConcurrentKernel
-from mbc.measure.collectives import CONCURRENT_BYTES, ELEMENT_BYTES, MOST_IN_A_ROW, ROW_US
+from mbc.hardware.collective_times import CollectiveKind, ConcurrentKernel
+from mbc.measure.collective_timing import CONCURRENT_BYTES, ELEMENT_BYTES, MOST_IN_A_ROW, ROW_US
 from mbc.measure.gpu import Gpu, Graph
-from mbc.runtime.nccl import Communicator, Reduction
+from mbc.runtime.communicator import Communicator, Reduction
 
 REPEATS = 5  # repetitions of each timing, after one that is left out
 SINGLES = 11  # repetitions of a single collective, whose times vary more

@@ -12,18 +12,18 @@ from pathlib import Path
 from typing import Any
 
 from mbc.errors import MbcError
-from mbc.hardware.collectives import ConcurrentKernel
+from mbc.hardware.collective_times import ConcurrentKernel
 from mbc.ir.types import Precision
 from mbc.kernels.nccl import BY_COPIES
 from mbc.measure.collective_fleet import CollectiveTask, Measured
 from mbc.measure.collective_harness import WAIT_S, GpuCollectives, Mark, urgent_stream
-from mbc.measure.collectives import CONCURRENT_BYTES, ELEMENT_BYTES, measure_slowdowns, measure_times
+from mbc.measure.collective_timing import CONCURRENT_BYTES, ELEMENT_BYTES, measure_slowdowns, measure_times
 from mbc.measure.gpu import DoesNotFit, Gpu, Graph
 from mbc.measure.kernel_library import KernelLibrary
 from mbc.measure.processes import received, speaker
 from mbc.measure.workbench import Bench
 from mbc.profile.model import Overhead, collective_subject
-from mbc.runtime.nccl import Communicator, SymmetricMemory, connect, load_nccl
+from mbc.runtime.communicator import Communicator, SymmetricMemory, connect, load_nccl
 from mbc.runtime.nccl_library import Nccl, version_text
 from mbc.units import show_size
 

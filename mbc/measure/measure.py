@@ -39,7 +39,7 @@ from mbc.measure.session import GPU_FAILED, Session
 from mbc.measure.size_ladder import Ladder, key_of
 from mbc.measure.workbench import Bench, identity
 from mbc.profile.model import LEFT_TO_ESTIMATE, Extent, Measurement, Profile
-from mbc.profile.read import read_profile
+from mbc.profile.read_profile import read_profile
 from mbc.profile.signature import rows_of, signature
 from mbc.profile.writer import ProfileWriter
 

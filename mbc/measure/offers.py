@@ -16,9 +16,9 @@ from mbc.kernels.cudnn_estimates import widened_bytes
 from mbc.kernels.cudnn_statistics import sums_bytes
 from mbc.kernels.statistics import WITH_STATISTICS
 from mbc.measure.cudnn_engines import ENGINE_KINDS, FAST_ALGORITHMS, Configuration, ConvolutionGraph, refusal
-from mbc.measure.cudnn_legacy import legacy_candidates
 from mbc.measure.cudnn_library import CudnnRefusal
 from mbc.measure.gpu import Gpu
+from mbc.measure.legacy_algorithms import legacy_candidates
 from mbc.units import show_size
 
 BEST_PER_LAYOUT = 8  # engines, in the heuristics' order; after them only engines that need less workspace

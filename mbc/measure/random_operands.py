@@ -18,7 +18,7 @@ from mbc.ir.types import DType, Layout, TensorType
 from mbc.kernels.base import Request
 from mbc.measure.random_pool import numbers, stored_numbers
 from mbc.ops.base import ShapeError
-from mbc.ops.control import CONTROL_TYPE, control_record
+from mbc.ops.control_record import CONTROL_TYPE, control_record
 from mbc.ops.fused import SEVERAL, leading_products
 from mbc.ops.pooling import MaxPool
 from mbc.ops.shard import UPDATES_OF_PARTS

@@ -11,7 +11,7 @@ from types import TracebackType
 import numpy as np
 
 from mbc.errors import MbcError
-from mbc.hardware.collectives import ConcurrentKernel
+from mbc.hardware.collective_times import ConcurrentKernel
 from mbc.hardware.transfers import HostLink, PeerLink
 from mbc.ir.types import DType, Layout, Precision, TensorType
 from mbc.kernels import PROVIDERS

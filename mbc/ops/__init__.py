@@ -12,7 +12,7 @@
 * `broadcast`: sums and products of images with a number for each channel
 * `collective`: sums over ranks
 * `comparison`: maximum, minimum, masks and comparisons, broadcast
-* `control`: the control block as the interpreter sees it
+* `control_record`: the control block as the interpreter sees it
 * `composed`: activations of several operations
 * `convolution`: convolutions: three passes, and transposed
 * `cross_entropy`: the layer of the three softmax cross entropies

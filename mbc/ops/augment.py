@@ -22,7 +22,7 @@ import numpy as np
 from mbc.ir.graph import Attributes, Operation
 from mbc.ir.types import DType, TensorType
 from mbc.ops.base import Array, Call, Expansion, Layer, LayerBuilder, OpKind, Parameter, ShapeError
-from mbc.ops.control import control_record, control_shape
+from mbc.ops.control_record import control_record, control_shape
 from mbc.ops.random import philox
 from mbc.ops.resize import Resize
 from mbc.ops.window import Pair, as_pair

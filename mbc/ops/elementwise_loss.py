@@ -27,7 +27,7 @@ from mbc.ops.base import (
     ShapeError,
     master,
 )
-from mbc.ops.control import control_record, control_shape
+from mbc.ops.control_record import control_record, control_shape
 
 
 @dataclass(frozen=True, slots=True)

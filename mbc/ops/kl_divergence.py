@@ -11,7 +11,7 @@ import numpy as np
 from mbc.ir.graph import Attributes, Operation
 from mbc.ir.types import TensorType
 from mbc.ops.base import Array, Call, Gradients, Layer, LayerBuilder, NoAttributes, OpKind, Parameter, master
-from mbc.ops.control import control_record, control_shape
+from mbc.ops.control_record import control_record, control_shape
 from mbc.ops.loss import check_log_probabilities, log_softmax, positions
 from mbc.ops.soft_cross_entropy import check_probabilities
 

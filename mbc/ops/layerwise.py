@@ -17,7 +17,7 @@ from mbc.ir.graph import Attributes
 from mbc.ir.optional import optional
 from mbc.ir.types import TensorType
 from mbc.ops.base import Array, Call, OpKind, ShapeError
-from mbc.ops.control import control_record, control_shape
+from mbc.ops.control_record import control_record, control_shape
 from mbc.ops.update import AdamW, Sgd, same_states, unscaled
 
 RATIOS = frozenset({"lars_ratio", "lamb_ratio"})

@@ -28,7 +28,7 @@ from mbc.ops.base import (
 )
 from mbc.ops.bias import channel_sums
 from mbc.ops.collective import AllGather
-from mbc.ops.control import control_record, control_shape
+from mbc.ops.control_record import control_record, control_shape
 
 MOST_RANKS = 256  # ranks whose statistics can be combined, as in templates/kernels/norm/sync_batch_norm.cu
 

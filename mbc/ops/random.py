@@ -21,7 +21,7 @@ import numpy as np
 from mbc.ir.graph import Attributes, Operation
 from mbc.ir.types import TensorType
 from mbc.ops.base import Array, Call, Expansion, Gradients, Layer, LayerBuilder, OpKind, Parameter, ShapeError
-from mbc.ops.control import control_record, control_shape
+from mbc.ops.control_record import control_record, control_shape
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from mbc.ir.graph import Attributes, Operation, TrainingGraph
 from mbc.ir.types import TensorType
 from mbc.ops.base import Array, Call, NoAttributes, OpKind, ShapeError
 from mbc.ops.collective import AllGather, check_ranks
-from mbc.ops.control import control_record, control_shape
+from mbc.ops.control_record import control_record, control_shape
 from mbc.ops.update import AdamW, Sgd, updated_by_adamw, updated_by_sgd
 
 UPDATES_OF_PARTS = ("sgd_update_part", "adamw_update_part")

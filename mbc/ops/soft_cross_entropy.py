@@ -13,7 +13,7 @@ import numpy as np
 from mbc.ir.graph import Attributes, Operation
 from mbc.ir.types import DType, TensorType
 from mbc.ops.base import Array, Call, Gradients, Layer, OpKind, ShapeError, master
-from mbc.ops.control import control_record, control_shape
+from mbc.ops.control_record import control_record, control_shape
 from mbc.ops.loss import CrossEntropy, log_softmax, positions
 
 

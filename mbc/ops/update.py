@@ -19,7 +19,7 @@ from mbc.ir.graph import Attributes
 from mbc.ir.optional import optional
 from mbc.ir.types import Precision, TensorType
 from mbc.ops.base import Array, Call, NoAttributes, OpKind, ShapeError
-from mbc.ops.control import control_record, control_shape
+from mbc.ops.control_record import control_record, control_shape
 
 NORM_EPSILON = 1e-6  # as in PyTorch's clip_grad_norm_
 

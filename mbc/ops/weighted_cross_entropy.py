@@ -18,7 +18,7 @@ from mbc.ir.graph import Attributes, Operation
 from mbc.ir.types import DType, TensorType
 from mbc.ops.base import Array, Call, Expansion, Gradients, Layer, OpKind, Parameter, ShapeError, master
 from mbc.ops.collective import over_all_ranks
-from mbc.ops.control import control_record, control_shape
+from mbc.ops.control_record import control_record, control_shape
 from mbc.ops.loss import check_classes, log_softmax, positions
 from mbc.ops.soft_cross_entropy import cross_entropies
 

@@ -1,7 +1,7 @@
 """Passes over graphs, one a file, with the builder of graphs and their verifier.
 
-* `build`: appends operations, with shape inference and unique names
-* `verify`: checks a graph between passes
+* `graph_builder`: appends operations, with shape inference and unique names
+* `check_graph`: checks a graph between passes
 * `training_step`: network -> training graph: precision, backward pass, update, inference graph
 * `reverse_mode`: reverse-mode differentiation
 * `expand`: operations of a network, in the types of a precision

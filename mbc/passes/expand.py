@@ -9,7 +9,7 @@ from mbc.ir.graph import Attributes, Operation, Ranks, Role
 from mbc.ir.types import DType, TensorType
 from mbc.ops import KINDS
 from mbc.ops.matrix import Cast
-from mbc.passes.build import GraphBuilder
+from mbc.passes.graph_builder import GraphBuilder
 from mbc.source import Span
 
 FLOATING = (DType.FP64, DType.FP32, DType.BF16, DType.FP16)

@@ -10,7 +10,7 @@ from mbc.ir.types import TensorType
 from mbc.ops import KINDS
 from mbc.ops.base import NoAttributes
 from mbc.ops.matrix import Cast
-from mbc.passes.build import GraphBuilder
+from mbc.passes.graph_builder import GraphBuilder
 
 
 class Backward:

@@ -32,18 +32,18 @@ from mbc.ops import KINDS
 from mbc.ops.activation import Scale
 from mbc.ops.base import NoAttributes
 from mbc.ops.collective import AllReduce
-from mbc.ops.control import CONTROL_TYPE
+from mbc.ops.control_record import CONTROL_TYPE
 from mbc.ops.layerwise import LarsRatio
 from mbc.ops.loss import WeightedSum
 from mbc.ops.normalization import MOST_RANKS, is_synchronised
 from mbc.ops.reduce import Reduce
 from mbc.ops.update import AdamW, Ema, Guard, Sgd
-from mbc.passes.build import GraphBuilder, live_operations
 from mbc.passes.commute_relu_pool import relu_behind_pool
 from mbc.passes.concat_statistics import statistics_by_part
 from mbc.passes.detached import without_detached
 from mbc.passes.expand import FLOATING, Expander
 from mbc.passes.gather_operands import gather_operands
+from mbc.passes.graph_builder import GraphBuilder, live_operations
 from mbc.passes.reverse_mode import Backward
 from mbc.passes.rms_norms import join_rms_norms
 from mbc.passes.shard_optimizer import shard_optimizer

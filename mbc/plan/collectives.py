@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mbc.hardware.collectives import CollectiveKind, bus_share
+from mbc.hardware.collective_times import CollectiveKind, bus_share
 from mbc.kernels.nccl import ALL_REDUCE, BY_COPIES, CTAS, GATHER_PARTS, NAME, REDUCE_SCATTER, bucket_bytes
 from mbc.ops.shard import parameters_of_sharded_states
 from mbc.plan.model import Kernel, Launch, Mode, Plan, Program

@@ -19,7 +19,7 @@ from mbc.ir.graph import Operation, Role
 from mbc.ir.types import Layout, layout_matters
 from mbc.kernels.base import Provider
 from mbc.ops import KINDS
-from mbc.passes.verify import verify_training
+from mbc.passes.check_graph import verify_training
 from mbc.plan.accumulation import ACCUMULATE, Accumulation, accumulating
 from mbc.plan.demand import Demands, can_hold, first_versions, is_canonical, whole_rows
 from mbc.plan.execution import Execution, buffer_name

@@ -6,7 +6,7 @@
 * `rows`: measurements made of their rows when they are asked for
 * `migrate`: profiles of earlier schema versions brought up to date
 * `check_file`: what the file of a profile may hold
-* `read`: a profile from its file
+* `read_profile`: a profile from its file
 * `writer`: adding to a profile's file
 * `locate`: where profiles lie, the bundled ones too, and which of them is good for a GPU
 * `edit`: profiles merged and reduced

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from mbc.errors import MbcError
-from mbc.hardware.collectives import CollectiveSlowdown, CollectiveTime
+from mbc.hardware.collective_times import CollectiveSlowdown, CollectiveTime
 from mbc.kernels.cuda import emulates_fp32
 from mbc.profile.model import LEFT_TO_ESTIMATE, WHOLE_EXTENT, Extent, Measurement, Outdated, Profile
 from mbc.profile.schema import COMPRESSED

@@ -18,7 +18,7 @@ from mbc.profile.edit import merged
 from mbc.profile.model import Profile, scaled_to, version_text
 from mbc.profile.other_gpu import distance
 from mbc.profile.partial_gpu import completed
-from mbc.profile.read import read_profile
+from mbc.profile.read_profile import read_profile
 from mbc.profile.schema import COMPRESSED
 
 MOST_MADE = 8

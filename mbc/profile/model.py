@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from mbc.hardware.collectives import CollectiveModel, CollectiveSlowdown, CollectiveTime, Link
+from mbc.hardware.collective_times import CollectiveModel, CollectiveSlowdown, CollectiveTime, Link
 from mbc.hardware.host_sharing import measured_sharing, shared_link
 from mbc.hardware.spec import DeviceSpec, spec_like
 from mbc.hardware.transfers import measured_link, measured_peer_link

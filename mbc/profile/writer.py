@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 
 from mbc.errors import MbcError
-from mbc.hardware.collectives import CollectiveSlowdown, CollectiveTime
+from mbc.hardware.collective_times import CollectiveSlowdown, CollectiveTime
 from mbc.kernels.base import Request
 from mbc.profile.check_file import check_structure
 from mbc.profile.migrate import migrate

@@ -7,7 +7,7 @@
 * `copies`: a copy of a model, of which nothing leads back to it
 * `own_backward`: gradients that a model computes by code of its own
 * `model_weights`: parameters and statistics, between the model and the arena
-* `model`: which models are taken, and their program
+* `exported_model`: which models are taken, and their program
 * `reference`: what a model computes in float64 with its random layers off
 * `check_model`: a network beside the model that it was imported from
 * `watch`: what torch could change behind a trainer's back

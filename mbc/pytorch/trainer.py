@@ -21,7 +21,7 @@ from mbc.interchange.write import write_source
 from mbc.options import Measure, Options
 from mbc.progress import busy
 from mbc.pytorch.check_model import Subject, check_model
-from mbc.pytorch.model import Exported, export_model, network_of, refuse_model
+from mbc.pytorch.exported_model import Exported, export_model, network_of, refuse_model
 from mbc.pytorch.model_tensors import example_tensors, readable
 from mbc.pytorch.model_weights import Weights
 from mbc.pytorch.objective import fitted, judges_of, loss_modules, losses_of
@@ -31,8 +31,8 @@ from mbc.pytorch.watch import Watch
 from mbc.runtime.arguments import duration_of
 from mbc.runtime.cuda import report_not_built
 from mbc.runtime.driver import report_no_gpu
-from mbc.runtime.loss import Loss
 from mbc.runtime.module import Module, report_closed
+from mbc.runtime.step_loss import Loss
 from mbc.source import Source
 from mbc.stages import Stages
 

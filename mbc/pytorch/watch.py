@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from mbc.errors import MbcError
-from mbc.pytorch.model import MODULE_HOOKS, PARAMETER_HOOKS
+from mbc.pytorch.exported_model import MODULE_HOOKS, PARAMETER_HOOKS
 
 torch: Any = importlib.import_module("torch")
 _PLAIN = (bool, int, float, str, tuple, type(None))

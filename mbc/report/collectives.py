@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from mbc.hardware.collectives import CollectiveKind
+from mbc.hardware.collective_times import CollectiveKind
 from mbc.optimize.bounds.critical_path import KERNEL_STREAMS
 from mbc.optimize.schedule.contention import contention
 from mbc.optimize.schedule.simulate import Contention, timeline

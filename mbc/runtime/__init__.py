@@ -10,7 +10,7 @@
 * `library`: a package's shared library, called through ctypes
 * `membership`: the interface between a module and the ranks that share its mini-batches
 * `connection`: a rank's communicator, and waits during which other ranks may fail
-* `nccl`: one rank's part of an NCCL communicator
+* `communicator`: one rank's part of an NCCL communicator
 * `nccl_library`: NCCL's functions and configuration, through ctypes
 * `nvml`: the memory of a GPU that is in use
 * `usage`: the memory of a GPU that this process took
@@ -24,7 +24,7 @@
 * `dlpack`: DLPack
 * `formats`: storage formats of elements
 * `initial_states`: values of states before the first step
-* `loss`: the loss that a step returns
+* `step_loss`: the loss that a step returns
 * `reported_metrics`: metrics that a step reports beside its loss
 * `output`: an output that stays in a GPU's memory
 * `bindings`: where inputs, states and outputs are in a plan's memory

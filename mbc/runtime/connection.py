@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import Self
 
 from mbc.errors import MbcError
+from mbc.runtime.communicator import Communicator, Nccl, load_nccl, poll
 from mbc.runtime.library import RanksInterface
 from mbc.runtime.membership import Membership
-from mbc.runtime.nccl import Communicator, Nccl, load_nccl, poll
 
 # Functions that generated code calls, in the order of RanksInterface.
 _FUNCTIONS = (

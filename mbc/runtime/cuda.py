@@ -32,6 +32,7 @@ from mbc.plan.model import Plan
 from mbc.plan.prefetch import prefetch_bytes
 from mbc.runtime.arrays import DeviceArray
 from mbc.runtime.bindings import Place, Places
+from mbc.runtime.communicator import Communicator, SymmetricMemory, load_nccl
 from mbc.runtime.connection import Connection
 from mbc.runtime.driver import check_architecture, open_context, open_driver
 from mbc.runtime.feeding import Feeder
@@ -41,7 +42,6 @@ from mbc.runtime.lender import Lent, borrow
 from mbc.runtime.library import LIBRARY_FILE, Library, RanksInterface
 from mbc.runtime.machine import Figures, Memory, Observer
 from mbc.runtime.membership import Membership
-from mbc.runtime.nccl import Communicator, SymmetricMemory, load_nccl
 from mbc.runtime.output import DeviceOutput
 from mbc.runtime.pinned import address_of, check_together, pin
 from mbc.runtime.turns import Home, refuse_copy

@@ -15,7 +15,7 @@ from mbc.ir.averages import averages_of
 from mbc.ir.control import HOST_BYTES, INITIAL_LOSS_SCALE
 from mbc.ir.graph import Role
 from mbc.ir.types import Precision
-from mbc.ops.control import RECORD
+from mbc.ops.control_record import RECORD
 from mbc.ops.shard import part_from
 from mbc.plan.model import Plan
 from mbc.runtime.arguments import flag, matched, path_of, plain_array, rate_of, texts
@@ -26,12 +26,12 @@ from mbc.runtime.checkpoint import write_checkpoint
 from mbc.runtime.formats import canonical_dtype
 from mbc.runtime.initial_states import initial
 from mbc.runtime.launch_order import Transfers
-from mbc.runtime.loss import Loss
 from mbc.runtime.machine import Figures, Machine, Memory, Observer, state_place
 from mbc.runtime.membership import Membership, seed_of
 from mbc.runtime.opening import Settings, open_machine, open_plan
 from mbc.runtime.output import DeviceOutput
 from mbc.runtime.reported_metrics import ACCURACY, judged_rows
+from mbc.runtime.step_loss import Loss
 from mbc.runtime.turns import Turns, refuse_copy
 from mbc.runtime.weights import COUNTERS, check_averages_of, counter_tensors, fit_weights, read_weights
 

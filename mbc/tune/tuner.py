@@ -29,7 +29,7 @@ RANGE_TESTS, LEAST_TEST_STEPS = 3, 32
 
 
 class Reported(Protocol):
-    """The loss of a step: `mbc.runtime.loss.Loss`."""
+    """The loss of a step: `mbc.runtime.step_loss.Loss`."""
 
     def __float__(self) -> float: ...
 

@@ -11,7 +11,7 @@ import pytest
 
 from mbc.cli import doctor_command
 from mbc.cli.doctor_command import Finding
-from mbc.hardware.collectives import Link
+from mbc.hardware.collective_times import Link
 from mbc.hardware.target import LocalGpu
 from mbc.runtime import nccl_library
 

@@ -13,14 +13,14 @@ from types import SimpleNamespace
 import pytest
 
 from mbc.errors import MbcError
-from mbc.hardware.collectives import CollectiveKind, CollectiveSlowdown, CollectiveTime, ConcurrentKernel, Link
+from mbc.hardware.collective_times import CollectiveKind, CollectiveSlowdown, CollectiveTime, ConcurrentKernel, Link
 from mbc.hardware.host_sharing import SharedRates, sharing_constants
 from mbc.hardware.spec import find_spec
 from mbc.hardware.target import LocalGpu
 from mbc.hardware.transfers import link_constants
 from mbc.measure import collective_fleet, fleet, host_fleet, peer_fleet
 from mbc.measure.collective_fleet import Measured
-from mbc.measure.collectives import MAX_CTAS
+from mbc.measure.collective_timing import MAX_CTAS
 from mbc.measure.fleet import Outcome, Progress
 from mbc.measure.measure import Summary
 from mbc.measure.need import MOST_WORKSPACE_BYTES
@@ -28,7 +28,7 @@ from mbc.profile import locate as profile_places
 from mbc.profile.edit import write_profile
 from mbc.profile.locate import user_path
 from mbc.profile.model import Extent, Overhead, collective_subject
-from mbc.profile.read import read_profile
+from mbc.profile.read_profile import read_profile
 from mbc.profile.signature import read_signature, rows_of, signature
 from mbc.profile.writer import ProfileWriter
 from tests.profile.profiles import GPU, IDENTITY, measurement, profile, request

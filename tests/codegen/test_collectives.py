@@ -13,7 +13,7 @@ import pytest
 from mbc.codegen.build import write_sources
 from mbc.codegen.view import STREAMS, View, view
 from mbc.compiler import compile_plans
-from mbc.hardware.collectives import CollectiveModel
+from mbc.hardware.collective_times import CollectiveModel
 from mbc.hardware.streams import Stream
 from mbc.options import Options
 from mbc.plan.model import Kernel, Plan

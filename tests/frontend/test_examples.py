@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mbc.ir.graph import Role
-from mbc.passes.verify import verify_network
+from mbc.passes.check_graph import verify_network
 from tests.frontend.reading import ROOT, lower_file, parameter_count
 
 EXAMPLES = ROOT / "examples"

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from mbc.errors import MbcError
 from mbc.ops import LAYERS
-from mbc.passes.verify import verify_network
+from mbc.passes.check_graph import verify_network
 from tests.frontend.reading import ROOT, lower_text, wrap
 
 SOURCES = [p.read_text(encoding="utf-8") for p in sorted((ROOT / "tests" / "cases").rglob("*.mbc"))]

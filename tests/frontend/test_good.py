@@ -11,7 +11,7 @@ import pytest
 
 from mbc.frontend.lower import Lowered
 from mbc.ir.text import optimizer_text
-from mbc.passes.verify import verify_network
+from mbc.passes.check_graph import verify_network
 from tests.frontend.reading import CASES, lower_file
 
 GOOD = sorted((CASES / "ok").glob("*.mbc"))

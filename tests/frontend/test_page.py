@@ -15,7 +15,7 @@ from mbc.frontend.sections import ENTRIES, OPTIMIZERS
 from mbc.ir.types import Precision
 from mbc.ops import LAYERS
 from mbc.ops.base import Parameter, Setting
-from mbc.passes.verify import verify_network
+from mbc.passes.check_graph import verify_network
 from tests.frontend.reading import ROOT, lower_text
 
 PAGE = ROOT / "grammar" / "LANGUAGE.md"

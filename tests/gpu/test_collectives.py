@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from mbc.hardware.collectives import CollectiveKind, ConcurrentKernel
+from mbc.hardware.collective_times import CollectiveKind, ConcurrentKernel
 from mbc.measure.collective_fleet import link_of, measure_collectives
 from mbc.measure.fleet import visible_gpus
-from mbc.profile.read import read_profile
+from mbc.profile.read_profile import read_profile
 
 MIB = 1 << 20
 

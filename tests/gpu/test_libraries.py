@@ -27,8 +27,8 @@ from mbc.kernels.base import Candidate, Request
 from mbc.kernels.convolution_shapes import PASSES
 from mbc.kernels.cublaslt import CUBLASLT
 from mbc.kernels.cudnn_convolution import CUDNN_CONVOLUTION
-from mbc.measure.cudnn_legacy import legacy_candidates
 from mbc.measure.cudnn_library import Library
+from mbc.measure.legacy_algorithms import legacy_candidates
 from mbc.ops import KINDS
 from mbc.ops.base import Call
 from mbc.ops.convolution import Convolution

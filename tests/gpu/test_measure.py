@@ -19,7 +19,7 @@ from mbc.measure.protocols import Harness
 from mbc.measure.workbench import Bench
 from mbc.ops.convolution import Convolution
 from mbc.ops.matrix import Linear
-from mbc.profile.read import read_profile
+from mbc.profile.read_profile import read_profile
 from mbc.profile.signature import signature
 from tests.kernels.cuda.cases import CASES
 from tests.kernels.cuda.groups import groups_in

@@ -23,7 +23,7 @@ from mbc.measure.statistics_harness import distances
 from mbc.ops.base import Call
 from mbc.options import Options
 from mbc.plan.model import Kernel
-from mbc.profile.read import read_profile
+from mbc.profile.read_profile import read_profile
 from mbc.profile.signature import asked_kind, signature
 from mbc.runtime.formats import loaded, stored_bytes
 from mbc.runtime.module import Module

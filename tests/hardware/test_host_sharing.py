@@ -21,7 +21,7 @@ from mbc.hardware.streams import Stream
 from mbc.hardware.transfers import estimated_link, link_constants
 from mbc.profile.edit import write_profile
 from mbc.profile.model import Profile, calibrated, for_ranks
-from mbc.profile.read import read_profile
+from mbc.profile.read_profile import read_profile
 from tests.hardware.test_transfers import IDENTITY, LINK
 
 MEASURED = (SharedRates(2, 20.0, 24.0, 10.0, 12.0), SharedRates(4, 12.0, 15.0, 6.0, 6.5))

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from mbc.hardware import topology
-from mbc.hardware.collectives import Link
+from mbc.hardware.collective_times import Link
 from mbc.hardware.topology import link_between
 
 READ, NVLINK = 0, 2

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mbc.hardware.collectives import Link
+from mbc.hardware.collective_times import Link
 from mbc.hardware.spec import device_specs, find_spec
 from mbc.hardware.streams import Space, Stream
 from mbc.hardware.transfers import (
@@ -24,7 +24,7 @@ from mbc.hardware.transfers import (
 from mbc.plan.model import Copy, copy_work
 from mbc.profile.edit import write_profile
 from mbc.profile.model import Identity, Profile, calibrated
-from mbc.profile.read import read_profile
+from mbc.profile.read_profile import read_profile
 
 LINK = HostLink(
     20.0, 25.0, 16.0, 18.0, 5.0, Slowdown(1.01, 1.02, 1.03), Slowdown(1.1, 1.2, 1.3), Slowdown(1.0, 1.0, 1.5), True

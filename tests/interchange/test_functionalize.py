@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from mbc.interchange.aten.schema import schema_of
+from mbc.interchange.aten.operation_schemas import schema_of
 from mbc.interchange.functionalize import functionalize
 from mbc.interchange.grad_regions import inline_regions
 from mbc.interchange.program import Argument, Opaque, Program, TensorName

@@ -11,7 +11,7 @@ from mbc.ir.graph import Operation, Role, TrainingGraph
 from mbc.ir.types import DType, Precision, TensorType
 from mbc.ops import KINDS
 from mbc.ops.base import Array, Call
-from mbc.ops.control import control_record
+from mbc.ops.control_record import control_record
 
 NUMPY = {DType.FP64: np.float64, DType.INT32: np.int32, DType.UINT8: np.uint8}
 

@@ -9,7 +9,7 @@ from typing import Any
 from mbc.ir.graph import Attributes, Initializer, Network, Operation, Role, State
 from mbc.ir.types import DType, TensorType
 from mbc.ops import LAYERS
-from mbc.passes.build import GraphBuilder
+from mbc.passes.graph_builder import GraphBuilder
 
 
 class Writer:

@@ -13,8 +13,8 @@ from mbc.ir.parameter_groups import NORM_AND_BIAS, is_trained, matches, settings
 from mbc.ir.text import optimizer_summary, optimizer_text
 from mbc.ir.types import Precision
 from mbc.ops.update import AdamW, Guard, Sgd
+from mbc.passes.check_graph import verify_training
 from mbc.passes.training_step import differentiate
-from mbc.passes.verify import verify_training
 from tests.ir.execution import draw, new_control, parameter_gradients, step
 from tests.ir.networks import small
 from tests.passes.test_training_step import NETWORKS

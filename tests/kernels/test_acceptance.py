@@ -25,7 +25,7 @@ from mbc.passes.training_step import differentiate
 from mbc.plan.model import Rows
 from mbc.profile.locate import bundled_path
 from mbc.profile.model import Profile
-from mbc.profile.read import read_profile
+from mbc.profile.read_profile import read_profile
 from mbc.profile.signature import read_signature
 from mbc.source import Source
 from tests.kernels.cuda.cases import CASES, STATISTICS

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 from mbc.errors import MbcError
-from mbc.hardware.collectives import CollectiveKind, CollectiveSlowdown, CollectiveTime, ConcurrentKernel
+from mbc.hardware.collective_times import CollectiveKind, CollectiveSlowdown, CollectiveTime, ConcurrentKernel
 from mbc.measure.collective_fleet import Measured
 from mbc.measure.collective_worker import serve
 from mbc.profile.model import Overhead, collective_subject

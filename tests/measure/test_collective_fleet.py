@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 
 from mbc.errors import MbcError
-from mbc.hardware.collectives import CollectiveKind, Link
+from mbc.hardware.collective_times import CollectiveKind, Link
 from mbc.hardware.target import LocalGpu
 from mbc.ir.types import Precision
 from mbc.measure import collective_fleet
 from mbc.measure.collective_fleet import Measured, measure_collectives
-from mbc.measure.collectives import MAX_CTAS
+from mbc.measure.collective_timing import MAX_CTAS
 from mbc.measure.workbench import CONCURRENT_KERNELS
-from mbc.profile.read import read_profile
+from mbc.profile.read_profile import read_profile
 from tests.profile.profiles import GPU
 
 HERE = LocalGpu(GPU.name, "580.1", GPU.architecture, GPU.memory_bytes, GPU.memory_bytes, "GPU-x")

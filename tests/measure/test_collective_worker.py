@@ -12,18 +12,18 @@ from typing import Any, ClassVar
 import pytest
 
 from mbc.errors import MbcError
-from mbc.hardware.collectives import ConcurrentKernel, Link
+from mbc.hardware.collective_times import ConcurrentKernel, Link
 from mbc.ir.types import Layout, Precision
 from mbc.kernels import PROVIDERS
 from mbc.kernels.base import Candidate, Request
 from mbc.measure import collective_worker
 from mbc.measure.collective_fleet import CollectiveTask
-from mbc.measure.collectives import CONCURRENT_BYTES
+from mbc.measure.collective_timing import CONCURRENT_BYTES
 from mbc.measure.gpu import Graph
 from mbc.measure.offers import Offered
 from mbc.measure.workbench import CONCURRENT_KERNELS
 from mbc.profile.model import Overhead, collective_subject
-from tests.measure.test_collectives import KERNELS_US, MAIN, ClockCommunicator, ClockGpu
+from tests.measure.test_collective_timing import KERNELS_US, MAIN, ClockCommunicator, ClockGpu
 from tests.measure.test_harness import Kernels, Memory, bench_of, engine
 from tests.profile.profiles import IDENTITY
 

@@ -22,7 +22,7 @@ from mbc.measure import fleet
 from mbc.measure.fleet import Progress, Task, choose_gpus, combined, deal, gpus_named, measure_on, name_of, visible_gpus
 from mbc.measure.measure import Summary
 from mbc.measure.need import Decision, Need
-from mbc.profile.read import read_profile
+from mbc.profile.read_profile import read_profile
 from mbc.profile.signature import signature
 from mbc.profile.writer import ProfileWriter
 from tests.profile.profiles import IDENTITY, measurement, request

@@ -14,7 +14,7 @@ from mbc.hardware.host_sharing import SharedRates, measured_sharing
 from mbc.hardware.streams import Stream
 from mbc.measure.host_fleet import BACK, OUT, measure_host_sharing
 from mbc.measure.shared_copies import COPY_BYTES, RAMP_S, WINDOW_S, Mark, shared_rates
-from mbc.profile.read import read_profile
+from mbc.profile.read_profile import read_profile
 
 
 def measured(

@@ -26,7 +26,7 @@ from mbc.measuring import missing
 from mbc.ops.base import NoAttributes
 from mbc.ops.convolution import Convolution
 from mbc.profile.model import Identity, Measurement
-from mbc.profile.read import read_profile
+from mbc.profile.read_profile import read_profile
 from mbc.profile.signature import signature
 
 LINK = replace(estimated_link(5, 16), to_host_gb_s=44.0, measured=True)

@@ -13,7 +13,7 @@ from mbc.hardware.transfers import PeerLink
 from mbc.measure import peer_fleet
 from mbc.measure.peer_fleet import measure_peer_link
 from mbc.profile.model import calibrated
-from mbc.profile.read import read_profile
+from mbc.profile.read_profile import read_profile
 from tests.measure.test_collective_fleet import HERE
 
 

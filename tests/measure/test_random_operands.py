@@ -13,7 +13,7 @@ from mbc.measure.random_operands import FEW_ELEMENTS, FEW_STATES, few, has_rows,
 from mbc.ops import KINDS
 from mbc.ops.attention import Attention
 from mbc.ops.base import NoAttributes
-from mbc.ops.control import CONTROL_TYPE, control_record
+from mbc.ops.control_record import CONTROL_TYPE, control_record
 from mbc.ops.loss import CrossEntropy
 from mbc.ops.normalization import BatchNormalize
 from mbc.ops.update import Sgd

@@ -10,7 +10,7 @@ from mbc.ir.types import DType, Precision, TensorType
 from mbc.ops import KINDS
 from mbc.ops.augment import Augment, centre, views
 from mbc.ops.base import Array, Call
-from mbc.ops.control import control_record
+from mbc.ops.control_record import control_record
 from tests.ir.execution import new_control
 
 PLAIN = Augment(

@@ -15,8 +15,8 @@ from mbc.ops import KINDS
 from mbc.ops.augment import Augment
 from mbc.ops.base import Array, Call
 from mbc.ops.random import Dropout
+from mbc.passes.check_graph import verify_network, verify_training
 from mbc.passes.training_step import differentiate
-from mbc.passes.verify import verify_network, verify_training
 from tests.ir.execution import draw, new_control, normalised, parameter_gradients, step, types_of
 from tests.ir.networks import Writer
 from tests.ops.cases import CASES

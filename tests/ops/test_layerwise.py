@@ -11,7 +11,7 @@ from mbc.compiler import compile_plan
 from mbc.ir.types import DType, TensorType
 from mbc.ops import KINDS
 from mbc.ops.base import Array, ShapeError
-from mbc.ops.control import CONTROL_TYPE
+from mbc.ops.control_record import CONTROL_TYPE
 from mbc.ops.layerwise import LarsRatio
 from mbc.ops.update import AdamW, Sgd
 from mbc.options import Options

@@ -13,7 +13,7 @@ from mbc.ir.types import DType, Precision, TensorType
 from mbc.ops import KINDS
 from mbc.ops.base import NO_OTHER_RANKS, Call, Collectives, NoAttributes, ShapeError
 from mbc.ops.collective import AllGather
-from mbc.ops.control import control_record
+from mbc.ops.control_record import control_record
 from mbc.ops.shard import ReduceScatter, own_rows, part_from, part_of, whole_from
 from mbc.ops.update import AdamW, Sgd
 

@@ -13,7 +13,7 @@ from mbc.ir.graph import Attributes
 from mbc.ir.types import DType, Precision, TensorType
 from mbc.ops import KINDS
 from mbc.ops.base import Array, Call, NoAttributes, ShapeError
-from mbc.ops.control import CONTROL_TYPE, RECORD, control_record
+from mbc.ops.control_record import CONTROL_TYPE, RECORD, control_record
 from mbc.ops.update import AdamW, Ema, Guard, Sgd
 from tests.ir.execution import new_control
 

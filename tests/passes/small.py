@@ -5,8 +5,8 @@ from __future__ import annotations
 from mbc.frontend.lower import lower
 from mbc.frontend.parse import parse
 from mbc.ir.graph import TrainingGraph
+from mbc.passes.check_graph import verify_training
 from mbc.passes.training_step import differentiate
-from mbc.passes.verify import verify_training
 from mbc.source import Source
 
 

@@ -12,8 +12,8 @@ from mbc.ir.types import DType, Precision, TensorType
 from mbc.ops import KINDS
 from mbc.ops.base import Array, Attributes, Call, NoAttributes
 from mbc.ops.pooling import MaxPool
+from mbc.passes.check_graph import verify_training
 from mbc.passes.training_step import differentiate
-from mbc.passes.verify import verify_training
 from mbc.source import Source
 
 WINDOWS = (

@@ -12,9 +12,9 @@ from mbc.ir.graph import Operation, Ranks, TrainingGraph
 from mbc.ops import KINDS
 from mbc.ops.collective import AllGather
 from mbc.passes import gather_operands
+from mbc.passes.check_graph import verify_training
 from mbc.passes.gather_operands import GEMMS_TO_OVERLAP, MOST_ROWS, MOST_ROWS_FP32
 from mbc.passes.training_step import differentiate
-from mbc.passes.verify import verify_training
 from mbc.source import Source
 
 SOURCE = """network net(batch = 4, wide = 64, bias = true) {

@@ -8,9 +8,9 @@ import pytest
 from mbc.frontend.lower import lower
 from mbc.frontend.parse import parse
 from mbc.ir.graph import TrainingGraph
+from mbc.passes.check_graph import verify_training
 from mbc.passes.relu_bit_masks import mask_relus, residual_relus
 from mbc.passes.training_step import differentiate
-from mbc.passes.verify import verify_training
 from mbc.source import Source
 from tests.ir.execution import draw, execute, new_control
 

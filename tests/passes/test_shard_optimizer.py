@@ -11,9 +11,9 @@ from mbc.frontend.lower import lower
 from mbc.frontend.parse import parse
 from mbc.ir.graph import Operation, Optimizer, Ranks, TrainingGraph
 from mbc.ops.shard import is_sharded, parameters_of_sharded_states
+from mbc.passes.check_graph import verify_training
 from mbc.passes.shard_optimizer import LEAST_BYTES, can_shard, check_can_shard
 from mbc.passes.training_step import differentiate
-from mbc.passes.verify import verify_training
 from mbc.source import Source
 
 SOURCE = """network net(batch = 4) {

@@ -10,8 +10,8 @@ from mbc.ir.graph import Optimizer, Ranks, Role, TrainingGraph
 from mbc.ir.types import Precision
 from mbc.ops.collective import AllReduce
 from mbc.ops.loss import CrossEntropyBackward, MseBackward, WeightedSum
+from mbc.passes.check_graph import verify_training
 from mbc.passes.training_step import differentiate
-from mbc.passes.verify import verify_training
 from tests.passes.test_training_step import MOMENTUM, NETWORKS
 
 ADAMW = Optimizer("adamw")

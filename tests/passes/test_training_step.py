@@ -12,10 +12,10 @@ from mbc.ir.control import INITIAL_LOSS_SCALE
 from mbc.ir.graph import Network, Optimizer, Ranks, Role, TrainingGraph
 from mbc.ir.types import DType, Precision
 from mbc.ops import KINDS
-from mbc.ops.control import control_record
+from mbc.ops.control_record import control_record
 from mbc.ops.normalization import MOST_RANKS, synchronised
+from mbc.passes.check_graph import verify_network, verify_training
 from mbc.passes.training_step import differentiate
-from mbc.passes.verify import verify_network, verify_training
 from mbc.resources import folder
 from tests.ir.execution import draw, execute, new_control, normalised, parameter_gradients, step, types_of
 from tests.ir.networks import Writer, bottleneck_resnet, small

@@ -34,7 +34,7 @@ from mbc.plan.verify_source import verify_source
 from mbc.profile.locate import bundled_path
 from mbc.profile.measured_workspace import measured_workspace
 from mbc.profile.model import Profile, calibrated
-from mbc.profile.read import read_profile
+from mbc.profile.read_profile import read_profile
 from mbc.runtime.launch_order import Transfers
 from mbc.runtime.module import Module
 from mbc.source import Source

@@ -12,7 +12,7 @@ import pytest
 
 from mbc.errors import MbcError
 from mbc.profile import check_file as check
-from mbc.profile.read import read_profile
+from mbc.profile.read_profile import read_profile
 from mbc.profile.schema import COLLECTIVES, SCHEMA
 from mbc.profile.writer import ProfileWriter
 from tests.profile.profiles import IDENTITY, measurement, request
@@ -122,7 +122,7 @@ def test_what_is_no_file_is_not_waited_for(tmp_path: Path, name: str, make: Call
 
 
 def test_a_packed_profile_unpacks_to_no_more_than_one_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mbc.profile.read.MOST_BYTES", 1 << 20)
+    monkeypatch.setattr("mbc.profile.read_profile.MOST_BYTES", 1 << 20)
     (tmp_path / "p.sqlite.gz").write_bytes(gzip.compress(bytes(1 << 21)))
     assert "unpacked it has more than 1.00 MiB" in refused(tmp_path / "p.sqlite.gz")
 

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from mbc.hardware.collectives import CollectiveKind, CollectiveSlowdown, CollectiveTime, ConcurrentKernel, Link
+from mbc.hardware.collective_times import CollectiveKind, CollectiveSlowdown, CollectiveTime, ConcurrentKernel, Link
 from mbc.profile.edit import merged, shippable, write_profile
 from mbc.profile.model import Overhead, Profile, collective_subject
-from mbc.profile.read import read_profile
+from mbc.profile.read_profile import read_profile
 from mbc.profile.writer import ProfileWriter
 from tests.profile.profiles import IDENTITY, measurement, profile, request
 

@@ -13,7 +13,7 @@ import pytest
 from mbc.errors import MbcError
 from mbc.profile.edit import merged, ship, shippable, write_profile
 from mbc.profile.model import WHOLE_EXTENT, Extent, Overhead
-from mbc.profile.read import read_profile
+from mbc.profile.read_profile import read_profile
 from mbc.profile.signature import signature
 from mbc.profile.writer import ProfileWriter
 from tests.profile.profiles import IDENTITY, LAST, measurement, profile, request

@@ -14,7 +14,7 @@ from mbc.ops.base import NoAttributes
 from mbc.profile.edit import merged, ship
 from mbc.profile.kernel_versions import current
 from mbc.profile.model import Extent, Measurement, Outdated, Profile
-from mbc.profile.read import read_profile
+from mbc.profile.read_profile import read_profile
 from mbc.profile.signature import signature
 from mbc.profile.writer import ProfileWriter
 from tests.profile.profiles import FIRST, IDENTITY, LAST, profile

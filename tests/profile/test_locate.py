@@ -15,7 +15,7 @@ from mbc.profile import locate as profile_places
 from mbc.profile.edit import write_profile
 from mbc.profile.locate import file_name, find_profile, own_path, user_path
 from mbc.profile.model import Extent, Profile
-from mbc.profile.read import read_profile
+from mbc.profile.read_profile import read_profile
 from mbc.profile.signature import signature
 from tests.profile.profiles import GPU, IDENTITY, measurement, profile, request
 

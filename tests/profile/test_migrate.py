@@ -23,7 +23,7 @@ from mbc.ops.normalization import BatchNormalize
 from mbc.profile.edit import write_profile
 from mbc.profile.kernel_versions import current
 from mbc.profile.model import Extent, Measurement, Profile
-from mbc.profile.read import read_profile
+from mbc.profile.read_profile import read_profile
 from mbc.profile.schema import SCHEMA_VERSION
 from mbc.profile.signature import signature
 from mbc.profile.writer import ProfileWriter

@@ -32,7 +32,7 @@ from mbc.profile.model import (
     calibrated,
     signature,
 )
-from mbc.profile.read import read_profile
+from mbc.profile.read_profile import read_profile
 from mbc.profile.writer import ProfileWriter, fold_log
 from mbc.source import Source
 
@@ -177,7 +177,7 @@ def test_values_that_make_no_sense(path: Path) -> None:
 
 
 def test_locked_file(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mbc.profile.read.WAIT_S", 0.01)
+    monkeypatch.setattr("mbc.profile.read_profile.WAIT_S", 0.01)
     holder = sqlite3.connect(path, isolation_level=None)
     holder.execute("BEGIN EXCLUSIVE")
     try:

@@ -7,7 +7,7 @@ from functools import cache
 import pytest
 
 from mbc.compiler import compile_plans
-from mbc.hardware.collectives import CollectiveKind, bus_share
+from mbc.hardware.collective_times import CollectiveKind, bus_share
 from mbc.ir.graph import Role
 from mbc.optimize.schedule.simulate import timeline
 from mbc.options import Options

@@ -18,11 +18,11 @@ from mbc.plan.model import Plan
 from mbc.plan.schema import content_checksum
 from mbc.report.differences import diff_text, total_rows
 from mbc.report.documents import plan_document
-from mbc.report.html.columns import rows_of
 from mbc.report.html.diff_page import diff_page
 from mbc.report.html.diff_words import diff_answers
 from mbc.report.html.facts import facts_of
 from mbc.report.html.head import figures
+from mbc.report.html.packed_rows import rows_of
 from mbc.report.step_times import compared_steps
 from mbc.report.tables import NO_TIMES, heading, profile_of
 from mbc.source import Source

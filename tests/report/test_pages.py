@@ -23,11 +23,11 @@ from mbc.plan.summary import summarise
 from mbc.plan.techniques import techniques
 from mbc.report.html.answer import Answer, Line, cut
 from mbc.report.html.answers import CONCURRENT, UNUSED_SHARE, answers
-from mbc.report.html.columns import Texts, rows_of
 from mbc.report.html.diff_page import diff_page
 from mbc.report.html.facts import facts_of
 from mbc.report.html.head import taken_bytes
 from mbc.report.html.notebook import plan_fragment
+from mbc.report.html.packed_rows import Texts, rows_of
 from mbc.report.html.plan_page import plan_page
 from mbc.report.html.recorded import LINES, read_recorded
 from mbc.report.html.render import breakable, packed, write_text

@@ -15,8 +15,8 @@ from mbc.report.columns import Column, cut, render
 from mbc.report.differences import diff_text
 from mbc.report.documents import diff_document, plan_document
 from mbc.report.html.answers import answers
-from mbc.report.html.columns import Texts, rows_of
 from mbc.report.html.facts import facts_of
+from mbc.report.html.packed_rows import Texts, rows_of
 from mbc.report.html.program_data import program_data
 from mbc.report.memory import sparkline
 from mbc.report.show import plan_text

@@ -93,7 +93,7 @@ class FakeNccl:
 
 
 class FakeCommunicator:
-    """Of `mbc.runtime.nccl.Communicator`, what a module uses."""
+    """Of `mbc.runtime.communicator.Communicator`, what a module uses."""
 
     made: list[FakeCommunicator] = []  # noqa: RUF012
     fails_to_close = False

@@ -14,8 +14,8 @@ from mbc.compiler import compile_plans
 from mbc.errors import MbcError
 from mbc.options import Options
 from mbc.plan.model import Plan
-from mbc.runtime.loss import Loss
 from mbc.runtime.module import Module
+from mbc.runtime.step_loss import Loss
 from mbc.source import Source
 from mbc.train.accuracy import inputs_of
 from mbc.train.data import ArrayData, Data, open_data

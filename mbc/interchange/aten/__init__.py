@@ -12,8 +12,8 @@
 * `choices`: comparisons, masks, maxima, clamps, detached tensors
 * `parameters`: arithmetic on parameters before a layer takes them
 * `constants`: numbers that do not depend on the input
-* `schema`: the schemas that PyTorch publishes, with defaults and aliases
-* `aliases`: which results share memory, and how writes to views return to their base
+* `operation_schemas`: the schemas that PyTorch publishes, with defaults and aliases
+* `views`: which results share memory, and how writes to views return to their base
 * `operands`: what stands for a tensor of the program
 * `factors`: tensors regarded by the factors of their axes
 * `shape`: shapes, orders of axes, shuffles

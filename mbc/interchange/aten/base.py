@@ -38,7 +38,7 @@ from mbc.interchange.aten.operands import (
     as_setting,
     indices_of,
 )
-from mbc.interchange.aten.schema import Parameter, Required, schema_of
+from mbc.interchange.aten.operation_schemas import Parameter, Required, schema_of
 from mbc.interchange.program import Argument, Array, Held, Node, Opaque, TensorMeta, TensorName
 from mbc.interchange.steps import Number, Setting, Step
 

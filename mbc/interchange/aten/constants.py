@@ -12,7 +12,7 @@ import numpy as np
 
 from mbc.interchange.aten.base import MOST_NUMBERS, Call, Rule
 from mbc.interchange.aten.operands import Known, Operand, Refused, Result, Weight
-from mbc.interchange.aten.schema import RESHAPES, SHAPE_ARGUMENTS
+from mbc.interchange.aten.operation_schemas import RESHAPES, SHAPE_ARGUMENTS
 from mbc.interchange.program import NUMPY, Array
 from mbc.ops.rounding import from_bf16
 

@@ -15,7 +15,7 @@ from mbc.interchange.aten.axes import sliced
 from mbc.interchange.aten.base import Call, Rule
 from mbc.interchange.aten.constants import is_number, known
 from mbc.interchange.aten.operands import Activation, Computed, Operand, Refused, Result, Scaled, Weight
-from mbc.interchange.aten.schema import RESHAPES, SHAPE_ARGUMENTS
+from mbc.interchange.aten.operation_schemas import RESHAPES, SHAPE_ARGUMENTS
 
 
 def computed(target: str, operands: Sequence[Operand | None]) -> Rule | None:

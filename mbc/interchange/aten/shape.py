@@ -35,7 +35,7 @@ from mbc.interchange.aten.operands import (
     Standardized,
     Weight,
 )
-from mbc.interchange.aten.schema import RESHAPES, SHAPE_ARGUMENTS
+from mbc.interchange.aten.operation_schemas import RESHAPES, SHAPE_ARGUMENTS
 
 _ROWS = "keep the samples of a mini-batch apart, in dimension 0"
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mbc.analysis.roofline import flops_of
-from mbc.hardware.collectives import ConcurrentKernel
+from mbc.hardware.collective_times import ConcurrentKernel
 from mbc.hardware.spec import DeviceSpec
 from mbc.hardware.streams import STREAM_FROM, STREAM_TO, Space, Stream
 from mbc.hardware.transfers import KernelClass, Links, Slowdown

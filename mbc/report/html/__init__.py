@@ -1,6 +1,6 @@
 """Pages of one file: what a plan holds as tables of data, and the templates (`templates/report/`) that show them.
 
-* `columns`: rows as columns, with every text stored once
+* `packed_rows`: rows as columns, with every text stored once
 * `facts`: what is said of a program more than once
 * `eviction_estimates`: what it would save and cost not to keep a value between two uses
 * `larger_budget`: what a larger budget would buy

@@ -13,10 +13,10 @@ from mbc.plan.model import Plan
 from mbc.plan.summary import OperationSummary
 from mbc.report.collectives import ranks_text
 from mbc.report.differences import aspect_text, total_rows
-from mbc.report.html.columns import Texts
 from mbc.report.html.diff_words import diff_answers
 from mbc.report.html.facts import Facts, facts_of
 from mbc.report.html.head import plan_title
+from mbc.report.html.packed_rows import Texts
 from mbc.report.html.render import render_page
 from mbc.report.step_times import step_text
 

@@ -13,9 +13,9 @@ from mbc.plan.live import Kind
 from mbc.plan.model import Plan
 from mbc.plan.prefetch import prefetch_bytes
 from mbc.report.collectives import ranks_text
-from mbc.report.html.columns import Texts
 from mbc.report.html.facts import Facts
 from mbc.report.html.head import slowest
+from mbc.report.html.packed_rows import Texts
 from mbc.report.html.program_data import lanes_data, program_data
 
 

@@ -8,9 +8,9 @@ from typing import Any, TypeVar
 from mbc.ir.graph import Operation
 from mbc.plan.live import Kind
 from mbc.plan.techniques import DepthFirst, Offloaded, Recomputed, TechniquesUsed
-from mbc.report.html.columns import Texts
 from mbc.report.html.eviction_estimates import Gaps
 from mbc.report.html.facts import Facts
+from mbc.report.html.packed_rows import Texts
 from mbc.report.tables import layouts, micro_batches
 
 KEPT, RECOMPUTED, OFFLOADED, DEPTH_FIRST, DIVIDED = "kept", "recomputed", "offloaded", "depth-first", "divided"

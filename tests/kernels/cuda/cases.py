@@ -25,7 +25,7 @@ from mbc.ops.attention import Attention
 from mbc.ops.augment import Augment
 from mbc.ops.base import Array, NoAttributes
 from mbc.ops.comparison import Relation, Select
-from mbc.ops.control import control_record
+from mbc.ops.control_record import control_record
 from mbc.ops.convolution import Convolution
 from mbc.ops.dice import DiceMean, DiceMeanBackward, DiceSums
 from mbc.ops.elementary import Power

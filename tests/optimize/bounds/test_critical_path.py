@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mbc.compiler import compile_plan
-from mbc.hardware.collectives import CollectiveKind
+from mbc.hardware.collective_times import CollectiveKind
 from mbc.hardware.spec import device_specs
 from mbc.hardware.streams import Stream
 from mbc.kernels import PROVIDERS

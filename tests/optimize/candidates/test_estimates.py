@@ -19,7 +19,7 @@ from mbc.optimize.candidates.user_rules import Rules
 from mbc.options import Measure, Options
 from mbc.profile.locate import bundled_path
 from mbc.profile.model import LEFT_TO_ESTIMATE, Extent, Profile, scaled_to, unmeasured
-from mbc.profile.read import read_profile
+from mbc.profile.read_profile import read_profile
 from mbc.profile.signature import read_signature, signature
 from mbc.source import Source
 from tests.examples.test_plan_digests import EXAMPLES

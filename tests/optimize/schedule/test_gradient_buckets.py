@@ -12,7 +12,7 @@ from dataclasses import replace
 import pytest
 
 from mbc.compiler import compile_plans
-from mbc.hardware.collectives import CollectiveCost, CollectiveKind, CollectiveModel
+from mbc.hardware.collective_times import CollectiveCost, CollectiveKind, CollectiveModel
 from mbc.hardware.streams import Stream, aligned
 from mbc.optimize import effort
 from mbc.optimize.candidates.table import CandidateTable, Rules

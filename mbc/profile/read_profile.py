@@ -13,7 +13,7 @@ from pathlib import Path
 
 from mbc.errors import MbcError
 from mbc.files import check_file, read_file
-from mbc.hardware.collectives import CollectiveKind, CollectiveSlowdown, CollectiveTime, ConcurrentKernel, Link
+from mbc.hardware.collective_times import CollectiveKind, CollectiveSlowdown, CollectiveTime, ConcurrentKernel, Link
 from mbc.profile.check_file import check_contents, check_structure, guard
 from mbc.profile.kernel_versions import current
 from mbc.profile.migrate import migrate

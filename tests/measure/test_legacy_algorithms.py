@@ -14,8 +14,8 @@ from mbc.hardware.cudnn_version import library_folders
 from mbc.ir.types import DType, Layout, Precision, TensorType
 from mbc.kernels.base import LAYOUT_CODES, Candidate, Request
 from mbc.kernels.cudnn_legacy import ALGORITHMS, MATHS
-from mbc.measure.cudnn_legacy import legacy_candidates
 from mbc.measure.cudnn_library import Library
+from mbc.measure.legacy_algorithms import legacy_candidates
 from mbc.ops.convolution import Convolution
 from mbc.ops.matrix import Linear
 from tests.codegen.fakes import compile_fakes

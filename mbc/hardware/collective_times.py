@@ -1,9 +1,9 @@
 """Collectives between GPUs: how long they take, and what they and concurrent kernels cost each other.
 
-Times are measured by `mbc profile --gpu all` (`mbc.measure.collectives`). Between measured sizes they are interpolated;
-for other numbers of ranks they are projected by the ring algorithm: the bytes that each link carries, at the bandwidth
-that was measured, and a latency a step (Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of
-workstations", 2009). Where nothing was measured they are estimated from the kind of the link.
+Times are measured by `mbc profile --gpu all` (`mbc.measure.collective_timing`). Between measured sizes they are
+interpolated; for other numbers of ranks they are projected by the ring algorithm: the bytes that each link carries, at
+the bandwidth that was measured, and a latency a step (Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for
+clusters of workstations", 2009). Where nothing was measured they are estimated from the kind of the link.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from mbc.hardware.collectives import (
+from mbc.hardware.collective_times import (
     CollectiveKind,
     CollectiveModel,
     CollectiveSlowdown,

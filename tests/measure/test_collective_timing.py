@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mbc.hardware.collectives import CollectiveKind, ConcurrentKernel, Link
+from mbc.hardware.collective_times import CollectiveKind, ConcurrentKernel, Link
 from mbc.measure.collective_harness import GpuCollectives, urgent_stream
-from mbc.measure.collectives import MIB, SIZES_BYTES, measure_slowdowns, measure_times, sized
+from mbc.measure.collective_timing import MIB, SIZES_BYTES, measure_slowdowns, measure_times, sized
 from mbc.measure.gpu import Graph
 from mbc.runtime.nccl_library import Reduction
 

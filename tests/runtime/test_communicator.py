@@ -14,7 +14,7 @@ import pytest
 
 from mbc.errors import MbcError
 from mbc.runtime import nccl_library
-from mbc.runtime.nccl import Communicator, SymmetricMemory, connect
+from mbc.runtime.communicator import Communicator, SymmetricMemory, connect
 from mbc.runtime.nccl_library import DataType, Nccl, Reduction, load_nccl, open_nccl, version_text
 
 VERSION, FOREVER = 22703, 1 << 30

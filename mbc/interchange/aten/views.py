@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from mbc.interchange.aten.operands import SLICE_ARGUMENTS, Refused, indices_of
-from mbc.interchange.aten.schema import COPYING_RESHAPES, RESHAPES, schema_of
+from mbc.interchange.aten.operation_schemas import COPYING_RESHAPES, RESHAPES, schema_of
 from mbc.interchange.program import Argument, Node, TensorMeta, TensorName
 
 # Shared memory that schemas do not say: these return their first argument where they have nothing to do.

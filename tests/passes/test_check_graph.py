@@ -14,8 +14,8 @@ from mbc.ir.types import DType, Precision, TensorType
 from mbc.ops.base import NoAttributes
 from mbc.ops.pooling import MaxPool
 from mbc.ops.update import Guard
+from mbc.passes.check_graph import verify_network, verify_training
 from mbc.passes.training_step import differentiate
-from mbc.passes.verify import verify_network, verify_training
 from tests.ir.networks import small
 
 NETWORK = small()

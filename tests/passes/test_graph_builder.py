@@ -7,7 +7,7 @@ import pytest
 from mbc.ir.graph import Role
 from mbc.ir.types import DType, TensorType
 from mbc.ops.base import NoAttributes, ShapeError
-from mbc.passes.build import GraphBuilder, live_operations
+from mbc.passes.graph_builder import GraphBuilder, live_operations
 
 IMAGE = TensorType((2, 3, 4, 4), DType.FP32)
 
