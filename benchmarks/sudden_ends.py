@@ -24,7 +24,7 @@ Work = Callable[[], int | None]
 # Files whose calls of C are moments to be killed at: they write, rename and remove.
 WRITERS = frozenset({
     "build.py", "place.py", "cache.py", "objects.py", "replace.py", "checkpoint.py", "writer.py", "logs.py", "loop.py",
-    "pathlib.py", "tempfile.py", "shutil.py", "migrate.py",
+    "pathlib.py", "tempfile.py", "shutil.py",
 })  # fmt: skip
 EXACT = 256  # so many calls are counted one by one, more in sixteens
 MOST_S = 300.0  # of one process, on a busy machine

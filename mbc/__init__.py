@@ -9,7 +9,6 @@ Packages and files, lowest first: each imports only those before it, which `test
 * `files`: files that a user names, read if they are regular and not too long
 * `resources`: where templates, grammar and data lie, in a checkout and in a wheel
 * `options`: everything that a compilation can be told beside its source
-* `aliases`: names in data that were renamed since
 * `collection`: planning without searches for cyclic garbage
 * `provenance`: digests of the code that a result vouches for
 * `progress`: what is shown while something runs

@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 from dataclasses import dataclass
 
-from mbc import aliases
 from mbc.errors import MbcError
 from mbc.frontend.lower import Lowered
 from mbc.hardware.spec import DeviceSpec
@@ -35,11 +34,10 @@ def constraints_of(lowered: Lowered, device: DeviceSpec, options: Options) -> Co
     """Where the source leaves memory to `auto`, by what is free now. A warning (RuntimeWarning) says of a budget that
     the device has less. MBC206 where `without` names what is no technique."""
     if unknown := sorted(options.without.difference(TECHNIQUES)):
-        now = aliases.TECHNIQUES.get(unknown[0])
         raise MbcError(
             "MBC206",
             f"there is no technique '{unknown[0]}' to do without",
-            f"it is '{now}' now" if now else f"name some of {', '.join(TECHNIQUES)}",
+            f"name some of {', '.join(TECHNIQUES)}",
         )
     on_cpu = lowered.precision is Precision.FP64
     policy = Policy.UNDIVIDED if "micro_batches" in options.without else options.policy

@@ -27,7 +27,6 @@ ORDER = (
     "mbc.files",  # that a user names
     "mbc.resources",  # paths of templates, grammar and data
     "mbc.options",  # all settings of a compilation
-    "mbc.aliases",  # old names in data
     "mbc.collection",  # garbage collection during planning
     "mbc.provenance",  # digests of the code
     "mbc.progress",  # messages while something runs

@@ -77,11 +77,8 @@ def test_a_source_becomes_a_package(tmp_path, monkeypatch):
     assert refused.value.code == "MBC093"
 
 
-@pytest.mark.parametrize(
-    ("name", "remedy"), [("split", "it is 'micro_batches' now"), ("magic", "name some of offload, recompute")]
-)
-def test_what_is_no_technique_is_refused(name: str, remedy: str) -> None:
+def test_what_is_no_technique_is_refused() -> None:
     with pytest.raises(MbcError) as caught:
-        compile_plan(NETWORK, Options(gpu="h200", without=frozenset({name})))
-    assert caught.value.code == "MBC206" and f"no technique '{name}'" in caught.value.message
-    assert remedy in caught.value.remedy
+        compile_plan(NETWORK, Options(gpu="h200", without=frozenset({"magic"})))
+    assert caught.value.code == "MBC206" and "no technique 'magic'" in caught.value.message
+    assert "name some of offload, recompute" in caught.value.remedy

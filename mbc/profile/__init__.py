@@ -4,7 +4,6 @@
 * `signature`: a request as text
 * `schema`: the tables of a profile's file
 * `rows`: measurements made of their rows when they are asked for
-* `migrate`: profiles of earlier schema versions brought up to date
 * `check_file`: what the file of a profile may hold
 * `read_profile`: a profile from its file
 * `writer`: adding to a profile's file

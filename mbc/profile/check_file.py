@@ -12,7 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from mbc.profile.model import Identity
-from mbc.profile.schema import COLLECTIVES, SCHEMA, callback, damaged, statements
+from mbc.profile.schema import SCHEMA, callback, damaged, statements
 from mbc.source import visible
 
 # Steps of SQLite's virtual machine between two looks at the count, and how many of these a query may take: the bundled
@@ -109,7 +109,7 @@ def guard(connection: sqlite3.Connection) -> None:
 
 
 def check_structure(connection: sqlite3.Connection, path: Path) -> None:
-    """Before anything of the file is read or brought up to date: it has tables alone, with stored columns. MBC073."""
+    """Before anything of the file is read or written: it has tables alone, with stored columns. MBC073."""
     for kind, name, table, sql in connection.execute("SELECT type, name, tbl_name, sql FROM sqlite_schema"):
         if kind not in ("table", "index") or (kind == "index" and sql is not None):
             raise damaged(path, f"there is a {kind} in it, '{name}'")
@@ -150,6 +150,6 @@ def _without_known(connection: sqlite3.Connection, table: str, column: str, rule
 
 def _columns() -> dict[str, set[str]]:
     with sqlite3.connect(":memory:") as connection:
-        for statement in statements(SCHEMA + COLLECTIVES):
+        for statement in statements(SCHEMA):
             connection.execute(statement)
         return {table: {row[1] for row in connection.execute(f"PRAGMA table_xinfo({table})")} for table in _RULES}

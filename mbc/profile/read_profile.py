@@ -16,13 +16,11 @@ from mbc.files import check_file, read_file
 from mbc.hardware.collective_times import CollectiveKind, CollectiveSlowdown, CollectiveTime, ConcurrentKernel, Link
 from mbc.profile.check_file import check_contents, check_structure, guard
 from mbc.profile.kernel_versions import current
-from mbc.profile.migrate import migrate
 from mbc.profile.model import LEFT_TO_ESTIMATE, Extent, Overhead, Profile
 from mbc.profile.rows import LazyMeasurements
 from mbc.profile.schema import (
     COLUMNS,
     COMPRESSED,
-    SCHEMA_VERSION,
     Row,
     check_rows,
     check_version,
@@ -122,19 +120,12 @@ def _opened(path: Path) -> sqlite3.Connection:
 
 
 def _checked(path: Path) -> sqlite3.Connection:
-    """The profile as one of today's schema version: where the file is of an earlier one, a copy in memory."""
+    """Return a connection to the profile after its version, structure and contents were checked."""
     connection = _file(path)
     try:
         guard(connection)
-        version = check_version(connection, path)
+        check_version(connection, path)
         check_structure(connection, path)
-        if version != SCHEMA_VERSION and path.suffix != COMPRESSED:  # what is packed lies in memory already
-            copy = sqlite3.connect(":memory:")
-            connection.backup(copy)
-            connection.close()
-            connection = copy
-        if version != SCHEMA_VERSION:
-            migrate(connection, version)
         check_contents(connection, path)
     except BaseException:
         connection.close()

@@ -20,7 +20,6 @@ _P = ParamSpec("_P")
 _T = TypeVar("_T")
 APPLICATION_ID = 0x6D626370  # "mbcp", in the header of the file
 SCHEMA_VERSION = 6
-OLDEST_VERSION = 2  # that is still read (`mbc.profile.migrate`)
 COMPRESSED = ".gz"  # end of the name of a file that is packed: it can be read, but not added to
 
 SCHEMA = """
@@ -55,8 +54,6 @@ CREATE TABLE candidate (
 CREATE TABLE overhead (what TEXT NOT NULL, subject TEXT NOT NULL, size_bytes INTEGER NOT NULL,
   PRIMARY KEY (what, subject)) WITHOUT ROWID;
 CREATE TABLE constant (name TEXT PRIMARY KEY, value REAL NOT NULL) WITHOUT ROWID;
-"""
-COLLECTIVES = """
 CREATE TABLE collectives (
   kind TEXT NOT NULL,           -- all_reduce, reduce_scatter, all_gather
   ranks INTEGER NOT NULL,
@@ -145,20 +142,18 @@ def explained(path: Path) -> Generator[None, None, None]:
         _raised.reset(outer)
 
 
-def check_version(connection: sqlite3.Connection, path: Path) -> int:
-    """The file's schema version, when it is one that can be read."""
+def check_version(connection: sqlite3.Connection, path: Path) -> None:
+    """Raise MBC073 unless the database is a profile, and MBC075 unless it has today's schema version."""
     application = connection.execute("PRAGMA application_id").fetchone()[0]
     version = connection.execute("PRAGMA user_version").fetchone()[0]
     if application != APPLICATION_ID:
         raise damaged(path, "it is another database", "name a profile")
-    if not OLDEST_VERSION <= version <= SCHEMA_VERSION:
+    if version != SCHEMA_VERSION:
         raise MbcError(
             "MBC075",
-            f"the profile '{path}' has schema version {version}, this mbc reads version {OLDEST_VERSION} to "
-            f"{SCHEMA_VERSION}",
-            "measure again, or use the mbc that wrote it",
+            f"the profile '{path}' has schema version {version}, this mbc reads version {SCHEMA_VERSION}",
+            "measure again with mbc profile, or use the mbc that wrote it",
         )
-    return version
 
 
 def identity_of(connection: sqlite3.Connection, path: Path) -> Identity:

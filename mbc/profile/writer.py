@@ -15,11 +15,9 @@ from mbc.errors import MbcError
 from mbc.hardware.collective_times import CollectiveSlowdown, CollectiveTime
 from mbc.kernels.base import Request
 from mbc.profile.check_file import check_structure
-from mbc.profile.migrate import migrate
 from mbc.profile.model import WHOLE_EXTENT, Extent, Identity, Measurement, Overhead
 from mbc.profile.schema import (
     APPLICATION_ID,
-    COLLECTIVES,
     COLUMNS,
     COMPRESSED,
     SCHEMA,
@@ -54,8 +52,7 @@ def _fold_log(connection: sqlite3.Connection) -> None:
 
 
 class ProfileWriter:
-    """Adds to a profile, making it when there is none. Use as a context manager: closing leaves one single file. One of
-    an earlier schema version is brought up to date first.
+    """Adds to a profile, making it when there is none. Use as a context manager: closing leaves one single file.
 
     Raises MBC076 when the file is of another GPU or another cuDNN, and what `read_profile` raises.
     """
@@ -87,13 +84,13 @@ class ProfileWriter:
         with self._transaction():
             empty = not self._connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
             if empty:
-                for statement in statements(SCHEMA + COLLECTIVES):
+                for statement in statements(SCHEMA):
                     self._connection.execute(statement)
                 pairs = ((f.name, getattr(identity, f.name)) for f in fields(identity))
                 self._connection.executemany("INSERT INTO identity VALUES (?, ?)", pairs)
                 self._connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
                 self._connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
-            version = check_version(self._connection, self.path)
+            check_version(self._connection, self.path)
             check_structure(self._connection, self.path)
             found = identity_of(self._connection, self.path)
             if not found.alike(identity):
@@ -102,8 +99,6 @@ class ProfileWriter:
                     f"the profile '{self.path}' was measured on {found}, this is {identity}",
                     "write to another file: times of two machines are never mixed",
                 )
-            if version < SCHEMA_VERSION:
-                migrate(self._connection, version)
 
     def _follow_log(self) -> None:
         """Write through a log: readers are never kept waiting while measurements trickle in, and what a kill leaves is

@@ -62,9 +62,3 @@ def test_an_unknown_technique(capsys):
     with pytest.raises(SystemExit):
         parse(["show", "net.mbc", "--without", "magic"])
     assert "'magic' is none of offload, recompute, micro_batches, workspace" in capsys.readouterr().err
-
-
-def test_a_technique_by_its_former_name(capsys):
-    with pytest.raises(SystemExit):
-        parse(["show", "net.mbc", "--without", "beside"])
-    assert "concurrent_stream, it is concurrent_stream now" in capsys.readouterr().err

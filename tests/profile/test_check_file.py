@@ -13,7 +13,7 @@ import pytest
 from mbc.errors import MbcError
 from mbc.profile import check_file as check
 from mbc.profile.read_profile import read_profile
-from mbc.profile.schema import COLLECTIVES, SCHEMA
+from mbc.profile.schema import SCHEMA
 from mbc.profile.writer import ProfileWriter
 from tests.profile.profiles import IDENTITY, measurement, request
 
@@ -83,13 +83,6 @@ def test_tables_of_a_profile_and_nothing_else(tmp_path: Path, name: str) -> None
     assert any(why in message for why in ("is damaged: there is a", "is damaged: its table"))
 
 
-@pytest.mark.parametrize("version", [2, 3, 4, 5])
-def test_a_trigger_of_an_earlier_profile_does_not_run(tmp_path: Path, version: int) -> None:
-    """Bringing a profile up to date writes to it."""
-    path = changed(tmp_path, *STRUCTURES["a trigger"], f"PRAGMA user_version = {version}")
-    assert "there is a trigger in it, 't'" in refused(path)
-
-
 def test_a_query_that_goes_on_for_ever_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(check, "STEPS", 10)
     monkeypatch.setattr(check, "MOST_STEPS", 2)
@@ -146,7 +139,7 @@ def test_every_column_has_a_rule(tmp_path: Path) -> None:
         tables = [name for (name,) in connection.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")]
         columns = {(t, row[1]) for t in tables for row in connection.execute(f"PRAGMA table_info({t})")}
     connection.close()
-    assert len(tables) == (SCHEMA + COLLECTIVES).count("CREATE TABLE")
+    assert len(tables) == SCHEMA.count("CREATE TABLE")
     ruled = {(table, column) for table, (_, rules) in check._RULES.items() for column in rules}
     assert {pair for pair in columns - ruled if pair[1] not in looked_up} == set()
 

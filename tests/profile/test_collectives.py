@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import gzip
-import sqlite3
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-
-import pytest
 
 from mbc.hardware.collective_times import CollectiveKind, CollectiveSlowdown, CollectiveTime, ConcurrentKernel, Link
 from mbc.profile.edit import merged, shippable, write_profile
@@ -69,22 +64,3 @@ def test_merging_and_shipping():
     ]  # fmt: skip
     assert both.collective_slowdowns == (SLOWDOWN,)
     assert same(shippable(HELD), HELD)
-
-
-@pytest.mark.parametrize("packed", [False, True])
-def test_a_file_of_before_has_none_until_some_are_added(tmp_path: Path, packed: bool):
-    path = tmp_path / "p.sqlite"
-    write_profile(HELD, path)
-    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
-        for table in ("collectives", "collective_slowdowns"):
-            connection.execute(f"DROP TABLE {table}")
-        connection.execute("PRAGMA user_version = 5")
-    if packed:
-        before = tmp_path / "p.sqlite.gz"
-        before.write_bytes(gzip.compress(path.read_bytes()))
-        assert read_profile(before).collectives == () and read_profile(before).measurements == HELD.measurements
-        return
-    assert read_profile(path).collectives == () and read_profile(path).measurements == HELD.measurements
-    with ProfileWriter(path, IDENTITY) as writer:
-        writer.record_collectives(HELD.collectives, HELD.collective_slowdowns)
-    assert same(read_profile(path), HELD)

@@ -25,7 +25,6 @@ from mbc.ops.convolution import Convolution
 from mbc.options import Options
 from mbc.plan.file import dump_plan, load_plan
 from mbc.profile.model import (
-    Extent,
     Identity,
     Measurement,
     Overhead,
@@ -33,6 +32,7 @@ from mbc.profile.model import (
     signature,
 )
 from mbc.profile.read_profile import read_profile
+from mbc.profile.schema import SCHEMA_VERSION
 from mbc.profile.writer import ProfileWriter, fold_log
 from mbc.source import Source
 
@@ -186,34 +186,15 @@ def test_locked_file(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         holder.close()
 
 
-def test_another_schema(path: Path) -> None:
+@pytest.mark.parametrize("version", [SCHEMA_VERSION - 1, SCHEMA_VERSION + 1])
+def test_another_schema(path: Path, version: int) -> None:
     with sqlite3.connect(path) as connection:
-        connection.execute("PRAGMA user_version = 99")
+        connection.execute(f"PRAGMA user_version = {version}")
     connection.close()
-    check_refusal(path, "MBC075", "has schema version 99, this mbc reads version")
-
-
-def test_a_file_of_before_says_in_words_what_was_measured_for_parts(path: Path) -> None:
-    said = ("nhwc engines after the best 8", "12 candidates that were dominated at larger sizes")
-    extents = [Extent(9, words) for words in said]
-    with ProfileWriter(path, IDENTITY) as writer:
-        for rows, extent in enumerate(extents, start=20):
-            writer.record(request(rows), [], extent)
-    with sqlite3.connect(path) as connection:
-        connection.execute("ALTER TABLE request DROP COLUMN micro_batches_only")
-        for table in ("collectives", "collective_slowdowns"):
-            connection.execute(f"DROP TABLE {table}")
-        connection.execute("PRAGMA user_version = 3")
-    connection.close()
-
-    def only() -> list[bool]:
-        known = read_profile(path).extents
-        return [known[signature(request(rows))].micro_batches_only for rows in (20, 21)]
-
-    assert only() == [False, True]
-    with ProfileWriter(path, IDENTITY) as writer:  # brings the file up to date
-        writer.record(request(20), [], replace(extents[0], micro_batches_only=True))
-    assert only() == [True, True]
+    check_refusal(path, "MBC075", f"has schema version {version}, this mbc reads version {SCHEMA_VERSION}")
+    with pytest.raises(MbcError, match=f"has schema version {version}") as caught:
+        ProfileWriter(path, IDENTITY)
+    assert caught.value.code == "MBC075" and "mbc profile" in caught.value.remedy
 
 
 def test_reading_takes_no_lock_from_a_writer_of_the_same_process(path: Path):

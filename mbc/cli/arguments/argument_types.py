@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 
-from mbc import aliases
 from mbc.ir.types import Precision
 from mbc.options import MODES, PEERS, TECHNIQUES, RankGpu
 from mbc.units import parse_duration, parse_size
@@ -128,27 +127,20 @@ def blocks(text: str) -> int:
 
 @dataclass(frozen=True, slots=True, eq=False)  # argparse looks types up
 class SomeOf:
-    """The type of a comma-separated list of allowed words, which are kept once each and in the order given.
-
-    Attributes:
-        words: Allowed words.
-        renamed: New word for each former word, for the message.
-    """
+    """The type of a comma-separated list of allowed words, which are kept once each and in the order given."""
 
     words: tuple[str, ...]
-    renamed: Mapping[str, str] = field(default_factory=dict[str, str])
 
     def __call__(self, text: str) -> tuple[str, ...]:
         """Return the words of a list; raise an argument error for a word that is not allowed."""
         asked = tuple(dict.fromkeys(part.strip() for part in text.split(",")))
         wrong = [part for part in asked if part not in self.words]
         if wrong:
-            now = f", it is {self.renamed[wrong[0]]} now" if wrong[0] in self.renamed else ""
-            raise argparse.ArgumentTypeError(f"'{wrong[0]}' is none of {', '.join(self.words)}{now}")
+            raise argparse.ArgumentTypeError(f"'{wrong[0]}' is none of {', '.join(self.words)}")
         return asked
 
 
 peers = SomeOf(PEERS)
 modes = SomeOf(MODES)
-techniques = SomeOf(TECHNIQUES, aliases.TECHNIQUES)
+techniques = SomeOf(TECHNIQUES)
 precisions = SomeOf(tuple(p for p in Precision if p is not Precision.FP64))  # measured on a GPU
