@@ -29,11 +29,12 @@ SUITES = {
     "hardware": "specifications of GPUs, and their links to the host",
     "interchange": "models of PyTorch and ONNX become sources that compute the same; weights and networks there and"
     " back; hostile files",
-    "ir": "the graph, differentiation and its passes: bits before and after",
+    "ir": "the graph: its text, ranks and groups of parameters",
     "kernels": "every kernel on the emulator, in each layout and type, against float64",
     "measure": "the measuring worker and its harnesses, on a GPU that is not there",
     "ops": "meaning of operations, gradients by finite differences, PyTorch as the reference",
     "optimize": "search: plans fit, give the same bits, and are no faster than their bounds",
+    "passes": "passes over networks: gradients, training steps, fusions and shards keep what is computed",
     "plan": "the plan verifier refuses mutants; plan files; memory",
     "profile": "profiles: read, interpolated, scaled, compared",
     "pytorch": "a loop of PyTorch with mbc beside the same without; what of a loop is refused",

@@ -61,8 +61,8 @@ def test_a_fit_is_shown_as_its_table(html: HtmlFormatter):
         assert html.function_for(type(fit))(fit).startswith("<pre>")
 
 
-def test_without_ipython_nothing_happens(monkeypatch: pytest.MonkeyPatch):
+def test_mbc_can_be_imported_without_ipython_and_outside_its_shell(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delitem(sys.modules, "IPython", raising=False)
-    importlib.reload(mbc)
+    assert importlib.reload(mbc) is mbc
     monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: None))
-    importlib.reload(mbc)
+    assert importlib.reload(mbc) is mbc
