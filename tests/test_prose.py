@@ -38,7 +38,7 @@ def faults(path: Path) -> Iterator[str]:
             if FRAGMENTS.match(text):
                 yield f"{place}: a docstring is a sentence that stands alone: '{_first(text)}'"
             elif not tests and isinstance(node, Function) and not _is_value(node) and NO_VERBS.match(text):
-                yield f"{place}: a function's docstring says what the function does, in the imperative: '{_first(text)}'"
+                yield f"{place}: a docstring says what the function does, in the imperative: '{_first(text)}'"
         if (name := _bound(node)) in NAMES:
             yield f"{place}: '{name}' does not say what the thing is"
 

@@ -34,7 +34,8 @@ def test_training_does_not_replace_data_of_another_name(mbc, data):
 def test_pages_do_not_replace_sources(mbc, data, words):
     before = Path("tiny.mbc").read_text()
     done = mbc(*words, "-o", "tiny.mbc")
-    assert done.code == 1 and "error MBC370: -o 'tiny.mbc' has the suffix of a source, which it could replace" in done.err
+    assert done.code == 1
+    assert "error MBC370: -o 'tiny.mbc' has the suffix of a source, which it could replace" in done.err
     assert Path("tiny.mbc").read_text() == before
 
 
