@@ -1,7 +1,7 @@
 """Figures in the text of pages: `figures.toml` names the committed result behind each, and `pictures.py` writes them.
 
 A template is a piece of a page's text with `{expression:format}` in the place of each figure. The expression is
-Python; its names are the results files, whose rows are matches by name: `{capped["capuchin vgg16"].step_ms:.1f}`.
+Python; its names are the results files, whose rows are found by name: `{capped["capuchin vgg16"].step_ms:.1f}`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ CELL = re.compile(r"(?<![\w./-])\d[\d,]*\.\d+(?![\w.-])")
 
 
 class Record(dict[str, Any]):
-    """A JSON object whose entries are attributes, and whose rows are also matches by their names."""
+    """A JSON object whose entries are attributes, and whose rows are found by their names."""
 
     def __getattr__(self, name: str) -> Any:
         """Return the entry called `name`."""
@@ -53,11 +53,10 @@ def _record(value: Any) -> Any:
 
 
 def results_by_name(folder: Path) -> dict[str, Record]:
-    """Return all results files by name; those of `earlier/` begin with `earlier_`, and `-` becomes `_`."""
-    paths = {path.stem: path for path in folder.glob("*.json")}
-    paths |= {f"earlier_{path.stem}": path for path in (folder / "earlier").glob("*.json")}
+    """Return all results files by name, with `_` in place of `-`."""
     return {
-        re.sub(r"\W", "_", name): Record(json.loads(path.read_text(encoding="utf-8"))) for name, path in paths.items()
+        re.sub(r"\W", "_", path.stem): Record(json.loads(path.read_text(encoding="utf-8")))
+        for path in folder.glob("*.json")
     }
 
 

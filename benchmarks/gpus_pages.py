@@ -66,26 +66,6 @@ MANY: Columns = {
     "over whole states": entry("over_whole_states", ".3f"),
     "saved a GPU, GiB": entry("saved_gib", ".2f"),
 }
-UNLIKE: Columns = {
-    "network": entry("name"),
-    "rows": lambda row: " + ".join(map(str, row["rows"])),
-    "step, ms": entry("ms", ".2f"),
-    "predicted, ms": entry("predicted_ms", ".2f"),
-    "of the summed speeds": entry("of_summed_speeds", ".1%"),
-    "an equal split over it": entry("over_equal", ".2f"),
-}
-CONTENTION: Columns = {
-    "case": entry("name"),
-    "GPUs": entry("gpus", "d"),
-    "one GPU, ms": entry("one_ms", ".1f"),
-    "all, by a plan that knows of the others, ms": entry("aware_ms", ".1f"),
-    "all, by a plan that does not, ms": entry("oblivious_ms", ".1f"),
-    "gain": entry("gain", ".2f"),
-    "loss over one GPU": entry("loss", "+.1%"),
-    "largest batch of plain memory, ms": entry("plain_ms", ".1f"),
-    "twice that batch, ms": entry("twice_ms", ".1f"),
-    "speed of twice the batch": entry("speed", ".2f"),
-}
 LENDING: Columns = {
     "case": entry("name"),
     "batch": entry("batch", "d"),
@@ -109,18 +89,8 @@ FAILURES: Columns = {
     "whole": entry("whole", "d"),
     "same bits as undisturbed": lambda row: "yes" if row["same_bits"] else "no",
 }
-OFFLOADING = (
-    "Steps under a cap on memory, with recomputation switched off, so that they live on copies with the host; and, for "
-    "GPUs of 12 GB, twice the largest batch that fits without copies."
-)
 DISTURBED = "The digits: a rank without memory, one stopped for a minute, one killed at random moments."
 OTHERS: Sequence[tuple[str, str, str, Columns]] = (
-    (
-        "Whole H100s and parts with 64 of their multiprocessors", "bf16, 128 rows a GPU on average.",
-        "unlike_gpus", UNLIKE,
-    ),
-    ("Two H200s that copy with one host", OFFLOADING, "contention", CONTENTION),
-    ("Four H100s that copy with one host", f"{OFFLOADING} Planned for H200s.", "contention_4", CONTENTION),
     ("Three H200s that borrow from a fourth", "ResNet-152 in fp32, each in 16 GB.", "lending_4", LENDING),
     (
         "Two ranks beside one GPU with the whole mini-batch", "Twenty steps in fp32, relative distance of the states.",

@@ -24,8 +24,8 @@ from mbc.provenance import FAMILIES, digests
 CORRECTNESS = (
     "gradients_*.json", "steps20.json", "training_loss.json", "digits_*.json", "deterministic.json", "memory_fp32.json",
     "predictions_*.json", "thousand_steps.json", "sanitizer.txt", "launches.json", "imported*.json",
-    "recipe_steps_*.json", "from_torch_steps_*.json", "ranks_as_one.json", "checkpoint_mutants.json",
-    "plan_mutants.json", "random_programs.json", "onnx_node_tests.json",
+    "recipe_steps_*.json", "ranks_as_one.json", "checkpoint_mutants.json", "plan_mutants.json", "random_programs.json",
+    "onnx_node_tests.json",
     "module_db.json", "planned_networks.json",
 )  # fmt: skip
 UNKNOWN = "unknown (made before results recorded it)"
@@ -54,7 +54,6 @@ DEPENDS: Mapping[str, tuple[str, ...]] = {
     "module_db.json": ("operations", "imports"),
     "planned_networks.json": ("operations", "planner"),
     "plan_mutants.json": ("operations", "planner"),
-    "placements*.json": ("planner",),
     "*": (*KERNELS, "operations", "planner"),
 }
 IN_16_BITS = ("*_bf16*", "*_fp16*")  # plans of these results have no emulated fp32

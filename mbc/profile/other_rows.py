@@ -2,8 +2,8 @@
 (`mbc.kernels.calibration`) say that these rows take of it.
 
 Estimates know how a kernel's time changes with its rows better than how fast it is. Both are
-compared with measurements at fewer rows in `benchmarks/results/scaled.json`, whole steps in
-`benchmarks/results/other_batches.json`.
+compared with measurements at fewer rows in `benchmarks/results/decisions/scaled.json`, whole steps in
+`benchmarks/results/decisions/other_batches.json`.
 """
 
 from __future__ import annotations

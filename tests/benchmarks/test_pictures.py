@@ -68,6 +68,16 @@ def test_committed_pictures_are_those_of_the_committed_results() -> None:
     assert not stale, f"run benchmarks/pictures.py and commit what it writes: {stale}"
 
 
+def test_scripts_that_made_the_results_exist() -> None:
+    """Everyone can repeat a published result: its command names a script of this folder, or it is of `mbc bench`."""
+    benchmarks = ROOT / "benchmarks"
+    for path in (benchmarks / "results").glob("*.json"):
+        if not path.name.startswith("bench_"):
+            command = json.loads(path.read_text(encoding="utf-8"))["command"]
+            script = next(word for word in command.split() if word.endswith(".py"))
+            assert (benchmarks / Path(script).name).is_file(), f"{path.name}: {command}"
+
+
 def test_figures_of_a_page_are_written_whatever_its_lines(tmp_path: Path) -> None:
     write(tmp_path, "timed", [{"name": "first row", "step_ms": 12.345, "error": 3.3e-6}])
     results = results_by_name(tmp_path)

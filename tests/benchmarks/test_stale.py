@@ -48,7 +48,6 @@ def test_what_has_changed(results: Path) -> None:
         ("gradients_cuda.json", {"code": {**now, "planner": "0" * 16}}, ""),  # its plans were not searched
         ("gradients_cuda.json", {"code": {**now, "kernels/pool": "0" * 16}}, "kernels/pool changed"),
         ("bench_bf16.json", {"code": {**now, "kernels/fp32_emulated": "0" * 16, "imports": "0" * 16}}, ""),
-        ("placements.json", {"code": OLD}, "planner changed"),
         ("e.json", {}, stale.UNKNOWN),
         ("f.json", {"code": now, "rows": [{"name": "kept", "code": {**now, "planner": ""}}]}, "planner changed"),
         ("g.json", {"code": now, "rows": [{"name": "kept", "code": None}]}, stale.UNKNOWN),

@@ -1,0 +1,201 @@
+"""Networks that mbc was never tuned for, trained by `mbc.from_torch` and by PyTorch in the same run.
+
+Fifteen networks of timm and four of torchvision train in bf16 at 224 pixels: by PyTorch's plain loop, by
+`torch.compile`, by `torch.compile` with CUDA graphs, and by `mbc.from_torch`. Each of these contenders is a process of
+its own with a limit of time (`from_torch_contenders.py`). PyTorch's three contenders compile side by side and are timed
+one after another.
+
+    python benchmarks/from_torch.py [--only NAME,NAME] [--for SECONDS] [--measure-for 90s]
+    python benchmarks/from_torch.py --device cpu --only torchvision/squeezenet1_1 --batch 2 --size 64
+
+Times `*_ms` are those of a step. `speedup` is over the fastest of PyTorch's contenders. `memory_ratio` is the memory
+that mbc takes over the memory that this contender's allocator reserved; rows whose step is slower have none.
+`first_step_s` is the time from the call of `from_torch` to the first loss. `loss_error` is the largest relative
+difference of the first five losses from those of PyTorch's plain loop, and `torch_loss_error` that of its compiled
+steps; networks that draw random numbers have neither.
+
+Rows are written one by one. Another call goes on with rows that are missing or failed. On a CPU the times mean nothing:
+such a run only shows that everything works.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from from_torch_contenders import MODES, POLL_S, SIZE, Request
+from record import attempt, need_gpu, results, show, start
+
+# A seed drew these among timm's models of 224 pixels (decision 062). Values are rows of a mini-batch.
+DRAWN = {
+    f"timm/{name}": rows
+    for rows, names in {
+        64: (
+            "deit3_small_patch16_224", "res2net50_14w_8s", "skresnext50_32x4d", "vit_small_resnet26d_224", "dla102x2",
+            "focalnet_small_lrf", "repvgg_b1g4", "resnetv2_34d", "hgnet_small", "hrnet_w40",
+        ),
+        128: ("shvit_s1", "convnext_atto_rms", "lcnet_075", "fbnetc_100", "inception_next_atto"),
+    }.items()
+    for name in names
+}  # fmt: skip
+# Networks whose speed was asked for by name: rows of a mini-batch, and the least speedup.
+NAMED = {
+    "torchvision/vit_b_16": (64, 1.05),
+    "torchvision/convnext_tiny": (64, 1.25),
+    "torchvision/efficientnet_b0": (128, 1.25),
+    "torchvision/mobilenet_v3_large": (128, 1.25),
+}
+ASKED = {"median_speedup": 1.3, "least_speedup": 1.0, "median_memory_ratio": 0.75}  # of the drawn networks
+BLOCKS, BLOCK_S = 7, 0.3  # of steps that are timed together
+REHEARSED_BLOCKS = 2  # of one step each
+COLUMNS = (
+    "name", "batch", *(f"{mode}_ms" for mode in MODES), "mbc_ms", "speedup", "memory_ratio", "first_step_s",
+    "loss_error", "torch_loss_error",
+)  # fmt: skip
+
+
+def run_contender(request: Request, limit_s: float) -> dict[str, Any]:
+    """Run a contender in a process of its own, and return its figures or why it failed.
+
+    A contender that waits for its turn may wait as long as the others may take.
+    """
+    command = [sys.executable, str(Path(__file__).with_name("from_torch_contenders.py")), json.dumps(asdict(request))]
+    with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors:
+        process = subprocess.Popen(command, stdout=output, stderr=errors, start_new_session=True)
+        until_s, waits = time.monotonic() + limit_s, bool(request.turn)
+        while process.poll() is None:
+            if waits and Path(request.turn, f"{request.contender}.ready").exists():
+                until_s, waits = time.monotonic() + 2 * limit_s, False
+            if time.monotonic() > until_s:
+                os.killpg(process.pid, signal.SIGKILL)  # with the processes that the contender started
+                process.wait()
+                return {"failed": f"it took more than {limit_s:.0f} s"}
+            time.sleep(POLL_S)
+        output.seek(0)
+        errors.seek(0)
+        if process.returncode:
+            last = errors.read().strip().splitlines()[-8:]
+            return {"failed": "\n".join(last) or f"exit code {process.returncode}"}
+        return json.loads(output.read().strip().splitlines()[-1])
+
+
+def run_torch(request: Request, limit_s: float) -> dict[str, dict[str, Any]]:
+    """Run PyTorch's contenders side by side until they are ready, and have them timed one after another."""
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(len(MODES)) as pool:
+        waiting = {
+            name: pool.submit(run_contender, replace(request, contender=name, turn=folder), limit_s) for name in MODES
+        }
+        while not all(Path(folder, f"{name}.ready").exists() or waiting[name].done() for name in MODES):
+            time.sleep(POLL_S)
+        for name in MODES:
+            Path(folder, f"{name}.turn").touch()
+            waiting[name].result()
+        return {name: future.result() for name, future in waiting.items()}
+
+
+def row_of(request: Request, limit_s: float) -> dict[str, Any]:
+    """Return the row of one network."""
+    peers = run_torch(request, limit_s)
+    return judged({**peers, "mbc": run_contender(replace(request, contender="mbc"), limit_s)})
+
+
+def judged(runs: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
+    """Return the row that follows from the contenders' figures.
+
+    The row has failed if mbc failed or all of PyTorch's contenders did.
+    """
+    peers = {name: runs[name] for name in MODES if "failed" not in runs[name]}
+    mine = runs["mbc"]
+    row: dict[str, Any] = {f"{name}_ms": peer["ms"] for name, peer in peers.items()}
+    if "failed" in mine or not peers:
+        failed = "; ".join(f"{name}: {run['failed']}" for name, run in runs.items() if "failed" in run)
+        return {**row, "failed": failed, "found": dict(runs)}
+    best = min(peers, key=lambda name: peers[name]["ms"])
+    row |= {"mbc_ms": mine["ms"], "best": best, "speedup": peers[best]["ms"] / mine["ms"]}
+    row |= {"first_step_s": mine["first_step_s"]}
+    if mine["ms"] <= peers[best]["ms"]:
+        row["memory_ratio"] = mine["taken_bytes"] / max(1, peers[best]["reserved_bytes"])
+    if "eager" in peers and not mine["drops"]:
+        losses = peers["eager"]["losses"]
+        others = [distance(peer["losses"], losses) for name, peer in peers.items() if name != "eager"]
+        row["loss_error"] = distance(mine["losses"], losses)
+        row |= {"torch_loss_error": max(others)} if others else {}
+    return {**row, "found": dict(runs)}
+
+
+def distance(losses: Sequence[float], reference: Sequence[float]) -> float:
+    """Return the largest relative difference of losses from those of a reference."""
+    return max(abs(one - other) / abs(other) for one, other in zip(losses, reference, strict=True))
+
+
+def together(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the figures that were asked of all drawn networks; none before all rows have theirs."""
+    speedups = [row["speedup"] for row in rows if "speedup" in row]
+    ratios = [row["memory_ratio"] for row in rows if "memory_ratio" in row]
+    if not speedups or len(speedups) < len(rows):
+        return {}
+    figures = {"median_speedup": statistics.median(speedups), "least_speedup": min(speedups)}
+    reached = {name: value >= ASKED[name] for name, value in figures.items()}
+    if len(ratios) == len(rows):
+        figures["median_memory_ratio"] = statistics.median(ratios)
+        reached["median_memory_ratio"] = figures["median_memory_ratio"] <= ASKED["median_memory_ratio"]
+    return {**figures, "asked": ASKED, "reached": reached}
+
+
+def main() -> None:
+    """Run the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="", help="names with their family, such as timm/hgnet_small")
+    parser.add_argument("--for", dest="seconds", type=float, default=float("inf"), help="begin no row later")
+    parser.add_argument("--measure-for", help="passed on to from_torch, such as 90s (default: until all is measured)")
+    parser.add_argument("--limit", type=float, default=400, help="seconds that one contender may take (default 400)")
+    parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
+    parser.add_argument("--batch", type=int, help="of all networks (default: as listed in this file)")
+    parser.add_argument("--size", type=int, default=SIZE, help=f"pixels (default {SIZE})")
+    parser.add_argument("--again", action="store_true", help="run also the rows that are there")
+    arguments = parser.parse_args()
+    warnings.filterwarnings("ignore")
+    began, on_gpu = time.monotonic(), arguments.device == "cuda"
+    batches = DRAWN | {name: rows for name, (rows, _) in NAMED.items()}
+    names = arguments.only.split(",") if arguments.only else list(batches)
+    if on_gpu:
+        need_gpu("--device cpu shows without one that everything works")
+    kept = results(f"from_torch_{arguments.device}", again=arguments.again, size=arguments.size)
+    for name in names:
+        if kept.done(name):
+            continue
+        if time.monotonic() - began > arguments.seconds:
+            break
+        request = Request(
+            contender="", model=name, batch=arguments.batch or batches.get(name, 64), size=arguments.size,
+            device=arguments.device, blocks=BLOCKS if on_gpu else REHEARSED_BLOCKS, block_s=BLOCK_S if on_gpu else 0.0,
+            measure_for=arguments.measure_for,
+        )  # fmt: skip
+        row = attempt(partial(row_of, request, arguments.limit), name) | {"batch": request.batch}
+        if name in NAMED and "speedup" in row:
+            row |= {"asked": NAMED[name][1], "passed": row["speedup"] >= NAMED[name][1]}
+        kept.put(row)
+        show([kept.rows[name]], COLUMNS)
+    if all(name in kept.rows for name in DRAWN):
+        kept.more |= together([kept.rows[name] for name in DRAWN])
+    kept.arrange(names)
+    show(list(kept.rows.values()), COLUMNS)
+    print({name: kept.more[name] for name in (*ASKED, "reached") if name in kept.more})
+
+
+if __name__ == "__main__":
+    start(main)
