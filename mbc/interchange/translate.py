@@ -1,4 +1,4 @@
-"""Program -> steps: every node by its rule, every refusal remembered, and whatever nobody needs left out."""
+"""Translates a program to steps, each node by its rule; collects all refusals and leaves out unused steps."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from mbc.interchange.aten import NOT_TAKEN, RULES
 from mbc.interchange.aten.base import Call
-from mbc.interchange.aten.constants import FOLDS, OF_KNOWN, folded
+from mbc.interchange.aten.constants import FOLDS, OF_PARAMETER_ELEMENTS, folded
 from mbc.interchange.aten.operands import (
     UNKNOWN,
     Activation,
@@ -30,9 +30,9 @@ from mbc.interchange.program import FLOATING, Dynamic, Node, Program, operands_o
 from mbc.interchange.refusal import NOTHING_LIKE_IT, REPLACE, Refusal, refused
 from mbc.interchange.steps import Imported
 
-# Operations that check or name sizes, and give nothing that the network computes with.
+# Operations that check or name sizes; the network does not use their results.
 _CHECKS = ("aten._assert", "aten.sym_", "aten.record_stream", "_operator.", "aten._check")
-# Operations that only `ExportedProgram.run_decompositions` writes.
+# Operations that appear only after `ExportedProgram.run_decompositions`.
 _DECOMPOSED = frozenset(
     f"aten.{name}.default"
     for name in (
@@ -48,17 +48,21 @@ _OF_TRUTH = frozenset(
 
 
 def translate(program: Program, name: str) -> Imported:
-    """The network of a program. Raises MBC303, which lists all that cannot be taken."""
+    """Return the network of a program.
+
+    Raises:
+        MbcError: MBC303, which lists everything that cannot be translated.
+    """
     decomposed = next((node.target for node in program.nodes if node.target in _DECOMPOSED), None)
     if decomposed is not None:
         reason = f"its layers are decomposed into operations such as {decomposed}"
         remedy = "export the model without run_decompositions()"
         raise refused("the model", (Refusal("the model", "the program", reason, remedy),))
-    made = _Translation(functionalize(inline_regions(program)))
-    outputs = made.run()
-    if made.refusals:
-        raise refused("the model", made.refusals)
-    imported = made.network.imported(name, outputs)
+    translation = _Translation(functionalize(inline_regions(program)))
+    outputs = translation.run()
+    if translation.refusals:
+        raise refused("the model", translation.refusals)
+    imported = translation.network.imported(name, outputs)
     if not imported.trained:
         raise refused("the model", (_without_training(imported),))
     return imported
@@ -66,12 +70,12 @@ def translate(program: Program, name: str) -> Imported:
 
 def _without_training(imported: Imported) -> Refusal:
     reason = "all parameters that it computes with are frozen" if imported.frozen else "it computes with no parameter"
-    remedy = "set requires_grad=True for those that are to be trained" if imported.frozen else "export a model to train"
+    remedy = "set requires_grad=True for the parameters to train" if imported.frozen else "export a model to train"
     return Refusal("the model", "the program", reason, remedy)
 
 
 class _Translation:
-    """The walk over the nodes of a program, and all refusals so far."""
+    """The translation of a program's nodes, and all refusals so far."""
 
     def __init__(self, program: Program) -> None:
         self.refusals: list[Refusal] = []
@@ -82,7 +86,7 @@ class _Translation:
     # ---- the program ----
 
     def run(self) -> tuple[int, ...]:
-        """Translate everything; returns the values of the outputs, as far as there are any."""
+        """Return the values of the outputs, after translating all nodes; outputs that are refused are left out."""
         self._enter_inputs()
         for held in self._program.held.values():
             if held.kind == "parameter" and held.meta.dtype != "float32":
@@ -97,9 +101,9 @@ class _Translation:
             elif value is not None:
                 outputs.append(value)
         if not self._program.outputs:
-            self._refuse_whole("", "it returns no tensor", "return what the loss needs")
+            self._refuse_whole("", "it returns no tensor", "return the tensors that the loss needs")
         for name in self._program.mutated:
-            self._refuse_whole(name, "it changes this tensor while it runs", "compute it anew in each call")
+            self._refuse_whole(name, "it changes this tensor while it runs", "compute a new tensor in each call")
         return tuple(outputs)
 
     def _enter_inputs(self) -> None:
@@ -113,9 +117,11 @@ class _Translation:
             if meta.dtype != "float32":
                 self._refuse_whole(name, f"this input is {meta.dtype}", "give float32 numbers to the model")
             if not shape:
-                self._refuse_whole(name, "this input has no dimensions", "give tensors with rows to the model")
+                self._refuse_whole(
+                    name, "this input has no dimensions", "give the model tensors with a dimension for samples"
+                )
             if 0 in shape:
-                remedy = "export it with an example that has rows"
+                remedy = "export it with an example that has samples"
                 self._refuse_whole(name, f"this input has no elements, {list(shape)}", remedy)
             self.network.enter_input(number, shape)
             self._operands[name] = UNKNOWN if dynamic is not None else Activation(number, shape)
@@ -123,7 +129,7 @@ class _Translation:
     def _take(self, node: Node) -> None:
         """Translate a node.
 
-        An operation on the result of a refused one is passed over, but where nothing is like it whatever it reads.
+        An operation on the result of a refused one is passed over, unless the operation has no rule at all.
         """
         result: Result = UNKNOWN
         try:
@@ -144,7 +150,7 @@ class _Translation:
         target, operands = node.target, [self.network.operand(name) for name in operands_of(node)]
         rule = folded(target, operands) or computed(target, operands) or RULES.get(target)
         if any(isinstance(operand, Known) and operand.weight is not None for operand in operands):
-            rule = OF_KNOWN.get(target, rule)
+            rule = OF_PARAMETER_ELEMENTS.get(target, rule)
         if rule is None:
             raise Refused(NOTHING_LIKE_IT, NOT_TAKEN.get(target, REPLACE))
         for output in node.outputs:
@@ -153,7 +159,8 @@ class _Translation:
                 raise Refused("its result has a dynamic size", "export it without dynamic_shapes")
             if meta is not None and meta.dtype in FLOATING and meta.dtype != "float32":
                 raise Refused(
-                    f"it computes in {meta.dtype}", "export it in float32: train { precision = bf16 } says in which"
+                    f"it computes in {meta.dtype}",
+                    "export it in float32, and choose the type with train { precision = bf16 }",
                 )
         call = Call(node, self.network)
         if rule is not None and computed(target, operands) is rule:
@@ -164,7 +171,11 @@ class _Translation:
         return result
 
     def _check_whole(self, node: Node, operands: Sequence[Operand]) -> None:
-        """Refused where a parameter that is repeated would be computed with as it is held."""
+        """Raise Refused if an operand is a repeated parameter, because the parameter would not be repeated here.
+
+        Raises:
+            Refused: A parameter is repeated.
+        """
         for name, operand in zip(operands_of(node), operands, strict=True):
             if shape_of(operand) != self.network.meta(name).sizes:
                 raise Refused(
@@ -172,7 +183,11 @@ class _Translation:
                 )
 
     def _check_results(self, node: Node, operands: Sequence[Operand], result: Result) -> None:
-        """Refused where a result has not the shape or the type that the program says: no rule can forget these."""
+        """Raise Refused if a result has another shape or type than the program states; this checks every rule.
+
+        Raises:
+            Refused: The shape or the type differs.
+        """
         results = result if isinstance(result, tuple) else (result,) * len(node.outputs)
         for output, operand in zip(node.outputs, results, strict=False):
             meta, shape = self._program.tensors.get(output), shape_of(operand)
@@ -180,25 +195,27 @@ class _Translation:
                 continue
             is_repeated = isinstance(operand, Weight) and node.target.startswith("aten.expand")
             if shape != meta.sizes and not is_repeated:
-                reason = f"its result is {list(shape)} here, and {list(meta.sizes)} in the program"
-                raise Refused(reason, "please report it: mbc does not take this call as it is")
+                reason = f"its result is {list(shape)} here, but {list(meta.sizes)} in the program"
+                raise Refused(reason, "this is a mistake of mbc: please report it")
             if isinstance(operand, Activation) and meta.dtype not in FLOATING and not _keeps_type(node.target):
-                raise Refused(f"it makes {meta.dtype} of what is computed", "compute in float32")
+                raise Refused(f"it converts a computed tensor to {meta.dtype}", "compute in float32")
 
     def _output(self, name: str) -> int | None:
         operand = self._operands.get(name)
         if operand is None and name in self._program.held:
-            self._refuse_whole(name, "it returns a parameter or buffer", "return what a layer gives")
+            self._refuse_whole(name, "it returns a parameter or buffer", "return the result of a layer")
             return None
         if isinstance(operand, Untaken):
             self._refuse_whole(name, operand.reason, operand.remedy)
             return None
         if operand is None or isinstance(operand, Weight | Noise | Known):
-            self._refuse_whole(name, "it returns no tensor that the network computes", "return what a layer gives")
+            self._refuse_whole(name, "it returns no tensor that the network computes", "return the result of a layer")
             return None
         if not isinstance(operand, Activation):
-            if not self.refusals:  # which would say why
-                self._refuse_whole(name, "it depends on what is not computed here", "return what a layer gives")
+            if not self.refusals:  # an earlier refusal gives the reason
+                self._refuse_whole(
+                    name, "it depends on an operation that is not supported", "return the result of a layer"
+                )
             return None
         try:
             settled = Call(Node("output", {}, (name,)), self.network).settle(operand)
@@ -206,7 +223,7 @@ class _Translation:
             self._refuse_whole(name, f"as an output, {error.reason}", error.remedy)
             return None
         if settled.value < len(self._program.inputs):
-            self._refuse_whole(name, "it returns an input as it is", "return what a layer gives")
+            self._refuse_whole(name, "it returns an input as it is", "return the result of a layer")
             return None
         return settled.value
 
@@ -224,14 +241,14 @@ class _Translation:
 
 
 def _has_no_rule(node: Node) -> bool:
-    """Return whether an operation is refused whatever it reads."""
+    """Return True for an operation that is refused with any operands."""
     if node.refusal is not None:
         return node.refusal[0] == NOTHING_LIKE_IT
-    return not any(node.target in rules for rules in (RULES, FOLDS, OF_KNOWN, PARAMETER_RULES))
+    return not any(node.target in rules for rules in (RULES, FOLDS, OF_PARAMETER_ELEMENTS, PARAMETER_RULES))
 
 
 def _keeps_type(target: str) -> bool:
-    """Whether an operation may give booleans or integers of a tensor: comparisons, and what moves elements alone."""
+    """Return whether an operation may give booleans or integers: a comparison, or one that only moves elements."""
     schema = schema_of(target)
     name = target.removeprefix("aten.").partition(".")[0]
     return name in _OF_TRUTH or (schema is not None and schema.viewed(0) is not None)

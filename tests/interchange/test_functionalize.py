@@ -205,7 +205,7 @@ def test_regions_without_gradients_are_detached(tmp_path: Path) -> None:
         (lambda y: y.add_(y[:, :1]), "it reads and writes overlapping parts"),
         (lambda y: y[:, :2].mul_(y[:, 1:3]), "it reads and writes overlapping parts"),
         (lambda y: (torch._foreach_mul_([y], 2.0), y)[1], "it writes to several tensors, or to none that is known"),
-        (lambda y: y.diagonal(0, 2, 3).zero_().sum() + y, "it writes to what diagonal gave"),
+        (lambda y: y.diagonal(0, 2, 3).zero_().sum() + y, "it writes to the result of diagonal"),
     ],
 )
 def test_writes_that_are_refused(function: Function, reason: str, tmp_path: Path) -> None:

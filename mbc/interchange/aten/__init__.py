@@ -1,21 +1,21 @@
-"""Rules of ATen operations: what each is in the language.
+"""Rules that translate ATen operations into the language.
 
-* `base`: what a rule is given, and how tensors are regarded
+* `base`: the call that a rule receives: arguments of a node, and methods that write layers
 * `convolution`: convolutions and fully connected layers
 * `normalization`: batch, layer, group and instance normalisation
 * `activation`: elementwise layers, softmax, dropout and stochastic depth
 * `arithmetic`: sums, products, differences, quotients, powers, products of matrices
-* `moments`: normalisation and statistics that no one layer computes
+* `moments`: normalisation and statistics that several layers compute together
 * `pooling`: pooling, reductions and resampling
 * `lines`: convolutions, pooling and resampling over one axis
-* `attention`: attention, written as such or as products and softmax; rolls
-* `choices`: comparisons, masks, maxima, clamps, detached tensors
+* `attention`: attention, as one operation or as products and softmax; taking tensors apart
+* `choices`: comparisons, masks, maxima, clamps, casts
 * `parameters`: arithmetic on parameters before a layer takes them
 * `constants`: numbers that do not depend on the input
 * `operation_schemas`: the schemas that PyTorch publishes, with defaults and aliases
 * `views`: which results share memory, and how writes to views return to their base
-* `operands`: what stands for a tensor of the program
-* `factors`: tensors regarded by the factors of their axes
+* `operands`: the classes that stand for a tensor of the program
+* `factors`: tensors viewed by the factors of their axes
 * `shape`: shapes, orders of axes, shuffles
 * `parts`: parts, concatenation, rolls, padding
 * `axes`: padding, repetition and parts along any one axis
@@ -52,12 +52,12 @@ _FAMILIES = (
 
 RULES: Mapping[str, Rule] = MappingProxyType({name: rule for f in _FAMILIES for name, rule in f.RULES.items()})
 _CONTROL_FLOW = {
-    "higher_order.cond": "take one of the branches: what runs does not depend on data here",
-    "higher_order.while_loop": "unroll the loop: what runs does not depend on data here",
+    "higher_order.cond": "take one of the branches: the layers that run must not depend on data",
+    "higher_order.while_loop": "unroll the loop: the layers that run must not depend on data",
     "higher_order.scan": "unroll the loop",
     "higher_order.map_impl": "unroll the loop",
     "higher_order.wrap_with_set_grad_enabled": "leave torch.no_grad out, and freeze parameters by requires_grad=False",
-    "higher_order.wrap_with_autocast": "leave autocast out: train { precision = bf16 } says in which type it computes",
+    "higher_order.wrap_with_autocast": "leave autocast out, and choose the type with train { precision = bf16 }",
 }
 NOT_TAKEN: Mapping[str, str] = MappingProxyType(
     {name: text for f in _FAMILIES for name, text in f.NOT_TAKEN.items()} | _CONTROL_FLOW

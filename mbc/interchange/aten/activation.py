@@ -1,4 +1,4 @@
-"""Elementwise layers, dropout and stochastic depth."""
+"""Elementwise layers, softmax, dropout and stochastic depth."""
 
 from __future__ import annotations
 
@@ -24,16 +24,14 @@ def _elu(call: Call) -> Result:
 
 
 def _with_reals(op: str, names: Mapping[str, tuple[str, float]], call: Call) -> Result:
-    """A layer whose settings (`names`: of ATen's arguments, with their defaults) are numbers."""
+    """Return a layer whose settings are real numbers; `names` maps ATen's argument to the setting and its default."""
     return call.elementwise(op, call.lazy("self"), {to: call.real(name, d) for name, (to, d) in names.items()})
 
 
 def _glu(call: Call) -> Result:
     x, axis = call.along(call.activation("self"), call.integer("dim", -1))
     if x.shape[axis] % 2:
-        raise Refused(
-            f"its dimension has {x.shape[axis]} elements, of which there are no halves", "give it an even one"
-        )
+        raise Refused(f"its dimension has {x.shape[axis]} elements, which have no halves", "give it an even size")
     half = (*x.shape[:axis], x.shape[axis] // 2, *x.shape[axis + 1 :])
     return replace(call.layer("glu", x, half, {"axis": axis}), view=x.view)
 
@@ -51,19 +49,19 @@ def _gelu(call: Call) -> Result:
 
 def _prelu(call: Call) -> Result:
     x, slope = call.plain("self"), call.weight("weight")
-    if len(x.shape) == 1:  # one number a sample
+    if len(x.shape) == 1:  # one number for each sample
         column = call.layer("reshape", x, (*x.shape, 1), {"sizes": 1})
-        made = call.layer("prelu", column, column.shape, {"channels": False}, weight=slope)
-        return call.layer("squeeze", made, x.shape)
+        result = call.layer("prelu", column, column.shape, {"channels": False}, weight=slope)
+        return call.layer("squeeze", result, x.shape)
     return call.layer("prelu", x, x.shape, {"channels": slope.shape != (1,)}, weight=slope)
 
 
 def _softmax(call: Call) -> Result:
-    found = call.operand("self")
-    if isinstance(found, Scores):
-        if found.shares or call.integer("dim", -1) not in (-1, len(found.shape) - 1):
+    scores = call.operand("self")
+    if isinstance(scores, Scores):
+        if scores.shares or call.integer("dim", -1) not in (-1, len(scores.shape) - 1):
             raise Refused("it takes the softmax of scores over queries", "take it over the last dimension")
-        return replace(found, shares=True)
+        return replace(scores, shares=True)
     x, axis = call.along(call.activation("self"), call.integer("dim", 1))
     return replace(call.layer("softmax", x, x.shape, {"axis": axis}), view=x.view)
 

@@ -1,4 +1,4 @@
-"""Sums, products, differences, quotients."""
+"""Sums, products, differences, quotients, powers and products of matrices."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from functools import partial
 import numpy as np
 
 from mbc.interchange.aten.attention import of_shares, scaled, scores, with_scores
-from mbc.interchange.aten.base import Call, Rule, as_activation, calculated
-from mbc.interchange.aten.constants import is_number, known
+from mbc.interchange.aten.base import Call, Rule, as_activation, refuse_calculation
+from mbc.interchange.aten.constants import constant_of, is_number
 from mbc.interchange.aten.factors import channels_behind, factored, in_order, picked, with_channels
 from mbc.interchange.aten.operands import (
     CHANNELS_LAST,
@@ -48,25 +48,29 @@ def _binary(op: str, call: Call) -> Result:
 
 
 def _reversed_difference(call: Call) -> Result:
-    """`other - self`"""
+    """Return `other - alpha * self`."""
     return combine("-", call, side(call, "other"), side(call, "self"), call.real("alpha", 1.0))
 
 
 def side(call: Call, name: str) -> Operand | float:
-    """Return a number where a number stands there, or a constant of one element."""
+    """Return an operand of a binary operation: a float for a number or a constant of one element, else the operand."""
     if not call.is_tensor(name):
         return call.real(name, math.nan)
     operand = call.operand(name)
-    numbers = known(call, operand) if is_number(operand) else None
+    numbers = constant_of(call, operand) if is_number(operand) else None
     if numbers is not None and numbers.array.size == 1:
         return float(numbers.array.reshape(-1)[0])
     return operand
 
 
 def _held(call: Call, numbers: Known, other: Operand | float) -> Weight | float:
-    """Return numbers as one number where all are equal and repeated by the other operand, else as a constant."""
+    """Return numbers as a float if all are equal and the other operand has the result's shape, else as a constant.
+
+    Raises:
+        Refused: The other operand is no tensor of the network.
+    """
     if not isinstance(other, Activation):
-        raise Refused("it has no tensor of the network", "use it on what a layer gave")
+        raise Refused("none of its operands is a tensor of the network", "use it on the result of a layer")
     shape, array = np.broadcast_shapes(numbers.array.shape, other.seen), numbers.array
     if numbers.weight is None and shape == other.seen and (array == array.reshape(-1)[0]).all():
         return float(array.reshape(-1)[0])
@@ -74,12 +78,26 @@ def _held(call: Call, numbers: Known, other: Operand | float) -> Weight | float:
 
 
 def combine(op: str, call: Call, a: Operand | float, b: Operand | float, alpha: float = 1.0) -> Result:
-    """Return `a op alpha * b`; `op` is an operator, or a layer of two tensors."""
+    """Return `a op alpha * b`.
+
+    Args:
+        op: An operator (`+ - * /`), or a layer of two tensors such as `maximum`.
+        call: The node that is translated.
+        a: The first operand.
+        b: The second operand.
+        alpha: The factor of the second operand.
+
+    Returns:
+        A tensor of the network, or scores, noise or a scaled parameter that a later operation takes.
+
+    Raises:
+        Refused: The language has no layer for the operands.
+    """
     if alpha != 1.0:
         b = _times(call, b, alpha)
     for operand in (a, b):
         if isinstance(operand, Standardized):
-            raise calculated(operand.weight)
+            refuse_calculation(operand.weight)
     if isinstance(a, Scores) or isinstance(b, Scores):
         return with_scores(op, call, a, b)
     if isinstance(a, Noise) or isinstance(b, Noise):
@@ -95,16 +113,20 @@ def combine(op: str, call: Call, a: Operand | float, b: Operand | float, alpha: 
         if (op in "+-" and b == 0.0) or (op in "*/" and b == 1.0):
             return a
         return _with_number(op, call, a, b, a)
-    raise Refused("it has no tensor of the network", "use it on what a layer gave")
+    raise Refused("none of its operands is a tensor of the network", "use it on the result of a layer")
 
 
 def _times(call: Call, operand: Operand | float, factor: float) -> Operand | float:
-    """Return an operand times a number."""
+    """Return an operand times a number.
+
+    Raises:
+        Refused: The operand is neither a tensor nor a parameter.
+    """
     if isinstance(operand, int | float):
         return operand * factor
     if isinstance(operand, Activation):
         return _with_number("*", call, factor, operand, operand)
-    numbers = known(call, operand) if is_number(operand) else None
+    numbers = constant_of(call, operand) if is_number(operand) else None
     if numbers is not None:
         return replace(numbers, array=numbers.array * factor)
     if isinstance(operand, Weight):
@@ -131,7 +153,13 @@ def _with_number(op: str, call: Call, a: Activation | float, b: Activation | flo
 
 
 def _with_noise(op: str, call: Call, a: Operand | float, b: Operand | float) -> Result:
-    """The noise itself, divided by what is kept of it; and a tensor times it: stochastic depth."""
+    """Return scaled noise, or stochastic depth of a tensor that is multiplied by noise.
+
+    Noise may be divided by the probability with which a sample is kept.
+
+    Raises:
+        Refused: The result is no stochastic depth of whole samples.
+    """
     if isinstance(a, Noise) and isinstance(b, float) and op in "/*":
         return replace(a, scale=a.scale / b if op == "/" else a.scale * b)
     noise, x = (a, b) if isinstance(a, Noise) else (b, a)
@@ -141,19 +169,24 @@ def _with_noise(op: str, call: Call, a: Operand | float, b: Operand | float) -> 
     whole = noise.shape == (x.shape[0],) + (1,) * (len(x.seen) - 1)
     if not whole or not math.isclose(noise.scale * noise.keep, 1.0, rel_tol=1e-6):
         raise Refused(
-            "it drops parts of samples, or does not scale what is kept", "drop whole samples, as mode='row' does"
+            "it drops parts of samples, or does not scale the samples that it keeps",
+            "drop whole samples, as mode='row' does",
         )
     call.claim(noise)
     return call.elementwise("drop_path", x, {"p": float(f"{1.0 - noise.keep:.12g}")})
 
 
 def _with_weight(op: str, call: Call, a: Operand | float, b: Operand | float) -> Result:
-    """A tensor and a parameter or buffer, such as LayerScale and embeddings of positions."""
+    """Return a tensor combined with a parameter or buffer, as in LayerScale and position embeddings.
+
+    Raises:
+        Refused: There is no tensor of the network, or the parameter has a dimension for samples.
+    """
     weight, x = (b, a) if isinstance(a, Activation | float) else (a, b)
     if isinstance(weight, Weight) and op == "*" and isinstance(x, float):
         return Scaled(weight, x)
     if not isinstance(x, Activation):
-        raise Refused("it computes with parameters alone", "hold what is computed as a parameter")
+        raise Refused("it computes with parameters alone", "hold the result as a parameter")
     if isinstance(weight, Computed | Scaled):
         return _with_computed(op, call, x, weight, first=x is a)
     assert isinstance(weight, Weight)
@@ -165,11 +198,11 @@ def _with_weight(op: str, call: Call, a: Operand | float, b: Operand | float) ->
     if x.view not in (PLAIN, CHANNELS_LAST):
         x = call.settle(x)
     rank = len(x.seen)
-    if rank == 1 and math.prod(weight.shape) == 1 and len(weight.shape) < 2:  # one number a sample
+    if rank == 1 and math.prod(weight.shape) == 1 and len(weight.shape) < 2:  # one number for each sample
         column = call.layer("reshape", x, (*x.shape, 1), {"sizes": 1})
         held = call.tensor(weight, (1,))
-        made = call.operator(op, *((column, held) if first else (held, column)), column.shape)
-        return call.layer("squeeze", made, x.shape)
+        result = call.operator(op, *((column, held) if first else (held, column)), column.shape)
+        return call.layer("squeeze", result, x.shape)
     padded = (1,) * (rank - len(weight.shape)) + weight.shape
     if len(padded) > rank or padded[0] != 1:
         raise Refused(
@@ -178,7 +211,7 @@ def _with_weight(op: str, call: Call, a: Operand | float, b: Operand | float) ->
         )
     axis = rank - 1 if x.view == CHANNELS_LAST else 1
     if padded == tuple(x.shape[1] if i == axis else 1 for i in range(rank)):
-        padded = (x.shape[1],)  # a vector lies along the channels, wherever the program regards them
+        padded = (x.shape[1],)  # a vector is one number for each channel, in every view
     elif x.view == CHANNELS_LAST and math.prod(padded) > 1:
         x = call.settle(x)
     held = call.tensor(weight, padded)
@@ -190,13 +223,17 @@ def _with_weight(op: str, call: Call, a: Operand | float, b: Operand | float) ->
 
 
 def _with_computed(op: str, call: Call, x: Activation, held: Computed | Scaled, first: bool) -> Result:
-    """Combine a tensor with what is computed of parameters, whose dimensions are aligned at the last ones."""
+    """Return a tensor combined with a value computed from parameters, whose dimensions are aligned at the last ones.
+
+    Raises:
+        Refused: The value computed from parameters has a dimension for samples.
+    """
     x = call.settle(x)
     own = held.shape if isinstance(held, Computed) else held.weight.shape
     padded = (1,) * (len(x.shape) - len(own)) + own
     if len(padded) != len(x.shape) or padded[0] != 1:
         raise Refused(
-            f"it combines {list(x.shape)} with {list(own)} computed of parameters",
+            f"it combines {list(x.shape)} with {list(own)} computed from parameters",
             "give it 1 in the dimension of the samples",
         )
     other = shaped(call, held, padded)
@@ -205,7 +242,11 @@ def _with_computed(op: str, call: Call, x: Activation, held: Computed | Scaled, 
 
 
 def _with_positions(op: str, call: Call, x: Activation, view: Factored, weight: Weight, first: bool) -> Activation:
-    """Combine a parameter [1, T, C], or of channels alone, with a sequence [N, T, C] that is stored as an image."""
+    """Return a sequence [N, T, C], stored as an image, combined with a parameter [1, T, C] or [C].
+
+    Raises:
+        Refused: The parameter has another shape.
+    """
     padded = (1,) * (len(x.seen) - len(weight.shape)) + weight.shape
     channels, wide = x.shape[1], x.shape
     if math.prod(padded) == padded[-1] == channels:
@@ -226,7 +267,10 @@ def _with_positions(op: str, call: Call, x: Activation, view: Factored, weight: 
 
 
 def _by_factors(call: Call, a: Activation, b: Activation) -> tuple[Activation, Activation]:
-    """Return two tensors, of which one at least is seen by its factors, seen alike."""
+    """Return two tensors under one view by factors if they can share one, else both in the shape that the program sees.
+
+    At least one of the tensors has a view by factors.
+    """
     a, b = call.image(a), call.image(b)
     left, right = factored(a), factored(b)
     if a.is_pending or b.is_pending or left is None or left != right or a.shape != b.shape:
@@ -235,7 +279,7 @@ def _by_factors(call: Call, a: Activation, b: Activation) -> tuple[Activation, A
 
 
 def _tensors(op: str, call: Call, a: Activation, b: Activation) -> Activation:
-    # What is repeated is combined once, and the result is repeated where the other operand does not do so.
+    # A repeated operand is combined before it is repeated; the result is repeated unless the other operand is as large.
     shape = np.broadcast_shapes(a.seen, b.seen)
     a, b = (replace(x, view=PLAIN) if isinstance(x.view, Expanded) else x for x in (a, b))
     result = _combined(op, call, a, b)
@@ -257,14 +301,14 @@ def _combined(op: str, call: Call, a: Activation, b: Activation) -> Activation:
     a, b = call.settle(a), call.settle(b)
     if len(a.shape) != len(b.shape) or a.shape[0] != b.shape[0]:
         raise Refused(
-            f"the shapes {list(a.seen)} and {list(b.seen)} have not the same rows, or not as many dimensions",
+            f"its operands {list(a.seen)} and {list(b.seen)} differ in samples or in the number of dimensions",
             "give both operands all dimensions, with 1 where one is to be repeated",
         )
     return call.operator(op, a, b, tuple(n if m == 1 else m for m, n in zip(a.shape, b.shape, strict=True)))
 
 
 def _addcmul(call: Call) -> Result:
-    """`self + value * tensor1 * tensor2`"""
+    """Return `self + value * tensor1 * tensor2`."""
     first, second, added = call.operand("tensor1"), call.operand("tensor2"), call.operand("self")
     product = combine("*", call, first, second, 1.0)
     if not isinstance(product, Activation):
@@ -285,13 +329,17 @@ def _constant_power(exponent: float, call: Call) -> Result:
 
 
 def _matmul(call: Call) -> Result:
-    """Of tensors of the network, the samples of both apart."""
+    """Return the product of two tensors of the network, separately for each sample.
+
+    Raises:
+        Refused: The tensors differ in a dimension before the last two.
+    """
     left, right = call.operand("self"), call.operand("other" if call.is_tensor("other") else "mat2")
     if isinstance(left, Scores):
         return of_shares(call, left, as_activation(right))
     a, b = as_activation(left), as_activation(right)
-    if (made := scores(call, a, b)) is not None:
-        return made
+    if (attention_scores := scores(call, a, b)) is not None:
+        return attention_scores
     a, b = call.settle(a), call.settle(b)
     if len(a.shape) != len(b.shape) or len(a.shape) < 3 or a.shape[:-2] != b.shape[:-2]:
         raise Refused(
@@ -322,7 +370,7 @@ RULES: Mapping[str, Rule] = {
     "aten.bmm.default": _matmul,
     "aten.neg.default": _negative,
 }
-_LOSS = "leave the loss out of the model: the source says it; reduce over dimensions, not over samples"
+_LOSS = "leave the loss out of the model, because the source states it; or reduce over dimensions other than samples"
 NOT_TAKEN: Mapping[str, str] = {
     "aten.pow.Scalar": "use torch.exp",
     "aten.cumsum.default": "sum over whole dimensions",

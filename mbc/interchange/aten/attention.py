@@ -1,4 +1,4 @@
-"""Attention: `scaled_dot_product_attention`, and products, softmax and products that are the same."""
+"""Attention: `scaled_dot_product_attention`, and the products and softmax that compute the same function."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 
 from mbc.interchange.aten.base import Call, Rule
-from mbc.interchange.aten.constants import known
+from mbc.interchange.aten.constants import constant_of
 from mbc.interchange.aten.factors import Seen, factored, permuted, picked, regarded, selected, windowed
 from mbc.interchange.aten.operands import (
     Activation,
@@ -27,12 +27,16 @@ from mbc.interchange.program import Array
 from mbc.interchange.steps import Setting
 from mbc.ops.window_bias import MASKED, WindowBias
 
-_NO_SHARE = -1e9  # at most this is added to a score that is to have no share
+_NO_SHARE = -1e9  # a mask adds at most this number to a score that must not count
 _HEADS = "give query, key and value the shape [N, heads, T, D], with the heads in the channels of a linear layer"
 
 
 def _headed(x: Activation) -> tuple[int, Seen, Seen]:
-    """Return heads, groups and positions of [N * groups, heads, T, D]."""
+    """Return the number of heads, the groups and the positions of a tensor [N * groups, heads, T, D].
+
+    Raises:
+        Refused: The heads are not factors of the channels.
+    """
     view = x.view
     if not isinstance(view, Factored) or len(view.axes) != 4 or len(x.shape) != 4:
         raise Refused(f"its operand {list(x.seen)} has no heads that are channels", _HEADS)
@@ -63,10 +67,10 @@ def _attention(call: Call) -> Result:
 
 
 def _added(call: Call, operand: Operand) -> Known:
-    found = known(call, operand)
-    if found is None:
-        raise Refused("what is added to the scores is computed", "add a table by constant index, or constants")
-    return found
+    numbers = constant_of(call, operand)
+    if numbers is None:
+        raise Refused("it adds a computed tensor to the scores", "add a table by constant index, or constants")
+    return numbers
 
 
 def attended(
@@ -78,14 +82,31 @@ def attended(
     bias: tuple[Known, ...],
     causal: bool,
 ) -> Activation:
-    """`scale` None: 1 / sqrt(D). The factors of the operands are in it, too."""
+    """Return attention between tensors [N * groups, heads, T, D].
+
+    Args:
+        call: The node that is translated.
+        query: The queries.
+        key: The keys.
+        value: The values.
+        scale: The factor of the scores; None for 1 / sqrt(D). The factors of the views of `query` and `key` are
+            included.
+        bias: Numbers that are added to the scores: position bias tables and masks.
+        causal: True if each position attends only to itself and earlier ones.
+
+    Returns:
+        A tensor [N * groups, heads, T, D].
+
+    Raises:
+        Refused: The language has no such attention.
+    """
     heads, groups, tokens = _headed(query)
     for other in (key, value):
         if _headed(other) != (heads, groups, tokens):
             raise Refused(f"it attends from {list(query.seen)} to {list(other.seen)}", "attend within one sequence")
     factor = _factor(query) * _factor(key)
     if _factor(value) != 1.0:
-        raise Refused("its values are scaled", "scale what it gives")
+        raise Refused("its values are scaled", "scale its result")
     depth = query.seen[-1]
     times = (1 / math.sqrt(depth) if scale is None else scale) * factor
     if (masked := [_is_causal(b, query.seen[-2]) for b in bias]) and any(masked):
@@ -98,15 +119,15 @@ def attended(
     rows, _, count, length = operands[0].shape
     if bias:
         operands.append(_bias(call, operands[0], heads, count, length, bias))
-    made = call.layer("attention", operands, (rows, heads * depth, count, length), settings)
-    parts = {a: Atom(a, 1, size) for a, size in enumerate(made.shape) if size > 1}
+    result = call.layer("attention", operands, (rows, heads * depth, count, length), settings)
+    parts = {a: Atom(a, 1, size) for a, size in enumerate(result.shape) if size > 1}
     axes = (
         tuple(parts[a] for a in (0, 2) if a in parts),
         (Atom(1, depth, heads),) if heads > 1 else (),
         tuple(parts[a] for a in (3,) if a in parts),
         (Atom(1, 1, depth),) if depth > 1 else (),
     )
-    return regarded(made, Factored(axes))
+    return regarded(result, Factored(axes))
 
 
 def _factor(x: Activation) -> float:
@@ -114,7 +135,7 @@ def _factor(x: Activation) -> float:
 
 
 def _is_causal(added: Known, tokens: int) -> bool:
-    """Whether numbers leave each position those up to it, and no share of later ones, for all samples and heads."""
+    """Return whether numbers are a causal mask of all samples and heads: 0 up to each position, else at most -1e9."""
     array = added.array
     if added.weight is not None or array.shape[-2:] != (tokens, tokens) or array.size != tokens**2:
         return False
@@ -124,7 +145,7 @@ def _is_causal(added: Known, tokens: int) -> bool:
 
 
 def _operands(call: Call, parts: tuple[Activation, ...], channels: int) -> list[Activation]:
-    """One tensor where query, key and value are its thirds."""
+    """Return query, key and value as layers take them: one tensor if they are its thirds, else three."""
     thirds = [((Atom(1, channels, 3), number),) for number in range(3)]
     first = parts[0]
     views = [x.view for x in parts if isinstance(x.view, Factored)]
@@ -135,15 +156,19 @@ def _operands(call: Call, parts: tuple[Activation, ...], channels: int) -> list[
 
 
 def _bias(call: Call, x: Activation, heads: int, count: int, length: int, bias: tuple[Known, ...]) -> Activation:
-    """Tables by the offset within windows, and the masks of shifted ones. Raises Refused for anything else."""
+    """Return the relative position bias that is added to scores, with the mask of shifted windows.
+
+    Raises:
+        Refused: The numbers are anything else.
+    """
     tables = [b for b in bias if b.weight is not None]
     masks = [b.array for b in bias if b.weight is None and b.array.any()]
-    made = _window_of(call, x)
-    if len(tables) != 1 or made is None:
+    window_and_size = _window_of(call, x)
+    if len(tables) != 1 or window_and_size is None:
         raise Refused(
-            "what is added to the scores is no relative position bias of windows", "add nothing to the scores"
+            "it adds numbers to the scores that are no relative position bias of windows", "add nothing to the scores"
         )
-    table, (window, size) = tables[0], made
+    table, (window, size) = tables[0], window_and_size
     weight = table.weight
     assert weight is not None
     wanted = WindowBias(window).numbers()[None, None] * heads + np.arange(heads).reshape(1, heads, 1, 1)
@@ -160,18 +185,22 @@ def _bias(call: Call, x: Activation, heads: int, count: int, length: int, bias: 
 
 
 def _window_of(call: Call, x: Activation) -> tuple[tuple[int, int], tuple[int, int]] | None:
-    """The window and the image that positions are from, before pointwise layers."""
-    while (made := call.maker(x)) is not None and made[0].op == "conv":
-        x = made[1]
-    if made is None or made[0].op != "windows":
+    """Return the window and the image (height, width) whose positions a tensor has, before pointwise layers."""
+    while (origin := call.maker(x)) is not None and origin[0].op == "conv":
+        x = origin[1]
+    if origin is None or origin[0].op != "windows":
         return None
-    window, (_, _, height, width) = made[0].settings["window"], made[1].shape
+    window, (_, _, height, width) = origin[0].settings["window"], origin[1].shape
     down, across = window if isinstance(window, tuple) else (window, window)
     return (int(down), int(across)), (height, width)
 
 
 def _shift(masks: list[Array], window: tuple[int, int], grid: tuple[int, int]) -> tuple[int, int]:
-    """Of the image that a mask is for."""
+    """Return the shift of the windowed image for which the masks are written; (0, 0) without a mask.
+
+    Raises:
+        Refused: The masks are not those of shifted windows.
+    """
     if not masks:
         return 0, 0
     pixels = window[0] * window[1]
@@ -184,7 +213,7 @@ def _shift(masks: list[Array], window: tuple[int, int], grid: tuple[int, int]) -
 
 
 def scores(call: Call, query: Activation, key: Activation) -> Scores | None:
-    """The product of [N, heads, T, D] and [N, heads, D, T]; None where these are no heads."""
+    """Return the product of [N, heads, T, D] and [N, heads, D, T] as scores; None if the tensors have no heads."""
     if not isinstance(query.view, Factored) or not isinstance(key.view, Factored) or len(key.view.axes) != 4:
         return None
     turned = permuted(key, key.view, (0, 1, 3, 2))
@@ -194,29 +223,38 @@ def scores(call: Call, query: Activation, key: Activation) -> Scores | None:
 
 
 def with_scores(op: str, call: Call, a: Operand | float, b: Operand | float) -> Scores:
-    """Scores plus a bias, or times a number."""
-    found, other = (a, b) if isinstance(a, Scores) else (b, a)
-    assert isinstance(found, Scores)
+    """Return attention scores with a bias added, or multiplied by a number.
+
+    Raises:
+        Refused: The scores are combined in another way.
+    """
+    products, other = (a, b) if isinstance(a, Scores) else (b, a)
+    assert isinstance(products, Scores)
     if (
         isinstance(other, int | float)
-        and not found.shares
-        and not found.bias
+        and not products.shares
+        and not products.bias
         and (op == "*" or (op == "/" and other is b))
     ):
         times = other if op == "*" else 1 / other
-        return replace(found, query=scaled(found.query, times))
-    if isinstance(other, int | float) or op != "+" or found.shares:
+        return replace(products, query=scaled(products.query, times))
+    if isinstance(other, int | float) or op != "+" or products.shares:
         raise Refused("it calculates with the scores of attention", "add a bias to them, and take their softmax")
-    return replace(found, bias=(*found.bias, _added(call, other)))
+    return replace(products, bias=(*products.bias, _added(call, other)))
 
 
 def scaled(x: Activation, times: float) -> Activation:
-    """Return a tensor seen by its factors, times a number that is multiplied in when a layer needs it."""
+    """Return a tensor, viewed by its factors, times a number that is applied when a layer needs the tensor."""
     assert isinstance(x.view, Factored)
     return replace(x, view=replace(x.view, factor=x.view.factor * times))
 
 
 def of_shares(call: Call, shares: Scores, value: Activation) -> Activation:
+    """Return the product of softmax scores and values, which is attention.
+
+    Raises:
+        Refused: No softmax of the scores was taken.
+    """
     if not shares.shares:
         raise Refused("it multiplies scores that have no softmax", "take the softmax of the scores first")
     return attended(call, shares.query, shares.key, value, 1.0, shares.bias, causal=False)

@@ -1,4 +1,4 @@
-"""Operations along any one axis beside the samples: padding, repetition, parts by their start and length."""
+"""Operations along any one axis except the samples: padding, repetition, parts by their start and length."""
 
 from __future__ import annotations
 
@@ -21,7 +21,11 @@ def sized(shape: tuple[int, ...], axis: int, size: int) -> tuple[int, ...]:
 
 
 def reshaped(call: Call, x: Activation, shape: tuple[int, ...]) -> Activation:
-    """Return a tensor with the same elements in the same order."""
+    """Return a tensor with the same elements in the same order.
+
+    Raises:
+        Refused: The new shape has no dimension beside the samples.
+    """
     if x.shape == shape:
         return x
     if len(shape) < 2:
@@ -30,11 +34,15 @@ def reshaped(call: Call, x: Activation, shape: tuple[int, ...]) -> Activation:
 
 
 def sliced(call: Call, x: Activation, axis: int, taken: range) -> Activation:
-    """Return the elements of a tensor at some indices along an axis of its value."""
+    """Return the elements of a tensor at the indices `taken` along an axis of its value.
+
+    Raises:
+        Refused: There are no indices.
+    """
     if taken == range(x.shape[axis]):
         return x
     if not taken:
-        raise Refused("nothing is left of it", "leave it out")
+        raise Refused("its result is empty", "leave it out")
     settings: dict[str, Setting] = {"axis": axis, "start": taken.start, "step": taken.step}
     if taken.stop < x.shape[axis]:
         settings["stop"] = taken.stop
@@ -52,11 +60,14 @@ def padded(call: Call, x: Activation, pads: Sequence[int], mode: str, value: flo
     """Return a tensor with elements before and behind it along its last axes.
 
     Args:
-        call: Where the layers are written.
+        call: The node that is translated; the layers are written through it.
         x: The tensor, in the shape that the program sees.
-        pads: How many elements come before and behind, for the last axis first; a negative number cuts off.
+        pads: How many elements come before and behind, for the last axis first; a negative number removes elements.
         mode: `constant`, `reflect`, `replicate` or `circular`.
         value: The number that `constant` pads with.
+
+    Raises:
+        Refused: Samples would be padded.
     """
     rank = len(x.shape)
     around = [(rank - 1 - n // 2, pads[n], pads[n + 1]) for n in range(0, len(pads), 2) if any(pads[n : n + 2])]
@@ -81,8 +92,8 @@ def padded(call: Call, x: Activation, pads: Sequence[int], mode: str, value: flo
 
 
 def _pad(call: Call, x: Activation, axis: int, before: int, behind: int, mode: str) -> Activation:
-    """Pad one axis, as the height of images."""
-    if mode != "constant":  # what is cut off is gone before the rest is repeated
+    """Return a tensor padded along one axis, by the padding of the height of images."""
+    if mode != "constant":  # elements are removed before the remaining ones are repeated
         x = sliced(call, x, axis, range(max(-before, 0), x.shape[axis] - max(-behind, 0)))
         before, behind = max(before, 0), max(behind, 0)
         if not before and not behind:
@@ -91,8 +102,8 @@ def _pad(call: Call, x: Activation, axis: int, before: int, behind: int, mode: s
     ahead, after = math.prod(x.shape[1:axis]), math.prod(x.shape[axis + 1 :])
     settings: dict[str, Setting] = {"pad": (before, behind, 0, 0), "mode": "zero" if mode == "constant" else mode}
     image = reshaped(call, x, (rows, ahead, size, after))
-    made = call.layer("padding", image, (rows, ahead, size + before + behind, after), settings)
-    return reshaped(call, made, sized(x.shape, axis, size + before + behind))
+    result = call.layer("padding", image, (rows, ahead, size + before + behind, after), settings)
+    return reshaped(call, result, sized(x.shape, axis, size + before + behind))
 
 
 def _circular(call: Call, x: Activation, axis: int, before: int, behind: int) -> Activation:
@@ -114,7 +125,7 @@ def _repeat(call: Call) -> Result:
         raise Refused("it repeats the samples of a mini-batch", _ROWS)
     for axis, count in enumerate(times):
         if count < 1:
-            raise Refused("nothing is left of it", "repeat it once at least")
+            raise Refused("its result is empty", "repeat the tensor at least once")
         x = _joined(call, [x] * count, axis)
     return x
 
@@ -122,12 +133,12 @@ def _repeat(call: Call) -> Result:
 def _repeat_interleave(call: Call) -> Result:
     x, count = call.plain("self"), call.integer("repeats", 1)
     axis = call.integer("dim", 0) % len(x.shape)
-    call.ignore("output_size")  # the result's shape says it
+    call.ignore("output_size")  # the result's shape includes it
     if axis == 0 or call.argument("dim") is None:
         raise Refused("it repeats the samples of a mini-batch", _ROWS)
     stacked = (*x.shape[: axis + 1], count, *x.shape[axis + 1 :])
-    made = call.layer("stack", [x] * count, stacked, {"axis": axis + 1})
-    return reshaped(call, made, call.result_shape)
+    result = call.layer("stack", [x] * count, stacked, {"axis": axis + 1})
+    return reshaped(call, result, call.result_shape)
 
 
 def _narrow(call: Call) -> Result:

@@ -1,6 +1,6 @@
 """Comparisons, masks, maxima, clamps, and casts that change nothing.
 
-A tensor of booleans is one of 1 and 0 in the network. It becomes a mask by `where` and `masked_fill`, or a factor.
+A tensor of booleans is a tensor of 1 and 0 in the network. It becomes a mask by `where` and `masked_fill`, or a factor.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 from mbc.interchange.aten.arithmetic import combine, side
 from mbc.interchange.aten.attention import with_scores
 from mbc.interchange.aten.base import Call, Rule
-from mbc.interchange.aten.constants import is_number, known
+from mbc.interchange.aten.constants import constant_of, is_number
 from mbc.interchange.aten.operands import (
     Activation,
     Known,
@@ -27,7 +27,7 @@ from mbc.interchange.aten.operands import (
 from mbc.interchange.steps import Setting
 
 _FLOAT, _EXACT = "float32", ("float32", "bool")
-_AS_THEY_ARE = "compute in one type: train { precision = bf16 } says in which"
+_ONE_TYPE = "compute in one type, and choose it with train { precision = bf16 }"
 
 
 def _clamp(call: Call) -> Result:
@@ -46,11 +46,15 @@ def _hardtanh(call: Call) -> Result:
 
 
 def _cast(call: Call) -> Result:
-    """A cast from numbers or booleans to numbers, all in fp32, changes nothing."""
+    """Return the tensor itself for a cast from numbers or booleans to fp32.
+
+    Raises:
+        Refused: The cast changes the precision.
+    """
     call.ignore("other", "dtype")
     before, after = call.dtype_of("self"), call.result_dtype
     if after != before and (after != _FLOAT or before not in _EXACT):
-        raise Refused(f"it casts {before} to {after}", _AS_THEY_ARE)
+        raise Refused(f"it casts {before} to {after}", _ONE_TYPE)
     return call.operand("self")
 
 
@@ -58,13 +62,13 @@ def _cast(call: Call) -> Result:
 
 
 def _operand(call: Call, name: str) -> Operand:
-    """Return an operand, where numbers and buffers of booleans are constants."""
-    found = side(call, name)
-    if isinstance(found, int | float):
-        return call.held(Known(np.full((1,), found)), call.result_shape)
-    if not is_number(found) or (isinstance(found, Weight) and found.held.meta.dtype == _FLOAT):
-        return found
-    numbers = known(call, found)
+    """Return an operand; numbers and buffers of booleans are returned as constants of the network."""
+    operand = side(call, name)
+    if isinstance(operand, int | float):
+        return call.held(Known(np.full((1,), operand)), call.result_shape)
+    if not is_number(operand) or (isinstance(operand, Weight) and operand.held.meta.dtype == _FLOAT):
+        return operand
+    numbers = constant_of(call, operand)
     assert numbers is not None
     return call.held(numbers, call.result_shape)
 
@@ -82,7 +86,11 @@ def _comparison(operator: str, call: Call) -> Result:
 
 
 def _both(op: str, call: Call) -> Result:
-    """`and`, `or` of booleans."""
+    """Return the logical `and` or `or` of booleans.
+
+    Raises:
+        Refused: An operand has integers.
+    """
     if call.dtype_of("self") != "bool" or call.dtype_of("other") != "bool":
         raise Refused("it takes the bits of whole numbers", "use it on booleans")
     return combine(op, call, _operand(call, "self"), _operand(call, "other"))
@@ -95,7 +103,7 @@ def _not(call: Call) -> Result:
 
 
 def _inverted(call: Call, mask: Operand) -> Operand:
-    numbers = known(call, mask)
+    numbers = constant_of(call, mask)
     if numbers is not None:
         return call.held(Known(np.equal(numbers.array, 0)), call.result_shape)
     result = combine("-", call, 1.0, mask)
@@ -107,11 +115,15 @@ def _inverted(call: Call, mask: Operand) -> Operand:
 
 
 def _filled(call: Call, x: Operand, mask: Operand, value: float) -> Result:
-    """`value` where the mask is not 0, else x."""
+    """Return `value` where the mask is not 0, else x.
+
+    Raises:
+        Refused: Attention scores are masked in another way than by a constant mask and -inf.
+    """
     if isinstance(x, Scores):
-        numbers = known(call, mask)
+        numbers = constant_of(call, mask)
         if numbers is None or value != -math.inf:
-            raise Refused("it masks scores of attention otherwise than by -inf", "fill in -inf, by a constant mask")
+            raise Refused("it does not mask scores of attention by -inf", "fill in -inf, by a constant mask")
         return with_scores("+", call, x, Known(np.where(numbers.array != 0, -np.inf, 0.0).astype(np.float32)))
     return combine("masked_fill", call.with_settings({"value": value}), x, mask)
 
@@ -128,10 +140,10 @@ def _where(call: Call) -> Result:
     other = _inverted(call, mask)
     if isinstance(a, float) and isinstance(b, float):
         if not isinstance(mask, Activation):
-            raise Refused("it has no tensor of the network", "use it on what a layer gave")
-        made = _filled(call, mask, mask, a)
-        assert isinstance(made, Activation)
-        return _filled(call, made, other, b)
+            raise Refused("none of its operands is a tensor of the network", "use it on the result of a layer")
+        partly_filled = _filled(call, mask, mask, a)
+        assert isinstance(partly_filled, Activation)
+        return _filled(call, partly_filled, other, b)
     if isinstance(b, float):
         return _filled(call, _operand(call, "self"), other, b)
     if isinstance(a, float):

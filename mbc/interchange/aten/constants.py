@@ -1,4 +1,4 @@
-"""Operations on numbers that do not depend on the input, such as masks and positions: carried out by NumPy."""
+"""Operations on numbers that do not depend on the input, such as masks and positions; NumPy computes them."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from mbc.ops.rounding import from_bf16
 _chosen: Callable[..., Any] = np.where
 
 
-def known(call: Call, operand: Operand | float) -> Known | None:
-    """Return a buffer or constant as numbers; None for what is no such thing."""
+def constant_of(call: Call, operand: Operand | float) -> Known | None:
+    """Return a buffer or constant as numbers; None for any other operand."""
     if isinstance(operand, Weight) and operand.held.kind != "parameter":
         array, dtype = call.array(operand).reshape(operand.shape), operand.held.meta.dtype
         if dtype == "bfloat16":
@@ -30,16 +30,16 @@ def known(call: Call, operand: Operand | float) -> Known | None:
 
 
 def is_number(operand: Operand | None) -> bool:
-    """Whether an operand is numbers that do not depend on the input, nor on a parameter."""
+    """Return whether an operand is numbers that depend neither on the input nor on a parameter."""
     if isinstance(operand, Weight):
         return operand.held.kind != "parameter"
     return isinstance(operand, Known) and operand.weight is None
 
 
 def folded(target: str, operands: Sequence[Operand | None]) -> Rule | None:
-    """Return the rule that carries an operation on numbers out; None where operands depend on more than numbers.
+    """Return the rule that computes an operation on numbers; None if an operand depends on more than numbers.
 
-    Buffers that are only regarded in another shape stay what they are.
+    A buffer that only gets another shape stays a buffer.
     """
     if not all(map(is_number, operands)) or target not in FOLDS:
         return None
@@ -48,25 +48,29 @@ def folded(target: str, operands: Sequence[Operand | None]) -> Rule | None:
 
 
 def _carried_out(fold: Callable[[Call], Any], call: Call) -> Result:
-    """Return the result in the type and shape that the program says."""
+    """Return the result of an operation on numbers, in the type and shape that the program states.
+
+    Raises:
+        Refused: The result is too large, or its type is not supported.
+    """
     if math.prod(call.result_shape) > MOST_NUMBERS:
         raise Refused(f"it makes {math.prod(call.result_shape):,} numbers", "compute them where they are used")
-    made = np.asarray(fold(call))
+    result = np.asarray(fold(call))
     dtype = NUMPY.get(call.result_dtype)
     if dtype is None or call.result_dtype == "bfloat16":
         raise Refused(f"it computes numbers of the type {call.result_dtype}", "compute them in float32")
-    return Known(made.astype(dtype).reshape(call.result_shape))
+    return Known(result.astype(dtype).reshape(call.result_shape))
 
 
 def _numbers(call: Call, name: str) -> Array:
-    numbers = known(call, call.operand(name))
+    numbers = constant_of(call, call.operand(name))
     if numbers is None or numbers.weight is not None:
         raise Refused(f"its '{name}' is computed", "use it on numbers alone")
     return numbers.array
 
 
 def _either(call: Call, name: str) -> Any:
-    """Return a tensor of numbers, or the number that stands there."""
+    """Return the numbers of a tensor argument, or the number that the argument is."""
     return _numbers(call, name) if call.is_tensor(name) else call.argument(name)
 
 
@@ -118,7 +122,7 @@ def _select_scatter(call: Call) -> Any:
 
 
 def _filled(value: float | None, call: Call) -> Any:
-    """Return one number everywhere: `value`, or the one that the operation is given."""
+    """Return one number for all elements: `value`, or the number that the operation has as an argument."""
     call.ignore("self")  # its type and device
     shape = call.shape_said_by("size")
     names = [name for name in ("fill_value", "value", "s") if call.argument(name) is not None]
@@ -144,7 +148,7 @@ def _masked_fill(call: Call) -> Any:
 
 
 def _listed(of: Callable[..., Array], call: Call) -> Array:
-    arrays = [known(call, operand) for operand in call.operands("tensors")]
+    arrays = [constant_of(call, operand) for operand in call.operands("tensors")]
     return of([numbers.array for numbers in arrays if numbers is not None], axis=call.integer("dim", 0))
 
 
@@ -221,13 +225,13 @@ def _table(call: Call) -> Result:
     """Return rows of a parameter by a constant index, or elements along another dimension (`table[:, index]`)."""
     operand = call.operand("self")
     index = tuple(_index(call, one) for one in call.optional_operands("indices"))
-    if (numbers := known(call, operand)) is not None and numbers.weight is None:
+    if (numbers := constant_of(call, operand)) is not None and numbers.weight is None:
         return Known(numbers.array[index])
     return _places(call.weight("self"), index)
 
 
 def _places(weight: Weight, index: Any) -> Result:
-    """Return elements of a parameter by number; the parameter itself where these are all of it in order."""
+    """Return elements of a parameter by their numbers; the parameter itself for all elements in order."""
     places = np.arange(math.prod(weight.shape)).reshape(weight.shape)[index]
     if places.size == math.prod(weight.shape) and (places.reshape(-1) == np.arange(places.size)).all():
         return replace(weight, shape=places.shape)
@@ -235,7 +239,11 @@ def _places(weight: Weight, index: Any) -> Result:
 
 
 def _embedding(call: Call) -> Result:
-    """Return rows of a parameter by constant numbers, as embeddings of positions do."""
+    """Return rows of a parameter by constant numbers, as embeddings of positions do.
+
+    Raises:
+        Refused: A row has no gradient (`padding_idx`).
+    """
     call.ignore("scale_grad_by_freq", "sparse")  # each row is read once, or the result is refused
     if call.integer("padding_idx", -1) >= 0:
         raise Refused("its rows include one without a gradient (padding_idx)", "leave padding_idx out")
@@ -243,30 +251,34 @@ def _embedding(call: Call) -> Result:
 
 
 def _index(call: Call, operand: Operand | None) -> Array | slice:
-    """Return constant numbers, or a whole dimension."""
+    """Return a constant index as integers; a slice of all elements if the index is left out.
+
+    Raises:
+        Refused: The index is computed, or a mask.
+    """
     if operand is None:
         return slice(None)
-    index = known(call, operand)
+    index = constant_of(call, operand)
     if index is None or index.weight is not None or index.array.dtype == np.bool_:
         raise Refused("it takes elements by an index that is computed", "index a parameter by constant numbers")
     return index.array.astype(np.int64)
 
 
 def _held(call: Call) -> Known:
-    held = known(call, call.operand("self"))
+    held = constant_of(call, call.operand("self"))
     if held is None:
-        raise Refused("it takes something that is computed", "use it on numbers alone")
+        raise Refused("it takes a computed tensor", "use it on numbers alone")
     return held
 
 
 def _regarded(of: Callable[[Call, Array], Array], call: Call) -> Result:
-    """Return elements of a parameter by number, in another order."""
+    """Return elements of a parameter, listed by their numbers, in another order."""
     held = _held(call)
     return replace(held, array=of(call, held.array))
 
 
-# Where the first tensor is elements of a parameter.
-OF_KNOWN: Mapping[str, Rule] = {
+# Operations whose first tensor is elements of a parameter.
+OF_PARAMETER_ELEMENTS: Mapping[str, Rule] = {
     **dict.fromkeys(
         RESHAPES, partial(_regarded, lambda call, array: array.reshape(call.shape_said_by(*SHAPE_ARGUMENTS)))
     ),
@@ -277,7 +289,7 @@ OF_KNOWN: Mapping[str, Rule] = {
     ),
     "aten.slice.Tensor": partial(_regarded, lambda call, array: array[_range_of(call, array)]),
 }
-# Where the shape or type of a tensor of the network decides, and its elements do not.
+# Operations that read the shape or type of a tensor of the network, but not its elements.
 _ALIKE = tuple(
     f"aten.{name}"
     for name in (

@@ -35,11 +35,15 @@ from mbc.interchange.aten.operands import (
 from mbc.interchange.aten.parameters import shaped
 from mbc.interchange.steps import Setting
 
-_TWO_DIMENSIONS = "images have two dimensions here: use a layer for [N, C, H, W]"
+_TWO_DIMENSIONS = "use a layer for [N, C, H, W]: images have two dimensions in the language"
 
 
 def _image(call: Call, name: str = "input") -> tuple[Activation, tuple[int, int, int, int]]:
-    """Return what a convolution reads, and the zeros around it that the convolution takes into its own padding."""
+    """Return the input of a convolution, and the zeros around the input that the convolution adds to its own padding.
+
+    Raises:
+        Refused: The input is no image.
+    """
     x = call.lazy(name)
     pad = (0, 0, 0, 0)
     if isinstance(x.view, Padded) and not x.view.value:
@@ -51,7 +55,7 @@ def _image(call: Call, name: str = "input") -> tuple[Activation, tuple[int, int,
 
 
 def sides(pad: tuple[int, int, int, int]) -> int | tuple[int, ...]:
-    """Return the setting for zeros above, below, left and right of an image, in as few numbers as say it."""
+    """Return the setting for zeros above, below, left and right of an image, with as few numbers as possible."""
     top, bottom, left, right = pad
     return as_setting((top, left) if (top, left) == (bottom, right) else pad)
 
@@ -77,15 +81,17 @@ def _convolve(call: Call, pads: tuple[int, int, int, int], transposed: bool) -> 
     }
     if transposed:
         if any(around):
-            raise Refused("zeros stand around the tensor of a transposed convolution", "crop its result instead")
+            raise Refused(
+                "its tensor is padded with zeros, which a transposed convolution cannot take", "crop its result instead"
+            )
         settings["output_pad"] = as_setting(call.pair("output_padding", 0))
     op = "conv_transpose" if transposed else "conv"
-    made = call.layer(op, x, call.result_shape, settings, weight=weight, gain=gain, bias=bias)
-    return _with_bias(call, made, computed_bias)
+    result = call.layer(op, x, call.result_shape, settings, weight=weight, gain=gain, bias=bias)
+    return _with_bias(call, result, computed_bias)
 
 
 def _bias(call: Call) -> tuple[Weight | None, Operand | None]:
-    """Return a bias that is a parameter, and one that is computed of parameters: one of them, or none."""
+    """Return a bias that is a parameter and a bias that is computed from parameters; at least one is None."""
     operand = call.optional("bias")
     if isinstance(operand, Computed | Scaled) or (isinstance(operand, Known) and operand.weight is None):
         return None, operand
@@ -93,7 +99,7 @@ def _bias(call: Call) -> tuple[Weight | None, Operand | None]:
 
 
 def _with_bias(call: Call, x: Activation, bias: Operand | None) -> Activation:
-    """Return the result of a layer plus a bias that is computed, a number for each channel."""
+    """Return the result of a layer plus a computed bias, which has one number for each channel."""
     if bias is None:
         return x
     shape = (1, x.shape[1], *(1,) * (len(x.shape) - 2))
@@ -101,21 +107,25 @@ def _with_bias(call: Call, x: Activation, bias: Operand | None) -> Activation:
 
 
 def _filters(call: Call) -> tuple[Weight, tuple[Weight, tuple[int, ...]] | None, dict[str, Setting]]:
-    """The filters that a convolution holds, their gains, and the settings that say what it does with these."""
-    found = call.operand("weight")
-    if not isinstance(found, Standardized):
+    """Return the filters of a convolution, their gains, and the settings of weight standardisation.
+
+    Raises:
+        Refused: The filters have another shape than the parameter, or an eps or gain factor is not above 0.
+    """
+    filters = call.operand("weight")
+    if not isinstance(filters, Standardized):
         return call.weight("weight"), None, {}
-    weight = replace(found.weight, shape=found.shape)
-    if found.shape != weight.held.meta.sizes:
-        raise Refused(f"its filters have the shape {list(found.shape)}", "give them back the shape of the parameter")
-    if not found.eps > 0 or (found.gain is not None and not found.gain.factor > 0):
+    weight = replace(filters.weight, shape=filters.shape)
+    if filters.shape != weight.held.meta.sizes:
+        raise Refused(f"its filters have the shape {list(filters.shape)}", "give them back the shape of the parameter")
+    if not filters.eps > 0 or (filters.gain is not None and not filters.gain.factor > 0):
         raise Refused("it standardises filters with an eps or a gain factor that is not above 0", "give both above 0")
-    settings: dict[str, Setting] = {"standardize": found.eps}
-    if found.gain is None:
+    settings: dict[str, Setting] = {"standardize": filters.eps}
+    if filters.gain is None:
         return weight, None, settings
-    # The factor as written: what is left of the root that it was divided by is rounding.
-    settings["gain"] = float(f"{found.gain.factor * math.prod(found.shape[1:]) ** 0.5:.12g}")
-    return weight, (found.gain.weight, found.shape[:1]), settings
+    # Rounding to 12 digits gives the factor as written: the division by the root left only rounding errors.
+    settings["gain"] = float(f"{filters.gain.factor * math.prod(filters.shape[1:]) ** 0.5:.12g}")
+    return weight, (filters.gain.weight, filters.shape[:1]), settings
 
 
 def _conv2d(call: Call) -> Result:
@@ -124,7 +134,7 @@ def _conv2d(call: Call) -> Result:
 
 
 def _conv2d_padding(call: Call) -> Result:
-    """`padding="same"`: what is odd goes to the end."""
+    """Return a convolution with `padding="same"`; an odd zero stands at the end."""
     if call.text("padding", "valid") != "same":
         return _convolve(call, (0, 0, 0, 0), transposed=False)
     kernel, dilation = _filters(call)[0].shape[2:], call.pair("dilation", 1)
@@ -139,7 +149,11 @@ def _conv_transpose2d(call: Call) -> Result:
 
 
 def _linear(call: Call) -> Result:
-    """A linear layer; one over the channels of each pixel is a pointwise convolution."""
+    """Return a linear layer; over the channels of each pixel it is a pointwise convolution.
+
+    Raises:
+        Refused: The input has no dimension beside the samples.
+    """
     x = call.activation("input")
     weight, (bias, computed_bias) = call.weight("weight"), _bias(call)
     features = weight.shape[0]
@@ -147,11 +161,11 @@ def _linear(call: Call) -> Result:
     view = channels_behind(x)
     if x.view is CHANNELS_LAST or view is not None:
         settings: Mapping[str, Setting] = {"channels": features, "kernel": 1, "bias": bias is not None}
-        made = call.layer(
+        result = call.layer(
             "conv", x, (x.shape[0], features, *x.shape[2:]), settings, weight=(weight, (*weight.shape, 1, 1)), bias=bias
         )
-        made = _with_bias(call, made, computed_bias)
-        return replace(made, view=CHANNELS_LAST) if view is None else with_channels(view, made)
+        result = _with_bias(call, result, computed_bias)
+        return replace(result, view=CHANNELS_LAST) if view is None else with_channels(view, result)
     if x.view is FLAT:
         x = Activation(x.value, x.shape)  # a linear layer flattens by itself
     else:
@@ -159,16 +173,19 @@ def _linear(call: Call) -> Result:
         if len(x.shape) > 2:
             return _over_last(call, x, weight, bias, computed_bias)
         if len(x.shape) != 2:
-            raise Refused(f"it works on {list(x.shape)}", "give it [N, ..., features]")
+            raise Refused(f"its tensor has the shape {list(x.shape)}", "give it [N, ..., features]")
     settings = {"features": features, "bias": bias is not None}
-    made = call.layer("linear", x, (x.shape[0], features), settings, weight=weight, bias=bias)
-    return _with_bias(call, made, computed_bias)
+    result = call.layer("linear", x, (x.shape[0], features), settings, weight=weight, bias=bias)
+    return _with_bias(call, result, computed_bias)
 
 
 def _over_last(
     call: Call, x: Activation, weight: Weight, bias: Weight | None, computed_bias: Operand | None
 ) -> Activation:
-    """A linear layer over the last dimension of [N, ..., features]: a pointwise convolution of [N, features, T, 1]."""
+    """Return a linear layer over the last dimension of [N, ..., features].
+
+    The layer is a pointwise convolution of [N, features, T, 1].
+    """
     features, channels = weight.shape
     rows, count = x.shape[0], math.prod(x.shape[1:-1])
     x = call.layer("reshape", x, (rows, count, channels), {"sizes": (count, channels)}) if len(x.shape) > 3 else x
@@ -176,12 +193,12 @@ def _over_last(
     x = call.layer("reshape", x, (rows, channels, count, 1), {"sizes": (channels, count, 1)})
     settings: Mapping[str, Setting] = {"channels": features, "kernel": 1, "bias": bias is not None}
     held = (weight, (features, channels, 1, 1))
-    made = call.layer("conv", x, (rows, features, count, 1), settings, weight=held, bias=bias)
-    made = _with_bias(call, made, computed_bias)
-    batch, behind, positions, _ = axes_of(made)
-    made = regarded(made, Factored((batch, positions, behind)))
-    view = factored(made)
-    split = None if view is None else reshaped(made, view, call.result_shape)
+    result = call.layer("conv", x, (rows, features, count, 1), settings, weight=held, bias=bias)
+    result = _with_bias(call, result, computed_bias)
+    batch, behind, positions, _ = axes_of(result)
+    result = regarded(result, Factored((batch, positions, behind)))
+    view = factored(result)
+    split = None if view is None else reshaped(result, view, call.result_shape)
     assert split is not None  # one axis is cut into its factors
     return split
 
@@ -193,9 +210,8 @@ RULES: Mapping[str, Rule] = {
     "aten.linear.default": _linear,
 }
 NOT_TAKEN: Mapping[str, str] = {
-    "aten.conv3d.default": "images have two dimensions here, with nn.Conv2d",
-    "aten.conv_transpose3d.input": "images have two dimensions here, with nn.ConvTranspose2d",
+    "aten.conv3d.default": "use nn.Conv2d: images have two dimensions in the language",
+    "aten.conv_transpose3d.input": "use nn.ConvTranspose2d: images have two dimensions in the language",
     "aten._weight_norm.default": "remove it: torch.nn.utils.parametrize.remove_parametrizations(layer, 'weight')",
     "aten.einsum.default": "use torch.matmul or nn.Linear",
-    "aten.scaled_dot_product_attention.default": "mbc compiles convolutional networks, without attention",
 }

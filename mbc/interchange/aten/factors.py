@@ -1,5 +1,8 @@
-"""Tensors regarded by the factors of their axes: what `view`, `permute` and `select` make of an image, in any order,
-samples and windows in one axis included. Nothing is moved until a layer needs it."""
+"""Tensors viewed by the factors of their axes.
+
+Any sequence of `view`, `permute` and `select` of an image gives such a view, even with samples and windows in one axis.
+Nothing is moved until a layer needs the elements in the order of the view.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ Seen = tuple[Atom, ...]
 
 
 class Layers(Protocol):
-    """What layers are written into: `mbc.interchange.aten.base.Call`."""
+    """The part of `mbc.interchange.aten.base.Call` that writes layers."""
 
     def layer(
         self,
@@ -34,13 +37,17 @@ class Layers(Protocol):
         inputs: Activation | Sequence[Activation],
         shape: tuple[int, ...],
         settings: Mapping[str, Setting] | None = None,
-    ) -> Activation: ...
+    ) -> Activation:
+        """Add a layer to the network and return its result, of the shape `shape`."""
+        ...
 
-    def operator(self, op: str, a: Activation | float, b: Activation | float, shape: tuple[int, ...]) -> Activation: ...
+    def operator(self, op: str, a: Activation | float, b: Activation | float, shape: tuple[int, ...]) -> Activation:
+        """Return the result of an operator (`+ - * /`), of the shape `shape`."""
+        ...
 
 
 def factored(x: Activation) -> Factored | None:
-    """Return the view of a tensor by its factors, or None where the tensor is padded or repeated."""
+    """Return the view of a tensor by its factors; None if the tensor is padded or repeated."""
     if isinstance(x.view, Factored):
         return x.view
     axes = axes_of(x)
@@ -63,17 +70,17 @@ def _whole(axis: int, size: int) -> Seen:
 
 
 def _joined(atoms: Seen) -> Seen:
-    """Neighbours that are parts of one factor as that factor."""
-    found: list[Atom] = []
+    """Return factors with each run of neighbours that are parts of one factor replaced by that factor."""
+    joined: list[Atom] = []
     for atom in atoms:
-        if found and found[-1].axis == atom.axis and found[-1].stride == atom.stride * atom.size:
-            atom = Atom(atom.axis, atom.stride, atom.size * found.pop().size)
-        found.append(atom)
-    return tuple(found)
+        if joined and joined[-1].axis == atom.axis and joined[-1].stride == atom.stride * atom.size:
+            atom = Atom(atom.axis, atom.stride, atom.size * joined.pop().size)
+        joined.append(atom)
+    return tuple(joined)
 
 
 def regarded(x: Activation, view: Factored) -> Activation:
-    """Return a tensor under another view by factors, as an image (channels second or last) where the view is one."""
+    """Return a tensor under another view by factors; the view of an image is `PLAIN` or `CHANNELS_LAST`."""
     view = replace(view, axes=tuple(map(_joined, view.axes)))
     if len(x.shape) == 4:
         for image in (PLAIN, CHANNELS_LAST):
@@ -83,7 +90,7 @@ def regarded(x: Activation, view: Factored) -> Activation:
 
 
 def reshaped(x: Activation, view: Factored, shape: tuple[int, ...]) -> Activation | None:
-    """Return a tensor, seen by `view`, under the shape `shape`; None where the sizes do not divide each other."""
+    """Return a tensor, viewed by `view`, in the shape `shape`; None if the sizes do not divide each other."""
     rest = list(sum(view.axes, ()))
     axes: list[Seen] = []
     for size in shape:
@@ -106,12 +113,12 @@ def reshaped(x: Activation, view: Factored, shape: tuple[int, ...]) -> Activatio
 
 
 def permuted(x: Activation, view: Factored, dims: tuple[int, ...]) -> Activation:
-    """Return a tensor, seen by `view`, with the dimensions `dims` in this order."""
+    """Return a tensor, viewed by `view`, with the dimensions `dims` in this order."""
     return regarded(x, replace(view, axes=tuple(view.axes[d] for d in dims)))
 
 
 def selected(x: Activation, view: Factored, dim: int, index: int) -> Activation | None:
-    """Return one element along a dimension of one factor, which is read where a layer takes it; else None."""
+    """Return one index along a dimension, which a later layer reads; None unless the dimension is one factor."""
     axis = view.axes[dim]
     if len(axis) != 1 or axis[0].axis == 0:
         return None
@@ -120,7 +127,10 @@ def selected(x: Activation, view: Factored, dim: int, index: int) -> Activation 
 
 
 def channels_behind(x: Activation) -> Factored | None:
-    """Return the view of a tensor whose last axis is all channels of each pixel, as layers over channels need them."""
+    """Return the view of a tensor whose last axis is all channels of each pixel; None for other tensors.
+
+    Layers over the channels take such tensors.
+    """
     view = x.view
     if not isinstance(view, Factored) or x.is_pending or len(x.shape) != 4:
         return None
@@ -128,12 +138,16 @@ def channels_behind(x: Activation) -> Factored | None:
 
 
 def with_channels(view: Factored, result: Activation) -> Activation:
-    """Return what a pointwise layer gave for a tensor seen by `view`, seen alike."""
+    """Return the result of a pointwise layer under the view `view` of the layer's input."""
     return regarded(result, replace(view, axes=(*view.axes[:-1], _whole(1, result.shape[1]))))
 
 
 def windowed(call: Layers, x: Activation, groups: Seen, tokens: Seen) -> Activation:
-    """Return an image as [N, C, groups, tokens], its windows apart. Raises Refused where the groups are no windows."""
+    """Return an image as [N, C, groups, tokens], one group for each window.
+
+    Raises:
+        Refused: The groups are no windows.
+    """
     n, channels, height, width = x.shape
     if (groups, tokens) == (_whole(2, height), _whole(3, width)):
         return Activation(x.value, x.shape)
@@ -148,7 +162,7 @@ def windowed(call: Layers, x: Activation, groups: Seen, tokens: Seen) -> Activat
 
 
 def in_order(call: Layers, x: Activation) -> Activation:
-    """Return a tensor whose last axis is its channels with the pixels of each window one after another."""
+    """Return a tensor whose last axis is its channels, with the pixels of each window one after another."""
     view = channels_behind(x)
     if view is None:
         return x
@@ -157,20 +171,20 @@ def in_order(call: Layers, x: Activation) -> Activation:
         return x
     if len(view.axes) != 3:
         return as_image(call, x)
-    made = windowed(call, x, view.axes[0][1:], view.axes[1])
-    axes = ((*_whole(0, made.shape[0]), *_whole(2, made.shape[2])), _whole(3, made.shape[3]), view.axes[-1])
-    return regarded(made, replace(view, axes=axes))
+    result = windowed(call, x, view.axes[0][1:], view.axes[1])
+    axes = ((*_whole(0, result.shape[0]), *_whole(2, result.shape[2])), _whole(3, result.shape[3]), view.axes[-1])
+    return regarded(result, replace(view, axes=axes))
 
 
 def over_channels(call: Layers, x: Activation) -> Activation:
-    """Return a tensor for a layer over its last axis, with channels that are factors of several axes as one axis."""
+    """Return a tensor for a layer over its last axis; channels that are factors of several axes become one axis."""
     if isinstance(x.view, Factored) and len(x.view.axes) == 4 and channels_behind(x) is None:
         return replace(settled(call, permuted(x, x.view, (0, 3, 1, 2))), view=CHANNELS_LAST)
     return in_order(call, x)
 
 
 def as_image(call: Layers, x: Activation) -> Activation:
-    """Return windows that are regarded as an image [N, H, W, C] joined; anything else as it is."""
+    """Return a tensor with its windows joined if they are viewed as an image [N, H, W, C]; else the tensor as it is."""
     x = regarded(x, x.view) if isinstance(x.view, Factored) else x
     view = channels_behind(x)
     if view is None or len(view.axes) != 4 or view.axes[0] != _whole(0, x.shape[0]):
@@ -189,14 +203,15 @@ def as_image(call: Layers, x: Activation) -> Activation:
     if (down, across) != wanted:
         return x
     settings = {"size": as_setting((height, width)), "window": as_setting((h, w))}
-    made = call.layer("join_windows", x, (x.shape[0], x.shape[1], height, width), settings)
-    return replace(made, view=CHANNELS_LAST)
+    result = call.layer("join_windows", x, (x.shape[0], x.shape[1], height, width), settings)
+    return replace(result, view=CHANNELS_LAST)
 
 
 def picked(call: Layers, x: Activation) -> Activation:
-    """Return a tensor whose picks are cut out and whose factor is multiplied in.
+    """Return a tensor whose picks are sliced out and whose factor is multiplied in.
 
-    Raises Refused for parts that are no slice of an axis.
+    Raises:
+        Refused: A pick is no slice of an axis.
     """
     view = x.view
     if not isinstance(view, Factored):
@@ -216,7 +231,11 @@ def picked(call: Layers, x: Activation) -> Activation:
 
 
 def settled(call: Layers, x: Activation) -> Activation:
-    """Return the tensor in the shape that the program sees, moved where it must be."""
+    """Return the tensor in the shape that the program sees; elements are moved if necessary.
+
+    Raises:
+        Refused: The first dimension is not the samples.
+    """
     x = picked(call, as_image(call, x))
     view = factored(x)
     if x.view is PLAIN or view is None:
@@ -224,12 +243,12 @@ def settled(call: Layers, x: Activation) -> Activation:
     if not view.axes or view.axes[0] != _whole(0, x.shape[0]):
         raise Refused(f"it mixes samples into {list(x.seen)}", "keep the samples of a mini-batch apart, in dimension 0")
     seen, wanted = sum(view.axes[1:], ()), x.seen
-    lying = tuple(sorted(seen, key=lambda a: (a.axis, -a.stride)))
-    made = Activation(x.value, x.shape)
-    if lying != seen:
-        sizes = tuple(a.size for a in lying)
+    stored = tuple(sorted(seen, key=lambda a: (a.axis, -a.stride)))
+    result = Activation(x.value, x.shape)
+    if stored != seen:
+        sizes = tuple(a.size for a in stored)
         if sizes != x.shape[1:]:
-            made = call.layer("reshape", made, (x.shape[0], *sizes), {"sizes": sizes})
-        order = (0, *(lying.index(a) + 1 for a in seen))
-        made = call.layer("permute", made, (x.shape[0], *(a.size for a in seen)), {"axes": order})
-    return made if made.shape == wanted else call.layer("reshape", made, wanted, {"sizes": wanted[1:]})
+            result = call.layer("reshape", result, (x.shape[0], *sizes), {"sizes": sizes})
+        order = (0, *(stored.index(a) + 1 for a in seen))
+        result = call.layer("permute", result, (x.shape[0], *(a.size for a in seen)), {"axes": order})
+    return result if result.shape == wanted else call.layer("reshape", result, wanted, {"sizes": wanted[1:]})

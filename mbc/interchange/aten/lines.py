@@ -1,4 +1,4 @@
-"""Layers over one axis, [N, C, L]: those of images of height 1."""
+"""Layers over one axis, [N, C, L]: layers of images of height 1."""
 
 from __future__ import annotations
 
@@ -14,7 +14,11 @@ _Shaped = tuple[Weight, tuple[int, ...]]
 
 
 def _image(call: Call, name: str = "self", least: int = 3) -> Activation:
-    """Return a tensor [N, C, L] as images of height 1; [N, L] as images of one channel where `least` is 2."""
+    """Return a tensor [N, C, L] as images of height 1; [N, L] as images of one channel if `least` is 2.
+
+    Raises:
+        Refused: The tensor has another number of dimensions.
+    """
     x = call.plain(name)
     if not least <= len(x.shape) <= 3:
         raise Refused(f"its tensor has the shape {list(x.shape)}", "give it [N, C, L]")
@@ -25,11 +29,11 @@ def _image(call: Call, name: str = "self", least: int = 3) -> Activation:
 def _line(
     call: Call, op: str, image: Activation, settings: Mapping[str, Setting], **states: Weight | _Shaped | None
 ) -> Activation:
-    """Return what a layer makes of images of height 1, without the height."""
+    """Return the result of a layer of images of height 1, without the height."""
     shape = call.result_shape
     sizes = (*(1,) * (3 - len(shape)), *shape[1:-1], 1, shape[-1])
-    made = call.layer(op, image, (shape[0], *sizes), settings, **states)
-    return call.layer("reshape", made, shape, {"sizes": shape[1:]})
+    result = call.layer(op, image, (shape[0], *sizes), settings, **states)
+    return call.layer("reshape", result, shape, {"sizes": shape[1:]})
 
 
 def _one(call: Call, name: str, default: int) -> int:
@@ -97,7 +101,7 @@ def _conv1d(call: Call) -> Result:
 
 
 def _conv1d_padding(call: Call) -> Result:
-    """`padding="same"`: an odd zero stands at the end."""
+    """Return a convolution with `padding="same"`; an odd zero stands at the end."""
     if call.text("padding", "valid") != "same":
         return _convolution(call, 0)
     zeros = _one(call, "dilation", 1) * (call.weight("weight").shape[2] - 1)

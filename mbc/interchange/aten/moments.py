@@ -1,4 +1,4 @@
-"""Normalisation and statistics that no one layer computes, written as means, differences and powers."""
+"""Normalisation and statistics that are written as several layers: means, differences and powers."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ def _mean_square(call: Call, x: Activation, axes: Sequence[int]) -> Activation:
 
 
 def _over_root(call: Call, x: Activation, axes: Sequence[int], eps: float) -> Activation:
-    """Return x over the root of its mean square along axes, to which `eps` is added."""
+    """Return x divided by the root of its mean square along axes; `eps` is added to the mean square."""
     square = _mean_square(call, x, axes)
     square = call.operator("+", square, eps, square.shape) if eps else square
     return call.operator("*", x, call.layer("pow", square, square.shape, {"exponent": -0.5}), x.shape)
 
 
 def standardized(call: Call, x: Activation, axes: Sequence[int], eps: float) -> Activation:
-    """Return x less its mean and over its standard deviation along axes, `eps` added to the variance."""
+    """Return x minus its mean, divided by its standard deviation along axes; `eps` is added to the variance."""
     return _over_root(call, _centred(call, x, axes), axes, eps)
 
 
@@ -53,13 +53,17 @@ def affine(call: Call, x: Activation, weight: Weight | None, bias: Weight | None
             continue
         shape = (*(1,) * axis, *held.shape, *(1,) * (len(x.shape) - axis - len(held.shape)))
         if math.prod(shape) == shape[1] == x.shape[1]:
-            shape = (shape[1],)  # a vector lies along the channels
+            shape = (shape[1],)  # a vector is one number for each channel
         x = call.operator(op, x, call.tensor(held, shape), x.shape)
     return x
 
 
 def layer_norm(call: Call, x: Activation, centre: bool = True) -> Result:
-    """Normalise the last dimensions of each sample, whatever these are."""
+    """Return a tensor normalised over the last dimensions of each sample: layer norm, or RMS norm without `centre`.
+
+    Raises:
+        Refused: The dimensions include the samples.
+    """
     sizes, x = call.ints("normalized_shape"), call.settle(x)
     rank = len(x.shape)
     axes = tuple(range(rank - len(sizes), rank))
@@ -67,20 +71,24 @@ def layer_norm(call: Call, x: Activation, centre: bool = True) -> Result:
         raise Refused(f"it normalises all dimensions of {list(x.shape)}, the samples among them", _ROWS)
     eps = call.real("eps", 1e-5 if centre else 2.0**-23)
     bias = call.optional_weight("bias") if centre else None
-    made = standardized(call, x, axes, eps) if centre else _over_root(call, x, axes, eps)
-    return affine(call, made, call.optional_weight("weight"), bias, axes[0])
+    result = standardized(call, x, axes, eps) if centre else _over_root(call, x, axes, eps)
+    return affine(call, result, call.optional_weight("weight"), bias, axes[0])
 
 
 def group_norm(call: Call, groups: int) -> Result:
-    """Normalise groups of channels of each sample, with a scale or an offset for each channel, or neither."""
+    """Return a tensor normalised over groups of channels; the scale and the offset may be left out.
+
+    Raises:
+        Refused: The tensor has no channels.
+    """
     x = call.plain("input")
     if len(x.shape) < 2:
         raise Refused(f"it normalises {list(x.shape)}", "give it [N, C, ...]")
     sizes = (groups, math.prod(x.shape[1:]) // groups)
     grouped = call.layer("reshape", x, (x.shape[0], *sizes), {"sizes": sizes})
-    made = standardized(call, grouped, (2,), call.real("eps", 1e-5))
-    made = call.layer("reshape", made, x.shape, {"sizes": x.shape[1:] if len(x.shape) > 2 else x.shape[1]})
-    return affine(call, made, call.optional_weight("weight"), call.optional_weight("bias"), 1)
+    result = standardized(call, grouped, (2,), call.real("eps", 1e-5))
+    result = call.layer("reshape", result, x.shape, {"sizes": x.shape[1:] if len(x.shape) > 2 else x.shape[1]})
+    return affine(call, result, call.optional_weight("weight"), call.optional_weight("bias"), 1)
 
 
 def _dims(call: Call, x: Activation) -> tuple[int, ...]:
@@ -97,17 +105,17 @@ def _variance(root: bool, call: Call) -> Result:
     count = math.prod(x.shape[d] for d in dims)
     correction = call.real("correction", 1.0) if call.flag("unbiased", True) else 0.0
     if count <= correction:
-        raise Refused(f"it is of {count} element{'s' * (count != 1)}, less {correction:g}", "give correction=0")
-    made = _mean_square(call, _centred(call, x, dims), dims)
+        raise Refused(f"it reduces {count} element{'s' * (count != 1)}, less {correction:g}", "give correction=0")
+    result = _mean_square(call, _centred(call, x, dims), dims)
     if correction:
-        made = call.operator("*", made, count / (count - correction), made.shape)
+        result = call.operator("*", result, count / (count - correction), result.shape)
     if not call.flag("keepdim", False):
-        made = _as_result(call, made)
-    return square_root(call, made) if root else made
+        result = _as_result(call, result)
+    return square_root(call, result) if root else result
 
 
 def _as_result(call: Call, x: Activation) -> Activation:
-    """Return a tensor in the shape of the result, which may be of one number a row."""
+    """Return a tensor in the shape of the result, which may be one number for each sample."""
     shape = call.result_shape
     if len(shape) == 1:
         return call.layer("squeeze", x, shape)
@@ -115,7 +123,11 @@ def _as_result(call: Call, x: Activation) -> Activation:
 
 
 def _extreme(sign: float, call: Call) -> Result:
-    """The first largest (or smallest) element along a dimension, by which PyTorch sends the gradient: `maxpool`."""
+    """Return the largest (or smallest) element along a dimension, with the gradient at the first one, by `maxpool`.
+
+    Raises:
+        Refused: The dimension is 0, the samples.
+    """
     x = call.plain("self")
     dim = call.integer("dim", 0) % len(x.shape)
     if dim == 0:
@@ -123,19 +135,19 @@ def _extreme(sign: float, call: Call) -> Result:
     before, size, after = math.prod(x.shape[1:dim]), x.shape[dim], math.prod(x.shape[dim + 1 :])
     image = call.layer("reshape", x, (x.shape[0], before, size, after), {"sizes": (before, size, after)})
     image = image if sign > 0 else call.operator("*", -1.0, image, image.shape)
-    made = call.layer("adaptive_maxpool", image, (x.shape[0], before, 1, after), {"size": (1, after)})
-    made = made if sign > 0 else call.operator("*", -1.0, made, made.shape)
-    call.ignore("keepdim")  # the result's shape says it
-    made = _as_result(call, made)
-    return made, Untaken("it takes the position of an extreme", "use the values alone")
+    result = call.layer("adaptive_maxpool", image, (x.shape[0], before, 1, after), {"size": (1, after)})
+    result = result if sign > 0 else call.operator("*", -1.0, result, result.shape)
+    call.ignore("keepdim")  # the result's shape includes it
+    result = _as_result(call, result)
+    return result, Untaken("it takes the position of an extreme", "use the values alone")
 
 
 def _least(call: Call) -> Result:
     x = call.plain("self")
     dims = _dims(call, x)
     negative = call.operator("*", -1.0, x, x.shape)
-    made = call.layer("amax", negative, call.result_shape, _axes(dims, call.flag("keepdim", False)))
-    return call.operator("*", -1.0, made, made.shape)
+    result = call.layer("amax", negative, call.result_shape, _axes(dims, call.flag("keepdim", False)))
+    return call.operator("*", -1.0, result, result.shape)
 
 
 def _log_sum_exp(call: Call) -> Result:
@@ -145,10 +157,10 @@ def _log_sum_exp(call: Call) -> Result:
     largest = call.layer("detach", call.layer("amax", x, kept, _axes(dims, True)), kept)
     powers = call.layer("exp", call.operator("-", x, largest, x.shape), x.shape)
     total = call.layer("log", call.layer("sum", powers, kept, _axes(dims, True)), kept)
-    made = call.operator("+", total, largest, kept)
+    result = call.operator("+", total, largest, kept)
     if call.flag("keepdim", False):
-        return made
-    return _as_result(call, made)
+        return result
+    return _as_result(call, result)
 
 
 RULES: Mapping[str, Rule] = {

@@ -31,12 +31,16 @@ def _batch_norm(call: Call) -> Result:
     settings: Mapping[str, Setting] = {
         "eps": call.real("eps", 1e-5), "momentum": call.real("momentum", 0.1), "affine": is_affine,
     }  # fmt: skip
-    made = call.layer("bn", x, x.shape, settings, **held, running_mean=mean, running_var=variance)
-    return made if is_affine else affine(call, made, weight, bias, 1)
+    result = call.layer("bn", x, x.shape, settings, **held, running_mean=mean, running_var=variance)
+    return result if is_affine else affine(call, result, weight, bias, 1)
 
 
 def _standardized(call: Call, weight: Weight) -> Standardized:
-    """Filters as the channels of one sample: weight standardisation, as timm writes it."""
+    """Return filters that batch normalisation standardises as channels of one sample, as timm writes it.
+
+    Raises:
+        Refused: The parameter is not normalised filter by filter, by its own statistics.
+    """
     gain = call.optional("weight")
     if isinstance(gain, Weight):
         gain = Scaled(gain, 1.0)
@@ -62,8 +66,8 @@ def _layer_norm(call: Call) -> Result:
     pixels = x.view is CHANNELS_LAST or view is not None or (x.view is PLAIN and len(x.shape) == 2)
     if not pixels or sizes != (x.shape[1],) or weight is None or bias is None:
         return layer_norm(call, x)
-    made = call.layer("layer_norm", x, x.shape, {"eps": call.real("eps", 1e-5)}, weight=weight, bias=bias)
-    return replace(made, view=x.view) if view is None else with_channels(view, made)
+    result = call.layer("layer_norm", x, x.shape, {"eps": call.real("eps", 1e-5)}, weight=weight, bias=bias)
+    return replace(result, view=x.view) if view is None else with_channels(view, result)
 
 
 def _group_norm(call: Call) -> Result:
@@ -78,7 +82,7 @@ def _group_norm(call: Call) -> Result:
 def _instance_norm(call: Call) -> Result:
     x = call.plain("input")
     weight, bias = call.optional_weight("weight"), call.optional_weight("bias")
-    call.ignore("momentum")  # of running statistics, which it has none of
+    call.ignore("momentum")  # the momentum of running statistics, which the layer has not
     tracked = call.optional("running_mean") is not None or call.optional("running_var") is not None
     if tracked or not call.flag("use_input_stats", True):
         raise Refused("it keeps running statistics", "build it with track_running_stats=False")
@@ -88,7 +92,7 @@ def _instance_norm(call: Call) -> Result:
 
 
 def _local_response_norm(call: Call) -> Result:
-    """ATen has no operation of its own for it, ONNX does."""
+    """Return local response normalisation, which is an operation of ONNX but not of ATen."""
     x = call.plain("self")
     settings: Mapping[str, Setting] = {
         "size": call.integer("size", 5), "alpha": call.real("alpha", 1e-4), "beta": call.real("beta", 0.75),

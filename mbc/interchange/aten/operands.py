@@ -1,4 +1,4 @@
-"""What stands for a tensor of the program while it is translated."""
+"""The classes that stand for a tensor of the program while it is translated."""
 
 from __future__ import annotations
 
@@ -11,9 +11,15 @@ from mbc.interchange.program import Array, Held
 
 
 class Refused(Exception):
-    """An operation that cannot be taken: why, and what would do instead."""
+    """An operation that cannot be translated, with the reason and a remedy."""
 
     def __init__(self, reason: str, remedy: str) -> None:
+        """Create the refusal of an operation.
+
+        Args:
+            reason: The part of a sentence behind "cannot take the operation:"; its subject is the operation.
+            remedy: The part of a sentence that says in the imperative how to change the model.
+        """
         super().__init__(reason)
         self.reason = reason
         self.remedy = remedy
@@ -32,10 +38,9 @@ Axes = tuple[tuple[Atom, ...], ...]
 
 
 class Order(Enum):
-    """Views that keep all elements and need no numbers to say how.
+    """Views that keep all elements and have no parameters.
 
-    `FLAT` regards [N, C, H, W] as [N, C * H * W], `CHANNELS_LAST` as [N, H, W, C]; `GATE` regards [N, C] as
-    [N, C, 1, 1].
+    `FLAT` views [N, C, H, W] as [N, C * H * W], `CHANNELS_LAST` as [N, H, W, C]; `GATE` views [N, C] as [N, C, 1, 1].
     """
 
     PLAIN = "plain"
@@ -57,7 +62,7 @@ class Padded:
 
 @dataclass(frozen=True, slots=True)
 class Expanded:
-    """The view of a tensor repeated up to `shape`, which operators do by themselves."""
+    """The view of a tensor that is repeated up to `shape`; operators repeat their operands without a layer."""
 
     shape: tuple[int, ...]
 
@@ -66,7 +71,7 @@ class Expanded:
 class Factored:
     """The view of a tensor by the factors of its axes, in any order (`mbc.interchange.aten.factors`).
 
-    `picks` are factors of which one element each is taken; all elements are multiplied by `factor`.
+    `picks` are factors with the one index that is taken; all elements are multiplied by `factor`.
     """
 
     axes: Axes
@@ -75,6 +80,7 @@ class Factored:
 
     @property
     def shape(self) -> tuple[int, ...]:
+        """The shape of the view."""
         return tuple(math.prod(atom.size for atom in axis) for axis in self.axes)
 
 
@@ -83,10 +89,10 @@ View = Order | Padded | Expanded | Factored
 
 @dataclass(frozen=True, slots=True)
 class Activation:
-    """A tensor of the network: value number, the value's own shape, and how the program regards it.
+    """A tensor of the network: value number, shape of the value, and the view that the program has of it.
 
-    A view costs nothing until a layer needs the bytes so. It is one immutable thing: a rule carries it on whole, or
-    replaces it whole.
+    A view costs nothing until a layer needs the bytes in its order. Views are immutable: a rule passes on a view, or
+    replaces it by another view.
     """
 
     value: int
@@ -109,7 +115,7 @@ class Activation:
 
     @property
     def is_pending(self) -> bool:
-        """Whether the view stands for work that is still to be done: zeros around, repetition, parts, a factor."""
+        """True if the view stands for work that is not done: zeros around, repetition, picks or a factor."""
         if isinstance(self.view, Factored):
             return bool(self.view.picks) or self.view.factor != 1.0
         return isinstance(self.view, Padded | Expanded)
@@ -117,7 +123,7 @@ class Activation:
 
 @dataclass(frozen=True, slots=True)
 class Weight:
-    """A parameter, buffer or constant, regarded in some shape."""
+    """A parameter, buffer or constant, viewed in some shape."""
 
     held: Held
     shape: tuple[int, ...]
@@ -125,7 +131,7 @@ class Weight:
 
 @dataclass(frozen=True, slots=True)
 class Scaled:
-    """A parameter times a number: the gains of standardised filters."""
+    """A parameter times a number, such as the gains of standardised filters."""
 
     weight: Weight
     factor: float
@@ -133,7 +139,7 @@ class Scaled:
 
 @dataclass(frozen=True, slots=True)
 class Computed:
-    """What is computed of parameters alone: the value [1, *shape] (`mbc.interchange.aten.parameters`)."""
+    """A value [1, *shape] that is computed from parameters alone (`mbc.interchange.aten.parameters`)."""
 
     value: int
     shape: tuple[int, ...]
@@ -141,8 +147,10 @@ class Computed:
 
 @dataclass(frozen=True, slots=True)
 class Standardized:
-    """Filters, regarded in some shape: each less its mean and over its deviation, with `eps` added to the variance, and
-    times its `gain`."""
+    """Filters, each standardised by its mean and variance and multiplied by its `gain`, viewed in some shape.
+
+    `eps` is added to the variance.
+    """
 
     weight: Weight
     shape: tuple[int, ...]
@@ -152,7 +160,10 @@ class Standardized:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Known:
-    """Numbers that do not depend on the input. With `weight`, the array holds indices into the flattened parameter."""
+    """Numbers that do not depend on the input.
+
+    With `weight`, the array holds indices into the flattened parameter.
+    """
 
     array: Array
     weight: Weight | None = None
@@ -160,8 +171,12 @@ class Known:
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """Products of query and key, [N * windows, heads, T, S], that become attention once they are multiplied by the
-    values: never computed by themselves. `bias`: what was added. `shares`: softmax was taken."""
+    """Products of query and key, [N * windows, heads, T, S], which are never computed alone.
+
+    The scores become attention when they are multiplied by the values. `bias` holds the numbers added to them; `shares`
+    is
+    True after the softmax.
+    """
 
     query: Activation
     key: Activation
@@ -172,7 +187,7 @@ class Scores:
 
 @dataclass(frozen=True, slots=True)
 class Noise:
-    """Random ones and zeros, one with probability `keep`, times `scale`: a part of stochastic depth.
+    """Random ones and zeros times `scale`, for stochastic depth; an element is one with probability `keep`.
 
     `source` names the tensor of the program that was drawn.
     """
@@ -185,12 +200,12 @@ class Noise:
 
 @dataclass(frozen=True, slots=True)
 class Unknown:
-    """What an operation gave that could not be taken: whatever depends on it is passed over."""
+    """The result of an operation that could not be translated; operations that depend on it are passed over."""
 
 
 @dataclass(frozen=True, slots=True)
 class Untaken:
-    """A result that nothing can use, such as the positions of maxima: why, and what would do instead."""
+    """A result that nothing can use, such as the positions of maxima, with the reason and a remedy."""
 
     reason: str
     remedy: str
@@ -202,7 +217,7 @@ Result = Operand | tuple[Operand, ...]
 
 
 def shape_of(operand: Operand | None) -> tuple[int, ...] | None:
-    """Return the shape that the program sees of an operand; None for what stands for no tensor."""
+    """Return the shape of an operand, as the program sees it; None if the operand stands for no tensor."""
     if isinstance(operand, Activation):
         return operand.seen
     if isinstance(operand, Known):
@@ -216,10 +231,10 @@ SLICE_ARGUMENTS = ("start", "end", "step")
 
 
 def indices_of(size: int, start: int | None, end: int | None, step: int | None) -> range:
-    """Return the indices that a slice takes along a dimension of `size` elements; None stands for what is left out."""
+    """Return the indices that a slice takes along a dimension of `size` elements; None stands for a bound left out."""
     return range(*slice(start, end, step).indices(size))
 
 
 def as_setting(values: Sequence[int]) -> int | tuple[int, ...]:
-    """Equal numbers as one."""
+    """Return one number if all values are equal, else the values."""
     return values[0] if len(set(values)) == 1 else tuple(values)

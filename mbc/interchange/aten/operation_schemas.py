@@ -1,8 +1,8 @@
 """Schemas of ATen operations, as PyTorch publishes them: parameters, their defaults, and which tensors share memory.
 
-The table `mbc/data/aten_schemas.txt` holds a schema a line; `benchmarks/aten_schemas.py` writes it. Alias annotations
-are those of PyTorch's `native_functions.yaml`: a result `Tensor(a)` is a view of the argument `Tensor(a)`, and an
-argument `Tensor(a!)` is written.
+The table `mbc/data/aten_schemas.txt` holds one schema on each line; `benchmarks/aten_schemas.py` writes it. Alias
+annotations are those of PyTorch's `native_functions.yaml`: a result `Tensor(a)` is a view of the argument `Tensor(a)`,
+and an argument `Tensor(a!)` is written.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from functools import cache
 from mbc.interchange.program import Argument, Opaque
 from mbc.resources import data_text
 
-# Operations that give all elements in their order, in another shape; and the arguments that say the shape.
+# Operations that give all elements in their order, in another shape; and the arguments that state the shape.
 COPYING_RESHAPES = frozenset(
     f"aten.{name}" for name in ("reshape.default", "reshape_as.default", "flatten.using_ints", "ravel.default")
 )
@@ -42,7 +42,7 @@ REQUIRED = Required()
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """A parameter of an operation. `alias` is the name of the memory that it shares with results, or empty."""
+    """A parameter of an operation; `alias` names the memory that it shares with results, or is empty."""
 
     name: str
     type: str
@@ -53,9 +53,9 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True)
 class Schema:
-    """A schema: parameters in order, and for each result the name of the memory that it shares, or empty.
+    """A schema: the parameters in order, and for each result the name of the memory that it shares, or an empty text.
 
-    The last result stands for a list of any length where `is_list`.
+    With `is_list`, the last result stands for a list of any length.
     """
 
     parameters: tuple[Parameter, ...]
@@ -68,21 +68,21 @@ class Schema:
         return tuple(parameter for parameter in self.parameters if parameter.is_written)
 
     def viewed(self, result: int) -> Parameter | None:
-        """Return the parameter that a result is a view of, or None where the result has memory of its own."""
+        """Return the parameter that a result is a view of; None if the result has memory of its own."""
         alias = self.results[min(result, len(self.results) - 1)] if self.results else ""
         return next((p for p in self.parameters if alias and p.alias == alias), None)
 
 
 def schema_of(target: str) -> Schema | None:
-    """Return the schema of an operation such as `aten.add_.Tensor`; None where the table has none."""
+    """Return the schema of an operation such as `aten.add_.Tensor`; None if the table has none."""
     return _table().get(target)
 
 
 @cache
 def out_of_place(target: str) -> str:
-    """Return the operation that gives a new tensor for one that works in place: `aten.relu.default` for `aten.relu_`.
+    """Return the operation that gives a new tensor for an in-place one: `aten.relu.default` for `aten.relu_.default`.
 
-    Its overload may have another name: it has the same parameters. Other operations are returned as they are.
+    The returned overload has the same parameters, but may have another name. Other operations are returned unchanged.
     """
     name, _, overload = target.removeprefix("aten.").rpartition(".")
     own = schema_of(target)
@@ -135,7 +135,7 @@ def _default(text: str, kind: str) -> Argument:
 
 
 def _split(text: str) -> tuple[str, ...]:
-    """Return the parts of a list at its commas, those in brackets left alone."""
+    """Return the parts of a list at its commas, except commas within brackets."""
     parts, depth, start = list[str](), 0, 0
     for place, character in enumerate(text):
         depth += (character in "([") - (character in ")]")

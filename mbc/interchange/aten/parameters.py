@@ -1,6 +1,6 @@
-"""Arithmetic on parameters before a layer takes them, such as biases that are joined: computed in each step.
+"""Arithmetic on parameters before a layer takes them, such as the concatenation of biases; each step computes it.
 
-What is computed has no rows, as parameters have none; the network holds it with a first size of 1.
+The results have no dimension for samples, as parameters have none; the network holds them with a first size of 1.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ import numpy as np
 
 from mbc.interchange.aten.axes import sliced
 from mbc.interchange.aten.base import Call, Rule
-from mbc.interchange.aten.constants import is_number, known
+from mbc.interchange.aten.constants import constant_of, is_number
 from mbc.interchange.aten.operands import Activation, Computed, Operand, Refused, Result, Scaled, Weight
 from mbc.interchange.aten.operation_schemas import RESHAPES, SHAPE_ARGUMENTS
 
 
 def computed(target: str, operands: Sequence[Operand | None]) -> Rule | None:
-    """Return the rule that computes with parameters; None where other tensors are in it, or a layer takes them so.
+    """Return the rule that computes with parameters; None if there are other tensors, or a layer takes the result.
 
-    A parameter that is only regarded in another shape stays one, and a parameter times a number stays a gain.
+    A parameter that only gets another shape stays a parameter; a parameter times a number stays a gain.
     """
     if target not in RULES or not all(x is not None and (is_number(x) or _is_trained(x)) for x in operands):
         return None
@@ -38,7 +38,11 @@ def _is_trained(operand: Operand) -> bool:
 
 
 def tensor_of(call: Call, operand: Operand) -> Activation:
-    """Return a parameter, what is computed of some, or numbers as a tensor whose first size is 1."""
+    """Return a parameter, a value computed from parameters, or numbers as a tensor whose first size is 1.
+
+    Raises:
+        Refused: The operand is another tensor.
+    """
     if isinstance(operand, Computed):
         return Activation(operand.value, (1, *operand.shape))
     if isinstance(operand, Scaled):
@@ -46,7 +50,7 @@ def tensor_of(call: Call, operand: Operand) -> Activation:
         return call.operator("*", operand.factor, x, x.shape)
     if isinstance(operand, Weight):
         return call.tensor(operand, (1, *operand.shape))
-    numbers = known(call, operand)
+    numbers = constant_of(call, operand)
     if numbers is None:
         raise Refused("it computes with parameters and other tensors at once", "compute with the parameters first")
     shape = (1, *numbers.array.shape)
@@ -67,7 +71,7 @@ def _side(call: Call, name: str) -> Activation | float:
     if not call.is_tensor(name):
         return call.real(name, float("nan"))
     operand = call.operand(name)
-    numbers = known(call, operand) if is_number(operand) else None
+    numbers = constant_of(call, operand) if is_number(operand) else None
     if numbers is not None and numbers.array.size == 1:
         return float(numbers.array.reshape(-1)[0])
     return tensor_of(call, operand)

@@ -1,4 +1,4 @@
-"""Parts of tensors, tensors joined, rolled and padded."""
+"""Parts of tensors; tensors that are joined, rolled and padded."""
 
 from __future__ import annotations
 
@@ -36,7 +36,11 @@ _ROWS = "keep the samples of a mini-batch apart, in dimension 0"
 
 
 def filled(call: Call, operand: Operand, like: Activation) -> Activation:
-    """Return a tensor in the shape that the program sees; numbers are repeated for the samples of `like`."""
+    """Return a tensor in the shape that the program sees; numbers become a tensor with the samples of `like`.
+
+    Raises:
+        Refused: The numbers are not one set for each sample.
+    """
     if not isinstance(operand, Known):
         return call.settle(as_activation(operand))
     shape = operand.array.shape
@@ -50,7 +54,7 @@ def filled(call: Call, operand: Operand, like: Activation) -> Activation:
 
 
 def _split(call: Call) -> Result:
-    """`split`, `split_with_sizes`, `chunk`: parts along an axis."""
+    """Return the parts of a tensor along an axis, for `split`, `split_with_sizes` and `chunk`."""
     x, axis = call.along(call.activation("self"), call.integer("dim", 0))
     total = x.shape[axis]
     if call.argument("chunks") is not None:
@@ -66,8 +70,8 @@ def _split(call: Call) -> Result:
     equal = len(set(sizes)) == 1
     settings |= {"count": len(sizes)} if equal else {"sizes": sizes}
     shapes = [sized(x.shape, axis, size) for size in sizes]
-    made = call.parts("chunk" if equal else "split", x, shapes, settings)
-    return tuple(replace(part, view=x.view) for part in made)
+    pieces = call.parts("chunk" if equal else "split", x, shapes, settings)
+    return tuple(replace(part, view=x.view) for part in pieces)
 
 
 def _slice(call: Call) -> Result:
@@ -88,11 +92,11 @@ def _roll(call: Call) -> Result:
     if len(x.shape) != 4 or len(shifts) != len(dims) or any(d % 4 not in axis for d in dims):
         return _in_two_parts(call, shifts, dims)
     by = {2: 0, 3: 0}
-    if (made := call.maker(x)) is not None and made[0].op == "roll":  # along one axis after the other
-        before = made[0].settings["shift"]
+    if (origin := call.maker(x)) is not None and origin[0].op == "roll":  # one roll along each axis
+        before = origin[0].settings["shift"]
         down, across = before if isinstance(before, tuple) else (before, before)
         by = {2: int(down), 3: int(across)}
-        x = replace(made[1], view=x.view)
+        x = replace(origin[1], view=x.view)
     for dim, shift in zip(dims, shifts, strict=True):
         size = x.shape[axis[dim % 4]]
         by[axis[dim % 4]] = int(math.fmod(by[axis[dim % 4]] + shift, size))
@@ -102,7 +106,11 @@ def _roll(call: Call) -> Result:
 
 
 def _in_two_parts(call: Call, shifts: tuple[int, ...], dims: tuple[int, ...]) -> Result:
-    """A roll along another axis, such as channels: the end of the tensor before its beginning."""
+    """Return a tensor rolled along one other axis, such as channels: its end joined before its beginning.
+
+    Raises:
+        Refused: There are several axes.
+    """
     if len(shifts) != 1 or len(dims) != 1:
         raise Refused(
             f"it rolls along dimensions {list(dims)}", "roll height and width of images, or one axis at a time"
@@ -116,13 +124,13 @@ def _in_two_parts(call: Call, shifts: tuple[int, ...], dims: tuple[int, ...]) ->
 
 
 def _select(call: Call) -> Result:
-    """One element along an axis, which is gone then."""
+    """Return one index along an axis, without the axis."""
     x = call.lazy("self")
     if isinstance(x.view, Factored):
         dim = call.integer("dim", 0) % len(x.view.axes)
-        made = selected(x, x.view, dim, call.integer("index", 0) % x.seen[dim])
-        if made is not None:
-            return made
+        element = selected(x, x.view, dim, call.integer("index", 0) % x.seen[dim])
+        if element is not None:
+            return element
     x, axis = call.along(x, call.integer("dim", 0))
     index = call.integer("index", 0) % x.shape[axis]
     one = call.settle(sliced(call, x, axis, range(index, index + 1)))
@@ -151,16 +159,22 @@ def _cat(call: Call) -> Result:
     if view not in (PLAIN, CHANNELS_LAST) or any(x.view != view for x in parts):
         parts, view = [call.settle(x) for x in parts], PLAIN
     _, axis = call.along(parts[0], call.integer("dim", 0))
-    made = call.layer("concat", parts, sized(parts[0].shape, axis, sum(x.shape[axis] for x in parts)), {"axis": axis})
-    return replace(made, view=view)
+    result = call.layer("concat", parts, sized(parts[0].shape, axis, sum(x.shape[axis] for x in parts)), {"axis": axis})
+    return replace(result, view=view)
 
 
 def _with_token(call: Call, operands: tuple[Operand, ...]) -> Result:
-    """A parameter before or behind the positions of a sequence: zeros there, to which it is added."""
+    """Return a sequence with a parameter joined before or behind its positions.
+
+    The sequence is padded with zeros, to which the parameter is added.
+
+    Raises:
+        Refused: There are several parameters, or the tensor is no sequence.
+    """
     first = isinstance(operands[0], Weight)
     weight, x = operands if first else operands[::-1]
     if len(operands) != 2 or not isinstance(weight, Weight) or not isinstance(x, Activation):
-        raise Refused("it joins several parameters", "join a parameter and what layers gave")
+        raise Refused("it joins several parameters", "join one parameter and the result of a layer")
     view, seen = factored(x), x.seen
     x = x if view is None else replace(x, view=view)
     if view is None or len(seen) != 3 or call.integer("dim", 0) != 1 or channels_behind(x) is None:
@@ -175,17 +189,20 @@ def _with_token(call: Call, operands: tuple[Operand, ...]) -> Result:
     token = call.layer("reshape", token, (1, channels, 1, count), {"sizes": (channels, 1, count)})
     beside = (0, 0, 0, seen[1]) if first else (0, 0, seen[1], 0)
     token = call.layer("padding", token, (1, *shape[1:]), {"pad": beside})
-    made = call.operator("+", call.layer("padding", sequence, shape, {"pad": pads}), token, shape)
-    batch, channels_of, _, positions = axes_of(made)
-    return regarded(made, Factored((batch, positions, channels_of)))
+    result = call.operator("+", call.layer("padding", sequence, shape, {"pad": pads}), token, shape)
+    batch, channels_of, _, positions = axes_of(result)
+    return regarded(result, Factored((batch, positions, channels_of)))
 
 
 def _pad(call: Call) -> Result:
-    """Zeros around images are what the convolution behind them takes in; anything else is `padding`."""
+    """Return a padded tensor.
+
+    Zeros around an image stay a view, which the convolution behind it takes into its own padding.
+    """
     x = call.image(call.lazy("self") if call.is_tensor("self") else call.lazy("input"))
     pads = call.ints("pad")
     value = call.argument("value")
-    call.ignore("mode")  # where there is nothing to pad
+    call.ignore("mode")  # the mode has no effect without padding
     if not any(pads):
         return x
     mode = {"constant": "zero", "reflect": "reflect", "replicate": "replicate"}.get(call.text("mode", "constant"))

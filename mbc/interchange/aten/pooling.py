@@ -24,20 +24,24 @@ from mbc.interchange.steps import Setting
 def _window(call: Call) -> dict[str, Setting]:
     kernel = call.pair("kernel_size", 1)
     stride = call.ints("stride") or kernel
-    around = call.ints("padding")  # four of them where ONNX says the sides apart
+    around = call.ints("padding")  # four numbers if ONNX pads the sides differently
     if len(around) == 4:
         top, bottom, left, right = around
         around = (top, left) if (top, left) == (bottom, right) else around
     elif len(around) != 2:
         around = call.pair("padding", 0)
-    found: dict[str, Setting] = {"kernel": as_setting(kernel), "stride": as_setting((stride[0], stride[-1]))}
-    if found["stride"] == found["kernel"]:
-        del found["stride"]  # the language's default
-    return found | {"pad": as_setting(around), "ceil": call.flag("ceil_mode", False)}
+    settings: dict[str, Setting] = {"kernel": as_setting(kernel), "stride": as_setting((stride[0], stride[-1]))}
+    if settings["stride"] == settings["kernel"]:
+        del settings["stride"]  # the language's default
+    return settings | {"pad": as_setting(around), "ceil": call.flag("ceil_mode", False)}
 
 
 def _images(call: Call) -> Activation:
-    """Return the images that are pooled; [N, H, W] as images of one channel."""
+    """Return the images that are pooled; [N, H, W] becomes images of one channel.
+
+    Raises:
+        Refused: The tensor has another number of dimensions.
+    """
     x = call.plain("self")
     if len(x.shape) == 3:
         x = call.layer("reshape", x, (x.shape[0], 1, *x.shape[1:]), {"sizes": (1, *x.shape[1:])})
@@ -47,17 +51,17 @@ def _images(call: Call) -> Activation:
 
 
 def _pool(call: Call, op: str, x: Activation, settings: Mapping[str, Setting]) -> Activation:
-    """Return what a layer makes of images, in the program's shape."""
+    """Return the result of a layer of images, in the program's shape."""
     shape = call.result_shape
-    made = call.layer(op, x, (shape[0], x.shape[1], *shape[-2:]), settings)
-    return made if made.shape == shape else call.layer("reshape", made, shape, {"sizes": shape[1:]})
+    result = call.layer(op, x, (shape[0], x.shape[1], *shape[-2:]), settings)
+    return result if result.shape == shape else call.layer("reshape", result, shape, {"sizes": shape[1:]})
 
 
 def _max_pool2d(call: Call) -> Result:
     if call.pair("dilation", 1) != (1, 1):
         raise Refused("its windows are dilated", "use dilation=1")
     x, window = call.lazy("self"), _window(call)
-    if isinstance(x.view, Padded) and x.view.value == -math.inf:  # which is what `maxpool` pads with by itself
+    if isinstance(x.view, Padded) and x.view.value == -math.inf:  # `maxpool` pads with the same number
         own = window["pad"]
         own = own if isinstance(own, tuple) else (own, own)
         own = own if len(own) == 4 else (own[0], own[0], own[1], own[1])
@@ -78,13 +82,13 @@ def _avg_pool2d(call: Call) -> Result:
     call.ignore("count_include_pad")  # the divisor is given
     if window["ceil"] or not isinstance(divisor, int):
         raise Refused("its divisor is given, and its last windows may be cut", "use ceil_mode=False")
-    made = _pool(call, "avgpool", x, window)
-    return call.operator("*", made, math.prod(call.pair("kernel_size", 1)) / divisor, made.shape)
+    result = _pool(call, "avgpool", x, window)
+    return call.operator("*", result, math.prod(call.pair("kernel_size", 1)) / divisor, result.shape)
 
 
 def _global_average(call: Call, x: Activation) -> Activation:
-    made = call.layer("global_avgpool", x, (*x.shape[:2], 1, 1))
-    return Activation(made.value, made.shape, x.view)
+    result = call.layer("global_avgpool", x, (*x.shape[:2], 1, 1))
+    return Activation(result.value, result.shape, x.view)
 
 
 def _adaptive_avg_pool2d(call: Call) -> Result:
@@ -105,33 +109,37 @@ def _adaptive_max_pool2d(call: Call) -> Result:
     x = _images(call)
     kernel = _divided(x, size)
     if size == call.lazy("self").seen[-2:]:
-        made = call.lazy("self")
+        result = call.lazy("self")
     elif size == (1, 1):
-        made = _pool(call, "global_maxpool", x, {})
+        result = _pool(call, "global_maxpool", x, {})
     elif kernel is None:
-        made = _pool(call, "adaptive_maxpool", x, {"size": as_setting(size)})
+        result = _pool(call, "adaptive_maxpool", x, {"size": as_setting(size)})
     else:
-        made = _pool(call, "maxpool", x, {"kernel": kernel})
-    return made, Untaken("it takes the positions of maxima", "use the maxima alone (return_indices=False)")
+        result = _pool(call, "maxpool", x, {"kernel": kernel})
+    return result, Untaken("it takes the positions of maxima", "use the maxima alone (return_indices=False)")
 
 
 def _divided(x: Activation, size: tuple[int, int]) -> int | tuple[int, ...] | None:
-    """The kernel of windows that do not overlap, and cover the image; None where windows are of unlike sizes."""
+    """Return the kernel of equal windows that cover the image without overlap; None if the sizes do not divide it."""
     if x.shape[2] % size[0] or x.shape[3] % size[1]:
         return None
     return as_setting((x.shape[2] // size[0], x.shape[3] // size[1]))
 
 
 def _reduced(op: str, call: Call) -> Result:
-    """Over axes; a mean over all pixels is `global_avgpool`."""
+    """Return a reduction over axes; the mean over all pixels is `global_avgpool`.
+
+    Raises:
+        Refused: The axes include the samples.
+    """
     x = call.activation("self")
     rank = len(x.seen)
     dims = tuple(sorted(d % rank for d in call.ints("dim") or tuple(range(rank))))
     keep = call.flag("keepdim", False)
     pixels = (1, 2) if x.view == CHANNELS_LAST else (2, 3)
     if op == "mean" and rank == 4 and dims == pixels and x.view in (PLAIN, CHANNELS_LAST):
-        made = _global_average(call, x)
-        return made if keep else Activation(made.value, made.shape, FLAT)
+        result = _global_average(call, x)
+        return result if keep else Activation(result.value, result.shape, FLAT)
     if 0 in dims:
         raise Refused(f"it is over dimension 0 of {list(x.seen)}, the samples", "keep the samples apart")
     return call.layer(
@@ -148,13 +156,17 @@ def _vector_norm(call: Call) -> Result:
         squares = call.layer("pow", x, x.shape, {"exponent": 2.0})
         return square_root(call, call.layer("sum", squares, call.result_shape, axes))
     if order not in (1.0, math.inf):
-        raise Refused("it is a norm of another kind than L1, L2 and the maximum", "use torch.linalg.vector_norm(x, 2)")
+        raise Refused("it is a norm other than L1, L2 and the maximum", "use torch.linalg.vector_norm(x, 2)")
     sizes = call.layer("abs", x, x.shape)
     return call.layer("sum" if order == 1.0 else "amax", sizes, call.result_shape, axes)
 
 
 def _axes(call: Call, x: Activation) -> dict[str, Setting]:
-    """Return the settings of a reduction over dimensions that do not name the samples."""
+    """Return the settings of a reduction over the dimensions `dim`.
+
+    Raises:
+        Refused: The dimensions include the samples.
+    """
     dims = tuple(sorted(d % len(x.shape) for d in call.ints("dim") or tuple(range(len(x.shape)))))
     if 0 in dims:
         raise Refused(f"it is over dimension 0 of {list(x.shape)}, the samples", "keep the samples apart")
@@ -162,7 +174,7 @@ def _axes(call: Call, x: Activation) -> dict[str, Setting]:
 
 
 def square_root(call: Call, x: Activation) -> Activation:
-    """Return the square root, whose gradient at 0 is 0, as of norms and deviations."""
+    """Return the square root, with the gradient 0 at 0, as norms and standard deviations need it."""
     zero = call.elementwise("indicator", x, {"operator": "eq", "value": 0.0})
     ones = call.layer("masked_fill", (x, zero), x.shape, {"value": 1.0})
     return call.layer("masked_fill", (call.elementwise("sqrt", ones), zero), x.shape, {"value": 0.0})

@@ -1,4 +1,4 @@
-"""Shapes and orders of axes: most operations only change how a tensor is regarded."""
+"""Shapes and orders of axes: most of these operations only change the view of a tensor."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from functools import partial
 import numpy as np
 
 from mbc.interchange.aten.base import Call, Rule, as_activation
-from mbc.interchange.aten.constants import is_number, known
+from mbc.interchange.aten.constants import constant_of, is_number
 from mbc.interchange.aten.factors import (
     axes_of,
     factored,
@@ -36,6 +36,7 @@ from mbc.interchange.aten.operands import (
     Weight,
 )
 from mbc.interchange.aten.operation_schemas import RESHAPES, SHAPE_ARGUMENTS
+from mbc.interchange.steps import Step
 
 _ROWS = "keep the samples of a mini-batch apart, in dimension 0"
 
@@ -45,7 +46,11 @@ def _same(call: Call) -> Result:
 
 
 def _reshape(call: Call) -> Result:
-    """`view`, `reshape`, `flatten`, `unsqueeze`, `squeeze`: whatever keeps the order of elements."""
+    """Return a tensor in another shape with its elements in the same order (`view`, `flatten`, `squeeze`, ...).
+
+    Raises:
+        Refused: The first dimension is not the samples.
+    """
     x = call.operand("self")
     shape = call.shape_said_by(*SHAPE_ARGUMENTS)
     if isinstance(x, Scores | Weight | Noise | Standardized):
@@ -75,21 +80,26 @@ def _reshape(call: Call) -> Result:
 
 def _by_factors(x: Activation, shape: tuple[int, ...]) -> Activation:
     view = factored(x)
-    made = None if view is None else reshaped(x, view, shape)
-    if made is None:
+    result = None if view is None else reshaped(x, view, shape)
+    if result is None:
         raise Refused(f"it makes {list(shape)} of {list(x.seen)}", "join and split whole axes")
-    return made
+    return result
+
+
+def _swaps_groups(step: Step, rank: int) -> bool:
+    """Return True for a step that exchanges groups of channels with the channels of each group."""
+    return step.op == "permute" and step.settings["axes"] == (0, 2, 1, *range(3, rank))
 
 
 def in_shape(call: Call, x: Activation, shape: tuple[int, ...]) -> Activation:
-    """Return a tensor in another shape, without reshapes before it; ShuffleNet's shuffle is `channel_shuffle`."""
-    while (made := call.maker(x)) is not None and made[0].op in ("reshape", "flatten", "squeeze"):
-        x = made[1]
+    """Return a tensor in another shape, skipping earlier reshapes; ShuffleNet's shuffle is `channel_shuffle`."""
+    while (origin := call.maker(x)) is not None and origin[0].op in ("reshape", "flatten", "squeeze"):
+        x = origin[1]
     if x.shape == shape:
         return x
-    if made is not None and made[0].op == "permute" and made[0].settings["axes"] == (0, 2, 1, *range(3, len(x.shape))):
-        grouped = call.maker(made[1])
-        rows, groups, size, *others = made[1].shape
+    if origin is not None and _swaps_groups(origin[0], len(x.shape)):
+        grouped = call.maker(origin[1])
+        rows, groups, size, *others = origin[1].shape
         joined = (rows, groups * size, *others)
         if grouped is not None and grouped[0].op == "reshape" and grouped[1].shape == joined == shape:
             return call.layer("channel_shuffle", grouped[1], shape, {"groups": groups})
@@ -129,9 +139,9 @@ def _transpose(call: Call) -> Result:
 
 
 def _permuted(call: Call, x: Activation, dims: tuple[int, ...]) -> Activation:
-    if x.view == PLAIN and dims == (0, 2, 1) and (found := call.maker(x)) is not None:
-        # The pixels of an image one after another: nothing is moved before a layer needs it.
-        step, before = found
+    if x.view == PLAIN and dims == (0, 2, 1) and (origin := call.maker(x)) is not None:
+        # The tensor is the pixels of an image in order: a view moves nothing before a layer needs it.
+        step, before = origin
         if step.op == "reshape" and len(before.shape) == 4 and before.shape[1] == x.shape[1]:
             x = _by_factors(replace(before, view=Factored(axes_of(before))), x.shape)
     if isinstance(x.view, Factored):
@@ -150,14 +160,18 @@ def _permuted(call: Call, x: Activation, dims: tuple[int, ...]) -> Activation:
 
 
 def _expand(call: Call) -> Result:
-    """Operators repeat by themselves."""
+    """Return a repeated tensor as a view, because operators repeat their operands without a layer.
+
+    Raises:
+        Refused: A parameter, or the samples, would be repeated.
+    """
     x, shape = call.operand("self"), call.shape_said_by("size", "other")
-    if is_number(x) and (numbers := known(call, x)) is not None:
+    if is_number(x) and (numbers := constant_of(call, x)) is not None:
         return Known(np.broadcast_to(numbers.array, shape))
     if isinstance(x, Weight) and x.shape[:1] == (1,) and x.shape[1:] == shape[1:]:
-        return x  # for each sample, as operators and `cat` do by themselves
+        return x  # operators and `cat` repeat parameters for each sample
     if isinstance(x, Weight):
-        raise Refused(f"it repeats the {x.held.kind} '{x.held.key}'", "leave expand out: + - * / repeat by themselves")
+        raise Refused(f"it repeats the {x.held.kind} '{x.held.key}'", "leave expand out: + - * / repeat their operands")
     x = as_activation(x)
     if x.seen == shape:
         return x
@@ -178,7 +192,7 @@ def _pixel_shuffle(op: str, factor: str, call: Call) -> Result:
 
 
 def _part(call: Call) -> Result:
-    """A part of a layer that a reader has found in several nodes: the last one of them is all of it."""
+    """Return nothing for a node that is part of a layer: a reader has combined several nodes in the last of them."""
     return UNKNOWN
 
 

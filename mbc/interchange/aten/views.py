@@ -1,7 +1,7 @@
 """Which results of ATen operations share memory with an argument, and how a write to a view returns to its base.
 
-Alias annotations come from the schemas. Beside them stand the few operations whose result is a view only sometimes:
-for these the strides of the program decide, as they do in PyTorch.
+Alias annotations come from the schemas. A few operations return a view only sometimes: for these the strides of the
+program decide, as they do in PyTorch.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from mbc.interchange.aten.operands import SLICE_ARGUMENTS, Refused, indices_of
 from mbc.interchange.aten.operation_schemas import COPYING_RESHAPES, RESHAPES, schema_of
 from mbc.interchange.program import Argument, Node, TensorMeta, TensorName
 
-# Shared memory that schemas do not say: these return their first argument where they have nothing to do.
+# Operations that return their first argument if there is nothing to do, which their schemas do not state.
 _UNANNOTATED: Mapping[str, Callable[[Node], bool]] = {
     **{
         f"aten.{name}.default": lambda node: node.arguments.get("train") is False or node.arguments.get("p") == 0
@@ -36,7 +36,7 @@ _OTHER_WRITE = "write to the tensor itself, or to a slice of it"
 
 
 def viewed(node: Node, result: int, tensors: Mapping[str, TensorMeta]) -> str | None:
-    """Return the argument whose memory a result of a node shares, or None where the result has memory of its own."""
+    """Return the argument whose memory a result of a node shares; None if the result has memory of its own."""
     schema = schema_of(node.target)
     parameter = None if schema is None else schema.viewed(result)
     name = parameter.name if parameter is not None else None
@@ -57,7 +57,7 @@ def viewed(node: Node, result: int, tensors: Mapping[str, TensorMeta]) -> str | 
 
 
 def _can_view(sizes: tuple[int, ...], strides: tuple[int, ...], shape: tuple[int, ...]) -> bool:
-    """Whether a tensor can have another shape without a copy (`at::detail::computeStride`)."""
+    """Return whether a tensor can have another shape without a copy (PyTorch's `at::detail::computeStride`)."""
     if math.prod(sizes) == 0:
         return sizes == shape
     axes = [(size, stride) for size, stride in zip(sizes, strides, strict=True) if size != 1]
@@ -76,7 +76,7 @@ def _can_view(sizes: tuple[int, ...], strides: tuple[int, ...], shape: tuple[int
 
 @dataclass(frozen=True, slots=True)
 class ViewStep:
-    """A node that gives a view, which of its results that is, and the name of the argument that it views."""
+    """A node that gives a view, the number of the result that is the view, and the argument that it views."""
 
     node: Node
     result: int
@@ -86,15 +86,25 @@ class ViewStep:
 def scattered(
     step: ViewStep, base: TensorMeta, tensors: Mapping[str, TensorMeta]
 ) -> tuple[str, Mapping[str, Argument]] | None:
-    """Return the operation that puts what is written to a view back into the tensor that it views.
+    """Return the operation that puts a tensor written to a view back into the tensor that is viewed.
 
-    The arguments leave out the tensors. Where the view is a part, these are `self`, what is viewed, and `src`, what was
-    written; where the view is all of it, `self` alone, what was written. None: what was written is the tensor itself.
-    `base` describes the tensor that is viewed. Raises Refused for views whose inverse is not known.
+    Args:
+        step: The node that gave the view.
+        base: Shape, strides and type of the tensor that is viewed.
+        tensors: The same of each tensor of the program, by name.
+
+    Returns:
+        The operation and its arguments without the tensors. If the view is a part, the tensors are `self`, the tensor
+        that
+        is viewed, and `src`, the tensor that was written. If the view has all elements, the one tensor is `self`, the
+        tensor that was written. None: the tensor that was written has the base's shape, and replaces it as it is.
+
+    Raises:
+        Refused: No inverse of the view is implemented.
     """
     node, target = step.node, step.node.target
     if target in _SAME or target.startswith("aten.to."):
-        return None  # what was written is the whole tensor
+        return None  # the written tensor is the whole base
     if target in RESHAPES:
         return "aten.view.default", {"size": base.sizes}
     if target in _OWN_INVERSE:
@@ -111,13 +121,13 @@ def scattered(
         return part
     if target in ("aten.expand.default", "aten.expand_as.default") and tensors[node.outputs[0]].shape == base.shape:
         return None
-    raise Refused(f"it writes to what {target.removeprefix('aten.').partition('.')[0]} gave", _OTHER_WRITE)
+    raise Refused(f"it writes to the result of {target.removeprefix('aten.').partition('.')[0]}", _OTHER_WRITE)
 
 
 def _part(
     step: ViewStep, base: TensorMeta, tensors: Mapping[str, TensorMeta]
 ) -> tuple[str, Mapping[str, Argument]] | None:
-    """Return the scatter of a view that is a slice or one element along a dimension; None for other views."""
+    """Return the scatter operation for a view that is a slice or one index along a dimension; None for other views."""
     arguments, target = step.node.arguments, step.node.target
     dim = arguments.get("dim", 0)
     if not isinstance(dim, int):

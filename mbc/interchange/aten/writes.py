@@ -1,4 +1,4 @@
-"""What writes in place give once they are operations of their own: copies, and tensors of which a part is replaced."""
+"""The operations that replace writes in place: copies, and tensors of which a part is replaced."""
 
 from __future__ import annotations
 
@@ -8,16 +8,20 @@ from dataclasses import replace
 import numpy as np
 
 from mbc.interchange.aten.axes import reshaped, sized, sliced
-from mbc.interchange.aten.base import Call, Rule, as_activation, calculated
+from mbc.interchange.aten.base import Call, Rule, as_activation, refuse_calculation
 from mbc.interchange.aten.operands import Activation, Expanded, Known, Operand, Refused, Result
 from mbc.interchange.aten.parts import filled
 
 _ROWS = "keep the samples of a mini-batch apart, in dimension 0"
-_MOST_PLACES = 64  # that a write with a step replaces one by one
+_MOST_PLACES = 64  # most indices that a write with a step may replace one by one
 
 
 def _copy(call: Call) -> Result:
-    """Return what is copied into a tensor, repeated to its shape."""
+    """Return the tensor that is copied, repeated to the shape of the result.
+
+    Raises:
+        Refused: The tensors differ in the number of dimensions.
+    """
     call.ignore("self")
     x, shape = call.activation("src"), call.result_shape
     if x.seen == shape:
@@ -41,7 +45,7 @@ def _slice_scatter(call: Call) -> Result:
 
 
 def _select_scatter(call: Call) -> Result:
-    """Return a tensor of which one element along a dimension is replaced."""
+    """Return a tensor of which one index along a dimension is replaced."""
     shape, dim = call.result_shape, call.integer("dim", 0) % len(call.result_shape)
     index = call.integer("index", 0) % shape[dim]
     one = sized(shape, dim, 1)
@@ -54,11 +58,15 @@ def _select_scatter(call: Call) -> Result:
 
 
 def _replaced(call: Call, dim: int, start: int, stop: int, src: Operand) -> Result:
-    """Return the argument `self` with `src` in the place of its slice along a dimension."""
+    """Return the argument `self` with its slice along a dimension replaced by `src`.
+
+    Raises:
+        Refused: Only some samples would be replaced, or the elements of a parameter.
+    """
     whole = call.operand("self")
     for operand in (whole, src):
         if isinstance(operand, Known) and operand.weight is not None:
-            raise calculated(operand.weight)
+            refuse_calculation(operand.weight)
     if isinstance(whole, Known) and isinstance(src, Known):
         array = np.array(np.broadcast_to(whole.array, call.result_shape))
         array[(slice(None),) * dim + (slice(start, stop),)] = src.array
@@ -76,7 +84,11 @@ def _replaced(call: Call, dim: int, start: int, stop: int, src: Operand) -> Resu
 
 
 def _steps_replaced(call: Call, dim: int, places: range, src: Operand) -> Result:
-    """Return the argument `self` with `src` in the place of single elements along a dimension."""
+    """Return the argument `self` with single indices along a dimension replaced by `src`.
+
+    Raises:
+        Refused: The indices are samples or too many, or an operand is constant.
+    """
     whole = call.operand("self")
     if isinstance(whole, Known) or isinstance(src, Known) or dim == 0 or len(places) > _MOST_PLACES:
         raise Refused("it writes to every other element", "write to slices without a step")
