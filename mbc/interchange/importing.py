@@ -1,4 +1,4 @@
-"""A model of another framework -> a source and weights."""
+"""Imports a model of another framework as a source and weights."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from mbc.errors import LayerError, MbcError
 from mbc.frontend.format import format_source
 from mbc.frontend.lower import lower
 from mbc.frontend.parse import parse
-from mbc.interchange.from_onnx.read import batch_is_said, read_onnx
+from mbc.interchange.from_onnx.read import batch_given_twice, read_onnx
 from mbc.interchange.program import Line, Program
 from mbc.interchange.pt2 import printable, read_pt2
 from mbc.interchange.refusal import Refusal, refused
@@ -20,12 +20,12 @@ from mbc.interchange.write import write_source
 from mbc.passes.check_graph import verify_network
 from mbc.source import Source
 
-ONNX = ".onnx"  # how an ONNX file's name ends
+ONNX = ".onnx"  # the suffix of ONNX files
 
 
 @dataclass(frozen=True, slots=True)
 class ImportedModel:
-    """A network that was imported, and the source that says the same, as `mbc fmt` lays it out."""
+    """An imported network, and its source in the layout of `mbc fmt`."""
 
     network: Imported
     source: str
@@ -34,12 +34,20 @@ class ImportedModel:
 def import_model(
     path: Path, name: str, loss: str = "softmax_cross_entropy", flat: bool = False, batch: int | None = None
 ) -> ImportedModel:
-    """Read a model and write its source.
+    """Return the network and the source of a model's file.
 
-    A file that ends in `.onnx` is an ONNX model, any other an exported program of torch. `name` is the network's;
-    `loss` one of `mbc.interchange.write.LOSSES`, of every output and a target of its own; `flat`: without blocks;
-    `batch`: rows of a mini-batch, where an ONNX file leaves them open. Warns (RuntimeWarning) where an exported program
-    may leave out a backward pass. Raises MBC300 to MBC304 and MBC349 to MBC353.
+    A file that ends in `.onnx` is an ONNX model; any other file is an exported program of PyTorch. A RuntimeWarning is
+    given if an exported program may leave out a backward pass.
+
+    Args:
+        path: The file.
+        name: The name of the network.
+        loss: One of `mbc.interchange.write.LOSSES`; each output has this loss with a target of its own.
+        flat: True for a source without blocks.
+        batch: Samples of a mini-batch, if an ONNX file leaves them open.
+
+    Raises:
+        MbcError: MBC300 to MBC304 (exported programs), MBC349 to MBC353 (ONNX files).
     """
     program = _program(path, batch)
     network = translate(program, name)
@@ -55,7 +63,7 @@ def _without_backward(line: Line) -> str:
     where = f"'{line.code}' ({line.file}:{line.number})" if line.file else "a region without gradients"
     return (
         f"{where} may apply a torch.autograd.Function, whose backward pass is not in an exported program:"
-        " mbc.from_torch sees it"
+        " use mbc.from_torch, which sees it"
     )
 
 
@@ -63,24 +71,25 @@ def _program(path: Path, batch: int | None) -> Program:
     if path.suffix == ONNX:
         return read_onnx(path, batch)
     if batch is not None:
-        raise batch_is_said(path, batch)
+        raise batch_given_twice(path, batch)
     return read_pt2(path)
 
 
 def check_source(text: str, network: Imported) -> None:
-    """Check a source that was written for a network.
+    """Check a source that was written for a network; its losses have targets of the outputs' shapes.
 
-    Its losses have targets of the outputs' shapes. Raises MBC303 where a layer does not take its tensors or settings,
-    and MBC304 where the source is refused otherwise or has other states than the network.
+    Raises:
+        MbcError: MBC303 if a layer does not accept its tensors or settings; MBC304 if the source is refused for another
+            reason, or has other states than the network.
     """
     try:
-        made = lower(parse(Source("the written source", text))).network
-        verify_network(made)
+        lowered = lower(parse(Source("the written source", text))).network
+        verify_network(lowered)
     except LayerError as error:
         raise refused("the model", (Refusal("the model", "its source", error.message, error.remedy),)) from error
     except MbcError as error:
         raise _wrong(f"the source that was written is refused: {error.code}: {error.message}") from error
-    states = {s.value: made.values[s.value].type.shape for s in made.states}
+    states = {s.value: lowered.values[s.value].type.shape for s in lowered.states}
     wanted = {name: array.shape for name, array in network.arrays.items()}
     wrong = sorted(name for name in states.keys() | wanted.keys() if states.get(name) != wanted.get(name))
     if wrong:
@@ -89,5 +98,5 @@ def check_source(text: str, network: Imported) -> None:
 
 
 def _wrong(reason: str) -> MbcError:
-    remedy = "where an exporter wrote the file this is a mistake of mbc: please report it"
-    return MbcError("MBC304", f"this model is not imported as it is: {reason}", remedy)
+    remedy = "if an exporter wrote the file, this is a mistake of mbc: please report it"
+    return MbcError("MBC304", f"the imported network would differ from the model: {reason}", remedy)

@@ -1,15 +1,15 @@
-"""ONNX files as programs of ATen operations, which `mbc.interchange.translate` takes from there.
+"""ONNX files as programs of ATen operations, which `mbc.interchange.translate` translates further.
 
-* `package`: the package `onnx`, an extra
-* `read`: a file -> a program
+* `package`: the optional package `onnx`
+* `read`: reads a file as a program
 * `tensors`: numbers of a file, or of files beside it
-* `infer`: shapes of values, and what is constant
-* `module_scopes`: the modules that nodes were made in
-* `operator`: one node, and what a rule writes it as
-* `expressions`: formulas of a rule as they are written
-* `patterns`: layers that exporters spell out in several nodes
+* `infer`: shapes of values, and the values that are constant
+* `module_scopes`: the modules that nodes were exported from
+* `operator`: one node, and the methods by which a rule translates it
+* `expressions`: formulas of a rule, written as Python expressions
+* `patterns`: layers that exporters write as several nodes
 * `layers`: rules of convolutions, matrix products and dropout
-* `windows`: where windows lie, and rules of pooling
+* `windows`: positions of windows, and rules of pooling
 * `normalization`: rules of normalisation
 * `attention`: rules of attention and rotary embeddings
 * `elementwise`: rules of activations and arithmetic
@@ -17,6 +17,6 @@
 * `reductions`: rules of reductions and softmax
 * `shapes`: rules of shapes, parts and concatenation
 * `resize`: the rule of resampling, axis by axis
-* `evaluator`: operators that the package's evaluator computes otherwise
-* `check_onnx`: an imported network beside its file
+* `evaluator`: operators that the package's evaluator computes differently from the standard
+* `check_onnx`: compares an imported network with its file
 """

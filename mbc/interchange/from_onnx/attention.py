@@ -1,4 +1,4 @@
-"""Attention of heads that tensors hold, as products, softmax and products; and rotary embeddings."""
+"""Attention of heads that tensors hold, as products, softmax and products; rotary embeddings."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from mbc.interchange.from_onnx.expressions import Expression
 from mbc.interchange.from_onnx.operator import Operator, Rule
 from mbc.interchange.program import Array
 
-_HIDES = -1e4  # the largest number that exporters hide a key by
+_HIDES = -1e4  # the largest number by which exporters hide a key
 _ALONE = "which differs between the samples"
 
 
 @dataclass(frozen=True, slots=True)
 class _Heads:
-    """Query, key and value as [N, heads, T, D]; queries that share one head of keys lie one after another."""
+    """Query, key and value as [N, heads, T, D]; queries that share one head of keys follow one another."""
 
     query: Expression
     key: Expression
     value: Expression
-    shared: int  # queries of one head of keys
+    shared: int  # number of queries for each head of keys
 
     @property
     def lengths(self) -> tuple[int, int]:
@@ -35,7 +35,7 @@ def _attention(op: Operator) -> None:
     (length, keys), (rows, count) = heads.lengths, heads.query.shape[:2]
     scale = op.real("scale", 1.0) if op.has("scale") else heads.query.shape[3] ** -0.5
     if op.input(6):
-        raise Refused("it is told how many keys are no padding, " + _ALONE, "give it keys without padding")
+        raise Refused("it has a number of keys that are no padding, " + _ALONE, "give it keys without padding")
     grouped = heads.query.reshape((rows, count // heads.shared, heads.shared * length, heads.query.shape[3]))
     product = (grouped * scale).matmul(heads.key.permute((0, 1, 3, 2))).reshape((rows, count, length, keys))
     cap = op.real("softcap", 0.0)
@@ -51,7 +51,11 @@ def _attention(op: Operator) -> None:
 
 
 def _read_heads(op: Operator) -> tuple[_Heads, int]:
-    """The operands, and how many keys are from before."""
+    """Return the operands, and how many of the keys are past keys.
+
+    Raises:
+        Refused: The number of heads is missing, or queries cannot share the heads of keys equally.
+    """
     query, key, value = (Expression.of(op, position) for position in range(3))
     if len(query.shape) == 3:
         counts = op.integer("q_num_heads", 0), op.integer("kv_num_heads", 0)
@@ -66,7 +70,8 @@ def _read_heads(op: Operator) -> tuple[_Heads, int]:
     shared, rest = divmod(query.shape[1], key.shape[1])
     if rest:
         raise Refused(
-            f"{query.shape[1]} heads share {key.shape[1]} keys", "give each head of keys equally many queries"
+            f"{query.shape[1]} heads of queries share {key.shape[1]} heads of keys",
+            "give each head of keys the same number of queries",
         )
     return _Heads(query, key, value, shared), past
 
@@ -77,7 +82,11 @@ def _apart(x: Expression, heads: int) -> Expression:
 
 
 def _biased(op: Operator, scores: Expression, past: int) -> Expression:
-    """With what hides keys from queries, numbers that are added, or a tensor of the network that is."""
+    """Return scores with the mask added: causal, by window, or the operand `attn_mask`.
+
+    Raises:
+        Refused: A query attends to no key.
+    """
     length, keys = scores.shape[2:]
     hidden = np.zeros((length, keys), np.float32)
     if op.integer("is_causal", 0):
@@ -95,17 +104,21 @@ def _biased(op: Operator, scores: Expression, past: int) -> Expression:
     if not hidden.any():
         return scores
     if np.isneginf(hidden).all(-1).any():
-        raise Refused("some of its queries see no key", "let each query see one")
+        raise Refused("some of its queries attend to no key", "let each query attend to one")
     return scores + scores.constant("mask", hidden.reshape((1,) * (4 - hidden.ndim) + hidden.shape))
 
 
 def _only_hides(mask: Array) -> bool:
-    """Whether numbers that are added are no parameter: each hides a key, or does nothing."""
+    """Return True if each number of a mask hides a key or does nothing, so that the mask is no parameter."""
     return mask.dtype == np.bool_ or bool(((mask == 0) | (mask <= _HIDES)).all())
 
 
 def _mask_of_samples(mask: Array, keys: int) -> Array:
-    """Numbers that are added to scores, all samples alike; keys behind a mask are hidden."""
+    """Return a mask as numbers that are added to scores, for all samples; keys behind the mask are hidden.
+
+    Raises:
+        Refused: The mask differs between samples.
+    """
     added = np.where(mask, 0.0, -np.inf) if mask.dtype == np.bool_ else mask
     if added.ndim == 4 and len(added) > 1:
         if not (added == added[:1]).all():
@@ -124,7 +137,7 @@ def _rotary(op: Operator) -> None:
             raise Refused("it does not say how many heads it has", "export the model again")
         x = x.reshape((*x.shape[:2], count, x.shape[2] // count))
     else:
-        op.ignore("num_heads")  # the shape says it
+        op.ignore("num_heads")  # the shape includes it
         x = x.permute((0, 2, 1, 3))
     width = op.integer("rotary_embedding_dim", 0) or x.shape[3]
     turned = x.slice(3, 0, width)
@@ -136,25 +149,29 @@ def _rotary(op: Operator) -> None:
     real, imaginary = a * cos - b * sin, a * sin + b * cos
     if interleaved:
         pairs = (*x.shape[:3], half, 1)
-        made = real.reshape(pairs).join((imaginary.reshape(pairs),), 4).reshape((*x.shape[:3], width))
+        result = real.reshape(pairs).join((imaginary.reshape(pairs),), 4).reshape((*x.shape[:3], width))
     else:
-        made = real.join((imaginary,), 3)
-    made = made.join((x.slice(3, width, x.shape[3]),), 3) if width < x.shape[3] else made
-    (made.reshape(op.result) if flat else made.permute((0, 2, 1, 3))).give()
+        result = real.join((imaginary,), 3)
+    result = result.join((x.slice(3, width, x.shape[3]),), 3) if width < x.shape[3] else result
+    (result.reshape(op.result) if flat else result.permute((0, 2, 1, 3))).give()
 
 
 def _of_positions(op: Operator, position: int, length: int, half: int) -> Expression:
-    """Cosines or sines [N or 1, T, 1, D / 2], of a table by number, or of positions as they are."""
+    """Return cosines or sines [N or 1, T, 1, D / 2], read from a table by position, or given for each position.
+
+    Raises:
+        Refused: The table is computed, or the positions differ between samples.
+    """
     numbers = op.constant(3, "positions")
     table = op.graph.array(op.input(position))
     if numbers is None and table is None:
-        found = Expression.of(op, position)
-        return found.reshape((found.shape[0], length, 1, half))
+        numbers_of_positions = Expression.of(op, position)
+        return numbers_of_positions.reshape((numbers_of_positions.shape[0], length, 1, half))
     if table is None:
         raise Refused("it takes rows of a computed table", "hold the table as a constant")
     rows = table[numbers] if numbers is not None else table
     if not (rows == rows[:1]).all():
-        raise Refused("its positions are constants, " + _ALONE, "number the positions of all samples alike")
+        raise Refused("its positions are constants, " + _ALONE, "use the same positions for all samples")
     return Expression.of(op).constant(("cos", "sin")[position - 1], rows[:1].reshape(1, length, 1, half))
 
 

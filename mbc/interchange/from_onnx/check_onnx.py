@@ -1,4 +1,4 @@
-"""An imported network beside its ONNX file, which the package's reference evaluator runs."""
+"""Compares an imported network with its ONNX file, which the package's reference evaluator runs."""
 
 from __future__ import annotations
 
@@ -29,17 +29,29 @@ from mbc.interchange.pt2 import printable
 from mbc.interchange.steps import Imported
 from mbc.ir.graph import TrainingGraph
 
-TOLERANCE = 1e-4  # of float32, in which a file's numbers are
+TOLERANCE = 1e-4  # relative, for the float32 of a file
 _DRAWS = ("Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike")
-_SLOWER = 20  # times: the reference evaluator beside the interpreter
+_SLOWER = 20  # estimated time of the reference evaluator, divided by the interpreter's
 
 
 def check_onnx(path: Path, batch: int | None, network: Imported, source: str, check: bool | None) -> bool:
     """Compare the outputs of a network with those of the ONNX file that it was imported from.
 
-    A file has no loss and no gradients. It is run as it is: in evaluation mode, or in training mode where its batch
-    norms say so. `check`: True, or None where it may take ten seconds at most. Returns whether it was done. Raises
-    MBC345 for a deviation, MBC346 where `check` is True and the file cannot be run.
+    A file has no loss and no gradients. The check runs it as it is: in evaluation mode, or in training mode if its
+    batch norms are in training mode.
+
+    Args:
+        path: The ONNX file.
+        batch: Samples of a mini-batch, if the file leaves them open.
+        network: The imported network.
+        source: The source text of the network.
+        check: True to check in any case; None to check only if the check takes at most ten seconds.
+
+    Returns:
+        True if the check ran; False if it was left out.
+
+    Raises:
+        MbcError: MBC345 for a deviation; MBC346 if `check` is True and the file cannot be run.
     """
     graph = training_graph(source, network.inputs[0][1][0])
     if check is None and _SLOWER * seconds_of(graph) > MOST_SECONDS:
@@ -64,18 +76,18 @@ def check_onnx(path: Path, batch: int | None, network: Imported, source: str, ch
         if check is None:
             return False
         raise
-    except Exception as error:  # whatever the evaluator raises
+    except Exception as error:  # the evaluator may raise any exception
         if check is None:
             return False
         raise cannot_check(f"{type(error).__name__}: {printable(str(error))}") from error
     inputs = [given[name] for name, _ in network.inputs]
     ours = _of_network(graph, network, inputs, training)
     theirs = Numbers(tuple(wanted[name] for name in program.outputs))
-    found = next(deviations(ours, theirs, TOLERANCE), None)
-    if found is None:
+    deviation = next(deviations(ours, theirs, TOLERANCE), None)
+    if deviation is None:
         return True
     ordered = [given[name] for name in program.inputs]
-    raise refuse_deviation(found, Search(program, wanted, ordered, training, TOLERANCE).first())
+    raise refuse_deviation(deviation, Search(program, wanted, ordered, training, TOLERANCE).first())
 
 
 def _of_network(graph: TrainingGraph, network: Imported, inputs: Sequence[Array], training: bool) -> Numbers:
@@ -91,8 +103,8 @@ def _tensors_of(model: Any, given: Mapping[str, Array]) -> dict[str, Array]:
     names = {printable(value.name): value.name for value in model.graph.input}
     feeds = {names[name]: array.astype(np.float32) for name, array in given.items()}
     with np.errstate(all="ignore"):
-        made: Mapping[str, Any] = evaluator.run(None, feeds, intermediate=True)
-    return {printable(name): a for name, a in made.items() if getattr(getattr(a, "dtype", None), "kind", "") == "f"}
+        results: Mapping[str, Any] = evaluator.run(None, feeds, intermediate=True)
+    return {printable(name): a for name, a in results.items() if getattr(getattr(a, "dtype", None), "kind", "") == "f"}
 
 
 def _values_of(model: Any) -> list[str]:
@@ -100,7 +112,11 @@ def _values_of(model: Any) -> list[str]:
 
 
 def _is_training(model: Any) -> bool:
-    """Return whether batch norms are in training mode; MBC346 where some are not, or numbers are drawn."""
+    """Return whether the batch norms of a file are in training mode.
+
+    Raises:
+        MbcError: MBC346 if the batch norms differ in mode, or random numbers are drawn.
+    """
     modes: set[bool] = set()
     constants = {tensor.name: tensor for tensor in model.graph.initializer}
     for node in model.graph.node:

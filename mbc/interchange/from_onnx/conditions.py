@@ -10,8 +10,8 @@ from mbc.interchange.aten.base import Refused
 from mbc.interchange.from_onnx.expressions import Expression
 from mbc.interchange.from_onnx.operator import Operator, Rule
 
-_LARGEST = 2.0**128 - 2.0**104  # of numbers of fp32
-_SMALLEST = 2.0**-126  # of normal numbers: a norm of 0 divides nothing
+_LARGEST = 2.0**128 - 2.0**104  # the largest number of fp32
+_SMALLEST = 2.0**-126  # the smallest normal number of fp32: a norm of 0 then divides 0 by a positive number
 
 
 def _clip(op: Operator) -> None:
@@ -29,7 +29,7 @@ def _clip(op: Operator) -> None:
         raise Refused(f"it clamps to {least:g} … {most:g}, which is no interval", "clamp to an interval")
     if bounds == [None, None]:
         op.emit("aten.alias.default", self=op.tensor())
-    elif bounds == [0.0, 6.0]:  # what ReLU6 is exported as
+    elif bounds == [0.0, 6.0]:  # the form in which ReLU6 is exported
         op.emit("aten.hardtanh.default", self=op.tensor(), min_val=0.0, max_val=6.0)
     elif bounds == [0.0, None]:
         op.emit("aten.relu.default", self=op.tensor())
@@ -38,8 +38,12 @@ def _clip(op: Operator) -> None:
 
 
 def _extreme(kind: str, op: Operator) -> None:
-    """Of several tensors, or numbers."""
-    made: Expression | None = None
+    """Emit the maximum or minimum of several tensors and numbers.
+
+    Raises:
+        Refused: No operand is a tensor of the network.
+    """
+    result: Expression | None = None
     bounds: list[float] = []
     for position in range(len(op.operands)):
         number = op.number(position)
@@ -47,16 +51,20 @@ def _extreme(kind: str, op: Operator) -> None:
             bounds.append(number)
             continue
         operand = Expression.of(op, position)
-        made = operand if made is None else made.combine(kind, operand)
-    if made is None:
-        raise Refused("it has no tensor of the network", "use it on what a layer gave")
+        result = operand if result is None else result.combine(kind, operand)
+    if result is None:
+        raise Refused("none of its operands is a tensor of the network", "use it on the result of a layer")
     for number in bounds:
-        made = made.apply("clamp", **{"min" if kind == "maximum" else "max": number})
-    made.give()
+        result = result.apply("clamp", **{"min" if kind == "maximum" else "max": number})
+    result.give()
 
 
 def _compared(operator: str, op: Operator) -> None:
-    """Of a tensor with another or a number; a random tensor less than a number is a part of stochastic depth."""
+    """Emit a comparison with a tensor or a number; random numbers below a number are a mask of stochastic depth.
+
+    Raises:
+        Refused: Random numbers are compared with a tensor.
+    """
     maker, turned = op.graph.maker(op.input(0)), {"lt": "gt", "le": "ge", "gt": "lt", "ge": "le"}
     if maker is not None and maker.op == "RandomUniformLike" and operator == "lt":
         keep = op.number(1)
@@ -65,7 +73,7 @@ def _compared(operator: str, op: Operator) -> None:
         op.emit("aten.bernoulli.p", self=op.tensor(0), p=keep)
         return
     left, right = op.number(0), op.number(1)
-    if operator == "eq" and right is not None and math.isinf(right):  # beyond the largest number there is no other
+    if operator == "eq" and right is not None and math.isinf(right):  # only infinity is above the largest number
         op.emit(f"aten.{'gt' if right > 0 else 'lt'}.Scalar", self=op.tensor(0), other=math.copysign(_LARGEST, right))
         return
     if left is not None and right is None:
@@ -108,7 +116,7 @@ def _thresholded_relu(op: Operator) -> None:
 
 
 def _shrink(op: Operator) -> None:
-    """x - bias above lambd, x + bias below -lambd, else 0."""
+    """Emit x - bias above lambd, x + bias below -lambd, and 0 between them."""
     bound, bias, x = op.real("lambd", 0.5), op.real("bias", 0.0), Expression.of(op)
     if bias in (0.0, bound) and bound > 0:
         op.emit(f"aten.{'softshrink' if bias else 'hardshrink'}.default", self=x.name, lambd=bound)
@@ -118,7 +126,11 @@ def _shrink(op: Operator) -> None:
 
 
 def _lp_norm(op: Operator) -> None:
-    """Over the norm along an axis; where that is 0, so is the result."""
+    """Emit x divided by its norm along an axis; the result is 0 where the norm is 0.
+
+    Raises:
+        Refused: The norm is neither L1 nor L2, or is along the samples.
+    """
     x, power = Expression.of(op), op.integer("p", 2)
     axis = op.integer("axis", -1) % len(x.shape)
     if power not in (1, 2):

@@ -28,7 +28,7 @@ def _leaky_relu(op: Operator) -> None:
 
 
 def _bent(x: Expression, slope: Expression | float) -> Expression:
-    """x where it is positive, else times a slope of any kind."""
+    """Return x where it is positive, else x times a slope of any sign."""
     return x.apply("relu") - (-x).apply("relu") * slope
 
 
@@ -41,7 +41,7 @@ def _elu(op: Operator) -> None:
 
 
 def _saturated(x: Expression) -> Expression:
-    """exp(x) - 1 where x is negative, else 0."""
+    """Return exp(x) - 1 where x is negative, else 0."""
     return (-(-x).apply("relu")).apply("elu", alpha=1.0)
 
 
@@ -56,7 +56,7 @@ def _selu(op: Operator) -> None:
 def _celu(op: Operator) -> None:
     alpha = op.real("alpha", 1.0)
     if alpha <= 0:
-        raise Refused("its alpha is not above 0", "use one that is, or nn.ELU")
+        raise Refused("its alpha is not above 0", "use a positive alpha, or nn.ELU")
     op.emit("aten.celu.default", self=op.tensor(), alpha=alpha)
 
 
@@ -95,7 +95,11 @@ def _erf(op: Operator) -> None:
 
 
 def _prelu(op: Operator) -> None:
-    """The slope is broadcast from the last axis, as ONNX does; one number for each channel is the layer's."""
+    """Emit PReLU, whose slope is broadcast from the last axis; the layer `prelu` takes one number for each channel.
+
+    Raises:
+        Refused: The slope differs between samples.
+    """
     array, shape = op.graph.array(op.input(1)), op.sizes()
     if array is None:
         _bent(Expression.of(op), Expression.of(op, 1)).give()
@@ -113,7 +117,7 @@ def _prelu(op: Operator) -> None:
 
 
 def _operand(op: Operator, position: int) -> Argument:
-    """A number, or a tensor."""
+    """Return an operand as a number if it is one, else as a tensor."""
     number = op.number(position)
     return op.tensor(position) if number is None else number
 
@@ -123,7 +127,7 @@ def _binary(name: str, op: Operator) -> None:
     kind = "Tensor" if isinstance(b, TensorName) else "Scalar"
     if not isinstance(a, TensorName):
         if not isinstance(b, TensorName):
-            raise Refused("it has no tensor of the network", "use it on what a layer gave")
+            raise Refused("none of its operands is a tensor of the network", "use it on the result of a layer")
         if name == "div":
             inverse = op.step("aten.reciprocal.default", op.sizes(1), self=b)
             op.emit("aten.mul.Scalar", self=inverse, other=a)
@@ -136,13 +140,19 @@ def _binary(name: str, op: Operator) -> None:
 
 
 def _vector(op: Operator, held: TensorName | None) -> TensorName:
-    """Held numbers of each channel, whichever shape they have."""
+    """Return held numbers of each channel as a vector, whatever shape they have."""
     return op.step("aten.view.default", (op.result[1],), self=held)
 
 
 def _biased(op: Operator) -> bool:
-    """Held numbers that are added to scores: a mask is not trained, and a bias of windows that an exporter computed
-    from its table is one of a table again."""
+    """Emit the sum of scores and held numbers.
+
+    A mask becomes a constant, which is not trained. A window bias that the exporter computed from its table becomes a
+    table again.
+
+    Returns:
+        False if the node is no such sum; then nothing is emitted.
+    """
     for position in (0, 1):
         value, beside = op.input(position), op.graph.maker(op.input(1 - position))
         array = op.graph.array(value) if op.graph.is_initializer(value) else None
@@ -152,12 +162,12 @@ def _biased(op: Operator) -> bool:
             mask = op.graph.hold(f"{value} mask", array, "constant")
             op.emit("aten.add.Tensor", self=op.tensor(1 - position), other=mask)
             return True
-        found = patterns.bias_by_offset(array) if patterns.is_scores(beside) else None
-        if found is None:
+        table_and_numbers = patterns.bias_by_offset(array) if patterns.is_scores(beside) else None
+        if table_and_numbers is None:
             continue
-        table = op.graph.hold(f"{value} table", found[0], "parameter")
-        numbers = op.graph.hold(f"{value} offsets", found[1], "constant")
-        tokens, heads = len(found[1]), found[0].shape[1]
+        table = op.graph.hold(f"{value} table", table_and_numbers[0], "parameter")
+        numbers = op.graph.hold(f"{value} offsets", table_and_numbers[1], "constant")
+        tokens, heads = len(table_and_numbers[1]), table_and_numbers[0].shape[1]
         rows = op.step("aten.index.Tensor", (tokens, tokens, heads), self=table, indices=(numbers,))
         turned = op.step("aten.permute.default", (heads, tokens, tokens), self=rows, dims=(2, 0, 1))
         bias = op.step("aten.unsqueeze.default", (1, heads, tokens, tokens), self=turned, dim=0)
@@ -203,7 +213,7 @@ def _mul(op: Operator) -> None:
 
 
 def _sum(share: bool, op: Operator) -> None:
-    """Sum, and Mean."""
+    """Emit the sum of all operands (`Sum`), or their mean (`Mean`)."""
     total = Expression.of(op)
     for position in range(1, len(op.operands)):
         total = total + Expression.of(op, position)
@@ -213,15 +223,19 @@ def _sum(share: bool, op: Operator) -> None:
 def _pow(op: Operator) -> None:
     exponent = op.number(1)
     if exponent is None:
-        raise Refused("its exponent is no known number", "raise to a number")
+        raise Refused("its exponent is no constant number", "raise to a number")
     op.emit("aten.pow.Tensor_Scalar", self=op.tensor(), exponent=exponent)
 
 
 def _random_uniform(op: Operator) -> None:
-    """A part of stochastic depth, as what follows shows."""
+    """Emit random numbers, which must be part of stochastic depth; the nodes behind them are checked later.
+
+    Raises:
+        Refused: The numbers are not between 0 and 1.
+    """
     if (op.real("low", 0.0), op.real("high", 1.0)) != (0.0, 1.0):
         raise Refused("it draws random numbers", "use nn.Dropout, or stochastic depth of whole samples")
-    op.ignore(0, "seed", "dtype")  # of the input the shape counts
+    op.ignore(0, "seed", "dtype")  # only the shape of the input matters
     op.emit("aten.empty.memory_format", size=op.result)
 
 

@@ -13,12 +13,14 @@ from mbc.interchange.program import TensorName
 
 
 def _kernel(op: Operator) -> tuple[int, ...]:
-    """The size of filters, which an attribute may say again."""
+    """Return the size of filters, which the attribute `kernel_shape` may repeat.
+
+    Raises:
+        Refused: The attribute differs from the filters.
+    """
     kernel = op.sizes(1)[2:]
     if (op.ints("kernel_shape") or kernel) != kernel:
-        raise Refused(
-            f"its filters are {list(kernel)}, and its 'kernel_shape' says otherwise", "export the model again"
-        )
+        raise Refused(f"its filters are {list(kernel)}, and its 'kernel_shape' differs", "export the model again")
     return kernel
 
 
@@ -26,7 +28,7 @@ def _conv(op: Operator) -> None:
     x, kernel = Expression.of(op), _kernel(op)
     rank = len(kernel)
     if rank not in (1, 2):
-        raise Refused(f"it has {rank} dimensions", "images have two dimensions here: [N, C, H, W]")
+        raise Refused(f"it has {rank} dimensions", "use images of two dimensions, [N, C, H, W]")
     stride, dilation = per_axis(op, "strides", rank, 1), per_axis(op, "dilations", rank, 1)
     pads = pads_of(op, kernel, stride, dilation)
     before, after = pads[:rank], pads[rank:]
@@ -40,11 +42,17 @@ def _conv(op: Operator) -> None:
 
 
 def _conv_transpose(op: Operator) -> None:
-    """Of rows as images of height 1. Where the zeros before and behind are not equally many, its result is cut."""
+    """Emit a transposed convolution; tensors [N, C, L] are images of height 1.
+
+    If the padding before and behind an axis differs, the whole result is computed and then sliced.
+
+    Raises:
+        Refused: The images are not of one or two dimensions, or the padding is negative.
+    """
     kernel = _kernel(op)
     rank = len(kernel)
     if rank not in (1, 2):
-        raise Refused(f"it has {rank} dimensions", "images have two dimensions here: [N, C, H, W]")
+        raise Refused(f"it has {rank} dimensions", "use images of two dimensions, [N, C, H, W]")
     stride, dilation = per_axis(op, "strides", rank, 1), per_axis(op, "dilations", rank, 1)
     more, sizes = per_axis(op, "output_padding", rank, 0), op.sizes()[2:]
     axes = list(zip(sizes, kernel, stride, dilation, more, strict=True))
@@ -53,7 +61,7 @@ def _conv_transpose(op: Operator) -> None:
     x, weight = Expression.of(op), op.held(1, "weight")
     before, after = pads[:rank], pads[rank:]
     if min(pads) < 0:
-        raise Refused("its result is larger than what it computes", "use output_padding")
+        raise Refused("its padding is negative", "use output_padding")
     cut = before != after
     padding = (0,) * rank if cut else before
     shape = tuple(n - 2 * p for n, p in zip(full, padding, strict=True))
@@ -63,51 +71,65 @@ def _conv_transpose(op: Operator) -> None:
         weight = op.step("aten.view.default", (*filters[:2], 1, filters[2]), self=weight)
         stride, dilation, more, padding, shape = (1, *stride), (1, *dilation), (0, *more), (0, *padding), (1, *shape)
     shape = (*op.result[:2], *shape)
-    made = op.step(
+    whole = op.step(
         "aten.conv_transpose2d.input", shape,
         input=x.name, weight=weight, bias=op.bias(), stride=stride, padding=padding,
         output_padding=more, groups=op.integer("group", 1), dilation=dilation,
     )  # fmt: skip
-    result = Expression(op, made, shape).reshape((*shape[:2], *shape[4 - rank :]))
+    result = Expression(op, whole, shape).reshape((*shape[:2], *shape[4 - rank :]))
     for axis, (first, size) in enumerate(zip(before, op.result[2:], strict=True), 2):
         result = result.slice(axis, first, first + size) if cut else result
     result.give()
 
 
 def _pads_of_transposed(op: Operator, full: tuple[int, ...], same: tuple[int, ...]) -> tuple[int, ...]:
-    """What is cut before and behind each axis of all that is computed: as said, or so that a size is left."""
+    """Return how many elements the result lacks before and behind each axis: all before, then all behind.
+
+    Args:
+        op: The transposed convolution.
+        full: The size of the result without padding.
+        same: The size of the result for `auto_pad` SAME.
+    """
     rank, auto, wanted = len(full), op.text("auto_pad", "NOTSET"), op.ints("output_shape")
     if wanted is None and not auto.startswith("SAME"):
         return per_axis(op, "pads", 2 * rank, 0) if auto == "NOTSET" else (0,) * (2 * rank)
-    op.ignore("pads")  # which follow from the size
+    op.ignore("pads")  # they follow from the size
     totals = [n - size for n, size in zip(full, (same if wanted is None else wanted)[-rank:], strict=True)]
     small, large = [total // 2 for total in totals], [total - total // 2 for total in totals]
     return (*small, *large) if auto == "SAME_UPPER" else (*large, *small)
 
 
 def _gemm(op: Operator) -> None:
-    """alpha * A B + beta * C: beta * (alpha / beta * A B + C) where C is a bias."""
+    """Emit alpha * A B + beta * C; if C is a bias, as beta * (alpha / beta * A B + C).
+
+    Raises:
+        Refused: A is transposed.
+    """
     alpha, beta = op.real("alpha", 1.0), op.real("beta", 1.0)
     if op.integer("transA", 0):
         raise Refused("it transposes its first operand, the samples with it", "give it [N, features]")
     weight = op.held(1, "weight", () if op.integer("transB", 0) else (1, 0))
     x, c = Expression.of(op), op.input(2) if beta else ""
-    op.ignore(2)  # where beta is 0
+    op.ignore(2)  # C is not used if beta is 0
     bias = _bias_of_gemm(op) if c else None
-    made = x * (alpha / beta if bias is not None else alpha)
-    made = Expression(
-        op, op.step("aten.linear.default", op.result, input=made.name, weight=weight, bias=bias), op.result
+    result = x * (alpha / beta if bias is not None else alpha)
+    result = Expression(
+        op, op.step("aten.linear.default", op.result, input=result.name, weight=weight, bias=bias), op.result
     )  # fmt: skip
     if bias is not None:
-        made = made * beta
+        result = result * beta
     elif c:
         number = op.number(2)
-        made = made + (Expression.of(op, 2) * beta if number is None else number * beta)
-    made.give()
+        result = result + (Expression.of(op, 2) * beta if number is None else number * beta)
+    result.give()
 
 
 def _bias_of_gemm(op: Operator) -> TensorName | None:
-    """C as a number for each feature; None where it is one number, zeros of an exporter, or a tensor of the network."""
+    """Return C as one number for each feature; None for one number, zeros of an exporter, or a computed tensor.
+
+    Raises:
+        Refused: C differs between samples.
+    """
     array, features = op.graph.array(op.input(2)), op.result[1]
     if array is None or (array.size == 1 and (features != 1 or array.ndim != 1)):
         return None
@@ -120,7 +142,11 @@ def _bias_of_gemm(op: Operator) -> TensorName | None:
 
 
 def _matmul(op: Operator) -> None:
-    """A product of tensors of the network, or with a held matrix or vector on either side."""
+    """Emit a product of tensors of the network, or of a tensor and a held matrix or vector on either side.
+
+    Raises:
+        Refused: The held numbers have more than two dimensions.
+    """
     left, right = op.sizes(0), op.sizes(1)
     if op.graph.array(op.input(1)) is None:
         if op.graph.array(op.input(0)) is None or len(left) != 2 or len(right) < 3:
@@ -133,8 +159,8 @@ def _matmul(op: Operator) -> None:
         raise Refused(f"it multiplies by held numbers of {len(right)} dimensions", "multiply by nn.Linear")
     if len(right) == 1:
         weight = op.step("aten.view.default", (1, *right), self=op.held(1, "weight"))
-        made = op.step("aten.linear.default", (*left[:-1], 1), input=op.tensor(0), weight=weight, bias=None)
-        Expression(op, made, (*left[:-1], 1)).reshape(op.result).give()
+        result = op.step("aten.linear.default", (*left[:-1], 1), input=op.tensor(0), weight=weight, bias=None)
+        Expression(op, result, (*left[:-1], 1)).reshape(op.result).give()
     elif bias_behind(op) is not None:
         op.part()
     else:
@@ -142,14 +168,18 @@ def _matmul(op: Operator) -> None:
 
 
 def _dropout(op: Operator) -> None:
-    """In training mode, whatever the file says."""
+    """Emit dropout in training mode, whatever mode the file states.
+
+    Raises:
+        Refused: The ratio depends on data.
+    """
     op.ignore(2, "seed")
     ratio = op.real("ratio", 0.5)
     if op.input(1):
-        found = op.number(1)
-        if found is None:
-            raise Refused("its ratio is computed while it runs", "export it with a fixed ratio")
-        ratio = found
+        number = op.number(1)
+        if number is None:
+            raise Refused("its ratio is computed in each step", "export it with a fixed ratio")
+        ratio = number
     op.emit("aten.dropout.default", input=op.tensor(0), p=ratio, train=True)
 
 
@@ -165,7 +195,7 @@ NOT_TAKEN: Mapping[str, str] = {
     "ConvInteger": "import the model before it is quantised",
     "DequantizeLinear": "import the model before it is quantised",
     "QuantizeLinear": "import the model before it is quantised",
-    "LSTM": "mbc compiles convolutional networks",
-    "GRU": "mbc compiles convolutional networks",
-    "RNN": "mbc compiles convolutional networks",
+    "LSTM": "use convolutions or attention: the language has no recurrent layers",
+    "GRU": "use convolutions or attention: the language has no recurrent layers",
+    "RNN": "use convolutions or attention: the language has no recurrent layers",
 }

@@ -1,4 +1,4 @@
-"""The modules that a node was made in, as far as an exporter tells: torch's two do."""
+"""The modules that a node was exported from, as the two exporters of PyTorch record them."""
 
 from __future__ import annotations
 
@@ -10,36 +10,38 @@ from mbc.interchange.program import ModuleCall
 from mbc.interchange.pt2 import printable
 
 _SCOPES, _CLASSES = "pkg.torch.onnx.name_scopes", "pkg.torch.onnx.class_hierarchy"
-_LONGEST = 4000  # characters of an entry
+_LONGEST = 4000  # most characters of an entry
 
 
 def modules_of(name: str, metadata: Mapping[str, str]) -> tuple[ModuleCall, ...]:
-    """The calls of modules around a node, outermost first; none where the file says nothing of them."""
+    """Return the calls of modules around a node, outermost first; empty if the file does not record them."""
     scopes, classes = _words(metadata.get(_SCOPES, "")), _words(metadata.get(_CLASSES, ""))
     if scopes and len(scopes) == len(classes):
-        calls = zip(scopes[:-1], classes[:-1], strict=True)  # the last one is the operation
+        calls = zip(scopes[:-1], classes[:-1], strict=True)  # the last entry is the operation
         return tuple(ModuleCall(path, path, kind.rpartition(".")[2]) for path, kind in calls if path)
     return tuple(ModuleCall(path, path, own) for path, own in _of_slashes(name))
 
 
 def _words(text: str) -> Sequence[str]:
-    """A list of strings as Python writes it."""
+    """Return the strings of a list in Python syntax; empty for any other text."""
     if len(text) > _LONGEST:
         return ()
     try:
-        found: object = ast.literal_eval(text)
+        value: object = ast.literal_eval(text)
     except (ValueError, SyntaxError, MemoryError, RecursionError):
         return ()
-    items = cast("list[object]", found) if isinstance(found, list) else []
+    items = cast("list[object]", value) if isinstance(value, list) else []
     return [printable(item) for item in items if isinstance(item, str)]
 
 
 def _of_slashes(name: str) -> list[tuple[str, str]]:
-    """`/layer1/layer1.0/conv1/Conv`: paths and own names of the modules. A module of a list is named with the list's
-    name in front of it."""
+    """Return the path and the own name of each module in a node name such as `/layer1/layer1.0/conv1/Conv`.
+
+    The name of a module in a list begins with the list's name.
+    """
     if not name.startswith("/") or len(name) > _LONGEST:
         return []
-    found: list[tuple[str, str]] = []
+    modules: list[tuple[str, str]] = []
     path, before = "", ""
     for part in name.split("/")[1:-1]:
         own = printable(part)
@@ -48,5 +50,5 @@ def _of_slashes(name: str) -> list[tuple[str, str]]:
         else:
             path = f"{path}.{own}" if path else own
         before = own
-        found.append((path, "Sequential"))  # no class is told: a block is named by its path
-    return found
+        modules.append((path, "Sequential"))  # the class is not recorded: a block is named by its path
+    return modules

@@ -1,4 +1,4 @@
-"""Normalisation: layers of the language where they are the same, else formulas."""
+"""Rules of normalisation: layers of the language that compute the same, else formulas."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from mbc.interchange.from_onnx.patterns import is_part_of_group_norm
 
 
 def _batch_norm(op: Operator) -> None:
-    """In training mode, whatever the file says: the statistics go on from those of the file. ONNX's momentum is the
-    share that is kept."""
+    """Emit a batch norm in training mode, whatever mode the file states.
+
+    Training continues with the running statistics of the file. The momentum of ONNX is the share of the old statistics.
+    """
     op.ignore("training_mode", "spatial")
     op.emit(
         "aten.batch_norm.default",
@@ -24,7 +26,7 @@ def _batch_norm(op: Operator) -> None:
 
 
 def _standardized(x: Expression, axes: tuple[int, ...], eps: float) -> tuple[Expression, Expression, Expression]:
-    """Return the tensor less its mean over its deviation, both over axes; the mean; and the inverse deviation."""
+    """Return the standardised tensor, its mean over axes, and the inverse of its standard deviation."""
     mean = x.reduce("mean", axes)
     centred = x - mean
     inverse = ((centred**2).reduce("mean", axes) + eps) ** -0.5
@@ -32,7 +34,11 @@ def _standardized(x: Expression, axes: tuple[int, ...], eps: float) -> tuple[Exp
 
 
 def _from(op: Operator) -> tuple[int, ...]:
-    """The axes from the one that the node names on."""
+    """Return the axes from the attribute `axis` on.
+
+    Raises:
+        Refused: The axes include the samples.
+    """
     rank = len(op.sizes())
     axis = op.integer("axis", -1) % rank
     if axis == 0:
@@ -41,7 +47,7 @@ def _from(op: Operator) -> tuple[int, ...]:
 
 
 def _layer_norm(op: Operator) -> None:
-    """Over channels by the layer, else, or where its statistics are taken, by its formula."""
+    """Emit a layer norm: the layer for channels, else a formula, which also gives the statistics."""
     shape, axes, eps = op.sizes(0), _from(op), op.real("epsilon", 1e-5)
     statistics = any(value and op.graph.users(value) for value in op.outputs[1:])
     if len(axes) == 1 and op.input(2) and not statistics and _has_channels_last(op):
@@ -51,15 +57,15 @@ def _layer_norm(op: Operator) -> None:
             eps=eps,
         )  # fmt: skip
         return
-    made, mean, inverse = _standardized(Expression.of(op), axes, eps)
-    made = made * Expression.of(op, 1)
+    result, mean, inverse = _standardized(Expression.of(op), axes, eps)
+    result = result * Expression.of(op, 1)
     if op.input(2):
-        made = made + Expression.of(op, 2)
-    made.give(mean, inverse)
+        result = result + Expression.of(op, 2)
+    result.give(mean, inverse)
 
 
 def _has_channels_last(op: Operator) -> bool:
-    """Whether the last axis is, or may be, the channels of pixels or positions: an input of the network is an image."""
+    """Return whether the last axis may be the channels of pixels or positions; in an input of the network it is not."""
     return len(op.sizes()) == 2 or op.graph.maker(op.input(0)) is not None
 
 
@@ -81,13 +87,13 @@ def _group_norm(op: Operator) -> None:
 
 
 def _group_norm_of_groups(op: Operator) -> None:
-    """Before opset 21 scale and offset are those of groups."""
+    """Emit a group norm before opset 21, whose scale and offset have one number for each group."""
     x, groups = Expression.of(op), op.integer("num_groups", 1)
     rows, channels, *pixels = x.shape
     grouped = x.reshape((rows, groups, channels // groups * math.prod(pixels)))
-    made, _, _ = _standardized(grouped, (2,), op.real("epsilon", 1e-5))
+    result, _, _ = _standardized(grouped, (2,), op.real("epsilon", 1e-5))
     scale, offset = (_of_groups(op, position, groups) for position in (1, 2))
-    (made * scale + offset).reshape(x.shape).give()
+    (result * scale + offset).reshape(x.shape).give()
 
 
 def _of_groups(op: Operator, position: int, groups: int) -> Expression:

@@ -1,10 +1,10 @@
-"""One node of an ONNX graph, and what a rule writes it as: nodes of ATen operations.
+"""One node of an ONNX graph, and the methods by which a rule translates it to ATen operations.
 
-A family of rules is a file with a table `RULES`: the operator's name to a function that takes an `Operator` and emits
-nodes. `NOT_TAKEN` names operators that nothing here is like, with what would do instead.
+A family of rules is a file with a table `RULES`, which maps the operator's name to a function that takes an `Operator`
+and emits nodes. `NOT_TAKEN` names operators for which the language has no layer, with a remedy.
 
-An `Operator` notes which attributes and inputs are read. The reader refuses a node that gives its rule anything else,
-unless it is the default of ONNX's schema (`Operator.unread`).
+An `Operator` records which attributes and inputs are read. The reader refuses a node with any other attribute or input,
+unless an attribute has the default of ONNX's schema (`Operator.unread`).
 """
 
 from __future__ import annotations
@@ -19,42 +19,73 @@ from mbc.interchange.from_onnx.package import onnx
 from mbc.interchange.program import Argument, Array, Dynamic, TensorMeta, TensorName
 from mbc.interchange.pt2 import printable
 
-NEWEST = "export it with a newer opset_version"
-
 
 class Graph(Protocol):
-    """What rules look at and write into; `mbc.interchange.from_onnx.read` implements it."""
+    """The graph that rules read and emit nodes into; `mbc.interchange.from_onnx.read` implements it."""
 
     opset: int
-    current: Operator | None  # whose rule runs
+    current: Operator | None  # the operator whose rule runs
 
-    def array(self, value: str) -> Array | None: ...
+    def array(self, value: str) -> Array | None:
+        """Return the numbers of a constant or held value; None for other values."""
+        ...
 
-    def is_initializer(self, value: str) -> bool: ...
+    def is_initializer(self, value: str) -> bool:
+        """Return whether a value is a weight of the file."""
+        ...
 
-    def shape(self, value: str) -> tuple[int | Dynamic, ...] | None: ...
+    def shape(self, value: str) -> tuple[int | Dynamic, ...] | None:
+        """Return the shape of a value; None if the shape is not known."""
+        ...
 
-    def dtype(self, value: str) -> str: ...
+    def dtype(self, value: str) -> str:
+        """Return the type of a value's elements, with PyTorch's name."""
+        ...
 
-    def maker(self, value: str) -> Operator | None: ...
+    def maker(self, value: str) -> Operator | None:
+        """Return the operator that gives a value; None for inputs and constants."""
+        ...
 
-    def users(self, value: str) -> Sequence[Operator]: ...
+    def users(self, value: str) -> Sequence[Operator]:
+        """Return the operators that take a value."""
+        ...
 
-    def name(self, value: str) -> TensorName: ...
+    def name(self, value: str) -> TensorName:
+        """Return the program's name for a value."""
+        ...
 
-    def weight(self, value: str, role: str, user: Operator, order: tuple[int, ...] = ()) -> TensorName: ...
+    def weight(self, value: str, role: str, user: Operator, order: tuple[int, ...] = ()) -> TensorName:
+        """Return a held value as an operand of `user`, transposed by `order`.
 
-    def hold(self, value: str, array: Array, kind: str) -> TensorName: ...
+        Args:
+            value: The value's name in the file.
+            role: The state of a layer that the value is, such as `weight`; empty for a tensor.
+            user: The operator that takes the value.
+            order: The order of axes; empty for the order of the file.
+        """
+        ...
 
-    def emit(self, user: Operator, target: str, arguments: Mapping[str, Argument], outputs: Sequence[str]) -> None: ...
+    def hold(self, value: str, array: Array, kind: str) -> TensorName:
+        """Add numbers to the program that are not in the file, and return them as an operand."""
+        ...
 
-    def inner(self, user: Operator, shape: tuple[int, ...]) -> str: ...
+    def emit(self, user: Operator, target: str, arguments: Mapping[str, Argument], outputs: Sequence[str]) -> None:
+        """Add an ATen operation to the program, as part of the node `user`."""
+        ...
+
+    def inner(self, user: Operator, shape: tuple[int, ...]) -> str:
+        """Return the name of a new value of the shape `shape`, inside the node `user`."""
+        ...
 
 
 class Operator:
-    """A node. Values are called as in the file; an input that is left out is empty."""
+    """One node of an ONNX graph.
+
+    Values have the names of the file; an input that is left out is an empty text.
+    """
 
     def __init__(self, node: Any, graph: Graph, number: int) -> None:
+        """Create the operator of the node with this number."""
         self.graph = graph
         self.op = str(node.op_type)
         self.domain = str(node.domain)
@@ -64,7 +95,8 @@ class Operator:
         self.metadata: Mapping[str, str] = {str(p.key): str(p.value) for p in node.metadata_props}
         self.is_part = False
         self._attributes = {str(a.name): a for a in node.attribute}
-        # What was read: by the node's own rule, and by the rules of others, which counts where the node is their part.
+        # Attributes and inputs that were read: by the node's own rule, and by the rules of other nodes, which counts if
+        # the node is part of their layer.
         self._read: set[str | int] = set()
         self._read_by_others: set[str | int] = set()
 
@@ -74,13 +106,13 @@ class Operator:
     # ---- inputs ----
 
     def input(self, position: int) -> str:
-        """The value at a position; empty where there is none."""
+        """Return the value at a position; empty if there is none."""
         self._note(position)
         return self._at(position)
 
     @property
     def operands(self) -> tuple[str, ...]:
-        """All inputs."""
+        """The names of all inputs."""
         for position in range(len(self.inputs)):
             self._note(position)
         return self.inputs
@@ -89,7 +121,11 @@ class Operator:
         return self.inputs[position] if position < len(self.inputs) else ""
 
     def tensor(self, position: int = 0) -> TensorName:
-        """An operand, of the network or held."""
+        """Return an operand of the network, or an operand that the file holds.
+
+        Raises:
+            Refused: The operand is missing.
+        """
         value = self.input(position)
         if not value:
             raise Refused(f"its operand {position} is missing", "export the model again")
@@ -98,16 +134,16 @@ class Operator:
         return self.graph.name(value)
 
     def held(self, position: int, role: str, order: tuple[int, ...] = ()) -> TensorName | None:
-        """A parameter or statistic, transposed by `order`. None where it is left out."""
+        """Return a parameter or statistic, transposed by `order`; None if it is left out."""
         value = self.input(position)
         if not value:
             return None
         if self.graph.array(value) is None:
-            return self.graph.name(value)  # ATen's rule says that it is computed
+            return self.graph.name(value)  # ATen's rule refuses it as computed
         return self.graph.weight(value, role, self, order)
 
     def bias(self, position: int = 2) -> TensorName | None:
-        """The offset of a layer. None also for zeros that an exporter put where there is none."""
+        """Return the offset of a layer; None if it is left out, or zeros that an exporter added."""
         value = self.input(position)
         array = self.graph.array(value)
         if array is not None and not self.graph.is_initializer(value) and not array.any():
@@ -115,7 +151,7 @@ class Operator:
         return self.held(position, "bias")
 
     def sizes(self, position: int = 0) -> tuple[int, ...]:
-        """The shape of an operand, whose numbers are not read by that."""
+        """Return the shape of an operand, without marking the operand as read."""
         return self._static(self._at(position))
 
     @property
@@ -127,21 +163,32 @@ class Operator:
         shape = self.graph.shape(value)
         meta = TensorMeta(shape or (), "")
         if shape is None or not meta.static:
-            raise Refused("a shape here is not known before it runs", "export it with fixed sizes, but for the batch")
+            raise Refused(
+                "one of its shapes depends on data or on a dynamic size",
+                "export it with fixed sizes except for the batch",
+            )
         return meta.sizes
 
     def constant(self, position: int, what: str) -> Array | None:
-        """Numbers that have to be known. None where they are left out."""
+        """Return an operand that must be constant; None if it is left out.
+
+        Args:
+            position: The operand's position.
+            what: The operand's name in messages.
+
+        Raises:
+            Refused: The operand is computed.
+        """
         value = self.input(position)
         if not value:
             return None
         array = self.graph.array(value)
         if array is None:
-            raise Refused(f"its {what} is computed while it runs", "export it with fixed sizes and numbers")
+            raise Refused(f"its {what} is computed in each step", "export it with fixed sizes and numbers")
         return array
 
     def number(self, position: int) -> float | None:
-        """An operand that is one known number. None for any other one."""
+        """Return an operand that is one constant number; None for any other operand."""
         array = self.graph.array(self.input(position))
         if array is None or array.size != 1 or array.dtype.kind not in "fiu":
             return None
@@ -150,19 +197,20 @@ class Operator:
     # ---- attributes ----
 
     def has(self, name: str) -> bool:
+        """Return whether the node has an attribute."""
         self._note(name)
         return name in self._attributes
 
     def ignore(self, *what: str | int) -> None:
-        """Attributes and inputs that change nothing here; a comment beside the call says why."""
+        """Mark attributes and inputs as read that change nothing here; a comment beside the call gives the reason."""
         for one in what:
             self._note(one)
 
     def unread(self) -> tuple[str, str] | None:
-        """Return why the node cannot be taken, and what would do instead, where it says more than was read of it.
+        """Return the reason why the node is refused, and a remedy; None if all of the node was read.
 
         An attribute that was not read must have the default of ONNX's schema; an input that was not read must be left
-        out. What the rules of other nodes read counts where this node is a part of a layer that they are all of.
+        out. If the node is part of a larger layer, the rule of the layer's last node may have read it.
         """
         read = self._read | self._read_by_others if self.is_part else self._read
         schema = self._schema()
@@ -170,13 +218,13 @@ class Operator:
         for name, attribute in self._attributes.items():
             value = helper.get_attribute_value(attribute)
             if name not in read and not _is_default(schema, name, value):
-                reason = f"its attribute '{printable(name, 40)}' is {_shown(value)}, which is not taken"
-                return reason, "write it by operators that do so, as docs/import.md lists them"
+                reason = f"its attribute '{printable(name, 40)}' is {_shown(value)}, which is not supported"
+                return reason, "use operators that docs/import.md lists"
         for position, value in enumerate(self.inputs):
             if value and position not in read:
                 names = [] if schema is None else [str(i.name) for i in schema.inputs]
                 name = names[position] if position < len(names) else str(position)
-                return f"its input '{name}' is not taken", "compute it by operators that docs/import.md lists"
+                return f"its input '{name}' is not supported", "use operators that docs/import.md lists"
         return None
 
     def _schema(self) -> Any:
@@ -191,23 +239,38 @@ class Operator:
         return None if attribute is None else onnx().helper.get_attribute_value(attribute)
 
     def integer(self, name: str, default: int) -> int:
+        """Return an integer attribute, or `default` if it is left out.
+
+        Raises:
+            Refused: The attribute has another type.
+        """
         value = self._value(name)
         if value is not None and not isinstance(value, int):
             raise Refused(f"its '{name}' is damaged", "export the model again")
         return default if value is None else value
 
     def real(self, name: str, default: float) -> float:
+        """Return a real attribute, or `default` if it is left out.
+
+        Raises:
+            Refused: The attribute has another type.
+        """
         value = self._value(name)
         if value is not None and not isinstance(value, int | float):
             raise Refused(f"its '{name}' is damaged", "export the model again")
         return default if value is None else shortest(np.float32(value))
 
     def text(self, name: str, default: str) -> str:
+        """Return a text attribute, or `default` if it is left out."""
         value = self._value(name)
         return printable(value.decode("utf-8", "replace"), 40) if isinstance(value, bytes) else default
 
     def ints(self, name: str, position: int | None = None) -> tuple[int, ...] | None:
-        """Whole numbers: an attribute, or in newer opsets an operand. None where they are left out."""
+        """Return integers: an attribute, or in newer opsets the operand at `position`; None if they are left out.
+
+        Raises:
+            Refused: An item is no integer.
+        """
         value = self._value(name)
         if value is None and position is not None:
             array = self.constant(position, f"'{name}'")
@@ -222,16 +285,16 @@ class Operator:
     # ---- results ----
 
     def emit(self, target: str, /, **arguments: Argument) -> None:
-        """The node's result is that of this ATen operation; nobody may use any other one."""
+        """Emit an ATen operation whose result is the node's first result; the other results must be unused."""
         self.emit_all(1, target, **arguments)
 
     def emit_all(self, results: int, target: str, /, **arguments: Argument) -> None:
-        """The node's first `results` results are those of this ATen operation; nobody may use any other one."""
+        """Emit an ATen operation whose results are the node's first `results` results; the others must be unused."""
         self._check_unused(set(range(results)))
         self.graph.emit(self, target, arguments, self.outputs[:results])
 
     def give(self, *names: TensorName | None) -> None:
-        """The node's results are these tensors; nobody may use one that is None or not among them."""
+        """Make these tensors the node's results; a result that is None or not among them must be unused."""
         self._check_unused({number for number, name in enumerate(names) if name is not None})
         for value, name in zip(self.outputs, names, strict=False):
             if value and name is not None:
@@ -246,12 +309,21 @@ class Operator:
                 raise Refused(f"its output '{name}' is used", f"use its output '{names[0] if names else 0}' alone")
 
     def part(self) -> None:
-        """The node is a part of a layer, and a later one is all of it."""
+        """Mark the node as part of a layer that a later node emits."""
         self.is_part = True
         self.emit_all(len(self.outputs), "onnx.part")
 
     def step(self, target: str, shape: tuple[int, ...], /, **arguments: Argument) -> TensorName:
-        """An operation before that, with a result of its own."""
+        """Emit an ATen operation before the node's result, and return its own result.
+
+        Args:
+            target: The ATen operation.
+            shape: The shape of the result.
+            **arguments: The arguments of the operation.
+
+        Returns:
+            The result of the operation.
+        """
         value = self.graph.inner(self, shape)
         self.graph.emit(self, target, arguments, (value,))
         return self.graph.name(value)
@@ -261,7 +333,7 @@ Rule = Callable[[Operator], None]
 
 
 def _is_default(schema: Any, name: str, value: object) -> bool:
-    """Whether the schema gives an attribute this value where it is left out."""
+    """Return whether a value is the default that the schema gives an attribute."""
     if schema is None or name not in schema.attributes:
         return False
     default = schema.attributes[name].default_value
@@ -278,5 +350,5 @@ def _shown(value: object) -> str:
 
 
 def shortest(number: Any) -> float:
-    """A number of fp32 as the shortest decimal that is it: 0.1 rather than 0.10000000149."""
+    """Return a number of fp32 as the shortest decimal that rounds to it: 0.1 instead of 0.10000000149."""
     return float(str(number))

@@ -1,4 +1,4 @@
-"""The package `onnx`: an extra, imported where a file of it is read or written, and nowhere else."""
+"""The package `onnx`, which is optional: only the functions that read or write ONNX files import it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,11 @@ from mbc.errors import MbcError
 
 @cache
 def onnx(module: str = "onnx") -> Any:
-    """A module of the package. Raises MBC349 where it is not installed."""
+    """Return a module of the package.
+
+    Raises:
+        MbcError: MBC349 if the package is not installed.
+    """
     try:
         return importlib.import_module(module)
     except ImportError as error:

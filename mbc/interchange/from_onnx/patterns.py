@@ -1,5 +1,7 @@
-"""Layers that exporters spell out in several nodes: SiLU and its kind, GELU before opset 20, linear layers with a
-bias. Nodes that are a part of one give nothing by themselves."""
+"""Layers that exporters write as several nodes: SiLU, GELU before opset 20, linear layers with a bias, and others.
+
+Nodes that are part of such a layer emit nothing; the last node emits the layer.
+"""
 
 from __future__ import annotations
 
@@ -11,29 +13,29 @@ from mbc.interchange.from_onnx.operator import Operator
 from mbc.interchange.program import Array
 from mbc.ops.window_bias import MASKED, WindowBias
 
-# x * f(x), by the operator of f
+# The layer x * f(x), by the operator of f.
 GATED = {"Sigmoid": "silu", "HardSigmoid": "hardswish", "Tanh": "mish"}
 
 
 def only_user(op: Operator, kind: str) -> Operator | None:
-    """The operator that alone takes what `op` gives, if it is of this kind."""
+    """Return the operator that takes the first result of `op`, if it is the only user and of this kind."""
     users = op.graph.users(op.outputs[0])
     return users[0] if len(users) == 1 and users[0].op == kind else None
 
 
 def other(op: Operator, value: str) -> str:
-    """The operand of two that is not `value`."""
+    """Return the operand of a binary operator that is not `value`."""
     return op.input(1) if op.input(0) == value else op.input(0)
 
 
 def is_number(op: Operator, number: float) -> bool:
-    """Whether an operand of two is this number."""
-    found = [op.number(n) for n in (0, 1)]
-    return any(n is not None and math.isclose(n, number, rel_tol=1e-4) for n in found)
+    """Return whether an operand of a binary operator is this number."""
+    numbers = [op.number(n) for n in (0, 1)]
+    return any(n is not None and math.isclose(n, number, rel_tol=1e-4) for n in numbers)
 
 
 def scaled(op: Operator | None, factor: float) -> str:
-    """What is multiplied by this factor; empty where something else is done."""
+    """Return the value that an operator multiplies by this factor; an empty text for any other operator."""
     if op is None:
         return ""
     if op.op == "Mul" and is_number(op, factor):
@@ -44,31 +46,34 @@ def scaled(op: Operator | None, factor: float) -> str:
 
 
 def gated(op: Operator) -> tuple[str, str] | None:
-    """Of a product: x and the activation, where it is x * f(x)."""
+    """Return x and the activation of a product x * f(x); None for other products."""
     for x, y in ((op.input(0), op.input(1)), (op.input(1), op.input(0))):
-        made = op.graph.maker(y)
-        if made is None or made.op not in GATED or len(op.graph.users(y)) != 1:
+        activation = op.graph.maker(y)
+        if activation is None or activation.op not in GATED or len(op.graph.users(y)) != 1:
             continue
-        inner = made.input(0)
-        if made.op == "HardSigmoid" and not is_hard_sigmoid(made):
+        inner = activation.input(0)
+        if activation.op == "HardSigmoid" and not is_hard_sigmoid(activation):
             continue
-        if made.op == "Tanh":
+        if activation.op == "Tanh":
             below = op.graph.maker(inner)
             if below is None or below.op != "Softplus" or below.input(0) != x:
                 continue
         elif inner != x:
             continue
-        return x, GATED[made.op]
+        return x, GATED[activation.op]
     return None
 
 
 def is_hard_sigmoid(op: Operator) -> bool:
-    """Whether it is torch's: clamp(x / 6 + 1 / 2)."""
+    """Return whether a hard sigmoid is PyTorch's: clamp(x / 6 + 1 / 2)."""
     return math.isclose(op.real("alpha", 0.2), 1 / 6, rel_tol=1e-5) and op.real("beta", 0.5) == 0.5
 
 
 def gelu_of(erf: Operator) -> tuple[str, Operator] | None:
-    """Of an Erf: x and the last node, where they are x * (1 + erf(x / sqrt 2)) / 2, in either order."""
+    """Return x and the last node of the GELU that an Erf is part of; None if there is no GELU.
+
+    The nodes compute x * (1 + erf(x / sqrt 2)) / 2, with the factors in any order.
+    """
     x = scaled(erf.graph.maker(erf.input(0)), math.sqrt(0.5))
     plus = only_user(erf, "Add")
     if not x or plus is None or not is_number(plus, 1.0):
@@ -86,22 +91,22 @@ def gelu_of(erf: Operator) -> tuple[str, Operator] | None:
 
 
 def ends_gelu(op: Operator) -> str:
-    """Of a product: x, where it is the last node of a GELU; else empty."""
+    """Return the input of the GELU whose last node is this product; an empty text for other products."""
     for value in op.operands:
-        made = op.graph.maker(value)
-        inner = made.operands if made is not None and made.op == "Mul" else ()
-        for node in (made, *map(op.graph.maker, inner)):
+        maker = op.graph.maker(value)
+        inner = maker.operands if maker is not None and maker.op == "Mul" else ()
+        for node in (maker, *map(op.graph.maker, inner)):
             erf = None
             if node is not None and node.op == "Add":
                 erf = next((m for m in map(op.graph.maker, node.operands) if m is not None and m.op == "Erf"), None)
-            found = None if erf is None else gelu_of(erf)
-            if found is not None and found[1] is op:
-                return found[0]
+            gelu = None if erf is None else gelu_of(erf)
+            if gelu is not None and gelu[1] is op:
+                return gelu[0]
     return ""
 
 
 def bias_behind(product: Operator) -> Operator | None:
-    """Of a product with held numbers: the sum with a held vector that is all that takes it."""
+    """Return the sum that adds a held vector to a product with held numbers, if the sum is the only user."""
     add = only_user(product, "Add")
     if add is None:
         return None
@@ -110,17 +115,20 @@ def bias_behind(product: Operator) -> Operator | None:
 
 
 def product_before(add: Operator) -> Operator | None:
-    """Of a sum: the product with held numbers whose bias it adds."""
+    """Return the product with held numbers whose bias this sum adds; None for other sums."""
     for value in add.operands:
-        made = add.graph.maker(value)
-        if made is not None and made.op == "MatMul" and made.graph.array(made.input(1)) is not None:
-            return made if len(made.sizes(1)) == 2 and bias_behind(made) is add else None
+        product = add.graph.maker(value)
+        if product is not None and product.op == "MatMul" and product.graph.array(product.input(1)) is not None:
+            return product if len(product.sizes(1)) == 2 and bias_behind(product) is add else None
     return None
 
 
 def group_norm_of(add: Operator) -> tuple[Operator, Operator] | None:
-    """Of a sum: the instance norm of reshaped groups, and the product by the scale of each channel, where these are a
-    group norm as exporters write it before opset 21."""
+    """Return the instance norm and the scaling product of the group norm whose last node is this sum.
+
+    Exporters write a group norm before opset 21 as an instance norm of reshaped groups, times a scale and plus an
+    offset of each channel. Other sums give None.
+    """
     for value in add.operands:
         product = add.graph.maker(value)
         if product is None or product.op != "Mul":
@@ -132,7 +140,7 @@ def group_norm_of(add: Operator) -> tuple[Operator, Operator] | None:
                 continue
             affine = (product.graph.array(other(product, inner)), add.graph.array(other(add, value)))
             alone = all(
-                len(add.graph.users(made.outputs[0])) == 1 for made in (norm, back, product) if made is not None
+                len(add.graph.users(node.outputs[0])) == 1 for node in (norm, back, product) if node is not None
             )
             channels = add.result[1]
             if alone and all(array is not None and array.size == channels for array in affine):
@@ -141,8 +149,10 @@ def group_norm_of(add: Operator) -> tuple[Operator, Operator] | None:
 
 
 def groups_of(norm: Operator) -> int:
-    """Of an instance norm: how many groups it normalises of a tensor that is reshaped before and after; 0 where it does
-    something else, or scales them."""
+    """Return the number of groups that an instance norm normalises; 0 if it is no part of a group norm.
+
+    The tensor is reshaped to groups before and after the norm, and the norm itself does not scale the groups.
+    """
     before = norm.graph.maker(norm.input(0))
     scale, offset = (norm.graph.array(norm.input(n)) for n in (1, 2))
     if before is None or before.op != "Reshape" or scale is None or offset is None:
@@ -153,17 +163,19 @@ def groups_of(norm: Operator) -> int:
 
 
 def is_part_of_group_norm(norm: Operator) -> bool:
-    """Whether the nodes behind an instance norm make a group norm of it."""
+    """Return whether an instance norm and the nodes behind it are a group norm."""
     back = only_user(norm, "Reshape")
     product = None if back is None else only_user(back, "Mul")
     add = None if product is None else only_user(product, "Add")
-    found = None if add is None else group_norm_of(add)
-    return found is not None and found[0] is norm
+    group_norm = None if add is None else group_norm_of(add)
+    return group_norm is not None and group_norm[0] is norm
 
 
 def rolled(concat: Operator) -> tuple[str, int, int] | None:
-    """Of a concatenation: what it rolls, by how much, and along which axis, where it puts the end of a tensor before
-    its beginning, and nobody else takes these parts."""
+    """Return the tensor that a concatenation rolls, the shift and the axis; None for other concatenations.
+
+    A roll puts the end of a tensor before its beginning, and nothing else takes these parts.
+    """
     parts = [concat.graph.maker(value) for value in concat.operands]
     if len(parts) != 2 or any(part is None or only_user(part, "Concat") is not concat for part in parts):
         return None
@@ -177,7 +189,7 @@ def rolled(concat: Operator) -> tuple[str, int, int] | None:
 
 
 def _cut(part: Operator) -> tuple[str, int, int, int] | None:
-    """Of a slice along one axis: the tensor, the axis, where it begins, and how many elements it has."""
+    """Return the tensor, the axis, the start and the length of a slice along one axis; None for other nodes."""
     if part.op != "Slice":
         return None
     names = ("starts", "ends", "axes", "steps")
@@ -191,27 +203,29 @@ def _cut(part: Operator) -> tuple[str, int, int, int] | None:
 
 
 def is_part_of_roll(part: Operator) -> bool:
-    """Whether the concatenation behind a slice rolls a tensor."""
+    """Return whether the concatenation behind a slice rolls a tensor."""
     concat = only_user(part, "Concat")
     return concat is not None and rolled(concat) is not None
 
 
 def taken(squeeze: Operator) -> tuple[str, int, int] | None:
-    """Of a tensor without an axis: what it is one element of, along which axis, and which, where a slice before it took
-    that alone."""
+    """Return the tensor, the axis and the index of one element that a slice and this squeeze take.
+
+    Other nodes give None.
+    """
     part = squeeze.graph.maker(squeeze.input(0))
     cut = None if part is None or only_user(part, "Squeeze") is not squeeze else _cut(part)
     return cut[:3] if cut is not None and cut[3] == 1 and _squeezes(squeeze, cut[1]) else None
 
 
 def is_part_of_selection(part: Operator) -> bool:
-    """Whether the axis of the one element that a slice takes is gone afterwards."""
+    """Return whether a slice takes one element whose axis the next node removes."""
     squeeze = only_user(part, "Squeeze")
     return squeeze is not None and taken(squeeze) is not None
 
 
 def flattened(gather: Operator) -> str:
-    """Of elements taken by number: the tensor whose elements they are, all of them in their order; else empty."""
+    """Return the tensor of which a gather takes all elements in their order; an empty text for other gathers."""
     before, index = gather.graph.maker(gather.input(0)), gather.graph.array(gather.input(1))
     if before is None or before.op != "Reshape" or index is None or only_user(before, "Gather") is not gather:
         return ""
@@ -220,19 +234,19 @@ def flattened(gather: Operator) -> str:
 
 
 def is_flattening(reshape: Operator) -> bool:
-    """Whether elements are taken of a reshaped tensor by number, as torch.as_strided is exported."""
+    """Return whether elements are gathered from a reshaped tensor, as the export of `torch.as_strided` does."""
     gather = only_user(reshape, "Gather")
     return gather is not None and bool(flattened(gather))
 
 
 def is_mask(array: Array) -> bool:
-    """Whether numbers that are added to the scores of windows hide some pairs of pixels, and do nothing else."""
+    """Return whether numbers that are added to the scores of windows only hide some pairs of pixels."""
     square = array.ndim > 2 and array.shape[-1] == array.shape[-2]
     return square and bool(array.any()) and bool(((array == 0) | (array == MASKED)).all())
 
 
 def is_scores(op: Operator | None) -> bool:
-    """Whether it is a product of two tensors of the network, perhaps times numbers."""
+    """Return whether an operator is a product of two tensors of the network, perhaps times numbers."""
     while op is not None and op.op in ("Mul", "Div"):
         tensors = [position for position in (0, 1) if op.number(position) is None]
         op = op.graph.maker(op.input(tensors[0])) if len(tensors) == 1 else None
@@ -240,8 +254,15 @@ def is_scores(op: Operator | None) -> bool:
 
 
 def bias_by_offset(array: Array) -> tuple[Array, Array] | None:
-    """Of [1, heads, T, T] that is added to the scores of windows: a table of what it has for each offset of two pixels,
-    [offsets, heads], and which of them each pair of pixels has, [T, T]. None where it is no such bias."""
+    """Return a relative position bias as its table and the table's row for each pair of pixels.
+
+    Args:
+        array: Numbers [1, heads, T, T] that are added to the scores of windows.
+
+    Returns:
+        A table [offsets, heads] with the bias of each offset between two pixels, and the offsets' numbers [T, T]. None
+        if the numbers are no such bias.
+    """
     if array.ndim != 4 or array.shape[0] != 1 or array.shape[2] != array.shape[3] or array.dtype.kind != "f":
         return None
     heads, tokens = array.shape[1:3]
@@ -256,8 +277,10 @@ def bias_by_offset(array: Array) -> tuple[Array, Array] | None:
 
 
 def unbound(split: Operator) -> list[str] | None:
-    """Of a tensor that is split into parts of one element: what they are without that axis, where nobody takes them
-    with it."""
+    """Return the values that a split into single elements gives without the split axis; None for other splits.
+
+    Each part must be taken only by a squeeze of that axis.
+    """
     axis = split.integer("axis", 0)
     squeezes = [split.graph.users(output) for output in split.outputs]
     if split.sizes()[axis] != len(split.outputs) or not all(len(u) == 1 and _squeezes(u[0], axis) for u in squeezes):
@@ -271,6 +294,6 @@ def _squeezes(user: Operator, axis: int) -> bool:
 
 
 def is_unbound(squeeze: Operator) -> bool:
-    """Whether the split before this operator gives its result."""
+    """Return whether the split before this squeeze gives its result."""
     split = squeeze.graph.maker(squeeze.input(0))
     return split is not None and split.op == "Split" and unbound(split) is not None

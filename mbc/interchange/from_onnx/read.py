@@ -1,5 +1,7 @@
-"""An ONNX file -> a program of ATen operations, each node by its rule. What a rule refuses goes into the program with
-its reason, so that the translation lists it beside all else."""
+"""Reads an ONNX file as a program of ATen operations, each node by its rule.
+
+A node that a rule refuses becomes a node of the program with the reason, so that the translation lists all refusals.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,7 @@ from mbc.interchange.pt2 import printable
 from mbc.interchange.refusal import NOTHING_LIKE_IT, REPLACE
 from mbc.interchange.steps import STATISTICS
 
-LARGEST_FILE = 2 << 30  # what a message of protobuf may have; weights beside it may have more
+LARGEST_FILE = 2 << 30  # protobuf's limit for a message; weights in other files may be larger
 MOST_NODES = 100_000
 OPSETS = range(11, 29)
 _MOVED = frozenset(("Identity", "Reshape", "Transpose", "Squeeze", "Unsqueeze"))
@@ -52,7 +54,7 @@ NOT_TAKEN: Mapping[str, str] = MappingProxyType({name: text for f in _FAMILIES f
 def _may_hold_norm(operator: Operator) -> bool:
     """Return whether a convolution has a bias that a folded batch norm may have left.
 
-    Exporters give folded numbers names of their own; those of a layer that had a bias itself are `PATH.weight` and
+    Exporters give folded numbers new names; the numbers of a layer that had a bias before are `PATH.weight` and
     `PATH.bias`.
     """
     if operator.op not in _LONE:
@@ -64,11 +66,18 @@ def _may_hold_norm(operator: Operator) -> bool:
 
 
 def read_onnx(path: Path, batch: int | None = None) -> Program:
-    """The program of an .onnx file, for training. `batch`: rows of a mini-batch, where the file leaves them open.
+    """Return the program of an .onnx file, for training.
 
-    Warns (RuntimeWarning) where batch norms seem to have been folded into convolutions. Raises MBC349 (no package
-    onnx), MBC350 (no such file, or not a whole one), MBC351 (weights that are missing or damaged), MBC352 (an opset
-    that is not known) and MBC353 (no batch, or one that the file says already).
+    A RuntimeWarning is given if batch norms seem to have been folded into convolutions.
+
+    Args:
+        path: The file.
+        batch: Samples of a mini-batch, if the file leaves them open.
+
+    Raises:
+        MbcError: MBC349 (no package onnx), MBC350 (no such file, or not a whole one), MBC351 (weights that are missing
+            or damaged), MBC352 (an opset that is not supported) or MBC353 (no batch, or a batch that the file states
+            already).
     """
     package = onnx()
     try:
@@ -91,17 +100,17 @@ def _broken(path: Path, reason: str) -> MbcError:
     return MbcError("MBC350", f"cannot read '{path}': {reason}", remedy)
 
 
-def batch_is_said(path: Path, batch: int) -> MbcError:
-    """MBC353 for a `batch` beside a file that has one."""
+def batch_given_twice(path: Path, batch: int) -> MbcError:
+    """Return MBC353 for a `batch` beside a file that states one."""
     return MbcError(
         "MBC353",
-        f"--batch {batch} is given, and '{path}' says itself how many rows a mini-batch has",
+        f"--batch {batch} is given, but '{path}' states the size of a mini-batch itself",
         "leave --batch out, and compile with --set batch=N",
     )
 
 
 class _Reader:
-    """The program so far; what rules look at (`Graph` of `mbc.interchange.from_onnx.operator`)."""
+    """The program so far, and the graph that rules read (`Graph` of `mbc.interchange.from_onnx.operator`)."""
 
     def __init__(self, path: Path, model: Any, batch: int | None) -> None:
         self._path = path
@@ -113,19 +122,19 @@ class _Reader:
         self._taken: set[str] = set()
         self._makers: dict[str, Operator] = {}
         self._users: dict[str, list[Operator]] = defaultdict(list)
-        self._given: set[str] = set()  # initializers
+        self._given: set[str] = set()  # names of initializers
         self._values = Values(opsets, self._given)
         self._held: dict[str, Held] = {}
         self._keys: set[str] = set()
         self._arrays: dict[str, Array] = {}
         self._tensors: dict[str, TensorMeta] = {}
-        self._nodes: list[list[Node]] = []  # of each operator
+        self._nodes: list[list[Node]] = []  # the nodes of each operator
         self.current: Operator | None = None
 
     def program(self) -> Program:
         graph = self._model.graph
         if len(graph.node) > MOST_NODES:
-            raise ValueError(f"it has {len(graph.node)} nodes; {MOST_NODES} is the most that is read")
+            raise ValueError(f"it has {len(graph.node)} nodes; at most {MOST_NODES} are supported")
         self._enter_initializers()
         inputs = [value for value in graph.input if value.name not in self._given]
         self._enter_inputs(inputs)
@@ -140,7 +149,7 @@ class _Reader:
         if not said & _NORMS and any(map(_may_hold_norm, operators)):
             warnings.warn(
                 f"'{self._path}' has convolutions with a bias, and no normalisation: batch norms that were folded into"
-                " them cannot be rebuilt. Without them a network trains otherwise: export it before they are folded"
+                " them cannot be rebuilt. A network trains differently without them: export it before they are folded"
                 " (torch.onnx.export: training=TrainingMode.TRAINING, or optimize=False)",
                 RuntimeWarning,
                 stacklevel=2,
@@ -159,14 +168,14 @@ class _Reader:
     # ---- the file ----
 
     def _opsets(self) -> dict[str, int]:
-        found = {str(entry.domain): int(entry.version) for entry in self._model.opset_import}
-        found[""] = max(found.pop("ai.onnx", 0), found.get("", 0))
+        opsets = {str(entry.domain): int(entry.version) for entry in self._model.opset_import}
+        opsets[""] = max(opsets.pop("ai.onnx", 0), opsets.get("", 0))
         newest = min(OPSETS[-1], int(onnx().defs.onnx_opset_version()))
-        if not OPSETS[0] <= found[""] <= newest:
-            raise self._form(f"its opset is {found['']}, and {OPSETS[0]} to {newest} are read")
+        if not OPSETS[0] <= opsets[""] <= newest:
+            raise self._form(f"its opset is {opsets['']}, but only opsets {OPSETS[0]} to {newest} are supported")
         if self._model.functions:
             raise self._form(f"it has functions of its own, such as '{printable(self._model.functions[0].name, 60)}'")
-        return found
+        return opsets
 
     def _form(self, reason: str) -> MbcError:
         remedy = "export it again with opset_version=20 and without functions, or convert it: onnx.version_converter,"
@@ -202,47 +211,51 @@ class _Reader:
         if opened and self._batch is None:
             raise MbcError(
                 "MBC353",
-                f"'{self._path}' does not say how many rows a mini-batch has",
-                "say it: --batch 32 (--set batch=N changes it later)",
+                f"'{self._path}' leaves the size of a mini-batch open",
+                "state it: --batch 32 (--set batch=N changes it later)",
             )
         if not opened and self._batch is not None:
-            raise batch_is_said(self._path, self._batch)
+            raise batch_given_twice(self._path, self._batch)
 
     def _operators(self) -> list[Operator]:
-        """The nodes that are no constants, each after those that it reads from."""
-        made: list[Operator] = []
-        known = set(self._given) | {value.name for value in self._model.graph.input}
+        """Return the nodes that are not constant, each after the nodes that it reads from.
+
+        Raises:
+            ValueError: A node reads a value that no earlier node gives, or a value is given twice.
+        """
+        operators: list[Operator] = []
+        given = set(self._given) | {value.name for value in self._model.graph.input}
         for number, node in enumerate(self._model.graph.node):
             operator = Operator(node, self, number)
             for name in operator.inputs:
-                if name and name not in known:
+                if name and name not in given:
                     raise ValueError(
                         f"node '{operator.name}' reads '{printable(name, 60)}', which nothing before it gives: a cycle,"
                         " or a part is missing"
                     )
             for name in operator.outputs:
-                if name and name in known:
+                if name and name in given:
                     raise ValueError(f"'{printable(name, 60)}' is given twice, also by node '{operator.name}'")
-                known.add(name)
+                given.add(name)
             if node.op_type == "Constant" and not operator.domain:
                 self._enter_constant(node)
                 continue
             if operator.domain in ("", "ai.onnx") and self._values.take(node):
                 if operator.op in _MOVED and node.input[0] in self._given:
-                    self._given.add(node.output[0])  # weights still; of equal ones an exporter may keep one
+                    self._given.add(
+                        node.output[0]
+                    )  # it stays a weight; an exporter may keep only one of several equal weights
                 continue
-            made.append(operator)
+            operators.append(operator)
             for name in filter(None, operator.outputs):
                 self._makers[name] = operator
                 self._describe(name)
             for name in filter(None, operator.inputs):
                 self._users[name].append(operator)
-        for (
-            value
-        ) in self._model.graph.output:  # whoever runs the graph takes it, so that it is no part of a layer alone
+        for value in self._model.graph.output:  # an output has a user outside, so that it is no inner value of a layer
             node = onnx().helper.make_node("Identity", [value.name], [])
-            self._users[value.name].append(Operator(node, self, len(made)))
-        return made
+            self._users[value.name].append(Operator(node, self, len(operators)))
+        return operators
 
     def _enter_constant(self, node: Any) -> None:
         package = onnx()
@@ -255,7 +268,7 @@ class _Reader:
         elif attribute.name in ("value_float", "value_floats"):
             array, kind = np.array(value, np.float32), int(package.TensorProto.FLOAT)
         else:
-            return  # text, or sparse numbers: whoever needs it says so
+            return  # text, or sparse numbers: the operator that needs them is refused
         self._values.enter_array(node.output[0], array, kind)
 
     def _describe(self, value: str) -> None:
@@ -274,7 +287,7 @@ class _Reader:
             if rule is None:
                 raise Refused(NOTHING_LIKE_IT, NOT_TAKEN.get(operator.op, REPLACE))
             if any(0 in (self.shape(value) or ()) for value in operator.outputs):
-                raise Refused("a result of it has no elements", "leave out what computes nothing")
+                raise Refused("one of its results has no elements", "leave out operators that compute nothing")
             rule(operator)
         except Refused as error:
             self._nodes[-1] = [self._refusal(operator, error.reason, error.remedy)]
@@ -283,8 +296,10 @@ class _Reader:
             self._nodes[-1] = [self._refusal(operator, reason, "export the model again")]
 
     def _refuse_unread(self, operators: Sequence[Operator]) -> None:
-        """Refuse whatever says more than its rule read; after all rules, since parts of a layer are read by the last of
-        them."""
+        """Refuse each node with an attribute or input that no rule read.
+
+        This runs after all rules, because the rule of a layer's last node reads the nodes before it.
+        """
         for number, operator in enumerate(operators):
             refused = any(node.refusal for node in self._nodes[number])
             refusal = None if refused else operator.unread()
@@ -303,7 +318,7 @@ class _Reader:
         return self._values.shape(value)
 
     def dtype(self, value: str) -> str:
-        """The type of a value's elements as torch names it."""
+        """Return the type of a value's elements, with PyTorch's name."""
         return dtype_name(self._values.kind(value))
 
     def maker(self, value: str) -> Operator | None:
@@ -313,7 +328,7 @@ class _Reader:
         return self._users.get(value, ())
 
     def name(self, value: str) -> TensorName:
-        """What the program calls a value: printable, and nobody else's."""
+        """Return the program's name for a value, which is printable and unique."""
         if value not in self._names:
             wanted = printable(value) or "unnamed"
             self._names[value] = next(n for n in _numbered(wanted) if n not in self._taken)
@@ -326,7 +341,7 @@ class _Reader:
         return value
 
     def weight(self, value: str, role: str, user: Operator, order: tuple[int, ...] = ()) -> TensorName:
-        """Held numbers as an operand. `role`: which of a layer's states they are, empty where they are a tensor."""
+        """Return held numbers as an operand; `role` is the state of a layer that they are, or empty for a tensor."""
         called = f"{value} transposed" if order else value
         modules = modules_of(user.name, user.metadata)
         if role and modules and self._is_uniform(value):
@@ -348,15 +363,18 @@ class _Reader:
         return name
 
     def _is_uniform(self, value: str) -> bool:
-        """Whether it is a vector of one number, of which exporters keep one for all modules that begin with it."""
+        """Return True for a vector of equal numbers, which exporters keep once for all modules that begin with it."""
         array = self._values.arrays[value]
         return array.ndim == 1 and array.size > 1 and bool((array == array[0]).all())
 
     def hold(self, value: str, array: Array, kind: str) -> TensorName:
-        """Numbers that the file has in another form, or says nothing of.
+        """Return numbers as an operand that the file has in another form, or does not have.
 
-        `kind` is `parameter`, `frozen` (a parameter that is not trained), `buffer` (a tensor that lies in checkpoints),
-        or `constant` (numbers that rules look at).
+        Args:
+            value: The name of the numbers.
+            array: The numbers.
+            kind: `parameter`, `frozen` (a parameter that is not trained), `buffer` (a tensor of checkpoints) or
+                `constant` (numbers that rules read).
         """
         name = self.name(value)
         if name.name not in self._held:
@@ -369,7 +387,7 @@ class _Reader:
         return name
 
     def _key(self, value: str, role: str, user: Operator) -> str:
-        """As the file calls it; what an exporter made anew is called by its module, which torch does."""
+        """Return the key of held numbers: their name in the file, or PyTorch's name if the exporter made a new one."""
         own = printable(value)
         modules = modules_of(user.name, user.metadata)
         path = f"{modules[-1].path}.{role}" if modules else ""
@@ -383,7 +401,7 @@ class _Reader:
         self._nodes[-1].append(self._node(user, target, arguments, outputs))
 
     def _refusal(self, user: Operator, reason: str, remedy: str) -> Node:
-        """Return the node of an operator that cannot be taken, with all that it takes."""
+        """Return the node of an operator that is refused, with all of its operands."""
         operands: dict[str, Argument] = {str(n): self.name(value) for n, value in enumerate(user.inputs) if value}
         return self._node(user, "onnx", operands, user.outputs, (reason, remedy))
 
@@ -401,6 +419,10 @@ class _Reader:
 
 
 def _numbered(name: str) -> Iterator[str]:
-    """The name, and then with numbers behind it."""
+    """Yield the name, then the name with numbers behind it.
+
+    Yields:
+        `name`, `name_2`, `name_3` and so on.
+    """
     yield name
     yield from (f"{name}_{number}" for number in count(2))

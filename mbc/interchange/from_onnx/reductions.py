@@ -1,4 +1,4 @@
-"""Reductions over any axes but the samples, and softmax."""
+"""Reductions over any axes except the samples, and softmax."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from mbc.interchange.aten.base import Refused
 from mbc.interchange.from_onnx.expressions import Expression
 from mbc.interchange.from_onnx.operator import Operator, Rule
 
-_LONGEST_PRODUCT = 64  # factors along an axis, each a slice
+_LONGEST_PRODUCT = 64  # most factors along an axis, each of which is a slice
 
 
 def _axes(op: Operator) -> tuple[int, ...] | None:
-    """The axes, all of them where none are given; None where that means that nothing is reduced."""
+    """Return the axes of a reduction, or all axes if the node has none; None if the node then reduces nothing."""
     rank, axes = len(op.sizes()), op.ints("axes", 1)
     if not axes and op.integer("noop_with_empty_axes", 0):
         return None
@@ -29,15 +29,19 @@ def _plain(target: str, op: Operator) -> None:
 
 
 def _composed(formula: Callable[[Expression, tuple[int, ...]], Expression], op: Operator) -> None:
-    """By a formula that keeps the axes with one element each."""
+    """Emit a reduction by a formula that keeps the axes with one element each.
+
+    Raises:
+        Refused: There are no axes, or the axes include the samples.
+    """
     axes, keep = _axes(op), bool(op.integer("keepdims", 1))
     if axes is None:
         raise Refused("it reduces no axis", "leave noop_with_empty_axes out")
     if 0 in axes:
         raise Refused(f"it is over dimension 0 of {list(op.sizes())}, the samples", "keep the samples apart")
-    made = formula(Expression.of(op), axes)
-    shape = made.shape if keep else tuple(n for axis, n in enumerate(made.shape) if axis not in axes)
-    made.reshape(shape).give()
+    result = formula(Expression.of(op), axes)
+    shape = result.shape if keep else tuple(n for axis, n in enumerate(result.shape) if axis not in axes)
+    result.reshape(shape).give()
 
 
 def _minimum(x: Expression, axes: tuple[int, ...]) -> Expression:
@@ -57,7 +61,7 @@ def _log_sum(x: Expression, axes: tuple[int, ...]) -> Expression:
 
 
 def log_sum_exp(x: Expression, axes: tuple[int, ...]) -> Expression:
-    """Return the logarithm of a sum of exponentials, none of which is larger than 1."""
+    """Return the logarithm of a sum of exponentials, computed so that no exponential exceeds 1."""
     most = x.reduce("amax", axes)
     return most + (x - most).apply("exp").reduce("sum", axes).apply("log")
 
@@ -74,7 +78,11 @@ def _product(x: Expression, axes: tuple[int, ...]) -> Expression:
 
 
 def _softmax_operand(op: Operator) -> tuple[Expression, int]:
-    """Return the operand and the axis; before opset 13 that is all from an axis on, made one axis."""
+    """Return the operand and the axis of a softmax; before opset 13 all axes from `axis` on become one axis.
+
+    Raises:
+        Refused: The axis is the samples.
+    """
     x, rank = Expression.of(op), len(op.sizes())
     axis = op.integer("axis", 1 if op.graph.opset < 13 else -1) % rank
     if axis == 0:
@@ -105,8 +113,8 @@ RULES: Mapping[str, Rule] = {
     "ReduceProd": partial(_composed, _product),
 }
 NOT_TAKEN: Mapping[str, str] = {
-    "ArgMax": "let the network give what it takes the maximum of",
-    "ArgMin": "let the network give what it takes the minimum of",
-    "TopK": "let the network give what it takes the maxima of",
+    "ArgMax": "make the operand an output of the network, and take the maximum outside",
+    "ArgMin": "make the operand an output of the network, and take the minimum outside",
+    "TopK": "make the operand an output of the network, and take the maxima outside",
     "CumSum": "sum over whole dimensions",
 }

@@ -1,7 +1,7 @@
-"""Resize: the share of each pixel of the input in each pixel of the result, axis by axis, as ONNX defines it.
+"""Resize: the weight of each pixel of the input in each pixel of the result, axis by axis, as ONNX defines it.
 
-What the language's `upsample` gives is that layer. Anything else is a product with the matrix of these shares: a
-convolution with frozen filters of one pixel.
+If the weights are those of the language's `upsample`, the result is that layer. Otherwise the result is a product with
+the matrix of the weights: a convolution with frozen filters of one pixel.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from mbc.interchange.from_onnx.operator import Operator, Rule
 from mbc.interchange.program import Array
 
 _HALF = Fraction(1, 2)
-_LARGEST = 1 << 22  # elements of a matrix of shares
+_LARGEST = 1 << 22  # most elements of a matrix of weights
 _ROUNDED = Refused("rounding decides which of two pixels is nearest", "resize to a size, or by a whole factor")
-_SAID_TWICE = "its size and its scale differ, and its coordinates take both"
+_CONTRADICTION = "its size and its scale differ, and its coordinates depend on both"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,11 @@ class Axis:
     roi: tuple[Fraction, Fraction] = (Fraction(0), Fraction(1))
 
     def origin(self, mode: str, x: int) -> Fraction:
-        """Return where pixel `x` of the result lies in the input."""
+        """Return the coordinate in the input of pixel `x` of the result.
+
+        Raises:
+            Refused: The mode is not supported, or the size and the scale contradict each other.
+        """
         n, m, s = self.size, self.output, self.scale
         if mode == "pytorch_half_pixel" and m == 1:
             return Fraction(0)
@@ -47,13 +51,13 @@ class Axis:
         if mode == "tf_half_pixel_for_nn":
             return (x + _HALF) / s
         if s * n != m:
-            raise Refused(_SAID_TWICE, "give it sizes, or scales that give whole sizes")
+            raise Refused(_CONTRADICTION, "give it sizes, or scales that give whole sizes")
         if mode == "align_corners":
             return Fraction(x * (n - 1), m - 1) if m > 1 else Fraction(0)
         if mode == "tf_crop_and_resize":
             start, end = self.roi
             return (start + (x * (end - start) / (m - 1) if m > 1 else (end - start) / 2)) * (n - 1)
-        raise Refused(f"its pixels are found by {mode}", "use coordinate_transformation_mode='half_pixel'")
+        raise Refused(f"its coordinates are those of {mode}", "use coordinate_transformation_mode='half_pixel'")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +72,11 @@ class Method:
     exclude_outside: bool
 
     def shares(self, axis: Axis) -> Array:
-        """Return the matrix [output, size]; of pixels outside of the input (`tf_crop_and_resize`) the row is 0."""
-        made = np.zeros((axis.output, axis.size))
+        """Return the matrix of weights [output, size].
+
+        The row of a pixel outside of the input (`tf_crop_and_resize`) is 0.
+        """
+        matrix = np.zeros((axis.output, axis.size))
         for x in range(axis.output):
             at = axis.origin(self.coordinates, x)
             if self.coordinates == "tf_crop_and_resize" and not 0 <= at <= axis.size - 1:
@@ -80,11 +87,11 @@ class Method:
                 weights = np.where(inside, weights, 0.0)
                 total = weights.sum()
                 weights = weights / (total if total else 1.0)
-            np.add.at(made[x], pixels.clip(0, axis.size - 1), weights)
-        return made
+            np.add.at(matrix[x], pixels.clip(0, axis.size - 1), weights)
+        return matrix
 
     def _taps(self, at: Fraction, scale: Fraction) -> tuple[Array, Array]:
-        """The pixels around a place, also outside of the input, and their shares."""
+        """Return the pixels around a coordinate, also pixels outside of the input, and their weights."""
         if self.mode == "nearest":
             return np.array([self._nearest(at)]), np.ones(1)
         reach = 1 if self.mode == "linear" else 2
@@ -103,7 +110,7 @@ class Method:
         return math.floor(at) if rounding == "floor" else math.ceil(at)
 
     def _weight(self, x: float) -> float:
-        """Of a pixel at a distance: of the triangle, or of Keys' cubic."""
+        """Return the weight of a pixel at a distance, by a triangle or by Keys' cubic."""
         if self.mode == "linear":
             return max(1.0 - x, 0.0)
         a = self.cubic
@@ -113,12 +120,12 @@ class Method:
 
 
 def _scales(op: Operator, axes: tuple[int, ...]) -> tuple[tuple[Fraction, ...], tuple[Fraction, ...]]:
-    """The scale of each of the axes; and again, where the numbers of the file round it, as they are exactly."""
+    """Return the scale of each axis twice: as shortest decimals, and as the exact numbers of the file."""
     before, after = op.sizes(), op.result
     policy = op.text("keep_aspect_ratio_policy", "stretch")
     given = op.constant(2, "'scales'")
     if given is not None and given.size:
-        op.ignore("keep_aspect_ratio_policy")  # it is of sizes
+        op.ignore("keep_aspect_ratio_policy")  # the policy is for sizes
         shortest = tuple(Fraction(str(value)) for value in given.reshape(-1))
         return shortest, tuple(Fraction(float(value)) for value in given.reshape(-1))
     sizes = op.ints("sizes", 3) or ()
@@ -141,7 +148,7 @@ def _axes(op: Operator) -> tuple[Mapping[int, Axis], Mapping[int, Axis]]:
             raise Refused("its 'roi' is missing", "export the model again")
         roi = [Fraction(str(value)) for value in given.reshape(-1)]
     else:
-        op.ignore(1, "extrapolation_value")  # only tf_crop_and_resize takes them
+        op.ignore(1, "extrapolation_value")  # only tf_crop_and_resize uses them
     regions = list(zip(roi[: len(axes)], roi[len(axes) :], strict=True))
     ways: list[Mapping[int, Axis]] = []
     for scales in _scales(op, axes):
@@ -176,7 +183,7 @@ def _resize(op: Operator) -> None:
 
 
 def _filled(op: Operator, x: Expression, shares: Mapping[int, Array]) -> Expression:
-    """With the number that stands for what lies outside of the input."""
+    """Return the tensor with `extrapolation_value` at the pixels outside of the input."""
     number = op.real("extrapolation_value", 0.0)
     inside = np.ones((1,) * len(x.shape), bool)
     for axis, matrix in shares.items():
@@ -185,10 +192,14 @@ def _filled(op: Operator, x: Expression, shares: Mapping[int, Array]) -> Express
 
 
 def _all_shares(op: Operator, method: Method) -> dict[int, Array]:
-    """The matrices of the axes that are resized."""
+    """Return the matrix of weights of each axis that changes.
+
+    Raises:
+        Refused: The mode is not supported, an axis is too long, or rounding would choose the nearest pixel.
+    """
     if method.mode not in ("nearest", "linear", "cubic"):
         raise Refused(f"its mode is {method.mode}", "use mode='linear'")
-    found: dict[int, Array] = {}
+    shares: dict[int, Array] = {}
     ways = _axes(op)
     for axis in ways[0]:
         if max(ways[0][axis].size, 1) * ways[0][axis].output > _LARGEST:
@@ -197,12 +208,12 @@ def _all_shares(op: Operator, method: Method) -> dict[int, Array]:
         if method.mode == "nearest" and not np.array_equal(matrix, exact):
             raise _ROUNDED
         if not np.array_equal(matrix, np.eye(len(matrix))):
-            found[axis] = matrix
-    return found
+            shares[axis] = matrix
+    return shares
 
 
 def _of_language(mode: str, output: int, size: int) -> Array:
-    """The shares of `upsample`."""
+    """Return the weights of the layer `upsample`."""
     rounding = "floor" if mode == "nearest" else ""
     coordinates = "asymmetric" if mode == "nearest" else "half_pixel"
     kind = "nearest" if mode == "nearest" else "linear"

@@ -16,17 +16,17 @@ _REPEATING = frozenset(("Add", "Sub", "Mul", "Div"))
 
 
 def _reshape(op: Operator) -> None:
-    op.ignore(1, "axes", "axis", "allowzero")  # the shape of the result says them
+    op.ignore(1, "axes", "axis", "allowzero")  # the shape of the result includes them
     if patterns.is_flattening(op):
         op.part()
         return
-    op.result  # noqa: B018 - refused here, with the node's name, where it is not known
+    op.result  # noqa: B018 - raises Refused, with the node's name, if the shape is not known
     op.emit("aten.reshape.default", self=op.tensor())
 
 
 def _squeeze(op: Operator) -> None:
-    if (found := patterns.taken(op)) is not None:
-        value, axis, index = found
+    if (selection := patterns.taken(op)) is not None:
+        value, axis, index = selection
         op.emit("aten.select.int", self=op.graph.name(value), dim=axis, index=index)
     elif not patterns.is_unbound(op):
         _reshape(op)
@@ -37,9 +37,14 @@ def _same(op: Operator) -> None:
 
 
 def _cast(op: Operator) -> None:
-    op.ignore("to", 1, "saturate", "round_mode")  # the type of the result says it; the others are for 8 bits and less
+    op.ignore(
+        "to", 1, "saturate", "round_mode"
+    )  # the type of the result includes it; the others are for types of 8 bits and less
     if op.graph.dtype(op.input(0)) not in ("float32", "bool") or op.graph.dtype(op.outputs[0]) != "float32":
-        raise Refused("it makes another type of its tensor", "export it in float32: train { precision = bf16 } does so")
+        raise Refused(
+            "it changes the type of its tensor",
+            "export it in float32, and choose the type with train { precision = bf16 }",
+        )
     _same(op)
 
 
@@ -52,8 +57,8 @@ def _transpose(op: Operator) -> None:
 
 
 def _concat(op: Operator) -> None:
-    if (found := patterns.rolled(op)) is not None:
-        value, shift, axis = found
+    if (roll := patterns.rolled(op)) is not None:
+        value, shift, axis = roll
         op.emit("aten.roll.default", self=op.graph.name(value), shifts=(shift,), dims=(axis,))
         return
     op.emit("aten.cat.default", tensors=tuple(op.tensor(n) for n in range(len(op.inputs))), dim=op.integer("axis", 1))
@@ -66,7 +71,7 @@ def _split(op: Operator) -> None:
     if sizes is None:
         each = -(-total // len(op.outputs))
         sizes = tuple(min(each, total - n * each) for n in range(len(op.outputs)))
-    op.ignore("num_outputs")  # it has so many
+    op.ignore("num_outputs")  # the outputs are already counted
     if (parts := patterns.unbound(op)) is not None:
         op.graph.emit(op, "aten.unbind.int", {"self": op.tensor(), "dim": axis}, parts)
         return
@@ -83,7 +88,7 @@ def _slice(op: Operator) -> None:
     axes = op.ints("axes", 3) or tuple(range(len(starts)))
     steps = op.ints("steps", 4) or (1,) * len(starts)
     if not len(starts) == len(ends) == len(axes) == len(steps) or not starts:
-        raise Refused("its starts, ends, axes and steps are not equally many", "export the model again")
+        raise Refused("its starts, ends, axes and steps differ in number", "export the model again")
     for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
         axis %= len(x.shape)
         first, stop, by = slice(start, end, step).indices(x.shape[axis])
@@ -111,7 +116,11 @@ def _gather(op: Operator) -> None:
 
 
 def _gather_nd(op: Operator) -> None:
-    """Rows of a parameter by number."""
+    """Emit rows of a parameter by number.
+
+    Raises:
+        Refused: The index has several axes, or the tensor is computed.
+    """
     index = op.constant(1, "index")
     if index is None or op.integer("batch_dims", 0) or index.shape[-1:] != (1,):
         raise Refused("it takes elements by an index of several axes", "use slices")
@@ -122,8 +131,8 @@ def _gather_nd(op: Operator) -> None:
 
 
 def _expand(op: Operator) -> None:
-    """Operators repeat by themselves, and so do joins of a parameter; any other tensor is multiplied by ones."""
-    op.ignore(1)  # the shape of the result says it
+    """Emit a repeated tensor; tensors that operators do not repeat are multiplied by ones."""
+    op.ignore(1)  # the shape of the result includes it
     users, result = op.graph.users(op.outputs[0]), op.result
     if op.graph.array(op.input(0)) is not None or all(user.op in _REPEATING for user in users):
         op.emit("aten.expand.default", self=op.tensor())
@@ -154,21 +163,21 @@ def _pad(op: Operator) -> None:
     if mode == "constant":
         given = op.number(2) if op.input(2) else op.real("value", 0.0)
         if given is None:
-            raise Refused("what it pads with is computed", "pad with a number")
+            raise Refused("the number that it pads with is computed", "pad with a number")
         value = given
     else:
-        op.ignore(2)  # a number that no other mode takes
+        op.ignore(2)  # a number that only the mode constant uses
     if mode == "constant" and value == 0.0:
         _zeros(x, around).give()
         return
-    for axis, (before, after) in around.items():  # what negative pads cut off goes first
+    for axis, (before, after) in around.items():  # negative pads are removed before positive ones are added
         x = x.slice(axis, max(-before, 0), x.shape[axis] - max(-after, 0))
         x = _padded(x, axis, (max(before, 0), max(after, 0)), mode, value)
     x.give()
 
 
 def _zeros(x: Expression, around: Mapping[int, tuple[int, int]]) -> Expression:
-    """Images at once, so that a convolution takes the zeros in."""
+    """Return a tensor with zeros around it; both axes of an image are padded at once, for a convolution behind them."""
     image = range(2, 4) if len(x.shape) == 4 and all(axis > 1 or not any(p) for axis, p in around.items()) else range(0)
     padded = image or range(1, len(x.shape))
     pads = [around.get(axis, (0, 0)) for axis in padded]
@@ -176,7 +185,11 @@ def _zeros(x: Expression, around: Mapping[int, tuple[int, int]]) -> Expression:
 
 
 def _padded(x: Expression, axis: int, pads: tuple[int, int], mode: str, value: float) -> Expression:
-    """Along one axis, by another mode or number than zeros."""
+    """Return a tensor padded along one axis, in another mode or with another number than 0.
+
+    Raises:
+        Refused: The padding is larger than the mode allows, or the mode is not supported.
+    """
     before, after = pads
     size, behind = x.shape[axis], len(x.shape) - axis - 1
     if not any(pads):
@@ -195,13 +208,17 @@ def _padded(x: Expression, axis: int, pads: tuple[int, int], mode: str, value: f
         return x.padded((before, *zeros[0]), (after, *zeros[1]), kind)
     around = np.full(size + before + after, value)
     around[before : before + size] = 0.0
-    made = x.padded((before, *zeros[0]), (after, *zeros[1]))
+    result = x.padded((before, *zeros[0]), (after, *zeros[1]))
     shape = (*(1,) * axis, size + before + after, *(1,) * behind)
-    return made + made.constant(f"pad{axis}", around.reshape(shape))
+    return result + result.constant(f"pad{axis}", around.reshape(shape))
 
 
 def _center(op: Operator) -> None:
-    """Crop or pad each axis in its middle."""
+    """Crop or pad each axis in its middle.
+
+    Raises:
+        Refused: The axis is the samples.
+    """
     x, rank = Expression.of(op), len(op.sizes())
     axes = [axis % rank for axis in op.ints("axes") or range(rank)]
     around: dict[int, tuple[int, int]] = {}
@@ -239,7 +256,9 @@ def _flatten(op: Operator) -> None:
     shape = op.sizes()
     axis = op.integer("axis", 1)
     if math.prod(shape[:axis]) != shape[0]:
-        raise Refused("it makes rows of more than dimension 0", "keep the samples of a mini-batch apart")
+        raise Refused(
+            "it joins other dimensions with dimension 0, the samples", "keep the samples of a mini-batch apart"
+        )
     _reshape(op)
 
 
@@ -269,6 +288,6 @@ NOT_TAKEN: Mapping[str, str] = {
     "Loop": "unroll the loop before it is exported",
     "Scan": "unroll the loop before it is exported",
     "GridSample": "use nn.Upsample",
-    "NonMaxSuppression": "end the network before it: what follows is not trained",
+    "NonMaxSuppression": "end the network before it: the operators behind it are not trained",
     "RoiAlign": "end the network before it",
 }

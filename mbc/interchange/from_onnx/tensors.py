@@ -1,4 +1,4 @@
-"""Numbers of an ONNX file: checked sizes first, then the bytes, in the file or in another one of its folder."""
+"""Numbers of an ONNX file, in the file or in another file of its folder; sizes are checked before reading."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from mbc.interchange.program import NUMPY, Array
 from mbc.interchange.pt2 import printable
 from mbc.units import show_size
 
-# TensorProto.DataType -> the type as torch names it.
+# PyTorch's name for each TensorProto.DataType.
 DTYPES = {
     1: "float32", 2: "uint8", 3: "int8", 5: "int16", 6: "int32", 7: "int64", 9: "bool", 10: "float16", 11: "float64",
     16: "bfloat16",
 }  # fmt: skip
 _OTHERS = {4: "uint16", 8: "string", 12: "uint32", 13: "uint64", 14: "complex64", 15: "complex128"}
 _EXTERNAL = 1  # TensorProto.DataLocation
-# The field of a tensor whose bytes are not raw, and how many of its entries one element takes.
+# The field of a TensorProto that holds the numbers if there are no raw bytes.
 _FIELDS = {
     "float32": "float_data", "float64": "double_data", "int64": "int64_data", "uint8": "int32_data",
     "int8": "int32_data", "int16": "int32_data", "int32": "int32_data", "bool": "int32_data",
@@ -31,12 +31,16 @@ LARGEST_SIZE = 1 << 47
 
 
 def dtype_name(number: int) -> str:
-    """A type of elements, also one that is not read."""
+    """Return PyTorch's name for a type of elements, also for a type that is not supported."""
     return DTYPES.get(number) or _OTHERS.get(number) or f"type {number}"
 
 
 def read_tensor(tensor: Any, path: Path) -> Array:
-    """The array of a TensorProto of the file `path`, bfloat16 as its bits. Raises MBC351."""
+    """Return the array of a TensorProto of the file `path`; bfloat16 is returned as its bits.
+
+    Raises:
+        MbcError: MBC351 if the numbers are missing or damaged, or have an unsupported type.
+    """
     shown = printable(str(tensor.name)) or "a constant"
     shape = tuple(int(size) for size in tensor.dims)
     name = DTYPES.get(tensor.data_type)
@@ -54,7 +58,7 @@ def read_tensor(tensor: Any, path: Path) -> Array:
         values = getattr(tensor, _FIELDS[name])
         if len(values) != math.prod(shape):
             raise _wrong(path, f"'{shown}' {list(shape)} has {len(values)} numbers")
-        if name in ("float16", "bfloat16"):  # their bits
+        if name in ("float16", "bfloat16"):  # stored as their bits
             return np.array(values, np.int64).astype(np.uint16).view(dtype).reshape(shape)
         return np.array(values, dtype).reshape(shape)
     if len(raw) != size:
@@ -63,35 +67,40 @@ def read_tensor(tensor: Any, path: Path) -> Array:
 
 
 def _external(tensor: Any, path: Path, size: int, shown: str) -> bytes:
-    """Bytes that stand in a file beside the model; it may not lead out of the model's folder."""
+    """Return the bytes of a tensor in a file beside the model, which must be in the model's folder.
+
+    Raises:
+        MbcError: MBC351 if the file is elsewhere, is missing, or is too short.
+    """
     said = {str(entry.key): str(entry.value) for entry in tensor.external_data}
     location = said.get("location", "")
     where = PurePosixPath(location)
-    told = printable(location)
+    shown_location = printable(location)
     if not location or "\0" in location or "\\" in location or ":" in location or where.is_absolute():
-        raise _wrong(path, f"'{shown}' is said to be in '{told}', which is no file of its folder")
+        raise _wrong(path, f"'{shown}' has the location '{shown_location}', which is no file of its folder")
     folder = path.resolve().parent
     file = folder / where
     if ".." in where.parts or not file.resolve().is_relative_to(folder):
-        raise _wrong(path, f"'{shown}' is said to be in '{told}', outside of its folder")
+        raise _wrong(path, f"'{shown}' has the location '{shown_location}', outside of the model's folder")
     try:
         offset, length = int(said.get("offset", "0")), int(said.get("length", str(size)))
     except ValueError as error:
-        raise _wrong(path, f"the place of '{shown}' in '{told}' is damaged") from error
+        raise _wrong(path, f"the place of '{shown}' in '{shown_location}' is damaged") from error
     try:
         check_file(file.stat())
         there = file.stat().st_size
         if length != size or offset < 0 or offset + size > there:
             raise _wrong(
                 path,
-                f"'{shown}' takes {show_size(size)} from byte {offset} of '{told}', which has {show_size(there)}",
+                f"'{shown}' takes {show_size(size)} from byte {offset} of '{shown_location}', "
+                f"which has {show_size(there)}",
             )
         with file.open("rb") as opened:
             opened.seek(offset)
             return opened.read(size)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        raise _wrong(path, f"'{shown}' is in '{told}', which cannot be read: {reason}") from error
+        raise _wrong(path, f"'{shown}' is in '{shown_location}', which cannot be read: {reason}") from error
 
 
 def _wrong(path: Path, reason: str) -> MbcError:

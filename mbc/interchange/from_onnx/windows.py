@@ -1,4 +1,4 @@
-"""Windows of images and of rows: where they lie, and pooling."""
+"""Windows of images and of tensors [N, C, L]: their positions, and pooling."""
 
 from __future__ import annotations
 
@@ -12,21 +12,25 @@ from mbc.interchange.from_onnx.operator import Operator, Rule
 from mbc.interchange.program import Argument
 from mbc.ops.window import window_counts
 
-_MOST_POSITIONS = 256  # of a window whose maximum is taken
+_MOST_POSITIONS = 256  # most pixels of a window of max pooling
 
 
 def per_axis(op: Operator, name: str, rank: int, default: int) -> tuple[int, ...]:
-    """Return an attribute that has a number for each of `rank` axes."""
-    found = op.ints(name)
-    if found is not None and len(found) != rank:
-        raise Refused(f"its '{name}' has {len(found)} numbers for {rank} dimensions", "export the model again")
-    return found if found is not None else (default,) * rank
+    """Return an attribute that has one number for each of `rank` axes.
+
+    Raises:
+        Refused: The attribute has another number of items.
+    """
+    numbers = op.ints(name)
+    if numbers is not None and len(numbers) != rank:
+        raise Refused(f"its '{name}' has {len(numbers)} numbers for {rank} dimensions", "export the model again")
+    return numbers if numbers is not None else (default,) * rank
 
 
 def pads_of(
     op: Operator, kernel: tuple[int, ...], stride: tuple[int, ...], dilation: tuple[int, ...]
 ) -> tuple[int, ...]:
-    """Return the zeros before and behind each axis, as ONNX orders them: all befores first."""
+    """Return the zeros before all axes, then the zeros behind them, which is ONNX's order."""
     rank = len(kernel)
     auto = op.text("auto_pad", "NOTSET")
     if auto == "NOTSET":
@@ -44,15 +48,19 @@ def pads_of(
 
 
 def _pooled(kind: str, op: Operator, x: Expression) -> tuple[Expression, tuple[int, ...]]:
-    """The pooled tensor, and the window; rows are images of height 1."""
+    """Return the pooled tensor and the window; tensors [N, C, L] are images of height 1.
+
+    Raises:
+        Refused: The images are not of one or two dimensions, or the windows are dilated.
+    """
     kernel = op.ints("kernel_shape")
     rank = 0 if kernel is None else len(kernel)
     if kernel is None or rank not in (1, 2):
-        raise Refused("it is not of one or two dimensions", "pool images, [N, C, H, W]")
+        raise Refused("its images are not of one or two dimensions", "pool images, [N, C, H, W]")
     stride, dilation = per_axis(op, "strides", rank, 1), per_axis(op, "dilations", rank, 1)
     if dilation != (1,) * rank:
         raise Refused("its windows are dilated", "use dilation=1")
-    op.ignore("storage_order")  # of the positions of maxima, which nobody may use
+    op.ignore("storage_order")  # the order of the positions of maxima, which must be unused
     pads = pads_of(op, kernel, stride, dilation)
     if rank == 1:
         x = x.reshape((*x.shape[:2], 1, x.shape[2]))
@@ -66,8 +74,8 @@ def _pooled(kind: str, op: Operator, x: Expression) -> tuple[Expression, tuple[i
     }  # fmt: skip
     if kind == "avg":
         arguments["count_include_pad"] = op.op == "LpPool" or bool(op.integer("count_include_pad", 0))
-    made = op.step(f"aten.{kind}_pool2d.default", result, self=x.name, **arguments)
-    return Expression(op, made, result).reshape(op.result), kernel
+    pooled = op.step(f"aten.{kind}_pool2d.default", result, self=x.name, **arguments)
+    return Expression(op, pooled, result).reshape(op.result), kernel
 
 
 def _check_windows(
@@ -77,7 +85,11 @@ def _check_windows(
     window: tuple[tuple[int, ...], tuple[int, ...], tuple[int, int, int, int]],
     result: tuple[int, ...],
 ) -> None:
-    """Refuse windows that the language does not have, or has other ones of."""
+    """Raise Refused for windows that the language does not have, or counts differently.
+
+    Raises:
+        Refused: The windows differ.
+    """
     (down, across), (by, beside), pad = window
     if max(pad[:2]) >= down or max(pad[2:]) >= across or min(pad) < 0:
         raise Refused("its padding leaves windows without any pixel", "pad less than the kernel")
@@ -96,12 +108,16 @@ def _pool(kind: str, op: Operator) -> None:
 
 
 def _lp_pool(op: Operator) -> None:
-    """Norms: the means of powers, times the pixels of a window."""
+    """Emit the norm of each window: the root of the mean of powers times the number of pixels.
+
+    Raises:
+        Refused: The power is less than 1.
+    """
     power = op.integer("p", 2)
     if power < 1:
-        raise Refused(f"its p is {power}", "use one that is at least 1")
-    made, kernel = _pooled("avg", op, Expression.of(op).apply("abs") ** power)
-    ((made * math.prod(kernel)) ** (1.0 / power)).give()
+        raise Refused(f"its p is {power}", "use a p of at least 1")
+    result, kernel = _pooled("avg", op, Expression.of(op).apply("abs") ** power)
+    ((result * math.prod(kernel)) ** (1.0 / power)).give()
 
 
 def _global(kind: str, op: Operator) -> None:
@@ -115,7 +131,7 @@ def _global(kind: str, op: Operator) -> None:
 def _global_lp(op: Operator) -> None:
     x, power = Expression.of(op), op.integer("p", 2)
     if power < 1:
-        raise Refused(f"its p is {power}", "use one that is at least 1")
+        raise Refused(f"its p is {power}", "use a p of at least 1")
     ((x.apply("abs") ** power).reduce("sum", range(2, len(x.shape))) ** (1.0 / power)).give()
 
 
