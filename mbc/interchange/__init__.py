@@ -1,22 +1,22 @@
-"""Files of other frameworks: a model becomes a source and weights, and trained weights go back.
+"""Files of other frameworks: imports models as sources and weights, and exports trained weights.
 
 * `program`: an exported program as plain data
-* `pt2`: reads what torch.export wrote, without torch
-* `aten`: what each ATen operation is in the language, a family a file
-* `from_onnx`: an ONNX file as such a program
-* `grad_regions`: regions such as `torch.no_grad()` resolved
-* `functionalize`: writes in place become operations that give new tensors
-* `builder`: the network under construction, which the rules of operations extend
-* `translate`: a program to steps, every refusal remembered
-* `finish`: steps when all of them are there
-* `refusal`: all that cannot be taken, in one message
+* `pt2`: reads files of torch.export, without PyTorch
+* `aten`: rules that translate ATen operations into the language, one file for each family
+* `from_onnx`: reads an ONNX file as such a program
+* `grad_regions`: replaces regions such as `torch.no_grad()` by their operations
+* `functionalize`: replaces writes in place by operations that give new tensors
+* `translate`: translates a program to steps, and collects all refusals
+* `builder`: the network that rules write steps into
+* `finish`: simplifies and renumbers the steps of a whole network
+* `refusal`: one message with all operations that cannot be translated
 * `steps`: layers and operators, before they have blocks and names
-* `modules`: the tree of module calls that the steps were made in
-* `blocks`: repeated groups of steps, with parameters for what differs
-* `source_names`: names that are not taken
-* `write`: the text of the source
+* `modules`: the tree of module calls of the steps
+* `blocks`: repeated groups of steps, with parameters for their differences
+* `source_names`: unused names
+* `write`: writes the text of the source
 * `state_dict`: a `state_dict` as a file to train from, and back
-* `to_onnx`: a trained network as an ONNX model
-* `check`: an imported network in float64, beside numbers of its model
-* `importing`: all of the import
+* `to_onnx`: exports a trained network as an ONNX model
+* `check`: compares an imported network, in float64, with its model
+* `importing`: the whole import
 """

@@ -1,4 +1,4 @@
-"""Repeated groups of steps -> blocks of the language, with parameters for whatever differs between their uses."""
+"""Blocks of the language for repeated groups of steps, with parameters for the differences between their uses."""
 
 from __future__ import annotations
 
@@ -30,24 +30,26 @@ Value = Setting | Word
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """What a body says of its values: an operator (`+`), or a layer or block with its settings and label."""
+    """One stage of a body: an operator (`+`), or a layer or block with its settings and label."""
 
     text: str
     inputs: tuple[int | Number, ...]
     results: tuple[int, ...]
     label: str = ""
-    module: str = ""  # the outermost one: where a body of many stages may be cut
+    module: str = ""  # the outermost module; a body of many stages may be cut where it ends
 
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
+    """A parameter of a block, with its default if it has one."""
+
     name: str
     default: Value | None
 
 
 @dataclass
 class Block:
-    """A definition. `body`: of its first use. `arguments`: of each use, by parameter."""
+    """The definition of a block: the body of its first use, and the arguments of each use by parameter."""
 
     name: str
     parameters: tuple[Parameter, ...] = ()
@@ -59,7 +61,13 @@ class Block:
 
 
 def find_blocks(network: Imported, root: Group, free: Callable[[str], str]) -> tuple[list[Block], Block]:
-    """The blocks, each after those that it uses, and the body of the network. `free`: a name that nothing has yet."""
+    """Return the blocks of a network, each after the blocks that it uses, and the network's body.
+
+    Args:
+        network: The imported network.
+        root: The tree of its module calls.
+        free: Returns an unused name, made from the name that is wanted.
+    """
     return _Blocks(network, root, free).all()
 
 
@@ -84,7 +92,7 @@ class _Blocks:
         return [self._blocks[key] for key in order], self._define(self._network.name, [self._root])
 
     def _choose(self) -> list[object]:
-        """Groups that more than one place of the text would repeat."""
+        """Return the groups that would otherwise be written more than once in the source."""
         chosen = [key for key, groups in self._groups.items() if len(groups) > 1]
         while True:
             bodies = [self._root, *(self._groups[key][0] for key in chosen)]
@@ -95,7 +103,11 @@ class _Blocks:
             chosen = kept
 
     def _parts(self, group: Group, chosen: Sequence[object]) -> Iterator[Step | Group]:
-        """The steps and block uses that a body has."""
+        """Yield the steps and the uses of blocks in a body.
+
+        Yields:
+            A step, or a group that is a use of a chosen block.
+        """
         for item in group.items:
             if isinstance(item, Group) and self._keys[item] not in chosen:
                 yield from self._parts(item, chosen)
@@ -103,7 +115,7 @@ class _Blocks:
                 yield item
 
     def _define(self, name: str, uses: Sequence[Group]) -> Block:
-        """The definition of a block that has these uses."""
+        """Return the definition of a block that has these uses."""
         parts = [list(self._parts(group, self._chosen)) for group in uses]
         channels = [self._network.shapes[group.inputs[0]][1:2] for group in uses]
         solved = _Parameters([c[0] if c else 0 for c in channels] if uses[0].path else [0])
@@ -136,7 +148,7 @@ class _Blocks:
 
 
 def _layer(op: str, steps: Sequence[Step], solved: _Parameters) -> str:
-    """One layer of a body, by what it is in all uses of the block."""
+    """Return the text of one layer of a body, given the layer's step in each use of the block."""
     if len({step.op for step in steps}) > 1:
         return solved.text([Word(step.op) for step in steps], "act", None)
     arguments: list[str] = []
@@ -151,14 +163,17 @@ def _layer(op: str, steps: Sequence[Step], solved: _Parameters) -> str:
 
 
 def _setting(step: Step, parameter: ops.Parameter) -> Setting:
-    """What a step has for a setting, which is the language's default where the step does not say it."""
-    found = step.settings.get(parameter.name, parameter.default)
-    assert found is not None
-    return found
+    """Return a setting of a step, or the language's default if the step does not state it."""
+    value = step.settings.get(parameter.name, parameter.default)
+    assert value is not None
+    return value
 
 
 class _Parameters:
-    """What differs between the uses of a block, each thing once. `channels`: of the first tensor of each use."""
+    """The differences between the uses of a block, each one once, as parameters.
+
+    `channels` are the channels of the first tensor of each use.
+    """
 
     def __init__(self, channels: Sequence[int]) -> None:
         self._channels = list(channels)
@@ -167,13 +182,13 @@ class _Parameters:
         self.uses_channels = False
 
     def text(self, values: Sequence[Value], name: str, default: Value | None) -> str:
-        """What the body says for a setting that has these values in its uses."""
+        """Return the text of a setting with these values in the uses: a literal, a parameter or an expression."""
         if all(value == values[0] and type(value) is type(values[0]) for value in values):
             return literal(values[0])
         whole = [value for value in values if isinstance(value, int) and not isinstance(value, bool)]
-        for known, its_values in self._names.items():
+        for existing, its_values in self._names.items():
             if its_values == list(values):
-                return known
+                return existing
         counted = self._counted(whole, name) if len(whole) == len(values) else None
         if counted is not None:
             return counted
@@ -185,8 +200,10 @@ class _Parameters:
         return own
 
     def _counted(self, values: Sequence[int], name: str) -> str | None:
-        """Whole numbers by others: the padding that keeps an image's size, channels by those that come in, or by
-        others times a whole number."""
+        """Return integers as an expression of other parameters; None if there is none.
+
+        A padding is half of a kernel; channels are the input's channels, or another parameter, times an integer.
+        """
         kind = name.rstrip("0123456789")
         if kind == "pad":
             kernels = (k for k, its in self._names.items() if k.startswith("kernel") and list(values) == _halves(its))
@@ -196,19 +213,19 @@ class _Parameters:
         if values == self._channels:
             self.uses_channels = True
             return _CHANNELS
-        known = [(n, its) for n, its in self._names.items() if n.rstrip("0123456789") in _COUNTS]
+        counts = [(n, its) for n, its in self._names.items() if n.rstrip("0123456789") in _COUNTS]
         if self.uses_channels:
-            known.append((_CHANNELS, list(self._channels)))
+            counts.append((_CHANNELS, list(self._channels)))
         for factor in _FACTORS:
-            for text, its_values in known:
+            for text, its_values in counts:
                 if list(values) == [factor * v if isinstance(v, int) else None for v in its_values]:
                     return f"{factor} * {text}"
         return None
 
     def parameters(self) -> tuple[Parameter, ...]:
-        """Those without a default first."""
-        made = [Parameter(name, self._defaults[name]) for name in self._names]
-        return tuple(sorted(made, key=lambda p: p.default is not None))
+        """Return the parameters, those without a default first."""
+        parameters = [Parameter(name, self._defaults[name]) for name in self._names]
+        return tuple(sorted(parameters, key=lambda p: p.default is not None))
 
     def of_use(self, number: int) -> dict[str, Value]:
         return {name: values[number] for name, values in self._names.items()}
@@ -219,7 +236,7 @@ def _halves(values: Sequence[Value]) -> list[int | None]:
 
 
 def literal(value: Value) -> str:
-    """A value as a source says it."""
+    """Return a value as the language writes it."""
     if isinstance(value, Word):
         return value.text
     if isinstance(value, bool):
@@ -239,7 +256,7 @@ def _all_groups(group: Group) -> Iterator[Group]:
 
 
 def _block_name(group: Group) -> str:
-    """The class as people write names here, or the module's own name where the class says nothing."""
+    """Return the name of a block: the module's class in snake case, or the module's own name for a container class."""
     words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", group.name).lower()
     if words in ("sequential", "module_list"):
         parts = [part.rstrip("0123456789_") for part in group.path.split(".")]

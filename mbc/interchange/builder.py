@@ -1,4 +1,4 @@
-"""Steps of a network in the making: what the rules of ATen operations write themselves into."""
+"""The steps of a network that rules of ATen operations add to."""
 
 from __future__ import annotations
 
@@ -27,12 +27,13 @@ class NetworkBuilder:
     """The steps so far, the operands of all tensors, and the numbers that the network holds."""
 
     def __init__(self, program: Program) -> None:
+        """Create a network without steps, for the numbers that a program holds."""
         self.operands: dict[str, Operand] = {}
         self._program = program
         self._steps: list[Step] = []
         self._shapes: dict[int, tuple[int, ...]] = {}
         self._makers: dict[int, Step] = {}
-        self._owner: dict[str, tuple[str, str, Mapping[str, Setting]]] = {}  # storage -> label, op, settings
+        self._owner: dict[str, tuple[str, str, Mapping[str, Setting]]] = {}  # label, layer and settings, by storage
         self._aliases: dict[str, list[str]] = defaultdict(list)
         for held in program.held.values():
             self._aliases[held.storage].append(held.key)
@@ -41,12 +42,17 @@ class NetworkBuilder:
         self._claimed: set[str] = set()
 
     def enter_input(self, number: int, shape: tuple[int, ...]) -> None:
-        """Enter the shape of an input of the program, which is the value of its number."""
+        """Enter the shape of an input of the program; its number is its value."""
         self._shapes[number] = shape
 
     # ---- what rules use ----
 
     def operand(self, name: str) -> Operand:
+        """Return the operand that stands for a tensor of the program.
+
+        Raises:
+            Refused: The tensor is held, and has a dynamic size.
+        """
         held = self._program.held.get(name)
         if held is not None and name not in self.operands:
             if not held.meta.static:
@@ -55,22 +61,32 @@ class NetworkBuilder:
         return self.operands.get(name, UNKNOWN)
 
     def meta(self, name: str) -> TensorMeta:
+        """Return the shape, strides and type of a tensor of the program.
+
+        Raises:
+            Refused: The program does not state them.
+        """
         meta = self._program.tensors.get(name)
         if meta is None:
-            raise Refused("the program does not say its result's shape", "export it without dynamic_shapes")
+            raise Refused("the program does not state its result's shape", "export it without dynamic_shapes")
         return meta
 
     def array(self, held: Held) -> Array:
+        """Return the numbers of a parameter, buffer or constant."""
         return self._arrays[held.storage]
 
     def claim(self, source: str) -> bool:
-        """Enter a use of a random tensor; returns whether it is the first one."""
+        """Mark a random mask as used.
+
+        Returns:
+            False if the mask was used before.
+        """
         is_first = source not in self._claimed
         self._claimed.add(source)
         return is_first
 
     def hold(self, array: Array) -> Held:
-        """Hold numbers that the program computes before it runs, such as a mask; equal ones once."""
+        """Return a constant for numbers that the import computes, such as a mask; equal numbers share one constant."""
         storage = f"constant {array.shape} {array.tobytes().hex()}"
         if storage not in self._constants:
             key = f"constant_{len(self._constants) + 1}"
@@ -89,7 +105,10 @@ class NetworkBuilder:
         states: Mapping[str, tuple[Weight, tuple[int, ...]]],
         node: Node,
     ) -> tuple[Activation, ...]:
-        """Append a step; its label is the path of the module that holds its parameters, or of a free parameter."""
+        """Return the results of a new step.
+
+        The step's label is the path of the module that holds its parameters, or the key of a free parameter.
+        """
         _check_finite([v.value for v in inputs if isinstance(v, Number)])
         layer = LAYERS.get(op)
         defaults = {} if layer is None else {p.name: p.default for p in layer.parameters}
@@ -103,13 +122,13 @@ class NetworkBuilder:
         first = len(self._shapes)
         results = tuple(range(first, first + len(shapes)))
         self._shapes.update(zip(results, shapes, strict=True))
-        made = Step(op, tuple(inputs), results, given, label, held, node.modules)
-        self._steps.append(made)
-        self._makers.update(dict.fromkeys(results, made))
+        step = Step(op, tuple(inputs), results, given, label, held, node.modules)
+        self._steps.append(step)
+        self._makers.update(dict.fromkeys(results, step))
         return tuple(Activation(value, shape, PLAIN) for value, shape in zip(results, shapes, strict=True))
 
     def maker(self, value: int) -> tuple[Step, tuple[int, ...]] | None:
-        """The step that gave a value, and the shape of its first tensor. None for inputs and parameters."""
+        """Return the step that gave a value, and the shape of its first input; None for inputs and parameters."""
         step = self._makers.get(value)
         return (step, self._shapes[step.values[0]]) if step is not None and step.values else None
 
@@ -126,8 +145,8 @@ class NetworkBuilder:
             if owner is None or any(other != owner for other in owners) or owner[1:] != (op, settings):
                 tied = next(o[0] for o in owners if o is not None)
                 raise Refused(
-                    f"its parameters are tied to those of '{tied}', which is not the same layer in everything",
-                    "give the layers parameters of their own, or call one module twice",
+                    f"its parameters are tied to those of '{tied}', which is a different layer or has other settings",
+                    "give each layer its own parameters, or call one module twice",
                 )
             label = owner[0]
         for weight, _ in states.values():
@@ -137,14 +156,14 @@ class NetworkBuilder:
         return label, tuple(StateOf(suffix, keys[suffix], shape) for suffix, (_, shape) in states.items())
 
     def _key(self, held: Held, wanted: str) -> str:
-        """Of the keys of one tensor that of the module which runs."""
+        """Return the key of a tensor in the module that runs, if the tensor has several keys."""
         aliases = self._aliases[held.storage]
         return wanted if wanted in aliases else held.key
 
     # ---- the result ----
 
     def imported(self, name: str, outputs: tuple[int, ...]) -> Imported:
-        """The network: steps that the outputs depend on, and what becomes of every key of the `state_dict`."""
+        """Return the network: the steps that the outputs depend on, and the state of every key of the `state_dict`."""
         needed = set(outputs)
         live: list[Step] = []
         for step in reversed(self._steps):
@@ -177,7 +196,7 @@ class NetworkBuilder:
         self, steps: Sequence[Step]
     ) -> tuple[tuple[Key, ...], dict[str, Array], dict[str, Array], tuple[str, ...]]:
         held_by_key = {held.key: held for held in (*self._program.held.values(), *self._constants.values())}
-        states: dict[str, str] = {}  # storage -> state
+        states: dict[str, str] = {}  # names of states, by storage
         arrays: dict[str, Array] = {}
         frozen: list[str] = []
         for step in steps:
@@ -207,12 +226,16 @@ class NetworkBuilder:
         return tuple(keys), arrays, kept, tuple(frozen)
 
     def _trained(self, held: Held) -> bool:
-        """Whether any of the names of a parameter asks for a gradient."""
+        """Return whether a parameter requires a gradient under any of its names."""
         return any(h.meta.trained for h in self._program.held.values() if h.storage == held.storage)
 
 
 def _check_finite(values: Sequence[object]) -> None:
-    """Refused where one of these numbers is none that a source can say."""
+    """Raise Refused if one of the numbers is not finite, so that a source cannot state it.
+
+    Raises:
+        Refused: A number is infinite or NaN.
+    """
     for value in values:
         if isinstance(value, float) and not math.isfinite(value):
             raise Refused(f"it computes with the number {value:g}", "use finite numbers")

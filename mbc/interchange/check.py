@@ -1,6 +1,6 @@
-"""An imported network in float64, by the interpreter's own code, beside numbers of the model that it was made of.
+"""Compares an imported network with its model: the interpreter runs the network in float64.
 
-Random layers (dropout, stochastic depth) drop nothing here; the model's must drop nothing, too.
+Random layers (dropout, stochastic depth) drop nothing here; they must drop nothing in the model, either.
 """
 
 from __future__ import annotations
@@ -27,9 +27,10 @@ from mbc.ops.random import Dropout
 from mbc.passes.training_step import differentiate
 from mbc.source import Source
 
-MOST_SECONDS = 10.0  # that a check may be estimated to take where nobody asks for it
-TOLERANCE = 1e-6  # largest distance in float64, relative to the model's number: a rounding error is a thousandth of it
-# Largest gradient beside which another one is only rounding errors: of a bias before a batch norm it is 0.
+MOST_SECONDS = 10.0  # largest estimated time of a check that the user did not ask for
+TOLERANCE = 1e-6  # largest relative distance in float64, about a thousand times the rounding error
+# A gradient below this share of the largest one is a rounding error: the exact gradient of a bias before a batch norm
+# is 0.
 _NOISE = 1e-4
 _FLOPS_PER_S, _ELEMENTS_PER_S = 4e9, 2e7  # of NumPy and torch together on one core, in float64
 _NUMPY = {DType.INT32: np.int32, DType.UINT8: np.uint8}
@@ -37,7 +38,7 @@ _NUMPY = {DType.INT32: np.int32, DType.UINT8: np.uint8}
 
 @dataclass(frozen=True, slots=True)
 class Numbers:
-    """What a step computes: outputs in order, the sum of the losses, gradients and new statistics by states."""
+    """The results of a step: outputs in order, the sum of the losses, gradients and new statistics by state."""
 
     outputs: tuple[Array, ...]
     loss: float | None = None
@@ -46,7 +47,7 @@ class Numbers:
 
 
 def training_graph(source: str, rows: int) -> TrainingGraph:
-    """Return the training graph of a source in fp64, for so many rows, without clipping and dropping nothing."""
+    """Return the training graph of a source in fp64 for `rows` samples; nothing is clipped or dropped."""
     lowered = lower(parse(Source("the written source", source)), (("batch", str(rows)),))
     graph = differentiate(lowered.network, Optimizer(frozen=lowered.optimizer.frozen), Precision.FP64)
     return replace(graph, train=tuple(map(_quiet, graph.train)))
@@ -60,7 +61,7 @@ def _quiet(operation: Operation) -> Operation:
 
 
 def seconds_of(graph: TrainingGraph) -> float:
-    """Return how long a check takes at most, by what the step multiplies and how many numbers it makes."""
+    """Return the estimated largest time of a check, from the FLOPs of a step and the number of its elements."""
     flops = elements = 0
     for operation in graph.train:
         kinds = [tuple(graph.values[name].type for name in names) for names in (operation.inputs, operation.outputs)]
@@ -71,9 +72,9 @@ def seconds_of(graph: TrainingGraph) -> float:
 
 
 def step_of(graph: TrainingGraph, states: Mapping[str, Array], inputs: Sequence[Array]) -> Numbers:
-    """Return what a training step computes of inputs and targets."""
+    """Return the results of a training step for inputs and targets."""
     updates = {op.inputs[0]: op.inputs[1] for op in graph.train if op.kind == "sgd_update"}
-    statistics = {state: made for state, made in graph.updates if graph.values[state].role is Role.STATISTIC}
+    statistics = {state: update for state, update in graph.updates if graph.values[state].role is Role.STATISTIC}
     kept = {*graph.outputs, graph.loss, *updates.values(), *statistics.values()}
     operations = [op for op in graph.train if op.kind != "sgd_update"]
     given = {**states, **dict(zip(graph.inputs, inputs, strict=True))}
@@ -87,7 +88,7 @@ def step_of(graph: TrainingGraph, states: Mapping[str, Array], inputs: Sequence[
 
 
 def evaluation_of(graph: TrainingGraph, states: Mapping[str, Array], inputs: Sequence[Array]) -> Numbers:
-    """Return what the network computes in evaluation mode."""
+    """Return the results of the network in evaluation mode."""
     given = {**states, **dict(zip(graph.inputs, inputs, strict=False))}  # targets are not read
     env = _run(graph, graph.infer, given, {*graph.infer_outputs})
     return Numbers(tuple(env[name] for name in graph.infer_outputs))
@@ -96,7 +97,11 @@ def evaluation_of(graph: TrainingGraph, states: Mapping[str, Array], inputs: Seq
 def _run(
     graph: TrainingGraph, operations: Sequence[Operation], given: Mapping[str, Array], kept: set[str]
 ) -> dict[str, Array]:
-    """Return the values that are `kept`; every other one is forgotten after its last use."""
+    """Return the values in `kept`; every other value is freed after its last use.
+
+    Raises:
+        MbcError: MBC346 if an operation cannot be evaluated.
+    """
     last = {value: number for number, op in enumerate(operations) for value in op.inputs}
     env = {
         name: array.astype(_NUMPY.get(graph.values[name].type.dtype, np.float64))
@@ -120,33 +125,37 @@ def _run(
 
 
 def deviations(ours: Numbers, theirs: Numbers, tolerance: float = TOLERANCE) -> Iterator[str]:
-    """Yield what differs between the network and the model, outputs first."""
+    """Yield a description of each difference between the network and the model, outputs first.
+
+    Yields:
+        A sentence without a full stop, such as "output 1 is 1.2e-3 off, relative to the model's".
+    """
     if len(ours.outputs) != len(theirs.outputs):
-        yield f"the model gives {len(theirs.outputs)} tensors, and the network {len(ours.outputs)}"
+        yield f"the model returns {len(theirs.outputs)} tensors, and the network {len(ours.outputs)}"
         return
-    for number, (found, wanted) in enumerate(zip(ours.outputs, theirs.outputs, strict=True), 1):
-        yield from _deviation(f"output {number}", found, wanted, tolerance)
+    for number, (computed, wanted) in enumerate(zip(ours.outputs, theirs.outputs, strict=True), 1):
+        yield from _deviation(f"output {number}", computed, wanted, tolerance)
     if ours.loss is not None and theirs.loss is not None:
         yield from _deviation("the loss", np.array(ours.loss), np.array(theirs.loss), tolerance)
-    for what, found, wanted in (
+    for what, computed, wanted in (
         ("gradient", ours.gradients, theirs.gradients),
         ("statistic", ours.statistics, theirs.statistics),
     ):
         largest = max((_norm(array) for array in wanted.values()), default=0.0)
         for name, array in wanted.items():
-            if name in found:
-                yield from _deviation(f"the {what} of '{name}'", found[name], array, tolerance, _NOISE * largest)
+            if name in computed:
+                yield from _deviation(f"the {what} of '{name}'", computed[name], array, tolerance, _NOISE * largest)
             elif _norm(array) > _NOISE * largest:
                 yield f"the {what} of '{name}' is missing"
 
 
-def _deviation(what: str, found: Array, wanted: Array, tolerance: float, noise: float = 0.0) -> Iterator[str]:
-    if found.size != wanted.size:
-        yield f"{what} is {list(found.shape)}, and the model's {list(wanted.shape)}"
+def _deviation(what: str, computed: Array, wanted: Array, tolerance: float, noise: float = 0.0) -> Iterator[str]:
+    if computed.size != wanted.size:
+        yield f"{what} is {list(computed.shape)}, and the model's {list(wanted.shape)}"
         return
     exact = np.asarray(wanted, np.float64).reshape(-1)
     finite = np.isfinite(exact)
-    apart = _norm(np.asarray(found, np.float64).reshape(-1)[finite] - exact[finite])
+    apart = _norm(np.asarray(computed, np.float64).reshape(-1)[finite] - exact[finite])
     norm = _norm(exact[finite]) + noise
     if not apart <= tolerance * norm:
         yield f"{what} is {apart / norm if norm else math.inf:.1e} off, relative to the model's"
@@ -157,17 +166,17 @@ def _norm(array: Array) -> float:
 
 
 def refuse_deviation(what: str, place: Node | None) -> MbcError:
-    """Return MBC345: what deviates, and the first operation whose result does."""
+    """Return MBC345 for a deviation, with the first operation whose result differs."""
     shown = "" if place is None else f"; {describe(place)} is the first operation whose result differs"
     return MbcError(
         "MBC345",
-        f"the imported network computes otherwise than the model: {what}{shown}",
-        "this is a mistake of mbc: please report it, and train the model in torch until it is mended",
+        f"the imported network computes something else than the model: {what}{shown}",
+        "this is a mistake of mbc: please report it, and train the model in PyTorch until it is fixed",
     )
 
 
 def describe(node: Node) -> str:
-    """Return an operation with its module and the line of the model's code."""
+    """Return an operation with its module and the line of the model's code, for a message."""
     module = f" in '{node.modules[-1].path}' ({node.modules[-1].name})" if node.modules else ""
     line = "" if node.line is None else f" at {node.line.file}:{node.line.number}: {node.line.code}"
     return f"{node.shown or node.target}{module}{line}"
@@ -182,27 +191,28 @@ def cannot_check(reason: str, remedy: str = "import it without a check") -> MbcE
 
 
 class Search:
-    """Finds the first operation of a program whose result differs while those that it reads agree.
-
-    Args:
-        program: What was imported.
-        wanted: Tensors of the program by name, as they were when they were made.
-        inputs: What the program ran with.
-        training: Whether the program is in training mode.
-        tolerance: The largest distance of results that agree.
-    """
+    """The search for the first operation of a program whose result differs although its operands agree."""
 
     def __init__(
         self, program: Program, wanted: Mapping[str, Array], inputs: Sequence[Array], training: bool, tolerance: float
     ) -> None:
+        """Prepare the search.
+
+        Args:
+            program: The program that was imported.
+            wanted: The tensors of the program by name, with the values that they had when they were computed.
+            inputs: The inputs that the program ran with.
+            training: Whether the program is in training mode.
+            tolerance: The largest distance of results that agree, relative to the norm of the program's result.
+        """
         self._program, self._wanted, self._tolerance = program, wanted, tolerance
         self._inputs = dict(zip(program.inputs, inputs, strict=True))
         self._training = training
         self._makers = {name: number for number, node in enumerate(program.nodes) for name in node.outputs}
-        self._known: dict[int, bool | None] = {}
+        self._is_different: dict[int, bool | None] = {}
 
     def first(self) -> Node | None:
-        """Return the operation; None where no comparable one differs."""
+        """Return the first operation whose result differs; None if no comparable operation differs."""
         ends = [self._makers[name] for name in self._program.outputs if name in self._makers]
         current = next((end for end in ends if self._differs(end)), None)
         while current is not None:
@@ -217,7 +227,7 @@ class Search:
         return None if current is None else self._program.nodes[current]
 
     def _earliest(self, ordered: Sequence[int]) -> int:
-        """Return an operation that differs, by bisection; the last one of those given does."""
+        """Return an operation that differs, by bisection; the last of the given operations differs."""
         low, high = -1, len(ordered) - 1
         while high - low > 1:
             middle = (low + high) // 2
@@ -228,7 +238,10 @@ class Search:
         return ordered[high]
 
     def _read_by(self, number: int) -> list[int]:
-        """Return the operations that an operation reads; behind those that cannot be compared, what these read."""
+        """Return the operations that an operation reads.
+
+        An operation that cannot be compared is replaced by the operations that it reads.
+        """
         reached: list[int] = []
         for other in self._direct(number):
             reached += [other] if self._differs(other) is not None else self._read_by(other)
@@ -252,10 +265,10 @@ class Search:
         return reached
 
     def _differs(self, number: int) -> bool | None:
-        """Return whether the first result of an operation differs; None where the network has no such value."""
-        if number not in self._known:
-            self._known[number] = self._compare(number)
-        return self._known[number]
+        """Return whether the first result of an operation differs; None if the network has no such value."""
+        if number not in self._is_different:
+            self._is_different[number] = self._compare(number)
+        return self._is_different[number]
 
     def _compare(self, number: int) -> bool | None:
         name = next((n for n in self._program.nodes[number].outputs if n in self._wanted), None)
@@ -266,12 +279,12 @@ class Search:
             network = translate(part, "part")
             rows = network.inputs[0][1][0]
             graph = training_graph(write_source(network, "mse", "A part.", flat=True), rows)
-            found = self._found(network, graph)
+            computed = self._computed(network, graph)
         except MbcError:
             return None
-        return any(_deviation(name, found, self._wanted[name], self._tolerance))
+        return any(_deviation(name, computed, self._wanted[name], self._tolerance))
 
-    def _found(self, network: Imported, graph: TrainingGraph) -> Array:
+    def _computed(self, network: Imported, graph: TrainingGraph) -> Array:
         given = [self._inputs[name] for name, _ in network.inputs]
         if not self._training:
             return evaluation_of(graph, network.arrays, given).outputs[0]

@@ -1,4 +1,4 @@
-"""The last changes of steps, when all of them are there: what each continues, labels, numbers of values."""
+"""Simplifies the steps of a whole network: shared concatenations, unused parts, labels and value numbers."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _SLICE = {parameter.name: parameter.default for parameter in LAYERS["slice"].par
 
 
 def growing(steps: Sequence[Step]) -> list[Step]:
-    """A concatenation that begins as an earlier one does (DenseNet's grow) takes that one and what is new."""
+    """Return the steps, where a concatenation that continues an earlier one takes the earlier result (DenseNet)."""
     joined: dict[tuple[int | Number, ...], int] = {}
-    made: list[Step] = []
+    shortened: list[Step] = []
     for step in steps:
         if step.op == "concat" and not step.settings:
             counts = (n for n in range(len(step.inputs) - 1, 1, -1) if step.inputs[:n] in joined)
@@ -23,12 +23,12 @@ def growing(steps: Sequence[Step]) -> list[Step]:
             joined.setdefault(step.inputs, step.results[0])
             if count:
                 step = replace(step, inputs=(joined[step.inputs[:count]], *step.inputs[count:]))
-        made.append(step)
-    return made
+        shortened.append(step)
+    return shortened
 
 
 def only_parts_that_are_used(steps: Sequence[Step], outputs: Sequence[int], shapes: Shapes) -> list[Step]:
-    """Return the steps with a slice for each part of a split tensor that is used, where other parts are not."""
+    """Return the steps, where a split with unused parts becomes a slice for each part that is used."""
     used = {*outputs, *(value for step in steps for value in step.values)}
     kept: list[Step] = []
     for step in steps:
@@ -51,13 +51,13 @@ def only_parts_that_are_used(steps: Sequence[Step], outputs: Sequence[int], shap
 
 
 def outside_of_others(steps: Sequence[Step]) -> list[Step]:
-    """Labels of which none lies inside of another: a module with parameters may have modules with parameters."""
+    """Return the steps with no label inside another label, as a module with parameters may have such modules inside."""
     labels = {step.label for step in steps if step.label}
     inner = {".".join(label.split(".")[:n]) for label in labels for n in range(1, label.count(".") + 1)}
     return [replace(step, label=f"{step.label}.own") if step.label in inner else step for step in steps]
 
 
 def renumbered(step: Step, numbers: Mapping[int, int]) -> Step:
-    """The same with its values under other numbers."""
+    """Return a step with new value numbers."""
     inputs = tuple(value if isinstance(value, Number) else numbers[value] for value in step.inputs)
     return replace(step, inputs=inputs, results=tuple(numbers[value] for value in step.results))

@@ -1,9 +1,9 @@
-"""Programs without writes: each operation in place becomes one that gives a new tensor.
+"""Programs without writes: each operation in place becomes an operation that gives a new tensor.
 
-PyTorch's tensors are views of memory, and an operation in place changes every view of it. Here each tensor is known by
-its base (the tensor that owns the memory) and the chain of views that leads from the base to it. A write computes a new
-tensor, which is put back along the chain into a new version of the base; a view that is read after a write is taken
-anew, of the newest version.
+PyTorch's tensors are views of memory, and an operation in place changes every view of it. Here each tensor has a base
+(the tensor that owns the memory) and a chain of views that leads from the base to the tensor. A write computes a new
+tensor, which is put back along the chain into a new version of the base. A view that is read after a write is computed
+again, from the newest version.
 """
 
 from __future__ import annotations
@@ -18,21 +18,24 @@ from mbc.interchange.program import Argument, Node, Program, TensorMeta, TensorN
 
 _COUNTER = "num_batches_tracked"
 _STATISTICS = ("running_mean", "running_var")
-_ANEW = "compute it anew in each call"
+_ANEW = "compute a new tensor in each call"
 
 
 def functionalize(program: Program) -> Program:
     """Return a program that computes the same outputs without operations in place.
 
-    Nodes that no output needs are left out, but for those that change what the model holds. A write that cannot be
-    taken becomes a node with a refusal.
+    Nodes that no output needs are left out, except for nodes that change buffers of the model. A write that cannot be
+    translated becomes a node with a refusal.
     """
     return _Functional(program).run()
 
 
 @dataclass(frozen=True, slots=True)
 class _Alias:
-    """A tensor of the program: its base and the views that lead to it; `name` of its value at `version` of the base."""
+    """A tensor of the program: its base, the views that lead to it, and its newest value.
+
+    `name` is the tensor's value at `version` of the base.
+    """
 
     base: str
     chain: tuple[ViewStep, ...]
@@ -41,7 +44,7 @@ class _Alias:
 
 
 class _Functional:
-    """The nodes so far, the aliases of all tensors, and of each base its newest value and version."""
+    """The nodes so far, the aliases of all tensors, and the newest value and version of each base."""
 
     def __init__(self, program: Program) -> None:
         self._program = program
@@ -49,8 +52,8 @@ class _Functional:
         self._nodes: list[Node] = []
         self._aliases: dict[str, _Alias] = {}
         self._newest: dict[str, tuple[str, int]] = {}
-        self._without_gradients: set[str] = set()  # tensors that a region without gradients made
-        self._refused: list[Node] = []  # writes that cannot be taken, whether or not their results are used
+        self._without_gradients: set[str] = set()  # tensors that a region without gradients computed
+        self._refused: list[Node] = []  # writes that cannot be translated, whether or not their results are used
         self._changing = _changing(program)
         self._counts: dict[str, int] = {}
 
@@ -74,7 +77,7 @@ class _Functional:
         changed = next((self._changing[b] for b in (self._alias(n).base for n in read) if b in self._changing), None)
         if changed is not None and node.refusal is None:
             reason = f"it reads '{changed}', which each step changes"
-            taken = replace(taken, refusal=(reason, "leave what counts and running statistics to their layers"))
+            taken = replace(taken, refusal=(reason, "let only the layers read their counters and running statistics"))
         self._nodes.append(taken)
         if not node.has_gradients:
             self._without_gradients.update(node.outputs)
@@ -90,7 +93,7 @@ class _Functional:
     # ---- aliases ----
 
     def _alias(self, name: str) -> _Alias:
-        """Return the alias of a tensor, which is its own base where nothing else is known of it."""
+        """Return the alias of a tensor; the tensor is its own base unless a view was entered."""
         return self._aliases.setdefault(name, _Alias(name, (), name, 0))
 
     def _value(self, base: str) -> tuple[str, int]:
@@ -111,7 +114,7 @@ class _Functional:
         return self._aliases[name].name
 
     def _again(self, step: ViewStep, viewed_name: str) -> str:
-        """Make a view anew, of another version of what it views."""
+        """Return the result of a view that is computed again, from another version of the viewed tensor."""
         names = tuple(self._fresh(output) for output in step.node.outputs)
         arguments = {**step.node.arguments, step.argument: TensorName(viewed_name)}
         self._nodes.append(replace(step.node, arguments=arguments, outputs=names))
@@ -131,7 +134,7 @@ class _Functional:
     def _write(self, node: Node, argument: str) -> None:
         operand = node.arguments.get(argument)
         if not isinstance(operand, TensorName):
-            self._refuse(node, f"it writes to several tensors, or to none that is known ({node.target})", _ANEW)
+            self._refuse(node, f"it writes to several tensors, or to an unknown one ({node.target})", _ANEW)
             return
         if self._counts_calls(node, operand.name):
             return
@@ -153,7 +156,11 @@ class _Functional:
             self._aliases[output] = self._aliases[operand.name]
 
     def _counts_calls(self, node: Node, name: str) -> bool:
-        """Count a batch normalisation's call where the node does nothing else."""
+        """Count a batch norm's call if the node only increases `num_batches_tracked`.
+
+        Returns:
+            False if the node is anything else.
+        """
         held = self._program.held.get(self._alias(name).base)
         by = node.arguments.get("other")
         if held is None or node.target != "aten.add_.Tensor" or not held.key.endswith(_COUNTER):
@@ -172,7 +179,11 @@ class _Functional:
         self._aliases[name] = self._aliases[node.outputs[0]]
 
     def _check_writable(self, node: Node, name: str) -> None:
-        """Refused where the model would change what it is given or holds, or gradients would not see the write."""
+        """Raise Refused for a write that would change an input or the model, or that gradients would not see.
+
+        Raises:
+            Refused: The write cannot be translated.
+        """
         alias = self._alias(name)
         held = self._program.held.get(alias.base)
         if held is not None:
@@ -181,17 +192,18 @@ class _Functional:
             raise Refused(f"it changes the input '{alias.base}'", "use the operation that is not in place")
         if not node.has_gradients and alias.base not in self._without_gradients:
             raise Refused(
-                "it writes, under torch.no_grad(), to a tensor that gradients flow through", "write outside of it"
+                "it writes, under torch.no_grad(), to a tensor that gradients flow through",
+                "write outside of no_grad()",
             )
         if any(step.node.target.startswith("aten.detach") for step in alias.chain):
-            raise Refused("it changes a detached tensor whose memory others share", "clone what is detached first")
+            raise Refused("it changes a detached tensor whose memory others share", "clone the detached tensor first")
         for other in operands_of(node):
             if self._alias(other).base == alias.base and self._overlaps(alias.chain, self._alias(other).chain):
                 reason = "it reads and writes overlapping parts of one tensor, so that the order of writes decides"
-                raise Refused(reason, "clone what it reads first")
+                raise Refused(reason, "clone the tensor that it reads first")
 
     def _overlaps(self, one: tuple[ViewStep, ...], other: tuple[ViewStep, ...]) -> bool:
-        """Whether two views of one base may share elements, but for views that are the same."""
+        """Return whether two views of one base may share elements; equal views count as not overlapping."""
         for a, b in zip(one, other, strict=False):
             if a == b or self._is_same_view(a, b):
                 continue
@@ -228,7 +240,7 @@ class _Functional:
         return whole
 
     def _refuse(self, node: Node, reason: str, remedy: str) -> None:
-        """Enter a write that cannot be taken. It is named even where no output needs it: the model would differ."""
+        """Enter a write that cannot be translated, even if no output needs it, because the model would differ."""
         self._refused.append(replace(node, refusal=(reason, remedy)))
         self._nodes.append(self._refused[-1])
         for output in node.outputs:
@@ -242,7 +254,7 @@ def _viewed(step: ViewStep) -> str:
 
 
 def _in_order(node: Node, functional: Schema | None) -> Mapping[str, Argument]:
-    """Return the arguments of a node under the names that the operation that is not in place has for them."""
+    """Return the arguments of a node, under the names of the operation that is not in place."""
     schema = schema_of(node.target)
     if schema is None or functional is None:
         return node.arguments
@@ -251,7 +263,7 @@ def _in_order(node: Node, functional: Schema | None) -> Mapping[str, Argument]:
 
 
 def _changing(program: Program) -> dict[str, str]:
-    """Return the key of each buffer that the layers of a program change in each step, by its name there."""
+    """Return the key of each buffer that layers of a program change in each step, by its name in the program."""
     names: set[str] = set()
     for node in program.nodes:
         if _changes_statistics(node):

@@ -1,7 +1,7 @@
-"""Regions of a program, such as `with torch.no_grad()`, resolved: their operations stand in the program itself.
+"""Regions of a program, such as `with torch.no_grad()`, replaced by their operations.
 
-`torch.export` makes an operation with a graph of its own of each region. What leaves a region without gradients is
-detached from its gradients; a region that turns autocast off computes in the types that it is given.
+`torch.export` makes each region one operation with a graph of its own. The results of a region without gradients are
+detached. A region that turns autocast off computes in the types of its operands.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ _GRADIENTS_AGAIN = (
     "compute it outside of torch.no_grad()",
 )
 _AUTOCAST_ON = (
-    "it computes in a lower precision there",
-    "leave autocast out while the model is imported: train { precision = bf16 } says in which type it computes",
+    "it computes in a lower precision in this region",
+    "leave autocast out while the model is imported, and choose the type with train { precision = bf16 }",
 )
 
 
 def inline_regions(program: Program) -> Program:
-    """Return a program in whose nodes those of its regions stand, under names of their own."""
+    """Return a program with the nodes of its regions in their place, under new names."""
     tensors = dict(program.tensors)
     nodes = tuple(_inlined(program.nodes, tensors, gradients=True))
     return replace(program, nodes=nodes, tensors=tensors)
@@ -46,7 +46,18 @@ def _inlined(nodes: tuple[Node, ...], tensors: dict[str, TensorMeta], gradients:
 
 
 def _region(node: Node, graph: Subgraph, tensors: dict[str, TensorMeta], outside: bool, inside: bool) -> Iterator[Node]:
-    """Yield the nodes of a region, and one for each of its results; `outside` and `inside`: whether gradients flow."""
+    """Yield the nodes of a region, and one node for each of its results.
+
+    Args:
+        node: The node of the region.
+        graph: The region's graph.
+        tensors: Shapes and types; those of the region are added.
+        outside: Whether gradients flow outside of the region.
+        inside: Whether gradients flow inside of the region.
+
+    Yields:
+        A node.
+    """
     values = tuple(node.arguments.values())
     operands = values[next(i for i, value in enumerate(values) if value is graph) + 1 :]
     names = {inner: _name(operand) for inner, operand in zip(graph.inputs, operands, strict=False)}

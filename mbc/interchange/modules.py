@@ -1,4 +1,4 @@
-"""Steps -> the tree of module calls they were made in: what may become a block."""
+"""The tree of module calls of a network's steps; a call may become a block."""
 
 from __future__ import annotations
 
@@ -9,14 +9,22 @@ from dataclasses import dataclass
 from mbc.interchange.steps import Imported, Number, Step, label_of
 from mbc.ops import activation, activation_variants, composed
 
-# Layers that only differ in what they do to each element: a block may take one of them as a setting.
+# Layers that differ only in a function of each element: a block may have one of them as a setting.
 ACTIVATIONS = frozenset(layer.name for family in (activation, activation_variants, composed) for layer in family.LAYERS)
 
 
 @dataclass(frozen=True, eq=False)
 class Group:
-    """One call of a module. `path`: as a label; `name`: of the module's class. `inputs`: values from outside, in the
-    order of their first use; `outputs`: values that others use. `closed`: it can be a block."""
+    """One call of a module.
+
+    Attributes:
+        path: The module's path, as a label.
+        name: The name of the module's class.
+        items: The steps and inner calls.
+        inputs: Values from outside, in the order of their first use.
+        outputs: Values that steps outside use.
+        closed: Whether the call can be a block.
+    """
 
     path: str
     name: str
@@ -26,6 +34,11 @@ class Group:
     closed: bool
 
     def steps(self) -> Iterator[Step]:
+        """Yield all steps, those of inner calls included.
+
+        Yields:
+            A step.
+        """
         for item in self.items:
             if isinstance(item, Group):
                 yield from item.steps()
@@ -34,7 +47,7 @@ class Group:
 
 
 def build_tree(network: Imported) -> Group:
-    """The whole network as one group, whose path is empty."""
+    """Return the whole network as one group, whose path is empty."""
     return _Tree(network).group("", network.name, _nested(network.steps, 0))
 
 
@@ -46,7 +59,7 @@ class _Call:
 
 
 def _nested(steps: Sequence[Step], depth: int) -> list[Step | _Call]:
-    """Steps by the module call they were made in at this depth. A module that made one step alone is that step."""
+    """Return steps grouped by the module call at this depth; a module with one step is replaced by the step."""
     items: list[Step | _Call] = []
     start = 0
     while start < len(steps):
@@ -84,40 +97,42 @@ class _Tree:
                 self._count(item.items)
 
     def group(self, path: str, name: str, items: Sequence[Step | _Call]) -> Group:
-        made = tuple(self.group(i.path, i.name, i.items) if isinstance(i, _Call) else i for i in items)
-        draft = Group(path, name, made, (), (), False)
+        nested = tuple(self.group(i.path, i.name, i.items) if isinstance(i, _Call) else i for i in items)
+        draft = Group(path, name, nested, (), (), False)
         steps = list(draft.steps())
         own = {value for step in steps for value in step.results}
         inputs = tuple(dict.fromkeys(v for step in steps for v in step.values if v not in own))
         outputs = tuple(v for v in sorted(own) if v in self._outputs or self._users.get(v, set()) - own)
         labels = Counter(step.label for step in steps if step.label)
         inside = all(label.startswith(f"{path}.") for label in labels)
-        inside &= all(not isinstance(i, Group) or i.path.startswith(f"{path}.") for i in made)
+        inside &= all(not isinstance(i, Group) or i.path.startswith(f"{path}.") for i in nested)
         alone = self._paths[path] == 1 and all(self._labels[label] == count for label, count in labels.items())
         whole = bool(inputs) and bool(outputs) and len(steps) > 1
-        return Group(path, name, made, inputs, outputs, bool(path) and inside and alone and whole)
+        return Group(path, name, nested, inputs, outputs, bool(path) and inside and alone and whole)
 
 
 def below(path: str, outer: str) -> str:
-    """A path as a label within the block of the path `outer`."""
+    """Return a path as a label within the block of the path `outer`."""
     return path.removeprefix(f"{outer}.") if outer else path
 
 
 def skeletons(root: Group) -> Mapping[Group, object]:
-    """What two groups must have in common to be one block: everything but the values of settings and which activation
-    follows what. `compared` with each other, not shown."""
-    found: dict[Group, object] = {}
-    _skeleton(root, found)
-    return found
+    """Return the skeleton of each group: two groups with equal skeletons can be one block.
+
+    A skeleton has everything but the values of settings and the choice of activations.
+    """
+    skeleton_of: dict[Group, object] = {}
+    _skeleton(root, skeleton_of)
+    return skeleton_of
 
 
-def _skeleton(group: Group, found: dict[Group, object]) -> object:
+def _skeleton(group: Group, skeleton_of: dict[Group, object]) -> object:
     numbers: dict[int, int] = {value: n for n, value in enumerate(group.inputs)}
     labels: dict[str, int] = {}
     items: list[object] = []
     for item in group.items:
         if isinstance(item, Group):
-            inner = _skeleton(item, found)
+            inner = _skeleton(item, skeleton_of)
             items.append((below(item.path, group.path), inner, tuple(numbers[v] for v in item.inputs)))
             results = item.outputs
         else:
@@ -130,6 +145,6 @@ def _skeleton(group: Group, found: dict[Group, object]) -> object:
         for value in results:
             numbers[value] = len(numbers)
     outputs = tuple(numbers[value] for value in group.outputs)
-    made = (len(group.inputs), tuple(items), outputs, group.closed)
-    found[group] = made
-    return made
+    skeleton = (len(group.inputs), tuple(items), outputs, group.closed)
+    skeleton_of[group] = skeleton
+    return skeleton

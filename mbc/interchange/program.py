@@ -1,5 +1,4 @@
-"""A program as plain data: what `mbc.interchange.pt2` and `mbc.interchange.from_onnx` read and
-`mbc.interchange.translate` translates."""
+"""A program as plain data, which `pt2` and `from_onnx` read and `translate` translates."""
 
 from __future__ import annotations
 
@@ -15,14 +14,17 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True, slots=True)
 class Dynamic:
-    """A size that is not known before the program runs, and what the program calls it."""
+    """A size that is not known before the program runs, with its name in the program."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class TensorMeta:
-    """Shape and type of a tensor. `dtype` is torch's name, `float32`; `strides` are those of its elements, if known."""
+    """Shape and type of a tensor.
+
+    `dtype` is PyTorch's name, such as `float32`. `strides` count elements; None if they are not known.
+    """
 
     shape: tuple[int | Dynamic, ...]
     dtype: str
@@ -32,6 +34,7 @@ class TensorMeta:
 
     @property
     def static(self) -> bool:
+        """True if all sizes are known."""
         return all(isinstance(size, int) for size in self.shape)
 
     @property
@@ -69,8 +72,7 @@ Argument = None | bool | int | float | str | TensorName | Opaque | Subgraph | tu
 
 @dataclass(frozen=True, slots=True)
 class ModuleCall:
-    """One call of a module: `path` as in `named_modules()`, `name` of its class; `key` tells calls of one module
-    apart."""
+    """One call of a module: its `path` in `named_modules()`, its class's `name`, and a `key` unique to the call."""
 
     key: str
     path: str
@@ -88,9 +90,19 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One operation. `target`: `aten.conv2d.default`; `outputs`: of one that gives several tensors, each of them. What
-    messages show where that is not the target: `name` of the node, `shown` for its operation. `refusal`: why the reader
-    could make no operation of it, and what would do instead. `has_gradients`: whether gradients flow through it."""
+    """One operation.
+
+    Attributes:
+        target: The operation, such as `aten.conv2d.default`.
+        arguments: The arguments by name.
+        outputs: The names of all results.
+        modules: The module calls around the operation, outermost first.
+        line: The line of the model's code.
+        name: The node's name in messages, if the file gives it one.
+        shown: The operation's name in messages, if it is not `target`.
+        refusal: Why the reader could not make an operation of the node, and a remedy.
+        has_gradients: Whether gradients flow through the operation.
+    """
 
     target: str
     arguments: Mapping[str, Argument]
@@ -116,7 +128,7 @@ def operands_of(node: Node) -> tuple[str, ...]:
 
 
 def with_names(node: Node, rename: Callable[[str], str]) -> Node:
-    """Return a node that takes other tensors: `rename` gives the new name of each."""
+    """Return a node with the names of its operands changed: `rename` returns the new name of each."""
 
     def renamed(argument: Argument) -> Argument:
         if isinstance(argument, tuple):
@@ -128,7 +140,10 @@ def with_names(node: Node, rename: Callable[[str], str]) -> Node:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A parameter, buffer or constant of the model: `key` as in `state_dict()`. Keys of one tensor share `storage`."""
+    """A parameter, buffer or constant of the model; `key` is its key in `state_dict()`.
+
+    Keys of one tensor share `storage`.
+    """
 
     key: str
     kind: str  # parameter | buffer | constant
@@ -139,10 +154,20 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """`held`: by the name that nodes call it. `outputs`: those that the model returns, in order. `mutated`: keys of
-    buffers and names of inputs that the program says it changes. `arrays`: the numbers, by `storage`. `counts`: by how
-    much a step increases buffers that count its calls, by `storage`. `opaque`: a line of the model that may apply a
-    function with a backward pass of its own, which the program does not say."""
+    """A program that was exported from a model.
+
+    Attributes:
+        inputs: The names of the inputs.
+        held: The parameters, buffers and constants, by their names in the program.
+        nodes: The operations, each after its operands.
+        outputs: The tensors that the model returns, in order.
+        tensors: Shape and type of each tensor.
+        mutated: Keys of buffers and names of inputs that the program changes.
+        arrays: The numbers, by `storage`.
+        writer: The program that wrote the file, for comments in the source.
+        counts: How much a step increases buffers that count calls, by `storage`.
+        opaque: A line of the model that may apply a function with its own backward pass, which the program lacks.
+    """
 
     inputs: tuple[str, ...]
     held: Mapping[str, Held]

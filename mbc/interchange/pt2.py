@@ -1,8 +1,8 @@
-"""Reads what `torch.export.save` wrote (.pt2) without torch, so that nothing of a file is ever executed.
+"""Reads the files of `torch.export.save` (.pt2) without PyTorch, so that no code of a file is ever executed.
 
-`torch.export.load` unpickles (weights that are subclasses of tensors, custom objects) and evaluates symbolic sizes by
-SymPy. All that an import needs is in the archive as JSON and raw bytes: `models/NAME.json` is the graph, as
-`torch/_export/serde/schema.py` declares it, `data/weights/NAME_weights_config.json` says which file holds which tensor.
+`torch.export.load` unpickles (weights that are subclasses of tensors, custom objects) and evaluates symbolic sizes with
+SymPy. An import needs only the archive's JSON and raw bytes: `models/NAME.json` is the graph, as
+`torch/_export/serde/schema.py` declares it; `data/weights/NAME_weights_config.json` maps each tensor to its file.
 """
 
 from __future__ import annotations
@@ -42,18 +42,18 @@ from mbc.units import show_size
 LARGEST_FILE = 16 << 30
 LARGEST_GRAPH = 512 << 20
 MOST_ENTRIES = 200_000
-SCHEMA = 8  # major version of the graph's form: torch 2.8 to 2.14
+SCHEMA = 8  # major version of the graph's schema: PyTorch 2.8 to 2.14
 _DTYPES = {
     1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 6: "float16", 7: "float32", 8: "float64",
     9: "complex32", 10: "complex64", 11: "complex128", 12: "bool", 13: "bfloat16",
 }  # fmt: skip
-_SYMBOL = re.compile(r"Symbol\('(\w+)'[^()]*\)")  # as SymPy writes it
+_SYMBOL = re.compile(r"Symbol\('(\w+)'[^()]*\)")  # a symbol as SymPy writes it
 _FRAME = re.compile(r'File "([^"]*)", line (\d+), in [^\n]*\n\s*([^\n]*)')
-# A subclass of torch.autograd.Function that is applied, or its forward pass.
+# The application of a subclass of torch.autograd.Function, and the function's forward pass.
 _APPLIED = re.compile(r"(?<![\w.])(?:\w+\.)*_*[A-Z]\w*\.apply\(")
 _FORWARD = re.compile(r"^def forward\(ctx\b")
 _OF_AUTOGRAD = (
-    "it is a part of an autograd.Function, whose gradient the program does not say",
+    "it is a part of an autograd.Function, whose gradient the program does not contain",
     "compute it by layers, whose gradients are known",
 )
 _CHECKPOINTED = (
@@ -66,8 +66,12 @@ _OF_CHECKPOINT = re.compile(r"[/\\]torch[/\\]utils[/\\]checkpoint\.py$")
 
 
 def read_pt2(path: Path) -> Program:
-    """The program of a .pt2 file. Raises MBC300 (no such file, or not a whole one), MBC301 (a form that is not known)
-    and MBC302 (weights that are missing, damaged or pickled)."""
+    """Return the program of a .pt2 file.
+
+    Raises:
+        MbcError: MBC300 (no such file, or not a whole one), MBC301 (a form that is not supported), MBC302 (weights that
+            are missing, damaged or pickled), MBC303 (inputs or outputs that are no tensors).
+    """
     try:
         data = read_file(path, LARGEST_FILE)
         archive = zipfile.ZipFile(io.BytesIO(data))
@@ -84,7 +88,7 @@ def read_pt2(path: Path) -> Program:
 
 
 def printable(text: str, most: int = 200) -> str:
-    """Text of a file as a message may show it: without control characters, and not too long."""
+    """Return text of a file for a message: without control characters, and with at most `most` characters."""
     shown = "".join(c if c.isprintable() else "?" for c in text)
     return shown if len(shown) <= most else f"{shown[: most - 1]}…"
 
@@ -100,10 +104,10 @@ class _Reader:
         self._archive = archive
         entries = archive.infolist()
         if len(entries) > MOST_ENTRIES:
-            raise ValueError(f"it has {len(entries)} entries; {MOST_ENTRIES} is the most that is read")
+            raise ValueError(f"it has {len(entries)} entries; at most {MOST_ENTRIES} are supported")
         if sum(entry.compress_size for entry in entries) > path.stat().st_size:
-            raise ValueError("its parts lie over each other")
-        # `a/models/model.json` -> `models/model.json`: the archive's own name stands in front of everything.
+            raise ValueError("its parts overlap")
+        # `a/models/model.json` -> `models/model.json`: every entry begins with the archive's own name.
         self._entries = {entry.filename.partition("/")[2]: entry for entry in entries}
 
     def program(self) -> Program:
@@ -113,12 +117,12 @@ class _Reader:
                 raise self._old("torch 2.7 or older wrote it")
             raise ValueError("it holds no exported program")
         if len(graphs) > 1:
-            raise ValueError(f"it holds {len(graphs)} programs, and one is imported at a time")
+            raise ValueError(f"it holds {len(graphs)} programs, but only one can be imported")
         name = graphs[0].removeprefix("models/").removesuffix(".json")
         document = self._json(graphs[0])
         version = document["schema_version"]["major"]
         if version != SCHEMA:
-            raise self._old(f"the form of its graph is version {version!r}, and {SCHEMA} is read")
+            raise self._old(f"its graph has schema version {version!r}, but only version {SCHEMA} is supported")
         module = document["graph_module"]
         graph = module["graph"]
         tensors = {key: _meta(meta) for key, meta in graph["tensor_values"].items()}
@@ -129,10 +133,10 @@ class _Reader:
         for spec in module["signature"]["input_specs"]:
             self._input(spec, tensors, payloads, constants, inputs, held)
         outputs, mutated = _outputs(module["signature"]["output_specs"])
-        # Keys that no node reads belong to the state_dict all the same.
-        known = {value.key for value in held.values()}
+        # Keys that no node reads are also part of the state_dict.
+        read_keys = {value.key for value in held.values()}
         for key, payload in payloads.items():
-            if key not in known:
+            if key not in read_keys:
                 held[f"unread {key}"] = _held(key, "buffer", payload, True)
         arrays = self._arrays(held.values(), {**payloads, **constants})
         nodes = tuple(_node(node) for node in graph["nodes"])
@@ -141,7 +145,7 @@ class _Reader:
         return Program(tuple(inputs), held, nodes, outputs, tensors, mutated, arrays, writer, opaque=opaque)
 
     def _old(self, reason: str) -> MbcError:
-        remedy = "export the model again: torch 2.8 to 2.14 write what is read here"
+        remedy = "export the model again with PyTorch 2.8 to 2.14"
         return MbcError("MBC301", f"cannot read '{self._path}': {reason}", remedy)
 
     def _input(
@@ -153,14 +157,19 @@ class _Reader:
         inputs: list[str],
         held: dict[str, Held],
     ) -> None:
-        """Enter one input of the graph: of the model, or something that the model holds."""
+        """Enter one input of the graph: an input of the model, or a tensor that the model holds.
+
+        Raises:
+            MbcError: MBC302 for weights, MBC303 for an input that is no tensor.
+            ValueError: The input is of a kind that is not supported.
+        """
         (kind, body), *_ = spec.items()
         argument = body.get("arg", {})
         if kind == "user_input":
-            found = _argument(argument)
-            if not isinstance(found, TensorName):
+            tensor = _argument(argument)
+            if not isinstance(tensor, TensorName):
                 raise ValueError(f"an input of the model is no tensor ({printable(json.dumps(argument), 60)})")
-            inputs.append(found.name)
+            inputs.append(tensor.name)
             return
         if kind == "constant_input":
             raise _constant(printable(str(body.get("name", "?")), 40))
@@ -174,7 +183,9 @@ class _Reader:
         entry = _held(key, "constant" if kind == "tensor_constant" else kind, where[key], body.get("persistent", True))
         said = tensors.get(name)
         if said is not None and said.static and said.shape != entry.meta.shape:
-            raise self._weights(f"'{printable(key)}' has the shape {entry.meta.shape}, and the graph says {said.shape}")
+            raise self._weights(
+                f"'{printable(key)}' has the shape {entry.meta.shape}, but the graph states {said.shape}"
+            )
         held[name] = entry
 
     # ---- numbers ----
@@ -214,7 +225,7 @@ class _Reader:
             raise self._weights(f"the layout of '{shown}' is damaged")
         last = offset + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
         needed = (last + 1) * dtype.itemsize if math.prod(shape) else 0
-        there = math.prod(shape) * dtype.itemsize  # elements may share bytes, but are written out one by one
+        there = math.prod(shape) * dtype.itemsize  # elements may share bytes in the file, but have their own here
         if entry.file_size < max(needed, there) or entry.compress_type != zipfile.ZIP_STORED:
             raise self._weights(
                 f"'{shown}' takes {show_size(max(needed, there))}, but its file has {show_size(entry.file_size)}"
@@ -253,9 +264,11 @@ def _meta(meta: Mapping[str, Any]) -> TensorMeta:
     device = meta["device"]["type"]
     dtype = _DTYPES.get(meta["dtype"], f"type {meta['dtype']!r}")
     strides = tuple(stride.get("as_int") for stride in meta.get("strides", ()))
-    known = strides if len(strides) == len(meta["sizes"]) and all(isinstance(s, int) for s in strides) else None
+    static_strides = (
+        strides if len(strides) == len(meta["sizes"]) and all(isinstance(s, int) for s in strides) else None
+    )
     sizes = tuple(_size(size) for size in meta["sizes"])
-    return TensorMeta(sizes, dtype, str(device), meta["requires_grad"] is True, known)
+    return TensorMeta(sizes, dtype, str(device), meta["requires_grad"] is True, static_strides)
 
 
 def _size(size: Mapping[str, Any]) -> int | Dynamic:
@@ -269,17 +282,21 @@ def _size(size: Mapping[str, Any]) -> int | Dynamic:
 
 
 def _outputs(specs: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Outputs of the model, and what it changes."""
+    """Return the outputs of the model, and the tensors that it changes.
+
+    Raises:
+        MbcError: MBC303 for an output that is no tensor.
+    """
     outputs: list[str] = []
     mutated: list[str] = []
     for spec in specs:
         (kind, body), *_ = spec.items()
         if kind == "user_output":
-            found = _argument(body["arg"])
-            if isinstance(found, TensorName):
-                outputs.append(found.name)
-            elif found is not None:
-                raise _no_tensor(found)
+            output = _argument(body["arg"])
+            if isinstance(output, TensorName):
+                outputs.append(output.name)
+            elif output is not None:
+                raise _no_tensor(output)
         elif kind in ("buffer_mutation", "user_input_mutation", "parameter_mutation"):
             mutated.append(str(body.get("buffer_name") or body.get("user_input_name") or body.get("parameter_name")))
     return tuple(outputs), tuple(mutated)
@@ -293,7 +310,7 @@ def _no_tensor(output: Argument) -> MbcError:
 
 
 def _constant(argument: str) -> MbcError:
-    """MBC303 for an argument of the model that is no tensor."""
+    """Return MBC303 for an argument of the model that is no tensor."""
     remedy = "export a module whose forward takes tensors alone, and holds the rest itself"
     return refused("the model", (Refusal(f"'{argument}'", "the program", "this input is no tensor", remedy),))
 
@@ -301,9 +318,9 @@ def _constant(argument: str) -> MbcError:
 def _node(node: Mapping[str, Any]) -> Node:
     outputs: list[str] = []
     for output in node["outputs"]:
-        found = _argument(output)
+        result = _argument(output)
         outputs += [
-            item.name for item in (found if isinstance(found, tuple) else (found,)) if isinstance(item, TensorName)
+            item.name for item in (result if isinstance(result, tuple) else (result,)) if isinstance(item, TensorName)
         ]
     metadata = cast("Mapping[str, Any]", node.get("metadata") or {})
     return Node(
@@ -322,7 +339,7 @@ _LISTS = ("as_ints", "as_floats", "as_bools", "as_strings")
 
 
 def _argument(argument: Mapping[str, Any]) -> Argument:
-    """A value of the union `Argument`: a dictionary with one key that says of which kind it is."""
+    """Return a value of the union `Argument`, a dictionary whose one key is the kind."""
     (kind, value), *_ = argument.items()
     if kind == "as_none":
         return None
@@ -339,7 +356,7 @@ def _argument(argument: Mapping[str, Any]) -> Argument:
     if kind == "as_optional_tensors":
         return tuple(_argument(item) for item in value)
     if kind in ("as_sym_int", "as_sym_float", "as_sym_bool"):
-        return _argument(value) if "as_name" not in value else Opaque("a number that is known at run time only")
+        return _argument(value) if "as_name" not in value else Opaque("a number that depends on data")
     if kind == "as_sym_ints":
         return tuple(_argument(item) if "as_name" not in item else Opaque("a size") for item in value)
     if kind in ("as_scalar_type", "as_memory_format", "as_layout", "as_device"):
@@ -349,7 +366,7 @@ def _argument(argument: Mapping[str, Any]) -> Argument:
 
 def _subgraph(graph: Mapping[str, Any]) -> Subgraph:
     inputs, outputs = (
-        tuple(found.name if isinstance(found := _argument(given), TensorName) else "" for given in graph[side])
+        tuple(tensor.name if isinstance(tensor := _argument(given), TensorName) else "" for given in graph[side])
         for side in ("inputs", "outputs")
     )
     tensors = {key: _meta(meta) for key, meta in graph["tensor_values"].items()}
@@ -357,7 +374,7 @@ def _subgraph(graph: Mapping[str, Any]) -> Subgraph:
 
 
 def _modules(stack: Any) -> tuple[ModuleCall, ...]:
-    """`key,path,class;…`, outermost first; the model itself, whose path is empty, is left out."""
+    """Return the calls of a module stack `key,path,class;...`, outermost first, without the model itself."""
     calls: list[ModuleCall] = []
     for entry in str(stack).split(";"):
         parts = entry.split(",")
@@ -367,7 +384,7 @@ def _modules(stack: Any) -> tuple[ModuleCall, ...]:
 
 
 def _line(trace: Any) -> Line | None:
-    """The innermost line that is not torch's own."""
+    """Return the innermost line that is not PyTorch's own."""
     frames = _frames(trace)
     own = [frame for frame in frames if not _OF_TORCH.search(frame.file)]
     return own[-1] if own else frames[-1] if frames else None
@@ -378,18 +395,18 @@ def _frames(trace: Any) -> list[Line]:
 
 
 def _refusal(trace: Any) -> tuple[str, str] | None:
-    """Return why the line of an operation says that its gradient is not that of what it computes, and a remedy."""
+    """Return a reason and a remedy if the line of an operation shows that its gradient is another function's."""
     if _is_of_autograd(trace):
         return _OF_AUTOGRAD
-    # The other form of a checkpoint runs `fn`, and its operations are in the program as any others.
+    # A checkpoint without `use_reentrant` runs `fn`, whose operations are ordinary operations of the program.
     frames = (frame for frame in _frames(trace) if _OF_CHECKPOINT.search(frame.file))
     return _CHECKPOINTED if any(frame.code.startswith("outputs = run_function(") for frame in frames) else None
 
 
 def _opaque_line(node: Mapping[str, Any]) -> Line | None:
-    """Return the line that calls more than modules on the way to an operation; None where all that runs is known.
+    """Return the line that calls more than modules on the way to an operation; None if all calls are modules.
 
-    torch.export names the lines of functions called `forward`: one for each module, one for each
+    torch.export records the lines of functions called `forward`: one for each module, one for each
     `torch.autograd.Function`. A strict export runs such functions in a region without gradients instead.
     """
     metadata = cast("Mapping[str, Any]", node.get("metadata") or {})
@@ -401,9 +418,11 @@ def _opaque_line(node: Mapping[str, Any]) -> Line | None:
 
 
 def _is_of_autograd(trace: Any) -> bool:
-    """Whether a module's `forward` applies a function of its own there, of which a program only has the forward pass.
-    What a function in between applies is not told: a program names the lines of `forward` alone. Layers in an argument
-    of `apply`, on its line, count as parts of it."""
+    """Return whether a module's `forward` applies a `torch.autograd.Function`, whose backward pass a program lacks.
+
+    Functions that are applied in between are not visible, because a program records only the lines of `forward`. Layers
+    in an argument of `apply`, on the same line, count as part of the function.
+    """
     frames = _frames(trace)
     applied = (
         _APPLIED.search(frame.code) and not _OF_TORCH.search(frame.file) and not _OF_TORCH.search(inner.file)

@@ -1,4 +1,4 @@
-"""All that an import cannot take, in one message."""
+"""One message with all operations that an import cannot translate."""
 
 from __future__ import annotations
 
@@ -9,14 +9,21 @@ from mbc.errors import MbcError
 from mbc.interchange.program import Line
 
 MOST_PLACES = 4
-NOTHING_LIKE_IT = "there is nothing like it in the language yet"
-REPLACE = "compute it by layers that docs/import.md lists"
+NOTHING_LIKE_IT = "the language has no such operation"
+REPLACE = "compute it with layers that docs/import.md lists"
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """One thing that cannot be taken: the path and class of the module it is in, the operation, why, and what would do
-    instead. `line`: of the model's code, where torch tells it."""
+    """One operation that cannot be translated.
+
+    Attributes:
+        module: The path and class of the module around it.
+        operation: The operation's name.
+        reason: Why it cannot be translated; its subject is the operation.
+        remedy: How to change the model, in the imperative.
+        line: The line of the model's code, if PyTorch records it.
+    """
 
     module: str
     operation: str
@@ -26,7 +33,7 @@ class Refusal:
 
 
 def refused(what: str, refusals: Sequence[Refusal]) -> MbcError:
-    """MBC303 with every refusal; equal ones of several modules are one entry."""
+    """Return MBC303 with every refusal; equal refusals of several modules are one entry."""
     groups: dict[tuple[str, str, str, str], list[str]] = {}
     for refusal in refusals:
         line = refusal.line
@@ -44,6 +51,6 @@ def refused(what: str, refusals: Sequence[Refusal]) -> MbcError:
     count = f"{len(groups)} thing{'s' if len(groups) != 1 else ''}"
     return MbcError(
         "MBC303",
-        f"{what} has {count} that mbc cannot take:\n  {listed}",
-        "change the model as said above, and export it again (docs/import.md lists what can be taken)",
+        f"{what} has {count} that mbc cannot import:\n  {listed}",
+        "change the model as stated above, and export it again (docs/import.md lists the supported operations)",
     )

@@ -1,9 +1,8 @@
-"""A `state_dict` of torch as a file that mbc trains from, and back.
+"""A `state_dict` of PyTorch as a file that mbc trains from, and back.
 
-The file is a checkpoint of the network's states, under the network's names, which are torch's wherever the language
-can say them. What a network has no state for (`num_batches_tracked`, buffers that no layer reads) is kept beside them,
-under `state_dict.KEY`, and the metadata list every key of the `state_dict`, aliases included, with where its numbers
-are.
+The file is a checkpoint of the network's states. Their names are PyTorch's wherever the language allows them. Tensors
+without a state (`num_batches_tracked`, buffers that no layer reads) are stored beside the states under
+`state_dict.KEY`. The metadata lists every key of the `state_dict`, aliases included, and the place of its numbers.
 """
 
 from __future__ import annotations
@@ -26,8 +25,11 @@ _UPDATES = "control.updates"
 
 
 def write_weights(path: Path, network: Imported) -> None:
-    """Write what the states of an imported network begin with, and all that `export_weights` needs. MBC162 where the
-    file cannot be written."""
+    """Write the initial states of an imported network, and all data that `export_weights` needs.
+
+    Raises:
+        MbcError: MBC162 if the file cannot be written.
+    """
     states = ((name, np.asarray(array, np.float32)) for name, array in network.arrays.items())
     tensors = [*states, *((f"{KEPT}{key}", array) for key, array in network.kept.items())]
     keys = [[key.name, key.state, list(key.shape), key.dtype, key.kept, key.per_update] for key in network.keys]
@@ -35,8 +37,11 @@ def write_weights(path: Path, network: Imported) -> None:
 
 
 def read_keys(path: Path) -> tuple[tuple[Key, ...], dict[str, Array]]:
-    """The keys of the `state_dict` that an imported file lists, and the tensors that only it has. Raises MBC163 for a
-    file that is no checkpoint, MBC308 for one that was not written by an import."""
+    """Return the keys of the `state_dict` that an imported file lists, and the tensors that have no state.
+
+    Raises:
+        MbcError: MBC163 if the file is no checkpoint; MBC308 if no import wrote it.
+    """
     checkpoint = Checkpoint(path)
     try:
         rows = cast("list[Any]", json.loads(checkpoint.metadata[METADATA]))
@@ -46,19 +51,29 @@ def read_keys(path: Path) -> tuple[tuple[Key, ...], dict[str, Array]]:
     except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise MbcError(
             "MBC308",
-            f"'{path}' does not say which keys its state_dict had",
+            f"'{path}' does not list the keys of its state_dict",
             "give the weights that mbc import wrote beside the source",
         ) from error
     return keys, checkpoint.read_all(name for name in checkpoint.tensors if name.startswith(KEPT))
 
 
 def export_weights(trained: Path, imported: Path, output: Path) -> int:
-    """Write the weights of `trained` as a `state_dict` with the keys that the file `imported` lists, in safetensors;
-    returns how many keys it has.
+    """Write the weights of a checkpoint as a `state_dict` in safetensors.
 
-    `num_batches_tracked` goes on from what it was, by the updates that the checkpoint counts and its layer's calls in
-    each. Raises MBC163 and MBC308
-    as `read_keys` does, MBC309 (all states that are missing or have another shape), MBC162.
+    `num_batches_tracked` continues from its old value, by the checkpoint's number of updates and the calls of the layer
+    in each update.
+
+    Args:
+        trained: The checkpoint.
+        imported: The file that lists the keys, which `write_weights` wrote.
+        output: The file to write.
+
+    Returns:
+        The number of keys.
+
+    Raises:
+        MbcError: MBC163 and MBC308 as in `read_keys`; MBC309 with all states that are missing or have another shape;
+            MBC162.
     """
     keys, kept = read_keys(imported)
     checkpoint = Checkpoint(trained)
@@ -66,7 +81,7 @@ def export_weights(trained: Path, imported: Path, output: Path) -> int:
     arrays = checkpoint.read_all({n for n in (*names, _UPDATES) if n in checkpoint.tensors})
     updates = int(arrays[_UPDATES].reshape(-1)[0]) if _UPDATES in arrays else 0
     wrong: list[str] = []
-    made: list[tuple[str, Array]] = []
+    tensors: list[tuple[str, Array]] = []
     for key in keys:
         source: Mapping[str, Array] = arrays if key.state else kept
         array = source.get(key.state or f"{KEPT}{key.kept}")
@@ -80,7 +95,7 @@ def export_weights(trained: Path, imported: Path, output: Path) -> int:
             if key.per_update:
                 array = array + array.dtype.type(updates * key.per_update)
             dtype = np.dtype(np.float32) if key.dtype == "bfloat16" else NUMPY.get(key.dtype, array.dtype)
-            made.append((key.name, array.astype(dtype).reshape(key.shape)))
+            tensors.append((key.name, array.astype(dtype).reshape(key.shape)))
     if wrong:
         listed = "\n  ".join(wrong)
         raise MbcError(
@@ -88,5 +103,5 @@ def export_weights(trained: Path, imported: Path, output: Path) -> int:
             f"'{trained}' does not fit the state_dict of '{imported}' ({len(wrong)} keys):\n  {listed}",
             "give a checkpoint of the network that was imported with it",
         )
-    write_checkpoint(output, made, {"format": "pt"})
-    return len(made)
+    write_checkpoint(output, tensors, {"format": "pt"})
+    return len(tensors)

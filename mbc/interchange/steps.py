@@ -1,4 +1,4 @@
-"""A network between torch and the language: what a source will say, step by step, before it has blocks and names."""
+"""A network between PyTorch and the language: the source's statements, before it has blocks and names."""
 
 from __future__ import annotations
 
@@ -16,30 +16,41 @@ STATISTICS = frozenset(("running_mean", "running_var"))
 
 @dataclass(frozen=True, slots=True)
 class Number:
-    """An operand of an operator that is no tensor."""
+    """An operand of an operator that is a number."""
 
     value: float
 
 
 @dataclass(frozen=True, slots=True)
 class StateOf:
-    """A parameter or statistic of a step: `<label>.<suffix>` of the network (`<label>` alone for free parameters, whose
-    suffix is empty) holds the tensor `key` of the `state_dict`, in the shape that the network has for it."""
+    """A parameter or statistic of a step.
+
+    The network's state `<label>.<suffix>` holds the tensor `key` of the `state_dict`, in the shape that the network has
+    for it. A free parameter has no suffix, and its state is called `<label>`.
+    """
 
     suffix: str
     key: str
     shape: tuple[int, ...]
 
     def name(self, label: str) -> str:
-        """Of the network's state, for the layer of this label."""
+        """Return the name of the network's state, for a layer with this label."""
         return f"{label}.{self.suffix}" if self.suffix else label
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One layer or operator. `inputs`, `results`: values by number; `settings`: those that differ from the language's
-    defaults; `label`: the path of the layer's parameters, empty where it has none. `modules`: the calls it was
-    made in."""
+    """One layer or operator.
+
+    Attributes:
+        op: The layer's or operator's name in the language.
+        inputs: Value numbers, and numbers that stand in the source.
+        results: Value numbers.
+        settings: The settings that differ from the language's defaults.
+        label: The path of the layer's parameters; empty if it has none.
+        states: The layer's parameters and statistics.
+        modules: The module calls around the step.
+    """
 
     op: str
     inputs: tuple[int | Number, ...]
@@ -57,9 +68,17 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """A key of the `state_dict`: the state of the network that holds it (empty where none does), and its own shape and
-    type. Where no state does, `kept` is the key under which its numbers are kept, and `per_update` is what each update
-    adds to them: `num_batches_tracked` counts the calls of its layer."""
+    """A key of the `state_dict`, with its own shape and type.
+
+    Attributes:
+        name: The key.
+        state: The state of the network that holds the numbers; empty if there is none.
+        shape: The shape in the `state_dict`.
+        dtype: The type in the `state_dict`.
+        kept: Without a state, the key under which the numbers are stored.
+        per_update: Without a state, the number that each update adds: `num_batches_tracked` counts the calls of its
+            layer.
+    """
 
     name: str
     state: str
@@ -71,8 +90,20 @@ class Key:
 
 @dataclass(frozen=True, slots=True)
 class Imported:
-    """A network that was imported. `inputs`: name, shape; values 0, 1, … are they. `arrays`: what states begin with, by
-    name; `kept`: tensors of the `state_dict` that the network does not have. `frozen`: states that are not trained."""
+    """An imported network.
+
+    Attributes:
+        name: The network's name.
+        inputs: Name and shape of each input; input n is value n.
+        steps: The layers and operators, in order.
+        outputs: The values that are outputs.
+        shapes: The shape of each value.
+        keys: All keys of the `state_dict`.
+        arrays: The initial numbers of states, by name.
+        kept: Tensors of the `state_dict` that the network does not have.
+        frozen: The states that are not trained.
+        writer: The program that wrote the file.
+    """
 
     name: str
     inputs: tuple[tuple[str, tuple[int, ...]], ...]
@@ -87,7 +118,7 @@ class Imported:
 
     @property
     def trained(self) -> bool:
-        """Whether there is a parameter to train."""
+        """True if there is a parameter to train."""
         names = {s.name(step.label) for step in self.steps if step.op != "constant" for s in step.states}
         return any(name.rpartition(".")[2] not in STATISTICS for name in names - set(self.frozen))
 
@@ -96,5 +127,5 @@ _NO_NAME = re.compile(r"[^A-Za-z0-9_]")
 
 
 def label_of(path: str) -> str:
-    """A path of modules as a label: parts of letters, digits and `_`."""
+    """Return a path of modules as a label, whose parts have letters, digits and `_` only."""
     return ".".join(_NO_NAME.sub("_", part) or "_" for part in path.split("."))

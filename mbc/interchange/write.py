@@ -1,4 +1,4 @@
-"""Blocks and body -> the text of a source, as people write one."""
+"""Writes the text of a source from a network's blocks and body."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mbc.interchange.source_names import FRESH, Names
 from mbc.interchange.steps import OPERATORS, Imported, Number
 
 WIDTH = 116
-_CUT = 4  # stages of a pipe that end with their module
+_CUT = 4  # stages of a pipe after which it may end, where a module ends
 _LOSSES = {
     "softmax_cross_entropy": "(%s, %s) |> softmax_cross_entropy",
     "nll": "(%s, %s) |> nll",
@@ -23,10 +23,10 @@ _LOSSES = {
     "l1": "(%s, %s) |> l1",
     "smooth_l1": "(%s, %s) |> smooth_l1",
 }
-_OF_LOG_PROBABILITIES = ("nll", "kl_divergence")  # which not every model gives
+_OF_LOG_PROBABILITIES = ("nll", "kl_divergence")  # losses of log probabilities, which few models return
 LOSSES = tuple(name for name in _LOSSES if name not in _OF_LOG_PROBABILITIES)
 _OF_CLASSES = ("softmax_cross_entropy", "nll")  # their targets are class numbers
-_BY_POSITION = (*_OF_CLASSES, "kl_divergence")  # means over rows and positions, and not over classes
+_BY_POSITION = (*_OF_CLASSES, "kl_divergence")  # means over samples and positions, but not over classes
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +36,11 @@ class Objective:
     Attributes:
         loss: One of `LOSSES`.
         settings: Its settings as the language writes them: `smoothing=0.1`.
-        weight: What it counts in the sum of all losses.
+        weight: Its factor in the sum of all losses.
         soft: Whether the target of `softmax_cross_entropy` gives the probability of each class.
-        reduction: `mean` over rows and positions (and channels, of a loss that compares elements); `sum`; `rows`, the
-            sum over what a row has, by the number of rows; `elements`, the mean over all elements.
-        factor: What the layer of the language counts for PyTorch's loss.
+        reduction: `mean` over samples and positions (and over channels if the loss compares elements); `sum`; `rows`,
+            the sum over a sample, divided by the number of samples; `elements`, the mean over all elements.
+        factor: The factor that makes the language's layer equal to PyTorch's loss.
     """
 
     loss: str
@@ -52,17 +52,17 @@ class Objective:
 
     @property
     def output(self) -> str:
-        """The name of an output that it judges."""
+        """The name of an output that has this loss."""
         return "logits" if "entropy" in self.loss and "logits=false" not in self.settings else "prediction"
 
     def target(self, shape: tuple[int, ...]) -> str:
-        """Return shape and type of the target of an output of this shape."""
+        """Return the shape and type of the target of an output with this shape."""
         of_classes = self.loss in _OF_CLASSES and not self.soft
         sizes = ["batch", *map(str, shape[2:] if of_classes else shape[1:])]
         return f"[{', '.join(sizes)}] : {'class' if of_classes else 'float'}"
 
     def line(self, output: str, target: str, shape: tuple[int, ...]) -> str:
-        """Return the statement of the loss of an output of this shape."""
+        """Return the statement of the loss of an output with this shape."""
         text = _LOSSES[self.loss] % (output, target) + (f"({self.settings})" if self.settings else "")
         places = math.prod(shape[2:] if self.loss in _BY_POSITION else shape[1:])
         factors = {"sum": ("batch", str(places)), "rows": (str(places),), "elements": (f"1 / {(*shape, 1)[1]}",)}
@@ -81,11 +81,11 @@ def write_source(
     """Return the source of a network.
 
     Args:
-        network: What was imported.
-        loss: The loss of all outputs by its name, or that of each; None for an output that no loss judges.
-        title: The comment on top.
-        flat: Without blocks, every label whole.
-        training: Entries of the `train` section beside `frozen`.
+        network: The imported network.
+        loss: The name of the loss of all outputs, or the loss of each output; None for an output without a loss.
+        title: The comment in the first line.
+        flat: True for a source without blocks, with whole labels.
+        training: Entries of the `train` section, in addition to `frozen`.
     """
     objectives = (Objective(loss),) * len(network.outputs) if isinstance(loss, str) else tuple(loss)
     names = Names()
@@ -129,12 +129,12 @@ def _network(
 ) -> list[str]:
     batch = network.inputs[0][1][0]
     inputs: list[str] = []
-    known: dict[int, str] = {}
+    input_names: dict[int, str] = {}
     for number, (given, shape) in enumerate(network.inputs):
         called = names.free("image" if len(network.inputs) == 1 and len(shape) == 4 else given)
-        known[number] = called
+        input_names[number] = called
         inputs.append(f"  input {called}[{', '.join(['batch', *map(str, shape[1:])])}] : float")
-    body_of = _Body(body, known, set(known.values()), cut=True)
+    body_of = _Body(body, input_names, set(input_names.values()), cut=True)
     body_of.run()
     statements = body_of.statements
     outputs: list[str] = []
@@ -155,7 +155,7 @@ def _network(
 def _losses(
     network: Imported, outputs: Sequence[str], objectives: Sequence[Objective | None], names: Names
 ) -> tuple[list[str], list[str]]:
-    """Return the declarations of the targets and the losses, each of an output and of a target of its own."""
+    """Return the declarations of the targets, and the losses; each output has a target of its own."""
     targets: list[str] = []
     lines: list[str] = []
     for name, value, objective in zip(outputs, network.outputs, objectives, strict=True):
@@ -167,22 +167,22 @@ def _losses(
 
 
 def _patterns(network: Imported) -> list[str]:
-    """The parameters that are not trained: all below a path by one pattern."""
+    """Return patterns for the parameters that are not trained; one pattern covers all of them below a path."""
     every = [state.name(s.label) for s in network.steps for state in s.states]
     trained = {name for name in every if not name.endswith((".running_mean", ".running_var"))} - set(network.frozen)
-    found: list[str] = []
+    patterns: list[str] = []
     for name in network.frozen:
         parts = name.split(".")
         wholes = (".".join(parts[:n]) + ".*" for n in range(1, len(parts)))
         pattern = next((w for w in wholes if not any(t.startswith(w[:-1]) for t in trained)), name)
-        if pattern not in found:
-            found.append(pattern)
-    return found
+        if pattern not in patterns:
+            patterns.append(pattern)
+    return patterns
 
 
 @dataclass
 class _Chain:
-    """An expression in the making: where it begins, and the stages of a pipe behind that. `of`: values it reads."""
+    """An expression: its head, and the stages of a pipe behind it; `of` are the values that it reads."""
 
     head: str
     of: tuple[int, ...]
@@ -195,20 +195,20 @@ class _Chain:
 
 
 class _Body:
-    """Statements of one body. A value that one stage reads, and nothing else, has no name of its own."""
+    """Statements of one body; a value that only one stage reads has no name."""
 
-    def __init__(self, block: Block, known: Mapping[int, str], locked: set[str], cut: bool = False) -> None:
+    def __init__(self, block: Block, names: Mapping[int, str], locked: set[str], cut: bool = False) -> None:
         self.statements: list[str] = []
         self._block = block
-        self._names = dict(known)
-        self._locked = locked  # names that keep their value
+        self._names = dict(names)
+        self._locked = locked  # names that must keep their value
         self._cut = cut
         self._chains: dict[int, _Chain] = {}
         self._uses = Counter(v for item in block.body for v in item.inputs if not isinstance(v, Number))
         self._uses.update(block.outputs)
         self._labels = Counter(item.label for item in block.body if item.label)
-        self._operands: set[int] = set()  # of the item that is being taken
-        self._layers: dict[str, str] = {}  # label -> the name of a layer that is applied several times
+        self._operands: set[int] = set()  # the operands of the current item
+        self._layers: dict[str, str] = {}  # names of layers that are applied several times, by label
 
     def run(self) -> None:
         for item in self._block.body:
@@ -244,7 +244,7 @@ class _Body:
             if chain is not None and sums and number == 0:
                 texts.append(chain.text())
                 del self._chains[operand]
-                inlined = chain.of  # which keep their names until this expression is written
+                inlined = chain.of  # the names must stay until this expression is written
                 self._operands = self._operands | set(inlined)
             else:
                 texts.append(self._tensor(operand))
@@ -270,7 +270,7 @@ class _Body:
         return chain
 
     def _stage(self, item: Item) -> str:
-        """The layer with its label; one that is applied several times is bound before the first."""
+        """Return a layer with its label; a layer that is applied several times is bound to a name first."""
         text = f"{item.text} @{item.label}" if item.label else item.text
         if self._labels[item.label] < 2 or not item.label:
             return text
@@ -281,17 +281,17 @@ class _Body:
         return self._layers[item.label]
 
     def _tensor(self, value: int) -> str:
-        """An operand: a free parameter where it stands, anything else by its name."""
+        """Return an operand: the expression of a free parameter, or the name of any other value."""
         chain = self._chains.get(value)
         return self.text_of(value) if chain is not None and not chain.of and not chain.stages else self.bind(value)
 
     def text_of(self, value: int) -> str:
-        """The expression of a value, at the end of the body."""
+        """Return the expression of a value, at the end of the body."""
         chain = self._chains.pop(value, None)
         return self._names[value] if chain is None else chain.text()
 
     def bind(self, value: int, wanted: str = "") -> str:
-        """The name of a value, which is given one now where it has none, or another one than it is `wanted` to have."""
+        """Return the name of a value, and bind the value if it has no name or is `wanted` to have another name."""
         chain = self._chains.pop(value, None)
         if chain is None:
             if wanted and self._names[value] != wanted:
@@ -303,7 +303,7 @@ class _Body:
         return name
 
     def _fresh(self, chain: _Chain, value: int, wanted: str = "") -> str:
-        """A name for what a chain gives: that of what it begins with, where nobody needs that any more."""
+        """Return a name for the result of a chain: the name of its first operand, if no later statement reads it."""
         read = {v for other in self._chains.values() if other is not chain for v in other.of}
         live = {
             name for v, name in self._names.items() if self._uses[v] > 0 or v in read | self._operands
@@ -318,7 +318,7 @@ class _Body:
 
 
 def _wrapped(statement: str) -> list[str]:
-    """A statement in lines, broken in front of stages of its pipe."""
+    """Return the lines of a statement, broken before stages of its pipe."""
     stages = statement.split(" |> ")
     lines: list[str] = []
     line = f"  {stages[0]}"

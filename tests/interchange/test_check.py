@@ -110,7 +110,9 @@ def test_a_deviation_names_the_first_operation_that_differs(
     monkeypatch.setattr("mbc.interchange.check.translate", wrong)
     monkeypatch.setattr("mbc.interchange.importing.translate", wrong)
     made = import_model(file, "net", "mse")
-    with pytest.raises(MbcError, match=r"MBC345: the imported network computes otherwise than the model: ") as caught:
+    with pytest.raises(
+        MbcError, match=r"MBC345: the imported network computes something else than the model: "
+    ) as caught:
         run(file, made)
     assert words in caught.value.message, caught.value.message
 

@@ -209,7 +209,7 @@ def test_a_mask_of_numbers_is_trained(tmp_path: Path) -> None:
 def test_queries_that_see_nothing(tmp_path: Path) -> None:
     last = node("Attention", ["h", "h", "h", "mask"], ["y"])
     message = refusal(tmp_path, last, drawn(2, 3, 5, 4), {"mask": np.eye(5, k=1, dtype=bool)}, opset=23)
-    assert "some of its queries see no key" in message
+    assert "some of its queries attend to no key" in message
 
 
 @pytest.mark.parametrize("interleaved", [0, 1])

@@ -61,7 +61,7 @@ def test_other_biases_are_refused(tmp_path: Path) -> None:
     file = exported(tmp_path, network(Unlike), torch.randn(*IMAGE), train=False)
     with pytest.raises(MbcError, match="MBC303") as caught:
         import_model(file, "net")
-    assert "what is added to the scores is computed" in str(caught.value)
+    assert "it adds a computed tensor to the scores" in str(caught.value)
 
 
 def _compared(path: Path, nodes: Sequence[Any], held: dict[str, Any]) -> ImportedModel:

@@ -92,7 +92,7 @@ def test_twenty_steps_and_back_evaluate_alike(imported: tuple[Model, str, Path],
 def test_files_that_no_import_wrote(imported: tuple[Model, str, Path], tmp_path: Path) -> None:
     weights = imported[2]
     save_file({"a": np.zeros(2, np.float32)}, tmp_path / "plain.safetensors")
-    with pytest.raises(MbcError, match=r"MBC308: .*does not say which keys its state_dict had"):
+    with pytest.raises(MbcError, match=r"MBC308: .*does not list the keys of its state_dict"):
         read_keys(tmp_path / "plain.safetensors")
     save_file({"a": np.zeros(2, np.float32)}, tmp_path / "odd.safetensors", {"mbc.state_dict": "[[1, 2]]"})
     with pytest.raises(MbcError, match="MBC308"):

@@ -182,7 +182,7 @@ def test_calls_of_batch_norms_are_counted(tmp_path: Path) -> None:
     [
         (lambda y: (y, y), "it returns this tensor twice"),
         (lambda y: F.adaptive_max_pool2d(y, 2, return_indices=True), "it takes the positions of maxima"),
-        (lambda y: y * torch.arange(2.0).view(2, 1, 1, 1), "it takes other numbers for each sample"),
+        (lambda y: y * torch.arange(2.0).view(2, 1, 1, 1), "it takes different numbers for each sample"),
         (lambda y: (y, 3), "it returns a number"),
     ],
 )
@@ -205,7 +205,7 @@ def test_one_mask_for_two_tensors_is_refused(tmp_path: Path) -> None:
     [
         (lambda y, p: torch.slice_scatter(torch.zeros(1, 3, 4, 4), p[:, torch.tensor([1, 0])], 1, 1, 3), "'p'"),
         (lambda y, p: y[:, :3, :4, :4] * p.expand(5, 3, 4, 4).sum(0), "a parameter that is repeated"),
-        (lambda y, p: y * torch.zeros_like(y, dtype=torch.bool).copy_(y), "it makes bool of what is computed"),
+        (lambda y, p: y * torch.zeros_like(y, dtype=torch.bool).copy_(y), "it converts a computed tensor to bool"),
         (lambda y, p: y * (y * 3).to(torch.int64), "int64"),
     ],
 )

@@ -1,8 +1,8 @@
-"""A trained network as an ONNX model: its evaluation graph, the batch left open.
+"""Exports a trained network as an ONNX model: its evaluation graph, with any number of samples.
 
-* `nodes`: what a rule is given, and writes nodes into
+* `nodes`: the operation that a rule receives, and the nodes that it appends
 * `layers`: rules of convolutions, matrix products, normalisation, pooling and activations
 * `attention`: rules of attention and of the bias of windows
 * `shapes`: rules of arithmetic with repeated operands, reductions, shapes and resampling
-* `export`: source and checkpoint -> file
+* `export`: writes a source and a checkpoint as a file
 """

@@ -1,4 +1,4 @@
-"""Attention as products and softmax, which every runtime has, and the bias of windows."""
+"""Attention as products and softmax, which every runtime supports, and the bias of windows."""
 
 from __future__ import annotations
 
@@ -10,12 +10,15 @@ import numpy as np
 from mbc.interchange.to_onnx.nodes import Operator, Rule
 from mbc.ops.window_bias import MASKED
 
-_TOKENS, _DEPTHS = (0, 3, 1, 4, 2), (0, 3, 1, 2, 4)  # [N, heads, D, groups, T] -> [N, groups, heads, T, D] or D, T
+_TOKENS, _DEPTHS = (
+    (0, 3, 1, 4, 2),
+    (0, 3, 1, 2, 4),
+)  # [N, heads, D, groups, T] -> [N, groups, heads, T, D] or [..., D, T]
 _NO_SHARE = float(np.finfo(np.float32).min)
 
 
 def _attention(op: Operator) -> None:
-    """Of [N, heads * D, groups, T], in groups and heads by themselves."""
+    """Append attention of [N, heads * D, groups, T], separately for each group and head."""
     a = op.a
     lengths = [op.shape(0)[-1]] * 3 if a.packed else [op.shape(n)[-1] for n in range(3)]
     channels = op.result[1]
@@ -35,7 +38,7 @@ def _attention(op: Operator) -> None:
 
 
 def _thirds(op: Operator, channels: int) -> list[str]:
-    """Query, key and value, which follow each other in the channels."""
+    """Return query, key and value, which are the three thirds of the channels."""
     begins = (0, channels, 2 * channels)
     ends = (op.whole(begin + channels) for begin in begins)
     one = op.whole(1)
@@ -43,7 +46,7 @@ def _thirds(op: Operator, channels: int) -> list[str]:
 
 
 def _window_bias(op: Operator) -> None:
-    """Rows of the table by number: [T, T, heads] -> [heads, 1, windows, T, T]."""
+    """Append the rows of the table that pairs of pixels use: [T, T, heads] -> [heads, 1, windows, T, T]."""
     rows = op.step("Gather", op.inputs[0], op.nodes.constant(op.a.numbers().astype(np.int64)), axis=0)
     turned = op.step("Transpose", rows, perm=(2, 0, 1))
     shape = op.result

@@ -1,4 +1,4 @@
-"""The evaluation graph of a source, with the weights of a checkpoint, as an ONNX file."""
+"""Writes the evaluation graph of a source, with the weights of a checkpoint, as an ONNX file."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from mbc.runtime.weights import read_weights
 from mbc.source import Source
 from mbc.version import __version__
 
-OPSET = 21  # the first whose group norms scale channels; runtimes have it since 2024
+OPSET = 21  # the first opset whose group norms scale channels; runtimes support it since 2024
 IR_VERSION = 10
-LARGEST_FILE = (2 << 30) - 1  # of a message of protobuf
+LARGEST_FILE = (2 << 30) - 1  # protobuf's limit for a message
 _LARGEST_SOURCE = 16 << 20
 _BATCH = "batch"
 
@@ -36,11 +36,21 @@ RULES: Mapping[str, Rule] = MappingProxyType({name: rule for f in _FAMILIES for 
 
 
 def export_onnx(checkpoint: Path, source: Path, output: Path, settings: tuple[tuple[str, str], ...] = ()) -> int:
-    """Write the network of `source` in evaluation mode, with the weights of `checkpoint`; returns how many nodes it
-    has. The number of rows is left open. `settings`: of `--set`.
+    """Write a network in evaluation mode as an ONNX file; the number of samples stays open.
 
-    Raises what reading a source does, MBC163 and MBC164 (a checkpoint that does not fit), MBC349 (no package onnx),
-    MBC354 (operations that cannot be written, all of them), MBC356 (a file that cannot be written).
+    Args:
+        checkpoint: The weights.
+        source: The source of the network.
+        output: The file to write.
+        settings: Names and values of `--set`.
+
+    Returns:
+        The number of nodes.
+
+    Raises:
+        MbcError: The errors of reading a source; MBC163 and MBC164 (a checkpoint that does not fit), MBC349 (no package
+            onnx), MBC354 (all operations that cannot be written), MBC355 (a source that cannot be read), MBC356 (a file
+            that cannot be written).
     """
     onnx()
     try:
@@ -65,14 +75,23 @@ def export_onnx(checkpoint: Path, source: Path, output: Path, settings: tuple[tu
 
 
 def build_model(graph: TrainingGraph, arrays: Mapping[str, Array]) -> Any:
-    """The ModelProto of a graph's evaluation, with these states. Raises MBC354 and MBC356."""
+    """Return the ModelProto of a graph's evaluation.
+
+    Args:
+        graph: The graph.
+        arrays: The numbers of each state, by name.
+
+    Raises:
+        MbcError: MBC354 for operations that ONNX does not have, MBC356 for more than 2 GiB of weights.
+        NotExported: Never; it is caught and listed in MBC354.
+    """
     nodes = Nodes(graph)
     wrong: list[str] = []
     for op in graph.infer:
         rule = RULES.get(op.kind)
         try:
             if rule is None:
-                raise NotExported("ONNX has nothing like it that this export writes", "leave it out of the network")
+                raise NotExported("this export has no ONNX operator for it", "leave it out of the network")
             rule(Operator(op, nodes))
         except NotExported as error:
             wrong.append(f"{op.name.removeprefix('infer.')}: {op.kind}: {error.reason}\n    instead: {error.remedy}")
@@ -81,8 +100,8 @@ def build_model(graph: TrainingGraph, arrays: Mapping[str, Array]) -> Any:
         count = f"{len(wrong)} operation{'s' if len(wrong) > 1 else ''}"
         raise MbcError(
             "MBC354",
-            f"'{graph.name}' has {count} that ONNX cannot say:\n  {listed}",
-            "change the network as said above, or export its weights alone (-o FILE.safetensors)",
+            f"'{graph.name}' has {count} that cannot be exported to ONNX:\n  {listed}",
+            "change the network as stated above, or export only its weights (-o FILE.safetensors)",
         )
     package = onnx()
     helper, numbers = package.helper, package.numpy_helper
@@ -98,9 +117,9 @@ def build_model(graph: TrainingGraph, arrays: Mapping[str, Array]) -> Any:
         raise MbcError(
             "MBC356",
             f"an ONNX file has at most 2 GiB, and the weights of '{graph.name}' take {size} bytes",
-            "export its weights alone (-o FILE.safetensors)",
+            "export only its weights (-o FILE.safetensors)",
         )
-    made = helper.make_graph(
+    onnx_graph = helper.make_graph(
         nodes.nodes,
         graph.name,
         [_described(graph, name) for name in graph.infer_inputs],
@@ -109,7 +128,7 @@ def build_model(graph: TrainingGraph, arrays: Mapping[str, Array]) -> Any:
     )
     opset = helper.make_opsetid("", OPSET)
     return helper.make_model(
-        made, opset_imports=[opset], ir_version=IR_VERSION, producer_name="mbc", producer_version=__version__
+        onnx_graph, opset_imports=[opset], ir_version=IR_VERSION, producer_name="mbc", producer_version=__version__
     )
 
 

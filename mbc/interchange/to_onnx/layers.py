@@ -11,7 +11,7 @@ import numpy as np
 from mbc.interchange.to_onnx.nodes import NotExported, Operator, Rule
 from mbc.ops.window import spans
 
-_BIASED = {"Conv": 2, "ConvTranspose": 2, "Gemm": 2}  # inputs without their bias
+_BIASED = {"Conv": 2, "ConvTranspose": 2, "Gemm": 2}  # number of inputs without the bias
 
 
 def _pads(pad: tuple[int, int, int, int]) -> list[int]:
@@ -28,7 +28,7 @@ def _conv(op: Operator) -> None:
 
 
 def _standardize_filters(op: Operator) -> None:
-    """As the channels of one sample."""
+    """Append weight standardisation as an instance norm of the filters, as the channels of one sample."""
     filters = op.shape()[0]
     flat = op.step("Reshape", op.inputs[0], op.whole(1, filters, -1))
     scale = op.floats(np.full(filters, op.a.factor))
@@ -92,7 +92,7 @@ def _group_norm(op: Operator) -> None:
 
 
 def _layer_norm(op: Operator) -> None:
-    """Over the channels, which ONNX has last."""
+    """Append a layer norm over the channels, which ONNX expects as the last axis."""
     x, *affine = op.inputs
     rank = len(op.shape())
     if rank == 2:
@@ -105,7 +105,9 @@ def _layer_norm(op: Operator) -> None:
 
 def _lrn(op: Operator) -> None:
     if op.a.size % 2 == 0:
-        raise NotExported(f"its window has {op.a.size} channels, and ONNX's lies otherwise", "use an odd size")
+        raise NotExported(
+            f"its window has {op.a.size} channels, and ONNX places even windows differently", "use an odd size"
+        )
     op.last("LRN", op.inputs[0], size=op.a.size, alpha=op.a.alpha, beta=op.a.beta, bias=op.a.k)
 
 
@@ -118,7 +120,7 @@ def _pool(kind: str, op: Operator) -> None:
     x, pads, more = op.inputs[0], (top, below, left, beside), {}
     if kind == "Average":
         counted = op.a.count_pad
-        if counted and (below, beside) != (bottom, right):  # what ceil mode adds does not count, but padding does
+        if counted and (below, beside) != (bottom, right):  # pixels that ceil mode adds do not count, but padding does
             x = op.step("Pad", x, op.whole(0, 0, top, left, 0, 0, bottom, right))
             pads, counted = (0, below - bottom, 0, beside - right), False
         more = {"count_include_pad": int(counted)}
@@ -126,38 +128,38 @@ def _pool(kind: str, op: Operator) -> None:
 
 
 def _behind(op: Operator) -> tuple[int, int]:
-    """Padding below and to the right with which sizes that are rounded down are the result's.
+    """Return the padding below and to the right that gives the result's size if sizes are rounded down.
 
-    Ceil mode here is PyTorch's: a last window that would begin in the padding is dropped. ONNX's inference of shapes
-    keeps such a window, so that ceil_mode is never written.
+    Ceil mode here is PyTorch's: a last window that would begin in the padding is dropped. ONNX's shape inference keeps
+    such a window, so that ceil_mode is never written.
     """
     top, bottom, left, right = op.a.pad
-    found: list[int] = []
+    behind: list[int] = []
     axes = zip(op.shape()[2:], op.result[2:], op.a.kernel, op.a.stride, ((top, bottom), (left, right)), strict=True)
     for size, output, kernel, stride, (before, after) in axes:
         fits = (size + before + after - kernel) // stride + 1 == output
-        found.append(after if fits else (output - 1) * stride + kernel - size - before)
-    return found[0], found[1]
+        behind.append(after if fits else (output - 1) * stride + kernel - size - before)
+    return behind[0], behind[1]
 
 
 def _adaptive_average(op: Operator) -> None:
-    """Means over windows of unlike sizes, as products with a matrix on either side."""
-    height, width = (_shares(size, made) for size, made in zip(op.a.size, op.a.output_size, strict=True))
+    """Append means over windows of different sizes, as products with a matrix on either side."""
+    height, width = (_shares(size, output) for size, output in zip(op.a.size, op.a.output_size, strict=True))
     rows = op.step("MatMul", op.floats(height), op.inputs[0])
     op.last("MatMul", rows, op.floats(width.T.copy()))
 
 
-def _shares(size: int, made: int) -> np.ndarray[Any, Any]:
-    """[made, size]: what each pixel counts for each window."""
-    shares = np.zeros((made, size), np.float32)
-    for window in range(made):
-        begin, end = window * size // made, -(-(window + 1) * size // made)
+def _shares(size: int, output: int) -> np.ndarray[Any, Any]:
+    """Return the weight [output, size] of each pixel in each window."""
+    shares = np.zeros((output, size), np.float32)
+    for window in range(output):
+        begin, end = window * size // output, -(-(window + 1) * size // output)
         shares[window, begin:end] = 1.0 / (end - begin)
     return shares
 
 
 def _adaptive_maximum(op: Operator) -> None:
-    raise NotExported("its windows are of unlike sizes, which ONNX does not have", "use maxpool")
+    raise NotExported("its windows differ in size, which ONNX does not have", "use maxpool")
 
 
 def _plain(kind: str, op: Operator) -> None:

@@ -1,7 +1,7 @@
-"""What a rule of an operation is given, and the nodes, constants and weights that it writes.
+"""The operation that a rule receives, and the nodes, constants and weights of an ONNX graph.
 
-A family of rules is a file with a table `RULES`: a kind of operation to a function that takes an `Operator`, and
-appends nodes whose last one gives the operation's first result.
+A family of rules is a file with a table `RULES`, which maps a kind of operation to a function that takes an `Operator`
+and appends nodes. The last node gives the operation's first result.
 """
 
 from __future__ import annotations
@@ -19,18 +19,25 @@ from mbc.ops.normalization import UpdateRunning
 
 
 class NotExported(Exception):
-    """An operation that ONNX, or this export of it, has nothing for: why, and what would do instead."""
+    """An operation that ONNX does not have, or that this export does not support, with the reason and a remedy."""
 
     def __init__(self, reason: str, remedy: str) -> None:
+        """Create the refusal of an operation.
+
+        Args:
+            reason: Why the operation is not exported; its subject is the operation.
+            remedy: How to change the network, in the imperative.
+        """
         super().__init__(reason)
         self.reason = reason
         self.remedy = remedy
 
 
 class Nodes:
-    """The ONNX graph in the making. Constants of one content are one initializer."""
+    """The nodes of an ONNX graph so far; equal constants are one initializer."""
 
     def __init__(self, graph: TrainingGraph) -> None:
+        """Create a graph without nodes for an evaluation graph."""
         self.graph = graph
         self.nodes: list[Any] = []
         self.constants: dict[str, Array] = {}
@@ -42,17 +49,18 @@ class Nodes:
             if isinstance(op.attributes, UpdateRunning)
             for statistic in op.inputs[:2]
         }
-        self.shapes: dict[str, tuple[int, ...]] = {}  # of states that are written in another one
+        self.shapes: dict[str, tuple[int, ...]] = {}  # of states that are written in another shape
         self._named: dict[tuple[str, tuple[int, ...], bytes], str] = {}
         self._last: dict[str, Any] = {}
         self._inner = 0
         self._nodes_of: Counter[str] = Counter()
 
     def shape(self, value: str) -> tuple[int, ...]:
+        """Return the shape of a value, samples included."""
         return self.graph.values[value].type.shape
 
     def constant(self, array: Array) -> str:
-        """The initializer that has these numbers."""
+        """Return the name of the initializer with these numbers."""
         key = (array.dtype.str, array.shape, array.tobytes())
         if key not in self._named:
             self._named[key] = f"mbc.constant.{len(self._named)}"
@@ -60,11 +68,19 @@ class Nodes:
         return self._named[key]
 
     def maker(self, value: str) -> Any:
-        """The node that gives a value, where nobody but one operation takes that; else None."""
+        """Return the node that gives a value if only one operation takes the value, else None."""
         return self._last.get(value) if self.uses[value] == 1 else None
 
     def append(self, kind: str, inputs: Sequence[str], output: str, name: str, attributes: Mapping[str, Any]) -> str:
-        """One node; an empty `output` is a value between two nodes of one operation."""
+        """Return the result of a new node; an empty `output` gives a value between two nodes of one operation.
+
+        Args:
+            kind: ONNX's operator.
+            inputs: The names of the inputs.
+            output: The name of the result, or an empty text.
+            name: The name of the operation that the node belongs to.
+            attributes: The operator's attributes.
+        """
         if not output:
             self._inner += 1
             output = f"{name}.inner{self._inner}"
@@ -76,7 +92,7 @@ class Nodes:
         return output
 
     def widen(self, value: str, more: str, output: str) -> None:
-        """Give the node that makes `value` one more input, and its result another name."""
+        """Give the node that computes `value` one more input, and rename its result."""
         node = self._last.pop(value)
         node.input.append(more)
         node.output[0] = output
@@ -87,6 +103,7 @@ class Operator:
     """One operation of the evaluation graph."""
 
     def __init__(self, op: Operation, nodes: Nodes) -> None:
+        """Create the operator of an operation that appends to `nodes`."""
         self.op = op
         self.nodes = nodes
         self.a: Any = op.attributes
@@ -95,29 +112,32 @@ class Operator:
         self.name = op.name.removeprefix("infer.")
 
     def shape(self, position: int = 0) -> tuple[int, ...]:
-        """Of an operand, rows included."""
+        """Return the shape of an operand, samples included."""
         return self.nodes.shape(self.inputs[position])
 
     @property
     def result(self) -> tuple[int, ...]:
+        """The shape of the first result, samples included."""
         return self.nodes.shape(self.outputs[0])
 
     def floats(self, values: float | Sequence[float] | Array) -> str:
+        """Return a constant of fp32."""
         return self.nodes.constant(np.array(values, np.float32))
 
     def whole(self, *values: int) -> str:
+        """Return a constant of int64."""
         return self.nodes.constant(np.array(values, np.int64))
 
     def step(self, kind: str, *inputs: str, **attributes: Any) -> str:
-        """A node before the last one; returns what it gives."""
+        """Return the result of a node before the last one."""
         return self.nodes.append(kind, inputs, "", self.name, attributes)
 
     def last(self, kind: str, *inputs: str, **attributes: Any) -> None:
-        """The node that gives the operation's result."""
+        """Append the node that gives the operation's result."""
         self.nodes.append(kind, inputs, self.outputs[0], self.name, attributes)
 
     def state(self, value: str, shape: tuple[int, ...]) -> str:
-        """A value without rows in another shape: a state that nobody else takes is written in that one."""
+        """Return a value without samples in another shape; a state with no other user is written in this shape."""
         if shape == self.nodes.shape(value):
             return value
         if self.nodes.graph.values[value].role is Role.INTERMEDIATE or self.nodes.uses[value] > 1:
@@ -126,7 +146,7 @@ class Operator:
         return value
 
     def reshaped(self, value: str, sample: Sequence[int]) -> str:
-        """Rows of another shape, however many there are."""
+        """Return samples of another shape, for any number of samples."""
         return self.step("Reshape", value, self.whole(0, *sample))
 
 

@@ -34,7 +34,7 @@ _RELATIONS = {
     "gt": ("Greater",),
     "ge": ("GreaterOrEqual",),
 }
-_FLOAT, _BOOL = 1, 9  # of TensorProto.DataType
+_FLOAT, _BOOL = 1, 9  # values of TensorProto.DataType
 
 
 def _broadcast(op: Operator) -> None:
@@ -76,7 +76,11 @@ def _clamp(op: Operator) -> None:
 
 
 def _aligned(op: Operator) -> list[str]:
-    """Return the operands with axes where ONNX, which aligns the last ones, finds them."""
+    """Return the operands with axes aligned at the last ones, as ONNX repeats them.
+
+    Raises:
+        NotExported: An operand with samples would be repeated.
+    """
     rank = len(op.result)
     operands: list[str] = []
     for position, value in enumerate(op.inputs):
@@ -86,9 +90,9 @@ def _aligned(op: Operator) -> list[str]:
         if aligned == shape:
             operands.append(value)
         elif rows:
-            raise NotExported(f"it repeats rows of the shape {list(shape)}", "give its operands all dimensions")
+            raise NotExported(f"it repeats samples of the shape {list(shape)}", "give its operands all dimensions")
         else:
-            while aligned[:1] == (1,) and len(aligned) > 1:  # ONNX repeats along leading axes by itself
+            while aligned[:1] == (1,) and len(aligned) > 1:  # ONNX repeats along leading axes without a node
                 aligned = aligned[1:]
             operands.append(op.state(value, aligned))
     return operands
@@ -114,7 +118,7 @@ def _largest(op: Operator) -> None:
 
 
 def _rearrange(op: Operator) -> None:
-    """Axes taken apart, put into order, and joined; only what of that there is to do."""
+    """Append the nodes that split axes, permute them and join them; steps without effect are left out."""
     a, x = op.a, op.inputs[0]
     apart = any(len(factors) > 1 for factors in a.factors)
     joined = any(count > 1 for count in a.merged)
@@ -128,7 +132,11 @@ def _rearrange(op: Operator) -> None:
 
 
 def _slice(op: Operator) -> None:
-    """A window, with zeros where it reaches over the edges."""
+    """Append a slice, with zeros where it reaches over the edges.
+
+    Raises:
+        NotExported: The slice spreads its elements.
+    """
     a, x = op.a, op.inputs[0]
     if any(spread != 1 for spread in a.spread):
         raise NotExported("it spreads its elements", "leave it out")
@@ -157,7 +165,7 @@ def _pad(op: Operator) -> None:
 
 
 def _roll(op: Operator) -> None:
-    """Of each axis the last elements before the first ones."""
+    """Append a roll of each axis: its last elements before the first ones."""
     x = op.inputs[0]
     moved = [(axis, n, shift % n) for axis, (n, shift) in enumerate(zip(op.a.size, op.a.before, strict=True), 1)]
     moved = [(axis, n, n - shift) for axis, n, shift in moved if shift]
@@ -173,7 +181,7 @@ def _roll(op: Operator) -> None:
 
 
 def _split(op: Operator) -> None:
-    """Each part as a slice, so that parts that nobody takes cost nothing."""
+    """Append a slice for each part, so that parts that nothing takes can be dropped."""
     begin = 0
     for output, size in zip(op.outputs, op.a.sizes, strict=True):
         inputs = (op.inputs[0], op.whole(begin), op.whole(begin + size), op.whole(1))
