@@ -1,4 +1,4 @@
-"""A network beside the model of torch that it was imported from: outputs, loss, gradients and statistics."""
+"""Compares a network with the PyTorch model that it was imported from: outputs, loss, gradients and statistics."""
 
 from __future__ import annotations
 
@@ -38,19 +38,19 @@ from mbc.pytorch.reference import Recorder, arguments_of, in_float64
 
 torch: Any = importlib.import_module("torch")
 _ROWS = 2
-_VALUES = 8  # of a channel that a batch norm should see: the variance of fewer may be near 0
+_VALUES = 8  # values of each channel that a batch norm should see; the variance of fewer may be near 0
 _SEED = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """What is checked.
+    """The network that is checked, with its losses.
 
     Attributes:
         network: The network that was imported.
         source: Its source.
         objectives: The losses of its outputs.
-        judges: The losses as functions of torch, in the same order.
+        judges: The losses as functions of PyTorch, in the same order.
         used: Positions of the model's inputs that the network reads.
     """
 
@@ -64,19 +64,24 @@ class Subject:
 def check_model(
     model: Any, example: Sequence[Any], subject: Subject, trained: set[int], check: bool | None, export: Any
 ) -> bool:
-    """Compare a step of the network with one of the model, in float64 on the CPU; return whether it was done.
+    """Compare a step of the network with a step of the model, in float64 on the CPU.
 
-    Two rows of the example are taken, or more where a batch norm would see too few values or the model takes no other
-    number. Nothing of the model changes: a copy runs. Raises MBC345 for a deviation, MBC346 where `check` is True and
-    nothing can be compared.
+    Two samples of the example are used, or more if a batch norm would see too few values or the model accepts no other
+    number. The model does not change, because a copy runs.
 
     Args:
         model: The model that was imported.
         example: Its inputs for a mini-batch.
         subject: The network and its losses.
         trained: The parameters that are trained, by `id`.
-        check: None checks where that takes ten seconds at most.
+        check: False does not check; None checks only if it takes at most ten seconds; True checks in any case.
         export: Exports a copy of a model for an example, into a file.
+
+    Returns:
+        True if the check ran.
+
+    Raises:
+        MbcError: MBC345 for a deviation; MBC346 if `check` is True and nothing can be compared.
     """
     if check is False:
         return False
@@ -94,7 +99,7 @@ def check_model(
             if error.code != UNCHECKED:
                 raise
             failed = error
-        except Exception as error:  # whatever a model raises in float64, on the CPU, or with other rows
+        except Exception as error:  # a model may raise anything in float64, on the CPU, or with other samples
             failed = cannot_check(f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}")
     if check and failed is not None:
         raise failed
@@ -107,16 +112,28 @@ def _compare(
     inputs = _varied([tensor.double() for tensor in example])
     targets = _targets(subject, graph.batch)
     theirs = _of_model(model, inputs, targets, subject, trained)
-    found = next(deviations(_of_network(graph, inputs, targets, subject), theirs), None)
-    if found is not None:
-        raise refuse_deviation(found, _first(model, inputs, export))
+    deviation = next(deviations(_of_network(graph, inputs, targets, subject), theirs), None)
+    if deviation is not None:
+        raise refuse_deviation(deviation, _first(model, inputs, export))
 
 
 def check_file(path: Path, network: Imported, source: str, loss: str) -> bool:
-    """Compare a step of a network with one of the exported program that it was imported from.
+    """Compare a step of a network with a step of the exported program that it was imported from.
 
-    As `check_model`, with all rows of the program, whose sizes are fixed, and of normal random numbers. The file is
-    loaded by torch. Raises MBC345 and MBC346.
+    PyTorch loads the file. The inputs are normal random numbers, with all samples of the program, whose sizes are
+    fixed.
+
+    Args:
+        path: The exported program.
+        network: The network that was imported from it.
+        source: The network's source.
+        loss: The loss of every output.
+
+    Returns:
+        True, because the check ran.
+
+    Raises:
+        MbcError: MBC345 for a deviation; MBC346 if nothing can be compared.
     """
     try:
         program = torch.export.load(path)
@@ -134,15 +151,15 @@ def check_file(path: Path, network: Imported, source: str, loss: str) -> bool:
         with untouched(), torch.enable_grad():
             outputs = _user_outputs(program, recorder.run(*arguments))
         theirs = _numbers(outputs, targets, subject, parameters, {})
-        found = next(deviations(_of_network(graph, inputs, targets, subject), theirs), None)
-        if found is None:
+        deviation = next(deviations(_of_network(graph, inputs, targets, subject), theirs), None)
+        if deviation is None:
             return True
         place = Search(read, recorder.tensors, [x.numpy() for x in inputs], True, TOLERANCE).first()
     except MbcError:
         raise
-    except Exception as error:  # whatever torch raises for a program
+    except Exception as error:  # PyTorch may raise any exception for a program
         raise cannot_check(f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}") from error
-    raise refuse_deviation(found, place)
+    raise refuse_deviation(deviation, place)
 
 
 def _user_outputs(program: Any, results: Any) -> tuple[Any, ...]:
@@ -152,14 +169,14 @@ def _user_outputs(program: Any, results: Any) -> tuple[Any, ...]:
 
 
 def _rows_wanted(network: Imported) -> int:
-    """Return two rows, or as many as give every channel of a batch norm enough values."""
+    """Return the number of samples for a check: two, or more if a batch norm has few values for each sample."""
     shapes = [network.shapes[step.values[0]] for step in network.steps if step.op == "bn"]
     values = min((int(np.prod(shape[2:], dtype=np.int64)) for shape in shapes), default=_VALUES)
     return max(_ROWS, -(-_VALUES // values))
 
 
 def _varied(inputs: Sequence[Any]) -> list[Any]:
-    """Return inputs in which something can be told apart: of a constant example normal random numbers."""
+    """Return the inputs, with normal random numbers in place of constant inputs, which would hide errors."""
     generator = torch.Generator().manual_seed(_SEED)
     flat = [x.is_floating_point() and x.numel() > 1 and not bool((x != x.reshape(-1)[0]).any()) for x in inputs]
     return [
@@ -214,7 +231,7 @@ def _numbers(
     parameters: Mapping[str, Any],
     buffers: Mapping[str, Any],
 ) -> Numbers:
-    """Return the numbers of a step of torch, under the names and in the shapes of the network's states."""
+    """Return the results of a step of PyTorch, under the names and in the shapes of the network's states."""
     if len(outputs) != len(targets):
         return Numbers(tuple(o.detach().numpy() for o in outputs))
     losses: list[Any] = []
@@ -240,7 +257,7 @@ def _is_statistic(name: str) -> bool:
 
 
 def _first(model: Any, inputs: Sequence[Any], export: Any) -> Node | None:
-    """Return the first operation of the program of these rows whose result differs."""
+    """Return the first operation of the program of these samples whose result differs."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "model.pt2"
         program = export(copy_model(model), tuple(x.float() for x in inputs), file)

@@ -1,4 +1,4 @@
-"""A copy of a model of which nothing leads back to the model: what is exported, run and checked."""
+"""Copies of a model that share nothing with the model; they are exported, run and checked."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ torch: Any = importlib.import_module("torch")
 importlib.import_module("torch._dynamo")
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks", "_state_dict_hooks",
           "_state_dict_pre_hooks", "_load_state_dict_pre_hooks", "_load_state_dict_post_hooks")  # fmt: skip
-_COMPILED = ("_compiled_call_impl",)  # of Module.compile
+_COMPILED = ("_compiled_call_impl",)  # set by Module.compile
 
 
 def copy_model(model: Any, device: str = "cpu", dtype: Any = None) -> Any:
     """Return a copy of a model with parameters and buffers of its own, and without hooks.
 
-    Attributes that cannot be copied (locks, files, generators) are shared: a forward pass may need them. What
-    torch.compile made is left out.
+    Attributes that cannot be copied (locks, files, generators) are shared, because a forward pass may need them. Code
+    that torch.compile generated is left out.
 
     Args:
         model: A `torch.nn.Module`.
@@ -42,7 +42,7 @@ def copy_model(model: Any, device: str = "cpu", dtype: Any = None) -> Any:
         twin = memo[id(own)]
         for name, value in own.__dict__.items():
             if name in _COMPILED:
-                twin.__dict__[name] = None  # which calls the module that was compiled
+                twin.__dict__[name] = None  # the value would call the original module
             elif name in _HOOKS:
                 twin.__dict__[name] = value.__class__()
             elif isinstance(value, torch.Tensor) and id(value) not in memo:
@@ -55,7 +55,7 @@ def copy_model(model: Any, device: str = "cpu", dtype: Any = None) -> Any:
 
 
 def release(twin: Any) -> None:
-    """Let go of a copy's tensors: torch.export leaves circles of references behind, which hold the copy."""
+    """Remove a copy's tensors, because torch.export leaves circles of references that keep the copy alive."""
     for module in twin.modules():
         module._parameters.clear()
         module._buffers.clear()
@@ -64,5 +64,5 @@ def release(twin: Any) -> None:
 def _copied(value: Any, memo: dict[int, Any]) -> Any:
     try:
         return copy.deepcopy(value, memo)
-    except Exception:  # whatever an object raises that cannot be copied
+    except Exception:  # an object that cannot be copied may raise any exception
         return value

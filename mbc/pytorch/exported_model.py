@@ -1,4 +1,4 @@
-"""Which models are taken, and the network that one computes."""
+"""The models that `mbc.from_torch` accepts, and the network of a model."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ PARAMETER_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """A network that was imported from a model, and what its file does not say.
+    """A network that was imported from a model, and the model's inputs.
 
     Attributes:
         network: The network.
         inputs: The number of the model's inputs.
-        used: Positions of those that the network reads, in its order.
+        used: Positions of the inputs that the network reads, in the network's order.
     """
 
     network: Imported
@@ -42,7 +42,11 @@ class Exported:
 
 
 def refuse_model(model: Any) -> None:
-    """Refuse what is no model in training mode, on one device and without hooks (MBC330)."""
+    """Raise MBC330 unless the argument is a model in training mode, on one device and without hooks.
+
+    Raises:
+        MbcError: MBC330.
+    """
     if not isinstance(model, torch.nn.Module):
         raise MbcError("MBC330", f"a {type(model).__name__} is no torch.nn.Module", "pass the model itself")
     if not model.training:
@@ -53,7 +57,7 @@ def refuse_model(model: Any) -> None:
     devices = {str(tensor.device) for tensor in (*model.parameters(), *model.buffers())}
     if len(devices) > 1 or "meta" in devices:
         raise MbcError(
-            "MBC330", f"the model lies on {', '.join(sorted(devices))}", "move all of it to the CPU or to one GPU"
+            "MBC330", f"the model is on {', '.join(sorted(devices))}", "move all of it to the CPU or to one GPU"
         )
     _check_hooks(model)
     _check_memory(model)
@@ -61,16 +65,16 @@ def refuse_model(model: Any) -> None:
         if isinstance(module, torch.nn.modules.batchnorm._BatchNorm) and module.momentum is None:
             raise MbcError(
                 "MBC330",
-                f"the batch norm '{path}' averages its statistics over all steps (momentum=None), and mbc only"
-                " exponentially",
-                "give it a momentum, which changes its running statistics alone",
+                f"the batch norm '{path}' averages its statistics over all steps (momentum=None), but mbc supports only"
+                " exponential averages",
+                "give it a momentum, which changes only its running statistics",
             )
     for device in {"cpu", *(device.partition(":")[0] for device in devices)}:
         if torch.is_autocast_enabled(device):
             raise MbcError(
                 "MBC330",
                 "autocast is on, which would become a part of the model",
-                "call from_torch outside of autocast, and say there in which precision it computes: precision='bf16'",
+                "call from_torch outside of autocast, and choose the type with precision='bf16'",
             )
 
 
@@ -86,7 +90,11 @@ def _check_hooks(model: Any) -> None:
 
 
 def _check_memory(model: Any) -> None:
-    """Refuse tensors of a model that share elements: an update of one changes the other (MBC330)."""
+    """Raise MBC330 if two tensors of a model share elements, because an update of one changes the other.
+
+    Raises:
+        MbcError: MBC330.
+    """
     spans: list[tuple[int, int, str]] = []
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if tensor.numel() and tensor.device.type != "meta" and tensor.layout is torch.strided:
@@ -97,17 +105,20 @@ def _check_memory(model: Any) -> None:
         if start < end:
             raise MbcError(
                 "MBC330",
-                f"'{first}' and '{second}' are two tensors in one memory, which mbc would train apart",
+                f"'{first}' and '{second}' are two tensors that share memory, which mbc would train separately",
                 "make them one parameter (b.weight = a.weight), or give one of them memory of its own"
                 " (b.weight.data = a.weight.data.clone())",
             )
 
 
 def network_of(model: Any, example: Sequence[Any], trained: set[int]) -> Exported:
-    """Return the network of a model, whose parameters but for those `trained` (by `id`) are frozen.
+    """Return the network of a model; parameters that are not in `trained` (by `id`) are frozen.
 
-    The model itself is left as it is: what is run and exported are copies. Raises MBC330 for a model with a backward
-    pass of its own or that torch does not export, MBC303 for all that cannot be taken.
+    Only copies of the model are run and exported.
+
+    Raises:
+        MbcError: MBC330 for a model that torch.export does not export, or with a backward pass of its own; MBC303 for
+            everything that cannot be translated.
     """
     failed = check_backward(model, example)
     twin = copy_model(model)
@@ -121,18 +132,27 @@ def network_of(model: Any, example: Sequence[Any], trained: set[int]) -> Exporte
             raise failed or error from error.__cause__
         read = read_pt2(file)
     network = translate(read, type(model).__name__.lower())
-    if failed is not None:  # the export and the translation had nothing better to say
+    if failed is not None:  # the export and the translation found no more specific error
         raise failed
     used = tuple(read.inputs.index(name) for name, _ in network.inputs)
     return Exported(network, len(read.inputs), used)
 
 
 def export_model(twin: Any, example: tuple[Any, ...], file: Path) -> Any:
-    """Export a copy of a model, whose tensors are let go then, and save its program; MBC330 where torch does not."""
+    """Return the exported program of a copy of a model, and save it; the copy's tensors are removed afterwards.
+
+    Args:
+        twin: The copy.
+        example: Inputs of the model.
+        file: The .pt2 file to write.
+
+    Raises:
+        MbcError: MBC330 if torch.export does not export the model.
+    """
     forward = twin.forward
 
     @functools.wraps(forward)
-    def flat(*inputs: Any, **named: Any) -> tuple[Any, ...]:  # torch saves no outputs of a user's own classes
+    def flat(*inputs: Any, **named: Any) -> tuple[Any, ...]:  # PyTorch does not save outputs of a user's own classes
         return output_tensors(forward(*inputs, **named))
 
     twin.forward = flat
@@ -142,10 +162,12 @@ def export_model(twin: Any, example: tuple[Any, ...], file: Path) -> Any:
             torch.export.save(program, file)
     except MbcError:
         raise
-    except Exception as error:  # whatever the model or torch raises
+    except Exception as error:  # the model or PyTorch may raise any exception
         first = str(error).strip().partition("\n")[0]
-        reason = f"torch.export does not take the model: {first}"
-        raise MbcError("MBC330", reason, "let torch.export.export(model, example) pass") from error
+        reason = f"torch.export does not export the model: {first}"
+        raise MbcError(
+            "MBC330", reason, "change the model so that torch.export.export(model, example) succeeds"
+        ) from error
     finally:
         release(twin)
     return program

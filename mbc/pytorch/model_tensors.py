@@ -1,4 +1,4 @@
-"""Tensors that go into a model and come out of it."""
+"""Inputs and outputs of a model."""
 
 from __future__ import annotations
 
@@ -15,14 +15,18 @@ _PLAIN = (type(None), bool, int, float, str)
 
 
 def example_tensors(example: Any) -> tuple[Any, ...]:
-    """Return the inputs of a model as tensors; MBC337 for anything else than tensors and NumPy arrays."""
+    """Return the inputs of a model as tensors.
+
+    Raises:
+        MbcError: MBC337 for anything else than tensors and NumPy arrays.
+    """
     given = entries_of(example)
     if not given:
-        raise MbcError("MBC337", "the example has no tensor", "pass a mini-batch: what the model is called with")
+        raise MbcError("MBC337", "the example has no tensor", "pass a mini-batch, the arguments of a call of the model")
     tensors = tuple(_example_tensor(value, number) for number, value in enumerate(given, 1))
     if not rows_of(tensors):
         raise MbcError(
-            "MBC337", "the example has no rows", "pass a whole mini-batch, whose first dimension counts rows"
+            "MBC337", "the example has no rows", "pass a whole mini-batch, whose first dimension is the samples"
         )
     return tensors
 
@@ -35,13 +39,13 @@ def _example_tensor(value: Any, number: int) -> Any:
     what = "dict" if isinstance(value, Mapping) else type(value).__name__
     raise MbcError(
         "MBC337",
-        f"input {number} of the example is a {what}, and mbc takes tensors",
+        f"input {number} of the example is a {what}, but mbc takes only tensors",
         "pass the tensors that forward takes, several in a tuple: from_torch(model, (images, masks), ...)",
     )
 
 
 def readable(given: Any) -> Any:
-    """Return a tensor without its gradient, its elements in order, and in float32 where it has half precision."""
+    """Return a tensor without its gradient and contiguous; half precision becomes float32."""
     if not isinstance(given, torch.Tensor):
         return given
     tensor = given.detach()
@@ -49,14 +53,14 @@ def readable(given: Any) -> Any:
 
 
 def first_rows(example: Sequence[Any], rows: int, device: str) -> tuple[Any, ...]:
-    """Return copies of an example's tensors on a device, with at most so many rows of the mini-batch."""
+    """Return copies of an example's tensors on a device, with at most `rows` samples of the mini-batch."""
     batch = rows_of(example)
     cut = (tensor[:rows] if tensor.ndim and tensor.shape[0] == batch else tensor for tensor in example)
     return tuple(tensor.detach().to(device, copy=True) for tensor in cut)
 
 
 def rows_of(example: Sequence[Any]) -> int:
-    """Return the number of rows of an example's mini-batch."""
+    """Return the number of samples of an example's mini-batch."""
     return next((tensor.shape[0] for tensor in example if tensor.ndim), 0)
 
 
@@ -66,20 +70,24 @@ def tensors_in(value: Any) -> list[Any]:
 
 
 def output_tensors(value: Any) -> tuple[Any, ...]:
-    """Return the tensors of what a model gives; MBC330 for objects that tensors may be hidden in."""
+    """Return the tensors of a model's outputs.
+
+    Raises:
+        MbcError: MBC330 for an object that may hide tensors.
+    """
     leaves = leaves_of(value)
     for leaf in leaves:
         if not isinstance(leaf, (torch.Tensor, *_PLAIN)):
             raise MbcError(
                 "MBC330",
-                f"the model returns a {type(leaf).__name__}, whose tensors mbc does not see",
+                f"the model returns a {type(leaf).__name__}, whose tensors mbc cannot find",
                 "return tensors: alone, or in a tuple, list, dict or data class",
             )
     return tuple(leaf for leaf in leaves if isinstance(leaf, torch.Tensor))
 
 
 def leaves_of(value: Any) -> list[Any]:
-    """Return what stands in nested tuples, lists, mappings and data classes."""
+    """Return the leaves of nested tuples, lists, mappings and data classes."""
     if isinstance(value, Mapping):
         return [leaf for entry in cast("Mapping[Any, Any]", value).values() for leaf in leaves_of(entry)]
     if isinstance(value, (tuple, list)):
@@ -90,5 +98,5 @@ def leaves_of(value: Any) -> list[Any]:
 
 
 def entries_of(given: Any) -> tuple[Any, ...]:
-    """Return the entries of a tuple or list, or the only thing that is given."""
+    """Return the entries of a tuple or list, or the one object that is given."""
     return tuple(cast("Sequence[Any]", given)) if isinstance(given, (tuple, list)) else (given,)

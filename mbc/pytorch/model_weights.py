@@ -1,4 +1,4 @@
-"""Parameters and statistics of a model, between torch's tensors and mbc's arena."""
+"""Parameters and statistics of a model, between PyTorch's tensors and mbc's arena."""
 
 from __future__ import annotations
 
@@ -21,33 +21,38 @@ _holders: weakref.WeakKeyDictionary[Any, Hook] = weakref.WeakKeyDictionary()
 
 
 class Hook:
-    """Calls a method as long as its object lives.
+    """Calls a method as long as the method's object lives.
 
-    Being copied or pickled calls the method, too: it stands before the parameters in a module's attributes, so that
-    they are written back before they are copied. A copy of the model has hooks that do nothing.
+    Copying or pickling a hook calls the method, too. The hook is the first attribute of a module, before the
+    parameters, so that the parameters are written back before they are copied. A copy of the model has hooks that do
+    nothing.
     """
 
     def __init__(self, method: Callable[[], None] | None = None) -> None:
+        """Create a hook for a method, or one that does nothing."""
         self._method = None if method is None else weakref.WeakMethod(method)
 
     def __call__(self, *_: object) -> None:
+        """Call the method if its object lives."""
         method = None if self._method is None else self._method()
         if method is not None:
             method()
 
     def __reduce__(self) -> tuple[type[Hook], tuple[()]]:
+        """Call the method, and return a hook that does nothing as the copy."""
         self()
         return Hook, ()
 
 
 class Weights:
-    """Moves weights between a model and the arena, and sees what torch changes meanwhile.
+    """Moves weights between a model and the arena, and notices changes by PyTorch.
 
     Attributes:
         stale: Steps have changed the arena since it was last written into the model.
     """
 
     def __init__(self, model: Any, network: Imported, module: Module) -> None:
+        """Install hooks in a model that write the arena back before the model's weights are read."""
         self.stale = False
         self._model, self._network, self._module = model, network, module
         self._tracked = {key.name: int(network.kept[key.kept]) for key in network.keys if key.per_update}
@@ -58,21 +63,29 @@ class Weights:
             self._handles += [
                 part.register_forward_pre_hook(back),
                 part.register_state_dict_pre_hook(back),
-                part.register_load_state_dict_pre_hook(back),  # what a partial dict leaves as it is
+                part.register_load_state_dict_pre_hook(back),  # a partial dict leaves some tensors unchanged
             ]
             _hold(part, back)
         self._handles.append(model.register_load_state_dict_post_hook(take_in))
         self._remember()
 
     def write_back(self) -> None:
-        """Write the arena into the model, where it is stale; MBC338 where torch has changed a tensor since."""
+        """Write the arena into the model if the model is stale.
+
+        Raises:
+            MbcError: MBC338 if PyTorch has changed a tensor in the meantime.
+        """
         if not self.stale:
             return
         self._refuse(self._changed(True))
         self._write()
 
     def take_in(self) -> None:
-        """Put what torch has changed into the arena; MBC338 where the model had not been written back before."""
+        """Put the tensors that PyTorch has changed into the arena.
+
+        Raises:
+            MbcError: MBC338 if the model had not been written back before the change.
+        """
         changed = self._changed(not self.stale)
         if self.stale:
             self._refuse(changed)
@@ -91,7 +104,11 @@ class Weights:
         self._remember()
 
     def close(self) -> None:
-        """Write the model back, and take everything off it; MBC338 where something of torch is lost by that."""
+        """Write the model back, and remove all hooks from it.
+
+        Raises:
+            MbcError: MBC338 if a change by PyTorch is lost.
+        """
         lost: Sequence[str] = ()
         try:
             if self.stale:
@@ -118,23 +135,23 @@ class Weights:
         self._remember()
 
     def _remember(self) -> None:
-        """Note what the tensors are now."""
+        """Record the current version and a checksum of each tensor."""
         tensors = self._listed = self._tensors()
         self._marks = {name: _mark(tensor) for name, tensor in tensors.items()}
         self._sums = dict(zip(tensors, _sums(tensors.values()), strict=True))
 
     def _changed(self, thorough: bool) -> list[str]:
-        """Return the names of tensors whose elements are others than were noted.
+        """Return the names of tensors whose elements differ from the recorded ones.
 
-        Without `thorough` only tensors are read that torch says it wrote to, or that lie elsewhere. Writes through
-        `tensor.data` are counted by nobody. A tensor in the place of another one is what `Watch` looks for.
+        Without `thorough`, only tensors are read whose version or address has changed. PyTorch does not count writes
+        through `tensor.data`. `Watch` looks for a tensor that replaces another one.
         """
         tensors = self._tensors() if thorough else self._listed
         asked = [name for name, tensor in tensors.items() if thorough or _mark(tensor) != self._marks.get(name)]
         sums = zip(asked, _sums([tensors[name] for name in asked]), strict=True)
         marks = {name: (_mark(tensors[name]), self._marks[name]) for name in asked if self.stale}
         written = {name for name, (now, then) in marks.items() if now[1] == then[1] and now[0] != then[0]}
-        # Where the arena is ahead, a write is a change even if it writes what the older tensor already holds.
+        # If the arena is newer, a write counts as a change even if it writes the numbers that the tensor already has.
         changed = [name for name, number in sums if number != self._sums.get(name) or name in written]
         if not changed:
             self._marks |= {name: _mark(tensors[name]) for name in asked}
@@ -145,8 +162,8 @@ class Weights:
             more = f" and {len(changed) - 1} more tensors" if len(changed) > 1 else ""
             raise MbcError(
                 "MBC338",
-                f"torch has changed '{changed[0]}'{more} of the model, which were not what mbc had trained by then",
-                "call trainer.synchronize() before: what is changed then is taken in by the next step",
+                f"torch has changed '{changed[0]}'{more} of the model, which did not have mbc's trained weights",
+                "call trainer.synchronize() before the change; the next step then uses the changed tensors",
             )
 
     def _tensors(self) -> dict[str, Any]:
@@ -173,24 +190,24 @@ def _release(part: Any) -> None:
 
 
 def named_parameters(part: Any, *arguments: Any, **named: Any) -> Any:
-    """List the parameters of a module that mbc trains, as they are in the arena."""
+    """Return the parameters of a module that mbc trains, after writing the arena back."""
     _holders.get(part, Hook())()
     return part.__class__.named_parameters(part, *arguments, **named)
 
 
 def named_buffers(part: Any, *arguments: Any, **named: Any) -> Any:
-    """List the buffers of a module that mbc trains, as they are in the arena."""
+    """Return the buffers of a module that mbc trains, after writing the arena back."""
     _holders.get(part, Hook())()
     return part.__class__.named_buffers(part, *arguments, **named)
 
 
 def _mark(tensor: Any) -> tuple[int, int]:
-    """Return what changes when torch writes to a tensor or gives it other memory."""
+    """Return two numbers of which one changes when PyTorch writes to a tensor or moves it."""
     return tensor._version, tensor.data_ptr()
 
 
 def _sums(tensors: Any) -> list[int]:
-    """Return a sum over the bits of each tensor, which any change of its numbers changes but for rare chances."""
+    """Return a checksum over the bits of each tensor."""
     words = [
         t.detach().reshape(-1).view(_WORDS.get(t.element_size(), torch.uint8)).sum(dtype=torch.int64) for t in tensors
     ]

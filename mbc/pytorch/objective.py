@@ -1,4 +1,4 @@
-"""Losses of torch, by their objects, functions or names of the language -> the layers that compute them."""
+"""Losses of PyTorch (objects, functions or names of the language) as losses of the language."""
 
 from __future__ import annotations
 
@@ -35,16 +35,20 @@ _REMEDY = (
 
 
 def losses_of(given: Any) -> tuple[Objective | None, ...]:
-    """Return the objective of each output from a loss, or from a list of losses, pairs (loss, weight) and None.
+    """Return the objective of each output.
 
-    Raises MBC331 for a loss that mbc does not have, by its name.
+    Args:
+        given: A loss, or a list of losses, pairs (loss, weight) and None.
+
+    Raises:
+        MbcError: MBC331 for a loss that mbc does not have.
     """
     entries = (given,) if _is_weighted(given) else entries_of(given)
     return tuple(None if entry is None else _objective(entry) for entry in entries)
 
 
 def judges_of(given: Any) -> list[Any]:
-    """Return the losses of the outputs as functions of torch, in float64; None where an output has none."""
+    """Return the losses of the outputs as functions of PyTorch, in float64; None for an output without a loss."""
     by_name = {name: function for function, name in reversed(_FUNCTIONS.items())}
     return [
         by_name[loss] if isinstance(loss, str)
@@ -60,14 +64,21 @@ def _losses(given: Any) -> list[Any]:
 
 
 def loss_modules(given: Any) -> list[Any]:
-    """Return the modules of torch among the losses."""
+    """Return the modules of PyTorch among the losses."""
     return [m for entry in entries_of(given) for m in entries_of(entry) if isinstance(m, nn.Module)]
 
 
 def fitted(objectives: Sequence[Objective | None], given: Any, network: Imported, targets: Any) -> list[Target | None]:
-    """Return the targets of a network's outputs by the losses that were `given`, and an example of the targets.
+    """Return the targets of a network's outputs; None for an output without a loss.
 
-    Raises MBC331 where there are not as many losses as outputs, or a loss has another number of classes.
+    Args:
+        objectives: The objective of each output.
+        given: The losses as the user passed them.
+        network: The network.
+        targets: An example of the targets, or None.
+
+    Raises:
+        MbcError: MBC331 if the numbers of losses and outputs differ, or a loss has another number of classes.
     """
     outputs = [network.shapes[value] for value in network.outputs]
     if len(outputs) != len(objectives):
@@ -76,46 +87,51 @@ def fitted(objectives: Sequence[Objective | None], given: Any, network: Imported
         raise MbcError(
             "MBC331",
             f"the model has {len(outputs)} outputs and {losses}: each output has a target of its own and a weight",
-            f"pass a loss with its weight for each output (None: it is not trained for): loss=[{each}]",
+            f"pass a loss with its weight for each output (None for an output without a loss): loss=[{each}]",
         )
     if not any(objectives):
-        raise MbcError("MBC331", "no output has a loss", "pass a loss for one of them at least")
+        raise MbcError("MBC331", "no output has a loss", "pass a loss for at least one output")
     examples = iter(() if targets is None else entries_of(targets))
-    made: list[Target | None] = []
+    fitted_targets: list[Target | None] = []
     for objective, loss, value, shape in zip(objectives, _losses(given), network.outputs, outputs, strict=True):
         if objective is not None:
             _check_classes(objective, shape)
             _check_log_probabilities(objective, network, value)
-        made.append(None if objective is None else target_of(objective, loss, next(examples, None)))
-    return made
+        fitted_targets.append(None if objective is None else target_of(objective, loss, next(examples, None)))
+    return fitted_targets
 
 
 def _check_classes(objective: Objective, shape: tuple[int, ...]) -> None:
     if objective.loss in OF_CLASSES and len(shape) < 2:
         raise MbcError(
             "MBC331",
-            f"the loss {objective.loss} needs a number for each class of a row, and the output has the shape "
-            f"{list(shape)}",
+            f"the loss {objective.loss} needs a number for each class, but the output has the shape {list(shape)}",
             "return logits of the shape [N, C, ...]",
         )
-    _, found, weights = objective.settings.partition("class_weights=(")
+    _, has_weights, weights = objective.settings.partition("class_weights=(")
     count = len([w for w in weights.partition(")")[0].split(",") if w.strip()])
-    if found and count != shape[1]:
+    if has_weights and count != shape[1]:
         raise MbcError(
-            "MBC331", f"the loss has weights of {count} classes, and the output {shape[1]}", "give each class a weight"
+            "MBC331",
+            f"the loss has weights of {count} classes, but the output has {shape[1]} classes",
+            "give each class a weight",
         )
 
 
 def _check_log_probabilities(objective: Objective, network: Imported, value: int) -> None:
-    """Refuse losses of log-probabilities for another output: of what they are not, PyTorch gives another number."""
+    """Raise MBC331 for a loss of log-probabilities on other outputs, for which PyTorch computes another number.
+
+    Raises:
+        MbcError: MBC331.
+    """
     of_logits = objective.loss == "kl_divergence" and "logits=false" not in objective.settings
     maker = next((step for step in network.steps if value in step.results), None)
     normalised = maker is not None and maker.op == "log_softmax" and maker.settings.get("axis", 1) == 1
     if objective.loss in ("nll", "kl_divergence") and not of_logits and not normalised:
         raise MbcError(
             "MBC331",
-            f"the loss {objective.loss} takes log-probabilities, and this output is not the log_softmax of its classes",
-            "end the model by log_softmax(…, dim=1), or use nn.CrossEntropyLoss of logits",
+            f"the loss {objective.loss} takes log-probabilities, but this output is not the log_softmax of its classes",
+            "end the model with log_softmax(…, dim=1), or use nn.CrossEntropyLoss of logits",
         )
 
 
@@ -144,7 +160,11 @@ def _objective(given: Any) -> Objective:
 
 
 def _reduced(objective: Objective, given: Any) -> Objective:
-    """Return the objective with the reduction of a loss of torch."""
+    """Return the objective with the reduction of PyTorch's loss.
+
+    Raises:
+        MbcError: MBC331 for a reduction that mbc does not have.
+    """
     kind, reduction = given.__class__, getattr(given, "reduction", "mean")
     if kind is nn.KLDivLoss and reduction in ("mean", "batchmean"):
         return replace(objective, reduction={"mean": "elements", "batchmean": "rows"}[reduction])
@@ -180,7 +200,7 @@ def _of_module(given: Any) -> tuple[str, str]:
     if kind is nn.HuberLoss:
         return "smooth_l1", f"beta={float(given.delta)!r}"
     name = getattr(given, "__name__", kind.__name__)
-    raise MbcError("MBC331", f"the loss {name}, set as it is, is not one that mbc has", _REMEDY)
+    raise MbcError("MBC331", f"the loss {name}, with these settings, is not one that mbc has", _REMEDY)
 
 
 def _cross_entropy(given: Any) -> str:

@@ -1,4 +1,4 @@
-"""Gradients that a model computes by code of its own, which an exported program does not contain."""
+"""Gradients that a model computes with its own code, which an exported program does not contain."""
 
 from __future__ import annotations
 
@@ -16,15 +16,20 @@ from mbc.pytorch.model_tensors import first_rows, rows_of, tensors_in
 
 torch: Any = importlib.import_module("torch")
 checkpoint: Any = importlib.import_module("torch.utils.checkpoint")
-_ROWS = 2  # of the example that a run takes
+_ROWS = 2  # samples of the example in the first run
 
 
 def check_backward(model: Any, example: Sequence[Any]) -> MbcError | None:
-    """Refuse a model that applies a `torch.autograd.Function`, whose backward pass mbc would not run (MBC330).
+    """Raise MBC330 for a model that applies a `torch.autograd.Function`, whose backward pass mbc would not run.
 
-    A copy of the model runs once on two rows of the example, and the autograd graph of its outputs is walked. What is
-    checkpointed by torch is walked, too. A model that does not run with two rows runs with all of them; where it does
-    not run with these, the error is returned.
+    A copy of the model runs once with two samples of the example; then the autograd graph of its outputs is searched,
+    including parts that PyTorch checkpoints. A model that does not run with two samples runs with all of them.
+
+    Returns:
+        The error if the model does not run with all samples, either; otherwise None.
+
+    Raises:
+        MbcError: MBC330.
     """
     device = next((str(tensor.device) for tensor in (*model.parameters(), *model.buffers())), "cpu")
     batch = rows_of(example)
@@ -36,10 +41,10 @@ def check_backward(model: Any, example: Sequence[Any]) -> MbcError | None:
                 walk.run(copy_model(model, device), first_rows(example, rows, device))
         except MbcError:
             raise
-        except Exception as error:  # whatever a model raises, perhaps because it expects the whole mini-batch
+        except Exception as error:  # a model may raise anything, perhaps because it expects the whole mini-batch
             first = str(error).strip().partition("\n")[0]
             reason = f"the model cannot be called with the example: {first}"
-            failed = MbcError("MBC330", reason, "let model(example) pass")
+            failed = MbcError("MBC330", reason, "change the model or the example so that model(example) succeeds")
         else:
             walk.check()
             return None
@@ -48,7 +53,7 @@ def check_backward(model: Any, example: Sequence[Any]) -> MbcError | None:
 
 @contextmanager
 def _emptied_cache(device: str) -> Generator[None]:
-    """Give memory of a GPU back to it that torch would keep, since mbc takes its memory from the GPU itself."""
+    """Return GPU memory that PyTorch caches to the GPU, because mbc takes its memory from the GPU itself."""
     try:
         yield
     finally:
@@ -60,7 +65,7 @@ def _emptied_cache(device: str) -> Generator[None]:
 def untouched(model: Any = None) -> Generator[None]:
     """Restore what a run may change: random number generators, and buffers and gradients of a model.
 
-    A copy of the model is what runs; but functions that its modules hold may know the model itself.
+    A copy of the model runs, but functions that its modules hold may refer to the model itself.
     """
     parameters = [] if model is None else list(model.parameters())
     buffers = [] if model is None else list(model.buffers())
@@ -78,15 +83,17 @@ def untouched(model: Any = None) -> Generator[None]:
                 parameter.grad = gradient
             with torch.no_grad():
                 for buffer, before in held:
-                    if not torch.equal(buffer, before):  # a batch norm's statistics move without a new version
+                    if not torch.equal(
+                        buffer, before
+                    ):  # PyTorch does not count a batch norm's changes of its statistics as a new version
                         buffer.copy_(before)
 
 
 @contextmanager
 def checkpoints_opened(look: Any = None) -> Generator[None]:
-    """Run what `torch.utils.checkpoint` recomputes as if it were not checkpointed: one plain graph.
+    """Run the functions in `torch.utils.checkpoint` without checkpointing, so that their operations are in the graph.
 
-    The form with `use_reentrant=True` hides its inside in an `autograd.Function`. `look` is called with its inputs.
+    The form with `use_reentrant=True` hides its operations in an `autograd.Function`. `look` is called with its inputs.
     """
 
     def run(function: Any, _: bool, *inputs: Any) -> Any:
@@ -106,14 +113,14 @@ def _refuse_detached(inputs: Sequence[Any]) -> None:
         return
     raise MbcError(
         "MBC330",
-        "torch.utils.checkpoint with use_reentrant=True is given no input that needs a gradient, so that torch trains"
+        "torch.utils.checkpoint with use_reentrant=True has no input that needs a gradient, so that torch trains"
         " no parameter inside of it",
         "pass use_reentrant=False, with which they are trained, or leave this checkpoint out",
     )
 
 
 class _Walk:
-    """Runs a model, and labels each node of a custom function with the innermost module that made it."""
+    """Runs a model, and labels each node of a custom function with the innermost module that created it."""
 
     def __init__(self) -> None:
         self._made_in: dict[Any, str] = {}
@@ -126,11 +133,15 @@ class _Walk:
             with torch.inference_mode(False), torch.enable_grad():
                 self._outputs = tensors_in(model(*inputs))
         finally:
-            for handle in handles:  # through which the model would hold itself
+            for handle in handles:  # a handle would keep the model alive
                 handle.remove()
 
     def check(self) -> None:
-        """Raise MBC330 with every custom function that an output depends on."""
+        """Raise MBC330 with every custom function that an output depends on.
+
+        Raises:
+            MbcError: MBC330.
+        """
         kept = {node for node in _nodes(self._outputs, set()) if _is_custom(node)}
         named: dict[str, list[str]] = {}
         for node, path in self._made_in.items():
@@ -143,8 +154,8 @@ class _Walk:
             raise MbcError(
                 "MBC330",
                 f"the model applies a torch.autograd.Function, whose own backward mbc would not run: {listed}",
-                "compute it by layers that docs/import.md lists, whose gradients are those of torch; or train it in"
-                " torch",
+                "compute it with layers that docs/import.md lists, whose gradients are PyTorch's; or train the model"
+                " in PyTorch",
             )
 
     def _after(self, path: str) -> Any:
@@ -152,13 +163,13 @@ class _Walk:
             before = {tensor.grad_fn for tensor in tensors_in(inputs)}
             for node in _nodes(tensors_in(output), before):
                 if _is_custom(node):
-                    self._made_in.setdefault(node, path)  # inner modules end before outer ones
+                    self._made_in.setdefault(node, path)  # inner modules end before outer modules
 
         return label
 
 
 def _nodes(tensors: Sequence[Any], seen: set[Any]) -> list[Any]:
-    """Return the nodes that tensors depend on and that are not in `seen`, which they join."""
+    """Return the nodes that tensors depend on and that are not in `seen`, and add them to `seen`."""
     waiting = [tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None]
     reached: list[Any] = []
     while waiting:

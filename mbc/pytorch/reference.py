@@ -1,4 +1,4 @@
-"""What a model of torch computes in float64 with its random layers off, whatever types its code names."""
+"""Runs a PyTorch model in float64 with its random layers off, whatever types its code names."""
 
 from __future__ import annotations
 
@@ -22,9 +22,18 @@ _DRAWS = ("rand", "rand_like", "randn", "randn_like", "randint", "randint_like",
 
 
 def exact(name: str, function: Any, arguments: Sequence[Any], named: Mapping[str, Any]) -> Any:
-    """Call a function of torch as it is in float64 and without chance.
+    """Return the result of a function of PyTorch in float64 and without random numbers.
 
-    Dropout hands its input on, a mask drawn by `bernoulli_` has its mean everywhere. MBC346 for other draws.
+    Dropout returns its input; a mask drawn by `bernoulli_` has its mean in every element.
+
+    Args:
+        name: The function's name.
+        function: The function.
+        arguments: Its positional arguments.
+        named: Its keyword arguments.
+
+    Raises:
+        MbcError: MBC346 for other functions that draw random numbers.
     """
     if name in _DROPS:
         return arguments[0]
@@ -32,7 +41,9 @@ def exact(name: str, function: Any, arguments: Sequence[Any], named: Mapping[str
         mean = arguments[1] if len(arguments) > 1 else named.get("p", 0.5)
         return arguments[0].fill_(mean) if isinstance(mean, float | int) else arguments[0].copy_(mean)
     if name in _DRAWS:
-        raise cannot_check(f"the model draws random numbers by '{name}', which have no part in both")
+        raise cannot_check(
+            f"the model draws random numbers by '{name}', which differ between the model and the network"
+        )
     if name == "float":
         return arguments[0].double()
     return function(*(_widened(a) for a in arguments), **{key: _widened(value) for key, value in named.items()})
@@ -46,14 +57,14 @@ class _Exact(overrides.TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = getattr(func, "__name__", "")
         if name == "hardsigmoid" and args[0].dtype == torch.float64:
-            # torch's own gradient takes 1 / 6 in float32, which is 3e-8 off.
+            # PyTorch's gradient uses 1 / 6 in float32, with an error of 3e-8.
             return torch.nn.functional.relu6(args[0] + 3) / 6
         return exact(name, func, args, kwargs or {})
 
 
 @contextmanager
 def in_float64() -> Generator[None]:
-    """Let models compute in float64 and without chance."""
+    """Let models compute in float64 and without random numbers."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     try:
@@ -64,19 +75,25 @@ def in_float64() -> Generator[None]:
 
 
 class Recorder(fx.Interpreter):
-    """Runs an exported program in float64 and without chance, and keeps each tensor as it was when it was made."""
+    """Runs an exported program in float64 and without random numbers, and keeps a copy of each tensor.
+
+    The copy has the numbers that the tensor had when it was computed.
+    """
 
     def __init__(self, graph_module: Any) -> None:
+        """Prepare to run the graph of an exported program."""
         fx.Interpreter.__init__(self, graph_module)
         self.tensors: dict[str, Array] = {}
 
     def run_node(self, n: Any) -> Any:
+        """Return the result of a node, and keep a copy of it."""
         result: Any = fx.Interpreter.run_node(self, n)
         if isinstance(result, torch.Tensor) and result.is_floating_point():
             self.tensors[n.name] = np.array(result.detach().numpy())
         return result
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        """Return the result of a function or of a region without gradients, without random numbers."""
         packet = getattr(target, "overloadpacket", None)
         name = packet.__name__ if packet is not None else getattr(target, "__name__", "")
         if name == "wrap_with_set_grad_enabled":
@@ -87,8 +104,12 @@ class Recorder(fx.Interpreter):
 
 
 def arguments_of(program: Any, inputs: Sequence[Any]) -> tuple[list[Any], dict[str, Any]]:
-    """Return what the graph of an exported program takes, in float64, and its trained parameters by their keys."""
-    given, made, parameters = iter(inputs), dict[str, Any](), dict[str, Any]()
+    """Return the arguments of an exported program's graph in float64, and its trained parameters by key.
+
+    Raises:
+        MbcError: MBC346 if the program holds something that is no tensor.
+    """
+    given, copies, parameters = iter(inputs), dict[str, Any](), dict[str, Any]()
     arguments: list[Any] = []
     for spec in program.graph_signature.input_specs:
         if spec.kind.name == "USER_INPUT":
@@ -99,11 +120,11 @@ def arguments_of(program: Any, inputs: Sequence[Any]) -> tuple[list[Any], dict[s
         if not isinstance(held, torch.Tensor):
             raise cannot_check(f"it holds '{spec.target}', which is no tensor")
         key = str(id(held))
-        if key not in made:
+        if key not in copies:
             copy = held.detach().clone()
             copy = copy.double() if copy.is_floating_point() else copy
-            made[key] = copy.requires_grad_(held.requires_grad)
+            copies[key] = copy.requires_grad_(held.requires_grad)
         if held.requires_grad:
-            parameters[spec.target] = made[key]
-        arguments.append(made[key])
+            parameters[spec.target] = copies[key]
+        arguments.append(copies[key])
     return arguments, parameters

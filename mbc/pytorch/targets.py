@@ -1,4 +1,4 @@
-"""Targets of a step: which labels a loss leaves out, and what is wrong with those that are refused."""
+"""Targets of a step: the labels that a loss ignores, and the errors of targets."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mbc.interchange.write import Objective
 from mbc.pytorch.model_tensors import readable
 
 torch: Any = importlib.import_module("torch")
-# Stands for a negative label that a loss leaves out: labels of the language count from 0.
+# The number that replaces an ignored negative label, because labels of the language count from 0.
 LEFT_OUT = 2**31 - 1
 OF_CLASSES = ("softmax_cross_entropy", "nll")  # losses of class numbers
 
@@ -25,8 +25,8 @@ class Target:
 
     Attributes:
         objective: The loss that it is for.
-        ignored: The negative label that the loss of torch leaves out; None where there is none.
-        is_planned: Whether the network leaves labels out in its place.
+        ignored: The negative label that PyTorch's loss ignores; None if there is none.
+        is_planned: Whether the network ignores these labels, under the number `LEFT_OUT`.
     """
 
     objective: Objective
@@ -34,7 +34,7 @@ class Target:
     is_planned: bool
 
     def read(self, given: Any) -> Any:
-        """Return a target as a step takes it."""
+        """Return a target in the form that a step takes."""
         if self.is_planned and self.ignored is not None:
             labels = torch.as_tensor(given)
             given = torch.where(labels == self.ignored, LEFT_OUT, labels)
@@ -42,9 +42,17 @@ class Target:
 
 
 def target_of(objective: Objective, loss: Any, example: Any) -> Target:
-    """Return how a target is read, by the loss of torch and an example of the target, which may be None.
+    """Return how a target is read.
 
-    Labels of -100, which torch leaves out unless another number is asked for, are planned where the example has some.
+    PyTorch ignores labels of -100 by default. The network ignores them only if the example has such labels.
+
+    Args:
+        objective: The loss.
+        loss: PyTorch's loss, or the name of a loss.
+        example: An example of the target, or None.
+
+    Raises:
+        MbcError: MBC331 if labels are ignored and the loss has another reduction than the mean.
     """
     ignored = getattr(loss, "ignore_index", 0)
     if objective.loss not in OF_CLASSES or isinstance(loss, str):
@@ -56,7 +64,7 @@ def target_of(objective: Objective, loss: Any, example: Any) -> Target:
         return Target(objective, None, False)
     is_planned = ignored != -100 or (example is not None and bool((torch.as_tensor(example) == ignored).any()))
     if is_planned and objective.reduction != "mean":
-        message = f"a target has labels of {ignored}, which the loss leaves out, and the loss has reduction='sum'"
+        message = f"a target has labels of {ignored}, which the loss ignores, but the loss has reduction='sum'"
         raise MbcError("MBC331", message, "use reduction='mean'")
     if is_planned:
         settings = ", ".join([*filter(None, (objective.settings,)), f"ignore_index={LEFT_OUT}"])
@@ -65,7 +73,7 @@ def target_of(objective: Objective, loss: Any, example: Any) -> Target:
 
 
 def explain(targets: Sequence[Target], given: Sequence[Any], error: MbcError) -> MbcError:
-    """Return what is wrong with targets that a step refused, in the words of torch; otherwise the error itself."""
+    """Return the reason why a step refused its targets, in PyTorch's terms; otherwise the error itself."""
     for target, value in zip(targets, given, strict=False):
         if target.objective.loss not in OF_CLASSES or not isinstance(value, torch.Tensor | np.ndarray):
             continue
@@ -73,13 +81,13 @@ def explain(targets: Sequence[Target], given: Sequence[Any], error: MbcError) ->
         if tensor.is_floating_point() and not target.objective.soft:
             return MbcError(
                 "MBC331",
-                "a target has the probability of each class, and the trainer was made for class numbers",
+                "a target has the probability of each class, but the trainer was made for class numbers",
                 "give from_torch an example of the targets: mbc.from_torch(..., targets=probabilities)",
             )
         if target.ignored is not None and not target.is_planned and bool((tensor == target.ignored).any()):
             return MbcError(
                 "MBC331",
-                f"a target has labels of {target.ignored}, which the loss leaves out, and the trainer was made without",
+                f"a target has labels of {target.ignored}, which the loss ignores, but the trainer was made without",
                 "give from_torch an example of the targets that has such labels: mbc.from_torch(..., targets=labels)",
             )
     return error

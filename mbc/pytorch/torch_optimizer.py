@@ -1,4 +1,4 @@
-"""An optimizer of torch, with its hyperparameters and parameter groups -> entries of the `train` section."""
+"""An optimizer of PyTorch, with its hyperparameters and parameter groups, as entries of the `train` section."""
 
 from __future__ import annotations
 
@@ -12,15 +12,20 @@ from mbc.errors import MbcError
 
 torch: Any = importlib.import_module("torch")
 _TAKEN = "torch.optim.SGD, AdamW, or Adam without weight decay"
-# What a group may have beside rate and weight decay, and what it must be.
+# Other hyperparameters of a group, and the only value that mbc supports.
 _PLAIN = {"dampening": 0, "maximize": False, "amsgrad": False, "differentiable": False}
 
 
 @dataclass(frozen=True, slots=True)
 class Updates:
-    """`entry`: the optimizer as the language writes it, with the rate and weight decay of the first group; `factors`:
-    of each group, its rate over that of the first; `decays`: its weight decay; `settings`: of the first group, as the
-    plan contains them."""
+    """The updates of an optimizer.
+
+    Attributes:
+        entry: The optimizer as the language writes it, with the weight decay of the first group.
+        factors: The learning rate of each group, divided by the first group's.
+        decays: The weight decay of each group.
+        settings: The hyperparameters of the first group, as the plan contains them.
+    """
 
     entry: str
     factors: tuple[float, ...]
@@ -29,17 +34,21 @@ class Updates:
 
     @property
     def has_state(self) -> bool:
-        """Whether a step leaves something behind for the next one: momentum or moments."""
+        """True if a step leaves a state for the next one: momentum or moments."""
         return dict(self.settings).get("momentum", 1) != 0
 
 
 def updates_of(optimizer: Any) -> Updates:
-    """MBC332 for an optimizer that mbc does not have, or that has been used, naming what it is."""
+    """Return the updates of an optimizer.
+
+    Raises:
+        MbcError: MBC332 for an optimizer that mbc does not have, or that has been used.
+    """
     kind, optim = optimizer.__class__, torch.optim
     if kind not in (optim.SGD, optim.AdamW, optim.Adam):
         raise _refused(f"the optimizer {kind.__name__} is not one that mbc has", f"use {_TAKEN}")
     if optimizer.state:
-        raise _refused("the optimizer has state of earlier steps", "make a new one for the model")
+        raise _refused("the optimizer has state of earlier steps", "make a new optimizer for the model")
     groups: Sequence[Mapping[str, Any]] = optimizer.param_groups
     settings = ("momentum", "nesterov") if kind is optim.SGD else ("betas", "eps")
     for name, plain in _PLAIN.items():
@@ -71,20 +80,21 @@ def updates_of(optimizer: Any) -> Updates:
 def check_parameters(optimizer: Any, model: Any) -> set[int]:
     """Return the parameters that the optimizer has, by `id`.
 
-    Raises MBC332 where it has none of the model that is trained, or one that the model lacks and that would stay as it
-    is.
+    Raises:
+        MbcError: MBC332 if the optimizer has no trained parameter of the model, a parameter that the model lacks, or
+            hooks.
     """
     trained = {id(p) for group in optimizer.param_groups for p in group["params"]}
     own = {id(p): p for p in model.parameters()}
     if not any(own[key].requires_grad for key in trained & own.keys()):
         reason = "the optimizer has no parameter of the model that is trained"
-        raise _refused(reason, "make it of model.parameters(), of which some have requires_grad=True")
+        raise _refused(reason, "make it from model.parameters(), and set requires_grad=True for some of them")
     if foreign := len(trained - own.keys()):
         what = "a parameter" if foreign == 1 else f"{foreign} parameters"
         raise MbcError(
             "MBC332",
             f"the optimizer has {what} that the model lacks, which mbc would not train",
-            "hold them in the model, whose forward uses them, or train them by an optimizer of their own",
+            "register them in the model and use them in forward, or train them with another optimizer",
         )
     for hooks in ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"):
         if getattr(optimizer, hooks, None):
@@ -93,7 +103,7 @@ def check_parameters(optimizer: Any, model: Any) -> set[int]:
 
 
 def entries_of(updates: Updates, optimizer: Any, states_of: Callable[[Any], Sequence[str]]) -> list[str]:
-    """Lines of the `train` section; `states_of`: the trained states that hold a parameter."""
+    """Return the lines of the `train` section; `states_of` returns the trained states that hold a parameter."""
     differing = [
         f'group("{state}", rate={factor!r}, weight_decay={decay!r})'
         for group, factor, decay in zip(optimizer.param_groups, updates.factors, updates.decays, strict=True)
@@ -106,8 +116,12 @@ def entries_of(updates: Updates, optimizer: Any, states_of: Callable[[Any], Sequ
 
 
 def rate_now(updates: Updates, optimizer: Any, given: float | None) -> float:
-    """The rate of the first group: the one `given`, or the optimizer's. MBC335 where the rates of the groups have left
-    the planned proportion, or another hyperparameter has changed: schedules of momentum do so."""
+    """Return the learning rate of the first group: the rate that is `given`, or the optimizer's.
+
+    Raises:
+        MbcError: MBC335 if the rates of the groups are no longer proportional to the planned ones, or another
+            hyperparameter has changed, as schedules of momentum do.
+    """
     groups: Sequence[Mapping[str, Any]] = optimizer.param_groups
     if len(groups) != len(updates.factors):
         raise _changed(f"{len(groups)} parameter groups", str(len(updates.factors)), "make a trainer with all groups")
@@ -115,7 +129,7 @@ def rate_now(updates: Updates, optimizer: Any, given: float | None) -> float:
         for name, planned in (*updates.settings, ("weight_decay", decay)):
             if group[name] != planned:
                 raise _changed(
-                    f"{name}={group[name]}", str(planned), "schedule learning rates alone (cycle_momentum=False)"
+                    f"{name}={group[name]}", str(planned), "schedule only learning rates (cycle_momentum=False)"
                 )
     rates = [float(group["lr"]) for group in groups]
     if given is not None:
@@ -132,8 +146,8 @@ def _close(rate: float, planned: float) -> bool:
     return math.isclose(rate, planned, rel_tol=1e-6, abs_tol=1e-30)
 
 
-def _changed(found: str, planned: str, remedy: str) -> MbcError:
-    return MbcError("MBC335", f"the optimizer has {found}, planned was {planned}", remedy)
+def _changed(current: str, planned: str, remedy: str) -> MbcError:
+    return MbcError("MBC335", f"the optimizer has {current}, but the plan has {planned}", remedy)
 
 
 def _refused(reason: str, remedy: str) -> MbcError:

@@ -1,4 +1,4 @@
-"""A model of PyTorch that mbc trains: planned from an example, stepped in the user's loop, written back when asked."""
+"""A PyTorch model that mbc trains: planned from an example, stepped in the user's loop, written back on demand."""
 
 from __future__ import annotations
 
@@ -48,8 +48,15 @@ _trainers: weakref.WeakKeyDictionary[Any, weakref.ref[Trainer]] = weakref.WeakKe
 
 @dataclass(frozen=True, slots=True)
 class Took:
-    """Seconds that `from_torch` took: in all, and of these those of the export, its import and check, of planning, of
-    measurements for it, and of building the package."""
+    """Seconds that `from_torch` took.
+
+    Attributes:
+        all_s: The whole time.
+        importing_s: The export, the import and its check.
+        planning_s: The planning.
+        measuring_s: The measurements for the plan.
+        building_s: The build of the package.
+    """
 
     all_s: float
     importing_s: float
@@ -59,12 +66,17 @@ class Took:
 
 
 class Trainer:
-    """Trains a model in place of torch. `source`: the network as mbc's language writes it; `took`: how long it took to
-    be made. Made by `mbc.from_torch`.
+    """Trains a model in place of PyTorch; `mbc.from_torch` creates it.
 
-    Parameters, statistics and the optimizer's state live in mbc's arena; `model.state_dict()`, a call of the model and
-    `synchronize` write parameters and statistics back, `model.load_state_dict` puts new ones in. A context manager: at
-    its end, by `close`, and with the trainer itself the model is written back and memory is freed.
+    Parameters, statistics and the optimizer's state are in mbc's arena. `model.state_dict()`, a call of the model and
+    `synchronize` write parameters and statistics back; `model.load_state_dict` puts new ones into the arena. A trainer
+    is a context manager. At the end of its block, in `close`, and when the trainer is deleted, the model is written
+    back and the memory is freed.
+
+    Attributes:
+        source: The network in mbc's language.
+        took: The seconds that its creation took.
+        module: The compiled network.
     """
 
     def __init__(
@@ -79,6 +91,7 @@ class Trainer:
         losses: Sequence[Any],
         took: Took,
     ) -> None:
+        """Take over a model and its optimizer, for a network that was compiled from them."""
         self.source = source
         self.took = took
         self.module = module
@@ -103,16 +116,24 @@ class Trainer:
         _trainers[model] = weakref.ref(self)
 
     def step(self, *inputs: Any, lr: float | None = None) -> Loss:
-        """One update from inputs and targets, in the order of the source: tensors on the CPU, or on the GPU that the
-        trainer runs on. `lr`: of the first parameter group; None: what the optimizer's groups say now, so that torch's
-        schedulers work. MBC230, MBC335 and MBC336, and what `Module.step` raises."""
+        """Return the loss of one update from inputs and targets.
+
+        Args:
+            *inputs: Inputs and targets in the order of the source, on the CPU or on the GPU that the trainer runs on.
+            lr: The learning rate of the first parameter group. None takes the current rate of the optimizer's groups,
+                so that PyTorch's schedulers work.
+
+        Raises:
+            MbcError: MBC230 (a closed trainer), MBC335 (rates or hyperparameters that the plan does not allow), MBC336
+                (another number of samples), MBC338 (a changed model), and the errors of `Module.step`.
+        """
         self._check_open()
         rate = rate_now(self._updates, self._optimizer, lr)
         rows = inputs[0].shape[0] if inputs and getattr(inputs[0], "ndim", 0) else self.module.step_batch
         if rows != self.module.step_batch:
             raise MbcError(
                 "MBC336",
-                f"a batch has {rows} rows, and the example had {self.module.step_batch}",
+                f"a batch has {rows} samples, but the example had {self.module.step_batch}",
                 "let the DataLoader drop the last batch (drop_last=True), or make a trainer with such an example",
             )
         given = self._read(inputs)
@@ -123,8 +144,9 @@ class Trainer:
         except MbcError as error:
             raise explain(self._targets, inputs[self._inputs :], error) from error
         self._weights.stale = True
-        self._optimizer._opt_called = True  # what schedulers look at, to warn of a wrong order
-        # torch may give the memory of a tensor on the GPU to another once nobody holds it: not before it was read.
+        self._optimizer._opt_called = True  # schedulers read this flag to warn of a wrong order of calls
+        # PyTorch may reuse the memory of a tensor on the GPU once no reference is left: one is kept until the step
+        # has read the tensor.
         before, on_gpu = self._in_flight, [tensor for tensor in given if getattr(tensor, "is_cuda", False)]
         self._in_flight = (loss, on_gpu) if on_gpu else None
         if before is not None:
@@ -132,34 +154,40 @@ class Trainer:
         return loss
 
     def evaluate(self, *inputs: Any) -> Any:
-        """Outputs for 1 to `batch` rows, with running statistics and without dropout, as tensors on the device of the
-        first input."""
+        """Return the outputs for 1 to `batch` samples, with running statistics and without dropout.
+
+        The outputs are tensors on the device of the first input.
+        """
         self._check_open()
         self._weights.take_in()
-        made = self.module.forward(*self._read(inputs))
+        outputs = self.module.forward(*self._read(inputs))
         device = getattr(inputs[0], "device", "cpu")
-        tensors = tuple(torch.from_numpy(a).to(device) for a in (made if isinstance(made, tuple) else (made,)))
-        return tensors if isinstance(made, tuple) else tensors[0]
+        tensors = tuple(torch.from_numpy(a).to(device) for a in (outputs if isinstance(outputs, tuple) else (outputs,)))
+        return tensors if isinstance(outputs, tuple) else tensors[0]
 
     def _read(self, inputs: Sequence[Any]) -> list[Any]:
-        """Return what the network reads: inputs that the model does not use are left out."""
+        """Return the tensors that the network reads, without inputs that the model does not use."""
         if not self._inputs <= len(inputs) <= self._inputs + len(self._targets):
-            return list(inputs)  # a message says what is missing
+            return list(inputs)  # the step raises an error that names what is missing
         targets = zip(self._targets, inputs[self._inputs :], strict=False)
         return [*(readable(inputs[n]) for n in self._used), *(target.read(given) for target, given in targets)]
 
     def _check_open(self) -> None:
-        """Raise MBC230 where the trainer was closed."""
+        """Raise MBC230 if the trainer was closed.
+
+        Raises:
+            MbcError: MBC230.
+        """
         if not self.open:
             report_closed("the trainer", "make another one: mbc.from_torch(model, ...)")
 
     @property
     def open(self) -> bool:
-        """Whether it still trains the model: it was not closed."""
+        """True until the trainer is closed."""
         return self._close.alive
 
     def synchronize(self) -> None:
-        """Write parameters and statistics into the model, where steps have changed them since."""
+        """Write parameters and statistics into the model if steps have changed them since the last time."""
         self._weights.write_back()
 
     def close(self) -> None:
@@ -168,9 +196,11 @@ class Trainer:
         self._close()
 
     def __enter__(self) -> Self:
+        """Return the trainer itself."""
         return self
 
     def __exit__(self, *_: object) -> None:
+        """Close the trainer."""
         self.close()
 
 
@@ -190,7 +220,11 @@ def make_trainer(
     check: bool | None,
     progress: bool,
 ) -> Trainer:
-    """As `mbc.from_torch`, which says what it takes and raises."""
+    """Return a trainer of a model; `mbc.from_torch` documents the arguments and errors.
+
+    Raises:
+        MbcError: The errors of `mbc.from_torch`.
+    """
     began_s = time.perf_counter()
     measure_for_s = duration_of("measure_for", measure_for)
     refuse_model(model)
@@ -228,9 +262,9 @@ def import_training(
     clip_norm: float = 0.0,
     check: bool | None = False,
 ) -> tuple[Exported, str, list[Target]]:
-    """Return the network of a model that `refuse_model` takes, the source of its training, and its targets.
+    """Return the network of a model that `refuse_model` accepts, the source of its training, and its targets.
 
-    Otherwise it takes and raises what `mbc.from_torch` does.
+    The arguments and errors are those of `mbc.from_torch`.
     """
     objectives = losses_of(loss)
     updates = updates_of(optimizer)
@@ -255,17 +289,21 @@ def import_training(
 
 
 def _memory(given: str | int) -> str:
-    """Return a size as the language writes it; a whole number counts bytes."""
+    """Return a size as the language writes it; an integer is a number of bytes."""
     return f"{given}B" if isinstance(given, int) else given
 
 
 def _precision(given: Any) -> str:
-    """Return the name of a precision, of which a type of torch is one, too."""
+    """Return the name of a precision, which may be given as a type of PyTorch."""
     return _PRECISIONS.get(given, str(given))
 
 
 def _check_alone(model: Any) -> None:
-    """MBC333 where a trainer trains the model, or another one that has parameters of it."""
+    """Raise MBC333 if an open trainer trains the model, or a model that shares parameters with it.
+
+    Raises:
+        MbcError: MBC333.
+    """
     own = {id(parameter) for parameter in model.parameters()}
     for other, held in _trainers.items():
         trainer = held()
@@ -278,38 +316,48 @@ def _silent(now: str) -> None:
 
 
 def _opened(source: Source, options: Options, stages: Stages, device: str, seed: int) -> Module:
-    """On a GPU a package is built, whose files may go once its library is loaded."""
+    """Return the compiled network on its device.
+
+    For a GPU a package is built; its files may be deleted once its library is loaded.
+
+    Raises:
+        MbcError: MBC157 if the device is `cuda` and the library could not be built.
+    """
     if device == "cpu" or (device == "auto" and current_gpu() is None):
         return Module(compile_plan(source, options, stages), seed, "cpu")
     with tempfile.TemporaryDirectory() as folder:
         options, package = replace(options, measure=Measure.MISSING), Path(folder) / "from_torch_package"
-        made = compile_source(source, options, package, stages=stages)
-        if device == "cuda" and made.package.library is None:
-            lacking = ", ".join(library.name for library in made.package.missing)
+        compiled = compile_source(source, options, package, stages=stages)
+        if device == "cuda" and compiled.package.library is None:
+            lacking = ", ".join(library.name for library in compiled.package.missing)
             report_not_built(f"the code for the GPU was not built without {lacking}")
-        return Module(made.package.folder, seed, device)
+        return Module(compiled.package.folder, seed, device)
 
 
 def _refuse_step(*_: object) -> None:
-    raise MbcError("MBC334", "optimizer.step() was called while mbc trains its model", "call trainer.step alone")
+    raise MbcError("MBC334", "optimizer.step() was called while mbc trains its model", "call only trainer.step")
 
 
 def _refuse_state(*_: object) -> None:
     raise MbcError(
         "MBC334",
         "optimizer.load_state_dict() was called while mbc trains its model: its states are in mbc's memory",
-        "go on from a checkpoint of trainer.module.save by trainer.module.load",
+        "load a checkpoint of trainer.module.save with trainer.module.load",
     )
 
 
 def _refuse_saving(updates: Updates, held: weakref.ref[Module], *_: object) -> None:
-    """Refuse a dict of an optimizer without the momentum or moments that mbc's memory holds."""
+    """Raise MBC334 if an optimizer's state would be saved without the momentum or moments in mbc's memory.
+
+    Raises:
+        MbcError: MBC334.
+    """
     module = held()
     if module is not None and updates.has_state and module.control["updates"]:
         raise MbcError(
             "MBC334",
             "optimizer.state_dict() was called while mbc trains its model: its states are in mbc's memory",
-            "save a checkpoint by trainer.module.save(FILE), from which trainer.module.load(FILE) goes on",
+            "save a checkpoint with trainer.module.save(FILE), and load it with trainer.module.load(FILE)",
         )
 
 

@@ -1,4 +1,4 @@
-"""What torch could change behind a trainer's back, compared at each step."""
+"""Changes of a model and its optimizer that a trainer would not notice; they are looked for at each step."""
 
 from __future__ import annotations
 
@@ -13,17 +13,19 @@ torch: Any = importlib.import_module("torch")
 _PLAIN = (bool, int, float, str, tuple, type(None))
 _GONE = "gone"
 _PRECISIONS = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", torch.float64: "fp64"}
-_REMEDY = "close the trainer, change it then, and make another one: trainer.close(); trainer = mbc.from_torch(...)"
+_REMEDY = "close the trainer, make the change, and make another trainer: trainer.close(); mbc.from_torch(...)"
 
 
 class Watch:
-    """Settings of a model, its losses and its optimizer, as they were when the trainer was made.
+    """The settings of a model, its losses and its optimizer at the time when the trainer was created.
 
-    Compared are settings of torch's own layers, modes, the tensors that modules hold, `requires_grad`, hooks, and the
-    parameters of the optimizer. Attributes of a user's own modules are not: a forward pass may change them.
+    Compared are settings of PyTorch's own layers, modes, the tensors that modules hold, `requires_grad`, hooks, and the
+    parameters of the optimizer. Attributes of a user's own modules are not compared, because a forward pass may change
+    them.
     """
 
     def __init__(self, model: Any, losses: Sequence[Any], optimizer: Any, precision: str) -> None:
+        """Record the settings."""
         self._model, self._precision = model, precision
         named = [*model.named_modules(), *((f"loss.{n}", loss) for n, loss in enumerate(losses))]
         self._entries = [entry for path, module in named for entry in _entries(path, module)]
@@ -39,12 +41,16 @@ class Watch:
             self._hooks.append((f"the number of parameters in group {number}", group["params"], len(group["params"])))
 
     def check(self) -> None:
-        """Raise MBC338 for the first thing that is no longer what it was."""
+        """Raise MBC338 for the first setting that has changed.
+
+        Raises:
+            MbcError: MBC338.
+        """
         for name, held, key, before in self._entries:
             now = held.get(key, _GONE)
             if now is not before and (isinstance(before, torch.Tensor) or now != before):
                 raise _changed(name, before, now)
-        if self._model.training:  # in eval mode a step trains all the same: it follows a validation
+        if self._model.training:  # a model in eval mode is trained as well, because a validation may have left it so
             for path, module, before in self._modes:
                 if module.training != before:
                     raise _changed(f"{path}.training", before, module.training)
@@ -65,13 +71,17 @@ class Watch:
                 if asked != self._precision:
                     raise MbcError(
                         "MBC338",
-                        f"autocast asks for {asked} around a step, and the trainer computes in {self._precision}",
+                        f"autocast asks for {asked} around a step, but the trainer computes in {self._precision}",
                         f"leave autocast out, or make the trainer with precision='{asked}'",
                     )
 
 
 def _entries(path: str, module: Any) -> Iterator[tuple[str, Mapping[str, Any], str, Any]]:
-    """Yield what a module holds: a name for messages, the table and the key that it stands under, and itself."""
+    """Yield each tensor, module and setting of a module.
+
+    Yields:
+        A name for messages, the table, the key in the table, and the object.
+    """
     for table in (module._parameters, module._buffers, module._modules):
         for key, held in table.items():
             yield f"{path}.{key}" if path else key, table, key, held
@@ -87,5 +97,5 @@ def _hooks(module: Any) -> Iterator[Any]:
 
 
 def _changed(name: str, before: object, now: object) -> MbcError:
-    values = f"was {before!r}, and is {now!r} now" if isinstance(before, _PLAIN) else "is another one now"
-    return MbcError("MBC338", f"'{name}' {values}, which the trainer does not follow", _REMEDY)
+    values = f"was {before!r} and is {now!r} now" if isinstance(before, _PLAIN) else "has been replaced"
+    return MbcError("MBC338", f"'{name}' {values}, which the trainer ignores", _REMEDY)

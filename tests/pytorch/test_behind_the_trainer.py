@@ -126,7 +126,7 @@ def test_changes_of_old_weights_are_refused_by_the_next_step(change):
     trainer, _ = stepped(model)
     change(model)
     with pytest.raises(
-        MbcError, match=r"MBC338: torch has changed 'first.weight' of the model, which were not"
+        MbcError, match=r"MBC338: torch has changed 'first.weight' of the model, which did not have"
     ) as caught:
         trainer.step(IMAGES, LABELS)
     assert "trainer.synchronize() before" in caught.value.remedy
@@ -185,8 +185,8 @@ def hook_a_parameter(model: Any) -> None:
         (normalize_by_statistics, "'body.0.training' was True, and is False now"),
         (slow_down, "'body.0.momentum' was 0.1, and is 0.5 now"),
         (drop_more, "'body.2.p' was 0.1, and is 0.9 now"),
-        (exchange_a_layer, "'body.1' is another one now"),
-        (exchange_a_parameter, "'first.weight' is another one now"),
+        (exchange_a_layer, "'body.1' has been replaced"),
+        (exchange_a_parameter, "'first.weight' has been replaced"),
         (hook_a_module, "'the hooks of 'first'' was 0, and is 1 now"),
         (hook_a_parameter, "'hooks of 'first.weight'' was 0, and is 1 now"),
     ],
@@ -230,7 +230,7 @@ def test_validation_in_eval_mode_and_moves_change_nothing():
 
 
 def test_autocast_in_another_precision_is_refused():
-    words = "MBC338: autocast asks for bf16 around a step, and the trainer computes in fp32"
+    words = "MBC338: autocast asks for bf16 around a step, but the trainer computes in fp32"
     single = trainer_of(Net(), precision="fp32")
     with torch.autocast("cpu", torch.bfloat16), pytest.raises(MbcError, match=words):
         single.step(IMAGES, LABELS)

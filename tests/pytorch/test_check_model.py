@@ -105,7 +105,9 @@ class Deep(nn.Module):
 )
 def test_a_deviation_names_the_first_operation_that_differs(monkeypatch, change, words):
     changed_rule(monkeypatch, change)
-    with pytest.raises(MbcError, match=r"MBC345: the imported network computes otherwise than the model: ") as caught:
+    with pytest.raises(
+        MbcError, match=r"MBC345: the imported network computes something else than the model: "
+    ) as caught:
         trainer_of(Net(Deep()))
     assert words in caught.value.message, caught.value.message
     trainer_of(Net(Deep()), check=False).close()

@@ -208,7 +208,7 @@ class Opaque:
         (Pair, "softmax_cross_entropy", "MBC331", "the model has 2 outputs and one loss: each output has a target"),
         (Pair, ["mse"] * 3, "MBC331", "the model has 2 outputs and 3 losses"),
         (Pair, [None, None], "MBC331", "no output has a loss"),
-        (Opaque, "mse", "MBC330", "the model returns a Opaque, whose tensors mbc does not see"),
+        (Opaque, "mse", "MBC330", "the model returns a Opaque, whose tensors mbc cannot find"),
     ],
 )
 def test_outputs_that_are_refused(container, loss, code, words):
@@ -249,8 +249,8 @@ def test_arrays_are_taken():
 @pytest.mark.parametrize(
     ("example", "words"),
     [
-        ({"pixels": IMAGES}, "input 1 of the example is a dict, and mbc takes tensors"),
-        ((IMAGES, "cat"), "input 2 of the example is a str, and mbc takes tensors"),
+        ({"pixels": IMAGES}, "input 1 of the example is a dict, but mbc takes only tensors"),
+        ((IMAGES, "cat"), "input 2 of the example is a str, but mbc takes only tensors"),
         ((), "the example has no tensor"),
         (IMAGES[:0], "the example has no rows"),
     ],
@@ -311,7 +311,7 @@ def hooked_loss() -> Any:
     [
         (hooked_loss(), "the loss CrossEntropyLoss has hooks, which mbc would not call"),
         (nn.CrossEntropyLoss(ignore_index=2, reduction="sum"), "with class weights or an ignored class has reduction"),
-        (nn.CrossEntropyLoss(torch.ones(3)), "the loss has weights of 3 classes, and the output 5"),
+        (nn.CrossEntropyLoss(torch.ones(3)), "the loss has weights of 3 classes, but the output has 5"),
     ],
 )
 def test_losses_that_are_refused(loss, words):
@@ -324,7 +324,7 @@ def test_a_loss_of_classes_of_one_number_a_row_is_refused() -> None:
     model = nn.Sequential(nn.Flatten(), nn.Linear(297, 1), nn.Flatten(0))
     with pytest.raises(MbcError) as caught:
         trainer_of(model, loss=nn.CrossEntropyLoss())
-    assert caught.value.code == "MBC331" and "needs a number for each class of a row" in caught.value.message
+    assert caught.value.code == "MBC331" and "needs a number for each class" in caught.value.message
 
 
 def sharing() -> Any:
@@ -402,7 +402,7 @@ def test_labels_that_are_left_out(loss, label, example):
 @pytest.mark.parametrize(
     ("target", "words", "remedy"),
     [
-        (torch.tensor([0, -100, 4, 1]), "labels of -100, which the loss leaves out", "targets=labels"),
+        (torch.tensor([0, -100, 4, 1]), "labels of -100, which the loss ignores", "targets=labels"),
         (torch.full((4, 5), 0.2), "a target has the probability of each class", "targets=probabilities"),
     ],
 )

@@ -86,7 +86,7 @@ class CheckpointsItsInput(Net):
 
 
 def test_a_checkpoint_that_torch_does_not_train_is_refused():
-    with pytest.raises(MbcError, match=r"MBC330: torch.utils.checkpoint with use_reentrant=True is given no input"):
+    with pytest.raises(MbcError, match=r"MBC330: torch.utils.checkpoint with use_reentrant=True has no input"):
         trainer_of(CheckpointsItsInput())
 
 
