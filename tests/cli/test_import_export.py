@@ -117,7 +117,7 @@ def test_an_onnx_model_is_trained_and_comes_back(mbc, onnx_model: Path):
     reference = pytest.importorskip("onnx.reference")
     opened = mbc("import", "net.onnx", "-o", "stem.mbc")
     assert opened.code == 1 and "error MBC353: 'net.onnx' leaves the size of a mini-batch open" in opened.err
-    assert "help: say it: --batch 32" in opened.err and not Path("stem.mbc").exists()
+    assert "help: state it: --batch 32" in opened.err and not Path("stem.mbc").exists()
     result = mbc("import", "net.onnx", "-o", "stem.mbc", "--batch", "4")
     assert result.code == 0, result.err
     assert "checked: it computes what the model does" in result.out

@@ -204,7 +204,7 @@ def test_regions_without_gradients_are_detached(tmp_path: Path) -> None:
         (lambda y: y.detach().mul_(2.0) + y, "it changes a detached tensor"),
         (lambda y: y.add_(y[:, :1]), "it reads and writes overlapping parts"),
         (lambda y: y[:, :2].mul_(y[:, 1:3]), "it reads and writes overlapping parts"),
-        (lambda y: (torch._foreach_mul_([y], 2.0), y)[1], "it writes to several tensors, or to none that is known"),
+        (lambda y: (torch._foreach_mul_([y], 2.0), y)[1], "it writes to several tensors, or to an unknown one"),
         (lambda y: y.diagonal(0, 2, 3).zero_().sum() + y, "it writes to the result of diagonal"),
     ],
 )

@@ -85,7 +85,7 @@ def change(key: str, value: Any) -> Callable[[dict[str, Any]], None]:
     [
         (change("use_pickle", True), "'stem.weight' is pickled: reading it could run any code"),
         (change("path_name", "../../../etc/passwd"), "'stem.weight' is missing"),
-        (change("sizes", [{"as_int": 1 << 40}, {"as_int": 3}]), "the shape (1099511627776, 3), and the graph says"),
+        (change("sizes", [{"as_int": 1 << 40}, {"as_int": 3}]), "the shape (1099511627776, 3), but the graph states"),
         (change("strides", [{"as_int": 1 << 50}] * 4), "takes "),
         (change("strides", [{"as_int": -1}] * 4), "the layout of 'stem.weight' is damaged"),
         (change("storage_offset", {"as_int": 9}), "but its file has 60 B"),

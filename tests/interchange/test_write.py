@@ -212,5 +212,5 @@ def test_a_source_that_is_not_that_of_the_network_is_found(tmp_path: Path) -> No
     imported = import_model(exported(tmp_path, nn.Sequential(nn.Conv2d(3, 4, 1)), torch.zeros(2, 3, 4, 4)), "net")
     for wrong, words in (("conv(4, 1)", r"'0.bias' is None in the source that was written"), ("conv(", "is refused")):
         text = imported.source.replace("conv(4, 1, bias=true)", wrong)
-        with pytest.raises(MbcError, match=f"MBC304: this model is not imported as it is: .*{words}"):
+        with pytest.raises(MbcError, match=f"MBC304: the imported network would differ from the model: .*{words}"):
             check_source(text, imported.network)

@@ -119,7 +119,7 @@ def test_a_wrong_gradient_is_told(monkeypatch):
     assert list(deviations(ours, theirs)) == ["the gradient of 'w' is 4.3e-02 off, relative to the model's"]
     missing = Numbers((np.ones(3),), 1.0, {"b": np.array([0.0])})
     assert list(deviations(missing, theirs)) == ["the gradient of 'w' is missing"]
-    assert list(deviations(Numbers(()), theirs)) == ["the model gives 1 tensors, and the network 0"]
+    assert list(deviations(Numbers(()), theirs)) == ["the model returns 1 tensors, and the network 0"]
 
 
 def test_a_check_that_cannot_be_made(monkeypatch):

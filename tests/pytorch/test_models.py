@@ -344,7 +344,7 @@ def unshaped() -> Any:
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (sharing, "'1.weight' and '3.weight' are two tensors in one memory, which mbc would train apart"),
+        (sharing, "'1.weight' and '3.weight' are two tensors that share memory, which mbc would train separately"),
         (averaging, "the batch norm 'body' averages its statistics over all steps (momentum=None)"),
         (unshaped, "'body.weight' has no shape yet"),
     ],
