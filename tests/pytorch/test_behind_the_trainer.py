@@ -181,14 +181,14 @@ def hook_a_parameter(model: Any) -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (freeze, "'first.weight.requires_grad' was True, and is False now"),
-        (normalize_by_statistics, "'body.0.training' was True, and is False now"),
-        (slow_down, "'body.0.momentum' was 0.1, and is 0.5 now"),
-        (drop_more, "'body.2.p' was 0.1, and is 0.9 now"),
+        (freeze, "'first.weight.requires_grad' was True and is False now"),
+        (normalize_by_statistics, "'body.0.training' was True and is False now"),
+        (slow_down, "'body.0.momentum' was 0.1 and is 0.5 now"),
+        (drop_more, "'body.2.p' was 0.1 and is 0.9 now"),
         (exchange_a_layer, "'body.1' has been replaced"),
         (exchange_a_parameter, "'first.weight' has been replaced"),
-        (hook_a_module, "'the hooks of 'first'' was 0, and is 1 now"),
-        (hook_a_parameter, "'hooks of 'first.weight'' was 0, and is 1 now"),
+        (hook_a_module, "'the hooks of 'first'' was 0 and is 1 now"),
+        (hook_a_parameter, "'hooks of 'first.weight'' was 0 and is 1 now"),
     ],
 )
 def test_settings_that_change_are_refused(change, words):
@@ -206,11 +206,11 @@ def test_a_loss_and_an_optimizer_that_change_are_refused():
     optimizer = sgd(model)
     with trainer_of(model, loss=loss, optimizer=optimizer) as trainer:
         loss.label_smoothing = 0.2
-        with pytest.raises(MbcError, match=r"MBC338: 'loss.0.label_smoothing' was 0.1, and is 0.2 now"):
+        with pytest.raises(MbcError, match=r"MBC338: 'loss.0.label_smoothing' was 0.1 and is 0.2 now"):
             trainer.step(IMAGES, LABELS)
         loss.label_smoothing = 0.1
         handle = optimizer.register_step_post_hook(lambda *_: None)
-        with pytest.raises(MbcError, match="MBC338: 'the hooks of the optimizer' was 0, and is 1 now"):
+        with pytest.raises(MbcError, match="MBC338: 'the hooks of the optimizer' was 0 and is 1 now"):
             trainer.step(IMAGES, LABELS)
         handle.remove()
         trainer.step(IMAGES, LABELS)
