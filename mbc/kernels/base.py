@@ -90,7 +90,7 @@ class Call:
         """Types of the inputs, then of the outputs."""
         return (*self.request.inputs, *self.request.outputs)
 
-    def lies_in(self, *wanted: tuple[Layout, ...]) -> bool:
+    def has_layouts(self, *wanted: tuple[Layout, ...]) -> bool:
         """Return whether the operands have one of these combinations of layouts, where the layout matters."""
         operands = self.operands
         return any(

@@ -159,7 +159,7 @@ class CublasLt:
         working, master = request.precision.working, request.precision.master
         if tuple(t.dtype for t in call.operands) != (working, working, master if gradient else working):
             return Acceptance(f"it does not take operands of {', '.join(map(str, call.operands))}")
-        if not call.lies_in((_layout(request),) * 3):
+        if not call.has_layouts((_layout(request),) * 3):
             return Acceptance(f"it does not take operands in the layouts {', '.join(call.layouts)}")
         if call.accumulate and not gradient:
             return Acceptance("it cannot add to its output")

@@ -136,7 +136,7 @@ class CudnnConvolution:
             return Acceptance(f"cuDNN cannot run {call.request.kind} with these operands as '{call.name}'")
         if refusal := engine_refusal(call, device) or type_refusal(call, shapes):
             return Acceptance(refusal)
-        if not call.lies_in(*((layout,) * 3 for layout in engine_layouts(call))):
+        if not call.has_layouts(*((layout,) * 3 for layout in engine_layouts(call))):
             return Acceptance(f"its engine does not take operands in the layouts {', '.join(call.layouts)}")
         front_bytes = 0
         if call.request.kind == "convolution_backward_filter":

@@ -187,7 +187,7 @@ class CudnnLegacy:
             return Acceptance(f"{call.request.precision} does not allow the math type {given['math']}")
         if refusal := type_refusal(call, shapes):
             return Acceptance(refusal)
-        if not call.lies_in((layouts[0],) * 3):
+        if not call.has_layouts((layouts[0],) * 3):
             return Acceptance(f"it does not take operands in the layouts {', '.join(call.layouts)}")
         gradient = call.request.kind == "convolution_backward_filter"
         return library_workspace(call, widened_bytes(shapes.filter, shapes.image.dtype) if gradient else 0)

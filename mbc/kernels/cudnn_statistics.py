@@ -92,7 +92,7 @@ class CudnnStatistics:
             return Acceptance(f"cuDNN cannot run {call.request.kind} with these operands as '{call.name}'")
         if refusal := engine_refusal(call, device) or type_refusal(call, shapes):
             return Acceptance(refusal)
-        if Layout.CHANNELS_LAST not in engine_layouts(call) or not call.lies_in(LAYOUTS):
+        if Layout.CHANNELS_LAST not in engine_layouts(call) or not call.has_layouts(LAYOUTS):
             return Acceptance(f"its engine does not take operands in the layouts {', '.join(call.layouts)}")
         return library_workspace(call, sums_bytes(shapes.result))
 

@@ -19,7 +19,7 @@ def measured_workspace(profile: Profile | None) -> Callable[[str, Call], int | N
         found = (
             c.workspace_bytes
             for c in profile.family(call.request).get(rows_of(call.request), ())
-            if (c.provider, c.name, c.settings) == (provider, call.name, call.settings) and call.lies_in(c.layouts)
+            if (c.provider, c.name, c.settings) == (provider, call.name, call.settings) and call.has_layouts(c.layouts)
         )
         return min(found, default=None)
 

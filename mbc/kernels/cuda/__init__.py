@@ -1,6 +1,7 @@
 """The provider `mbc`: the project's own CUDA kernels, whose sources are in templates/kernels.
 
 * `base`: the declaration of a kernel of this provider
+* `wiring`: how a kernel recognizes its fusion group
 * `strided`: extents and strides of operands of any rank
 * `pointwise`: elementwise operations, losses, conversions
 * `norm`: batch normalization and reductions over channels

@@ -247,7 +247,7 @@ class OwnKernel:
             return f"it does not take operands of the types {', '.join(dict.fromkeys(t.dtype for t in call.operands))}"
         if not self.takes(request):
             return f"it does not take operands of {', '.join(map(str, call.operands))} with these settings"
-        if not (self.accepts_layouts(call) if self.accepts_layouts else call.lies_in(*self.layouts(request))):
+        if not (self.accepts_layouts(call) if self.accepts_layouts else call.has_layouts(*self.layouts(request))):
             return f"it does not take operands in the layouts {', '.join(call.layouts)}"
         if call.accumulate and not self.accumulates:
             return "it cannot add to its output"

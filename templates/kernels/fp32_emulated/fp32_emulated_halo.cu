@@ -328,7 +328,7 @@ extern "C" const char* mbc_fp32_emulated_halo(const MbcCall& call) {
   MBC_LAUNCH(prepare_fragments, each, FRAGMENT_THREADS, call.stream, in<float>(call, 1), prepared, f);
   const unsigned blocks = static_cast<unsigned>(f.tiles < multiprocessors() ? f.tiles : multiprocessors());
   constexpr int SHARED = HALOS * HALO_BYTES + WEIGHTS * WEIGHTS_BYTES;
-  // As in mbc/kernels/cuda/fp32_emulated/fp32_emulated_halo.py.
+  // As in mbc/kernels/cuda/conv/halo.py.
   static_assert(SHARED + sizeof(HaloPipelines) <= 226 << 10);
   MBC_LAUNCH_SHARED(fp32_emulated_halo_conv, blocks, HALO_THREADS, SHARED, call.stream, in<float>(call, 0), prepared,
                     out<float>(call, 2), f);

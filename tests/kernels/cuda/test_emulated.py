@@ -20,6 +20,7 @@ from mbc.kernels.cuda.conv import (
     conv1x1,
     conv1x1_narrow,
     conv_transpose_nonoverlapping,
+    halo,
     stem_conv,
     stem_im2col,
     tf32_filter_gradient,
@@ -351,7 +352,7 @@ def test_a_kernel_that_needs_aligned_operands_says_so(name: str, library: Librar
         *((k, "filters", conv1x1_narrow.MOST_FILTERS + 1, "more than eight filters") for k in conv1x1_narrow.KERNELS),
         *((k, "channels", 192, "neither 64 nor 128 channels") for k in weight_stationary_conv.KERNELS),
         *(
-            (k, "pitch", fp32_emulated_halo.MOST_HALO_PIXELS, "larger than shared")
+            (k, "pitch", halo.MOST_HALO_PIXELS, "larger than shared")
             for k in (*weight_stationary_conv.KERNELS, *fp32_emulated_halo.KERNELS)
         ),
         *((k, "type", DTYPE_CODES["fp32"], "take no fp32") for k in conv_transpose_nonoverlapping.KERNELS),

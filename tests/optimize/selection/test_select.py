@@ -76,7 +76,7 @@ class Fake:
         return Arguments()
 
     def accepts(self, call: Call, device: DeviceSpec) -> Acceptance:
-        offered = [c for c in self.candidates(call.request, device) if call.lies_in(c.layouts)]
+        offered = [c for c in self.candidates(call.request, device) if call.has_layouts(c.layouts)]
         if call.name != call.request.kind or not offered:
             return Acceptance("it takes operands in one layout")
         enough = call.workspace_bytes >= min(c.workspace_bytes for c in offered)

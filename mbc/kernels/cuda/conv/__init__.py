@@ -1,6 +1,7 @@
 """Convolutions: direct, pointwise (1x1), depthwise and stem convolutions, with prologues and epilogues.
 
 * `conv_operands`: operands and sizes of a pass of a convolution, in the form that launchers read
+* `halo`: tiles of convolutions whose halo is in shared memory
 * `conv1x1`: pointwise convolutions in 16 bits, with batch statistics in the epilogue
 * `conv1x1_backward_data`: data gradients of these, with batch normalization's reductions in the epilogue
 * `conv1x1_bn_backward`: batch normalization's backward pass over a recomputed pointwise convolution

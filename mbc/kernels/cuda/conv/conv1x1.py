@@ -31,11 +31,10 @@ from mbc.kernels.cuda.base import (
     moved_us,
     type_code,
 )
-from mbc.kernels.cuda.conv.conv_operands import attributes
+from mbc.kernels.cuda.conv.conv_operands import attributes, channels_by
 from mbc.kernels.cuda.conv.statistics_epilogue import with_statistics
-from mbc.kernels.cuda.fp32_emulated.fp32_emulated_conv import channels_by
-from mbc.kernels.cuda.fused.wiring import AFFINE, Wiring, affines, eps, gemms_of, run, taking
 from mbc.kernels.cuda.norm.batch_norm import SUMS_BYTES
+from mbc.kernels.cuda.wiring import AFFINE, Wiring, affines, eps, gemms_of, run, taking
 from mbc.ops.fused import gives_product
 
 # The constants up to LEAST_STAGED are equal to those in the source.

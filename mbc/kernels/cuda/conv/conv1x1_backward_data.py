@@ -22,7 +22,7 @@ from mbc.kernels.cuda.conv.conv1x1 import (
     with_reduction,
     without_mask_read,
 )
-from mbc.kernels.cuda.fused.wiring import AFFINE, Numbers, Wiring, run
+from mbc.kernels.cuda.wiring import AFFINE, Numbers, Wiring, run
 
 _PLAIN = replace(
     PLAIN,

@@ -18,7 +18,7 @@ from mbc.kernels.cuda.conv.conv1x1 import (
     with_epilogue,
     with_reduction,
 )
-from mbc.kernels.cuda.fused.wiring import AFFINE, Wiring, members, run
+from mbc.kernels.cuda.wiring import AFFINE, Wiring, members, run
 from mbc.ops.normalization import BatchNormalizeBackward
 
 _GEMM = replace(PLAIN, file="conv/conv1x1_bn_backward.cu")

@@ -9,6 +9,8 @@ from mbc.kernels.base import Request
 from mbc.kernels.cuda.base import Struct
 from mbc.ops.convolution import Convolution
 
+MOST_PIXELS = 1 << 15  # most pixels across or down, with padding: row and column share a word
+
 
 @dataclass(frozen=True, slots=True)
 class ConvOperands:
@@ -73,3 +75,44 @@ def sizes(request: Request) -> dict[str, int]:
         "pad_top": a.pad[0],
         "pad_left": a.pad[2],
     }
+
+
+def data_pass_sizes(request: Request) -> dict[str, int]:
+    """Return the sizes of the convolution that computes the data gradient."""
+    forward = sizes(request)
+    return forward | {
+        "channels": forward["filters"],
+        "height": forward["out_height"],
+        "width": forward["out_width"],
+        "filters": forward["channels"],
+        "out_height": forward["height"],
+        "out_width": forward["width"],
+        "pad_top": forward["kernel_height"] - 1 - forward["pad_top"],
+        "pad_left": forward["kernel_width"] - 1 - forward["pad_left"],
+    }
+
+
+def data_pass_is_convolution(request: Request) -> bool:
+    """Return whether the data gradient is a convolution, too.
+
+    This needs a stride of one and less padding than the filter's size.
+    """
+    a = attributes(request)
+    return a.stride == (1, 1) and a.pad[0] < a.kernel[0] and a.pad[2] < a.kernel[1]
+
+
+def channels_by(many: int, request: Request) -> bool:
+    """Return whether both sides have a multiple of `many` channels, and sizes within the kernels' index arithmetic.
+
+    The kernels have 32-bit indices, rows and columns of half a word, and neither dilation nor groups.
+    """
+    a, conv = attributes(request), ConvOperands.of(request)
+    image, features = conv.image, conv.features
+    return (
+        len(image.shape) == 4
+        and image.shape[1] % many == 0
+        and features.shape[1] % many == 0
+        and max(*image.shape[2:], *features.shape[2:]) + max(a.pad) < MOST_PIXELS
+        and max(image.elements, features.elements) < 1 << 31
+        and (a.dilation, a.groups) == ((1, 1), 1)
+    )

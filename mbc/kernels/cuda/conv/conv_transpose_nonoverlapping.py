@@ -14,7 +14,7 @@ from mbc.kernels.base import Request
 from mbc.kernels.calibration import peak_tflops
 from mbc.kernels.cuda.base import OwnKernel, Slice, channels_last, gemm_us, shared_of, type_code
 from mbc.kernels.cuda.conv.conv_operands import ConvolutionSizes, ConvOperands, attributes, sizes
-from mbc.kernels.cuda.fused.wiring import Wiring, gemms_of, taking
+from mbc.kernels.cuda.wiring import Wiring, gemms_of, taking
 
 # The constants up to SHARED_BYTES are equal to those in the source.
 CHANNELS = 64  # the channels of both sides are a multiple of this number

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from mbc.kernels.cuda.base import Slice
 from mbc.kernels.cuda.conv.conv1x1 import PLAIN, Conv1x1RematArguments, arguments, not_stored
 from mbc.kernels.cuda.conv.conv1x1_backward_data import add_relu_remat, relu_backward_reduction
-from mbc.kernels.cuda.fused.wiring import affines
+from mbc.kernels.cuda.wiring import affines
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,9 +14,9 @@ from mbc.ir.types import Layout
 from mbc.kernels.base import Request
 from mbc.kernels.calibration import estimate_us
 from mbc.kernels.cuda.base import OwnKernel, channels_last, effort_of
-from mbc.kernels.cuda.fused.wiring import taking
 from mbc.kernels.cuda.norm.batch_norm import KERNELS as BATCH_NORM_KERNELS
 from mbc.kernels.cuda.norm.batch_norm import STATISTICS_BYTES
+from mbc.kernels.cuda.wiring import taking
 from mbc.kernels.statistics import WITH_STATISTICS, convolution_of, statistics_of
 
 _STATISTICS = next(kernel for kernel in BATCH_NORM_KERNELS if kernel.kind == "batch_statistics")

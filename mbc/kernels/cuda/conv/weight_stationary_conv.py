@@ -15,10 +15,8 @@ from mbc.ir.types import DType
 from mbc.kernels.base import Request
 from mbc.kernels.calibration import peak_tflops
 from mbc.kernels.cuda.base import REDUCTION_BLOCKS, OwnKernel, Slice, channels_last, gemm_us
-from mbc.kernels.cuda.conv.conv_operands import ConvOperands, attributes
-from mbc.kernels.cuda.conv.statistics_epilogue import with_statistics
-from mbc.kernels.cuda.fp32_emulated.fp32_emulated_conv import channels_by_64, data_pass_is_convolution
-from mbc.kernels.cuda.fp32_emulated.fp32_emulated_halo import (
+from mbc.kernels.cuda.conv.conv_operands import ConvOperands, attributes, channels_by, data_pass_is_convolution
+from mbc.kernels.cuda.conv.halo import (
     MOST_HALO_PIXELS,
     PIXELS,
     HaloArguments,
@@ -26,6 +24,7 @@ from mbc.kernels.cuda.fp32_emulated.fp32_emulated_halo import (
     halo_fits,
     pixels_computed,
 )
+from mbc.kernels.cuda.conv.statistics_epilogue import with_statistics
 from mbc.kernels.statistics import convolution_of
 
 # The constants up to REDUCING_WARPS are equal to those in the source.
@@ -51,7 +50,7 @@ def _takes(request: Request) -> bool:
     conv = ConvOperands.of(request)
     return (
         {conv.image.dtype, conv.features.dtype} in ({DType.BF16}, {DType.FP16})
-        and channels_by_64(request)
+        and channels_by(FILTERS, request)
         and _reduced_channels(request) in HALO_CHANNELS
         and halo_fits(request)
         and (data_pass_is_convolution(request) or request.kind == "convolution")

@@ -14,7 +14,14 @@ from mbc.ir.types import DType, Layout, Precision
 from mbc.kernels.base import Request
 from mbc.kernels.calibration import peak_tflops
 from mbc.kernels.cuda.base import REDUCTION_BLOCKS, OwnKernel, Slice, channels_last, gemm_us, shared_of
-from mbc.kernels.cuda.conv.conv_operands import ConvolutionSizes, ConvOperands, attributes, sizes
+from mbc.kernels.cuda.conv.conv_operands import (
+    ConvolutionSizes,
+    ConvOperands,
+    channels_by,
+    data_pass_is_convolution,
+    data_pass_sizes,
+    sizes,
+)
 
 # The constants up to SHARED_BYTES are equal to those in the sources.
 CHANNELS = 64  # the channels of both sides are a multiple of this number
@@ -25,7 +32,6 @@ LARGEST_BYTES = 2048  # bytes of the largest magnitudes, one for each block that
 SHARED_BYTES = 201 << 10
 LEAST_STAGES = 16  # fewest stages of a part (split-K)
 MERGE_PIXELS = 185  # K whose MMAs take as long as to write and read a part: 8 bytes at 4 TB/s, 2 flops at 185 T/s
-MOST_PIXELS = 1 << 15  # most pixels across or down, with padding: row and column share a word
 PRODUCTS = 3
 TENSOR_SHARE = 0.6  # share of the peak, by judgement
 
@@ -42,42 +48,11 @@ class Fp32EmulatedArguments(ConvolutionSizes):
 def _takes(request: Request) -> bool:
     conv = ConvOperands.of(request)
     types = {conv.image.dtype, conv.features.dtype}
-    return request.precision is Precision.FP32 and types == {DType.FP32} and channels_by_64(request)
-
-
-def channels_by_64(request: Request) -> bool:
-    """Return whether both sides have a multiple of 64 channels, and sizes within the kernels' index arithmetic."""
-    return channels_by(CHANNELS, request)
-
-
-def channels_by(many: int, request: Request) -> bool:
-    """Return whether both sides have a multiple of `many` channels, and sizes within the kernels' index arithmetic.
-
-    The kernels have 32-bit indices, rows and columns of half a word, and neither dilation nor groups.
-    """
-    a, conv = attributes(request), ConvOperands.of(request)
-    image, features = conv.image, conv.features
-    return (
-        len(image.shape) == 4
-        and image.shape[1] % many == 0
-        and features.shape[1] % many == 0
-        and max(*image.shape[2:], *features.shape[2:]) + max(a.pad) < MOST_PIXELS
-        and max(image.elements, features.elements) < 1 << 31
-        and (a.dilation, a.groups) == ((1, 1), 1)
-    )
+    return request.precision is Precision.FP32 and types == {DType.FP32} and channels_by(CHANNELS, request)
 
 
 def _takes_data(request: Request) -> bool:
     return _takes(request) and data_pass_is_convolution(request)
-
-
-def data_pass_is_convolution(request: Request) -> bool:
-    """Return whether the data gradient is a convolution, too.
-
-    This needs a stride of one and less padding than the filter's size.
-    """
-    a = attributes(request)
-    return a.stride == (1, 1) and a.pad[0] < a.kernel[0] and a.pad[2] < a.kernel[1]
 
 
 def _arguments(at: Slice) -> Fp32EmulatedArguments:
@@ -89,21 +64,6 @@ def _arguments(at: Slice) -> Fp32EmulatedArguments:
         parts=_parts(request),
         accumulate=int(at.accumulate),
     )
-
-
-def data_pass_sizes(request: Request) -> dict[str, int]:
-    """Return the sizes of the convolution that computes the data gradient."""
-    forward = sizes(request)
-    return forward | {
-        "channels": forward["filters"],
-        "height": forward["out_height"],
-        "width": forward["out_width"],
-        "filters": forward["channels"],
-        "out_height": forward["height"],
-        "out_width": forward["width"],
-        "pad_top": forward["kernel_height"] - 1 - forward["pad_top"],
-        "pad_left": forward["kernel_width"] - 1 - forward["pad_left"],
-    }
 
 
 def _weights_bytes(request: Request, layout: Layout) -> int:

@@ -4,5 +4,4 @@
 * `batch_norm_activation`: batch normalization with other activations after it
 * `bias_activation`: biases with GELU, a scale or a residual sum after them
 * `concat`: statistics, biases and batch normalization of the parts of a concatenation
-* `wiring`: how a kernel recognizes its fusion group
 """

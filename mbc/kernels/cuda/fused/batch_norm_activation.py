@@ -14,8 +14,8 @@ from mbc.kernels.cuda.fused.batch_norm_relu import (
     map_arguments,
     sum_arguments,
 )
-from mbc.kernels.cuda.fused.wiring import AFFINE, Wiring, eps, run, taking
 from mbc.kernels.cuda.norm.batch_norm import sums_workspace
+from mbc.kernels.cuda.wiring import AFFINE, Wiring, eps, run, taking
 
 FILE = "fused/batch_norm_activation.cu"
 # Whether an activation's gradient reads its output, and not its input.

@@ -19,7 +19,8 @@ from mbc.kernels.cuda.base import (
     no_reals,
     touched_us,
 )
-from mbc.kernels.cuda.fused.wiring import (
+from mbc.kernels.cuda.norm.batch_norm import parts, sum_workspace, sums_workspace
+from mbc.kernels.cuda.wiring import (
     AFFINE,
     Numbers,
     Wiring,
@@ -31,7 +32,6 @@ from mbc.kernels.cuda.fused.wiring import (
     slice_of,
     taking,
 )
-from mbc.kernels.cuda.norm.batch_norm import parts, sum_workspace, sums_workspace
 from mbc.ops.normalization import BatchNormalizeBackward
 from mbc.ops.shape import ChannelSlice
 

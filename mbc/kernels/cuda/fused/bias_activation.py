@@ -10,7 +10,6 @@ from collections.abc import Callable
 
 from mbc.kernels.base import Request
 from mbc.kernels.cuda.base import OwnKernel
-from mbc.kernels.cuda.fused.wiring import Wiring, members, taking
 from mbc.kernels.cuda.norm.batch_norm import (
     BiasAddArguments,
     ChannelSumArguments,
@@ -19,6 +18,7 @@ from mbc.kernels.cuda.norm.batch_norm import (
     sum_workspace,
     sums_workspace,
 )
+from mbc.kernels.cuda.wiring import Wiring, members, taking
 from mbc.ops.arithmetic import Broadcast
 from mbc.ops.reduce import Reduce
 

@@ -17,7 +17,8 @@ from mbc.kernels.cuda.base import (
     image_of,
     touched_us,
 )
-from mbc.kernels.cuda.fused.wiring import (
+from mbc.kernels.cuda.norm.batch_norm import SUM_BYTES, partial_bytes, parts, statistics_workspace
+from mbc.kernels.cuda.wiring import (
     AFFINE,
     Wiring,
     affines,
@@ -27,7 +28,6 @@ from mbc.kernels.cuda.fused.wiring import (
     slice_of,
     taking,
 )
-from mbc.kernels.cuda.norm.batch_norm import SUM_BYTES, partial_bytes, parts, statistics_workspace
 
 # Blocks of a channels-last reduction on 132 multiprocessors. Half of the bytes are written, and loads wait for stores,
 # so that more blocks are needed than for a reduction that only reads.

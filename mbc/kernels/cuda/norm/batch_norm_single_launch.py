@@ -22,7 +22,7 @@ from mbc.kernels.cuda.base import (
     channels_last,
     type_code,
 )
-from mbc.kernels.cuda.fused.wiring import AFFINE, Wiring, eps, members, run, taking
+from mbc.kernels.cuda.wiring import AFFINE, Wiring, eps, members, run, taking
 from mbc.ops.normalization import BatchNormalizeBackward
 
 FILE = "norm/batch_norm_single_launch.cu"

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from itertools import product
 
 from mbc.kernels.cuda.base import OwnKernel, Slice, Struct, image_of
-from mbc.kernels.cuda.fused.wiring import AFFINE, Wiring, affines, eps, run, taking
 from mbc.kernels.cuda.norm.batch_norm import parts, sums_workspace
+from mbc.kernels.cuda.wiring import AFFINE, Wiring, affines, eps, run, taking
 
 FILE = "norm/bn_backward_remat.cu"
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mbc.kernels.cuda.base import OwnKernel, Slice, Struct, image_of, pixel_by_pixel, same_layout
-from mbc.kernels.cuda.fused.wiring import taking
 from mbc.kernels.cuda.norm.batch_norm import parts, sums_workspace
+from mbc.kernels.cuda.wiring import taking
 from mbc.ops.group_norm import GroupNorm, LayerNorm
 
 FILE = "norm/group_norm.cu"

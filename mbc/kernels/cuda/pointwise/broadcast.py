@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from mbc.kernels.base import Request
 from mbc.kernels.cuda.base import OwnKernel, Slice, Struct, image_of
-from mbc.kernels.cuda.fused.wiring import members, taking
+from mbc.kernels.cuda.wiring import members, taking
 from mbc.ops.pooling import AveragePool
 
 FILE = "pointwise/broadcast.cu"

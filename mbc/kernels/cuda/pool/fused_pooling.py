@@ -8,7 +8,9 @@ from dataclasses import replace
 from mbc.ir.types import Layout, TensorType
 from mbc.kernels.base import Request
 from mbc.kernels.cuda.base import OwnKernel, Slice, touched_us
-from mbc.kernels.cuda.fused.wiring import (
+from mbc.kernels.cuda.norm.batch_norm import SUM_BYTES, SUMS_BYTES, partial_bytes, parts
+from mbc.kernels.cuda.pool.pooling import PoolArguments, pool_arguments
+from mbc.kernels.cuda.wiring import (
     AFFINE,
     Numbers,
     Wiring,
@@ -20,8 +22,6 @@ from mbc.kernels.cuda.fused.wiring import (
     slice_of,
     taking,
 )
-from mbc.kernels.cuda.norm.batch_norm import SUM_BYTES, SUMS_BYTES, partial_bytes, parts
-from mbc.kernels.cuda.pool.pooling import PoolArguments, pool_arguments
 from mbc.ops.normalization import BatchNormalizeBackward
 from mbc.ops.pooling import MaxPool
 
