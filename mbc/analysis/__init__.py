@@ -1,4 +1,4 @@
-"""A plan beside the limits of the hardware.
+"""Comparison of a plan with the limits of the hardware.
 
-* `roofline`: time of each operation beside the least that its bytes and arithmetic could take
+* `roofline`: time of each operation beside the least time that its bytes and arithmetic allow
 """

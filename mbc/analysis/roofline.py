@@ -1,11 +1,11 @@
-"""How far a plan is from the speed of light: the time of each operation against the least that it could take.
+"""Compares the time of each operation of a plan with its lower bound.
 
-The least is the longer of two: its bytes over the copy bandwidth, its multiplications and additions over the peak of
-the precision (Williams, Waterman, Patterson, "Roofline", CACM 52(4), 2009), be it reached by several products of a
-shorter type. Both are counted from shapes: every operand once, however often a kernel reads it, and only the arithmetic
-of matrix products, since nothing else comes near its peak. Either may be beaten: the second counts what the definition
-of a convolution says, which FFT and Winograd undercut; the first takes every operand from memory, and a small one may
-still lie in the cache.
+The bound is the longer of two times: the bytes over the copy bandwidth, and the multiplications and additions over the
+peak of the precision (Williams, Waterman, Patterson, "Roofline", CACM 52(4), 2009). That peak may be reached by several
+products of a shorter type. Both are counted from shapes: each operand once, however often a kernel reads it, and only
+the arithmetic of matrix products, because no other operation comes near its peak. An operation can be faster than
+either bound. FFT and Winograd need less arithmetic than the definition of a convolution, and a small operand may still
+be in the cache although the bound reads it from memory.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from mbc.plan.collectives import Bucket, Sharing, sharing_of
 from mbc.plan.model import Buffer, Launch, Mode, Plan, Program
 from mbc.plan.summary import OperationSummary, grouped, summarise
 
-_VERY_LARGE = 1 << 30  # bytes of a collective whose latency is nothing
+_VERY_LARGE = 1 << 30  # bytes of a collective whose latency is negligible
 
 
 class Bound(StrEnum):
-    """What an operation cannot outrun."""
+    """The limit that determines an operation's lower bound."""
 
     MEMORY = "memory"
     ARITHMETIC = "arithmetic"
@@ -40,9 +40,12 @@ class Bound(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Ceilings:
-    """What a GPU can do at most. `bytes_per_us` are read and written together, `flops_per_us` are of convolutions and
-    GEMMs in the plan's precision; `launch_us` is the gap between two launches of a graph. `in_halves`: those are
-    fastest as emulated fp32, `PRODUCTS` fp16 tensor-core products each."""
+    """The highest rates of a GPU.
+
+    `bytes_per_us` counts bytes read and written. `flops_per_us` is that of convolutions and GEMMs in the plan's
+    precision. `launch_us` is the gap between two launches of a graph. `in_halves`: matrix products are fastest as
+    emulated fp32, with `PRODUCTS` fp16 tensor-core products each.
+    """
 
     bytes_per_us: float
     flops_per_us: float
@@ -52,6 +55,7 @@ class Ceilings:
 
     @staticmethod
     def of(device: DeviceSpec, precision: Precision) -> Ceilings:
+        """Return the ceilings of `device` at `precision`."""
         whole = peak_tflops(device, precision)
         splits = precision is Precision.FP32 and device.has_warpgroups
         halves = peak_tflops(device, Precision.FP16) / PRODUCTS if splits else 0.0
@@ -61,11 +65,11 @@ class Ceilings:
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """One operation, fused group, conversion or copy (`summary`) against its limit.
+    """The lower bounds of one operation, fused group, conversion or copy (`summary`).
 
-    `moved_bytes`: of the arena, each operand once. `memory_us`, `arithmetic_us`: those, and `flops`, at the ceilings.
-    `link_us`: of a collective, what its bytes take between GPUs as part of a very large one; of a copy, what they take
-    at the rate of its link.
+    `moved_bytes` are bytes of the arena, each operand once. `memory_us` and `arithmetic_us` are the times of these
+    bytes and of `flops` at the ceilings. `link_us` is, for a collective, the time of its bytes between GPUs as a part
+    of a very large collective; for a copy, the time of its bytes at the rate of its link.
     """
 
     summary: OperationSummary
@@ -77,33 +81,43 @@ class Limit:
 
     @property
     def limit_us(self) -> float:
+        """The lower bound of the time."""
         return max(self.memory_us, self.arithmetic_us, self.link_us)
 
     @property
     def bound(self) -> Bound:
+        """The limit that determines `limit_us`."""
         if self.link_us == self.limit_us > 0:
             return Bound.LINK
         return Bound.ARITHMETIC if self.arithmetic_us > self.memory_us else Bound.MEMORY
 
     @property
     def lost_us(self) -> float:
-        """What the operation takes beyond its limit; below zero where it beats it."""
+        """The time beyond the lower bound; negative if the operation is faster."""
         return self.summary.time_us - self.limit_us
 
 
 def device_of(plan: Plan) -> DeviceSpec:
-    """The GPU that a plan is for. Raises MBC196 for a plan in fp64, which is for no GPU."""
+    """Return the GPU that a plan is for.
+
+    Raises:
+        MbcError: MBC196, the plan is in fp64, which no GPU runs.
+    """
     if plan.graph.precision is Precision.FP64:
         raise MbcError(
             "MBC196",
-            f"'{plan.graph.name}' is planned in fp64, which runs on no GPU and has no roofline",
+            f"'{plan.graph.name}' is planned in fp64, which mbc does not run on GPUs, so it has no roofline",
             "choose another precision with --set train.precision=fp32",
         )
     return spec_like(plan.target.gpu, plan.target.architecture)
 
 
 def ceilings_of(plan: Plan) -> Ceilings:
-    """Of the GPU that a plan is for. Raises MBC196 as `device_of`."""
+    """Return the ceilings of the GPU that a plan is for.
+
+    Raises:
+        MbcError: MBC196, the plan is in fp64, which no GPU runs.
+    """
     return Ceilings.of(device_of(plan), plan.graph.precision)
 
 
@@ -114,27 +128,34 @@ def limits(
     groups: Mapping[str, Sequence[int]] | None = None,
     summaries: Sequence[OperationSummary] | None = None,
 ) -> tuple[Limit, ...]:
-    """One an operation, in the order of `summarise`. `groups` and `summaries`: by `grouped` and `summarise`, where
-    these are known."""
+    """Return the limit of each operation, in the order of `summarise`.
+
+    Args:
+        plan: The plan.
+        program: Its training or inference program.
+        ceilings: Rates of the GPU.
+        groups: Result of `grouped`; None to compute it.
+        summaries: Result of `summarise`; None to compute it.
+    """
     operations = {op.name: op for op in (*plan.graph.train, *plan.graph.infer)}
     groups = grouped(plan, program) if groups is None else groups
     sharing = sharing_of(plan)
     link_us = {} if sharing is None else {b.launch: _link_us(plan, sharing, b) for b in sharing.buckets}
     links = device_of(plan).links
-    found: list[Limit] = []
+    results: list[Limit] = []
     for summary in summarise(plan, program, groups) if summaries is None else summaries:
         group = groups[summary.name]
         members = [operations[name] for name in program.launches[group[0]].operations]
         moved_bytes = _moved_bytes(plan, program, group, members)
-        # An operation that is run again for some rows counts them again.
+        # Rows for which an operation runs again count again.
         launches = [program.launches[i] for i in group]
         flops = sum(flops_of(launch, member, plan.graph, plan.buffers) for launch in launches for member in members)
         over_link_us = link_us.get(group[0], 0.0) if program is plan.train else 0.0
         if summary.stream in COPY_STREAMS:
             over_link_us = moved_bytes / (links.gb_s(summary.stream) * 1e3)
         memory_us, arithmetic_us = moved_bytes / ceilings.bytes_per_us, flops / ceilings.flops_per_us
-        found.append(Limit(summary, moved_bytes, flops, memory_us, arithmetic_us, over_link_us))
-    return tuple(found)
+        results.append(Limit(summary, moved_bytes, flops, memory_us, arithmetic_us, over_link_us))
+    return tuple(results)
 
 
 def _link_us(plan: Plan, sharing: Sharing, bucket: Bucket) -> float:
@@ -143,7 +164,7 @@ def _link_us(plan: Plan, sharing: Sharing, bucket: Bucket) -> float:
 
 
 def _moved_bytes(plan: Plan, program: Program, group: Sequence[int], members: Sequence[Operation]) -> int:
-    """Read and written in the arena, workspace left out: no operation needs any."""
+    """Return the bytes read and written in the arena; workspace does not count, because no operation requires any."""
     touched: dict[tuple[int, bool, int, int], None] = {}  # rows that are read twice count once
     for i in group:
         for access in program.launches[i].accesses:
@@ -160,21 +181,21 @@ def _moved_bytes(plan: Plan, program: Program, group: Sequence[int], members: Se
 
 
 def _read_shares(plan: Plan, members: Sequence[Operation]) -> dict[str, float]:
-    """How much of each value the operations read that take it: most of what any of them does."""
-    found: dict[str, float] = {}
+    """Return the share of each value that the operations read: the largest of those of its readers."""
+    by_value: dict[str, float] = {}
     if all(KINDS[operation.kind].reads is None for operation in members):
-        return found  # all of each
+        return by_value  # all values are read as a whole
     for operation in members:
         share_of = KINDS[operation.kind].reads
         types = tuple(plan.graph.values[name].type for name in operation.inputs)
         shares = [1.0] * len(types) if share_of is None else share_of(operation.attributes, types)
         for name, share in zip(operation.inputs, shares, strict=True):
-            found[name] = max(share, found.get(name, 0.0))
-    return found
+            by_value[name] = max(share, by_value.get(name, 0.0))
+    return by_value
 
 
 def flops_of(launch: Launch, operation: Operation, graph: TrainingGraph, buffers: Sequence[Buffer]) -> int:
-    """Of one of the operations of a launch, for the rows that it runs; 0 of what is no matrix product."""
+    """Return the floating-point operations of `operation` for the launch's rows; 0 unless it is a matrix product."""
     flops = KINDS[operation.kind].flops
     if flops is None:
         return 0

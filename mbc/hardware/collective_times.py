@@ -1,9 +1,9 @@
-"""Collectives between GPUs: how long they take, and what they and concurrent kernels cost each other.
+"""Collectives between GPUs: how long they take, and how much they and concurrent kernels slow each other down.
 
-Times are measured by `mbc profile --gpu all` (`mbc.measure.collective_timing`). Between measured sizes they are
-interpolated; for other numbers of ranks they are projected by the ring algorithm: the bytes that each link carries, at
-the bandwidth that was measured, and a latency a step (Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for
-clusters of workstations", 2009). Where nothing was measured they are estimated from the kind of the link.
+`mbc profile --gpu all` measures the times (`mbc.measure.collective_timing`). Between measured sizes they are
+interpolated. For other numbers of ranks they are projected by the ring algorithm: the bytes that each link carries, at
+the measured bandwidth, and one latency for each step (Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for
+clusters of workstations", 2009). Without measurements they are estimated from the kind of the link.
 """
 
 from __future__ import annotations
@@ -17,10 +17,12 @@ from functools import cached_property
 
 
 class CollectiveKind(StrEnum):
-    """Sizes are those of the whole buffer of one rank: what is reduced, what is scattered, what has been gathered.
+    """Kinds of collectives; the size of each is that of one rank's whole buffer.
 
-    Without thread blocks copy engines move the data: an all-reduce then is an all-to-all and an all-gather (the sum of
-    the parts between them is not in its time), a reduce-scatter the all-to-all alone."""
+    The whole buffer is what is reduced, scattered or gathered. With no thread blocks, copy engines move the data: an
+    all-reduce is then an all-to-all and an all-gather, and its time does not include the sum of the parts between the
+    two. A reduce-scatter is then the all-to-all alone.
+    """
 
     ALL_REDUCE = "all_reduce"
     REDUCE_SCATTER = "reduce_scatter"
@@ -28,17 +30,20 @@ class CollectiveKind(StrEnum):
 
 
 class Link(StrEnum):
-    """What carries the bytes between two GPUs."""
+    """Connection between two GPUs."""
 
     NVLINK = "nvlink"
     PCIE = "pcie"
-    SHARED_MEMORY = "shared_memory"  # of the host, where GPUs cannot reach each other
+    SHARED_MEMORY = "shared_memory"  # of the host, if GPUs cannot access each other's memory
     SOCKET = "socket"
 
 
 class ConcurrentKernel(StrEnum):
-    """Kinds of kernels by what limits them: tensor cores by way of a convolution or a GEMM, device memory, and a
-    reduction over it, as batch normalization's."""
+    """Kinds of kernels by their limit.
+
+    A convolution and a GEMM are limited by tensor cores, an elementwise kernel by device memory. A reduction reads
+    device memory as batch normalization does.
+    """
 
     CONVOLUTION = "convolution"
     GEMM = "gemm"
@@ -48,8 +53,10 @@ class ConcurrentKernel(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class CollectiveTime:
-    """As measured, fp32, in place, at most `max_ctas` thread blocks. `time_us`: of each of several one after another;
-    `single_us`: of one on idle GPUs, in a CUDA graph."""
+    """Measured time of a collective: fp32, in place, at most `max_ctas` thread blocks.
+
+    `time_us` is the time of each of several one after another, `single_us` that of one on idle GPUs, in a CUDA graph.
+    """
 
     kind: CollectiveKind
     ranks: int
@@ -61,14 +68,17 @@ class CollectiveTime:
 
     @property
     def key(self) -> tuple[str, int, str, int, int]:
-        """What was measured."""
+        """The collective that was measured."""
         return self.kind, self.ranks, self.link, self.max_ctas, self.size_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class CollectiveSlowdown:
-    """Time of a kernel while all-reduces run over its time alone, and that of the all-reduces while such kernels run
-    over theirs alone."""
+    """Slowdowns of a kernel and of the all-reduces that run beside it.
+
+    Each ratio is a concurrent time over a time alone: `kernel_ratio` of the kernel, `collective_ratio` of the
+    all-reduces.
+    """
 
     kernel: ConcurrentKernel
     ranks: int
@@ -79,13 +89,16 @@ class CollectiveSlowdown:
 
     @property
     def key(self) -> tuple[str, int, str, int]:
-        """What was measured."""
+        """The kernel and the collective that were measured."""
         return self.kernel, self.ranks, self.link, self.max_ctas
 
 
 @dataclass(frozen=True, slots=True)
 class CollectiveCost:
-    """`measured`: at measured sizes or between them. `projected`: from another number of ranks."""
+    """Time of a collective.
+
+    `measured`: at its size or between measured sizes. `projected`: from measurements of another number of ranks.
+    """
 
     time_us: float
     measured: bool
@@ -94,7 +107,10 @@ class CollectiveCost:
 
 @dataclass(frozen=True, slots=True)
 class _Line:
-    """An estimate for all-reduce between two ranks: latency and bus bandwidth, of one thread block and at most."""
+    """An estimate for an all-reduce between two ranks.
+
+    The bandwidths are bus bandwidths: `block_gb_s` of one thread block, `most_gb_s` of any number.
+    """
 
     latency_us: float
     block_gb_s: float
@@ -102,33 +118,36 @@ class _Line:
 
 
 # NVLink: the line through 102 MB in 0.387 ms and bus bandwidths of 76, 166, 264 and 296 GB/s at 4, 16, 64 and 256 MiB
-# between two H100 (within 7 % of each). What one thread block moves, and all other links: by judgement, of PCIe 4.0 x16
-# and a network of 25 Gb/s.
+# between two H100 (within 7 % of each). Judgements: the rate of one thread block, and all other links, which stand for
+# PCIe 4.0 x16 and a network of 25 Gb/s.
 _LINES: Mapping[Link, _Line] = {
     Link.NVLINK: _Line(40.0, 20.0, 308.0),
     Link.PCIE: _Line(40.0, 10.0, 20.0),
     Link.SHARED_MEMORY: _Line(50.0, 5.0, 10.0),
     Link.SOCKET: _Line(100.0, 1.0, 2.5),
 }
-# By judgement: kernels that wait for device memory lose a little of it besides the multiprocessors.
+# Judgement: kernels that wait for device memory lose a little bandwidth besides the multiprocessors.
 _MEMORY_BOUND = 1.1
 _COLLECTIVE_RATIO = 1.3
-_MULTIPROCESSORS = 132  # of the GPU that estimates of slow-downs are for
+_MULTIPROCESSORS = 132  # of the GPU for which slowdowns are estimated
 
 
 def bus_share(kind: CollectiveKind, ranks: int) -> float:
-    """Bytes that a link carries over the bytes of the buffer."""
+    """Return the ratio of the bytes that a link carries to the bytes of the buffer."""
     return (2 if kind is CollectiveKind.ALL_REDUCE else 1) * (ranks - 1) / ranks
 
 
 def steps(kind: CollectiveKind, ranks: int) -> int:
-    """Of the ring algorithm, one message after another."""
+    """Return the number of successive messages in the ring algorithm."""
     return (2 if kind is CollectiveKind.ALL_REDUCE else 1) * (ranks - 1)
 
 
 @dataclass(frozen=True)
 class CollectiveModel:
-    """Collectives over one kind of link. `stale`: measured on another machine, so that nothing counts as measured."""
+    """Collectives over one kind of link.
+
+    `stale`: the times are from another machine, so that none counts as measured.
+    """
 
     link: Link
     times: Sequence[CollectiveTime] = ()
@@ -136,31 +155,35 @@ class CollectiveModel:
     stale: bool = False
 
     def choices(self, ranks: int) -> tuple[int, ...]:
-        """Numbers of thread blocks to choose from, ascending: what was measured, else powers of two up to 32."""
-        found = {c for (_, r), curves in self._curves.items() if r == self._nearest(ranks) for c in curves}
-        return tuple(sorted(found)) or (1, 2, 4, 8, 16, 32)
+        """Return the numbers of thread blocks to choose from, ascending: the measured ones, else powers of two."""
+        numbers = {c for (_, r), curves in self._curves.items() if r == self._nearest(ranks) for c in curves}
+        return tuple(sorted(numbers)) or (1, 2, 4, 8, 16, 32)
 
     def time_us(self, kind: CollectiveKind, size_bytes: int, ranks: int, max_ctas: int) -> float:
+        """Return the time of one collective among others, in microseconds."""
         return self.cost(kind, size_bytes, ranks, max_ctas).time_us
 
     def cost(self, kind: CollectiveKind, size_bytes: int, ranks: int, max_ctas: int) -> CollectiveCost:
-        """Of one collective among others. Nothing for one rank."""
+        """Return the cost of one collective among others; 0 for one rank."""
         if ranks < 2:
             return CollectiveCost(0.0, True)
-        known_ranks = self._nearest(ranks)
-        curves = self._curves.get((kind, known_ranks))
+        measured_ranks = self._nearest(ranks)
+        curves = self._curves.get((kind, measured_ranks))
         if curves is None:
             return CollectiveCost(self._estimated_us(kind, size_bytes, ranks, max_ctas), False)
-        # No thread blocks is another way than few of them: nothing lies between.
+        # Copy engines (no thread blocks) work differently from few thread blocks: the two are not interpolated.
         alike = {ctas: curve for ctas, curve in curves.items() if (ctas == 0) == (max_ctas == 0)}
         if not alike:
             return CollectiveCost(self._estimated_us(kind, size_bytes, ranks, max_ctas), False)
-        found = {ctas: _projected(curve, kind, known_ranks, ranks, size_bytes) for ctas, curve in alike.items()}
-        projected = known_ranks != ranks
-        return CollectiveCost(_interpolated(found, max_ctas), not projected and not self.stale, projected)
+        times_us = {ctas: _projected(curve, kind, measured_ranks, ranks, size_bytes) for ctas, curve in alike.items()}
+        projected = measured_ranks != ranks
+        return CollectiveCost(_interpolated(times_us, max_ctas), not projected and not self.stale, projected)
 
     def slowdown(self, kernel: ConcurrentKernel, ranks: int, max_ctas: int) -> CollectiveSlowdown:
-        """Measured, else an estimate; other numbers of ranks slow kernels down as the nearest that was measured."""
+        """Return the slowdown, measured or estimated.
+
+        For a number of ranks that was not measured, it is that of the nearest measured number.
+        """
         here = [s for s in self.slowdowns if s.link is self.link and s.kernel is kernel]
         here = [s for s in here if (s.max_ctas == 0) == (max_ctas == 0)]
         nearest = min((s.ranks for s in here), key=lambda r: abs(r - ranks), default=0)
@@ -170,28 +193,28 @@ class CollectiveModel:
             back = {s.max_ctas: s.collective_ratio for s in here}
             pair = _interpolated(ratios, max_ctas), _interpolated(back, max_ctas)
         else:
-            # Copies take no multiprocessor.
+            # Copy engines use no multiprocessor.
             taken = min(max_ctas, _MULTIPROCESSORS // 2)
             bound = 1.0 if kernel in (ConcurrentKernel.CONVOLUTION, ConcurrentKernel.GEMM) else _MEMORY_BOUND
             pair = bound * _MULTIPROCESSORS / (_MULTIPROCESSORS - taken), _COLLECTIVE_RATIO
         return CollectiveSlowdown(kernel, ranks, self.link, max_ctas, *pair)
 
     def knows_slowdown(self, kernel: ConcurrentKernel) -> bool:
-        """Whether `slowdown` was measured on this kind of link."""
+        """Return whether `slowdown` was measured on this kind of link."""
         return not self.stale and any(s.link is self.link and s.kernel is kernel for s in self.slowdowns)
 
     @cached_property
     def _curves(self) -> Mapping[tuple[CollectiveKind, int], Mapping[int, Mapping[int, float]]]:
-        """(kind, ranks) -> max_ctas -> bytes -> microseconds that never fall as the bytes grow."""
-        found: dict[tuple[CollectiveKind, int], dict[int, dict[int, float]]] = {}
+        """(kind, ranks) -> max_ctas -> bytes -> microseconds, which never decrease as the bytes grow."""
+        curves: dict[tuple[CollectiveKind, int], dict[int, dict[int, float]]] = {}
         for t in sorted(self.times, key=lambda t: t.size_bytes):
             if t.link is self.link:
-                curve = found.setdefault((t.kind, t.ranks), {}).setdefault(t.max_ctas, {})
+                curve = curves.setdefault((t.kind, t.ranks), {}).setdefault(t.max_ctas, {})
                 curve[t.size_bytes] = max(t.time_us, *curve.values(), 0.0)
-        return found
+        return curves
 
     def _nearest(self, ranks: int) -> int:
-        """The measured number of ranks that is nearest, the larger of two; 0 where there is none."""
+        """Return the nearest measured number of ranks, the larger of two equally near, 0 if there is none."""
         return min((r for _, r in self._curves), key=lambda r: (abs(r - ranks), -r), default=0)
 
     def _estimated_us(self, kind: CollectiveKind, size_bytes: int, ranks: int, max_ctas: int) -> float:
@@ -201,18 +224,24 @@ class CollectiveModel:
         return latency_us + bus_share(kind, ranks) * size_bytes / (gb_s * 1e3)
 
 
-def _projected(curve: Mapping[int, float], kind: CollectiveKind, known: int, ranks: int, size_bytes: int) -> float:
-    """The time on `ranks` of what was measured on `known`: the shortest as the steps, the rest as the bytes a link."""
+def _projected(
+    curve: Mapping[int, float], kind: CollectiveKind, measured_ranks: int, ranks: int, size_bytes: int
+) -> float:
+    """Return the time on `ranks` ranks, projected from measurements on `measured_ranks`.
+
+    The time of the smallest size is latency and grows with the number of steps. The remaining time grows with the bytes
+    that each link carries.
+    """
     time_us = _by_size(curve, size_bytes)
-    if known == ranks:
+    if measured_ranks == ranks:
         return time_us
     latency_us = next(iter(curve.values()))
-    moved_us = (time_us - latency_us) * bus_share(kind, ranks) / bus_share(kind, known)
-    return latency_us * steps(kind, ranks) / steps(kind, known) + moved_us
+    moved_us = (time_us - latency_us) * bus_share(kind, ranks) / bus_share(kind, measured_ranks)
+    return latency_us * steps(kind, ranks) / steps(kind, measured_ranks) + moved_us
 
 
 def _by_size(curve: Mapping[int, float], size_bytes: int) -> float:
-    """The smallest size's time below it, and the bandwidth of the largest beyond."""
+    """Return the time of a size: below the smallest size its time, beyond the largest size its bandwidth."""
     largest = max(curve)
     if size_bytes > largest:
         return curve[largest] * size_bytes / largest
@@ -220,8 +249,8 @@ def _by_size(curve: Mapping[int, float], size_bytes: int) -> float:
 
 
 def _interpolated(points: Mapping[int, float], at: int) -> float:
-    """Linear between neighbours in logarithms of both; the ends' values beyond them."""
-    if at in points:  # to the bit
+    """Return the value at `at`, interpolated linearly in logarithms of both axes; beyond the ends, the end's value."""
+    if at in points:  # the exact value, without rounding
         return points[at]
     places = sorted(points)
     above = bisect_right(places, at)

@@ -11,7 +11,7 @@ from mbc.errors import MbcError
 
 
 def library_folders() -> Iterator[Path]:
-    """Folders that may hold libcudnn.so.9: those of pip's `nvidia-cudnn` package, wherever Python looks."""
+    """Yield the folders of pip's `nvidia-cudnn` packages on Python's path, which may have libcudnn.so.9."""
     for entry in sys.path:
         folder = Path(entry or ".") / "nvidia" / "cudnn" / "lib"
         if folder.is_dir():
@@ -19,17 +19,24 @@ def library_folders() -> Iterator[Path]:
 
 
 def _preload(site: Path) -> None:
-    """Load what cuDNN opens by name only (cuBLASLt, NVRTC) from pip's packages; a system copy serves as well."""
+    """Load from pip's packages the libraries that cuDNN opens by name only (cuBLASLt, NVRTC).
+
+    If there are none, cuDNN uses copies of the system.
+    """
     for pattern in ("*/lib/libcublas.so.*", "*/lib/libcublasLt.so.*", "*/lib/libnvrtc.so.*"):
         for path in sorted(site.glob(pattern)):
             try:
                 ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
             except OSError:
-                continue  # libcublas needs libcublasLt, which comes next: cuDNN will say what it misses
+                continue  # libcublas needs libcublasLt, which is loaded next; cuDNN reports libraries that it lacks
 
 
 def load_cudnn() -> ctypes.CDLL:
-    """The first cuDNN 9 of pip's packages, else the system's; MBC078 when there is none."""
+    """Load the first cuDNN 9 of pip's packages, else the system's.
+
+    Raises:
+        MbcError: MBC078, there is none.
+    """
     for folder in library_folders():
         _preload(folder.parent.parent)
         try:
@@ -46,7 +53,7 @@ def load_cudnn() -> ctypes.CDLL:
 
 
 def installed_cudnn() -> int:
-    """Version number of the cuDNN that can be loaded here, 91900 for 9.19.0; 0 where none can."""
+    """Return the version number of the cuDNN that can be loaded, 91900 for 9.19.0; 0 if there is none."""
     try:
         library = load_cudnn()
     except MbcError:

@@ -1,8 +1,8 @@
-"""Where the GPUs of this machine sit, as Linux has it (sysfs): behind which host bridge, and next to which memory.
+"""Host bridges and NUMA nodes of the GPUs of this machine, from Linux's sysfs.
 
-Pinned memory is best next to its GPU: a copy to the memory of another processor crosses the link between both, which
-all of them share. Linux takes memory from the node of the thread that asks for it, so a thread that runs there while it
-pins is enough.
+Pinned memory should be near its GPU: a copy to the memory of another processor uses the link between the processors,
+which all GPUs share. Linux takes memory from the node of the thread that allocates it. So it suffices that the thread
+runs on that node while it pins.
 """
 
 from __future__ import annotations
@@ -21,19 +21,26 @@ _BRIDGE = re.compile(r"pci[0-9a-f]{4,}:[0-9a-f]{2}")
 
 @dataclass(frozen=True, slots=True)
 class GpuPlace:
-    """`bridge`: the host bridge, `pci0000:15`, whose lanes all behind it share; empty where it is not told.
-    `numa_node`: None where the machine has one only, or does not tell."""
+    """Host bridge and NUMA node of a GPU.
+
+    `bridge` is the host bridge, such as `pci0000:15`, whose lanes all GPUs behind it share; it is empty if unknown.
+    `numa_node` is None if the machine has only one node, or if it is unknown.
+    """
 
     bridge: str = ""
     numa_node: int | None = None
 
     def __str__(self) -> str:
+        """Return a text such as `host bridge pci0000:15, NUMA node 0`."""
         node = "" if self.numa_node is None else f"NUMA node {self.numa_node}"
         return ", ".join(filter(None, (self.bridge and f"host bridge {self.bridge}", node)))
 
 
 def gpu_place(bus_id: str, sysfs: Path = SYSFS) -> GpuPlace:
-    """Of the GPU at a PCI address, as the driver (`0000:1B:00.0`) or nvidia-smi (`00000000:1B:00.0`) has it."""
+    """Return the place of the GPU at a PCI address in the format of the driver or of nvidia-smi.
+
+    These are `0000:1B:00.0` and `00000000:1B:00.0`.
+    """
     address = _ADDRESS.fullmatch(bus_id)
     if address is None:
         return GpuPlace()
@@ -47,7 +54,7 @@ def gpu_place(bus_id: str, sysfs: Path = SYSFS) -> GpuPlace:
 
 
 def cpus_near(bus_id: str, sysfs: Path = SYSFS) -> frozenset[int]:
-    """The processors of the GPU's NUMA node; none where it has none, or they are not told."""
+    """Return the processors of the GPU's NUMA node; none if they are unknown."""
     node = gpu_place(bus_id, sysfs).numa_node
     if node is None:
         return frozenset()
@@ -65,8 +72,8 @@ def _range(text: str) -> range:
 
 @contextmanager
 def near(bus_id: str, sysfs: Path = SYSFS) -> Generator[None]:
-    """In the body this thread runs next to the GPU, where it may, and so memory that it takes lies there."""
-    if not hasattr(os, "sched_setaffinity"):  # Linux alone has it
+    """Run the body on the GPU's NUMA node if possible, so that memory allocated in it is on that node."""
+    if not hasattr(os, "sched_setaffinity"):  # only Linux has it
         yield
         return
     before = os.sched_getaffinity(0)  # of this thread

@@ -16,9 +16,9 @@ from mbc.hardware.part import check_part, part_name, split_name
 from mbc.hardware.transfers import AnyLink, HostLink, Links, PeerLink, estimated_link, estimated_peer_link
 from mbc.resources import data_text
 
-# By judgement: a multiprocessor moves more bytes than its share where few others ask for memory.
+# Judgement: a multiprocessor can use more than its share of the bandwidth if few others use memory.
 _COPY_SHARE_OF_PART = 1.5
-# By compute capability in tenths.
+# Shared memory of a block by compute capability in tenths.
 _SHARED_KIB = {
     70: 96, 72: 96, 75: 64, 80: 163, 86: 99, 87: 163, 89: 99, 90: 227, 100: 227, 103: 227, 110: 227, 120: 99, 121: 99,
 }  # fmt: skip
@@ -26,14 +26,16 @@ _SHARED_KIB = {
 
 @dataclass(frozen=True, slots=True)
 class DeviceSpec:
-    """One GPU. Rates are ceilings: of the datasheet and dense, or measured where `measured`. `fp32_tflops` and the like
-    are of matrix products in that precision (fp32: without tensor cores). `launch_us` is the time from one node of a
-    CUDA graph to the next; where it was not measured it is by judgement, longer on older GPUs.
+    """Specification of one GPU.
 
-    `overhead_bytes` is the device memory outside the arena after a first step, the bare context included; 0 when it
-    was never measured. `collectives`: over the link by which such GPUs are usually joined. `communicator_bytes`: device
-    memory that NCCL takes, where several GPUs share a mini-batch. `host_link` and `peer_link` are estimates even of a
-    GPU that was measured: they are the machine's around the GPU.
+    Rates are upper limits: dense ones of the datasheet, or measured ones if `measured`. `fp32_tflops` and the like are
+    those of matrix products in that precision (fp32: without tensor cores). `launch_us` is the time from one node of a
+    CUDA graph to the next; if it was not measured it is a judgement, longer for older GPUs.
+
+    `overhead_bytes` is the device memory outside the arena after a first step, with the context; 0 if it was never
+    measured. `collectives` are those over the link that usually connects such GPUs. `communicator_bytes` is the device
+    memory that NCCL uses if several GPUs share a mini-batch. `host_link` and `peer_link` are estimates even for a
+    measured GPU, because they depend on the machine.
     """
 
     name: str
@@ -51,76 +53,83 @@ class DeviceSpec:
     host_link: HostLink
     peer_link: PeerLink
     measured: bool
-    buildable: bool  # the CUDA toolkit still makes code for it
+    buildable: bool  # the CUDA toolkit still supports its architecture
     collectives: CollectiveModel
     communicator_bytes: int = 0
 
     @property
     def links(self) -> Links:
-        """What carries copies out of its memory and back."""
+        """The links that carry copies between its memory and others."""
         return Links(self.host_link, self.peer_link)
 
     @property
     def has_bf16(self) -> bool:
-        """Whether cuDNN and cuBLASLt compute in bf16 on it: from compute capability 8.0 on."""
+        """True if cuDNN and cuBLASLt compute in bf16 on it: from compute capability 8.0 on."""
         return self._compute_capability >= 80
 
     @property
     def has_clusters(self) -> bool:
-        """Whether blocks of a cluster read each other's shared memory: from compute capability 9.0 on."""
+        """True if the blocks of a cluster can read each other's shared memory: from compute capability 9.0 on."""
         return self._compute_capability >= 90
 
     @property
     def has_warpgroups(self) -> bool:
-        """Whether four warps start products together (wgmma): compute capability 9.0, before and after it not."""
+        """True if four warps together start matrix products (wgmma): compute capability 9.0 only."""
         return has_warpgroups(self.architecture)
 
     @property
     def shared_bytes_of_block(self) -> int:
-        """The most that it may have (CUDA C++ Programming Guide, "Technical Specifications per Compute Capability")."""
+        """Largest shared memory of a block (CUDA C++ Programming Guide, "Technical Specifications")."""
         return _SHARED_KIB.get(self._compute_capability, 48) << 10
 
     @property
     def _compute_capability(self) -> int:
-        """In tenths."""
+        """The compute capability in tenths."""
         return int(self.architecture.removeprefix("sm_").rstrip("af"))
 
 
 def has_warpgroups(architecture: str) -> bool:
-    """Of GPUs of this architecture, `DeviceSpec.has_warpgroups`."""
+    """Return `DeviceSpec.has_warpgroups` for GPUs of this architecture."""
     return architecture.rstrip("af") == "sm_90"
 
 
 @cache
 def device_specs() -> Mapping[str, DeviceSpec]:
-    """Every GPU known, by its short name."""
+    """Return every listed GPU by its short name."""
     return MappingProxyType({key: _spec(row) for key, row in json.loads(data_text("gpus.json")).items()})
 
 
 def _spec(row: dict[str, Any]) -> DeviceSpec:
-    known = {f.name for f in fields(DeviceSpec)}
-    link = _as_seen(estimated_link(row["pcie_generation"], row["pcie_lanes"]), row)
-    nvlink_gb_s = row.get("nvlink_gb_s", 0.0)  # each direction between two of them; 0: joined by the bus
+    names = {f.name for f in fields(DeviceSpec)}
+    link = _with_observed_rates(estimated_link(row["pcie_generation"], row["pcie_lanes"]), row)
+    nvlink_gb_s = row.get("nvlink_gb_s", 0.0)  # each direction between two GPUs; 0: connected by the bus
     peer = estimated_peer_link(link, nvlink_gb_s)
     joined = Link.NVLINK if nvlink_gb_s else Link.PCIE
-    settings = {key: value for key, value in row.items() if key in known}
+    settings = {key: value for key, value in row.items() if key in names}
     return DeviceSpec(
-        host_link=link, peer_link=_as_seen(peer, row), collectives=CollectiveModel(joined), **settings
+        host_link=link, peer_link=_with_observed_rates(peer, row), collectives=CollectiveModel(joined), **settings
     )  # fmt: skip
 
 
-def _as_seen(link: AnyLink, row: dict[str, Any]) -> AnyLink:
-    """What was seen on some machine with this GPU is a better guess than what its bus promises."""
+def _with_observed_rates(link: AnyLink, row: dict[str, Any]) -> AnyLink:
+    """Return the link with the rates that `row` has: rates measured on a machine with this GPU.
+
+    Such a rate is a better guess than the nominal rate of the bus.
+    """
     return replace(link, **{f.name: row[f.name] for f in fields(link) if f.name.endswith("_gb_s") and f.name in row})
 
 
 def is_plan_only(architecture: str) -> bool:
-    """Whether GPUs of this architecture are known and too old for the CUDA toolkit."""
+    """Return whether the GPUs of this architecture are listed but too old for the CUDA toolkit."""
     return any(spec.architecture == architecture and not spec.buildable for spec in device_specs().values())
 
 
 def find_spec(name: str) -> DeviceSpec:
-    """The GPU called `name`; MBC070 with the known names when there is none."""
+    """Return the GPU called `name`.
+
+    Raises:
+        MbcError: MBC070, no GPU of that name is listed; the message lists the names.
+    """
     specs = device_specs()
     key = name.lower().replace("nvidia", "").strip().replace(" ", "-")
     if key in specs:
@@ -131,29 +140,35 @@ def find_spec(name: str) -> DeviceSpec:
 
 
 def known_spec(name: str) -> DeviceSpec | None:
-    """Of the GPU that the driver calls `name`, or of a part of it; None of one that is not in the list."""
+    """Return the spec of the GPU with this driver name, or of a part of it; None if it is not listed."""
     whole, _ = split_name(name)
-    found = next((spec for spec in device_specs().values() if spec.name == whole), None)
-    return None if found is None else spec_like(name, found.architecture)
+    match = next((spec for spec in device_specs().values() if spec.name == whole), None)
+    return None if match is None else spec_like(name, match.architecture)
 
 
 def spec_like(name: str, architecture: str) -> DeviceSpec:
-    """What is known of the GPU that the driver calls `name`, or of a part of it (`part_of`); of one not in the list,
-    what is known of the first of its architecture, else of the first of all, and then never measured."""
+    """Return the spec of the GPU with this driver name, or of a part of it (`part_of`).
+
+    For a GPU that is not listed this is the spec of the first one of its architecture, else of the first of all, marked
+    as not measured.
+    """
     whole, multiprocessors = split_name(name)
     if multiprocessors is not None:
         return part_of(spec_like(whole, architecture), multiprocessors)
-    known = device_specs().values()
-    for spec in known:
+    specs = device_specs().values()
+    for spec in specs:
         if spec.name == name:
             return spec
-    alike = next((s for s in known if s.architecture == architecture), next(iter(known)))
+    alike = next((s for s in specs if s.architecture == architecture), next(iter(specs)))
     return replace(alike, name=name, architecture=architecture, measured=False)
 
 
 def part_of(spec: DeviceSpec, multiprocessors: int) -> DeviceSpec:
-    """So many multiprocessors of the GPU (`mbc.hardware.part`), its rates by judgement. MBC286 where the driver makes
-    no such part."""
+    """Return the spec of a part of the GPU (`mbc.hardware.part`); its rates are judgements.
+
+    Raises:
+        MbcError: MBC286, the driver cannot create such a part.
+    """
     check_part(spec.name, spec.architecture, spec.multiprocessors, multiprocessors)
     share = multiprocessors / spec.multiprocessors
     return replace(

@@ -1,4 +1,4 @@
-"""Which GPU a plan is for, and how much of its memory is free. Asks nvidia-smi, so that planning needs no CUDA."""
+"""The GPU that a plan is for, and its free memory; nvidia-smi is asked, so that planning does not need CUDA."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mbc.hardware.part import split_name, whole_name
 from mbc.hardware.spec import DeviceSpec, device_specs, find_spec, part_of
 
 DEFAULT_GPU = "h200"
-# Pinned memory is taken from everybody: the operating system cannot move it, and data have to be loaded too.
+# The operating system cannot move pinned memory, so other programs lack it, and loading data needs memory too.
 HOST_SHARE = 0.5
 _MEMORY_FILES = ("/proc/meminfo", "/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
@@ -33,7 +33,7 @@ class LocalGpu:
 
 
 def local_gpus() -> tuple[LocalGpu, ...]:
-    """The GPUs of this machine; none where there is no driver."""
+    """Return the GPUs of this machine; none if there is no driver."""
     if shutil.which("nvidia-smi") is None:
         return ()
     query = "name,driver_version,compute_cap,memory.total,memory.free,uuid,pci.bus_id"
@@ -47,19 +47,21 @@ def local_gpus() -> tuple[LocalGpu, ...]:
         ).stdout
     except (OSError, subprocess.SubprocessError):
         return ()
-    found: list[LocalGpu] = []
+    gpus: list[LocalGpu] = []
     for line in answer.splitlines():
         fields = [field.strip() for field in line.split(",")]
         if len(fields) == 7 and fields[3].isdigit() and fields[4].isdigit():
             name, driver, capability, total, free, uuid, bus_id = fields
             architecture = "sm_" + capability.replace(".", "")
-            found.append(LocalGpu(name, driver, architecture, int(total) << 20, int(free) << 20, uuid, bus_id))
-    return tuple(found)
+            gpus.append(LocalGpu(name, driver, architecture, int(total) << 20, int(free) << 20, uuid, bus_id))
+    return tuple(gpus)
 
 
 def current_gpu() -> LocalGpu | None:
-    """The GPU of this machine that a module runs on: the first that CUDA_VISIBLE_DEVICES leaves to be seen; None where
-    it hides them all. Numbers are nvidia-smi's, in the order of the bus."""
+    """Return the GPU of this machine that a module runs on: the first that CUDA_VISIBLE_DEVICES makes visible.
+
+    None if no GPU is visible. Numbers are those of nvidia-smi, in the order of the bus.
+    """
     here = local_gpus()
     asked = os.environ.get("CUDA_VISIBLE_DEVICES")
     if asked is None:
@@ -71,10 +73,16 @@ def current_gpu() -> LocalGpu | None:
 
 
 def find_device(gpu: str) -> DeviceSpec:
-    """The spec of the named GPU; `auto`: that of the GPU a module would run on here, else the default's.
+    """Return the spec of a GPU.
 
-    A GPU that is not in the list is planned for as the known one of its architecture with the nearest memory size.
-    `NAME@N`: so many of its multiprocessors. Raises MBC071 where none is comparable, MBC286 for a part that cannot be.
+    Args:
+        gpu: A name; `auto` for the GPU on which a module would run on this machine, else the default GPU; `NAME@N` for
+            N of a GPU's multiprocessors. A GPU of this machine that is not listed gets the spec of the listed one of
+            its architecture with the nearest memory size.
+
+    Raises:
+        MbcError: MBC070, no GPU of that name is listed; MBC071, no listed GPU has the architecture of this machine's;
+            MBC286, the part is not possible.
     """
     whole, multiprocessors = split_name(gpu)
     if multiprocessors is not None:
@@ -92,46 +100,49 @@ def find_device(gpu: str) -> DeviceSpec:
     if not alike:
         raise MbcError(
             "MBC071",
-            f"nothing is known of the GPU of this machine, {here.name} ({here.architecture})",
-            f"plan for a known one with --gpu: {', '.join(device_specs())}",
+            f"mbc has no data on the GPU of this machine, {here.name} ({here.architecture})",
+            f"choose a GPU with --gpu: {', '.join(device_specs())}",
         )
     nearest = min(alike, key=lambda spec: abs(spec.memory_bytes - here.memory_bytes))
     return replace(nearest, name=here.name, memory_bytes=here.memory_bytes, overhead_bytes=0, measured=False)
 
 
 def free_bytes(device: DeviceSpec, gpu: str) -> int:
-    """Memory that a module may take: what is free on this machine's GPU when planning for it, else all of the GPU's.
+    """Return the memory that a module may use: the free memory of this machine's GPU if the plan is for it, else all.
 
-    The driver counts bytes as free that CUDA cannot allocate (an H200: 0.6 GB)."""
+    The driver counts bytes as free that CUDA cannot allocate (on an H200 0.6 GB).
+    """
     here = current_gpu() if whole_name(gpu) == "auto" else None
     same = here is not None and here.name == whole_name(device.name)
     return min(here.free_bytes, device.memory_bytes) if here is not None and same else device.memory_bytes
 
 
 def free_host_bytes(device: DeviceSpec, gpu: str, modules: int = 1) -> int | None:
-    """Host memory that each of so many modules on one machine may pin: together half of this machine's when planning
-    for it, else there is no limit (None)."""
+    """Return the host memory that each of `modules` modules on one machine may pin, None for no limit.
+
+    If the plan is for this machine, all together may pin half of its memory.
+    """
     total = local_memory_bytes(device, gpu)
     return None if total is None else int(total * HOST_SHARE / modules)
 
 
 def local_memory_bytes(device: DeviceSpec, gpu: str) -> int | None:
-    """`machine_memory_bytes` when planning for this machine, else None."""
+    """Return `machine_memory_bytes` if the plan is for this machine, else None."""
     if whole_name(gpu) != "auto" or all(here.name != whole_name(device.name) for here in local_gpus()):
         return None
     return machine_memory_bytes()
 
 
 def machine_memory_bytes(files: Iterable[str] = _MEMORY_FILES) -> int | None:
-    """The machine's memory, or what this process's control group may have of it; None where neither is told."""
-    found: list[int] = []
+    """Return the machine's memory, or the limit of this process's control group if that is lower; None if unknown."""
+    limits_bytes: list[int] = []
     for file in files:
         try:
             words = Path(file).read_text(encoding="ascii").split()
         except (OSError, UnicodeDecodeError):
             continue
         if words[:1] == ["MemTotal:"]:
-            found.append(int(words[1]) << 10)  # said in KiB, under the name of kB
+            limits_bytes.append(int(words[1]) << 10)  # /proc/meminfo gives KiB and calls them kB
         elif words and words[0].isdigit():
-            found.append(int(words[0]))
-    return min(found, default=None)
+            limits_bytes.append(int(words[0]))
+    return min(limits_bytes, default=None)

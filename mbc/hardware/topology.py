@@ -1,4 +1,4 @@
-"""What carries bytes between the GPUs of this machine, as the driver's library and NCCL's environment have it."""
+"""Links between the GPUs of this machine, according to the driver's library and NCCL's environment variables."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SLOWEST_LAST = (Link.NVLINK, Link.PCIE, Link.SHARED_MEMORY, Link.SOCKET)
 
 
 def link_between(uuids: Sequence[str], environment: Mapping[str, str] = os.environ) -> Link:
-    """The slowest link between any two of the GPUs with these UUIDs; PCIe where the driver's library does not tell."""
+    """Return the slowest link between any two of the GPUs with these UUIDs; PCIe if the driver's library gives none."""
     if environment.get("NCCL_P2P_DISABLE") == "1":
         return Link.SOCKET if environment.get("NCCL_SHM_DISABLE") == "1" else Link.SHARED_MEMORY
     try:
@@ -25,10 +25,10 @@ def link_between(uuids: Sequence[str], environment: Mapping[str, str] = os.envir
     if nvml.nvmlInit_v2() != _SUCCESS:
         return Link.PCIE
     try:
-        found = [_link(nvml, pair) for pair in combinations(uuids, 2)]
+        links = [_link(nvml, pair) for pair in combinations(uuids, 2)]
     finally:
         nvml.nvmlShutdown()
-    return max(found, key=_SLOWEST_LAST.index, default=Link.PCIE)
+    return max(links, key=_SLOWEST_LAST.index, default=Link.PCIE)
 
 
 def _link(nvml: ctypes.CDLL, uuids: Sequence[str]) -> Link:

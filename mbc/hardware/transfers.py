@@ -1,8 +1,7 @@
-"""Copies between a GPU and memory beside its own, the host's or another GPU's: how long they take, and how much they
-slow down concurrent kernels.
+"""Copies between a GPU and memory of the host or of another GPU: their time, and the slowdown of concurrent kernels.
 
-A copy in one direction overlaps any kernel, any copy in the other direction and any of another link. All take a little
-longer for it, and by how much was measured (`mbc.measure.host_copies`), or is estimated from the GPU's bus and NVLink.
+A copy in one direction can overlap any kernel, any copy in the other direction, and any copy of another link. All take
+a little longer then. The slowdown is measured (`mbc.measure.host_copies`), or estimated from the GPU's bus and NVLink.
 """
 
 from __future__ import annotations
@@ -18,23 +17,22 @@ from mbc.hardware.streams import STREAM_FROM, STREAM_TO, Space, Stream
 # before (PCI-SIG, "PCI Express Base Specification", revisions 3.0 to 5.0).
 _LANE_GB_S = 8 * 128 / 130 / 8
 _LANE_GENERATION = 3
-# What copies of pinned memory were seen to reach of that: 0.88 on one machine, mostly less.
+# Share of that rate that copies of pinned memory reach: measured up to 0.88 on one machine, mostly less.
 _REACHED = 0.8
-# Each direction while the other one is busy too, over alone: 49 of 55.3 GB/s on the one machine that was measured.
+# Rate of each direction while the other is busy, over that alone: 49 of 55.3 GB/s on the one measured machine.
 _KEPT = 0.88
 _LATENCY_US = 10.0
-# Of the datasheet's rate of NVLink, and each direction while the other one is busy too: 395 of 450 GB/s between two
-# H100s, and 430 GB/s both ways together.
+# Share of NVLink's datasheet rate that copies reach, and rate of each direction while the other is busy over that
+# alone: 395 of 450 GB/s between two H100s, and 430 GB/s both ways together.
 _NVLINK_REACHED = 0.88
 _NVLINK_KEPT = 0.54
-# What copies reach in a step of what they reach by themselves or concurrently with one kernel that is run again and
-# again: 47.5 of 55.3 GB/s, in each direction, of any size and whatever the kernels are (decision 020).
+# Rate of copies in a step over their rate alone or beside one kernel that runs repeatedly: 47.5 of 55.3 GB/s, in each
+# direction, for any size and any kernels (decision 020).
 IN_STEP = 0.86
 
 
 class KernelClass(StrEnum):
-    """What a kernel waits for: device memory (STREAMING), the L2 cache, in which its operands lie (CACHED), or neither
-    (COMPUTING)."""
+    """Limit of a kernel: device memory (STREAMING), the L2 cache with its operands (CACHED), or neither (COMPUTING)."""
 
     STREAMING = "streaming"
     CACHED = "cached"
@@ -43,23 +41,28 @@ class KernelClass(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Slowdown:
-    """Time of a kernel while copies run, over its time alone: copies out of the GPU's memory, back to it, or both
-    ways."""
+    """Ratio of a kernel's time beside copies to its time alone.
+
+    `out` and `back` are for copies out of the GPU's memory and back to it, `both` for both directions at once.
+    """
 
     out: float = 1.0
     back: float = 1.0
     both: float = 1.0
 
     def scaled(self, times: float) -> Slowdown:
-        """By copies that move so many times the bytes."""
+        """Return the slowdown by copies that move `times` times the bytes."""
         return Slowdown(*(1.0 + times * (getattr(self, f.name) - 1.0) for f in fields(self)))
 
 
 class CopyLink:
-    """What the links of a GPU have in common: fields for the rates of both directions, named after their streams
-    (`to_host_gb_s`, `to_host_both_gb_s`), in 10^9 bytes a second, of copies by themselves and while the other direction
-    is busy; `latency_us`, what a copy takes besides the time of its bytes; slow-downs of kernels of each class; and
-    whether all that was `measured`."""
+    """Base class of the links of a GPU.
+
+    Subclasses have the rates of both directions, named after their streams (`to_host_gb_s`, `to_host_both_gb_s`), in
+    10^9 bytes a second: of copies alone, and while the other direction is busy. `latency_us` is the time of a copy
+    besides that of its bytes. Further fields are the slowdowns of each class of kernels, and whether all values were
+    `measured`.
+    """
 
     __slots__ = ()
     space: ClassVar[Space]
@@ -72,23 +75,33 @@ class CopyLink:
         return STREAM_TO[self.space], STREAM_FROM[self.space]
 
     def copy_us(self, size_bytes: int, direction: Stream, busy_both: bool = False) -> float:
-        """Time of one copy of so many bytes in a step; `busy_both`: while the other direction is busy all the time."""
+        """Return the time of one copy in a step, in microseconds.
+
+        Args:
+            size_bytes: Size of the copy.
+            direction: Its stream.
+            busy_both: The other direction is busy all the time.
+        """
         return self.latency_us + size_bytes / (self.gb_s(direction, busy_both) * 1e3)
 
     def slowdown(self, kernels: KernelClass) -> Slowdown:
-        """Of kernels of a class."""
-        found: Slowdown = getattr(self, kernels.value)
-        return found
+        """Return the slowdown of a class of kernels."""
+        slowdown: Slowdown = getattr(self, kernels.value)
+        return slowdown
 
     def gb_s(self, direction: Stream, busy_both: bool = False) -> float:
-        """Rate of a direction in a step, alone or while the other one is busy."""
+        """Return the rate of a direction in a step, alone or while the other direction is busy.
+
+        Raises:
+            ValueError: The stream is not one of this link's.
+        """
         if direction not in self.directions:
-            raise ValueError("only the two copy streams of a link have a direction")
+            raise ValueError(f"{direction} is not a copy stream of the link to the {self.space}")
         rate: float = getattr(self, _rate_name(direction, busy_both))
         return IN_STEP * rate
 
     def slower_both(self, direction: Stream) -> float:
-        """Time of a copy while the other direction is busy, over that alone."""
+        """Return the ratio of a copy's time while the other direction is busy to its time alone."""
         alone: float = getattr(self, _rate_name(direction))
         return alone / getattr(self, _rate_name(direction, both=True))
 
@@ -111,8 +124,11 @@ class HostLink(CopyLink):
 
 @dataclass(frozen=True, slots=True)
 class PeerLink(CopyLink):
-    """The link between one GPU and the memory of another one of the machine. `beside_host`: time of its copies while
-    copies to the host and back run, over that without; `host_beside`: that of copies to the host beside them."""
+    """The link between one GPU and the memory of another GPU of the machine.
+
+    `beside_host` is the ratio of the time of its copies beside copies to the host and back to their time alone;
+    `host_beside` is that of copies to the host beside copies of this link.
+    """
 
     to_peer_gb_s: float
     from_peer_gb_s: float
@@ -136,26 +152,26 @@ class Links:
     peer: PeerLink
 
     def of(self, direction: Stream) -> HostLink | PeerLink:
-        """The link that a copy stream belongs to."""
+        """Return the link of a copy stream."""
         return self.peer if direction in self.peer.directions else self.host
 
     def fastest(self, spaces: Iterable[Space]) -> tuple[Space, ...]:
-        """Spaces by the rate of copies there, the fastest first."""
+        """Return the spaces in order of the rate of copies to them, fastest first."""
         return tuple(sorted(spaces, key=lambda space: -self.gb_s(STREAM_TO[space])))
 
     def gb_s(self, direction: Stream) -> float:
-        """Rate of a direction in a step, alone."""
+        """Return the rate of a direction in a step, alone."""
         return self.of(direction).gb_s(direction)
 
     def copy_us(self, size_bytes: int, direction: Stream, busy_both: bool = False) -> float:
-        """As `CopyLink.copy_us`."""
+        """Return the time of one copy in a step; see `CopyLink.copy_us`."""
         return self.of(direction).copy_us(size_bytes, direction, busy_both)
 
 
 def estimated_link(generation: int, lanes: int) -> HostLink:
-    """What a GPU on so many lanes of PCIe of a generation should reach.
+    """Return an estimate for a GPU on `lanes` lanes of PCIe of a generation.
 
-    The slow-downs are those of an H200 with both directions busy, shared out evenly between the two.
+    The slowdowns are those of an H200 with both directions busy, divided evenly between the two.
     """
     alone_gb_s = _REACHED * _LANE_GB_S * 2.0 ** (generation - _LANE_GENERATION) * lanes
     return HostLink(
@@ -172,8 +188,15 @@ def estimated_link(generation: int, lanes: int) -> HostLink:
 
 
 def estimated_peer_link(host: HostLink, nvlink_gb_s: float) -> PeerLink:
-    """The link between two GPUs of one kind, joined by NVLink of that rate in each direction by the datasheet; 0: by
-    the bus that `host` is on, too. Kernels lose by copies what they lose by those to the host, byte for byte."""
+    """Return an estimate of the link between two GPUs of one kind.
+
+    A byte copied to another GPU slows kernels down as much as a byte copied to the host.
+
+    Args:
+        host: The link to the host.
+        nvlink_gb_s: Rate of NVLink in each direction, from the datasheet; 0 if only the bus of `host` connects the
+            GPUs.
+    """
     alone_gb_s = _NVLINK_REACHED * nvlink_gb_s or min(host.to_host_gb_s, host.to_device_gb_s)
     both_gb_s = (_NVLINK_KEPT if nvlink_gb_s else _KEPT) * alone_gb_s
     times = alone_gb_s / host.to_host_gb_s
@@ -191,29 +214,31 @@ AnyLink = TypeVar("AnyLink", HostLink, PeerLink)
 
 
 def link_constants(link: HostLink | PeerLink) -> Mapping[str, float]:
-    """The link as constants of a profile: `to_host_gb_s`, `copy_latency_us`, `streaming_both_slowdown` and so on; those
-    of a peer link that do not name it by their direction begin with `peer_`."""
+    """Return the link as constants of a profile: `to_host_gb_s`, `copy_latency_us`, `streaming_both_slowdown`, ...
+
+    Constants of a peer link that do not name it by their direction begin with `peer_`.
+    """
     names = _rate_names(type(link))
-    found = {name: float(getattr(link, name)) for name in names} | {_latency_name(type(link)): link.latency_us}
+    constants = {name: float(getattr(link, name)) for name in names} | {_latency_name(type(link)): link.latency_us}
     for kind in _KINDS:
         slowdown: Slowdown = getattr(link, kind)
         pairs = zip(_slowdown_names(type(link), kind), fields(Slowdown), strict=True)
-        found |= {name: float(getattr(slowdown, f.name)) for name, f in pairs}
+        constants |= {name: float(getattr(slowdown, f.name)) for name, f in pairs}
     if isinstance(link, PeerLink):
-        found |= {_prefixed(PeerLink, name): float(getattr(link, name)) for name in _BESIDE}
-    return found
+        constants |= {_prefixed(PeerLink, name): float(getattr(link, name)) for name in _BESIDE}
+    return constants
 
 
 def measured_link(constants: Mapping[str, float], stale: bool = False) -> HostLink | None:
-    """The link that `link_constants` wrote; None where the profile knows none. `stale`: as an estimate."""
+    """Return the link that `link_constants` wrote, None if the profile has none; `stale` marks it as an estimate."""
     return _measured(HostLink, constants, stale)
 
 
 def measured_peer_link(constants: Mapping[str, float], stale: bool = False) -> PeerLink | None:
-    """As `measured_link`, of the link to another GPU."""
-    found = _measured(PeerLink, constants, stale)
+    """Return the link to another GPU that `link_constants` wrote, None if the profile has none."""
+    link = _measured(PeerLink, constants, stale)
     beside = {name: constants.get(_prefixed(PeerLink, name), 1.0) for name in _BESIDE}
-    return None if found is None else replace(found, **beside)
+    return None if link is None else replace(link, **beside)
 
 
 def _measured(kind: type[AnyLink], constants: Mapping[str, float], stale: bool) -> AnyLink | None:
@@ -241,7 +266,7 @@ def _latency_name(kind: type[CopyLink]) -> str:
 
 
 def _slowdown_names(kind: type[CopyLink], kernels: str) -> tuple[str, str, str]:
-    """By copies out, back, and both ways."""
+    """Return the names of the slowdowns by copies out, back, and both ways."""
     out, back = STREAM_TO[kind.space], STREAM_FROM[kind.space]
     return (
         f"{kernels}_{out}_slowdown", f"{kernels}_{back}_slowdown", _prefixed(kind, f"{kernels}_both_slowdown"),

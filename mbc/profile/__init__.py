@@ -1,19 +1,19 @@
-"""Measured times of one GPU with one cuDNN: SQLite files, and what they say of other sizes.
+"""Measured times of one GPU with one cuDNN: SQLite files, and estimates from them for other sizes and GPUs.
 
-* `model`: a profile as planning sees it
+* `model`: a profile in memory
 * `signature`: a request as text
 * `schema`: the tables of a profile's file
-* `rows`: measurements made of their rows when they are asked for
-* `check_file`: what the file of a profile may hold
-* `read_profile`: a profile from its file
-* `writer`: adding to a profile's file
-* `locate`: where profiles lie, the bundled ones too, and which of them is good for a GPU
-* `edit`: profiles merged and reduced
-* `profile_diff`: what differs between two profiles
+* `rows`: measurements that are decoded when they are needed
+* `check_file`: rules for the contents of a profile's file
+* `read_profile`: reads a profile from its file
+* `writer`: adds to a profile's file
+* `locate`: where profiles are, including the bundled ones, and which one applies to a GPU
+* `edit`: merges profiles and reduces them
+* `profile_diff`: differences between two profiles
 * `interpolate`: times between measured micro-batch sizes
-* `other_rows`: times of fewer rows from a larger size, of a mini-batch from others
+* `other_rows`: times of fewer rows from a larger size, and of a mini-batch from others
 * `kernel_versions`: measurements of earlier versions of mbc's own kernels
-* `partial_gpu`: what the profile of a whole GPU says of a part of it
-* `other_gpu`: what the profile of a GPU says of another of its architecture
-* `measured_workspace`: workspaces that kernels were measured with
+* `partial_gpu`: estimates for a part of a GPU from the profile of the whole
+* `other_gpu`: estimates for a GPU from the profile of another one of its architecture
+* `measured_workspace`: workspaces with which kernels were measured
 """

@@ -1,6 +1,6 @@
-"""What a profile from elsewhere may hold: tables and values of a profile, and nothing that runs.
+"""Checks the file of a profile from elsewhere: it may have tables and values of a profile, and nothing that runs.
 
-A database can hold views and triggers, whose SQL runs when it is read or written, and any type in any column.
+A database can have views and triggers, whose SQL runs when it is read or written, and any type in any column.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from mbc.profile.model import Identity
 from mbc.profile.schema import SCHEMA, callback, damaged, statements
 from mbc.source import visible
 
-# Steps of SQLite's virtual machine between two looks at the count, and how many of these a query may take: the bundled
-# profiles take under 100.
+# Steps of SQLite's virtual machine between two checks, and the most checks that a query may take: the bundled profiles
+# take under 100.
 STEPS, MOST_STEPS = 100_000, 5_000
-MOST_VALUE_BYTES = 1 << 24  # of a row: signatures of updates of all parameters take over 1 MiB
+MOST_VALUE_BYTES = 1 << 24  # limit of a row: signatures of updates of all parameters take over 1 MiB
 _MOST = 1 << 62
 _COUNTS = ", ".join(f"'{field.name}'" for field in fields(Identity) if field.type == "int")
-_HIDDEN = 2  # of a column in PRAGMA table_xinfo, and more: computed when it is read
+_HIDDEN = 2  # `hidden` of a column in PRAGMA table_xinfo; from this value on it is computed when it is read
 
 
 _IS_PLAIN = " AND plain({})"
@@ -40,11 +40,11 @@ def _text(column: str) -> str:
 
 
 def _plain(text: object) -> bool:
-    """Whether a terminal shows the text as it is."""
+    """Return whether a terminal shows the text as it is."""
     return isinstance(text, str) and (text.isprintable() or visible(text) == text)
 
 
-# By table: how a row is called, and what holds of its columns.
+# For each table: an SQL expression that names a row, and the rules of its columns.
 _RULES: Mapping[str, tuple[str, Mapping[str, str]]] = MappingProxyType(
     {
         "identity": (
@@ -57,7 +57,7 @@ _RULES: Mapping[str, tuple[str, Mapping[str, str]]] = MappingProxyType(
             {
                 **{c: _text(c) for c in ("signature", "left_out", "date")},
                 **{c: _whole(c) for c in ("id", "row_count", "micro_batches_only")},
-                "workspace_limit_bytes": _whole("workspace_limit_bytes", -1),  # of what a failing GPU left unmeasured
+                "workspace_limit_bytes": _whole("workspace_limit_bytes", -1),  # -1: the GPU failed before the first run
             },
         ),
         "candidate": (
@@ -66,7 +66,7 @@ _RULES: Mapping[str, tuple[str, Mapping[str, str]]] = MappingProxyType(
                 **{c: _text(c) for c in ("provider", "name", "settings", "layouts", "notes", "refused")},
                 **{c: _whole(c) for c in ("request", "workspace_bytes", "deterministic", "accumulates", "dominated")},
                 **{c: _real(c) for c in ("time_us", "spread_us", "accumulate_us")},
-                "error": "typeof(error) IN ('real', 'integer')",  # negative where unknown, infinite where it is wrong
+                "error": "typeof(error) IN ('real', 'integer')",  # negative if unknown, infinite for a wrong result
             },
         ),
         "overhead": (
@@ -93,8 +93,11 @@ _RULES: Mapping[str, tuple[str, Mapping[str, str]]] = MappingProxyType(
 
 
 def guard(connection: sqlite3.Connection) -> None:
-    """To be called first: nothing of the file may call functions that act, no query goes on for ever, and no memory is
-    taken for as many bytes as a damaged value claims to have."""
+    """Protect a connection before its file is read.
+
+    The file can then not call functions with side effects, no query runs forever, and no memory is allocated for as
+    many bytes as a damaged value claims to have.
+    """
     connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MOST_VALUE_BYTES)
     connection.execute("PRAGMA trusted_schema = OFF")
     connection.execute("PRAGMA cell_size_check = ON")
@@ -109,7 +112,11 @@ def guard(connection: sqlite3.Connection) -> None:
 
 
 def check_structure(connection: sqlite3.Connection, path: Path) -> None:
-    """Before anything of the file is read or written: it has tables alone, with stored columns. MBC073."""
+    """Check, before the file is read or written, that it has only tables with stored columns.
+
+    Raises:
+        MbcError: MBC073, it has a view, a trigger, an index or a computed column.
+    """
     for kind, name, table, sql in connection.execute("SELECT type, name, tbl_name, sql FROM sqlite_schema"):
         if kind not in ("table", "index") or (kind == "index" and sql is not None):
             raise damaged(path, f"there is a {kind} in it, '{name}'")
@@ -121,12 +128,16 @@ def check_structure(connection: sqlite3.Connection, path: Path) -> None:
 
 
 def check_contents(connection: sqlite3.Connection, path: Path) -> None:
-    """Of a profile of today's schema: its columns, and the range of every value. MBC073, which names the row."""
+    """Check the columns of a profile of today's schema, and the range of every value.
+
+    Raises:
+        MbcError: MBC073; the message names the row.
+    """
     connection.create_function("plain", 1, callback(_plain), deterministic=True)
     for name, expected in _columns().items():
-        found = {row[1] for row in connection.execute(f"PRAGMA table_xinfo({name})")}
-        if found != expected:
-            raise damaged(path, f"its table '{name}' has the columns {', '.join(sorted(found)) or 'of none'}")
+        columns = {row[1] for row in connection.execute(f"PRAGMA table_xinfo({name})")}
+        if columns != expected:
+            raise damaged(path, f"its table '{name}' has the wrong columns: {', '.join(sorted(columns)) or 'none'}")
     for table, (row, rules) in _RULES.items():
         rules = {column: _without_known(connection, table, column, rule) for column, rule in rules.items()}
         wrong = " ".join(f"WHEN NOT ({rule}) THEN '{column}'" for column, rule in rules.items())
@@ -134,15 +145,18 @@ def check_contents(connection: sqlite3.Connection, path: Path) -> None:
         bad = connection.execute(f"SELECT {row}, CASE {wrong} END FROM {table} WHERE NOT ({holds}) LIMIT 1").fetchone()
         if bad is not None:
             called, column = str(bad[0])[:80], bad[1]
-            raise damaged(path, f"{column} of {called!r} in its table '{table}' is none that was measured")
+            raise damaged(path, f"{column} of {called!r} in its table '{table}' is out of range or of another type")
 
 
 def _without_known(connection: sqlite3.Connection, table: str, column: str, rule: str) -> str:
-    """The rule of a column less what holds of all its texts: few differ, and Python is called for each that does."""
+    """Return the rule of a column without the test for plain text if all its texts are plain.
+
+    Few of the texts are distinct, and SQLite calls Python for each of them.
+    """
     asks = _IS_PLAIN.format(column)
     if not rule.endswith(asks):
         return rule
-    # Without a limit of the inner query SQLite would ask of every row, and look for those that differ afterwards.
+    # Without the inner query's LIMIT, SQLite would call `plain` for every row before it removes duplicates.
     each = f"SELECT DISTINCT {column} FROM {table} LIMIT -1"
     odd = f"SELECT 1 FROM ({each}) WHERE NOT plain({column}) LIMIT 1"
     return rule if connection.execute(odd).fetchone() else rule.removesuffix(asks)

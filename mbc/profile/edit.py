@@ -1,4 +1,4 @@
-"""Merges profiles, and extracts the part of one that a planner can use."""
+"""Merges profiles, and reduces a profile to the part that a planner can use."""
 
 from __future__ import annotations
 
@@ -18,17 +18,24 @@ from mbc.profile.signature import read_signature, rows_of
 from mbc.profile.writer import ProfileWriter
 
 _Row = TypeVar("_Row", CollectiveTime, CollectiveSlowdown)
-# What tells the candidates of one request apart.
+# Identifies a candidate of a request.
 CandidateKey = tuple[str, str, tuple[tuple[str, int], ...], tuple[str, ...]]
 
 
 def merged(first: Profile, second: Profile, newer_wins: bool = True) -> Profile:
-    """What either of two profiles of one machine holds; of the same candidate the newer measurement, or always that of
-    `first`, which wins also where both are of one time. MBC076 where the machines are not alike.
+    """Return the union of two profiles of one machine.
 
-    A request's extent is the wider one; where both were limited in words, both are said. Constants, overheads and
-    collectives are those of `first`, where it has them. Times of earlier versions of kernels stay until today's are
-    measured.
+    Of the same candidate the newer measurement counts; of two with the same time, that of `first`. The extent of a
+    request is the wider one; if both leave something out, both notes stay. Constants, overheads and collectives are
+    those of `first`, if it has them. Times of earlier kernel versions stay until today's are measured.
+
+    Args:
+        first: A profile.
+        second: Another profile of a machine like that of `first`.
+        newer_wins: If false, the measurement of `first` always counts.
+
+    Raises:
+        MbcError: MBC076, the machines differ.
     """
     if not first.identity.alike(second.identity):
         raise MbcError(
@@ -45,12 +52,12 @@ def merged(first: Profile, second: Profile, newer_wins: bool = True) -> Profile:
         if newer_wins:
             sides.sort(key=lambda p: _extent(p, key).date or p.identity.date, reverse=True)
         measurements[key] = _union([p.measurements.get(key, ()) for p in sides])
-        known = [p for p in sides if key not in p.earlier]
+        up_to_date = [p for p in sides if key not in p.earlier]
         before = [p.outdated[key].rows for p in sides if key in p.outdated]
-        if not known and (rows := _unmeasured(before, measurements[key])):
+        if not up_to_date and (rows := _unmeasured(before, measurements[key])):
             outdated[key] = Outdated(rows, _wider([_extent(p, key) for p in sides]))
-        elif known or before:  # of all kernels today's were measured, on one side or the other
-            extents[key] = _wider([_extent(p, key) for p in known or sides])
+        elif up_to_date or before:  # today's version of every kernel was measured, in one profile or the other
+            extents[key] = _wider([_extent(p, key) for p in up_to_date or sides])
     earlier = {
         key: _unmeasured([p.earlier.get(key, ()) for p in sources], measurements.get(key, ()))
         for key in {**second.earlier, **first.earlier}
@@ -60,7 +67,7 @@ def merged(first: Profile, second: Profile, newer_wins: bool = True) -> Profile:
     identity = replace(first.identity, date=min(first.identity.date, second.identity.date))
     return Profile(
         identity,
-        {key: found for key, found in measurements.items() if found},
+        {key: candidates for key, candidates in measurements.items() if candidates},
         tuple(overheads.values()),
         f"{first.source} and {second.source}",
         extents,
@@ -79,18 +86,19 @@ def merged(first: Profile, second: Profile, newer_wins: bool = True) -> Profile:
 def _unmeasured(
     best_first: Iterable[Iterable[Measurement]], measured: Iterable[Measurement]
 ) -> tuple[Measurement, ...]:
-    """Each candidate once, but those of kernels that are `measured`."""
+    """Return each candidate once, except those of kernels that are in `measured`."""
     names = {m.name for m in measured}
     return tuple(m for m in _union(best_first) if m.name not in names)
 
 
 def _first_of(rows: tuple[_Row, ...]) -> tuple[_Row, ...]:
-    """The first of those alike, in the order that a file has them in."""
-    found = {row.key: row for row in reversed(rows)}
-    return tuple(found[key] for key in sorted(found))
+    """Return the first row of each key, in the order of a file."""
+    by_key = {row.key: row for row in reversed(rows)}
+    return tuple(by_key[key] for key in sorted(by_key))
 
 
 def candidate_key(m: Measurement) -> CandidateKey:
+    """Return the key that distinguishes the candidates of one request."""
     return (m.provider, m.name, m.settings, tuple(map(str, m.layouts)))
 
 
@@ -100,15 +108,15 @@ def _extent(profile: Profile, key: str) -> Extent:
 
 
 def _union(best_first: Iterable[Iterable[Measurement]]) -> tuple[Measurement, ...]:
-    """Each candidate once."""
-    found: dict[CandidateKey, Measurement] = {}
-    for known in best_first:
-        for measurement in known:
-            older = found.get(key := candidate_key(measurement))
-            # Run once for being slow is worth less than measured with care, whichever came first.
+    """Return each candidate once."""
+    union: dict[CandidateKey, Measurement] = {}
+    for measurements in best_first:
+        for measurement in measurements:
+            older = union.get(key := candidate_key(measurement))
+            # A time by replays is better than that of a dominated candidate, which ran only once, whatever their dates.
             if older is None or (older.dominated and not measurement.dominated and not measurement.refused):
-                found[key] = measurement
-    return tuple(found.values())
+                union[key] = measurement
+    return tuple(union.values())
 
 
 def _wider(best_first: list[Extent]) -> Extent:
@@ -120,16 +128,21 @@ def _wider(best_first: list[Extent]) -> Extent:
 
 
 def write_profile(profile: Profile, path: Path) -> None:
-    """Write a whole profile, replacing what is at `path` in one stroke; packed where its name ends in `COMPRESSED`, in
-    the same bytes each time on one machine. MBC072 where that cannot be."""
+    """Write a whole profile, and replace the file at `path` atomically.
+
+    A name that ends in `COMPRESSED` gives a compressed file, with the same bytes each time on one machine.
+
+    Raises:
+        MbcError: MBC072, the file cannot be written.
+    """
     part = path.parent / f".{path.name}.part"
     try:
         part.unlink(missing_ok=True)
         with ProfileWriter(part, profile.identity) as writer, writer.all_at_once():
             for key in sorted({*profile.extents, *profile.measurements, *profile.outdated}):
                 outdated = profile.outdated.get(key)
-                found = (*profile.measurements.get(key, ()), *(outdated.rows if outdated else ()))
-                writer.record_signature(key, _rows(key), found, _extent(profile, key))
+                rows = (*profile.measurements.get(key, ()), *(outdated.rows if outdated else ()))
+                writer.record_signature(key, _rows(key), rows, _extent(profile, key))
             for key in sorted(profile.left_to_estimate.difference(profile.extents, profile.measurements)):
                 writer.record_signature(key, _rows(key), (), Extent(0, LEFT_TO_ESTIMATE, profile.identity.date))
             for overhead in profile.overheads:
@@ -150,34 +163,37 @@ def write_profile(profile: Profile, path: Path) -> None:
 
 
 def shippable(profile: Profile) -> Profile:
-    """What a planner can use of a profile: of each request and layouts the candidates that no other beats in time,
-    time when adding and workspace together (deterministic ones among themselves, and those that do not emulate fp32).
-    Those run once only stay out. Of earlier versions of kernels the same."""
-    fronts = {key: _front(found) for key, found in profile.measurements.items()}
-    outdated = {key: replace(found, rows=_front(found.rows)) for key, found in profile.outdated.items()}
+    """Return the part of a profile that a planner can use.
+
+    For each request and layouts these are the candidates that no other beats in time, accumulating time and workspace
+    together. Deterministic ones compete only with each other, as do those that do not emulate fp32. Candidates that ran
+    only once are left out. Measurements of earlier kernel versions are reduced likewise.
+    """
+    fronts = {key: _front(held) for key, held in profile.measurements.items()}
+    outdated = {key: replace(held, rows=_front(held.rows)) for key, held in profile.outdated.items()}
     return replace(
         profile,
         measurements={key: front for key, front in fronts.items() if front},
-        outdated={key: found for key, found in outdated.items() if found.rows},
+        outdated={key: held for key, held in outdated.items() if held.rows},
     )
 
 
 def ship(profile: Profile, path: Path) -> int:
-    """Write what is `shippable` to a new file. Returns how many candidates were kept."""
+    """Write the `shippable` part to a new file, and return the number of its candidates."""
     part = shippable(profile)
     write_profile(part, path)
-    return sum(map(len, part.measurements.values())) + sum(len(found.rows) for found in part.outdated.values())
+    return sum(map(len, part.measurements.values())) + sum(len(held.rows) for held in part.outdated.values())
 
 
 def _rows(key: str) -> int:
     try:
         return rows_of(read_signature(key))
     except ValueError:
-        return 0  # of an operation that this version of mbc does not have
+        return 0  # this version of mbc does not have the operation
 
 
-def _front(found: tuple[Measurement, ...]) -> tuple[Measurement, ...]:
-    usable = [m for m in found if not m.refused and not m.dominated]
+def _front(measurements: tuple[Measurement, ...]) -> tuple[Measurement, ...]:
+    usable = [m for m in measurements if not m.refused and not m.dominated]
     usable.sort(key=lambda m: (m.time_us, m.workspace_bytes, m.settings))
     kept: list[Measurement] = []
     for m in usable:
@@ -187,7 +203,7 @@ def _front(found: tuple[Measurement, ...]) -> tuple[Measurement, ...]:
 
 
 def _beats(a: Measurement, b: Measurement) -> bool:
-    """Whether `a`, which is as fast, leaves nothing that `b` would be chosen for."""
+    """Return whether `a`, which is at least as fast, leaves no reason to choose `b`."""
     adds = not b.accumulates or (a.accumulates and _adding_us(a) <= _adding_us(b))
     return (
         a.layouts == b.layouts

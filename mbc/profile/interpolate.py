@@ -13,13 +13,13 @@ Size = tuple[int, Sequence[Candidate]]
 
 
 def candidates_at(family: Mapping[int, tuple[Candidate, ...]], rows: int) -> tuple[Candidate, ...]:
-    """The candidates for `rows`: those measured, else those between the nearest measured sizes, fastest first.
+    """Return the candidates for `rows`: those measured, else interpolated ones, fastest first.
 
-    None beyond the smallest and the largest size: nothing is extrapolated. `family` is sorted by size.
+    There are none beyond the smallest and the largest size: nothing is extrapolated. `family` must be sorted by size.
     """
-    known = family.get(rows)
-    if known is not None:
-        return known
+    measured = family.get(rows)
+    if measured is not None:
+        return measured
     sizes = list(family)
     place = bisect_left(sizes, rows)
     if place in (0, len(sizes)):
@@ -29,22 +29,25 @@ def candidates_at(family: Mapping[int, tuple[Candidate, ...]], rows: int) -> tup
 
 
 def between(low: Size, high: Size, rows: int) -> tuple[Candidate, ...]:
-    """What both sizes have in common, for a number of rows between them, fastest first and marked as not measured.
+    """Return the candidates that both sizes have, for a number of rows between them, fastest first, as not measured.
 
     Times are linear in the rows. The workspace is the larger of the two, which may be too much but never too little
-    (engines change their tiling in steps); a property counts where both have it.
+    (engines change their tiling in steps). A property holds if both have it.
+
+    Raises:
+        ValueError: `rows` is not between the two sizes.
     """
     (low_rows, smaller), (high_rows, larger) = low, high
     if not low_rows < rows < high_rows:
         raise ValueError(f"{rows} rows are not between {low_rows} and {high_rows}")
     share = (rows - low_rows) / (high_rows - low_rows)
-    known = {c.variant: c for c in smaller}
-    pairs = ((known[key], b) for b in larger if (key := b.variant) in known)
+    by_variant = {c.variant: c for c in smaller}
+    pairs = ((by_variant[key], b) for b in larger if (key := b.variant) in by_variant)
     return tuple(sorted((_mixed(a, b, share) for a, b in pairs), key=rank))
 
 
 def rank(candidate: Candidate) -> tuple[float, int, str, tuple[tuple[str, int], ...], tuple[Layout, ...]]:
-    """Fastest first; the rest so that the order is one."""
+    """Return a sorting key: fastest first, with further fields that make the order unique."""
     c = candidate
     return (c.time_us, c.workspace_bytes, c.provider, c.settings, c.layouts)
 

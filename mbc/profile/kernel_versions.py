@@ -1,4 +1,4 @@
-"""Kernel versions: a profile's measurements of earlier versions of mbc's own kernels count as estimates."""
+"""Versions of mbc's own kernels: a profile's measurements of earlier versions count as estimates."""
 
 from __future__ import annotations
 
@@ -15,28 +15,30 @@ from mbc.profile.signature import read_signature
 
 
 def current(profile: Profile) -> Profile:
-    """`profile` with the times of earlier versions of kernels as what they are of today's: estimates, until today's is
-    measured. A request of which today's kernel was not measured yet counts as not measured, so that it will be."""
+    """Return `profile` with the times of earlier kernel versions as estimates, until today's versions are measured.
+
+    A request for which today's kernel was not measured yet counts as not measured, so that it will be.
+    """
     held = LazyMeasurements.of(profile.measurements)
-    found: dict[str, tuple[Measurement, ...]] = {}
+    changed: dict[str, tuple[Measurement, ...]] = {}
     earlier: dict[str, tuple[Measurement, ...]] = {}
     outdated: dict[str, Outdated] = {}
     for key in held:
         if any(map(_may_differ, held.kernels(key))):
-            found[key] = tuple(_adding(m) for m in held[key] if not _outdated(m))
-            known = {m.name for m in found[key]}
-            if rows := tuple(m for m in held[key] if _outdated(m) and m.name not in known):
+            changed[key] = tuple(_adding(m) for m in held[key] if not _outdated(m))
+            names = {m.name for m in changed[key]}
+            if rows := tuple(m for m in held[key] if _outdated(m) and m.name not in names):
                 outdated[key] = Outdated(rows, profile.extents.get(key, WHOLE_EXTENT))
                 earlier[key] = tuple(today for m in rows for today in _of_today(key, m))
-    if all(rows == held[key] for key, rows in found.items()):
+    if all(rows == held[key] for key, rows in changed.items()):
         return profile
     extents = {key: extent for key, extent in profile.extents.items() if key not in earlier}
-    return replace(profile, measurements=held.replaced(found), extents=extents, earlier=earlier, outdated=outdated)
+    return replace(profile, measurements=held.replaced(changed), extents=extents, earlier=earlier, outdated=outdated)
 
 
-@cache  # tens of thousands of measurements are of few kernels
+@cache  # tens of thousands of measurements have few different kernels
 def _may_differ(kernel: Kernel) -> bool:
-    """Whether today's may be another, or one that is known to do more."""
+    """Return whether today's kernel may be another version, or is known to accumulate."""
     provider, name, settings = kernel
     today = KERNELS.get(name) if provider == OWN.name else None
     return today is not None and (settings != today.settings or _adds(today))
@@ -52,19 +54,22 @@ def _adds(kernel: OwnKernel) -> bool:
 
 
 def _adding(measurement: Measurement) -> Measurement:
-    """A group's kernels were measured when they did not say that they can add: they take as long for it. Of other
-    kernels of mbc's that add it was tried, and counts as it was found."""
+    """Return the measurement of a fused operation's kernel as one that can accumulate.
+
+    These kernels were measured when they did not declare that they can; they take as long for it. For mbc's other
+    accumulating kernels, accumulation was tried, and that result counts.
+    """
     kernel = KERNELS.get(measurement.name) if measurement.provider == OWN.name else None
     can = kernel is not None and _adds(kernel) and not measurement.refused
     return replace(measurement, accumulates=True) if can and not measurement.accumulates else measurement
 
 
 def _of_today(key: str, measurement: Measurement) -> tuple[Measurement, ...]:
-    """Today's kernel with the time of `measurement` and its own workspace; none where it would not run."""
+    """Return today's kernel with the time of `measurement` and its own workspace; none if it would not run."""
     kernel = KERNELS[measurement.name]
     try:
         request = read_signature(key)
-    except ValueError:  # of an operation that this version of mbc does not have
+    except ValueError:  # this version of mbc does not have the operation
         return ()
     if measurement.refused or not kernel.takes(request) or measurement.layouts not in kernel.layouts(request):
         return ()

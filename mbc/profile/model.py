@@ -1,7 +1,6 @@
-"""Measured candidates of one GPU with one cuDNN: a profile, as planning sees it.
+"""A profile in memory: measured candidates of one GPU with one cuDNN.
 
-A profile is a value, and a plan made with the same profile is the same plan.
-`mbc.profile.schema` says how it is stored.
+A profile is a value: a plan made with an equal profile is the same plan. `mbc.profile.schema` defines how it is stored.
 """
 
 from __future__ import annotations
@@ -25,7 +24,10 @@ from mbc.profile.signature import signature as signature
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What a profile was measured on. `cudnn` is its version number (91900); clocks in MHz, 0 where unknown."""
+    """The machine on which a profile was measured.
+
+    `cudnn` is its version number (91900); clocks are in MHz, 0 if unknown.
+    """
 
     gpu: str  # as the driver names it
     architecture: str  # sm_90
@@ -37,7 +39,7 @@ class Identity:
     memory_clock_mhz: int = 0
 
     def alike(self, other: Identity) -> bool:
-        """Whether times measured on both are comparable: patches of cuDNN and drivers may differ."""
+        """Return whether times of both machines are comparable: patch versions of cuDNN and drivers may differ."""
         return (self.gpu, self.multiprocessors, self.cudnn // 100) == (
             other.gpu,
             other.multiprocessors,
@@ -45,22 +47,23 @@ class Identity:
         )
 
     def __str__(self) -> str:
+        """Return the GPU and cuDNN as a text."""
         return f"{self.gpu} ({self.multiprocessors} multiprocessors) with cuDNN {version_text(self.cudnn)}"
 
 
 def version_text(cudnn: int) -> str:
-    """`9.19.0` for 91900."""
+    """Return a version number of cuDNN as text: `9.19.0` for 91900."""
     return f"{cudnn // 10000}.{cudnn // 100 % 100}.{cudnn % 100}"
 
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """One candidate as measured, or why it was refused (then no time is known and `time_us` is 0).
+    """One measured candidate, or the reason why it was refused (then `time_us` is 0).
 
     `time_us` is the median over repetitions, `spread_us` the distance between their quartiles. `error` is the
-    normalised L2 distance from the reference result, negative where there was none to compare with. `accumulate_us` is
-    its time when it adds to its output, 0 where that was not measured. `dominated`: run once only, being far slower
-    than another candidate.
+    normalised L2 distance from the reference result, negative if there was no reference. `accumulate_us` is the time of
+    adding to the output, 0 if it was not measured. `dominated`: the candidate ran only once, because it is far slower
+    than another.
     """
 
     provider: str
@@ -79,6 +82,7 @@ class Measurement:
     dominated: bool = False
 
     def candidate(self) -> Candidate:
+        """Return the candidate with its measured time."""
         return Candidate(
             self.provider,
             self.name,
@@ -95,8 +99,11 @@ class Measurement:
 
 @dataclass(frozen=True, slots=True)
 class Overhead:
-    """Device memory in use outside the arena. `what`: context | libraries | step | collectives; `subject` names what
-    ran (`collective_subject` for the last)."""
+    """Device memory in use outside the arena.
+
+    `what` is context, libraries, step or collectives. `subject` names the program that ran (for collectives,
+    `collective_subject`).
+    """
 
     what: str
     subject: str
@@ -104,21 +111,22 @@ class Overhead:
 
 
 def collective_subject(ranks: int, max_ctas: int) -> str:
+    """Return `Overhead.subject` of a communicator."""
     return f"{ranks} ranks, {max_ctas} thread blocks"
 
 
-# What `Extent.left_out` says in a file of the requests of `Profile.left_to_estimate`.
+# `Extent.left_out` in a file for the requests of `Profile.left_to_estimate`.
 LEFT_TO_ESTIMATE = "left to its estimate"
 
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """How far the candidates of one request were looked for.
+    """The range within which the candidates of one request were measured.
 
-    `workspace_limit_bytes`: candidates that need more were not measured. `left_out` says in words what else was not:
-    engines after the best eight, sizes that no division can use. `date` of the last measurement, in UTC as
-    `2026-11-21T10:55:03`; the writer of a file fills it in. `micro_batches_only`: what a micro-batch of so many rows
-    gains nothing by was left out, so that a batch of as many rows has still to be measured.
+    Candidates that need more than `workspace_limit_bytes` were not measured. `left_out` names other omissions in words:
+    engines after the best eight, sizes that no division can use. `date` is that of the last measurement, in UTC such as
+    `2026-11-21T10:55:03`; the writer of a file sets it. `micro_batches_only`: candidates from which a micro-batch gains
+    nothing were left out, so that a whole batch of as many rows must still be measured.
     """
 
     workspace_limit_bytes: int
@@ -127,16 +135,16 @@ class Extent:
     micro_batches_only: bool = False
 
     def covers(self, workspace_limit_bytes: int, whole: bool) -> bool:
-        """Whether nothing is missed up to a limit of workspace, for a whole batch or a part of one."""
+        """Return whether nothing is missing up to a limit of workspace, for a whole batch or a part of one."""
         return self.workspace_limit_bytes >= workspace_limit_bytes and not (whole and self.micro_batches_only)
 
 
-WHOLE_EXTENT = Extent(1 << 62)  # everything was looked for
+WHOLE_EXTENT = Extent(1 << 62)  # nothing was left out
 
 
 @dataclass(frozen=True, slots=True)
 class Outdated:
-    """Measurements of one request by earlier versions of kernels, as a file has them, and how far was looked then."""
+    """Measurements of one request by earlier kernel versions, as in the file, and their extent."""
 
     rows: tuple[Measurement, ...]
     extent: Extent
@@ -144,17 +152,20 @@ class Outdated:
 
 @dataclass(frozen=True)
 class Profile:
-    """`measurements` and `extents` by the signature of their request (`signature`).
+    """Measurements of one GPU with one cuDNN, and what may be estimated from them.
 
-    `constants` are figures of the machine: `graph_gap_us`, the time from one node of a CUDA graph to the next, and
-    those of `mbc.hardware.transfers.link_constants` and `mbc.hardware.host_sharing.sharing_constants`. `stale`: of
-    another machine than the one planned for, and used all the same: its times count as estimates. `earlier`: likewise
-    times of today's own kernels, measured before they were rewritten (`mbc.profile.kernel_versions`), or on the whole
-    of which this is a part (`profile.partial_gpu`); `outdated`: the former as a file has them. `scaling`: to the GPU
-    that is planned for, of a stale profile of another (`scaled_to`). `left_to_estimate`: requests, by signature, that
-    a compilation did not measure, since its plan did without them (`mbc.optimize.search.decisive_requests`) or its
-    time was over: nothing is known of them, but their estimates may be compared with measurements. `similar`: the
-    profile of the GPU most like this one, scaled to it, by whose times is estimated what this one does not know.
+    `measurements` and `extents` have the signature of a request (`signature`) as key.
+
+    `constants` are values of the machine: `graph_gap_us`, the time from one node of a CUDA graph to the next, and those
+    of `mbc.hardware.transfers.link_constants` and `mbc.hardware.host_sharing.sharing_constants`. `stale`: the profile
+    is of another machine than the plan's, and its times count as estimates. `earlier` are times that also count as
+    estimates: those of earlier versions of today's own kernels (`mbc.profile.kernel_versions`), or those of the whole
+    GPU of which this is a part (`mbc.profile.partial_gpu`); `outdated` are the former as in the file. `scaling` adapts
+    a stale profile of another GPU to the GPU of the plan (`scaled_to`). `left_to_estimate` are requests, by signature,
+    that a compilation did not measure, because its plan did not depend on them
+    (`mbc.optimize.search.decisive_requests`) or because its time was over: their estimates may be compared with
+    measurements. `similar` is the profile of the most similar GPU, scaled to this one, from which missing times are
+    estimated.
     """
 
     identity: Identity
@@ -174,11 +185,12 @@ class Profile:
 
     @property
     def cudnn(self) -> int:
+        """Version number of cuDNN, 91900 for 9.19.0."""
         return self.identity.cudnn
 
     @property
     def origin(self) -> str:
-        """`NVIDIA H200, driver 580.159.04, cuDNN 9.19.0, 2026-11-21`: where and since when it was measured."""
+        """Place and time of the first measurement: `NVIDIA H200, driver 580.159.04, cuDNN 9.19.0, 2026-11-21`."""
         on = self.identity
         origin = f"{on.gpu}, driver {on.driver}, cuDNN {version_text(on.cudnn)}, {on.date}"
         if self.scaling is not None:
@@ -187,45 +199,51 @@ class Profile:
 
     @property
     def overhead_bytes(self) -> int:
-        """The most that a step was seen to take outside the arena; 0 when none was measured."""
+        """The largest measured memory of a step outside the arena, 0 if none was measured."""
         return max((o.size_bytes for o in self.overheads if o.what == "step"), default=0)
 
     def collective_model(self, link: Link) -> CollectiveModel:
-        """Of collectives over this kind of link; estimates where none were measured."""
+        """Return the model of collectives over this kind of link, with estimates if none were measured."""
         return CollectiveModel(link, self.collectives, self.collective_slowdowns, self.stale)
 
     def collective_bytes(self, ranks: int) -> int | None:
-        """Device memory of a communicator and its connections, the most that was seen with any number of thread blocks,
-        or of any number of ranks where it was not measured for so many; None where none was."""
+        """Return the device memory of a communicator and its connections: the largest with any number of thread blocks.
+
+        If `ranks` ranks were not measured, it is the largest for any number of ranks; None if none were measured.
+        """
         seen = {o.subject: o.size_bytes for o in self.overheads if o.what == "collectives"}
         of_ranks = [size for subject, size in seen.items() if subject.startswith(f"{ranks} ")]
         return max(of_ranks or seen.values(), default=None)
 
     def candidates(self, request: Request) -> tuple[Candidate, ...]:
-        """The candidates for `request`, fastest first, measured or between measured sizes (then not `measured`); none
-        where neither is known."""
+        """Return the candidates for `request`, fastest first, measured or interpolated between measured sizes.
+
+        Interpolated ones are not marked as `measured`. There are none if neither is possible.
+        """
         return candidates_at(self.family(request), rows_of(request))
 
     def compares_estimate(self, request: Request) -> bool:
-        """Whether the estimate of a request may be compared with what was measured (`left_to_estimate`)."""
+        """Return whether the estimate of a request may be compared with measurements (`left_to_estimate`)."""
         return bool(self.left_to_estimate) and signature(request) in self.left_to_estimate
 
     def family(self, request: Request) -> Mapping[int, tuple[Candidate, ...]]:
-        """The candidates of every size at which the operation of `request` was measured, by their number of rows,
-        ascending. A size all of whose candidates were refused is there, with none; so are those left out that the
-        kernels of today would not take (`mbc.kernels.runs`)."""
+        """Return the candidates of every measured size of the operation of `request`, by number of rows, ascending.
+
+        A size of which all candidates were refused has none. Candidates that today's kernels would not accept are left
+        out (`mbc.kernels.runs`).
+        """
         family = with_rows(request, 0)
-        found = self._accepted.get(family)
-        if found is None:
+        accepted = self._accepted.get(family)
+        if accepted is None:
             shelf = shelf_of(request)
-            known = self._families.get(shelf)
-            if known is None:
-                known = self._families[shelf] = self._families_on(shelf)
-            found = self._accepted[family] = {
+            families = self._families.get(shelf)
+            if families is None:
+                families = self._families[shelf] = self._families_on(shelf)
+            accepted = self._accepted[family] = {
                 rows: tuple(c for c in candidates if runs(c, with_rows(family, rows), self._device))
-                for rows, candidates in known.get(family, {}).items()
+                for rows, candidates in families.get(family, {}).items()
             }
-        return found
+        return accepted
 
     @cached_property
     def _device(self) -> DeviceSpec:
@@ -233,42 +251,44 @@ class Profile:
 
     @cached_property
     def _accepted(self) -> dict[Request, Mapping[int, tuple[Candidate, ...]]]:
-        """Families that were asked for, as `family` gives them."""
+        """Cache of `family`."""
         return {}
 
     @cached_property
     def _families(self) -> dict[Shelf, Mapping[Request, Mapping[int, tuple[Candidate, ...]]]]:
-        """Those that were asked for: a step has few of the kinds that are known, and one precision."""
+        """Cache of the families on each shelf: a step has few of all kinds, and one precision."""
         return {}
 
     @cached_property
     def _shelves(self) -> Mapping[Shelf, Sequence[str]]:
-        found: dict[Shelf, list[str]] = {}
+        shelves: dict[Shelf, list[str]] = {}
         for key in dict.fromkeys((*self.measurements, *self.earlier, *self.extents)):
-            found.setdefault(shelf_of_signature(key), []).append(key)
-        return found
+            shelves.setdefault(shelf_of_signature(key), []).append(key)
+        return shelves
 
     def _families_on(self, shelf: Shelf) -> Mapping[Request, Mapping[int, tuple[Candidate, ...]]]:
-        found: dict[Request, dict[int, tuple[Candidate, ...]]] = {}
+        families: dict[Request, dict[int, tuple[Candidate, ...]]] = {}
         for key in self._shelves.get(shelf, ()):
             try:
                 request = read_signature(key)
             except ValueError:
-                continue  # of an operation that this version of mbc does not have
-            known = [m.candidate() for m in self.measurements.get(key, ()) if not m.refused]
-            usable = known if not self.stale else [replace(c, measured=False) for c in known]
+                continue  # this version of mbc does not have the operation
+            candidates = [m.candidate() for m in self.measurements.get(key, ()) if not m.refused]
+            usable = candidates if not self.stale else [replace(c, measured=False) for c in candidates]
             usable += [replace(m.candidate(), measured=False) for m in self.earlier.get(key, ())]
             if self.scaling is not None:
                 usable = [self.scaling.scaled(candidate, request) for candidate in usable]
-            # Requests of one family may have as many rows: parts of a mini-batch, and whole ones.
-            sizes = found.setdefault(with_rows(request, 0), {})
+            # Two requests of a family may have equal numbers of rows: a part of a mini-batch and a whole one.
+            sizes = families.setdefault(with_rows(request, 0), {})
             sizes[rows_of(request)] = tuple(sorted((*sizes.get(rows_of(request), ()), *usable), key=rank))
-        return {family: dict(sorted(sizes.items())) for family, sizes in found.items()}
+        return {family: dict(sorted(sizes.items())) for family, sizes in families.items()}
 
 
 def scaled_to(profile: Profile, source: DeviceSpec, target: DeviceSpec) -> Profile:
-    """`profile`, of `source`, as estimates for `target`. What it knows of links is left out: they are another
-    machine's, and of GPUs that may be joined otherwise."""
+    """Return `profile`, measured on `source`, as estimates for `target`.
+
+    Its links are left out: they are those of another machine, with GPUs that may be connected differently.
+    """
     gap = {name: value for name, value in profile.constants.items() if name == "graph_gap_us"}
     return replace(
         profile,
@@ -282,31 +302,40 @@ def scaled_to(profile: Profile, source: DeviceSpec, target: DeviceSpec) -> Profi
 
 
 def unmeasured(similar: Profile) -> Profile:
-    """The profile of a GPU of which nothing was measured, with that of a `similar` one, scaled to it."""
+    """Return the profile of a GPU without measurements, given that of a `similar` GPU, scaled to it."""
     return replace(
         similar, measurements={}, extents={}, earlier={}, outdated={}, stale=False, scaling=None, similar=similar
     )
 
 
-# Device memory of a communicator where it was not measured.
+# Device memory of a communicator if it was not measured.
 UNMEASURED_COMMUNICATOR_BYTES = 400_000_000
 
 
 def for_ranks(device: DeviceSpec, profile: Profile | None, ranks: int, host_gpus: int = 1) -> DeviceSpec:
-    """The spec with the device memory of a communicator of so many ranks, and with what the link to the host carries
-    while `host_gpus` of a machine copy at a time (`mbc.hardware.host_sharing`)."""
-    known = profile.collective_bytes(ranks) if profile is not None else None
+    """Return the spec for one of several ranks.
+
+    Args:
+        device: The GPU.
+        profile: Its profile, if any.
+        ranks: Number of ranks of the communicator, which determines its device memory.
+        host_gpus: Number of GPUs of a machine that copy to the host at a time (`mbc.hardware.host_sharing`).
+    """
+    measured_bytes = profile.collective_bytes(ranks) if profile is not None else None
     rates = measured_sharing(profile.constants) if profile is not None else ()
     return replace(
         device,
-        communicator_bytes=UNMEASURED_COMMUNICATOR_BYTES if known is None else known,
+        communicator_bytes=UNMEASURED_COMMUNICATOR_BYTES if measured_bytes is None else measured_bytes,
         host_link=shared_link(device.host_link, rates, host_gpus),
     )
 
 
 def calibrated(device: DeviceSpec, profile: Profile | None) -> DeviceSpec:
-    """The spec with what the profile saw of the machine: the overhead, the gap between two launches of a graph, the way
-    to the host's memory and to other GPUs."""
+    """Return the spec with the profile's measurements of the machine.
+
+    These are the overhead, the gap between two launches of a graph, and the links to the host's memory and to other
+    GPUs.
+    """
     if profile is None:
         return device
     return replace(

@@ -1,9 +1,10 @@
-"""What a profile of one GPU says of another of its architecture, with other clocks, multiprocessors or memory.
+"""Estimates for a GPU from the profile of another one of its architecture.
 
-Kernels are the same code, so a measured time is split as a roofline has it: the part of its bytes goes by the
-bandwidths of the two GPUs, the part of its arithmetic by their peaks, in which clocks and multiprocessors are; the gap
-between two launches stays. Which is which is known by the shapes. The truth lies between what either ratio alone gives,
-as long as nothing but these two limits a kernel: that is the range of such a time.
+The other GPU may have other clocks, multiprocessors or memory. Kernels have the same code, so a measured time is
+divided as in a roofline: the part of the bytes scales with the bandwidths of the two GPUs, the part of the arithmetic
+with their peaks, which depend on clocks and multiprocessors. The gap between two launches stays. The shapes determine
+the parts. If nothing but these two limits a kernel, the true time is between those that either ratio alone gives: that
+is the range of such a time.
 """
 
 from __future__ import annotations
@@ -21,29 +22,35 @@ from mbc.ops.fused import Fused
 
 @dataclass(frozen=True, slots=True)
 class Scaling:
-    """From the GPU `source`, which was measured, to `target`."""
+    """Scaling of times from the measured GPU `source` to `target`."""
 
     source: DeviceSpec
     target: DeviceSpec
 
     @property
     def memory(self) -> float:
-        """Time of a kernel that waits for memory, on the target over that on the source."""
+        """Ratio of the target's time to the source's for a kernel that waits for memory."""
         return self.source.copy_gb_s / self.target.copy_gb_s
 
     def arithmetic(self, precision: Precision) -> float:
-        """The same of one that waits for its arithmetic. Raises KeyError for fp64, which no GPU runs here."""
+        """Return the ratio of the target's time to the source's for a kernel that waits for arithmetic.
+
+        Raises:
+            KeyError: The precision is fp64, which mbc runs on no GPU.
+        """
         return peak_tflops(self.source, precision) / peak_tflops(self.target, precision)
 
     def spread(self, precision: Precision) -> Spread:
-        """The range of scaled times: what either limit alone would give. From an H200 to an H100 nine in ten lie in it
-        (decision 069)."""
+        """Return the range of scaled times: those that either limit alone would give.
+
+        From an H200 to an H100 nine in ten are within the range (decision 069).
+        """
         ratios = self.memory, self.arithmetic(precision)
         low, high = min(ratios) / max(ratios), max(ratios) / min(ratios)
         return Spread(0, 1.0, low, high, high - 1, high - 1)
 
     def scaled(self, candidate: Candidate, request: Request) -> Candidate:
-        """The same kernel on the target, as an estimate."""
+        """Return the same kernel on the target, as an estimate."""
         factor = self._factor(request)
         return replace(
             candidate,
@@ -56,7 +63,7 @@ class Scaling:
         arithmetic = self.arithmetic(request.precision)
         if isinstance(request.attributes, Fused):
             multiplies = any(KINDS[member.kind].flops is not None for member in request.attributes.members)
-            # What a fused matrix product computes its shapes alone do not say.
+            # The shapes of a fused matrix product do not determine its arithmetic.
             return math.sqrt(self.memory * arithmetic) if multiplies else self.memory
         kind = KINDS.get(request.kind)  # None: a change of layout or type
         flops = 0
@@ -74,7 +81,10 @@ class Scaling:
 
 
 def distance(one: DeviceSpec, other: DeviceSpec) -> float:
-    """How unlike two GPUs are: the sum of what their bandwidths, peaks and multiprocessors differ by, in logarithms."""
+    """Return how different two GPUs are: the sum of the differences of the logarithms of their data.
+
+    The data are bandwidth, fp16 peak and number of multiprocessors.
+    """
     pairs = (
         (one.copy_gb_s, other.copy_gb_s),
         (one.fp16_tflops, other.fp16_tflops),

@@ -1,4 +1,4 @@
-"""What a profile of a whole GPU says of a part of it that has fewer multiprocessors."""
+"""Estimates for a part of a GPU, with fewer multiprocessors, from the profile of the whole GPU."""
 
 from __future__ import annotations
 
@@ -8,8 +8,11 @@ from mbc.profile.model import Measurement, Profile
 
 
 def completed(own: Profile | None, whole: Profile, slower: float) -> Profile:
-    """`own`, of the part, with times of the whole GPU for what it does not know: estimates, `slower` times as long
-    beyond the gap between two launches. That is an upper limit for kernels that wait for memory, and for small ones."""
+    """Return `own`, the profile of the part, completed with times of the whole GPU as estimates.
+
+    Beyond the gap between two launches an estimate is `slower` times the time of the whole GPU. This is an upper bound
+    for kernels that wait for memory, and for small ones.
+    """
     base = replace(whole, measurements={}, extents={}, earlier={}, outdated={}) if own is None else own
     gap_us = whole.constants.get("graph_gap_us", 0.0)
 
@@ -20,8 +23,8 @@ def completed(own: Profile | None, whole: Profile, slower: float) -> Profile:
         return min(time_us, gap_us) + max(0.0, time_us - gap_us) * slower
 
     derived = {
-        key: tuple(slowed(m) for m in found if not m.refused)
-        for key, found in {**whole.earlier, **whole.measurements}.items()
+        key: tuple(slowed(m) for m in measurements if not m.refused)
+        for key, measurements in {**whole.earlier, **whole.measurements}.items()
         if key not in base.extents and key not in base.measurements
     }
     return replace(base, earlier={**derived, **base.earlier})

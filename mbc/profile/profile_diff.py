@@ -1,4 +1,4 @@
-"""What differs between two profiles: requests, candidates, and their times."""
+"""Differences between two profiles: requests, candidates, and their times."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ TOLERANCE = 0.05  # share by which a time may differ from one run to the next
 
 @dataclass(frozen=True, slots=True)
 class TimeChange:
-    """One candidate of one request (by its signature) whose times differ."""
+    """One candidate of one request (given by its signature) whose times differ."""
 
     signature: str
     before: Measurement
@@ -21,12 +21,13 @@ class TimeChange:
 
     @property
     def ratio(self) -> float:
+        """Second time over first."""
         return self.after.time_us / self.before.time_us
 
 
 @dataclass(frozen=True, slots=True)
 class Ratios:
-    """Of the times of what both profiles measured with care, second over first."""
+    """Ratios of second to first times of the candidates that both profiles timed by replays."""
 
     count: int
     median: float
@@ -36,20 +37,23 @@ class Ratios:
 
 @dataclass(frozen=True, slots=True)
 class ProfileDiff:
-    """`changes` come with the largest first. `only_*_candidates` are of requests that both have."""
+    """Differences of two profiles.
+
+    `changes` are in order of decreasing size. `only_*_candidates` count candidates of requests that both profiles have.
+    """
 
     only_before: tuple[str, ...]  # signatures of requests
     only_after: tuple[str, ...]
     only_before_candidates: int
     only_after_candidates: int
-    refused_before: int  # candidates that only this one refuses
+    refused_before: int  # candidates that only the first profile refuses
     refused_after: int
     changes: tuple[TimeChange, ...]
-    ratios: Ratios | None  # None where they have nothing in common
+    ratios: Ratios | None  # None if the profiles have no timed candidate in common
 
 
 def diff_profiles(before: Profile, after: Profile) -> ProfileDiff:
-    """Compare two profiles, of whatever machines. Times of what was run once only are not compared."""
+    """Compare two profiles of any machines; times of candidates that ran only once are not compared."""
     changes: list[TimeChange] = []
     ratios: list[float] = []
     only_before = only_after = refused_before = refused_after = 0
@@ -81,8 +85,8 @@ def diff_profiles(before: Profile, after: Profile) -> ProfileDiff:
     )
 
 
-def _ratios(found: list[float]) -> Ratios | None:
-    if not found:
+def _ratios(ratios: list[float]) -> Ratios | None:
+    if not ratios:
         return None
-    tenths = statistics.quantiles(found, n=10, method="inclusive") if len(found) > 1 else [found[0]] * 9
-    return Ratios(len(found), statistics.median(found), tenths[0], tenths[-1])
+    tenths = statistics.quantiles(ratios, n=10, method="inclusive") if len(ratios) > 1 else [ratios[0]] * 9
+    return Ratios(len(ratios), statistics.median(ratios), tenths[0], tenths[-1])

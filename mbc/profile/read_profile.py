@@ -1,4 +1,4 @@
-"""A profile read from its SQLite file (`mbc.profile.schema`), packed or not."""
+"""Reads a profile from its SQLite file (`mbc.profile.schema`), compressed or not."""
 
 from __future__ import annotations
 
@@ -30,26 +30,32 @@ from mbc.profile.schema import (
 )
 from mbc.units import show_size
 
-WAIT_S = 5.0  # for another process that holds the file
-MOST_BYTES = 1 << 29  # of a profile, packed or not: the examples' takes 40 MB
+WAIT_S = 5.0  # longest wait for another process that locks the file
+MOST_BYTES = 1 << 29  # largest profile, compressed or not: that of the examples takes 40 MB
 
 
 def read_profile(path: Path) -> Profile:
-    """The whole profile, read once while the file stays as it is; times of kernels that were rewritten since count as
-    estimates. MBC072 unreadable, MBC073 damaged or no profile, MBC074 in use, MBC075 another schema."""
+    """Return the whole profile; an unchanged file is read only once.
+
+    Times of kernels that were rewritten since count as estimates.
+
+    Raises:
+        MbcError: MBC072, the file cannot be read; MBC073, it is damaged or not a profile; MBC074, it is in use; MBC075,
+            its schema version is not supported.
+    """
     state = _state(path)
     return _read(path) if state is None else _read_once(path, state)
 
 
 def _state(path: Path) -> tuple[int | bytes, ...] | None:
-    """What changes whenever the file does, or None while that cannot be told: others are writing to a log beside it."""
+    """Return a value that changes whenever the file does, or None while others write to a log beside it."""
     log = path.parent / f"{path.name}-wal"
-    if log.exists():  # asked first: closing the file would drop the locks that a writer in this process has on it
+    if log.exists():  # checked first: closing the file would drop the locks that a writer in this process has on it
         return None
     try:
         check_file(path.stat(), MOST_BYTES)
         with path.open("rb") as file:
-            header, status = file.read(100), os.fstat(file.fileno())  # the header counts changes: stamps may be coarse
+            header, status = file.read(100), os.fstat(file.fileno())  # the header counts changes: times may be coarse
     except OSError:
         return None
     if log.exists():
@@ -90,11 +96,11 @@ def _read(path: Path) -> Profile:
             )
         except (ValueError, TypeError) as error:
             raise damaged(path, error) from error
-    found = LazyMeasurements(rows)
+    measurements = LazyMeasurements(rows)
     return current(
         Profile(
             identity,
-            found,
+            measurements,
             overheads,
             str(path),
             {key: extent for key, extent in extents.items() if key not in marked},
@@ -112,7 +118,7 @@ def _opened(path: Path) -> sqlite3.Connection:
     except sqlite3.OperationalError as error:
         if getattr(error, "sqlite_errorname", "") != "SQLITE_READONLY_ROLLBACK":
             raise
-    # A writer was killed while it changed the file itself: whoever may write undoes that.
+    # A writer was killed while it changed the file itself: opening the file for writing undoes the change.
     with closing(sqlite3.connect(path, timeout=WAIT_S)) as connection:
         guard(connection)
         connection.execute("PRAGMA user_version")
@@ -138,10 +144,10 @@ def _file(path: Path) -> sqlite3.Connection:
         if path.suffix != COMPRESSED:
             check_file(path.stat(), MOST_BYTES)
             return sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=WAIT_S)
-        # Packed it may be anything: no more is unpacked than a profile can have.
+        # A compressed file may have any content: no more is decompressed than a profile can have.
         data = gzip.GzipFile(fileobj=io.BytesIO(read_file(path, MOST_BYTES))).read(MOST_BYTES + 1)
         if len(data) > MOST_BYTES:
-            raise EOFError(f"unpacked it has more than {show_size(MOST_BYTES)}")
+            raise EOFError(f"decompressed, it has more than {show_size(MOST_BYTES)}")
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise damaged(path, error) from error
     except OSError as error:
@@ -149,5 +155,5 @@ def _file(path: Path) -> sqlite3.Connection:
             "MBC072", f"the profile '{path}' cannot be opened or written: {error}", "check the path and its permissions"
         ) from error
     connection = sqlite3.connect(":memory:")
-    connection.deserialize(data)  # whatever it is: what is no database is told when it is read
+    connection.deserialize(data)  # data that are not a database give an error at the first query
     return connection

@@ -20,7 +20,7 @@ _P = ParamSpec("_P")
 _T = TypeVar("_T")
 APPLICATION_ID = 0x6D626370  # "mbcp", in the header of the file
 SCHEMA_VERSION = 6
-COMPRESSED = ".gz"  # end of the name of a file that is packed: it can be read, but not added to
+COMPRESSED = ".gz"  # suffix of a compressed file: it can be read, but not added to
 
 SCHEMA = """
 CREATE TABLE identity (key TEXT PRIMARY KEY, value NOT NULL) WITHOUT ROWID;
@@ -83,23 +83,26 @@ COLUMNS = (
 
 
 def statements(script: str) -> list[str]:
+    """Return the statements of an SQL script."""
     return [statement for statement in script.split(";") if statement.strip()]
 
 
 def is_busy(error: sqlite3.Error) -> bool:
+    """Return whether another process holds the file."""
     return getattr(error, "sqlite_errorname", "").startswith(("SQLITE_BUSY", "SQLITE_LOCKED"))
 
 
-def damaged(path: Path, reason: object, remedy: str = "name a profile; if it was one, measure again") -> MbcError:
+def damaged(path: Path, reason: object, remedy: str = "give a profile; if the file was one, measure again") -> MbcError:
+    """Return the error MBC073 for a file that is damaged or not a profile."""
     return MbcError("MBC073", f"'{path}' is not a profile of mbc, or is damaged: {reason}", remedy)
 
 
-# What callbacks raised within `explained`: SQLite itself says only that they did.
+# Exceptions of callbacks within `explained`: SQLite itself reports only that there was one.
 _raised: ContextVar[list[BaseException]] = ContextVar("_raised")
 
 
 def callback(function: Callable[_P, _T]) -> Callable[_P, _T]:
-    """A function for SQLite to call: what it raises (Ctrl-C too), `explained` raises again."""
+    """Return a function for SQLite to call; `explained` raises its exceptions again, Ctrl-C included."""
 
     @wraps(function)
     def called(*arguments: _P.args, **named: _P.kwargs) -> _T:
@@ -114,13 +117,17 @@ def callback(function: Callable[_P, _T]) -> Callable[_P, _T]:
 
 @contextmanager
 def explained(path: Path) -> Generator[None, None, None]:
-    """Turn what SQLite says into what a user can act on."""
+    """Turn errors of SQLite in the body into errors that a user can act on.
+
+    Raises:
+        MbcError: MBC072, the file cannot be opened or written; MBC073, it is damaged; MBC074, it is in use.
+    """
     raised: list[BaseException] = []
     outer = _raised.set(raised)
     try:
         yield
-    except UnicodeDecodeError as error:  # of a message that holds what the file's tables are called
-        raise damaged(path, "names in it are no UTF-8") from error
+    except UnicodeDecodeError as error:  # of a message with names of the file's tables
+        raise damaged(path, "names in it are not UTF-8") from error
     except sqlite3.Error as error:
         if raised:
             raise raised[0] from None
@@ -147,16 +154,17 @@ def check_version(connection: sqlite3.Connection, path: Path) -> None:
     application = connection.execute("PRAGMA application_id").fetchone()[0]
     version = connection.execute("PRAGMA user_version").fetchone()[0]
     if application != APPLICATION_ID:
-        raise damaged(path, "it is another database", "name a profile")
+        raise damaged(path, "it is another database", "give a profile")
     if version != SCHEMA_VERSION:
         raise MbcError(
             "MBC075",
-            f"the profile '{path}' has schema version {version}, this mbc reads version {SCHEMA_VERSION}",
-            "measure again with mbc profile, or use the mbc that wrote it",
+            f"the profile '{path}' has schema version {version}, but this mbc reads version {SCHEMA_VERSION}",
+            "measure again with `mbc profile`, or use the mbc that wrote it",
         )
 
 
 def identity_of(connection: sqlite3.Connection, path: Path) -> Identity:
+    """Return the identity that a profile's file has."""
     values: dict[str, Any] = dict(connection.execute("SELECT key, value FROM identity"))
     names = {f.name for f in fields(Identity)}
     if set(values) != names:
@@ -176,13 +184,18 @@ def _layouts(text: str) -> tuple[Layout, ...]:
 
 
 def kernel_of(row: Row) -> Kernel:
+    """Return the kernel of a row."""
     provider, name, settings = row[:3]
     return provider, name, _settings_in(settings)
 
 
 def check_rows(rows: Collection[Row]) -> None:
-    """ValueError or TypeError where `measurement_of` could not read one of them, whose values are of their columns'
-    types."""
+    """Check that `measurement_of` can decode the rows, whose values have the types of their columns.
+
+    Raises:
+        ValueError: A setting or layout is invalid.
+        TypeError: A setting is invalid.
+    """
     for text in {row[2] for row in rows}:
         _settings_in(text)
     for layout in {layout for text in {row[3] for row in rows} for layout in text.split(",")}:
@@ -190,6 +203,7 @@ def check_rows(rows: Collection[Row]) -> None:
 
 
 def measurement_of(row: Row) -> Measurement:
+    """Return the measurement of a row."""
     provider, name, settings, layouts, workspace, time_us, spread_us, fixed, adds, notes, error, refused, *more = row
     adding_us, once = more
     return Measurement(
@@ -211,6 +225,7 @@ def measurement_of(row: Row) -> Measurement:
 
 
 def row_of(m: Measurement) -> Row:
+    """Return a measurement as a row."""
     return (
         m.provider,
         m.name,

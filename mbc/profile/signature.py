@@ -1,4 +1,4 @@
-"""A request as text, and the family of requests that differ in their number of rows only."""
+"""A request as text, and the family of requests that differ only in their number of rows."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from mbc.ops.base import NoAttributes, OpKind
 from mbc.ops.fused import Fused, launch_kind, read_fused
 
 Shelf = tuple[str, str]  # kind and precision of requests
-_KIND, _PRECISION = '"kind":"', '"precision":"'  # where a signature says them, behind its attributes and in this order
+_KIND, _PRECISION = '"kind":"', '"precision":"'  # in a signature these follow the attributes, in this order
 
 
 def signature(request: Request) -> str:
-    """A text that equal requests have in common, and only they: JSON, keys sorted."""
+    """Return a text that equal requests, and only they, have in common: JSON with sorted keys."""
     return json.dumps(
         {
             "kind": request.kind,
@@ -36,7 +36,11 @@ def signature(request: Request) -> str:
 
 
 def read_signature(text: str) -> Request:
-    """The request whose signature `text` is. ValueError for a text that is none, or of a kind that is not known."""
+    """Return the request whose signature `text` is.
+
+    Raises:
+        ValueError: The text is not a signature, or of an unknown kind.
+    """
     try:
         fields: Mapping[str, Any] = json.loads(text)
         return Request(
@@ -51,11 +55,12 @@ def read_signature(text: str) -> Request:
 
 
 def shelf_of(request: Request) -> Shelf:
+    """Return the kind and the precision of a request, by which a profile groups its requests."""
     return request.kind, request.precision.value
 
 
 def shelf_of_signature(text: str) -> Shelf:
-    """What `shelf_of` gives for its request, without reading all of it: a profile has tens of thousands."""
+    """Return `shelf_of` of the signature's request without reading all of it: a profile has tens of thousands."""
     behind = text[text.rfind(_KIND) + len(_KIND) :]
     return behind.partition('"')[0], behind[behind.rfind(_PRECISION) + len(_PRECISION) :].partition('"')[0]
 
@@ -63,14 +68,14 @@ def shelf_of_signature(text: str) -> Shelf:
 def _attributes(kind: str, fields: Mapping[str, Any]) -> Attributes:
     if "members" in fields:
         return read_fused(fields)
-    known = KINDS.get(kind)
-    # A conversion is a launch of no operation.
-    attributes: type[Attributes] = NoAttributes if known is None else known.attributes
+    operation = KINDS.get(kind)
+    # A conversion is a launch without an operation.
+    attributes: type[Attributes] = NoAttributes if operation is None else operation.attributes
     return attributes(**{name: _setting(value) for name, value in fields.items()})
 
 
 def asked_kind(request: Request) -> OpKind | None:
-    """What a request is to run: an operation, or a fused group; None for a change of layout or type."""
+    """Return the operation or fused operation that a request runs, None for a change of layout or type."""
     if isinstance(request.attributes, Fused):
         return launch_kind(request.kind, request.attributes)
     return KINDS.get(request.kind)
@@ -87,16 +92,16 @@ def _type(text: str) -> TensorType:
 
 
 def rows_of(request: Request) -> int:
-    """Rows that one kernel call works on: the first dimension of the first operand (1 where that is a scalar)."""
+    """Return the number of rows of one kernel call: the first dimension of the first operand, 1 for a scalar."""
     shape = request.inputs[0].shape
     return shape[0] if shape else 1
 
 
 def with_rows(request: Request, rows: int) -> Request:
-    """The same operation on another number of rows, or of another mini-batch; 0 stands for its whole family.
+    """Return the same operation on another number of rows, or of another mini-batch; 0 stands for its whole family.
 
-    The request itself where its kind has no rows. A weight keeps its first dimension, and so do vectors: they belong to
-    channels.
+    A request whose kind has no rows is returned unchanged. Weights and vectors keep their first dimension, because it
+    belongs to channels.
     """
     kind = asked_kind(request)
     if kind is None or not _has_rows(kind, request.attributes):
@@ -121,7 +126,10 @@ def with_rows(request: Request, rows: int) -> Request:
 
 @lru_cache(maxsize=4096)
 def _has_rows(kind: OpKind, attributes: Attributes) -> bool:
-    """Whether rows can be counted: it can be divided, or reduces over all of the mini-batch, if only within a group."""
+    """Return whether rows can be counted: the operation is divisible, or reduces over the mini-batch.
+
+    A fused operation has rows if all its members have.
+    """
     if isinstance(attributes, Fused):
         return all(_has_rows(KINDS[member.kind], member.attributes) for member in attributes.members)
     return not kind.view and not kind.updates and (kind.divisible or kind.reduces)
@@ -129,7 +137,10 @@ def _has_rows(kind: OpKind, attributes: Attributes) -> bool:
 
 @lru_cache(maxsize=4096)
 def _rowless(kind: OpKind, attributes: Attributes, inputs: int, outputs: int) -> tuple[frozenset[int], frozenset[int]]:
-    """Inputs and outputs that have no rows whatever their shape is; of a group what is none to any of its members."""
+    """Return the indices of inputs and of outputs that have no rows whatever their shape.
+
+    In a fused operation these are the values that have no rows for any of its members.
+    """
     if not isinstance(attributes, Fused):
         rowless = kind.rowless(attributes, inputs) if kind.rowless else ()
         return frozenset((*kind.working_inputs, *rowless)), frozenset(range(outputs) if kind.reduces else ())
@@ -143,7 +154,7 @@ def _rowless(kind: OpKind, attributes: Attributes, inputs: int, outputs: int) ->
 
 
 def described(request: Request) -> str:
-    """`convolution bf16 [128, 64, 56, 56] 3x3/2`: enough to recognise an operation by, in a line of progress."""
+    """Return a short text that identifies an operation: `convolution bf16 [128, 64, 56, 56] 3x3/2`."""
     kernel: tuple[int, ...] = getattr(request.attributes, "kernel", ())
     stride: tuple[int, ...] = getattr(request.attributes, "stride", ())
     window = f" {'x'.join(map(str, kernel))}" if kernel else ""

@@ -1,4 +1,4 @@
-"""Adding to a profile in its SQLite file: a request's rows are written together or not at all."""
+"""Adds to a profile in its SQLite file: the rows of a request are written together or not at all."""
 
 from __future__ import annotations
 
@@ -31,12 +31,15 @@ from mbc.profile.schema import (
 )
 from mbc.profile.signature import rows_of, signature
 
-WAIT_S = 60.0  # for other processes that write: several GPUs may measure into one file
+WAIT_S = 60.0  # longest wait for other processes that write: several GPUs may measure into one file
 
 
 def fold_log(path: Path) -> None:
-    """Make one file of a profile, if there is one and nobody has it open: two writers that close at the same time may
-    leave the log to each other, and whoever reads then leaves files beside the profile."""
+    """Merge a profile's write-ahead log into its file, if the file exists and no process has it open.
+
+    Two writers that close at the same time may each leave the log to the other. A reader would then create files beside
+    the profile.
+    """
     if path.exists():
         with explained(path), closing(sqlite3.connect(path, isolation_level=None)) as connection:
             _fold_log(connection)
@@ -48,22 +51,27 @@ def _fold_log(connection: sqlite3.Connection) -> None:
         connection.execute("PRAGMA journal_mode = DELETE")
     except sqlite3.OperationalError as error:
         if not is_busy(error):
-            raise  # else another process has the file open: the last one folds the log
+            raise  # otherwise another process has the file open: the last one merges the log
 
 
 class ProfileWriter:
-    """Adds to a profile, making it when there is none. Use as a context manager: closing leaves one single file.
+    """Adds to a profile, and creates it if there is none.
 
-    Raises MBC076 when the file is of another GPU or another cuDNN, and what `read_profile` raises.
+    Use as a context manager: closing leaves one single file.
     """
 
     def __init__(self, path: Path, identity: Identity) -> None:
+        """Open or create the file.
+
+        Raises:
+            MbcError: MBC072 to MBC075, as for `read_profile`; MBC076, the file is of another GPU or another cuDNN.
+        """
         self.path = path
         if path.suffix == COMPRESSED:
             raise MbcError(
                 "MBC072",
-                f"the profile '{path}' is packed, or would be: it cannot be added to",
-                "measure into a .sqlite, and pack that with mbc profile ship",
+                f"the profile '{path}' is compressed by its name, so nothing can be added to it",
+                "measure into a .sqlite file, and compress it with `mbc profile ship`",
             )
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -92,31 +100,33 @@ class ProfileWriter:
                 self._connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
             check_version(self._connection, self.path)
             check_structure(self._connection, self.path)
-            found = identity_of(self._connection, self.path)
-            if not found.alike(identity):
+            measured_on = identity_of(self._connection, self.path)
+            if not measured_on.alike(identity):
                 raise MbcError(
                     "MBC076",
-                    f"the profile '{self.path}' was measured on {found}, this is {identity}",
+                    f"the profile '{self.path}' was measured on {measured_on}, but this machine has {identity}",
                     "write to another file: times of two machines are never mixed",
                 )
 
     def _follow_log(self) -> None:
-        """Write through a log: readers are never kept waiting while measurements trickle in, and what a kill leaves is
-        folded in by the next who opens the file. `close` folds the log into the file."""
+        """Write through a write-ahead log, so that readers never wait while measurements are added.
+
+        If the process is killed, the next one that opens the file merges the log. `close` merges the log into the file.
+        """
         patient_until_s = time.monotonic() + WAIT_S
         while True:
             try:
                 self._connection.execute("PRAGMA journal_mode = WAL")
                 return
             except sqlite3.OperationalError as error:
-                # SQLite does not wait by itself when two processes make one file at the same time.
+                # SQLite itself does not wait when two processes create one file at the same time.
                 if not is_busy(error) or time.monotonic() > patient_until_s:
                     raise
                 time.sleep(0.01)
 
     @contextmanager
     def _transaction(self) -> Generator[None, None, None]:
-        if self._connection.in_transaction:  # of `all_at_once`
+        if self._connection.in_transaction:  # within `all_at_once`
             yield
             return
         self._connection.execute("BEGIN IMMEDIATE")
@@ -129,22 +139,23 @@ class ProfileWriter:
 
     @contextmanager
     def all_at_once(self) -> Generator[None, None, None]:
-        """Everything recorded in the body is written together, or nothing of it."""
+        """Write everything recorded in the body together, or nothing."""
         with explained(self.path), self._transaction():
             yield
 
-    def known(self) -> frozenset[str]:
-        """Signatures of the requests that have been measured: what a resumed run leaves out."""
+    def signatures(self) -> frozenset[str]:
+        """Return the signatures of all requests in the file, which a resumed run leaves out."""
         with explained(self.path):
             return frozenset(row[0] for row in self._connection.execute("SELECT signature FROM request"))
 
     def record(self, request: Request, measurements: Iterable[Measurement], extent: Extent = WHOLE_EXTENT) -> None:
-        """Replace everything known of `request`."""
+        """Replace all measurements of `request`."""
         self.record_signature(signature(request), rows_of(request), measurements, extent)
 
     def record_signature(
         self, key: str, rows: int, measurements: Iterable[Measurement], extent: Extent = WHOLE_EXTENT
     ) -> None:
+        """Replace all measurements of the request with signature `key` and `rows` rows."""
         with explained(self.path), self._transaction():
             connection = self._connection
             connection.execute(
@@ -170,32 +181,37 @@ class ProfileWriter:
             )
 
     def record_constant(self, name: str, value: float) -> None:
+        """Write a constant of the machine."""
         with explained(self.path), self._transaction():
             self._connection.execute("INSERT OR REPLACE INTO constant VALUES (?, ?)", (name, value))
 
     def record_overhead(self, overhead: Overhead) -> None:
+        """Write device memory in use outside the arena."""
         with explained(self.path), self._transaction():
             self._connection.execute("INSERT OR REPLACE INTO overhead VALUES (?, ?, ?)", astuple(overhead))
 
     def record_collectives(self, times: Iterable[CollectiveTime], slowdowns: Iterable[CollectiveSlowdown]) -> None:
-        """Add what was measured of collectives; of the same ones what is there is replaced."""
+        """Add measurements of collectives; they replace those with the same key."""
         with explained(self.path), self._transaction():
             for table, rows in (("collectives", times), ("collective_slowdowns", slowdowns)):
-                found = [astuple(row) for row in rows]
-                if found:
-                    places = ", ".join("?" * len(found[0]))
-                    self._connection.executemany(f"INSERT OR REPLACE INTO {table} VALUES ({places})", found)
+                values = [astuple(row) for row in rows]
+                if values:
+                    places = ", ".join("?" * len(values[0]))
+                    self._connection.executemany(f"INSERT OR REPLACE INTO {table} VALUES ({places})", values)
 
     def close(self) -> None:
+        """Merge the log into the file and close it."""
         with explained(self.path), closing(self._connection):
             _fold_log(self._connection)
 
     def __enter__(self) -> ProfileWriter:
+        """Return this writer."""
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        """Close the file."""
         self.close()
 
 

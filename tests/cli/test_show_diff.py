@@ -49,7 +49,7 @@ def test_show_the_roofline(mbc, package):
     document = mbc("show", "tiny.mbc", "--gpu", "h200", "--roofline", "--json").json
     assert document["floor"]["products"] == 5 and document["operations"][0]["name"] == "conv0"
     refused = mbc("show", package, "--roofline")
-    assert refused.code == 1 and "is planned in fp64, which runs on no GPU" in refused.err
+    assert refused.code == 1 and "is planned in fp64, which mbc does not run on GPUs" in refused.err
 
 
 def test_show_as_json(mbc, package):

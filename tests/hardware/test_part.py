@@ -33,14 +33,14 @@ def test_its_name_says_it_everywhere():
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("h100@", "'h100@' names no part of a GPU"),
-        ("h100@half", "'h100@half' names no part of a GPU"),
-        ("@8", "'@8' names no part of a GPU"),
-        ("h100@0", "multiples of 8, from 8 on and fewer than 132\nhelp: choose 8 or 16"),
+        ("h100@", "'h100@' is not a part of a GPU"),
+        ("h100@half", "'h100@half' is not a part of a GPU"),
+        ("@8", "'@8' is not a part of a GPU"),
+        ("h100@0", "a multiple of 8, at least 8 and fewer than 132\nhelp: choose 8 or 16"),
         ("h100@70", "help: choose 64 or 72"),
         ("h100@132", "help: choose 128$"),
         ("h100@999", "help: choose 128$"),
-        ("a100-80@3", "multiples of 2, from 4 on and fewer than 108\nhelp: choose 4 or 6"),
+        ("a100-80@3", "a multiple of 2, at least 4 and fewer than 108\nhelp: choose 4 or 6"),
         ("b200@12", "help: choose 8 or 16"),
     ],
 )

@@ -27,7 +27,7 @@ def measuring(gpu, needs, path, measure_for_s, workspace_limit_bytes, progress, 
     requests = [r for need in needs for r in need.requests]
     done = 0
     with ProfileWriter(path, IDENTITY) as writer:
-        known = writer.known() if not again else frozenset()
+        known = writer.signatures() if not again else frozenset()
         missing = [r for r in requests if signature(r) not in known]
         if decide is not None:
             chosen = decide((), [signature(r) for r in missing]).requests

@@ -267,7 +267,7 @@ def test_a_writer_killed_in_the_middle_loses_nothing_that_was_recorded(tmp_path:
     assert said <= len(found.extents) <= said + 1 and len(during.extents) >= 20
     assert {len(measurements) for measurements in (*found.measurements.values(), *during.measurements.values())} == {50}
     with ProfileWriter(path, IDENTITY) as writer:
-        assert len(writer.known()) == len(found.extents)
+        assert len(writer.signatures()) == len(found.extents)
         writer.record(request(10**6), [measurement(1, 1.0)])
     assert [p.name for p in tmp_path.iterdir()] == ["p.sqlite"]
     assert len(read_profile(path).extents) == len(found.extents) + 1

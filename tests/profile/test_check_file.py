@@ -117,7 +117,7 @@ def test_what_is_no_file_is_not_waited_for(tmp_path: Path, name: str, make: Call
 def test_a_packed_profile_unpacks_to_no_more_than_one_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mbc.profile.read_profile.MOST_BYTES", 1 << 20)
     (tmp_path / "p.sqlite.gz").write_bytes(gzip.compress(bytes(1 << 21)))
-    assert "unpacked it has more than 1.00 MiB" in refused(tmp_path / "p.sqlite.gz")
+    assert "decompressed, it has more than 1.00 MiB" in refused(tmp_path / "p.sqlite.gz")
 
 
 def test_a_value_has_no_more_bytes_than_a_profile_needs(tmp_path: Path) -> None:

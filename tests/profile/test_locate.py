@@ -56,7 +56,7 @@ def test_a_named_profile_must_be_of_the_gpu(tmp_path: Path):
     path = tmp_path / "p.sqlite"
     write_profile(profile({A: [measurement(1, 1.0)]}), path)
     assert times(find(path=path)) == [1.0]
-    with pytest.raises(MbcError, match="was measured on NVIDIA H200, the plan is for Tesla T4") as caught:
+    with pytest.raises(MbcError, match="was measured on NVIDIA H200, but the plan is for Tesla T4") as caught:
         find(T4, path)
     assert caught.value.code == "MBC076"
     assert "--stale-profile" in caught.value.remedy
@@ -80,7 +80,7 @@ def test_a_part_is_estimated_from_the_whole_until_it_is_measured():
     assert times(measured) == [15.0] and times(measured, B) == [pytest.approx(20.0 * 132 / 64)]
     assert [(c.measured,) for request in (A, B) for c in measured.candidates(request)] == [(True,), (False,)]
     assert times(find()) == [10.0]
-    with pytest.raises(MbcError, match="was measured on NVIDIA H200@64, the plan is for NVIDIA H200"):
+    with pytest.raises(MbcError, match="was measured on NVIDIA H200@64, but the plan is for NVIDIA H200"):
         find(path=user_path(part.name))
 
 
@@ -111,10 +111,12 @@ def test_what_is_of_another_cudnn_than_here_is_left_out_and_said(on_the_gpu: Non
     write_profile(profile({A: [measurement(1, 1.0)]}), profile_places.bundled_path(GPU.name))
     old = profile({A: [measurement(1, 9.0)]}, identity=replace(IDENTITY, cudnn=90500))
     write_profile(old, user_path(GPU.name))
-    with pytest.warns(RuntimeWarning, match=r"is left out: it was measured with cuDNN 9\.5\.0, here is 9\.19\.0"):
+    with pytest.warns(
+        RuntimeWarning, match=r"is left out: it was measured with cuDNN 9\.5\.0, but 9\.19\.0 is installed"
+    ):
         found = find_profile(GPU)
     assert times(found) == [1.0]
-    with pytest.raises(MbcError, match=r"was measured with cuDNN 9\.5\.0, here is 9\.19\.0") as caught:
+    with pytest.raises(MbcError, match=r"was measured with cuDNN 9\.5\.0, but 9\.19\.0 is installed") as caught:
         find(path=user_path(GPU.name))
     assert caught.value.code == "MBC076"
     assert find(T4) is None

@@ -95,10 +95,10 @@ def test_nothing_but_the_file_is_left(path: Path) -> None:
 
 def test_a_request_is_replaced_as_a_whole(path: Path) -> None:
     with ProfileWriter(path, replace(IDENTITY, driver="590", date="2027-01-01")) as writer:
-        assert writer.known() == {signature(request())}
+        assert writer.signatures() == {signature(request())}
         writer.record(request(), [measurement(3, 5.0)])
         writer.record(request(rows=2), [])
-        assert len(writer.known()) == 2
+        assert len(writer.signatures()) == 2
     assert [c.settings[0] for c in read_profile(path).candidates(request())] == [("engine", 3)]
 
 
@@ -191,7 +191,7 @@ def test_another_schema(path: Path, version: int) -> None:
     with sqlite3.connect(path) as connection:
         connection.execute(f"PRAGMA user_version = {version}")
     connection.close()
-    check_refusal(path, "MBC075", f"has schema version {version}, this mbc reads version {SCHEMA_VERSION}")
+    check_refusal(path, "MBC075", f"has schema version {version}, but this mbc reads version {SCHEMA_VERSION}")
     with pytest.raises(MbcError, match=f"has schema version {version}") as caught:
         ProfileWriter(path, IDENTITY)
     assert caught.value.code == "MBC075" and "mbc profile" in caught.value.remedy
