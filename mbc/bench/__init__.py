@@ -1,11 +1,11 @@
-"""`mbc bench`: a training step by mbc and by others, in one run, on the same data and with the same mathematics.
+"""The benchmark `mbc bench`: a training step of mbc and of its peers in one run, with equal data and mathematics.
 
-* `contender_messages`: what a contender is told, and what it answers
+* `contender_messages`: the job of a contender, and its result
 * `race`: runs the contenders, each in a process of its own and alone on the GPU, and compares them
 * `contender`: the process of one contender
 * `recipe`: a network as other frameworks run it
 * `several_gpus`: a contender on several GPUs, a process for each
-* `timing`: how long a step takes
+* `timing`: the time of a step
 * `mbc_contender`: a package of mbc
 * `torch_contender`: PyTorch: eager, as a CUDA graph, or compiled
 * `torch_ranks`: PyTorch's DDP

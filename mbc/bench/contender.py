@@ -1,5 +1,7 @@
-"""The process of one contender: a job and the contender come in by stdin, the result goes out by stdout. A process that
-mpiexec starts is given files in their place, and one for what it says."""
+"""The process of one contender, which reads a job and a contender from stdin and writes the result to stdout.
+
+A process that mpiexec starts gets files in place of stdin and stdout, and one for stderr.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ _MODULES = {
 
 
 def run(job: Job, contender: Contender) -> Result:
-    """In this process. What is not installed is the problem of the result, not an error."""
+    """Run a contender in this process; a package that is not installed is the problem of the result, not an error."""
     try:
         module = importlib.import_module(f"mbc.bench.{_MODULES[contender.peer]}")
     except ImportError as error:
@@ -28,17 +30,18 @@ def run(job: Job, contender: Contender) -> Result:
 
 
 def main() -> None:
+    """Run the contender of stdin, or of the files on the command line."""
     for stream, place in enumerate(sys.argv[1:]):
         os.dup2(os.open(place, (os.O_WRONLY | os.O_CREAT) if stream else os.O_RDONLY), stream)
     answer = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what libraries print must not come between
+    os.dup2(2, 1)  # output of libraries must not mix with the result
     job, contender = pickle.load(sys.stdin.buffer)
     if job.share.alone:
         pickle.dump(run(job, contender), answer)
         answer.close()
         return
-    # One of several ranks of PyTorch, and one that failed, ends at once: to take communicators down needs the others,
-    # who may have failed. mbc's tells them when it ends.
+    # A rank of PyTorch, and one that failed, ends at once: to destroy communicators needs the other ranks, which may
+    # have failed. A rank of mbc notifies the others when it ends.
     status = 1
     try:
         pickle.dump(run(job, contender), answer)

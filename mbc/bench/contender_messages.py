@@ -1,4 +1,4 @@
-"""What a contender is told, and what it answers."""
+"""The job of a contender, and its result."""
 
 from __future__ import annotations
 
@@ -18,22 +18,34 @@ from mbc.record.step import RecordedStep
 from mbc.source import Source
 
 MBC = "mbc"
-# With which fp16 starts everywhere: low enough that no first step overflows in one and not in another, since their
-# kernels round and sum in different orders.
+# Initial loss scale of fp16 for all contenders. It is low enough that no first step overflows in one contender only,
+# as kernels round and sum in different orders.
 LOSS_SCALE = 256.0
-BLOCK_STEPS = 5  # of a block, where several ranks have to agree how many steps they make
-BUCKETS_MB = (25, 100, 10)  # of DDP's gradients; the first is PyTorch's default
-PACKAGES = {"torch": "torch", "torch.compile": "torch", "jax": "jax"}  # what a peer needs, as Python imports it
+BLOCK_STEPS = 5  # steps of a block on several ranks, which must run the same number
+BUCKETS_MB = (25, 100, 10)  # sizes of DDP's buckets; the first is PyTorch's default
+PACKAGES = {
+    "torch": "torch",
+    "torch.compile": "torch",
+    "jax": "jax",
+}  # package that each peer needs, by its import name
 
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """One peer with one of its settings. `mode`: of torch.compile; `graph`: the whole step is captured into a CUDA
-    graph; `environment`: variables that its process gets.
+    """A peer with one of its settings.
 
-    On several GPUs PyTorch runs DDP: with its defaults, or, where there is a `bucket_mb`, with a static graph,
-    gradients as views of buckets of so many MiB, and no broadcast of statistics. `inner`: DDP is around the compiled
-    network instead of the other way round.
+    On several GPUs PyTorch runs DDP. It uses its defaults or, with `bucket_mb`, a static graph, gradients as views of
+    buckets, and no broadcast of statistics.
+
+    Attributes:
+        peer: Name of the peer.
+        variant: Name of the setting.
+        channels_last: Whether channels are the last dimension.
+        mode: Mode of torch.compile.
+        graph: Whether the whole step is captured into a CUDA graph.
+        environment: Environment variables of its process.
+        bucket_mb: Size of DDP's buckets in MiB; 0 for its defaults.
+        inner: Whether DDP wraps the compiled network, instead of the other way round.
     """
 
     peer: str
@@ -47,19 +59,26 @@ class Contender:
 
     @property
     def name(self) -> str:
+        """Peer and variant."""
         return f"{self.peer} ({self.variant})" if self.variant else self.peer
 
     @property
     def alone(self) -> Contender:
-        """On one GPU, where the size of buckets is none of its settings."""
+        """The contender on one GPU, where the size of buckets does not matter."""
         return replace(self, variant="", bucket_mb=0)
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """Which rows of the global mini-batch a process computes: the part of `rank` of `ranks`, which are equal, or have
-    `sizes` rows. `alone`: no other process runs, the part is a mini-batch of its own. `meeting`: a file by which
-    PyTorch's processes meet."""
+    """The rows of the global mini-batch that a process computes.
+
+    Attributes:
+        rank: Rank of the process.
+        ranks: Number of ranks, which have equal numbers of rows unless `sizes` gives them.
+        alone: Whether no other process runs; the rows are then a mini-batch of their own.
+        meeting: File by which PyTorch's processes meet.
+        sizes: Rows of each rank; empty for equal parts.
+    """
 
     rank: int = 0
     ranks: int = 1
@@ -68,6 +87,7 @@ class Share:
     sizes: tuple[int, ...] = ()
 
     def rows(self, batch: int) -> slice:
+        """Return the rows of this process in a mini-batch of `batch` rows."""
         if self.sizes:
             first = sum(self.sizes[: self.rank])
             return slice(first, first + self.sizes[self.rank])
@@ -77,16 +97,29 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A network and how it is to be run. `package`: mbc's, a folder or, for the CPU, a plan file.
+    """A network and the way to run it.
 
-    The first `losses` steps are made on as many mini-batches and their losses told; then come `blocks` blocks of
-    steps, each as long as `block_s` at least, on the first of them.
+    The first `losses` steps run on as many mini-batches, and their losses are reported. Then follow `blocks` blocks of
+    steps on the first mini-batch, each for at least `block_s`.
 
-    On several GPUs the batch of the source is the global one, `share` the part of it that a process computes, and
-    `alone_package` mbc's for that part on one GPU. `block_s` does not count there: all ranks make the same number of
-    steps, `BLOCK_STEPS` a block, each of which is timed.
+    On several GPUs, the batch of the source is the global one, and each process computes its `share`. All ranks then
+    run the same number of steps, `BLOCK_STEPS` a block, each of which is timed; `block_s` is not used.
 
-    Where it is to `record`, rank 0 of mbc's times the nodes of its graph over a few steps, and nothing else is timed.
+    Attributes:
+        source: Network.
+        settings: Values of --set.
+        network: Name of the network in the source; None for its only one.
+        package: Package of mbc, or for the CPU its plan file.
+        device: cuda or cpu.
+        made_s: Time to plan and build the package.
+        seed: Seed of weights, inputs and dropout.
+        learning_rate: Learning rate.
+        losses: Number of mini-batches with reported losses.
+        blocks: Number of timed blocks.
+        block_s: Least duration of a block.
+        share: Rows of this process.
+        alone_package: Package of mbc for these rows on one GPU.
+        record: Whether rank 0 of mbc only times the nodes of its graph over a few steps.
     """
 
     source: Source
@@ -94,7 +127,7 @@ class Job:
     network: str | None
     package: str
     device: str  # cuda | cpu
-    made_s: float = 0.0  # what planning and building the package took
+    made_s: float = 0.0  # time to plan and build the package
     seed: int = 0
     learning_rate: float = 1e-3
     losses: int = 4
@@ -105,37 +138,46 @@ class Job:
     record: bool = False
 
     def lowered(self) -> Lowered:
+        """Lower the source with the settings."""
         return lower(parse(self.source), self.settings, self.network)
 
     def graph(self) -> TrainingGraph:
+        """Return the graph of the training step."""
         lowered = self.lowered()
         return differentiate(lowered.network, lowered.optimizer, lowered.precision)
 
     def inputs(self, number: int) -> Mapping[str, Any]:
-        """This process's rows of the mini-batch of a number, as NumPy arrays by name."""
+        """Return this process's rows of mini-batch `number`, as NumPy arrays by name."""
         graph = self.graph()
         rows = self.share.rows(graph.batch)
         return {name: array[rows] for name, array in random_inputs(graph, self.seed, number).items()}
 
     @property
     def timed_steps(self) -> int:
-        """Of a rank."""
+        """Number of steps that a rank times."""
         return self.blocks * BLOCK_STEPS
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What a contender took. `problem`: why it did not run, everything else is then empty.
+    """The measurements of a contender.
 
-    `step_ms` is the median over blocks of a block's time over its steps, `spread_ms` the distance of the quartiles;
-    `first_step_s` is from where building begins to the end of the first step. `peak_bytes`: device memory for tensors
-    (of mbc the arena and what it prefetches into, of PyTorch its allocator's peak), `device_bytes`: all that the GPU
-    has in use while the contender is alone on it; 0 where neither is known. `unchecked`: what of the timed step the
-    compared losses did not go through; `stage`: which variant ran, of a contender that has several, and why none before
-    it did.
+    On several GPUs `step_ms` is that of the slowest GPU, and bytes are those of the GPU that uses most.
 
-    On several GPUs `step_ms` is the median of the slowest one's steps, `each_ms` of every one's, and bytes are those of
-    the GPU with the most. `recorded`: of a job that was to record.
+    Attributes:
+        losses: Losses of the first steps.
+        step_ms: Median over blocks of the time of a step.
+        spread_ms: Distance of the quartiles.
+        steps: Number of timed steps.
+        first_step_s: Time from the start of building to the end of the first step.
+        peak_bytes: Device memory for tensors: mbc's arena and prefetch buffers, or the peak of the peer's allocator.
+        device_bytes: All device memory in use by the contender; 0 if unknown.
+        versions: Versions of the software.
+        unchecked: Part of the timed step that the compared losses do not check.
+        problem: Reason why the contender did not run; all other attributes are then empty.
+        stage: Variant that ran, of a contender with several, and why those before it failed.
+        each_ms: Median step of each GPU.
+        recorded: Recorded step of a job with `record`.
     """
 
     losses: tuple[float, ...] = ()
@@ -154,34 +196,37 @@ class Result:
 
 
 def missing(peers: Sequence[str]) -> tuple[str, ...]:
-    """The packages that `peers` need and Python does not find, sorted."""
+    """Return the packages that `peers` need and Python does not find, sorted."""
     return tuple(sorted({PACKAGES[peer] for peer in peers if find_spec(PACKAGES[peer]) is None}))
 
 
 def contenders(peer: str, precision: Precision, on_gpu: bool, modes: Sequence[str] = MODES) -> tuple[Contender, ...]:
-    """The settings of a peer that may be its best, of torch.compile in `modes`. With tensor cores channels lie last, or
-    in tf32 may; strict fp32 may be faster on cuDNN's legacy API, which PyTorch is told by its environment."""
+    """Return the promising settings of a peer, with the given modes of torch.compile.
+
+    Tensor cores use channels-last layouts; for tf32 both layouts are tried. Strict fp32 may be faster with cuDNN's
+    legacy API, which PyTorch selects by an environment variable.
+    """
     if peer == "jax":
         return (Contender(peer, "jit"),)
     lasts = _layouts(precision, on_gpu)
-    found: list[Contender] = []
+    settings: list[Contender] = []
     for last in lasts:
         layout = "channels_last" if last else "channels first"
         if peer == "torch.compile":
-            found += _compiled(layout, last, modes if on_gpu else MODES[:1], on_gpu)
+            settings += _compiled(layout, last, modes if on_gpu else MODES[:1], on_gpu)
             continue
-        found.append(Contender(peer, f"eager, {layout}", last))
+        settings.append(Contender(peer, f"eager, {layout}", last))
         if on_gpu:
-            found.append(Contender(peer, f"CUDA graph, {layout}", last, graph=True))
+            settings.append(Contender(peer, f"CUDA graph, {layout}", last, graph=True))
     if peer == "torch" and on_gpu and precision is Precision.FP32:
         legacy = (("TORCH_CUDNN_V8_API_DISABLED", "1"),)
-        found.append(Contender(peer, "eager, cuDNN's legacy API", environment=legacy))
-        found.append(Contender(peer, "CUDA graph, cuDNN's legacy API", graph=True, environment=legacy))
-    return tuple(found)
+        settings.append(Contender(peer, "eager, cuDNN's legacy API", environment=legacy))
+        settings.append(Contender(peer, "CUDA graph, cuDNN's legacy API", graph=True, environment=legacy))
+    return tuple(settings)
 
 
 def _layouts(precision: Precision, on_gpu: bool) -> tuple[bool, ...]:
-    """Whether channels lie last, the usual choice first."""
+    """Return the layouts to try, the usual one first: True for channels last."""
     lasts = {Precision.BF16: (True,), Precision.FP16: (True,), Precision.TF32: (True, False)}.get(precision, (False,))
     return lasts if on_gpu else (False,)
 
@@ -189,25 +234,31 @@ def _layouts(precision: Precision, on_gpu: bool) -> tuple[bool, ...]:
 def ddp_contenders(
     peer: str, precision: Precision, on_gpu: bool, modes: Sequence[str] = MODES, buckets_mb: Sequence[int] = BUCKETS_MB
 ) -> tuple[Contender, ...]:
-    """On several GPUs: PyTorch's DDP as its documentation has it, and the best that can be made of it, the whole step
-    in one CUDA graph, for each size of buckets."""
+    """Return the settings of a peer on several GPUs.
+
+    These are PyTorch's DDP as documented, and its fastest form for each size of buckets: the whole step in one CUDA
+    graph.
+    """
     last = _layouts(precision, on_gpu)[0]
     layout = "channels_last" if last else "channels first"
     compiles = peer == "torch.compile"
-    found = [
+    settings = [
         Contender(peer, f"{mode or 'eager'}, DDP, {layout}", last, mode)
         for mode in ((modes if on_gpu else MODES[:1]) if compiles else ("",))
     ]
     whole = "whole-graph" if on_gpu else "static-graph"
     for size in buckets_mb:
         name = f"{whole} DDP, {size} MiB buckets, {layout}"
-        found.append(Contender(peer, name, last, MODES[0] if compiles else "", on_gpu, bucket_mb=size))
-    return tuple(found)
+        settings.append(Contender(peer, name, last, MODES[0] if compiles else "", on_gpu, bucket_mb=size))
+    return tuple(settings)
 
 
 def _compiled(layout: str, last: bool, modes: Sequence[str], on_gpu: bool) -> Iterator[Contender]:
-    """max-autotune brings CUDA graphs of forward and backward itself; of the default the whole step is captured, too,
-    which finds its kernels compiled by then."""
+    """Yield the settings of torch.compile.
+
+    max-autotune captures forward and backward itself. With the default mode the whole step is also captured, after its
+    kernels have been compiled.
+    """
     for mode in modes:
         yield Contender("torch.compile", f"{mode}, {layout}", last, mode)
         if mode == "default" and on_gpu:

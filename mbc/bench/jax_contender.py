@@ -32,6 +32,7 @@ _PRODUCTS_IN = {Precision.FP32: "highest", Precision.TF32: "tensorfloat32", Prec
 
 
 def run(job: Job, _: Contender) -> Result:
+    """Train and time the network of a job in JAX."""
     lowered = job.lowered()
     network, precision = lowered.network, lowered.precision
     jax.config.update("jax_enable_x64", precision is Precision.FP64)
@@ -85,7 +86,7 @@ def _placed(array: Any, wide: Any) -> Tensor:
 
 
 def first_state(network: Network, rule: Optimizer, states: States, scaled: bool) -> dict[str, Any]:
-    """Everything that a step changes."""
+    """Return all arrays that a step changes."""
     trained = {name: array for name, array in states.items() if is_trained(rule, network.values[name])}
     memories = 2 if rule.kind != "sgd" else 1 if rule.momentum else 0
     return {
@@ -101,7 +102,7 @@ def first_state(network: Network, rule: Optimizer, states: States, scaled: bool)
 
 
 def training_step(network: Network, rule: Optimizer, learning_rate: float, half: Any) -> Callable[..., Any]:
-    """A function of state, inputs and dropout's masks (None: drawn), which gives the next state and the loss."""
+    """Return a function of state, inputs and dropout masks (None: drawn) that returns the next state and the loss."""
     if rule.kind in ("lars", "lamb"):
         raise ValueError(f"there is no optimizer {rule.kind} for JAX here")
     forward = _forward(network, half)
@@ -116,15 +117,15 @@ def training_step(network: Network, rule: Optimizer, learning_rate: float, half:
             return loss * state["scale"] if scaled else loss, (loss, statistics)
 
         gradients, (loss, statistics) = jax.grad(loss_of, has_aux=True)(state["trained"])
-        made = {**state, "key": key}
+        following = {**state, "key": key}
         good = jnp.asarray(True)
         if scaled:
             gradients = {name: g / state["scale"] for name, g in gradients.items()}
             good = jnp.all(jnp.stack([jnp.all(jnp.isfinite(g)) for g in gradients.values()]))
             grown = good & (state["since_growth"] + 1 >= GROWTH_INTERVAL)
             factor = jnp.where(good, jnp.where(grown, SCALE_GROWTH, 1.0), SCALE_BACKOFF)
-            made["scale"] = state["scale"] * factor
-            made["since_growth"] = jnp.where(good & ~grown, state["since_growth"] + 1, 0)
+            following["scale"] = state["scale"] * factor
+            following["since_growth"] = jnp.where(good & ~grown, state["since_growth"] + 1, 0)
         updated = _updated(rules, state, _clipped(rule, gradients))
 
         def chosen(new: Tensor, old: Tensor) -> Tensor:
@@ -132,10 +133,12 @@ def training_step(network: Network, rule: Optimizer, learning_rate: float, half:
 
         if scaled:
             updated = jax.tree.map(chosen, updated, {name: state[name] for name in updated})
-        made |= {**updated, "untrained": {**state["untrained"], **statistics}}
-        weights = {**made["trained"], **made["untrained"]}
-        made["averages"] = {name: a + (1 - rule.ema) * (weights[name] - a) for name, a in state["averages"].items()}
-        return made, loss
+        following |= {**updated, "untrained": {**state["untrained"], **statistics}}
+        weights = {**following["trained"], **following["untrained"]}
+        following["averages"] = {
+            name: a + (1 - rule.ema) * (weights[name] - a) for name, a in state["averages"].items()
+        }
+        return following, loss
 
     return step
 
@@ -187,14 +190,14 @@ def _clipped(rule: Optimizer, gradients: States) -> States:
 
 
 def _rules(network: Network, rule: Optimizer, learning_rate: float) -> dict[str, tuple[Optimizer, float]]:
-    """Of each parameter, with its own weight decay; and its learning rate."""
+    """Return the rule of each parameter, with its own weight decay, and its learning rate."""
     parameters = [value for value in network.values.values() if value.role is Role.PARAMETER]
     own = {value.name: settings_of(rule, value) for value in parameters}
     return {name: (replace(rule, weight_decay=s.weight_decay), s.rate * learning_rate) for name, s in own.items()}
 
 
 def _updated(rules: Mapping[str, tuple[Optimizer, float]], state: dict[str, Any], gradients: States) -> dict[str, Any]:
-    """Parameters, what the optimizer remembers, and the count of updates, after one."""
+    """Return parameters, optimizer states, and the number of updates after one update."""
     trained, count = state["trained"], state["updates"] + 1
     each: dict[str, Any] = {}
     for name, p in trained.items():
@@ -202,7 +205,7 @@ def _updated(rules: Mapping[str, tuple[Optimizer, float]], state: dict[str, Any]
         update = _sgd if rule.kind == "sgd" else _adamw
         each[name] = update(rule, rate, p, gradients[name], state, name)
     memories = tuple({name: each[name][i + 1] for name in trained} for i in range(len(state["memories"])))
-    return {"trained": {name: made[0] for name, made in each.items()}, "memories": memories, "updates": count}
+    return {"trained": {name: updated[0] for name, updated in each.items()}, "memories": memories, "updates": count}
 
 
 def _sgd(rule: Optimizer, rate: float, p: Tensor, g: Tensor, state: dict[str, Any], name: str) -> tuple[Tensor, ...]:

@@ -30,7 +30,7 @@ def _convolution(a: Any, x: Tensor, w: Tensor) -> Tensor:
 
 
 def _transposed(a: Any, x: Tensor, w: Tensor) -> Tensor:
-    """The data gradient of a convolution."""
+    """Compute a transposed convolution as the data gradient of a convolution."""
     image = jax.ShapeDtypeStruct((x.shape[0], w.shape[1] * a.groups, *a.size), x.dtype)
 
     def forward(y: Tensor) -> Tensor:
@@ -44,7 +44,7 @@ def _pairs(pad: Sequence[int]) -> tuple[tuple[int, int], tuple[int, int]]:
 
 
 def _window(a: Any, x: Tensor, start: float, add: Any) -> Tensor:
-    """Every window of the output whole: what reaches beyond the padding counts as `start`."""
+    """Reduce complete windows: positions beyond the padding have the value `start`."""
     below, right = (
         max(pad, (count - 1) * stride + kernel - before - size)
         for pad, before, count, stride, kernel, size in zip(
@@ -149,7 +149,7 @@ def _binary_cross_entropy(a: Any, x: Tensor, y: Tensor) -> Tensor:
 def batch_norm(
     a: Any, x: Tensor, affine: Sequence[Tensor], mean: Tensor, variance: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Of a training step: the result, and the running statistics after it."""
+    """Return the result in a training step, and the running statistics after it."""
     axes = (0, *range(2, x.ndim))
     shape = (1, -1, *([1] * (x.ndim - 2)))
     wide = x if x.dtype == jnp.float64 else x.astype(jnp.float32)
@@ -219,7 +219,7 @@ def _rearrange(a: Any, x: Tensor) -> Tensor:
 
 
 def _strided_slice(a: Any, x: Tensor) -> Tensor:
-    """Of a forward pass: nothing is spread."""
+    """Slice without `spread`, which only backward passes use."""
     for axis, (start, step, count) in enumerate(zip(a.start, a.step, a.count, strict=True), 1):
         stop = start + (count - 1) * step + 1
         zeros = [(0, 0)] * x.ndim

@@ -21,8 +21,11 @@ from mbc.version import __version__
 
 
 def run(job: Job, _: Contender) -> Result:
-    """One of several ranks opens the package that all share, finds its rank in its environment, and steps with its own
-    rows; the loss of a step is that of the global mini-batch."""
+    """Train and time a package of mbc.
+
+    A rank of several opens the common package, reads its rank from the environment, and steps with its own rows. The
+    loss of a step is that of the global mini-batch.
+    """
     if job.record:
         package, first = Path(job.package), job.share.rank == 0
         return Result(recorded=record_package(package, job.device, job.inputs(0), job.learning_rate, job.seed, first))
@@ -66,13 +69,13 @@ def _timed(job: Job, step: Callable[[], None], wait: Callable[[], float]) -> Tim
         return time_each_step(step, host_mark, host_between_ms, job.timed_steps)
     driver: Any = importlib.import_module("pycuda.driver")
 
-    def event() -> Any:  # the default stream is ordered with the module's
-        made = driver.Event()
-        made.record()
-        return made
+    def event() -> Any:  # the default stream is ordered with the module's stream
+        mark = driver.Event()
+        mark.record()
+        return mark
 
     def between_ms(before: Any, after: Any) -> float:
-        wait()  # by the module, which notices a rank that failed
+        wait()  # the module notices a rank that failed
         after.synchronize()
         return before.time_till(after)
 
@@ -80,6 +83,7 @@ def _timed(job: Job, step: Callable[[], None], wait: Callable[[], float]) -> Tim
 
 
 def start_scale(net: Module) -> None:
+    """Set the loss scale to that of all contenders."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "scale.safetensors"
         write_checkpoint(file, [("control.loss_scale", np.array([LOSS_SCALE], np.float32))], {})

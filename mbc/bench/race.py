@@ -1,6 +1,6 @@
-"""Runs the contenders, each in a process of its own and alone on the GPU, and holds them against mbc.
+"""The race: runs the contenders, each in a process of its own and alone on the GPU, and compares them with mbc.
 
-mbc runs first and last, so that a drift of the machine between its two turns shows.
+mbc runs first and last, so that a drift of the machine between its two turns is visible.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from mbc.ir.types import Precision
 from mbc.options import MODES
 from mbc.record.step import RecordedStep
 
-# How far the losses of the first steps may be apart, relatively: other kernels round otherwise, and training makes the
-# difference grow: PyTorch's own fp32 kernels, old and new API, are 1.5e-3 apart after three steps of ResNet-50. A wrong
-# gradient, update or statistic is seen in the second loss already.
+# Largest relative distance of the losses of the first steps. Kernels round differently, and training increases the
+# difference: PyTorch's own fp32 kernels, old and new API, differ by 1.5e-3 after three steps of ResNet-50. A wrong
+# gradient, update or statistic is visible in the second loss already.
 TOLERANCES = {
     Precision.FP64: 1e-6,
     Precision.FP32: 2e-3,
@@ -34,8 +34,15 @@ INTERRUPTED = "interrupted while it ran"
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A contender and its result. `apart`: the largest relative distance of a loss from mbc's; None where it has none.
-    `same`: whether that is within the tolerance. `alone`, of a race on several GPUs: the part of one GPU by itself."""
+    """A contender and its result.
+
+    Attributes:
+        contender: Contender.
+        result: Its measurements.
+        apart: Largest relative distance of a loss from mbc's; None without losses.
+        same: Whether that distance is within the tolerance.
+        alone: Measurements of one GPU with its rows alone, in a race on several GPUs.
+    """
 
     contender: Contender
     result: Result
@@ -46,9 +53,17 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Race:
-    """`ours` is mbc's two turns as one: the mean of their times. `drift`: of the second turn from the first,
-    relatively; None where there was no second. `gpus` share each mini-batch; where they are several, of `batch`
-    rows, and `ours_alone` is mbc's part of one GPU by itself."""
+    """The results of a race.
+
+    Attributes:
+        ours: mbc's two turns as one, with the mean of their times.
+        drift: Relative change from the first turn to the second; None without a second turn.
+        tolerance: Largest relative distance of losses.
+        entries: Results of the peers.
+        gpus: Number of GPUs that share each mini-batch.
+        ours_alone: mbc on one GPU with its rows alone, in a race on several GPUs.
+        batch: Rows of the global mini-batch, in a race on several GPUs.
+    """
 
     ours: Result
     drift: float | None
@@ -59,13 +74,16 @@ class Race:
     batch: int = 0
 
     def best(self, peer: str) -> Entry | None:
-        """The fastest of a peer's settings that computed the same; None where none did."""
+        """Return the fastest setting of a peer that computed equal losses; None if there is none."""
         ran = [e for e in self.entries if e.contender.peer == peer and not e.result.problem and e.same]
         return min(ran, key=lambda entry: entry.result.step_ms, default=None)
 
     def efficiency(self, entry: Entry | None = None) -> float | None:
-        """How much of a GPU's speed is left where all share a mini-batch: its time alone over theirs; of mbc, where
-        there is no `entry`. None where either is not known."""
+        """Return the time of one GPU alone over that of all GPUs; None if one of them is unknown.
+
+        Args:
+            entry: Peer; None for mbc.
+        """
         result, alone = (self.ours, self.ours_alone) if entry is None else (entry.result, entry.alone)
         if alone is None or alone.problem or result.problem:
             return None
@@ -73,7 +91,7 @@ class Race:
 
     @property
     def fair(self) -> bool:
-        """Whether everybody that ran computed the same."""
+        """True if all contenders that ran computed equal losses."""
         return all(entry.same for entry in self.entries)
 
 
@@ -86,9 +104,23 @@ def race(
     modes: Sequence[str] = MODES,
     gpus: int = 1,
 ) -> Race:
-    """Every setting of every peer in turn, of torch.compile those in `modes`. Ctrl-C ends the race with what was timed.
-    On several GPUs each runs on one of them, too, with the rows that it has of all. Raises MBC220 where mbc itself
-    fails."""
+    """Run every setting of every peer, and mbc before and after them.
+
+    Ctrl-C ends the race with the results so far. On several GPUs each contender also runs on one GPU, with its rows
+    alone.
+
+    Args:
+        job: Network and package.
+        peers: Names of the peers.
+        precision: Precision of the network.
+        timeout_s: Time limit of a contender.
+        say: Callback for progress.
+        modes: Modes of torch.compile to try.
+        gpus: Number of GPUs.
+
+    Raises:
+        MbcError: MBC220, mbc itself fails.
+    """
     on_gpu = job.device == "cuda"
     lanes = _Lanes(job, gpus, timeout_s, {})
     batch = job.graph().batch if gpus > 1 else 0
@@ -104,17 +136,17 @@ def race(
             for contender in (contenders if gpus == 1 else ddp_contenders)(peer, precision, on_gpu, modes):
                 say(contender.name)
                 entries.append(Entry(contender, Result(problem=INTERRUPTED)))
-                found = lanes.run(contender)
-                entries[-1] = compared(contender, found, ours, TOLERANCES[precision])
-                if not found.problem:
+                result = lanes.run(contender)
+                entries[-1] = compared(contender, result, ours, TOLERANCES[precision])
+                if not result.problem:
                     entries[-1] = replace(entries[-1], alone=lanes.alone(contender))
-                if "not installed" in found.problem:
+                if "not installed" in result.problem:
                     break
         say(f"{MBC} again")
         again = lanes.run(Contender(MBC))
     except KeyboardInterrupt:
-        pass  # what has been timed is worth keeping
-    if again.problem or again is ours:  # what the others took is worth keeping all the same
+        pass  # keep the results so far
+    if again.problem or again is ours:  # keep the results of the peers
         return Race(ours, None, TOLERANCES[precision], tuple(entries), gpus, ours_alone, batch)
     both = replace(ours, step_ms=(ours.step_ms + again.step_ms) / 2, steps=ours.steps + again.steps)
     drift = again.step_ms / ours.step_ms - 1
@@ -122,22 +154,30 @@ def race(
 
 
 def record(job: Job, gpus: int, timeout_s: float) -> RecordedStep:
-    """mbc's step node by node; of several GPUs on the first. Not while anything is timed: CUPTI takes time
-    and memory of its own. Raises MBC220 where that fails."""
-    found = _Lanes(replace(job, record=True), gpus, timeout_s, {}).run(Contender(MBC))
-    if found.recorded is None:
-        raise MbcError("MBC220", f"mbc's own step cannot be recorded: {found.problem}", "see mbc doctor")
-    return found.recorded
+    """Record mbc's step node by node, on the first of several GPUs.
+
+    Nothing is timed meanwhile, because CUPTI takes time and memory.
+
+    Raises:
+        MbcError: MBC220, the step cannot be recorded.
+    """
+    result = _Lanes(replace(job, record=True), gpus, timeout_s, {}).run(Contender(MBC))
+    if result.recorded is None:
+        raise MbcError("MBC220", f"mbc's own step cannot be recorded: {result.problem}", "see mbc doctor")
+    return result.recorded
 
 
 @dataclass(frozen=True, slots=True)
 class _Lanes:
-    """How contenders are run: on `gpus`, and on one. `known`: what ran alone, whatever its buckets."""
+    """A runner of contenders on `gpus` GPUs and on one.
+
+    Results on one GPU do not depend on the size of buckets, and are kept in `results_alone`.
+    """
 
     job: Job
     gpus: int
     timeout_s: float
-    known: dict[Contender, Result]
+    results_alone: dict[Contender, Result]
 
     def run(self, contender: Contender) -> Result:
         if self.gpus == 1:
@@ -147,17 +187,20 @@ class _Lanes:
     def alone(self, contender: Contender) -> Result | None:
         if self.gpus == 1:
             return None
-        if contender.alone not in self.known:
-            self.known[contender.alone] = run_alone(self.job, contender, self.gpus, self.timeout_s)
-        return self.known[contender.alone]
+        if contender.alone not in self.results_alone:
+            self.results_alone[contender.alone] = run_alone(self.job, contender, self.gpus, self.timeout_s)
+        return self.results_alone[contender.alone]
 
 
-def compared(contender: Contender, found: Result, ours: Result, tolerance: float) -> Entry:
-    """Losses that are not finite on both sides count as equal; on one side they are infinitely far apart."""
-    if found.problem:
-        return Entry(contender, found)
-    apart = max(map(_distance, found.losses, ours.losses), default=0.0)
-    return Entry(contender, found, apart, apart <= tolerance and len(found.losses) == len(ours.losses))
+def compared(contender: Contender, result: Result, ours: Result, tolerance: float) -> Entry:
+    """Compare the losses of a contender with mbc's.
+
+    Losses that are not finite on both sides count as equal; on one side only, they are infinitely far apart.
+    """
+    if result.problem:
+        return Entry(contender, result)
+    apart = max(map(_distance, result.losses, ours.losses), default=0.0)
+    return Entry(contender, result, apart, apart <= tolerance and len(result.losses) == len(ours.losses))
 
 
 def _distance(a: float, b: float) -> float:
@@ -168,9 +211,9 @@ def _distance(a: float, b: float) -> float:
 
 
 def run_apart(job: Job, contender: Contender, timeout_s: float) -> Result:
-    """In a process of its own. A process that dies or takes too long is the problem of the result."""
+    """Run a contender in a process of its own; a process that dies or takes too long is the problem of its result."""
     command = [sys.executable, "-m", "mbc.bench.contender"]
-    # With -m Python looks in the working directory first, where a package may be called as a module is.
+    # With -m Python searches the working directory first, where a package may have the name of a module.
     environment = {**os.environ, "PYTHONSAFEPATH": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     environment |= dict(contender.environment)
     try:

@@ -1,4 +1,4 @@
-"""A network as others run it: layers with their biases, and when each value is last needed."""
+"""A network as other frameworks run it: layers with their biases, and the last use of each value."""
 
 from __future__ import annotations
 
@@ -18,25 +18,36 @@ from mbc.passes.graph_builder import live_operations
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One operation. `operands` may have a bias at their end that the network adds in an operation of its own, whose
-    result then is `result`. `dead`: values that nobody needs afterwards."""
+    """One operation.
+
+    Attributes:
+        operation: Operation.
+        operands: Inputs; the last one may be a bias that the network adds in an operation of its own.
+        result: Name of the result, after a bias was added.
+        dead: Values that no later call needs.
+    """
 
     operation: Operation
     operands: tuple[str, ...]
     result: str
     dead: tuple[str, ...]
 
-    def named(self, made: Any) -> dict[str, Any]:
-        """What the call made by name: one tensor, or those of all parts of one that was split."""
-        if isinstance(made, tuple | list):
-            return dict(zip(self.operation.outputs, cast("Sequence[Any]", made), strict=True))
-        return {self.result: made}
+    def named(self, results: Any) -> dict[str, Any]:
+        """Return the results of the call by name: one tensor, or all parts of a split tensor."""
+        if isinstance(results, tuple | list):
+            return dict(zip(self.operation.outputs, cast("Sequence[Any]", results), strict=True))
+        return {self.result: results}
 
 
 def recipe(network: Network, takes_bias: Collection[str]) -> tuple[Call, ...]:
-    """The calls in order. `takes_bias`: kinds that take a bias as a last operand."""
+    """Return the calls in order.
+
+    Args:
+        network: Network.
+        takes_bias: Kinds of operations that accept a bias as their last operand.
+    """
     kept = {*network.outputs, *(loss for loss, _ in network.losses)}
-    operations = live_operations(network.operations, tuple(kept))  # without what only metrics need
+    operations = live_operations(network.operations, tuple(kept))  # without operations that only metrics need
     uses = Counter(name for operation in operations for name in operation.inputs)
     adds = {
         operation.inputs[0]: operation
@@ -63,11 +74,11 @@ def recipe(network: Network, takes_bias: Collection[str]) -> tuple[Call, ...]:
 
 
 def dropout_masks(network: Network, seed: int, step: int) -> Mapping[str, NDArray[np.bool_]]:
-    """What each dropout keeps in step `step` of a module made with `seed`, by the operation's name."""
-    found: dict[str, NDArray[np.bool_]] = {}
+    """Return the mask of each dropout in step `step` of a module with `seed`, by the operation's name."""
+    masks: dict[str, NDArray[np.bool_]] = {}
     for operation in network.operations:
         a = operation.attributes
         if isinstance(a, Dropout) and a.probability > 0:
             keyed = replace(a, key=zlib.crc32(operation.name.encode()))
-            found[operation.name] = dropout_keep(keyed, network.values[operation.outputs[0]].type.shape, 0, seed, step)
-    return found
+            masks[operation.name] = dropout_keep(keyed, network.values[operation.outputs[0]].type.shape, 0, seed, step)
+    return masks

@@ -20,19 +20,19 @@ from pathlib import Path
 from mbc.bench.contender_messages import MBC, Contender, Job, Result, Share
 from mbc.ranks.launch import for_mpiexec, mpiexec
 
-LOG_LINES = 6  # of a process that died
+LOG_LINES = 6  # last lines of the log of a process that died
 _LOOK_S = 0.05
-_STAGE_SHARE = 0.6  # of the time that is left
+_STAGE_SHARE = 0.6  # share of the remaining time
 _TERMINATION_S = 2.0  # after SIGTERM
-_GRACE_S = 5.0  # that ranks get to tell their own reason, once one has ended with another
-# Beginnings of a launcher's variables: those of this process must not reach its ranks.
+_GRACE_S = 5.0  # time for ranks to report their own reasons after one has ended
+# Prefixes of a launcher's variables: those of this process must not reach its ranks.
 _LAUNCHERS = (
     "MBC_RANK", "MBC_LOCAL_RANK", "MBC_JOB", "MBC_MASTER", "OMPI_COMM_", "OMPI_MCA_ess_", "PMI_", "PMIX_", "MPI_LOCAL",
     "SLURM_", "TORCHELASTIC_", "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT",
 )  # fmt: skip
-_BY_MPIEXEC = ("MBC_RANK", "MBC_RANKS", "MBC_LOCAL_RANK", "MBC_LOCAL_RANKS")  # which tells ranks by its own variables
-# Multicast objects are used by nobody: a static plan must run on machines that forbid them. One thread a process: ranks
-# share the processor.
+_BY_MPIEXEC = ("MBC_RANK", "MBC_RANKS", "MBC_LOCAL_RANK", "MBC_LOCAL_RANKS")  # mpiexec has its own variables for ranks
+# No contender uses multicast objects, because a static plan must run on machines that forbid them. Each process has
+# one thread, because ranks share the processor.
 _MANNERS: Mapping[str, str] = {
     "NCCL_NVLS_ENABLE": "0",
     "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
@@ -50,15 +50,20 @@ class _Process:
 
 
 def run_alone(job: Job, contender: Contender, ranks: int, timeout_s: float) -> Result:
-    """Every rank's part on its GPU as a mini-batch of its own, all at once: GPUs of one machine differ, and the slowest
-    counts. The losses are those of rank 0."""
-    found = _run([replace(job, share=Share(rank, ranks)) for rank in range(ranks)], contender, timeout_s)
-    return _slowest(found)
+    """Run the part of every rank on its GPU as a mini-batch of its own, all at once.
+
+    The slowest result counts, because GPUs of one machine differ. The losses are those of rank 0.
+    """
+    results = _run([replace(job, share=Share(rank, ranks)) for rank in range(ranks)], contender, timeout_s)
+    return _slowest(results)
 
 
 def run_ranks(job: Job, contender: Contender, ranks: int, timeout_s: float) -> Result:
-    """`ranks` processes that share each mini-batch. Where PyTorch does not capture or compile a whole step of DDP,
-    less and less is asked of it within the time, and `stage` of the result says what ran."""
+    """Run `ranks` processes that share each mini-batch.
+
+    Where PyTorch cannot capture or compile a whole step of DDP, simpler variants follow within the time limit; `stage`
+    of the result names the variant that ran.
+    """
     deadline = time.monotonic() + timeout_s
     problems: list[str] = []
     variants = list(stages(contender))
@@ -66,20 +71,20 @@ def run_ranks(job: Job, contender: Contender, ranks: int, timeout_s: float) -> R
         with tempfile.TemporaryDirectory(prefix="mbc-ranks-") as folder:
             meeting = str(Path(folder) / "meeting")
             jobs = [replace(job, share=Share(rank, ranks, False, meeting, job.share.sizes)) for rank in range(ranks)]
-            left_s = max(0.0, deadline - time.monotonic())  # of a short time the folder may have taken all
-            # One that hangs leaves time for the next.
+            left_s = max(0.0, deadline - time.monotonic())  # creating the folder may use up a short time
+            # A variant that hangs leaves time for the next.
             share = 1.0 if number == len(variants) else _STAGE_SHARE
-            found = combined(_run(jobs, variant, left_s * share))
-        if not found.problem:
-            return replace(found, stage="; ".join((stage, *problems)) if stage else "")
-        problems.append(f"{stage} failed: {found.problem}" if stage else found.problem)
-        if "not installed" in found.problem or time.monotonic() >= deadline:
+            results = combined(_run(jobs, variant, left_s * share))
+        if not results.problem:
+            return replace(results, stage="; ".join((stage, *problems)) if stage else "")
+        problems.append(f"{stage} failed: {results.problem}" if stage else results.problem)
+        if "not installed" in results.problem or time.monotonic() >= deadline:
             break
     return Result(problem="; ".join(problems))
 
 
 def stages(contender: Contender) -> Iterator[tuple[str, Contender]]:
-    """Variants of a step with DDP in one CUDA graph, the best first; other contenders have one."""
+    """Yield the variants of a step with DDP in one CUDA graph, the best first; other contenders have one variant."""
     if not (contender.graph and contender.bucket_mb):
         yield "", contender
         return
@@ -91,39 +96,43 @@ def stages(contender: Contender) -> Iterator[tuple[str, Contender]]:
         yield "compiled around DDP, not captured", replace(contender, graph=False)
 
 
-def combined(found: Sequence[Result]) -> Result:
-    """The results of all ranks as one, as `_slowest`. A step's loss is that of the global mini-batch on every rank."""
-    told = found[0].losses
+def combined(results: Sequence[Result]) -> Result:
+    """Combine the results of all ranks as `_slowest` does; all ranks must report the loss of the global mini-batch."""
+    first_losses = results[0].losses
     return _slowest(
         [
-            replace(result, problem=f"has the losses {result.losses}, rank 0 {told}")
-            if not (result.problem or found[0].problem) and repr(result.losses) != repr(told)  # NaN equals NaN
+            replace(result, problem=f"has the losses {result.losses}, rank 0 {first_losses}")
+            if not (result.problem or results[0].problem)
+            and repr(result.losses) != repr(first_losses)  # NaN equals NaN
             else result
-            for result in found
+            for result in results
         ]
     )
 
 
-def _slowest(found: Sequence[Result]) -> Result:
-    """The slowest counts, and the GPU that takes most memory; what failed, where anything did."""
-    failed = [f"rank {rank}: {result.problem}" for rank, result in enumerate(found) if result.problem]
+def _slowest(results: Sequence[Result]) -> Result:
+    """Return the slowest step and the largest memory of all ranks, or the first failure."""
+    failed = [f"rank {rank}: {result.problem}" for rank, result in enumerate(results) if result.problem]
     if failed:
         return Result(problem=failed[0])
     return replace(
-        max(found, key=lambda result: result.step_ms),
-        losses=found[0].losses,
-        recorded=found[0].recorded,
-        each_ms=tuple(result.step_ms for result in found),
-        first_step_s=max(result.first_step_s for result in found),
-        peak_bytes=max(result.peak_bytes for result in found),
-        device_bytes=max(result.device_bytes for result in found),
+        max(results, key=lambda result: result.step_ms),
+        losses=results[0].losses,
+        recorded=results[0].recorded,
+        each_ms=tuple(result.step_ms for result in results),
+        first_step_s=max(result.first_step_s for result in results),
+        peak_bytes=max(result.peak_bytes for result in results),
+        device_bytes=max(result.device_bytes for result in results),
     )
 
 
 def rank_environment(share: Share, contender: Contender) -> dict[str, str]:
-    """What a rank's process finds. Nothing of a launcher where it runs alone, and the GPU of its rank only."""
+    """Return the environment of a rank's process.
+
+    It has no variables of this process's launcher. A rank that runs alone sees only its own GPU.
+    """
     kept = {k: v for k, v in os.environ.items() if not k.startswith(_LAUNCHERS)}
-    # With -m Python looks in the working directory first, where a package may be called as a module is.
+    # With -m Python searches the working directory first, where a package may have the name of a module.
     kept |= {"PYTHONSAFEPATH": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **_MANNERS}
     if not share.alone:
         rank, ranks = str(share.rank), str(share.ranks)
@@ -134,12 +143,12 @@ def rank_environment(share: Share, contender: Contender) -> dict[str, str]:
         shown = [str(rank) for rank in range(share.ranks)] if visible is None else visible.split(",")
         kept["CUDA_VISIBLE_DEVICES"] = "".join(shown[share.rank : share.rank + 1])
     if contender.graph:
-        kept["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"  # PyTorch's manual: its watchdog could end a capture
+        kept["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"  # its watchdog could end a capture (PyTorch's manual)
     return kept | dict(contender.environment)
 
 
 def _run(jobs: Sequence[Job], contender: Contender, timeout_s: float) -> list[Result]:
-    """A process for each job, all at once. Those that die, or take too long, are the problem of their results."""
+    """Run a process for each job, all at once; processes that die or take too long are the problem of their results."""
     deadline = time.monotonic() + timeout_s
     with tempfile.TemporaryDirectory(prefix="mbc-rank-") as folder:
         processes: list[_Process] = []
@@ -151,10 +160,10 @@ def _run(jobs: Sequence[Job], contender: Contender, timeout_s: float) -> list[Re
             for process in processes:
                 _end(process.running)
         late = f"took longer than {timeout_s:.0f} s"
-        found = [_result(process, waited) for process in processes]
-    reasons = [result.problem for result in found if result.problem]
+        results = [_result(process, waited) for process in processes]
+    reasons = [result.problem for result in results if result.problem]
     own = next((reason for reason in reasons if reason != _ENDED), late)
-    return [replace(result, problem=own) if result.problem == _ENDED else result for result in found]
+    return [replace(result, problem=own) if result.problem == _ENDED else result for result in results]
 
 
 def _started(jobs: Sequence[Job], contender: Contender, folder: Path) -> Iterator[_Process]:
@@ -164,10 +173,12 @@ def _started(jobs: Sequence[Job], contender: Contender, folder: Path) -> Iterato
         files[0].write_bytes(pickle.dumps((job, contender)))
         commands.append([sys.executable, "-m", "mbc.bench.contender", *map(str, files)])
     share = jobs[0].share
-    if contender.peer == MBC and jobs[0].device == "cpu" and not share.alone:  # whose sums go through MPI
-        told = {name: value for name, value in rank_environment(share, contender).items() if name not in _BY_MPIEXEC}
+    if contender.peer == MBC and jobs[0].device == "cpu" and not share.alone:  # mbc sums through MPI on CPUs
+        environment = {
+            name: value for name, value in rank_environment(share, contender).items() if name not in _BY_MPIEXEC
+        }
         words = [word for command in commands for word in (":", "-n", "1", *command)]
-        running = _start([str(mpiexec()), *words[1:]], told | for_mpiexec(), folder / _MPI_LOG)
+        running = _start([str(mpiexec()), *words[1:]], environment | for_mpiexec(), folder / _MPI_LOG)
         yield from (_Process(running, Path(command[-2]), Path(command[-1])) for command in commands)
         return
     for job, command in zip(jobs, commands, strict=True):
@@ -179,26 +190,26 @@ def _start(command: Sequence[str], environment: Mapping[str, str], log: Path) ->
     with log.open("wb") as err:
         return subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=err, stderr=err, env=environment,
-            start_new_session=True,  # with the compilers that it starts
+            start_new_session=True,  # one group with the compilers that it starts
         )  # fmt: skip
 
 
 def _wait(running: Sequence[subprocess.Popen[bytes]], deadline: float) -> set[int]:
-    """Until all have ended, one has failed, or the time is over. The processes that ended by themselves."""
+    """Wait until all processes have ended, one has failed, or the time is over; return those that ended alone."""
     while time.monotonic() < deadline:
         codes = [process.poll() for process in running]
         if None not in codes:
             break
-        if any(codes):  # the others wait for it
+        if any(codes):  # the other ranks wait for the failed one
             deadline = min(deadline, time.monotonic() + _GRACE_S)
         time.sleep(_LOOK_S)
     return {process.pid for process in running if process.poll() is not None}
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """It and all that it started."""
+    """End a process and all processes that it started."""
     with suppress(ProcessLookupError, subprocess.TimeoutExpired):
-        if process.poll() is None:  # mpiexec ends its ranks then
+        if process.poll() is None:  # mpiexec then ends its ranks
             os.killpg(process.pid, signal.SIGTERM)
             process.wait(_TERMINATION_S)
     with suppress(ProcessLookupError):
@@ -212,6 +223,6 @@ def _result(process: _Process, ended: set[int]) -> Result:
     if process.running.returncode == 0:
         return pickle.loads(process.answer.read_bytes())
     logs = (process.log, process.log.with_name(_MPI_LOG))
-    told = (log.read_text(encoding="utf-8", errors="replace").strip() for log in logs if log.exists())
-    log = next(filter(None, told), "").splitlines()
+    texts = (log.read_text(encoding="utf-8", errors="replace").strip() for log in logs if log.exists())
+    log = next(filter(None, texts), "").splitlines()
     return Result(problem=f"died with {process.running.returncode}: " + " | ".join(log[-LOG_LINES:]))

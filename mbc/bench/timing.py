@@ -1,4 +1,4 @@
-"""How long a step takes, of whatever makes steps without waiting for them."""
+"""The time of a step that is launched without waiting for its end."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from typing import Any
 
 _WARM_STEPS = 3
-_WARM_S = 0.5  # clocks settle
-_MOST_STEPS = 1000  # of a block
-_RANK_WARM_STEPS = 20  # a number, not a time: all ranks make the same steps
+_WARM_S = 0.5  # until clocks settle
+_MOST_STEPS = 1000  # largest number of steps of a block
+_RANK_WARM_STEPS = 20  # a number, not a time: all ranks run the same steps
 
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Median over blocks, distance of the quartiles, and how many steps were timed."""
+    """Median over blocks, distance of the quartiles, and number of timed steps."""
 
     step_ms: float
     spread_ms: float
@@ -26,7 +26,7 @@ class Timing:
 
 
 def time_steps(step: Callable[[], object], wait: Callable[[], object], blocks: int, block_s: float) -> Timing:
-    """`blocks` (at least 2) blocks of steps that are waited for at their ends only, each `block_s` long or longer."""
+    """Measure `blocks` (at least 2) blocks of steps, each of at least `block_s`; wait only at the end of a block."""
     began = time.perf_counter()
     warm = 0
     while warm < _WARM_STEPS or (time.perf_counter() - began < _WARM_S and block_s > 0):
@@ -49,8 +49,14 @@ def time_steps(step: Callable[[], object], wait: Callable[[], object], blocks: i
 def time_each_step(
     step: Callable[[], object], mark: Callable[[], Any], between_ms: Callable[[Any, Any], float], steps: int
 ) -> Timing:
-    """`steps` (at least 2) steps one by one, by what `mark` leaves between them: CUDA events on a GPU, the host's clock
-    where steps are waited for. `between_ms` waits for the later mark. All ranks make as many, whatever they take."""
+    """Measure `steps` (at least 2) steps one by one; all ranks run the same number, however long it takes.
+
+    Args:
+        step: Launch a step.
+        mark: Return a mark between steps: a CUDA event, or the host's clock if steps are waited for.
+        between_ms: Wait for the later of two marks, and return the time between them in ms.
+        steps: Number of steps.
+    """
     for _ in range(_RANK_WARM_STEPS):
         step()
     marks = [mark()]
@@ -64,8 +70,10 @@ def time_each_step(
 
 
 def host_mark() -> float:
+    """Return the host's clock."""
     return time.perf_counter()
 
 
 def host_between_ms(before: float, after: float) -> float:
+    """Return the time between two marks in ms."""
     return (after - before) * 1e3

@@ -27,6 +27,7 @@ _CAPTURE_WARM_STEPS, _DDP_WARM_STEPS = 3, 11
 
 
 def run(job: Job, contender: Contender) -> Result:
+    """Train and time the network of a job in PyTorch."""
     on_gpu = job.device == "cuda"
     if on_gpu and not torch.cuda.is_available():
         return Result(problem="this PyTorch has no CUDA")
@@ -76,8 +77,10 @@ def _raced(job: Job, contender: Contender, on_gpu: bool) -> Result:
 
 
 def _stream(contender: Contender, on_gpu: bool) -> AbstractContextManager[Any]:
-    """DDP accumulates gradients on the stream on which it was made: a captured step is made, warmed up, captured and
-    replayed on one stream, which is not the default one."""
+    """Return the stream on which a captured step is created, warmed up, captured and replayed.
+
+    DDP accumulates gradients on the stream on which it was created, and the default stream cannot be captured.
+    """
     return torch.cuda.stream(torch.cuda.Stream()) if contender.graph and on_gpu else nullcontext()
 
 
@@ -114,6 +117,7 @@ class Trainer:
     """One network, its optimizer, and how a step is made."""
 
     def __init__(self, job: Job, contender: Contender) -> None:
+        """Build the network and its optimizer."""
         lowered = job.lowered()
         self.network, self._seed, self._device = lowered.network, job.seed, job.device
         self._share = job.share
@@ -139,9 +143,10 @@ class Trainer:
         self.plain, self.forward = parallel(self.module, contender, job.share, on_gpu)
 
     def masks(self, step: int) -> Mapping[str, Any]:
+        """Return the dropout masks of a step."""
         share = self._share  # each rank of mbc draws for its own rows, counted from 0, by a seed of its own
-        found = dropout_masks(self.network, self._seed if share.alone else seed_of(self._seed, share.rank), step)
-        rows = {name: mask[: len(mask) // share.ranks] for name, mask in found.items()}
+        masks = dropout_masks(self.network, self._seed if share.alone else seed_of(self._seed, share.rank), step)
+        rows = {name: mask[: len(mask) // share.ranks] for name, mask in masks.items()}
         return {name: torch.tensor(mask, device=self._device) for name, mask in rows.items()}
 
     def step(self, inputs: Sequence[Any], masks: Mapping[str, Any] | None, forward: Any) -> Any:
@@ -160,7 +165,7 @@ class Trainer:
         return loss.detach()
 
     def captured(self, inputs: Sequence[Any]) -> Callable[[], Any]:
-        """The whole step as one CUDA graph, which is replayed; with DDP, its all-reduces included."""
+        """Capture the whole step as one CUDA graph, with DDP's all-reduces; return a function that replays it."""
         for _ in range(_CAPTURE_WARM_STEPS if self._share.alone else _DDP_WARM_STEPS):
             self.step(inputs, None, self.forward)
         graph = torch.cuda.CUDAGraph()

@@ -33,7 +33,7 @@ def _convolution(a: Any, x: Tensor, w: Tensor, bias: Tensor | None = None) -> Te
 
 
 def _transposed(a: Any, x: Tensor, w: Tensor) -> Tensor:
-    """The whole image side, padding included, of which the padding is then cut off."""
+    """Compute the image side with its padding, and cut the padding off."""
     whole = F.conv_transpose2d(x, w, None, a.stride, 0, 0, a.groups, a.dilation)
     top, bottom, left, right = a.pad
     height, width = a.size[0] + top + bottom, a.size[1] + left + right
@@ -51,7 +51,7 @@ def _max_pool(a: Any, x: Tensor) -> Tensor:
 
 
 def _reach(a: Any, x: Tensor, p: int, q: int) -> tuple[int, int, int, int]:
-    """Padding that lets every window of the output be whole."""
+    """Return padding with which every window of the output is complete."""
     below = max(a.pad[1], (p - 1) * a.stride[0] + a.kernel[0] - a.pad[0] - x.shape[2])
     right = max(a.pad[3], (q - 1) * a.stride[1] + a.kernel[1] - a.pad[2] - x.shape[3])
     return a.pad[0], below, a.pad[2], right
@@ -76,7 +76,7 @@ def _avg_pool(a: Any, x: Tensor) -> Tensor:
 
 
 def _wide(x: Tensor) -> Tensor:
-    """In what losses are computed."""
+    """Convert to the type in which losses are computed."""
     return x if x.dtype == torch.float64 else x.float()
 
 
@@ -176,7 +176,7 @@ def _rearrange(a: Any, x: Tensor) -> Tensor:
 
 
 def _strided_slice(a: Any, x: Tensor) -> Tensor:
-    """Of a forward pass: nothing is spread."""
+    """Slice without `spread`, which only backward passes use."""
     for axis, (start, step, count) in enumerate(zip(a.start, a.step, a.count, strict=True), 1):
         stop = start + (count - 1) * step + 1
         zeros = [0] * (2 * (x.ndim - axis))

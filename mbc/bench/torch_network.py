@@ -24,6 +24,7 @@ class TorchNetwork(Base):
     def __init__(
         self, network: Network, states: Mapping[str, Array], dtype: Any, device: str, channels_last: bool
     ) -> None:
+        """Create parameters and statistics from the given states."""
         Base.__init__(self)
         self._calls = recipe(network, TAKES_BIAS)
         self._inputs, self._outputs, self._losses = network.inputs, network.outputs, network.losses
@@ -40,8 +41,12 @@ class TorchNetwork(Base):
                 self.register_buffer(name, tensor)
 
     def forward(self, inputs: Sequence[Tensor], masks: Mapping[str, Tensor] | None = None) -> tuple[Tensor, Tensor]:
-        """Loss and outputs. `masks`: what dropout keeps, by operation (None: PyTorch draws). In training mode the
-        running statistics move."""
+        """Return the loss and the outputs; in training mode, running statistics are updated.
+
+        Args:
+            inputs: Tensors of the inputs.
+            masks: Dropout masks by operation; None to let PyTorch draw them.
+        """
         values: dict[str, Tensor] = {state: getattr(self, name) for state, name in self._attribute.items()}
         values.update(zip(self._inputs, inputs, strict=True))
         for call in self._calls:
@@ -52,7 +57,7 @@ class TorchNetwork(Base):
         return loss, tuple(values[name] for name in self._outputs)
 
     def place(self, inputs: Sequence[Array]) -> tuple[Tensor, ...]:
-        """Inputs as tensors; whole numbers become class indices."""
+        """Return inputs as tensors on the device; whole numbers become class indices."""
         return tuple(
             torch.tensor(array.astype(np.int64), device=self._device)
             if np.issubdtype(array.dtype, np.integer)
@@ -61,8 +66,10 @@ class TorchNetwork(Base):
         )
 
     def optimizer(self, rule: Optimizer, learning_rate: float, **settings: Any) -> Any:
-        """PyTorch's own optimizer with the network's settings: a group for each rate and weight decay. Frozen
-        parameters get no gradient from now on."""
+        """Return PyTorch's own optimizer with the network's settings: a group for each rate and weight decay.
+
+        Frozen parameters get no gradient from now on.
+        """
         alike: dict[ParameterSettings, list[Tensor]] = {}
         for state, name in self._attribute.items():
             if is_trained(rule, self._values[state]):
@@ -80,14 +87,14 @@ class TorchNetwork(Base):
         return torch.optim.AdamW(groups, learning_rate, (rule.beta1, rule.beta2), rule.eps, **settings)
 
     def clip(self, rule: Optimizer) -> None:
-        """The gradients, as the network has it."""
+        """Clip the gradients as the network does."""
         if rule.clip_norm:
             torch.nn.utils.clip_grad_norm_(self.parameters(), rule.clip_norm)
         if rule.clip_value:
             torch.nn.utils.clip_grad_value_(self.parameters(), rule.clip_value)
 
     def average(self, rule: Optimizer) -> None:
-        """Moves the averages of all that is trained and of statistics, which begin as copies."""
+        """Update the moving averages of trained parameters and of statistics, which start as copies."""
         values = ((self._values[state], getattr(self, name).detach()) for state, name in self._attribute.items())
         weights = [w for value, w in values if value.role is Role.STATISTIC or is_trained(rule, value)]
         if self._averages:
@@ -96,14 +103,14 @@ class TorchNetwork(Base):
             self._averages = [w.clone() for w in weights]
 
     def states(self) -> dict[str, Array]:
-        """Parameters and statistics as they are now, float64."""
-        found = {state: getattr(self, name).detach() for state, name in self._attribute.items()}
-        return {state: tensor.double().cpu().numpy() for state, tensor in found.items()}
+        """Return the current parameters and statistics, in float64."""
+        arrays = {state: getattr(self, name).detach() for state, name in self._attribute.items()}
+        return {state: tensor.double().cpu().numpy() for state, tensor in arrays.items()}
 
     def gradients(self) -> dict[str, Array]:
-        """Of the parameters that have one, float64."""
-        found = {state: getattr(self, name).grad for state, name in self._attribute.items()}
-        return {state: grad.double().cpu().numpy() for state, grad in found.items() if grad is not None}
+        """Return the gradients of the parameters that have one, in float64."""
+        arrays = {state: getattr(self, name).grad for state, name in self._attribute.items()}
+        return {state: grad.double().cpu().numpy() for state, grad in arrays.items() if grad is not None}
 
     def _placed(self, array: Array) -> Tensor:
         tensor = torch.tensor(array, dtype=self._dtype, device=self._device)

@@ -19,7 +19,7 @@ _LAST_S = 30.0  # between the ends of the first rank and of the last one
 
 @contextmanager
 def process_group(share: Share, on_gpu: bool) -> Generator[None]:
-    """This process's GPU, and where others run, the group of all. The seed of dropout is the rank's own."""
+    """Select this process's GPU and join the group of all ranks; each rank seeds dropout by its own number."""
     torch.manual_seed(share.rank)
     if on_gpu:
         torch.cuda.set_device(0 if share.alone else share.rank)
@@ -46,7 +46,7 @@ def process_group(share: Share, on_gpu: bool) -> Generator[None]:
 
 
 def parallel(module: TorchNetwork, contender: Contender, share: Share, on_gpu: bool) -> tuple[Any, Any]:
-    """What makes a forward pass: as written, and as it is timed (compiled, where the contender is)."""
+    """Return two forms of the forward pass: as written, and as timed (compiled, where the contender is)."""
     compiled: Any = torch.compile(module, mode=contender.mode) if contender.mode else module
     if share.alone:
         return module, compiled
@@ -64,7 +64,7 @@ def parallel(module: TorchNetwork, contender: Contender, share: Share, on_gpu: b
 
 
 def mean_of_ranks(loss: Any, share: Share) -> float:
-    """Of losses of equal parts: the loss of the global mini-batch."""
+    """Return the loss of the global mini-batch, the mean of the losses of equal parts."""
     if share.alone:
         return float(loss)
     total = loss.detach().clone()
@@ -73,8 +73,10 @@ def mean_of_ranks(loss: Any, share: Share) -> float:
 
 
 def ranks_agree(module: TorchNetwork, share: Share) -> bool:
-    """Whether the parameters of all ranks are bit-equal, as far as their sums tell: they are not where the gradients of
-    a step were not summed over the ranks."""
+    """Return whether the parameters of all ranks are bit-equal, judged by their sums.
+
+    They differ if the gradients of a step were not summed over the ranks.
+    """
     if share.alone:
         return True
     sums = torch.stack([parameter.detach().double().sum() for parameter in module.parameters()])

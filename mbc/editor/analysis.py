@@ -1,4 +1,4 @@
-"""Mistakes of a text, and the networks that it expands to."""
+"""Errors of a text, and the networks that it expands to."""
 
 from __future__ import annotations
 
@@ -16,8 +16,15 @@ KEPT_TEXTS = 16
 
 @dataclass(frozen=True, slots=True)
 class Analysis:
-    """`errors`: the first mistake of each network, each once; `networks`: those without one. A network with a parameter
-    that has no default is not expanded: only `--set` says what it is."""
+    """The result of checking a source.
+
+    A network with a parameter without default is not expanded, because only `--set` gives its value.
+
+    Attributes:
+        source: Source.
+        errors: First error of each network, equal ones once.
+        networks: Networks without an error.
+    """
 
     source: Source
     errors: tuple[MbcError, ...]
@@ -26,21 +33,21 @@ class Analysis:
 
 @lru_cache(maxsize=KEPT_TEXTS)
 def analyse(source: Source) -> Analysis:
-    """What is wrong in a source, and what it expands to with the defaults of its parameters."""
+    """Check a source, and expand its networks with the defaults of their parameters."""
     try:
         program = parse(source)
     except MbcError as error:
         return Analysis(source, (error,), ())
-    found: dict[str, MbcError] = {}
+    errors: dict[str, MbcError] = {}
     networks: list[Lowered] = []
     for network in program.networks or (None,):
         try:
             lowered = _expanded(program, network)
         except MbcError as error:
-            found.setdefault(str(error), error)
+            errors.setdefault(str(error), error)
         else:
             networks += [lowered] if lowered is not None else []
-    return Analysis(source, tuple(found.values()), tuple(networks))
+    return Analysis(source, tuple(errors.values()), tuple(networks))
 
 
 def _expanded(program: ast.Program, network: ast.Network | None) -> Lowered | None:

@@ -1,4 +1,4 @@
-"""What may be written at a place: operations, settings, entries, variables and words of the language."""
+"""Completions at a position: operations, settings, entries, variables and words of the language."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ from mbc.ops.base import Layer, Parameter, Setting
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """`kind`: operation, block, function, setting, entry, word, value, or what a binding is; `detail`: on one line."""
+    """A completion, with a detail of one line.
+
+    Its kind is operation, block, function, setting, entry, word, value, or the kind of a binding.
+    """
 
     label: str
     kind: str
@@ -26,27 +29,29 @@ class Offer:
 
 
 def complete(text: str, offset: int) -> list[Offer]:
-    """What may follow at an offset, each once; a word that is begun there counts as not written."""
-    found = scan(text)
-    at = next((w for w in found.words if w.start < offset <= w.end and (w.text[0].isalpha() or w.text[0] == "_")), None)
+    """Return the completions at an offset, each once; a word that is begun there is ignored."""
+    scanned = scan(text)
+    at = next(
+        (w for w in scanned.words if w.start < offset <= w.end and (w.text[0].isalpha() or w.text[0] == "_")), None
+    )
     place = offset if at is None else at.start
     if _in_comment(text, place):
         return []
-    before = [word for word in found.words if word.end <= place]
-    return list({offer.label: offer for offer in _offers(found, before, place)}.values())
+    before = [word for word in scanned.words if word.end <= place]
+    return list({offer.label: offer for offer in _offers(scanned, before, place)}.values())
 
 
 def signature(name: str, parameters: Sequence[Parameter]) -> str:
-    """`conv(channels, kernel, stride = 1)`."""
+    """Format a signature such as `conv(channels, kernel, stride = 1)`."""
     shown = (p.name if p.default is None else f"{p.name} = {_setting(p.default)}" for p in parameters)
     return f"{name}({', '.join(shown)})"
 
 
 def layer_detail(layer: Layer) -> str:
-    """Its signature, and how many tensors are piped in."""
+    """Return the signature of a layer, and the number of tensors that are piped into it."""
     least, most = layer.inputs
     several = f"{least}" if most == least else f"{least} or more" if most is None else f"{least} to {most}"
-    tensors = "" if (least, most) == (1, 1) else f", of {several} tensors" if least else ", a tensor itself"
+    tensors = "" if (least, most) == (1, 1) else f", {several} tensors" if least else ", needs no tensor"
     return signature(layer.name, layer.parameters) + tensors
 
 
@@ -60,8 +65,8 @@ def _in_comment(text: str, offset: int) -> bool:
     return "#" in text[text.rfind("\n", 0, offset) + 1 : offset]
 
 
-def _offers(found: Scan, before: Sequence[Word], place: int) -> Iterator[Offer]:
-    inside = found.at(place)
+def _offers(scanned: Scan, before: Sequence[Word], place: int) -> Iterator[Offer]:
+    inside = scanned.at(place)
     last = before[-1].text if before else ""
     depth = sum((w.text == "{") - (w.text == "}") for w in before if inside is not None and w.start >= inside.start)
     if inside is None or (depth <= 0 and last in ("}", "")):
@@ -69,24 +74,24 @@ def _offers(found: Scan, before: Sequence[Word], place: int) -> Iterator[Offer]:
         return
     called, given = callee(before)
     if last == "|>":
-        yield from _applied(found, inside, place)
+        yield from _applied(scanned, inside, place)
     elif last == ".":
         yield Offer("shape", "word", "a tuple of whole numbers")
     elif last == ":":
         yield from (Offer(kind, "word", "of an input") for kind in INPUT_TYPES)
     elif called is not None:
-        yield from _of_call(found, inside, place, called, given)
+        yield from _of_call(scanned, inside, place, called, given)
     elif inside.kind in ENTRIES:
         yield from _of_section(inside.kind, before)
     elif depth > 0 and _begins_statement(before):
         yield from _words(STATEMENTS)
         yield from _bound(inside, place)
     elif depth > 0:
-        yield from _values(found, inside, place)
+        yield from _values(scanned, inside, place)
 
 
 def _begins_statement(before: Sequence[Word]) -> bool:
-    """Whether a statement can begin behind these words: an operand, or a brace, ends the one before it."""
+    """Return whether a statement can begin after these words: an operand or a brace ends the previous statement."""
     last = before[-1].text
     return last in ("{", "}", ")", "]") or (before[-1].named and before[-2].text not in ("for", ","))
 
@@ -99,15 +104,15 @@ def _bound(inside: Declaration, place: int) -> Iterator[Offer]:
     return (Offer(b.word.text, b.what) for b in inside.bindings if b.since <= place)
 
 
-def _applied(found: Scan, inside: Declaration, place: int) -> Iterator[Offer]:
-    """What tensors are piped into."""
+def _applied(scanned: Scan, inside: Declaration, place: int) -> Iterator[Offer]:
+    """Yield completions that accept piped tensors."""
     yield from (Offer(name, "operation", layer_detail(layer), layer.help) for name, layer in LAYERS.items())
-    yield from _blocks(found)
+    yield from _blocks(scanned)
     yield from _bound(inside, place)
 
 
-def _blocks(found: Scan) -> Iterator[Offer]:
-    for declaration in found.declarations:
+def _blocks(scanned: Scan) -> Iterator[Offer]:
+    for declaration in scanned.declarations:
         if declaration.kind == "block" and declaration.name is not None:
             name = declaration.name.text
             yield Offer(name, "block", f"{name}({', '.join(_parameters(declaration))})")
@@ -117,20 +122,20 @@ def _parameters(declaration: Declaration) -> list[str]:
     return [b.word.text for b in declaration.bindings if b.what == "parameter"]
 
 
-def _values(found: Scan, inside: Declaration, place: int) -> Iterator[Offer]:
-    """What an expression is made of."""
+def _values(scanned: Scan, inside: Declaration, place: int) -> Iterator[Offer]:
+    """Yield the parts of an expression."""
     yield from _bound(inside, place)
     yield from (Offer(name, "function", help_text) for name, help_text in FUNCTION_HELP.items())
     yield from _words(OPERATORS)
     yield from (
         Offer(name, "operation", layer_detail(layer), layer.help) for name, layer in LAYERS.items()
-    )  # bound to a name, a layer is shared; some are tensors themselves
-    yield from _blocks(found)
+    )  # a layer bound to a name is shared; some layers need no tensor
+    yield from _blocks(scanned)
 
 
-def _of_call(found: Scan, inside: Declaration, place: int, called: Word, given: Sequence[Word]) -> Iterator[Offer]:
-    """Settings that are not given yet, or what one of them may be."""
-    block = found.block(called.text)
+def _of_call(scanned: Scan, inside: Declaration, place: int, called: Word, given: Sequence[Word]) -> Iterator[Offer]:
+    """Yield the settings of a call that are not given yet, or the values of a setting."""
+    block = scanned.block(called.text)
     parameters = LAYERS[called.text].parameters if called.text in LAYERS else OPTIMIZERS.get(called.text, ())
     last = given[-1].text if given else ""
     if last in ("", ","):
@@ -144,7 +149,7 @@ def _of_call(found: Scan, inside: Declaration, place: int, called: Word, given: 
     if any(p.name == name and p.kind == "bool" for p in parameters):
         yield from _words(("true", "false"))
     elif inside.kind not in ENTRIES:
-        yield from _values(found, inside, place)
+        yield from _values(scanned, inside, place)
 
 
 def _of_section(section: str, before: Sequence[Word]) -> Iterator[Offer]:

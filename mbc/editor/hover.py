@@ -1,4 +1,4 @@
-"""What a line of a source makes (shapes, bytes, predicted time), and what a word in it is."""
+"""Facts on a line of a source (shapes, bytes, predicted time), and on a word in it."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from mbc.ir.types import DType, TensorType
 from mbc.ops import LAYERS
 from mbc.units import show_size, show_time
 
-MOST_TYPES = 3  # of an operation of a block or loop, which is expanded often
+MOST_TYPES = 3  # types shown of an operation in a block or loop, which is expanded often
 
 
 def word_text(text: str, offset: int) -> str:
-    """What the word at an offset of a text is: an operation, a function, an optimizer or a block. "" for others."""
-    found = scan(text)
-    at = found.word_at(offset)
-    name = "" if at is None else found.words[at].text
-    block = found.block(name)
+    """Describe the word at an offset: an operation, a function, an optimizer or a block; return "" for other words."""
+    scanned = scan(text)
+    at = scanned.word_at(offset)
+    name = "" if at is None else scanned.words[at].text
+    block = scanned.block(name)
     if block is not None:
         return f"```mbc\n{' '.join(text[block.start : block.end].split('{')[0].split())}\n```"
     if name in LAYERS:
@@ -38,8 +38,13 @@ def word_text(text: str, offset: int) -> str:
 
 
 def line_text(networks: Sequence[Lowered], line: int, times: LineTimes | None) -> str:
-    """What a line, counted from 1, makes in the first network that has it. `times`: of that network; None while they
-    are not known. "" where the line makes nothing."""
+    """Describe the values of a line in the first network that has it; return "" for a line without values.
+
+    Args:
+        networks: Networks of the source.
+        line: Number of the line, from 1.
+        times: Predicted times of the first network; None while they are not available.
+    """
     for i, lowered in enumerate(networks):
         operations = [op for op in lowered.network.operations if op.span is not None and op.span.line == line]
         inputs = [
@@ -53,11 +58,11 @@ def line_text(networks: Sequence[Lowered], line: int, times: LineTimes | None) -
 
 
 def _table(lowered: Lowered, operations: Sequence[Operation], inputs: Sequence[str]) -> str:
-    """A row for each place of the line, whose operations are expanded once or more."""
-    rows = ["| | makes | bytes |", "| --- | --- | --- |"]
+    """Format a table with a row for each place of the line, whose operations are expanded once or more."""
+    rows = ["| | result | bytes |", "| --- | --- | --- |"]
     for name in inputs:
-        made = _stored(lowered, name)
-        rows.append(f"| input `{name}` | `{made}` | {show_size(made.size_bytes)} |")
+        stored = _stored(lowered, name)
+        rows.append(f"| input `{name}` | `{stored}` | {show_size(stored.size_bytes)} |")
     columns = sorted({op.span.column for op in operations if op.span is not None})
     for column in columns:
         here = [op for op in operations if op.span is not None and op.span.column == column]
@@ -72,14 +77,14 @@ def _table(lowered: Lowered, operations: Sequence[Operation], inputs: Sequence[s
 
 
 def _is_new(lowered: Lowered, value: str) -> bool:
-    """Whether it is a tensor of its own, not the next value of a state."""
+    """Return whether the value is a tensor of its own, not the next value of a state."""
     return lowered.network.values[value].role is Role.INTERMEDIATE
 
 
 def _stored(lowered: Lowered, value: str) -> TensorType:
-    """The type in which the step stores a value: floats in the working precision."""
-    made = lowered.network.values[value].type
-    return replace(made, dtype=lowered.precision.working) if made.dtype is DType.FP32 else made
+    """Return the type in which the step stores a value: floats have the working precision."""
+    stored = lowered.network.values[value].type
+    return replace(stored, dtype=lowered.precision.working) if stored.dtype is DType.FP32 else stored
 
 
 def _parameters(lowered: Lowered, operations: Sequence[Operation]) -> str:

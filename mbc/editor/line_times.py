@@ -1,5 +1,8 @@
-"""Predicted time of each line of a source. Planning takes seconds, so a process of its own does it, which is ended when
-another text is asked for: `python -m mbc.editor.line_times GPU` reads a source and prints JSON."""
+"""The predicted time of each line of a source, planned in a process of its own.
+
+Planning takes seconds; the process is ended when the times of another text are needed. `python -m
+mbc.editor.line_times GPU` reads a source and prints JSON.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +16,22 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 
 KEPT_PLANS = 16
-_POLITENESS = 10  # of the process beside the editor
+_POLITENESS = 10  # niceness of the process beside the editor
 
 
 @dataclass(frozen=True, slots=True)
 class LineTimes:
-    """`lines_us`: by line, all launches of the training step that stem from it; `estimated`: lines with times that no
-    profile knows; `error`: why there is no plan, `code` and `remedy` where the user can mend it."""
+    """The predicted times of a source.
+
+    Attributes:
+        gpu: GPU of the plan.
+        step_us: Time of the training step.
+        lines_us: Time of all launches of the step that stem from a line, by line.
+        estimated: Lines with times that no profile has.
+        error: Reason why there is no plan; empty if there is one.
+        code: Code of an error that the user can mend.
+        remedy: Remedy of that error.
+    """
 
     gpu: str
     step_us: float = 0.0
@@ -31,10 +43,10 @@ class LineTimes:
 
 
 class Planner:
-    """Plans one text at a time, the one that was asked for last. `ready`: called in another thread once a text's times
-    are known."""
+    """A planner of one text at a time, the latest one."""
 
     def __init__(self, gpu: str, ready: Callable[[str, LineTimes], None]) -> None:
+        """Plan for `gpu`; call `ready` in another thread as soon as the times of a text are available."""
         self.gpu = gpu
         self._ready = ready
         self._known: OrderedDict[str, LineTimes] = OrderedDict()
@@ -43,7 +55,7 @@ class Planner:
         self._process: subprocess.Popen[str] | None = None
 
     def times(self, text: str) -> LineTimes | None:
-        """Those of a text; None where they are not known yet: then it is planned from now on."""
+        """Return the times of a text; None if they are not available yet, in which case planning starts."""
         with self._lock:
             if text in self._known:
                 return self._known[text]
@@ -55,6 +67,7 @@ class Planner:
         return None
 
     def close(self) -> None:
+        """End the process that plans."""
         with self._lock:
             self._end()
 
@@ -66,7 +79,7 @@ class Planner:
     def _wait(self, text: str, process: subprocess.Popen[str]) -> None:
         try:
             out, _ = process.communicate(text)
-        except OSError:  # it was ended before it had read the text
+        except OSError:  # the process was ended before it had read the text
             out = ""
             process.wait()
         with self._lock:
@@ -74,10 +87,10 @@ class Planner:
                 return
             self._process = None
             failed = LineTimes(self.gpu, error="the planner has ended")
-            self._known[text] = found = failed if process.returncode else decoded(out)
+            self._known[text] = times = failed if process.returncode else decoded(out)
             if len(self._known) > KEPT_PLANS:
                 self._known.popitem(last=False)
-        self._ready(text, found)
+        self._ready(text, times)
 
 
 def _started(gpu: str) -> subprocess.Popen[str]:
@@ -100,22 +113,24 @@ def planned(text: str, gpu: str) -> LineTimes:
     except MbcError as error:
         return LineTimes(gpu, error=error.message, code=error.code, remedy=error.remedy)
     lines = {op.name: op.span.line for op in plan.graph.train if op.span is not None}
-    found: dict[int, float] = {}
+    lines_us: dict[int, float] = {}
     estimated: set[int] = set()
     for launch in plan.train.launches:
         line = next((lines[name] for name in launch.operations if name in lines), None)
         if line is not None:
-            found[line] = found.get(line, 0.0) + launch.work.time_us
+            lines_us[line] = lines_us.get(line, 0.0) + launch.work.time_us
             if isinstance(launch.work, Kernel) and not launch.work.measured:
                 estimated.add(line)
-    return LineTimes(plan.target.gpu, plan.predictions.train_us, found, frozenset(estimated))
+    return LineTimes(plan.target.gpu, plan.predictions.train_us, lines_us, frozenset(estimated))
 
 
 def encoded(times: LineTimes) -> str:
+    """Return times as JSON."""
     return json.dumps({**asdict(times), "estimated": sorted(times.estimated)})
 
 
 def decoded(text: str) -> LineTimes:
+    """Read times from JSON."""
     document = json.loads(text)
     return LineTimes(
         document["gpu"],

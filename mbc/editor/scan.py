@@ -1,5 +1,7 @@
-"""Words of a text, its declarations, and where names are bound in them. While somebody types a text seldom parses, so
-this reads any text, by words alone."""
+"""The words of a text, its declarations, and the places where names are bound.
+
+A text seldom parses while it is edited, so this module reads any text, by words alone.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ KEYWORDS = frozenset((*DECLARATIONS, *STATEMENTS, *OPERATORS, *OTHER_WORDS))
 
 @dataclass(frozen=True, slots=True)
 class Word:
-    """A token: `text` at the offsets `start` to `end`; `first`: of its line."""
+    """A token at the offsets `start` to `end`; `first` says whether it is the first of its line."""
 
     text: str
     start: int
@@ -29,13 +31,16 @@ class Word:
 
     @property
     def named(self) -> bool:
+        """True for a name, which is not a word of the language."""
         return bool(_NAME.fullmatch(self.text)) and self.text not in KEYWORDS
 
 
 @dataclass(frozen=True, slots=True)
 class Binding:
-    """A name at the place `word` that means something from the offset `since` on. `what`: parameter, tensor (of a
-    block), input, loop or variable."""
+    """A name at the place `word` that is valid from the offset `since`.
+
+    Its kind `what` is parameter, tensor (of a block), input, loop or variable.
+    """
 
     word: Word
     what: str
@@ -53,6 +58,7 @@ class Declaration:
     bindings: list[Binding] = field(default_factory=list[Binding])
 
     def named(self, name: str, what: str = "") -> list[Binding]:
+        """Return the bindings of a name, of kind `what` if given."""
         return [b for b in self.bindings if b.word.text == name and what in ("", b.what)]
 
 
@@ -64,21 +70,22 @@ class Scan:
     declarations: tuple[Declaration, ...]
 
     def at(self, offset: int) -> Declaration | None:
-        """The declaration that the offset lies in."""
+        """Return the declaration around an offset."""
         return next((d for d in self.declarations if d.start <= offset <= d.end), None)
 
     def word_at(self, offset: int) -> int | None:
-        """The index of the word that the offset lies in, or just behind."""
+        """Return the index of the word at an offset, or just before it."""
         return next(
             (i for i, w in enumerate(self.words) if w.start <= offset <= w.end and w.text[0] not in ",()"), None
         )
 
     def block(self, name: str) -> Declaration | None:
+        """Return the declaration of a block."""
         return next((d for d in self.declarations if d.kind == "block" and d.name and d.name.text == name), None)
 
 
 def scan(text: str) -> Scan:
-    """The words of a text and what they declare."""
+    """Return the words of a text and its declarations."""
     words = tuple(_words(text))
     declarations: list[Declaration] = []
     depth = 0
@@ -100,7 +107,7 @@ def scan(text: str) -> Scan:
 
 
 def callee(words: Sequence[Word]) -> tuple[Word | None, Sequence[Word]]:
-    """What is called by the innermost parenthesis that is open behind `words`, None where none is, and its words."""
+    """Return the name before the innermost open parenthesis, and the words after it; None if no parenthesis is open."""
     open_at: list[int] = []
     for i, word in enumerate(words):
         if word.text in "([":
@@ -125,7 +132,7 @@ def _words(text: str) -> Iterator[Word]:
 
 
 def _bindings(words: Sequence[Word], end: int) -> Iterator[Binding]:
-    """What a declaration binds: its parameters and tensors, inputs, loop variables, and assigned names."""
+    """Yield the bindings of a declaration: parameters and tensors, inputs, loop variables, and assigned names."""
     body = next((i for i, word in enumerate(words) if word.text == "{"), len(words))
     yield from _of_head(words[2:body])
     if words and words[0].text not in ("network", "block"):
@@ -150,7 +157,7 @@ def _bindings(words: Sequence[Word], end: int) -> Iterator[Binding]:
 
 
 def _of_head(words: Sequence[Word]) -> Iterator[Binding]:
-    """Parameters with their defaults, then tensors after `on`."""
+    """Yield the parameters with their defaults, then the tensors after `on`."""
     brackets, what = 0, "parameter"
     for i, word in enumerate(words):
         brackets += (word.text in "([") - (word.text in ")]")
@@ -167,7 +174,7 @@ def _begins_statement(word: Word) -> bool:
 
 
 def _assigned(words: Sequence[Word], i: int) -> list[Word]:
-    """The names that are bound where word `i` is the first of `a, b = ...`."""
+    """Return the names that are assigned if word `i` is the first of `a, b = ...`."""
     if not words[i].named or (i and words[i - 1].text in (",", "metric")):
         return []
     names = [words[i]]
@@ -180,19 +187,19 @@ def _assigned(words: Sequence[Word], i: int) -> list[Word]:
 
 
 def definition(text: str, offset: int) -> Word | None:
-    """Where the name at an offset is bound or declared: a block, a parameter, or the assignment before it."""
-    found = scan(text)
-    at = found.word_at(offset)
-    if at is None or not found.words[at].named:
+    """Return where the name at an offset is bound or declared: a block, a parameter, or the assignment before it."""
+    scanned = scan(text)
+    at = scanned.word_at(offset)
+    if at is None or not scanned.words[at].named:
         return None
-    word = found.words[at]
-    behind = found.words[at + 1].text if at + 1 < len(found.words) else ""
-    called, _ = callee(found.words[:at])
-    block = found.block(called.text) if called is not None and behind == "=" else found.block(word.text)
+    word = scanned.words[at]
+    behind = scanned.words[at + 1].text if at + 1 < len(scanned.words) else ""
+    called, _ = callee(scanned.words[:at])
+    block = scanned.block(called.text) if called is not None and behind == "=" else scanned.block(word.text)
     if block is not None:
         parameter = block.named(word.text, "parameter")
         return parameter[0].word if called is not None and behind == "=" and parameter else block.name
-    inside = found.at(offset)
+    inside = scanned.at(offset)
     bindings = inside.named(word.text) if inside is not None else []
     before = [b for b in bindings if b.since <= word.start or b.word == word]
     return (before or bindings)[-1 if before else 0].word if bindings else None

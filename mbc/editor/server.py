@@ -36,14 +36,17 @@ class Server(LanguageServer):
     """`gpu`: what times are predicted for, unless the editor's `initializationOptions` name another one."""
 
     def __init__(self, gpu: str) -> None:
+        """Predict times for `gpu`."""
         super().__init__("mbc", __version__)  # pyright: ignore[reportUnknownMemberType]
         self.planner = Planner(gpu, self._planned)
         self._lock = threading.Lock()  # one analysis at a time: most ask for the text that was just analysed
 
     def document(self, asked: types.TextDocumentIdentifier) -> TextDocument:
+        """Return a document of the workspace."""
         return self.workspace.get_text_document(asked.uri)
 
     def analysis(self, document: TextDocument) -> Analysis:
+        """Return the analysis of a document."""
         with self._lock:
             return analyse(Source(document.filename or document.uri, document.source))
 
@@ -58,11 +61,13 @@ class Server(LanguageServer):
                 self.planner.times(analysis.source.text)
 
     def _publish(self, document: TextDocument, errors: tuple[MbcError, ...]) -> None:
-        found = [_diagnostic(document, error) for error in errors]
-        self.text_document_publish_diagnostics(types.PublishDiagnosticsParams(document.uri, found, document.version))
+        diagnostics = [_diagnostic(document, error) for error in errors]
+        self.text_document_publish_diagnostics(
+            types.PublishDiagnosticsParams(document.uri, diagnostics, document.version)
+        )
 
     def _planned(self, text: str, times: LineTimes) -> None:
-        """A source without a plan, as one whose budget is too small, has a mistake that only planning finds."""
+        """Publish the error of a source without a plan, such as a budget that is too small."""
         for document in list(self.workspace.text_documents.values()):
             if times.code and document.source == text:
                 self._publish(document, (MbcError(times.code, times.error, times.remedy),))
@@ -75,7 +80,7 @@ def _diagnostic(document: TextDocument, error: MbcError) -> types.Diagnostic:
 
 
 def range_of(document: TextDocument, error: MbcError) -> types.Range:
-    """The place of a mistake; what only planning finds is shown at the budget, or at the start."""
+    """Return the place of an error; errors of planning are shown at the budget, or at the start."""
     if error.span is not None and error.span.source.text == document.source:
         line, column = error.span.line - 1, error.span.column - 1
         start, end = ServerTextPosition(line, column), ServerTextPosition(line, column + error.span.length)
@@ -91,7 +96,7 @@ def _range(document: TextDocument, start: int, end: int) -> types.Range:
 
 
 def make_server(gpu: str) -> Server:
-    """A server with all that it answers; its `start_io` serves until the editor ends it."""
+    """Return a server with all its features; its `start_io` serves until the editor ends it."""
     server = Server(gpu)
     _add_checks(server)
     _add_answers(server)
@@ -99,14 +104,14 @@ def make_server(gpu: str) -> Server:
 
 
 def _option(options: object, name: str) -> object:
-    """Of what a client sends, which is a mapping or an object made of one."""
+    """Return an option that a client sent in a mapping, or in an object built from one."""
     if isinstance(options, Mapping):
         return cast(Mapping[str, object], options).get(name)
     return getattr(options, name, None)
 
 
 def _add_checks(server: Server) -> None:
-    """What happens when a document changes."""
+    """Register the checks that run when a document changes."""
 
     @server.feature(types.INITIALIZE)
     def initialize(params: types.InitializeParams) -> None:  # pyright: ignore[reportUnusedFunction]
@@ -131,7 +136,7 @@ def _add_checks(server: Server) -> None:
 
 
 def _add_answers(server: Server) -> None:
-    """What an editor asks."""
+    """Register the answers to requests of an editor."""
 
     @server.feature(types.TEXT_DOCUMENT_HOVER)
     @server.thread()
@@ -164,11 +169,11 @@ def _add_answers(server: Server) -> None:
         document = server.document(params.text_document)
         text = document.source
         try:
-            made = format_source(Source(document.filename or document.uri, text))
+            formatted = format_source(Source(document.filename or document.uri, text))
         except MbcError:
-            return []  # it is published as a mistake already
+            return []  # the error is published already
         whole = types.Range(types.Position(0, 0), types.Position(len(document.lines) + 1, 0))
-        return [] if made == text.replace("\r\n", "\n") else [types.TextEdit(whole, made)]
+        return [] if formatted == text.replace("\r\n", "\n") else [types.TextEdit(whole, formatted)]
 
 
 def _item(offer: Offer) -> types.CompletionItem:

@@ -1,24 +1,26 @@
-"""What commands print: text and JSON of plans, profiles and results. Nothing here decides anything.
+"""The output of commands: text and JSON of plans, profiles and results.
+
+This package only formats; it takes no decisions.
 
 * `columns`: plain-text tables
 * `tables`: tables of a plan
-* `devices`: the GPU of a plan, and what others of its machine make of its copies
+* `devices`: the GPU of a plan, and the effect of the machine's other GPUs on its copies
 * `show`: `mbc show`
 * `documents`: JSON of `mbc show` and `mbc diff`
 * `memory`: memory of a program as a curve in text
-* `timeline`: the predicted timeline of a program, and what its copies cost
-* `techniques`: what a plan recomputes, offloads and divides
-* `collectives`: what a plan of several GPUs sums over ranks, hidden and exposed
+* `timeline`: the predicted timeline of a program, and the cost of its copies
+* `techniques`: recomputed, offloaded and divided values of a plan
+* `collectives`: collectives of a plan for several GPUs, hidden and exposed
 * `roofline`: `mbc show --roofline`
 * `ablation`: `mbc show --ablation`
 * `differences`: `mbc diff`
-* `step_times`: what is known of predicted steps, and of which of two is faster
-* `figure_names`: what figures are called that differ between two plans
+* `step_times`: times of predicted steps, and which of two is faster
+* `figure_names`: names of the figures that differ between two plans
 * `fit`: `mbc fit`
 * `tune`: `mbc tune`
 * `equivalence`: `mbc check`
 * `measured`: a measured step beside the plan
-* `step_record`: the file of a recorded step, measured beside predicted
+* `step_record`: the file of a recorded step, with measured and predicted times
 * `trace`: `mbc trace`
 * `html`: pages of one file: `mbc report`, `mbc diff -o`
 * `launches`: `mbc check --launches`

@@ -1,4 +1,4 @@
-"""What `mbc show --ablation` prints."""
+"""The output of `mbc show --ablation`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _COLUMNS = (
 
 
 def ablation_text(ablations: Sequence[Ablation], width: int | None = None) -> str:
-    """One row for each set of techniques that was left out."""
+    """Format a table with a row for each set of techniques that was left out."""
     first = next((s.figures for s in ablations if s.figures is not None), None)
     rows: list[tuple[str, ...]] = []
     for ablated in ablations:
@@ -50,7 +50,7 @@ def ablation_text(ablations: Sequence[Ablation], width: int | None = None) -> st
 
 
 def ablation_document(ablations: Sequence[Ablation]) -> list[dict[str, Any]]:
-    """The same for a script."""
+    """Return the rows of the table for scripts."""
     return [
         {
             "without": [t for t in ABLATION_ORDER if t in ablated.without],

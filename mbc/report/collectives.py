@@ -1,5 +1,4 @@
-"""What is printed of the collectives of a plan for several GPUs: their buckets, what of their time kernels hide, and
-what they cost."""
+"""The collectives of a plan for several GPUs: their buckets, their cost, and the part of it that kernels hide."""
 
 from __future__ import annotations
 
@@ -28,10 +27,17 @@ _KINDS = {
 
 @dataclass(frozen=True, slots=True)
 class Collectives:
-    """The collectives of a step. By bucket, those of a sharded optimizer included, in microseconds: `starts_us`,
-    `times_us` (in the step: beside the kernels that run then, and after a wait for them), and `exposed_us`, that part
-    of it in which no kernel runs. `slowed_us`: what the step takes longer since kernels slow down beside collectives.
-    `link_bytes`: what a link carries in each direction, by the ring algorithm.
+    """The predicted collectives of a step.
+
+    Times are in microseconds, with one element for each bucket, those of a sharded optimizer included.
+
+    Attributes:
+        sharing: Buckets and shards of the plan.
+        starts_us: Start of each collective in the step.
+        times_us: Time of each collective, beside the kernels that run then and after a wait for them.
+        exposed_us: Part of that time in which no kernel runs.
+        slowed_us: Additional time of the step because kernels are slower beside collectives.
+        link_bytes: Bytes that a link carries in each direction, by the ring algorithm.
     """
 
     sharing: Sharing
@@ -43,24 +49,27 @@ class Collectives:
 
     @property
     def time_us(self) -> float:
+        """Time of all collectives, in microseconds."""
         return sum(self.times_us)
 
     @property
     def named(self) -> str:
-        """What all of them are."""
+        """Plural noun for these collectives."""
         return "collectives" if self.sharing.shards else "all-reduces"
 
     @property
     def hidden_us(self) -> float:
+        """Time in which kernels run beside collectives, in microseconds."""
         return self.time_us - sum(self.exposed_us)
 
     @property
     def estimated(self) -> bool:
+        """True if a time is estimated rather than measured."""
         return not all(bucket.measured for bucket in self.sharing.all_buckets)
 
 
 def collectives_of(plan: Plan) -> Collectives | None:
-    """As predicted; None of a plan for one GPU, or for CPUs, which is not timed."""
+    """Predict the collectives of a step; return None for a plan for one GPU, or for CPUs, which are not timed."""
     sharing = sharing_of(plan)
     if sharing is None or not sharing.all_buckets:
         return None
@@ -84,13 +93,13 @@ def collectives_of(plan: Plan) -> Collectives | None:
 
 
 def _contention(plan: Plan) -> Contention | None:
-    """As the planner sees it with the profile that is found here; None of an unknown GPU."""
+    """Return the contention that the planner assumes with the profile of this machine; None for an unknown GPU."""
     device = device_of(plan)
     return None if device is None else contention(plan.train, plan.graph, plan.buffers, device)
 
 
 def _covered_us(whole: Interval, parts: Iterable[Interval]) -> float:
-    """How much of an interval lies within others."""
+    """Return how much of an interval other intervals cover."""
     covered, at = 0.0, whole[0]
     for start, end in sorted(parts):
         start, end = max(start, at), min(end, whole[1])
@@ -101,35 +110,35 @@ def _covered_us(whole: Interval, parts: Iterable[Interval]) -> float:
 
 
 def ranks_text(members: Sequence[int]) -> str:
-    """`rank 2`, `ranks 1 and 2`, or `ranks 2 to 7`."""
+    """Format ranks as `rank 2`, `ranks 1 and 2`, or `ranks 2 to 7`."""
     if len(members) == 1:
         return f"rank {members[0]}"
     return f"ranks {members[0]} {'and' if len(members) == 2 else 'to'} {members[-1]}"
 
 
 def collectives_lines(plan: Plan) -> list[str]:
-    """The summary, one thing a line; empty of a plan for one GPU."""
-    found = collectives_of(plan)
-    if found is None:
+    """Return the lines of `mbc compile` on collectives; none for a plan for one GPU."""
+    collectives = collectives_of(plan)
+    if collectives is None:
         return []
-    sharing, exposed_us = found.sharing, sum(found.exposed_us)
+    sharing, exposed_us = collectives.sharing, sum(collectives.exposed_us)
     count = len(sharing.buckets)
     return [
-        *_gather_lines(found),
-        *_shard_lines(found),
+        *_gather_lines(collectives),
+        *_shard_lines(collectives),
         f"  all-reduce {show_size(sharing.size_bytes)} in {count} bucket{'' if count == 1 else 's'}, "
         f"{sharing.ctas} thread blocks",
-        f"  links      {show_size(found.link_bytes)} a step in each direction",
-        f"  hidden     {show_time(found.hidden_us)} of the {time_cell(found.time_us, found.estimated)} that "
-        f"{found.named} take in the step",
-        f"  exposed    {time_cell(exposed_us, found.estimated)}; kernels beside {found.named} lose "
-        f"{time_cell(found.slowed_us, found.estimated)}",
+        f"  links      {show_size(collectives.link_bytes)} a step in each direction",
+        f"  hidden     {show_time(collectives.hidden_us)} of the "
+        f"{time_cell(collectives.time_us, collectives.estimated)} that {collectives.named} take in the step",
+        f"  exposed    {time_cell(exposed_us, collectives.estimated)}; kernels beside {collectives.named} lose "
+        f"{time_cell(collectives.slowed_us, collectives.estimated)}",
     ]
 
 
-def _gather_lines(found: Collectives) -> list[str]:
-    """Of statistics, and of operands of gradients."""
-    gathers = found.sharing.gathers
+def _gather_lines(collectives: Collectives) -> list[str]:
+    """Return the line on the all-gathers of statistics and of operands of gradients."""
+    gathers = collectives.sharing.gathers
     if not gathers:
         return []
     sizes_bytes, times_us = sum(g.size_bytes for g in gathers), sum(g.time_us for g in gathers)
@@ -137,12 +146,12 @@ def _gather_lines(found: Collectives) -> list[str]:
     return [f"  all-gather {show_size(sizes_bytes)} in {len(gathers)} calls, {time_cell(times_us, not measured)}"]
 
 
-def _shard_lines(found: Collectives) -> list[str]:
-    """Of a sharded optimizer."""
-    sharing = found.sharing
+def _shard_lines(collectives: Collectives) -> list[str]:
+    """Return the lines on a sharded optimizer."""
+    sharing = collectives.sharing
     if not sharing.shards:
         return []
-    told = [
+    lines = [
         f"  sharded    {show_size(sharing.state_bytes)} of {show_size(sharing.whole_state_bytes)} of optimizer states "
         f"on each of {len(sharing.rows)} GPUs"
     ]
@@ -154,26 +163,26 @@ def _shard_lines(found: Collectives) -> list[str]:
         size_bytes, time_us = sum(b.size_bytes for b in of_kind), sum(b.time_us for b in of_kind)
         count, measured = len(of_kind), all(b.measured for b in of_kind)
         if of_kind:
-            told.append(
+            lines.append(
                 f"             {what} {show_size(size_bytes)} in {count} call{'' if count == 1 else 's'}, "
                 f"{time_cell(time_us, not measured)}"
             )
-    return told
+    return lines
 
 
 def collectives_text(plan: Plan, width: int | None) -> str:
-    """A table of the buckets; nothing of a plan for one GPU."""
-    found = collectives_of(plan)
-    if found is None:
+    """Format a table of the buckets; return no text for a plan for one GPU."""
+    collectives = collectives_of(plan)
+    if collectives is None:
         return ""
-    sharing, exposed_us = found.sharing, sum(found.exposed_us)
+    sharing, exposed_us = collectives.sharing, sum(collectives.exposed_us)
     rows = [
         (f"{_KINDS[bucket.kind]}launch {bucket.launch}" if sharing.shards else f"launch {bucket.launch}",
          str(bucket.tensors), show_size(bucket.size_bytes), show_time(start_us),
          time_cell(time_us, not bucket.measured), time_cell(time_us - exposed_us, not bucket.measured),
          time_cell(exposed_us, not bucket.measured))
         for bucket, start_us, time_us, exposed_us in zip(
-            sharing.all_buckets, found.starts_us, found.times_us, found.exposed_us, strict=True
+            sharing.all_buckets, collectives.starts_us, collectives.times_us, collectives.exposed_us, strict=True
         )
     ]  # fmt: skip
     columns = (
@@ -184,37 +193,43 @@ def collectives_text(plan: Plan, width: int | None) -> str:
     rows.append(
         ("all", str(sum(b.tensors for b in sharing.all_buckets)),
          show_size(sum(b.size_bytes for b in sharing.all_buckets)), "",
-         time_cell(found.time_us, found.estimated), time_cell(found.hidden_us, found.estimated),
-         time_cell(exposed_us, found.estimated))
+         time_cell(collectives.time_us, collectives.estimated), time_cell(collectives.hidden_us, collectives.estimated),
+         time_cell(exposed_us, collectives.estimated))
     )  # fmt: skip
     return (
-        f"{render(columns, rows, width)}\n{found.sharing.ctas} thread blocks each; a link carries "
-        f"{show_size(found.link_bytes)} a step in each direction; kernels beside {found.named} lose "
-        f"{time_cell(found.slowed_us, found.estimated)}"
+        f"{render(columns, rows, width)}\n{collectives.sharing.ctas} thread blocks each; a link carries "
+        f"{show_size(collectives.link_bytes)} a step in each direction; kernels beside {collectives.named} lose "
+        f"{time_cell(collectives.slowed_us, collectives.estimated)}"
     )
 
 
 def collectives_document(plan: Plan) -> dict[str, Any] | None:
-    """The same for a script; None of a plan for one GPU."""
-    found = collectives_of(plan)
-    if found is None:
+    """Return the collectives for scripts; None for a plan for one GPU."""
+    collectives = collectives_of(plan)
+    if collectives is None:
         return None
-    buckets = zip(found.sharing.all_buckets, found.starts_us, found.times_us, found.exposed_us, strict=True)
+    buckets = zip(
+        collectives.sharing.all_buckets,
+        collectives.starts_us,
+        collectives.times_us,
+        collectives.exposed_us,
+        strict=True,
+    )
     return {
-        "ranks": len(found.sharing.rows),
-        "rows": list(found.sharing.rows),
-        "members": list(found.sharing.members),
-        "thread_blocks": found.sharing.ctas,
-        "bytes": found.sharing.size_bytes,
-        "link_bytes": found.link_bytes,
-        "time_us": found.time_us,
-        "hidden_us": found.hidden_us,
-        "exposed_us": sum(found.exposed_us),
-        "slowed_us": found.slowed_us,
-        "estimated": found.estimated,
-        "state_bytes": found.sharing.state_bytes,
-        "whole_state_bytes": found.sharing.whole_state_bytes,
-        "gathers": [asdict(gather) for gather in found.sharing.gathers],
+        "ranks": len(collectives.sharing.rows),
+        "rows": list(collectives.sharing.rows),
+        "members": list(collectives.sharing.members),
+        "thread_blocks": collectives.sharing.ctas,
+        "bytes": collectives.sharing.size_bytes,
+        "link_bytes": collectives.link_bytes,
+        "time_us": collectives.time_us,
+        "hidden_us": collectives.hidden_us,
+        "exposed_us": sum(collectives.exposed_us),
+        "slowed_us": collectives.slowed_us,
+        "estimated": collectives.estimated,
+        "state_bytes": collectives.sharing.state_bytes,
+        "whole_state_bytes": collectives.sharing.whole_state_bytes,
+        "gathers": [asdict(gather) for gather in collectives.sharing.gathers],
         "buckets": [
             {**asdict(bucket), "start_us": start_us, "beside_kernels_us": time_us, "exposed_us": exposed_us}
             for bucket, start_us, time_us, exposed_us in buckets

@@ -11,8 +11,15 @@ DEFAULT_WIDTH = 120
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """`right`: figures are aligned at their last digit. `shrinks`: cut with `…` when the table is too wide; at least
-    `least` characters of it stay. `optional`: left out of a table that is still too wide, the highest number first."""
+    """A column of a table.
+
+    Attributes:
+        title: Heading.
+        right: Whether cells are aligned at their last digit.
+        shrinks: Whether cells are cut with `…` when the table is too wide.
+        least: Least number of characters of a cell that is cut.
+        optional: Rank by which columns are left out of a table that is still too wide, the highest first; 0 never.
+    """
 
     title: str
     right: bool = False
@@ -22,8 +29,13 @@ class Column:
 
 
 def render(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int | None = None) -> str:
-    """The table as lines of text with a rule under the titles, at most `width` characters wide where columns that may
-    shrink allow it (None: as wide as it is)."""
+    """Format a table with a rule under the titles.
+
+    Args:
+        columns: Columns of the table.
+        rows: Cells of each row.
+        width: Largest number of characters of a line, as far as columns may shrink; None for no limit.
+    """
     kept = list(range(len(columns)))
     longest = [max([len(column.title), *(len(row[i]) for row in rows)]) for i, column in enumerate(columns)]
     if width is not None:
@@ -41,7 +53,7 @@ def render(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int 
 
 
 def _affordable(columns: Sequence[Column], longest: Sequence[int], width: int) -> list[int]:
-    """The columns that fit when all are shrunk as far as they may."""
+    """Return the columns that fit after all have shrunk as far as they may."""
     kept = list(range(len(columns)))
 
     def least(i: int) -> int:
@@ -73,15 +85,19 @@ def _line(columns: Sequence[Column], cells: Sequence[str], widths: Sequence[int]
 
 
 def _tail(cells: Sequence[str], width: int) -> int:
-    """How many of the last characters of cut cells stay, so that most of them still differ; half of them if that is
-    one of the best."""
+    """Choose how many of the last characters of cut cells stay.
+
+    Most cut cells must still differ; half of the characters stay if that is among the best choices.
+    """
     shares = [(width - 1) * sixths // 6 for sixths in (3, 4, 5, 2)]
     return max(shares, key=lambda tail: len({cut(cell, width, tail) for cell in cells}))
 
 
 def cut(text: str, width: int, tail: int | None = None) -> str:
-    """`text` in at most `width` characters, `tail` of them (None: half) its last ones. The middle goes: names differ at
-    their ends."""
+    """Cut a text to `width` characters, of which `tail` are its last ones (None: half).
+
+    The middle is left out because names differ at their ends.
+    """
     if len(text) <= width:
         return text
     if width <= 1:

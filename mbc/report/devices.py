@@ -1,5 +1,4 @@
-"""The GPU of a plan as the planner saw it, with the profile that is found here, and what the others of its machine
-make of its copies."""
+"""The GPU of a plan, with the profile of this machine, and the effect of the machine's other GPUs on its copies."""
 
 from __future__ import annotations
 
@@ -8,11 +7,11 @@ from mbc.plan.model import Plan
 from mbc.profile.locate import find_profile
 from mbc.profile.model import calibrated, for_ranks
 
-LEAST_GAIN = 5e-4  # of a step, to be told
+LEAST_GAIN = 5e-4  # of a step, to be shown
 
 
 def device_of(plan: Plan) -> DeviceSpec | None:
-    """None of an unknown GPU."""
+    """Return the GPU as the planner models it; None for an unknown GPU."""
     device = known_spec(plan.target.gpu)
     if device is None:
         return None
@@ -22,10 +21,10 @@ def device_of(plan: Plan) -> DeviceSpec | None:
 
 
 def host_sharing_text(plan: Plan) -> str:
-    """What the plan gains by knowing of the copies of the other GPUs; empty where there are none to know of."""
+    """Say how much faster the plan is because it considers the copies of other GPUs; empty without other GPUs."""
     p = plan.predictions
     if not p.host_gpus or not p.train_us:
         return ""
     gain = p.oblivious_us / p.train_us - 1
-    told = f"{gain:.1%} faster than" if gain >= LEAST_GAIN else "as fast as"
-    return f"{p.host_gpus} GPUs copy with the host at a time: {told} the plan that ignores the others"
+    compared = f"{gain:.1%} faster than" if gain >= LEAST_GAIN else "as fast as"
+    return f"{p.host_gpus} GPUs copy with the host at a time: {compared} the plan that ignores the others"

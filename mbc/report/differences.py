@@ -1,4 +1,4 @@
-"""What `mbc diff` prints."""
+"""The output of `mbc diff`."""
 
 from __future__ import annotations
 
@@ -29,10 +29,17 @@ def diff_text(
     limit: int | None = None,
     with_times: bool = False,
 ) -> str:
-    """Totals, then one row for each thing that differs in an operation; `before` and `after` title the columns.
+    """Format totals, then a row for each aspect of an operation that differs.
 
-    Operations of which only the time differs are counted, and listed with `with_times`. `limit`: at most so many
-    operations, those with the largest difference of time.
+    Operations that differ only in time are counted, and listed with `with_times`.
+
+    Args:
+        diff: Differences.
+        before: Title of the first plan.
+        after: Title of the second plan.
+        width: Columns of the terminal.
+        limit: Largest number of operations to list, those with the largest difference of time; None for all.
+        with_times: Whether to list operations that differ only in time.
     """
     if diff.same:
         return f"{before} and {after} run the same: no figure and no operation differs"
@@ -55,8 +62,8 @@ def diff_text(
             what: sum(c.after.time_us - c.before.time_us for c in diff.operations if c.only_time and c.program == name)
             for name, what in (("train", "the training step"), ("infer", "inference"))
         }
-        told = " and ".join(f"{_signed_time(gain)} in {what}" for what, gain in gains.items() if gain)
-        parts.append(f"{only_time} operations differ in time only, by {told or _signed_time(0.0)} together")
+        gains_text = " and ".join(f"{_signed_time(gain)} in {what}" for what, gain in gains.items() if gain)
+        parts.append(f"{only_time} operations differ in time only, by {gains_text or _signed_time(0.0)} together")
     for title, only in ((before, diff.only_before), (after, diff.only_after)):
         if only:
             parts.append(_only(title, only, limit))
@@ -76,7 +83,7 @@ def _operations(changes: Sequence[OperationChange], before: str, after: str, wid
             if aspect == "kernel":
                 old, new = _apart(old, new)
             rows.append((name, aspect.replace("_", "-"), old, new))
-            name = ""  # said once
+            name = ""  # only in the first row
     columns = (
         Column("operation", shrinks=True, least=12),
         Column("differs"),
@@ -85,12 +92,12 @@ def _operations(changes: Sequence[OperationChange], before: str, after: str, wid
     )
     text = render(columns, rows, width)
     if len(shown) < len(changes):
-        text += f"\n… and {len(changes) - len(shown)} operations more, whose times differ no more (--limit)"
+        text += f"\n… and {len(changes) - len(shown)} more operations, whose times differ less (--limit)"
     return text
 
 
 def aspect_text(aspect: str, summary: OperationSummary) -> str:
-    """One of `OperationChange.differs`, of one of the two."""
+    """Format one aspect of `OperationChange.differs` for one of the two plans."""
     return {
         "kind": lambda: summary.kind,
         "kernel": lambda: " | ".join(summary.kernels),
@@ -102,7 +109,7 @@ def aspect_text(aspect: str, summary: OperationSummary) -> str:
 
 
 def _apart(old: str, new: str) -> tuple[str, str]:
-    """Two kernels without the settings that they share."""
+    """Format two kernels without the settings that they share."""
     ours, theirs = Counter(old.split(" ")), Counter(new.split(" "))
     shared = ours & theirs
     head_old, head_new = old.split(" ")[0], new.split(" ")[0]
@@ -122,8 +129,10 @@ def _only(title: str, only: Sequence[tuple[str, OperationSummary]], limit: int |
 
 
 def total_rows(diff: PlanDiff) -> list[tuple[str, str, str, str]]:
-    """Figures that differ, with their units: name, before, after, and the change in percent. Both ends of a range are
-    one row."""
+    """Return the figures that differ, with units: name, before, after, and the change in percent.
+
+    Both ends of a range are one row.
+    """
     rows: dict[str, tuple[str, str, str, str]] = {}
     for change in diff.totals:
         name = _RANGES.get(change.name, change.name)
@@ -133,7 +142,7 @@ def total_rows(diff: PlanDiff) -> list[tuple[str, str, str, str]]:
 
 
 def figure_of(name: str, figure: Figure, plan: Plan) -> str:
-    """The same of one of the plans: `~` marks what contains estimates."""
+    """Format a figure of one of the plans; `~` marks estimates."""
     p = plan.predictions
     if name == "profile":
         return profile_of(plan)
@@ -150,11 +159,11 @@ def _both(change: Change) -> tuple[Figure, Figure]:
 
 
 def show_figure(name: str, figure: Figure) -> str:
-    """Such a figure, with its unit."""
+    """Format a figure with its unit."""
     if isinstance(figure, str):
         return figure
     if name == "cudnn":
-        return cudnn_version(int(figure)) if figure else "any"  # it names no engine
+        return cudnn_version(int(figure)) if figure else "any"  # the plan uses no engine of cuDNN
     if name.endswith("_bytes"):
         return show_size(figure)
     if name.endswith("_us"):
@@ -163,7 +172,7 @@ def show_figure(name: str, figure: Figure) -> str:
 
 
 def relative_change(change: Change) -> str:
-    """In percent; empty of what is no size or time."""
+    """Format the change of a size or a time in percent; empty for other figures."""
     before, after = change.before, change.after
     if isinstance(before, str) or isinstance(after, str) or not before or not change.name.endswith(("_us", "_bytes")):
         return ""

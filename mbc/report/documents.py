@@ -1,4 +1,4 @@
-"""What `mbc show --json` and `mbc diff --json` print: objects of plain values, sizes in bytes and times in µs."""
+"""The output of `mbc show --json` and `mbc diff --json`: objects of plain values, sizes in bytes and times in µs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from mbc.report.timeline import predicted_timeline
 
 
 def plan_document(plan: Plan, *, memory: bool = False) -> dict[str, Any]:
-    """The plan for a script. `memory`: also the bytes by kind at every launch."""
+    """Return a plan for scripts; with `memory` also the bytes by kind at every launch."""
     graph = plan.graph
     return {
         "network": graph.name,
@@ -45,7 +45,7 @@ def plan_document(plan: Plan, *, memory: bool = False) -> dict[str, Any]:
 
 
 def diff_document(diff: PlanDiff) -> dict[str, Any]:
-    """The differences for a script."""
+    """Return the differences of two plans for scripts."""
     return {
         "same": diff.same,
         "totals": {change.name: {"before": change.before, "after": change.after} for change in diff.totals},
@@ -68,7 +68,7 @@ def diff_document(diff: PlanDiff) -> dict[str, Any]:
 def _program(plan: Plan, program: Program, memory: bool) -> dict[str, Any]:
     curve = memory_curve(plan, program)
     peak = curve.peak_launch
-    made: dict[str, Any] = {
+    document: dict[str, Any] = {
         "launches": len(program.launches),
         "waits": len(program.waits),
         "peak": {
@@ -81,8 +81,8 @@ def _program(plan: Plan, program: Program, memory: bool) -> dict[str, Any]:
         "techniques": techniques_document(plan, program, techniques(plan, program), predicted_timeline(plan, program)),
     }
     if memory:
-        made["memory"] = curve_rows(curve)
-    return made
+        document["memory"] = curve_rows(curve)
+    return document
 
 
 def _over(figure: float, bound: float) -> float | None:

@@ -1,4 +1,4 @@
-"""What `mbc check` prints of the divided and the undivided step of a network."""
+"""The output of `mbc check`: the divided step of a network against the undivided one."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ _OWN = {
     Reference.NONE: (Column("allowed", right=True),),
 }
 _EXPLAINED = {
-    Reference.FLOAT64: "error: distance of the divided step from float64, undivided's: that of the undivided step",
-    Reference.PERTURBED: "perturbed: how far the undivided step moves when its weights are off by what a call may be",
+    Reference.FLOAT64: "error: distance of the divided step from float64; undivided's: distance of the undivided step",
+    Reference.PERTURBED: "perturbed: change of the undivided step when its weights have the rounding error of a call",
     Reference.NONE: "allowed: as given by --tolerance",
 }
 
 
 def divisions_text(divided: Sequence[OperationSummary], width: int | None = None) -> str:
-    """One row for each division, that of most operations first."""
+    """Format a table with a row for each division, the most frequent first."""
     groups: dict[str, list[str]] = {}
     for summary in divided:
         groups.setdefault(micro_batches(summary.micro_batches), []).append(summary.kind)
@@ -45,7 +45,7 @@ def divisions_text(divided: Sequence[OperationSummary], width: int | None = None
 def step_text(
     comparisons: Sequence[Comparison], reference: Reference, width: int | None = None, limit: int | None = None
 ) -> str:
-    """One row a tensor, in the given order; `limit`: the first so many."""
+    """Format a table of the first `limit` tensors, in the given order."""
     columns = (Column("tensor", shrinks=True, least=16), Column("of", optional=1), Column("distance", right=True))
     shown = comparisons if limit is None else comparisons[:limit]
     rows = [(c.name, str(c.part), number(c.distance), *_own(c, reference), _verdict(c)) for c in shown]
@@ -71,7 +71,7 @@ def _verdict(comparison: Comparison) -> str:
 def operations_text(
     comparisons: Sequence[OperationComparison], width: int | None = None, limit: int | None = None
 ) -> str:
-    """One row for each distinct divided operation, in the given order; `limit`: the first so many."""
+    """Format a table of the first `limit` distinct divided operations, in the given order."""
     shown = comparisons if limit is None else comparisons[:limit]
     rows = [
         (
@@ -91,7 +91,7 @@ def operations_text(
 
 
 def divided_rows(comparison: OperationComparison) -> tuple[int, ...]:
-    """Rows of each call of the divided operation."""
+    """Return the rows of each call of the divided operation."""
     pair = comparison.pair
     per_sample = pair.per_sample.index(True)
     return tuple(call.rows[per_sample].count for call in pair.divided)
@@ -103,11 +103,12 @@ def _title(comparison: OperationComparison) -> str:
 
 
 def number(figure: float) -> str:
+    """Format a distance."""
     return "0" if figure == 0 else f"{figure:.1e}"
 
 
 def step_document(comparisons: Sequence[Comparison]) -> list[dict[str, Any]]:
-    """The tensors for a script; what is infinite is null, which JSON can say."""
+    """Return the tensors for scripts; infinite numbers are null, because JSON has none."""
     return [
         {
             "name": c.name,
@@ -124,7 +125,7 @@ def step_document(comparisons: Sequence[Comparison]) -> list[dict[str, Any]]:
 
 
 def operations_document(comparisons: Sequence[OperationComparison]) -> list[dict[str, Any]]:
-    """The operations for a script."""
+    """Return the operations for scripts."""
     return [
         {
             "names": list(c.pair.names),

@@ -1,4 +1,4 @@
-"""What the figures that differ between two plans are called: as on the cards of each one's page, with whole words."""
+"""Names of the figures that differ between two plans, in whole words and as on the cards of a plan's page."""
 
 from __future__ import annotations
 
@@ -21,5 +21,5 @@ _NAMES = {
 
 
 def figure_name(name: str) -> str:
-    """Of a figure of `PlanDiff.totals`."""
+    """Return the name of a figure of `PlanDiff.totals`."""
     return _NAMES.get(name) or name.removesuffix("_us").removesuffix("_bytes").replace("_", " ")

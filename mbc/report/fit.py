@@ -1,4 +1,4 @@
-"""What `mbc fit` prints. Times that are estimates, not measurements, are marked `~`."""
+"""The output of `mbc fit`, in which `~` marks times that are estimated."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ _BUDGETS = (
 
 
 def batch_line(probe: Probe) -> str:
-    """One try at a batch, as it is told while others run."""
+    """Format a probe of a batch, for printing during the search."""
     return f"batch {probe.at}: {_line(probe)}"
 
 
 def budget_line(probe: Probe) -> str:
-    """One try at a budget, as it is told while others run."""
+    """Format a probe of a budget, for printing during the search."""
     return f"{within(probe.at)}: {_line(probe)}"
 
 
@@ -61,7 +61,7 @@ def _line(probe: Probe) -> str:
 
 
 def batches_text(fit: BatchFit, width: int | None = None) -> str:
-    """Images/s over the batch, and the largest and the fastest batch."""
+    """Format a table of images/s over the batch, then the largest and the fastest batch."""
     top = fit.fastest.images_per_s or 1.0
     rows: list[tuple[str, ...]] = []
     for probe in fit.probes:
@@ -93,20 +93,18 @@ def batches_text(fit: BatchFit, width: int | None = None) -> str:
         f"{guess(largest)}{largest.images_per_s:,.0f} images/s, takes {show_size(largest.needed_bytes)}",
     ]
     if fit.at_least:
-        lines.append("larger batches were not tried: the search ends there")
+        lines.append("larger batches were not tried")
     elif not fit.finished:
-        lines.append("--multiple N tries multiples of N only, and so ends sooner")
+        lines.append("--multiple N tries only multiples of N, and ends sooner")
     if any(isinstance(p.refusal, BudgetError) and p.refusal.needed_bytes > p.refusal.floor_bytes for p in fit.probes):
-        lines.append(
-            "a smallest plan found that is too large does not prove that there is none: each batch is searched anew"
-        )
+        lines.append("a smallest plan above the budget does not prove that no plan fits: each batch is a new search")
     if fastest is not largest:
         lines.append(f"fastest of these: {fastest.batch}, {guess(fastest)}{fastest.images_per_s:,.0f} images/s")
     return "\n".join(lines)
 
 
 def budgets_text(curve: BudgetCurve, width: int | None = None) -> str:
-    """The time of a step over the budget, the largest first."""
+    """Format a table of the step time over the budget, the largest budget first."""
     unlimited = curve.unlimited
     slowest = max((p.figures.train_us for p in curve.probes if p.figures is not None), default=unlimited.train_us)
     rows: list[tuple[str, ...]] = []
@@ -135,7 +133,7 @@ def budgets_text(curve: BudgetCurve, width: int | None = None) -> str:
 
 
 def batches_document(fit: BatchFit) -> dict[str, Any]:
-    """The same for a script."""
+    """Return the probes of batches for scripts."""
     return {
         "largest": asdict(fit.largest),
         "fastest": asdict(fit.fastest),
@@ -146,7 +144,7 @@ def batches_document(fit: BatchFit) -> dict[str, Any]:
 
 
 def budgets_document(curve: BudgetCurve) -> dict[str, Any]:
-    """The same for a script."""
+    """Return the probes of budgets for scripts."""
     return {
         "unlimited": asdict(curve.unlimited),
         "finished": curve.finished,
@@ -155,7 +153,7 @@ def budgets_document(curve: BudgetCurve) -> dict[str, Any]:
 
 
 def reason(probe: Probe) -> str:
-    """Why there is no plan, in a few words."""
+    """Say in a few words why there is no plan."""
     refusal = probe.refusal
     assert refusal is not None
     if not isinstance(refusal, BudgetError):
@@ -166,13 +164,13 @@ def reason(probe: Probe) -> str:
 
 
 def _probes(probes: Sequence[Probe], key: str) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = []
+    rows: list[dict[str, Any]] = []
     for probe in probes:
         if probe.figures is not None:
-            found.append({**asdict(probe.figures), key: probe.at, "fits": True})
+            rows.append({**asdict(probe.figures), key: probe.at, "fits": True})
         else:
             assert probe.refusal is not None
-            found.append(
+            rows.append(
                 {key: probe.at, "fits": False, "code": probe.refusal.code, "message": probe.refusal.message}
                 | (
                     {"needed_bytes": probe.refusal.needed_bytes, "floor_bytes": probe.refusal.floor_bytes}
@@ -180,11 +178,11 @@ def _probes(probes: Sequence[Probe], key: str) -> list[dict[str, Any]]:
                     else {}
                 )
             )
-    return found
+    return rows
 
 
 def guess(f: Figures) -> str:
-    """A mark of figures that rest on estimates."""
+    """Return the mark of figures that rest on estimates."""
     return "~" if f.measured_share < 1 else ""
 
 

@@ -1,4 +1,4 @@
-"""What `mbc check --launches` prints."""
+"""The output of `mbc check --launches`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _LAUNCHES = (
 
 
 def kinds_text(checked: Checked, width: int | None = None) -> str:
-    """One row for each kind of launch, with the worst of its measures; the worst kind first."""
+    """Format a table with the worst measures of each kind of launch, the worst kind first."""
     kinds: dict[str, list[LaunchResult]] = {}
     for launch in checked.worst:
         kinds.setdefault(launch.kind, []).append(launch)
@@ -35,7 +35,7 @@ def kinds_text(checked: Checked, width: int | None = None) -> str:
 
 
 def launches_text(checked: Checked, limit: int, width: int | None = None) -> str:
-    """The worst launches, and which of their outputs that is; those that fail all."""
+    """Format a table of the worst launches and their worst outputs; all launches that fail are included."""
     failing = sum(not launch.passed for launch in checked.launches)
     shown = checked.worst[: max(limit, failing)]
     rows = [
@@ -52,22 +52,22 @@ def launches_text(checked: Checked, limit: int, width: int | None = None) -> str
     ]
     limits = (
         f"allowed: {MOST_ROUNDOFFS:.0f} roundoffs of an output in L2, {MOST_ELEMENT_ROUNDOFFS:.0f} of an element,"
-        " no wrong choice that rounding does not explain"
+        " no wrong choice beyond rounding"
     )
     return f"{render(_LAUNCHES, rows, width)}\n{limits}"
 
 
 def verdict(checked: Checked) -> str:
-    """One line."""
+    """Return the verdict in one line."""
     count, failing = len(checked.launches), sum(not launch.passed for launch in checked.launches)
     if failing:
-        return f"{failing} of {count} launches do not give what {checked.reference} does"
+        return f"{failing} of {count} launches do not give the result of {checked.reference}"
     elements = sum(output.elements for launch in checked.launches for output in launch.outputs)
-    return f"all {count} launches give what {checked.reference} does: all {elements:,} elements of their outputs"
+    return f"all {count} launches give the result of {checked.reference}, in all {elements:,} elements of their outputs"
 
 
 def document(checked: Checked) -> dict[str, Any]:
-    """Everything, for a script; what is infinite is null."""
+    """Return all results for scripts; infinite numbers are null."""
     return {
         "device": checked.device,
         "reference": checked.reference,
@@ -103,7 +103,7 @@ def _output(output: Deviation) -> dict[str, Any]:
 
 
 def _shown(launch: LaunchResult) -> tuple[Deviation, ...]:
-    """The outputs that fail, else the worst one."""
+    """Return the outputs that fail, else the worst output."""
     failing = tuple(output for output in launch.outputs if not output.passed)
     return failing or (max(launch.outputs, key=lambda output: output.badness),)
 

@@ -1,5 +1,8 @@
-"""A measured training step beside the plan: what `--record` of `mbc train` and `mbc bench` wrote of the captured
-graph's replays (`step_record`)."""
+"""A measured training step beside the plan.
+
+It is read from the record that `--record` of `mbc train` and `mbc bench` wrote from replays of the captured graph
+(`step_record`).
+"""
 
 from __future__ import annotations
 
@@ -12,14 +15,20 @@ from mbc.errors import MbcError
 from mbc.plan.group import launch_name
 from mbc.plan.model import Plan
 
-# What tells such a record from other results.
+# Fields by which such a record is recognised.
 FIELDS = ("step_us", "predicted_us", "steps", "rows", "sums")
 
 
 @dataclass(frozen=True, slots=True)
 class MeasuredStep:
-    """Launch by launch, in the plan's order, medians over `steps` replays. `starts_us`: since the step began; None, as
-    in `times_us`, where the launch was not found among what ran."""
+    """Times of all launches in the plan's order, in microseconds: medians over `steps` replays.
+
+    Attributes:
+        step_us: Time of the step.
+        steps: Number of replays.
+        starts_us: Start of each launch in the step; None where the launch was not recorded.
+        times_us: Time of each launch; None where the launch was not recorded.
+    """
 
     step_us: float
     steps: int
@@ -28,12 +37,16 @@ class MeasuredStep:
 
 
 def measured_step(plan: Plan, record: Mapping[str, Any], file: str) -> MeasuredStep:
-    """What a record says of the training step of `plan`. Raises MBC321 where it is damaged or of another plan."""
-    found: Any = record.get("rows")
+    """Return the recorded training step of `plan`.
+
+    Raises:
+        MbcError: MBC321, the record is damaged or belongs to another plan.
+    """
+    recorded_rows: Any = record.get("rows")
     step, steps = _time(record.get("step_us")), record.get("steps")
-    if not isinstance(found, list) or step is None or type(steps) is not int:
+    if not isinstance(recorded_rows, list) or step is None or type(steps) is not int:
         raise _none(file)
-    rows = cast(Sequence[Any], found)
+    rows = cast(Sequence[Any], recorded_rows)
     names = [launch_name(i, launch) for i, launch in enumerate(plan.train.launches)]
     for i in range(max(len(names), len(rows))):
         of_plan = names[i] if i < len(names) else "none"
@@ -42,8 +55,8 @@ def measured_step(plan: Plan, record: Mapping[str, Any], file: str) -> MeasuredS
         if recorded != of_plan:
             raise MbcError(
                 "MBC321",
-                f"'{file}' was recorded of another plan: launch {i} is '{of_plan}', recorded is '{recorded}'",
-                "record this plan with mbc train --record, or show the plan that was recorded",
+                f"'{file}' is a record of another plan: launch {i} is '{of_plan}', but '{recorded}' in the record",
+                "record this plan with mbc train --record, or give the plan that was recorded",
             )
     times = tuple(_time(row.get("measured_us")) for row in rows)
     starts = tuple(_time(row.get("start_us")) for row in rows)
@@ -57,5 +70,5 @@ def _none(file: str) -> MbcError:
 
 
 def _time(value: Any) -> float | None:
-    """In microseconds; None where it is none."""
+    """Return a time in microseconds; None if the value is not a time."""
     return float(value) if type(value) in (int, float) and math.isfinite(value) and value >= 0 else None

@@ -14,8 +14,13 @@ _LABEL = 18
 
 
 def sparkline(values: Sequence[int], width: int, top: int | None = None) -> str:
-    """`values` as at most `width` blocks: each shows the largest of its share of the values, against `top` (default:
-    the largest of all). What is not zero is never shown as nothing."""
+    """Draw values as at most `width` blocks; each block shows the largest of its part of the values.
+
+    Args:
+        values: Values, at least 0.
+        width: Number of characters.
+        top: Value of a full block; None for the largest value. A value above 0 is always visible.
+    """
     if not values:
         return ""
     top = max(values) if top is None else top
@@ -26,17 +31,16 @@ def sparkline(values: Sequence[int], width: int, top: int | None = None) -> str:
 
 
 def curve_text(plan: Plan, program: Program, width: int) -> str:
-    """One part of a page: the arena over the launches of a program against the budget, in all and by kind, on one
-    scale; host memory and a peer's on their own."""
+    """Draw the bytes over the launches: all and by kind on one scale, host memory and a peer's on their own scales."""
     curve = memory_curve(plan, program)
     total = curve.total_bytes
     left = plan.arena_budget_bytes
     peak = max(total)
-    # Against a budget that is far away every curve would lie flat on the ground.
+    # A budget far above the peak would make every curve flat.
     top = left if peak <= left < _FAR * peak else peak
-    scale = "that the budget leaves" if top == left else f"at the peak; the budget leaves {show_size(left)}"
+    scale = "the budget of the arena" if top == left else f"the peak; the budget of the arena is {show_size(left)}"
     room = max(10, width - _LABEL - 12)
-    title = f"memory over the {len(total)} launches; the scale ends at the {show_size(top)} {scale}"
+    title = f"memory over the {len(total)} launches; the scale ends at {show_size(top)}, {scale}"
     lines = [title, _row("all", total, room, top)]
     lines += [
         _row(kind, taken, room, top) for kind, taken in curve.bytes_by_kind.items() if max(taken) * _NOTHING >= top
@@ -49,7 +53,7 @@ def curve_text(plan: Plan, program: Program, width: int) -> str:
 
 
 _FAR = 4
-_NOTHING = 1000  # what takes less than this part of the scale has no row
+_NOTHING = 1000  # kinds below this part of the scale have no row
 
 
 def _row(title: str, values: Sequence[int], room: int, top: int) -> str:
@@ -57,5 +61,5 @@ def _row(title: str, values: Sequence[int], room: int, top: int) -> str:
 
 
 def curve_rows(curve: MemoryCurve) -> list[dict[str, int]]:
-    """Bytes by kind at every launch, for pictures and scripts."""
+    """Return the bytes by kind at every launch, for pictures and scripts."""
     return [{str(kind): taken for kind, taken in curve.at(i).items()} for i in range(len(curve.total_bytes))]

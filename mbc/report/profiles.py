@@ -1,4 +1,4 @@
-"""What `mbc profile list` and `mbc profile diff` print."""
+"""The output of `mbc profile list` and `mbc profile diff`."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ _COUNTS = ("requests", "usable", "dominated", "refused")
 
 @dataclass(frozen=True, slots=True)
 class KindContents:
-    """What a profile has of one kind of operation in one precision. `requests` counts operations and sizes."""
+    """The contents of a profile for one kind of operation in one precision; `requests` counts operations and sizes."""
 
     kind: str
     precision: str
     requests: int
     usable: int  # candidates
-    dominated: int  # of those, run once only
+    dominated: int  # of these, run only once
     refused: int
 
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """What a profile has. `refusals` and `left_out`: how often each reason was met, numbers left out of it."""
+    """The contents of a profile; `refusals` and `left_out` count each reason, with its numbers removed."""
 
     source: str
     identity: Identity
@@ -43,29 +43,29 @@ class Contents:
     left_out: tuple[tuple[str, int], ...]
     overhead_bytes: int
     constants: dict[str, float]
-    collectives: tuple[tuple[str, int, int], ...]  # "2 ranks over nvlink", times and slow-downs of them
+    collectives: tuple[tuple[str, int, int], ...]  # "2 ranks over nvlink", number of times and of slow-downs
 
 
 def contents(profile: Profile, size_bytes: int) -> Contents:
-    """Count what a profile has. `size_bytes`: of its file."""
+    """Count the contents of a profile, whose file has `size_bytes`."""
     kinds: dict[tuple[str, str], list[tuple[Measurement, ...]]] = {}
     for key in {*profile.measurements, *profile.extents}:
         try:
             request = read_signature(key)
             kind, precision = request.kind, str(request.precision)
         except ValueError:
-            kind, precision = "of another version of mbc", ""
+            kind, precision = "(unknown to this version)", ""
         kinds.setdefault((kind, precision), []).append(profile.measurements.get(key, ()))
     rows = [
         KindContents(
             kind,
             precision,
-            len(found),
-            sum(not m.refused for each in found for m in each),
-            sum(m.dominated for each in found for m in each),
-            sum(bool(m.refused) for each in found for m in each),
+            len(counts),
+            sum(not m.refused for each in counts for m in each),
+            sum(m.dominated for each in counts for m in each),
+            sum(bool(m.refused) for each in counts for m in each),
         )
-        for (kind, precision), found in sorted(kinds.items())
+        for (kind, precision), counts in sorted(kinds.items())
     ]
     refusals = (m.refused for each in profile.measurements.values() for m in each if m.refused)
     words = (part for extent in profile.extents.values() for part in extent.left_out.split("; ") if part)
@@ -91,23 +91,23 @@ def _collectives(profile: Profile) -> tuple[tuple[str, int, int], ...]:
 
 
 def _counted(reasons: Iterable[str]) -> tuple[tuple[str, int], ...]:
-    """How often each reason was met, most frequent first; figures in it are left out, so that like meets like."""
+    """Count each reason, the most frequent first; numbers are removed, so that like reasons are counted together."""
     counts = Counter(re.sub(r"(?<![A-Za-z0-9])\d+(?:[.,]\d+)*(?:e[+-]?\d+)?", "#", reason) for reason in reasons)
     return tuple(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
 
 
-def contents_text(found: Contents, width: int = DEFAULT_WIDTH) -> str:
-    """The identity, a table by kind, and why what is not usable is not."""
-    i = found.identity
+def contents_text(profile: Contents, width: int = DEFAULT_WIDTH) -> str:
+    """Format the identity of a profile, a table by kind, and the reasons why kernels are not usable."""
+    i = profile.identity
     lines = [
-        f"{found.source} ({show_size(found.size_bytes)})",
+        f"{profile.source} ({show_size(profile.size_bytes)})",
         f"{i}, {i.architecture}, driver {i.driver}, begun {i.date}",
-        f"clocks {i.sm_clock_mhz} MHz, of the memory {i.memory_clock_mhz} MHz",
+        f"clocks: multiprocessors {i.sm_clock_mhz} MHz, memory {i.memory_clock_mhz} MHz",
     ]
-    if found.overhead_bytes:
-        lines.append(f"a step takes {show_size(found.overhead_bytes)} outside its arena")
-    lines += [f"{name} {value:.3g}" for name, value in sorted(found.constants.items())]
-    lines += [f"collectives: {t} times, {s} slow-downs ({between})" for between, t, s in found.collectives]
+    if profile.overhead_bytes:
+        lines.append(f"a step takes {show_size(profile.overhead_bytes)} outside its arena")
+    lines += [f"{name} {value:.3g}" for name, value in sorted(profile.constants.items())]
+    lines += [f"collectives: {t} times, {s} slow-downs ({between})" for between, t, s in profile.collectives]
     columns = (
         Column("kind", shrinks=True, least=12),
         Column("precision"),
@@ -116,14 +116,14 @@ def contents_text(found: Contents, width: int = DEFAULT_WIDTH) -> str:
         Column("run once", right=True),
         Column("refused", right=True),
     )
-    whole = KindContents("all", "", *(sum(getattr(k, name) for k in found.kinds) for name in _COUNTS))
+    whole = KindContents("all", "", *(sum(getattr(k, name) for k in profile.kinds) for name in _COUNTS))
     rows = [
         (k.kind, k.precision, f"{k.requests:,}", f"{k.usable:,}", f"{k.dominated:,}", f"{k.refused:,}")
-        for k in (*found.kinds, whole)
+        for k in (*profile.kinds, whole)
     ]
     lines += ["", render(columns, rows, width)]
-    lines += _reasons("refused, because", found.refusals, width)
-    lines += _reasons("left out", found.left_out, width)
+    lines += _reasons("refused, because", profile.refusals, width)
+    lines += _reasons("left out", profile.left_out, width)
     return "\n".join(lines)
 
 
@@ -140,7 +140,10 @@ def _reasons(title: str, reasons: Sequence[tuple[str, int]], width: int) -> list
 def profile_diff_text(
     before: Profile, after: Profile, diff: ProfileDiff, width: int = DEFAULT_WIDTH, limit: int = 20
 ) -> str:
-    """Identities where they differ, what only one has, how times compare, and the `limit` largest changes."""
+    """Format the differences of two profiles.
+
+    These are their identities, the entries that only one has, a comparison of times, and the `limit` largest changes.
+    """
     parts = [_identities(before, after)]
     counts = (
         ("operations and sizes only here", len(diff.only_before), len(diff.only_after)),
@@ -183,7 +186,7 @@ def _identities(before: Profile, after: Profile) -> str:
     if a.alike(b):
         lines.append(f"both of {a}")
     else:
-        lines += [f"first of {a}", f"second of {b}: not the same machine, the ratios tell how they compare"]
+        lines += [f"first of {a}", f"second of {b}: another machine, so the ratios compare the machines"]
     if a.driver != b.driver or a.cudnn != b.cudnn:
         lines.append(f"drivers {a.driver} and {b.driver}, cuDNN {version_text(a.cudnn)} and {version_text(b.cudnn)}")
     return "\n".join(lines)
@@ -210,7 +213,7 @@ def _kernel(m: Measurement) -> str:
 
 
 def profile_diff_document(diff: ProfileDiff) -> dict[str, Any]:
-    """Everything of a comparison, for JSON."""
+    """Return all differences of two profiles for scripts."""
     changes = [
         {
             "signature": c.signature,

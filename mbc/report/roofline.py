@@ -1,5 +1,4 @@
-"""What `mbc show --roofline` prints: every operation against its own limit, and the step against the network's
-floor."""
+"""The output of `mbc show --roofline`: each operation against its limit, and the step against the network's floor."""
 
 from __future__ import annotations
 
@@ -45,23 +44,34 @@ _KINDS = (
 def roofline_text(
     plan: Plan, floor: Floor | None, *, width: int, limit: int | None = None, by_kind: bool = False, infer: bool = False
 ) -> str:
-    """The whole page: ceilings, operations (unless `by_kind`), kinds, totals. `limit`: only so many operations, those
-    that lose most, in their order. `floor`: of the training step. Raises MBC196 for a plan in fp64."""
+    """Format ceilings, operations (unless `by_kind`), kinds, and totals.
+
+    Args:
+        plan: Plan.
+        floor: Floor of the training step; None to leave it out.
+        width: Columns of the terminal.
+        limit: Largest number of operations to list, those that lose most, in program order; None for all.
+        by_kind: Whether to leave out single operations.
+        infer: Whether to show the inference program instead of the training step.
+
+    Raises:
+        MbcError: MBC196, the plan is in fp64.
+    """
     program = plan.infer if infer else plan.train
     ceilings = ceilings_of(plan)
-    found = limits(plan, program, ceilings)
+    operations = limits(plan, program, ceilings)
     parts = [f"{heading(plan, infer)}\n{_ceilings_text(plan, ceilings)}"]
     if not by_kind:
-        parts.append(_operations_table(found, width, limit))
-    parts += [_kinds_table(found, width), _totals_text(program, found, ceilings, floor)]
+        parts.append(_operations_table(operations, width, limit))
+    parts += [_kinds_table(operations, width), _totals_text(program, operations, ceilings, floor)]
     return "\n\n".join(parts)
 
 
 def roofline_document(plan: Plan, floor: Floor | None, *, infer: bool = False) -> dict[str, Any]:
-    """The same for a script: sizes in bytes, times in µs."""
+    """Return the operations for scripts: sizes in bytes, times in µs."""
     program = plan.infer if infer else plan.train
     ceilings = ceilings_of(plan)
-    found = limits(plan, program, ceilings)
+    operations = limits(plan, program, ceilings)
     return {
         "network": plan.graph.name,
         "batch": plan.graph.global_batch,
@@ -69,12 +79,12 @@ def roofline_document(plan: Plan, floor: Floor | None, *, infer: bool = False) -
         "program": "infer" if infer else "train",
         "target": asdict(plan.target),
         "ceilings": asdict(ceilings),
-        "time_us": sum(one.summary.time_us for one in found),
-        "limit_us": sum(one.limit_us for one in found),
+        "time_us": sum(one.summary.time_us for one in operations),
+        "limit_us": sum(one.limit_us for one in operations),
         "launches": len(program.launches),
         "floor": None if floor is None else {**asdict(floor), "total_us": floor.total_us},
-        "kinds": [_group_row(kind, group) for kind, group in _by_kind(found)],
-        "operations": [{"name": one.summary.name, **_row(one)} for one in found],
+        "kinds": [_group_row(kind, group) for kind, group in _by_kind(operations)],
+        "operations": [{"name": one.summary.name, **_row(one)} for one in operations],
     }
 
 
@@ -106,38 +116,38 @@ def _group_row(kind: str, group: Sequence[Limit]) -> dict[str, Any]:
     }
 
 
-def _by_kind(found: Sequence[Limit]) -> list[tuple[str, list[Limit]]]:
-    """What loses most first."""
+def _by_kind(operations: Sequence[Limit]) -> list[tuple[str, list[Limit]]]:
+    """Group operations by kind, the kind that loses most first."""
     groups: dict[str, list[Limit]] = {}
-    for one in found:
+    for one in operations:
         groups.setdefault(one.summary.kind, []).append(one)
     return sorted(groups.items(), key=lambda item: (-sum(one.lost_us for one in item[1]), item[0]))
 
 
 def _ceilings_text(plan: Plan, ceilings: Ceilings) -> str:
-    known = "measured" if ceilings.measured else "of the datasheet"
+    source = "measured" if ceilings.measured else "from the datasheet"
     emulated = f", emulated by {PRODUCTS} fp16 tensor-core products each" if ceilings.in_halves else ""
     return (
-        f"ceilings ({known}): {ceilings.bytes_per_us / 1e3:,.0f} GB/s of copying, "
+        f"ceilings ({source}): {ceilings.bytes_per_us / 1e3:,.0f} GB/s of copying, "
         f"{ceilings.flops_per_us / 1e6:,.0f} TFLOP/s of {plan.graph.precision}{emulated}"
     )
 
 
-def _operations_table(found: Sequence[Limit], width: int, limit: int | None) -> str:
-    shown = list(found)
+def _operations_table(operations: Sequence[Limit], width: int, limit: int | None) -> str:
+    shown = list(operations)
     if limit is not None and limit < len(shown):
         worst = sorted(shown, key=lambda one: (-one.lost_us, one.summary.first_launch))[:limit]
         shown = sorted(worst, key=lambda one: one.summary.first_launch)
     rows = [(one.summary.name, one.summary.kind, kernels_cell(one.summary), *_figures([one])) for one in shown]
     lines = [render(_OPERATIONS, rows, width)]
-    if len(shown) < len(found):
-        lost_us = sum(one.lost_us for one in found) - sum(one.lost_us for one in shown)
-        lines.append(f"… and {len(found) - len(shown)} operations that lose less, {_lost(lost_us)} together")
+    if len(shown) < len(operations):
+        lost_us = sum(one.lost_us for one in operations) - sum(one.lost_us for one in shown)
+        lines.append(f"… and {len(operations) - len(shown)} operations that lose less, {_lost(lost_us)} together")
     return "\n".join(lines)
 
 
-def _kinds_table(found: Sequence[Limit], width: int) -> str:
-    lost_us = sum(max(0.0, one.lost_us) for one in found) or 1.0
+def _kinds_table(operations: Sequence[Limit], width: int) -> str:
+    lost_us = sum(max(0.0, one.lost_us) for one in operations) or 1.0
     rows = [
         (
             kind,
@@ -145,20 +155,22 @@ def _kinds_table(found: Sequence[Limit], width: int) -> str:
             *_figures(group),
             f"{100 * sum(max(0.0, one.lost_us) for one in group) / lost_us:.1f} %",
         )
-        for kind, group in _by_kind(found)
+        for kind, group in _by_kind(operations)
     ]
-    kernels = _kernels(found)
-    rows.append(("all" if len(kernels) == len(found) else "all kernels", str(len(kernels)), *_figures(kernels), ""))
+    kernels = _kernels(operations)
+    rows.append(
+        ("all" if len(kernels) == len(operations) else "all kernels", str(len(kernels)), *_figures(kernels), "")
+    )
     return render(_KINDS, rows, width)
 
 
-def _kernels(found: Sequence[Limit]) -> list[Limit]:
-    """All but copies, which run beside them."""
-    return [one for one in found if one.summary.stream not in COPY_STREAMS]
+def _kernels(operations: Sequence[Limit]) -> list[Limit]:
+    """Return all operations but copies, which run beside kernels."""
+    return [one for one in operations if one.summary.stream not in COPY_STREAMS]
 
 
 def _figures(group: Sequence[Limit]) -> tuple[str, ...]:
-    """Bytes, flops, limit, what binds, time, ratio, loss: summed."""
+    """Return the sums of a group: bytes, flops, limit, the binding limit, time, ratio, loss."""
     flops = sum(one.flops for one in group)
     limit_us = sum(one.limit_us for one in group)
     time_us = sum(one.summary.time_us for one in group)
@@ -183,9 +195,9 @@ def _bound(group: Sequence[Limit]) -> str:
     return f"both ({100 * by_arithmetic / sum(one.limit_us for one in group):.0f} % arithmetic)"
 
 
-def _totals_text(program: Program, found: Sequence[Limit], ceilings: Ceilings, floor: Floor | None) -> str:
-    kernels = _kernels(found)
-    copies_us = sum(one.summary.time_us for one in found) - sum(one.summary.time_us for one in kernels)
+def _totals_text(program: Program, operations: Sequence[Limit], ceilings: Ceilings, floor: Floor | None) -> str:
+    kernels = _kernels(operations)
+    copies_us = sum(one.summary.time_us for one in operations) - sum(one.summary.time_us for one in kernels)
     time_us = sum(one.summary.time_us for one in kernels)
     limit_us = sum(one.limit_us for one in kernels)
     guess = any(one.summary.estimated for one in kernels)
@@ -196,7 +208,7 @@ def _totals_text(program: Program, found: Sequence[Limit], ceilings: Ceilings, f
         (
             "speed of light of these operations",
             show_time(limit_us),
-            f"{_ratio(time_us, limit_us)} of it taken: each operation's limit, nothing fused further",
+            f"{_ratio(time_us, limit_us)} of it taken: the sum of the limits, without further fusion",
         ),
         ("  of the difference: gaps", show_time(launches * ceilings.launch_us), f"{launches} launches"),
     ]
@@ -218,7 +230,7 @@ def _totals_text(program: Program, found: Sequence[Limit], ceilings: Ceilings, f
             ),
         ]
     lines = [render((Column("in all"), Column("", right=True), Column("")), rows)]
-    if any(one.lost_us < 0 for one in found if one.bound is Bound.ARITHMETIC):
+    if any(one.lost_us < 0 for one in operations if one.bound is Bound.ARITHMETIC):
         lines.append("FFT and Winograd multiply less than the definition of a convolution, which the limit counts")
     return "\n".join(lines)
 
@@ -226,7 +238,7 @@ def _totals_text(program: Program, found: Sequence[Limit], ceilings: Ceilings, f
 def _ratio(time_us: float, limit_us: float) -> str:
     if limit_us <= 0:
         return "-"
-    # Tiny operations take a launch, whatever their limit.
+    # Even a tiny operation takes the time of a launch.
     return f"{time_us / limit_us:.2f}x" if time_us < 100 * limit_us else ">99x"
 
 

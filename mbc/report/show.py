@@ -1,4 +1,4 @@
-"""What `mbc show` prints of a plan."""
+"""The output of `mbc show`."""
 
 from __future__ import annotations
 
@@ -20,11 +20,14 @@ def plan_text(
     by_kind: bool = False,
     infer: bool = False,
 ) -> str:
-    """The whole page: what the plan is, its operations, the peak, memory over the step, what was done to need less,
-    totals and bounds.
+    """Format a plan: heading, operations, peak, memory over the step, techniques that save memory, totals and bounds.
 
-    `limit`: only the slowest so many operations, in their order in the program, and a line for the others. `by_kind`:
-    one row a kind of operation instead. `infer`: the inference program instead of the training step.
+    Args:
+        plan: Plan.
+        width: Columns of the terminal.
+        limit: Largest number of operations to list, the slowest ones, in program order; None for all.
+        by_kind: Whether to list kinds of operations instead.
+        infer: Whether to show the inference program instead of the training step.
     """
     program = plan.infer if infer else plan.train
     groups = grouped(plan, program)

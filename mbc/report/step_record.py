@@ -1,4 +1,4 @@
-"""The file of a recorded step: measured beside predicted, a row a launch, which `measured` reads again."""
+"""The file of a recorded step, with predicted and measured times of each launch; `measured` reads it again."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from mbc.report.columns import Column, render
 from mbc.report.timeline import predicted_timeline
 from mbc.units import show_time
 
-SCHEMA = 1  # of the file; those of before have none
-NAME_CHARACTERS = 60  # of a kernel's
-KINDS = 8  # of the table, the longest first
+SCHEMA = 1  # of the file; older files have none
+NAME_CHARACTERS = 60  # of the name of a kernel
+KINDS = 8  # rows of the table, the longest first
 _SUMMED = ("predicted_us", "measured_us", "predicted_gap_us", "gap_us")
 _COLUMNS = (
     Column("kind", shrinks=True),
@@ -28,8 +28,11 @@ _COLUMNS = (
 
 
 def record_document(plan: Plan, recorded: RecordedStep) -> dict[str, Any]:
-    """What `--record` writes. `rows`: launches in the plan's order, all times in microseconds (`RecordedLaunch`),
-    without the measured ones where nothing was recorded; `sums` of them by kind, the longest first."""
+    """Return the record that `--record` writes, with times in microseconds.
+
+    Its `rows` are launches in the plan's order (`RecordedLaunch`), without measured times where nothing was recorded.
+    Its `sums` are by kind of launch, the longest first.
+    """
     rows = _rows(plan, recorded)
     return {
         "schema": SCHEMA,
@@ -45,11 +48,12 @@ def record_document(plan: Plan, recorded: RecordedStep) -> dict[str, Any]:
 
 
 def dump_record(document: Mapping[str, Any]) -> str:
+    """Return the text of a record."""
     return json.dumps(document, indent=1) + "\n"
 
 
 def record_text(document: Mapping[str, Any], width: int | None = None) -> str:
-    """The longest kinds of launches, and the step."""
+    """Format the kinds of launches that take longest, and the step."""
     cells = [
         (
             total["name"],
@@ -60,10 +64,10 @@ def record_text(document: Mapping[str, Any], width: int | None = None) -> str:
         )
         for total in document["sums"][:KINDS]
     ]
-    rows, found = document["rows"], sum("measured_us" in row for row in document["rows"])
+    rows, recorded = document["rows"], sum("measured_us" in row for row in document["rows"])
     step, predicted = show_time(document["step_us"]), show_time(document["predicted_us"])
-    told = f"step: {step} measured over {document['steps']} steps, {predicted} predicted"
-    return f"{render(_COLUMNS, cells, width)}\n\n{told}; {found} of {len(rows)} launches recorded"
+    step_text = f"step: {step} measured over {document['steps']} steps, {predicted} predicted"
+    return f"{render(_COLUMNS, cells, width)}\n\n{step_text}; {recorded} of {len(rows)} launches recorded"
 
 
 def _rows(plan: Plan, recorded: RecordedStep) -> list[dict[str, Any]]:
@@ -95,12 +99,12 @@ def _kind(launch: Launch, kinds: Mapping[str, str]) -> str:
 
 
 def _sums(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """By kind of launch, what is longest first; of launches that were recorded."""
-    found: dict[str, dict[str, Any]] = {}
+    """Sum recorded launches by kind, the longest first."""
+    totals: dict[str, dict[str, Any]] = {}
     for row in rows:
         if "measured_us" in row:
-            total = found.setdefault(row["kind"], {"name": row["kind"], "launches": 0, **dict.fromkeys(_SUMMED, 0.0)})
+            total = totals.setdefault(row["kind"], {"name": row["kind"], "launches": 0, **dict.fromkeys(_SUMMED, 0.0)})
             total["launches"] += 1
             for name in _SUMMED:
                 total[name] += row[name]
-    return sorted(found.values(), key=lambda total: -total["measured_us"])
+    return sorted(totals.values(), key=lambda total: -total["measured_us"])

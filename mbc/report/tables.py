@@ -1,4 +1,4 @@
-"""The tables of a plan. Times that are estimates, not measurements, are marked `~`; kernels of emulated fp32 `*`."""
+"""The tables of a plan: `~` marks times that are estimated, `*` kernels of emulated fp32."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from mbc.report.columns import Column, render
 from mbc.report.devices import host_sharing_text
 from mbc.units import show_range, show_size, show_time
 
-OVERHEAD = "CUDA's context, libraries, modules and graphs"  # what it is of
-LARGEST = 6  # of what lies in the arena at the peak
-EMULATED = " *"  # behind kernels of emulated fp32
-NO_PROFILE = "none of this GPU, times are estimated"
-NO_TIMES = "holds no time of the step's kernels, these are estimated"
+OVERHEAD = "CUDA's context, libraries, modules and graphs"  # contents of the overhead
+LARGEST = 6  # values listed at the peak
+EMULATED = " *"  # mark of kernels of emulated fp32
+NO_PROFILE = "none for this GPU, times are estimated"
+NO_TIMES = "has no times of the step's kernels, which are estimated"
 
 _OPERATIONS = (
     Column("operation", shrinks=True, least=18),
@@ -46,7 +46,7 @@ _KINDS = (
 
 
 def heading(plan: Plan, infer: bool = False) -> str:
-    """What the plan is for, and which profile it was made with, in three lines; in a fourth what was set."""
+    """Return three lines on the target and the profile of a plan, and a fourth line on its settings, if any."""
     graph, target = plan.graph, plan.target
     what = "inference" if infer else "training step"
     cudnn = f", cuDNN {cudnn_version(target.cudnn)}" if target.cudnn else ""
@@ -60,20 +60,20 @@ def heading(plan: Plan, infer: bool = False) -> str:
 
 
 def batch_text(plan: Plan) -> str:
-    """`batch 64`, or `batch 64 shared by 3 GPUs (22 + 2 x 21 rows)`."""
+    """Format a batch as `batch 64`, or `batch 64 shared by 3 GPUs (22 + 2 x 21 rows)`."""
     batch, ranks = f"batch {plan.graph.global_batch}", plan.graph.ranks
     return batch if ranks is None else f"{batch} shared by {ranks.size} GPUs ({micro_batches(ranks.rows)} rows)"
 
 
 def profile_of(plan: Plan) -> str:
-    """`NVIDIA H200, driver 580.159.04, cuDNN 9.19.0, 2026-11-21`"""
+    """Format the profile of a plan, such as `NVIDIA H200, driver 580.159.04, cuDNN 9.19.0, 2026-11-21`."""
     profile = plan.target.profile
     unmeasured = profile and plan.predictions.train_us and not plan.predictions.measured_share
     return f"{profile} ({NO_TIMES})" if unmeasured else profile or NO_PROFILE
 
 
 def cudnn_version(number: int) -> str:
-    """9.19.0 of 91900."""
+    """Format a version of cuDNN: 9.19.0 for 91900."""
     return f"{number // 10000}.{number // 100 % 100}.{number % 100}"
 
 
@@ -83,7 +83,14 @@ def operations_table(
     limit: int | None = None,
     recomputing: Mapping[str, int] | None = None,
 ) -> str:
-    """One row an operation, in program order. `recomputing`: how many launches of each do, by `TechniquesUsed`."""
+    """Format a table with a row for each operation, in program order.
+
+    Args:
+        summaries: Operations.
+        width: Columns of the terminal; None for no limit.
+        limit: Largest number of operations, the slowest ones; None for all.
+        recomputing: Number of launches of each operation that recompute, by `Techniques`.
+    """
     shown = list(summaries)
     if limit is not None and len(shown) > limit:
         slowest = sorted(shown, key=lambda s: (-s.time_us, s.first_launch))[:limit]
@@ -103,7 +110,7 @@ def operations_table(
         for s in shown
     ]
     columns = _OPERATIONS
-    if any(s.stream is Stream.COLLECTIVE for s in shown):  # what is beside them says more than layouts
+    if any(s.stream is Stream.COLLECTIVE for s in shown):  # streams are more useful here than layouts
         columns = (*_OPERATIONS[:4], Column("stream"), *_OPERATIONS[5:])
         rows = [(*row[:4], str(s.stream), *row[5:]) for row, s in zip(rows, shown, strict=True)]
     lines = [render(columns, rows, width)]
@@ -116,7 +123,7 @@ def operations_table(
 
 
 def kinds_table(summaries: Sequence[OperationSummary], width: int | None) -> str:
-    """One row a kind of operation, the slowest first."""
+    """Format a table with a row for each kind of operation, the slowest first."""
     total_us = sum(s.time_us for s in summaries) or 1.0
     by_kind: dict[str, list[OperationSummary]] = {}
     for summary in summaries:
@@ -140,7 +147,7 @@ def kinds_table(summaries: Sequence[OperationSummary], width: int | None) -> str
 
 
 def peak_table(plan: Plan, program: Program, width: int | None = None) -> str:
-    """Live bytes at the peak: by kind, and the largest values."""
+    """Format the live bytes at the peak: by kind, and the largest values."""
     curve = memory_curve(plan, program)
     peak = curve.peak_launch
     total = curve.total_bytes[peak]
@@ -164,7 +171,7 @@ def _largest(plan: Plan, program: Program, launch: int, width: int | None) -> st
 
 
 def launch_title(program: Program, index: int) -> str:
-    """`launch 12 (conv1)`"""
+    """Format a launch such as `launch 12 (conv1)`."""
     if index >= len(program.launches):
         return f"launch {index}"
     operations = program.launches[index].operations
@@ -172,7 +179,7 @@ def launch_title(program: Program, index: int) -> str:
 
 
 def _accumulated_rows(plan: Plan) -> list[tuple[str, str, str]]:
-    """Where a step takes several mini-batches, of which the training program runs the last."""
+    """Return the rows on gradient accumulation: the training program runs the last of several mini-batches."""
     count = plan.graph.optimizer.accumulate
     if count == 1:
         return []
@@ -184,7 +191,7 @@ def _accumulated_rows(plan: Plan) -> list[tuple[str, str, str]]:
 
 
 def totals_text(plan: Plan) -> str:
-    """Predictions, and how far the plan is above each bound."""
+    """Format the predictions, and how far the plan is above each bound."""
     predictions, bounds = plan.predictions, plan.bounds
     guess = predictions.measured_share < 1
     share = f"{measured_percent(predictions.measured_share)} of the step measured"
@@ -257,14 +264,14 @@ def totals_text(plan: Plan) -> str:
 
 
 def _emulated_rows(plan: Plan) -> list[tuple[str, str, str]]:
-    """None where nothing is emulated."""
+    """Return the row on emulated operations, if there are any."""
     emulated, products = emulated_share(plan, plan.train)
     what = "convolutions and linear layers of the step, marked * above"
     return [("emulated fp32", f"{emulated} of {products}", what)] if emulated else []
 
 
 def measured_percent(share: float) -> str:
-    """Of what is measured in part never `0 %` or `100 %`."""
+    """Format a share in percent; a share strictly between 0 and 1 is never `0 %` or `100 %`."""
     rounded_percent = round(100 * share)
     if 0 < share < 1 and rounded_percent in (0, 100):
         return "under 1 %" if rounded_percent == 0 else "over 99 %"
@@ -282,32 +289,34 @@ def over(figure: float, bound: float) -> str:
 
 
 def kernels_cell(summary: OperationSummary) -> str:
+    """Format the kernels of an operation."""
     return " | ".join(summary.kernels) + (EMULATED if summary.emulated_fp32 else "")
 
 
 def outside_cell(host_bytes: int, peer_bytes: int) -> str:
-    """What a plan keeps in host memory, and of a peer's where it is lent any."""
+    """Format the bytes that a plan keeps in host memory, and in another GPU's memory if it uses any."""
     host = show_size(host_bytes) if host_bytes else "-"
     return f"{host}, peer {show_size(peer_bytes)}" if peer_bytes else host
 
 
 def time_cell(time_us: float, estimated: bool) -> str:
+    """Format a time, with `~` for an estimate."""
     return ("~" if estimated else "") + show_time(time_us)
 
 
 def within(low_us: float, high_us: float) -> str:
-    """`18.2 to 31.0 ms; `, and nothing for what is known."""
+    """Format a range as `18.2 to 31.0 ms; `; return no text for an exact time."""
     return f"{show_range(low_us, high_us)}; " if low_us < high_us else ""
 
 
 def micro_batches(rows: Sequence[int], recomputing: int = 0) -> str:
-    """`256`, `4 x 64` or `3 x 64 + 32`; `2 x 256 (1 recomputed)` where so many of the launches recompute."""
+    """Format micro-batches as `256`, `4 x 64` or `3 x 64 + 32`; add the launches that recompute, `(1 recomputed)`."""
     parts = [(count, len(list(group))) for count, group in groupby(rows)]
-    told = " + ".join(f"{times} x {count}" if times > 1 else str(count) for count, times in parts)
-    return f"{told} ({recomputing} recomputed)" if recomputing else told
+    text = " + ".join(f"{times} x {count}" if times > 1 else str(count) for count, times in parts)
+    return f"{text} ({recomputing} recomputed)" if recomputing else text
 
 
 def layouts(names: Sequence[str]) -> str:
-    """The layouts of the operands, one if they agree."""
+    """Return the layout of the operands; `mixed` if they differ."""
     distinct = tuple(dict.fromkeys(names))
     return distinct[0] if len(distinct) == 1 else "mixed" if distinct else "-"

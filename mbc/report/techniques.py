@@ -1,5 +1,7 @@
-"""What a plan recomputes, offloads, divides and runs depth-first in micro-batches, what that costs and saves, and where
-the GPU waits for copies."""
+"""The techniques of a plan, their cost and saving, and the stalls of the GPU for copies.
+
+The techniques are recomputing, offloading, dividing, and depth-first micro-batches.
+"""
 
 from __future__ import annotations
 
@@ -24,40 +26,40 @@ _DIRECTIONS = {
     Stream.TO_HOST: "to the host", Stream.TO_DEVICE: "from the host",
     Stream.TO_PEER: "to the peer", Stream.FROM_PEER: "from the peer",
 }  # fmt: skip
-WORTH_SAYING = 1e-4  # of the step: shorter stalls are left out of the table
+LEAST_SHARE = 1e-4  # of the step: shorter stalls are left out of the table
 
 
 def techniques_text(plan: Plan, program: Program, width: int | None, limit: int = LONGEST) -> str:
-    """Tables of what was done and of stalls; nothing for a plan that needs no technique."""
-    found = techniques(plan, program)
-    if not (found.recomputed or found.offloaded or found.divided or found.depth_first):
+    """Format tables of techniques and stalls; return no text for a plan without techniques."""
+    used = techniques(plan, program)
+    if not (used.recomputed or used.offloaded or used.divided or used.depth_first):
         return ""
     device = device_of(plan)
     times = timeline_on(device, plan, program)
     waits, costs = stalls(program, times), copy_costs(device, plan, program, times)
-    parts = [_overview(plan, program, found, costs)]
-    if found.offloaded:
+    parts = [_overview(plan, program, used, costs)]
+    if used.offloaded:
         parts.append(_links_table(plan, program, width))
-    if found.recomputed:
-        parts.append(_recomputed_table(found, width, limit))
-    if found.offloaded:
-        parts.append(_offloaded_table(found, costs, width, limit))
-    if found.divided:
-        parts.append(_divided_table(found, width, limit))
-    if found.depth_first:
-        parts.append(_depth_first_table(found, width, limit))
+    if used.recomputed:
+        parts.append(_recomputed_table(used, width, limit))
+    if used.offloaded:
+        parts.append(_offloaded_table(used, costs, width, limit))
+    if used.divided:
+        parts.append(_divided_table(used, width, limit))
+    if used.depth_first:
+        parts.append(_depth_first_table(used, width, limit))
     return "\n\n".join(parts + ([_stalls_table(plan, program, waits, width, limit)] if waits else []))
 
 
-def techniques_document(plan: Plan, program: Program, found: TechniquesUsed, times: Timeline) -> dict[str, Any]:
-    """The same for a script, whole, from `techniques` and `predicted_timeline`."""
+def techniques_document(plan: Plan, program: Program, used: TechniquesUsed, times: Timeline) -> dict[str, Any]:
+    """Return the techniques for scripts, from `techniques` and `predicted_timeline`."""
     costs = copy_costs(device_of(plan), plan, program, times)
     return {
-        "recomputed": [asdict(r) for r in found.recomputed],
-        "offloaded": [{**asdict(o), "cost_us": costs.of(o)} for o in found.offloaded],
+        "recomputed": [asdict(r) for r in used.recomputed],
+        "offloaded": [{**asdict(o), "cost_us": costs.of(o)} for o in used.offloaded],
         "links": [asdict(link) for link in traffic(plan, program)],
-        "divided": [asdict(d) for d in found.divided],
-        "depth_first": [asdict(h) for h in found.depth_first],
+        "divided": [asdict(d) for d in used.divided],
+        "depth_first": [asdict(h) for h in used.depth_first],
         "stalls": [asdict(s) for s in stalls(program, times)],
         "copies": {
             "count": costs.copies,
@@ -69,11 +71,11 @@ def techniques_document(plan: Plan, program: Program, found: TechniquesUsed, tim
     }
 
 
-def _overview(plan: Plan, program: Program, found: TechniquesUsed, costs: CopyCosts) -> str:
-    recomputed_away, offloaded_away = found.absent_bytes(memory_curve(plan, program).peak_launch)
-    recompute_us = sum(r.time_us for r in found.recomputed)
-    copies_us = sum(o.time_us for o in found.offloaded)
-    # A share of the kernels' time, which is what the step would take without them.
+def _overview(plan: Plan, program: Program, used: TechniquesUsed, costs: CopyCosts) -> str:
+    recomputed_away, offloaded_away = used.absent_bytes(memory_curve(plan, program).peak_launch)
+    recompute_us = sum(r.time_us for r in used.recomputed)
+    copies_us = sum(o.time_us for o in used.offloaded)
+    # Shares of the kernels' time, without recomputing and copies.
     kernels_us = sum(
         launch.work.time_us
         for launch in program.launches
@@ -83,20 +85,20 @@ def _overview(plan: Plan, program: Program, found: TechniquesUsed, costs: CopyCo
         share if share.endswith("x") else f"+{share}"
         for share in (over(kernels_us, kernels_us - recompute_us), over(kernels_us + costs.total_us, kernels_us))
     )
-    workspace_bytes = max((d.workspace_bytes for d in found.divided), default=0)
+    workspace_bytes = max((d.workspace_bytes for d in used.divided), default=0)
     rows = [
-        ("recomputed", _count(len(found.recomputed), "operation"), f"{show_time(recompute_us)} of kernels, {again}",
+        ("recomputed", _count(len(used.recomputed), "operation"), f"{show_time(recompute_us)} of kernels, {again}",
          show_size(recomputed_away)),
-        ("offloaded", _count(len(found.offloaded), "stay"),
+        ("offloaded", _count(len(used.offloaded), "stay"),
          f"{show_time(copies_us)} of copies, {copied}",
          show_size(offloaded_away)),
-        ("divided", _count(len(found.divided), "operation"), f"at most {show_size(workspace_bytes)} of workspace", "-"),
-        ("depth-first", _count(len(found.depth_first), "value"),
-         f"{show_size(sum(h.saved_bytes for h in found.depth_first))} never live as a whole", "-"),
+        ("divided", _count(len(used.divided), "operation"), f"at most {show_size(workspace_bytes)} of workspace", "-"),
+        ("depth-first", _count(len(used.depth_first), "value"),
+         f"{show_size(sum(h.saved_bytes for h in used.depth_first))} never live as a whole", "-"),
     ]  # fmt: skip
-    used = [row for row in rows if not row[1].startswith("0 ")]
+    shown = [row for row in rows if not row[1].startswith("0 ")]
     columns = (Column("technique"), Column(""), Column("cost"), Column("saved at the peak", right=True))
-    return render(columns, used) + (f"\n{costs.text()}" if costs.copies else "")
+    return render(columns, shown) + (f"\n{costs.text()}" if costs.copies else "")
 
 
 def _links_table(plan: Plan, program: Program, width: int | None) -> str:
@@ -112,8 +114,8 @@ def _links_table(plan: Plan, program: Program, width: int | None) -> str:
     return render(columns, rows, width)
 
 
-def _recomputed_table(found: TechniquesUsed, width: int | None, limit: int) -> str:
-    ordered = sorted(found.recomputed, key=lambda r: (-r.saved_bytes, r.launches))
+def _recomputed_table(used: TechniquesUsed, width: int | None, limit: int) -> str:
+    ordered = sorted(used.recomputed, key=lambda r: (-r.saved_bytes, r.launches))
     rows = [
         (r.operation, show_size(r.saved_bytes), f"{r.absent[0]}..{r.absent[1]}", show_time(r.time_us))
         for r in ordered[:limit]
@@ -125,8 +127,8 @@ def _recomputed_table(found: TechniquesUsed, width: int | None, limit: int) -> s
     return render(columns, rows, width) + _others(len(ordered), limit)
 
 
-def _offloaded_table(found: TechniquesUsed, costs: CopyCosts, width: int | None, limit: int) -> str:
-    ordered = sorted(found.offloaded, key=lambda o: (-o.saved_bytes, o.launches))
+def _offloaded_table(used: TechniquesUsed, costs: CopyCosts, width: int | None, limit: int) -> str:
+    ordered = sorted(used.offloaded, key=lambda o: (-o.saved_bytes, o.launches))
     rows: list[tuple[str, ...]] = []
     for o in ordered[:limit]:
         cost_us = costs.of(o)
@@ -147,8 +149,8 @@ def _offloaded_table(found: TechniquesUsed, costs: CopyCosts, width: int | None,
     return render(columns, rows, width) + _others(len(ordered), limit)
 
 
-def _divided_table(found: TechniquesUsed, width: int | None, limit: int) -> str:
-    ordered = sorted(found.divided, key=lambda d: (-d.time_us, d.operation))
+def _divided_table(used: TechniquesUsed, width: int | None, limit: int) -> str:
+    ordered = sorted(used.divided, key=lambda d: (-d.time_us, d.operation))
     rows = [
         (d.operation, micro_batches(d.micro_batches), show_size(d.workspace_bytes) if d.workspace_bytes else "-",
          show_time(d.time_us))
@@ -161,8 +163,8 @@ def _divided_table(found: TechniquesUsed, width: int | None, limit: int) -> str:
     return render(columns, rows, width) + _others(len(ordered), limit)
 
 
-def _depth_first_table(found: TechniquesUsed, width: int | None, limit: int) -> str:
-    ordered = sorted(found.depth_first, key=lambda h: (-h.saved_bytes, h.value))
+def _depth_first_table(used: TechniquesUsed, width: int | None, limit: int) -> str:
+    ordered = sorted(used.depth_first, key=lambda h: (-h.saved_bytes, h.value))
     rows = [(h.value, str(h.rows), show_size(h.saved_bytes)) for h in ordered[:limit]]
     columns = (
         Column("depth-first micro-batches", shrinks=True, least=18), Column("rows", right=True),
@@ -174,10 +176,10 @@ def _depth_first_table(found: TechniquesUsed, width: int | None, limit: int) -> 
 def _stalls_table(plan: Plan, program: Program, waits: Sequence[Stall], width: int | None, limit: int) -> str:
     total_us = sum(s.time_us for s in waits)
     guess = plan.predictions.measured_share < 1
-    told = sorted((s for s in waits if s.time_us >= WORTH_SAYING * plan.predictions.train_us), key=lambda s: -s.time_us)
+    shown = sorted((s for s in waits if s.time_us >= LEAST_SHARE * plan.predictions.train_us), key=lambda s: -s.time_us)
     rows = [
         (launch_title(program, s.launch), _cause(plan, program, s.cause), time_cell(s.time_us, guess))
-        for s in told[:limit]
+        for s in shown[:limit]
     ]
     title = f"the GPU waits for copies: {time_cell(total_us, guess)} in {_count(len(waits), 'stall')}"
     if not rows:

@@ -1,5 +1,7 @@
-"""The predicted timeline of a program, and what its copies cost the compute stream by it: kernels wait until a copy has
-ended, take longer at either end of a wait for a copy (decision 020), and are slower while copies run."""
+"""The predicted timeline of a program, and the cost of its copies to the compute stream.
+
+Kernels wait for copies, take longer at either end of a wait for a copy (decision 020), and are slower beside copies.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +17,12 @@ from mbc.plan.techniques import Offloaded
 from mbc.report.devices import device_of
 from mbc.units import show_time
 
-_SHOWN_US = 0.005  # what is less is shown as 0.00 us
+_SHOWN_US = 0.005  # shorter times would be shown as 0.00 us
 
 
 @dataclass(frozen=True, slots=True)
 class Stall:
-    """The compute stream waits `time_us` before `launch` for the end of `cause`, a copy."""
+    """A wait of the compute stream: `time_us` before `launch`, for the end of the copy `cause`."""
 
     launch: int
     cause: int
@@ -29,10 +31,16 @@ class Stall:
 
 @dataclass(frozen=True, slots=True)
 class CopyCosts:
-    """How much longer a program takes for its copies, `total_us`, and of that: `stall_us`, for which the compute stream
-    waits until copies have ended, and `synchronise_us`, which `synchronised` of its kernels take longer because they
-    are at an end of a wait for a copy. `by_copy`: these two by the launch of the copy; copies that synchronise with
-    one kernel share it."""
+    """The time that copies add to a program.
+
+    Attributes:
+        copies: Number of copies.
+        total_us: Time that the program would be faster without copies, in microseconds.
+        stall_us: Part of it in which the compute stream waits for copies.
+        synchronised: Number of kernels at an end of a wait for a copy.
+        synchronise_us: Part of `total_us` that these kernels take longer.
+        by_copy: Both parts by the launch of the copy; copies that synchronise with one kernel share its cost.
+    """
 
     copies: int
     total_us: float
@@ -42,12 +50,15 @@ class CopyCosts:
     by_copy: Mapping[int, float]
 
     def of(self, offloaded: Offloaded) -> float:
-        """Of the copies of one value."""
+        """Return the cost of the copies of one value, in microseconds."""
         return sum(self.by_copy.get(launch, 0.0) for launch in offloaded.launches)
 
     def text(self, share: str = "") -> str:
-        """`the 14 copies cost about 140.0 us (2.1 %): 20 kernels take 7.00 us longer each to synchronise with them`;
-        `share` is what stands in parentheses."""
+        """Format the cost in one sentence, with `share` in parentheses.
+
+        For example: `the 14 copies cost about 140.0 us (2.1 %): 20 kernels take 7.00 us longer each to synchronise with
+        them`.
+        """
         parts: list[str] = []
         if self.synchronised:
             each = show_time(self.synchronise_us / self.synchronised)
@@ -57,25 +68,30 @@ class CopyCosts:
         slower_us = self.total_us - self.stall_us - self.synchronise_us
         if slower_us > _SHOWN_US:
             parts.append(f"kernels are {show_time(slower_us)} slower while they run")
-        told = f": {', '.join(parts)}" if parts else ""
-        return f"the {self.copies} copies cost about {show_time(self.total_us)}{f' ({share})' if share else ''}{told}"
+        reasons = f": {', '.join(parts)}" if parts else ""
+        return (
+            f"the {self.copies} copies cost about {show_time(self.total_us)}{f' ({share})' if share else ''}{reasons}"
+        )
 
 
 def predicted_timeline(plan: Plan, program: Program) -> Timeline:
-    """When each launch runs, with what copies cost the kernels that run concurrently where the GPU is a known one."""
+    """Return when each launch runs, with the effect of copies on concurrent kernels where the GPU is known."""
     return timeline_on(device_of(plan), plan, program)
 
 
 def timeline_on(device: DeviceSpec | None, plan: Plan, program: Program) -> Timeline:
-    """The same where `device_of` the plan is known already."""
+    """Return the timeline for a given `device_of` the plan."""
     return timeline(
         program, contention=None if device is None else contention(program, plan.graph, plan.buffers, device)
     )
 
 
 def stalls(program: Program, times: Timeline) -> tuple[Stall, ...]:
-    """Every stall of the compute stream, in order, for which a copy is to blame: it ends last of what is waited for.
-    Waiting for kernels of the concurrent stream is none, since these are work of the step."""
+    """Return every stall of the compute stream that ends with a copy, in order.
+
+    The cause of a stall is the copy that ends last. Waits for kernels of the concurrent stream are not stalls, since
+    these kernels are work of the step.
+    """
     causes: dict[int, int] = {}
     for earlier, later in program.waits:
         if later not in causes or times.ends_us[earlier] > times.ends_us[causes[later]]:
@@ -89,7 +105,7 @@ def stalls(program: Program, times: Timeline) -> tuple[Stall, ...]:
 
 
 def copy_costs(device: DeviceSpec | None, plan: Plan, program: Program, times: Timeline) -> CopyCosts:
-    """Of a program with this predicted timeline."""
+    """Return the cost of the copies of a program with this predicted timeline."""
     copies = [i for i, launch in enumerate(program.launches) if launch.stream in COPY_STREAMS]
     if not copies:
         return CopyCosts(0, 0.0, 0.0, 0, 0.0, {})
@@ -99,17 +115,17 @@ def copy_costs(device: DeviceSpec | None, plan: Plan, program: Program, times: T
             streams = program.launches[copy].stream, program.launches[kernel].stream
             if streams[0] in COPY_STREAMS and streams[1] is Stream.COMPUTE and times.synchronise_us[kernel]:
                 beside.setdefault(kernel, set()).add(copy)
-    found = stalls(program, times)
+    stalled = stalls(program, times)
     by_copy = dict.fromkeys(copies, 0.0)
     for kernel, shared in beside.items():
         for copy in shared:
             by_copy[copy] += times.synchronise_us[kernel] / len(shared)
-    for stall in found:
+    for stall in stalled:
         by_copy[stall.cause] = by_copy.get(stall.cause, 0.0) + stall.time_us
     return CopyCosts(
         len(copies),
         max(0.0, times.total_us - time_with(device, plan, program, dict.fromkeys(copies, 0.0))),
-        sum(stall.time_us for stall in found),
+        sum(stall.time_us for stall in stalled),
         len(beside),
         sum(times.synchronise_us[kernel] for kernel in beside),
         by_copy,
@@ -117,12 +133,14 @@ def copy_costs(device: DeviceSpec | None, plan: Plan, program: Program, times: T
 
 
 def time_with(device: DeviceSpec | None, plan: Plan, program: Program, times_us: Mapping[int, float]) -> float:
-    """Microseconds of a program if some launches took other times alone; a copy that takes none is left out, with all
-    waits for it and of it."""
+    """Return the time of a program if some launches took other times alone, in microseconds.
+
+    A copy that takes no time is left out, with all waits that involve it.
+    """
     gone = {i for i, time_us in times_us.items() if not time_us and program.launches[i].stream in COPY_STREAMS}
     changed = replace(program, waits=tuple(pair for pair in program.waits if gone.isdisjoint(pair)))
     alone_us = [times_us.get(i, launch.work.time_us) for i, launch in enumerate(program.launches)]
     serial = all(launch.stream is Stream.COMPUTE or i in gone for i, launch in enumerate(program.launches))
-    # Kernels of one stream without copies are a sum: of a deep network that is found faster.
-    found = None if device is None or serial else contention(changed, plan.graph, plan.buffers, device)
-    return simulate(changed, alone_us, found)
+    # Without copies, kernels of one stream add up, which is faster to compute for a deep network.
+    slowed = None if device is None or serial else contention(changed, plan.graph, plan.buffers, device)
+    return simulate(changed, alone_us, slowed)

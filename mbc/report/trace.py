@@ -1,5 +1,4 @@
-"""A plan as a trace that Perfetto and Chrome's chrome://tracing open: the predicted step, launch by launch, and the
-measured one where it was recorded.
+"""A plan as a trace for Perfetto and chrome://tracing: the predicted step, and the measured one where it was recorded.
 
 Trace Event Format, https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU: events have
 microseconds; "X" is a complete event, "M" metadata, "C" a counter, "s" and "f" the ends of an arrow.
@@ -23,9 +22,13 @@ _STREAMS = tuple(Stream)
 
 
 def trace_document(plan: Plan, measured: MeasuredStep | None = None, others: Sequence[Plan] = ()) -> dict[str, Any]:
-    """One process for each program, one thread for each stream, arrows for waits, and live bytes as counters; one more
-    process for the training step as it was measured, and for that of each of `others`, of ranks that do not run
-    `plan`."""
+    """Return a process for each program, with a thread for each stream, arrows for waits, and live bytes as counters.
+
+    Args:
+        plan: Plan.
+        measured: Measured training step, shown as one more process; None to leave it out.
+        others: Plans of the ranks that do not run `plan`, each shown as one more process.
+    """
     network = plan.graph.name
     events = _program(plan, plan.train, 1, f"{network}: training step{_of_ranks(plan)}, predicted")
     events += _program(plan, plan.infer, 2, f"{network}: inference, predicted")

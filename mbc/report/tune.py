@@ -1,4 +1,4 @@
-"""What `mbc tune` prints. Images/s that are estimates, not measurements, are marked `~`."""
+"""The output of `mbc tune`, in which `~` marks images/s that are estimated."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _COLUMNS = (
 
 
 def tune_text(table: Table, base: Base, state: State, spent: Spending | None, width: int | None = None) -> str:
-    """The table, what it was measured by, and the row that is taken."""
+    """Format the table, the measurements behind it, and the chosen row."""
     lines = [render(_COLUMNS, [_cells(row, table, base) for row in table.rows], width), ""]
     if state.range_test is not None:
         test = state.range_test
@@ -51,7 +51,7 @@ def tune_text(table: Table, base: Base, state: State, spent: Spending | None, wi
 
 
 def why(table: Table, base: Base) -> str:
-    """Which row is taken, and for what reason."""
+    """Say which row is chosen, and why."""
     taken, fitting = table.taken, table.fitting
     on = f" on {taken.gpus} GPUs" if taken.gpus > 1 else ""
     if len(fitting) == 1:
@@ -78,7 +78,7 @@ def why(table: Table, base: Base) -> str:
 
 
 def tune_document(table: Table, base: Base, state: State, spent: Spending | None) -> dict[str, Any]:
-    """The same for a script."""
+    """Return the table for scripts."""
     return {
         "taken": _row_document(table.taken),
         "rows": [_row_document(row) for row in table.rows],
@@ -92,25 +92,25 @@ def tune_document(table: Table, base: Base, state: State, spent: Spending | None
 
 
 def _row_document(row: Row) -> dict[str, Any]:
-    found = {"batch": row.batch, "gpus": row.gpus, "rows": row.rows, "fits": row.probe.figures is not None}
+    document = {"batch": row.batch, "gpus": row.gpus, "rows": row.rows, "fits": row.probe.figures is not None}
     if row.probe.figures is None:
-        return {**found, "why": reason(row.probe)}
+        return {**document, "why": reason(row.probe)}
     figures = {"images_per_s": row.probe.figures.images_per_s, "needed_bytes": row.probe.figures.needed_bytes}
-    return {**found, **figures, "efficiency": row.efficiency, "goodput": row.goodput, "rate": row.rate}
+    return {**document, **figures, "efficiency": row.efficiency, "goodput": row.goodput, "rate": row.rate}
 
 
 def _cells(row: Row, table: Table, base: Base) -> tuple[str, ...]:
     figures = row.probe.figures
     if figures is None:
         return (str(row.batch), str(row.gpus), *[""] * 7, reason(row.probe))
-    known = table.noise_scale is not None
+    has_noise = table.noise_scale is not None
     notes = ["base"] * (row.rows == base.rows) + ["taken"] * (row is table.taken)
     return (
         str(row.batch),
         str(row.gpus),
         f"{guess(figures)}{figures.images_per_s:,.0f}",
         f"{table.noise_scale:.0f}" if table.noise_scale is not None else "",
-        f"{row.efficiency:.1%}" if known else "",
+        f"{row.efficiency:.1%}" if has_noise else "",
         f"{guess(figures)}{row.goodput:,.0f}",
         "█" * max(1, round(row.goodput / table.taken.goodput * _BAR)) if table.taken.goodput else "",
         "" if row.rate is None else f"{row.rate:.3g}",

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mbc.cli import check_command
+from mbc.cli import check_places
 from mbc.codegen.build import Package
 from mbc.codegen.toolchain import Missing
 from mbc.equivalence import rule
@@ -148,7 +148,7 @@ def test_every_launch_is_checked(mbc):
     assert re.search(r"^convolution +2 +0\.\d\d +\d\.\d +0 +ok$", done.out, re.MULTILINE)
     assert len(re.findall(r"^ *(?:train|infer) \d+ +", done.out, re.MULTILINE)) == 3
     assert "allowed: 8 roundoffs of an output in L2, 64 of an element, no wrong choice" in done.out
-    assert re.search(r"^all \d+ launches give what NumPy in float64 does: all [\d,]+ elements", done.out, re.MULTILINE)
+    assert re.search(r"^all \d+ launches give the result of NumPy in float64, in all [\d,]+ elements", done.out, re.MULTILINE)
 
 
 def test_plans_and_packages_are_checked_as_they_are(mbc):
@@ -177,7 +177,7 @@ def test_a_wrong_launch_is_exit_code_1(mbc, monkeypatch):
     done = mbc(*LAUNCHES, "--limit", "1")
     assert done.code == 1
     assert re.search(r"^infer 1 .* FAILS$", done.out, re.MULTILINE)
-    assert re.search(r"^1 of \d+ launches do not give what NumPy in float64 does$", done.out, re.MULTILINE)
+    assert re.search(r"^1 of \d+ launches do not give the result of NumPy in float64$", done.out, re.MULTILINE)
 
 
 @pytest.mark.parametrize("rule", [("--reference", "float64"), ("--tolerance", "1"), ("--operations",)])
@@ -190,17 +190,17 @@ def test_rules_of_divided_steps_are_none_of_launches(mbc, capsys, rule):
 
 
 def test_a_gpu_that_is_not_here(mbc, monkeypatch):
-    monkeypatch.setattr(check_command, "local_gpus", lambda: ())
+    monkeypatch.setattr(check_places, "local_gpus", lambda: ())
     done = mbc(*CHECK[:-4], "--device", "cuda", "--micro-batch", "2")
     assert done.code == 1 and "error MBC199: there is no GPU here to compare on" in done.err
 
 
 def test_a_step_that_cannot_be_built(mbc, monkeypatch):
     gpu = LocalGpu("NVIDIA H200", "580", "sm_90", 1 << 37, 1 << 37)
-    monkeypatch.setattr(check_command, "local_gpus", lambda: (gpu,))
+    monkeypatch.setattr(check_places, "local_gpus", lambda: (gpu,))
     missing = Missing("cuDNN 9", "runs convolutions", "install it")
     monkeypatch.setattr(
-        check_command, "build_package", lambda plan, folder, overwrite: Package(folder, None, (missing,))
+        check_places, "build_package", lambda plan, folder, overwrite: Package(folder, None, (missing,))
     )
     done = mbc(*CHECK[:-4], "--micro-batch", "2")
     assert done.code == 1

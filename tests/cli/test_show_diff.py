@@ -173,7 +173,7 @@ def test_a_measured_step_beside_a_plan(mbc, package):
     Path("step.json").write_text(json.dumps(record))
     for command in ("report", "trace"):
         refused = mbc(command, package, "--with", "step.json")
-        assert refused.code == 1 and "error MBC321: 'step.json' was recorded of another plan" in refused.err
+        assert refused.code == 1 and "error MBC321: 'step.json' is a record of another plan" in refused.err
     Path("log.jsonl").write_text('{"kind": "epoch", "step": 1, "epoch": 1, "loss": 1.0, "images_per_s": 1.0}\n')
     refused = mbc("trace", package, "--with", "log.jsonl")
     assert refused.code == 1 and "error MBC321: 'log.jsonl' holds no measured step" in refused.err

@@ -57,6 +57,6 @@ def test_an_offer_says_what_it_is():
         "standardize = 0, gain = 0)"
     )
     assert offers["conv"].help.startswith("Convolution.")
-    assert "or more tensors" in offers["concat"].detail and offers["parameter"].detail.endswith(", a tensor itself")
+    assert "or more tensors" in offers["concat"].detail and offers["parameter"].detail.endswith(", needs no tensor")
     assert offers["unit"].detail == "unit(c, s)" and offers["unit"].kind == "block"
     assert offers["image"].kind == "input"

@@ -62,8 +62,8 @@ def test_what_was_set_is_told():
     assert plan_document(tight)["settings"] == {name: said}
     again = load_plan(dump_plan(tight), "plan.json")
     assert again == tight and '\n"settings":' not in dump_plan(loose)
-    assert not [one for one in figures(loose) if "set in place" in one.name]
-    (card,) = (one.value for one in figures(again) if "set in place" in one.name)
+    assert not [one for one in figures(loose) if "settings that replace" in one.name]
+    (card,) = (one.value for one in figures(again) if "settings that replace" in one.name)
     assert card == tight.settings_text == f"memory.device={said}"
     diff = diff_plans(loose, tight)
     (change,) = (change for change in diff.totals if change.name == "settings")
@@ -73,7 +73,7 @@ def test_what_was_set_is_told():
     # What nothing else says, such as the depth of a network, stands for itself.
     deeper = replace(loose, settings=(("depth", "50"),))
     only = diff_answers(diff_plans(loose, deeper), *(facts_of(plan, plan.train) for plan in (loose, deeper)))[0]
-    assert "They were planned for something else: settings (--set)." in only.answer
+    assert "They were planned for different inputs: settings (--set)." in only.answer
 
 
 def test_settings_of_a_compilation_are_those_that_count():
@@ -96,7 +96,7 @@ def test_unlike_measured_shares_are_told_without_judging_the_difference():
     other = predicted(plan, 5350.0, (2260.0, 13900.0), 0.0)
     known = "~6.00 ms (5.70 to 6.40 ms; 73 % of it measured) by {}"
     guessed = "~5.35 ms (2.26 to 13.9 ms; 0 % of it measured) by {}"
-    said = f"Which is faster is not known: the step takes {known} and {guessed}, and these ranges overlap."
+    said = f"It is unknown which plan is faster: the step takes {known} and {guessed}, and these ranges overlap."
     assert said.format("a", "b") in diff_text(diff_plans(plan, other), "a", "b")
     page = diff_page(plan, other, "a", "b")
     assert said.format("the first plan", "the second") in page
@@ -118,7 +118,7 @@ def test_apart_ranges_and_one_profile_tell_which_plan_is_faster():
     assert compared_steps((plan, alike), ("a", "b")).startswith("The step takes ~6.00 ms (5.70 to 6.40 ms; 73 %")
     assert "The step takes" not in diff_text(diff_plans(plan, alike), "a", "b")
     elsewhere = replace(alike, target=replace(alike.target, gpu="another"))
-    assert compared_steps((plan, elsewhere), ("a", "b")).startswith("Which is faster is not known")
+    assert compared_steps((plan, elsewhere), ("a", "b")).startswith("It is unknown which plan is faster")
 
 
 def test_a_profile_without_a_time_of_the_step_says_so():
@@ -174,5 +174,5 @@ def test_a_diff_sums_time_by_family_first():
     assert not [line for line in where.details if line.text.startswith("copy")]
     memory = told["Where did the memory go?"].answer
     assert f"of live bytes at {show_time(kept.times.starts_us[kept.peak])}, in the backward pass, in launch" in memory
-    moved = told["What is kept, recomputed or offloaded otherwise?"].details
+    moved = told["Which values are kept, recomputed or offloaded differently?"].details
     assert moved[-1].text.startswith("8 of ") and len(moved) == 9

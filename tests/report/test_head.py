@@ -113,7 +113,7 @@ def test_bounds_say_what_they_are_of():
     plan = PLANS["kept"]()
     told = {one.name: one for one in figures(plan)}
     serial, least = told["best serial schedule"], told["least arena of any plan"]
-    assert serial.note == "at least so much on one stream, whatever memory"
+    assert serial.note == "lower bound on one stream, for any budget"
     assert least.value == show_size(plan.bounds.floor_bytes)
     assert least.note.startswith(f"while {plan.bounds.floor_operation} runs")
     assert f" overhead ({OVERHEAD})" in told["device memory"].note

@@ -141,7 +141,7 @@ def test_what_is_recomputed_is_said_with_its_reason():
     assert facts.techniques.recomputed, "the plan is tight"
     told = {one.question: one for one in answers(facts)}
     why = told["Why is a value recomputed or offloaded?"]
-    assert f"{len(facts.techniques.recomputed)} are recomputed" in why.answer
+    assert f"{len(facts.techniques.recomputed)} values are recomputed" in why.answer
     most = max(facts.techniques.recomputed, key=lambda r: r.saved_bytes)
     assert why.details[0].values == most.outputs and why.details[0].text.startswith(", ".join(most.outputs))
     peak = told["What sets the peak?"]
@@ -165,7 +165,7 @@ def test_what_is_offloaded_is_said_with_its_reason():
     most = max(facts.techniques.offloaded, key=lambda one: one.saved_bytes)
     (line,) = [one.text for one in why.details if one.values == (most.value,) and "memory of the host" in one.text][:1]
     live = max(facts.curve.total_bytes[most.absent[0] : most.absent[1]])
-    assert f"where up to {show_size(live)} are live; kept, they would" in line
+    assert f"where up to {show_size(live)} are live. If kept, the values would" in line
     cost = f"and cost the kernels about {show_time(facts.costs.of(most))}."
     assert line.endswith(f"The copies take {show_time(most.time_us)} {cost}") and facts.costs.of(most) > 0
     assert facts.costs.text(f"{100 * facts.costs.total_us / facts.times.total_us:.2f} % of the step")[1:] in why.answer
@@ -174,8 +174,8 @@ def test_what_is_offloaded_is_said_with_its_reason():
 @pytest.mark.parametrize(("critical_path_us", "said"), [(0.0, "serial schedule"), (1.0, "plan")])
 def test_a_larger_budget_is_judged_by_the_bound_of_such_schedules(plan, critical_path_us, said):
     plan = replace(plan, bounds=replace(plan.bounds, critical_path_us=critical_path_us))
-    (more,) = (one for one in answers(facts_of(plan, plan.train)) if "more buy" in one.question)
-    assert f"No {said}, however large the budget, is faster than" in more.answer
+    (more,) = (one for one in answers(facts_of(plan, plan.train)) if "more memory gain" in one.question)
+    assert f"With any budget, no {said} with these kernels is faster than" in more.answer
     assert (CONCURRENT in more.answer) == (not critical_path_us), "a bound of serial schedules binds no others"
 
 
@@ -186,26 +186,26 @@ def _asked(plan: Plan, words: str) -> Answer:
 
 def test_a_larger_budget_buys_nothing_where_this_one_is_not_used_up():
     plan = PLANS["kept"]()
-    more = _asked(plan, "more buy")
+    more = _asked(plan, "more memory gain")
     unused_bytes = plan.budget_bytes - taken_bytes(plan)
-    assert more.answer.startswith(f"Nothing: {show_size(unused_bytes)} of the budget are unused, memory is not")
-    assert "however large the budget" in more.answer and not more.details
+    assert more.answer.startswith(f"Nothing: {show_size(unused_bytes)} of the budget are unused, so memory does not")
+    assert "With any budget" in more.answer and not more.details
     tight = PLANS["recomputed"]()
     assert tight.budget_bytes - taken_bytes(tight) < UNUSED_SHARE * tight.budget_bytes
-    assert "unused" not in _asked(tight, "more buy").answer
+    assert "unused" not in _asked(tight, "more memory gain").answer
 
 
 def test_the_furthest_kernel_is_told_of_estimates_too():
     plan = PLANS["kept"]()
     assert plan.predictions.measured_share < 1
     furthest = _asked(plan, "roofline")
-    assert f"Of the step {measured_percent(plan.predictions.measured_share)} is measured, ~ is not" in furthest.answer
+    assert f"{measured_percent(plan.predictions.measured_share)} of the step is measured; ~ marks estimates" in furthest.answer
     # Limits below a launch: the heading stays, with the reason.
     facts = facts_of(plan, plan.train)
     assert facts.ceilings is not None
     slow = replace(facts, ceilings=replace(facts.ceilings, launch_us=1e9))
     (told,) = (one for one in answers(slow) if "roofline" in one.question)
-    assert told.answer.startswith("None can be told: each has a limit below the")
+    assert told.answer.startswith("Unknown: the limit of each kernel is below the")
 
 
 def test_no_kernel_is_named_twice_as_the_furthest():
@@ -213,7 +213,7 @@ def test_no_kernel_is_named_twice_as_the_furthest():
     facts = facts_of(plan, plan.train)
     one = max(facts.limits, key=lambda limit: limit.limit_us)
     (told,) = (a for a in answers(replace(facts, limits=(one,))) if "roofline" in a.question)
-    assert told.answer.count(one.summary.name) == 1 and "the furthest by ratio, too" in told.answer
+    assert told.answer.count(one.summary.name) == 1 and "also the furthest by ratio" in told.answer
 
 
 def test_a_list_that_is_cut_says_so():
@@ -324,7 +324,7 @@ def test_columns_and_back():
 def test_a_diff_says_what_was_asked_for():
     loose, tight = PLANS["kept"](), PLANS["recomputed"]()
     page = diff_page(loose, tight, "loose", "tight")
-    assert "They were planned for something else: budget." in page
+    assert "They were planned for different inputs: budget." in page
     assert "What changed between these plans, and why?" in page and "recomputed" in page
     same = diff_page(loose, loose, "a", "b")
     assert "Nothing: no figure and no operation differs." in same
@@ -398,12 +398,12 @@ def test_a_measured_step_beside_the_predicted_one(plan):
 
 def test_records_that_are_not_of_the_plan():
     plan = PLANS["small"]()
-    with pytest.raises(MbcError, match=r"MBC321: 'step.json' was recorded of another plan: launch 0 is '0") as caught:
+    with pytest.raises(MbcError, match=r"MBC321: 'step.json' is a record of another plan: launch 0 is '0") as caught:
         _measured(plan, _record(PLANS["kept"]()))
     assert caught.value.remedy.startswith("record this plan")
     short, damaged, bench = _record(plan), _record(plan), _record(plan)
     del short["rows"][-1]
-    with pytest.raises(MbcError, match="recorded is 'none'"):
+    with pytest.raises(MbcError, match="but 'none' in the record"):
         _measured(plan, short)
     del damaged["rows"][0]["start_us"]
     bench["rows"] = {}
@@ -437,7 +437,7 @@ def test_of_a_long_log_a_page_has_some_lines_and_the_last():
 def test_lines_that_are_no_log(change):
     with pytest.raises(MbcError, match="holds no result") as caught:
         read_recorded(_line("interval", 2) + _line("epoch", 3).replace(*change), "a.json")
-    assert "mbc train --log" in caught.value.remedy and "--record of `mbc train` or `mbc bench`" in caught.value.remedy
+    assert "mbc train --log" in caught.value.remedy and "of --record" in caught.value.remedy
 
 
 def test_a_page_that_cannot_be_written(tmp_path: Path):

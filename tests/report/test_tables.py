@@ -96,7 +96,7 @@ def test_the_page_says_everything():
     ):  # fmt: skip
         assert word in text, word
     assert f"{PLAN.predictions.arena_bytes:,} bytes, exact" in text
-    assert "\nprofile: none of this GPU, times are estimated\n" in text
+    assert "\nprofile: none for this GPU, times are estimated\n" in text
     target = replace(PLAN.target, profile="NVIDIA H200, driver 580.1, cuDNN 9.19.0, 2026-11-21")
     assert f"\nprofile: {target.profile}\n" in plan_text(replace(PLAN, target=target), width=160)
     p = PLAN.predictions
@@ -217,7 +217,7 @@ def test_diff_text():
         assert word in text, word
     assert max(map(len, diff_text(diff, "a.json", "b.json", width=100).split("only in")[0].splitlines())) <= 100
     limited = diff_text(diff, "a.json", "b.json", limit=2)
-    assert "operations more" in limited and "more" in limited.splitlines()[-1]
+    assert "more operations" in limited and "more" in limited.splitlines()[-1]
     assert len(diff_text(diff, "a.json", "b.json", with_times=True)) > len(text) - 200
 
 

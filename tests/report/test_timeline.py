@@ -67,13 +67,13 @@ def test_what_takes_the_time_is_said_first(facts):
     assert sum(int(re.findall(r"\((\d+) %\)", share)[0]) for share in shares) == pytest.approx(100, abs=2)
     recompute_us = sum(one.time_us for one in facts.techniques.recomputed)
     assert (
-        f" {show_time(recompute_us)} of it are recomputing. Copies cost about {show_time(facts.costs.total_us)}"
+        f" {show_time(recompute_us)} of this are recomputing. Copies cost about {show_time(facts.costs.total_us)}"
         in first.answer
     )
     memory_us = sum(one.summary.time_us for one in facts.limits if one.bound is Bound.MEMORY)
     limit_us = sum(one.limit_us for one in facts.limits if one.bound is not Bound.LINK)
-    assert f"The nearest limit of kernels is memory for {show_time(memory_us)}, arithmetic for " in first.answer
-    assert first.answer.endswith(f"together they take {kernels_us / limit_us:.2f} times their limits.")
+    assert f"By nearest limit: memory for {show_time(memory_us)}, arithmetic for " in first.answer
+    assert first.answer.endswith(f"Together the kernels take {kernels_us / limit_us:.2f} times their limits.")
     kinds = kinds_table(facts.summaries, None)
     assert len(first.details) == 6 and all(line.text.split(" ")[0] in kinds for line in first.details[:5])
 
@@ -89,7 +89,7 @@ def test_a_larger_budget_gives_back_recomputing_and_what_copies_cost(facts):
     recompute_us = sum(one.time_us for one in facts.techniques.recomputed)
     assert recompute_us > 0 < facts.costs.total_us
     assert time_saved(facts, absent) == pytest.approx(recompute_us + facts.costs.total_us)
-    more = next(one.answer for one in answers(facts) if "more buy" in one.question)
+    more = next(one.answer for one in answers(facts) if "more memory gain" in one.question)
     gain_us = min(time_saved(facts, absent), facts.plan.predictions.train_us - facts.plan.bounds.fastest_us)
     assert gain_us > recompute_us and more.startswith(f"About {show_time(gain_us)}, ")
     assert f": all {len(absent)} absent values, " in more and "`mbc fit --curve` plans each budget" in more

@@ -1,4 +1,4 @@
-"""A question that one asks of a plan, with its answer in sentences."""
+"""A question about a plan, with its answer in sentences."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TypeVar
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One line below an answer: `before`, the names of `values`, which a page makes links of, and `after`."""
+    """A line below an answer: `before`, the names of `values`, which become links, and `after`."""
 
     before: str
     values: tuple[str, ...] = ()
@@ -17,13 +17,21 @@ class Line:
 
     @property
     def text(self) -> str:
+        """Text without links."""
         return f"{self.before}{', '.join(self.values)}{self.after}"
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """`question` and its `answer`, with `details`: one line each. `anchor`: the part of the page that shows it;
-    `colour`: by what the memory is to be coloured there, `kind` or `decision`."""
+    """A question with its answer.
+
+    Attributes:
+        question: Question.
+        answer: Answer in sentences.
+        details: Lines below the answer.
+        anchor: Part of the page that shows it.
+        colour: Colouring of the memory map there, `kind` or `decision`.
+    """
 
     question: str
     answer: str
@@ -35,8 +43,15 @@ class Answer:
 T = TypeVar("T")
 
 
-def cut(found: Sequence[T], count: int, most: str, line: Callable[[T], Line], rest: str = "") -> tuple[Line, ...]:
-    """The lines of the first `count` of what was found; where there are more, a line says so. `most`: what those have
-    that are listed; `rest`: what the line says instead."""
-    lines = tuple(map(line, found[:count]))
-    return lines if len(found) <= count else (*lines, Line(rest or f"{count} of {len(found):,}: those {most}"))
+def cut(items: Sequence[T], count: int, most: str, line: Callable[[T], Line], rest: str = "") -> tuple[Line, ...]:
+    """Return lines for the first `count` items, and a line that says so where there are more.
+
+    Args:
+        items: Items, the most important first.
+        count: Number of items to list.
+        most: What distinguishes the listed items, for the last line.
+        line: Function that formats an item.
+        rest: Text of the last line; empty for one about `most`.
+    """
+    lines = tuple(map(line, items[:count]))
+    return lines if len(items) <= count else (*lines, Line(rest or f"{count} of {len(items):,}: those {most}"))

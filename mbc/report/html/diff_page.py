@@ -45,7 +45,16 @@ def diff_page(
     before_others: Sequence[Plan] = (),
     after_others: Sequence[Plan] = (),
 ) -> str:
-    """The text of the page; the titles are what the two are called, the others plans of ranks that run another one."""
+    """Return the text of the page of two plans.
+
+    Args:
+        before: First plan.
+        after: Second plan.
+        before_title: Name of the first plan.
+        after_title: Name of the second plan.
+        before_others: Plans of the ranks that do not run the first plan.
+        after_others: Plans of the ranks that do not run the second plan.
+    """
     diff = diff_plans(before, after)
     facts = facts_of(before, before.train), facts_of(after, after.train)
     return render_page(
@@ -68,7 +77,7 @@ def _described(plan: Plan, others: Sequence[Plan]) -> str:
 
 
 def diff_data(diff: PlanDiff, facts: tuple[Facts, Facts], titles: tuple[str, str]) -> dict[str, Any]:
-    """What its scripts draw: live bytes of both, and one row for each operation that differs."""
+    """Return the data that the scripts draw: live bytes of both plans, and a row for each operation that differs."""
     texts = Texts()
     rows = [
         {

@@ -1,4 +1,4 @@
-"""In sentences, what differs between two plans and why."""
+"""Answers on the differences between two plans and their causes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mbc.report.html.facts import Facts
 from mbc.report.step_times import compared_steps
 from mbc.units import show_size, show_time
 
-# What was asked for, and what of the machine a plan rests on: where these differ, the rest follows from them.
+# Settings and facts of the machine that a plan depends on; other differences follow from these.
 CAUSES = (
     "network", "settings", "batch", "precision", "optimizer", "gpu", "architecture", "multiprocessors", "memory_bytes",
     "cudnn", "profile", "budget_bytes", "host_limit_bytes", "peer_limit_bytes", "gpus", "rows", "mbc",
@@ -23,7 +23,7 @@ _LISTED = 8
 
 
 def diff_answers(diff: PlanDiff, before: Facts, after: Facts) -> tuple[Answer, ...]:
-    """What changed between two plans, why, where the time and the memory went, and what is kept otherwise."""
+    """Say what changed and why, where time and memory went, and which values are treated differently."""
     if diff.same:
         return (Answer("What changed between these plans?", "Nothing: no figure and no operation differs."),)
     return (_causes(diff, before, after), _time(diff, before, after), _memory(before, after), _decisions(before, after))
@@ -32,26 +32,26 @@ def diff_answers(diff: PlanDiff, before: Facts, after: Facts) -> tuple[Answer, .
 def _causes(diff: PlanDiff, before: Facts, after: Facts) -> Answer:
     changed = {change.name: change for change in diff.totals}
     causes = [changed[name] for name in CAUSES if name in changed]
-    told = tuple(
+    lines = tuple(
         Line(f"{figure_name(c.name)}: {_shown(c.name, c.before, before)}, then {_shown(c.name, c.after, after)}")
         for c in causes
     )
-    # What was set is said in full below; here it stands for what no other figure says.
+    # The settings are listed in full below; they are named here only if no other figure shows them.
     named = [c for c in causes if c.name != "settings"] or causes
     why = (
-        f"They were planned for something else: {', '.join(figure_name(c.name) for c in named)}."
+        f"They were planned for different inputs: {', '.join(figure_name(c.name) for c in named)}."
         if causes
-        else "Network, GPU, budget and profile are the same: the options of planning or the search differ."
+        else "Network, GPU, budget and profile are equal: the options of planning or the search differ."
     )
     graphs = [len(facts.plan.graph.train) for facts in (before, after)]
     if graphs[0] != graphs[1]:
-        told = (*told, Line(f"operations of the graph: {graphs[0]:,}, then {graphs[1]:,}"))
+        lines = (*lines, Line(f"operations of the graph: {graphs[0]:,}, then {graphs[1]:,}"))
     kernels = sum("kernel" in change.differs for change in diff.operations)
     return Answer(
         "What changed between these plans, and why?",
-        f"{why} {len(diff.operations)} operations run otherwise, {kernels} of them by another kernel;"
+        f"{why} {len(diff.operations)} operations run differently, {kernels} of them with another kernel;"
         f" {len(diff.only_before)} are in the first plan only, {len(diff.only_after)} in the second only.",
-        told,
+        lines,
         "operations",
     )
 
@@ -81,15 +81,15 @@ def _time(diff: PlanDiff, before: Facts, after: Facts) -> Answer:
     return Answer(
         "Where did the time go?",
         f"{compared_steps(diff.plans, ('the first plan', 'the second'))}{of_last}"
-        f" Kernels alone, of which streams run some concurrently, and what copies cost: {', '.join(sums)}. By kind of"
-        " operation:",
-        cut(most, _LISTED, "that changed most", lambda one: Line(f"{one[0]}: {_signed(one[1])}")),
+        f" Change of the time of kernels alone (streams may run some concurrently) and of the cost of copies:"
+        f" {', '.join(sums)}. By kind of operation:",
+        cut(most, _LISTED, "that changed the most", lambda one: Line(f"{one[0]}: {_signed(one[1])}")),
         "operations",
     )
 
 
 def _families(facts: Facts) -> Mapping[str, float]:
-    """Microseconds of the launches of the training program, each in one family; of copies what they cost."""
+    """Return the time of each family of launches of the training program, in microseconds; for copies, their cost."""
     times = {"recomputing": _recompute_us(facts), "other kernels": 0.0, "collectives": 0.0}
     for launch in facts.program.launches:
         if launch.stream not in COPY_STREAMS:
@@ -121,7 +121,7 @@ def _decisions(before: Facts, after: Facts) -> Answer:
         for facts in (before, after)
     ]
     return Answer(
-        "What is kept, recomputed or offloaded otherwise?",
+        "Which values are kept, recomputed or offloaded differently?",
         f"The first plan has {counts[0]}, the second {counts[1]}.",
         cut(
             moved,
@@ -134,8 +134,8 @@ def _decisions(before: Facts, after: Facts) -> Answer:
 
 
 def _decided(facts: Facts) -> Mapping[str, str]:
-    found = dict.fromkeys((one.value for one in facts.techniques.offloaded), "offloaded")
-    return found | {value: "recomputed" for one in facts.techniques.recomputed for value in one.outputs}
+    decisions = dict.fromkeys((one.value for one in facts.techniques.offloaded), "offloaded")
+    return decisions | {value: "recomputed" for one in facts.techniques.recomputed for value in one.outputs}
 
 
 def _recompute_us(facts: Facts) -> float:

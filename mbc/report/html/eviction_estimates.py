@@ -1,6 +1,7 @@
-"""What it would save and cost not to keep a value in the arena between two of its uses.
+"""The saving and the cost of not keeping a value in the arena between two of its uses.
 
-Estimates from the plan's own launches, one value at a time: what else would change is for the search to say.
+These are estimates from the plan's own launches, for one value at a time; only a search can say what else would
+change.
 """
 
 from __future__ import annotations
@@ -17,9 +18,15 @@ from mbc.report.html.facts import Facts
 
 @dataclass(frozen=True, slots=True)
 class LettingGo:
-    """Of one buffer, in its gap [`start`, `stop`) between two uses. `recompute_us`: of the launches that wrote it;
-    `lacks`: values that these read and that are not in the arena at the end of the gap, so that they would have to be
-    recomputed first. `offload_us`: of both copies over the host link, alone; None where the GPU is not known."""
+    """The cost of letting a buffer go in its gap [`start`, `stop`) between two uses.
+
+    Attributes:
+        start: First launch of the gap.
+        stop: Launch after the gap.
+        recompute_us: Time of the launches that wrote the buffer, in microseconds.
+        lacks: Inputs of these launches that are not in the arena at the end of the gap, and would be recomputed first.
+        offload_us: Time of both copies over the host link alone, in microseconds; None for an unknown GPU.
+    """
 
     start: int
     stop: int
@@ -32,6 +39,7 @@ class Gaps:
     """The gaps of the buffers of a program."""
 
     def __init__(self, facts: Facts) -> None:
+        """Collect the lifetimes of all values."""
         self._facts = facts
         plan, program = facts.plan, facts.program
         self._reads: dict[int, Sequence[str]] = {}
@@ -46,8 +54,10 @@ class Gaps:
                 self._live.setdefault(value, []).append((0, end) if lasts else (start, stop))
 
     def letting_go(self, buffer: int) -> LettingGo | None:
-        """Of a buffer in its gap at the peak, else in its longest one. None where it has no gap, is workspace, or holds
-        a state."""
+        """Return the cost of letting a buffer go in its gap at the peak, else in its longest gap.
+
+        Returns None for a buffer without a gap, with workspace, or with a state.
+        """
         facts, plan = self._facts, self._facts.plan
         writers, readers = facts.writers.get(buffer, ()), facts.readers.get(buffer, ())
         name = plan.buffers[buffer].value
@@ -58,12 +68,12 @@ class Gaps:
         if not gaps:
             return None
         start, stop = max(gaps, key=lambda gap: (gap[0] <= facts.peak < gap[1], gap[1] - gap[0], -gap[0]))
-        made = writers[: bisect_left(writers, start)]
-        if not made:
+        written_by = writers[: bisect_left(writers, start)]
+        if not written_by:
             return None
-        recompute_us = sum(facts.program.launches[i].work.time_us for i in made)
+        recompute_us = sum(facts.program.launches[i].work.time_us for i in written_by)
         offload_us = self._offload_us(plan.buffers[buffer].size_bytes)
-        return LettingGo(start, stop, recompute_us, self._lacks(made, name, stop), offload_us)
+        return LettingGo(start, stop, recompute_us, self._lacks(written_by, name, stop), offload_us)
 
     def _offload_us(self, size_bytes: int) -> float | None:
         if self._facts.device is None:
@@ -74,12 +84,12 @@ class Gaps:
             self._copies_us[size_bytes] = sum(links.copy_us(size_bytes, way) for way in ways)
         return self._copies_us[size_bytes]
 
-    def _lacks(self, made: Sequence[int], name: str, at: int) -> tuple[str, ...]:
-        wanted = dict.fromkeys(value for i in made for value in self._read(i) if value != name)
+    def _lacks(self, written_by: Sequence[int], name: str, at: int) -> tuple[str, ...]:
+        wanted = dict.fromkeys(value for i in written_by for value in self._read(i) if value != name)
         return tuple(v for v in wanted if not any(a <= at < b for a, b in self._live.get(v, ())))
 
     def _read(self, launch: int) -> Sequence[str]:
-        """The values that a launch reads."""
+        """Return the values that a launch reads."""
         if launch not in self._reads:
             buffers = self._facts.plan.buffers
             accesses = self._facts.program.launches[launch].accesses

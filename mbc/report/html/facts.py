@@ -1,4 +1,4 @@
-"""What a page says of one program more than once, found once."""
+"""Values about one program that a page needs more than once, computed once."""
 
 from __future__ import annotations
 
@@ -21,10 +21,24 @@ from mbc.units import show_time
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """Of one program of a plan. `device` is None of an unknown GPU. `groups`: launches by the names of `summaries`.
-    `ceilings` is None for a plan that is for no GPU, and `limits` then empty; else these are in the order of
-    `summaries`. `writers` and `readers`: the launches that write each buffer, and those that read it, in order; one
-    that adds to it does both."""
+    """Values about one program of a plan.
+
+    Attributes:
+        plan: Plan.
+        program: Training or inference program.
+        device: GPU; None if it is unknown.
+        ceilings: Ceilings of the roofline; None for a plan that no GPU runs.
+        held: Buffers and their lifetimes.
+        curve: Bytes over the launches.
+        groups: Launches by the names of `summaries`.
+        summaries: Operations.
+        techniques: Recomputed, offloaded, divided and depth-first values.
+        times: Predicted timeline.
+        limits: Roofline limits, in the order of `summaries`; empty without `ceilings`.
+        writers: Launches that write each buffer, in order; a launch that accumulates is also in `readers`.
+        readers: Launches that read each buffer, in order.
+        costs: Cost of copies.
+    """
 
     plan: Plan
     program: Program
@@ -43,24 +57,25 @@ class Facts:
 
     @property
     def peak(self) -> int:
-        """The launch at the peak of live bytes."""
+        """Launch at the peak of live bytes."""
         return self.curve.peak_launch if self.program.launches else 0
 
     @property
     def recomputing(self) -> Mapping[str, int]:
-        """How many launches of each of the groups recompute its values."""
+        """Number of launches of each group that recompute values."""
         return self.techniques.recomputing(self.groups)
 
     @property
     def loss_launch(self) -> int | None:
-        """The launch that computes the loss: the forward pass ends with it."""
+        """Launch that computes the loss, with which the forward pass ends; None if there is none."""
         plan = self.plan
-        found = (launches for buffer, launches in self.writers.items() if plan.buffers[buffer].value == plan.graph.loss)
-        return next((launches[0] for launches in found), None)
+        loss = plan.graph.loss
+        of_loss = (writers for buffer, writers in self.writers.items() if plan.buffers[buffer].value == loss)
+        return next((writers[0] for writers in of_loss), None)
 
     @property
     def peak_moment(self) -> str:
-        """` at 3.20 ms, in the backward pass`, as far as that is known."""
+        """Time and pass of the peak as ` at 3.20 ms, in the backward pass`, as far as they are known."""
         at = f" at {show_time(self.times.starts_us[self.peak])}" if self.times.total_us else ""
         if self.loss_launch is None:
             return at
@@ -68,7 +83,13 @@ class Facts:
 
 
 def facts_of(plan: Plan, program: Program, other: Facts | None = None) -> Facts:
-    """Of the training or the inference program of a plan. `other`: facts of the other one, where these are known."""
+    """Compute the facts of a program.
+
+    Args:
+        plan: Plan.
+        program: Its training or inference program.
+        other: Facts of its other program, some of which are reused; None to compute all.
+    """
     device = device_of(plan)
     ceilings = None if plan.graph.precision is Precision.FP64 else ceilings_of(plan)
     held = held_in(plan, program, None if other is None else other.held.kinds)
@@ -93,14 +114,14 @@ def facts_of(plan: Plan, program: Program, other: Facts | None = None) -> Facts:
 
 
 def _touches(program: Program) -> tuple[Mapping[int, Sequence[int]], Mapping[int, Sequence[int]]]:
-    """`writers` and `readers` of `Facts`."""
+    """Return `writers` and `readers` of `Facts`."""
     writers: dict[int, list[int]] = {}
     readers: dict[int, list[int]] = {}
     sides = {Mode.READ: (readers,), Mode.WRITE: (writers,), Mode.ACCUMULATE: (writers, readers)}
     for i, launch in enumerate(program.launches):
         for access in launch.accesses:
             for side in sides[access.mode]:
-                found = side.setdefault(access.buffer, [])
-                if not found or found[-1] != i:
-                    found.append(i)
+                launches = side.setdefault(access.buffer, [])
+                if not launches or launches[-1] != i:
+                    launches.append(i)
     return writers, readers

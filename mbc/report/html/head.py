@@ -1,4 +1,4 @@
-"""What a page says first of a plan: its title, and its figures as cards."""
+"""The head of a page: the title, and the figures as cards."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from mbc.units import show_size
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One figure of the head of a page, as text."""
+    """A figure in the head of a page, as text."""
 
     name: str
     value: str
@@ -26,15 +26,22 @@ class Figure:
 
 
 def plan_title(plan: Plan, others: Sequence[Plan] = ()) -> str:
-    """`resnet: batch 128, fp32, NVIDIA H200`, or `…, 2 GPUs: NVIDIA H200 31 rows + NVIDIA H100 33 rows`."""
+    """Format a title such as `resnet: batch 128, fp32, NVIDIA H200`.
+
+    For several GPUs it ends with, for example, `2 GPUs: NVIDIA H200 31 rows + NVIDIA H100 33 rows`.
+    """
     ranks = plan.graph.ranks
     gpus = plan.target.gpu if ranks is None else f"{ranks.size} GPUs: {gpus_text(plan, others)}"
     return f"{plan.graph.name}: batch {plan.graph.global_batch}, {plan.graph.precision}, {gpus}"
 
 
 def gpus_text(plan: Plan, others: Sequence[Plan] = ()) -> str:
-    """The GPU of each rank with its rows, in their order. `others`: plans of ranks that do not run `plan`; a rank of
-    which none is given is `another`."""
+    """Format the GPU and the rows of each rank, in the order of ranks.
+
+    Args:
+        plan: Plan.
+        others: Plans of the ranks that do not run `plan`; a rank without a plan here is called `another`.
+    """
     if plan.graph.ranks is None:
         return plan.target.gpu
     named = {rank: one.target.gpu for one in (plan, *others) for rank in _members(one)}
@@ -44,12 +51,12 @@ def gpus_text(plan: Plan, others: Sequence[Plan] = ()) -> str:
 
 
 def slowest(plan: Plan, others: Sequence[Plan] = ()) -> Plan:
-    """The plan whose step takes longest: all ranks wait for it."""
+    """Return the plan with the longest step, for which all ranks wait."""
     return max((plan, *others), key=step_us)
 
 
 def figures(plan: Plan, others: Sequence[Plan] = ()) -> tuple[Figure, ...]:
-    """What a plan comes to; of several ranks with the step of the slowest, and a card for each plan."""
+    """Return the cards of a plan; for several ranks, the step of the slowest and a card for each plan."""
     bounds, guess = plan.bounds, plan.predictions.measured_share < 1
     whose = f", {ranks_text(_members(plan))}" if others else ""
     infer = time_cell(plan.predictions.infer_us, plan.predictions.infer_low_us < plan.predictions.infer_high_us)
@@ -60,24 +67,24 @@ def figures(plan: Plan, others: Sequence[Plan] = ()) -> tuple[Figure, ...]:
         Figure(
             f"{figure_name('fastest_us')}{whose}",
             time_cell(bounds.fastest_us, guess),
-            "at least so much on one stream, whatever memory",
+            "lower bound on one stream, for any budget",
         ),
         Figure(
             f"{figure_name('floor_bytes')}{whose}",
             show_size(bounds.floor_bytes),
-            f"while {bounds.floor_operation} runs, whatever is recomputed or offloaded",
+            f"while {bounds.floor_operation} runs, with any recomputing and offloading",
         ),
         _gpu_figure(plan, others),
-        *([Figure("set in place of what the source says", plan.settings_text)] if plan.settings else []),
+        *([Figure("settings that replace the source's", plan.settings_text)] if plan.settings else []),
     )
 
 
 def _step_figures(plan: Plan, waited_for: bool) -> tuple[Figure, ...]:
-    """Of a step and, where it takes several mini-batches, of the last one, which the training program runs."""
+    """Return the cards of a step and, if it has several mini-batches, of the last one (the training program)."""
     p, graph, count = plan.predictions, plan.graph, plan.graph.optimizer.accumulate
     guess = p.measured_share < 1
     last = range_text(p.train_low_us, p.train_high_us, p.measured_share)
-    whose = f"of {ranks_text(_members(plan))}, the slowest, which all wait for; " if waited_for else ""
+    whose = f"of {ranks_text(_members(plan))}, the slowest, for which all wait; " if waited_for else ""
     images = f"{samples_per_s(plan):,.0f} images/s" if p.train_us else ""
     rows = count * graph.global_batch
     throughput = Figure("throughput", images, f"batch {graph.global_batch}")
@@ -104,7 +111,7 @@ def _memory_figures(plan: Plan) -> tuple[Figure, ...]:
 
 
 def _rank_figure(plan: Plan) -> Figure:
-    """Of the ranks that run one plan, where others run another."""
+    """Return the card of the ranks that run one plan, where others run another."""
     assert plan.graph.ranks is not None
     p, members = plan.predictions, _members(plan)
     host = f"; host memory {show_size(p.host_bytes)}" if p.host_bytes else ""
@@ -133,7 +140,7 @@ def _gpu_figure(plan: Plan, others: Sequence[Plan]) -> Figure:
 
 
 def taken_bytes(plan: Plan) -> int:
-    """Of the budget."""
+    """Return the bytes of the budget that a plan uses."""
     return plan.predictions.arena_bytes + plan.predictions.overhead_bytes + prefetch_bytes(plan)
 
 

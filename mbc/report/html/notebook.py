@@ -1,4 +1,4 @@
-"""A few figures and the live bytes as one fragment of HTML: how notebooks show plans, modules and fit results."""
+"""A fragment of HTML with a few figures and the live bytes, by which notebooks show plans, modules and fit results."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _WIDTH, _HEIGHT = 480, 90
 
 
 def plan_fragment(plan: Plan) -> str:
-    """Of a plan: its title, its figures and its live bytes over the training step."""
+    """Return the title, the figures and the live bytes of the training step of a plan."""
     rows = "".join(
         f"<tr><td>{escape(one.name)}</td><td><b>{escape(one.value)}</b></td><td>{escape(one.note)}</td></tr>"
         for one in figures(plan)
@@ -31,13 +31,13 @@ def plan_fragment(plan: Plan) -> str:
 
 
 def fit_fragment(fit: BatchFit | BudgetCurve) -> str:
-    """Of what `mbc fit` found: its table as text, in columns."""
+    """Return the table of `mbc fit` as text in columns."""
     text = batches_text(fit) if isinstance(fit, BatchFit) else budgets_text(fit)
     return f"<pre>{escape(text)}</pre>"
 
 
 def _area(values: Sequence[int], top: int, title: str) -> str:
-    """The most in each pixel, against `top`, which is a line."""
+    """Draw the largest value in each pixel, with a line at `top`."""
     count = min(_WIDTH, len(values))
     most = max((*values, top, 1))
     highest = [max(values[len(values) * i // count : len(values) * (i + 1) // count]) for i in range(count)]

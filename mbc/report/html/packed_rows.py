@@ -9,9 +9,10 @@ from typing import Any
 
 
 class Texts:
-    """Texts by their index, each once."""
+    """Texts by index, each stored once."""
 
     def __init__(self) -> None:
+        """Start without texts."""
         self._index: dict[str, int] = {}
 
     @property
@@ -20,19 +21,21 @@ class Texts:
         return list(self._index)
 
     def table(self, columns: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
-        """Columns of one length, with indices in place of texts: `texts` names the columns of texts, `lists` those of
-        lists of texts."""
-        found = dict(columns)
+        """Return columns of one length, with indices in place of texts.
+
+        `texts` of the result names the columns of texts, `lists` those of lists of texts.
+        """
+        result = dict(columns)
         texts = [name for name, column in columns.items() if column and all(isinstance(cell, str) for cell in column)]
         lists = [name for name, column in columns.items() if _are_lists(column)]
         for name in texts:
-            found[name] = self._indices(columns[name])
+            result[name] = self._indices(columns[name])
         for name in lists:
-            found[name] = [self._indices(cell) if cell else cell for cell in columns[name]]
-        return {"count": len(next(iter(columns.values()))), "texts": texts, "lists": lists, "columns": found}
+            result[name] = [self._indices(cell) if cell else cell for cell in columns[name]]
+        return {"count": len(next(iter(columns.values()))), "texts": texts, "lists": lists, "columns": result}
 
     def records(self, kind: type[Any], rows: Sequence[Any], **more: Sequence[Any]) -> dict[str, Any]:
-        """The table of instances of a dataclass: one column a field, then those in `more`."""
+        """Return the table of instances of a dataclass: a column for each field, then the columns of `more`."""
         return self.table({field.name: list(map(attrgetter(field.name), rows)) for field in fields(kind)} | more)
 
     def _indices(self, cells: Sequence[str]) -> list[int]:
@@ -41,7 +44,7 @@ class Texts:
 
 
 def _are_lists(column: Sequence[Any]) -> bool:
-    """Of texts, some of them perhaps empty."""
+    """Return whether a column has lists of texts, some of which may be empty."""
     return any(column) and all(
         isinstance(cell, list | tuple) and all(isinstance(part, str) for part in cell)  # pyright: ignore[reportUnknownVariableType]
         for cell in column
@@ -49,7 +52,7 @@ def _are_lists(column: Sequence[Any]) -> bool:
 
 
 def rows_of(table: Mapping[str, Any], texts: Sequence[str]) -> list[dict[str, Any]]:
-    """The rows of a table again, as the page reads them."""
+    """Return the rows of a table again, as the page reads them."""
     columns: dict[str, Sequence[Any]] = dict(table["columns"])
     for name in table["texts"]:
         columns[name] = [texts[cell] for cell in columns[name]]

@@ -1,4 +1,4 @@
-"""Everything that the page of a plan shows: sizes in bytes, times in microseconds, launches by their index."""
+"""All data of the page of a plan: sizes in bytes, times in microseconds, launches by index."""
 
 from __future__ import annotations
 
@@ -22,8 +22,14 @@ from mbc.report.html.program_data import lanes_data, program_data
 def plan_data(
     train: Facts, infer: Facts, floor: Floor | None = None, others: Sequence[Facts] = ()
 ) -> dict[str, Any]:  # fmt: skip
-    """Of both programs of a plan. `floor`: of the training step, where it was found; `others`: those of ranks that do
-    not run it."""
+    """Return the data of both programs of a plan.
+
+    Args:
+        train: Facts of the training step.
+        infer: Facts of the inference program.
+        floor: Floor of the training step; None if it was not computed.
+        others: Facts of the training steps of the ranks that do not run this plan.
+    """
     texts = Texts()
     programs = {"train": program_data(train, texts), "infer": program_data(infer, texts)}
     plan, ceilings = train.plan, train.ceilings
@@ -56,5 +62,5 @@ def plan_data(
 
 
 def _ranks(plan: Plan) -> str:
-    """`ranks 1 and 2`; empty of a plan for one GPU."""
+    """Format the ranks of a plan, such as `ranks 1 and 2`; empty for one GPU."""
     return "" if plan.graph.ranks is None else ranks_text(plan.graph.ranks.members)

@@ -38,9 +38,15 @@ def plan_page(
     measured: MeasuredStep | None = None,
     others: Sequence[Plan] = (),
 ) -> str:
-    """The text of the page. `floor` and `measured`: of the training step; `recorded`: what `read_recorded` gave;
-    `others`: plans of ranks that do not run `plan`: these have cards, and their launches
-    are shown by stream, too."""
+    """Return the text of the page of a plan.
+
+    Args:
+        plan: Plan.
+        floor: Floor of the training step; None if it was not computed.
+        recorded: Results of `read_recorded`.
+        measured: Measured training step; None without a record.
+        others: Plans of the ranks that do not run `plan`; the page also has their cards and launches by stream.
+    """
     train = facts_of(plan, plan.train)
     return render_page(
         "plan.html.j2",

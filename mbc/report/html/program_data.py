@@ -19,8 +19,10 @@ Columns = dict[str, list[Any]]
 
 
 def program_data(facts: Facts, texts: Texts) -> dict[str, Any]:
-    """Of one program. Where the plan is for no GPU operations have no limits. The rectangles (`pieces`) add up to the
-    memory curve."""
+    """Return the data of a program.
+
+    Operations have no limits if no GPU runs the plan. The rectangles (`pieces`) add up to the memory curve.
+    """
     program, peak = facts.program, facts.peak
     return {
         "operations": texts.table(_operations(facts)),
@@ -44,34 +46,34 @@ def program_data(facts: Facts, texts: Texts) -> dict[str, Any]:
 
 
 def lanes_data(facts: Facts, texts: Texts) -> dict[str, Any]:
-    """Of one program as much as its launches by stream need."""
+    """Return the data of a program that the drawing of its launches by stream needs."""
     names = {"name": list(facts.groups), "decision": _decisions_of_operations(facts)}
     return {"operations": texts.table(names), "launches": texts.table(_launches(facts))}
 
 
 def _operations(facts: Facts) -> Columns:
-    plan, program, found, limits = facts.plan, facts.program, facts.summaries, facts.limits
+    plan, program, summaries, limits = facts.plan, facts.program, facts.summaries, facts.limits
     lines = _lines((*plan.graph.train, *plan.graph.infer))
-    members = [program.launches[one.first_launch].operations for one in found]
-    unknown: list[None] = [None] * len(found)
+    members = [program.launches[one.first_launch].operations for one in summaries]
+    unknown: list[None] = [None] * len(summaries)
     recomputing = facts.recomputing
-    runs = [(one.micro_batches, recomputing.get(one.name, 0)) for one in found]
+    runs = [(one.micro_batches, recomputing.get(one.name, 0)) for one in summaries]
     return {
-        "name": [one.name for one in found],
-        "kind": [one.kind for one in found],
-        "kernels": _each_once(" | ".join, [one.kernels for one in found]),
+        "name": [one.name for one in summaries],
+        "kind": [one.kind for one in summaries],
+        "kernels": _each_once(" | ".join, [one.kernels for one in summaries]),
         "runs": _each_once(lambda run: micro_batches(*run), runs),
-        "layouts": _each_once(layouts, [one.layouts for one in found]),
-        "time_us": [one.time_us for one in found],
-        "estimated": [one.estimated for one in found],
-        "workspace_bytes": [one.workspace_bytes for one in found],
-        "output_bytes": [one.output_bytes for one in found],
-        "first_launch": [one.first_launch for one in found],
-        "stream": [one.stream for one in found],
+        "layouts": _each_once(layouts, [one.layouts for one in summaries]),
+        "time_us": [one.time_us for one in summaries],
+        "estimated": [one.estimated for one in summaries],
+        "workspace_bytes": [one.workspace_bytes for one in summaries],
+        "output_bytes": [one.output_bytes for one in summaries],
+        "first_launch": [one.first_launch for one in summaries],
+        "stream": [one.stream for one in summaries],
         "moved_bytes": [limit.moved_bytes for limit in limits] or unknown,
         "flops": [limit.flops for limit in limits] or unknown,
         "limit_us": [limit.limit_us for limit in limits] or unknown,
-        "bound": [limit.bound for limit in limits] or [""] * len(found),
+        "bound": [limit.bound for limit in limits] or [""] * len(summaries),
         "decision": _decisions_of_operations(facts),
         "source": [next((lines[name] for name in names if name in lines), "") for names in members],
     }
@@ -81,29 +83,29 @@ Cell = TypeVar("Cell", bound=Hashable)
 
 
 def _each_once(text: Callable[[Cell], str], cells: Sequence[Cell]) -> list[str]:
-    """The text of each cell, of which most are alike."""
-    known = {cell: text(cell) for cell in dict.fromkeys(cells)}
-    return [known[cell] for cell in cells]
+    """Return the text of each cell; equal cells are formatted once."""
+    texts = {cell: text(cell) for cell in dict.fromkeys(cells)}
+    return [texts[cell] for cell in cells]
 
 
 def _lines(operations: Iterable[Operation]) -> Mapping[str, str]:
-    """The line that each operation stems from, where that is known, as `net.mbc:14`."""
+    """Return the source line of each operation such as `net.mbc:14`, if known."""
     return {op.name: f"{op.span.source.name}:{op.span.line}" for op in operations if op.span is not None}
 
 
 def _decisions_of_operations(facts: Facts) -> list[str]:
-    """In the order of `summaries`."""
-    plan, program, found = facts.plan, facts.program, facts.techniques
-    recomputed = {one.operation for one in found.recomputed}
-    divided = {one.operation for one in found.divided}
-    of_values = _decisions_of_values(found)
+    """Return the decision for each operation, in the order of `summaries`."""
+    plan, program, techniques = facts.plan, facts.program, facts.techniques
+    recomputed = {one.operation for one in techniques.recomputed}
+    divided = {one.operation for one in techniques.divided}
+    of_values = _decisions_of_values(techniques)
     of_outputs: dict[int, set[str]] = {}
     for buffer, launches in facts.writers.items():
         decision = of_values.get(plan.buffers[buffer].value or "")
         if decision is not None:
             for i in launches:
                 of_outputs.setdefault(i, set()).add(decision)
-    made: list[str] = []
+    decisions: list[str] = []
     for name, launches in facts.groups.items():
         if name in recomputed:
             decision = RECOMPUTED
@@ -112,14 +114,14 @@ def _decisions_of_operations(facts: Facts) -> list[str]:
             decision = next((d for d in (RECOMPUTED, OFFLOADED, DEPTH_FIRST) if d in outputs), KEPT)
         if decision == KEPT and "+".join(program.launches[launches[0]].operations) in divided:
             decision = DIVIDED
-        made.append(decision)
-    return made
+        decisions.append(decision)
+    return decisions
 
 
-def _decisions_of_values(found: TechniquesUsed) -> Mapping[str, str]:
-    decisions = dict.fromkeys((one.value for one in found.depth_first), DEPTH_FIRST)
-    decisions |= dict.fromkeys((one.value for one in found.offloaded), OFFLOADED)
-    return decisions | {name: RECOMPUTED for one in found.recomputed for name in one.outputs}
+def _decisions_of_values(techniques: TechniquesUsed) -> Mapping[str, str]:
+    decisions = dict.fromkeys((one.value for one in techniques.depth_first), DEPTH_FIRST)
+    decisions |= dict.fromkeys((one.value for one in techniques.offloaded), OFFLOADED)
+    return decisions | {name: RECOMPUTED for one in techniques.recomputed for name in one.outputs}
 
 
 def _launches(facts: Facts) -> Columns:
@@ -138,7 +140,7 @@ def _launches(facts: Facts) -> Columns:
 
 
 def _pieces(facts: Facts) -> Columns:
-    """Bytes of the arena that one buffer holds, from launch `start` to before launch `stop`."""
+    """Return the bytes of the arena that each buffer holds, from launch `start` to before launch `stop`."""
     plan, held = facts.plan, facts.held
     decisions = _decisions_of_values(facts.techniques)
     stays = [(one, *stay) for one in held.ranges for stay in one.stays]

@@ -1,7 +1,7 @@
 """Data and templates to a page of one file, which fetches nothing.
 
-Data is embedded as deflated JSON in base64, of which no character can end the element that it stands in; scripts set
-texts by `textContent`. Nothing that a name holds is ever interpreted, and the page's policy forbids any request.
+Data is embedded as deflated JSON in base64, which has no character that could end its element. Scripts set texts by
+`textContent`, so names are never interpreted, and the page's policy forbids any request.
 """
 
 from __future__ import annotations
@@ -24,13 +24,19 @@ from mbc.runtime.checkpoint import why
 from mbc.runtime.replace import replace_file, try_replacing
 
 _FOLDER = "report"
-_LEVEL = 3  # of deflate: the default, 6, takes three times as long for a tenth less
+_LEVEL = 3  # of deflate: level 6, the default, takes three times as long to save a tenth
 FIRST_SCRIPTS = ("base.js", "chart.js", "rows.js")
 
 
 def render_page(template: str, scripts: Sequence[str], data: Mapping[str, Any], **fields: Any) -> str:
-    """The text of a page. `scripts`: files of templates/report, run in this order; `fields`: of the template, escaped
-    there."""
+    """Return the text of a page.
+
+    Args:
+        template: File of templates/report.
+        scripts: Files of templates/report, run in this order.
+        data: Data for the scripts.
+        **fields: Fields of the template, which escapes them.
+    """
     sources = folder("templates") / _FOLDER
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(sources),
@@ -54,7 +60,7 @@ def breakable(text: str) -> Markup:
 
 
 def packed(data: Mapping[str, Any]) -> str:
-    """JSON for the inside of a script element, deflated: columns of a deep plan repeat themselves."""
+    """Return deflated JSON for the inside of a script element; columns of a deep plan repeat themselves."""
     try:
         text = json.dumps(data, separators=(",", ":"), allow_nan=False)
     except ValueError:
@@ -63,7 +69,7 @@ def packed(data: Mapping[str, Any]) -> str:
 
 
 def _finite(data: Any) -> Any:
-    """What is not finite is null: JSON has no word for it."""
+    """Replace numbers that are not finite by null, because JSON has none."""
     if isinstance(data, float):
         return data if math.isfinite(data) else None
     if isinstance(data, Mapping):
@@ -74,8 +80,18 @@ def _finite(data: Any) -> Any:
 
 
 def write_text(path: Path, text: str, option: str = "-o") -> None:
-    """Write a page or another output whole or not at all, in place only where no ordinary file is named (/dev/stdout).
-    Raises MBC320 where that is not possible; `option` named the place."""
+    """Write a page or another output whole or not at all.
+
+    A path that is no ordinary file, such as /dev/stdout, is written in place.
+
+    Args:
+        path: File to write.
+        text: Text.
+        option: Option that named the file, for the message.
+
+    Raises:
+        MbcError: MBC320, the file cannot be written.
+    """
     try:
         if path.exists() and not path.is_file():
             path.write_text(text, encoding="utf-8")
@@ -86,12 +102,12 @@ def write_text(path: Path, text: str, option: str = "-o") -> None:
 
 
 def check_writable(path: Path, option: str = "-o") -> None:
-    """MBC320 where `write_text` could not write: better known before long work than after it."""
+    """Raise MBC320 where `write_text` could not write; called before long work."""
     try:
         if not path.parent.is_dir():
             raise OSError("its folder does not exist")
         try_replacing(path)
-    except (OSError, ValueError) as error:  # ValueError: a path that no system knows
+    except (OSError, ValueError) as error:  # ValueError: an impossible path
         raise _unwritten(path, error, option) from error
 
 

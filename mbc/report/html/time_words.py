@@ -1,4 +1,4 @@
-"""In sentences, what takes the time of a step."""
+"""The answer on what takes the time of a step."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from mbc.report.tables import time_cell
 from mbc.units import show_time
 
 _LISTED = 5
-_COLLECTIVES, _OTHERS = "collectives", "all else"
-# Of a fused kernel the first that one of its operations belongs to.
+_COLLECTIVES, _OTHERS = "collectives", "other kernels"
+# A fused kernel counts in the first family that one of its operations belongs to.
 _FAMILIES: Mapping[str, Callable[[OpKind], bool]] = {
     "convolutions and GEMMs": lambda kind: kind.flops is not None,
     "normalisation": lambda kind: kind.name.startswith(("batch_", "group_norm", "layer_norm", "rms_norm")),
@@ -24,33 +24,36 @@ _FAMILIES: Mapping[str, Callable[[OpKind], bool]] = {
 
 
 def what_takes_the_time(facts: Facts) -> tuple[Answer, ...]:
-    """Families of kernels by their time, what is recomputing, what copies cost, and how far from their limits kernels
-    are; nothing for a program without times."""
+    """Answer which families of kernels take the time of a step.
+
+    The answer also has the time of recomputing, the cost of copies, and the distance of kernels from their limits.
+    There is none for a program without times.
+    """
     kernels = [i for i, one in enumerate(facts.summaries) if one.stream not in COPY_STREAMS]
     total_us = sum(facts.summaries[i].time_us for i in kernels)
     if not total_us:
         return ()
     first = [facts.program.launches[one.first_launch] for one in facts.summaries]
-    known = {op.name: KINDS[op.kind] for op in (*facts.plan.graph.train, *facts.plan.graph.infer)}
+    kind_of = {op.name: KINDS[op.kind] for op in (*facts.plan.graph.train, *facts.plan.graph.infer)}
     families: dict[str, list[int]] = {}
     kinds: dict[str, list[int]] = {}
     for i in kernels:
-        families.setdefault(_family(first[i].stream, [known[name] for name in first[i].operations]), []).append(i)
+        families.setdefault(_family(first[i].stream, [kind_of[name] for name in first[i].operations]), []).append(i)
         kinds.setdefault(facts.summaries[i].kind, []).append(i)
 
     def time_us(group: Sequence[int]) -> float:
         return sum(facts.summaries[i].time_us for i in group)
 
-    def told(name: str, group: Sequence[int]) -> str:
+    def share(name: str, group: Sequence[int]) -> str:
         estimated = any(facts.summaries[i].estimated for i in group)
         return f"{name} {time_cell(time_us(group), estimated)} ({100 * time_us(group) / total_us:.0f} %)"
 
     def most(groups: Mapping[str, list[int]]) -> list[tuple[str, list[int]]]:
         return sorted(groups.items(), key=lambda group: -time_us(group[1]))
 
-    shares = ", ".join(told(*group) for group in most(families))
+    shares = ", ".join(share(*group) for group in most(families))
     recompute_us = sum(one.time_us for one in facts.techniques.recomputed)
-    again = f" {show_time(recompute_us)} of it are recomputing." if recompute_us else ""
+    again = f" {show_time(recompute_us)} of this are recomputing." if recompute_us else ""
     copies = f" Copies cost about {show_time(facts.costs.total_us)} more." if facts.costs.copies else ""
     limits = [one for one in facts.limits if one.summary.stream not in COPY_STREAMS]
     all_us = time_cell(total_us, any(facts.summaries[i].estimated for i in kernels))
@@ -58,7 +61,7 @@ def what_takes_the_time(facts: Facts) -> tuple[Answer, ...]:
         Answer(
             "What takes the time?",
             f"All kernels, serially, take {all_us}: {shares}.{again}{copies}{_nearest(limits)}",
-            cut(most(kinds), _LISTED, "kinds that take most time", lambda group: Line(told(*group))),
+            cut(most(kinds), _LISTED, "kinds that take the most time", lambda group: Line(share(*group))),
             "operations",
         ),
     )
@@ -77,6 +80,6 @@ def _nearest(limits: Sequence[Limit]) -> str:
     time_us = {bound: sum(one.summary.time_us for one in limits if one.bound is bound) for bound in Bound}
     parts = [f"{bound} for {show_time(us)}" for bound, us in time_us.items() if us]
     return (
-        f" The nearest limit of kernels is {', '.join(parts)}; together they take"
+        f" By nearest limit: {', '.join(parts)}. Together the kernels take"
         f" {sum(time_us.values()) / limit_us:.2f} times their limits."
     )
