@@ -355,7 +355,7 @@ def test_a_kernel_that_needs_aligned_operands_says_so(name: str, library: Librar
             (k, "pitch", halo.MOST_HALO_PIXELS, "larger than shared")
             for k in (*weight_stationary_conv.KERNELS, *fp32_emulated_halo.KERNELS)
         ),
-        *((k, "type", DTYPE_CODES["fp32"], "take no fp32") for k in conv_transpose_nonoverlapping.KERNELS),
+        *((k, "type", DTYPE_CODES["fp32"], "does not take fp32") for k in conv_transpose_nonoverlapping.KERNELS),
     ],
     ids=lambda value: value.name if isinstance(value, OwnKernel) else str(value),
 )
