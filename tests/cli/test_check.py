@@ -148,7 +148,9 @@ def test_every_launch_is_checked(mbc):
     assert re.search(r"^convolution +2 +0\.\d\d +\d\.\d +0 +ok$", done.out, re.MULTILINE)
     assert len(re.findall(r"^ *(?:train|infer) \d+ +", done.out, re.MULTILINE)) == 3
     assert "allowed: 8 roundoffs of an output in L2, 64 of an element, no wrong choice" in done.out
-    assert re.search(r"^all \d+ launches give the result of NumPy in float64, in all [\d,]+ elements", done.out, re.MULTILINE)
+    assert re.search(
+        r"^all \d+ launches give the result of NumPy in float64, in all [\d,]+ elements", done.out, re.MULTILINE
+    )
 
 
 def test_plans_and_packages_are_checked_as_they_are(mbc):

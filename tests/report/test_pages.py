@@ -199,7 +199,10 @@ def test_the_furthest_kernel_is_told_of_estimates_too():
     plan = PLANS["kept"]()
     assert plan.predictions.measured_share < 1
     furthest = _asked(plan, "roofline")
-    assert f"{measured_percent(plan.predictions.measured_share)} of the step is measured; ~ marks estimates" in furthest.answer
+    assert (
+        f"{measured_percent(plan.predictions.measured_share)} of the step is measured; ~ marks estimates"
+        in furthest.answer
+    )
     # Limits below a launch: the heading stays, with the reason.
     facts = facts_of(plan, plan.train)
     assert facts.ceilings is not None
