@@ -30,7 +30,7 @@ from mbc.train.accuracy import inputs_of
 from mbc.train.data import Data, check_place, open_data
 from mbc.train.training_checkpoint import check_writable
 from mbc.tune.batch_ladder import climb, gpu_counts
-from mbc.tune.goodput import Base, Table, Tried, row_worth, table
+from mbc.tune.goodput import Base, Table, Tried, row_efficiency, table
 from mbc.tune.measured_noise import check_halves
 from mbc.tune.rates import USUAL_RULES, WARM_UP_SHARE
 from mbc.tune.tuner import Spending, find_rate, measure, spending
@@ -147,7 +147,7 @@ class _Tuning:
             noise = self.state.noise.value
 
         def value_of(batch: int) -> float:
-            return row_worth(noise, self.base, batch * self.base.accumulate)
+            return row_efficiency(noise, self.base, batch * self.base.accumulate)
 
         for gpus in gpu_counts(self._arguments.shared_by):
             on = f" on {gpus} GPUs" if gpus > 1 else ""

@@ -1,4 +1,4 @@
-"""In what ranks must be alike, and in what not."""
+"""Checks of facts in which ranks must agree, and of facts in which they must differ."""
 
 from __future__ import annotations
 
@@ -7,12 +7,19 @@ from collections.abc import Iterable, Mapping, Sequence
 from mbc.errors import MbcError
 
 
-def check_same(told: Sequence[Mapping[str, str]]) -> None:
-    """MBC263 where the ranks, in whose order the values come, differ in some; it names them all."""
+def check_same(facts: Sequence[Mapping[str, str]]) -> None:
+    """Raise an error unless all ranks have equal facts.
+
+    Args:
+        facts: The facts of each rank by name, in the order of ranks.
+
+    Raises:
+        MbcError: MBC263 with every fact that differs, its values and their ranks.
+    """
     differing = [
         f"{name}: " + "; ".join(f"{value or 'nothing'} on {_named(ranks)}" for value, ranks in values.items())
-        for name in dict.fromkeys(name for one in told for name in one)
-        if len(values := _by_value(one.get(name, "") for one in told)) > 1
+        for name in dict.fromkeys(name for one in facts for name in one)
+        if len(values := _by_value(one.get(name, "") for one in facts)) > 1
     ]
     if differing:
         raise MbcError(
@@ -22,12 +29,16 @@ def check_same(told: Sequence[Mapping[str, str]]) -> None:
 
 
 def check_distinct(what: str, values: Sequence[str]) -> None:
-    """MBC266 where two ranks have the same value: the same GPU."""
+    """Raise an error if two ranks have equal values, such as the same GPU.
+
+    Raises:
+        MbcError: MBC266 with the ranks and their value.
+    """
     for same, ranks in _by_value(values).items():
         if len(ranks) > 1:
             raise MbcError(
                 "MBC266", f"{_named(ranks)} have the same {what}, {same}",
-                "start as many ranks as there are GPUs, and look at CUDA_VISIBLE_DEVICES",
+                "start as many ranks as there are GPUs, and check CUDA_VISIBLE_DEVICES",
             )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""Places to listen at: sockets of this machine, or ports of any."""
+"""Places at which rank 0 listens: sockets of this machine, or ports of any machine."""
 
 from __future__ import annotations
 
@@ -13,13 +13,17 @@ from pathlib import Path
 from mbc.errors import MbcError
 from mbc.ranks.environment import Address
 
-_MOST_PATH_BYTES = 107  # of a socket's name
+_MOST_PATH_BYTES = 107  # limit of a socket's path
 
 Place = Path | Address
 
 
 def socket_file(job: str) -> Path:
-    """Where rank 0 of a job listens on one machine. MBC261 where the folder is somebody else's."""
+    """Return the path of the socket at which rank 0 of a job listens on one machine.
+
+    Raises:
+        MbcError: MBC261 if the socket's folder belongs to another user, or others can enter it.
+    """
     name = hashlib.sha256(job.encode()).hexdigest()[:16] + ".sock"
     folder = Path(tempfile.gettempdir()) / f"mbc-{os.getuid()}"
     if len(os.fsencode(folder / name)) > _MOST_PATH_BYTES:
@@ -35,18 +39,23 @@ def socket_file(job: str) -> Path:
 
 
 def shown(place: Place) -> str:
+    """Return a place's text for messages: the path, or host:port."""
     return str(place) if isinstance(place, Path) else f"{place[0]}:{place[1]}"
 
 
 @contextmanager
 def listening(place: Place) -> Generator[socket.socket]:
-    """A socket that listens there, until the body ends; MBC261 where it cannot."""
+    """Yield a socket that listens at a place until the body ends.
+
+    Raises:
+        MbcError: MBC261 if it cannot listen there.
+    """
     try:
         if isinstance(place, Path):
             with socket.socket(socket.AF_UNIX) as probe, suppress(FileNotFoundError, ConnectionRefusedError):
                 probe.connect(os.fspath(place))
-                raise OSError("another training of this name is there")
-            place.unlink(missing_ok=True)  # of a training that was killed
+                raise OSError("another training with this name listens there")
+            place.unlink(missing_ok=True)  # a socket of a training that was killed
             server = socket.create_server(os.fspath(place), family=socket.AF_UNIX)
         elif socket.has_dualstack_ipv6():
             server = socket.create_server(("", place[1]), family=socket.AF_INET6, dualstack_ipv6=True)
@@ -68,23 +77,28 @@ def listening(place: Place) -> Generator[socket.socket]:
 
 
 def connected(place: Place, patience_s: float) -> socket.socket:
+    """Return a socket that is connected to a place.
+
+    Raises:
+        OSError: Nothing listens there, or a port does not answer within `patience_s` seconds.
+    """
     if not isinstance(place, Path):
         return socket.create_connection(place, timeout=patience_s)
-    made = socket.socket(socket.AF_UNIX)
+    client = socket.socket(socket.AF_UNIX)
     try:
-        made.connect(os.fspath(place))
+        client.connect(os.fspath(place))
     except OSError:
-        made.close()
+        client.close()
         raise
-    return made
+    return client
 
 
 def launching_process() -> int:
-    """The nearest ancestor that is no rank itself: the one that all ranks of this machine have in common."""
+    """Return the number of the nearest ancestor process that is no rank itself; all ranks of this machine share it."""
     process = os.getpid()
     while True:
         try:
-            # The command in the second field is in brackets, and may hold anything.
+            # The second field is the command in brackets, which may contain any character.
             fields = Path(f"/proc/{process}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2]
             parent = int(fields.split()[1])
             if b"\0PMI_RANK=" not in b"\0" + Path(f"/proc/{parent}/environ").read_bytes():

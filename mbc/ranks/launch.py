@@ -1,8 +1,8 @@
-"""The ranks of one machine, started and watched: the processes of `mbc train --gpus N`.
+"""Starts the ranks of one machine and waits for them: the processes of `mbc train --gpus N`.
 
-On GPUs each rank is the same command line again, with `MBC_RANK` and the like; its CUDA device is its local rank. On
-the CPU mpiexec starts them, since sums go through MPI there. Rank 0 has this process's output. A rank that fails ends
-all: the others have time to end by themselves (`mbc.ranks.rank_group`), and are killed then.
+On GPUs each rank runs the same command line, with variables such as `MBC_RANK`; its CUDA device is its local rank. On
+the CPU mpiexec starts the ranks, since sums go through MPI there. Rank 0 has this process's output. A rank that fails
+ends all ranks: the others have time to end by themselves (`mbc.ranks.rank_group`), and are killed then.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from mbc.ranks.environment import RankEnvironment
 from mbc.ranks.mpi import INSTALL
 from mbc.version import PACKAGE
 
-# Seconds after the first failure: for the others to end by themselves, then after SIGTERM.
+# Seconds that the other ranks have after the first failure: to end by themselves, then to end after SIGTERM.
 PATIENCE_S = 7.0
 TERMINATION_S = 1.5
 _POLL_S = 0.05
 _SHOWN_BYTES = 1 << 16
 _PASSED_ON = (signal.SIGINT, signal.SIGTERM)
 _PR_SET_PDEATHSIG = 1
-# More ranks than cores are waited for, not spun for (Open MPI 4 and 5; MPICH needs no telling).
+# If there are more ranks than cores, waits must not spin (Open MPI 4 and 5; MPICH needs no setting).
 _OPEN_MPI = {
     "OMPI_MCA_mpi_yield_when_idle": "1",
     "OMPI_MCA_rmaps_base_oversubscribe": "1",
@@ -42,7 +42,11 @@ _OPEN_MPI = {
 
 
 def starts(gpus: int | None, environment: RankEnvironment | None) -> bool:
-    """Whether `--gpus` asks this process to start ranks; MBC266 where a launcher started another number."""
+    """Return whether `--gpus` asks this process to start ranks.
+
+    Raises:
+        MbcError: MBC266 if a launcher has started another number of ranks.
+    """
     size = 1 if environment is None else environment.size
     if environment is not None and gpus is not None and gpus != size:
         raise MbcError(
@@ -52,18 +56,28 @@ def starts(gpus: int | None, environment: RankEnvironment | None) -> bool:
     return gpus is not None and gpus > size
 
 
-def check_gpus(wanted: int, found: int) -> None:
-    """MBC266 where this machine has fewer GPUs."""
-    if wanted > found:
+def check_gpus(wanted: int, available: int) -> None:
+    """Raise an error if this machine has fewer GPUs than `wanted`.
+
+    Raises:
+        MbcError: MBC266 with both numbers.
+    """
+    if wanted > available:
         raise MbcError(
-            "MBC266", f"--gpus {wanted} was asked for, but there {'is' if found == 1 else 'are'} {found} here",
+            "MBC266",
+            f"--gpus {wanted} was asked for, but this machine has {available} GPU{'' if available == 1 else 's'}",
             "ask for fewer, or start ranks on several machines with mpirun, srun or torchrun",
         )  # fmt: skip
 
 
 def launch(command: Sequence[str], count: int, output: IO[bytes] | None = None) -> int:
-    """Run `command` as `count` ranks, one a GPU; returns the exit code of the first that fails, else 0. `output`: that
-    of rank 0, None: this process's."""
+    """Run `command` as `count` ranks, one for each GPU, and return the exit code of the first that fails, or 0.
+
+    Args:
+        command: Program and arguments.
+        count: Number of ranks.
+        output: Where rank 0's standard output goes; None: to this process's.
+    """
     job = secrets.token_hex(16)
     with _Watch(output) as watch:
         for rank in range(count):
@@ -75,7 +89,16 @@ def launch(command: Sequence[str], count: int, output: IO[bytes] | None = None) 
 
 
 def launch_with_mpi(command: Sequence[str], count: int, output: IO[bytes] | None = None) -> int:
-    """The same on the CPU, through mpiexec, whose exit code is returned. MBC265 where there is none."""
+    """Run `command` as `count` ranks on the CPU through mpiexec, and return mpiexec's exit code.
+
+    Args:
+        command: Program and arguments.
+        count: Number of ranks.
+        output: Where mpiexec's standard output goes; None: to this process's.
+
+    Raises:
+        MbcError: MBC265 if there is no mpiexec.
+    """
     words = [str(mpiexec()), "-n", str(count), *command]
     with _Watch(output) as watch:
         watch.start(words, {"MBC_JOB": secrets.token_hex(16)} | for_mpiexec(), shown=True)
@@ -83,34 +106,38 @@ def launch_with_mpi(command: Sequence[str], count: int, output: IO[bytes] | None
 
 
 def for_mpiexec() -> dict[str, str]:
-    """Variables that mpiexec is started with, where the user has not set them."""
+    """Return the variables with which mpiexec is started, except those that the user has set."""
     return {name: value for name, value in _OPEN_MPI.items() if name not in os.environ}
 
 
 def mpiexec() -> Path:
-    """That of the environment that Python runs in, which pip installs with its MPI, else the system's."""
-    found = shutil.which("mpiexec", path=str(Path(sys.executable).parent)) or shutil.which("mpiexec")
-    if found is None:
-        raise MbcError("MBC265", "ranks on CPUs are started by mpiexec, which is not there", INSTALL)
-    return Path(found)
+    """Return the mpiexec of Python's environment, which pip installs with its MPI, or else the system's.
+
+    Raises:
+        MbcError: MBC265 if there is none.
+    """
+    path = shutil.which("mpiexec", path=str(Path(sys.executable).parent)) or shutil.which("mpiexec")
+    if path is None:
+        raise MbcError("MBC265", "ranks on CPUs are started by mpiexec, which is not installed", INSTALL)
+    return Path(path)
 
 
 def command_line(words: Sequence[str]) -> list[str]:
-    """`mbc` with these words, by this Python and this mbc, whatever lies in the current folder."""
+    """Return the command line for `mbc` with these words; the current folder does not change which mbc runs."""
     return [sys.executable, "-P", "-m", "mbc.cli", *words]
 
 
 class _Watch:
-    """Processes that end together. `output` is that of those that are shown, None: this process's."""
+    """Processes that end together. `output` receives the output of shown processes; None: this process's output."""
 
     def __init__(self, output: IO[bytes] | None = None) -> None:
         self._output = output
         self._processes: list[subprocess.Popen[bytes]] = []
-        self._errors: list[IO[bytes] | None] = []  # what those that are not shown say
+        self._errors: list[IO[bytes] | None] = []  # errors of processes that are not shown
         self._closing = ExitStack()
 
     def __enter__(self) -> _Watch:
-        self._closing.enter_context(_passing_on(self._send))  # before there is anything to pass on to
+        self._closing.enter_context(_passing_on(self._send))  # before the first process starts
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -125,7 +152,7 @@ class _Watch:
         paths = os.pathsep.join([here, *filter(None, [os.environ.get("PYTHONPATH")])])
         errors = None if shown else self._closing.enter_context(os.fdopen(os.memfd_create("errors"), "w+b"))
         self._errors.append(errors)
-        # A session of its own: Ctrl-C of the terminal is for this process, which passes it on, once.
+        # Each rank has a session of its own: the terminal's Ctrl-C reaches only this process, which passes it on once.
         self._processes.append(subprocess.Popen(
             list(command),
             env=os.environ | {"PYTHONPATH": paths} | dict(variables),
@@ -134,15 +161,15 @@ class _Watch:
         ))  # fmt: skip
 
     def run(self) -> int:
-        """Until all have ended; the exit code of the first that failed by itself."""
-        ended: dict[int, int] = {}  # exit codes, in the order in which they came
+        """Wait until all processes have ended, and return the exit code of the first that failed by itself."""
+        ended: dict[int, int] = {}  # exit codes, in the order of the ends
         killed: dict[int, int] = {}
         deadlines = {signal.SIGTERM: float("inf"), signal.SIGKILL: float("inf")}
         while len(ended) + len(killed) < len(self._processes):
             for index, process in enumerate(self._processes):
                 code = process.poll()
                 if code is not None and index not in ended and index not in killed:
-                    # Those that this process has killed have not failed by themselves.
+                    # Processes that this process has killed have not failed by themselves.
                     (killed if deadlines[signal.SIGTERM] == 0 else ended)[index] = code
             now_s = time.monotonic()
             if any(ended.values()) and deadlines[signal.SIGKILL] == float("inf"):
@@ -161,10 +188,10 @@ class _Watch:
 
     def _send(self, number: int) -> None:
         for process in self._processes:
-            process.send_signal(number)  # nothing, to one that has ended
+            process.send_signal(number)  # does nothing if the process has ended
 
     def _show(self, index: int) -> None:
-        """How a rank has failed, and what it has said; rank 0 has said it already, unless a signal has ended it."""
+        """Print a rank's failure and errors; rank 0 has printed its own already, unless a signal has ended it."""
         file, code = self._errors[index], self._processes[index].returncode
         said = ""
         if file is not None:
@@ -173,13 +200,13 @@ class _Watch:
         elif code > 0:
             return
         how = f"signal {-code}" if code < 0 else f"exit code {code}"
-        print(f"rank {index} failed ({how}){':' if said.strip() else ' without a word'}", file=sys.stderr)
+        print(f"rank {index} failed ({how}){':' if said.strip() else ' without a message'}", file=sys.stderr)
         print(said, end="", file=sys.stderr, flush=True)
 
 
 @contextmanager
 def _passing_on(send: Callable[[int], None]) -> Generator[None]:
-    """Ctrl-C and SIGTERM go to the ranks, which end in their own way; their exit codes are then this process's."""
+    """Pass Ctrl-C and SIGTERM on to the ranks, which end in their own way and set this process's exit code."""
 
     def pass_on(number: int, frame: FrameType | None) -> None:
         send(number)
@@ -193,12 +220,12 @@ def _passing_on(send: Callable[[int], None]) -> Generator[None]:
 
 
 def _end_with_parent(parent: int) -> Callable[[], None]:
-    """In a new process: SIGTERM when this one is killed, so that no rank stays behind."""
+    """Return a function with which a new process asks for SIGTERM when this process is killed."""
     prctl = ctypes.CDLL(None).prctl  # looked up before the fork
 
     def ask() -> None:
         prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
-        if os.getppid() != parent:  # it is gone already
+        if os.getppid() != parent:  # the parent has ended already
             os._exit(1)
 
     return ask

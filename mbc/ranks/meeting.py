@@ -1,9 +1,10 @@
 """How ranks meet: rank 0 listens, all others connect to it.
 
-On one machine rank 0 listens at a socket in a folder of the user that nobody else can enter. On several it listens at
-`MBC_MASTER`, or at an address derived from what torchrun or srun say (`RankEnvironment.master`), or at any port, which
-is broadcast through mpi4py where mpirun started the ranks. Both ends prove that they know a key: `MBC_KEY`, else the
-name of the job, which keeps trainings apart but strangers out only where nobody else knows it (mbc's own is random).
+On one machine rank 0 listens at a socket in a folder that only its user can enter. On several machines it listens at
+`MBC_MASTER`, or at an address derived from the variables of torchrun or srun (`RankEnvironment.master`). If mpirun
+started the ranks, it listens at any port, which is broadcast through mpi4py. Both ends prove that they know a key:
+`MBC_KEY`, or else the name of the job. A job's name keeps trainings apart, but it keeps strangers out only if nobody
+else knows it (mbc's own names are random).
 """
 
 from __future__ import annotations
@@ -26,18 +27,21 @@ from mbc.ranks.messages import Link, Message
 from mbc.ranks.mpi import open_world, wait
 
 MEETING_S = 120.0
-SILENCE_S = 10.0  # before who waits says for whom
-_STRANGER_S = 5.0  # for who connects to say who it is
+SILENCE_S = 10.0  # time until a waiting rank prints for whom it waits
+_STRANGER_S = 5.0  # time for a process that connects to identify itself
 _RETRY_S = 0.05
 _BROADCAST_BYTES = 1024
 
 
 def meet(environment: RankEnvironment, variables: Mapping[str, str]) -> dict[int, Link]:
-    """Connections: of rank 0 to all others, of another one to rank 0.
+    """Return this rank's connections by rank: rank 0 has one to each other rank, every other rank has one to rank 0.
 
-    Waits for `MBC_MEETING_S` (120 s). Raises MBC261 where rank 0 cannot listen or the others are not told where,
-    MBC262 where ranks are missing after that time, MBC263 where they differ in how many there are, MBC265 where
-    the address would come from an MPI that does not work.
+    The ranks wait for each other for `MBC_MEETING_S` seconds (120 by default).
+
+    Raises:
+        MbcError: MBC261 if rank 0 cannot listen or the others do not learn where, MBC262 if ranks are missing after
+            that time, MBC263 if ranks disagree on the number of ranks, MBC265 if the address would come from an MPI
+            that does not work.
     """
     deadline_s = time.monotonic() + meeting_seconds(variables)
     job = environment.job or (f"child of {launching_process()}" if environment.one_machine else "")
@@ -56,14 +60,20 @@ def meet(environment: RankEnvironment, variables: Mapping[str, str]) -> dict[int
 
 
 def meeting_seconds(variables: Mapping[str, str]) -> float:
-    """How long ranks wait for each other at the start."""
+    """Return how many seconds ranks wait for each other at the start.
+
+    Raises:
+        MbcError: MBC261 if `MBC_MEETING_S` is no number of seconds.
+    """
     text = variables.get("MBC_MEETING_S") or str(MEETING_S)
     try:
         seconds = float(text)
     except ValueError:
         seconds = 0.0
     if not 0 < seconds < 1e6:
-        raise MbcError("MBC261", f"MBC_MEETING_S is '{text}', which is no number of seconds", "set it to 120, say")
+        raise MbcError(
+            "MBC261", f"MBC_MEETING_S is '{text}', which is not a number of seconds", "set it to 120, for example"
+        )
     return seconds
 
 
@@ -85,18 +95,18 @@ def _receive_all(
                 continue
             raise _refused(links, _missing(missing, environment, place, time.monotonic() - began_s)) from None
         except OSError:
-            continue  # who connected has gone again
+            continue  # the process that connected has gone again
         try:
             link.prove_key(key, True, _STRANGER_S)
             with link.patience(_STRANGER_S):
                 hello = link.receive()
             rank, size = int(hello.head["rank"]), int(hello.head["size"])
         except (OSError, EOFError, AuthenticationError, ValueError, KeyError, TypeError):
-            link.close()  # a stranger
+            link.close()  # not a rank of this training
             continue
         if size != environment.size:
             raise _refused(links | {rank: link}, MbcError(
-                "MBC263", f"the ranks differ in how many there are: rank 0 says {environment.size}, rank {rank} {size}",
+                "MBC263", f"the ranks disagree on their number: rank 0 says {environment.size}, rank {rank} {size}",
                 "start all ranks with one command",
             ))  # fmt: skip
         if rank in links or not 0 < rank < size:
@@ -108,7 +118,7 @@ def _receive_all(
             continue
         links[rank] = link
     for link in links.values():
-        with suppress(OSError):  # a rank that has died since: the group notices
+        with suppress(OSError):  # a rank that has died since then: the group notices it
             link.send(Message("welcome"))
     return links
 
@@ -130,11 +140,11 @@ def _join(environment: RankEnvironment, place: Place, key: bytes, deadline_s: fl
         try:
             link.prove_key(key, False, left_s)
             link.send(Message("hello", {"rank": environment.rank, "size": environment.size}))
-            with link.patience(left_s + _STRANGER_S):  # rank 0 began earlier or later
+            with link.patience(left_s + _STRANGER_S):  # rank 0 started earlier or later
                 answer = link.receive()
         except (OSError, EOFError, AuthenticationError, ValueError) as error:
             link.close()
-            reason = "what listens there is no rank 0 of this training, or it has ended" + (
+            reason = "the process that listens there is not rank 0 of this training, or it has ended" + (
                 "" if isinstance(error, EOFError) else f" ({error})"
             )
             time.sleep(10 * _RETRY_S)
@@ -149,7 +159,7 @@ def _join(environment: RankEnvironment, place: Place, key: bytes, deadline_s: fl
 
 
 def _refused(links: Mapping[int, Link], error: MbcError) -> MbcError:
-    """The error, after it was told to those that have come."""
+    """Send an error to the ranks that have connected, and return it."""
     for link in links.values():
         with suppress(OSError):
             link.send(Message("refused", {"code": error.code, "message": error.message, "remedy": error.remedy}))
@@ -159,7 +169,7 @@ def _refused(links: Mapping[int, Link], error: MbcError) -> MbcError:
 def _missing(ranks: list[int], environment: RankEnvironment, place: Place, seconds: float) -> MbcError:
     return MbcError(
         "MBC262", f"{_names(ranks, environment)} did not come to the meeting at {shown(place)} within {seconds:.0f} s",
-        "see what the missing ones said; MBC_MEETING_S is how long to wait, MBC_MASTER=host:port names another place",
+        "see the messages of the missing ranks; wait longer with MBC_MEETING_S, or set another MBC_MASTER=host:port",
     )  # fmt: skip
 
 
@@ -174,7 +184,7 @@ def _say_waiting(missing: list[int], environment: RankEnvironment, place: Place,
 
 
 def _broadcast(environment: RankEnvironment, address: str) -> tuple[Address, bytes]:
-    """Rank 0's address and a random key, to all ranks through MPI."""
+    """Return rank 0's address and a random key, which MPI broadcasts to all ranks."""
     try:
         mpi, world = open_world(environment)
     except MbcError as error:
@@ -182,12 +192,12 @@ def _broadcast(environment: RankEnvironment, address: str) -> tuple[Address, byt
     text = f"{address} {secrets.token_hex(32)}" if address else ""
     buffer = np.frombuffer(text.encode().ljust(_BROADCAST_BYTES), np.uint8).copy()
     wait(world.Ibcast([buffer, mpi.BYTE], root=0), lambda: None)
-    told, key = buffer.tobytes().decode().split()
-    return parse_address(told, "what rank 0 broadcast"), bytes.fromhex(key)
+    location, key = buffer.tobytes().decode().split()
+    return parse_address(location, "the address that rank 0 broadcasts"), bytes.fromhex(key)
 
 
 def _no_place(environment: RankEnvironment, why: str = "") -> MbcError:
     return MbcError(
         "MBC261", f"{environment.launcher} does not say where rank 0 of {environment.size} on several machines is{why}",
-        "set MBC_MASTER=host:port for all ranks, a free port of rank 0's machine (with mpirun, mpi4py does without)",
+        "set MBC_MASTER=host:port for all ranks, a free port of rank 0's machine (not needed with mpirun and mpi4py)",
     )  # fmt: skip

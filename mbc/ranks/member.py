@@ -1,4 +1,4 @@
-"""This process as a rank, for the modules that it opens: the group that it has met, and MPI where NumPy computes."""
+"""This process as a rank, for the modules that it opens: its group, and MPI for modules on the CPU."""
 
 from __future__ import annotations
 
@@ -19,57 +19,60 @@ from mbc.ranks.rank_group import Group
 
 
 class Member:
-    """One rank of a group."""
+    """One rank of a group. Collective methods must be called by all ranks, in the same order."""
 
     def __init__(self, group: Group) -> None:
+        """Register for failures of the group."""
         self.group = group
         self._acts: list[Callable[[], None]] = []
         group.call_on_failure(self._failed)
 
     @property
     def rank(self) -> int:
+        """Number of this rank, from 0."""
         return self.group.rank
 
     @property
     def size(self) -> int:
+        """Number of ranks."""
         return self.group.size
 
     def agree(self, facts: Mapping[str, str]) -> None:
-        """Collective: MBC263 where a fact is not the same on all ranks."""
+        """Raise MBC263 if a fact differs between ranks. Collective."""
         self.group.agree(facts)
 
     def differ(self, what: str, value: str) -> None:
-        """Collective: MBC266 where two ranks have the same."""
+        """Raise MBC266 if two ranks have equal values. Collective."""
         self.group.differ(what, value)
 
     def broadcast(self, payload: bytes) -> bytes:
-        """Collective: what rank 0 gives."""
+        """Return the bytes that rank 0 passes. Collective."""
         return self.group.broadcast(payload)
 
     def gather(self, payload: bytes) -> tuple[bytes, ...]:
-        """Collective: what each rank gives, in their order."""
+        """Return the bytes that each rank passes, in the order of ranks. Collective."""
         return self.group.gather(payload)
 
     def sum_on_host(self, array: NDArray[Any]) -> NDArray[Any]:
-        """Collective: the sum of the arrays of all ranks, the same bits everywhere. MBC265 without MPI."""
+        """Return the sum of the arrays of all ranks, with equal bits on every rank; MBC265 without MPI. Collective."""
         total = np.array(array, order="C", copy=True)
         self._mpi.add(total)
         return total
 
     def gather_on_host(self, array: NDArray[Any]) -> NDArray[Any]:
-        """Collective: [ranks, ...], the arrays of all ranks in their order. MBC265 without MPI."""
+        """Return the arrays of all ranks in their order, as one array [ranks, ...]; MBC265 without MPI. Collective."""
         return self._mpi.gather(array)
 
     def check_mpi(self) -> None:
-        """MBC265 without the MPI that sums on CPUs need."""
+        """Raise MBC265 if the MPI that sums on CPUs need is missing."""
         _ = self._mpi
 
     def check(self) -> None:
-        """MBC264 where another rank has failed."""
+        """Raise MBC264 if another rank has failed."""
         self.group.check()
 
     def on_failure(self, act: Callable[[], None]) -> None:
-        """Call `act`, in another thread, when a rank fails."""
+        """Call `act` in another thread when a rank fails, or at once if a rank has failed already."""
         self._acts.append(act)
         if self.group.failure is not None:
             act()
@@ -79,7 +82,7 @@ class Member:
         return MpiCollectives(self.group.environment, self.group.check)
 
     def close(self) -> None:
-        """Collective: the orderly end."""
+        """Wait until all ranks have called this method, then leave the group. Collective."""
         self.group.close()
 
     def _failed(self) -> None:
@@ -89,8 +92,14 @@ class Member:
 
 @cache
 def joined() -> Member | None:
-    """The ranks that this process was started among, met at the first call; None where it is alone. They are left when
-    Python ends, and told of an exception that ends it. Raises what `Group.open` does."""
+    """Return this process as one of the ranks with which it was started, or None if it is alone.
+
+    The ranks meet at the first call. This process leaves them when Python ends; if an exception ends it, they are
+    informed.
+
+    Raises:
+        MbcError: The errors of `Group.open`.
+    """
     environment = read_environment(os.environ)
     if environment is None:
         return None

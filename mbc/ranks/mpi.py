@@ -1,4 +1,4 @@
-"""Sums and gathers of NumPy arrays over ranks, through mpi4py, imported here alone and only when it is used."""
+"""Sums and gathers of NumPy arrays over ranks, through mpi4py, which only this file imports, and only on use."""
 
 from __future__ import annotations
 
@@ -16,26 +16,27 @@ from mbc.ranks.environment import RankEnvironment
 
 INSTALL = "pip install 'mbc-compiler[mpi]' and an MPI (pip install mpich, or the system's)"
 
-_CHUNK_BYTES = 1 << 24  # of each rank at a time: memory for a sum is this much times the number of ranks
-_POLLS = 50  # before a wait gives the CPU away
+_CHUNK_BYTES = 1 << 24  # bytes of each rank at a time: a sum takes this memory times the number of ranks
+_POLLS = 50  # polls before a wait starts to sleep
 _SLEEP_S = 1e-4
 
 
 class MpiCollectives:
-    """What ranks compute together, the same bits on all ranks and in every run.
+    """Collectives of ranks on the CPU, with equal bits on all ranks and in every run.
 
-    For a sum each rank gets the parts of all and adds them in the order of ranks. `Allreduce` would move fewer bytes,
-    but the standard only recommends that its order of additions be fixed. A wait polls and sleeps, whatever the MPI
-    does when it is idle (most spin), and calls `check` in between, which raises where another rank has failed.
+    For a sum each rank gets the parts of all ranks and adds them in the order of ranks. `Allreduce` would move fewer
+    bytes, but the MPI standard only recommends that its order of additions be fixed. A wait polls and sleeps, because
+    most MPIs spin when they are idle. Between polls it calls `check`, which raises if another rank has failed.
     """
 
     def __init__(self, environment: RankEnvironment, check: Callable[[], None] = lambda: None) -> None:
+        """Open MPI's world; `check` raises if another rank has failed."""
         self._mpi, self._world = open_world(environment)
         self._size = environment.size
         self._check = check
 
     def add(self, array: NDArray[Any]) -> None:
-        """Replace the elements of a C-contiguous array by their sums, in the array's own type."""
+        """Replace the elements of a C-contiguous array by their sums over the ranks, in the array's own type."""
         flat = array.reshape(-1)
         assert np.shares_memory(flat, array) or not array.size, "a sum in place needs a contiguous array"
         count = max(1, _CHUNK_BYTES // array.itemsize)
@@ -49,19 +50,19 @@ class MpiCollectives:
                 own += part
 
     def gather(self, array: NDArray[Any]) -> NDArray[Any]:
-        """[ranks, ...]: the arrays of all ranks in their order."""
+        """Return the arrays of all ranks in their order, as one array [ranks, ...]."""
         own = np.ascontiguousarray(array)
         got = np.empty((self._size, *own.shape), own.dtype)
         self._gather(own.reshape(-1), got)
         return got
 
     def _gather(self, own: NDArray[Any], got: NDArray[Any]) -> None:
-        byte = self._mpi.BYTE  # types that MPI does not know, fp16 for one, are moved all the same
+        byte = self._mpi.BYTE  # bytes, so that types which MPI does not have, such as fp16, are moved, too
         wait(self._world.Iallgather([own.view(np.uint8), byte], [got.view(np.uint8), byte]), self._check)
 
 
 def wait(request: Any, check: Callable[[], None]) -> None:
-    """Until a request of MPI's is done."""
+    """Wait until a request of MPI is done; call `check` between polls."""
     polls = 0
     while not request.Test():
         check()
@@ -70,10 +71,11 @@ def wait(request: Any, check: Callable[[], None]) -> None:
 
 
 def open_world(environment: RankEnvironment) -> tuple[Any, Any]:
-    """mpi4py's MPI and its world, which is that of the environment.
+    """Return mpi4py's MPI and its world, which must have the environment's ranks.
 
-    MBC265 where mpi4py or an MPI is missing, or where the launcher belongs to another MPI than mpi4py uses: every
-    process then is alone in a world of one.
+    Raises:
+        MbcError: MBC265 if mpi4py or an MPI is missing, or if the launcher belongs to another MPI than mpi4py uses:
+            every process then is alone in a world of one.
     """
     try:
         package: Any = importlib.import_module("mpi4py")
@@ -96,8 +98,10 @@ def open_world(environment: RankEnvironment) -> tuple[Any, Any]:
 
 
 def leave_world() -> None:
-    """The orderly end of an MPI that `open_world` began, which waits for all ranks. After a failure a rank ends
-    without: mpiexec then ends the others, where MPI itself would wait for them."""
+    """Finalize the MPI that `open_world` initialized, which waits for all ranks.
+
+    After a failure a rank ends without this call: mpiexec then ends the other ranks, for which MPI itself would wait.
+    """
     package: Any = sys.modules.get("mpi4py")
     mpi: Any = sys.modules.get("mpi4py.MPI")
     if mpi is not None and package.rc.finalize is False and not mpi.Is_finalized():

@@ -1,9 +1,9 @@
 """Ranks that have met: they gather and compare bytes, and end together when one of them fails.
 
-Rank 0 is connected to all others and passes on what they say. A thread of each rank listens all the time, so that a
-failure is known at once, whatever the main thread does: the rank that fails says so, and of one that is killed the
-kernel closes the connections (a machine that is lost is noticed in 10 s, by keepalive). A rank that is slow, by
-seconds or hours, is no failure: all others wait for it.
+Rank 0 is connected to all others and forwards their messages. A thread of each rank listens all the time, so that a
+failure is noticed at once, whatever the main thread does. A rank that fails sends a message. If a rank is killed, the
+kernel closes its connections; if a machine is lost, keepalive notices it within 10 s. A slow rank is no failure, be it
+slow by seconds or hours: all others wait for it.
 """
 
 from __future__ import annotations
@@ -29,32 +29,40 @@ from mbc.ranks.meeting import meet
 from mbc.ranks.messages import Link, Message
 from mbc.ranks.mpi import leave_world
 
-# After a failure, for a main thread to end by itself: with what comes before and after it all ranks end in 10 s, but
-# for one that writes a checkpoint.
+# Time after a failure for the main thread to end by itself. With the time before and after it, all ranks end within
+# 10 s, except a rank that is writing a checkpoint.
 GRACE_S = 5.0
 _CLOSE = "close"
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """The first failure that a rank learnt of."""
+    """The first failure of which a rank learned."""
 
     rank: int
     reason: str
 
 
 class Group:
-    """All ranks of a training, in one of them. Every rank calls the same methods in the same order.
+    """All ranks of a training, as one of them sees them. Every rank calls the same methods in the same order.
 
-    `with Group.open(...) as group:` closes it at the end, and tells the others when an exception leaves the body. After
-    a failure, of this rank or another one, the process has `grace_s` to end by itself and is ended then, since it may
-    hang in a call of CUDA's (None: never, for those who end it themselves). While it is `writing` it is not ended, and
-    has that time again afterwards. All methods that need the others raise MBC264 after a failure.
+    `with Group.open(...) as group:` closes the group at the end, and informs the other ranks if an exception leaves the
+    body. After a failure of any rank, a process has `grace_s` seconds to end by itself. Then it is ended, since it may
+    hang in a call of CUDA. A process is not ended while it is `writing`, and has `grace_s` seconds again afterwards.
+    After a failure, all methods that need the other ranks raise MBC264.
     """
 
     def __init__(
         self, environment: RankEnvironment, links: Mapping[int, Link], grace_s: float | None = GRACE_S
     ) -> None:
+        """Start the thread that listens to the other ranks.
+
+        Args:
+            environment: This process's rank.
+            links: Connections by rank: rank 0 has one to each other rank, every other rank has one to rank 0.
+            grace_s: Seconds after a failure until the process is ended; None: never, for callers that end it
+                themselves.
+        """
         self.environment = environment
         self.rank, self.size = environment.rank, environment.size
         self._links = dict(links)
@@ -66,7 +74,7 @@ class Group:
         self._calls = 0
         self._stop_asked = False
         self._writing = threading.Lock()
-        self._over = False  # all ranks have come to the end: closed connections are none of anybody's business
+        self._over = False  # all ranks have reached the end: closed connections are no failures any more
         self._woken, self._waker = Pipe(duplex=False)
         _in_forked_processes(self)
         self._thread = threading.Thread(target=self._listen, daemon=True, name="mbc ranks")
@@ -76,41 +84,49 @@ class Group:
     def open(
         cls, environment: RankEnvironment, variables: Mapping[str, str] = os.environ, grace_s: float | None = GRACE_S
     ) -> Self:
-        """Meet the others; raises what `mbc.ranks.meeting.meet` does."""
+        """Return the group of ranks with which this process was started, after they have met.
+
+        Raises:
+            MbcError: The errors of `mbc.ranks.meeting.meet`.
+        """
         return cls(environment, meet(environment, variables), grace_s)
 
     @property
     def failure(self) -> Failure | None:
+        """The first failure of a rank; None if no rank has failed."""
         return self._failure
 
     def check(self) -> None:
-        """MBC264 where a rank has failed."""
+        """Raise MBC264 if a rank has failed."""
         if self._failure is not None:
             raise self._error(self._failure)
 
     def gather(self, payload: bytes) -> tuple[bytes, ...]:
-        """Those of all ranks, in their order."""
+        """Return the payloads of all ranks, in their order."""
         return self._exchange("gather", payload)
 
     def broadcast(self, payload: bytes, root: int = 0) -> bytes:
-        """That of rank `root`; what the others pass is ignored."""
+        """Return the payload of rank `root`; the payloads of other ranks are ignored."""
         return self._exchange(f"broadcast of rank {root}", payload if self.rank == root else b"")[root]
 
     def barrier(self) -> None:
-        """Returns when all ranks have come here."""
+        """Wait until all ranks have called this method."""
         self._exchange("barrier", b"")
 
     def agree(self, what: Mapping[str, str]) -> None:
-        """MBC263 on all ranks where they differ in some value: versions, digest of the plan, number of ranks."""
+        """Raise MBC263 on all ranks if a fact differs between them: versions, digest of the plan, number of ranks."""
         check_same([json.loads(one) for one in self.gather(json.dumps(dict(what)).encode())])
 
     def differ(self, what: str, value: str) -> None:
-        """MBC266 on all ranks where two have the same value: the same GPU."""
+        """Raise MBC266 on all ranks if two have equal values, such as the same GPU."""
         check_distinct(what, [one.decode() for one in self.gather(value.encode())])
 
     def call_on_failure(self, callback: Callable[[], None]) -> None:
-        """Called once at the first failure, this rank's own included, mostly in another thread: it aborts what the main
-        thread may wait for. At once where a rank has failed already."""
+        """Call `callback` once at the first failure of any rank, or at once if a rank has failed already.
+
+        The rank that fails may be this one. The call comes mostly in another thread, and aborts the main thread's
+        waits.
+        """
         with self._condition:
             self._on_failure = callback
             late = self._failure is not None
@@ -118,42 +134,49 @@ class Group:
             callback()
 
     def fail(self, reason: str) -> None:
-        """Tell all others that this rank fails. Ignored after an earlier failure: the first one counts."""
+        """Tell all other ranks that this rank fails; ignored after an earlier failure, because the first one counts."""
         self._failed(Failure(self.rank, reason))
 
     def ask_to_stop(self) -> None:
-        """Rank 0 is asked to end the training in order, as by a signal to itself: to finish its step, to save, and to
-        fail the group then, for which the others wait. Ignored by a rank 0 that has failed."""
+        """Ask rank 0 to end the training in order, as a signal to rank 0 would.
+
+        Rank 0 then finishes its step, saves, and fails the group; the other ranks wait for that. A rank 0 that has
+        failed ignores the request.
+        """
         if self.rank == 0:
             self._stop_asked = True
             return
-        with suppress(OSError):  # it has died: the listening thread knows, or will
+        with suppress(OSError):  # the rank has died: the listening thread notices it
             self._links[0].send(Message("stop"))
 
     @property
     def stop_asked(self) -> bool:
-        """Of rank 0: whether some rank has asked it to stop."""
+        """On rank 0: True if some rank has asked it to stop."""
         return self._stop_asked
 
     @contextmanager
     def writing(self) -> Generator[None]:
-        """While the body runs, which waits for other ranks only where it notices their failure, a failure does not end
-        this process."""
+        """Keep a failure from ending this process while the body runs.
+
+        The body may wait for other ranks only in ways that notice their failure.
+        """
         with self._writing:
             yield
 
     def close(self) -> None:
-        """The orderly end: waits until all ranks have come to it."""
+        """Wait until all ranks have called this method, then close the connections."""
         self._exchange(_CLOSE, b"")
         self._stop()
         leave_world()
 
     def __enter__(self) -> Self:
+        """Return the group, which the context closes at its end."""
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        """Close the group; after an exception tell the other ranks that this rank fails."""
         if error is None:
             self.close()
             return
@@ -167,14 +190,14 @@ class Group:
         if self.rank == 0:
             parts = [self._next(rank) for rank in range(1, self.size)]
             for rank, part in enumerate(parts, 1):
-                if dict(part.head) != mine:  # all ranks run one program, or it is a bug
+                if dict(part.head) != mine:  # all ranks run one program: a difference is a bug
                     theirs = f"{part.head.get('what')} ({part.head.get('call')})"
-                    self.fail(f"rank {rank} is at {theirs} where rank 0 is at {what} ({self._calls})")
+                    self.fail(f"rank {rank} is at {theirs}, but rank 0 is at {what} ({self._calls})")
                     self.check()
             bodies = (payload, *(part.body for part in parts))
             self._over = what == _CLOSE
             for link in self._links.values():
-                with suppress(OSError):  # it has died: the listening thread knows, or will
+                with suppress(OSError):  # the rank has died: the listening thread notices it
                     link.send(Message("all", mine | {"sizes": [len(body) for body in bodies]}, b"".join(bodies)))
             return bodies
         with suppress(OSError):
@@ -186,7 +209,7 @@ class Group:
         return tuple(whole.body[start:end] for start, end in itertools.pairwise(ends))
 
     def _next(self, rank: int) -> Message:
-        """The next part from a rank. What has come counts, even where a failure has come after it."""
+        """Return the next part from a rank; a part that has arrived counts even if a failure has followed it."""
         with self._condition:
             self._condition.wait_for(lambda: self._parts[rank] or self._failure is not None)
             if self._parts[rank]:
@@ -205,7 +228,7 @@ class Group:
                     message = self._links[rank].receive()
                 except (OSError, EOFError, ValueError):
                     del ranks[ready]
-                    self._failed(Failure(rank, "it ended without a word (killed, or its machine is lost)"))
+                    self._failed(Failure(rank, "it ended without a message (killed, or its machine is lost)"))
                     continue
                 if message.kind == "fail":
                     self._failed(Failure(message.head["rank"], message.head["reason"]))
@@ -225,7 +248,7 @@ class Group:
             self._failure = failure
             callback = self._on_failure
             self._condition.notify_all()
-        if self._grace_s is not None:  # before anything that may hang
+        if self._grace_s is not None:  # start the timer before calls that may hang
             timer = threading.Timer(self._grace_s, self._end)
             timer.daemon = True
             timer.start()
@@ -237,10 +260,10 @@ class Group:
 
     def _end(self) -> None:
         while self._writing.locked():
-            with self._writing:  # until it is written
+            with self._writing:  # wait for the end of the write
                 pass
-            time.sleep(self._grace_s or 0)  # to end by itself after that
-        # Not by sys.stderr, which the main thread may hold.
+            time.sleep(self._grace_s or 0)  # time to end by itself after that
+        # Not through sys.stderr, which the main thread may hold.
         text = self._error(self._failure).message if self._failure is not None else ""
         os.write(2, f"rank {self.rank} is ended after {self._grace_s:.0f} s: {text}\n".encode(errors="replace"))
         os._exit(OTHER_RANK_FAILED if self._failure is not None and self._failure.rank != self.rank else 1)
@@ -249,24 +272,24 @@ class Group:
         kind = MbcError if failure.rank == self.rank else RankFailed
         return kind(
             "MBC264", f"rank {failure.rank} of {self.size} failed: {failure.reason}",
-            "see what that rank said; where a training has written a checkpoint, --resume goes on from it",
+            "see the messages of that rank; if a checkpoint was written, continue from it with --resume",
         )  # fmt: skip
 
     def _stop(self) -> None:
         self._waker.send_bytes(b"end")
         self._thread.join(1.0)
-        if not self._thread.is_alive():  # else it is in a callback, and reads connections after that
+        if not self._thread.is_alive():  # otherwise it runs a callback, and reads from connections afterwards
             for link in self._links.values():
                 link.close()
 
 
 def _in_forked_processes(group: Group) -> None:
-    """A forked process holds none of the connections: it would keep them open when its parent is killed."""
+    """Close the connections in forked processes, which would keep them open after their parent was killed."""
     there = weakref.ref(group)
 
     def drop() -> None:
-        if (found := there()) is not None:
-            for link in found._links.values():  # pyright: ignore[reportPrivateUsage]
+        if (alive := there()) is not None:
+            for link in alive._links.values():  # pyright: ignore[reportPrivateUsage]
                 with suppress(OSError):
                     link.close()
 

@@ -1,6 +1,6 @@
-"""What a GPU runs when a captured step is replayed, node by node, measured by CUPTI.
+"""Records of what a GPU runs in a captured training step, node by node, measured with CUPTI.
 
-* `recorder`: builds and loads the native part, and holds what it recorded
-* `step`: nodes to the launches of a plan, medians over the steps
+* `recorder`: builds and loads the native part, and holds its records
+* `step`: maps nodes to the launches of a plan, with medians over the steps
 * `recording`: a recorder around the first steps of a module
 """

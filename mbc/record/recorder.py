@@ -1,5 +1,7 @@
-"""CUPTI through `templates/recorder/recorder.cpp`, which is compiled against the headers of the CUPTI that is here: how
-an activity record is laid out depends on its version."""
+"""CUPTI through `templates/recorder/recorder.cpp`, which is compiled against the headers of the installed CUPTI.
+
+The layout of CUPTI's activity records depends on its version.
+"""
 
 from __future__ import annotations
 
@@ -24,9 +26,19 @@ _SUBSCRIBED = 39  # MULTIPLE_SUBSCRIBERS_NOT_SUPPORTED
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """A kernel, copy or fill that a node of a graph ran once, in nanoseconds of the GPU's clock. `call`: the number of
-    the graph launch that ran it; `launch` of `program`: whose node it is; None where no launch added it to its graph.
-    `stream`: the number that CUDA gave it."""
+    """A kernel, copy or fill that a node of a graph ran once, in nanoseconds of the GPU's clock.
+
+    Attributes:
+        name: Name of the kernel, or kind of the copy or fill.
+        start_ns: Time of its start.
+        end_ns: Time of its end.
+        call: Number of the graph launch that ran it.
+        node: Number of the node.
+        graph: Number of the graph.
+        stream: CUDA's number of the stream.
+        program: Program of the launch that added the node; None if no launch of the plan added it.
+        launch: Index of that launch in its program; None if there is none.
+    """
 
     name: str
     start_ns: int
@@ -40,7 +52,7 @@ class Event:
 
 
 class _Event(ctypes.Structure):
-    """Event of recorder.cpp."""
+    """The struct Event of recorder.cpp."""
 
     _fields_ = tuple(
         (name, ctypes.c_int64)
@@ -49,37 +61,49 @@ class _Event(ctypes.Structure):
 
 
 def check_on_gpu(device: str) -> None:
-    """MBC365 where steps run on `device` `cpu`, or there is no GPU."""
+    """Raise an error unless steps run on a GPU.
+
+    Raises:
+        MbcError: MBC365 if `device` is `cpu`, or if there is no GPU.
+    """
     if device == "cpu" or current_gpu() is None:
         why = "steps run on the CPU here" if device == "cpu" else "there is no GPU here"
         raise MbcError(
             "MBC365",
-            f"{why}: what a step takes is recorded on a GPU only",
-            "leave out --record; `mbc doctor` says what a GPU needs",
+            f"{why}: the work of a step is recorded on a GPU only",
+            "leave out --record; `mbc doctor` shows what a GPU needs",
         )
 
 
 def recording_tools(device: str) -> Toolchain:
-    """What a recorder is built with. MBC365 where steps run on `device` `cpu`, or this machine has no GPU or lacks a
-    part: better known before anything is planned."""
+    """Return the tools with which a recorder is built; call it before anything is planned, so that errors come early.
+
+    Raises:
+        MbcError: MBC365 if steps run on `device` `cpu`, or if this machine has no GPU or lacks a tool.
+    """
     check_on_gpu(device)
     tools = find_toolchain()
     missing = [part for here, part in ((tools.gxx, GXX), (tools.cudart, CUDART), (tools.cupti, CUPTI)) if here is None]
     if missing:
-        told = " and ".join(f"{part.name} ({part.purpose})" for part in missing)
-        raise MbcError("MBC365", f"steps cannot be recorded without {told}", "; ".join(p.remedy for p in missing))
+        parts = " and ".join(f"{part.name} ({part.purpose})" for part in missing)
+        raise MbcError("MBC365", f"steps cannot be recorded without {parts}", "; ".join(p.remedy for p in missing))
     return tools
 
 
 class Recorder:
-    """Records what graphs run that are captured from now on, until `stop`; `listener` is for the module that captures
-    them. One at a time in a process. Warm-up and copies outside of graphs are left out.
+    """Records the work of graphs that are captured after it was opened, until `stop`.
 
-    Raises MBC366 where CUPTI does not load or refuses, MBC367 where another tool has subscribed to it, MBC095 where the
-    recorder does not compile.
+    The module that captures the graphs gets `listener`. A process can have one recorder at a time. Warm-up and copies
+    outside of graphs are not recorded.
     """
 
     def __init__(self, tools: Toolchain) -> None:
+        """Compile the native part and subscribe to CUPTI.
+
+        Raises:
+            MbcError: MBC366 if CUPTI does not load or refuses, MBC367 if another tool has subscribed to it, MBC095 if
+                the recorder does not compile.
+        """
         self._calls = calls = _built(tools)
         for name, result in (
             ("mbc_recorder_events", ctypes.c_int64),
@@ -93,17 +117,22 @@ class Recorder:
 
     @property
     def listener(self) -> int:
+        """Address of the function that receives the launch of each node of a captured graph."""
         address = ctypes.cast(self._calls.mbc_recorder_node, ctypes.c_void_p).value
         assert address is not None
         return address
 
     def stop(self) -> tuple[Event, ...]:
-        """What was recorded, by time; the GPU has to be idle. MBC366 where CUPTI lost some of it."""
+        """Return the recorded events in the order of their starts; the GPU has to be idle.
+
+        Raises:
+            MbcError: MBC366 if CUPTI lost some of them.
+        """
         self._check(self._calls.mbc_recorder_stop())
         dropped = int(self._calls.mbc_recorder_dropped())
         if dropped:
             raise MbcError(
-                "MBC366", f"CUPTI dropped {dropped:,} records of what ran on the GPU", "record fewer steps, or again"
+                "MBC366", f"CUPTI dropped {dropped:,} records of work on the GPU", "record fewer steps, or try again"
             )
         first = ctypes.POINTER(_Event)()
         count = self._calls.mbc_recorder_events(ctypes.byref(first))
@@ -113,7 +142,7 @@ class Recorder:
         return tuple(sorted(events, key=lambda event: (event.start_ns, event.node)))
 
     def close(self) -> None:
-        """Give CUPTI back; what was recorded is gone."""
+        """Unsubscribe from CUPTI and delete the records."""
         self._calls.mbc_recorder_close()
 
     def _name(self, number: int) -> str:
@@ -124,18 +153,18 @@ class Recorder:
         if status == 0:
             return
         text: bytes = self._calls.mbc_recorder_failure()
-        told = text.decode(errors="replace")
+        reason = text.decode(errors="replace")
         self.close()
         if status == _SUBSCRIBED:
             raise MbcError(
                 "MBC367",
-                f"another tool has CUPTI in this process, which serves one at a time ({told})",
+                f"another tool uses CUPTI in this process, and CUPTI serves only one tool at a time ({reason})",
                 "end it (a profiler of PyTorch, Nsight, a debugger), or record without it",
             )
-        remedy = "`mbc doctor` says whether driver and toolkit are there; CUPTI must not be newer than the driver"
+        remedy = "`mbc doctor` shows whether driver and toolkit are installed; CUPTI must not be newer than the driver"
         if status in _NOT_ALLOWED:
             remedy = "run as root, or let the driver allow it: NVreg_RestrictProfilingToAdminUsers=0"
-        raise MbcError("MBC366", f"CUPTI refuses to record: {told} (CUptiResult {status})", remedy)
+        raise MbcError("MBC366", f"CUPTI refuses to record: {reason} (CUptiResult {status})", remedy)
 
 
 def _event(record: _Event, names: Sequence[str], program: str | None) -> Event:
@@ -147,12 +176,12 @@ def _event(record: _Event, names: Sequence[str], program: str | None) -> Event:
 
 
 def _built(tools: Toolchain) -> ctypes.CDLL:
-    """Compiled in a second, once; the file may go as soon as it is loaded."""
+    """Return the native part, compiled in about a second; its file may be removed after it was loaded."""
     parts = [part for part in (tools.cupti, tools.cudart) if part is not None]
-    with tempfile.TemporaryDirectory(prefix="mbc-recorder-") as made:
-        library = Path(made) / "librecorder.so"
+    with tempfile.TemporaryDirectory(prefix="mbc-recorder-") as temporary:
+        library = Path(temporary) / "librecorder.so"
         make_library(Recipe("", 0, (), (SOURCE,), ()), folder("templates") / "recorder", library, tools, parts)
         try:
             return load_library(library)
         except OSError as error:
-            raise MbcError("MBC366", f"CUPTI does not load: {error}", "`mbc doctor` says what is missing") from error
+            raise MbcError("MBC366", f"CUPTI does not load: {error}", "`mbc doctor` shows what is missing") from error

@@ -19,8 +19,20 @@ STEPS = 10
 def record_package(
     package: Path, device: str, inputs: Mapping[str, Any], rate: float, seed: int = 0, records: bool = True
 ) -> RecordedStep | None:
-    """A few steps of a built package on the same `inputs`, recorded. `records`: where not, of several ranks, this one
-    only takes the steps of the others. Raises what `Recording`, `Module` and `recording_tools` do."""
+    """Return a record of a few steps of a built package on the same `inputs`.
+
+    Args:
+        package: The package's folder.
+        device: Device as `Module` takes it.
+        inputs: Inputs of every step by name.
+        rate: The learning rate.
+        seed: Seed of the module.
+        records: Whether this process records. Of several ranks, those that do not record only take the steps, and get
+            None.
+
+    Raises:
+        MbcError: The errors of `Recording`, `Module` and `recording_tools`.
+    """
     recording = Recording(recording_tools(device)) if records else None
     listener = None if recording is None else recording.listener
     with Module(package, seed=seed, device=device, shadow=False, listener=listener) as net:
@@ -34,38 +46,53 @@ def record_package(
 
 
 class Recorded(Protocol):
-    """What a recording needs of `mbc.runtime.module.Module`."""
+    """The part of `mbc.runtime.module.Module` that a recording needs."""
 
     @property
-    def plan(self) -> Plan: ...
+    def plan(self) -> Plan:
+        """The module's plan."""
+        ...
 
     @property
-    def device(self) -> str: ...
+    def device(self) -> str:
+        """The kind of device: `cuda` or `cpu`."""
+        ...
 
-    def wait(self) -> None: ...
+    def wait(self) -> None:
+        """Wait until the device has done all queued work."""
+        ...
 
 
 class Recording:
-    """To be opened before the module is, which gets its `listener`; `on_step` is called after every step. It ends, and
-    CUPTI with it, after `WARM_STEPS` and `STEPS` steps, or with `finish`: then `step` is there."""
+    """A recording of a module's first steps.
+
+    Create it before the module, which gets its `listener`, and call `on_step` after every step. The recording ends
+    after `WARM_STEPS` plus `STEPS` steps, or with `finish`, and releases CUPTI; then `step` holds the result.
+    """
 
     def __init__(self, tools: Toolchain) -> None:
+        """Start a recorder, which `tools` compile."""
         self._recorder = Recorder(tools)
         self._steps = 0
         self.step: RecordedStep | None = None
 
     @property
     def listener(self) -> int:
+        """Address that the module gets as its `listener`."""
         return self._recorder.listener
 
     def on_step(self, net: Recorded) -> None:
+        """Count a step, and finish after the last step to record."""
         self._steps += 1
         if self._steps >= WARM_STEPS + STEPS:
             self.finish(net)
 
     def finish(self, net: Recorded) -> None:
-        """Where fewer steps were taken those count that are not among the warm ones, or the last one. MBC366 where
-        CUPTI recorded none of them."""
+        """End the recording; if fewer steps were taken, the steps after the warm ones count, or else the last step.
+
+        Raises:
+            MbcError: MBC366 if CUPTI recorded none of the steps.
+        """
         if self.step is not None or not self._steps:
             return
         net.wait()

@@ -1,7 +1,7 @@
-"""The training step as it was recorded: nodes to the launches of a plan, medians over the replays.
+"""A recorded training step: nodes mapped to the launches of a plan, with medians over the replays.
 
-Exact: each node is of the launch that added it while the graph was captured, and each event of the replay whose call it
-names.
+The mapping is exact: each node belongs to the launch that added it while the graph was captured, and each event
+belongs to the replay whose call it names.
 """
 
 from __future__ import annotations
@@ -16,15 +16,21 @@ from mbc.plan.model import Plan
 from mbc.record.recorder import Event
 
 PROGRAM = "train"
-_NS = 1e-3  # in microseconds
+_NS = 1e-3  # one nanosecond in microseconds
 _OLDER = "CUPTI must not be newer than the driver: `mbc doctor` shows both"
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedLaunch:
-    """`kernels`: names of what its nodes run, in the order of their starts; `streams`: numbers of the GPU's streams
-    that ran them. Times are medians: `start_us` since the step began, `time_us` from the first start to the last end,
-    `gap_us` after what the launch's stream of the plan did before, or since the step began."""
+    """The recorded work of one launch. Times are medians over the replays, in microseconds.
+
+    Attributes:
+        kernels: Names of the work of its nodes, in the order of their starts.
+        streams: Numbers of the GPU's streams that ran its nodes.
+        start_us: Time from the begin of the step to the launch's first start.
+        time_us: Time from the first start to the last end.
+        gap_us: Idle time before it on the launch's stream of the plan, or since the begin of the step.
+    """
 
     kernels: tuple[str, ...]
     streams: tuple[int, ...]
@@ -35,8 +41,14 @@ class RecordedLaunch:
 
 @dataclass(frozen=True, slots=True)
 class RecordedStep:
-    """Of `steps` replays, launch by launch in the plan's order; None of launches of which nothing was recorded. `left`:
-    what else the step's graph ran, by name, which no launch added: how often a replay."""
+    """The recorded work of a training step.
+
+    Attributes:
+        steps: Number of replays.
+        step_us: Median time of a replay.
+        launches: The work of each launch, in the plan's order; None for launches of which nothing was recorded.
+        left: Other work of the step's graph, which no launch added: how often each name ran in a replay.
+    """
 
     steps: int
     step_us: float
@@ -45,20 +57,28 @@ class RecordedStep:
 
 
 def recorded_step(plan: Plan, events: Sequence[Event], warm: int) -> RecordedStep:
-    """`events` by time; the first `warm` replays are left out, but for the last one. MBC366 where no training step was
-    recorded as a whole."""
+    """Return the medians over the replays of the training step.
+
+    Args:
+        plan: The plan whose launches the events name.
+        events: All events, in the order of their starts.
+        warm: Number of replays to leave out at the begin; the last replay always counts.
+
+    Raises:
+        MbcError: MBC366 if no training step was recorded completely.
+    """
     replays: dict[int, list[Event]] = {}
     for event in events:
         if event.program == PROGRAM:
             replays.setdefault(event.call, []).append(event)
     if not replays:
-        among = f"among {len(events):,} records of graphs" if events else "and nothing else that graphs run"
+        among = f"among {len(events):,} records of graphs" if events else "and no other work of graphs"
         raise MbcError("MBC366", f"CUPTI recorded no node of a training step's graph {among}", _OLDER)
     nodes = {event.node for replay in replays.values() for event in replay}
     whole = [replay for replay in replays.values() if sorted(event.node for event in replay) == sorted(nodes)]
     if not whole:
-        found = min(map(len, replays.values()))
-        raise MbcError("MBC366", f"CUPTI recorded {found:,} of {len(nodes):,} nodes of a training step", _OLDER)
+        fewest = min(map(len, replays.values()))
+        raise MbcError("MBC366", f"CUPTI recorded {fewest:,} of {len(nodes):,} nodes of a training step", _OLDER)
     counted = whole[min(warm, len(whole) - 1) :]
     graphs = {event.graph for event in counted[0]}
     others = Counter(event.name for event in events if event.program is None and event.graph in graphs)
@@ -70,7 +90,7 @@ def recorded_step(plan: Plan, events: Sequence[Event], warm: int) -> RecordedSte
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """One replay. Of each launch what it ran; empty where that is nothing."""
+    """One replay: its time and the work of each launch; None for launches of which nothing was recorded."""
 
     time_us: float
     launches: tuple[RecordedLaunch | None, ...]
@@ -96,8 +116,8 @@ class _Step:
         return _Step((max(event.end_ns for event in events) - began) * _NS, tuple(launches))
 
 
-def _median(found: Sequence[RecordedLaunch | None]) -> RecordedLaunch | None:
-    runs = [launch for launch in found if launch is not None]
+def _median(replays: Sequence[RecordedLaunch | None]) -> RecordedLaunch | None:
+    runs = [launch for launch in replays if launch is not None]
     if not runs:
         return None
     first = runs[0]

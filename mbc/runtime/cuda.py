@@ -334,7 +334,7 @@ class Cuda:
         self._run("infer")
 
     def observe(self, observer: Observer | None) -> None:
-        """Show each launch of the programs to `observer` from now on; None: to nobody."""
+        """Show each launch of the programs to `observer` from now on; None ends this."""
         self._observer = observer
 
     @property

@@ -321,7 +321,7 @@ class Host:
         self._run("infer")
 
     def observe(self, observer: Observer | None) -> None:
-        """Show each launch of the programs to `observer` from now on; None: to nobody."""
+        """Show each launch of the programs to `observer` from now on; None ends this."""
         self._observer = observer
 
     arena_address: int | None = None

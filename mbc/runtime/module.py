@@ -351,7 +351,7 @@ class Module:
     def load_state_dict(self, arrays: Mapping[str, object]) -> None:
         """Overwrite parameters and statistics, and the optimizer's state if `arrays` has it.
 
-        Moving averages start anew from weights that come without averages. Everything else stays, counters included.
+        Moving averages start from the weights if `arrays` has no averages. Everything else stays, counters included.
 
         Args:
             arrays: The result of `state_dict` of this or any other plan of the network, or other floating-point arrays

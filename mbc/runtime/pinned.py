@@ -18,7 +18,7 @@ from mbc.runtime.membership import Membership
 def pin(driver: Any, size_bytes: int) -> NDArray[np.uint8] | None:
     """Return `size_bytes` of pinned memory near the current GPU, or None for 0 bytes.
 
-    The memory is given back when nobody holds the array any more.
+    The memory is given back with the last reference to the array.
 
     Raises:
         MbcError: MBC189 if too little memory is available.

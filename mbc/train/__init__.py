@@ -1,20 +1,20 @@
-"""Training a module on data: where batches come from, the learning rate, the loop, checkpoints that resume.
+"""Training of a module on data: sources of batches, the learning rate, the loop, checkpoints to resume from.
 
-* `job`: what to train, and what the loop needs of a module
-* `loop`: epochs of steps, test accuracy, checkpoints
+* `job`: the description of a training, and the part of a module that the loop needs
+* `loop`: epochs of steps, tests, checkpoints
 * `epoch_run`: the steps of an epoch
-* `epoch`: what is added up and told of an epoch
+* `epoch`: sums over an epoch, and reports of its state
 * `schedule`: the learning rate
-* `epoch_figures`: by which epochs are compared
+* `epoch_figures`: figures by which epochs are compared
 * `target_metric`: a value of a metric at which a training ends
-* `data`: where the rows of an epoch come from
-* `archives`: `.npz` files that are what they say
+* `data`: sources of an epoch's rows
+* `archives`: checks of `.npz` files from elsewhere
 * `share`: the rows of a rank
 * `loader`: batches from a Python function
 * `inputs`: arrays of a data set as inputs of a network
-* `accuracy`: which output tells how often a network is right
+* `accuracy`: the output and the target that give a network's accuracy
 * `evaluation`: accuracy and metrics on test data
-* `training_checkpoint`: checkpoints that a training resumes from
+* `training_checkpoint`: checkpoints from which a training resumes
 * `logs`: JSON lines and TensorBoard
-* `divergence`: when a training is past saving
+* `divergence`: when a training can no longer learn
 """

@@ -1,4 +1,4 @@
-"""Which output of a network is compared with which input, and what its inputs are to data sources."""
+"""The output and the input that give a network's accuracy, and the inputs of a network as data sources see them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mbc.train.inputs import Input
 
 
 def inputs_of(graph: TrainingGraph) -> tuple[Input, ...]:
-    """The inputs of a step, as data sources see them."""
+    """Return the inputs of a step as data sources see them."""
     return tuple(
         Input(name, graph.values[name].type, classes_of(graph, name), ignored_of(graph, name)) for name in graph.inputs
     )
@@ -19,14 +19,14 @@ def inputs_of(graph: TrainingGraph) -> tuple[Input, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """Which output is compared with which input to tell how often the network is right."""
+    """The output and the input whose comparison gives the network's accuracy."""
 
     output: int  # index into the inference outputs
     target: int  # index into the inputs: class numbers, or probabilities of classes
 
 
 def judged(graph: TrainingGraph) -> Judged | None:
-    """The first classified output whose target is an input; None when there is none."""
+    """Return the first classified output whose target is an input; None if there is none."""
     for operation in graph.train:
         if KINDS[operation.kind].classifies:
             logits, target = operation.inputs[0], source_of(graph, operation.inputs[1])
@@ -36,6 +36,6 @@ def judged(graph: TrainingGraph) -> Judged | None:
 
 
 def source_of(graph: TrainingGraph, value: str) -> str:
-    """The input that a value is, or is a working copy of."""
+    """Return the input of which a value is a working copy, or the value itself if it is no copy."""
     casts = {op.outputs[0]: op.inputs[0] for op in graph.train if op.kind == "cast"}
     return casts.get(value, value)

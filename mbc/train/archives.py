@@ -1,4 +1,4 @@
-"""Archives of arrays (`.npz`) from elsewhere: read only where they hold as much as they say, and memory does."""
+"""Archives of arrays (`.npz`) from elsewhere: read only if their sizes are as stated and fit the machine's memory."""
 
 from __future__ import annotations
 
@@ -19,20 +19,26 @@ _HEADERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0
 
 
 def check_archive(path: Path) -> None:
-    """OSError where it is no regular file, ValueError where an array is not as long as its header says, or where all
-    of them are longer than the machine's memory: little that is packed can unpack to much. BadZipFile for no archive.
+    """Raise an error unless an archive's arrays have the sizes that their headers state, and fit the machine's memory.
+
+    A small packed file can unpack to a large one.
+
+    Raises:
+        OSError: The path is no regular file.
+        ValueError: An array is not as long as its header states, or all arrays are larger than the machine's memory.
+        BadZipFile: The file is no archive.
     """
     check_file(path.stat())
-    if not zipfile.is_zipfile(path):  # what NumPy says of a single array is better
+    if not zipfile.is_zipfile(path):  # NumPy's own message about a single array is better
         return
     with zipfile.ZipFile(path) as archive:
         entries = archive.infolist()
         if sum(entry.compress_size for entry in entries) > path.stat().st_size:
-            raise ValueError("its parts lie over each other")
+            raise ValueError("its parts overlap")
         unpacked_bytes, memory_bytes = sum(entry.file_size for entry in entries), machine_memory_bytes()
         if memory_bytes is not None and unpacked_bytes > memory_bytes:
             raise ValueError(
-                f"unpacked it has {show_size(unpacked_bytes)}, more than this machine's memory of "
+                f"its unpacked size is {show_size(unpacked_bytes)}, more than this machine's memory of "
                 f"{show_size(memory_bytes)}"
             )
         for entry in entries:
@@ -46,14 +52,19 @@ def _check_length(name: str, size_bytes: int, member: IO[bytes]) -> None:
         shape, _, dtype = header(cast(Any, member))
         said_bytes = math.prod(shape) * dtype.itemsize
     except Exception as error:  # NumPy parses the header as Python, which fails in many ways
-        raise ValueError(f"'{name}' is no array of numbers") from error
+        raise ValueError(f"'{name}' is not an array of numbers") from error
     there_bytes = size_bytes - member.tell()
     if not dtype.hasobject and said_bytes != there_bytes:
-        raise ValueError(f"'{name}' says that it has {said_bytes} bytes, and has {there_bytes}")
+        raise ValueError(f"'{name}' states {said_bytes} bytes, but has {there_bytes}")
 
 
 def map_array(path: Path) -> NDArray[Any]:
-    """The array of an `.npy`, read from the file as it is used. OSError and ValueError as `check_archive`."""
+    """Return the array of an `.npy` file, which is read from the file when it is used.
+
+    Raises:
+        OSError: The path is no regular file.
+        ValueError: The file is no array, or not as long as its header states.
+    """
     check_file(path.stat())
     with path.open("rb") as file:
         _check_length(path.name, path.stat().st_size, file)
@@ -61,7 +72,12 @@ def map_array(path: Path) -> NDArray[Any]:
 
 
 def read_archive(path: Path) -> dict[str, NDArray[Any]]:
-    """All arrays of an `.npz`, by name. Raises what `check_archive` does, and ValueError for a single array."""
+    """Return all arrays of an `.npz` file by name.
+
+    Raises:
+        OSError: See `check_archive`.
+        ValueError: See `check_archive`; or the file is a single array.
+    """
     check_archive(path)
     loaded = np.load(path, allow_pickle=False)
     if not isinstance(loaded, np.lib.npyio.NpzFile):

@@ -1,4 +1,4 @@
-"""Where the rows of an epoch come from: arrays in memory or on disk, or a Python function that yields batches."""
+"""Sources of an epoch's rows: arrays in memory or on disk, or a Python function that yields batches."""
 
 from __future__ import annotations
 
@@ -28,40 +28,49 @@ class Data(Protocol):
 
     @property
     def rows(self) -> int | None:
-        """How many, None when only reading them tells."""
+        """Number of rows; None if it is known only after reading them."""
         ...
 
     @property
     def common(self) -> bool:
-        """Whether each of several ranks reads all rows of a mini-batch, or passes over those of the others."""
+        """True if each of several ranks reads all rows of a mini-batch, or skips the rows of the other ranks."""
         ...
 
     def shuffled(self, share: Share, seed: int, epoch: int, after: int = 0) -> Iterator[Part]:
-        """What a rank has of the mini-batches of one epoch of training, those behind the first `after` ones. The last
-        one may not be whole.
+        """Return a rank's parts of the mini-batches of one epoch, without the first `after` mini-batches.
 
-        The same arguments give the same parts, whatever was read before: resuming depends on it."""
+        The last mini-batch may be incomplete. Equal arguments give equal parts, whatever was read before: resuming
+        depends on it.
+
+        Args:
+            share: The rows of this rank.
+            seed: Seed of the order.
+            epoch: Number of the epoch, from 0.
+            after: Number of mini-batches to skip.
+        """
         ...
 
     def in_order(self, share: Share) -> Iterator[Batch]:
-        """All rows once, for testing: those of one rank, up to `share.rows` at a time."""
+        """Return a rank's share of all rows once, for testing: up to `share.rows` rows at a time."""
         ...
 
 
 @dataclass(frozen=True)
 class ArrayData:
-    """Arrays of equally many rows, in the order of the network's inputs."""
+    """Arrays with equal numbers of rows, in the order of the network's inputs."""
 
     arrays: Batch
 
     @property
     def rows(self) -> int:
+        """Number of rows."""
         return int(self.arrays[0].shape[0])
 
     common = True
 
     def shuffled(self, share: Share, seed: int, epoch: int, after: int = 0) -> Iterator[Part]:
-        # A generator keyed by (seed, epoch), not one that runs on: epoch 7 is the same after a resume, on all ranks.
+        """Return a rank's parts of the mini-batches of one epoch, in an order that depends on seed and epoch alone."""
+        # The generator's key is (seed, epoch), so that an epoch has the same order after a resume, on all ranks.
         order = np.random.Generator(np.random.Philox(key=[seed % 2**64, epoch])).permutation(self.rows)
         for start in range(after * share.batch, self.rows, share.batch):
             chosen = np.sort(order[start : start + share.batch])
@@ -69,6 +78,7 @@ class ArrayData:
             yield Part(arrays, len(chosen), len(chosen) == share.batch)
 
     def in_order(self, share: Share) -> Iterator[Batch]:
+        """Return a rank's share of all rows once, up to `share.rows` rows at a time."""
         for start in range(0, self.rows, share.batch):
             chosen = slice(start + share.first, start + share.stop)
             if chosen.start < self.rows:
@@ -79,10 +89,18 @@ class ArrayData:
 
 
 def open_data(place: str, inputs: Sequence[Input], part: str = "train") -> Data:
-    """Data from an `.npz`, a folder of `.npy` (read as needed, not loaded whole) or `module:function`.
+    """Return the data from an `.npz`, a folder of `.npy` (read when needed, not loaded whole) or `module:function`.
 
-    Arrays are found by the names of the inputs, else as x/y, images/labels and the like, also with `_train` or
-    `_test` (`part`) behind. Raises MBC171 to MBC176, MBC232 and MBC233.
+    Arrays are found by the names of the inputs, or else as x/y, images/labels and similar names, also with the suffix
+    `_train` or `_test` (`part`).
+
+    Args:
+        place: Path, or `module:function`.
+        inputs: Inputs of the network.
+        part: `train` or `test`.
+
+    Raises:
+        MbcError: MBC171 to MBC176, MBC232 and MBC233.
     """
     inputs = tuple(inputs)
     if _exists(place):
@@ -90,17 +108,19 @@ def open_data(place: str, inputs: Sequence[Input], part: str = "train") -> Data:
         arrays = (
             {file.stem: _read_npy(file) for file in sorted(path.glob("*.npy"))} if path.is_dir() else _read_npz(path)
         )
-        found = ArrayData(fit(arrays, inputs, place, part))
-        if found.rows == 0:
+        data = ArrayData(fit(arrays, inputs, place, part))
+        if data.rows == 0:
             raise MbcError("MBC233", f"the data of '{place}' have no rows", "give one sample or more")
-        return found
+        return data
     check_place(place)
     return IterableData(find_function(place), inputs, place)
 
 
 def open_data_and_test(place: str, test_place: str | None, inputs: Sequence[Input]) -> tuple[Data, Data | None]:
-    """Data to train on, and those to test on: of a place of their own, or arrays of the same place that are called so.
-    None where there are none."""
+    """Return data to train on, and data to test on or None.
+
+    Test data come from a place of their own, or from arrays of the same place with the suffix `_test`.
+    """
     data = open_data(place, inputs, "train")
     if test_place is not None:
         return data, open_data(test_place, inputs, "test")
@@ -108,13 +128,17 @@ def open_data_and_test(place: str, test_place: str | None, inputs: Sequence[Inpu
 
 
 def is_tested(place: str, test_place: str | None, inputs: Sequence[Input]) -> bool:
-    """Whether `open_data_and_test` would find data to test on."""
+    """Return whether `open_data_and_test` would find data to test on."""
     return test_place is not None or has_part(place, inputs, "test")
 
 
 def check_place(place: str) -> None:
-    """MBC172 unless `place` is a file, a folder or `module:function`, MBC171 where the function cannot be called: known
-    before anything is planned or built."""
+    """Raise an error if `place` names no data; called before anything is planned or built.
+
+    Raises:
+        MbcError: MBC172 unless `place` is a file, a folder or `module:function`, MBC171 if the function cannot be
+            called.
+    """
     if _exists(place):
         return
     module, _, function = place.partition(":") if isinstance(cast(object, place), str) else ("", "", "")
@@ -130,12 +154,12 @@ def check_place(place: str) -> None:
 def _exists(place: object) -> bool:
     try:
         return isinstance(place, str | os.PathLike) and Path(cast("str", place)).exists()
-    except OSError:  # a name longer than any file's, for instance
+    except OSError:  # for instance a name that is too long
         return False
 
 
 def has_part(place: str, inputs: Sequence[Input], part: str) -> bool:
-    """Whether an `.npz` or a folder holds arrays for `part` under their own names (`x_test`)."""
+    """Return whether an `.npz` or a folder holds arrays for `part` under their own names (`x_test`)."""
     path = Path(place)
     if path.is_dir():
         names = {file.stem for file in path.glob("*.npy")}
@@ -147,7 +171,7 @@ def has_part(place: str, inputs: Sequence[Input], part: str) -> bool:
     return all(any(f"{name}_{part}" in names for name in names_of(i, inputs)) for i in inputs)
 
 
-# RuntimeError: something in it is encrypted.
+# RuntimeError: a part of the archive is encrypted.
 _UNREADABLE = (
     ValueError, OSError, EOFError, MemoryError, NotImplementedError, RuntimeError, zlib.error, zipfile.BadZipFile,
 )  # fmt: skip
@@ -170,5 +194,5 @@ def _read_npy(file: Path) -> Array:
 
 
 def _why(error: Exception) -> str:
-    """NumPy's own advice is to allow what may run any code."""
-    return "it is no array of numbers, or holds Python objects" if "allow_pickle" in str(error) else str(error)
+    """Return an error's reason, without NumPy's advice to allow files that may run any code."""
+    return "it is not an array of numbers, or holds Python objects" if "allow_pickle" in str(error) else str(error)

@@ -1,4 +1,4 @@
-"""An epoch: what it has added up so far, a moment within it, and what is told of it at its end."""
+"""Sums over an epoch so far, and the reports within it and at its end."""
 
 from __future__ import annotations
 
@@ -9,8 +9,20 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """A moment within an epoch. `steps` of `steps_in_epoch` (None: not known) are done, `rows` in `seconds`. `loss` is
-    the mean of all but `bad_steps`, whose loss is not finite."""
+    """The state of an epoch after one of its steps.
+
+    Attributes:
+        epoch: Number of the epoch, from 1.
+        epochs: Number of epochs of the training.
+        steps: Steps that are done.
+        steps_in_epoch: Steps of the whole epoch; None if unknown.
+        loss: Mean loss of the steps so far, without bad steps.
+        accuracy: Mean accuracy; None if nothing is classified.
+        rows: Rows of these steps.
+        seconds: Time of these steps.
+        bad_steps: Steps with a loss that is not finite.
+        metrics: Means of the source's metrics.
+    """
 
     epoch: int
     epochs: int
@@ -26,8 +38,20 @@ class Running:
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """Steps of an epoch, up to step `total_steps` of the training: `rows` in `seconds`. `loss` is the mean of all but
-    `bad_steps`, whose loss is not finite, `learning_rate` that of the last step."""
+    """Some steps of an epoch.
+
+    Attributes:
+        epoch: Number of the epoch, from 1.
+        total_steps: Number of the last of these steps in the whole training.
+        steps: Number of steps.
+        loss: Mean loss, without bad steps.
+        accuracy: Mean accuracy; None if nothing is classified.
+        learning_rate: Learning rate of the last step.
+        rows: Rows of these steps.
+        seconds: Time of these steps.
+        bad_steps: Steps with a loss that is not finite.
+        metrics: Means of the source's metrics.
+    """
 
     epoch: int
     total_steps: int
@@ -43,13 +67,30 @@ class Interval:
 
 @dataclass(frozen=True, slots=True)
 class Epoch:
-    """A finished epoch. `loss` is the mean over its steps but `bad_steps`, whose loss is not finite and which changed
-    nothing, `accuracy` that over all; `dropped_rows` did not fill a mini-batch. `first_bad_step` counts from 1, 0 where
-    there is none; no good step follows `bad_steps_at_end`. `overflowed_steps` had a finite loss, and were skipped for a
-    gradient that fp16 cannot hold. `bad_states` hold values that are not finite since before the first bad step: the
-    gradient of an earlier one was not finite though its loss was, and reached them. `total_steps`: of all epochs.
-    `waited_seconds`: for which no step ran, because its data were not there yet. `metrics`: those of the source, means
-    as that of the loss; `test_metrics`: on test data, where outputs tell them."""
+    """A finished epoch.
+
+    Attributes:
+        epoch: Number of the epoch, from 1.
+        epochs: Number of epochs of the training.
+        steps: Number of steps.
+        loss: Mean loss, without bad steps.
+        accuracy: Mean accuracy of all steps; None if nothing is classified.
+        test_accuracy: Accuracy on test data; None if there are none.
+        learning_rate: Learning rate of the last step.
+        rows: Rows of the steps.
+        seconds: Time of the steps.
+        dropped_rows: Rows that did not fill a mini-batch.
+        bad_steps: Steps with a loss that is not finite, which changed nothing.
+        first_bad_step: Number of the first of them, from 1; 0 if there is none.
+        bad_steps_at_end: Number of bad steps in a row at the end.
+        overflowed_steps: Steps with a finite loss that were skipped, because fp16 cannot hold their gradient.
+        bad_states: States with values that were not finite before the first bad step: an earlier step had a finite loss
+            but a gradient that was not, and it reached them.
+        total_steps: Steps of all epochs so far.
+        waited_seconds: Time without a running step, because its data had not arrived.
+        metrics: Means of the source's metrics, without bad steps.
+        test_metrics: Metrics of the source on test data, as far as outputs give them.
+    """
 
     epoch: int
     epochs: int
@@ -74,8 +115,11 @@ class Epoch:
 
 @dataclass
 class Tally:
-    """What an epoch, or an interval of it, has added up so far: what a training needs beside its states to go on within
-    the epoch. `skipped_before`: the module's count of skipped steps when the epoch began."""
+    """Sums over the steps of an epoch, or of an interval of it.
+
+    A training needs them, beside its states, to continue within the epoch. `skipped_before` is the module's count of
+    skipped steps when the epoch began.
+    """
 
     steps: int = 0
     bad_steps: int = 0
@@ -93,6 +137,7 @@ class Tally:
     metric_sums: dict[str, float] = field(default_factory=dict[str, float])
 
     def add(self, loss: float, accuracy: float | None, metrics: Mapping[str, float]) -> None:
+        """Add a step."""
         self.steps += 1
         if math.isfinite(loss):
             self.losses += loss
@@ -109,15 +154,17 @@ class Tally:
 
     @property
     def loss(self) -> float:
+        """Mean loss of steps with a finite loss; NaN if there are none."""
         good = self.steps - self.bad_steps
         return self.losses / good if good else math.nan
 
     @property
     def metrics(self) -> dict[str, float]:
-        """Means, of the same steps as that of the loss."""
+        """Means of the metrics, of steps with a finite loss."""
         good = self.steps - self.bad_steps
         return {name: value / good for name, value in self.metric_sums.items()}
 
     @property
     def accuracy(self) -> float | None:
+        """Mean accuracy; None if nothing was classified."""
         return self.accuracies / self.judged_steps if self.judged_steps else None

@@ -1,4 +1,4 @@
-"""An epoch under way: its steps, what they add up to, and checkpoints within it."""
+"""An epoch while it runs: its steps, their sums, and checkpoints within it."""
 
 from __future__ import annotations
 
@@ -22,24 +22,38 @@ from mbc.train.training_checkpoint import Progress, save_checkpoint
 
 @dataclass(frozen=True, slots=True)
 class _Taken:
-    """A step whose loss nobody has looked at; its data came after `awaited_s`."""
+    """A step whose loss has not been read; its data arrived after `awaited_s` seconds."""
 
     loss: Reported
     rate: float
     awaited_s: float
 
 
-PARTS_ALONE = "of-another-rank"  # the name of a file that is not written
+PARTS_ALONE = "of-another-rank"  # a placeholder for a rank that writes no file
 
 
 class EpochRun:
-    """An epoch under way, from where `done` says that it was left. `kept` is the last checkpoint, written after step
-    `kept_at` of this epoch, 0 where it is of before."""
+    """An epoch while it runs, from the point at which `done` left it.
+
+    Attributes:
+        kept: The last good checkpoint; None if there is none.
+        kept_at: Step of this epoch after which it was written; 0 if it was written before the epoch.
+    """
 
     def __init__(
         self, net: Trainable, job: Job, done: Progress, kept: Path | None, on_step: Callable[[Running], None],
         on_interval: Callable[[Interval], None],
     ) -> None:  # fmt: skip
+        """Prepare the epoch.
+
+        Args:
+            net: The module.
+            job: The training.
+            done: Progress so far, within this epoch, too.
+            kept: The last checkpoint.
+            on_step: Called after every step.
+            on_interval: Called after every `job.interval` steps.
+        """
         self._net, self._job, self._done = net, job, done
         self._on_step, self._on_interval = on_step, on_interval
         self._inputs, self._named = inputs_of(job.graph), named_metrics(job.graph)
@@ -47,13 +61,19 @@ class EpochRun:
         self._tally = Tally(skipped_before=int(net.control["skipped"])) if done.running is None else done.running
         self._issued = self._tally.steps
         self._unseen: _Taken | None = None
-        self._awaited_s = 0.0  # by the next step, for its data
+        self._awaited_s = 0.0  # time that the next step has waited for its data
         self._interval = Tally() if done.interval is None else done.interval
         now = time.monotonic()
         self._began, self._interval_began = now - self._tally.seconds, now - self._interval.seconds
         self.kept, self.kept_at = kept, self._tally.steps
 
     def run(self) -> Epoch:
+        """Run all steps of the epoch and its test, and return its report.
+
+        Raises:
+            KeyboardInterrupt: `job.stop` asked for the end; a checkpoint was written before.
+            MbcError: MBC177 if the data do not fill one mini-batch, MBC178 if no loss is finite.
+        """
         job, net, tally = self._job, self._net, self._tally
         parts = job.data.shuffled(job.share, job.seed, self._done.epochs, self._issued)
         arrays, dropped = self._following(parts)
@@ -65,7 +85,7 @@ class EpochRun:
             loss = net.step(*arrays, lr=rate)
             self._issued += 1
             arrays, dropped = self._following(parts)
-            # Looking at a loss waits for its step: at that of the one before, so that the GPU always has work.
+            # Reading a loss waits for its step. The loss of the step before is read, so that the GPU always has work.
             self._look()
             self._unseen = _Taken(loss, rate, awaited_s)
             every = job.checkpoint_every
@@ -76,15 +96,21 @@ class EpochRun:
         return self._finished(dropped)
 
     def _rate(self) -> float:
-        """Where the number of steps is not known the rate changes by the epoch only, so that a resumed training sees
-        the same rates."""
+        """Return the learning rate of the next step.
+
+        If the number of steps is unknown, the rate changes only between epochs, so that a resumed training sees equal
+        rates.
+        """
         steps = self._job.steps_in_epoch
         begins, takes = (self._issued / steps, 1 / steps) if steps else (0.0, 1.0)
         rate = self._job.schedule.at(self._done.epochs + begins, takes, self._done.steps + self._issued)
         return rate * self._done.plateau.scale
 
     def _following(self, parts: Iterator[Part]) -> tuple[Batch | None, int]:
-        """The rows of the next step; None where they do not fill a mini-batch, and how many they are then."""
+        """Return the rows of the next step and 0, or None and the number of remaining rows.
+
+        Remaining rows do not fill a mini-batch.
+        """
         data, group = self._job.data, self._job.group
         began = time.monotonic()
         part = next(parts, None)
@@ -96,19 +122,19 @@ class EpochRun:
         return (arrays, 0) if whole else (None, rows)
 
     def _look(self) -> None:
-        """At the loss of the last step, where nobody has."""
+        """Read the loss of the last step, unless it has been read, and report it."""
         if self._unseen is None:
             return
         taken, self._unseen, tally = self._unseen, None, self._tally
         loss, accuracy, idle_s = float(taken.loss), taken.loss.accuracy, taken.loss.idle_s
         metrics = {name: taken.loss.metrics[name] for name in self._named}
         tally.learning_rate = taken.rate
-        # A GPU waits for data only when it has finished the step before; other reasons to wait are none of the data's.
+        # A GPU waits for data only after it has finished the step before; other waits do not count as waits for data.
         tally.waited_seconds += taken.awaited_s if idle_s is None else min(taken.awaited_s, idle_s)
         for one in (tally, self._interval):
             one.add(loss, accuracy, metrics)
         if tally.first_bad_step == tally.steps:
-            # A loss that is not finite changes nothing, so that what is wrong now was so before this step.
+            # A step whose loss is not finite changes nothing: values that are wrong now were wrong before this step.
             tally.bad_states = not_finite(self._net)
         now = Running(
             epoch=self._done.epochs + 1, epochs=self._job.schedule.epochs, steps=tally.steps,
@@ -122,17 +148,17 @@ class EpochRun:
 
     def _tell_interval(self) -> None:
         interval, now = self._interval, time.monotonic()
-        told = Interval(
+        report = Interval(
             epoch=self._done.epochs + 1, total_steps=self._done.steps + self._tally.steps, steps=interval.steps,
             loss=interval.loss, accuracy=interval.accuracy, learning_rate=self._tally.learning_rate,
             rows=interval.steps * self._batch, seconds=now - self._interval_began, bad_steps=interval.bad_steps,
             metrics=interval.metrics,
         )  # fmt: skip
         self._interval, self._interval_began = Tally(), now
-        self._on_interval(told)
+        self._on_interval(report)
 
     def _save(self) -> None:
-        """Within the epoch. What would count as diverged at its end does not replace what has not."""
+        """Write a checkpoint within the epoch, unless its state would count as diverged at the epoch's end."""
         if self._job.checkpoint is None and not self._job.is_sharded:
             return
         self._look()
@@ -197,13 +223,15 @@ class EpochRun:
 
 
 def writing(job: Job) -> AbstractContextManager[None]:
-    """Within it a rank is waited for where another one has failed."""
+    """Return a context in which this rank is waited for if another rank has failed."""
     return nullcontext() if job.group is None else job.group.writing()
 
 
 def write(net: Trainable, job: Job, path: Path | None, progress: Progress) -> None:
-    """A checkpoint; None: there is to be none. Where the optimizer's states are sharded all ranks call this, and give
-    their parts if rank 0 has a `path`."""
+    """Write a checkpoint to `path`, or none if it is None.
+
+    If the optimizer's states are sharded, all ranks call this function, and give their parts if rank 0 has a `path`.
+    """
     if job.group is not None and job.is_sharded:
         wanted = bool(job.group.broadcast(b"" if path is None else b"write"))
         path = (path or Path(PARTS_ALONE)) if wanted else None

@@ -1,4 +1,4 @@
-"""What a network is worth on test data: how often it is right, and the metrics of the source."""
+"""Metrics of a network on test data: its accuracy, and the metrics of the source."""
 
 from __future__ import annotations
 
@@ -27,14 +27,21 @@ Array = NDArray[Any]
 
 
 class Predicts(Protocol):
-    """What can be tested."""
+    """An object that computes outputs, to be tested."""
 
-    def forward(self, *inputs: Array) -> Any: ...
+    def forward(self, *inputs: Array) -> Any:
+        """Return the output, or a tuple of outputs."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """`accuracy` is None where the network does not classify; `metrics` are those that outputs and inputs tell."""
+    """The result of a test.
+
+    Attributes:
+        accuracy: Share of rows that were classified correctly; None if the network does not classify.
+        metrics: Metrics of the source that depend on outputs and inputs alone.
+    """
 
     accuracy: float | None = None
     metrics: Mapping[str, float] = field(default_factory=dict[str, float])
@@ -49,10 +56,10 @@ class Measure:
 
 
 def named_terms(graph: TrainingGraph) -> dict[str, tuple[tuple[Operation, float], ...]]:
-    """The metrics of the source by name: the operations that each is a sum of, and what they are multiplied by."""
-    made = {output: op for op in graph.train for output in op.outputs}
+    """Return the metrics of the source by name, each as the operations of which it is a sum, with their weights."""
+    producers = {output: op for op in graph.train for output in op.outputs}
     share = 1.0 if graph.ranks is None else graph.ranks.share
-    found: dict[str, tuple[tuple[Operation, float], ...]] = {}
+    terms: dict[str, tuple[tuple[Operation, float], ...]] = {}
     for value in graph.metrics:
         name = name_of(value)
         if name is None:
@@ -60,45 +67,47 @@ def named_terms(graph: TrainingGraph) -> dict[str, tuple[tuple[Operation, float]
         total = measured_by(graph, value)
         assert isinstance(total.attributes, WeightedSum)
         weights = (weight / share for weight in total.attributes.weights)
-        found[name] = tuple(zip((made[operand] for operand in total.inputs), weights, strict=True))
-    return found
+        terms[name] = tuple(zip((producers[operand] for operand in total.inputs), weights, strict=True))
+    return terms
 
 
 def measures(graph: TrainingGraph) -> tuple[Measure, ...]:
-    """The metrics that are known from outputs and inputs alone: others exist within a training step only."""
-    told = _Told(graph)
-    known = (Measure(name, terms) for name, terms in named_terms(graph).items())
-    return tuple(measure for measure in known if all(told.is_known(op) for op, _ in measure.terms))
+    """Return the metrics that depend on outputs and inputs alone; others exist only within a training step."""
+    partial = _Partial(graph)
+    metrics = (Measure(name, terms) for name, terms in named_terms(graph).items())
+    return tuple(measure for measure in metrics if all(partial.is_available(op) for op, _ in measure.terms))
 
 
-class _Told:
-    """What operations on outputs and inputs say of rows, as numbers that can be added up over parts of them: a mean
-    times its weight, and that weight; of an intersection over union its counts."""
+class _Partial:
+    """Partial results of operations on outputs and inputs, as numbers that can be summed over parts of the rows.
+
+    For a mean these numbers are the mean times its weight, and the weight; for an intersection over union its counts.
+    """
 
     def __init__(self, graph: TrainingGraph) -> None:
         self._graph = graph
-        self._known = {*graph.outputs, *graph.inputs}
-        self._made = {output: op for op in graph.train for output in op.outputs}
+        self._available = {*graph.outputs, *graph.inputs}
+        self._producers = {output: op for op in graph.train for output in op.outputs}
 
-    def is_known(self, op: Operation) -> bool:
-        return all(self._source(v) in self._known or self._counts(v) is not None for v in op.inputs)
+    def is_available(self, op: Operation) -> bool:
+        return all(self._source(v) in self._available or self._counts(v) is not None for v in op.inputs)
 
     def of(self, op: Operation, values: Mapping[str, Array]) -> Array:
         counts = {v: self._counts(v) for v in op.inputs}
-        given = {v: self._run(made, values, {}) for v, made in counts.items() if made is not None}
+        given = {v: self._run(count, values, {}) for v, count in counts.items() if count is not None}
         if op.kind == OVERLAP_MEAN:
             return np.ravel(given[op.inputs[0]])
         weighted = isinstance(op.attributes, WeightedMean | TopKMean)
         weight = float(given[op.inputs[2]][0]) if weighted else len(values[self._graph.outputs[0]])
-        # Where no position counts the value is NaN, and counts nothing.
+        # If no position counts, the value is NaN and must not be added.
         value = float(self._run(op, values, given)[0]) if weight else 0.0
         return np.array([value * weight, weight])
 
-    def value(self, op: Operation, told: Array) -> float:
-        """Of all rows, which `told` is the sum of."""
+    def value(self, op: Operation, total: Array) -> float:
+        """Return an operation's result over all rows from the sum of its partial results."""
         if op.kind == OVERLAP_MEAN:
-            return float(self._run(op, {}, {op.inputs[0]: told.reshape(2, -1)})[0])
-        return float(told[0] / told[1]) if told[1] else np.nan
+            return float(self._run(op, {}, {op.inputs[0]: total.reshape(2, -1)})[0])
+        return float(total[0] / total[1]) if total[1] else np.nan
 
     def width(self, op: Operation) -> int:
         return self._graph.values[op.inputs[0]].type.elements if op.kind == OVERLAP_MEAN else 2
@@ -107,16 +116,16 @@ class _Told:
         return source_of(self._graph, value)
 
     def _counts(self, value: str) -> Operation | None:
-        """The operation that counts positions of these rows, if `value` is such a count, of all ranks or of one."""
-        op = self._made.get(value)
+        """Return the operation that counts positions of these rows if `value` is such a count, or None."""
+        op = self._producers.get(value)
         while op is not None and op.kind in ("sum_gathered", "all_gather"):
-            op = self._made.get(op.inputs[0])
+            op = self._producers.get(op.inputs[0])
         if op is None or op.kind not in ("class_weight_sum", "class_overlap", "dice_sums"):
             return None
-        return op if all(self._source(v) in self._known for v in op.inputs) else None
+        return op if all(self._source(v) in self._available for v in op.inputs) else None
 
     def _run(self, op: Operation, values: Mapping[str, Array], given: Mapping[str, Array]) -> Array:
-        """Its first output. These rows are all that there are: no other rank has a share."""
+        """Return the first output of an operation on these rows, without a share of other ranks."""
         kind, a = KINDS[op.kind], op.attributes
         assert kind.evaluate is not None
         a = replace(a, share=1.0) if isinstance(a, WeightedMean | TopKMean) else a
@@ -126,26 +135,34 @@ class _Told:
 
 
 def evaluate_on(net: Predicts, graph: TrainingGraph, data: Data, group: Group | None = None) -> Evaluation:
-    """Over all of `data`; of the accuracy without what the loss ignores. Of several ranks, which then have the same
-    states, each tests a part of the rows."""
+    """Return the accuracy and the metrics over all of `data`; the accuracy leaves out labels that the loss ignores.
+
+    Several ranks, which then have equal states, test a part of the rows each.
+
+    Args:
+        net: The module.
+        graph: The network.
+        data: The test data.
+        group: The ranks; None for one process.
+    """
     which, measured = judged(graph), measures(graph)
     if which is None and not measured:
         return Evaluation()
     fed = [graph.inputs.index(name) for name in graph.infer_inputs]
     inputs = inputs_of(graph)
     right = total = rows = 0
-    told = _Told(graph)
+    partial = _Partial(graph)
     terms = [op for measure in measured for op, _ in measure.terms]
-    sums = [np.zeros(told.width(op)) for op in terms]
+    sums = [np.zeros(partial.width(op)) for op in terms]
     for part in data.in_order(share_of(graph, 0 if group is None else group.rank)):
         batch = converted(part, inputs)
-        made = net.forward(*(batch[i] for i in fed))
-        outputs = cast("Sequence[Any]", made) if isinstance(made, tuple) else (made,)
+        result = net.forward(*(batch[i] for i in fed))
+        outputs = cast("Sequence[Any]", result) if isinstance(result, tuple) else (result,)
         values = dict(zip(graph.outputs, map(np.asarray, outputs), strict=True)) | dict(
             zip(graph.inputs, batch, strict=True)
         )
         rows += len(batch[0])
-        sums = [total + told.of(op, values) for total, op in zip(sums, terms, strict=True)]
+        sums = [so_far + partial.of(op, values) for so_far, op in zip(sums, terms, strict=True)]
         if which is not None:
             logits, target = values[graph.outputs[which.output]], batch[which.target]
             classes = np.argmax(target, axis=1) if target.ndim == logits.ndim else target
@@ -160,6 +177,6 @@ def evaluate_on(net: Predicts, graph: TrainingGraph, data: Data, group: Group | 
         )
     if not rows:
         return Evaluation(None, {})
-    found = iter(told.value(op, total) for op, total in zip(terms, sums, strict=True))
-    means = {measure.name: sum(weight * next(found) for _, weight in measure.terms) for measure in measured}
+    results = iter(partial.value(op, summed) for op, summed in zip(terms, sums, strict=True))
+    means = {measure.name: sum(weight * next(results) for _, weight in measure.terms) for measure in measured}
     return Evaluation(right / total if total else None, means)

@@ -1,4 +1,4 @@
-"""Arrays of a data set as inputs of a network: which is which, and whether shapes, types and classes are its own."""
+"""Arrays of a data set as inputs of a network: the array of each input, and checks of shape, type and classes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from mbc.runtime.formats import wrong_elements
 Array = NDArray[Any]
 Batch = tuple[Array, ...]  # one array per input of the network, in the network's order
 
-# What people call the two arrays of a labelled data set. Used only where a network has one input of each sort.
+# Usual names of the two arrays of a labelled data set. They are used only if a network has one input of each sort.
 _FLOAT_NAMES = ("x", "images", "image", "data", "inputs", "input")
 _CLASS_NAMES = ("y", "labels", "label", "targets", "target", "classes")
 _NUMPY_TYPES = {DType.FP32: np.float32, DType.FP64: np.float64, DType.INT32: np.int32, DType.UINT8: np.uint8}
@@ -24,7 +24,14 @@ _NUMPY_TYPES = {DType.FP32: np.float32, DType.FP64: np.float64, DType.INT32: np.
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """One input of the network: `type.shape[0]` is the mini-batch. Labels are of `classes` classes, or `ignored`."""
+    """One input of the network.
+
+    Attributes:
+        name: Name of the input.
+        type: Type and shape; `type.shape[0]` is the mini-batch.
+        classes: Labels are in [0, classes); None if the input holds no labels.
+        ignored: Other class numbers that labels may have.
+    """
 
     name: str
     type: TensorType
@@ -33,22 +40,38 @@ class Input:
 
     @property
     def is_class(self) -> bool:
+        """True if the input holds class numbers."""
         return self.type.dtype is DType.INT32
 
 
 def converted(batch: Batch, inputs: Sequence[Input]) -> Batch:
-    """A batch in the element types of the inputs. MBC176 for a class number that does not fit 32 bits."""
-    made: list[Array] = []
+    """Return a batch in the element types of the inputs.
+
+    Raises:
+        MbcError: MBC176 if a class number does not fit 32 bits.
+    """
+    arrays: list[Array] = []
     for array, i in zip(batch, inputs, strict=True):
         cast_array = array.astype(_NUMPY_TYPES[i.type.dtype], copy=False)
         if i.is_class and array.dtype.itemsize > 4 and not np.array_equal(cast_array, array):
             raise MbcError("MBC176", f"the data for input '{i.name}' hold class numbers beyond 32 bits", "count from 0")
-        made.append(cast_array)
-    return tuple(made)
+        arrays.append(cast_array)
+    return tuple(arrays)
 
 
 def fit(arrays: Mapping[str, Array], inputs: Sequence[Input], place: str, part: str = "train") -> Batch:
-    """The arrays of `inputs`, checked: same rows, the inputs' shapes and types."""
+    """Return the arrays of `inputs`, in their order, checked for rows, shapes, types and classes.
+
+    Args:
+        arrays: The arrays of the data set by name.
+        inputs: The inputs of the network.
+        place: Name of the data, for messages.
+        part: Suffix of names, `train` or `test`.
+
+    Raises:
+        MbcError: MBC173 (no array for an input), MBC174 (different numbers of rows), MBC175 (shape), MBC176 (type),
+            MBC232 (class numbers).
+    """
     chosen = tuple(_fit_one(arrays, i, inputs, place, part) for i in inputs)
     counts = {i.name: array.shape[0] for i, array in zip(inputs, chosen, strict=True)}
     if len(set(counts.values())) > 1:
@@ -61,41 +84,46 @@ def fit(arrays: Mapping[str, Array], inputs: Sequence[Input], place: str, part: 
 
 
 def names_of(i: Input, inputs: Sequence[Input]) -> tuple[str, ...]:
+    """Return the names under which the array of an input may be found, the best first."""
     alone = sum(other.is_class == i.is_class for other in inputs) == 1
     return (i.name, *((_CLASS_NAMES if i.is_class else _FLOAT_NAMES) if alone else ()))
 
 
 def _fit_one(arrays: Mapping[str, Array], i: Input, inputs: Sequence[Input], place: str, part: str) -> Array:
     names = names_of(i, inputs)
-    found = next((n for name in names for n in (f"{name}_{part}", name) if n in arrays), None)
-    if found is None:
+    key = next((n for name in names for n in (f"{name}_{part}", name) if n in arrays), None)
+    if key is None:
         raise MbcError(
             "MBC173",
             f"'{place}' has no array for input '{i.name}' (it has: {', '.join(sorted(arrays)) or 'none'})",
             f"name it {' or '.join(dict.fromkeys(names))}",
         )
-    array = arrays[found]
+    array = arrays[key]
     sample = i.type.shape[1:]
     if array.ndim < 1 or _without_ones(array.shape[1:]) != _without_ones(sample):
         raise MbcError(
             "MBC175",
-            f"array '{found}' of '{place}' has the shape {array.shape}, "
+            f"array '{key}' of '{place}' has the shape {array.shape}, but "
             f"input '{i.name}' needs rows of the shape {tuple(sample)}",
             _remedy_of_shape(i, array.shape[1:]),
         )
     if (wrong := wrong_elements(i.type.dtype, array.dtype)) is not None:
         needed, remedy = wrong
         raise MbcError(
-            "MBC176", f"array '{found}' of '{place}' holds {array.dtype}, input '{i.name}' needs {needed}", remedy
+            "MBC176", f"array '{key}' of '{place}' holds {array.dtype}, but input '{i.name}' needs {needed}", remedy
         )
     if i.classes is not None:
-        _check_classes(array, i.classes, i.ignored, found, place)
-    # Only a slice is converted at a time by the module, so a memory-mapped array stays on disk.
+        _check_classes(array, i.classes, i.ignored, key, place)
+    # The module converts only a slice at a time, so that a memory-mapped array stays on disk.
     return array.reshape(array.shape[0], *sample)
 
 
 def _check_classes(array: Array, classes: int, ignored: tuple[int, ...], name: str, place: str) -> None:
-    """MBC232 with the row of these data: a mini-batch would know its own, shuffled rows only."""
+    """Check class numbers while their row in the data is known, which a shuffled mini-batch does not know.
+
+    Raises:
+        MbcError: MBC232 with the first wrong row.
+    """
     if array.size == 0 or (int(array.min()) >= 0 and int(array.max()) < classes):
         return
     wrong = np.argwhere(((array < 0) | (array >= classes)) & ~np.isin(array, ignored))
@@ -112,7 +140,7 @@ def _check_classes(array: Array, classes: int, ignored: tuple[int, ...], name: s
 
 
 def _remedy_of_shape(i: Input, given: tuple[int, ...]) -> str:
-    """Where an image's channels come last, or the network says that they do."""
+    """Return the remedy for a wrong shape, which depends on the order of an image's channels."""
     sample = i.type.shape[1:]
     last = len(sample) == 3 and given == (*sample[1:], sample[0])
     first = len(sample) == 3 and given == (sample[2], *sample[:2])

@@ -1,4 +1,4 @@
-"""A training to run: its network, data, schedule and files, and what the loop needs of a module."""
+"""A training to run: its network, data, schedule and files, and the part of a module that the loop needs."""
 
 from __future__ import annotations
 
@@ -25,50 +25,68 @@ Array = NDArray[Any]
 
 
 class Reported(Protocol):
-    """The loss of a step. Looking at it, or at the accuracy, may wait for the step."""
+    """The loss of a step. Reading it or its properties may wait for the step."""
 
-    def __float__(self) -> float: ...
+    def __float__(self) -> float:
+        """Return the loss."""
+        ...
 
     @property
     def accuracy(self) -> float | None:
-        """Share of the step's rows classified correctly, None where the network does not classify."""
+        """Share of the step's rows that were classified correctly; None if the network does not classify."""
         ...
 
     @property
     def metrics(self) -> Mapping[str, float]:
-        """What the step reports, the metrics of the source by their names included."""
+        """The step's metrics by name, those of the source included."""
         ...
 
     @property
     def idle_s(self) -> float | None:
-        """How long the device had nothing to do before the step; None where steps are computed when they are called."""
+        """Seconds for which the device was idle before the step; None if steps are computed when they are called."""
         ...
 
 
 class Trainable(Saves, Predicts, Holds, HoldsStates, Protocol):
-    """What the loop needs of `mbc.runtime.module.Module`."""
+    """The part of `mbc.runtime.module.Module` that the loop needs."""
 
-    def step(self, *inputs: Array, lr: float) -> Reported: ...
+    def step(self, *inputs: Array, lr: float) -> Reported:
+        """Train on one step's rows, and return its loss."""
+        ...
 
     def averaged(self) -> AbstractContextManager[None]:
-        """Within it the moving averages stand in the place of the weights."""
+        """Return a context in which the moving averages take the place of the weights."""
         ...
 
     @property
     def control(self) -> Mapping[str, int | float]:
-        """Counters; `skipped` are steps that changed nothing."""
+        """Counters by name; `skipped` counts steps that changed nothing."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What to train. `resume` is read before the first epoch. `checkpoint` is written after every epoch, and within
-    epochs after every `checkpoint_every` steps (0: not); `best` when an epoch was better than all before it, by
-    `best_metric` (the name of a `Criterion`). `group`: the ranks that share each mini-batch, all of which run the same
-    job; the first one writes. Figures are told after every `interval` steps (0: not). `stop` is asked before every
-    step, and after every epoch: where it says True, the checkpoint is written and the training ends as by Ctrl-C.
-    `evaluate_ema`: test data tell what the moving averages are worth; `ema` is where these are written after every
-    epoch, as weights alone. `target`: a metric and a value; after the first epoch that reaches it the training ends."""
+    """A training to run.
+
+    Attributes:
+        graph: The network.
+        data: The data to train on.
+        schedule: The learning rate and the number of epochs.
+        test: The data to test on after each epoch; None for no test.
+        seed: Seed that shuffles rows and drives dropout.
+        checkpoint: File that is written after every epoch; None for no file.
+        resume: Checkpoint that is read before the first epoch.
+        group: The ranks that share each mini-batch. All run the same job; the first one writes files.
+        checkpoint_every: Steps after which `checkpoint` is written within an epoch; 0: never.
+        best: File that is written when an epoch was better than all before it.
+        best_metric: Name of the `Criterion` by which epochs are compared.
+        interval: Steps after which figures are reported; 0: never.
+        stop: Called before every step and after every epoch. If it returns True, the checkpoint is written and the
+            training ends as by Ctrl-C.
+        evaluate_ema: Whether tests use the moving averages instead of the weights.
+        ema: File to which the moving averages are written after every epoch, as weights alone.
+        target: A metric and its value: the training ends after the first epoch that reaches the value.
+    """
 
     graph: TrainingGraph
     data: Data
@@ -89,24 +107,26 @@ class Job:
 
     @property
     def is_sharded(self) -> bool:
-        """Whether a checkpoint takes all ranks, since each has a part of the optimizer's states. Then `stop` says the
-        same on all of them."""
+        """True if each rank has a part of the optimizer's states, so that all ranks take part in a checkpoint.
+
+        `stop` must then return the same on all ranks.
+        """
         return is_sharded(self.graph)
 
     @property
     def share(self) -> Share:
-        """Of the rows of a step."""
+        """This rank's rows of a step."""
         return step_share_of(self.graph, 0 if self.group is None else self.group.rank)
 
     @property
     def steps_in_epoch(self) -> int | None:
-        """None where only reading tells."""
+        """Number of steps of an epoch; None if it is known only after reading the data."""
         return None if self.data.rows is None else self.data.rows // self.share.batch
 
     def criterion(self, wanted: str | None) -> Criterion:
-        """MBC237 where it is not known."""
+        """Return the criterion with the wanted name, or the usual one for None; MBC237 if it is not available."""
         return criterion_for(wanted, self.graph, self.test is not None)
 
     def resolved_target(self) -> Target | None:
-        """The target, if there is one. MBC237 where its metric is not known."""
+        """Return the target, or None if there is none; MBC237 if its metric is not available."""
         return None if self.target is None else target_for(self.target, self.graph, self.test is not None)

@@ -1,4 +1,4 @@
-"""Batches from a Python function of the user's: found by its name, called once an epoch, cut to the mini-batch."""
+"""Batches from a user's Python function: found by its name, called once an epoch, cut to the mini-batch."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True)
 class IterableData:
-    """A function that yields batches of any number of rows; they are cut anew to the mini-batch.
+    """A function that yields batches of any number of rows, which are cut to the mini-batch.
 
-    It is called once an epoch, with `epoch=` where it has such a parameter. Shuffling is its own business. Of several
-    ranks each calls it, and takes its rows of each mini-batch; where it has the parameters `rank` and `ranks`, it
+    The function is called once an epoch, with `epoch=` if it has such a parameter. It shuffles by itself. Each of
+    several ranks calls it and takes its own rows of each mini-batch. If it has the parameters `rank` and `ranks`, it
     yields the rows of that rank alone.
     """
 
@@ -38,23 +38,30 @@ class IterableData:
 
     @property
     def rows(self) -> None:
+        """None: the number of rows is known only after reading them."""
         return None
 
     @property
     def common(self) -> bool:
+        """True if the function yields all rows on every rank."""
         return "rank" not in _parameters(self.function)
 
     def shuffled(self, share: Share, seed: int, epoch: int, after: int = 0) -> Iterator[Part]:
-        """From mini-batch `after` on. MBC182 where the function yields fewer whole ones than that."""
+        """Return a rank's parts of the mini-batches of one epoch, without the first `after` mini-batches.
+
+        Raises:
+            MbcError: MBC182 if the function yields fewer than `after` whole mini-batches.
+        """
         whole = share.batch if self.common else share.rows
         batches = self._batches(share, whole, epoch)
-        # Those before `after` are read, too: what a function yields cannot be skipped.
+        # Mini-batches before `after` are read, too: a function's results cannot be skipped.
         there = sum(len(arrays[0]) == whole for arrays in islice(batches, after))
         if there < after:
             raise MbcError(
                 "MBC182",
-                f"the checkpoint is of step {after} of an epoch, for which {self.name} yields {there} mini-batches",
-                "resume with the data it was made with: a function yields the same mini-batches of an epoch again",
+                f"the checkpoint was written after step {after} of an epoch, but"
+                f" {self.name} yields only {there} mini-batches",
+                "resume with the same data: for each epoch the function must yield the same mini-batches again",
             )
         for arrays in batches:
             rows = len(arrays[0])
@@ -63,6 +70,7 @@ class IterableData:
             yield Part(own, rows, rows == whole, mark)
 
     def in_order(self, share: Share) -> Iterator[Batch]:
+        """Return a rank's share of all rows once, up to `share.rows` rows at a time."""
         if not self.common:
             yield from self._batches(share, share.rows, 0)
             return
@@ -80,7 +88,7 @@ class IterableData:
             rows += int(waiting[-1][0].shape[0])
             if waiting_rows < batch:
                 continue
-            # A batch that is as large as the network's is handed on as it came.
+            # A batch of exactly the mini-batch's size is passed on without a copy.
             joined = waiting[0] if len(waiting) == 1 else tuple(
                 np.concatenate(parts) for parts in zip(*waiting, strict=True)
             )  # fmt: skip
@@ -95,13 +103,13 @@ class IterableData:
             raise MbcError(
                 "MBC233",
                 f"{self.name} yields no rows",
-                "begin anew at each call: it is called once an epoch, and an iterator that ended yields nothing more",
+                "start again at each call: it is called once an epoch, and an iterator that has ended yields no more",
             )
 
     def _items(self, share: Share, epoch: int) -> Iterator[Any]:
-        """What the function yields. MBC171 with its own error where it raises one."""
-        known = {"epoch": epoch, "rank": share.rank, "ranks": share.ranks}
-        taken = {name: known[name] for name in _parameters(self.function)}
+        """Yield the function's batches; MBC171 with the function's own error if it raises one."""
+        offered = {"epoch": epoch, "rank": share.rank, "ranks": share.ranks}
+        taken = {name: offered[name] for name in _parameters(self.function)}
         given: Any = self._guarded(lambda: self.function(**taken))
         if not isinstance(given, Iterable):
             raise MbcError(
@@ -119,7 +127,7 @@ class IterableData:
             return call()
         except MbcError:
             raise
-        except Exception as error:  # whatever a user's function raises
+        except Exception as error:  # a user's function may raise any error
             raise MbcError(
                 "MBC171", f"{self.name} raises {_shown(error)}{_place_in(self.function, error)}", "correct the function"
             ) from error
@@ -141,45 +149,49 @@ class IterableData:
 
 
 def find_function(place: str) -> Callable[..., Iterable[Any]]:
-    """The function that `module:function` names. MBC172 where there is none, MBC171 where it cannot be called."""
+    """Return the function that `module:function` names.
+
+    Raises:
+        MbcError: MBC172 if there is none, MBC171 if it cannot be called.
+    """
     module, _, function = place.partition(":")
     here = str(Path.cwd())
     if here not in sys.path:
-        # A script's own folder is not on the path of an installed command; the current folder is what the user means.
-        # Last, so that a folder here that is named like a package of Python's does not stand in for it.
+        # The path of an installed command does not include the current folder, which the user means. It comes last, so
+        # that a folder in it does not hide a package of Python with the same name.
         sys.path.append(here)
     try:
-        found = getattr(importlib.import_module(module), function)
-    except (Exception, SystemExit) as error:  # whatever the module does when it is imported
+        member = getattr(importlib.import_module(module), function)
+    except (Exception, SystemExit) as error:  # an import may raise any error
         raise MbcError(
             "MBC172",
             f"cannot import {place}: {error if isinstance(error, ImportError | AttributeError) else _shown(error)}",
             "check the names, or add its folder to PYTHONPATH",
         ) from error
-    if not callable(found):
+    if not callable(member):
         raise MbcError("MBC172", f"{place} is not a function", "name a function that yields batches")
-    _check_signature(found, place)
-    return cast("Callable[..., Iterable[Any]]", found)
+    _check_signature(member, place)
+    return cast("Callable[..., Iterable[Any]]", member)
 
 
 def _check_signature(function: Callable[..., Any], name: str) -> None:
     try:
         signature = inspect.signature(function)
     except (ValueError, TypeError):
-        return  # of what is not written in Python, calling it tells
+        return  # a function that is not written in Python is checked by the call
     try:
         signature.bind(**dict.fromkeys(_parameters(function), 0))
     except TypeError as error:
         raise MbcError(
             "MBC171",
             f"{name} cannot be called: it takes {signature} ({error})",
-            "expected is a function that yields the batches of one epoch, without arguments, or with some of `epoch`,"
+            "give a function that yields the batches of one epoch, without arguments, or with some of `epoch`,"
             " `rank` and `ranks`",
         ) from None
 
 
 def _parameters(function: Callable[..., Any]) -> tuple[str, ...]:
-    """Those of what mbc can tell that the function takes."""
+    """Return the parameters of a function that mbc can pass: `epoch`, `rank` and `ranks`."""
     try:
         signature = inspect.signature(function)
     except (ValueError, TypeError):
@@ -190,11 +202,11 @@ def _parameters(function: Callable[..., Any]) -> tuple[str, ...]:
 def _array(given: Any, name: str, where: str) -> Array:
     try:
         return np.asarray(given)
-    except Exception as error:  # whatever the object raises that was yielded
+    except Exception as error:  # the object may raise any error
         raise MbcError(
             "MBC171",
-            f"{where} yields {with_article(type(given).__name__)} for '{name}' that is no array: {error}",
-            "yield NumPy arrays (of a PyTorch tensor: tensor.numpy())",
+            f"{where} yields {with_article(type(given).__name__)} for '{name}' that is not an array: {error}",
+            "yield NumPy arrays (for a PyTorch tensor: tensor.numpy())",
         ) from error
 
 
@@ -203,8 +215,8 @@ def _shown(error: BaseException) -> str:
 
 
 def _place_in(function: Callable[..., Any], error: Exception) -> str:
-    """Where in the function's own file an error came up, else where at all."""
-    frames = traceback.extract_tb(error.__traceback__)[1:]  # the first is of this file
+    """Return the line of the function's own file that raised an error, or else the line of any file."""
+    frames = traceback.extract_tb(error.__traceback__)[1:]  # the first frame belongs to this file
     file = getattr(getattr(function, "__code__", None), "co_filename", None)
     own = [frame for frame in frames if frame.filename == file] or frames
     return f" ({Path(own[-1].filename).name}, line {own[-1].lineno})" if own else ""

@@ -21,44 +21,55 @@ Fields = dict[str, str | int | float | None]
 
 
 class Log(Protocol):
-    """Where figures go."""
+    """A destination of figures."""
 
-    def write(self, fields: Fields) -> None: ...
+    def write(self, fields: Fields) -> None:
+        """Write the fields of one report."""
+        ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Close the destination."""
+        ...
 
 
-def fields_of(told: Interval | Epoch) -> Fields:
-    """What is logged. `step` counts those of the whole training; other figures are of the interval or the epoch."""
+def fields_of(report: Interval | Epoch) -> Fields:
+    """Return the logged fields of a report.
+
+    `step` counts the steps of the whole training; other figures belong to the interval or the epoch.
+    """
     fields: Fields = {
-        "kind": "epoch" if isinstance(told, Epoch) else "interval",
-        "step": told.total_steps,
-        "epoch": told.epoch,
-        "loss": _number(told.loss),
-        "accuracy": told.accuracy,
+        "kind": "epoch" if isinstance(report, Epoch) else "interval",
+        "step": report.total_steps,
+        "epoch": report.epoch,
+        "loss": _number(report.loss),
+        "accuracy": report.accuracy,
     }
-    fields |= {name: _number(value) for name, value in told.metrics.items()}
-    if isinstance(told, Epoch):
-        fields |= {"test_accuracy": told.test_accuracy, "waited_s": told.waited_seconds}
-        fields |= {f"test_{name}": _number(value) for name, value in told.test_metrics.items()}
+    fields |= {name: _number(value) for name, value in report.metrics.items()}
+    if isinstance(report, Epoch):
+        fields |= {"test_accuracy": report.test_accuracy, "waited_s": report.waited_seconds}
+        fields |= {f"test_{name}": _number(value) for name, value in report.test_metrics.items()}
     return fields | {
-        "learning_rate": told.learning_rate,
-        "images_per_s": told.rows / max(told.seconds, 1e-9),
-        "seconds": told.seconds,
-        "bad_steps": told.bad_steps,
+        "learning_rate": report.learning_rate,
+        "images_per_s": report.rows / max(report.seconds, 1e-9),
+        "seconds": report.seconds,
+        "bad_steps": report.bad_steps,
     }
 
 
 def _number(value: float) -> float | None:
-    """None where it is not finite, which JSON has no number for."""
+    """Return a number, or None if it is not finite, which JSON cannot write."""
     return value if math.isfinite(value) else None
 
 
 class JsonLines:
-    """A file with one JSON object a line. Of what is there, lines up to `step` stay: a training that goes on from a
-    checkpoint has those after it once more. Raises MBC290."""
+    """A file with one JSON object in each line."""
 
     def __init__(self, path: Path, step: int = 0) -> None:
+        """Open the file, and keep its lines up to `step`: a training that resumes there writes later lines again.
+
+        Raises:
+            MbcError: MBC290 if the file is no log or cannot be written.
+        """
         self._path = path
         kept = [line for line, of_line in _lines(path) if of_line <= step]
         try:
@@ -68,21 +79,27 @@ class JsonLines:
             raise _unwritten(path, why(error)) from error
 
     def write(self, fields: Fields) -> None:
+        """Write one line."""
         try:
             self._file.write(json.dumps(fields).encode() + b"\n")
-            self._file.flush()  # whoever reads it meanwhile sees whole lines
+            self._file.flush()  # readers see whole lines while the training runs
         except OSError as error:
             raise _unwritten(self._path, why(error)) from error
 
     def close(self) -> None:
+        """Close the file."""
         self._file.close()
 
 
 class TensorBoard:
-    """Event files in a folder, as the `tensorboard` package writes them. Of what is there, figures up to `step` are
-    still shown, as `JsonLines` keeps them. Raises MBC290 and MBC291."""
+    """Event files in a folder, in the format of the `tensorboard` package."""
 
     def __init__(self, folder: Path, step: int = 0) -> None:
+        """Open a new event file; TensorBoard still shows earlier figures up to `step`.
+
+        Raises:
+            MbcError: MBC290 if the folder cannot be written, MBC291 if the package is missing.
+        """
         writer = _tensorboard("summary.writer.event_file_writer")
         self._event = _tensorboard("compat.proto.event_pb2")
         self._summary = _tensorboard("compat.proto.summary_pb2").Summary
@@ -93,6 +110,7 @@ class TensorBoard:
         self._add(step + 1, session_log=self._event.SessionLog(status=self._event.SessionLog.START))
 
     def write(self, fields: Fields) -> None:
+        """Write one event with all figures."""
         kind, step = str(fields["kind"]), cast(int, fields["step"])
         values = [
             self._summary.Value(tag=f"{kind}/{name}", simple_value=value)
@@ -103,6 +121,7 @@ class TensorBoard:
         self._writer.flush()
 
     def close(self) -> None:
+        """Close the event file."""
         self._writer.close()
 
     def _add(self, step: int, **what: Any) -> None:
@@ -112,35 +131,51 @@ class TensorBoard:
 class Logs:
     """All logs of a training, closed at the end of a `with`; `write` is a callback of `train`.
 
-    What is there stays as it is until the first `write`: a training may be refused, or end before it.
+    Existing files stay unchanged until the first `write`: a training may be refused, or end before it.
     """
 
     def __init__(self, lines: Path | None, tensorboard: Path | None, step: int = 0) -> None:
-        """`step`: that from which the training goes on. Raises what `check_logs` does, as `write` may, too."""
+        """Check that the logs can be written.
+
+        Args:
+            lines: File for lines of JSON; None for none.
+            tensorboard: Folder for TensorBoard; None for none.
+            step: Step after which the training continues.
+
+        Raises:
+            MbcError: The errors of `check_logs`, which `write` may raise, too.
+        """
         check_logs(lines, tensorboard)
         self._places = [(k, p) for k, p in ((JsonLines, lines), (TensorBoard, tensorboard)) if p is not None]
         self._step = step
         self._closing = ExitStack()
         self._logs: list[Log] = []
 
-    def write(self, told: Interval | Epoch) -> None:
+    def write(self, report: Interval | Epoch) -> None:
+        """Write a report to all logs, which the first call opens."""
         while self._places:
             kind, place = self._places[0]
             self._logs.append(log := kind(place, self._step))
             self._closing.callback(log.close)
             del self._places[0]
         for log in self._logs:
-            log.write(fields_of(told))
+            log.write(fields_of(report))
 
     def __enter__(self) -> Self:
+        """Return the logs, which the context closes at its end."""
         return self
 
     def __exit__(self, *_: object) -> None:
+        """Close all logs."""
         self._closing.close()
 
 
 def check_logs(lines: Path | None, tensorboard: Path | None) -> None:
-    """MBC290 and MBC291 where a log could not be written: better known before anything is planned."""
+    """Raise an error if a log cannot be written; called before anything is planned.
+
+    Raises:
+        MbcError: MBC290 if a log cannot be written, MBC291 if TensorBoard's package is missing.
+    """
     if lines is not None:
         _lines(lines)
         try:
@@ -152,22 +187,25 @@ def check_logs(lines: Path | None, tensorboard: Path | None) -> None:
     if tensorboard is not None:
         _tensorboard("summary.writer.event_file_writer")
         if tensorboard.exists() and not tensorboard.is_dir():
-            raise _unwritten(tensorboard, "it is no folder")
+            raise _unwritten(tensorboard, "it is not a folder")
         there = next(folder for folder in (tensorboard, *tensorboard.absolute().parents) if folder.exists())
         if not (there.is_dir() and os.access(there, os.W_OK | os.X_OK)):
-            raise _unwritten(tensorboard, f"'{there}' is no folder that can be written")
+            raise _unwritten(tensorboard, f"'{there}' is not a folder that can be written")
 
 
 def _lines(path: Path) -> Sequence[tuple[bytes, int]]:
-    """The lines of a log and their steps, but for a last one that was not written to its end. MBC290 where the file is
-    no log: it is somebody's, and not to be written over."""
+    """Return the complete lines of a log and their steps.
+
+    Raises:
+        MbcError: MBC290 if the file is no log: it is another file of the user, which must not be overwritten.
+    """
     try:
         *whole, _ = path.read_bytes().split(b"\n") if path.is_file() else [b""]
         return [(line, _step_of(json.loads(line))) for line in whole]
     except OSError as error:
         raise _unwritten(path, why(error)) from error
     except (ValueError, KeyError, TypeError, RecursionError):
-        reason = "what is there is no log of a training, and is not written over"
+        reason = "the existing file is not a log of a training, and is not overwritten"
         raise _unwritten(path, reason, "choose another file") from None
 
 
@@ -177,17 +215,17 @@ def _step_of(fields: Any) -> int:
     return fields["step"]
 
 
-def _unwritten(path: Path, reason: str, remedy: str = "choose another place that can be written") -> MbcError:
+def _unwritten(path: Path, reason: str, remedy: str = "choose another path that can be written") -> MbcError:
     return MbcError("MBC290", f"cannot write the log '{path}': {reason}", remedy)
 
 
 def _tensorboard(name: str) -> Any:
-    """A module of the package, which is imported only where it is asked for."""
+    """Return a module of TensorBoard's package, which is imported only if it is asked for."""
     try:
         return importlib.import_module(f"tensorboard.{name}")
     except ImportError as error:
         raise MbcError(
             "MBC291",
-            f"TensorBoard is asked for, and its package cannot be imported: {error}",
+            f"TensorBoard is asked for, but its package cannot be imported: {error}",
             "pip install 'mbc-compiler[tensorboard]', or leave --tensorboard out: --log writes the same figures",
         ) from error

@@ -1,4 +1,4 @@
-"""The training loop: epochs of steps, test accuracy after each, checkpoints."""
+"""The training loop: epochs of steps, a test after each, checkpoints."""
 
 from __future__ import annotations
 
@@ -22,20 +22,29 @@ def train(
     on_epoch: Callable[[Epoch], None] = lambda _: None,
     on_interval: Callable[[Interval], None] = lambda _: None,
 ) -> tuple[Epoch, ...]:
-    """Train to the target or the end of the schedule; returns the epochs that were finished. `on_step` is called after
-    every step, `on_interval` after every `job.interval` steps, `on_epoch` after every epoch, before its checkpoint is
-    written; on all ranks. What they raise ends the training; an epoch of which `on_epoch` did not return is run again
-    on a resume.
+    """Train to the target or the end of the schedule, and return the epochs of this run.
 
-    The same job gives the same bits whether run at once or resumed from any checkpoint. Raises MBC177 when the data do
-    not fill one mini-batch, MBC178 when a whole epoch's losses are not finite, MBC182 when `resume` was made otherwise,
-    MBC211 where moving averages are asked for that the network does not keep, MBC237 where a metric is not known,
-    MBC231 when states are not finite after an epoch, or the losses of more than a tenth of its steps, or of its last
-    ones, are not: the last checkpoint is kept, which is of before that; MBC318 (TargetMissed) after the last epoch and
-    its checkpoint where none has reached the target.
+    The same job gives the same bits whether it runs at once or is resumed from any checkpoint. All of several ranks
+    come to the same decisions: the loss, the metrics, the number of skipped steps and, after an epoch, all states are
+    equal everywhere. If the number of rows is known only after reading them, the ranks ask each other.
 
-    Of several ranks all come to the same decisions: the loss, metrics, the number of skipped steps and, after an epoch,
-    all states are the same everywhere, and where only reading tells how many rows there are the ranks ask each other.
+    Args:
+        net: The module.
+        job: The training.
+        on_step: Called after every step, on all ranks, like the other callbacks. An error of a callback ends the
+            training.
+        on_epoch: Called after every epoch, before its checkpoint is written. A resumed training repeats an epoch for
+            which `on_epoch` did not return.
+        on_interval: Called after every `job.interval` steps.
+
+    Raises:
+        MbcError: MBC177 if the data do not fill one mini-batch, MBC178 if no loss of an epoch is finite, MBC182 if
+            `resume` was made with other settings, MBC211 if moving averages are asked for that the network does not
+            keep, MBC237 if a metric is not available, and MBC231 if after an epoch states are not finite, or the losses
+            of more than a tenth of its steps or of its last steps are not finite. The last checkpoint, from before
+            that, is kept.
+        TargetMissed: MBC318, after the last epoch and its checkpoint, if no epoch has reached the target.
+        KeyboardInterrupt: `job.stop` asked for the end.
     """
     if job.evaluate_ema or job.ema is not None:
         check_averages(averages_of(job.graph), job.graph.name)
@@ -50,7 +59,7 @@ def train(
     history: list[Epoch] = []
     kept = job.resume
 
-    # An earlier epoch may have reached it, of whose weights nothing is left.
+    # Only the last epoch counts: the weights of an earlier epoch that reached the target may be gone.
     last = done.last
 
     def is_reached() -> bool:
@@ -63,21 +72,22 @@ def train(
         why = divergence(not_finite(net), finished)
         if why is not None:
             on_epoch(finished)
-            # What else lies there is of another training.
+            # Other files at these paths belong to other trainings, so that only `kept` is named.
             raise diverged(why, done.epochs, epoch.kept, epoch.kept_at)
         done = replace(done, epochs=done.epochs + 1, steps=finished.total_steps, running=None, interval=None)
         if job.schedule.kind == "plateau":
             done = replace(done, plateau=done.plateau.after(plateau.of(finished), plateau, job.schedule))
-        # Without a target nothing is known of how near this epoch is to one.
+        # Without a target, progress must not name an epoch as the nearest one.
         last = None if target is None else target.of(finished)
         done = replace(done, nearest=None if target is None else target.nearest(done.nearest, finished))
-        # Before the checkpoint: what is not told now, after a death for one, is told when the epoch is run again.
+        # Before the checkpoint: if the process dies here, the epoch is run again and reported then.
         on_epoch(finished)
         best = Best(by.name, by.of(finished), finished.epoch)
         keeps = job.best is not None and (not job.best.exists() or best.is_better_than(done.best, by.rises))
         if keeps:
             done = replace(done, best=best)
-        # First: where nothing but this is written, the epoch is run again after a resume, and writes this again.
+        # The best checkpoint comes first: if nothing else is written, a resumed training repeats the epoch and writes
+        # it again.
         write(net, job, job.best if keeps else None, done)
         if job.ema is not None:
             with writing(job):
@@ -94,25 +104,25 @@ def train(
 def _check_resumable(done: Progress, job: Job, plateau_metric: str) -> None:
     batch, epochs = job.share.batch, job.schedule.epochs
     steps, of_data = 0 if done.running is None else done.running.steps, job.steps_in_epoch
-    same = "resume with the settings it was made with"
+    same = "resume with the settings of the checkpoint"
     for differs, problem, remedy in (
         (done.seed != job.seed, f"was made with seed {done.seed}, not {job.seed}", same),
         (done.batch != batch, f"was made with mini-batches of {done.batch} rows, not {batch}", same),
         (
             done.epochs > epochs,
             f"has {done.epochs} finished epochs, more than the {epochs} asked for",
-            "ask for more with --epochs: those that it has behind it count",
+            "ask for more with --epochs, which counts the finished epochs, too",
         ),
         (
             of_data is not None and steps > of_data,
-            f"is of step {steps} of an epoch, and one epoch of the data has {of_data}",
-            "resume with the data it was made with",
+            f"was written after step {steps} of an epoch, but one epoch of the data has only {of_data}",
+            "resume with the data of the checkpoint",
         ),
         (
-            # The best value of one metric is none of another's: no accuracy is better than a loss of 2.1.
+            # The best values of two metrics cannot be compared: no accuracy is better than a loss of 2.1.
             job.schedule.kind == "plateau" and done.plateau.metric not in (None, plateau_metric),
             f"was made with a plateau of the metric '{done.plateau.metric}', not '{plateau_metric}'",
-            f"resume with the same one, as --plateau-metric {done.plateau.metric}, or with another schedule",
+            f"resume with the same metric (--plateau-metric {done.plateau.metric}), or with another schedule",
         ),
     ):
         if differs:

@@ -1,4 +1,4 @@
-"""The learning rate as a function of how far training has come; the values are those of torch.optim.lr_scheduler."""
+"""The learning rate as a function of the training's progress, with the values of torch.optim.lr_scheduler."""
 
 from __future__ import annotations
 
@@ -15,23 +15,28 @@ if TYPE_CHECKING:  # help has the names of schedules, and needs no more
 KINDS = ("constant", "cosine", "step", "multi-step", "poly", "one-cycle", "plateau")
 USUAL_RATES = {"sgd": 0.1, "adamw": 0.001, "lars": 1.0, "lamb": 0.001}  # by the kind of optimizer
 
-# Of one-cycle (Smith and Topin 2019), as in PyTorch: the share of the epochs in which the rate rises, unless a warm-up
-# says it; the peak over the first rate; the first rate over the last.
+# Defaults of one-cycle (Smith and Topin 2019), as in PyTorch: the share of the epochs in which the rate rises, unless a
+# warm-up sets it; the peak rate over the first rate; the first rate over the last.
 _RISE, _PEAK_OVER_FIRST, _FIRST_OVER_LAST = 0.3, 25.0, 1e4
-_ROUNDING = 1e-9  # epochs: where a step begins is a quotient
+_ROUNDING = 1e-9  # epochs: the begin of a step is a quotient, and thus rounded
 
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """A peak rate and what becomes of it.
+    """A peak learning rate and how it changes.
 
-    constant: stays at `rate`. cosine: falls to 0 at `epochs`, half a cosine. step: times `factor` every `every_epochs`.
-    multi-step: times `factor` at each of the `milestones`, in epochs. poly: falls to 0 at `epochs`, as the remaining
-    share to the power of `power`. one-cycle: half a cosine up to `rate`, then half a cosine down. plateau: times
-    `factor` when `metric` has not become better for more than `patience` epochs. A function gets
-    the number of steps before a step and returns what `rate` is multiplied by, the same on all ranks.
+    * constant: stays at `rate`
+    * cosine: falls to 0 at `epochs`, as half a cosine
+    * step: is multiplied by `factor` every `every_epochs`
+    * multi-step: is multiplied by `factor` at each of the `milestones`, in epochs
+    * poly: falls to 0 at `epochs`, as the remaining share to the power of `power`
+    * one-cycle: rises to `rate` as half a cosine, then falls as half a cosine
+    * plateau: is multiplied by `factor` when `metric` (`mbc.train.epoch_figures`) has not improved for more than
+      `patience` epochs
+    * a function: gets the number of steps before a step, and returns the factor of `rate`; it must be equal on all
+      ranks
 
-    During the first `warmup_epochs` the rate grows linearly from 0 to what the schedule says; of one-cycle they are its
+    During the first `warmup_epochs` the rate grows linearly from 0 to the schedule's rate. For one-cycle they are its
     rising part, by default three tenths of the epochs.
     """
 
@@ -47,6 +52,11 @@ class Schedule:
     metric: str | None = None
 
     def __post_init__(self) -> None:
+        """Check the settings.
+
+        Raises:
+            MbcError: MBC170 for a setting that is not allowed.
+        """
         named = not callable(self.kind)
         milestones = (0.0, *self.milestones)
         for wrong, problem, remedy in (
@@ -63,7 +73,7 @@ class Schedule:
             (self.epochs < 1, f"{self.epochs} epochs are not above 0", "train for one epoch or more"),
             (
                 not 0 <= self.warmup_epochs <= self.epochs,
-                f"a warm-up of {self.warmup_epochs} epochs does not lie between 0 and the {self.epochs} epochs",
+                f"a warm-up of {self.warmup_epochs} epochs is not between 0 and the {self.epochs} epochs",
                 "give a --warmup within the epochs of the training",
             ),
             (
@@ -73,7 +83,7 @@ class Schedule:
             ),
             (
                 not 0 < self.factor <= 1,
-                f"a factor of {self.factor} does not lie between 0 and 1",
+                f"a factor of {self.factor} is not between 0 and 1",
                 "give a --step-factor above 0 and at most 1",
             ),
             (
@@ -83,7 +93,7 @@ class Schedule:
             ),
             (
                 not all(one < other < math.inf for one, other in zip(milestones, self.milestones, strict=False)),
-                f"the milestones {', '.join(f'{one:g}' for one in self.milestones)} do not rise from above 0",
+                f"the milestones {', '.join(f'{one:g}' for one in self.milestones)} are not rising numbers above 0",
                 "give the epochs after which the rate falls in their order, as --milestones 30,60,80",
             ),
             (
@@ -97,12 +107,17 @@ class Schedule:
                 raise MbcError("MBC170", problem, remedy)
 
     def at(self, epoch: float, step_epochs: float = 0.0, steps: int = 0) -> float:
-        """The learning rate of the step that begins after `epoch` epochs and `steps` steps, and takes `step_epochs`,
-        one over the steps of an epoch; of a plateau before it is multiplied by `Plateau.scale`."""
+        """Return the learning rate of a step; for a plateau before its multiplication by `Plateau.scale`.
+
+        Args:
+            epoch: Epochs before the step, as a fraction.
+            step_epochs: Length of the step in epochs: one over the steps of an epoch.
+            steps: Steps before the step.
+        """
         rate = self.rate * self._share(epoch, step_epochs, steps)
         if self.warmup_epochs == 0 or self.kind == "one-cycle":
             return rate
-        # In the middle of the step, so that the first one does not have the rate 0.
+        # The rate in the middle of the step, so that the first step does not have the rate 0.
         return rate * min(1.0, (epoch + step_epochs / 2) / self.warmup_epochs)
 
     def _share(self, epoch: float, step_epochs: float, steps: int) -> float:
@@ -120,7 +135,10 @@ class Schedule:
         return self._cycle(epoch, step_epochs) if self.kind == "one-cycle" else 1.0
 
     def _cycle(self, epoch: float, step_epochs: float) -> float:
-        """The last step has the lowest rate, and the last one of the rise the highest."""
+        """Return the share of the peak rate in one-cycle.
+
+        The last step of the rise has the highest rate, and the last step of the training the lowest.
+        """
         top = (self.warmup_epochs or _RISE * self.epochs) - step_epochs
         first = 1 / _PEAK_OVER_FIRST
         if epoch < top:
@@ -131,26 +149,29 @@ class Schedule:
 
 @dataclass(frozen=True, slots=True)
 class Plateau:
-    """What the schedule `plateau` knows of the epochs so far: torch.optim.lr_scheduler.ReduceLROnPlateau. `metric` is
-    that of `best`, the name of a `Criterion`: None before the first epoch, and in checkpoints of earlier versions."""
+    """State of the schedule `plateau` after some epochs, as in torch.optim.lr_scheduler.ReduceLROnPlateau.
+
+    `metric` is the name of the `Criterion` to which `best` belongs. It is None before the first epoch, and in
+    checkpoints of earlier versions.
+    """
 
     best: float | None = None
-    bad_epochs: int = 0  # since the best, or since the rate was lowered
-    scale: float = 1.0  # of the rate
+    bad_epochs: int = 0  # epochs since the best one, or since the rate was lowered
+    scale: float = 1.0  # factor of the rate
     metric: str | None = None
 
     def after(self, value: float, by: Criterion, schedule: Schedule) -> Plateau:
-        """After another epoch, in which the metric that it goes by was `value`."""
+        """Return the state after another epoch, in which the metric was `value`."""
         best, metric = self.best, by.name
         if best is None or (value > best * (1 + 1e-4) if by.rises else value < best * (1 - 1e-4)):
             return Plateau(value, 0, self.scale, metric)
         if self.bad_epochs < schedule.patience:
             return Plateau(best, self.bad_epochs + 1, self.scale, metric)
         lower = self.scale * schedule.factor
-        ends = schedule.rate * (self.scale - lower) <= 1e-8  # what PyTorch no longer lowers
+        ends = schedule.rate * (self.scale - lower) <= 1e-8  # PyTorch does not lower the rate any further
         return Plateau(best, 0, self.scale if ends else lower, metric)
 
 
 def _between(start: float, end: float, share: float) -> float:
-    """Half a cosine from `start` to `end`."""
+    """Return the value at a `share` of the way along half a cosine from `start` to `end`."""
     return end + (start - end) / 2 * (1 + math.cos(math.pi * share))

@@ -1,6 +1,6 @@
-"""Checkpoints of a training: the module's weights file with, in its metadata, how far the training had come.
+"""Checkpoints of a training: the module's weights file, with the training's progress in its metadata.
 
-Readers of weights pass over metadata, so a checkpoint is also a weights file.
+Readers of weights ignore metadata, so that a checkpoint is also a weights file.
 """
 
 from __future__ import annotations
@@ -23,24 +23,33 @@ Part = TypeVar("Part")
 
 
 class Saves(Protocol):
-    """What can write and read a weights file."""
+    """An object that writes and reads a weights file."""
 
-    def save(self, path: str | Path, *, metadata: Mapping[str, str] | None = None, ema: bool = False) -> None: ...
+    def save(self, path: str | Path, *, metadata: Mapping[str, str] | None = None, ema: bool = False) -> None:
+        """Write the states, or the moving averages alone (`ema`), to a file."""
+        ...
 
-    def load(self, path: str | Path) -> None: ...
+    def load(self, path: str | Path) -> None:
+        """Read the states from a file."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
 class Best:
-    """The best epoch, by a `epoch_figures.Criterion` of the name `metric`. `epoch`: its number, 0 in checkpoints of
-    earlier versions."""
+    """The best epoch by a metric.
+
+    Attributes:
+        metric: Name of a `mbc.train.epoch_figures.Criterion`.
+        value: The epoch's value of it.
+        epoch: Number of the epoch, from 1; 0 in checkpoints of earlier versions.
+    """
 
     metric: str
     value: float
     epoch: int = 0
 
     def is_better_than(self, other: Best | None, rises: bool) -> bool:
-        """Also where they cannot be compared."""
+        """Return whether this epoch is better than another one, or cannot be compared with it."""
         if other is None or other.metric != self.metric or math.isnan(other.value):
             return True
         return self.value > other.value if rises else self.value < other.value
@@ -48,9 +57,19 @@ class Best:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """`epochs` are finished ones; `steps` those taken in them; `seed` shuffles and drives dropout. `running`: of an
-    epoch that has begun; `interval`: of its steps since the last ones that were told. `best`: the epoch whose weights
-    are kept; `nearest`: that nearest to a target (`mbc.train.target_metric`)."""
+    """How far a training has come.
+
+    Attributes:
+        epochs: Number of finished epochs.
+        steps: Steps in finished epochs.
+        seed: Seed that shuffles rows and drives dropout.
+        batch: Rows of a step.
+        plateau: State of the schedule `plateau`.
+        running: Sums over the steps of an epoch that has begun.
+        interval: Sums over its steps since the last interval that was reported.
+        best: The epoch whose weights are kept as the best ones.
+        nearest: The epoch nearest to a target (`mbc.train.target_metric`).
+    """
 
     epochs: int
     steps: int
@@ -64,46 +83,57 @@ class Progress:
 
     @property
     def steps_in_all(self) -> int:
-        """Those of an epoch that has begun included."""
+        """Number of steps, those of an epoch that has begun included."""
         return self.steps + (0 if self.running is None else self.running.steps)
 
     @property
     def last(self) -> Best | None:
-        """The last finished epoch where it is the one nearest to a target; None where nothing is known of it."""
+        """The last finished epoch if it is the one nearest to a target; None if nothing is known about it."""
         return self.nearest if self.nearest is not None and self.nearest.epoch == self.epochs else None
 
 
 def save_checkpoint(net: Saves, path: Path, progress: Progress) -> None:
-    """Write weights and progress to `path`, whole or not at all. MBC162 where it cannot be written."""
+    """Write weights and progress to `path`, whole or not at all; MBC162 if that fails."""
     net.save(path, metadata={_KEY: json.dumps(asdict(progress))})
 
 
 def best_beside(checkpoint: Path) -> Path:
-    """Where the best one lies: `w.best.safetensors` beside `w.safetensors`."""
+    """Return the path of the best checkpoint: `w.best.safetensors` beside `w.safetensors`."""
     return checkpoint.with_name(f"{checkpoint.stem}.best{checkpoint.suffix}")
 
 
 def check_not_best(path: Path, progress: Progress) -> None:
-    """MBC180 where the last weights of a training would be written over the best ones of the same: `path` is what
-    `best_beside` names, and its `progress` that of a best checkpoint."""
+    """Raise an error if a training's last weights would overwrite the best weights of the same training.
+
+    Args:
+        path: The checkpoint to write; refused if it is a name that `best_beside` gives.
+        progress: The progress in the file at `path`.
+
+    Raises:
+        MbcError: MBC180 with a name for the last weights.
+    """
     stem = path.stem if path.suffix == ".best" else path.stem.removesuffix(".best") + path.suffix
     if not stem or progress.best is None or best_beside(path.with_name(stem)) != path:
         return
     raise MbcError(
         "MBC180",
-        f"cannot write the checkpoint '{path}': it holds the best weights of a training, which the last ones would"
-        " replace",
-        f"give a file for the last ones, too, such as --checkpoint {path.with_name(stem)}",
+        f"cannot write the checkpoint '{path}': it holds the best weights of a training, which the last weights"
+        " would replace",
+        f"give a file for the last weights, too, such as --checkpoint {path.with_name(stem)}",
     )
 
 
 def check_writable(path: Path) -> None:
-    """MBC180 where a checkpoint could not be written: better known before the first epoch than after it."""
+    """Raise an error if a checkpoint cannot be written; called before the first epoch, so that no work is lost.
+
+    Raises:
+        MbcError: MBC180 with the reason.
+    """
     try:
         if not path.parent.is_dir():
             raise OSError("its folder does not exist")
         try_replacing(path)
-    except (OSError, ValueError) as error:  # ValueError: a path that no system knows
+    except (OSError, ValueError) as error:  # ValueError: a path that the system does not accept
         raise MbcError(
             "MBC180",
             f"cannot write the checkpoint '{path}': {why(error)}",
@@ -112,45 +142,51 @@ def check_writable(path: Path) -> None:
 
 
 def load_checkpoint(net: Saves, path: Path) -> Progress:
-    """Load weights into `net`; returns how far the training had come. Raises what `read_progress` and `load` do."""
+    """Load weights into `net`, and return how far the training had come.
+
+    Raises:
+        MbcError: The errors of `read_progress` and of the module's `load`.
+    """
     progress = read_progress(path)
     net.load(path)
     return progress
 
 
 def read_progress(path: Path) -> Progress:
-    """How far the training of a checkpoint had come, its weights left alone.
+    """Return how far the training of a checkpoint had come, without reading its weights.
 
-    Raises MBC163 for a file that is no whole weights file, MBC181 for one that says nothing of a training.
+    Raises:
+        MbcError: MBC163 if the file is no complete weights file, MBC181 if it has no progress of a training, or one
+            that makes no sense.
     """
     metadata = Checkpoint(path).metadata
     if _KEY not in metadata:
         raise MbcError(
             "MBC181",
-            f"'{path}' holds weights but not how far a training had come",
-            "resume from a file that `mbc train --checkpoint` wrote, or begin a new training from these weights, with"
+            f"'{path}' holds weights, but no progress of a training",
+            "resume from a file that `mbc train --checkpoint` wrote, or start a new training from these weights with"
             " --weights",
         )
     try:
-        told: Any = json.loads(metadata[_KEY])
-        numbers = {name: told[name] for name in _COUNTS}
-        parts = {name: _part(kind, told[name]) for name, kind in _PARTS.items() if told.get(name) is not None}
+        document: Any = json.loads(metadata[_KEY])
+        numbers = {name: document[name] for name in _COUNTS}
+        parts = {name: _part(kind, document[name]) for name, kind in _PARTS.items() if document.get(name) is not None}
     except (AttributeError, KeyError, ValueError, TypeError, RecursionError):
-        raise _nonsense(path, repr(metadata[_KEY])[:80]) from None
+        raise _implausible(path, repr(metadata[_KEY])[:80]) from None
     for name, number in numbers.items():
         least = 1 if name == "batch" else 0
         if type(number) is not int or not least <= number < 1 << 63:
-            raise _nonsense(path, f"'{name}' is {number!r:.40}, which is no number from {least} to 2^63 - 1")
+            raise _implausible(path, f"'{name}' is {number!r:.40}, which is not a number from {least} to 2^63 - 1")
     return Progress(**numbers, **parts)
 
 
-def _part(kind: type[Part], told: Any) -> Part:
-    """A part of `Progress` from what was written of it. ValueError and the like where it is none."""
+def _part(kind: type[Part], document: Any) -> Part:
+    """Return a part of `Progress` from its JSON fields; ValueError and similar errors if they make no sense."""
     of_kind: dict[str, Any] = {}
     for one in fields(cast(Any, kind)):
-        if (kind, one.name) in _ADDED and one.name not in told:
+        if (kind, one.name) in _ADDED and one.name not in document:
             continue
-        value = tuple(told[one.name]) if isinstance(told[one.name], list) else told[one.name]
+        value = tuple(document[one.name]) if isinstance(document[one.name], list) else document[one.name]
         if ("None" if value is None else type(value).__name__) not in str(one.type):  # annotations are text here
             raise ValueError(one.name)
         if isinstance(value, int) and value < 0:
@@ -168,11 +204,11 @@ _PARTS: dict[str, type[Any]] = {
     "interval": Tally,
     "best": Best,
     "nearest": Best,
-}  # not in files of earlier versions
-_ADDED = {(Plateau, "metric"), (Tally, "metric_sums"), (Best, "epoch")}  # likewise
+}  # parts that files of earlier versions do not have
+_ADDED = {(Plateau, "metric"), (Tally, "metric_sums"), (Best, "epoch")}  # fields that they do not have
 
 
-def _nonsense(path: Path, what: str) -> MbcError:
+def _implausible(path: Path, what: str) -> MbcError:
     return MbcError(
-        "MBC181", f"what '{path}' says of a training makes no sense: {what}", "give a file that `mbc train` wrote"
+        "MBC181", f"the progress of a training in '{path}' makes no sense: {what}", "give a file that `mbc train` wrote"
     )

@@ -1,4 +1,4 @@
-"""Mini-batches that fit: doubled from the base batch up and halved down, each with a whole plan of its own."""
+"""Mini-batches that fit: doubled from the base batch up and halved down, each with a complete plan of its own."""
 
 from __future__ import annotations
 
@@ -6,25 +6,39 @@ from collections.abc import Callable
 
 from mbc.fit import MOST_BATCH, PlanAt, Probe, Search, Tell, nothing_fits
 
-HALVINGS = 3  # below the base batch: where rows are worth most, and images/s least
-LEAST_GAIN = 1.01  # in goodput, of a larger batch
-DOUBLINGS_WITHOUT_GAIN = 2  # images/s are not monotonous: one doubling may lose what the next one gains
+HALVINGS = 3  # steps below the base batch, where rows have the highest efficiency, and images/s are lowest
+LEAST_GAIN = 1.01  # factor of goodput by which a larger batch must gain
+DOUBLINGS_WITHOUT_GAIN = 2  # images/s are not monotonous: after a doubling that loses, the next one may gain
 
 
 def gpu_counts(gpus: int) -> tuple[int, ...]:
-    """How many of `gpus` GPUs are tried: all, and the powers of two below."""
+    """Return the numbers of GPUs to try: `gpus`, and all smaller powers of two."""
     return (*(1 << power for power in range(gpus.bit_length()) if 1 << power < gpus), gpus)
 
 
 def climb(
-    plan_at: PlanAt, base: int, gpus: int, most: int = MOST_BATCH, worth: Callable[[int], float] = lambda _: 1.0,
-    found: dict[int, Probe] | None = None, tell: Tell = lambda _: None,
+    plan_at: PlanAt, base: int, gpus: int, most: int = MOST_BATCH, row_value: Callable[[int], float] = lambda _: 1.0,
+    probes: dict[int, Probe] | None = None, tell: Tell = lambda _: None,
 ) -> tuple[Probe, ...]:  # fmt: skip
-    """Probes by batch: `base` doubled while it fits, has at most `most` rows and gains goodput, which is images/s times
-    `worth` of a row of such a batch; once by a half above the last that fits; and halved HALVINGS times, or until
-    something fits; multiples of `gpus`. `found`: those known already. Raises MBC194 where nothing fits, and what
-    planning raises that no batch would mend."""
-    search = Search(plan_at, {} if found is None else found, tell)
+    """Return probes of mini-batches, in the order of their rows.
+
+    The base batch is doubled while it fits, has at most `most` rows and gains goodput. Then one batch is tried that is
+    larger by half than the last one that fits. Then the base batch is halved HALVINGS times, or until a batch fits. All
+    batches are multiples of `gpus`.
+
+    Args:
+        plan_at: Plans the network for a batch.
+        base: Rows of the base batch.
+        gpus: Number of GPUs.
+        most: Most rows of a batch.
+        row_value: Statistical efficiency of a row as a function of the batch; goodput is images/s times this value.
+        probes: Probes that are available already, by batch; new ones are added.
+        tell: Called with messages about the search.
+
+    Raises:
+        MbcError: MBC194 if no batch fits, and planning errors that no batch size would avoid.
+    """
+    search = Search(plan_at, {} if probes is None else probes, tell)
     tried: dict[int, Probe] = {}
 
     def fits(batch: int) -> bool:
@@ -34,7 +48,7 @@ def climb(
     first = max(gpus, min(base, most) // gpus * gpus)
     batch, best, without_gain = first, 0.0, 0
     while batch <= most and without_gain < DOUBLINGS_WITHOUT_GAIN and fits(batch):
-        reached = worth(batch) * _images_per_s(tried[batch])
+        reached = row_value(batch) * _images_per_s(tried[batch])
         without_gain = 0 if reached > LEAST_GAIN * best else without_gain + 1
         best, batch = max(best, reached), 2 * batch
     between = 3 * batch // 4 // gpus * gpus

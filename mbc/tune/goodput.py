@@ -1,7 +1,7 @@
-"""The table of mini-batches: images/s as planned, what a row is worth, and their product.
+"""The table of mini-batches: planned images/s, statistical efficiency, and their product, goodput.
 
-Goodput as in Pollux (Qiao et al., OSDI 2021): images/s times statistical efficiency, so images a
-second at the worth that they have in the base batch. The batch that has most of it comes first to where any would.
+Goodput as in Pollux (Qiao et al., OSDI 2021) is images/s times statistical efficiency: how many images of the base
+batch a second would give equal progress. The mini-batch with the highest goodput is expected to reach any loss first.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from mbc.tune.rates import rate_factor
 
 @dataclass(frozen=True, slots=True)
 class Tried:
-    """A mini-batch of `probe.at` rows on so many GPUs."""
+    """A mini-batch of `probe.at` rows on a number of GPUs."""
 
     gpus: int
     probe: Probe
@@ -25,9 +25,17 @@ class Tried:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One mini-batch: `batch` rows of all GPUs, `rows` a step takes. `efficiency` of a row beside one at the base batch
-    (1 where no noise scale is known), `goodput` in images of the base batch a second, `rate` where it is known; 0 and
-    None where the batch does not fit."""
+    """One mini-batch of the table.
+
+    Attributes:
+        gpus: Number of GPUs.
+        probe: Rows of the mini-batch on all GPUs, and its plan's figures if it fits.
+        rows: Rows of a step.
+        efficiency: Progress of a row, relative to a row of the base batch; 1 if no noise scale is known, 0 if the batch
+            does not fit.
+        goodput: Images of the base batch a second with equal progress; 0 if the batch does not fit.
+        rate: Learning rate; None if it is unknown or the batch does not fit.
+    """
 
     gpus: int
     probe: Probe
@@ -38,19 +46,34 @@ class Row:
 
     @property
     def batch(self) -> int:
+        """Rows of the mini-batch on all GPUs."""
         return self.probe.at
 
     def epochs(self, base_epochs: int, base: Base, data_rows: int | None) -> int:
-        """That bring a training as far as `base_epochs` at the base batch do; of a smaller batch no fewer. Of the
-        `data_rows` an epoch leaves out those that do not fill a step: of a large batch up to half of them."""
+        """Return the epochs that make as much progress as `base_epochs` at the base batch.
+
+        A smaller batch gets no fewer epochs than the base batch. An epoch leaves out rows that do not fill a step: up
+        to half of the rows, if the batch is large.
+
+        Args:
+            base_epochs: Epochs at the base batch.
+            base: The base batch.
+            data_rows: Rows of the data; None if unknown.
+        """
         seen = 1.0 if data_rows is None else _whole(data_rows, self.rows) / _whole(data_rows, base.rows)
         return math.ceil(round(base_epochs / min(1.0, self.efficiency * seen), 6))
 
 
 @dataclass(frozen=True, slots=True)
 class Base:
-    """What other mini-batches are compared with: `rows` a step, of `accumulate` mini-batches; the rate, where it is
-    known, and how it changes with the rows."""
+    """The base batch, with which other mini-batches are compared.
+
+    Attributes:
+        rows: Rows of a step.
+        accumulate: Mini-batches of a step.
+        rate: Learning rate; None if unknown.
+        rule: How the rate changes with the rows (`mbc.tune.rates`).
+    """
 
     rows: int
     accumulate: int
@@ -60,7 +83,13 @@ class Base:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """`rows` by GPUs and batch; `taken` has most goodput, of equals the smaller batch on fewer GPUs."""
+    """All mini-batches, and the one that is taken.
+
+    Attributes:
+        rows: Mini-batches by GPUs and batch.
+        taken: The one with the highest goodput; of equal ones the smaller batch on fewer GPUs.
+        noise_scale: The gradient noise scale in rows; None if unknown.
+    """
 
     rows: tuple[Row, ...]
     taken: Row
@@ -68,24 +97,30 @@ class Table:
 
     @property
     def fitting(self) -> tuple[Row, ...]:
+        """The mini-batches that fit."""
         return tuple(row for row in self.rows if row.probe.figures is not None)
 
 
 def table(tried: Iterable[Tried], base: Base, noise_scale: float | None) -> Table:
-    """Of at least one mini-batch that fits. `noise_scale` in rows, None where it is not known: then all rows count as
-    much, and most images/s are taken."""
+    """Return the table of mini-batches, of which at least one must fit.
+
+    Args:
+        tried: The mini-batches.
+        base: The base batch.
+        noise_scale: The gradient noise scale in rows. None: all rows count equally, and the highest images/s are taken.
+    """
     rows = tuple(_row(one, base, noise_scale) for one in tried)
     fitting = [row for row in rows if row.probe.figures is not None]
     return Table(rows, max(fitting, key=lambda row: (row.goodput, -row.gpus, -row.batch)), noise_scale)
 
 
 def _whole(data_rows: int, rows: int) -> int:
-    """Rows of an epoch that fill steps; of a step at least."""
+    """Return the rows of an epoch that fill steps, at least the rows of one step."""
     return max(1, data_rows // rows) * rows
 
 
-def row_worth(noise_scale: float | None, base: Base, rows: int) -> float:
-    """Statistical efficiency of steps of so many rows; 1 where it is not known."""
+def row_efficiency(noise_scale: float | None, base: Base, rows: int) -> float:
+    """Return the statistical efficiency of steps with a number of rows; 1 if no noise scale is known."""
     return 1.0 if noise_scale is None else efficiency(noise_scale, base.rows, rows)
 
 
@@ -93,7 +128,7 @@ def _row(one: Tried, base: Base, noise_scale: float | None) -> Row:
     figures, rows = one.probe.figures, one.probe.at * base.accumulate
     if figures is None:
         return Row(one.gpus, one.probe, rows, 0.0, 0.0, None)
-    worth = row_worth(noise_scale, base, rows)
+    row_value = row_efficiency(noise_scale, base, rows)
     factor = rate_factor(base.rule, noise_scale, base.rows, rows)
     rate = None if base.rate is None or factor is None else base.rate * factor
-    return Row(one.gpus, one.probe, rows, worth, figures.images_per_s * worth, rate)
+    return Row(one.gpus, one.probe, rows, row_value, figures.images_per_s * row_value, rate)

@@ -1,4 +1,4 @@
-"""What a tuning has found so far, as a file to go on from."""
+"""A file with a tuning's results so far, to resume from."""
 
 from __future__ import annotations
 
@@ -22,8 +22,15 @@ Part = TypeVar("Part")
 
 @dataclass
 class State:
-    """`key`: what was asked, by which a file is told from that of another tuning. `probes` by GPUs and batch. Each
-    finding is written to `path` (None: nowhere) as soon as it is known."""
+    """The results of a tuning so far, written to a file as soon as each is available.
+
+    Attributes:
+        key: The settings of the tuning, which distinguish its file from those of other tunings.
+        path: The file; None for no file.
+        probes: Probes by number of GPUs and by batch.
+        range_test: The result of the range test.
+        noise: The measured noise scale.
+    """
 
     key: Mapping[str, str]
     path: Path | None = None
@@ -32,21 +39,25 @@ class State:
     noise: NoiseScale | None = None
 
     def write(self) -> None:
-        """MBC316 where it cannot be written."""
+        """Write the file.
+
+        Raises:
+            MbcError: MBC316 if it cannot be written.
+        """
         if self.path is None:
             return
-        told = {
+        document = {
             "version": VERSION,
             "key": dict(self.key),
             "probes": {
-                str(gpus): {str(at): _probe_document(probe) for at, probe in found.items()}
-                for gpus, found in self.probes.items()
+                str(gpus): {str(at): _probe_document(probe) for at, probe in by_batch.items()}
+                for gpus, by_batch in self.probes.items()
             },
             "range_test": None if self.range_test is None else asdict(self.range_test),
             "noise": None if self.noise is None else asdict(self.noise),
         }
         try:
-            replace_file(self.path, [json.dumps(told, indent=1).encode()])
+            replace_file(self.path, [json.dumps(document, indent=1).encode()])
         except OSError as error:
             raise MbcError(
                 "MBC316", f"cannot write '{self.path}': {error.strerror or error}", "choose another --state FILE"
@@ -54,29 +65,33 @@ class State:
 
 
 def open_state(path: Path | None, key: Mapping[str, str]) -> State:
-    """What lies at `path`, an empty one where nothing does. MBC316 where it is no such file, or of another tuning."""
+    """Return the state in a file, or an empty state if there is no file.
+
+    Raises:
+        MbcError: MBC316 if the file is no state, or belongs to a tuning with other settings.
+    """
     if path is None or not path.exists():
         return State(key, path)
     remedy = "give another --state FILE, or remove this one"
     try:
-        told: Any = json.loads(files.read_text(path, MOST_BYTES))
-        if told["version"] != VERSION:
+        document: Any = json.loads(files.read_text(path, MOST_BYTES))
+        if document["version"] != VERSION:
             raise ValueError("version")
         state = State(
-            {str(name): str(value) for name, value in told["key"].items()},
+            {str(name): str(value) for name, value in document["key"].items()},
             path,
             {
-                int(gpus): {int(at): _probe(int(at), probe) for at, probe in found.items()}
-                for gpus, found in told["probes"].items()
+                int(gpus): {int(at): _probe(int(at), probe) for at, probe in by_batch.items()}
+                for gpus, by_batch in document["probes"].items()
             },
-            None if told["range_test"] is None else _of_lists(RangeTest, told["range_test"]),
-            None if told["noise"] is None else _of_lists(NoiseScale, told["noise"]),
+            None if document["range_test"] is None else _of_lists(RangeTest, document["range_test"]),
+            None if document["noise"] is None else _of_lists(NoiseScale, document["noise"]),
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise MbcError("MBC316", f"'{path}' is no state of a tuning", remedy) from error
+        raise MbcError("MBC316", f"'{path}' is not the state of a tuning", remedy) from error
     differing = [name for name in sorted({*key, *state.key}) if key.get(name) != state.key.get(name)]
     if differing:
-        raise MbcError("MBC316", f"'{path}' is of a tuning with another {' and '.join(differing)}", remedy)
+        raise MbcError("MBC316", f"'{path}' belongs to a tuning with another {' and '.join(differing)}", remedy)
     return state
 
 
@@ -87,11 +102,11 @@ def _probe_document(probe: Probe) -> dict[str, Any]:
     return {"code": probe.refusal.code, "message": probe.refusal.message, "help": probe.refusal.remedy}
 
 
-def _probe(at: int, told: Mapping[str, Any]) -> Probe:
-    if "code" in told:
-        return Probe(at, None, MbcError(told["code"], told["message"], told["help"]))
-    return Probe(at, Figures(**told))
+def _probe(at: int, document: Mapping[str, Any]) -> Probe:
+    if "code" in document:
+        return Probe(at, None, MbcError(document["code"], document["message"], document["help"]))
+    return Probe(at, Figures(**document))
 
 
-def _of_lists(kind: type[Part], told: Mapping[str, Any]) -> Part:
-    return kind(**{n: tuple(cast("list[Any]", v)) if isinstance(v, list) else v for n, v in told.items()})
+def _of_lists(kind: type[Part], document: Mapping[str, Any]) -> Part:
+    return kind(**{n: tuple(cast("list[Any]", v)) if isinstance(v, list) else v for n, v in document.items()})

@@ -146,5 +146,5 @@ def test_parts_of_an_archive_that_lie_over_each_other(tmp_path: Path) -> None:
 
     place = CORPUS / "archives" / "parts_over_each_other"
     assert zipfile.is_zipfile(place)
-    with pytest.raises(ValueError, match="its parts lie over each other"):
+    with pytest.raises(ValueError, match="its parts overlap"):
         check_archive(place)

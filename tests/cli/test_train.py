@@ -67,7 +67,7 @@ def test_a_target(mbc, data):
     assert "error MBC318: loss 0 is not reached in 1 epoch: the best is " in missed.err
     assert "reached" not in missed.out and read_progress(Path("d")).epochs == 1
     unknown = mbc(*few, "--target", "iou=0.5")
-    assert unknown.code == 1 and "error MBC237: 'iou' is not known" in unknown.err
+    assert unknown.code == 1 and "error MBC237: 'iou' is not available" in unknown.err
 
 
 @pytest.mark.parametrize("subject", ["tiny.mbc", "tiny"])
@@ -224,7 +224,7 @@ def test_functions_that_cannot_be_called_are_refused_before_planning(mbc, data, 
     done = mbc("train", "tiny.mbc", "--data", "wrong_loader_of_the_train_test:batches", *CPU)
     assert done.code == 1
     assert "error MBC171: wrong_loader_of_the_train_test:batches cannot be called: it takes (folder) (" in done.err
-    assert "help: expected is a function that yields the batches of one epoch, without arguments, or with" in done.err
+    assert "help: give a function that yields the batches of one epoch, without arguments, or with" in done.err
 
 
 @pytest.mark.parametrize("place", ["/proc/x", "nowhere/c", "."])
@@ -420,7 +420,7 @@ def test_a_refused_training_leaves_its_log_as_it_is(mbc, data, refused):
     ("options", "message"),
     [
         (("--log", "nowhere/log"), "error MBC290: cannot write the log 'nowhere/log': its folder does not exist"),
-        (("--tensorboard", "t"), "error MBC291: TensorBoard is asked for, and its package cannot be imported"),
+        (("--tensorboard", "t"), "error MBC291: TensorBoard is asked for, but its package cannot be imported"),
     ],
 )
 def test_logs_that_cannot_be_written_are_refused_before_planning(mbc, data, monkeypatch, options, message):

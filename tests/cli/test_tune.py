@@ -82,7 +82,7 @@ def test_a_target(mbc, data):
 def test_what_a_target_needs_is_known_before_anything_is_trained(mbc, data, monkeypatch):
     monkeypatch.setattr("mbc.runtime.module.Module.step", None)
     unknown = mbc("tune", *SMALL, "--target", "iou=0.5")
-    assert unknown.code == 1 and "error MBC237: 'iou' is not known" in unknown.err
+    assert unknown.code == 1 and "error MBC237: 'iou' is not available" in unknown.err
     monkeypatch.setattr("mbc.compiler.compile_plan", None)
     monkeypatch.setattr("mbc.cli.start_ranks.local_gpus", lambda: ("the only one",))
     few = mbc("tune", *SMALL, "--device", "cuda", "--gpus", "2", "--target", "loss=1")
@@ -111,10 +111,10 @@ def test_refusals(mbc, data):
     assert "MBC319: how many rows a function yields is not known" in refused(*SMALL, "--data", "loader:batches")
     assert "MBC194: nothing fits" in refused("tiny.mbc", *FEW, "--dry-run", "--memory", "1MB")
     Path("state.json").write_text("{}")
-    assert "MBC316: 'state.json' is no state of a tuning" in refused(*SMALL, "--state", "state.json")
+    assert "MBC316: 'state.json' is not the state of a tuning" in refused(*SMALL, "--state", "state.json")
     state = {"version": 1, "key": {"--seed": "1"}, "probes": {}, "range_test": None, "noise": None}
     Path("state.json").write_text(json.dumps(state))
-    assert "MBC316: 'state.json' is of a tuning with another --data and --epochs" in refused(
+    assert "MBC316: 'state.json' belongs to a tuning with another --data and --epochs" in refused(
         *SMALL, "--state", "state.json"
     )
     trains = ("train", "tiny.mbc", "--data", "train.npz", "--settings", "no.settings")

@@ -9,6 +9,6 @@ from tests.ranks.processes import Ranks
 
 @pytest.fixture
 def ranks() -> Iterator[Ranks]:
-    made = Ranks()
-    yield made
-    made.end()
+    started = Ranks()
+    yield started
+    started.end()

@@ -87,7 +87,7 @@ def all_end(processes: list[Rank], within_s: float) -> None:
 
 
 def runs(pid: int) -> bool:
-    """Whether there is a process of this number that is no zombie."""
+    """Return whether there is a process with this number that is no zombie."""
     try:
         state = re.split(r"\) ", Path(f"/proc/{pid}/stat").read_text())[1][0]
     except OSError:

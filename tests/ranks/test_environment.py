@@ -99,7 +99,7 @@ def test_contradictions_are_refused(variables, words):
         (HYDRA | {"PMI_SIZE": ""}, "PMI_RANK is set, but PMI_SIZE is not"),
         (HYDRA | {"PMI_RANK": "-1"}, "PMI_RANK is '-1', which is not a whole number"),
         (TORCHRUN | {"RANK": "x"}, "RANK is 'x', which is not a whole number"),
-        ({"RANK": "0", "WORLD_SIZE": "2"}, "torchrun says rank 0 of 2, but not which of this machine's it is"),
+        ({"RANK": "0", "WORLD_SIZE": "2"}, "torchrun says rank 0 of 2, but not its number among this machine's ranks"),
         ({"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}, "LOCAL_WORLD_SIZE is not set"),
         ({"RANK": "0", "WORLD_SIZE": "2", "MBC_LOCAL_RANKS": "2"}, "LOCAL_RANK is not set"),
         (OPEN_MPI | {"MBC_MASTER": "gpu07"}, "MBC_MASTER is 'gpu07', which is not host:port"),
@@ -146,5 +146,5 @@ def test_a_derived_port_is_no_other_ones():
 def test_the_device_of_a_rank():
     second = RankEnvironment(1, 2, 1, 2, "srun")
     assert (device_of(second, 8), device_of(second, 1)) == (1, 0)
-    with pytest.raises(MbcError, match=r"MBC266: rank 3 is number 3 of 4 on its machine, which shows it 2 GPUs"):
+    with pytest.raises(MbcError, match=r"MBC266: rank 3 is number 3 of 4 on its machine, but sees only 2 GPUs"):
         device_of(RankEnvironment(3, 4, 3, 4, "mpirun"), 2)

@@ -65,7 +65,7 @@ def test_the_first_failure_is_told_and_ends_all():
 def test_who_ends_for_another_one_is_not_the_first():
     # Rank 0 exits sooner, but with the code of a rank that ends for another one.
     script = "rank = os.environ['MBC_RANK']\ntime.sleep(1 if rank == '1' else 0)\nsys.exit(5 if rank == '1' else 3)"
-    assert _run(script) == (5, "", "rank 1 failed (exit code 5) without a word\n")
+    assert _run(script) == (5, "", "rank 1 failed (exit code 5) without a message\n")
 
 
 def test_ranks_that_ignore_sigterm_are_killed():
@@ -92,12 +92,12 @@ def test_no_rank_stays_behind_a_launcher_that_is_killed(tmp_path: Path):
     script = f"open(r'{tmp_path}/' + os.environ['MBC_RANK'], 'w').write(str(os.getpid()))\ntime.sleep(600)"
     process = _start(script)
     deadline_s = time.monotonic() + LONG_S
-    while len(found := [path.read_text() for path in tmp_path.iterdir()]) < 2 or not all(found):
+    while len(texts := [path.read_text() for path in tmp_path.iterdir()]) < 2 or not all(texts):
         assert time.monotonic() < deadline_s
         time.sleep(0.02)
     process.kill()
     process.wait()
-    while any(runs(int(pid)) for pid in found):
+    while any(runs(int(pid)) for pid in texts):
         assert time.monotonic() < deadline_s
         time.sleep(0.02)
 
@@ -110,16 +110,16 @@ def test_a_killed_rank_ends_the_launcher(tmp_path: Path, function: str, killed: 
     script += "except RankFailed as error:\n    print(error, file=sys.stderr)\n    sys.exit(3)"
     process = _start(script, 2, function)
     deadline_s = time.monotonic() + LONG_S
-    while len(found := {path.name: path.read_text() for path in tmp_path.iterdir()}) < 2 or not all(found.values()):
+    while len(texts := {path.name: path.read_text() for path in tmp_path.iterdir()}) < 2 or not all(texts.values()):
         assert time.monotonic() < deadline_s and process.poll() is None
         time.sleep(0.02)
-    os.kill(int(found[str(killed)]), signal.SIGKILL)
+    os.kill(int(texts[str(killed)]), signal.SIGKILL)
     err = process.communicate(timeout=10)[1]
-    assert not any(runs(int(pid)) for pid in found.values())
+    assert not any(runs(int(pid)) for pid in texts.values())
     if function == "launch":  # mpiexec has words and codes of its own
         assert process.returncode == 128 + signal.SIGKILL
-        assert f"rank {killed} failed (signal 9) without a word\n" in err
-        assert killed == 0 or "rank 1 of 2 failed: it ended without a word" in err
+        assert f"rank {killed} failed (signal 9) without a message\n" in err
+        assert killed == 0 or "rank 1 of 2 failed: it ended without a message" in err
     else:
         assert process.returncode != 0
 
@@ -144,7 +144,9 @@ def test_under_a_launcher_nothing_is_started():
 
 def test_no_mpiexec(monkeypatch):
     monkeypatch.setattr(module.shutil, "which", lambda *_, **__: None)
-    with pytest.raises(MbcError, match="MBC265: ranks on CPUs are started by mpiexec, which is not there") as caught:
+    with pytest.raises(
+        MbcError, match="MBC265: ranks on CPUs are started by mpiexec, which is not installed"
+    ) as caught:
         mpiexec()
     assert "pip install 'mbc-compiler[mpi]'" in caught.value.remedy
 

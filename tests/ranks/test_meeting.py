@@ -1,4 +1,4 @@
-"""Where ranks meet."""
+"""The places at which ranks meet."""
 
 from __future__ import annotations
 
@@ -33,7 +33,9 @@ def test_a_socket_that_was_left_is_replaced_and_one_in_use_is_not(tmp_path: Path
         left.bind(str(place))
     with (
         listening(place),
-        pytest.raises(MbcError, match=r"MBC261: rank 0 cannot listen at .*: another training of this name is there"),
+        pytest.raises(
+            MbcError, match=r"MBC261: rank 0 cannot listen at .*: another training with this name listens there"
+        ),
         listening(place),
     ):
         pass
@@ -65,5 +67,5 @@ def test_who_waits_says_for_whom(rank: int, missing: str, monkeypatch, capsys, t
 
 def test_how_long_ranks_wait() -> None:
     assert (meeting_seconds({}), meeting_seconds({"MBC_MEETING_S": "2.5"})) == (120.0, 2.5)
-    with pytest.raises(MbcError, match="MBC261: MBC_MEETING_S is 'soon', which is no number of seconds"):
+    with pytest.raises(MbcError, match="MBC261: MBC_MEETING_S is 'soon', which is not a number of seconds"):
         meeting_seconds({"MBC_MEETING_S": "soon"})

@@ -76,7 +76,7 @@ def test_a_killed_rank_ends_all(ranks: Ranks, size: int, killed: int) -> None:
     all_end(rest, PROMISE_S)
     for process in rest:
         assert process.returncode == OTHER_RANK_FAILED
-        words = f"error MBC264: rank {killed} of {size} failed: it ended without a word"
+        words = f"error MBC264: rank {killed} of {size} failed: it ended without a message"
         assert words in process.said()[1]
 
 
@@ -104,7 +104,7 @@ def test_ranks_that_hang_are_ended(ranks: Ranks, killed: int) -> None:
     all_end(rest, PROMISE_S)
     for process in rest:
         assert process.returncode == OTHER_RANK_FAILED
-        assert f"is ended after 5 s: rank {killed} of 3 failed: it ended without a word" in process.said()[1]
+        assert f"is ended after 5 s: rank {killed} of 3 failed: it ended without a message" in process.said()[1]
 
 
 def test_a_rank_that_writes_is_not_ended_by_the_failure_of_another_one(ranks: Ranks) -> None:
@@ -192,7 +192,7 @@ if group.rank == {late}:
 
 def test_ranks_at_different_places_of_the_program(ranks: Ranks) -> None:
     for process in ranks.start(2, "group.barrier() if group.rank else group.gather(b'')"):
-        assert "failed: rank 1 is at barrier (1) where rank 0 is at gather (1)" in process.said()[1]
+        assert "failed: rank 1 is at barrier (1), but rank 0 is at gather (1)" in process.said()[1]
 
 
 def test_a_forked_process_keeps_no_connection(ranks: Ranks) -> None:
@@ -203,7 +203,7 @@ def test_a_forked_process_keeps_no_connection(ranks: Ranks) -> None:
     time.sleep(1)
     processes[1].kill()
     all_end(processes[:1], PROMISE_S)
-    assert "rank 1 of 2 failed: it ended without a word" in processes[0].said()[1]
+    assert "rank 1 of 2 failed: it ended without a message" in processes[0].said()[1]
 
 
 def test_missing_ranks_are_named(ranks: Ranks) -> None:
@@ -239,13 +239,13 @@ def test_trainings_with_other_keys_do_not_meet(ranks: Ranks) -> None:
     zero = ranks.start_one(0, 2, "", MBC_KEY="one", **common)
     other = ranks.start_one(1, 2, "", MBC_KEY="another", **common)
     assert "error MBC262: rank 1 of 2 did not come to the meeting" in zero.said()[1]
-    assert "what listens there is no rank 0 of this training" in other.said()[1]
+    assert "the process that listens there is not rank 0 of this training" in other.said()[1]
 
 
 def test_ranks_that_count_otherwise(ranks: Ranks) -> None:
     more = {"MBC_JOB": f"count {os.getpid()}"}
     for process in (ranks.start_one(0, 2, "", **more), ranks.start_one(1, 3, "", **more)):
-        assert "error MBC263: the ranks differ in how many there are: rank 0 says 2, rank 1 3\n" in process.said()[1]
+        assert "error MBC263: the ranks disagree on their number: rank 0 says 2, rank 1 3\n" in process.said()[1]
 
 
 def test_two_processes_of_one_rank(ranks: Ranks) -> None:

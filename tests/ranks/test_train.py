@@ -106,8 +106,8 @@ class TestWithMpi:
 
     def test_a_tuning_trains_to_its_target_on_the_gpus_that_it_takes(self, folder: Path) -> None:
         few = ("--gpu", "h200", "--without", "offload,recompute,concurrent_stream")
-        known = ("--lr", "0.05", "--noise-scale", "9", "--state", "found.json")
-        tune = ("tune", *COMMAND[4:], *few, *known, "--gpus", "2", "--json")
+        fixed = ("--lr", "0.05", "--noise-scale", "9", "--state", "found.json")
+        tune = ("tune", *COMMAND[4:], *few, *fixed, "--gpus", "2", "--json")
 
         def run(*more: str) -> subprocess.CompletedProcess[str]:
             return subprocess.run(
@@ -116,10 +116,10 @@ class TestWithMpi:
             )  # fmt: skip
 
         assert run().returncode == 0
-        found = json.loads((folder / "found.json").read_text())
-        for probe in found["probes"]["2"].values():  # as two GPUs are with a larger network
+        state = json.loads((folder / "found.json").read_text())
+        for probe in state["probes"]["2"].values():  # as two GPUs are with a larger network
             probe["images_per_s"] *= 100
-        (folder / "found.json").write_text(json.dumps(found))
+        (folder / "found.json").write_text(json.dumps(state))
         reached = run("--target", "loss=10", "-o", "tuned.settings")
         assert reached.returncode == 0, reached.stderr
         result = json.loads(reached.stdout)
@@ -146,10 +146,10 @@ class TestWithMpi:
 
     def test_a_package_for_two(self, folder: Path) -> None:
         package = ["compile", "tiny.mbc", "--gpus", "2", "-o", "pair", "--set", "batch=7"]  # 4 + 3 rows
-        made = subprocess.run(
+        built = subprocess.run(
             [*COMMAND[:3], *package], cwd=folder, env=_environment(), capture_output=True, text=True, check=False
         )
-        assert made.returncode == 0, made.stderr
+        assert built.returncode == 0, built.stderr
         done = _run(folder, "--gpus", "2", "--json", subject="pair")
         assert done.returncode == 0, done.stderr
         assert [(epoch["rows"], epoch["dropped_rows"]) for epoch in json.loads(done.stdout)["epochs"]] == [(28, 4)] * 2
@@ -158,15 +158,15 @@ class TestWithMpi:
     def test_a_training_goes_on_on_fewer_and_on_more_ranks(self, folder: Path) -> None:
         (folder / "tiny.mbc").write_text(SOURCE.replace(" |> bn", ""))  # which normalises by the rows of a rank
         alone = _run(folder, "--json", "--epochs", "3")
-        found: list[dict[str, float]] = []
+        seen_epochs: list[dict[str, float]] = []
         for epochs, gpus in ((1, 2), (2, 1), (3, 3)):
-            more = ("--resume", "w.safetensors") if found else ("--checkpoint", "w.safetensors")
+            more = ("--resume", "w.safetensors") if seen_epochs else ("--checkpoint", "w.safetensors")
             done = _run(folder, "--json", "--epochs", str(epochs), "--gpus", str(gpus), *more)
             assert done.returncode == 0, done.stderr
             result = json.loads(done.stdout)
             assert result["ranks"] == gpus
-            found += result["epochs"]
-        for epoch, expected in zip(found, json.loads(alone.stdout)["epochs"], strict=True):
+            seen_epochs += result["epochs"]
+        for epoch, expected in zip(seen_epochs, json.loads(alone.stdout)["epochs"], strict=True):
             assert epoch["loss"] == pytest.approx(expected["loss"], rel=1e-5)
 
     @pytest.mark.parametrize("launcher", ["mbc", pytest.param("mpiexec", marks=pytest.mark.exhaustive)])
@@ -270,11 +270,11 @@ def _refused(processes: list[subprocess.Popen[str]], words: str) -> None:
 
 
 def test_a_package_for_another_number_is_refused(folder: Path) -> None:
-    made = subprocess.run(
+    built = subprocess.run(
         [*COMMAND[:3], "compile", "tiny.mbc", "-o", "alone"], cwd=folder, env=_environment(), capture_output=True,
         text=True, check=False,
     )  # fmt: skip
-    assert made.returncode == 0, made.stderr
+    assert built.returncode == 0, built.stderr
     done = _run(folder, "--gpus", "2", subject="alone")
     assert done.returncode == 1
     assert done.stderr == (

@@ -1,5 +1,7 @@
-"""What ends a training of two ranks, and what does not: each is a real `mbc train` on the CPU, whose ranks mpiexec
-starts."""
+"""Failures that end a training of two ranks, and events that do not.
+
+Each training is a real `mbc train` on the CPU, whose ranks mpiexec starts.
+"""
 
 from __future__ import annotations
 
@@ -84,11 +86,11 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a package for two ranks, which is planned once."""
     folder = tmp_path_factory.mktemp("pair")
     (folder / "tiny.mbc").write_text(SOURCE)
-    made = subprocess.run(
+    done = subprocess.run(
         [*MBC, "compile", "tiny.mbc", "--gpus", "2", "-o", "pair"], cwd=folder, env=_environment(), check=False,
         capture_output=True, text=True,
     )  # fmt: skip
-    assert made.returncode == 0, made.stderr
+    assert done.returncode == 0, done.stderr
     return folder / "pair"
 
 
@@ -124,7 +126,7 @@ class Training:
         self._wait_for(self.folder / name)
 
     def ended(self, within_s: float) -> str:
-        """What was said, by a training that has failed and left nothing running: mpiexec speaks on stdout."""
+        """Return the output of a training that has failed and left nothing running: mpiexec writes to stdout."""
         assert self.process is not None
         said = "".join(self.process.communicate(timeout=within_s))
         deadline_s = time.monotonic() + 1.0  # for what mpiexec has killed to be gone
@@ -154,9 +156,9 @@ class Training:
 
 @pytest.fixture
 def training(pair: Path, tmp_path: Path) -> Iterator[Training]:
-    made = Training(pair, tmp_path)
-    yield made
-    made.end()
+    started = Training(pair, tmp_path)
+    yield started
+    started.end()
 
 
 def _environment() -> dict[str, str]:
@@ -179,7 +181,7 @@ def test_a_rank_killed_at_any_moment_ends_all(training: Training, moment: int) -
     os.kill(ranks[draws.randrange(2)], signal.SIGKILL)
     said = training.ended(PROMISE_S)
     # The other rank tells it, or mpiexec, which may end that one before.
-    assert re.search("MBC264: rank . of 2 failed: it ended without a word|KILLED BY SIGNAL: 9|signal 9", said), said
+    assert re.search("MBC264: rank . of 2 failed: it ended without a message|KILLED BY SIGNAL: 9|signal 9", said), said
     if moment % 5 or training.checkpoint.exists():
         assert training.whole_epochs() >= 1
 
@@ -218,7 +220,7 @@ def test_an_error_of_one_rank_ends_all(training: Training, data: str, words: str
     ("rank", "number"), [(None, signal.SIGINT), (0, signal.SIGINT), (1, signal.SIGINT), (None, signal.SIGTERM)]
 )
 def test_an_interrupt_ends_all(training: Training, rank: int | None, number: signal.Signals) -> None:
-    """Of the process that has started the ranks, or of one of them."""
+    """The signal goes to the process that has started the ranks, or to one of them."""
     training.start("plain", 1_000_000)
     training.trains()
     assert training.process is not None

@@ -41,19 +41,21 @@ def _environment() -> dict[str, str]:
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("pair")
     (folder / "tiny.mbc").write_text(SOURCE)
-    made = subprocess.run(
+    compiled = subprocess.run(
         [*MBC, "compile", "tiny.mbc", "--gpus", "2", "-o", "pair"], cwd=folder, env=_environment(), check=False,
         capture_output=True, text=True,
     )  # fmt: skip
-    assert made.returncode == 0 and re.search(r"sharded +\S+ KiB of \S+ KiB of optimizer states", made.stdout), made
+    assert compiled.returncode == 0 and re.search(
+        r"sharded +\S+ KiB of \S+ KiB of optimizer states", compiled.stdout
+    ), compiled
     return folder / "pair"
 
 
 @pytest.fixture
 def training(pair: Path, tmp_path: Path) -> Iterator[Training]:
-    made = Training(pair, tmp_path)
-    yield made
-    made.end()
+    started = Training(pair, tmp_path)
+    yield started
+    started.end()
 
 
 @pytest.mark.parametrize(("rank", "number"), [(None, signal.SIGINT), (0, signal.SIGTERM), (1, signal.SIGINT)])
@@ -88,5 +90,5 @@ def test_a_training_goes_on_on_other_ranks(tmp_path: Path, others: tuple[int, ..
     run("--epochs", "2", "--gpus", "2", "--checkpoint", "w.safetensors", "--checkpoint-every", "3", "--keep-best")
     assert read_progress(tmp_path / "w.best.safetensors").epochs in (1, 2)
     for gpus in others:
-        (found,) = run("--epochs", "3", "--gpus", str(gpus), "--resume", "w.safetensors", "--checkpoint", f"{gpus}")
-        assert found["loss"] == pytest.approx(alone[2]["loss"], rel=1e-4)
+        (epoch,) = run("--epochs", "3", "--gpus", str(gpus), "--resume", "w.safetensors", "--checkpoint", f"{gpus}")
+        assert epoch["loss"] == pytest.approx(alone[2]["loss"], rel=1e-4)

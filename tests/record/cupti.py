@@ -60,6 +60,6 @@ def fake_cupti(status: int = 0) -> Iterator[tuple[Toolchain, Any]]:
         fake.fake_drop(0)
 
 
-def told(listener: int, program: int, launch: int, node: int) -> None:
-    """As a module tells of a node that a launch added."""
+def report_node(listener: int, program: int, launch: int, node: int) -> None:
+    """Call the listener as a module does for a node that a launch added."""
     ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_int64, ctypes.c_void_p)(listener)(program, launch, node)

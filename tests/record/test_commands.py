@@ -1,5 +1,7 @@
-"""`--record` of mbc train and mbc bench on a GPU that is not there: PyCUDA and the library faked, CUPTI faked under the
-real recorder."""
+"""`--record` of mbc train and mbc bench on a GPU that is not there.
+
+PyCUDA and the library are faked; CUPTI is faked below the real recorder.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ from mbc.record import recorder as recorder_file
 from mbc.record.recording import STEPS, WARM_STEPS
 from mbc.runtime import cuda
 from tests.bench.jobs import job
-from tests.record.cupti import KERNEL, fake_cupti, told
+from tests.record.cupti import KERNEL, fake_cupti, report_node
 from tests.runtime.conftest import gpu as gpu  # a fixture
 from tests.runtime.fake_pycuda import FakeLibrary
 from tests.runtime.nets import SMALL, package, small_plan
@@ -47,7 +49,7 @@ class RecordedLibrary(FakeLibrary):
             return
         for number, program in enumerate((self.plan.train, self.plan.infer)):
             for i in range(len(program.launches)):
-                told(listener, number, i, 1000 * (number + 1) + i)
+                report_node(listener, number, i, 1000 * (number + 1) + i)
 
     def run(self, program: str, eager: bool) -> None:
         super().run(program, eager)
@@ -64,13 +66,13 @@ class RecordedLibrary(FakeLibrary):
 @pytest.fixture
 def fake(gpu: object, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """The fake CUPTI of a machine with a fake GPU."""
-    with fake_cupti() as (tools, made):
-        monkeypatch.setattr(RecordedLibrary, "fake", made)
+    with fake_cupti() as (tools, cupti):
+        monkeypatch.setattr(RecordedLibrary, "fake", cupti)
         monkeypatch.setattr(cuda, "Library", RecordedLibrary)
         monkeypatch.setattr(recorder_file, "find_toolchain", lambda: tools)
         monkeypatch.setattr(recorder_file, "current_gpu", lambda: GPU)
-        yield made
-        assert made.fake_subscribers() == 0
+        yield cupti
+        assert cupti.fake_subscribers() == 0
 
 
 @pytest.fixture
@@ -81,8 +83,8 @@ def mbc(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.
     def run(*arguments: str) -> tuple[int, str, str]:
         capsys.readouterr()
         code = main(arguments)
-        told = capsys.readouterr()
-        return code, told.out, told.err
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
 
     return run
 
@@ -111,7 +113,7 @@ def test_a_training_records_its_first_steps(fake: Any, mbc: Callable[..., Any], 
     plan = small_plan()
     # The step after the last one that counts had begun when that one was looked at.
     check(document, plan, STEPS + 1)
-    (library,) = FakeLibrary.made
+    (library,) = FakeLibrary.instances
     assert isinstance(library, RecordedLibrary) and library.replays == 24
     code, out, err = mbc("report", training[0], "--with", "step.json", "-o", "page.html")
     assert code == 0, err
@@ -134,25 +136,25 @@ def test_a_short_training_is_recorded_at_its_end(fake: Any, mbc: Callable[..., A
 
 def test_a_training_on_the_cpu_has_nothing_to_record(mbc: Callable[..., Any], training: tuple[str, ...]):
     code, _, err = mbc("train", *training, "--device", "cpu", "--epochs", "1", "--record", "step.json")
-    assert code == 1 and "MBC365: steps run on the CPU here: what a step takes is recorded on a GPU only" in err
+    assert code == 1 and "MBC365: steps run on the CPU here: the work of a step is recorded on a GPU only" in err
     assert not Path("step.json").exists()
 
 
 def test_a_record_that_cannot_be_written(fake: Any, mbc: Callable[..., Any], training: tuple[str, ...]):
     code, _, err = mbc("train", *training, "--epochs", "1", "--record", "nowhere/step.json")
-    assert code == 1 and "MBC320" in err and "--record" in err and not FakeLibrary.made
+    assert code == 1 and "MBC320" in err and "--record" in err and not FakeLibrary.instances
 
 
 def test_a_refusal_of_cupti_leaves_nothing(fake: Any, mbc: Callable[..., Any], training: tuple[str, ...]):
     fake.fake_fail(39)
     code, _, err = mbc("train", *training, "--device", "cuda", "--epochs", "1", "--record", "step.json")
-    assert code == 1 and "MBC367: another tool has CUPTI in this process" in err
-    assert not Path("step.json").exists() and not FakeLibrary.made
+    assert code == 1 and "MBC367: another tool uses CUPTI in this process" in err
+    assert not Path("step.json").exists() and not FakeLibrary.instances
 
 
 def test_a_module_without_a_record_listens_to_nothing(fake: Any, mbc: Callable[..., Any], training: tuple[str, ...]):
     assert mbc("train", *training, "--device", "cuda", "--epochs", "1")[0] == 0
-    (library,) = FakeLibrary.made
+    (library,) = FakeLibrary.instances
     assert library.listener is None
 
 
@@ -160,20 +162,20 @@ def test_a_contender_records_in_the_place_of_racing(fake: Any, monkeypatch: pyte
     from mbc.bench import race
 
     plan = small_plan()
-    made = job(tmp_path)
+    race_job = job(tmp_path)
     folder = tmp_path / "built"
     folder.mkdir()
     package(folder, plan)
     monkeypatch.setattr(race, "run_apart", lambda job, contender, timeout_s: mbc_contender.run(job, contender))
-    found = record(race.replace(made, package=str(folder), device="cuda"), 1, 60.0)
-    assert found.steps == STEPS and len(found.launches) == len(plan.train.launches)
+    recorded = record(race.replace(race_job, package=str(folder), device="cuda"), 1, 60.0)
+    assert recorded.steps == STEPS and len(recorded.launches) == len(plan.train.launches)
     assert fake.fake_enabled() == 0
 
 
 def test_a_race_begins_with_a_record(
     fake: Any, mbc: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):
-    """What forbids it is known before anybody is timed; the race itself is not recorded."""
+    """A recording that is impossible is refused before anything is timed; the race itself is not recorded."""
     Path("small.mbc").write_text(SMALL)
     built = tmp_path / "built"
     built.mkdir()

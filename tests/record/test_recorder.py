@@ -15,7 +15,7 @@ from mbc.errors import MbcError
 from mbc.hardware.target import LocalGpu
 from mbc.record import recorder as recorder_file
 from mbc.record.recorder import Recorder, check_on_gpu, recording_tools
-from tests.record.cupti import COPY, FILL, KERNEL, PEER_COPY, fake_cupti, told, tools_or_skip
+from tests.record.cupti import COPY, FILL, KERNEL, PEER_COPY, fake_cupti, report_node, tools_or_skip
 
 
 def test_records_of_every_kind_become_events_of_their_launch():
@@ -23,8 +23,8 @@ def test_records_of_every_kind_become_events_of_their_launch():
         recorder = Recorder(tools)
         assert fake.fake_subscribers() == 1 and fake.fake_enabled() == 4
         for launch, node in enumerate((11, 12, 13, 14)):
-            told(recorder.listener, 0, launch, node)
-        told(recorder.listener, 1, 0, 21)
+            report_node(recorder.listener, 0, launch, node)
+        report_node(recorder.listener, 1, 0, 21)
         fake.fake_clone(12, 112)  # of an executable graph
         fake.fake_clone(112, 212)  # that was made of another one
         fake.fake_ran(KERNEL, b"_Z3addPfi", 5000, 5600, 1, 11, 3, 7)
@@ -64,13 +64,13 @@ def test_lost_records_are_no_measurement():
         with pytest.raises(MbcError) as caught:
             recorder.stop()
         recorder.close()
-    assert caught.value.code == "MBC366" and "CUPTI dropped 3 records of what ran on the GPU" in caught.value.message
+    assert caught.value.code == "MBC366" and "CUPTI dropped 3 records of work on the GPU" in caught.value.message
 
 
 @pytest.mark.parametrize(
     ("status", "code", "words", "remedy"),
     [
-        (39, "MBC367", "another tool has CUPTI in this process, which serves one at a time", "PyTorch"),
+        (39, "MBC367", "another tool uses CUPTI in this process, and CUPTI serves only one tool", "PyTorch"),
         (35, "MBC366", "CUPTI refuses to record: cuptiSubscribe: CUPTI_ERROR_INSUFFICIENT_PRIVILEGES", "root"),
         (999, "MBC366", "CUPTI refuses to record: cuptiSubscribe: CUPTI_ERROR_UNKNOWN (CUptiResult 999)", "newer"),
     ],
@@ -91,10 +91,10 @@ def test_a_cupti_that_does_not_load(tmp_path: Path):
         library = tmp_path / "libcupti.so.98"
         library.write_bytes((fake_tools.cupti.library_folder / fake_tools.cupti.library).read_bytes())
         part = replace(fake_tools.cupti, library_folder=tmp_path, library=library.name)
-        made = recorder_file.make_library
+        original = recorder_file.make_library
 
         def without(*arguments: Any) -> None:
-            made(*arguments)
+            original(*arguments)
             library.unlink()
 
         with pytest.MonkeyPatch.context() as patch:
@@ -105,8 +105,10 @@ def test_a_cupti_that_does_not_load(tmp_path: Path):
 
 
 def test_the_real_cupti_compiles_and_loads():
-    """Without a driver it refuses; with one a graph would be needed (tests/gpu). In a process of its own, which nobody
-    else has subscribed in."""
+    """CUPTI refuses to record without a driver; with a driver a graph would be needed (tests/gpu).
+
+    The test runs in a process of its own, in which no other recorder has subscribed.
+    """
     tools_or_skip()
     code = (
         "from mbc.codegen.toolchain import find_toolchain\n"
@@ -131,10 +133,10 @@ def test_what_recording_needs(monkeypatch: pytest.MonkeyPatch):
         return caught.value
 
     monkeypatch.setattr(recorder_file, "current_gpu", lambda: None)
-    assert "there is no GPU here: what a step takes is recorded on a GPU only" in refused("auto").message
+    assert "there is no GPU here: the work of a step is recorded on a GPU only" in refused("auto").message
     gpu = LocalGpu("Fake", "580", "sm_90", 1 << 35, 1 << 34)
     monkeypatch.setattr(recorder_file, "current_gpu", lambda: gpu)
-    assert "steps run on the CPU here: what a step takes is recorded on a GPU only" in refused("cpu").message
+    assert "steps run on the CPU here: the work of a step is recorded on a GPU only" in refused("cpu").message
     check_on_gpu("cuda")
     tools = tools_or_skip()
     assert recording_tools("auto") == tools

@@ -41,29 +41,29 @@ def replay(plan: Plan, call: int, slowness: float = 1.0, began_ns: int = 1_000_0
 
 def test_rows_are_medians_over_the_replays(plan: Plan):
     events = [event for call, slowness in enumerate((9, 1, 2, 1), start=1) for event in replay(plan, call, slowness)]
-    found = recorded_step(plan, events, warm=1)
+    medians = recorded_step(plan, events, warm=1)
     launches = plan.train.launches
-    assert found.steps == 3 and len(found.launches) == len(launches) and not found.left
+    assert medians.steps == 3 and len(medians.launches) == len(launches) and not medians.left
     total_us = sum(2 * launch.work.time_us for launch in launches) + GAP_NS / 1e3 * (len(launches) - 1)
-    assert found.step_us == pytest.approx(total_us, rel=1e-3)
-    for i, (ran, launch) in enumerate(zip(found.launches, launches, strict=True)):
+    assert medians.step_us == pytest.approx(total_us, rel=1e-3)
+    for i, (ran, launch) in enumerate(zip(medians.launches, launches, strict=True)):
         assert ran is not None and ran.kernels == (f"kernel 0 of {i}", f"kernel 1 of {i}") and ran.streams == (7, 8)
         assert ran.time_us == pytest.approx(2 * launch.work.time_us, abs=2e-3)
         assert ran.gap_us == pytest.approx(GAP_NS / 1e3 if i else 0.0)
-    starts = [ran.start_us for ran in found.launches if ran is not None]
+    starts = [ran.start_us for ran in medians.launches if ran is not None]
     assert starts == sorted(starts) and starts[0] == 0.0
 
 
 def test_the_last_replay_counts_where_all_are_warm_ones(plan: Plan):
     events = [event for call in (1, 2) for event in replay(plan, call, call)]
-    found = recorded_step(plan, events, warm=5)
-    first = found.launches[0]
-    assert found.steps == 1 and first is not None
+    medians = recorded_step(plan, events, warm=5)
+    first = medians.launches[0]
+    assert medians.steps == 1 and first is not None
     assert first.time_us == pytest.approx(4 * plan.train.launches[0].work.time_us, rel=1e-2)
 
 
 def test_a_replay_that_is_not_whole_does_not_count(plan: Plan):
-    """The same kernels run in both, and by their names alone they would be taken for each other."""
+    """Both replays run the same kernels, whose names alone do not distinguish them."""
     whole, broken = list(replay(plan, 1)), list(replay(plan, 2, 5.0))[:-1]
     assert recorded_step(plan, whole + broken, warm=0) == recorded_step(plan, whole, warm=0)
     twice = [*whole, whole[0]]
@@ -77,9 +77,9 @@ def test_other_graphs_are_none_of_the_step(plan: Plan):
     nobody = Event("of nobody", 5, 6, 1, 900, GRAPH, 7, None, None)
     elsewhere = Event("elsewhere", 5, 6, 8, 901, GRAPH + 1, 7, None, None)
     inference = Event("inference", 5, 6, 9, 902, GRAPH + 2, 7, "infer", 0)
-    found = recorded_step(plan, [nobody, elsewhere, inference, *events], warm=0)
-    assert found.launches == recorded_step(plan, events, warm=0).launches
-    assert found.left == {"of nobody": 1.0}
+    medians = recorded_step(plan, [nobody, elsewhere, inference, *events], warm=0)
+    assert medians.launches == recorded_step(plan, events, warm=0).launches
+    assert medians.left == {"of nobody": 1.0}
     with pytest.raises(MbcError) as caught:
         recorded_step(plan, [nobody, inference], warm=0)
     assert caught.value.code == "MBC366" and "CUPTI recorded no node of a training step's graph" in caught.value.message

@@ -14,7 +14,7 @@ from tests.runtime.fake_pycuda import FakeLibrary, Gpu, modules
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
     """A fake GPU, with fake PyCUDA and a library that interprets."""
     machine = Gpu()
-    FakeLibrary.made = []
+    FakeLibrary.instances = []
     for name, module in modules(machine).items():
         monkeypatch.setitem(sys.modules, name, module)
     monkeypatch.setattr(cuda, "Library", FakeLibrary)

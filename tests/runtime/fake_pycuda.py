@@ -35,13 +35,13 @@ def device_bytes(address: int, size_bytes: int) -> np.ndarray:
 
 
 class Stream:
-    made: list[Stream] = []  # noqa: RUF012
+    instances: list[Stream] = []  # noqa: RUF012
     early = False
     polled = False
 
     def __init__(self) -> None:
-        Stream.made.append(self)
-        self.handle = 1000 + len(Stream.made)
+        Stream.instances.append(self)
+        self.handle = 1000 + len(Stream.instances)
         self.queue: list[Callable[[], None] | _Wait] = []
         self.done = 0
         self.running = False
@@ -94,7 +94,7 @@ class _Wait:
 
 
 def run_early() -> None:
-    for stream in Stream.made[1:] if Stream.early else ():
+    for stream in Stream.instances[1:] if Stream.early else ():
         while stream.may_go_on:
             stream.run_next()
 
@@ -121,7 +121,7 @@ class Event:
 
 
 def drain() -> None:
-    for stream in Stream.made:
+    for stream in Stream.instances:
         stream.synchronize()
 
 
@@ -160,7 +160,7 @@ class Copy2D:
 
 @dataclass
 class Gpu:
-    """What the fake machine has."""
+    """The state of the fake machine."""
 
     count: int = 1
     joined: bool = True  # any of them reaches any other one
@@ -175,7 +175,7 @@ class Gpu:
 
 def modules(gpu: Gpu) -> dict[str, types.ModuleType]:
     """`pycuda.driver` and `pycuda.autoprimaryctx`, for sys.modules."""
-    Stream.made, Stream.early, Stream.polled = [], False, False
+    Stream.instances, Stream.early, Stream.polled = [], False, False
     driver: Any = types.ModuleType("pycuda.driver")
     context: Any = types.ModuleType("pycuda.autoprimaryctx")
 
@@ -292,14 +292,14 @@ def modules(gpu: Gpu) -> dict[str, types.ModuleType]:
 class FakeLibrary:
     """Runs the plan by the interpreter, on the bytes of the fake device, when its stream is waited for."""
 
-    made: list[FakeLibrary] = []  # noqa: RUF012
+    instances: list[FakeLibrary] = []  # noqa: RUF012
     cudnn_version = 91900
     collectives: Collectives = NO_OTHER_RANKS
 
     def __init__(self, plan: Plan, folder: object) -> None:
         self.interpreter = Interpreter(plan, collectives=self.collectives)
         self.calls: list[str] = []
-        FakeLibrary.made.append(self)
+        FakeLibrary.instances.append(self)
 
     def create(
         self, arena: int, arena_bytes: int, host: int, host_bytes: int, peer: int, peer_bytes: int, streams: list[int],
@@ -309,7 +309,7 @@ class FakeLibrary:
         self.peer, self.peer_bytes = peer, peer_bytes
         self.arena = device_bytes(arena, arena_bytes)
         self.host, self.host_bytes = host, host_bytes
-        self.compute = next(stream for stream in Stream.made if stream.handle == streams[0])
+        self.compute = next(stream for stream in Stream.instances if stream.handle == streams[0])
         self.calls.append("create")
 
     def warm(self) -> None:

@@ -59,9 +59,9 @@ def test_fifty_updates_are_those_of_pytorch(precision: str):
         optimizer.zero_grad()
         losses = []
         for rows in np.split(np.arange(COUNT * ROWS), COUNT):
-            found = theirs(theirs.place((image[rows], target[rows])))[0]
-            (found / COUNT).backward()
-            losses.append(float(found.detach()))
+            loss_of_step = theirs(theirs.place((image[rows], target[rows])))[0]
+            (loss_of_step / COUNT).backward()
+            losses.append(float(loss_of_step.detach()))
         theirs.clip(rule)
         optimizer.step()
         average.update_parameters(theirs)
@@ -78,10 +78,10 @@ def test_equal_mini_batches_are_one_of_them():
     several, one = (Module(plan_of(f"{rule} {more}", "fp64"), seed=2, device="cpu") for more in ("accumulate = 4", ""))
     image, target = batch()
     for _ in range(3):
-        found = several.step(np.tile(image, (4, 1, 1, 1)), np.tile(target, 4), lr=0.1)
+        loss_of_step = several.step(np.tile(image, (4, 1, 1, 1)), np.tile(target, 4), lr=0.1)
         wanted = one.step(image, target, lr=0.1)
-        assert float(found) == pytest.approx(float(wanted), rel=1e-12)
-        assert found.accuracy == wanted.accuracy and several.correct == 4 * (one.correct or 0)
+        assert float(loss_of_step) == pytest.approx(float(wanted), rel=1e-12)
+        assert loss_of_step.accuracy == wanted.accuracy and several.correct == 4 * (one.correct or 0)
     for name in one.states:
         if "running" not in name:
             np.testing.assert_allclose(several.state(name), one.state(name), rtol=1e-12, atol=1e-14, err_msg=name)
@@ -94,8 +94,8 @@ def test_dropout_draws_anew_for_each_mini_batch():
     image, target = batch()
     losses = [float(same.step(image, target, lr=0.0)) for _ in range(2)]
     assert losses[0] != losses[1]
-    found = float(net.step(np.tile(image, (2, 1, 1, 1)), np.tile(target, 2), lr=0.0))
-    assert found == pytest.approx(np.mean(losses), rel=1e-5)
+    loss_of_step = float(net.step(np.tile(image, (2, 1, 1, 1)), np.tile(target, 2), lr=0.0))
+    assert loss_of_step == pytest.approx(np.mean(losses), rel=1e-5)
 
 
 def test_one_mini_batch_that_is_not_finite_skips_the_step():
@@ -149,7 +149,7 @@ def test_plans_in_other_precisions_are_verified(precision: str):
 
 @cache
 def within(share: float) -> Plan:
-    """Of a network whose parameters take most of the arena, so that a budget moves the optimizer's states away."""
+    """Return a plan of a network with large parameters, so that a budget moves the optimizer's states away."""
     text = SMALL.replace(" |> dropout(0.2)", "").replace("conv(4", "conv(64").replace(RULE, ENTRIES)
     free = compile_plan(Source("small.mbc", text), Options(gpu="h200"))
     if share == 1:
@@ -201,6 +201,6 @@ def test_waits_go_through_what_is_left_out():
 
 def test_images_a_second_count_all_mini_batches():
     plan = plan_of(f"{RULE} accumulate = 4")
-    told = figures(plan)
-    assert told.images_per_s == pytest.approx(4 * plan.graph.batch * 1e6 / step_us(plan))
+    shown_figures = figures(plan)
+    assert shown_figures.images_per_s == pytest.approx(4 * plan.graph.batch * 1e6 / step_us(plan))
     assert plan.predictions.train_us < step_us(plan) < 4 * plan.predictions.train_us, "only the last one updates"

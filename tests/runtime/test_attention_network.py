@@ -67,12 +67,12 @@ def kernels(plan: Plan) -> set[str]:
 
 @pytest.mark.parametrize("precision", [Precision.FP32, Precision.BF16])
 def test_it_trains(precision: Precision):
-    found = losses(planned(precision=precision))
-    assert found[-1] < 0.7 * found[0]
+    history = losses(planned(precision=precision))
+    assert history[-1] < 0.7 * history[0]
 
 
 def test_tensor_cores_run_attention_in_16_bits():
-    """Where it is large enough for a change of layout."""
+    """The network is large enough for a change of layout."""
     text = (
         ATTENTION.replace("batch = 8", "batch = 64")
         .replace("conv(16, 2", "conv(64, 2")

@@ -233,11 +233,11 @@ def test_what_the_process_has_loaded_comes_first(fake: ctypes.CDLL, folder: Path
 
 @pytest.mark.parametrize(("set_to", "found"), [(None, "0"), ("1", "1")])
 def test_multicast_is_off_unless_the_user_says_otherwise(
-    fake: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch, set_to: str | None, found: str
+    fake: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch, set_to: str | None, expected: str
 ):
     if set_to is None:
         monkeypatch.delenv("NCCL_NVLS_ENABLE")
     else:
         monkeypatch.setenv("NCCL_NVLS_ENABLE", set_to)
     load_nccl()
-    assert os.environ["NCCL_NVLS_ENABLE"] == found
+    assert os.environ["NCCL_NVLS_ENABLE"] == expected

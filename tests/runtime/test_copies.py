@@ -41,23 +41,23 @@ def refused(call: Callable[[], object], code: str = "MBC234") -> MbcError:
 
 
 def in_a_fork(call: Callable[[], object]) -> str:
-    """What `call` gives in a forked process: its text, or the error's code and message."""
+    """Return the result of `call` in a forked process: its text, or the error's code and message."""
     end, start = os.pipe()
     child = os.fork()
     if child == 0:  # nothing of this may end up in pytest
         try:
-            told = str(call())
+            text = str(call())
         except MbcError as error:
-            told = f"{error.code}: {error.message}; {error.remedy}"
+            text = f"{error.code}: {error.message}; {error.remedy}"
         except BaseException as error:
-            told = repr(error)
-        os.write(start, told.encode())
+            text = repr(error)
+        os.write(start, text.encode())
         os._exit(0)
     os.close(start)
     with os.fdopen(end, "rb") as pipe:
-        told = pipe.read().decode()
+        text = pipe.read().decode()
     os.waitpid(child, 0)
-    return told
+    return text
 
 
 # ------------------------------------------------------------------------------------------------------- on the CPU
@@ -289,14 +289,14 @@ def test_a_forked_process_does_not_use_the_gpu(gpu: Gpu, there: Module, tmp_path
     loss, shown = there.step(*batch(), lr=0.1), there.forward(batch()[0], copy=False)
     assert isinstance(shown, DeviceOutput)
     for use, call in everything_of(there, shown, loss, tmp_path).items():
-        told = in_a_fork(call)
-        assert told.startswith("MBC235: the module was opened on a GPU by process"), (use, told)
-        assert "CUDA does not work in a forked process; start the process with" in told
+        text = in_a_fork(call)
+        assert text.startswith("MBC235: the module was opened on a GPU by process"), (use, text)
+        assert "CUDA does not work in a forked process; start the process with" in text
     assert in_a_fork(there.close) == "None"
 
     def closed_at_exit() -> list[object]:
         there._opened_machine._closed()  # pyright: ignore[reportAttributeAccessIssue]
-        return [FakeLibrary.made[0].calls[-1], any(memory.freed for memory in gpu.allocations)]
+        return [FakeLibrary.instances[0].calls[-1], any(memory.freed for memory in gpu.allocations)]
 
     assert in_a_fork(closed_at_exit) == "['infer captured', False]"
     assert repr(there) == in_a_fork(lambda: repr(there))

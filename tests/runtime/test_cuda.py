@@ -1,4 +1,4 @@
-"""What happens around a program on a GPU (inputs, figures, states, memory, errors), with PyCUDA's driver faked."""
+"""Inputs, figures, states, memory and errors around a program on a GPU, with PyCUDA's driver faked."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_inputs_travel_ahead_and_arrive_in_order(gpu: Gpu, tmp_path: Path, early
 def test_a_step_returns_while_the_one_before_it_waits(gpu: Gpu, tmp_path: Path):
     net = Module(package(tmp_path, small_plan()))
     float(net.step(*batch(0), lr=0.1))  # the first looks at the memory that is taken
-    compute, ahead = Stream.made[0], Stream.made[-1]
+    compute, ahead = Stream.instances[0], Stream.instances[-1]
     Stream.early = True
     began = compute.done
     losses = [net.step(*batch(seed), lr=0.1) for seed in (1, 2)]
@@ -94,7 +94,7 @@ def test_a_step_returns_while_the_one_before_it_waits(gpu: Gpu, tmp_path: Path):
     # first to take its own, not for it to end.
     assert compute.done == began and 0 < ahead.done < len(ahead.queue)
     # The control block is written first: on one copy engine it would stand behind the inputs of the next step.
-    step = FakeLibrary.made[0].arena[find_places(small_plan()).control.offset_bytes :][:8].view(np.uint64)
+    step = FakeLibrary.instances[0].arena[find_places(small_plan()).control.offset_bytes :][:8].view(np.uint64)
     assert step[0] == 1
     while step[0] == 1:
         compute.synchronize(compute.done + 1)
@@ -151,7 +151,7 @@ def test_inputs_of_the_two_programs_may_share_an_offset(gpu: Gpu, tmp_path: Path
 def test_warming_up_leaves_nothing_behind(gpu: Gpu, tmp_path: Path):
     there = Module(package(tmp_path, small_plan()), seed=2, device="cuda")
     here = Module(small_plan(), seed=2, device="cpu")
-    assert FakeLibrary.made[0].calls == ["create", "warm", "capture"]
+    assert FakeLibrary.instances[0].calls == ["create", "warm", "capture"]
     assert here.control == there.control
     for name in here.states:
         np.testing.assert_array_equal(here.state(name), there.state(name))
@@ -160,7 +160,7 @@ def test_warming_up_leaves_nothing_behind(gpu: Gpu, tmp_path: Path):
 def test_launch_by_launch(gpu: Gpu, tmp_path: Path):
     net = Module(package(tmp_path, small_plan()), device="cuda", eager=True)
     float(net.step(*batch(), lr=0.1))
-    assert FakeLibrary.made[0].calls == ["create", "train eager"]
+    assert FakeLibrary.instances[0].calls == ["create", "train eager"]
 
 
 def test_an_observer_sees_every_launch(gpu: Gpu, tmp_path: Path):
@@ -188,7 +188,7 @@ def test_an_observer_sees_every_launch(gpu: Gpu, tmp_path: Path):
     assert seen == [(when, *launch) for launch in launches for when in ("before", "after")]
     there.observe(None)
     there.forward(batch()[0])
-    assert FakeLibrary.made[0].calls[-1] == "infer eager"
+    assert FakeLibrary.instances[0].calls[-1] == "infer eager"
 
 
 def test_launches_are_checked_on_the_gpu(gpu: Gpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -268,7 +268,7 @@ def test_memory_planned_and_taken(gpu: Gpu, tmp_path: Path):
     net.close()
     net.close()
     assert all(memory.freed for memory in gpu.allocations)
-    assert FakeLibrary.made[0].calls[-1] == "destroy"
+    assert FakeLibrary.instances[0].calls[-1] == "destroy"
 
 
 def moving(plan: Plan, size_bytes: int) -> Plan:
@@ -293,7 +293,7 @@ def test_host_memory_is_pinned_once_and_given_back(gpu: Gpu, tmp_path: Path):
     net = Module(package(tmp_path, plan), device="cuda")
     taken = pinned_arrays(gpu, 5 << 20)
     assert len(taken) == 1
-    library = FakeLibrary.made[0]
+    library = FakeLibrary.instances[0]
     assert (library.host, library.host_bytes) == (address(taken[0]), 5 << 20)
     for seed in range(3):
         net.step(*batch(seed), lr=0.1)
@@ -305,12 +305,12 @@ def test_host_memory_is_pinned_once_and_given_back(gpu: Gpu, tmp_path: Path):
     assert pinned_arrays(gpu, 5 << 20) == taken
     net.close()
     assert taken[0]() is None
-    assert FakeLibrary.made[0].calls[-1] == "destroy"
+    assert FakeLibrary.instances[0].calls[-1] == "destroy"
 
 
 def test_a_plan_that_moves_nothing_pins_nothing_for_it(gpu: Gpu, tmp_path: Path):
     net = Module(package(tmp_path, small_plan()), device="cuda")
-    assert FakeLibrary.made[0].host == 0 and net.memory.host_taken == 0
+    assert FakeLibrary.instances[0].host == 0 and net.memory.host_taken == 0
     assert "host memory" not in str(net.memory)
 
 
@@ -405,7 +405,7 @@ def test_what_the_caller_takes_before_the_first_step_is_not_the_module_s(gpu: Gp
 
 def test_which_process_took_what():
     def taken(before: dict[int, int] | None, now: dict[int, int] | None) -> int | None:
-        used = [None if told is None else 10 + sum(told.values()) for told in (before, now)]
+        used = [None if bytes_by_pid is None else 10 + sum(bytes_by_pid.values()) for bytes_by_pid in (before, now)]
         return usage.taken_since(usage.Usage(used[0], before), usage.Usage(used[1], now))
 
     own = os.getpid()
@@ -470,10 +470,10 @@ def test_outputs_stay_on_the_gpu(gpu: Gpu, tmp_path: Path, precision: str):
     net = Module(package(tmp_path, plan), seed=2, device="cuda")
     image = batch(3)[0][:4]
     expected = net.forward(image)
-    done = Stream.made[0].done
+    done = Stream.instances[0].done
     shown = net.forward(image, copy=False)
     assert isinstance(shown, DeviceOutput)
-    assert Stream.made[0].done == done, "nothing waits"
+    assert Stream.instances[0].done == done, "nothing waits"
     place = find_places(plan).infer_outputs["head.bias_add"]
     assert shown.shape == (4, 5) and shown.dtype == place.dtype and "on GPU 0" in repr(shown)
     np.testing.assert_array_equal(shown.numpy(), expected)

@@ -93,16 +93,16 @@ class FakeNccl:
 
 
 class FakeCommunicator:
-    """Of `mbc.runtime.communicator.Communicator`, what a module uses."""
+    """The part of `mbc.runtime.communicator.Communicator` that a module uses."""
 
-    made: list[FakeCommunicator] = []  # noqa: RUF012
+    instances: list[FakeCommunicator] = []  # noqa: RUF012
     fails_to_close = False
 
     def __init__(self, nccl: FakeNccl, identity: bytes, rank: int, size: int, max_ctas: int) -> None:
         assert identity == nccl.unique_id()
         calls.append(f"connect {rank} of {size}, {max_ctas} thread blocks")
         self.handle, self.rank = COMMUNICATOR, rank
-        FakeCommunicator.made.append(self)
+        FakeCommunicator.instances.append(self)
 
     def check(self) -> bool:
         return True
@@ -154,7 +154,7 @@ class RecordingLibrary(FakeLibrary):
 @pytest.fixture
 def fakes(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> Gpu:
     calls.clear()
-    monkeypatch.setattr(FakeCommunicator, "made", [])
+    monkeypatch.setattr(FakeCommunicator, "instances", [])
     monkeypatch.setattr(cuda, "Library", RecordingLibrary)
     monkeypatch.setattr(connection, "load_nccl", FakeNccl)
     monkeypatch.setattr(connection, "Communicator", FakeCommunicator)
@@ -223,12 +223,12 @@ def test_ranks_connect_before_the_library_is_made_and_part_behind_it(fakes: Gpu,
     ]  # fmt: skip
     assert [ranks.facts[name] for name in ("driver", "cuDNN", "NCCL")] == ["13.0", "91900", "22703"]
     assert re.fullmatch(r"\S+ 0000:00:00\.0", ranks.facts["GPU"])  # of which machine, too
-    passed = FakeLibrary.made[-1].ranks
+    passed = FakeLibrary.instances[-1].ranks
     assert isinstance(passed, RanksInterface)
     assert [getattr(passed, name) for name, *_ in RanksInterface._fields_] == [
         *range(11, 21), COMMUNICATOR, rank, 2,
     ]  # fmt: skip
-    assert len(fake_pycuda.Stream.made) == len(Stream) + 1  # those of the plan, and that of inputs
+    assert len(fake_pycuda.Stream.instances) == len(Stream) + 1  # those of the plan, and that of inputs
     net.close()
     assert calls[8:] == ["destroy graphs", "close communicator"]
     assert all(memory.freed for memory in fakes.allocations)
@@ -239,7 +239,7 @@ def test_ranks_connect_before_the_library_is_made_and_part_behind_it(fakes: Gpu,
 def test_a_module_alone_has_no_communicator(fakes: Gpu, tmp_path: Path):
     (plan,) = compile_plans(Source("small.mbc", SMALL), Options(gpu="h200"))
     with Module(package(tmp_path, plan), device="cuda"):
-        assert FakeLibrary.made[-1].ranks is None
+        assert FakeLibrary.instances[-1].ranks is None
     assert calls == ["create", "warm", "capture", "destroy graphs"]
 
 

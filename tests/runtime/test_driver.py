@@ -33,5 +33,5 @@ def test_each_rank_has_a_gpu_of_its_own(monkeypatch, given, before, expected):
     assert asked == [expected] and os.environ.get("CUDA_DEVICE") == before
     for name, value in variables(2, 3).items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(MbcError, match="MBC266: rank 2 is number 2 of 3 on its machine, which shows it 2 GPUs"):
+    with pytest.raises(MbcError, match="MBC266: rank 2 is number 2 of 3 on its machine, but sees only 2 GPUs"):
         driver.open_context(cuda)

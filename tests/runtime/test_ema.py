@@ -69,13 +69,13 @@ def test_averages_begin_as_the_weights_and_stand_in_their_place_when_asked():
     trained = net.forward(image)
     with net.averaged():
         assert all(np.array_equal(net.state(name), averages[name]) for name in weights)
-        found = net.forward(image)
-    assert not np.array_equal(found, trained)
+        outputs = net.forward(image)
+    assert not np.array_equal(outputs, trained)
     np.testing.assert_array_equal(net.forward(image), trained)
     assert all(np.array_equal(array, everything[name]) for name, array in net.state_dict(optimizer=True).items())
     other = Module(averaged_plan(), seed=2, device="cpu")
     other.load_state_dict(averages)
-    np.testing.assert_array_equal(other.forward(image), found)
+    np.testing.assert_array_equal(other.forward(image), outputs)
     assert list(weights) == list(small_state_names()) == list(averages)
 
 
@@ -138,7 +138,7 @@ def test_a_network_without_averages_says_so(tmp_path: Path):
 
 
 def test_an_interrupt_while_weights_and_averages_change_places_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is half-way is not trained on: a state may be lost."""
+    """A module that was interrupted half-way refuses to train: a state may be lost."""
     net = Module(averaged_plan(), device="cpu")
     net.step(*batch(), lr=0.1)
     written = net._opened_machine.write

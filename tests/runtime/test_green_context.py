@@ -22,8 +22,10 @@ PRIMARY, GREEN = 0x1000, 0x2000
 
 
 class Libcuda:
-    """One GPU of 132 multiprocessors. `fails`: the function that does; `multiples`: of multiprocessors in a part, by
-    the way that it is split off."""
+    """A driver for one GPU of 132 multiprocessors.
+
+    `fails`: the function that fails; `multiples`: multiples of multiprocessors in a part, by the kind of split.
+    """
 
     def __init__(self, fails: str = "") -> None:
         self.called: list[str] = []
@@ -43,8 +45,8 @@ class Libcuda:
             raise AttributeError(name)
         return call
 
-    def _cuCtxGetCurrent(self, found: Any) -> None:
-        found._obj.value = self.current
+    def _cuCtxGetCurrent(self, pointer: Any) -> None:
+        pointer._obj.value = self.current
 
     def _cuCtxSetCurrent(self, context: ctypes.c_void_p) -> None:
         assert context.value is not None
@@ -64,10 +66,10 @@ class Libcuda:
 
 @pytest.fixture
 def libcuda(monkeypatch: pytest.MonkeyPatch) -> Libcuda:
-    made = Libcuda()
-    monkeypatch.setattr(green_context.ctypes, "CDLL", lambda name: made)
+    library = Libcuda()
+    monkeypatch.setattr(green_context.ctypes, "CDLL", lambda name: library)
     green_context._context.cache_clear()
-    return made
+    return library
 
 
 def test_the_part_is_current_only_meanwhile(libcuda: Libcuda):

@@ -1,4 +1,4 @@
-"""What states start with."""
+"""Initial values of states."""
 
 import math
 

@@ -23,10 +23,10 @@ from mbc.runtime.module import Module
 from tests.runtime.nets import batch, small_plan
 
 
-def evaluated(plan: Plan, known: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+def evaluated(plan: Plan, given: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Every value of the training graph, one operation after the other, with nothing of a plan but its types."""
     graph = plan.graph
-    values = dict(known)
+    values = dict(given)
     for operation in graph.train:
         kind = KINDS[operation.kind]
         types = tuple(graph.values[name].type for name in operation.outputs)
@@ -50,14 +50,14 @@ def test_a_step_is_what_the_graph_says(precision: str, micro_batch: int):
     net = Module(plan, seed=3, device="cpu")
     places = find_places(plan)
     image, target = batch()
-    known = {name: net.state(name) for name in net.states}
-    known["image"] = image.astype(canonical_dtype(plan.graph.values["image"].type.dtype))
-    known["target"] = target.astype(np.int32)
+    given = {name: net.state(name) for name in net.states}
+    given["image"] = image.astype(canonical_dtype(plan.graph.values["image"].type.dtype))
+    given["target"] = target.astype(np.int32)
     machine = net._machine
     control = machine.read(places.control).copy()
     control[0:8].view("<u8")[0], control[16:24].view("<f8")[0], control[24:28].view("<u4")[0] = 1, 0.05, 1
-    known[places.control.value] = control
-    values = evaluated(plan, known)
+    given[places.control.value] = control
+    values = evaluated(plan, given)
 
     loss = float(net.step(image, target, lr=0.05))
 
@@ -157,7 +157,7 @@ def without_a_write(plan: Plan) -> Plan:
     taken = [(plan.offsets[b], plan.offsets[b] + buffer.size_bytes, b) for b, buffer in enumerate(plan.buffers)]
 
     def alone(buffer: int) -> bool:
-        """Whether nothing else ever lies where the buffer does."""
+        """Return whether no other buffer ever shares the buffer's memory."""
         start, stop, _ = taken[buffer]
         return all(low >= stop or high <= start for low, high, other in taken if other != buffer)
 

@@ -37,7 +37,7 @@ def test_another_gpu_lends_and_gets_back(gpu: Gpu, folder: Path, accessed: set[i
     gpu.count, gpu.accessed = 2, accessed
     net = Module(folder, device="cuda")
     (memory,) = (memory for memory in gpu.allocations if memory.gpu == 1)
-    library = FakeLibrary.made[0]
+    library = FakeLibrary.instances[0]
     assert (library.peer, library.peer_bytes) == (int(memory), SIZE)
     assert gpu.accessed == {1}
     net.step(*batch(), lr=0.1)
@@ -51,14 +51,14 @@ def test_another_gpu_lends_and_gets_back(gpu: Gpu, folder: Path, accessed: set[i
 def test_without_peers_nothing_is_lent(gpu: Gpu, tmp_path: Path) -> None:
     gpu.count = 2
     net = Module(package(tmp_path, small_plan()), device="cuda")
-    assert FakeLibrary.made[0].peer == 0 and not gpu.accessed
+    assert FakeLibrary.instances[0].peer == 0 and not gpu.accessed
     assert {memory.gpu for memory in gpu.allocations} == {0}
     assert "another GPU" not in str(net.memory)
 
 
 def refused(gpu: Gpu, folder: Path) -> MbcError:
     error = failure(folder)
-    assert not FakeLibrary.made, "before the first step"
+    assert not FakeLibrary.instances, "before the first step"
     assert all(memory.freed for memory in gpu.allocations)
     assert "memory.peers" in error.remedy
     return error

@@ -34,8 +34,8 @@ def losses(plan: Plan, steps: int = 8) -> list[float]:
 
 
 def test_it_trains():
-    found = losses(planned())
-    assert found[-1] < 0.5 * found[0]
+    history = losses(planned())
+    assert history[-1] < 0.5 * history[0]
 
 
 @pytest.mark.parametrize("share", [0.8, 0.6])

@@ -1,4 +1,4 @@
-"""What a user sees of a module: training, inference, states, figures, and every message."""
+"""A module as a user sees it: training, inference, states, figures, and every message."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is not finite in training, under plans that recompute, offload, keep states in host memory and update early."""
+"""Values that are not finite, in trainings that recompute, offload, keep states in host memory and update early."""
 
 from __future__ import annotations
 

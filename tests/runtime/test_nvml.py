@@ -1,4 +1,4 @@
-"""What is read from the driver's library, of which a small one is built here."""
+"""Values that are read from the driver's library; a small fake library is built here."""
 
 from __future__ import annotations
 

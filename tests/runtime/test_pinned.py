@@ -1,4 +1,4 @@
-"""What all ranks of a machine pin is counted together, before any of them does."""
+"""The pinned memory of all ranks of a machine is counted together, before any rank pins it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mbc.runtime.pinned import check_together
 
 
 class Told:
-    """What the other ranks said: machine, bytes to pin, bytes available."""
+    """Messages of the other ranks: machine, bytes to pin, bytes available."""
 
     def __init__(self, *others: tuple[str, int, int | None]) -> None:
         self.others = others

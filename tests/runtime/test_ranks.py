@@ -49,8 +49,8 @@ def plans_of(size: int, precision: str = "fp64", dropout: str = "", batch: int =
 
 
 def plan_of(rank: int, plans: tuple[Plan, ...]) -> Plan:
-    (found,) = (plan for plan in plans if plan.graph.ranks is None or rank in plan.graph.ranks.members)
-    return found
+    (rank_plan,) = (plan for plan in plans if plan.graph.ranks is None or rank in plan.graph.ranks.members)
+    return rank_plan
 
 
 def rows(step: int, count: int = BATCH) -> tuple[np.ndarray, np.ndarray]:
@@ -60,7 +60,7 @@ def rows(step: int, count: int = BATCH) -> tuple[np.ndarray, np.ndarray]:
 
 
 class Trained:
-    """What one rank has after some steps."""
+    """The states and losses of one rank after some steps."""
 
     def __init__(self, net: Module, figures: list[tuple[float, ...]]) -> None:
         self.figures, self.control = figures, net.control
@@ -94,12 +94,12 @@ def trained(size: int, plans: tuple[Plan, ...], batches: list[tuple[np.ndarray, 
 def distance(one: Trained, other: Trained) -> float:
     """The largest difference of a state, relative to its largest element."""
     assert one.states.keys() == other.states.keys()
-    found = [
+    distances = [
         float(np.abs(one.states[name].astype(float) - other.states[name]).max() / np.abs(one.states[name]).max())
         for name in one.states
         if np.abs(one.states[name]).max() > 0
     ]
-    return max(found)
+    return max(distances)
 
 
 # A rank's gradients are sums of other terms: fp32 of 10 rows and 36 pixels, whose operands bf16 rounds to 8 bits.
@@ -333,16 +333,16 @@ def test_a_package_holds_the_plans_of_all_ranks(tmp_path: Path):
     assert [path.name for path in (tmp_path / "net_of_three").glob("rank*")] == ["rank1"]
 
     def body(member: ThreadRank) -> tuple[Path | None, Trained]:
-        plan, folder, found = open_plan(tmp_path / "net_of_three", member)
-        assert found is member and plan == plan_of(member.rank, plans)
+        plan, folder, opened_by = open_plan(tmp_path / "net_of_three", member)
+        assert opened_by is member and plan == plan_of(member.rank, plans)
         with Module(tmp_path / "net_of_three", seed=3, device="cpu", ranks=member) as net:
             return folder, steps(net, member.rank, [rows(0)])
 
-    found = run_ranks(3, body)
-    folders = [folder for folder, _ in found]
+    results = run_ranks(3, body)
+    folders = [folder for folder, _ in results]
     assert folders == [tmp_path / "net_of_three" / inside for inside in (".", "rank1", "rank1")]
     (expected,) = trained(1, plans_of(1), [rows(0)])
-    assert all(distance(expected, one) <= 1e-12 for _, one in found)
+    assert all(distance(expected, one) <= 1e-12 for _, one in results)
 
 
 def test_ranks_with_plans_of_different_networks_do_not_begin():

@@ -79,18 +79,18 @@ def test_several_write_the_same_file(tmp_path: Path):
 
 def test_a_file_that_is_removed_before_it_is_locked_is_created_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     make = replace.tempfile.mkstemp
-    made: list[str] = []
+    created: list[str] = []
 
     def take_away(**named: Any) -> tuple[int, str]:
         number, name = make(**named)
-        made.append(name)
-        if len(made) == 1:
+        created.append(name)
+        if len(created) == 1:
             Path(name).unlink()
         return number, name
 
     monkeypatch.setattr(replace.tempfile, "mkstemp", take_away)
     replace_file(tmp_path / "c", [b"whole"])
-    assert len(made) == 2 and names(tmp_path) == ["c"]
+    assert len(created) == 2 and names(tmp_path) == ["c"]
 
 
 def test_what_is_no_file_is_not_replaced(tmp_path: Path):

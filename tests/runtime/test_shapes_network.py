@@ -38,8 +38,8 @@ def losses(plan: Plan, steps: int = 8) -> list[float]:
 
 @pytest.mark.parametrize("precision", [Precision.FP32, Precision.BF16])
 def test_it_trains(precision: Precision):
-    found = losses(planned(precision=precision))
-    assert found[-1] < 0.5 * found[0]
+    history = losses(planned(precision=precision))
+    assert history[-1] < 0.5 * history[0]
 
 
 @pytest.mark.parametrize("offload", [False, True])

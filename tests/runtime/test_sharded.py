@@ -214,8 +214,8 @@ def test_a_checkpoint_is_whole_and_goes_on_with_any_number_of_ranks(train: str, 
     saved, other = tmp_path / "two.safetensors", tmp_path / "one.safetensors"
     after = continued(2, train, None, saved, 0)
     alone = continued(1, train, None, other, 0)
-    found, wanted = Checkpoint(saved).tensors, Checkpoint(other).tensors
-    assert {name: tensor.shape for name, tensor in found.items()} == {n: t.shape for n, t in wanted.items()}
+    saved_tensors, wanted = Checkpoint(saved).tensors, Checkpoint(other).tensors
+    assert {name: tensor.shape for name, tensor in saved_tensors.items()} == {n: t.shape for n, t in wanted.items()}
     assert distance(alone, after) < 1e-12
     all_steps = trained(2, plans_of(2, train, "fp64", "false"), batches(4))[0]
     for size in (1, 2, 3):
@@ -237,8 +237,8 @@ def test_states_are_whole_to_whoever_asks() -> None:
             with pytest.raises(MbcError, match=r"MBC165.*has the shape") as refused:
                 net.set_state("conv1.weight.m", given[:24])
             assert "[70, 64, 3, 3], got float32 [24, 64, 3, 3]" in refused.value.message
-            found = net.state_dict(optimizer=True)
-            net.load_state_dict({name: array + 1 for name, array in found.items()})
+            state_arrays = net.state_dict(optimizer=True)
+            net.load_state_dict({name: array + 1 for name, array in state_arrays.items()})
             return net.state_dict(optimizer=True)
 
     first, *others = run_ranks(3, body)
@@ -267,8 +267,8 @@ def test_the_planner_shards_only_for_want_of_memory() -> None:
     budget_bytes = wanted.arena_bytes + wanted.overhead_bytes
     tight = (("memory.device", f"{budget_bytes} B"), ("memory.host", "0 B"))
     plan = planned(*tight)
-    found = sharing_of(plan)
-    assert found is not None and found.state_bytes > 0
+    sharding = sharing_of(plan)
+    assert sharding is not None and sharding.state_bytes > 0
     assert plan.predictions.arena_bytes < 0.8 * whole.predictions.arena_bytes
     verify_ranks([plan])
     with pytest.raises(BudgetError):

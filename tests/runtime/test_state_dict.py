@@ -30,9 +30,9 @@ def net(request: pytest.FixtureRequest, tmp_path: Path) -> Module:
     """After a step."""
     if request.param == "cuda":
         request.getfixturevalue("gpu")
-    made = module(request.param, tmp_path, 1)
-    made.step(*batch(), lr=0.1)
-    return made
+    opened = module(request.param, tmp_path, 1)
+    opened.step(*batch(), lr=0.1)
+    return opened
 
 
 def states(net: Module) -> dict[str, np.ndarray]:
@@ -46,10 +46,10 @@ def assert_same(one: dict[str, Any], other: dict[str, Any]) -> None:
 
 
 def test_names_shapes_and_types_are_those_of_the_source(net: Module):
-    found = net.state_dict()
-    assert tuple(found) == WEIGHTS
-    assert {name: array.shape for name, array in found.items()} == {name: net.states[name] for name in WEIGHTS}
-    assert {array.dtype for array in found.values()} == {np.dtype(np.float32)}
+    state_arrays = net.state_dict()
+    assert tuple(state_arrays) == WEIGHTS
+    assert {name: array.shape for name, array in state_arrays.items()} == {name: net.states[name] for name in WEIGHTS}
+    assert {array.dtype for array in state_arrays.values()} == {np.dtype(np.float32)}
     assert Module(small_plan("fp64"), device="cpu").state_dict()["head.bias"].dtype == np.float64
     assert Module(small_plan("bf16"), device="cpu").state_dict()["head.bias"].dtype == np.float32
     assert list(net.state_dict(optimizer=True)) == list(net.states)
@@ -120,7 +120,7 @@ def test_tensors_of_pytorch_are_taken(net: Module):
 
 @pytest.mark.parametrize("optimizer", ["sgd(momentum=0.9)", "adamw()", "sgd()"])
 def test_a_file_s_weights_alone(tmp_path: Path, optimizer: str):
-    """Of a checkpoint of any optimizer, or of a file that has nothing else."""
+    """The file is a checkpoint of any optimizer, or holds nothing but weights."""
     source = Module(small_plan("fp32", 0, optimizer), seed=4, device="cpu")
     source.step(*batch(), lr=0.1)
     source.save(tmp_path / "w")

@@ -30,7 +30,7 @@ class StepLoss(float):
 
 
 class Regression:
-    """What the loop needs of a module. float64, so that equal inputs give equal bits everywhere."""
+    """The part of a module that the loop needs, in float64, so that equal inputs give equal bits everywhere."""
 
     def __init__(self) -> None:
         self.weights = np.zeros((FEATURES, CLASSES))

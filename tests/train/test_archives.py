@@ -42,14 +42,14 @@ def test_a_header_that_promises_terabytes(tmp_path: Path) -> None:
     text = io.BytesIO()
     np.lib.format.write_array_header_1_0(text, {"descr": "<f4", "fortran_order": False, "shape": (1 << 40, 3, 2, 2)})
     path = archive(tmp_path / "d.npz", x=text.getvalue() + array.tobytes())
-    assert f"'x.npy' says that it has {48 << 40} bytes, and has {array.nbytes}" in refused(path)
+    assert f"'x.npy' states {48 << 40} bytes, but has {array.nbytes}" in refused(path)
 
 
 def test_more_than_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = archive(tmp_path / "d.npz", x=entry(np.zeros(1 << 20, np.uint8)))
     assert path.stat().st_size < 1 << 13
     monkeypatch.setattr(archives, "machine_memory_bytes", lambda: 1 << 19)
-    assert "unpacked it has 1.00 MiB, more than this machine's memory of 512.0 KiB" in refused(path)
+    assert "its unpacked size is 1.00 MiB, more than this machine's memory of 512.0 KiB" in refused(path)
 
 
 def test_objects_are_not_unpickled(tmp_path: Path) -> None:

@@ -59,8 +59,8 @@ def losses(plan: Plan, seed: int = 3, steps: int = 4) -> list[float]:
 @pytest.mark.parametrize("more", ["", ", scale=(0.3, 1)"])
 def test_the_seed_says_what_is_drawn(more: str) -> None:
     plan = plans(more=more)[0]
-    found = losses(plan)
-    assert found == losses(plan) and found != losses(plan, seed=4)
+    history = losses(plan)
+    assert history == losses(plan) and history != losses(plan, seed=4)
     with Module(plan, seed=3, device="cpu") as net:
         # The same images and weights: what differs from step to step is drawn.
         assert len({float(net.step(*rows(), lr=1e-12)) for _ in range(4)}) == 4
@@ -94,8 +94,8 @@ def test_ranks_see_the_images_that_one_would(size: int) -> None:
             return [float(net.step(*own, lr=0.05)) for _ in range(4)]
 
     expected = losses(plans()[0])
-    for found in run_ranks(size, body):
-        assert found == pytest.approx(expected, rel=1e-12)
+    for rank_losses in run_ranks(size, body):
+        assert rank_losses == pytest.approx(expected, rel=1e-12)
 
 
 def test_micro_batches_see_them_too() -> None:
@@ -107,12 +107,12 @@ def test_micro_batches_see_them_too() -> None:
 def test_inference_is_of_the_centre_and_the_same_every_time() -> None:
     image, _ = rows()
     with Module(plans()[0], seed=3, device="cpu") as net:
-        found = np.asarray(net.forward(image))
-        np.testing.assert_array_equal(found, net.forward(image))
+        outputs = np.asarray(net.forward(image))
+        np.testing.assert_array_equal(outputs, net.forward(image))
         around = image.copy()
         around[:, :2], around[:, 10:], around[:, :, :1], around[:, :, 9:] = 0, 0, 0, 0
-        np.testing.assert_array_equal(found, net.forward(around))
-        np.testing.assert_array_equal(found[:3], net.forward(image[:3]))
+        np.testing.assert_array_equal(outputs, net.forward(around))
+        np.testing.assert_array_equal(outputs[:3], net.forward(image[:3]))
 
 
 def test_bytes_are_counted_as_bytes() -> None:

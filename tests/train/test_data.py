@@ -1,4 +1,4 @@
-"""Where batches come from, and what is said when they do not fit."""
+"""Sources of batches, and messages about data that do not fit."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_iterable(tmp_path, monkeypatch):
     with pytest.raises(MbcError, match="batches_for_test:nothing returns None, which holds no batches") as caught:
         list(open_data("batches_for_test:nothing", INPUTS).in_order(whole_batch(4)))
     assert caught.value.code == "MBC171"
-    with pytest.raises(MbcError, match=r"batches_for_test:ended yields no rows\nhelp: begin anew at each") as caught:
+    with pytest.raises(MbcError, match=r"batches_for_test:ended yields no rows\nhelp: start again at each") as caught:
         list(open_data("batches_for_test:ended", INPUTS).shuffled(whole_batch(4), 0, 0))
     assert caught.value.code == "MBC233"
     labelled = (IMAGE, Input("target", TARGET.type, classes=9))
@@ -121,8 +121,8 @@ def pairs(): return {"image": ROW[0], "target": ROW[1]}
         ("raises", "MBC171", "raises raises ValueError: row 5 is bad (loaders_for_test.py, line 13)"),
         ("key", "MBC171", "key raises KeyError: 'x' (loaders_for_test.py, line 14)"),
         ("deep", "MBC171", "(5,) (loaders_for_test.py, line 15)"),
-        ("ragged", "MBC171", "ragged (batch 1) yields a list for 'image' that is no array: "),
-        ("odd", "MBC171", "odd (batch 1) yields an Odd for 'image' that is no array: on another device"),
+        ("ragged", "MBC171", "ragged (batch 1) yields a list for 'image' that is not an array: "),
+        ("odd", "MBC171", "odd (batch 1) yields an Odd for 'image' that is not an array: on another device"),
         ("nothing", "MBC175", "(batch 1)' has the shape (), input 'image' needs rows of the shape (1, 8, 8)"),
         ("objects", "MBC176", "(batch 1)' holds object, input 'image' needs floating-point numbers"),
         ("words", "MBC175", "(batch 1)' has the shape ()"),

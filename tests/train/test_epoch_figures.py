@@ -161,7 +161,7 @@ def pixels(count: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def expected(logits: np.ndarray, t: np.ndarray) -> dict[str, float]:
-    """Of all positions at once."""
+    """Return the metrics over all positions at once."""
     counts, best = t != 255, logits.argmax(1)
     ranked = np.argsort(-logits, 1)
     p = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
@@ -169,8 +169,8 @@ def expected(logits: np.ndarray, t: np.ndarray) -> dict[str, float]:
     own = np.take_along_axis(p, np.where(counts, t, 0)[:, None], 1)[:, 0]
     iou, dice = [], []
     for c in range(4):
-        found, wanted = (best == c) & counts, t == c
-        iou.append((found & wanted).sum() / (found | wanted).sum())
+        predicted, wanted = (best == c) & counts, t == c
+        iou.append((predicted & wanted).sum() / (predicted | wanted).sum())
         share = p[:, c] * counts
         dice.append(1 - (2 * (share * wanted).sum((1, 2)) + 1) / (share.sum((1, 2)) + wanted.sum((1, 2)) + 1))
     return {
@@ -235,16 +235,16 @@ def test_a_metric_that_epochs_cannot_be_compared_by() -> None:
     plan = plans()[0]
     job = Job(plan.graph, ArrayData(rows(6)), Schedule(0.1, 1), ArrayData(rows(6)))
     for name, message in (
-        ("hidden", "'hidden' is a sum of which one part should rise and another fall"),
-        ("test-hidden", "'test-hidden' is not known: 'hidden' is of more than outputs and inputs"),
+        ("hidden", "one part of the sum 'hidden' should rise and another should fall"),
+        ("test-hidden", "'test-hidden' is not available: 'hidden' needs more than outputs and inputs"),
         (
             "top3",
-            "'top3' is not known\nhelp: go by one of loss, accuracy, test-accuracy, top2, entropy, hidden, test-to",
+            "'top3' is not available\nhelp: use one of loss, accuracy, test-accuracy, top2, entropy, hidden, test-to",
         ),
     ):
         with pytest.raises(MbcError, match=message) as no:
             job.criterion(name)
         assert no.value.code == "MBC237"
-    with pytest.raises(MbcError, match="'test-top2' is not known: there are no test data") as no:
+    with pytest.raises(MbcError, match="'test-top2' is not available: there are no test data") as no:
         replace(job, test=None).criterion("test-top2")
     assert no.value.code == "MBC237"

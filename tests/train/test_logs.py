@@ -157,7 +157,9 @@ def test_an_epoch_whose_line_was_not_written_is_told_after_a_resume(regression, 
 def test_a_file_that_is_no_log_is_left_as_it_is(tmp_path, content):
     (tmp_path / "notes").write_text(content)
     for call in (JsonLines, lambda path: check_logs(path, None)):
-        with pytest.raises(MbcError, match=r"cannot write the log '.*': what is there is no log of a training") as no:
+        with pytest.raises(
+            MbcError, match=r"cannot write the log '.*': the existing file is not a log of a training"
+        ) as no:
             call(tmp_path / "notes")
         assert no.value.code == "MBC290" and (tmp_path / "notes").read_text() == content
 
@@ -175,7 +177,7 @@ def test_places_that_cannot_be_written(tmp_path):
 def test_a_folder_for_tensorboard_that_cannot_be_made(tmp_path, monkeypatch):
     monkeypatch.setattr("mbc.train.logs._tensorboard", lambda _: None)  # whether it is installed or not
     (tmp_path / "file").touch()
-    with pytest.raises(MbcError, match=r"cannot write the log '.*events': '.*file' is no folder that can be") as no:
+    with pytest.raises(MbcError, match=r"cannot write the log '.*events': '.*file' is not a folder that can be") as no:
         check_logs(None, tmp_path / "file" / "events")
     assert no.value.code == "MBC290"
     check_logs(None, tmp_path / "new" / "events")
@@ -184,7 +186,7 @@ def test_a_folder_for_tensorboard_that_cannot_be_made(tmp_path, monkeypatch):
 
 def test_tensorboard_that_is_not_installed(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "tensorboard.summary.writer.event_file_writer", None)
-    with pytest.raises(MbcError, match="TensorBoard is asked for, and its package cannot be imported: ") as no:
+    with pytest.raises(MbcError, match="TensorBoard is asked for, but its package cannot be imported: ") as no:
         check_logs(None, tmp_path / "events")
     assert no.value.code == "MBC291" and "pip install 'mbc-compiler[tensorboard]'" in no.value.remedy
     assert not (tmp_path / "events").exists()
@@ -198,17 +200,17 @@ def test_tensorboard_reads_what_was_written(regression, graph, rows, tmp_path):
     history = logged(regression, dataclasses.replace(job, schedule=Schedule(0.3, 1)), tmp_path / "log", folder)
     TensorBoard(folder, 7).write({"kind": "interval", "step": 9, "loss": 99.0})  # steps after the last checkpoint
     history += logged(regression, dataclasses.replace(job, resume=file), tmp_path / "log", folder, step=7)
-    found = loaded.EventAccumulator(str(folder)).Reload()
+    events = loaded.EventAccumulator(str(folder)).Reload()
     assert {"epoch/loss", "epoch/test_accuracy", "interval/loss", "interval/learning_rate"} <= set(
-        found.Tags()["scalars"]
+        events.Tags()["scalars"]
     )
-    assert [(one.step, one.value) for one in found.Scalars("epoch/loss")] == [
+    assert [(one.step, one.value) for one in events.Scalars("epoch/loss")] == [
         (7 * epoch.epoch, pytest.approx(epoch.loss)) for epoch in history
     ]
     expected = {one["step"]: one["loss"] for one in records(tmp_path / "log") if one["kind"] == "interval"}
-    assert {one.step: one.value for one in found.Scalars("interval/loss")} == pytest.approx(expected)
+    assert {one.step: one.value for one in events.Scalars("interval/loss")} == pytest.approx(expected)
 
     (tmp_path / "taken").touch()
-    with pytest.raises(MbcError, match=r"cannot write the log '.*taken': it is no folder") as no:
+    with pytest.raises(MbcError, match=r"cannot write the log '.*taken': it is not a folder") as no:
         check_logs(None, tmp_path / "taken")
     assert no.value.code == "MBC290"

@@ -48,8 +48,8 @@ def plans_of(size: int, norm: bool = False) -> tuple[Plan, ...]:
 
 
 def plan_of(size: int, rank: int, norm: bool = False) -> Plan:
-    (found,) = (p for p in plans_of(size, norm) if p.graph.ranks is None or rank in p.graph.ranks.members)
-    return found
+    (rank_plan,) = (p for p in plans_of(size, norm) if p.graph.ranks is None or rank in p.graph.ranks.members)
+    return rank_plan
 
 
 @pytest.fixture(scope="module")
@@ -129,9 +129,9 @@ def test_a_rank_reads_its_own_rows_only(tmp_path):
         read = 0
 
         def __getitem__(self, chosen):  # pyright: ignore[reportIncompatibleMethodOverride]
-            found = super().__getitem__(chosen)
-            Counted.read += len(np.atleast_1d(found))
-            return found
+            chosen_rows = super().__getitem__(chosen)
+            Counted.read += len(np.atleast_1d(chosen_rows))
+            return chosen_rows
 
     rows = np.arange(64.0).reshape(64, 1).view(Counted)
     assert len([*ArrayData((rows,)).shuffled(Share(16, 4, 6, 2, 8), 0, 0)]) == 4
@@ -306,7 +306,7 @@ def test_functions_that_yield_other_rows_on_another_rank(arrays, monkeypatch):
         order = np.random.default_rng(next(turn)).permutation(ROWS)
         yield images[order], labels[order]
 
-    with pytest.raises(MbcError, match="mini-batch 1 of the epoch is not the same on all ranks") as caught:
+    with pytest.raises(MbcError, match="mini-batch 1 of the epoch differs between ranks") as caught:
         trained(2, iterable(arrays, function=shuffled), 1)
     assert caught.value.code == "MBC283" and "take `rank` and `ranks`" in caught.value.remedy
 
@@ -320,7 +320,7 @@ def test_functions_that_yield_fewer_rows_on_another_rank(arrays):
         yield images[:rows], labels[:rows]
 
     with pytest.raises(
-        MbcError, match=r"the ranks' data differ in length: of the rows of mini-batch 3 rank . has (8|0), rank . has"
+        MbcError, match=r"the ranks' data differ in their number of rows: in mini-batch 3 rank . has (8|0), rank . has"
     ) as caught:
         trained(2, iterable(arrays, function=shorter), 1)
     assert caught.value.code == "MBC282"

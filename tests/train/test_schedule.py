@@ -130,9 +130,9 @@ def test_a_plateau_of_an_earlier_version_is_resumed(regression, graph, rows, tmp
     data, file = ArrayData(rows), tmp_path / "c"
     job = Job(graph, data, Schedule(0.5, 2, "plateau", metric="loss"), checkpoint=file)
     train(regression, job)
-    told = dataclasses.asdict(read_progress(file))
-    del told["plateau"]["metric"]  # which it did not record
-    regression.save(file, metadata={"mbc.training": json.dumps(told)})
+    progress = dataclasses.asdict(read_progress(file))
+    del progress["plateau"]["metric"]  # which it did not record
+    regression.save(file, metadata={"mbc.training": json.dumps(progress)})
     more = dataclasses.replace(job, resume=file, schedule=dataclasses.replace(job.schedule, epochs=3))
     assert [epoch.epoch for epoch in train(regression, more)] == [3]
     assert read_progress(file).plateau.metric == "loss"
@@ -145,14 +145,18 @@ def test_a_training_takes_a_function_of_the_step(regression, graph, rows):
 
 def test_a_plateau_of_a_metric_that_is_not_known(regression, graph, rows):
     job = Job(graph, ArrayData(rows), Schedule(0.5, 2, "plateau", metric="test-accuracy"))
-    with pytest.raises(MbcError, match="'test-accuracy' is not known: there are no test data\nhelp: give --test") as no:
+    with pytest.raises(
+        MbcError, match="'test-accuracy' is not available: there are no test data\nhelp: give --test"
+    ) as no:
         train(regression, job)
     assert no.value.code == "MBC237"
     job = Job(dataclasses.replace(graph, train=()), job.data, Schedule(0.5, 2, "plateau", metric="accuracy"))
-    with pytest.raises(MbcError, match="'accuracy' is not known: the network does not classify") as no:
+    with pytest.raises(MbcError, match="'accuracy' is not available: the network does not classify") as no:
         train(regression, job)
     assert no.value.code == "MBC237" and regression.rates == []
-    with pytest.raises(MbcError, match="'speed' is not known\nhelp: go by one of loss, accuracy, test-accuracy") as no:
+    with pytest.raises(
+        MbcError, match="'speed' is not available\nhelp: use one of loss, accuracy, test-accuracy"
+    ) as no:
         train(regression, dataclasses.replace(job, graph=graph, best_metric="speed"))
     assert no.value.code == "MBC237" and regression.rates == []
 
@@ -171,10 +175,10 @@ def test_a_plateau_of_a_metric_that_is_not_known(regression, graph, rows):
             {"kind": "multi-step"},
             "the schedule multi-step has no milestones\nhelp: give the epochs .* --milestones 30,",
         ),
-        ({"milestones": (3.0, 2.0)}, "the milestones 3, 2 do not rise from above 0"),
-        ({"milestones": (1.0, float("nan"), 2.0)}, "the milestones 1, nan, 2 do not rise from above 0"),
-        ({"milestones": (1.0, float("inf"))}, "the milestones 1, inf do not rise from above 0"),
-        ({"milestones": (0.0,)}, "the milestones 0 do not rise from above 0"),
+        ({"milestones": (3.0, 2.0)}, "the milestones 3, 2 are not rising numbers above 0"),
+        ({"milestones": (1.0, float("nan"), 2.0)}, "the milestones 1, nan, 2 are not rising numbers above 0"),
+        ({"milestones": (1.0, float("inf"))}, "the milestones 1, inf are not rising numbers above 0"),
+        ({"milestones": (0.0,)}, "the milestones 0 are not rising numbers above 0"),
         ({"power": 0.0}, "a power of 0.0 is not a number above 0"),
         ({"patience": -1}, "a patience of -1 epochs is below 0"),
     ],

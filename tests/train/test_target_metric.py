@@ -34,10 +34,10 @@ def finished(epoch, loss):
     ],
 )
 def test_the_nearest_epoch_and_whether_it_reaches(rises, values, nearest, reached):
-    target, found = Target(Criterion("loss", rises), 0.2), None
+    target, nearest_so_far = Target(Criterion("loss", rises), 0.2), None
     for epoch, value in enumerate(values, 1):
-        found = target.nearest(found, finished(epoch, value))
-    assert found == nearest and target.is_reached(found) == reached
+        nearest_so_far = target.nearest(nearest_so_far, finished(epoch, value))
+    assert nearest_so_far == nearest and target.is_reached(nearest_so_far) == reached
     assert not target.is_reached(None) and not target.is_reached(Best("accuracy", nearest.value, 1))
 
 
@@ -45,7 +45,7 @@ def test_accuracy_is_of_test_data_where_there_are_any(graph):
     assert target_for(("accuracy", 0.9), graph, tested=True).by.name == "test-accuracy"
     assert target_for(("accuracy", 0.9), graph, tested=False).by.name == "accuracy"
     assert target_for(("loss", 0.1), graph, tested=True).by == Criterion("loss", rises=False)
-    with pytest.raises(MbcError, match="MBC237: 'iou' is not known"):
+    with pytest.raises(MbcError, match="MBC237: 'iou' is not available"):
         target_for(("iou", 0.9), graph, tested=True)
 
 
@@ -57,9 +57,9 @@ def test_a_training_ends_with_the_first_epoch_that_reaches_it(regression, graph,
     job = Job(graph, ArrayData(rows), Schedule(0.1, 6), seed=7)
     whole = losses(train(type(regression)(), job))
     wanted = dataclasses.replace(job, target=("loss", whole[2]), checkpoint=tmp_path / "c")
-    told = []
-    history = train(regression, dataclasses.replace(wanted, stop=lambda: len(told) == 3), on_epoch=told.append)
-    assert losses(history) == whole[:3] and history == tuple(told)
+    reported = []
+    history = train(regression, dataclasses.replace(wanted, stop=lambda: len(reported) == 3), on_epoch=reported.append)
+    assert losses(history) == whole[:3] and history == tuple(reported)
     progress = read_progress(tmp_path / "c")
     assert (progress.epochs, progress.nearest) == (3, Best("loss", whole[2], 3))
 
@@ -96,7 +96,7 @@ def test_an_epoch_counts_whose_weights_are_there(regression, graph, rows, tmp_pa
     earlier = dataclasses.replace(read_progress(file), nearest=Best("loss", 0.0005, 1))
     save_checkpoint(regression, file, earlier)
     more = dataclasses.replace(job, resume=file, schedule=Schedule(0.1, 3))
-    with pytest.raises(TargetMissed, match=r"after epoch 1, whose weights others have replaced\n") as caught:
+    with pytest.raises(TargetMissed, match=r"after epoch 1, whose weights later epochs have replaced\n") as caught:
         train(regression, more)
     assert len(caught.value.history) == 1
     train(regression, dataclasses.replace(more, target=None, schedule=Schedule(0.1, 4)))
@@ -108,7 +108,7 @@ def test_a_checkpoint_that_knows_of_no_target(regression, graph, rows, tmp_path)
     job = Job(graph, ArrayData(rows), Schedule(0.1, 2), seed=7, checkpoint=file)
     train(regression, job)
     wanted = dataclasses.replace(job, resume=file, target=("loss", 10.0))
-    with pytest.raises(TargetMissed, match="loss 10 is not reached in 2 epochs: no epoch is left to see") as caught:
+    with pytest.raises(TargetMissed, match="loss 10 is not reached in 2 epochs: no epoch is left in") as caught:
         train(regression, wanted)
     assert caught.value.history == ()
     assert len(train(regression, dataclasses.replace(wanted, schedule=Schedule(0.1, 4)))) == 1
@@ -116,7 +116,7 @@ def test_a_checkpoint_that_knows_of_no_target(regression, graph, rows, tmp_path)
 
 def test_a_checkpoint_of_an_earlier_version_keeps_its_best_epoch(regression, tmp_path):
     save_checkpoint(regression, tmp_path / "c", Progress(2, 14, 7, 8, best=Best("loss", 0.5, 2)))
-    told = json.loads(Checkpoint(tmp_path / "c").metadata["mbc.training"])
-    del told["best"]["epoch"], told["nearest"]
-    write_checkpoint(tmp_path / "c", [("w", regression.weights)], {"mbc.training": json.dumps(told)})
+    document = json.loads(Checkpoint(tmp_path / "c").metadata["mbc.training"])
+    del document["best"]["epoch"], document["nearest"]
+    write_checkpoint(tmp_path / "c", [("w", regression.weights)], {"mbc.training": json.dumps(document)})
     assert read_progress(tmp_path / "c") == Progress(2, 14, 7, 8, best=Best("loss", 0.5))

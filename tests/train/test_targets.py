@@ -95,10 +95,10 @@ def test_accuracy_with_probabilities_is_of_the_most_probable_class(precision: st
     random = np.random.default_rng(1)
     image = random.normal(size=(8, 3)).astype(np.float32)
     target = random.dirichlet(np.ones(5), 8).astype(np.float32)
-    found = plan(MIXED, precision)
-    with Module(found, device="cpu") as net:
+    mixed_plan = plan(MIXED, precision)
+    with Module(mixed_plan, device="cpu") as net:
         logits = np.concatenate([net.forward(image[:4]), net.forward(image[4:])])
         right = logits.argmax(1) == target.argmax(1)
         net.step(image[:4], target[:4], lr=0.0)
         assert net.accuracy == right[:4].mean()
-        assert evaluate_on(net, found.graph, ArrayData((image, target))).accuracy == right.mean()
+        assert evaluate_on(net, mixed_plan.graph, ArrayData((image, target))).accuracy == right.mean()

@@ -44,14 +44,14 @@ def test_a_stopped_training_ends_with_the_same_bits(regression, graph, rows, tmp
     whole, broken_off = copy.deepcopy(regression), copy.deepcopy(regression)
     whole.poison_at = broken_off.poison_at = 5
     history = train(whole, job)
-    told = []
+    reported = []
     with pytest.raises(KeyboardInterrupt):
         stopped = dataclasses.replace(job, checkpoint=file, stop=lambda: len(broken_off.rates) >= stop)
-        train(broken_off, stopped, on_epoch=told.append)
+        train(broken_off, stopped, on_epoch=reported.append)
     assert len(broken_off.rates) == stop
     regression.poison_at, regression.skipped = 5 - stop, broken_off.skipped  # a module's checkpoint has the count
     resumed = train(regression, dataclasses.replace(job, resume=file))
-    assert [*map(timeless, [*told, *resumed])] == [*map(timeless, history)]
+    assert [*map(timeless, [*reported, *resumed])] == [*map(timeless, history)]
     assert broken_off.rates + regression.rates == whole.rates
     np.testing.assert_array_equal(regression.weights, whole.weights)
 
@@ -104,7 +104,9 @@ def test_data_that_have_become_fewer(regression, graph, rows, tmp_path):
     with pytest.raises(KeyboardInterrupt):
         train(regression, job)
     fewer = ArrayData(tuple(array[:39] for array in rows))
-    with pytest.raises(MbcError, match="is of step 5 of an epoch, and one epoch of the data has 4") as caught:
+    with pytest.raises(
+        MbcError, match="was written after step 5 of an epoch, but one epoch of the data has only 4"
+    ) as caught:
         train(regression, Job(graph, fewer, Schedule(0.1, 1), resume=file))
     assert caught.value.code == "MBC182"
 
@@ -112,7 +114,7 @@ def test_data_that_have_become_fewer(regression, graph, rows, tmp_path):
 @pytest.mark.parametrize("of_one_rank", [False, True])
 @pytest.mark.parametrize("left", [0, 24, 39, 40])
 def test_a_function_that_yields_less_than_before(regression, graph, rows, tmp_path, left, of_one_rank):
-    """Of step 5, after 40 rows; the epoch had 56."""
+    """The checkpoint was written after step 5, after 40 rows; the epoch had 56."""
 
     def of(count):
         def all_rows():
@@ -136,7 +138,7 @@ def test_a_function_that_yields_less_than_before(regression, graph, rows, tmp_pa
     if left == 0:
         assert caught.value.code == "MBC233"
         return
-    words = f"the checkpoint is of step 5 of an epoch, for which test yields {left // 8} mini-batches"
+    words = f"the checkpoint was written after step 5 of an epoch, but test yields only {left // 8} mini-batches"
     assert caught.value.code == "MBC182" and words in caught.value.message
     assert len(regression.rates) == 5
 

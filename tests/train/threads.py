@@ -68,7 +68,7 @@ class ThreadRank:
 
 
 def run_ranks(size: int, body: Callable[[ThreadRank], Result]) -> Sequence[Result]:
-    """What `body` returns on each rank. An error of one ends the waits of the others, and is raised."""
+    """Return the results of `body` on each rank; an error of one ends the waits of the others, and is raised."""
     barrier, parts = threading.Barrier(size), [None] * size
 
     def one(rank: int) -> Result:

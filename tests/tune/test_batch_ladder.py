@@ -59,7 +59,7 @@ def test_no_batch_has_more_rows_than_the_data(climbed):
 def test_it_ends_where_goodput_no_longer_rises(climbed):
     probes, _ = climbed(10**9)
     assert max(p.at for p in probes) == 1 << 15, "images/s do not, beyond 1 % a doubling"
-    probes, _ = climbed(10**9, worth=lambda batch: efficiency(50, 64, batch))
+    probes, _ = climbed(10**9, row_value=lambda batch: efficiency(50, 64, batch))
     assert max(p.at for p in probes) == 256, "two doublings"
 
 
@@ -86,11 +86,11 @@ def _table(noise_scale: float | None, batches=(16, 32, 64, 128, 256), rule="adas
 
 
 def test_goodput_is_images_a_second_times_efficiency_and_most_of_it_is_taken():
-    found, _ = _table(100.0)
-    for row in found.fitting:
+    rows_of_batches, _ = _table(100.0)
+    for row in rows_of_batches.fitting:
         assert row.goodput == pytest.approx(row.batch * 1e6 / (100 + row.batch) * efficiency(100.0, 64, row.batch))
         assert row.rate == pytest.approx(0.1 * gain(100.0, 64, row.batch))
-    assert found.taken.goodput == max(row.goodput for row in found.fitting)
+    assert rows_of_batches.taken.goodput == max(row.goodput for row in rows_of_batches.fitting)
     assert _table(1e9)[0].taken.batch == 256, "where rows are noise the fastest"
     assert _table(1e-9)[0].taken.batch == 16, "where they are not the one with most steps"
     assert _table(None)[0].taken.batch == 256 and _table(None)[0].taken.rate is None
@@ -103,8 +103,8 @@ def test_of_equals_the_smaller_batch_on_fewer_gpus_is_taken():
 
 
 def test_epochs_of_the_same_worth():
-    found, base = _table(64.0)
-    by_batch = {row.batch: row for row in found.fitting}
+    rows_of_batches, base = _table(64.0)
+    by_batch = {row.batch: row for row in rows_of_batches.fitting}
     assert by_batch[64].epochs(10, base, None) == 10 and by_batch[16].epochs(10, base, None) == 10
     assert by_batch[256].epochs(10, base, None) == 25, "a row is worth 128 / 320 of one of the base batch"
     assert by_batch[256].epochs(10, base, 512) == 25, "an epoch has all rows at either batch"
@@ -120,12 +120,12 @@ def test_rules():
 
 
 def test_what_is_said():
-    found, base = _table(100.0)
-    shown = tune_text(found, base, State({}), Spending(1000, 100, 50))
-    assert f"takes batch {found.taken.batch}: most goodput, " in shown and "15.0% of the 1,000" in shown
+    rows_of_batches, base = _table(100.0)
+    shown = tune_text(rows_of_batches, base, State({}), Spending(1000, 100, 50))
+    assert f"takes batch {rows_of_batches.taken.batch}: most goodput, " in shown and "15.0% of the 1,000" in shown
     assert "MBC204" in shown and "base" in shown
-    document = tune_document(found, base, State({}), None)
-    assert document["taken"]["batch"] == found.taken.batch and document["rows"][-1]["fits"] is False
+    document = tune_document(rows_of_batches, base, State({}), None)
+    assert document["taken"]["batch"] == rows_of_batches.taken.batch and document["rows"][-1]["fits"] is False
     assert "The efficiency of larger batches is unknown" in tune_text(*_table(None), State({}), None)
     alone, base = _table(100.0, (64,))
     assert tune_text(alone, base, State({}), None).endswith("takes batch 64: the only one that fits")

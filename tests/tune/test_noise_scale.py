@@ -25,18 +25,18 @@ def _measured(seed, part_rows, parts, steps=400):
 @pytest.mark.parametrize(("part_rows", "parts"), [(8, 2), (16, 4), (64, 2)])
 def test_it_is_that_of_the_task(part_rows, parts):
     for seed in range(3):
-        found = _measured(seed, part_rows, parts)
-        assert found.noise == pytest.approx(DEVIATION**2 * TRUE.size, rel=0.1)
-        assert found.noise_scale == pytest.approx(SCALE, rel=0.2)
+        estimate = _measured(seed, part_rows, parts)
+        assert estimate.noise == pytest.approx(DEVIATION**2 * TRUE.size, rel=0.1)
+        assert estimate.noise_scale == pytest.approx(SCALE, rel=0.2)
 
 
 def test_two_steps_are_the_differenced_estimator():
     one, other = np.array([1.0, 2.0, -1.0]), np.array([0.5, 2.5, 1.0])
     mean = (one + other) / 2
-    found = moments(8, 2, float(one @ one + other @ other) / 2, float(mean @ mean))
+    estimate = moments(8, 2, float(one @ one + other @ other) / 2, float(mean @ mean))
     difference = one - other
-    assert found.noise == pytest.approx(8 * float(difference @ difference) / 2)
-    assert found.signal == pytest.approx(float(one @ other)), "whose noises are independent"
+    assert estimate.noise == pytest.approx(8 * float(difference @ difference) / 2)
+    assert estimate.signal == pytest.approx(float(one @ other)), "whose noises are independent"
 
 
 def test_what_cannot_be_measured():

@@ -33,10 +33,10 @@ def _quadratic(curvature: float):
 
 @pytest.mark.parametrize("curvature", [5.0, 50.0])
 def test_the_rate_lies_below_that_at_which_the_loss_diverges(curvature):
-    found = range_test(_quadratic(curvature), rates_of_test(1.0, 60))
-    assert 2 / curvature / 20 < found.chosen < 2 / curvature
-    assert found.chosen == pytest.approx(found.rates[int(np.argmin(found.losses))] / BELOW_LOWEST)
-    assert len(found.rates) == len(found.losses)
+    tested = range_test(_quadratic(curvature), rates_of_test(1.0, 60))
+    assert 2 / curvature / 20 < tested.chosen < 2 / curvature
+    assert tested.chosen == pytest.approx(tested.rates[int(np.argmin(tested.losses))] / BELOW_LOWEST)
+    assert len(tested.rates) == len(tested.losses)
 
 
 def test_it_ends_where_the_loss_diverges():
@@ -49,7 +49,7 @@ def test_it_ends_where_the_loss_diverges():
 def test_where_no_rate_will_do():
     with pytest.raises(MbcError, match=r"MBC313: the range test finds no learning rate.*diverges at 0\.01"):
         range_test(lambda rate: math.nan, rates_of_test(1.0, 20))
-    with pytest.raises(MbcError, match=r"MBC313: .*the loss falls at none from 0\.01 on, up to 10"):
+    with pytest.raises(MbcError, match=r"MBC313: .*the loss falls at no rate from 0\.01 to 10"):
         range_test(lambda rate: 1.0, rates_of_test(1.0, 20))
 
 
@@ -66,9 +66,11 @@ def _measured(steps: int, deviation: float, loss_scale: float = 1.0) -> Meter:
 
 def test_the_noise_scale_is_that_of_the_task():
     true = float(np.linspace(-1, 1, 50) @ np.linspace(-1, 1, 50))
-    found = _measured(200, 2.0).result()
-    assert found.value == pytest.approx(4 * 50 / true, rel=0.2) and len(found.history) == 180
-    assert found == pytest.approx(found) and _measured(200, 2.0, 65536.0).result().noise == pytest.approx(found.noise)
+    measured = _measured(200, 2.0).result()
+    assert measured.value == pytest.approx(4 * 50 / true, rel=0.2) and len(measured.history) == 180
+    assert measured == pytest.approx(measured) and _measured(200, 2.0, 65536.0).result().noise == pytest.approx(
+        measured.noise
+    )
 
 
 def test_noise_that_is_not_measurable():
@@ -82,19 +84,19 @@ def test_noise_that_is_not_measurable():
     with pytest.raises(MbcError, match=r"MBC312: .*not measurable: no gradient is finite"):
         blind.result()
     assert check_halves(9) == 4
-    with pytest.raises(MbcError, match=r"MBC312: .*a mini-batch of one row has no two parts"):
+    with pytest.raises(MbcError, match=r"MBC312: .*a mini-batch of one row cannot be halved"):
         check_halves(1)
 
 
 def test_steps_stay_within_their_share():
     for rows, share in ((64_000, 0.25), (6_400, 0.5), (10**7, 0.01)):
-        found = spending(rows, 64, 10, share, True, True)
-        assert found.range_steps + found.noise_steps <= share * found.training and found.share <= share
-        assert found.range_steps <= RANGE_STEPS and found.noise_steps <= NOISE_STEPS
+        planned = spending(rows, 64, 10, share, True, True)
+        assert planned.range_steps + planned.noise_steps <= share * planned.training and planned.share <= share
+        assert planned.range_steps <= RANGE_STEPS and planned.noise_steps <= NOISE_STEPS
     assert spending(6_400, 64, 1, 0.01, False, False).share == 0
     with pytest.raises(MbcError, match="MBC311: the data hold 10 rows, fewer than one step of the base batch"):
         spending(10, 64, 10, 0.5, True, True)
-    with pytest.raises(MbcError, match=r"MBC314: 0\.01 of the training are 1 steps, too few to tune with"):
+    with pytest.raises(MbcError, match=r"MBC314: 0\.01 of the training are 1 steps, too few for tuning"):
         spending(640, 64, 10, 0.01, True, True)
 
 

@@ -23,7 +23,7 @@ PART_ROWS = 4
 
 @cache
 def plans_of(ranks: int, accumulate: int, precision: str = "fp64", more: str = "") -> tuple[Plan, ...]:
-    """Of parts of PART_ROWS; without a noise scale where there is one part."""
+    """Return plans for parts of PART_ROWS rows; a single part has no noise scale."""
     settings = (
         ("batch", str(PART_ROWS * ranks)), ("train.precision", precision), ("train.accumulate", str(accumulate)),
         ("train.noise_scale", str(ranks * accumulate > 1).lower()),
@@ -38,15 +38,15 @@ def plans_of(ranks: int, accumulate: int, precision: str = "fp64", more: str = "
 
 
 def gradients(image: np.ndarray, label: np.ndarray) -> np.ndarray:
-    """Of all parameters, of equal parts of PART_ROWS, [parts, elements]: what a step at a rate of 1 subtracts."""
-    found: list[np.ndarray] = []
+    """Return the gradients of all parameters in parts of PART_ROWS rows, [parts, elements], from a step at rate 1."""
+    differences: list[np.ndarray] = []
     for start in range(0, len(label), PART_ROWS):
         net = Module(plans_of(1, 1)[0], seed=3, device="cpu", shadow=False)
         before = net.state_dict()
         net.step(image[start : start + PART_ROWS], label[start : start + PART_ROWS], lr=1.0)
         after = net.state_dict()
-        found.append(np.concatenate([(before[name] - after[name]).ravel() for name in before]))
-    return np.array(found)
+        differences.append(np.concatenate([(before[name] - after[name]).ravel() for name in before]))
+    return np.array(differences)
 
 
 @pytest.mark.parametrize(("ranks", "accumulate"), [(1, 2), (1, 3), (2, 1), (2, 2)])
@@ -60,13 +60,13 @@ def test_they_are_those_of_the_gradients(ranks: int, accumulate: int):
             return dict(net.metrics)
 
     parts = gradients(image, label)
-    for found in run_ranks(ranks, body):
-        assert found[PART_SQUARE] == pytest.approx(float((parts**2).sum(axis=1).mean()), rel=1e-9)
-        assert found[MEAN_SQUARE] == pytest.approx(float((parts.mean(axis=0) ** 2).sum()), rel=1e-9)
+    for squares in run_ranks(ranks, body):
+        assert squares[PART_SQUARE] == pytest.approx(float((parts**2).sum(axis=1).mean()), rel=1e-9)
+        assert squares[MEAN_SQUARE] == pytest.approx(float((parts.mean(axis=0) ** 2).sum()), rel=1e-9)
 
 
 def test_sharded_states_do_not_change_them():
-    """Where mbc may choose they are whole: the norm is that of whole gradients."""
+    """States are whole if mbc may choose; then the norm is that of whole gradients."""
     assert plans_of(2, 2)[0].graph.metrics == plans_of(2, 2, more="auto")[0].graph.metrics
     with pytest.raises(MbcError, match="MBC101: the optimizer's states cannot be sharded: noise_scale needs norms"):
         plans_of(2, 2, more="true")
