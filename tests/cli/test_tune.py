@@ -86,7 +86,7 @@ def test_what_a_target_needs_is_known_before_anything_is_trained(mbc, data, monk
     monkeypatch.setattr("mbc.compiler.compile_plan", None)
     monkeypatch.setattr("mbc.cli.start_ranks.local_gpus", lambda: ("the only one",))
     few = mbc("tune", *SMALL, "--device", "cuda", "--gpus", "2", "--target", "loss=1")
-    assert few.code == 1 and "error MBC266: --gpus 2 was asked for, but there is 1 here" in few.err
+    assert few.code == 1 and "error MBC266: --gpus 2 was asked for, but this machine has 1 GPU" in few.err
 
 
 def test_data_that_cannot_be_read_are_refused_with_a_target_too(mbc, data):

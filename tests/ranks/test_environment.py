@@ -76,13 +76,13 @@ def test_a_rank_is_what_its_launcher_says(variables, expected):
 @pytest.mark.parametrize(
     ("variables", "words"),
     [
-        (OPEN_MPI | {"OMPI_COMM_WORLD_RANK": "4"}, "OMPI_COMM_WORLD_RANK is 4 where OMPI_COMM_WORLD_SIZE is 4"),
+        (OPEN_MPI | {"OMPI_COMM_WORLD_RANK": "4"}, "OMPI_COMM_WORLD_RANK is 4, but OMPI_COMM_WORLD_SIZE is 4"),
         (HYDRA | {"MPI_LOCALRANKID": "2"}, "mpiexec says number 2 of 2 on this machine, of 2 ranks"),
         (HYDRA | {"MPI_LOCALNRANKS": "3"}, "number 1 of 3 on this machine, of 2 ranks"),
         (OPEN_MPI | HYDRA, "mpirun says rank 3 of 4, mpiexec says rank 1 of 2"),
         (TORCHRUN | OPEN_MPI, "torchrun says rank 2 of 4, mpirun says rank 3 of 4"),
         (OWN | HYDRA, "mbc says rank 0 of 2, mpiexec says rank 1 of 2"),
-        (STEP | {"SLURM_PROCID": "7"}, "SLURM_PROCID is 7 where SLURM_STEP_NUM_TASKS is 4"),
+        (STEP | {"SLURM_PROCID": "7"}, "SLURM_PROCID is 7, but SLURM_STEP_NUM_TASKS is 4"),
     ],
 )
 def test_contradictions_are_refused(variables, words):

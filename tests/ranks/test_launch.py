@@ -126,9 +126,9 @@ def test_a_killed_rank_ends_the_launcher(tmp_path: Path, function: str, killed: 
 
 def test_more_gpus_than_there_are():
     check_gpus(2, 2)
-    with pytest.raises(MbcError, match=r"MBC266: --gpus 3 was asked for, but there are 2 here"):
+    with pytest.raises(MbcError, match=r"MBC266: --gpus 3 was asked for, but this machine has 2 GPUs"):
         check_gpus(3, 2)
-    with pytest.raises(MbcError, match=r"MBC266: --gpus 2 was asked for, but there is 1 here"):
+    with pytest.raises(MbcError, match=r"MBC266: --gpus 2 was asked for, but this machine has 1 GPU"):
         check_gpus(2, 1)
 
 

@@ -278,7 +278,7 @@ def test_a_package_for_another_number_is_refused(folder: Path) -> None:
     done = _run(folder, "--gpus", "2", subject="alone")
     assert done.returncode == 1
     assert done.stderr == (
-        "error MBC281: the plan is for one GPU, and 2 processes were started\nhelp: start one process, or compile with"
+        "error MBC281: the plan is for one GPU, but 2 processes were started\nhelp: start one process, or compile with"
         " --gpus 2\n"
     )
 
@@ -293,7 +293,7 @@ def test_more_gpus_than_there_are(folder: Path, monkeypatch: pytest.MonkeyPatch,
     monkeypatch.chdir(folder)
     monkeypatch.setattr("mbc.cli.start_ranks.local_gpus", lambda: ())
     assert main(["train", "tiny.mbc", "--data", "data.npz", "--device", "cuda", "--gpus", "2"]) == 1
-    assert "error MBC266: --gpus 2 was asked for, but there are 0 here\nhelp: " in capsys.readouterr().err
+    assert "error MBC266: --gpus 2 was asked for, but this machine has 0 GPUs\nhelp: " in capsys.readouterr().err
 
 
 def test_what_is_wrong_is_told_before_anything_is_started(folder: Path) -> None:

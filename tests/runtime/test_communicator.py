@@ -231,7 +231,7 @@ def test_what_the_process_has_loaded_comes_first(fake: ctypes.CDLL, folder: Path
     assert load_nccl().version == VERSION
 
 
-@pytest.mark.parametrize(("set_to", "found"), [(None, "0"), ("1", "1")])
+@pytest.mark.parametrize(("set_to", "expected"), [(None, "0"), ("1", "1")])
 def test_multicast_is_off_unless_the_user_says_otherwise(
     fake: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch, set_to: str | None, expected: str
 ):

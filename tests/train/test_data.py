@@ -123,8 +123,8 @@ def pairs(): return {"image": ROW[0], "target": ROW[1]}
         ("deep", "MBC171", "(5,) (loaders_for_test.py, line 15)"),
         ("ragged", "MBC171", "ragged (batch 1) yields a list for 'image' that is not an array: "),
         ("odd", "MBC171", "odd (batch 1) yields an Odd for 'image' that is not an array: on another device"),
-        ("nothing", "MBC175", "(batch 1)' has the shape (), input 'image' needs rows of the shape (1, 8, 8)"),
-        ("objects", "MBC176", "(batch 1)' holds object, input 'image' needs floating-point numbers"),
+        ("nothing", "MBC175", "(batch 1)' has the shape (), but input 'image' needs rows of the shape (1, 8, 8)"),
+        ("objects", "MBC176", "(batch 1)' holds object, but input 'image' needs floating-point numbers"),
         ("words", "MBC175", "(batch 1)' has the shape ()"),
         ("number", "MBC171", "yields 1 arrays a batch, the network has 2 inputs: image, target"),
         ("text", "MBC171", "yields 1 arrays a batch"),
@@ -232,14 +232,14 @@ def test_axes_of_length_one_may_be_left_out():
         ({}, "MBC173", "(it has: none)"),
         ({"image": X, "target": Y[:9]}, "MBC174", "differ in their rows: image 10, target 9"),
         ({"image": X[:, :, :7], "target": Y}, "MBC175", "needs rows of the shape (1, 8, 8)"),
-        ({"image": X, "target": Y.astype(np.float32)}, "MBC176", "holds float32, input 'target' needs integers"),
+        ({"image": X, "target": Y.astype(np.float32)}, "MBC176", "holds float32, but input 'target' needs integers"),
         ({"image": X.astype(str), "target": Y}, "MBC176", "needs floating-point numbers"),
         (
             {"image": (255 * X).astype(np.uint8), "target": Y},
             "MBC176",
-            "holds uint8, input 'image' needs floating-point",
+            "holds uint8, but input 'image' needs floating-point",
         ),
-        ({"image": X.astype(np.int64), "target": Y}, "MBC176", "holds int64, input 'image' needs floating-point"),
+        ({"image": X.astype(np.int64), "target": Y}, "MBC176", "holds int64, but input 'image' needs floating-point"),
     ],
 )
 def test_arrays_that_do_not_fit(arrays, code, message):

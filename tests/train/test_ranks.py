@@ -367,8 +367,8 @@ def test_divergence_is_everybodys(arrays):
 
 def test_a_plan_for_another_number_of_ranks_is_refused(arrays):
     for size, planned, words in (
-        (2, 1, "the plan is for one GPU, and 2 processes were started"),
-        (3, 2, "the plan is for 2 GPUs that share each mini-batch, and 3 processes were started"),
+        (2, 1, "the plan is for one GPU, but 2 processes were started"),
+        (3, 2, "the plan is for 2 GPUs that share each mini-batch, but 3 processes were started"),
     ):
         with pytest.raises(MbcError, match=words) as caught:
             run_ranks(size, lambda member, planned=planned: Module(plan_of(planned, 0), device="cpu", ranks=member))
