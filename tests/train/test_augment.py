@@ -138,7 +138,7 @@ def test_what_the_input_must_be(tmp_path: Path) -> None:
             assert no.value.code == code
     inputs = inputs_of(plan.graph)
     for wrong, code, message, remedy in (
-        (image.astype(np.float32), "MBC176", "holds float32, but input 'photo' needs bytes", "give pixels from 0 to 255"),
+        (image.astype(np.float32), "MBC176", "float32, but input 'photo' needs bytes", "give pixels from 0 to 255"),
         (np.moveaxis(image, -1, 1), "MBC175", "input 'photo' needs rows of the shape", "write augment(order=chw, …)"),
     ):
         np.savez(tmp_path / "d.npz", images=wrong, labels=label)
