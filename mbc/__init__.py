@@ -42,6 +42,7 @@ Packages and files, lowest first: each imports only those before it, which `test
 * `report`: what commands print, as text and JSON
 * `editor`: what an editor shows of a source, and the language server
 * `cli`: the command `mbc`
+* `__main__`: `python -m mbc`
 """
 
 from __future__ import annotations

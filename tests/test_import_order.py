@@ -73,6 +73,7 @@ ORDER = (
     "mbc.report",  # text, JSON and pages of all results
     "mbc.editor",  # what an editor shows of a source
     "mbc.cli",
+    "mbc.__main__",  # python -m mbc
     "mbc",  # what users import
 )
 

@@ -46,12 +46,13 @@ training failed first, 70 a bug in mbc, 130 Ctrl-C (also SIGTERM, where a comman
 from __future__ import annotations
 
 import io
+import json
 import os
 import signal
 import sys
 import threading
 from collections.abc import Generator, Sequence
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager, redirect_stdout, suppress
 from types import FrameType
 from typing import TextIO, cast
 
@@ -83,12 +84,23 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _run(words)
     except MbcError as error:
         sys.stderr.write(f"{error}\n")  # at once: several ranks may share a terminal
+        _print_as_json(error, words)
         return OTHER_RANK_FAILED if isinstance(error, RankFailed) else 1
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return INTERRUPTED
     except Exception as error:
         return _unexpected(error, words)
+
+
+def _print_as_json(error: MbcError, words: Sequence[str]) -> None:
+    """Print an error on stdout, too, where a script asked for JSON and this process is no rank of several."""
+    from mbc.ranks.environment import read_environment
+
+    with suppress(MbcError, OSError):
+        if "--json" in words and read_environment(os.environ) is None:
+            document = {"error": {"code": error.code, "message": error.message, "remedy": error.remedy}}
+            print(json.dumps(document, indent=2), flush=True)
 
 
 def _run(words: Sequence[str]) -> int:

@@ -18,10 +18,12 @@ from typing import TYPE_CHECKING
 
 from mbc.errors import MbcError
 from mbc.hardware.collective_times import Link
+from mbc.units import show_size
 from mbc.version import __version__
 
 if TYPE_CHECKING:
     from mbc.codegen.toolchain import Part
+    from mbc.hardware.target import LocalGpu
 
 _NO_GPU = "no training on a GPU here: modules run on the CPU, and plans can still be made for any GPU"
 _NO_RANKS = "a training stays on one GPU"
@@ -35,6 +37,8 @@ _LINKS = {
     Link.SOCKET: "sockets",
 }
 _NO_RECORD = "what a step takes is not recorded (mbc train --record, mbc bench --record)"
+LEAST_DRIVER = 580  # for CUDA 13
+LEAST_CAPABILITY = 75  # Turing, the oldest that CUDA 13 and cuDNN for it support
 _NO_BUILD = "packages are written with their sources but without the GPU library: they run on the CPU"
 
 
@@ -45,7 +49,7 @@ class Finding:
     Attributes:
         part: Name of the part.
         version: Version and place; None where the part is missing.
-        cost: What mbc cannot do without it; empty where it is usable.
+        cost: What mbc cannot do, because the part is missing or too old; empty where it is usable.
         remedy: How to get it; empty where it is usable.
     """
 
@@ -63,11 +67,14 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     width = max(len(finding.part) for finding in findings)
     for finding in findings:
-        if finding.version is not None:
+        if finding.version is not None and finding.cost:
+            cost = f"{finding.version}: {finding.cost}"
+            print(f"too old  {finding.part:<{width}}  {cost}\n{'':<{width + 11}}do: {finding.remedy}")
+        elif finding.version is not None:
             print(f"ok       {finding.part:<{width}}  {finding.version}")
         else:
             print(f"missing  {finding.part:<{width}}  {finding.cost}\n{'':<{width + 11}}get it: {finding.remedy}")
-    missing = [finding.part for finding in findings if finding.version is None]
+    missing = [finding.part for finding in findings if finding.version is None or finding.cost]
     print()
     here = "everything is here to compile for and train on this machine's GPU"
     if not set(missing) <= _OF_RANKS | _OF_RECORDS:
@@ -92,10 +99,9 @@ def examine() -> Iterator[Finding]:
     yield Finding("mbc", f"{__version__} with Python {platform.python_version()} on {platform.machine()}")
     gpus = local_gpus()
     if gpus:
-        yield Finding("driver", gpus[0].driver)
+        yield _driver(gpus[0].driver)
         for index, gpu in enumerate(gpus):
-            memory = f"{gpu.free_bytes / 1e9:.1f} of {gpu.memory_bytes / 1e9:.1f} GB free"
-            yield Finding(f"GPU {index}", f"{gpu.name} ({gpu.architecture}), {memory}")
+            yield _gpu(f"GPU {index}", gpu)
         if len(gpus) > 1:
             link = link_between([gpu.uuid for gpu in gpus])
             yield Finding("link", f"{_LINKS[link]} between the GPUs (the slowest of any two)")
@@ -183,6 +189,25 @@ def _version(distribution: str) -> str:
         return importlib.metadata.version(distribution)
     except importlib.metadata.PackageNotFoundError:
         return "of unknown version"
+
+
+def _driver(version: str) -> Finding:
+    """Return the finding for the driver, which must support CUDA 13."""
+    major = version.partition(".")[0]
+    if not major.isdecimal() or int(major) >= LEAST_DRIVER:
+        return Finding("driver", version)
+    return Finding("driver", version, _NO_GPU, f"install NVIDIA's driver, {LEAST_DRIVER} or newer for CUDA 13")
+
+
+def _gpu(part: str, gpu: LocalGpu) -> Finding:
+    """Return the finding for a GPU, whose compute capability the libraries must support."""
+    memory = f"{show_size(gpu.free_bytes)} of {show_size(gpu.memory_bytes)} free"
+    version = f"{gpu.name} ({gpu.architecture}), {memory}"
+    capability = gpu.architecture.removeprefix("sm_")
+    if not capability.isdecimal() or int(capability) >= LEAST_CAPABILITY:
+        return Finding(part, version)
+    needed = f"{LEAST_CAPABILITY // 10}.{LEAST_CAPABILITY % 10}"
+    return Finding(part, version, _NO_GPU, f"CUDA 13 and its libraries need compute capability {needed} or more")
 
 
 def _document(finding: Finding) -> dict[str, str | None]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cache
@@ -134,8 +135,12 @@ def find_spec(name: str) -> DeviceSpec:
     key = name.lower().replace("nvidia", "").strip().replace(" ", "-")
     if key in specs:
         return specs[key]
-    near = difflib.get_close_matches(key, list(specs), 1)
-    meant = f"did you mean {near[0]}? Else " if near else ""
+    words = [word for word in re.split(r"[-\s]+", key) if word]
+    near = [known for known in specs if all(word in known for word in words)]
+    if not near and len(words) > 1:  # another card of the series, which no spelling turns into this one
+        near = [known for known in specs if any(word in known.split("-") for word in words)]
+    near = near or difflib.get_close_matches(key, list(specs), 1)
+    meant = f"did you mean {' or '.join(near)}? Else " if near and words else ""
     raise MbcError("MBC070", f"unknown GPU '{name}'", f"{meant}choose one of {', '.join(specs)}")
 
 

@@ -37,6 +37,7 @@ ASKED = [
     (("profile", "net.mbc", "--ag"), ["--again"]),
     (("fmt", "--st"), ["--stdout"]),
     (("compile", "-o", ""), []),
+    (("compile", "--gpu", "a1"), ["a100-80", "a100-40"]),
     (("diff", "--ti"), ["--times"]),
 ]
 

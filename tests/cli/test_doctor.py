@@ -96,3 +96,22 @@ def test_what_joins_the_gpus(mbc, monkeypatch):
     assert _found(mbc)["link"].version == "NVLink between the GPUs (the slowest of any two)" and asked == [["a", "b"]]
     monkeypatch.setattr("mbc.hardware.target.local_gpus", lambda: gpus[:1])
     assert "link" not in _found(mbc)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "driver", "old"),
+    [
+        (("NVIDIA H200", "sm_90"), "580.1", []),
+        (("NVIDIA H200", "sm_90"), "535.2", ["driver"]),
+        (("Tesla V100-SXM2-16GB", "sm_70"), "580.1", ["GPU 0"]),
+        (("NVIDIA GeForce GTX 1080", "sm_61"), "535.2", ["driver", "GPU 0"]),
+    ],
+)
+def test_a_driver_or_a_gpu_that_is_too_old(mbc, monkeypatch, gpu, driver, old):
+    name, architecture = gpu
+    monkeypatch.setattr("mbc.hardware.target.local_gpus", lambda: (LocalGpu(name, driver, architecture, 2**34, 2**34),))
+    found = _found(mbc)
+    assert [part for part in ("driver", "GPU 0") if found[part].cost] == old
+    assert "16.0 GiB of 16.0 GiB free" in found["GPU 0"].version
+    lines = mbc("doctor").out.splitlines()
+    assert [line.split("  ")[1] for line in lines if line.startswith("too old")] == old

@@ -9,6 +9,8 @@ import sys
 import pytest
 
 from mbc.cli import main
+from mbc.errors import MbcError
+from mbc.hardware.spec import find_spec
 from mbc.version import __version__
 
 COMMANDS = ("compile", "show", "report", "trace", "verify", "check", "diff", "train", "profile", "gpus", "doctor")
@@ -91,3 +93,28 @@ def test_help_imports_nothing_heavy():
 def test_python_m_is_the_same_command():
     done = subprocess.run([sys.executable, "-m", "mbc.cli", "--version"], capture_output=True, text=True, check=True)
     assert done.stdout == f"mbc {__version__}\n"
+
+
+def test_an_error_is_json_where_json_is_asked_for(mbc):
+    done = mbc("show", "missing.mbc", "--json")
+    assert done.code == 1 and done.err.startswith("error MBC183")
+    assert done.json["error"]["code"] == "MBC183" and done.json["error"]["remedy"]
+    assert not mbc("show", "missing.mbc").out
+
+
+def test_python_runs_the_package():
+    done = subprocess.run([sys.executable, "-m", "mbc", "--version"], capture_output=True, text=True)
+    assert done.returncode == 0 and done.stdout.startswith("mbc ")
+
+
+@pytest.mark.parametrize(
+    ("gpu", "meant"),
+    [("A100", "a100-80 or a100-40"), ("RTX 3060", "rtx-4090 or rtx-3090"), ("h2000", "h200"), ("NVIDIA V100", "")],
+)
+def test_suggested_gpus(gpu, meant):
+    if not meant:
+        assert find_spec(gpu).name.startswith("Tesla V100")
+        return
+    with pytest.raises(MbcError) as caught:
+        find_spec(gpu)
+    assert caught.value.remedy.startswith(f"did you mean {meant}? Else choose one of")

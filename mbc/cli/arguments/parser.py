@@ -55,7 +55,7 @@ class Parser(argparse.ArgumentParser):
         text = (action.help or "") % {**vars(action), "prog": self.prog}
         takes = None if action.nargs == 0 else str(action.metavar or action.dest)
         several = isinstance(action.type, SomeOf)
-        return Option(tuple(action.option_strings), text, takes, _words(action), several)
+        return Option(tuple(action.option_strings), text, takes, _words(action) or _gpus(action), several)
 
     def _surplus(self, word: str) -> str:
         if not word.startswith("-"):
@@ -102,3 +102,12 @@ def _words(action: argparse.Action) -> tuple[str, ...]:
     """Return all possible values of an argument, or all possible items of its list; () where any text is allowed."""
     words = action.type.words if isinstance(action.type, SomeOf) else action.choices or ()
     return tuple(map(str, words))
+
+
+def _gpus(action: argparse.Action) -> tuple[str, ...]:
+    """Return the names of GPUs for an option that takes one; () for other options."""
+    if "--gpu" not in action.option_strings or action.metavar is not None:
+        return ()
+    from mbc.hardware.spec import device_specs  # only completions need the list
+
+    return tuple(device_specs())
