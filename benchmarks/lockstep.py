@@ -120,7 +120,7 @@ class Run:
             draws += 1
             for key, comparison in result.items():
                 better = once_more[key]
-                if not comparison.passed and better.known and better.badness < comparison.badness:
+                if not comparison.passed and better.is_conclusive and better.badness < comparison.badness:
                     result[key] = better
         if draws > 1:
             put(self._free, after)

@@ -139,7 +139,7 @@ def _steps(arguments: argparse.Namespace, plan: Plan, whole: Plan, on_gpu: bool)
 
 
 def _step_verdict(comparisons: Sequence[Comparison]) -> str:
-    significant = [c for c in comparisons if c.known]
+    significant = [c for c in comparisons if c.is_conclusive]
     failing = sum(not c.passed for c in significant)
     verdict = (
         f"{failing} of {len(significant)} tensors are not what the undivided step computes"

@@ -1,4 +1,4 @@
-"""The kernel calls of one operation, taken out of a plan so that they can be run on other operands."""
+"""The kernel calls of one operation, taken from a plan so that they can run on other operands."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mbc.plan.model import Kernel, Launch, Mode, Plan, Program, Rows
 
 @dataclass(frozen=True, slots=True)
 class SliceCall:
-    """One launch. `rows`: of every input and then every output, (0, 1) for what is not per sample."""
+    """One launch; `rows` are those of each input and then each output, (0, 1) for tensors that are not per sample."""
 
     request: Request
     candidate: Candidate
@@ -22,31 +22,34 @@ class SliceCall:
 
     @property
     def first_row(self) -> int:
+        """The first row of the mini-batch that the launch computes."""
         return max((rows.start for rows in self.rows), default=0)
 
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """One operation of the whole mini-batch (`request`), divided and undivided. `names`: of all that are alike."""
+    """One operation of the whole mini-batch (`request`), divided and undivided; `names` lists all equal operations."""
 
     names: tuple[str, ...]
     request: Request
-    per_sample: tuple[bool, ...]  # inputs, then outputs
+    per_sample: tuple[bool, ...]  # for each input, then for each output
     divided: tuple[SliceCall, ...]
     undivided: tuple[SliceCall, ...]
 
     @property
     def same_algorithm(self) -> bool:
-        """Whether all calls are known to be of one algorithm. One that was not measured may yet be chosen when a
-        module is built, by the number of rows."""
+        """True if all calls certainly use one algorithm.
+
+        A call that was not measured may get another algorithm for its number of rows when a module is built.
+        """
         calls = (*self.divided, *self.undivided)
         kernels = {(c.candidate.provider, c.candidate.name, c.candidate.settings) for c in calls}
         return len(kernels) == 1 and all(call.candidate.measured for call in calls)
 
 
 def pairs(divided: Plan, undivided: Plan) -> tuple[Pair, ...]:
-    """The divided operations of one plan, each beside its calls in a plan of the same network; equal ones once."""
-    found: dict[tuple[object, ...], Pair] = {}
+    """Return the divided operations of a plan, each with its calls in another plan of the network; equal ones once."""
+    pair_by_calls: dict[tuple[object, ...], Pair] = {}
     programs = (
         (divided.graph.train, divided.train, undivided.train),
         (divided.graph.infer, divided.infer, undivided.infer),
@@ -62,20 +65,20 @@ def pairs(divided: Plan, undivided: Plan) -> tuple[Pair, ...]:
             values = [divided.graph.values[name] for name in (*operation.inputs, *operation.outputs)]
             request = _request(divided.graph, operation, [value.type for value in values])
             key = (request, parts, whole)
-            names = found[key].names if key in found else ()
+            names = pair_by_calls[key].names if key in pair_by_calls else ()
             per_sample = tuple(value.per_sample for value in values)
-            found[key] = Pair((*names, operation.name), request, per_sample, parts, whole)
-    return tuple(found.values())
+            pair_by_calls[key] = Pair((*names, operation.name), request, per_sample, parts, whole)
+    return tuple(pair_by_calls.values())
 
 
 def _launches(program: Program) -> dict[str, tuple[Launch, ...]]:
-    """Kernel calls by the operation that they run, fused ones left out."""
-    found: dict[str, tuple[Launch, ...]] = {}
+    """Return kernel calls by the operation that they run, without fused calls."""
+    launches: dict[str, tuple[Launch, ...]] = {}
     for launch in program.launches:
         if isinstance(launch.work, Kernel) and len(launch.operations) == 1:
             name = launch.operations[0]
-            found[name] = (*found.get(name, ()), launch)
-    return found
+            launches[name] = (*launches.get(name, ()), launch)
+    return launches
 
 
 def _call(plan: Plan, operation: Operation, launch: Launch) -> SliceCall:

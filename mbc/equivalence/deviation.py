@@ -1,4 +1,4 @@
-"""How far an output of a launch is from what it must be, in units of what one roundoff does to it."""
+"""The error of an output of a launch, in units of the error that one roundoff causes."""
 
 from __future__ import annotations
 
@@ -9,15 +9,26 @@ from mbc.equivalence.float64 import Arithmetic, Array
 from mbc.equivalence.rounding_model import ROUNDOFFS, UNDERFLOW, Meant, is_floating, spread
 from mbc.ir.types import DType
 
-MOST_ROUNDOFFS = 8.0  # of an output as a whole, in L2
-MOST_ELEMENT_ROUNDOFFS = 64.0  # of its worst element: a few of a hundred million are six times as far off as most are
+MOST_ROUNDOFFS = 8.0  # limit for a whole output, in L2
+MOST_ELEMENT_ROUNDOFFS = (
+    64.0  # limit for the worst element: of 100 million elements a few have six times the usual error
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Deviation:
-    """Of one output. `roundoffs`: L2 distance from what is exact over that of one roundoff; `element`: of the worst
-    element, over one roundoff where it is; `wrong`: elements that no rounding explains (bits, positions, whole numbers,
-    infinities); `differing`: those that are not the exact ones, right or wrong."""
+    """The error of one output.
+
+    Attributes:
+        value: The output's name.
+        dtype: The type that the output is stored in.
+        elements: The number of elements.
+        roundoffs: The L2 distance from the exact output, divided by the L2 distance that one roundoff causes.
+        element: The error of the worst element, divided by the error that one roundoff causes there.
+        wrong: The number of elements that no rounding explains (bits, positions, integers, infinities).
+        differing: The number of elements that differ from the exact ones, right or wrong.
+        relative: The L2 distance from the exact output, divided by its L2 norm.
+    """
 
     value: str
     dtype: DType
@@ -30,11 +41,12 @@ class Deviation:
 
     @property
     def passed(self) -> bool:
+        """True if no measure exceeds its limit."""
         return self.badness <= 1.0
 
     @property
     def badness(self) -> float:
-        """The worst of its measures over its limit; at most 1 passes."""
+        """The largest measure divided by its limit; an output with at most 1 passes."""
         if self.wrong:
             return math.inf
         return max(self.roundoffs / MOST_ROUNDOFFS, self.element / MOST_ELEMENT_ROUNDOFFS)
@@ -42,12 +54,12 @@ class Deviation:
 
 @dataclass
 class Tally:
-    """Adds up an output that is compared in parts."""
+    """Adds up the error of an output that is compared in parts."""
 
     value: str
     dtype: DType
     _elements: int = 0
-    _error: float = 0.0  # squares
+    _error: float = 0.0  # sum of squares
     _roundoff: float = 0.0
     _exact: float = 0.0
     _worst: float = 0.0
@@ -55,25 +67,25 @@ class Tally:
     _differing: int = 0
     _parts: list[str] = field(default_factory=list[str])
 
-    def add(self, arithmetic: Arithmetic, found: Array, meant: Meant) -> None:
-        """Compare some rows, canonical, as they are read again."""
-        self._elements += math.prod(found.shape)
-        if not is_floating(found):
-            difference = found ^ meant.exact
+    def add(self, arithmetic: Arithmetic, computed: Array, meant: Meant) -> None:
+        """Compare some rows of the output, in canonical order and as they are read again from memory."""
+        self._elements += math.prod(computed.shape)
+        if not is_floating(computed):
+            difference = computed ^ meant.exact
             self._differing += int((difference != 0).sum())
             for shaken in meant.shaken:
-                difference = difference & ~(shaken ^ meant.exact)  # bits that could come out otherwise
+                difference = difference & ~(shaken ^ meant.exact)  # ignore bits that rounding may change
             self._wrong += int((difference != 0).sum())
             return
         stored = arithmetic.stored(meant.exact, self.dtype)
         usual = arithmetic.finite(stored)
-        same = (found == stored) | ((found != found) & (stored != stored))
-        self._wrong += int(((usual != arithmetic.finite(found)) | (~usual & ~same)).sum())
+        same = (computed == stored) | ((computed != computed) & (stored != stored))
+        self._wrong += int(((usual != arithmetic.finite(computed)) | (~usual & ~same)).sum())
         self._differing += int((~same).sum())
-        usual = usual & arithmetic.finite(found)
+        usual = usual & arithmetic.finite(computed)
         exact = arithmetic.where(usual, meant.exact, 0.0)
-        error = arithmetic.where(usual, found, 0.0) - exact
-        # What an output is rounded by when it is stored, where it is at all.
+        error = arithmetic.where(usual, computed, 0.0) - exact
+        # The rounding of an output when it is stored, for elements that are rounded.
         rounds = (stored != meant.exact) & usual
         squares = rounds * ((ROUNDOFFS[self.dtype] * exact) ** 2 + UNDERFLOW[self.dtype] ** 2)
         inside = 0.0 * exact
@@ -93,6 +105,7 @@ class Tally:
 
     @property
     def deviation(self) -> Deviation:
+        """The error of all parts."""
         return Deviation(
             self.value, self.dtype, self._elements, _ratio(self._error, self._roundoff), self._worst, self._wrong,
             self._differing, _ratio(self._error, self._exact),
@@ -100,5 +113,5 @@ class Tally:
 
 
 def _ratio(error: float, of: float) -> float:
-    """Of the roots of two sums of squares."""
+    """Return the ratio of the roots of two sums of squares."""
     return math.sqrt(error / of) if of else (math.inf if error else 0.0)

@@ -1,4 +1,4 @@
-"""What a launch must give is computed in float64: by the interpreter's own code in NumPy, or by PyTorch on a GPU."""
+"""The exact results of a launch in float64, by the interpreter's code in NumPy or by PyTorch on a GPU."""
 
 from __future__ import annotations
 
@@ -16,42 +16,50 @@ from mbc.ops.pooling import Pool, padded_image
 from mbc.ops.rounding import from_bf16, to_bf16
 from mbc.runtime.formats import canonical_view, load
 
-Array = Any  # of NumPy or of PyTorch: floating ones in float64; what both understand is all that is used of them
+Array = Any  # of NumPy or PyTorch, with floating-point numbers in float64; only operations that both have are used
 
 
 class Arithmetic(Protocol):
-    """Arrays in canonical order, and what operations of the graph make of them."""
+    """Arrays in canonical order, and the operations of the graph on them."""
 
     name: str
-    chunk_bytes: int  # of float64 that one evaluation should take at most, where an operation can be divided
+    chunk_bytes: int  # largest size of one evaluation in float64, if the operation can be divided
     out_of_memory: type[Exception]
 
     def load(self, data: Array, shape: tuple[int, ...], dtype: DType, layout: Layout) -> Array:
-        """Stored bytes (uint8) as numbers: floating ones in float64, whole ones as they are."""
+        """Return stored bytes (uint8) as numbers: floating-point numbers in float64, integers in their own type."""
         ...
 
-    def evaluate(self, kind: str, attributes: Attributes, inputs: Sequence[Array], call: Call) -> Sequence[Array]: ...
+    def evaluate(self, kind: str, attributes: Attributes, inputs: Sequence[Array], call: Call) -> Sequence[Array]:
+        """Return the results of an operation."""
+        ...
 
     def stored(self, x: Array, dtype: DType) -> Array:
-        """`x` as it is read again when it was stored as `dtype`."""
+        """Return `x` as it is read again after it was stored as `dtype`."""
         ...
 
     def signs(self, like: Array) -> Array:
-        """+1 or -1 at random, an element each."""
+        """Return +1 or -1 at random for each element."""
         ...
 
-    def where(self, condition: Array, x: Array, y: Array) -> Array: ...
+    def where(self, condition: Array, x: Array, y: Array) -> Array:
+        """Return `x` where the condition is true, else `y`."""
+        ...
 
     def padded(self, a: Pool, x: Array, fill: float) -> Array:
-        """Images with what their pooling windows reach beyond them."""
+        """Return images with the padding that their pooling windows reach."""
         ...
 
-    def finite(self, x: Array) -> Array: ...
+    def finite(self, x: Array) -> Array:
+        """Return True for each element that is finite."""
+        ...
 
-    def copy(self, data: Array) -> Array: ...
+    def copy(self, data: Array) -> Array:
+        """Return a copy of stored bytes."""
+        ...
 
     def release(self) -> None:
-        """Give back memory that is kept for later."""
+        """Free cached memory."""
         ...
 
 
@@ -63,23 +71,27 @@ class InNumpy:
     out_of_memory: type[Exception] = MemoryError
 
     def __init__(self, seed: int) -> None:
+        """Create the arithmetic, whose random signs depend on `seed`."""
         self._random = np.random.default_rng(seed)
 
     def load(self, data: NDArray[np.uint8], shape: tuple[int, ...], dtype: DType, layout: Layout) -> Array:
+        """Return stored bytes as numbers."""
         array = load(canonical_view(data, shape, dtype, layout), dtype)
-        with np.errstate(invalid="ignore"):  # of a NaN that signals
+        with np.errstate(invalid="ignore"):  # converting a signalling NaN warns
             return np.array(array, np.float64 if array.dtype.kind == "f" else array.dtype, order="C")
 
     def evaluate(self, kind: str, attributes: Attributes, inputs: Sequence[Array], call: Call) -> Sequence[Array]:
-        if kind == "cast":  # rounds where it is stored
+        """Return the results of an operation."""
+        if kind == "cast":  # the rounding happens when the value is stored
             return inputs
         evaluate = KINDS[kind].evaluate
-        assert evaluate is not None, "what runs has a meaning"
+        assert evaluate is not None, "every kind that runs can be evaluated"
         with np.errstate(all="ignore"):
             return evaluate(attributes, inputs, call)
 
     def stored(self, x: Array, dtype: DType) -> Array:
-        with np.errstate(over="ignore"):  # beyond the largest number is infinity, as on a GPU
+        """Return `x` as it is read again after it was stored as `dtype`."""
+        with np.errstate(over="ignore"):  # larger numbers become infinity, as on a GPU
             if dtype is DType.BF16:
                 return from_bf16(to_bf16(x)).astype(np.float64)
             if dtype in (DType.FP16, DType.FP32):
@@ -87,19 +99,24 @@ class InNumpy:
         return x
 
     def signs(self, like: Array) -> Array:
+        """Return +1 or -1 at random for each element."""
         return self._random.integers(0, 2, like.shape, np.int8) * 2.0 - 1.0
 
     def where(self, condition: Array, x: Array, y: Array) -> Array:
+        """Return `x` where the condition is true, else `y`."""
         return cast("Array", np.where(condition, x, y))
 
     def padded(self, a: Pool, x: Array, fill: float) -> Array:
+        """Return images with the padding that their pooling windows reach."""
         return padded_image(a, x, fill)
 
     def finite(self, x: Array) -> Array:
+        """Return True for each element that is finite."""
         return np.isfinite(x)
 
     def copy(self, data: Array) -> Array:
+        """Return a copy of stored bytes."""
         return data.copy()
 
     def release(self) -> None:
-        """Nothing is kept."""
+        """Do nothing, because NumPy caches no memory."""

@@ -1,8 +1,8 @@
-"""Every launch of a plan by itself: what it gives for the values of a real step, against float64.
+"""Checks each launch of a plan alone: its results for the values of a real step, against float64.
 
-The step runs launch by launch, each waited for. Before a launch its operands are copied, after it its results are
-compared with what `Evaluation` says that they must be. So an error of one launch is not carried into the judgement of
-the next ones, which read what it wrote.
+The step runs launch by launch, and waits after each. The operands of a launch are copied before it; after it, its
+results are compared with those of `Evaluation`. So the error of a launch does not count against later launches, which
+read its results.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from mbc.runtime.shadow import Region, access_region
 Array = Any
 
 LEARNING_RATE = 1e-3
-_MOST_SKIPPED = 32  # steps of fp16 looking for its loss scale
+_MOST_SKIPPED = 32  # steps in which fp16 may search for its loss scale
 
 
 @dataclass(frozen=True, slots=True)
 class LaunchResult:
-    """What was found of one launch. `kernel`: provider and name, `copy` for a copy; `rows`: of the mini-batch."""
+    """The errors of one launch; `kernel` is its provider and name, or `copy`, and `rows` are the mini-batch's."""
 
     program: str
     index: int
@@ -46,21 +46,23 @@ class LaunchResult:
     kind: str
     kernel: str
     rows: tuple[int, int]
-    divided: bool  # it runs over some of them only
+    divided: bool  # the launch computes only some rows
     outputs: tuple[Deviation, ...]
 
     @property
     def passed(self) -> bool:
+        """True if all outputs passed."""
         return all(output.passed for output in self.outputs)
 
     @property
     def badness(self) -> float:
+        """The largest measure of all outputs, divided by its limit."""
         return max((output.badness for output in self.outputs), default=0.0)
 
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """`device`: where launches ran; `reference`: what computed in float64."""
+    """The results of all launches; `device` ran them, and `reference` computed in float64."""
 
     device: str
     reference: str
@@ -69,22 +71,32 @@ class Checked:
 
     @property
     def passed(self) -> bool:
+        """True if all launches passed."""
         return all(launch.passed for launch in self.launches)
 
     @property
     def worst(self) -> tuple[LaunchResult, ...]:
-        """All, the worst first."""
+        """All launches, the worst first."""
         return tuple(sorted(self.launches, key=lambda launch: (-launch.badness, launch.program, launch.index)))
 
 
 def check_launches(
     subject: Plan | Path, device: str, steps: int, seed: int, say: Callable[[str], None] = lambda _: None
 ) -> Checked:
-    """Every launch of step number `steps` that counts, and of an inference pass after it.
+    """Return the errors of all launches of a training step and of an inference pass after it.
 
-    `subject`: a plan (on the CPU), or the folder of a package. MBC197 where no step counts.
+    Args:
+        subject: A plan (on the CPU), or the folder of a package.
+        device: `cpu` or `cuda`.
+        steps: The number of the step that is checked; skipped steps of fp16 do not count.
+        seed: The seed of parameters and inputs.
+        say: Called with a line on each launch.
+
+    Raises:
+        MbcError: MBC197 if a step before it is skipped (in fp16 more than 32 steps); MBC250 if float64 does not fit
+            into memory.
     """
-    # Without a graph: the launches are run one by one anyway, and warming up a large plan takes as long as a step.
+    # No CUDA graph: the launches run one by one in any case, and warming up a large plan takes as long as a step.
     with Module(subject, seed=seed, device=device, eager=True, prefetch=False) as net:
 
         def inputs() -> dict[str, Array]:
@@ -112,7 +124,7 @@ def check_launches(
 
 
 def _reference(device: str, seed: int) -> tuple[Arithmetic, Callable[[Machine, Region], Array]]:
-    """What computes, and what gives it the bytes of a region: on a GPU PyTorch, where it is installed for one."""
+    """Return the arithmetic, and a function that returns the bytes of a region: PyTorch's on a GPU, if possible."""
     if device == "cuda":
         try:
             from mbc.equivalence.in_torch import InTorch, device_bytes, has_gpu
@@ -126,7 +138,11 @@ def _reference(device: str, seed: int) -> tuple[Arithmetic, Callable[[Machine, R
 
 @dataclass(frozen=True, slots=True)
 class Operand:
-    """One access as an array. `shape` of all its rows, `stored_shape` that of the value of whose bytes it is a view."""
+    """One access as an array.
+
+    `shape` is the shape of all its rows; `stored_shape` is that of the value in memory, which the operand may be a view
+    of.
+    """
 
     value: str
     region: Region
@@ -138,7 +154,7 @@ class Operand:
     mode: Mode
 
     def load(self, arithmetic: Arithmetic, data: Array, rows: slice) -> Array:
-        """Some of its rows; all of what is not per sample."""
+        """Return some rows of the operand; all of an operand that is not per sample."""
         if not self.per_sample:
             rows = slice(0, self.shape[0])
         row_bytes = (self.region.stop - self.region.start) // self.stored_shape[0]
@@ -149,7 +165,7 @@ class Operand:
 
 
 class Watch:
-    """Compares every launch that it sees."""
+    """Compares each launch with float64 while a module runs."""
 
     def __init__(
         self,
@@ -158,6 +174,14 @@ class Watch:
         memory: Callable[[Machine, Region], Array],
         say: Callable[[str], None],
     ) -> None:
+        """Create an observer of a module with this plan.
+
+        Args:
+            plan: The plan.
+            arithmetic: Computes in float64.
+            memory: Returns the bytes of a region.
+            say: Called with a line on each launch.
+        """
         self.results: list[LaunchResult] = []
         self._plan, self._arithmetic, self._memory, self._say = plan, arithmetic, memory, say
         self._operations = {operation.name: operation for operation in (*plan.graph.train, *plan.graph.infer)}
@@ -166,7 +190,7 @@ class Watch:
         self._chunk_bytes = arithmetic.chunk_bytes
 
     def before(self, machine: Machine, program: str, index: int) -> None:
-        """Keep what the launch reads or adds to: it may write over it."""
+        """Copy the operands that the launch reads or adds to, because it may write over them."""
         launch = self._launches(program)[index]
         self._read = {
             position: self._arithmetic.copy(self._memory(machine, access_region(self._plan, access)))
@@ -175,6 +199,7 @@ class Watch:
         }
 
     def after(self, machine: Machine, program: str, index: int) -> None:
+        """Compare the results of the launch."""
         launches = self._launches(program)
         launch = launches[index]
         operation = operation_of(launch, self._operations, self._plan.buffers) if launch.operations else None
@@ -187,7 +212,7 @@ class Watch:
         name = title(launch.operations) or operands[0].value
         self._say(f"{program} {index + 1} of {len(launches)}: {name}")
         provider = launch.work.provider if isinstance(launch.work, Kernel) else ""
-        found = self._compared(name, operation, operands, written, provider)
+        deviations = self._compared(name, operation, operands, written, provider)
         rows = next((o.region.rows for o in operands if o.per_sample), None)
         span = (0, 1) if rows is None else (rows.start, rows.stop)
         divided = rows is not None and rows.count < self._plan.graph.batch
@@ -196,7 +221,7 @@ class Watch:
             ("copy", "copy") if isinstance(work, Copy) else
             (f"{work.provider} {work.name}", operation.kind if operation is not None else "conversion")
         )  # fmt: skip
-        self.results.append(LaunchResult(program, index, name, kind, kernel, span, divided, found))
+        self.results.append(LaunchResult(program, index, name, kind, kernel, span, divided, deviations))
         self._read = {}
 
     def _launches(self, program: str) -> Sequence[Launch]:
@@ -210,7 +235,11 @@ class Watch:
         written: Mapping[int, Array],
         provider: str,
     ) -> tuple[Deviation, ...]:
-        """MBC250 where not even one row after the other has room."""
+        """Return the errors of all outputs; in smaller parts if float64 does not fit into memory.
+
+        Raises:
+            MbcError: MBC250 if not even one row after another fits.
+        """
         arithmetic = self._arithmetic
         for self._chunk_bytes in (arithmetic.chunk_bytes, arithmetic.chunk_bytes // 16, 0):
             try:
@@ -221,12 +250,12 @@ class Watch:
                 arithmetic.release()
         raise MbcError(
             "MBC250",
-            f"float64 of what '{name}' reads and writes takes more memory than is free beside the arena",
+            f"the operands of '{name}' in float64 take more memory than is free beside the arena",
             "end other programs that use it, or check on a machine with more memory",
         )
 
     def _moved(self, operands: Sequence[Operand], written: Mapping[int, Array]) -> tuple[Deviation, ...]:
-        """Of a copy or a conversion."""
+        """Return the error of a copy or conversion."""
         source, target = operands
         tally = Tally(target.value, target.dtype)
         for rows in self._slices(source.shape[0], math.prod(source.shape[1:]) * 2):
@@ -255,41 +284,41 @@ class Watch:
             evaluation = Evaluation(arithmetic, operation, stored, call, len(slices))
             taken = [o.load(arithmetic, self._read[i], part) for i, o in enumerate(inputs)]
             product = outputs[0].load(arithmetic, written[count], part) if evaluation.hands_on_product else None
-            for number, made in enumerate(evaluation.meant(taken, product)):
+            for number, expected in enumerate(evaluation.meant(taken, product)):
                 if summed[number]:
-                    totals[number] = made if number not in totals else totals[number] + made
+                    totals[number] = expected if number not in totals else totals[number] + expected
                 else:
-                    found = outputs[number].load(arithmetic, written[count + number], part)
-                    tallies[number].add(arithmetic, found, made)
-        for number, made in totals.items():
+                    written_part = outputs[number].load(arithmetic, written[count + number], part)
+                    tallies[number].add(arithmetic, written_part, expected)
+        for number, expected in totals.items():
             output, whole = outputs[number], slice(0, outputs[number].shape[0])
             if widens(provider, operation.kind, self._plan.graph.precision):
-                made = rounded(arithmetic, made, self._plan.graph.precision.working)
+                expected = rounded(arithmetic, expected, self._plan.graph.precision.working)
             if output.mode is Mode.ACCUMULATE:
                 before = output.load(arithmetic, self._read[count + number], whole)
-                made = made + shaken(arithmetic, before, ROUNDOFFS[self._plan.graph.precision.master])
-            tallies[number].add(arithmetic, output.load(arithmetic, written[count + number], whole), made)
+                expected = expected + shaken(arithmetic, before, ROUNDOFFS[self._plan.graph.precision.master])
+            tallies[number].add(arithmetic, output.load(arithmetic, written[count + number], whole), expected)
         return tuple(tally.deviation for tally in tallies)
 
     def _slices(self, rows: int, row_elements: int) -> list[slice]:
-        """Of the rows, so that float64 of some times that many elements a row fits."""
+        """Return slices of the rows, of which each fits into memory in float64."""
         step = max(1, self._chunk_bytes // (8 * 4 * max(1, row_elements)))
         return [slice(start, min(start + step, rows)) for start in range(0, rows, step)]
 
     def _operands(self, launch: Launch, operation: Operation | None) -> tuple[Operand, ...]:
-        """Inputs and outputs of the launch; its workspace is nobody's."""
+        """Return the inputs and outputs of the launch, without its workspace."""
         if operation is None:
-            # Both hold the same value, in shapes of the same bytes.
+            # Both buffers hold the same value, in shapes with the same number of bytes.
             name = self._plan.buffers[launch.accesses[1].buffer].value
             assert name is not None
             return tuple(self._operand(name, name, access) for access in launch.accesses)
         names = (*operation.inputs, *operation.outputs)
-        found: list[Operand] = []
+        loaded: list[Operand] = []
         for name, access in zip(names, launch.accesses, strict=False):
             held = self._plan.buffers[access.buffer].value
             assert held is not None
-            found.append(self._operand(name, held, access))
-        return tuple(found)
+            loaded.append(self._operand(name, held, access))
+        return tuple(loaded)
 
     def _operand(self, name: str, held: str, access: Access) -> Operand:
         buffer, values = self._plan.buffers[access.buffer], self._plan.graph.values

@@ -1,4 +1,4 @@
-"""Every divided operation by itself: its slices against one call over the whole mini-batch, on the same operands."""
+"""Checks each divided operation alone: its slices against one call over the whole mini-batch, on the same operands."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from mbc.runtime.formats import loaded, stored_bytes
 
 Array = NDArray[Any]
 
-SAME_ALGORITHM_FP32 = 1e-6  # sums of the same products, in another order where slices are added up
+SAME_ALGORITHM_FP32 = 1e-6  # sums of the same products, in another order if slices are added up
 _POOL_ELEMENTS = (1 << 22) + 61  # odd, so that no two tensors cut from it are alike
 
 
 @dataclass(frozen=True, slots=True)
 class OperationComparison:
-    """`distance`: the largest of the operation's outputs; None where the GPU had no room for its operands."""
+    """The difference of an operation's two ways; `distance` is None if the operands do not fit on the GPU."""
 
     pair: Pair
     distance: float | None
@@ -38,11 +38,12 @@ class OperationComparison:
 
     @property
     def passed(self) -> bool:
+        """True unless the distance exceeds the tolerance."""
         return self.distance is None or self.distance <= self.tolerance
 
     @property
     def badness(self) -> float:
-        """Distance over tolerance; below everything where there is none."""
+        """The distance divided by the tolerance; -1 without a distance."""
         if self.distance is None:
             return -1.0
         return self.distance / self.tolerance if self.tolerance else math.inf if self.distance else 0.0
@@ -52,12 +53,21 @@ class Runner(Protocol):
     """Something that runs kernel calls."""
 
     def run(self, pair: Pair, calls: Sequence[SliceCall], operands: Sequence[Array]) -> list[Array]:
-        """The outputs of the calls together, canonical; `operands` are those of the whole mini-batch."""
+        """Return the outputs of all calls together, in canonical order; `operands` are the whole mini-batch's."""
         ...
 
 
 def compare_operation(runner: Runner, pair: Pair, seed: int, tolerance: float | None = None) -> OperationComparison:
-    """Both ways on the same random operands, rounded as they are stored."""
+    """Return the difference of the divided and the undivided calls, on the same random operands.
+
+    The operands are rounded as memory stores them.
+
+    Args:
+        runner: Runs the calls.
+        pair: The calls.
+        seed: The seed of the operands.
+        tolerance: The largest distance; None for `allowed_distance`.
+    """
     allowed = allowed_distance(pair) if tolerance is None else tolerance
     operands = random_operands(pair, seed)
     try:
@@ -68,40 +78,41 @@ def compare_operation(runner: Runner, pair: Pair, seed: int, tolerance: float | 
 
 
 def allowed_distance(pair: Pair) -> float:
-    """What one call may be wrong by in this precision; in fp32 less, where the calls are known to compute alike."""
+    """Return the error that one call may have in its precision; less in fp32 if all calls use one algorithm."""
     if pair.request.precision is Precision.FP32 and pair.same_algorithm:
         return SAME_ALGORITHM_FP32
     return TOLERANCES[pair.request.precision]
 
 
 def random_operands(pair: Pair, seed: int) -> tuple[Array, ...]:
-    """Standard normal numbers; integers are zero, which is a class number, and a control block of a first step."""
+    """Return standard normal numbers; integers are zero: a class number, or the control block of a first step."""
     pool = np.random.default_rng(seed).standard_normal(_POOL_ELEMENTS, np.float32)
-    made: list[Array] = []
+    operands: list[Array] = []
     for index, tensor in enumerate(pair.request.inputs):
         if tensor.dtype in (DType.INT32, DType.UINT8):
-            made.append(np.zeros(tensor.shape, np.int32 if tensor.dtype is DType.INT32 else np.uint8))
+            operands.append(np.zeros(tensor.shape, np.int32 if tensor.dtype is DType.INT32 else np.uint8))
             continue
         numbers = np.resize(np.roll(pool, -index * 1_000_003), tensor.elements).reshape(tensor.shape)
         data = stored_bytes(numbers, tensor.dtype, Layout.CHANNELS_FIRST)
-        made.append(loaded(data, tensor.shape, tensor.dtype, Layout.CHANNELS_FIRST))
-    return tuple(made)
+        operands.append(loaded(data, tensor.shape, tensor.dtype, Layout.CHANNELS_FIRST))
+    return tuple(operands)
 
 
 class OnCpu:
-    """The meaning of the operation, slice by slice."""
+    """Runs the interpreter's code slice by slice."""
 
     def run(self, pair: Pair, calls: Sequence[SliceCall], operands: Sequence[Array]) -> list[Array]:
+        """Return the outputs of all calls together."""
         evaluate = KINDS[pair.request.kind].evaluate
-        assert evaluate is not None, "what runs as a kernel has a meaning"
+        assert evaluate is not None, "every kind that runs as a kernel can be evaluated"
         inputs = len(pair.request.inputs)
         results = [np.full(t.shape, np.nan, _computed(t)) for t in pair.request.outputs]
         for call in calls:
             taken = [_rows(o, r, per) for o, r, per in zip(operands, call.rows, pair.per_sample, strict=False)]
             batch = max(t.shape[0] for t, per in zip(_types(pair), pair.per_sample, strict=True) if per)
             about = Call(call.request.outputs, call.first_row, batch, call.request.precision)
-            made = evaluate(call.request.attributes, taken, about)
-            for index, result in enumerate(made):
+            outputs = evaluate(call.request.attributes, taken, about)
+            for index, result in enumerate(outputs):
                 part = _rows(results[index], call.rows[inputs + index], pair.per_sample[inputs + index])
                 tensor = call.request.outputs[index]
                 data = stored_bytes(part + result if call.accumulate else result, tensor.dtype, Layout.CHANNELS_FIRST)
@@ -110,14 +121,15 @@ class OnCpu:
 
 
 class OnGpu:
-    """The kernels of the plan themselves, through the code that a module is built from."""
+    """Runs the kernels of the plan on the GPU, by the code from which a module is built."""
 
     def __init__(self, precision: Precision) -> None:
+        """Open the GPU and the kernels of a precision."""
         self._gpu = Gpu()
         self._library = KernelLibrary.open(self._gpu, precision)
 
     def run(self, pair: Pair, calls: Sequence[SliceCall], operands: Sequence[Array]) -> list[Array]:
-        """`DoesNotFit` where the GPU has no room for the operands and the workspace."""
+        """Return the outputs of all calls together; raise `DoesNotFit` if operands and workspace do not fit."""
         gpu = self._gpu
         gpu.reset()
         types, layouts = _types(pair), calls[0].candidate.layouts
@@ -129,7 +141,7 @@ class OnGpu:
             gpu.fill(pointers[index], 0xFF, types[index].size_bytes)
         workspace = gpu.take(max(call.candidate.workspace_bytes for call in calls))
         for call in calls:
-            assert call.candidate.layouts == layouts, "all slices of an operation lie alike"
+            assert call.candidate.layouts == layouts, "all slices of an operation have the same layouts"
             addresses = [
                 pointer + rows.start * (tensor.size_bytes // tensor.shape[0] if per else 0)
                 for pointer, rows, tensor, per in zip(pointers, call.rows, types, pair.per_sample, strict=True)
@@ -146,11 +158,13 @@ class OnGpu:
         ]
 
     def __enter__(self) -> OnGpu:
+        """Return the runner itself."""
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        """Close the kernels and the GPU."""
         self._library.close()
         self._gpu.close()
 

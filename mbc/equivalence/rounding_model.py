@@ -1,24 +1,26 @@
-"""What the outputs of one launch must be, and how far correct rounding may take them from that.
+"""The exact outputs of one launch, and the largest error that correct rounding may cause.
 
-Both are evaluations in float64 of the very values that the launch read. The first is exact. In the second every value
-is off by one unit roundoff wherever an implementation may round it: how far its outputs are from the exact ones is what
-one roundoff does to *these* values, cancellation in sums included. The unit is
+Two evaluations in float64 use the values that the launch read. The first is exact. In the second, each value is off by
+one unit roundoff wherever an implementation may round it. The distance of its outputs from the exact ones is the error
+that one roundoff causes for *these* values, including cancellation in sums. The unit is
 
-* for every operand that is read from memory, that of fp32, in which kernels compute, times the root of the number of
-  terms of their reduction (K of a GEMM): partial sums are rounded, too;
-* for the operands of convolutions and GEMMs in tf32 besides that its own, 2^-11;
-* for those of attention besides that of the working precision: of its products the second reads what the first gave;
-* for what statistics and reductions in an epilogue read, that of the working precision, to which it is then stored;
-* for filter gradients of bf16 and fp16 operands through cuDNN their 16 bits: it has no engine that writes fp32, so the
-  result is widened (`mbc.kernels.widens`), the one named exception;
-* for what one member of a fused launch hands to the next, that of fp32, too; but that of the working precision for what
-  a matrix product reads, since tensor cores do. What a convolution or GEMM passes on inside a launch is rounded to the
-  working precision in both evaluations, as kernels do, in the second to the other side where it is nearly halfway
-  between two numbers.
+* for each operand in memory: the roundoff of fp32, in which kernels compute, times the root of the number of terms of
+  the reduction (K of a GEMM), because partial sums are rounded, too;
+* in addition, for operands of convolutions and GEMMs in tf32: the roundoff of tf32, 2^-11;
+* in addition, for operands of attention: the roundoff of the working precision, because the second product reads the
+  result of the first;
+* for values that statistics and reductions in an epilogue read: the roundoff of the working precision, in which the
+  value is stored;
+* for filter gradients of bf16 and fp16 operands by cuDNN: the roundoff of these 16 bits. cuDNN has no engine that
+  writes fp32, so that the result is widened (`mbc.kernels.widens`); this is the only exception for one provider;
+* for a value that one member of a fused launch passes to the next: the roundoff of fp32, or that of the working
+  precision if a matrix product reads the value, because tensor cores do. The result of a convolution or GEMM inside a
+  launch is rounded to the working precision in both evaluations, as kernels do; in the second it is rounded to the
+  other side if it is nearly halfway between two numbers.
 
-What a launch chooses (the sign of what a ReLU reads, the first largest of a pooling window) may come out otherwise
-where the exact values are nearer to each other than `SURE` times what rounding does to them: there the second
-evaluation takes the other choice. Everywhere else the choice must be the exact one.
+Choices of a launch (the sign of a ReLU's input, the first largest element of a pooling window) may differ if the exact
+values are closer to each other than `SURE` times the error that rounding causes: there the second evaluation makes the
+other choice. Everywhere else the choice must be the exact one.
 """
 
 from __future__ import annotations
@@ -35,13 +37,13 @@ from mbc.ops.base import Call, OpKind
 from mbc.ops.fused import Fused, Member, gives_product
 from mbc.ops.pooling import MaxPool, window_positions
 
-# Largest relative error of one rounding to nearest.
+# The largest relative error of one rounding to nearest.
 ROUNDOFFS = {DType.FP64: 2.0**-53, DType.FP32: 2.0**-24, DType.FP16: 2.0**-11, DType.BF16: 2.0**-8}
 TF32_ROUNDOFF = 2.0**-11
-# Half of the least difference of two numbers, which limits what underflow does.
+# Half of the smallest difference of two numbers, which is the largest error of an underflow.
 UNDERFLOW = {DType.FP64: 0.0, DType.FP32: 2.0**-126, DType.FP16: 2.0**-25, DType.BF16: 2.0**-126}
 SURE = 16.0
-# Kinds that move, choose or compare numbers, and compute none.
+# Kinds that move, choose or compare numbers without computing new ones.
 MOVES = frozenset(
     (
         "relu", "relu_backward", "relu_mask", "relu_backward_masked", "relu6", "relu6_backward",
@@ -50,23 +52,23 @@ MOVES = frozenset(
         "flatten", "unflatten", "cast", "concat_statistics", "guard",
     )
 )  # fmt: skip
-# Kinds of several products, of which later ones read on tensor cores what earlier ones gave.
+# Kinds of several products, where tensor cores read the results of earlier products.
 _PRODUCTS_OF_PRODUCTS = frozenset(("attention", "attention_backward"))
 _SIGN_OF_FIRST = frozenset(("relu", "leaky_relu", "relu_mask", "relu_backward", "leaky_relu_backward"))
-_STORED = "stored"  # made inside the launch, which stores it, too
-_FEW_ELEMENTS = 16  # of an output: one random draw of roundings may nearly cancel
+_STORED = "stored"  # computed inside the launch, which also stores it
+_FEW_ELEMENTS = 16  # in an output with fewer elements, the roundings of one random draw may nearly cancel
 _DRAWS_OF_FEW = 4
 
 
 @dataclass(frozen=True)
 class Meant:
-    """One output. `shaken`: with roundings, in some random draws."""
+    """One output: the exact numbers, and the numbers with roundings in one or more random draws (`shaken`)."""
 
     exact: Array
     shaken: tuple[Array, ...]
 
     def __add__(self, other: Meant) -> Meant:
-        """Of two sums; one may have a single draw for all of the other's."""
+        """Return the sum of two outputs; a single draw of one output is combined with each draw of the other."""
         draws = max(len(self.shaken), len(other.shaken))
         ours, theirs = ((m.shaken * draws)[:draws] for m in (self, other))
         return Meant(self.exact + other.exact, tuple(x + y for x, y in zip(ours, theirs, strict=True)))
@@ -74,8 +76,15 @@ class Meant:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Of an operation or group. `parts`: of how many such evaluations its sums are the sum. `stored`: the type of each
-    output."""
+    """The evaluation of an operation or group.
+
+    Attributes:
+        arithmetic: Computes in float64.
+        operation: The operation or group.
+        stored: The type of each output.
+        call: The rows that are evaluated, and the precision.
+        parts: The number of evaluations over which the operation's sums are divided.
+    """
 
     arithmetic: Arithmetic
     operation: Operation
@@ -84,8 +93,13 @@ class Evaluation:
     parts: float
 
     def meant(self, inputs: Sequence[Array], product: Array | None) -> list[Meant]:
-        """The outputs for canonical inputs. `product`: what the launch has stored of its first member where it gives
-        that (see `hands_on_product`): the other members read it as it is."""
+        """Return the outputs for canonical inputs.
+
+        Args:
+            inputs: The operands.
+            product: The result of the first member as the launch has stored it, if it does (see `hands_on_product`);
+                the other members read it.
+        """
         values = list(inputs)
         exact = self._exact(values, product)
         few = min(math.prod(exact[number].shape) for number in self.given) < _FEW_ELEMENTS
@@ -94,10 +108,12 @@ class Evaluation:
 
     @property
     def hands_on_product(self) -> bool:
+        """True if the launch stores the result of its first member, which the other members read."""
         return gives_product(self.operation.attributes)
 
     @property
     def members(self) -> tuple[Member, ...]:
+        """The members of the group; an operation is the only member."""
         operation = self.operation
         if isinstance(operation.attributes, Fused):
             return operation.attributes.members
@@ -107,15 +123,16 @@ class Evaluation:
 
     @property
     def given(self) -> tuple[int, ...]:
+        """The numbers of the values that leave the launch."""
         attributes = self.operation.attributes
         return attributes.given if isinstance(attributes, Fused) else self.members[0].outputs
 
     def _exact(self, values: list[Array], product: Array | None) -> dict[int, Array]:
-        """Appends to `values`, which are the inputs, what the members read; the results of all members by number."""
+        """Return the results of all members by number; append the values that members read to `values`, the inputs."""
         results: dict[int, Array] = {}
         for member in self.members:
-            made = self._evaluate(member, [values[n] for n in member.inputs])
-            for number, value in zip(member.outputs, made, strict=True):
+            outputs = self._evaluate(member, [values[n] for n in member.inputs])
+            for number, value in zip(member.outputs, outputs, strict=True):
                 results[number] = value
                 values.append(self._stored_inside(member, value) if not self._given(number, product) else product)
         return results
@@ -123,8 +140,13 @@ class Evaluation:
     def _shaken(
         self, exact: Sequence[Array], made_exact: Mapping[int, Array], product: Array | None
     ) -> dict[int, Array]:
-        """The results of all members, every value off by a roundoff. `exact`: what they read without that,
-        `made_exact`: their results."""
+        """Return the results of all members by number, with each value off by a roundoff.
+
+        Args:
+            exact: The values that members read, without roundings.
+            made_exact: The members' results, without roundings.
+            product: The stored result of the first member, if there is one.
+        """
         count = len(self.operation.inputs)
         results: dict[int, Array] = {}
         values = list(exact[:count])
@@ -135,12 +157,12 @@ class Evaluation:
             first = member.inputs[0]
             if member.kind in _SIGN_OF_FIRST and made_by[first] not in ("", _STORED, "relu", "leaky_relu"):
                 taken[0] = self._other_side(exact[first], values[first], taken[0])
-            made = list(self._evaluate(member, taken))
-            if member.kind == "max_pool" and len(made) > 1 and made_by[first] not in ("", _STORED):
+            outputs = list(self._evaluate(member, taken))
+            if member.kind == "max_pool" and len(outputs) > 1 and made_by[first] not in ("", _STORED):
                 index = exact[member.outputs[1]]
                 unsure = self._unsure_positions(member, exact[first], values[first], index)
-                made[1] = self.arithmetic.where(unsure, index ^ 255, index)  # any other position will do
-            for number, value in zip(member.outputs, made, strict=True):
+                outputs[1] = self.arithmetic.where(unsure, index ^ 255, index)  # any other position may be chosen
+            for number, value in zip(member.outputs, outputs, strict=True):
                 results[number] = value
                 given = self._given(number, product)
                 values.append(product if given else self._other_rounding(member, made_exact[number], value))
@@ -148,15 +170,15 @@ class Evaluation:
         return results
 
     def _given(self, number: int, product: Array | None) -> bool:
-        """Whether this value is read as `product`, which the launch has stored."""
+        """Return whether members read this value as `product`, which the launch has stored."""
         return product is not None and number == len(self.operation.inputs)
 
     def _stored_inside(self, member: Member, value: Array) -> Array:
-        """What a member passes on inside a launch: of a convolution or GEMM what would be stored of it."""
+        """Return a value that a member passes on in a launch, rounded if the member is a convolution or GEMM."""
         return value if _kind(member).flops is None else self.arithmetic.stored(value, self.call.precision.working)
 
     def _other_rounding(self, member: Member, exact: Array, value: Array) -> Array:
-        """The same of a value that is off: wherever that may make it another number, the other one."""
+        """Return `value` rounded the other way wherever its error could cross a rounding boundary."""
         precision = self.call.precision
         if _kind(member).flops is None or precision.working is precision.master:
             return value
@@ -168,27 +190,33 @@ class Evaluation:
     def _evaluate(self, member: Member, taken: Sequence[Array]) -> Sequence[Array]:
         types = _kind(member).shape(member.attributes, tuple(map(type_of, taken)))
         call = Call(types, self.call.first_row, self.call.batch, self.call.precision)
-        made = self.arithmetic.evaluate(member.kind, member.attributes, taken, call)
-        if member.kind != "max_pool" or len(made) == 1:
-            return made
-        # Of elements that are stored as equal ones the first is the largest.
+        outputs = self.arithmetic.evaluate(member.kind, member.attributes, taken, call)
+        if member.kind != "max_pool" or len(outputs) == 1:
+            return outputs
+        # If several elements are equal once they are stored, the first counts as the largest.
         stored = [self.arithmetic.stored(taken[0], self._stored_as(member))]
-        return made[0], self.arithmetic.evaluate(member.kind, member.attributes, stored, call)[1]
+        return outputs[0], self.arithmetic.evaluate(member.kind, member.attributes, stored, call)[1]
 
     def _stored_as(self, member: Member) -> DType:
-        """The type of the first result of a member that leaves the launch."""
+        """Return the type of the first result of a member that leaves the launch."""
         return self.stored[self.given.index(member.outputs[0])]
 
     def _rounded(self, member: Member, value: Array, made_by: str, terms: float) -> Array:
-        """What an implementation may read for an operand of a member; `made_by`: the kind of the member that it is
-        from, "" where it is read from memory."""
+        """Return an operand of a member as an implementation may read it.
+
+        Args:
+            member: The member.
+            value: The operand.
+            made_by: The kind of the member that computed the operand; empty for an operand in memory.
+            terms: The number of terms of the member's sums.
+        """
         if not is_floating(value):
             return value
         precision = self.call.precision
         if member.kind in MOVES:
             return value
-        # Tensor cores read what is computed inside a launch in the working precision. Statistics and reductions in an
-        # epilogue are of the result before it is stored.
+        # Tensor cores read values that are computed inside a launch in the working precision. Statistics and reductions
+        # in an epilogue read the result before it is stored.
         inside = ROUNDOFFS[precision.working] if made_by not in ("", _STORED) and _kind(member).flops else 0.0
         if made_by == _STORED and (_kind(member).reduces or _kind(member).accumulates):
             inside = ROUNDOFFS[precision.working]
@@ -198,7 +226,7 @@ class Evaluation:
         return _off(self.arithmetic, value, inside + operand + ROUNDOFFS[precision.master] * math.sqrt(terms))
 
     def _terms(self, member: Member, inputs: Sequence[TensorType]) -> float:
-        """How many terms are summed up for an output of the member."""
+        """Return the number of terms that are summed for an output of the member."""
         kind = _kind(member)
         outputs = kind.shape(member.attributes, tuple(inputs))
         if kind.flops is not None:
@@ -208,7 +236,7 @@ class Evaluation:
         return terms * self.parts if kind.accumulates else terms
 
     def _other_side(self, exact: Array, shaken: Array, taken: Array) -> Array:
-        """`taken`, on the other side of zero wherever rounding may bring it there."""
+        """Return `taken` on the other side of zero wherever rounding may move it there."""
         where = self.arithmetic.where
         moved = abs(shaken - exact)
         reach = SURE * spread(moved) + 2 * moved
@@ -216,11 +244,11 @@ class Evaluation:
         return where(abs(exact) <= reach, across, taken)
 
     def _unsure_positions(self, member: Member, exact: Array, shaken: Array, index: Array) -> Array:
-        """In which windows another element than that at `index` may come out as the first largest one."""
+        """Return True for each window whose first largest element may be another one than that at `index`."""
         a = member.attributes
         assert isinstance(a, MaxPool)
         arithmetic, dtype = self.arithmetic, self._stored_as(member)
-        # What is zero with and without roundings is so for sure: a ReLU made it of a negative number.
+        # A value that is zero with and without roundings is certainly zero: a ReLU computed it from a negative number.
         moved = abs(shaken - exact)
         reach = (SURE * spread(moved) + 2 * moved) * (abs(exact) + abs(shaken) > 0)
         low, high = (
@@ -237,17 +265,17 @@ class Evaluation:
         return unsure
 
 
-def rounded(arithmetic: Arithmetic, made: Meant, dtype: DType) -> Meant:
-    """A result that was rounded to a narrower type before it was stored in a wider one."""
+def rounded(arithmetic: Arithmetic, expected: Meant, dtype: DType) -> Meant:
+    """Return an output that was rounded to a narrower type before it was stored in a wider one."""
 
     def off(value: Array) -> Array:
         return value + arithmetic.signs(value) * (ROUNDOFFS[dtype] * abs(value) + UNDERFLOW[dtype])
 
-    return Meant(made.exact, tuple(map(off, made.shaken)))
+    return Meant(expected.exact, tuple(map(off, expected.shaken)))
 
 
 def shaken(arithmetic: Arithmetic, value: Array, roundoff: float) -> Meant:
-    """A value that is read from memory."""
+    """Return a value in memory with its roundoff."""
     return Meant(value, (_off(arithmetic, value, roundoff),))
 
 
@@ -260,18 +288,19 @@ def _kind(member: Member) -> OpKind:
 
 
 def is_floating(array: Array) -> bool:
+    """Return whether an array has floating-point numbers, which are float64 here."""
     return str(array.dtype).endswith("float64")
 
 
 def type_of(array: Array) -> TensorType:
-    """What an array is to a shape rule: floating ones are fp64."""
+    """Return the type of an array for a shape rule; floating-point numbers are fp64."""
     name = str(array.dtype)
     dtype = DType.FP64 if name.endswith("float64") else DType.INT32 if name.endswith("int32") else DType.UINT8
     return TensorType(tuple(array.shape), dtype)
 
 
 def spread(d: Array) -> Array:
-    """How large differences are around each element: their root mean square along its channel and along its row."""
+    """Return the size of differences around each element: their root mean square in its channel and in its row."""
     squares = d * d
     if d.ndim < 2:
         return squares.mean() ** 0.5

@@ -1,21 +1,21 @@
-"""What may differ between the divided and the undivided step of a network.
+"""The largest difference allowed between the divided and the undivided step of a network.
 
-Two ways of computing that are both right differ by rounding, and a deep network magnifies rounding: a ReLU whose input
-comes out on the other side of zero moves gradients by far more than the error that caused it. What a fixed tolerance
-cannot tell apart, a comparison can: the divided step may be wrong by at most twice what the undivided step itself is
-wrong by, plus a floor. Wrong is the normalised L2 distance |a - b| / |b| from the same step
+Two correct implementations differ by rounding, and a deep network magnifies rounding: a ReLU whose input moves across
+zero changes gradients by far more than the error that moved it. No fixed tolerance separates such differences from
+errors, but a comparison does: the error of the divided step may be at most twice the error of the undivided step, plus
+a floor. The error is the normalised L2 distance |a - b| / |b| from
 
-* in float64, where the network is small enough for NumPy;
-* else from the undivided step, and the undivided step's own measure is how far it moves when all weights are off at
-  random by what one kernel call may be off (`TOLERANCES` of mbc/measure/gemm_trial.py).
+* the same step in float64, if the network is small enough for NumPy;
+* otherwise the undivided step. The undivided step's own error is then its distance from a step whose weights are off at
+  random by the error that one kernel call may have (`TOLERANCES` of mbc/measure/gemm_trial.py).
 
 The floor is that tolerance times the root of the number of divided operations, because independent errors add up as
-their squares do: the divided calls may well be of an algorithm that is less exact than the undivided ones. For
-gradients it is the square root of that: of choices (ReLU, max pooling) about as large a share comes out otherwise,
-which moves a gradient by the square root of the share. A tensor that the undivided step does not know itself (wrong
-by half and more, as the gradient of a bias before a batch norm, which is nothing but rounding) is not judged. Chance
-may still hit one step harder than the other: what fails is drawn again with other inputs, and fails when it does so
-in every draw. A lost or doubled slice is wrong by a good part of the whole, in every draw.
+their squares: the divided calls may use a less exact algorithm than the undivided ones. For gradients the floor is the
+square root of that: about the same share of choices (ReLU, max pooling) differs, which changes a gradient by the square
+root of the share. A tensor with an error of a half or more in the undivided step is not judged; an example is the
+gradient of a bias before a batch norm, which is only rounding errors. Chance may still affect one step more than the
+other: a tensor that fails is drawn again with other inputs, and fails only if it fails in each draw. A lost or doubled
+slice causes a large error in each draw.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ DRAWS = 3
 
 
 class Reference(StrEnum):
-    """What the two steps are held against."""
+    """The step that the two steps are compared with."""
 
     FLOAT64 = "float64"
-    PERTURBED = "perturbed"  # the undivided step with weights that are a little off
-    NONE = "none"  # the distance itself must keep to a tolerance that the user gives
+    PERTURBED = "perturbed"  # the undivided step with slightly changed weights
+    NONE = "none"  # the distance itself is limited by a tolerance of the user
 
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """The two steps on the same inputs; `reference`: the step that `Reference` names, if any."""
+    """The two steps on the same inputs; `reference` is the step that `Reference` names, if there is one."""
 
     divided: Outcome
     undivided: Outcome
@@ -54,8 +54,17 @@ class Draw:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """One tensor. `distance`: of the divided from the undivided step. `error` of the divided step must be at most
-    `limit`, and `yardstick` is the undivided step's own; `known`: whether that says anything."""
+    """The comparison of one tensor.
+
+    Attributes:
+        part: The part of the step that the tensor belongs to.
+        name: The tensor's name.
+        distance: The distance of the divided step from the undivided step.
+        error: The error of the divided step.
+        yardstick: The error of the undivided step.
+        limit: The largest error that passes.
+        is_conclusive: False if the undivided step's error is so large that the tensor is not judged.
+    """
 
     part: Part
     name: str
@@ -63,16 +72,17 @@ class Comparison:
     error: float
     yardstick: float
     limit: float
-    known: bool
+    is_conclusive: bool
 
     @property
     def passed(self) -> bool:
-        return not self.known or (math.isfinite(self.error) and self.error <= self.limit)
+        """True unless the error exceeds the limit in a tensor that is judged."""
+        return not self.is_conclusive or (math.isfinite(self.error) and self.error <= self.limit)
 
     @property
     def badness(self) -> float:
-        """Error over limit; below everything where nothing is known."""
-        if not self.known:
+        """The error divided by the limit; -1 for a tensor that is not judged."""
+        if not self.is_conclusive:
             return -1.0
         if not (self.limit and math.isfinite(self.error)):
             return math.inf if self.error else 0.0
@@ -86,42 +96,49 @@ def compare(
     tolerance: float | None = None,
     operations: int = 1,
 ) -> tuple[Comparison, ...]:
-    """All tensors of a step, the worst first, each as it comes out in its best draw.
+    """Return the comparison of each tensor of a step, the worst first, each in its best draw.
 
-    `draw` runs both steps on the inputs of that number; `operations` of the one are divided. With `reference` NONE,
-    `tolerance` is the limit. MBC198 where no gradient is known well enough to be judged.
+    Args:
+        draw: Runs both steps on the inputs with this number.
+        reference: The step that both are compared with.
+        precision: The precision of both steps.
+        tolerance: The largest error, without a reference (`Reference.NONE`).
+        operations: The number of divided operations.
+
+    Raises:
+        MbcError: MBC198 if no gradient can be judged.
     """
-    found = compare_once(draw(0), reference, precision, tolerance, operations)
-    if not any(c.known for c in found.values() if c.part is Part.GRADIENT):
+    comparisons = compare_once(draw(0), reference, precision, tolerance, operations)
+    if not any(c.is_conclusive for c in comparisons.values() if c.part is Part.GRADIENT):
         raise MbcError(
             "MBC198",
-            f"rounding in {precision} is as large as every gradient, so a step shows nothing",
+            f"rounding errors in {precision} are as large as each gradient, so a step shows nothing",
             "check a higher precision, or the operations one by one with --operations",
         )
     for number in range(1, DRAWS):
-        failing = [key for key, comparison in found.items() if not comparison.passed]
+        failing = [key for key, comparison in comparisons.items() if not comparison.passed]
         if not failing:
             break
         again = compare_once(draw(number), reference, precision, tolerance, operations)
         for key in failing:
-            # A tensor that is noise in one draw has not passed by that.
-            if again[key].known and again[key].badness < found[key].badness:
-                found[key] = again[key]
-    return tuple(sorted(found.values(), key=lambda c: (-c.badness, -c.distance, c.part, c.name)))
+            # A tensor that cannot be judged in this draw has not passed.
+            if again[key].is_conclusive and again[key].badness < comparisons[key].badness:
+                comparisons[key] = again[key]
+    return tuple(sorted(comparisons.values(), key=lambda c: (-c.badness, -c.distance, c.part, c.name)))
 
 
 def compare_once(
     draw: Draw, reference: Reference, precision: Precision, tolerance: float | None, operations: int
 ) -> dict[tuple[Part, str], Comparison]:
-    """Every tensor of one draw."""
-    found: dict[tuple[Part, str], Comparison] = {}
+    """Return the comparison of each tensor in one draw."""
+    comparisons: dict[tuple[Part, str], Comparison] = {}
     for key, ours in draw.divided.tensors.items():
         part, name = key
         theirs = draw.undivided.tensors[key]
         apart = distance(ours, theirs)
         if draw.reference is None:
             assert tolerance is not None, "without a reference there must be a tolerance"
-            found[key] = Comparison(part, name, apart, apart, 0.0, tolerance, True)
+            comparisons[key] = Comparison(part, name, apart, apart, 0.0, tolerance, True)
             continue
         third = draw.reference.tensors[key]
         if reference is Reference.FLOAT64:
@@ -129,17 +146,18 @@ def compare_once(
         else:
             error, yardstick = apart, distance(third, theirs)
         limit = TIMES_UNDIVIDED * yardstick + floor(part, precision, operations)
-        # What is not finite in one step only is wrong, however little the other knows.
-        known = yardstick < NOISE or finite((theirs,)) > finite((ours,))
-        found[key] = Comparison(part, name, apart, error, yardstick, limit, known)
-    return found
+        # A tensor that is finite only in the undivided step is wrong in any case.
+        is_conclusive = yardstick < NOISE or finite((theirs,)) > finite((ours,))
+        comparisons[key] = Comparison(part, name, apart, error, yardstick, limit, is_conclusive)
+    return comparisons
 
 
 def floor(part: Part, precision: Precision, operations: int) -> float:
-    """What a step of so many divided operations may be wrong by in any case."""
+    """Return the error that a step with this number of divided operations may always have."""
     least = TOLERANCES[precision] * math.sqrt(operations)
     return math.sqrt(least) if part is Part.GRADIENT else least
 
 
 def passed(comparisons: Sequence[Comparison]) -> bool:
+    """Return whether all comparisons passed."""
     return all(comparison.passed for comparison in comparisons)

@@ -1,4 +1,4 @@
-"""One training step and one inference pass from the states that a network starts with, and all that they give."""
+"""One training step and one inference pass from a network's initial states, with all of their results."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from mbc.runtime.module import Module
 
 Array = NDArray[Any]
 
-_MOST_ATTEMPTS = 32  # halvings of fp16's loss scale: more than there are between the first and the least
+_MOST_ATTEMPTS = 32  # more halvings than there are between the first and the smallest loss scale of fp16
 
 
 class Part(StrEnum):
-    """What a tensor is to a step."""
+    """The part of a step that a tensor belongs to."""
 
     LOSS = "loss"
     OUTPUT = "output"
@@ -37,7 +37,7 @@ class Part(StrEnum):
 class Outcome:
     """Loss, inference outputs, gradients of all parameters, and statistics after the step, in canonical layout.
 
-    `attempts`: steps until one counted; only fp16, looking for its loss scale, needs more than one.
+    `attempts` is the number of steps until one counted; only fp16 needs more than one, to find its loss scale.
     """
 
     device: str
@@ -53,11 +53,21 @@ def run_step(
     attempts: int = 1,
     weight_noise: float = 0.0,
 ) -> Outcome:
-    """Run `forward` and then one step of `subject` (a plan, or the folder of a package), made with `seed`.
+    """Return the results of `forward` and then of one training step.
 
-    The step is the one with number `attempts` or a later one, so that dropout can be made to draw alike in two modules.
-    `weight_noise`: parameters are off by so much, relatively and at random. The optimizer must be sgd with momentum
-    and without weight decay: the gradient is what a step adds to a momentum of zero. MBC197 where no step counts.
+    The optimizer must be sgd with momentum and without weight decay: the gradient is the value that a step adds to a
+    momentum of zero.
+
+    Args:
+        subject: A plan, or the folder of a package.
+        device: `cpu` or `cuda`.
+        inputs: Inputs and targets by name.
+        seed: The seed of the module.
+        attempts: The step has at least this number, so that dropout draws the same numbers in two modules.
+        weight_noise: The relative random error of all parameters.
+
+    Raises:
+        MbcError: MBC197 if no step counts.
     """
     with Module(subject, seed=seed, device=device) as net:
         graph = net.plan.graph
@@ -71,7 +81,7 @@ def run_step(
         while True:
             attempt += 1
             before = net.control["updates"]
-            # A rate of zero: the parameters stay, the momentum does not.
+            # With a learning rate of zero the parameters stay and only the momentum changes.
             loss = float(net.step(lr=0.0, **{name: inputs[name] for name in graph.inputs}))
             counts = net.control["updates"] > before
             if counts and attempt >= attempts:
@@ -103,24 +113,26 @@ def _perturb(net: Module, noise: float, seed: int) -> None:
 
 
 def random_inputs(graph: TrainingGraph, seed: int, draw: int) -> dict[str, Array]:
-    """Inputs of a step by name: standard normal, from 0 to 1 where a loss takes probabilities, bytes, and class numbers
-    that all outputs know."""
+    """Return inputs of a step by name.
+
+    Inputs are standard normal numbers, probabilities from 0 to 1, bytes, or class numbers that all outputs have.
+    """
     random = np.random.default_rng((seed, draw))
-    made: dict[str, Array] = {}
+    arrays: dict[str, Array] = {}
     copied = {op.outputs[0]: op.inputs[0] for op in graph.train if op.kind == "cast"}
     targets = [op.inputs[i] for op in graph.train for i in KINDS[op.kind].probabilities]
     probable = {copied.get(value, value) for value in targets}
     for name in graph.inputs:
         tensor = graph.values[name].type
         if tensor.dtype is DType.INT32:
-            made[name] = random.integers(0, _classes(graph, name), tensor.shape, np.int32)
+            arrays[name] = random.integers(0, _classes(graph, name), tensor.shape, np.int32)
         elif tensor.dtype is DType.UINT8:
-            made[name] = random.integers(0, 256, tensor.shape, np.uint8)
+            arrays[name] = random.integers(0, 256, tensor.shape, np.uint8)
         elif name in probable:
-            made[name] = random.random(tensor.shape, np.float32)
+            arrays[name] = random.random(tensor.shape, np.float32)
         else:
-            made[name] = random.standard_normal(tensor.shape).astype(np.float32)
-    return made
+            arrays[name] = random.standard_normal(tensor.shape).astype(np.float32)
+    return arrays
 
 
 def _classes(graph: TrainingGraph, name: str) -> int:
@@ -128,11 +140,14 @@ def _classes(graph: TrainingGraph, name: str) -> int:
     return min((graph.values[logits].type.shape[1] for logits in judged), default=2)
 
 
-def distance(found: Array, reference: Array) -> float:
-    """|found - reference| / |reference|; infinite where either is not finite, or only the reference is all zero."""
+def distance(computed: Array, reference: Array) -> float:
+    """Return |computed - reference| / |reference|.
+
+    The distance is infinite if an array is not finite, or if only the reference is zero everywhere.
+    """
     exact = np.asarray(reference, np.float64)
     with np.errstate(invalid="ignore"):
-        apart = float(np.linalg.norm(np.asarray(found, np.float64) - exact))
+        apart = float(np.linalg.norm(np.asarray(computed, np.float64) - exact))
     norm = float(np.linalg.norm(exact))
     if not (math.isfinite(apart) and math.isfinite(norm)):
         return math.inf
@@ -140,4 +155,5 @@ def distance(found: Array, reference: Array) -> float:
 
 
 def finite(arrays: Sequence[Array]) -> bool:
+    """Return whether all elements of all arrays are finite."""
     return all(bool(np.isfinite(array).all()) for array in arrays)

@@ -1,4 +1,4 @@
-"""Variants of one network that must give the same step, and where they differ."""
+"""Variants of one network that must give the same step, and the operations in which they differ."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mbc.options import Options, Policy
 from mbc.plan.model import Plan
 from mbc.plan.summary import OperationSummary, summarise
 
-# Leaves the gradient of the first step in the optimizer's state, whatever the network is trained with.
+# Settings that leave the gradient of the first step in the optimizer's state.
 _SHOWN = (
     ("train.optimizer", "sgd(momentum=0.9)"),
     ("train.groups", "none"),
@@ -22,24 +22,26 @@ _SHOWN = (
 )
 _ANY_MEMORY = ("memory.device", "auto")
 
-MOST_FLOAT64_PRODUCTS = 3e11  # some minutes of NumPy on two cores, less on the host of a GPU
+MOST_FLOAT64_PRODUCTS = 3e11  # a few minutes of NumPy on two cores, less on the host of a GPU
 MOST_FLOAT64_BYTES = 8 << 30
 
 
 def divided(options: Options) -> Options:
-    """As the options say, with an optimizer that shows the gradients."""
+    """Return the options with an optimizer that leaves the gradients in its state."""
     return _with(options, *_SHOWN)
 
 
 def undivided(options: Options) -> Options:
-    """Every operation in one call, under the same limits of workspace; in as much memory as there is, because a budget
-    that makes divisions necessary has no undivided plan."""
+    """Return the options for each operation in one call, with the same workspace limits.
+
+    The memory is unlimited, because a budget that makes divisions necessary has no undivided plan.
+    """
     whole = replace(options, policy=Policy.UNDIVIDED, micro_batch=0)
     return _with(whole, *_SHOWN, _ANY_MEMORY)
 
 
 def in_float64(options: Options) -> Options:
-    """The undivided step in float64, for the interpreter."""
+    """Return the options for the undivided step in float64, for the interpreter."""
     plain = replace(undivided(options), workspace_limit_bytes=None, workspace_total_bytes=None, providers=())
     return _with(plain, ("train.precision", "fp64"))
 
@@ -49,18 +51,18 @@ def _with(options: Options, *settings: tuple[str, str]) -> Options:
 
 
 def divisions(plan: Plan) -> tuple[OperationSummary, ...]:
-    """The operations of the training step and of inference that run as several launches, in their order."""
+    """Return the operations of the training step and of inference that run as several launches, in order."""
     both = (summary for program in (plan.train, plan.infer) for summary in summarise(plan, program))
     return tuple(summary for summary in both if len(summary.micro_batches) > 1)
 
 
 def float64_is_cheap(graph: TrainingGraph, arena_bytes: int) -> bool:
-    """Whether NumPy runs this step within minutes. `arena_bytes`: of any plan of it, in any precision."""
+    """Return whether NumPy runs this step within minutes; `arena_bytes` is the arena of any plan of the step."""
     return convolution_products(graph) <= MOST_FLOAT64_PRODUCTS and 2 * arena_bytes <= MOST_FLOAT64_BYTES
 
 
 def convolution_products(graph: TrainingGraph) -> int:
-    """Multiplications of all convolutions of one step."""
+    """Return the number of multiplications of all convolutions of one step."""
     total = 0
     for operation in graph.train:
         inputs, outputs = (

@@ -1,4 +1,4 @@
-"""Attention in torch, as `mbc.ops.attention` means it."""
+"""Attention on PyTorch's tensors, as `mbc.ops.attention` defines it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Tensor = Any
 
 
 def _headed(x: Tensor, heads: int) -> Tensor:
-    """[N, heads * D, ..., T] -> [N, heads, groups, T, D]"""
+    """Return [N, heads * D, ..., T] as [N, heads, groups, T, D]."""
     return x.reshape(x.shape[0], heads, x.shape[1] // heads, -1, x.shape[-1]).movedim(2, 4)
 
 
@@ -24,7 +24,7 @@ def _flat(x: Tensor, like: Tensor) -> Tensor:
 
 
 def _parts(a: Attention, inputs: Sequence[Tensor], backward: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Query, key, value and scores."""
+    """Return query, key, value and scores."""
     q, k, v = (_headed(x, a.heads) for x in (inputs[0].chunk(3, 1) if a.packed else inputs[:3]))
     scores = q @ k.mT * a.scale
     if biased(a, len(inputs), backward):
@@ -36,12 +36,13 @@ def _parts(a: Attention, inputs: Sequence[Tensor], backward: bool) -> tuple[Tens
 
 
 def attention(a: Attention, inputs: Sequence[Tensor], call: Call) -> tuple[Tensor, ...]:
+    """Return the output of attention, and the log-sum-exp of the scores."""
     _, _, v, scores = _parts(a, inputs, backward=False)
     return _flat(scores.softmax(-1) @ v, inputs[0]), scores.logsumexp(-1).reshape(call.outputs[1].shape)
 
 
 def _score_gradients(a: Attention, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """Query, key, dy, the probabilities and the gradients of the scores."""
+    """Return query, key, dy, the probabilities and the gradients of the scores."""
     q, k, v, scores = _parts(a, inputs, backward=True)
     y, dy, logs = inputs[-3:]
     y, dy = _headed(y, a.heads), _headed(dy, a.heads)
@@ -50,19 +51,22 @@ def _score_gradients(a: Attention, inputs: Sequence[Tensor]) -> tuple[Tensor, ..
 
 
 def attention_backward(a: Attention, inputs: Sequence[Tensor], call: Call) -> tuple[Tensor, ...]:
+    """Return the gradients of query, key and value."""
     q, k, dy, share, dscores = _score_gradients(a, inputs)
-    found = (dscores @ k * a.scale, dscores.mT @ q * a.scale, share.mT @ dy)
-    flat = [_flat(dx, inputs[0 if a.packed else i]) for i, dx in enumerate(found)]
+    gradients = (dscores @ k * a.scale, dscores.mT @ q * a.scale, share.mT @ dy)
+    flat = [_flat(dx, inputs[0 if a.packed else i]) for i, dx in enumerate(gradients)]
     return (torch.cat(flat, 1),) if a.packed else tuple(flat)
 
 
 def window_bias(a: WindowBias, inputs: Sequence[Tensor], call: Call) -> tuple[Tensor, ...]:
+    """Return the relative position bias of windows, with the mask of shifted windows."""
     (table,) = inputs
     numbers, mask = (torch.as_tensor(x, device=table.device) for x in (a.numbers(), a.mask()))
     return (table[numbers].permute(2, 0, 1)[:, None, None] + MASKED * mask.to(table.dtype),)
 
 
 def window_bias_backward(a: WindowBias, inputs: Sequence[Tensor], call: Call) -> tuple[Tensor, ...]:
+    """Return the gradient of the bias table."""
     (dy,) = inputs
     numbers = torch.as_tensor(a.numbers(), device=dy.device).reshape(-1)
     total = dy.sum((1, 2)).flatten(1)
@@ -70,6 +74,7 @@ def window_bias_backward(a: WindowBias, inputs: Sequence[Tensor], call: Call) ->
 
 
 def attention_backward_bias(a: Attention, inputs: Sequence[Tensor], call: Call) -> tuple[Tensor, ...]:
+    """Return the gradient of the bias."""
     shape = inputs[a.operands].shape
     total = _score_gradients(a, inputs)[-1].sum(0)
     for axis in (0, 1):

@@ -1,5 +1,7 @@
-"""Convolutions in float64 by PyTorch's matrix products: windows as columns, a part of the rows at a time. cuDNN, which
-launches of a plan may call, computes nothing here. Imported only where PyTorch is installed."""
+"""Convolutions in float64 by PyTorch's matrix products, with windows as columns, for some samples at a time.
+
+cuDNN, which a plan's launches may call, is not used here. This file is imported only if PyTorch is installed.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +16,13 @@ from mbc.ops.convolution import Convolution
 torch: Any = importlib.import_module("torch")
 functional: Any = importlib.import_module("torch.nn.functional")
 
-Tensor = Any  # PyTorch is not there when types are checked
+Tensor = Any  # type checkers run without PyTorch
 
 _COLUMN_BYTES = 1 << 30
 
 
 def _columns(a: Convolution, x: Tensor) -> Tensor:
-    """The windows of images as columns: [rows, groups, C / groups * r * s, P * Q]."""
+    """Return the windows of images as columns: [rows, groups, C / groups * r * s, P * Q]."""
     if a.kernel == (1, 1) and a.stride == (1, 1) and not any(a.pad):
         return x.reshape(x.shape[0], a.groups, x.shape[1] // a.groups, -1)
     top, bottom, left, right = a.pad
@@ -30,13 +32,14 @@ def _columns(a: Convolution, x: Tensor) -> Tensor:
 
 
 def _row_slices(a: Convolution, rows: int, channels: int) -> Iterator[slice]:
-    """Slices of the rows whose columns take a bounded amount of memory."""
+    """Return slices of the rows whose columns take a bounded amount of memory."""
     row_bytes = 8 * channels * math.prod(a.kernel) * math.prod(a.output_size)
     step = max(1, _COLUMN_BYTES // row_bytes)
     return (slice(start, start + step) for start in range(0, rows, step))
 
 
 def convolution(a: Convolution, inputs: Sequence[Tensor], call: Call) -> tuple[Tensor, ...]:
+    """Return the convolution of images [N, C, H, W] and filters [K, C / groups, r, s]."""
     x, w = inputs
     matrix = w.reshape(a.groups, w.shape[0] // a.groups, -1)
     parts = [torch.matmul(matrix, _columns(a, x[rows])) for rows in _row_slices(a, x.shape[0], x.shape[1])]
@@ -44,6 +47,7 @@ def convolution(a: Convolution, inputs: Sequence[Tensor], call: Call) -> tuple[T
 
 
 def convolution_data(a: Convolution, inputs: Sequence[Tensor], call: Call) -> tuple[Tensor, ...]:
+    """Return the gradient of a convolution's images."""
     dy, w = inputs
     channels = w.shape[1] * a.groups
     matrix = w.reshape(a.groups, w.shape[0] // a.groups, -1).transpose(1, 2)
@@ -61,6 +65,7 @@ def convolution_data(a: Convolution, inputs: Sequence[Tensor], call: Call) -> tu
 
 
 def convolution_filter(a: Convolution, inputs: Sequence[Tensor], call: Call) -> tuple[Tensor, ...]:
+    """Return the gradient of a convolution's filters."""
     x, dy = inputs
     outputs, channels = dy.shape[1], x.shape[1]
     total = torch.zeros((), dtype=x.dtype, device=x.device)

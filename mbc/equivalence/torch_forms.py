@@ -1,5 +1,7 @@
-"""The meaning of operations on PyTorch's tensors, canonical as the interpreter's arrays are. Imported only where
-PyTorch is installed; tests hold every form against the interpreter."""
+"""The meaning of operations on PyTorch's tensors, in the same canonical order as the interpreter's arrays.
+
+This file is imported only if PyTorch is installed; tests compare each form with the interpreter.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,7 @@ from mbc.ops.update import AdamW, Ema, Sgd
 
 
 def _sums(x: Tensor) -> Tensor:
-    """Over everything but axis 1."""
+    """Return the sums over all axes but axis 1."""
     return x.sum(dim=(0, *range(2, x.ndim)))
 
 
@@ -115,7 +117,7 @@ def _let_through(dy: Tensor, signs: Tensor) -> Tensor:
 
 
 def padded(a: Pool, x: Tensor, fill: float) -> Tensor:
-    """Images with what their windows reach beyond them."""
+    """Return images with the padding that their windows reach."""
     height, width = padded_size(a)
     top, left = a.pad[0], a.pad[2]
     return functional.pad(x, (left, width - left - a.size[1], top, height - top - a.size[0]), value=fill)
@@ -167,7 +169,7 @@ def _average_pool_backward(a: AveragePool, inputs: Sequence[Tensor], call: Call)
 
 
 def _window_sums(x: Tensor, before: int, after: int) -> Tensor:
-    """Sum over channels c - before … c + after, for every channel c."""
+    """Return the sum over channels c - before … c + after, for each channel c."""
     total, channels = x.clone(), x.shape[1]
     for shift in range(1, min(before, channels - 1) + 1):
         total[:, shift:] += x[:, :-shift]
@@ -195,13 +197,13 @@ def _upsample_backward(a: Any, inputs: Sequence[Tensor], call: Call) -> tuple[Te
 
 
 def _guard(a: Any, inputs: Sequence[Tensor], call: Call) -> tuple[Tensor, ...]:
-    """By NumPy, told of all gradients only their norm, which is finite where they are."""
+    """Return the control block by NumPy, given only the norm of all gradients, which is finite if they are."""
     control, loss, *gradients = inputs
     norm = sum(torch.linalg.vector_norm(gradient.double()) ** 2 for gradient in gradients) ** 0.5
     evaluate = KINDS["guard"].evaluate
     assert evaluate is not None
-    told = [np.array([float(value)]) for value in (loss, norm)]
-    (after,) = evaluate(a, [control.cpu().numpy(), *told], call)
+    loss_and_norm = [np.array([float(value)]) for value in (loss, norm)]
+    (after,) = evaluate(a, [control.cpu().numpy(), *loss_and_norm], call)
     return (torch.from_numpy(after).to(control.device),)
 
 
@@ -227,13 +229,13 @@ def _accumulated(before: Tensor, value: Tensor, control: Tensor) -> Tensor:
 
 
 def _by_numpy(kind: str) -> Callable[[Any, Sequence[Tensor], Call], tuple[Tensor, ...]]:
-    """Of control blocks, and of what is small beside a step's products."""
+    """Return a form that NumPy computes: for control blocks, and for operations that are small in a step."""
     evaluate = KINDS[kind].evaluate
     assert evaluate is not None
 
     def form(a: Any, inputs: Sequence[Tensor], call: Call) -> tuple[Tensor, ...]:
-        found = evaluate(a, [x.cpu().numpy() for x in inputs], call)
-        return tuple(torch.from_numpy(array).to(inputs[0].device) for array in found)
+        results = evaluate(a, [x.cpu().numpy() for x in inputs], call)
+        return tuple(torch.from_numpy(array).to(inputs[0].device) for array in results)
 
     return form
 

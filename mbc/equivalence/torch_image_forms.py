@@ -1,4 +1,4 @@
-"""The meaning of later image operations on PyTorch's tensors: gates, resizing, normalisation of single images."""
+"""The meaning of image operations on PyTorch's tensors: gates, resizing, normalisation of single images, and others."""
 
 from __future__ import annotations
 

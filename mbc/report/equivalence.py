@@ -61,11 +61,11 @@ def _own(comparison: Comparison, reference: Reference) -> tuple[str, ...]:
         Reference.PERTURBED: (comparison.yardstick,),
         Reference.NONE: (),
     }[reference]
-    return (*map(number, figures), number(comparison.limit) if comparison.known else "-")
+    return (*map(number, figures), number(comparison.limit) if comparison.is_conclusive else "-")
 
 
 def _verdict(comparison: Comparison) -> str:
-    return ("ok" if comparison.passed else "FAILS") if comparison.known else "rounding"
+    return ("ok" if comparison.passed else "FAILS") if comparison.is_conclusive else "rounding"
 
 
 def operations_text(
@@ -117,7 +117,7 @@ def step_document(comparisons: Sequence[Comparison]) -> list[dict[str, Any]]:
             "error": _finite(c.error),
             "undivided_error": _finite(c.yardstick),
             "limit": _finite(c.limit),
-            "known": c.known,
+            "known": c.is_conclusive,
             "passed": c.passed,
         }
         for c in comparisons

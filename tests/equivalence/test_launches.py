@@ -311,5 +311,5 @@ def test_launches_without_enough_memory_are_compared_in_smaller_parts(monkeypatc
         check_launches(plan, "cpu", 1, 0)
     assert caught.value.code == "MBC250"
     assert caught.value.message == (
-        "float64 of what 'bf16.image' reads and writes takes more memory than is free beside the arena"
+        "the operands of 'bf16.image' in float64 take more memory than is free beside the arena"
     )

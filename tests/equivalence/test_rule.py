@@ -73,14 +73,14 @@ def test_what_the_undivided_step_does_not_know_is_not_judged():
         return Outcome("cpu", 1, {**step.tensors, noise: np.full(3, number)})
 
     found = judged(with_bias(5.0), with_bias(-2.0), with_bias(1.0))
-    assert found[noise].passed and not found[noise].known
+    assert found[noise].passed and not found[noise].is_conclusive
     # Unless it is not even a number.
     found = judged(with_bias(math.nan), with_bias(-2.0), with_bias(1.0))
-    assert not found[noise].passed and found[noise].known
+    assert not found[noise].passed and found[noise].is_conclusive
 
 
 def test_a_step_of_nothing_but_rounding_is_refused():
-    with pytest.raises(MbcError, match=r"MBC198: rounding in .* is as large as every gradient"):
+    with pytest.raises(MbcError, match=r"MBC198: rounding errors in .* are as large as each gradient"):
         judged(made(), made(weight=2.0), made())
 
 
