@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NoReturn
 
 import numpy as np
 
@@ -114,7 +115,7 @@ def _run(
     for number, op in enumerate(operations):
         evaluate = KINDS[op.kind].evaluate
         if evaluate is None:
-            raise cannot_check(f"operations of the kind '{op.kind}' are not evaluated")
+            report_unchecked(f"operations of the kind '{op.kind}' are not evaluated")
         call = Call(tuple(graph.values[v].type for v in op.outputs), 0, graph.batch, graph.precision)
         with np.errstate(all="ignore"):
             env.update(zip(op.outputs, evaluate(op.attributes, [env[v] for v in op.inputs], call), strict=True))
@@ -165,10 +166,18 @@ def _norm(array: Array) -> float:
     return float(np.linalg.norm(np.asarray(array, np.float64).reshape(-1)))
 
 
-def refuse_deviation(what: str, place: Node | None) -> MbcError:
-    """Return MBC345 for a deviation, with the first operation whose result differs."""
+def report_deviation(what: str, place: Node | None) -> NoReturn:
+    """Raise MBC345 for a deviation.
+
+    Args:
+        what: The deviation, as `deviations` describes it.
+        place: The first operation whose result differs, if there is one.
+
+    Raises:
+        MbcError: MBC345.
+    """
     shown = "" if place is None else f"; {describe(place)} is the first operation whose result differs"
-    return MbcError(
+    raise MbcError(
         "MBC345",
         f"the imported network computes something else than the model: {what}{shown}",
         "this is a mistake of mbc: please report it, and train the model in PyTorch until it is fixed",
@@ -188,6 +197,18 @@ UNCHECKED = "MBC346"
 def cannot_check(reason: str, remedy: str = "import it without a check") -> MbcError:
     """Return MBC346 for a check that cannot be made."""
     return MbcError(UNCHECKED, f"the import cannot be checked: {reason}", remedy)
+
+
+def report_unchecked(
+    reason: str, remedy: str = "import it without a check", cause: BaseException | None = None
+) -> NoReturn:
+    """Raise MBC346 for a check that cannot be made.
+
+    Raises:
+        MbcError: MBC346.
+    """
+    error = cannot_check(reason, remedy)
+    raise error from cause
 
 
 class Search:

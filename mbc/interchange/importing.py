@@ -5,15 +5,16 @@ from __future__ import annotations
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 from mbc.errors import LayerError, MbcError
 from mbc.frontend.format import format_source
 from mbc.frontend.lower import lower
 from mbc.frontend.parse import parse
-from mbc.interchange.from_onnx.read import batch_given_twice, read_onnx
+from mbc.interchange.from_onnx.read import read_onnx, report_batch_given_twice
 from mbc.interchange.program import Line, Program
 from mbc.interchange.pt2 import printable, read_pt2
-from mbc.interchange.refusal import Refusal, refused
+from mbc.interchange.refusal import Refusal, report_refusals
 from mbc.interchange.steps import Imported
 from mbc.interchange.translate import translate
 from mbc.interchange.write import write_source
@@ -71,7 +72,7 @@ def _program(path: Path, batch: int | None) -> Program:
     if path.suffix == ONNX:
         return read_onnx(path, batch)
     if batch is not None:
-        raise batch_given_twice(path, batch)
+        report_batch_given_twice(path, batch)
     return read_pt2(path)
 
 
@@ -86,17 +87,17 @@ def check_source(text: str, network: Imported) -> None:
         lowered = lower(parse(Source("the written source", text))).network
         verify_network(lowered)
     except LayerError as error:
-        raise refused("the model", (Refusal("the model", "its source", error.message, error.remedy),)) from error
+        report_refusals("the model", (Refusal("the model", "its source", error.message, error.remedy),), cause=error)
     except MbcError as error:
-        raise _wrong(f"the source that was written is refused: {error.code}: {error.message}") from error
+        _report_difference(f"the source that was written is refused: {error.code}: {error.message}", cause=error)
     states = {s.value: lowered.values[s.value].type.shape for s in lowered.states}
     wanted = {name: array.shape for name, array in network.arrays.items()}
     wrong = sorted(name for name in states.keys() | wanted.keys() if states.get(name) != wanted.get(name))
     if wrong:
         name = wrong[0]
-        raise _wrong(f"'{name}' is {states.get(name)} in the source that was written, and was {wanted.get(name)}")
+        _report_difference(f"'{name}' is {states.get(name)} in the source that was written, and was {wanted.get(name)}")
 
 
-def _wrong(reason: str) -> MbcError:
+def _report_difference(reason: str, cause: BaseException | None = None) -> NoReturn:
     remedy = "if an exporter wrote the file, this is a mistake of mbc: please report it"
-    return MbcError("MBC304", f"the imported network would differ from the model: {reason}", remedy)
+    raise MbcError("MBC304", f"the imported network would differ from the model: {reason}", remedy) from cause

@@ -15,7 +15,7 @@ import zipfile
 from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 import numpy as np
 
@@ -36,7 +36,7 @@ from mbc.interchange.program import (
     TensorMeta,
     TensorName,
 )
-from mbc.interchange.refusal import Refusal, refused
+from mbc.interchange.refusal import Refusal, report_refusals
 from mbc.units import show_size
 
 LARGEST_FILE = 16 << 30
@@ -76,15 +76,15 @@ def read_pt2(path: Path) -> Program:
         data = read_file(path, LARGEST_FILE)
         archive = zipfile.ZipFile(io.BytesIO(data))
     except (OSError, ValueError, zipfile.BadZipFile, NotImplementedError) as error:
-        raise _broken(path, getattr(error, "strerror", None) or str(error)) from error
+        _report_broken(path, getattr(error, "strerror", None) or str(error), cause=error)
     try:
         return _Reader(path, archive).program()
     except (KeyError, TypeError, AttributeError, IndexError, OverflowError) as error:
-        raise _broken(path, f"its graph is damaged ({type(error).__name__}: {printable(str(error))})") from error
+        _report_broken(path, f"its graph is damaged ({type(error).__name__}: {printable(str(error))})", cause=error)
     except RecursionError as error:
-        raise _broken(path, "its graph is nested too deeply") from error
+        _report_broken(path, "its graph is nested too deeply", cause=error)
     except (ValueError, zipfile.BadZipFile, EOFError, NotImplementedError, RuntimeError) as error:
-        raise _broken(path, printable(str(error))) from error
+        _report_broken(path, printable(str(error)), cause=error)
 
 
 def printable(text: str, most: int = 200) -> str:
@@ -93,9 +93,9 @@ def printable(text: str, most: int = 200) -> str:
     return shown if len(shown) <= most else f"{shown[: most - 1]}…"
 
 
-def _broken(path: Path, reason: str) -> MbcError:
+def _report_broken(path: Path, reason: str, cause: BaseException | None = None) -> NoReturn:
     remedy = "give a whole file that torch.export.save wrote: torch.export.save(torch.export.export(model, (x,)), FILE)"
-    return MbcError("MBC300", f"cannot read '{path}': {reason}", remedy)
+    raise MbcError("MBC300", f"cannot read '{path}': {reason}", remedy) from cause
 
 
 class _Reader:
@@ -172,7 +172,7 @@ class _Reader:
             inputs.append(tensor.name)
             return
         if kind == "constant_input":
-            raise _constant(printable(str(body.get("name", "?")), 40))
+            _refuse_input(printable(str(body.get("name", "?")), 40))
         if kind not in ("parameter", "buffer", "tensor_constant"):
             raise ValueError(f"the model takes an input of the kind '{printable(str(kind), 40)}'")
         key = str(body.get("parameter_name") or body.get("buffer_name") or body.get("tensor_constant_name"))
@@ -296,23 +296,23 @@ def _outputs(specs: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
             if isinstance(output, TensorName):
                 outputs.append(output.name)
             elif output is not None:
-                raise _no_tensor(output)
+                _refuse_output(output)
         elif kind in ("buffer_mutation", "user_input_mutation", "parameter_mutation"):
             mutated.append(str(body.get("buffer_name") or body.get("user_input_name") or body.get("parameter_name")))
     return tuple(outputs), tuple(mutated)
 
 
-def _no_tensor(output: Argument) -> MbcError:
-    """Return MBC303 for an output of the model that is no tensor."""
+def _refuse_output(output: Argument) -> NoReturn:
+    """Raise MBC303 for an output of the model that is no tensor."""
     shown = printable(str(output), 40)
     refusal = Refusal("the model", "the program", f"it returns a number ({shown})", "return tensors alone")
-    return refused("the model", (refusal,))
+    report_refusals("the model", (refusal,))
 
 
-def _constant(argument: str) -> MbcError:
-    """Return MBC303 for an argument of the model that is no tensor."""
+def _refuse_input(argument: str) -> NoReturn:
+    """Raise MBC303 for an argument of the model that is no tensor."""
     remedy = "export a module whose forward takes tensors alone, and holds the rest itself"
-    return refused("the model", (Refusal(f"'{argument}'", "the program", "this input is no tensor", remedy),))
+    report_refusals("the model", (Refusal(f"'{argument}'", "the program", "this input is no tensor", remedy),))
 
 
 def _node(node: Mapping[str, Any]) -> Node:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NoReturn
 
 from mbc.errors import MbcError
 from mbc.interchange.program import Line
@@ -32,8 +33,17 @@ class Refusal:
     line: Line | None = None
 
 
-def refused(what: str, refusals: Sequence[Refusal]) -> MbcError:
-    """Return MBC303 with every refusal; equal refusals of several modules are one entry."""
+def report_refusals(what: str, refusals: Sequence[Refusal], cause: BaseException | None = None) -> NoReturn:
+    """Raise MBC303 with every refusal; equal refusals of several modules are one entry.
+
+    Args:
+        what: The subject of the message, such as "the model".
+        refusals: The operations that cannot be translated.
+        cause: The exception that led to the refusal.
+
+    Raises:
+        MbcError: MBC303.
+    """
     groups: dict[tuple[str, str, str, str], list[str]] = {}
     for refusal in refusals:
         line = refusal.line
@@ -49,8 +59,8 @@ def refused(what: str, refusals: Sequence[Refusal]) -> MbcError:
         lines.append(f"    instead: {remedy}")
     listed = "\n  ".join(lines)
     count = f"{len(groups)} thing{'s' if len(groups) != 1 else ''}"
-    return MbcError(
+    raise MbcError(
         "MBC303",
         f"{what} has {count} that mbc cannot import:\n  {listed}",
         "change the model as stated above, and export it again (docs/import.md lists the supported operations)",
-    )
+    ) from cause

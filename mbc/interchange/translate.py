@@ -27,7 +27,7 @@ from mbc.interchange.builder import NetworkBuilder
 from mbc.interchange.functionalize import functionalize
 from mbc.interchange.grad_regions import inline_regions
 from mbc.interchange.program import FLOATING, Dynamic, Node, Program, operands_of
-from mbc.interchange.refusal import NOTHING_LIKE_IT, REPLACE, Refusal, refused
+from mbc.interchange.refusal import NOTHING_LIKE_IT, REPLACE, Refusal, report_refusals
 from mbc.interchange.steps import Imported
 
 # Operations that check or name sizes; the network does not use their results.
@@ -57,14 +57,14 @@ def translate(program: Program, name: str) -> Imported:
     if decomposed is not None:
         reason = f"its layers are decomposed into operations such as {decomposed}"
         remedy = "export the model without run_decompositions()"
-        raise refused("the model", (Refusal("the model", "the program", reason, remedy),))
+        report_refusals("the model", (Refusal("the model", "the program", reason, remedy),))
     translation = _Translation(functionalize(inline_regions(program)))
     outputs = translation.run()
     if translation.refusals:
-        raise refused("the model", translation.refusals)
+        report_refusals("the model", translation.refusals)
     imported = translation.network.imported(name, outputs)
     if not imported.trained:
-        raise refused("the model", (_without_training(imported),))
+        report_refusals("the model", (_without_training(imported),))
     return imported
 
 

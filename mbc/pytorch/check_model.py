@@ -20,7 +20,8 @@ from mbc.interchange.check import (
     Search,
     cannot_check,
     deviations,
-    refuse_deviation,
+    report_deviation,
+    report_unchecked,
     seconds_of,
     step_of,
     training_graph,
@@ -114,7 +115,7 @@ def _compare(
     theirs = _of_model(model, inputs, targets, subject, trained)
     deviation = next(deviations(_of_network(graph, inputs, targets, subject), theirs), None)
     if deviation is not None:
-        raise refuse_deviation(deviation, _first(model, inputs, export))
+        report_deviation(deviation, _first(model, inputs, export))
 
 
 def check_file(path: Path, network: Imported, source: str, loss: str) -> bool:
@@ -152,14 +153,15 @@ def check_file(path: Path, network: Imported, source: str, loss: str) -> bool:
             outputs = _user_outputs(program, recorder.run(*arguments))
         theirs = _numbers(outputs, targets, subject, parameters, {})
         deviation = next(deviations(_of_network(graph, inputs, targets, subject), theirs), None)
-        if deviation is None:
-            return True
-        place = Search(read, recorder.tensors, [x.numpy() for x in inputs], True, TOLERANCE).first()
+        search = Search(read, recorder.tensors, [x.numpy() for x in inputs], True, TOLERANCE)
+        place = None if deviation is None else search.first()
     except MbcError:
         raise
     except Exception as error:  # PyTorch may raise any exception for a program
-        raise cannot_check(f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}") from error
-    raise refuse_deviation(deviation, place)
+        report_unchecked(f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}", cause=error)
+    if deviation is not None:
+        report_deviation(deviation, place)
+    return True
 
 
 def _user_outputs(program: Any, results: Any) -> tuple[Any, ...]:

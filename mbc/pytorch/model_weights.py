@@ -39,7 +39,7 @@ class Hook:
             method()
 
     def __reduce__(self) -> tuple[type[Hook], tuple[()]]:
-        """Call the method, and return a hook that does nothing as the copy."""
+        """Return a hook that does nothing as the copy, after calling the method."""
         self()
         return Hook, ()
 

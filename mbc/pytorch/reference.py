@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from mbc.interchange.check import cannot_check
+from mbc.interchange.check import report_unchecked
 from mbc.interchange.program import Array
 
 torch: Any = importlib.import_module("torch")
@@ -41,9 +41,7 @@ def exact(name: str, function: Any, arguments: Sequence[Any], named: Mapping[str
         mean = arguments[1] if len(arguments) > 1 else named.get("p", 0.5)
         return arguments[0].fill_(mean) if isinstance(mean, float | int) else arguments[0].copy_(mean)
     if name in _DRAWS:
-        raise cannot_check(
-            f"the model draws random numbers by '{name}', which differ between the model and the network"
-        )
+        report_unchecked(f"the model draws random numbers by '{name}', which differ between the model and the network")
     if name == "float":
         return arguments[0].double()
     return function(*(_widened(a) for a in arguments), **{key: _widened(value) for key, value in named.items()})
@@ -118,7 +116,7 @@ def arguments_of(program: Any, inputs: Sequence[Any]) -> tuple[list[Any], dict[s
         held = program.state_dict.get(spec.target)
         held = program.constants[spec.target] if held is None else held
         if not isinstance(held, torch.Tensor):
-            raise cannot_check(f"it holds '{spec.target}', which is no tensor")
+            report_unchecked(f"it holds '{spec.target}', which is no tensor")
         key = str(id(held))
         if key not in copies:
             copy = held.detach().clone()

@@ -6,7 +6,7 @@ import importlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 from mbc.errors import MbcError
 
@@ -46,23 +46,21 @@ def updates_of(optimizer: Any) -> Updates:
     """
     kind, optim = optimizer.__class__, torch.optim
     if kind not in (optim.SGD, optim.AdamW, optim.Adam):
-        raise _refused(f"the optimizer {kind.__name__} is not one that mbc has", f"use {_TAKEN}")
+        _refuse(f"the optimizer {kind.__name__} is not one that mbc has", f"use {_TAKEN}")
     if optimizer.state:
-        raise _refused("the optimizer has state of earlier steps", "make a new optimizer for the model")
+        _refuse("the optimizer has state of earlier steps", "make a new optimizer for the model")
     groups: Sequence[Mapping[str, Any]] = optimizer.param_groups
     settings = ("momentum", "nesterov") if kind is optim.SGD else ("betas", "eps")
     for name, plain in _PLAIN.items():
         if any(group.get(name, plain) != plain for group in groups):
-            raise _refused(f"the optimizer {kind.__name__} has {name} set", f"leave {name} at {plain}")
+            _refuse(f"the optimizer {kind.__name__} has {name} set", f"leave {name} at {plain}")
     for name in settings:
         if any(group[name] != groups[0][name] for group in groups):
-            raise _refused(f"parameter groups have different {name}", "only lr and weight_decay may differ")
+            _refuse(f"parameter groups have different {name}", "only lr and weight_decay may differ")
     decays = tuple(float(group["weight_decay"]) for group in groups)
     decoupled = kind is optim.AdamW or groups[0].get("decoupled_weight_decay", False)
     if kind is optim.Adam and any(decays) and not decoupled:
-        raise _refused(
-            "the optimizer Adam has weight_decay, which it adds to gradients", "use AdamW, which decouples it"
-        )
+        _refuse("the optimizer Adam has weight_decay, which it adds to gradients", "use AdamW, which decouples it")
     first = groups[0]
     if kind is optim.SGD:
         nesterov = ", nesterov=true" if first["nesterov"] else ""
@@ -72,7 +70,7 @@ def updates_of(optimizer: Any) -> Updates:
         entry = f"adamw(beta1={beta1!r}, beta2={beta2!r}, eps={float(first['eps'])!r}, weight_decay={decays[0]!r})"
     rates = [float(group.get("initial_lr", group["lr"])) for group in groups]
     if min(rates) <= 0 and len(set(rates)) > 1:
-        raise _refused("a parameter group has a learning rate of 0", "set requires_grad=False for its parameters")
+        _refuse("a parameter group has a learning rate of 0", "set requires_grad=False for its parameters")
     factors = tuple(rate / rates[0] if rates[0] else 1.0 for rate in rates)
     return Updates(entry, factors, decays, tuple((name, first[name]) for name in settings))
 
@@ -88,7 +86,7 @@ def check_parameters(optimizer: Any, model: Any) -> set[int]:
     own = {id(p): p for p in model.parameters()}
     if not any(own[key].requires_grad for key in trained & own.keys()):
         reason = "the optimizer has no parameter of the model that is trained"
-        raise _refused(reason, "make it from model.parameters(), and set requires_grad=True for some of them")
+        _refuse(reason, "make it from model.parameters(), and set requires_grad=True for some of them")
     if foreign := len(trained - own.keys()):
         what = "a parameter" if foreign == 1 else f"{foreign} parameters"
         raise MbcError(
@@ -98,7 +96,7 @@ def check_parameters(optimizer: Any, model: Any) -> set[int]:
         )
     for hooks in ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"):
         if getattr(optimizer, hooks, None):
-            raise _refused("the optimizer has hooks on its step, which mbc would not call", "remove them")
+            _refuse("the optimizer has hooks on its step, which mbc would not call", "remove them")
     return trained
 
 
@@ -124,11 +122,11 @@ def rate_now(updates: Updates, optimizer: Any, given: float | None) -> float:
     """
     groups: Sequence[Mapping[str, Any]] = optimizer.param_groups
     if len(groups) != len(updates.factors):
-        raise _changed(f"{len(groups)} parameter groups", str(len(updates.factors)), "make a trainer with all groups")
+        _refuse_change(f"{len(groups)} parameter groups", str(len(updates.factors)), "make a trainer with all groups")
     for group, decay in zip(groups, updates.decays, strict=True):
         for name, planned in (*updates.settings, ("weight_decay", decay)):
             if group[name] != planned:
-                raise _changed(
+                _refuse_change(
                     f"{name}={group[name]}", str(planned), "schedule only learning rates (cycle_momentum=False)"
                 )
     rates = [float(group["lr"]) for group in groups]
@@ -136,7 +134,7 @@ def rate_now(updates: Updates, optimizer: Any, given: float | None) -> float:
         return given
     planned = [rates[0] * factor for factor in updates.factors]
     if not all(map(_close, rates, planned)):
-        raise _changed(
+        _refuse_change(
             f"the rates {rates}", str(planned), "let a schedule change the rates of all groups by one factor"
         )
     return rates[0]
@@ -146,9 +144,9 @@ def _close(rate: float, planned: float) -> bool:
     return math.isclose(rate, planned, rel_tol=1e-6, abs_tol=1e-30)
 
 
-def _changed(current: str, planned: str, remedy: str) -> MbcError:
-    return MbcError("MBC335", f"the optimizer has {current}, but the plan has {planned}", remedy)
+def _refuse_change(current: str, planned: str, remedy: str) -> NoReturn:
+    raise MbcError("MBC335", f"the optimizer has {current}, but the plan has {planned}", remedy)
 
 
-def _refused(reason: str, remedy: str) -> MbcError:
-    return MbcError("MBC332", reason, remedy)
+def _refuse(reason: str, remedy: str) -> NoReturn:
+    raise MbcError("MBC332", reason, remedy)

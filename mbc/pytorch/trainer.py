@@ -142,7 +142,8 @@ class Trainer:
         try:
             loss = self.module.step(*given, lr=rate)
         except MbcError as error:
-            raise explain(self._targets, inputs[self._inputs :], error) from error
+            explained = explain(self._targets, inputs[self._inputs :], error)
+            raise explained from error
         self._weights.stale = True
         self._optimizer._opt_called = True  # schedulers read this flag to warn of a wrong order of calls
         # PyTorch may reuse the memory of a tensor on the GPU once no reference is left: one is kept until the step

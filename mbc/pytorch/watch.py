@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from mbc.errors import MbcError
 from mbc.pytorch.exported_model import MODULE_HOOKS, PARAMETER_HOOKS
@@ -49,19 +49,19 @@ class Watch:
         for name, held, key, before in self._entries:
             now = held.get(key, _GONE)
             if now is not before and (isinstance(before, torch.Tensor) or now != before):
-                raise _changed(name, before, now)
+                _refuse_change(name, before, now)
         if self._model.training:  # a model in eval mode is trained as well, because a validation may have left it so
             for path, module, before in self._modes:
                 if module.training != before:
-                    raise _changed(f"{path}.training", before, module.training)
+                    _refuse_change(f"{path}.training", before, module.training)
         for name, parameter, before in self._parameters:
             if parameter.requires_grad != before:
-                raise _changed(f"{name}.requires_grad", before, parameter.requires_grad)
+                _refuse_change(f"{name}.requires_grad", before, parameter.requires_grad)
             if any(getattr(parameter, hooks) for hooks in PARAMETER_HOOKS):
-                raise _changed(f"hooks of '{name}'", 0, 1)
+                _refuse_change(f"hooks of '{name}'", 0, 1)
         for name, held, before in self._hooks:
             if len(held) != before:
-                raise _changed(name, before, len(held))
+                _refuse_change(name, before, len(held))
         self._check_autocast()
 
     def _check_autocast(self) -> None:
@@ -96,6 +96,6 @@ def _hooks(module: Any) -> Iterator[Any]:
         yield getattr(module, name)
 
 
-def _changed(name: str, before: object, now: object) -> MbcError:
+def _refuse_change(name: str, before: object, now: object) -> NoReturn:
     values = f"was {before!r} and is {now!r} now" if isinstance(before, _PLAIN) else "has been replaced"
-    return MbcError("MBC338", f"'{name}' {values}, which the trainer ignores", _REMEDY)
+    raise MbcError("MBC338", f"'{name}' {values}, which the trainer ignores", _REMEDY)

@@ -13,10 +13,10 @@ from mbc.interchange.check import (
     MOST_SECONDS,
     Numbers,
     Search,
-    cannot_check,
     deviations,
     evaluation_of,
-    refuse_deviation,
+    report_deviation,
+    report_unchecked,
     seconds_of,
     step_of,
     training_graph,
@@ -66,9 +66,7 @@ def check_onnx(path: Path, batch: int | None, network: Imported, source: str, ch
             if printable(n) in program.tensors
         }
         if operator := first_misread(model, ranks):
-            raise cannot_check(
-                f"ONNX's evaluator does not compute {operator} as ONNX defines it", "leave the check out"
-            )
+            report_unchecked(f"ONNX's evaluator does not compute {operator} as ONNX defines it", "leave the check out")
         random = np.random.default_rng(0)
         given = {name: random.standard_normal(program.tensors[name].sizes) for name in program.inputs}
         wanted = _tensors_of(model, given)
@@ -79,15 +77,15 @@ def check_onnx(path: Path, batch: int | None, network: Imported, source: str, ch
     except Exception as error:  # the evaluator may raise any exception
         if check is None:
             return False
-        raise cannot_check(f"{type(error).__name__}: {printable(str(error))}") from error
+        report_unchecked(f"{type(error).__name__}: {printable(str(error))}", cause=error)
     inputs = [given[name] for name, _ in network.inputs]
     ours = _of_network(graph, network, inputs, training)
     theirs = Numbers(tuple(wanted[name] for name in program.outputs))
     deviation = next(deviations(ours, theirs, TOLERANCE), None)
-    if deviation is None:
-        return True
-    ordered = [given[name] for name in program.inputs]
-    raise refuse_deviation(deviation, Search(program, wanted, ordered, training, TOLERANCE).first())
+    if deviation is not None:
+        ordered = [given[name] for name in program.inputs]
+        report_deviation(deviation, Search(program, wanted, ordered, training, TOLERANCE).first())
+    return True
 
 
 def _of_network(graph: TrainingGraph, network: Imported, inputs: Sequence[Array], training: bool) -> Numbers:
@@ -121,13 +119,13 @@ def _is_training(model: Any) -> bool:
     constants = {tensor.name: tensor for tensor in model.graph.initializer}
     for node in model.graph.node:
         if node.op_type in _DRAWS:
-            raise cannot_check(f"its {node.op_type} draws random numbers", "export it in evaluation mode to check it")
+            report_unchecked(f"its {node.op_type} draws random numbers", "export it in evaluation mode to check it")
         if node.op_type == "BatchNormalization":
             modes.add(any(a.name == "training_mode" and a.i for a in node.attribute))
         if node.op_type == "Dropout" and len(node.input) > 2 and node.input[2]:
             mode = constants.get(node.input[2])
             if mode is None or bool(onnx("onnx.numpy_helper").to_array(mode)):
-                raise cannot_check("its dropout draws random numbers", "export it in evaluation mode to check it")
+                report_unchecked("its dropout draws random numbers", "export it in evaluation mode to check it")
     if len(modes) > 1:
-        raise cannot_check("some of its batch norms are in training mode, and some are not")
+        report_unchecked("some of its batch norms are in training mode, and some are not")
     return True in modes

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import count
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -84,25 +84,29 @@ def read_onnx(path: Path, batch: int | None = None) -> Program:
         data = read_file(path, LARGEST_FILE)
         model = package.ModelProto.FromString(data)
     except (OSError, ValueError, onnx("google.protobuf.message").DecodeError, RecursionError) as error:
-        raise _broken(path, getattr(error, "strerror", None) or printable(str(error))) from error
+        _report_broken(path, getattr(error, "strerror", None) or printable(str(error)), cause=error)
     if not model.graph.node:
-        raise _broken(path, "it holds no graph")
+        _report_broken(path, "it holds no graph")
     try:
         return _Reader(path, model, batch).program()
     except (KeyError, TypeError, AttributeError, IndexError, OverflowError) as error:
-        raise _broken(path, f"its graph is damaged ({type(error).__name__}: {printable(str(error))})") from error
+        _report_broken(path, f"its graph is damaged ({type(error).__name__}: {printable(str(error))})", cause=error)
     except (ValueError, RuntimeError, RecursionError) as error:
-        raise _broken(path, printable(str(error))) from error
+        _report_broken(path, printable(str(error)), cause=error)
 
 
-def _broken(path: Path, reason: str) -> MbcError:
+def _report_broken(path: Path, reason: str, cause: BaseException | None = None) -> NoReturn:
     remedy = "give a whole file that torch.onnx.export, or another exporter, wrote"
-    return MbcError("MBC350", f"cannot read '{path}': {reason}", remedy)
+    raise MbcError("MBC350", f"cannot read '{path}': {reason}", remedy) from cause
 
 
-def batch_given_twice(path: Path, batch: int) -> MbcError:
-    """Return MBC353 for a `batch` beside a file that states one."""
-    return MbcError(
+def report_batch_given_twice(path: Path, batch: int) -> NoReturn:
+    """Raise MBC353 for a `batch` beside a file that states one.
+
+    Raises:
+        MbcError: MBC353.
+    """
+    raise MbcError(
         "MBC353",
         f"--batch {batch} is given, but '{path}' states the size of a mini-batch itself",
         "leave --batch out, and compile with --set batch=N",
@@ -215,7 +219,7 @@ class _Reader:
                 "state it: --batch 32 (--set batch=N changes it later)",
             )
         if not opened and self._batch is not None:
-            raise batch_given_twice(self._path, self._batch)
+            report_batch_given_twice(self._path, self._batch)
 
     def _operators(self) -> list[Operator]:
         """Return the nodes that are not constant, each after the nodes that it reads from.

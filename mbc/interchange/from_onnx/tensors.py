@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -45,10 +45,10 @@ def read_tensor(tensor: Any, path: Path) -> Array:
     shape = tuple(int(size) for size in tensor.dims)
     name = DTYPES.get(tensor.data_type)
     if name is None:
-        raise _wrong(path, f"'{shown}' is of the type {dtype_name(tensor.data_type)}")
+        _report_wrong(path, f"'{shown}' is of the type {dtype_name(tensor.data_type)}")
     dtype = NUMPY[name]
     if min(shape, default=0) < 0 or math.prod(shape) > LARGEST_SIZE:
-        raise _wrong(path, f"'{shown}' has the shape {list(shape)}")
+        _report_wrong(path, f"'{shown}' has the shape {list(shape)}")
     size = math.prod(shape) * dtype.itemsize
     if tensor.data_location == _EXTERNAL:
         raw = _external(tensor, path, size, shown)
@@ -57,12 +57,12 @@ def read_tensor(tensor: Any, path: Path) -> Array:
     else:
         values = getattr(tensor, _FIELDS[name])
         if len(values) != math.prod(shape):
-            raise _wrong(path, f"'{shown}' {list(shape)} has {len(values)} numbers")
+            _report_wrong(path, f"'{shown}' {list(shape)} has {len(values)} numbers")
         if name in ("float16", "bfloat16"):  # stored as their bits
             return np.array(values, np.int64).astype(np.uint16).view(dtype).reshape(shape)
         return np.array(values, dtype).reshape(shape)
     if len(raw) != size:
-        raise _wrong(path, f"'{shown}' {list(shape)} takes {show_size(size)}, and has {show_size(len(raw))}")
+        _report_wrong(path, f"'{shown}' {list(shape)} takes {show_size(size)}, and has {show_size(len(raw))}")
     return np.frombuffer(raw, dtype).reshape(shape).copy()
 
 
@@ -77,20 +77,20 @@ def _external(tensor: Any, path: Path, size: int, shown: str) -> bytes:
     where = PurePosixPath(location)
     shown_location = printable(location)
     if not location or "\0" in location or "\\" in location or ":" in location or where.is_absolute():
-        raise _wrong(path, f"'{shown}' has the location '{shown_location}', which is no file of its folder")
+        _report_wrong(path, f"'{shown}' has the location '{shown_location}', which is no file of its folder")
     folder = path.resolve().parent
     file = folder / where
     if ".." in where.parts or not file.resolve().is_relative_to(folder):
-        raise _wrong(path, f"'{shown}' has the location '{shown_location}', outside of the model's folder")
+        _report_wrong(path, f"'{shown}' has the location '{shown_location}', outside of the model's folder")
     try:
         offset, length = int(said.get("offset", "0")), int(said.get("length", str(size)))
     except ValueError as error:
-        raise _wrong(path, f"the place of '{shown}' in '{shown_location}' is damaged") from error
+        _report_wrong(path, f"the place of '{shown}' in '{shown_location}' is damaged", cause=error)
     try:
         check_file(file.stat())
         there = file.stat().st_size
         if length != size or offset < 0 or offset + size > there:
-            raise _wrong(
+            _report_wrong(
                 path,
                 f"'{shown}' takes {show_size(size)} from byte {offset} of '{shown_location}', "
                 f"which has {show_size(there)}",
@@ -100,9 +100,9 @@ def _external(tensor: Any, path: Path, size: int, shown: str) -> bytes:
             return opened.read(size)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        raise _wrong(path, f"'{shown}' is in '{shown_location}', which cannot be read: {reason}") from error
+        _report_wrong(path, f"'{shown}' is in '{shown_location}', which cannot be read: {reason}", cause=error)
 
 
-def _wrong(path: Path, reason: str) -> MbcError:
+def _report_wrong(path: Path, reason: str, cause: BaseException | None = None) -> NoReturn:
     remedy = "keep the files of weights beside the model, as they were exported, or export it into one file"
-    return MbcError("MBC351", f"cannot read the weights of '{path}': {reason}", remedy)
+    raise MbcError("MBC351", f"cannot read the weights of '{path}': {reason}", remedy) from cause
