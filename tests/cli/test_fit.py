@@ -52,7 +52,7 @@ def test_the_table(mbc):
         "over its bound",
         "largest batch in",
         "MBC204: the smallest plan found takes",
-        "does not prove that there is none",
+        "does not prove that no plan fits",
         "█",
     ):
         assert word in shown

@@ -185,8 +185,8 @@ def test_the_scale_is_the_budget_where_that_is_near():
     overhead = plan.predictions.overhead_bytes
     near = curve_text(replace(plan, budget_bytes=2 * peak + overhead), plan.train, 80)
     far = curve_text(replace(plan, budget_bytes=100 * peak + overhead), plan.train, 80)
-    assert "that the budget leaves" in near and "█" not in near.splitlines()[1]
-    assert "at the peak; the budget leaves" in far and "█" in far.splitlines()[1]
+    assert ", the budget of the arena" in near and "█" not in near.splitlines()[1]
+    assert ", the peak; the budget of the arena is " in far and "█" in far.splitlines()[1]
 
 
 @pytest.mark.parametrize("large_bytes", [400, 1500])
