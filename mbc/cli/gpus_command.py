@@ -47,15 +47,12 @@ def run(arguments: argparse.Namespace) -> int:
         )
     print()
     if spread is not None:
-        print(f"Times that no profile has are estimated (~), fitted to {fitted.gpu} ({fitted.measured}). Of the")
+        print(f"Times without a profile are estimated (~) by a model fitted to {fitted.gpu} ({fitted.measured}).")
         print(
-            f"{spread.count} operations there that the fit had not seen half are within {spread.error:.0%}, nine "
-            f"in ten within {spread.error_high:.0%}."
+            f"Among {spread.count} operations that the fit did not use, half have an error below {spread.error:.0%}, "
+            f"nine in ten below {spread.error_high:.0%}."
         )
-        print(
-            f"Estimates for other GPUs have ranges {OTHER_GPU:g} times as wide to either side; docs/estimates.md says "
-            "how an H100's compare.\n"
-        )
+        print(f"Ranges of estimates for other GPUs are {OTHER_GPU:g} times as wide to either side.\n")
     for index, gpu in enumerate(here):
         print(
             f"here: GPU {index} is {with_article(gpu.name)} ({gpu.architecture}), {show_size(gpu.free_bytes)} of "
