@@ -1,5 +1,4 @@
-"""What each technique contributes, a cumulative ablation: the same network planned with techniques left out one after
-another."""
+"""Cumulative ablation: the same network planned with techniques left out one after another."""
 
 from __future__ import annotations
 
@@ -13,13 +12,16 @@ from mbc.plan.model import Plan
 
 MOST_TRIES = 4
 
-PlanWith = Callable[[frozenset[str], int | None], Plan]  # techniques left out; budget in bytes, None: as asked
+PlanWith = Callable[[frozenset[str], int | None], Plan]  # (techniques left out, budget in bytes or None for the user's)
 
 
 @dataclass(frozen=True, slots=True)
 class Ablation:
-    """`figures` of the plan without these techniques; where it does not fit (`fits`), of one as small as was found.
-    None where there is none at all, for the reason `refusal`."""
+    """One plan of an ablation, without the techniques in `without`.
+
+    If the plan does not fit the budget (`fits`), `figures` are those of the smallest plan that was found. They are None
+    if there is no plan, for the reason `refusal`.
+    """
 
     without: frozenset[str]
     figures: Figures | None
@@ -28,8 +30,11 @@ class Ablation:
 
 
 def ablation(plan_with: PlanWith, without: frozenset[str] = frozenset()) -> tuple[Ablation, ...]:
-    """All techniques but `without`, then one fewer each time, in the order of ABLATION_ORDER. Raises what planning
-    raises, but for budgets that are too small."""
+    """Plan with all techniques but `without`, then with one technique fewer each time, in the order of ABLATION_ORDER.
+
+    Raises:
+        MbcError: An error of planning other than a budget that is too small.
+    """
     ablations = [_ablated(plan_with, without)]
     for technique in ABLATION_ORDER:
         if technique not in without:
@@ -45,6 +50,6 @@ def _ablated(plan_with: PlanWith, without: frozenset[str]) -> Ablation:
         try:
             return Ablation(without, figures(plan_with(without, budget_bytes)), budget_bytes is None, refusal)
         except BudgetError as error:
-            # The smallest plan that was found is one within the budget that it needs.
+            # The smallest plan that was found fits the budget that it needs.
             refusal, budget_bytes = error, error.needed_bytes
     return Ablation(without, None, False, refusal)

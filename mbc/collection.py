@@ -1,7 +1,7 @@
 """Work with the cyclic garbage collector paused.
 
-Planning, reading and showing a plan make millions of small values that live until the end and refer to each other in no
-circle. The collector looks through all of them again and again, for nothing: on deep networks a third of the time.
+Planning, reading and showing a plan create millions of small values that live until the end and have no reference
+cycles. The collector would search them again and again in vain: on deep networks for a third of the time.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def uncollected() -> Generator[None]:
-    """The cyclic garbage collector is off inside; as it was behind."""
+    """Turn the cyclic garbage collector off in the body, and restore its state afterwards."""
     was_on = gc.isenabled()
     gc.disable()
     try:

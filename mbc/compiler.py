@@ -1,4 +1,4 @@
-"""The compiler: a source becomes a plan, and a plan a package. This page is the list of its stages and nothing else."""
+"""The compiler: turns a source into plans, and plans into a package; this file lists its stages."""
 
 from __future__ import annotations
 
@@ -56,14 +56,17 @@ from mbc.stages import Stages
 
 @dataclass(frozen=True, slots=True)
 class Compilation:
-    """`plans`: one for all GPUs that train equally many rows of a mini-batch, in the order of the first of them."""
+    """Plans and the package of one network.
+
+    `plans` has one plan for all GPUs that train equally many rows of a mini-batch, in the order of their first ranks.
+    """
 
     plans: tuple[Plan, ...]
     package: Package
 
     @property
     def plan(self) -> Plan:
-        """Of the first GPU, or of the only one."""
+        """The plan of the first GPU."""
         return self.plans[0]
 
 
@@ -75,8 +78,18 @@ def compile_source(
     overwrite: bool = False,
     stages: Stages | None = None,
 ) -> Compilation:
-    """The package of one network, in the folder `output` (None: here, named as the network); `overwrite`: in the place
-    of a package that is there. Raises MbcError for anything a user can mend."""
+    """Compile one network into a package.
+
+    Args:
+        source: The source text.
+        options: All further options.
+        output: Folder of the package; None for a folder in the current one, named as the network.
+        overwrite: Replace a package that exists there.
+        stages: Runs the stages and records their times; None for new ones.
+
+    Raises:
+        MbcError: Any error that a user can correct.
+    """
     stages = stages or Stages(options.dump_stages)
     asked = _read(source, options, stages)
     folder = Path(asked.lowered.network.name) if output is None else output
@@ -87,21 +100,26 @@ def compile_source(
 
 
 def compile_plan(source: Source, options: Options, stages: Stages | None = None) -> Plan:
-    """The plan alone, of the training step and the inference pass of one network; that of the first GPU where several
-    share the mini-batch. Raises as `compile_source`."""
+    """Return the plan of the training step and the inference pass of one network, without building a package.
+
+    If several GPUs share the mini-batch, it is that of the first GPU.
+
+    Raises:
+        MbcError: Any error that a user can correct.
+    """
     return compile_plans(source, options, stages)[0]
 
 
 @uncollected()
 def compile_plans(source: Source, options: Options, stages: Stages | None = None) -> tuple[Plan, ...]:
-    """As `Compilation.plans`, without a package."""
+    """Return the plans of all GPUs (`Compilation.plans`), without building a package."""
     stages = stages or Stages(options.dump_stages)
     return _plans(_read(source, options, stages), options, stages)
 
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """A source as it is read, the GPU of each rank, and these GPUs by name."""
+    """A source after parsing, the GPU of each rank, and these GPUs by name."""
 
     program: Program
     lowered: Lowered
@@ -111,8 +129,10 @@ class _Asked:
 
 @dataclass(frozen=True, slots=True)
 class _Task:
-    """What there is to plan, for all GPUs that train equally many rows. `sharded`: makes the graph whose optimizer's
-    states are sharded, where the planner decides whether they are."""
+    """The input of planning for all GPUs that train equally many rows.
+
+    `sharded` returns the graph with sharded optimizer states if the planner decides about sharding, else it is None.
+    """
 
     graph: TrainingGraph
     device: DeviceSpec
@@ -122,7 +142,7 @@ class _Task:
 
 
 def _read(source: Source, options: Options, stages: Stages) -> _Asked:
-    # What the source says, with the user's settings put in, and what it is compiled for.
+    # The network of the source with the user's settings, and the GPUs to compile for.
     program = stages.run("parse", lambda: parse(source), lambda tree: pformat(tree, width=120))
     lowered = stages.run("lower", lambda: lower(program, options.settings, options.network))
     stages.run("verify network", lambda: verify_network(lowered.network), lambda _: network_text(lowered.network))
@@ -139,8 +159,8 @@ def _tasks(asked: _Asked, options: Options, stages: Stages) -> tuple[_Task, ...]
     if asked.lowered.peer_bytes:
         raise MbcError(
             "MBC103",
-            f"memory.peers is for one GPU that trains: {len(gpus)} that share a mini-batch lend each other nothing",
-            "train on one GPU, or leave out memory.peers; where it is the source's: --set memory.peers=0B",
+            f"memory.peers is for training on one GPU: {len(gpus)} GPUs that share a mini-batch lend no memory",
+            "train on one GPU, or leave out memory.peers; if the source sets it: --set memory.peers=0B",
         )
 
     def of_rows(gpu: RankGpu, rows: int, ranks: Ranks) -> _Task:
@@ -158,7 +178,7 @@ def _tasks(asked: _Asked, options: Options, stages: Stages) -> tuple[_Task, ...]
         task = of_rows(gpu, rows[0], Ranks(rows, (0,)))
         return measured_rows(task.graph, find_profile(task.device, options.profile, options.stale_profile))
 
-    # Each GPU has a network of its own rows: as many as all others, or as make the step of unlike GPUs shortest.
+    # Each GPU has a network with its rows: equal numbers, or for different GPUs those that make the step shortest.
     alike = len(set(gpus)) == 1
     shares = (
         share_rows(batch, len(gpus)) if alike else grouped(rows_by_speed(batch, gpus, step_of_rows_us, measured), gpus)
@@ -192,7 +212,7 @@ def _options_of_rank(options: Options, gpu: RankGpu, rows: int) -> Options:
 
 
 def _step_us(task: _Task, stages: Stages, collectives_like: DeviceSpec) -> float:
-    """Infinite where it does not fit."""
+    """Return the time of a step in microseconds, infinite if there is no plan within the budget."""
     try:
         return step_us(_plan(task, stages, collectives_like))
     except BudgetError:
@@ -222,7 +242,7 @@ def _of_tasks(tasks: Sequence[_Task], stages: Stages) -> tuple[Plan, ...]:
 
 
 def _check_host_memory(plans: Sequence[Plan], first: _Task) -> None:
-    """All ranks of a machine share its memory: MBC360 where they are planned for this one."""
+    """Raise MBC360 if all ranks of this machine together pin more than its memory."""
     memory_bytes = local_memory_bytes(first.device, first.options.gpu)
     by_rank = {
         rank: plan.predictions.host_bytes for plan in plans if plan.graph.ranks for rank in plan.graph.ranks.members
@@ -233,8 +253,10 @@ def _check_host_memory(plans: Sequence[Plan], first: _Task) -> None:
 
 
 def _plan_sharded_or_not(task: _Task, stages: Stages) -> Plan:
-    """With whole states of the optimizer, unless these do not fit, or the step is faster with sharded ones: they are
-    planned where the step takes other measures against lack of memory."""
+    """Return the plan with whole optimizer states, or with sharded ones if only these fit or if the step is faster.
+
+    Sharded states are planned only if the step uses other techniques to save memory.
+    """
     if task.sharded is None:
         return _plan(task, stages)
     try:
@@ -254,16 +276,19 @@ def _plan_sharded_or_not(task: _Task, stages: Stages) -> Plan:
 
 
 def _plan(task: _Task, stages: Stages, collectives_like: DeviceSpec | None = None) -> Plan:
-    """`collectives_like`: the GPU by whose profile collectives are timed, the first rank's, since all take part in
-    them; None: the task's."""
+    """Return the plan of a task.
+
+    `collectives_like` is the GPU whose profile times collectives: the first rank's, because all ranks take part in
+    them. None means the task's own GPU.
+    """
     graph, device, constraints, options = task.graph, task.device, task.constraints, task.options
     providers, rules = constraints.providers, constraints.rules
     limits, budget_bytes = constraints.limits, constraints.budget_bytes
     ranks = 1 if graph.ranks is None else graph.ranks.size
-    host_gpus = min(ranks, options.gpus_per_node or ranks)  # that copy at a time with the memory of one machine
+    host_gpus = min(ranks, options.gpus_per_node or ranks)  # GPUs of one machine that copy to its memory at a time
 
     def worth_measuring() -> bool:
-        """Nothing is measured for what cannot fit by its shapes: the search refuses it."""
+        """Return whether the shapes may fit the budget; if not, the search refuses them without measurements."""
         return not can_measure(device, options) or may_fit(
             CandidateTable(graph, device, providers, None, rules), limits, budget_bytes
         )
@@ -278,15 +303,15 @@ def _plan(task: _Task, stages: Stages, collectives_like: DeviceSpec | None = Non
             here = replace(here, collectives=calibrated(collectives_like, other).collectives)
         return CandidateTable(graph, here, providers, profile, rules)
 
-    # What could run each operation on this GPU, and how fast.
+    # The kernels that can run each operation on this GPU, and their times.
     measuring = Measuring(graph, device, rules, options, stages.announce)
     if stages.run("bound", worth_measuring):
         stages.run("measure", measuring.begin)
     table = stages.run("find profile", tabulate)
 
-    # Every decision. `search` refuses what no plan can fit, then runs these stages in a loop, each a package of
+    # All decisions. `search` refuses budgets that no plan can meet, then runs these stages in a loop, each a package of
     # mbc/optimize: candidates (kernels of each operation) -> fusion -> selection (kernel, layout, micro-batches)
-    # -> schedule (launches, liveness, streams and waits) -> placement; where that exceeds the budget -> remat
+    # -> schedule (launches, liveness, streams and waits) -> placement; if that exceeds the budget -> remat
     # (recomputation, offloading) -> selection with the workspace that is free; at the end the concurrent stream,
     # bounds and predictions.
     def search_again() -> tuple[CandidateTable, Plan]:
@@ -294,7 +319,7 @@ def _plan(task: _Task, stages: Stages, collectives_like: DeviceSpec | None = Non
         return table, stages.run("search again", lambda: search(table, limits, budget_bytes), dump_plan)
 
     def knows_more() -> bool:
-        """Whether micro-batches were measured, which matter where memory costs time, or nothing fits without."""
+        """Measure micro-batches, which matter if memory costs time or nothing fits, and return whether any were."""
         return measuring.has_more and stages.run("measure micro-batches", measuring.micro_batches)
 
     try:
@@ -305,9 +330,9 @@ def _plan(task: _Task, stages: Stages, collectives_like: DeviceSpec | None = Non
         if not knows_more():
             raise
         table, plan = search_again()
-    # What was chosen by times between two measured sizes is measured, and chosen again; so are micro-batches by times
-    # scaled from larger sizes, what cuDNN may not run, since it was tried on more rows only, what was left to its
-    # estimate, and what was measured before the kernel that runs it.
+    # Requests that the plan chose by uncertain times are measured, and the search runs again. Such times are
+    # interpolated between two measured sizes or scaled from larger ones; are those of kernels that cuDNN may refuse,
+    # because only more rows were tried; are estimates; or were measured before the chosen kernel existed.
     of_estimates = unmeasured if rules.policy is Policy.ALL else untried
 
     def measures_more() -> bool:
@@ -317,7 +342,7 @@ def _plan(task: _Task, stages: Stages, collectives_like: DeviceSpec | None = Non
     while stages.run("measure again", measures_more):
         table, plan = search_again()
 
-    # What the plan gains by knowing of the copies of the other ranks, where these could change it.
+    # The plan takes the copies of the other ranks into account if they can change it.
     if host_gpus > 1 and "offload" not in limits.without and saves_memory(plan):
         alone = calibrated(device, table.profile).host_link
         plan = stages.run(
@@ -328,6 +353,6 @@ def _plan(task: _Task, stages: Stages, collectives_like: DeviceSpec | None = Non
             dump_plan,
         )
 
-    # Nothing leaves the compiler that the independent verifier has not accepted.
+    # Every plan must be accepted by the independent verifier.
     stages.run("verify plan", lambda: verify_plan(plan, measured_workspace(table.profile)))
     return plan

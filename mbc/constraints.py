@@ -1,4 +1,4 @@
-"""What a source and the options of a compilation together allow its search."""
+"""Constraints of a search, from the source and the options of a compilation."""
 
 from __future__ import annotations
 
@@ -21,8 +21,11 @@ from mbc.units import show_size
 
 @dataclass(frozen=True, slots=True)
 class Constraints:
-    """`providers`: whose kernels there are in the precision. `rules`: which of them may be used, and how operations may
-    be divided. `limits`, `budget_bytes`: of memory."""
+    """Constraints of a search.
+
+    `providers` are those with kernels in the precision. `rules` restrict the kernels and the division of operations.
+    `limits` and `budget_bytes` restrict memory.
+    """
 
     providers: tuple[Provider, ...]
     rules: Rules
@@ -31,18 +34,23 @@ class Constraints:
 
 
 def constraints_of(lowered: Lowered, device: DeviceSpec, options: Options) -> Constraints:
-    """Where the source leaves memory to `auto`, by what is free now. A warning (RuntimeWarning) says of a budget that
-    the device has less. MBC206 where `without` names what is no technique."""
+    """Return the constraints of a compilation; memory that the source leaves to `auto` is what is free now.
+
+    A RuntimeWarning reports a budget that exceeds the device's memory.
+
+    Raises:
+        MbcError: MBC206, `without` names an unknown technique.
+    """
     if unknown := sorted(options.without.difference(TECHNIQUES)):
         raise MbcError(
             "MBC206",
-            f"there is no technique '{unknown[0]}' to do without",
+            f"there is no technique '{unknown[0]}' to leave out",
             f"name some of {', '.join(TECHNIQUES)}",
         )
     on_cpu = lowered.precision is Precision.FP64
     policy = Policy.UNDIVIDED if "micro_batches" in options.without else options.policy
     rules = Rules(policy, lowered.deterministic, options.providers, options.micro_batch, lowered.allow_emulated_fp32)
-    # What may be pinned is for all ranks of the machine.
+    # All ranks of the machine share the memory that may be pinned.
     modules = min(options.gpus, options.gpus_per_node or options.gpus)
     host_bytes = free_host_bytes(device, options.gpu, modules) if lowered.host_bytes is None else lowered.host_bytes
     limits = Limits(
@@ -51,8 +59,8 @@ def constraints_of(lowered: Lowered, device: DeviceSpec, options: Options) -> Co
     budget_bytes = lowered.device_bytes or free_bytes(device, options.gpu)
     if device.memory_bytes < budget_bytes < UNLIMITED_BYTES and not on_cpu:
         warnings.warn(
-            f"memory.device = {show_size(budget_bytes)} is more than the {device.name} has, "
-            f"{show_size(device.memory_bytes)}: a plan that takes more than that cannot be loaded there",
+            f"memory.device = {show_size(budget_bytes)} is more than the {show_size(device.memory_bytes)} of the "
+            f"{device.name}: a plan that needs more than the GPU has cannot be loaded on it",
             RuntimeWarning,
             stacklevel=2,
         )

@@ -1,4 +1,4 @@
-"""Errors a user can act on: a code, a place, a reason and a remedy. Codes are explained in `docs/errors.md`."""
+"""Errors that a user can act on: a code, a place, a reason and a remedy; `docs/errors.md` explains the codes."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ OTHER_RANK_FAILED = 3  # the exit code of RankFailed
 
 @dataclass
 class MbcError(Exception):
-    """What went wrong, where, and what to do about it.
+    """A mistake, its place, and its remedy.
 
-    `code` is unique to one kind of mistake (`MBC012`); `remedy` is an imperative sentence. As text, it holds nothing
+    `code` identifies one kind of mistake (`MBC012`); `remedy` is an imperative sentence. The text has no characters
     that a terminal acts on, whoever wrote the names in it.
     """
 
@@ -23,6 +23,7 @@ class MbcError(Exception):
     span: Span | None = None
 
     def __str__(self) -> str:
+        """Return the message with its place and remedy."""
         lines = [f"error {self.code}: {self.message}"]
         if self.span is not None:
             lines.append(self.span.render())
@@ -33,9 +34,12 @@ class MbcError(Exception):
 
 @dataclass
 class BudgetError(MbcError):
-    """The budget is too small. `needed_bytes`, overhead included, takes the smallest plan that was found, or the bound
-    of all plans where none was tried; no plan takes less than `floor_bytes`. `at_any_batch`: what is reserved for the
-    GPU's context and libraries alone does not fit."""
+    """The budget is too small.
+
+    `needed_bytes` is the size of the smallest plan that was found, with overhead, or the lower bound of all plans if
+    none was tried. No plan needs less than `floor_bytes`. `at_any_batch`: the memory that is reserved for the GPU's
+    context and libraries alone does not fit.
+    """
 
     needed_bytes: int = 0
     floor_bytes: int = 0
@@ -44,8 +48,8 @@ class BudgetError(MbcError):
 
 @dataclass
 class LayerError(MbcError):
-    """A layer does not take its tensors or settings."""
+    """A layer does not accept its tensors or settings."""
 
 
 class RankFailed(MbcError):
-    """Another process of the same training failed: its own message says more than this one."""
+    """Another process of the same training failed; its own message has the reason."""

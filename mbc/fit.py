@@ -1,6 +1,6 @@
-"""What fits a budget: the largest mini-batch within it, and the time a step takes as the budget shrinks.
+"""Searches within budgets: the largest mini-batch that fits, and the time of a step as the budget shrinks.
 
-Both plan again and again; every probe is a whole plan, or the reason why there is none.
+Both plan repeatedly; every probe is a whole plan, or the reason why there is none.
 """
 
 from __future__ import annotations
@@ -21,20 +21,23 @@ from mbc.units import show_enough, show_size
 BATCH = "batch"  # the parameter of a network that counts the rows of its inputs
 MOST_BATCH = 1 << 20
 MOST_GUESSES = 2
-STRIDE = 8  # a guess is nearly right or far off: doubled steps would take as many tries as bisection, before it begins
-LOWEST_SHARE = 64  # the curve over batches goes down to this part of the largest
+STRIDE = 8  # a guess is nearly right or far off: doubled steps would take as many tries as the bisection after them
+LOWEST_SHARE = 64  # the curve over batches goes down to the largest batch divided by this number
 MOST_BETWEEN = 6  # tries for a faster batch between two that fit
-LEAST_GAIN = 1.05  # of images/s that is worth a try
-LEAST_STEP = 1.125  # batches of a smaller ratio make nearly as many images/s
+LEAST_GAIN = 1.05  # a batch is tried if it may have images/s higher by this factor
+LEAST_STEP = 1.125  # batches with a smaller ratio have nearly equal images/s
 
 PlanAt = Callable[[int], Plan]
 
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Figures of a plan. `needed_bytes` is arena + overhead; `floor_bytes` the lower bound of all plans, overhead
-    included; `train_us` a run of the training program, `least_us` the lower bound of plans whose kernels run as this
-    one's do, concurrently or serially; `images_per_s` counts all mini-batches of a step that accumulates gradients."""
+    """Figures of a plan.
+
+    `needed_bytes` is arena and overhead; `floor_bytes` is the lower bound of all plans, with overhead. `train_us` is
+    the time of a run of the training program. `least_us` is the lower bound of plans whose kernels take as long as this
+    one's, run concurrently or serially. `images_per_s` counts all mini-batches of a step that accumulates gradients.
+    """
 
     batch: int
     budget_bytes: int
@@ -50,7 +53,7 @@ class Figures:
 
 
 def figures(plan: Plan) -> Figures:
-    """The figures of a plan."""
+    """Return the figures of a plan."""
     p, whole_us = plan.predictions, step_us(plan)
     return Figures(
         plan.graph.global_batch,
@@ -84,15 +87,17 @@ class Probe:
 Tell = Callable[[Probe], None]
 
 
-def _untold(_: Probe) -> None:
+def _ignore(_: Probe) -> None:
     pass
 
 
 @dataclass(frozen=True, slots=True)
 class BatchFit:
-    """`probes` by batch. `largest` is the largest batch that was found to fit, `fastest` that with most images/s.
-    `finished`: whether the search has ended, else larger ones may fit. `at_least`: it ended by MOST_BATCH, without a
-    batch that does not fit."""
+    """Result of a search over batches.
+
+    `probes` are in order of the batch. `largest` is the largest batch that fits, `fastest` the one with most images/s.
+    `finished`: the search has ended; otherwise larger batches may fit.
+    """
 
     probes: tuple[Probe, ...]
     largest: Figures
@@ -101,13 +106,17 @@ class BatchFit:
 
     @property
     def at_least(self) -> bool:
+        """True if the search ended at MOST_BATCH, without a batch that does not fit."""
         return self.finished and self.probes[-1].figures is not None
 
 
 @dataclass(frozen=True, slots=True)
 class BudgetCurve:
-    """`probes` by budget, from the floor to what the plan without a limit takes (`unlimited`). `finished`: whether all
-    budgets were tried."""
+    """Result of a search over budgets.
+
+    `probes` are in order of the budget, from the floor to the size of the plan without a limit (`unlimited`).
+    `finished`: all budgets were tried.
+    """
 
     probes: tuple[Probe, ...]
     unlimited: Figures
@@ -116,33 +125,46 @@ class BudgetCurve:
 
 @dataclass(frozen=True, slots=True)
 class Search:
-    """Plans by their batch or their budget, each once. `tell` hears of each as soon as it is known."""
+    """Plans by their batch or their budget, each planned once; `tell` receives each new probe."""
 
     plan_at: PlanAt
-    found: dict[int, Probe]
-    tell: Tell = _untold
+    probes: dict[int, Probe]
+    tell: Tell = _ignore
 
     def probe(self, at: int) -> Probe:
-        """Raises MbcError for what is wrong at any batch and any budget."""
-        if at not in self.found:
+        """Return the probe at a batch or a budget.
+
+        Raises:
+            MbcError: An error that occurs at any batch and any budget.
+        """
+        if at not in self.probes:
             try:
-                self.found[at] = Probe(at, figures(self.plan_at(at)))
+                self.probes[at] = Probe(at, figures(self.plan_at(at)))
             except MbcError as error:
                 if not _is_of_search(error):
                     raise
-                self.found[at] = Probe(at, None, error)
-            self.tell(self.found[at])
-        return self.found[at]
+                self.probes[at] = Probe(at, None, error)
+            self.tell(self.probes[at])
+        return self.probes[at]
 
 
-def largest_batch(plan_at: PlanAt, start: int = 1, multiple: int = 1, tell: Tell = _untold, least: int = 0) -> BatchFit:
-    """The largest multiple of `multiple` rows that plans, by doubling from about `start`, then between what
-    fits and what does not, where the memory of the smallest plan found lets it be guessed.
+def largest_batch(plan_at: PlanAt, start: int = 1, multiple: int = 1, tell: Tell = _ignore, least: int = 0) -> BatchFit:
+    """Search the largest multiple of `multiple` rows that has a plan.
 
-    Between the largest and a part of it (LOWEST_SHARE) powers of two are planned as well, as points of the curve of
-    images/s, and batches between these where lack of memory slows one of their neighbours. Fewer than `least` rows are
-    not tried: no plan has them. Ctrl-C ends the search with what was found, if a batch was. Raises MBC194 where not
-    even the smallest batch fits, and what planning raises that no batch would mend.
+    The search doubles from about `start`, then searches between the largest batch that fits and the smallest that does
+    not; the memory of the smallest plan found gives a first guess. Powers of two between the largest batch and a part
+    of it (LOWEST_SHARE) are planned as well, as points of the curve of images/s, and batches between these if lack of
+    memory slows one of their neighbours. Ctrl-C ends the search with its results so far, if a batch fits.
+
+    Args:
+        plan_at: Plans with a batch.
+        start: Number of rows at which to begin.
+        multiple: Batches are multiples of this number.
+        tell: Receives each new probe.
+        least: Fewer rows are not tried, because no plan has them.
+
+    Raises:
+        MbcError: MBC194, not even the smallest batch fits; or an error that occurs at any batch.
     """
     search = Search(plan_at, {}, tell)
     finished = True
@@ -151,11 +173,11 @@ def largest_batch(plan_at: PlanAt, start: int = 1, multiple: int = 1, tell: Tell
         _seek_fastest(search, multiple)
     except KeyboardInterrupt:
         finished = False
-    planned = [probe.figures for probe in search.found.values() if probe.figures is not None]
+    planned = [probe.figures for probe in search.probes.values() if probe.figures is not None]
     if not planned:
         raise KeyboardInterrupt
     return BatchFit(
-        tuple(search.found[at] for at in sorted(search.found)),
+        tuple(search.probes[at] for at in sorted(search.probes)),
         max(planned, key=lambda f: f.batch),
         max(planned, key=lambda f: (f.images_per_s, f.batch)),
         finished,
@@ -199,7 +221,7 @@ def _seek_fastest(search: Search, multiple: int) -> None:
     Memory that gets short slows steps by more than rows are added, so that the fastest batch may be between any two.
     """
     for _ in range(MOST_BETWEEN):
-        planned = [f for f in (search.found[at].figures for at in sorted(search.found)) if f is not None]
+        planned = [f for f in (search.probes[at].figures for at in sorted(search.probes)) if f is not None]
         most = LEAST_GAIN * max(f.images_per_s for f in planned)
         gaps = [
             (max(_most_images_per_s(low), _most_images_per_s(high)), low.batch, high.batch)
@@ -207,17 +229,17 @@ def _seek_fastest(search: Search, multiple: int) -> None:
             if high.batch > LEAST_STEP * low.batch
         ]
         tried = [((low + high) // 2 // multiple * multiple, most_here) for most_here, low, high in gaps]
-        tried = [(at, most_here) for at, most_here in tried if most_here > most and at not in search.found]
+        tried = [(at, most_here) for at, most_here in tried if most_here > most and at not in search.probes]
         if not tried:
             return
         search.probe(max(tried, key=lambda one: one[1])[0])
 
 
 def _between(fits: Callable[[int], bool], guess: Callable[[int], int], low: int, high: int) -> int:
-    """The largest count that fits, where `low` does and `high` does not.
+    """Return the largest count that fits, where `low` does and `high` does not.
 
-    A try takes minutes where much has to be moved: the first is where `guess` of a count that does not fit says. After
-    a guess that fits steps are STRIDE times as long each time; after MOST_GUESSES that do not what is left is halved.
+    A try can take minutes. So the first one is at `guess` of a count that does not fit. After a guess that fits, steps
+    grow by the factor STRIDE; after MOST_GUESSES that do not fit, the rest is bisected.
     """
     guesses, step = MOST_GUESSES, 0
     while high - low > 1:
@@ -235,8 +257,10 @@ def _between(fits: Callable[[int], bool], guess: Callable[[int], int], low: int,
 
 
 def _guess(search: Search, fitting: int, refused: int) -> int:
-    """The batch that may just fit, if what the smallest plan of a `refused` one takes beside the overhead were in
-    proportion to the rows; half-way where there was none."""
+    """Return the batch that may just fit, if the arena of the smallest plan for `refused` is proportional to the rows.
+
+    If there is no such plan, it is half-way.
+    """
     here, refusal = search.probe(fitting).figures, search.probe(refused).refusal
     assert here is not None
     if not isinstance(refusal, BudgetError):
@@ -245,9 +269,11 @@ def _guess(search: Search, fitting: int, refused: int) -> int:
     return refused * (here.budget_bytes - overhead_bytes) // max(1, refusal.needed_bytes - overhead_bytes)
 
 
-def budget_curve(plan_at: PlanAt, points: int, tell: Tell = _untold) -> BudgetCurve:
-    """Plans at `points` (two or more) budgets, evenly from the floor to what the plan without a limit takes, the
-    largest first. Ctrl-C ends it with what was found, if the plan without a limit was."""
+def budget_curve(plan_at: PlanAt, points: int, tell: Tell = _ignore) -> BudgetCurve:
+    """Plan at `points` (two or more) budgets, evenly from the floor to the size of the unlimited plan, largest first.
+
+    Ctrl-C ends it with its results so far, if the plan without a limit is among them.
+    """
     search = Search(plan_at, {}, tell)
     unlimited = figures(plan_at(UNLIMITED_BYTES))
     least, most = unlimited.floor_bytes, unlimited.needed_bytes
@@ -257,17 +283,21 @@ def budget_curve(plan_at: PlanAt, points: int, tell: Tell = _untold) -> BudgetCu
             search.probe(least + (most - least) * i // (points - 1))
     except KeyboardInterrupt:
         finished = False
-    return BudgetCurve(tuple(search.found[at] for at in sorted(search.found)), unlimited, finished)
+    return BudgetCurve(tuple(search.probes[at] for at in sorted(search.probes)), unlimited, finished)
 
 
 def own_batch(source: Source, options: Options) -> int:
-    """The batch of the network as `options` set it. MBC195 where it has no parameter that a batch could be set by."""
+    """Return the batch of the network with its settings in `options`.
+
+    Raises:
+        MbcError: MBC195, the network has no parameter for its batch.
+    """
     program = parse(source)
     chosen = choose_network(program, options.network)
     if BATCH not in (parameter.name for parameter in chosen.parameters):
         raise MbcError(
             "MBC195",
-            f"`{chosen.name}` has no parameter `{BATCH}`, so that no other batch can be tried",
+            f"`{chosen.name}` has no parameter `{BATCH}`, so no other batch can be tried",
             f"write `network {chosen.name}({BATCH} = 64, …)` and `input NAME[{BATCH}, …]`",
             chosen.span,
         )
@@ -275,12 +305,12 @@ def own_batch(source: Source, options: Options) -> int:
 
 
 def with_batch(options: Options, batch: int) -> Options:
-    """`options` for so many rows, whatever they say of the batch."""
+    """Return `options` with another batch."""
     return _set(options, BATCH, str(batch))
 
 
 def with_budget(options: Options, budget_bytes: int) -> Options:
-    """`options` for such a budget, whatever they say of it."""
+    """Return `options` with another budget."""
     return _set(options, "memory.device", f"{budget_bytes} B")
 
 
@@ -290,12 +320,12 @@ def _set(options: Options, name: str, value: str) -> Options:
 
 
 def _is_of_search(error: MbcError) -> bool:
-    # Codes of the search say that no plan was found; a smaller batch may have one.
+    # Codes of the search mean that no plan was found; a smaller batch may have one.
     return isinstance(error, BudgetError) or error.code.startswith("MBC2")
 
 
 def nothing_fits(probe: Probe, batch: int) -> MbcError:
-    """MBC194, or what was wrong with the smallest batch that was tried."""
+    """Return the error for a smallest batch without a plan: MBC194, or its own error if that is not a BudgetError."""
     refusal = probe.refusal
     assert refusal is not None
     if not isinstance(refusal, BudgetError):
@@ -303,7 +333,7 @@ def nothing_fits(probe: Probe, batch: int) -> MbcError:
     enough = f"to at least {show_enough(refusal.floor_bytes)}: most plans take more"
     if refusal.needed_bytes > refusal.floor_bytes:
         enough = (
-            f"to {show_enough(refusal.needed_bytes)}, as the smallest plan that was found takes; the lower bound "
+            f"to {show_enough(refusal.needed_bytes)}, which the smallest plan that was found needs; the lower bound "
             f"of all plans is {show_size(refusal.floor_bytes)}"
         )
     return MbcError(

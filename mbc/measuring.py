@@ -1,6 +1,6 @@
-"""What a compilation measures before it plans, on a machine that has the GPU that it plans for (`--measure`).
+"""Measures what a compilation needs before it plans, on a machine with the GPU of the plan (`--measure`).
 
-Measurements go into the user's own profile, so that the next plan finds them.
+Measurements go into the user's own profile, so that the next plan uses them.
 """
 
 from __future__ import annotations
@@ -37,28 +37,32 @@ def _silent(text: str) -> None:
 
 
 class Measuring:
-    """What one compilation measures, step by step, in `options.measure_for_s` in all; nothing where this machine
-    cannot, or `options` do not want it. `say` is told what is going on.
+    """The measurements of one compilation, step by step, within `options.measure_for_s` in all.
 
-    A warning (RuntimeWarning) says what was not measured after all: it is estimated. Each step raises what measuring
-    raises."""
+    Nothing is measured if this machine cannot, or if `options` switch it off. A RuntimeWarning reports what was not
+    measured; it is estimated. Each step raises the errors of measuring.
+    """
 
     def __init__(
         self, graph: TrainingGraph, device: DeviceSpec, rules: Rules, options: Options, say: Say = _silent
     ) -> None:
+        """Prepare to measure for `graph` on `device`; `say` receives lines of progress."""
         self._graph, self._device, self._rules, self._options, self._say = graph, device, rules, options, say
-        # Operations that have to be divided are measured as such.
+        # If operations have to be divided, their micro-batches are measured at once.
         at_once = options.measure is Measure.ALWAYS or rules.micro_batch
         self._first = rules.policy if at_once else Policy.UNDIVIDED
-        self._decides = not at_once  # what is measured of it
+        self._decides = not at_once  # choose the requests that can decide the plan
         self._over = False  # interrupted, or out of time
         self._left_s = options.measure_for_s
-        self._completed: set[Request] = set()  # since a kernel came later
-        self.has_more = False  # than what `begin` measured
+        self._completed: set[Request] = set()  # outdated requests that were measured again
+        self.has_more = False  # there are requests that `begin` did not measure
 
     def begin(self) -> None:
-        """What plans would like to know and no profile of the GPU says, undivided: most of what decides a plan. MBC089
-        where measuring is wanted in any case and cannot be."""
+        """Measure the undivided requests that no profile of the GPU has: most of those that decide a plan.
+
+        Raises:
+            MbcError: MBC089, `options` demand measuring, but it is not possible.
+        """
         obstacle = _obstacle(self._device, self._options)
         if obstacle is None:
             self._measure(self._needs(self._first), self._decisive() if self._decides else None)
@@ -68,26 +72,31 @@ class Measuring:
                 "MBC089",
                 f"cannot measure for {self._device.name}: {obstacle}",
                 "leave out --measure always, or compile on a machine that has the GPU; "
-                "`mbc doctor` says what is missing",
+                "`mbc doctor` lists what is missing",
             )
 
     def micro_batches(self) -> bool:
-        """The micro-batches as well. Whether planning again makes sense: something was measured."""
+        """Measure the micro-batches too, and return whether anything was measured, so that a new plan may differ."""
         self.has_more = False
         return self._measure(self._needs(self._rules.policy))
 
     def chosen(self, requests: Iterable[Request], outdated: Iterable[Request] = ()) -> bool:
-        """What is missing of just these, such as those that were chosen by interpolated times, and of those that are
-        `outdated`, since a kernel came later. Whether planning again makes sense: all that could be measured was, and
-        something was."""
+        """Measure what is missing of given requests, and return whether to plan again.
+
+        That is so if all that could be measured was, and there was something to measure.
+
+        Args:
+            requests: Requests such as those that a plan chose by interpolated times.
+            outdated: Requests that are completed because a kernel was added later.
+        """
         if not can_measure(self._device, self._options):
             return False
-        # Once: where a clock is wrong, what was just completed may seem to be older than the rest.
+        # Each only once: if a clock is wrong, a request that was just completed may seem older than the rest.
         old = [one for one in dict.fromkeys(outdated) if one not in self._completed]
         self._completed.update(old)
-        lacking, incomplete = ([Need((one,), 0.0) for one in dict.fromkeys(found)] for found in (requests, old))
-        found = self._measure(lacking, again=False)
-        return (self._measure(incomplete, again=False, outdated=True) or found) and not self._over
+        lacking, incomplete = ([Need((one,), 0.0) for one in dict.fromkeys(measured)] for measured in (requests, old))
+        measured = self._measure(lacking, again=False)
+        return (self._measure(incomplete, again=False, outdated=True) or measured) and not self._over
 
     def _decisive(self) -> Decide:
         from mbc.optimize.search.decisive_requests import Decisive
@@ -102,8 +111,10 @@ class Measuring:
     def _measure(
         self, needs: Sequence[Need], decide: Decide | None = None, again: bool = True, outdated: bool = False
     ) -> bool:
-        """Whether anything was measured. `again`: all of it anew where `options` say so. `outdated`: what the profile
-        knows of it is completed."""
+        """Measure `needs`, and return whether anything was measured.
+
+        `again`: measure all of it anew if `options` say so. `outdated`: complete what the profile has.
+        """
         device, limit_bytes = self._device, self._options.workspace_limit_bytes
         limit_bytes = MOST_WORKSPACE_BYTES if limit_bytes is None else limit_bytes
         again = again and self._options.measure is Measure.ALWAYS
@@ -136,8 +147,7 @@ class Measuring:
 
 
 def can_measure(device: DeviceSpec, options: Options) -> bool:
-    """Whether measuring is wanted, and `device` and what measuring needs are here. A profile that was named is used as
-    it is."""
+    """Return whether measuring is switched on and possible here; a profile that was named is used unchanged."""
     return _obstacle(device, options) is None
 
 
@@ -145,7 +155,7 @@ def _obstacle(device: DeviceSpec, options: Options) -> str | None:
     if options.measure is Measure.NEVER:
         return "it is switched off"
     if options.profile is not None:
-        return "a profile that was named is used as it is"
+        return "a profile that was named is used unchanged"
     if not gpus_named(device.name):
         return "this machine has no such GPU"
     if importlib.util.find_spec("pycuda") is None:
@@ -154,14 +164,16 @@ def _obstacle(device: DeviceSpec, options: Options) -> str | None:
 
 
 def missing(needs: Sequence[Need], profile: Profile | None, workspace_limit_bytes: int) -> tuple[Need, ...]:
-    """What of `needs` the profile does not know up to the limit of workspace. Sizes so small that no division gains by
-    them are not missed."""
+    """Return the part of `needs` that the profile lacks, up to the limit of workspace.
+
+    Sizes so small that no division gains from them do not count.
+    """
     if profile is None:
         return tuple(needs)
     # What planning knows of a request and what measuring has to do with it part ways here only.
     from mbc.measure.size_ladder import Ladder
 
-    found: list[Need] = []
+    lacking_needs: list[Need] = []
     for need in needs:
         ladder = Ladder()
         lacking: list[Request] = []
@@ -178,12 +190,15 @@ def missing(needs: Sequence[Need], profile: Profile | None, workspace_limit_byte
                 lacking.append(request)
         if lacking:
             whole = need.whole and lacking[0] is need.requests[0]
-            found.append(Need(tuple(lacking), need.weight_us, whole, tuple(larger)))
-    return tuple(found)
+            lacking_needs.append(Need(tuple(lacking), need.weight_us, whole, tuple(larger)))
+    return tuple(lacking_needs)
 
 
 def progress_text(now: Progress) -> str:
-    """`measuring 12 of 80, 20 s left (a step of 24.1 ms or more, 28 % of it to be measured): convolution fp32 …`"""
+    """Return a line of progress.
+
+    For example: `measuring 12 of 80, 20 s left (a step of 24.1 ms or more, 28 % of it to be measured): convolution ...`
+    """
     left = "" if now.left_s is None else f", {show_duration(now.left_s)} left"
     so_far = ""
     if now.decision is not None:
@@ -193,19 +208,19 @@ def progress_text(now: Progress) -> str:
 
 
 def shortcomings(outcome: Outcome) -> tuple[str, ...]:
-    """What a user should know of the measurements, in sentences; none where all went well."""
-    found: list[str] = []
+    """Return sentences on the measurements that failed or are missing; none if all succeeded."""
+    sentences: list[str] = []
     if outcome.left:
         why = "measuring was interrupted" if outcome.interrupted else "the time for measuring is over"
-        found.append(f"{why}: {outcome.left} operations are not measured, and estimated where a plan needs them")
+        sentences.append(f"{why}: {outcome.left} operations are not measured, and estimated where a plan needs them")
     summary = outcome.summary
     if summary is not None:
         if summary.failures:
             first = summary.failures[0].splitlines()[0]
-            found.append(f"{len(summary.failures)} operations could not be measured; the first: {first}")
+            sentences.append(f"{len(summary.failures)} operations could not be measured; the first: {first}")
         if summary.link_failure:
             why = summary.link_failure.splitlines()[0]
-            found.append(f"copies between GPU and host could not be measured, and are estimated: {why}")
+            sentences.append(f"copies between GPU and host could not be measured, and are estimated: {why}")
         if summary.warning:
-            found.append(summary.warning)
-    return tuple(found)
+            sentences.append(summary.warning)
+    return tuple(sentences)

@@ -1,4 +1,4 @@
-"""Everything a compilation can be told, beside its source."""
+"""All options of a compilation."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from enum import StrEnum
 
 
 class Policy(StrEnum):
-    """Into which micro-batches an operation may be divided (micro-cuDNN's batch-size policies)."""
+    """Micro-batches into which an operation may be divided (micro-cuDNN's batch-size policies)."""
 
     UNDIVIDED = "undivided"
     POWER_OF_TWO = "power_of_two"
@@ -17,14 +17,14 @@ class Policy(StrEnum):
 
 
 class Measure(StrEnum):
-    """What a compilation measures, where this machine has the GPU that it plans for."""
+    """Requests that a compilation measures, if this machine has the GPU of the plan."""
 
     MISSING = "missing"  # what the profile lacks
     NEVER = "never"
     ALWAYS = "always"  # everything again
 
 
-UNLIMITED_BYTES = 1 << 60  # a memory budget of so much asks for a plan without one
+UNLIMITED_BYTES = 1 << 60  # this memory budget stands for no limit
 # Techniques that save memory and can be left out; the order is that of the ablation, the slowest first.
 ABLATION_ORDER = ("offload", "recompute", "micro_batches", "workspace")
 TECHNIQUES = (*ABLATION_ORDER, "concurrent_stream")
@@ -36,8 +36,11 @@ PROVIDER_NAMES = ("cudnn", "cudnn_legacy", "cublaslt", "mbc")  # of mbc.kernels,
 
 @dataclass(frozen=True, slots=True)
 class RankGpu:
-    """The GPU of one rank. `gpu`: short name, as in `Options`; `memory_bytes`: of it that the plan may take (None: what
-    the source says)."""
+    """The GPU of one rank.
+
+    `gpu` is its short name, as in `Options`. `memory_bytes` is the memory that the plan may use, None for the source's
+    value.
+    """
 
     gpu: str
     memory_bytes: int | None = None
@@ -45,17 +48,19 @@ class RankGpu:
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """`gpus`: how many share the mini-batch of the source, each with a part of its rows; `rank_gpus`: which, where they
-    are unlike or have unlike memory (empty: all are `gpu`); `gpus_per_node`: how many of them are in one machine, and
-    share its memory and what leads there (0: all). `settings` are `--set
-    NAME=VALUE` in order; they override the network's parameters and its sections.
+    """All options of a compilation.
 
-    The workspace of one operation is bounded by `workspace_limit_bytes` and by the bytes of the budget that are free
-    when it runs; with `workspace_total_bytes` so many bytes are divided among all operations of the step instead.
-    `providers` names the sources of kernels that may be used (none: all). `micro_batch` divides every convolution into
-    calls of so many rows instead of choosing (0: choose). `without` names techniques (of TECHNIQUES) that the plan must
-    do without: offload, recompute, micro_batches (no operation is divided), workspace (each takes the least it can) and
-    concurrent_stream (none: kernels run serially).
+    `gpus` is the number of GPUs that share the mini-batch of the source, each with a part of its rows. `rank_gpus`
+    names them if they differ in kind or memory (empty: all are `gpu`). `gpus_per_node` is the number of them in one
+    machine, which share its memory and the links to it (0: all). `settings` are `--set NAME=VALUE` in order; they
+    override the network's parameters and its sections.
+
+    The workspace of one operation is limited by `workspace_limit_bytes` and by the bytes of the budget that are free
+    when it runs. With `workspace_total_bytes`, that number of bytes is divided among all operations of the step
+    instead. `providers` names the sources of kernels that may be used (none: all). `micro_batch` divides every
+    convolution into calls of that number of rows (0: the search chooses). `without` names techniques (of TECHNIQUES)
+    that the plan must not use: offload, recompute, micro_batches (no operation is divided), workspace (each operation
+    uses as little as it can) and concurrent_stream (kernels run serially).
     """
 
     gpu: str = "auto"  # short name of a device spec; auto: the GPU of this machine, else h200
@@ -71,13 +76,13 @@ class Options:
     micro_batch: int = 0
     without: frozenset[str] = frozenset()
     measure: Measure = Measure.NEVER
-    measure_for_s: float = math.inf  # then the rest is estimated; what is worth most comes first
+    measure_for_s: float = math.inf  # then the rest is estimated; the most important requests come first
     dump_stages: str | None = None
-    profile: str | None = None  # path of a SQLite profile, which is used as it is
-    stale_profile: bool = False  # use it as estimates when it is of another GPU or cuDNN
+    profile: str | None = None  # path of a SQLite profile, which is used unchanged
+    stale_profile: bool = False  # use its times as estimates if it is of another GPU or cuDNN
 
     @property
     def digest(self) -> str:
-        """Tells options apart, in whichever process: as text a set has another order in each."""
-        told = repr((replace(self, without=frozenset()), sorted(self.without)))
-        return hashlib.sha256(told.encode()).hexdigest()[:16]
+        """A digest that identifies the options in every process."""
+        text = repr((replace(self, without=frozenset()), sorted(self.without)))
+        return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -1,5 +1,4 @@
-"""What is shown while something runs: one line that changes on a terminal, plain lines elsewhere. Always on stderr,
-so that stdout holds results only."""
+"""Progress on stderr: one line that changes on a terminal, plain lines elsewhere; stdout has results only."""
 
 from __future__ import annotations
 
@@ -14,15 +13,16 @@ from typing import TextIO
 from mbc.source import visible
 
 _REDRAW_S = 0.1
-_PLAIN_S = 10.0  # a log wants a sign of life, not a film
-_PLAIN_UNCHANGED_S = 60.0  # where it would say the same again
-_PATIENCE_S = 1.0  # what ends sooner needs no progress
+_PLAIN_S = 10.0  # lines in a log are rare
+_PLAIN_UNCHANGED_S = 60.0  # lines that only the time changes are rarer
+_PATIENCE_S = 1.0  # work that ends sooner shows no progress
 
 
 class StatusLine:
     """A line that replaces itself on a terminal; elsewhere it is printed now and then."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
+        """Write to `stream`, by default stderr."""
         self._stream = sys.stderr if stream is None else stream
         self._on_terminal = self._stream.isatty()
         self._last_s = float("-inf") if self._on_terminal else time.monotonic()
@@ -30,15 +30,19 @@ class StatusLine:
 
     @property
     def on_terminal(self) -> bool:
+        """True if the stream is a terminal."""
         return self._on_terminal
 
     def due(self, changed: bool = True) -> bool:
-        """Whether enough time has passed for `update` to show something: text need not be made otherwise. `changed`:
-        whether more than the time has changed since."""
+        """Return whether `update` would show a text now, so that the caller need not compute it otherwise.
+
+        `changed`: something other than the time has changed since the last text.
+        """
         plain_s = _PLAIN_S if changed else _PLAIN_UNCHANGED_S
         return time.monotonic() - self._last_s >= (_REDRAW_S if self._on_terminal else plain_s)
 
     def update(self, text: str) -> None:
+        """Show a text if the last one has been visible for long enough."""
         if not self.due():
             return
         self._last_s = time.monotonic()
@@ -50,11 +54,12 @@ class StatusLine:
             self._write(visible(text) + "\n")
 
     def line(self, text: str) -> None:
-        """A line that stays."""
+        """Print a line that stays."""
         self.clear()
         self._write(visible(text) + "\n")
 
     def clear(self) -> None:
+        """Remove the line from the terminal."""
         if self._drawn:
             self._write("\r\x1b[2K")
             self._drawn = False
@@ -65,27 +70,31 @@ class StatusLine:
 
 
 class Busy:
-    """By which the body of `busy` says what it is at now, and what shall stay."""
+    """Lets the body of `busy` name its current stage and print lines that stay."""
 
     def __init__(self, line: StatusLine) -> None:
+        """Use the status line `line`."""
         self.stage = ""
-        self.turn = threading.Lock()  # to write
+        self.turn = threading.Lock()  # held while writing
         self._line = line
 
     def __call__(self, now: str) -> None:
+        """Set the current stage."""
         self.stage = f" ({now})"
 
     def line(self, text: str) -> None:
-        """A line that stays."""
+        """Print a line that stays."""
         with self.turn:
             self._line.line(text)
 
 
 @contextmanager
 def busy(what: str, stream: TextIO | None = None) -> Generator[Busy]:
-    """Says `what` is going on, and for how long, while the body runs for more than a second.
+    """Show `what` and the elapsed time while the body runs, if it takes more than a second.
 
-    Gives that by which the body says what it is at now."""
+    Yields:
+        An object with which the body names its current stage.
+    """
     line = StatusLine(stream)
     finished = threading.Event()
     began_s = time.monotonic()

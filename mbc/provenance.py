@@ -1,7 +1,8 @@
-"""Digests of the code by which a result was made: of kernels by family, operations, planner and imports.
+"""Digests of the code that produced a result: kernels by family, operations, planner and imports.
 
-What changes no result changes no digest: comments, docstrings and layout of Python and C++ are left out, and so are
-texts for people. Equal code has equal digests on every machine and under every Python that mbc runs on.
+A change without effect on results does not change a digest: comments, docstrings and layout of Python and C++ are left
+out, and so are texts for people. Equal code has equal digests on every machine and under every Python that mbc
+supports.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ def digests() -> dict[str, str]:
 
 @cache
 def _digests() -> tuple[tuple[str, str], ...]:
-    # Once a process: what ran is what was there when it began, as nearly as can be told.
+    # Once per process: most likely it runs the files that were there when it began.
     return tuple((part, digest_of(files_of(part))) for part in _PARTS)
 
 

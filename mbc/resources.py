@@ -1,4 +1,4 @@
-"""Where the files that are not Python lie: in a checkout (also an editable install) and in an installed wheel."""
+"""Finds files that are not Python, in a checkout (also an editable install) and in an installed wheel."""
 
 from __future__ import annotations
 
@@ -8,8 +8,12 @@ _PACKAGE = Path(__file__).resolve().parent
 
 
 def folder(name: str) -> Path:
-    """`templates` or `grammar`: at the top of a checkout, inside the package in a wheel."""
-    # The package's own first: in site-packages a folder of that name beside it would be somebody else's.
+    """Return the folder `templates` or `grammar`: at the top of a checkout, inside the package in a wheel.
+
+    Raises:
+        FileNotFoundError: The installation lacks the folder.
+    """
+    # The package's own folder first: in site-packages a folder of that name beside it belongs to another package.
     for root in (_PACKAGE, _PACKAGE.parent):
         if (root / name).is_dir():
             return root / name
@@ -17,5 +21,5 @@ def folder(name: str) -> Path:
 
 
 def data_text(name: str) -> str:
-    """A file of the package's own data folder."""
+    """Return the text of a file in the package's data folder."""
     return (_PACKAGE / "data" / name).read_text(encoding="utf-8")

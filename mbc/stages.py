@@ -1,4 +1,4 @@
-"""The stages of a compilation as they run: their names, their seconds, and what each of them made, as text."""
+"""Runs the stages of a compilation, and records their names, times and results as text."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BUILDING = frozenset(("build package",))
 
 @dataclass
 class Stages:
-    """Runs stages by name, adds up how long each took, and writes down what each run made when asked to."""
+    """Runs stages by name, adds up their times, and writes the result of each run to a folder if asked to."""
 
     dump_folder: str | None = None
     announce: Callable[[str], None] = lambda name: None
@@ -26,18 +26,27 @@ class Stages:
 
     @property
     def measuring_seconds(self) -> float:
+        """Time of the stages that measure."""
         return sum(self.seconds.get(name, 0.0) for name in MEASURING)
 
     @property
     def building_seconds(self) -> float:
+        """Time of the stages that build."""
         return sum(self.seconds.get(name, 0.0) for name in BUILDING)
 
     @property
     def planning_seconds(self) -> float:
-        """Everything else."""
+        """Time of all other stages."""
         return sum(took for name, took in self.seconds.items() if name not in MEASURING | BUILDING)
 
     def run(self, name: str, stage: Callable[[], T], text: Callable[[T], str] | None = None) -> T:
+        """Run a stage and return its result.
+
+        Args:
+            name: Name of the stage.
+            stage: The function to run.
+            text: Turns the result into a text for the dump folder; None for no text.
+        """
         self.announce(name)
         started = perf_counter()
         try:
@@ -50,7 +59,7 @@ class Stages:
         return result
 
     def _dump(self, folder: Path, name: str, text: str) -> None:
-        """Into a file of its own for each run: its number is in the name."""
+        """Write the text of a run into a separate file, whose name has the number of the run."""
         try:
             folder.mkdir(parents=True, exist_ok=True)
             (folder / f"{self.runs:02}_{name.replace(' ', '_')}.txt").write_text(text, encoding="utf-8")

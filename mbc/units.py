@@ -19,7 +19,11 @@ _BY_ANY_CASE = {unit.lower(): size_bytes for unit, size_bytes in UNIT_BYTES.item
 
 
 def parse_size(text: str) -> int:
-    """Bytes of `64MiB`, `1.5 GB`, `4096B` or `0`. Raises ValueError for anything else: nobody means 12 bytes by 12."""
+    """Return the bytes that a text such as `64MiB`, `1.5 GB`, `4096B` or `0` names.
+
+    Raises:
+        ValueError: The text is anything else; a bare `12` is refused, because nobody means 12 bytes.
+    """
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text, re.ASCII)
     if match is not None and not match[2]:
         if float(match[1]) == 0:
@@ -31,7 +35,7 @@ def parse_size(text: str) -> int:
 
 
 def show_size(size_bytes: float) -> str:
-    """`12.3 MiB`: powers of two, one decimal, below 10 of a unit two."""
+    """Return a size as text, such as `12.3 MiB`: in powers of two, with one decimal, or two below 10."""
     size = float(size_bytes)
     for unit in ("B", "KiB", "MiB", "GiB"):
         if abs(size) < 1024 or unit == "GiB":
@@ -41,7 +45,7 @@ def show_size(size_bytes: float) -> str:
 
 
 def show_enough(size_bytes: int) -> str:
-    """A size as it can be typed, and no less: `12.4GiB`, `613MiB`, `10.5KiB`; rounded up by a part in 100 at most."""
+    """Return a size that can be typed and is not less: `12.4GiB`, `613MiB`, `10.5KiB`; at most 1 % is added."""
     for unit in ("GiB", "MiB", "KiB"):
         tenths = -(-size_bytes * 10 // UNIT_BYTES[unit])
         if tenths >= 100:
@@ -51,7 +55,7 @@ def show_enough(size_bytes: int) -> str:
 
 
 def show_distinct(a_bytes: int, b_bytes: int) -> tuple[str, str]:
-    """Both as people read them; with their bytes where rounding hides that they differ."""
+    """Return two sizes as texts that differ if the sizes do: with bytes where rounding would hide the difference."""
     a, b = show_size(a_bytes), show_size(b_bytes)
     if a != b or a_bytes == b_bytes:
         return a, b
@@ -59,7 +63,7 @@ def show_distinct(a_bytes: int, b_bytes: int) -> tuple[str, str]:
 
 
 def show_time(time_us: float) -> str:
-    """`12.3 us`, `4.56 ms`, `7.89 s`."""
+    """Return a time as text, such as `12.3 us`, `4.56 ms` or `7.89 s`."""
     for limit, unit, scale in ((1e3, "us", 1.0), (1e6, "ms", 1e3), (float("inf"), "s", 1e6)):
         if time_us < limit:
             value = time_us / scale
@@ -71,7 +75,11 @@ _DURATION_S = {"": 1.0, "s": 1.0, "sec": 1.0, "m": 60.0, "min": 60.0, "h": 3600.
 
 
 def parse_duration(text: str) -> float:
-    """Seconds of `90s`, `5min`, `1.5 h` or `300`. Raises ValueError for anything else."""
+    """Return the seconds that a text such as `90s`, `5min`, `1.5 h` or `300` names.
+
+    Raises:
+        ValueError: The text is anything else.
+    """
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", text, re.ASCII)
     if match is None or match[2] not in _DURATION_S:
         raise ValueError(f"'{text}' is not a duration: write 90s, 5min, 1h or a number of seconds")
@@ -79,7 +87,7 @@ def parse_duration(text: str) -> float:
 
 
 def show_duration(seconds: float) -> str:
-    """`12 s`, `3 min 5 s`, `2 h 10 min`: as long as people wait."""
+    """Return a duration as text, such as `12 s`, `3 min 5 s` or `2 h 10 min`."""
     whole = round(seconds)
     if whole < 60:
         return f"{whole} s"
@@ -89,7 +97,7 @@ def show_duration(seconds: float) -> str:
 
 
 def show_range(low_us: float, high_us: float) -> str:
-    """`18.2 to 31.0 ms`, the unit once where both have it; one time where they look the same."""
+    """Return a range of times such as `18.2 to 31.0 ms`; only one time if both have the same text."""
     low, high = show_time(low_us), show_time(high_us)
     if low == high:
         return low

@@ -180,7 +180,7 @@ def test_a_budget_above_what_the_gpu_has_is_pointed_out(mbc):
     large = ("--set", "memory.device=500GB")
     done = mbc("show", "tiny.mbc", "--gpu", "t4", *large)
     assert done.code == 0
-    assert f"note: memory.device = {show_size(500 * 10**9)} is more than the Tesla T4 has, {has}: a plan" in done.err
+    assert f"note: memory.device = {show_size(500 * 10**9)} is more than the {has} of the Tesla T4: a plan" in done.err
     assert "more than" not in mbc("show", "tiny.mbc", "--gpu", "t4", *large, "--set", "train.precision=fp64").err
 
 

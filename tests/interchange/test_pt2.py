@@ -45,7 +45,7 @@ def test_tensors_in_another_order_of_elements(tmp_path: Path) -> None:
 def test_no_file_and_no_archive(tmp_path: Path) -> None:
     refused(tmp_path / "none.pt2", "MBC300", "No such file")
     refused(tmp_path, "MBC300", "Is a directory")
-    refused(Path("/dev/zero"), "MBC300", "it is no regular file")
+    refused(Path("/dev/zero"), "MBC300", "it is not a regular file")
     (tmp_path / "text.pt2").write_text("not an archive")
     refused(tmp_path / "text.pt2", "MBC300", "not a zip file")
     with zipfile.ZipFile(tmp_path / "other.pt2", "w") as archive:

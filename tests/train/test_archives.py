@@ -78,11 +78,11 @@ def test_cut_short_and_damaged(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["d.npz", "d"])
 def test_a_pipe_is_not_waited_for(tmp_path: Path, name: str) -> None:
     os.mkfifo(tmp_path / name)
-    assert "it is no regular file" in refused(tmp_path / name)
+    assert "it is not a regular file" in refused(tmp_path / name)
 
 
 def test_a_pipe_in_a_folder_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "x.npy")
-    with pytest.raises(MbcError, match="it is no regular file") as caught:
+    with pytest.raises(MbcError, match="it is not a regular file") as caught:
         open_data(str(tmp_path), INPUTS)
     assert caught.value.code == "MBC172"
