@@ -142,7 +142,7 @@ def test_nothing_fits():
     needed, floor = FIXED_BYTES + 4 * ROW_BYTES + OVERHEAD_BYTES, (FIXED_BYTES + 4 * ROW_BYTES) // 10 + OVERHEAD_BYTES
     assert "not even a batch of 4" in caught.value.message
     assert f"the lower bound of all plans is {show_size(floor)}" in caught.value.remedy
-    assert f"raise --memory to {show_enough(needed)}, as the smallest plan" in caught.value.remedy
+    assert f"raise --memory to {show_enough(needed)}, which the smallest plan" in caught.value.remedy
 
 
 def test_a_search_that_ends_before_anything_is_refused_says_at_least():

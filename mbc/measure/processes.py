@@ -79,7 +79,7 @@ def stop(processes: Sequence[Process]) -> None:
 
 
 def speaker() -> Callable[[object], None]:
-    """Return, in such a process, a function that sends a message to the parent.
+    """Return, in a process that measures, a function that sends a message to the parent.
 
     Ctrl-C is then ignored, because the parent handles it and ends this process.
     """
@@ -95,7 +95,7 @@ def speaker() -> Callable[[object], None]:
 
 
 def received() -> Any:
-    """Return, in such a process, the next message of the parent."""
+    """Return, in a process that measures, the next message of the parent."""
     return pickle.load(sys.stdin.buffer)
 
 
