@@ -136,9 +136,11 @@ def find_spec(name: str) -> DeviceSpec:
     if key in specs:
         return specs[key]
     words = [word for word in re.split(r"[-\s]+", key) if word]
-    near = [known for known in specs if all(word in known for word in words)]
-    if not near and len(words) > 1:  # another card of the series, which no spelling turns into this one
-        near = [known for known in specs if any(word in known.split("-") for word in words)]
+    near = [listed for listed in specs if all(word in listed for word in words)]
+    if (
+        not near and len(words) > 1
+    ):  # another card of the same series has a name too different for a spelling correction
+        near = [listed for listed in specs if any(word in listed.split("-") for word in words)]
     near = near or difflib.get_close_matches(key, list(specs), 1)
     meant = f"did you mean {' or '.join(near)}? Else " if near and words else ""
     raise MbcError("MBC070", f"unknown GPU '{name}'", f"{meant}choose one of {', '.join(specs)}")
