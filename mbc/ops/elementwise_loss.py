@@ -1,6 +1,6 @@
-"""Losses that compare two tensors element by element: l1, smooth l1 and binary cross entropy.
+"""Losses that compare two tensors element by element: mse, l1, smooth l1 and binary cross entropy.
 
-Like `mse` they are means over the elements of the whole mini-batch, and both operands have gradients.
+They are means over the elements of the whole mini-batch, and both operands have gradients.
 """
 
 from __future__ import annotations
@@ -31,8 +31,11 @@ from mbc.ops.control_record import control_record, control_shape
 
 
 @dataclass(frozen=True, slots=True)
-class L1Backward(Attributes):
-    """Settings of a gradient: `weight` of this loss in the total; `side` 0: of the prediction, 1: of the target."""
+class PlainLossBackward(Attributes):
+    """Settings of the gradient of a loss without settings.
+
+    `weight` is the loss's weight in the total; `side` is 0 for the gradient of the prediction, 1 for the target's.
+    """
 
     weight: float
     side: int
@@ -47,7 +50,7 @@ class SmoothL1(Attributes):
 
 @dataclass(frozen=True, slots=True)
 class SmoothL1Backward(Attributes):
-    """Settings of the gradient of smooth l1; `weight` and `side` as in `L1Backward`."""
+    """Settings of the gradient of smooth l1; `weight` and `side` as in `PlainLossBackward`."""
 
     beta: float
     weight: float
@@ -63,14 +66,14 @@ class BinaryCrossEntropy(Attributes):
 
 @dataclass(frozen=True, slots=True)
 class BinaryCrossEntropyBackward(Attributes):
-    """Settings of the gradient of binary cross entropy; `weight` and `side` as in `L1Backward`."""
+    """Settings of the gradient of binary cross entropy; `weight` and `side` as in `PlainLossBackward`."""
 
     pos_weight: float
     weight: float
     side: int
 
 
-Backward = L1Backward | SmoothL1Backward | BinaryCrossEntropyBackward
+Backward = PlainLossBackward | SmoothL1Backward | BinaryCrossEntropyBackward
 
 
 @dataclass(frozen=True)
@@ -128,21 +131,28 @@ def _of_probability(_: NoAttributes, p: Array, y: Array) -> Array:
     return -(y * _log(p) + (1 - y) * _log(1 - p))
 
 
-def _by_probability(_: L1Backward, p: Array, y: Array) -> Array:
+def _by_probability(_: PlainLossBackward, p: Array, y: Array) -> Array:
     return (p - y) / np.maximum(p * (1 - p), _LEAST_VARIANCE)
 
 
-def _probability_by_target(_: L1Backward, p: Array, y: Array) -> Array:
+def _probability_by_target(_: PlainLossBackward, p: Array, y: Array) -> Array:
     return _log(1 - p) - _log(p)
 
 
 _RULES: dict[str, _Rule] = {
+    "mse": _Rule(
+        NoAttributes,
+        PlainLossBackward,
+        lambda a, x, y: (x - y) ** 2,
+        (lambda a, x, y: 2 * (x - y), lambda a, x, y: 2 * (y - x)),
+        lambda a, weight, side: PlainLossBackward(weight, side),
+    ),
     "l1": _Rule(
         NoAttributes,
-        L1Backward,
+        PlainLossBackward,
         lambda a, x, y: np.abs(x - y),
         (lambda a, x, y: np.sign(x - y), lambda a, x, y: np.sign(y - x)),
-        lambda a, weight, side: L1Backward(weight, side),
+        lambda a, weight, side: PlainLossBackward(weight, side),
     ),
     "smooth_l1": _Rule(
         SmoothL1,
@@ -161,10 +171,10 @@ _RULES: dict[str, _Rule] = {
     ),
     "probability_cross_entropy": _Rule(
         NoAttributes,
-        L1Backward,
+        PlainLossBackward,
         _of_probability,
         (_by_probability, _probability_by_target),
-        lambda a, weight, side: L1Backward(weight, side),
+        lambda a, weight, side: PlainLossBackward(weight, side),
         probabilities=(0, 1),
     ),
 }
@@ -232,6 +242,10 @@ def _elements(x: Array, call: Call) -> int:
 OPS = tuple(kind for name, rule in _RULES.items() for kind in _kinds(name, rule))
 
 
+def _build_mse(builder: LayerBuilder, settings: dict[str, Any], inputs: tuple[str, ...]) -> str:
+    return builder.emit("mse", NoAttributes(), inputs)[0]
+
+
 def _build_l1(builder: LayerBuilder, settings: dict[str, Any], inputs: tuple[str, ...]) -> str:
     return builder.emit("l1", NoAttributes(), inputs)[0]
 
@@ -256,6 +270,7 @@ def _positive(name: str, value: float) -> float:
 
 
 LAYERS = (
+    Layer("mse", (), _build_mse, (2, 2), "(prediction, target) |> mse: mean squared difference.", loss=True),
     Layer("l1", (), _build_l1, (2, 2), "(prediction, target) |> l1: mean absolute difference.", loss=True),
     Layer(
         "smooth_l1",

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -20,7 +19,6 @@ from mbc.ops.base import (
     Gradients,
     Layer,
     LayerBuilder,
-    NoAttributes,
     OpKind,
     ShapeError,
     master,
@@ -44,14 +42,6 @@ class CrossEntropyBackward(Attributes):
 
     smoothing: float
     weight: float
-
-
-@dataclass(frozen=True, slots=True)
-class MseBackward(Attributes):
-    """Settings of a gradient: `weight` of this loss in the total; `side` 0: of the prediction, 1: of the target."""
-
-    weight: float
-    side: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,19 +92,6 @@ def _entropy_backward_shape(_: CrossEntropyBackward, inputs: tuple[TensorType, .
     return (logits,)
 
 
-def _mse_shape(_: NoAttributes, inputs: tuple[TensorType, ...]) -> tuple[TensorType, ...]:
-    prediction, target = inputs
-    if prediction != target:
-        raise ShapeError(f"mse compares tensors of one shape, but got {prediction} and {target}")
-    return (TensorType((1,), master(prediction.dtype)),)
-
-
-def _mse_backward_shape(a: MseBackward, inputs: tuple[TensorType, ...]) -> tuple[TensorType, ...]:
-    _mse_shape(NoAttributes(), inputs[:2])
-    control_shape(inputs[2])
-    return (inputs[a.side],)
-
-
 def _sum_shape(a: WeightedSum, inputs: tuple[TensorType, ...]) -> tuple[TensorType, ...]:
     if len(set(inputs)) != 1 or inputs[0].shape != (1,) or len(a.weights) != len(inputs):
         raise ShapeError(f"a weighted sum of {len(a.weights)} losses got {', '.join(map(str, inputs))}")
@@ -163,21 +140,6 @@ def _entropy_backward(a: CrossEntropyBackward, inputs: Sequence[Array], call: Ca
     return (np.where(valid[:, None], gradient, 0).astype(logits.dtype),)
 
 
-def _mse(_: NoAttributes, inputs: Sequence[Array], call: Call) -> tuple[Array, ...]:
-    prediction, target = inputs
-    elements = call.batch * (prediction.size // prediction.shape[0])
-    difference = prediction.astype(np.float64) - target
-    return (np.array([(difference * difference).sum() / elements], prediction.dtype),)
-
-
-def _mse_backward(a: MseBackward, inputs: Sequence[Array], call: Call) -> tuple[Array, ...]:
-    prediction, target, control = inputs
-    elements = call.batch * (prediction.size // prediction.shape[0])
-    sign = -1 if a.side else 1
-    factor = sign * 2 * a.weight * float(control_record(control)["loss_scale"]) / elements
-    return ((prediction - target) * prediction.dtype.type(factor),)
-
-
 def _sum(a: WeightedSum, inputs: Sequence[Array], call: Call) -> tuple[Array, ...]:
     total = sum(w * float(x[0]) for w, x in zip(a.weights, inputs, strict=True))
     return (np.array([total], inputs[0].dtype),)
@@ -190,15 +152,6 @@ def _entropy_gradient(g: Gradients, op: Operation, dys: tuple[str | None, ...]) 
         return None, None
     a = CrossEntropyBackward(op.attributes.smoothing, g.weight(op.outputs[0]))
     return g.emit("softmax_cross_entropy_backward", a, (logits, target, g.control), logits)[0], None
-
-
-def _mse_gradient(g: Gradients, op: Operation, dys: tuple[str | None, ...]) -> tuple[str | None, ...]:
-    weight = g.weight(op.outputs[0])
-    inputs = (*op.inputs, g.control)
-    return tuple(
-        g.emit("mse_backward", MseBackward(weight, side), inputs, x)[0] if g.needs(x) else None
-        for side, x in enumerate(op.inputs)
-    )
 
 
 OPS = (
@@ -218,14 +171,7 @@ OPS = (
         _entropy_backward_shape,
         _entropy_backward,
     ),
-    OpKind("mse", NoAttributes, _mse_shape, _mse, _mse_gradient, reduces=True, loss=True),
-    OpKind("mse_backward", MseBackward, _mse_backward_shape, _mse_backward),
     OpKind("weighted_sum", WeightedSum, _sum_shape, _sum, reduces=True),
 )
 
-
-def _build_mse(builder: LayerBuilder, settings: dict[str, Any], inputs: tuple[str, ...]) -> str:
-    return builder.emit("mse", NoAttributes(), inputs)[0]
-
-
-LAYERS = (Layer("mse", (), _build_mse, (2, 2), "(prediction, target) |> mse: mean squared difference.", loss=True),)
+LAYERS: tuple[Layer, ...] = ()

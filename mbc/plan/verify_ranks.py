@@ -30,7 +30,7 @@ from mbc.ops.dice import DiceMeanBackward
 from mbc.ops.elementwise_loss import Backward as ElementwiseBackward
 from mbc.ops.kl_divergence import KlBackward
 from mbc.ops.layerwise import RATIOS
-from mbc.ops.loss import CrossEntropyBackward, MseBackward
+from mbc.ops.loss import CrossEntropyBackward
 from mbc.ops.mean_iou import OVERLAP_MEAN
 from mbc.ops.normalization import BatchNormalize, BatchNormalizeBackward, CombineStatistics, UpdateRunning
 from mbc.ops.shard import UPDATES_OF_PARTS, ReduceScatter
@@ -49,7 +49,6 @@ _LossGradient = (
     | SoftTargetBackward
     | WeightedMeanBackward
     | KlBackward
-    | MseBackward
     | ElementwiseBackward
     | DiceMeanBackward
 )

@@ -16,7 +16,7 @@ from mbc.ops.convolution import Convolution
 from mbc.ops.elementwise_loss import (
     BinaryCrossEntropy,
     BinaryCrossEntropyBackward,
-    L1Backward,
+    PlainLossBackward,
     SmoothL1,
     SmoothL1Backward,
 )
@@ -128,10 +128,10 @@ def test_binary_cross_entropy_keeps_its_digits_where_a_network_is_certain() -> N
 def test_nan_comes_through_losses() -> None:
     nan, zero = np.full((1, 1), NAN), np.zeros((1, 1))
     for kind, forward, backward in (
-        ("l1", NoAttributes(), L1Backward(1.0, 0)),
+        ("l1", NoAttributes(), PlainLossBackward(1.0, 0)),
         ("smooth_l1", SmoothL1(), SmoothL1Backward(1.0, 1.0, 0)),
         ("binary_cross_entropy", BinaryCrossEntropy(), BinaryCrossEntropyBackward(1.0, 1.0, 0)),
-        ("probability_cross_entropy", NoAttributes(), L1Backward(1.0, 0)),
+        ("probability_cross_entropy", NoAttributes(), PlainLossBackward(1.0, 0)),
     ):
         assert math.isnan(call(kind, forward, nan, zero)[0].item())
         assert math.isnan(call(f"{kind}_backward", backward, nan, zero, new_control())[0].item())

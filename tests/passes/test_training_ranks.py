@@ -9,7 +9,8 @@ import pytest
 from mbc.ir.graph import Optimizer, Ranks, Role, TrainingGraph
 from mbc.ir.types import Precision
 from mbc.ops.collective import AllReduce
-from mbc.ops.loss import CrossEntropyBackward, MseBackward, WeightedSum
+from mbc.ops.elementwise_loss import PlainLossBackward
+from mbc.ops.loss import CrossEntropyBackward, WeightedSum
 from mbc.passes.check_graph import verify_training
 from mbc.passes.training_step import differentiate
 from tests.passes.test_training_step import MOMENTUM, NETWORKS
@@ -69,7 +70,9 @@ def test_losses_count_by_the_rows_of_the_rank(name: str) -> None:
             weight for op in step.train if isinstance(op.attributes, WeightedSum) for weight in op.attributes.weights
         ]
         back = {
-            op.attributes.weight for op in step.train if isinstance(op.attributes, CrossEntropyBackward | MseBackward)
+            op.attributes.weight
+            for op in step.train
+            if isinstance(op.attributes, CrossEntropyBackward | PlainLossBackward)
         }
         return [sorted(summed or [1.0]), sorted(back)]
 

@@ -1,4 +1,4 @@
-// Losses that compare two tensors element by element (l1, smooth l1, binary cross entropy of logits or probabilities),
+// Losses that compare two tensors element by element (mse, l1, smooth l1, binary cross entropy of logits or probabilities),
 // and their gradients. The layout does not matter, because both operands have the same one.
 //
 // Bytes      loss: both operands in. Gradient: the same in, the gradient out, 16 bytes at a time if aligned.
@@ -23,6 +23,12 @@ struct ElementwiseLossBackwardArguments {
 namespace mbc {
 
 // A loss: its value for a prediction x and a target y, and the derivatives by both. NaN is passed on.
+struct Mse {
+  __device__ float value(float x, float y) const { return (x - y) * (x - y); }
+  __device__ float by_prediction(float x, float y) const { return 2.0f * (x - y); }
+  __device__ float by_target(float x, float y) const { return by_prediction(y, x); }
+};
+
 struct L1 {
   __device__ float value(float x, float y) const { return fabsf(x - y); }
   __device__ float by_prediction(float x, float y) const {
@@ -162,6 +168,7 @@ const char* run_loss_backward(const MbcCall& call, F f) {
 
 extern "C" {
 
+const char* mbc_mse(const MbcCall& call) { return mbc::run_loss(call, mbc::Mse{}); }
 const char* mbc_l1(const MbcCall& call) { return mbc::run_loss(call, mbc::L1{}); }
 const char* mbc_smooth_l1(const MbcCall& call) { return mbc::run_loss(call, mbc::SmoothL1{mbc::real(call, 0)}); }
 const char* mbc_binary_cross_entropy(const MbcCall& call) {
@@ -173,6 +180,7 @@ const char* mbc_probability_cross_entropy(const MbcCall& call) {
 const char* mbc_probability_cross_entropy_backward(const MbcCall& call) {
   return mbc::run_loss_backward(call, mbc::ProbabilityCrossEntropy{});
 }
+const char* mbc_mse_backward(const MbcCall& call) { return mbc::run_loss_backward(call, mbc::Mse{}); }
 const char* mbc_l1_backward(const MbcCall& call) { return mbc::run_loss_backward(call, mbc::L1{}); }
 const char* mbc_smooth_l1_backward(const MbcCall& call) {
   return mbc::run_loss_backward(call, mbc::SmoothL1{mbc::real(call, 1)});

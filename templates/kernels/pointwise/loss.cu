@@ -1,23 +1,11 @@
-// Losses (softmax cross entropy, mean squared error), their gradients, and the weighted sum of several losses.
+// Softmax cross entropy, its gradient, and the weighted sum of several losses.
 //
-// Bytes      loss: logits (or both operands) in. Gradient: the same in, the gradient out. Cross entropy reads
-//            logits for the maximum, the sum and the gradient, from the second time on from the cache.
-// Threads    256. Cross entropy: a warp for each position if classes are adjacent, else a thread.
+// Bytes      loss: logits in. Gradient: logits in, the gradient out. Both read logits for the maximum, the sum and the gradient, from the second time on from the cache.
+// Threads    256: a warp for each position if classes are adjacent, else a thread.
 // Reduction  `parts` blocks write a sum in fp64 each, one block adds them in order (loss.cuh).
 // Limit      memory bandwidth, and latency for few positions: see cross_entropy_rows.cu and cross_entropy_pixels.cu.
 #include "mbc_control.h"
 #include "cross_entropy.cuh"
-
-struct MseArguments {
-  int64_t type;
-  int64_t elements;
-  int64_t parts;
-};
-
-struct MseBackwardArguments {
-  int64_t type;
-  int64_t elements;
-};
 
 struct WeightedSumArguments {
   int64_t inputs;
@@ -72,24 +60,6 @@ __global__ void cross_entropy_backward(const T* logits, const int32_t* target, c
   }
 }
 
-template <typename T>
-__global__ void mse(const T* prediction, const T* target, Score* partial, float* loss, int64_t elements) {
-  Score score{0.0, 0.0};
-  for (int64_t i = thread_index(); i < elements; i += thread_count()) {
-    const float difference = to_float(prediction[i]) - to_float(target[i]);
-    score.loss += static_cast<double>(difference * difference);
-  }
-  store_score(score, partial, loss, nullptr, static_cast<double>(elements));
-}
-
-template <typename T>
-__global__ void mse_backward(const T* prediction, const T* target, const MbcControl* control, T* dx, int64_t elements,
-                             double factor) {
-  const float scale = static_cast<float>(factor * static_cast<double>(control->loss_scale));
-  for (int64_t i = thread_index(); i < elements; i += thread_count())
-    dx[i] = from_float<T>((to_float(prediction[i]) - to_float(target[i])) * scale);
-}
-
 constexpr int TERMS = 32;
 
 struct Terms {
@@ -142,29 +112,6 @@ extern "C" const char* mbc_softmax_cross_entropy_backward(const MbcCall& call) {
     else
       MBC_LAUNCH((cross_entropy_backward<T, false>), blocks_for(positions), dim3(1, THREADS), call.stream,
                  in<T>(call, 0), target, control, out<T>(call, 3), positions, a.classes, a.inner, smoothing, weight);
-  });
-  return launched();
-}
-
-extern "C" const char* mbc_mse(const MbcCall& call) {
-  using namespace mbc;
-  const auto& a = arguments<MseArguments>(call);
-  float* loss = out<float>(call, 2);
-  Score* partial = a.parts > 1 ? out<Score>(call, 3) : nullptr;
-  MBC_FOR_TYPE(a.type, T, {
-    MBC_LAUNCH((mse<T>), static_cast<unsigned>(a.parts), THREADS, call.stream, in<T>(call, 0), in<T>(call, 1), partial,
-               loss, a.elements);
-  });
-  merge(partial, a.parts, loss, nullptr, a.elements, call.stream);
-  return launched();
-}
-
-extern "C" const char* mbc_mse_backward(const MbcCall& call) {
-  using namespace mbc;
-  const auto& a = arguments<MseBackwardArguments>(call);
-  MBC_FOR_TYPE(a.type, T, {
-    MBC_LAUNCH((mse_backward<T>), blocks_for(a.elements), THREADS, call.stream, in<T>(call, 0), in<T>(call, 1),
-               in<MbcControl>(call, 2), out<T>(call, 3), a.elements, call.reals[0]);
   });
   return launched();
 }

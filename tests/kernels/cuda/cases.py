@@ -32,7 +32,7 @@ from mbc.ops.elementary import Power
 from mbc.ops.elementwise_loss import (
     BinaryCrossEntropy,
     BinaryCrossEntropyBackward,
-    L1Backward,
+    PlainLossBackward,
     SmoothL1,
     SmoothL1Backward,
 )
@@ -40,7 +40,7 @@ from mbc.ops.fused import launch_kind
 from mbc.ops.group_norm import GroupNorm, LayerNorm
 from mbc.ops.kl_divergence import KlBackward
 from mbc.ops.layerwise import LarsRatio
-from mbc.ops.loss import CrossEntropy, CrossEntropyBackward, MseBackward, WeightedSum
+from mbc.ops.loss import CrossEntropy, CrossEntropyBackward, WeightedSum
 from mbc.ops.matmul import Matmul
 from mbc.ops.matrix import Cast, Linear
 from mbc.ops.mean_iou import MeanIou
@@ -644,13 +644,9 @@ def _losses(cases: Cases) -> None:
     cases.add("softmax_cross_entropy", CrossEntropy(), w(2, 2, 4, 8), wild, note="wild-kept")
     cases.add("softmax_cross_entropy_backward", backward, w(2, 2, 4, 8), wild, control(), note="wild-kept")
     for shape in ((37, 3), (3, 5, 40, 41), (1,)):
-        cases.add("mse", NONE, w(*shape), w(*shape))
-        for side in (0, 1):
-            backward = MseBackward(0.5, side)
-            scale = control(loss_scale=1024.0)
-            cases.add("mse_backward", backward, w(*shape), w(*shape), scale, note=f"side{side}")
         for kind, attributes, sides in (
-            ("l1", NONE, [L1Backward(0.5, side) for side in (0, 1)]),
+            ("mse", NONE, [PlainLossBackward(0.5, side) for side in (0, 1)]),
+            ("l1", NONE, [PlainLossBackward(0.5, side) for side in (0, 1)]),
             ("smooth_l1", SmoothL1(0.7), [SmoothL1Backward(0.7, 0.5, side) for side in (0, 1)]),
             (
                 "binary_cross_entropy",
@@ -666,7 +662,7 @@ def _losses(cases: Cases) -> None:
         share = w(*shape, make=lambda rng, shape: rng.random(shape) * 0.998 + 0.001)
         cases.add("probability_cross_entropy", NONE, share, share)
         for side in (0, 1):
-            kind, backward = "probability_cross_entropy_backward", L1Backward(0.5, side)
+            kind, backward = "probability_cross_entropy_backward", PlainLossBackward(0.5, side)
             cases.add(kind, backward, share, share, control(loss_scale=4.0), note=f"side{side}")
     certain = w(4, 8, make=lambda rng, shape: rng.integers(0, 2, shape).astype(float))
     cases.add("probability_cross_entropy", NONE, certain, certain, note="certain")

@@ -5,7 +5,7 @@
 * `broadcast`: images and a number for each of their channels
 * `cross_entropy_targets`: cross entropies of probabilities and of weighted classes
 * `elementwise`: activations, their gradients, sums and products
-* `elementwise_loss`: l1, smooth l1 and binary cross entropy, and their gradients
+* `elementwise_loss`: mse, l1, smooth l1 and binary cross entropy, and their gradients
 * `gather`: permutations, slices, padding and splitting, of any rank
 * `loss`: losses, their gradients and their weighted sum
 * `move`: changes of layout and type, concatenation, dropout

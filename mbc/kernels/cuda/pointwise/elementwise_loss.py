@@ -17,7 +17,7 @@ from mbc.ops.elementwise_loss import (
 )
 
 FILE = "pointwise/elementwise_loss.cu"
-LOSSES = ("l1", "smooth_l1", "binary_cross_entropy", "probability_cross_entropy")
+LOSSES = ("mse", "l1", "smooth_l1", "binary_cross_entropy", "probability_cross_entropy")
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,9 +14,8 @@ from mbc.kernels.cuda.base import (
     Struct,
     channels_first,
     image_of,
-    type_code,
 )
-from mbc.ops.loss import CrossEntropy, CrossEntropyBackward, MseBackward, WeightedSum
+from mbc.ops.loss import CrossEntropy, CrossEntropyBackward, WeightedSum
 
 MOST_PARTS = 512
 SCORE_BYTES = 16  # bytes of a partial sum in loss.cuh
@@ -47,23 +46,6 @@ class CrossEntropyBackwardArguments(Struct):
     rows: int
     classes: int
     inner: int
-
-
-@dataclass(frozen=True, slots=True)
-class MseArguments(Struct):
-    """Integer arguments of a launch of the mean squared error."""
-
-    type: int
-    elements: int
-    parts: int
-
-
-@dataclass(frozen=True, slots=True)
-class MseBackwardArguments(Struct):
-    """Integer arguments of a launch of the mean squared error's gradient."""
-
-    type: int
-    elements: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,26 +139,6 @@ def _rows_workspace(request: Request, layout: Layout) -> int:
     return partial_bytes(_row_parts(request.inputs[0]))
 
 
-def _mse(at: Slice) -> MseArguments:
-    x = at.request.inputs[0]
-    return MseArguments(type_code(x), x.elements, elementwise_parts(x))
-
-
-def _mse_workspace(request: Request, layout: Layout) -> int:
-    return partial_bytes(elementwise_parts(request.inputs[0]))
-
-
-def _mse_backward(at: Slice) -> MseBackwardArguments:
-    x = at.request.inputs[0]
-    return MseBackwardArguments(type_code(x), x.elements)
-
-
-def _mse_factor(at: Slice) -> tuple[float, ...]:
-    a = at.request.attributes
-    assert isinstance(a, MseBackward)
-    return ((-2 if a.side else 2) * a.weight / at.request.inputs[0].elements,)
-
-
 def _weighted_sum(at: Slice) -> WeightedSumArguments:
     return WeightedSumArguments(len(at.request.inputs))
 
@@ -248,7 +210,5 @@ KERNELS = (
         launcher="softmax_cross_entropy_rows_backward",
         takes=_takes_rows,
     ),
-    OwnKernel("mse", FILE, MseArguments, _mse, workspace=_mse_workspace, launches=2),
-    OwnKernel("mse_backward", FILE, MseBackwardArguments, _mse_backward, _mse_factor),
     OwnKernel("weighted_sum", FILE, WeightedSumArguments, _weighted_sum, _weights, layouts=channels_first),
 )
