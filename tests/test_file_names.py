@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
 ROOT = Path(__file__).resolve().parents[1] / "mbc"
-MOST_SHARED_NAMES = 1  # issue 62 allows 30; this number only falls
+MOST_SHARED_NAMES = 1  # this number only falls
 
 REPORT = PurePosixPath("report")
 # Groups of parallel folders. Files of one name are mirrors if their folders are in one group.
