@@ -25,7 +25,7 @@ GOALS: Mapping[str, tuple[str, Callable[[Row], str]]] = {
         lambda row: _many(row, {"resnet50 256": (0.985, 1.6, 1.4), "resnet50 64": (0.97, 3.0, 1.4)}),
     ),
     "many_gpus_4": (
-        "four H100s: the same",
+        "four H100s: efficiency, times over DDP, over DDP in one CUDA graph",
         lambda row: _many(row, {"resnet50 256": (0.9875, 1.6, 1.4), "resnet50 32": (0.95, 3.0, 1.4)}),
     ),
     "peer_memory": (

@@ -19,9 +19,10 @@ def gpus_pages(results: Path) -> tuple[dict[str, str], list[str]]:
             gpus = rows[0]["gpus"]
             page += [
                 f"### {gpus} GPUs, each with its part of the mini-batch", "",
-                "Efficiency: the step of one GPU over that of all. DDP: `torch.compile` with DDP as PyTorch documents "
-                "it, and captured whole in one CUDA graph, over mbc's step. Predicted over measured: one GPU, all. "
-                "`sync`: batch normalisation over all rows; `sharded`: so are the optimizer's states.", "",
+                "Efficiency is the step time of one GPU over that of all GPUs. DDP is `torch.compile` with DDP as "
+                "PyTorch documents it; \"whole graph\" captures that step in one CUDA graph. \"Predicted over "
+                "measured\" has two values: for one GPU and for all. `sync`: batch normalisation uses the rows of all GPUs; "
+                "`sharded`: each GPU holds a part of the optimizer's states.", "",
                 *table_of(MANY, rows),
             ]  # fmt: skip
     for title, note, name, columns in OTHERS:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tables import table
+from tables import Columns, document, entry, table, table_of
 
 PEERS = {"torch": "PyTorch", "torch.compile": "torch.compile", "jax": "JAX"}
 GIB = 1 << 30
@@ -25,11 +25,41 @@ def peer_pages(results: Path) -> tuple[dict[str, str], list[str]]:
     runs.sort(key=lambda run: (-gain(run), run["date"]))
     return {}, [
         "## Beside PyTorch and JAX", "",
-        "`mbc bench`: each framework's fastest setting, in the same run as mbc. mbc's fp32 is emulated on tensor cores "
-        "([docs/emulated-fp32.md](../docs/emulated-fp32.md)); the others' is not. Memory is that of tensors. A "
-        "framework that is not named was not asked, or took longer than it was given; each file says which.", "",
-        *table(HEAD, map(_line, runs)),
+        "Times of a training step. `mbc bench` times mbc and each framework in its fastest setting in one run. mbc "
+        "emulates fp32 on tensor cores ([docs/emulated-fp32.md](../docs/emulated-fp32.md)); the others do not. Memory "
+        "is that of tensors. \"Over the floor\" is mbc's step over the floor of "
+        "[docs/roofline.md](../docs/roofline.md). A framework that a row does not name was left out of the run, or exceeded its limit of time; the results file "
+        "says which.", "",
+        *table(HEAD, map(_line, runs)), *_from_torch(results),
     ]  # fmt: skip
+
+
+def _from_torch(results: Path) -> list[str]:
+    """Return the table of networks that train by `mbc.from_torch`."""
+    file = document(results, "from_torch_cuda")
+    if file is None:
+        return []
+    return [
+        "### Networks that mbc was never tuned for", "",
+        f"{file['gpu']}, bf16: `from_torch.py`. A time that is missing exceeded its limit of time or failed. Memory is "
+        "what mbc takes of the GPU over what PyTorch reserved. The error is the largest relative difference of the "
+        "first five losses from PyTorch's loop; networks that draw random numbers have none.", "",
+        *table_of(FROM_TORCH, file["rows"]),
+    ]  # fmt: skip
+
+
+FROM_TORCH: Columns = {
+    "network": entry("name"),
+    "batch": entry("batch", "d"),
+    "PyTorch, ms": entry("eager_ms", ".1f"),
+    "torch.compile, ms": entry("compile_ms", ".1f"),
+    "with CUDA graphs, ms": entry("cuda_graph_ms", ".1f"),
+    "mbc, ms": entry("mbc_ms", ".1f"),
+    "mbc over the fastest": entry("speedup", ".2f"),
+    "memory": entry("memory_ratio", ".2f"),
+    "error of losses": entry("loss_error", ".1e"),
+    "of torch.compile's": entry("torch_loss_error", ".1e"),
+}
 
 
 def _line(run: Mapping[str, Any]) -> list[str]:
