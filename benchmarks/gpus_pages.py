@@ -21,8 +21,8 @@ def gpus_pages(results: Path) -> tuple[dict[str, str], list[str]]:
                 f"### {gpus} GPUs, each with its part of the mini-batch", "",
                 "Efficiency is the step time of one GPU over that of all GPUs. DDP is `torch.compile` with DDP as "
                 "PyTorch documents it; \"whole graph\" captures that step in one CUDA graph. \"Predicted over "
-                "measured\" has two values: for one GPU and for all. `sync`: batch normalisation uses the rows of all GPUs; "
-                "`sharded`: each GPU holds a part of the optimizer's states.", "",
+                "measured\" has two values: for one GPU and for all. `sync`: batch normalisation uses the rows of all "
+                "GPUs; `sharded`: each GPU holds a part of the optimizer's states.", "",
                 *table_of(MANY, rows),
             ]  # fmt: skip
     for title, note, name, columns in OTHERS:

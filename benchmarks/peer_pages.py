@@ -28,7 +28,8 @@ def peer_pages(results: Path) -> tuple[dict[str, str], list[str]]:
         "Times of a training step. `mbc bench` times mbc and each framework in its fastest setting in one run. mbc "
         "emulates fp32 on tensor cores ([docs/emulated-fp32.md](../docs/emulated-fp32.md)); the others do not. Memory "
         "is that of tensors. \"Over the floor\" is mbc's step over the floor of "
-        "[docs/roofline.md](../docs/roofline.md). A framework that a row does not name was left out of the run, or exceeded its limit of time; the results file "
+        "[docs/roofline.md](../docs/roofline.md). "
+        "A framework that a row does not name was left out of the run, or exceeded its limit of time; the results file "
         "says which.", "",
         *table(HEAD, map(_line, runs)), *_from_torch(results),
     ]  # fmt: skip
