@@ -71,6 +71,21 @@ class _Maker:
         self.end[space] += math.ceil(size_bytes / 256) * 256
         return len(self.buffers) - 1
 
+    def plan(self, graph: TrainingGraph, train: Program, infer: Program, bound_by: str) -> Plan:
+        arena, host = self.end[Space.ARENA], self.end[Space.HOST]
+        return Plan(
+            "test",
+            graph,
+            Target("NVIDIA H200", "sm_90", 132, 1 << 37, 91900),
+            1 << 30,
+            tuple(self.buffers),
+            tuple(self.offsets),
+            train,
+            infer,
+            Predictions(1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 0.0, arena, 0, False, host),
+            Bounds(0, bound_by, arena, 1.0),
+        )
+
 
 def _kernel(provider: str, name: str, *settings: tuple[str, int]) -> Kernel:
     return Kernel(provider, name, settings, 1.0, False)
@@ -153,17 +168,8 @@ def small_plan(
         "small", BATCH, precision, Optimizer(), values, operations, operations[:1], (), ("x",), ("x",), (), (),
         "dv", (), (),
     )  # fmt: skip
-    return Plan(
-        "test",
-        graph,
-        Target("NVIDIA H200", "sm_90", 132, 1 << 37, 91900),
-        1 << 30,
-        tuple(make.buffers),
-        tuple(make.offsets),
-        Program(train, ((1, 2), (2, 4), (3, 4), (4, 6)), (), ()),
-        Program(tuple(forward), (), (), ()),
-        Predictions(1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 0.0, make.end[Space.ARENA], 0, False, make.end[Space.HOST]),
-        Bounds(0, "conv", make.end[Space.ARENA], 1.0),
+    return make.plan(
+        graph, Program(train, ((1, 2), (2, 4), (3, 4), (4, 6)), (), ()), Program(tuple(forward), (), (), ()), "conv"
     )
 
 
@@ -198,17 +204,8 @@ def pointwise_plan(precision: Precision, algorithm: int = 0) -> Plan:
         "conv1x1", BATCH, precision, Optimizer(), make.values, operations, operations[:1], (), ("x",), ("x",), (), (),
         "dw", (), (),
     )  # fmt: skip
-    return Plan(
-        "test",
-        graph,
-        Target("NVIDIA H200", "sm_90", 132, 1 << 37, 91900),
-        1 << 30,
-        tuple(make.buffers),
-        tuple(make.offsets),
-        Program(tuple(launches), (), (), ()),
-        Program(tuple(launches[:2]), (), (), ()),
-        Predictions(1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 0.0, make.end[Space.ARENA], 0, False, make.end[Space.HOST]),
-        Bounds(0, "convolution", make.end[Space.ARENA], 1.0),
+    return make.plan(
+        graph, Program(tuple(launches), (), (), ()), Program(tuple(launches[:2]), (), (), ()), "convolution"
     )
 
 

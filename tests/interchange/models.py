@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,20 @@ Tensor = Any
 Model = Any
 torch = pytest.importorskip("torch", reason="what is imported is made by PyTorch, which is not installed")
 nn = torch.nn
+
+
+class Of(nn.Module):
+    """A function as a model, behind a convolution, so that its input is nobody's but the model's."""
+
+    def __init__(self, function: Callable[..., Tensor], channels: int = 4, padding: int = 1, **held: Model) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(3, channels, 3, padding=padding)
+        self.function = function
+        for name, module in held.items():
+            self.add_module(name, module)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(self.first(x))
 
 
 def exported(path: Path, model: Model, *inputs: Tensor, train: bool = True, **options: object) -> Path:

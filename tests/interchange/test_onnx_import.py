@@ -13,27 +13,13 @@ import pytest
 from mbc.errors import MbcError
 from mbc.interchange.importing import ImportedModel, import_model
 from tests.interchange import test_attention as attention
-from tests.interchange.models import Model, Tensor, forward, lowered, nn, torch
+from tests.interchange.models import Model, Of, Tensor, forward, lowered, nn, torch
 from tests.interchange.onnx_files import compared, evaluated, exported, helper, model, node, written
 
 F = torch.nn.functional
 # Most models here have convolutions with a bias and no batch norm.
 pytestmark = pytest.mark.filterwarnings("ignore:.*folded:RuntimeWarning")
 IMAGE = torch.rand(2, 3, 8, 8, generator=torch.Generator().manual_seed(0))
-
-
-class Of(nn.Module):
-    """A function as a model, behind a convolution."""
-
-    def __init__(self, function: Callable[[Tensor], Tensor], **held: Model) -> None:
-        super().__init__()
-        self.first = nn.Conv2d(3, 4, 3, padding=1)
-        self.function = function
-        for name, module in held.items():
-            self.add_module(name, module)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.function(self.first(x))
 
 
 class Unit(nn.Module):

@@ -9,7 +9,7 @@ import pytest
 
 from mbc.errors import MbcError
 from mbc.interchange.importing import import_model
-from tests.interchange.models import Model, Tensor, exported, lowered, nn, torch
+from tests.interchange.models import Model, Of, Tensor, exported, lowered, nn, torch
 
 F = torch.nn.functional
 IMAGE = torch.zeros(2, 3, 8, 8)
@@ -20,20 +20,6 @@ def refusal(path: Path, model: Model, *inputs: Tensor, **options: object) -> str
         import_model(exported(path, model, *(inputs or (IMAGE,)), **options), "net")  # pyright: ignore[reportArgumentType]
     assert caught.value.code == "MBC303"
     return str(caught.value)
-
-
-class Of(nn.Module):
-    """A function as a model, behind a convolution."""
-
-    def __init__(self, function, **held: Model) -> None:
-        super().__init__()
-        self.first = nn.Conv2d(3, 4, 3, padding=1)
-        self.function = function
-        for name, module in held.items():
-            self.add_module(name, module)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.function(self.first(x))
 
 
 def test_all_is_listed_at_once_with_modules_lines_and_remedies(tmp_path: Path) -> None:
@@ -178,7 +164,7 @@ def test_functions_with_a_gradient_of_their_own_are_refused(tmp_path: Path) -> N
         def forward(self, x: Tensor) -> Tensor:
             return Square.apply(self.first(x))
 
-    message = refusal(tmp_path, Squared(None))
+    message = refusal(tmp_path, Squared(Square.apply))
     assert (
         "aten.mul.Tensor: it is a part of an autograd.Function, whose gradient the program does not contain" in message
     )

@@ -3,27 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from tests.interchange.models import Model, Tensor, compared, nn, torch
+from tests.interchange.models import Of, Tensor, compared, nn, torch
 
 F = torch.nn.functional
-
-
-class Of(nn.Module):
-    """A function as a model, behind a convolution, so that its input is nobody's but the model's."""
-
-    def __init__(self, function: Callable[[Tensor], Tensor], channels: int = 6, **held: Model) -> None:
-        super().__init__()
-        self.first = nn.Conv2d(3, channels, 3)
-        self.function = function
-        for name, module in held.items():
-            self.add_module(name, module)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.function(self.first(x))
+behind = partial(Of, channels=6, padding=0)
 
 
 class LayerScale(nn.Module):
@@ -169,7 +157,7 @@ LAYERS: dict[str, Callable[[], nn.Module]] = {
 def test_a_layer_is_what_it_is_in_torch(name: str, tmp_path: Path) -> None:
     layer = LAYERS[name]()
     torch.manual_seed(0)
-    compared(tmp_path, Of(lambda x: layer(x), layer=layer), torch.randn(2, 3, 12, 12))
+    compared(tmp_path, behind(lambda x: layer(x), layer=layer), torch.randn(2, 3, 12, 12))
 
 
 def attended(parts: Tensor) -> Tensor:
@@ -225,7 +213,7 @@ FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_a_function_is_what_it_is_in_torch(name: str, tmp_path: Path) -> None:
     torch.manual_seed(0)
-    compared(tmp_path, Of(FUNCTIONS[name]), torch.randn(2, 3, 12, 12))
+    compared(tmp_path, behind(FUNCTIONS[name]), torch.randn(2, 3, 12, 12))
 
 
 def test_layer_norm_of_features_and_two_inputs(tmp_path: Path) -> None:
@@ -242,16 +230,16 @@ def test_layer_norm_of_features_and_two_inputs(tmp_path: Path) -> None:
 
 
 def test_stochastic_depth_is_drop_path_and_growing_concatenations_grow(tmp_path: Path) -> None:
-    assert "drop_path(0.25)" in compared(tmp_path, Of(DropPath()), torch.randn(2, 3, 12, 12)).source
-    grown = compared(tmp_path, Of(FUNCTIONS["dense"]), torch.randn(2, 3, 12, 12)).source
+    assert "drop_path(0.25)" in compared(tmp_path, behind(DropPath()), torch.randn(2, 3, 12, 12)).source
+    grown = compared(tmp_path, behind(FUNCTIONS["dense"]), torch.randn(2, 3, 12, 12)).source
     assert grown.count("concat") == 2 and "(x, y, z)" not in grown
 
 
 def test_a_layer_that_is_called_twice_is_one_layer(tmp_path: Path) -> None:
-    imported = compared(tmp_path, Of(lambda x: x, shared=Shared()), torch.randn(2, 3, 12, 12))
+    imported = compared(tmp_path, behind(lambda x: x, shared=Shared()), torch.randn(2, 3, 12, 12))
     assert [key.name for key in imported.network.keys if key.state == ""][:1] == ["shared.conv.weight"]
     shared = Shared()
-    source = compared(tmp_path, Of(lambda x: shared(x), shared=shared), torch.randn(2, 3, 12, 12)).source
+    source = compared(tmp_path, behind(lambda x: shared(x), shared=shared), torch.randn(2, 3, 12, 12)).source
     assert source.count("@shared.conv") == 1
 
 
