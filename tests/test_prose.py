@@ -33,7 +33,7 @@ def faults(path: Path) -> Iterator[str]:
     tests = path.is_relative_to(ROOT / "tests")
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         place = f"{path.relative_to(ROOT)}:{getattr(node, 'lineno', 1)}"
-        if isinstance(node, (ast.Module, ast.ClassDef, *Function.__args__)):
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
             text = ast.get_docstring(node) or ""
             if FRAGMENTS.match(text):
                 yield f"{place}: a docstring is a sentence that stands alone: '{_first(text)}'"
