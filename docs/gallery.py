@@ -15,7 +15,7 @@ EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 TITLES = {
     "resnet18_in_1.8_GB.html": "ResNet-18 in 1.8 GB",
     "resnet18_h200_t4.html": "ResNet-18 on an H200 and a T4",
-    "alexnet_h200_and_t4.html": "AlexNet shared by both",
+    "alexnet_h200_and_t4.html": "AlexNet on an H200 and a T4 together",
 }
 # By the name of the page: the words that make it, without where it goes.
 PAGES = {

@@ -108,7 +108,7 @@ _SPELLED_WITH_A_VOWEL = "AEFHILMNORSX"  # letters whose names begin with one, as
 
 
 def with_article(name: str) -> str:
-    """Return a name behind its article: `an NVIDIA H200`, `a Tesla V100`, `an int`, `a dict`.
+    """Return a name with its indefinite article: `an NVIDIA H200`, `a Tesla V100`, `an int`, `a dict`.
 
     Names that begin with two capitals, or a capital and a number, are read letter by letter.
     """

@@ -86,7 +86,11 @@ def _placed(array: Any, wide: Any) -> Tensor:
 
 
 def first_state(network: Network, rule: Optimizer, states: States, scaled: bool) -> dict[str, Any]:
-    """Return all arrays that a step changes."""
+    """Return all arrays that a step receives and returns, as they are before the first step.
+
+    These are parameters and statistics, the optimizer's states, moving averages, counters, the random key and the loss
+    scale.
+    """
     trained = {name: array for name, array in states.items() if is_trained(rule, network.values[name])}
     memories = 2 if rule.kind != "sgd" else 1 if rule.momentum else 0
     return {

@@ -170,7 +170,7 @@ def _check_gpus(device: str, gpus: int) -> None:
         raise MbcError(
             "MBC277",
             f"this machine has {here} {'GPU' if here == 1 else 'GPUs'}, not {gpus}",
-            "lower --gpus, or use --device cpu for as many processes",
+            "lower --gpus, or use --device cpu, which runs as many processes on the CPU instead",
         )
 
 

@@ -38,8 +38,8 @@ def report(prepared: Prepared, job: Job, history: tuple[Epoch, ...], net: Module
         return
     aimed = "" if target is None else f"{target.by.name} {target.value:g}"
     if not history:
-        behind = f"reached {aimed}" if target is not None and reached else f"all {arguments.epochs} epochs behind it"
-        print(f"nothing to do: '{prepared.resume}' has {behind}")
+        reason = f"reached {aimed}" if target is not None and reached else f"completed all {arguments.epochs} epochs"
+        print(f"nothing to do: '{prepared.resume}' has {reason}")
         return
     last = history[-1]
     if target is not None and reached:

@@ -13,11 +13,11 @@ from mbc.train.job import Job
 
 @contextmanager
 def stopping(job: Job, group: Group | None, keeps: bool) -> Generator[Callable[[], bool]]:
-    """Yield the function for `Job.stop`, which says before each step whether the training is to stop.
+    """Yield the function for `Job.stop`, which returns before each step whether the training must stop.
 
-    Rank 0 writes the checkpoint after the current step, however long that takes, and needs the other ranks until then.
-    The rank that gets the signal tells rank 0, and all ranks end when rank 0 has written. Where the states are sharded,
-    every rank writes its part of the checkpoint: all ranks then ask rank 0 before each step, and stop before one step.
+    A rank that receives the signal asks rank 0 to stop. Rank 0 ends its current step, however long it takes, writes the
+    checkpoint and ends all ranks; until then it needs the other ranks. If the states are sharded, every rank writes its
+    part of the checkpoint. All ranks then ask rank 0 before each step, so that all stop before the same step.
 
     Args:
         job: Training that runs.

@@ -114,7 +114,9 @@ def kernel_files(view: View) -> list[str]:
 
 
 def files_defining(symbols: Collection[str], libraries: Collection[str]) -> list[str]:
-    """Return the names of the kernel sources that define these launchers and what host code of these libraries calls.
+    """Return the names of the kernel sources that a package needs.
+
+    They define the given launchers, and the launchers that the host code for the given libraries calls.
 
     Raises:
         MbcError: MBC092 if a launcher is not defined.
@@ -143,6 +145,6 @@ def every_kernel_file() -> list[str]:
 
 
 def _definitions(templates: Path) -> dict[str, str]:
-    """Return the file of each launcher, by the launcher's symbol."""
+    """Return the name of the file that defines each launcher, by the launcher's symbol."""
     files = (*sorted((templates / "kernels").rglob("*.cu")), *sorted((templates / "host").glob("*.cu")))
     return {symbol: path.name for path in files for symbol in _DEFINITION.findall(path.read_text(encoding="utf-8"))}

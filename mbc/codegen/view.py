@@ -179,7 +179,7 @@ class _Flattener:
     _row_bytes: dict[int, int] = field(default_factory=dict[int, int])
 
     def rows(self, program: Program, operations: tuple[Operation, ...]) -> list[Row]:
-        """Return the rows of a program."""
+        """Return one row for each launch of a program, in order."""
         by_name = {operation.name: operation for operation in operations}
         waits: dict[int, list[int]] = {}
         for earlier, later in program.waits:

@@ -138,7 +138,7 @@ def _bindings(words: Sequence[Word], end: int) -> Iterator[Binding]:
     if words and words[0].text not in ("network", "block"):
         return
     brackets = 0
-    waiting: list[Word] = []  # of the assignment that is being read: they are bound behind it
+    waiting: list[Word] = []  # of the assignment that is being read: they are bound after it
     for i, word in enumerate(words[body:], body):
         assigned = _assigned(words, i) if brackets == 0 else []
         if brackets == 0 and (assigned or _begins_statement(word)):

@@ -221,7 +221,7 @@ class Evaluator:
         result = self.evaluate(labelled.target, frame)
         if not isinstance(result, Written):
             message = f"`@{labelled.label}` names a layer or block, but stands after {describe(result)}"
-            raise MbcError("MBC027", message, "put the label behind the layer", labelled.span)
+            raise MbcError("MBC027", message, "put the label after the layer", labelled.span)
         if result.label is not None or result.path is not None:
             name = result.label.text if result.label is not None else result.path
             message = f"this layer already has the name `{name}`"
@@ -301,7 +301,7 @@ class Evaluator:
             layer = self.evaluate(stage, frame)
             if not isinstance(layer, Written):
                 message = f"tensors are piped into a layer or block, but this is {describe(layer)}"
-                raise MbcError("MBC027", message, "put a layer behind `|>`, such as `relu` or `conv(64, 3)`", span)
+                raise MbcError("MBC027", message, "put a layer after `|>`, such as `relu` or `conv(64, 3)`", span)
             result = self._apply(layer, result, span)
         return result
 

@@ -122,7 +122,7 @@ class Arithmetic:
     def _tensors(self, symbol: str, a: Result, b: Result, span: Span, scope: Scope) -> Tensor | None:
         for number in (a, b):
             if is_number(number) and math.isinf(number):
-                raise MbcError("MBC016", f"`{symbol}` meets a tensor and {number}", "use a finite number", span)
+                raise MbcError("MBC016", f"`{symbol}` does not take a tensor and {number}", "use a finite number", span)
         if isinstance(a, Tensor) and isinstance(b, Tensor):
             kind = {"+": "add", "-": "sub", "*": "mul", "/": "div"}.get(symbol)
             return None if kind is None else self._combine(kind, a, b, span, scope)

@@ -60,7 +60,7 @@ _CHARACTER_REMEDIES = {
     "$": "a name consists of letters, digits and `_`",
     "~": "write `not`",
     "^": "a power is written `**`",
-    "@": "a label is letters, digits and `_` behind `@`, as in `conv(64, 3) @stem`; parts of a path are joined by dots",
+    "@": "a label is letters, digits and `_` after `@`, as in `conv(64, 3) @stem`; parts of a path are joined by dots",
 }
 
 

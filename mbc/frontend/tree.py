@@ -155,7 +155,7 @@ class TreeReader:
             return ast.Number(self._span(tree), int(text))
         value = float(text)
         if not math.isfinite(value):
-            raise MbcError("MBC004", f"`{text}` is too large for a number", "write it smaller", self._span(tree))
+            raise MbcError("MBC004", f"`{text}` is too large for a number", "use a smaller number", self._span(tree))
         return ast.Number(self._span(tree), value)
 
     def _size(self, tree: Branch) -> ast.Size:

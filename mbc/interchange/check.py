@@ -259,9 +259,9 @@ class Search:
         return ordered[high]
 
     def _read_by(self, number: int) -> list[int]:
-        """Return the operations that an operation reads.
+        """Return the operations whose results an operation reads.
 
-        An operation that cannot be compared is replaced by the operations that it reads.
+        An operation that cannot be compared is replaced by the operations whose results it reads.
         """
         reached: list[int] = []
         for other in self._direct(number):

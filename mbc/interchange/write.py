@@ -182,7 +182,7 @@ def _patterns(network: Imported) -> list[str]:
 
 @dataclass
 class _Chain:
-    """An expression: its head, and the stages of a pipe behind it; `of` are the values that it reads."""
+    """An expression: its head, and the stages of a pipe after it; `of` are the values that it reads."""
 
     head: str
     of: tuple[int, ...]

@@ -23,7 +23,7 @@ class Shapes:
 
     @property
     def operations(self) -> int:
-        """Multiplications and additions of one pass."""
+        """Number of multiplications and additions of one pass."""
         return 2 * self.result.elements * math.prod(self.filter.shape[1:])
 
     @property

@@ -185,7 +185,7 @@ class Nccl:
         """Return the integers of a launch, as templates/host/nccl.cpp reads them.
 
         They are: the kind of the launch; the number of operands; the fp32 elements from the first to the last of a
-        bucket, gaps between gradients included (by copies also the gap behind the last); the number of thread blocks. A
+        bucket, gaps between gradients included (by copies also the gap after the last); the number of thread blocks. A
         gather adds the words of each operand. A launch of SHARDED adds, for each tensor, its elements and the elements
         of one part.
         """

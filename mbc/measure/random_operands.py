@@ -29,6 +29,7 @@ from mbc.runtime.formats import STORED, stored_bytes
 FEW_ELEMENTS = 1 << 17  # approximate number of elements that are compared on the host
 FEW_STATES = 4099  # approximate number of elements of a state that are compared
 MOST_FEW_ROWS = 3
+_REMEDY = "report it; until then the time of the operation is estimated instead of measured"
 
 Array = NDArray[Any]
 
@@ -93,7 +94,7 @@ def few(request: Request) -> Request:
     try:
         outputs = kind.shape(request.attributes, inputs)
     except ShapeError as error:
-        raise MbcError("MBC087", f"{request.kind} cannot be checked on few rows: {error}") from error
+        raise MbcError("MBC087", f"{request.kind} cannot be checked on few rows: {error}", _REMEDY) from error
     return replace(request, inputs=inputs, outputs=outputs)
 
 

@@ -30,7 +30,7 @@ from mbc.plan.model import Plan, Program
 from mbc.plan.verify_optimizer import check_precision, verify_optimizer
 from mbc.plan.verify_ranks import verify_rank
 
-_REMEDY = "mbc would not write this plan: report it with the plan file, and compile again"
+_REMEDY = "mbc never writes such a plan: if nobody changed the file, report it with the file; compile again"
 
 
 @dataclass(frozen=True, slots=True)
@@ -337,18 +337,18 @@ def _check_figures(plan: Plan, live: int) -> None:
         ends = (o + rounded(b.size_bytes) for b, o in zip(plan.buffers, plan.offsets, strict=True) if b.space is space)
         end = max(ends, default=0)
         if said != end:
-            _fail("MBC131", f"the plan predicts {said} bytes of {space}, its buffers end at {end}")
+            _fail("MBC131", f"the plan predicts {said} bytes of {space}, but its buffers end at {end}")
     total = plan.predictions.arena_bytes + plan.predictions.overhead_bytes
     if total > plan.budget_bytes:
-        _fail("MBC131", f"arena and overhead take {total} bytes, the budget is {plan.budget_bytes}")
+        _fail("MBC131", f"arena and overhead take {total} bytes, but the budget is {plan.budget_bytes}")
     host = plan.predictions.host_bytes
     if plan.host_limit_bytes is not None and host > plan.host_limit_bytes:
-        _fail("MBC131", f"the plan takes {host} bytes of host memory, it may take {plan.host_limit_bytes}")
+        _fail("MBC131", f"the plan takes {host} bytes of host memory, but it may take {plan.host_limit_bytes}")
     peer = plan.predictions.peer_bytes
     if peer > plan.peer_limit_bytes:
-        _fail("MBC131", f"the plan takes {peer} bytes of another GPU's memory, it may take {plan.peer_limit_bytes}")
+        _fail("MBC131", f"the plan takes {peer} bytes of another GPU's memory, but it may take {plan.peer_limit_bytes}")
     if plan.bounds.live_bytes != live:
-        _fail("MBC131", f"the plan says that its peak live bytes are {plan.bounds.live_bytes}, they are {live}")
+        _fail("MBC131", f"the plan says that its peak live bytes are {plan.bounds.live_bytes}, but they are {live}")
 
 
 def _fail(code: str, message: str) -> NoReturn:

@@ -19,7 +19,7 @@ from mbc.ir.parameter_groups import NORM_AND_BIAS, is_trained, settings_of
 from mbc.ir.types import DType, Precision
 from mbc.plan.accumulation import ACCUMULATE, Accumulation
 
-_REMEDY = "mbc would not write this plan: compile the source again"
+_REMEDY = "mbc never writes such a plan: compile the source again"
 # Fields that each kind of optimizer reads; the other fields keep their defaults.
 _MOMENTUM, _ADAM = {"momentum", "nesterov"}, {"beta1", "beta2", "eps"}
 _READ = {

@@ -56,7 +56,7 @@ STATISTICS = ("batch_statistics", "concat_statistics")  # kinds that compute sta
 OF_SUMS = ("row_reduce_dot", "weighted_sum")  # kinds whose result is equal on all ranks if all operands are
 _SAME = (Role.PARAMETER, Role.OPTIMIZER, Role.CONTROL)  # states that are equal on all ranks
 _OF_A_STEP = (Role.INTERMEDIATE, Role.GRADIENT)  # values that a rank computes from its own rows unless they are summed
-_REMEDY = "mbc would not write these plans for several GPUs: compile the source again"
+_REMEDY = "mbc never writes such plans for several GPUs: compile the source again"
 
 
 def verify_rank(plan: Plan) -> None:

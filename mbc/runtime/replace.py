@@ -52,10 +52,10 @@ def try_replacing(path: Path) -> None:
 
 
 def check_replaceable(path: Path) -> None:
-    """Raise an error if `path` is anything other than a file: a folder, a device.
+    """Raise an error if `path` exists and is not a regular file but, for example, a folder or a device.
 
     Raises:
-        OSError: The path is not a file.
+        OSError: The path exists and is not a regular file.
     """
     if path.exists() and not path.is_file():
         raise OSError("it is a folder" if path.is_dir() else "it is not an ordinary file")

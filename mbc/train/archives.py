@@ -21,12 +21,13 @@ _HEADERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0
 def check_archive(path: Path) -> None:
     """Raise an error unless an archive's arrays have the sizes that their headers state, and fit the machine's memory.
 
-    A small packed file can unpack to a large one.
+    A small packed file can unpack to a large one. A file that is not an archive is accepted: NumPy reports it better.
 
     Raises:
-        OSError: The path is no regular file.
-        ValueError: An array is not as long as its header states, or all arrays are larger than the machine's memory.
-        BadZipFile: The file is no archive.
+        OSError: The path is not a regular file.
+        ValueError: An array is not as long as its header states, parts of the archive overlap, or all arrays together
+            are larger than the machine's memory.
+        BadZipFile: The archive is damaged.
     """
     check_file(path.stat())
     if not zipfile.is_zipfile(path):  # NumPy's own message about a single array is better
@@ -62,8 +63,8 @@ def map_array(path: Path) -> NDArray[Any]:
     """Return the array of an `.npy` file, which is read from the file when it is used.
 
     Raises:
-        OSError: The path is no regular file.
-        ValueError: The file is no array, or not as long as its header states.
+        OSError: The path is not a regular file.
+        ValueError: The file is not an array, or not as long as its header states.
     """
     check_file(path.stat())
     with path.open("rb") as file:

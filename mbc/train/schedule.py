@@ -99,7 +99,7 @@ class Schedule:
             (
                 not 0 < self.power < math.inf,
                 f"a power of {self.power} is not a number above 0",
-                "give a --power above 0: 1 falls along a line, 0.9 is usual",
+                "give a --power above 0: with 1 the rate falls along a straight line; 0.9 is usual",
             ),
             (self.patience < 0, f"a patience of {self.patience} epochs is below 0", "give a --patience of 0 or more"),
         ):

@@ -46,13 +46,13 @@ class Target:
 
     def missed(self, nearest: Best | None, epochs: int, history: tuple[Epoch, ...]) -> TargetMissed:
         """Return MBC318 after all epochs, with the best of them."""
-        behind = f"{epochs} epoch{'s' if epochs > 1 else ''}"
+        passed = f"{epochs} epoch{'s' if epochs > 1 else ''}"
         best = "no epoch is left in which to reach it"
         if nearest is not None and nearest.metric == self.by.name:
             gone = ", whose weights later epochs have replaced" if self.is_reached(nearest) else ""
             best = f"the best is {nearest.value:.4f}, after epoch {nearest.epoch}{gone}"
         return TargetMissed(
-            "MBC318", f"{self.by.name} {self.value:g} is not reached in {behind}: {best}",
+            "MBC318", f"{self.by.name} {self.value:g} is not reached in {passed}: {best}",
             "raise --epochs, or lower the target", history=history,
         )  # fmt: skip
 

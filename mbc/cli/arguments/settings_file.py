@@ -17,9 +17,10 @@ MOST_BYTES = 1 << 20
 
 
 def with_settings(words: Sequence[str]) -> list[str]:
-    """Return the words of a command line with the options of the `--settings` file put before all others.
+    """Return the words of a command line with the options of the `--settings` file of `mbc train` before all others.
 
-    Options on the command line come later and so take precedence over those of the file.
+    Options on the command line come later and so take precedence over those of the file. The words of other commands
+    do not change.
 
     Raises:
         MbcError: MBC317, the file cannot be read or has a line that is not an option of a training.

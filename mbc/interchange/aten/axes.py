@@ -57,12 +57,12 @@ def _joined(call: Call, parts: Sequence[Activation], axis: int) -> Activation:
 
 
 def padded(call: Call, x: Activation, pads: Sequence[int], mode: str, value: float) -> Activation:
-    """Return a tensor with elements before and behind it along its last axes.
+    """Return a tensor with elements before and after it along its last axes.
 
     Args:
         call: The node that is translated; the layers are written through it.
         x: The tensor, in the shape that the program sees.
-        pads: How many elements come before and behind, for the last axis first; a negative number removes elements.
+        pads: How many elements come before and after, for the last axis first; a negative number removes elements.
         mode: `constant`, `reflect`, `replicate` or `circular`.
         value: The number that `constant` pads with.
 

@@ -17,7 +17,7 @@ class Refused(Exception):
         """Create the refusal of an operation.
 
         Args:
-            reason: The part of a sentence behind "cannot take the operation:"; its subject is the operation.
+            reason: The part of a sentence after "cannot take the operation:"; its subject is the operation.
             remedy: The part of a sentence that says in the imperative how to change the model.
         """
         super().__init__(reason)

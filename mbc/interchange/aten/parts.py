@@ -164,7 +164,7 @@ def _cat(call: Call) -> Result:
 
 
 def _with_token(call: Call, operands: tuple[Operand, ...]) -> Result:
-    """Return a sequence with a parameter joined before or behind its positions.
+    """Return a sequence with a parameter joined before or after its positions.
 
     The sequence is padded with zeros, to which the parameter is added.
 
@@ -197,7 +197,7 @@ def _with_token(call: Call, operands: tuple[Operand, ...]) -> Result:
 def _pad(call: Call) -> Result:
     """Return a padded tensor.
 
-    Zeros around an image stay a view, which the convolution behind it takes into its own padding.
+    Zeros around an image stay a view, which the convolution after it takes into its own padding.
     """
     x = call.image(call.lazy("self") if call.is_tensor("self") else call.lazy("input"))
     pads = call.ints("pad")

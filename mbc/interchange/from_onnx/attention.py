@@ -114,7 +114,7 @@ def _only_hides(mask: Array) -> bool:
 
 
 def _mask_of_samples(mask: Array, keys: int) -> Array:
-    """Return a mask as numbers that are added to scores, for all samples; keys behind the mask are hidden.
+    """Return a mask as numbers that are added to scores, for all samples; keys beyond the end of the mask are hidden.
 
     Raises:
         Refused: The mask differs between samples.

@@ -228,7 +228,7 @@ def _pow(op: Operator) -> None:
 
 
 def _random_uniform(op: Operator) -> None:
-    """Emit random numbers, which must be part of stochastic depth; the nodes behind them are checked later.
+    """Emit random numbers, which must be part of stochastic depth; the nodes after them are checked later.
 
     Raises:
         Refused: The numbers are not between 0 and 1.

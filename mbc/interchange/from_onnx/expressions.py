@@ -152,7 +152,7 @@ class Expression:
         return self._step("aten.matmul.default", shape, self=self.name, other=other.name)
 
     def around(self, axis: int) -> tuple[int, int, int, int]:
-        """Return the shape with one axis alone: the samples, the axes before it, the axis, and the axes behind it."""
+        """Return the shape with one axis alone: the samples, the axes before it, the axis, and the axes after it."""
         rows, *before = self.shape[:axis]
         return rows, math.prod(before), self.shape[axis], math.prod(self.shape[axis + 1 :])
 
@@ -186,7 +186,7 @@ class Expression:
 
         Args:
             before: The number of elements before each of the last axes.
-            after: The number of elements behind each of them.
+            after: The number of elements after each of them.
             mode: `constant` for zeros, `reflect` or `replicate`.
         """
         first = len(self.shape) - len(before)

@@ -44,7 +44,7 @@ def _conv(op: Operator) -> None:
 def _conv_transpose(op: Operator) -> None:
     """Emit a transposed convolution; tensors [N, C, L] are images of height 1.
 
-    If the padding before and behind an axis differs, the whole result is computed and then sliced.
+    If the padding before and after an axis differs, the whole result is computed and then sliced.
 
     Raises:
         Refused: The images are not of one or two dimensions, or the padding is negative.
@@ -83,7 +83,7 @@ def _conv_transpose(op: Operator) -> None:
 
 
 def _pads_of_transposed(op: Operator, full: tuple[int, ...], same: tuple[int, ...]) -> tuple[int, ...]:
-    """Return how many elements the result lacks before and behind each axis: all before, then all behind.
+    """Return how many elements the result lacks before and after each axis: all before, then all after.
 
     Args:
         op: The transposed convolution.

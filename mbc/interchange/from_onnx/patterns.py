@@ -163,7 +163,7 @@ def groups_of(norm: Operator) -> int:
 
 
 def is_part_of_group_norm(norm: Operator) -> bool:
-    """Return whether an instance norm and the nodes behind it are a group norm."""
+    """Return whether an instance norm and the nodes after it are a group norm."""
     back = only_user(norm, "Reshape")
     product = None if back is None else only_user(back, "Mul")
     add = None if product is None else only_user(product, "Add")
@@ -203,7 +203,7 @@ def _cut(part: Operator) -> tuple[str, int, int, int] | None:
 
 
 def is_part_of_roll(part: Operator) -> bool:
-    """Return whether the concatenation behind a slice rolls a tensor."""
+    """Return whether the concatenation after a slice rolls a tensor."""
     concat = only_user(part, "Concat")
     return concat is not None and rolled(concat) is not None
 

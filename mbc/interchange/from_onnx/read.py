@@ -423,7 +423,7 @@ class _Reader:
 
 
 def _numbered(name: str) -> Iterator[str]:
-    """Yield the name, then the name with numbers behind it.
+    """Yield the name, then the name with numbers after it.
 
     Yields:
         `name`, `name_2`, `name_3` and so on.

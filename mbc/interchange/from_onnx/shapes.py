@@ -177,7 +177,7 @@ def _pad(op: Operator) -> None:
 
 
 def _zeros(x: Expression, around: Mapping[int, tuple[int, int]]) -> Expression:
-    """Return a tensor with zeros around it; both axes of an image are padded at once, for a convolution behind them."""
+    """Return a tensor with zeros around it; both axes of an image are padded at once, for a convolution after them."""
     image = range(2, 4) if len(x.shape) == 4 and all(axis > 1 or not any(p) for axis, p in around.items()) else range(0)
     padded = image or range(1, len(x.shape))
     pads = [around.get(axis, (0, 0)) for axis in padded]
@@ -288,6 +288,6 @@ NOT_TAKEN: Mapping[str, str] = {
     "Loop": "unroll the loop before it is exported",
     "Scan": "unroll the loop before it is exported",
     "GridSample": "use nn.Upsample",
-    "NonMaxSuppression": "end the network before it: the operators behind it are not trained",
+    "NonMaxSuppression": "end the network before it: the operators after it are not trained",
     "RoiAlign": "end the network before it",
 }

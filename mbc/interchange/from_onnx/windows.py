@@ -30,7 +30,7 @@ def per_axis(op: Operator, name: str, rank: int, default: int) -> tuple[int, ...
 def pads_of(
     op: Operator, kernel: tuple[int, ...], stride: tuple[int, ...], dilation: tuple[int, ...]
 ) -> tuple[int, ...]:
-    """Return the zeros before all axes, then the zeros behind them, which is ONNX's order."""
+    """Return the zeros before all axes, then the zeros after them, which is ONNX's order."""
     rank = len(kernel)
     auto = op.text("auto_pad", "NOTSET")
     if auto == "NOTSET":

@@ -128,10 +128,10 @@ def _pool(kind: str, op: Operator) -> None:
 
 
 def _behind(op: Operator) -> tuple[int, int]:
-    """Return the padding below and to the right that gives the result's size if sizes are rounded down.
+    """Return the padding at the bottom and on the right with which the result has its size if sizes are rounded down.
 
-    Ceil mode here is PyTorch's: a last window that would begin in the padding is dropped. ONNX's shape inference keeps
-    such a window, so that ceil_mode is never written.
+    In ceil mode PyTorch and mbc drop a last window that would begin in the padding. ONNX's shape inference keeps such a
+    window, so the export never writes ceil_mode.
     """
     top, bottom, left, right = op.a.pad
     behind: list[int] = []

@@ -1,6 +1,6 @@
 """Extents and strides of a tensor of any rank, with the fewest axes that describe the same elements.
 
-A launch of a strided kernel reads, behind its structure, the number of axes, their extents, and the strides of each
+A launch of a strided kernel reads, after its structure, the number of axes, their extents, and the strides of each
 operand. The outermost axis comes first (templates/kernels/shared/strided.cuh).
 """
 

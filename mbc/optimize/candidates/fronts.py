@@ -57,7 +57,10 @@ class Table(Protocol):
         ...
 
     def timed(self, operation: Operation) -> bool:
-        """Return whether times of the whole mini-batch may be compared with measured ones."""
+        """Return whether a profile has times of the operation for the whole mini-batch, or leaves it to its estimate.
+
+        The time may then be compared with measured times.
+        """
         ...
 
     def micro_batch_rows(self, operation: Operation) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""Fusion patterns of activations other than ReLU behind batch normalisation, of gates, and of blocks of transformers.
+"""Fusion patterns of activations other than ReLU after batch normalisation, of gates, and of blocks of transformers.
 
 All are bound by memory, so that estimates predict them well.
 """

@@ -32,7 +32,7 @@ class Statement:
 
     @staticmethod
     def parse(text: str) -> Statement:
-        """Return the statement that a text such as `z = add(x, y?)` writes."""
+        """Parse a statement such as `z = add(x, y?)`."""
         match = _STATEMENT.fullmatch(text)
         assert match is not None, text
         outputs, kind, inputs = match.groups()

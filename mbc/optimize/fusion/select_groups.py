@@ -331,13 +331,13 @@ def _gained_us(
 def comparable(
     table: CandidateTable, group: Group, launches: Sequence[Operation]
 ) -> Callable[[Operation], Sequence[Candidate]] | None:
-    """Return a function that gives candidates whose times may be compared, or None.
+    """Return a function that gives the candidates of a launch, with times that may be compared; None if there is none.
 
-    If times of all launches are profiled, or left to their estimates, the function gives the table's candidates;
-    otherwise modelled ones.
+    The function gives the table's candidates if `CandidateTable.timed` is true for all launches. Otherwise it gives
+    candidates whose times are the model's.
 
     Returns:
-        None where the model does not predict the group, or where measuring one of its launches failed.
+        The function. None if the model is needed, but does not predict the group, or measuring a launch of it failed.
     """
     if all(map(table.timed, launches)):
         return lambda operation: table.candidates(operation, table.whole)

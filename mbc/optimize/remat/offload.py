@@ -237,7 +237,7 @@ class _Queue:
         """Add one more copy if it and all others end in time; return whether they do."""
         at = bisect_right(self._copies, ready_us, key=lambda copy: copy[0])
         self._copies.insert(at, (ready_us, takes_us))
-        rest_us = 0.0  # duration of a copy and all behind it
+        rest_us = 0.0  # duration of a copy and all after it
         for ready, takes in reversed(self._copies):
             rest_us += takes
             if ready + rest_us > self._end_us:

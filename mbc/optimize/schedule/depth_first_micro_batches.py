@@ -311,7 +311,8 @@ class _Cutter:
     def _is_expensive(self, buffer: int, discarded: Collection[int]) -> bool:
         """Return whether recomputing a value takes longer than its bytes justify (`Division.max_recompute_us`).
 
-        Other discarded values that the backward pass reads do not count.
+        The time includes the recomputation of the discarded values from which the value is computed, except those that
+        the backward pass also reads, because they are recomputed in any case.
         """
         total_us = 0.0
         pending = [buffer] if self._reads[buffer][-1] >= self._middle else []

@@ -71,7 +71,7 @@ def bucketings(draft: Draft, held_back: bool = False) -> Iterator[tuple[Collecti
 
     Sums are in 1, 2, 4 … buckets of about the same bytes, in the order in which their last gradients are ready. The
     last bucket is cut again, so that little is left to sum at the end of the step. Each bucket runs as soon as it is
-    ready, or behind everything that is gathered; if `held_back`, only the latter.
+    ready, or after everything that is gathered; if `held_back`, only the latter.
     """
     ready = _Ready(draft)
     gathers = tuple(sorted(ready.gathers, key=ready.of))
@@ -141,7 +141,7 @@ class _Ready:
     def of(self, collective: Collective) -> int:
         """Return the first position at which a collective can run.
 
-        A gather runs behind its launch. A bucket runs where all its gradients are ready and nothing reads them except
+        A gather runs after its launch. A bucket runs where all its gradients are ready and nothing reads them except
         their sums: these overwrite the gradients, and batch normalisation's backward pass reads the gradients of scale
         and shift.
         """
@@ -286,7 +286,7 @@ class _Writer:
     ) -> Iterator[tuple[int, Launch]]:
         """Yield the launches that follow sums, each with its position.
 
-        Parts of new parameters that are ready together are gathered together, behind all updates and before their
+        Parts of new parameters that are ready together are gathered together, after all updates and before their
         readers; other gathers run in their order.
         """
         parts: dict[int, list[Launch]] = {}
@@ -346,7 +346,7 @@ class _LastTouch:
                     self._written.setdefault(root, []).append(i)
 
     def before(self, launch: Launch, at: int) -> int:
-        """Return the first position behind all launches before `at` that the launch must follow."""
+        """Return the first position after all launches before `at` that the launch must follow."""
         position = 0
         for access in launch.accesses:
             touches = self._written if access.mode is Mode.READ else self._touched

@@ -183,7 +183,7 @@ def _buckets(table: CandidateTable, draft: Draft) -> tuple[tuple[Collective, ...
         train = data_waits_only(bucketed.train, bucketed.buffers, owners(bucketed.buffers))
         return simulate(train, contention=contention(train, table.graph, bucketed.buffers, table.device))
 
-    # In another rank's plan a bucket may be ready behind a gather that it precedes here; but all need the same order.
+    # In another rank's plan a bucket may be ready after a gather that it precedes here; but all need the same order.
     ways = tuple(bucketings(draft, held_back=gathers and not one_plan))
     best = min(((buckets, max(choices)) for buckets in ways), key=step_us)
     best = min(((best[0], ctas) for ctas in choices), key=step_us)

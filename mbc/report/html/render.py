@@ -55,7 +55,7 @@ def render_page(template: str, scripts: Sequence[str], data: Mapping[str, Any], 
 
 
 def breakable(text: str) -> Markup:
-    """Return escaped text in which a line may end behind the joints of names, as in `memory.device=6GiB`."""
+    """Return escaped text in which a line may end after the joints of names, as in `memory.device=6GiB`."""
     return Markup("<wbr>").join(re.split(r"(?<=[=_+])(?=\w)|(?<=,)(?=[a-z])|(?<=[a-z]\.)(?=\w)", text))
 
 

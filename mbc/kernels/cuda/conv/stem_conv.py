@@ -25,7 +25,7 @@ WIDE_STEPS = 12  # with at most this number of steps, a block of the forward pas
 FILTERS, FILTERS_FP32 = 16, 32  # fewest filters of a warp
 BANDS = (8, 4, 2)  # output rows of a block
 STAGES = 3  # rows of gradients in shared memory in the filter pass
-PADDING = 8  # words behind the gradients of a pixel in shared memory
+PADDING = 8  # words after the gradients of a pixel in shared memory
 MOST_PARTS = 396  # most parts of the filter pass
 TENSOR_SHARE = 0.3  # share of the peak, by judgement: mma.sync instead of wgmma, fragments gathered word by word
 

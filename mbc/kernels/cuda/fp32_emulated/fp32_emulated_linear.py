@@ -66,27 +66,27 @@ class Gemm:
 
     @property
     def elements(self) -> int:
-        """Elements of the result."""
+        """Number of elements of the result."""
         return self.rows * self.columns
 
     @property
     def width(self) -> int:
-        """Columns of a tile."""
+        """Number of columns of a tile."""
         return TILE if self.columns > FEW_COLUMNS else FEW_COLUMNS
 
     @property
     def across(self) -> int:
-        """Tiles side by side, over all columns."""
+        """Number of tiles side by side that cover all columns."""
         return math.ceil(self.columns / self.width)
 
     @property
     def tiles(self) -> int:
-        """Tiles of the result."""
+        """Number of tiles of the result."""
         return math.ceil(self.rows / ROWS) * self.across
 
     @property
     def stages(self) -> int:
-        """Stages of K."""
+        """Number of stages into which K is divided."""
         return math.ceil(self.depth / STAGE_K)
 
     @property
@@ -96,7 +96,7 @@ class Gemm:
 
     @property
     def parts(self) -> int:
-        """Parts of K (split-K), so that blocks end at about the same time and few partial results are merged."""
+        """Number of parts of K (split-K): blocks then end at about the same time and few partial results are merged."""
         merge_cost = 2 * self.elements * 4 / MOVED_BYTES  # time to merge a part, divided by the time of a stage
 
         def takes(parts: int) -> float:
