@@ -223,7 +223,7 @@ def test_gpus(mbc):
     said = mbc("gpus", "--json").json
     assert said["known"]["h200"]["architecture"] == "sm_90"
     overall = said["estimates"]["ratios"]["all"]
-    assert f"half are within {overall['error']:.0%}, nine in ten within {overall['error_high']:.0%}" in done.out
+    assert f"half have an error below {overall['error']:.0%}, nine in ten below {overall['error_high']:.0%}" in done.out
     assert f"fitted to {said['estimates']['fitted_to']}" in done.out
 
 

@@ -112,6 +112,6 @@ def test_a_driver_or_a_gpu_that_is_too_old(mbc, monkeypatch, gpu, driver, old):
     monkeypatch.setattr("mbc.hardware.target.local_gpus", lambda: (LocalGpu(name, driver, architecture, 2**34, 2**34),))
     found = _found(mbc)
     assert [part for part in ("driver", "GPU 0") if found[part].cost] == old
-    assert "16.0 GiB of 16.0 GiB free" in found["GPU 0"].version
+    assert "16.0 GiB of 16.0 GiB free" in str(found["GPU 0"].version)
     lines = mbc("doctor").out.splitlines()
     assert [line.split("  ")[1] for line in lines if line.startswith("too old")] == old
