@@ -40,17 +40,17 @@ def by_name(plan: Plan, program: Program | None = None) -> dict[str, Limit]:
 
 
 def test_counts_of_a_step():
-    found = by_name(planned())
-    wide, thin = found["wide"], found["thin"]
+    limit_of = by_name(planned())
+    wide, thin = limit_of["wide"], limit_of["thin"]
     assert wide.flops == 2 * WIDE * 4 * 9
     assert wide.moved_bytes == 4 * (IMAGE + 8 * 4 * 9 + WIDE)
-    assert thin.flops == found["thin.backward_data"].flops == found["thin.backward_filter"].flops == 2 * THIN * 8
+    assert thin.flops == limit_of["thin.backward_data"].flops == limit_of["thin.backward_filter"].flops == 2 * THIN * 8
     # A stride of 2 with a kernel of 1 looks at a quarter of the image; its gradient is written whole.
     assert thin.moved_bytes == 4 * (WIDE // 4 + 64 + THIN)
-    assert found["thin.backward_filter"].moved_bytes == 4 * (WIDE // 4 + THIN + 64)
-    assert found["thin.backward_data"].moved_bytes == 4 * (THIN + 64 + WIDE)
+    assert limit_of["thin.backward_filter"].moved_bytes == 4 * (WIDE // 4 + THIN + 64)
+    assert limit_of["thin.backward_data"].moved_bytes == 4 * (THIN + 64 + WIDE)
     # Whatever it is fused with: y and dy, dx, and perhaps the gradient of eight biases.
-    relu = next(one for one in found.values() if "relu_backward" in one.summary.kind)
+    relu = next(one for one in limit_of.values() if "relu_backward" in one.summary.kind)
     assert (relu.flops, relu.bound) == (0, Bound.MEMORY) and relu.moved_bytes - 4 * 3 * WIDE in (0, 4 * 8)
 
 
@@ -78,10 +78,10 @@ def test_what_is_fused_moves_its_operands_once():
     data, filter_ = launches["thin.backward_data",], launches["thin.backward_filter",]
     accesses = (*data.accesses[:2], filter_.accesses[0], data.accesses[2], filter_.accesses[2])
     fused = Launch(data.work, (*data.operations, *filter_.operations), data.stream, accesses)
-    (found,) = limits(plan, replace(plan.train, launches=(fused,)), ceilings_of(plan))
-    assert found.flops == 2 * (2 * THIN * 8)
+    (limit,) = limits(plan, replace(plan.train, launches=(fused,)), ceilings_of(plan))
+    assert limit.flops == 2 * (2 * THIN * 8)
     # The gradient of the result is read once for both, and of the image a quarter.
-    assert found.moved_bytes == 4 * (THIN + 64 + WIDE // 4 + WIDE + 64)
+    assert limit.moved_bytes == 4 * (THIN + 64 + WIDE // 4 + WIDE + 64)
 
 
 def test_rows_that_are_computed_twice_count_twice():

@@ -24,21 +24,21 @@ ROUNDING = {"fp64": 1e-6, "fp32": 2e-5, "tf32": 3e-3, "bf16": 2e-2, "fp16": 3e-3
 )
 def test_the_same_mathematics(tmp_path: Path, peer: str, name: str, precision: str):
     pytest.importorskip(peer)
-    made = job(tmp_path, name, precision)
-    ours, theirs = (process.run(made, Contender(who, "eager")) for who in (MBC, peer))
+    bench_job = job(tmp_path, name, precision)
+    ours, theirs = (process.run(bench_job, Contender(who, "eager")) for who in (MBC, peer))
     assert theirs.problem == "" and theirs.steps == 2 and theirs.step_ms > 0
-    found = compared(Contender(peer), theirs, ours, ROUNDING[precision])
-    assert found.same, (ours.losses, theirs.losses)
+    comparison = compared(Contender(peer), theirs, ours, ROUNDING[precision])
+    assert comparison.same, (ours.losses, theirs.losses)
     assert ROUNDING[precision] <= TOLERANCES[Precision(precision)]
-    assert len({round(loss, 4) for loss in ours.losses}) == made.losses, "steps change something"
+    assert len({round(loss, 4) for loss in ours.losses}) == bench_job.losses, "steps change something"
 
 
 @pytest.mark.parametrize("peer", ["torch", "jax"])
 @pytest.mark.parametrize("optimizer", ["adamw(weight_decay=0.5)", "sgd(momentum=0.9, weight_decay=0.5)"])
 def test_groups_of_parameters(tmp_path: Path, peer: str, optimizer: str):
     pytest.importorskip(peer)
-    made = job(tmp_path, "grouped", "fp64", (("train.optimizer", optimizer),))
-    ours, theirs = (process.run(made, Contender(who, "eager")) for who in (MBC, peer))
+    bench_job = job(tmp_path, "grouped", "fp64", (("train.optimizer", optimizer),))
+    ours, theirs = (process.run(bench_job, Contender(who, "eager")) for who in (MBC, peer))
     assert compared(Contender(peer), theirs, ours, ROUNDING["fp64"]).same, (ours.losses, theirs.losses)
     plain = job(tmp_path, "mixed", "fp64", (("train.optimizer", optimizer),))
     assert process.run(plain, Contender(MBC, "eager")).losses[1] != pytest.approx(ours.losses[1], rel=1e-4)
@@ -47,10 +47,10 @@ def test_groups_of_parameters(tmp_path: Path, peer: str, optimizer: str):
 @pytest.mark.parametrize("peer", ["torch", "jax"])
 def test_frozen_parameters(tmp_path: Path, peer: str):
     pytest.importorskip(peer)
-    made = job(tmp_path, "small", "fp64", (("train.frozen", '("*.bias", "first.*")'), ("train.clip_norm", "0.3")))
-    ours, theirs = (process.run(made, Contender(who, "eager")) for who in (MBC, peer))
+    bench_job = job(tmp_path, "small", "fp64", (("train.frozen", '("*.bias", "first.*")'), ("train.clip_norm", "0.3")))
+    ours, theirs = (process.run(bench_job, Contender(who, "eager")) for who in (MBC, peer))
     assert compared(Contender(peer), theirs, ours, ROUNDING["fp64"]).same, (ours.losses, theirs.losses)
-    assert len({round(loss, 4) for loss in ours.losses}) == made.losses, "steps change something"
+    assert len({round(loss, 4) for loss in ours.losses}) == bench_job.losses, "steps change something"
 
 
 @pytest.mark.parametrize("peer", ["torch", "jax"])
@@ -58,8 +58,8 @@ def test_frozen_parameters(tmp_path: Path, peer: str):
 def test_clipped_gradients(tmp_path: Path, peer: str, precision: str):
     pytest.importorskip(peer)
     limits = (("train.clip_norm", "0.3"), ("train.clip_value", "0.02"), ("train.optimizer", "sgd(weight_decay=0.1)"))
-    made = job(tmp_path, "small", precision, limits)
-    ours, theirs = (process.run(made, Contender(who, "eager")) for who in (MBC, peer))
+    bench_job = job(tmp_path, "small", precision, limits)
+    ours, theirs = (process.run(bench_job, Contender(who, "eager")) for who in (MBC, peer))
     assert compared(Contender(peer), theirs, ours, ROUNDING[precision]).same, (ours.losses, theirs.losses)
     for alone in limits[:2]:
         other = process.run(job(tmp_path, "small", precision, (alone, limits[2])), Contender(MBC, "eager"))
@@ -71,14 +71,14 @@ def test_a_wrong_update_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     network = importlib.import_module("mbc.bench.torch_network").TorchNetwork
     right = network.optimizer
     monkeypatch.setattr(network, "optimizer", lambda self, rule, rate, **more: right(self, rule, 1.5 * rate, **more))
-    made = job(tmp_path)
-    ours, theirs = (process.run(made, Contender(who, "eager")) for who in (MBC, "torch"))
+    bench_job = job(tmp_path)
+    ours, theirs = (process.run(bench_job, Contender(who, "eager")) for who in (MBC, "torch"))
     assert theirs.losses[0] == pytest.approx(ours.losses[0], rel=1e-5)
     assert not compared(Contender("torch"), theirs, ours, TOLERANCES[Precision.FP32]).same
 
 
 def test_channels_last_changes_nothing(tmp_path: Path):
     pytest.importorskip("torch")
-    made = job(tmp_path, "mixed")
-    first, last = (process.run(made, Contender("torch", "", channels_last=last)) for last in (False, True))
+    bench_job = job(tmp_path, "mixed")
+    first, last = (process.run(bench_job, Contender("torch", "", channels_last=last)) for last in (False, True))
     assert first.losses == pytest.approx(last.losses, rel=1e-5)

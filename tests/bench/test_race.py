@@ -72,15 +72,15 @@ def test_a_race(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
         return replace(OURS, step_ms=1.0 if wrong else 21.0, losses=(2.0, 1.5, 0.5) if wrong else OURS.losses)
 
     monkeypatch.setattr(racing, "run_apart", run)
-    found = race(replace(job(tmp_path), device="cuda"), ("torch", "jax"), Precision.BF16, 60)
+    result = race(replace(job(tmp_path), device="cuda"), ("torch", "jax"), Precision.BF16, 60)
     assert turns == [
         "mbc", "torch (eager, channels_last)", "torch (CUDA graph, channels_last)", "jax (jit)", "mbc",
     ]  # fmt: skip
-    assert found.ours.step_ms == 10.5 and found.ours.steps == 40 and found.drift == pytest.approx(0.1)
-    assert not found.fair
-    best = found.best("torch")
+    assert result.ours.step_ms == 10.5 and result.ours.steps == 40 and result.drift == pytest.approx(0.1)
+    assert not result.fair
+    best = result.best("torch")
     assert best is not None and best.result.step_ms == 21.0, "what computes something else does not count"
-    assert found.best("jax") is None
+    assert result.best("jax") is None
 
 
 def test_a_peer_that_is_not_installed_is_asked_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
@@ -95,9 +95,9 @@ def test_a_peer_that_is_not_installed_is_asked_once(monkeypatch: pytest.MonkeyPa
 def test_a_second_turn_that_fails_loses_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     answers = iter((OURS, replace(OURS, step_ms=20.0), Result(problem="took longer than 60 s")))
     monkeypatch.setattr(racing, "run_apart", lambda *_: next(answers))
-    found = race(job(tmp_path), ("jax",), Precision.FP32, 60)
-    assert found.ours.step_ms == OURS.step_ms and found.drift is None
-    assert found.best("jax") is not None
+    result = race(job(tmp_path), ("jax",), Precision.FP32, 60)
+    assert result.ours.step_ms == OURS.step_ms and result.drift is None
+    assert result.best("jax") is not None
 
 
 def test_an_interrupted_race_keeps_what_was_timed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
@@ -110,10 +110,10 @@ def test_an_interrupted_race_keeps_what_was_timed(monkeypatch: pytest.MonkeyPatc
         return OURS
 
     monkeypatch.setattr(racing, "run_apart", run)
-    found = race(job(tmp_path), ("torch.compile", "jax"), Precision.BF16, 1.0)
-    assert len(asked) == len(found.entries) + 1 == 3
-    assert found.ours == OURS and found.entries[0].same and found.drift is None
-    assert [entry.result.problem for entry in found.entries] == ["", "interrupted while it ran"]
+    result = race(job(tmp_path), ("torch.compile", "jax"), Precision.BF16, 1.0)
+    assert len(asked) == len(result.entries) + 1 == 3
+    assert result.ours == OURS and result.entries[0].same and result.drift is None
+    assert [entry.result.problem for entry in result.entries] == ["", "interrupted while it ran"]
 
 
 def test_mbc_must_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
@@ -124,13 +124,13 @@ def test_mbc_must_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
 
 
 def test_in_a_process_of_its_own(tmp_path: Path):
-    made = job(tmp_path)
-    found = run_apart(made, Contender(MBC), 600)
-    assert found.problem == "" and len(found.losses) == made.losses and found.steps == 2
-    assert found.losses == process.run(made, Contender(MBC)).losses
-    missing = run_apart(replace(made, package=str(tmp_path / "nowhere.json")), Contender(MBC), 600)
+    bench_job = job(tmp_path)
+    result = run_apart(bench_job, Contender(MBC), 600)
+    assert result.problem == "" and len(result.losses) == bench_job.losses and result.steps == 2
+    assert result.losses == process.run(bench_job, Contender(MBC)).losses
+    missing = run_apart(replace(bench_job, package=str(tmp_path / "nowhere.json")), Contender(MBC), 600)
     assert missing.problem.startswith("died with 1: ") and "MBC166" in missing.problem
-    assert run_apart(made, Contender(MBC), 0.01).problem == "took longer than 0 s"
+    assert run_apart(bench_job, Contender(MBC), 0.01).problem == "took longer than 0 s"
 
 
 def test_what_is_not_installed_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
@@ -142,8 +142,8 @@ def test_what_is_not_installed_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path
 
 @pytest.mark.parametrize("precision", ["fp16", "bf16", "fp64"])
 def test_our_own_losses_do_not_depend_on_what_is_timed(tmp_path: Path, precision: str):
-    made = job(tmp_path, precision=precision)
-    few, many = (process.run(replace(made, blocks=blocks), Contender(MBC)) for blocks in (2, 3))
+    bench_job = job(tmp_path, precision=precision)
+    few, many = (process.run(replace(bench_job, blocks=blocks), Contender(MBC)) for blocks in (2, 3))
     assert few.losses == many.losses and few.losses[0] > few.losses[-1]
 
 

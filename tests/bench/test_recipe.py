@@ -24,14 +24,14 @@ def test_layers_get_their_biases():
 
 def test_a_value_is_dropped_after_its_last_use_and_not_before():
     for takes in ((), ("convolution", "linear")):
-        made = network()
-        known = {*made.inputs, *(state.value for state in made.states)}
-        for call in recipe(made, takes):
-            assert known.issuperset(call.operands)
-            known.add(call.result)
-            known.difference_update(call.dead)
-        assert known.issuperset(made.outputs)
-        assert known.isdisjoint(("image", "second.weight")), "nothing is held that nobody reads any more"
+        graph = network()
+        held = {*graph.inputs, *(state.value for state in graph.states)}
+        for call in recipe(graph, takes):
+            assert held.issuperset(call.operands)
+            held.add(call.result)
+            held.difference_update(call.dead)
+        assert held.issuperset(graph.outputs)
+        assert held.isdisjoint(("image", "second.weight")), "nothing is held that nobody reads any more"
 
 
 def test_masks_are_those_of_a_module():

@@ -24,9 +24,9 @@ WHOLE = Contender("torch.compile", "whole", True, "default", True, bucket_mb=25)
 
 
 def test_parts_of_a_mini_batch(tmp_path: Path):
-    made = job(tmp_path)
-    whole = made.inputs(1)
-    parts = [replace(made, share=Share(rank, 3, False)).inputs(1) for rank in range(3)]
+    bench_job = job(tmp_path)
+    whole = bench_job.inputs(1)
+    parts = [replace(bench_job, share=Share(rank, 3, False)).inputs(1) for rank in range(3)]
     assert all(len(part["image"]) == 2 for part in parts)
     for name, array in whole.items():
         np.testing.assert_array_equal(np.concatenate([part[name] for part in parts]), array)
@@ -38,19 +38,19 @@ def test_parts_of_unlike_gpus():
 
 
 def test_settings_of_ddp():
-    found = ddp_contenders("torch.compile", Precision.BF16, True, ("default", "max-autotune"), (25, 1))
-    assert [(c.mode, c.graph, c.bucket_mb, c.channels_last) for c in found] == [
+    contenders = ddp_contenders("torch.compile", Precision.BF16, True, ("default", "max-autotune"), (25, 1))
+    assert [(c.mode, c.graph, c.bucket_mb, c.channels_last) for c in contenders] == [
         ("default", False, 0, True), ("max-autotune", False, 0, True),
         ("default", True, 25, True), ("default", True, 1, True),
     ]  # fmt: skip
-    assert len({c.name for c in found}) == 4
+    assert len({c.name for c in contenders}) == 4
     on_cpu = ddp_contenders("torch", Precision.FP32, False)
     assert not any(c.graph or c.mode or c.channels_last for c in on_cpu) and on_cpu[0].bucket_mb == 0
 
 
 def test_less_and_less_is_captured():
-    found = [(c.mode, c.inner, c.graph) for _, c in stages(WHOLE)]
-    assert found == [("default", False, True), ("default", True, True), ("", False, True), ("default", False, False)]
+    settings = [(c.mode, c.inner, c.graph) for _, c in stages(WHOLE)]
+    assert settings == [("default", False, True), ("default", True, True), ("", False, True), ("default", False, False)]
     assert [c.mode for _, c in stages(replace(WHOLE, mode=""))] == [""]
     plain = replace(WHOLE, bucket_mb=0)
     assert list(stages(plain)) == [("", plain)]
@@ -59,13 +59,13 @@ def test_less_and_less_is_captured():
 def test_the_slowest_rank_and_the_fullest_gpu_count():
     slow = replace(OURS, step_ms=12.0, peak_bytes=5, first_step_s=1.0)
     full = replace(OURS, peak_bytes=7, device_bytes=9, first_step_s=2.0)
-    found = combined([slow, full])
-    assert (found.step_ms, found.peak_bytes, found.device_bytes, found.first_step_s) == (12.0, 7, 9, 2.0)
+    result = combined([slow, full])
+    assert (result.step_ms, result.peak_bytes, result.device_bytes, result.first_step_s) == (12.0, 7, 9, 2.0)
     assert combined([OURS, Result(problem="out of memory")]).problem == "rank 1: out of memory"
     assert "rank 1: has the losses" in combined([OURS, replace(OURS, losses=(2.0, 1.0, 0.4))]).problem
     nothing = replace(OURS, losses=(float("nan"),))
     assert combined([nothing, replace(nothing, losses=(float("nan"),))]).problem == ""
-    assert found.each_ms == (12.0, 10.0)
+    assert result.each_ms == (12.0, 10.0)
 
 
 def test_a_stage_that_fails_makes_room_for_the_next(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
@@ -73,13 +73,15 @@ def test_a_stage_that_fails_makes_room_for_the_next(monkeypatch: pytest.MonkeyPa
 
     def run(jobs: list[Job], contender: Contender, timeout_s: float) -> list[Result]:
         asked.append((contender, timeout_s))
-        assert [made.share.rank for made in jobs] == [0, 1] and not any(made.share.alone for made in jobs)
+        assert [bench_job.share.rank for bench_job in jobs] == [0, 1] and not any(
+            bench_job.share.alone for bench_job in jobs
+        )
         return [OURS, Result(problem="cannot capture") if len(asked) < 3 else OURS]
 
     monkeypatch.setattr(ranks, "_run", run)
-    found = run_ranks(job(tmp_path), WHOLE, 2, 100.0)
-    assert found.step_ms == OURS.step_ms and asked[2][0].mode == "" and asked[0][1] <= 60.0
-    assert found.stage.startswith("captured, not compiled; captured, compiled around DDP failed: rank 1: cannot")
+    result = run_ranks(job(tmp_path), WHOLE, 2, 100.0)
+    assert result.step_ms == OURS.step_ms and asked[2][0].mode == "" and asked[0][1] <= 60.0
+    assert result.stage.startswith("captured, not compiled; captured, compiled around DDP failed: rank 1: cannot")
     monkeypatch.setattr(ranks, "_run", lambda *_: [OURS, Result(problem="cannot capture")])
     assert "compiled around DDP, not captured failed: rank 1" in run_ranks(job(tmp_path), WHOLE, 2, 100.0).problem
 
@@ -89,11 +91,20 @@ def test_what_a_rank_finds_in_its_environment(monkeypatch: pytest.MonkeyPatch):
         monkeypatch.setenv(name, "7")
     monkeypatch.setenv("MBC_RESULTS", "kept")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    found = rank_environment(Share(1, 2, False, "/tmp/somewhere/meeting"), WHOLE)
-    told = {"MBC_RANK": "1", "MBC_RANKS": "2", "MBC_LOCAL_RANK": "1", "MBC_LOCAL_RANKS": "2", "MBC_JOB": "somewhere"}
-    assert {k: v for k, v in found.items() if k in told} == told
-    assert found["MBC_RESULTS"] == "kept" and not {"OMPI_COMM_WORLD_RANK", "RANK", "SLURM_PROCID"} & found.keys()
-    assert found["NCCL_NVLS_ENABLE"] == "0" and found["TORCH_NCCL_ASYNC_ERROR_HANDLING"] == "0"
+    environment = rank_environment(Share(1, 2, False, "/tmp/somewhere/meeting"), WHOLE)
+    expected = {
+        "MBC_RANK": "1",
+        "MBC_RANKS": "2",
+        "MBC_LOCAL_RANK": "1",
+        "MBC_LOCAL_RANKS": "2",
+        "MBC_JOB": "somewhere",
+    }
+    assert {k: v for k, v in environment.items() if k in expected} == expected
+    assert (
+        environment["MBC_RESULTS"] == "kept"
+        and not {"OMPI_COMM_WORLD_RANK", "RANK", "SLURM_PROCID"} & environment.keys()
+    )
+    assert environment["NCCL_NVLS_ENABLE"] == "0" and environment["TORCH_NCCL_ASYNC_ERROR_HANDLING"] == "0"
     alone = rank_environment(Share(0, 2), replace(WHOLE, graph=False))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
     second = rank_environment(Share(1, 2), WHOLE)
@@ -102,23 +113,25 @@ def test_what_a_rank_finds_in_its_environment(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_mbc_alone_takes_its_own_package_and_ranks_that_of_all(tmp_path: Path):
-    made = job(tmp_path)
+    bench_job = job(tmp_path)
     half = tmp_path / "half"
     half.mkdir()
-    settings = (*made.settings, ("batch", "3"))
+    settings = (*bench_job.settings, ("batch", "3"))
     alone = job(half, settings=settings)
-    found = run_alone(replace(made, alone_package=alone.package, package="nowhere.json"), Contender(MBC), 2, 300)
-    assert found.problem == "" and found.steps == made.timed_steps and found.step_ms > 0
-    assert len(found.each_ms) == 2 and max(found.each_ms) == found.step_ms, "each GPU by itself, and the slowest counts"
+    result = run_alone(replace(bench_job, alone_package=alone.package, package="nowhere.json"), Contender(MBC), 2, 300)
+    assert result.problem == "" and result.steps == bench_job.timed_steps and result.step_ms > 0
+    assert len(result.each_ms) == 2 and max(result.each_ms) == result.step_ms, (
+        "each GPU by itself, and the slowest counts"
+    )
 
 
 def _running() -> list[str]:
     """The command lines of all processes."""
-    found: list[str] = []
+    command_lines: list[str] = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with suppress(OSError):
-            found.append(path.read_bytes().decode(errors="replace"))
-    return found
+            command_lines.append(path.read_bytes().decode(errors="replace"))
+    return command_lines
 
 
 class TestMbc:
@@ -134,10 +147,10 @@ class TestMbc:
             folder.mkdir()
         one, two = (job(folder, "mixed", gpus=gpus) for gpus, folder in enumerate(folders, 1))
         whole = run_apart(one, Contender(MBC), 300)
-        found = run_ranks(two, Contender(MBC), 2, 300)
-        assert found.problem == "" and whole.problem == ""
-        assert found.losses == pytest.approx(whole.losses, rel=1e-5) and len(set(found.losses)) == len(found.losses)
-        assert found.steps == two.timed_steps and len(found.each_ms) == 2 and max(found.each_ms) == found.step_ms
+        result = run_ranks(two, Contender(MBC), 2, 300)
+        assert result.problem == "" and whole.problem == ""
+        assert result.losses == pytest.approx(whole.losses, rel=1e-5) and len(set(result.losses)) == len(result.losses)
+        assert result.steps == two.timed_steps and len(result.each_ms) == 2 and max(result.each_ms) == result.step_ms
         assert "MBC147" in run_ranks(one, Contender(MBC), 2, 300).problem, "of all rows on each"
 
     def test_they_compute_what_ddp_does(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -145,10 +158,10 @@ class TestMbc:
         pytest.importorskip("torch")
         for name, value in AS_ROOT.items():
             monkeypatch.setenv(name, value)
-        made = job(tmp_path, gpus=2)
-        assert {"batch_norm", "dropout"} <= {op.kind for op in made.lowered().network.operations}
-        found, ddp = (run_ranks(made, Contender(peer), 2, 300) for peer in (MBC, "torch"))
-        assert found.problem == "" and ddp.problem == "" and ddp.losses == pytest.approx(found.losses, rel=1e-5)
+        bench_job = job(tmp_path, gpus=2)
+        assert {"batch_norm", "dropout"} <= {op.kind for op in bench_job.lowered().network.operations}
+        result, ddp = (run_ranks(bench_job, Contender(peer), 2, 300) for peer in (MBC, "torch"))
+        assert result.problem == "" and ddp.problem == "" and ddp.losses == pytest.approx(result.losses, rel=1e-5)
 
     def test_nothing_runs_on_when_the_time_is_over(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         for name, value in AS_ROOT.items():
@@ -162,8 +175,8 @@ class TestMbc:
     def test_what_is_wrong_is_told(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         for name, value in AS_ROOT.items():
             monkeypatch.setenv(name, value)
-        found = run_ranks(replace(job(tmp_path), package=str(tmp_path / "nowhere.json")), Contender(MBC), 2, 300)
-        assert "MBC166" in found.problem and found.problem.startswith("rank ")
+        result = run_ranks(replace(job(tmp_path), package=str(tmp_path / "nowhere.json")), Contender(MBC), 2, 300)
+        assert "MBC166" in result.problem and result.problem.startswith("rank ")
 
 
 def test_a_rank_that_dies_ends_the_others(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
@@ -173,8 +186,8 @@ def test_a_rank_that_dies_ends_the_others(monkeypatch: pytest.MonkeyPatch, tmp_p
     fake.write_text(f'#!/bin/sh\nexec {ranks.sys.executable} -c "{script}"\n')
     fake.chmod(0o755)
     monkeypatch.setattr(ranks.sys, "executable", str(fake))
-    found = run_ranks(job(tmp_path), Contender("torch"), 2, 300.0)
-    assert "died with 1: no memory" in found.problem
+    result = run_ranks(job(tmp_path), Contender("torch"), 2, 300.0)
+    assert "died with 1: no memory" in result.problem
 
 
 def test_ranks_that_take_too_long(tmp_path: Path):
@@ -194,23 +207,23 @@ def test_a_race_on_two_gpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
 
     monkeypatch.setattr(racing, "run_alone", by_itself)
     monkeypatch.setattr(racing, "run_ranks", together)
-    found = race(
+    result = race(
         replace(job(tmp_path), device="cuda"), ("torch.compile",), Precision.BF16, 60, modes=("default",), gpus=2
     )
     assert alone == [MBC, "torch.compile", "torch.compile"], "buckets are none of a setting on one GPU"
-    assert found.efficiency() == 0.8 and [found.efficiency(e) for e in found.entries] == [0.5, 0.5, 0.5, None]
-    assert found.batch == 6 and found.gpus == 2 and found.fair
+    assert result.efficiency() == 0.8 and [result.efficiency(e) for e in result.entries] == [0.5, 0.5, 0.5, None]
+    assert result.batch == 6 and result.gpus == 2 and result.fair
 
 
 @pytest.mark.parametrize("bucket_mb", [pytest.param(0, marks=pytest.mark.exhaustive), 1])
 def test_two_ranks_of_ddp_compute_the_step_of_all_rows(tmp_path: Path, bucket_mb: int):
     pytest.importorskip("torch")
-    made = job(tmp_path, "mixed")  # without batch norm, whose statistics would be each rank's own
-    whole = importlib.import_module("mbc.bench.torch_contender").run(made, Contender("torch"))
-    found = run_ranks(made, Contender("torch", bucket_mb=bucket_mb), 2, 300)
-    assert found.problem == "" and found.losses == pytest.approx(whole.losses, rel=1e-5)
-    assert found.steps == made.timed_steps and found.step_ms > 0
-    half = run_alone(made, Contender("torch"), 2, 300)
+    bench_job = job(tmp_path, "mixed")  # without batch norm, whose statistics would be each rank's own
+    whole = importlib.import_module("mbc.bench.torch_contender").run(bench_job, Contender("torch"))
+    result = run_ranks(bench_job, Contender("torch", bucket_mb=bucket_mb), 2, 300)
+    assert result.problem == "" and result.losses == pytest.approx(whole.losses, rel=1e-5)
+    assert result.steps == bench_job.timed_steps and result.step_ms > 0
+    half = run_alone(bench_job, Contender("torch"), 2, 300)
     assert half.problem == "" and abs(half.losses[1] / whole.losses[1] - 1) > 1e-4, "half of the rows has another loss"
 
 
@@ -225,14 +238,14 @@ def test_ranks_that_do_not_sum_their_gradients_are_seen(tmp_path: Path, monkeypa
         "r.torch.nn.parallel.DistributedDataParallel = Unsummed\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
-    found = run_ranks(job(tmp_path, "mixed"), Contender("torch"), 2, 300)
-    assert "gradients were not summed" in found.problem
+    result = run_ranks(job(tmp_path, "mixed"), Contender("torch"), 2, 300)
+    assert "gradients were not summed" in result.problem
 
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("contender", [Contender("torch.compile", mode="default", bucket_mb=size) for size in (0, 1)])
 def test_compiled_ddp(tmp_path: Path, contender: Contender):
     pytest.importorskip("torch")
-    made = job(tmp_path, "mixed")
-    eager, compiled = (run_ranks(made, c, 2, 300) for c in (Contender("torch"), contender))
+    bench_job = job(tmp_path, "mixed")
+    eager, compiled = (run_ranks(bench_job, c, 2, 300) for c in (Contender("torch"), contender))
     assert compiled.problem == "" and compiled.losses == pytest.approx(eager.losses, rel=1e-4)

@@ -23,9 +23,9 @@ class Clock:
 def test_blocks_are_waited_for_at_their_ends(monkeypatch):
     clock = Clock(0.01)
     monkeypatch.setattr(timing.time, "perf_counter", lambda: clock.now_s)
-    found = time_steps(clock.step, clock.wait, blocks=5, block_s=0.095)
+    times = time_steps(clock.step, clock.wait, blocks=5, block_s=0.095)
     assert clock.waits[-5:] == [10] * 5 and set(clock.waits[:-5]) == {1}
-    assert abs(found.step_ms - 10) < 1e-6 and found.spread_ms < 1e-6 and found.steps == 50
+    assert abs(times.step_ms - 10) < 1e-6 and times.spread_ms < 1e-6 and times.steps == 50
 
 
 def test_long_steps_are_blocks_by_themselves(monkeypatch):

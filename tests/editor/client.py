@@ -35,8 +35,8 @@ class Client:
     def tell(self, method: str, parameters: object) -> None:
         self._send({"method": method, "params": parameters})
 
-    def told(self, method: str) -> Any:
-        """What the server says next by a notification."""
+    def notification(self, method: str) -> Any:
+        """Return the parameters of the server's next notification of a method."""
         return self._next(lambda message: message.get("method") == method)["params"]
 
     def end(self) -> tuple[int, str]:

@@ -1,4 +1,4 @@
-"""What is offered where."""
+"""The completions that the editor offers at each place."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a line and a word are said to be."""
+"""The texts that the editor shows for a line and for a word."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def test_the_time_of_a_line():
 
 
 def test_times_travel_whole():
-    known = LineTimes("GPU", 2.0, {3: 1.5, 7: 0.25}, frozenset({7}))
-    for times in (known, LineTimes("GPU", error="a", code="b", remedy="c")):
+    measured = LineTimes("GPU", 2.0, {3: 1.5, 7: 0.25}, frozenset({7}))
+    for times in (measured, LineTimes("GPU", error="a", code="b", remedy="c")):
         assert decoded(encoded(times)) == times
 
 
@@ -48,17 +48,17 @@ def test_planning_of_another_text_ends_the_one_before():
     import threading
 
     ready = threading.Event()
-    found: list[tuple[str, LineTimes]] = []
+    reports: list[tuple[str, LineTimes]] = []
 
-    def told(text: str, times: LineTimes) -> None:
-        found.append((text, times))
+    def report(text: str, times: LineTimes) -> None:
+        reports.append((text, times))
         ready.set()
 
-    planner = Planner("h200", told)
+    planner = Planner("h200", report)
     assert planner.times("network a { }") is None
     assert planner.times("network b {") is None
     assert ready.wait(120)
-    ((text, times),) = found
+    ((text, times),) = reports
     assert text == "network b {" and times.code == "MBC002" and planner.times(text) == times
     planner.close()
 
@@ -72,7 +72,7 @@ def test_a_word():
 
 def test_mistakes_of_several_networks_and_networks_that_need_settings():
     text = "network a { x = 1 }\nnetwork b(n) { x = y }\n"
-    found = analyse(Source("net.mbc", text))
-    assert [error.code for error in found.errors] == ["MBC020"] and found.networks == ()
+    analysis = analyse(Source("net.mbc", text))
+    assert [error.code for error in analysis.errors] == ["MBC020"] and analysis.networks == ()
     assert [error.code for error in analyse(Source("net.mbc", "network")).errors] == ["MBC002"]
     assert [error.code for error in analyse(Source("net.mbc", "")).errors] == ["MBC023"]

@@ -1,4 +1,4 @@
-"""What is bound where, in texts that parse and in texts that do not."""
+"""The bindings of names, in texts that parse and in texts that do not."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ DEFINED = [
 def test_definitions(marked: str):
     at = marked.replace("$", "").index("^")
     text = marked.replace("$", "").replace("^", "")
-    found = definition(text, at)
+    binding = definition(text, at)
     bound = marked.replace("^", "").find("$")
-    assert (-1 if found is None else found.start) == bound
+    assert (-1 if binding is None else binding.start) == bound
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "examples").rglob("*.mbc")), ids=lambda path: path.stem)
@@ -63,8 +63,8 @@ def test_any_text_at_any_place(data: st.DataObject):
     more = data.draw(st.lists(st.sampled_from(TOKENS), max_size=8))
     text = source[: data.draw(st.integers(0, len(source)))] + " ".join(more)
     offset = data.draw(st.integers(0, len(text)))
-    found = definition(text, offset)
-    assert found is None or text[found.start : found.end] == found.text
+    binding = definition(text, offset)
+    assert binding is None or text[binding.start : binding.end] == binding.text
     labels = [offer.label for offer in complete(text, offset)]
     assert len(labels) == len(set(labels))
 
@@ -73,5 +73,5 @@ def test_any_text_at_any_place(data: st.DataObject):
 @given(st.text())
 def test_any_characters(text: str):
     assert all(offer.label for offer in complete(text, len(text)))
-    found = definition(text, len(text) // 2)
-    assert found is None or text[found.start : found.end] == found.text
+    binding = definition(text, len(text) // 2)
+    assert binding is None or text[binding.start : binding.end] == binding.text

@@ -32,13 +32,13 @@ URI = "file:///nowhere/tiny.mbc"
 
 @pytest.fixture(scope="module")
 def client() -> Iterator[Client]:
-    made = Client("--gpu", "t4")
-    asked = made.ask("initialize", {"processId": None, "rootUri": None, "capabilities": {},
+    server_client = Client("--gpu", "t4")
+    asked = server_client.ask("initialize", {"processId": None, "rootUri": None, "capabilities": {},
                                     "initializationOptions": {"gpu": "h200"}})  # fmt: skip
     assert asked["capabilities"]["completionProvider"]["triggerCharacters"]
-    made.tell("initialized", {})
-    yield made
-    assert made.end() == (0, "")
+    server_client.tell("initialized", {})
+    yield server_client
+    assert server_client.end() == (0, "")
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def opened(client) -> Iterator[Client]:
     client.tell(
         "textDocument/didOpen", {"textDocument": {"uri": URI, "languageId": "mbc", "version": 1, "text": SOURCE}}
     )
-    assert client.told("textDocument/publishDiagnostics") == {"uri": URI, "version": 1, "diagnostics": []}
+    assert client.notification("textDocument/publishDiagnostics") == {"uri": URI, "version": 1, "diagnostics": []}
     yield client
     client.tell("textDocument/didClose", {"textDocument": {"uri": URI}})
 
@@ -59,22 +59,22 @@ def _changed(client: Client, text: str, version: int = 2) -> list[Any]:
     """The mistakes of a new text."""
     document = {"uri": URI, "version": version}
     client.tell("textDocument/didChange", {"textDocument": document, "contentChanges": [{"text": text}]})
-    while (told := client.told("textDocument/publishDiagnostics"))["version"] != version:
+    while (published := client.notification("textDocument/publishDiagnostics"))["version"] != version:
         pass
-    return told["diagnostics"]
+    return published["diagnostics"]
 
 
 def test_mistakes_have_code_place_and_remedy(opened):
-    (found,) = _changed(opened, SOURCE.replace("linear(", "lineaer("))
-    assert found["code"] == "MBC006" and found["source"] == "mbc" and found["severity"] == 1
-    assert found["message"] == "there is no operation or block `lineaer`\nhelp: did you mean `linear`?"
-    assert found["range"] == {"start": {"line": 7, "character": 34}, "end": {"line": 7, "character": 41}}
+    (diagnostic,) = _changed(opened, SOURCE.replace("linear(", "lineaer("))
+    assert diagnostic["code"] == "MBC006" and diagnostic["source"] == "mbc" and diagnostic["severity"] == 1
+    assert diagnostic["message"] == "there is no operation or block `lineaer`\nhelp: did you mean `linear`?"
+    assert diagnostic["range"] == {"start": {"line": 7, "character": 34}, "end": {"line": 7, "character": 41}}
     assert _changed(opened, SOURCE, 3) == []
 
 
 def test_places_are_counted_as_the_protocol_does(opened):
-    (found,) = _changed(opened, "network a {\n  𝟙 = 1\n}\n")
-    assert found["range"] == {"start": {"line": 1, "character": 2}, "end": {"line": 1, "character": 4}}
+    (diagnostic,) = _changed(opened, "network a {\n  𝟙 = 1\n}\n")
+    assert diagnostic["range"] == {"start": {"line": 1, "character": 2}, "end": {"line": 1, "character": 4}}
 
 
 def test_a_budget_that_is_too_small_is_a_mistake_at_the_budget(opened):
@@ -82,11 +82,13 @@ def test_a_budget_that_is_too_small_is_a_mistake_at_the_budget(opened):
     document = {"uri": URI, "version": 2}
     opened.tell("textDocument/didChange", {"textDocument": document, "contentChanges": [{"text": text}]})
     opened.tell("textDocument/didSave", {"textDocument": {"uri": URI}})
-    while not (told := opened.told("textDocument/publishDiagnostics"))["diagnostics"]:
+    while not (published := opened.notification("textDocument/publishDiagnostics"))["diagnostics"]:
         pass
-    (found,) = told["diagnostics"]
-    assert found["range"]["start"] == {"line": 12, "character": 0}
-    assert found["code"] == "MBC203" and "cannot fit" in found["message"] and "\nhelp: " in found["message"]
+    (diagnostic,) = published["diagnostics"]
+    assert diagnostic["range"]["start"] == {"line": 12, "character": 0}
+    assert (
+        diagnostic["code"] == "MBC203" and "cannot fit" in diagnostic["message"] and "\nhelp: " in diagnostic["message"]
+    )
 
 
 def test_a_hover_tells_shapes_bytes_and_time(opened):
@@ -114,9 +116,9 @@ def test_definitions(opened):
 def test_completion(opened):
     text = SOURCE.replace("linear(classes) @head", "li")
     _changed(opened, text)
-    found = {item["label"]: item for item in opened.ask("textDocument/completion", _at(7, 36))}
-    assert found["linear"]["detail"].startswith("linear(features") and found["unit"]["detail"] == "unit(c)"
-    assert "network" not in found
+    completions = {item["label"]: item for item in opened.ask("textDocument/completion", _at(7, 36))}
+    assert completions["linear"]["detail"].startswith("linear(features") and completions["unit"]["detail"] == "unit(c)"
+    assert "network" not in completions
 
 
 def test_layout(opened):

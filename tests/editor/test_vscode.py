@@ -51,11 +51,11 @@ def test_every_keyword_has_its_scope():
 def test_tokens_of_the_examples_have_their_scopes(path: Path):
     source = Source(path.name, path.read_text(encoding="utf-8"))
     document = _json("syntaxes/mbc.tmLanguage.json")
-    found = [set(scopes(document, line)) for line in source.text.splitlines()]
+    line_scopes = [set(scopes(document, line)) for line in source.text.splitlines()]
     tokens = [token for token in parse_tokens(source).tokens if token.type in SCOPES]
     assert tokens
     for token in tokens:
-        assert (token.value, SCOPES[token.type]) in found[(token.line or 0) - 1], token
+        assert (token.value, SCOPES[token.type]) in line_scopes[(token.line or 0) - 1], token
 
 
 def test_a_line():
@@ -101,7 +101,7 @@ def test_the_parts_of_the_extension_are_there():
 
 @pytest.mark.skipif(shutil.which("node") is None, reason="Node.js is not installed")
 def test_the_client_starts_and_stops_the_server(tmp_path: Path):
-    """With stand-ins for VS Code and its client library, which record what the extension asks of them."""
+    """Stand-ins for VS Code and its client library record the calls of the extension."""
     (tmp_path / "run.js").write_text(DRIVER.replace("EXTENSION", json.dumps(str(EXTENSION / "extension.js"))))
     done = subprocess.run(["node", "run.js"], cwd=tmp_path, capture_output=True, text=True, check=True)
     assert json.loads(done.stdout) == [

@@ -65,18 +65,21 @@ def _any(words: Iterable[str]) -> str:
 
 
 def scopes(document: Any, line: str) -> list[tuple[str, str]]:
-    """The texts of a line and their scopes, as TextMate finds them: the pattern that matches first counts, of several
-    at one place the one that is listed first. What no pattern matches is left out."""
-    found: list[tuple[str, str]] = []
+    """Return the texts of a line with their scopes, as TextMate assigns them.
+
+    The pattern that matches first counts; if several match at one place, the one that is listed first counts. Texts
+    that no pattern matches are left out.
+    """
+    scoped_texts: list[tuple[str, str]] = []
     at = 0
     patterns = [(rule, re.compile(rule["match"], re.ASCII)) for rule in document["patterns"]]
     while True:
         matches = [(match.start(), i, match) for i, (_, p) in enumerate(patterns) if (match := p.search(line, at))]
         if not matches:
-            return found
+            return scoped_texts
         _, i, match = min(matches, key=lambda one: one[:2])
         rule = patterns[i][0]
         if "name" in rule:
-            found.append((match[0], rule["name"]))
-        found += [(match[int(n)], group["name"]) for n, group in rule.get("captures", {}).items()]
+            scoped_texts.append((match[0], rule["name"]))
+        scoped_texts += [(match[int(n)], group["name"]) for n, group in rule.get("captures", {}).items()]
         at = max(match.end(), at + 1)

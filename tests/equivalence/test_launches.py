@@ -47,7 +47,7 @@ def output(plan: Plan, index: int, value: str) -> Access:
 
 
 def spoiled(monkeypatch: pytest.MonkeyPatch, plan: Plan, index: int, access: Access, spoil: Spoil) -> Checked:
-    """What the check finds where launch `index` of the training program leaves something else than it should."""
+    """Return the result of the check where launch `index` of the training program leaves a spoiled value."""
     run_launch = Interpreter.run_launch
     buffer, region = plan.buffers[access.buffer], access_region(plan, access)
 
@@ -150,9 +150,9 @@ def test_a_fault_is_found_where_it_is(
     index = next(i for i in launches_of(plan, kind) if value in written_by(plan, i))
     checked = spoiled(monkeypatch, plan, index, output(plan, index, value), spoil)
     assert failing(checked) == [("train", index)]
-    found = checked.worst[0]
-    assert plan.train.launches[index].operations[0] in found.name
-    assert [o.value for o in found.outputs if not o.passed] == [value]
+    worst = checked.worst[0]
+    assert plan.train.launches[index].operations[0] in worst.name
+    assert [o.value for o in worst.outputs if not o.passed] == [value]
 
 
 def written_by(plan: Plan, index: int) -> list[str | None]:
@@ -213,8 +213,8 @@ def test_a_launch_that_does_nothing_is_found(monkeypatch: pytest.MonkeyPatch, pr
             run_launch(self, name, number)
 
         monkeypatch.setattr(Interpreter, "run_launch", run)
-        found = failing(check_launches(plan, "cpu", 2, 0))
-        if ("train", index) not in found:
+        failures = failing(check_launches(plan, "cpu", 2, 0))
+        if ("train", index) not in failures:
             missed.append(index)
         assert launch.accesses
     assert not missed

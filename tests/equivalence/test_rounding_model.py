@@ -1,5 +1,8 @@
-"""What launches must give, and how far rounding takes them: the interpreter's own in each precision keeps within the
-limits for every kernel case and fused group, and PyTorch's float64 is NumPy's."""
+"""The exact results of launches and the limits of their rounding.
+
+The interpreter's results keep within the limits in each precision, for every kernel case and fused group. PyTorch and
+NumPy agree on the exact results in float64.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +54,7 @@ def stored(array: Array, tensor: TensorType) -> Array:
 
 
 def operands(case: Case, precision: Precision) -> list[Array]:
-    """As a launch reads them: floating ones in float32."""
+    """Return the operands as a launch reads them: floating-point operands in float32."""
     random = np.random.default_rng(len(case.name))
     types = case.request(precision).inputs
     return [stored(o.make(random, o.shape), t) for o, t in zip(case.operands, types, strict=True)]
@@ -68,28 +71,28 @@ def evaluation(case: Case, precision: Precision, arithmetic: Arithmetic) -> Eval
 
 
 def interpreted(case: Case, precision: Precision, inputs: Sequence[Array]) -> list[Array]:
-    """What the interpreter of plans writes."""
+    """Return the outputs that the interpreter of plans stores."""
     request = case.request(precision)
     kind = launch_kind(case.kind, case.attributes)
     assert kind.evaluate is not None
     call = evaluation(case, precision, InNumpy(0)).call
     with np.errstate(all="ignore"):
-        made = kind.evaluate(case.attributes, [x.copy() for x in inputs], call)
-    return [stored(x, t) for x, t in zip(made, request.outputs, strict=True)]
+        outputs = kind.evaluate(case.attributes, [x.copy() for x in inputs], call)
+    return [stored(x, t) for x, t in zip(outputs, request.outputs, strict=True)]
 
 
 def double(array: Array) -> Array:
     return array.astype(np.float64) if array.dtype.kind == "f" else array
 
 
-def deviations(case: Case, precision: Precision, inputs: Sequence[Array], found: Sequence[Array]) -> list[Deviation]:
+def deviations(case: Case, precision: Precision, inputs: Sequence[Array], results: Sequence[Array]) -> list[Deviation]:
     arithmetic = InNumpy(0)
     model = evaluation(case, precision, arithmetic)
-    product = double(found[0]) if model.hands_on_product else None
+    product = double(results[0]) if model.hands_on_product else None
     judged: list[Deviation] = []
     for number, meant in enumerate(model.meant([double(x) for x in inputs], product)):
         tally = Tally(f"out{number}", model.stored[number])
-        tally.add(arithmetic, double(found[number]), meant)
+        tally.add(arithmetic, double(results[number]), meant)
         judged.append(tally.deviation)
     return judged
 
@@ -124,8 +127,8 @@ def test_torch_means_what_numpy_does(case: Case, precision: Precision):
     ours, theirs = (evaluation(case, precision, a) for a in (InNumpy(0), InTorch(0, "cpu")))
     exact = [m.exact for m in ours.meant(inputs, None)]
     given = [torch.from_numpy(x.copy()) for x in inputs]
-    for wanted, found in zip(exact, theirs.meant(given, None), strict=True):
-        result = found.exact.numpy()
+    for wanted, meant in zip(exact, theirs.meant(given, None), strict=True):
+        result = meant.exact.numpy()
         if wanted.dtype.kind == "f":
             scale = float(np.max(np.abs(wanted[np.isfinite(wanted)]), initial=0.0))
             np.testing.assert_allclose(result, wanted, rtol=1e-9, atol=1e-12 * scale)

@@ -1,4 +1,4 @@
-"""What the rule lets pass and what it does not."""
+"""The rule of equivalence: which deviations pass and which do not."""
 
 from __future__ import annotations
 
@@ -19,34 +19,34 @@ from tests.runtime.nets import small_plan
 WEIGHT, LOSS = (Part.GRADIENT, "w"), (Part.LOSS, "loss")
 
 
-def made(weight=1.0, loss=1.0):
+def step_outcome(weight=1.0, loss=1.0):
     """A step whose tensors are all this number."""
     return Outcome("cpu", 1, {WEIGHT: np.full(100, weight), LOSS: np.full(1, loss)})
 
 
 def judged(divided, undivided, reference=None, kind=Reference.FLOAT64, precision=Precision.FP32, tolerance=None):
-    found = compare(lambda _: Draw(divided, undivided, reference), kind, precision, tolerance)
-    return {(c.part, c.name): c for c in found}
+    comparisons = compare(lambda _: Draw(divided, undivided, reference), kind, precision, tolerance)
+    return {(c.part, c.name): c for c in comparisons}
 
 
 def test_twice_the_error_of_the_undivided_step_passes_and_more_does_not():
-    undivided, exact = made(loss=1 + 1e-3), made()
-    assert judged(made(loss=1 - 1.9e-3), undivided, exact)[LOSS].passed
-    assert not judged(made(loss=1 - 2.1e-3), undivided, exact)[LOSS].passed
+    undivided, exact = step_outcome(loss=1 + 1e-3), step_outcome()
+    assert judged(step_outcome(loss=1 - 1.9e-3), undivided, exact)[LOSS].passed
+    assert not judged(step_outcome(loss=1 - 2.1e-3), undivided, exact)[LOSS].passed
 
 
 def test_an_exact_undivided_step_leaves_the_floor():
-    assert judged(made(loss=1 + 4e-6), made(), made())[LOSS].passed
-    assert not judged(made(loss=1 + 6e-6), made(), made())[LOSS].passed
+    assert judged(step_outcome(loss=1 + 4e-6), step_outcome(), step_outcome())[LOSS].passed
+    assert not judged(step_outcome(loss=1 + 6e-6), step_outcome(), step_outcome())[LOSS].passed
     # Of choices a share of 5e-6 may come out otherwise: gradients move by its root.
-    assert judged(made(weight=1 + 2e-3), made(), made())[WEIGHT].passed
-    assert not judged(made(weight=1 + 3e-3), made(), made())[WEIGHT].passed
-    assert judged(made(loss=1 + 4e-3), made(), made(), precision=Precision.BF16)[LOSS].passed
+    assert judged(step_outcome(weight=1 + 2e-3), step_outcome(), step_outcome())[WEIGHT].passed
+    assert not judged(step_outcome(weight=1 + 3e-3), step_outcome(), step_outcome())[WEIGHT].passed
+    assert judged(step_outcome(loss=1 + 4e-3), step_outcome(), step_outcome(), precision=Precision.BF16)[LOSS].passed
 
 
 def test_errors_of_many_operations_add_up_as_their_squares_do():
     def one(loss, weight, operations):
-        draw = Draw(made(weight, loss), made(), made())
+        draw = Draw(step_outcome(weight, loss), step_outcome(), step_outcome())
         return {c.part: c.passed for c in compare(lambda _: draw, Reference.FLOAT64, Precision.FP32, None, operations)}
 
     assert one(1 + 1.9e-5, 1 + 4.4e-3, 16) == {Part.LOSS: True, Part.GRADIENT: True}
@@ -54,34 +54,38 @@ def test_errors_of_many_operations_add_up_as_their_squares_do():
 
 
 def test_without_float64_the_perturbed_step_is_the_measure():
-    found = judged(made(loss=1 + 1.9e-3), made(), made(loss=1 + 1e-3), Reference.PERTURBED)
-    assert found[LOSS].passed and found[LOSS].yardstick == pytest.approx(1e-3)
-    assert not judged(made(loss=1 + 2.1e-3), made(), made(loss=1 + 1e-3), Reference.PERTURBED)[LOSS].passed
+    comparisons = judged(
+        step_outcome(loss=1 + 1.9e-3), step_outcome(), step_outcome(loss=1 + 1e-3), Reference.PERTURBED
+    )
+    assert comparisons[LOSS].passed and comparisons[LOSS].yardstick == pytest.approx(1e-3)
+    assert not judged(step_outcome(loss=1 + 2.1e-3), step_outcome(), step_outcome(loss=1 + 1e-3), Reference.PERTURBED)[
+        LOSS
+    ].passed
 
 
 def test_a_tolerance_takes_the_place_of_the_rule():
-    found = judged(made(loss=1 + 2e-3), made(), None, Reference.NONE, tolerance=1e-3)
-    assert not found[LOSS].passed and found[LOSS].limit == 1e-3 and found[WEIGHT].passed
-    assert judged(made(), made(), None, Reference.NONE, tolerance=0.0)[LOSS].passed
+    comparisons = judged(step_outcome(loss=1 + 2e-3), step_outcome(), None, Reference.NONE, tolerance=1e-3)
+    assert not comparisons[LOSS].passed and comparisons[LOSS].limit == 1e-3 and comparisons[WEIGHT].passed
+    assert judged(step_outcome(), step_outcome(), None, Reference.NONE, tolerance=0.0)[LOSS].passed
 
 
 def test_what_the_undivided_step_does_not_know_is_not_judged():
     noise = (Part.GRADIENT, "bias")
 
     def with_bias(number):
-        step = made()
+        step = step_outcome()
         return Outcome("cpu", 1, {**step.tensors, noise: np.full(3, number)})
 
-    found = judged(with_bias(5.0), with_bias(-2.0), with_bias(1.0))
-    assert found[noise].passed and not found[noise].is_conclusive
+    comparisons = judged(with_bias(5.0), with_bias(-2.0), with_bias(1.0))
+    assert comparisons[noise].passed and not comparisons[noise].is_conclusive
     # Unless it is not even a number.
-    found = judged(with_bias(math.nan), with_bias(-2.0), with_bias(1.0))
-    assert not found[noise].passed and found[noise].is_conclusive
+    comparisons = judged(with_bias(math.nan), with_bias(-2.0), with_bias(1.0))
+    assert not comparisons[noise].passed and comparisons[noise].is_conclusive
 
 
 def test_a_step_of_nothing_but_rounding_is_refused():
     with pytest.raises(MbcError, match=r"MBC198: rounding errors in .* are as large as each gradient"):
-        judged(made(), made(weight=2.0), made())
+        judged(step_outcome(), step_outcome(weight=2.0), step_outcome())
 
 
 def test_what_fails_is_drawn_again_and_fails_only_in_every_draw():
@@ -90,7 +94,7 @@ def test_what_fails_is_drawn_again_and_fails_only_in_every_draw():
     def draw(losses):
         def one(number):
             drawn.append(number)
-            return Draw(made(loss=losses[number]), made(), made())
+            return Draw(step_outcome(loss=losses[number]), step_outcome(), step_outcome())
 
         return one
 
@@ -106,8 +110,8 @@ def test_the_worst_comes_first():
     errors = {"a": 1e-5, "b": 1e-2, "c": 1e-3}
     exact = Outcome("cpu", 1, {(Part.GRADIENT, name): np.ones(4) for name in errors})
     ours = Outcome("cpu", 1, {(Part.GRADIENT, name): np.full(4, 1 + error) for name, error in errors.items()})
-    found = compare(lambda _: Draw(ours, exact, exact), Reference.FLOAT64, Precision.FP32)
-    assert [c.name for c in found] == ["b", "c", "a"] and [c.passed for c in found] == [False, True, True]
+    comparisons = compare(lambda _: Draw(ours, exact, exact), Reference.FLOAT64, Precision.FP32)
+    assert [c.name for c in comparisons] == ["b", "c", "a"] and [c.passed for c in comparisons] == [False, True, True]
 
 
 def steps(divided, precision, kind):
@@ -144,6 +148,6 @@ def lost_slice(plan):
 def test_a_divided_network_passes_and_one_that_loses_a_slice_fails(precision, kind):
     divided = small_plan(precision, 2)
     assert rule.passed(steps(divided, precision, kind))
-    found = steps(lost_slice(divided), precision, kind)
-    failing = {c.name for c in found if not c.passed}
+    comparisons = steps(lost_slice(divided), precision, kind)
+    failing = {c.name for c in comparisons if not c.passed}
     assert failing == {"first.weight", "second.weight"}

@@ -19,18 +19,18 @@ def outcome(plan, draw=0, **settings):
 
 def test_the_gradients_are_those_that_sgd_would_take():
     plan = small_plan()
-    found = outcome(plan)
+    step_outcome = outcome(plan)
     with Module(plan, seed=0, device="cpu") as net:
         before = {name: net.state(name) for name in net.states}
         inputs = random_inputs(plan.graph, 0, 0)
         loss = float(net.step(inputs["image"], inputs["target"], lr=0.5))
         after = {name: net.state(name) for name in net.states}
-    assert found.tensors[Part.LOSS, "loss"] == loss
-    gradients = {name: array for (part, name), array in found.tensors.items() if part is Part.GRADIENT}
+    assert step_outcome.tensors[Part.LOSS, "loss"] == loss
+    gradients = {name: array for (part, name), array in step_outcome.tensors.items() if part is Part.GRADIENT}
     assert set(gradients) == {name for name in before if f"{name}.momentum" in before}
     for name, gradient in gradients.items():
         np.testing.assert_allclose((before[name] - after[name]) / 0.5, gradient, atol=1e-5, rtol=1e-3)
-    statistics = {name for part, name in found.tensors if part is Part.STATISTIC}
+    statistics = {name for part, name in step_outcome.tensors if part is Part.STATISTIC}
     assert statistics and all("running" in name for name in statistics)
 
 
@@ -80,7 +80,7 @@ def test_classes_are_in_range_of_every_output():
 
 
 @pytest.mark.parametrize(
-    ("found", "reference", "expected"),
+    ("result", "reference", "expected"),
     [
         ([3.0, 4.0], [3.0, 4.0], 0.0),
         ([0.0, 4.0], [3.0, 4.0], 0.6),
@@ -90,5 +90,5 @@ def test_classes_are_in_range_of_every_output():
         ([1.0, 0.0], [float("inf"), 0.0], float("inf")),
     ],
 )
-def test_distance(found, reference, expected):
-    assert distance(np.array(found, np.float32), np.array(reference, np.float32)) == pytest.approx(expected)
+def test_distance(result, reference, expected):
+    assert distance(np.array(result, np.float32), np.array(reference, np.float32)) == pytest.approx(expected)

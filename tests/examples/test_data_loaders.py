@@ -39,21 +39,21 @@ SOURCE = f"""network photos(batch = 6) {{
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Pictures whose colour tells the class, of several sizes and formats, in folders and in two shards."""
-    made = tmp_path_factory.mktemp("data")
+    root = tmp_path_factory.mktemp("data")
     draws = np.random.default_rng(0)
     packed: list[dict[str, bytes]] = [{}, {}]
     for label in range(CLASSES):
-        (made / "photos" / f"class{label}").mkdir(parents=True)
+        (root / "photos" / f"class{label}").mkdir(parents=True)
         for i in range(IMAGES):
             width, height = draws.integers(SIZE, 3 * SIZE, 2)
             pixels = draws.integers(0, 60, (height, width, 3), np.uint8)
             pixels[..., label] += 150
             suffix = ".png" if i % 2 else ".jpg"
-            file = made / "photos" / f"class{label}" / f"{i}{suffix}"
+            file = root / "photos" / f"class{label}" / f"{i}{suffix}"
             Image.fromarray(pixels).save(file)
             packed[i % 2] |= {f"{label}-{i}{suffix}": file.read_bytes(), f"{label}-{i}.cls": str(label).encode()}
     for i, contents in enumerate(packed):
-        with tarfile.open(made / f"{i:04}.tar", "w") as shard:
+        with tarfile.open(root / f"{i:04}.tar", "w") as shard:
             for name, content in contents.items():
                 member = tarfile.TarInfo(name)
                 member.size = len(content)
@@ -63,17 +63,19 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
             patch.delitem(sys.modules, name, raising=False)
         patch.syspath_prepend(FOLDER)
         patch.setenv("PYTHONPATH", str(FOLDER), prepend=":")  # of worker processes
-        patch.setenv("PHOTOS", str(made / "photos"))
-        patch.setenv("SHARDS", str(made))
+        patch.setenv("PHOTOS", str(root / "photos"))
+        patch.setenv("SHARDS", str(root))
         patch.setenv("PHOTO_SIZE", str(SIZE))
         patch.setenv("PHOTO_WORKERS", "2")
-        yield made
+        yield root
     for name in MODULES:
         sys.modules.pop(name, None)
 
 
-def read(function: Callable[..., Iterator[tuple[np.ndarray, np.ndarray]]], *told: int) -> tuple[np.ndarray, np.ndarray]:
-    images, labels = zip(*function(*told), strict=True)
+def read(
+    function: Callable[..., Iterator[tuple[np.ndarray, np.ndarray]]], *arguments: int
+) -> tuple[np.ndarray, np.ndarray]:
+    images, labels = zip(*function(*arguments), strict=True)
     return np.concatenate(images), np.concatenate(labels)
 
 

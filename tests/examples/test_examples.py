@@ -1,5 +1,8 @@
-"""Every example at its full size: its plan is sound, tight, reproducible, survives its file, and is what the generated
-host code does. And at a small size: the CPU trains it, with an eye on the owner of every byte."""
+"""Every example at its full size, and trained by the CPU at a small size.
+
+At full size each plan is sound, tight and reproducible, survives its file, and agrees with the generated host code. The
+training at a small size checks the owner of every byte.
+"""
 
 from __future__ import annotations
 
@@ -50,23 +53,26 @@ def plan_of(name: str, *settings: str) -> Plan:
 
 
 def planned(quick: int) -> list[object]:
-    """Every example in every precision, `quick` of them (0: each example once, precisions in turn) in `make test`. The
-    tests of one plan share a worker, which then compiles it once (`--dist loadgroup`)."""
-    found: list[object] = []
+    """Return a test parameter for every example in every precision.
+
+    `make test` runs only `quick` of the examples, each in one precision, in turn; 0 means all examples. The tests of a
+    plan share a worker, which then compiles the plan once (`--dist loadgroup`).
+    """
+    parameters: list[object] = []
     for i, name in enumerate(NAMES):
         for j, precision in enumerate(PRECISIONS):
             marks = [pytest.mark.xdist_group(f"{name} {precision}")]
             if (i + j) % len(PRECISIONS) or (quick and i >= quick):
                 marks.append(pytest.mark.exhaustive)
-            found.append(pytest.param(name, precision, marks=marks))
-    return found
+            parameters.append(pytest.param(name, precision, marks=marks))
+    return parameters
 
 
 every_plan = pytest.mark.parametrize(("name", "precision"), planned(0))
 
 
 def most_bytes(plan: Plan) -> float:
-    """Of the arena. Buffers that the concurrent stream uses live longer."""
+    """Return the largest size of the arena that passes. Buffers that the concurrent stream uses live longer."""
     beside = any(launch.stream is Stream.CONCURRENT for launch in plan.train.launches)
     return (CONCURRENT_MAX_ARENA if beside else 1) * ARENA_OVER_LIVE * plan.bounds.live_bytes
 

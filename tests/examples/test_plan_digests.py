@@ -1,6 +1,7 @@
-"""Plans stay what they are, byte by byte, where a change is not meant to change any: 31 networks, precisions and
-budgets on the bundled profile. `--update-expected` writes down those of today (`plan_digests.json`), for a change
-that is.
+"""Plans stay equal, byte by byte, unless a change is meant to change them.
+
+The digests are of 31 networks, precisions and budgets on the bundled profile. After a change that is meant to change
+plans, `--update-expected` writes the new digests to `plan_digests.json`.
 """
 
 from __future__ import annotations
@@ -76,17 +77,17 @@ def digest_of(case: str) -> Digest:
     "case", [case if case in QUICK else pytest.param(case, marks=pytest.mark.exhaustive) for case in CASES]
 )
 def test_the_plan_is_the_same_as_before(case: str, update_expected: bool) -> None:
-    known = json.loads(KNOWN.read_text(encoding="utf-8")) if KNOWN.exists() else {"ortools": "", "plans": {}}
+    recorded = json.loads(KNOWN.read_text(encoding="utf-8")) if KNOWN.exists() else {"ortools": "", "plans": {}}
     solver = importlib.metadata.version("ortools")
-    found = digest_of(case)
+    digest = digest_of(case)
     if update_expected:
-        known["ortools"] = solver
-        known["plans"][case] = [found.plan, found.measured_share]
-        KNOWN.write_text(json.dumps(known, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+        recorded["ortools"] = solver
+        recorded["plans"][case] = [digest.plan, digest.measured_share]
+        KNOWN.write_text(json.dumps(recorded, indent=1, sort_keys=True) + "\n", encoding="utf-8")
         return
-    if known["ortools"] != solver:
-        pytest.skip(f"digests are of plans made with OR-Tools {known['ortools']}, here is {solver}")
-    assert known["plans"][case] == [found.plan, found.measured_share]
+    if recorded["ortools"] != solver:
+        pytest.skip(f"digests are of plans made with OR-Tools {recorded['ortools']}, here is {solver}")
+    assert recorded["plans"][case] == [digest.plan, digest.measured_share]
 
 
 DIGEST = """

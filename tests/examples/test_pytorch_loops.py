@@ -36,24 +36,24 @@ def on_the_cpu() -> Iterator[None]:
 
 
 def outcome(name: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> tuple[list[tuple[str, str]], Any]:
-    """What a loop prints of each epoch, and its checkpoint."""
+    """Return the figures that a loop prints for each epoch, and its checkpoint."""
     file = folder / f"{name}.pt"
     importlib.import_module(name).main(EPOCHS, file)
     return LINE.findall(capsys.readouterr().out), torch.load(file)
 
 
 def test_losses_accuracy_and_checkpoint_are_those_of_torch(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    (theirs, wanted), (ours, found) = (outcome(name, tmp_path, capsys) for name in ("loop_torch", "loop_mbc"))
+    (theirs, wanted), (ours, checkpoint) = (outcome(name, tmp_path, capsys) for name in ("loop_torch", "loop_mbc"))
     assert len(ours) == len(theirs) == EPOCHS
     losses, accuracies = np.array(ours, float).T
     np.testing.assert_allclose(losses, np.array(theirs, float)[:, 0], rtol=1e-3)
     np.testing.assert_allclose(accuracies, np.array(theirs, float)[:, 1], atol=0.01)
     assert losses[-1] < 0.7 * losses[0] and accuracies[-1] > 0.5
-    assert list(found) == list(wanted)
+    assert list(checkpoint) == list(wanted)
     for key, tensor in wanted.items():
-        np.testing.assert_allclose(found[key].numpy(), tensor.numpy(), rtol=0.01, atol=0.01, err_msg=key)
+        np.testing.assert_allclose(checkpoint[key].numpy(), tensor.numpy(), rtol=0.01, atol=0.01, err_msg=key)
     fresh = importlib.import_module("digits_network").network()
-    fresh.load_state_dict(found)
+    fresh.load_state_dict(checkpoint)
 
 
 def other_lines(theirs: str, ours: str) -> list[str]:
@@ -62,8 +62,8 @@ def other_lines(theirs: str, ours: str) -> list[str]:
         [line for line in (FOLDER / f"{name}.py").read_text(encoding="utf-8").split('"""', 2)[2].splitlines() if line]
         for name in (theirs, ours)
     )
-    made = [line[2:].strip() for line in difflib.ndiff(one, two) if line.startswith("+ ")]
-    return [line.partition("(")[0] for line in made]
+    added_lines = [line[2:].strip() for line in difflib.ndiff(one, two) if line.startswith("+ ")]
+    return [line.partition("(")[0] for line in added_lines]
 
 
 def test_three_lines_are_other_ones():
@@ -72,21 +72,23 @@ def test_three_lines_are_other_ones():
 
 def test_a_lightning_module_trains_alike(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     pytest.importorskip("lightning", reason="the module is one of PyTorch Lightning, which is not installed")
-    found: list[tuple[dict[str, float], Any]] = []
+    outcomes: list[tuple[dict[str, float], Any]] = []
     for name in ("lightning_torch", "lightning_mbc"):
         file = tmp_path / f"{name}.ckpt"
         importlib.import_module(name).main(EPOCHS, file)
         printed = re.findall(r"'(accuracy|loss)': ([0-9.]+)", capsys.readouterr().out)
-        found.append(({key: float(value) for key, value in printed}, torch.load(file, weights_only=False)))
-    (metrics, wanted), (others, made) = found
+        outcomes.append(({key: float(value) for key, value in printed}, torch.load(file, weights_only=False)))
+    (metrics, wanted), (others, checkpoint) = outcomes
     assert others["loss"] == pytest.approx(metrics["loss"], rel=1e-3) and others["loss"] < 1.6
     assert others["accuracy"] == pytest.approx(metrics["accuracy"], abs=0.01)
-    assert list(made["state_dict"]) == list(wanted["state_dict"])
+    assert list(checkpoint["state_dict"]) == list(wanted["state_dict"])
     for key, tensor in wanted["state_dict"].items():
-        np.testing.assert_allclose(made["state_dict"][key].numpy(), tensor.numpy(), rtol=0.01, atol=0.01, err_msg=key)
+        np.testing.assert_allclose(
+            checkpoint["state_dict"][key].numpy(), tensor.numpy(), rtol=0.01, atol=0.01, err_msg=key
+        )
 
 
 def test_a_lightning_module_has_a_trainer_and_its_step():
-    found = other_lines("lightning_torch", "lightning_mbc")
-    assert "self.automatic_optimization = False" in found and "loss = self.mbc.step" in found
-    assert len(found) < 15
+    lines = other_lines("lightning_torch", "lightning_mbc")
+    assert "self.automatic_optimization = False" in lines and "loss = self.mbc.step" in lines
+    assert len(lines) < 15

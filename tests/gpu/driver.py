@@ -1,4 +1,4 @@
-"""As much of CUDA's driver as a test needs, through ctypes: no package but NumPy is required on the GPU machine."""
+"""The calls of CUDA's driver that the tests need, through ctypes: the GPU machine needs no package but NumPy."""
 
 from __future__ import annotations
 

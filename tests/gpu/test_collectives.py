@@ -18,12 +18,12 @@ MIB = 1 << 20
 def test_measuring(tmp_path: Path):
     path, notes = tmp_path / "p.sqlite", list[str]()
     gpus = visible_gpus()[:2]
-    found = measure_collectives(gpus, path, notes.append, max_ctas=(2, 16), sizes_bytes=(4, MIB, 64 * MIB))
+    measurement = measure_collectives(gpus, path, notes.append, max_ctas=(2, 16), sizes_bytes=(4, MIB, 64 * MIB))
     held = read_profile(path)
-    assert set(held.collectives) == set(found.times) and len(found.times) == 2 * 3 * 3
+    assert set(held.collectives) == set(measurement.times) and len(measurement.times) == 2 * 3 * 3
     assert {s.kernel for s in held.collective_slowdowns} == set(ConcurrentKernel)
     model = held.collective_model(link_of(gpus))
     few, many = (model.cost(CollectiveKind.ALL_REDUCE, 64 * MIB, 2, ctas) for ctas in (2, 16))
     assert few.measured and many.measured and many.time_us < few.time_us
-    assert all(0 < t.time_us < 1e6 and 0 < t.single_us < 1e6 for t in found.times)
+    assert all(0 < t.time_us < 1e6 and 0 < t.single_us < 1e6 for t in measurement.times)
     assert 0 < (held.collective_bytes(2) or 0) < 4096 * MIB

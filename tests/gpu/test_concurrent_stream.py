@@ -1,4 +1,4 @@
-"""With a concurrent stream, a real GPU gives the bits that it gives with one stream."""
+"""A GPU gives equal bits with and without a concurrent stream."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ STEPS = 5
 
 
 def states(folder: Path) -> dict[str, bytes]:
-    """Of ResNet-18 at batch 8, after some steps on noise."""
+    """Return the bytes of all states of ResNet-18 at batch 8 after some steps on noise."""
     random = np.random.default_rng(0)
     net = Module(folder, seed=4, device="cuda", canaries=True)
     try:
@@ -35,10 +35,10 @@ def test_the_same_bits(tmp_path: Path) -> None:
     need_gpu()
     source = Source("resnet.mbc", (ROOT / "examples" / "resnet.mbc").read_text())
     settings = (("depth", "18"), ("batch", "8"), ("train.precision", "bf16"), ("train.deterministic", "true"))
-    found: list[dict[str, bytes]] = []
+    final_states: list[dict[str, bytes]] = []
     for without in (frozenset[str](), frozenset({"concurrent_stream"})):
         plan = compile_plan(source, Options(settings=settings, without=without))
         if not without and all(launch.stream is Stream.COMPUTE for launch in plan.train.launches):
             pytest.skip("for this GPU nothing was put on a concurrent stream")
-        found.append(states(built(plan, tmp_path / str(len(found)))))
-    assert found[0] == found[1]
+        final_states.append(states(built(plan, tmp_path / str(len(final_states)))))
+    assert final_states[0] == final_states[1]

@@ -24,9 +24,9 @@ def test_two_gpus_compute_the_step_of_all_rows(
     if len(visible_gpus()) < 2:
         pytest.skip("needs two GPUs")
     monkeypatch.setattr(ranks, "stages", lambda contender: [(name, contender)])  # this one, or none
-    made = replace(job(tmp_path, "mixed"), device="cuda")  # without batch norm
-    whole = ranks.run_alone(made, Contender("torch"), 1, 120)
-    found = ranks.run_ranks(made, VARIANTS[name], 2, 200)
+    bench_job = replace(job(tmp_path, "mixed"), device="cuda")  # without batch norm
+    whole = ranks.run_alone(bench_job, Contender("torch"), 1, 120)
+    result = ranks.run_ranks(bench_job, VARIANTS[name], 2, 200)
     with capsys.disabled():
-        print(f"\n{name}: {found.problem or f'{found.step_ms:.3f} ms'}", flush=True)
-    assert found.problem == "" and found.losses == pytest.approx(whole.losses, rel=1e-3)
+        print(f"\n{name}: {result.problem or f'{result.step_ms:.3f} ms'}", flush=True)
+    assert result.problem == "" and result.losses == pytest.approx(whole.losses, rel=1e-3)

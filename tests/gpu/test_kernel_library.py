@@ -57,9 +57,9 @@ def _candidates(precision: Precision) -> Iterator[tuple[Candidate, Request]]:
         (CUBLASLT, _request(precision, "linear", Linear((96,)), (ROWS, 96), (24, 96))),
     )
     for provider, request in asked:
-        found = list(provider.candidates(request, device))
-        assert found
-        for candidate in found:
+        candidates = list(provider.candidates(request, device))
+        assert candidates
+        for candidate in candidates:
             yield candidate, request
     tensor = TensorType(x, precision.working)
     request = Request("convert", NoAttributes(), (tensor,), (tensor,), precision)

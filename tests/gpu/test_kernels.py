@@ -29,8 +29,10 @@ ARENA_BYTES = 256 << 20
 
 @dataclass
 class DeviceMemory:
-    """Of the GPU, through PyCUDA: one allocation, handed out piece by piece. Copies wait for the kernels of the default
-    stream."""
+    """One allocation of GPU memory through PyCUDA, handed out piece by piece.
+
+    Copies wait for the kernels of the default stream.
+    """
 
     driver: Any
     arena: Any

@@ -1,6 +1,8 @@
-"""Convolutions through both APIs of cuDNN and through cuBLASLt, linear layers too, on a GPU, as generated host code
-calls them, against what the operations mean in float64: every candidate of each request, whole, in slices,
-accumulating."""
+"""Convolutions and linear layers by cuDNN and cuBLASLt on a GPU, compared with the operations in float64.
+
+Convolutions use both APIs of cuDNN, and cuBLASLt. Every candidate of each request runs as generated host code runs it:
+undivided, in slices, and accumulating.
+"""
 
 from __future__ import annotations
 
@@ -106,7 +108,10 @@ def _cases(precision: Precision) -> list[Case]:
 
 
 def _legacy_cases(precision: Precision, library: Library, handle: int) -> list[Case]:
-    """What the legacy API says it supports; in slices, what it supports for both, with the workspace of either."""
+    """Return the cases that the legacy API supports.
+
+    A case in slices needs support for both slices. Its workspace is the larger one of the two.
+    """
 
     def offered(request: Request) -> dict[tuple[tuple[str, int], ...], Candidate]:
         return {candidate.settings: candidate for candidate, _ in legacy_candidates(library, handle, request)}
@@ -147,11 +152,11 @@ def _plan(cases: list[Case], precision: Precision, architecture: str) -> tuple[P
     placed: list[Placed] = []
     end = 0
 
-    def buffer(made: Buffer) -> int:
+    def buffer(described: Buffer) -> int:
         nonlocal end
-        buffers.append(made)
+        buffers.append(described)
         offsets.append(end)
-        end += math.ceil(made.size_bytes / 256) * 256
+        end += math.ceil(described.size_bytes / 256) * 256
         return len(buffers) - 1
 
     for number, case in enumerate(cases):
@@ -265,7 +270,7 @@ def _check(gpu: Gpu, cases: list[Case], precision: Precision, tmp_path: Path) ->
 
     def errors() -> dict[str, float]:
         data = gpu.read(arena, size)
-        found: dict[str, float] = {}
+        error_of: dict[str, float] = {}
         for p in placed:
             operands: list[NDArray[Any]] = []
             for at in p.buffers:
@@ -275,8 +280,8 @@ def _check(gpu: Gpu, cases: list[Case], precision: Precision, tmp_path: Path) ->
                 operands.append(loaded(data[offset : offset + buffer.size_bytes], shape, buffer.dtype, buffer.layout))
             expected = _expected(p.case, operands[:2])
             difference = np.linalg.norm(np.asarray(operands[2], np.float64) - expected)
-            found[p.case.name] = float(difference / np.linalg.norm(expected))
-        return found
+            error_of[p.case.name] = float(difference / np.linalg.norm(expected))
+        return error_of
 
     fill()
     assert library.mbc_run_eager(module, 0) == 0, library.mbc_last_error(module).decode()

@@ -70,10 +70,10 @@ def test_every_pass_is_measured(gpu: Gpu, precision: Precision, groups: int, tmp
     assert profile.identity == identity(gpu)
     assert 0 < profile.constants["graph_gap_us"] < 100
     for asked in needs:
-        found = profile.candidates(asked.undivided)
-        assert found and all(c.measured and 0 < c.time_us < 1e5 for c in found)
+        candidates = profile.candidates(asked.undivided)
+        assert candidates and all(c.measured and 0 < c.time_us < 1e5 for c in candidates)
         wrong = [m for m in profile.measurements[signature(asked.undivided)] if m.refused]
-        print(asked.undivided.kind, precision, groups, len(found), [m.refused for m in wrong])
+        print(asked.undivided.kind, precision, groups, len(candidates), [m.refused for m in wrong])
         assert not [m for m in wrong if "unwritten" in m.refused or "beyond" in m.refused]
     providers = {c.provider for asked in needs for c in profile.candidates(asked.undivided)}
     assert "cudnn" in providers and ("cudnn_legacy" in providers or groups > 1)
@@ -88,8 +88,8 @@ def test_linear_layers_are_measured(gpu: Gpu, precision: Precision, tmp_path: Pa
     assert measure(gpu, needs, path).failures == ()
     profile = read_profile(path)
     for asked in needs:
-        found = profile.candidates(asked.undivided)
-        assert "cublaslt" in {c.provider for c in found}
+        candidates = profile.candidates(asked.undivided)
+        assert "cublaslt" in {c.provider for c in candidates}
         assert all(0 <= m.error < 1e-2 for m in profile.measurements[signature(asked.undivided)] if not m.refused)
     tried = [m for m in profile.measurements[signature(needs[2].undivided)] if not m.refused and not m.dominated]
     assert tried and all(m.accumulates for m in tried)  # not tried where one run showed that it is dominated
@@ -153,6 +153,6 @@ def test_strict_fp32_is_exact(gpu: Gpu, tmp_path: Path) -> None:
     """FFT and Winograd count only where their error is small; tensor cores not at all."""
     asked, path = need(PASSES[0], Precision.FP32, sizes=(18,)), tmp_path / "p.sqlite"
     measure(gpu, [asked], path)
-    found = read_profile(path).measurements[signature(asked.undivided)]
-    assert found and all("TENSOR_CORE" not in m.notes for m in found)
-    assert all(m.error <= 5e-6 and math.isfinite(m.time_us) for m in found if not m.refused)
+    measurements = read_profile(path).measurements[signature(asked.undivided)]
+    assert measurements and all("TENSOR_CORE" not in m.notes for m in measurements)
+    assert all(m.error <= 5e-6 and math.isfinite(m.time_us) for m in measurements if not m.refused)

@@ -185,21 +185,21 @@ def test_outputs_left_on_the_gpu(pair: Callable[..., tuple[Module, Module]], pre
 def test_other_processes_and_threads_are_refused(pair: Callable[..., tuple[Module, Module]]):
     gpu, _ = pair()
     loss, shown = gpu.step(*batch(), lr=0.01), gpu.forward(batch(1)[0], copy=False)
-    told: list[str] = []
+    answers: list[str] = []
 
     def use_all() -> None:
         for call in (lambda: gpu.step(*batch(), lr=0.01), lambda: float(loss), lambda: np.asarray(shown), gpu.close):
             try:
-                told.append(str(call()))
+                answers.append(str(call()))
             except MbcError as error:
-                told.append(error.code)
+                answers.append(error.code)
 
     thread = threading.Thread(target=use_all)
     thread.start()
     thread.join()
-    assert told == ["MBC235"] * 4
-    told.clear()
-    assert in_a_fork(lambda: (use_all(), told)[1]) == "['MBC235', 'MBC235', 'MBC235', 'None']"
+    assert answers == ["MBC235"] * 4
+    answers.clear()
+    assert in_a_fork(lambda: (use_all(), answers)[1]) == "['MBC235', 'MBC235', 'MBC235', 'None']"
     assert np.isfinite(float(loss)) and np.isfinite(np.asarray(shown)).all()
     assert np.isfinite(float(gpu.step(*batch(2), lr=0.01)))
     with pytest.raises(MbcError, match="MBC234"):

@@ -52,11 +52,11 @@ def test_kernels_stay_within_it(tmp_path: Path) -> None:
     limit = int(half().rpartition("@")[2])
 
     def multiprocessors(stream: Any) -> int:
-        found, memory = np.zeros(BLOCKS, np.uint32), driver.mem_alloc(4 * BLOCKS)
+        ids, memory = np.zeros(BLOCKS, np.uint32), driver.mem_alloc(4 * BLOCKS)
         where(memory, block=(128, 1, 1), grid=(BLOCKS, 1), stream=stream)
         stream.synchronize()
-        driver.memcpy_dtoh(found, memory)
-        return len(set(found.tolist()))
+        driver.memcpy_dtoh(ids, memory)
+        return len(set(ids.tolist()))
 
     with limited_streams(limit):
         part = driver.Stream()
@@ -67,12 +67,12 @@ def losses(plan: Plan, folder: Path) -> list[float]:
     random = np.random.default_rng(0)
     net = Module(built(plan, folder), seed=4, device="cuda", canaries=True)
     try:
-        found = [
+        step_losses = [
             float(net.step(random.random((64, 1, 8, 8), np.float32), random.integers(0, 10, 64), lr=0.05))
             for _ in range(20)
         ]
         net.check_canaries()
-        return found
+        return step_losses
     finally:
         net.close()
 

@@ -55,8 +55,8 @@ def package(two_gpus: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def bench(two_gpus: None, gpu: Gpu) -> Iterator[Bench]:
-    with Bench(gpu) as found:
-        yield found
+    with Bench(gpu) as peer_bench:
+        yield peer_bench
 
 
 def test_a_step_is_the_interpreter_s(package: Path) -> None:

@@ -22,17 +22,17 @@ def test_every_launch_of_a_step_is_recorded(tmp_path: Path, precision: str):
     plan = compile_plan(Source("small.mbc", SOURCE), Options(settings=(("train.precision", precision),)))
     folder = built(plan, tmp_path / "package")
     image, target = batch()
-    found = record_package(folder, "cuda", {"image": image, "target": target}, 0.01)
-    assert found is not None and found.steps == STEPS and not found.left
-    assert len(found.launches) == len(plan.train.launches)
-    for launch, ran in zip(plan.train.launches, found.launches, strict=True):
+    record = record_package(folder, "cuda", {"image": image, "target": target}, 0.01)
+    assert record is not None and record.steps == STEPS and not record.left
+    assert len(record.launches) == len(plan.train.launches)
+    for launch, ran in zip(plan.train.launches, record.launches, strict=True):
         assert ran is not None and ran.kernels and 0.1 < ran.time_us < 1e5, launch.operations
         assert all(name.startswith("memcpy") for name in ran.kernels) == isinstance(launch.work, Copy)
     # On one stream launches do not overlap, and their order is the plan's.
     serial = [
-        ran for launch, ran in zip(plan.train.launches, found.launches, strict=True) if launch.stream == "compute"
+        ran for launch, ran in zip(plan.train.launches, record.launches, strict=True) if launch.stream == "compute"
     ]
     ends = [ran.start_us + ran.time_us for ran in serial if ran is not None]
     assert all(ran.gap_us >= -0.5 for ran in serial if ran is not None) and ends == sorted(ends)
-    assert ends[-1] <= found.step_us * 1.5
-    assert np.isfinite(found.step_us)
+    assert ends[-1] <= record.step_us * 1.5
+    assert np.isfinite(record.step_us)

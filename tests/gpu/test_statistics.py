@@ -69,7 +69,7 @@ def test_engines_are_measured_and_admitted(gpu: Gpu, asked: Request, tmp_path: P
 @pytest.mark.parametrize("center", [0.0, 3.0])
 @pytest.mark.parametrize("asked", REQUESTS, ids=IDS)
 def test_what_heuristics_give_is_captured_and_right(gpu: Gpu, asked: Request, center: float) -> None:
-    """With a mean away from zero, too, where the variance is a difference of what is summed up."""
+    """The mean is once away from zero, because the variance is then a difference of large sums."""
     (candidate,) = CUDNN.candidates(asked, find_spec("h200"))
     types = (*asked.inputs, *asked.outputs)
     kind = asked_kind(asked)
@@ -92,8 +92,8 @@ def test_what_heuristics_give_is_captured_and_right(gpu: Gpu, asked: Request, ce
             ]
             for pointer, data in zip(pointers, stored, strict=False):
                 gpu.upload(pointer, data)
-            for pointer, made in zip(pointers[2:], asked.outputs, strict=True):
-                gpu.fill(pointer, 0xFF, made.size_bytes)
+            for pointer, output in zip(pointers[2:], asked.outputs, strict=True):
+                gpu.fill(pointer, 0xFF, output.size_bytes)
             graph.launch()
             gpu.synchronize()
             given = [

@@ -13,8 +13,8 @@ from mbc.measure.workbench import Bench
 
 @pytest.fixture(scope="module")
 def bench(gpu: Gpu) -> Iterator[Bench]:
-    with Bench(gpu) as found:
-        yield found
+    with Bench(gpu) as transfer_bench:
+        yield transfer_bench
 
 
 @pytest.mark.parametrize("precision", [Precision.FP32, Precision.BF16])

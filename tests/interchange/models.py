@@ -49,7 +49,7 @@ def exported(path: Path, model: Model, *inputs: Tensor, train: bool = True, **op
 
 
 def stirred(model: Model) -> Model:
-    """The same with running statistics and scales that are not the ones of a new module."""
+    """Draw the model's running statistics and scales, so that they differ from those of a new module."""
     generator = torch.Generator().manual_seed(1)
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         if tensor.dtype == torch.float32 and (tensor.ndim == 1 or "gamma" in name):
@@ -62,9 +62,9 @@ def lowered(text: str) -> Lowered:
 
 
 def forward(model: ImportedModel, *inputs: Tensor) -> list[Array]:
-    """What the network gives in evaluation mode, in fp32."""
-    made = lowered(model.source)
-    graph = differentiate(made.network, made.optimizer, Precision.FP32)
+    """Return the outputs of the network in evaluation mode, in fp32."""
+    lowered_model = lowered(model.source)
+    graph = differentiate(lowered_model.network, lowered_model.optimizer, Precision.FP32)
     given: dict[str, Array] = {name: np.asarray(a, np.float32) for name, a in model.network.arrays.items()}
     given |= {name: x.numpy() for name, x in zip(graph.infer_inputs, inputs, strict=True)}
     env = execute(graph.infer, types_of(graph), given, graph.batch, Precision.FP32)
@@ -78,9 +78,9 @@ def compared(path: Path, model: Model, *inputs: Tensor) -> ImportedModel:
     with torch.no_grad():
         wanted = model.eval()(*[x.clone() for x in inputs])
     wanted = wanted if isinstance(wanted, tuple) else (wanted,)
-    found = forward(imported, *inputs)
-    assert len(found) == len(wanted)
-    for ours, theirs in zip(found, wanted, strict=True):
+    outputs = forward(imported, *inputs)
+    assert len(outputs) == len(wanted)
+    for ours, theirs in zip(outputs, wanted, strict=True):
         assert ours.shape == tuple(theirs.shape)
         reference = theirs.numpy()
         assert np.linalg.norm(ours - reference) <= 1e-5 * np.linalg.norm(reference)
@@ -88,12 +88,14 @@ def compared(path: Path, model: Model, *inputs: Tensor) -> ImportedModel:
 
 
 def signature(network: Network) -> tuple[Sequence[int], Sequence[int]]:
-    """What a network computes, whatever its values and operations are called: a digest of each output, and those of
-    all operations in order of size."""
+    """Return what identifies a network's computation independently of the names of values and operations.
+
+    The first part is a digest of each output. The second holds the digests of all results of operations, sorted.
+    """
     digests: Mapping[str, int] = {v: hash(v) for v in (*network.inputs, *(s.value for s in network.states))}
-    found = dict(digests)
+    digest_of = dict(digests)
     for op in network.operations:
-        own = hash((op.kind, repr(op.attributes), tuple(found[v] for v in op.inputs)))
-        found |= {value: hash((own, number)) for number, value in enumerate(op.outputs)}
-    operations = sorted(found[v] for op in network.operations for v in op.outputs)
-    return [found[v] for v in network.outputs], operations
+        own = hash((op.kind, repr(op.attributes), tuple(digest_of[v] for v in op.inputs)))
+        digest_of |= {value: hash((own, number)) for number, value in enumerate(op.outputs)}
+    operations = sorted(digest_of[v] for op in network.operations for v in op.outputs)
+    return [digest_of[v] for v in network.outputs], operations

@@ -39,14 +39,14 @@ def model(
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=10)
 
 
-def written(path: Path, made: Any) -> Path:
+def written(path: Path, content: Any) -> Path:
     file = path / "model.onnx"
-    file.write_bytes(made if isinstance(made, bytes) else made.SerializeToString())
+    file.write_bytes(content if isinstance(content, bytes) else content.SerializeToString())
     return file
 
 
 def exported(path: Path, network: Model, *inputs: Tensor, train: bool = True, **options: Any) -> Path:
-    """What torch writes without ONNX Script, in training mode: nothing is folded."""
+    """Export a network by torch without ONNX Script. In training mode nothing is folded."""
     file = path / "model.onnx"
     mode = torch.onnx.TrainingMode.TRAINING if train else torch.onnx.TrainingMode.EVAL
     with warnings.catch_warnings():
@@ -63,13 +63,13 @@ def compared(path: Path, network: Model, *inputs: Tensor, **options: Any) -> Imp
     imported = import_model(exported(path, network, *inputs, **options), "net", "mse")
     with torch.no_grad():
         wanted = network.eval()(*inputs).numpy()
-    (found,) = forward(imported, *inputs)
-    assert found.shape == wanted.shape
-    assert np.linalg.norm(found - wanted) <= 1e-5 * np.linalg.norm(wanted)
+    (output,) = forward(imported, *inputs)
+    assert output.shape == wanted.shape
+    assert np.linalg.norm(output - wanted) <= 1e-5 * np.linalg.norm(wanted)
     return imported
 
 
-def evaluated(made: Any, *inputs: np.ndarray[Any, Any]) -> list[np.ndarray[Any, Any]]:
-    """What ONNX's own evaluator says of a model."""
-    run = reference.ReferenceEvaluator(made)
-    return run.run(None, dict(zip([i.name for i in made.graph.input], inputs, strict=True)))
+def evaluated(onnx_model: Any, *inputs: np.ndarray[Any, Any]) -> list[np.ndarray[Any, Any]]:
+    """Return the outputs that ONNX's own evaluator computes for a model."""
+    run = reference.ReferenceEvaluator(onnx_model)
+    return run.run(None, dict(zip([i.name for i in onnx_model.graph.input], inputs, strict=True)))

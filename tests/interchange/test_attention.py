@@ -1,5 +1,8 @@
-"""Attention as models write it: by `MultiheadAttention`, by `scaled_dot_product_attention`, by products and softmax; in
-windows, shifted ones with their mask, and what of it is refused."""
+"""The import of attention: accepted forms and refusals.
+
+Models write attention by `MultiheadAttention`, by `scaled_dot_product_attention`, or by products and softmax. Windows,
+and shifted windows with their mask, are tested too.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ IMAGE = (3, 3, 16, 16)
 
 
 class Tokens(nn.Module):
-    """As ViT: patches, a class token, positions, one block and what the token came to."""
+    """A small ViT: patches, a class token, positions and one block; the class token gives the output."""
 
     def __init__(self, block: Model) -> None:
         super().__init__()
@@ -44,7 +47,7 @@ class Multihead(nn.Module):
 
 
 class Packed(nn.Module):
-    """As timm's attention."""
+    """Attention as in timm: one layer gives query, key and value."""
 
     def __init__(self, **settings: object) -> None:
         super().__init__()
@@ -90,7 +93,7 @@ def offsets(side: int) -> Tensor:
 
 
 class Windows(nn.Module):
-    """As Swin's blocks and its merging of patches. `masked`: by how much of a mask."""
+    """A block of Swin with its merging of patches. The mask adds `masked` to scores between different parts."""
 
     def __init__(self, shift: int, side: int = 4, masked: float = -100.0) -> None:
         super().__init__()
@@ -114,11 +117,11 @@ class Windows(nn.Module):
     def scores(self, q: Tensor, k: Tensor) -> Tensor:
         t = self.side**2
         bias = self.table[self.index].view(t, t, 2).permute(2, 0, 1).contiguous().unsqueeze(0)
-        found = (q * 4**-0.5) @ k.transpose(-2, -1) + bias
+        logits = (q * 4**-0.5) @ k.transpose(-2, -1) + bias
         if self.shift:
             mask = self.mask(q)
-            found = found.view(-1, mask.shape[0], 2, t, t) + mask.unsqueeze(1).unsqueeze(0)
-        return found.view(-1, 2, t, t)
+            logits = logits.view(-1, mask.shape[0], 2, t, t) + mask.unsqueeze(1).unsqueeze(0)
+        return logits.view(-1, 2, t, t)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.patches(x).permute(0, 2, 3, 1)

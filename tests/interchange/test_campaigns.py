@@ -26,16 +26,16 @@ def test_random_programs_are_imported_exactly_or_refused() -> None:
         index: random_programs.verdict(SEED, index, LIMIT_S, planned=index % PLANNED_EVERY == 0)[0]
         for index in PROGRAMS
     }
-    wrong = {index: made.detail for index, made in verdicts.items() if made.kind not in ("equal", "refused")}
+    wrong = {index: verdict.detail for index, verdict in verdicts.items() if verdict.kind not in ("equal", "refused")}
     assert not wrong
-    assert sum(made.kind == "equal" for made in verdicts.values()) >= 0.4 * len(verdicts)
-    assert len({target for made in verdicts.values() for target in made.operations}) >= 60
+    assert sum(verdict.kind == "equal" for verdict in verdicts.values()) >= 0.4 * len(verdicts)
+    assert len({target for verdict in verdicts.values() for target in verdict.operations}) >= 60
 
 
 def test_a_program_is_drawn_alike_in_each_run() -> None:
-    text, loss, known = random_programs.drawn(SEED, 7)
-    again, same_loss, also_known = random_programs.drawn(SEED, 7)
-    assert (again.code(), same_loss, also_known.loss) == (text.code(), loss, known.loss)
+    text, loss, reference = random_programs.drawn(SEED, 7)
+    again, same_loss, same_reference = random_programs.drawn(SEED, 7)
+    assert (again.code(), same_loss, same_reference.loss) == (text.code(), loss, reference.loss)
 
 
 class Shifted(nn.Module):
@@ -72,6 +72,6 @@ def test_samples_of_modules_are_imported_exactly_or_refused(name: str) -> None:
     import module_db
 
     verdicts = dict(module_db.verdicts(name, LIMIT_S))
-    wrong = {sample: made.detail for sample, made in verdicts.items() if made.kind not in ("equal", "refused")}
+    wrong = {sample: verdict.detail for sample, verdict in verdicts.items() if verdict.kind not in ("equal", "refused")}
     assert not wrong
-    assert any(made.kind == "equal" for made in verdicts.values())
+    assert any(verdict.kind == "equal" for verdict in verdicts.values())

@@ -68,12 +68,12 @@ def of_onnx(path: Path, training: bool = False) -> tuple[Path, ImportedModel]:
     return file, import_model(file, "net", "mse")
 
 
-def check_torch(file: Path, made: ImportedModel) -> bool:
-    return check_file(file, made.network, made.source, "mse")
+def check_torch(file: Path, imported: ImportedModel) -> bool:
+    return check_file(file, imported.network, imported.source, "mse")
 
 
-def check_of_onnx(file: Path, made: ImportedModel) -> bool:
-    return check_onnx(file, None, made.network, made.source, True)
+def check_of_onnx(file: Path, imported: ImportedModel) -> bool:
+    return check_onnx(file, None, imported.network, imported.source, True)
 
 
 @pytest.mark.parametrize(
@@ -109,11 +109,11 @@ def test_a_deviation_names_the_first_operation_that_differs(
 
     monkeypatch.setattr("mbc.interchange.check.translate", wrong)
     monkeypatch.setattr("mbc.interchange.importing.translate", wrong)
-    made = import_model(file, "net", "mse")
+    imported = import_model(file, "net", "mse")
     with pytest.raises(
         MbcError, match=r"MBC345: the imported network computes something else than the model: "
     ) as caught:
-        run(file, made)
+        run(file, imported)
     assert words in caught.value.message, caught.value.message
 
 
@@ -129,7 +129,7 @@ def test_a_deviation_names_the_first_operation_that_differs(
     ids=["dropout", "random numbers"],
 )
 def test_what_draws_random_numbers_cannot_be_checked(nodes: Any, words: str, tmp_path: Path) -> None:
-    file, made = of_onnx(tmp_path)
+    file, imported = of_onnx(tmp_path)
     model = onnx.load(file)
     model.graph.initializer.append(onnx.numpy_helper.from_array(np.array(True), "yes"))
     model.graph.initializer.append(onnx.numpy_helper.from_array(np.array(0.5, np.float32), "half"))
@@ -138,5 +138,5 @@ def test_what_draws_random_numbers_cannot_be_checked(nodes: Any, words: str, tmp
         model.graph.node.insert(3 + number, onnx.helper.make_node(kind, inputs, outputs))
     onnx.save(model, file)
     with pytest.raises(MbcError, match=f"MBC346: the import cannot be checked: {words}"):
-        check_of_onnx(file, made)
-    assert not check_onnx(file, None, made.network, made.source, None)
+        check_of_onnx(file, imported)
+    assert not check_onnx(file, None, imported.network, imported.source, None)

@@ -18,7 +18,7 @@ MASK = torch.arange(100).reshape(10, 10) % 3 == 0
 
 
 class Masked(nn.Module):
-    """By a buffer of booleans, which stays in the `state_dict`."""
+    """A choice by a buffer of booleans, which stays in the `state_dict`."""
 
     def __init__(self) -> None:
         super().__init__()

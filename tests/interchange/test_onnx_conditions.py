@@ -48,14 +48,14 @@ def test_largest_and_smallest_of_several(kind: str, inputs: list[str], tmp_path:
 
 def _chosen(path: Path, nodes: list[Any], x: np.ndarray[Any, Any]) -> None:
     """Import nodes from `h` to `y` behind a product with a parameter, and compare with ONNX's evaluator."""
-    made = model(
+    onnx_model = model(
         [node("Mul", ["x", "ones"], ["h"], name="first"), *nodes],
         {"ones": np.ones((1, *x.shape[1:]), np.float32), "p": drawn(1, *x.shape[1:]), **NUMBERS},
         shape=x.shape,
     )
-    imported = import_model(written(path, made), "net", "mse")
-    (found,), (wanted,) = forward(imported, torch.from_numpy(x)), evaluated(made, x)
-    assert found.shape == wanted.shape and np.allclose(found, wanted, rtol=1e-5, atol=1e-6)
+    imported = import_model(written(path, onnx_model), "net", "mse")
+    (output,), (wanted,) = forward(imported, torch.from_numpy(x)), evaluated(onnx_model, x)
+    assert output.shape == wanted.shape and np.allclose(output, wanted, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("kind", ["Less", "LessOrEqual", "Greater", "GreaterOrEqual", "Equal"])
@@ -70,7 +70,7 @@ def test_conditions_choose(kind: str, operands: tuple[str, str], chosen: tuple[s
 
 
 def test_what_is_hidden_is_recognised(tmp_path: Path) -> None:
-    """As exporters guard rows of scores that are -inf altogether."""
+    """Exporters guard rows whose scores are all -inf in this way."""
     x = drawn(2, 3, 4, 4)
     x[0, 1] = -np.inf
     nodes = [
@@ -79,10 +79,10 @@ def test_what_is_hidden_is_recognised(tmp_path: Path) -> None:
     ]  # fmt: skip
     ones = np.ones((1, 3, 4, 4), np.float32)
     held = {"ones": ones, "last": np.array([3]), **NUMBERS, **INFINITE}
-    made = model([node("Mul", ["x", "ones"], ["h"], name="first"), *nodes], held, shape=x.shape)
-    imported = import_model(written(tmp_path, made), "net", "mse")
-    (found,), (wanted,) = forward(imported, torch.from_numpy(x)), evaluated(made, x)
-    assert np.array_equal(found, wanted)
+    onnx_model = model([node("Mul", ["x", "ones"], ["h"], name="first"), *nodes], held, shape=x.shape)
+    imported = import_model(written(tmp_path, onnx_model), "net", "mse")
+    (output,), (wanted,) = forward(imported, torch.from_numpy(x)), evaluated(onnx_model, x)
+    assert np.array_equal(output, wanted)
 
 
 def test_conditions_are_joined_and_become_numbers(tmp_path: Path) -> None:
@@ -109,8 +109,8 @@ def test_functions_by_cases(last: Any, tmp_path: Path) -> None:
 
 def test_a_norm_of_absolute_values(tmp_path: Path) -> None:
     x = drawn(2, 3, 4)
-    found = computed(tmp_path, node("LpNormalization", ["h"], ["y"], axis=1, p=1), x)
-    assert np.allclose(found, x / np.abs(x).sum(1, keepdims=True), rtol=1e-5)
+    output = computed(tmp_path, node("LpNormalization", ["h"], ["y"], axis=1, p=1), x)
+    assert np.allclose(output, x / np.abs(x).sum(1, keepdims=True), rtol=1e-5)
 
 
 def test_a_norm_of_zero_gives_zero(tmp_path: Path) -> None:

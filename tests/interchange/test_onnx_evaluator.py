@@ -42,10 +42,10 @@ def test_what_the_evaluator_misreads_is_not_checked(last: Any, x: Any, wanted: A
     ones = np.ones((1, *x.shape[1:]), np.float32)
     nodes = [node("Mul", ["x", "ones"], ["h"], name="first"), last]
     opset = 11 if last.op_type == "Softmax" else 20
-    made = model(nodes, {"ones": ones}, shape=x.shape, opset=opset)
-    right, (theirs,) = wanted(torch.from_numpy(x)).numpy(), evaluated(made, x)
+    onnx_model = model(nodes, {"ones": ones}, shape=x.shape, opset=opset)
+    right, (theirs,) = wanted(torch.from_numpy(x)).numpy(), evaluated(onnx_model, x)
     assert theirs.shape != right.shape or not np.allclose(theirs, right, rtol=1e-3), "the evaluator is mended"
-    file = written(tmp_path, made)
+    file = written(tmp_path, onnx_model)
     imported = import_model(file, "net", "mse")
     assert not check_onnx(file, None, imported.network, imported.source, None)
     with pytest.raises(MbcError, match=f"MBC346: .* does not compute {last.op_type} as ONNX defines it"):

@@ -27,8 +27,8 @@ from tests.ir.execution import execute, types_of
 
 
 def _graph(body: str) -> TrainingGraph:
-    made = lowered(f"{HEAD}{body}\n{TAIL}")
-    return differentiate(made.network, made.optimizer, Precision.FP32)
+    lowered_model = lowered(f"{HEAD}{body}\n{TAIL}")
+    return differentiate(lowered_model.network, lowered_model.optimizer, Precision.FP32)
 
 
 def _states(graph: TrainingGraph) -> dict[str, Array]:
@@ -42,15 +42,15 @@ def _states(graph: TrainingGraph) -> dict[str, Array]:
 def test_models_compute_what_the_interpreter_does(name: str) -> None:
     graph = _graph(BODIES[name])
     states = _states(graph)
-    made = build_model(graph, states)
-    onnx.checker.check_model(made, full_check=True)
-    assert made.graph.input[0].type.tensor_type.shape.dim[0].dim_param == "batch"
+    onnx_model = build_model(graph, states)
+    onnx.checker.check_model(onnx_model, full_check=True)
+    assert onnx_model.graph.input[0].type.tensor_type.shape.dim[0].dim_param == "batch"
     image = np.random.default_rng(1).normal(size=(3, 4, 8, 8)).astype(np.float32)
     env = execute(graph.infer, types_of(graph), {**states, "x": image}, 3, Precision.FP32)
     wanted = env[graph.infer_outputs[0]]
     for rows in (3, 2):  # the batch is open
-        (found,) = evaluated(made, image[:rows])
-        assert np.linalg.norm(found - wanted[:rows]) <= 1e-5 * np.linalg.norm(wanted[:rows])
+        (output,) = evaluated(onnx_model, image[:rows])
+        assert np.linalg.norm(output - wanted[:rows]) <= 1e-5 * np.linalg.norm(wanted[:rows])
 
 
 def _drawn_pool(rng: np.random.Generator) -> tuple[str, tuple[int, int]]:
@@ -74,16 +74,16 @@ def test_drawn_poolings_have_the_size_that_onnx_infers() -> None:
     while count < 80:
         source, size = _drawn_pool(rng)
         try:
-            made = lowered(source)
+            lowered_model = lowered(source)
         except MbcError:
             continue  # larger than the image
-        graph = differentiate(made.network, made.optimizer, Precision.FP32)
+        graph = differentiate(lowered_model.network, lowered_model.optimizer, Precision.FP32)
         states, image = _states(graph), rng.normal(size=(2, 2, *size)).astype(np.float32)
         exported_model = build_model(graph, states)
         onnx.checker.check_model(exported_model, full_check=True)
         env = execute(graph.infer, types_of(graph), {**states, "x": image}, 2, Precision.FP32)
-        (found,), wanted = evaluated(exported_model, image), env[graph.infer_outputs[0]]
-        assert found.shape == wanted.shape and np.allclose(found, wanted, rtol=1e-4, atol=1e-5), source
+        (output,), wanted = evaluated(exported_model, image), env[graph.infer_outputs[0]]
+        assert output.shape == wanted.shape and np.allclose(output, wanted, rtol=1e-4, atol=1e-5), source
         count += 1
 
 
@@ -153,10 +153,10 @@ def test_there_twenty_steps_and_back(name: str, tmp_path: Path) -> None:
     assert losses[-1] < losses[0]
     net.save(tmp_path / "trained.safetensors")
     count = export_onnx(tmp_path / "trained.safetensors", source, tmp_path / "trained.onnx")
-    made = onnx.load(tmp_path / "trained.onnx")
-    assert count == len(made.graph.node) and made.producer_name == "mbc"
+    onnx_model = onnx.load(tmp_path / "trained.onnx")
+    assert count == len(onnx_model.graph.node) and onnx_model.producer_name == "mbc"
     ours = net.forward(images)
-    (theirs,) = evaluated(made, images)
+    (theirs,) = evaluated(onnx_model, images)
     assert np.linalg.norm(theirs - ours) <= 1e-5 * np.linalg.norm(ours)
     again = import_model(tmp_path / "trained.onnx", "net", batch=6)
     (back,) = forward(again, torch.from_numpy(images))

@@ -40,9 +40,9 @@ def test_softmax_over_one_axis_or_before_opset_13_several(kind: str, tmp_path: P
         flat = x.reshape(*x.shape[:1], int(np.prod(x.shape[1:axis])), -1).astype(np.float64)
         shares = np.exp(flat - flat.max(-1, keepdims=True))
         shares /= shares.sum(-1, keepdims=True)
-        found = computed(tmp_path, node(kind, ["h"], ["y"], axis=axis), x, opset=11)
+        output = computed(tmp_path, node(kind, ["h"], ["y"], axis=axis), x, opset=11)
         wanted = (shares if kind == "Softmax" else np.log(shares)).reshape(x.shape)
-        assert np.allclose(found, wanted, rtol=1e-4, atol=1e-6)
+        assert np.allclose(output, wanted, rtol=1e-4, atol=1e-6)
 
 
 # ---- functions of each element ----
@@ -92,7 +92,10 @@ def test_group_norm_of_groups_before_opset_21(tmp_path: Path) -> None:
 @pytest.mark.parametrize("mode", ["constant", "edge", "reflect", "wrap"])
 @pytest.mark.parametrize("shape", [(2, 3, 5, 6), (2, 7, 5), (2, 6)])
 def test_pads_of_any_axis_and_sign(mode: str, shape: tuple[int, ...], tmp_path: Path) -> None:
-    """What negative pads cut off goes first; NumPy, which ONNX's evaluator calls, takes none."""
+    """Negative pads cut elements off before the other pads are added.
+
+    ONNX's evaluator calls NumPy, which refuses negative pads, so the reference cuts these elements off itself.
+    """
     rng = np.random.default_rng(len(shape))
     for _ in range(5):
         pads = np.array([(0, *(int(n) for n in rng.integers(-1, 3, len(shape) - 1))) for _ in range(2)])
@@ -100,11 +103,11 @@ def test_pads_of_any_axis_and_sign(mode: str, shape: tuple[int, ...], tmp_path: 
         number = np.float32(rng.choice([0.0, 1.5, -np.inf]))
         held = {"pads": pads.reshape(-1)} | ({"number": number} if mode == "constant" else {})
         x = drawn(*shape)
-        found = computed(tmp_path, node("Pad", ["h", *held], ["y"], mode=mode), x, held)
+        output = computed(tmp_path, node("Pad", ["h", *held], ["y"], mode=mode), x, held)
         cut = x[tuple(slice(max(-b, 0), n - max(-a, 0)) for b, a, n in zip(*pads, shape, strict=True))]
         more = {"constant_values": number} if mode == "constant" else {}
         pad: Any = np.pad
-        assert np.array_equal(found, pad(cut, pads.clip(0).T, mode, **more))
+        assert np.array_equal(output, pad(cut, pads.clip(0).T, mode, **more))
 
 
 @pytest.mark.parametrize("index", [[2, 0, 1], [[0, 2], [-1, -1]], [0, 2, 4, 5]])

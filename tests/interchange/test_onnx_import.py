@@ -46,8 +46,8 @@ def _channels_last(x: Tensor, layer: Model) -> Tensor:
     return layer(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
 
 
-def _of_layer(made: Model) -> Model:
-    return Of(made, layer=made)
+def _of_layer(layer: Model) -> Model:
+    return Of(layer, layer=layer)
 
 
 MODELS = {
@@ -86,15 +86,15 @@ def test_what_torch_exports_computes_the_same(name: str, tmp_path: Path) -> None
 
 def test_modules_become_blocks_and_paths_labels(tmp_path: Path) -> None:
     net = nn.Sequential(nn.Conv2d(3, 4, 1), nn.Sequential(Unit(4), Unit(4)), nn.Flatten(), nn.Linear(256, 3))
-    made = compared(tmp_path, net, IMAGE)
-    assert "block stage on x {" in made.source and "stage @1.0 |> stage @1.1" in made.source
-    assert {"1.0.conv.weight", "1.1.norm.running_var", "3.bias"} <= made.network.arrays.keys()
+    imported = compared(tmp_path, net, IMAGE)
+    assert "block stage on x {" in imported.source and "stage @1.0 |> stage @1.1" in imported.source
+    assert {"1.0.conv.weight", "1.1.norm.running_var", "3.bias"} <= imported.network.arrays.keys()
 
 
 def test_batch_norm_trains_with_torchs_momentum_and_dropout_drops(tmp_path: Path) -> None:
     norm = nn.BatchNorm2d(4, momentum=0.3, eps=1e-3)
-    made = import_model(exported(tmp_path, nn.Sequential(nn.Conv2d(3, 4, 1), norm, nn.Dropout(0.2)), IMAGE), "net")
-    assert "bn(eps=0.001, momentum=0.3)" in made.source and "dropout(p=0.2)" in made.source
+    imported = import_model(exported(tmp_path, nn.Sequential(nn.Conv2d(3, 4, 1), norm, nn.Dropout(0.2)), IMAGE), "net")
+    assert "bn(eps=0.001, momentum=0.3)" in imported.source and "dropout(p=0.2)" in imported.source
 
 
 def test_stochastic_depth(tmp_path: Path) -> None:
@@ -108,8 +108,8 @@ def test_stochastic_depth(tmp_path: Path) -> None:
 def test_what_was_folded_is_said(tmp_path: Path) -> None:
     net = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4), nn.ReLU())
     with pytest.warns(RuntimeWarning, match="batch norms that were folded into them cannot be rebuilt"):
-        made = compared(tmp_path, net, IMAGE, train=False)
-    assert "bias=true" in made.source and "bn" not in made.source
+        imported = compared(tmp_path, net, IMAGE, train=False)
+    assert "bias=true" in imported.source and "bn" not in imported.source
 
 
 def test_a_file_that_never_had_a_batch_norm_is_imported_without_a_warning(tmp_path: Path) -> None:
@@ -118,13 +118,13 @@ def test_a_file_that_never_had_a_batch_norm_is_imported_without_a_warning(tmp_pa
         compared(tmp_path, nn.Sequential(nn.Conv2d(3, 4, 1), nn.ReLU()), IMAGE, train=False)
 
 
-def _made(tmp_path: Path, nodes: Sequence[Any], held: dict[str, Any], **options: Any) -> ImportedModel:
+def _imported(tmp_path: Path, nodes: Sequence[Any], held: dict[str, Any], **options: Any) -> ImportedModel:
     """Import a graph made by hand, and assert that it computes what ONNX's own evaluator says."""
-    made = model(nodes, held, **options)
-    imported = import_model(written(tmp_path, made), "net", "mse")
-    (found,), (wanted,) = forward(imported, IMAGE), evaluated(made, IMAGE.numpy())
-    assert found.shape == wanted.shape
-    assert np.linalg.norm(found - wanted) <= 1e-5 * np.linalg.norm(wanted)
+    onnx_model = model(nodes, held, **options)
+    imported = import_model(written(tmp_path, onnx_model), "net", "mse")
+    (output,), (wanted,) = forward(imported, IMAGE), evaluated(onnx_model, IMAGE.numpy())
+    assert output.shape == wanted.shape
+    assert np.linalg.norm(output - wanted) <= 1e-5 * np.linalg.norm(wanted)
     return imported
 
 
@@ -146,7 +146,7 @@ def test_gelu_that_is_spelt_out(late: bool, tmp_path: Path) -> None:
         node("Add", ["e", "one"], ["f"]), node("Mul", ["h" if late else "s", "f"], ["p" if late else "y"]), *half,
     ]  # fmt: skip
     held = {"c.weight": _weights(3, 3, 1, 1), "root": np.float32(2**0.5), "one": np.float32(1), "half": np.float32(0.5)}
-    source = _made(tmp_path, nodes, held, opset=17).source
+    source = _imported(tmp_path, nodes, held, opset=17).source
     assert "gelu" in source and "+" not in source
 
 
@@ -154,8 +154,8 @@ def test_a_product_and_its_bias_are_one_layer(tmp_path: Path) -> None:
     nodes = [
         node("Flatten", ["x"], ["f"]), node("MatMul", ["f", "fc.weight"], ["m"]), node("Add", ["fc.bias", "m"], ["y"])
     ]  # fmt: skip
-    made = _made(tmp_path, nodes, {"fc.weight": _weights(192, 5), "fc.bias": _weights(5)})
-    assert "linear(5) @fc" in made.source and made.network.arrays["fc.weight"].shape == (5, 192)
+    imported = _imported(tmp_path, nodes, {"fc.weight": _weights(192, 5), "fc.bias": _weights(5)})
+    assert "linear(5) @fc" in imported.source and imported.network.arrays["fc.weight"].shape == (5, 192)
 
 
 @pytest.mark.parametrize("name", attention.SEQUENCES)
@@ -173,10 +173,10 @@ def test_parts_that_are_taken_with_their_axis_stay_so(tmp_path: Path) -> None:
         node("Squeeze", ["a", "one"], ["s"]), node("Unsqueeze", ["s", "one"], ["u"]), node("Add", ["u", "b"], ["y"]),
     ]  # fmt: skip
     held = {"w": np.ones((2, 3, 1, 1), np.float32), "one": np.array([1])}
-    made = model(nodes, held)
-    imported = import_model(written(tmp_path, made), "net", "mse")
-    (found,) = forward(imported, IMAGE)
-    assert np.allclose(found, evaluated(made, IMAGE.numpy())[0], rtol=1e-5) and "chunk(2" in imported.source
+    onnx_model = model(nodes, held)
+    imported = import_model(written(tmp_path, onnx_model), "net", "mse")
+    (output,) = forward(imported, IMAGE)
+    assert np.allclose(output, evaluated(onnx_model, IMAGE.numpy())[0], rtol=1e-5) and "chunk(2" in imported.source
 
 
 def test_windows_with_unlike_sides(tmp_path: Path) -> None:
@@ -184,7 +184,7 @@ def test_windows_with_unlike_sides(tmp_path: Path) -> None:
         node("Conv", ["x", "a.weight"], ["c"], auto_pad="SAME_UPPER", strides=[2, 2], name="conv"),
         node("MaxPool", ["c"], ["y"], kernel_shape=[2, 2], auto_pad="SAME_LOWER"),
     ]
-    source = _made(tmp_path, nodes, {"a.weight": _weights(4, 3, 4, 3)}).source
+    source = _imported(tmp_path, nodes, {"a.weight": _weights(4, 3, 4, 3)}).source
     assert "pad=(1, 1, 0, 1)" in source and "maxpool(2, stride=1, pad=(1, 0, 1, 0))" in source
 
 
@@ -193,19 +193,19 @@ def test_response_normalisation_is_torchs(tmp_path: Path) -> None:
         node("Conv", ["x", "a.weight"], ["c"]), node("LRN", ["c"], ["y"], size=3, alpha=0.5, beta=0.7, bias=2.0)
     ]  # fmt: skip
     weights = _weights(4, 3, 3, 3)
-    made = import_model(written(tmp_path, model(nodes, {"a.weight": weights})), "net", "mse")
+    imported = import_model(written(tmp_path, model(nodes, {"a.weight": weights})), "net", "mse")
     wanted = F.local_response_norm(F.conv2d(IMAGE, torch.from_numpy(weights)), 3, 0.5, 0.7, 2.0).numpy()
-    (found,) = forward(made, IMAGE)
-    assert np.linalg.norm(found - wanted) <= 1e-5 * np.linalg.norm(wanted)
+    (output,) = forward(imported, IMAGE)
+    assert np.linalg.norm(output - wanted) <= 1e-5 * np.linalg.norm(wanted)
 
 
 def test_group_norm_of_channels(tmp_path: Path) -> None:
     nodes = [node("GroupNormalization", ["x", "n.weight", "n.bias"], ["y"], num_groups=3)]
-    _made(tmp_path, nodes, {"n.weight": _weights(3), "n.bias": _weights(3)}, opset=21)
+    _imported(tmp_path, nodes, {"n.weight": _weights(3), "n.bias": _weights(3)}, opset=21)
 
 
 def test_shapes_that_are_computed(tmp_path: Path) -> None:
-    """As exporters do where a batch is open: `x.view(x.shape[0], -1)`."""
+    """Exporters write `x.view(x.shape[0], -1)` in this way where the batch size is open."""
     nodes = [
         node("Shape", ["x"], ["s"]), node("Gather", ["s", "zero"], ["n"]), node("Unsqueeze", ["n", "axis"], ["r"]),
         node("Concat", ["r", "rest"], ["to"], axis=0), node("Reshape", ["x", "to"], ["f"]),
@@ -213,8 +213,8 @@ def test_shapes_that_are_computed(tmp_path: Path) -> None:
     ]  # fmt: skip
     held = {"zero": np.int64(0), "axis": np.array([0]), "rest": np.array([-1]), "fc.weight": _weights(4, 192)}
     file = written(tmp_path, model(nodes, held, shape=("rows", 3, 8, 8)))
-    made = import_model(file, "net", batch=5)
-    assert "network net(batch = 5)" in made.source and "linear(4, bias=false) @fc" in made.source
+    imported = import_model(file, "net", batch=5)
+    assert "network net(batch = 5)" in imported.source and "linear(4, bias=false) @fc" in imported.source
     with pytest.raises(MbcError, match=r"MBC353: .*leaves the size of a mini-batch open") as caught:
         import_model(file, "net")
     assert "--batch 32" in str(caught.value)
@@ -228,14 +228,14 @@ def test_modules_that_torchs_newer_exporter_tells(tmp_path: Path) -> None:
         for kind, own in (("Conv", "conv"), ("Relu", "act")):
             value = f"v{len(nodes)}"
             held = [f"W{number}"] if kind == "Conv" else []
-            made = node(kind, [f"v{len(nodes) - 1}" if nodes else "x", *held], [value], name=f"n{len(nodes)}")
+            imported = node(kind, [f"v{len(nodes) - 1}" if nodes else "x", *held], [value], name=f"n{len(nodes)}")
             scopes, classes = ["", f"units.{number}", f"units.{number}.{own}", "op"], ["a.Net", "a.Unit", "a.Own", "op"]
-            made.metadata_props.add(key="pkg.torch.onnx.name_scopes", value=repr(scopes))
-            made.metadata_props.add(key="pkg.torch.onnx.class_hierarchy", value=repr(classes))
-            nodes.append(made)
-    made = _made(tmp_path, nodes, {"W0": _weights(3, 3, 1, 1), "W1": 2 * _weights(3, 3, 1, 1)}, output="v3")
-    assert "block unit on x {" in made.source and "unit @units.0 |> unit @units.1" in made.source
-    assert set(made.network.arrays) == {"units.0.conv.weight", "units.1.conv.weight"}
+            imported.metadata_props.add(key="pkg.torch.onnx.name_scopes", value=repr(scopes))
+            imported.metadata_props.add(key="pkg.torch.onnx.class_hierarchy", value=repr(classes))
+            nodes.append(imported)
+    imported = _imported(tmp_path, nodes, {"W0": _weights(3, 3, 1, 1), "W1": 2 * _weights(3, 3, 1, 1)}, output="v3")
+    assert "block unit on x {" in imported.source and "unit @units.0 |> unit @units.1" in imported.source
+    assert set(imported.network.arrays) == {"units.0.conv.weight", "units.1.conv.weight"}
 
 
 def test_equal_weights_that_an_exporter_joined_are_apart(tmp_path: Path) -> None:
@@ -244,19 +244,19 @@ def test_equal_weights_that_an_exporter_joined_are_apart(tmp_path: Path) -> None
         node("Conv", ["h", "c.weight", "b2"], ["y"]),
     ]  # fmt: skip
     with pytest.warns(RuntimeWarning, match="folded"):
-        made = _made(
+        imported = _imported(
             tmp_path, nodes, {"a.weight": _weights(3, 3, 1, 1), "c.weight": _weights(3, 3, 3, 3), "b": _weights(3)}
         )
-    assert len(made.network.arrays) == 4
+    assert len(imported.network.arrays) == 4
 
 
 def test_the_source_is_compiled_as_any_other(tmp_path: Path) -> None:
-    made = compared(tmp_path, MODELS["head"], IMAGE)
-    assert lowered(made.source).network.outputs
-    assert helper.make_opsetid("", 20).version == 20 and made.network.writer.startswith("ONNX, pytorch")
+    imported = compared(tmp_path, MODELS["head"], IMAGE)
+    assert lowered(imported.source).network.outputs
+    assert helper.make_opsetid("", 20).version == 20 and imported.network.writer.startswith("ONNX, pytorch")
 
 
 def test_a_bias_of_one_number_is_trained(tmp_path: Path) -> None:
     net = nn.Sequential(nn.Conv2d(3, 4, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 1))
-    made = compared(tmp_path, net, IMAGE)
-    assert "linear(1)" in made.source.replace(", bias=true", "") and "3.bias" in made.network.arrays
+    imported = compared(tmp_path, net, IMAGE)
+    assert "linear(1)" in imported.source.replace(", bias=true", "") and "3.bias" in imported.network.arrays

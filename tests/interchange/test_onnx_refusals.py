@@ -22,9 +22,9 @@ def conv(output: str = "y", **attributes: Any) -> Any:
     return node("Conv", ["x", "c.weight"], [output], **attributes)
 
 
-def refusal(path: Path, made: Any, code: str) -> str:
+def refusal(path: Path, onnx_model: Any, code: str) -> str:
     with pytest.raises(MbcError) as caught:
-        import_model(written(path, made), "net", "mse")
+        import_model(written(path, onnx_model), "net", "mse")
     assert caught.value.code == code
     return str(caught.value)
 
@@ -84,9 +84,9 @@ def test_other_opsets(opset: int, tmp_path: Path) -> None:
 
 
 def test_functions_of_the_files_own(tmp_path: Path) -> None:
-    made = model([conv()], WEIGHT)
-    made.functions.add(name="twice", domain="com.own")
-    assert "it has functions of its own, such as 'twice'" in refusal(tmp_path, made, "MBC352")
+    onnx_model = model([conv()], WEIGHT)
+    onnx_model.functions.add(name="twice", domain="com.own")
+    assert "it has functions of its own, such as 'twice'" in refusal(tmp_path, onnx_model, "MBC352")
 
 
 def _cut(tmp_path: Path) -> list[tuple[bytes, str]]:
@@ -119,11 +119,11 @@ def test_sizes_that_would_fill_the_memory(tmp_path: Path) -> None:
     ]  # fmt: skip
     held = WEIGHT | {"huge": np.array([1 << 20, 1 << 20, 8, 8]), "one": np.float32(1)}
     assert "ConstantOfShape" in refusal(tmp_path, model(nodes, held), "MBC303")
-    made = model([conv()], WEIGHT)
-    made.graph.initializer[0].dims[0] = 1 << 40
-    assert "'c.weight' [1099511627776, 3, 1, 1] takes" in refusal(tmp_path, made, "MBC351")
-    made.graph.initializer[0].dims[0] = -4
-    assert "'c.weight' has the shape [-4, 3, 1, 1]" in refusal(tmp_path, made, "MBC351")
+    onnx_model = model([conv()], WEIGHT)
+    onnx_model.graph.initializer[0].dims[0] = 1 << 40
+    assert "'c.weight' [1099511627776, 3, 1, 1] takes" in refusal(tmp_path, onnx_model, "MBC351")
+    onnx_model.graph.initializer[0].dims[0] = -4
+    assert "'c.weight' has the shape [-4, 3, 1, 1]" in refusal(tmp_path, onnx_model, "MBC351")
 
 
 def test_sizes_that_no_tensor_has_are_not_calculated_with(tmp_path: Path) -> None:
@@ -142,20 +142,20 @@ def test_an_output_that_does_not_depend_on_the_input(tmp_path: Path) -> None:
 
 def test_an_output_from_within_a_layer_takes_it_apart(tmp_path: Path) -> None:
     nodes = [conv("h"), node("Sigmoid", ["h"], ["s"]), node("Mul", ["h", "s"], ["y"])]
-    made = model(nodes, WEIGHT)
-    assert "silu" in import_model(written(tmp_path, made), "net", "mse").source
-    made.graph.output.add(name="s").type.tensor_type.elem_type = 1
-    assert "silu" not in import_model(written(tmp_path, made), "net", "mse").source
+    onnx_model = model(nodes, WEIGHT)
+    assert "silu" in import_model(written(tmp_path, onnx_model), "net", "mse").source
+    onnx_model.graph.output.add(name="s").type.tensor_type.elem_type = 1
+    assert "silu" not in import_model(written(tmp_path, onnx_model), "net", "mse").source
 
 
 def _outside(location: str, **more: int) -> Any:
-    made = model([conv()], WEIGHT)
-    tensor = made.graph.initializer[0]
+    onnx_model = model([conv()], WEIGHT)
+    tensor = onnx_model.graph.initializer[0]
     tensor.ClearField("raw_data")
     tensor.data_location = onnx.TensorProto.EXTERNAL
     for key, value in {"location": location, **more}.items():
         tensor.external_data.add(key=key, value=str(value))
-    return made
+    return onnx_model
 
 
 def test_weights_beside_the_file(tmp_path: Path) -> None:
@@ -163,8 +163,8 @@ def test_weights_beside_the_file(tmp_path: Path) -> None:
     (folder / "inner").mkdir(parents=True)
     array = np.arange(12, dtype=np.float32)
     (folder / "inner" / "w.bin").write_bytes(b"1234" + array.tobytes())
-    made = import_model(written(folder, _outside("inner/w.bin", offset=4, length=48)), "net", "mse")
-    assert np.array_equal(made.network.arrays["c.weight"].reshape(-1), array)
+    imported = import_model(written(folder, _outside("inner/w.bin", offset=4, length=48)), "net", "mse")
+    assert np.array_equal(imported.network.arrays["c.weight"].reshape(-1), array)
     assert "'w.bin', which cannot be read: No such file" in refusal(folder, _outside("w.bin"), "MBC351")
     assert "takes 48 B from byte 8 of 'inner/w.bin', which has 52 B" in refusal(
         folder, _outside("inner/w.bin", offset=8), "MBC351"
@@ -183,14 +183,14 @@ def test_paths_that_leave_the_folder(location: str, tmp_path: Path) -> None:
 
 
 def test_weights_that_are_damaged(tmp_path: Path) -> None:
-    made = model([conv()], WEIGHT)
-    made.graph.initializer[0].raw_data = b"1234"
-    assert "'c.weight' [4, 3, 1, 1] takes 48 B, and has 4 B" in refusal(tmp_path, made, "MBC351")
-    made.graph.initializer[0].ClearField("raw_data")
-    made.graph.initializer[0].float_data.extend([1.0] * 3)
-    assert "'c.weight' [4, 3, 1, 1] has 3 numbers" in refusal(tmp_path, made, "MBC351")
-    made.graph.initializer[0].data_type = onnx.TensorProto.COMPLEX64
-    assert "'c.weight' is of the type complex64" in refusal(tmp_path, made, "MBC351")
+    onnx_model = model([conv()], WEIGHT)
+    onnx_model.graph.initializer[0].raw_data = b"1234"
+    assert "'c.weight' [4, 3, 1, 1] takes 48 B, and has 4 B" in refusal(tmp_path, onnx_model, "MBC351")
+    onnx_model.graph.initializer[0].ClearField("raw_data")
+    onnx_model.graph.initializer[0].float_data.extend([1.0] * 3)
+    assert "'c.weight' [4, 3, 1, 1] has 3 numbers" in refusal(tmp_path, onnx_model, "MBC351")
+    onnx_model.graph.initializer[0].data_type = onnx.TensorProto.COMPLEX64
+    assert "'c.weight' is of the type complex64" in refusal(tmp_path, onnx_model, "MBC351")
     twice = model([conv()], WEIGHT)
     twice.graph.initializer.append(numbers.from_array(np.ones(1, np.float32), "c.weight"))
     assert "several weights of the name 'c.weight'" in refusal(tmp_path, twice, "MBC350")

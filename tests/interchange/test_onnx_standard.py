@@ -1,5 +1,7 @@
-"""ONNX operators as the standard defines them, on drawn attributes and inputs: what ONNX's own evaluator says, or a
-refusal that names what is not taken."""
+"""ONNX operators on drawn attributes and inputs, compared with the standard.
+
+Each operator gives the result of ONNX's own evaluator, or a refusal that names the unsupported part.
+"""
 
 from __future__ import annotations
 
@@ -31,10 +33,10 @@ def _imported(
     """A model of `last` behind a product with a parameter, from `h` to `y`; imported; and what it computes then."""
     ones = np.ones((1, *x.shape[1:]), np.float32)
     nodes = [node("Mul", ["x", "ones"], ["h"], name="first"), last]
-    made = model(nodes, {"ones": ones, **(held or {})}, shape=x.shape, opset=opset)
-    imported = import_model(written(path, made), "net", "mse")
-    (found,) = forward(imported, torch.from_numpy(x))
-    return made, imported, found
+    onnx_model = model(nodes, {"ones": ones, **(held or {})}, shape=x.shape, opset=opset)
+    imported = import_model(written(path, onnx_model), "net", "mse")
+    (output,) = forward(imported, torch.from_numpy(x))
+    return onnx_model, imported, output
 
 
 def computed(path: Path, last: Any, x: Array, held: Mapping[str, Any] | None = None, opset: int = 20) -> Array:
@@ -44,10 +46,10 @@ def computed(path: Path, last: Any, x: Array, held: Mapping[str, Any] | None = N
 
 def taken(path: Path, last: Any, x: Array, held: Mapping[str, Any] | None = None, opset: int = 20) -> str:
     """Import `last`, assert that it computes what ONNX's evaluator says, and return its source."""
-    made, imported, found = _imported(path, last, x, held, opset)
-    (wanted,) = evaluated(made, x)
-    assert found.shape == wanted.shape
-    assert np.allclose(found, wanted, rtol=1e-4, atol=1e-5)
+    onnx_model, imported, output = _imported(path, last, x, held, opset)
+    (wanted,) = evaluated(onnx_model, x)
+    assert output.shape == wanted.shape
+    assert np.allclose(output, wanted, rtol=1e-4, atol=1e-5)
     return imported.source
 
 
@@ -109,11 +111,11 @@ def test_resize_is_onnxs_or_refused(tmp_path: Path) -> None:
 def test_resize_by_factors_without_a_whole_size_as_torch_exports_it(tmp_path: Path) -> None:
     net = nn.Sequential(nn.Conv2d(3, 4, 1), nn.Upsample(scale_factor=1.7, mode="bilinear"))
     image = torch.rand(2, 3, 9, 9)
-    made = import_model(exported(tmp_path, net, image), "net", "mse")
-    (found,) = forward(made, image)
+    imported = import_model(exported(tmp_path, net, image), "net", "mse")
+    (output,) = forward(imported, image)
     with torch.no_grad():
         wanted = net(image).numpy()
-    assert found.shape == wanted.shape == (2, 4, 15, 15) and np.allclose(found, wanted, rtol=1e-4, atol=1e-5)
+    assert output.shape == wanted.shape == (2, 4, 15, 15) and np.allclose(output, wanted, rtol=1e-4, atol=1e-5)
 
 
 def test_resize_keeps_the_layer_of_the_language(tmp_path: Path) -> None:
@@ -189,9 +191,9 @@ def test_a_part_without_elements(tmp_path: Path) -> None:
     nodes = [
         node("Mul", ["x", "w"], ["h"]), node("Split", ["h", "s"], ["a", "b"], axis=1), node("Relu", ["a"], ["y"]),
     ]  # fmt: skip
-    made = model(nodes, {"w": drawn(1, 3), "s": np.array([3, 0])}, shape=(2, 3))
+    onnx_model = model(nodes, {"w": drawn(1, 3), "s": np.array([3, 0])}, shape=(2, 3))
     with pytest.raises(MbcError, match="one of its results has no elements"):
-        import_model(written(tmp_path, made), "net", "mse")
+        import_model(written(tmp_path, onnx_model), "net", "mse")
 
 
 # ---- what a rule does not read ----
@@ -232,17 +234,19 @@ def test_what_has_the_default_of_the_schema_is_not(tmp_path: Path) -> None:
     "last", [node("MaxPool", ["h"], ["p", "y"], kernel_shape=[2, 2]), node("Dropout", ["h"], ["d", "y"])]
 )
 def test_outputs_that_no_rule_gives_are_refused(last: Any, tmp_path: Path) -> None:
-    made = model([node("Mul", ["x", "w"], ["h"], name="first"), last], {"w": drawn(1, 3, 4, 4)}, shape=(2, 3, 4, 4))
-    made.graph.output[0].type.tensor_type.elem_type = 0
+    onnx_model = model(
+        [node("Mul", ["x", "w"], ["h"], name="first"), last], {"w": drawn(1, 3, 4, 4)}, shape=(2, 3, 4, 4)
+    )
+    onnx_model.graph.output[0].type.tensor_type.elem_type = 0
     with pytest.raises(MbcError, match="is used"):
-        import_model(written(tmp_path, made), "net", "mse")
+        import_model(written(tmp_path, onnx_model), "net", "mse")
 
 
 def test_long_names(tmp_path: Path) -> None:
     long = "layer" * 20
     nodes = [node("Conv", ["x", f"{long}.weight"], [f"{long}.output"], name=f"/{long}/Conv")]
-    made = model(nodes, {f"{long}.weight": drawn(3, 3, 1, 1)}, output=f"{long}.output")
-    imported = import_model(written(tmp_path, made), "net", "mse")
+    onnx_model = model(nodes, {f"{long}.weight": drawn(3, 3, 1, 1)}, output=f"{long}.output")
+    imported = import_model(written(tmp_path, onnx_model), "net", "mse")
     x = drawn(2, 3, 8, 8)
-    (found,), (wanted,) = forward(imported, torch.from_numpy(x)), evaluated(made, x)
-    assert np.allclose(found, wanted, atol=1e-5) and [key.name for key in imported.network.keys] == [f"{long}.weight"]
+    (output,), (wanted,) = forward(imported, torch.from_numpy(x)), evaluated(onnx_model, x)
+    assert np.allclose(output, wanted, atol=1e-5) and [key.name for key in imported.network.keys] == [f"{long}.weight"]

@@ -1,5 +1,7 @@
-"""Attention in windows from ONNX, with tables and masks as the exporters of torch leave them, and what else these spell
-out: rolls, single elements, vectors that several modules begin with."""
+"""Attention in windows from ONNX, with tables and masks in the form that torch's exporters write.
+
+The exporters also spell out rolls, single elements, and vectors with which several modules begin.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*folded:RuntimeWarning")
 
 
 class Masked(Windows):
-    """As timm: the mask is a buffer."""
+    """A block of Swin as in timm: the mask is a buffer."""
 
     def __init__(self, shift: int) -> None:
         super().__init__(shift)
@@ -49,12 +51,12 @@ def network(kind: type[Windows], *arguments: Any) -> Model:
 @pytest.mark.parametrize("folded", [False, True], ids=["written out", "folded"])
 @pytest.mark.parametrize("kind, shift", [(Windows, 0), (Windows, 1), (Masked, 2)])
 def test_windows_have_a_table_and_a_shift(kind: type[Windows], shift: int, folded: bool, tmp_path: Path) -> None:
-    made = compared(tmp_path, network(kind, shift), torch.randn(*IMAGE), train=not folded)
+    imported = compared(tmp_path, network(kind, shift), torch.randn(*IMAGE), train=not folded)
     shifted = f", size=8, shift={shift}" if shift else ""
-    assert f"window_bias(2, 4{shifted}) @" in made.source and "join_windows(8, 4)" in made.source
-    assert (f"roll({-shift})" in made.source and f"roll({shift})" in made.source) == bool(shift)
-    tables = [array for name, array in made.network.arrays.items() if array.shape == (49, 2)]
-    assert len(tables) == 1 and not made.network.frozen
+    assert f"window_bias(2, 4{shifted}) @" in imported.source and "join_windows(8, 4)" in imported.source
+    assert (f"roll({-shift})" in imported.source and f"roll({shift})" in imported.source) == bool(shift)
+    tables = [array for name, array in imported.network.arrays.items() if array.shape == (49, 2)]
+    assert len(tables) == 1 and not imported.network.frozen
 
 
 def test_other_biases_are_refused(tmp_path: Path) -> None:
@@ -65,11 +67,11 @@ def test_other_biases_are_refused(tmp_path: Path) -> None:
 
 
 def _compared(path: Path, nodes: Sequence[Any], held: dict[str, Any]) -> ImportedModel:
-    made = model(nodes, held)
-    imported = import_model(written(path, made), "net", "mse")
+    onnx_model = model(nodes, held)
+    imported = import_model(written(path, onnx_model), "net", "mse")
     image = torch.rand(2, 3, 8, 8, generator=torch.Generator().manual_seed(0))
-    (found,), (wanted,) = forward(imported, image), evaluated(made, image.numpy())
-    assert found.shape == wanted.shape and np.allclose(found, wanted, rtol=1e-5, atol=1e-6)
+    (output,), (wanted,) = forward(imported, image), evaluated(onnx_model, image.numpy())
+    assert output.shape == wanted.shape and np.allclose(output, wanted, rtol=1e-5, atol=1e-6)
     return imported
 
 
@@ -108,14 +110,14 @@ def test_one_element_and_all_elements_by_number(tmp_path: Path) -> None:
 def test_modules_that_begin_with_one_vector_have_each_their_own(tmp_path: Path) -> None:
     nodes: list[Any] = []
     for number in range(2):
-        made = node("Conv", [f"v{number - 1}" if number else "x", f"W{number}", "b"], ["y" if number else "v0"])
-        made.metadata_props.add(key="pkg.torch.onnx.name_scopes", value=repr(["", f"units.{number}", "op"]))
-        made.metadata_props.add(key="pkg.torch.onnx.class_hierarchy", value=repr(["a.Net", "a.Unit", "op"]))
-        made.name = f"n{number}"
-        nodes.append(made)
+        imported = node("Conv", [f"v{number - 1}" if number else "x", f"W{number}", "b"], ["y" if number else "v0"])
+        imported.metadata_props.add(key="pkg.torch.onnx.name_scopes", value=repr(["", f"units.{number}", "op"]))
+        imported.metadata_props.add(key="pkg.torch.onnx.class_hierarchy", value=repr(["a.Net", "a.Unit", "op"]))
+        imported.name = f"n{number}"
+        nodes.append(imported)
     filters = {"W0": _filters(3, 3, 1, 1), "W1": _filters(3, 3, 3, 3)}
-    made = _compared(tmp_path, nodes, {**filters, "b": np.ones(3, np.float32)})
-    assert {n for n in made.network.arrays if "bias" in n} == {"units.0.bias", "units.1.bias"}
+    imported = _compared(tmp_path, nodes, {**filters, "b": np.ones(3, np.float32)})
+    assert {n for n in imported.network.arrays if "bias" in n} == {"units.0.bias", "units.1.bias"}
     with pytest.raises(MbcError, match="its parameters are tied to those of"):
         _compared(tmp_path, nodes, {**filters, "b": np.arange(3, dtype=np.float32)})
 
@@ -126,8 +128,8 @@ def test_what_is_added_to_a_product_with_numbers_is_no_bias_of_windows(tmp_path:
         node("Conv", ["x", "w"], ["h"]), node("Mul", ["h", "gain"], ["scaled"]),
         node("Add", ["scaled", "shift"], ["moved"], name="first"), node("Add", ["moved", "places"], ["y"]),
     ]  # fmt: skip
-    made = _compared(tmp_path, nodes, {**held, "places": np.zeros((1, 3, 8, 8), np.float32)})
-    assert "window_bias" not in made.source
+    imported = _compared(tmp_path, nodes, {**held, "places": np.zeros((1, 3, 8, 8), np.float32)})
+    assert "window_bias" not in imported.source
 
 
 def test_parts_of_channels_change_places(tmp_path: Path) -> None:
@@ -137,5 +139,5 @@ def test_parts_of_channels_change_places(tmp_path: Path) -> None:
         node("Slice", ["h", "zero", "from", "axis"], ["b"], name="before"),
         node("Concat", ["a", "b"], ["y"], axis=1),
     ]  # fmt: skip
-    made = _compared(tmp_path, nodes, {**held, "axis": np.array([1])})
-    assert "roll(" not in made.source and "concat" in made.source
+    imported = _compared(tmp_path, nodes, {**held, "axis": np.array([1])})
+    assert "roll(" not in imported.source and "concat" in imported.source

@@ -1,4 +1,4 @@
-"""What cannot be taken: all of it at once, each with its module, operation, line and remedy."""
+"""Models that cannot be imported: all faults are reported at once, each with its module, operation, line and remedy."""
 
 from __future__ import annotations
 

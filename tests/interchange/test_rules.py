@@ -40,7 +40,7 @@ class Buffered(nn.Module):
 
 
 class EfficientAttention(nn.Module):
-    """As ECA: a convolution over the channels' means."""
+    """The channel attention of ECA: a convolution over the channels' means."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -52,7 +52,7 @@ class EfficientAttention(nn.Module):
 
 
 class ResponseNorm(nn.Module):
-    """As ConvNeXt-V2's blocks."""
+    """The global response normalization of ConvNeXt-V2."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -73,7 +73,7 @@ class DropPath(nn.Module):
 
 
 class ChannelsLast(nn.Module):
-    """As ConvNeXt's blocks."""
+    """A block of ConvNeXt without its convolution."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -86,7 +86,7 @@ class ChannelsLast(nn.Module):
 
 
 class Gate(nn.Module):
-    """As squeeze-excitation."""
+    """A gate as in squeeze-and-excitation."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -161,7 +161,7 @@ def test_a_layer_is_what_it_is_in_torch(name: str, tmp_path: Path) -> None:
 
 
 def attended(parts: Tensor) -> Tensor:
-    """As selective kernels and ResNeSt: the sum of parts, each by a softmax of their means."""
+    """Return the sum of the parts, each times the softmax of the parts' means, as in selective kernels and ResNeSt."""
     return (parts * parts.mean((3, 4), keepdim=True).softmax(1)).sum(1)
 
 
@@ -244,7 +244,7 @@ def test_a_layer_that_is_called_twice_is_one_layer(tmp_path: Path) -> None:
 
 
 def test_settings_of_training_come_along(tmp_path: Path) -> None:
-    """What evaluation does not show."""
+    """These settings do not change the evaluation, so a comparison of outputs cannot test them."""
     model = nn.Sequential(nn.Conv2d(3, 6, 3), nn.BatchNorm2d(6, momentum=0.01), nn.Dropout(0.3), DropPath())
     steps = {step.op: step.settings for step in compared(tmp_path, model, torch.rand(2, 3, 5, 5)).network.steps}
     assert steps["bn"]["momentum"] == 0.01 and steps["dropout"]["p"] == 0.3 and steps["drop_path"]["p"] == 0.25

@@ -1,5 +1,4 @@
-"""Convolutions that standardise their filters, as timm writes them: with a gain and without, their gradients, and what
-of it is refused."""
+"""Convolutions that standardise their filters, as in timm: with and without a gain, gradients, and refusals."""
 
 from __future__ import annotations
 
@@ -29,7 +28,7 @@ ROUNDED = 1e-12
 
 
 class Standard(nn.Conv2d):
-    """As timm's StdConv2d."""
+    """A convolution like timm's StdConv2d."""
 
     bias_of_norm = False
 
@@ -45,7 +44,7 @@ class Standard(nn.Conv2d):
 
 
 class Scaled(Standard):
-    """As timm's ScaledStdConv2d."""
+    """A convolution like timm's ScaledStdConv2d."""
 
     def __init__(self, *sizes: int, **settings: object) -> None:
         super().__init__(*sizes, **settings)
@@ -57,7 +56,7 @@ class Scaled(Standard):
 
 
 class Plain(Scaled):
-    """With a gain that nothing multiplies."""
+    """A standardised convolution whose gain is not multiplied by a factor."""
 
     def scale(self) -> Tensor | None:
         return self.gain.view(-1)
@@ -81,10 +80,10 @@ def _network(kind: type[Standard]) -> nn.Module:
 )
 def test_layers_and_their_gradients(kind: type[Standard], settings: tuple[str, str], tmp_path: Path) -> None:
     model = _network(kind)
-    made = compared(tmp_path, model, torch.randn(4, 3, 9, 8))
-    assert f"conv(8, 3, pad=1, {settings[0]}) @0" in made.source
-    assert f"conv(8, 3, stride=2, groups=2, bias=true, {settings[1]}) @2" in made.source
-    assert ("0.gain" in made.network.arrays) == (kind is not Standard)
+    imported = compared(tmp_path, model, torch.randn(4, 3, 9, 8))
+    assert f"conv(8, 3, pad=1, {settings[0]}) @0" in imported.source
+    assert f"conv(8, 3, stride=2, groups=2, bias=true, {settings[1]}) @2" in imported.source
+    assert ("0.gain" in imported.network.arrays) == (kind is not Standard)
     trained = import_model(tmp_path / "model.pt2", "net")
     row = {**gradients.single(model, trained), **gradients.exact(model, trained)}
     assert gradients.keeps_single(row) and row["exact_gradient_error"] <= ROUNDED
@@ -92,11 +91,11 @@ def test_layers_and_their_gradients(kind: type[Standard], settings: tuple[str, s
 
 @pytest.mark.parametrize("precision", [Precision.FP32, Precision.BF16])
 def test_plans_train_it_and_gains_come_back_in_their_shape(precision: Precision, tmp_path: Path) -> None:
-    made = import_model(exported(tmp_path, _network(Scaled), torch.randn(6, 3, 9, 8)), "net")
+    imported = import_model(exported(tmp_path, _network(Scaled), torch.randn(6, 3, 9, 8)), "net")
     weights, trained, back = (tmp_path / f"{name}.safetensors" for name in ("weights", "trained", "back"))
-    write_weights(weights, made.network)
+    write_weights(weights, imported.network)
     options = Options(gpu="h200", settings=(("train.precision", precision.value),))
-    net = Module(compile_plan(Source("net.mbc", made.source), options), device="cpu")
+    net = Module(compile_plan(Source("net.mbc", imported.source), options), device="cpu")
     net.load(weights, weights_only=True)
     generator = np.random.default_rng(0)
     images = generator.normal(size=(6, 3, 9, 8)).astype(np.float32)

@@ -52,19 +52,19 @@ def imported(tmp_path: Path) -> tuple[Model, str, Path]:
     """The model, the source that was written for it, and the file of its weights."""
     torch.manual_seed(0)
     model = stirred(Net())
-    made = import_model(exported(tmp_path, model, torch.randn(8, 1, 6, 6)), "net")
-    write_weights(tmp_path / "net.safetensors", made.network)
-    return model, made.source, tmp_path / "net.safetensors"
+    imported_model = import_model(exported(tmp_path, model, torch.randn(8, 1, 6, 6)), "net")
+    write_weights(tmp_path / "net.safetensors", imported_model.network)
+    return model, imported_model.source, tmp_path / "net.safetensors"
 
 
 def test_what_is_not_trained_comes_back_as_it_was(imported: tuple[Model, str, Path], tmp_path: Path) -> None:
     model, _, weights = imported
     wanted = model.state_dict()
     assert export_weights(weights, weights, tmp_path / "back.safetensors") == len(wanted)
-    found = load_file(tmp_path / "back.safetensors")
-    assert found.keys() == wanted.keys()
+    returned = load_file(tmp_path / "back.safetensors")
+    assert returned.keys() == wanted.keys()
     for key, tensor in wanted.items():
-        assert found[key].dtype == tensor.numpy().dtype and np.array_equal(found[key], tensor.numpy()), key
+        assert returned[key].dtype == tensor.numpy().dtype and np.array_equal(returned[key], tensor.numpy()), key
 
 
 def test_twenty_steps_and_back_evaluate_alike(imported: tuple[Model, str, Path], tmp_path: Path) -> None:

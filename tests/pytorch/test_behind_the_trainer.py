@@ -1,4 +1,4 @@
-"""What torch reads and changes of a model that mbc trains: taken in, shown as it is, or refused."""
+"""Reads and changes of a model by torch while mbc trains the model: taken over, shown as they are, or refused."""
 
 from __future__ import annotations
 

@@ -143,7 +143,7 @@ class Tied(nn.Module):
 
 
 def train_beside(ours: Any, theirs: Any) -> None:
-    """The same model by mbc and by torch, three steps of equal losses."""
+    """Train one model by mbc and by torch for three steps, and assert that the losses are equal."""
     one = sgd(theirs)
     with trainer_of(ours) as trainer:
         for images, labels in batches(3):
@@ -244,7 +244,7 @@ class Counting(nn.Module):
 
 
 class Branching(nn.Module):
-    """What it computes hangs on its input."""
+    """A module whose control flow depends on the values of its input."""
 
     def __init__(self, inner: Model) -> None:
         super().__init__()

@@ -10,7 +10,7 @@ from mbc.equivalence.rule import Comparison, Reference
 from mbc.equivalence.run_step import Part
 from mbc.equivalence.step_variants import divisions
 from mbc.report.equivalence import divisions_text, operations_text, step_document, step_text
-from tests.equivalence.test_operations import made
+from tests.equivalence.test_operations import operation_pairs
 from tests.runtime.nets import small_plan
 
 FOUND = (
@@ -56,7 +56,7 @@ def test_divisions_are_counted():
 
 
 def test_operations():
-    pair = made()[0]
+    pair = operation_pairs()[0]
     text = operations_text(
         [OperationComparison(pair, 2e-6, 1e-6), OperationComparison(pair, None, 5e-6), OperationComparison(pair, 0, 1)],
         limit=2,

@@ -97,7 +97,7 @@ train {
 
 
 def test_no_plan_is_below_the_bound_where_sums_of_gradients_are_updated_in_place() -> None:
-    known = planned_table(ACCUMULATING, "accumulating")
+    candidate_table = planned_table(ACCUMULATING, "accumulating")
     for budget_bytes in (56 * 1024, 64 * 1024, 1 << 40):
-        plan = search(known, Limits(), budget_bytes + H200.overhead_bytes)
+        plan = search(candidate_table, Limits(), budget_bytes + H200.overhead_bytes)
         assert plan.predictions.arena_bytes >= plan.bounds.floor_bytes
