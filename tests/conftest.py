@@ -1,4 +1,4 @@
-"""What holds for every test."""
+"""Options, hooks and fixtures of all tests."""
 
 from __future__ import annotations
 
@@ -36,19 +36,22 @@ def pytest_report_header(config: pytest.Config) -> str:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselected rather than skipped: a test that is skipped takes some milliseconds, and there are twenty thousand. Of
-    those that need a GPU one of each file is left where there is none, and says so."""
+    """Deselect the tests that cannot run here.
+
+    Skipping takes some milliseconds a test, and there are twenty thousand. On a machine without a GPU, one test of each
+    file that needs a GPU stays selected, so that the file is reported as skipped.
+    """
     from mbc.hardware.target import local_gpus  # which imports NumPy
 
-    has_gpu, told = bool(local_gpus()), set[Path]()
+    has_gpu, reported = bool(local_gpus()), set[Path]()
 
     def stays(item: pytest.Item) -> bool:
         if _leaves_out(config) and item.get_closest_marker("exhaustive"):
             return False
         if has_gpu or GPU not in item.path.parents:
             return True
-        is_first = item.path not in told
-        told.add(item.path)
+        is_first = item.path not in reported
+        reported.add(item.path)
         return is_first
 
     kept = [item for item in items if stays(item)]
@@ -59,5 +62,5 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture
 def update_expected(request: pytest.FixtureRequest) -> bool:
-    """Whether expected texts are to be written anew, for a change that is meant to change them."""
+    """Return True if the expected texts are to be rewritten, after a change that is meant to change them."""
     return bool(request.config.getoption("--update-expected"))

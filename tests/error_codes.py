@@ -22,9 +22,12 @@ Functions = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 def raised() -> dict[str, dict[str, list[str]]]:
-    """Code -> file of mbc/ -> its words: all text of the innermost function around the code, or of the folder where
-    that function hands the code on to another one, without a message beside it."""
-    found: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
+    """Return for each code and each file of mbc/ that raises it the words of its messages.
+
+    The words are all texts of the innermost function around the code. If that function passes the code on without a
+    message beside it, they are all texts of the folder.
+    """
+    words_of: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
     for path in sorted((ROOT / "mbc").rglob("*.py")):
         text = path.read_text(encoding="utf-8")
         if not CODE.search(text):
@@ -34,8 +37,8 @@ def raised() -> dict[str, dict[str, list[str]]]:
             texts = list(_texts(scope))
             for code in filter(CODE.fullmatch, texts):
                 words = texts if _is_with_message(scope, code) else _all_texts(path.parent)
-                found[code][path.relative_to(ROOT).as_posix()] += [w for w in words if not CODE.fullmatch(w)]
-    return found
+                words_of[code][path.relative_to(ROOT).as_posix()] += [w for w in words if not CODE.fullmatch(w)]
+    return words_of
 
 
 @cache
@@ -56,12 +59,12 @@ def _is_with_message(scope: ast.AST, code: str) -> bool:
 
 def vouched(words_of: dict[str, list[str]]) -> dict[str, set[str]]:
     """Code -> tests that assert it with words of its message. `words_of`: those of each code."""
-    found: dict[str, set[str]] = defaultdict(set)
+    tests_of: dict[str, set[str]] = defaultdict(set)
     to_share = {code: _to_share(words) for code, words in words_of.items()}
     for path in sorted((ROOT / "tests" / "cases" / "bad").glob("*.txt")):
         first = re.match(r"error (MBC\d{3}): ", path.read_text(encoding="utf-8"))
         if first is not None:
-            found[first[1]].add(path.name)
+            tests_of[first[1]].add(path.name)
     for path in sorted((ROOT / "tests").rglob("test_*.py")):
         if "gpu" in path.relative_to(ROOT).parts:
             continue  # not run where there is no GPU
@@ -69,12 +72,12 @@ def vouched(words_of: dict[str, list[str]]) -> dict[str, set[str]]:
         for name, texts in _groups(ast.parse(text)) if CODE.search(text) else ():
             for code in {code for text in texts for code in CODE.findall(text)}:
                 if any(_shares(text, to_share.get(code, set())) for text in texts):
-                    found[code].add(f"{path.relative_to(ROOT).as_posix()}::{name}")
-    return found
+                    tests_of[code].add(f"{path.relative_to(ROOT).as_posix()}::{name}")
+    return tests_of
 
 
 def _groups(tree: ast.Module) -> Iterator[tuple[str, list[str]]]:
-    """What a test asserts at once: the texts of its body, or those of one row of a table that it reads."""
+    """Yield the texts that a test asserts together: those of its body, or those of one row of a table that it reads."""
     tables = {
         target.id: node.value
         for node in tree.body
@@ -115,8 +118,10 @@ def _is_docstring(statement: ast.stmt) -> bool:
 
 
 def _texts(node: ast.AST) -> Iterator[str]:
-    """The strings in it, of f-strings the parts between the braces; not those of functions within a function, nor
-    docstrings."""
+    """Yield the strings in a node, and the parts of f-strings between the braces.
+
+    Nested functions and docstrings are left out.
+    """
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         yield node.value
     for child in ast.iter_child_nodes(node):
@@ -126,13 +131,13 @@ def _texts(node: ast.AST) -> Iterator[str]:
 
 
 def _shares(text: str, words: set[str]) -> bool:
-    """Whether the text asserts some of what `_to_share` gave."""
+    """Return True if the text contains any of the words that `_to_share` returned."""
     plain = CODE.sub("", text).replace("\\", "")  # as in a pattern
     return not words.isdisjoint(_windows(plain)) or any(len(w) < LEAST_WORDS and w in plain for w in words)
 
 
 def _to_share(words: list[str]) -> set[str]:
-    """What a text must hold one of: so many characters of one of the words, or all of a shorter one."""
+    """Return the substrings of which a text must contain one: windows of a fixed length, or all of a shorter word."""
     short = {part.strip() for part in words if LEAST_WORDS > len(part.strip()) > 5}
     return short.union(*map(_windows, words))
 

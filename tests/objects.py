@@ -22,8 +22,13 @@ FLAGS = ("-std=c++17", "-O1", "-fPIC", "-Wno-unknown-pragmas")
 def shared_library(
     compiler: str, sources: Sequence[Path], includes: Sequence[Path], working: int, result: Path
 ) -> None:
-    """Kernels for the emulator: compile what is not kept, side by side, and link everything. AssertionError with what
-    the compiler says."""
+    """Build a shared library of kernels for the emulator.
+
+    Sources without a kept object are compiled in parallel; then all objects are linked.
+
+    Raises:
+        AssertionError: The compiler failed; the message has its output.
+    """
     command = (compiler, *FLAGS, f"-DMBC_WORKING={working}", *(f"-I{path}" for path in includes), "-x", "c++")
     with ThreadPoolExecutor(max_workers=len(os.sched_getaffinity(0))) as pool:
         objects = list(pool.map(lambda source: kept_object(command, source), sources))
@@ -37,16 +42,16 @@ def kept_object(command: Sequence[str], source: Path) -> Path:
     KEPT.mkdir(parents=True, exist_ok=True)
     text = _run((*command, "-E", "-P", str(source)))
     key = hashlib.sha256(repr(command).encode() + text).hexdigest()[:32]
-    made = KEPT / f"{source.stem}-{key}.o"
-    with (KEPT / f"{made.name}.lock").open("w") as lock:
+    compiled = KEPT / f"{source.stem}-{key}.o"
+    with (KEPT / f"{compiled.name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # another worker may be making it
-        if made.exists():
-            os.utime(made)
+        if compiled.exists():
+            os.utime(compiled)
         else:
-            part = made.with_suffix(f".{os.getpid()}.part")
+            part = compiled.with_suffix(f".{os.getpid()}.part")
             _run((*command, "-c", str(source), "-o", str(part)))
-            part.replace(made)
-    return made
+            part.replace(compiled)
+    return compiled
 
 
 def _run(command: Sequence[str]) -> bytes:

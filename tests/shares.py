@@ -94,7 +94,7 @@ class Shares:
 
 
 def _cpu_s() -> float:
-    """Of this process and those that it waited for."""
+    """Return the processor time of this process and of the child processes that it waited for, in seconds."""
     times = os.times()
     return times.user + times.system + times.children_user + times.children_system
 

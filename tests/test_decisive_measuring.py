@@ -1,5 +1,8 @@
-"""A compilation on a GPU that nobody measured: what can decide its plan is measured, and the plan is as good as with
-all measured. Times are those of the bundled profile, given out as if they were measured."""
+"""A compilation for a GPU that nobody measured.
+
+The kernels that can decide its plan are measured, and the plan is as good as with all kernels measured. The times
+are those of the bundled profile, reported as if they were measured.
+"""
 
 from __future__ import annotations
 
@@ -49,8 +52,8 @@ class Machine:
     def measure_on(self, gpus: tuple[str, ...], task: Task, progress: Callable[[Progress], None]) -> Outcome:
         self.tasks.append(task)
         missing = {signature(request): request for need in task.needs for request in need.requests}
-        asked, known = len(missing), self.times.measurements
-        failed = [key for key in missing if key not in known]
+        asked, recorded = len(missing), self.times.measurements
+        failed = [key for key in missing if key not in recorded]
         with ProfileWriter(task.path, self.times.identity) as writer:
             for key in failed:
                 writer.record(missing.pop(key), (), Extent(task.workspace_limit_bytes, "could not be measured"))
@@ -60,7 +63,7 @@ class Machine:
                 chosen = task.decide(failed, missing).requests
             with ProfileWriter(task.path, self.times.identity) as writer:
                 for key in chosen[: None if math.isinf(self.most) else int(self.most)]:
-                    writer.record(missing.pop(key), known[key], Extent(task.workspace_limit_bytes))
+                    writer.record(missing.pop(key), recorded[key], Extent(task.workspace_limit_bytes))
                     self.measured.add(key)
             chosen = chosen if task.decide is not None else ()
         with ProfileWriter(task.path, self.times.identity) as writer, writer.all_at_once():
@@ -70,26 +73,26 @@ class Machine:
 
 
 def shipped() -> Profile:
-    """With times of earlier versions of kernels as if they were today's."""
-    found = read_profile(SHIPPED)
-    keys = {*found.measurements, *found.earlier}
-    measurements = {k: (*found.measurements.get(k, ()), *found.earlier.get(k, ())) for k in keys}
-    return replace(found, measurements=measurements, earlier={}, outdated={})
+    """Return the bundled profile, with the times of earlier kernel versions taken as current."""
+    bundled = read_profile(SHIPPED)
+    keys = {*bundled.measurements, *bundled.earlier}
+    measurements = {k: (*bundled.measurements.get(k, ()), *bundled.earlier.get(k, ())) for k in keys}
+    return replace(bundled, measurements=measurements, earlier={}, outdated={})
 
 
 @pytest.fixture
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
-    """With an H200 and no profile."""
-    made = Machine(shipped())
+    """Simulate a machine with an H200 and no profile."""
+    simulated = Machine(shipped())
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
     monkeypatch.setattr(profile_places, "BUNDLED", tmp_path / "shipped")
     monkeypatch.setattr(profile_places, "local_gpus", lambda: ())
-    monkeypatch.setattr(profile_places, "installed_cudnn", lambda: made.times.cudnn)
+    monkeypatch.setattr(profile_places, "installed_cudnn", lambda: simulated.times.cudnn)
     monkeypatch.setattr(measuring, "gpus_named", lambda name: ("0",))
-    monkeypatch.setattr(measuring, "measure_on", made.measure_on)
+    monkeypatch.setattr(measuring, "measure_on", simulated.measure_on)
     monkeypatch.setattr(measuring, "find_toolchain", lambda: type("Toolchain", (), {"nvcc": Path("nvcc")}))
     monkeypatch.setattr(measuring.importlib.util, "find_spec", lambda name: object())
-    return made
+    return simulated
 
 
 def test_a_plan_of_less_than_half_of_the_measurements_is_as_good(machine: Machine) -> None:
@@ -135,9 +138,9 @@ def test_what_a_plan_chooses_by_its_estimate_is_measured(machine: Machine) -> No
     """Another network may want what the first one did without."""
     compile_plan(SOURCE, replace(OPTIONS, measure=Measure.MISSING))
     path = user_path(GPU.name)
-    known = read_profile(path)
-    chosen = max(machine.measured, key=lambda key: min(m.time_us for m in known.measurements[key] if not m.refused))
-    with ProfileWriter(path, known.identity) as writer:
+    recorded = read_profile(path)
+    chosen = max(machine.measured, key=lambda key: min(m.time_us for m in recorded.measurements[key] if not m.refused))
+    with ProfileWriter(path, recorded.identity) as writer:
         writer.record_signature(chosen, 256, (), Extent(0, LEFT_TO_ESTIMATE))
     machine.measured.clear()
     plan = compile_plan(SOURCE, replace(OPTIONS, measure=Measure.MISSING))
@@ -149,13 +152,13 @@ def test_what_a_plan_takes_by_its_estimate_is_measured_where_it_takes_long() -> 
     """A budget, say, may make it choose otherwise than the step without one."""
     plan = compile_plan(SOURCE, OPTIONS)
     estimated = compile_plan(SOURCE, replace(OPTIONS, gpu="rtx-4090"))
-    known = read_profile(SHIPPED)
-    assert chosen_by_estimate(estimated, known) == ()
+    bundled = read_profile(SHIPPED)
+    assert chosen_by_estimate(estimated, bundled) == ()
     everything = frozenset(map(signature, unmeasured(estimated)))
-    left = replace(known, left_to_estimate=everything)
+    left = replace(bundled, left_to_estimate=everything)
     assert set(map(signature, chosen_by_estimate(estimated, left))) == everything != set()
     least = min(unmeasured(estimated), key=lambda request: sum(t.size_bytes for t in request.inputs))
-    assert chosen_by_estimate(estimated, replace(known, left_to_estimate=frozenset([signature(least)]))) == ()
+    assert chosen_by_estimate(estimated, replace(bundled, left_to_estimate=frozenset([signature(least)]))) == ()
     # It has measured them, but for kernels that were rewritten since, or came later on a similar GPU.
     by_estimate = set(map(signature, chosen_by_estimate(plan, left)))
-    assert by_estimate <= known.earlier.keys() | known.measurements.keys() and by_estimate < everything
+    assert by_estimate <= bundled.earlier.keys() | bundled.measurements.keys() and by_estimate < everything

@@ -1,5 +1,7 @@
-"""Every code is explained once in docs/errors.md, stands for one kind of mistake, and a test asserts it with words of
-its message."""
+"""Error codes: docs/errors.md explains each once, and each stands for one kind of mistake.
+
+A test asserts each code with words of its message.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ pytestmark = pytest.mark.xdist_group("error codes")  # which are read once
 
 
 @pytest.fixture(scope="module")
-def found() -> dict[str, dict[str, list[str]]]:
+def codes() -> dict[str, dict[str, list[str]]]:
     return raised()
 
 
@@ -25,26 +27,26 @@ def _explained() -> list[list[str]]:
     return [re.findall(r"^\| (MBC\d{3}) \|", section, re.MULTILINE) for section in text.split("\n## ")]
 
 
-def test_every_code_is_explained_once(found):
+def test_every_code_is_explained_once(codes):
     sections = _explained()
     explained = [code for section in sections for code in section]
     assert sorted(explained) == sorted(set(explained))
     assert sections == [sorted(section) for section in sections]
-    assert set(found) - set(explained) == set(), "raised but not in docs/errors.md"
-    assert set(explained) - set(found) == set(), "in docs/errors.md but raised nowhere"
+    assert set(codes) - set(explained) == set(), "raised but not in docs/errors.md"
+    assert set(explained) - set(codes) == set(), "in docs/errors.md but raised nowhere"
 
 
-def test_a_code_belongs_to_one_part_of_the_compiler(found):
+def test_a_code_belongs_to_one_part_of_the_compiler(codes):
     # One kind of mistake may be found at more than one place, but not in two parts that know nothing of each other.
-    for code, files in found.items():
+    for code, files in codes.items():
         parts = {file.split("/")[1] for file in files}
         assert len(parts) == 1, f"{code} is raised in {sorted(files)}"
 
 
-def test_a_test_asserts_every_code_with_words_of_its_message(found):
-    words = {code: [text for texts in files.values() for text in texts] for code, files in found.items()}
-    known = vouched(words)
-    assert {code for code in words if not known[code]} == set(), "no test asserts these codes and their messages"
+def test_a_test_asserts_every_code_with_words_of_its_message(codes):
+    words = {code: [text for texts in files.values() for text in texts] for code, files in codes.items()}
+    tests_of = vouched(words)
+    assert {code for code in words if not tests_of[code]} == set(), "no test asserts these codes and their messages"
 
 
 @pytest.mark.parametrize(

@@ -20,8 +20,10 @@ ROW_BYTES, FIXED_BYTES = 1000, 5000
 
 
 class Planner:
-    """Plans that take FIXED_BYTES + ROW_BYTES a row, and overhead; the floor is a tenth of it. Steps take their lower
-    bound, more than `slow_from` rows `slower` times as long."""
+    """A planner whose plans take FIXED_BYTES + ROW_BYTES a row, and overhead; the floor is a tenth of the arena.
+
+    Steps take their lower bound. With more than `slow_from` rows they take `slower` times as long.
+    """
 
     def __init__(self, budget_bytes, batch=1, slow_from=1 << 62, slower=1.0):
         self.budget_bytes, self.batch, self.asked = budget_bytes, batch, []
@@ -226,16 +228,16 @@ def test_settings_replace_each_other():
 
 def test_each_probe_is_told_when_it_is_known():
     planner = Planner(OVERHEAD_BYTES + FIXED_BYTES + ROW_BYTES * 5)
-    told = []
-    fit = largest_batch(planner.at_batch, 2, tell=told.append)
-    assert [p.at for p in told] == planner.asked and {p.at for p in told} == {p.at for p in fit.probes}
-    lines = [batch_line(p) for p in told]
+    reports = []
+    fit = largest_batch(planner.at_batch, 2, tell=reports.append)
+    assert [p.at for p in reports] == planner.asked and {p.at for p in reports} == {p.at for p in fit.probes}
+    lines = [batch_line(p) for p in reports]
     assert lines[0].startswith("batch 2: ") and " images/s, takes " in lines[0]
     assert any(line.startswith("batch 6: MBC204: the smallest plan found takes ") for line in lines)
-    told.clear()
-    curve = budget_curve(planner.at_budget, 3, told.append)
-    assert [p.at for p in told] == [p.at for p in reversed(curve.probes)], "the largest budget first"
-    assert budget_line(told[0]).startswith("within ")
+    reports.clear()
+    curve = budget_curve(planner.at_budget, 3, reports.append)
+    assert [p.at for p in reports] == [p.at for p in reversed(curve.probes)], "the largest budget first"
+    assert budget_line(reports[0]).startswith("within ")
 
 
 def interrupted(plan_at, after):

@@ -1,4 +1,4 @@
-"""What a compilation measures before it plans: what no profile knows, only where it can, only when it may."""
+"""Measuring before planning: the times that no profile has, only on a machine with the GPU, only if permitted."""
 
 from __future__ import annotations
 
@@ -80,18 +80,18 @@ class Fleet:
 @pytest.fixture
 def fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Fleet:
     """A machine with two H200 where nothing was ever measured."""
-    made = Fleet([])
+    simulated = Fleet([])
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "home"))
     monkeypatch.setattr(profile_places, "BUNDLED", tmp_path / "shipped")
     monkeypatch.setattr(profile_places, "local_gpus", lambda: ())
     monkeypatch.setattr(profile_places, "installed_cudnn", lambda: IDENTITY.cudnn)
-    monkeypatch.setattr(measuring, "gpus_named", lambda name: made.gpus if name == GPU.name else ())
-    monkeypatch.setattr(measuring, "measure_on", made.measure_on)
+    monkeypatch.setattr(measuring, "gpus_named", lambda name: simulated.gpus if name == GPU.name else ())
+    monkeypatch.setattr(measuring, "measure_on", simulated.measure_on)
     monkeypatch.setattr(measuring, "find_toolchain", lambda: SimpleNamespace(nvcc=Path("nvcc")))
-    monkeypatch.setattr(measuring, "time", SimpleNamespace(monotonic=lambda: made.now_s))
+    monkeypatch.setattr(measuring, "time", SimpleNamespace(monotonic=lambda: simulated.now_s))
     monkeypatch.setattr(measuring.importlib.util, "find_spec", lambda name: object())
     (tmp_path / "shipped").mkdir()
-    return made
+    return simulated
 
 
 def chosen(requests: Sequence[Request], options: Options = ASKED) -> bool:
@@ -100,8 +100,8 @@ def chosen(requests: Sequence[Request], options: Options = ASKED) -> bool:
 
 def test_a_compilation_measures_once_and_then_knows(fleet: Fleet):
     compile_plan(NETWORK, ASKED)
-    known = read_profile(user_path(GPU.name)).extents
-    assert set(fleet.asked) == set(known) and len(fleet.asked) == len(known) > 10
+    extents = read_profile(user_path(GPU.name)).extents
+    assert set(fleet.asked) == set(extents) and len(fleet.asked) == len(extents) > 10
     assert {task.workspace_limit_bytes for task in fleet.tasks} == {MOST_WORKSPACE_BYTES}
     compile_plan(NETWORK, ASKED)
     assert len(fleet.tasks) == 1
@@ -257,13 +257,13 @@ def test_an_interrupt_is_said_and_the_plan_is_made(fleet: Fleet):
 
 def test_what_is_outdated_is_completed_once(fleet: Fleet):
     assert chosen([request(5)])
-    made = Measuring(None, GPU, Rules(), ASKED)  # pyright: ignore[reportArgumentType]
-    assert made.chosen([request(5)], [request(5), request(5)])
+    decisions = Measuring(None, GPU, Rules(), ASKED)  # pyright: ignore[reportArgumentType]
+    assert decisions.chosen([request(5)], [request(5), request(5)])
     assert fleet.asked == 2 * [signature(request(5))]
     assert [(task.again, task.outdated) for task in fleet.tasks] == [
         (False, frozenset()), (False, frozenset({signature(request(5))}))
     ]  # fmt: skip
-    assert not made.chosen([], [request(5)]) and len(fleet.asked) == 2
+    assert not decisions.chosen([], [request(5)]) and len(fleet.asked) == 2
     assert not Measuring(None, GPU, Rules(), replace(ASKED, measure=Measure.NEVER)).chosen([], [request(5)])  # pyright: ignore[reportArgumentType]
 
 
@@ -285,23 +285,23 @@ def test_sizes_that_cannot_gain_are_not_missed():
     need = Need((request(8), request(4), request(2)), 1.0)
     limit = Extent(1 << 30)
     assert missing([need], None, 1) == (need,)
-    known = profile({request(8): [fast]}, {request(8): limit})
-    assert missing([need], known, 1) == (Need((request(4), request(2)), 1.0, whole=False),)
+    measured = profile({request(8): [fast]}, {request(8): limit})
+    assert missing([need], measured, 1) == (Need((request(4), request(2)), 1.0, whole=False),)
     # 4 rows take nearly as long as 8: no smaller size can be part of a better division.
-    known = profile({request(8): [fast], request(4): [slow]}, {request(8): limit, request(4): limit})
-    assert missing([need], known, 1) == ()
-    known = profile({request(8): [fast], request(4): [measurement(1, 2.0)]}, {request(8): limit, request(4): limit})
-    assert missing([need], known, 1) == (Need((request(2),), 1.0, whole=False),)
-    assert missing([need], known, 1 << 31) == (need,)
+    measured = profile({request(8): [fast], request(4): [slow]}, {request(8): limit, request(4): limit})
+    assert missing([need], measured, 1) == ()
+    measured = profile({request(8): [fast], request(4): [measurement(1, 2.0)]}, {request(8): limit, request(4): limit})
+    assert missing([need], measured, 1) == (Need((request(2),), 1.0, whole=False),)
+    assert missing([need], measured, 1 << 31) == (need,)
 
 
 def test_what_was_measured_as_a_part_is_missed_as_a_whole():
     need = Need((request(4), request(2)), 1.0)
-    found = {request(4): [measurement(1, 8.0)], request(2): [measurement(1, 4.0)]}
+    measurements = {request(4): [measurement(1, 8.0)], request(2): [measurement(1, 4.0)]}
     parts = Extent(1 << 30, micro_batches_only=True)
-    known = profile(found, {request(4): parts, request(2): parts})
-    assert missing([need], known, 1) == (Need((request(4),), 1.0),)
-    assert missing([Need(need.requests, 1.0, whole=False)], known, 1) == ()
+    measured = profile(measurements, {request(4): parts, request(2): parts})
+    assert missing([need], measured, 1) == (Need((request(4),), 1.0),)
+    assert missing([Need(need.requests, 1.0, whole=False)], measured, 1) == ()
 
 
 def test_texts():

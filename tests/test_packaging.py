@@ -69,8 +69,8 @@ def test_installed_wheel_finds_its_files(wheel, tmp_path):
     done = subprocess.run(
         [sys.executable, "-c", _REPORT], cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
     )
-    found = json.loads(done.stdout)
-    assert Path(found["at"]) == site / "mbc" / "resources.py"
-    assert found["templates"] == _files("templates")
-    assert found["grammar"] == _files("grammar")
+    installed = json.loads(done.stdout)
+    assert Path(installed["at"]) == site / "mbc" / "resources.py"
+    assert installed["templates"] == _files("templates")
+    assert installed["grammar"] == _files("grammar")
     assert (site / "bin" / "mbc").exists()

@@ -43,8 +43,8 @@ def test_the_seconds_of_a_stage_that_runs_again_are_added_up(monkeypatch):
 
 def test_each_run_of_a_stage_is_dumped_into_its_own_file(tmp_path):
     stages = Stages(str(tmp_path / "dumped"))
-    for made in ("first", "second"):
-        stages.run("search again", lambda made=made: made, str)
+    for text in ("first", "second"):
+        stages.run("search again", lambda text=text: text, str)
     texts = {path.name: path.read_text() for path in (tmp_path / "dumped").iterdir()}
     assert texts == {"01_search_again.txt": "first", "02_search_again.txt": "second"}
 
@@ -67,9 +67,9 @@ def test_a_source_is_parsed_once_however_often_it_is_compiled(monkeypatch):
 
 def test_a_source_becomes_a_package(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    made = compile_source(NETWORK, FP64)
-    assert made.plan == compile_plan(NETWORK, FP64)
-    assert made.package.folder == Path("small") and (tmp_path / "small" / "plan.json").is_file()
+    compiled = compile_source(NETWORK, FP64)
+    assert compiled.plan == compile_plan(NETWORK, FP64)
+    assert compiled.package.folder == Path("small") and (tmp_path / "small" / "plan.json").is_file()
     assert compile_source(NETWORK, FP64, Path("other"), overwrite=True).package.folder == Path("other")
     monkeypatch.setattr("mbc.compiler.search", None)
     with pytest.raises(MbcError, match="'small' exists") as refused:

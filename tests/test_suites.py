@@ -20,20 +20,20 @@ VERIFIERS = {"verify_plan", "verify_network", "verify_training"}
 
 @cache
 def _functions(file: Path) -> dict[str, list[ast.FunctionDef]]:
-    """By name: those of a file, methods and nested ones, too, and those that it imports from other tests."""
+    """Return the functions of a file by name, with methods, nested functions and those imported from other tests."""
     tree = ast.parse(file.read_text(encoding="utf-8"))
-    found: dict[str, list[ast.FunctionDef]] = {}
+    functions: dict[str, list[ast.FunctionDef]] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef):
-            found.setdefault(node.name, []).append(node)
+            functions.setdefault(node.name, []).append(node)
         elif isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("tests."):
             module = ROOT / node.module.replace(".", "/")
             for alias in node.names:
                 if module.is_dir():
-                    found |= _functions(module / f"{alias.name}.py")
+                    functions |= _functions(module / f"{alias.name}.py")
                 else:
-                    found[alias.asname or alias.name] = _functions(module.with_suffix(".py")).get(alias.name, [])
-    return found
+                    functions[alias.asname or alias.name] = _functions(module.with_suffix(".py")).get(alias.name, [])
+    return functions
 
 
 def _called(function: ast.FunctionDef) -> Iterator[str]:
@@ -45,14 +45,14 @@ def _called(function: ast.FunctionDef) -> Iterator[str]:
                 pass
 
 
-def _asserts(function: ast.FunctionDef, known: dict[str, list[ast.FunctionDef]], deep: int = 3) -> bool:
-    """By itself, or by a helper of the tests that it calls."""
+def _asserts(function: ast.FunctionDef, helpers: dict[str, list[ast.FunctionDef]], deep: int = 3) -> bool:
+    """Return True if the function asserts anything itself, or by a helper of the tests that it calls."""
     if any(isinstance(node, ast.Assert) for node in ast.walk(function)):
         return True
     called = set(_called(function))
     if called & {"raises", "warns", *VERIFIERS} or any(name.startswith("assert_") for name in called):
         return True
-    return deep > 0 and any(_asserts(f, known, deep - 1) for name in called for f in known.get(name, ()))
+    return deep > 0 and any(_asserts(f, helpers, deep - 1) for name in called for f in helpers.get(name, ()))
 
 
 def test_no_test_is_without_an_assertion() -> None:

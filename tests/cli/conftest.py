@@ -25,7 +25,7 @@ train { optimizer = sgd(momentum=0.9) }
 
 
 class Result:
-    """What one command said."""
+    """The exit code and the output of one command."""
 
     def __init__(self, code: int, out: str, err: str) -> None:
         self.code, self.out, self.err = code, out, err

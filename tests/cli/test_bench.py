@@ -34,7 +34,7 @@ network one(batch = 8) {
 
 @pytest.fixture
 def results(monkeypatch):
-    """What each contender answers, by its peer; nothing is run."""
+    """Replace the runs of the contenders by fixed results, one for each peer."""
     answers = {
         MBC: OURS,
         "torch": Result(**{**as_fields(OURS), "step_ms": 5.0}),
@@ -70,10 +70,10 @@ def test_the_floor_is_of_the_profile_that_planning_uses(mbc, results, monkeypatc
     monkeypatch.setattr(bench_command, "_on_gpu", lambda device, planned: True)
     monkeypatch.setattr(bench_command, "_package", lambda planned, folder, on_gpu: folder)
     times_us = {"convolution": 0.25, "convolution_backward_filter": 0.5}
-    known = profile(
+    own = profile(
         {request(kind=kind): [replace(measurement(1, time_us), name=kind)] for kind, time_us in times_us.items()}
     )
-    write_profile(known, Path("own.sqlite"))
+    write_profile(own, Path("own.sqlite"))
     Path("one.mbc").write_text(CONVOLUTION)
     done = mbc("bench", "one.mbc", "--gpu", "h200", "--against", "torch", *QUICK, "--profile", "own.sqlite", "--json")
     assert done.code == 0, done.err
@@ -169,7 +169,7 @@ def test_without_a_gpu_it_says_so_first(mbc, results, monkeypatch):
 
 @pytest.fixture
 def shared(monkeypatch, results):
-    """The same on two GPUs: twice as fast as one with its rows, but PyTorch."""
+    """Replace the runs on several GPUs by the same results; one GPU alone takes 1.9 ms for its rows."""
     monkeypatch.setattr(racing, "run_ranks", lambda job, contender, gpus, timeout_s: results[contender.peer])
     monkeypatch.setattr(
         racing,
@@ -190,10 +190,10 @@ def test_on_several_gpus(mbc, shared):
     rows = {line.split()[0]: line for line in done.out.splitlines() if line}
     assert "1.9 ms" in rows["mbc"] and "95.0%" in rows["mbc"] and "4,000" in rows["mbc"]
     assert "50.0%" in rows["torch"] and "1.90x" in rows["torch"]
-    found = mbc(*two, "--against", "torch", "--json").json
-    assert found["gpus"] == 2 and found["batch"] == 8 and found["mbc"]["efficiency"] == pytest.approx(0.95)
-    assert [c["efficiency"] for c in found["contenders"]] == [pytest.approx(0.5)] * len(found["contenders"])
-    assert found["contenders"][0]["alone"]["step_ms"] == 1.9 and found["contenders"][0]["stage"]
+    document = mbc(*two, "--against", "torch", "--json").json
+    assert document["gpus"] == 2 and document["batch"] == 8 and document["mbc"]["efficiency"] == pytest.approx(0.95)
+    assert [c["efficiency"] for c in document["contenders"]] == [pytest.approx(0.5)] * len(document["contenders"])
+    assert document["contenders"][0]["alone"]["step_ms"] == 1.9 and document["contenders"][0]["stage"]
     assert "alone" not in mbc("bench", "tiny.mbc", "--against", "torch", *QUICK, "--json").json["mbc"]
 
 
@@ -221,8 +221,8 @@ class TestWithMpi:
             monkeypatch.setenv(name, value)
         done = mbc("bench", "tiny.mbc", "--gpus", "2", "--against", "torch", "--gpu", "h200", *QUICK, "--json")
         assert done.code == 0, done.err
-        found = done.json
-        assert found["same_mathematics"] and found["best"]["torch"]["ratio"] > 0
-        for one in (found["mbc"], *found["contenders"]):
+        document = done.json
+        assert document["same_mathematics"] and document["best"]["torch"]["ratio"] > 0
+        for one in (document["mbc"], *document["contenders"]):
             assert one["problem"] == "" and len(one["each_ms"]) == len(one["alone"]["each_ms"]) == 2
             assert one["efficiency"] > 0

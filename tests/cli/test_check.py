@@ -30,11 +30,16 @@ def test_a_divided_network_passes(mbc):
 
 
 def test_json_has_every_tensor(mbc):
-    found = mbc(*CHECK, "--json").json
-    assert found["passed"] and found["reference"] == "float64" and found["device"] == "cpu" and found["divided"] == 3
-    parts = [tensor["part"] for tensor in found["tensors"]]
+    document = mbc(*CHECK, "--json").json
+    assert (
+        document["passed"]
+        and document["reference"] == "float64"
+        and document["device"] == "cpu"
+        and document["divided"] == 3
+    )
+    parts = [tensor["part"] for tensor in document["tensors"]]
     assert sorted(parts) == ["gradient"] * 5 + ["loss", "output"] + ["statistic"] * 2
-    assert all(0 <= tensor["distance"] < 1e-5 for tensor in found["tensors"])
+    assert all(0 <= tensor["distance"] < 1e-5 for tensor in document["tensors"])
 
 
 @pytest.mark.parametrize(
@@ -53,9 +58,9 @@ def test_gradients_do_not_depend_on_the_optimizer(mbc, setting):
 
 
 def test_frozen_parameters_have_no_gradient_to_compare(mbc):
-    found = mbc(*CHECK, "--json", "--set", 'train.frozen="*.bias"').json
-    names = {tensor["name"] for tensor in found["tensors"] if tensor["part"] == "gradient"}
-    assert found["passed"] and names and not any(name.endswith(".bias") for name in names)
+    document = mbc(*CHECK, "--json", "--set", 'train.frozen="*.bias"').json
+    names = {tensor["name"] for tensor in document["tensors"] if tensor["part"] == "gradient"}
+    assert document["passed"] and names and not any(name.endswith(".bias") for name in names)
 
 
 def test_without_float64_the_step_is_held_against_itself(mbc, monkeypatch):
@@ -78,11 +83,11 @@ def test_a_wrong_gradient_fails_whatever_is_drawn(mbc, monkeypatch):
     run_step = step.run_step
 
     def spoiled(subject, device, inputs, *rest):
-        found = run_step(subject, device, inputs, *rest)
+        result = run_step(subject, device, inputs, *rest)
         if len(variants.divisions(subject)) and subject.graph.precision == "fp32":
             draws.append(subject)
-            found.tensors[Part.GRADIENT, "conv0.weight"][...] *= 0.9
-        return found
+            result.tensors[Part.GRADIENT, "conv0.weight"][...] *= 0.9
+        return result
 
     monkeypatch.setattr(step, "run_step", spoiled)
     done = mbc(*CHECK)
@@ -100,9 +105,9 @@ def test_operations_one_by_one(mbc):
     done = mbc(*CHECK, "--operations")
     assert done.code == 0 and "all 2 distinct divided operations give the same result as undivided" in done.out
     assert re.search(r"^conv0.backward_filter +4 x 2 .* ok$", done.out, re.MULTILINE)
-    found = mbc(*CHECK, "--operations", "--json").json
-    assert [o["micro_batches"] for o in found["operations"]] == [[2, 2, 2, 2]] * 2
-    assert {name for o in found["operations"] for name in o["names"]} == {
+    document = mbc(*CHECK, "--operations", "--json").json
+    assert [o["micro_batches"] for o in document["operations"]] == [[2, 2, 2, 2]] * 2
+    assert {name for o in document["operations"] for name in o["names"]} == {
         "conv0", "infer.conv0", "conv0.backward_filter"
     }  # fmt: skip
     failed = mbc(*CHECK, "--operations", "--tolerance", "0", "--set", "batch=64")
@@ -154,15 +159,15 @@ def test_every_launch_is_checked(mbc):
 
 
 def test_plans_and_packages_are_checked_as_they_are(mbc):
-    found = mbc(*LAUNCHES, "--json", "--micro-batch", "2").json
-    assert found["passed"] and found["device"] == "cpu" and found["reference"] == "NumPy in float64"
+    document = mbc(*LAUNCHES, "--json", "--micro-batch", "2").json
+    assert document["passed"] and document["device"] == "cpu" and document["reference"] == "NumPy in float64"
     assert mbc("compile", "tiny.mbc", "--gpu", "h200", "--micro-batch", "2", "-o", "made").code == 0
     for place in ("made", "made/plan.json"):
         again = mbc("check", place, "--launches", "--device", "cpu", "--json").json
-        assert again["launches"] == found["launches"]
-    slices = [launch["rows"] for launch in found["launches"] if launch["operations"] == "conv0"]
+        assert again["launches"] == document["launches"]
+    slices = [launch["rows"] for launch in document["launches"] if launch["operations"] == "conv0"]
     assert slices == [[0, 2], [2, 4], [4, 6], [6, 8]]
-    assert {output["passed"] for launch in found["launches"] for output in launch["outputs"]} == {True}
+    assert {output["passed"] for launch in document["launches"] for output in launch["outputs"]} == {True}
     done = mbc("check", "made", "--launches", "--set", "batch=4")
     assert done.code == 1 and "error MBC188: 'made' is planned already" in done.err
 

@@ -102,7 +102,7 @@ def test_dumped_stages(mbc):
 
 
 def test_the_seconds_that_are_printed_are_those_of_all_stages(mbc, monkeypatch):
-    """By a clock that counts how often it is read, twice a stage: each takes a second."""
+    """Each stage reads the clock twice; the clock advances one second at each reading, so each stage takes a second."""
     reads: list[float] = []
 
     def clock() -> float:

@@ -58,9 +58,9 @@ def _bash(folder: Path, words: Sequence[str]) -> list[str]:
     return done.stdout.split()
 
 
-@pytest.mark.parametrize(("words", "found"), ASKED, ids=[" ".join(words) for words, _ in ASKED])
-def test_bash(scripts, words: Sequence[str], found: Sequence[str]):
-    assert _bash(scripts, words) == found
+@pytest.mark.parametrize(("words", "expected"), ASKED, ids=[" ".join(words) for words, _ in ASKED])
+def test_bash(scripts, words: Sequence[str], expected: Sequence[str]):
+    assert _bash(scripts, words) == expected
 
 
 def test_bash_takes_equal_signs_and_lists(scripts):
@@ -71,14 +71,14 @@ def test_bash_takes_equal_signs_and_lists(scripts):
 
 
 @pytest.mark.skipif(shutil.which("fish") is None, reason="fish is not installed")
-@pytest.mark.parametrize(("words", "found"), ASKED, ids=[" ".join(words) for words, _ in ASKED])
-def test_fish(scripts, words: Sequence[str], found: Sequence[str]):
+@pytest.mark.parametrize(("words", "expected"), ASKED, ids=[" ".join(words) for words, _ in ASKED])
+def test_fish(scripts, words: Sequence[str], expected: Sequence[str]):
     asked = f"source mbc.fish; complete -C '{' '.join(('mbc', *words))}'"
     done = subprocess.run(
         ["fish", "--no-config", "-c", asked], cwd=scripts, capture_output=True, text=True, check=True
     )  # fmt: skip
     offered = {line.split("\t")[0] for line in done.stdout.splitlines()}
-    assert offered - {"mbc.bash", "mbc.zsh", "mbc.fish"} == set(found)
+    assert offered - {"mbc.bash", "mbc.zsh", "mbc.fish"} == set(expected)
 
 
 @pytest.mark.skipif(shutil.which("zsh") is None, reason="zsh is not installed")
@@ -93,9 +93,9 @@ def test_every_command_and_option_is_there(scripts, shell: str):
     described = parser().described().all()
     assert {command.path for command in described} >= {(), ("compile",), *(("profile", verb) for verb in VERBS)}
     for command in described:
-        found = _words_of(shell, text, command.path)
+        offered = _words_of(shell, text, command.path)
         for option in command.options:
-            assert set(option.names) <= found, command.path
+            assert set(option.names) <= offered, command.path
 
 
 def _words_of(shell: str, text: str, path: Sequence[str]) -> set[str]:

@@ -34,11 +34,11 @@ def only_these_folders(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 def test_nothing_for_ranks_is_here(mbc, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     monkeypatch.setattr("mbc.ranks.launch.shutil.which", lambda *_, **__: None)
-    found = _found(mbc)
-    assert found["NCCL"].remedy == "pip install 'mbc-compiler[nccl]'" and found["NCCL"].version is None
-    assert found["NCCL"].cost == "a training stays on one GPU"
-    assert "mbc-compiler[mpi]" in found["mpi4py"].remedy
-    assert found["launcher"].cost.endswith("--gpus on this machine's GPUs needs none")
+    parts = _found(mbc)
+    assert parts["NCCL"].remedy == "pip install 'mbc-compiler[nccl]'" and parts["NCCL"].version is None
+    assert parts["NCCL"].cost == "a training stays on one GPU"
+    assert "mbc-compiler[mpi]" in parts["mpi4py"].remedy
+    assert parts["launcher"].cost.endswith("--gpus on this machine's GPUs needs none")
 
 
 @pytest.mark.skipif(shutil.which("gcc") is None, reason="there is no gcc")
@@ -110,8 +110,8 @@ def test_what_joins_the_gpus(mbc, monkeypatch):
 def test_a_driver_or_a_gpu_that_is_too_old(mbc, monkeypatch, gpu, driver, old):
     name, architecture = gpu
     monkeypatch.setattr("mbc.hardware.target.local_gpus", lambda: (LocalGpu(name, driver, architecture, 2**34, 2**34),))
-    found = _found(mbc)
-    assert [part for part in ("driver", "GPU 0") if found[part].cost] == old
-    assert "16.0 GiB of 16.0 GiB free" in str(found["GPU 0"].version)
+    parts = _found(mbc)
+    assert [part for part in ("driver", "GPU 0") if parts[part].cost] == old
+    assert "16.0 GiB of 16.0 GiB free" in str(parts["GPU 0"].version)
     lines = mbc("doctor").out.splitlines()
     assert [line.split("  ")[1] for line in lines if line.startswith("too old")] == old

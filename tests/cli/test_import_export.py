@@ -134,8 +134,8 @@ def test_an_onnx_model_is_trained_and_comes_back(mbc, onnx_model: Path):
     assert back.code == 0 and "back.onnx: an ONNX model of 3 nodes, in evaluation mode" in back.out, back.err
     weight = load_file("trained.safetensors")["stem.weight"].reshape(5, 3)
     assert np.abs(weight - np.linspace(-1, 1, 15).reshape(5, 3)).max() > 1e-4, "it was trained"
-    (found,) = reference.ReferenceEvaluator("back.onnx").run(None, {"image": images})
-    assert np.allclose(found, images.mean((2, 3)) @ weight.T, rtol=1e-5, atol=1e-6)
+    (outputs,) = reference.ReferenceEvaluator("back.onnx").run(None, {"image": images})
+    assert np.allclose(outputs, images.mean((2, 3)) @ weight.T, rtol=1e-5, atol=1e-6)
 
 
 def test_what_an_onnx_export_refuses(mbc, onnx_model: Path):

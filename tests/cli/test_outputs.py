@@ -1,4 +1,4 @@
-"""Where commands write: nothing that is read, no source and no data is lost to an output, and no output to another."""
+"""Outputs of commands: no command overwrites its inputs, sources or data, and no output overwrites another output."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ def gpus(mbc, monkeypatch):
 
 @pytest.fixture
 def tasks(gpus, monkeypatch):
-    """What was asked for; nothing is measured."""
+    """Record the measurements that a command asks for, without measuring."""
     asked = []
 
     def measure_on(gpus, task, progress):
@@ -93,8 +93,8 @@ def test_all_gpus_several_precisions_and_a_file(mbc, gpus):
     arguments = ("tiny.mbc", "--gpu", "all", "--precision", "bf16,fp32", "--set", "batch=4", "--policy", "undivided")
     done = mbc("profile", *arguments, "-o", "here.sqlite")
     assert done.code == 0
-    found = [read_signature(key) for key in read_profile(Path("here.sqlite")).extents]
-    assert {str(r.precision) for r in found} == {"bf16", "fp32"}
+    requests = [read_signature(key) for key in read_profile(Path("here.sqlite")).extents]
+    assert {str(r.precision) for r in requests} == {"bf16", "fp32"}
     assert rows(Path("here.sqlite")) == {4}
     assert "on 0" in done.err or "on 1" in done.err  # how the pretending processes sign
     assert "collectives were not measured: several GPUs need NCCL, which does not load" in done.err
@@ -111,7 +111,7 @@ def test_on_a_part_of_a_gpu(mbc, tasks):
 
 @pytest.fixture
 def collectives(tasks, monkeypatch):
-    """What is asked of collectives, and how often of copies; one is measured."""
+    """Record the requests to measure collectives and copies, and write fixed results into the profile."""
     asked, ctas, copies = [], list(MAX_CTAS), []
 
     def measure_collectives(gpus, path, tell):
@@ -133,11 +133,11 @@ def collectives(tasks, monkeypatch):
         rates = tuple(SharedRates(n, 50.0, 50.0, 40.0 / n, 40.0 / n) for n in (1, 2))
         return recorded(path, sharing_constants(rates), rates)
 
-    def recorded(path, constants, found):
+    def recorded(path, constants, results):
         with ProfileWriter(path, IDENTITY) as writer:
             for name, value in constants.items():
                 writer.record_constant(name, value)
-        return found
+        return results
 
     monkeypatch.setattr(collective_fleet, "measure_collectives", measure_collectives)
     monkeypatch.setattr(peer_fleet, "measure_peer_link", measure_peer_link)
@@ -352,8 +352,8 @@ def test_unlike_profiles_are_not_merged(mbc, two):
 def test_ship(mbc, two):
     done = mbc("profile", "ship", "a.sqlite", "-o", "small.sqlite")
     assert done.code == 0 and "1 kernels for 1 operations and sizes" in done.out
-    (found,) = read_profile(Path("small.sqlite")).measurements.values()
-    assert [m.time_us for m in found] == [10.0]
+    (measurements,) = read_profile(Path("small.sqlite")).measurements.values()
+    assert [m.time_us for m in measurements] == [10.0]
 
 
 @pytest.mark.parametrize("command", ["list", "diff", "merge", "ship"])

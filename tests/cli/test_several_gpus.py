@@ -16,9 +16,9 @@ from tests.report.pages import data_of
 @pytest.fixture
 def package(mbc):
     """Three ranks of 3, 3 and 2 rows."""
-    made = mbc("compile", "tiny.mbc", "--gpus", "3", "--gpu", "h200")
-    assert made.code == 0, made.err
-    return made
+    done = mbc("compile", "tiny.mbc", "--gpus", "3", "--gpu", "h200")
+    assert done.code == 0, done.err
+    return done
 
 
 def test_compile_says_how_the_rows_are_shared(mbc, package):
@@ -55,14 +55,14 @@ def test_the_roofline_bounds_sums_by_the_link(mbc, package):
 
 
 def test_the_ablation(mbc):
-    found = mbc("show", "tiny.mbc", "--gpus", "2", "--gpu", "h200", "--ablation")
-    assert found.code == 0, found.err
+    done = mbc("show", "tiny.mbc", "--gpus", "2", "--gpu", "h200", "--ablation")
+    assert done.code == 0, done.err
 
 
 def test_verify_takes_all_ranks_of_a_package(mbc, package):
-    found = mbc("verify", "tiny")
-    assert found.code == 0 and "tiny/rank2/plan.json computes what its graph says" in found.out
-    assert found.out.endswith("3 ranks sum the same in one order, and each row of the mini-batch counts once\n")
+    done = mbc("verify", "tiny")
+    assert done.code == 0 and "tiny/rank2/plan.json computes what its graph says" in done.out
+    assert done.out.endswith("3 ranks sum the same in one order, and each row of the mini-batch counts once\n")
     document = mbc("verify", "tiny", "--json").json
     assert document["together"] and [other["plan"] for other in document["other_plans"]] == ["tiny/rank2/plan.json"]
     for place in ("tiny/plan.json", "tiny/rank2"):
@@ -83,9 +83,9 @@ def test_verify_refuses_sets_that_do_not_fit(mbc, package):
 
 def test_diff(mbc, package):
     assert mbc("compile", "tiny.mbc", "--gpus", "2", "--gpu", "h200", "-o", "two").code == 0
-    told = mbc("diff", "two", "tiny")
-    assert told.code == 0, told.err
-    rows = [line.split() for line in told.out.splitlines()]
+    done = mbc("diff", "two", "tiny")
+    assert done.code == 0, done.err
+    rows = [line.split() for line in done.out.splitlines()]
     assert ["GPUs", "2", "3"] in rows and ["rows", "of", "each", "GPU", "4,", "4", "3,", "3,", "2"] in rows
     totals = mbc("diff", "two", "tiny", "--json").json["totals"]
     assert totals["all_reduce_us"]["before"] < totals["all_reduce_us"]["after"] and "batch" not in totals
@@ -97,16 +97,16 @@ def test_check_refuses_launches_of_several_gpus(mbc, package):
 
 
 def test_plans_in_fp64(mbc):
-    made = mbc("compile", "tiny.mbc", "--gpus", "2", "--set", "train.precision=fp64")
-    assert made.code == 0 and "for the CPU" in made.out and "shared by 2 GPUs" in made.out
+    done = mbc("compile", "tiny.mbc", "--gpus", "2", "--set", "train.precision=fp64")
+    assert done.code == 0 and "for the CPU" in done.out and "shared by 2 GPUs" in done.out
     assert mbc("show", "tiny").code == 0 and json.loads(mbc("show", "tiny", "--json").out)["collectives"] is None
     assert "2 ranks sum the same" in mbc("verify", "tiny").out
 
 
 def test_unlike_gpus(mbc):
-    made = mbc("compile", "tiny.mbc", "--gpus", "h200,t4", "--set", "batch=64")
-    assert made.code == 0, made.err
-    (other,) = [line for line in made.out.splitlines() if line.startswith("  rank 1: ")]
+    done = mbc("compile", "tiny.mbc", "--gpus", "h200,t4", "--set", "batch=64")
+    assert done.code == 0, done.err
+    (other,) = [line for line in done.out.splitlines() if line.startswith("  rank 1: ")]
     assert " on NVIDIA T4, step ~" in other or " on Tesla T4, step ~" in other
     verified = mbc("verify", "tiny")
     assert verified.code == 0 and "2 ranks sum the same in one order" in verified.out

@@ -41,6 +41,6 @@ def test_what_plans_nothing_imports_no_compiler(words: str):
 
 
 def test_a_plan_without_a_limit_takes_no_solver_but_the_maximum_flow():
-    found = imported("show", "examples/01_digits/net.mbc", "--gpu", "h200")
-    assert "ortools.graph" in found
-    assert not found & (SOLVERS | FRAMEWORKS)
+    modules = imported("show", "examples/01_digits/net.mbc", "--gpu", "h200")
+    assert "ortools.graph" in modules
+    assert not modules & (SOLVERS | FRAMEWORKS)

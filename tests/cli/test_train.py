@@ -77,7 +77,7 @@ def test_a_target(mbc, data):
 def test_ranks_that_fail_after_the_target_leave_nothing_to_go_on_with(
     mbc, data, monkeypatch, subject, target, finished
 ):
-    """As where the page of a training cannot be written at its end, which is after its last checkpoint."""
+    """The ranks fail after the last checkpoint, for example because the report of the training cannot be written."""
     if subject == "tiny":
         assert mbc("compile", "tiny.mbc", "--gpus", "2", *CPU[2:]).code == 0
     common = ("--data", data, "--test", data, "--device", "cpu", "--target", target)

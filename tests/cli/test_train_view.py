@@ -1,4 +1,4 @@
-"""What `mbc train` says of an epoch."""
+"""The lines that `mbc train` prints for an epoch."""
 
 from __future__ import annotations
 

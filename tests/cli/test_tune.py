@@ -41,9 +41,9 @@ def test_plans_alone_on_one_gpu_and_on_two(mbc):
 def test_a_tuning_is_trained_with(mbc, data, monkeypatch):
     first = mbc("tune", *SMALL, "--state", "state.json", "-o", "tuned.settings", "--json")
     assert first.code == 0, first.err
-    told = first.json
-    assert told["noise_scale"] == told["noise"]["value"] > 0 and 0 < told["spent"]["share"] <= 0.4
-    assert told["base"]["rate"] == told["range_test"]["chosen"]
+    tuning = first.json
+    assert tuning["noise_scale"] == tuning["noise"]["value"] > 0 and 0 < tuning["spent"]["share"] <= 0.4
+    assert tuning["base"]["rate"] == tuning["range_test"]["chosen"]
 
     # The same command plans and trains nothing any more; without the file it finds the same.
     with monkeypatch.context() as patched:
@@ -52,10 +52,10 @@ def test_a_tuning_is_trained_with(mbc, data, monkeypatch):
         again = mbc("tune", *SMALL, "--state", "state.json")
     assert again.code == 0, again.err
     assert "takes batch" in again.out and "range test, the loss at rates" in again.out
-    assert mbc("tune", *SMALL, "--json").json == told, "deterministic under its seed"
+    assert mbc("tune", *SMALL, "--json").json == tuning, "deterministic under its seed"
 
     text = Path("tuned.settings").read_text()
-    batch, rate = told["taken"]["batch"], told["taken"]["rate"]
+    batch, rate = tuning["taken"]["batch"], tuning["taken"]["rate"]
     assert f"set=batch={batch}\nlr={rate:.6g}\nepochs=" in text and "schedule=cosine" in text
     given = ("--data", "train.npz", "--settings", "tuned.settings", "--epochs", "1", "--warmup", "0", "--json")
     trained = mbc("train", "tiny.mbc", *FEW, *given)
@@ -64,8 +64,8 @@ def test_a_tuning_is_trained_with(mbc, data, monkeypatch):
     assert epoch["steps"] == 256 // batch and len(trained.json["epochs"]) == 1, "what is given counts before the file"
 
 
-def _known(found: dict[int, Probe], at: int) -> Probe:
-    return found[at]
+def _known(probes: dict[int, Probe], at: int) -> Probe:
+    return probes[at]
 
 
 def test_a_target(mbc, data):
@@ -91,8 +91,8 @@ def test_what_a_target_needs_is_known_before_anything_is_trained(mbc, data, monk
 
 def test_data_that_cannot_be_read_are_refused_with_a_target_too(mbc, data):
     Path("torn.npz").write_bytes(b"no archive")
-    found = mbc("tune", *SMALL, "--data", "torn.npz", "--target", "loss=1")
-    assert (found.code, found.err.count("error MBC172")) == (1, 1)
+    done = mbc("tune", *SMALL, "--data", "torn.npz", "--target", "loss=1")
+    assert (done.code, done.err.count("error MBC172")) == (1, 1)
 
 
 def test_refusals(mbc, data):

@@ -63,10 +63,10 @@ def test_between_numbers_of_thread_blocks():
 @pytest.mark.parametrize("rows", [(), tuple(times()), tuple(times(CollectiveKind.ALL_GATHER))], ids=["no", "ar", "ag"])
 def test_more_bytes_never_take_less(kind: CollectiveKind, ranks: int, rows: tuple[CollectiveTime, ...]):
     model = CollectiveModel(Link.NVLINK, rows)
-    found = [
+    times_us = [
         model.time_us(kind, size, ranks, 4) for size in (0, 1, 4, 100, 1024, 5000, MIB, 3 * MIB, 16 * MIB, 1 << 30)
     ]
-    assert all(a <= b for a, b in itertools.pairwise(found)) and found[0] > 0
+    assert all(a <= b for a, b in itertools.pairwise(times_us)) and times_us[0] > 0
 
 
 def test_noise_does_not_make_more_bytes_cheaper():

@@ -1,4 +1,4 @@
-"""What each of several GPUs keeps of its link to the host, measured or not, and what all of a machine may pin."""
+"""The share of the host link that each of several GPUs gets, measured or assumed, and the host memory that all may pin."""
 
 from __future__ import annotations
 

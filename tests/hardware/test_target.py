@@ -12,10 +12,10 @@ from mbc.hardware.target import LocalGpu, current_gpu, free_bytes, free_host_byt
 
 
 def files(folder: Path, *texts: str) -> list[str]:
-    made = [folder / str(i) for i in range(len(texts))]
-    for path, text in zip(made, texts, strict=True):
+    paths = [folder / str(i) for i in range(len(texts))]
+    for path, text in zip(paths, texts, strict=True):
         path.write_text(text, encoding="ascii")
-    return [*map(str, made), str(folder / "missing")]
+    return [*map(str, paths), str(folder / "missing")]
 
 
 def test_the_machine_or_what_its_control_group_may_have(tmp_path: Path) -> None:

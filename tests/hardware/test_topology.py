@@ -1,4 +1,4 @@
-"""What carries bytes between GPUs, with a driver's library that is made of a table."""
+"""Links between GPUs, with a driver library that is simulated by a table."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Nvml:
 
 
 @pytest.mark.parametrize(
-    ("links", "gpus", "found"),
+    ("links", "gpus", "expected"),
     [
         ({("a", "b"): {READ, NVLINK}}, "ab", Link.NVLINK),
         ({("a", "b"): {READ}}, "ab", Link.PCIE),
@@ -48,10 +48,10 @@ class Nvml:
         ({}, "a?", Link.PCIE),
     ],
 )
-def test_the_slowest_link_counts(monkeypatch: pytest.MonkeyPatch, links: Any, gpus: str, found: Link):
+def test_the_slowest_link_counts(monkeypatch: pytest.MonkeyPatch, links: Any, gpus: str, expected: Link):
     nvml = Nvml(links)
     monkeypatch.setattr(topology.ctypes, "CDLL", lambda name: nvml)
-    assert link_between(gpus, {}) is found and nvml.open == 0
+    assert link_between(gpus, {}) is expected and nvml.open == 0
 
 
 def test_what_nccl_is_told_not_to_use():

@@ -1,4 +1,4 @@
-"""What is assumed of copies between GPU and host, and how a profile replaces it by what it measured."""
+"""Assumed rates of copies between GPU and host, and the measured rates of a profile that replace them."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_a_profile_without_a_link_changes_nothing() -> None:
 
 def test_slowdowns_may_be_missing_and_a_stale_profile_only_estimates() -> None:
     rates = {name: value for name, value in link_constants(LINK).items() if "slowdown" not in name}
-    found = measured_link(rates)
-    assert found is not None and found.streaming == Slowdown() and found.measured
+    link = measured_link(rates)
+    assert link is not None and link.streaming == Slowdown() and link.measured
     stale = Profile(IDENTITY, {}, constants=link_constants(LINK), stale=True)
     assert calibrated(find_spec("h200"), stale).host_link == replace(LINK, measured=False)

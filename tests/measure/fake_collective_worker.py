@@ -1,5 +1,7 @@
-"""A process of one rank that measures no collectives: `dies`, `hangs` and `refuses` do so as rank 1, once all have
-met."""
+"""A process of one rank that measures no collectives.
+
+With `dies`, `hangs` or `refuses`, rank 1 does so after all ranks have met.
+"""
 
 from __future__ import annotations
 
@@ -26,10 +28,10 @@ def work(task, say, receive):
         say(("ids", tuple(bytes([n]) for n in task.max_ctas)))
     ids = receive()
     assert ids == tuple(bytes([n]) for n in task.max_ctas)
-    told = Path(task.library).with_suffix(".told")
+    marker = Path(task.library).with_suffix(".told")
     for place, max_ctas in enumerate(task.max_ctas):
         if BEHAVIOUR and place == 1:
-            while not told.exists():  # as a collective would wait
+            while not marker.exists():  # as a collective would wait
                 time.sleep(0.01)
             if task.rank == 1 and BEHAVIOUR == "dies":
                 os._exit(7)
@@ -38,11 +40,13 @@ def work(task, say, receive):
             time.sleep(600)  # the other rank waits for it
         if task.rank == 0:
             say(("note", f"{max_ctas} thread blocks"))
-            found = CollectiveTime(CollectiveKind.ALL_REDUCE, task.ranks, task.link, max_ctas, 4, 10.0 * max_ctas, 1.0)
+            measured_time = CollectiveTime(
+                CollectiveKind.ALL_REDUCE, task.ranks, task.link, max_ctas, 4, 10.0 * max_ctas, 1.0
+            )
             slow = CollectiveSlowdown(ConcurrentKernel.GEMM, task.ranks, task.link, max_ctas, 1.5, 2.0)
             memory = Overhead("collectives", collective_subject(task.ranks, max_ctas), 1 << 20)
-            say(("rows", Measured((found,), (slow,), (memory,))))
-            told.touch()
+            say(("rows", Measured((measured_time,), (slow,), (memory,))))
+            marker.touch()
 
 
 if __name__ == "__main__":

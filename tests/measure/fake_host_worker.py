@@ -1,5 +1,8 @@
-"""A process that copies nothing with the host: it says rates by how many GPUs are asked at a time, or fails, hangs or
-dies as it is told."""
+"""A process that copies nothing with the host and reports invented rates.
+
+The rates depend on the GPU's index and on the number of directions. With `refuses`, `dies`, `hangs` or `stalls`, the
+process does so.
+"""
 
 from __future__ import annotations
 

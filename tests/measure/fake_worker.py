@@ -27,8 +27,8 @@ def measuring(gpu, needs, path, measure_for_s, workspace_limit_bytes, progress, 
     requests = [r for need in needs for r in need.requests]
     done = 0
     with ProfileWriter(path, IDENTITY) as writer:
-        known = writer.signatures() if not again else frozenset()
-        missing = [r for r in requests if signature(r) not in known]
+        recorded = writer.signatures() if not again else frozenset()
+        missing = [r for r in requests if signature(r) not in recorded]
         if decide is not None:
             chosen = decide((), [signature(r) for r in missing]).requests
             missing = [r for r in missing if signature(r) in chosen]
@@ -43,11 +43,11 @@ def measuring(gpu, needs, path, measure_for_s, workspace_limit_bytes, progress, 
                     time.sleep(0.05)
                     progress(done, len(missing), request, 1.0)  # raises when the input has ended
                 writer.record(request, [measurement(1, 10.0)])
-                if BEHAVIOUR == "trips" and not known:
+                if BEHAVIOUR == "trips" and not recorded:
                     raise MbcError("MBC088", "the GPU failed", "run it again")
             done = len(missing)
         except KeyboardInterrupt:
-            return Summary(done, len(known), len(missing) - done, interrupted=True)
+            return Summary(done, len(recorded), len(missing) - done, interrupted=True)
     return Summary(
         done, len(requests) - len(missing), 0, done, failures=(f"on {gpu}",), link_failure=f"{gpu}" if link else ""
     )

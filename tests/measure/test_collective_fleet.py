@@ -44,11 +44,11 @@ def measured(path: Path, behaviour: str = "", **more: Any) -> tuple[Measured, li
 
 def test_results_go_into_the_profile(tmp_path: Path):
     path = tmp_path / "p.sqlite"
-    found, notes, built = measured(path)
+    results, notes, built = measured(path)
     assert built == [("sm_90", Precision.BF16)]
     assert notes[1:] == [f"{n} thread blocks" for n in MAX_CTAS]
     held = read_profile(path)
-    assert set(held.collectives) == set(found.times) and set(held.collective_slowdowns) == set(found.slowdowns)
+    assert set(held.collectives) == set(results.times) and set(held.collective_slowdowns) == set(results.slowdowns)
     assert held.collective_model(Link.NVLINK).time_us(CollectiveKind.ALL_REDUCE, 4, 2, 16) == 160.0
     assert held.collective_bytes(2) == 1 << 20
 

@@ -1,5 +1,7 @@
-"""Measuring collectives on a GPU made of a clock: what comes out is what the clock was made of, and every rank decides
-by what all agree on."""
+"""Collectives measured on a GPU that is simulated with a clock.
+
+The measured times equal those of the simulation, and every rank decides by figures that all ranks agree on.
+"""
 
 from __future__ import annotations
 
@@ -28,8 +30,10 @@ def true_us(size_bytes: int) -> float:
 
 
 class ClockGpu:
-    """The driver's calls on two streams, whose work begins when somebody asks how far it is; what runs on both at once
-    takes longer."""
+    """The driver's calls on two streams, simulated with a clock.
+
+    Queued work begins when the caller asks for its progress. Work that runs on both streams at once takes longer.
+    """
 
     def __init__(self) -> None:
         self.stream_handle = ctypes.c_void_p(MAIN)
@@ -177,21 +181,21 @@ def opened() -> Any:
 def test_times_are_those_of_the_clock(opened: Any):
     bench, _ = opened
     notes: list[str] = []
-    found = measure_times(bench, Link.NVLINK, 8, SIZES_BYTES, notes.append)
-    assert len(found) == 3 * len(SIZES_BYTES) and len(notes) == 3
+    times = measure_times(bench, Link.NVLINK, 8, SIZES_BYTES, notes.append)
+    assert len(times) == 3 * len(SIZES_BYTES) and len(notes) == 3
     part = {CollectiveKind.ALL_REDUCE: 1, CollectiveKind.REDUCE_SCATTER: 2, CollectiveKind.ALL_GATHER: 4}
-    for t in found:
+    for t in times:
         assert (t.ranks, t.link, t.max_ctas) == (2, Link.NVLINK, 8)
         expected = true_us(t.size_bytes) / part[t.kind]
         assert t.time_us == pytest.approx(expected, rel=1e-3) and t.single_us == pytest.approx(expected, rel=1e-3)
-    assert {t.size_bytes for t in found if t.kind is CollectiveKind.ALL_REDUCE} == set(SIZES_BYTES)
+    assert {t.size_bytes for t in times if t.kind is CollectiveKind.ALL_REDUCE} == set(SIZES_BYTES)
 
 
 def test_slowdowns_are_those_of_the_clock(opened: Any):
     bench, _ = opened
-    found = measure_slowdowns(bench, Link.NVLINK, 8, lambda text: None)
-    assert [s.kernel for s in found] == list(ConcurrentKernel)
-    for s in found:
+    slowdowns = measure_slowdowns(bench, Link.NVLINK, 8, lambda text: None)
+    assert [s.kernel for s in slowdowns] == list(ConcurrentKernel)
+    for s in slowdowns:
         assert s.kernel_ratio == pytest.approx(KERNEL_RATIO, rel=0.01)
         assert s.collective_ratio == pytest.approx(COLLECTIVE_RATIO, rel=0.01)
 
@@ -201,8 +205,8 @@ def test_the_slowest_rank_decides(opened: Any):
     assert bench.agree(3.0) == 3.0
     communicator.other = 5000.0
     assert bench.agree(3.0) == 5000.0
-    found = measure_times(bench, Link.NVLINK, 8, (4,), lambda text: None)
-    assert all(t.time_us == t.single_us == 5000.0 for t in found)
+    times = measure_times(bench, Link.NVLINK, 8, (4,), lambda text: None)
+    assert all(t.time_us == t.single_us == 5000.0 for t in times)
 
 
 def test_what_ranks_can_share():

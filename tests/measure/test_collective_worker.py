@@ -1,5 +1,4 @@
-"""The process of one rank: which kernels run beside collectives, and the order of what it does, on a GPU made of a
-clock."""
+"""The process of one rank: the kernels that run beside collectives, and the order of its steps, on a simulated GPU."""
 
 from __future__ import annotations
 
@@ -32,7 +31,7 @@ TASK = CollectiveTask(0, 2, Link.NVLINK, Precision.BF16, "k.so", (2, 8), (4, MIB
 
 
 class Prepared(Kernels):
-    """What is prepared is recorded, and takes its time."""
+    """Kernels that record their preparation; each run takes 50 us of simulated time."""
 
     def _run(
         self, candidate: Candidate, request: Request, pointers: Sequence[int], workspace: int, accumulate: bool
@@ -56,15 +55,15 @@ def test_kernels_of_four_kinds(monkeypatch: pytest.MonkeyPatch, precision: Preci
     library = Prepared(gpu)
     with bench_of(gpu, library).kernels_for_collectives(precision) as kernels:
         assert set(kernels) == set(ConcurrentKernel)
-        made = {r.kind: (c, r) for c, r, _, _ in library.prepared}
+        prepared = {r.kind: (c, r) for c, r, _, _ in library.prepared}
         before = len(closed)
     assert len(closed) == before + 4
-    assert set(made) == {"convolution", "linear", *CONCURRENT_KERNELS}
-    assert made["convolution"][0].layouts[0] is Layout.CHANNELS_LAST
-    assert made["batch_statistics"][0].layouts[0] is Layout.CHANNELS_LAST
-    assert made["linear"][0].provider != PROVIDERS[-1].name  # mbc's own is not in the library
-    assert {c.name for c, _ in made.values() if c.provider == "mbc"} == set(CONCURRENT_KERNELS)
-    assert all(t.dtype is precision.working for _, r in made.values() for t in r.inputs)
+    assert set(prepared) == {"convolution", "linear", *CONCURRENT_KERNELS}
+    assert prepared["convolution"][0].layouts[0] is Layout.CHANNELS_LAST
+    assert prepared["batch_statistics"][0].layouts[0] is Layout.CHANNELS_LAST
+    assert prepared["linear"][0].provider != PROVIDERS[-1].name  # mbc's own is not in the library
+    assert {c.name for c, _ in prepared.values() if c.provider == "mbc"} == set(CONCURRENT_KERNELS)
+    assert all(t.dtype is precision.working for _, r in prepared.values() for t in r.inputs)
 
 
 class Machine(ClockGpu):
@@ -134,7 +133,7 @@ class Apart(Reaching):
 def worked(
     monkeypatch: pytest.MonkeyPatch, communicator: type[Joined] = Joined, task: CollectiveTask = TASK
 ) -> tuple[list[Any], list[str]]:
-    """What a process said, and did, in order."""
+    """Return the messages of a process and the log of its actions, in order."""
     gpu: Any = Machine()
     said: list[Any] = []
     log: list[str] = []
@@ -194,10 +193,10 @@ def test_one_communicator_after_another(monkeypatch: pytest.MonkeyPatch) -> None
     assert log == ["warm", "join a 0/2 2", connected, "close", "join b 0/2 8", connected, "close"]
     assert said[0] == ("note", "2 GPUs over nvlink, NCCL 2.28.3")
     rows = [rest[0] for kind, *rest in said if kind == "rows"]
-    assert [{t.max_ctas for t in found.times} for found in rows] == [{2}, {8}]
-    assert all(len(found.times) == 6 and len(found.slowdowns) == 4 for found in rows)
+    assert [{t.max_ctas for t in results.times} for results in rows] == [{2}, {8}]
+    assert all(len(results.times) == 6 and len(results.slowdowns) == 4 for results in rows)
     # What the first one left behind counts for the second.
-    assert [found.overheads for found in rows] == [
+    assert [results.overheads for results in rows] == [
         (Overhead("collectives", collective_subject(2, 2), 20 * MIB),),
         (Overhead("collectives", collective_subject(2, 8), 81 * MIB),),
     ]

@@ -59,8 +59,8 @@ def test_constants_are_those_of_the_header() -> None:
         pytest.skip("cuDNN's headers are not installed")
     text = "".join((headers[0] / f"cudnn_{part}_v9.h").read_text() for part in ("graph", "ops"))
     text = re.sub(r"/\*.*?\*/", "", text, flags=re.DOTALL)
-    found = re.findall(r"\bCUDNN_(\w+)(?:\s+CUDNN_DEPRECATED_ENUM)?\s*=\s*(-?\d+)\b", text)
-    header = {name: int(value) for name, value in found}
+    definitions = re.findall(r"\bCUDNN_(\w+)(?:\s+CUDNN_DEPRECATED_ENUM)?\s*=\s*(-?\d+)\b", text)
+    header = {name: int(value) for name, value in definitions}
     ours = {name: value for name, value in vars(Constant).items() if not name.startswith("_")}
     assert ours == {name: header.get(name) for name in ours}
 
@@ -94,9 +94,9 @@ def test_every_pass_has_an_engine_and_can_be_rebuilt(
     device: Device, precision: Precision, kind: str, layout: Layout
 ) -> None:
     graph = ConvolutionGraph(device, request(kind, precision), (layout,) * 3)
-    found = list(graph.configurations())
-    assert len({c.settings for c in found}) == len(found)
-    admitted = [c for c in found if refusal(c, precision, deterministic=True) is None]
+    configurations = list(graph.configurations())
+    assert len({c.settings for c in configurations}) == len(configurations)
+    admitted = [c for c in configurations if refusal(c, precision, deterministic=True) is None]
     assert admitted
     # The settings alone give the same plan, which is what a plan file relies on.
     best = admitted[0]
@@ -108,8 +108,8 @@ def test_every_pass_has_an_engine_and_can_be_rebuilt(
 @needs_cudnn
 def test_strict_fp32_refuses_tensor_cores(device: Device) -> None:
     graph = ConvolutionGraph(device, request("convolution", Precision.FP32), (FIRST,) * 3)
-    found = list(graph.configurations())
-    refused = [c for c in found if refusal(c, Precision.FP32)]
+    configurations = list(graph.configurations())
+    refused = [c for c in configurations if refusal(c, Precision.FP32)]
     assert refused and all("TENSOR_CORE" in (refusal(c, Precision.FP32) or "") for c in refused)
     assert not any("TENSOR_CORE" in (refusal(c, Precision.TF32) or "") for c in refused)
 
@@ -214,7 +214,7 @@ def test_statistics_in_bf16_have_no_engine_that_a_package_could_run(device: Devi
 def test_the_least_workspace_of_a_filter_gradient_has_room_for_more_than_the_direct_kernel(
     device: Device, precision: Precision, layout: Layout
 ) -> None:
-    """Of a layer of Inception-v4: with no byte at all cuDNN has its engine 0 alone, at a hundredth of the speed."""
+    """A layer of Inception-v4: without any workspace cuDNN offers only engine 0, at a hundredth of the speed."""
     image, result = (TensorType((480, n, size, size), DType.FP32) for n, size in ((32, 149), (32, 147)))
     weight = TensorType((32, 32, 3, 3), DType.FP32)
     attributes = Convolution((149, 149), (3, 3), (1, 1), (0, 0, 0, 0))

@@ -132,7 +132,7 @@ def test_a_kernel_that_makes_the_gpu_fail_is_passed_over(tmp_path: Path):
 
 @pytest.fixture
 def ctrl_c() -> Generator[Callable[[], None]]:
-    """As at a terminal: tests that run in the background are started with interrupts ignored."""
+    """Raise SIGINT as a terminal would; tests that run in the background start with interrupts ignored."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield lambda: signal.raise_signal(signal.SIGINT)
     assert signal.signal(signal.SIGINT, before) is signal.default_int_handler, "it is as it was found"
@@ -147,9 +147,9 @@ def once(act: Callable[[], None]) -> Callable[[Progress], None]:
 def test_an_interrupt_ends_at_the_next_request(tmp_path: Path, ctrl_c: Callable[[], None]):
     path = tmp_path / "p.sqlite"
     outcome = measure_on(("0",), task(path), once(ctrl_c), worker("stays"))
-    known = len(read_profile(path).extents)
-    assert known <= 1
-    assert outcome.interrupted and outcome.left == len(EVERYTHING) - known
+    recorded = len(read_profile(path).extents)
+    assert recorded <= 1
+    assert outcome.interrupted and outcome.left == len(EVERYTHING) - recorded
 
 
 def test_nobody_starts_again_after_an_interrupt(tmp_path: Path, ctrl_c: Callable[[], None]):
@@ -181,12 +181,12 @@ def test_a_second_interrupt_ends_at_once(tmp_path: Path, ctrl_c: Callable[[], No
 def test_an_interrupt_after_the_last_word_is_not_lost(
     tmp_path: Path, ctrl_c: Callable[[], None], monkeypatch: pytest.MonkeyPatch
 ):
-    path, told = tmp_path / "p.sqlite", SimpleQueue()
-    monkeypatch.setattr(fleet, "SimpleQueue", lambda: told)
+    path, queue = tmp_path / "p.sqlite", SimpleQueue()
+    monkeypatch.setattr(fleet, "SimpleQueue", lambda: queue)
 
     def interrupt(now: Progress) -> None:
         if now.done == len(EVERYTHING) - 1:
-            while told.qsize() < 2:  # the summary, and that the process has ended
+            while queue.qsize() < 2:  # the summary, and that the process has ended
                 time.sleep(0.01)
             ctrl_c()
 
@@ -196,8 +196,10 @@ def test_an_interrupt_after_the_last_word_is_not_lost(
 
 
 def script(path: Path) -> subprocess.Popen[str]:
-    """A program that measures on two GPUs, whose processes stay at their second requests. Its errors end when the last
-    of the three processes has ended."""
+    """Start a program that measures on two GPUs and whose processes stay at their second requests.
+
+    Its standard error closes when the last of the three processes has ended.
+    """
     text = f"""
         import signal
         from pathlib import Path
@@ -221,9 +223,9 @@ def test_ctrl_c_leaves_a_profile_and_says_what_is_left(tmp_path: Path):
     process.stdout.readline()
     process.send_signal(signal.SIGINT)
     said = process.communicate(timeout=600)[0].splitlines()
-    known = len(read_profile(path).extents)
-    assert known <= 2
-    assert said[-1] == f"left {len(EVERYTHING) - known} True"
+    recorded = len(read_profile(path).extents)
+    assert recorded <= 2
+    assert said[-1] == f"left {len(EVERYTHING) - recorded} True"
     assert process.returncode == 0
 
 
@@ -263,14 +265,16 @@ def test_a_writer_killed_in_the_middle_loses_nothing_that_was_recorded(tmp_path:
     said = 20 + len(process.stdout.read().splitlines())
     process.wait()
     process.stdout.close()
-    found = read_profile(path)
-    assert said <= len(found.extents) <= said + 1 and len(during.extents) >= 20
-    assert {len(measurements) for measurements in (*found.measurements.values(), *during.measurements.values())} == {50}
+    written = read_profile(path)
+    assert said <= len(written.extents) <= said + 1 and len(during.extents) >= 20
+    assert {len(measurements) for measurements in (*written.measurements.values(), *during.measurements.values())} == {
+        50
+    }
     with ProfileWriter(path, IDENTITY) as writer:
-        assert len(writer.signatures()) == len(found.extents)
+        assert len(writer.signatures()) == len(written.extents)
         writer.record(request(10**6), [measurement(1, 1.0)])
     assert [p.name for p in tmp_path.iterdir()] == ["p.sqlite"]
-    assert len(read_profile(path).extents) == len(found.extents) + 1
+    assert len(read_profile(path).extents) == len(written.extents) + 1
 
 
 def test_summaries_add_up():

@@ -331,7 +331,7 @@ def test_few_rows_tell_what_is_far_too_slow(gpu: Memory, monkeypatch: pytest.Mon
 
 
 def test_a_probe_that_loads_its_kernel_is_run_again(gpu: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of 2,000 us the host explains 500, then 1,000."""
+    """The host accounts for 500 us of the 2,000 us of the first probe, and for 1,000 us of the second one."""
     waits_s = iter((0.0, 0.0005, 0.0, 0.001, 0.0, 0.0))
     monkeypatch.setattr("mbc.measure.harness.time", SimpleNamespace(perf_counter=lambda: next(waits_s)))
     request = product("convolution", rows=64)

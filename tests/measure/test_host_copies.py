@@ -156,22 +156,22 @@ def rates(link: HostLink) -> tuple[float, ...]:
 
 
 def test_the_whole_link_is_found() -> None:
-    found = measured(CopyingGpu())
-    assert rates(found) == pytest.approx(rates(TRUE), rel=0.01)
-    assert found.latency_us == pytest.approx(TRUE.latency_us, rel=0.01)
+    link = measured(CopyingGpu())
+    assert rates(link) == pytest.approx(rates(TRUE), rel=0.01)
+    assert link.latency_us == pytest.approx(TRUE.latency_us, rel=0.01)
     for kind in KERNELS_US:
-        one, other = getattr(found, kind), getattr(TRUE, kind)
+        one, other = getattr(link, kind), getattr(TRUE, kind)
         assert (one.out, one.back, one.both) == pytest.approx((other.out, other.back, other.both))
-    assert found.measured
+    assert link.measured
 
 
 def test_the_link_to_another_gpu_is_found_and_what_both_links_cost_each_other() -> None:
     gpu = CopyingGpu()
     kernels = {kind: lambda kind=kind: gpu.launch(kind) for kind in KERNELS_US}
-    found = measure_peer_link(GpuTransfers(gpu, kernels, gpu.lend))
+    link = measure_peer_link(GpuTransfers(gpu, kernels, gpu.lend))
     for name, value in link_constants(TRUE_PEER).items():
-        assert link_constants(found)[name] == pytest.approx(value, rel=0.02), name
-    assert found.measured and 0 < gpu.lent_bytes <= gpu.mark()
+        assert link_constants(link)[name] == pytest.approx(value, rel=0.02), name
+    assert link.measured and 0 < gpu.lent_bytes <= gpu.mark()
 
 
 @pytest.mark.parametrize("size_bytes", [1 << 33, 1 << 30, 64 * MIB])
@@ -190,8 +190,8 @@ def test_small_copies_that_take_long_do_not_bend_the_rate() -> None:
             if target.size <= 4 * MIB:
                 (stream or self.own).queue[-1].left_us *= 3
 
-    found = measured(Stumbling())
-    assert found.to_host_gb_s == pytest.approx(TRUE.to_host_gb_s, rel=0.01)
+    link = measured(Stumbling())
+    assert link.to_host_gb_s == pytest.approx(TRUE.to_host_gb_s, rel=0.01)
 
 
 def test_the_concurrent_kernel_runs_until_the_end() -> None:

@@ -1,5 +1,7 @@
-"""Measuring copies of several GPUs with the host: who is asked when, and what becomes of processes that die, hang or
-reach nothing; and what one process takes for its rate."""
+"""Copies of several GPUs with the host, measured by several processes.
+
+The tests cover the order of requests, processes that die, hang or copy nothing, and the rate that one process reports.
+"""
 
 from __future__ import annotations
 
@@ -20,18 +22,18 @@ from mbc.profile.read_profile import read_profile
 def measured(
     path: Path, gpus: tuple[str, ...], *behaviour: str, silent_s: float = 60.0
 ) -> tuple[tuple[SharedRates, ...], list[str]]:
-    told: list[str] = []
+    messages: list[str] = []
     worker = (sys.executable, "-m", "tests.measure.fake_host_worker", *behaviour)
-    return measure_host_sharing(gpus, path, told.append, worker, silent_s), told
+    return measure_host_sharing(gpus, path, messages.append, worker, silent_s), messages
 
 
 def test_the_slowest_of_one_two_and_three_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).resolve().parents[2]))
     path = tmp_path / "p.sqlite"
-    found, told = measured(path, ("0", "1", "2"))
-    assert found == tuple(SharedRates(n, *(2 * [51.0 - n] + 2 * [(51.0 - n) / 2])) for n in (1, 2, 3))
-    assert measured_sharing(read_profile(path).constants) == found
-    assert told[1] == "copies of 2 GPUs, GB/s each: to the host 49.0, back 49.0, both ways 24.5 and 24.5"
+    rates, messages = measured(path, ("0", "1", "2"))
+    assert rates == tuple(SharedRates(n, *(2 * [51.0 - n] + 2 * [(51.0 - n) / 2])) for n in (1, 2, 3))
+    assert measured_sharing(read_profile(path).constants) == rates
+    assert messages[1] == "copies of 2 GPUs, GB/s each: to the host 49.0, back 49.0, both ways 24.5 and 24.5"
 
 
 @pytest.mark.parametrize(
@@ -84,8 +86,8 @@ class Ended:
 
 def test_each_direction_has_its_own_rate() -> None:
     lanes = Lanes({OUT: COPY_BYTES / 50e9, BACK: COPY_BYTES / 20e9})
-    found = shared_rates(lanes.copy, (OUT, BACK), 100.0, lambda: lanes.now, lanes.sleep)
-    assert found == {OUT: pytest.approx(50.0), BACK: pytest.approx(20.0)}
+    rates = shared_rates(lanes.copy, (OUT, BACK), 100.0, lambda: lanes.now, lanes.sleep)
+    assert rates == {OUT: pytest.approx(50.0), BACK: pytest.approx(20.0)}
     assert lanes.now >= 100.0 + 2 * RAMP_S + WINDOW_S and min(lanes.free.values()) <= lanes.now, "none is left over"
 
 

@@ -175,8 +175,8 @@ def test_without_compilers(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_every_library_of_plans_is_in_it() -> None:
     text = render_kernel_library()
     assert [name for name in KERNEL_LIBRARIES if f"    open_{name},\n" not in text] == []
-    known: dict[str, Provider] = dict(kernel_library.default_providers())
-    assert set(KERNEL_LIBRARIES) <= known.keys()
+    providers: dict[str, Provider] = dict(kernel_library.default_providers())
+    assert set(KERNEL_LIBRARIES) <= providers.keys()
     assert "convert.cu" in every_kernel_file()
 
 

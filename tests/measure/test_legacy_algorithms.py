@@ -1,5 +1,8 @@
-"""The enumeration of legacy algorithms: against the fake that generated host code is tested with, since the library
-itself answers on a GPU only, and the numbers against the installed headers."""
+"""The enumeration of legacy algorithms.
+
+The tests use the fake library that generated host code is tested with, because cuDNN itself answers only on a GPU.
+The numbers are compared with the installed headers.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +51,7 @@ def request(
     return Request(kind, attributes, tuple(types[:2]), (types[2],), precision)
 
 
-def found(fake: tuple[Library, int, ctypes.CDLL], asked: Request) -> list[tuple[int, Layout, int, int]]:
+def offered(fake: tuple[Library, int, ctypes.CDLL], asked: Request) -> list[tuple[int, Layout, int, int]]:
     """(algorithm, layout, math, workspace) of every candidate; all descriptors must be gone again."""
     library, handle, loaded = fake
     candidates = [candidate for candidate, _ in legacy_candidates(library, handle, asked)]
@@ -74,45 +77,45 @@ def test_every_algorithm_is_asked_for_in_both_layouts(fake: tuple[Library, int, 
     numbers = [n for n in range(len(ALGORITHMS[kind])) if n != 3]
     expected = [(n, FIRST, fma, _aligned(600 * n)) for n in numbers]
     expected += [(n, LAST, fma, _aligned(600 * n)) for n in numbers if n < 3]
-    assert found(fake, request(kind)) == expected
+    assert offered(fake, request(kind)) == expected
 
 
 def test_what_is_not_supported_is_left_out(fake: tuple[Library, int, ctypes.CDLL]) -> None:
-    assert [n for n, layout, _, _ in found(fake, request("convolution", stride=2)) if layout is FIRST] == [0, 1, 2]
+    assert [n for n, layout, _, _ in offered(fake, request("convolution", stride=2)) if layout is FIRST] == [0, 1, 2]
 
 
 def test_tf32_offers_both_kinds_of_math_where_they_differ(fake: tuple[Library, int, ctypes.CDLL]) -> None:
-    all_found = found(fake, request("convolution", Precision.TF32))
-    maths = [math for n, layout, math, _ in all_found if (n, layout) == (1, FIRST)]
+    all_candidates = offered(fake, request("convolution", Precision.TF32))
+    maths = [math for n, layout, math, _ in all_candidates if (n, layout) == (1, FIRST)]
     assert maths == [MATHS["DEFAULT"], MATHS["FMA"]]
-    assert [math for n, layout, math, _ in all_found if (n, layout) == (0, FIRST)] == [MATHS["DEFAULT"]]
+    assert [math for n, layout, math, _ in all_candidates if (n, layout) == (0, FIRST)] == [MATHS["DEFAULT"]]
 
 
 @pytest.mark.parametrize("precision", [Precision.BF16, Precision.FP16])
 def test_half_precision_uses_tensor_cores_and_reserves_room_to_widen(
     fake: tuple[Library, int, ctypes.CDLL], precision: Precision
 ) -> None:
-    forward = found(fake, request("convolution", precision))
+    forward = offered(fake, request("convolution", precision))
     assert {math for _, _, math, _ in forward} == {MATHS["TENSOR_OP"]}  # the default needs the same in the fake
-    filters = found(fake, request("convolution_backward_filter", precision))
+    filters = offered(fake, request("convolution_backward_filter", precision))
     assert filters[:2] == [(0, FIRST, 1, 256), (1, FIRST, 1, 256 + 768)]  # 120 elements, then 601 bytes
 
 
 def test_other_requests_have_none(fake: tuple[Library, int, ctypes.CDLL]) -> None:
     linear = Request("linear", Linear((4,)), (TensorType((2, 4), DType.FP32),) * 2, (), Precision.FP32)
-    assert found(fake, linear) == []
-    assert found(fake, request("convolution", Precision.FP64)) == []
-    assert found(fake, request("convolution", pad=(2, 1, 1, 1))) == []
+    assert offered(fake, linear) == []
+    assert offered(fake, request("convolution", Precision.FP64)) == []
+    assert offered(fake, request("convolution", pad=(2, 1, 1, 1))) == []
     wide = TensorType((1, 2, 1 << 16, 1 << 15), DType.FP32)  # its strides are no ints
     pointwise = Convolution((1 << 16, 1 << 15), (1, 1))
     weight = TensorType((2, 2, 1, 1), DType.FP32)
-    assert found(fake, Request("convolution", pointwise, (wide, weight), (wide,), Precision.FP32)) == []
+    assert offered(fake, Request("convolution", pointwise, (wide, weight), (wide,), Precision.FP32)) == []
 
 
 def test_where_layouts_are_alike_one_is_enough(fake: tuple[Library, int, ctypes.CDLL]) -> None:
     pixel, weight = TensorType((6, 4, 1, 1), DType.FP32), TensorType((4, 4, 1, 1), DType.FP32)
     asked = Request("convolution", Convolution((1, 1), (1, 1)), (pixel, weight), (pixel,), Precision.FP32)
-    assert {layout for _, layout, _, _ in found(fake, asked)} == {FIRST}
+    assert {layout for _, layout, _, _ in offered(fake, asked)} == {FIRST}
 
 
 def test_numbers_are_those_of_the_header() -> None:

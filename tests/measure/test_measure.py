@@ -94,8 +94,8 @@ class Table:
         rows = request.inputs[0].shape[0]
 
         def within(kernels: Sequence[Kernel]) -> tuple[Offer, ...]:
-            found = (k.offer(rows) for k in kernels)
-            return tuple(o for o in found if o.candidate.workspace_bytes <= workspace_limit_bytes)
+            offers = (k.offer(rows) for k in kernels)
+            return tuple(o for o in offers if o.candidate.workspace_bytes <= workspace_limit_bytes)
 
         return Offered(within(self.kernels), within(self.spare), ("what offers leave out",))
 
@@ -160,14 +160,14 @@ def run(table: Table, path: Path, *needs: Need, limit: int = LIMIT, seconds: flo
     return measure_on(table, needs, path, seconds, limit, progress, again, link, lambda: table.seconds, decide)
 
 
-def found(path: Path, asked: Need, place: int = 0) -> dict[int, Measurement]:
-    """By the number in its settings."""
+def measurements_of(path: Path, asked: Need, place: int = 0) -> dict[int, Measurement]:
+    """Return the measurements of a request by the number in their settings."""
     measured = read_profile(path).measurements[signature(asked.requests[place])]
     return {m.settings[0][1]: m for m in measured}
 
 
-def of(found: dict[int, Measurement], kernel: Kernel) -> Measurement:
-    return found[kernel.offer(1).candidate.settings[0][1]]
+def of(measurements: dict[int, Measurement], kernel: Kernel) -> Measurement:
+    return measurements[kernel.offer(1).candidate.settings[0][1]]
 
 
 @pytest.fixture
@@ -185,7 +185,7 @@ def test_times_and_constants_are_recorded(path: Path) -> None:
     table = Table([FAST, LEAN])
     summary = run(table, path, asked)
     assert summary == Summary(measured=1, candidates=2)
-    fast = of(found(path, asked), FAST)
+    fast = of(measurements_of(path, asked), FAST)
     assert (fast.time_us, fast.accumulate_us, fast.dominated, fast.error) == (80.0, 0.0, False, 1e-7)
     profile = read_profile(path)
     assert profile.constants["graph_gap_us"] == 1.25
@@ -226,7 +226,7 @@ def test_what_another_beats_by_far_is_run_once(path: Path) -> None:
     table = Table([FAST, LEAN, SLOW])
     summary = run(table, path, asked)
     assert (summary.candidates, summary.dominated) == (3, 1)
-    slow = of(found(path, asked), SLOW)
+    slow = of(measurements_of(path, asked), SLOW)
     assert slow.dominated and slow.time_us == 800.0 and slow.spread_us == 0.0
     assert not [line for line in table.log if line.startswith("time slow")]
     # Ten times slower than the fastest, and still timed: it is the one that needs no workspace.
@@ -252,7 +252,7 @@ def test_what_is_sure_to_be_slow_is_not_run(path: Path) -> None:
     table = Table([LEAN, worst, SLOW])
     summary = run(table, path, asked)
     assert "probe worst 256" in table.log and "worst 256" not in table.tried() and "slow 256" in table.tried()
-    assert summary.refused == 0 and len(found(path, asked)) == 2
+    assert summary.refused == 0 and len(measurements_of(path, asked)) == 2
     left_out = read_profile(path).extents[signature(asked.undivided)].left_out
     assert "1 candidates that took over 10 times the best for few rows" in left_out
     # For those who must be deterministic it may be the only one.
@@ -283,12 +283,12 @@ def test_additions_are_timed_and_believed_only_where_seen(path: Path) -> None:
     # Slower than those that cannot add: it is not behind them.
     last = replace(FAST, name="last", time=lambda rows: 14.0 * rows, asked_to_add=True)
     run(Table([not_adding, last]), path, asked)
-    kept = found(path, asked)
+    kept = measurements_of(path, asked)
     assert (of(kept, not_adding).accumulates, of(kept, not_adding).accumulate_us) == (False, 0.0)
     assert (of(kept, last).accumulates, of(kept, last).accumulate_us) == (True, 113.0)
     asked = need([8], channels=16)
     run(Table([adding, last]), path, asked)
-    kept = found(path, asked)
+    kept = measurements_of(path, asked)
     assert (of(kept, adding).accumulates, of(kept, adding).accumulate_us) == (True, 81.0)
     assert (of(kept, last).accumulates, of(kept, last).accumulate_us) == (True, 0.0)  # behind
 
@@ -328,7 +328,7 @@ def test_sizes_go_on_for_those_who_must_be_deterministic(path: Path) -> None:
     assert run(table, path, need([8, 4])).measured == 2
     ladder = Ladder()
     for rows, place in ((8, 0), (4, 1)):
-        ladder.add(rows, tuple(found(path, need([8, 4]), place).values()))
+        ladder.add(rows, tuple(measurements_of(path, need([8, 4]), place).values()))
     assert not ladder.closed
 
 
@@ -351,7 +351,7 @@ def test_what_was_passed_over_in_a_part_is_measured_in_a_whole(path: Path) -> No
     assert run(table, path, whole).measured == 1
     assert table.tried() == ["last 2"]  # what the part had measured is kept
     assert not read_profile(path).extents[signature(whole.undivided)].micro_batches_only
-    assert len(found(path, whole)) == 3
+    assert len(measurements_of(path, whole)) == 3
     assert run(table, path, whole, parts).measured == 0
     # In one run the order does not matter.
     table.log.clear()
@@ -406,7 +406,7 @@ def test_a_run_is_resumed_and_a_raised_limit_completes(path: Path) -> None:
     high = Table([FAST, LEAN])
     assert run(high, path, asked, limit=LIMIT).measured == 2
     assert high.tried() == ["fast 8"]  # what the first run measured is kept
-    assert {m.time_us for m in found(path, asked).values()} == {80.0, 160.0}
+    assert {m.time_us for m in measurements_of(path, asked).values()} == {80.0, 160.0}
     assert read_profile(path).extents[signature(asked.undivided)].workspace_limit_bytes == LIMIT
     anew = Table([FAST, LEAN])
     assert run(anew, path, asked, again=True).measured == 2 and len(anew.tried()) == 4
@@ -418,37 +418,37 @@ def test_what_is_outdated_is_completed_and_nothing_else(path: Path) -> None:
     wrong = replace(SLOW, name="wrong", refused="the result is wrong")
     run(Table([LEAN, wrong]), path, asked, other)
     outdated = frozenset({signature(asked.undivided)})
-    before = found(path, asked)
+    before = measurements_of(path, asked)
     none = measure_on(Table([LEAN, FAST, wrong], too_large=True), [asked], path, workspace_limit_bytes=LIMIT,
                       outdated=outdated)  # fmt: skip
-    assert none.failures and found(path, asked) == before
+    assert none.failures and measurements_of(path, asked) == before
     table = Table([LEAN, FAST, wrong])
     done = measure_on(table, [asked, other], path, workspace_limit_bytes=LIMIT, outdated=outdated)
     assert (done.measured, done.already_measured) == (1, 1) and table.tried() == ["fast 8"]
     assert "link" not in table.log
-    after = found(path, asked)
+    after = measurements_of(path, asked)
     assert len(after) == 3 and of(after, FAST).time_us == 80.0
     assert {number: after[number] for number in before} == before
 
 
 def test_the_time_is_kept_and_the_most_valuable_comes_first(path: Path) -> None:
     small, large = need([8], 1.0), need([8], 5.0, channels=16)
-    told: list[tuple[int, int, float | None]] = []
+    reports: list[tuple[int, int, float | None]] = []
     table = Table([FAST, LEAN])
-    summary = run(table, path, small, large, seconds=1.5, progress=lambda d, t, r, s: told.append((d, t, s)))
+    summary = run(table, path, small, large, seconds=1.5, progress=lambda d, t, r, s: reports.append((d, t, s)))
     assert (summary.measured, summary.left) == (1, 1)
     assert set(read_profile(path).measurements) == {signature(large.undivided)}
     assert run(Table([FAST]), path, small, seconds=-1.0).left == 1
-    assert told == [(0, 2, None)]
-    rest = run(table, path, small, large, progress=lambda d, t, r, s: told.append((d, t, s)))
-    assert (rest.already_measured, rest.measured, told[-1]) == (1, 1, (0, 1, None))
+    assert reports == [(0, 2, None)]
+    rest = run(table, path, small, large, progress=lambda d, t, r, s: reports.append((d, t, s)))
+    assert (rest.already_measured, rest.measured, reports[-1]) == (1, 1, (0, 1, None))
 
 
 def test_time_left_is_estimated(path: Path) -> None:
-    told: list[float | None] = []
+    remaining: list[float | None] = []
     table = Table([FAST, LEAN])
-    run(table, path, need([8, 4, 2]), progress=lambda d, t, r, s: told.append(s))
-    assert told == [None, 4.0, 2.0]  # two seconds a request
+    run(table, path, need([8, 4, 2]), progress=lambda d, t, r, s: remaining.append(s))
+    assert remaining == [None, 4.0, 2.0]  # two seconds a request
 
 
 @dataclass
@@ -470,15 +470,15 @@ class Decide:
 
 def test_only_what_can_decide_a_plan_is_measured(path: Path) -> None:
     needs = [need([8], channels=channels) for channels in (8, 16, 24, 32)]
-    table, decide, told = Table([FAST]), Decide(needs, [(2, 0), (1,), ()]), list[tuple[int, int]]()
-    summary = run(table, path, *needs, decide=decide, progress=lambda d, t, r, s: told.append((d, t)))
+    table, decide, reports = Table([FAST]), Decide(needs, [(2, 0), (1,), ()]), list[tuple[int, int]]()
+    summary = run(table, path, *needs, decide=decide, progress=lambda d, t, r, s: reports.append((d, t)))
     assert (summary.measured, summary.left) == (3, 0) and decide.missing == [[0, 1, 2, 3], [1, 3], [3]]
-    assert told == [(0, 2), (1, 2), (2, 3)]
+    assert reports == [(0, 2), (1, 2), (2, 3)]
     profile = read_profile(path)
     assert profile.left_to_estimate == {signature(needs[3].undivided)} and profile.compares_estimate(needs[3].undivided)
     assert missing(needs, profile, LIMIT) == (needs[3],)  # by whom all is to be measured
     assert run(Table([FAST, LEAN]), path, *needs).measured == 1
-    assert len(found(path, needs[3])) == 2 and not read_profile(path).left_to_estimate
+    assert len(measurements_of(path, needs[3])) == 2 and not read_profile(path).left_to_estimate
 
 
 @pytest.mark.parametrize("stop_at", ["", "fast 8"])
@@ -487,14 +487,14 @@ def test_what_was_not_reached_is_left_to_its_estimate_and_asked_for_again(path: 
     stopped = Table([FAST], stop_at=stop_at)
     summary = run(stopped, path, *needs, decide=Decide(needs, [(1, 0)]), seconds=math.inf if stop_at else 0.5)
     assert (summary.measured, summary.left, summary.interrupted) == ((0, 2, True) if stop_at else (1, 1, False))
-    known = read_profile(path)
-    assert known.left_to_estimate == {signature(one.undivided) for one in needs} - known.extents.keys()
+    partial = read_profile(path)
+    assert partial.left_to_estimate == {signature(one.undivided) for one in needs} - partial.extents.keys()
     decide = Decide(needs, [(0,), ()])
     assert run(Table([FAST]), path, *needs, decide=decide).measured == 1 and {0, 2} <= set(decide.missing[0])
 
 
 def test_what_a_decision_asks_for_and_is_known_by_now_is_passed_over(path: Path) -> None:
-    """As in a process that takes the place of one whose GPU failed."""
+    """This happens in a process that replaces one whose GPU failed."""
     needs = [need([8], channels=channels) for channels in (8, 16)]
     run(Table([FAST]), path, needs[0])
     decide = Decide(needs, [(0, 1), ()])
@@ -504,12 +504,12 @@ def test_what_a_decision_asks_for_and_is_known_by_now_is_passed_over(path: Path)
 def test_what_is_known_of_an_earlier_version_is_kept(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     needs = [need([8], channels=channels) for channels in (8, 16)]
     run(Table([FAST]), path, needs[0])
-    known = read_profile(path)
+    complete = read_profile(path)
     key = signature(needs[0].undivided)
-    outdated = replace(known, measurements={}, extents={}, earlier={key: known.measurements[key]})
+    outdated = replace(complete, measurements={}, extents={}, earlier={key: complete.measurements[key]})
     monkeypatch.setattr(measuring, "read_profile", lambda _: outdated)
     run(Table([FAST]), path, *needs, decide=Decide(needs, [()]))
-    assert read_profile(path).left_to_estimate == {signature(needs[1].undivided)} and found(path, needs[0])
+    assert read_profile(path).left_to_estimate == {signature(needs[1].undivided)} and measurements_of(path, needs[0])
 
 
 def test_what_cannot_be_measured_is_told_to_who_decides(path: Path) -> None:
@@ -533,20 +533,20 @@ def test_what_is_wrong_is_refused_and_recorded(path: Path) -> None:
     wrong = replace(FAST, name="wrong", refused="its result is 1 off")
     summary = run(Table([wrong, LEAN]), path, asked)
     assert (summary.candidates, summary.refused) == (1, 1)
-    assert of(found(path, asked), wrong).refused == "its result is 1 off"
-    assert of(found(path, asked), LEAN).refused == ""
+    assert of(measurements_of(path, asked), wrong).refused == "its result is 1 off"
+    assert of(measurements_of(path, asked), LEAN).refused == ""
 
 
 def test_a_failing_gpu_is_told_and_its_kernel_passed_over(path: Path) -> None:
     broken = replace(FAST, name="broken", refused="fails")
     with pytest.raises(MbcError, match="error MBC088: the GPU failed while convolution was measured: an illegal"):
         run(Table([LEAN, broken]), path, need([8, 4]))
-    kept = found(path, need([8, 4]))
+    kept = measurements_of(path, need([8, 4]))
     assert of(kept, broken).refused == "the GPU failed when it ran" and len(kept) == 1
     table = Table([LEAN, broken, SLOW])
     assert run(table, path, need([8])).measured == 1  # all but the kernel at fault
     assert table.tried() == ["lean 8", "slow 8"]
-    assert len(found(path, need([8]))) == 3 and run(table, path, need([8])).already_measured == 1
+    assert len(measurements_of(path, need([8]))) == 3 and run(table, path, need([8])).already_measured == 1
 
 
 def test_what_does_not_fit_is_told_and_not_tried_again_unless_all_is(path: Path) -> None:
@@ -582,7 +582,7 @@ def test_the_best_are_timed_until_they_settle(path: Path) -> None:
     table = Table([shaky])
     assert run(table, path, asked).unsteady == ()
     assert [line for line in table.log if line.startswith("time")] == ["time shaky 8 1500", *["time shaky 8 4000"] * 2]
-    assert of(found(path, asked), shaky).time_us == pytest.approx(80.8)
+    assert of(measurements_of(path, asked), shaky).time_us == pytest.approx(80.8)
     wild = replace(FAST, name="wild", spread=0.2)
     summary = run(Table([wild]), path, need([8], channels=16))
     assert len(summary.unsteady) == 1 and "another process may be using the GPU" in summary.warning

@@ -135,16 +135,16 @@ def listed(
 
 
 def test_after_the_best_only_what_needs_less(gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    found, offered = listed(gpu, monkeypatch, *(9,) * 8, 10, 9, 8, 8, 3, 0, 0, 5)
-    assert found == [*range(8), 10, 12, 13]
+    tried, offered = listed(gpu, monkeypatch, *(9,) * 8, 10, 9, 8, 8, 3, 0, 0, 5)
+    assert tried == [*range(8), 10, 12, 13]
     assert "nchw engines after the best 11" in offered.left_out
-    found, _ = listed(gpu, monkeypatch, *(0, 9) * 8)
-    assert found == list(range(8))
+    tried, _ = listed(gpu, monkeypatch, *(0, 9) * 8)
+    assert tried == list(range(8))
 
 
 def test_under_a_limit_the_best_that_keep_to_it(gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    found, _ = listed(gpu, monkeypatch, *(99,) * 8, *(9,) * 10, 0, limit=50)
-    assert found == [*range(8, 16), 18]
+    tried, _ = listed(gpu, monkeypatch, *(99,) * 8, *(9,) * 10, 0, limit=50)
+    assert tried == [*range(8, 16), 18]
 
 
 def test_engine_offer_carries_its_notes() -> None:

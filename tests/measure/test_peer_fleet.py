@@ -30,10 +30,10 @@ def measured(path: Path, *behaviour: str) -> PeerLink:
 
 def test_the_link_is_in_the_profile_and_used(tmp_path: Path) -> None:
     path = tmp_path / "here.sqlite"
-    found = measured(path)
-    assert found.to_peer_gb_s == 390.0
-    known = calibrated(find_spec("h200"), read_profile(path))
-    assert known.peer_link == found and known.host_link.to_host_gb_s == 48.0
+    link = measured(path)
+    assert link.to_peer_gb_s == 390.0
+    spec = calibrated(find_spec("h200"), read_profile(path))
+    assert spec.peer_link == link and spec.host_link.to_host_gb_s == 48.0
 
 
 @pytest.mark.parametrize(
@@ -50,5 +50,5 @@ def test_without_a_way_between_them_the_link_to_the_host_is_known(tmp_path: Path
     path = tmp_path / "here.sqlite"
     with pytest.raises(MbcError):
         measured(path, "refuses")
-    known = calibrated(find_spec("h200"), read_profile(path))
-    assert known.host_link.to_host_gb_s == 48.0 and not known.peer_link.measured
+    spec = calibrated(find_spec("h200"), read_profile(path))
+    assert spec.host_link.to_host_gb_s == 48.0 and not spec.peer_link.measured

@@ -30,10 +30,10 @@ def offer(request: Request) -> Offer:
 
 def attempted(gpu: Memory, behaviour: Behaviour, rows: int = 6) -> Attempt:
     request = with_statistics((rows, 8, 6, 5), 16, 3)
-    made = offer(request)
+    kernel = offer(request)
     bench = bench_of(gpu, Kernels(gpu, behaviour))
-    with bench.open(Need((request,), 1.0)) as harness, harness.at(request, [made]) as place:
-        attempt = place.attempt(made, math.inf)
+    with bench.open(Need((request,), 1.0)) as harness, harness.at(request, [kernel]) as place:
+        attempt = place.attempt(kernel, math.inf)
         assert not place.adds(attempt)
         if not attempt.refused:
             assert place.time(attempt, 1.0).median_us == 2000.0
@@ -57,9 +57,9 @@ def test_statistics_of_what_is_not_rounded_yet_are_admitted(gpu: Memory) -> None
             seen.append(seen[0].var((0, 2, 3)))
             seen.append(seen[0].mean((0, 2, 3)))
             return result
-        made = seen.pop()
-        assert not np.array_equal(made, result)
-        return made
+        output = seen.pop()
+        assert not np.array_equal(output, result)
+        return output
 
     assert attempted(gpu, behaviour).refused == ""
 

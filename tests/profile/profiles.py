@@ -34,14 +34,14 @@ def measurement(engine: int, time_us: float, workspace_bytes: int = 0, layout: L
 
 
 def profile(
-    found: Mapping[Request, Iterable[Measurement]],
+    measured: Mapping[Request, Iterable[Measurement]],
     extents: Mapping[Request, Extent] | None = None,
     identity: Identity = IDENTITY,
     source: str = "p.sqlite",
 ) -> Profile:
     return Profile(
         identity,
-        {signature(r): tuple(measurements) for r, measurements in found.items()},
+        {signature(r): tuple(measurements) for r, measurements in measured.items()},
         source=source,
         extents={signature(r): extent for r, extent in (extents or {}).items()},
     )

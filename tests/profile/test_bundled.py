@@ -1,4 +1,4 @@
-"""What the profiles that come with mbc say of the link to the host."""
+"""The figures of the link to the host in the profiles that come with mbc."""
 
 from __future__ import annotations
 

@@ -35,14 +35,14 @@ def same(a: Profile, b: Profile) -> bool:
 def test_what_is_written_is_read(tmp_path: Path):
     path = tmp_path / "p.sqlite"
     write_profile(HELD, path)
-    found = read_profile(path)
-    assert same(found, HELD) and type(found.collectives[0].kind) is CollectiveKind
-    assert found.overhead_bytes == 7  # a communicator's memory is told apart
-    assert (found.collective_bytes(2), found.collective_bytes(4)) == (99, 99)
+    held = read_profile(path)
+    assert same(held, HELD) and type(held.collectives[0].kind) is CollectiveKind
+    assert held.overhead_bytes == 7  # a communicator's memory is told apart
+    assert (held.collective_bytes(2), held.collective_bytes(4)) == (99, 99)
     assert profile({}).collective_bytes(2) is None
-    cost = found.collective_model(Link.NVLINK).cost(REDUCE, 1024, 2, 8)
+    cost = held.collective_model(Link.NVLINK).cost(REDUCE, 1024, 2, 8)
     assert cost.measured and cost.time_us == 10.5
-    assert not replace(found, stale=True).collective_model(Link.NVLINK).cost(REDUCE, 1024, 2, 8).measured
+    assert not replace(held, stale=True).collective_model(Link.NVLINK).cost(REDUCE, 1024, 2, 8).measured
 
 
 def test_a_second_measurement_replaces_the_first(tmp_path: Path):
@@ -51,9 +51,9 @@ def test_a_second_measurement_replaces_the_first(tmp_path: Path):
     with ProfileWriter(path, IDENTITY) as writer:
         writer.record_collectives([time(REDUCE, 4, 8.0)], [replace(SLOWDOWN, kernel_ratio=1.1)])
         writer.record_collectives([], [])
-    found = read_profile(path)
-    assert {t.size_bytes: t.time_us for t in found.collectives if t.kind is REDUCE} == {4: 8.0, 1024: 10.5}
-    assert [s.kernel_ratio for s in found.collective_slowdowns] == [1.1]
+    held = read_profile(path)
+    assert {t.size_bytes: t.time_us for t in held.collectives if t.kind is REDUCE} == {4: 8.0, 1024: 10.5}
+    assert [s.kernel_ratio for s in held.collective_slowdowns] == [1.1]
 
 
 def test_merging_and_shipping():

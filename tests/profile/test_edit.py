@@ -22,8 +22,8 @@ OLD, NEW = "2026-11-01T00:00:00", "2026-11-20T00:00:00"
 A, B, C = request(8), request(16), request(32)
 
 
-def engines(found):
-    return {dict(m.settings)["engine"]: m.time_us for m in found}
+def engines(measurements):
+    return {dict(m.settings)["engine"]: m.time_us for m in measurements}
 
 
 def test_merging_takes_the_union_and_the_newer_of_the_same():
@@ -95,8 +95,18 @@ def test_shipping_keeps_what_no_other_candidate_beats(tmp_path: Path):
     loose = replace(measurement(6, 1.0), deterministic=False)
     once = replace(measurement(7, 0.5), dominated=True)
     refused = replace(measurement(8, 0.0), refused="wrong result")
-    found = [measurement(1, 20.0), measurement(2, 10.0, 4096), slow_and_large, other_layout, loose, once, refused]
-    whole = replace(profile({A: found, B: [refused]}, {B: Extent(7, "all")}), overheads=(Overhead("step", "x", 300),))
+    measurements = [
+        measurement(1, 20.0),
+        measurement(2, 10.0, 4096),
+        slow_and_large,
+        other_layout,
+        loose,
+        once,
+        refused,
+    ]
+    whole = replace(
+        profile({A: measurements, B: [refused]}, {B: Extent(7, "all")}), overheads=(Overhead("step", "x", 300),)
+    )
     target = tmp_path / "shipped.sqlite"
     assert ship(whole, target) == 4
     shipped = read_profile(target)
@@ -155,13 +165,13 @@ def test_a_profile_is_written_in_one_stroke(tmp_path: Path):
 
 
 def test_a_packed_profile_is_the_same_profile(tmp_path: Path):
-    known = profile({A: [measurement(1, 10.0)], B: []}, {A: Extent(64, "why", OLD), B: Extent(1, "", OLD)})
+    whole = profile({A: [measurement(1, 10.0)], B: []}, {A: Extent(64, "why", OLD), B: Extent(1, "", OLD)})
     packed, plain = tmp_path / "p.sqlite.gz", tmp_path / "p.sqlite"
-    write_profile(known, packed)
-    write_profile(known, plain)
+    write_profile(whole, packed)
+    write_profile(whole, plain)
     assert replace(read_profile(packed), source="") == replace(read_profile(plain), source="")
     before = packed.read_bytes()
-    write_profile(known, packed)
+    write_profile(whole, packed)
     assert packed.read_bytes() == before and len(before) < plain.stat().st_size / 4
     packed.write_bytes(before[:-20])
     with pytest.raises(MbcError, match="is damaged") as caught:

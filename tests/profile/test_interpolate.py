@@ -17,19 +17,19 @@ def candidate(engine: int, time_us: float, workspace_bytes: int = 0, **changes) 
 
 
 def test_a_time_lies_on_the_line_between_its_neighbours():
-    (found,) = between((8, [candidate(1, 10.0)]), (16, [candidate(1, 30.0)]), 10)
-    assert found.time_us == 15.0
-    assert not found.measured
+    (candidate_between,) = between((8, [candidate(1, 10.0)]), (16, [candidate(1, 30.0)]), 10)
+    assert candidate_between.time_us == 15.0
+    assert not candidate_between.measured
 
 
 def test_workspace_is_the_larger_and_a_property_must_be_of_both():
     low = candidate(1, 10.0, 4096, deterministic=False, accumulates=True)
     high = candidate(1, 20.0, 1024, deterministic=True, accumulates=False)
-    (found,) = between((8, [low]), (16, [high]), 12)
-    assert found.workspace_bytes == 4096
-    assert not found.deterministic and not found.accumulates
-    (found,) = between((8, [high]), (16, [low]), 12)
-    assert found.workspace_bytes == 4096
+    (candidate_between,) = between((8, [low]), (16, [high]), 12)
+    assert candidate_between.workspace_bytes == 4096
+    assert not candidate_between.deterministic and not candidate_between.accumulates
+    (candidate_between,) = between((8, [high]), (16, [low]), 12)
+    assert candidate_between.workspace_bytes == 4096
 
 
 def test_time_when_adding():
@@ -44,8 +44,8 @@ def test_only_what_both_neighbours_have_and_fastest_first():
     other_layout = replace(measurement(1, 1.0, 0, LAST).candidate())
     low = [candidate(1, 30.0), candidate(2, 10.0), candidate(3, 1.0)]
     high = [candidate(2, 20.0), candidate(1, 40.0), candidate(4, 1.0), other_layout]
-    found = between((8, low), (16, high), 9)
-    assert [dict(c.settings)["engine"] for c in found] == [2, 1]
+    candidates = between((8, low), (16, high), 9)
+    assert [dict(c.settings)["engine"] for c in candidates] == [2, 1]
 
 
 @pytest.mark.parametrize("rows", [4, 8, 16, 20])
@@ -66,7 +66,7 @@ def test_a_family_knows_its_neighbours():
 def test_a_profile_answers_for_sizes_between():
     refused = replace(measurement(3, 0.0), refused="wrong result")
     once = replace(measurement(2, 100.0), dominated=True)
-    known = profile(
+    measured = profile(
         {
             request(16): [measurement(1, 32.0), replace(once, time_us=200.0), refused],
             request(4): [measurement(1, 8.0), once, measurement(3, 1.0)],
@@ -74,24 +74,24 @@ def test_a_profile_answers_for_sizes_between():
             request(8, "convolution_backward_filter"): [measurement(1, 1.0)],
         }
     )
-    family = known.family(request(5))
+    family = measured.family(request(5))
     assert list(family) == [4, 16]
     assert [c.time_us for c in family[16]] == [32.0, 200.0]
-    found = known.candidates(request(10))
-    assert [(c.time_us, c.measured) for c in found] == [(20.0, False), (150.0, False)]
-    assert [c.measured for c in known.candidates(request(16))] == [True, True]
-    assert known.candidates(request(17)) == known.candidates(request(3)) == ()
+    candidates = measured.candidates(request(10))
+    assert [(c.time_us, c.measured) for c in candidates] == [(20.0, False), (150.0, False)]
+    assert [c.measured for c in measured.candidates(request(16))] == [True, True]
+    assert measured.candidates(request(17)) == measured.candidates(request(3)) == ()
 
 
 def test_a_size_where_everything_was_refused_offers_nothing_and_nothing_crosses_it():
-    known = profile(
+    measured = profile(
         {request(4): [measurement(1, 8.0)], request(16): [measurement(1, 32.0)]},
         {request(8): Extent(1 << 30, "refused")},
     )
-    assert known.candidates(request(8)) == ()
-    assert known.candidates(request(6)) == known.candidates(request(12)) == ()
+    assert measured.candidates(request(8)) == ()
+    assert measured.candidates(request(6)) == measured.candidates(request(12)) == ()
 
 
 def test_times_of_a_stale_profile_are_estimates():
-    known = replace(profile({request(8): [measurement(1, 8.0)]}), stale=True)
-    assert [c.measured for c in known.candidates(request(8))] == [False]
+    stale = replace(profile({request(8): [measurement(1, 8.0)]}), stale=True)
+    assert [c.measured for c in stale.candidates(request(8))] == [False]

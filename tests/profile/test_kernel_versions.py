@@ -34,9 +34,9 @@ def test_the_kernel_was_rewritten():
 
 
 def test_an_earlier_edition_is_an_estimate_and_its_request_is_to_be_measured():
-    found = current(profile({REQUEST: [BEFORE]}, EXTENT))
-    assert KEY not in found.measurements and KEY not in found.extents
-    (candidate,) = found.candidates(REQUEST)
+    today = current(profile({REQUEST: [BEFORE]}, EXTENT))
+    assert KEY not in today.measurements and KEY not in today.extents
+    (candidate,) = today.candidates(REQUEST)
     assert (candidate.settings, candidate.time_us, candidate.measured) == (TODAY.settings, 50.0, False)
 
 
@@ -54,9 +54,9 @@ def test_what_today_s_kernel_does_not_take_is_left_out():
 
 
 def test_once_measured_again_the_request_is_known():
-    found = current(profile({REQUEST: [BEFORE, TODAY]}, EXTENT))
-    assert found.measurements[KEY] == (TODAY,) and KEY in found.extents
-    assert [c.time_us for c in found.candidates(REQUEST)] == [3.0]
+    today = current(profile({REQUEST: [BEFORE, TODAY]}, EXTENT))
+    assert today.measurements[KEY] == (TODAY,) and KEY in today.extents
+    assert [c.time_us for c in today.candidates(REQUEST)] == [3.0]
 
 
 def test_a_profile_of_today_is_left_as_it_is():
@@ -77,8 +77,8 @@ def test_merging_keeps_what_is_to_be_measured_and_lets_go_of_what_was():
     nothing = profile({}, {})
     assert KEY not in merged(before, nothing).extents and KEY in merged(before, today).extents
 
-    def times_us(found: Profile) -> list[float]:
-        return sorted(m.time_us for rows in (found.measurements, found.earlier) for m in rows.get(KEY, ()))
+    def times_us(held: Profile) -> list[float]:
+        return sorted(m.time_us for rows in (held.measurements, held.earlier) for m in rows.get(KEY, ()))
 
     assert times_us(merged(nothing, before)) == [20.0, 50.0]
     assert times_us(merged(before, today)) == [3.0, 20.0]
@@ -91,9 +91,9 @@ def test_what_is_to_be_measured_is_written_as_it_was(tmp_path: Path):
     paths = tmp_path / "a.sqlite", tmp_path / "b.sqlite"
     for path in paths:
         assert ship(merged(before, profile({}, {})), path) == 1
-    found = read_profile(paths[0])
-    assert KEY not in found.extents and found.measurements == {}
-    assert found.outdated == {KEY: Outdated((BEFORE,), extent)}
+    written = read_profile(paths[0])
+    assert KEY not in written.extents and written.measurements == {}
+    assert written.outdated == {KEY: Outdated((BEFORE,), extent)}
     with closing(sqlite3.connect(paths[1])) as connection:
         columns = "workspace_limit_bytes, left_out, date, micro_batches_only"
         assert connection.execute(f"SELECT {columns} FROM request").fetchall() == [
@@ -109,18 +109,18 @@ def test_of_two_kernels_each_side_may_have_measured_one():
         [BEFORE, replace(of_other, settings=())], [TODAY, replace(of_other, settings=())], [BEFORE, of_other],
     )]  # fmt: skip
     for one, two in ((0, 1), (1, 0)):  # neither has measured the other kernel
-        found = merged(sides[one], sides[two])
-        assert found.measurements[KEY] == (TODAY,) and KEY not in found.extents
-        assert [m.name for m in found.outdated[KEY].rows] == [other.name]
+        both = merged(sides[one], sides[two])
+        assert both.measurements[KEY] == (TODAY,) and KEY not in both.extents
+        assert [m.name for m in both.outdated[KEY].rows] == [other.name]
     for one, two in ((1, 2), (2, 1)):  # together they have
-        found = merged(sides[one], sides[two])
-        assert {m.name for m in found.measurements[KEY]} == {TODAY.name, other.name}
-        assert KEY in found.extents and not found.outdated and not found.earlier
+        both = merged(sides[one], sides[two])
+        assert {m.name for m in both.measurements[KEY]} == {TODAY.name, other.name}
+        assert KEY in both.extents and not both.outdated and not both.earlier
 
 
 def test_a_kernel_that_could_not_add_when_it_was_measured_can_today():
     kernel = KERNELS["relu_backward_channel_sum"]
     before = Measurement("mbc", kernel.name, kernel.settings, (FIRST,) * 4, 0, 3.0, 0.1, True, False, (), 0.0)
     refused = replace(before, refused="wrong")
-    found = current(profile({REQUEST: [before, refused, TODAY]}, EXTENT)).measurements[KEY]
-    assert [m.accumulates for m in found] == [True, False, KERNELS[TODAY.name].accumulates]
+    rows = current(profile({REQUEST: [before, refused, TODAY]}, EXTENT)).measurements[KEY]
+    assert [m.accumulates for m in rows] == [True, False, KERNELS[TODAY.name].accumulates]

@@ -47,9 +47,9 @@ def find(device: DeviceSpec = GPU, path: Path | None = None, accept_stale: bool 
         return find_profile(device, None if path is None else str(path), accept_stale)
 
 
-def times(found: Profile | None, of=A) -> list[float]:
-    assert found is not None
-    return [c.time_us for c in found.candidates(of)]
+def times(located: Profile | None, of=A) -> list[float]:
+    assert located is not None
+    return [c.time_us for c in located.candidates(of)]
 
 
 def test_a_named_profile_must_be_of_the_gpu(tmp_path: Path):
@@ -90,14 +90,14 @@ def test_the_users_profile_completes_and_overrules_the_shipped_one():
     write_profile(
         profile({A: [measurement(1, 1.0)], B: [measurement(1, 4.0)]}, {A: Extent(9, "", "2027-01-01")}), shipped
     )
-    found = find()
-    assert times(found) == [1.0] and found is not None and found.source == str(shipped)
+    located = find()
+    assert times(located) == [1.0] and located is not None and located.source == str(shipped)
     write_profile(profile({A: [measurement(1, 2.0)]}, {A: Extent(9, "", "2026-01-01")}), own)
-    found = find()
-    assert times(found) == [2.0] and times(found, B) == [4.0]
+    located = find()
+    assert times(located) == [2.0] and times(located, B) == [4.0]
     shipped.unlink()
-    found = find()
-    assert times(found, B) == [] and found is not None and found.source == str(own)
+    located = find()
+    assert times(located, B) == [] and located is not None and located.source == str(own)
 
 
 def test_a_shipped_profile_of_another_cudnn_is_not_mixed_in():
@@ -114,8 +114,8 @@ def test_what_is_of_another_cudnn_than_here_is_left_out_and_said(on_the_gpu: Non
     with pytest.warns(
         RuntimeWarning, match=r"is left out: it was measured with cuDNN 9\.5\.0, but 9\.19\.0 is installed"
     ):
-        found = find_profile(GPU)
-    assert times(found) == [1.0]
+        located = find_profile(GPU)
+    assert times(located) == [1.0]
     with pytest.raises(MbcError, match=r"was measured with cuDNN 9\.5\.0, but 9\.19\.0 is installed") as caught:
         find(path=user_path(GPU.name))
     assert caught.value.code == "MBC076"

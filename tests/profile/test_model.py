@@ -264,7 +264,7 @@ def test_a_change_that_a_kill_left_half_done_is_undone(path: Path, tmp_path: Pat
     """Readers open the file for reading alone, and then cannot roll back themselves."""
     with ProfileWriter(path, IDENTITY) as writer:
         writer.record(request(rows=2), [])
-    known = read_profile(path).extents
+    extents = read_profile(path).extents
     left = tmp_path / "left.sqlite"
     with closing(sqlite3.connect(path, isolation_level=None)) as killed:
         killed.execute("PRAGMA cache_size = 1")  # what changes is written before the transaction ends
@@ -274,5 +274,5 @@ def test_a_change_that_a_kill_left_half_done_is_undone(path: Path, tmp_path: Pat
         for end in ("", "-journal"):
             shutil.copy(f"{path}{end}", f"{left}{end}")
         killed.execute("ROLLBACK")
-    assert read_profile(left).extents == known
+    assert read_profile(left).extents == extents
     assert not Path(f"{left}-journal").exists()

@@ -64,19 +64,19 @@ def test_a_gpu_of_other_memory_is_planned_from_the_one_most_like_it(tmp_path: Pa
         identity = replace(profile({}).identity, gpu=spec.name)
         user_path(spec.name).parent.mkdir(parents=True, exist_ok=True)
         write_profile(profile({asked: [measurement(1, 100.0)]}, identity=identity), user_path(spec.name))
-    found = find_profile(PCIE)
-    assert found is not None and found.scaling is not None and found.scaling.source.name == find_spec("h100").name
-    assert "scaled to NVIDIA H100 PCIe: estimates" in found.origin
-    (candidate,) = found.candidates(asked)
+    located = find_profile(PCIE)
+    assert located is not None and located.scaling is not None and located.scaling.source.name == find_spec("h100").name
+    assert "scaled to NVIDIA H100 PCIe: estimates" in located.origin
+    (candidate,) = located.candidates(asked)
     assert not candidate.measured
-    assert candidate.time_us == pytest.approx(time_us(found.scaling, asked))
+    assert candidate.time_us == pytest.approx(time_us(located.scaling, asked))
     assert find_profile(find_spec("a100-40")) is None, "an H100 tells nothing of an A100"
     own = replace(profile({}).identity, gpu=PCIE.name, multiprocessors=PCIE.multiprocessors)
     write_profile(profile({asked: [measurement(1, 130.0)]}, identity=own), user_path(PCIE.name))
     measured = find_profile(PCIE)
     assert measured is not None and measured.scaling is None
     assert [c.measured for c in measured.candidates(asked)] == [True]
-    assert measured.similar is not None and measured.similar.candidates(asked) == found.candidates(asked)
+    assert measured.similar is not None and measured.similar.candidates(asked) == located.candidates(asked)
 
 
 def test_a_gpu_of_another_cudnn_completes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,8 +89,8 @@ def test_a_gpu_of_another_cudnn_completes_nothing(tmp_path: Path, monkeypatch: p
             spec = find_spec(name)
             identity = replace(profile({}).identity, gpu=spec.name, cudnn=version)
             write_profile(profile({request(8): [measurement(1, 100.0)]}, identity=identity), user_path(spec.name))
-        found = find_profile(GPU)
-        assert found is not None and (found.similar is None) == (cudnn == 92000)
+        located = find_profile(GPU)
+        assert located is not None and (located.similar is None) == (cudnn == 92000)
 
 
 def test_gpus_are_most_like_themselves() -> None:

@@ -26,17 +26,17 @@ def own(time_us: float, workspace_bytes: int = 0, name: str = "convolution", **c
 )
 def test_a_time_falls_as_its_estimate_does(estimate_us: float, time_us: float):
     here = own(2 * estimate_us)
-    (found,) = scaled((16, [own(100.0, accumulates=True, accumulate_us=110.0)]), 8, [own(200.0)], [here])
-    assert found.time_us == pytest.approx(time_us)
-    assert found.accumulate_us == pytest.approx(1.1 * time_us) and found.accumulates
-    assert not found.measured
+    (estimate,) = scaled((16, [own(100.0, accumulates=True, accumulate_us=110.0)]), 8, [own(200.0)], [here])
+    assert estimate.time_us == pytest.approx(time_us)
+    assert estimate.accumulate_us == pytest.approx(1.1 * time_us) and estimate.accumulates
+    assert not estimate.measured
 
 
 def test_what_its_provider_offers_is_taken_as_it_is_offered_or_not_at_all():
     larger = (16, [own(100.0, 4096), own(10.0, name="other")])
     there = [own(200.0, 4096), own(20.0, name="other")]
-    (found,) = scaled(larger, 8, there, [own(150.0, 8192)])  # the other one takes no 8 rows
-    assert (found.name, found.time_us, found.workspace_bytes) == ("convolution", 75.0, 8192)
+    (estimate,) = scaled(larger, 8, there, [own(150.0, 8192)])  # the other one takes no 8 rows
+    assert (estimate.name, estimate.time_us, estimate.workspace_bytes) == ("convolution", 75.0, 8192)
     assert scaled(larger, 8, [], [own(150.0)]) == ()
 
 
@@ -44,8 +44,8 @@ def test_engines_go_by_estimates_in_their_layouts_and_keep_their_workspace():
     bare, full, last = engine(-1, 900.0), engine(-1, 400.0, 512), engine(-1, 100.0, 512, LAST)
     here = [replace(c, time_us=t) for c, t in ((bare, 450.0), (full, 300.0), (last, 50.0))]
     legacy = replace(engine(6, 80.0, 1 << 20), provider="cudnn_legacy")
-    found = scaled((16, [engine(3, 100.0, 1 << 30), legacy]), 8, [bare, full, last], here)
-    assert [(c.settings, c.time_us, c.workspace_bytes) for c in found] == [
+    estimates = scaled((16, [engine(3, 100.0, 1 << 30), legacy]), 8, [bare, full, last], here)
+    assert [(c.settings, c.time_us, c.workspace_bytes) for c in estimates] == [
         (legacy.settings, pytest.approx(60.0), 1 << 20),
         (engine(3, 0.0).settings, pytest.approx(75.0), 1 << 30),
     ]
@@ -78,17 +78,17 @@ def modelled(*kernels: Candidate):
 
 def test_times_over_estimates_go_evenly_from_one_size_to_the_other():
     low, high = own(200.0, accumulates=True), own(2000.0, accumulates=True, accumulate_us=2200.0)
-    (found,) = resized((16, [low]), (64, [high]), 32, modelled(low))
-    assert found.time_us == pytest.approx(150.0 * (200.0 / 100.0 * 2000.0 / 250.0) ** 0.5)  # 32 is half way
-    assert found.accumulate_us == pytest.approx(1.1 * found.time_us) and found.accumulates
-    assert not found.measured and found.workspace_bytes == 32
+    (estimate,) = resized((16, [low]), (64, [high]), 32, modelled(low))
+    assert estimate.time_us == pytest.approx(150.0 * (200.0 / 100.0 * 2000.0 / 250.0) ** 0.5)  # 32 is half way
+    assert estimate.accumulate_us == pytest.approx(1.1 * estimate.time_us) and estimate.accumulates
+    assert not estimate.measured and estimate.workspace_bytes == 32
     assert not resized((16, [low]), (64, [replace(high, accumulates=False)]), 32, modelled(low))[0].accumulates
 
 
 def test_no_time_is_outside_of_those_of_both_sizes_nor_changes_by_more_than_the_rows():
     for low_us, high_us in ((100.0, 101.0), (101.0, 100.0)):
-        (found,) = resized((16, [own(low_us)]), (64, [own(high_us)]), 32, modelled(own(0.0)))
-        assert 100.0 <= found.time_us <= 101.0
+        (estimate,) = resized((16, [own(low_us)]), (64, [own(high_us)]), 32, modelled(own(0.0)))
+        assert 100.0 <= estimate.time_us <= 101.0
     (more,) = resized((16, [own(100.0)]), None, 64, modelled(own(0.0)))
     assert more.time_us == pytest.approx(250.0)
     (fewer,) = resized(None, (64, [own(100.0)]), 16, modelled(own(0.0)))
@@ -101,26 +101,26 @@ def test_no_time_is_outside_of_those_of_both_sizes_nor_changes_by_more_than_the_
 
 def test_each_kernel_goes_by_the_sizes_that_have_it():
     only_low, only_high = own(100.0, name="low"), own(300.0, name="high")
-    found = resized((16, [only_low]), (64, [only_high]), 32, modelled(only_low, only_high))
-    assert {c.name: c.time_us for c in found} == {"low": pytest.approx(150.0), "high": pytest.approx(180.0)}
-    assert found[0].name == "low"
+    estimates = resized((16, [only_low]), (64, [only_high]), 32, modelled(only_low, only_high))
+    assert {c.name: c.time_us for c in estimates} == {"low": pytest.approx(150.0), "high": pytest.approx(180.0)}
+    assert estimates[0].name == "low"
     assert resized((16, [only_low]), (64, [only_high]), 32, modelled(only_high))[0].name == "high"
 
 
 def test_what_only_cudnn_lists_needs_a_larger_size_and_keeps_its_workspace():
     estimate = engine(-1, 0.0)
     low, high = engine(3, 100.0, 1 << 10), engine(3, 200.0, 1 << 20)
-    (found,) = resized((16, [low]), (64, [high]), 32, modelled(estimate))
-    assert found.workspace_bytes == 1 << 20
-    (found,) = resized((16, [low, engine(4, 1.0)]), (64, [high]), 32, modelled(estimate))
-    assert found.settings == high.settings
+    (result,) = resized((16, [low]), (64, [high]), 32, modelled(estimate))
+    assert result.workspace_bytes == 1 << 20
+    (result,) = resized((16, [low, engine(4, 1.0)]), (64, [high]), 32, modelled(estimate))
+    assert result.settings == high.settings
 
 
 def test_others_do_not_stand_in_for_the_fastest_of_a_smaller_size():
     slower = own(120.0)
     assert resized((16, [engine(3, 100.0), slower]), None, 64, modelled(slower, engine(-1, 0.0))) == ()
-    (found,) = resized((16, [engine(3, 130.0), slower]), None, 64, modelled(slower, engine(-1, 0.0)))
-    assert found.name == slower.name and found.time_us == pytest.approx(300.0)
+    (estimate,) = resized((16, [engine(3, 130.0), slower]), None, 64, modelled(slower, engine(-1, 0.0)))
+    assert estimate.name == slower.name and estimate.time_us == pytest.approx(300.0)
     assert resized(None, None, 64, modelled(slower)) == ()
 
 

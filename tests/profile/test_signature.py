@@ -103,7 +103,7 @@ def at(batch: int, channels: int) -> dict[tuple[str, tuple[str, ...]], Request]:
 
 @pytest.mark.parametrize("channels", [6, 16])
 def test_a_mini_batch_is_of_the_family_of_another_one(channels: int):
-    """With as many channels as rows, too."""
+    """One case has as many channels as rows."""
     few, many = at(6, channels), at(16, channels)
     assert few.keys() == many.keys() and len(few) > 40
     assert any("batch_statistics" in r.kind for r in few.values())
@@ -135,7 +135,7 @@ def test_requests_of_one_family_with_as_many_rows_hide_nothing_of_each_other():
     assert with_rows(part, 0) == with_rows(whole, 0)
     candidates = [c for p in PROVIDERS for c in p.candidates(whole, find_spec("h200"))]
     assert candidates
-    known = profile(
+    measured = profile(
         {
             whole: [
                 Measurement(c.provider, c.name, c.settings, c.layouts, 0, 5.0, 0.1, True, False, (), 0.0)
@@ -144,4 +144,4 @@ def test_requests_of_one_family_with_as_many_rows_hide_nothing_of_each_other():
         },
         {whole: Extent(1 << 40), part: Extent(0, "could not be measured: it failed")},
     )
-    assert len(known.candidates(whole)) == len(candidates)
+    assert len(measured.candidates(whole)) == len(candidates)

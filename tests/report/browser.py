@@ -20,7 +20,7 @@ PATIENCE_S = 60.0
 def find_browser() -> str | None:
     """Chromium or Chrome of this machine."""
     names = ("chromium", "chromium-browser", "google-chrome", "chrome")
-    return next((found for found in map(shutil.which, names) if found), None)
+    return next((path for path in map(shutil.which, names) if path), None)
 
 
 class Browser:
@@ -97,15 +97,15 @@ class Browser:
         return json.loads(message)
 
     def _hear(self, event: dict[str, Any]) -> None:
-        method, told = event.get("method"), event.get("params", {})
+        method, parameters = event.get("method"), event.get("params", {})
         if method == "Runtime.exceptionThrown":
-            self.errors.append(json.dumps(told["exceptionDetails"])[:600])
-        elif method == "Runtime.consoleAPICalled" and told["type"] in ("error", "warning"):
-            self.errors.append(json.dumps(told["args"])[:600])
-        elif method == "Log.entryAdded" and told["entry"]["level"] in ("error", "warning"):
-            self.errors.append(told["entry"]["text"])
+            self.errors.append(json.dumps(parameters["exceptionDetails"])[:600])
+        elif method == "Runtime.consoleAPICalled" and parameters["type"] in ("error", "warning"):
+            self.errors.append(json.dumps(parameters["args"])[:600])
+        elif method == "Log.entryAdded" and parameters["entry"]["level"] in ("error", "warning"):
+            self.errors.append(parameters["entry"]["text"])
         elif method == "Network.requestWillBeSent":
-            self.requests.append(told["request"]["url"])
+            self.requests.append(parameters["request"]["url"])
 
     def open(self, page: Path, ready: str = "document.documentElement?.dataset.ready === 'yes'") -> None:
         """Load a file and wait until `ready` is true."""

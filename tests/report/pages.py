@@ -10,6 +10,6 @@ from typing import Any
 
 
 def data_of(page: str) -> dict[str, Any]:
-    """What stands in the page's element of data."""
+    """Return the content of the page's data element."""
     (data,) = re.findall(r'<script type="text/plain" id="data">([A-Za-z0-9+/=]*)</script>', page)
     return json.loads(zlib.decompress(b64decode(data)))

@@ -36,7 +36,7 @@ def chain_plan(share: float = 0.0) -> Plan:
 
 @cache
 def plans_of_unlike_gpus() -> tuple[Plan, Plan]:
-    """Of two ranks that share a mini-batch, each on a GPU of its own kind."""
+    """Return the plans of two ranks that share a mini-batch, each on a GPU of its own kind."""
     one, other = compile_plans(Source("chain.mbc", CHAIN), Options(gpus=2, rank_gpus=(RankGpu("h200"), RankGpu("t4"))))
     return one, other
 

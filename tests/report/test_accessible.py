@@ -33,15 +33,15 @@ def browser(request: pytest.FixtureRequest) -> Iterator[Browser]:
 
 
 def violations(browser: Browser, page: Path) -> list[str]:
-    """What axe finds wrong: the rule, and the elements."""
+    """Return the violations that axe reports: for each, the rule and the elements."""
     browser.open(page)
     browser.run(AXE.read_text(encoding="utf-8") + "; 0")
-    told = "v => `${v.id}: ${v.help}: ${v.nodes.slice(0, 3).map(n => n.html)}`"
-    found = browser.run(
+    describe = "v => `${v.id}: ${v.help}: ${v.nodes.slice(0, 3).map(n => n.html)}`"
+    outcome = browser.run(
         f"axe.run(document, {{runOnly: {RULES}, resultTypes: ['violations']}})"
-        f".then(found => [found.passes.length, found.violations.map({told})])"
+        f".then(found => [found.passes.length, found.violations.map({describe})])"
     )
-    passed, wrong = found
+    passed, wrong = outcome
     assert passed > 15, "axe has judged next to nothing"
     return wrong
 
@@ -62,8 +62,8 @@ def pages(folder: Path) -> Iterator[Path]:
 
 
 def test_pages_are_accessible(browser: Browser, tmp_path: Path):
-    found = {page.stem: violations(browser, page) for page in pages(tmp_path)}
-    assert found == {"budget": [], "ranks": [], "diff": []}
+    faults = {page.stem: violations(browser, page) for page in pages(tmp_path)}
+    assert faults == {"budget": [], "ranks": [], "diff": []}
 
 
 def test_axe_finds_what_is_wrong(browser: Browser, tmp_path: Path):
@@ -80,5 +80,5 @@ def test_the_gallery_is_accessible(browser: Browser, tmp_path_factory: pytest.Te
     from gallery import PAGES, make
 
     folder = tmp_path_factory.getbasetemp() / "gallery"
-    made = [folder / name for name in PAGES] if folder.is_dir() else make(folder)
-    assert [violations(browser, page) for page in made] == [[], [], []]
+    written = [folder / name for name in PAGES] if folder.is_dir() else make(folder)
+    assert [violations(browser, page) for page in written] == [[], [], []]

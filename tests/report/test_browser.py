@@ -60,9 +60,9 @@ def test_a_plan(browser, page):
     _shown(browser, page)
     # The largest value at the peak is told with its bytes, and so is why it is there.
     browser.run(LARGEST)
-    told = browser.run(DETAIL)
+    detail = browser.run(DETAIL)
     curve = memory_curve(plan, plan.train)
-    assert "the peak among them" in told and "letting it go" in told and "why" in told
+    assert "the peak among them" in detail and "letting it go" in detail and "why" in detail
     assert f"launch {curve.peak_launch}" in browser.run("document.querySelector('#memory svg').textContent")
     # The table is searched and sorted.
     rows = "document.querySelectorAll('#operations tbody tr').length"
@@ -72,9 +72,9 @@ def test_a_plan(browser, page):
         "const s = document.querySelector('#operations input'); s.value = {}; s.dispatchEvent(new Event('input')); 0"
     )
     browser.run(f"{{ {search.format(json.dumps('recomputed'))} }}")
-    found = browser.run(rows)
-    assert 0 < found < count
-    assert f"{found} of {count}" in browser.run("document.querySelector('#operations [role=status]').textContent")
+    shown = browser.run(rows)
+    assert 0 < shown < count
+    assert f"{shown} of {count}" in browser.run("document.querySelector('#operations [role=status]').textContent")
     browser.run(f"{{ {search.format(json.dumps(''))} }}")
     browser.run(f"{{ {search.format(json.dumps('arithmetic'))} }}")
     by_arithmetic = sum(one.bound is Bound.ARITHMETIC for one in facts_of(plan, plan.train).limits)
@@ -211,17 +211,17 @@ def test_pictures_are_drawn_in_light_and_dark(browser, page):
 def test_what_a_screen_reader_is_told(browser, page):
     _shown(browser, page)
     nodes = browser.call("Accessibility.getFullAXTree")["nodes"]
-    told = [(n["role"]["value"], n.get("name", {}).get("value", ""), n) for n in nodes if not n.get("ignored")]
+    exposed = [(n["role"]["value"], n.get("name", {}).get("value", ""), n) for n in nodes if not n.get("ignored")]
     # Whatever takes the focus or is a picture has a name, and pictures that are drawn the name of what they show.
     focusable = [
-        (role, name) for role, name, n in told
+        (role, name) for role, name, n in exposed
         if any(p["name"] == "focusable" and p["value"]["value"] for p in n.get("properties", ()))
     ]  # fmt: skip
     assert len(focusable) > 20 and [role for role, name in focusable if not name and role != "RootWebArea"] == []
     assert {role for role, _ in focusable} >= {"button", "combobox", "searchbox", "link", "image"}
-    assert [role for role, name, _ in told if role == "image" and not name] == []
+    assert [role for role, name, _ in exposed if role == "image" and not name] == []
     # Landmarks and headings, one of the first rank and none that skips a rank.
-    assert {"banner", "navigation", "main", "contentinfo"} <= {role for role, _, _ in told}
+    assert {"banner", "navigation", "main", "contentinfo"} <= {role for role, _, _ in exposed}
     ranks = browser.run("[...document.querySelectorAll('h1, h2, h3')].map(e => Number(e.tagName[1]))")
     assert ranks[0] == 1 and ranks.count(1) == 1 and all(b <= a + 1 for a, b in pairwise(ranks))
     assert browser.run("document.documentElement.lang") == "en"
@@ -275,8 +275,8 @@ def test_two_plans(browser, tmp_path):
     changes = [one.after.time_us - one.before.time_us for one in diff.operations if one.program == "train"]
     changes += [-one.time_us for program, one in diff.only_before if program == "train"]
     changes += [one.time_us for program, one in diff.only_after if program == "train"]
-    told = f"training step +{show_time(sum(changes))}"
-    assert sum(changes) > 0 and told in browser.run("document.querySelector('#changes [role=status]').textContent")
+    change = f"training step +{show_time(sum(changes))}"
+    assert sum(changes) > 0 and change in browser.run("document.querySelector('#changes [role=status]').textContent")
     browser.run("{ const s = document.querySelector('#changes input'); s.value = 'train';"
                 " s.dispatchEvent(new Event('input')); 0 }")  # fmt: skip
     assert len(browser.run(rows)) == count == len(changes)
@@ -311,8 +311,8 @@ def test_measured_beside_predicted(browser, tmp_path):
     # The last item of the chart is the last launch as it was measured.
     key = "document.querySelector('#lanes canvas').dispatchEvent(new KeyboardEvent('keydown', {key: 'ArrowLeft'}))"
     browser.run(key)
-    told = browser.run("document.querySelector('#lanes .detail').textContent")
-    assert f"0.50 us from {show_time(count - 1)}" in told and "less than predicted" in told
+    detail = browser.run("document.querySelector('#lanes .detail').textContent")
+    assert f"0.50 us from {show_time(count - 1)}" in detail and "less than predicted" in detail
     browser.run("document.querySelector('#program select').value = 'infer'")
     browser.run("document.querySelector('#program select').dispatchEvent(new Event('change'))")
     assert set(browser.run(cells)) == {"-"}
@@ -338,9 +338,9 @@ def test_streams_of_ranks_that_run_another_plan(browser, tmp_path):
     browser.run(
         "document.querySelector('#lanes canvas').dispatchEvent(new KeyboardEvent('keydown', {key: 'ArrowLeft'}))"
     )
-    told = browser.run("document.querySelector('#lanes .detail').textContent")
+    detail = browser.run("document.querySelector('#lanes .detail').textContent")
     last = other.train.launches[-1]
-    assert f"rank 1, {other.target.gpu}" in told and f"{len(other.train.launches) - 1}, on {last.stream}" in told
+    assert f"rank 1, {other.target.gpu}" in detail and f"{len(other.train.launches) - 1}, on {last.stream}" in detail
     browser.run("document.querySelector('#program select').value = 'infer'")
     browser.run("document.querySelector('#program select').dispatchEvent(new Event('change'))")
     browser.run(

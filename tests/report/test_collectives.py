@@ -1,4 +1,4 @@
-"""What is told of the collectives of plans for several GPUs."""
+"""Reports about the collectives of plans for several GPUs."""
 
 from __future__ import annotations
 
@@ -48,16 +48,18 @@ def test_the_timeline_is_that_of_the_planner() -> None:
 
 def test_hidden_and_exposed() -> None:
     (plan,) = plans(2)
-    found = collectives_of(plan)
-    assert found is not None and len(found.sharing.buckets) > 1
+    collectives = collectives_of(plan)
+    assert collectives is not None and len(collectives.sharing.buckets) > 1
     # No kernel runs beside the last sum, which the guard waits for; the first is hidden by the rest of the backward
     # pass.
-    assert found.exposed_us[-1] > 0 and found.exposed_us[0] == pytest.approx(0.0, abs=1e-9)
-    assert found.hidden_us > 0 and all(0 <= e <= t for e, t in zip(found.exposed_us, found.times_us, strict=True))
+    assert collectives.exposed_us[-1] > 0 and collectives.exposed_us[0] == pytest.approx(0.0, abs=1e-9)
+    assert collectives.hidden_us > 0 and all(
+        0 <= e <= t for e, t in zip(collectives.exposed_us, collectives.times_us, strict=True)
+    )
     # What the step takes longer than its kernels, which all run on one stream, is exposed, or lost by kernels.
     kernels_us = sum(launch.work.time_us for launch in plan.train.launches if not is_collective(launch))
     more_us = plan.predictions.train_us - kernels_us
-    assert found.slowed_us > 0 and more_us >= sum(found.exposed_us) + found.slowed_us - 1e-6
+    assert collectives.slowed_us > 0 and more_us >= sum(collectives.exposed_us) + collectives.slowed_us - 1e-6
 
 
 def test_a_bucket_is_as_long_as_its_gradients_lie() -> None:
@@ -92,9 +94,9 @@ def test_what_is_printed() -> None:
 def test_what_is_sharded() -> None:
     settings = (("train.shard_optimizer", "true"),)
     (plan,) = compile_plans(Source("wide.mbc", WIDE), Options(gpu="h200", gpus=2, settings=settings))
-    found = collectives_of(plan)
-    assert found is not None
-    sharing, values = found.sharing, plan.graph.values
+    collectives = collectives_of(plan)
+    assert collectives is not None
+    sharing, values = collectives.sharing, plan.graph.values
     weights = [value.type for value in values.values() if value.role is Role.PARAMETER and len(value.type.shape) > 1]
     whole_bytes = sum(weight.size_bytes for weight in weights)
     assert (sharing.state_bytes, sharing.whole_state_bytes) == (whole_bytes // 2, whole_bytes)
@@ -102,7 +104,7 @@ def test_what_is_sharded() -> None:
         of_kind = [bucket for bucket in sharing.shards if bucket.kind is kind]
         assert len(of_kind) > 1 and sum(bucket.size_bytes for bucket in of_kind) == whole_bytes
         # The first travels beside kernels, updates and gradients of other buckets.
-        assert found.exposed_us[sharing.all_buckets.index(of_kind[0])] == pytest.approx(0.0, abs=1e-9)
+        assert collectives.exposed_us[sharing.all_buckets.index(of_kind[0])] == pytest.approx(0.0, abs=1e-9)
     # Half of what an all-reduce sends each way, twice.
     assert sharing.link_bytes == pytest.approx(whole_bytes + sharing.size_bytes, abs=2)
     lines = collectives_lines(plan)

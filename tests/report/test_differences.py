@@ -1,4 +1,4 @@
-"""What `mbc diff` prints of figures, and what its page says of them."""
+"""The figures that `mbc diff` prints, and the same figures on its page."""
 
 from __future__ import annotations
 
@@ -94,9 +94,9 @@ def test_settings_that_are_none_are_refused(settings):
 def test_unlike_measured_shares_are_told_without_judging_the_difference():
     plan = predicted(PLANS["kept"](), 6000.0, (5700.0, 6400.0), 0.73)
     other = predicted(plan, 5350.0, (2260.0, 13900.0), 0.0)
-    known = "~6.00 ms (5.70 to 6.40 ms; 73 % of it measured) by {}"
+    step = "~6.00 ms (5.70 to 6.40 ms; 73 % of it measured) by {}"
     guessed = "~5.35 ms (2.26 to 13.9 ms; 0 % of it measured) by {}"
-    said = f"It is unknown which plan is faster: the step takes {known} and {guessed}, and these ranges overlap."
+    said = f"It is unknown which plan is faster: the step takes {step} and {guessed}, and these ranges overlap."
     assert said.format("a", "b") in diff_text(diff_plans(plan, other), "a", "b")
     page = diff_page(plan, other, "a", "b")
     assert said.format("the first plan", "the second") in page
@@ -125,11 +125,11 @@ def test_a_profile_without_a_time_of_the_step_says_so():
     plan = predicted(PLANS["kept"](), 6000.0, (5700.0, 6400.0), 0.73)
     bare = predicted(plan, 6000.0, (5700.0, 6400.0), 0.0)
     assert profile_of(plan) == plan.target.profile
-    told = f"{plan.target.profile} ({NO_TIMES})"
-    assert profile_of(bare) == told and heading(bare).endswith(f"profile: {told}")
+    profile = f"{plan.target.profile} ({NO_TIMES})"
+    assert profile_of(bare) == profile and heading(bare).endswith(f"profile: {profile}")
     (card,) = (one for one in figures(bare) if one.name == "GPU")
-    assert card.note == told
-    assert f"profile of b: {told}" in diff_text(diff_plans(plan, bare), "a", "b")
+    assert card.note == profile
+    assert f"profile of b: {profile}" in diff_text(diff_plans(plan, bare), "a", "b")
 
 
 def test_estimates_are_marked_in_the_table_of_operations():
@@ -164,15 +164,15 @@ def test_what_differs_in_time_only_is_summed_by_program():
 
 def test_a_diff_sums_time_by_family_first():
     kept, offloaded = (facts_of(plan, plan.train) for plan in (PLANS["kept"](), PLANS["offloaded"]()))
-    told = {one.question: one for one in diff_answers(diff_plans(kept.plan, offloaded.plan), kept, offloaded)}
-    where = told["Where did the time go?"]
+    by_question = {one.question: one for one in diff_answers(diff_plans(kept.plan, offloaded.plan), kept, offloaded)}
+    where = by_question["Where did the time go?"]
     recompute_us = sum(one.time_us for one in offloaded.techniques.recomputed)
     copies_us = sum(one.work.time_us for one in offloaded.program.launches if one.stream in COPY_STREAMS)
     assert recompute_us > 0 and copies_us > offloaded.costs.total_us > 0, "most of them kernels hide"
     assert f"recomputing +{show_time(recompute_us)}, other kernels " in where.answer
     assert f"copies +{show_time(offloaded.costs.total_us)}" in where.answer
     assert not [line for line in where.details if line.text.startswith("copy")]
-    memory = told["Where did the memory go?"].answer
+    memory = by_question["Where did the memory go?"].answer
     assert f"of live bytes at {show_time(kept.times.starts_us[kept.peak])}, in the backward pass, in launch" in memory
-    moved = told["Which values are kept, recomputed or offloaded differently?"].details
+    moved = by_question["Which values are kept, recomputed or offloaded differently?"].details
     assert moved[-1].text.startswith("8 of ") and len(moved) == 9

@@ -44,9 +44,9 @@ def test_narrow_tables_and_limits():
 
 
 def test_json_has_no_infinity():
-    found = json.loads(json.dumps(step_document(FOUND), allow_nan=False))
-    assert [row["passed"] for row in found] == [False, True, True]
-    assert found[2]["distance"] is None and found[0]["undivided_error"] == 1e-3
+    rows = json.loads(json.dumps(step_document(FOUND), allow_nan=False))
+    assert [row["passed"] for row in rows] == [False, True, True]
+    assert rows[2]["distance"] is None and rows[0]["undivided_error"] == 1e-3
 
 
 def test_divisions_are_counted():

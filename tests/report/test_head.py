@@ -36,14 +36,14 @@ def ranks_of(plan: Plan) -> Ranks:
 def test_throughput_and_step_are_those_of_all_mini_batches(accumulated):
     plan = accumulated
     whole_us = plan.predictions.train_us + 3 * accumulate_us(plan)
-    told = {one.name: one for one in figures(plan)}
-    step, last = told["training step, predicted"], told["last mini-batch of a step, predicted"]
+    by_name = {one.name: one for one in figures(plan)}
+    step, last = by_name["training step, predicted"], by_name["last mini-batch of a step, predicted"]
     assert step.value.lstrip("~") == show_time(whole_us) and last.value.lstrip("~") == show_time(
         plan.predictions.train_us
     )
     assert step.note.startswith("32 rows in 4 mini-batches: 3 of ")
     per_second = f"{32e6 / whole_us:,.0f}"
-    assert told["throughput"].value == f"{per_second} images/s"
+    assert by_name["throughput"].value == f"{per_second} images/s"
     assert f"{per_second} samples/s" in totals_text(plan) and f"{per_second} images/s" in plan_fragment(plan)
     assert data_of(plan_page(plan))["plan"]["samples_per_s"] == pytest.approx(32e6 / whole_us)
 
@@ -61,9 +61,9 @@ def test_a_diff_compares_whole_steps(accumulated):
 
 def test_of_one_mini_batch_nothing_is_said_of_several():
     plan = PLANS["kept"]()
-    told = {one.name: one for one in figures(plan)}
-    assert "last mini-batch of a step, predicted" not in told
-    assert told["training step, predicted"].value.lstrip("~") == show_time(plan.predictions.train_us)
+    by_name = {one.name: one for one in figures(plan)}
+    assert "last mini-batch of a step, predicted" not in by_name
+    assert by_name["training step, predicted"].value.lstrip("~") == show_time(plan.predictions.train_us)
 
 
 def test_several_gpus_are_all_named_and_the_slowest_tells_the_step():
@@ -77,13 +77,13 @@ def test_several_gpus_are_all_named_and_the_slowest_tells_the_step():
     for pair in ((plan, other), (other, plan)):
         slow = max(pair, key=step_us)
         assert slowest(pair[0], pair[1:]) is slow
-        told = {one.name: one for one in figures(pair[0], pair[1:])}
-        step = told["training step, predicted"]
+        by_name = {one.name: one for one in figures(pair[0], pair[1:])}
+        step = by_name["training step, predicted"]
         assert step.value.lstrip("~") == show_time(step_us(slow)) and f"rank {ranks_of(slow).members[0]}" in step.note
-        assert told["throughput"].value == f"{64e6 / step_us(slow):,.0f} images/s"
-        assert gpus in told["GPUs"].note
+        assert by_name["throughput"].value == f"{64e6 / step_us(slow):,.0f} images/s"
+        assert gpus in by_name["GPUs"].note
         for one in pair:
-            card = told[f"rank {ranks_of(one).members[0]}, {one.target.gpu}"]
+            card = by_name[f"rank {ranks_of(one).members[0]}, {one.target.gpu}"]
             assert card.value.startswith(f"{rows[ranks_of(one).members[0]]} rows, ")
             assert show_time(step_us(one)) in card.value
             assert f"{show_size(one.predictions.arena_bytes)} arena" in card.note
@@ -102,18 +102,18 @@ def test_equal_ranks_are_counted():
 
 
 @pytest.mark.parametrize(
-    ("share", "told"),
+    ("share", "text"),
     [(0.0, "0 %"), (0.001, "under 1 %"), (0.5, "50 %"), (0.999, "over 99 %"), (1.0, "100 %")],
 )
-def test_what_is_measured_in_part_is_not_all_measured(share, told):
-    assert measured_percent(share) == told
+def test_what_is_measured_in_part_is_not_all_measured(share, text):
+    assert measured_percent(share) == text
 
 
 def test_bounds_say_what_they_are_of():
     plan = PLANS["kept"]()
-    told = {one.name: one for one in figures(plan)}
-    serial, least = told["best serial schedule"], told["least arena of any plan"]
+    by_name = {one.name: one for one in figures(plan)}
+    serial, least = by_name["best serial schedule"], by_name["least arena of any plan"]
     assert serial.note == "lower bound on one stream, for any budget"
     assert least.value == show_size(plan.bounds.floor_bytes)
     assert least.note.startswith(f"while {plan.bounds.floor_operation} runs")
-    assert f" overhead ({OVERHEAD})" in told["device memory"].note
+    assert f" overhead ({OVERHEAD})" in by_name["device memory"].note

@@ -52,9 +52,9 @@ def data(plan):
     return data_of(plan_page(plan))
 
 
-def _near(found, expected) -> None:
-    """The same after a way through JSON."""
-    assert found == json.loads(json.dumps(expected))
+def _near(actual, expected) -> None:
+    """Assert that the actual value equals the expected value after a round trip through JSON."""
+    assert actual == json.loads(json.dumps(expected))
 
 
 def test_names_break_at_their_joints_and_numbers_do_not():
@@ -74,9 +74,9 @@ def test_figures_of_the_plan(plan, data):
 def test_every_operation(plan, data):
     for name, program in (("train", plan.train), ("infer", plan.infer)):
         rows = rows_of(data["programs"][name]["operations"], data["texts"])
-        found = limits(plan, program, ceilings_of(plan))
-        assert len(rows) == len(found) > 3
-        for row, limit in zip(rows, found, strict=True):
+        bounds = limits(plan, program, ceilings_of(plan))
+        assert len(rows) == len(bounds) > 3
+        for row, limit in zip(rows, bounds, strict=True):
             one = limit.summary
             assert (row["name"], row["kind"], row["time_us"]) == (one.name, one.kind, one.time_us)
             assert (row["moved_bytes"], row["flops"], row["limit_us"]) == (
@@ -139,12 +139,12 @@ def test_what_is_recomputed_is_said_with_its_reason():
     plan = PLANS["recomputed"]()
     facts = facts_of(plan, plan.train)
     assert facts.techniques.recomputed, "the plan is tight"
-    told = {one.question: one for one in answers(facts)}
-    why = told["Why is a value recomputed or offloaded?"]
+    by_question = {one.question: one for one in answers(facts)}
+    why = by_question["Why is a value recomputed or offloaded?"]
     assert f"{len(facts.techniques.recomputed)} values are recomputed" in why.answer
     most = max(facts.techniques.recomputed, key=lambda r: r.saved_bytes)
     assert why.details[0].values == most.outputs and why.details[0].text.startswith(", ".join(most.outputs))
-    peak = told["What sets the peak?"]
+    peak = by_question["What sets the peak?"]
     assert f"in launch {facts.peak} (" in peak.answer and f") of {len(facts.program.launches)}: " in peak.answer
     at = show_time(facts.times.starts_us[facts.peak])
     assert facts.loss_launch is not None and facts.peak > facts.loss_launch
@@ -154,7 +154,7 @@ def test_what_is_recomputed_is_said_with_its_reason():
     assert named > 0.99 * facts.curve.peak_bytes, "the kinds that are named add up to the peak"
     rows = rows_of(data_of(plan_page(plan))["programs"]["train"]["operations"], data_of(plan_page(plan))["texts"])
     assert any(row["decision"] == "recomputed" for row in rows)
-    furthest = told["Which kernel is furthest from its roofline?"]
+    furthest = by_question["Which kernel is furthest from its roofline?"]
     assert any(furthest.answer.startswith(one.name) for one in summarise(plan, plan.train))
 
 
@@ -180,8 +180,8 @@ def test_a_larger_budget_is_judged_by_the_bound_of_such_schedules(plan, critical
 
 
 def _asked(plan: Plan, words: str) -> Answer:
-    (found,) = (one for one in answers(facts_of(plan, plan.train)) if words in one.question)
-    return found
+    (answer,) = (one for one in answers(facts_of(plan, plan.train)) if words in one.question)
+    return answer
 
 
 def test_a_larger_budget_buys_nothing_where_this_one_is_not_used_up():
@@ -207,16 +207,16 @@ def test_the_furthest_kernel_is_told_of_estimates_too():
     facts = facts_of(plan, plan.train)
     assert facts.ceilings is not None
     slow = replace(facts, ceilings=replace(facts.ceilings, launch_us=1e9))
-    (told,) = (one for one in answers(slow) if "roofline" in one.question)
-    assert told.answer.startswith("Unknown: the limit of each kernel is below the")
+    (answer,) = (one for one in answers(slow) if "roofline" in one.question)
+    assert answer.answer.startswith("Unknown: the limit of each kernel is below the")
 
 
 def test_no_kernel_is_named_twice_as_the_furthest():
     plan = PLANS["kept"]()
     facts = facts_of(plan, plan.train)
     one = max(facts.limits, key=lambda limit: limit.limit_us)
-    (told,) = (a for a in answers(replace(facts, limits=(one,))) if "roofline" in a.question)
-    assert told.answer.count(one.summary.name) == 1 and "also the furthest by ratio" in told.answer
+    (answer,) = (a for a in answers(replace(facts, limits=(one,))) if "roofline" in a.question)
+    assert answer.answer.count(one.summary.name) == 1 and "also the furthest by ratio" in answer.answer
 
 
 def test_a_list_that_is_cut_says_so():
@@ -271,7 +271,7 @@ def test_markup_in_names_is_no_markup(plan):
 
 
 def _luminance(colour: str) -> float:
-    """Relative, WCAG 2.2, https://www.w3.org/TR/WCAG22/#dfn-relative-luminance"""
+    """Return the relative luminance of WCAG 2.2, https://www.w3.org/TR/WCAG22/#dfn-relative-luminance."""
     channels = (int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5))
     red, green, blue = (c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels)
     return 0.2126 * red + 0.7152 * green + 0.0722 * blue
@@ -280,10 +280,10 @@ def _luminance(colour: str) -> float:
 @pytest.mark.parametrize("theme", [":root {", ":root.dark {"])
 def test_colours_differ_enough_from_what_they_stand_on(theme):
     style = (folder("templates") / "report" / "style.css").read_text()
-    found = re.findall(r"--([\w-]+): (#[0-9a-f]{6});", style.split(theme, 1)[1].split("}", 1)[0])
-    colours = dict(found)
+    declarations = re.findall(r"--([\w-]+): (#[0-9a-f]{6});", style.split(theme, 1)[1].split("}", 1)[0])
+    colours = dict(declarations)
     grounds = [_luminance(colours.pop(name)) for name in ("ground", "panel")]
-    assert len(colours) == len(found) - 2 > 15
+    assert len(colours) == len(declarations) - 2 > 15
     colours.pop("line")  # of grids and frames, which say nothing
     for name, colour in colours.items():
         text = name in ("ink", "faint", "accent", "bad")
@@ -369,7 +369,7 @@ def test_results_that_are_none(text):
 
 
 def _record(plan: Plan) -> dict[str, Any]:
-    """As a record says it: 1 us more than predicted a launch, and the last one not found."""
+    """Return a record in which each launch takes 1 us longer than predicted and the last launch was not measured."""
     times = predicted_timeline(plan, plan.train)
     rows = [
         {"name": launch_name(i, launch), "start_us": start, "measured_us": end - start + 1.0}

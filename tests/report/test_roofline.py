@@ -40,26 +40,26 @@ def test_less_of_it():
 def test_for_a_script():
     plan = small_plan()
     document = json.loads(json.dumps(roofline_document(plan, FLOOR)))
-    found = limits(plan, plan.train, ceilings_of(plan))
+    bounds = limits(plan, plan.train, ceilings_of(plan))
     assert document["floor"]["total_us"] == 2500.0
     least = sum(max(row["memory_us"], row["arithmetic_us"]) for row in document["operations"])
     assert document["limit_us"] == pytest.approx(least)
     assert document["time_us"] == pytest.approx(sum(kind["time_us"] for kind in document["kinds"]))
-    assert [row["name"] for row in document["operations"]] == [one.summary.name for one in found]
+    assert [row["name"] for row in document["operations"]] == [one.summary.name for one in bounds]
     assert {row["bound"] for row in document["operations"]} <= {"memory", "arithmetic"}
     assert roofline_document(plan, None, infer=True)["floor"] is None
 
 
 def test_copies_are_limited_by_their_link_and_beside_the_kernels():
     plan = PLANS["offloaded"]()
-    found = limits(plan, plan.train, ceilings_of(plan))
-    copies = [one for one in found if one.summary.stream in COPY_STREAMS]
+    bounds = limits(plan, plan.train, ceilings_of(plan))
+    copies = [one for one in bounds if one.summary.stream in COPY_STREAMS]
     links = device_of(plan).links
     for one in copies:
         assert one.bound is Bound.LINK and one.limit_us < one.summary.time_us, "but for the latency"
         assert one.limit_us == one.moved_bytes / (1e3 * links.gb_s(one.summary.stream))
     assert max(one.limit_us / one.summary.time_us for one in copies) > 0.9
-    kernels_us = sum(one.summary.time_us for one in found if one not in copies)
+    kernels_us = sum(one.summary.time_us for one in bounds if one not in copies)
     text = roofline_text(plan, None, width=160)
     (row,) = (line for line in text.splitlines() if line.startswith("all kernels, serially"))
     assert show_time(kernels_us) in row

@@ -79,11 +79,11 @@ def test_runs_that_recompute_are_told_apart_from_micro_batches():
     # A sentence gives the time of one run, and says what all runs lose.
     limit = max((one for one in facts.limits if one.summary.name in again), key=lambda one: one.limit_us)
     name = limit.summary.name
-    told = next(one for one in answers(replace(facts, limits=(limit,))) if "roofline" in one.question)
+    answer = next(one for one in answers(replace(facts, limits=(limit,))) if "roofline" in one.question)
     runs, lost = len(limit.summary.micro_batches), show_time(limit.lost_us)
-    assert f"{show_time(limit.summary.time_us / runs)} a run where " in told.answer
-    assert f"; run {runs} times, {again[name]} of them to recompute, it loses ~{lost} in all." in told.answer
-    assert f" lost in {runs} runs, {again[name]} of them to recompute (" in told.details[0].text
+    assert f"{show_time(limit.summary.time_us / runs)} a run where " in answer.answer
+    assert f"; run {runs} times, {again[name]} of them to recompute, it loses ~{lost} in all." in answer.answer
+    assert f" lost in {runs} runs, {again[name]} of them to recompute (" in answer.details[0].text
 
 
 def test_the_page_says_everything():
@@ -172,10 +172,10 @@ def test_width(width):
 
 def test_measured_plan_has_no_mark():
     p = PLAN.predictions
-    known = replace(
+    predictions = replace(
         p, train_low_us=p.train_us, train_high_us=p.train_us, infer_low_us=p.infer_us, infer_high_us=p.infer_us
     )
-    plan = replace(PLAN, predictions=replace(known, measured_share=1.0, overhead_measured=True))
+    plan = replace(PLAN, predictions=replace(predictions, measured_share=1.0, overhead_measured=True))
     text = plan_text(plan)
     assert "~" not in text[text.index("in all") :] and " to " not in text[text.index("in all") :]
     assert "100 % of the step measured" in text and re.search("overhead +381.5 MiB  measured", text)

@@ -1,4 +1,4 @@
-"""What copies cost is what the predicted step is longer for them, and a larger budget gives it back."""
+"""Timelines: copies cost the time by which they lengthen the predicted step; a larger budget regains this time."""
 
 from __future__ import annotations
 
