@@ -1,4 +1,4 @@
-"""The share of the host link that each of several GPUs gets, measured or assumed, and the host memory that all may pin."""
+"""The share of the host link that each of several GPUs gets, measured or assumed, and the memory that all may pin."""
 
 from __future__ import annotations
 
