@@ -279,7 +279,7 @@ class _BufferReader:
         if value is not None:
             at("value", member, value, self._values, "value")
         if value is not None and not self._values[value].per_sample and stop != 1:
-            raise BadField(f"'{value}' is not per sample, its rows are 0..1", "stop")
+            raise BadField(f"'{value}' is not per sample, so its rows must be 0..1", "stop")
         space = at("space", choice, space_name, Space)
         buffer = Buffer(
             value,
@@ -335,7 +335,7 @@ def _wait(value: Any, launches: int) -> tuple[int, int]:
 
 def _index(value: Any, count: int, what: str) -> int:
     if type(value) is not int or not 0 <= value < count:
-        raise BadField(f"there is no {what} {value!r}, there are {count}", code=NO_SUCH_THING)
+        raise BadField(f"there is no {what} {value!r}; there are {count}", code=NO_SUCH_THING)
     return value
 
 

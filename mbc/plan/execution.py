@@ -249,7 +249,7 @@ class Execution:
             self._fail("MBC123", f"{place}: it cannot be divided, but runs over rows {rows.start}..{rows.stop} only")
         for operand, access in (*reads, *writes):
             if not operand.per_sample and access.rows != Rows(0, 1):
-                self._fail("MBC123", f"{place}: '{operand.name}' is not per sample, its rows are 0..1")
+                self._fail("MBC123", f"{place}: '{operand.name}' is not per sample, so its rows must be 0..1")
         for _, access in reads:
             if access.mode is not Mode.READ:
                 self._fail("MBC123", f"{place}: it may only read its input in {self._name(access.buffer)}")
@@ -265,7 +265,7 @@ class Execution:
         through_view = buffer.value != operand.name
         if buffer.dtype is not self.plan.graph.values[operand.root].type.dtype:
             self._fail(
-                "MBC123", f"{place}: it needs '{operand.name}' in {operand.dtype}, the buffer is in {buffer.dtype}"
+                "MBC123", f"{place}: it needs '{operand.name}' in {operand.dtype}, but the buffer is in {buffer.dtype}"
             )
         if through_view and not is_canonical(buffer.layout, self.plan.graph.values[operand.root].type.shape):
             self._fail("MBC123", f"{place}: it reads a view of '{operand.root}', which is in {buffer.layout}")

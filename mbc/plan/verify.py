@@ -201,7 +201,7 @@ def _check_buffers(plan: Plan, views: set[str]) -> None:
         elif buffer.rows.count <= 0 or size_bytes <= 0 or size_bytes % buffer.rows.count:
             _fail("MBC120", f"{place}: {size_bytes} bytes for {buffer.rows.count} rows")
         if buffer.size_bytes != size_bytes:
-            _fail("MBC120", f"{place}: it has {buffer.size_bytes} bytes, its rows need {size_bytes}")
+            _fail("MBC120", f"{place}: it has {buffer.size_bytes} bytes, but its rows need {size_bytes}")
         if offset % ALIGNMENT_BYTES:
             _fail("MBC121", f"{place}: its offset {offset} is not a multiple of {ALIGNMENT_BYTES}")
         if not 0 <= offset <= offset + size_bytes <= ends[buffer.space]:

@@ -183,7 +183,7 @@ def staleness(profile: Profile, device: DeviceSpec, here: LocalGpu | None) -> st
 def _noted(profile: Profile, here: LocalGpu | None) -> Profile:
     if here is not None and here.driver != profile.identity.driver:
         warnings.warn(
-            f"the profile '{profile.source}' was measured with driver {profile.identity.driver}, this machine has "
+            f"the profile '{profile.source}' was measured with driver {profile.identity.driver}, but this machine has "
             f"{here.driver}: times may differ a little",
             RuntimeWarning,
             stacklevel=3,

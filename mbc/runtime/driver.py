@@ -93,6 +93,6 @@ def check_architecture(plan: Plan, gpu: Any) -> None:
         return
     raise MbcError(
         "MBC154",
-        f"the plan is for {plan.target.gpu} ({plan.target.architecture}), this GPU is {gpu.name()} (sm_{major}{minor})",
+        f"the plan is for {plan.target.gpu} ({plan.target.architecture}); this GPU is {gpu.name()} (sm_{major}{minor})",
         'compile with --gpu auto on this machine, or use device="cpu"',
     )

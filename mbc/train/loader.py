@@ -140,7 +140,7 @@ class IterableData:
             if len(row) != len(self.inputs):
                 raise MbcError(
                     "MBC171",
-                    f"{self.name} yields {len(row)} arrays a batch, the network has {len(self.inputs)} inputs: "
+                    f"{self.name} yields {len(row)} arrays a batch, but the network has {len(self.inputs)} inputs: "
                     + ", ".join(i.name for i in self.inputs),
                     "yield a tuple of one array per input, in this order, or a dict with their names",
                 )

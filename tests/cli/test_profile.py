@@ -378,4 +378,4 @@ def test_notes_of_planning_are_said_once(mbc, two, monkeypatch):
     done = mbc("show", "tiny.mbc", "--gpu", "h200", "--json")
     assert done.code == 0 and json.loads(done.out)
     assert done.err.count("note: the profile '") == 2  # one's own and the shipped one
-    assert "measured with driver 580.1, this machine has 999.9" in done.err
+    assert "measured with driver 580.1, but this machine has 999.9" in done.err

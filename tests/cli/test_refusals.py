@@ -54,7 +54,7 @@ def test_a_provider_that_lacks_kernels_names_one_that_has_them(mbc):
 def test_workspace_limit_too_small(mbc):
     large = ("--set", "batch=4096")  # whose statistics are summed in parts
     error = refused(mbc, *H200, *large, "--workspace-limit", "1B")
-    assert "error MBC201: '" in error and " of workspace, the limit is 1 B; no kernel with less is allowed by" in error
+    assert "error MBC201: '" in error and "but the limit is 1 B; no kernel with less is allowed by" in error
     assert "help: raise --workspace-limit to at least " in error
     least = error.split("to at least ")[1].strip()
     assert "MBC201" not in mbc("show", "tiny.mbc", *H200, *large, "--workspace-limit", least).err

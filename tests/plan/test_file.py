@@ -314,7 +314,7 @@ NOWHERE = [
     (("buffers", "rows", 0, 0, "nobody"), "buffers.rows[0].value: there is no value 'nobody'"),
     (("buffers", "rows", 0, 7, 10**6), "buffers.rows[0].alias: there is no buffer 1000000"),
     (("train", "launches", "rows", 0, 0, ["i.l0"]), "rows[0].operations[0]: there is no operation of this program"),
-    (("train", "launches", "rows", 0, 6, 1, 0, 10**6), "rows[0].accesses[1]: there is no buffer 1000000, there are"),
+    (("train", "launches", "rows", 0, 6, 1, 0, 10**6), "rows[0].accesses[1]: there is no buffer 1000000; there are"),
     (("train", "launches", "rows", 0, 6, 1, 0, True), "rows[0].accesses[1]: there is no buffer True"),
     (("train", "waits", 0, [0, 10**6]), "train.waits[0]: there is no launch 1000000"),
     (("infer", "entry", 0, -1), "infer.entry[0]: there is no buffer -1"),

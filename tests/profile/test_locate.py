@@ -132,7 +132,7 @@ def test_a_patch_of_cudnn_changes_nothing(on_the_gpu: None, monkeypatch: pytest.
 
 def test_another_driver_is_said(on_the_gpu: None):
     write_profile(profile({A: [measurement(1, 1.0)]}, identity=replace(IDENTITY, driver="570.2")), user_path(GPU.name))
-    with pytest.warns(RuntimeWarning, match=r"with driver 570\.2, this machine has 580\.1"):
+    with pytest.warns(RuntimeWarning, match=r"with driver 570\.2, but this machine has 580\.1"):
         assert times(find_profile(GPU)) == [1.0]
 
 

@@ -439,7 +439,7 @@ def test_the_gpu_must_be_of_the_planned_kind(gpu: Gpu, tmp_path: Path, capabilit
         return
     error = failure(folder)
     assert error.code == "MBC154"
-    assert f"(sm_90), this GPU is Fake (sm_{capability[0]}{capability[1]})" in error.message
+    assert f"(sm_90); this GPU is Fake (sm_{capability[0]}{capability[1]})" in error.message
 
 
 def test_too_little_free_memory(gpu: Gpu, tmp_path: Path):

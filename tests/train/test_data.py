@@ -65,7 +65,7 @@ def test_iterable(tmp_path, monkeypatch):
     assert np.concatenate([b[1] for b in data.in_order(whole_batch(4))]).tolist() == [3] * 3 + [1] + [9] * 9
     (part,) = open_data("batches_for_test:dicts", INPUTS).shuffled(whole_batch(4), 0, 7)
     assert part.arrays[1].tolist() == [7] * 4
-    with pytest.raises(MbcError, match="yields 3 arrays a batch, the network has 2 inputs: image, target") as caught:
+    with pytest.raises(MbcError, match="3 arrays a batch, but the network has 2 inputs: image, target") as caught:
         list(open_data("batches_for_test:triples", INPUTS).in_order(whole_batch(4)))
     assert caught.value.code == "MBC171"
     with pytest.raises(MbcError, match="batches_for_test:nothing returns None, which holds no batches") as caught:
@@ -126,7 +126,7 @@ def pairs(): return {"image": ROW[0], "target": ROW[1]}
         ("nothing", "MBC175", "(batch 1)' has the shape (), but input 'image' needs rows of the shape (1, 8, 8)"),
         ("objects", "MBC176", "(batch 1)' holds object, but input 'image' needs floating-point numbers"),
         ("words", "MBC175", "(batch 1)' has the shape ()"),
-        ("number", "MBC171", "yields 1 arrays a batch, the network has 2 inputs: image, target"),
+        ("number", "MBC171", "yields 1 arrays a batch, but the network has 2 inputs: image, target"),
         ("text", "MBC171", "yields 1 arrays a batch"),
         ("numbers", "MBC171", "yields 1 arrays a batch"),
         ("pairs", "MBC171", "yields 1 arrays a batch"),

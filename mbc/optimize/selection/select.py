@@ -157,7 +157,7 @@ def check_limit(table: CandidateTable, limit_bytes: int) -> None:
     needed, limit = show_distinct(least[operation], limit_bytes)
     raise MbcError(
         "MBC201",
-        f"'{operation.name}' needs {needed} of workspace, the limit is {limit}; "
+        f"'{operation.name}' needs {needed} of workspace, but the limit is {limit}; "
         f"no kernel with less is allowed by {', '.join(table.rules.excluding())}",
         f"raise --workspace-limit to at least {show_enough(least[operation])}",
         operation.span,

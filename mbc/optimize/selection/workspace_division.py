@@ -47,7 +47,7 @@ def divide_workspace(
         needed, total = show_distinct(least_bytes, total_bytes)
         raise MbcError(
             "MBC201",
-            f"the operations of '{table.graph.name}' need {needed} of workspace together, the total is {total}",
+            f"the operations of '{table.graph.name}' need {needed} of workspace together, but the total is {total}",
             f"raise --workspace-total to at least {show_enough(least_bytes)}",
         )
     layouts = _settled_layouts(table, program, inputs, fronts, total_bytes)

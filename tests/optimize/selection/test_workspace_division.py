@@ -53,5 +53,5 @@ def test_a_plan_keeps_to_the_total():
 
 
 def test_a_total_that_is_too_small_says_what_would_do():
-    with pytest.raises(MbcError, match=r"MBC201.*need .* of workspace together, the total is 4.00 KiB"):
+    with pytest.raises(MbcError, match=r"MBC201.*need .* of workspace together, but the total is 4.00 KiB"):
         plan(table(100.0, 10.0, 4096, 4096), Limits(total_bytes=4096))
