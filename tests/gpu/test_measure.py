@@ -129,7 +129,7 @@ def test_a_run_is_resumed(gpu: Gpu, tmp_path: Path) -> None:
     path = tmp_path / "p.sqlite"
     assert measure(gpu, needs[:1], path).measured == 1
     rest = measure(gpu, needs, path)
-    assert (rest.known, rest.measured) == (1, 2)
+    assert (rest.already_measured, rest.measured) == (1, 2)
     assert measure(gpu, needs, path).measured == 0
 
 
