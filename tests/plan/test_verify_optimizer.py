@@ -173,5 +173,5 @@ def test_a_plan_without_a_source_has_none_to_compare() -> None:
     assert not verify_source(bare)
     other = replace(graph.train[0], span=Span(Source("other.mbc", "network x {}"), 1, 1))
     two = replace(plan, graph=replace(graph, train=(other, *graph.train[1:])))
-    with pytest.raises(MbcError, match="is of 2 sources: "):
+    with pytest.raises(MbcError, match="has 2 sources: "):
         verify_source(two)
