@@ -47,7 +47,7 @@ def test_a_tuning_is_trained_with(mbc, data, monkeypatch):
 
     # The same command plans and trains nothing any more; without the file it finds the same.
     with monkeypatch.context() as patched:
-        patched.setattr("mbc.fit.Search.probe", lambda search, at: _known(search.found, at))
+        patched.setattr("mbc.fit.Search.probe", lambda search, at: _known(search.probes, at))
         patched.setattr("mbc.runtime.module.Module.step", None)
         again = mbc("tune", *SMALL, "--state", "state.json")
     assert again.code == 0, again.err
