@@ -131,9 +131,10 @@ def check(folder: Path, steps: int, seed: int, device: str) -> dict[str, Any]:
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=TIMEOUT_S, env={**os.environ, "PYTHONPATH": ":".join(paths)}
     )
-    if not done.stdout.startswith("{"):
+    result = json.loads(done.stdout) if done.stdout.startswith("{") else {}
+    if "launches" not in result:  # a command that fails prints its error, as JSON too
         raise RuntimeError("; ".join(done.stderr.strip().splitlines()[-2:]) or f"exit code {done.returncode}")
-    return {**summary(json.loads(done.stdout)), "check_s": time.monotonic() - began}
+    return {**summary(result), "check_s": time.monotonic() - began}
 
 
 def prepare(missing: Sequence[Row], shelf: Shelf, workers: int) -> None:

@@ -114,7 +114,7 @@ def test_gpus_that_share_a_mini_batch_lend_each_other_nothing() -> None:
     with pytest.raises(MbcError) as caught:
         compile_plan(source, Options(gpu="h200", gpus=2, settings=(("memory.peers", "1 GB"),)))
     assert caught.value.code == "MBC103"
-    assert "memory.peers is for one GPU that trains: 2 that share a mini-batch" in caught.value.message
+    assert "memory.peers is for training on one GPU: 2 GPUs that share a mini-batch" in caught.value.message
 
 
 def test_states_go_where_there_is_room() -> None:
