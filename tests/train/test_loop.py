@@ -173,7 +173,7 @@ def test_steps_that_fp16_skips_are_no_divergence_at_the_start(regression, graph,
     with pytest.raises(MbcError) as caught:
         train(regression, job)
     assert caught.value.code == "MBC231"
-    assert "35 of its 100 steps had gradients that fp16 cannot hold, at any loss scale;" in caught.value.message
+    assert "35 of its 100 steps had gradients that fp16 cannot hold at any loss scale;" in caught.value.message
 
 
 def test_a_single_step_of_few_is_not_too_many(regression, graph, rows):
