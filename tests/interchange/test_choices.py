@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from mbc.errors import MbcError
 from mbc.interchange.importing import import_model
+from tests.interchange import models
 from tests.interchange.models import Tensor, compared, exported, nn, torch
-from tests.interchange.test_rules import Of
 
 F = torch.nn.functional
+Of = partial(models.Of, channels=6, padding=0)  # its convolution gives [2, 6, 10, 10]
 MASK = torch.arange(100).reshape(10, 10) % 3 == 0
 
 
