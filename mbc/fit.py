@@ -238,8 +238,8 @@ def _seek_fastest(search: Search, multiple: int) -> None:
 def _between(fits: Callable[[int], bool], guess: Callable[[int], int], low: int, high: int) -> int:
     """Return the largest count that fits, where `low` does and `high` does not.
 
-    A try can take minutes. So the first one is at `guess` of a count that does not fit. After a guess that fits, steps
-    grow by the factor STRIDE; after MOST_GUESSES that do not fit, the rest is bisected.
+    Planning one count can take minutes, so the first count to try is `guess` of a count that does not fit. After a
+    guess that fits, steps grow by the factor STRIDE. After MOST_GUESSES that do not fit, the rest is bisected.
     """
     guesses, step = MOST_GUESSES, 0
     while high - low > 1:

@@ -156,8 +156,8 @@ def known_spec(name: str) -> DeviceSpec | None:
 def spec_like(name: str, architecture: str) -> DeviceSpec:
     """Return the spec of the GPU with this driver name, or of a part of it (`part_of`).
 
-    For a GPU that is not listed this is the spec of the first one of its architecture, else of the first of all, marked
-    as not measured.
+    A GPU that is not listed gets the spec of the first listed GPU of its architecture. If none has its architecture,
+    it gets the spec of the first listed GPU. Either spec is marked as not measured.
     """
     whole, multiprocessors = split_name(name)
     if multiprocessors is not None:

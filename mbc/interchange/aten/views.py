@@ -91,7 +91,7 @@ def scattered(
     Args:
         step: The node that gave the view.
         base: Shape, strides and type of the tensor that is viewed.
-        tensors: The same of each tensor of the program, by name.
+        tensors: Shape, strides and type of each tensor of the program, by name.
 
     Returns:
         The operation and its arguments without the tensors. If the view is a part, the tensors are `self`, the tensor
