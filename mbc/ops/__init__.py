@@ -17,6 +17,7 @@
 * `convolution`: convolutions: three passes, and transposed
 * `cross_entropy`: the layer of the three softmax cross entropies
 * `elementary`: roots, exponentials, logarithms, powers
+* `device`: the meaning of an operation on one element, as text in C
 * `dice`: the Dice loss
 * `elementwise_loss`: losses of two tensors of one shape
 * `erf`: the error function in float64

@@ -12,6 +12,7 @@ import numpy as np
 from mbc.ir.graph import Attributes, Operation
 from mbc.ir.types import TensorType
 from mbc.ops.base import Array, Call, Gradients, Layer, NoAttributes, OpKind, ShapeError
+from mbc.ops.device import device
 from mbc.ops.erf import erf
 
 
@@ -99,6 +100,7 @@ def activation(
     forward: Rule,
     backward: BackwardRule,
     of_output: bool,
+    texts: tuple[str, ...],
     signs: tuple[int, ...] = (),
 ) -> tuple[OpKind, OpKind]:
     """Return the kind `name` and the kind of its gradient, which reads dy and the output (or the input).
@@ -109,8 +111,11 @@ def activation(
         forward: Computes the output from attributes and input.
         backward: Computes the gradient of the input from attributes, output (or input) and dy.
         of_output: Whether the gradient reads the output rather than the input.
+        texts: The device expressions of the output over `x`, and of the gradient over `dy` and `y` (or `x`); then the
+            names of attributes that these read.
         signs: Inputs of the gradient of which only the sign is read.
     """
+    text, backward_text, *reals = texts
     return (
         OpKind(
             name,
@@ -120,6 +125,7 @@ def activation(
             _gradient(of_output),
             divisible=True,
             in_place=((0, 0),),
+            device=device("x", text, *reals),
         ),
         OpKind(
             f"{name}_backward",
@@ -129,6 +135,7 @@ def activation(
             divisible=True,
             in_place=((0, 1),),
             signs=signs,
+            device=device("y, dy" if of_output else "x, dy", backward_text, *reals),
         ),
     )
 
@@ -164,6 +171,7 @@ OPS = (
         lambda a, x: np.maximum(x, 0),
         lambda a, y, dy: np.where(y > 0, dy, 0).astype(dy.dtype),
         of_output=True,
+        texts=("x < 0.0f ? 0.0f : x", "y > 0.0f ? dy : 0.0f"),
         signs=(0,),
     ),
     *activation(
@@ -172,16 +180,32 @@ OPS = (
         lambda a, x: np.where(x > 0, x, x * x.dtype.type(a.slope)),
         lambda a, y, dy: np.where(y > 0, dy, dy * dy.dtype.type(a.slope)),
         of_output=True,
+        texts=("x < 0.0f ? slope * x : x", "y > 0.0f ? dy : slope * dy", "slope"),
         signs=(0,),
     ),
-    *activation("sigmoid", NoAttributes, lambda a, x: sigmoid(x), lambda a, y, dy: dy * y * (1 - y), of_output=True),
-    *activation("tanh", NoAttributes, lambda a, x: np.tanh(x), lambda a, y, dy: dy * (1 - y * y), of_output=True),
+    *activation(
+        "sigmoid",
+        NoAttributes,
+        lambda a, x: sigmoid(x),
+        lambda a, y, dy: dy * y * (1 - y),
+        of_output=True,
+        texts=("logistic(x)", "dy * y * (1.0f - y)"),
+    ),
+    *activation(
+        "tanh",
+        NoAttributes,
+        lambda a, x: np.tanh(x),
+        lambda a, y, dy: dy * (1 - y * y),
+        of_output=True,
+        texts=("tanhf(x)", "dy * (1.0f - y * y)"),
+    ),
     *activation(
         "silu",
         NoAttributes,
         lambda a, x: x * sigmoid(x),
         lambda a, x, dy: _silu_backward(x, dy),
         of_output=False,
+        texts=("x * logistic(x)", "s = logistic(x); dy * s * (1.0f + x * (1.0f - s))"),
     ),
     *activation(
         "gelu",
@@ -189,6 +213,7 @@ OPS = (
         lambda a, x: _gelu(x),
         lambda a, x, dy: _gelu_backward(x, dy),
         of_output=False,
+        texts=("x * Normal(x).below", "normal = Normal(x); dy * fmaf(x * INVERSE_SQRT_2PI, normal.bell, normal.below)"),
     ),
     OpKind(
         "add",
@@ -198,6 +223,7 @@ OPS = (
         _add_gradient,
         divisible=True,
         in_place=((0, 0), (0, 1)),
+        device=device("a, b", "a + b"),
     ),
     OpKind(
         "mul",
@@ -207,6 +233,7 @@ OPS = (
         _mul_gradient,
         divisible=True,
         in_place=((0, 0), (0, 1)),
+        device=device("a, b", "a * b"),
     ),
     OpKind(
         "scale",
@@ -216,6 +243,7 @@ OPS = (
         _scale_gradient,
         divisible=True,
         in_place=((0, 0),),
+        device=device("x", "fmaf(factor, x, offset)", "factor", "offset"),
     ),
 )
 

@@ -48,6 +48,7 @@ OPS = (
         lambda a, x: np.clip(x, 0, 6),
         lambda a, y, dy: np.where((y > 0) & (y < 6), dy, 0).astype(dy.dtype),
         of_output=True,
+        texts=("relu6(x)", "y > 0.0f && y < 6.0f ? dy : 0.0f"),
     ),
     # The gradient reads the input: the output rounded to 16 bits may be 1 where the gradient is not zero.
     *activation(
@@ -56,6 +57,7 @@ OPS = (
         lambda a, x: _hardsigmoid(x),
         lambda a, x, dy: np.where((x > -3) & (x < 3), dy / 6, 0).astype(dy.dtype),
         of_output=False,
+        texts=("relu6(x + 3.0f) / 6.0f", "x > -3.0f && x < 3.0f ? dy / 6.0f : 0.0f"),
     ),
     *activation(
         "hardswish",
@@ -63,6 +65,7 @@ OPS = (
         lambda a, x: x * _hardsigmoid(x),
         lambda a, x, dy: dy * _hardswish_slope(x),
         of_output=False,
+        texts=("x * (relu6(x + 3.0f) / 6.0f)", "dy * (x <= -3.0f ? 0.0f : x < 3.0f ? x / 3.0f + 0.5f : 1.0f)"),
     ),
     *activation(
         "elu",
@@ -70,6 +73,7 @@ OPS = (
         _elu,
         lambda a, y, dy: np.where(y > 0, dy, dy * (y + dy.dtype.type(a.alpha))),
         of_output=True,
+        texts=("x > 0.0f ? x : alpha * expm1f(x)", "y > 0.0f ? dy : dy * (y + alpha)", "alpha"),
     ),
     *activation(
         "mish",
@@ -77,6 +81,7 @@ OPS = (
         lambda a, x: x * np.tanh(softplus(x)),
         lambda a, x, dy: dy * _mish_slope(x),
         of_output=False,
+        texts=("x * tanhf(softplus(x))", "t = tanhf(softplus(x)); dy * (t + x * logistic(x) * (1.0f - t * t))"),
     ),
     *activation(
         "softplus",
@@ -84,6 +89,7 @@ OPS = (
         lambda a, x: softplus(x),
         lambda a, y, dy: dy * -np.expm1(-y),
         of_output=True,
+        texts=("softplus(x)", "dy * -expm1f(-y)"),
     ),
 )
 

@@ -17,6 +17,7 @@ from mbc.ir.types import TensorType
 from mbc.ops.activation import Scale
 from mbc.ops.base import Array, Call, Gradients, Layer, LayerBuilder, NoAttributes, OpKind, Parameter, ShapeError
 from mbc.ops.broadcast import gate_shape
+from mbc.ops.device import by_operator
 from mbc.ops.reduce import Reduce
 from mbc.ops.shape import Unflatten
 
@@ -55,6 +56,16 @@ _OPERATORS: dict[str, Callable[[Array, Array], Array]] = {
     "rdiv": lambda a, b: b / a,
     "prelu": lambda a, b: np.where(a > 0, a, a * b),
     "prelu_slope": lambda a, b: np.where(a > 0, a.dtype.type(1), b),
+}
+_IN_C = {
+    "add": "a + b",
+    "sub": "a - b",
+    "mul": "a * b",
+    "div": "a / b",
+    "rsub": "b - a",
+    "rdiv": "b / a",
+    "prelu": "a > 0.0f ? a : a * b",
+    "prelu_slope": "a > 0.0f ? 1.0f : b",
 }
 _REVERSED = {"sub": "rsub", "div": "rdiv"}
 
@@ -190,6 +201,7 @@ OPS = (
         divisible=True,
         in_place=((0, 0), (0, 1)),
         broadcasts=True,
+        device=by_operator("a, b", _IN_C),
     ),
 )
 

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from mbc.ir.graph import Attributes, Initializer, Operation, Ranks
 from mbc.ir.types import DType, Precision, TensorType
+from mbc.ops.device import Device
 
 Array = NDArray[Any]
 
@@ -202,6 +203,8 @@ class OpKind:
         rowless: Returns the inputs that have no rows whatever their shape is, for the attributes and the number of
             inputs.
         view: The output is the bytes of the input with another shape (canonical layout); no kernel runs.
+        device: Returns the only output of one element as an expression in C, for the attributes and the number of
+            inputs; inputs are broadcast to the shape of the output. Kernels are generated from it.
     """
 
     name: str
@@ -226,6 +229,7 @@ class OpKind:
     broadcasts: bool = False
     rowless: Callable[[Any, int], tuple[int, ...]] | None = None
     view: bool = False  # the output is the input's bytes under another shape (canonical layout); no kernel runs
+    device: Device | None = None
 
 
 Setting = int | float | bool | str | tuple[int | float, ...]

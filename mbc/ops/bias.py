@@ -10,6 +10,7 @@ import numpy as np
 from mbc.ir.graph import Initializer, Operation
 from mbc.ir.types import TensorType
 from mbc.ops.base import Array, Call, Gradients, LayerBuilder, NoAttributes, OpKind, ShapeError, master
+from mbc.ops.device import device
 
 
 def _bias_shape(_: NoAttributes, inputs: tuple[TensorType, ...]) -> tuple[TensorType, ...]:
@@ -49,7 +50,16 @@ def _bias_gradient(g: Gradients, op: Operation, dys: tuple[str | None, ...]) -> 
 
 
 OPS = (
-    OpKind("bias_add", NoAttributes, _bias_shape, _bias_add, _bias_gradient, divisible=True, in_place=((0, 0),)),
+    OpKind(
+        "bias_add",
+        NoAttributes,
+        _bias_shape,
+        _bias_add,
+        _bias_gradient,
+        divisible=True,
+        in_place=((0, 0),),
+        device=device("x, bias", "x + bias"),
+    ),
     OpKind(
         "channel_sum",
         NoAttributes,

@@ -9,6 +9,7 @@ import numpy as np
 from mbc.ir.graph import Operation
 from mbc.ir.types import TensorType
 from mbc.ops.base import Array, Call, Gradients, Layer, NoAttributes, OpKind, ShapeError
+from mbc.ops.device import device
 
 NONE = NoAttributes()
 
@@ -74,6 +75,7 @@ OPS = (
         _mul_gradient,
         divisible=True,
         in_place=((0, 0),),
+        device=device("x, gate", "x * gate"),
     ),
     OpKind(
         "broadcast_add",
@@ -83,6 +85,7 @@ OPS = (
         _add_gradient,
         divisible=True,
         in_place=((0, 0),),
+        device=device("x, gate", "x + gate"),
     ),
     OpKind("pixel_sum", NoAttributes, _pixel_sum_shape, _sum, divisible=True),
     OpKind("pixel_dot", NoAttributes, _pixel_sum_shape, _dot, divisible=True),

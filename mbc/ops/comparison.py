@@ -19,6 +19,7 @@ from mbc.ir.graph import Attributes, Operation
 from mbc.ir.types import TensorType
 from mbc.ops.arithmetic import Broadcast, Emit, Family, aligned_operands, broadcast_shape, chain, combine, summed
 from mbc.ops.base import Array, Call, Gradients, Layer, LayerBuilder, OpKind, Parameter, ShapeError
+from mbc.ops.device import by_operator
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +65,7 @@ RELATIONS: dict[str, Callable[[Array, Array], Array]] = {
     "gt": lambda a, b: a > b,
     "ge": lambda a, b: a >= b,
 }
+IN_C = MappingProxyType({"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="})
 _SHARES: dict[str, Callable[[Array, Array], Array]] = {"max_share": _share, "rmax_share": lambda a, b: _share(b, a)}
 _SELECTIONS: dict[str, Callable[[Array, Array, float], Array]] = {
     "maximum": lambda a, b, value: np.maximum(a, b),
@@ -72,6 +74,19 @@ _SELECTIONS: dict[str, Callable[[Array, Array, float], Array]] = {
     "keep": lambda a, b, value: np.where(b != 0, a, a.dtype.type(value)),
     "rfill": lambda a, b, value: np.where(a != 0, a.dtype.type(value), b),
     "rkeep": lambda a, b, value: np.where(a != 0, b, a.dtype.type(value)),
+}
+_SELECTIONS_IN_C = {
+    "maximum": "a > b || a != a ? a : b",
+    "minimum": "a < b || a != a ? a : b",
+    "fill": "b != 0.0f ? filled : a",
+    "keep": "b != 0.0f ? a : filled",
+    "rfill": "a != 0.0f ? filled : b",
+    "rkeep": "a != 0.0f ? b : filled",
+}
+_RELATIONS_IN_C = {
+    **{operator: f"a {sign} b ? 1.0f : 0.0f" for operator, sign in IN_C.items()},
+    "max_share": "a == b ? 0.5f : a < b ? 0.0f : 1.0f",
+    "rmax_share": "a == b ? 0.5f : b < a ? 0.0f : 1.0f",
 }
 # The operator for exchanged operands.
 _EXCHANGED = MappingProxyType(
@@ -134,6 +149,7 @@ OPS = (
         divisible=True,
         in_place=((0, 0), (0, 1)),
         broadcasts=True,
+        device=by_operator("a, b", _SELECTIONS_IN_C, "filled"),
     ),
     OpKind(
         "relation",
@@ -143,6 +159,7 @@ OPS = (
         divisible=True,
         in_place=((0, 0), (0, 1)),
         broadcasts=True,
+        device=by_operator("a, b", _RELATIONS_IN_C),
     ),
 )
 

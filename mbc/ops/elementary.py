@@ -52,15 +52,31 @@ OPS = (
         lambda a, x: _quiet(np.sqrt, x),
         lambda a, y, dy: _quiet(np.divide, dy, 2 * y),
         of_output=True,
+        texts=("sqrtf(x)", "dy / (2.0f * y)"),
     ),
-    *activation("abs", NoAttributes, lambda a, x: np.abs(x), lambda a, x, dy: dy * np.sign(x), of_output=False),
-    *activation("exp", NoAttributes, lambda a, x: _quiet(np.exp, x), lambda a, y, dy: dy * y, of_output=True),
+    *activation(
+        "abs",
+        NoAttributes,
+        lambda a, x: np.abs(x),
+        lambda a, x, dy: dy * np.sign(x),
+        of_output=False,
+        texts=("fabsf(x)", "x > 0.0f ? dy : x < 0.0f ? -dy : 0.0f * x"),
+    ),
+    *activation(
+        "exp",
+        NoAttributes,
+        lambda a, x: _quiet(np.exp, x),
+        lambda a, y, dy: dy * y,
+        of_output=True,
+        texts=("expf(x)", "dy * y"),
+    ),
     *activation(
         "log",
         NoAttributes,
         lambda a, x: _quiet(np.log, x),
         lambda a, x, dy: _quiet(np.divide, dy, x),
         of_output=False,
+        texts=("logf(x)", "dy / x"),
     ),
     *activation(
         "pow",
@@ -68,6 +84,7 @@ OPS = (
         lambda a, x: _power(x, a.exponent),
         lambda a, x, dy: dy * dy.dtype.type(a.exponent) * _power(x, a.exponent - 1),
         of_output=False,
+        texts=("power(x, exponent)", "dy * exponent * power(x, exponent - 1.0f)", "exponent"),
     ),
     *activation(
         "gelu_tanh",
@@ -75,6 +92,10 @@ OPS = (
         lambda a, x: _gelu_tanh(x),
         lambda a, x, dy: _gelu_tanh_backward(x, dy),
         of_output=False,
+        texts=(
+            "x * gelu_gate(x)",
+            "s = gelu_gate(x); dy * (s + 2.0f * x * s * (1.0f - s) * GELU_SLOPE * (1.0f + 3.0f * GELU_CUBE * x * x))",
+        ),
     ),
 )
 

@@ -29,6 +29,7 @@ from mbc.ops.base import (
 from mbc.ops.bias import channel_sums
 from mbc.ops.collective import AllGather
 from mbc.ops.control_record import control_record, control_shape
+from mbc.ops.device import Expression
 
 MOST_RANKS = 256  # ranks whose statistics can be combined, as in templates/kernels/norm/sync_batch_norm.cu
 
@@ -227,11 +228,30 @@ def _normalize(a: BatchNormalize, inputs: Sequence[Array], call: Call) -> tuple[
     return (y + _per_channel(affine[1], x) if affine else y,)
 
 
+def _normalize_on_device(a: Any, inputs: int) -> Expression:
+    affine = inputs == 5
+    scale = f"scale = {'gamma * ' * affine}(1.0f / sqrtf(variance + eps));"
+    operands = ("x", "mean", "variance", *(("gamma", "beta") if affine else ()))
+    return Expression(operands, f"{scale} fmaf(x - mean, scale, {'beta' if affine else '0.0f'})", (("eps", a.eps),))
+
+
 def _sums(a: BatchNormalize, inputs: Sequence[Array], call: Call) -> tuple[Array, ...]:
     x, dy, mean, variance = inputs
     centred = channel_sums(dy * (x - _per_channel(mean, x)))
     dgamma = centred * _deviation(variance.astype(np.float64), a.eps)
     return dgamma.astype(x.dtype), channel_sums(dy).astype(x.dtype)
+
+
+def _backward_on_device(a: Any, inputs: int) -> Expression:
+    operands = ("x", "dy", "mean", "variance", "dgamma", "dbeta", "gamma")[:inputs]
+    lines = (
+        "inverse = 1.0f / sqrtf(variance + eps);",
+        f"scale = {'gamma * ' * (inputs == 7)}inverse;",
+        "slope = dgamma * inverse / count;",
+        "shift = dbeta / count;",
+        "scale * (dy - shift - (x - mean) * slope)",
+    )
+    return Expression(operands, " ".join(lines), (("eps", a.eps), ("count", float(a.count))))
 
 
 def _backward(a: BatchNormalizeBackward, inputs: Sequence[Array], call: Call) -> tuple[Array, ...]:
@@ -330,6 +350,7 @@ OPS = (
         _gradient,
         divisible=True,
         in_place=((0, 0),),
+        device=_normalize_on_device,
     ),
     OpKind(
         "batch_normalize_backward_reduce",
@@ -347,6 +368,7 @@ OPS = (
         _backward,
         divisible=True,
         in_place=((0, 1),),
+        device=_backward_on_device,
     ),
 )
 

@@ -12,7 +12,8 @@ from mbc.ir.graph import Attributes
 from mbc.ir.types import TensorType
 from mbc.ops.activation import activation
 from mbc.ops.base import Array, Layer, LayerBuilder, NoAttributes, OpKind, Parameter, ShapeError
-from mbc.ops.comparison import RELATIONS
+from mbc.ops.comparison import IN_C, RELATIONS
+from mbc.ops.device import by_operator
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,9 +31,19 @@ class Clamp(Attributes):
     strict: bool = False
 
     @property
+    def lowest(self) -> float:
+        """The lower bound, infinite if there is none."""
+        return (*self.lower, -math.inf)[0]
+
+    @property
+    def highest(self) -> float:
+        """The upper bound, infinite if there is none."""
+        return (*self.upper, math.inf)[0]
+
+    @property
     def bounds(self) -> tuple[float, float]:
         """Both bounds, infinite where there is none."""
-        return (*self.lower, -math.inf)[0], (*self.upper, math.inf)[0]
+        return self.lowest, self.highest
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +75,20 @@ def _first(_: Attributes, inputs: tuple[TensorType, ...]) -> tuple[TensorType, .
 
 
 OPS = (
-    *activation("clamp", Clamp, _clamp, _clamp_backward, of_output=False),
+    *activation(
+        "clamp",
+        Clamp,
+        _clamp,
+        _clamp_backward,
+        of_output=False,
+        texts=(
+            "raised = x < lowest ? lowest : x; raised > highest ? highest : raised",
+            "(strict != 0.0f ? x > lowest && x < highest : x >= lowest && x <= highest) ? dy : 0.0f",
+            "lowest",
+            "highest",
+            "strict",
+        ),
+    ),
     OpKind(
         "indicator",
         Indicator,
@@ -74,6 +98,7 @@ OPS = (
         ),
         divisible=True,
         in_place=((0, 0),),
+        device=by_operator("x", {o: f"x {c} value ? 1.0f : 0.0f" for o, c in IN_C.items()}, "value"),
     ),
     # In a Network and in an unfinished training graph; `mbc.passes.detached` removes it.
     # Of a Network and of a training graph in the making; `mbc.passes.detached` takes it out.

@@ -15,6 +15,7 @@ import numpy as np
 from mbc.ir.graph import Attributes, Operation
 from mbc.ir.types import TensorType
 from mbc.ops.base import Array, Call, Gradients, Layer, LayerBuilder, OpKind, Parameter, ShapeError, master
+from mbc.ops.device import device
 
 Shape = tuple[int, ...]
 
@@ -140,7 +141,7 @@ OPS = (
         OpKind(kind, Reduce, _row_shape, _row_evaluate, divisible=True, accumulates=True, reduces=True)
         for kind in ("row_reduce_sum", "row_reduce_dot")
     ),
-    OpKind("expand", Expand, _expand_shape, _expand, divisible=True),
+    OpKind("expand", Expand, _expand_shape, _expand, divisible=True, device=device("x", "factor * x", "factor")),
 )
 
 

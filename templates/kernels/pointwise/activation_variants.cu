@@ -7,8 +7,6 @@
 
 namespace mbc {
 
-__device__ inline float softplus(float x) { return fmaxf(x, 0.0f) + log1pf(expf(-fabsf(x))); }
-
 struct Elu {
   float alpha;
   __device__ float operator()(float x) const { return x > 0.0f ? x : alpha * expm1f(x); }

@@ -33,13 +33,6 @@ struct LogBackward {
   __device__ float operator()(float x, float dy) const { return dy / x; }
 };
 
-__device__ inline float power(float x, float exponent) {
-  if (exponent == 1.0f) return x;
-  if (exponent == 2.0f) return x * x;
-  if (exponent == -1.0f) return 1.0f / x;
-  if (exponent == 0.0f) return 1.0f;
-  return powf(x, exponent);
-}
 struct Pow {
   float exponent;
   __device__ float operator()(float x) const { return power(x, exponent); }
@@ -49,16 +42,12 @@ struct PowBackward {
   __device__ float operator()(float x, float dy) const { return dy * exponent * power(x, exponent - 1.0f); }
 };
 
-constexpr float GELU_SLOPE = 0.79788456080286536f, GELU_CUBE = 0.044715f;
 struct GeluTanh {
-  __device__ float operator()(float x) const {
-    // (1 + tanh(v)) / 2 is the logistic function of 2 v, whose left tail keeps its digits.
-    return x * logistic(2.0f * GELU_SLOPE * (x + GELU_CUBE * x * x * x));
-  }
+  __device__ float operator()(float x) const { return x * gelu_gate(x); }
 };
 struct GeluTanhBackward {
   __device__ float operator()(float x, float dy) const {
-    const float s = logistic(2.0f * GELU_SLOPE * (x + GELU_CUBE * x * x * x));
+    const float s = gelu_gate(x);
     return dy * (s + 2.0f * x * s * (1.0f - s) * GELU_SLOPE * (1.0f + 3.0f * GELU_CUBE * x * x));
   }
 };

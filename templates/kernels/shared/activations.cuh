@@ -1,4 +1,5 @@
-// Activations and their gradients as functors of one element; maps and fused kernels are instantiated with them.
+// Functions of one element: those that device expressions (mbc/ops/device.py) call, and activations with their gradients
+// as functors, with which maps and fused kernels are instantiated.
 #pragma once
 
 #include "device.cuh"
@@ -15,6 +16,24 @@ __device__ inline float fast_reciprocal(float x) {
 }
 
 __device__ inline float logistic(float x) { return fast_reciprocal(1.0f + expf(-x)); }
+
+__device__ inline float softplus(float x) { return fmaxf(x, 0.0f) + log1pf(expf(-fabsf(x))); }
+
+__device__ inline float power(float x, float exponent) {
+  if (exponent == 1.0f) return x;
+  if (exponent == 2.0f) return x * x;
+  if (exponent == -1.0f) return 1.0f / x;
+  if (exponent == 0.0f) return 1.0f;
+  return powf(x, exponent);
+}
+
+// gelu by tanh is x times this number: (1 + tanh(v)) / 2 is the logistic function of 2 v, whose left tail keeps its
+// digits.
+constexpr float GELU_SLOPE = 0.79788456080286536f, GELU_CUBE = 0.044715f;
+__device__ inline float gelu_gate(float x) { return logistic(2.0f * GELU_SLOPE * (x + GELU_CUBE * x * x * x)); }
+
+// Comparisons are written so that NaN is passed on.
+__device__ inline float relu6(float x) { return x < 0.0f ? 0.0f : x > 6.0f ? 6.0f : x; }
 
 struct Silu {
   __device__ float operator()(float x) const { return x * logistic(x); }
@@ -42,12 +61,11 @@ struct Normal {
 struct Gelu {
   __device__ float operator()(float x) const { return x * Normal(x).below; }
 };
-// Comparisons are written so that NaN is passed on.
 struct Relu6 {
-  __device__ float operator()(float x) const { return x < 0.0f ? 0.0f : x > 6.0f ? 6.0f : x; }
+  __device__ float operator()(float x) const { return relu6(x); }
 };
 struct HardSigmoid {
-  __device__ float operator()(float x) const { return Relu6{}(x + 3.0f) / 6.0f; }
+  __device__ float operator()(float x) const { return relu6(x + 3.0f) / 6.0f; }
 };
 struct HardSwish {
   __device__ float operator()(float x) const { return x * HardSigmoid{}(x); }

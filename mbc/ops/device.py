@@ -1,0 +1,58 @@
+"""The meaning of an operation on one element, as text in C, from which kernels are generated.
+
+Beside NumPy's meaning (`OpKind.evaluate`), a pointwise operation declares its result as an expression over its operands
+and the numbers among its attributes. All arithmetic is in fp32. An expression may call the functions of
+templates/kernels/shared/activations.cuh, and has to pass NaN on where NumPy does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Expression:
+    """The result of one element.
+
+    Attributes:
+        operands: Names of the inputs in the text.
+        text: `name = expression` lines, which end with a semicolon, and the expression of the result.
+        reals: Names in the text and values of numbers that are arguments of a launch.
+    """
+
+    operands: tuple[str, ...]
+    text: str
+    reals: tuple[tuple[str, float], ...] = ()
+
+
+# Returns the expression of an operation for its attributes and its number of inputs.
+Device = Callable[[Any, int], Expression]
+
+
+def device(operands: str, text: str, *reals: str) -> Device:
+    """Return the device expression of a kind of operation.
+
+    Args:
+        operands: Names of the inputs in the text, separated by commas.
+        text: The text of the expression.
+        reals: Names of attributes, or properties of these, that the text reads.
+    """
+    return chosen(operands, lambda attributes: text, *reals)
+
+
+def by_operator(operands: str, texts: Mapping[str, str], *reals: str) -> Device:
+    """Return the device expression of a kind whose attribute `operator` chooses one of the texts."""
+    return chosen(operands, lambda attributes: texts[attributes.operator], *reals)
+
+
+def chosen(operands: str, text: Callable[[Any], str], *reals: str) -> Device:
+    """Return the device expression of a kind whose text depends on the attributes."""
+    names = tuple(name.strip() for name in operands.split(","))
+
+    def expression(attributes: Any, inputs: int) -> Expression:
+        values = tuple((name, float(getattr(attributes, name))) for name in reals)
+        return Expression(names[:inputs], text(attributes), values)
+
+    return expression
