@@ -20,7 +20,7 @@ COLUMNS: Columns = {
 
 
 def accuracy_pages(results: Path) -> tuple[dict[str, str], list[str]]:
-    """Return no pictures, and the part of the page; nothing for results that are not of pairs."""
+    """Return no pictures and this section of the page. The section is empty if the results have no pairs."""
     file = document(results, "textures") or {"rows": []}
     rows = [row for row in file["rows"] if "difference" in row]
     if not rows:

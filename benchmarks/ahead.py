@@ -1,9 +1,9 @@
-"""Rows of a benchmark in two stages: plans, which need no GPU, and their steps, which need nothing else.
+"""Rows of a benchmark in two stages: plans, which need no GPU, and their measured steps, which need nothing else.
 
-A plan takes a minute of a processor and a step a second of a GPU. So `--plan-only`, run anywhere, writes the
-predictions (`results/<name>_planned.json`) and leaves the plans in a folder; without it the plans that are there are
-built and run, and only those that are missing are made. Plans are made and built by `--workers` processes side by side.
-Both write every row when it is done and go on where they stopped.
+A plan takes a minute on a processor, a step a second on a GPU. `--plan-only` runs on any machine: it writes the
+predictions (`results/<name>_planned.json`) and leaves the plans in a folder. Without `--plan-only` the plans in that
+folder are built and run, and only missing plans are made. `--workers` processes make and build plans side by side. Both
+stages write each row when it is done. A call continues where the call before stopped.
 """
 
 from __future__ import annotations
@@ -40,9 +40,10 @@ class Task:
 
     Attributes:
         name: Name of the row.
-        prepare: Plans, keeps what is to run and returns the row, with `plans` (the cap in bytes of each kept plan,
-            0 for none) and `compare` (the two plans whose first gradients are to be equal, if any).
-        finish: Adds the measurements, by the names of the plans.
+        prepare: Plans, keeps the plans that are to run, and returns the row. `plans` of the row has the cap in bytes of
+            each kept plan
+            (0 for none); `compare` has the two plans whose first gradients must be equal, if any.
+        finish: Adds the measurements, which it is given by the names of the plans.
         torch_gradient: PyTorch's own median error, if it was measured.
     """
 
@@ -76,7 +77,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def drive(name: str, tasks: Sequence[Task], columns: Sequence[str], arguments: argparse.Namespace, **more: Any) -> None:
-    """Prepare what is missing; unless `--plan-only`, build and run it."""
+    """Plan the rows that have no plan yet. Then build and run them, unless `--plan-only` is set."""
     began = time.monotonic()
     if not arguments.plan_only:
         need_gpu("--plan-only predicts without running")
@@ -184,7 +185,7 @@ def _place(folder: Path, number: int, what: str) -> Path:
 
 
 def build(plan: Path, folder: Path) -> str:
-    """Build the plan in a file into a package; what went wrong, if anything."""
+    """Build the plan in a file into a package. Return an empty text, or the reason of the failure."""
     from mbc.codegen.build import write_package
     from mbc.codegen.toolchain import find_toolchain
 
@@ -196,7 +197,7 @@ def build(plan: Path, folder: Path) -> str:
 
 
 def failure_of(future: Future[str]) -> str:
-    """Return why a package was not built, also if its process died; an empty text if it was built."""
+    """Return why a package was not built, or an empty text if it was built. The process may have died."""
     try:
         return future.result()
     except Exception as error:  # the process died

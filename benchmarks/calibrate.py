@@ -1,18 +1,18 @@
-"""Fit the estimates for GPUs without a profile to a GPU that has one, and say how far off they are.
+"""Fit the estimates for GPUs without a profile to a GPU that has a profile, and report the errors of the fit.
 
-Layers are dealt to two halves by a hash of what they are, all micro-batches of a layer to the same half. The shares of
-mbc.kernels.calibration are fitted to one half; the errors are those of the other, which the fit has not seen. Compared
-are, for each request and provider, the best estimate and the fastest measured candidate that may take its place
-(within the same workspace, and deterministic where it is), and the same for candidates without workspace. Beside that
-stand times between measured sizes, and those from larger ones. Needs no GPU.
+A hash of each layer assigns the layer with all its micro-batches to one of two halves. The shares of
+mbc.kernels.calibration are fitted to one half; the errors are those of the other half. For each request and provider,
+the best estimate is compared with the fastest measured candidate that may take its place: within the same workspace,
+and deterministic if the estimate is. Candidates without workspace are compared separately. Two more comparisons follow:
+times interpolated between measured sizes, and times scaled from larger sizes. Needs no GPU.
 
     python benchmarks/calibrate.py [--profile FILE] [--write] [--only GROUP | --missing]
     python benchmarks/calibrate.py --profile FILE --check
 
-Give it a profile as it was measured: the one that ships has only what planning can use. `--write` puts the result where
-mbc finds it (mbc/data/estimates.json); with `--only` of the groups whose names begin so, the others stay. `--missing`
-adds classes that the file lacks, from a profile of any GPU. `--check` says how far off the shares that ship are on all
-requests of a profile, such as one of a GPU that the fit has not seen, and fits nothing.
+Use a profile as it was measured: the profile that comes with mbc has only what planning can use. `--write` writes the
+result to mbc/data/estimates.json, where mbc reads it. With `--only` it writes only the groups whose names begin with
+GROUP. `--missing` adds the classes that the file lacks, from a profile of any GPU. `--check` fits nothing: it reports
+the errors of the current shares on all requests of a profile, for example of a GPU that the fit has not seen.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ COLUMNS = ("name", "requests", "median", "p10", "p90", "|error| median", "|error
 
 
 def calibrate(profile: Profile) -> tuple[Calibration, list[dict[str, Any]]]:
-    """Return the calibration, and a row for each group with the requests that it was compared on."""
+    """Return the calibration, and a row for each group with the errors on the requests that the fit has not seen."""
     (spec,) = (s for s in device_specs().values() if s.name == profile.identity.gpu)
     device = calibrated(spec, profile)
     result = list(samples(profile, device))
@@ -82,7 +82,7 @@ def row(name: str, spread: Spread) -> dict[str, Any]:
 
 
 def text(calibration: Calibration) -> str:
-    """Return the data file's text, one class or group a line."""
+    """Return the text of the data file, with one line for each class or group."""
 
     def lines(table: Mapping[str, Any]) -> str:
         rows = (f"  {json.dumps(key)}: {json.dumps(_rounded(value))}" for key, value in sorted(table.items()))
@@ -99,7 +99,7 @@ def _rounded(value: Shares | Spread) -> list[float]:
 
 
 def put_into(old: Calibration, new: Calibration, group: str) -> Calibration:
-    """Return `old` with the groups of `new` whose names begin with `group`."""
+    """Return `old`, in which the groups of `new` whose names begin with `group` replace the old ones."""
 
     def mixed(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
         kept = {name: value for name, value in before.items() if not name.startswith(group)}
@@ -111,10 +111,10 @@ def put_into(old: Calibration, new: Calibration, group: str) -> Calibration:
 def add_missing(old: Calibration, profile: Profile) -> tuple[Calibration, list[dict[str, Any]]]:
     """Return `old` with the classes that it lacks, and a row for each of their groups.
 
-    Shares are of a GPU's own peaks, so they can be fitted on another GPU. A group of mbc's kernels is taken
-    whole. Otherwise its layouts would be fitted on one GPU and what they have in common on another. Libraries
-    without workspace stay as they are, because a profile has only their decisive measurements. A group gets a
-    spread if it had none and enough requests were compared.
+    Shares are of a GPU's own peaks, so they can be fitted on another GPU. A group of mbc's kernels is added whole.
+    Otherwise its layouts would be fitted on one GPU, and what all layouts have in common on another. Libraries without
+    workspace stay unchanged, because a profile has only their decisive measurements. A group gets an error spread if it
+    had none and enough requests were compared.
     """
     (spec,) = (s for s in device_specs().values() if s.name == profile.identity.gpu)
     result = list(samples(profile, calibrated(spec, profile)))
@@ -140,7 +140,7 @@ def add_missing(old: Calibration, profile: Profile) -> tuple[Calibration, list[d
 
 
 def checked(profile: Profile) -> list[dict[str, Any]]:
-    """Return a row for each group of measured over estimated times of all requests, by the shares that ship."""
+    """Return a row for each group: measured over estimated times of all requests, by the shares that ship with mbc."""
     (spec,) = (s for s in device_specs().values() if s.name == profile.identity.gpu)
     result = (replace(sample, tested=True) for sample in samples(profile, calibrated(spec, profile)))
     by_group = ratios(result, shipped().shares)
@@ -185,7 +185,7 @@ def main() -> None:
 
 
 def vars_of(profile: Profile) -> dict[str, Any]:
-    """Return what a result says about the profile."""
+    """Return the entries of a result that identify the profile."""
     identity = profile.identity
     return {"gpu": identity.gpu, "driver": identity.driver, "cudnn": identity.cudnn, "date": identity.date}
 

@@ -40,7 +40,7 @@ FINER = np.geomspace(0.82, 1 / 0.82, 21)
 
 @dataclass(frozen=True)
 class Sample:
-    """One estimated candidate and the fastest measured one that takes its place (None: nothing was found)."""
+    """An estimated candidate and the fastest measured candidate that may take its place (None: none was measured)."""
 
     layer: str
     request: str
@@ -88,7 +88,7 @@ def samples(profile: Profile, device: DeviceSpec) -> Iterator[Sample]:
 
 
 def fastest_us(candidate: Candidate, measurements: Iterable[Measurement]) -> float | None:
-    """Return the fastest measured time of what a module may run for an estimated candidate, or None."""
+    """Return the least measured time among kernels that may take an estimated candidate's place, or None."""
     admitted = (m for m in measurements if m.deterministic or not candidate.deterministic)
     return min((m.time_us for m in admitted if m.workspace_bytes <= candidate.workspace_bytes), default=None)
 
@@ -134,17 +134,17 @@ def fitted(items: Sequence[Sample]) -> dict[str, Shares]:
 
 
 def scaled_shares(shares: Shares, items: Sequence[Sample]) -> Shares:
-    """Return the shares for work that takes longer or shorter by one factor."""
+    """Return the shares for work that takes `factor` times as long."""
     factor = float(np.median([(s.measured_us or 0.0) / s.effort.time_us(shares) for s in items]))
     figures = (shares.arithmetic / factor, shares.memory / factor, max(1.0, shares.starts * factor))
     return Shares(*(round(figure, 4) for figure in figures))
 
 
 def ratios(items: Iterable[Sample], shares: Mapping[str, Shares]) -> dict[str, list[float]]:
-    """Return measured over estimated times by group, of the half of the requests that was not fitted.
+    """Return measured over estimated times by group, for the half of the requests that was not fitted.
 
-    Each request counts with its best candidate. Overall a request counts once, for the provider that planning
-    would take.
+    Each request counts with its best candidate. In the group of all providers a request counts once, for the provider
+    that planning would choose.
     """
     requests: dict[tuple[str, bool], dict[str, list[Sample]]] = defaultdict(lambda: defaultdict(list))
     for sample in items:

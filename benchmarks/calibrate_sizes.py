@@ -1,4 +1,4 @@
-"""Measured times over those that follow from other sizes: from the two beside it, and from a larger one."""
+"""Measured times over times derived from other sizes: interpolated between two sizes, or scaled from a larger size."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class ScaledTime:
 
 
 def scaled_times(profile: Profile, device: DeviceSpec, most_times: float = MOST_TIMES) -> Iterator[ScaledTime]:
-    """Yield every size scaled from every larger size of at most `most_times` as many rows."""
+    """Yield each size, scaled from every larger size that has at most `most_times` as many rows."""
 
     @cache
     def offered(request: Request) -> tuple[Candidate, ...]:

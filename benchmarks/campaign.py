@@ -1,4 +1,7 @@
-"""The frame that campaigns share: calls to workers, some at a time, until none is left or time is over."""
+"""Calls to worker processes, several at a time, until no call is left or the time is over.
+
+Campaigns share this loop.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Plans under a cap on a GPU's memory.
 
-A cap bounds the arena and what libraries and modules take beside it; the bare context, which every program has, is not
-counted. While a step runs, the rest of the card is occupied (`stepping.occupy`), so that nothing beyond the cap can be
-used.
+A cap bounds the sum of the arena and the memory of libraries and modules. The bare CUDA context is not counted, because
+every program has it. While a step runs, `stepping.occupy` occupies the rest of the GPU's memory, so that the step
+cannot use more than the cap.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ class Card:
     context_bytes: int = BARE_CONTEXT_BYTES
 
     def capped(self, job: Job, cap_bytes: int) -> Job:
-        """Return the job planned within a cap."""
+        """Return the job with a cap on memory."""
         budget = cap_bytes + self.context_bytes
         return self._for(job).with_settings(("memory.device", f"{budget} B"))
 
     def unlimited(self, job: Job) -> Job:
-        """Return the job planned without a limit of memory."""
+        """Return the job without a limit on memory."""
         return self._for(job).with_settings(("memory.device", f"{UNLIMITED_BYTES} B"))
 
     def counted_bytes(self, plan: Plan) -> int:
-        """Return the bytes of a plan that count towards a cap."""
+        """Return how many bytes of a plan count towards a cap."""
         p = plan.predictions
         return p.arena_bytes + p.overhead_bytes - self.context_bytes
 
@@ -55,12 +55,12 @@ class Card:
         return (find_device(self.gpu).memory_bytes - self.context_bytes) / GB
 
     def holds(self, plan: Plan) -> bool:
-        """Return whether the GPU has the memory that the plan takes."""
+        """Return whether the GPU has enough memory for the plan."""
         p = plan.predictions
         return p.arena_bytes + p.overhead_bytes <= find_device(self.gpu).memory_bytes
 
     def free_here(self, job: Job) -> Plan:
-        """Return the plan without a limit at the largest batch that the GPU holds, at most the job's own batch."""
+        """Return the plan without a limit at the largest batch that fits the GPU, but at most the job's own batch."""
         free = self.unlimited(job).plan()
         while not self.holds(free):
             states = sum(free.graph.values[state.value].type.size_bytes for state in free.graph.states)
@@ -77,7 +77,7 @@ class Card:
 
 
 def planned(card: Card, work: Callable[[], Plan]) -> tuple[dict[str, Any], Plan | None]:
-    """Return the figures of a plan and the plan, or why there is none and None."""
+    """Return the figures of a plan and the plan. If there is no plan, return the reason and None."""
     began = time.perf_counter()
     try:
         plan = work()
@@ -123,7 +123,7 @@ def stepped(row: Mapping[str, Any], step: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def torch_median(job: Job) -> float | None:
-    """PyTorch's own median error against float64 for this network, as `gradients.py` measured it."""
+    """Return the median error of PyTorch against float64 for this network, as `gradients.py` measured it, if it did."""
     path = RESULTS / "gradients_cuda.json"
     if not path.exists():
         return None

@@ -1,9 +1,9 @@
-"""Step time under a cap on memory against the same step without one: the figures of vDNN, AccUDNN, Capuchin and MONeT.
+"""Step time under a cap on memory beside the uncapped step: the figures of vDNN, AccUDNN, Capuchin and MONeT.
 
-"Loss" is against mbc's own plan with unlimited memory at the same batch and precision; where that does not fit the
-card, against the images/s of the largest batch that does (`free_batch`). MONeT's caps are shares of what the step takes
-that recomputes nothing, as in the paper. The cap is enforced by occupying the rest of the card; gradients of a first
-step are compared with those of the uncapped plan, where both have the same batch.
+"Loss" is the additional time over mbc's own plan with unlimited memory at the same batch and precision. If that plan
+does not fit the GPU, images/s are compared with those of the largest batch that fits (`free_batch`). As in MONeT's
+paper, its caps are shares of the memory of the step that recomputes nothing. To enforce the cap, the rest of the GPU's
+memory is occupied. If capped and uncapped plan have the same batch, the gradients of a first step are compared.
 
     python benchmarks/capped.py [--plan-only] [--only NAME ...] [--workers N] [--steps 20] [--for SECONDS] [--again]
 """
@@ -28,7 +28,15 @@ MOST_OVER_BOUND, BOUND_SHARE = 0.03, 0.5  # of the plans that have at least this
 
 @dataclass(frozen=True)
 class Case:
-    """`cap_bytes`, or `cap_share` of what the plan without a limit takes. `most_loss`: what is asked, if anything."""
+    """A network under a cap.
+
+    Attributes:
+        name: Name of the row.
+        job: The network with its settings.
+        most_loss: Largest loss that passes; None if no goal is set.
+        cap_bytes: The cap in bytes, or 0 if `cap_share` gives it.
+        cap_share: The cap as a share of the memory that the plan without a limit takes.
+    """
 
     name: str
     job: Job
@@ -99,8 +107,7 @@ def judged(row: dict[str, Any]) -> dict[str, Any]:
 def measured(row: dict[str, Any], timed: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
     """Return the row with its measured steps under the cap and without one.
 
-    If the card does not hold the step without a cap, the step at the largest batch that the card holds is
-    compared instead, image for image.
+    If the uncapped step does not fit the GPU, the step at the largest batch that fits is compared, by images/s.
     """
     row["loss_predicted"] = row["loss"]
     row |= stepped(row, timed["capped"])

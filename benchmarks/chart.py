@@ -1,4 +1,4 @@
-"""Line charts as SVG text, readable on light and dark pages, the same bytes for the same figures."""
+"""Line charts as SVG text, which are readable on light and dark pages. Equal figures give equal bytes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,14 @@ STYLE = """
 
 @dataclass(frozen=True)
 class Line:
-    """`points` are (x, y), x ascending. `dots`: single figures behind the line, of which it is a mean."""
+    """A line of a chart.
+
+    Attributes:
+        label: Name of the line.
+        points: Points (x, y), x ascending.
+        dashed: Whether the line is dashed.
+        dots: Single figures whose means are the points; they are drawn behind the line.
+    """
 
     label: str
     points: tuple[tuple[float, float], ...]
@@ -38,7 +45,7 @@ def chart(
 ) -> str:
     """Return an SVG document whose x axis is logarithmic, with a tick at every x of a line.
 
-    `y_zero` begins the y axis at 0, so that heights have the proportions of the values.
+    With `y_zero` the y axis begins at 0, so that heights are proportional to the values.
     """
     marks = [point for line in lines for point in (*line.points, *line.dots)]
     if not marks:
@@ -72,7 +79,7 @@ def chart(
 
 @dataclass(frozen=True)
 class _Frame:
-    """From figures to pixels."""
+    """The mapping from figures to pixels."""
 
     x_low: float
     x_high: float
@@ -112,7 +119,7 @@ def _line(line: Line, colour: str, frame: _Frame, number: int) -> list[str]:
 
 
 def _ticks(values: Sequence[float]) -> list[float]:
-    """Round numbers around `values`, at least two."""
+    """Return at least two round numbers around `values`."""
     low, high = min(values), max(values)
     span = (high - low) or abs(high) or 1.0
     power = 10.0 ** math.floor(math.log10(span / MOST_TICKS))

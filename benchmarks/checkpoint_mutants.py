@@ -1,11 +1,11 @@
-"""Mutated checkpoints: a module loads exactly those that are valid for its network.
+"""Mutated checkpoints: a module loads exactly the files that are valid for its network.
 
-A file is valid if the `safetensors` library reads it and if its names, shapes, types and counters are the
-network's. A module that loaded a file holds what the library read; a module that refused it holds what it
-held before.
+A file is valid if the `safetensors` library reads it and its names, shapes, types and counters are those of the
+network. After a load, the module must hold the arrays that the library reads. After a refusal, it must hold the arrays
+that it held before.
 
-Needs no GPU. `safetensors.deserialize` on the bytes of the file says what is right; the module opens the
-file by another way into the library. Every kind of mutation is drawn equally often, from a seed.
+Needs no GPU. `safetensors.deserialize` on the bytes of the file is the reference; the module opens the file by another
+function of the library. A seed draws every kind of mutation equally often.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ LARGEST = {"step": 2**63 - 1, "seed": 2**63 - 1, "updates": 2**32 - 1, "skipped"
 
 
 def expected(file: bytes, shapes_of: dict[str, tuple[int, ...]]) -> dict[str, np.ndarray] | None:
-    """Return the arrays of a file that a network with these states takes, as the library reads them; otherwise None."""
+    """Return the arrays of a file as the library reads them, or None if the network cannot load the file."""
     try:
         read = dict(deserialize(file))
     except SafetensorError:
@@ -65,12 +65,12 @@ def expected(file: bytes, shapes_of: dict[str, tuple[int, ...]]) -> dict[str, np
 
 
 def held(net: Module) -> dict[str, np.ndarray]:
-    """Return all arrays that a module would continue with."""
+    """Return all arrays from which a module would continue."""
     return {**{name: net.state(name) for name in net.states}, **{k: np.array(v) for k, v in net.control.items()}}
 
 
 def verdict(net: Module, file: bytes, path: Path) -> tuple[bool, bool, str | None]:
-    """Return whether `net` should load a file, whether it does, and what is wrong (None if nothing is)."""
+    """Return whether `net` should load a file, whether it loads it, and the fault that was found, or None."""
     wanted = expected(file, net.states)
     path.write_bytes(file)
     before = held(net)
@@ -98,7 +98,7 @@ def verdict(net: Module, file: bytes, path: Path) -> tuple[bool, bool, str | Non
 
 
 def probe() -> Module:
-    """Return a small module in fp16, whose checkpoint has a loss scale, after two steps."""
+    """Return a small fp16 module after two steps; its checkpoint has a loss scale."""
     options = Options(gpu="h200", settings=(("train.precision", "fp16"),))
     net = Module(compile_plan(Source("probe.mbc", NETWORK), options), device="cpu")
     generator = np.random.default_rng(0)

@@ -24,7 +24,7 @@ Entry = dict[str, Any]
 
 @dataclass
 class Draft:
-    """A file before it is put together: entries in their order, which may name a tensor twice, and bytes."""
+    """A file in the making: its entries in order, which may name a tensor twice, and its bytes."""
 
     entries: list[tuple[str, Any]]
     data: bytearray
@@ -32,7 +32,7 @@ class Draft:
 
     @staticmethod
     def of(file: bytes) -> Draft:
-        """Return the parts of a file."""
+        """Return the header and the bytes of a file as a draft."""
         length = int.from_bytes(file[:8], "little")
         return Draft(list(json.loads(file[8 : 8 + length]).items()), bytearray(file[8 + length :]))
 
@@ -47,7 +47,7 @@ class Draft:
         return [(name, entry) for name, entry in self.entries if name != "__metadata__"]
 
     def any(self, draw: random.Random) -> Entry:
-        """Return the entry of a drawn tensor."""
+        """Return the entry of a random tensor."""
         return draw.choice(self.tensors())[1]
 
     def lay_out(self, content: dict[str, bytes]) -> None:
@@ -82,12 +82,12 @@ def flip_length(file: bytearray, draw: random.Random) -> None:
 
 
 def cut(file: bytearray, draw: random.Random) -> None:
-    """Cut the file at a drawn byte."""
+    """Cut the file at a random byte."""
     del file[draw.randrange(len(file)) :]
 
 
 def extend(file: bytearray, draw: random.Random) -> None:
-    """Insert bytes, half of the times at the end."""
+    """Insert bytes; in half of the cases at the end."""
     at = draw.choice((len(file), draw.randrange(len(file))))
     file[at:at] = draw.randbytes(draw.randint(1, 16))
 
@@ -146,7 +146,7 @@ def dtypes(draft: Draft, draw: random.Random) -> None:
 
 
 def converted(draft: Draft, draw: random.Random) -> None:
-    """Convert a tensor to a drawn type, and lay the file out again."""
+    """Convert a tensor to a random type, and lay the file out again."""
     contents = draft.contents()
     name, entry = draw.choice(draft.tensors())
     old = np.frombuffer(contents[name], NUMPY[entry["dtype"]])
@@ -243,7 +243,7 @@ def counters(draft: Draft, draw: random.Random) -> None:
 
 
 def reordered(draft: Draft, draw: random.Random) -> None:
-    """Reorder the tensors, which changes nothing."""
+    """Reorder the tensors, which does not change the meaning of the file."""
     contents = draft.contents()
     draw.shuffle(draft.entries)
     if draw.random() < 0.7:
@@ -259,7 +259,7 @@ KINDS = (*(how.__name__ for how in ON_BYTES), *(how.__name__ for how in ON_DRAFT
 
 
 def mutant(whole: bytes, kind: str, draw: random.Random) -> bytes:
-    """`whole` after a mutation of a kind; `several`: after two or three of any."""
+    """Return `whole` after a mutation of a kind. The kind `several` combines two or three mutations of any kind."""
     for how in ON_BYTES:
         if how.__name__ == kind:
             file = bytearray(whole)

@@ -1,19 +1,19 @@
-"""All results on correctness, made by the code of today: one call does what it can in its time, the next goes on.
+"""All results on correctness, computed by today's code. One call does what it can in its time; the next call continues.
 
-Stages that time nothing share the GPU and run side by side, the most important first; those that time steps or look at
-the memory in use run alone afterwards. What is there of today's code, in the folder of results of this run or of the
-checkout, is not run again; `results/correctness.json` says how long each stage took. Files go to `MBC_RESULTS`.
+Stages that time nothing share the GPU and run side by side, the most important first. Stages that time steps or read
+the memory in use run alone afterwards. Results of today's code in this run's folder or in the checkout are not computed
+again. `results/correctness.json` has the duration of each stage. Files go to `MBC_RESULTS`.
 
-Estimates on one H100 or H200 with 16 cores, in seconds (a stage alone; from the dates of the committed results, where a
-stage was not run for days, and from `correctness.json` where that is there):
+Estimates on one H100 or H200 with 16 cores, in seconds, if a stage runs alone. They come from `correctness.json` if it
+has the stage, otherwise from the dates of the committed results:
 
     side by side, some 300 together: gradients 200, gradients_batch64 60, thousand_steps 110, steps20 40,
                                      training_loss 100, digits 70, sanitizer 500
     alone:                           memory 70, deterministic 150, predictions_fp32 60, predictions_bf16 50
     on two cores, --device cpu:      gradients_cpu 800, digits_cpu 180, side by side
 
-Predictions are of the profile that mbc finds for the GPU: one of an H200 comes with it, none of an H100, where they are
-estimates and their rows do not pass.
+Predictions use the profile that mbc has for the GPU. mbc comes with a profile of the H200 and none of the H100; on an
+H100 predictions are estimates, and their rows do not pass.
 
     python benchmarks/correctness.py [--for 540] [--device cuda|cpu] [--only STAGE ...] [--list]
     MBC_RESULTS=/tmp/results python benchmarks/correctness.py --for 540; tar czf results.tgz -C /tmp/results .
@@ -45,7 +45,7 @@ LEAST_SHARE = 0.6  # of a stage's estimate that must be left for it to begin
 
 @dataclass(frozen=True)
 class Stage:
-    """One script whose results say that mbc is right.
+    """One script whose results show whether mbc computes correctly.
 
     Attributes:
         name: Name of the stage.
@@ -106,7 +106,7 @@ STAGES = {
 
 @dataclass
 class Running:
-    """A stage that runs, the file of its output and the time when it began."""
+    """A stage that runs, the file of its output, and the time when it began."""
 
     stage: Stage
     process: subprocess.Popen[str]
@@ -127,7 +127,7 @@ def begin(stage: Stage, logs: Path) -> Running:
 
 
 def end(running: Running) -> None:
-    """Stop a stage and what it started."""
+    """Stop a stage and its child processes."""
     for what in (signal.SIGTERM, signal.SIGKILL):
         if running.process.poll() is None:
             os.killpg(running.process.pid, what)
@@ -138,7 +138,7 @@ def end(running: Running) -> None:
 
 
 def finished(running: Running) -> dict[str, Any]:
-    """Return the stage's row: whether it ran to its end, and how many of its rows keep their rule."""
+    """Return the stage's row: whether it ran to its end, and how many of its rows pass."""
     stage = running.stage
     row: dict[str, Any] = {"name": stage.name, "seconds": round(time.monotonic() - running.began, 1)}
     rows = [one for file in stage.files for one in rows_of(RESULTS / file)]

@@ -1,7 +1,7 @@
-"""`deterministic = true`: the same bits in every run, and what that costs.
+"""The effect of `deterministic = true`: the same bits in every run, and its price in time.
 
-Each network is planned with and without it. Every package is opened several times anew, in processes apart, and makes
-some steps from the same start: the bits of all states are compared. Of the plan without it they may differ.
+Each network is planned with and without it. Each package is opened several times, each time in a new process, and makes
+some steps from equal states; the bits of all states are compared. Without `deterministic` the bits may differ.
 
     python benchmarks/deterministic.py [--profile FILE] [--precisions fp32,tf32,bf16] [--only NAME ...] [--runs 3]
 """
@@ -41,7 +41,7 @@ def row_of(
 ) -> dict[str, Any]:
     """Return the row of a network; `runs` has figures by step for each run.
 
-    `price` is the deterministic time over the other.
+    `price` is the time of the deterministic step over the time of the other step.
     """
     row: dict[str, Any] = {"name": f"{name} {precision}", "price_predicted": None, "price": None}
     for label, created in (("free", free), ("deterministic", fixed)):

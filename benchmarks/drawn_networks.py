@@ -1,4 +1,4 @@
-"""Small networks in the language, drawn at random: layers, branches, heads, losses, and what a `train` section says."""
+"""Small random networks in the language, with random layers, branches, heads, losses and `train` sections."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PRECISIONS = ("fp32",) * 6 + ("tf32", "bf16", "bf16", "fp16")
 
 @dataclass(frozen=True)
 class Drawn:
-    """A network, and what it is planned for."""
+    """A network, and the GPU and precision that it is planned for."""
 
     source: str
     gpu: str
@@ -34,7 +34,7 @@ class Drawn:
 
 @dataclass
 class _Writer:
-    """Writes statements; knows channels, height and width of the value at hand."""
+    """A writer of statements that keeps the channels, height and width of the current value."""
 
     rng: random.Random
     channels: int
@@ -124,7 +124,7 @@ class _Writer:
 
 
 def drawn_network(rng: random.Random, most_layers: int = 5) -> Drawn:
-    """Draw a network of at most so many layers or branches between stem and head, and what it is planned for."""
+    """Draw a network of at most `most_layers` layers or branches between stem and head."""
     batch, size = rng.choice((2, 3, 4, 4, 6, 8)), rng.choice((4, 6, 8, 8, 12))
     writer = _Writer(rng, rng.choice((1, 2, 3, 4)), size)
     head = [f"  input x[batch, {writer.channels}, {size}, {size}] : float"]

@@ -1,10 +1,13 @@
 """Long trainings: 100,000 steps of the digits and 5,000 of ResNet-18 in the training loop of `mbc train`.
 
-The trainings write checkpoints, evaluate and prefetch.
+The trainings write checkpoints, evaluate and prefetch. A training passes under these conditions:
 
-The rule: what the process takes of the GPU's memory is the same to the byte from the second tenth of the steps on; the
-median step of the last tenth takes at most 2 % longer than that of the second; every loss is finite; and host memory
-grows by no more than 1 % of its size. On a CPU steps are interpreted: memory and losses are judged, times only told.
+* From the second tenth of the steps on, the process holds the same number of bytes of GPU memory.
+* The median step of the last tenth takes at most 2 % longer than that of the second tenth.
+* Every loss is finite.
+* Host memory grows by at most 1 % of its size.
+
+On a CPU the steps are interpreted; memory and losses are judged, and times are only reported.
 
     python benchmarks/endurance.py [--device cuda|cpu] [--only NAME ...] [--share 1.0] [--again]
     python benchmarks/endurance.py --device cpu --share 0.001     a rehearsal
@@ -45,7 +48,7 @@ HOST_GROWTH = 0.01
 class Case:
     """A network, its settings on a GPU, and its steps in epochs.
 
-    Each epoch is followed by a test on as many rows as `test_steps` steps take, and by a checkpoint.
+    After each epoch come a test on as many rows as `test_steps` steps take, and a checkpoint.
     """
 
     network: str
@@ -64,7 +67,7 @@ SMALLER = {"resnet": (("batch", "4"), ("width", "8"), ("size", "64"), ("classes"
 
 @dataclass(frozen=True)
 class Sample:
-    """After an interval of steps. `device_bytes`: of this process on the GPU, None where that is not told."""
+    """Figures after an interval of steps. `device_bytes`: GPU memory of this process, or None if it cannot be read."""
 
     step: int
     step_us: float
@@ -73,7 +76,7 @@ class Sample:
 
 
 def data_of(graph: TrainingGraph, rows: int, seed: int) -> ArrayData:
-    """Return normal images and labels of the first two classes, which every network has."""
+    """Return normally distributed images, and labels of the first two classes, which every network has."""
     random = np.random.default_rng(seed)
     arrays: list[np.ndarray] = []
     for name in graph.inputs:
@@ -147,7 +150,7 @@ def trained(net: Any, case: Case, epochs: int, checkpoint: Path, device: str, be
 
 
 def judged(samples: list[Sample], on_gpu: bool) -> dict[str, Any]:
-    """Return the verdicts of the rule on the samples; the first tenth of the steps warms up."""
+    """Return the verdicts on the samples. The first tenth of the steps is warm-up and does not count."""
     tenth = max(1, len(samples) // 10)
     steady = samples[tenth:]
     first, last = steady[:tenth], steady[-tenth:]
@@ -166,7 +169,7 @@ def judged(samples: list[Sample], on_gpu: bool) -> dict[str, Any]:
 
 
 def usage(device: str) -> Any:
-    """Return what reads the GPU memory in use, or None on a CPU."""
+    """Return a function that reads the GPU memory in use, or None on a CPU."""
     if device != "cuda":
         return None
     from mbc.runtime.driver import open_driver
@@ -176,7 +179,7 @@ def usage(device: str) -> Any:
 
 
 def device_bytes(before: Any, device: str) -> int | None:
-    """Return the GPU memory that this process took since `before`, or None on a CPU."""
+    """Return the GPU memory that this process has taken since `before`, or None on a CPU."""
     if before is None:
         return None
     from mbc.runtime.usage import taken_since

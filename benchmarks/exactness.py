@@ -71,12 +71,12 @@ class Verdict:
 
 
 class _Different(Exception):
-    """A number of mbc that is not the framework's."""
+    """Raised for a result of mbc that differs from PyTorch's."""
 
 
 @dataclass(frozen=True)
 class Judge:
-    """A loss of torch that judges the only output of a model, with the target that it compares the output to."""
+    """A loss of torch that compares the only output of a model with a target; it holds the target."""
 
     loss: Any
     target: Any
@@ -87,13 +87,13 @@ class Judge:
 
     @property
     def read(self) -> Array:
-        """The target as a step of mbc takes it."""
+        """Return the target in the form that a step of mbc takes."""
         (objective,) = losses_of(self.loss)
         return np.asarray(target_of(objective, self.loss, self.target).read(self.target)) if objective else self.target
 
 
 class ExactSixths(TorchFunctionMode):
-    """Compute hardsigmoid by its definition: in fp64 PyTorch's own gradient takes 1 / 6 in float32, 3e-8 off."""
+    """Compute hardsigmoid by its definition. In fp64 PyTorch's own gradient uses 1 / 6 in float32, an error of 3e-8."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Compute a hard sigmoid with exact sixths, and any other function as PyTorch does."""
@@ -106,8 +106,8 @@ class ExactSixths(TorchFunctionMode):
 class Reference:
     """The results of PyTorch in fp64.
 
-    These are outputs in evaluation mode and of a step, its loss, gradients by the names of parameters (None:
-    there is none), and buffers after the step.
+    These are the outputs in evaluation mode, the outputs of a step, its loss, the gradients by the names of parameters
+    (None: the parameter has no gradient), and the buffers after the step.
     """
 
     evaluated: tuple[Array, ...]
@@ -119,7 +119,7 @@ class Reference:
 
 
 def stirred(model: Any) -> Any:
-    """Return the model with scales, offsets and statistics that are not the 0 and 1 of a new module."""
+    """Return the model with random scales, offsets and statistics in place of the 0 and 1 of a new module."""
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
@@ -138,7 +138,7 @@ def tensors_of(given: Any) -> tuple[Any, ...]:
 
 
 def reference(model: Any, inputs: Sequence[Any], loss: str | Judge, noise: float = 0.0) -> Reference:
-    """Run a step of the model in fp64. `noise`: by how much weights and inputs are moved, relative to themselves."""
+    """Run a step of the model in fp64. `noise` is the relative change of weights and inputs."""
     twin = copy.deepcopy(model).double().train()
     given = [x.detach().double() if x.is_floating_point() else x for x in inputs]
     if noise:
@@ -178,7 +178,7 @@ def _target(output: Any, loss: str | Judge) -> Any:
 
 
 def exported(model: Any, inputs: Sequence[Any], path: Path) -> tuple[str, ...]:
-    """Export and save the model as a user does; returns its operations, one by one."""
+    """Export and save the model as a user does, and return its operations one by one."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         program = torch.export.export(copy.deepcopy(model).train(), tuple(inputs), strict=False)
@@ -189,7 +189,7 @@ def exported(model: Any, inputs: Sequence[Any], path: Path) -> tuple[str, ...]:
 
 
 def imported(path: Path, loss: str | Judge) -> ImportedModel:
-    """Import a file with the loss of all its outputs."""
+    """Import a file, with the loss summed over all its outputs."""
     if isinstance(loss, str):
         return import_model(path, "drawn", loss)
     network = translate(read_pt2(path), "drawn")
@@ -204,7 +204,7 @@ def judge(
 ) -> Verdict:
     """Export, import and compare a model.
 
-    If `planned` is a seed, a plan within a memory budget drawn by it takes the step as well.
+    If `planned` is a seed, the step is also computed by a plan within a random memory budget.
     """
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.pt2"
@@ -260,7 +260,7 @@ def _same_arrays(a: Mapping[str, Array], b: Mapping[str, Array]) -> bool:
 
 
 def _compare(imported_model: ImportedModel, inputs: Sequence[Any], expected: Reference, tolerance: float) -> None:
-    """Raise where a number of the imported model is another one."""
+    """Raise `_Different` if a result of the imported model differs from PyTorch's."""
     settings = (("train.precision", "fp64"),)
     lowered = lower(parse(Source("imported", imported_model.source)), settings)
     graph = differentiate(lowered.network, lowered.optimizer, Precision.FP64)
@@ -291,7 +291,7 @@ def _compare(imported_model: ImportedModel, inputs: Sequence[Any], expected: Ref
 def given_arrays(
     graph: TrainingGraph, imported_model: ImportedModel, inputs: Sequence[Any], expected: Reference
 ) -> dict[str, Array]:
-    """Return what a step begins with: inputs, targets, parameters, and an optimizer that has seen nothing."""
+    """Return the values with which a step begins: inputs, targets, parameters, and the states of a new optimizer."""
     given = draw(graph, np.random.default_rng(0))
     given |= {name: array * 0 for name, array in given.items() if name not in graph.inputs}
     given |= dict(imported_model.network.arrays)
@@ -309,7 +309,7 @@ def given_arrays(
 def compare_gradients(
     imported_model: ImportedModel, ours: Mapping[str, Array], expected: Reference, tolerance: float = TOLERANCE
 ) -> None:
-    """Raise where the gradient of a parameter is another one, or where there is none and should be."""
+    """Raise `_Different` if the gradient of a parameter differs, or if there is none although PyTorch has one."""
     trained = {n: g for n, g in expected.gradients.items() if g is not None}
     largest = max((float(np.linalg.norm(g)) for g in trained.values()), default=0.0)
     states = {key.name: key.state for key in imported_model.network.keys}
@@ -325,7 +325,7 @@ def compare_gradients(
 
 
 def expect(what: str, ours: Array, wanted: Array, scale: float = 0.0, tolerance: float = TOLERANCE) -> None:
-    """Raise where two arrays differ by more than the tolerance, relative to the second one's norm."""
+    """Raise `_Different` if the arrays differ by more than the tolerance, relative to the norm of `wanted`."""
     if ours.shape != wanted.shape:
         raise _Different(f"{what} has the shape {list(ours.shape)}, PyTorch's {list(wanted.shape)}")
     distance = float(np.linalg.norm(np.asarray(ours, np.float64) - wanted))
@@ -335,9 +335,9 @@ def expect(what: str, ours: Array, wanted: Array, scale: float = 0.0, tolerance:
 
 
 def compare_plan(imported_model: ImportedModel, inputs: Sequence[Any], expected: Reference, seed: str) -> str:
-    """Return which plan was made for a GPU within a drawn memory budget, and compare its step with PyTorch's.
+    """Step a plan within a random memory budget, compare it with PyTorch, and say which plan was made.
 
-    The plan is stepped on the CPU; the loss and the gradients are compared.
+    The step runs on the CPU; the loss and the gradients are compared.
     """
     drawn = random.Random(seed)
     gpu = drawn.choice(("h100", "a100-40", "t4"))

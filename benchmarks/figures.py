@@ -94,7 +94,7 @@ FUNCTIONS = {"fp32_errors": fp32_errors, "best": best, "gain": gain, "median": m
 
 @dataclass(frozen=True)
 class PageFigures:
-    """The figures of one page: templates, and texts whose numbers are no results."""
+    """The figures of one page: templates, and texts whose numbers do not come from results."""
 
     templates: Sequence[str]
     settings: Sequence[str]  # limits and constants of the code, inputs of examples, properties of hardware
@@ -123,7 +123,7 @@ def _row(template: str, texts: Sequence[str]) -> str:
 
 
 def with_results(text: str, templates: Sequence[str], results: Mapping[str, Any]) -> str:
-    """Return a page's text with the figures of all templates written anew.
+    """Return a page's text in which the figures of all templates are filled in again.
 
     Raises:
         SystemExit: A template's words are not in the page, or more than once.
@@ -145,7 +145,7 @@ def with_results(text: str, templates: Sequence[str], results: Mapping[str, Any]
 
 
 def unexplained(text: str, page: PageFigures) -> list[str]:
-    """Return the figures of a page, with the lines around them, that neither a template nor a list of `page` explains.
+    """Return the figures of a page, with their lines, that neither a template nor a list of `page` explains.
 
     Code, links, and parts between `<!-- figures` marks are left out. In tables every number with a decimal point counts
     as a figure, elsewhere every number with a unit.
@@ -171,7 +171,7 @@ def _formatted(value: Any, form: str) -> str:
 
 
 def span_of(text: str, template: str) -> tuple[int, int]:
-    """Return where the words of a template stand in a page, once."""
+    """Return the span of the words of a template in a page, in which they must occur once."""
     spans = [match.span() for match in re.finditer(_pattern(template), text)]
     if len(spans) != 1:
         raise SystemExit(f"a page has {len(spans)} times, not once: {template}")
@@ -179,12 +179,12 @@ def span_of(text: str, template: str) -> tuple[int, int]:
 
 
 def _with_table(text: str, start: int, end: int) -> tuple[int, int]:
-    """Return the span of a whole table for that of the line of its heads, else the span itself."""
+    """Return the span of the whole table if the span is the line of its heads, otherwise the span itself."""
     table = re.compile(r"\|.*\|\n\| ---.*\n(?:\|.*\n)*").match(text, start)
     return (start, table.end()) if table and text[end : end + 6] == "\n| ---" else (start, end)
 
 
 def _pattern(template: str) -> str:
-    """Return a regular expression for the words of a template with any figures, however its lines are broken."""
+    """Return a regular expression that matches the words of a template with any figures and any line breaks."""
     words = FIELD.split(template)[::3]
     return NUMBER.join(r"\s+".join(map(re.escape, re.split(r"\s+", part))) for part in words)

@@ -1,12 +1,15 @@
-"""From `mbc compile` to the first step on a GPU of which mbc has no profile, and what that step is worth.
+"""Time from `mbc compile` to the first step on a GPU of which mbc has no profile, and the quality of that step.
 
-A copy of mbc without the bundled profile of this machine's GPU compiles each network into a package with an empty
-profile of its own; profiles of other GPUs stay, as for any new GPU. Its kernels are compiled before, as after any
-earlier use of mbc on that machine. `first_step_s`: until a step was made, in a new process. `measured` requests were
-measured for it, `left` were left to their estimates. Beside it stands the step of the plan with all that is known: by
-the bundled profile, and with `--full S` after measuring all undivided ones, for S seconds at most. `over_full`: the
-step over the faster one of these. `unmeasured_ms`: of the plan by profiles of other GPUs alone, `unmeasured_over` that
-over the fastest of all.
+A copy of mbc without the bundled profile of this machine's GPU compiles each network into a package. The copy has an
+empty profile of its own; the profiles of other GPUs stay, as for any new GPU. mbc's kernels are compiled beforehand, as
+after any earlier use of mbc on the machine.
+
+* `first_step_s`: seconds until a new process has made the first step.
+* `measured`: requests that were measured for it; `left`: requests that were left to their estimates.
+* `over_full`: the step over the fastest step of a plan with all measurements: by the bundled profile, or, with `--full
+  S`, after measuring all undivided requests for at most S seconds.
+* `unmeasured_ms`: the step of the plan by the profiles of other GPUs alone; `unmeasured_over`: this step over the
+  fastest step of all.
 
     python benchmarks/first_step.py [--only NAME ...] [--for SECONDS] [--full SECONDS]
 """
@@ -61,7 +64,7 @@ def unseen(folder: Path) -> Path:
 
 
 def run(copy: Path, home: Path, words: Sequence[str]) -> None:
-    """Run a command line of a copy of mbc, with profiles of its own."""
+    """Run a command line of a copy of mbc, with that copy's own profiles."""
     environment = {**os.environ, "PYTHONPATH": f"{copy}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
     command = [sys.executable, "-m", "mbc.cli", *words]
     done = subprocess.run(
@@ -73,7 +76,7 @@ def run(copy: Path, home: Path, words: Sequence[str]) -> None:
 
 
 def words_of(job: Job) -> list[str]:
-    """Return the words of a command line that name the job's network and settings."""
+    """Return the part of a command line that names the job's network and settings."""
     return [
         str(ROOT / "examples" / Path(job.source.name).name),
         *(f"--set={name}={value}" for name, value in job.settings),

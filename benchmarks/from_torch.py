@@ -8,13 +8,14 @@ one after another.
     python benchmarks/from_torch.py [--only NAME,NAME] [--for SECONDS] [--measure-for 90s]
     python benchmarks/from_torch.py --device cpu --only torchvision/squeezenet1_1 --batch 2 --size 64
 
-Times `*_ms` are those of a step. `speedup` is over the fastest of PyTorch's contenders. `memory_ratio` is the memory
+Figures named `*_ms` are step times. `speedup` is over the fastest of PyTorch's contenders. `memory_ratio` is the memory
 that mbc takes over the memory that this contender's allocator reserved; rows whose step is slower have none.
 `first_step_s` is the time from the call of `from_torch` to the first loss. `loss_error` is the largest relative
 difference of the first five losses from those of PyTorch's plain loop, and `torch_loss_error` that of its compiled
 steps; networks that draw random numbers have neither.
 
-Rows are written one by one. Another call goes on with rows that are missing or failed. On a CPU the times mean nothing:
+Rows are written one by one. Another call continues with the rows that are missing or failed. On a CPU the times mean
+nothing:
 such a run only shows that everything works.
 """
 
@@ -69,9 +70,9 @@ COLUMNS = (
 
 
 def run_contender(request: Request, limit_s: float) -> dict[str, Any]:
-    """Run a contender in a process of its own, and return its figures or why it failed.
+    """Run a contender in a process of its own, and return its figures or the reason of its failure.
 
-    A contender that waits for its turn may wait as long as the others may take.
+    A contender that waits for its turn may wait as long as all other contenders may take together.
     """
     command = [sys.executable, str(Path(__file__).with_name("from_torch_contenders.py")), json.dumps(asdict(request))]
     with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors:
@@ -94,7 +95,7 @@ def run_contender(request: Request, limit_s: float) -> dict[str, Any]:
 
 
 def run_torch(request: Request, limit_s: float) -> dict[str, dict[str, Any]]:
-    """Run PyTorch's contenders side by side until they are ready, and have them timed one after another."""
+    """Run PyTorch's contenders side by side until they are ready, then time them one after another."""
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(len(MODES)) as pool:
         waiting = {
             name: pool.submit(run_contender, replace(request, contender=name, turn=folder), limit_s) for name in MODES
@@ -143,7 +144,7 @@ def distance(losses: Sequence[float], reference: Sequence[float]) -> float:
 
 
 def together(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the figures that were asked of all drawn networks; none before all rows have theirs."""
+    """Return the figures that hold for all drawn networks together; none until every row exists."""
     speedups = [row["speedup"] for row in rows if "speedup" in row]
     ratios = [row["memory_ratio"] for row in rows if "memory_ratio" in row]
     if not speedups or len(speedups) < len(rows):

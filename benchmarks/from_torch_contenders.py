@@ -1,10 +1,10 @@
 """One contender of `from_torch.py`, in a process of its own, which prints its figures as JSON in its last line.
 
-All contenders train the same model from the same weights on the same images and labels, which are on the device: in
-bf16 with fp32 weights, by SGD with momentum. PyTorch computes channels last by autocast, compiles forward pass and
-loss together, and uses the faster of its `fused` and `foreach` updates. The host's clock times blocks of steps and
-waits only at the end of each block (`mbc.bench.timing`), because mbc runs on a stream of its own, which PyTorch's
-events do not time.
+All contenders train the same model from the same weights on the same images and labels, which are in the device's
+memory. They train in bf16 with fp32 weights, by SGD with momentum. PyTorch computes channels last by autocast, compiles
+forward pass and loss together, and uses the faster of its `fused` and `foreach` updates. The host's clock times blocks
+of steps and waits only at the end of each block (`mbc.bench.timing`), because mbc runs on a stream of its own, which
+PyTorch's events do not time.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def model_and_inputs(request: Request) -> tuple[Any, Any, Any]:
 
 
 def wait_for_turn(request: Request) -> None:
-    """Return when no other contender uses the GPU."""
+    """Wait until the other contenders leave the GPU to this one."""
     if request.turn:
         ready, turn = (Path(request.turn) / f"{request.contender}.{file}" for file in ("ready", "turn"))
         ready.touch()
@@ -85,7 +85,7 @@ def sgd(model: Any, **options: Any) -> Any:
 
 
 def faster_update(model: Any, wait: Callable[[], object]) -> dict[str, bool]:
-    """Return the option of PyTorch's faster update for the model's gradients; the model does not change."""
+    """Return PyTorch's faster option, `fused` or `foreach`, for the update of the model, without changing the model."""
     seconds: dict[str, float] = {}
     for option in ("fused", "foreach"):
         optimizer = torch.optim.SGD(model.parameters(), 0.0, MOMENTUM, **{option: True})

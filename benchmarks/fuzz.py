@@ -1,14 +1,14 @@
 """Hostile inputs of every kind that mbc reads, changed at random or guided by coverage.
 
-The inputs are sources, plans, checkpoints, profiles, archives of data, ONNX models (if onnx is installed)
-and command lines. atheris, if installed, guides by coverage.
+The inputs are sources, plans, checkpoints, profiles, archives of data, ONNX models (if onnx is installed) and command
+lines. If atheris is installed, it guides by coverage.
 
-Whatever the input, mbc takes it or refuses it with an error of its own: no other exception, no message that acts on a
-terminal, at most 10 s of processor time, at most 1 GB of memory. Each target is run in processes of a few thousand
-inputs, in turn; what breaks the rule is kept once a cause in `build/fuzz/TARGET/findings`, and counted as mended when a
-later run finds that it keeps the rule: then it belongs into `tests/fuzz/corpus/TARGET`, which every run begins with.
-
-Inputs add up over calls: the next one goes on where this one stopped, with other draws.
+The rule: mbc accepts an input or refuses it with an error of its own. It raises no other exception, prints no message
+that acts on a terminal, and uses at most 10 s of processor time and 1 GB of memory. Each target runs in processes of a
+few thousand inputs, in turn. The first input of each cause that breaks the rule is kept in
+`build/fuzz/TARGET/findings`. When a later run shows that a finding keeps the rule, it counts as mended; move it to
+`tests/fuzz/corpus/TARGET`, with which every run begins. A call continues the random draws of the call before, so inputs
+add up over calls.
 
     python benchmarks/fuzz.py [--inputs 1000000] [--for 3600] [--workers N] [--only TARGET ...]
 """
@@ -53,7 +53,7 @@ Row = dict[str, Any]
 
 
 def fresh(name: str) -> Row:
-    """Return the row of a target without inputs."""
+    """Return the row of a target that has judged no input yet."""
     return {"name": name, "inputs": 0, "guided_inputs": 0, "seconds": 0.0, "findings": [], "mended": 0, "answers": {},
             "slowest_s": 0.0, "corpus": 0}  # fmt: skip
 
@@ -61,7 +61,7 @@ def fresh(name: str) -> Row:
 def chunk(name: str, seed: int, inputs: int, guided: bool, work: Path = WORK) -> Row:
     """Judge `inputs` inputs, and return what they add to the row of their target.
 
-    Fewer are judged if one of them kills its process.
+    If an input kills its process, fewer inputs are judged.
     """
     folder = work / name
     folder.mkdir(parents=True, exist_ok=True)
@@ -97,7 +97,7 @@ def chunk(name: str, seed: int, inputs: int, guided: bool, work: Path = WORK) ->
 
 
 def added(row: Row, more: Row) -> Row:
-    """Return the row of a target after one more chunk."""
+    """Return the row of a target with the results of one more chunk added."""
     answers = Counter(row["answers"])
     answers.update(more["answers"])
     return {
@@ -120,7 +120,10 @@ def findings(folder: Path) -> list[Row]:
 
 
 def judge_again(name: str, work: Path = WORK) -> int:
-    """Judge what was found before in a process of its own each; what keeps the rule now is put aside and counted."""
+    """Judge each earlier finding again, put aside those that now keep the rule, and return their number.
+
+    Each finding is judged in a process of its own.
+    """
     mended = 0
     folder = work / name / "findings"
     for path in sorted(folder.glob("*.bin")):
@@ -134,7 +137,7 @@ def judge_again(name: str, work: Path = WORK) -> int:
 
 
 def judged(name: str, path: Path) -> str | None:
-    """Return what is wrong about the answer to one input, None if it keeps the rule."""
+    """Return how the answer to one input breaks the rule, or None if it keeps the rule."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, str(HERE / "fuzz_worker.py"), name, folder, f"{folder}/scratch", "--one", str(path)]
         done = subprocess.run(command, capture_output=True, cwd=ROOT, env=ENVIRONMENT)
@@ -147,7 +150,7 @@ def judged(name: str, path: Path) -> str | None:
 
 
 def chunk_of(row: Row) -> int:
-    """Return the number of inputs that take about CHUNK_S seconds, by the inputs before."""
+    """Return the number of inputs that take about CHUNK_S seconds, judged by the speed so far."""
     if not row["inputs"]:
         return 500
     return max(200, min(50_000, int(CHUNK_S * row["inputs"] / max(row["seconds"], 1.0))))

@@ -1,4 +1,4 @@
-"""Files of mbc as inputs: sources, plans, checkpoints, profiles and archives of data, and what reads them."""
+"""Files of mbc as inputs, with the code that reads them: sources, plans, checkpoints, profiles and archives of data."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ GPU = "h200"
 
 
 def source_texts() -> list[str]:
-    """Return the texts of the sources to begin with."""
+    """Return the texts of the seed sources."""
     cases = sorted((ROOT / "tests" / "cases").rglob("*.mbc"))
     small = [path.read_text(encoding="utf-8") for path in cases]
     return [NETWORK, *(text for text in small if len(text) < 1500)]
 
 
 def sources() -> list[bytes]:
-    """Return the sources to begin with."""
+    """Return the seed sources as bytes."""
     plan_texts()  # the profile and the solver are loaded once: no part of an input's time
     return [text.encode() for text in source_texts()]
 
@@ -45,7 +45,7 @@ def words() -> list[str]:
 
 
 def judge_source(data: bytes, folder: Path) -> str:
-    """Lower the text; of a small network also differentiate, and of a few plan."""
+    """Lower the text. Differentiate small networks, and plan a few of them."""
     from mbc.compiler import compile_plan
     from mbc.frontend.lower import lower
     from mbc.frontend.parse import parse
@@ -74,7 +74,7 @@ def judge_source(data: bytes, folder: Path) -> str:
 
 @functools.cache
 def plan_texts() -> tuple[bytes, ...]:
-    """Return plan files to begin with."""
+    """Return the seed plan files."""
     from mbc.compiler import compile_plan
     from mbc.options import Options
     from mbc.plan.file import dump_plan
@@ -88,7 +88,7 @@ def plan_texts() -> tuple[bytes, ...]:
 
 
 def judge_plan(data: bytes, folder: Path) -> str:
-    """Read a plan with the checksum of its content, verify it, and make code of it."""
+    """Read a plan with the checksum of its content, verify it, and generate its code."""
     from mbc.codegen.view import view
     from mbc.plan.file import load_plan
     from mbc.plan.schema import CHECKSUM, content_checksum
@@ -118,7 +118,7 @@ def _module() -> Any:
 
 
 def checkpoints() -> list[bytes]:
-    """Return checkpoints to begin with."""
+    """Return the seed checkpoints."""
     import tempfile
 
     from mbc.train.epoch import Tally
@@ -133,7 +133,7 @@ def checkpoints() -> list[bytes]:
 
 
 def judge_checkpoint(data: bytes, folder: Path) -> str:
-    """Load weights, and how far their training had come."""
+    """Load the weights and the progress of the training from a checkpoint."""
     from mbc.train.training_checkpoint import load_checkpoint
 
     path = folder / "w.safetensors"
@@ -146,7 +146,7 @@ def judge_checkpoint(data: bytes, folder: Path) -> str:
 
 
 def profiles() -> list[bytes]:
-    """Return profiles to begin with."""
+    """Return the seed profiles."""
     import gzip
     import tempfile
 
@@ -170,7 +170,7 @@ def profiles() -> list[bytes]:
 
 
 def judge_profile(data: bytes, folder: Path) -> str:
-    """Read a profile, packed or not, and look up in it what a plan would."""
+    """Read a profile, packed or not, and look up the requests that a plan would look up."""
     from mbc.profile.read_profile import read_profile
     from tests.profile.profiles import request
 
@@ -192,7 +192,7 @@ def judge_profile(data: bytes, folder: Path) -> str:
 
 
 def archives() -> list[bytes]:
-    """Return archives of data to begin with."""
+    """Return the seed archives of data."""
     items: list[bytes] = []
     arrays = {"x": np.zeros((4, 2, 3, 3), np.float32), "t": np.arange(4, dtype=np.int64) % 3}
     for write in (np.savez, np.savez_compressed):
@@ -205,7 +205,7 @@ def archives() -> list[bytes]:
 
 
 def judge_archive(data: bytes, folder: Path) -> str:
-    """Open an `.npz`, or an `.npy` beside a sound one, and read a mini-batch of it."""
+    """Open an `.npz` file, or an `.npy` file beside a valid one, and read a mini-batch."""
     from mbc.train.accuracy import inputs_of
     from mbc.train.data import open_data
     from mbc.train.share import Share

@@ -29,7 +29,7 @@ _ENDS_SOON = frozenset({"show", "diff", "verify", "gpus", "profile"})  # and tou
 
 @functools.cache
 def line_words() -> list[str]:
-    """Return commands, options, files and values."""
+    """Return the commands, options, files and values of which command lines are made."""
     options: set[str] = set()
     for path in sorted((ROOT / "mbc" / "cli" / "arguments").glob("*.py")):
         options |= set(re.findall(r'"(--?[a-z][a-z-]*)"', path.read_text(encoding="utf-8")))
@@ -37,7 +37,7 @@ def line_words() -> list[str]:
 
 
 def lines() -> list[bytes]:
-    """Return command lines to begin with, one argument a line."""
+    """Return the seed command lines, one argument a line."""
     lines = (
         "show net.mbc --gpu h200", "show plan.json --by-kind", "diff plan.json plan.json", "verify plan.json --json",
         "profile list p.sqlite", "profile merge p.sqlite p.sqlite -o q.sqlite", "gpus --json", "compile net.mbc -o out",
@@ -49,7 +49,7 @@ def lines() -> list[bytes]:
 
 
 def _fill(folder: Path) -> None:
-    """Write the files that command lines name, as they are at the start."""
+    """Write the files that command lines name, in their initial state."""
     shutil.rmtree(folder, ignore_errors=True)
     (folder / "folder").mkdir(parents=True)
     contents = {
@@ -66,7 +66,7 @@ def _filled() -> frozenset[str]:
 
 
 def _runs(words: list[str]) -> bool:
-    """Return whether a line is run and not only parsed: it stays in its folder, starts no process, and is short."""
+    """Return whether a line is run and not only parsed: if it stays in its folder, starts no process, and is short."""
     own = set(line_words())
     outside = any("/" in word or ".." in word or "~" in word or (":" in word and word not in own) for word in words)
     commands = [word for word in words if word in _COMMANDS]
@@ -79,7 +79,7 @@ def _runs(words: list[str]) -> bool:
 
 @functools.cache
 def _keep_parser() -> None:
-    """Made once: that takes longer than to read a line."""
+    """Replace the parser of the command line by one instance: making a parser takes longer than parsing a line."""
     from mbc.cli import arguments
 
     created = arguments.parser()
@@ -87,7 +87,7 @@ def _keep_parser() -> None:
 
 
 def judge_line(data: bytes, folder: Path) -> str:
-    """Read a command line, and run it where it does little."""
+    """Parse a command line, and run it if `_runs` allows it."""
     from mbc.cli import BUG, arguments, main
 
     _keep_parser()

@@ -56,10 +56,10 @@ def change_bytes(data: bytes, draw: random.Random) -> bytes:
 
 
 def change_words(words: Sequence[str]) -> Callable[[bytes, random.Random], bytes]:
-    """Return a function that drops, doubles, swaps or replaces words of a text of the language.
+    """Return a function that drops, doubles, swaps or replaces words of a text in the language.
 
-    Words are replaced by `words` or numbers. Half of the times only words of the same sort are taken, which
-    leaves more texts that can be read.
+    Words are replaced by `words` or numbers. In half of the cases a word is replaced only by one of its own sort, which
+    leaves more texts that parse.
     """
 
     def change(data: bytes, draw: random.Random) -> bytes:
@@ -97,7 +97,7 @@ def change_words(words: Sequence[str]) -> Callable[[bytes, random.Random], bytes
 
 
 def change_json(data: bytes, draw: random.Random) -> bytes:
-    """Somewhere in a document: a value replaced, dropped, doubled or taken from elsewhere."""
+    """Return a document in which a few values are replaced, dropped, doubled or exchanged for other values of it."""
     try:
         document: Any = json.loads(data)
     except (ValueError, RecursionError):

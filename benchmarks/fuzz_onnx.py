@@ -1,4 +1,4 @@
-"""ONNX models as inputs: graphs of every operator that mbc writes and some that exporters do, changed node by node."""
+"""ONNX models as inputs, changed node by node: graphs of all operators that mbc or common exporters write."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _SPELT = (
 
 
 def models() -> list[bytes]:
-    """Return one model for each network of the tests of the export, and one as exporters write it."""
+    """Return the seed models: one for each network of the tests of the export, and one as exporters write it."""
     from mbc.frontend.lower import lower
     from mbc.frontend.parse import parse
     from mbc.interchange.to_onnx.export import build_model
@@ -105,7 +105,7 @@ def _node(model: Any, draw: random.Random) -> None:
 
 
 def _edge(model: Any, draw: random.Random) -> None:
-    """Take a value from elsewhere, leave it out or double it; or do so with a node's result."""
+    """Replace an edge's value, leave the edge out or double it; or do so with a node's result."""
     graph = model.graph
     names = [*(n for node in graph.node for n in (*node.input, *node.output)), *(i.name for i in graph.initializer), ""]
     node = draw.choice(graph.node)
@@ -149,7 +149,7 @@ def _attribute(model: Any, draw: random.Random) -> None:
 
 
 def _numbers(model: Any, draw: random.Random) -> None:
-    """Change a weight: sizes, type, name, numbers, bytes, or the file that holds it."""
+    """Change a weight: its shape, type, name, elements, bytes, or the file that holds it."""
     kinds = onnx().TensorProto
     held = model.graph.initializer
     if not held:
@@ -183,7 +183,7 @@ def _numbers(model: Any, draw: random.Random) -> None:
 
 
 def _whole(model: Any, draw: random.Random) -> None:
-    """Change inputs, outputs or operator sets."""
+    """Change the model's inputs, outputs or operator sets."""
     graph = model.graph
     how = draw.randrange(5)
     if how == 0 and model.opset_import:
@@ -206,7 +206,10 @@ def _whole(model: Any, draw: random.Random) -> None:
 
 
 def judge_onnx(data: bytes, folder: Path) -> str:
-    """Import a model, with a number of rows where it leaves that open, and write what `mbc import` would."""
+    """Import a model and write the files of `mbc import`.
+
+    If the model leaves the number of rows open, a number is given.
+    """
     from mbc.interchange.importing import import_model
     from mbc.interchange.state_dict import write_weights
 

@@ -1,4 +1,4 @@
-"""The rule that every input is judged by: mbc takes it, or refuses it with an error of its own."""
+"""The rule by which every input is judged: mbc accepts the input, or refuses it with an error of its own."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SETTLED = frozenset("\n\t")  # what of control characters a message may have
 
 
 class Wrong(Exception):
-    """An answer that breaks the rule: a message with control characters, or a bug that mbc reported."""
+    """An answer that breaks the rule: a message with control characters, or a bug reported by mbc."""
 
 
 @dataclass(frozen=True)
@@ -25,9 +25,9 @@ class Target:
     """One kind of hostile input.
 
     Attributes:
-        judge: Reads the bytes, in a folder that it may write to. An MbcError is an answer, any other exception
+        judge: Reads the bytes, in a folder that it may write to. An MbcError is a valid answer, any other exception
             a finding.
-        seeds: Returns inputs to begin with, beside those of CORPUS.
+        seeds: Returns the inputs to start from, in addition to those of CORPUS.
         share: Share of all inputs.
     """
 
@@ -39,7 +39,10 @@ class Target:
 
 
 def answer(target: Target, data: bytes, folder: Path) -> str:
-    """`taken`, or the code of the error; raises whatever else mbc raises, and Wrong."""
+    """Return `taken`, or the code of the error that refuses the input.
+
+    Every other exception is raised; an error that breaks the rule raises `Wrong`.
+    """
     try:
         return target.judge(data, folder)
     except MbcError as error:
@@ -53,7 +56,7 @@ def answer(target: Target, data: bytes, folder: Path) -> str:
 
 
 def check_text(text: str) -> None:
-    """Wrong where what would go to a terminal could change what it shows elsewhere."""
+    """Raise `Wrong` if a text has characters that could change other text of a terminal."""
     hidden = sorted({c for c in text if not c.isprintable() and c not in SETTLED})
     if hidden:
         raise Wrong(f"a message with {hidden!r}")
@@ -68,5 +71,5 @@ def _of_memory(error: BaseException | None) -> bool:
 
 
 def corpus(target: Target) -> list[bytes]:
-    """Return the committed inputs of a target: earlier findings, and inputs that reached far."""
+    """Return the committed inputs of a target: earlier findings, and inputs that reached unusual code."""
     return [path.read_bytes() for path in sorted((CORPUS / target.name).glob("*"))]

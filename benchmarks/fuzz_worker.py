@@ -1,8 +1,8 @@
-"""One process of `fuzz.py`: so many inputs of one target, within limits of time and memory.
+"""One process of `fuzz.py`: a number of inputs of one target, within limits of time and memory.
 
-The input at hand and the count lie in a file beside SCRATCH, so that whoever started the process knows what killed it;
-what was answered so far, in another. With atheris and `--guided`, inputs are chosen by coverage, and those that reach
-new code are kept in the corpus of the working folder; else they are drawn from a seed.
+A file beside SCRATCH holds the current input and the count, so that the parent process can tell which input killed this
+process. Another file holds the answers so far. With atheris and `--guided`, inputs are chosen by coverage, and inputs
+that reach new code are kept in the corpus of the working folder. Otherwise inputs are drawn from a seed.
 
     python benchmarks/fuzz_worker.py TARGET FOLDER SCRATCH --seed N --inputs N [--guided]
 """
@@ -36,7 +36,7 @@ MAPPED_BYTES = 1 << 21  # count, length, input
 
 
 class Journal:
-    """The number of inputs so far and the one at hand, in a mapped file."""
+    """The number of inputs so far and the current input, in a memory-mapped file."""
 
     def __init__(self, path: Path) -> None:
         """Map the file at `path`, which is created."""
@@ -46,7 +46,7 @@ class Journal:
             self._map = mmap.mmap(file.fileno(), MAPPED_BYTES)
 
     def begin(self, count: int, data: bytes) -> None:
-        """Note that input number `count` is judged now."""
+        """Note that input number `count` is now being judged."""
         self._map[8:16] = len(data).to_bytes(8, "little")
         self._map[16 : 16 + len(data)] = data
         self._map[:8] = count.to_bytes(8, "little")
@@ -58,12 +58,12 @@ class Journal:
 
     @property
     def data(self) -> bytes:
-        """Bytes of the input at hand."""
+        """Bytes of the current input."""
         return bytes(self._map[16 : 16 + int.from_bytes(self._map[8:16], "little")])
 
 
 def key_of(error: BaseException) -> str:
-    """Return a key that errors of one cause share: of their type and the innermost place in mbc."""
+    """Return a key for the cause of an error: a digest of its type and of the innermost place in mbc."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [f for f in frames if f"{os.sep}mbc{os.sep}" in f.filename and "benchmarks" not in f.filename]
     place = f"{Path(own[-1].filename).name}:{own[-1].name}:{own[-1].line}" if own else "outside"
@@ -72,7 +72,7 @@ def key_of(error: BaseException) -> str:
 
 
 def keep_finding(folder: Path, key: str, data: bytes, why: str) -> None:
-    """Keep the first input of a cause, and what it did."""
+    """Write the first input of a cause to the findings, with the fault."""
     place = folder / "findings"
     place.mkdir(parents=True, exist_ok=True)
     if not (place / f"{key}.json").exists():
@@ -81,7 +81,7 @@ def keep_finding(folder: Path, key: str, data: bytes, why: str) -> None:
 
 
 def limit() -> None:
-    """Limit the memory of this process from here on, and let signals for too much time kill it."""
+    """Limit the memory of this process, and let signals for too much time kill it."""
     pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
     most = pages * resource.getpagesize() + MEMORY_BYTES
     resource.setrlimit(resource.RLIMIT_AS, (most, most))
@@ -103,7 +103,7 @@ def timed(slower: int) -> Iterator[None]:
 
 
 class Campaign:
-    """Judges inputs in turn."""
+    """Judges inputs one after another."""
 
     def __init__(self, name: str, folder: Path, scratch: Path) -> None:
         """Open the journal of a target; findings go to `folder`."""
@@ -121,7 +121,7 @@ class Campaign:
         self.slower = 1
 
     def load(self) -> None:
-        """Judge one seed, so that the modules that mbc loads at first are no part of any input."""
+        """Judge one seed, so that mbc loads its modules before the first input that counts."""
         self._answer(self.target, self.target.seeds()[0], self.scratch)
 
     def judge(self, data: bytes) -> None:
@@ -145,7 +145,10 @@ class Campaign:
 
 
 def drawn(campaign: Campaign, seed: int, inputs: int) -> None:
-    """Judge changed seeds and inputs of the corpus, each from its own draw; one in ten is changed as bytes."""
+    """Judge randomly changed seeds and corpus inputs; one in ten is changed as bytes.
+
+    Each input has its own random seed.
+    """
     from fuzz_mutations import change_bytes
     from fuzz_rule import corpus
 

@@ -1,4 +1,4 @@
-"""Tables of goals that were missed and reached, and of correctness, for `pictures.py`."""
+"""Tables of goals that were missed or reached, and of correctness, for `pictures.py`."""
 
 from __future__ import annotations
 
@@ -60,10 +60,10 @@ ALSO_MEASURED = ("capped_planned", "peer_memory_planned")
 
 
 def goal_pages(results: Path) -> tuple[dict[str, str], list[str]]:
-    """Return no pictures, and the part of the page.
+    """Return no pictures and this section of the page.
 
     Raises:
-        KeyError: A results file has a row that missed its goal, and `GOALS` does not say what the goal was.
+        KeyError: A results file has a row that missed its goal, and `GOALS` does not describe the goal.
     """
     missed: list[list[str]] = []
     reached: list[str] = []
@@ -90,7 +90,7 @@ def goal_pages(results: Path) -> tuple[dict[str, str], list[str]]:
 
 
 def correctness_pages(results: Path) -> tuple[dict[str, str], list[str]]:
-    """Return no pictures, and the table of what was compared with other implementations, or proved."""
+    """Return no pictures, and a table of results that were compared with other implementations, or proved."""
     lines = [*_gradients(results), *_trainings(results), *_drawn(results)]
     note = (
         "What racecheck and initcheck report, and why, is in decisions "
@@ -236,13 +236,13 @@ def _drawn(results: Path) -> list[list[str]]:
 
 
 def _verdicts(counts: Mapping[str, int]) -> str:
-    """Return how many comparisons ended in which way, with those that differ in any case."""
+    """Return the number of comparisons for each verdict; `different` is listed even if it is 0."""
     said = [f"{count:,} {verdict}" for verdict, count in counts.items() if verdict != "different"]
     return ", ".join([*said, f"**{counts.get('different', 0)} different**"])
 
 
 def _many(row: Row, asked: Mapping[str, tuple[float, float, float]]) -> str:
-    """Return what a row of several GPUs reached, and what was asked of it."""
+    """Return the figures that a row of several GPUs reached, and the goals for them."""
     least = asked[row["name"]]
     keys = ("mbc_efficiency", "over_ddp", "over_whole")
     texts = [f"{row[key]:.3f}" if key == keys[0] else f"{row[key]:.2f}" if key in row else "not run" for key in keys]

@@ -11,7 +11,7 @@ FILES = ("many_gpus", "many_gpus_4")
 
 
 def gpus_pages(results: Path) -> tuple[dict[str, str], list[str]]:
-    """Return no pictures, and the part of the page."""
+    """Return no pictures and this section of the page."""
     page: list[str] = []
     for name in FILES:
         rows = _rows(results, name)
@@ -33,13 +33,13 @@ def gpus_pages(results: Path) -> tuple[dict[str, str], list[str]]:
 
 
 def _rows(results: Path, name: str) -> Sequence[Row]:
-    """Return the rows of a results file, each with the file's GPU where the row has none."""
+    """Return the rows of a results file. A row without a GPU gets the GPU of the file."""
     file = document(results, name)
     return [{**row, "card": file["gpu"], **_cards(row)} for row in file["rows"]] if file else ()
 
 
 def _cards(row: Row) -> dict[str, str]:
-    """Return the GPU that a row itself names: a file may have rows of several machines."""
+    """Return the GPU of a row. Rows name their own GPU, because a file may have rows of several machines."""
     gpu = row.get("gpu") or ""
     return {"card": gpu} if gpu.startswith("NVIDIA") else {}
 

@@ -1,12 +1,12 @@
 """Gradients of every operation and every example network, on the interpreter and on the GPU, against float64.
 
-The reference is PyTorch in float64 on the same states and inputs; beside each error stands that of PyTorch itself in
-the same precision. Rules, all of relative L2 errors per parameter:
+The reference is PyTorch in float64 on equal states and inputs. Beside each error stands the error of PyTorch in the
+precision of the test. These limits hold for the relative L2 error of each parameter:
 
-* operations: fp64 within 1e-8, fp32 within 1e-5. In tf32, bf16 and fp16, of unit roundoff u (2^-11, 2^-8, 2^-11),
-  within 8 u; within 3 sqrt(u) where ReLU or max pooling chooses, as about a part u of the choices comes out otherwise.
-* networks: fp64 within 1e-8; fp32 with a median over parameters (the middle one of several draws of inputs) of at most
-  twice PyTorch's.
+* Operations in fp64: 1e-8; in fp32: 1e-5. In tf32, bf16 and fp16 with unit roundoff u (2^-11, 2^-8, 2^-11): 8 u, or 3
+  sqrt(u) if ReLU or max pooling chooses, because rounding changes about the share u of the choices.
+* Networks in fp64: 1e-8. In fp32 the median over parameters is at most twice PyTorch's; of several draws of inputs the
+  middle one counts.
 
     python benchmarks/gradients.py [--devices cpu,cuda] [--precisions fp64,fp32,tf32,bf16,fp16] [--only NAME ...]
 """
@@ -66,7 +66,7 @@ MORE = (("resnet", "depth", "50"),)  # further depths of one example
 def jobs(
     only: Sequence[str], kinds: Sequence[str], norm_values: int = NORM_VALUES, batch: int = SMALL_BATCH
 ) -> list[tuple[str, Job]]:
-    """("operation" | "network", job) for all that is asked for; the operations are one job."""
+    """Return ("operation" | "network", job) for all that `only` names; all operations together are one job."""
     items: list[tuple[str, Job]] = []
     cases = [case for case in CASES if not only or case.name in only]
     if cases:
@@ -115,7 +115,7 @@ def torch_gradients(
 
 @dataclass(frozen=True)
 class Draw:
-    """Errors per parameter (mbc's, PyTorch's), per statistic and of the loss, for one draw of the inputs."""
+    """Errors of one draw of the inputs: per parameter (mbc's, PyTorch's), per statistic, and of the loss."""
 
     ours: Mapping[str, float]
     peer: Mapping[str, float]
@@ -185,7 +185,7 @@ def compare(
 def run(
     kind: str, job: Job, precision: str, device: str, place: Built | None, reference: str, network_draws: int
 ) -> list[dict[str, Any]]:
-    """`compare`, in the package that was built or by interpreting the plan."""
+    """Run `compare` on the built package, or on the interpreted plan if there is no package."""
     if place is not None and place.failed:
         raise RuntimeError(place.failed)
     where = job.plan() if place is None else place.folder
@@ -193,7 +193,7 @@ def run(
 
 
 def passed(row: Mapping[str, Any]) -> bool | None:
-    """Return whether the row keeps its rule; None for networks in tf32, bf16 and fp16, which have no rule."""
+    """Return whether the row keeps its limit, or None for networks in tf32, bf16 and fp16, which have no limit."""
     precision = row["precision"]
     if precision == "fp64":
         return bool(row["worst"] <= EXACT_LIMIT)

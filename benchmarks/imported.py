@@ -1,19 +1,19 @@
-"""Networks of torchvision and timm that are imported as they are, and their distance from PyTorch.
+"""Networks of torchvision and timm, imported unchanged, and the distance of their results from PyTorch's.
 
-Each network is exported in training mode, imported, and compared with torch in evaluation mode and by the
-gradients of a step. Needs torch, torchvision and timm, no GPU.
+Each network is exported in training mode and imported. Its outputs in evaluation mode and the gradients of a step are
+compared with torch's. Needs torch, torchvision and timm, but no GPU.
 
-The list leaves out networks with attention, of which `--attention` compares two at 224 pixels, and, of one family,
-sizes that only repeat it. A network is imported where its source compiles to a training graph and computes what torch
-does, within 1e-5 relative to torch; or, where torch's own float32 is further than that from float64, within twice its
-error. Gradients are held to the rule of networks in `gradients.py`. A check that takes
-longer than `--seconds` is left out: where it is that of the result, a network counts as imported, with `checked` false.
+The list has no networks with attention, of which `--attention` compares two at 224 pixels, and of one family no sizes
+that only repeat others. A network counts as imported if its source compiles to a training graph and its output is
+within 1e-5 of torch's. If torch's own float32 output is further than that from float64, mbc's error may be at most
+twice torch's. The limits of `gradients.py` for networks hold for gradients. A check that takes longer than `--seconds`
+is left out; without the check of its output, a network counts as imported with `checked` false.
 
     python benchmarks/imported.py [--only NAME,NAME] [--size 96] [--seconds 60]
     python benchmarks/imported.py --attention [--seconds 600]
 
-Rows are written one by one; another call goes on with those that are missing, failed or lack a check, smallest networks
-first. Rows that are whole stay as they are, with the code that made them, unless `--again`.
+Rows are written one by one. Another call continues with rows that are missing, failed or lack a check, smallest
+networks first. Complete rows stay, with the digest of the code that computed them, unless `--again` is set.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ NETWORKS = (
 
 
 def size_of(name: str, size: int) -> int:
-    """Return the pixels of a network's images if the other networks' images have `size`."""
+    """Return the image size of a network, in pixels: `size`, unless the network takes only one size."""
     return WHOLE_SIZE if name in ATTENTION or name.rpartition("/")[2].startswith(WHOLE) else size
 
 
@@ -126,12 +126,12 @@ def prepared(name: str) -> Any:
 
 
 class TooLong(Exception):
-    """A check that took longer than it may."""
+    """Raised for a check that takes longer than it may."""
 
 
 @contextmanager
 def limited(seconds: float) -> Generator[None]:
-    """Raise TooLong in a body that runs longer; at once if `seconds` is 0."""
+    """Raise TooLong if the body runs longer than `seconds`; raise it at once if `seconds` is 0."""
     if seconds <= 0:
         raise TooLong
 
@@ -167,10 +167,9 @@ def forward(graph: TrainingGraph, model: ImportedModel, images: Array) -> Array:
 
 
 def imported(name: str, size: int, seconds: float, held: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the length of the source and the distances of result and gradients from torch's, or the refusal.
+    """Return the length of the source and the distances of outputs and gradients from torch's, or the refusal.
 
-    `held` has the checks that were made before; of the others those are made that take no longer than
-    `seconds`.
+    `held` has the checks of earlier calls. Of the missing checks, those that take no longer than `seconds` are made.
     """
     import torch  # pyright: ignore[reportMissingImports]
 
@@ -202,7 +201,7 @@ def imported(name: str, size: int, seconds: float, held: Mapping[str, Any]) -> d
 
 
 def evaluates(row: Mapping[str, Any]) -> bool:
-    """Return whether a network computes what torch does, as far as that was compared."""
+    """Return whether the checks that were made show that a network computes torch's result."""
     close = row.get("error", 0.0) <= LARGEST_ERROR
     own = row.get("torch_float64_error", 0.0)
     return close or (own > LARGEST_ERROR and row["float64_error"] <= TIMES_TORCH * own)
@@ -211,7 +210,7 @@ def evaluates(row: Mapping[str, Any]) -> bool:
 def evaluation_errors(model: Any, imported_model: ImportedModel, images: Any) -> dict[str, float]:
     """Return the error of the first output relative to torch's.
 
-    If the error is large, the errors of both relative to torch's output in float64 are returned, too.
+    If the error is large, also return the errors of mbc's and torch's outputs relative to torch's output in float64.
     """
     result = forward(compiled(imported_model), imported_model, images.numpy())
     wanted = evaluated(model, images)
@@ -234,7 +233,7 @@ def evaluated(model: Any, images: Any) -> Array:
 
 
 def distance(result: Array, wanted: Array) -> float:
-    """Return the relative L2 distance."""
+    """Return the relative L2 distance of two arrays."""
     return float(np.linalg.norm(result - wanted) / np.linalg.norm(wanted))
 
 

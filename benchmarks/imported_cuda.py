@@ -1,15 +1,15 @@
-"""How exact the forward pass of an imported network is on a GPU: mbc's in fp32 and torch's, both against float64.
+"""Errors of the forward pass of imported networks on a GPU: mbc's and torch's in fp32, both against float64.
 
-The networks are those of `imported.py`, and its two with attention, with random weights and statistics, in evaluation
-mode. torch computes fp32 on the same GPU, without TF32. A network is within the rule where mbc's error is at most twice
-torch's. Nothing is measured: kernels are chosen by the profiles that are there. Each network is a process of its own,
-several side by side on the GPU.
+The networks are those of `imported.py`, and its two networks with attention. They have random weights and statistics
+and run in evaluation mode. torch computes fp32 on the same GPU, without TF32. A network passes if mbc's error is at
+most twice torch's. Nothing is measured: kernels are chosen by the existing profiles. Each network is a process of its
+own, several side by side on the GPU.
 
     python benchmarks/imported_cuda.py [--only NAME,NAME] [--for SECONDS] [--processes 8] [--limit 120]
     python benchmarks/imported_cuda.py --device cpu --only timm/resnet18
 
-Rows are written one by one; another call goes on with those that are missing or failed. `--for`: begins no row later.
-With `--device cpu` the interpreter computes in the GPU's place, which rehearses the run.
+Rows are written one by one; another call continues with those that are missing or failed. No row begins after the
+seconds of `--for`. With `--device cpu` the interpreter takes the GPU's place, which rehearses the run.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def forward(imported_model: ImportedModel, images: Array, device: str) -> Array:
 
 
 def of_process(name: str, size: int, device: str, limit_s: float) -> dict[str, Any]:
-    """Return the errors of a network, computed by a process of its own."""
+    """Return the errors of a network, computed in a process of its own."""
     command = [sys.executable, __file__, "--alone", "--only", name, "--size", str(size), "--device", device]
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
@@ -99,7 +99,7 @@ def of_process(name: str, size: int, device: str, limit_s: float) -> dict[str, A
 def compare(
     kept: Results, names: Sequence[str], size: int, device: str, limit_s: float, at_once: int, until: float
 ) -> None:
-    """Write a row for each network that has none, `at_once` side by side; none begins after `until`."""
+    """Write a row for each network that has none, `at_once` networks side by side; none begins after `until`."""
 
     def row(name: str) -> dict[str, Any] | None:
         return attempt(lambda: of_process(name, size, device, limit_s), name) if time.monotonic() < until else None

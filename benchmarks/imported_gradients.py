@@ -1,10 +1,11 @@
-"""Gradients of a step of an imported network against torch's in float64, by the rule of `gradients.py`.
+"""Gradients of a step of an imported network against torch's in float64, with the limits of `gradients.py`.
 
-In fp64 every parameter is within 1e-8. In fp32 the median of errors over parameters, the middle one of
-several draws of inputs, is at most twice torch's own in float32.
+In fp64 every parameter is within 1e-8. In fp32 the median of errors over parameters, the middle one of several draws of
+inputs, is at most twice torch's own in float32.
 
-The network is trained as it was imported, on the interpreter, with as many rows as give every batch norm enough values
-a channel. What draws random numbers (dropout, stochastic depth) is set to drop nothing: mbc's draws are not torch's.
+The network is trained as it was imported, on the interpreter, with enough rows that every batch norm has enough values
+for each channel. Layers that draw random numbers (dropout, stochastic depth) are set to drop nothing, because mbc and
+torch draw different numbers.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _DROPPING = ("Dropout", "Dropout2d", "DropPath", "StochasticDepth")
 
 
 def drop_nothing(model: Any) -> bool:
-    """Set every probability of dropping to 0; returns whether there was any other."""
+    """Set every probability of dropping to 0. Return whether any was not 0."""
     result = _dropping(model)
     for module, name in result:
         setattr(module, name, 0.0)
@@ -44,7 +45,7 @@ def drops(model: Any) -> bool:
 
 
 def _dropping(model: Any) -> list[tuple[Any, str]]:
-    """Return modules that drop values, and the names of their probabilities.
+    """Return the modules that drop values, each with the name of its probability.
 
     Modules that call `functional.dropout` have `drop_rate`.
     """
@@ -54,7 +55,7 @@ def _dropping(model: Any) -> list[tuple[Any, str]]:
 
 
 def single(model: Any, imported_model: ImportedModel) -> dict[str, Any]:
-    """Return the errors in fp32, mbc's and torch's, of a model that drops nothing."""
+    """Return the fp32 errors of mbc and torch for a model that drops nothing."""
     graph = _graph(imported_model, "fp32")
     ours: list[dict[str, float]] = []
     theirs: list[dict[str, float]] = []
@@ -75,7 +76,7 @@ def single(model: Any, imported_model: ImportedModel) -> dict[str, Any]:
 
 
 def exact(model: Any, imported_model: ImportedModel) -> dict[str, Any]:
-    """Return the largest error of a parameter in fp64."""
+    """Return the largest gradient error of all parameters in fp64."""
     graph = _graph(imported_model, "fp64")
     inputs = _inputs(graph, 0)
     result = _errors(_of_mbc(graph, imported_model, inputs), _of_torch(model, imported_model, graph, inputs, "float64"))
@@ -83,12 +84,12 @@ def exact(model: Any, imported_model: ImportedModel) -> dict[str, Any]:
 
 
 def keeps_single(row: Mapping[str, Any]) -> bool:
-    """Return whether the errors in fp32 keep the rule."""
+    """Return whether the errors in fp32 are within the limit."""
     return row["gradient_error"] <= TIMES_TORCH * row["torch_gradient_error"]
 
 
 def keeps_exact(row: Mapping[str, Any]) -> bool:
-    """Return whether the error in fp64 keeps the rule."""
+    """Return whether the error in fp64 is within the limit."""
     return row["exact_gradient_error"] <= EXACT_LIMIT
 
 
@@ -109,7 +110,7 @@ def _errors(result: dict[str, Array], reference: dict[str, Array]) -> dict[str, 
 
 
 def _of_mbc(graph: TrainingGraph, imported_model: ImportedModel, inputs: Mapping[str, Array]) -> dict[str, Array]:
-    """Return gradients by state; each value is dropped after its last use."""
+    """Return mbc's gradients by state. To save memory, each value is dropped after its last use."""
     operations = [op for op in graph.train if op.kind not in _UPDATES]
     wanted = {op.inputs[0]: op.inputs[1] for op in graph.train if op.kind in _UPDATES}
     last = {value: number for number, op in enumerate(operations) for value in op.inputs}
@@ -132,7 +133,7 @@ def _of_mbc(graph: TrainingGraph, imported_model: ImportedModel, inputs: Mapping
 def _of_torch(
     model: Any, imported_model: ImportedModel, graph: TrainingGraph, inputs: Mapping[str, Array], precision: str
 ) -> dict[str, Array]:
-    """Return gradients by the names and in the shapes of mbc's states, without those that torch has none for."""
+    """Return torch's gradients by the names and in the shapes of mbc's states, for the parameters that have one."""
     dtype = getattr(torch, precision)
     own = copy.deepcopy(model).to(dtype).train()
     images = [

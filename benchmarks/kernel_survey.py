@@ -1,12 +1,12 @@
-"""In how many plans each of mbc's own kernels is chosen. Needs no GPU.
+"""Count in how many plans each of mbc's own kernels is chosen. Needs no GPU.
 
     python benchmarks/kernel_survey.py [--also SOURCE ...] [--only NAME ...] [--for SECONDS] [--again]
 
-Plans are of every example (of ResNet by bottlenecks as well), in four precisions, for the GPUs of the bundled profiles:
-undivided without a limit at the default batch and at two smaller ones, and at the default batch within budgets that
-leave shares of the free plan's arena; and likewise of what `mbc bench` timed. `--also`: further sources, such as
-`mbc import` writes. Writes `results/kernel_survey.json`, a row a plan, and goes on where it stopped; plans of other
-code do not count.
+The plans are of every example (of ResNet also with bottlenecks), in four precisions, for the GPUs of the bundled
+profiles. They are undivided without a limit at the default batch and two smaller batches, and, at the default batch,
+within budgets that are shares of the arena without a limit. The networks that `mbc bench` timed are planned in these
+ways, too. `--also` names further sources, such as those that `mbc import` writes. Writes `results/kernel_survey.json`
+with a row for each plan, and continues where it stopped; plans of other code do not count.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ SMALL_BATCH, BATCH_DIVISOR = 8, 4
 
 @dataclass(frozen=True)
 class Case:
-    """`share`: the budget, 0: none."""
+    """A network to be planned for a GPU. `share`: budget as a share of the arena without a limit; 0: no limit."""
 
     job: Job
     batch: int
@@ -61,7 +61,7 @@ class Case:
         return replace(self, share=0.0)
 
     def plan(self, memory_bytes: int) -> Plan:
-        """Return the plan within `memory_bytes`."""
+        """Return the plan within `memory_bytes`, or without a limit for 0."""
         settings = [("batch", str(self.batch)), ("train.precision", self.precision)]
         settings += [("memory.device", f"{memory_bytes} B")] if memory_bytes else []
         job = replace(self.job.with_settings(*settings), gpu=self.gpu)
@@ -78,7 +78,7 @@ def networks(also: Iterable[str]) -> list[Job]:
 
 
 def timed() -> Iterator[tuple[Job, int, str]]:
-    """Yield network, batch and precision of the steps that `mbc bench` timed, most of whose kernels are measured."""
+    """Yield network, batch and precision of each step that `mbc bench` timed; profiles have most of its kernels."""
     for path in sorted((ROOT / "benchmarks" / "results").glob("bench_*.json")):
         about = json.loads(path.read_text(encoding="utf-8"))
         settings = {name: value for name, value in about["settings"].items() if name != "memory.device"}
@@ -88,7 +88,7 @@ def timed() -> Iterator[tuple[Job, int, str]]:
 
 
 def cases(jobs: list[Job]) -> Iterator[Case]:
-    """Yield each case once; those without a budget come first, because they take a second each."""
+    """Yield each case once. Cases without a budget come first, because each takes only a second."""
     default = {job: int(dict(job.lowered().settings)["batch"]) for job in jobs}
     fewer = {job: max(1, batch // BATCH_DIVISOR) for job, batch in default.items()}
     batches = (default, dict.fromkeys(jobs, SMALL_BATCH), fewer)
@@ -103,7 +103,7 @@ def cases(jobs: list[Job]) -> Iterator[Case]:
 
 
 def row_of(case: Case, kept: Results) -> dict[str, Any]:
-    """Return the kernels of the plan by launches; a budget is a share of an earlier plan's arena."""
+    """Return the kernels of the plan by number of launches. The budget is a share of the arena of an earlier plan."""
     free = kept.rows.get(case.free.name, {}) if case.share else {}
     if case.share and "arena_bytes" not in free:
         raise RuntimeError("the free plan is missing")
@@ -127,7 +127,7 @@ def row_of(case: Case, kept: Results) -> dict[str, Any]:
 
 
 def plans_of(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return for each kernel the number of plans that use it and an example of one, the rarest kernel first."""
+    """Return the number of plans that use each kernel, and an example of such a plan, the rarest kernel first."""
     chosen: dict[str, list[str]] = {name: [] for name in KERNELS}
     for row in rows:
         for name in row.get("kernels", ()):

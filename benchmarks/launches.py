@@ -1,12 +1,12 @@
-"""Every launch of the plans that README and the benchmarks time, held against float64: `mbc check --launches` of each.
+"""Comparison of every launch with float64, for the plans that README and the benchmarks time: `mbc check --launches`.
 
     python benchmarks/launches.py --plan-only     plans only; needs no GPU
     python benchmarks/launches.py [--only NAME …] [--for S] [--again]
 
-The plans are those of `results/bench_*.json`, planned anew with the same settings, and those under caps that
-`capped.py --plan-only` left in the folder of plans. Packages are built by `--workers` processes side by side and run
-one after another, each in a process of its own. Writes `results/launches.json`, a row a plan, and goes on where it
-stopped. The exit code is 1 where a launch is not within its limits.
+The plans are those of `results/bench_*.json`, planned again with their settings, and those under caps that `capped.py
+--plan-only` left in the folder of plans. `--workers` processes build packages side by side. The packages run one after
+another, each in a process of its own. Writes `results/launches.json` with a row for each plan, and continues where it
+stopped. The exit code is 1 if a launch exceeds its limits.
 """
 
 from __future__ import annotations
@@ -40,7 +40,13 @@ COLUMNS = ("name", "launches", "failing", "roundoffs", "worst_element", "wrong",
 
 @dataclass(frozen=True)
 class Row:
-    """One plan. `make`: plans and packs it, where nobody else does; `what` it is on the shelf."""
+    """One plan to check.
+
+    Attributes:
+        name: Name of the row.
+        what: Name of the plan on the shelf.
+        make: Plans and packs it; None if another benchmark makes the plan.
+    """
 
     name: str
     what: str
@@ -59,7 +65,7 @@ def _job(network: str, settings: Mapping[str, str], gpu: str) -> Any:
 
 
 def rows(gpu: str) -> list[Row]:
-    """Return the plans that are timed: each setting of `mbc bench` once, and those under a cap."""
+    """Return the plans that benchmarks time: each setting of `mbc bench` once, and those under a cap."""
     result: dict[str, Row] = {}
     for path in sorted((ROOT / "benchmarks" / "results").glob("bench_*.json")):
         about = json.loads(path.read_text(encoding="utf-8"))
@@ -71,7 +77,7 @@ def rows(gpu: str) -> list[Row]:
 
 
 def summary(result: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the row of what `mbc check --launches --json` printed; an infinite figure is null there."""
+    """Return the row for the output of `mbc check --launches --json`, in which an infinite figure is null."""
     launches = result["launches"]
     outputs = [output for launch in launches for output in launch["outputs"]]
     worst = sorted(launches, key=_badness, reverse=True)
@@ -138,7 +144,7 @@ def check(folder: Path, steps: int, seed: int, device: str) -> dict[str, Any]:
 
 
 def prepare(missing: Sequence[Row], shelf: Shelf, workers: int) -> None:
-    """Plan what is not on the shelf and can be planned here."""
+    """Make the plans that are not on the shelf and can be planned on this machine."""
     with processes(workers) as pool:
         waiting: dict[str, Future[bytes]] = {row.name: pool.submit(row.make) for row in missing if row.make is not None}
         for row in missing:

@@ -1,7 +1,8 @@
-"""One GPU lends its memory while each of the others trains by itself: all at once, and each alone.
+"""Step times of several trainings on one machine, each of which borrows memory of the last GPU: all at once, and alone.
 
-ResNet-152 trains in fp32 at batch 512 under a cap of 16 GB. The last GPU lends each of the others an equal part of its
-spare memory. The goal is 95 % of the sum of the speeds that the GPUs have alone.
+ResNet-152 trains in fp32 at batch 512 under a cap of 16 GB. The last GPU trains nothing; it lends each of the other
+GPUs an equal part of its free memory. The goal is that all trainings at once reach 95 % of the sum of their speeds
+alone.
 
     python benchmarks/lending.py [--gpus N] [--steps 30] [--gpu h100]
     python benchmarks/lending.py --plan-only --gpu h100 --gpus 4        # needs no GPU
@@ -49,7 +50,7 @@ def plan(gpu: str, gpus: int, shelf: Shelf) -> None:
 
 
 def row_name(gpu: str, gpus: int) -> str:
-    """Return the name of the row of a machine."""
+    """Return the row's name for a machine."""
     return f"{gpus - 1} borrow from an {gpu}"
 
 
@@ -74,7 +75,7 @@ def timed(folder: Path, lender: int, steps: int, number: int) -> dict[str, Any]:
 
 
 def measured(gpu: str, gpus: int, shelf: Shelf, steps: int) -> dict[str, Any]:
-    """Return the row of a machine: the steps of each borrower alone, and of all at once."""
+    """Return the row of a machine: the step time of each borrower alone, and of all borrowers at once."""
     lender, borrowers = gpus - 1, range(gpus - 1)
     with TemporaryDirectory() as place, ThreadPoolExecutor(len(borrowers)) as pool:
         folder = Path(place) / "net"

@@ -1,6 +1,6 @@
-"""Modules of one network that train in lockstep on the same data, and what may differ.
+"""Modules of one network that train in lockstep on the same data, and the allowed difference of their results.
 
-The first has no limit of memory, the second runs within a budget. `thousand_steps.py` says what is compared and why.
+The first module has no limit of memory, the second runs within a budget. `thousand_steps.py` explains the comparison.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class Run:
     def __init__(self, modules: list[Any], batches: list[tuple[Any, ...]], momentum: float, different: int) -> None:
         """Take modules and mini-batches.
 
-        `modules` are without a limit, within the budget, and, for the rule, once more without a limit. `different`
-        operations are computed in another way.
+        `modules` are one without a limit, one within the budget, and, for the comparison of steps, another one without
+        a limit. `different` operations are computed in another way within the budget.
         """
         self._free, self._capped, *self._others = modules
         self._batches, self._momentum, self._different = batches, momentum, different
@@ -43,7 +43,7 @@ class Run:
         return float(module.step(*self._batches[number % len(self._batches)], lr=LEARNING_RATE))
 
     def same_bits(self, steps: int) -> dict[str, Any]:
-        """Return whether both modules, running freely, hold the same bits after each step."""
+        """Return whether both modules have equal bits after each step, when each continues from its own states."""
         losses: list[float] = []
         apart: list[int] = []
         states: dict[int, list[str]] = {}
@@ -69,7 +69,10 @@ class Run:
         }
 
     def within_rule(self, steps: int, every: int) -> dict[str, Any]:
-        """Return how far the modules are apart at every checked step; in between both run freely."""
+        """Return how far the modules are apart at every checked step.
+
+        Between checked steps each continues by itself.
+        """
         losses: list[float] = []
         worst: Comparison | None = None
         checked = compared = again = failed = same = 0
@@ -108,8 +111,8 @@ class Run:
     def _checked(self, number: int, before: States) -> tuple[list[Comparison], float, int, States]:
         """Return the comparison of the training step `number` from the states `before`.
 
-        The result has every tensor in its best draw, the loss, the number of draws, and the states after the step,
-        which the second module does not have.
+        For each tensor the result has the best of all draws. It also has the loss, the number of draws, and the states
+        of the first module after the step.
         """
         draw, loss, after = self._draw(before, number)
         result = self._compare(draw)
@@ -130,7 +133,7 @@ class Run:
         return compare_once(draw, Reference.PERTURBED, self._precision, None, max(1, self._different))
 
     def _draw(self, before: States, number: int) -> tuple[Draw, float, States]:
-        """Take one step of all three modules on the same data from `before`, which the first module already holds."""
+        """Take one step of all three modules on the same data from the states `before`, which the first one has."""
         (perturbed,) = self._others
         put(self._capped, before)
         put(perturbed, {name: self._perturbed(name, array) for name, array in before.items()})
@@ -149,9 +152,9 @@ class Run:
         return array * (1 + np.float32(TOLERANCES[self._precision]) * noise)
 
     def _outcome(self, state: Callable[[str], np.ndarray], before: States, loss: float) -> Outcome:
-        """Return the outcome of a step from `before`.
+        """Return the results of a step from the states `before`.
 
-        The gradient, with weight decay, is what the step added to the momentum.
+        The gradient, with weight decay, is the amount that the step added to the momentum.
         """
         tensors: dict[tuple[Part, str], np.ndarray] = {(Part.LOSS, "loss"): np.float64(loss).reshape(1)}
         for name, role in self._roles.items():

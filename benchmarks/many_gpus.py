@@ -1,16 +1,17 @@
 """One mini-batch shared by several GPUs of a machine: mbc, and torch.compile with DDP, each on one GPU and on all.
 
-Every row is a network with so many images a GPU. Of each contender every GPU computes its part as a mini-batch of its
-own, all at once, and then all GPUs compute theirs together, in the same run: `efficiency` is the first time, of the
-slowest GPU, over the second. DDP runs as PyTorch's documentation has it (`ddp`), and with a static graph, gradients as
-bucket views and the whole step, all-reduces included, in one CUDA graph (`whole`, the fastest of several bucket sizes).
-What was measured on other GPUs than those here is measured again; a call that was cut off goes on where it stopped.
+Every row is a network with a number of images for each GPU. For each contender two times are measured in the same run.
+First every GPU computes its part as a mini-batch of its own, all GPUs at once; the slowest GPU counts. Then all GPUs
+compute the whole mini-batch together. `efficiency` is the first time over the second. DDP runs in two ways: as in
+PyTorch's documentation (`ddp`); and with a static graph, gradients as bucket views and the whole step, all-reduces
+included, in one CUDA graph (`whole`, the fastest of several bucket sizes). Results of other GPUs are measured again. A
+call that was cut off continues where it stopped.
 
     python benchmarks/many_gpus.py --plan-only --gpu h100
-    python benchmarks/many_gpus.py --for 540 --only adamw       # the optimizer's states sharded, and not
+    python benchmarks/many_gpus.py --for 540 --only adamw       # with sharded optimizer states and without
     python benchmarks/many_gpus.py --for 540 [--peers-only] [--only NAME ...] [--gpus 2] [--buckets 25,100,10]
 
-Results of other numbers of GPUs than two lie in files of their own (`many_gpus_4.json`).
+For other numbers of GPUs than two, the results have files of their own (`many_gpus_4.json`).
 """
 
 from __future__ import annotations
@@ -45,7 +46,13 @@ LEAST_S = 20.0  # of a call's time, for anything to be begun
 
 @dataclass(frozen=True)
 class Asked:
-    """At least: mbc's efficiency by the number of GPUs, and both ways to run DDP over mbc's time."""
+    """The goals of a row: least values.
+
+    Attributes:
+        efficiency: mbc's efficiency, by the number of GPUs.
+        over_ddp: Time of DDP, run as in PyTorch's documentation, over mbc's time.
+        over_whole: Time of DDP in one CUDA graph over mbc's time.
+    """
 
     efficiency: Mapping[int, float] = field(default_factory=dict[int, float])
     over_ddp: float | None = None
@@ -78,7 +85,7 @@ _SETTINGS = {
 
 @dataclass(frozen=True)
 class Case:
-    """`each`: rows of a GPU."""
+    """A network shared by several GPUs. `each`: rows of each GPU."""
 
     name: str
     job: Job
@@ -86,11 +93,11 @@ class Case:
 
     @property
     def has_peers(self) -> bool:
-        """True if DDP is timed, too: not if one setting of mbc is compared with another."""
+        """True if DDP is timed, too. It is not if two settings of mbc are compared."""
         return "adamw" not in self.name
 
     def sized(self, gpus: int) -> Job:
-        """Return the job with the mini-batch of so many GPUs."""
+        """Return the job with the mini-batch of `gpus` GPUs."""
         return self.job.with_settings(("batch", str(self.each * gpus)))
 
 
@@ -104,7 +111,7 @@ def cases() -> Iterator[Case]:
 
 
 def chosen(words: Sequence[str]) -> list[Case]:
-    """Return the rows with these names, or whose names hold words that are no row's name; all if there are no words."""
+    """Return the rows with these names, or whose names have these words; all rows if there are no words."""
     created = {case.name: case for case in cases()}
     return [
         case
@@ -114,7 +121,7 @@ def chosen(words: Sequence[str]) -> list[Case]:
 
 
 def prepared(planner: Planner, case: Case, gpus: int) -> dict[str, Any]:
-    """Return the plans for one GPU and for all, and their predictions."""
+    """Return the figures of the plans for one GPU and for all."""
     card = planner.card
     row: dict[str, Any] = {"each": case.each, "gpus": gpus}
     for what, count in (("one", 1), ("all", gpus)):
@@ -130,13 +137,13 @@ def prepared(planner: Planner, case: Case, gpus: int) -> dict[str, Any]:
 
 
 def shelved(case: Case, gpu: str) -> str:
-    """Return the name of a case's plans for a GPU."""
+    """Return the name under which the plans of a case for a GPU are kept."""
     return f"{case.name} {gpu}"
 
 
 @dataclass(frozen=True)
 class Bench:
-    """Times parts of rows; `packages` are mbc's by case, for one GPU and for all, or why there are none."""
+    """Times parts of rows. `packages` are mbc's for one GPU and for all, by case, or the reason why there are none."""
 
     gpus: int
     device: str
@@ -157,7 +164,7 @@ class Bench:
         )
 
     def timed(self, case: Case, contender: Contender, left_s: float) -> dict[str, Any]:
-        """Return a part of a row: both times, or why there are none."""
+        """Return both times of a part of a row, or the reason why there are none."""
         job, began = case.sized(self.gpus), time.monotonic()
         package = alone = Path()
         if contender.peer == MBC:
@@ -194,7 +201,7 @@ def _part(one: Result, together: Result, batch: int) -> dict[str, Any]:
 
 
 def _against_whole(sharded: Mapping[str, Any], whole: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return step time and device memory of sharded optimizer states over those of the row with whole states."""
+    """Return the step time and memory with sharded optimizer states relative to whole states, and the verdict."""
     if whole is None or "mbc_all_ms" not in whole:
         return {"passed": None}
     longer = sharded["mbc_all_ms"] / whole["mbc_all_ms"]
@@ -208,9 +215,9 @@ def _against_whole(sharded: Mapping[str, Any], whole: Mapping[str, Any] | None) 
 def summed_up(
     row: dict[str, Any], planned: Mapping[str, Any], whole: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Return the row with what follows from its parts: the fastest bucket size, ratios, compared losses, verdicts.
+    """Return the row with the fastest bucket size, ratios, compared losses and verdicts, computed from its parts.
 
-    Of a row with sharded states, `whole` is the row with all states on each GPU.
+    For a row with sharded states, `whole` is the row with all states on each GPU.
     """
     parts: dict[str, dict[str, Any]] = row["parts"]
     ran = {name: part for name, part in parts.items() if "failed" not in part}
@@ -246,7 +253,7 @@ def summed_up(
 
 
 def _losses(precision: str, ran: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the largest distance of any contender's losses from the first contender's, on one GPU and on all."""
+    """Return the largest distance of a contender's losses from those of the first contender, on one GPU and on all."""
     tolerance = next(value for kind, value in TOLERANCES.items() if kind == precision)
     apart = 0.0
     for what in ("one", "all"):
@@ -257,7 +264,7 @@ def _losses(precision: str, ran: Mapping[str, Mapping[str, Any]]) -> dict[str, A
 
 
 def measure(bench: Bench, wanted: list[Case], planned: Results, measured: Results, for_s: float, again: bool) -> None:
-    """Measure every part that is missing, then those that failed; each is written when it is done."""
+    """Measure every missing part, then the parts that failed; write each when it is measured."""
     began = time.monotonic()
     gpus = local_gpus()[: bench.gpus]
     gpu = spec_name()
@@ -286,7 +293,7 @@ def measure(bench: Bench, wanted: list[Case], planned: Results, measured: Result
 
 
 def _begun(case: Case, gpus: int, machine: list[str], measured: Results, again: bool) -> dict[str, Any]:
-    """Return the row as far as today's code measured it on these GPUs."""
+    """Return the row with the parts that today's code has measured on these GPUs."""
     row = measured.rows.get(case.name, {})
     parts = row.get("parts", {}) if row.get("machine") == machine and row.get("gpus") == gpus and not again else {}
     if "code" in row:  # older; DDP is not of it
@@ -298,7 +305,7 @@ def _begun(case: Case, gpus: int, machine: list[str], measured: Results, again: 
 
 
 def of_gpus(name: str, gpus: int) -> str:
-    """Return the name of results of so many GPUs."""
+    """Return the name of the results for a number of GPUs."""
     return name if gpus == 2 else f"{name}_{gpus}"
 
 
@@ -311,7 +318,7 @@ def spec_name() -> str:
 def packages(
     wanted: list[Case], planned: Results, shelf: Shelf, folder: Path, pool: Any
 ) -> dict[str, Callable[[], tuple[Path, Path] | str]]:
-    """Return for each case a function that waits for its packages, all of which are being built."""
+    """Start to build all packages. Return for each case a function that waits for its two packages."""
     gpu = spec_name()
 
     def begun(case: Case) -> Callable[[], tuple[Path, Path] | str]:

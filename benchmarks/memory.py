@@ -1,8 +1,8 @@
-"""Device memory of every example: what the plan said and what the module takes.
+"""Device memory of every example: the bytes that the plan predicts and the bytes that the module takes.
 
-The arena is surrounded by canaries, and two steps and a forward pass run: nothing may be written outside it, and the
-module may take no other memory. The overhead is what NVML sees in use beside the arena. Each example runs in a process
-of its own on an otherwise idle GPU. `--profile` records the overheads, which calibrates later plans.
+Canaries surround the arena, and two steps and a forward pass run: nothing may be written outside the arena, and the
+module may take no other memory. The overhead is the memory in use beside the arena, as NVML reports it. Each example
+runs in a process of its own on an otherwise idle GPU. `--profile` records the overheads, which calibrates later plans.
 
     python benchmarks/memory.py [--precision fp32] [--only NAME ...] [--profile FILE]
 """
@@ -25,7 +25,7 @@ WITHIN_BYTES = 50_000_000
 
 
 def used_bytes() -> int:
-    """Memory in use on the first GPU, by all processes, as NVML sees it: no context is needed, and contexts count."""
+    """Return the memory in use on the first GPU by all processes. NVML reports it without a context of this process."""
     from mbc.runtime import nvml
     from mbc.runtime.driver import open_driver
 
@@ -66,7 +66,7 @@ def run(folder: str) -> dict[str, Any]:
 
 
 def libraries() -> dict[str, int]:
-    """Return the memory of a bare context, and then with cuDNN, in this process, which has not used CUDA before."""
+    """Return the memory of a bare context, and of one with cuDNN. This process must not have used CUDA before."""
     from mbc.measure.gpu import Gpu, open_context
 
     before = used_bytes()
@@ -77,7 +77,7 @@ def libraries() -> dict[str, int]:
 
 
 def apart(*folder: str) -> dict[str, Any]:
-    """`run` of the package in a folder, or `libraries`, in a process of its own."""
+    """Call `run` on the package in a folder, or `libraries` without a folder, in a process of its own."""
     command = [sys.executable, __file__, "--child", json.dumps(folder)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S)
     if done.returncode:
@@ -87,7 +87,7 @@ def apart(*folder: str) -> dict[str, Any]:
 
 
 def record(path: Path, rows: list[dict[str, Any]]) -> None:
-    """Write what was seen into a profile, made when there is none."""
+    """Write the measured overheads into a profile, which is made if it does not exist."""
     from mbc.measure.gpu import Gpu
     from mbc.measure.measure import identity
     from mbc.profile.model import Overhead

@@ -1,6 +1,6 @@
 """Tables and pictures of the results under a memory budget, for `pictures.py`.
 
-A measured row is taken before a row that was only predicted, and every table says which it is.
+A measured row takes the place of a row that was only predicted. Every table says which of both its rows are.
 """
 
 from __future__ import annotations
@@ -36,8 +36,9 @@ def memory_pages(results: Path) -> tuple[dict[str, str], list[str]]:
 def budget_picture(results: Path) -> str:
     """Return a chart of measured steps over their memory, or nothing if too little was measured.
 
-    Without a limit both are those of one run of `mbc bench`. Rows of torch.compile within a budget that the last run
-    did not repeat are of a run before it, by whose memory the plans were made.
+    Both steps without a limit come from one run of `mbc bench`. Rows of torch.compile within a budget come from the
+    last run, or, if it did not repeat them, from the run before it, from whose memory the budgets of the plans were
+    taken.
     """
     free = document(results, "bench_resnet50_256_bf16")
     rows = {row["name"]: row for row in (*rows_of(results, "torch_memory_budget_planned"),

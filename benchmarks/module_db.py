@@ -1,12 +1,12 @@
 """PyTorch's own samples of its modules through export, import and interpreter, compared in fp64.
 
-The samples are those of `torch.testing._internal.common_modules.module_db`. Outputs, loss, all gradients
-and running statistics are compared (`exactness.py`).
+The samples are those of `torch.testing._internal.common_modules.module_db`. Outputs, loss, all gradients and running
+statistics are compared (`exactness.py`).
 
-Each sample's first tensor is multiplied by a trained parameter, so that modules without parameters have a gradient to
-compare. A loss of two tensors is taken as `from_torch(loss=...)` takes it: the first tensor is the model's output, the
-second one the target. Only the first 40 samples of a module are taken. Needs torch and `pip install expecttest`, which
-PyTorch's testing package asks for; no GPU.
+The first tensor of each sample is multiplied by a trained parameter, so that modules without parameters have a gradient
+to compare. A loss of two tensors is used as in `from_torch(loss=...)`: the first tensor is the model's output, the
+second the target. Only the first 40 samples of a module are used. Needs torch and `pip install expecttest`, which
+PyTorch's testing package requires; no GPU.
 
     python benchmarks/module_db.py [--workers 4] [--only nn.GELU,nn.GroupNorm] [--seconds 60]
 """
@@ -36,7 +36,7 @@ OF_PYTORCH = ("not exported", "not finite")  # verdicts on samples that PyTorch 
 
 
 class Scaled(nn.Module):
-    """A module whose first tensor is multiplied by a trained parameter; its arguments that are no tensors are held."""
+    """A module whose first tensor is multiplied by a trained parameter, with the sample's other arguments."""
 
     def __init__(self, module: nn.Module, given: Sequence[Any], named: dict[str, Any]) -> None:
         """Take a module, and the arguments of its sample."""
@@ -62,9 +62,9 @@ HEADS = {
 
 
 def samples(name: str) -> Iterator[tuple[nn.Module, tuple[Any, ...], str | Judge]]:
-    """Return the samples of a module of the database, each as a model, its inputs and what judges its output.
+    """Yield the samples of a module of the database, each as a model, its inputs, and the loss of its output.
 
-    A loss judges what the model before it gives, as `from_torch(loss=...)` takes it.
+    A sample of a loss becomes the loss of a model before it, as in `from_torch(loss=...)`.
     """
     from torch.testing._internal.common_modules import module_db  # pyright: ignore[reportMissingImports]
 

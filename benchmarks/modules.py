@@ -1,4 +1,4 @@
-"""From a source to a module that runs, and the gradients of one of its steps."""
+"""Networks from their sources to running modules, and the gradients of one of their steps."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Settings = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True)
 class Job:
-    """One network with settings, to be compiled for one GPU. `options`: the rest of what a compilation is told."""
+    """One network with settings, to be compiled for one GPU. `options`: further options of the compilation."""
 
     name: str
     source: Source
@@ -50,7 +50,7 @@ class Job:
         return compile_plan(self.source, options)
 
     def needs(self, policy: Policy) -> tuple[Need, ...]:
-        """Return the measurements that plans of this job use under `policy`."""
+        """Return the measurements that plans of this job can use under `policy`."""
         from mbc.optimize.search.profiling_requests import needs
 
         lowered = self.lowered()
@@ -68,7 +68,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Built:
-    """A package on disk, or why there is none."""
+    """A package on disk, or the reason why there is none."""
 
     job: Job
     folder: Path | None
@@ -119,10 +119,10 @@ def small(job: Job, batch: int = 2) -> Job:
 
 
 def with_full_norms(job: Job, values: int = 32) -> Job:
-    """Return the job with a batch so large that every batch norm has `values` values a channel.
+    """Return the job with a batch so large that every batch norm has at least `values` values for each channel.
 
-    The variance of a handful of values may be near zero. Its reciprocal then magnifies rounding errors without
-    limit, and a comparison would measure luck instead of arithmetic.
+    The variance of a handful of values may be near zero. Its reciprocal then magnifies rounding errors without limit,
+    and a comparison would measure luck instead of arithmetic.
     """
     network = job.lowered().network
     counts: list[int] = []
@@ -163,7 +163,7 @@ def build(job: Job, folder: Path) -> Built:
 
 
 def build_all(jobs: Iterable[tuple[Job, Path]], workers: int) -> list[Built]:
-    """Build several jobs side by side; one whose process dies is a failure like any other."""
+    """Build several jobs side by side. A job whose process dies is a failure like any other."""
     # New processes, not copies of this one: a CUDA context and threads of BLAS do not survive a fork.
     with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
         waiting: list[tuple[Job, Future[Built]]] = [(job, pool.submit(build, job, folder)) for job, folder in jobs]
@@ -178,14 +178,14 @@ def _result(job: Job, future: Future[Built]) -> Built:
 
 
 def open_module(where: Any, device: str, **options: Any) -> Any:
-    """`where`: a package's folder, or a plan (for the interpreter)."""
+    """Open a module. `where` is a package's folder, or a plan for the interpreter."""
     from mbc.runtime.module import Module
 
     return Module(where, device=device, **options)
 
 
 def set_states(module: Any, states: Mapping[str, np.ndarray]) -> None:
-    """Give the module these parameters and statistics, and an optimizer that has seen nothing."""
+    """Set the module's parameters and statistics to `states`, and all other states to 0."""
     for name, shape in module.states.items():
         module.set_state(name, states.get(name, np.zeros(shape, np.float32)))
 
@@ -209,7 +209,7 @@ def _is_class_map(network: Network | TrainingGraph, output: str) -> bool:
 
 
 def initial_states(module: Any, network: Network) -> dict[str, np.ndarray]:
-    """Return parameters and statistics as the module holds them; a training graph has further states."""
+    """Return the parameters and statistics of the module, without the further states of a training graph."""
     held = set(module.states)
     return {s.value: np.asarray(module.state(s.value), np.float64) for s in network.states if s.value in held}
 
@@ -217,10 +217,10 @@ def initial_states(module: Any, network: Network) -> dict[str, np.ndarray]:
 def module_gradients(
     module: Any, network: Network, rule: Optimizer, inputs: Sequence[np.ndarray]
 ) -> tuple[float, dict[str, np.ndarray], dict[str, np.ndarray]]:
-    """Return loss, gradients and statistics of a step from a fresh optimizer.
+    """Return loss, gradients and statistics of a step with fresh optimizer states.
 
-    The gradient is read from the optimizer's state, which starts at zero: the step adds it there at full
-    precision, while the difference of two parameters would have lost it.
+    The gradient is read from the optimizer's state, which starts at zero and to which the step adds the gradient at
+    full precision. The difference of two parameters would lose digits.
     """
     before = initial_states(module, network)
     loss = float(module.step(*inputs, lr=1e-3))
@@ -249,7 +249,7 @@ NO_GRADIENT = 1e-9
 
 
 def errors(outcome: dict[str, np.ndarray], reference: dict[str, np.ndarray]) -> dict[str, float]:
-    """Relative L2 distance per parameter, those without a gradient left out."""
+    """Return the relative L2 distance for each parameter that has a gradient."""
     largest = max((float(np.linalg.norm(g)) for g in reference.values()), default=0.0)
     result: dict[str, float] = {}
     for name, expected in reference.items():

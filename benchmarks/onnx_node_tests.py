@@ -70,7 +70,7 @@ def load_cases() -> list[Any]:
 
 
 def operator_of(case: Any) -> str:
-    """Return the operator that a test is of; a test of an operator written out by others is called by its name."""
+    """Return the operator of a test. The test of an expanded operator is called by its own name."""
     nodes = [node.op_type for node in case.model.graph.node]
     if len(nodes) == 1:
         return nodes[0]
@@ -89,7 +89,7 @@ def _is_float(value: Any) -> bool:
 
 
 def variants(case: Any) -> Iterator[tuple[Any, list[Array], list[Array]]]:
-    """Yield the models of one test with what they are given and what they give."""
+    """Yield the models of one test, each with its inputs and expected outputs."""
     inputs, outputs = case.data_sets[0]
     names = [value.name for value in case.model.graph.input]
     arrays = zip(names, inputs, strict=False)
@@ -109,7 +109,7 @@ def variants(case: Any) -> Iterator[tuple[Any, list[Array], list[Array]]]:
 
 
 def trained(model: Any, given: dict[str, Array], fed: Sequence[str]) -> Any:
-    """Return the model with a parameter beside it; `fed` are its inputs, all others are held."""
+    """Return the model with a trained parameter beside it. `fed` stay inputs; all other inputs become constants."""
     created = onnx.ModelProto()
     created.CopyFrom(model)
     graph = created.graph
@@ -138,7 +138,7 @@ def evaluate(imported: ImportedModel, inputs: Sequence[Array]) -> list[Array]:
 
 
 def judge(case: Any, folder: Path) -> Outcome:
-    """Return what becomes of a test, the worst of its variants."""
+    """Return the worst verdict on the variants of a test."""
     operator = operator_of(case)
     outcomes: dict[str, str] = {}
     for model, inputs, wanted in variants(case):
@@ -185,7 +185,7 @@ def _difference(items: Sequence[Array], wanted: Sequence[Array]) -> str:
 
 
 def run(only: str = "") -> list[Outcome]:
-    """Judge every test whose name holds `only`."""
+    """Judge every test whose name contains `only`."""
     with tempfile.TemporaryDirectory() as folder:
         return [judge(case, Path(folder)) for case in load_cases() if only in case.name]
 

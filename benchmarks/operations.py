@@ -1,8 +1,8 @@
-"""Small networks, one for every operation and its odd settings, to compare gradients on identical inputs.
+"""Small networks, one for every operation and its unusual settings, to compare gradients on identical inputs.
 
-Each has a convolution before the operation, so that the gradient of its data is computed too, and a linear layer and
-a loss behind it. `source` makes one network of any number of cases: they share images and target but no parameters,
-so that the gradients of each are its own, and one package holds them all.
+Each network has a convolution before the operation, so that the gradient of its data is computed too, and a linear
+layer and a loss after it. `source` writes one network of any number of cases. They share images and target but no
+parameters, so that each case has its own gradients, and one package holds all cases.
 """
 
 from __future__ import annotations
@@ -15,7 +15,10 @@ ENTROPY = "(logits, target) |> softmax_cross_entropy"
 
 @dataclass(frozen=True)
 class Case:
-    """`body` turns x into y; `channels` and `size` are of x. `losses` may use y, logits and target."""
+    """One operation. `body` computes y from x; `channels` and `size` are those of x.
+
+    `losses` may use y, logits and target.
+    """
 
     name: str
     body: str
@@ -25,7 +28,7 @@ class Case:
 
     @property
     def chooses(self) -> bool:
-        """True if rounding may turn a choice: a ReLU's side of zero, a maximum's place."""
+        """True if rounding may change a choice: the side of zero of a ReLU, or the place of a maximum."""
         return any(choice in self.body for choice in ("relu", "maxpool", "amax"))
 
     @property
@@ -48,7 +51,7 @@ class Case:
 
 
 def source(name: str, cases: Sequence[Case]) -> str:
-    """Return a network of all these cases, whose parameters are called `<case>.…` and `<case>_….…`."""
+    """Return one network of all these cases. The parameters of a case are called `<case>.…` or `<case>_….…`."""
     sizes = sorted({case.size for case in cases})
     blocks = "\n\n".join(case.block for case in cases)
     images = "\n".join(f"  input image{size}[batch, 3, {size}, {size}] : float" for size in sizes)
@@ -66,7 +69,7 @@ train {{ optimizer = sgd(momentum=0.9) }}
 
 
 def case_of(parameter: str) -> str:
-    """Return the case that a parameter or statistic of `source` belongs to."""
+    """Return the case to which a parameter or statistic of `source` belongs."""
     first = parameter.split(".")[0]
     return max((c.name for c in CASES if first == c.name or first.startswith(c.name + "_")), key=len)
 

@@ -1,8 +1,8 @@
-"""Step time under a cap on memory where another GPU lends its spare memory, beside the same step with the host alone.
+"""Step time under a cap on memory if another GPU lends its spare memory, beside the step with host memory alone.
 
 ResNet-152 at batch 598 in fp32 takes 104 GB without a limit; the cap is 16 GB, as in Capuchin's paper. `capped.py`
-explains "loss" and runs the rows. The benchmark needs two GPUs that reach each other directly. The lender's memory is
-neither capped nor occupied.
+explains "loss" and runs the rows. The benchmark needs two GPUs with peer access. The lender's memory is neither capped
+nor occupied.
 
     python benchmarks/peer_memory.py [--plan-only] [--only NAME ...] [--workers N] [--steps 20] [--again]
 """
@@ -23,7 +23,7 @@ MOST_LOSS = 0.05  # where the other GPU lends all that it has to spare
 
 
 def cases() -> Iterator[Case]:
-    """Yield the step with the host alone, and with a GPU that lends much or little."""
+    """Yield the step with the host alone, and the steps with a GPU that lends much or little memory."""
     job = example("resnet", ("depth", "152"), ("batch", "598"), ("train.precision", "fp32"))
     yield Case("host alone", job, None, 16 * GB)
     for lent, most_loss in (("64 GB", MOST_LOSS), ("4 GB", None)):

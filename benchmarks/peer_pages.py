@@ -18,7 +18,7 @@ HEAD = (
 
 
 def peer_pages(results: Path) -> tuple[dict[str, str], list[str]]:
-    """Return no pictures, and the part of the page: runs with the largest gain first."""
+    """Return no pictures and this section of the page, in which runs with the largest gain come first."""
     runs = [json.loads(path.read_text(encoding="utf-8")) for path in results.glob("bench_*.json")]
     if not runs:
         return {}, []
@@ -77,7 +77,7 @@ def _line(run: Mapping[str, Any]) -> list[str]:
 
 
 def best_of_peers(run: Mapping[str, Any], peer: str = "") -> Mapping[str, Any] | None:
-    """Return the fastest contender, or that of one peer, that computed the same as mbc; None if there is none."""
+    """Return the fastest contender (of one peer, or of all) with mbc's losses, or None if there is none."""
     peers = (peer,) if peer else PEERS
     timed = [c for c in run["contenders"] if c["peer"] in peers and not c["problem"] and c["same"]]
     return min(timed, key=lambda c: c["step_ms"], default=None)
@@ -90,7 +90,7 @@ def gain(run: Mapping[str, Any]) -> float:
 
 
 def network_name(run: Mapping[str, Any]) -> str:
-    """Return a network's name with the settings that distinguish networks of one source, but batch and precision."""
+    """Return a network's name with its settings, except for batch and precision, which tables show in other columns."""
     said = [
         value if name.startswith("memory.") else f"{name} {value}"
         for name, value in run["settings"].items()

@@ -30,7 +30,7 @@ BEGIN, END = "<!-- figures: written by pictures.py -->", "<!-- end of figures --
 
 
 def drawn(results: Path) -> tuple[dict[str, str], str]:
-    """Return SVG texts by file name, and the part of the page with tables and pictures."""
+    """Return the pictures as SVG texts by file name, and the part of the page with tables and pictures."""
     pictures: dict[str, str] = {}
     page: list[str] = []
     for make in (
@@ -85,7 +85,7 @@ def _predictions(results: Path) -> tuple[dict[str, str], list[str]]:
 
 
 def _all_predictions(results: Path) -> list[list[str]]:
-    """Return a row for each results file that has measured steps of plans, and one for all of `mbc bench`."""
+    """Return a row for each results file with measured steps of plans, and one row for all files of `mbc bench`."""
     ratios: dict[str, list[float]] = {}
     for path in sorted(results.glob("*.json")):
         file = json.loads(path.read_text(encoding="utf-8"))
@@ -116,7 +116,7 @@ def _section(title: str, results: Path, name: str, columns: Columns) -> list[str
 
 
 def with_figures(page: str, figures: str) -> str:
-    """Return the page with everything between the two marks replaced."""
+    """Return the page with new text between the two marks."""
     before, begun, rest = page.partition(BEGIN)
     _, closed, after = rest.partition(END)
     if not begun or not closed:
@@ -125,7 +125,7 @@ def with_figures(page: str, figures: str) -> str:
 
 
 def wanted_pages(results: Path) -> dict[Path, str]:
-    """Return the text that every picture, and every page with figures, has to have."""
+    """Return the text that every picture, and every page with figures, should have."""
     pictures, figures = drawn(results)
     wanted = {results / name: text for name, text in pictures.items()}
     wanted[README] = with_figures(README.read_text(encoding="utf-8"), figures)
@@ -137,7 +137,7 @@ def wanted_pages(results: Path) -> dict[Path, str]:
 
 
 def out_of_date(wanted: Mapping[Path, str]) -> list[Path]:
-    """Return the files whose text is another one."""
+    """Return the files whose text is out of date."""
     return [p for p, text in wanted.items() if not p.is_file() or p.read_text(encoding="utf-8") != text]
 
 

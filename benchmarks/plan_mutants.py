@@ -1,11 +1,13 @@
-"""Plans as the search makes them, changed at random as a bug in a search would change them: does the verifier notice?
+"""Plans of the search, changed at random as a bug in the search could change them: does the verifier notice?
 
-44 kinds of changes: offsets, waits, rows, order within and between launches, layouts, types, kernels, settings,
-workspaces, aliases, spaces, streams; and what a plan says of its optimizer, metrics, GPU, precision, source, graph and
-states. Seven plans: fused, offloading, recomputing, divided into micro-batches, on concurrent streams, of several
-mini-batches a step, and one made with the bundled profile. Each mutant is refused, or runs in every order that streams
-and waits allow, with the same bits as its plan, and becomes code; or it differs by what a library alone can judge on
-the GPU, and the verifier says so. Changes that leave a plan as it is are counted apart. Needs no GPU.
+There are 44 kinds of changes: offsets, waits, rows, order within and between launches, layouts, types, kernels,
+settings, workspaces, aliases, spaces, streams; and what a plan says of its optimizer, metrics, GPU, precision, source,
+graph and states. There are seven plans: fused, offloading, recomputing, divided into micro-batches, on concurrent
+streams, of several mini-batches a step, and one made with the bundled profile.
+
+A mutant passes in one of three ways. The verifier refuses it. Or the mutant runs in every order that streams and waits
+allow, with the same bits as its plan, and its code can be generated. Or only a library on the GPU can judge the change,
+and the verifier says so. Changes without effect on a plan are counted separately. Needs no GPU.
 
     python benchmarks/plan_mutants.py [--cases 22000] [--workers 16] [--seed 0] [--resume] [--shard 0/4]
 """
@@ -21,7 +23,7 @@ WAYS = tuple((kind, name) for kind in KINDS for name in PLANS)
 
 
 def judge(seed: int, number: int) -> Verdict:
-    """Judge one mutant: of every kind of change and every plan in turn."""
+    """Judge one mutant. The number selects the kind of change and the plan in turn."""
     kind, name = WAYS[number % len(WAYS)]
     drawn = seed * 1_000_000 + number // len(WAYS)
     what, why = outcome(name, kind, drawn)

@@ -1,12 +1,14 @@
-"""Random networks in the language: planned without a limit and at four budgets down to the smallest, verified, stepped.
+"""Random networks in the language, which are planned without a limit and at four budgets, verified, and stepped.
 
 Each network (`drawn_networks.py`) is planned for a GPU without a limit, at three budgets between the lower bound of all
-plans and what that plan takes, and at the budget that the refusal of the lower bound recommends. What holds of each:
+plans and the memory of that plan, and at the budget that the refusal of the lower bound recommends. Each network is
+checked for these properties:
 
-* the compiler's verifier accepts every plan, also read again from its file, and its source gives its graph;
-* a recommended budget is planned; no plan takes less than the lower bound that a refusal names;
-* two steps give loss, outputs, gradients (as optimizer states), parameters, moving averages and statistics that are as
-  near to float64 as rounding allows (`mbc.equivalence.rule`): at most twice as far as the undivided step, plus a floor.
+* The compiler's verifier accepts every plan, also when the plan is read from its file, and its source gives its graph.
+* A recommended budget has a plan. No plan takes less than the lower bound that a refusal names.
+* Loss, outputs, gradients (as optimizer states), parameters, moving averages and statistics of two steps are as near to
+  float64 as rounding allows (`mbc.equivalence.rule`): at most twice as far as those of the undivided step, plus a
+  floor.
 
     python benchmarks/planned_networks.py [--cases 2000] [--workers 16] [--seed 0] [--resume] [--shard 0/4]
 """
@@ -49,7 +51,7 @@ OF_SOURCES = ("MBC042", "MBC051")  # of networks that the language refuses: ever
 
 @dataclass
 class Planned:
-    """Plans of one network by what they are for, and the lower bounds that refusals named."""
+    """Plans of one network by their purpose, and the lower bounds that refusals named."""
 
     plans: dict[str, Plan] = field(default_factory=dict[str, Plan])
     refused_bytes: list[int] = field(default_factory=list[int])
@@ -114,12 +116,12 @@ def _plan(source: Source, base: Options, budget_bytes: int, title: str, result: 
 
 
 def needed_bytes(plan: Plan) -> int:
-    """Return the bytes that the plan takes of the GPU."""
+    """Return the bytes of GPU memory that the plan needs."""
     return plan.predictions.arena_bytes + plan.predictions.overhead_bytes
 
 
 def checked(result: Planned) -> list[str]:
-    """Return the faults of the plans themselves."""
+    """Return the faults of the plans."""
     wrong: list[str] = []
     for name, plan in result.plans.items():
         try:
@@ -138,7 +140,7 @@ def checked(result: Planned) -> list[str]:
 
 
 def stepped(source: Source, base: Options, drawn: Drawn, result: Planned, number: int) -> list[str]:
-    """Return the faults of the steps that the plans take."""
+    """Return the faults of the plans' steps."""
     whole = replace(base, policy=Policy.UNDIVIDED)
     undivided = compile_plan(source, whole)
     exact = compile_plan(source, replace(whole, settings=(("train.precision", "fp64"),)))

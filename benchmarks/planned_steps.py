@@ -1,6 +1,6 @@
-"""Predicted steps of the examples as they stand, and beside their rooflines and floors. Needs no GPU.
+"""Predicted steps of the examples, unchanged and beside their rooflines and floors. Needs no GPU.
 
-Everything is planned with the bundled profile, by `mbc show --roofline --json`.
+All plans are made with the bundled profile, by `mbc show --roofline --json`.
 
     python benchmarks/planned_steps.py [--only NAME ...]
 """
@@ -24,7 +24,7 @@ STRICT = "not emulated"
 
 
 def cases() -> dict[str, tuple[str, ...]]:
-    """Return by name the arguments that follow `mbc show`."""
+    """Return the arguments of `mbc show` for each case, by name."""
     described = {
         "alexnet 256 bf16": "alexnet", "alexnet 256 fp32": "alexnet", "alexnet_caffe 512 fp32": "alexnet_caffe",
         "vgg16 64 fp32": "vgg16", "vgg16 128 bf16": "vgg16", "unet 16 bf16": "unet",
@@ -46,14 +46,14 @@ def cases() -> dict[str, tuple[str, ...]]:
 
 
 def as_they_stand() -> dict[str, str]:
-    """Return the sources of all examples by the names of their rows."""
+    """Return the unchanged sources of all examples by the names of their rows."""
     folder = ROOT / "examples"
     sources = [folder / "01_digits" / "net.mbc", *sorted(folder.glob("*.mbc"))]
     return {f"{source.relative_to(folder).as_posix()} as it stands": str(source) for source in sources}
 
 
 def shown(*arguments: str) -> dict[str, Any]:
-    """Return what `mbc show --json` prints of a plan for an H200."""
+    """Return the output of `mbc show --json` for a plan on an H200."""
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
         code = mbc(["show", *arguments, "--gpu", "h200", "--json"])

@@ -1,6 +1,7 @@
-"""Plans made by several processes, each once, for rows that are prepared side by side.
+"""Plans made by several processes, each plan once, for rows that are prepared side by side.
 
-A row asks for its plans and waits for them in a thread of its own. The plans are what fills the cores.
+A row asks for its plans and waits for them in a thread of its own. The processes that make the plans keep the cores
+busy.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from mbc.plan.model import Plan
 
 @contextmanager
 def processes(count: int) -> Generator[ProcessPoolExecutor]:
-    """Yield a pool of `count` new processes, which end with the block, also on Ctrl-C."""
+    """Yield a pool of `count` new processes. They end with the block, also on Ctrl-C."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # as many processes as cores
     # New processes, not copies of this one: a CUDA context and threads of BLAS do not survive a fork.
     context = multiprocessing.get_context("spawn")
@@ -39,7 +40,7 @@ def processes(count: int) -> Generator[ProcessPoolExecutor]:
 
 @dataclass(frozen=True)
 class Wanted:
-    """A plan to be made: `name` identifies the plan; another process calls `work`, a method of a job or card."""
+    """A plan to be made. `name` identifies the plan; another process calls `work`, a method of a job or card."""
 
     name: str
     work: Callable[[], Plan]
@@ -53,7 +54,7 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Probe:
-    """The figures of a plan and its compressed file, or in `figures` why there is no plan."""
+    """The figures of a plan and its compressed file. If there is no plan, `figures` has the reason."""
 
     figures: dict[str, Any]
     packed: bytes = b""
@@ -66,7 +67,7 @@ class Probe:
 
 @dataclass
 class Planner:
-    """Asks `pool` for plans, each of which is made once."""
+    """Makes plans in the processes of `pool`, each plan once."""
 
     card: Card
     shelf: Shelf
@@ -75,18 +76,18 @@ class Planner:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def ask(self, wanted: Wanted) -> Probe:
-        """Return the figures and the file of a plan, which another row may have asked for before."""
+        """Return the figures and the file of a plan. If another row has asked for the plan before, wait for it."""
         return self.begin(wanted).result()
 
     def begin(self, wanted: Wanted) -> Future[Probe]:
-        """Have a plan made unless it is or will be made already."""
+        """Have a plan made, unless it exists or is being made."""
         with self.lock:
             if wanted.name not in self.asked:
                 self.asked[wanted.name] = self.pool.submit(probe, self.card, wanted)
             return self.asked[wanted.name]
 
     def keep(self, row: str, what: str, wanted: Wanted) -> dict[str, Any]:
-        """Put a plan among those that are to run, and return its figures."""
+        """Put a plan on the shelf of plans to run, and return its figures."""
         plan = self.ask(wanted)
         if plan.fits:
             self.shelf.keep(row, what, plan.packed)

@@ -1,11 +1,12 @@
-"""How long planning from a profile takes on two cores, by policy, and Pareto fronts alone. Needs no GPU.
+"""Time of planning from a profile on two cores, by policy, and of computing Pareto fronts alone. Needs no GPU.
 
-Limits: ResNet-50 at batch 256 in 5 s under `power_of_two` and 30 s under `all`; the Pareto fronts of one
-operation at batch 512 under `all`, 12 candidates a size, in 0.3 s.
+The limits are:
 
-And within tight budgets: ResNet-50 in 10 s, ResNet-152 in 20 s, a ResNet of 2,498 layers in 90 s. Whole commands, in
-processes of their own: ResNet-50 next to the least that holds it in 30 s, a budget that cannot hold it refused in 20 s,
-the largest batch of the digits found in 20 s, and what plans nothing in 0.5 s.
+* ResNet-50 at batch 256: 5 s under `power_of_two` and 30 s under `all`. The Pareto front of one operation at batch 512
+  under `all`, with 12 candidates a size: 0.3 s.
+* Within tight budgets: ResNet-50 10 s, ResNet-152 20 s, a ResNet of 2,498 layers 90 s.
+* Whole commands, in processes of their own: ResNet-50 at nearly the smallest possible budget 30 s, the refusal of a
+  budget that is too small 20 s, the largest batch of the digits 20 s, commands that plan nothing 0.5 s.
 
     python benchmarks/planning_time.py [--profile FILE] [--precisions fp32,bf16] [--cores 2]
 """
@@ -44,7 +45,7 @@ MENU_RUNS = 7
 
 @dataclass(frozen=True)
 class Network:
-    """A network to plan; a budget needs recomputation and copies."""
+    """A network to plan. Networks with a budget need recomputation and copies."""
 
     name: str
     example: str
@@ -81,7 +82,7 @@ COMMANDS: Mapping[str, tuple[tuple[str, ...], int, float]] = {
 
 
 def plan_here(network: int, precision: str, policy: str, gpu: str, profile: str | None) -> dict[str, Any]:
-    """Plan one of TIGHT, or for -1 RESNET50, in this process."""
+    """Plan `TIGHT[number]`, or RESNET50 for -1, in this process."""
     chosen = TIGHT[network] if network >= 0 else RESNET50
     settings = (*chosen.settings, ("train.precision", precision))
     job = example(chosen.example, *settings).with_options(policy=Policy(policy), profile=profile)
@@ -101,7 +102,7 @@ def plan_here(network: int, precision: str, policy: str, gpu: str, profile: str 
 
 
 def plan_apart(network: int, precision: str, policy: Policy, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Return the row of a plan made in a process of its own, so that nothing is cached."""
+    """Return the row of a plan made in a process of its own, in which nothing is cached."""
     request = json.dumps([network, precision, policy, arguments.gpu, arguments.profile])
     command = [sys.executable, __file__, "--cores", str(arguments.cores), "--child", request]
     done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S)
@@ -113,7 +114,7 @@ def plan_apart(network: int, precision: str, policy: Policy, arguments: argparse
 
 
 def command(words: Sequence[str], status: int, limit_s: float, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Return the row of a whole command, whose first word says whether it plans."""
+    """Return the row of a whole command; its first word says whether it plans."""
     with tempfile.TemporaryDirectory() as folder:
         planning = {"compile": ["-o", f"{folder}/package"], "fit": []}.get(words[0])
         more = [] if planning is None else ["--gpu", arguments.gpu, *planning]
@@ -130,7 +131,7 @@ def command(words: Sequence[str], status: int, limit_s: float, arguments: argpar
 
 
 def candidates(rows: int, random: np.random.Generator) -> list[Candidate]:
-    """Made-up calls: the more workspace the faster, as of real algorithms, and each somewhat of its own."""
+    """Return invented candidates. As with real algorithms, candidates with more workspace are faster."""
     items: list[Candidate] = []
     for k in range(MENU_CANDIDATES):
         workspace = int(random.integers(1, 1 << 20)) * rows * (k + 1)
@@ -144,7 +145,7 @@ def candidates(rows: int, random: np.random.Generator) -> list[Candidate]:
 
 
 def menus_here() -> dict[str, Any]:
-    """Median time of one operation's front, of a sum (filter gradients) and not."""
+    """Return the median time of computing one operation's Pareto front, for sums (filter gradients) and for others."""
     result: dict[str, Any] = {"limit_s": MENU_LIMIT_S}
     for label, sums in (("menu_s", False), ("menu_of_sums_s", True)):
         times: list[float] = []

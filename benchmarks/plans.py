@@ -1,6 +1,6 @@
-"""Many plans made and built side by side, and the steps of those that differ timed one after another.
+"""Many plans made and built side by side. The steps of different plans are timed one after another.
 
-Plans of one network under several limits are often the same step: it is built and run once.
+Plans of one network under several limits often have equal steps; such a step is built and run once.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from mbc.plan.summary import OperationSummary, summarise
 
 @dataclass(frozen=True)
 class Planned:
-    """The figures of a job's plan, or why there is none; `step` is equal for plans with the same step."""
+    """The figures of a job's plan, or the reason why there is none. `step` is equal for plans with equal steps."""
 
     step: str
     predicted_ms: float
@@ -34,12 +34,12 @@ class Planned:
 
     @property
     def divided(self) -> int:
-        """Operations in more than one part."""
+        """Number of operations that are divided into several parts."""
         return sum(len(o.micro_batches) > 1 for o in self.operations)
 
 
 def step_digest(plan: Plan) -> str:
-    """Equal for plans whose steps launch the same in the same order; addresses and inference may differ."""
+    """Return a digest of the launches of a plan's step in their order. Addresses and inference do not count."""
     digest = hashlib.sha256(repr((plan.graph.name, plan.graph.batch, plan.graph.precision)).encode())
     for launch in plan.train.launches:
         work = launch.work

@@ -1,7 +1,7 @@
 """Predicted and measured step time and arena of every example network that fits the GPU.
 
-Plans come from a profile, as `mbc compile` makes them. A step is timed with its inputs in device memory; their copies
-into the arena count, although a prediction does not know of them.
+Plans come from a profile, as `mbc compile` makes them. A step is timed with its inputs in device memory. Their copies
+into the arena are part of the measured time, but not of the prediction.
 
     python benchmarks/predictions.py [--profile FILE] [--precisions fp32,tf32,bf16] [--only NAME ...] [--steps 30]
                                      [--plan-only]
@@ -25,7 +25,7 @@ WITHIN_LONG, WITHIN_SHORT = 0.05, 0.10  # of the measured time
 
 
 def jobs(arguments: argparse.Namespace) -> dict[str, Job]:
-    """Return every example in every precision, and the deeper ResNet of most figures."""
+    """Return the jobs of every example in every precision, and of the deeper ResNets that pages show."""
     result: dict[str, Job] = {}
     for example in examples():
         variants = {example.name: example}
@@ -42,7 +42,7 @@ def jobs(arguments: argparse.Namespace) -> dict[str, Job]:
 def row_of(name: str, planned: Planned, timed: dict[str, Any]) -> dict[str, Any]:
     """Return the row of a plan and its measured step.
 
-    `passed`: the prediction is within the limit, and the arena is the planned one.
+    `passed`: whether the prediction is within the limit and the arena has the planned size.
     """
     row: dict[str, Any] = {"name": name, "predicted_ms": planned.predicted_ms or None, **timed}
     row["divided_operations"] = planned.divided

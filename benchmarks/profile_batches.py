@@ -1,13 +1,14 @@
-"""Measure on this GPU what decides plans of the examples at several batches, for the profile that comes with mbc.
+"""Measure on this GPU the requests that decide plans of the examples at several batches, for the bundled profile.
 
-Each network is compiled as by `mbc compile`: what the user's own profile and the bundled one lack is measured where it
-can decide the plan (decision 067). `--ship FILE` writes both together, the part that a planner can use. Runs may be
-repeated: what is known is not measured again.
+Each network is compiled as by `mbc compile`: requests that neither the user's own profile nor the bundled profile has
+are measured if they can decide the plan (decision 067). `--ship FILE` writes the part of both profiles that a planner
+can use. Runs may be repeated: requests that were measured are not measured again.
 
     python benchmarks/profile_batches.py [--batches 32,256] [--precisions bf16,fp32] [--only NAME ...]
                                          [--seconds 500] [--part 0/4] [--ship FILE.sqlite.gz]
 
-`--part I/N`: only each N-th network and setting, from the I-th: one process for each of N GPUs, into one profile.
+`--part I/N` takes only each N-th network and setting, from the I-th on, so that one process for each of N GPUs can
+measure into one profile.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ NOT_OF_BATCHES = ("resnet_deep",)  # a ResNet whose layers the others have
 
 
 def jobs(batches: str, precisions: str) -> Iterator[tuple[str, Job]]:
-    """Yield the networks by name, the first batch and precision of all of them first."""
+    """Yield the networks by name; the first batch and precision of all networks come first."""
     networks = [job for job in examples() if job.name not in NOT_OF_BATCHES]
     networks += [job.with_settings(("depth", "50")) for job in networks if job.name == "resnet"]
     for batch in batches.split(","):
@@ -44,7 +45,7 @@ def jobs(batches: str, precisions: str) -> Iterator[tuple[str, Job]]:
 
 
 def request_counts() -> tuple[int, int]:
-    """Return how many requests the profiles of this GPU have, and how many of them are left to estimates."""
+    """Return the number of requests in the profiles of this GPU, and how many of these are left to estimates."""
     profile = find_profile(find_device("auto"))
     if profile is None or profile.stale:
         return 0, 0

@@ -1,8 +1,8 @@
-"""Measure what plans of the examples can use on this GPU, into a profile that planning then uses.
+"""Measure on this GPU the requests that plans of the examples can use, into a profile that planning then uses.
 
-All kinds of operations, convolutions in the micro-batches of the policy too. Runs may be repeated: what is known is not
-measured again, but for what new kernels of mbc's can run, which `--kernels` names. `--ship` writes the part that a
-planner can use to the folder of profiles that come with mbc.
+All kinds of operations are measured, convolutions also in the micro-batches of the policy. Runs may be repeated: a
+request is measured again only for the new kernels that `--kernels` names. `--ship` writes the part that a planner can
+use to the folder of bundled profiles.
 
     python benchmarks/profile_examples.py PROFILE [--seconds 500] [--precisions bf16,tf32,fp32,fp16] [--policy POLICY]
                                           [--only NAME ...] [--set NAME=VALUE ...] [--kernels NAME ...] [--ship FILE]
@@ -29,7 +29,7 @@ from mbc.options import Policy
 
 
 def wanted(arguments: argparse.Namespace) -> list[tuple[str, Sequence[Need]]]:
-    """Return the measurements that each network needs, by a label; the deeper ResNet of most figures is first."""
+    """Return the measurements that each network needs, by a label; the deeper ResNets that pages show come first."""
     settings = tuple((pair.split("=", 1)[0], pair.split("=", 1)[1]) for pair in arguments.set)
     jobs = [j for j in examples() if not arguments.only or j.name in arguments.only]
     deeper = [j.with_settings(("depth", "50")) for j in jobs if j.name == "resnet"]
@@ -46,7 +46,7 @@ def wanted(arguments: argparse.Namespace) -> list[tuple[str, Sequence[Need]]]:
 
 
 def runnable(needs: Sequence[Need], kernels: Sequence[str]) -> list[Need]:
-    """Return the needs that one of these kernels can run; all if no kernel is named."""
+    """Return the requests that one of these kernels can run, or all requests if no kernel is named."""
     unknown = set(kernels) - set(KERNELS)
     if unknown:
         raise SystemExit(f"mbc has no kernel called {', '.join(sorted(unknown))}")
@@ -91,7 +91,7 @@ def main() -> None:
 
 
 def measured(arguments: argparse.Namespace, groups: list[tuple[str, Sequence[Need]]]) -> list[dict[str, Any]]:
-    """Group by group, in the order given, until the time is over."""
+    """Measure group by group, in the given order, until the time is over; return the rows."""
     from mbc.measure.gpu import Gpu
     from mbc.measure.measure import measure
 

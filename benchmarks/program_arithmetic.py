@@ -1,4 +1,4 @@
-"""Activations, arithmetic, reductions, resampling and products, of which random programs are drawn."""
+"""Activations, arithmetic, reductions, resampling and products, from which random programs are drawn."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def with_other(d: Draft) -> str:
 
 @operation("arithmetic")
 def with_mean(d: Draft) -> str:
-    """Arithmetic that broadcasts a gate or a mean of the same value."""
+    """Draw arithmetic that broadcasts a gate or a mean of the value itself."""
     x = d.pick(3)
     axes = tuple(range(2, len(d.shape(x))))
     gate = d.one_of(f"{x}.mean({axes}, keepdim=True)", f"torch.sigmoid({x}.mean({d.axis(x, 0)}, keepdim=True))")

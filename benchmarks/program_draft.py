@@ -1,7 +1,7 @@
-"""A random program in the making: a module of PyTorch as text, of which every statement is run as soon as it is drawn.
+"""A random program in the making: the text of a PyTorch module, each statement of which runs as soon as it is drawn.
 
-Running it says which shapes its values have, and drops what PyTorch itself refuses. The text is the whole program: a
-finding is replayed, cut and read as text.
+Running a statement gives the shapes of its values, and drops statements that PyTorch itself refuses. The text is the
+whole program: a finding is replayed, cut and read as text.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Draw = Callable[["Draft"], str | None]
 
 
 def operation(family: str) -> Callable[[Draw], Draw]:
-    """Make a function one of the operations that `program_vocabulary` draws from."""
+    """Make a function one of the operations that `draw_operation` draws from."""
 
     def register(draw: Draw) -> Draw:
         draw.__dict__["family"] = family
@@ -36,7 +36,7 @@ def operation(family: str) -> Callable[[Draw], Draw]:
 class Text:
     """A module as the statements of its `__init__` and of its `forward`, with the shape of its input.
 
-    A statement of several lines is one, such as a region of `torch.no_grad()`.
+    A statement of several lines, such as a region of `torch.no_grad()`, is one entry.
     """
 
     shape: tuple[int, ...]
@@ -54,7 +54,7 @@ class Text:
         )
 
     def module(self, seed: int) -> nn.Module:
-        """Return the module with seeded weights, none of them at a special value such as 0 or 1."""
+        """Return the module with seeded weights, none of which has a special value such as 0 or 1."""
         space = _names()
         torch.manual_seed(seed)
         exec(compile(self.code(), f"<program {seed}>", "exec"), space)
@@ -71,7 +71,10 @@ def _names() -> dict[str, Any]:
 
 
 class Draft:
-    """The program being drawn: the functions of `program_vocabulary` draw from it and write into it."""
+    """The program being drawn.
+
+    The functions of `program_vocabulary` choose values from it and write statements into it.
+    """
 
     def __init__(self, seed: str, shape: tuple[int, ...]) -> None:
         """Begin a program with an input of this shape."""
@@ -90,7 +93,10 @@ class Draft:
         return tuple(self._space[name].shape)
 
     def pick(self, least: int = 1, most: int = 9, besides: str = "", shape: tuple[int, ...] | None = None) -> str:
-        """Draw a value of a rank between `least` and `most`, most often a late one. Raises LookupError for none."""
+        """Draw a value of a rank between `least` and `most`, most often a late one.
+
+        Raise LookupError if there is none.
+        """
         fits = [
             name
             for name in self.values
@@ -103,7 +109,7 @@ class Draft:
         return fits[-1] if self.random.random() < 0.65 else self.random.choice(fits)
 
     def axis(self, name: str, samples: float = 0.03) -> int:
-        """Draw an axis, that of the samples with a small probability; as a negative number one time in three."""
+        """Draw an axis, rarely that of the samples; one axis in three is written as a negative number."""
         rank = len(self.shape(name))
         axis = 0 if rank == 1 or self.random.random() < samples else self.random.randrange(1, rank)
         return axis - rank if self.random.random() < 0.33 else axis
@@ -115,7 +121,7 @@ class Draft:
         return round(self.random.uniform(low, high), self.random.choice((1, 2, 3)))
 
     def exact(self, low: float, high: float) -> float:
-        """Draw a number that fp32 holds exactly, as a program holds those that it fills tensors with."""
+        """Draw a number that fp32 holds exactly, because programs hold the numbers that fill tensors in fp32."""
         return round(self.random.uniform(low, high) * 64) / 64
 
     def one_of(self, *choices: Any) -> Any:
@@ -129,7 +135,7 @@ class Draft:
     # ---- what is written ----
 
     def layer(self, text: str) -> str:
-        """Hold a module, and return how the program calls it."""
+        """Add a module, and return the text that calls it."""
         return self._hold("layer", text)
 
     def parameter(self, *shape: int) -> str:
@@ -161,7 +167,7 @@ class Draft:
         return f"v{self._count}"
 
     def write(self, statement: str, *names: str) -> None:
-        """Run a statement and keep it; `names` are values that it makes. Raises what PyTorch raises."""
+        """Run a statement and keep it; `names` are the values that it makes. Raise the exceptions of PyTorch."""
         self._run(statement)
         for name in names:
             value = self._space[name]
@@ -179,7 +185,7 @@ class Draft:
         return name
 
     def attempt(self, draw: Draw) -> bool:
-        """Draw an operation, or leave everything as it was where it cannot be drawn here."""
+        """Draw an operation. If it cannot be drawn here, leave the program as it was."""
         held, body, values, count = len(self.text.held), len(self.text.body), len(self.values), self._count
         try:
             created = draw(self)
@@ -193,7 +199,7 @@ class Draft:
         return True
 
     def _again(self) -> None:
-        """Run the program from its beginning, since a statement that was dropped may have changed values."""
+        """Run the program from its beginning, because a dropped statement may have changed values."""
         self._space = {**_names(), "self": self._module, "x": self.text.input(0).double().requires_grad_()}
         for statement in self.text.body:
             self._run(statement)

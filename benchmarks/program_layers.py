@@ -1,4 +1,4 @@
-"""Layers with parameters, norms and pools, of which random programs are drawn."""
+"""Layers with parameters, norms and pools, from which random programs are drawn."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def adaptive_pool(d: Draft) -> str:
 
 @operation("layer")
 def shared_layer(d: Draft) -> None:
-    """Draw a layer that is called twice, or a layer with the parameters of another."""
+    """Draw a layer that is called twice, or a layer with the parameters of another one."""
     x = d.pick(3, 4)
     channels, dims = d.shape(x)[1], len(d.shape(x)) - 2
     kind = d.one_of("conv", "norm", "prelu", "tied", "linear")

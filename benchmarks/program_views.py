@@ -1,4 +1,4 @@
-"""Views, writes in place, joins and regions without gradients, of which random programs are drawn."""
+"""Views, writes in place, joins and regions without gradients, from which random programs are drawn."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from program_draft import Draft, operation
 
 
 def part(d: Draft, x: str) -> str:
-    """Return the text of a view of `x` that is a part of it."""
+    """Return the text of a view of a part of `x`."""
     axis = d.axis(x)
     size = d.shape(x)[axis]
     start = d.random.randrange(size)
@@ -26,7 +26,7 @@ def part(d: Draft, x: str) -> str:
 
 
 def whole_view(d: Draft, x: str) -> str:
-    """Return the text of a view of `x` that has all of its elements."""
+    """Return the text of a view of all elements of `x`."""
     shape = d.shape(x)
     rank = len(shape)
     kind = d.one_of(
@@ -60,19 +60,19 @@ def whole_view(d: Draft, x: str) -> str:
 
 @operation("view")
 def partial_view(d: Draft) -> str:
-    """Draw a view of a part."""
+    """Draw a view of a part of a value."""
     return part(d, d.pick(2))
 
 
 @operation("view")
 def other_shape(d: Draft) -> str:
-    """Draw a view in another shape."""
+    """Draw a view of a value in another shape."""
     return whole_view(d, d.pick(2))
 
 
 @operation("view")
 def reordered(d: Draft) -> str:
-    """Draw a view with other axes or another order of axes."""
+    """Draw a view of a value with other axes or another order of axes."""
     x = d.pick(3)
     return d.one_of(f"{x}.transpose({d.axis(x, 0)}, {d.axis(x, 0)})", f"{x}.movedim({d.axis(x, 0)}, {d.axis(x, 0)})")
 
@@ -177,7 +177,7 @@ def view_changed(d: Draft) -> None:
 
 @operation("in place")
 def named_view_changed(d: Draft) -> None:
-    """Draw a view that is read, changed and read again beside its base."""
+    """Draw a view and a change through it. Then the view and its base are read again."""
     x = fresh(d)
     view = d.let(part(d, x) if d.chance(0.6) else whole_view(d, x))
     d.write(change(d, view if d.chance(0.6) else x), view, x)
@@ -205,7 +205,7 @@ def slice_assigned(d: Draft) -> None:
 
 
 def fresh(d: Draft) -> str:
-    """Draw a value that may be changed; most often one that no gradient needs, as PyTorch asks for."""
+    """Draw a value that may be changed, most often one without a gradient, as PyTorch requires for writes in place."""
     x = d.pick(2)
     if x == "x" or d.chance(0.6):
         return d.let(d.one_of(f"{x} * {d.number(0.5, 2)}", f"{x} + {d.number(-1, 1)}", f"{x}.clone()", f"-{x}"))

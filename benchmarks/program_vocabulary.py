@@ -1,8 +1,8 @@
-"""The operations of which random programs are drawn: each a function that writes one into a draft.
+"""The operations from which random programs are drawn. Each is a function that writes one operation into a draft.
 
 A function returns an expression, which the draft gives a name, or writes statements itself. Families have weights:
-views and writes in place stand for a third, since aliasing is where imports were wrong without a word. What few models
-use is one family, so that it does not keep out most programs.
+views and writes in place are a third of all operations, because imports computed wrong results most often there. All
+operations that few models use form one family, so that refusals of them do not keep out most programs.
 """
 
 from __future__ import annotations
@@ -24,6 +24,6 @@ for _module in (program_arithmetic, program_layers, program_views):
 
 
 def draw_operation(draft: Draft) -> bool:
-    """Draw one operation of one family; False where it cannot be drawn here."""
+    """Draw one operation of one family. Return False if the operation cannot be drawn here."""
     family = draft.random.choices(list(WEIGHTS), list(WEIGHTS.values()))[0]
     return draft.attempt(draft.one_of(*FAMILIES[family]))

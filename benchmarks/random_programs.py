@@ -1,21 +1,21 @@
 """Random programs of PyTorch through export, import and interpreter: outputs, loss and all gradients in fp64.
 
-A program is a module of 4 to 40 drawn operations (`program_vocabulary.py`): views, writes in place through views and to
-their bases, branches, regions without gradients, shared and tied layers, odd shapes, drawn arguments. It is exported,
-saved and read as a user's file is, and compared with PyTorch within 1e-9 relative (`exactness.py`); one in ten is also
-planned for a GPU within a drawn memory budget, and the plan stepped on the CPU. Programs whose own gradients PyTorch
-cannot reproduce under a change of 1e-13 in weights and inputs are not drawn.
+A program is a module of 4 to 40 random operations (`program_vocabulary.py`): views, writes in place through views and
+to their bases, branches, regions without gradients, shared and tied layers, odd shapes, random arguments. It is
+exported, saved and read like a user's file, and compared with PyTorch within 1e-9 relative (`exactness.py`). One
+program in ten is also planned for a GPU within a random memory budget, and the plan is stepped on the CPU. Programs
+whose gradients PyTorch itself cannot reproduce under a change of 1e-13 in weights and inputs are left out.
 
-Accepted, by operation: an operation of ATen in a refused program counts as refused where the refusal names it, and as
-accepted where it does not; `whole` counts only operations of programs that were accepted. Both are shares of all drawn
-operations. Needs torch, no GPU.
+Acceptance is counted by operation: an ATen operation of a refused program counts as refused if the refusal names it,
+otherwise as accepted. `whole` counts only operations of accepted programs. Both are shares of all drawn operations.
+Needs torch, no GPU.
 
     python benchmarks/random_programs.py --programs 30000 [--seed 0] [--workers 16] [--shard 1/4] [--planned-every 10]
     python benchmarks/random_programs.py --replay 123 [--cut]
 
-Rows are kept in `build/random_programs.<seed>/`, so that another call goes on; `--again` begins anew, and `--report`
-writes the result of the rows that are there. `--replay`
-prints a program and its verdict, `--cut` the least of its statements that have the verdict.
+Rows are kept in `build/random_programs.<seed>/`, so that another call continues. `--again` begins anew, and `--report`
+writes the result of the existing rows. `--replay` prints a program and its verdict, `--cut` the fewest of its
+statements that still have the verdict.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ MOST_ATTEMPTS = 40
 
 
 def drawn(seed: int, index: int) -> tuple[Text, str, Reference]:
-    """Return the program of an index, its loss, and what PyTorch computes."""
+    """Return the program with the number `index`, its loss, and PyTorch's results."""
     for attempt in range(MOST_ATTEMPTS):
         try:
             text, loss = _draft(f"{seed}/{index}/{attempt}")
@@ -84,7 +84,7 @@ def _draft(seed: str) -> tuple[Text, str]:
 
 
 def _head(d: Draft) -> str:
-    """Write the program's end: logits for a cross entropy, or any tensor for a mean squared error."""
+    """Write the end of the program: logits for a cross entropy, or any tensor for a mean squared error."""
     x = d.pick(2)
     rank = len(d.shape(x))
     if d.chance(0.35):
@@ -100,10 +100,9 @@ def _head(d: Draft) -> str:
 
 
 def settled(text: Text, loss: str, seed: int) -> tuple[Text, Reference] | None:
-    """Return a program that PyTorch trains, and what PyTorch computes.
+    """Return a program that PyTorch can train, and PyTorch's results, or None if there is no such program.
 
-    The program lacks statements that keep it from training: a write in place may destroy what a gradient needs.
-    Such writes are left out, the latest first.
+    A write in place may destroy a value that a gradient needs. Such writes are left out, the latest first.
     """
     while True:
         try:
@@ -143,16 +142,16 @@ def _alike(a: Reference, b: Reference) -> bool:
 
 
 class TooLong(BaseException):
-    """A program that takes longer than it may."""
+    """Raised when a program takes longer than it may."""
 
 
 def stop(*_: object) -> None:
-    """End a program from a signal's handler."""
+    """Raise `TooLong` from a signal's handler."""
     raise TooLong
 
 
 def verdict(seed: int, index: int, limit_s: float, planned: bool) -> tuple[Verdict, Text | None]:
-    """Draw and judge the program of an index."""
+    """Draw and judge the program with the number `index`."""
     signal.signal(signal.SIGALRM, stop)
     signal.setitimer(signal.ITIMER_REAL, limit_s)
     text: Text | None = None
@@ -168,7 +167,7 @@ def verdict(seed: int, index: int, limit_s: float, planned: bool) -> tuple[Verdi
 
 
 def work(folder: Path, number: int, options: argparse.Namespace) -> None:
-    """Judge every index of a worker that has no row yet; rows are lines of JSON."""
+    """Judge every program of a worker that has no row yet; rows are lines of JSON."""
     os.nice(5)
     warnings.filterwarnings("ignore")
     torch.set_num_threads(1)
@@ -196,7 +195,7 @@ def work(folder: Path, number: int, options: argparse.Namespace) -> None:
 
 
 def read(path: Path) -> list[dict[str, Any]]:
-    """Return the rows of a worker; the last line may have been cut."""
+    """Return the rows of a worker. The last line may be cut off."""
     if not path.exists():
         return []
     rows: list[dict[str, Any]] = []
@@ -209,7 +208,7 @@ def read(path: Path) -> list[dict[str, Any]]:
 
 
 def run(folder: Path, options: argparse.Namespace) -> None:
-    """Let all workers finish; one that dies is started again behind the program that killed it."""
+    """Run all workers to their end. A worker that dies is started again after the program that killed it."""
     context = multiprocessing.get_context("spawn")
     waiting = {n: context.Process(target=work, args=(folder, n, options)) for n in range(options.workers)}
     for process in waiting.values():
@@ -271,7 +270,7 @@ def summarise(rows: Sequence[dict[str, Any]]) -> tuple[dict[str, Any], list[dict
 
 
 def reasons(rows: Sequence[dict[str, Any]]) -> Counter[str]:
-    """Return how many programs each refused operation, with its reason, keeps out."""
+    """Return the number of programs that each refused operation, with its reason, keeps out."""
     result: Counter[str] = Counter()
     for row in rows:
         lines = {line.strip() for line in row.get("detail", "").splitlines() if line.startswith("  ") and ": " in line}
@@ -280,7 +279,7 @@ def reasons(rows: Sequence[dict[str, Any]]) -> Counter[str]:
 
 
 def cut(text: Text, loss: str, seed: int, kind: str) -> Text:
-    """Return the least of the program's statements that have the verdict."""
+    """Return the program with the fewest statements that still has the verdict."""
     n = len(text.body) - 1
     while n >= 0:
         tried = replace(text, body=text.body[:n] + text.body[n + 1 :])
@@ -302,7 +301,7 @@ def _name_of(line: str) -> str:
 
 
 def replay(options: argparse.Namespace) -> None:
-    """Print the program of an index and its verdict."""
+    """Print the program with the number `index` and its verdict."""
     text, loss, expected = drawn(options.seed, options.replay)
     seed = options.replay
     outcome = judge(

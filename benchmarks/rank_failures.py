@@ -1,9 +1,11 @@
-"""Trainings of the digits on several GPUs of which a rank dies, has no memory, or is late.
+"""Trainings of the digits on several GPUs in which one rank dies, has no memory, or is late.
 
-`killed`: one rank gets SIGKILL at a random moment, from its start on, in every trial; counted are trials in which all
-processes ended within 10 s, in which the checkpoint was whole, and the slowest end. Then the training goes on from the
-last checkpoint. `out of memory`: another process holds the second GPU's memory. `late`: one rank is stopped for a
-minute; the others wait, and the result has the bits of a training that was not disturbed.
+* `killed`: in every trial one rank gets SIGKILL at a random moment after its start. The row counts the trials in which
+  all processes ended within 10 s and the checkpoint was whole, and has the slowest end. Then the training continues
+  from the last checkpoint.
+* `out of memory`: another process holds the second GPU's memory.
+* `late`: one rank is stopped for a minute. The other ranks wait, and the result has the bits of an undisturbed
+  training.
 
     python benchmarks/rank_failures.py [--gpus 2] [--kills 50] [--together 4] [--late 60] [--device cuda|cpu]
 """
@@ -76,7 +78,7 @@ class Training:
 
 
 def prepared(folder: Path, device: str, ranks: int) -> Training:
-    """Build the package and write the data."""
+    """Build the package, write the data, and return the training."""
     example = ROOT / "examples" / "01_digits"
     prepare = [sys.executable, str(example / "prepare.py"), str(folder)]
     compile_ = [*MBC, "compile", str(example / "net.mbc"), "--gpus", str(ranks), "--output", str(folder / "net")]
@@ -87,7 +89,7 @@ def prepared(folder: Path, device: str, ranks: int) -> Training:
 
 
 def parents() -> dict[int, int]:
-    """Return the parent of every running process, by number."""
+    """Return the parent of every running process, by process number."""
     result: dict[int, int] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal():
@@ -101,7 +103,7 @@ def parents() -> dict[int, int]:
 
 
 def ranks_of(process: subprocess.Popen[str]) -> list[int]:
-    """Return the descendants of a process that have no children: the ranks, under any launcher."""
+    """Return the descendants of a process that have no children. These are the ranks, under any launcher."""
     earlier = parents()
     below = {process.pid}
     while more := {child for child, parent in earlier.items() if parent in below} - below:
@@ -121,7 +123,7 @@ def all_ranks(process: subprocess.Popen[str], count: int) -> list[int]:
 
 
 def ended(process: subprocess.Popen[str], ranks: list[int]) -> tuple[float | None, str]:
-    """Return the seconds until all processes ended (None: never), and their output."""
+    """Return the seconds until all processes ended (None: some did not end), and their output."""
     began = time.monotonic()
     try:
         text, _ = process.communicate(timeout=HANG_S)
@@ -136,7 +138,7 @@ def ended(process: subprocess.Popen[str], ranks: list[int]) -> tuple[float | Non
 
 
 def kill(training: Training, number: int) -> dict[str, Any]:
-    """Kill one rank at a random moment, and return what followed."""
+    """Kill one rank at a random moment, and return what happened afterwards."""
     draws = random.Random(number)
     name = f"killed{number}"
     process = training.started(name, 100_000)
@@ -176,7 +178,7 @@ def killed(training: Training, count: int, together: int) -> dict[str, Any]:
 
 
 def resumes(training: Training, name: str) -> bool:
-    """Return whether training resumes from the checkpoint for a while; Ctrl-C ends it, and saves."""
+    """Resume the training from the checkpoint for a while, then interrupt it by Ctrl-C; return whether it saved."""
     before = training.file(name).read_bytes()
     process = training.started(name, 100_000, "--resume", str(training.file(name)))
     all_ranks(process, training.ranks)
@@ -205,7 +207,7 @@ def late(training: Training, wait_s: float, epochs: int) -> dict[str, Any]:
 
 
 def out_of_memory(training: Training) -> dict[str, Any]:
-    """Return the row of a training without memory on its second GPU."""
+    """Return the row of a training that finds no free memory on its second GPU."""
     holding = (
         "import sys, pycuda.driver as d; d.init(); c = d.Device(1).make_context(); "
         "m = d.mem_alloc(d.mem_get_info()[0] - (64 << 20)); print('held', flush=True); sys.stdin.read()"

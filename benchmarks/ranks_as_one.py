@@ -1,10 +1,11 @@
-"""Ranks that share a mini-batch train as one does on the whole of it: twenty steps in fp32, from the same weights.
+"""Comparison of ranks that share a mini-batch with one GPU that trains on the whole: twenty steps in fp32.
 
-Networks are ResNet-18 with synchronised batch normalisation and the digits example, likewise; and one without batch
-normalisation whose fully connected layers are wide enough for ranks to gather operands. The states after the steps
-differ by rounding alone, which grows with every step; the yardstick is how far one GPU gets from itself where its
-convolutions are divided into micro-batches of half the rows, as each rank's are. Two runs of the ranks have the same
-bits. Without synchronisation (`apart`) the same ranks are far from it, where there is anything to synchronise.
+All trainings begin with equal weights. The networks are ResNet-18 and the digits example, both with synchronised batch
+normalisation, and a network without batch normalisation whose fully connected layers are wide enough that ranks gather
+operands. The states after the steps differ by rounding alone, which grows with every step. The measure for that is the
+distance between two trainings on one GPU, one of which divides its convolutions into micro-batches of half the rows,
+like each rank's rows. Two runs of the ranks must have the same bits. Without synchronisation (`apart`) the ranks must
+be far away, if the network has batch normalisation.
 
     python benchmarks/ranks_as_one.py [--ranks 2] [--steps 20] [--device cuda|cpu]
 """
@@ -52,7 +53,7 @@ train { optimizer = sgd(momentum=0.9) }
 
 @dataclass(frozen=True)
 class Case:
-    """An example with these settings, or the network of `text`."""
+    """A network to train: an example with these settings, or the network of `text`."""
 
     name: str
     batch: int
@@ -91,7 +92,7 @@ class Trainer:
         return self.folder / "net.mbc"
 
     def data(self, steps: int) -> Path:
-        """Write the data of so many steps, and return its path."""
+        """Write the data of `steps` steps, and return their path."""
         network = self.case.job.lowered().network
         draws, file = np.random.default_rng(0), self.folder / "data.npz"
         arrays: dict[str, NDArray[Any]] = {}
@@ -106,7 +107,7 @@ class Trainer:
         return file
 
     def package(self, name: str, *options: str, synchronised: bool = True) -> Path:
-        """Compiled with these further options."""
+        """Compile the network with further options, and return the path of the package."""
         settings = [*self.case.job.settings, ("train.precision", "fp32"), *([SYNCHRONISED] if synchronised else [])]
         result = self.folder / name
         command = [
@@ -119,7 +120,7 @@ class Trainer:
         return result
 
     def states(self, package: Path, data: Path, name: str, ranks: int = 1) -> States:
-        """Return the states after one epoch."""
+        """Train one epoch, and return the fp32 states."""
         checkpoint = self.folder / f"{name}.safetensors"
         command = [
             *(sys.executable, "-m", "mbc.cli", "train", str(package), "--gpus", str(ranks)),

@@ -1,6 +1,6 @@
 """The cost of a recipe: ResNet-50 with clipping, moving averages and no decay of biases and batch normalisation.
 
-All three parts of the recipe are inside the step. Steps with the recipe and without are timed in turn.
+All three parts of the recipe are inside the step. Rounds of steps with the recipe and rounds without it alternate.
 
     python benchmarks/recipe.py [--batch 256] [--steps 50] [--rounds 3] [--precision bf16]
 """
@@ -34,7 +34,7 @@ def build(job: Job, folder: Path) -> None:
 
 
 def timed(pool: ProcessPoolExecutor, plain: Job, folder: Path, steps: int, rounds: int) -> dict[str, Any]:
-    """Return the row of a job: its steps with the recipe and without."""
+    """Return the row of a job: its step times with the recipe and without."""
     jobs = {"plain": plain, "recipe": plain.with_settings(*RECIPE)}
     packages = {name: folder / name for name in jobs}
     for future in [pool.submit(build, job, packages[name]) for name, job in jobs.items()]:

@@ -1,10 +1,10 @@
-"""Fifty steps with each part of a recipe, by mbc and by PyTorch from the same state, in fp32 and in bf16.
+"""Fifty steps with each part of a recipe, by mbc and by PyTorch from equal states, in fp32 and in bf16.
 
-A small network with batch normalisation trains on random data: in float64 by PyTorch, and in the precision by both.
-Compared are all parameters and statistics after the last step, and the moving averages where there are some: the median
-error over them against float64 is at most twice PyTorch's own. Activations are smooth, since one ReLU that comes out
-on the other side is wrong by more than 50 steps of rounding, whoever takes it; and errors under LEAST, which are the
-luck of a draw, count as LEAST. LARS and LAMB are not PyTorch's: tests compare them with their papers' formulas.
+A small network with batch normalisation trains on random data: in float64 by PyTorch, and in the tested precision by
+mbc and by PyTorch. All parameters, statistics and moving averages after the last step are compared with float64. mbc's
+median error over them may be at most twice PyTorch's. Activations are smooth, because one ReLU on the other side of
+zero causes a larger error than the rounding of 50 steps. Errors under LEAST are the luck of a draw and count as LEAST.
+PyTorch has no LARS and LAMB; tests compare these with the formulas of their papers.
 
     python benchmarks/recipe_steps.py [--steps 50] [--device cuda|cpu] [--workers N] [--only NAME ...]
 """
@@ -54,7 +54,7 @@ COLUMNS = ("name", "median", "torch_median", "worst", "torch_worst", "passed")
 
 @dataclass(frozen=True)
 class Feature:
-    """`target`: C class numbers, P probabilities, F numbers."""
+    """A part of a recipe. `target`: C for class numbers, P for probabilities, F for numbers."""
 
     name: str
     recipe: str = SGD
@@ -104,7 +104,7 @@ def mini_batches(feature: Feature, rows: int, steps: int) -> Iterator[tuple[np.n
 
 
 def by_torch(job: Job, feature: Feature, steps: int, device: str, dtype: Any, autocast: Any) -> dict[str, np.ndarray]:
-    """PyTorch's optimizers, clipping and averages."""
+    """Return the states after the steps of PyTorch, with its own optimizers, clipping and averages."""
     lowered = job.lowered()
     network, rule = lowered.network, lowered.optimizer
     states = {s.value: initial(s.value, network.values[s.value].type, s.initializer, 0) for s in network.states}
@@ -172,7 +172,7 @@ def row_of(feature: Feature, precision: str, steps: int, device: str) -> dict[st
 
 
 def tried(number: int, precision: str, steps: int, device: str) -> dict[str, Any]:
-    """Row of a feature, by its number, or why there is none. Runs in a process of its own."""
+    """Return the row of a feature, by its number, or why it failed. Runs in a process of its own."""
     torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
     feature = FEATURES[number]
     return attempt(lambda: row_of(feature, precision, steps, device), f"{feature.name} {precision}")

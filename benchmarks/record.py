@@ -23,7 +23,7 @@ RESULTS = Path(os.environ.get("MBC_RESULTS", ROOT / "benchmarks" / "results"))
 
 
 def environment() -> dict[str, Any]:
-    """Machine, versions and what code ran (`stale.py` reads that); what is not there is null."""
+    """Return the machine, versions and digests of the code (for `stale.py`); missing parts are null."""
     from mbc.provenance import digests
 
     result: dict[str, Any] = {
@@ -54,7 +54,7 @@ def environment() -> dict[str, Any]:
 
 
 def build_kernels(precision: str) -> None:
-    """Compile every kernel of mbc for this GPU into mbc's cache, before processes need it side by side."""
+    """Compile every kernel of mbc for this GPU into mbc's cache, before several processes need the kernels."""
     from mbc.codegen.build import build_kernel_library
     from mbc.codegen.toolchain import find_toolchain
     from mbc.hardware.target import find_device
@@ -77,7 +77,7 @@ def attempt(work: Callable[[], dict[str, Any]], name: str) -> dict[str, Any]:
 
 
 def need_gpu(instead: str) -> None:
-    """End the benchmark with a message where there is no GPU, before anything is built for it."""
+    """End the benchmark with a message if there is no GPU, before anything is built for it."""
     from mbc.hardware.target import local_gpus
 
     if not local_gpus():
@@ -85,7 +85,7 @@ def need_gpu(instead: str) -> None:
 
 
 def start(main: Callable[[], None]) -> None:
-    """Run a benchmark; what a user can mend (no GPU, no profile) ends it with a message."""
+    """Run a benchmark. An error that a user can correct (no GPU, no profile) ends it with a message."""
     from mbc.errors import MbcError
 
     # Ends as Ctrl-C does: processes that work for this one would go on without it.
@@ -111,7 +111,7 @@ class Results:
     rows: dict[str, dict[str, Any]]
 
     def done(self, row: str) -> bool:
-        """Return whether there is such a row, and it did not fail."""
+        """Return whether the row exists and did not fail."""
         return row in self.rows and "failed" not in self.rows[row]
 
     def put(self, row: dict[str, Any]) -> None:
@@ -120,7 +120,7 @@ class Results:
         write(self.name, list(self.rows.values()), **self.more)
 
     def arrange(self, names: Sequence[str]) -> None:
-        """Write the rows once more, these in this order before others: which is known first is chance."""
+        """Write the rows again, these names first, because the order in which rows end is chance."""
         if self.rows:
             first = [name for name in names if name in self.rows]
             self.rows = {name: self.rows[name] for name in dict.fromkeys((*first, *self.rows))}
@@ -128,9 +128,9 @@ class Results:
 
 
 def current_rows(name: str) -> list[dict[str, Any]]:
-    """Return the rows of `results/<name>.json` if the code of today made them, otherwise none.
+    """Return the rows of `results/<name>.json` if today's code computed them, otherwise none.
 
-    The file is looked for in the folder of this run, then in the checkout's.
+    The file of this run's folder takes precedence over that of the checkout.
     """
     from mbc.provenance import digests
 
@@ -141,11 +141,11 @@ def current_rows(name: str) -> list[dict[str, Any]]:
 
 
 def results(name: str, again: bool = False, current: bool = False, **more: Any) -> Results:
-    """Return the earlier rows of `results/<name>.json`; none if `again`.
+    """Return the earlier rows of `results/<name>.json`, or none if `again`.
 
-    The file is looked for in the folder of this run, then in the checkout's. Rows that other code made name
-    that code and their GPU, since the file will carry today's. With `current`, no rows are taken that other
-    code made, or that were made with other settings than `more`.
+    The file of this run's folder takes precedence over that of the checkout. Rows of other code get the digests of that
+    code and their GPU, because the file will name today's. With `current`, rows of other code, or with other settings
+    than `more`, are left out.
     """
     from mbc.provenance import digests
 
@@ -162,7 +162,7 @@ def results(name: str, again: bool = False, current: bool = False, **more: Any) 
 
 
 def write(name: str, rows: Sequence[Mapping[str, Any]], **more: Any) -> Path:
-    """`results/<name>.json`, whole or not at all."""
+    """Write `results/<name>.json`, whole or not at all."""
     RESULTS.mkdir(parents=True, exist_ok=True)
     path = RESULTS / f"{name}.json"
     part = path.with_suffix(".part")
@@ -172,7 +172,7 @@ def write(name: str, rows: Sequence[Mapping[str, Any]], **more: Any) -> Path:
 
 
 def show(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> None:
-    """Print a table of these columns, with failures at the end of their line."""
+    """Print a table with these columns. Failures stand at the end of their lines."""
     cells = [list(columns)] + [[_text(row.get(c)) for c in columns] for row in rows]
     widths = [max(len(line[i]) for line in cells) for i in range(len(columns))]
     for line, row in zip(cells, [{}, *rows], strict=True):

@@ -1,10 +1,10 @@
-"""The steps that `sanitizer.py` examines: builds one package, or takes one step of it without a CUDA graph.
+"""The steps that `sanitizer.py` examines: it builds one package, or runs one step of it without a CUDA graph.
 
     python benchmarks/sanitized_step.py build NAME PRECISION FOLDER | run FOLDER
 
-`peer` is the step of ResNet-18 by PyTorch: a report on it concerns cuDNN, or the tool. `probe` and
-`warp_probe` are kernels without a race (racecheck_probe.cu), which hand shared memory on by an mbarrier as
-mbc's pipelines do: every lane arrives at it in `probe`, one lane for its warp in `warp_probe`.
+`peer` is the step of ResNet-18 by PyTorch: an error in it is one of cuDNN, or of the tool. `probe` and `warp_probe` are
+kernels without a race (racecheck_probe.cu), which pass on shared memory by an mbarrier, like mbc's pipelines. In
+`probe` every lane arrives at it, in `warp_probe` one lane for its warp.
 """
 
 from __future__ import annotations
@@ -34,9 +34,10 @@ PROBE = Path(__file__).resolve().with_name("racecheck_probe.cu")
 
 @dataclass(frozen=True)
 class Case:
-    """A network and the techniques that its plan does without.
+    """A network, and the techniques that its plan does without.
 
-    `shows` is a property that the plan must have, within a budget if the plan without one lacks it.
+    `shows` is a property that the plan must have. If the plan without a budget lacks it, a plan within a budget is
+    used.
     """
 
     network: str
@@ -82,7 +83,7 @@ PRECISIONS = ("fp32", "bf16")
 
 
 def own_kernels(plan: Plan) -> set[str]:
-    """Return the plan's kernels of mbc; libraries choose theirs by shape, and their makers check these."""
+    """Return mbc's own kernels in the plan. Those of libraries depend on shapes, and their makers check them."""
     works = (launch.work for program in (plan.train, plan.infer) for launch in program.launches)
     return {work.name for work in works if isinstance(work, Kernel) and work.provider == "mbc"}
 
@@ -94,9 +95,9 @@ def job_of(case: Case, precision: str, gpu: str) -> Job:
 
 
 def chosen(case: Case, precision: str, gpu: str = "auto") -> Job:
-    """Return the job with small images and the smallest batch that is representative.
+    """Return the job with small images and the smallest representative batch.
 
-    Its plan has all kernels of mbc that the largest batch has, and the property that the case is to show.
+    Its plan has all of mbc's kernels that the plan of the largest batch has, and the property that the case must show.
     """
     job = job_of(case, precision, gpu)
     wanted = own_kernels(small(job, BATCHES[-1]).plan())
@@ -143,7 +144,7 @@ def build(name: str, precision: str, folder: Path) -> None:
 
 
 def peer_step(precision: str) -> float:
-    """PyTorch's loss of ResNet-18 with small images, forward and backward, in channels last."""
+    """Compute PyTorch's loss of ResNet-18 with small images, forward and backward, in channels last."""
     import torch  # pyright: ignore[reportMissingImports]
     from torch_twin import Mode, Twin
 

@@ -1,12 +1,11 @@
 """Runs of compute-sanitizer over one step and one forward pass of every case of `sanitized_step.py`.
 
-memcheck and initcheck examine digits, ResNet-18, U-Net, MobileNet-V2, and plans with offloading, fused
-recomputation and a concurrent stream, in fp32 and bf16. racecheck and synccheck examine steps whose every
-kernel is mbc's own.
+memcheck and initcheck examine digits, ResNet-18, U-Net, MobileNet-V2, and plans with offloading, fused recomputation
+and a concurrent stream, in fp32 and bf16. racecheck and synccheck examine steps that consist of mbc's own kernels.
 
-Several cases are examined side by side, because nothing is timed. A clean case is not repeated while the
-code is the same: a call continues where the call before stopped. Each case takes at most `--limit` seconds,
-after which it counts as not clean. The exit status is 0 if all are clean.
+Several cases are examined side by side, because nothing is timed. A clean case is not repeated until the code changes.
+A call continues where the call before stopped. Each case takes at most `--limit` seconds, after which it counts as not
+clean. The exit status is 0 if all are clean.
 
     python benchmarks/sanitizer.py [--for 540] [--limit 280] [--workers 4] [--only WORD ...]
 """
@@ -37,7 +36,7 @@ Look = tuple[str, str, str]
 
 
 class Said:
-    """`sanitizer.txt`: the code, the date, the GPU, and one line a look."""
+    """The file `sanitizer.txt`: the digests of the code, the date, the GPU, and one line for each examination."""
 
     def __init__(self) -> None:
         """Read the lines that today's code made."""
@@ -87,7 +86,7 @@ def build(name: str, precision: str, folder: Path, limit_s: float) -> str:
 
 
 def look_at(folder: Path, tool: str, limit_s: float) -> str:
-    """Return the exit status of the tool and its summary; its findings are printed."""
+    """Print the tool's findings. Return its exit status and its summary."""
     command = ["compute-sanitizer", "--tool", tool, "--error-exitcode", "9"]
     command += [sys.executable, str(SCRIPT), "run", str(folder)]
     try:

@@ -1,8 +1,8 @@
-"""Campaigns of numbered cases: by several processes, in shards on several machines, cut off and gone on with.
+"""Campaigns of numbered cases: by several processes, in shards on several machines, interrupted and continued.
 
-A campaign judges case after case by its number alone, so any part of it can run anywhere. Chunks of cases are rows of
-`results/<name>.json` (of a shard `results/<name>_<i>_of_<n>.json`), written as they end; `--resume` keeps those that
-today's code made. `--merge n` makes one file of n shards.
+A campaign judges each case by its number alone, so any part of the campaign can run anywhere. Chunks of cases are rows
+of `results/<name>.json` (of a shard `results/<name>_<i>_of_<n>.json`), which are written when they end. `--resume`
+keeps the rows that today's code computed. `--merge n` makes one file of n shards.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ CASE_SECONDS = 600  # a case that takes longer has failed
 
 
 class Verdict(NamedTuple):
-    """The verdict on a case. `counts`: more that is added up over all cases; `failure`: why it failed, or empty."""
+    """The verdict on a case. `counts`: figures to add up over all cases. `failure`: its reason, or empty."""
 
     outcome: str
     failure: str = ""
@@ -74,7 +74,7 @@ def _shard(text: str) -> tuple[int, int]:
 
 
 def campaign(name: str, judge: Judge, options: Asked, chunk: int = CHUNK) -> dict[str, Any]:
-    """Judge all cases that are asked for; returns the totals, and writes them with the chunks of so many cases."""
+    """Judge all selected cases, write the rows of their chunks, and return the totals."""
     if options.merge:
         return _merged(name, options.merge, chunk)
     number, count = options.shard
@@ -92,7 +92,7 @@ def campaign(name: str, judge: Judge, options: Asked, chunk: int = CHUNK) -> dic
 
 
 def judged(judge: Judge, seed: int, numbers: Sequence[int]) -> dict[str, Any]:
-    """Judge cases in this process; one row."""
+    """Judge cases in this process, and return their row."""
     outcomes, counts, failures = Counter[str](), Counter[str](), list[dict[str, Any]]()
     began = time.process_time()
     for number in numbers:
@@ -111,7 +111,7 @@ def judged(judge: Judge, seed: int, numbers: Sequence[int]) -> dict[str, Any]:
 
 
 class _limited:
-    """Raises TimeoutError in the body where it takes too long."""
+    """Raise TimeoutError in the body if it takes too long."""
 
     def __enter__(self) -> None:
         def late(number: int, frame: FrameType | None) -> None:
@@ -176,7 +176,7 @@ def _merged(name: str, shards: int, chunk: int) -> dict[str, Any]:
 
 
 def tell(totals: Mapping[str, Any]) -> None:
-    """Print the totals; end with a failure where a case failed."""
+    """Print the totals. Raise SystemExit if a case failed."""
     for key in ("outcomes", "counts"):
         print(", ".join(f"{number:,} {what}" for what, number in sorted(totals[key].items())))
     if not totals["finished"]:

@@ -1,4 +1,4 @@
-"""Plans on disk, between the machine that makes them and the one that runs them."""
+"""Plans on disk: one machine or process makes them, another one runs them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def pack(plan: Plan) -> bytes:
 
 @dataclass(frozen=True)
 class Shelf:
-    """Plans by row and by what they are of it."""
+    """The folder of the plans of all rows. The plans of a row differ in `what`."""
 
     folder: Path
 
@@ -33,11 +33,11 @@ class Shelf:
         part.replace(path)
 
     def path(self, row: str, what: str) -> Path:
-        """Return the path of a plan."""
+        """Return the path of a row's plan."""
         return self.folder / f"{re.sub('[^a-z0-9]+', '_', row.lower()).strip('_')}.{what}.json.gz"
 
     def has(self, row: Mapping[str, Any]) -> bool:
-        """Return whether all plans of the row exist (`row["plans"]`: their caps by name)."""
+        """Return whether all plans of the row exist (`row["plans"]`: their caps, by `what`)."""
         plans = row.get("plans")
         return plans is not None and all(self.path(row["name"], what).exists() for what in plans)
 

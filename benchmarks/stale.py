@@ -1,7 +1,8 @@
 """Lists the results that are older than the code that they depend on.
 
 Each result has a digest of each part of the code that made it (`mbc.provenance`). `DEPENDS` says on which parts a
-result depends: on the families of kernels that its plans may use, and on the planner only where plans were searched.
+result depends: for example on the families of kernels that its plans may use, and on the planner only if plans were
+searched.
 
 python benchmarks/stale.py [--all] [--strict] [--code]     --strict: exit status 1 where a result on correctness is old
 """
@@ -67,7 +68,7 @@ def depends(name: str) -> tuple[str, ...]:
 
 
 def codes_of(path: Path) -> list[Code | None]:
-    """Return the digests of the code that made a file and, where they differ, single rows; None if not recorded."""
+    """Return the digests of the code of a file, and of rows that differ from it; None if not recorded."""
     if path.suffix == ".txt":
         digest_of = dict(re.findall(r"^code ([\w/]+) ([0-9a-f]+)$", path.read_text(encoding="utf-8"), re.MULTILINE))
         return [digest_of or None]
@@ -77,7 +78,7 @@ def codes_of(path: Path) -> list[Code | None]:
 
 
 def older(path: Path, now: Code) -> str:
-    """Return which parts that a file depends on have changed since it was made, or nothing."""
+    """Return the parts of the code that a file depends on and that have changed since the file was made."""
     changed: set[str] = set()
     parts = depends(path.name)
     for code in codes_of(path):
@@ -89,12 +90,12 @@ def older(path: Path, now: Code) -> str:
 
 
 def on_correctness(name: str) -> bool:
-    """Return whether a results file says whether something is right."""
+    """Return whether a results file is on correctness."""
     return any(fnmatch(name, pattern) for pattern in CORRECTNESS)
 
 
 def main() -> None:
-    """List the results, and fail if `--strict` and one on correctness is older than its code."""
+    """List the results. With `--strict`, fail if one on correctness is older than its code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--strict", action="store_true", help="exit status 1 where a result on correctness is older")
     parser.add_argument("--all", action="store_true", help="list the others as well")

@@ -1,7 +1,7 @@
-"""Training steps of built packages, timed one after another in a process of their own, which alone uses the GPU.
+"""Training steps of built packages, timed one after another in another process, which uses the GPU alone.
 
-A step's time is what lies between two CUDA events, recorded before and after it while further steps are queued: the
-feeding of inputs from device memory counts, waiting of the host does not.
+The time of a step lies between two CUDA events, recorded before and after it while further steps are queued. The copies
+of inputs from device memory count; the host's waiting does not.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ LEARNING_RATE = 1e-4
 
 
 def time_package(folder: Path, steps: int, digest_after: int = 0, cap_bytes: int = 0) -> dict[str, Any]:
-    """Open the package and time `steps` steps: median, distance of the quartiles, and what the plan said.
+    """Open the package, time `steps` steps, and return their median, interquartile range and the plan's prediction.
 
-    `digest_after`: so many steps are made first, and the bits of every state then are in `states` (0: not).
-    `cap_bytes`: of the GPU's memory only so much is free for the module, the context being there and the rest occupied.
+    `digest_after`: number of steps after which `states` gets a digest of all states (0: none). `cap_bytes`: bytes of
+    GPU memory that stay free for the module beside the context; the rest is occupied.
     """
     from modules import open_module, random_inputs
 
@@ -77,14 +77,14 @@ def time_package(folder: Path, steps: int, digest_after: int = 0, cap_bytes: int
 
 @dataclass(frozen=True)
 class Occupied:
-    """Inputs on the GPU, and what keeps the rest of it from being used."""
+    """Inputs on the GPU, and an allocation that occupies the rest of its memory."""
 
     arrays: list[Any]
     ballast: Any
 
 
 def occupy(folder: Path, cap_bytes: int) -> Occupied:
-    """Leave `cap_bytes` of the GPU free, beside the context and the inputs that the package's steps will be given."""
+    """Leave `cap_bytes` of the GPU free, beside the context and the inputs of the package's steps."""
     from modules import random_inputs
 
     from mbc.measure.gpu import open_context
@@ -118,7 +118,10 @@ def time_packages(
     timeout_s: float = 500.0,
     cap_bytes: int = 0,
 ) -> dict[str, dict[str, Any]]:
-    """`time_package` of every package by name, or `failed`: one that ends the process does not take the others."""
+    """Return the results of `time_package` by name of package, or `failed`.
+
+    A package that ends the process does not stop the measurement of the others.
+    """
     waiting = {name: str(folder) for name, folder in folders.items()}
     result: dict[str, dict[str, Any]] = {}
     deadline = time.monotonic() + timeout_s

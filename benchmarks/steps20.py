@@ -1,10 +1,10 @@
 """Training steps of ResNet-18, each started from PyTorch's state, so that rounding does not add up over steps.
 
-PyTorch in fp32 trains; before every step its parameters, statistics and momenta are given to mbc and to a float64 twin.
-Compared are the momenta after the step (gradient, weight decay and momentum together) and the statistics. A step in
-which one ReLU or window of a pool comes out on the other side is wrong by 0.005, whoever takes it, and other steps by
-0.00001: so the rule is of all steps together. On their mean the median error over parameters is at most twice that of
-PyTorch in fp32.
+PyTorch trains in fp32. Before every step, mbc and a float64 twin get its parameters, statistics and momenta. The
+momenta after the step (gradient, weight decay and momentum together) and the statistics are compared. If one ReLU or
+one window of a pool chooses otherwise, the error of the step is 0.005, whichever framework computes it; in other steps
+it is 0.00001. So the limit is for all steps together: the median error over parameters, averaged over the steps, is at
+most twice that of PyTorch in fp32.
 
     python benchmarks/steps20.py [--steps 20] [--batch 16] [--size 64] [--device cuda|cpu]
 """
@@ -40,7 +40,7 @@ def start(job: Any) -> dict[str, np.ndarray]:
 
 
 class Trainer:
-    """A twin that steps with SGD written out, in its own precision, from any state."""
+    """A twin that computes SGD steps by its formula, in its own precision, from any state."""
 
     def __init__(self, job: Any, mode: Mode) -> None:
         """Take the job's network, computed in this mode."""
@@ -65,7 +65,7 @@ class Trainer:
 
 
 def together(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the mean of the steps and their worst; a step that failed breaks the rule."""
+    """Return the mean and the worst of the steps. If a step failed, the row does not pass."""
     earlier = [row for row in rows if "failed" not in row]
     means = {name: float(np.mean([row[name] for row in earlier] or [np.nan])) for name in ("median", "torch_median")}
     worst = {

@@ -1,6 +1,6 @@
-"""Processes that end as machines do: killed at a random moment, without space, with a read-only home.
+"""Processes that end suddenly: killed at a random moment, without free space, with a read-only home.
 
-Each process is a fork of this one, which has everything loaded, so a trial takes no longer than its work.
+Each process is a fork of this process, which has loaded everything, so a trial takes no longer than its work.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ TRACEBACK = 99  # exit code of work that raised
 
 @dataclass(frozen=True)
 class Ended:
-    """`code`: the exit code, or minus the signal. `said`: the end of its output."""
+    """The end of a process. `code`: the exit code, or minus the signal. `said`: the end of the output."""
 
     code: int
     seconds: float
@@ -46,12 +46,12 @@ class Ended:
 
     @property
     def clear(self) -> bool:
-        """Done, or refused with an error of mbc's own."""
+        """True if the work was done, or refused with an error of mbc's own."""
         return self.code == 0 or (self.code == 1 and "error MBC" in self.said)
 
 
 def forked(work: Work, log: Path, moment: Callable[[], None] | None = None) -> int:
-    """Return a new process that does `work`; it calls `moment` first."""
+    """Fork a process that calls `moment` and then `work`; return its number."""
     sys.stdout.flush()
     sys.stderr.flush()
     number = os.fork()
@@ -77,7 +77,7 @@ def forked(work: Work, log: Path, moment: Callable[[], None] | None = None) -> i
 
 
 def ended(number: int, log: Path, kill_after_s: float | None = None) -> Ended:
-    """Wait for a process, and kill it where it is still there after some time."""
+    """Wait for a process to end. Kill it if it takes too long."""
     began_s = time.monotonic()
     until_s = began_s + (MOST_S if kill_after_s is None else kill_after_s)
     while True:
@@ -101,7 +101,7 @@ def run(work: Work, log: Path, moment: Callable[[], None] | None = None) -> Ende
 
 
 def at_call(number: int, count: Path | None = None) -> Callable[[], None]:
-    """Return a function that lets the process be killed before the call number `number` of WRITERS' C functions.
+    """Return a function that lets the process be killed before call number `number` of the C functions WRITERS.
 
     With `count`, the calls are counted into a file and nothing is killed.
     """
@@ -125,7 +125,7 @@ def at_call(number: int, count: Path | None = None) -> Callable[[], None]:
 
 
 def calls_of(work: Work, log: Path) -> int:
-    """Return about how many calls of WRITERS' C functions the work makes."""
+    """Return about how many times the work calls the C functions WRITERS."""
     count = log.with_suffix(".count")
     run(work, log, at_call(0, count))
     return int(count.read_text(encoding="ascii") or "0") if count.exists() else 0
@@ -133,7 +133,7 @@ def calls_of(work: Work, log: Path) -> int:
 
 @dataclass
 class Killer:
-    """Draws moments: every other one at a call of C of what writes, the others at a time of the clock."""
+    """Draws moments to kill a process: half of them are calls of writing C functions, half are times."""
 
     draw: random.Random
     calls: int
@@ -168,7 +168,7 @@ def mounted(folder: Path, size_bytes: int) -> None:
     """Mount a small file system on `folder`, for this process and its children.
 
     Raises:
-        OSError: Users may not mount here.
+        OSError: This user may not mount file systems on this machine.
     """
     user, group = os.getuid(), os.getgid()
     _libc("unshare", _NEW_USER | _NEW_MOUNTS)
@@ -180,7 +180,7 @@ def mounted(folder: Path, size_bytes: int) -> None:
 
 
 def enlarged(folder: Path, size_bytes: int) -> None:
-    """Somebody has made space on what was mounted."""
+    """Enlarge the file system mounted on `folder`."""
     _libc("mount", b"none", os.fsencode(folder), None, _REMOUNT, f"size={size_bytes}".encode())
 
 
@@ -195,6 +195,6 @@ def can_mount(log: Path) -> bool:
 
 
 def file_limit(size_bytes: int) -> None:
-    """Limit the length of files, which fails much as a full disk does, if nothing can be mounted."""
+    """Limit the length of files. If nothing can be mounted, this stands for a full disk, which fails alike."""
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, size_bytes))

@@ -31,7 +31,7 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
 
 
 def table_of(columns: Columns, rows: Sequence[Row]) -> list[str]:
-    """Return a table without the columns for which no row has a value, and why rows failed."""
+    """Return a table of the rows without empty columns, and the failures below it."""
     cells = {head: [_cell(text, row) for row in rows] for head, text in columns.items()}
     kept = [head for head, texts in cells.items() if any(text != "-" for text in texts)]
     failed = [f"{row['name']} failed: {shorten(row['failed'], 120)}" for row in rows if "failed" in row]

@@ -1,10 +1,11 @@
 """Test accuracy of ResNet-18 on patches of pictures with a whole recipe, by mbc and by PyTorch, in pairs.
 
-Both trainings of a pair begin with the same weights and see the same mini-batches in the same order. `own`: each draws
-its crops and flips by itself. `shared`: both get the crops and flips that the host drew, and mbc only normalises. The
-rule: over all pairs mbc's mean accuracy is not below PyTorch's by more than two standard errors of the difference.
+Both trainings of a pair begin with equal weights and see equal mini-batches in the same order. `own`: each training
+draws its own crops and flips. `shared`: both get the crops and flips that the host drew, and mbc only normalises. The
+result passes if mbc's mean accuracy over all pairs is not below PyTorch's by more than two standard errors of the
+difference.
 
-A pair is written when it is known, and the next call goes on from there, unless code, GPU or sizes are others.
+Each pair is written when it ends. The next call continues from there, unless code, GPU or sizes have changed.
 
     python benchmarks/textures.py --prepare FOLDER_OF_PICTURES     # skimage/data of an installed scikit-image; Pillow
     python benchmarks/textures.py [--seeds 12] [--augmentation own shared] [--workers 4] [--limit-s SECONDS]
@@ -39,7 +40,7 @@ STANDARD_ERRORS = 2.0  # that mbc may be below
 
 
 def pair_of(package: Any, task: Task, seed: int, device: str) -> dict[str, Any]:
-    """Return the figures of both trainings from one seed. Runs in a process of its own."""
+    """Return the figures of a pair of trainings from one seed. Runs in a process of its own."""
     import torch  # pyright: ignore[reportMissingImports]
 
     torch.set_num_threads(1)  # several pairs run side by side
@@ -53,7 +54,7 @@ def pair_of(package: Any, task: Task, seed: int, device: str) -> dict[str, Any]:
 
 
 def judged(pairs: Sequence[Mapping[str, Any]], wanted: int) -> dict[str, Any]:
-    """Return the means over all pairs, their difference and its standard error; no verdict before all are there."""
+    """Return the means over all pairs, their difference and its standard error. The verdict needs all pairs."""
     ours, theirs = ([float(pair[side]["accuracy"]) for pair in pairs] for side in ("mbc", "torch"))
     differences = [a - b for a, b in zip(ours, theirs, strict=True)]
     difference = statistics.mean(differences)
@@ -67,7 +68,10 @@ def judged(pairs: Sequence[Mapping[str, Any]], wanted: int) -> dict[str, Any]:
 
 
 def package_of(task: Task, device: str, folder: Path) -> Any:
-    """Return the task as a module takes it; its source is kept in build/ for `mbc check --launches`."""
+    """Compile the task, and return its plan for a CPU or the folder of its package for a GPU.
+
+    The source stays in build/ for `mbc check --launches`.
+    """
     path = DATA.with_name(f"textures_{'shared' if task.shared else 'own'}.mbc")
     path.write_text(task.source().text, encoding="utf-8")
     gpu = "auto" if device == "cuda" else "h200"
@@ -79,7 +83,7 @@ def package_of(task: Task, device: str, folder: Path) -> Any:
 
 
 def pairs_left(task: Task, seeds: int, held: Results) -> list[int]:
-    """Return the seeds whose pair is not known yet."""
+    """Return the seeds whose pairs have not run yet."""
     earlier = {pair["seed"] for pair in held.rows.get(task.name, {}).get("each", ())}
     return [seed for seed in range(seeds) if seed not in earlier]
 
@@ -87,7 +91,7 @@ def pairs_left(task: Task, seeds: int, held: Results) -> list[int]:
 def run_pairs(
     pool: ProcessPoolExecutor, workers: int, package: Any, task: Task, arguments: argparse.Namespace, held: Results
 ) -> None:
-    """Run what is missing of the pairs, so many side by side. None begins that would not end in time."""
+    """Run the missing pairs, `workers` at a time. No pair begins that would end too late."""
     missing = pairs_left(task, arguments.seeds, held)
     each: list[dict[str, Any]] = list(held.rows.get(task.name, {}).get("each", ()))
     running: dict[Future[dict[str, Any]], float] = {}

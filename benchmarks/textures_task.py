@@ -2,7 +2,8 @@
 
 Twelve pictures that scikit-image comes with are the classes. Patches for training and for testing come from regions of
 them that do not overlap. The recipe: bytes, random crops and flips, label smoothing, SGD with Nesterov momentum, no
-weight decay of norms and biases, gradients clipped to a norm, moving averages, which are evaluated, a cosine schedule.
+weight decay of norms and biases, gradients clipped to a norm, moving averages (which are evaluated), and a cosine
+schedule.
 """
 
 from __future__ import annotations
@@ -37,12 +38,12 @@ RECIPE = f"""train {{
 
 @dataclass(frozen=True)
 class Task:
-    """A training run. The defaults are the published size; smaller ones rehearse it.
+    """A training run. The defaults are those of the published result; smaller sizes rehearse it.
 
     Attributes:
         shared: Both frameworks get the crops and flips that the host drew; otherwise each draws its own.
-        train: Patches of a class to train on.
-        test: Patches of a class to test on.
+        train: Number of training patches of each class.
+        test: Number of test patches of each class.
     """
 
     shared: bool
@@ -60,14 +61,14 @@ class Task:
 
     @property
     def settings(self) -> tuple[tuple[str, str], ...]:
-        """Settings of the network."""
+        """Settings of the network, as for `--set`."""
         return (
             ("batch", str(self.batch)), ("classes", str(len(PICTURES))), ("size", str(CROP)),
             ("width", str(self.width)), ("train.precision", self.precision),
         )  # fmt: skip
 
     def source(self) -> Source:
-        """Return the example with the recipe, which takes bytes and augments or only normalises them."""
+        """Return the example with the recipe. It takes bytes, and augments them or only normalises them."""
         size, flip = (CROP, "false") if self.shared else (PATCH, "true")
         augmented = f"photo |> augment(crop=size, flip={flip}, order=hwc, mean={MEAN}, std={STD})"
         text = self.source_of_floats().text
@@ -75,7 +76,7 @@ class Task:
         return Source("textures.mbc", text.replace("x = image |> conv", f"image = {augmented}\n  x = image |> conv"))
 
     def source_of_floats(self) -> Source:
-        """Return the network without its augmentation, which PyTorch's twin runs on normalised images."""
+        """Return the network without augmentation, which PyTorch's twin runs on normalised images."""
         text = (ROOT / "examples" / "resnet.mbc").read_text(encoding="utf-8")
         text = text[: text.index("train {")] + RECIPE
         text = text.replace("|> softmax_cross_entropy", f"|> softmax_cross_entropy(smoothing={SMOOTHING})")
@@ -92,7 +93,7 @@ class Task:
         return result
 
     def last_epoch(self, data: Arrays) -> int:
-        """Return the number of the step with which the last epoch begins."""
+        """Return the number of the first step of the last epoch."""
         return (self.epochs - 1) * (len(data["photo"]) // self.batch)
 
     def steps(self, data: Arrays, seed: int) -> Iterator[tuple[NDArray[Any], float]]:
@@ -123,13 +124,13 @@ class Crops:
 
 
 def centre(photos: NDArray[Any]) -> NDArray[Any]:
-    """Return the crops that are evaluated."""
+    """Return the centre crops, on which both networks are evaluated."""
     edge = (PATCH - CROP) // 2
     return photos[:, edge : edge + CROP, edge : edge + CROP]
 
 
 def prepare(folder: Path) -> None:
-    """Write patches of the left two thirds of each picture to train on, of the right quarter to test on."""
+    """Write training patches of the left two thirds of each picture, and test patches of its right quarter."""
     from PIL import Image
 
     draws = np.random.default_rng(0)

@@ -24,7 +24,7 @@ class Trained:
 
     Attributes:
         accuracy: Share of the test patches that the moving averages classify correctly.
-        last_accuracy: The same by the weights of the last step.
+        last_accuracy: Share that the weights of the last step classify correctly.
         loss: Mean of the losses of the last epoch's steps.
         states: Parameters, statistics and moving averages by mbc's names.
     """
@@ -48,7 +48,7 @@ def initial_states(lowered: Lowered, seed: int) -> Mapping[str, NDArray[Any]]:
 
 
 def by_mbc(package: Any, task: Task, data: Arrays, seed: int, device: str) -> Trained:
-    """Train the compiled task. `package`: a plan on the CPU, a package's folder on a GPU."""
+    """Train the compiled task, and return the result. `package` is a plan on the CPU, a package's folder on a GPU."""
     crops, losses = Crops(seed), list[float]()
     with Module(package, seed=seed, device=device) as net:
         drawn = initial_states(lower(parse(task.source()), task.settings), seed)
@@ -75,7 +75,7 @@ def by_mbc(package: Any, task: Task, data: Arrays, seed: int, device: str) -> Tr
 
 
 def by_torch(task: Task, data: Arrays, seed: int, device: str) -> Trained:
-    """Train PyTorch's twin, whose crops and flips the host draws."""
+    """Train PyTorch's twin, and return the result. The host draws its crops and flips."""
     import torch  # pyright: ignore[reportMissingImports]
 
     from mbc.bench.torch_network import TorchNetwork

@@ -1,18 +1,18 @@
-"""1,000 steps of a plan within a budget compared with 1,000 of the plan without a limit.
+"""Comparison of 1,000 steps of a plan within a budget with 1,000 steps of the plan without a limit.
 
-`deterministic = true`, the same seed and data; both train in lockstep in one process.
+Both plans have `deterministic = true`, the same seed and data. They train in lockstep in one process.
 
-Same bits: a plan that computes every operation with the kernels of the other, in the same slices, promises the bits of
-the other, whatever it offloads or recomputes. Losses are compared after every step, and all states (parameters,
-momenta, statistics) after every hundredth and the last.
+Equal bits: two plans promise equal bits if they compute every operation with the same kernels in the same slices,
+whatever they offload or recompute. For such plans the losses are compared after every step, and all states (parameters,
+momenta, statistics) after every hundredth step and the last.
 
-The rule: where a kernel differs, bits may. Then one step of either plan from the same states is held to the rule of
-`mbc check` (docs/equivalence.md, reference `perturbed`): every gradient, statistic and loss of the plan within the
-budget is off by at most twice of what weights a little off make of the other plan's step, plus a floor; what breaks it
-is drawn again with other data, and fails when it does so in three draws. From each such step on both go on from the
-same states; `--every` says which steps these are, and a narrow network has all of them checked.
+If a kernel differs, bits may differ. Then both plans take a step from equal states, which must pass the rule of `mbc
+check` (docs/equivalence.md, reference `perturbed`): the error of every gradient, statistic and loss of the plan within
+the budget is at most twice the error that slightly changed weights cause in the step of the other plan, plus a floor. A
+tensor that fails is computed again with other data, and fails finally after three draws. After each such step both
+plans continue from equal states. `--every` selects the steps; for a narrow network all steps are checked.
 
-Each network is a process of its own, and all share the GPU: nothing here is timed.
+Each network is a process of its own, and all share the GPU, because nothing is timed.
 
     python benchmarks/thousand_steps.py [--steps 1000] [--only NAME ...] [--device cuda|cpu] [--again]
 """
@@ -52,9 +52,9 @@ NOT_DIVIDED = frozenset({"micro_batches"})
 class Case:
     """A network, the techniques that its plan within a budget does without, and budgets to try.
 
-    The budgets are parts of the arena of the plan without a limit. The first with a plan is taken, and with
-    `same_bits` the first whose plan promises the same bits. If nothing is promised, every step whose number is
-    a multiple of `every` is held to the rule.
+    The budgets are shares of the arena of the plan without a limit. The first budget that has a plan is used; with
+    `same_bits`, the first whose plan promises equal bits. If no plan promises equal bits, every step whose number is a
+    multiple of `every` is checked by the rule.
     """
 
     network: tuple[str, tuple[tuple[str, str], ...]]
@@ -83,7 +83,7 @@ CASES = {
 
 @dataclass(frozen=True)
 class Pair:
-    """The two plans; `different`: operations whose kernels or slices differ, none where bits are promised."""
+    """Two plans. `different`: operations whose kernels or slices differ; if there are none, equal bits are promised."""
 
     free: Plan
     capped: Plan
@@ -91,9 +91,9 @@ class Pair:
 
 
 def computed(plan: Plan) -> dict[str, set[tuple[Any, ...]]]:
-    """Return how each operation of the step is computed: kernels and rows of slices.
+    """Return how each operation of the step is computed: its kernels, and the rows of its slices.
 
-    Updates work element by element, so the pieces do not matter.
+    Updates work element by element, so their division does not matter.
     """
     updates = {o.name for o in plan.graph.train if KINDS[o.kind].updates}
     rows = {s.name: s.micro_batches for s in summarise(plan, plan.train)}
@@ -167,7 +167,7 @@ def run_case(name: str, device: str, gpu: str, steps: int, settings: tuple[tuple
 
 
 def launches(plan: Plan) -> dict[str, int]:
-    """Return how often each operation is launched in a step."""
+    """Return how many times each operation is launched in a step."""
     return Counter(operation for launch in plan.train.launches for operation in launch.operations)
 
 
@@ -183,7 +183,7 @@ def built(plan: Plan, folder: Path) -> Path:
 
 
 def data(plan: Plan, device: str) -> Iterator[tuple[Any, ...]]:
-    """Yield mini-batches, on a GPU in its memory; a module is open there."""
+    """Yield mini-batches, for a GPU in its memory. A module must be open there."""
     for number in range(BATCHES):
         arrays = random_inputs(plan.graph, number)
         if device == "cuda":

@@ -1,9 +1,9 @@
-"""A step of ResNet-50 in bf16 by mbc and by torch.compile with an activation budget, at the same memory.
+"""A step of ResNet-50 in bf16 by mbc and by torch.compile with an activation budget, at equal memory.
 
-torch.compile recomputes what its partitioner chooses to keep activations within a share of what they would take
-(torch._functorch.config.activation_memory_budget). mbc is planned with an arena no larger than the peak of torch's
-allocator as it was found before (PEERS); then both are timed in the same run, each in a process of its own with its
-inputs on the GPU, and torch's peak is read again.
+torch.compile recomputes activations that its partitioner chooses, so that the stored activations take at most a share
+of their size without recomputation (torch._functorch.config.activation_memory_budget). mbc is planned with an arena no
+larger than the peak of torch's allocator in an earlier run (PEERS). Then both are timed in one run, each in a process
+of its own with its inputs on the GPU, and torch's peak is read again.
 
     python benchmarks/torch_memory_budget.py [--plan-only] [--budgets 0.5,1,0.1] [--steps 20] [--for SECONDS] [--again]
 """
@@ -37,7 +37,7 @@ PEERS = {1.0: (38.2, 10.6), 0.5: (45.6, 6.01), 0.1: (49.0, 8.84)}
 
 
 def timed(step: Callable[[], None], wait: Callable[[], object], steps: int) -> dict[str, Any]:
-    """Return the median time of `steps` steps, each waited for, in ms."""
+    """Return the median time of `steps` steps in ms, each of which is waited for."""
     for _ in range(WARM_STEPS):
         step()
     wait()
@@ -103,7 +103,7 @@ def cap_of(card: Card, arena_bytes: int) -> int:
 
 
 def prepared(planner: Planner, job: Job, name: str, budget: float) -> dict[str, Any]:
-    """Return the row of mbc at the memory that torch took in an earlier run."""
+    """Return the row of mbc's plan within the memory that torch took in an earlier run."""
     theirs = earlier_step(budget)
     cap_bytes = cap_of(planner.card, theirs["peak_bytes"])
     row = planner.keep(name, "step", Wanted.of(planner.card.capped(job, cap_bytes)))
@@ -115,7 +115,7 @@ def prepared(planner: Planner, job: Job, name: str, budget: float) -> dict[str, 
 
 
 def judged(row: dict[str, Any], ours_ms: float) -> dict[str, Any]:
-    """Faster, and at no more memory."""
+    """Return the row with its verdict: mbc's step must be faster, and its arena no larger than torch's memory."""
     row["times_faster"] = row["torch_ms"] / ours_ms
     row["passed"] = row["times_faster"] > 1 and row["arena_gib"] <= row["torch_gib"]
     return row

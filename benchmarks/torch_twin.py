@@ -1,7 +1,7 @@
-"""Any mbc network run by PyTorch: an independent reference for results and gradients, in float64 or as users run it.
+"""Networks of mbc run by PyTorch: an independent reference for results and gradients, in float64 or another precision.
 
-`mbc.bench.torch_network` executes the forward graph with torch functions; autograd does the rest. Nothing of mbc's own
-arithmetic is used, dropout's mask excepted, which is data.
+`mbc.bench.torch_network` executes the forward graph with torch functions, and autograd computes the gradients. None of
+mbc's own arithmetic is used, except for the mask of dropout.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from mbc.ir.graph import Network, Optimizer, Role
 
 @dataclass(frozen=True)
 class Mode:
-    """How torch computes. `autocast`: None, or the type that convolutions and products are cast to."""
+    """How torch computes. `autocast`: type to which operands of convolutions and products are cast, or None."""
 
     device: str = "cpu"
     dtype: torch.dtype = torch.float64
@@ -32,7 +32,7 @@ class Mode:
 
 @dataclass(frozen=True)
 class Result:
-    """`gradients` by parameter, `statistics` as they are after the step; all float64 arrays."""
+    """Results of a step: gradients by parameter, and statistics after the step, all as float64 arrays."""
 
     loss: float
     outputs: tuple[np.ndarray, ...]
@@ -41,7 +41,7 @@ class Result:
 
 
 class Twin:
-    """A network in torch. `states` by name: parameters and statistics, canonical arrays."""
+    """A network in torch. `states`: parameters and statistics by name, as canonical arrays."""
 
     def __init__(self, network: Network, states: Mapping[str, np.ndarray], mode: Mode = Mode()) -> None:
         """Take a network and its states."""
@@ -54,11 +54,11 @@ class Twin:
         }
 
     def place(self, inputs: Sequence[np.ndarray]) -> tuple[Tensor, ...]:
-        """Return the inputs as tensors of this mode; whole numbers become class indices."""
+        """Return the inputs as tensors for this mode; integers become class indices."""
         return self.module.place(inputs)
 
     def forward(self, inputs: Sequence[Tensor], seed: int = 0, step: int = 0) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Return the loss and the outputs; in training mode the running statistics move."""
+        """Return the loss and the outputs. In training mode the running statistics are updated."""
         masks = dropout_masks(self.network, seed, step) if self.mode.training else {}
         placed = {name: torch.tensor(mask, device=self.mode.device) for name, mask in masks.items()}
         device = self.mode.device.split(":")[0]
@@ -79,11 +79,11 @@ class Twin:
         )
 
     def optimizer(self, rule: Optimizer, lr: float) -> torch.optim.Optimizer:
-        """Torch's own optimizer with the network's settings."""
+        """Return torch's own optimizer with the network's settings."""
         return self.module.optimizer(rule, lr)
 
     def states(self) -> dict[str, np.ndarray]:
-        """Return parameters and statistics as they are now."""
+        """Return the current parameters and statistics."""
         return self.module.states()
 
 

@@ -1,10 +1,9 @@
-"""Sudden ends and full disks: mbc is killed at random moments, or has no space, home, cache or right clock.
+"""Sudden ends and full disks: mbc is killed at random moments, or lacks space, home, cache or the right time.
 
-The commands are `mbc compile`, measuring and `mbc train`.
-
-Kills: whatever the moment, what was there before is there, nothing is half-written, and the same command once more
-gives what it gives uninterrupted, bit for bit. Everything else: done, or refused with an error of mbc's own, and
-nothing that was there is lost. Needs no GPU: see `torture_subjects.py`. Kills add up over calls.
+The commands are `mbc compile`, measuring, and `mbc train`. After a kill at any moment, all earlier files exist, nothing
+is half-written, and the same command once more gives the result of an uninterrupted command, bit for bit. In the other
+trials a command does its work or refuses it with an error of mbc's own, and no earlier file is lost. Needs no GPU: see
+`torture_subjects.py`. Kills add up over calls.
 
     python benchmarks/torture.py [--kills 1000] [--for 1800] [--workers N] [--only kill full ...]
 """
@@ -38,7 +37,7 @@ ADDED = ("kills", "done_before", "wrong")  # of a row of kills, over calls
 
 
 class Bench:
-    """A folder for trials, and what each subject is before and after its work."""
+    """A folder for trials, with the files of each subject before and after its work."""
 
     def __init__(self, folder: Path) -> None:
         """Work in `folder`."""
@@ -47,7 +46,7 @@ class Bench:
         self._baselines: dict[str, tuple[Path, Any, float, int]] = {}
 
     def baseline(self, subject: Subject) -> tuple[Path, Any, float, int]:
-        """Return the folder before the work, the state after it, its seconds, and its calls that write."""
+        """Return the folder before the work, the state after it, its seconds, and its number of calls that write."""
         if subject.name not in self._baselines:
             before, after = self.folder / f"{subject.name}_before", self.folder / f"{subject.name}_after"
             shutil.rmtree(before, ignore_errors=True)
@@ -65,7 +64,7 @@ class Bench:
         return self._baselines[subject.name]
 
     def _load(self, subject: Subject) -> None:
-        """Do the work once in this process, so that its forks have everything loaded."""
+        """Do the work once in this process, so that its forks have loaded everything."""
         once, here, environment = self.folder / "once", Path.cwd(), dict(os.environ)
         shutil.rmtree(once, ignore_errors=True)
         once.mkdir()
@@ -78,14 +77,14 @@ class Bench:
 
 
 def require(result: Ended, what: str) -> Ended:
-    """Return a successful end; otherwise raise RuntimeError."""
+    """Return the end of a process if it succeeded; otherwise raise RuntimeError."""
     if result.code != 0:
         raise RuntimeError(f"{what} ended with {result.code}: {result.said}")
     return result
 
 
 def killed(bench: Bench, subject: Subject, count: int, seed: int, until_s: float = float("inf")) -> Row:
-    """Return the row of `count` kills, each checked at once and after the same command once more."""
+    """Return the row of `count` kills. Each is checked at once, and again after the same command has run once more."""
     before, state, seconds, calls = bench.baseline(subject)
     killer = Killer(random.Random(seed), calls, seconds)
     row: Row = {"kills": 0, "done_before": 0, "wrong": []}
@@ -106,7 +105,7 @@ def killed(bench: Bench, subject: Subject, count: int, seed: int, until_s: float
 
 
 def refused(bench: Bench, subject: Subject, moment: Callable[[Path], None]) -> Row:
-    """Return the row of one run where `moment` makes the place hard: the answer, and what was lost."""
+    """Return the row of one run in the difficult environment that `moment` makes: the answer, and the files lost."""
     before, _, _, _ = bench.baseline(subject)
     place = copy(before, bench.folder / "trial")
 
@@ -120,12 +119,12 @@ def refused(bench: Bench, subject: Subject, moment: Callable[[Path], None]) -> R
 
 
 def errors_of(result: Ended) -> list[str]:
-    """Return mbc's error messages in the output."""
+    """Return mbc's error messages in the output of a process."""
     return [line for line in result.said.splitlines() if line.startswith("error MBC")]
 
 
 def gathered(trials: list[Row]) -> Row:
-    """Return one row for many trials."""
+    """Return one row that sums up many trials."""
     said = Counter(line[6:12] for trial in trials for line in trial.get("said", ()))
     wrong = [{"trial": number, "why": trial["wrong"]} for number, trial in enumerate(trials) if trial["wrong"]]
     return {
@@ -137,10 +136,10 @@ def gathered(trials: list[Row]) -> Row:
 
 
 def full_disk(bench: Bench, subject: Subject, trials: int) -> Row:
-    """Return the row of trials on a disk with little space, from nothing to enough.
+    """Return the row of trials on disks with little space, from none to enough.
 
-    Then there is space: all that was there is whole, and the same command once more gives what it gives without
-    a full disk.
+    Then the disk is enlarged: all earlier files must be whole, and the same command once more must give the result of a
+    command that never met a full disk.
     """
     before, state, _, _ = bench.baseline(subject)
     place = bench.folder / "disk"
@@ -177,7 +176,7 @@ def full_disk(bench: Bench, subject: Subject, trials: int) -> Row:
 
 
 def hard_home(bench: Bench, subject: Subject) -> Row:
-    """Return the row of a home that is read-only: cache and own profiles are there."""
+    """Return the row of a home that is read-only; it holds the cache and the user's own profiles."""
     home = bench.folder / "hard_home"
     home.mkdir(exist_ok=True)
     mounts = can_mount(bench.log)
@@ -194,7 +193,7 @@ def hard_home(bench: Bench, subject: Subject) -> Row:
 
 
 def full_tmp(bench: Bench, subject: Subject) -> Row:
-    """Temporary files that may take 4 KiB in all, and none."""
+    """Return the row of two trials: temporary files may take 4 KiB in all, or no temporary file can be written."""
     small = bench.folder / "tmp"
     small.mkdir(exist_ok=True)
     mounts = can_mount(bench.log)
@@ -215,9 +214,9 @@ def full_tmp(bench: Bench, subject: Subject) -> Row:
 
 
 def clock_back(bench: Bench, subject: Subject) -> Row:
-    """Return the row of a clock that goes back with every look at it, while all files are of tomorrow.
+    """Return the row of a clock that goes back at each reading, while the dates of all files are in the future.
 
-    The state has to be the same as with a right clock.
+    The resulting state must equal that with a right clock.
     """
     before, state, _, _ = bench.baseline(subject)
     place = copy(before, bench.folder / "trial")
@@ -239,7 +238,10 @@ def clock_back(bench: Bench, subject: Subject) -> Row:
 
 
 def together(bench: Bench, subject: Subject, trials: int) -> Row:
-    """Return the row of two processes that do the same on the same files: each is done or refused, nothing is lost."""
+    """Return the row of two processes that do the same work on the same files.
+
+    Each does its work or is refused, and nothing is lost.
+    """
     before, state, seconds, _ = bench.baseline(subject)
     draw = random.Random(trials)
     rows: list[Row] = []
@@ -264,7 +266,7 @@ def together(bench: Bench, subject: Subject, trials: int) -> Row:
 
 
 def cache_removed(bench: Bench, trials: int) -> Row:
-    """Return the row of trials whose folder of compiled objects is removed while a package is built from it."""
+    """Return the row of trials in which the folder of compiled objects is removed during the build of a package."""
     subject = SUBJECTS["compile"]
     before, state, _, _ = bench.baseline(subject)
     rows: list[Row] = []
@@ -296,14 +298,14 @@ Call = tuple[Callable[..., Row], Any]  # what a worker does, and its arguments
 
 
 class Campaign:
-    """Rows of places and of kills, made by some processes at a time, each with a folder and subjects of its own."""
+    """Rows of environments and of kills, made by several processes at a time, each with its own folder and subjects."""
 
     def __init__(self, held: Results, folder: Path, workers: int, until_s: float) -> None:
-        """Continue with the rows of `held`; begin nothing after `until_s`."""
+        """Continue with the rows of `held`, and begin nothing after `until_s`."""
         self._held, self._folder, self._workers, self._until_s = held, folder, workers, until_s
 
     def places(self, wanted: Callable[[str], bool], trials: int) -> None:
-        """Run everything but kills, each once."""
+        """Run all trials except kills, each once."""
         pairs = [(what, subject) for what in HARD for subject in SUBJECTS] + [("cache removed", "compile")]
         missing = [
             (_place_row, (self._folder, what, subject, trials))
@@ -315,7 +317,7 @@ class Campaign:
             self._held.put(row)
 
     def kills(self, wanted: Callable[[str], bool], count: int) -> None:
-        """Kill each subject `count` times, a few at a time and in turn; a subject that fails is dropped."""
+        """Kill each subject `count` times, a few kills at a time and in turn. A subject that fails is dropped."""
         names = {f"kill -9: {subject}": subject for subject in SUBJECTS}
         asked = {name: self._held.rows.get(name, {}).get("kills", 0) for name in names if wanted(name)}
 

@@ -1,6 +1,7 @@
 """The work that `torture.py` interrupts: compiling over a package, measuring into a profile, and training.
 
-Measuring runs on the tests' workbench, which is a table of kernels; compilers are a script that writes a file.
+Measuring runs on the workbench of the tests, which is a table of kernels. The compilers are replaced by a script that
+writes a file.
 """
 
 from __future__ import annotations
@@ -46,11 +47,11 @@ class Subject:
     Attributes:
         name: Name of the subject.
         begin: Creates the files that exist before.
-        work: Does the work and returns the exit code.
-        wrong: Returns what is lost or half-written, an empty text if all is whole.
-        glance: Returns what `wrong` does, while others write.
+        work: Does the work and returns its exit code.
+        wrong: Returns which file is lost or half-written, or an empty text.
+        glance: Returns the result of `wrong` while other processes write.
         again: Runs the command of `work` once more.
-        state: Returns a value that is equal if all is as without an interruption.
+        state: Returns a value that an interruption must not change.
     """
 
     name: str
@@ -78,7 +79,7 @@ def names(folder: Path) -> list[str]:
 
 
 def at(folder: Path, words: Sequence[str]) -> int:
-    """Run a command line in a folder, with caches, profiles and temporary files of its own."""
+    """Run a command line in a folder, with its own caches, profiles and temporary files."""
     os.chdir(folder)
     home = os.environ.get("MBC_TORTURE_HOME", str(folder / "home"))
     os.environ |= {"HOME": home, "XDG_CACHE_HOME": f"{home}/cache", "XDG_DATA_HOME": f"{home}/data"}
@@ -94,7 +95,7 @@ _TOOLS = tempfile.TemporaryDirectory(prefix="mbc-tools-")
 
 @functools.cache
 def fake_tools() -> None:
-    """Replace the compilers by the script, in this process and its forks."""
+    """Replace the compilers by a script, in this process and its forks."""
     from mbc.codegen import toolchain
 
     folder = Path(_TOOLS.name)
@@ -107,7 +108,7 @@ def fake_tools() -> None:
 
 
 def compiling(batch: int) -> Callable[[Path], int]:
-    """Return the work of compiling a network of this batch."""
+    """Return a function that compiles a network of this batch."""
 
     def work(folder: Path) -> int:
         fake_tools()
@@ -124,7 +125,7 @@ def begin_compiling(folder: Path) -> None:
 
 
 def package_wrong(folder: Path) -> str:
-    """Return an empty text if the package is one of the two, and whole."""
+    """Return an empty text if the package is whole, and either the old one or the new one."""
     package = folder / "package"
     if not package.is_dir():
         return "the package is gone"
@@ -135,7 +136,7 @@ def package_wrong(folder: Path) -> str:
 
 
 def plan_wrong(folder: Path) -> str:
-    """Return an empty text if there is a package with a whole plan; two files may be of two packages."""
+    """Return an empty text if there is a package with a whole plan. Its files may be of the old and the new package."""
     from mbc.plan.file import load_plan
 
     try:
@@ -162,7 +163,7 @@ def _needs() -> list[Any]:
 
 
 def measuring(count: int) -> Callable[[Path], int]:
-    """Return the work of measuring so many requests."""
+    """Return a function that measures this number of requests."""
 
     def work(folder: Path) -> int:
         from tests.measure.test_measure import FAST, LEAN, SLOW, Table, run
@@ -178,7 +179,7 @@ def measuring(count: int) -> Callable[[Path], int]:
 
 
 def begin_measuring(folder: Path) -> None:
-    """Measure the requests that the profile holds before."""
+    """Measure the requests that the profile holds before the work."""
     measuring(MEASURED_BEFORE)(folder)
 
 
@@ -223,7 +224,7 @@ _TRAIN = (
 
 
 def begin_training(folder: Path) -> None:
-    """Train the epochs that the checkpoint holds before."""
+    """Train the epochs that the checkpoint holds before the work."""
     (folder / "net.mbc").write_text(SOURCE, encoding="ascii")
     random = np.random.default_rng(0)
     arrays = {"x": random.normal(size=(18, 1, 6, 6)).astype(np.float32), "t": random.integers(0, 3, 18)}

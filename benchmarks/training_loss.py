@@ -1,10 +1,10 @@
 """Loss of ResNet-18 after 200 steps, by mbc and by PyTorch, in each precision.
 
-The task can be learnt: each class has a coarse pattern of its own, which noise is laid over. A fifth of the labels is
-drawn at random, so that the loss has a floor well above zero, of which 2 % can be told from rounding. Both start from
-the same weights and see the same mini-batches. Compared is the mean loss of the last 20 steps; beside it stands how far
-PyTorch's own precisions are from its fp32, which is what rounding alone makes of a training. Rule: within 2 % of
-PyTorch's loss.
+The task can be learnt: each class has a coarse pattern of its own with noise on it. One label in five is drawn at
+random, so that the loss has a floor well above zero, and 2 % of the floor is more than rounding. Both trainings begin
+with equal weights and see equal mini-batches. The mean losses of the last 20 steps are compared. They pass within 2 %
+of PyTorch's loss. A further column shows how far PyTorch's precisions are from its fp32, which is the effect of
+rounding alone.
 
     python benchmarks/training_loss.py [--steps 200] [--batch 128] [--size 64] [--precisions fp32,...] [--device cpu]
 """
@@ -40,7 +40,7 @@ Batch = tuple[np.ndarray, np.ndarray]
 
 
 def batches(steps: int, rows: int, size: int) -> Iterator[Batch]:
-    """Yield images [rows, 3, size, size] and their classes, the same ones for every contender."""
+    """Yield images [rows, 3, size, size] and their classes, which are equal for every contender."""
     random = np.random.default_rng(0)
     patterns = random.standard_normal((CLASSES, 3, COARSE, COARSE)).astype(np.float32)
     patterns = patterns.repeat(size // COARSE, 2).repeat(size // COARSE, 3)
@@ -97,7 +97,7 @@ def compared(job: Job, device: str, data: list[Batch]) -> dict[str, Any]:
 
 
 def beside_fp32(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the rows with the distance of PyTorch's loss from its own in fp32, None if that did not run."""
+    """Return the rows with the distance of PyTorch's loss from its own in fp32, or None if fp32 did not run."""
     fp32_end = next((row["torch_end"] for row in rows if row["name"] == "fp32" and "failed" not in row), None)
 
     def apart(end: float) -> float | None:
