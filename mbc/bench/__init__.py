@@ -9,7 +9,6 @@
 * `mbc_contender`: a package of mbc
 * `torch_contender`: PyTorch: eager, as a CUDA graph, or compiled
 * `torch_ranks`: PyTorch's DDP
-* `torch_functions`: operations as functions of PyTorch
 * `torch_network`: a network as a PyTorch module
 * `jax_contender`: JAX: one jitted step with donated state
 * `jax_functions`: operations in JAX

@@ -1,4 +1,6 @@
-"""The operations of a network in JAX. Imported only where JAX is installed.
+"""The operations of a network in JAX: what their declarations name, and code for others.
+
+This file is imported only where JAX is installed.
 
 Shapes are those of mbc, channels second: in which order they lie in memory XLA decides itself.
 """
@@ -12,6 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
+from mbc.ops import KINDS
+from mbc.ops.framework_calls import function_of
 from mbc.ops.rearrange import WRAP
 from mbc.ops.window_bias import MASKED
 
@@ -88,19 +92,8 @@ def _cross_entropy(a: Any, logits: Tensor, target: Tensor) -> Tensor:
     return -((1 - a.smoothing) * chosen.mean() + a.smoothing * logs.mean())
 
 
-def _soft_cross_entropy(a: Any, logits: Tensor, target: Tensor) -> Tensor:
-    shares = (1 - a.smoothing) * _wide(target) + a.smoothing / logits.shape[1]
-    return -(shares * jax.nn.log_softmax(_wide(logits), 1)).sum(1).mean()
-
-
-def _kl_divergence(a: Any, logits: Tensor, target: Tensor) -> Tensor:
-    shares = _wide(target)
-    terms = jax.scipy.special.xlogy(shares, shares) - shares * jax.nn.log_softmax(_wide(logits), 1)
-    return terms.sum(1).mean()
-
-
 def _dice(a: Any, logits: Tensor, target: Tensor) -> Tensor:
-    p = jax.nn.softmax(_wide(logits), 1)
+    p = jax.nn.softmax(wide(logits), 1)
     counts = target >= 0
     for ignored in a.ignored:
         counts &= target != ignored
@@ -112,7 +105,7 @@ def _dice(a: Any, logits: Tensor, target: Tensor) -> Tensor:
 
 def _weighted_cross_entropy(a: Any, logits: Tensor, target: Tensor) -> Tensor:
     classes = logits.shape[1]
-    logs = jnp.moveaxis(jax.nn.log_softmax(_wide(logits), 1), 1, -1)
+    logs = jnp.moveaxis(jax.nn.log_softmax(wide(logits), 1), 1, -1)
     weights = jnp.asarray(a.class_weights or (1.0,) * classes, logs.dtype)
     counts = target >= 0
     for ignored in a.ignored:
@@ -122,28 +115,20 @@ def _weighted_cross_entropy(a: Any, logits: Tensor, target: Tensor) -> Tensor:
     return jnp.where(counts, losses, 0).sum() / jnp.where(counts, (weights * hot).sum(-1), 0).sum()
 
 
-def _wide(x: Tensor) -> Tensor:
+def wide(x: Tensor) -> Tensor:
+    """Return a tensor in the type in which losses are computed."""
     return x.astype(jnp.promote_types(x.dtype, jnp.float32))
 
 
-def _mse(a: Any, x: Tensor, y: Tensor) -> Tensor:
-    return jnp.mean((_wide(x) - _wide(y)) ** 2)
-
-
 def _smooth_l1(a: Any, x: Tensor, y: Tensor) -> Tensor:
-    d = jnp.abs(_wide(x) - _wide(y))
+    d = jnp.abs(wide(x) - wide(y))
     return jnp.mean(jnp.where(d < a.beta, 0.5 * d * d / a.beta, d - 0.5 * a.beta))
 
 
 def _probability_cross_entropy(a: Any, x: Tensor, y: Tensor) -> Tensor:
-    p, y = _wide(x), _wide(y)
+    p, y = wide(x), wide(y)
     of_one, of_zero = (jnp.maximum(jnp.log(v), -100.0) for v in (p, 1 - p))
     return -jnp.mean(y * of_one + (1 - y) * of_zero)
-
-
-def _binary_cross_entropy(a: Any, x: Tensor, y: Tensor) -> Tensor:
-    x, y = _wide(x), _wide(y)
-    return jnp.mean(a.pos_weight * y * jax.nn.softplus(-x) + (1 - y) * jax.nn.softplus(x))
 
 
 def batch_norm(
@@ -162,10 +147,6 @@ def batch_norm(
     unbiased = spread * (count / max(1, count - 1))
     keep = 1 - a.momentum
     return y, keep * mean + a.momentum * here, keep * variance + a.momentum * unbiased
-
-
-def _concat(a: Any, *parts: Tensor) -> Tensor:
-    return jnp.concatenate(parts, 1)
 
 
 def _resize(a: Any, x: Tensor) -> Tensor:
@@ -302,9 +283,6 @@ _OF_ONE: dict[str, Callable[[Any, Tensor], Tensor]] = {
     "log": lambda a, x: jnp.log(x),
     "pow": lambda a, x: x**a.exponent,
     "gelu_tanh": lambda a, x: jax.nn.gelu(x, approximate=True),
-    "softmax": lambda a, x: jax.nn.softmax(x, axis=a.axis),
-    "log_softmax": lambda a, x: jax.nn.log_softmax(x, axis=a.axis),
-    "amax": lambda a, x: x.max(a.axes).reshape(len(x), *a.shape),
     "gelu": lambda a, x: jax.nn.gelu(x, approximate=False),
     "relu6": lambda a, x: jax.nn.relu6(x),
     "hardsigmoid": lambda a, x: jax.nn.hard_sigmoid(x),
@@ -320,22 +298,16 @@ _OF_ONE: dict[str, Callable[[Any, Tensor], Tensor]] = {
     "lrn": _lrn,
     "upsample": lambda a, x: jnp.repeat(jnp.repeat(x, a.factor[0], 2), a.factor[1], 3),
     "resize": _resize,
-    "flatten": lambda a, x: x.reshape(x.shape[0], -1),
-    "unflatten": lambda a, x: x.reshape(x.shape[0], *a.sample_shape),
-    "cast": lambda a, x: x,
-    "state": lambda a, x: x,
     "rearrange": _rearrange,
     "strided_slice": _strided_slice,
     "pad": _pad,
     "split": _split,
-    "reduce_sum": lambda a, x: (x.sum(a.axes) * a.factor).reshape(len(x), *a.shape),
 }
 _OF_TWO: dict[str, Callable[[Any, Tensor, Tensor], Tensor]] = {
     "convolution": _convolution,
     "convolution_backward_data": _transposed,
     "bias_add": lambda a, x, b: x + b.reshape(1, -1, *([1] * (x.ndim - 2))).astype(x.dtype),
     "linear": lambda a, x, w: x.reshape(x.shape[0], -1) @ w.T,
-    "matmul": lambda a, x, y: (x.mT if a.transpose_a else x) @ (y.mT if a.transpose_b else y),
     "add": lambda a, x, y: x + y,
     "mul": lambda a, x, y: x * y,
     "broadcast_add": lambda a, x, gate: x + gate,
@@ -344,22 +316,18 @@ _OF_TWO: dict[str, Callable[[Any, Tensor, Tensor], Tensor]] = {
     "select": _select,
     "relation": _relation,
     "softmax_cross_entropy": _cross_entropy,
-    "soft_target_cross_entropy": _soft_cross_entropy,
     "weighted_cross_entropy": _weighted_cross_entropy,
-    "mse": _mse,
-    "kl_divergence": _kl_divergence,
     "dice": _dice,
-    "l1": lambda a, x, y: jnp.mean(jnp.abs(_wide(x) - _wide(y))),
     "smooth_l1": _smooth_l1,
-    "binary_cross_entropy": _binary_cross_entropy,
     "probability_cross_entropy": _probability_cross_entropy,
 }
+_MODULES = {"jax": jax, "jnp": jnp, "len": len, "wide": wide}
 # By kind; each takes the attributes and then the operands. Batch norm and dropout have a state: they are not here.
 FUNCTIONS: Mapping[str, Callable[..., Tensor]] = MappingProxyType(
     {
+        **{name: function_of(kind.calls.jax, _MODULES) for name, kind in KINDS.items() if kind.calls.jax},
         **_OF_ONE,
         **_OF_TWO,
-        "concat": _concat,
         "standardize_filters": _standardize_filters,
         "group_norm": _group_norm,
         "layer_norm": _group_norm,

@@ -14,9 +14,9 @@ from typing import Any
 from mbc.bench.contender_messages import LOSS_SCALE, Contender, Job, Result
 from mbc.bench.recipe import dropout_masks
 from mbc.bench.timing import Timing, host_between_ms, host_mark, time_each_step, time_steps
-from mbc.bench.torch_functions import torch
 from mbc.bench.torch_network import TorchNetwork
 from mbc.bench.torch_ranks import mean_of_ranks, parallel, process_group, ranks_agree
+from mbc.equivalence.torch_functions import torch
 from mbc.ir.types import Precision
 from mbc.runtime.initial_states import initial
 from mbc.runtime.membership import seed_of

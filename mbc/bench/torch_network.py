@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mbc.bench.recipe import Call, recipe
-from mbc.bench.torch_functions import FUNCTIONS, TAKES_BIAS, F, Tensor, torch
+from mbc.equivalence.torch_functions import FUNCTIONS, TAKES_BIAS, F, Tensor, torch
 from mbc.ir.graph import Network, Optimizer, Role
 from mbc.ir.parameter_groups import ParameterSettings, is_trained, settings_of
 from mbc.ops.random import Dropout, DropPath

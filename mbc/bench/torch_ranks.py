@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from mbc.bench.contender_messages import Contender, Share
-from mbc.bench.torch_functions import torch
 from mbc.bench.torch_network import TorchNetwork
+from mbc.equivalence.torch_functions import torch
 
 _SILENCE = timedelta(minutes=10)  # a rank may compile for so long while the others wait
 _LAST_S = 30.0  # between the ends of the first rank and of the last one

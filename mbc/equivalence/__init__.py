@@ -10,6 +10,7 @@
 * `rounding_model`: the largest error of a launch's outputs that correct rounding may cause
 * `float64`: the exact results of a launch in float64, by NumPy or PyTorch
 * `in_torch`: float64 by PyTorch on a GPU
+* `torch_functions`: operations as functions of PyTorch
 * `torch_forms`: the meaning of operations on PyTorch's tensors
 * `torch_image_forms`: the meaning of gates and other image operations on PyTorch's tensors
 * `torch_attention`: the meaning of attention on PyTorch's tensors

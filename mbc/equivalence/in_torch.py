@@ -10,7 +10,7 @@ from typing import Any
 
 from mbc.equivalence.float64 import InNumpy
 from mbc.equivalence.torch_convolutions import Tensor, torch
-from mbc.equivalence.torch_forms import FORMS, padded
+from mbc.equivalence.torch_forms import form_of, padded
 from mbc.hardware.streams import Space
 from mbc.ir.graph import Attributes
 from mbc.ir.types import DType, Layout
@@ -51,7 +51,7 @@ class InTorch:
 
     def evaluate(self, kind: str, attributes: Attributes, inputs: Sequence[Tensor], call: Call) -> Sequence[Tensor]:
         """Return the results of an operation."""
-        form = FORMS.get(kind)
+        form = form_of(kind)
         if form is not None:
             return form(attributes, inputs, call)
         results = self._numpy.evaluate(kind, attributes, [x.cpu().numpy() for x in inputs], call)

@@ -9,7 +9,7 @@ import torch
 
 from mbc.ops.attention import Attention, biased
 from mbc.ops.base import Call
-from mbc.ops.window_bias import MASKED, WindowBias
+from mbc.ops.window_bias import WindowBias
 
 Tensor = Any
 
@@ -56,13 +56,6 @@ def attention_backward(a: Attention, inputs: Sequence[Tensor], call: Call) -> tu
     gradients = (dscores @ k * a.scale, dscores.mT @ q * a.scale, share.mT @ dy)
     flat = [_flat(dx, inputs[0 if a.packed else i]) for i, dx in enumerate(gradients)]
     return (torch.cat(flat, 1),) if a.packed else tuple(flat)
-
-
-def window_bias(a: WindowBias, inputs: Sequence[Tensor], call: Call) -> tuple[Tensor, ...]:
-    """Return the relative position bias of windows, with the mask of shifted windows."""
-    (table,) = inputs
-    numbers, mask = (torch.as_tensor(x, device=table.device) for x in (a.numbers(), a.mask()))
-    return (table[numbers].permute(2, 0, 1)[:, None, None] + MASKED * mask.to(table.dtype),)
 
 
 def window_bias_backward(a: WindowBias, inputs: Sequence[Tensor], call: Call) -> tuple[Tensor, ...]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,6 @@ from mbc.equivalence.torch_attention import (
     attention,
     attention_backward,
     attention_backward_bias,
-    window_bias,
     window_bias_backward,
 )
 from mbc.equivalence.torch_convolutions import (
@@ -26,7 +26,8 @@ from mbc.equivalence.torch_convolutions import (
     functional,
     torch,
 )
-from mbc.equivalence.torch_image_forms import IMAGE_FORMS, RELATIONS, Form
+from mbc.equivalence.torch_functions import FUNCTIONS
+from mbc.equivalence.torch_image_forms import IMAGE_FORMS, Form
 from mbc.ops import KINDS
 from mbc.ops.base import Call
 from mbc.ops.control_record import control_record
@@ -266,11 +267,6 @@ def _gelu_tanh_backward(x: Tensor, dy: Tensor) -> Tensor:
     return dy * (0.5 * (1 + t) + 0.5 * x * (1 - t * t) * slope * (1 + 3 * cube * x**2))
 
 
-def _clamp(a: Clamp, x: Tensor) -> Tensor:
-    lower, upper = a.bounds
-    return torch.clamp(x, lower, upper)
-
-
 def _clamp_backward(a: Clamp, x: Tensor, dy: Tensor) -> Tensor:
     lower, upper = a.bounds
     inside = (x > lower) & (x < upper) if a.strict else (x >= lower) & (x <= upper)
@@ -290,64 +286,36 @@ FORMS: dict[str, Form] = {
     "convolution": convolution,
     "convolution_backward_data": convolution_data,
     "convolution_backward_filter": convolution_filter,
-    "linear": _binary(lambda a, x, w: x.flatten(1) @ w.T),
     "linear_backward_data": _binary(lambda a, dy, w: (dy @ w).reshape(dy.shape[0], *a.sample_shape)),
     "linear_backward_filter": _binary(lambda a, x, dy: dy.T @ x.flatten(1)),
-    "matmul": _binary(lambda a, x, y: (x.mT if a.transpose_a else x) @ (y.mT if a.transpose_b else y)),
-    "window_bias": window_bias,
     "window_bias_backward": window_bias_backward,
     "attention": attention,
     "attention_backward": attention_backward,
     "attention_backward_bias": attention_backward_bias,
-    "cast": _unary(lambda a, x: x),
-    "bias_add": _binary(lambda a, y, b: y + _per_channel(b, y)),
     "channel_sum": _unary(lambda a, dy: _sums(dy)),
     "batch_statistics": _statistics,
     "batch_normalize": _normalize,
     "batch_normalize_backward_reduce": _normalize_sums,
     "batch_normalize_backward": _normalize_backward,
-    "relu": _unary(lambda a, x: torch.where(x <= 0, 0.0, x)),
     "relu_backward": _binary(lambda a, y, dy: torch.where(y > 0, dy, 0.0)),
-    "leaky_relu": _unary(lambda a, x: torch.where(x > 0, x, x * a.slope)),
     "leaky_relu_backward": _binary(lambda a, y, dy: torch.where(y > 0, dy, dy * a.slope)),
-    "sigmoid": _unary(lambda a, x: torch.sigmoid(x)),
     "sigmoid_backward": _binary(lambda a, y, dy: dy * y * (1 - y)),
-    "tanh": _unary(lambda a, x: torch.tanh(x)),
     "tanh_backward": _binary(lambda a, y, dy: dy * (1 - y * y)),
-    "silu": _unary(lambda a, x: x * torch.sigmoid(x)),
     "silu_backward": _binary(lambda a, x, dy: _silu_backward(x, dy)),
-    "gelu": _unary(lambda a, x: 0.5 * x * (1 + torch.erf(x / math.sqrt(2)))),
     "gelu_backward": _binary(lambda a, x, dy: _gelu_backward(x, dy)),
-    "relu6": _unary(lambda a, x: torch.clip(x, 0, 6)),
     "relu6_backward": _binary(lambda a, y, dy: torch.where((y > 0) & (y < 6), dy, 0.0)),
-    "hardsigmoid": _unary(lambda a, x: torch.clip(x + 3, 0, 6) / 6),
     "hardsigmoid_backward": _binary(lambda a, x, dy: torch.where((x > -3) & (x < 3), dy / 6, 0.0)),
-    "hardswish": _unary(lambda a, x: x * torch.clip(x + 3, 0, 6) / 6),
     "hardswish_backward": _binary(lambda a, x, dy: _hardswish_backward(x, dy)),
-    "elu": _unary(lambda a, x: torch.where(x > 0, x, a.alpha * torch.expm1(x.clip(max=0)))),
     "elu_backward": _binary(lambda a, y, dy: torch.where(y > 0, dy, dy * (y + a.alpha))),
-    "clamp": _unary(_clamp),
     "clamp_backward": _binary(_clamp_backward),
-    "indicator": _unary(lambda a, x: RELATIONS[a.operator](x, a.value).to(x.dtype)),
-    "sqrt": _unary(lambda a, x: torch.sqrt(x)),
     "sqrt_backward": _binary(lambda a, y, dy: dy / (2 * y)),
-    "abs": _unary(lambda a, x: torch.abs(x)),
     "abs_backward": _binary(lambda a, x, dy: dy * torch.sign(x)),
-    "exp": _unary(lambda a, x: torch.exp(x)),
     "exp_backward": _binary(lambda a, y, dy: dy * y),
-    "log": _unary(lambda a, x: torch.log(x)),
     "log_backward": _binary(lambda a, x, dy: dy / x),
-    "pow": _unary(lambda a, x: x**a.exponent),
     "pow_backward": _binary(lambda a, x, dy: dy * a.exponent * x ** (a.exponent - 1)),
-    "gelu_tanh": _unary(lambda a, x: functional.gelu(x, approximate="tanh")),
     "gelu_tanh_backward": _binary(lambda a, x, dy: _gelu_tanh_backward(x, dy)),
-    "mish": _unary(lambda a, x: x * torch.tanh(_softplus(x))),
     "mish_backward": _binary(lambda a, x, dy: _mish_backward(x, dy)),
-    "softplus": _unary(lambda a, x: _softplus(x)),
     "softplus_backward": _binary(lambda a, y, dy: dy * -torch.expm1(-y)),
-    "add": _binary(lambda a, x, y: x + y),
-    "mul": _binary(lambda a, x, y: x * y),
-    "scale": _unary(lambda a, x: x * a.factor + a.offset),
     "relu_mask": _unary(lambda a, y: _pack(y)),
     "relu_backward_masked": _binary(lambda a, dy, signs: _let_through(dy, signs)),
     "max_pool": _max_pool,
@@ -356,9 +324,7 @@ FORMS: dict[str, Form] = {
     "avg_pool_backward": _average_pool_backward,
     "lrn": _unary(lambda a, x: x * _lrn_divisor(a, x) ** -a.beta),
     "lrn_backward": _lrn_backward,
-    "upsample": _unary(lambda a, x: x.repeat_interleave(a.factor[0], 2).repeat_interleave(a.factor[1], 3)),
     "upsample_backward": _upsample_backward,
-    "concat": lambda a, inputs, call: (torch.cat(list(inputs), 1),),
     "channel_slice": _unary(lambda a, x: x[:, a.start : a.start + a.count].clone()),
     "guard": _guard,
     "sgd_update": _sgd,
@@ -368,3 +334,17 @@ FORMS: dict[str, Form] = {
     "check_loss": _by_numpy("check_loss"),
     "adamw_update": _adamw,
 }
+
+
+@cache
+def form_of(kind: str) -> Form | None:
+    """Return the form of a kind, by PyTorch's function if it computes the only output; None: NumPy computes it."""
+    function = FUNCTIONS.get(kind)
+    if kind in FORMS or function is None or not KINDS[kind].divisible:
+        return FORMS.get(kind)
+
+    def form(a: Any, inputs: Sequence[Tensor], call: Call) -> Sequence[Tensor]:
+        result = function(a, *inputs)
+        return result if len(call.outputs) > 1 else (result,)
+
+    return form

@@ -9,11 +9,9 @@ from typing import Any
 from mbc.equivalence.torch_convolutions import Tensor, functional, torch
 from mbc.ops.adaptive_pool import AdaptiveMaxPool, AdaptivePool
 from mbc.ops.along import Largest
-from mbc.ops.arithmetic import Broadcast
 from mbc.ops.base import Call
-from mbc.ops.comparison import Relation, Select
 from mbc.ops.group_norm import Normalisation
-from mbc.ops.rearrange import Pad, Rearrange, StridedSlice
+from mbc.ops.rearrange import Pad, StridedSlice
 from mbc.ops.reduce import Expand, Reduce
 from mbc.ops.resize import Resize
 from mbc.ops.rms_norm import RmsNorm
@@ -97,47 +95,6 @@ def _rms_norm_reduce(a: RmsNorm, inputs: Sequence[Tensor], call: Call) -> tuple[
     return ((dy * x * inverse).sum((0, *range(2, x.ndim))),)
 
 
-def _broadcast(a: Broadcast, inputs: Sequence[Tensor]) -> Tensor:
-    rank = max(x.ndim for x in inputs)
-    left, right = (x.reshape(a.aligned(tuple(x.shape), rank)) for x in inputs)
-    if a.operator.startswith("prelu"):
-        return torch.where(
-            left > 0, left if a.operator == "prelu" else 1.0, left * right if a.operator == "prelu" else right
-        )
-    if a.operator in ("rsub", "rdiv"):
-        left, right = right, left
-    return {"add": torch.add, "sub": torch.sub, "mul": torch.mul, "div": torch.div}[a.operator.removeprefix("r")](
-        left, right
-    )
-
-
-def _share(a: Tensor, b: Tensor) -> Tensor:
-    return torch.where(a == b, 0.5, torch.where(a < b, 0.0, 1.0))
-
-
-RELATIONS: Mapping[str, Callable[[Any, Any], Tensor]] = MappingProxyType(
-    {"eq": torch.eq, "ne": torch.ne, "lt": torch.lt, "le": torch.le, "gt": torch.gt, "ge": torch.ge}
-)
-
-
-def _relation(a: Relation, inputs: Sequence[Tensor]) -> Tensor:
-    rank = max(x.ndim for x in inputs)
-    left, right = (x.reshape(a.aligned(tuple(x.shape), rank)) for x in inputs)
-    if a.operator in RELATIONS:
-        return RELATIONS[a.operator](left, right).to(left.dtype)
-    return (_share(right, left) if a.operator == "rmax_share" else _share(left, right)).to(left.dtype)
-
-
-def _select(a: Select, inputs: Sequence[Tensor]) -> Tensor:
-    rank = max(x.ndim for x in inputs)
-    left, right = (x.reshape(a.aligned(tuple(x.shape), rank)) for x in inputs)
-    if a.operator in ("maximum", "minimum"):
-        return (torch.maximum if a.operator == "maximum" else torch.minimum)(left, right)
-    x, mask = (right, left) if a.operator.startswith("r") else (left, right)
-    taken = mask == 0 if a.operator.endswith("fill") else mask != 0
-    return torch.where(taken, x, a.filled)
-
-
 def _reduce(rows: str) -> Form:
     def form(a: Reduce, inputs: Sequence[Tensor], call: Call) -> tuple[Tensor, ...]:
         product = inputs[0] if len(inputs) == 1 else inputs[0] * inputs[1]
@@ -183,12 +140,6 @@ def _amax_backward(a: Largest, inputs: Sequence[Tensor], call: Call) -> tuple[Te
     ones = tuple(1 if axis in a.axes else size for axis, size in enumerate(x.shape))
     here = x == y.reshape(ones)
     return (here * dy.reshape(ones) / here.sum(dim=a.axes, keepdim=True).clamp(min=1),)
-
-
-def _rearrange(a: Rearrange, inputs: Sequence[Tensor], call: Call) -> tuple[Tensor, ...]:
-    (x,) = inputs
-    moved = x.reshape(x.shape[0], *a.flat).permute(0, *(1 + i for i in a.order))
-    return (moved.reshape(call.outputs[0].shape),)
 
 
 def _strided_slice(a: StridedSlice, inputs: Sequence[Tensor], call: Call) -> tuple[Tensor, ...]:
@@ -239,8 +190,6 @@ def _standardize_backward(a: Standardize, inputs: Sequence[Tensor], call: Call) 
 
 IMAGE_FORMS: Mapping[str, Form] = MappingProxyType(
     {
-        "broadcast_mul": lambda a, inputs, call: (inputs[0] * inputs[1],),
-        "broadcast_add": lambda a, inputs, call: (inputs[0] + inputs[1],),
         **{
             f"{kind}{suffix}": form
             for kind in ("group_norm", "layer_norm")
@@ -258,30 +207,21 @@ IMAGE_FORMS: Mapping[str, Form] = MappingProxyType(
         "resize": _resize,
         "resize_backward": _resize_backward,
         "pixel_sum": lambda a, inputs, call: (_pixel_sum(inputs[0]),),
-        "broadcast": lambda a, inputs, call: (_broadcast(a, inputs),),
-        "select": lambda a, inputs, call: (_select(a, inputs),),
-        "relation": lambda a, inputs, call: (_relation(a, inputs),),
         **{f"{rows}reduce_{what}": _reduce(rows) for rows in ("", "row_") for what in ("sum", "dot")},
         "expand": _expand,
-        "softmax": lambda a, inputs, call: (inputs[0].softmax(a.axis),),
         "softmax_backward": lambda a, inputs, call: (
             inputs[0] * (inputs[1] - (inputs[0] * inputs[1]).sum(a.axis, keepdim=True)),
         ),
-        "log_softmax": lambda a, inputs, call: (inputs[0].log_softmax(a.axis),),
         "log_softmax_backward": lambda a, inputs, call: (
             inputs[1] - inputs[0].exp() * inputs[1].sum(a.axis, keepdim=True),
         ),
-        "amax": lambda a, inputs, call: (inputs[0].amax(a.axes).reshape(call.outputs[0].shape),),
         "amax_backward": _amax_backward,
-        "adaptive_avg_pool": lambda a, inputs, call: (functional.adaptive_avg_pool2d(inputs[0], a.output_size),),
         "adaptive_avg_pool_backward": _adaptive_avg_backward,
         "adaptive_max_pool": _adaptive_max,
         "adaptive_max_pool_backward": _adaptive_max_backward,
-        "rearrange": _rearrange,
         "strided_slice": _strided_slice,
         "pad": _pad,
         "pad_backward": _pad_backward,
-        "split": lambda a, inputs, call: torch.split(inputs[0], a.sizes, 1),
         "pixel_dot": lambda a, inputs, call: (_pixel_sum(inputs[0] * inputs[1]),),
     }
 )

@@ -22,6 +22,7 @@
 * `elementwise_loss`: losses of two tensors of one shape
 * `erf`: the error function in float64
 * `fused`: several operations as one
+* `framework_calls`: the equivalents of operations in other frameworks, as text
 * `group_norm`: group and layer normalisation
 * `rms_norm`: root mean square normalisation
 * `im2col`: grouped convolutions as GEMMs

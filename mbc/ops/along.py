@@ -11,6 +11,7 @@ import numpy as np
 from mbc.ir.graph import Attributes, Operation
 from mbc.ir.types import TensorType
 from mbc.ops.base import Array, Call, Gradients, Layer, LayerBuilder, OpKind, Parameter, ShapeError
+from mbc.ops.framework_calls import Calls
 from mbc.ops.reduce import AXES, Shape, checked_axes, kept, reduced_shape, wide
 
 
@@ -110,11 +111,37 @@ def _largest_gradient(g: Gradients, op: Operation, dys: tuple[str | None, ...]) 
 
 
 OPS = (
-    OpKind("softmax", Softmax, _same, _softmax, _softmax_gradient, divisible=True, in_place=((0, 0),)),
+    OpKind(
+        "softmax",
+        Softmax,
+        _same,
+        _softmax,
+        _softmax_gradient,
+        divisible=True,
+        in_place=((0, 0),),
+        calls=Calls("F.softmax(x, axis)", jax="jax.nn.softmax(x, axis)", onnx="Softmax(x, axis=axis)"),
+    ),
     OpKind("softmax_backward", Softmax, _same, _softmax_backward, divisible=True, in_place=((0, 1),)),
-    OpKind("log_softmax", Softmax, _same, _log_softmax, _softmax_gradient, divisible=True, in_place=((0, 0),)),
+    OpKind(
+        "log_softmax",
+        Softmax,
+        _same,
+        _log_softmax,
+        _softmax_gradient,
+        divisible=True,
+        in_place=((0, 0),),
+        calls=Calls("F.log_softmax(x, axis)", jax="jax.nn.log_softmax(x, axis)", onnx="LogSoftmax(x, axis=axis)"),
+    ),
     OpKind("log_softmax_backward", Softmax, _same, _log_softmax_backward, divisible=True, in_place=((0, 1),)),
-    OpKind("amax", Largest, _largest_shape, _largest, _largest_gradient, divisible=True),
+    OpKind(
+        "amax",
+        Largest,
+        _largest_shape,
+        _largest,
+        _largest_gradient,
+        divisible=True,
+        calls=Calls("x.amax(axes).reshape(len(x), *shape)", jax="x.max(axes).reshape(len(x), *shape)"),
+    ),
     OpKind("amax_backward", Largest, _largest_backward_shape, _largest_backward, divisible=True, in_place=((0, 0),)),
 )
 

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from mbc.ir.graph import Attributes, Initializer, Operation, Ranks
 from mbc.ir.types import DType, Precision, TensorType
 from mbc.ops.device import Device
+from mbc.ops.framework_calls import NO_CALLS, Calls
 
 Array = NDArray[Any]
 
@@ -205,6 +206,7 @@ class OpKind:
         view: The output is the bytes of the input with another shape (canonical layout); no kernel runs.
         device: Returns the only output of one element as an expression in C, for the attributes and the number of
             inputs; inputs are broadcast to the shape of the output. Kernels are generated from it.
+        calls: The equivalent in other frameworks.
     """
 
     name: str
@@ -230,6 +232,7 @@ class OpKind:
     rowless: Callable[[Any, int], tuple[int, ...]] | None = None
     view: bool = False  # the output is the input's bytes under another shape (canonical layout); no kernel runs
     device: Device | None = None
+    calls: Calls = NO_CALLS
 
 
 Setting = int | float | bool | str | tuple[int | float, ...]

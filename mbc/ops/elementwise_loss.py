@@ -28,6 +28,7 @@ from mbc.ops.base import (
     master,
 )
 from mbc.ops.control_record import control_record, control_shape
+from mbc.ops.framework_calls import Calls
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +87,7 @@ class _Rule:
         value: Computes the loss of an element in float64.
         derivatives: Compute its derivatives with respect to prediction and target.
         backward: Makes the gradient's attributes from the loss's attributes, the weight and the side.
+        calls: As in `OpKind`.
         probabilities: As in `OpKind`.
     """
 
@@ -94,6 +96,7 @@ class _Rule:
     value: Callable[[Any, Array, Array], Array]
     derivatives: tuple[Callable[[Any, Array, Array], Array], Callable[[Any, Array, Array], Array]]
     backward: Callable[[Any, float, int], Attributes]
+    calls: Calls
     probabilities: tuple[int, ...] = ()
 
 
@@ -146,6 +149,7 @@ _RULES: dict[str, _Rule] = {
         lambda a, x, y: (x - y) ** 2,
         (lambda a, x, y: 2 * (x - y), lambda a, x, y: 2 * (y - x)),
         lambda a, weight, side: PlainLossBackward(weight, side),
+        Calls("F.mse_loss(x, y)", jax="jnp.mean((wide(x) - wide(y)) ** 2)"),
     ),
     "l1": _Rule(
         NoAttributes,
@@ -153,6 +157,7 @@ _RULES: dict[str, _Rule] = {
         lambda a, x, y: np.abs(x - y),
         (lambda a, x, y: np.sign(x - y), lambda a, x, y: np.sign(y - x)),
         lambda a, weight, side: PlainLossBackward(weight, side),
+        Calls("F.l1_loss(wide(x), wide(y))", jax="jnp.mean(jnp.abs(wide(x) - wide(y)))"),
     ),
     "smooth_l1": _Rule(
         SmoothL1,
@@ -160,6 +165,7 @@ _RULES: dict[str, _Rule] = {
         _smooth_l1,
         (_slope, lambda a, x, y: _slope(a, y, x)),
         lambda a, weight, side: SmoothL1Backward(a.beta, weight, side),
+        Calls("F.smooth_l1_loss(wide(x), wide(y), beta=beta)"),
     ),
     "binary_cross_entropy": _Rule(
         BinaryCrossEntropy,
@@ -167,6 +173,11 @@ _RULES: dict[str, _Rule] = {
         _binary,
         (_binary_by_logit, _binary_by_target),
         lambda a, weight, side: BinaryCrossEntropyBackward(a.pos_weight, weight, side),
+        Calls(
+            # A weight that is computed on the device: a captured step must not copy from the host.
+            "F.binary_cross_entropy_with_logits(wide(x), wide(y), pos_weight=wide(x).new_full((), pos_weight))",
+            jax="jnp.mean(pos_weight * wide(y) * jax.nn.softplus(-wide(x)) + (1 - wide(y)) * jax.nn.softplus(wide(x)))",
+        ),
         probabilities=(1,),
     ),
     "probability_cross_entropy": _Rule(
@@ -175,6 +186,7 @@ _RULES: dict[str, _Rule] = {
         _of_probability,
         (_by_probability, _probability_by_target),
         lambda a, weight, side: PlainLossBackward(weight, side),
+        Calls("F.binary_cross_entropy(wide(x), wide(y))"),
         probabilities=(0, 1),
     ),
 }
@@ -223,13 +235,10 @@ def _kinds(name: str, rule: _Rule) -> tuple[OpKind, OpKind]:
             reduces=True,
             loss=True,
             probabilities=rule.probabilities,
+            calls=rule.calls,
         ),
         OpKind(
-            backward_name,
-            rule.backward_attributes,
-            backward_shape,
-            evaluate_backward,
-            probabilities=rule.probabilities,
+            backward_name, rule.backward_attributes, backward_shape, evaluate_backward, probabilities=rule.probabilities
         ),
     )
 

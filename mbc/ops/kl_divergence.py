@@ -12,6 +12,7 @@ from mbc.ir.graph import Attributes, Operation
 from mbc.ir.types import TensorType
 from mbc.ops.base import Array, Call, Gradients, Layer, LayerBuilder, NoAttributes, OpKind, Parameter, master
 from mbc.ops.control_record import control_record, control_shape
+from mbc.ops.framework_calls import Calls
 from mbc.ops.loss import check_log_probabilities, log_softmax, positions
 from mbc.ops.soft_cross_entropy import check_probabilities
 
@@ -68,7 +69,20 @@ def _gradient(g: Gradients, op: Operation, dys: tuple[str | None, ...]) -> tuple
 
 
 OPS = (
-    OpKind("kl_divergence", NoAttributes, _shape, _evaluate, _gradient, reduces=True, loss=True, probabilities=(1,)),
+    OpKind(
+        "kl_divergence",
+        NoAttributes,
+        _shape,
+        _evaluate,
+        _gradient,
+        reduces=True,
+        loss=True,
+        probabilities=(1,),
+        calls=Calls(
+            "F.kl_div(F.log_softmax(wide(x), 1), wide(y), reduction='sum') / (x.numel() // x.shape[1])",
+            jax="(jax.scipy.special.xlogy(wide(y), wide(y)) - wide(y) * jax.nn.log_softmax(wide(x), 1)).sum(1).mean()",
+        ),
+    ),
     OpKind("kl_divergence_backward", KlBackward, _backward_shape, _backward, probabilities=(1,)),
 )
 

@@ -13,17 +13,9 @@ import numpy as np
 
 from mbc.ir.graph import Attributes, Operation
 from mbc.ir.types import DType, TensorType
-from mbc.ops.base import (
-    Array,
-    Call,
-    Gradients,
-    Layer,
-    LayerBuilder,
-    OpKind,
-    ShapeError,
-    master,
-)
+from mbc.ops.base import Array, Call, Gradients, Layer, LayerBuilder, OpKind, ShapeError, master
 from mbc.ops.control_record import control_record, control_shape
+from mbc.ops.framework_calls import Calls
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,13 +156,9 @@ OPS = (
         reduces=True,
         loss=True,
         classifies=True,
+        calls=Calls("F.cross_entropy(wide(x), y, label_smoothing=smoothing)"),
     ),
-    OpKind(
-        "softmax_cross_entropy_backward",
-        CrossEntropyBackward,
-        _entropy_backward_shape,
-        _entropy_backward,
-    ),
+    OpKind("softmax_cross_entropy_backward", CrossEntropyBackward, _entropy_backward_shape, _entropy_backward),
     OpKind("weighted_sum", WeightedSum, _sum_shape, _sum, reduces=True),
 )
 

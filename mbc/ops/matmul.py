@@ -11,6 +11,7 @@ import numpy as np
 from mbc.ir.graph import Attributes, Operation
 from mbc.ir.types import TensorType
 from mbc.ops.base import Array, Call, Gradients, Layer, LayerBuilder, OpKind, Parameter, ShapeError
+from mbc.ops.framework_calls import Calls
 from mbc.ops.products import product
 from mbc.ops.rounding import operand
 
@@ -72,7 +73,10 @@ def _flops(a: Matmul, inputs: tuple[TensorType, ...], outputs: tuple[TensorType,
     return 2 * outputs[0].elements * sizes(a, *inputs)[2]
 
 
-OPS = (OpKind("matmul", Matmul, _shape, _evaluate, _gradient, divisible=True, flops=_flops),)
+_CALL = "(x.mT if transpose_a else x) @ (y.mT if transpose_b else y)"
+OPS = (
+    OpKind("matmul", Matmul, _shape, _evaluate, _gradient, divisible=True, flops=_flops, calls=Calls(_CALL, jax=_CALL)),
+)
 
 
 def _build(builder: LayerBuilder, settings: dict[str, Any], inputs: tuple[str, ...]) -> str:

@@ -13,6 +13,7 @@ from mbc.ir.graph import Attributes, Operation
 from mbc.ir.types import DType, TensorType
 from mbc.ops.base import Array, Call, Gradients, Layer, LayerBuilder, OpKind, Parameter, ShapeError, master
 from mbc.ops.bias import add_bias
+from mbc.ops.framework_calls import Calls
 from mbc.ops.initial import INITIALIZERS, initializer
 from mbc.ops.products import product
 from mbc.ops.rounding import operand
@@ -133,7 +134,7 @@ OPS = (
         reduces=True,
         flops=lambda a, inputs, outputs: 2 * inputs[0].shape[0] * outputs[0].elements,
     ),
-    OpKind("cast", Cast, _cast_shape, _cast, _cast_gradient, divisible=True),
+    OpKind("cast", Cast, _cast_shape, _cast, _cast_gradient, divisible=True, calls=Calls("x", jax="x")),
 )
 
 
@@ -153,11 +154,7 @@ def _build_linear(builder: LayerBuilder, settings: dict[str, Any], inputs: tuple
 LAYERS = (
     Layer(
         "linear",
-        (
-            Parameter("features", "int"),
-            Parameter("bias", "bool", True),
-            Parameter("init", "word", "he", INITIALIZERS),
-        ),
+        (Parameter("features", "int"), Parameter("bias", "bool", True), Parameter("init", "word", "he", INITIALIZERS)),
         _build_linear,
         help="Fully connected layer; every dimension after the first is flattened.",
     ),

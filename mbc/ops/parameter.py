@@ -9,6 +9,7 @@ from typing import Any
 from mbc.ir.graph import Initializer, Operation
 from mbc.ir.types import TensorType
 from mbc.ops.base import Expansion, Layer, LayerBuilder, NoAttributes, OpKind, Parameter, ShapeError
+from mbc.ops.framework_calls import Calls
 from mbc.ops.window import positive
 
 
@@ -21,7 +22,7 @@ def _expand(e: Expansion, op: Operation, training: bool) -> tuple[str, ...]:
     return (e.working_copy(op.inputs[0]),)
 
 
-OPS = (OpKind("state", NoAttributes, _same, expand=_expand),)
+OPS = (OpKind("state", NoAttributes, _same, expand=_expand, calls=Calls("x", jax="x")),)
 
 
 def _shape_of(settings: dict[str, Any]) -> tuple[int, ...]:

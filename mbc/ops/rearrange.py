@@ -16,6 +16,7 @@ import numpy as np
 from mbc.ir.graph import Attributes, Operation
 from mbc.ir.types import TensorType
 from mbc.ops.base import Array, Call, Gradients, Layer, NoAttributes, OpKind, ShapeError
+from mbc.ops.framework_calls import Calls
 
 Shape = tuple[int, ...]
 PAD_MODES = ("replicate", "reflect")
@@ -267,6 +268,8 @@ OPS = (
     ),
     OpKind("pad", Pad, _pad_shape, _pad, _pad_gradient, divisible=True),
     OpKind("pad_backward", Pad, _pad_backward_shape, _pad_backward, divisible=True),
-    OpKind("split", Split, _split_shape, _split, _split_gradient, divisible=True),
+    OpKind(
+        "split", Split, _split_shape, _split, _split_gradient, divisible=True, calls=Calls("torch.split(x, sizes, 1)")
+    ),
 )
 LAYERS: tuple[Layer, ...] = ()

@@ -16,6 +16,7 @@ from mbc.ir.graph import Attributes, Operation
 from mbc.ir.types import TensorType
 from mbc.ops.base import Array, Call, Gradients, Layer, LayerBuilder, OpKind, Parameter, ShapeError, master
 from mbc.ops.device import device
+from mbc.ops.framework_calls import Calls
 
 Shape = tuple[int, ...]
 
@@ -134,8 +135,9 @@ def _gradient(g: Gradients, op: Operation, dys: tuple[str | None, ...]) -> tuple
     return (g.emit("expand", Expand(a.axes, g.type(x).shape[1:], a.factor), (dy,), x)[0],)
 
 
+_SUM = "(x.sum(axes) * factor).reshape(len(x), *shape)"
 OPS = (
-    OpKind("reduce_sum", Reduce, _shape, _evaluate, _gradient, divisible=True),
+    OpKind("reduce_sum", Reduce, _shape, _evaluate, _gradient, divisible=True, calls=Calls(_SUM, jax=_SUM)),
     OpKind("reduce_dot", Reduce, _shape, _evaluate, divisible=True),
     *(
         OpKind(kind, Reduce, _row_shape, _row_evaluate, divisible=True, accumulates=True, reduces=True)

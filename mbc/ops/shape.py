@@ -13,6 +13,7 @@ import numpy as np
 from mbc.ir.graph import Attributes, Operation
 from mbc.ir.types import TensorType
 from mbc.ops.base import Array, Call, Gradients, Layer, LayerBuilder, NoAttributes, OpKind, ShapeError
+from mbc.ops.framework_calls import Calls
 from mbc.ops.window import Pair, image
 
 
@@ -152,7 +153,15 @@ def _unflatten_gradient(g: Gradients, op: Operation, dys: tuple[str | None, ...]
 OPS = (
     OpKind("upsample", Upsample, _upsample_shape, _upsample, _upsample_gradient, divisible=True),
     OpKind("upsample_backward", Upsample, _upsample_backward_shape, _upsample_backward, divisible=True),
-    OpKind("concat", NoAttributes, _concat_shape, _concat, _concat_gradient, divisible=True),
+    OpKind(
+        "concat",
+        NoAttributes,
+        _concat_shape,
+        _concat,
+        _concat_gradient,
+        divisible=True,
+        calls=Calls("torch.cat(xs, 1)", jax="jnp.concatenate(xs, 1)", onnx="Concat(*xs, axis=1)"),
+    ),
     OpKind(
         "channel_slice",
         ChannelSlice,
@@ -161,8 +170,26 @@ OPS = (
         divisible=True,
         reads=lambda a, inputs: (a.count / inputs[0].shape[1],),
     ),
-    OpKind("flatten", NoAttributes, _flatten_shape, _reshape, _flatten_gradient, divisible=True, view=True),
-    OpKind("unflatten", Unflatten, _unflatten_shape, _reshape, _unflatten_gradient, divisible=True, view=True),
+    OpKind(
+        "flatten",
+        NoAttributes,
+        _flatten_shape,
+        _reshape,
+        _flatten_gradient,
+        divisible=True,
+        view=True,
+        calls=Calls("x.reshape(len(x), -1)", jax="x.reshape(len(x), -1)", onnx="Flatten(x, axis=1)"),
+    ),
+    OpKind(
+        "unflatten",
+        Unflatten,
+        _unflatten_shape,
+        _reshape,
+        _unflatten_gradient,
+        divisible=True,
+        view=True,
+        calls=Calls("x.reshape(len(x), *sample_shape)", jax="x.reshape(len(x), *sample_shape)"),
+    ),
 )
 
 

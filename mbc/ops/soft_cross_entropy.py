@@ -14,6 +14,7 @@ from mbc.ir.graph import Attributes, Operation
 from mbc.ir.types import DType, TensorType
 from mbc.ops.base import Array, Call, Gradients, Layer, OpKind, ShapeError, master
 from mbc.ops.control_record import control_record, control_shape
+from mbc.ops.framework_calls import Calls
 from mbc.ops.loss import CrossEntropy, log_softmax, positions
 
 
@@ -107,6 +108,10 @@ OPS = (
         loss=True,
         classifies=True,
         probabilities=(1,),
+        calls=Calls(
+            "F.cross_entropy(wide(x), wide(y), label_smoothing=smoothing)",
+            jax="-((wide(y) * (1 - smoothing) + smoothing / len(x[0])) * jax.nn.log_softmax(wide(x), 1)).sum(1).mean()",
+        ),
     ),
     OpKind("soft_target_cross_entropy_backward", SoftTargetBackward, _backward_shape, _backward, probabilities=(1,)),
 )

@@ -136,7 +136,7 @@ def test_gradients_of_whole_networks_are_those_of_pytorch(name: str) -> None:
         # The bias before a batch norm has no gradient but rounding: compared on the scale of the others.
         size = max(float(np.linalg.norm(gradients[parameter])), 1e-6 * scale)
         assert np.linalg.norm(gradient - gradients[parameter]) <= 1e-8 * size, parameter
-    total = sum(weight * theirs[loss][0] for loss, weight in network.losses)
+    total = sum(weight * theirs[loss].item() for loss, weight in network.losses)
     assert env[graph.loss][0] == pytest.approx(total, rel=1e-12)
     for state, after in graph.updates:
         if network.values.get(state) and network.values[state].role is Role.STATISTIC:

@@ -1,4 +1,7 @@
-"""The operations of a network as PyTorch's own functions. Imported only where PyTorch is installed."""
+"""The operations of a network as PyTorch's own functions: what their declarations name, and code for the others.
+
+This file is imported only where PyTorch is installed.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
+from mbc.ops import KINDS
+from mbc.ops.framework_calls import Calls, function_of
 from mbc.ops.rearrange import WRAP
 from mbc.ops.window_bias import MASKED
 
@@ -75,31 +80,23 @@ def _avg_pool(a: Any, x: Tensor) -> Tensor:
     return total / count
 
 
-def _wide(x: Tensor) -> Tensor:
-    """Convert to the type in which losses are computed."""
+def wide(x: Tensor) -> Tensor:
+    """Return a tensor in the type in which losses are computed."""
     return x if x.dtype == torch.float64 else x.float()
 
 
-def _cross_entropy(a: Any, logits: Tensor, target: Tensor) -> Tensor:
-    return F.cross_entropy(_wide(logits), target, label_smoothing=a.smoothing)
-
-
-def _soft_cross_entropy(a: Any, logits: Tensor, target: Tensor) -> Tensor:
-    return F.cross_entropy(_wide(logits), _wide(target), label_smoothing=a.smoothing)
-
-
 def _weighted_cross_entropy(a: Any, logits: Tensor, target: Tensor) -> Tensor:
-    wide = _wide(logits)
+    logits = wide(logits)
     # Filled on the device, class by class: a captured step must not copy from the host.
-    weights = torch.ones(wide.shape[1], dtype=wide.dtype, device=wide.device)
+    weights = torch.ones(logits.shape[1], dtype=logits.dtype, device=logits.device)
     for number, weight in enumerate(a.class_weights):
         weights[number].fill_(weight)
     ignored = a.ignored[0] if a.ignored else -100
-    return F.cross_entropy(wide, target, weights, ignore_index=ignored, label_smoothing=a.smoothing)
+    return F.cross_entropy(logits, target, weights, ignore_index=ignored, label_smoothing=a.smoothing)
 
 
 def _dice(a: Any, logits: Tensor, target: Tensor) -> Tensor:
-    p = _wide(logits).softmax(1)
+    p = wide(logits).softmax(1)
     counts = torch.ones_like(target, dtype=torch.bool)
     for ignored in a.ignored:
         counts &= target != ignored
@@ -111,28 +108,8 @@ def _dice(a: Any, logits: Tensor, target: Tensor) -> Tensor:
     return (1 - (2 * both + a.smooth) / (sizes + a.smooth)).mean()
 
 
-def _kl_divergence(a: Any, logits: Tensor, target: Tensor) -> Tensor:
-    divergence = F.kl_div(F.log_softmax(_wide(logits), 1), _wide(target), reduction="sum")
-    return divergence / (logits.numel() // logits.shape[1])
-
-
-def _binary_cross_entropy(a: Any, x: Tensor, y: Tensor) -> Tensor:
-    # A scalar weight, which a captured step must not copy from the host.
-    weight = torch.full((), a.pos_weight, dtype=torch.float64 if x.dtype == torch.float64 else torch.float32,
-                        device=x.device)  # fmt: skip
-    return F.binary_cross_entropy_with_logits(_wide(x), _wide(y), pos_weight=weight)
-
-
-def _upsample(a: Any, x: Tensor) -> Tensor:
-    return x.repeat_interleave(a.factor[0], 2).repeat_interleave(a.factor[1], 3)
-
-
 def _linear(a: Any, x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
     return F.linear(x.flatten(1), w, bias)
-
-
-def _concat(a: Any, *parts: Tensor) -> Tensor:
-    return torch.cat(parts, 1)
 
 
 def _attention(a: Any, *operands: Tensor) -> Tensor:
@@ -196,8 +173,8 @@ def _pad(a: Any, x: Tensor) -> Tensor:
 
 def _broadcast(a: Any, x: Tensor, y: Tensor) -> Tensor:
     x, y = _aligned(a, x, y)
-    if a.operator == "prelu":
-        return torch.where(x > 0, x, x * y)
+    if a.operator in ("prelu", "prelu_slope"):
+        return torch.where(x > 0, x, x * y) if a.operator == "prelu" else torch.where(x > 0, 1.0, y)
     if a.operator in ("rsub", "rdiv"):
         x, y = y, x
     return {"add": torch.add, "sub": torch.sub, "mul": torch.mul, "div": torch.div}[a.operator.removeprefix("r")](x, y)
@@ -207,8 +184,11 @@ _RELATIONS = {"eq": torch.eq, "ne": torch.ne, "lt": torch.lt, "le": torch.le, "g
 
 
 def _aligned(a: Any, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    rank = max(x.ndim, y.ndim)
-    return x.reshape(a.aligned(tuple(x.shape), rank)), y.reshape(a.aligned(tuple(y.shape), rank))
+    """Return both operands; a vector gets as many axes behind it as the other operand has behind `axis`."""
+    first, second = (
+        t.reshape(len(t), *(1,) * (other.ndim - 1 - a.axis)) if t.ndim == 1 else t for t, other in ((x, y), (y, x))
+    )
+    return first, second
 
 
 def _select(a: Any, x: Tensor, y: Tensor) -> Tensor:
@@ -222,6 +202,9 @@ def _select(a: Any, x: Tensor, y: Tensor) -> Tensor:
 
 def _relation(a: Any, x: Tensor, y: Tensor) -> Tensor:
     x, y = _aligned(a, x, y)
+    if a.operator.endswith("max_share"):
+        x, y = (y, x) if a.operator.startswith("r") else (x, y)
+        return torch.where(x == y, 0.5, torch.where(x < y, 0.0, 1.0)).to(x.dtype)
     return _RELATIONS[a.operator](x, y).to(x.dtype)
 
 
@@ -240,9 +223,6 @@ _OF_ONE: dict[str, Callable[[Any, Tensor], Tensor]] = {
     "log": lambda a, x: torch.log(x),
     "pow": lambda a, x: x**a.exponent,
     "gelu_tanh": lambda a, x: F.gelu(x, approximate="tanh"),
-    "softmax": lambda a, x: x.softmax(a.axis),
-    "log_softmax": lambda a, x: x.log_softmax(a.axis),
-    "amax": lambda a, x: x.amax(a.axes).reshape(len(x), *a.shape),
     "gelu": lambda a, x: F.gelu(x),
     "relu6": lambda a, x: F.relu6(x),
     # Its gradient divides by 6 in fp32, whatever the type.
@@ -257,23 +237,15 @@ _OF_ONE: dict[str, Callable[[Any, Tensor], Tensor]] = {
     "adaptive_avg_pool": lambda a, x: F.adaptive_avg_pool2d(x, a.output_size),
     "adaptive_max_pool": lambda a, x: F.adaptive_max_pool2d(x, a.output_size),
     "lrn": lambda a, x: F.local_response_norm(x, a.size, a.alpha, a.beta, a.k),
-    "upsample": _upsample,
+    "upsample": lambda a, x: x.repeat_interleave(a.factor[0], 2).repeat_interleave(a.factor[1], 3),
     "resize": lambda a, x: F.interpolate(x, a.output_size, mode="bilinear" if a.bilinear else "nearest"),
-    "flatten": lambda a, x: x.flatten(1),
-    "unflatten": lambda a, x: x.reshape(len(x), *a.sample_shape),
-    "cast": lambda a, x: x,
-    "state": lambda a, x: x,
     "window_bias": _window_bias,
     "rearrange": _rearrange,
     "strided_slice": _strided_slice,
     "pad": _pad,
-    "split": lambda a, x: torch.split(x, a.sizes, 1),
-    "reduce_sum": lambda a, x: (x.sum(a.axes) * a.factor).reshape(len(x), *a.shape),
 }
 _OF_TWO: dict[str, Callable[[Any, Tensor, Tensor], Tensor]] = {
-    "convolution_backward_data": _transposed,
     "bias_add": lambda a, x, b: x + b.reshape(1, -1, *([1] * (x.ndim - 2))),
-    "matmul": lambda a, x, y: (x.mT if a.transpose_a else x) @ (y.mT if a.transpose_b else y),
     "add": lambda a, x, y: x + y,
     "mul": lambda a, x, y: x * y,
     "broadcast_add": lambda a, x, gate: x + gate,
@@ -281,32 +253,39 @@ _OF_TWO: dict[str, Callable[[Any, Tensor, Tensor], Tensor]] = {
     "broadcast": _broadcast,
     "select": _select,
     "relation": _relation,
-    "softmax_cross_entropy": _cross_entropy,
-    "soft_target_cross_entropy": _soft_cross_entropy,
+    "convolution_backward_data": _transposed,
     "weighted_cross_entropy": _weighted_cross_entropy,
-    "mse": lambda a, x, y: F.mse_loss(x, y),
-    "kl_divergence": _kl_divergence,
     "dice": _dice,
-    "l1": lambda a, x, y: F.l1_loss(_wide(x), _wide(y)),
-    "smooth_l1": lambda a, x, y: F.smooth_l1_loss(_wide(x), _wide(y), beta=a.beta),
-    "binary_cross_entropy": _binary_cross_entropy,
-    "probability_cross_entropy": lambda a, x, y: F.binary_cross_entropy(_wide(x), _wide(y)),
 }
 _OF_THREE: dict[str, Callable[[Any, Tensor, Tensor, Tensor], Tensor]] = {
     "group_norm": lambda a, x, weight, bias: F.group_norm(x, a.groups, weight, bias, a.eps),
     "layer_norm": _layer_norm,
+}
+_OF_ANY: dict[str, Callable[..., Tensor]] = {
+    "convolution": _convolution,
+    "linear": _linear,
+    "standardize_filters": _standardize_filters,
     "attention": _attention,
 }
-# By kind; each takes the attributes and then the operands. Batch norm and dropout have a state: they are not here.
+
+
+def _declared(calls: Calls) -> Callable[..., Tensor]:
+    modules = {"torch": torch, "F": F, "len": len, "wide": wide}
+    call, exact = (function_of(text, modules) for text in (calls.torch, calls.exact or calls.torch))
+
+    def function(a: Any, *operands: Tensor) -> Tensor:
+        return (exact if operands[0].dtype == torch.float64 else call)(a, *operands)
+
+    return function if calls.exact else call
+
+
+# By kind; each takes the attributes and then the operands, and returns the first output. Batch norm and dropout have a
+# state: they are not here.
 FUNCTIONS: Mapping[str, Callable[..., Tensor]] = MappingProxyType(
-    {
-        **_OF_ONE,
-        **_OF_TWO,
-        "convolution": _convolution,
-        "linear": _linear,
-        "concat": _concat,
-        "standardize_filters": _standardize_filters,
-        **_OF_THREE,
-    }
+    {name: _declared(kind.calls) for name, kind in KINDS.items() if kind.calls.torch}
+    | _OF_ONE
+    | _OF_TWO
+    | _OF_THREE
+    | _OF_ANY
 )
 TAKES_BIAS = frozenset(("convolution", "linear"))  # as a last operand
