@@ -24,7 +24,7 @@
 * `cudnn_constants`: constants of cuDNN's backend API
 * `cudnn_engines`: engine configurations and plans of convolutions in cuDNN's graph API
 * `legacy_algorithms`: convolution algorithms of cuDNN's legacy API
-* `processes`: one process for each GPU, and the messages to and from it
+* `gpu_processes`: one process for each GPU, and the messages to and from it
 * `fleet`: one process for each GPU; all write to one profile
 * `worker`: the process that measures on one GPU
 * `collective_timing`: times of collectives, alone and beside kernels

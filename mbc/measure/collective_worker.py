@@ -1,26 +1,22 @@
-"""The process of one rank that `mbc.measure.collective_fleet` starts to measure collectives.
-
-It receives a task and then the communicators' unique ids by stdin, and sends messages by stdout.
-"""
+"""The process of one rank that `mbc.measure.collective_fleet` starts to measure collectives."""
 
 from __future__ import annotations
 
 import ctypes
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mbc.errors import MbcError
 from mbc.hardware.collective_times import ConcurrentKernel
 from mbc.ir.types import Precision
 from mbc.kernels.nccl import BY_COPIES
 from mbc.measure.collective_fleet import CollectiveTask, Measured
 from mbc.measure.collective_harness import WAIT_S, GpuCollectives, Mark, urgent_stream
 from mbc.measure.collective_timing import CONCURRENT_BYTES, ELEMENT_BYTES, measure_slowdowns, measure_times
-from mbc.measure.gpu import DoesNotFit, Gpu, Graph
+from mbc.measure.gpu import Gpu, Graph
+from mbc.measure.gpu_processes import Say, serve
 from mbc.measure.kernel_library import KernelLibrary
-from mbc.measure.processes import received, speaker
 from mbc.measure.workbench import Bench
 from mbc.profile.model import Overhead, collective_subject
 from mbc.runtime.communicator import Communicator, SymmetricMemory, connect, load_nccl
@@ -29,25 +25,14 @@ from mbc.units import show_size
 
 MEMORY_SHARE = 0.5  # of the free memory; the rest is for NCCL
 SETTLED_S, MOST_READINGS = 0.05, 40  # time between readings of the free memory, and their largest number
-Say = Callable[[object], None]
 
 
-def serve(work: Callable[[Any, Say, Callable[[], Any]], None]) -> None:
-    """Do one task; the process that started this one ends it by SIGKILL."""
-    say = speaker()
-    try:
-        work(received(), say, received)
-    except MbcError as error:
-        say(("error", MbcError(error.code, error.message, error.remedy)))
-    except DoesNotFit as error:
-        message = f"there is too little free GPU memory to measure: {error}"
-        say(("error", MbcError("MBC275", message, "end other programs that use the GPUs")))
-    except (BrokenPipeError, EOFError):
-        pass  # the parent has ended
+def measure(task: CollectiveTask, say: Say) -> Generator[Any, tuple[int, bytes]]:
+    """Yield what the first rank starts with, then the results of one communicator after another.
 
-
-def measure(task: CollectiveTask, say: Say, receive: Callable[[], Any]) -> None:
-    """Measure all communicators of a task, one after another; each has another number of thread blocks."""
+    The first rank starts with its identity and a unique id for each communicator. A later task is the number of thread
+    blocks of a communicator, and its id.
+    """
 
     def open_library(gpu: Gpu, precision: Precision) -> KernelLibrary:
         return KernelLibrary(Path(task.library), gpu.stream_handle.value or 0)
@@ -62,14 +47,11 @@ def measure(task: CollectiveTask, say: Say, receive: Callable[[], Any]) -> None:
         rank = _Rank(task, say, nccl, gpu, stream, kernels)
         rank.tell(f"{task.ranks} GPUs over {task.link}, NCCL {version_text(nccl.version)}")
         bench.warm(task.precision)
-        if task.rank == 0:
-            say(("identity", bench.identity()))
-            say(("ids", tuple(nccl.unique_id() for _ in task.max_ctas)))
-        for max_ctas, unique_id in zip(task.max_ctas, receive(), strict=True):
-            if max_ctas != BY_COPIES or nccl.has_copies:
-                rank.measure(max_ctas, unique_id)
-            else:
-                rank.tell(f"NCCL {version_text(nccl.version)} has no collectives by copy engines")
+        communicator = yield (
+            (bench.identity(), tuple(nccl.unique_id() for _ in task.max_ctas)) if task.rank == 0 else None
+        )
+        while True:
+            communicator = yield rank.measured(*communicator)
 
 
 class _Rank:
@@ -86,26 +68,28 @@ class _Rank:
 
     def tell(self, text: str) -> None:
         if self._task.rank == 0:
-            self._say(("note", text))
+            self._say(text)
 
-    def measure(self, max_ctas: int, unique_id: bytes) -> None:
-        """Measure one communicator and send its results."""
+    def measured(self, max_ctas: int, unique_id: bytes) -> Measured:
+        """Return the results of one communicator; they are empty for copy engines that cannot be used."""
+        if max_ctas == BY_COPIES and not self._nccl.has_copies:
+            self.tell(f"NCCL {version_text(self._nccl.version)} has no collectives by copy engines")
+            return Measured()
         communicator = Communicator(self._nccl, unique_id, self._task.rank, self._task.ranks, max_ctas, WAIT_S)
         own: list[SymmetricMemory] = []  # buffers that only collectives by copy engines need
-        results: Measured | None = None
+        results = Measured()
         try:
             if max_ctas == BY_COPIES and not self._registered(communicator, own):
                 self.tell("these GPUs cannot access each other's memory: no collectives by copy engines")
             else:
-                results = self._measured(communicator, max_ctas, own)
+                results = self._measured_on(communicator, max_ctas, own)
         except BaseException:
             communicator.abort()  # otherwise closing the GPU would wait for the other ranks
             raise
         communicator.close()
         for memory in own:
             memory.free()
-        if results is not None and self._task.rank == 0:
-            self._say(("rows", results))
+        return results
 
     def _registered(self, communicator: Communicator, own: list[SymmetricMemory]) -> bool:
         """Add to `own` the two buffers of collectives by copy engines, and return whether both could be registered."""
@@ -114,7 +98,7 @@ class _Rank:
         registered = [communicator.register(memory, size_bytes) for memory in own]  # each is a collective call
         return all(registered)
 
-    def _measured(self, communicator: Communicator, max_ctas: int, own: Sequence[SymmetricMemory]) -> Measured:
+    def _measured_on(self, communicator: Communicator, max_ctas: int, own: Sequence[SymmetricMemory]) -> Measured:
         task, gpu, stream = self._task, self._gpu, self._stream
         address, parts = own or (self._address, None)
         own_bytes = sum(memory.size_bytes for memory in own)

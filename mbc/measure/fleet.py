@@ -1,9 +1,4 @@
-"""Measures on one or several GPUs of this machine: one process for each; all write to one profile.
-
-A separate process leaves nothing behind: no context, no memory, no loaded libraries that a plan would have to account
-for. It stops at the next request when its input ends, for whatever reason, so that a parent that is killed leaves no
-orphans.
-"""
+"""Measures on one or several GPUs of this machine: one process for each; all write to one profile."""
 
 from __future__ import annotations
 
@@ -18,15 +13,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from functools import reduce
 from pathlib import Path
-from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 from mbc.errors import MbcError
 from mbc.hardware.part import whole_name
 from mbc.hardware.target import LocalGpu, local_gpus
 from mbc.kernels.base import Request
+from mbc.measure.gpu_processes import Failure, GpuProcesses
 from mbc.measure.need import Decision, Need
-from mbc.measure.processes import MessageQueue, Process, started, stop
 from mbc.profile.writer import fold_log
 from mbc.units import with_article
 
@@ -35,6 +29,7 @@ if TYPE_CHECKING:
 
 _MOST_FAILURES = 20
 WORKER = (sys.executable, "-m", "mbc.measure.worker")
+FAILURE = Failure("MBC191", "kernels", "run the same command again: it continues from here; mbc doctor checks the GPU")
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,23 +168,59 @@ def measure_on(
         worker: Command that starts a process.
 
     Raises:
-        MbcError: The error of a process, once all have ended; MBC191, a process died.
+        MbcError: The error of a process; MBC191, a process died.
     """
     until_s = time.monotonic() + task.measure_for_s
-    messages: MessageQueue = SimpleQueue()
-    with _interrupt_as_message(messages):
-        for _ in range(_MOST_FAILURES):
-            try:
-                return _measure_once(gpus, task, progress, worker, messages)
-            except MbcError as error:
-                if error.code != "MBC088" or task.again:
-                    raise
-            task = replace(task, measure_for_s=max(0.0, until_s - time.monotonic()))
-        return _measure_once(gpus, task, progress, worker, messages)
+    for _ in range(_MOST_FAILURES):
+        try:
+            return _measure_once(gpus, task, progress, worker)
+        except MbcError as error:
+            if error.code != "MBC088" or task.again:
+                raise
+        task = replace(task, measure_for_s=max(0.0, until_s - time.monotonic()))
+    return _measure_once(gpus, task, progress, worker)
+
+
+def _measure_once(
+    gpus: Sequence[str], task: Task, progress: Callable[[Progress], None], worker: Sequence[str]
+) -> Outcome:
+    parts = deal(task.needs, len(gpus))
+    # Copies of several GPUs at once would slow each other down.
+    tasks = [replace(task, needs=part, link=task.link and index == 0) for index, part in enumerate(parts)]
+    counts = {index: (0, sum(len(need.requests) for need in part)) for index, part in enumerate(parts)}
+    estimates_s: dict[int, float | None] = {}
+    decision: Decision | None = None
+    interrupted = False
+
+    def hear(index: int, message: Any) -> None:
+        nonlocal decision, interrupted
+        match message:
+            case "interrupt":
+                interrupted = True
+                processes.stop()
+            case "decision", decision:
+                pass
+            case "progress", done, total, request, left_s:
+                counts[index], estimates_s[index] = (done, total), left_s
+                dones, totals = zip(*counts.values(), strict=True)
+                left_s = max((s for s in estimates_s.values() if s is not None), default=None)
+                progress(Progress(sum(dones), sum(totals), request, left_s, decision))
+            case _:
+                raise AssertionError(f"unknown message {message!r}")
+
+    processes = GpuProcesses(worker, gpus[: len(tasks)], FAILURE, hear)
+    with _interrupt_as_message(processes):
+        with processes:
+            answers: tuple[Summary | None, ...] = processes.ask(tasks, silent_s=None)
+        fold_log(task.path)
+    unmeasured = [total - done for answer, (done, total) in zip(answers, counts.values(), strict=True) if not answer]
+    summaries = [answer for answer in answers if answer]
+    left = sum(unmeasured) + sum(summary.left for summary in summaries)
+    return Outcome(combined(summaries), left, interrupted)
 
 
 @contextmanager
-def _interrupt_as_message(messages: MessageQueue) -> Generator[None]:
+def _interrupt_as_message(processes: GpuProcesses) -> Generator[None]:
     """Turn the first Ctrl-C into a message, and the second into KeyboardInterrupt.
 
     An exception could occur between the receipt of a message and its handling; a message cannot.
@@ -201,95 +232,16 @@ def _interrupt_as_message(messages: MessageQueue) -> Generator[None]:
 
     def tell(*_: object) -> None:
         signal.signal(signal.SIGINT, usual)
-        messages.put((-1, "interrupt"))  # SimpleQueue.put is reentrant
+        processes.messages.put((-1, "interrupt"))  # SimpleQueue.put is reentrant
 
     signal.signal(signal.SIGINT, tell)
     try:
         yield
     finally:
         signal.signal(signal.SIGINT, usual)
-    if not messages.empty():  # Ctrl-C came after all processes had ended
-        raise KeyboardInterrupt
-
-
-def _measure_once(
-    gpus: Sequence[str], task: Task, progress: Callable[[Progress], None], worker: Sequence[str], messages: MessageQueue
-) -> Outcome:
-    parts = deal(task.needs, len(gpus))
-    # Copies of several GPUs at once would slow each other down.
-    tasks = [replace(task, needs=part, link=task.link and index == 0) for index, part in enumerate(parts)]
-    with started(worker, list(zip(gpus, tasks, strict=False)), messages) as processes:
-        outcome = _Watch(processes, messages, progress, parts).run()
-    fold_log(task.path)
-    return outcome
-
-
-class _Watch:
-    """Receives the messages of the processes until all have ended."""
-
-    def __init__(
-        self,
-        processes: Sequence[Process],
-        messages: MessageQueue,
-        progress: Callable[[Progress], None],
-        parts: Sequence[Sequence[Need]],
-    ) -> None:
-        """Receive from the queue `messages`; `parts` are the needs of each process."""
-        self._processes = processes
-        self._messages = messages
-        self._progress = progress
-        self._counts = {i: (0, sum(len(need.requests) for need in part)) for i, part in enumerate(parts)}
-        self._left_s: dict[int, float | None] = {}
-        self._decision: Decision | None = None
-        self._summaries: dict[int, Summary] = {}
-        self._errors: list[MbcError] = []
-        self._ended: set[int] = set()
-        self._interrupted = False
-
-    def run(self) -> Outcome:
-        """Return the joint outcome once all processes have ended."""
-        while len(self._ended) < len(self._processes):
-            self._hear(*self._messages.get())
-        if self._errors:
-            raise self._errors[0]
-        left = sum(total - done for index, (done, total) in self._counts.items() if index not in self._summaries)
-        left += sum(summary.left for summary in self._summaries.values())
-        return Outcome(combined(tuple(self._summaries.values())), left, self._interrupted)
-
-    def _hear(self, index: int, message: Any) -> None:
-        match message:
-            case None:
-                self._ended.add(index)
-                self._left_s.pop(index, None)
-                status = self._processes[index].wait()
-                if status and not self._interrupted and not self._errors:
-                    self._errors.append(
-                        MbcError(
-                            "MBC191",
-                            f"the process that measured on GPU {index} died (exit status {status})",
-                            "run the same command again: it continues from here; mbc doctor checks the GPU",
-                        )
-                    )
-            case "interrupt":
-                self._interrupted = True
-                stop(self._processes)
-            case "progress", done, total, request, left_s:
-                self._counts[index] = done, total
-                self._left_s[index] = left_s
-                estimates_s = [s for s in self._left_s.values() if s is not None]
-                dones, totals = zip(*self._counts.values(), strict=True)
-                left_s = max(estimates_s, default=None)
-                self._progress(Progress(sum(dones), sum(totals), request, left_s, self._decision))
-            case "decision", decision:
-                self._decision = decision
-            case "summary", summary:
-                self._summaries[index] = summary
-            case "error", error:
-                if not self._interrupted:  # a later run meets the error again
-                    self._errors.append(error)
-                stop(self._processes)
-            case _:
-                raise AssertionError(f"unknown message {message!r}")
+    while not processes.messages.empty():
+        if processes.messages.get()[1] == "interrupt":  # it came after the last answer
+            raise KeyboardInterrupt
 
 
 def combined(summaries: Sequence[Summary]) -> Summary | None:

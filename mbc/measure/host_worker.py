@@ -1,25 +1,21 @@
-"""The process that `mbc.measure.host_fleet` starts to copy between the host and one GPU.
-
-It receives tasks by stdin and sends rates by stdout.
-"""
+"""The process that `mbc.measure.host_fleet` starts to copy between the host and one GPU."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Generator
 
 from mbc.hardware.streams import Stream
-from mbc.measure.collective_worker import serve
 from mbc.measure.gpu import Gpu
-from mbc.measure.host_fleet import BACK, OUT
+from mbc.measure.gpu_processes import Say, serve
+from mbc.measure.host_fleet import BACK, OUT, CopyTask
 from mbc.measure.shared_copies import COPY_BYTES, Mark, shared_rates
 from mbc.measure.workbench import identity
 
 MEMORY_SHARE = 0.1  # of the free memory, for the buffers of two copies
 
 
-def measure(task: object, say: Callable[[object], None], receive: Callable[[], Any]) -> None:
-    """Copy for each task that arrives, until stdin ends."""
+def measure(index: int, say: Say) -> Generator[object, CopyTask]:
+    """Yield the identity of the GPU, then the rates of each task."""
     with Gpu(MEMORY_SHARE) as gpu:
         ends = {direction: (gpu.take(COPY_BYTES), gpu.pinned(COPY_BYTES)) for direction in (OUT, BACK)}
         streams = {direction: gpu.new_stream() for direction in ends}
@@ -32,10 +28,9 @@ def measure(task: object, say: Callable[[object], None], receive: Callable[[], A
                 gpu.copy_to_device(device, host, streams[direction])
             return gpu.mark_time(streams[direction])
 
-        say(("ready", identity(gpu)))
+        asked = yield identity(gpu)
         while True:
-            asked = receive()
-            say(("rates", shared_rates(copy, asked.directions, asked.begin_s)))
+            asked = yield shared_rates(copy, asked.directions, asked.begin_s)
 
 
 if __name__ == "__main__":

@@ -7,24 +7,18 @@ measurement.
 from __future__ import annotations
 
 import sys
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from queue import SimpleQueue
-from typing import Any
 
-from mbc.errors import MbcError
-from mbc.hardware.spec import spec_like
-from mbc.hardware.target import local_gpus
-from mbc.hardware.transfers import HostLink, PeerLink, link_constants
+from mbc.hardware.transfers import PeerLink, link_constants
 from mbc.ir.types import Precision
-from mbc.measure.collective_fleet import build_kernels
-from mbc.measure.processes import MessageQueue, started
-from mbc.profile.model import Identity
+from mbc.measure.collective_fleet import build_kernels, kernels_beside
+from mbc.measure.gpu_processes import Failure, GpuProcesses
 from mbc.profile.writer import ProfileWriter
 
 WORKER = (sys.executable, "-m", "mbc.measure.peer_worker")
+FAILURE = Failure("MBC275", "copies between GPUs")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,32 +49,18 @@ def measure_peer_link(
         MbcError: MBC275, the process died; or its own error: MBC105 or MBC106, the second GPU cannot lend memory to the
             first.
     """
-    here = local_gpus()[0]
-    precision = Precision.BF16 if spec_like(here.name, here.architecture).has_bf16 else Precision.FP16
     tell("copies between two GPUs, beside kernels and beside copies to the host")
-    with tempfile.TemporaryDirectory(prefix="mbc-kernels-") as folder:
-        library = Path(folder) / "libkernels.so"
-        build(here.architecture, precision, library)
-        messages: MessageQueue = SimpleQueue()
-        with started(worker, [(",".join(gpus[:2]), PeerTask(precision, str(library)))], messages) as processes:
-            said: list[Any] = []
-            while (message := messages.get()[1]) is not None:
-                said.append(message)
-            status = processes[0].wait()
-    for message in said:
-        match message:
-            case ("link", Identity() as identity, HostLink() | PeerLink() as link):
-                with ProfileWriter(path, identity) as writer, writer.all_at_once():
-                    for name, value in link_constants(link).items():
-                        writer.record_constant(name, value)
-                if isinstance(link, PeerLink):
-                    return link
-            case ("error", MbcError() as error):
-                raise error
-            case _:
-                raise AssertionError(f"unknown message {message!r}")
-    raise MbcError(
-        "MBC275",
-        f"the process that measured copies between GPUs died (exit status {status})",
-        "run the same command again; mbc doctor checks the GPUs",
-    )
+    with (
+        kernels_beside(build) as (precision, library),
+        GpuProcesses(worker, [",".join(gpus[:2])], FAILURE) as processes,
+    ):
+
+        def link(task: PeerTask | None) -> PeerLink:
+            ((identity, measured),) = processes.ask([task])
+            with ProfileWriter(path, identity) as writer, writer.all_at_once():
+                for name, value in link_constants(measured).items():
+                    writer.record_constant(name, value)
+            return measured
+
+        link(PeerTask(precision, library))
+        return link(None)

@@ -1,32 +1,34 @@
-"""The process that `mbc.measure.fleet` starts to measure on one GPU: it receives a task by stdin and sends messages."""
+"""The process that `mbc.measure.fleet` starts to measure on one GPU: it makes the measurements of a task."""
 
 from __future__ import annotations
 
 import os
 import sys
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Generator
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any
 
-from mbc.errors import MbcError
 from mbc.kernels.base import Request
 from mbc.measure.fleet import Task
 from mbc.measure.gpu import Gpu
+from mbc.measure.gpu_processes import Say, serve
 from mbc.measure.measure import Summary, measure
 from mbc.measure.need import Decision
-from mbc.measure.processes import received, speaker
+
+OpenGpu = Callable[[Task], AbstractContextManager[Any]]
 
 
-def serve(open_gpu: Callable[[Task], AbstractContextManager[Any]], measuring: Callable[..., Summary]) -> None:
-    """Do one task, and end early, at the next request, when stdin ends.
+def work(open_gpu: OpenGpu, measuring: Callable[..., Summary], task: Task, say: Say) -> Generator[object]:
+    """Do one task, and end early, at the next request, when stdin ends; yield the summary.
 
     Args:
         open_gpu: Opens the GPU of the task.
         measuring: `mbc.measure.measure.measure`, or a substitute.
+        task: The task.
+        say: Sends progress and decisions to the parent.
     """
-    say = speaker()
-    task: Task = received()
     ended = threading.Event()
     threading.Thread(target=_wait_for_end, args=(sys.stdin.fileno(), ended), daemon=True).start()
 
@@ -43,25 +45,20 @@ def serve(open_gpu: Callable[[Task], AbstractContextManager[Any]], measuring: Ca
         say(("decision", decision))
         return decision
 
-    try:
-        with open_gpu(task) as gpu:
-            summary = measuring(
-                gpu,
-                task.needs,
-                task.path,
-                measure_for_s=task.measure_for_s,
-                workspace_limit_bytes=task.workspace_limit_bytes,
-                progress=progress,
-                again=task.again,
-                link=task.link,
-                decide=None if task.decide is None else decided,
-                outdated=task.outdated,
-            )
-        say(("summary", summary))
-    except MbcError as error:
-        say(("error", MbcError(error.code, error.message, error.remedy)))
-    except (KeyboardInterrupt, BrokenPipeError):
-        pass
+    with open_gpu(task) as gpu:
+        summary = measuring(
+            gpu,
+            task.needs,
+            task.path,
+            measure_for_s=task.measure_for_s,
+            workspace_limit_bytes=task.workspace_limit_bytes,
+            progress=progress,
+            again=task.again,
+            link=task.link,
+            decide=None if task.decide is None else decided,
+            outdated=task.outdated,
+        )
+    yield summary
 
 
 def _wait_for_end(stdin: int, ended: threading.Event) -> None:
@@ -72,4 +69,4 @@ def _wait_for_end(stdin: int, ended: threading.Event) -> None:
 
 
 if __name__ == "__main__":
-    serve(lambda task: Gpu(multiprocessors=task.multiprocessors), measure)
+    serve(partial(work, lambda task: Gpu(multiprocessors=task.multiprocessors), measure))

@@ -10,10 +10,12 @@ import contextlib
 import os
 import sys
 import time
+from functools import partial
 
 from mbc.errors import MbcError
+from mbc.measure.gpu_processes import serve
 from mbc.measure.measure import Summary
-from mbc.measure.worker import serve
+from mbc.measure.worker import work
 from mbc.profile.signature import signature
 from mbc.profile.writer import ProfileWriter
 from tests.profile.profiles import IDENTITY, measurement
@@ -54,4 +56,4 @@ def measuring(gpu, needs, path, measure_for_s, workspace_limit_bytes, progress, 
 
 
 if __name__ == "__main__":
-    serve(lambda task: contextlib.nullcontext(os.environ["CUDA_VISIBLE_DEVICES"]), measuring)
+    serve(partial(work, lambda task: contextlib.nullcontext(os.environ["CUDA_VISIBLE_DEVICES"]), measuring))

@@ -56,8 +56,8 @@ def test_results_go_into_the_profile(tmp_path: Path):
 @pytest.mark.parametrize(
     ("behaviour", "code", "text"),
     [
-        ("dies", "MBC275", "the process that measured collectives as rank 1 died (exit status 7)"),
-        ("hangs", "MBC275", "measuring collectives was ended: no process sent a message for 6 s"),
+        ("dies", "MBC275", "collectives were not measured: the process of GPU 1 died (exit status 7)"),
+        ("hangs", "MBC275", "collectives were not measured: no process sent a message for 6 s"),
         ("refuses", "MBC272", "rank 0 is gone"),
     ],
 )

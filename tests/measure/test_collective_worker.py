@@ -16,7 +16,7 @@ from mbc.ir.types import Layout, Precision
 from mbc.kernels import PROVIDERS
 from mbc.kernels.base import Candidate, Request
 from mbc.measure import collective_worker
-from mbc.measure.collective_fleet import CollectiveTask
+from mbc.measure.collective_fleet import CollectiveTask, Measured
 from mbc.measure.collective_timing import CONCURRENT_BYTES
 from mbc.measure.gpu import Graph
 from mbc.measure.offers import Offered
@@ -176,23 +176,27 @@ def worked(
     )
     monkeypatch.setattr(collective_worker, "SETTLED_S", 0.0)
 
-    def receive() -> Any:
-        return next(message for kind, *rest in said if kind == "ids" for message in rest)
-
+    answers = collective_worker.measure(task, said.append)
     try:
-        collective_worker.measure(task, said.append, receive)
+        _, unique_ids = next(answers)
+        said += [answers.send(asked) for asked in zip(task.max_ctas, unique_ids, strict=True)]
+        answers.close()
     except MbcError as error:
-        said.append(("raised", error.code))
+        said.append(error.code)
     assert not gpu.graphs
     return said, log
+
+
+def rows_of(said: list[Any]) -> list[Measured]:
+    return [one for one in said if isinstance(one, Measured) and one.times]
 
 
 def test_one_communicator_after_another(monkeypatch: pytest.MonkeyPatch) -> None:
     said, log = worked(monkeypatch)
     connected = "connect 1000 (4, 1048576)"
     assert log == ["warm", "join a 0/2 2", connected, "close", "join b 0/2 8", connected, "close"]
-    assert said[0] == ("note", "2 GPUs over nvlink, NCCL 2.28.3")
-    rows = [rest[0] for kind, *rest in said if kind == "rows"]
+    assert said[0] == "2 GPUs over nvlink, NCCL 2.28.3"
+    rows = rows_of(said)
     assert [{t.max_ctas for t in results.times} for results in rows] == [{2}, {8}]
     assert all(len(results.times) == 6 and len(results.slowdowns) == 4 for results in rows)
     # What the first one left behind counts for the second.
@@ -212,18 +216,18 @@ def test_copies_go_between_registered_memory(monkeypatch: pytest.MonkeyPatch) ->
     registered = f"register {CONCURRENT_BYTES}"
     assert log[:6] == ["warm", "join a 0/2 0", registered, registered, "connect registered", "close"]
     assert Registered.freed == [CONCURRENT_BYTES] * 2
-    assert [{t.max_ctas for t in rest[0].times} for kind, *rest in said if kind == "rows"] == [{0}, {2}]
+    assert [{t.max_ctas for t in results.times} for results in rows_of(said)] == [{0}, {2}]
 
 
 def test_gpus_that_do_not_reach_each_other_have_no_copies(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(collective_worker, "SymmetricMemory", Registered)
     monkeypatch.setattr(Registered, "freed", [])
     said, log = worked(monkeypatch, Apart, BY_COPIES)
-    assert ("note", "these GPUs cannot access each other's memory: no collectives by copy engines") in said
+    assert "these GPUs cannot access each other's memory: no collectives by copy engines" in said
     registered = f"register {CONCURRENT_BYTES}"
     assert log[:5] == ["warm", "join a 0/2 0", registered, registered, "close"]
     assert len(Registered.freed) == 2  # and what is left is measured
-    assert [{t.max_ctas for t in rest[0].times} for kind, *rest in said if kind == "rows"] == [{2}]
+    assert [{t.max_ctas for t in results.times} for results in rows_of(said)] == [{2}]
 
 
 def test_a_rank_that_fails_aborts_first(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -232,4 +236,4 @@ def test_a_rank_that_fails_aborts_first(monkeypatch: pytest.MonkeyPatch) -> None
             raise MbcError("MBC272", "NCCL failed")
 
     said, log = worked(monkeypatch, Failing)
-    assert log[-1] == "abort" and said[-1] == ("raised", "MBC272")
+    assert log[-1] == "abort" and said[-1] == "MBC272"

@@ -10,7 +10,7 @@ import pytest
 from mbc.errors import MbcError
 from mbc.hardware.spec import find_spec
 from mbc.hardware.transfers import PeerLink
-from mbc.measure import peer_fleet
+from mbc.measure import collective_fleet
 from mbc.measure.peer_fleet import measure_peer_link
 from mbc.profile.model import calibrated
 from mbc.profile.read_profile import read_profile
@@ -20,7 +20,7 @@ from tests.measure.test_collective_fleet import HERE
 @pytest.fixture(autouse=True)
 def three_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).resolve().parents[2]))
-    monkeypatch.setattr(peer_fleet, "local_gpus", lambda: (HERE, HERE, HERE))
+    monkeypatch.setattr(collective_fleet, "local_gpus", lambda: (HERE, HERE, HERE))
 
 
 def measured(path: Path, *behaviour: str) -> PeerLink:
