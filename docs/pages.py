@@ -1,7 +1,8 @@
-"""A hook of MkDocs: pages of the site that lie outside docs/, and the links to them; the pages of the gallery, planned.
+"""A hook of MkDocs that adds pages outside docs/ to the site, corrects the links to them, and plans the gallery.
 
-They keep their places in the repository, where people look for them (the pages of the benchmarks, the language and the
-examples, the change log), and their paths in the site, with what they show or link to of their own folder.
+The pages (of the benchmarks, the language, the examples and the changes) keep their places in the repository, where
+people look for them. In the site they keep their paths, together with the files of their folders that they show or link
+to.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Return the page with its links as the site has them.
+    """Return the page with its links in the form that the site needs.
 
     Links out of docs/ lead to the pages that `on_files` adds, and titles in the gallery lead to the gallery's pages.
     """

@@ -36,10 +36,10 @@ def pytest_report_header(config: pytest.Config) -> str:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselect the tests that cannot run here.
+    """Deselect the tests that cannot run on this machine.
 
-    Skipping takes some milliseconds a test, and there are twenty thousand. On a machine without a GPU, one test of each
-    file that needs a GPU stays selected, so that the file is reported as skipped.
+    Skipping takes some milliseconds a test, and there are twenty thousand tests. On a machine without a GPU, one test
+    of each file that needs a GPU stays selected, so that the file is reported as skipped.
     """
     from mbc.hardware.target import local_gpus  # which imports NumPy
 
@@ -62,5 +62,5 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture
 def update_expected(request: pytest.FixtureRequest) -> bool:
-    """Return True if the expected texts are to be rewritten, after a change that is meant to change them."""
+    """Return True if the expected texts are to be written again, after an intended change."""
     return bool(request.config.getoption("--update-expected"))

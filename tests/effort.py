@@ -1,4 +1,4 @@
-"""How much tests that draw their cases do: little in every run, more with those marked exhaustive."""
+"""The effort of tests that draw their cases: few cases in every run, more if marked exhaustive."""
 
 from __future__ import annotations
 

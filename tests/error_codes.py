@@ -1,8 +1,8 @@
-"""Which codes mbc raises with which words, and which of them a test asserts: read from the sources.
+"""The words with which mbc raises each code, and the tests that assert these words, both read from the sources.
 
-A test vouches for a code where it names it together with words of its message: both in the body of one test, in one row
-of a table that a test reads, or in one expected output of tests/cases/bad, which is compared as a whole. Words count
-where they are among those of the function in mbc/ that raises the code, so that any other text beside a code does not.
+A test covers a code if it names the code together with words of its message: both in the body of one test, in one row
+of a table that a test reads, or in one expected output of tests/cases/bad, which is compared as a whole. Words count if
+the function in mbc/ that raises the code has them, so that any other text beside a code does not count.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def _is_with_message(scope: ast.AST, code: str) -> bool:
 
 
 def vouched(words_of: dict[str, list[str]]) -> dict[str, set[str]]:
-    """Code -> tests that assert it with words of its message. `words_of`: those of each code."""
+    """Return for each code the tests that assert it with words of its message. `words_of`: words by code."""
     tests_of: dict[str, set[str]] = defaultdict(set)
     to_share = {code: _to_share(words) for code, words in words_of.items()}
     for path in sorted((ROOT / "tests" / "cases" / "bad").glob("*.txt")):
@@ -102,7 +102,7 @@ def _groups(tree: ast.Module) -> Iterator[tuple[str, list[str]]]:
 
 
 def _rows(part: ast.AST) -> Iterator[ast.AST]:
-    """Every innermost tuple, list, call or pair of a dict with a code in it."""
+    """Yield every innermost tuple, list, call or pair of a dict that contains a code."""
     for node in ast.walk(part):
         if isinstance(node, ast.Dict):
             yield from (ast.Tuple([k, v], ast.Load()) for k, v in zip(node.keys, node.values, strict=True) if k)

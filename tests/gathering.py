@@ -1,4 +1,4 @@
-"""Small networks in which operands of gradients are gathered all the same."""
+"""Small networks in which operands of gradients are gathered although they are small."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mbc.passes import gather_operands
 
 @contextmanager
 def small_gradients_are_gathered() -> Generator[None]:
-    """While its source is compiled."""
+    """Let operands of all gradients be gathered while a source is compiled, however small they are."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(gather_operands, "LEAST_BYTES", 0)
         yield

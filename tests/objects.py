@@ -1,6 +1,6 @@
-"""Sources compiled for the CPU, an object a file, kept from run to run and shared by the processes of one run.
+"""Sources compiled for the CPU, one object for each file, kept between runs and shared by all processes of a run.
 
-An object is named by the digest of its preprocessed text and the command, so that nothing stale is ever used.
+An object is named by the digest of its preprocessed text and the command, so that no stale object is used.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def shared_library(
 
 
 def kept_object(command: Sequence[str], source: Path) -> Path:
-    """The object of a source, by this compiler and these flags."""
+    """Return the object of a source, by this compiler and these flags; compile it if it does not exist."""
     KEPT.mkdir(parents=True, exist_ok=True)
     text = _run((*command, "-E", "-P", str(source)))
     key = hashlib.sha256(repr(command).encode() + text).hexdigest()[:32]

@@ -1,6 +1,6 @@
-"""Console blocks of pages: the commands in them, and whether what stands under a command is what it prints.
+"""Console blocks of pages: their commands, and a comparison of the text under a command with its output.
 
-A page may leave lines out, with `...` in their place. Figures that hang on the machine (`MACHINE`) are not compared.
+A page may replace lines by `...`. Figures that depend on the machine (`MACHINE`) are not compared.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def steady(line: str) -> str:
 
 
 def first_difference(wanted: Sequence[str], printed: Sequence[str]) -> str:
-    """The first line of a page that the command does not print where the page has it; empty where all agree."""
+    """Return the first line of a page that the command does not print at its place, or an empty text."""
     lines = [steady(line) for line in printed]
     at, floating = 0, False
     for line in map(steady, wanted):
@@ -76,7 +76,10 @@ def first_difference(wanted: Sequence[str], printed: Sequence[str]) -> str:
 
 
 def brought_up_to_date(wanted: Sequence[str], printed: Sequence[str]) -> list[str]:
-    """The page's lines with the printed line that is most like each. The rest stays left out."""
+    """Return the page's lines, each replaced by the most similar printed line.
+
+    Lines that the page leaves out stay out.
+    """
     new: list[str] = []
     at = 0
     for line in wanted:
@@ -95,7 +98,7 @@ def brought_up_to_date(wanted: Sequence[str], printed: Sequence[str]) -> list[st
 
 
 def with_output(page: Path, command: str, old: Sequence[str], new: Sequence[str]) -> None:
-    """Writes `new` in the place of `old` under `command`, whose last line comes just before."""
+    """Replace `old` by `new` under `command`, whose last line is just before it."""
     text, before, after = page.read_text(encoding="utf-8"), "\n".join(old), "\n".join(new)
     last = command.split("  ")[-1].strip()
     place = text.index(before, text.index(last))

@@ -1,7 +1,8 @@
 """`pytest --shares`: a table of the suites of tests, with the processor seconds of each.
 
-Run by `make test-all SHARES=1`, it tells what `make test` takes, too: the same less the exhaustive tests. What several
-tests share (a plan, a compiled library) counts where it is made first. tests/README.md lists what each suite shows.
+`make test-all SHARES=1` prints it. `make test` takes the time of the suites without the exhaustive tests. The time of
+shared objects (a plan, a compiled library) counts for the test that makes them first. tests/README.md lists the purpose
+of each suite.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ class Shares:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(self) -> Generator[None, Any, pytest.TestReport]:
-        """After each phase of a test. What a report carries reaches the process that prints, also from workers."""
+        """Count the time of each phase of a test. The report carries it from the workers to the process that prints."""
         report: Any = yield
         now_s = _cpu_s()
         report.cpu_s, self._before_s = now_s - self._before_s, now_s

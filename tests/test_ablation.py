@@ -1,4 +1,4 @@
-"""Techniques left out one after another, with planning replaced by arithmetic."""
+"""Techniques left out one after another; arithmetic replaces planning."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ BUDGET_BYTES = 10_000_000_000
 
 
 def planner(asked, least=lambda without: 1_000_000_000 * (1 + 6 * len(without))):
-    """A plan takes the more the more techniques it does without."""
+    """Return a planner whose plans take more memory for every technique that they do without."""
 
     def plan_with(without, budget_bytes):
         asked.append((without, budget_bytes))

@@ -1,4 +1,4 @@
-"""The collector of circles is off while a plan is made, and as it was behind, whatever happens."""
+"""Garbage collection is off while a plan is made and restored afterwards, whatever happens."""
 
 import gc
 

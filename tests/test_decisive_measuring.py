@@ -42,7 +42,7 @@ OPTIONS = Options(gpu="h200", settings=SETTINGS)
 
 @dataclass
 class Machine:
-    """Measures what is decided, or all of a task without `decide`, and knows what it was asked for."""
+    """A machine that measures what `decide` selects, or the whole task, and records its requests."""
 
     times: Profile
     tasks: list[Task] = field(default_factory=list[Task])
@@ -124,7 +124,7 @@ def test_a_plan_after_an_interrupt_is_no_worse_than_without_measuring(machine: M
 
 
 def test_what_was_measured_on_a_similar_gpu_is_measured_here(machine: Machine) -> None:
-    """Its times are estimates here, by which plans are made where nothing can be measured."""
+    """Times of the similar GPU are estimates here, and plans use them only if nothing can be measured."""
     here = find_spec("h100")
     machine.times = replace(machine.times, identity=replace(machine.times.identity, gpu=here.name))
     profile_places.BUNDLED.mkdir()
@@ -135,7 +135,7 @@ def test_what_was_measured_on_a_similar_gpu_is_measured_here(machine: Machine) -
 
 
 def test_what_a_plan_chooses_by_its_estimate_is_measured(machine: Machine) -> None:
-    """Another network may want what the first one did without."""
+    """A second network may use kernels that the first network does not need."""
     compile_plan(SOURCE, replace(OPTIONS, measure=Measure.MISSING))
     path = user_path(GPU.name)
     recorded = read_profile(path)
@@ -149,7 +149,7 @@ def test_what_a_plan_chooses_by_its_estimate_is_measured(machine: Machine) -> No
 
 
 def test_what_a_plan_takes_by_its_estimate_is_measured_where_it_takes_long() -> None:
-    """A budget, say, may make it choose otherwise than the step without one."""
+    """Within a budget a plan may choose kernels that the step without a limit does not."""
     plan = compile_plan(SOURCE, OPTIONS)
     estimated = compile_plan(SOURCE, replace(OPTIONS, gpu="rtx-4090"))
     bundled = read_profile(SHIPPED)

@@ -1,4 +1,4 @@
-"""The pages of docs/ hang together: links lead somewhere, the site lists every page, and decisions have a status."""
+"""The pages of docs/: links lead to existing places, the site lists every page, and decisions have a status."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ STATUS = re.compile(r"accepted(, extended by \d{3}(, \d{3})*( and \d{3})?)?|supe
 
 
 def _anchors(page: Path) -> set[str]:
-    """The anchors of a page's headings, as MkDocs and forges make them."""
+    """Return the anchors of a page's headings, as MkDocs and forges form them."""
     heads = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
     return {re.sub(r"[^\w -]", "", head).strip().lower().replace(" ", "-") for head in heads}
 

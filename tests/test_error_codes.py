@@ -1,6 +1,6 @@
-"""Error codes: docs/errors.md explains each once, and each stands for one kind of mistake.
+"""Error codes: docs/errors.md explains each code once, and each code stands for one kind of mistake.
 
-A test asserts each code with words of its message.
+For each code, a test asserts the code with words of its message.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The base names of Python files in `mbc/`: a name says what a file holds, and mirrors alone share one."""
+"""The base names of Python files in `mbc/`: a name says what a file holds, and only mirrors share a name."""
 
 from __future__ import annotations
 
@@ -42,8 +42,7 @@ def group(folder: PurePosixPath) -> str | None:
 def are_mirrors(one: PurePosixPath, other: PurePosixPath) -> bool:
     """Return whether two files of one name in these folders have one role.
 
-    They have if the folders are parallel, or if exactly one of them is `report`: `report/fit` prints the results of
-    `fit`.
+    This is so if the folders are parallel, or if one of them is `report`: `report/fit` prints the results of `fit`.
     """
     if REPORT in (one, other):
         return not (one.is_relative_to(REPORT) and other.is_relative_to(REPORT))

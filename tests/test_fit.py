@@ -1,4 +1,4 @@
-"""Probing for the largest batch and over the budget, with planning replaced by arithmetic."""
+"""Searches for the largest batch and over budgets; arithmetic replaces planning."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ROW_BYTES, FIXED_BYTES = 1000, 5000
 class Planner:
     """A planner whose plans take FIXED_BYTES + ROW_BYTES a row, and overhead; the floor is a tenth of the arena.
 
-    Steps take their lower bound. With more than `slow_from` rows they take `slower` times as long.
+    Steps take their lower bound. Steps of more than `slow_from` rows take `slower` times as long.
     """
 
     def __init__(self, budget_bytes, batch=1, slow_from=1 << 62, slower=1.0):
@@ -241,7 +241,7 @@ def test_each_probe_is_told_when_it_is_known():
 
 
 def interrupted(plan_at, after):
-    """`plan_at`, and Ctrl-C while the plan after so many is made."""
+    """Return a function like `plan_at` that raises KeyboardInterrupt after `after` plans."""
     calls = []
 
     def stopped(at):

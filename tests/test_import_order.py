@@ -80,7 +80,7 @@ ORDER = (
 
 @dataclass(frozen=True, slots=True)
 class Import:
-    """One import of a module of mbc by another one, wherever in the file it is."""
+    """One import of a module of mbc by another module, at any place of the file."""
 
     importer: str
     imported: str
@@ -146,7 +146,7 @@ def circle(graph: Mapping[str, Sequence[str]]) -> list[str]:
 
 
 def room(name: str) -> int:
-    """Return the index in ORDER of the room that a module belongs to: the longest entry that its name begins with."""
+    """Return the index of a module's package in ORDER: that of the longest entry with which its name begins."""
     parts = name.split(".")
     prefixes = (".".join(parts[:count]) for count in range(len(parts), 0, -1))
     entry = next(prefix for prefix in prefixes if prefix in ORDER)

@@ -52,7 +52,7 @@ NETWORK = Source(
 
 @dataclass
 class Fleet:
-    """Stands for the processes: knows what they were given, writes a time for everything."""
+    """Replaces the measuring processes: it records their tasks, and writes a time for every request."""
 
     tasks: list[Task]
     gpus: tuple[str, ...] = ("0", "1")
@@ -79,7 +79,7 @@ class Fleet:
 
 @pytest.fixture
 def fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Fleet:
-    """A machine with two H200 where nothing was ever measured."""
+    """A machine with two H200 and without measurements."""
     simulated = Fleet([])
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "home"))
     monkeypatch.setattr(profile_places, "BUNDLED", tmp_path / "shipped")

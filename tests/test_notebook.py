@@ -1,4 +1,4 @@
-"""How notebooks show objects of mbc: IPython is told by name, so that nothing is imported before it is needed."""
+"""Objects of mbc in notebooks: IPython finds them by name, so that nothing is imported before it is needed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PLAN = random_plan(3)
 
 
 class HtmlFormatter:
-    """The two methods of IPython's formatter that matter: it looks classes up by module and name."""
+    """The two methods of IPython's formatter that mbc uses, which look up classes by module and name."""
 
     def __init__(self) -> None:
         self.functions: dict[tuple[str, str], Callable[[Any], str]] = {}

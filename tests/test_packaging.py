@@ -1,4 +1,4 @@
-"""templates/ and grammar/ are found in a checkout and in an installed wheel."""
+"""templates/ and grammar/ are part of a checkout and of an installed wheel."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_checkout():
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory) -> Path:
-    """Built with the installed hatchling: no network is needed."""
+    """Return a wheel, built with the installed hatchling, so that no network is needed."""
     pytest.importorskip("hatchling", reason="hatchling, which builds the wheel, is not installed")
     out = tmp_path_factory.mktemp("wheel")
     command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]

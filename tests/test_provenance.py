@@ -1,4 +1,4 @@
-"""Digests of the code: what a program does decides them, and nothing else."""
+"""Digests of the code change if and only if the behaviour of a program may change."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_every_change_of_what_is_done_is_seen(name: str, text: str, old: str, ne
 
 
 def test_a_kernel_of_today(tmp_path: Path) -> None:
-    """Each real kernel file: a comment more is none, a statement more is another digest."""
+    """For each real kernel file: another comment does not change the digest, another statement does."""
     kernels = sorted((folder("templates") / "kernels").rglob("*.cu*"))
     assert len(kernels) > 50
     for kernel in kernels:
@@ -142,7 +142,7 @@ def test_a_file_more_is_seen() -> None:
 
 
 def test_what_digests_cover() -> None:
-    """Each file that decides a result belongs to one part, and texts belong to none."""
+    """Each file that influences a result belongs to one part of the code, and texts belong to none."""
     files = {part: set(provenance.files_of(part)) for part in digests()}
     assert {"templates/include/mbc_call.h", "templates/host/module.cpp", "kernels/cudnn.py"} <= files["kernels"]
     assert "templates/kernels/fused/concat.cu" in files["kernels/fused"]

@@ -1,6 +1,6 @@
-"""Examples in pages work: networks compile, commands parse and print what stands under them, Python runs.
+"""Examples in pages work: networks compile, commands parse and print the text under them, and Python runs.
 
-`pytest tests/test_readme.py --update-expected` writes outputs anew: read the difference before committing.
+`pytest tests/test_readme.py --update-expected` writes the outputs again: read the difference before you commit.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ def test_blocks_without_a_language_are_commands_sources_or_errors(page, tmp_path
 
 
 def _error_of(block: str, capsys: pytest.CaptureFixture[str]) -> str:
-    """Return what the compiler prints about a source with the line that an error shows, at the place that it names."""
+    """Return the compiler's message about a source with the line of a page's error message, at that line's number."""
     number, line = re.findall(r"^ +(\d+) \| (.*)$", block, re.MULTILINE)[0]
     before = ["network page(batch = 4) {", "  input image[batch, 3, 8, 8] : float"]
     assert int(number) == len(before) + 1
@@ -190,7 +190,7 @@ def test_contributing_names_every_file_of_its_example():
 
 
 def _alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In an empty folder, with nothing to build with, and no GPU."""
+    """Move to an empty folder, and hide all compilers and GPUs."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", "")
     for name in ("CUDA_HOME", "CUDA_PATH"):

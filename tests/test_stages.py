@@ -1,4 +1,4 @@
-"""The stages of a compilation: seconds, dumps, and that a source is parsed once."""
+"""The stages of a compilation: their seconds, their dumps, and that a source is parsed once."""
 
 from __future__ import annotations
 

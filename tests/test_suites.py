@@ -1,4 +1,4 @@
-"""Every test asserts something, and `--shares` and the page on tests know every suite."""
+"""Every test asserts something; and `--shares` and the page on tests list every suite."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _called(function: ast.FunctionDef) -> Iterator[str]:
 
 
 def _asserts(function: ast.FunctionDef, helpers: dict[str, list[ast.FunctionDef]], deep: int = 3) -> bool:
-    """Return True if the function asserts anything itself, or by a helper of the tests that it calls."""
+    """Return True if the function contains an assertion, or calls a helper of the tests that does."""
     if any(isinstance(node, ast.Assert) for node in ast.walk(function)):
         return True
     called = set(_called(function))

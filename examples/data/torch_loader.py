@@ -30,7 +30,7 @@ class Photos(Dataset[tuple[torch.Tensor, int]]):
 
 
 class EpochOrder(Sampler[int]):
-    """An order for each epoch, the same each time; of several ranks each has a part."""
+    """An order of the rows for each epoch, which is equal in every call; each of several ranks has a part of it."""
 
     def __init__(self, rows: int, rank: int, ranks: int) -> None:
         self.rows, self.rank, self.ranks, self.epoch = rows, rank, ranks, 0

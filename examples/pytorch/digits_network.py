@@ -25,7 +25,7 @@ def loaders() -> tuple[Loader, Loader]:
 
 
 def network() -> nn.Module:
-    """[N, 1, 8, 8] to ten logits."""
+    """Return a network from [N, 1, 8, 8] to ten logits."""
     return nn.Sequential(
         nn.Conv2d(1, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16), nn.ReLU(), nn.MaxPool2d(2),
         nn.Conv2d(16, 32, 3, padding=1, bias=False), nn.BatchNorm2d(32), nn.ReLU(), nn.AdaptiveAvgPool2d(1),
@@ -34,7 +34,7 @@ def network() -> nn.Module:
 
 
 def accuracy(model: nn.Module, test: Loader) -> float:
-    """Share of the test's images that the model classifies correctly, in eval mode."""
+    """Return the share of the test images that the model classifies correctly, in eval mode."""
     model.eval()
     with torch.no_grad():
         right = sum(int((model(images).argmax(1) == labels).sum()) for images, labels in test)

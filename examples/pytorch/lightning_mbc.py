@@ -1,7 +1,7 @@
 """The LightningModule of lightning_torch.py with mbc, which steps in manual optimization.
 
-Lightning counts its global steps by calls of the optimizer's own `step`, which mbc takes the place of: bound a training
-by `max_epochs`, not by `max_steps`.
+Lightning counts its global steps by calls of the optimizer's own `step`, which mbc replaces. So limit a training by
+`max_epochs`, not by `max_steps`.
 """
 
 from pathlib import Path

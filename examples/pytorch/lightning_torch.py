@@ -1,4 +1,4 @@
-"""A LightningModule as people write it. lightning_mbc.py is the same one with mbc."""
+"""A LightningModule as people write it. lightning_mbc.py is this module with mbc."""
 
 from pathlib import Path
 from typing import Any

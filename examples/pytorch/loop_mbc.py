@@ -1,4 +1,4 @@
-"""The training loop of loop_torch.py with mbc: three lines differ."""
+"""The training loop of loop_torch.py with mbc, which changes three lines."""
 
 from pathlib import Path
 

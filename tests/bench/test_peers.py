@@ -1,4 +1,4 @@
-"""A step by PyTorch and by JAX computes what mbc's does, on the CPU; skipped where they are not installed."""
+"""A step by PyTorch and by JAX gives mbc's results on the CPU; skipped if they are not installed."""
 
 from __future__ import annotations
 

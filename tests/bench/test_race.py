@@ -1,4 +1,4 @@
-"""Who is run, how, and what is made of the results. Nothing here needs a peer to be installed."""
+"""A race: which contenders run, how they run, and the conclusions from their results. No other framework is needed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A contender on several GPUs, or as many processes on the CPU; with PyTorch where it is installed."""
+"""A contender on several GPUs, or on as many processes on the CPU; with PyTorch if it is installed."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ class TestMbc:
         assert "MBC147" in run_ranks(one, Contender(MBC), 2, 300).problem, "of all rows on each"
 
     def test_they_compute_what_ddp_does(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-        """Batch norm over the rows of a rank, and dropout by masks of its own."""
+        """Batch norm uses the rows of one rank, and each rank has its own dropout masks."""
         pytest.importorskip("torch")
         for name, value in AS_ROOT.items():
             monkeypatch.setenv(name, value)

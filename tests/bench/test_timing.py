@@ -5,7 +5,7 @@ from mbc.bench.timing import time_steps
 
 
 class Clock:
-    """A machine whose steps take so long when they are waited for, and no time to enqueue."""
+    """A simulated machine whose steps take a given time when they are waited for, and no time to enqueue."""
 
     def __init__(self, step_s: float) -> None:
         self.step_s, self.now_s, self.queued = step_s, 0.0, 0

@@ -1,4 +1,4 @@
-"""A profile made up from known shares gives them back, and the error that was put in."""
+"""Calibration on an invented profile: the fit returns the shares and the error from which the profile was made."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def test_interpolation_is_compared_with_sizes_that_were_measured(exact: Profile)
 
 
 def test_larger_sizes_are_compared_with_smaller_ones(exact: Profile) -> None:
-    """Sizes that all take twice as long as estimated are scaled exactly from any other size."""
+    """If all sizes take twice their estimated time, every size is scaled exactly from every other size."""
     slower = {
         key: tuple(measurement(c, 2 * c.time_us) for c in OWN.candidates(read_signature(key), H200))
         for key in exact.measurements
@@ -197,7 +197,7 @@ def test_one_group_can_be_put_into_an_earlier_fit(exact: Profile) -> None:
 
 
 def without(table: Mapping[str, Any], *names: str) -> dict[str, Any]:
-    """Return the entries whose names begin with none of these."""
+    """Return the entries whose names begin with none of these names."""
     return {key: value for key, value in table.items() if not key.startswith(names)}
 
 

@@ -1,4 +1,4 @@
-"""Rows under a cap from made-up plans and times."""
+"""Rows under a cap, from invented plans and times."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def small() -> Job:
 
 
 class Here:
-    """A pool that works at once, in this process."""
+    """A pool that runs its work at once, in this process."""
 
     def __enter__(self) -> Here:
         return self
@@ -129,7 +129,7 @@ def test_the_largest_batch_that_the_card_holds(monkeypatch: pytest.MonkeyPatch) 
 
 
 def driven(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *words: str) -> tuple[list[str], dict[str, Any]]:
-    """Return what was prepared and timed, and the rows afterwards."""
+    """Return the plans and measurements that were made, and the rows afterwards."""
     log: list[str] = []
 
     def prepare(planner: Planner, name: str) -> dict[str, Any]:

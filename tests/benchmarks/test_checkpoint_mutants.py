@@ -1,4 +1,4 @@
-"""Mutated checkpoints: 320 of the 5,000 of `benchmarks/checkpoint_mutants.py`, and that the judge can find fault."""
+"""Mutated checkpoints, 320 of the 5,000 of `benchmarks/checkpoint_mutants.py`. Its judge finds faults."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The benchmark of `from_torch`: the rows that follow from its contenders, and contenders that hang or wait."""
+"""The benchmark of `from_torch`. Tested are its rows from given figures, and contenders that hang or wait."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hostile inputs: committed ones keep the rule, a seeded campaign has no finding, and the judge sees faults."""
+"""Hostile inputs. The committed ones are handled correctly, a seeded campaign finds nothing, the judge sees faults."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gradients of an imported network beside torch's: right ones keep the rule, wrong ones do not, dropout is left out."""
+"""Gradients of an imported network beside torch's: correct ones pass, wrong ones fail, dropout is left out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which plans benchmarks/kernel_survey.py makes, and what it counts in them."""
+"""The plans that benchmarks/kernel_survey.py makes, and the kernels that it counts in them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which plans benchmarks/launches.py checks, and what it says of them."""
+"""The plans that benchmarks/launches.py checks, and its verdict on them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows of several GPUs from made-up times, and from two processes of PyTorch on the CPU."""
+"""Rows of several GPUs from invented times, and from two processes of PyTorch on the CPU."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ TIMES = {"mbc": (10.0, 10.2), "ddp": (15.0, 20.0), 25: (12.0, 15.3), 100: (12.0,
 
 @pytest.fixture
 def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
-    """Return the requests to the processes, whose answers are made up."""
+    """Return the list of requests to the processes, whose answers are invented."""
     asked: list[str] = []
     monkeypatch.setattr(record, "RESULTS", tmp_path)
     monkeypatch.setattr(record, "ROOT", tmp_path)  # without what was measured before

@@ -1,4 +1,4 @@
-"""Tables and pictures of made-up results under a memory budget."""
+"""Tables and pictures of invented results under a memory budget."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A share of ONNX's own tests of operators: none is computed wrongly, and the judge can find fault."""
+"""A share of ONNX's own tests of operators: none gives wrong results, and the judge finds faults."""
 
 from __future__ import annotations
 

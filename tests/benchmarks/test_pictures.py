@@ -1,4 +1,4 @@
-"""Charts and pages from made-up figures, and that the committed ones are those of the committed results."""
+"""Charts and pages from invented figures; and the committed pages agree with the committed results."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_committed_pictures_are_those_of_the_committed_results() -> None:
 
 
 def test_scripts_that_made_the_results_exist() -> None:
-    """Everyone can repeat a published result: its command names a script of this folder, or it is of `mbc bench`."""
+    """The command of a published result can be repeated: it names an existing script, or `mbc bench`."""
     benchmarks = ROOT / "benchmarks"
     for path in (benchmarks / "results").glob("*.json"):
         if not path.name.startswith("bench_"):

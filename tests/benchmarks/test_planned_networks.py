@@ -86,7 +86,7 @@ def test_what_was_cut_off_goes_on(results: Path) -> None:
 
 
 def test_drawn_networks_are_networks() -> None:
-    """All but those whose every parameter is frozen."""
+    """Every drawn network lowers to a graph, unless all its parameters are frozen."""
     refused: list[str] = []
     for number in range(60):
         drawn = drawn_network(random.Random(number))

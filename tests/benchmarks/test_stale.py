@@ -1,4 +1,4 @@
-"""Results know what code made them: those of other code are listed, and the benchmarks run again."""
+"""Digests of code in results: results of other code are listed, and benchmarks run again."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ OLD = dict.fromkeys(digests(), "0" * 16)
 
 @pytest.fixture(autouse=True)
 def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder of results of this run; the checkout's is another one, empty as well."""
+    """Replace the folders of results by two empty ones, that of this run and that of the checkout."""
     folder = tmp_path / "results"
     folder.mkdir()
     for module in (record, stale, correctness):
@@ -115,7 +115,10 @@ json.dump({"code": json.loads(sys.argv[3]), "rows": json.loads(sys.argv[4])}, op
 
 @pytest.fixture
 def staged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Runs `correctness.py` with these stages of a script that writes what it is told after so many seconds."""
+    """Return a function that runs `correctness.py` with the given stages.
+
+    Each stage is a script that writes given rows after a given time.
+    """
     script = tmp_path / "writes.py"
     script.write_text(WRITES)
 

@@ -1,4 +1,4 @@
-"""Rows of the step benchmarks from made-up plans and times, and deepbench's from a made-up profile."""
+"""Rows of the step benchmarks from invented plans and times, and deepbench's rows from an invented profile."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_a_package_that_hangs_ends_at_the_deadline(tmp_path: Path, monkeypatch: 
     now_s = [100.0]
 
     class Timer(threading.Timer):
-        """Time is over as soon as the child hangs, however long that took."""
+        """A timer that fires when the child hangs, however long it takes until then."""
 
         def run(self) -> None:
             assert self.interval == 2.0
@@ -110,7 +110,7 @@ def test_steps_are_built_once_and_failures_are_kept(tmp_path: Path, monkeypatch:
 
 
 class _Here:
-    """A pool that works at once, in this process."""
+    """A pool that runs its work at once, in this process."""
 
     def __enter__(self) -> _Here:
         return self

@@ -1,4 +1,4 @@
-"""The benchmark of accuracies in pairs: its verdict, its page, its crops, and that both trainings are one recipe."""
+"""The benchmark of accuracies in pairs: its verdict, its page, its crops, and the equality of both recipes."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_a_difference_of_two_standard_errors_passes(below: float, passed: bool) 
 
 
 def test_differences_are_of_pairs() -> None:
-    """A difference that all trainings of a seed share is no noise."""
+    """A difference that both trainings of a seed share does not count as noise."""
     verdict = judged(pairs((0.70, 0.71), (0.90, 0.911), (0.80, 0.809)), 3)
     assert verdict["standard_error"] < 0.001 and verdict["passed"] is False
 
@@ -101,7 +101,7 @@ def patches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("patches")
 def test_both_trainings_are_one_recipe() -> None:
-    """In float64 parameters, statistics and moving averages agree; the rate of a step is a float32 in mbc."""
+    """Parameters, statistics and moving averages agree in float64, within the rounding of mbc's float32 rate."""
     pytest.importorskip("torch")
     task = Task(True, "fp64", epochs=2, batch=16, width=4, train=4, test=2)
     data = task.data()

@@ -1,4 +1,4 @@
-"""Steps within a budget beside steps without a limit, on the interpreter."""
+"""Steps within a budget compared with steps without a limit, on the interpreter."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def plan() -> Plan:
 
 
 class Wrong:
-    """A module that does something else than its plan says."""
+    """A module whose steps deviate from its plan."""
 
     def __init__(self, module: Module, step: Callable[..., Any]) -> None:
         self._module, self._step = module, step
@@ -95,7 +95,7 @@ def test_a_lost_row_breaks_the_rule(plan: Plan) -> None:
 
 
 def test_what_a_plan_promises(plan: Plan) -> None:
-    """Another kernel or setting of one launch is seen, other times and copies are not."""
+    """A different kernel or setting of one launch is found; different times and copies do not matter."""
     number, launch = next((i, la) for i, la in enumerate(plan.train.launches) if isinstance(la.work, Kernel))
     work = launch.work
     assert isinstance(work, Kernel)

@@ -1,4 +1,4 @@
-"""Sudden ends: a few kills and hard places, and that what is half-written is noticed."""
+"""Sudden ends: a few kills and difficult environments; and half-written files are found."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ class Result:
 
 @pytest.fixture
 def mbc(capsys, tmp_path, monkeypatch) -> Callable[..., Result]:
-    """Runs a command in an empty folder that holds tiny.mbc, for somebody who never measured and does not now."""
+    """Run a command in an empty folder that holds tiny.mbc, on a machine without measurements, without measuring."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "home"))
     monkeypatch.setattr("mbc.measuring.gpus_named", lambda name: ())
@@ -55,7 +55,7 @@ def mbc(capsys, tmp_path, monkeypatch) -> Callable[..., Result]:
 
 @pytest.fixture
 def data(mbc) -> str:
-    """37 images whose brightest third tells the class: four mini-batches of 8 and five rows left over."""
+    """37 images in which the brightest third gives the class: four mini-batches of 8, and five rows left over."""
     generator = np.random.default_rng(0)
     labels = generator.integers(0, 3, 37).astype(np.int64)
     images = generator.normal(0, 0.2, (37, 1, 6, 6)).astype(np.float32)

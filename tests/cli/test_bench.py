@@ -34,7 +34,7 @@ network one(batch = 8) {
 
 @pytest.fixture
 def results(monkeypatch):
-    """Replace the runs of the contenders by fixed results, one for each peer."""
+    """Replace the runs of the contenders by fixed results, one for each framework."""
     answers = {
         MBC: OURS,
         "torch": Result(**{**as_fields(OURS), "step_ms": 5.0}),
@@ -169,7 +169,7 @@ def test_without_a_gpu_it_says_so_first(mbc, results, monkeypatch):
 
 @pytest.fixture
 def shared(monkeypatch, results):
-    """Replace the runs on several GPUs by the same results; one GPU alone takes 1.9 ms for its rows."""
+    """Replace the runs on several GPUs by the results on one; mbc on one GPU alone takes 1.9 ms for its rows."""
     monkeypatch.setattr(racing, "run_ranks", lambda job, contender, gpus, timeout_s: results[contender.peer])
     monkeypatch.setattr(
         racing,

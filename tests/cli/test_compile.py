@@ -17,7 +17,7 @@ FP64 = ("--set", "train.precision=fp64")
 
 @pytest.fixture(autouse=True)
 def no_toolchain(monkeypatch):
-    """Building is another test's subject: here nothing is found to build with."""
+    """Let no toolchain be found, because other tests cover building."""
     monkeypatch.setattr(toolchain, "_usual_places", Places)
     for name in ("CUDA_HOME", "CUDA_PATH", "CUDNN_HOME", "CUDNN_PATH", "CXX"):
         monkeypatch.delenv(name, raising=False)

@@ -99,7 +99,7 @@ def test_every_command_and_option_is_there(scripts, shell: str):
 
 
 def _words_of(shell: str, text: str, path: Sequence[str]) -> set[str]:
-    """All words of the part of a script that is about one command, options as they are typed."""
+    """Return all words of a script about one command, with options as they are typed."""
     at = " ".join(path)
     if shell == "fish":
         start = f"complete -c mbc -n '{f'__mbc_at {at}'.strip()}'"

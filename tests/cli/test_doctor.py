@@ -1,4 +1,4 @@
-"""`mbc doctor` on what several ranks need."""
+"""`mbc doctor` on the libraries that several ranks need."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _found(mbc) -> dict[str, Finding]:
 
 @pytest.fixture(autouse=True)
 def only_these_folders(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """The one folder where NCCL is looked for."""
+    """Let NCCL be looked for in this one folder only."""
     monkeypatch.setattr(nccl_library, "LIBRARY", "libnccl-of-a-test.so.2")
     monkeypatch.setattr(nccl_library, "loaded_folder", lambda _: None)
     monkeypatch.setattr(nccl_library, "library_folders", lambda: iter([tmp_path]))

@@ -1,4 +1,4 @@
-"""How the command ends where something other than its work ends it: bugs, signals, output that nobody takes."""
+"""Ends of the command by something other than its work: bugs, signals, output that nobody reads."""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ def test_refusals(mbc):
 
 
 def interrupt() -> NoReturn:
-    """Ctrl-C, also in a shell's background job, where it is ignored."""
+    """Raise KeyboardInterrupt, which works even in a background job of a shell, where Ctrl-C is ignored."""
     raise KeyboardInterrupt
 
 

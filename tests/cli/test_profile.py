@@ -1,4 +1,4 @@
-"""`mbc profile`: measuring (by processes that only pretend), and handling what was measured."""
+"""`mbc profile`: measuring, by processes that only pretend to measure, and handling of profiles."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def _no_copies(gpus, path, tell):
 
 @pytest.fixture
 def gpus(mbc, monkeypatch):
-    """A machine with two H200, whose processes measure nothing and say so."""
+    """A machine with two H200, whose measuring processes report without measuring."""
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).resolve().parents[2]))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(fleet, "local_gpus", lambda: (HERE, HERE))
@@ -101,7 +101,7 @@ def test_all_gpus_several_precisions_and_a_file(mbc, gpus):
 
 
 def test_on_a_part_of_a_gpu(mbc, tasks):
-    """Into a profile of its own, and nothing is taken from that of the whole GPU."""
+    """Measurements on a part of a GPU go into a profile of its own, and use none of the whole GPU's profile."""
     assert mbc("profile", "tiny.mbc", "--gpu", "1@64").code == 0
     ((gpus, task),) = tasks
     assert gpus == ("1",) and task.multiprocessors == 64 and task.path == user_path(f"{GPU.name}@64")
@@ -275,7 +275,7 @@ def test_bad_input_is_told_before_anything_starts(mbc, tasks):
 
 @pytest.fixture
 def two(mbc):
-    """Two profiles of one machine."""
+    """Two profiles of one machine, as file names."""
     once = replace(measurement(2, 99.0), dominated=True)
     refused = [replace(measurement(n, 0.0), refused=f"its result is {n}.00e-02 off, 5e-06 is allowed") for n in (7, 8)]
     first = profile(

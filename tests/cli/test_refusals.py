@@ -1,4 +1,4 @@
-"""Networks that cannot be planned as asked: what is said, from the command line."""
+"""Networks that cannot be planned as asked: the messages on the command line."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_workspace_limit_too_small(mbc):
 
 def test_no_deterministic_kernel(mbc, monkeypatch):
     class Unsteady:
-        """A provider whose every kernel is fast and differs from run to run."""
+        """A provider whose kernels are all fast and not deterministic."""
 
         def __init__(self, provider):
             self.name = provider.name

@@ -1,4 +1,4 @@
-"""Commands that look at plans for several GPUs."""
+"""Commands on plans for several GPUs."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ def test_show_as_json(mbc, package):
 
 @pytest.fixture
 def elsewhere(monkeypatch):
-    """Commands of their own process, in another folder than the checkout."""
+    """Return a command line that runs mbc in a process of its own, outside the checkout."""
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).resolve().parents[2]))
     return [sys.executable, "-m", "mbc.cli"]
 

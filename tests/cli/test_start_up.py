@@ -1,4 +1,4 @@
-"""A command imports what it needs: most of its start-up is imports."""
+"""Imports of commands: a command imports only what it needs, because most of its start-up is imports."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ print(*sys.modules, file=sys.stderr)
 
 
 def imported(*words: str) -> set[str]:
-    """The modules that a command has imported when it ends."""
+    """Return the modules that a command has imported when it ends."""
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, *words], cwd=ROOT, capture_output=True, text=True, check=False
     )  # fmt: skip

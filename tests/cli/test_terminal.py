@@ -1,4 +1,4 @@
-"""Progress: one changing line on a terminal, plain lines elsewhere, nothing for what is quick."""
+"""Progress: one changing line on a terminal, plain lines elsewhere, no line for quick commands."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Terminal(io.StringIO):
 
 @pytest.fixture
 def never_late(monkeypatch):
-    """However slow the machine is."""
+    """Let no command count as slow, however slow the machine is."""
     monkeypatch.setattr(progress, "_PATIENCE_S", 1e6)
     monkeypatch.setattr(progress, "_PLAIN_S", 1e6)
 

@@ -1,4 +1,4 @@
-"""mbc train: learns, tells, resumes to the same bits."""
+"""`mbc train`: it learns, reports, and resumes to equal bits."""
 
 from __future__ import annotations
 
@@ -251,7 +251,7 @@ def test_a_rate_far_too_high_ends_the_training(mbc, data):
 
 
 def interrupted(mbc, monkeypatch, signal_number, *arguments, after=2, twice=False):
-    """`mbc train` that gets a signal in its step number `after`, or two."""
+    """Run `mbc train` and send it a signal in its step number `after`; with `twice`, two signals."""
     from mbc.runtime.module import Module
 
     step = Module.step

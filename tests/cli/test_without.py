@@ -13,7 +13,7 @@ ROOM = ("--gpu", "v100", "--set", "batch=256", "--set", "memory.device=14GB")
 
 
 def worked(mbc, *arguments):
-    """Micro-batches of every operation, and the most workspace."""
+    """Return the micro-batches of every operation, and the largest workspace."""
     Path("wide.mbc").write_text(SOURCE)
     operations = mbc("show", "wide.mbc", *ROOM, "--json", *arguments).json["train"]["operations"]
     return {o["name"]: tuple(o["micro_batches"]) for o in operations}, max(o["workspace_bytes"] for o in operations)

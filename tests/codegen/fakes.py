@@ -1,7 +1,7 @@
 """Generated host code, compiled with g++ alone against the recording fakes of `fake/`, and run.
 
-`run_against_fake` gives what the code called, `expected_log` what the plan says it must call. The two share nothing but
-the plan: offsets are worked out again here, from shapes.
+`run_against_fake` returns the calls of the code, `expected_log` the calls that the plan requires. The two share nothing
+but the plan: offsets are computed again here, from shapes.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ PROGRAMS = ("train", "infer")
 
 @dataclass(frozen=True)
 class Call:
-    """One launch as the fakes saw it. `details`: what a library's call said of itself, by name."""
+    """One launch as the fakes recorded it. `details`: what the library's call recorded about itself, by name."""
 
     name: str
     stream: int
@@ -54,7 +54,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Wait:
-    """`stream` waits for a launch of another stream; launch -1: for what came before the program."""
+    """A wait of `stream` for a launch of another stream, or, for launch -1, for the work before the program."""
 
     stream: int
     launch: int
@@ -65,7 +65,7 @@ Log = tuple[Call | Wait, ...]
 
 @dataclass(frozen=True)
 class Run:
-    """The calls of each program: `eager` launch by launch, `captured` into its graph."""
+    """The calls of each program: `eager` if run launch by launch, `captured` if captured into a graph."""
 
     eager: Mapping[str, Log]
     captured: Mapping[str, Log]
@@ -77,7 +77,7 @@ SHARED = ("-shared", "-Wl,-Bsymbolic")
 
 
 def run_against_fake(plan: Plan, folder: Path, providers: Mapping[str, Provider] | None = None) -> Run:
-    """Generate, compile, create, run and capture; fails the test on any error."""
+    """Generate and compile the code, create a module, run and capture it; fail the test on any error."""
     library = compile_against_fake(view(plan, providers), folder)
     with loaded(
         library, has_everything=True, several_ranks=0 if plan.graph.ranks is None else plan.graph.ranks.size
@@ -100,7 +100,7 @@ def run_against_fake(plan: Plan, folder: Path, providers: Mapping[str, Provider]
 
 
 def compile_against_fake(rows: View, folder: Path) -> Path:
-    """The shared library of `rows` over the fakes; skips where there is no g++."""
+    """Return the shared library of `rows`, linked to the fakes. Skip the test if there is no g++."""
     if shutil.which("g++") is None:
         pytest.skip("needs g++ to compile the generated host code")
     folder.mkdir(parents=True, exist_ok=True)
@@ -115,7 +115,7 @@ def compile_against_fake(rows: View, folder: Path) -> Path:
 
 
 def compile_kernels_against_fake(symbols: tuple[str, ...], folder: Path) -> Path:
-    """The library that measuring calls, with these launchers, over the fakes; skips where there is no g++."""
+    """Return the library that measuring calls, with these launchers, linked to the fakes. Skip the test without g++."""
     if shutil.which("g++") is None:
         pytest.skip("needs g++ to compile the host code")
     (folder / "kernel_library.cpp").write_text(render_kernel_library())
@@ -135,7 +135,7 @@ def _write_launchers(symbols: tuple[str, ...], folder: Path) -> None:
 
 
 def compile_fakes(folder: Path) -> Path:
-    """The fakes alone, for code that calls cuDNN through ctypes; skips where there is no g++."""
+    """Compile the fakes alone, for code that calls cuDNN through ctypes. Skip the test if there is no g++."""
     if shutil.which("g++") is None:
         pytest.skip("needs g++ to compile the fakes")
     library = folder / "libfake.so"
@@ -163,9 +163,9 @@ def _static_objects() -> dict[str, Path]:
 
 
 class loaded:
-    """The library and a module of it; both are released at the end.
+    """Yield the library and a module of it; both are released at the end.
 
-    With `has_everything` the fake libraries have each algorithm that a measured plan asks for; with `several_ranks` the
+    With `has_everything` the fake libraries have every algorithm that a measured plan names. With `several_ranks` the
     module gets a communicator of that number of ranks.
     """
 
@@ -239,7 +239,7 @@ def _integers(text: str) -> tuple[int, ...]:
 
 
 def expected_log(plan: Plan, name: str) -> Log:
-    """Names, streams, offsets and waits of a program, from the plan alone. Integers are left out."""
+    """Return names, streams, offsets and waits of a program, from the plan alone. Integers are left out."""
     program: Program = getattr(plan, name)
     waits: dict[int, list[int]] = {}
     for earlier, later in program.waits:
@@ -286,10 +286,10 @@ def _offset(plan: Plan, number: int, row: int) -> int:
 
 
 def as_planned(log: Log) -> Log:
-    """Return the log without what libraries add: operands in the plan's order, workspace as the last offset.
+    """Return the log as the plan describes it: operands in the plan's order, workspace as the last offset.
 
-    A filter gradient that goes through the workspace is put back where the plan has it, and so are statistics that are
-    computed from sums in the workspace. There are no integers.
+    A filter gradient that a library computes in the workspace gets the address of its operand in the plan, and so do
+    statistics that are computed from sums in the workspace. Integers are left out.
     """
     return tuple(_as_planned(entry) if isinstance(entry, Call) else entry for entry in log)
 

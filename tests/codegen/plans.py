@@ -23,7 +23,7 @@ LINEAR = Linear((96,))
 
 @dataclass(frozen=True)
 class EchoProvider:
-    """Stands in for mbc's own kernels: arguments from which a test reads what it was asked."""
+    """A provider in the place of mbc's own kernels, whose arguments tell a test what was requested."""
 
     name: str = "mbc"
 
@@ -94,7 +94,7 @@ def _kernel(provider: str, name: str, *settings: tuple[str, int]) -> Kernel:
 def small_plan(
     precision: Precision = Precision.FP32, layout: str = "nchw", engine: int = -1, workspace_bytes: int = 8192
 ) -> Plan:
-    """A convolution in two slices, a kernel, a linear layer, all three passes of both, a trip to host memory."""
+    """Return a plan with two slices, all passes of a convolution and a linear layer, and a trip to the host."""
     make = _Maker(precision)
     make.value("x", (BATCH, 3, 6, 6))
     make.value("w", (4, 3, 3, 3), per_sample=False)
@@ -210,7 +210,7 @@ def pointwise_plan(precision: Precision, algorithm: int = 0) -> Plan:
 
 
 def statistics_plan(engine: int = -1, workspace_bytes: int = 1 << 12) -> Plan:
-    """A convolution in fp16 that leaves mean and variance of its result's channels."""
+    """Return a plan of an fp16 convolution with mean and variance of its output's channels."""
     make = _Maker(Precision.FP16)
     make.value("x", (BATCH, 8, 6, 6))
     make.value("w", (24, 8, 3, 3), per_sample=False)
@@ -251,7 +251,7 @@ LEGACY_ALGORITHMS = {"convolution": 1, "convolution_backward_data": 2, "convolut
 
 
 def with_legacy(plan: Plan, math: int, algorithms: Mapping[str, int] = LEGACY_ALGORITHMS) -> Plan:
-    """The plan with every convolution of a pass in `algorithms` given to cuDNN's legacy API."""
+    """Return the plan with every convolution of a pass in `algorithms` moved to cuDNN's legacy API."""
 
     def replaced(launch: Launch) -> Launch:
         if not isinstance(launch.work, Kernel) or len(launch.operations) != 1:

@@ -1,4 +1,4 @@
-"""Packages: whole or not at all, and built where the tools are there."""
+"""Packages: written whole or not at all, and built if the tools are installed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NOTHING = find_toolchain({"PATH": ""}, Places())
 
 @pytest.fixture(autouse=True)
 def stand_in_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The hand-made plan is no valid one: its kernels answer to test providers, its file is not its plan's."""
+    """Build the hand-made plan, which is not a valid one, with test providers and a short text in place of its file."""
     monkeypatch.setattr(build_module, "view", lambda plan: view(plan, providers()))
     monkeypatch.setattr(build_module, "dump_plan", lambda plan: f"{plan.graph.name}\n")
 

@@ -1,4 +1,4 @@
-"""Compiled objects are kept, and nothing that goes wrong there stops a build."""
+"""Compiled objects are kept, and no fault of the cache stops a build."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if [ -n "$source" ]; then echo "$source" >> "{log}"; cat "$source" > "$output"; 
 
 
 class Bench:
-    """Sources, a compiler that logs, and a cache."""
+    """Sources, a compiler that logs its calls, and a cache."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

@@ -1,4 +1,4 @@
-"""Which launch each node of a captured graph is of, as generated host code tells it, against the recording fakes."""
+"""The launch of each node of a captured graph, as generated host code reports it, against the recording fakes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TOLD = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_int64, ctypes.c_void_p)
 
 
 def test_every_node_is_told_with_the_launch_that_added_it(tmp_path: Path) -> None:
-    """Nodes of the fake are numbered in the order in which they are added, and listed in another order.
+    """The fake numbers nodes in the order in which they are added, but lists them in another order.
 
     Some launches add several nodes: filter gradients in half precision are widened.
     """

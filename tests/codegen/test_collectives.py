@@ -233,7 +233,7 @@ def test_failures_of_nccl_name_the_bucket(tmp_path: Path) -> None:
 
 
 def test_the_module_keeps_what_it_was_given(tmp_path: Path) -> None:
-    """Python's struct may be gone after mbc_create."""
+    """The module works although Python's struct of ranks is erased after mbc_create."""
     library = loaded(compile_against_fake(_rows(), tmp_path), True, several_ranks=2)
     with library as (lib, module):
         assert library.ranks is not None

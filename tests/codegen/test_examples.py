@@ -1,4 +1,4 @@
-"""The host code generated for a divided plan calls what it says. `tests/examples` does it for undivided plans."""
+"""The host code of a divided plan makes the calls of the plan. `tests/examples` tests undivided plans."""
 
 from __future__ import annotations
 

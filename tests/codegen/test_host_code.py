@@ -1,4 +1,4 @@
-"""Generated host code, run against recording fakes of CUDA, cuDNN and cuBLASLt: what it calls is what the plan says."""
+"""Generated host code against recording fakes of CUDA, cuDNN and cuBLASLt: its calls are those of the plan."""
 
 from __future__ import annotations
 
@@ -52,10 +52,10 @@ def test_convolutions_say_what_the_operation_is(tmp_path: Path) -> None:
 
 
 def test_heuristics_admit_by_precision_and_workspace(tmp_path: Path) -> None:
-    """The plans do not ask for determinism.
+    """Only the fake's engine that precision and workspace admit is used. Determinism is not asked for.
 
-    The fake offers: tensor cores whose workspace no plan has, down-conversion, FFT, Winograd, non-deterministic, tensor
-    cores, plain.
+    The fake offers: tensor cores with a workspace that no plan has, down-conversion, FFT, Winograd, non-deterministic,
+    tensor cores, plain.
     """
     assert {call.detail("engine") for call in _cudnn_calls(tmp_path / "a", Precision.FP32)} == {"964"}
     named = _cudnn_calls(tmp_path / "b", Precision.TF32, engine=965)
@@ -138,7 +138,7 @@ def test_failures_name_the_operation(tmp_path: Path) -> None:
 
 
 def test_launches_run_one_by_one(tmp_path: Path) -> None:
-    """Each is the one that the whole program runs in its place."""
+    """Each launch alone makes the calls that it makes in the whole program."""
     plan = small_plan()
     with loaded(compile_against_fake(view(plan, providers()), tmp_path)) as (lib, module):
         for number, name in enumerate(PROGRAMS):

@@ -131,10 +131,7 @@ def test_sources_hold_what_either_api_needs() -> None:
 
 
 def test_a_network_runs_through_it_here_and_there(tmp_path: Path) -> None:
-    """A plan of the compiler whose convolutions are given to the legacy API runs everywhere.
-
-    The verifier accepts it, the interpreter computes it, and its generated code makes the planned calls.
-    """
+    """A plan whose convolutions use the legacy API is verified, interpreted, and run by the fakes."""
     planned = compile_plan(Source("small.mbc", SMALL), Options(gpu="h200", micro_batch=2))
     plan = with_legacy(planned, FMA, dict.fromkeys(LEGACY_ALGORITHMS, 0))
     assert plan != planned

@@ -1,4 +1,4 @@
-"""The integers of a row are written in Python and read by a C++ struct: both name the same fields in one order."""
+"""Rows of integers are written in Python and read by a C++ struct: both name equal fields in one order."""
 
 from __future__ import annotations
 

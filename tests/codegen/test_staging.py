@@ -1,4 +1,4 @@
-"""Folders in the making: nothing of a killed process stays, nothing of a running one goes."""
+"""Folders in the making: those of a killed process are removed, those of a running process stay."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ with temporary_folder(Path(sys.argv[1])) as folder:
 
 @pytest.fixture
 def holder(tmp_path: Path):
-    """Another process that is making the package `net`, and its temporary folder."""
+    """Yield another process that is making the package `net`, and its temporary folder."""
     process = subprocess.Popen(
         [sys.executable, "-c", HOLD, str(tmp_path / "net")], stdout=subprocess.PIPE, text=True
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Convolutions with statistics in the epilogue, in host code: two operations for cuDNN, and a kernel behind them."""
+"""Convolutions with statistics in the epilogue, in host code: two operations for cuDNN, then a kernel."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ PROVIDERS = {"mbc": EchoProvider()}
 
 
 def with_kernels(plan: Plan) -> Plan:
-    """The plan with kernels that have arguments, such as the fakes write down."""
+    """Return the plan with kernels of mbc in place of all others, because the fakes record their arguments."""
 
     def replaced(launch: Launch) -> Launch:
         work = launch.work

@@ -24,7 +24,7 @@ class Client:
         threading.Thread(target=self._read, daemon=True).start()
 
     def ask(self, method: str, parameters: object) -> Any:
-        """The result of a request."""
+        """Return the result of a request."""
         self._asked += 1
         number = self._asked
         self._send({"id": number, "method": method, "params": parameters})
@@ -40,7 +40,7 @@ class Client:
         return self._next(lambda message: message.get("method") == method)["params"]
 
     def end(self) -> tuple[int, str]:
-        """The exit code, and what was written to stderr."""
+        """End the server, and return its exit code and its output on stderr."""
         self.ask("shutdown", None)
         self.tell("exit", None)
         assert self.process.stderr is not None

@@ -56,7 +56,7 @@ def _at(line: int, character: int) -> dict[str, Any]:
 
 
 def _changed(client: Client, text: str, version: int = 2) -> list[Any]:
-    """The mistakes of a new text."""
+    """Return the diagnostics for a changed text."""
     document = {"uri": URI, "version": version}
     client.tell("textDocument/didChange", {"textDocument": document, "contentChanges": [{"text": text}]})
     while (published := client.notification("textDocument/publishDiagnostics"))["version"] != version:

@@ -101,7 +101,7 @@ def test_the_parts_of_the_extension_are_there():
 
 @pytest.mark.skipif(shutil.which("node") is None, reason="Node.js is not installed")
 def test_the_client_starts_and_stops_the_server(tmp_path: Path):
-    """Stand-ins for VS Code and its client library record the calls of the extension."""
+    """The extension runs against stand-ins for VS Code and its client library, which record its calls."""
     (tmp_path / "run.js").write_text(DRIVER.replace("EXTENSION", json.dumps(str(EXTENSION / "extension.js"))))
     done = subprocess.run(["node", "run.js"], cwd=tmp_path, capture_output=True, text=True, check=True)
     assert json.loads(done.stdout) == [

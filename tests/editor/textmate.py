@@ -1,4 +1,4 @@
-"""The TextMate grammar of the language, from the Lark grammar and what the compiler knows by name."""
+"""The TextMate grammar of the language, made from the Lark grammar and the names that the compiler knows."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DECLARED = ("network", "block")  # a name follows
 
 
 def terminals() -> dict[str, str]:
-    """The terminals of the grammar by name: a regular expression each, or the word or sign itself, escaped."""
+    """Return the terminals of the grammar by name, each as a regular expression."""
     text = (folder("grammar") / "mbc.lark").read_text(encoding="utf-8")
     lark = Lark(text, parser="lalr", start=["program", "setting"])
     return {t.name: re.escape(t.pattern.value) if isinstance(t.pattern, PatternStr) else t.pattern.value
@@ -30,12 +30,12 @@ def terminals() -> dict[str, str]:
 
 
 def keywords() -> list[str]:
-    """All words of the language."""
+    """Return all keywords of the language."""
     return sorted(pattern for pattern in terminals().values() if pattern.isalpha())
 
 
 def grammar() -> str:
-    """The file of docs/vscode."""
+    """Return the content of the grammar file in docs/vscode."""
     of = terminals()
     words = sorted({word for layer in LAYERS.values() for p in layer.parameters for word in p.words})
     signs = (of[name] for name in ("_PIPE", "COMPARE", "POWER", "TIMES", "SIGN"))

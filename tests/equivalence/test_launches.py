@@ -1,4 +1,4 @@
-"""Launches one by one: what is right passes, and what is wrong in one of them is found there and nowhere else."""
+"""Checks of single launches: correct launches pass, and an error in one launch is found in that launch alone."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Spoil = Callable[[Array], None]  # changes a canonical array
 
 
 def masked_plan() -> Plan:
-    """Whose ReLUs leave bit masks, some of them fused with batch norms and residual sums."""
+    """Return a plan whose ReLUs leave bit masks; some are fused with batch norms and residual sums."""
     return planned(table(Measured(), "bf16"))
 
 
@@ -36,7 +36,7 @@ def offloading_plan() -> Plan:
 
 
 def launches_of(plan: Plan, kind: str) -> list[int]:
-    """Launches of the training program that run a member of this kind."""
+    """Return the launches of the training program that run an operation of this kind."""
     kinds = {operation.name: operation.kind for operation in plan.graph.train}
     return [i for i, launch in enumerate(plan.train.launches) if kind in [kinds[name] for name in launch.operations]]
 
@@ -47,7 +47,7 @@ def output(plan: Plan, index: int, value: str) -> Access:
 
 
 def spoiled(monkeypatch: pytest.MonkeyPatch, plan: Plan, index: int, access: Access, spoil: Spoil) -> Checked:
-    """Return the result of the check where launch `index` of the training program leaves a spoiled value."""
+    """Return the result of the check if launch `index` of the training program leaves a spoiled value."""
     run_launch = Interpreter.run_launch
     buffer, region = plan.buffers[access.buffer], access_region(plan, access)
 
@@ -99,7 +99,7 @@ def test_masks_and_copies_pass(make: Callable[[], Plan]):
 
 
 def one_element(array: Array) -> None:
-    """The largest with the other sign."""
+    """Change the sign of the largest element."""
     at = np.unravel_index(np.argmax(np.abs(array)), array.shape)
     array[at] = -array[at]
 
@@ -109,7 +109,7 @@ def one_bit(array: Array) -> None:
 
 
 def swapped(array: Array) -> None:
-    """The first two channels."""
+    """Exchange the first two channels."""
     array[:, [0, 1]] = array[:, [1, 0]]
 
 
@@ -172,7 +172,7 @@ def test_one_bit_of_a_mask_is_found(monkeypatch: pytest.MonkeyPatch):
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_a_forgotten_residual_sum_is_found(monkeypatch: pytest.MonkeyPatch, precision: str):
-    """The launch writes its first operand instead."""
+    """The launch writes its first operand in place of the sum."""
     plan = small_plan(precision)
     (index, *_) = launches_of(plan, "add")
     source = plan.train.launches[index].accesses[0]
@@ -197,7 +197,7 @@ def test_a_forgotten_residual_sum_is_found(monkeypatch: pytest.MonkeyPatch, prec
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_a_launch_that_does_nothing_is_found(monkeypatch: pytest.MonkeyPatch, precision: str):
-    """All of them, one after the other, but conversions and updates of what would stay the same."""
+    """Each launch in turn writes nothing, except conversions and updates that would not change their values."""
     plan = small_plan(precision)
     run_launch = Interpreter.run_launch
     missed: list[int] = []
@@ -221,7 +221,7 @@ def test_a_launch_that_does_nothing_is_found(monkeypatch: pytest.MonkeyPatch, pr
 
 
 def test_a_slice_that_is_lost_is_found(monkeypatch: pytest.MonkeyPatch):
-    """A filter gradient that a slice of the mini-batch should add to, and overwrites."""
+    """A slice of the mini-batch overwrites a filter gradient to which it should add."""
     plan = small_plan("bf16", 2)
     adding = [
         i for i in launches_of(plan, "convolution_backward_filter")
@@ -257,7 +257,7 @@ train { optimizer = sgd(momentum=0.9) }
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_pooled_values_may_be_rounded_to_the_other_side(precision: str):
-    """Before they are pooled; a few of many are, and none of them is far off."""
+    """A few of many elements may differ, because rounding before the pool chooses another one; none is far off."""
     plan = compile_plan(Source("pooled.mbc", POOLED), Options(gpu="h200", settings=(("train.precision", precision),)))
     checked = check_launches(plan, "cpu", 2, 0)
     pooled = [launch for launch in checked.launches if launch.kind.endswith("batch_normalize+relu+max_pool")]

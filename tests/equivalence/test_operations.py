@@ -64,7 +64,7 @@ def test_a_sum_that_is_overwritten_is_seen():
 
 
 def with_kernels(pair, *names):
-    """Measured calls of these kernels, the last one undivided."""
+    """Return the pair with measured calls of these kernels; the last kernel is the undivided one."""
     *ours, theirs = [
         dataclasses.replace(call, candidate=dataclasses.replace(call.candidate, name=name, measured=True))
         for call, name in zip((*pair.divided, *pair.undivided), names, strict=True)

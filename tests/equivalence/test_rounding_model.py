@@ -27,7 +27,7 @@ PRECISIONS = (Precision.FP32, Precision.TF32, Precision.BF16, Precision.FP16)
 
 
 def every_nth(cases: Sequence[Case], precision: Precision) -> list[Case]:
-    """All kinds and groups, each with some of its shapes."""
+    """Return one case for each kind of operation and each class of its attributes."""
     seen: dict[tuple[str, object], Case] = {}
     for case in cases:
         if case.kind != "convert" and precision.working in {Precision(p).working for p in case.precisions}:

@@ -131,7 +131,7 @@ def steps(divided, precision, kind):
 
 
 def lost_slice(plan):
-    """The plan with a filter gradient that keeps its last slice only: every launch overwrites."""
+    """Return the plan whose filter gradients keep their last slice only, because every launch overwrites."""
     launches = list(plan.train.launches)
     for index, launch in enumerate(launches):
         accesses = tuple(

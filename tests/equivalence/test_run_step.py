@@ -1,4 +1,4 @@
-"""One step and all that it gives."""
+"""A training step and all of its results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The functions of examples/data yield what `augment` takes, the same for an epoch each time, and train a network."""
+"""The functions of examples/data yield the bytes that `augment` takes, repeat their epochs, and train a network."""
 
 from __future__ import annotations
 
@@ -38,7 +38,10 @@ SOURCE = f"""network photos(batch = 6) {{
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Pictures whose colour tells the class, of several sizes and formats, in folders and in two shards."""
+    """Return a folder of pictures whose colour gives the class, of several sizes and formats.
+
+    There are folders for classes, and two shards.
+    """
     root = tmp_path_factory.mktemp("data")
     draws = np.random.default_rng(0)
     packed: list[dict[str, bytes]] = [{}, {}]

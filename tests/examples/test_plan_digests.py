@@ -52,7 +52,7 @@ QUICK = (
 
 @dataclass(frozen=True)
 class Digest:
-    """`plan`: of the file, less the version of mbc that made it and what it was told (`--set`)."""
+    """Digest of a plan. `plan`: digest of its file without mbc's version and the settings (`--set`)."""
 
     plan: str
     measured_share: float

@@ -1,4 +1,4 @@
-"""The loops of examples/pytorch: with mbc three lines differ, and numbers and checkpoint are the same."""
+"""The loops of examples/pytorch: with mbc three lines differ, and figures and checkpoint are equal."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_losses_accuracy_and_checkpoint_are_those_of_torch(tmp_path: Path, capsy
 
 
 def other_lines(theirs: str, ours: str) -> list[str]:
-    """Lines of a loop with mbc that the same loop of PyTorch does not have, up to their first parenthesis."""
+    """Return the lines that a loop with mbc adds to the loop of PyTorch, each up to its first parenthesis."""
     one, two = (
         [line for line in (FOLDER / f"{name}.py").read_text(encoding="utf-8").split('"""', 2)[2].splitlines() if line]
         for name in (theirs, ours)

@@ -1,4 +1,4 @@
-"""How these tests read a source: its head may say `# --set NAME=VALUE` or `# --network NAME`."""
+"""How these tests read a source: its first lines may be `# --set NAME=VALUE` or `# --network NAME`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every example is the network that it says it is: parameter counts of papers and of torchvision and timm."""
+"""Every example is the network that its name says: parameter counts of papers, torchvision and timm."""
 
 from __future__ import annotations
 

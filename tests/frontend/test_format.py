@@ -1,4 +1,4 @@
-"""`mbc fmt`: only indentation and blanks change, and what is laid out stays as it is."""
+"""`mbc fmt` changes only indentation and blanks, and leaves a formatted source unchanged."""
 
 from __future__ import annotations
 
@@ -116,23 +116,23 @@ def words(text: str) -> list[tuple[str, str]]:
 
 
 def comments(text: str) -> list[str]:
-    """In strings there are none: `#` stands in none of the sources' strings."""
+    """Return the comments of a text. No source has a `#` inside a string."""
     return [comment.rstrip() for comment in re.findall(r"#[^\r\n]*", text)]
 
 
 def in_lines(text: str) -> list[str]:
-    """Without blanks and blank lines."""
+    """Return the lines of a text without blanks and without empty lines."""
     return [line for line in (re.sub(r"[\s\ufeff]", "", line) for line in text.splitlines()) if line]
 
 
 def meaning(lowered: Lowered) -> tuple[object, ...]:
-    """All that a source says, but for places in its text."""
+    """Return the meaning of a source: all of its parts except places in its text."""
     rest = (getattr(lowered, field.name) for field in fields(lowered) if field.name != "network")
     return (network_text(lowered.network), *rest)
 
 
 def judge(text: str) -> str:
-    """The layout of a text, which says the same with the same comments in the same lines, and stays as it is."""
+    """Return the formatted text. Assert that words, comments and lines stay and that a second pass changes nothing."""
     formatted = laid_out(text)
     assert laid_out(formatted) == formatted
     assert words(formatted) == words(text)
@@ -210,7 +210,7 @@ def test_blanks_do_not_change_the_layout(data: st.DataObject):
 @settings(QUIET, max_examples=60)
 @given(st.data())
 def test_any_line_breaks_and_comments(data: st.DataObject):
-    """Breaks change what an `if` is, so not every text can be read; what can be stays what it is."""
+    """A line break inside a statement may be an error; a text that still parses keeps its meaning."""
     source = data.draw(st.sampled_from(SOURCES))
     parts = re.split(r"([ \n]+)", re.sub(r"#.*|\"[^\"]*\"", "", source))
     for _ in range(data.draw(st.integers(1, 6))):

@@ -1,4 +1,4 @@
-"""Tensors that belong to no layer: their names, how they start, where they may stand."""
+"""Tensors that belong to no layer: their names, their initial values, and where they may stand."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_groups_and_weight_decay_see_a_free_parameter() -> None:
 
 @pytest.mark.parametrize("precision", [Precision.FP32, Precision.BF16])
 def test_its_gradient_is_of_the_type_of_parameters(precision: Precision) -> None:
-    """However it was used: along an axis, added to a row, through an operation of its own."""
+    """The gradient is fp32 for a parameter used along an axis, added to a row, or passed through an operation."""
     body = "g = parameter(3)\n  p = parameter((1, 3, 2, 2))\n  y = x * g + (p |> tanh) + p"
     graph = differentiate(lowered(body).network, Optimizer(), precision)
     for name in ("g", "p"):

@@ -1,4 +1,4 @@
-"""Whatever is written, the front end answers with a network or with an MbcError: nothing else is raised."""
+"""Random texts: the front end returns a network or raises an MbcError, and nothing else."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ QUIET = settings(max_examples=120, suppress_health_check=list(HealthCheck))  # p
 
 
 def answers(text: str, *pairs: str) -> None:
-    """Lower the text; a network must be sound, and an error must have its place inside the text."""
+    """Lower the text. A network must be valid, and an error must name a place inside the text."""
     try:
         verify_network(lower_text(text, *pairs).network)
     except MbcError as error:

@@ -1,4 +1,4 @@
-"""Names of PyTorch's are answered with what mbc has in their place, and everything that an answer names exists."""
+"""Names of PyTorch are answered with their counterparts in mbc, all of which exist."""
 
 from __future__ import annotations
 

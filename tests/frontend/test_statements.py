@@ -19,13 +19,13 @@ def lower_body(body: str, header: str = "", parameters: str = "", *settings: str
 
 
 def trained(network: Network) -> list[str]:
-    """Paths of the parameters, without the head's."""
+    """Return the paths of the parameters, without those of the head."""
     names = [s.value for s in network.states if network.values[s.value].role is Role.PARAMETER]
     return [n for n in names if not n.startswith("head.")]
 
 
 def kinds(network: Network) -> list[str]:
-    """Operations up to the head."""
+    """Return the kinds of the operations before the head."""
     return [op.kind for op in network.operations if not op.name.startswith(("head", "softmax"))]
 
 

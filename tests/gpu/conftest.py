@@ -1,4 +1,4 @@
-"""The GPU that tests measure on, where there is one and the toolchain builds for it."""
+"""The GPU on which tests measure, if there is one and the toolchain can build for it."""
 
 from __future__ import annotations
 

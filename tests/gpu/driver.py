@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 
 class Gpu:
-    """Device 0 in its primary context; everything taken is given back by `close`."""
+    """Device 0 in its primary context; `close` frees everything that was allocated."""
 
     def __init__(self) -> None:
         try:

@@ -26,7 +26,7 @@ def need_gpu() -> None:
 
 
 def built(plan: Plan, folder: Path) -> Path:
-    """The folder, with the plan's package in it. Skips the test where it cannot be built."""
+    """Build the plan's package, and return its folder. Skip the test if it cannot be built."""
     package = write_package((plan,), folder, find_toolchain())
     if package.library is None:
         pytest.skip("the library cannot be built here: " + "; ".join(map(str, package.missing)))

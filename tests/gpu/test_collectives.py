@@ -1,4 +1,4 @@
-"""Collectives between two GPUs: measured, and every rank's communicator closed, in bounded time."""
+"""Collectives between two GPUs: they are measured, and every rank closes its communicator within a time limit."""
 
 from __future__ import annotations
 

@@ -141,7 +141,7 @@ def test_refusals_do_no_harm(gpu: Gpu, opened: tuple[Precision, KernelLibrary]) 
 
 
 def test_several_calls_in_one_graph(gpu: Gpu, opened: tuple[Precision, KernelLibrary]) -> None:
-    """Each reads what the one before it wrote."""
+    """Each call reads the output of the call before it."""
     precision, library = opened
     gpu.reset()
     candidate, request = next(_candidates(precision))

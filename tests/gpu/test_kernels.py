@@ -31,7 +31,7 @@ ARENA_BYTES = 256 << 20
 class DeviceMemory:
     """One allocation of GPU memory through PyCUDA, handed out piece by piece.
 
-    Copies wait for the kernels of the default stream.
+    Each copy waits for the kernels of the default stream.
     """
 
     driver: Any

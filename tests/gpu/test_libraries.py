@@ -60,7 +60,7 @@ LINEARS = {"head": (96, 10), "wide": (64, 128), "odd": (33, 7)}
 
 @dataclass(frozen=True)
 class Case:
-    """One operation with one candidate. `slices`: row at which the second call begins, 0 for one call."""
+    """One operation with one candidate. `slices`: row at which the second call begins; 0: one call."""
 
     name: str
     request: Request

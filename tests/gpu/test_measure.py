@@ -150,7 +150,7 @@ def test_time_is_bounded(gpu: Gpu, tmp_path: Path) -> None:
 
 
 def test_strict_fp32_is_exact(gpu: Gpu, tmp_path: Path) -> None:
-    """FFT and Winograd count only where their error is small; tensor cores not at all."""
+    """FFT and Winograd count only if their error is small; tensor cores never count."""
     asked, path = need(PASSES[0], Precision.FP32, sizes=(18,)), tmp_path / "p.sqlite"
     measure(gpu, [asked], path)
     measurements = read_profile(path).measurements[signature(asked.undivided)]

@@ -59,7 +59,7 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
 
 @pytest.fixture
 def pair(package: Callable[..., Path]) -> Iterator[Callable[..., tuple[Module, Module]]]:
-    """A module on the GPU and its twin on the interpreter, closed in the end."""
+    """Return a function that opens a module on the GPU and its twin on the interpreter, which are closed at the end."""
     opened: list[Module] = []
 
     def make(precision: str = "fp32", micro_batch: int = 0, **settings: Any) -> tuple[Module, Module]:

@@ -33,7 +33,7 @@ extern "C" __global__ void where(unsigned* found) {
 
 
 def half() -> str:
-    """Some half of this machine's GPU, as its name says it."""
+    """Return the name of a part with about half of this machine's multiprocessors."""
     whole = find_device("auto").multiprocessors // 2
     try:
         return find_device(f"auto@{whole}").name

@@ -33,7 +33,7 @@ def two_gpus() -> None:
 
 
 def planned(precision: str) -> Plan:
-    """In 0.8 of the arena that everything takes, with nothing but a peer to make up for it."""
+    """Return a plan within 0.8 of the arena of the plan without a limit, which may only offload to a peer."""
 
     def plan(*settings: tuple[str, str]) -> Plan:
         without = frozenset({"recompute", "micro_batches"})

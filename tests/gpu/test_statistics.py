@@ -1,4 +1,4 @@
-"""Convolutions with statistics in the epilogue, on a real GPU: measured, captured, and in a step next to the CPU."""
+"""Convolutions with statistics in the epilogue, on a real GPU: measured, captured, and in a step beside the CPU."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_engines_are_measured_and_admitted(gpu: Gpu, asked: Request, tmp_path: P
 @pytest.mark.parametrize("center", [0.0, 3.0])
 @pytest.mark.parametrize("asked", REQUESTS, ids=IDS)
 def test_what_heuristics_give_is_captured_and_right(gpu: Gpu, asked: Request, center: float) -> None:
-    """The mean is once away from zero, because the variance is then a difference of large sums."""
+    """In one case the mean is far from zero, so that the variance is a difference of large sums."""
     (candidate,) = CUDNN.candidates(asked, find_spec("h200"))
     types = (*asked.inputs, *asked.outputs)
     kind = asked_kind(asked)

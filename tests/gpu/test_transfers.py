@@ -1,4 +1,4 @@
-"""Copies between a real GPU and its host: figures that a bus can have, and that two timings agree on."""
+"""Copies between a real GPU and its host: plausible rates, on which two measurements agree."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Parts of GPUs: what they are called, what they can do, and which there are."""
+"""Parts of GPUs: their names, their properties, and the sizes that exist."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which GPU plans are for, and how much of its memory and the host's a plan may take."""
+"""The GPU that a plan is for, and how much of its memory and the host's memory the plan may take."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_the_gpu_that_is_left_to_be_seen(
 
 
 def test_a_plan_takes_no_more_than_cuda_can_allocate(monkeypatch: pytest.MonkeyPatch) -> None:
-    """nvidia-smi counts an idle H200's reserved bytes as free."""
+    """nvidia-smi reports the reserved bytes of an idle H200 as free, but CUDA cannot allocate them."""
     spec = find_spec("h200")
     here = LocalGpu(spec.name, "580.1", spec.architecture, 143_771 << 20, 143_161 << 20)
     monkeypatch.setattr(target, "local_gpus", lambda: (here,))

@@ -15,7 +15,7 @@ READ, NVLINK = 0, 2
 
 
 class Nvml:
-    """GPUs `a`, `b`, ...; `links`: what two of them can do. Its functions are those of a ctypes library."""
+    """A fake of the driver library for GPUs `a`, `b`, ...; `links`: the properties of each pair of GPUs."""
 
     def __init__(self, links: dict[tuple[str, str], set[int]]) -> None:
         self.links, self.open = links, 0

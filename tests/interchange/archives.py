@@ -1,4 +1,4 @@
-"""Archives as torch.export.save writes them, made by hand: a convolution, and whatever a test wants to be wrong."""
+"""Hand-made archives in the form of torch.export.save: a convolution, with an error that a test chooses."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def tensor(shape: tuple[int, ...], dtype: int = 7, trained: bool = False) -> dic
 
 
 def graph() -> dict[str, Any]:
-    """[2, 3, 4, 4] through a convolution to five channels."""
+    """Return the graph of a convolution to five channels of an image [2, 3, 4, 4]."""
     nodes = [
         {
             "target": "torch.ops.aten.conv2d.default",
@@ -55,7 +55,7 @@ def weights() -> dict[str, Any]:
 
 
 def write(path: Path, document: Any = None, config: Any = None, files: Mapping[str, bytes] | None = None) -> Path:
-    """An archive of a graph, weights and their bytes; `files` replaces or adds entries."""
+    """Write an archive of a graph, weights and their bytes; `files` replaces or adds entries."""
     entries = {
         "net/models/model.json": json.dumps(graph() if document is None else document).encode(),
         "net/data/weights/model_weights_config.json": json.dumps(weights() if config is None else config).encode(),

@@ -1,4 +1,4 @@
-"""Networks that have every operation that an ONNX file can say, between HEAD and TAIL."""
+"""Bodies of networks, between HEAD and TAIL, that together have every operation of an ONNX export."""
 
 from __future__ import annotations
 

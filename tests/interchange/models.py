@@ -1,4 +1,4 @@
-"""Models of PyTorch, exported to a file, and what a network that was imported computes."""
+"""Models of PyTorch, exported to a file, and the results of the imported networks."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ nn = torch.nn
 
 
 class Of(nn.Module):
-    """A function as a model, behind a convolution, so that its input is nobody's but the model's."""
+    """A model that applies a function to the output of a convolution."""
 
     def __init__(self, function: Callable[..., Tensor], channels: int = 4, padding: int = 1, **held: Model) -> None:
         super().__init__()
@@ -42,7 +42,7 @@ class Of(nn.Module):
 
 
 def exported(path: Path, model: Model, *inputs: Tensor, train: bool = True, **options: object) -> Path:
-    """The model's program, in training mode, as a file."""
+    """Write the model's exported program, in training mode, to a file, and return its path."""
     file = path / "model.pt2"
     torch.export.save(torch.export.export(model.train(train), inputs, **options), file)
     return file
@@ -72,7 +72,7 @@ def forward(model: ImportedModel, *inputs: Tensor) -> list[Array]:
 
 
 def compared(path: Path, model: Model, *inputs: Tensor) -> ImportedModel:
-    """Import the model, and assert that it computes what torch does, within 1e-5, and is laid out as by `mbc fmt`."""
+    """Import the model; assert that results are torch's within 1e-5 and that `mbc fmt` leaves the source unchanged."""
     imported = import_model(exported(path, stirred(model), *inputs), "net", "mse")
     assert format_source(Source("net.mbc", imported.source)) == imported.source
     with torch.no_grad():
@@ -88,7 +88,7 @@ def compared(path: Path, model: Model, *inputs: Tensor) -> ImportedModel:
 
 
 def signature(network: Network) -> tuple[Sequence[int], Sequence[int]]:
-    """Return what identifies a network's computation independently of the names of values and operations.
+    """Return a signature of a network's computation, independent of the names of values and operations.
 
     The first part is a digest of each output. The second holds the digests of all results of operations, sorted.
     """

@@ -1,4 +1,4 @@
-"""ONNX files made by hand or by torch, and what a network that was imported from one computes."""
+"""ONNX files made by hand or by torch, and the results of networks that were imported from them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def model(
     opset: int = 20,
     kind: int = FLOAT,
 ) -> Any:
-    """A graph from `x` to `y`."""
+    """Return a graph from `x` to `y`."""
     arrays = [numbers.from_array(np.asarray(a), name) for name, a in (held or {}).items()]
     inputs = [helper.make_tensor_value_info("x", kind, list(shape))]
     outputs = [helper.make_tensor_value_info(output, FLOAT, None)]
@@ -46,7 +46,7 @@ def written(path: Path, content: Any) -> Path:
 
 
 def exported(path: Path, network: Model, *inputs: Tensor, train: bool = True, **options: Any) -> Path:
-    """Export a network by torch without ONNX Script. In training mode nothing is folded."""
+    """Export a network by torch without ONNX Script. In training mode no operations are folded."""
     file = path / "model.onnx"
     mode = torch.onnx.TrainingMode.TRAINING if train else torch.onnx.TrainingMode.EVAL
     with warnings.catch_warnings():
@@ -58,7 +58,7 @@ def exported(path: Path, network: Model, *inputs: Tensor, train: bool = True, **
 
 
 def compared(path: Path, network: Model, *inputs: Tensor, **options: Any) -> ImportedModel:
-    """Export by torch, import, and assert that evaluation is the same within 1e-5."""
+    """Export by torch, import, and assert that evaluation results are equal within 1e-5."""
     network = stirred(network)
     imported = import_model(exported(path, network, *inputs, **options), "net", "mse")
     with torch.no_grad():

@@ -68,7 +68,7 @@ class ByHand(Packed):
 
 
 class Separate(Packed):
-    """Query, key and value of layers of their own."""
+    """Attention whose query, key and value come from separate layers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -86,7 +86,7 @@ def windows(x: Tensor, side: int) -> Tensor:
 
 
 def offsets(side: int) -> Tensor:
-    """[T * T]: the row of the table for each pair of pixels of a window."""
+    """Return the row of the table for each pair of pixels of a window, [T * T]."""
     y, x = (p.flatten() for p in torch.meshgrid(torch.arange(side), torch.arange(side), indexing="ij"))
     down, across = y[:, None] - y + side - 1, x[:, None] - x + side - 1
     return (down * (2 * side - 1) + across).flatten()
@@ -175,7 +175,7 @@ class OtherOffsets(Windows):
 
 
 class ByColumns(Windows):
-    """The table of LeViT: [heads, offsets]."""
+    """Windows whose table is that of LeViT: [heads, offsets]."""
 
     def __init__(self) -> None:
         super().__init__(0)

@@ -39,7 +39,7 @@ def test_a_program_is_drawn_alike_in_each_run() -> None:
 
 
 class Shifted(nn.Module):
-    """A layer behind which stands a constant that the model computes; `error` is added where PyTorch runs in fp64."""
+    """A layer, after which the model adds a constant that it computes; in fp64 `error` is added, too."""
 
     def __init__(self, error: float) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Clamps, comparisons, masks, maxima, casts, constants and later activations are imported as what they are in torch."""
+"""Clamps, comparisons, masks, maxima, casts, constants and later activations keep their meaning in torch."""
 
 from __future__ import annotations
 

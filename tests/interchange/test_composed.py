@@ -1,4 +1,4 @@
-"""Operations that no one layer computes: outputs, loss, gradients and statistics in fp64, beside PyTorch's."""
+"""Operations that no single layer computes: outputs, loss, gradients and statistics in fp64, beside PyTorch's."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Tensor = Any
 
 
 class Behind(nn.Module):
-    """A function behind a convolution, with the modules that it calls."""
+    """A model that applies a function, with the modules that it calls, to the output of a convolution."""
 
     def __init__(self, function: Callable[..., Tensor], held: tuple[Any, ...], shape: tuple[int, ...]) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Writes in place, through views and to the bases of views: the program without them computes what PyTorch does."""
+"""Writes in place, through views and to their bases: the functional program computes PyTorch's results."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def test_parts_that_share_no_elements(tmp_path: Path) -> None:
 
 
 def test_drawn_programs(tmp_path: Path) -> None:
-    """Tensors that share memory or not are viewed, written and read in any order."""
+    """Tensors that may share memory are viewed, written and read in random order."""
     for seed in range(40):
         draw = random.Random(seed)
         plan = [(draw.random(), draw.choice([*VIEWS]), draw.choice([*WRITES])) for _ in range(8)]

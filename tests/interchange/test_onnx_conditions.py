@@ -47,7 +47,7 @@ def test_largest_and_smallest_of_several(kind: str, inputs: list[str], tmp_path:
 
 
 def _chosen(path: Path, nodes: list[Any], x: np.ndarray[Any, Any]) -> None:
-    """Import nodes from `h` to `y` behind a product with a parameter, and compare with ONNX's evaluator."""
+    """Import nodes from `h` to `y` after a product with a parameter, and compare with ONNX's evaluator."""
     onnx_model = model(
         [node("Mul", ["x", "ones"], ["h"], name="first"), *nodes],
         {"ones": np.ones((1, *x.shape[1:]), np.float32), "p": drawn(1, *x.shape[1:]), **NUMBERS},
@@ -70,7 +70,7 @@ def test_conditions_choose(kind: str, operands: tuple[str, str], chosen: tuple[s
 
 
 def test_what_is_hidden_is_recognised(tmp_path: Path) -> None:
-    """Exporters guard rows whose scores are all -inf in this way."""
+    """Exporters guard in this way rows whose scores are all -inf."""
     x = drawn(2, 3, 4, 4)
     x[0, 1] = -np.inf
     nodes = [

@@ -1,4 +1,4 @@
-"""Operators that ONNX's evaluator computes otherwise than ONNX defines them are not checked by it."""
+"""Operators for which ONNX's evaluator deviates from ONNX's definition are not checked by it."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ def test_models_compute_what_the_interpreter_does(name: str) -> None:
 
 
 def _drawn_pool(rng: np.random.Generator) -> tuple[str, tuple[int, int]]:
-    """A source with one drawn pooling, and the size of its images."""
+    """Return a source with one random pooling, and the size of its images."""
     height, width = (int(n) for n in rng.integers(3, 12, 2))
     kernel, stride = rng.integers(1, 5, 2), rng.integers(1, 5, 2)
     pad = [int(rng.integers(0, k // 2 + 1)) for k in (kernel[0], kernel[0], kernel[1], kernel[1])]
@@ -93,7 +93,7 @@ def test_every_rule_is_tried() -> None:
 
 
 def test_response_normalisation_comes_back(tmp_path: Path) -> None:
-    """ONNX's own evaluator gives something else than ONNX's definition for it."""
+    """ONNX's own evaluator deviates here from ONNX's definition."""
     graph = _graph("x = x |> lrn(3, alpha=0.5, beta=0.7, k=2.0)")
     file = tmp_path / "net.onnx"
     file.write_bytes(build_model(graph, _states(graph)).SerializeToString())
@@ -138,7 +138,7 @@ class Residual(nn.Module):
 
 @pytest.mark.parametrize("name", ["residual", "separable", "plain"])
 def test_there_twenty_steps_and_back(name: str, tmp_path: Path) -> None:
-    """torch -> ONNX -> source -> 20 steps -> ONNX: evaluated alike, and imported again the same network."""
+    """torch -> ONNX -> source -> 20 steps -> ONNX: evaluation agrees, and a second import gives the network again."""
     file = exported(tmp_path, _network(name), torch.randn(6, 1, 6, 6))
     imported = import_model(file, "net")
     weights, source = tmp_path / "net.safetensors", tmp_path / "net.mbc"

@@ -1,4 +1,4 @@
-"""ONNX operators that are written by other layers: what ONNX's own evaluator says, on drawn shapes and attributes."""
+"""ONNX operators that other layers replace, beside ONNX's own evaluator, with random shapes and attributes."""
 
 from __future__ import annotations
 

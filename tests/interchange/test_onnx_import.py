@@ -32,7 +32,7 @@ class Unit(nn.Module):
 
 
 class Inside(nn.Module):
-    """A layer, and what is done around it."""
+    """A model that applies other operations around a layer."""
 
     def __init__(self, layer: Model, function: Callable[[Tensor, Model], Tensor]) -> None:
         super().__init__()
@@ -167,7 +167,7 @@ def test_attention_of_a_sequence(name: str, tmp_path: Path) -> None:
 
 
 def test_parts_that_are_taken_with_their_axis_stay_so(tmp_path: Path) -> None:
-    """Only one of two parts loses its axis."""
+    """One of two parts loses its axis and gets it again, so the parts stay a `chunk`."""
     nodes = [
         node("Conv", ["x", "w"], ["h"]), node("Split", ["h"], ["a", "b"], axis=1, num_outputs=2, name="parts"),
         node("Squeeze", ["a", "one"], ["s"]), node("Unsqueeze", ["s", "one"], ["u"]), node("Add", ["u", "b"], ["y"]),
@@ -205,7 +205,7 @@ def test_group_norm_of_channels(tmp_path: Path) -> None:
 
 
 def test_shapes_that_are_computed(tmp_path: Path) -> None:
-    """Exporters write `x.view(x.shape[0], -1)` in this way where the batch size is open."""
+    """Exporters write `x.view(x.shape[0], -1)` in this way if the batch size is open."""
     nodes = [
         node("Shape", ["x"], ["s"]), node("Gather", ["s", "zero"], ["n"]), node("Unsqueeze", ["n", "axis"], ["r"]),
         node("Concat", ["r", "rest"], ["to"], axis=0), node("Reshape", ["x", "to"], ["f"]),

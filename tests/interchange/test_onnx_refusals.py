@@ -1,4 +1,4 @@
-"""ONNX files that cannot be taken: what they lack, other forms, damage, and files that mean harm."""
+"""ONNX files that cannot be imported: missing parts, other forms, damage, and malicious files."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def test_sizes_that_would_fill_the_memory(tmp_path: Path) -> None:
 
 
 def test_sizes_that_no_tensor_has_are_not_calculated_with(tmp_path: Path) -> None:
-    """onnx's own inference of shapes ends the process where a part is taken of a tensor with a negative size."""
+    """Such a part must be refused before onnx infers shapes, because there a negative size ends the process."""
     held = WEIGHT | {"pads": np.array([0, 0, -(1 << 40), (1 << 40) - 1, 0, 0, 0, 0]), "two": np.array([2])}
     nodes = [conv("h"), node("Pad", ["h", "pads"], ["p"]), node("Slice", ["p", "two", "two", "two"], ["y"])]
     assert "node 'the_Pad': Pad: one of its shapes depends on data or on a dynamic size" in refusal(

@@ -30,7 +30,7 @@ def drawn(*shape: int, seed: int = 0) -> Array:
 def _imported(
     path: Path, last: Any, x: Array, held: Mapping[str, Any] | None, opset: int
 ) -> tuple[Any, ImportedModel, Array]:
-    """A model of `last` behind a product with a parameter, from `h` to `y`; imported; and what it computes then."""
+    """Return a model of `last` after a product with a parameter, its import, and the imported network's result."""
     ones = np.ones((1, *x.shape[1:]), np.float32)
     nodes = [node("Mul", ["x", "ones"], ["h"], name="first"), last]
     onnx_model = model(nodes, {"ones": ones, **(held or {})}, shape=x.shape, opset=opset)
@@ -40,12 +40,12 @@ def _imported(
 
 
 def computed(path: Path, last: Any, x: Array, held: Mapping[str, Any] | None = None, opset: int = 20) -> Array:
-    """Return what `last` computes here, for operators that ONNX's evaluator does not compute as the standard says."""
+    """Return mbc's result of `last`, for operators that ONNX's evaluator does not compute as the standard says."""
     return _imported(path, last, x, held, opset)[2]
 
 
 def taken(path: Path, last: Any, x: Array, held: Mapping[str, Any] | None = None, opset: int = 20) -> str:
-    """Import `last`, assert that it computes what ONNX's evaluator says, and return its source."""
+    """Import `last`, assert that its result is that of ONNX's evaluator, and return its source."""
     onnx_model, imported, output = _imported(path, last, x, held, opset)
     (wanted,) = evaluated(onnx_model, x)
     assert output.shape == wanted.shape
@@ -65,7 +65,7 @@ COORDINATES = ("half_pixel", "pytorch_half_pixel", "half_pixel_symmetric", "asym
 
 
 def _resize(rng: np.random.Generator) -> tuple[Any, Array, dict[str, Any]]:
-    """A drawn Resize of images [2, 2, H, W]."""
+    """Return a random Resize of images [2, 2, H, W]."""
     shape = (2, 2, *(int(n) for n in rng.integers(2, 8, 2)))
     mode = str(rng.choice(["nearest", "linear", "cubic"]))
     more: dict[str, Any] = {"mode": mode, "coordinate_transformation_mode": str(rng.choice(COORDINATES))}

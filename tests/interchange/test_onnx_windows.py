@@ -22,7 +22,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*folded:RuntimeWarning")
 
 
 class Masked(Windows):
-    """A block of Swin as in timm: the mask is a buffer."""
+    """A block of Swin as in timm, whose mask is a buffer."""
 
     def __init__(self, shift: int) -> None:
         super().__init__(shift)
@@ -33,7 +33,7 @@ class Masked(Windows):
 
 
 class Unlike(Windows):
-    """A bias that is not of offsets: a number for each pair of pixels."""
+    """A window with a bias for each pair of pixels instead of one for each offset."""
 
     def __init__(self) -> None:
         super().__init__(0)

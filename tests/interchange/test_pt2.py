@@ -1,4 +1,4 @@
-"""Reading exported programs: whole ones, and files that are cut short, damaged, or meant to do harm."""
+"""Reading exported programs: valid files, and files that are cut short, damaged or malicious."""
 
 from __future__ import annotations
 

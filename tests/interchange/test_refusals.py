@@ -148,7 +148,7 @@ def test_a_checkpoint_that_loses_gradients_is_refused(tmp_path: Path) -> None:
 
 
 class Square(torch.autograd.Function):
-    """Whose gradient is none of a square."""
+    """A square with a wrong gradient of its own."""
 
     @staticmethod
     def forward(ctx: Model, x: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Every rule: what a small model of it computes here and in torch."""
+"""Every import rule: a small model of it computes torch's results."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Positions(LayerScale):
 
 
 class Buffered(nn.Module):
-    """A number for each channel that is not trained."""
+    """A model with a number for each channel that is not trained."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ class Buffered(nn.Module):
 
 
 class EfficientAttention(nn.Module):
-    """The channel attention of ECA: a convolution over the channels' means."""
+    """The channel attention of ECA, which is a convolution over the channels' means."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Weights that go to a network and come back: every key, aliases and counters included."""
+"""Weights from torch to a network and back: every key, aliases and counters included."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Unit(nn.Module):
 
 
 class Net(nn.Module):
-    """A module under two names, a buffer that nobody reads, a scale, and a linear layer over channels."""
+    """A model with a module under two names, a buffer that nobody reads, a scale, and a linear layer over channels."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ class Net(nn.Module):
 
 @pytest.fixture
 def imported(tmp_path: Path) -> tuple[Model, str, Path]:
-    """The model, the source that was written for it, and the file of its weights."""
+    """Return the model, the imported source, and the file of its weights."""
     torch.manual_seed(0)
     model = stirred(Net())
     imported_model = import_model(exported(tmp_path, model, torch.randn(8, 1, 6, 6)), "net")

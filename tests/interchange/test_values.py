@@ -1,4 +1,4 @@
-"""Numbers, repetition, parts, writes and regions in a model: the network computes what the model does."""
+"""Numbers, repetition, parts, writes and regions in a model are imported with torch's results."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ IMAGE = torch.linspace(-2.0, 2.0, 2 * 3 * 5 * 7).reshape(2, 3, 5, 7).sin()
 
 
 class Behind(nn.Module):
-    """A function behind a convolution to eight channels."""
+    """A model that applies a function to a convolution with eight channels."""
 
     def __init__(self, function: Callable[[Tensor], Tensor], **held: Model) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Sources that an import writes: blocks for what repeats, names and labels, and the same graph as without blocks."""
+"""Sources that an import writes. Tested are blocks for repeated parts, names and labels, and equality of the graph."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The plainest evaluator of a training graph: every operation once, on whole arrays."""
+"""A plain evaluator of a training graph, which executes every operation once, on whole arrays."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def new_control(step: int = 0, seed: int = 0, learning_rate: float = 0.1, loss_s
 
 
 def draw(graph: TrainingGraph, rng: np.random.Generator, classes: int = 3) -> dict[str, Array]:
-    """Random inputs and states; variances are positive. Values are distinct and far from zero for their number."""
+    """Return random inputs and states. Variances are positive; other values are distinct and not near zero."""
     initial: dict[str, Array] = {}
     for value in graph.values.values():
         if value.role in (Role.INTERMEDIATE, Role.CONTROL):
@@ -56,7 +56,7 @@ def execute(
     batch: int,
     precision: Precision = Precision.FP64,
 ) -> dict[str, Array]:
-    """All values after `operations`; checks the shape and type of each."""
+    """Return all values after `operations`, and assert the shape and type of each."""
     env = dict(start)
     for op in operations:
         outputs = tuple(types[v] for v in op.outputs)
@@ -78,17 +78,17 @@ def types_of(graph: TrainingGraph) -> dict[str, TensorType]:
 
 
 def step(graph: TrainingGraph, start: Mapping[str, Array], control: Array | None = None) -> dict[str, Array]:
-    """All values after one training step."""
+    """Return all values after one training step."""
     env = dict(start)
     env["control"] = new_control() if control is None else control
     return execute(graph.train, types_of(graph), env, graph.batch, graph.precision)
 
 
 def parameter_gradients(graph: TrainingGraph, env: Mapping[str, Array]) -> dict[str, Array]:
-    """Gradient of every trained parameter, by its name."""
+    """Return the gradient of every trained parameter, by its name."""
     return {op.inputs[0]: env[op.inputs[1]] for op in graph.train if op.kind in ("sgd_update", "adamw_update")}
 
 
 def normalised(ours: Array, reference: Array) -> float:
-    """Relative L2 distance."""
+    """Return the relative L2 distance."""
     return float(np.linalg.norm(ours - reference) / max(np.linalg.norm(reference), 1e-30))

@@ -36,7 +36,7 @@ class Writer:
         return self.graph.declare(name, TensorType(shape, DType.FP32), Role.PARAMETER)
 
     def __call__(self, layer: str, *inputs: str, path: str = "", **settings: Any) -> Any:
-        """A value, or several where the layer gives several. The same `path` twice shares the parameters."""
+        """Apply a layer and return its value, or several. A repeated `path` shares the parameters."""
         self._count += 1
         self._path = path or f"{layer}{self._count}"
         definition = LAYERS[layer]

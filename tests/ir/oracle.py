@@ -24,7 +24,7 @@ FUNCTIONS: Any = importlib.import_module("mbc.equivalence.torch_functions").FUNC
 def run(
     network: Network, start: Mapping[str, np.ndarray], seed: int = 0, step: int = 0, training: bool = True
 ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """All values, and the gradient of the total loss for every parameter."""
+    """Return all values, and the gradient of the total loss for every parameter."""
     env: dict[str, Any] = {}
     for name, value in network.values.items():
         if value.role is not Role.INTERMEDIATE:
@@ -59,7 +59,7 @@ def run(
 
 
 def augmented(a: Augment, image: Any, view: View) -> Any:
-    """Return the view of one image, computed by PyTorch's functions for images."""
+    """Return an augmented image, computed by PyTorch's functions from the drawn view."""
     pixels = (image.permute(2, 0, 1) if a.channels_last else image).double() / 255
     wide = F.pad(pixels, (8, 8, 8, 8))
     box = wide[:, 8 + view.top : 8 + view.top + view.height, 8 + view.left : 8 + view.left + view.width]
@@ -103,7 +103,7 @@ def mean_iou(a: Any, logits: Any, target: Any) -> Any:
 
 
 def window_bias(a: Any, table: Any) -> Any:
-    """Pair by pair of pixels."""
+    """Return the bias of attention in windows, computed for each pair of pixels."""
     (h, w), (down, across) = a.window, a.grid
     mask = table.new_zeros(table.shape[1], 1, down * across, h * w, h * w)
     for window, query, key in itertools.product(range(down * across), range(h * w), range(h * w)):

@@ -1,4 +1,4 @@
-"""Which parameters a group names, and what each parameter's update is told."""
+"""The parameters that a group names, and the settings of each parameter's update."""
 
 from __future__ import annotations
 

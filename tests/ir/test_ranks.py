@@ -1,4 +1,4 @@
-"""Rows of a mini-batch are shared evenly, each once."""
+"""Rows of a mini-batch are shared evenly, and each row belongs to one rank."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_measured_rows_near_the_best_are_tried() -> None:
 
 @given(st.data())
 def test_no_other_shares_are_sooner_done(data: st.DataObject) -> None:
-    """Step times that never fall and bend at most at the launches' share, against all ways to share."""
+    """The chosen share is compared with all other shares, for step times that grow linearly with the rows."""
     batch = data.draw(st.integers(2, 40))
     fixed_us, row_us = (data.draw(st.tuples(*[st.floats(0.0, 30.0)] * 2)) for _ in range(2))
 
@@ -98,7 +98,7 @@ def test_no_other_shares_are_sooner_done(data: st.DataObject) -> None:
 
 @pytest.mark.parametrize("most", [1, 7, 20, 31, 32])
 def test_a_gpu_gets_what_it_holds(most: int) -> None:
-    """The faster one, so that it gets all of it."""
+    """The small GPU is faster, so it gets as many rows as its memory holds."""
     asked: list[tuple[str, int]] = []
 
     def step_us(kind: str, own: int) -> float:

@@ -28,7 +28,7 @@ def with_statistics(
     stride: int = 1,
     groups: int = 1,
 ) -> Request:
-    """Padded so that only the stride makes the result smaller."""
+    """Return a request with such padding that only the stride makes the result smaller."""
     pad = kernel // 2
     a = Convolution(image[2:], (kernel, kernel), (stride, stride), (pad, pad, pad, pad), groups=groups)
     group = grouped(a)

@@ -56,7 +56,7 @@ def accepted(c: Candidate, asked: Call) -> Acceptance:
 
 
 def own_requests() -> Iterator[Request]:
-    """Those of the kernels' own tests, each kernel among them, in every type."""
+    """Yield the requests of the kernels' own tests, which cover each kernel in every type."""
     for precision in (Precision.FP32, Precision.TF32, Precision.BF16, Precision.FP16):
         for case in (*CASES, *STATISTICS, *groups_in(precision)):
             if {Precision.TF32: Precision.FP32}.get(precision, precision) in case.precisions:
@@ -71,7 +71,7 @@ def graph_of(precision: str) -> TrainingGraph:
 
 @functools.cache
 def offers() -> list[tuple[Request, Candidate]]:
-    """Every candidate of a network that all providers have kernels for."""
+    """Yield every candidate of all providers for a network."""
     pairs: list[tuple[Request, Candidate]] = []
     for precision in ("fp32", "tf32", "bf16", "fp16"):
         graph = graph_of(precision)
@@ -136,7 +136,7 @@ def test_no_layouts_are_accepted_but_those_offered() -> None:
 
 
 def test_operands_of_each_update_lie_alike() -> None:
-    """A launch for many tensors goes through each operation's operands element by element."""
+    """A launch for many tensors processes each operation's operands element by element."""
     for kind in ("cast", "sgd_update"):
         graph = graph_of("bf16")
         values = graph.values

@@ -1,4 +1,4 @@
-"""Estimates: what they are made of, what ships, and the range that is told of them."""
+"""Estimates: their calculation, the estimates that ship, and the range that is reported for them."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_what_ships_is_whole() -> None:
 
 
 def test_estimates_on_the_gpu_they_were_fitted_to_are_of_use() -> None:
-    """Not a figure to reach, but what would be worthless otherwise."""
+    """The limits are no goals; beyond them the estimates would be useless."""
     overall = calibration().spreads[ALL]
     assert overall.error < 0.3 and 0.8 < overall.median < 1.25
 
@@ -228,7 +228,7 @@ def efforts(request: Request, bare: bool = False) -> list[Effort]:
 
 
 def test_narrow_groups_are_computed_as_whole_tiles():
-    """Groups of 32 channels have 4 times the operations of groups of 8, and take as long on tensor cores."""
+    """Groups of 32 channels need 4 times the operations of groups of 8, and take equally long on tensor cores."""
     for groups, wider in ((32, 8), (64, 32)):
         for one, other in zip(efforts(grouped(groups)), efforts(grouped(wider)), strict=True):
             assert one.arithmetic_us == pytest.approx(other.arithmetic_us)

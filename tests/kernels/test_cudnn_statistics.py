@@ -1,4 +1,4 @@
-"""cuDNN's convolutions with statistics in the epilogue: which it may run, and that only a measured one is taken."""
+"""cuDNN's convolutions with statistics in the epilogue: which exist, and that only measured ones are used."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_one_launch_gives_all_three() -> None:
 
 
 def test_it_is_never_divided() -> None:
-    """Statistics need every row."""
+    """A convolution with statistics is not divided into micro-batches, because statistics need every row."""
     kind = asked_kind(REQUEST)
     assert kind is not None and not kind.divisible and not kind.accumulates and not kind.reduces
     assert rows_of(REQUEST) == 32 and rows_of(with_rows(REQUEST, 8)) == 8  # of another mini-batch
@@ -68,7 +68,7 @@ def test_an_estimate_gains_nothing(request_: Request, providers: set[str]) -> No
 
 
 def of_the_image(request: Request) -> Request:
-    """Return a request of this kind whose statistics are those of the image instead of the result."""
+    """Return a request of this kind with statistics of the image instead of the result."""
     a = request.attributes
     assert isinstance(a, Fused)
     convolution, statistics = a.members

@@ -35,7 +35,7 @@ def test_bf16_runs_from_ampere_on(provider: Provider, request_: Request) -> None
 
 
 def _pointwise(kind: str, attributes: Convolution, precision: Precision = Precision.BF16) -> Request:
-    """A pass over 3 images of 20 x 30, 64 channels in and 256 out."""
+    """Return a pass over 3 images of 20 x 30 with 64 input channels and 256 output channels."""
     x = TensorType((3, 64, *attributes.size), precision.working)
     y = TensorType((3, 256, *attributes.output_size), precision.working)
     w = TensorType((256, 64 // attributes.groups, *attributes.kernel), precision.working)

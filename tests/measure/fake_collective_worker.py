@@ -1,4 +1,4 @@
-"""A process of one rank that measures no collectives.
+"""A process that stands for one rank and measures no collectives.
 
 With `dies`, `hangs` or `refuses`, rank 1 does so after all ranks have met.
 """

@@ -1,4 +1,4 @@
-"""A process that measures no copies between GPUs: it says what it was asked, or fails or dies as it is told."""
+"""A process that measures no copies between GPUs. As its argument says, it repeats its request, fails or dies."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""A process that measures without a GPU, as `mbc.measure.worker` does: `python -m tests.measure.fake_worker BEHAVIOUR`.
+"""A process that measures without a GPU, like `mbc.measure.worker`: `python -m tests.measure.fake_worker BEHAVIOUR`.
 
-`stays` at its second request until its input ends; `dies` ends without a word at its second request; `refuses` fails as
-a GPU would; `trips` fails once with MBC088 after its first request, and goes on when it is started again.
+`stays`: waits at its second request until its input ends. `dies`: ends without a message at its second request.
+`refuses`: fails as a GPU would. `trips`: fails once with MBC088 after its first request, and continues when it is
+started again.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Measuring collectives: processes that meet, and what becomes of those that die, hang or fail."""
+"""Measuring collectives: processes that meet, and the consequences if one dies, hangs or fails."""
 
 from __future__ import annotations
 

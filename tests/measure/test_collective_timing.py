@@ -136,7 +136,7 @@ class ClockGpu:
 
 
 class ClockCommunicator:
-    """Rank 0 of two; the other one always says `other`."""
+    """Rank 0 of two; the other rank always answers `other`."""
 
     size, rank = 2, 0
 

@@ -67,7 +67,7 @@ def test_kernels_of_four_kinds(monkeypatch: pytest.MonkeyPatch, precision: Preci
 
 
 class Machine(ClockGpu):
-    """`taken`: of its memory."""
+    """A simulated GPU. `taken`: bytes of its memory in use."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -82,7 +82,7 @@ class Machine(ClockGpu):
 
 
 class Joined(ClockCommunicator):
-    """Takes memory, and gives most of it back."""
+    """A communicator that takes memory, and returns most of it when it is closed."""
 
     def __init__(self, gpu: Machine, log: list[str], max_ctas: int) -> None:
         super().__init__(gpu)
@@ -99,7 +99,7 @@ class Joined(ClockCommunicator):
 
 
 class Registered:
-    """Memory that a communicator can register, beside that of the GPU."""
+    """Memory that a communicator can register, counted separately from the GPU's."""
 
     def __init__(self, nccl: object, size_bytes: int) -> None:
         self.size_bytes = size_bytes
@@ -111,7 +111,7 @@ class Registered:
 
 
 class Reaching(Joined):
-    """GPUs that reach each other's memory."""
+    """GPUs with access to each other's memory."""
 
     reaches = True
 

@@ -1,4 +1,4 @@
-"""The backend API as far as it goes without a GPU, on the H200's device properties; needs cuDNN 9 to be installed."""
+"""cuDNN's backend API as far as it works without a GPU, for an H200's properties; cuDNN 9 must be installed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Measuring in processes of their own: shared out, followed, interrupted, killed, resumed. Without a GPU."""
+"""Measuring in several processes: divided, watched, interrupted, killed, resumed. Without a GPU."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def ctrl_c() -> Generator[Callable[[], None]]:
 
 
 def once(act: Callable[[], None]) -> Callable[[Progress], None]:
-    """Act on the first progress."""
+    """Return a progress function that calls `act` once, at the first progress."""
     acts = iter([act])
     return lambda now: next(acts, lambda: None)()
 
@@ -331,7 +331,7 @@ def test_no_gpu(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_many_writers_make_one_file(tmp_path: Path):
-    """Opened at the same moment, closed in any order."""
+    """Writers open the file at one moment and close it in any order."""
     path = tmp_path / "p.sqlite"
     text = f"""
         from pathlib import Path

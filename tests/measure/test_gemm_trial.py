@@ -1,4 +1,4 @@
-"""Trials: what is compared, and with what tolerance. The GPU is replaced by a float64 convolution on the CPU."""
+"""Trials of GEMMs: the comparison and its tolerance. A float64 convolution on the CPU replaces the GPU."""
 
 from __future__ import annotations
 

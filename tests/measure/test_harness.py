@@ -1,7 +1,7 @@
-"""Stands on a GPU made of host memory: kernels by NumPy, a clock that is counted.
+"""Stands on a simulated GPU in host memory: kernels by NumPy, and a clock that counts.
 
-What a wrong kernel does (a wrong result, elements left out, writing beyond its workspace) is played here; that right
-ones are right is seen on a real GPU (tests/gpu/test_measure.py).
+Faults of kernels (a wrong result, missing elements, writes beyond the workspace) are simulated here. Tests on a real
+GPU (tests/gpu/test_measure.py) show that correct kernels pass.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ PRECISIONS = (Precision.FP32, Precision.TF32, Precision.BF16, Precision.FP16)
 
 
 class Memory(Gpu):
-    """The block is an array, an address an index of it."""
+    """A simulated GPU memory: the block is an array, and an address is an index into it."""
 
     def __init__(self, size_bytes: int = 1 << 25) -> None:
         self.name, self.architecture, self.multiprocessors = "NVIDIA H200", "sm_90", 132
@@ -91,7 +91,7 @@ def right(gpu: Memory, result: Array, workspace: int, candidate: Candidate) -> A
 
 @dataclass
 class Kernels:
-    """A library whose kernels are what operations mean; `behaviour` is what those of cuDNN do to a right result."""
+    """A library whose kernels compute their operations exactly; `behaviour` changes the results of cuDNN's kernels."""
 
     gpu: Memory
     behaviour: Behaviour = right

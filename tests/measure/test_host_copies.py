@@ -1,4 +1,4 @@
-"""Measuring copies on a GPU made of a clock: what comes out is the link that the clock was made of."""
+"""Measuring copies on a GPU that is simulated by a clock returns the simulated link."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ KERNELS_US = {"streaming": 900.0, "cached": 500.0, "computing": 3000.0}
 
 @dataclass
 class Op:
-    """A copy (`direction`), or a kernel of a kind, with what is left of its time alone."""
+    """A queued copy (with a `direction`) or kernel, with its remaining time if it runs alone."""
 
     what: Stream | str
     left_us: float
@@ -51,7 +51,7 @@ class Event:
 
 
 class Line:
-    """A stream: what is queued, and when each of it was over."""
+    """A simulated stream: its queued work, and the times at which each piece ended."""
 
     def __init__(self) -> None:
         self.queue: list[Op] = []
@@ -63,7 +63,7 @@ class Line:
 
 
 class CopyingGpu(Memory):
-    """Work of all streams begins when somebody waits; what runs together slows each other down as the link says."""
+    """A simulated GPU. Work of all streams begins when somebody waits; concurrent work slows down as the link says."""
 
     def __init__(self, link: HostLink = TRUE, size_bytes: int = 1 << 33) -> None:
         super().__init__(0)
@@ -122,7 +122,7 @@ class CopyingGpu(Memory):
         return [after - before for before, after in pairwise(ends)]
 
     def run(self, until: Line | None = None) -> None:
-        """Until a stream, or all, have nothing left."""
+        """Advance the clock until a stream, or every stream, has nothing left."""
         while any(line.running for line in ([until] if until else self.lines)):
             ops = [(line, line.running) for line in self.lines if line.running]
             factors = [self.factor(op.what, [other.what for _, other in ops]) for _, op in ops]
@@ -195,7 +195,7 @@ def test_small_copies_that_take_long_do_not_bend_the_rate() -> None:
 
 
 def test_the_concurrent_kernel_runs_until_the_end() -> None:
-    """A bus that is faster than any known: what was meant to last long enough does not, and is made to last longer."""
+    """On a bus faster than any real one, the concurrent kernel must be lengthened until it outlasts the copy."""
     both, alone = {f"{to}_both_gb_s": 400.0 for to in DIRECTIONS}, {f"{to}_gb_s": 800.0 for to in DIRECTIONS}
     fast = replace(TRUE, latency_us=0.0, **both, **alone)
     assert rates(measured(CopyingGpu(fast))) == pytest.approx(rates(fast), rel=0.02)
@@ -207,7 +207,7 @@ def test_the_concurrent_kernel_runs_until_the_end() -> None:
 def test_a_bench_measures_with_kernels_of_three_kinds(
     monkeypatch: pytest.MonkeyPatch, layout: Layout, computing: str
 ) -> None:
-    """Without an engine for channels last with a GEMM."""
+    """A GEMM takes the convolution's place if there is no engine for channels last."""
 
     def offers(gpu: object, request: Request, limit_bytes: int) -> Offered:
         return Offered((engine(request, layout),))

@@ -57,7 +57,7 @@ def test_a_process_that_fails(
 
 
 class Lanes:
-    """Copies of a GPU on a clock of its own: each takes so long behind the one before it in its direction."""
+    """Simulated copies of a GPU: each takes a given time after the copy before it in its direction."""
 
     def __init__(self, seconds: dict[Stream, float]) -> None:
         self.now, self.seconds = 90.0, seconds

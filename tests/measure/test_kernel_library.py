@@ -1,4 +1,4 @@
-"""The library that measuring calls: against the recording fakes, a candidate calls what a module's row calls."""
+"""The library that measuring calls, against recording fakes: a candidate makes the calls of a module's row."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def _calls(fake: ctypes.CDLL) -> list[Call]:
 
 
 def _prepared(library: KernelLibrary, plan: Plan, launch: Launch) -> kernel_library.Call:
-    """A launch of the plan as a measurement would ask for it: types and addresses worked out again, from the plan."""
+    """Prepare a launch of the plan as a measurement does, with types and addresses computed from the plan."""
     assert isinstance(launch.work, Kernel)
     operation = next(o for o in plan.graph.train if o.name == launch.operations[0])
     types: list[TensorType] = []

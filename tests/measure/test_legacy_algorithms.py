@@ -52,7 +52,7 @@ def request(
 
 
 def offered(fake: tuple[Library, int, ctypes.CDLL], asked: Request) -> list[tuple[int, Layout, int, int]]:
-    """(algorithm, layout, math, workspace) of every candidate; all descriptors must be gone again."""
+    """Return (algorithm, layout, math, workspace) of every candidate, and assert that all descriptors are freed."""
     library, handle, loaded = fake
     candidates = [candidate for candidate, _ in legacy_candidates(library, handle, asked)]
     assert loaded.fake_cudnn_descriptors() == 0
@@ -72,7 +72,10 @@ def _aligned(size_bytes: int) -> int:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_algorithm_is_asked_for_in_both_layouts(fake: tuple[Library, int, ctypes.CDLL], kind: str) -> None:
-    """The fake checks sizes, strides and types, supports all but number 3, and channels last up to number 2."""
+    """The fake checks sizes, strides and types.
+
+    It supports all algorithms but number 3, in channels last numbers 0 to 2.
+    """
     fma = MATHS["FMA"]
     numbers = [n for n in range(len(ALGORITHMS[kind])) if n != 3]
     expected = [(n, FIRST, fma, _aligned(600 * n)) for n in numbers]

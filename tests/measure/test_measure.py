@@ -1,4 +1,4 @@
-"""Measuring on a workbench that is a table: what is tried, what is left out, and what a later run finds to do."""
+"""Measuring on a simulated workbench. Tested is which kernels are tried, left out, or left to a later run."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Kernel:
 
 @dataclass
 class Table:
-    """A workbench, a stand and a place at once. `log` says what was run."""
+    """A simulated workbench, stand and place in one class. `log`: its actions."""
 
     kernels: Sequence[Kernel]
     spare: Sequence[Kernel] = ()
@@ -413,7 +413,7 @@ def test_a_run_is_resumed_and_a_raised_limit_completes(path: Path) -> None:
 
 
 def test_what_is_outdated_is_completed_and_nothing_else(path: Path) -> None:
-    """Only the kernel that came later is run; what does not fit now takes nothing of what is known."""
+    """Only the kernel that was added later is run. A request that does not fit the memory keeps its earlier results."""
     asked, other = need([8]), need([8], channels=16)
     wrong = replace(SLOW, name="wrong", refused="the result is wrong")
     run(Table([LEAN, wrong]), path, asked, other)
@@ -453,7 +453,7 @@ def test_time_left_is_estimated(path: Path) -> None:
 
 @dataclass
 class Decide:
-    """Answers in turn, the numbers of `needs`, and knows what it was asked."""
+    """A decision function that returns `answers` in turn, as numbers of `needs`, and records its arguments."""
 
     needs: Sequence[Need]
     answers: list[tuple[int, ...]]
@@ -494,7 +494,7 @@ def test_what_was_not_reached_is_left_to_its_estimate_and_asked_for_again(path: 
 
 
 def test_what_a_decision_asks_for_and_is_known_by_now_is_passed_over(path: Path) -> None:
-    """This happens in a process that replaces one whose GPU failed."""
+    """This happens if the process before it failed because of its GPU: it had measured a part."""
     needs = [need([8], channels=channels) for channels in (8, 16)]
     run(Table([FAST]), path, needs[0])
     decide = Decide(needs, [(0, 1), ()])

@@ -112,7 +112,7 @@ def test_the_limit_is_kept_and_said(gpu: Any) -> None:
 
 
 class Listed:
-    """A graph whose engines need so much workspace, best first."""
+    """A graph whose engines need these workspaces, best engine first."""
 
     def __init__(self, *workspaces: int) -> None:
         self._workspaces = workspaces

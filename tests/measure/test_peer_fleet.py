@@ -1,4 +1,4 @@
-"""Measuring copies between two GPUs by a process that sees both: what becomes of its answer, refusal or death."""
+"""Measuring copies between two GPUs in one process that sees both: its answer, refusal or death."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Operands: values that an operation may meet, and small requests that stand for large ones."""
+"""Operands for measuring: values that an operation may meet, and small requests in place of large ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Random numbers that operands are cut from."""
+"""The pool of random numbers from which operands are cut."""
 
 from __future__ import annotations
 

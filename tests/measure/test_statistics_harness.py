@@ -1,4 +1,4 @@
-"""Convolutions with statistics in the epilogue, on a GPU made of host memory: what is admitted and what is refused."""
+"""Convolutions with statistics in the epilogue, on a simulated GPU: which results are accepted or refused."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_right_statistics_are_admitted(gpu: Memory, rows: int) -> None:
 
 
 def test_statistics_of_what_is_not_rounded_yet_are_admitted(gpu: Memory) -> None:
-    """An engine may sum up what it has written, as the reference does, or what it has computed."""
+    """An engine may compute statistics of the stored result, as the reference does, or of the unrounded one."""
     seen: list[Array] = []
 
     def behaviour(_: Memory, result: Array, *rest: object) -> Array:

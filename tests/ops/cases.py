@@ -1,4 +1,4 @@
-"""Random networks around one operation each: the operation's operands are parameters, its result meets an mse loss."""
+"""Random networks with one tested operation, whose operands are parameters and whose result goes into an mse loss."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def adaptive_pool(draw: Draw) -> Network:
 
 
 def adaptive_pool_small(draw: Draw) -> Network:
-    """Windows that share pixels, of means and of maxima."""
+    """Return a network of adaptive pools whose windows share pixels."""
     w = Writer(draw(st.integers(1, 2)))
     x = w.parameter("x", w.batch, 2, 5, 7)
     return _finish(w, w("add", *(w(f"adaptive_{kind}pool", x, size=(3, 2)) for kind in ("avg", "max"))))
@@ -179,7 +179,7 @@ def _elementwise(draw: Draw, layer: str, operands: int, **settings: Any) -> Netw
 
 
 def gated(draw: Draw) -> Network:
-    """One number for each channel of each image, given in either shape, on either side."""
+    """Return a network with a gate for each channel of each image, in either shape, as either operand."""
     w = Writer(draw(st.integers(1, 3)))
     channels = draw(st.integers(1, 3))
     x = _image(draw, w, channels)
@@ -190,7 +190,7 @@ def gated(draw: Draw) -> Network:
 
 
 def broadcasting(draw: Draw) -> Network:
-    """Operands of fewer axes, or of one element along some, on either side; vectors along an axis."""
+    """Return a network of arithmetic whose operands broadcast, on either side."""
     w = Writer(draw(st.integers(1, 3)))
     x = w.parameter("x", w.batch, *draw(st.lists(st.integers(1, 3), min_size=1, max_size=3)))
     for i, layer in enumerate(("add", "sub", "mul", "div")):
@@ -207,7 +207,7 @@ def broadcasting(draw: Draw) -> Network:
 
 
 def chosen(draw: Draw) -> Network:
-    """Operands of fewer axes, or of one element along some, on either side, and masks."""
+    """Return a network of comparisons and choices whose operands broadcast, on either side."""
     w = Writer(draw(st.integers(1, 3)))
     x = w.parameter("x", w.batch, *draw(st.lists(st.integers(1, 3), min_size=1, max_size=3)))
     for i, layer in enumerate(draw(st.permutations(("maximum", "minimum", "masked_fill", "where")))):
@@ -243,7 +243,10 @@ def hardtanh(draw: Draw) -> Network:
 
 
 def detached(draw: Draw) -> Network:
-    """A gate that depends on no parameter; `test_no_gradient_flows_through_a_detached_tensor` has the others."""
+    """Return a network with a gate that depends on no parameter.
+
+    `test_no_gradient_flows_through_a_detached_tensor` tests gates that depend on parameters.
+    """
     w = Writer(draw(st.integers(1, 3)))
     x = w("linear", w.input("image", 2), features=draw(st.integers(1, 4)))
     y = w("detach", w("tanh", w.input("gate", *w.type(x).shape[1:])))
@@ -251,7 +254,7 @@ def detached(draw: Draw) -> Network:
 
 
 def free_parameter(draw: Draw) -> Network:
-    """Read by rows that it does not have."""
+    """Return a network with a parameter that all rows share."""
     w = Writer(draw(st.integers(1, 3)))
     x = w.input("image", 3, 2)
     gamma, shift = w("parameter", path="gamma", shape=(3,), value=0.5), w("constant", path="shift", shape=(1, 3, 2))
@@ -267,7 +270,7 @@ def reduced(draw: Draw) -> Network:
 
 
 def spatial_gate(draw: Draw) -> Network:
-    """One number for each pixel, and one for each channel, on either side."""
+    """Return a network with a gate for each pixel and one for each channel, on either side."""
     w = Writer(draw(st.integers(1, 3)))
     x = _image(draw, w, draw(st.integers(2, 3)), 2)
     shape = w.type(x).shape
@@ -302,7 +305,7 @@ def sliced(draw: Draw) -> Network:
 
 
 def parted(draw: Draw) -> Network:
-    """Parts along channels or another axis, of which one may be used by nothing."""
+    """Return a network that splits a value along an axis; some parts may be unused."""
     w = Writer(draw(st.integers(1, 3)))
     x = w.parameter("x", w.batch, 4, 4, 2)
     axis = draw(st.integers(1, 2))
@@ -451,7 +454,7 @@ def augment(draw: Draw) -> Network:
 
 
 def centre_crop(draw: Draw) -> Network:
-    """Nothing is drawn where there is nothing to choose."""
+    """Return a network whose augmentation has nothing random, because there is nothing to choose."""
     w = Writer(draw(st.integers(1, 3)))
     photo = w.input("photo", 3, 4, 5, pixels=True)
     return _finish(w, w("conv", w("augment", photo, mean=(0.5,), std=(0.2,)), channels=2, kernel=1))
@@ -480,7 +483,7 @@ def soft_target_cross_entropy(draw: Draw) -> Network:
 
 
 def kl_divergence(draw: Draw) -> Network:
-    """The probabilities are positive, and their gradient is wanted, too."""
+    """Return a network whose probabilities are positive and have a gradient, too."""
     w = Writer(draw(st.integers(1, 4)))
     shape = (w.batch, 3, *draw(st.lists(st.integers(1, 3), max_size=2)))
     x, t = w.parameter("x", *shape), w("sigmoid", w.parameter("t", *shape))
@@ -554,7 +557,7 @@ def nll(draw: Draw) -> Network:
 
 
 def squeezed(draw: Draw) -> Network:
-    """One number a row, as heads of critics give it."""
+    """Return a network with one number for each row, like the heads of critics."""
     w = Writer(draw(st.integers(1, 4)))
     x = w("squeeze", w("linear", w.input("image", 3), features=1))
     y = w("mul", w("tanh", x), w("add", x, w.parameter("shift", 1)))
@@ -580,7 +583,7 @@ def top_k(draw: Draw) -> Network:
 
 
 def counted(draw: Draw) -> Network:
-    """Metrics over the positions that count."""
+    """Return a network with metrics that leave out ignored positions."""
     w = Writer(draw(st.integers(4, 6)))  # so that not all are left out
     places = draw(st.lists(st.integers(1, 3), max_size=2))
     x, target = w.parameter("x", w.batch, 4, *places), w.input("target", *places, classes=True)

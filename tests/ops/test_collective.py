@@ -1,4 +1,4 @@
-"""Sums and gathers over ranks: shapes, refusals, and what is asked of the other ranks."""
+"""Sums and gathers over ranks: shapes, refusals, and the calls to the other ranks."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_without_ranks_there_is_no_sum() -> None:
 
 
 def test_it_is_done_in_place_and_at_once() -> None:
-    """It overwrites its operand, needs all of it, and no backward pass goes through it."""
+    """A sum over ranks overwrites its operand, is not divided into rows, and has no gradient."""
     assert SUM.in_place == ((0, 0),) and SUM.reduces
     assert not SUM.divisible and not SUM.updates and SUM.gradient is None
 

@@ -1,4 +1,4 @@
-"""Activations, clamps and choices have PyTorch's values and gradients, at kinks, ties, infinities and NaN, too."""
+"""Activations, clamps and choices have PyTorch's values and gradients, also at kinks, ties, infinities and NaN."""
 
 from __future__ import annotations
 

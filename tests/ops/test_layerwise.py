@@ -1,4 +1,4 @@
-"""LARS and LAMB against their definitions, written down anew in float64, over 50 steps of a network and alone."""
+"""LARS and LAMB against their definitions, written again in float64, over 50 steps of a network and alone."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def written(name: str, settings: dict[str, float]) -> str:
 
 
 def lars(p: Array, g: Array, memory: list[Array], decay: float, rate: float, step: int) -> Array:
-    """Definition 1 of You et al. 2017; a parameter without weight decay is not adapted, as in timm."""
+    """Compute definition 1 of You et al. 2017; a parameter without weight decay is not adapted, as in timm."""
     (v,) = memory
     norm, gradient = np.sqrt((p * p).sum()), np.sqrt((g * g).sum())
     local = LARS["trust"] * norm / (gradient + decay * norm + LARS["eps"]) if decay and norm and gradient else 1.0
@@ -47,7 +47,7 @@ def lars(p: Array, g: Array, memory: list[Array], decay: float, rate: float, ste
 
 
 def lamb(p: Array, g: Array, memory: list[Array], decay: float, rate: float, step: int) -> Array:
-    """Algorithm 2 of You et al. 2019, with bias correction and phi the identity."""
+    """Compute algorithm 2 of You et al. 2019, with bias correction and phi the identity."""
     m, v = memory
     m[...] = LAMB["beta1"] * m + (1 - LAMB["beta1"]) * g
     v[...] = LAMB["beta2"] * v + (1 - LAMB["beta2"]) * g**2

@@ -1,4 +1,4 @@
-"""A sharded optimizer: parts of tensors, their sums, their updates, and what is gathered from them."""
+"""A sharded optimizer: parts of tensors, their sums, their updates, and the gathered result."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def fp32(*shape: int) -> TensorType:
 
 
 class RankOf:
-    """One of several ranks, which all have the same array but for a factor: rank + 1."""
+    """One of several ranks, whose arrays are equal except for the factor rank + 1."""
 
     def __init__(self, rank: int, size: int) -> None:
         self.rank, self.size = rank, size

@@ -1,4 +1,4 @@
-"""Two ranks that always have the same arrays."""
+"""Two ranks that always have equal arrays."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 
 class Twins:
-    """Their collectives, of one of them."""
+    """The collectives of one of two ranks that always have equal arrays."""
 
     rank = 0
 

@@ -17,7 +17,7 @@ LONG_TO_START = ("mbc lrn", "mbc bias_add_relu_max_pool", "mbc relu_max_pool", "
 
 @contextmanager
 def plain_starts() -> Generator[None]:
-    """Estimate these kernels as others are."""
+    """Estimate kernels that are slow to start like all others."""
     shipped = module.calibration()
     shares = {key: share for key, share in shipped.shares.items() if not key.startswith(LONG_TO_START)}
     plain = replace(shipped, shares=shares)

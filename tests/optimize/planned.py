@@ -1,4 +1,4 @@
-"""Tables, drafts and plans of small networks, for tests of what a search decides."""
+"""Tables, drafts and plans of small networks, for tests of the search's decisions."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ train { optimizer = adamw() }
 
 
 class NoSizes(Any):
-    """Stands in for a Profile, made up here: it knows the size that it is asked for, and no other."""
+    """An invented profile, which has measured the requested sizes and no others."""
 
     scaling = None
     similar = None
@@ -98,7 +98,7 @@ class NoSizes(Any):
 
 @dataclass(frozen=True)
 class Adapted:
-    """A provider as `inner`; subclasses change its candidates."""
+    """A provider that passes calls on to `inner`; subclasses change its candidates."""
 
     inner: Provider
 
@@ -126,7 +126,7 @@ class Without(Adapted):
 
 @dataclass(frozen=True)
 class Favouring(Adapted):
-    """A provider whose kernels for groups take half the time, so that they are chosen for small tensors, too."""
+    """A provider whose kernels for groups take half the time, so that they are selected for small tensors, too."""
 
     def candidates(self, request: Request, device: DeviceSpec) -> Iterable[Candidate]:
         part = 0.5 if isinstance(request.attributes, Fused) else 1.0
@@ -146,7 +146,7 @@ class Roomy(Adapted):
 
 @dataclass(frozen=True)
 class Only(Adapted):
-    """A provider of no groups but those of one kind, which take `part` of their time."""
+    """A provider without groups except those of one kind, which take `part` of their time."""
 
     kind: str
     part: float
@@ -163,12 +163,15 @@ ONE_BY_ONE: tuple[Provider, ...] = tuple(Without(provider) for provider in PROVI
 
 @functools.cache
 def table(network: str, precision: str = "fp32", micro_batch: int = 0) -> CandidateTable:
-    """A network of NETWORKS."""
+    """Return the candidates of a network of NETWORKS."""
     return planned_table(NETWORKS[network], network, precision, micro_batch)
 
 
 def planned_table(source: str, name: str, precision: str = "fp32", micro_batch: int = 0) -> CandidateTable:
-    """A network for an H200, with estimated times, operation by operation: groups round less often."""
+    """Return the candidates of a network for an H200 with estimated times, without fusion groups.
+
+    Fusion groups round less often than single operations.
+    """
     lowered = lower(parse(Source(f"{name}.mbc", source)), (("train.precision", precision),), None)
     graph = differentiate(lowered.network, lowered.optimizer, lowered.precision)
     rules = Rules(micro_batch=micro_batch)
@@ -176,7 +179,7 @@ def planned_table(source: str, name: str, precision: str = "fp32", micro_batch: 
 
 
 def roomy_problem(network: str, available_bytes: int) -> Problem:
-    """Return a problem whose kernels are faster with workspace, each with all the workspace that it wants."""
+    """Return a problem whose kernels get all the workspace that makes them faster."""
     plain_table = table(network)
     roomy: tuple[Provider, ...] = tuple(Roomy(provider) for provider in ONE_BY_ONE)
     roomy_table = CandidateTable(plain_table.graph, plain_table.device, roomy, None, plain_table.rules)
@@ -186,7 +189,7 @@ def roomy_problem(network: str, available_bytes: int) -> Problem:
 
 @functools.cache
 def draft_of(network: str, precision: str = "fp32", micro_batch: int = 0) -> Draft:
-    """Everything kept, nothing in place."""
+    """Return a draft that keeps every value and writes none in place."""
     tabulated = table(network, precision, micro_batch)
     return emit_launches(tabulated, choose(tabulated, {}))
 
@@ -198,7 +201,7 @@ def kept_plan(network: str, precision: str = "fp32", micro_batch: int = 0) -> Pl
 
 
 def plan_of(plan: Plan, draft: Draft) -> Plan:
-    """The plan with the programs of a draft in place of its own."""
+    """Return the plan with the programs of a draft."""
     placed = assign_addresses(draft)
     train, infer = (
         replace(program, waits=synchronise(program, draft.buffers, placed.offsets))
@@ -218,7 +221,7 @@ def plan_of(plan: Plan, draft: Draft) -> Plan:
 
 @functools.cache
 def graph_of(source: str, batch: int = 0) -> TrainingGraph:
-    """`batch`: instead of the source's."""
+    """Return the training graph of a source; `batch` replaces the batch of the source."""
     sets = (("batch", str(batch)),) if batch else ()
     lowered = lower(parse(Source("small.mbc", source)), sets, None)
     return differentiate(lowered.network, lowered.optimizer, lowered.precision)
@@ -230,7 +233,7 @@ def planned_for(
 ) -> Plan:
     """Return a plan for an H200 with these measurements.
 
-    `share`: part of the bytes of keeping everything, beside the states, that the plan may use; 0: no limit.
+    `share`: share of the arena beside the states, without a limit, that the plan may use; 0: no limit.
     """
     steps, budget_bytes = graph_of(source), 10**12
     if share:
@@ -244,12 +247,12 @@ def planned_for(
 
 
 def is_inside(request: Request) -> bool:
-    """Return whether a launch recomputes a convolution's result and does not write it."""
+    """Return whether a launch recomputes a convolution's result without writing it."""
     return request.kind.startswith("convolution+") and not gives_product(request.attributes)
 
 
 def trained(plan: Plan) -> dict[str, bytes]:
-    """Every state after two steps, of three classes."""
+    """Return every state after two steps on three classes."""
     module = Module(plan, device="cpu")
     random = np.random.default_rng(0)
     shape = plan.graph.values["image"].type.shape

@@ -53,7 +53,7 @@ def chosen(network: str, precision: str = "bf16") -> Choices:
 
 @functools.cache
 def one_by_one(network: str, precision: str = "bf16") -> Draft:
-    """Everything kept, each gradient with a launch that sums it."""
+    """Return a draft that keeps every value, with a launch for the sum of each gradient."""
     return emit_launches(shared_table(network, precision), chosen(network, precision))
 
 
@@ -64,5 +64,5 @@ def kept(network: str, precision: str = "bf16") -> Plan:
 
 
 def sums_of(plan_or_draft: Plan | Draft) -> list[tuple[str, ...]]:
-    """Return the sums of each bucket, in order."""
+    """Return the gradients of each bucket, in order."""
     return [launch.operations for launch in plan_or_draft.train.launches if is_bucket(launch)]

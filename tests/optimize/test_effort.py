@@ -1,4 +1,4 @@
-"""The tuning constants of the search are in one place, explained, and in use."""
+"""The tuning constants of the search are in one file, explained, and in use."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ ELSEWHERE = {
 
 
 def numbers(text: str) -> Iterator[tuple[str, int]]:
-    """Names and lines of the constants of a file that are numbers, or tuples of them."""
+    """Return names and lines of those constants of a file that are numbers or tuples of numbers."""
     for node in ast.parse(text).body:
         if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
             parts = list(ast.walk(node.value))

@@ -11,7 +11,7 @@ from mbc.source import Source
 
 
 def graph(body: str, precision: str = "fp32") -> TrainingGraph:
-    """The training graph of 4 images [3, 6, 5], of which `body` makes `y`; verified."""
+    """Return the verified training graph for images [4, 3, 6, 5], whose `body` computes `y`."""
     text = f"""
 network small(batch = 4) {{
   input image[batch, 3, 6, 5] : float

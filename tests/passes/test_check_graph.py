@@ -1,4 +1,4 @@
-"""Every way in which a graph can be wrong is found, and the message names the operation or value."""
+"""Every invalid graph is refused, and the message names the operation or value."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ GRAPH = differentiate(NETWORK, Optimizer(momentum=0.9), Precision.BF16)
 
 
 def _operation(graph: TrainingGraph, which: str, /, **changes: Any) -> TrainingGraph:
-    """The graph with one operation of its training program changed."""
+    """Return the graph with one operation of its training program changed."""
     assert any(op.name == which for op in graph.train)
     return replace(graph, train=tuple(replace(op, **changes) if op.name == which else op for op in graph.train))
 

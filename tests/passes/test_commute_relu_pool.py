@@ -1,4 +1,4 @@
-"""relu's gradient before that of the pool behind it: where, and that it is the same to the bit."""
+"""ReLU's gradient before that of the pool after it: where this applies, and that it changes no bit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Batch statistics of concatenations: made of those of the parts, where that reads less, and the same numbers."""
+"""Batch statistics of concatenations: computed from those of the parts if that reads less, with equal results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Weights' gradients of gathered rows: where these are much less than the gradient, and of all ranks alike."""
+"""Weights' gradients from gathered rows: used if the rows are much smaller than the gradient, alike on all ranks."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def test_small_gradients_are_summed_with_others() -> None:
 
 
 def test_other_gpus_with_as_many_rows_sum() -> None:
-    """They run another plan, whose kernels add in another order."""
+    """GPUs of another model run another plan, whose kernels add in another order; so these gradients are summed."""
     lowered = lower(parse(Source("net.mbc", SOURCE)), (), None)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(gather_operands, "LEAST_BYTES", 0)

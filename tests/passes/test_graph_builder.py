@@ -1,4 +1,4 @@
-"""Names, types and rows of what a builder appends."""
+"""Names, types and rows of the operations that a builder appends."""
 
 from __future__ import annotations
 

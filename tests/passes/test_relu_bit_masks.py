@@ -1,4 +1,4 @@
-"""The gradient of ReLU from bit masks: which could have it, and that nothing else of a step changes."""
+"""The gradient of ReLU from bit masks: where it applies, and that nothing else of a step changes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Root mean square normalisation: one operation where a source writes it, and the same numbers."""
+"""Root mean square normalisation becomes one operation where a source writes it out, with equal results."""
 
 from __future__ import annotations
 

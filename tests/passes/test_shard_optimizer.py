@@ -1,4 +1,4 @@
-"""Optimizer states sharded over ranks: which operations stand in the place of which, and what stays as it was."""
+"""Optimizer states sharded over ranks: the operations that replace others, and those that stay."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sums over the axis of a stack: made of its parts where that is what they are, and the same numbers."""
+"""Sums over the axis of a stack: computed from the parts of the stack, with equal results."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def kinds(training: TrainingGraph) -> Counter[str]:
 
 
 def of_five_axes(training: TrainingGraph) -> set[tuple[int, ...]]:
-    """Shapes of what has more axes than an image."""
+    """Return the shapes of values with more axes than images have."""
     return {value.type.shape for value in training.values.values() if len(value.type.shape) > 4}
 
 

@@ -1,4 +1,4 @@
-"""The training graph of a rank: what the end of the step reads is summed over ranks once, and losses count by rows."""
+"""The training graph of a rank: values for the end of the step are summed over ranks once, and losses count by rows."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CLIPPED = Optimizer(frozen=("*.bias",), clip_norm=1.0)
 
 
 def of_ranks(name: str, precision: Precision, optimizer: Optimizer = MOMENTUM) -> tuple[TrainingGraph, TrainingGraph]:
-    """The graph of one GPU, and that of the first of two ranks, which has as many rows of three times as many."""
+    """Return the graph of one GPU, and that of the first of two ranks, which has a third of the rows of both."""
     network = NETWORKS[name]()
     ranks = Ranks((network.batch, 2 * network.batch), (0,))
     graphs = differentiate(network, optimizer, precision), differentiate(network, optimizer, precision, ranks)
@@ -65,7 +65,7 @@ def test_losses_count_by_the_rows_of_the_rank(name: str) -> None:
     assert graph.ranks is not None and graph.ranks.share == pytest.approx(1 / 3)
 
     def weights(step: TrainingGraph) -> list[list[float]]:
-        """Return the weights of losses in their sum, and those of gradients in the backward pass."""
+        """Return the weights of the losses in their sum, and the weights of gradients in the backward pass."""
         summed = [
             weight for op in step.train if isinstance(op.attributes, WeightedSum) for weight in op.attributes.weights
         ]

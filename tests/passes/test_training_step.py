@@ -52,7 +52,10 @@ def inception() -> Network:
 
 
 def patches() -> Network:
-    """Windows side by side, which become products: of the input, of a value with a gradient, of filters used twice."""
+    """Return a network whose convolutions become matrix products, because their windows do not overlap.
+
+    The convolutions are of the input, of a value with a gradient, and of filters that are used twice.
+    """
     w = Writer(3)
     image, target = w.input("image", 3, 16, 24), w.input("target", classes=True)
     x = w("gelu", w("conv", image, channels=5, kernel=4, stride=4, bias=True))

@@ -1,10 +1,10 @@
-"""Mutants of plans as the search makes them, and what becomes of each: refused, or shown to change nothing.
+"""Mutants of plans as the search makes them, and their outcome: refused, or shown to change nothing.
 
-Seven plans: fused, offloading, recomputing, divided into micro-batches, on concurrent streams, of several mini-batches
-a step, and one of the digits made with the bundled profile, against which its workspaces are verified. What the
-verifier accepts must compute the same bits in every order of launches that streams and waits allow, and become code.
-What only the library on a GPU can say of a mutant (that it has such an engine, that the workspace is enough for it) is
-told apart: the interpreter does not know engines.
+There are seven plans: fused, offloading, recomputing, divided into micro-batches, on concurrent streams, of several
+mini-batches a step, and one of the digits made with the bundled profile, by which its workspaces are verified. A mutant
+that the verifier accepts must compute equal bits in every order of launches that streams and waits allow, and become
+code. Mutants that only a library on a GPU can judge (whether it has the engine, or whether the workspace is large
+enough) are counted separately, because the interpreter knows no engines.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ PLANS: Mapping[str, Callable[[], Plan]] = {
 
 @functools.cache
 def profile() -> Profile | None:
-    """The bundled one."""
+    """Return the bundled profile of the H200."""
     return read_profile(bundled_path("NVIDIA H200"))
 
 
@@ -142,7 +142,7 @@ def right(name: str) -> dict[str, bytes]:
 
 
 def results(plan: Plan, transfers: Transfers, rows: int) -> dict[str, bytes]:
-    """Every state after two steps of so many rows, the losses, and what inference gives."""
+    """Return every state after two steps, the losses, and the results of inference."""
     with Module(plan, seed=3, device="cpu", transfers=transfers) as net:
         drawn = np.random.default_rng(0)
         shape = (rows, *plan.graph.values["image"].type.shape[1:])
@@ -186,7 +186,7 @@ def outcome(name: str, kind: str, seed: int) -> tuple[Outcome, str]:
 
 
 def _same(actual: Mapping[str, bytes], wanted: Mapping[str, bytes], reordered: bool) -> bool:
-    """To the bit; within rounding where a reduction adds in another order."""
+    """Return whether results have equal bits, or agree within rounding if a reduction adds in another order."""
     if actual == wanted or not reordered:
         return actual == wanted
     pairs = ((_numbers(key, actual[key]), _numbers(key, wanted[key])) for key in wanted)
@@ -194,7 +194,7 @@ def _same(actual: Mapping[str, bytes], wanted: Mapping[str, bytes], reordered: b
 
 
 def _numbers(key: str, data: bytes) -> NDArray[Any]:
-    """Losses are of 8 bytes, the control block of bytes, everything else of these plans in fp32."""
+    """Return stored results as numbers: losses in fp64, the control block as bytes, all other values in fp32."""
     dtype = np.float64 if key.startswith("loss ") else np.uint8 if key == "control" else np.float32
     return np.frombuffer(data, dtype)
 
@@ -205,7 +205,7 @@ def _adds_in_another_order(plan: Plan, mutant: Plan) -> bool:
 
 
 def _sums(plan: Plan) -> list[list[tuple[int, int]]]:
-    """For every buffer that launches add to, the rows of these in order."""
+    """Return for every buffer to which launches add the rows of these launches, in order."""
     rows: dict[tuple[str, int], list[tuple[int, int]]] = {}
     for title, program in (("train", plan.train), ("infer", plan.infer)):
         for launch in program.launches:
@@ -217,7 +217,7 @@ def _sums(plan: Plan) -> list[list[tuple[int, int]]]:
 
 
 def _changed_work(plan: Plan, mutant: Plan) -> list[Kernel]:
-    """Kernels of launches that are others, or whose operands have other sizes."""
+    """Return the kernels of launches that differ, or whose operands have other sizes."""
     changed = {i for i, (a, b) in enumerate(zip(plan.buffers, mutant.buffers, strict=False)) if a != b}
     kernels: list[Kernel] = []
     for before, after in ((plan.train, mutant.train), (plan.infer, mutant.infer)):

@@ -47,14 +47,14 @@ class GraphMaker:
 
 
 def default_attributes(kind: str, width: int):
-    """Attributes of an operation whose `x` has `width` features."""
+    """Return the attributes of an operation whose `x` has `width` features."""
     cls = KINDS[kind].attributes
     settings = {"sample_shape": (width,), "smoothing": 0.0, "weight": 1.0}
     return cls(**{f.name: settings[f.name] for f in fields(cls) if f.name in settings})
 
 
 def chain_graph(batch: int, widths: list[int], biases: bool = True) -> TrainingGraph:
-    """image -> flatten -> (linear, bias_add, relu)* -> softmax cross-entropy, with its gradient and sgd."""
+    """Return a chain: image -> flatten -> (linear, bias_add, relu)* -> softmax cross-entropy, with gradient and sgd."""
     g = GraphMaker(batch)
     g.value("image", (-1, 2, 1, 3), role=Role.INPUT)
     g.value("target", (-1,), DType.INT32, Role.INPUT)
@@ -126,7 +126,7 @@ def chain_graph(batch: int, widths: list[int], biases: bool = True) -> TrainingG
 
 @dataclass
 class ProgramMaker:
-    """Writes one program over shared buffers, choosing at random what a planner would choose with care."""
+    """Writes one program over shared buffers, with random choices where a planner would choose with care."""
 
     graph: TrainingGraph
     rng: random.Random
@@ -229,7 +229,7 @@ def owner(buffers, index: int) -> int:
 
 
 def lives(buffers, program: Program, persistent: set[int]) -> dict[int, tuple[int, int]]:
-    """Lifetime of each owner of bytes."""
+    """Return the lifetime of each buffer that owns its bytes."""
     count = len(program.launches)
     touched: dict[int, list[int]] = {}
     for b in program.entry:
@@ -259,7 +259,7 @@ def naive_live_bytes(plan: Plan) -> int:
 
 
 def place(buffers, programs, persistent: list[int], rng: random.Random, tight: bool) -> list[int]:
-    """First fit in a random order; a gap of 256 bytes here and there unless `tight`."""
+    """Place buffers first fit in a random order, with gaps of 256 bytes here and there unless `tight`."""
     # (program, space) -> (start, stop, low, high)
     taken: dict[tuple[int, Space], list[tuple[int, int, int, int]]] = {}
     offsets = [0] * len(buffers)
@@ -287,7 +287,7 @@ def place(buffers, programs, persistent: list[int], rng: random.Random, tight: b
 
 
 def needed_waits(plan: Plan, program: Program) -> tuple[tuple[int, int], ...]:
-    """A wait for every conflict between streams that earlier waits do not order."""
+    """Return waits for all conflicts between streams that earlier waits do not order."""
     touched = [[(*byte_range(plan, a), a.mode) for a in launch.accesses] for launch in program.launches]
     before: list[set[int]] = []
     waits = []
@@ -310,7 +310,7 @@ def needed_waits(plan: Plan, program: Program) -> tuple[tuple[int, int], ...]:
 
 
 def with_figures(plan: Plan) -> Plan:
-    """The plan with the figures that follow from its buffers."""
+    """Return the plan with the figures that follow from its buffers."""
     end = dict.fromkeys(Space, 0)
     for buffer, offset in zip(plan.buffers, plan.offsets, strict=True):
         end[buffer.space] = max(end[buffer.space], offset + round_up(buffer.size_bytes))

@@ -13,7 +13,10 @@ from tests.plan.chains import STREAMS, with_figures
 
 
 def mutate(plan: Plan, kind: str, seed: int) -> Plan:
-    """One change of the given kind; figures are brought up to date, so that only its meaning can be found wrong."""
+    """Return the plan with one change of the given kind.
+
+    Figures are made consistent, so that only its meaning is wrong.
+    """
     rng = random.Random(seed)
     changed = _PLAN[kind](plan, rng) if kind in _PLAN else _in_program(plan, rng, _PROGRAM[kind])
     try:
@@ -65,7 +68,7 @@ def change_value(plan: Plan, rng: random.Random) -> Plan:
 
 
 def share_bytes(plan: Plan, rng: random.Random) -> Plan:
-    """A buffer lies where another one of its space does, as if that one's lifetime had ended sooner."""
+    """Place a buffer on another one of its space, as if the lifetime of that one had ended sooner."""
     i = rng.randrange(len(plan.buffers))
     j = rng.choice([j for j, b in enumerate(plan.buffers) if b.space is plan.buffers[i].space])
     offsets = list(plan.offsets)
@@ -81,7 +84,7 @@ def change_space(plan: Plan, rng: random.Random) -> Plan:
 
 
 def change_layout(plan: Plan, rng: random.Random) -> Plan:
-    """A buffer lies in the other order, whoever writes and reads it."""
+    """Change the layout of a buffer, but not of its writers and readers."""
     buffers = list(plan.buffers)
     i = rng.choice([i for i, b in enumerate(buffers) if b.value is not None])
     flipped = {Layout.CHANNELS_FIRST: Layout.CHANNELS_LAST, Layout.CHANNELS_LAST: Layout.CHANNELS_FIRST}
@@ -90,7 +93,7 @@ def change_layout(plan: Plan, rng: random.Random) -> Plan:
 
 
 def change_dtype(plan: Plan, rng: random.Random) -> Plan:
-    """A buffer and its size are of another type."""
+    """Change a buffer's type, and its size accordingly."""
     buffers = list(plan.buffers)
     i = rng.choice([i for i, b in enumerate(buffers) if b.value is not None])
     old = buffers[i]
@@ -135,7 +138,7 @@ def swap_launches(plan: Plan, program: Program, rng: random.Random) -> Program:
 
 
 def move_launch(plan: Plan, program: Program, rng: random.Random) -> Program:
-    """To another place, with its waits, as far as they still make sense."""
+    """Move a launch to another place, with those of its waits that still point backwards."""
     order = list(range(len(program.launches)))
     order.insert(rng.randrange(len(order)), order.pop(_any_launch(program, rng)))
     at = {old: new for new, old in enumerate(order)}
@@ -167,7 +170,7 @@ def duplicate_launch(plan: Plan, program: Program, rng: random.Random) -> Progra
 
 
 def _any_launch(program: Program, rng: random.Random) -> int:
-    """Copies and conversions, which are few, as often as kernels."""
+    """Draw a launch; copies and conversions, of which there are few, are drawn as often as kernels."""
     moves = [i for i, launch in enumerate(program.launches) if not launch.operations]
     return rng.choice(moves) if moves and rng.random() < 0.5 else rng.randrange(len(program.launches))
 
@@ -191,7 +194,7 @@ def change_rows(plan: Plan, program: Program, rng: random.Random) -> Program:
 
 
 def change_rows_of_launch(plan: Plan, program: Program, rng: random.Random) -> Program:
-    """All per-sample operands of one launch run over other rows."""
+    """Let all per-sample operands of one launch have other rows."""
     launches = list(program.launches)
     i = _any_launch(program, rng)
     low, high = rng.choice([-1, 0]), rng.choice([-1, 0, 1])
@@ -212,7 +215,7 @@ def change_buffer(plan: Plan, program: Program, rng: random.Random) -> Program:
 
 
 def change_to_twin(plan: Plan, program: Program, rng: random.Random) -> Program:
-    """Another buffer of the same value, where there is one."""
+    """Replace a buffer of one access by another buffer of its value, if there is one."""
 
     def change(access: Access) -> Access:
         value = plan.buffers[access.buffer].value
@@ -242,7 +245,7 @@ def change_operation(plan: Plan, program: Program, rng: random.Random) -> Progra
 
 
 def permute_members(plan: Plan, program: Program, rng: random.Random) -> Program:
-    """The operations of a fused launch in another order."""
+    """Permute the operations of a fused launch."""
     fused = [i for i, launch in enumerate(program.launches) if len(launch.operations) > 1]
     if not fused:
         return program
@@ -254,7 +257,7 @@ def permute_members(plan: Plan, program: Program, rng: random.Random) -> Program
 
 
 def change_members(plan: Plan, program: Program, rng: random.Random) -> Program:
-    """A launch runs one operation more, or one less."""
+    """Let a launch run one operation more or less."""
     launches, i = list(program.launches), _any_launch(program, rng)
     members = list(launches[i].operations)
     if members and rng.random() < 0.5:
@@ -295,7 +298,7 @@ def _change_kernel(program: Program, rng: random.Random, change) -> Program:
 
 
 def change_kernel(plan: Plan, program: Program, rng: random.Random) -> Program:
-    """Another launch's, another one of mbc's, or one that does not exist."""
+    """Replace a kernel by that of another launch, by another kernel of mbc, or by one that does not exist."""
 
     def change(work: Kernel) -> Kernel:
         name, provider = rng.choice([*KERNELS, "no_such_kernel"]), rng.choice(["mbc", "cudnn", "nobody"])

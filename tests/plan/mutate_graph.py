@@ -1,4 +1,4 @@
-"""Small random changes to what a plan says of its network, optimizer, target and source."""
+"""Small random changes to a plan's statements about its network, optimizer, target and source."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _TEXTS = {
 
 
 def _other(value: Any, rng: random.Random) -> Any:
-    """Another value of the same type."""
+    """Return another value of the type of `value`."""
     if isinstance(value, bool):
         return not value
     if isinstance(value, int):
@@ -39,14 +39,14 @@ def _other(value: Any, rng: random.Random) -> Any:
 
 
 def change_optimizer(plan: Plan, rng: random.Random) -> Plan:
-    """Another value of one field."""
+    """Change one field of the optimizer."""
     field = rng.choice(fields(Optimizer)).name
     value = rng.choice(_TEXTS[field]) if field in _TEXTS else _other(getattr(plan.graph.optimizer, field), rng)
     return _with(plan, optimizer=replace(plan.graph.optimizer, **{field: value}))
 
 
 def change_metrics(plan: Plan, rng: random.Random) -> Plan:
-    """Other values as metrics, of any kind, in another number or order."""
+    """Change the metrics: their values, number or order."""
     metrics = list(plan.graph.metrics)
     way = rng.randrange(3)
     if way == 0 and metrics:
@@ -75,7 +75,7 @@ def change_precision(plan: Plan, rng: random.Random) -> Plan:
 
 
 def change_source(plan: Plan, rng: random.Random) -> Plan:
-    """One number or word of the source is another one; all places lead to the new source."""
+    """Change one number or word of the source, and let all places refer to the changed source."""
     span = next(op.span for op in plan.graph.train if op.span is not None)
     text = span.source.text
     words = list(re.finditer(r"\d+|relu|bn|maxpool|momentum|true", text))
@@ -86,7 +86,7 @@ def change_source(plan: Plan, rng: random.Random) -> Plan:
 
 
 def change_asked(plan: Plan, rng: random.Random) -> Plan:
-    """Other settings beside the source."""
+    """Change the settings beside the source."""
     setting = rng.choice(
         [
             ("batch", "3"),
@@ -102,7 +102,7 @@ def change_asked(plan: Plan, rng: random.Random) -> Plan:
 
 
 def change_attribute(plan: Plan, rng: random.Random) -> Plan:
-    """One setting of one operation."""
+    """Change one setting of one operation."""
 
     def change(op: Operation) -> Operation:
         names = [f.name for f in fields(op.attributes)]
@@ -122,7 +122,7 @@ def change_attribute(plan: Plan, rng: random.Random) -> Plan:
 
 
 def change_operand(plan: Plan, rng: random.Random) -> Plan:
-    """One operation reads another value."""
+    """Let one operation read another value."""
     title, operations = _program(plan, rng)
     i = rng.randrange(len(operations))
     inputs = list(operations[i].inputs)
@@ -131,7 +131,7 @@ def change_operand(plan: Plan, rng: random.Random) -> Plan:
 
 
 def change_results(plan: Plan, rng: random.Random) -> Plan:
-    """Another loss or output."""
+    """Change the loss or an output."""
     graph, names = plan.graph, [*plan.graph.values]
     if rng.random() < 0.4:
         return _with(plan, loss=rng.choice(names))
@@ -142,7 +142,7 @@ def change_results(plan: Plan, rng: random.Random) -> Plan:
 
 
 def change_start(plan: Plan, rng: random.Random) -> Plan:
-    """Another start of a state, or states in another order."""
+    """Change the initial value of a state, or the order of states."""
     states = list(plan.graph.states)
     if rng.random() < 0.3:
         rng.shuffle(states)
@@ -155,7 +155,7 @@ def change_start(plan: Plan, rng: random.Random) -> Plan:
 
 
 def change_update(plan: Plan, rng: random.Random) -> Plan:
-    """A state keeps its value, or gets another one's."""
+    """Let a state keep its value, or take the new value of another state."""
     updates = list(plan.graph.updates)
     i = rng.randrange(len(updates))
     if rng.random() < 0.5:
@@ -175,7 +175,7 @@ def _with(plan: Plan, **changes: Any) -> Plan:
 
 
 def of_source(plan: Plan, source: Source) -> Plan:
-    """The plan with another source in the places of its own."""
+    """Return the plan with all its places moved to another source."""
 
     def moved(item: Any) -> Any:
         return item if item.span is None else replace(item, span=replace(item.span, source=source))

@@ -1,7 +1,7 @@
-"""The results of a plan, computed in a slow and simple way: a token per four bytes, launches run in several schedules.
+"""The results of a plan, computed in a slow and simple way: one token for four bytes, several schedules.
 
-A token stands for (which value, which row, which part of it). Kernels hash the tokens that they read, so any wrong,
-stale or missing byte that matters shows in the final tokens. This file shares no code with the verifier.
+A token stands for a value, a row and a part of the row. Kernels hash the tokens that they read, so any wrong, stale or
+missing byte that matters changes the final tokens. This file shares no code with the verifier.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _MODULUS = (1 << 61) - 1
 
 
 def schedules(program: Program, seed: int, count: int):
-    """Orders in which the launches may run: one stream running ahead of the others in all ways, and random ones."""
+    """Yield orders in which the launches may run: each with one stream as far ahead as possible, and random ones."""
     rng = random.Random(seed)
     waits: dict[int, list[int]] = {}
     for earlier, later in program.waits:
@@ -46,7 +46,7 @@ def schedules(program: Program, seed: int, count: int):
 
 
 class Reference:
-    """Tokens of every value's rows, from the graph alone."""
+    """Tokens of every value's rows, computed from the graph alone."""
 
     def __init__(self, plan: Plan, operations: tuple[Operation, ...]) -> None:
         self.plan, self.graph = plan, plan.graph
@@ -71,7 +71,7 @@ class Reference:
         return Rows(0, self.graph.batch if batched else 1)
 
     def run(self, op: Operation, inputs: list[list[int]], rows: Rows) -> dict[str, list[int]]:
-        """Tokens of the outputs' rows, from those of the inputs' rows of this slice."""
+        """Return tokens of the outputs' rows, computed from those of the inputs' rows in this slice."""
         kind = KINDS[op.kind]
         sample = [self.graph.values[name].per_sample for name in op.inputs]
         whole = [tuple(tokens) for tokens in inputs]
@@ -94,7 +94,7 @@ class Reference:
 
 
 class Machine:
-    """Memory, and launches that run on it."""
+    """A memory, and the launches that run on it."""
 
     def __init__(self, plan: Plan, program: Program, reference: Reference) -> None:
         self.plan, self.program, self.reference = plan, program, reference
@@ -105,7 +105,7 @@ class Machine:
                 self.store(index, row, token)
 
     def cells(self, index: int, row: int) -> list[tuple[str, int]]:
-        """The cells of one row of a buffer."""
+        """Return the cells of one row of a buffer."""
         buffer = self.plan.buffers[index]
         row_bytes = buffer.size_bytes // buffer.rows.count
         start = self.plan.offsets[index] + (row - buffer.rows.start) * row_bytes

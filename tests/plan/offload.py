@@ -1,7 +1,7 @@
-"""Random valid plans that send values to host memory and back, and compute others a second time.
+"""Random valid plans that send values to host memory and back, and compute other values a second time.
 
-Written by hand as a search would decide it, and as naive as `tests.plan.chains`: nothing here is shared with
-`mbc.optimize` or the verifier.
+They are written by hand, and are as simple as `tests.plan.chains`: they share nothing with `mbc.optimize` or the
+verifier.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ MOST_CHANGES = 5
 
 
 def offloaded_plan(seed: int, streams: tuple[Stream, ...] = (Stream.COMPUTE,)) -> Plan:
-    """Return a plan with copies to the host and back, with recomputation, and with both of recomputed or copied values.
+    """Return a plan that offloads values, recomputes values, and does both with some of them.
 
     `streams` are those of kernels.
     """
@@ -28,7 +28,7 @@ def offloaded_plan(seed: int, streams: tuple[Stream, ...] = (Stream.COMPUTE,)) -
 
 
 def rewritten(graph: TrainingGraph, buffers: list[Buffer], program: Program, rng: random.Random) -> Program:
-    """Some of the stays of the program's buffers interrupted. New buffers are added to `buffers`."""
+    """Return the program with some buffers offloaded or recomputed between uses. New buffers go into `buffers`."""
     operations = {op.name: op for op in (*graph.train, *graph.infer)}
     done = 0
     for attempt in range(8 * MOST_CHANGES):
@@ -46,7 +46,7 @@ def rewritten(graph: TrainingGraph, buffers: list[Buffer], program: Program, rng
 
 
 def _gaps(buffers: list[Buffer], program: Program):
-    """(buffer, launch of one use, launch of the next) where a buffer of its own bytes is only read from then on."""
+    """Yield (buffer, a use, the next use) of buffers with bytes of their own that are only read from then on."""
     groups: dict[int, set[int]] = {}
     uses: dict[int, dict[int, set[Mode]]] = {b: {-1: {Mode.WRITE}} for b in program.entry}
     for i, launch in enumerate(program.launches):
@@ -68,7 +68,7 @@ def _gaps(buffers: list[Buffer], program: Program):
 def _offload(
     graph: TrainingGraph, buffers: list[Buffer], program: Program, rng: random.Random, b: int, first: int, last: int
 ) -> Program:
-    """To the host after `first`, back some time before `last`, each way in one copy or in two."""
+    """Return the program with a buffer sent to the host after `first` and back before `last`."""
     away, back = len(buffers), len(buffers) + 1
     buffers += [replace(buffers[b], space=Space.HOST), buffers[b]]
     out = _copies(graph, buffers, rng, b, away, Stream.TO_HOST)
@@ -105,7 +105,7 @@ def _copies(
 def _recompute(
     operations, buffers: list[Buffer], program: Program, rng: random.Random, b: int, first: int, last: int
 ) -> Program | None:
-    """The launches that made `b` a second time, some time before `last`; None where that cannot be."""
+    """Return the launches that compute `b` a second time before `last`, or None if that is impossible."""
     writers = [i for i, launch in enumerate(program.launches) if b in _written(launch)]
     if not writers or writers[-1] > first:
         return None
@@ -141,7 +141,7 @@ def _written(launch: Launch) -> set[int]:
 
 
 def _renamed(launch: Launch, new: dict[int, int], reads: bool = True) -> Launch:
-    """Return the launch with other buffers; `reads`: also for its inputs."""
+    """Return the launch with other buffers; inputs are replaced only if `reads`."""
     return replace(
         launch,
         accesses=tuple(
@@ -152,12 +152,12 @@ def _renamed(launch: Launch, new: dict[int, int], reads: bool = True) -> Launch:
 
 
 def copies(program: Program) -> int:
-    """Copies between the arena and host memory."""
+    """Return the number of copies between the arena and host memory."""
     return sum(launch.stream is not Stream.COMPUTE for launch in program.launches)
 
 
 def recomputations(program: Program) -> int:
-    """Launches that run rows of an operation that ran before."""
+    """Return the number of launches that run rows of an operation a second time."""
     seen: set[tuple[str, ...]] = set()
     again = 0
     for launch in program.launches:

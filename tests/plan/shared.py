@@ -1,4 +1,4 @@
-"""Plans of ranks that share a mini-batch, for tests of what is checked of them."""
+"""Plans of ranks that share a mini-batch, for tests of their verification."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ def plans_of(gpus: int, precision: str = "fp32") -> tuple[Plan, ...]:
 
 
 def collectives(plan: Plan) -> list[int]:
-    """The launches that sum over ranks."""
+    """Return the launches that sum over ranks."""
     return [i for i, launch in enumerate(plan.train.launches) if is_collective(launch)]
 
 
 def cut(plan: Plan, first: int) -> Plan:
-    """The plan with its only bucket as two, the first of so many gradients: waits for the second are for both."""
+    """Return the plan with its only bucket cut in two, the first with `first` gradients. Waits are for both."""
     (at,) = collectives(plan)
     launches = list(plan.train.launches)
     launches[at : at + 1] = [part(launches[at], 0, first), part(launches[at], first, len(launches[at].operations))]
@@ -54,7 +54,7 @@ def cut(plan: Plan, first: int) -> Plan:
 
 
 def part(bucket: Launch, start: int, stop: int) -> Launch:
-    """Some of the sums of a bucket as one of their own."""
+    """Return a launch that sums a part of a bucket."""
     count = len(bucket.operations)
     accesses = (*bucket.accesses[start:stop], *bucket.accesses[count + start : count + stop])
     return replace(bucket, operations=bucket.operations[start:stop], accesses=accesses)

@@ -18,7 +18,7 @@ _CONTROL = {"step": 1, "learning_rate": 0.05, "training": 1, "loss_scale": 1.0, 
 
 
 def start_bytes(plan: Plan, name: str) -> bytes:
-    """Some value of an input or a state, the same for the same name and shape."""
+    """Return some value of an input or a state, which depends only on its name and shape."""
     value = plan.graph.values[name]
     if value.role is Role.CONTROL:
         data = bytearray(CONTROL_BYTES)

@@ -1,4 +1,4 @@
-"""Plan files: the same bytes every time, and nothing wrong gets in."""
+"""Plan files: equal plans give equal bytes, and no invalid file is accepted."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def refused(text: str, code: str, *words: str) -> None:
 
 
 def changed(change, seal: bool = True) -> str:
-    """The file after a change to its content; `seal` gives it the checksum that belongs to it."""
+    """Return the file after a change to its content; with `seal`, the checksum is computed again."""
     document = json.loads(TEXT)
     change(document)
     if seal:
@@ -80,7 +80,7 @@ def test_round_trip(seed):
 
 
 def test_the_same_bytes_from_another_process():
-    """Hash seeds differ between processes; the file must not."""
+    """Hash seeds differ between processes, but files must not."""
     code = "import hashlib; from tests.plan.chains import random_plan; from mbc.plan.file import dump_plan\n"
     code += "print(hashlib.sha256(dump_plan(random_plan(5)).encode()).hexdigest())"
     digests = {
@@ -163,7 +163,7 @@ def test_another_schema_version():
 
 
 def without(table: dict[str, Any], column: str) -> list[Any]:
-    """Takes a column out of a table, and gives what stood in it."""
+    """Take a column out of a table, and return its values."""
     place = table["columns"].index(column)
     del table["columns"][place]
     return [row.pop(place) for row in table["rows"]]
@@ -224,7 +224,7 @@ def test_the_folder_of_a_source_changes_nothing():
 @given(st.data())
 @settings(max_examples=60)
 def test_edited(data):
-    """Any digit that becomes another digit is noticed."""
+    """Any digit that is replaced by another one is noticed."""
     digits = [i for i, c in enumerate(TEXT) if c.isdigit()]
     at = data.draw(st.sampled_from(digits))
     digit = data.draw(st.sampled_from([c for c in "123456789" if c != TEXT[at]]))
@@ -337,7 +337,7 @@ def test_outside_the_arena():
 @given(st.data())
 @settings(max_examples=150)
 def test_no_change_of_a_field_breaks_the_reader(data):
-    """Any JSON value in any place gives a plan or an MbcError, never another exception."""
+    """Any JSON value at any place gives a plan or an MbcError, and no other exception."""
     document = json.loads(TEXT)
     parent, key, node = document, "format", document
     for _ in range(data.draw(st.integers(1, 8))):

@@ -67,7 +67,7 @@ def test_the_modes_are_different_orders():
 
 
 def test_recomputing_changes_no_bit_of_a_result():
-    """Compare with a plan without copies and recomputation; a seed gives equal networks, values and slices."""
+    """A plan of the same seed without copies and recomputation has equal networks, values, slices and results."""
     for seed in range(0, PLANS, 4):
         kept = random_plan(seed, (Stream.COMPUTE,), layers=2 + seed % 2)
         assert results(kept, Transfers.IN_ORDER) == right(seed)
@@ -78,7 +78,7 @@ def test_recomputing_changes_no_bit_of_a_result():
 )
 @pytest.mark.parametrize("kind", [kind for kind in KINDS_OF_MUTATIONS if kind not in OF_FUSED_OR_WORKSPACE])
 def test_mutants_are_refused_or_change_no_bit(kind, seeds):
-    """In either mode: as soon and as late as the waits allow."""
+    """Copies run as soon as waits allow, or as late as they allow."""
     refused = 0
     for seed in seeds:
         mutant = mutate(valid(seed % PLANS), kind, seed)

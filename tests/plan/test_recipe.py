@@ -28,7 +28,7 @@ def planned(entries: str, gpus: int = 1) -> Plan:
 
 
 def updates(plan: Plan) -> list[int]:
-    """How many parameters each launch of updates has."""
+    """Return the number of parameters that each launch of updates has."""
     kinds = {op.name: op.kind for op in plan.graph.train}
     launches = [x for x in plan.train.launches if x.operations and kinds[x.operations[0]] == "adamw_update"]
     return sorted(len(x.operations) for x in launches)

@@ -1,4 +1,4 @@
-"""Recomputed, offloaded and divided operations of a program, read from its launches and counted in a slow way."""
+"""Recomputed, offloaded and divided operations of a program, counted from its launches and again by a slow method."""
 
 from __future__ import annotations
 

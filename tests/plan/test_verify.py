@@ -1,4 +1,4 @@
-"""The verifier accepts what is right, refuses what is not, and says what is wrong."""
+"""The verifier accepts valid plans and refuses invalid ones with a message about the fault."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def valid(seed: int) -> Plan:
 
 @functools.cache
 def plain(seed: int = 7) -> Plan:
-    """A plan on one stream: no waits to keep in step."""
+    """Return a plan on one stream, without waits."""
     return random_plan(seed, ONE_STREAM, layers=2)
 
 
@@ -364,7 +364,7 @@ def test_operation_that_misses_rows():
 
 
 def test_state_updated_twice():
-    """The second update goes to a buffer of its own, so that only the count can tell."""
+    """The second update writes a buffer of its own, so that only the number of updates is wrong."""
     plan = plain()
     index = launch_of(plan, "l0.weight.update")
     old = plan.train.launches[index]
@@ -392,7 +392,7 @@ def test_alias_where_the_kind_has_none():
 
 
 def fits_in_place(plan: Plan) -> tuple[int, int] | None:
-    """(output, input) of a linear layer whose buffers are alike."""
+    """Return (output, input) of a linear layer whose buffers have equal sizes."""
     for op in plan.graph.train:
         if op.kind == "linear_backward_data":
             y, x = buffer_of(plan, op.outputs[0]), buffer_of(plan, op.inputs[0])
@@ -606,7 +606,7 @@ def rebuilt(plan: Plan, launches: list[Launch], buffers: list[Buffer], offsets: 
 
 
 def offloaded_and_prefetched(stream_out: Stream, stream_in: Stream) -> Plan:
-    """r0 is offloaded after the forward pass and prefetched to another buffer for its backward pass."""
+    """Return a plan that offloads r0 after the forward pass and prefetches it for the backward pass."""
     plan = plain()
     buffers, offsets, launches = list(plan.buffers), list(plan.offsets), list(plan.train.launches)
     kept = buffer_of(plan, "r0")
@@ -646,7 +646,7 @@ def test_kernel_on_host_memory():
 
 
 def recomputed() -> Plan:
-    """relu0 runs again, into another buffer, just before its backward pass."""
+    """Return a plan that runs relu0 again, into another buffer, just before its backward pass."""
 
     def relu0(plan: Plan) -> list[Launch]:
         return [x for x in plan.train.launches if x.operations == ("relu0",)]
@@ -681,7 +681,7 @@ def test_recompute():
 
 
 def test_buffers_of_some_rows():
-    """Half a batch at a time through buffers that hold half a batch."""
+    """Half a batch at a time passes through buffers for half a batch."""
     plan = next(
         p
         for p in (random_plan(s, ONE_STREAM, layers=1) for s in range(100))
@@ -728,7 +728,7 @@ def test_an_invalid_graph_is_refused_first():
 
 
 def test_conversion_through_a_narrow_type():
-    """A bf16 copy of an fp32 value has lost something: it may not stand for the value."""
+    """A bf16 copy of an fp32 value has lost digits, so it must not replace the value."""
     plan = plain()
     index = launch_of(plan, "relu0")
     y = next(a.buffer for a in plan.train.launches[index].accesses if plan.buffers[a.buffer].value in ("y0", "b0"))

@@ -40,13 +40,13 @@ def refused(check, given, words: str, code: str = "MBC135") -> None:
 
 
 def with_operations(plan: Plan, change) -> Plan:
-    """`change(operation)`: what is in its place, several or none."""
+    """Return the plan in which `change(operation)` returns the operations that replace an operation."""
     train = tuple(changed for op in plan.graph.train for changed in change(op))
     return replace(plan, graph=replace(plan.graph, train=train))
 
 
 def with_launches(plan: Plan, change) -> Plan:
-    """`change(i, launch)`."""
+    """Return the plan in which `change(i, launch)` replaces each launch."""
     launches = tuple(change(i, launch) for i, launch in enumerate(plan.train.launches))
     return replace(plan, train=replace(plan.train, launches=launches))
 
@@ -78,7 +78,7 @@ def test_other_plans_share_another_thing() -> None:
 
 
 def test_plans_that_store_other_things_train_together() -> None:
-    """One GPU's plan may keep masks where another's keeps what they are made of."""
+    """One GPU's plan may keep masks while another's keeps the values from which masks are computed."""
     first, second = plans_of(3)
     ops = second.graph.train
     backward = next(i for i, op in enumerate(ops) if op.kind.endswith("_backward_filter"))
@@ -206,7 +206,7 @@ def test_operands_of_a_bucket_lie_one_after_another() -> None:
 
 
 def test_a_sum_lies_over_its_operand() -> None:
-    """A kernel may have its result elsewhere; NCCL is given one address."""
+    """A sum must overwrite its operand: a kernel may write elsewhere, but NCCL is given one address."""
     (plan,) = plans_of(2)
     bucket = plan.train.launches[collectives(plan)[0]]
     count = len(bucket.operations)

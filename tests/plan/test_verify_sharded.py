@@ -144,7 +144,7 @@ def test_a_sum_that_is_scattered_again() -> None:
 
 @pytest.mark.parametrize("name", ["reduce_scatter", "gather_parts"])
 def test_a_launch_that_does_something_else(name: str) -> None:
-    """Another collective's kernel, copy engines, and a launch that leaves a tensor out."""
+    """The launch has another collective's kernel, uses copy engines, or leaves out a tensor."""
     plan = plan_of()
     at, launch = next(
         (i, w) for i, w in enumerate(plan.train.launches) if isinstance(w.work, Kernel) and w.work.name == name

@@ -17,7 +17,7 @@ FIRST, LAST = Layout.CHANNELS_FIRST, Layout.CHANNELS_LAST
 
 
 def request(rows: int = 8, kind: str = "convolution", channels: int = 4) -> Request:
-    """A 3x3 convolution, or another pass of it."""
+    """Return a 3x3 convolution, or another pass of one."""
     image = TensorType((rows, channels, 8, 8), DType.FP32)
     weight = TensorType((channels, channels, 3, 3), DType.FP32)
     attributes = Convolution((8, 8), (3, 3), (1, 1), (1, 1, 1, 1))

@@ -1,4 +1,4 @@
-"""The figures of the link to the host in the profiles that come with mbc."""
+"""The rates of the host link in the profiles that come with mbc."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Profiles from elsewhere: what is none is refused with its row, at once, and nothing of it runs."""
+"""Profiles of unknown origin: an invalid row is refused at once and named, and no code of the file runs."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def test_a_value_has_no_more_bytes_than_a_profile_needs(tmp_path: Path) -> None:
 
 
 def test_every_column_has_a_rule(tmp_path: Path) -> None:
-    """But those of the kind, which are words that reading looks up."""
+    """Every column has a rule, except columns of words that reading looks up."""
     looked_up = {"kind", "link", "kernel", "key"}
     with ProfileWriter(tmp_path / "p.sqlite", IDENTITY):
         pass
@@ -146,7 +146,7 @@ def test_every_column_has_a_rule(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("during", ["a function", "a look at the count"])
 def test_an_interrupt_while_a_profile_is_read_is_one(during: str, tmp_path: Path, monkeypatch) -> None:
-    """Ctrl-C arrives while SQLite calls Python, and SQLite makes an error of its own of whatever that raises."""
+    """Ctrl-C arrives while SQLite calls Python. SQLite replaces the exception by an error of its own."""
     path = changed(tmp_path)
     if during == "a function":
         monkeypatch.setattr(check, "_plain", _interrupted)

@@ -1,4 +1,4 @@
-"""Collectives in profiles: written, read, merged, shipped, and in files of before."""
+"""Collectives in profiles: written, read, merged, shipped, and missing in older files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sizes between measured ones: what is linear, what is safe, and that nothing is made up beyond them."""
+"""Sizes between measured sizes: linear times, safe workspaces, and no extrapolation."""
 
 from __future__ import annotations
 

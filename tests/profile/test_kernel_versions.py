@@ -1,4 +1,4 @@
-"""Times of kernels that were rewritten since do not count, and are measured again."""
+"""Times of earlier kernel versions do not count, and are measured again."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_what_is_to_be_measured_is_written_as_it_was(tmp_path: Path):
 
 
 def test_of_two_kernels_each_side_may_have_measured_one():
-    """Today's statistics, and another kernel that was rewritten."""
+    """One profile has today's statistics, another one a second kernel that was rewritten."""
     other = KERNELS["batch_normalize"]
     of_other = replace(TODAY, name=other.name, settings=other.settings)
     sides = [current(profile({REQUEST: rows}, EXTENT)) for rows in (

@@ -1,4 +1,4 @@
-"""Which profile a plan is made with: named ones, the user's own, those shipped; and none that does not fit."""
+"""The profile that a plan is made with: a named one, the user's own, or a shipped one; and none that does not fit."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ T4 = find_spec("t4")
 
 @pytest.fixture(autouse=True)
 def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine without GPU, profiles of one's own, or shipped ones."""
+    """Simulate a machine without GPU, without own profiles and without shipped profiles."""
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "home"))
     monkeypatch.setattr(profile_places, "BUNDLED", tmp_path / "shipped")
     monkeypatch.setattr(profile_places, "local_gpus", lambda: ())
@@ -41,7 +41,7 @@ def on_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def find(device: DeviceSpec = GPU, path: Path | None = None, accept_stale: bool = False) -> Profile | None:
-    """Without a warning."""
+    """Find a profile, and assert that there is no warning."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         return find_profile(device, None if path is None else str(path), accept_stale)

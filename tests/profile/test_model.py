@@ -1,4 +1,4 @@
-"""Profiles: what is written is read again, and every way a file can be wrong has its message."""
+"""Profiles: a written file is read again, and every fault of a file has its message."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def measurement(engine: int, time_us: float, workspace_bytes: int = 0, layout: L
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """A profile with one request, two usable candidates and a refused one."""
+    """Return the path of a profile with one request, which has two usable candidates and a refused one."""
     path = tmp_path / "folder" / "p.sqlite"
     refused = replace(measurement(9, 0.0), refused="wrong result")
     with ProfileWriter(path, IDENTITY) as writer:
@@ -198,7 +198,7 @@ def test_another_schema(path: Path, version: int) -> None:
 
 
 def test_reading_takes_no_lock_from_a_writer_of_the_same_process(path: Path):
-    """POSIX locks of a file go with the first descriptor of it that a process closes."""
+    """POSIX locks of a file are released when a process closes any descriptor of the file."""
     log = path.with_name(path.name + "-wal")
     another = f"""
         from pathlib import Path
@@ -261,7 +261,7 @@ def test_a_plan_reserves_the_overhead_of_its_profile(path: Path) -> None:
 
 
 def test_a_change_that_a_kill_left_half_done_is_undone(path: Path, tmp_path: Path):
-    """Readers open the file for reading alone, and then cannot roll back themselves."""
+    """Readers open the file for reading only, so they cannot roll back themselves."""
     with ProfileWriter(path, IDENTITY) as writer:
         writer.record(request(rows=2), [])
     extents = read_profile(path).extents

@@ -1,4 +1,4 @@
-"""Times of a GPU scaled to another of its architecture: by bandwidth, by peaks, and never called measured."""
+"""Times of a GPU scaled to another GPU of its architecture, by bandwidth and peaks; they never count as measured."""
 
 from __future__ import annotations
 

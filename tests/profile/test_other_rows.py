@@ -1,4 +1,4 @@
-"""Rows that were not measured: how a time changes with them, what is kept, and what is not offered."""
+"""Times for numbers of rows that were not measured. Tested are the properties kept and the kernels not offered."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ MODEL_US = {16: 100.0, 32: 150.0, 64: 250.0}  # by rows
 
 
 def modelled(*kernels: Candidate):
-    """Estimates of these kernels, with a workspace of as many bytes as there are rows."""
+    """Return a function that estimates these kernels, with a workspace of one byte for each row."""
     return lambda rows: [replace(c, time_us=MODEL_US[rows], workspace_bytes=rows) for c in kernels]
 
 

@@ -88,7 +88,7 @@ def test_what_has_no_rows_is_a_family_of_its_own():
 
 
 def at(batch: int, channels: int) -> dict[tuple[str, tuple[str, ...]], Request]:
-    """Requests of what has rows, also of launches that fuse, of a step on a mini-batch."""
+    """Return the requests with rows of a step on this mini-batch, those of fused launches included."""
     lowered = lower(parse(Source("n.mbc", NETWORK)), (("batch", str(batch)), ("channels", str(channels))), None)
     graph = differentiate(lowered.network, lowered.optimizer, lowered.precision)
     table = CandidateTable(graph, find_spec("h200"), PROVIDERS)
@@ -103,7 +103,7 @@ def at(batch: int, channels: int) -> dict[tuple[str, tuple[str, ...]], Request]:
 
 @pytest.mark.parametrize("channels", [6, 16])
 def test_a_mini_batch_is_of_the_family_of_another_one(channels: int):
-    """One case has as many channels as rows."""
+    """In one case there are as many channels as rows."""
     few, many = at(6, channels), at(16, channels)
     assert few.keys() == many.keys() and len(few) > 40
     assert any("batch_statistics" in r.kind for r in few.values())
@@ -120,7 +120,7 @@ def test_rows_and_description():
 
 
 def test_requests_of_one_family_with_as_many_rows_hide_nothing_of_each_other():
-    """A part of a mini-batch and a whole one, whose gradients count other elements; one of them failed."""
+    """A part of a mini-batch and a whole one have different gradients at equal rows. One of both failed."""
     image, vector = TensorType((4, 2, 2, 2), DType.FP32), TensorType((2,), DType.FP32)
     part, whole = (
         Request(

@@ -1,4 +1,4 @@
-"""Small models beside torch, as the tests of this folder use them."""
+"""Small models in torch for the tests of this folder."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def trainer_of(model: Any, **other: Any) -> Any:
 def train_beside(
     model: Any, loss_of: Callable[[Any], Any] | None = None, inputs: Sequence[Any] = (IMAGES,), **other: Any
 ) -> Any:
-    """Train a model by mbc and a copy of it by torch in float64; assert that their losses and weights are equal."""
+    """Train a model by mbc and its copy by torch in float64, and assert that losses and weights agree."""
     judge = loss_of or (lambda output: nn.functional.cross_entropy(output, LABELS))
     targets = other.pop("given", (LABELS,))
     twin = copy.deepcopy(model).double().train()

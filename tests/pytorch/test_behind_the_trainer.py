@@ -1,4 +1,4 @@
-"""Reads and changes of a model by torch while mbc trains the model: taken over, shown as they are, or refused."""
+"""Torch reads and changes a model while mbc trains it: changes are taken over or refused, and values are current."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def normed() -> Any:
 
 
 def stepped(model: Any) -> tuple[Any, Any]:
-    """Return a trainer that has made a step, and the parameters as mbc has them."""
+    """Return a trainer after one step, and the parameters as mbc has them."""
     trainer = trainer_of(model)
     trainer.step(IMAGES, LABELS)
     return trainer, trainer.module.state("first.weight")

@@ -1,4 +1,4 @@
-"""The check of an import: it passes what is right, names what is wrong, and leaves no trace."""
+"""The check of an import: correct imports pass, an error is named, and the check leaves no trace."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_what_is_right_passes(name):
 
 
 def changed_rule(monkeypatch: Any, change: Any) -> None:
-    """Let the import write something else than the model has, as a mistake of mbc would."""
+    """Let the import write a wrong network, as a bug in mbc would."""
     translate = trainers.network_of
 
     def wrong(*arguments: Any) -> Any:
@@ -136,7 +136,7 @@ def test_a_check_that_cannot_be_made(monkeypatch):
 
 
 class Whole(Net):
-    """Takes mini-batches of four rows alone."""
+    """A model that takes only mini-batches of four rows."""
 
     def forward(self, x: Any) -> Any:
         assert x.shape[0] == 4

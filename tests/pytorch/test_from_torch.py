@@ -1,4 +1,4 @@
-"""A loop with mbc beside the same loop in torch, and what is refused."""
+"""A loop with mbc compared with the loop in torch, and refusals."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def test_losses_are_those_of_torch(loss, targets):
 
 
 class Tied(nn.Module):
-    """One layer under two names, called twice."""
+    """A model with one layer under two names, which is called twice."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -143,7 +143,7 @@ class Tied(nn.Module):
 
 
 def train_beside(ours: Any, theirs: Any) -> None:
-    """Train one model by mbc and by torch for three steps, and assert that the losses are equal."""
+    """Train one model by mbc and by torch for three steps, and assert that the losses agree."""
     one = sgd(theirs)
     with trainer_of(ours) as trainer:
         for images, labels in batches(3):
@@ -164,7 +164,7 @@ def test_tied_layers_are_trained_as_one():
 
 
 def tied(_: Model, bias: bool = True) -> Model:
-    """Two layers with one weight, and with a bias of their own each, or without."""
+    """Return two layers with one weight, and with separate biases or none."""
     first, second = (nn.Linear(36, 36, bias=bias) for _ in range(2))
     second.weight = first.weight
     return nn.Sequential(nn.Flatten(), first, nn.GELU(), second, nn.GELU(), nn.Linear(36, 3))
@@ -231,7 +231,7 @@ def normalizes_by_fixed_statistics(model: Model) -> Model:
 
 
 class Counting(nn.Module):
-    """Its forward pass changes a buffer."""
+    """A model whose forward pass changes a buffer."""
 
     def __init__(self, inner: Model) -> None:
         super().__init__()

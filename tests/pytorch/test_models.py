@@ -1,4 +1,4 @@
-"""Models with attributes, outputs, inputs and parameters of all kinds: trained as torch trains them, or refused."""
+"""Models with attributes, outputs, inputs and parameters of all kinds: trained like in torch, or refused."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ functional = nn.functional
 
 
 class Caching(Net):
-    """Keeps what it computed last, as a tensor with a graph behind it."""
+    """A model that keeps its last output, which is a tensor with a graph."""
 
     def forward(self, x: Any) -> Any:
         self.cached = super().forward(x)
@@ -70,7 +70,7 @@ class Result:
 
 
 class Heads(nn.Module):
-    """Two outputs of one shape, in a `container`."""
+    """A network with two outputs of one shape, in a `container`."""
 
     def __init__(self, container: Any) -> None:
         super().__init__()
@@ -101,7 +101,7 @@ def test_two_outputs_have_two_targets_and_weights(container):
 
 
 class Ending(Net):
-    """A network whose output goes through a function."""
+    """A network whose last operation is a function."""
 
     def __init__(self, end: Any) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""A backward pass of the user's own is found wherever it is applied."""
+"""A custom backward pass is found wherever the model applies it."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_a_checkpoint_that_torch_does_not_train_is_refused():
 
 
 class Draws(Net):
-    """Draws from every generator, and counts."""
+    """A model that draws from every random generator and counts its calls."""
 
     def __init__(self) -> None:
         super().__init__(nn.Sequential(nn.BatchNorm2d(8), nn.Dropout(0.5)))
@@ -116,7 +116,7 @@ def test_the_run_leaves_no_trace():
 
 
 class Counted(Net):
-    """A class of which no other test has a model."""
+    """A class that no other test uses."""
 
 
 def test_the_weights_of_copies_are_freed_at_once():

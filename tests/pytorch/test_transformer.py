@@ -1,4 +1,4 @@
-"""A small vision transformer in a loop, without decay of what has one axis, as such models are trained."""
+"""A small vision transformer in a training loop, without weight decay of one-dimensional parameters."""
 
 from __future__ import annotations
 

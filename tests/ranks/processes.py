@@ -32,13 +32,13 @@ except MbcError as error:
 
 
 class Rank(subprocess.Popen[str]):
-    """A process whose output is read when it has ended, but for the line that says that it has met the others."""
+    """A process whose output is read at its end, except for the line that says that it has met the others."""
 
     def met(self) -> None:
         assert self.stdout is not None and self.stdout.readline() == "met\n", self.said()[1]
 
     def said(self, within_s: float = LONG_S) -> tuple[str, str]:
-        """Standard output and error; an error where it does not end in time."""
+        """Return the output and the errors of the process; raise TimeoutExpired if it does not end in time."""
         return self.communicate(timeout=within_s)
 
 
@@ -50,7 +50,7 @@ def variables(rank: int, size: int, **more: str) -> dict[str, str]:
 
 
 def start(rank: int, size: int, body: str, **more: str) -> Rank:
-    """One rank. `body` are the lines of the with statement."""
+    """Start one rank. `body` has the lines of the with statement."""
     script = _HEAD.format(body=body.strip().replace("\n", "\n        "))
     environment = os.environ | {"PYTHONPATH": str(ROOT)} | variables(rank, size, **more)
     return Rank(
@@ -59,7 +59,7 @@ def start(rank: int, size: int, body: str, **more: str) -> Rank:
 
 
 class Ranks:
-    """All ranks of a group; those that still run at the end of the test are killed."""
+    """All ranks of a group. Ranks that still run at the end of the test are killed."""
 
     def __init__(self) -> None:
         self.all: list[Rank] = []
@@ -80,14 +80,14 @@ class Ranks:
 
 
 def all_end(processes: list[Rank], within_s: float) -> None:
-    """Asserts that they end in this time, counted from now."""
+    """Assert that all processes end within this time from now."""
     deadline_s = time.monotonic() + within_s
     for process in processes:
         process.wait(max(deadline_s - time.monotonic(), 0.01))
 
 
 def runs(pid: int) -> bool:
-    """Return whether there is a process with this number that is no zombie."""
+    """Return whether a process with this number runs and is not a zombie."""
     try:
         state = re.split(r"\) ", Path(f"/proc/{pid}/stat").read_text())[1][0]
     except OSError:

@@ -1,4 +1,4 @@
-"""Which rank the variables of launchers say."""
+"""The rank that the variables of launchers give."""
 
 from __future__ import annotations
 

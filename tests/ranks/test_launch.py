@@ -1,4 +1,4 @@
-"""Ranks of one machine, started and watched: scripts in the place of trainings."""
+"""Ranks of one machine, started and watched; scripts replace trainings."""
 
 from __future__ import annotations
 

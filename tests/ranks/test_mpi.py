@@ -1,4 +1,4 @@
-"""Sums over ranks through MPI, two of them started by mpiexec where mpi4py and an MPI are installed."""
+"""Sums over ranks through MPI: mpiexec starts two ranks, if mpi4py and an MPI are installed."""
 
 from __future__ import annotations
 

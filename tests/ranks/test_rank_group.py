@@ -1,4 +1,4 @@
-"""Groups of real processes: what they exchange, and how they end together."""
+"""Groups of real processes: the messages that they exchange, and how they end together."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_a_killed_rank_ends_all(ranks: Ranks, size: int, killed: int) -> None:
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("moment", range(20))
 def test_a_rank_killed_at_any_moment_ends_all(ranks: Ranks, moment: int) -> None:
-    """Before the meeting, too, which the others then give up in their time."""
+    """The rank may also be killed before the meeting; then the other ranks give up when their time is over."""
     draws = random.Random(moment)
     size = draws.choice([2, 3, 4])
     processes = ranks.start(size, WAIT, MBC_MEETING_S="4")
@@ -108,7 +108,7 @@ def test_ranks_that_hang_are_ended(ranks: Ranks, killed: int) -> None:
 
 
 def test_a_rank_that_writes_is_not_ended_by_the_failure_of_another_one(ranks: Ranks) -> None:
-    """It has its time to end by itself afterwards, and is ended where it hangs then."""
+    """The writing rank gets time to end by itself afterwards, and is ended if it hangs."""
     body = """
 group._grace_s = 0.5
 group.barrier()
@@ -131,7 +131,7 @@ time.sleep(600)
 
 @pytest.mark.parametrize("asks", [0, 2])
 def test_rank_0_is_asked_to_stop(ranks: Ranks, asks: int) -> None:
-    """Between other messages, and once it has ended the training all others end."""
+    """The request may come between other messages. After rank 0 has ended the training, all ranks end."""
     body = f"""
 for number in range(1000000):
     if (group.rank, number) == ({asks}, 5):
@@ -176,7 +176,7 @@ def test_a_rank_that_returns_early_is_waited_for_until_the_end(ranks: Ranks) -> 
 
 @pytest.mark.parametrize("late", [0, 1])
 def test_the_orderly_end_of_another_rank_is_no_failure(ranks: Ranks, late: int) -> None:
-    """One rank goes on listening for a second, in which the other's end closes the connection."""
+    """A rank that ends in order closes its connection; another rank that listens for a second longer must not fail."""
     body = f"""
 stop = group._stop
 def stop_late():

@@ -1,4 +1,4 @@
-"""`mbc train` in several ranks on the CPU: `--gpus N` under mpiexec, and where a launcher has started them."""
+"""`mbc train` with several ranks on the CPU: `--gpus N` starts mpiexec, or a launcher has started the ranks."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class TestWithMpi:
         assert steps == [3, 4, 6, 8]  # by rank 0 alone
 
     def test_a_page_shows_the_plans_of_all_ranks(self, folder: Path) -> None:
-        """Rows 3, 3 and 2 of the mini-batch: the last rank runs another plan."""
+        """The mini-batch has rows 3, 3 and 2, so the last rank runs another plan."""
         ranks = ("--gpus", "3", "--report", "page.html")
         done = _run(folder, *ranks)
         assert done.returncode == 0, done.stderr
@@ -252,7 +252,7 @@ def test_a_mini_batch_that_cannot_be_shared_is_refused_at_once(folder: Path) -> 
 
 
 def _start_two(folder: Path, *more: tuple[str, ...], other: Path | None = None) -> list[subprocess.Popen[str]]:
-    """Two ranks with words of their own, the second in the folder `other`."""
+    """Start two ranks with different arguments, the second in the folder `other`."""
     return [
         subprocess.Popen(
             [*COMMAND, *(more[rank] if more else ())], cwd=(other or folder) if rank else folder,

@@ -83,7 +83,7 @@ def full(epoch, rank, ranks):
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a package for two ranks, which is planned once."""
+    """Return a folder with a package for two ranks, which is planned once."""
     folder = tmp_path_factory.mktemp("pair")
     (folder / "tiny.mbc").write_text(SOURCE)
     done = subprocess.run(
@@ -95,7 +95,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Training:
-    """A training whose ranks are known by their processes."""
+    """A training that knows the processes of its ranks."""
 
     def __init__(self, pair: Path, folder: Path) -> None:
         self.folder, self.checkpoint = folder, folder / "w.safetensors"
@@ -111,22 +111,22 @@ class Training:
         )  # fmt: skip
 
     def ranks(self) -> list[int]:
-        """Their processes, in the order of ranks, when all have begun the first epoch."""
+        """Wait until all ranks have begun the first epoch, and return their processes in order."""
         files = [self.folder / f"{rank}.pid" for rank in range(2)]
         for file in files:
             self._wait_for(file)
         return [int(file.read_text()) for file in files]
 
     def trains(self) -> None:
-        """Returns when a checkpoint has been written."""
+        """Wait until a checkpoint has been written."""
         self._wait_for(self.checkpoint)
 
     def waits_for(self, name: str) -> None:
-        """Returns when a rank has made a file of this name."""
+        """Wait until a rank has created a file of this name."""
         self._wait_for(self.folder / name)
 
     def ended(self, within_s: float) -> str:
-        """Return the output of a training that has failed and left nothing running: mpiexec writes to stdout."""
+        """Return the output of a training that has failed, and assert that no process is left."""
         assert self.process is not None
         said = "".join(self.process.communicate(timeout=within_s))
         deadline_s = time.monotonic() + 1.0  # for what mpiexec has killed to be gone
@@ -137,7 +137,7 @@ class Training:
         return said
 
     def whole_epochs(self) -> int:
-        """Those that the checkpoint has behind it, which is whole."""
+        """Return the number of epochs in the checkpoint, which must be valid."""
         assert load_file(self.checkpoint)
         return read_progress(self.checkpoint).epochs
 
@@ -220,7 +220,7 @@ def test_an_error_of_one_rank_ends_all(training: Training, data: str, words: str
     ("rank", "number"), [(None, signal.SIGINT), (0, signal.SIGINT), (1, signal.SIGINT), (None, signal.SIGTERM)]
 )
 def test_an_interrupt_ends_all(training: Training, rank: int | None, number: signal.Signals) -> None:
-    """The signal goes to the process that has started the ranks, or to one of them."""
+    """The signal goes to the parent process of the ranks, or to one of them."""
     training.start("plain", 1_000_000)
     training.trains()
     assert training.process is not None

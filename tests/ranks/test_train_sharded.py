@@ -1,4 +1,4 @@
-"""`mbc train` with sharded optimizer states: checkpoints take all ranks, also after a signal to one of them."""
+"""`mbc train` with sharded optimizer states: checkpoints need all ranks, also after a signal to one of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The native recorder over a fake CUPTI: the recorder's source as it is, records of CUPTI's own headers."""
+"""The native recorder with a fake CUPTI; the recorder's source and the headers of CUPTI are the real ones."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def tools_or_skip() -> Toolchain:
 
 @cache
 def _fake_part() -> tuple[Toolchain, Path]:
-    """The toolchain with the fake in the place of libcupti, whose headers stay."""
+    """Return a toolchain with the fake in place of libcupti, and the path of the fake. CUPTI's headers stay."""
     tools = tools_or_skip()
     assert tools.cupti is not None and tools.cudart is not None
     folder = Path(mkdtemp(prefix="mbc-fake-cupti-"))
@@ -44,7 +44,7 @@ def _fake_part() -> tuple[Toolchain, Path]:
 
 @contextmanager
 def fake_cupti(status: int = 0) -> Iterator[tuple[Toolchain, Any]]:
-    """A toolchain, and the fake that a recorder built with it uses; `status`: with which CUPTI refuses."""
+    """Return a toolchain with a fake CUPTI, and the fake itself. `status`: the error with which CUPTI refuses."""
     tools, library = _fake_part()
     fake = ctypes.CDLL(str(library))
     wide = ctypes.c_uint64
@@ -61,5 +61,5 @@ def fake_cupti(status: int = 0) -> Iterator[tuple[Toolchain, Any]]:
 
 
 def report_node(listener: int, program: int, launch: int, node: int) -> None:
-    """Call the listener as a module does for a node that a launch added."""
+    """Call the listener as a module does for each node that a launch added."""
     ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_int64, ctypes.c_void_p)(listener)(program, launch, node)

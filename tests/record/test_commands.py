@@ -1,6 +1,6 @@
-"""`--record` of mbc train and mbc bench on a GPU that is not there.
+"""`--record` of mbc train and mbc bench on a simulated GPU.
 
-PyCUDA and the library are faked; CUPTI is faked below the real recorder.
+PyCUDA and the library are fakes; so is CUPTI below the real recorder.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ GPU = LocalGpu("Fake", "580", "sm_90", 1 << 35, 1 << 34)
 
 
 class RecordedLibrary(FakeLibrary):
-    """Tells of a node a launch, and when a graph runs its nodes take `SLOWNESS` times as long as predicted."""
+    """A library that reports one node for each launch. Its nodes take `SLOWNESS` times the predicted time."""
 
     fake: Any = None
 
@@ -91,7 +91,7 @@ def mbc(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.
 
 @pytest.fixture
 def training(tmp_path: Path) -> tuple[str, ...]:
-    """A package and 8 mini-batches for it."""
+    """Return a package and 8 mini-batches for it."""
     random = np.random.default_rng(0)
     images = random.standard_normal((48, 2, 6, 6)).astype(np.float32)
     np.savez(tmp_path / "data.npz", images=images, labels=random.integers(0, 5, 48))
@@ -175,7 +175,7 @@ def test_a_contender_records_in_the_place_of_racing(fake: Any, monkeypatch: pyte
 def test_a_race_begins_with_a_record(
     fake: Any, mbc: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):
-    """A recording that is impossible is refused before anything is timed; the race itself is not recorded."""
+    """An impossible recording is refused before anything is timed. The race itself is not recorded."""
     Path("small.mbc").write_text(SMALL)
     built = tmp_path / "built"
     built.mkdir()

@@ -1,4 +1,4 @@
-"""The native recorder: records of CUPTI to events with the launch that each node is of, and what CUPTI refuses."""
+"""The native recorder: CUPTI's records become events with the launches of their nodes, and CUPTI's refusals."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_a_cupti_that_does_not_load(tmp_path: Path):
 
 
 def test_the_real_cupti_compiles_and_loads():
-    """CUPTI refuses to record without a driver; with a driver a graph would be needed (tests/gpu).
+    """CUPTI refuses to record without a driver; tests/gpu records a graph with a driver.
 
     The test runs in a process of its own, in which no other recorder has subscribed.
     """

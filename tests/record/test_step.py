@@ -1,4 +1,4 @@
-"""Events of recorded replays to the launches of a plan, and the file that holds them beside predictions."""
+"""Recorded replays become times of a plan's launches, and the file that holds them beside predictions."""
 
 from __future__ import annotations
 
@@ -29,7 +29,10 @@ def plan() -> Plan:
 
 
 def replay(plan: Plan, call: int, slowness: float = 1.0, began_ns: int = 1_000_000) -> Iterator[Event]:
-    """Launches in series, with gaps; each runs two nodes that together take twice the predicted time."""
+    """Return a replay of launches in series with gaps.
+
+    Each launch has two nodes, which take twice the predicted time.
+    """
     now = began_ns + call * 1_000_000_000
     for i, launch in enumerate(plan.train.launches):
         for half in range(2):
@@ -63,7 +66,7 @@ def test_the_last_replay_counts_where_all_are_warm_ones(plan: Plan):
 
 
 def test_a_replay_that_is_not_whole_does_not_count(plan: Plan):
-    """Both replays run the same kernels, whose names alone do not distinguish them."""
+    """Both replays run equal kernels, so names alone do not distinguish them."""
     whole, broken = list(replay(plan, 1)), list(replay(plan, 2, 5.0))[:-1]
     assert recorded_step(plan, whole + broken, warm=0) == recorded_step(plan, whole, warm=0)
     twice = [*whole, whole[0]]

@@ -1,4 +1,4 @@
-"""A headless Chromium, driven over the pipe of its DevTools protocol: messages of JSON that end in a zero byte."""
+"""A headless Chromium, driven through the pipe of its DevTools protocol by JSON messages that end in a zero byte."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ PATIENCE_S = 60.0
 
 
 def find_browser() -> str | None:
-    """Chromium or Chrome of this machine."""
+    """Return the path of Chromium or Chrome on this machine."""
     names = ("chromium", "chromium-browser", "google-chrome", "chrome")
     return next((path for path in map(shutil.which, names) if path), None)
 
 
 class Browser:
-    """One page. `errors`: exceptions and errors of its console; `requests`: the URLs that it asked for."""
+    """One page. `errors`: exceptions and errors of its console; `requests`: the URLs that it requested."""
 
     def __init__(self, width: int = 1280, height: int = 900, dark: bool = False) -> None:
         self._home = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
@@ -72,7 +72,7 @@ class Browser:
         self._home.cleanup()
 
     def call(self, method: str, **parameters: Any) -> dict[str, Any]:
-        """The result of one command."""
+        """Send a command, and return its result."""
         self._next += 1
         message: dict[str, Any] = {"id": self._next, "method": method, "params": parameters}
         if self._session is not None:
@@ -113,33 +113,33 @@ class Browser:
         self.wait(ready)
 
     def wait(self, condition: str) -> None:
-        """Until an expression is true."""
+        """Wait until an expression is true."""
         end = time.monotonic() + PATIENCE_S
         while not self.run(condition):
             assert time.monotonic() < end, f"never true: {condition}; {self.errors}"
             time.sleep(0.02)
 
     def run(self, expression: str) -> Any:
-        """The value of an expression of JavaScript in the page."""
+        """Return the value of a JavaScript expression in the page."""
         answer = self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
         assert "exceptionDetails" not in answer, answer["exceptionDetails"]
         return answer["result"].get("value")
 
     def resize(self, width: int, height: int, mobile: bool = False) -> None:
-        """The window."""
+        """Change the size of the window."""
         size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": mobile}
         self.call("Emulation.setDeviceMetricsOverride", **size)
 
     def mouse(self, x: float, y: float, kind: str = "mouseMoved") -> None:
-        """One event of the mouse at a point of the window."""
+        """Send a mouse event at a point of the window."""
         pressed = {"button": "left", "clickCount": 1} if kind != "mouseMoved" else {}
         self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, **pressed)
 
     def click(self, x: float, y: float) -> None:
-        """Move there, press and release."""
+        """Move the mouse to a point, press and release."""
         for kind in ("mouseMoved", "mousePressed", "mouseReleased"):
             self.mouse(x, y, kind)
 
     def picture(self, whole: bool = False) -> bytes:
-        """A PNG of the window, or of the whole page."""
+        """Return a PNG of the window, or of the whole page."""
         return base64.b64decode(self.call("Page.captureScreenshot", captureBeyondViewport=whole)["data"])

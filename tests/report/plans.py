@@ -1,4 +1,4 @@
-"""Plans to show: of one network without a limit, and within budgets that make it recompute and offload."""
+"""Plans for tests of reports: a network without a limit, and within budgets that need recomputation and offloading."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ train { optimizer = sgd(momentum=0.9) }
 
 @cache
 def chain_plan(share: float = 0.0) -> Plan:
-    """`share`: of what the plan without a limit has in its arena; 0: no limit."""
+    """Return the plan within a share of the arena of the plan without a limit; 0: no limit."""
     settings: tuple[tuple[str, str], ...] = ()
     if share:
         whole = chain_plan().predictions

@@ -47,7 +47,7 @@ def violations(browser: Browser, page: Path) -> list[str]:
 
 
 def pages(folder: Path) -> Iterator[Path]:
-    """A plan within a budget, one with everything beside it that a page can show, and two plans."""
+    """Yield pages: of a plan within a budget, of one with all optional parts, and of two plans."""
     plan, other = plans_of_unlike_gpus()
     count = len(plan.train.launches)
     measured = MeasuredStep(100.0, 3, tuple(map(float, range(count))), (None, *[0.5] * (count - 1)))

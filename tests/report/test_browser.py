@@ -1,4 +1,4 @@
-"""Pages in a real browser: no error, no request, and controls that do what they say."""
+"""Pages in a real browser: no error, no request, and working controls."""
 
 from __future__ import annotations
 
@@ -228,7 +228,7 @@ def test_what_a_screen_reader_is_told(browser, page):
 
 
 def test_without_a_mouse(browser, page):
-    """Everything that a click does a key does, too."""
+    """Keys do everything that clicks do."""
     _shown(browser, page)
 
     def press(key: str) -> None:

@@ -1,4 +1,4 @@
-"""The figures that `mbc diff` prints, and the same figures on its page."""
+"""The figures of `mbc diff`, printed and on its page."""
 
 from __future__ import annotations
 

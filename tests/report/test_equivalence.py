@@ -1,4 +1,4 @@
-"""The tables of mbc check."""
+"""The tables of `mbc check`."""
 
 from __future__ import annotations
 

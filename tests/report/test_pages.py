@@ -1,4 +1,4 @@
-"""Every figure of a page is the plan's, no text is interpreted, and the answers name what the plan holds."""
+"""Every figure of a page is the plan's, no text is interpreted as HTML, and answers name parts of the plan."""
 
 from __future__ import annotations
 
@@ -238,7 +238,7 @@ def test_an_operation_tells_its_line_with_its_file(data, plan):
 
 
 class _Elements(HTMLParser):
-    """Counts elements of a page by their tag."""
+    """A parser that counts the elements of a page by their tag."""
 
     def __init__(self, text: str) -> None:
         super().__init__()

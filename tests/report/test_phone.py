@@ -34,13 +34,13 @@ def _fits(browser: Browser) -> bool:
 
 
 def _long_names() -> Plan:
-    """Return a plan whose operations have the longest names of the language, without a place where a line may end."""
+    """Return a plan whose operations have the longest possible names, in which no line can break."""
     text = CHAIN.replace("x = image", f"{'x' * 64} = image", 1).replace("{ x = x |>", f"{{ {'x' * 64} = {'x' * 64} |>")
     return compile_plan(Source("long.mbc", text.replace("logits = x", f"logits = {'x' * 64}")), Options(gpu="h200"))
 
 
 def _all_pages() -> dict[str, Callable[[], str]]:
-    """Return the pages of every command by name, with names and titles that no line can hold."""
+    """Return the pages of every command by name, with names and titles that are too long for a line."""
     long = "resnet50-with-a-long-name,batch=256,memory.device=6GiB,train.precision=bf16" + "x" * 80
     probe = {"batch": 8, "images_per_s": 50.0, "budget_bytes": 1 << 30, "train_us": 200.0, "fits": True}
     fits = [

@@ -1,4 +1,4 @@
-"""A GPU that is not there."""
+"""A simulated GPU."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""PyCUDA's driver without a GPU: device memory is host memory, and work that is queued runs only when it is waited for.
+"""PyCUDA's driver without a GPU: device memory is host memory, and queued work runs only when it is waited for.
 
-So code that forgets to wait, or overwrites pinned memory that a queued copy still reads, computes something else.
-With `Stream.early` the streams other than the first do the opposite: they run as soon as what they wait for is done, so
-that code which lets another stream go on too soon computes something else, too. With `Stream.polled` a stream also runs
-one entry more each time that it is asked whether it is done.
+So code that forgets to wait, or overwrites pinned memory that a queued copy still reads, computes wrong results. With
+`Stream.early` all streams except the first do the opposite: they run as soon as the work that they wait for is done, so
+that code which lets another stream continue too soon computes wrong results, too. With `Stream.polled` a stream also
+runs one more entry each time that it is asked whether it is done.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class Stream:
 
 @dataclass
 class _Wait:
-    """For so many entries of another stream."""
+    """A wait until another stream has run a number of entries."""
 
     stream: Stream
     place: int
@@ -114,7 +114,7 @@ class Event:
             self.stream.synchronize(self.place)
 
     def time_since(self, earlier: Event) -> float:
-        """Every entry of a stream takes a millisecond."""
+        """Return the elapsed time; every entry of a stream takes a millisecond."""
         for event in (self, earlier):
             assert event.stream is not None and event.stream.done >= event.place, "not ready"
         return float(self.place - earlier.place)
@@ -174,7 +174,7 @@ class Gpu:
 
 
 def modules(gpu: Gpu) -> dict[str, types.ModuleType]:
-    """`pycuda.driver` and `pycuda.autoprimaryctx`, for sys.modules."""
+    """Return fakes of `pycuda.driver` and `pycuda.autoprimaryctx` for sys.modules."""
     Stream.instances, Stream.early, Stream.polled = [], False, False
     driver: Any = types.ModuleType("pycuda.driver")
     context: Any = types.ModuleType("pycuda.autoprimaryctx")
@@ -290,7 +290,7 @@ def modules(gpu: Gpu) -> dict[str, types.ModuleType]:
 
 
 class FakeLibrary:
-    """Runs the plan by the interpreter, on the bytes of the fake device, when its stream is waited for."""
+    """Runs the plan by the interpreter on the fake device's bytes, when its stream is waited for."""
 
     instances: list[FakeLibrary] = []  # noqa: RUF012
     cudnn_version = 91900

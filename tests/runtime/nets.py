@@ -94,7 +94,7 @@ train { optimizer = sgd(momentum=0.9) }
 def small_plan(
     precision: str = "fp32", micro_batch: int = 0, optimizer: str = "sgd(momentum=0.9)", serial: bool = False
 ) -> Plan:
-    """`serial`: kernels run one after another, whatever times are known."""
+    """Return the plan of a small network. With `serial`, kernels run one after another, whatever their times."""
     without = frozenset({"concurrent_stream"} if serial else ())
     source = SMALL.replace("sgd(momentum=0.9, weight_decay=1e-3)", optimizer)
     options = Options(gpu="h200", settings=(("train.precision", precision),), micro_batch=micro_batch, without=without)
@@ -112,12 +112,12 @@ SAME_SHAPE = """network same_shape(batch = 6) {
 
 @functools.cache
 def same_shape_plan() -> Plan:
-    """Whose output has the shape of its input."""
+    """Return the plan of a network whose output has the shape of its input."""
     return compile_plan(Source("same_shape.mbc", SAME_SHAPE), Options(gpu="h200"))
 
 
 def package(folder: Path, plan: Plan) -> Path:
-    """A package as if it had been built for a GPU."""
+    """Return a folder that looks like a package built for a GPU."""
     (folder / "plan.json").write_text(dump_plan(plan))
     (folder / "libmodule.so").touch()
     return folder

@@ -1,4 +1,4 @@
-"""Steps that accumulate the gradients of several mini-batches: PyTorch's, on a GPU that is none, in budgets."""
+"""Steps that accumulate the gradients of several mini-batches: PyTorch's results, a simulated GPU, and budgets."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_fifty_updates_are_those_of_pytorch(precision: str):
 
 
 def test_equal_mini_batches_are_one_of_them():
-    """But for the running statistics, which move with each."""
+    """Several equal mini-batches give the result of one, except for running statistics, which change with each."""
     rule = "optimizer = sgd(momentum=0.9) clip_value = 0.1"
     several, one = (Module(plan_of(f"{rule} {more}", "fp64"), seed=2, device="cpu") for more in ("accumulate = 4", ""))
     image, target = batch()
@@ -149,7 +149,7 @@ def test_plans_in_other_precisions_are_verified(precision: str):
 
 @cache
 def within(share: float) -> Plan:
-    """Return a plan of a network with large parameters, so that a budget moves the optimizer's states away."""
+    """Return the plan of a network with large parameters, so that a budget offloads the optimizer's states."""
     text = SMALL.replace(" |> dropout(0.2)", "").replace("conv(4", "conv(64").replace(RULE, ENTRIES)
     free = compile_plan(Source("small.mbc", text), Options(gpu="h200"))
     if share == 1:
@@ -190,7 +190,7 @@ def test_the_part_of_a_plan_that_is_not_its_launches_is_refused():
 
 
 def test_waits_go_through_what_is_left_out():
-    """c waits for b, which is left out and came after a: so c waits for a."""
+    """If c waits for b, which is left out and waited for a, then c waits for a."""
     empty = Launch(Copy(1.0, False), (), Stream.COMPUTE, ())
     streams = (Stream.COMPUTE, Stream.TO_HOST, Stream.TO_DEVICE, Stream.TO_HOST)
     program = Program(tuple(replace(empty, stream=s) for s in streams), ((0, 1), (1, 2)), (), ())

@@ -1,4 +1,4 @@
-"""Networks of attention: planned, verified, within budgets, divided by rows, recomputed, trained on the CPU."""
+"""Networks of attention: planned, verified, within budgets, divided by rows, recomputed, and trained on the CPU."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ train { optimizer = adamw(weight_decay=0.01) }
 
 @functools.cache
 def planned(share: float = 0.0, precision: str = "fp32", micro_batch: int = 0) -> Plan:
-    """`share`: of the arena that it takes without a limit."""
+    """Return the plan within a share of the arena of the plan without a limit; 0: no limit."""
     settings: tuple[tuple[str, str], ...] = (("train.precision", precision),)
     if share:
         free = planned(precision=precision).predictions
@@ -72,7 +72,7 @@ def test_it_trains(precision: Precision):
 
 
 def test_tensor_cores_run_attention_in_16_bits():
-    """The network is large enough for a change of layout."""
+    """The network is so large that a change of layout pays."""
     text = (
         ATTENTION.replace("batch = 8", "batch = 64")
         .replace("conv(16, 2", "conv(64, 2")

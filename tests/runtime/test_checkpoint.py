@@ -1,4 +1,4 @@
-"""Checkpoints: any plan of a network reads what any other wrote, and nothing half-way."""
+"""Checkpoints: any plan of a network reads those of any other plan, and no partial ones are left."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""NCCL through ctypes, with a libnccl.so that records its calls: structs, versions, errors, aborts."""
+"""NCCL through ctypes, with a libnccl.so that records its calls: structs, versions, errors and aborts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Copies, pickles, forked processes and threads: an independent module, or a refusal that says what to do."""
+"""Copies, pickles, forked processes and threads: an independent module, or a refusal with a remedy."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def refused(call: Callable[[], object], code: str = "MBC234") -> MbcError:
 
 
 def in_a_fork(call: Callable[[], object]) -> str:
-    """Return the result of `call` in a forked process: its text, or the error's code and message."""
+    """Return the result of `call` in a forked process as text, or the code and message of its error."""
     end, start = os.pipe()
     child = os.fork()
     if child == 0:  # nothing of this may end up in pytest
@@ -151,7 +151,7 @@ def test_a_forked_process_has_a_module_of_its_own():
 
 
 def test_a_process_forks_between_two_calls():
-    """A fork in the middle of a step would leave the child with half of it, and with a lock that nobody gives back."""
+    """A fork in the middle of a step would give the child a half step, and a lock that nobody releases."""
     net = Module(small_plan(), device="cpu")
     started, go_on = threading.Event(), threading.Event()
     train = net._machine.train
@@ -272,7 +272,7 @@ def test_outputs_left_on_a_gpu_are_not_copied(there: Module):
 
 
 def everything_of(net: Module, shown: Any, loss: Any, folder: Path) -> dict[str, Callable[[], object]]:
-    """Every use of a module that touches the GPU."""
+    """Return every call of a module that uses the GPU."""
     name = next(iter(net.states))
     return {
         "step": lambda: net.step(*batch(), lr=0.1), "forward": lambda: net.forward(batch()[0]),

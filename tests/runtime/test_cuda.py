@@ -1,4 +1,4 @@
-"""Inputs, figures, states, memory and errors around a program on a GPU, with PyCUDA's driver faked."""
+"""Inputs, figures, states, memory and errors around a program on a GPU; PyCUDA's driver is a fake."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from tests.runtime.nets import batch, package, same_shape_plan, small_plan
 
 
 class OnDevice:
-    """An array as CuPy or PyTorch show theirs."""
+    """An array in device memory with the interface of CuPy and PyTorch."""
 
     def __init__(self, array: np.ndarray, **fields: Any) -> None:
         self.array = array
@@ -272,7 +272,7 @@ def test_memory_planned_and_taken(gpu: Gpu, tmp_path: Path):
 
 
 def moving(plan: Plan, size_bytes: int) -> Plan:
-    """The plan with a buffer in host memory that nothing touches."""
+    """Return the plan with an additional buffer in host memory that no launch touches."""
     away = replace(plan.buffers[0], space=Space.HOST, size_bytes=size_bytes)
     taken = replace(plan.predictions, host_bytes=size_bytes)
     return replace(plan, buffers=(*plan.buffers, away), offsets=(*plan.offsets, 0), predictions=taken)

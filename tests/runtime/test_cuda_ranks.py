@@ -1,6 +1,6 @@
-"""A module as one of several ranks on a GPU, without any: PyCUDA's driver, the library and NCCL are fakes.
+"""A module as one of several ranks on a simulated GPU: PyCUDA's driver, the library and NCCL are fakes.
 
-The other rank has the same rows, so that the sum over both is twice what this one has.
+The other rank has equal rows, so the sum over both ranks is twice this rank's value.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def plan_of_two() -> Plan:
 
 
 class Twice:
-    """This rank and another one that does the same. `dead`: whether that has failed."""
+    """A group of this rank and another one that does the same. `dead`: whether the other rank has failed."""
 
     def __init__(self, rank: int = 0) -> None:
         self.rank, self.size, self.dead = rank, 2, False
@@ -108,7 +108,7 @@ class FakeCommunicator:
         return True
 
     def gather_parts(self, address: int, part_bytes: int, size_bytes: int, stream: int) -> None:
-        """The other rank, whose part this one has put where its own lies, has the same."""
+        """Copy this rank's part to the place of the other rank's part, because both ranks have equal values."""
         calls.append(f"gather {size_bytes} bytes from parts of {part_bytes}")
         whole = fake_pycuda.device_bytes(address, size_bytes)
         own = whole[self.rank * part_bytes : (self.rank + 1) * part_bytes].copy()
@@ -247,7 +247,7 @@ def test_a_module_alone_has_no_communicator(fakes: Gpu, tmp_path: Path):
 def test_a_rank_that_cannot_be_built_waits_for_nobody(
     fakes: Gpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
 ):
-    """The other ranks are still at work: they do not come to an orderly end, whose time-out would hide the reason."""
+    """The other ranks are still working, so an orderly end would time out and hide the reason."""
     monkeypatch.setattr(RecordingLibrary, "fails_at", call)
     with pytest.raises(MbcError, match="bad luck") as caught:
         opened(tmp_path, Twice())

@@ -1,4 +1,4 @@
-"""Which GPU a context is opened on."""
+"""The GPU on which a context is opened."""
 
 from __future__ import annotations
 

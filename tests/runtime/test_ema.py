@@ -1,4 +1,4 @@
-"""Moving averages: those of PyTorch over 50 steps, read, evaluated, saved, and what a file without them says."""
+"""Moving averages: those of PyTorch over 50 steps, read, evaluated and saved, and files without averages."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def test_a_network_without_averages_says_so(tmp_path: Path):
 
 
 def test_an_interrupt_while_weights_and_averages_change_places_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A module that was interrupted half-way refuses to train: a state may be lost."""
+    """A module that was interrupted between both refuses to train, because a state may be lost."""
     net = Module(averaged_plan(), device="cpu")
     net.step(*batch(), lr=0.1)
     written = net._opened_machine.write

@@ -1,4 +1,4 @@
-"""Streams on a part of a GPU, with CUDA's driver faked: what is asked of it, in which order, and what fails."""
+"""Streams on a part of a GPU, with a fake of CUDA's driver: its calls, their order, and failures."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PRIMARY, GREEN = 0x1000, 0x2000
 
 
 class Libcuda:
-    """A driver for one GPU of 132 multiprocessors.
+    """A fake driver for one GPU of 132 multiprocessors.
 
     `fails`: the function that fails; `multiples`: multiples of multiprocessors in a part, by the kind of split.
     """

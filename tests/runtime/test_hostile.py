@@ -1,4 +1,4 @@
-"""Whatever is passed to whatever call of a module: it works, or an MBC error says what is wrong. Never a traceback."""
+"""Unusual arguments of every call of a module: the call works or raises an MbcError, and never another exception."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.runtime.nets import batch, small_plan
 
 
 class Contrary:
-    """Which raises whatever is asked of it."""
+    """An object that raises an exception for every request."""
 
     def __getattr__(self, name: str) -> object:
         raise RuntimeError(f"no {name}")

@@ -1,4 +1,4 @@
-"""The interpreter against a plain evaluation of the graph, and plans that are wrong in every way it can tell."""
+"""The interpreter against a plain evaluation of the graph, and all faults of plans that it can find."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.runtime.nets import batch, small_plan
 
 
 def evaluated(plan: Plan, given: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Every value of the training graph, one operation after the other, with nothing of a plan but its types."""
+    """Return every value of the training graph, computed operation by operation; of the plan only types are used."""
     graph = plan.graph
     values = dict(given)
     for operation in graph.train:
@@ -113,7 +113,7 @@ def moved(plan: Plan, buffer: int, offset: int) -> Plan:
 
 
 def failure(plan: Plan, **settings: Any) -> MbcError:
-    """The error of one step of a plan."""
+    """Return the error of one step of a plan."""
     with pytest.raises(MbcError) as caught:
         Module(plan, device="cpu", **settings).step(*batch(), lr=0.1)
     return caught.value
@@ -153,7 +153,7 @@ def test_reading_another_buffers_bytes_names_both():
 
 
 def without_a_write(plan: Plan) -> Plan:
-    """The plan without the launch that writes a value where nothing else ever lies."""
+    """Return the plan without a launch that writes a value into bytes that no other buffer uses."""
     taken = [(plan.offsets[b], plan.offsets[b] + buffer.size_bytes, b) for b, buffer in enumerate(plan.buffers)]
 
     def alone(buffer: int) -> bool:
@@ -258,7 +258,7 @@ def test_without_a_shadow_nothing_is_watched():
 
 
 def offloaded_plan() -> Plan:
-    """One activation is offloaded after its first use and prefetched for its last."""
+    """Return a plan that offloads one activation after its first use and prefetches it for its last use."""
     plan = small_plan(serial=True)
     assert not plan.train.waits
     launches = list(plan.train.launches)
@@ -325,7 +325,7 @@ def test_orders_respect_streams_and_waits():
 
 
 def converted(plan: Plan, dtype: DType) -> Plan:
-    """`plan` with the first convolution's output read back in channels-last order through two conversions."""
+    """Return `plan` with two conversions, through which the first convolution's output is read in channels last."""
     launches = list(plan.train.launches)
     index = launch_of(plan, "convolution")
     source = launches[index].accesses[2].buffer

@@ -1,4 +1,4 @@
-"""Memory of another GPU: taken where one lends it, and refused with what to do where none does."""
+"""Memory of another GPU: used if that GPU lends it, otherwise refused with a remedy."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SIZE = 5 << 20
 
 
 def offloading(plan: Plan) -> Plan:
-    """The plan with a buffer in a peer's memory that nothing touches."""
+    """Return the plan with an additional buffer in a peer's memory that no launch touches."""
     away = replace(plan.buffers[0], space=Space.PEER, size_bytes=SIZE)
     return replace(
         plan, buffers=(*plan.buffers, away), offsets=(*plan.offsets, 0),

@@ -1,4 +1,4 @@
-"""Loading a built library: what it says of itself is compared with the plan."""
+"""Loading a built library: its description of itself is compared with the plan."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from tests.runtime.nets import MOBILE
 
 @functools.cache
 def planned(share: float = 0.0) -> Plan:
-    """`share`: of the arena that it takes without a limit."""
+    """Return the plan within a share of the arena of the plan without a limit; 0: no limit."""
     settings: tuple[tuple[str, str], ...] = ()
     if share:
         free = planned().predictions

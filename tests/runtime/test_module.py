@@ -1,4 +1,4 @@
-"""A module as a user sees it: training, inference, states, figures, and every message."""
+"""A module from the user's side: training, inference, states, figures, and every message."""
 
 from __future__ import annotations
 

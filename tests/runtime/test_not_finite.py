@@ -68,7 +68,7 @@ def test_a_loss_that_is_not_finite_changes_nothing(network: str, transfers: Tran
 
 @pytest.mark.parametrize("transfers", list(Transfers))
 def test_a_gradient_that_is_not_finite_stops_every_further_update(transfers: Transfers) -> None:
-    """The loss is finite, a gradient is not: what it reaches is spoilt, and from the next step on nothing changes."""
+    """A loss is finite, but a gradient is not: the states that it reaches are lost, and later steps change nothing."""
     plan = everything_at_once("residual")
     net = Module(plan, device="cpu", transfers=transfers)
     parameters = [n for n in net.states if plan.graph.values[n].role is Role.PARAMETER]

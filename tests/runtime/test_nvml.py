@@ -1,4 +1,4 @@
-"""Values that are read from the driver's library; a small fake library is built here."""
+"""Values that the driver's library reports; a small fake library is built here."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from mbc.runtime.pinned import check_together
 
 
 class Told:
-    """Messages of the other ranks: machine, bytes to pin, bytes available."""
+    """Messages of the other ranks: their machine, bytes to pin, and available bytes."""
 
     def __init__(self, *others: tuple[str, int, int | None]) -> None:
         self.others = others
@@ -24,7 +24,7 @@ class Told:
 
 
 def check(monkeypatch: pytest.MonkeyPatch, available: int | None, size_bytes: int, *others: Any) -> bool:
-    """True where nothing is raised."""
+    """Return True if nothing is raised."""
     monkeypatch.setattr(pinned, "available_bytes", lambda: available)
     monkeypatch.setattr(pinned, "_machine", lambda: "here")
     check_together(cast(Membership, Told(*others)), size_bytes)

@@ -1,4 +1,4 @@
-"""Several ranks on the CPU: together they train as one does on the whole mini-batch."""
+"""Several ranks on the CPU train like one rank on the whole mini-batch."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def trained(size: int, plans: tuple[Plan, ...], batches: list[tuple[np.ndarray, 
 
 
 def distance(one: Trained, other: Trained) -> float:
-    """The largest difference of a state, relative to its largest element."""
+    """Return the largest difference of a state, relative to its largest element."""
     assert one.states.keys() == other.states.keys()
     distances = [
         float(np.abs(one.states[name].astype(float) - other.states[name]).max() / np.abs(one.states[name]).max())
@@ -205,7 +205,7 @@ WEIGHTED = SOURCE.replace(
 
 @pytest.mark.parametrize(("precision", "bound"), [("fp64", 1e-12), ("bf16", 2e-2)])
 def test_a_mean_that_classes_weight_is_over_the_weights_of_all_ranks(precision: str, bound: float):
-    """One rank has no position that counts in a step, and another none that does not."""
+    """In one step all positions of one rank are ignored, and none of another rank's."""
     batches = [rows(step) for step in range(3)]
     batches[1][1][:] = [3, 3, 3, 3, 0, 1, 2, 0, 1, 2]
     (alone,) = trained(1, plans_of_source(WEIGHTED, 1, precision), batches)
@@ -216,7 +216,10 @@ def test_a_mean_that_classes_weight_is_over_the_weights_of_all_ranks(precision: 
 
 
 def test_no_rank_updates_where_one_overflows():
-    """fp16, whose guard looks at the sums: the scale of the loss halves, and nothing else changes, on both."""
+    """In fp16 the guard looks at the sums. After an overflow on one rank both ranks halve the loss scale.
+
+    Nothing else changes.
+    """
     image, label = rows(0)
     image[7] = np.inf  # on rank 1
     batches = [rows(1), (image, label), rows(2)]
@@ -233,7 +236,7 @@ def test_no_rank_updates_where_one_overflows():
 
 
 def test_each_rank_drops_elements_of_its_own():
-    """Both ranks have the same rows: with the same masks they would do what one rank does with these rows."""
+    """Both ranks have equal rows. With equal masks, they would compute the result of one rank."""
     half = rows(0, 4)
     whole = tuple(np.concatenate([array, array]) for array in half)
     for dropout, least, most in (("", 0.0, 1e-12), ("0.5", 1e-3, np.inf)):
@@ -371,7 +374,7 @@ def unlike(*gpus: RankGpu) -> tuple[Plan, ...]:
     ("other", "architecture"), [("t4", "sm_75"), pytest.param("h200@16", "sm_90", marks=pytest.mark.exhaustive)]
 )
 def test_unlike_gpus_train_as_one(other: str, architecture: str):
-    """Each with kernels and rows of its own, and one order of collectives."""
+    """Each GPU has its own kernels and rows, but all use one order of collectives."""
     plans = unlike(RankGpu("h200"), RankGpu(other))
     assert [plan.target.architecture for plan in plans] == ["sm_90", architecture]
     assert plans[1].target.multiprocessors < plans[0].target.multiprocessors

@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all, and what becomes of interrupted writes."""
+"""Files that appear whole or not at all, and the consequences of interrupted writes."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from tests.runtime.nets import SHAPES
 
 @functools.cache
 def planned(share: float = 0.0, precision: str = "fp32", micro_batch: int = 0, offload: bool = True) -> Plan:
-    """`share`: of the arena that it takes without a limit."""
+    """Return the plan within a share of the arena of the plan without a limit; 0: no limit."""
     settings: tuple[tuple[str, str], ...] = (("train.precision", precision),)
     if share:
         free = planned(precision=precision).predictions

@@ -1,4 +1,4 @@
-"""Ranks with sharded optimizer states: they train as ranks with whole ones, to the bit, and what they save is whole."""
+"""Ranks with sharded optimizer states train like ranks with whole states, to the bit, and save whole states."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_they_train_as_with_whole_states(train: str, precision: str, size: int) 
 @pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
 def test_the_norm_is_clipped_over_all_parts(precision: str, size: int) -> None:
-    """It is rounded once more on its way, which moves the last digits only."""
+    """The norm is rounded once more, which changes the last digits only."""
     train = f"{SGD}  clip_norm = 0.05  clip_value = 0.01"
     whole = trained(size, plans_of(size, train, precision, "false"), batches())
     sharded = trained(size, plans_of(size, train, precision), batches())
@@ -89,7 +89,7 @@ def test_the_norm_is_clipped_over_all_parts(precision: str, size: int) -> None:
 
 
 def test_scaled_parameters_have_scaled_gradients() -> None:
-    """Such a scale looks like the copy of an accumulated sum, and is none."""
+    """Such a scale looks like the copy of an accumulated sum, but is not one."""
     source = """network net(batch = 12) {
   input image[batch, 3, 6, 6] : float
   input label[batch] : class
@@ -194,7 +194,7 @@ def test_gradients_of_gathered_rows_are_read_at_this_ranks_part() -> None:
 def continued(
     size: int, train: str, path: Path | None, save: Path | None, start: int, precision: str = "fp64"
 ) -> Trained:
-    """Two steps of a module, which loads and saves checkpoints; what rank 0 has."""
+    """Return rank 0's result of two steps, before which a checkpoint may be loaded and after which one may be saved."""
     plans = plans_of(size, train, precision, "true")
 
     def body(member: ThreadRank) -> Trained:

@@ -1,4 +1,4 @@
-"""State dicts: copies of weights by name, taken whole or not at all; on a GPU, too."""
+"""State dicts: copies of weights by name, loaded whole or not at all; also on a GPU."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def module(kind: str, folder: Path, seed: int = 0) -> Module:
 
 @pytest.fixture(params=["cpu", "cuda"])
 def net(request: pytest.FixtureRequest, tmp_path: Path) -> Module:
-    """After a step."""
+    """Return a module after one step."""
     if request.param == "cuda":
         request.getfixturevalue("gpu")
     opened = module(request.param, tmp_path, 1)
@@ -120,7 +120,7 @@ def test_tensors_of_pytorch_are_taken(net: Module):
 
 @pytest.mark.parametrize("optimizer", ["sgd(momentum=0.9)", "adamw()", "sgd()"])
 def test_a_file_s_weights_alone(tmp_path: Path, optimizer: str):
-    """The file is a checkpoint of any optimizer, or holds nothing but weights."""
+    """The file is a checkpoint of any optimizer, or has weights only."""
     source = Module(small_plan("fp32", 0, optimizer), seed=4, device="cpu")
     source.step(*batch(), lr=0.1)
     source.save(tmp_path / "w")

@@ -17,7 +17,7 @@ BATCH, FEATURES, CLASSES = 8, 5, 3
 
 
 class StepLoss(float):
-    """A loss with the accuracy of its step. `looked`: how many steps had been taken each time that somebody looked."""
+    """A loss with the accuracy of its step. `looked`: number of steps at each time that somebody read the loss."""
 
     accuracy: float | None = None
     idle_s: float | None = None
@@ -30,7 +30,7 @@ class StepLoss(float):
 
 
 class Regression:
-    """The part of a module that the loop needs, in float64, so that equal inputs give equal bits everywhere."""
+    """The part of a module that the training loop needs. It is float64, so that equal inputs give equal bits."""
 
     def __init__(self) -> None:
         self.weights = np.zeros((FEATURES, CLASSES))
@@ -98,7 +98,7 @@ def regression() -> Regression:
 
 @pytest.fixture
 def graph() -> TrainingGraph:
-    """Inputs `image` and `target`, output `logits`, judged by softmax cross-entropy."""
+    """Return a graph with inputs `image` and `target`, output `logits`, and a softmax cross-entropy loss."""
     values = {
         "image": Value("image", TensorType((BATCH, FEATURES), DType.FP32), Role.INPUT, True),
         "target": Value("target", TensorType((BATCH,), DType.INT32), Role.INPUT, True),
@@ -117,7 +117,7 @@ def graph() -> TrainingGraph:
 
 @pytest.fixture
 def rows() -> tuple[Any, Any]:
-    """61 separable rows: seven mini-batches and five left over."""
+    """Return 61 separable rows, which are seven mini-batches and five rows left over."""
     generator = np.random.default_rng(3)
     y = generator.integers(0, CLASSES, 61)
     x = generator.normal(0, 0.3, (61, FEATURES)).astype(np.float32)

@@ -1,4 +1,4 @@
-"""Epochs compared."""
+"""Comparison of epochs."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ from mbc.train.epoch import Epoch
 
 
 def timeless(epoch: Epoch) -> Epoch:
-    """But for its seconds, which differ from run to run."""
+    """Return the epoch without its seconds, which differ from run to run."""
     return dataclasses.replace(epoch, seconds=0, waited_seconds=0)

@@ -1,4 +1,4 @@
-"""Archives from elsewhere: pickles, headers that promise too much, and what unpacks to more than memory."""
+"""Archives of unknown origin: pickles, headers with too large sizes, and data that unpack to more than the memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Trainings on images of bytes: the same when resumed, divided among ranks or into micro-batches, and from files."""
+"""Trainings on images of bytes: equal when resumed, divided among ranks or into micro-batches, and read from files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sources of batches, and messages about data that do not fit."""
+"""Sources of batches, and messages about data of the wrong form."""
 
 from __future__ import annotations
 

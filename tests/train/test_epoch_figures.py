@@ -1,4 +1,4 @@
-"""Metrics that a source names: reported by each step, each epoch, logs and tests, by several ranks as by one."""
+"""Metrics that a source names: in steps, epochs, logs and tests, and equal for one rank and several."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def test_ranks_report_those_of_the_whole_mini_batch() -> None:
 
 
 def pixels(count: int) -> tuple[np.ndarray, np.ndarray]:
-    """The last image has nothing that counts, so that ranks count different numbers of positions."""
+    """Return images and targets; the last image has only ignored positions, so that ranks count different numbers."""
     random = np.random.default_rng(1)
     target = random.choice([0, 1, 2, 3, 255], (count, 4, 4)).astype(np.int32)
     target[-1] = 255

@@ -1,4 +1,4 @@
-"""Logs and callbacks: intervals and epochs are told once each, also where a training was resumed."""
+"""Logs and callbacks: each interval and each epoch is reported once, also if a training was resumed."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_a_loss_that_is_not_finite_is_no_number(regression, graph, rows, tmp_pat
 
 @pytest.mark.parametrize("saved_every", [1, 5])
 def test_a_resumed_training_repeats_no_line(regression, graph, rows, tmp_path, saved_every):
-    """Also of steps that were taken after the last checkpoint, and where a line was not written to its end."""
+    """Lines after the last checkpoint and a half-written line are not repeated, either."""
     data, file = ArrayData(rows), tmp_path / "c"
     job = Job(graph, data, Schedule(0.3, 3, "cosine"), data, interval=3)
     whole, broken_off = copy.deepcopy(regression), copy.deepcopy(regression)
@@ -114,7 +114,7 @@ def test_a_resumed_training_repeats_no_line(regression, graph, rows, tmp_path, s
 
 
 def test_a_training_that_is_refused_leaves_its_log_as_it_is(regression, graph, rows, tmp_path):
-    """Also one that ends before it has anything to tell."""
+    """This includes a training that ends before it can report anything."""
     data, file, log = ArrayData(rows), tmp_path / "c", tmp_path / "log"
     job = Job(graph, data, Schedule(0.1, 2), checkpoint=file, interval=3)
     logged(regression, job, log)
@@ -129,7 +129,7 @@ def test_a_training_that_is_refused_leaves_its_log_as_it_is(regression, graph, r
 
 @pytest.mark.parametrize("writes_first", [False, True])
 def test_an_epoch_whose_line_was_not_written_is_told_after_a_resume(regression, graph, rows, tmp_path, writes_first):
-    """The disk was full, or the process died between the line and the checkpoint."""
+    """The disk was full, or the process died between writing the line and the checkpoint."""
     data, file = ArrayData(rows), tmp_path / "c"
     job = Job(graph, data, Schedule(0.3, 3), data, interval=3)
     whole, broken_off = copy.deepcopy(regression), copy.deepcopy(regression)

@@ -1,4 +1,4 @@
-"""The loop: accuracy, dropped rows, exact resume, the rate that each step gets."""
+"""The training loop: accuracy, dropped rows, exact resume, and the learning rate of each step."""
 
 from __future__ import annotations
 
@@ -298,7 +298,7 @@ def header(text, length=None):
 
 
 def with_progress(**changes):
-    """A file without weights that says how far a training had come."""
+    """Return a file without weights that has the progress of a training."""
     progress = {"epochs": 1, "steps": 2, "seed": 3, "batch": 4, **changes}
     return header(json.dumps({"__metadata__": {"mbc.training": json.dumps(progress)}}))
 

@@ -65,7 +65,7 @@ States = dict[str, np.ndarray]
 
 
 class Recorded(Module):
-    """A module that keeps the images of each step."""
+    """A module that records the images of each step."""
 
     fed: list[np.ndarray]
 
@@ -79,7 +79,10 @@ def trained(
     checkpoint: Path | None = None, resume: Path | None = None, fed: dict[int, list[np.ndarray]] | None = None,
     stop_after: int | None = None, schedule: Schedule | None = None, target: tuple[str, float] | None = None,
 ) -> list[tuple[tuple[Epoch, ...], States]]:  # fmt: skip
-    """History and states of each rank. `fed`: gets the images of each of its steps. `stop_after`: steps of rank 0."""
+    """Return epochs and states of each rank. `fed` gets the images of each step.
+
+    Rank 0 stops after `stop_after` steps.
+    """
 
     def body(member: ThreadRank) -> tuple[tuple[Epoch, ...], States]:
         ranks = member if size > 1 else None
@@ -159,7 +162,7 @@ def test_several_ranks_train_as_one_and_go_on_on_another_number(arrays, tmp_path
 
 
 class Counting(ThreadRank):
-    """Counts how often ranks meet."""
+    """A group that counts how often ranks meet."""
 
     sums = 0
 
@@ -257,7 +260,7 @@ def test_all_ranks_end_at_a_target_after_the_same_epoch(arrays, tmp_path):
 
 
 def iterable(arrays, size=2, **options):
-    """A function that yields the rows in batches of 7, and what `options` change."""
+    """Return data of a function that yields the rows in batches of 7, unless `options` has another function."""
     images, labels = arrays
 
     def batches(epoch):
@@ -399,7 +402,7 @@ def sharded_plan(size: int) -> Plan:
 def sharded(
     size: int, data: Data, checkpoint: Path, resume: Path | None = None, stop_after: int | None = None
 ) -> list[tuple[tuple[Epoch, ...] | None, States]]:
-    """Two epochs, or until rank 0 stops them; what each rank has then."""
+    """Return epochs and states of each rank after two epochs, or after rank 0 has stopped them."""
 
     def body(member: ThreadRank) -> tuple[tuple[Epoch, ...] | None, States]:
         ranks = member if size > 1 else None

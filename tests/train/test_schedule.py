@@ -1,4 +1,4 @@
-"""The learning rate: closed forms, and the values of torch.optim.lr_scheduler where PyTorch is installed."""
+"""The learning rate: closed forms, and the values of torch.optim.lr_scheduler if PyTorch is installed."""
 
 from __future__ import annotations
 

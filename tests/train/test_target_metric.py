@@ -1,4 +1,4 @@
-"""A value of a metric at which a training ends: when it is reached, what is said where it is not, and resumes."""
+"""A value of a metric at which a training ends: when it is reached, the message if it is not, and resuming."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_a_target_that_is_not_reached(regression, graph, rows, tmp_path):
 
 
 def test_an_epoch_counts_whose_weights_are_there(regression, graph, rows, tmp_path):
-    """An earlier one that reached a target has been trained over, and a training without a target forgets it."""
+    """Only an epoch whose weights still exist counts. An earlier epoch that reached a target has been trained over."""
     file = tmp_path / "c"
     job = Job(graph, ArrayData(rows), Schedule(0.1, 2), seed=7, checkpoint=file, target=("loss", 0.001))
     with pytest.raises(TargetMissed):

@@ -1,4 +1,4 @@
-"""Targets that are no plain class numbers: ignored positions and probabilities, from the source to accuracy."""
+"""Targets other than plain class numbers: ignored positions and probabilities, from the source to the accuracy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checkpoints within an epoch, the best one, and stopping: resumed from any of them a training has the same bits."""
+"""Checkpoints within an epoch, best checkpoints, and stopping: a training resumed from any of them has equal bits."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.train.epochs import timeless
 
 
 def functions(rows, graph):
-    """The rows in batches of 9, another order in each epoch."""
+    """Return data of a function that yields the rows in batches of 9, in another order in each epoch."""
 
     def batches(epoch):
         x, y = (array[np.random.default_rng(epoch).permutation(len(array))] for array in rows)
@@ -114,7 +114,7 @@ def test_data_that_have_become_fewer(regression, graph, rows, tmp_path):
 @pytest.mark.parametrize("of_one_rank", [False, True])
 @pytest.mark.parametrize("left", [0, 24, 39, 40])
 def test_a_function_that_yields_less_than_before(regression, graph, rows, tmp_path, left, of_one_rank):
-    """The checkpoint was written after step 5, after 40 rows; the epoch had 56."""
+    """The checkpoint was written after step 5, which is after 40 rows; the epoch had 56 rows."""
 
     def of(count):
         def all_rows():

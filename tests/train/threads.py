@@ -1,4 +1,4 @@
-"""Ranks as threads of one process: what `Group` and `Membership` promise, without sockets and MPI."""
+"""Ranks as threads of one process, with the interface of `Group` and `Membership`, without sockets and MPI."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Result = TypeVar("Result")
 
 
 class ThreadRank:
-    """One rank of several: a member of the group and of a module's ranks."""
+    """One rank of several, which is a member of the group and of a module's ranks."""
 
     def __init__(self, rank: int, size: int, barrier: threading.Barrier, parts: list[Any]) -> None:
         self.rank, self.size = rank, size
@@ -68,7 +68,7 @@ class ThreadRank:
 
 
 def run_ranks(size: int, body: Callable[[ThreadRank], Result]) -> Sequence[Result]:
-    """Return the results of `body` on each rank; an error of one ends the waits of the others, and is raised."""
+    """Return the results of `body` on each rank. An error of one rank ends the waits of the others, and is raised."""
     barrier, parts = threading.Barrier(size), [None] * size
 
     def one(rank: int) -> Result:

@@ -1,4 +1,4 @@
-"""The ladder of mini-batches, the table and the choice, with planning replaced by arithmetic."""
+"""The ladder of mini-batches, the table and the choice; arithmetic replaces planning."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from mbc.tune.tuning_file import State
 
 
 def figures(batch: int, us: float | None = None) -> Figures:
-    """A step of 100 us and 1 us a row."""
+    """Return the figures of a step of 100 us and 1 us for each row."""
     us = 100.0 + batch if us is None else us
     return Figures(batch, 10**9, 10**6 * batch, 10**6 * batch, 0, 1, us, us, 1.0, batch * 1e6 / us)
 
 
 @pytest.fixture
 def climbed(monkeypatch):
-    """Climbs with at most so many rows in memory; returns the probes and what was planned, in order."""
+    """Return a function that climbs with at most `largest` rows in memory, and returns probes and planned batches."""
     monkeypatch.setattr("mbc.fit.figures", lambda plan: figures(plan))
 
     def climb(largest, base=64, gpus=1, **more):

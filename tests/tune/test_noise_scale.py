@@ -1,4 +1,4 @@
-"""The gradient noise scale against a task whose noise is known."""
+"""The gradient noise scale of a task whose noise is given."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The range test on a loss whose best rate is known, and the noise scale of a task whose noise is known."""
+"""The range test on a loss with a given best rate, and the noise scale of a task with given noise."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from mbc.tune.tuning_file import State
 
 
 def _quadratic(curvature: float):
-    """Gradient descent on `curvature / 2 * w^2`, which diverges above a rate of `2 / curvature`."""
+    """Return a step of gradient descent on `curvature / 2 * w^2`, which diverges above a rate of `2 / curvature`."""
     w = 1.0
 
     def step(rate: float) -> float:
@@ -101,7 +101,7 @@ def test_steps_stay_within_their_share():
 
 
 def _of_curvatures(monkeypatch, tmp_path, steps: int, *curvatures: float):
-    """The rate that is found where every net that is opened has the next curvature."""
+    """Return the rate that the range test finds if each opened network has the next curvature."""
     monkeypatch.setattr(tuner, "steps_of", lambda graph, data, seed: itertools.repeat(()))
     left, opened = iter(curvatures), []
 

@@ -1,4 +1,4 @@
-"""The squared norms that a step reports are those of the gradients of its parts, and of their mean."""
+"""The squared norms that a step reports are those of the gradients of its parts, and of the mean gradient."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PART_ROWS = 4
 
 @cache
 def plans_of(ranks: int, accumulate: int, precision: str = "fp64", more: str = "") -> tuple[Plan, ...]:
-    """Return plans for parts of PART_ROWS rows; a single part has no noise scale."""
+    """Return plans for parts of PART_ROWS rows. A plan of a single part has no noise scale."""
     settings = (
         ("batch", str(PART_ROWS * ranks)), ("train.precision", precision), ("train.accumulate", str(accumulate)),
         ("train.noise_scale", str(ranks * accumulate > 1).lower()),
@@ -66,7 +66,7 @@ def test_they_are_those_of_the_gradients(ranks: int, accumulate: int):
 
 
 def test_sharded_states_do_not_change_them():
-    """States are whole if mbc may choose; then the norm is that of whole gradients."""
+    """If mbc may choose, states stay whole, and the norm is that of whole gradients."""
     assert plans_of(2, 2)[0].graph.metrics == plans_of(2, 2, more="auto")[0].graph.metrics
     with pytest.raises(MbcError, match="MBC101: the optimizer's states cannot be sharded: noise_scale needs norms"):
         plans_of(2, 2, more="true")

@@ -1,6 +1,6 @@
-"""One launch a case: an operation, its attributes, the shapes of its operands, and what their values must be like.
+"""Cases of launches: an operation, its attributes, the shapes of its operands, and the kind of their values.
 
-Shapes are small, odd and awkward on purpose: channels that no vector divides, images of one pixel, a group a channel,
+Shapes are small and awkward on purpose: channels that no vector divides, images of one pixel, a group for each channel,
 sums long enough to be split into parts.
 """
 
@@ -70,7 +70,7 @@ Make = Callable[[np.random.Generator, Shape], Array]
 
 @dataclass(frozen=True)
 class Operand:
-    """`dtype`: working, master, or a type by name."""
+    """An operand of a case. `dtype`: `working`, `master`, or the name of a type."""
 
     dtype: str
     shape: Shape
@@ -122,12 +122,12 @@ def normal(rng: np.random.Generator, shape: Shape) -> Array:
 
 
 def coarse(rng: np.random.Generator, shape: Shape) -> Array:
-    """Values of which many are equal."""
+    """Return random values, many of which are equal."""
     return np.round(rng.standard_normal(shape) * 2) / 2
 
 
 def special(rng: np.random.Generator, shape: Shape) -> Array:
-    """Infinities, zeros of both signs, and a NaN here and there: no window of three has two."""
+    """Return values with infinities, zeros of both signs, and NaNs so far apart that no window of three has two."""
     values = coarse(rng, shape)
     for place, value in enumerate((np.nan, -np.inf, -np.inf, np.inf, -0.0)):
         values[..., place::5, place::5] = value
@@ -143,17 +143,17 @@ def positive(rng: np.random.Generator, shape: Shape) -> Array:
 
 
 def far(rng: np.random.Generator, shape: Shape) -> Array:
-    """A mean far from zero: where squares minus a squared mean would leave nothing."""
+    """Return values with a mean so large that computing a variance from squares would leave no digits."""
     return 1000 + rng.standard_normal(shape)
 
 
 def off(rng: np.random.Generator, shape: Shape) -> Array:
-    """A mean of the size of the deviation, which is what the error of a mean is relative to."""
+    """Return values with a mean of the size of their deviation, to which the error of a mean is relative."""
     return 0.5 + rng.standard_normal(shape)
 
 
 def outlier(rng: np.random.Generator, shape: Shape) -> Array:
-    """The first element of each channel, which distances are counted from, is far from all others."""
+    """Return values whose first element of each channel, the origin of distances, is far from all others."""
     values = off(rng, shape)
     values.reshape(*shape[:2], -1)[0, :, 0] = 100
     return values
@@ -759,7 +759,7 @@ SIZES: list[Shape] = [(5,), (64, 3, 3, 3), (4099,), (1,)] * 18  # of gradients
 
 
 def _parts(cases: Cases) -> None:
-    """Add rows that two and three ranks share evenly or not: whole parts, a shorter part, one of padding alone."""
+    """Add cases of rows that two and three ranks share: whole parts, a shorter part, a part of padding alone."""
     cases.add("norm", NONE, *(m(*size) for size in SIZES), m(9000), note="many")
     cases.add("norm", NONE, m(3, make=_spoiled(np.nan)), note="nan")
     cases.add("norm", NONE, m(70, make=_spoiled(-np.inf)), m(4), note="inf")
@@ -993,7 +993,7 @@ def _windows(cases: Cases) -> None:
 
 
 def _attention(cases: Cases) -> None:
-    """Heads, groups, queries, keys and channels of a head; a bias of so many heads and groups."""
+    """Add cases of attention with different heads, groups, queries, keys, channels of a head, and biases."""
     for heads, groups, queries, keys, depth, bias, packed, causal in (
         (2, 1, 70, 70, 32, None, True, False),
         (2, 3, 19, 19, 8, (2, 3), True, False),
@@ -1053,7 +1053,7 @@ CASES = _all()
 
 
 def _with_statistics() -> Iterable[Case]:
-    """Convolutions by the 64 and the statistics of what they make, which is rounded before."""
+    """Yield convolutions that also compute the statistics of their rounded result."""
     for case in CASES:
         if case.kind == "convolution" and isinstance(case.attributes, Convolution):
             group = grouped(case.attributes)

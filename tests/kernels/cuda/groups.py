@@ -1,4 +1,4 @@
-"""Every launch of every pattern as a case: the fused launch against its operations one after another in float64.
+"""Every launch of every pattern as a case: the fused launch against its single operations in float64.
 
 Patterns that begin with a product need operands of their own. A convolution with statistics is not a kernel of mbc's
 own; tests/gpu tests it.
@@ -129,12 +129,12 @@ def _operand(name: str, shape: Shape, window: Window) -> Operand:
 
 
 def _left(shape: Shape) -> int:
-    """Channels of the first of two parts: up to half, in whole vectors where there are enough."""
+    """Return the channels of the first of two parts: about half, in whole vectors if there are enough."""
     return max(1, shape[1] // 16 * 8)
 
 
 def _fits(shape: Shape, window: Window, number: int) -> bool:
-    """Large images in the first window and in the first without overlap only: they take long."""
+    """Return whether the image fits the window. Large images, which take long, use two of the windows only."""
     kernel, _, (top, bottom, left, right) = window
     inside = kernel[0] <= shape[2] + top + bottom and kernel[1] <= shape[3] + left + right
     return inside and (shape not in LONG or number in (0, 2))
@@ -167,7 +167,7 @@ def _cases() -> Iterable[Case]:
 
 
 def _together(kind: str, attributes: Sequence[Attributes], operands: Sequence[Sequence[Operand]]) -> Case:
-    """Operations of one kind; what is the same `Operand` object is one value."""
+    """Return a case of several operations of one kind. An `Operand` object that occurs twice is one value."""
     names: dict[int, str] = {}
     by_name: dict[str, Operand] = {}
     operations: list[Operation] = []
@@ -193,7 +193,7 @@ UPS = (
 
 
 def _ups() -> Iterable[Case]:
-    """A transposed convolution, its bias, and a concatenation, of which it is the first part or the last."""
+    """Yield cases of a transposed convolution, its bias, and a concatenation with the result first or last."""
     for rows, filters, channels, (height, width), kernel, others in UPS:
         size = height * kernel[0], width * kernel[1]
         operands = {
@@ -260,7 +260,7 @@ POINT_FORMS = tuple(
 
 
 def points(pattern: Pattern, part: LaunchPattern, sizes: Sizes, affine: bool = True) -> Operation:
-    """A launch of such a pattern, or some of its members; a single one is itself."""
+    """Return the launch of some operations of a pattern; a single operation is returned as it is."""
     rows, _, size, filters = sizes
     members = [
         _operation(n, pattern.statements[n], (rows, filters, *size), affine, WINDOWS[0]) for n in part.statements
@@ -338,7 +338,7 @@ def _layerwise(block: Operand) -> Iterable[Case]:
 
 
 def _parts(proceed: int) -> Iterable[Case]:
-    """Yield cases of many parameters on the last of three ranks; gradients alternate between whole and parts."""
+    """Yield cases of many parameters on the last of three ranks. Gradients are whole or parts in turn."""
     block, wholes = control(proceed=proceed, rank=2), [n for n in SIZES if n > 1]
     for kind, a in (("sgd_update_part", Sgd(0.9, bool(proceed), 0.01)), ("adamw_update_part", AdamW(weight_decay=0.1))):
         operands: list[tuple[Operand, ...]] = []
@@ -353,6 +353,6 @@ GROUPS = (*_cases(), *_ups(), *_points(), *_many())
 
 
 def groups_in(precision: Precision) -> list[Case]:
-    """Those that a plan of the precision can hold: weights are never cast to another one's type."""
+    """Return the cases that a plan of the precision can have; casts to other narrow types are left out."""
     others = [narrow for narrow in NARROW if narrow != precision]
     return [case for case in GROUPS if not any(f"'{narrow}'" in case.name for narrow in others)]

@@ -1,6 +1,6 @@
-"""Runs a case through a compiled library of kernels and compares it with what the operation means in float64.
+"""A case in a compiled library of kernels, compared with the operation in float64.
 
-Every output is poisoned first, every buffer is followed by bytes that must not change, workspaces hold garbage.
+Every output is poisoned first, every buffer is followed by bytes that must not change, and workspaces hold garbage.
 """
 
 from __future__ import annotations
@@ -107,9 +107,9 @@ def launched(
     shared: Mapping[int, int] = MappingProxyType({}),
     name: str = "",
 ) -> list[bytes]:
-    """Return the outputs of a kernel: the first one that is offered, or the one called `name`.
+    """Return the outputs of a kernel: the first candidate, or the one called `name`.
 
-    `shared` maps outputs to the inputs in whose place they are written.
+    `shared` maps each output that is written in place to its input.
     """
     offered = OWN.candidates(request, find_spec("h200"))
     candidate = next(c for c in offered if layout_of(request, c.layouts) is layout and name in ("", c.name))
@@ -129,7 +129,7 @@ def launched(
 
 
 def to_bytes(values: Array, dtype: DType, layout: Layout) -> bytes:
-    """Canonical values as they are stored."""
+    """Return canonical values in their stored form."""
     ordered = np.moveaxis(values, 1, -1) if layout is Layout.CHANNELS_LAST else values
     if dtype is DType.BF16:
         bits = np.ascontiguousarray(ordered, np.float32).view(np.uint32).astype(np.uint64)
@@ -138,7 +138,7 @@ def to_bytes(values: Array, dtype: DType, layout: Layout) -> bytes:
 
 
 def from_bytes(data: bytes, type_: TensorType, layout: Layout) -> Array:
-    """Stored values in canonical order; floating ones as float64."""
+    """Return stored values in canonical order, those of floating types as float64."""
     shape = type_.shape
     stored = (shape[0], *shape[2:], shape[1]) if layout is Layout.CHANNELS_LAST else shape
     if type_.dtype is DType.BF16:
@@ -178,7 +178,7 @@ SHIFTED = Variant("shifted", shift=True)
 
 @dataclass
 class Trial:
-    """A case in one precision on one library. `draw`: of the inputs."""
+    """A case in one precision on one library. `draw`: number of the random draw of the inputs."""
 
     library: Library
     case: Case
@@ -211,10 +211,10 @@ class Trial:
             return list(evaluate(case.attributes, copies, call))
 
     def chooses_at_a_threshold(self) -> bool:
-        """Return whether roundings of the inputs change the expected result by more than roundings.
+        """Return whether rounding the inputs changes the expected result by more than rounding errors.
 
-        This happens if an element is so close to a threshold that ReLU decides differently. It is tested in fp32 only;
-        in other precisions the tolerances allow for it.
+        This happens if an element is so close to a threshold that ReLU decides otherwise. It is tested in fp32 only; in
+        other precisions the tolerances allow for it.
         """
         if self.precision is not Precision.FP32 or "relu" not in self.case.kind:
             return False
@@ -228,7 +228,7 @@ class Trial:
         return False
 
     def _behind(self, product: Array) -> list[Array]:
-        """Return the results of the operations after a product, computed from the product as it was stored."""
+        """Return the results of the operations after a product, computed from the stored, rounded product."""
         assert isinstance(self.case.attributes, Fused)
         call = Call(self.request.outputs, self.case.first_row, product.shape[0], self.precision)
         inputs = [v.copy() for v in self.inputs]
@@ -337,7 +337,10 @@ class Trial:
 
 
 def relative_error(result: Array, wanted: Array) -> float:
-    """Relative L2 of floating values (NaN must meet NaN, an infinity itself); the share of integers that differ."""
+    """Return the relative L2 error of floating values, or the share of integers that differ.
+
+    NaN must meet NaN, and an infinity must meet an infinity of its sign.
+    """
     if result.dtype.kind != "f":
         return float(np.mean(result != wanted))
     finite = np.isfinite(wanted)
@@ -361,7 +364,7 @@ def check(library: Library, case: Case, precision: Precision) -> float:
 
 
 def _judged(trial: Trial) -> tuple[float, list[str]]:
-    """The worst error as a share of what is allowed, and what is larger."""
+    """Return the largest error as a share of its tolerance, and a message for each error above its tolerance."""
     case = trial.case
     inside = rounds_inside(case.attributes)
     least_allowed = ROUNDED_INSIDE * TOLERANCES[trial.request.inputs[0].dtype] if inside else 0.0

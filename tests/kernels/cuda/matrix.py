@@ -1,4 +1,4 @@
-"""Which cases of a matrix of kernels, shapes and precisions are tested always, and which in make test-all."""
+"""The cases of a matrix of kernels, shapes and precisions that always run, and those that only make test-all runs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MANY_IMAGES = 100  # of a convolution: more of them keep every block of a real G
 
 
 def is_for_a_gpu(case: Case) -> bool:
-    """The emulator has two multiprocessors, whose blocks go round for few images already, and these take it minutes."""
+    """Return whether a case takes minutes on the emulator, because the few blocks of its two multiprocessors repeat."""
     return case.kind.startswith("convolution") and case.operands[0].shape[0] > MANY_IMAGES
 
 

@@ -49,7 +49,7 @@ def library(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 
 class Bench:
-    """Runs operations of a pattern over the same values, by their names."""
+    """Runs operations of a pattern on shared values, by their names."""
 
     def __init__(self, library: tuple[Precision, Library], pattern: Pattern, sizes: Sizes) -> None:
         self.precision, self.library = library
@@ -94,7 +94,7 @@ def test_equal_to_the_launches_by_themselves(
     library: tuple[Precision, Library],
     monkeypatch: pytest.MonkeyPatch,
 ):
-    """One block for all tiles of its filters, or as many blocks as tiles."""
+    """`blocks`: one block for all tiles of its filters, or as many blocks as tiles."""
     monkeypatch.setattr(conv1x1, "REDUCTION_BLOCKS", blocks)
     bench = Bench(library, pattern, sizes)
     fused_remat = points(pattern, part, sizes)
@@ -120,7 +120,7 @@ def test_equal_to_the_launches_by_themselves(
 
 @pytest.mark.parametrize("sizes", POINTS, ids=str)
 def test_the_same_with_statistics(sizes: Sizes, library: tuple[Precision, Library]):
-    """Fused rematerialization may repeat a kernel that had statistics in its epilogue."""
+    """A fused rematerialization may repeat a convolution that had statistics in its epilogue."""
     bench = Bench(library, FORWARD, sizes)
     alone = points(FORWARD, LaunchPattern((0,), ("x",)), sizes)
     assert isinstance(alone.attributes, Convolution)
@@ -129,7 +129,7 @@ def test_the_same_with_statistics(sizes: Sizes, library: tuple[Precision, Librar
 
 
 def test_statistics_of_results_far_from_zero(library: tuple[Precision, Library], monkeypatch: pytest.MonkeyPatch):
-    """Distances are from an element near by, even if a thread has none of the first tile that its block takes."""
+    """Distances are from a near element, even for a thread that has no element of its block's first tile."""
     monkeypatch.setattr(conv1x1, "REDUCTION_BLOCKS", 1)
     sizes = (2, 128, (5, 13), 256)
     bench = Bench(library, FORWARD, sizes)

@@ -74,7 +74,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Library:
 
 
 def build(where: Path, working: int, names: Sequence[str] = ()) -> Library:
-    """The sources of these names, or all, in one library."""
+    """Return a library of the sources of these names, or of all."""
     assert GXX is not None
     templates = folder("templates")
     sources = {file.name: file for file in sorted(templates.glob("*/**/*.cu"))}
@@ -101,7 +101,7 @@ def test_kernel(case: Case, precision: Precision, library: Library):
 def test_statistics_of_what_a_convolution_makes(
     case: Case, blocks: int, library: Library, monkeypatch: pytest.MonkeyPatch
 ):
-    """One block for all tiles of its filters, a few blocks, or as many as tiles, so that a warpgroup has none."""
+    """`blocks`: one block for all tiles of its filters, few, or as many as tiles, so that a warpgroup has no tile."""
     for module in (weight_stationary_conv, conv1x1, stem_im2col):
         monkeypatch.setattr(module, "REDUCTION_BLOCKS", blocks)
     check_statistics(library, case, Precision.BF16)
@@ -109,7 +109,7 @@ def test_statistics_of_what_a_convolution_makes(
 
 @pytest.mark.parametrize("kernel", weight_stationary_conv.KERNELS[:2], ids=lambda kernel: kernel.name)
 def test_an_infinite_element_is_seen_only_where_the_filter_reaches(kernel: OwnKernel, library: Library):
-    """Places of a patch beside images, and of those copied before, are zero."""
+    """Elements outside the image, and those left of an earlier patch, must be zero."""
     takes = (c for c in CASES if c.kind == kernel.kind and kernel.takes(c.request(Precision.BF16)))
     case = max(takes, key=lambda c: c.request(Precision.BF16).inputs[0].elements)
     trial = Trial(library, case, Precision.BF16)
@@ -130,7 +130,7 @@ def test_an_infinite_element_is_seen_only_where_the_filter_reaches(kernel: OwnKe
      if c.kind == FILTER_PASS.kind and FILTER_PASS.takes(c.request(Precision.BF16)) and not is_for_a_gpu(c)],
 )  # fmt: skip
 def test_a_block_goes_on_with_the_next_tile(case: Case, parts: int, library: Library, monkeypatch: pytest.MonkeyPatch):
-    """Operands that are fetched ahead may belong to another image."""
+    """A block that continues with its next tile fetches operands ahead, which may belong to another image."""
     monkeypatch.setattr(stem_conv, "MOST_PARTS", parts)
     check(library, case, Precision.BF16)
     check(library, case, Precision.FP32)
@@ -149,7 +149,7 @@ IM2COL = [
 def test_a_block_goes_on_with_the_next_windows(
     case: Case, kernel: OwnKernel, library: Library, monkeypatch: pytest.MonkeyPatch
 ):
-    """Two blocks, or the six of the emulator's multiprocessors, lay out the windows of all tiles."""
+    """Two blocks, or six on the emulator's multiprocessors, write the windows of all tiles."""
     monkeypatch.setattr(stem_im2col, "REDUCTION_BLOCKS", 1)
     trial = Trial(library, case, Precision.BF16)
     assert kernel.name in {candidate.name for candidate in trial.candidates()}
@@ -157,7 +157,7 @@ def test_a_block_goes_on_with_the_next_windows(
 
 
 def test_windows_are_laid_out_for_several_tiles_of_a_block():
-    """At least one case of each pass has several tiles for a block; otherwise the test above would show nothing."""
+    """At least one case of each pass has several tiles for a block; otherwise the test above would not test this."""
     tiles = {
         kernel.kind: max(
             stem_im2col.tiles(case.request(Precision.BF16)) for case in CASES if kernel_takes(kernel, case)
@@ -218,7 +218,7 @@ def test_a_block_goes_on_with_the_next_strip(blocks: int, library: Library, monk
 def test_parts_of_an_emulated_gradient_are_added_up(
     kernel: OwnKernel, filters: int, library: Library, monkeypatch: pytest.MonkeyPatch
 ):
-    """64 filters, which both warpgroups compute, and 128."""
+    """Cases with 64 filters, which both warpgroups compute together, and with 128."""
     takes = (c for c in CASES if c.kind == kernel.kind and kernel.takes(c.request(Precision.FP32)))
     of_filters = (c for c in takes if c.request(Precision.FP32).outputs[0].shape[0] == filters)
     case = max(of_filters, key=lambda c: c.request(Precision.FP32).inputs[1].elements)
@@ -237,7 +237,7 @@ def test_parts_of_an_emulated_gradient_are_added_up(
 def test_a_block_goes_on_with_the_next_tile_of_a_gemm(
     kernel: OwnKernel, parts: int, library: Library, monkeypatch: pytest.MonkeyPatch
 ):
-    """Without split-K, and with split-K, whose parts differ in length."""
+    """Cases without split-K, and with split-K, whose parts differ in length."""
     case = max(
         (c for c in CASES if c.kind == kernel.kind and kernel.takes(c.request(Precision.FP32))),
         key=lambda c: fp32_emulated_linear.Gemm.of(c.request(Precision.FP32)).elements,
@@ -254,7 +254,7 @@ def test_a_block_goes_on_with_the_next_tile_of_a_gemm(
 
 @pytest.mark.parametrize("kernel", EMULATED_FP32, ids=lambda kernel: kernel.name)
 def test_an_infinite_element_leaves_its_neighbours_alone(kernel: OwnKernel, library: Library):
-    """Which share its scale: of weights, or of the image that filters are made for; of samples in a linear layer."""
+    """An infinity does not disturb finite elements with a common scale, neither of weights, images nor samples."""
     case = next(c for c in CASES if c.kind == kernel.kind and kernel.takes(c.request(Precision.FP32)))
     trial = Trial(library, case, Precision.FP32)
     (candidate,) = (c for c in trial.candidates() if c.name == kernel.name)
@@ -269,7 +269,7 @@ def test_an_infinite_element_leaves_its_neighbours_alone(kernel: OwnKernel, libr
 
 @pytest.mark.parametrize("kernel", fp32_emulated_halo.KERNELS, ids=lambda kernel: kernel.name)
 def test_an_infinite_pixel_leaves_those_that_do_not_see_it_alone(kernel: OwnKernel, library: Library):
-    """The scale of a halo is that of its finite words."""
+    """The scale of a halo tile follows from its finite elements alone."""
     takes = (c for c in CASES if c.kind == kernel.kind and kernel.takes(c.request(Precision.FP32)))
     case = max(takes, key=lambda c: min(c.request(Precision.FP32).outputs[0].shape[2:]))
     trial = Trial(library, case, Precision.FP32)
@@ -282,7 +282,7 @@ def test_an_infinite_pixel_leaves_those_that_do_not_see_it_alone(kernel: OwnKern
 
 
 def test_only_eight_channels_share_a_scale(library: Library):
-    """Small words of others keep their digits, of the image as of gradients."""
+    """Small elements of other channels keep their digits, both of images and of gradients."""
     (kernel,) = fp32_emulated_halo_filter.KERNELS
     case = next(c for c in CASES if c.kind == kernel.kind and kernel.takes(c.request(Precision.FP32)))
     trial = Trial(library, case, Precision.FP32)
@@ -300,7 +300,7 @@ def test_only_eight_channels_share_a_scale(library: Library):
 
 
 def test_the_left_tail_of_gelu_keeps_its_digits(library: Library):
-    """Element by element, where 1 + erf would have none left."""
+    """Element by element, gelu is exact even where 1 + erf would have no digits left."""
     case = next(c for c in CASES if c.kind == "gelu")
     trial = Trial(library, case, Precision.FP32)
     (candidate, *_) = trial.candidates()
@@ -319,7 +319,10 @@ def on_tensor_cores(case: Case, precision: Precision) -> list[Candidate]:
 
 
 def check_tensor_cores(library: Library, case: Case, precision: Precision) -> None:
-    """In fp32 what is left of a word counts; in tf32 words are rounded, not cut off, which would be 6e-4 off."""
+    """Assert that errors are between two limits. In fp32 the low part of each element must count.
+
+    In tf32 elements must be rounded; truncation would have an error of 6e-4.
+    """
     trial = Trial(library, case, precision)
     low, high = RELATIVE_ERROR[precision]
     for candidate in on_tensor_cores(case, precision):
@@ -362,7 +365,7 @@ def test_a_kernel_that_needs_aligned_operands_says_so(name: str, library: Librar
 def test_a_launcher_refuses_what_it_was_not_made_for(
     kernel: OwnKernel, field: str, value: int, said: str, library: Library
 ):
-    """Instead of writing nothing, or beside its result: plans are files."""
+    """The launcher fails instead of writing nothing, or outside its result: sizes may come from a damaged plan file."""
     trial, candidate = _first_trial(kernel, library)
     request, workspace_bytes = trial.request, candidate.workspace_bytes
     arguments = OWN.arguments(request, kernel.name, candidate.settings, candidate.layouts, 0, False, workspace_bytes)

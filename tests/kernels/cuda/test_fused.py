@@ -1,4 +1,4 @@
-"""Fused kernels in fp16, and that what relu let through is told by all of them in the same way."""
+"""Fused kernels in fp16: all of them decide alike which elements ReLU lets through."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_in_half_precision(case: Case, precision: Precision, library: Library):
 
 @pytest.mark.exhaustive
 def test_what_vanishes_when_stored_lets_nothing_through(library: Library):
-    """Activations around the smallest number of fp16: where the stored one is zero, its gradient is, too."""
+    """Activations near the smallest fp16 number: where the stored activation is zero, so is its gradient."""
     rng = np.random.default_rng(1)
     image, vector = TensorType(SHAPE, DType.FP16), TensorType(SHAPE[1:2], DType.FP32)
 

@@ -33,7 +33,7 @@ VANISHING = {Precision.FP16: (1.0, 1e15, 3e-8), Precision.BF16: (5e-22, 1e38, 5e
 
 @pytest.fixture(scope="module")
 def libraries(tmp_path_factory: pytest.TempPathFactory) -> dict[Precision, Library]:
-    """One of each 16-bit type; both hold fp32."""
+    """Return a library for each 16-bit type; both have fp32 kernels, too."""
     bf16, fp16 = (build(Path(tmp_path_factory.mktemp(t)), DTYPE_CODES[t], FILES) for t in ("bf16", "fp16"))
     return {Precision.FP32: bf16, Precision.BF16: bf16, Precision.FP16: fp16}
 
@@ -61,7 +61,7 @@ def _values(name: str, shape: Shape, precision: Precision, vanishing: bool) -> A
 
 
 class Bench:
-    """Runs groups over the same values, by their names."""
+    """Runs groups of operations on shared values, by their names."""
 
     def __init__(self, library: Library, shape: Shape, precision: Precision, layout: Layout, vanishing: bool):
         self.library, self.shape, self.precision, self.layout = library, shape, precision, layout
@@ -84,7 +84,7 @@ class Bench:
         return request_of(operation, [self.type_of(name) for name in operation.inputs], self.precision)
 
     def run(self, operation: Operation, places: dict[str, str] | None = None) -> dict[str, bytes]:
-        """`places`: the inputs that outputs are written over."""
+        """Return the outputs of a group; `places` maps outputs to overwritten inputs."""
         outputs, inputs = operation.outputs, operation.inputs
         shared = {outputs.index(results): inputs.index(old) for results, old in (places or {}).items()}
         operands = [self.operand(name) for name in inputs]
@@ -104,7 +104,7 @@ def _has_masks(pattern: Pattern) -> bool:
 
 
 def _apart(pattern: Pattern, shape: Shape, affine: bool) -> tuple[Operation, Operation]:
-    """The launch that makes relu's output, and that of the sums: by x alone, or by what the first one stored."""
+    """Return two separate launches: one that computes ReLU's output, and one that computes the sums."""
     gives = pattern.launches[0].writes
     relu = next(n for n, s in enumerate(pattern.statements) if s.kind == "relu")
     forward, everything = range(relu + 1), range(len(pattern.statements))
@@ -141,7 +141,7 @@ def test_equal_to_the_bit(
 @pytest.mark.parametrize("precision", [Precision.BF16, Precision.FP16])
 @pytest.mark.parametrize("number", range(len(RELU_FUSED_REMAT)))
 def test_the_mask_is_that_of_what_is_stored(number: int, precision: Precision, libraries: dict[Precision, Library]):
-    """Some of what is positive vanishes: with it in fp32 more would come through."""
+    """Some positive elements round to zero when stored; the mask must not let them through."""
     pattern, shape = RELU_FUSED_REMAT[number], SHAPES[0]
     bench = Bench(libraries[precision], shape, precision, Layout.CHANNELS_LAST, vanishing=True)
     results = bench.run(group(pattern, pattern.launches[0], shape, affine=True))

@@ -21,7 +21,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Library:
 
 
 def moments(library: Library, sums: np.ndarray, squares: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return mean and variance as the kernel computes them; it must write nothing else."""
+    """Return mean and variance as the kernel computes them, and assert that it writes nothing else."""
     memory, channels = library.memory, len(sums)
     given = np.concatenate([sums, squares]).astype(np.float32)
     places = [memory.allocate(given.nbytes), *(memory.allocate(4 * (channels + 1)) for _ in range(2))]
@@ -64,7 +64,7 @@ def test_no_variance_is_below_zero(library: Library) -> None:
 
 
 def test_what_is_no_number_stays_none(library: Library) -> None:
-    """An overflow must not look like a channel of equal elements: loss scaling looks for it."""
+    """An overflow stays infinite or NaN, because loss scaling looks for such values."""
     mean, variance = moments(
         library, np.array([np.inf, np.nan, 1.0], np.float32), np.array([np.inf, np.nan, np.inf], np.float32), 4
     )

@@ -41,7 +41,7 @@ FIELD = re.compile(r"^  int64_t (\w+);", re.MULTILINE)
 
 
 def _structs() -> dict[str, list[str]]:
-    """Fields of a structure, after those of what it begins with."""
+    """Return the fields of each structure of arguments, those of its base structure first."""
     structs = [s for path in SOURCES.rglob("*.cu*") for s in STRUCT.findall(path.read_text(encoding="utf-8"))]
     fields_by_name = {name: (base, FIELD.findall(body)) for name, base, body in structs}
 
@@ -104,7 +104,7 @@ def test_kernels_of_one_launcher_fill_the_same_structure():
 
 
 def test_files_of_kernels_have_names_of_their_own():
-    """Packages hold them in one flat folder, and includes name no folder."""
+    """Names are unique, because packages hold all files in one flat folder and includes name no folder."""
     names = [path.name for path in SOURCES.rglob("*.cu*")]
     assert len(names) == len(set(names)) > 50
     assert all(path.parent.parent == SOURCES for path in SOURCES.rglob("*.cu*"))
@@ -384,7 +384,7 @@ NVCC = find_toolchain().nvcc
 @pytest.mark.skipif(NVCC is None, reason="no nvcc on this machine")
 @pytest.mark.parametrize("working", (0, 1, 2))
 def test_nvcc_compiles_every_kernel(working: int, tmp_path: Path):
-    """Each alone, as a module compiles them: two files may use one name."""
+    """Each file is compiled alone, as for a module, because two files may use one name."""
     command = [str(NVCC), "-arch=sm_90", "-std=c++17", f"-DMBC_WORKING={working}"]
     command += ["-Xcicc", "-O0", "-Xptxas", "-Ofc=max"]  # hardly optimised: what is tested is that it compiles
     include = (*(path for path in SOURCES.iterdir() if path.is_dir()), SOURCES.parent / "include")
@@ -395,7 +395,7 @@ def test_nvcc_compiles_every_kernel(working: int, tmp_path: Path):
 
 
 def _first_layer(size: int, kernel: int, stride: int, pad: int) -> Request:
-    """The filter pass of a convolution of three channels, 64 filters."""
+    """Return the filter gradient of a first convolution with three channels and 64 filters."""
     a = Convolution((size, size), (kernel, kernel), (stride, stride), (pad, pad, pad, pad))
     out = (size + 2 * pad - kernel) // stride + 1
     shapes = ((4, 3, size, size), (4, 64, out, out), (64, 3, kernel, kernel))
@@ -442,7 +442,7 @@ def test_sums_by_channel_keep_a_large_gpu_busy(shape: tuple[int, ...], layout: L
 
 
 def test_stems_by_im2col_are_estimated_near_what_an_h100_measured():
-    """Kernels with statistics are estimated as the two launches that they replace."""
+    """Kernels with statistics are estimated like the two launches that they replace."""
     device = find_spec("h100")
     profile = find_profile(device)
     assert profile is not None

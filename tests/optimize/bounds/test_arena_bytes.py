@@ -1,4 +1,4 @@
-"""The lower bound of the arena: one for refusals and for plans, and below all plans that are found."""
+"""The lower bound of the arena: one bound for refusals and plans, and no plan is below it."""
 
 from __future__ import annotations
 

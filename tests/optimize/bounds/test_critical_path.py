@@ -140,10 +140,10 @@ def shared(gpus: int, each: int) -> Plan:
 
 @pytest.mark.parametrize("gpus", [2, 8])
 def test_collectives_have_a_stream_of_their_own(gpus: int) -> None:
-    """The bounds of several GPUs add the sums of gradients to those of one.
+    """The bounds of several GPUs include the time to sum gradients.
 
-    A serial step of several GPUs takes the time of one with its rows, plus a sum of all gradients. A step with several
-    streams takes the time of the kernels, or that of the sums, whichever is longer.
+    A serial step of several GPUs takes the time of one GPU with its rows, plus the time to sum all gradients. A step
+    with several streams takes the time of the kernels, or that of the sums, whichever is longer.
     """
     alone, plan = shared(1, 3), shared(gpus, 3)
     graph, model = plan.graph, device_specs()["h200"].collectives

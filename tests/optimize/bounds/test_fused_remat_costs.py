@@ -1,4 +1,4 @@
-"""The lower bound on the time of fused rematerialization is no higher than what made-up prices allow."""
+"""The lower bound on the time of fused rematerialization does not exceed the best choice for invented times."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ APART_US = 40.0
 
 
 def test_one_value_that_shares_a_launch_with_either_of_two():
-    """Both with the dearer launch would take 25."""
+    """`wide` shares a launch with one ReLU for 8, and the other ReLU takes 5.
+
+    With the other ReLU `wide` would take 20.
+    """
     costs = FusedRematCosts(
         {"wide": {"sums1": 20.0, "sums2": 8.0}, "relu1": {"sums1": 5.0}, "relu2": {"sums2": 5.0}},
         (JointRemat("wide", "relu1", "sums1", 20.0), JointRemat("wide", "relu2", "sums2", 8.0)),

@@ -1,6 +1,6 @@
-"""The fewest bytes of a step beside its matrix products, counted by hand.
+"""The least bytes that a step moves beside its matrix products, counted by hand.
 
-The activations of the networks are all of one size and much larger than anything else.
+The activations of the networks all have one size and are much larger than all other values.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Estimates: a similar GPU's times before the model's, and only what may run."""
+"""Estimates: a similar GPU's times take precedence over the model's, and only admitted kernels are estimated."""
 
 from __future__ import annotations
 
@@ -76,7 +76,10 @@ def test_what_failed_here_does_not_come_back_from_a_similar_gpu() -> None:
 
 @pytest.mark.parametrize("rules", [Rules(deterministic=True), Rules(emulated_fp32=False), Rules()])
 def test_what_may_not_run_leaves_what_may(rules: Rules) -> None:
-    """Everything that the H200's bundled profile has in fp32 is checked."""
+    """A request with an admitted kernel has an estimate, whatever the rules exclude.
+
+    Many requests in fp32 are checked.
+    """
     theirs = scaled_to(read_profile(bundled_path(H200.name)), H200, H100)
     estimated = estimates(unmeasured(theirs), rules)
     asked = [r for r in _fp32(theirs) if not isinstance(r.attributes, Fused)]

@@ -1,4 +1,4 @@
-"""Which numbers of rows a profile knows: those of most operations that it knows at all."""
+"""The numbers of rows that a profile has measured: those of most of its operations."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ def candidate(time_us: float, workspace_bytes: int, accumulates: bool = True, ac
 
 
 def divisions(sizes: Sequence[int], rows: int) -> Iterator[tuple[int, ...]]:
-    """Every multiset of sizes that adds up to `rows`."""
+    """Yield every multiset of sizes that adds up to `rows`."""
     if rows == 0:
         yield ()
     for i, size in enumerate(sizes):
@@ -33,7 +33,7 @@ def divisions(sizes: Sequence[int], rows: int) -> Iterator[tuple[int, ...]]:
 
 
 def brute_force(offers: Mapping[int, Sequence[Candidate]], rows: int, sums: bool) -> list[tuple[int, float]]:
-    """The front by trying every division with every candidate for each slice, and each slice as the first."""
+    """Return the front by trying every division, with every candidate for each slice, and each slice as the first."""
     best: dict[int, float] = {}
     for division in divisions(sorted(offers), rows):
         for chosen in itertools.product(*(offers[size] for size in division)):
@@ -69,7 +69,7 @@ def test_the_front_is_that_of_brute_force(data: st.DataObject, rows: int, sums: 
 
 
 def check(point: Point, rows: int, sums: bool):
-    """The slices are what the point says of them."""
+    """Assert that the slices of a point have its rows, workspace and time."""
     assert sum(s.rows for s in point.micro_batches) == rows
     assert max(s.candidate.workspace_bytes for s in point.micro_batches) == point.workspace_bytes
     times = [
@@ -103,7 +103,7 @@ def test_a_given_division_takes_the_fastest_of_each_workspace():
 
 
 def test_many_rows_and_candidates():
-    """Every size of 512 rows: `benchmarks/planning_time.py` says how long it takes."""
+    """All sizes up to 512 rows are tried; `benchmarks/planning_time.py` measures how long that takes."""
     offers = {rows: [candidate(5.0 + rows / (1 + k), rows * k * k) for k in range(12)] for rows in range(1, 513)}
     front = pareto_front(offers, 512, accumulates=True)
     for point in front:

@@ -1,4 +1,4 @@
-"""Times that planning scales from other sizes of a profile, with their evidence."""
+"""Times that planning scales from other measured sizes, and how well these predict them."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def measured(candidate: Candidate, time_us: float) -> Measurement:
 
 
 def step_at(rows: int) -> Profile:
-    """All that a step of so many rows launches, at `SLOWER` times the estimates."""
+    """Return a profile of all launches of a step with `rows` rows, at `SLOWER` times the estimates."""
     at = table(rows)
     requests = {at.request(o, at.whole): at.offered(o) for o in (*at.graph.train, *at.graph.infer)}
     return profile({r: [measured(c, SLOWER * c.time_us) for c in offers] for r, offers in requests.items() if offers})
@@ -102,7 +102,12 @@ def test_a_whole_batch_is_scaled_from_no_size_far_away():
 
 
 def test_parts_compete_with_a_whole_scaled_from_the_same_size():
-    """Nothing is divided for that: parts are scaled from it as well, and take their share of its time at least."""
+    """The measured size is larger than the mini-batch.
+
+    Micro-batches scaled from it take at least their share of its time.
+
+    So nothing is divided.
+    """
     own_profile = step_at(64)
     for layouts, front in table(16, own_profile, Rules(Policy.POWER_OF_TWO)).fronts(first(table(16))).items():
         fastest = min(front, key=lambda point: point.time_us)
@@ -114,7 +119,10 @@ def test_parts_compete_with_a_whole_scaled_from_the_same_size():
 
 
 def test_what_may_not_be_used_decides_nothing():
-    """The fastest kernel of a smaller batch is an engine that the rules exclude: others are scaled all the same."""
+    """The fastest kernel of a smaller batch is an engine that the rules exclude.
+
+    Other kernels are scaled nevertheless.
+    """
     small, rules = table(16), Rules(deterministic=True)
     operation = first(small)
     by_name = own(small.candidates(operation, small.whole))
@@ -158,7 +166,7 @@ def test_what_decides_takes_less_of_what_is_further_away(rows: int, share: float
 
 
 def parts(here_us: float, here_date: str, there_date: str) -> Profile:
-    """The first convolution at 4 rows, by a library, and at 8, where a kernel of mbc's own takes 100 us."""
+    """Return a profile of the first convolution: 4 rows by a library, 8 rows by a library and a kernel of mbc."""
     scaled_table = table(16)
     requests = {rows: scaled_table.request(first(scaled_table), Rows(0, rows)) for rows in (4, 8)}
     library = next(c for c in scaled_table.candidates(first(scaled_table), Rows(0, 4)) if c.provider == "cudnn")
@@ -224,7 +232,7 @@ def test_a_step_in_micro_batches_has_that_range():
 
 
 def whole(here_us: float, here_date: str, there_date: str) -> Profile:
-    """The first convolution of 16 rows by a library, and of 32, where a kernel of mbc's own takes 100 us."""
+    """Return a profile of the first convolution: 16 rows by a library, 32 rows by a library and a kernel of mbc."""
     scaled_table = table(32)
     requests = {rows: scaled_table.request(first(scaled_table), Rows(0, rows)) for rows in (16, 32)}
     library = next(c for c in scaled_table.candidates(first(scaled_table), scaled_table.whole) if c.provider == "cudnn")
@@ -256,9 +264,10 @@ def test_a_kernel_that_came_later_competes_with_what_was_measured_before():
 
 
 def later_there(here_us: float, here_date: str, there_date: str, kernel_is_outdated: bool = False) -> Profile:
-    """The first convolution of 16 rows by a library, and on another GPU by a kernel of mbc's own, in 100 us.
+    """Return this GPU's profile of the first convolution at 16 rows, and another GPU's with a kernel of mbc.
 
-    `kernel_is_outdated`: that kernel was measured here before it was rewritten, and took as long as the library."""
+    `kernel_is_outdated`: the kernel was measured on this GPU before it was rewritten, and was as fast as the library.
+    """
     scaled_table = table(16)
     request = scaled_table.request(first(scaled_table), scaled_table.whole)
     library = next(c for c in scaled_table.candidates(first(scaled_table), scaled_table.whole) if c.provider == "cudnn")
@@ -304,7 +313,7 @@ def test_a_plan_is_measured_where_a_kernel_came_later_on_a_similar_gpu():
 
 
 def test_a_kernel_that_recomputes_is_known_to_have_come_later(monkeypatch: pytest.MonkeyPatch):
-    """A kernel may have come later than others that give the recomputed bits, though the fastest kernel does not."""
+    """A later kernel may be one that gives the recomputed bits, although it is not the fastest."""
     monkeypatch.setattr(user_rules, "bitwise_equal_to", lambda name, other: other in (HALVES, "fp32_emulated_halo"))
     scaled_table = table(32)
     operation, offered = first(scaled_table), own(scaled_table.candidates(first(scaled_table), scaled_table.whole))
@@ -335,7 +344,7 @@ def test_what_runs_by_such_a_time_is_to_be_measured_again():
 
 
 def test_what_was_refused_here_does_not_come_back_from_another_size():
-    """Both a whole mini-batch and a part are checked."""
+    """Both a whole mini-batch and a part of it are checked."""
     for own_profile, scaled_table, rows in (
         (whole(1e6, EARLY, LATE), table(16), 16),
         (parts(1e6, EARLY, LATE), table(16), 4),

@@ -1,4 +1,4 @@
-"""Which kernels a plan may use: emulated fp32 where it is allowed, and providers."""
+"""The kernels that a plan may use: emulated fp32 only if it is allowed, and providers."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_a_first_layer_is_emulated_in_fp32_and_not_in_tf32():
 
 
 def _text(plan: Plan) -> str:
-    """Less what was set."""
+    """Return the plan's text without its settings."""
     return dump_plan(replace(plan, settings=()))
 
 

@@ -44,10 +44,10 @@ BYTES_PER_US = H200.copy_gb_s * 1e3
 
 @dataclass(frozen=True)
 class Measured(NoSizes):
-    """A profile that has measured everything, with times by the bytes moved.
+    """A profile that has measured everything, with times in proportion to the bytes moved.
 
-    `again`: launches that recompute the result of a convolution and were measured. `makers`: times of its kernels;
-    infinite: these were not measured, and others take longer than any estimate.
+    `again`: whether launches that recompute a convolution's result were measured. `makers`: time of the kernels whose
+    bits can be recomputed; infinite: they were not measured, and other kernels are slower than any estimate.
     """
 
     again: bool = True
@@ -93,7 +93,7 @@ def launches(plan: Plan) -> dict[str, list[tuple[str, str]]]:
 
 @pytest.mark.parametrize("makers", [1.0, 2.0], ids=["made by the fastest", "made by slower ones"])
 def test_recomputed_by_the_same_kernel(makers: float):
-    """Kernels of the same bits are the fastest with statistics, or slower by less than what is saved."""
+    """Kernels with recomputable bits are the fastest with statistics, or their loss of time is less than the gain."""
     plan, without = planned(Measured(makers=makers)), planned(Measured(again=False, makers=makers))
     launched = launches(plan)
     (maker, _), *again = launched["expand"]

@@ -1,6 +1,6 @@
-"""Two 1x1 GEMMs in one launch, x and its gradient, for the reductions of batch normalisation.
+"""Two 1x1 GEMMs in one launch, for x and its gradient, before the reductions of batch normalisation.
 
-They are used where measured, with the same numbers; recomputed values are not kept.
+They are used if they were measured, with equal results; recomputed values are not kept.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ LAYERS = tuple(f"bottleneck{i}.wide" for i in range(3))  # whose images are larg
 
 
 def launched(plan: Plan) -> Counter[str]:
-    """Launches by kernel, of the kernels that recompute what they do not write."""
+    """Return the number of launches of each kernel that recomputes values without writing them."""
     names = (launch.work.name for launch in plan.train.launches if isinstance(launch.work, Kernel))
     return Counter(name for name in names if name in {kernel.name for kernel in KERNELS})
 
 
 def kept(plan: Plan) -> set[str]:
-    """Layers whose results are read behind the loss."""
+    """Return the layers whose results are read after the loss."""
     layer_of = {value: o.name for o in graph_of(SOURCE).train if o.name in LAYERS for value in o.outputs}
     behind = next(i for i, launch in enumerate(plan.train.launches) if "backward" in "".join(launch.operations))
     values = (plan.buffers[a.buffer].value for launch in plan.train.launches[behind:] for a in launch.accesses)
@@ -38,7 +38,7 @@ def kept(plan: Plan) -> set[str]:
 
 @pytest.mark.parametrize("signs", [False, True], ids=["by output", "by masks"])
 def test_neither_is_written(signs: bool):
-    """Only one of two added gradients has a kernel: `down` of the last block has a step of two."""
+    """One of two added gradients is computed inside the launch; the other one, of `down`, has its own launch."""
     plan, without = planned(Measured(inside=True, signs=signs)), planned(Measured(signs=signs))
     form = "_masked" if signs else ""
     assert launched(plan) == {f"dual_conv1x1_add_relu_bn_reduce{form}": 3, "conv1x1_unstored_bn_reduce": 1}
@@ -58,7 +58,7 @@ def test_fused_rematerialization_of_relus_output():
 
 
 def test_all_are_asked_for():
-    """Launches are also requested where nothing is added to the gradient of the last block."""
+    """These launches are also requested for a network in which nothing is added to the last block's gradient."""
     steps = graph_of(SOURCE), graph_of(SOURCE.replace("bottleneck(2)", "bottleneck()"))
     kinds = {need.undivided.kind for step in steps for need in needs(step, H200, Policy.UNDIVIDED)}
     assert {kernel.kind for kernel in KERNELS} - kinds == set()

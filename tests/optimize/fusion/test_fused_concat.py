@@ -1,4 +1,4 @@
-"""Groups beside a concatenation: where they fit, that they compute what their operations do, what they leave out."""
+"""Fusion groups with a concatenation: where they match, their results, and the values that they do not write."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_slices_that_are_read_in_place_exist_nowhere():
 
 
 def test_what_relu_made_is_written_where_its_gradient_reads_it(monkeypatch: pytest.MonkeyPatch):
-    """Normalisation is fused into a concatenation only where fused operations recompute it for gradients."""
+    """Normalisation is fused into a concatenation only if fused operations recompute ReLU's output for gradients."""
     again = [p for p in PATTERNS if len(p.launches) < 2]
     monkeypatch.setattr(select_groups, "PATTERNS", tuple(again))
     plan = planned(graph())
@@ -137,7 +137,7 @@ train { optimizer = sgd(momentum=0.9)  precision = PRECISION }
 @pytest.mark.parametrize("parts", ["(skip, up)", "(up, skip)"])
 @pytest.mark.parametrize("kernel, pad, fits", [(2, 0, True), (4, 1, False)])
 def test_a_transposed_convolution_writes_a_part_of_a_concatenation(parts: str, kernel: int, pad: int, fits: bool):
-    """The transposed convolution is non-overlapping."""
+    """The filters of the transposed convolution do not overlap."""
     source = UP.replace("PARTS", parts).replace("KERNEL", str(kernel)).replace("PAD", str(pad))
     steps = pools.graph(source=source)
     plan = planned(steps, device=find_spec("h200"))

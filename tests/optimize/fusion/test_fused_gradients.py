@@ -61,10 +61,11 @@ IN_GROUPS = "convolution_backward_data+"
 
 @dataclass(frozen=True)
 class Measured(NoSizes):
-    """A profile that has measured everything, with times by the bytes moved.
+    """A profile that has measured everything, with times in proportion to the bytes moved.
 
-    `data`: data gradients with sums, too; `inside`: launches that recompute a convolution's result and do not write it;
-    `signs`: bit masks of ReLU; `slow`: a part of the kind of such launches that take far longer.
+    `data`: whether data gradients with sums were measured; `inside`: whether launches that recompute a convolution's
+    result without writing it were; `signs`: whether ReLU's bit masks were; `slow`: part of the kinds of launches that
+    are far slower.
     """
 
     data: bool = True
@@ -107,9 +108,9 @@ def launches(plan: Plan) -> dict[str, list[str]]:
 
 @pytest.mark.parametrize("signs", [False, True], ids=["by output", "by masks"])
 def test_gradients_that_only_sums_read_are_not_written(signs: bool):
-    """Only one of two added gradients has a kernel: `down` of the last block has a step of two.
+    """One of two added gradients is computed inside the launch; the other one, of `down`, has its own launch.
 
-    Nothing is added to the gradient of `last`: no kernel computes it by masks, so that this ReLU has none.
+    Nothing is added to the gradient of `last`. No kernel computes it with bit masks, so this ReLU has none.
     """
     plan, without = planned(Measured(signs=signs)), planned(Measured(data=False, signs=signs))
     launched = launches(plan)
@@ -144,7 +145,7 @@ def test_fused_rematerialization_of_relus_output():
 
 
 def test_bit_masks_are_read_where_only_that_gains():
-    """Without a mask the gradient needs a launch of its own, which reads ReLU's output."""
+    """The gradient with masks is fast only inside the group; alone it would need a launch that reads ReLU's output."""
     launched = launches(planned(Measured(signs=True, slow=f"{IN_GROUPS}add+relu_backward+")))
     assert (
         len(launched["conv1x1_backward_data_add_relu_bn_reduce_masked"]) == 3
@@ -160,7 +161,7 @@ def test_elsewhere_operations_run_by_themselves(profile: Measured | None):
 
 
 def test_the_floor_counts_what_is_not_moved():
-    """A gradient that passes through ReLU is neither written nor read."""
+    """A gradient that passes through ReLU inside a launch is neither written nor read."""
     with_data, without = (
         step_floor(CandidateTable(graph_of(SOURCE), H200, PROVIDERS, profile, Rules()))
         for profile in (Measured(), Measured(data=False))

@@ -1,4 +1,4 @@
-"""Groups with a maximum pool: where they fit, that they compute what their operations do, and what they leave out."""
+"""Fusion groups with a max pool: where they match, their results, and the values that they do not write."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def roomy(precision: str) -> Plan:
 
 
 def within(precision: str, share: float) -> Plan:
-    """Planned for so much of the arena that keeping everything takes."""
+    """Return the plan within this share of the arena of the plan without a limit."""
     arena_bytes = int(roomy(precision).predictions.arena_bytes * share)
     return planned(graph(precision), budget_bytes=arena_bytes + UNCLUSTERED.overhead_bytes)
 

@@ -1,4 +1,4 @@
-"""One launch for many small operations goes through their operands element by element."""
+"""A launch for many small operations processes their operands element by element."""
 
 from __future__ import annotations
 

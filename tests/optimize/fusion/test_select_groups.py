@@ -1,4 +1,4 @@
-"""Fusion groups: where patterns fit, which are selected, and that plans with groups compute what plans without do."""
+"""Fusion groups: where patterns match, which are selected, and that plans with and without groups agree."""
 
 from __future__ import annotations
 
@@ -166,7 +166,7 @@ def test_fused_operations_in_low_precision_are_as_exact_as_single_ones():
 
 
 def test_what_others_read_is_made():
-    """The output of a relu is a result here, and that of a batch norm is read twice: neither may vanish."""
+    """ReLU's output is a result, and the batch norm's output is read twice, so both must be written."""
     text = """
 network small(batch = 6, classes = 5) {
   input image[batch, 2, 6, 6] : float
@@ -219,11 +219,11 @@ def test_a_group_that_is_slower_than_its_operations_is_left_alone():
 
 
 def test_estimated_groups_do_not_compete_with_measured_operations():
-    """The model decides about both, however slow or fast the operations were measured to be."""
+    """Estimates decide about both, whatever the measured times of the operations."""
     steps = graph("bf16")
 
     class Measured(NoSizes):
-        """Knows every operation, and no group."""
+        """A profile that has measured every operation, and no group."""
 
         def __init__(self, share: float) -> None:
             self.share = share
@@ -269,11 +269,11 @@ def test_what_is_left_to_its_estimate_admits_no_group_that_has_to_be_measured():
 
 
 def test_what_a_profile_expects_competes_with_what_it_measured():
-    """Times between measured sizes and of earlier versions are no model's estimates."""
+    """Times interpolated between measured sizes, and those of earlier kernel versions, count as measured here."""
     steps = graph("bf16")
 
     class Expected(NoSizes):
-        """Has measured every operation, and knows of every group what an earlier version took."""
+        """A profile that has measured every operation, and of every group the time of an earlier version."""
 
         def candidates(self, request: Request) -> tuple[Candidate, ...]:
             offered = (c for p in PROVIDERS for c in p.candidates(request, H200))
@@ -296,7 +296,7 @@ class OfSimilar(NoSizes):
 
 
 class Partly(NoSizes):
-    """Has measured requests of these kinds, and is completed by a similar GPU's profile."""
+    """A profile that has measured requests of these kinds, with a similar GPU's profile for the others."""
 
     def __init__(self, similar: OfSimilar, kinds: frozenset[str] = frozenset()) -> None:
         self.similar, self.kinds = similar, kinds
@@ -351,7 +351,7 @@ def test_groups_are_measured_like_operations():
 
 
 def test_the_floor_counts_the_least_demanding_launch():
-    """An addition that also runs inside a group counts with the smaller need."""
+    """An addition that can also run inside a group counts with the smaller memory of both."""
     steps = graph("bf16")
     with_groups, _ = floor_bytes(table(steps))
     without, _ = floor_bytes(table(steps, fused=False))
@@ -359,7 +359,7 @@ def test_the_floor_counts_the_least_demanding_launch():
 
 
 def test_what_needs_too_much_at_once_runs_one_by_one():
-    """A budget between what the two programs need is met by the one that fits."""
+    """Within a budget between the needs of both programs, the program that fits is used."""
     steps = graph("fp32")
     sizes = {fused: planned(steps, fused).predictions.arena_bytes for fused in (True, False)}
     overhead = H200.overhead_bytes
@@ -389,7 +389,7 @@ def test_sums_that_a_member_reads_are_not_divided():
 
 
 def test_a_group_writes_over_what_its_members_may_write_over():
-    """Inference needs the input of a batch norm no more: the output of the relu behind it takes over its bytes."""
+    """Inference reads the input of a batch norm only once, so the output of the ReLU after it may overwrite it."""
     plan = planned(graph("bf16"))
     for launch in plan.infer.launches:
         assert isinstance(launch.work, Kernel)

@@ -1,4 +1,4 @@
-"""Convolutions with statistics in the epilogue: where they may be, and that only measured ones are taken."""
+"""Convolutions with statistics in the epilogue: where they match, and that only measured ones are used."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def table(steps: TrainingGraph, profile: Profile | None = None) -> CandidateTabl
 
 
 def measured(steps: TrainingGraph, faster: float) -> Profile:
-    """Whatever is asked for takes what it is estimated to, and convolutions with statistics so much of that."""
+    """Return a profile in which every request takes its estimate; with statistics, `faster` times the estimate."""
 
     def measurement(request: Request, c: Candidate) -> Measurement:
         time_us = c.time_us * (faster if request.kind == WITH_STATISTICS else 1.0)
@@ -97,7 +97,7 @@ def launches(plan: Plan) -> list[tuple[Launch, Kernel]]:
 
 
 def with_statistics(plan: Plan) -> list[str]:
-    """The convolutions, by name."""
+    """Return the names of the convolutions that run with statistics."""
     return [launch.operations[0] for launch, work in launches(plan) if work.name == WITH_STATISTICS]
 
 
@@ -199,7 +199,7 @@ def test_its_limit_is_that_of_the_product_and_of_what_is_written():
 
 
 def test_the_floor_counts_products_by_themselves():
-    """A measured group is no faster convolution."""
+    """A measured group does not make a convolution alone faster."""
     steps = graph()
     assert step_floor(table(steps, measured(steps, FASTER))) == step_floor(table(steps, measured(steps, SLOWER)))
 
@@ -208,7 +208,7 @@ APART = 10.0  # times what the interpreter is taken to need for it
 
 
 def exact(part: float, budget_bytes: int = 10**12) -> Plan:
-    """In fp64, which the interpreter alone runs."""
+    """Return a plan in fp64, which only the interpreter runs."""
     one = CandidateTable(graph("fp64"), GPU, (Only(INTERPRETER, WITH_STATISTICS, part),), rules=Rules())
     plan = search(one, Limits(), budget_bytes)
     verify_plan(plan)
@@ -226,13 +226,13 @@ def trained(plan: Plan, steps: int = 3) -> tuple[dict[str, np.ndarray], list[flo
 
 
 def names(plan: Plan) -> list[tuple[str, ...]]:
-    """Operations of each such launch."""
+    """Return the operations of each launch with statistics."""
     return [launch.operations for launch, work in launches(plan) if "_batch_statistics" in work.name]
 
 
 @pytest.mark.parametrize("share", [1.0, 0.85, 0.7])
 def test_steps_with_it_compute_what_steps_without_do(share: float):
-    """Within a budget, too, where its result is recomputed."""
+    """The steps agree also within a budget, in which the result is recomputed."""
     single = exact(APART)
     states = sum(single.graph.values[state.value].type.size_bytes for state in single.graph.states)
     rest = single.predictions.arena_bytes - states

@@ -1,4 +1,4 @@
-"""Blocks that tests place: drawn, or cut from a full rectangle; what brute force says of few."""
+"""Blocks that tests place: random ones, or pieces of a rectangle; and the optimum of few blocks by brute force."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def overlaps(blocks: list[Block], offsets: list[int]) -> bool:
 
 
 def lowest_height(blocks: list[Block]) -> int:
-    """Every order, each block at the lowest free place: some order gives the optimum."""
+    """Return the least height: every order is tried, each block at the lowest free place, and some order is optimal."""
     best = sum(b.size_bytes for b in blocks)
     for order in permutations(range(len(blocks))):
         offsets: dict[int, int] = {}
@@ -56,7 +56,7 @@ def lowest_height(blocks: list[Block]) -> int:
 
 
 def cut(rng: random.Random, low: int, high: int, start: int, stop: int, count: int) -> list[tuple[int, int, int, int]]:
-    """A rectangle cut into `count` at most, which therefore fit it without a gap."""
+    """Return at most `count` pieces of a rectangle, which therefore fit it without a gap."""
     if count > 1 and rng.random() < 0.5 and high - low >= 8:
         middle = rng.randrange(low + 2, high - 1)
         parts = (low, middle, start, stop), (middle, high, start, stop)

@@ -1,4 +1,4 @@
-"""Addresses in the arena and in host memory: apart while alive, used again afterwards, and bounded by a limit."""
+"""Addresses in the arena and in host memory: no overlap of live buffers, reuse, and limits."""
 
 from __future__ import annotations
 
@@ -35,7 +35,10 @@ def kernel(*accesses: tuple[int, Mode]) -> Launch:
 
 
 def two_stays() -> Draft:
-    """`a` leaves the arena and comes back; then `b`, which is larger, does: host memory holds one of them at a time."""
+    """Return a draft in which `a` goes to the host and back, and then the larger `b`.
+
+    Host memory holds only one of them at a time.
+    """
     buffers = (
         buffer("state", 256),
         buffer("a", 1000), buffer("a", 1000, HOST), buffer("a", 1000),

@@ -1,4 +1,4 @@
-"""Placement: never an overlap, never under the bound, and the optimum where brute force can tell."""
+"""Placement: blocks never overlap, the height is at least the bound, and optimal if brute force can tell."""
 
 import pytest
 from hypothesis import given, settings
@@ -71,7 +71,7 @@ def nothing(blocks: list[Block], good: int) -> list[list[int]]:
 
 
 def never(blocks: list[Block], limit_bytes: int, most_nodes: int) -> None:
-    """Finds nothing."""
+    """Search without finding offsets."""
 
 
 def test_filling_up_comes_near_what_is_alive(monkeypatch: pytest.MonkeyPatch) -> None:

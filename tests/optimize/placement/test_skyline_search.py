@@ -1,4 +1,4 @@
-"""Skyline search: legal, complete where brute force can tell, and at the optimum of rectangles cut at random."""
+"""Skyline search: valid, complete as far as brute force can tell, and optimal on randomly cut rectangles."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ENOUGH = 100_000
 
 @st.composite
 def crowded(draw: st.DrawFn, most: int) -> list[Block]:
-    """Few launches: most blocks are live with most others."""
+    """Draw blocks of few launches, so that most of them are live with most others."""
     lives = draw(
         st.lists(st.tuples(st.integers(0, 4), st.integers(1, 3), st.integers(1, 5)), min_size=1, max_size=most)
     )

@@ -1,4 +1,4 @@
-"""Whatever is decided about gaps, the step stays sound and gives the same bits."""
+"""Any decisions about gaps leave the step valid, with equal bits."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def regions(case: Case) -> tuple[Region, ...]:
 
 
 def last_position(case: Case, run: Region) -> int:
-    """The last run before which another one may be repeated: what it reads of the states is still there."""
+    """Return the last position at which a run may be repeated, before the states that it reads are updated."""
     draft = draft_of(*case)
     updated = {draft.buffers[b].alias: i for i, r in enumerate(regions(case)) for b in r.writes}
     return min((updated.get(b, len(regions(case)) - 1) for b in run.reads), default=len(regions(case)) - 1)
@@ -37,7 +37,7 @@ def last_position(case: Case, run: Region) -> int:
 
 @functools.cache
 def movable(case: Case) -> tuple[int, ...]:
-    """Buffers that may be offloaded."""
+    """Return the buffers that may be offloaded."""
     draft = draft_of(*case)
     written = {b for run in regions(case) for b in run.writes if draft.buffers[b].alias is None}
     return tuple(sorted((written | set(draft.train.entry)) - set(draft.persistent)))
@@ -73,7 +73,7 @@ def decided(case: Case, chosen: Decisions) -> Plan:
 
 
 def trained(plan: Plan, transfers: Transfers) -> dict[str, bytes]:
-    """Every state after two steps, and the loss."""
+    """Return every state after two steps, and the loss."""
     net = Module(plan, seed=5, device="cpu", transfers=transfers)
     random = np.random.default_rng(0)
     shape = plan.graph.values["image"].type.shape
@@ -101,7 +101,7 @@ def test_any_decisions_give_a_sound_plan_and_the_same_bits(case: Case, data: st.
 
 @functools.cache
 def everything_at_once(network: str) -> Plan:
-    """Every value that can be is recomputed before its last reader, and every other one is prefetched."""
+    """Return decisions that recompute every value before its last reader if possible, and prefetch all others."""
     case = (network, "fp32", 0)
     shared = regions(case)
     recomputes: list[tuple[int, int]] = []

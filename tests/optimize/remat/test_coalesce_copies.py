@@ -14,7 +14,7 @@ from tests.optimize.remat.test_local_search import SEEDS, WORK, residency
 
 
 def groups(result: Residency) -> int:
-    """How often copies back are listed with something else before them."""
+    """Return the number of groups of consecutive copies to the device."""
     streams = [launch.stream for launch in result.draft.train.launches]
     return sum(b is Stream.TO_DEVICE and a is not Stream.TO_DEVICE for a, b in pairwise(streams))
 

@@ -1,4 +1,4 @@
-"""Fused rematerialization in reductions: fewer bytes, the same bits, and no later than it is read."""
+"""Fused rematerialization in reductions: fewer bytes, equal bits, and no value comes too late."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.optimize.search.test_fused_within_budget import kept, recomputed_outp
 
 
 def fused_remat(precision: str, share: float) -> list[Launch]:
-    """Launches that make sums and, again, what these are through."""
+    """Return the launches that compute sums and, with them, recompute a value."""
     return [
         launch
         for launch in recomputed_outputs(within(precision, share))
@@ -60,7 +60,7 @@ def test_readers_come_behind_the_sums_and_before_who_needs_them(precision: str):
 
 
 def test_sums_that_write_more_are_not_stood_for():
-    """relu's gradient beside them: who reads it would find nothing."""
+    """Sums that also write ReLU's gradient are not replaced, because its readers would not find it."""
     steps = graph("fp32")
     by_name = {operation.name: operation for operation in steps.train}
     checked = 0

@@ -60,12 +60,12 @@ def is_joint(kind: str) -> bool:
 
 @dataclass(frozen=True)
 class Measured(NoSizes):
-    """A profile that has measured everything, with times by the bytes moved.
+    """A profile that has measured everything, with times in proportion to the bytes moved.
 
-    A convolution so takes as long as on large images. Launches that do not write the recomputed value are not measured.
+    So a convolution takes as long as on large images. Launches that do not write the recomputed value are not measured.
     `fused_remat`: whether GEMMs fused with reductions were measured; `useful`: whether they are fast; `joint`: whether
-    those with ReLU's output were measured, too; `forward`: the time of the kernel that they repeat, while others take
-    1; `both`: share of their time that joint launches take.
+    those with ReLU's output were measured, too; `forward`: time of the kernel that they repeat, if others take 1;
+    `both`: share of their time that joint launches take.
     """
 
     fused_remat: bool = True
@@ -135,7 +135,7 @@ def test_both_in_one_launch_take_less_than_one_of_them_before():
 
 
 def test_only_what_the_same_kernel_made():
-    """Another one may round otherwise."""
+    """A value that another kernel computed is not recomputed, because the other kernel may round otherwise."""
     plan = planned(Measured(forward=1.1), SHARE)
     assert not fused_products(plan)
     assert "conv1x1" not in {launch.work.name for launch in plan.train.launches if isinstance(launch.work, Kernel)}
@@ -173,12 +173,12 @@ class Pairs:
         return self.fused_remats[key].targets[0]
 
     def launches(self, *keys: tuple[int, int]) -> tuple[Launch, ...]:
-        """The step that recomputes them."""
+        """Return the launches of the step that recomputes these values."""
         both = tuple(Recompute(self.target(key), key[1]) for key in sorted(keys))
         return rewrite(self.draft, self.regions, Decisions(both), H200.links, self.fused_remats).draft.train.launches
 
     def check_ledger(self, first: tuple[int, int], last: tuple[int, int], beside_us: float) -> None:
-        """`beside_us`: what the first value takes where the last one is made along."""
+        """Check the ledger's times. Together with the last value, the first value takes `beside_us`."""
         ledger = Ledger(self.draft, self.regions, 0, (), self.fused_remats)
         first_us, last_us = self.fused_remats[first].more_us, self.fused_remats[last].more_us
         for one, other in ((first, last), (last, first)):
@@ -193,7 +193,7 @@ class Pairs:
 
 
 def test_of_two_in_the_same_reductions_the_one_made_last_is_fused():
-    """relu's output is made of what the convolution makes, which has a launch of its own then, before."""
+    """ReLU's output is computed from the convolution's result, which then gets an earlier launch of its own."""
     pairs = Pairs(Measured(joint=False))
     assert pairs.value_pairs
     for first, last in pairs.value_pairs:
@@ -268,7 +268,7 @@ def test_the_bound_has_no_higher_prices_than_the_ledger(signs: bool):
 
 
 def test_in_the_bound_two_share_a_launch_only_where_both_are_away():
-    """A tenth of the memory is lacking. With ReLU's output the convolution's result would be recomputed for free."""
+    """A tenth of the memory is lacking. If ReLU's output is recomputed, the convolution's result comes without cost."""
     bounds_us: list[float] = []
     for profile in (Measured(both=0.8), Measured(joint=False)):
         tabulated = table(profile, batch=256)

@@ -1,4 +1,4 @@
-"""Greedy decisions: they fit, compute the same, cost no less than the bound, and are optimal on small chains."""
+"""Greedy decisions: they fit, give equal results, cost no less than the bound, and are optimal on small chains."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def test_any_limits_of_device_and_host_give_a_sound_plan_or_say_why_not(
 
 
 def chain(seed: int) -> CandidateTable:
-    """A network of a few layers of random widths."""
+    """Return the candidates of a network of a few layers with random widths."""
     rng = random.Random(seed)
     layers = " |> ".join(
         f"conv({rng.choice((4, 8, 16, 32))}, 3, pad=1) |> {rng.choice(('relu', 'gelu'))}" for _ in range(3)
@@ -150,7 +150,7 @@ train {{ optimizer = sgd() }}
 def cost(
     defined_at: CandidateTable, draft: Draft, regions: tuple[Region, ...], decisions: Decisions
 ) -> tuple[int, float]:
-    """Most bytes alive, and the time of all kernels."""
+    """Return the peak of live bytes, and the time of all kernels."""
     aliased = alias_in_place(defined_at.graph, rewrite(draft, regions, decisions, defined_at.device.links).draft)
     program_blocks = blocks(aliased.train, aliased.buffers, frozenset(aliased.persistent))
     live = max(live_bytes(program_blocks, len(aliased.train.launches))) + persistent_bytes(aliased)

@@ -26,7 +26,7 @@ def chooser(seed: int) -> RematState:
 
 
 def decide(state: RematState, rng: random.Random) -> None:
-    """Some values are recomputed after the launch of peak live bytes."""
+    """Decide to recompute some values that are not used at the launch of peak live bytes."""
     peak = int(np.argmax(state.measured()[1]))
     ledger = state.ledger
     gaps = [gap for b in ledger.movable if ledger.can_recompute(b) and (gap := ledger.gap(b, peak)) is not None]
@@ -78,7 +78,7 @@ def test_what_is_undone_leaves_no_trace(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_no_gap_is_missed_where_values_are_looked_for(seed: int) -> None:
-    """Before anything is decided, with decisions and with some of them undone."""
+    """The search for gaps is complete before any decision, after some decisions, and after some of them are undone."""
     state = chooser(seed)
     state.measured()
     ledger = state.ledger
@@ -115,7 +115,7 @@ def region(reads: tuple[int, ...], writes: tuple[int, ...]) -> Region:
 
 
 def test_what_passes_between_repetitions_is_counted() -> None:
-    """0 -> 1 -> 2 are recomputed for the last run, which reads value 2 and writes value 3."""
+    """Values 0, 1 and 2 are recomputed in turn for the last run, which reads value 2 and writes value 3."""
     regions = (region((), (0,)), region((0,), (1,)), region((1,), (2,)), region((2,), (3,)))
     sizes = (100, 40, 10, 5)
     nothing = (0, 0, 0, 0)

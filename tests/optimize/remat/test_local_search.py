@@ -1,4 +1,4 @@
-"""Improving what was chosen: it still fits, takes less time, and is the same each time."""
+"""Local search: its result still fits, takes less time, and is deterministic."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ PART = 0.55  # of what keeping everything takes
 
 @functools.cache
 def network(seed: int) -> tuple[CandidateTable, Draft]:
-    """Residual blocks of random widths and the operations of their step: too many gaps to look at all sets of them."""
+    """Return residual blocks of random widths and their step, with too many gaps for an exhaustive search."""
     rng = random.Random(seed)
     blocks = ""
     for i in range(6):
@@ -117,7 +117,7 @@ def test_local_search_keeps_to_the_budget_and_to_host_memory(monkeypatch: pytest
 
 
 def test_short_copies_are_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither at first nor in place of others; here everything that is offloaded could be recomputed, too."""
+    """Copies that are too short are never chosen. All offloaded values could be recomputed instead."""
     shortest_us = 40.0
     monkeypatch.setattr(effort, "MIN_COPY_US", shortest_us)
     link = network(0)[0].device.links

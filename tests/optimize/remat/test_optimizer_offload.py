@@ -1,4 +1,4 @@
-"""States of the optimizer at home in host memory: the same bits, less arena, and a checkpoint that goes both ways."""
+"""States of the optimizer that stay in host memory: equal bits, a smaller arena, and checkpoints in both directions."""
 
 from __future__ import annotations
 

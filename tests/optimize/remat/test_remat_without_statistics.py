@@ -33,7 +33,7 @@ ALONE = ("concurrent_stream", "offload")
 class Summing(Measured):
     """A profile in which statistics in the epilogue are fast, and reductions recompute nothing.
 
-    `alone`: the time of the convolution as a share of its time with statistics.
+    `alone`: time of the convolution without statistics as a share of its time with statistics.
     """
 
     alone: float = 0.9
@@ -48,7 +48,7 @@ class Summing(Measured):
 
 
 def again(plan: Plan) -> list[tuple[str, str]]:
-    """Return both kernels of values that a kernel with statistics computes, and another one recomputes."""
+    """Return for each value that is computed with statistics and recomputed both kernels."""
     makers: dict[str, list[str]] = {}
     for launch in plan.train.launches:
         if isinstance(launch.work, Kernel) and launch.operations:
@@ -58,7 +58,7 @@ def again(plan: Plan) -> list[tuple[str, str]]:
 
 @pytest.mark.parametrize("share", [SHARE, 0.7, 0.55])
 def test_recomputed_without_statistics_with_the_same_bits(share: float):
-    """Also where memory is so small that statistics could be recomputed, too."""
+    """This holds also in a budget so small that recomputing with statistics would be possible, too."""
     plan = planned_for(Summing(), SOURCE, share, ALONE)
     assert again(plan) and all(name == without_statistics(first) for first, name in again(plan))
     assert plan.bounds.within_budget_us <= plan.predictions.train_us
@@ -92,7 +92,7 @@ def _train_us(draft: Draft) -> float:
 
 @dataclass(frozen=True)
 class Roomy(Summing):
-    """Beside that a faster kernel whose bits nobody knows, with more workspace than is free while values are chosen."""
+    """A profile with a further, faster kernel of unknown bits, whose workspace does not fit while values are chosen."""
 
     def candidates(self, request: Request) -> Iterable[Candidate]:
         candidates = tuple(super().candidates(request))

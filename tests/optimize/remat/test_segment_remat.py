@@ -1,4 +1,4 @@
-"""Segments that are recomputed as a whole, and workspace that is given up: steps within little memory."""
+"""Segments that are recomputed as a whole, and kernels with smaller workspaces: steps within little memory."""
 
 from __future__ import annotations
 

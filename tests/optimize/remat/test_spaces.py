@@ -1,4 +1,4 @@
-"""The spaces that values are offloaded to: the link that is predicted to cost least time, within its memory."""
+"""The spaces to which values are offloaded: the link with the least predicted time, within its memory."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ROOM = 1 << 30
 
 @functools.cache
 def table_with(host_gb_s: float, peer_gb_s: float) -> CandidateTable:
-    """Return the candidates on a machine whose links have these rates, alone and both ways."""
+    """Return the candidates on a machine whose links have these rates."""
     host = dict.fromkeys(("to_host_gb_s", "to_device_gb_s", "to_host_both_gb_s", "to_device_both_gb_s"), host_gb_s)
     peer = dict.fromkeys(("to_peer_gb_s", "from_peer_gb_s", "to_peer_both_gb_s", "from_peer_both_gb_s"), peer_gb_s)
     device = replace(H200, host_link=replace(H200.host_link, **host), peer_link=replace(H200.peer_link, **peer))
@@ -40,7 +40,7 @@ def table_with(host_gb_s: float, peer_gb_s: float) -> CandidateTable:
 
 @functools.cache
 def planned(host_gb_s: float, peer_gb_s: float, peer_bytes: int, host_bytes: int = ROOM) -> Plan:
-    """Without recomputation, in 0.8 of what keeping everything takes beside the states."""
+    """Return a plan without recomputation within 0.8 of the arena of the plan without a limit."""
     kept = kept_plan(*CASE).predictions
     budget_bytes = int(0.8 * kept.arena_bytes) + H200.overhead_bytes
     limits = Limits(None, None, frozenset({"recompute", "micro_batches"}), host_bytes, peer_bytes)
@@ -94,7 +94,7 @@ def test_without_room_anywhere_nothing_is_found() -> None:
 def test_hidden_copies_take_the_link_that_is_preferred(
     slow_first: bool, first: Space, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The links are so fast that every copy is hidden."""
+    """Both links are so fast that every copy is hidden."""
     monkeypatch.setattr("mbc.optimize.effort.MIN_COPY_US", 0.0)
     tabulated, draft = table_with(50, 400), draft_of(*CASE)
     links = tabulated.device.links

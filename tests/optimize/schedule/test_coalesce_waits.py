@@ -1,4 +1,4 @@
-"""Waits for copies at fewer kernels, against plain definitions."""
+"""Waits for copies at fewer kernels, compared with plain definitions."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""A value that is needed in two layouts again is converted back from the one that is read first."""
+"""A value that is needed again in two layouts is converted back from the layout that is read first."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ EXAMPLE = Path(__file__).parents[3] / "examples" / "alexnet_caffe.mbc"
 
 @dataclass(frozen=True)
 class TwoLayouts(Adapted):
-    """Response normalisation exists with channels first only, all else with channels last only, where it does."""
+    """Providers whose response normalisation is channels first only, and whose other kernels are channels last only."""
 
     def candidates(self, request: Request, device: DeviceSpec) -> Iterable[Candidate]:
         wanted = Layout.CHANNELS_FIRST if request.kind.startswith("lrn") else Layout.CHANNELS_LAST
@@ -79,7 +79,7 @@ def reads(step: Draft, buffer: int) -> list[int]:
 
 
 def relu_buffers(step: Draft) -> dict[Layout, list[int]]:
-    """Those of the output of the first ReLU, which `lrn` reads."""
+    """Return the buffers of the first ReLU's output, which `lrn` reads."""
     launches = step.train.launches
     value = next(step.buffers[at.accesses[0].buffer].value for at in launches if at.operations[:1] == ("lrn0",))
     by_layout: dict[Layout, list[int]] = {}
@@ -114,7 +114,7 @@ def test_small_values_stay_in_both_layouts():
 
 
 def test_a_value_that_is_needed_in_one_layout_only_stays():
-    """A value that was converted back is read once; the converted draft has nothing more to convert."""
+    """A converted draft, in which the value is read once in each layout, is not converted further."""
     converted = convert_back(table(), draft(), 1)
     assert convert_back(table(), converted, 1) is converted
 
@@ -133,7 +133,7 @@ def test_the_bits_are_the_same():
 
 
 def test_a_budget_takes_it_where_recomputing_takes_longer():
-    """AlexNet with batch 512 in half of its memory: the first convolution ran again before its ReLU's gradient."""
+    """AlexNet at batch 512 in half of its memory converts ReLU's output instead of repeating the convolution."""
     sets = ("batch", "512"), ("memory.device", "3.48GB")
     source = Source("alexnet_caffe.mbc", EXAMPLE.read_text(encoding="utf-8"))
     plan = compile_plan(source, Options(gpu="h200", settings=sets))

@@ -1,4 +1,4 @@
-"""Strips compute the same bits in less memory."""
+"""Micro-batches in depth-first order compute equal bits in less memory."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CASES = [
 
 
 def drafts_of(network: str, precision: str, rows: int, large_bytes: int) -> tuple[Draft, Draft]:
-    """Divided operations one after another, and depth-first."""
+    """Return two drafts with divided operations: one after another, and depth-first."""
     tabulated = table(network, precision)
     return divided_drafts(tabulated, Division(large_bytes, rows))
 
@@ -34,7 +34,7 @@ def drafts_of(network: str, precision: str, rows: int, large_bytes: int) -> tupl
 def divided_drafts(
     tabulated: CandidateTable, division: Division, programs: Programs | None = None
 ) -> tuple[Draft, Draft]:
-    """Operations, or groups, divided and one after another, and depth-first."""
+    """Return two drafts with divided operations or groups: one after another, and depth-first."""
     whole = choose(tabulated, {}, None, programs)
     operations = (*whole.train, *whole.infer)
     divided = divided_operations(tabulated, emit_launches(tabulated, whole), operations, division)

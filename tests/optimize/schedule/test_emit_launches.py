@@ -1,4 +1,4 @@
-"""Updates of states as early as possible, and never before the last reader of what they replace."""
+"""Updates of states as early as possible, but never before the last reader of the state that they replace."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ train { optimizer = sgd(momentum=0.9)  accumulate = 2 }
 
 
 def misplaced(operations: tuple[Operation, ...]) -> list[str]:
-    """Names of operations that read what has no value yet, or a version of a state that is replaced already."""
+    """Return the names of operations that read a value before it exists, or a state that was already replaced."""
     outputs = {output for operation in operations for output in operation.outputs}
     ready: set[str] = set()
     replaced: set[str] = set()

@@ -1,6 +1,6 @@
-"""Gradient buckets: every gradient is summed once, as soon as all of its bucket are ready.
+"""Gradient buckets: every gradient is summed once, as soon as all gradients of its bucket are ready.
 
-Nothing moves before its operands.
+No launch moves before its operands.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def bucketed(name: str, buckets: tuple[Collective, ...], ctas: int = 8) -> Draft
 
 
 def ready(draft: Draft, bucket: Collective) -> int:
-    """The number of launches, collectives aside, until nothing touches the gradients of a bucket any more."""
+    """Return the number of launches, without collectives, up to the last that touches the gradients of a bucket."""
     (at,) = (i for i, launch in enumerate(draft.train.launches) if launch.operations == bucket)
     read = {a.buffer for a in draft.train.launches[at].accesses if a.mode is Mode.READ}
     kernels = [launch for launch in draft.train.launches if not is_collective(launch)]
@@ -53,13 +53,13 @@ def ready(draft: Draft, bucket: Collective) -> int:
 
 
 def sums(name: str, collectives: tuple[Collective, ...]) -> tuple[Collective, ...]:
-    """Buckets alone: VGG-16 gathers operands of its fully connected layers as well."""
+    """Return the sums of buckets alone, without the gathers that VGG-16 has for its fully connected layers."""
     kinds = {op.name: op.kind for op in shared_table(name).graph.train}
     return tuple(c for c in collectives if kinds[c[0]] == "all_reduce")
 
 
 def before_guard(draft: Draft, name: str) -> list[Launch]:
-    """The forward and backward pass, without collectives."""
+    """Return the launches of the forward and backward pass, without collectives."""
     names = [op.name for op in shared_table(name).graph.train]
     end = next(i for i, n in enumerate(names) if n == "guard")
     kernels = [w for w in draft.train.launches if not is_collective(w)]
@@ -105,7 +105,7 @@ def test_buckets_are_launched_when_they_are_ready(name: str, monkeypatch: pytest
 
 @pytest.mark.parametrize("name", NAMES)
 def test_nothing_moves_before_what_it_needs(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The verifier, which ignores buckets, proves that every order that the streams allow computes the graph."""
+    """The verifier, which knows no buckets, proves every order that the streams allow."""
     monkeypatch.setattr(effort, "UPDATE_SPLIT_MIN_US", 0.0)
     orders = list(bucketings(one_by_one(name)))
     for buckets in {min(orders, key=len), max(orders, key=len), orders[len(orders) // 2]}:
@@ -113,7 +113,7 @@ def test_nothing_moves_before_what_it_needs(name: str, monkeypatch: pytest.Monke
 
 
 def test_a_given_order_is_kept() -> None:
-    """That of another rank, where gradients may be ready in another order."""
+    """The order may be another rank's, whose gradients are ready in another order."""
     buckets = max(bucketings(one_by_one("digits")), key=len)[::-1]
     draft = bucketed("digits", buckets)
     assert len(buckets) > 2 and tuple(sums_of(draft)) == buckets
@@ -122,7 +122,7 @@ def test_a_given_order_is_kept() -> None:
 
 @pytest.mark.parametrize("name", ["resnet", "vgg"])
 def test_updates_are_split_by_buckets(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Most updates run while the last bucket travels."""
+    """Most updates run while the last bucket is being summed."""
     monkeypatch.setattr(effort, "UPDATE_SPLIT_MIN_US", 0.0)
     kinds = {op.name: op.kind for op in shared_table(name).graph.train}
     order = next(collectives for collectives in bucketings(one_by_one(name)) if len(sums(name, collectives)) == 2)
@@ -178,7 +178,7 @@ def replace_rules(table, buckets):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_gradients_of_a_bucket_are_one_block(name: str) -> None:
-    """For every pass that places, or asks what is free."""
+    """All passes that place buffers or count free bytes see the gradients of a bucket as one block."""
     for buckets in bucketings(one_by_one(name)):
         draft = bucketed(name, buckets)
         asked = draft.train, draft.buffers, frozenset(draft.persistent)
@@ -196,7 +196,7 @@ def test_the_gradients_of_a_bucket_are_one_block(name: str) -> None:
 
 
 def test_a_collective_and_a_kernel_slow_down_each_other() -> None:
-    """Alone 100 us each: the kernel has 1.5 times, the sum twice as long beside the other."""
+    """Both take 100 us alone. Beside the other, the kernel takes 1.5 times and the sum 2 times as long."""
     kernel, total = launch_on(Stream.COMPUTE, 100.0), launch_on(Stream.COLLECTIVE, 100.0)
     slower = Contention({}, (0.0,) * 2, 0.0, 0.0, (1.5, 1.0), (2.0, 1.0))
     times = timeline(Program((kernel, total), (), (), ()), contention=slower)
@@ -219,7 +219,7 @@ def test_what_collectives_cost_kernels_is_known_of_each() -> None:
 
 @pytest.mark.parametrize(("network", "precision"), [("alexnet", "fp32"), ("resnet", "bf16")])
 def test_ranks_with_other_rows_sum_gradients_that_lie_alike(network: str, precision: str) -> None:
-    """Another number of rows may want a gradient in another layout."""
+    """Ranks with different numbers of rows may prefer different layouts, but must sum in one."""
     source = Source(f"{network}.mbc", (EXAMPLES / f"{network}.mbc").read_text(encoding="utf-8"))
     settings = (("batch", "7"), ("train.precision", precision))
     plans = compile_plans(source, Options(gpu="h200", gpus=2, settings=settings))  # which verifies them together
@@ -229,7 +229,7 @@ def test_ranks_with_other_rows_sum_gradients_that_lie_alike(network: str, precis
 
 
 def test_what_is_gathered_stays_where_the_graph_has_it() -> None:
-    """Buckets come between or behind, and all collectives are on one stream, in the order that was given."""
+    """Buckets come between or after the gathers. All collectives run on one stream, in the given order."""
     table, draft = shared_table("synchronised"), one_by_one("synchronised")
     gathers = tuple((op.name,) for op in table.graph.train if op.kind == "all_gather")
     ways = tuple(bucketings(draft))
@@ -246,7 +246,7 @@ def test_what_is_gathered_stays_where_the_graph_has_it() -> None:
 
 
 def test_small_calls_do_not_queue_behind_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
-    """If a sum takes long, all buckets are summed behind the last gather: the step would wait for them twice."""
+    """If a sum takes long, the buckets wait until after the last gather; otherwise the step would wait twice."""
     monkeypatch.setattr(CollectiveModel, "cost", lambda self, kind, *_: CollectiveCost(COSTS_US[kind], True))
     table = shared_table("synchronised")
     fresh = CandidateTable(table.graph, table.device, table.providers, None, table.rules)

@@ -1,4 +1,4 @@
-"""Split updates: nothing is lost or done twice, each launch is as early as it can be, and results are the same."""
+"""Split updates: each update runs once, each launch is as early as possible, and results are equal."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def operations(network: str, precision: str) -> dict[str, Operation]:
 
 @functools.cache
 def grouped(network: str, precision: str) -> CandidateTable:
-    """Return candidates with kernels for groups, which are selected."""
+    """Return the candidates, in which kernels for groups are selected."""
     alone = table(network, precision)
     providers = tuple(map(Favouring, PROVIDERS))
     return CandidateTable(alone.graph, alone.device, providers, None, Rules())
@@ -65,7 +65,7 @@ def many(draft: Draft, by_name: dict[str, Operation]) -> list[Launch]:
 def test_every_piece_is_a_group_that_its_kernel_takes(
     network: str, precision: str, monkeypatch: pytest.MonkeyPatch
 ):  # fmt: skip
-    """However small: one large tensor leaves pieces of a single one otherwise."""
+    """Each piece, however small, is a group of at least two operations."""
     by_name = operations(network, precision)
     groups = {names for launch in many(whole(network, precision), by_name) if len(names := launch.operations) > 1}
     for launch in many(cut(monkeypatch, network, precision, 64), by_name):
@@ -115,7 +115,7 @@ def test_an_update_comes_when_its_gradient_is_there(monkeypatch: pytest.MonkeyPa
 
 
 def test_within_a_budget_an_update_waits_for_no_more_than_it_may_hold(monkeypatch: pytest.MonkeyPatch):
-    """The operands of a part are a limited share of the budget, unless it has two operations: one alone is no group."""
+    """The operands of a part take a limited share of the budget, unless the part has only two operations."""
     monkeypatch.setattr(effort, "UPDATE_SPLIT_MIN_US", 0.0)
     draft, by_name = whole("residual", "bf16"), operations("residual", "bf16")
     device = table("residual", "bf16").device

@@ -1,4 +1,4 @@
-"""The concurrent stream: which launches it gets, that only times change, and that the verifier knows their waits."""
+"""The concurrent stream: its launches, unchanged results, and its waits, which the verifier checks."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ CASES = [("residual", "fp32"), ("residual", "bf16"), ("dense", "fp16")]
 
 @pytest.fixture(autouse=True, scope="module")
 def _room_for_whole_buffers() -> Generator[None]:  # pyright: ignore[reportUnusedFunction]
-    """The arena of a small network grows by large shares."""
+    """Allow a larger arena for the concurrent stream, because in a small network one buffer is a large share."""
     with patch.object(effort, "CONCURRENT_MAX_ARENA", 1.2):
         yield
 
@@ -68,7 +68,7 @@ def kinds(network: str, precision: str, launch: Launch) -> list[str]:
 
 @functools.cache
 def plans(network: str, precision: str) -> tuple[Plan, Plan]:
-    """Return two plans: with one stream, and with a concurrent one."""
+    """Return two plans: with one stream, and with a concurrent stream."""
     alone, kept = solution(network, precision), kept_plan(network, precision)
     return plan_of(kept, alone.draft), plan_of(kept, use_concurrent_stream(alone, ROOM_BYTES).draft)
 

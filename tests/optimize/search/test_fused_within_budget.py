@@ -27,7 +27,7 @@ def kept(precision: str) -> Plan:
 
 
 def within(precision: str, share: float) -> Plan:
-    """Planned for so much of the arena that keeping everything takes."""
+    """Return the plan within this share of the arena of the plan without a limit."""
     return planned(
         graph(precision),
         budget_bytes=int(kept(precision).predictions.arena_bytes * share) + OVERHEAD_BYTES,
@@ -36,7 +36,7 @@ def within(precision: str, share: float) -> Plan:
 
 
 def recomputed_outputs(plan: Plan) -> list[Launch]:
-    """Launches of a training step that write a value which another has written before."""
+    """Return the launches of a training step that write a value which an earlier launch wrote before."""
     launches: list[Launch] = []
     defined_at: dict[str, int] = {}
     for launch in plan.train.launches:
@@ -75,7 +75,7 @@ def test_groups_run_again_and_give_the_same_bits(precision: str, share: float):
 
 @pytest.mark.parametrize("share", [0.7, *(pytest.param(s, marks=pytest.mark.exhaustive) for s in (0.9, 0.8, 0.6))])
 def test_the_bound_holds_of_groups_too(share: float):
-    """No plan is faster than its bound, and a smaller budget bounds no lower."""
+    """No plan is faster than its bound, and the bound of a smaller budget is not lower."""
     bounds = [within("bf16", part).bounds.within_budget_us for part in (share, share + 0.05)]
     assert bounds[0] >= bounds[1] > 0
     assert within("bf16", share).predictions.train_us >= bounds[0] * (1 - 1e-9)
@@ -95,7 +95,7 @@ train { optimizer = sgd(momentum=0.9)  precision = bf16 }
 
 
 def test_what_a_group_computes_again_is_not_taken_to_be_kept():
-    """Backwards, the group of relu and batch norm computes the large output of the relu again and reads it nowhere."""
+    """A group recomputes ReLU's large output in the backward pass without reading it; its bytes do not count."""
     lowered = lower(parse(Source("stem.mbc", STEM)), (), None)
     steps = differentiate(lowered.network, lowered.optimizer, lowered.precision)
     plan = planned(
@@ -105,7 +105,7 @@ def test_what_a_group_computes_again_is_not_taken_to_be_kept():
 
 
 def test_many_launches_take_of_the_budget(monkeypatch: pytest.MonkeyPatch):
-    """If the budget just fits everything, the bytes of the graphs have to be freed elsewhere."""
+    """If the budget just fits all buffers, the bytes of the CUDA graphs must be freed elsewhere."""
     monkeypatch.setattr(overhead, "USUAL_LAUNCHES", 0)
     monkeypatch.setattr(overhead, "LAUNCH_BYTES", 8)
     arena_bytes = kept("bf16").predictions.arena_bytes

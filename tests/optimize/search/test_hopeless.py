@@ -1,4 +1,4 @@
-"""A budget far below what was found is refused without trying every kind of step."""
+"""A budget far below the found plans is refused without trying every kind of step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plans of ranks that share the way to their machine's memory, beside those of a search that knows of one GPU only."""
+"""Plans of ranks that share the link to host memory, beside plans of a search that knows only one GPU."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "vgg16.mbc"
 
 @pytest.fixture(scope="module")
 def plan() -> Plan:
-    """A VGG that has to offload a little, on eight GPUs of one machine, recomputing nothing."""
+    """Return the plan of a VGG on eight GPUs of one machine, which must offload a little and recomputes nothing."""
     settings = {
         "size": "64", "width": "16", "classes": "10", "batch": str(512 * GPUS), "train.precision": "fp32",
         "train.shard_optimizer": "false", "memory.device": "2060MB",
@@ -79,7 +79,7 @@ def test_timing_a_plan_anew_by_its_own_links_changes_nothing(plan: Plan, table: 
 
 
 def test_a_plan_of_another_graph_is_timed_by_its_own(plan: Plan, table: CandidateTable) -> None:
-    """The search may end with a graph that has values of its own, such as masks of ReLUs."""
+    """The search may end with another graph, whose own values, such as masks of ReLUs, need times, too."""
     values = {name: value for name, value in plan.graph.values.items() if value.role is not Role.INTERMEDIATE}
     assert len(values) < len(plan.graph.values)
     again = retimed(plan, table.of(replace(plan.graph, values=values)))

@@ -1,4 +1,4 @@
-"""Slightly smaller budgets are tried, too, where a step is slow: there the search is sensitive to small changes."""
+"""Slightly smaller budgets are also tried if a step is slow, because then small changes matter to the search."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SHARE, UNLUCKY_SHARE = 0.84, 0.95  # of what keeping everything takes, and of th
 
 @pytest.fixture
 def tried(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The budgets that are tried. In the first, the search has bad luck: it finds what it finds in a smaller one."""
+    """Return the list of tried budgets. In the first budget the search finds only the step of a smaller one."""
     kept_plan("residual")  # cached: its search is not watched
     budgets: list[int] = []
 

@@ -1,4 +1,4 @@
-"""Between what and what a time should lie."""
+"""Intervals of predicted times."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PLAN = random_plan(3, (Stream.COMPUTE,))
 
 
 def timed(plan: Plan, kernel: Kernel | Copy, workspace_bytes: int = 0) -> tuple[float, float]:
-    """The range of one launch over the operands of the plan's first, with so much workspace."""
+    """Return the interval of one launch on the operands of the plan's first launch, with this workspace."""
     accesses = plan.train.launches[0].accesses
     buffers = plan.buffers
     if workspace_bytes:

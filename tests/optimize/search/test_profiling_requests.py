@@ -1,4 +1,4 @@
-"""Profiling requests: they are the requests that planning looks up in a profile."""
+"""Profiling requests are the requests that planning looks up in a profile."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_equal_operations_are_needed_once_and_weigh_together():
 
 
 def test_an_estimate_is_never_faster_than_a_measurement():
-    """A candidate of a profile, however slow, is a fact. What needs less workspace than every fact may be estimated."""
+    """A measured kernel excludes estimated kernels, however slow it is, unless these need less workspace."""
     steps = graph()
     operation = next(o for o in steps.train if o.kind == "convolution")
     slow = Candidate("cudnn", "convolution", (), (Layout.CHANNELS_FIRST,) * 3, 1 << 10, 1e9, True)
@@ -69,7 +69,7 @@ def test_an_estimate_is_never_faster_than_a_measurement():
 
 
 def test_engines_that_were_not_tried_on_a_slice_are_to_be_measured():
-    """Those that cuDNN chooses by itself run on any; so does what is measured, and what is mbc's own."""
+    """Engines that cuDNN chooses itself run on every slice, and so do measured kernels and mbc's own."""
     plan = kept_plan("dense")
     assert unmeasured(plan) and not untried(plan)
     (place, launch), *_ = [

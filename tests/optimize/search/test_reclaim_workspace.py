@@ -1,4 +1,4 @@
-"""Workspaces beside values that are decided: all that counting allows, or what addresses leave of it."""
+"""Workspace that is left beside decided values: all that live bytes allow, or all that addresses allow."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NETWORK = "residual"
 
 
 def decided(available_bytes: int) -> Decided:
-    """Everything kept, and no workspace yet."""
+    """Return a draft that keeps every value, without workspace."""
     problem = roomy_problem(NETWORK, available_bytes)
     choices = problem.choose(dict.fromkeys(problem.workspace_limits, 0))
     graph = problem.table.graph
@@ -34,7 +34,7 @@ def train_blocks(draft: Draft) -> tuple[Block, ...]:
 
 
 def least_bytes() -> int:
-    """The bytes that values alone take."""
+    """Return the bytes that the values alone take."""
     draft = decided(0).draft
     return persistent_bytes(draft) + peak_bytes(train_blocks(draft))[0]
 

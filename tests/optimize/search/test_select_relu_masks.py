@@ -1,4 +1,4 @@
-"""ReLU bit masks are planned where a profile says that they are faster, and nowhere else."""
+"""ReLU bit masks are planned only if a profile has measured that they are faster."""
 
 from __future__ import annotations
 
@@ -52,9 +52,9 @@ def graph(precision: str = "fp32") -> TrainingGraph:
 
 @dataclass(frozen=True)
 class Measured(NoSizes):
-    """A profile that has measured everything: groups take half the time, so that they are selected for small tensors.
+    """A profile that has measured everything; groups take half the time, so that small tensors use them, too.
 
-    Everything is then in one layout. `times`: factors by kind.
+    So everything has one layout. `times`: factors by kind.
     """
 
     times: Callable[[str], float] = lambda kind: 1.0
@@ -89,7 +89,7 @@ def masks_of(tabulated: CandidateTable) -> list[str]:
 
 
 def unsigned() -> CandidateTable:
-    """Return candidates for which bit masks were not measured."""
+    """Return candidates with a profile that has not measured bit masks."""
     return table(Measured(knows=lambda kind: "mask" not in kind))
 
 
@@ -137,7 +137,7 @@ def trained(plan: Plan) -> tuple[dict[str, bytes], list[float]]:
 
 
 def within(tabulated: CandidateTable, share: float) -> Plan:
-    """Planned for so much of the arena that keeping everything takes without bit masks."""
+    """Return the plan within this share of the arena of the plan without a limit and without bit masks."""
     arena_bytes = planned(unsigned()).predictions.arena_bytes
     return planned(tabulated, int(share * arena_bytes) + UNCLUSTERED.overhead_bytes)
 
@@ -150,7 +150,7 @@ def test_plans_with_bit_masks_are_no_slower_and_give_the_same_bits(share: float)
 
 
 def test_within_a_budget_relus_have_bit_masks_whose_output_is_kept():
-    """Fused rematerialization in reductions would not read them."""
+    """If ReLU's output is recomputed in reductions, it gets no mask, which fused rematerialization would not read."""
     plain, signed = within(unsigned(), 0.9), within(table(Measured()), 0.9)
     kept = [
         name for name in ("first", "second", "third") if sum(name in x.operations for x in plain.train.launches) == 1
@@ -160,7 +160,7 @@ def test_within_a_budget_relus_have_bit_masks_whose_output_is_kept():
 
 
 def test_reductions_recompute_what_others_read_of_a_relu_with_bit_masks(monkeypatch: pytest.MonkeyPatch):
-    """A plan with some bit masks may still recompute ReLU's output."""
+    """A plan with some bit masks may still recompute the output of a ReLU."""
     monkeypatch.setattr("mbc.optimize.search.search.masks_of_kept", lambda unmasked, masked, draft: masked)
     signed = within(table(Measured(times=lambda kind: 0.5 if "+relu_backward_masked" in kind else 1.0)), 0.9)
     assert any(name.endswith("_masked") for name in launched(signed.train))

@@ -1,6 +1,6 @@
-"""Plans of ranks that share a mini-batch, within a budget and without techniques.
+"""Plans of ranks that share a mini-batch, within budgets and without some techniques.
 
-Each is proved by the verifier, fits, and sums every gradient once in the buckets that all ranks have.
+The verifier proves each plan. Each plan fits, and sums every gradient once, in buckets that all ranks share.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ SERIAL = frozenset({"concurrent_stream"})
 
 
 def budget(whole: Plan, share: float) -> int:
-    """So much of what keeping everything takes beyond the least that any plan takes."""
+    """Return a budget: the least memory of all plans, plus a share of the rest of the memory without a limit."""
     least = whole.bounds.floor_bytes
     return whole.predictions.overhead_bytes + least + int(share * (whole.predictions.arena_bytes - least))
 
@@ -47,7 +47,7 @@ def summed(plan: Plan) -> list[str]:
 
 
 def gathered(plan: Plan) -> list[str]:
-    """In order: once each, whatever is recomputed."""
+    """Return the gathered values in order; each must be gathered once, even if it is recomputed."""
     launches = (w for w in plan.train.launches if is_collective(w) and not is_bucket(w))
     return [name for launch in launches for name in launch.operations]
 
@@ -76,13 +76,13 @@ def test_smaller_budgets_are_kept_to(name: str, share: float) -> None:
 
 @pytest.mark.parametrize("technique", TECHNIQUES)
 def test_without_a_technique(technique: str) -> None:
-    """At a budget that asks for them."""
+    """The budget is so small that techniques are needed."""
     plan = within("residual", 0.8, SERIAL | {technique})
     assert summed(plan) == summed(kept("residual"))
 
 
 def table_with(name: str, **rules: object) -> CandidateTable:
-    """Return candidates with other rules."""
+    """Return candidates with changed rules."""
     table = shared_table(name)
     changed = replace(table.rules, **rules)  # type: ignore[arg-type]
     return CandidateTable(table.graph, table.device, table.providers, None, changed)
@@ -92,7 +92,7 @@ def table_with(name: str, **rules: object) -> CandidateTable:
     "rules", [{"deterministic": True}, {"providers": ("cudnn", "mbc")}, {"micro_batch": 8}], ids=str
 )
 def test_other_rules(rules: dict[str, object]) -> None:
-    """Sums over ranks are of no provider that a user names, and of no micro-batch."""
+    """Rules about providers and micro-batches do not apply to sums over ranks."""
     plan = search(table_with("digits", **rules), Limits(), 1 << 40)
     verify_plan(plan)
     verify_ranks((plan,))
@@ -102,7 +102,7 @@ def test_other_rules(rules: dict[str, object]) -> None:
 @pytest.mark.parametrize("share", [1.0, pytest.param(0.6, marks=pytest.mark.exhaustive)])
 @pytest.mark.parametrize("gpus", [2, 3])
 def test_ranks_of_other_rows_sum_alike(gpus: int, share: float) -> None:
-    """7 rows on two GPUs, 8 on three: each plan is searched for alone, with the buckets of the first."""
+    """There are 7 rows on two GPUs, 8 on three. Each plan has its own search, with the buckets of the first plan."""
     source = Source("residual.mbc", NETWORKS["residual"])
     settings = (("batch", str(5 + gpus)), ("train.precision", "bf16"))
     plans = compile_plans(source, Options("h200", settings, gpus))
@@ -118,7 +118,7 @@ def test_ranks_of_other_rows_sum_alike(gpus: int, share: float) -> None:
 
 
 def test_several_plans_sum_behind_all_that_they_gather() -> None:
-    """Each plan could choose another order, whatever its kernels."""
+    """Otherwise each plan could choose another order of gathers and sums, depending on its kernels."""
     source = Source("residual.mbc", NETWORKS["residual"])
     settings = (("train.precision", "bf16"), ("train.sync_batch_norm", "true"))
     one = compile_plans(source, Options("h200", (*settings, ("batch", "8")), 2))

@@ -1,4 +1,4 @@
-"""Waits and predicted time over several streams, against plain definitions."""
+"""Waits and predicted times of several streams, compared with plain definitions."""
 
 from dataclasses import replace
 
@@ -37,7 +37,7 @@ def programs(draw: st.DrawFn) -> tuple[Program, list[Buffer], list[int]]:
 
 
 def conflicts(program: Program, buffers: list[Buffer], offsets: list[int]) -> set[tuple[int, int]]:
-    """Pairs of launches on different streams that touch a byte in common, at least one of them writing."""
+    """Return the pairs of launches on different streams that touch a common byte, which at least one of them writes."""
     pairs = set()
     for j, later in enumerate(program.launches):
         for i, earlier in enumerate(program.launches[:j]):
@@ -56,7 +56,7 @@ def conflicts(program: Program, buffers: list[Buffer], offsets: list[int]) -> se
 
 
 def order(program: Program, waits: tuple[tuple[int, int], ...]) -> list[set[int]]:
-    """For each launch, those that are finished before it starts."""
+    """Return for each launch the launches that have ended before it starts."""
     before: list[set[int]] = []
     for j, later in enumerate(program.launches):
         direct = {i for i, launch in enumerate(program.launches[:j]) if launch.stream is later.stream}
@@ -210,7 +210,7 @@ def test_contention_tells_kernels_by_their_time_and_bytes() -> None:
 
 
 def test_what_multiplies_whole_words_fills_the_gpu() -> None:
-    """Although tensor cores would be faster in products of fp16."""
+    """A kernel that reaches the rate of fp32 units fills the GPU, although tensor cores would be faster in fp16."""
     spec, graph = replace(find_spec("h200"), fp32_tflops=0.06, fp16_tflops=0.79), table("residual").graph
     operation = next(op for op in graph.train if op.kind == "convolution")
     for rate, fills in ((spec.fp32_tflops, 1.0), (0.3 * spec.fp32_tflops, 0.5)):

@@ -1,4 +1,4 @@
-"""Variants of the search: under which limits of workspace kernels are selected."""
+"""Variants of the search: the workspace limits under which kernels are selected."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ KEPT = AllowedTechniques(recompute=True, offload=0.0, host_bytes=0)
 
 
 def ways_to(available_bytes: int, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """All that are looked at where nothing is known that fits, by the bytes that they take."""
+    """Return the live bytes of each variant that the search tries if no step fits yet."""
     looked_at: list[Any] = []
     variant_of = variants._variant
 

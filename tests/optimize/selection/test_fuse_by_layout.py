@@ -1,4 +1,4 @@
-"""Groups that exist in one layout only, between operations that are fast in the other one."""
+"""Groups that exist in one layout only, between operations that are faster in another layout."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SINGLE_US, GROUP_US, OTHER_LAYOUT_US = 3.0, 1.0, 50.0
 
 @dataclass(frozen=True)
 class Lying(NoSizes):
-    """Groups exist in channels last, changes of layout take their time, and convolutions are fast in `fast`."""
+    """A profile with groups in channels last only, slow conversions, and fast convolutions in layout `fast`."""
 
     fast: Layout = Layout.CHANNELS_FIRST
     convert_us: float = 10.0

@@ -1,4 +1,4 @@
-"""The layouts of a program are the fastest there are: no labelling of random networks with random times beats them."""
+"""The chosen layouts are the fastest: no labelling of random networks with random times is faster."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ WIDE_GRAPH = trained(WIDE)
 
 @dataclass(frozen=True)
 class Drawn:
-    """Every kind in both layouts, with the times given by kind and layout."""
+    """A provider of every kind in both layouts, with given times by kind and layout."""
 
     times_us: Mapping[tuple[str, Layout], float]
     name: str = "drawn"
@@ -129,7 +129,7 @@ WIDE_KINDS = (
 
 
 def by_brute_force(table: Table, graph: TrainingGraph) -> float:
-    """The fastest of all labellings of the operations and states of the training step that the rules allow."""
+    """Return the fastest labelling of the training step's operations and states among all that the rules allow."""
     asked = [o for o in graph.train if not KINDS[o.kind].view]
     options = {o.name: best_within(table.fronts(o), None) for o in asked}
     free = [o for o in asked if len(options[o.name]) > 1]

@@ -1,4 +1,4 @@
-"""Kernels and layouts are chosen by time, conversions included; programs are written down as the plan's rules say."""
+"""Kernels and layouts are chosen by time, conversions included; programs follow the rules of plans."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ CHOOSE = Rules()
 
 @dataclass(frozen=True)
 class Fake:
-    """Every kind in both layouts; convolutions take the times and workspaces given for each layout."""
+    """A provider of every kind in both layouts; convolutions have given times and workspaces for each layout."""
 
     convolution_us: dict[Layout, float]
     workspace_bytes: dict[Layout, int]

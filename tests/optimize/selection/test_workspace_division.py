@@ -1,4 +1,4 @@
-"""One total of workspace is shared out exactly, and refused with the least that would do."""
+"""A total of workspace is divided exactly among operations, or refused with the least sufficient total."""
 
 from __future__ import annotations
 
