@@ -1,26 +1,35 @@
-"""Count in how many plans each of mbc's own kernels is chosen. Needs no GPU.
+"""Count in how many plans each of mbc's own kernels is chosen, and for how many measured requests it is the fastest.
 
-    python benchmarks/kernel_survey.py [--also SOURCE ...] [--only NAME ...] [--for SECONDS] [--again]
+    python benchmarks/kernel_survey.py [--imported] [--also SOURCE ...] [--only NAME ...] [--for SECONDS] [--again]
 
 The plans are of every example (of ResNet also with bottlenecks), in four precisions, for the GPUs of the bundled
 profiles. They are undivided without a limit at the default batch and two smaller batches, and, at the default batch,
 within budgets that are shares of the arena without a limit. The networks that `mbc bench` timed are planned in these
-ways, too. `--also` names further sources, such as those that `mbc import` writes. Writes `results/kernel_survey.json`
-with a row for each plan, and continues where it stopped; plans of other code do not count.
+ways, too. `--imported` adds five networks of torchvision and timm (`imported_sources.py`) in three precisions, without
+a limit and within two budgets. `--also` names further sources, such as those that `mbc import` writes. Needs no GPU.
+
+Writes `results/kernel_survey.json` with a row for each plan, and continues where it stopped. Rows that other code made
+name that code; `--again` plans them anew. `evidence` has a row for each kernel: the number of plans that use the
+kernel, how many of these plans are of imported networks, and for how many requests in the bundled profiles the kernel
+was measured, and is the fastest. `slower_without` is the median, over the latter, of the time of the fastest other
+kernel over its own. It is null if no other kernel runs such a request.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
+import statistics
 import time
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
 
+from imported_sources import BATCHES, imported_jobs
 from modules import Job, example, examples
 from record import ROOT, Results, attempt, results, show, start
 
@@ -30,12 +39,16 @@ from mbc.kernels.cuda import KERNELS
 from mbc.kernels.cuda.base import PROVIDER
 from mbc.options import Policy
 from mbc.plan.model import Kernel, Plan
+from mbc.profile.locate import BUNDLED
+from mbc.profile.read_profile import read_profile
 from mbc.source import Source
 
 GPUS = ("h200", "h100")  # those of the bundled profiles
 PRECISIONS = ("bf16", "fp32", "fp16", "tf32")
 SHARES = (0.7, 0.5, 0.4)  # of the arena of the free plan: of the overhead no plan saves any
 SMALL_BATCH, BATCH_DIVISOR = 8, 4
+IMPORTED_PRECISIONS, IMPORTED_SHARES = ("bf16", "fp16", "fp32"), (0.0, 0.7, 0.5)
+COLUMNS = ("name", "plans", "imported", "measured", "fastest", "slower_without", "such as")
 
 
 @dataclass(frozen=True)
@@ -87,6 +100,13 @@ def timed() -> Iterator[tuple[Job, int, str]]:
         yield example(about["network"], *settings.items()), int(batch), precision
 
 
+def imported_cases() -> Iterator[Case]:
+    """Yield the cases of imported networks."""
+    jobs = imported_jobs()
+    for share, gpu, precision, job in product(IMPORTED_SHARES, GPUS, IMPORTED_PRECISIONS, jobs):
+        yield Case(job, int(dict(job.lowered().settings)["batch"]), precision, gpu, share)
+
+
 def cases(jobs: list[Job]) -> Iterator[Case]:
     """Yield each case once. Cases without a budget come first, because each takes only a second."""
     default = {job: int(dict(job.lowered().settings)["batch"]) for job in jobs}
@@ -126,20 +146,56 @@ def row_of(case: Case, kept: Results) -> dict[str, Any]:
     }
 
 
-def plans_of(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return the number of plans that use each kernel, and an example of such a plan, the rarest kernel first."""
+def in_profiles() -> dict[str, list[float | None]]:
+    """Return for each kernel one item a measured request: None, or the next kernel's time over its own.
+
+    The item is None if another kernel is faster, and infinite if no other kernel runs the request.
+    """
+    result: dict[str, list[float | None]] = defaultdict(list)
+    for path in sorted(BUNDLED.iterdir()):
+        for measured in read_profile(path).measurements.values():
+            times: dict[tuple[str, str], float] = {}
+            for one in (one for one in measured if not one.refused):
+                key = (one.provider, one.name)
+                times[key] = min(one.time_us, times.get(key, math.inf))
+            for (provider, name), time_us in times.items():
+                if provider == PROVIDER:
+                    other_us = min((t for key, t in times.items() if key != (provider, name)), default=math.inf)
+                    result[name].append(other_us / time_us if time_us <= other_us else None)
+    return result
+
+
+def evidence(rows: Iterable[Mapping[str, Any]], imported: Collection[str] = ()) -> list[dict[str, Any]]:
+    """Return for each kernel its plans, an example of one, and its measurements; the rarest kernel first.
+
+    Args:
+        rows: The rows of the survey; kernels that no longer exist are left out.
+        imported: Names of the networks that count as imported.
+    """
     chosen: dict[str, list[str]] = {name: [] for name in KERNELS}
     for row in rows:
-        for name in row.get("kernels", ()):
+        for name in chosen.keys() & row.get("kernels", {}).keys():
             chosen[name].append(row["name"])
-    rare = sorted(chosen, key=lambda name: (len(chosen[name]), name))
-    return [{"name": name, "plans": len(chosen[name]), "such as": next(iter(chosen[name]), None)} for name in rare]
+    measured = in_profiles()
+
+    def about(name: str) -> dict[str, Any]:
+        of_imported = sum(plan.partition(" ")[0] in imported for plan in chosen[name])
+        fastest = [factor for factor in measured.get(name, ()) if factor is not None]
+        beside = [factor for factor in fastest if math.isfinite(factor)]
+        return {
+            "name": name, "plans": len(chosen[name]), "imported": of_imported,
+            "measured": len(measured.get(name, ())), "fastest": len(fastest),
+            "slower_without": statistics.median(beside) if beside else None, "such as": next(iter(chosen[name]), None),
+        }  # fmt: skip
+
+    return sorted(map(about, chosen), key=lambda row: (row["plans"], row["fastest"], row["name"]))
 
 
 def main() -> None:
     """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--also", nargs="*", default=[], metavar="SOURCE", help="further sources of networks")
+    parser.add_argument("--imported", action="store_true", help="also networks of torchvision and timm")
     parser.add_argument("--only", nargs="*", default=[], metavar="NAME", help="rows whose name holds one of these")
     parser.add_argument("--again", action="store_true", help="not only what is missing")
     parser.add_argument(
@@ -147,12 +203,9 @@ def main() -> None:
     )
     arguments = parser.parse_args()
     began = time.monotonic()
-    kept = results("kernel_survey", arguments.again and not arguments.only, current=True)
-    wanted = [
-        case
-        for case in cases(networks(arguments.also))
-        if not arguments.only or any(word in case.name for word in arguments.only)
-    ]
+    kept = results("kernel_survey", arguments.again and not arguments.only)
+    every = [*(imported_cases() if arguments.imported else ()), *cases(networks(arguments.also))]
+    wanted = [case for case in every if not arguments.only or any(word in case.name for word in arguments.only)]
     waiting = [case for case in wanted if arguments.again or not kept.done(case.name)]
     for number, case in enumerate(waiting):
         if time.monotonic() - began > arguments.for_s:
@@ -160,8 +213,9 @@ def main() -> None:
             break
         kept.put(attempt(lambda case=case: row_of(case, kept), case.name))
         show([kept.rows[case.name]], ["name", "plan_s", "predicted_ms", "refused"])
+    kept.more["evidence"] = evidence(kept.rows.values(), {name.partition("/")[2] for name in BATCHES})
     kept.arrange([case.name for case in wanted])
-    show(plans_of(kept.rows.values()), ["name", "plans", "such as"])
+    show(kept.more["evidence"], COLUMNS)
 
 
 if __name__ == "__main__":

@@ -32,6 +32,14 @@ def test_a_row_counts_launches_by_kernel():
     assert row["kernels"]["guard"] == 1 and row["kernels"]["bias_add"] > 1 and row["arena_bytes"] > 0
     refused = kernel_survey.row_of(kernel_survey.Case(free.job, 8, "bf16", "h200", share=0.01), kept)
     assert refused["refused"] == "MBC203" and not refused["kernels"]
-    chosen = {row["name"]: row["plans"] for row in kernel_survey.plans_of([row, {"name": "other", **refused}])}
-    assert chosen["guard"] == 1 and chosen["attention"] == 0
-    assert list(chosen.values()) == sorted(chosen.values())
+    deleted = {"name": "older", "kernels": {"guard": 2, "no_kernel_of_today": 1}}
+    evidence = kernel_survey.evidence([row, {"name": "other", **refused}, deleted], {"older"})
+    chosen = {row["name"]: row for row in evidence}
+    assert (chosen["guard"]["plans"], chosen["guard"]["imported"]) == (2, 1) and chosen["attention"]["plans"] == 0
+    plans = [row["plans"] for row in evidence]
+    assert plans == sorted(plans) and set(chosen) == set(kernel_survey.KERNELS)
+
+
+def test_measurements_of_the_bundled_profiles_count_as_evidence():
+    measured = kernel_survey.in_profiles()
+    assert measured["relu"] and all(factor is None or factor >= 1 for row in measured.values() for factor in row)
