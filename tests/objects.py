@@ -41,7 +41,8 @@ def kept_object(command: Sequence[str], source: Path) -> Path:
     """Return the object of a source, by this compiler and these flags; compile it if it does not exist."""
     KEPT.mkdir(parents=True, exist_ok=True)
     text = _run((*command, "-E", "-P", str(source)))
-    key = hashlib.sha256(repr(command).encode() + text).hexdigest()[:32]
+    flags = [word for word in command if not word.startswith("-I")]  # included files are in the preprocessed text
+    key = hashlib.sha256(repr(flags).encode() + text).hexdigest()[:32]
     compiled = KEPT / f"{source.stem}-{key}.o"
     with (KEPT / f"{compiled.name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # another worker may be making it

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from importlib.machinery import PathFinder
 from pathlib import Path
 
+from mbc.codegen.launch_headers import write_launch_headers
 from mbc.codegen.objects import Recipe, make_library
 from mbc.codegen.render_sources import (
     every_kernel_file,
@@ -183,7 +184,8 @@ def write_sources(rows: View, version: str, sources: Path) -> None:
 
 
 def _copy_sources(hosts: Sequence[str], kernels: Sequence[str], sources: Path) -> None:
-    """Copy the named files of templates/ and every header; names are unique over all folders of kernels."""
+    """Copy the named files of templates/ and write every header; names are unique over all folders of kernels."""
+    write_launch_headers(sources)
     templates = resource_folder("templates")
     copied = [templates / "host" / name for name in hosts]
     copied += [path for kind in ("host", "include") for path in sorted((templates / kind).glob("*.h"))]

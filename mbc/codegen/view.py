@@ -220,15 +220,7 @@ class _Flattener:
         key = (kernel.provider, call, first_row)
         arguments = self._known_arguments.get(key)
         if arguments is None:
-            arguments = self._known_arguments[key] = self.providers[kernel.provider].arguments(
-                call.request,
-                call.name,
-                call.settings,
-                call.layouts,
-                first_row,
-                call.accumulate,
-                call.workspace_bytes,
-            )
+            arguments = self._known_arguments[key] = self.providers[kernel.provider].arguments(call, first_row)
         return arguments
 
     def _bytes_per_row(self, number: int) -> int:

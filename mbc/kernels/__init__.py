@@ -1,6 +1,7 @@
 """The providers of GPU kernels, in the order that decides between kernels of equal time.
 
 * `base`: the interface of providers: requests, candidates, acceptance
+* `launch_struct`: integers of launches, declared once for Python and C++
 * `calibration`: estimated times: a roofline fitted to a measured GPU
 * `convolution_shapes`: convolutions in the form that libraries take
 * `cudnn`: the provider `cudnn`: cuDNN's graph API
@@ -19,7 +20,7 @@ from __future__ import annotations
 
 from mbc.hardware.spec import DeviceSpec
 from mbc.ir.types import Precision
-from mbc.kernels.base import Call, Candidate, Provider, Request
+from mbc.kernels.base import Candidate, Provider, Request
 from mbc.kernels.cublaslt import CUBLASLT
 from mbc.kernels.cuda import OWN
 from mbc.kernels.cudnn import CUDNN
@@ -49,6 +50,5 @@ def runs(candidate: Candidate, request: Request, device: DeviceSpec) -> bool:
     provider = next((provider for provider in PROVIDERS if provider.name == candidate.provider), None)
     if provider is None:
         return False
-    c = candidate
-    accepted = provider.accepts(Call(request, c.name, c.settings, c.layouts, False, c.workspace_bytes), device)
+    accepted = provider.accepts(candidate.call(request), device)
     return not (accepted.refusal or accepted.workspace_refusal)

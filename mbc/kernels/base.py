@@ -61,6 +61,10 @@ class Candidate:
         """Provider, name, settings and layouts: the identity of a candidate, independent of the number of rows."""
         return self.provider, self.name, self.settings, self.layouts
 
+    def call(self, request: Request, accumulate: bool = False) -> Call:
+        """Return the call of this candidate for `request`, which may be of other rows than the candidate's."""
+        return Call(request, self.name, self.settings, self.layouts, accumulate, self.workspace_bytes)
+
 
 @dataclass(frozen=True, slots=True)
 class Arguments:
@@ -133,17 +137,8 @@ class Provider(Protocol):
         """
         ...
 
-    def arguments(
-        self,
-        request: Request,
-        name: str,
-        settings: tuple[tuple[str, int], ...],
-        layouts: tuple[Layout, ...],
-        first_row: int,
-        accumulate: bool,
-        workspace_bytes: int,
-    ) -> Arguments:
-        """Return the numbers that the launcher `name` reads, for a slice that starts at row `first_row`."""
+    def arguments(self, call: Call, first_row: int) -> Arguments:
+        """Return the numbers that the launcher of a call reads, for a slice that starts at row `first_row`."""
         ...
 
     def accepts(self, call: Call, device: DeviceSpec) -> Acceptance:

@@ -3,13 +3,38 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from mbc.ir.types import TensorType
-from mbc.kernels.base import Request
+from mbc.kernels.base import DTYPE_CODES, Call, Request
+from mbc.kernels.launch_struct import Struct
 from mbc.ops.convolution import Convolution, read_share
 
 PASSES = {"convolution": 0, "convolution_backward_data": 1, "convolution_backward_filter": 2}
+
+
+@dataclass(frozen=True, slots=True)
+class LibraryConvolution(Struct):
+    """Integer arguments with which the rows of every library's convolutions begin."""
+
+    pass_: int
+    type: int
+    accumulate: int
+    workspace_bytes: int
+    rows: int
+    channels: int
+    height: int
+    width: int
+    filters: int
+    kernel_height: int
+    kernel_width: int
+    out_height: int
+    out_width: int
+    stride_height: int
+    stride_width: int
+    dilation_height: int
+    dilation_width: int
+    groups: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,3 +95,12 @@ def shapes_of(request: Request) -> Shapes | None:
     order = {0: (0, 1, 2), 1: (2, 1, 0), 2: (0, 2, 1)}[number]
     image, filter_, result = (operands[i] for i in order)
     return Shapes(image, filter_, result, request.attributes)
+
+
+def library_fields(shapes: Shapes, call: Call) -> dict[str, int]:
+    """Return the fields of a `LibraryConvolution`; calls with an epilogue are forward passes."""
+    x, w, y, a = shapes.image, shapes.filter, shapes.result, shapes.attributes
+    given = (PASSES.get(call.request.kind, 0), DTYPE_CODES[x.dtype.value], int(call.accumulate), call.workspace_bytes)
+    extents = (*x.shape, w.shape[0], *w.shape[2:], *y.shape[2:])
+    values = (*given, *extents, *a.stride, *a.dilation, a.groups)
+    return {field.name: value for field, value in zip(fields(LibraryConvolution), values, strict=True)}

@@ -19,6 +19,7 @@ from mbc.hardware.spec import DeviceSpec
 from mbc.ir.types import Layout, Precision
 from mbc.kernels.base import DTYPE_CODES, Acceptance, Arguments, Call, Candidate, Request
 from mbc.kernels.calibration import WITHOUT_WORKSPACE, Effort, busy, estimate_us, group, peak_tflops
+from mbc.kernels.launch_struct import Struct
 from mbc.ops.convolution import Convolution
 from mbc.ops.matrix import Linear
 
@@ -31,13 +32,30 @@ PASSES = {
     "convolution_backward_filter": 2,
 }
 
-# The integers of a launch, in the order of `MatmulRow` in templates/host/cublaslt.cpp.
-ROW_FIELDS = ("pass", "type", "math", "accumulate", "rows", "inputs", "outputs", "workspace_bytes", "algorithm")
 ALGORITHMS = 4  # length of the heuristics' list; equal to the constant in templates/host/cublaslt.cpp
 
 _MOST_WORKSPACE_BYTES = 32 << 20  # NVIDIA's advice for Hopper; larger workspaces were not faster
 _SPLIT_K = 16  # partial results of split-K that the workspace holds
 _IMAGE_SPLIT_K = 128  # the same for a pointwise filter gradient, which has few tiles and reduces over every pixel
+
+
+@dataclass(frozen=True, slots=True)
+class MatmulRow(Struct):
+    """Integer arguments of a matrix product, which templates/host/cublaslt.cpp reads.
+
+    Attributes:
+        algorithm: Position in the heuristics' list, which begins with the best.
+    """
+
+    pass_: int
+    type: int
+    math: int
+    accumulate: int
+    rows: int
+    inputs: int
+    outputs: int
+    workspace_bytes: int
+    algorithm: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,33 +186,23 @@ class CublasLt:
             return Acceptance(workspace_refusal=f"its algorithm needs {needed_bytes} bytes")
         return Acceptance(proved=given["algorithm"] == 0, aligned=True)
 
-    def arguments(
-        self,
-        request: Request,
-        name: str,
-        settings: tuple[tuple[str, int], ...],
-        layouts: tuple[Layout, ...],
-        first_row: int,
-        accumulate: bool,
-        workspace_bytes: int,
-    ) -> Arguments:
+    def arguments(self, call: Call, first_row: int) -> Arguments:
         """Return the integers of a `MatmulRow`."""
-        sizes = _sizes(request)
+        request, sizes = call.request, _sizes(call.request)
         if sizes is None:
             raise ValueError(f"cuBLASLt cannot run {request.kind}")
-        return Arguments(
-            (
-                PASSES[request.kind],
-                DTYPE_CODES[request.inputs[0].dtype.value],
-                0 if request.precision is Precision.FP32 else 1,
-                int(accumulate),
-                sizes.rows,
-                sizes.inputs,
-                sizes.outputs,
-                workspace_bytes,
-                dict(settings).get("algorithm", 0),
-            )
+        row = MatmulRow(
+            pass_=PASSES[request.kind],
+            type=DTYPE_CODES[request.inputs[0].dtype.value],
+            math=0 if request.precision is Precision.FP32 else 1,
+            accumulate=call.accumulate,
+            rows=sizes.rows,
+            inputs=sizes.inputs,
+            outputs=sizes.outputs,
+            workspace_bytes=call.workspace_bytes,
+            algorithm=dict(call.settings).get("algorithm", 0),
         )
+        return Arguments(row.integers())
 
 
 CUBLASLT = CublasLt()

@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from mbc.hardware.spec import DeviceSpec
-from mbc.ir.types import Layout
 from mbc.kernels.base import Acceptance, Arguments, Call, Candidate, Provider, Request
 from mbc.kernels.cudnn_convolution import CUDNN_CONVOLUTION
 from mbc.kernels.cudnn_statistics import CUDNN_STATISTICS
@@ -30,18 +29,9 @@ class Cudnn:
         """Return whether cuDNN's graph API runs the call."""
         return _part(call.request).accepts(call, device)
 
-    def arguments(
-        self,
-        request: Request,
-        name: str,
-        settings: tuple[tuple[str, int], ...],
-        layouts: tuple[Layout, ...],
-        first_row: int,
-        accumulate: bool,
-        workspace_bytes: int,
-    ) -> Arguments:
+    def arguments(self, call: Call, first_row: int) -> Arguments:
         """Return the integers of a `ConvolutionRow` and its knobs."""
-        return _part(request).arguments(request, name, settings, layouts, first_row, accumulate, workspace_bytes)
+        return _part(call.request).arguments(call, first_row)
 
 
 def _part(request: Request) -> Provider:

@@ -28,9 +28,9 @@ from dataclasses import dataclass
 
 from mbc.hardware.spec import DeviceSpec
 from mbc.ir.types import Layout, Precision
-from mbc.kernels.base import DTYPE_CODES, LAYOUT_CODES, Acceptance, Arguments, Call, Candidate, Request
+from mbc.kernels.base import LAYOUT_CODES, Acceptance, Arguments, Call, Candidate, Request
 from mbc.kernels.calibration import Effort, estimate_us
-from mbc.kernels.convolution_shapes import PASSES, Shapes, shapes_of
+from mbc.kernels.convolution_shapes import PASSES, LibraryConvolution, Shapes, library_fields, shapes_of
 from mbc.kernels.cudnn_estimates import (
     ALIGNMENT_BYTES,
     copies_bytes,
@@ -42,40 +42,31 @@ from mbc.kernels.cudnn_estimates import (
     widened_bytes,
 )
 
-# The integers of a launch, in the order of `ConvolutionRow` in templates/host/convolution.cpp; pairs (type, value) of
-# knobs follow.
-ROW_FIELDS = (
-    "pass",
-    "type",
-    "layout",
-    "math",
-    "deterministic",
-    "accumulate",
-    "statistics",
-    "rows",
-    "channels",
-    "height",
-    "width",
-    "filters",
-    "kernel_height",
-    "kernel_width",
-    "out_height",
-    "out_width",
-    "pad_top",
-    "pad_bottom",
-    "pad_left",
-    "pad_right",
-    "stride_height",
-    "stride_width",
-    "dilation_height",
-    "dilation_width",
-    "groups",
-    "workspace_bytes",
-    "engine",
-    "knobs",
-)
 HEURISTIC_ENGINE = -1
 _LAYOUTS = {code: layout for layout, code in LAYOUT_CODES.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class ConvolutionRow(LibraryConvolution):
+    """Integer arguments of a convolution, which templates/host/convolution.cpp reads.
+
+    Pairs (type, value) follow, `knobs` of them.
+
+    Attributes:
+        statistics: Forward pass: whether mean and variance of the result's channels are computed.
+        engine: -1: the first configuration of the heuristics that is admitted and fits.
+    """
+
+    layout: int
+    math: int
+    deterministic: int
+    statistics: int
+    pad_top: int
+    pad_bottom: int
+    pad_left: int
+    pad_right: int
+    engine: int
+    knobs: int
 
 
 def _math(precision: Precision) -> int:
@@ -144,21 +135,12 @@ class CudnnConvolution:
             front_bytes = (least_bytes if chosen_later else widened_bytes)(shapes.filter, shapes.image.dtype)
         return library_workspace(call, front_bytes)
 
-    def arguments(
-        self,
-        request: Request,
-        name: str,
-        settings: tuple[tuple[str, int], ...],
-        layouts: tuple[Layout, ...],
-        first_row: int,
-        accumulate: bool,
-        workspace_bytes: int,
-    ) -> Arguments:
+    def arguments(self, call: Call, first_row: int) -> Arguments:
         """Return the integers of a `ConvolutionRow` and its knobs."""
-        shapes = shapes_of(request)
+        shapes = shapes_of(call.request)
         if shapes is None:
-            raise ValueError(f"cuDNN cannot run {request.kind}")
-        return row(shapes, PASSES[request.kind], request.precision, settings, layouts, accumulate, workspace_bytes)
+            raise ValueError(f"cuDNN cannot run {call.request.kind}")
+        return row(shapes, call)
 
 
 def engine_refusal(call: Call, device: DeviceSpec) -> str:
@@ -199,44 +181,27 @@ def library_workspace(call: Call, front_bytes: int) -> Acceptance:
     return Acceptance(proved=False, aligned=True)
 
 
-def row(
-    shapes: Shapes,
-    number: int,
-    precision: Precision,
-    settings: tuple[tuple[str, int], ...],
-    layouts: tuple[Layout, ...],
-    accumulate: bool,
-    workspace_bytes: int,
-    statistics: bool = False,
-) -> Arguments:
-    """Return the integers of a `ConvolutionRow` and its knobs, for the pass of this number."""
-    given = dict(settings)
+def row(shapes: Shapes, call: Call, statistics: bool = False) -> Arguments:
+    """Return the integers of a `ConvolutionRow` and its knobs."""
+    given = dict(call.settings)
     # A plan calls an operand with one pixel or one channel channels first, whatever the layout of the other operands.
-    seen = max(LAYOUT_CODES[layout] for layout in layouts)
-    knobs = tuple((int(k.removeprefix("knob")), v) for k, v in settings if k.startswith("knob"))
-    a = shapes.attributes
-    integers = (
-        number,
-        DTYPE_CODES[shapes.image.dtype.value],
-        given.get("layout", seen),
-        _math(precision),
-        given.get("deterministic", 0),
-        int(accumulate),
-        int(statistics),
-        *shapes.image.shape,
-        shapes.filter.shape[0],
-        *shapes.filter.shape[2:],
-        *shapes.result.shape[2:],
-        *a.pad,
-        *a.stride,
-        *a.dilation,
-        a.groups,
-        workspace_bytes,
-        given.get("engine", HEURISTIC_ENGINE),
-        len(knobs),
-        *(n for knob in knobs for n in knob),
+    seen = max(LAYOUT_CODES[layout] for layout in call.layouts)
+    knobs = tuple((int(k.removeprefix("knob")), v) for k, v in call.settings if k.startswith("knob"))
+    top, bottom, left, right = shapes.attributes.pad
+    fields = ConvolutionRow(
+        **library_fields(shapes, call),
+        layout=given.get("layout", seen),
+        math=_math(call.request.precision),
+        deterministic=given.get("deterministic", 0),
+        statistics=statistics,
+        pad_top=top,
+        pad_bottom=bottom,
+        pad_left=left,
+        pad_right=right,
+        engine=given.get("engine", HEURISTIC_ENGINE),
+        knobs=len(knobs),
     )
-    return Arguments(integers)
+    return Arguments((*fields.integers(), *(n for knob in knobs for n in knob)))
 
 
 CUDNN_CONVOLUTION = CudnnConvolution()

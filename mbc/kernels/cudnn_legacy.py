@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from mbc.errors import MbcError
 from mbc.hardware.spec import DeviceSpec
 from mbc.ir.types import DType, Layout, Precision
-from mbc.kernels.base import DTYPE_CODES, LAYOUT_CODES, Acceptance, Arguments, Call, Candidate, Request
-from mbc.kernels.convolution_shapes import PASSES, Shapes, shapes_of
+from mbc.kernels.base import LAYOUT_CODES, Acceptance, Arguments, Call, Candidate, Request
+from mbc.kernels.convolution_shapes import LibraryConvolution, Shapes, library_fields, shapes_of
 from mbc.kernels.cudnn_convolution import library_workspace, type_refusal
 from mbc.kernels.cudnn_estimates import widened_bytes
 
@@ -60,32 +60,21 @@ _ADMITTED_MATHS = {
 }
 _ALIGNMENT_BYTES = 256
 
-# The integers of a launch, in the order of `LegacyRow` in templates/host/legacy_convolution.cpp.
-ROW_FIELDS = (
-    "pass",
-    "type",
-    "layout",
-    "math",
-    "algorithm",
-    "accumulate",
-    "rows",
-    "channels",
-    "height",
-    "width",
-    "filters",
-    "kernel_height",
-    "kernel_width",
-    "out_height",
-    "out_width",
-    "pad_height",
-    "pad_width",
-    "stride_height",
-    "stride_width",
-    "dilation_height",
-    "dilation_width",
-    "groups",
-    "workspace_bytes",
-)
+
+@dataclass(frozen=True, slots=True)
+class LegacyRow(LibraryConvolution):
+    """Integer arguments of a convolution, which templates/host/legacy_convolution.cpp reads.
+
+    Attributes:
+        math: A cudnnMathType_t.
+        algorithm: Number in the enumeration of its pass.
+    """
+
+    layout: int
+    math: int
+    algorithm: int
+    pad_height: int
+    pad_width: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,47 +181,22 @@ class CudnnLegacy:
         gradient = call.request.kind == "convolution_backward_filter"
         return library_workspace(call, widened_bytes(shapes.filter, shapes.image.dtype) if gradient else 0)
 
-    def arguments(
-        self,
-        request: Request,
-        name: str,
-        settings: tuple[tuple[str, int], ...],
-        layouts: tuple[Layout, ...],
-        first_row: int,
-        accumulate: bool,
-        workspace_bytes: int,
-    ) -> Arguments:
+    def arguments(self, call: Call, first_row: int) -> Arguments:
         """Return the integers of a `LegacyRow`.
 
         Raises:
             MbcError: MBC083 if the legacy API has no such call.
         """
-        shapes, given = legacy_shapes(request), dict(settings)
+        shapes, given = legacy_shapes(call.request), dict(call.settings)
         if shapes is None or given.keys() != {"algorithm", "layout", "math"}:
             raise MbcError(
                 "MBC083",
-                f"cuDNN's legacy API cannot run {request.kind} with the settings {given}",
+                f"cuDNN's legacy API cannot run {call.request.kind} with the settings {given}",
                 "the plan was edited or written by another version of mbc: compile the source again",
             )
-        a = shapes.attributes
-        integers = (
-            PASSES[request.kind],
-            DTYPE_CODES[shapes.image.dtype.value],
-            given["layout"],
-            given["math"],
-            given["algorithm"],
-            int(accumulate),
-            *shapes.image.shape,
-            shapes.filter.shape[0],
-            *shapes.filter.shape[2:],
-            *shapes.result.shape[2:],
-            *a.pad[::2],
-            *a.stride,
-            *a.dilation,
-            a.groups,
-            workspace_bytes,
-        )
-        return Arguments(integers)
+        height, _, width, _ = shapes.attributes.pad
+        row = LegacyRow(**library_fields(shapes, call), **given, pad_height=height, pad_width=width)
+        return Arguments(row.integers())
 
 
 CUDNN_LEGACY = CudnnLegacy()

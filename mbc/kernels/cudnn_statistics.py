@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from mbc.hardware.spec import DeviceSpec
 from mbc.ir.types import DType, Layout, Precision, TensorType
 from mbc.kernels.base import LAYOUT_CODES, Acceptance, Arguments, Call, Candidate, Request
-from mbc.kernels.convolution_shapes import PASSES, Shapes, shapes_of
+from mbc.kernels.convolution_shapes import Shapes, shapes_of
 from mbc.kernels.cuda import OWN
 from mbc.kernels.cudnn_convolution import (
     CUDNN_CONVOLUTION,
@@ -96,22 +96,12 @@ class CudnnStatistics:
             return Acceptance(f"its engine does not take operands in the layouts {', '.join(call.layouts)}")
         return library_workspace(call, sums_bytes(shapes.result))
 
-    def arguments(
-        self,
-        request: Request,
-        name: str,
-        settings: tuple[tuple[str, int], ...],
-        layouts: tuple[Layout, ...],
-        first_row: int,
-        accumulate: bool,
-        workspace_bytes: int,
-    ) -> Arguments:
+    def arguments(self, call: Call, first_row: int) -> Arguments:
         """Return the integers of a `ConvolutionRow` and its knobs."""
-        shapes = _shapes(request)
+        shapes = _shapes(call.request)
         if shapes is None:
-            raise ValueError(f"cuDNN cannot run {request.kind}")
-        number = PASSES["convolution"]
-        return row(shapes, number, request.precision, settings, layouts, accumulate, workspace_bytes, statistics=True)
+            raise ValueError(f"cuDNN cannot run {call.request.kind}")
+        return row(shapes, call, statistics=True)
 
 
 def _shapes(request: Request) -> Shapes | None:

@@ -41,16 +41,7 @@ class Interpreter:
             return Acceptance("it does not take operands in the layout nhwc")
         return Acceptance()
 
-    def arguments(
-        self,
-        request: Request,
-        name: str,
-        settings: tuple[tuple[str, int], ...],
-        layouts: tuple[Layout, ...],
-        first_row: int,
-        accumulate: bool,
-        workspace_bytes: int,
-    ) -> Arguments:
+    def arguments(self, call: Call, first_row: int) -> Arguments:
         """Return no arguments: the interpreter reads the operation itself."""
         return Arguments()
 

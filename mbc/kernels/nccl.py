@@ -23,6 +23,7 @@ from mbc.hardware.streams import ALIGNMENT_BYTES, aligned
 from mbc.ir.graph import Attributes
 from mbc.ir.types import DType, Layout, TensorType
 from mbc.kernels.base import Acceptance, Arguments, Call, Candidate, Request
+from mbc.kernels.launch_struct import Struct
 from mbc.ops.collective import WORD_BYTES, AllGather, AllReduce, in_words
 from mbc.ops.fused import Fused, joined_kind
 from mbc.ops.shard import ReduceScatter, part_of
@@ -39,6 +40,27 @@ BY_COPIES = 0  # number of thread blocks: copy engines move the data, and a shor
 # Kinds of launches, with the numbers of templates/host/nccl.cpp.
 _SUMS, _GATHERS, _SCATTERS, _GATHERS_PARTS = range(4)
 Kind = TypeVar("Kind", bound=Attributes)
+
+
+@dataclass(frozen=True, slots=True)
+class CollectiveRow(Struct):
+    """Integer arguments of a collective, which templates/host/nccl.cpp reads.
+
+    A gather adds the words of 4 bytes of each operand, whatever its type. A launch of SHARDED adds, for each tensor,
+    its elements and the elements of one part.
+
+    Attributes:
+        does: Kind of the launch.
+        operands: Tensors that are gathered, summed or cut.
+        elements: fp32 elements from the first to the last of a bucket that is summed, gaps between gradients included
+            (by copies also the gap after the last); else 0.
+        ctas: Thread blocks; 0: by copies.
+    """
+
+    does: int
+    operands: int
+    elements: int
+    ctas: int
 
 
 def _kinds(name: str) -> tuple[str, str]:
@@ -172,35 +194,21 @@ class Nccl:
             us = max(0.0, cost.time_us - least.time_us)
             yield Candidate(self.name, name, ((CTAS, ctas),), (layout,) * operands, 0, us, cost.measured)
 
-    def arguments(
-        self,
-        request: Request,
-        name: str,
-        settings: tuple[tuple[str, int], ...],
-        layouts: tuple[Layout, ...],
-        first_row: int,
-        accumulate: bool,
-        workspace_bytes: int,
-    ) -> Arguments:
-        """Return the integers of a launch, as templates/host/nccl.cpp reads them.
-
-        They are: the kind of the launch; the number of operands; the fp32 elements from the first to the last of a
-        bucket, gaps between gradients included (by copies also the gap after the last); the number of thread blocks. A
-        gather adds the words of each operand. A launch of SHARDED adds, for each tensor, its elements and the elements
-        of one part.
-        """
-        ctas = dict(settings)[CTAS]
+    def arguments(self, call: Call, first_row: int) -> Arguments:
+        """Return the integers of a `CollectiveRow`, and of its tensors."""
+        request, ctas = call.request, dict(call.settings)[CTAS]
         ranks = _ranks_of_shards(request)
         if ranks is not None:
             wholes = _wholes(request)
             sizes = [n for whole in wholes for n in (whole.elements, part_of(whole, ranks).elements)]
-            does = _SCATTERS if name == REDUCE_SCATTER else _GATHERS_PARTS
-            return Arguments((does, len(wholes), 0, ctas, *sizes))
+            does = _SCATTERS if call.name == REDUCE_SCATTER else _GATHERS_PARTS
+            return Arguments((*CollectiveRow(does, len(wholes), 0, ctas).integers(), *sizes))
         if isinstance(request.attributes, AllGather):
             words = [operand.size_bytes // WORD_BYTES for operand in request.inputs]
-            return Arguments((_GATHERS, len(words), 0, ctas, *words))
+            return Arguments((*CollectiveRow(_GATHERS, len(words), 0, ctas).integers(), *words))
         size_bytes = parts_bytes(request.inputs) if ctas == BY_COPIES else bucket_bytes(request.inputs)
-        return Arguments((_SUMS, len(request.inputs), size_bytes // DType.FP32.size_bytes, ctas))
+        elements = size_bytes // DType.FP32.size_bytes
+        return Arguments(CollectiveRow(_SUMS, len(request.inputs), elements, ctas).integers())
 
     def accepts(self, call: Call, device: DeviceSpec) -> Acceptance:
         """Return whether NCCL, or copies between GPUs, can run the call."""

@@ -138,15 +138,7 @@ class KernelLibrary:
         Raises:
             MbcError: MBC086, the library refuses; the message is the library's.
         """
-        arguments = self._providers[candidate.provider].arguments(
-            request,
-            candidate.name,
-            candidate.settings,
-            candidate.layouts,
-            first_row,
-            accumulate,
-            candidate.workspace_bytes,
-        )
+        arguments = self._providers[candidate.provider].arguments(candidate.call(request, accumulate), first_row)
         addresses = (*pointers, workspace) if candidate.workspace_bytes > 0 else tuple(pointers)
         integers = (ctypes.c_int64 * max(1, len(arguments.integers)))(*arguments.integers)
         call = MbcCall(

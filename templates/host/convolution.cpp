@@ -5,6 +5,7 @@
 
 #include "cudnn_descriptor.h"
 #include "mbc_types.h"
+#include "cudnn_convolution_arguments.h"
 
 #include <algorithm>
 #include <map>
@@ -15,38 +16,6 @@ namespace {
 
 enum Pass : int64_t { FORWARD = 0, BACKWARD_DATA = 1, BACKWARD_FILTER = 2 };
 enum Math : int64_t { STRICT = 0, TENSOR_CORES = 1 };
-
-// The integers of a row, in the order of mbc/kernels/cudnn_convolution.py; `knobs` pairs (type, value) follow.
-struct ConvolutionRow {
-  int64_t pass;
-  int64_t type;
-  int64_t layout;
-  int64_t math;
-  int64_t deterministic;
-  int64_t accumulate;
-  int64_t statistics;  // forward pass: whether mean and variance of the result's channels are computed
-  int64_t rows;
-  int64_t channels;
-  int64_t height;
-  int64_t width;
-  int64_t filters;
-  int64_t kernel_height;
-  int64_t kernel_width;
-  int64_t out_height;
-  int64_t out_width;
-  int64_t pad_top;
-  int64_t pad_bottom;
-  int64_t pad_left;
-  int64_t pad_right;
-  int64_t stride_height;
-  int64_t stride_width;
-  int64_t dilation_height;
-  int64_t dilation_width;
-  int64_t groups;
-  int64_t workspace_bytes;
-  int64_t engine;  // -1: the first configuration of the heuristics that is admitted and fits
-  int64_t knobs;
-};
 
 constexpr int64_t FULL_ALIGNMENT = 16;  // bytes; a larger alignment helps no engine
 

@@ -8,6 +8,7 @@
 #include "plan_tables.h"
 
 #include "mbc_types.h"
+#include "cublaslt_arguments.h"
 
 #include <cublasLt.h>
 
@@ -18,19 +19,6 @@ namespace {
 
 enum Pass : int64_t { FORWARD = 0, BACKWARD_DATA = 1, BACKWARD_FILTER = 2 };
 enum Math : int64_t { STRICT = 0, TENSOR_CORES = 1 };
-
-// The integers of a row, in the order of mbc/kernels/cublaslt.py.
-struct MatmulRow {
-  int64_t pass;
-  int64_t type;
-  int64_t math;
-  int64_t accumulate;
-  int64_t rows;
-  int64_t inputs;
-  int64_t outputs;
-  int64_t workspace_bytes;
-  int64_t algorithm;  // position in the heuristics' list, which begins with the best
-};
 
 constexpr int64_t FULL_ALIGNMENT = 256;
 constexpr int ALGORITHMS = 4;  // length of the requested list; a constant, so that the list is always equal

@@ -4,6 +4,7 @@
 
 #include "cudnn_calls.h"
 #include "mbc_types.h"
+#include "cudnn_legacy_arguments.h"
 
 #include <climits>
 #include <map>
@@ -13,33 +14,6 @@
 namespace {
 
 enum Pass : int64_t { FORWARD = 0, BACKWARD_DATA = 1, BACKWARD_FILTER = 2 };
-
-// The integers of a row, in the order of mbc/kernels/cudnn_legacy.py.
-struct LegacyRow {
-  int64_t pass;
-  int64_t type;
-  int64_t layout;
-  int64_t math;       // cudnnMathType_t
-  int64_t algorithm;  // number in the enumeration of its pass
-  int64_t accumulate;
-  int64_t rows;
-  int64_t channels;
-  int64_t height;
-  int64_t width;
-  int64_t filters;
-  int64_t kernel_height;
-  int64_t kernel_width;
-  int64_t out_height;
-  int64_t out_width;
-  int64_t pad_height;
-  int64_t pad_width;
-  int64_t stride_height;
-  int64_t stride_width;
-  int64_t dilation_height;
-  int64_t dilation_width;
-  int64_t groups;
-  int64_t workspace_bytes;
-};
 
 template <typename T, cudnnStatus_t (*create)(T*), cudnnStatus_t (*destroy)(T)>
 class Owned {

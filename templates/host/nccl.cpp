@@ -12,6 +12,7 @@
 // to concurrent kernels: each rank receives its part of the bucket from all ranks, sums it, and sends the sum to all.
 
 #include "plan_tables.h"
+#include "nccl_arguments.h"
 
 extern "C" const char* mbc_sum_parts(const MbcCall& call);  // sum_parts.cu
 
@@ -22,14 +23,6 @@ constexpr int SUM = 0;          // ncclSum
 constexpr int SUCCESS = 0;      // ncclSuccess
 constexpr int IN_PROGRESS = 7;  // ncclInProgress
 
-// The integers of a row, in the order of mbc/kernels/nccl.py.
-struct CollectiveRow {
-  int64_t does;
-  int64_t operands;
-  int64_t elements;  // elements of a bucket that is summed, else 0
-  int64_t ctas;      // thread blocks; 0: by copies
-  // The words of 4 bytes of each gathered operand follow, whatever its type; or a `Cut` for each tensor.
-};
 enum Does : int64_t { SUMS, GATHERS, SCATTERS, GATHERS_PARTS };
 
 // A tensor and its parts, in elements: the part of rank r begins at r * part and ends a part later, or with the tensor.

@@ -12,6 +12,7 @@ import math
 import re
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ from pathlib import Path
 import pytest
 
 from mbc.codegen.build import host_files
+from mbc.codegen.launch_headers import write_launch_headers
 from mbc.codegen.render_sources import render, render_kernel_library
 from mbc.codegen.view import CUDNN_LIBRARIES, KERNEL_LIBRARIES, LIBRARIES, PEER_BASE, View, view
 from mbc.hardware.streams import Space, Stream
@@ -159,7 +161,9 @@ def _compile(inputs: list[str], output: Path, *flags: str) -> None:
 def _static_objects() -> dict[str, Path]:
     """Return the objects that are equal for all plans, by the names of their sources."""
     sources = (*sorted((folder("templates") / "host").glob("*.cpp")), *sorted(FAKE.glob("*.cpp")))
-    return {source.name: kept_object(_command(), source) for source in sources}
+    with tempfile.TemporaryDirectory() as headers:
+        write_launch_headers(Path(headers))
+        return {source.name: kept_object((*_command(), f"-I{headers}"), source) for source in sources}
 
 
 class loaded:

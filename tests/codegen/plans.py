@@ -30,17 +30,9 @@ class EchoProvider:
     def candidates(self, request: Request, device: DeviceSpec) -> tuple[Candidate, ...]:
         return ()
 
-    def arguments(
-        self,
-        request: Request,
-        name: str,
-        settings: tuple[tuple[str, int], ...],
-        layouts: tuple[Layout, ...],
-        first_row: int,
-        accumulate: bool,
-        workspace_bytes: int,
-    ) -> Arguments:
-        return Arguments((request.outputs[0].elements, first_row, int(accumulate), workspace_bytes), (0.1, 1e-30))
+    def arguments(self, call: Call, first_row: int) -> Arguments:
+        elements, adds = call.request.outputs[0].elements, int(call.accumulate)
+        return Arguments((elements, first_row, adds, call.workspace_bytes), (0.1, 1e-30))
 
     def accepts(self, call: Call, device: DeviceSpec) -> Acceptance:
         return Acceptance()

@@ -263,4 +263,4 @@ def test_sources_of_a_rank_have_nccl(tmp_path: Path) -> None:
     assert (tmp_path / "source" / "nccl.cpp").is_file()
     assert "nccl" in _rows().libraries
     sources = [path.read_text(encoding="utf-8") for path in (tmp_path / "source").iterdir()]
-    assert not any(re.search(r"#include .nccl", text) for text in sources)  # nothing to install
+    assert not any(re.search(r"#include .nccl\.h", text) for text in sources)  # nothing to install

@@ -47,8 +47,7 @@ network net(batch = 8, classes = 8) {
 
 
 def call(request: Request, c: Candidate, **changes: Any) -> Call:
-    unchanged = Call(request, c.name, c.settings, c.layouts, False, c.workspace_bytes)
-    return replace(unchanged, **changes)
+    return replace(c.call(request), **changes)
 
 
 def accepted(c: Candidate, asked: Call) -> Acceptance:

@@ -10,12 +10,12 @@ from mbc.errors import MbcError
 from mbc.hardware.spec import device_specs
 from mbc.ir.types import DType, Layout, Precision, TensorType
 from mbc.kernels import PROVIDERS
-from mbc.kernels.base import Candidate, Request
+from mbc.kernels.base import Call, Candidate, Request
 from mbc.kernels.cudnn_legacy import (
     ALGORITHMS,
     CUDNN_LEGACY,
-    ROW_FIELDS,
     LegacyChoice,
+    LegacyRow,
     admitted_maths,
     legacy_candidate,
     legacy_notes,
@@ -43,11 +43,9 @@ def request(kind: str, precision: Precision = Precision.FP32, attributes: Convol
 
 
 def row(asked: Request, candidate: Candidate, accumulate: bool = False) -> dict[str, int]:
-    arguments = CUDNN_LEGACY.arguments(
-        asked, candidate.name, candidate.settings, candidate.layouts, 0, accumulate, candidate.workspace_bytes
-    )
+    arguments = CUDNN_LEGACY.arguments(candidate.call(asked, accumulate), 0)
     assert not arguments.reals
-    return dict(zip(ROW_FIELDS, arguments.integers, strict=True))
+    return dict(zip(LegacyRow.names(), arguments.integers, strict=True))
 
 
 def test_it_is_a_provider_that_offers_nothing_without_a_gpu() -> None:
@@ -140,5 +138,5 @@ def test_a_plan_that_names_no_such_call_is_refused(
 ) -> None:
     asked = request("convolution", attributes=attributes)
     with pytest.raises(MbcError, match="legacy API cannot run convolution") as caught:
-        CUDNN_LEGACY.arguments(asked, "convolution", settings, (FIRST,) * 3, 0, False, 0)
+        CUDNN_LEGACY.arguments(Call(asked, "convolution", settings, (FIRST,) * 3, False, 0), 0)
     assert caught.value.code == "MBC083"

@@ -11,7 +11,7 @@ from mbc.ir.types import DType, Layout, Precision, TensorType
 from mbc.kernels import PROVIDERS
 from mbc.kernels.base import Candidate, Request
 from mbc.kernels.cudnn import CUDNN
-from mbc.kernels.cudnn_convolution import ROW_FIELDS
+from mbc.kernels.cudnn_convolution import ConvolutionRow
 from mbc.kernels.cudnn_statistics import sums_bytes
 from mbc.kernels.statistics import WITH_STATISTICS, convolution_of, statistics_of
 from mbc.ops.fused import Fused
@@ -97,10 +97,10 @@ def test_what_has_no_engine_has_no_candidate(request_: Request) -> None:
 def test_its_row_is_that_of_a_convolution_with_statistics() -> None:
     (candidate,) = offered(REQUEST)
     c = candidate
-    a = CUDNN.arguments(REQUEST, c.name, c.settings, c.layouts, 0, False, c.workspace_bytes)
-    row = dict(zip(ROW_FIELDS, a.integers, strict=True))
+    a = CUDNN.arguments(c.call(REQUEST), 0)
+    row = dict(zip(ConvolutionRow.names(), a.integers, strict=True))
     bare = convolution_of(REQUEST)
-    alone = CUDNN.arguments(bare, bare.kind, c.settings, c.layouts[:3], 0, False, c.workspace_bytes)
-    assert row == dict(zip(ROW_FIELDS, alone.integers, strict=True)) | {"statistics": 1}
+    alone = CUDNN.arguments(replace(c, name=bare.kind, layouts=c.layouts[:3]).call(bare), 0)
+    assert row == dict(zip(ConvolutionRow.names(), alone.integers, strict=True)) | {"statistics": 1}
     assert (row["pass"], row["layout"], row["engine"], row["filters"]) == (0, 1, -1, 128)
     assert row["workspace_bytes"] > sums_bytes(REQUEST.outputs[0]) == 1024

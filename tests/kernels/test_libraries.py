@@ -66,7 +66,7 @@ def test_a_one_by_one_convolution_is_a_product(kind: str) -> None:
     assert {c.workspace_bytes for c in offered} == {0, *more}
     number = ("convolution", "convolution_backward_data", "convolution_backward_filter").index(kind)
     last = offered[-1]
-    arguments = CUBLASLT.arguments(request, kind, last.settings, last.layouts, 0, False, last.workspace_bytes)
+    arguments = CUBLASLT.arguments(last.call(request), 0)
     assert arguments.integers == (number, 1, 1, 0, 3 * 20 * 30, 64, 256, last.workspace_bytes, 3)
 
 
@@ -75,7 +75,7 @@ def test_rows_of_large_images_count_beyond_32_bits() -> None:
     x, w = TensorType((256, 8, 4096, 4096), DType.BF16), TensorType((8, 8, 1, 1), DType.BF16)
     request = Request("convolution", a, (x, w), (x,), Precision.BF16)
     candidate = next(iter(CUBLASLT.candidates(request, find_spec("h200"))))
-    assert CUBLASLT.arguments(request, candidate.name, (), candidate.layouts, 0, False, 0).integers[4] == 1 << 32
+    assert CUBLASLT.arguments(candidate.call(request), 0).integers[4] == 1 << 32
 
 
 @pytest.mark.parametrize(

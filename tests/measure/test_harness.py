@@ -110,9 +110,7 @@ class Kernels:
     ) -> Any:
         provider = next(p for p in PROVIDERS if p.name == candidate.provider)
         # Refuses what a module could not call either.
-        provider.arguments(
-            request, candidate.name, candidate.settings, candidate.layouts, 0, accumulate, candidate.workspace_bytes
-        )
+        provider.arguments(candidate.call(request, accumulate), 0)
         # mbc's own kernels take what is aligned to its elements: rows in the middle are compared as they lie.
         assert workspace % 256 == 0
         assert candidate.provider == "mbc" or all(p % 256 == 0 for p in pointers)

@@ -11,7 +11,7 @@ from mbc.errors import MbcError
 from mbc.ir.types import DType, Layout, Precision, TensorType
 from mbc.kernels.base import Candidate, Request
 from mbc.kernels.cudnn import CUDNN
-from mbc.kernels.cudnn_convolution import CUDNN_CONVOLUTION, ROW_FIELDS
+from mbc.kernels.cudnn_convolution import CUDNN_CONVOLUTION, ConvolutionRow
 from mbc.kernels.cudnn_statistics import LAYOUTS, sums_bytes
 from mbc.measure import offers as offering
 from mbc.measure.cudnn_engines import Configuration, Device
@@ -58,13 +58,13 @@ def test_engines_are_offered_as_the_provider_runs_them(gpu: Any, kind: str, prec
         assert 1 <= sum(o.candidate.layouts[0] is layout for o in engines) <= 2 * BEST_PER_LAYOUT
     for offer in engines:
         c = offer.candidate
-        a = CUDNN_CONVOLUTION.arguments(request, c.name, c.settings, c.layouts, 0, False, c.workspace_bytes)
-        row = dict(zip(ROW_FIELDS, a.integers, strict=False))
+        a = CUDNN_CONVOLUTION.arguments(c.call(request), 0)
+        row = dict(zip(ConvolutionRow.names(), a.integers, strict=False))
         given = dict(c.settings)
         assert row["engine"] == given["engine"] >= 0
         assert row["layout"] == (c.layouts[0] is Layout.CHANNELS_LAST)
         assert row["deterministic"] == c.deterministic == ("NONDETERMINISTIC" not in offer.notes)
-        knobs = a.integers[len(ROW_FIELDS) :]
+        knobs = a.integers[len(ConvolutionRow.names()) :]
         assert list(knobs) == [n for k, v in c.settings if k.startswith("knob") for n in (int(k[4:]), v)]
         assert "RUNTIME_COMPILATION" not in offer.notes
         assert c.accumulates == (kind == "convolution_backward_filter")
@@ -84,8 +84,8 @@ def test_engines_that_leave_statistics_are_offered(gpu: Any) -> None:
         c = offer.candidate
         assert (c.provider, c.name, c.accumulates) == ("cudnn", request.kind, False)
         assert c.layouts == LAYOUTS  # in no other are there any
-        row = CUDNN.arguments(request, c.name, c.settings, c.layouts, 0, False, c.workspace_bytes).integers
-        given = dict(zip(ROW_FIELDS, row, strict=False))
+        row = CUDNN.arguments(c.call(request), 0).integers
+        given = dict(zip(ConvolutionRow.names(), row, strict=False))
         assert given["statistics"] == 1 and given["engine"] == dict(c.settings)["engine"] >= 0
         assert c.workspace_bytes > sums_bytes(request.outputs[0])
     none = offers(gpu, with_statistics((64, 32, 28, 28), 64, 3, Precision.BF16), LIMIT)

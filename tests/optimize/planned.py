@@ -109,8 +109,8 @@ class Adapted:
     def candidates(self, request: Request, device: DeviceSpec) -> Iterable[Candidate]:
         return self.inner.candidates(request, device)
 
-    def arguments(self, *given: Any, **named: Any) -> Arguments:
-        return self.inner.arguments(*given, **named)
+    def arguments(self, call: Call, first_row: int) -> Arguments:
+        return self.inner.arguments(call, first_row)
 
     def accepts(self, call: Call, device: DeviceSpec) -> Acceptance:
         return self.inner.accepts(call, device)

@@ -1,6 +1,7 @@
 """The provider `mbc`: the project's own CUDA kernels, whose sources are in templates/kernels.
 
 * `base`: the declaration of a kernel of this provider
+* `image`: what structures of launches over images begin with
 * `wiring`: how a kernel recognizes its fusion group
 * `strided`: extents and strides of operands of any rank
 * `pointwise`: elementwise operations, losses, conversions
@@ -26,7 +27,8 @@ from mbc.hardware.spec import DeviceSpec
 from mbc.ir.types import DType, Precision
 from mbc.kernels.base import Acceptance, Arguments, Call, Candidate, Request
 from mbc.kernels.calibration import Effort, estimate_us
-from mbc.kernels.cuda.base import PROVIDER, Layouts, OwnKernel, Slice, effort_of, layout_of
+from mbc.kernels.cuda.base import PROVIDER, OwnKernel, Slice, effort_of, layout_of
+from mbc.kernels.cuda.base import Layouts as Layouts
 from mbc.kernels.cuda.pointwise.move import ConvertArguments, conversion
 
 
@@ -105,37 +107,29 @@ class Own:
             return Acceptance(workspace_refusal=f"it needs {needed_bytes} bytes")
         return Acceptance(aligned=kernel.aligned)
 
-    def arguments(
-        self,
-        request: Request,
-        name: str,
-        settings: tuple[tuple[str, int], ...],
-        layouts: Layouts,
-        first_row: int,
-        accumulate: bool,
-        workspace_bytes: int,
-    ) -> Arguments:
+    def arguments(self, call: Call, first_row: int) -> Arguments:
         """Return the numbers of the launcher's structure.
 
         Raises:
             MbcError: MBC080 for an unknown kernel; MBC081 if the workspace is too small; MBC082 if a kernel that only
                 overwrites is asked to add. All three mean that another version of mbc wrote the plan.
         """
-        kernel = KERNELS.get(name)
+        kernel, request = KERNELS.get(call.name), call.request
         if kernel is None:
-            raise MbcError("MBC080", f"this mbc has no kernel called '{name}'", "compile the source again")
-        layout = layout_of(request, layouts)
+            raise MbcError("MBC080", f"this mbc has no kernel called '{call.name}'", "compile the source again")
+        layout = layout_of(request, call.layouts)
         needed_bytes = kernel.workspace(request, layout)
-        if workspace_bytes < needed_bytes:
+        if call.workspace_bytes < needed_bytes:
             raise MbcError(
                 "MBC081",
-                f"kernel '{name}' needs {needed_bytes} bytes of workspace, the plan gives it {workspace_bytes}",
+                f"kernel '{call.name}' needs {needed_bytes} bytes of workspace, "
+                f"the plan gives it {call.workspace_bytes}",
                 "compile the source again",
             )
-        if accumulate and not kernel.accumulates:
-            raise MbcError("MBC082", f"kernel '{name}' cannot add to its output", "compile the source again")
-        at = Slice(request, layout, first_row, accumulate)
-        struct = conversion(request, layouts) if kernel.struct is ConvertArguments else kernel.integers(at)
+        if call.accumulate and not kernel.accumulates:
+            raise MbcError("MBC082", f"kernel '{call.name}' cannot add to its output", "compile the source again")
+        at = Slice(request, layout, first_row, call.accumulate)
+        struct = conversion(request, call.layouts) if kernel.struct is ConvertArguments else kernel.integers(at)
         return Arguments(struct.integers() + kernel.trailing(at), kernel.reals(at))
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 
 from mbc.hardware.spec import DeviceSpec
 from mbc.ir.types import DType, Layout, Precision, TensorType
 from mbc.kernels.base import DTYPE_CODES, LAYOUT_CODES, Call, Request
 from mbc.kernels.calibration import Effort, group
+from mbc.kernels.launch_struct import Struct
 from mbc.ops.fused import launch_kind
 
 PROVIDER = "mbc"
@@ -19,15 +20,6 @@ REDUCTION_BLOCKS = 132
 THREADS = 256  # threads of a block; equal to the constant in templates/kernels/shared/launch.cuh
 
 Layouts = tuple[Layout, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Struct:
-    """Integer arguments of a launch, named and ordered as in the structure of the same name in templates/kernels."""
-
-    def integers(self) -> tuple[int, ...]:
-        """Return the fields in the order of their declaration."""
-        return tuple(int(value) for value in astuple(self))
 
 
 @dataclass(frozen=True, slots=True)

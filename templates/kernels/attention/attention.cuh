@@ -12,26 +12,7 @@
 #pragma once
 
 #include "split_k.cuh"
-
-struct AttentionArguments {
-  int64_t type;
-  int64_t layout;
-  int64_t rows;
-  int64_t heads;
-  int64_t groups;
-  int64_t queries;
-  int64_t keys;
-  int64_t depth;
-  int64_t packed;
-  int64_t causal;
-  int64_t bias_heads;   // 1: one bias for all heads; 0: there is no bias
-  int64_t bias_groups;
-};
-
-struct AttentionBiasArguments : AttentionArguments {
-  int64_t parts;
-  int64_t accumulate;
-};
+#include "attention_arguments.h"
 
 namespace mbc {
 

@@ -6,17 +6,7 @@
 // Shared     1 KB.
 // Limit      memory bandwidth forward, launch latency backward.
 #include "device.cuh"
-
-struct WindowBiasArguments {
-  int64_t type;
-  int64_t heads;
-  int64_t height;
-  int64_t width;
-  int64_t down;
-  int64_t across;
-  int64_t shift_down;
-  int64_t shift_across;
-};
+#include "window_bias_arguments.h"
 
 namespace mbc {
 

@@ -12,15 +12,7 @@
 // Limit      memory bandwidth.
 #include "channels.cuh"
 #include "stem_conv_filter.cuh"
-
-struct Conv1x1NarrowArguments {
-  int64_t type;
-  int64_t pixels;  // pixels of all images
-  int64_t channels;
-  int64_t filters;
-  int64_t parts;  // blocks among which the pixels of the filter pass are divided (split-K)
-  int64_t accumulate;
-};
+#include "conv1x1_narrow_arguments.h"
 
 namespace mbc {
 

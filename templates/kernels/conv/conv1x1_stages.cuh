@@ -5,28 +5,9 @@
 #include "smem_operands.cuh"
 #include "pipeline.cuh"
 #include "tensor_map.cuh"
-
-struct Conv1x1Arguments {
-  int64_t type;
-  int64_t pixels;
-  int64_t channels;
-  int64_t filters;
-  int64_t blocks;  // at most one for each tile; independent of the GPU, so that sums have one order
-  int64_t stages;  // stages of K = 64 of a tile's pixels, as many as fit; even
-  int64_t staged_tiles;  // tiles of staged operands, as many as fit
-};
-
-struct Conv1x1RematArguments : Conv1x1Arguments {
-  int64_t affine;  // whether the recomputed normalization has scale and shift
-};
-
-struct DualConv1x1Arguments : Conv1x1RematArguments {
-  int64_t gradient_channels;  // K of the second GEMM; `channels` is that of the first
-};
-
-struct Conv1x1BnBackwardArguments : Conv1x1RematArguments {
-  int64_t count;  // elements of a channel in the whole mini-batch
-};
+#include "conv1x1_arguments.h"
+#include "conv1x1_bn_backward_arguments.h"
+#include "dual_conv1x1_arguments.h"
 
 namespace mbc {
 

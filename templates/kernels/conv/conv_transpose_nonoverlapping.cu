@@ -22,12 +22,7 @@
 //   pixel 16w + g + 8     d[j][2]     d[j][3]        row 16w + g + 8
 #include "conv_operands.cuh"
 #include "pipeline.cuh"
-
-struct ConvTransposeArguments : ConvolutionSizes {
-  int64_t type;
-  int64_t all;    // channels of the tensor that is written
-  int64_t start;  // the first channel that this launch writes
-};
+#include "conv_transpose_nonoverlapping_arguments.h"
 
 namespace mbc {
 

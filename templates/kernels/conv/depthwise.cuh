@@ -8,25 +8,9 @@
 #pragma once
 
 #include "images.cuh"
+#include "depthwise_arguments.h"
 
 #include <cstring>
-
-struct DepthwiseArguments {
-  int64_t type;
-  int64_t layout;
-  int64_t rows;
-  int64_t channels;
-  int64_t depth_multiplier;
-  int64_t height;
-  int64_t width;
-  int64_t out_height;
-  int64_t out_width;
-  int64_t stride;
-  int64_t pad_top;
-  int64_t pad_left;
-  int64_t parts;
-  int64_t accumulate;
-};
 
 namespace mbc {
 

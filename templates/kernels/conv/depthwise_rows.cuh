@@ -15,12 +15,7 @@
 #pragma once
 
 #include "depthwise.cuh"
-
-// Equal to the structure in mbc/kernels/cuda/conv/depthwise_rows.py.
-struct DepthwiseRowsArguments : DepthwiseArguments {
-  int64_t kernel_height;
-  int64_t kernel_width;
-};
+#include "depthwise_rows_arguments.h"
 
 namespace mbc {
 

@@ -11,17 +11,7 @@
 #include "images.cuh"
 #include "split_k.cuh"
 #include "tiled_gemm.cuh"
-
-struct ConvolutionArguments : ConvolutionSizes {
-  int64_t type;
-  int64_t layout;
-  int64_t tiled;
-  int64_t dilation_height;
-  int64_t dilation_width;
-  int64_t groups;
-  int64_t parts;
-  int64_t accumulate;
-};
+#include "direct_arguments.h"
 
 namespace mbc {
 

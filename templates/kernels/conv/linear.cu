@@ -6,21 +6,7 @@
 //            memory.
 // Limit      FMA: it exists so that every request has a kernel, not to be fast.
 #include "tiled_gemm.cuh"
-
-struct LinearArguments {
-  int64_t type;
-  int64_t rows;
-  int64_t inputs;
-  int64_t outputs;
-};
-
-struct LinearFilterArguments {
-  int64_t type;
-  int64_t rows;
-  int64_t inputs;
-  int64_t outputs;
-  int64_t accumulate;
-};
+#include "direct_arguments.h"
 
 namespace mbc {
 

@@ -5,16 +5,7 @@
 //            memory.
 // Limit      FMA: it exists so that every request has a kernel, not to be fast.
 #include "tiled_gemm.cuh"
-
-struct MatmulArguments {
-  int64_t type;
-  int64_t groups;
-  int64_t rows;
-  int64_t columns;
-  int64_t depth;
-  int64_t transpose_a;
-  int64_t transpose_b;
-};
+#include "matmul_arguments.h"
 
 namespace mbc {
 

@@ -12,15 +12,7 @@
 
 #include "conv_operands.cuh"
 #include "mma.cuh"
-
-struct StemConvArguments : ConvolutionSizes {
-  int64_t type;
-  int64_t band;  // output rows of a tile, even
-  int64_t parts;  // blocks among which the tiles of the filter pass are divided (split-K)
-  int64_t accumulate;
-  int64_t image_layout;  // layout of fp32 images; others are channels last
-  int64_t products;      // fp32: tf32 MMAs for one product, 1 or 3 (3xTF32)
-};
+#include "stem_conv_arguments.h"
 
 namespace mbc {
 

@@ -20,10 +20,7 @@
 //     filter 16w + g + 8    a[1]          a[3]                filter 16w + g + 8           d[j][2]    d[j][3]
 #include "stem_im2col.cuh"
 #include "thread_statistics.cuh"
-
-struct StemConvStatisticsArguments : StemConvArguments {
-  int64_t blocks;  // blocks for each 64 filters; independent of the GPU, so that sums have one order
-};
+#include "stem_im2col_arguments.h"
 
 namespace mbc {
 

@@ -18,12 +18,7 @@
 //     channel g      a[m][0]   a[m][2]          channel g          d[m][n][0]    d[m][n][1]
 //     channel g + 8  a[m][1]   a[m][3]          channel g + 8      d[m][n][2]    d[m][n][3]
 #include "stem_conv_filter.cuh"
-
-struct Tf32FilterArguments : ConvolutionSizes {
-  int64_t band;   // output rows of a strip
-  int64_t parts;  // blocks among which strips are divided (split-K)
-  int64_t accumulate;
-};
+#include "tf32_filter_gradient_arguments.h"
 
 namespace mbc {
 

@@ -23,10 +23,7 @@
 //   row 16w + g + 8: 16w + 2g + 1    d[j][2]     d[j][3]        a thread has two neighbouring filters of a pixel
 #include "halo.cuh"
 #include "thread_statistics.cuh"
-
-struct HaloStatisticsArguments : HaloArguments {
-  int64_t blocks;  // blocks for each 64 filters; independent of the GPU, so that sums have one order
-};
+#include "weight_stationary_conv_arguments.h"
 
 namespace mbc {
 

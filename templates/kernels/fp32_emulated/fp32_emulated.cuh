@@ -12,13 +12,7 @@
 
 #include "conv_operands.cuh"
 #include "pipeline.cuh"
-
-// Sizes are those of the image that is read and of the output, or, in the filter pass, of its gradient.
-struct Fp32EmulatedArguments : ConvolutionSizes {
-  int64_t backward;  // data gradient: weights are transposed and rotated
-  int64_t parts;     // parts of the pixels in the filter pass (split-K)
-  int64_t accumulate;
-};
+#include "fp32_emulated_conv_arguments.h"
 
 namespace mbc {
 

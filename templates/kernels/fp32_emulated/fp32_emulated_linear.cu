@@ -20,14 +20,7 @@
 //   row 16w + g + 8      d[j][2]     d[j][3]
 #include "fp32_emulated.cuh"
 #include "split_k.cuh"
-
-struct Fp32EmulatedLinearArguments {
-  int64_t rows;
-  int64_t columns;
-  int64_t depth;  // K
-  int64_t parts;  // parts of K (split-K)
-  int64_t accumulate;
-};
+#include "fp32_emulated_linear_arguments.h"
 
 namespace mbc {
 

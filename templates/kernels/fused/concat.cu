@@ -8,45 +8,8 @@
 // Threads    256, along the channels and down the pixels.
 // Limit      memory bandwidth.
 #include "batch_norm.cuh"
-
-// Followed by the channels of every input, `inputs` integers.
-struct ConcatArguments {
-  int64_t type;
-  int64_t layout;
-  int64_t rows;
-  int64_t inner;
-  int64_t inputs;
-};
-
-// Followed by the channels of every part, `inputs` integers. `biased`: number of the part that the bias is added to.
-struct BiasConcatArguments {
-  int64_t type;
-  int64_t layout;
-  int64_t rows;
-  int64_t inner;
-  int64_t inputs;
-  int64_t biased;
-};
-
-// Followed by the channels of every part. `affine`: whether the normalizations have scale and shift.
-struct ConcatNormalizeArguments {
-  int64_t type;
-  int64_t layout;
-  int64_t rows;
-  int64_t inner;
-  int64_t inputs;
-  int64_t affine;
-};
-
-struct ChannelSliceArguments {
-  int64_t type;
-  int64_t layout;
-  int64_t rows;
-  int64_t channels;
-  int64_t inner;
-  int64_t start;
-  int64_t count;
-};
+#include "concat_arguments.h"
+#include "move_arguments.h"
 
 namespace mbc {
 

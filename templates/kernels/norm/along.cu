@@ -6,14 +6,7 @@
 // Shared     256 floats.
 // Limit      memory bandwidth; with few large sets the number of blocks.
 #include "lanes.cuh"
-
-struct AlongArguments {
-  int64_t type;
-  int64_t results;
-  int64_t terms;
-  int64_t lanes;
-  int64_t adjacent;
-};
+#include "along_arguments.h"
 
 namespace mbc {
 

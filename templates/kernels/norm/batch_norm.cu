@@ -14,66 +14,8 @@
 #include "channels.cuh"
 #include "mbc_control.h"
 #include "batch_statistics.cuh"
-
-struct BatchStatisticsArguments {
-  int64_t type;
-  int64_t layout;
-  int64_t rows;
-  int64_t channels;
-  int64_t inner;
-  int64_t parts;
-};
-
-// `joined`: further channels, whose statistics exist already and are copied. `before`: these come first.
-struct StatisticsAndCopyArguments {
-  int64_t type;
-  int64_t layout;
-  int64_t rows;
-  int64_t channels;
-  int64_t inner;
-  int64_t parts;
-  int64_t joined;
-  int64_t before;
-};
-
-// Followed by the channels of every pair, `pairs` integers.
-struct ConcatStatisticsArguments {
-  int64_t pairs;
-};
-
-struct BatchNormalizeArguments {
-  int64_t type;
-  int64_t layout;
-  int64_t rows;
-  int64_t channels;
-  int64_t inner;
-  int64_t affine;
-};
-
-struct BatchNormalizeBackwardReduceArguments {
-  int64_t type;
-  int64_t layout;
-  int64_t rows;
-  int64_t channels;
-  int64_t inner;
-  int64_t parts;
-  int64_t accumulate;
-};
-
-struct BatchNormalizeBackwardArguments {
-  int64_t type;
-  int64_t layout;
-  int64_t rows;
-  int64_t channels;
-  int64_t inner;
-  int64_t affine;
-  int64_t count;
-};
-
-struct UpdateRunningArguments {
-  int64_t channels;
-  int64_t count;
-};
+#include "batch_norm_arguments.h"
+#include "concat_arguments.h"
 
 namespace mbc {
 

@@ -13,17 +13,7 @@
 // Limit      latency: two or three passes over little data and two cluster barriers; separate launches take longer.
 #include "batch_norm_single_launch.cuh"
 #include "batch_norm_relu.cuh"
-
-// `tile_vectors` and `parts`: see batch_norm_single_launch.cuh. `count`: elements of a channel, in the backward pass.
-struct SingleLaunchArguments {
-  int64_t type;
-  int64_t rows;
-  int64_t channels;
-  int64_t affine;
-  int64_t count;
-  int64_t tile_vectors;
-  int64_t parts;
-};
+#include "batch_norm_single_launch_arguments.h"
 
 namespace mbc {
 

@@ -7,19 +7,7 @@
 //            block of the gradient has one channel.
 // Limit      memory bandwidth.
 #include "channel_sum.cuh"
-
-// `start`: the first channel of the slice; `all`: channels of the whole tensor.
-struct SliceSumArguments {
-  int64_t type;
-  int64_t layout;
-  int64_t rows;
-  int64_t channels;
-  int64_t inner;
-  int64_t parts;
-  int64_t accumulate;
-  int64_t start;
-  int64_t all;
-};
+#include "concat_arguments.h"
 
 namespace mbc {
 

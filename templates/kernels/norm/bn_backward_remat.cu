@@ -8,18 +8,7 @@
 // Shared     constants of a block's channels, and the partial sums of its threads.
 // Limit      memory bandwidth.
 #include "batch_norm_relu.cuh"
-
-struct BnBackwardRematArguments {
-  int64_t type;
-  int64_t layout;
-  int64_t rows;
-  int64_t channels;
-  int64_t inner;
-  int64_t affine;
-  int64_t affine2;
-  int64_t parts;
-  int64_t accumulate;
-};
+#include "bn_backward_remat_arguments.h"
 
 namespace mbc {
 

@@ -12,17 +12,7 @@
 // Limit      memory bandwidth; with few large sets the number of blocks.
 #include "batch_norm.cuh"
 #include "norm_sets.cuh"
-
-struct GroupNormReduceArguments {
-  int64_t type;
-  int64_t layout;
-  int64_t rows;
-  int64_t channels;
-  int64_t inner;
-  int64_t groups;
-  int64_t parts;
-  int64_t accumulate;
-};
+#include "group_norm_arguments.h"
 
 namespace mbc {
 

@@ -3,15 +3,7 @@
 #pragma once
 
 #include "images.cuh"
-
-struct GroupNormArguments {
-  int64_t type;
-  int64_t layout;
-  int64_t rows;
-  int64_t channels;
-  int64_t inner;
-  int64_t groups;  // 0: each pixel is a set
-};
+#include "group_norm_arguments.h"
 
 namespace mbc {
 

@@ -15,18 +15,7 @@
 // Limit      memory bandwidth.
 #include "channel_reduce.cuh"
 #include "lanes.cuh"
-
-struct ReduceArguments {
-  int64_t type;
-  int64_t result_type;
-  int64_t results;
-  int64_t terms;
-  int64_t vector;
-  int64_t lanes;
-  int64_t tile;
-  int64_t parts;
-  int64_t accumulate;
-};
+#include "reduce_arguments.h"
 
 namespace mbc {
 

@@ -7,13 +7,7 @@
 // Shared     256 floats.
 // Limit      memory bandwidth; with few large filters the number of blocks.
 #include "lanes.cuh"
-
-struct StandardizeArguments {
-  int64_t filters;
-  int64_t elements;  // of a filter
-  int64_t lanes;
-  int64_t gained;  // whether there is a gain for each filter
-};
+#include "standardize_arguments.h"
 
 namespace mbc {
 

@@ -8,18 +8,7 @@
 // Threads    256.
 // Limit      the launch.
 #include "device.cuh"
-
-// Followed by the elements that a channel has on each rank, `ranks` integers.
-struct CombineStatisticsArguments {
-  int64_t ranks;
-  int64_t channels;
-};
-
-struct SumGatheredArguments {
-  int64_t ranks;
-  int64_t elements;
-  int64_t operands;
-};
+#include "sync_batch_norm_arguments.h"
 
 namespace mbc {
 

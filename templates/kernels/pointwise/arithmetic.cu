@@ -8,11 +8,7 @@
 //            element's position in an operand (strided.cuh).
 // Limit      memory bandwidth; with many axes and no vectors index arithmetic.
 #include "broadcast.cuh"
-
-struct ExpandArguments {
-  int64_t type;
-  int64_t elements;
-};
+#include "arithmetic_arguments.h"
 
 namespace mbc {
 

@@ -10,25 +10,7 @@
 // Limit      memory bandwidth, and narrow accesses: bytes in, with channels last 2 bytes out.
 #include "mbc_control.h"
 #include "philox.cuh"
-
-struct AugmentArguments {
-  int64_t type;
-  int64_t layout;  // of the output
-  int64_t rows;
-  int64_t channels;
-  int64_t height;
-  int64_t width;
-  int64_t crop_height;
-  int64_t crop_width;
-  int64_t channels_last;  // whether the input's shape is channels last
-  int64_t pad;
-  int64_t flip;
-  int64_t scaled;
-  int64_t jitters;
-  int64_t first_row;
-  int64_t key;
-  int64_t parts;
-};
+#include "augment_arguments.h"
 
 namespace mbc {
 

@@ -9,14 +9,7 @@
 // Limit      memory bandwidth.
 #include "channels.cuh"
 #include "images.cuh"
-
-struct BroadcastArguments {
-  int64_t type;
-  int64_t layout;
-  int64_t rows;
-  int64_t channels;
-  int64_t inner;
-};
+#include "broadcast_arguments.h"
 
 namespace mbc {
 

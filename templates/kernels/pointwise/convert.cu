@@ -8,16 +8,7 @@
 //            moves a pixel, or several pixels of three channels that become channels last.
 // Limit      memory bandwidth.
 #include "images.cuh"
-
-struct ConvertArguments {
-  int64_t from_type;
-  int64_t to_type;
-  int64_t from_layout;
-  int64_t to_layout;
-  int64_t rows;
-  int64_t channels;
-  int64_t inner;
-};
+#include "move_arguments.h"
 
 namespace mbc {
 

@@ -10,45 +10,7 @@
 // Limit      memory bandwidth, and latency for few positions.
 #include "mbc_control.h"
 #include "cross_entropy.cuh"
-
-struct SoftTargetArguments {
-  int64_t type;
-  int64_t layout;
-  int64_t rows;
-  int64_t classes;
-  int64_t inner;
-  int64_t parts;
-};
-
-struct SoftTargetBackwardArguments {
-  int64_t type;
-  int64_t layout;
-  int64_t rows;
-  int64_t classes;
-  int64_t inner;
-  int64_t side;
-};
-
-struct ClassWeightArguments {
-  int64_t positions;
-  int64_t classes;
-  int64_t weighted;
-  int64_t ignores;
-  int64_t ignored;
-  int64_t parts;
-};
-
-struct WeightedCrossEntropyArguments {
-  int64_t type;
-  int64_t layout;
-  int64_t rows;
-  int64_t classes;
-  int64_t inner;
-  int64_t weighted;
-  int64_t ignores;
-  int64_t ignored;
-  int64_t parts;
-};
+#include "cross_entropy_targets_arguments.h"
 
 namespace mbc {
 

@@ -10,17 +10,7 @@
 // Limit      memory bandwidth; with channels last also the second Philox block.
 #include "mbc_control.h"
 #include "philox.cuh"
-
-struct DropoutArguments {
-  int64_t type;
-  int64_t layout;
-  int64_t rows;
-  int64_t channels;
-  int64_t inner;
-  int64_t first_row;
-  int64_t threshold;  // an element is kept if its word is less
-  int64_t key;
-};
+#include "move_arguments.h"
 
 namespace mbc {
 

@@ -3,11 +3,7 @@
 #pragma once
 
 #include "activations.cuh"
-
-struct MapArguments {
-  int64_t type;
-  int64_t elements;
-};
+#include "elementwise_arguments.h"
 
 namespace mbc {
 

@@ -7,18 +7,7 @@
 // Limit      memory bandwidth.
 #include "mbc_control.h"
 #include "loss.cuh"
-
-struct ElementwiseLossArguments {
-  int64_t type;
-  int64_t elements;
-  int64_t parts;
-};
-
-struct ElementwiseLossBackwardArguments {
-  int64_t type;
-  int64_t elements;
-  int64_t side;
-};
+#include "elementwise_loss_arguments.h"
 
 namespace mbc {
 

@@ -8,23 +8,7 @@
 //            input; one division for each axis finds an element, mostly by a reciprocal.
 // Limit      memory bandwidth; with many axes and no vectors index arithmetic.
 #include "strided.cuh"
-
-struct RearrangeArguments {
-  int64_t type;
-  int64_t elements;
-};
-
-struct GatherArguments {
-  int64_t type;
-  int64_t elements;
-  int64_t mode;
-  int64_t plain;
-};
-
-struct SplitArguments {
-  int64_t type;
-  int64_t parts;
-};
+#include "gather_arguments.h"
 
 namespace mbc {
 

@@ -6,10 +6,7 @@
 // Limit      memory bandwidth, and latency for few positions: see cross_entropy_rows.cu and cross_entropy_pixels.cu.
 #include "mbc_control.h"
 #include "cross_entropy.cuh"
-
-struct WeightedSumArguments {
-  int64_t inputs;
-};
+#include "loss_arguments.h"
 
 namespace mbc {
 

@@ -3,23 +3,7 @@
 #pragma once
 
 #include "device.cuh"
-
-struct CrossEntropyArguments {
-  int64_t type;
-  int64_t layout;
-  int64_t rows;
-  int64_t classes;
-  int64_t inner;
-  int64_t parts;
-};
-
-struct CrossEntropyBackwardArguments {
-  int64_t type;
-  int64_t layout;
-  int64_t rows;
-  int64_t classes;
-  int64_t inner;
-};
+#include "loss_arguments.h"
 
 namespace mbc {
 

@@ -5,12 +5,7 @@
 // Threads    256 in a grid-stride loop, each with a byte of the mask at a time.
 // Limit      memory bandwidth.
 #include "device.cuh"
-
-struct ReluMaskArguments {
-  int64_t type;
-  int64_t bytes;
-  int64_t inner;
-};
+#include "relu_mask_arguments.h"
 
 namespace mbc {
 

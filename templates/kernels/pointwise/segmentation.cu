@@ -8,22 +8,7 @@
 // Limit      memory bandwidth up to some 20 classes, then the shuffles.
 #include "mbc_control.h"
 #include "cross_entropy.cuh"
-
-struct SegmentationArguments {
-  int64_t type;
-  int64_t layout;
-  int64_t rows;
-  int64_t classes;
-  int64_t inner;
-  int64_t ignores;
-  int64_t ignored;
-  int64_t parts;  // blocks of an image, or of all images
-};
-
-struct DiceMeanArguments {
-  int64_t rows;
-  int64_t classes;
-};
+#include "segmentation_arguments.h"
 
 namespace mbc {
 

@@ -6,18 +6,7 @@
 // Reduction  `parts` blocks write a sum in fp64 each, one block adds them in order (loss.cuh).
 // Limit      memory bandwidth, and latency for few positions.
 #include "cross_entropy.cuh"
-
-struct TopKArguments {
-  int64_t type;
-  int64_t layout;
-  int64_t rows;
-  int64_t classes;
-  int64_t inner;
-  int64_t k;
-  int64_t ignores;
-  int64_t ignored;
-  int64_t parts;
-};
+#include "top_k_arguments.h"
 
 namespace mbc {
 

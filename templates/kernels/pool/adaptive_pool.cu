@@ -6,18 +6,7 @@
 //            with channels first one element (images.cuh).
 // Limit      memory bandwidth; with few large windows the number of threads.
 #include "images.cuh"
-
-struct AdaptivePoolArguments {
-  int64_t type;
-  int64_t layout;
-  int64_t rows;
-  int64_t channels;
-  int64_t height;  // of the input
-  int64_t width;
-  int64_t out_height;
-  int64_t out_width;
-  int64_t index;
-};
+#include "adaptive_pool_arguments.h"
 
 namespace mbc {
 

@@ -8,15 +8,7 @@
 //            Other sizes: each element computes its own window.
 // Limit      memory bandwidth and exp2/log2 of each element.
 #include "device.cuh"
-
-struct LrnArguments {
-  int64_t type;
-  int64_t layout;
-  int64_t rows;
-  int64_t channels;
-  int64_t inner;
-  int64_t size;
-};
+#include "pooling_arguments.h"
 
 namespace mbc {
 

@@ -5,26 +5,7 @@
 #include <type_traits>
 
 #include "images.cuh"
-
-struct PoolArguments {
-  int64_t type;
-  int64_t layout;
-  int64_t rows;
-  int64_t channels;
-  int64_t height;
-  int64_t width;
-  int64_t out_height;
-  int64_t out_width;
-  int64_t kernel_height;
-  int64_t kernel_width;
-  int64_t stride_height;
-  int64_t stride_width;
-  int64_t pad_top;
-  int64_t pad_bottom;
-  int64_t pad_left;
-  int64_t pad_right;
-  int64_t option;  // max_pool: an index is written; avg_pool: padding counts
-};
+#include "pooling_arguments.h"
 
 namespace mbc {
 

@@ -7,18 +7,7 @@
 //            pixel each, with channels first one element (images.cuh).
 // Limit      memory bandwidth; with channels first index arithmetic.
 #include "images.cuh"
-
-struct ResizeArguments {
-  int64_t type;
-  int64_t layout;
-  int64_t rows;
-  int64_t channels;
-  int64_t height;  // of the input
-  int64_t width;
-  int64_t out_height;
-  int64_t out_width;
-  int64_t bilinear;
-};
+#include "pooling_arguments.h"
 
 namespace mbc {
 

@@ -5,17 +5,7 @@
 //            channels first one element (images.cuh).
 // Limit      memory bandwidth.
 #include "images.cuh"
-
-struct UpsampleArguments {
-  int64_t type;
-  int64_t layout;
-  int64_t rows;
-  int64_t channels;
-  int64_t height;  // of the small image
-  int64_t width;
-  int64_t factor_height;
-  int64_t factor_width;
-};
+#include "pooling_arguments.h"
 
 namespace mbc {
 

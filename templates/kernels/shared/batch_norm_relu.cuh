@@ -3,28 +3,7 @@
 #pragma once
 
 #include "batch_norm.cuh"
-
-struct FusedMapArguments {
-  int64_t type;
-  int64_t layout;
-  int64_t rows;
-  int64_t channels;
-  int64_t inner;
-  int64_t affine;
-  int64_t affine2;
-  int64_t count;
-};
-
-struct FusedSumArguments {
-  int64_t type;
-  int64_t layout;
-  int64_t rows;
-  int64_t channels;
-  int64_t inner;
-  int64_t affine;
-  int64_t parts;
-  int64_t accumulate;
-};
+#include "batch_norm_relu_arguments.h"
 
 namespace mbc {
 

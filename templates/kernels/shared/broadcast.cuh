@@ -3,12 +3,7 @@
 #pragma once
 
 #include "strided.cuh"
-
-struct ArithmeticArguments {
-  int64_t type;
-  int64_t operation;
-  int64_t elements;
-};
+#include "arithmetic_arguments.h"
 
 namespace mbc {
 

@@ -2,24 +2,7 @@
 #pragma once
 
 #include "channel_reduce.cuh"
-
-struct BiasAddArguments {
-  int64_t type;
-  int64_t layout;
-  int64_t rows;
-  int64_t channels;
-  int64_t inner;
-};
-
-struct ChannelSumArguments {
-  int64_t type;
-  int64_t layout;
-  int64_t rows;
-  int64_t channels;
-  int64_t inner;
-  int64_t parts;
-  int64_t accumulate;
-};
+#include "batch_norm_arguments.h"
 
 namespace mbc {
 

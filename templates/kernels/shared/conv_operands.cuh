@@ -2,23 +2,7 @@
 #pragma once
 
 #include "device.cuh"
-
-// The first fields of structures of arguments, as in mbc/kernels/cuda/conv/conv_operands.py.
-struct ConvolutionSizes {
-  int64_t rows;
-  int64_t channels;
-  int64_t height;
-  int64_t width;
-  int64_t filters;
-  int64_t out_height;
-  int64_t out_width;
-  int64_t kernel_height;
-  int64_t kernel_width;
-  int64_t stride_height;
-  int64_t stride_width;
-  int64_t pad_top;
-  int64_t pad_left;
-};
+#include "conv_operands_arguments.h"
 
 namespace mbc {
 

@@ -4,21 +4,14 @@
 
 #include "conv_operands.cuh"
 #include "pipeline.cuh"
+#include "halo_arguments.h"
 
 // Pixels are numbered image after image, `lines` lines of `pitch` pixels each, so that neighbouring images and lines
 // share their (zero) padding. A tile takes 32 groups of 8 pixels, `group` pixels from one to the next: consecutive
-// pixels, or boxes 8 columns wide, `strips` of which cover a line. The sizes come from
-// mbc/kernels/cuda/fp32_emulated/fp32_emulated_halo.py.
+// pixels, or boxes 8 columns wide, `strips` of which cover a line. mbc/kernels/cuda/conv/halo.py computes these sizes.
 //
 //   group = 8: a tile is 256 consecutive pixels    group = pitch: a box of 8 columns x 32 lines, with its halo of
 //   of one numbering                               kernel_width - 1 columns and kernel_height - 1 lines
-struct HaloArguments : ConvolutionSizes {
-  int64_t backward;  // data gradient: weights are transposed and rotated
-  int64_t lines;
-  int64_t pitch;
-  int64_t group;
-  int64_t strips;
-};
 
 namespace mbc {
 

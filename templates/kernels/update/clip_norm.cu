@@ -10,20 +10,7 @@
 // Limit      memory bandwidth.
 #include "guard.cuh"
 #include "square_sums.cuh"
-
-// Followed by two integers for every gradient: its elements, and its parts.
-struct ClipNormArguments {
-  int64_t scaled;      // whether the loss scale is dynamic (fp16)
-  int64_t accumulate;  // number of mini-batches over which gradients are sums
-  int64_t gradients;
-  int64_t parts;  // parts of all gradients
-};
-
-// Followed by two integers for every operand: its elements, and its parts.
-struct NormArguments {
-  int64_t gradients;
-  int64_t parts;
-};
+#include "clip_norm_arguments.h"
 
 namespace mbc {
 

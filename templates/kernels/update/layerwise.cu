@@ -11,16 +11,7 @@
 #include "mbc_control.h"
 #include "optimizer.cuh"
 #include "square_sums.cuh"
-
-// Followed by `FIELDS` integers for every tensor: its elements, its parts, and the numbers of the call's pointers to
-// the parameter, the gradient, two states, the written parameter and states, and the ratio; -1: there is none.
-struct LayerwiseArguments {
-  int64_t tensors;
-  int64_t parts;    // parts of all tensors
-  int64_t control;  // number of the pointer to the control block
-  int64_t momentum;
-  int64_t nesterov;
-};
+#include "layerwise_arguments.h"
 
 namespace mbc {
 

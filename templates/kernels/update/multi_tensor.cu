@@ -11,24 +11,7 @@
 // pointers to its operands.
 #include "multi_tensor.cuh"
 #include "optimizer.cuh"
-
-struct MultiTensorUpdateArguments {
-  int64_t tensors;
-  int64_t control;  // number of the pointer to the control block
-  int64_t momentum;
-  int64_t nesterov;
-};
-
-struct MultiTensorCastArguments {
-  int64_t tensors;
-  int64_t from_type;
-  int64_t to_type;
-};
-
-struct MultiTensorUpdateRunningArguments {
-  int64_t tensors;
-  int64_t control;
-};
+#include "multi_tensor_arguments.h"
 
 namespace mbc {
 

@@ -9,35 +9,7 @@
 // Limit      memory bandwidth; with small tensors the launch, see multi_tensor.cu.
 #include "guard.cuh"
 #include "optimizer.cuh"
-
-// Followed by the number of elements of every gradient, `gradients` integers.
-struct GuardArguments {
-  int64_t scaled;      // whether the loss scale is dynamic (fp16)
-  int64_t accumulate;  // number of mini-batches over which gradients are sums
-  int64_t gradients;
-};
-
-struct SgdUpdateArguments {
-  int64_t elements;
-  int64_t momentum;  // whether there is a velocity
-  int64_t nesterov;
-};
-
-struct AdamwUpdateArguments {
-  int64_t elements;
-};
-
-struct EmaUpdateArguments {
-  int64_t elements;
-};
-
-struct AccumulateArguments {
-  int64_t elements;
-};
-
-struct CheckLossArguments {
-  int64_t elements;  // elements of the loss: 1
-};
+#include "optimizer_arguments.h"
 
 namespace mbc {
 

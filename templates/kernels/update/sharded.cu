@@ -12,12 +12,7 @@
 // whole, whether the gradient is whole, then the numbers of the pointers to its operands, the part's new one last.
 #include "multi_tensor.cuh"
 #include "optimizer.cuh"
-
-struct ShardedUpdateArguments {
-  int64_t tensors;
-  int64_t control;  // number of the pointer to the control block
-  int64_t nesterov;
-};
+#include "sharded_arguments.h"
 
 namespace mbc {
 

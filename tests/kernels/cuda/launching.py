@@ -121,7 +121,7 @@ def launched(
         pointers[shared[i]] if i in shared else memory.allocate(t.size_bytes) for i, t in enumerate(request.outputs)
     ]
     workspace = [memory.allocate(candidate.workspace_bytes)] if candidate.workspace_bytes else []
-    arguments = OWN.arguments(request, candidate.name, (), candidate.layouts, 0, False, candidate.workspace_bytes)
+    arguments = OWN.arguments(candidate.call(request), 0)
     library.launch(candidate.name, [*pointers, *outputs, *workspace], arguments)
     results = [memory.read(at, t.size_bytes) for at, t in zip(outputs, request.outputs, strict=True)]
     memory.free_all()
@@ -301,15 +301,7 @@ class Trial:
         if candidate.workspace_bytes:
             garbage = bytes([POISON]) * candidate.workspace_bytes
             pointers.append(self._place(garbage, 0, guards, constant=False))
-        arguments = OWN.arguments(
-            request,
-            candidate.name,
-            candidate.settings,
-            candidate.layouts,
-            self.case.first_row,
-            variant.accumulate,
-            candidate.workspace_bytes,
-        )
+        arguments = OWN.arguments(candidate.call(request, variant.accumulate), self.case.first_row)
         requested_bytes = getattr(self.library.handle, "mbc_emulated_shared_bytes", int)
         requested_bytes()  # forgets launches by other tests
         self.library.launch(candidate.name, pointers, arguments)

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from mbc.codegen.launch_headers import write_launch_headers
 from mbc.ir.types import DType, Layout, Precision, TensorType
 from mbc.kernels.base import DTYPE_CODES, Arguments, Candidate, Request
 from mbc.kernels.cuda import KERNELS, OWN
@@ -80,7 +81,8 @@ def build(where: Path, working: int, names: Sequence[str] = ()) -> Library:
     sources = {file.name: file for file in sorted(templates.glob("*/**/*.cu"))}
     kernels = [file.name for file in sorted(templates.glob("kernels/*/*.cu"))]
     folders = sorted({file.parent for file in templates.glob("kernels/*/*.cu*")})
-    include = [EMULATOR, templates / "include", templates / "host", *folders]
+    write_launch_headers(where)
+    include = [EMULATOR, templates / "include", templates / "host", *folders, where]
     result = where / "kernels.so"
     shared_library(GXX, [sources[name] for name in names or kernels], include, working, result)
     handle = ctypes.CDLL(str(result))
@@ -368,7 +370,7 @@ def test_a_launcher_refuses_what_it_was_not_made_for(
     """The launcher fails instead of writing nothing, or outside its result: sizes may come from a damaged plan file."""
     trial, candidate = _first_trial(kernel, library)
     request, workspace_bytes = trial.request, candidate.workspace_bytes
-    arguments = OWN.arguments(request, kernel.name, candidate.settings, candidate.layouts, 0, False, workspace_bytes)
+    arguments = OWN.arguments(candidate.call(request), 0)
     integers = list(arguments.integers)
     integers[[f.name for f in fields(kernel.struct)].index(field)] = value
     # Operands are there and aligned, so that what is refused is the size.

@@ -6,7 +6,7 @@ import itertools
 import math
 import re
 import subprocess
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +15,7 @@ from mbc.codegen.toolchain import find_toolchain
 from mbc.errors import MbcError
 from mbc.hardware.spec import find_spec
 from mbc.ir.types import DType, Layout, Precision, TensorType, layout_matters
-from mbc.kernels.base import Candidate, Request
+from mbc.kernels.base import Call, Candidate, Request
 from mbc.kernels.cuda import KERNELS, OWN, function_of
 from mbc.kernels.cuda.base import THREADS, always
 from mbc.kernels.cuda.norm.reduce import LEAST_TERMS, SUM_BLOCKS, Sums
@@ -34,22 +34,8 @@ from tests.kernels.cuda.groups import GROUPS
 SOURCES = folder("templates") / "kernels"
 H200 = find_spec("h200")
 FIRST, LAST = Layout.CHANNELS_FIRST, Layout.CHANNELS_LAST
-STRUCT = re.compile(r"^struct (\w+Arguments|ConvolutionSizes)(?: : (\w+))? \{\n(.*?)^\};", re.MULTILINE | re.DOTALL)
 LAUNCHER = re.compile(r"^(?:extern \"C\" )?const char\* (mbc_\w+)\(const MbcCall& call\) \{", re.MULTILINE)
 BODY = re.compile(LAUNCHER.pattern + r"(.*?)(?:^\}| \}$)", re.MULTILINE | re.DOTALL)
-FIELD = re.compile(r"^  int64_t (\w+);", re.MULTILINE)
-
-
-def _structs() -> dict[str, list[str]]:
-    """Return the fields of each structure of arguments, those of its base structure first."""
-    structs = [s for path in SOURCES.rglob("*.cu*") for s in STRUCT.findall(path.read_text(encoding="utf-8"))]
-    fields_by_name = {name: (base, FIELD.findall(body)) for name, base, body in structs}
-
-    def fields_of(name: str) -> list[str]:
-        base, own = fields_by_name.get(name, ("", []))
-        return [*fields_of(base), *own] if base else own
-
-    return {name: fields_of(name) for name in fields_by_name if name.endswith("Arguments")}
 
 
 def _relu(*shape: int, precision: Precision = Precision.FP32) -> Request:
@@ -59,19 +45,6 @@ def _relu(*shape: int, precision: Precision = Precision.FP32) -> Request:
 
 def _candidates(case: Case, precision: Precision = Precision.BF16) -> list[Candidate]:
     return list(OWN.candidates(case.request(precision), H200))
-
-
-def test_structures_have_the_fields_that_python_fills():
-    declared = {struct.__name__: [f.name for f in fields(struct)] for struct in {k.struct for k in KERNELS.values()}}
-    assert declared == _structs()
-
-
-def test_every_field_of_a_structure_is_a_plain_integer():
-    # FIELD skips what is declared in any other way, which would shift the fields behind it.
-    for path in SOURCES.rglob("*.cu*"):
-        for name, _, body in STRUCT.findall(path.read_text(encoding="utf-8")):
-            lines = [line for line in body.splitlines() if line.split("//")[0].strip()]
-            assert len(lines) == len(FIELD.findall(body)), name
 
 
 def _launchers(file: str) -> set[str]:
@@ -151,9 +124,7 @@ def test_candidates(case: Case):
         assert candidate.deterministic and not candidate.measured
         assert candidate.time_us >= H200.launch_us
         assert candidate.accumulates == KERNELS[candidate.name].accumulates
-        arguments = OWN.arguments(
-            request, candidate.name, (), candidate.layouts, case.first_row, False, candidate.workspace_bytes
-        )
+        arguments = OWN.arguments(candidate.call(request), case.first_row)
         assert all(isinstance(value, int) and -(2**63) <= value < 2**63 for value in arguments.integers)
         assert all(isinstance(value, float | int) and not math.isnan(value) for value in arguments.reals)
 
@@ -332,7 +303,7 @@ def test_a_cast_may_change_the_layout():
     (case,) = (c for c in CASES if c.name == "cast-widen-3x16x5x6")
     layouts = {c.layouts for c in _candidates(case)}
     assert layouts == {(FIRST, FIRST), (FIRST, LAST), (LAST, FIRST), (LAST, LAST)}
-    struct = OWN.arguments(case.request(Precision.BF16), "cast", (), (FIRST, LAST), 0, False, 0).integers
+    struct = OWN.arguments(Call(case.request(Precision.BF16), "cast", (), (FIRST, LAST), False, 0), 0).integers
     assert struct == (1, 0, 0, 1, 3, 16, 30)
 
 
@@ -360,7 +331,7 @@ def test_unknown_operations_have_no_candidate():
 
 def test_mbc080_unknown_kernel():
     with pytest.raises(MbcError, match="error MBC080: this mbc has no kernel called 'sort'"):
-        OWN.arguments(_relu(2, 3), "sort", (), (FIRST, FIRST), 0, False, 0)
+        OWN.arguments(Call(_relu(2, 3), "sort", (), (FIRST, FIRST), False, 0), 0)
 
 
 def test_mbc081_too_little_workspace():
@@ -369,12 +340,12 @@ def test_mbc081_too_little_workspace():
     with pytest.raises(
         MbcError, match=r"error MBC081: kernel 'channel_sum' needs 6144 bytes of workspace, .* gives it 8"
     ):
-        OWN.arguments(request, "channel_sum", (), (FIRST, FIRST), 0, False, 8)
+        OWN.arguments(Call(request, "channel_sum", (), (FIRST, FIRST), False, 8), 0)
 
 
 def test_mbc082_cannot_accumulate():
     with pytest.raises(MbcError, match="error MBC082: kernel 'relu' cannot add to its output"):
-        OWN.arguments(_relu(2, 3), "relu", (), (FIRST, FIRST), 0, True, 0)
+        OWN.arguments(Call(_relu(2, 3), "relu", (), (FIRST, FIRST), True, 0), 0)
 
 
 NVCC = find_toolchain().nvcc

@@ -6,7 +6,6 @@ import itertools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from random import Random
-from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -94,7 +93,7 @@ class Drawn:
             time_us = self.times_us.get((request.kind, layout), LEAST)
             yield Candidate(self.name, request.kind, (), layouts, 0, time_us, False, True, True)
 
-    def arguments(self, *_: Any, **__: Any) -> Arguments:
+    def arguments(self, call: Call, first_row: int) -> Arguments:
         return Arguments()
 
     def accepts(self, call: Call, device: DeviceSpec) -> Acceptance:

@@ -72,7 +72,7 @@ class Fake:
                 self.accumulates,
             )
 
-    def arguments(self, *_: Any, **__: Any) -> Arguments:
+    def arguments(self, call: Call, first_row: int) -> Arguments:
         return Arguments()
 
     def accepts(self, call: Call, device: DeviceSpec) -> Acceptance:

@@ -15,13 +15,13 @@ from mbc.kernels.cuda.base import (
     Layouts,
     OwnKernel,
     Slice,
-    Struct,
     always,
     gemm_us,
     layout_code,
     no_workspace,
     type_code,
 )
+from mbc.kernels.launch_struct import Struct
 from mbc.ops.attention import Attention, Sizes, biased, products_of, sizes
 
 # DEPTHS and MMA_DEPTH are equal to the constants in the sources.
@@ -38,7 +38,11 @@ PRODUCTS = {"attention": 2, "attention_backward": 7, "attention_backward_bias": 
 
 @dataclass(frozen=True, slots=True)
 class AttentionArguments(Struct):
-    """Integer arguments of a launch of attention, forward or backward."""
+    """Integer arguments of a launch of attention, forward or backward.
+
+    Attributes:
+        bias_heads: 1: one bias for all heads; 0: there is no bias.
+    """
 
     type: int
     layout: int

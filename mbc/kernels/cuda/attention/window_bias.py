@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mbc.kernels.cuda.base import OwnKernel, Slice, Struct, channels_first, type_code
+from mbc.kernels.cuda.base import OwnKernel, Slice, channels_first, type_code
+from mbc.kernels.launch_struct import Struct
 from mbc.ops.window_bias import WindowBias
 
 FILE = "attention/window_bias.cu"

@@ -21,20 +21,12 @@ from mbc.hardware.spec import DeviceSpec
 from mbc.ir.types import DType, Layout, TensorType
 from mbc.kernels.base import Request
 from mbc.kernels.calibration import peak_tflops
-from mbc.kernels.cuda.base import (
-    REDUCTION_BLOCKS,
-    OwnKernel,
-    Slice,
-    Struct,
-    channels_last,
-    gemm_us,
-    moved_us,
-    type_code,
-)
+from mbc.kernels.cuda.base import REDUCTION_BLOCKS, OwnKernel, Slice, channels_last, gemm_us, moved_us, type_code
 from mbc.kernels.cuda.conv.conv_operands import attributes, channels_by
 from mbc.kernels.cuda.conv.statistics_epilogue import with_statistics
 from mbc.kernels.cuda.norm.batch_norm import SUMS_BYTES
 from mbc.kernels.cuda.wiring import AFFINE, Wiring, affines, eps, gemms_of, run, taking
+from mbc.kernels.launch_struct import Struct
 from mbc.ops.fused import gives_product
 
 # The constants up to LEAST_STAGED are equal to those in the source.
@@ -54,7 +46,13 @@ TENSOR_SHARE = 0.6  # share of the peak, by judgement
 
 @dataclass(frozen=True, slots=True)
 class Conv1x1Arguments(Struct):
-    """Integer arguments of a launch of a 1x1 convolution."""
+    """Integer arguments of a launch of a 1x1 convolution.
+
+    Attributes:
+        blocks: At most one for each tile; independent of the GPU, so that sums have one order.
+        stages: Stages of K = 64 of a tile's pixels, as many as fit; even.
+        staged_tiles: Tiles of staged operands, as many as fit.
+    """
 
     type: int
     pixels: int
@@ -67,7 +65,11 @@ class Conv1x1Arguments(Struct):
 
 @dataclass(frozen=True, slots=True)
 class Conv1x1RematArguments(Conv1x1Arguments):
-    """Integer arguments of a launch that recomputes a normalization, too."""
+    """Integer arguments of a launch that recomputes a normalization, too.
+
+    Attributes:
+        affine: Whether the recomputed normalization has scale and shift.
+    """
 
     affine: int
 

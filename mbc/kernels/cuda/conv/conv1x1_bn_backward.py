@@ -27,7 +27,11 @@ _RELU_BACKWARD = "batch_normalize+relu+relu_backward"
 
 @dataclass(frozen=True, slots=True)
 class Conv1x1BnBackwardArguments(Conv1x1RematArguments):
-    """Integer arguments of a launch that computes the gradient of a normalization's input."""
+    """Integer arguments of a launch that computes the gradient of a normalization's input.
+
+    Attributes:
+        count: Elements of a channel in the whole mini-batch.
+    """
 
     count: int
 

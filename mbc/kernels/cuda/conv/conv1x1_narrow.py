@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 from mbc.hardware.spec import DeviceSpec
 from mbc.ir.types import Layout
 from mbc.kernels.base import Request
-from mbc.kernels.cuda.base import THREADS, VECTOR_BYTES, OwnKernel, Slice, Struct, moved_us, pixel_by_pixel, type_code
+from mbc.kernels.cuda.base import THREADS, VECTOR_BYTES, OwnKernel, Slice, moved_us, pixel_by_pixel, type_code
 from mbc.kernels.cuda.conv.conv_operands import ConvOperands, attributes
+from mbc.kernels.launch_struct import Struct
 
 MOST_FILTERS = 8  # equal to the constant in the source; with more filters, tensor cores are faster
 MOST_CHANNELS = 1024  # channels whose weights the forward pass keeps in shared memory
@@ -24,7 +25,12 @@ ARITHMETIC_SHARE = 0.4  # share of the fp32 peak, by judgement: 16-bit elements 
 
 @dataclass(frozen=True, slots=True)
 class Conv1x1NarrowArguments(Struct):
-    """Integer arguments of a launch of a 1x1 convolution to few filters."""
+    """Integer arguments of a launch of a 1x1 convolution to few filters.
+
+    Attributes:
+        pixels: Pixels of all images.
+        parts: Blocks among which the pixels of the filter pass are divided (split-K).
+    """
 
     type: int
     pixels: int

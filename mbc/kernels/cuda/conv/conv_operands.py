@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from mbc.ir.types import TensorType
 from mbc.kernels.base import Request
-from mbc.kernels.cuda.base import Struct
+from mbc.kernels.launch_struct import Struct
 from mbc.ops.convolution import Convolution
 
 MOST_PIXELS = 1 << 15  # most pixels across or down, with padding: row and column share a word
@@ -38,7 +38,7 @@ def attributes(request: Request) -> Convolution:
 
 @dataclass(frozen=True, slots=True)
 class ConvolutionSizes(Struct):
-    """The first fields of a convolution's arguments, as in templates/kernels/shared/conv_operands.cuh."""
+    """The first fields of a convolution's arguments."""
 
     rows: int
     channels: int

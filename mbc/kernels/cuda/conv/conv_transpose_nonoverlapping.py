@@ -31,10 +31,15 @@ _first_or_last, _last = taking(_FIRST, _LAST), taking(_LAST)
 
 @dataclass(frozen=True, slots=True)
 class ConvTransposeArguments(ConvolutionSizes):
-    """Integer arguments of a launch of a non-overlapping transposed convolution."""
+    """Integer arguments of a launch of a non-overlapping transposed convolution.
+
+    Attributes:
+        all: Channels of the tensor that is written.
+        start: The first channel that this launch writes.
+    """
 
     type: int
-    all: int  # channels of the tensor that is written to
+    all: int
     start: int
 
 

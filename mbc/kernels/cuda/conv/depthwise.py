@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from mbc.hardware.spec import DeviceSpec
 from mbc.ir.types import Layout
 from mbc.kernels.base import Request
-from mbc.kernels.cuda.base import THREADS, OwnKernel, Slice, Struct, layout_code, moved_us, type_code
+from mbc.kernels.cuda.base import THREADS, OwnKernel, Slice, layout_code, moved_us, type_code
 from mbc.kernels.cuda.conv.conv_operands import ConvOperands, attributes
+from mbc.kernels.launch_struct import Struct
 
 COPY_SHARE = 0.70  # share of the copy bandwidth
 STRIDES = ((1, 1), (2, 2))

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from mbc.hardware.spec import DeviceSpec
 from mbc.ir.types import Layout
 from mbc.kernels.base import Request
-from mbc.kernels.cuda.base import OwnKernel, Slice, Struct, channels_first, gemm_us, layout_code, type_code
+from mbc.kernels.cuda.base import OwnKernel, Slice, channels_first, gemm_us, layout_code, type_code
 from mbc.kernels.cuda.conv.conv_operands import ConvolutionSizes, ConvOperands, attributes, sizes
+from mbc.kernels.launch_struct import Struct
 from mbc.ops.matrix import Linear
 
 TILED_SHARE = 0.10  # share of the fp32 peak of the tiled GEMM: two loads from shared memory for every two operations

@@ -18,7 +18,11 @@ from mbc.kernels.cuda.wiring import affines
 
 @dataclass(frozen=True, slots=True)
 class DualConv1x1Arguments(Conv1x1RematArguments):
-    """Integer arguments of a launch of two GEMMs."""
+    """Integer arguments of a launch of two GEMMs.
+
+    Attributes:
+        gradient_channels: K of the second GEMM; `channels` is that of the first.
+    """
 
     gradient_channels: int
 

@@ -17,7 +17,11 @@ MOST_HALO_PIXELS = 379
 
 @dataclass(frozen=True, slots=True)
 class HaloArguments(ConvolutionSizes):
-    """Integer arguments of a launch with halos."""
+    """Integer arguments of a launch with halos.
+
+    Attributes:
+        backward: Data gradient: weights are transposed and rotated.
+    """
 
     backward: int
     lines: int
@@ -28,7 +32,7 @@ class HaloArguments(ConvolutionSizes):
 
 @dataclass(frozen=True, slots=True)
 class HaloTile:
-    """The numbering of the images' pixels, and the pixels of a tile: see `HaloArguments` in halo.cuh."""
+    """The numbering of the images' pixels, and the pixels of a tile: see halo.cuh."""
 
     lines: int
     pitch: int

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 from mbc.hardware.spec import DeviceSpec
 from mbc.kernels.base import Request
-from mbc.kernels.cuda.base import OwnKernel, Slice, Struct, channels_first, gemm_us, type_code
+from mbc.kernels.cuda.base import OwnKernel, Slice, channels_first, gemm_us, type_code
 from mbc.kernels.cuda.conv.direct import TILED_SHARE
+from mbc.kernels.launch_struct import Struct
 from mbc.ops.matmul import Matmul, sizes
 
 

@@ -32,7 +32,14 @@ TENSOR_SHARE = 0.3  # share of the peak, by judgement: mma.sync instead of wgmma
 
 @dataclass(frozen=True, slots=True)
 class StemConvArguments(ConvolutionSizes):
-    """Integer arguments of a launch of a stem convolution."""
+    """Integer arguments of a launch of a stem convolution.
+
+    Attributes:
+        band: Output rows of a tile, even.
+        parts: Blocks among which the tiles of the filter pass are divided (split-K).
+        image_layout: Layout of fp32 images; others are channels last.
+        products: fp32: tf32 MMAs for one product, 1 or 3 (3xTF32).
+    """
 
     type: int
     band: int

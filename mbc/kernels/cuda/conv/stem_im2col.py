@@ -48,7 +48,11 @@ TILE_US = 3.0
 
 @dataclass(frozen=True, slots=True)
 class StemConvStatisticsArguments(StemConvArguments):
-    """Integer arguments of a launch of the forward pass with statistics."""
+    """Integer arguments of a launch of the forward pass with statistics.
+
+    Attributes:
+        blocks: Blocks for each 64 filters; independent of the GPU, so that sums have one order.
+    """
 
     blocks: int
 

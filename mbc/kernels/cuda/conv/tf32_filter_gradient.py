@@ -24,7 +24,12 @@ TENSOR_SHARE = 0.3
 
 @dataclass(frozen=True, slots=True)
 class Tf32FilterArguments(ConvolutionSizes):
-    """Integer arguments of a launch of the tf32 filter gradient."""
+    """Integer arguments of a launch of the tf32 filter gradient.
+
+    Attributes:
+        band: Output rows of a strip.
+        parts: Blocks among which strips are divided (split-K).
+    """
 
     band: int
     parts: int

@@ -41,7 +41,11 @@ HALO_CHANNELS = MappingProxyType({64: 64, 128: 32})
 
 @dataclass(frozen=True, slots=True)
 class HaloStatisticsArguments(HaloArguments):
-    """Integer arguments of a launch with statistics."""
+    """Integer arguments of a launch with statistics.
+
+    Attributes:
+        blocks: Blocks for each 64 filters; independent of the GPU, so that sums have one order.
+    """
 
     blocks: int
 

@@ -38,7 +38,14 @@ TENSOR_SHARE = 0.6  # share of the peak, by judgement
 
 @dataclass(frozen=True, slots=True)
 class Fp32EmulatedArguments(ConvolutionSizes):
-    """Integer arguments of a launch of a convolution in emulated fp32."""
+    """Integer arguments of a launch of a convolution in emulated fp32.
+
+    Sizes are those of the image that is read and of the output, or, in the filter pass, of its gradient.
+
+    Attributes:
+        backward: Data gradient: weights are transposed and rotated.
+        parts: Parts of the pixels in the filter pass (split-K).
+    """
 
     backward: int
     parts: int

@@ -9,16 +9,7 @@ from mbc.hardware.spec import DeviceSpec
 from mbc.ir.types import DType, Layout, Precision
 from mbc.kernels.base import Request
 from mbc.kernels.calibration import peak_tflops
-from mbc.kernels.cuda.base import (
-    REDUCTION_BLOCKS,
-    VECTOR_BYTES,
-    OwnKernel,
-    Slice,
-    Struct,
-    channels_first,
-    gemm_us,
-    shared_of,
-)
+from mbc.kernels.cuda.base import REDUCTION_BLOCKS, VECTOR_BYTES, OwnKernel, Slice, channels_first, gemm_us, shared_of
 from mbc.kernels.cuda.conv.direct import linear_sizes
 from mbc.kernels.cuda.fp32_emulated.fp32_emulated_conv import (
     PRODUCTS,
@@ -28,6 +19,7 @@ from mbc.kernels.cuda.fp32_emulated.fp32_emulated_conv import (
     TENSOR_SHARE,
     TILE,
 )
+from mbc.kernels.launch_struct import Struct
 
 # ROWS and FEW_COLUMNS are equal to the constants in the source.
 ROWS = 128  # rows of a tile
@@ -37,7 +29,12 @@ MOVED_BYTES = 5 << 20  # bytes that move at 4 TB/s in the time of a stage
 
 @dataclass(frozen=True, slots=True)
 class Fp32EmulatedLinearArguments(Struct):
-    """Integer arguments of a launch of a linear layer in emulated fp32."""
+    """Integer arguments of a launch of a linear layer in emulated fp32.
+
+    Attributes:
+        depth: K.
+        parts: Parts of K (split-K).
+    """
 
     rows: int
     columns: int

@@ -10,15 +10,8 @@ from dataclasses import dataclass, replace
 
 from mbc.ir.types import Layout
 from mbc.kernels.base import Request
-from mbc.kernels.cuda.base import (
-    OwnKernel,
-    Slice,
-    Struct,
-    channels_last,
-    image_of,
-    no_reals,
-    touched_us,
-)
+from mbc.kernels.cuda.base import OwnKernel, Slice, channels_last, image_of, no_reals, touched_us
+from mbc.kernels.cuda.image import ImageArguments
 from mbc.kernels.cuda.norm.batch_norm import parts, sum_workspace, sums_workspace
 from mbc.kernels.cuda.wiring import (
     AFFINE,
@@ -39,28 +32,18 @@ FILE = "fused/batch_norm_relu.cu"
 
 
 @dataclass(frozen=True, slots=True)
-class FusedMapArguments(Struct):
+class FusedMapArguments(ImageArguments):
     """Integer arguments of a launch that computes an image."""
 
-    type: int
-    layout: int
-    rows: int
-    channels: int
-    inner: int
     affine: int
     affine2: int
     count: int
 
 
 @dataclass(frozen=True, slots=True)
-class FusedSumArguments(Struct):
+class FusedSumArguments(ImageArguments):
     """Integer arguments of a launch that reduces an image."""
 
-    type: int
-    layout: int
-    rows: int
-    channels: int
-    inner: int
     affine: int
     parts: int
     accumulate: int

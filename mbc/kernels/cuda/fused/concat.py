@@ -9,14 +9,8 @@ from dataclasses import dataclass
 
 from mbc.ir.types import Layout, TensorType
 from mbc.kernels.base import Request
-from mbc.kernels.cuda.base import (
-    OwnKernel,
-    Slice,
-    Struct,
-    channels_last,
-    image_of,
-    touched_us,
-)
+from mbc.kernels.cuda.base import OwnKernel, Slice, channels_last, image_of, touched_us
+from mbc.kernels.cuda.image import ImageArguments
 from mbc.kernels.cuda.norm.batch_norm import SUM_BYTES, partial_bytes, parts, statistics_workspace
 from mbc.kernels.cuda.wiring import (
     AFFINE,
@@ -28,6 +22,7 @@ from mbc.kernels.cuda.wiring import (
     slice_of,
     taking,
 )
+from mbc.kernels.launch_struct import Struct
 
 # Blocks of a channels-last reduction on 132 multiprocessors. Half of the bytes are written, and loads wait for stores,
 # so that more blocks are needed than for a reduction that only reads.
@@ -35,14 +30,14 @@ SLICE_BLOCKS = 4 * 132
 
 
 @dataclass(frozen=True, slots=True)
-class StatisticsAndCopyArguments(Struct):
-    """Integer arguments of a launch that computes statistics and copies those of other channels."""
+class StatisticsAndCopyArguments(ImageArguments):
+    """Integer arguments of a launch that computes statistics and copies those of other channels.
 
-    type: int
-    layout: int
-    rows: int
-    channels: int
-    inner: int
+    Attributes:
+        joined: Further channels, whose statistics exist already and are copied.
+        before: Whether these come first.
+    """
+
     parts: int
     joined: int
     before: int
@@ -60,14 +55,14 @@ def _statistics_and_copy(at: Slice) -> StatisticsAndCopyArguments:
 
 
 @dataclass(frozen=True, slots=True)
-class SliceSumArguments(Struct):
-    """Integer arguments of a launch that copies a slice and sums its channels."""
+class SliceSumArguments(ImageArguments):
+    """Integer arguments of a launch that copies a slice and sums its channels.
 
-    type: int
-    layout: int
-    rows: int
-    channels: int
-    inner: int
+    Attributes:
+        start: The first channel of the slice.
+        all: Channels of the whole tensor.
+    """
+
     parts: int
     accumulate: int
     start: int
@@ -86,7 +81,13 @@ def _slice_sum_workspace(request: Request, layout: Layout) -> int:
 
 @dataclass(frozen=True, slots=True)
 class BiasConcatArguments(Struct):
-    """Integer arguments of a launch that adds a bias to one part and concatenates the parts."""
+    """Integer arguments of a launch that adds a bias to one part and concatenates the parts.
+
+    The channels of every part follow, `inputs` integers.
+
+    Attributes:
+        biased: Number of the part that the bias is added to.
+    """
 
     type: int
     layout: int
@@ -116,7 +117,13 @@ def _channels_of_parts(at: Slice) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class ConcatNormalizeArguments(Struct):
-    """Integer arguments of a launch that normalizes and concatenates."""
+    """Integer arguments of a launch that normalizes and concatenates.
+
+    The channels of every part follow, `inputs` integers.
+
+    Attributes:
+        affine: Whether the normalizations have scale and shift.
+    """
 
     type: int
     layout: int

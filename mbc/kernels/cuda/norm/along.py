@@ -6,9 +6,10 @@ from dataclasses import dataclass
 
 from mbc.ir.types import Layout
 from mbc.kernels.base import Request
-from mbc.kernels.cuda.base import OwnKernel, Slice, Struct, type_code
+from mbc.kernels.cuda.base import OwnKernel, Slice, type_code
 from mbc.kernels.cuda.norm.reduce import Lanes, axes_of
 from mbc.kernels.cuda.strided import Axis, trailing
+from mbc.kernels.launch_struct import Struct
 from mbc.ops.along import Largest, Softmax
 
 FILE = "norm/along.cu"

@@ -6,16 +6,9 @@ from dataclasses import dataclass
 
 from mbc.ir.types import Layout, TensorType
 from mbc.kernels.base import Request
-from mbc.kernels.cuda.base import (
-    THREADS,
-    VECTOR_BYTES,
-    Channels,
-    OwnKernel,
-    Slice,
-    Struct,
-    channels_first,
-    image_of,
-)
+from mbc.kernels.cuda.base import THREADS, VECTOR_BYTES, Channels, OwnKernel, Slice, channels_first, image_of
+from mbc.kernels.cuda.image import ImageArguments
+from mbc.kernels.launch_struct import Struct
 from mbc.ops.normalization import BatchNormalize, BatchNormalizeBackward, UpdateRunning
 
 # Blocks of a reduction on 132 multiprocessors: one wave if channels are last; several waves if channels are first,
@@ -30,82 +23,54 @@ SUM_BYTES, SUMS_BYTES, STATISTICS_BYTES = 4, 8, 12
 
 
 @dataclass(frozen=True, slots=True)
-class BiasAddArguments(Struct):
+class BiasAddArguments(ImageArguments):
     """Integer arguments of a launch that adds a bias."""
-
-    type: int
-    layout: int
-    rows: int
-    channels: int
-    inner: int
 
 
 @dataclass(frozen=True, slots=True)
-class ChannelSumArguments(Struct):
+class ChannelSumArguments(ImageArguments):
     """Integer arguments of a launch that sums each channel."""
 
-    type: int
-    layout: int
-    rows: int
-    channels: int
-    inner: int
     parts: int
     accumulate: int
 
 
 @dataclass(frozen=True, slots=True)
-class BatchStatisticsArguments(Struct):
+class BatchStatisticsArguments(ImageArguments):
     """Integer arguments of a launch that computes batch statistics."""
 
-    type: int
-    layout: int
-    rows: int
-    channels: int
-    inner: int
     parts: int
 
 
 @dataclass(frozen=True, slots=True)
 class ConcatStatisticsArguments(Struct):
-    """Integer arguments of a launch that concatenates pairs of mean and variance."""
+    """Integer arguments of a launch that concatenates pairs of mean and variance.
+
+    The channels of every pair follow, `pairs` integers.
+    """
 
     pairs: int
 
 
 @dataclass(frozen=True, slots=True)
-class BatchNormalizeArguments(Struct):
+class BatchNormalizeArguments(ImageArguments):
     """Integer arguments of a launch that normalizes."""
 
-    type: int
-    layout: int
-    rows: int
-    channels: int
-    inner: int
     affine: int
 
 
 @dataclass(frozen=True, slots=True)
-class BatchNormalizeBackwardReduceArguments(Struct):
+class BatchNormalizeBackwardReduceArguments(ImageArguments):
     """Integer arguments of a launch of the backward reductions."""
 
-    type: int
-    layout: int
-    rows: int
-    channels: int
-    inner: int
     parts: int
     accumulate: int
 
 
 @dataclass(frozen=True, slots=True)
-class BatchNormalizeBackwardArguments(Struct):
+class BatchNormalizeBackwardArguments(ImageArguments):
     """Integer arguments of a launch that computes the gradient of x."""
 
-    type: int
-    layout: int
-    rows: int
-    channels: int
-    inner: int
     affine: int
     count: int
 

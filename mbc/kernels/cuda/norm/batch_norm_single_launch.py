@@ -18,11 +18,11 @@ from mbc.kernels.cuda.base import (
     Channels,
     OwnKernel,
     Slice,
-    Struct,
     channels_last,
     type_code,
 )
 from mbc.kernels.cuda.wiring import AFFINE, Wiring, eps, members, run, taking
+from mbc.kernels.launch_struct import Struct
 from mbc.ops.normalization import BatchNormalizeBackward
 
 FILE = "norm/batch_norm_single_launch.cu"
@@ -39,7 +39,13 @@ MOST_TILE_VECTORS = 16  # vectors of a tile, in which each channel has a thread
 
 @dataclass(frozen=True, slots=True)
 class SingleLaunchArguments(Struct):
-    """Integer arguments of a launch of batch normalization, forward or backward."""
+    """Integer arguments of a launch of batch normalization, forward or backward.
+
+    Attributes:
+        tile_vectors: See batch_norm_single_launch.cuh.
+        parts: See batch_norm_single_launch.cuh.
+        count: Elements of a channel, in the backward pass.
+    """
 
     type: int
     rows: int

@@ -9,7 +9,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import product
 
-from mbc.kernels.cuda.base import OwnKernel, Slice, Struct, image_of
+from mbc.kernels.cuda.base import OwnKernel, Slice, image_of
+from mbc.kernels.cuda.image import ImageArguments
 from mbc.kernels.cuda.norm.batch_norm import parts, sums_workspace
 from mbc.kernels.cuda.wiring import AFFINE, Wiring, affines, eps, run, taking
 
@@ -17,14 +18,9 @@ FILE = "norm/bn_backward_remat.cu"
 
 
 @dataclass(frozen=True, slots=True)
-class BnBackwardRematArguments(Struct):
+class BnBackwardRematArguments(ImageArguments):
     """Integer arguments of a launch of backward reductions that recompute ReLU's output."""
 
-    type: int
-    layout: int
-    rows: int
-    channels: int
-    inner: int
     affine: int
     affine2: int
     parts: int

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mbc.kernels.cuda.base import OwnKernel, Slice, Struct, image_of, pixel_by_pixel, same_layout
+from mbc.kernels.cuda.base import OwnKernel, Slice, image_of, pixel_by_pixel, same_layout
+from mbc.kernels.cuda.image import ImageArguments
 from mbc.kernels.cuda.norm.batch_norm import parts, sums_workspace
 from mbc.kernels.cuda.wiring import taking
 from mbc.ops.group_norm import GroupNorm, LayerNorm
@@ -13,26 +14,20 @@ FILE = "norm/group_norm.cu"
 
 
 @dataclass(frozen=True, slots=True)
-class GroupNormArguments(Struct):
-    """Integer arguments of a launch of the forward pass or of the gradient of x."""
+class GroupNormArguments(ImageArguments):
+    """Integer arguments of a launch of the forward pass or of the gradient of x.
 
-    type: int
-    layout: int
-    rows: int
-    channels: int
-    inner: int
-    groups: int  # 0: each pixel by itself
+    Attributes:
+        groups: 0: each pixel is a set.
+    """
+
+    groups: int
 
 
 @dataclass(frozen=True, slots=True)
-class GroupNormReduceArguments(Struct):
+class GroupNormReduceArguments(ImageArguments):
     """Integer arguments of a launch that computes the gradients of scale and shift."""
 
-    type: int
-    layout: int
-    rows: int
-    channels: int
-    inner: int
     groups: int
     parts: int
     accumulate: int

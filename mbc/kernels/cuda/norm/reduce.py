@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 from mbc.ir.types import Layout, TensorType
 from mbc.kernels.base import Request
-from mbc.kernels.cuda.base import REDUCTION_BLOCKS, THREADS, VECTOR_BYTES, OwnKernel, Slice, Struct, type_code
+from mbc.kernels.cuda.base import REDUCTION_BLOCKS, THREADS, VECTOR_BYTES, OwnKernel, Slice, type_code
 from mbc.kernels.cuda.strided import Axis, memory_order, merged, strides, trailing
+from mbc.kernels.launch_struct import Struct
 from mbc.ops.reduce import Reduce
 
 FILE = "norm/reduce.cu"
@@ -22,15 +23,21 @@ WARP = 32
 
 @dataclass(frozen=True, slots=True)
 class ReduceArguments(Struct):
-    """Integer arguments of a launch that sums over axes."""
+    """Integer arguments of a launch that sums over axes.
+
+    Attributes:
+        vector: Results, or terms, that a thread reads together if operands are aligned.
+        lanes: Threads of a block that share a sum.
+        tile: Vectors of results of a block; 0: the summed terms are adjacent in memory, and vectors hold terms.
+    """
 
     type: int
     result_type: int
     results: int
     terms: int
-    vector: int  # results, or terms, that a thread reads together if operands are aligned
-    lanes: int  # threads of a block that share a sum
-    tile: int  # vectors of results of a block; 0: the summed terms are adjacent in memory, and vectors hold terms
+    vector: int
+    lanes: int
+    tile: int
     parts: int
     accumulate: int
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from mbc.kernels.cuda.base import OwnKernel, Slice, Struct
+from mbc.kernels.cuda.base import OwnKernel, Slice
 from mbc.kernels.cuda.norm.reduce import Lanes
+from mbc.kernels.launch_struct import Struct
 from mbc.ops.standardize import Standardize
 
 FILE = "norm/standardize.cu"
@@ -14,12 +15,17 @@ FILE = "norm/standardize.cu"
 
 @dataclass(frozen=True, slots=True)
 class StandardizeArguments(Struct):
-    """Integer arguments of a launch of standardized filters, forward or backward."""
+    """Integer arguments of a launch of standardized filters, forward or backward.
+
+    Attributes:
+        elements: Elements of a filter.
+        gained: Whether there is a gain for each filter.
+    """
 
     filters: int
-    elements: int  # of a filter
+    elements: int
     lanes: int
-    gained: int  # whether there is a gain for each filter
+    gained: int
 
 
 def _arguments(at: Slice) -> StandardizeArguments:

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mbc.kernels.cuda.base import OwnKernel, Slice, Struct, channels_first
+from mbc.kernels.cuda.base import OwnKernel, Slice, channels_first
+from mbc.kernels.launch_struct import Struct
 from mbc.ops.normalization import CombineStatistics
 
 
 @dataclass(frozen=True, slots=True)
 class CombineStatisticsArguments(Struct):
-    """Integer arguments of a launch that combines statistics."""
+    """Integer arguments of a launch that combines statistics.
+
+    The elements that a channel has on each rank follow, `ranks` integers.
+    """
 
     ranks: int
     channels: int

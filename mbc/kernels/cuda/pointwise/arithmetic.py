@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 from mbc.ir.types import Layout, TensorType
 from mbc.kernels.base import Request
-from mbc.kernels.cuda.base import OwnKernel, Slice, Struct, type_code
+from mbc.kernels.cuda.base import OwnKernel, Slice, type_code
 from mbc.kernels.cuda.strided import Axis, memory_order, merged, strides, trailing
+from mbc.kernels.launch_struct import Struct
 from mbc.ops.arithmetic import Broadcast
 from mbc.ops.comparison import Select
 from mbc.ops.reduce import Expand

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from mbc.ir.types import Layout
 from mbc.kernels.base import Request
-from mbc.kernels.cuda.base import THREADS, Layouts, OwnKernel, Slice, Struct, layout_code, touched_us, type_code
+from mbc.kernels.cuda.base import THREADS, Layouts, OwnKernel, Slice, layout_code, touched_us, type_code
+from mbc.kernels.launch_struct import Struct
 from mbc.ops.augment import Augment
 
 FILE = "pointwise/augment.cu"
@@ -17,7 +18,12 @@ PIXELS_PER_THREAD = 8
 
 @dataclass(frozen=True, slots=True)
 class AugmentArguments(Struct):
-    """Integer arguments of a launch of image augmentation."""
+    """Integer arguments of a launch of image augmentation.
+
+    Attributes:
+        layout: Layout of the output.
+        channels_last: Whether the input's shape is channels last.
+    """
 
     type: int
     layout: int

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mbc.kernels.base import Request
-from mbc.kernels.cuda.base import OwnKernel, Slice, Struct, image_of
+from mbc.kernels.cuda.base import OwnKernel, Slice, image_of
+from mbc.kernels.cuda.image import ImageArguments
 from mbc.kernels.cuda.wiring import members, taking
 from mbc.ops.pooling import AveragePool
 
@@ -13,14 +14,8 @@ FILE = "pointwise/broadcast.cu"
 
 
 @dataclass(frozen=True, slots=True)
-class BroadcastArguments(Struct):
+class BroadcastArguments(ImageArguments):
     """Integer arguments of a launch of an image and a number for each channel."""
-
-    type: int
-    layout: int
-    rows: int
-    channels: int
-    inner: int
 
 
 def _arguments(at: Slice) -> BroadcastArguments:

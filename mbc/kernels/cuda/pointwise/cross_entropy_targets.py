@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 from mbc.ir.types import Layout
 from mbc.kernels.base import Request
-from mbc.kernels.cuda.base import OwnKernel, Slice, Struct, channels_first, image_of
+from mbc.kernels.cuda.base import OwnKernel, Slice, channels_first, image_of
 from mbc.kernels.cuda.pointwise.loss import SCORE_BYTES, elementwise_parts, entropy_parts
+from mbc.kernels.launch_struct import Struct
 from mbc.ops.kl_divergence import KlBackward
 from mbc.ops.loss import CrossEntropy
 from mbc.ops.soft_cross_entropy import SoftTargetBackward

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from mbc.kernels.cuda.base import OwnKernel, Slice, Struct, no_reals, type_code
+from mbc.kernels.cuda.base import OwnKernel, Slice, no_reals, type_code
+from mbc.kernels.launch_struct import Struct
 from mbc.ops.activation import LeakyRelu, Scale
 from mbc.ops.activation_variants import Elu
 from mbc.ops.elementary import Power

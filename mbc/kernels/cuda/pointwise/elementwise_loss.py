@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 from mbc.ir.types import Layout
 from mbc.kernels.base import Request
-from mbc.kernels.cuda.base import OwnKernel, Slice, Struct, type_code
+from mbc.kernels.cuda.base import OwnKernel, Slice, type_code
 from mbc.kernels.cuda.pointwise.loss import elementwise_parts, partial_bytes
+from mbc.kernels.launch_struct import Struct
 from mbc.ops.elementwise_loss import (
     Backward,
     BinaryCrossEntropy,

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 from mbc.ir.types import Layout, TensorType
 from mbc.kernels.base import Request
-from mbc.kernels.cuda.base import OwnKernel, Slice, Struct, touched_us, type_code
+from mbc.kernels.cuda.base import OwnKernel, Slice, touched_us, type_code
 from mbc.kernels.cuda.strided import Axis, memory_order, merged, strides, trailing
+from mbc.kernels.launch_struct import Struct
 from mbc.ops.rearrange import Pad, Rearrange, Split, StridedSlice
 
 FILE = "pointwise/gather.cu"

@@ -6,15 +6,8 @@ from dataclasses import dataclass
 
 from mbc.ir.types import Layout, TensorType
 from mbc.kernels.base import Request
-from mbc.kernels.cuda.base import (
-    THREADS,
-    Channels,
-    OwnKernel,
-    Slice,
-    Struct,
-    channels_first,
-    image_of,
-)
+from mbc.kernels.cuda.base import THREADS, Channels, OwnKernel, Slice, channels_first, image_of
+from mbc.kernels.launch_struct import Struct
 from mbc.ops.loss import CrossEntropy, CrossEntropyBackward, WeightedSum
 
 MOST_PARTS = 512

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 
 from mbc.ir.types import Layout
 from mbc.kernels.base import Request
-from mbc.kernels.cuda.base import Channels, Layouts, OwnKernel, Slice, Struct, layout_code, type_code
+from mbc.kernels.cuda.base import Channels, Layouts, OwnKernel, Slice, layout_code, type_code
+from mbc.kernels.cuda.image import ImageArguments
+from mbc.kernels.launch_struct import Struct
 from mbc.ops.random import Dropout
 from mbc.ops.shape import ChannelSlice
 
@@ -28,7 +30,10 @@ class ConvertArguments(Struct):
 
 @dataclass(frozen=True, slots=True)
 class ConcatArguments(Struct):
-    """Integer arguments of a launch that concatenates channels."""
+    """Integer arguments of a launch that concatenates channels.
+
+    The channels of every input follow, `inputs` integers.
+    """
 
     type: int
     layout: int
@@ -38,27 +43,21 @@ class ConcatArguments(Struct):
 
 
 @dataclass(frozen=True, slots=True)
-class ChannelSliceArguments(Struct):
+class ChannelSliceArguments(ImageArguments):
     """Integer arguments of a launch that copies a slice of channels."""
 
-    type: int
-    layout: int
-    rows: int
-    channels: int
-    inner: int
     start: int
     count: int
 
 
 @dataclass(frozen=True, slots=True)
-class DropoutArguments(Struct):
-    """Integer arguments of a launch of dropout."""
+class DropoutArguments(ImageArguments):
+    """Integer arguments of a launch of dropout.
 
-    type: int
-    layout: int
-    rows: int
-    channels: int
-    inner: int
+    Attributes:
+        threshold: An element is kept if its word is less.
+    """
+
     first_row: int
     threshold: int
     key: int

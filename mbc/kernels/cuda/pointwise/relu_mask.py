@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mbc.ir.types import Layout
-from mbc.kernels.cuda.base import Channels, OwnKernel, Slice, Struct, type_code
+from mbc.kernels.cuda.base import Channels, OwnKernel, Slice, type_code
+from mbc.kernels.launch_struct import Struct
 from mbc.ops.relu_mask import CHANNELS
 
 FILE = "pointwise/relu_mask.cu"

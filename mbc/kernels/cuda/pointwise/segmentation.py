@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 from mbc.ir.types import Layout, TensorType
 from mbc.kernels.base import Request
-from mbc.kernels.cuda.base import THREADS, Channels, OwnKernel, Slice, Struct, channels_first, image_of, no_reals
+from mbc.kernels.cuda.base import THREADS, Channels, OwnKernel, Slice, channels_first, image_of, no_reals
 from mbc.kernels.cuda.pointwise.loss import MOST_PARTS, SCORE_BYTES
+from mbc.kernels.launch_struct import Struct
 from mbc.ops.dice import DiceMean, DiceMeanBackward, DiceSums
 from mbc.ops.mean_iou import MeanIou
 
@@ -17,7 +18,11 @@ TILE = 8 * THREADS  # positions of a tile; equal to the constant in segmentation
 
 @dataclass(frozen=True, slots=True)
 class SegmentationArguments(Struct):
-    """Integer arguments of a launch over the pixels of images."""
+    """Integer arguments of a launch over the pixels of images.
+
+    Attributes:
+        parts: Blocks of an image, or of all images.
+    """
 
     type: int
     layout: int

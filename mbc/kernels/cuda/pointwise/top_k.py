@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 from mbc.ir.types import Layout
 from mbc.kernels.base import Request
-from mbc.kernels.cuda.base import OwnKernel, Slice, Struct, image_of
+from mbc.kernels.cuda.base import OwnKernel, Slice, image_of
 from mbc.kernels.cuda.pointwise.loss import SCORE_BYTES, entropy_parts, partial_bytes
+from mbc.kernels.launch_struct import Struct
 from mbc.ops.top_k import TopK, TopKMean
 
 FILE = "pointwise/top_k.cu"

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mbc.kernels.cuda.base import OwnKernel, Slice, Struct, layout_code, type_code
+from mbc.kernels.cuda.base import OwnKernel, Slice, layout_code, type_code
+from mbc.kernels.launch_struct import Struct
 from mbc.ops.adaptive_pool import AdaptiveMaxPool, AdaptivePool
 
 FILE = "pool/adaptive_pool.cu"
@@ -12,7 +13,11 @@ FILE = "pool/adaptive_pool.cu"
 
 @dataclass(frozen=True, slots=True)
 class AdaptivePoolArguments(Struct):
-    """Integer arguments of a launch of adaptive pooling."""
+    """Integer arguments of a launch of adaptive pooling.
+
+    Attributes:
+        height: Height of the input.
+    """
 
     type: int
     layout: int

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mbc.ir.types import TensorType
-from mbc.kernels.cuda.base import Channels, OwnKernel, Slice, Struct, layout_code, type_code
+from mbc.kernels.cuda.base import Channels, OwnKernel, Slice, layout_code, type_code
+from mbc.kernels.cuda.image import ImageArguments
+from mbc.kernels.launch_struct import Struct
 from mbc.ops.pooling import AveragePool, MaxPool, Pool
 from mbc.ops.resize import Resize
 from mbc.ops.response import Lrn
@@ -14,7 +16,11 @@ from mbc.ops.shape import Upsample
 
 @dataclass(frozen=True, slots=True)
 class PoolArguments(Struct):
-    """Integer arguments of a launch of pooling, forward or backward."""
+    """Integer arguments of a launch of pooling, forward or backward.
+
+    Attributes:
+        option: Max pooling: whether an index is written; average pooling: whether padding counts.
+    """
 
     type: int
     layout: int
@@ -36,20 +42,19 @@ class PoolArguments(Struct):
 
 
 @dataclass(frozen=True, slots=True)
-class LrnArguments(Struct):
+class LrnArguments(ImageArguments):
     """Integer arguments of a launch of local response normalization."""
 
-    type: int
-    layout: int
-    rows: int
-    channels: int
-    inner: int
     size: int
 
 
 @dataclass(frozen=True, slots=True)
 class UpsampleArguments(Struct):
-    """Integer arguments of a launch of nearest-neighbour upsampling by whole factors."""
+    """Integer arguments of a launch of nearest-neighbour upsampling by whole factors.
+
+    Attributes:
+        height: Height of the small image.
+    """
 
     type: int
     layout: int
@@ -63,7 +68,11 @@ class UpsampleArguments(Struct):
 
 @dataclass(frozen=True, slots=True)
 class ResizeArguments(Struct):
-    """Integer arguments of a launch that resizes images."""
+    """Integer arguments of a launch that resizes images.
+
+    Attributes:
+        height: Height of the input.
+    """
 
     type: int
     layout: int

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from mbc.ir.types import Layout, Precision, TensorType
 from mbc.kernels.base import Request
-from mbc.kernels.cuda.base import REDUCTION_BLOCKS, THREADS, OwnKernel, Slice, Struct
+from mbc.kernels.cuda.base import REDUCTION_BLOCKS, THREADS, OwnKernel, Slice
+from mbc.kernels.launch_struct import Struct
 from mbc.ops.update import Guard
 
 FILE = "update/clip_norm.cu"
@@ -16,7 +17,15 @@ SUM_BYTES = 8
 
 @dataclass(frozen=True, slots=True)
 class ClipNormArguments(Struct):
-    """Integer arguments of a launch of the guard."""
+    """Integer arguments of a launch of the guard.
+
+    Two integers for every gradient follow: its elements, and its parts.
+
+    Attributes:
+        scaled: Whether the loss scale is dynamic (fp16).
+        accumulate: Number of mini-batches over which gradients are sums.
+        parts: Parts of all gradients.
+    """
 
     scaled: int
     accumulate: int
@@ -26,7 +35,10 @@ class ClipNormArguments(Struct):
 
 @dataclass(frozen=True, slots=True)
 class NormArguments(Struct):
-    """Integer arguments of a launch that computes a norm."""
+    """Integer arguments of a launch that computes a norm.
+
+    Two integers for every operand follow: its elements, and its parts.
+    """
 
     gradients: int
     parts: int

@@ -9,9 +9,10 @@ from types import MappingProxyType
 from mbc.ir.graph import Attributes
 from mbc.ir.types import Layout, TensorType
 from mbc.kernels.base import Request
-from mbc.kernels.cuda.base import REDUCTION_BLOCKS, THREADS, OwnKernel, Slice, Struct
+from mbc.kernels.cuda.base import REDUCTION_BLOCKS, THREADS, OwnKernel, Slice
 from mbc.kernels.cuda.update.multi_tensor import any_layouts, members_of, same_layouts, takes_together
 from mbc.kernels.cuda.update.optimizer import update_reals
+from mbc.kernels.launch_struct import Struct
 from mbc.ops.fused import Fused
 from mbc.ops.update import Sgd
 
@@ -23,7 +24,15 @@ SUMS_BYTES = 16  # bytes of the two sums of a part
 
 @dataclass(frozen=True, slots=True)
 class LayerwiseArguments(Struct):
-    """Integer arguments of a launch, for a ratio or a step."""
+    """Integer arguments of a launch, for a ratio or a step.
+
+    `FIELDS` integers for every tensor follow: its elements, its parts, and the numbers of the call's pointers to the
+    parameter, the gradient, two states, the written parameter and states, and the ratio; -1: there is none.
+
+    Attributes:
+        parts: Parts of all tensors.
+        control: Number of the pointer to the control block.
+    """
 
     tensors: int
     parts: int

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from mbc.hardware.spec import DeviceSpec
 from mbc.ir.types import Layout
 from mbc.kernels.base import Call, Request
-from mbc.kernels.cuda.base import Layouts, OwnKernel, Slice, Struct, moved_us, type_code
+from mbc.kernels.cuda.base import Layouts, OwnKernel, Slice, moved_us, type_code
 from mbc.kernels.cuda.update.optimizer import update_reals
+from mbc.kernels.launch_struct import Struct
 from mbc.ops.fused import Fused, Member
 from mbc.ops.normalization import UpdateRunning
 from mbc.ops.update import Sgd
@@ -20,7 +21,11 @@ MOST_TENSORS = 64  # tensors of a launch; equal to the constant in the source
 
 @dataclass(frozen=True, slots=True)
 class MultiTensorUpdateArguments(Struct):
-    """Integer arguments of a launch of updates."""
+    """Integer arguments of a launch of updates.
+
+    Attributes:
+        control: Number of the pointer to the control block.
+    """
 
     tensors: int
     control: int

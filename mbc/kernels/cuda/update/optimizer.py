@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from mbc.ir.graph import Attributes
 from mbc.ir.types import Layout, Precision
 from mbc.kernels.base import Request
-from mbc.kernels.cuda.base import OwnKernel, Slice, Struct
+from mbc.kernels.cuda.base import OwnKernel, Slice
 from mbc.kernels.cuda.update.clip_norm import clips
+from mbc.kernels.launch_struct import Struct
 from mbc.ops.base import NoAttributes
 from mbc.ops.layerwise import LarsRatio
 from mbc.ops.update import AdamW, Ema, Guard, Sgd
@@ -18,7 +19,14 @@ FLAG_BYTES = 4
 
 @dataclass(frozen=True, slots=True)
 class GuardArguments(Struct):
-    """Integer arguments of a launch of the guard."""
+    """Integer arguments of a launch of the guard.
+
+    The number of elements of every gradient follows, `gradients` integers.
+
+    Attributes:
+        scaled: Whether the loss scale is dynamic (fp16).
+        accumulate: Number of mini-batches over which gradients are sums.
+    """
 
     scaled: int
     accumulate: int
@@ -27,7 +35,11 @@ class GuardArguments(Struct):
 
 @dataclass(frozen=True, slots=True)
 class SgdUpdateArguments(Struct):
-    """Integer arguments of a launch of SGD."""
+    """Integer arguments of a launch of SGD.
+
+    Attributes:
+        momentum: Whether there is a velocity.
+    """
 
     elements: int
     momentum: int
@@ -57,7 +69,11 @@ class AccumulateArguments(Struct):
 
 @dataclass(frozen=True, slots=True)
 class CheckLossArguments(Struct):
-    """Integer arguments of a launch that checks the loss."""
+    """Integer arguments of a launch that checks the loss.
+
+    Attributes:
+        elements: Elements of the loss: 1.
+    """
 
     elements: int
 

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 
 from mbc.hardware.spec import DeviceSpec
 from mbc.kernels.base import Request
-from mbc.kernels.cuda.base import OwnKernel, Slice, Struct, touched_us
+from mbc.kernels.cuda.base import OwnKernel, Slice, touched_us
 from mbc.kernels.cuda.update.multi_tensor import MOST_TENSORS, any_layouts, same_layouts, takes_updates
 from mbc.kernels.cuda.update.optimizer import update_reals
+from mbc.kernels.launch_struct import Struct
 from mbc.ops.fused import Fused, Member
 from mbc.ops.update import Sgd
 
@@ -17,7 +18,11 @@ FILE = "update/sharded.cu"
 
 @dataclass(frozen=True, slots=True)
 class ShardedUpdateArguments(Struct):
-    """Integer arguments of a launch of updates."""
+    """Integer arguments of a launch of updates.
+
+    Attributes:
+        control: Number of the pointer to the control block.
+    """
 
     tensors: int
     control: int

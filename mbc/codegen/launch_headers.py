@@ -1,0 +1,27 @@
+"""Headers with the integers of launches, which are generated wherever sources are written."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import pkgutil
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+
+from mbc import kernels
+from mbc.kernels.launch_struct import header, header_name, structs_of
+
+
+@functools.cache
+def launch_headers() -> Mapping[str, str]:
+    """Return the text of every generated header by its name."""
+    names = (info.name for info in pkgutil.walk_packages(kernels.__path__, f"{kernels.__name__}."))
+    modules = map(importlib.import_module, names)
+    return MappingProxyType({header_name(m.__name__): header(m) for m in modules if structs_of(m)})
+
+
+def write_launch_headers(folder: Path) -> None:
+    """Write every generated header into a folder of sources."""
+    for name, text in launch_headers().items():
+        (folder / name).write_text(text, encoding="utf-8")

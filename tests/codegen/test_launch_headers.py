@@ -1,0 +1,74 @@
+"""The integers of a launch are declared in Python, and C++ reads them by the same names in the same order."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, fields
+from types import ModuleType
+
+from mbc.codegen.launch_headers import launch_headers
+from mbc.kernels.cuda import KERNELS
+from mbc.kernels.cuda.image import ImageArguments
+from mbc.kernels.launch_struct import Struct, header, header_name
+from mbc.resources import folder
+
+
+@dataclass(frozen=True, slots=True)
+class Bare(Struct):
+    """Integers of one launch.
+
+    The sizes of every part follow.
+
+    Attributes:
+        pass_: Number of the pass, whose text
+            goes on here.
+    """
+
+    pass_: int
+    parts: int
+
+
+@dataclass(frozen=True, slots=True)
+class Longer(ImageArguments):
+    """Integers of another launch."""
+
+    affine: bool
+
+
+def test_a_header_declares_the_structures_of_one_file() -> None:
+    module = ModuleType(__name__)
+    vars(module).update(Bare=Bare, Longer=Longer, elsewhere=ImageArguments, Struct=Struct)
+    assert header(module) == (
+        "// Integers of launches, generated from tests/codegen/test_launch_headers.py.\n"
+        "#pragma once\n\n#include <cstdint>\n\n"
+        '#include "image_arguments.h"\n\n'
+        "// Integers of one launch.\n"
+        "// The sizes of every part follow.\n"
+        "struct Bare {\n"
+        "  int64_t pass;  // Number of the pass, whose text goes on here.\n"
+        "  int64_t parts;\n"
+        "};\n\n"
+        "// Integers of another launch.\n"
+        "struct Longer : ImageArguments {\n"
+        "  int64_t affine;\n"
+        "};\n"
+    )
+    assert header_name(__name__) == "test_launch_headers_arguments.h"
+    assert Bare.names() == ("pass", "parts")
+    assert Longer(1, 2, 3, 4, 5, affine=True).integers() == (1, 2, 3, 4, 5, 1)
+
+
+def test_every_structure_is_declared_once_and_holds_integers_alone() -> None:
+    declared = re.findall(r"^struct (\w+)", "".join(launch_headers().values()), re.MULTILINE)
+    structs = {kernel.struct for kernel in KERNELS.values()}
+    assert len(declared) == len(set(declared)) and {struct.__name__ for struct in structs} < set(declared)
+    assert {str(field.type) for struct in structs for field in fields(struct)} == {"int"}
+
+
+def test_sources_declare_no_structure_that_python_declares() -> None:
+    sources = [path for path in folder("templates").rglob("*") if path.suffix in (".cu", ".cuh", ".h", ".cpp")]
+    texts = {path.name: path.read_text(encoding="utf-8") for path in sources}
+    declared = {name for text in texts.values() for name in re.findall(r"^struct (\w+)", text, re.MULTILINE)}
+    assert not declared & set(re.findall(r"^struct (\w+)", "".join(launch_headers().values()), re.MULTILINE))
+    included = {name for text in texts.values() for name in re.findall(r'#include "(\w+_arguments\.h)"', text)}
+    assert included == launch_headers().keys() - {"image_arguments.h", "convolution_shapes_arguments.h"}
