@@ -69,28 +69,28 @@ def from_torch(
     check: bool | None = None,
     progress: bool = True,
 ) -> Any:
-    """Return a `mbc.pytorch.trainer.Trainer`: it takes the place of forward, backward and `optimizer.step()` in a loop.
+    """Return a `mbc.pytorch.trainer.Trainer`, which replaces forward, backward and `optimizer.step()` in a loop.
 
     Args:
         model: A model in training mode. It is run once, as a copy.
-        example: The input of one mini-batch, or several in a tuple; every step has as many rows.
-        loss: A name of the language or an `nn` loss. For several outputs a list with a loss, a pair (loss, weight) or
-            None for each.
-        optimizer: `torch.optim.SGD`, `AdamW`, or `Adam` without weight decay, not used yet.
-        targets: An example of the targets, where a target gives the probability of each class.
-        clip_norm: The largest L2 norm of all gradients, as by `clip_grad_norm_`; 0: they are not clipped.
-        memory: What mbc may take of the GPU (`12GB`, or a number of bytes).
-        precision: `fp32`, `bf16`, `fp16`, `fp64`, or such a type of torch.
-        device: `auto`, `cuda` or `cpu`, where NumPy computes.
-        seed: Of dropout and other random layers.
-        measure_for: How long kernels are measured that no profile has, at most (`90s`; None: until all are), those
-            first that matter most; the rest is estimated.
-        check: Whether a step of the network is compared with one of the model in float64, on the CPU and two rows:
-            outputs, loss, gradients and statistics. None: where that takes less than 10 seconds, by estimate.
-        progress: Whether stderr says what is going on meanwhile.
+        example: The input of one mini-batch, or several inputs in a tuple. Every step must have as many rows.
+        loss: A name of the language or an `nn` loss. For several outputs: a list with a loss, a pair (loss, weight) or
+            None for each output.
+        optimizer: `torch.optim.SGD`, `AdamW`, or `Adam` without weight decay. It must be new.
+        targets: An example of the targets, if a target gives the probability of each class.
+        clip_norm: The largest L2 norm of all gradients, as in `clip_grad_norm_`; 0: no clipping.
+        memory: The GPU memory that mbc may use (`12GB`, or a number of bytes).
+        precision: `fp32`, `bf16`, `fp16`, `fp64`, or the PyTorch type of that name.
+        device: `auto`, `cuda`, or `cpu`, on which NumPy computes.
+        seed: The seed of dropout and other random layers.
+        measure_for: The longest time to measure kernels that no profile has (`90s`; None: until all are measured). The
+            most important kernels are measured first; the others are estimated.
+        check: Whether a step of the network is compared with a step of the model, in float64 on the CPU with two rows:
+            outputs, loss, gradients and statistics. None: only if that takes less than 10 seconds, by an estimate.
+        progress: Whether progress is shown on stderr.
 
-    Raises MBC330 to MBC333, MBC337, MBC167, MBC303 for everything in the model that mbc does not have, and what
-    compiling raises.
+    Raises MBC330 to MBC333, MBC337, MBC167 and MBC303 for parts of the model that mbc does not support, and the errors
+    of a compilation.
     """
     from mbc.pytorch.trainer import make_trainer
 
@@ -121,9 +121,9 @@ def _fit_html(fit: Any) -> str:
 
 
 def _register_with_ipython() -> None:
-    """Tell IPython, where it runs, how to show plans, modules and results of `mbc fit`.
+    """Register with IPython, if it runs, how it shows plans, modules and results of `mbc fit`.
 
-    IPython takes the names of the classes, so nothing of mbc is imported before such an object is shown.
+    IPython gets the names of the classes, so nothing of mbc is imported before such an object is shown.
     """
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None

@@ -1,4 +1,4 @@
-"""Cumulative ablation: the same network planned with techniques left out one after another."""
+"""Cumulative ablation: a network is planned several times, each time with one more technique left out."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ PlanWith = Callable[[frozenset[str], int | None], Plan]  # (techniques left out,
 class Ablation:
     """One plan of an ablation, without the techniques in `without`.
 
-    If the plan does not fit the budget (`fits`), `figures` are those of the smallest plan that was found. They are None
-    if there is no plan, for the reason `refusal`.
+    If the plan does not fit the budget (`fits`), `figures` describe the smallest plan that the search has. If there is
+    no plan, `figures` is None and `refusal` has the reason.
     """
 
     without: frozenset[str]

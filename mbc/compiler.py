@@ -102,7 +102,7 @@ def compile_source(
 def compile_plan(source: Source, options: Options, stages: Stages | None = None) -> Plan:
     """Return the plan of the training step and the inference pass of one network, without building a package.
 
-    If several GPUs share the mini-batch, it is that of the first GPU.
+    If several GPUs share the mini-batch, the result is the plan of the first GPU.
 
     Raises:
         MbcError: Any error that a user can correct.
@@ -253,7 +253,7 @@ def _check_host_memory(plans: Sequence[Plan], first: _Task) -> None:
 
 
 def _plan_sharded_or_not(task: _Task, stages: Stages) -> Plan:
-    """Return the plan with whole optimizer states, or with sharded ones if only these fit or if the step is faster.
+    """Return the plan with whole optimizer states, or with sharded states if only these fit or are faster.
 
     Sharded states are planned only if the step uses other techniques to save memory.
     """

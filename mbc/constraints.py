@@ -23,8 +23,8 @@ from mbc.units import show_size
 class Constraints:
     """Constraints of a search.
 
-    `providers` are those with kernels in the precision. `rules` restrict the kernels and the division of operations.
-    `limits` and `budget_bytes` restrict memory.
+    `providers` have kernels in the precision. `rules` restrict the kernels and the division of operations. `limits` and
+    `budget_bytes` restrict memory.
     """
 
     providers: tuple[Provider, ...]
@@ -34,7 +34,7 @@ class Constraints:
 
 
 def constraints_of(lowered: Lowered, device: DeviceSpec, options: Options) -> Constraints:
-    """Return the constraints of a compilation; memory that the source leaves to `auto` is what is free now.
+    """Return the constraints of a compilation. For memory that the source leaves to `auto`, take the free memory.
 
     A RuntimeWarning reports a budget that exceeds the device's memory.
 

@@ -35,8 +35,9 @@ class Figures:
     """Figures of a plan.
 
     `needed_bytes` is arena and overhead; `floor_bytes` is the lower bound of all plans, with overhead. `train_us` is
-    the time of a run of the training program. `least_us` is the lower bound of plans whose kernels take as long as this
-    one's, run concurrently or serially. `images_per_s` counts all mini-batches of a step that accumulates gradients.
+    the time of a run of the training program. `least_us` is the lower bound of plans whose kernels take the times of
+    this plan's kernels, run concurrently or serially. `images_per_s` counts all mini-batches of a step that accumulates
+    gradients.
     """
 
     batch: int
@@ -77,7 +78,7 @@ def _most_images_per_s(f: Figures) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """One try, at a batch or a budget: its figures, or the error that says why there is no plan."""
+    """One attempt with a batch or a budget: the figures of its plan, or the error that explains why there is none."""
 
     at: int
     figures: Figures | None
@@ -95,8 +96,8 @@ def _ignore(_: Probe) -> None:
 class BatchFit:
     """Result of a search over batches.
 
-    `probes` are in order of the batch. `largest` is the largest batch that fits, `fastest` the one with most images/s.
-    `finished`: the search has ended; otherwise larger batches may fit.
+    `probes` are in order of the batch. `largest` is the largest batch that fits, `fastest` the batch with most
+    images/s. `finished` is true if the search has ended; otherwise larger batches may fit.
     """
 
     probes: tuple[Probe, ...]
@@ -125,7 +126,7 @@ class BudgetCurve:
 
 @dataclass(frozen=True, slots=True)
 class Search:
-    """Plans by their batch or their budget, each planned once; `tell` receives each new probe."""
+    """Plans by their batch or their budget, each of which is planned once. `tell` receives each new probe."""
 
     plan_at: PlanAt
     probes: dict[int, Probe]
@@ -151,10 +152,10 @@ class Search:
 def largest_batch(plan_at: PlanAt, start: int = 1, multiple: int = 1, tell: Tell = _ignore, least: int = 0) -> BatchFit:
     """Search the largest multiple of `multiple` rows that has a plan.
 
-    The search doubles from about `start`, then searches between the largest batch that fits and the smallest that does
-    not; the memory of the smallest plan found gives a first guess. Powers of two between the largest batch and a part
-    of it (LOWEST_SHARE) are planned as well, as points of the curve of images/s, and batches between these if lack of
-    memory slows one of their neighbours. Ctrl-C ends the search with its results so far, if a batch fits.
+    The search doubles from about `start`, then searches between the largest batch that fits and the smallest batch that
+    does not fit. The memory of the smallest plan gives a first guess. Powers of two between the largest batch and a
+    part of it (LOWEST_SHARE) are planned as well, as points of the curve of images/s, and batches between these if lack
+    of memory slows one of their neighbours. Ctrl-C ends the search with its results so far, if a batch fits.
 
     Args:
         plan_at: Plans with a batch.
@@ -236,10 +237,10 @@ def _seek_fastest(search: Search, multiple: int) -> None:
 
 
 def _between(fits: Callable[[int], bool], guess: Callable[[int], int], low: int, high: int) -> int:
-    """Return the largest count that fits, where `low` does and `high` does not.
+    """Return the largest count that fits, if `low` fits and `high` does not.
 
-    Planning one count can take minutes, so the first count to try is `guess` of a count that does not fit. After a
-    guess that fits, steps grow by the factor STRIDE. After MOST_GUESSES that do not fit, the rest is bisected.
+    Planning one count can take minutes, so the first count to try is `guess(high)`. After a guess that fits, steps grow
+    by the factor STRIDE. After MOST_GUESSES that do not fit, the rest is bisected.
     """
     guesses, step = MOST_GUESSES, 0
     while high - low > 1:

@@ -83,7 +83,7 @@ class Measuring:
     def chosen(self, requests: Iterable[Request], outdated: Iterable[Request] = ()) -> bool:
         """Measure what is missing of given requests, and return whether to plan again.
 
-        That is so if all that could be measured was, and there was something to measure.
+        This is true if something could be measured, and all of it was measured.
 
         Args:
             requests: Requests such as those that a plan chose by interpolated times.
@@ -113,7 +113,8 @@ class Measuring:
     ) -> bool:
         """Measure `needs`, and return whether anything was measured.
 
-        `again`: measure all of it anew if `options` say so. `outdated`: complete what the profile has.
+        `again`: measure all of it again if `options` ask for it. `outdated`: add missing kernels to requests in the
+        profile.
         """
         device, limit_bytes = self._device, self._options.workspace_limit_bytes
         limit_bytes = MOST_WORKSPACE_BYTES if limit_bytes is None else limit_bytes

@@ -42,9 +42,9 @@ class Bound(StrEnum):
 class Ceilings:
     """The highest rates of a GPU.
 
-    `bytes_per_us` counts bytes read and written. `flops_per_us` is that of convolutions and GEMMs in the plan's
-    precision. `launch_us` is the gap between two launches of a graph. `in_halves`: matrix products are fastest as
-    emulated fp32, with `PRODUCTS` fp16 tensor-core products each.
+    `bytes_per_us` counts bytes read and written. `flops_per_us` is the rate of convolutions and GEMMs in the plan's
+    precision. `launch_us` is the gap between two launches of a graph. `in_halves` is true if matrix products are
+    fastest as emulated fp32, with `PRODUCTS` fp16 products on tensor cores for each.
     """
 
     bytes_per_us: float
@@ -181,7 +181,7 @@ def _moved_bytes(plan: Plan, program: Program, group: Sequence[int], members: Se
 
 
 def _read_shares(plan: Plan, members: Sequence[Operation]) -> dict[str, float]:
-    """Return the share of each value that the operations read: the largest of those of its readers."""
+    """Return the share of each value that the operations read. The reader with the largest share counts."""
     by_value: dict[str, float] = {}
     if all(KINDS[operation.kind].reads is None for operation in members):
         return by_value  # all values are read as a whole

@@ -1,8 +1,7 @@
-"""The operations of a network in JAX: what their declarations name, and code for others.
+"""The operations of a network in JAX: expressions from their declarations, and code for all other operations.
 
-This file is imported only where JAX is installed.
-
-Shapes are those of mbc, channels second: in which order they lie in memory XLA decides itself.
+This file is imported only if JAX is installed. Shapes are those of mbc, with channels second. XLA itself decides the
+order of elements in memory.
 """
 
 from __future__ import annotations

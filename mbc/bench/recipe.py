@@ -22,7 +22,7 @@ class Call:
 
     Attributes:
         operation: Operation.
-        operands: Inputs; the last one may be a bias that the network adds in an operation of its own.
+        operands: Inputs. The last input may be a bias, which the network adds in a separate operation.
         result: Name of the result, after a bias was added.
         dead: Values that no later call needs.
     """

@@ -1,6 +1,6 @@
-"""One contender on several GPUs: a process for each, their results as one, and the same part of the work on one GPU.
+"""One contender on several GPUs: a process for each GPU, and their combined result; and the same parts on one GPU each.
 
-Every process computes an equal part of the rows of the global mini-batch. One that fails ends all of them.
+Every process computes an equal part of the rows of the global mini-batch. If a process fails, all of them are ended.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def run_ranks(job: Job, contender: Contender, ranks: int, timeout_s: float) -> R
 
 
 def stages(contender: Contender) -> Iterator[tuple[str, Contender]]:
-    """Yield the variants of a step with DDP in one CUDA graph, the best first; other contenders have one variant."""
+    """Yield the variants of a step with DDP in one CUDA graph, the best first. Other contenders yield themselves."""
     if not (contender.graph and contender.bucket_mb):
         yield "", contender
         return
@@ -195,7 +195,10 @@ def _start(command: Sequence[str], environment: Mapping[str, str], log: Path) ->
 
 
 def _wait(running: Sequence[subprocess.Popen[bytes]], deadline: float) -> set[int]:
-    """Wait until all processes have ended, one has failed, or the time is over; return those that ended alone."""
+    """Wait until all processes have ended, a process has failed, or the time is over.
+
+    Return those that ended by themselves.
+    """
     while time.monotonic() < deadline:
         codes = [process.poll() for process in running]
         if None not in codes:

@@ -114,7 +114,7 @@ def _unchecked(contender: Contender, drawn: bool) -> str:
 
 
 class Trainer:
-    """One network, its optimizer, and how a step is made."""
+    """A network, its optimizer, and the way in which a step is computed."""
 
     def __init__(self, job: Job, contender: Contender) -> None:
         """Build the network and its optimizer."""
@@ -150,7 +150,7 @@ class Trainer:
         return {name: torch.tensor(mask, device=self._device) for name, mask in rows.items()}
 
     def step(self, inputs: Sequence[Any], masks: Mapping[str, Any] | None, forward: Any) -> Any:
-        """Forward, backward, update; the loss, which nobody has waited for."""
+        """Run forward pass, backward pass and update. Return the loss without waiting for it."""
         self._optimizer.zero_grad(set_to_none=True)
         with self._casting():
             loss, _ = forward(inputs, masks)

@@ -19,7 +19,11 @@ Base: Any = torch.nn.Module
 
 
 class TorchNetwork(Base):
-    """`states` by name: parameters and statistics, canonical arrays. `dtype` is what they are kept in."""
+    """A network of mbc as a PyTorch module.
+
+    `states` are parameters and statistics by name, as canonical arrays. `dtype` is the type in which the module stores
+    them.
+    """
 
     def __init__(
         self, network: Network, states: Mapping[str, Array], dtype: Any, device: str, channels_last: bool

@@ -132,7 +132,7 @@ def _record(job: Job, arguments: argparse.Namespace, planned: Planned, path: Pat
 
 
 def _check_peers(peers: Sequence[str]) -> None:
-    """Note the peers that are not installed; raise MBC223 where none is."""
+    """Note the peers that are not installed; raise MBC223 if none is."""
     from mbc.bench.contender_messages import PACKAGES, missing
 
     packages = missing(peers)
@@ -147,7 +147,7 @@ def _check_peers(peers: Sequence[str]) -> None:
 
 
 def _peers_of(peers: Sequence[str], gpus: int) -> tuple[str, ...]:
-    """Return the peers that can run on this number of GPUs; raise MBC278 where there is none."""
+    """Return the peers that can run on this number of GPUs; raise MBC278 if there is none."""
     able = tuple(peer for peer in peers if gpus == 1 or peer in SEVERAL_GPUS)
     if not able:
         raise MbcError(
@@ -164,7 +164,7 @@ def _peers_of(peers: Sequence[str], gpus: int) -> tuple[str, ...]:
 
 
 def _check_gpus(device: str, gpus: int) -> None:
-    """Raise MBC277 where this machine has fewer GPUs; on a CPU, this number of processes runs instead."""
+    """Raise MBC277 if this machine has fewer GPUs; on a CPU, this number of processes runs instead."""
     here = len(local_gpus())
     if device != "cpu" and here and gpus > here:
         raise MbcError(
@@ -201,7 +201,7 @@ def _check_device(device: str) -> None:
 
 
 def _check_inputs(planned: Planned) -> None:
-    """Raise MBC243 where an input has bytes: `augment` would draw random transformations that no peer draws."""
+    """Raise MBC243 if an input has bytes: `augment` would draw random transformations that no peer draws."""
     graph = planned.plan.graph
     for value in (graph.values[name] for name in graph.inputs):
         if value.type.dtype is DType.UINT8:
@@ -249,7 +249,7 @@ def _floor(planned: Planned, asked: Options) -> Floor:
 
 
 def _check_writable(path: Path) -> None:
-    """MBC222 before anything is timed; what is there stays until there is something better."""
+    """Raise MBC222 before anything is timed, if the result cannot be written. An existing file stays until then."""
     new = not path.exists()
     _write(path, "", "a")
     if new:

@@ -1,4 +1,4 @@
-"""Messages for exceptions that nobody foresaw: the fault of the machine, or of mbc."""
+"""Messages for unexpected exceptions: the cause is the machine, or a bug in mbc."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _OF_FILES = frozenset({
 
 
 def of_machine(error: Exception) -> MbcError | None:
-    """Return MBC241 or MBC242 where the machine refused a file or memory, else None."""
+    """Return MBC241 or MBC242 if the machine refused a file or memory, else None."""
     if isinstance(error, OSError) and error.errno in _OF_FILES:
         file = "a file" if error.filename is None else f"'{error.filename}'"
         return MbcError("MBC241", f"cannot use {file}: {error.strerror}", "check its name, its permissions, the space")

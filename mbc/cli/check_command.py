@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """The result of a comparison, as a table, as a verdict of one line, and as a document for scripts."""
+    """The result of a comparison: a table, a one-line verdict, and a document for scripts."""
 
     passed: bool
     table: str
@@ -35,7 +35,7 @@ class Result:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Plan a network divided and undivided, run both, and compare; return 1 where they compute different results."""
+    """Plan a network divided and undivided, run both plans and compare them. Return 1 if their results differ."""
     from mbc.equivalence import step_variants as variants
     from mbc.report.equivalence import divisions_text
 
@@ -175,9 +175,9 @@ def _drawing(
     on_gpu: bool,
     say: Callable[[str], None],
 ) -> Callable[[int], Draw]:
-    """Return a function that runs all steps on inputs of a number.
+    """Return a function that runs all steps on the random inputs with a given number.
 
-    The steps run one after the other, because their arenas need not fit in memory together.
+    The steps run one after another, because their arenas need not fit in memory together.
     """
     from mbc.equivalence.rule import Draw, Reference
     from mbc.equivalence.run_step import random_inputs, run_step

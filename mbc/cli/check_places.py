@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def on_gpu(device: str, plan: Plan) -> bool:
-    """Return whether to compare on a GPU; raise MBC199 where --device cuda asks for one and there is none."""
+    """Return whether to compare on a GPU; raise MBC199 if --device cuda asks for one and there is none."""
     here = bool(local_gpus())
     if device == "cuda" and not here:
         raise MbcError("MBC199", "there is no GPU here to compare on", "use --device cpu; mbc doctor says more")
@@ -23,7 +23,7 @@ def on_gpu(device: str, plan: Plan) -> bool:
 
 
 def built(plan: Plan, folder: Path) -> Path:
-    """Build the package of a plan with its library; raise MBC199 where that is not possible."""
+    """Build the package of a plan with its library; raise MBC199 if that is not possible."""
     package = build_package(plan, folder, overwrite=False)
     if package.library is None:
         missing = package.missing[0].name if package.missing else "a part of the toolkit"

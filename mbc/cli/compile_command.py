@@ -118,7 +118,7 @@ def summary(plan: Plan) -> list[str]:
 
 
 def _accumulated(plan: Plan) -> list[str]:
-    """Return the line on gradient accumulation: the predicted step is the last one of several mini-batches."""
+    """Return the line on gradient accumulation: the predicted time is that of the last of several mini-batches."""
     count = plan.graph.optimizer.accumulate
     if count == 1:
         return []

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Side(NamedTuple):
-    """One of two compared plans, its title, and the plans of the ranks that do not run it."""
+    """One of two compared plans with its title, and the plans of the ranks that run another plan."""
 
     plan: Plan
     title: str
@@ -68,8 +68,8 @@ def _page(arguments: argparse.Namespace, first: Side, second: Side) -> int:
 def _sides(arguments: argparse.Namespace) -> tuple[Side, Side]:
     """Return the two plans to compare, with their titles.
 
-    They are two files, or one source planned for two GPUs or for two numbers of GPUs. Where a source is planned for
-    unlike GPUs that share a mini-batch, the plans of the first two GPUs are compared.
+    They come from two files, or from one source that is planned for two GPUs or for two numbers of GPUs. If a source is
+    planned for unlike GPUs that share a mini-batch, the plans of the first two GPUs are compared.
     """
     plans, gpus, sharings = arguments.plans, arguments.gpus, arguments.sharings
     if len(plans) == 1 and plan_file(plans[0]) is None:

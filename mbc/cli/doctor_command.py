@@ -48,9 +48,9 @@ class Finding:
 
     Attributes:
         part: Name of the part.
-        version: Version and place; None where the part is missing.
-        cost: What mbc cannot do, because the part is missing or too old; empty where it is usable.
-        remedy: How to get it; empty where it is usable.
+        version: Version and place; None if the part is missing.
+        cost: What mbc cannot do, because the part is missing or too old; empty if it is usable.
+        remedy: How to get it; empty if it is usable.
     """
 
     part: str

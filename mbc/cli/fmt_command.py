@@ -56,7 +56,7 @@ def _read_stdin() -> Source:
 
 
 def _write(path: Path, text: str) -> None:
-    """Replace a file and keep its permissions and line ends; raise MBC325 where that is not possible."""
+    """Replace a file and keep its permissions and line ends; raise MBC325 if that is not possible."""
     from mbc.runtime.replace import replace_file
 
     try:

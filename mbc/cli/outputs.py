@@ -1,4 +1,4 @@
-"""Checks of output paths: no command replaces its own input, a file that people wrote, or another of its outputs."""
+"""Checks of output paths: no output replaces an input of the command, a file that people wrote, or another output."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def check_outputs(outputs: Mapping[str, Path | str | None], inputs: Mapping[str,
     """Check the outputs of a command before anything is planned.
 
     Args:
-        outputs: Path of each output, by the option that names it; None where the option is absent.
+        outputs: Path of each output, by the option that names it; None if the option is absent.
         inputs: Path of each input, by the word that messages use for it.
 
     Raises:

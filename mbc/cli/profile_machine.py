@@ -1,6 +1,6 @@
 """Measurements of links and collectives between the GPUs of a machine, by `mbc profile --gpu all`.
 
-Each part is measured on its own: where one fails, the others are measured all the same.
+Each kind is measured separately. If one fails, the others are measured nevertheless.
 """
 
 from __future__ import annotations

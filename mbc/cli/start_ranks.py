@@ -55,7 +55,7 @@ def run_ranks(words: Sequence[str], size: int, device: str, output: IO[bytes] | 
 
 
 def check_ranks(size: int, device: str) -> None:
-    """Raise MBC266 where this machine has fewer GPUs, MBC265 where there is no mpiexec for ranks on the CPU."""
+    """Raise MBC266 if this machine has fewer GPUs, MBC265 if there is no mpiexec for ranks on the CPU."""
     if device_of_ranks(device) == "cpu":
         mpiexec()
     else:
@@ -159,7 +159,7 @@ def plan_of_rank(plans: Sequence[Plan], rank: int) -> Plan:
 
 
 def _digest(file: Path) -> str:
-    """Return a digest of a file; raise MBC183 where it cannot be read."""
+    """Return a digest of a file; raise MBC183 if it cannot be read."""
     try:
         with file.open("rb") as opened:
             return hashlib.file_digest(opened, "sha256").hexdigest()[:16]

@@ -38,7 +38,7 @@ class Planned:
 
 
 def read_text(path: Path) -> str:
-    """Return the text of a file; raise MBC183 where it cannot be read."""
+    """Return the text of a file; raise MBC183 if it cannot be read."""
     near: str | None = None
     try:
         return files.read_text(path, MOST_BYTES)
@@ -55,7 +55,7 @@ def read_text(path: Path) -> str:
 
 
 def _names_in(folder: Path) -> list[str]:
-    """Return the names in a folder; none where the folder cannot be read."""
+    """Return the names in a folder; none if the folder cannot be read."""
     try:
         return [entry.name for entry in folder.iterdir()]
     except OSError:
@@ -63,14 +63,14 @@ def _names_in(folder: Path) -> list[str]:
 
 
 def read_source(place: str, remedy: str = "give its source (.mbc)") -> Source:
-    """Return a source file; raise MBC183 where it cannot be read, MBC188 with `remedy` for a plan or a package."""
+    """Return a source file; raise MBC183 if it cannot be read, MBC188 with `remedy` for a plan or a package."""
     if plan_file(place) is not None:
         raise MbcError("MBC188", f"'{place}' is planned already", remedy)
     return Source(place, read_text(Path(place)))
 
 
 def plan_file(place: str) -> Path | None:
-    """Return the plan file that `place` names, its own or that of a package; None for a source.
+    """Return the path of the plan that `place` names as a file or as a package; None for a source.
 
     Raises:
         MbcError: MBC184, `place` is a folder without a plan.
@@ -120,7 +120,7 @@ def plans_of_ranks(place: str, options: Options) -> tuple[Plan, ...]:
 
 
 def sound_plans(place: str, options: Options) -> tuple[Plan, ...]:
-    """Return the verified plans that `place` names: those of all ranks for a source, else the one in the file."""
+    """Return the verified plans that `place` names: for a source the plans of all ranks, for a file its only plan."""
     if plan_file(place) is not None:
         return (sound_plan(place, options),)
     planned = plan_source(read_source(place), options)
@@ -157,7 +157,7 @@ def training_graph(place: str, options: Options) -> TrainingGraph:
 
 
 def check_plannable(place: str, options: Options) -> None:
-    """Raise MBC188 where options of planning are given for a finished plan, which they could not change."""
+    """Raise MBC188 if options of planning are given for a finished plan, which they could not change."""
     if options != Options() and plan_file(place) is not None:
         raise MbcError(
             "MBC188", f"'{place}' is planned already: --gpu, --set and the like change nothing of it",
@@ -198,7 +198,7 @@ def builds_package(device: str, output: str | None) -> bool:
 
 
 def check_free(place: str, options: Options, output: str | None) -> None:
-    """Raise MBC093, MBC094 or MBC099 where the package of a source could not be written; called before planning."""
+    """Raise MBC093, MBC094 or MBC099 if the package of a source could not be written; called before planning."""
     from mbc.codegen.build import check_output
     from mbc.frontend.lower import choose_network
     from mbc.frontend.parse import parse

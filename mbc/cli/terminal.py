@@ -70,7 +70,7 @@ def stoppable() -> Generator[Callable[[], bool]]:
 
 @contextmanager
 def _handling(handlers: Mapping[int, _Handler]) -> Generator[None]:
-    """Handle signals during the body; do nothing outside of the main thread, where that is not possible."""
+    """Handle signals during the body. Outside of the main thread, where Python cannot do that, do nothing."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -84,7 +84,7 @@ def _handling(handlers: Mapping[int, _Handler]) -> Generator[None]:
 
 @contextmanager
 def notes() -> Generator[None]:
-    """Print each RuntimeWarning of the body at once as a note, and equal ones once."""
+    """Print each RuntimeWarning of the body at once as a note, but equal warnings only once."""
     said: set[str] = set()
 
     def say(message: Warning | str, *_: object) -> None:

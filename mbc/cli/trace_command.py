@@ -12,7 +12,7 @@ from mbc.cli.subject import check_plannable, plans_of_ranks, read_text
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Write the predicted step of a plan as a trace for Perfetto, with the measured step where one was recorded."""
+    """Write the predicted step of a plan as a trace for Perfetto, with the measured step if one was recorded."""
     asked = options(arguments)
     check_outputs({"-o": arguments.output}, {"the plan": arguments.plan, "--with": arguments.recorded})
     check_plannable(arguments.plan, asked)

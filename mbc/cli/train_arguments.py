@@ -102,7 +102,7 @@ def prepare(arguments: argparse.Namespace, writes: bool = True) -> Prepared:
 
 
 def _check_places(arguments: argparse.Namespace, checkpoint: bool, log: bool) -> None:
-    """Raise MBC238 where an option needs a checkpoint, a log or test data, and none is given."""
+    """Raise MBC238 if an option needs a checkpoint, a log or test data, and none is given."""
     if arguments.evaluate == "ema" and arguments.test is None:
         raise MbcError("MBC238", "--evaluate ema needs data to test the averages on", "give --test DATA, too")
     for option, there, where, remedy in (

@@ -35,7 +35,7 @@ class TrainPage:
         check_writable(path, OPTION)
 
     def show_ranks(self, plans: Sequence[Plan]) -> None:
-        """Show the plans of all ranks; the first plan is that of the rank that writes the page."""
+        """Show the plans of all ranks. The first plan must be that of the rank that writes the page."""
         self._others = tuple(plans[1:])
 
     def tell(self, figures: Interval | Epoch) -> None:
@@ -43,7 +43,7 @@ class TrainPage:
         self._lines.append(fields_of(figures))
 
     def write(self, plan: Plan, measured: MeasuredStep | None = None) -> Path | None:
-        """Write the page, with the `measured` step; return its path, or None where no step was run."""
+        """Write the page, with the `measured` step; return its path, or None if no step was run."""
         from mbc.report.html.plan_page import plan_page
         from mbc.report.html.recorded import read_recorded, training
 

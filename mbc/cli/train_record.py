@@ -38,7 +38,7 @@ class TrainRecord:
         return self._recording.listener
 
     def check(self, net: Module) -> None:
-        """Raise MBC365 where the module runs on the CPU."""
+        """Raise MBC365 if the module runs on the CPU."""
         check_on_gpu(net.device)
 
     def on_step(self, net: Module) -> None:
@@ -65,5 +65,5 @@ class TrainRecord:
 
     @property
     def written(self) -> tuple[Path, MeasuredStep] | None:
-        """Path and measured step of the record; None where no step was recorded."""
+        """Path and measured step of the record; None if no step was recorded."""
         return None if self._step is None else (self._path, self._step)

@@ -16,7 +16,7 @@ from mbc.train.training_checkpoint import read_progress
 
 
 def identity(file: Path | None) -> tuple[int, int] | None:
-    """Return values that change when a file is replaced or written; None where there is no file."""
+    """Return values that change when a file is replaced or written; None if there is no file."""
     try:
         status = None if file is None else file.stat()
     except OSError:
@@ -29,7 +29,7 @@ def how_to_go_on(arguments: argparse.Namespace, written: Path | None, checkpoint
 
     Args:
         arguments: Parsed command line of the training.
-        written: Last checkpoint of this training; None where none was written.
+        written: Last checkpoint of this training; None if none was written.
         checkpoint: Checkpoint that the training was to write; None without one.
     """
     if written is not None:

@@ -22,7 +22,7 @@ def stopping(job: Job, group: Group | None, keeps: bool) -> Generator[Callable[[
     Args:
         job: Training that runs.
         group: Ranks of the training; None for one process.
-        keeps: Whether a checkpoint is written.
+        keeps: Whether the training writes a checkpoint.
     """
     if group is None or not keeps:
         if job.checkpoint is not None:

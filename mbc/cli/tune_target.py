@@ -32,13 +32,13 @@ SCHEDULE = "constant"  # a decaying rate needs the last epoch, which is unknown 
 
 
 def check_target(arguments: argparse.Namespace) -> None:
-    """Raise MBC265 or MBC266 where the largest number of ranks cannot be started here; called before planning."""
+    """Raise MBC265 or MBC266 if the largest number of ranks cannot be started here; called before planning."""
     if arguments.shared_by > 1:
         check_ranks(arguments.shared_by, arguments.device)
 
 
 def check_metric(arguments: argparse.Namespace, graph: TrainingGraph) -> None:
-    """Raise MBC237 where the metric of the target does not exist; called before training."""
+    """Raise MBC237 if the metric of the target does not exist; called before training."""
     target_for(arguments.target, graph, is_tested(arguments.data, arguments.test, inputs_of(graph)))
 
 

@@ -31,7 +31,7 @@ _INCLUDE = re.compile(rb'^[ \t]*#[ \t]*include[ \t]*["<]([^">\n]+)[">]', re.M)
 class Recipe:
     """The sources of one library: files of one folder, which can be compiled without mbc.
 
-    Without `kernels` the library needs no nvcc, and `architecture` and `working` are not used.
+    A library without `kernels` needs no nvcc; `architecture` and `working` are then not used.
     """
 
     architecture: str  # sm_90
@@ -148,7 +148,7 @@ def _key(compilation: _Compilation, sources: Path, versions: str, read: Reader) 
     """Return the name of the object in the cache.
 
     It is a digest of the command, the compilers' versions, and every file of the sources' and the parts' folders that
-    is included, or could be included under another macro. The versions stand for the compilers' own headers.
+    is included, or could be included under another macro. The versions represent the compilers' own headers.
     """
     digest = hashlib.sha256(repr((compilation.command, versions)).encode())
     pending = [sources / compilation.source]

@@ -94,7 +94,7 @@ _SAFE = re.compile(r"[A-Za-z0-9_.,+=()/@ -]*")
 
 
 def _checked(text: str) -> str:
-    """Return `text`; raise MBC091 if it could end a comment or a string of C++ or Python, in which names stand."""
+    """Return `text`. Raise MBC091 if it contains characters that end a comment or a string of C++ or Python."""
     if not _SAFE.fullmatch(text):
         raise MbcError(
             "MBC091",

@@ -40,8 +40,8 @@ def temporary_folder(folder: Path) -> Generator[Path]:
 def swap(new: Path, folder: Path, old: Path) -> None:
     """Put `new` in the place of `folder`.
 
-    If the file system can exchange the two, that is one step, and a whole package exists at every moment. Otherwise
-    `folder` is kept as `old` until the new package is in place.
+    If the file system can exchange both folders in one step, a whole package exists at every moment. Otherwise `folder`
+    is kept as `old` until the new package is in place.
     """
     if not folder.exists():
         new.rename(folder)
@@ -67,7 +67,7 @@ def _exchange(one: Path, other: Path) -> bool:
 
 
 def clear(folder: Path) -> None:
-    """Remove temporary folders of killed processes beside `folder`; put back the package if one had moved it away."""
+    """Remove temporary folders of killed processes beside `folder`. Restore a package that such a process moved."""
     for left in sorted(folder.parent.glob(f"{glob.escape(_prefix(folder))}*")):
         try:
             lock = _lock(left)

@@ -1,4 +1,4 @@
-"""A plan as the flat rows that generated code holds: one for each launch, with nothing left to decide.
+"""A plan as flat rows for generated code: one row for each launch, with every decision already made.
 
 Everything that a template writes is computed here, so that templates only loop and substitute.
 """
@@ -169,7 +169,7 @@ def _placed(row: Row, place: Mapping[int, int]) -> Row:
 
 @dataclass
 class _Flattener:
-    """Flattens programs; keeps what many launches share: row sizes, launchers, and the arguments of equal requests."""
+    """Flattens programs, and stores shared data once: row sizes, launchers, and the arguments of equal requests."""
 
     plan: Plan
     providers: Mapping[str, Provider]

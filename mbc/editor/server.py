@@ -1,4 +1,4 @@
-"""The language server: what an editor asks by the Language Server Protocol, over stdin and stdout."""
+"""The language server: it answers an editor's requests of the Language Server Protocol over stdin and stdout."""
 
 from __future__ import annotations
 
@@ -33,7 +33,10 @@ TRIGGERS = [">", "(", ",", "=", ":", ".", "{"]
 
 
 class Server(LanguageServer):
-    """`gpu`: what times are predicted for, unless the editor's `initializationOptions` name another one."""
+    """A language server.
+
+    `gpu` is the GPU of predicted times, unless the editor's `initializationOptions` name another.
+    """
 
     def __init__(self, gpu: str) -> None:
         """Predict times for `gpu`."""

@@ -13,7 +13,10 @@ from mbc.plan.model import Kernel, Launch, Mode, Plan, Program, Rows
 
 @dataclass(frozen=True, slots=True)
 class SliceCall:
-    """One launch; `rows` are those of each input and then each output, (0, 1) for tensors that are not per sample."""
+    """One launch.
+
+    `rows` has the rows of each input and then of each output, or (0, 1) for tensors that are not per sample.
+    """
 
     request: Request
     candidate: Candidate
@@ -28,7 +31,7 @@ class SliceCall:
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """One operation of the whole mini-batch (`request`), divided and undivided; `names` lists all equal operations."""
+    """An operation on the whole mini-batch (`request`), divided and undivided. `names` lists all equal operations."""
 
     names: tuple[str, ...]
     request: Request
@@ -48,7 +51,7 @@ class Pair:
 
 
 def pairs(divided: Plan, undivided: Plan) -> tuple[Pair, ...]:
-    """Return the divided operations of a plan, each with its calls in another plan of the network; equal ones once."""
+    """Return the divided operations of a plan, each with its calls in an undivided plan; equal operations once."""
     pair_by_calls: dict[tuple[object, ...], Pair] = {}
     programs = (
         (divided.graph.train, divided.train, undivided.train),

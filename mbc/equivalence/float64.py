@@ -35,7 +35,7 @@ class Arithmetic(Protocol):
         ...
 
     def stored(self, x: Array, dtype: DType) -> Array:
-        """Return `x` as it is read again after it was stored as `dtype`."""
+        """Return `x` as memory returns it after it was stored as `dtype`."""
         ...
 
     def signs(self, like: Array) -> Array:
@@ -90,7 +90,7 @@ class InNumpy:
             return evaluate(attributes, inputs, call)
 
     def stored(self, x: Array, dtype: DType) -> Array:
-        """Return `x` as it is read again after it was stored as `dtype`."""
+        """Return `x` as memory returns it after it was stored as `dtype`."""
         with np.errstate(over="ignore"):  # larger numbers become infinity, as on a GPU
             if dtype is DType.BF16:
                 return from_bf16(to_bf16(x)).astype(np.float64)

@@ -58,7 +58,7 @@ class InTorch:
         return [torch.from_numpy(x).to(self._device) for x in results]
 
     def stored(self, x: Tensor, dtype: DType) -> Tensor:
-        """Return `x` as it is read again after it was stored as `dtype`."""
+        """Return `x` as memory returns it after it was stored as `dtype`."""
         return x.to(_STORED[dtype]).to(torch.float64)
 
     def signs(self, like: Tensor) -> Tensor:

@@ -38,7 +38,7 @@ _MOST_SKIPPED = 32  # steps in which fp16 may search for its loss scale
 
 @dataclass(frozen=True, slots=True)
 class LaunchResult:
-    """The errors of one launch; `kernel` is its provider and name, or `copy`, and `rows` are the mini-batch's."""
+    """The errors of one launch. `kernel` is its provider and name, or `copy`; `rows` are rows of the mini-batch."""
 
     program: str
     index: int
@@ -140,8 +140,8 @@ def _reference(device: str, seed: int) -> tuple[Arithmetic, Callable[[Machine, R
 class Operand:
     """One access as an array.
 
-    `shape` is the shape of all its rows; `stored_shape` is that of the value in memory, which the operand may be a view
-    of.
+    `shape` is the shape of all its rows. `stored_shape` is the shape of the value in memory, of which the operand may
+    be a view.
     """
 
     value: str
@@ -235,10 +235,10 @@ class Watch:
         written: Mapping[int, Array],
         provider: str,
     ) -> tuple[Deviation, ...]:
-        """Return the errors of all outputs; in smaller parts if float64 does not fit into memory.
+        """Return the errors of all outputs. They are computed in smaller parts if float64 does not fit into memory.
 
         Raises:
-            MbcError: MBC250 if not even one row after another fits.
+            MbcError: MBC250 if a single row does not fit.
         """
         arithmetic = self._arithmetic
         for self._chunk_bytes in (arithmetic.chunk_bytes, arithmetic.chunk_bytes // 16, 0):

@@ -78,7 +78,7 @@ def compare_operation(runner: Runner, pair: Pair, seed: int, tolerance: float | 
 
 
 def allowed_distance(pair: Pair) -> float:
-    """Return the error that one call may have in its precision; less in fp32 if all calls use one algorithm."""
+    """Return the error that one call may have in its precision. In fp32 it is less if all calls use one algorithm."""
     if pair.request.precision is Precision.FP32 and pair.same_algorithm:
         return SAME_ALGORITHM_FP32
     return TOLERANCES[pair.request.precision]

@@ -62,13 +62,13 @@ _DRAWS_OF_FEW = 4
 
 @dataclass(frozen=True)
 class Meant:
-    """One output: the exact numbers, and the numbers with roundings in one or more random draws (`shaken`)."""
+    """One output: its exact numbers, and its numbers with roundings in one or more random draws (`shaken`)."""
 
     exact: Array
     shaken: tuple[Array, ...]
 
     def __add__(self, other: Meant) -> Meant:
-        """Return the sum of two outputs; a single draw of one output is combined with each draw of the other."""
+        """Return the sum of two outputs. If one output has a single draw, it is added to each draw of the other."""
         draws = max(len(self.shaken), len(other.shaken))
         ours, theirs = ((m.shaken * draws)[:draws] for m in (self, other))
         return Meant(self.exact + other.exact, tuple(x + y for x, y in zip(ours, theirs, strict=True)))
@@ -244,7 +244,7 @@ class Evaluation:
         return where(abs(exact) <= reach, across, taken)
 
     def _unsure_positions(self, member: Member, exact: Array, shaken: Array, index: Array) -> Array:
-        """Return True for each window whose first largest element may be another one than that at `index`."""
+        """Return True for each window in which rounding may change the position of the first largest element."""
         a = member.attributes
         assert isinstance(a, MaxPool)
         arithmetic, dtype = self.arithmetic, self._stored_as(member)
@@ -266,7 +266,7 @@ class Evaluation:
 
 
 def rounded(arithmetic: Arithmetic, expected: Meant, dtype: DType) -> Meant:
-    """Return an output that was rounded to a narrower type before it was stored in a wider one."""
+    """Return an output that is rounded to a narrower type before it is stored in a wider type."""
 
     def off(value: Array) -> Array:
         return value + arithmetic.signs(value) * (ROUNDOFFS[dtype] * abs(value) + UNDERFLOW[dtype])

@@ -45,7 +45,7 @@ class Reference(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """The two steps on the same inputs; `reference` is the step that `Reference` names, if there is one."""
+    """The divided and the undivided step on equal inputs, and the reference step if `Reference` names one."""
 
     divided: Outcome
     undivided: Outcome

@@ -1,4 +1,4 @@
-"""The meaning of operations on PyTorch's tensors, in the same canonical order as the interpreter's arrays.
+"""The meaning of operations on PyTorch's tensors, in the canonical order of the interpreter's arrays.
 
 This file is imported only if PyTorch is installed; tests compare each form with the interpreter.
 """

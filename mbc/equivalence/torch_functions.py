@@ -1,6 +1,6 @@
-"""The operations of a network as PyTorch's own functions: what their declarations name, and code for the others.
+"""The operations of a network as PyTorch's functions: calls from their declarations, and code for all others.
 
-This file is imported only where PyTorch is installed.
+This file is imported only if PyTorch is installed.
 """
 
 from __future__ import annotations
@@ -184,7 +184,7 @@ _RELATIONS = {"eq": torch.eq, "ne": torch.ne, "lt": torch.lt, "le": torch.le, "g
 
 
 def _aligned(a: Any, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """Return both operands; a vector gets as many axes behind it as the other operand has behind `axis`."""
+    """Return both operands. A vector gets further axes, so that it is aligned with `axis` of the other operand."""
     first, second = (
         t.reshape(len(t), *(1,) * (other.ndim - 1 - a.axis)) if t.ndim == 1 else t for t, other in ((x, y), (y, x))
     )

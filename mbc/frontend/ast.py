@@ -65,7 +65,7 @@ class Argument(Node):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Call(Node):
-    """`conv(64, 3, pad=1)`: a layer, a block or a function with its settings. `span` is that of the name."""
+    """A layer, a block or a function with its settings, such as `conv(64, 3, pad=1)`. `span` is the name's."""
 
     name: str
     arguments: tuple[Argument, ...]
@@ -107,7 +107,7 @@ class Unary(Node):
 class Chain(Node):
     """`first`, and then each (operator, operand, place of the operator) from left to right.
 
-    The operators of one chain have equal precedence: + - | * / // % | ** | one comparison | and | or.
+    All operators of a chain have equal precedence: + - | * / // % | ** | one comparison | and | or.
     """
 
     first: Expression

@@ -162,7 +162,7 @@ class Evaluator:
         raise unknown_name(name.text, name.span, frame, self._words)
 
     def _is_known(self, name: str, frame: Frame) -> bool:
-        """Return whether `_name` knows the name, or has a better error for it than that it is unknown."""
+        """Return whether `_name` knows the name, or reports a better error for it than an unknown name."""
         declared = name in self._blocks or name in LAYERS or name in self._words or name in (*FUNCTIONS, INFINITY)
         return declared or frame.get(name) is not None or self._elsewhere(name) is not None
 

@@ -65,7 +65,10 @@ class _Gap:
 
 
 def _gap(text: str, first: bool) -> _Gap:
-    """Return the gap that a text is; `first`: it is the start of the source, where no comment can follow a token."""
+    """Return the gap that a text represents.
+
+    With `first`, the text begins the source, and no comment can follow a token.
+    """
     lines = [line.strip(_BLANKS) for line in text.split("\n")]
     broken = len(lines) > 1
     trailing = "" if first else lines.pop(0)
@@ -183,7 +186,7 @@ class _Layout:
 
 
 def _spaced(tokens: Sequence[Token], i: int, call: bool) -> bool:
-    """Return whether a blank is between token `i` and the token before it, on one line; `call`: among settings."""
+    """Return whether a blank is between token `i` and the one before it. With `call` both are among settings."""
     before, token = tokens[i - 1], tokens[i]
     if token.type == "DOT":
         return before.type == "NUMBER"  # without a blank they would be another number

@@ -33,7 +33,7 @@ class Frame:
         return None
 
     def bind(self, name: str, result: Result) -> None:
-        """Bind the name where it is already bound, else in this frame."""
+        """Bind the name in the frame where it is already bound, otherwise in this frame."""
         frame: Frame | None = self
         while frame is not None:
             if name in frame._names:

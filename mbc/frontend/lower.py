@@ -134,7 +134,7 @@ def _check_twice(what: str, names: Iterable[tuple[str, Span]]) -> None:
 
 
 def choose_network(program: ast.Program, name: str | None) -> ast.Network:
-    """Return the network called `name`, or the only one.
+    """Return the network called `name`, or the only network.
 
     Raises:
         MbcError: MBC012 or MBC035 if declarations clash, MBC023 if there is no such network, or more than one, MBC039
@@ -157,7 +157,7 @@ def choose_network(program: ast.Program, name: str | None) -> ast.Network:
 
 
 def _read_settings(settings: tuple[tuple[str, str], ...], network: ast.Network) -> dict[str, ast.Expression]:
-    """Return expressions by parameter name or dotted name; the last one of a name counts."""
+    """Return expressions by parameter name or dotted name. If a name is set twice, the last value counts."""
     names = [p.name for p in network.parameters]
     names += [f"{section}.{entry}" for section, entries in ENTRIES.items() for entry in entries]
     expressions: dict[str, ast.Expression] = {}

@@ -1,4 +1,4 @@
-"""The known name that was probably meant."""
+"""Suggestions for misspelt names: the most similar known name."""
 
 from __future__ import annotations
 

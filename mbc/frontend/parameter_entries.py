@@ -53,7 +53,7 @@ def read_no_decay(value: ast.Expression) -> str:
 
 
 def read_groups(value: ast.Expression, evaluator: Evaluator, frame: Frame) -> tuple[Group, ...]:
-    """Return the groups of one `group(…)`, of several in parentheses, or of `none`."""
+    """Return the groups of one `group(…)`, of several in parentheses, or an empty result for `none`."""
     if _is_none(value):
         return ()
     return tuple(_group(item, evaluator, frame) for item in _items(value))

@@ -192,7 +192,7 @@ _ANSWERS = _table()
 
 
 def answer(name: str, *places: Place) -> Answer | None:
-    """Return the equivalent of PyTorch's name in one of these contexts; None if it is no name of PyTorch."""
+    """Return the equivalent of PyTorch's name in one of these contexts; None if PyTorch has no such name."""
     for place in places:
         row = _ANSWERS.get((place, _joined(name))) or _ANSWERS.get((place, _plain(name)))
         if row is not None:

@@ -44,7 +44,7 @@ def check_metric_name(name: ast.Word, taken: Collection[str]) -> None:
 
 
 def metric_of(result: Result, span: Span) -> Losses:
-    """Return the metric that a value is.
+    """Return the metric that corresponds to a value.
 
     Raises:
         MbcError: MBC045 for a value that is not one number.

@@ -27,7 +27,7 @@ class Given:
 
 
 def match(what: str, names: Sequence[str], given: Sequence[Given]) -> dict[str, Given]:
-    """Return the argument for each of `names` that has one; messages quote `what`.
+    """Return the argument for each of `names` that was given; messages quote `what`.
 
     Raises:
         MbcError: MBC007 or MBC009 for arguments that do not match.

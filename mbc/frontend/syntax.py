@@ -201,7 +201,7 @@ def _open(tokens: Sequence[Token]) -> Token | None:
 
 
 def _unit(token: Token, before: Sequence[Token]) -> Token | None:
-    """Return the name that was meant as a unit: it follows a number on the same line."""
+    """Return the name that was meant as a unit, because it follows a number on its line."""
     recent = [*before[-2:], token]
     in_memory = any(t.type == "MEMORY" for t in before)
     for number, name in pairwise(recent):

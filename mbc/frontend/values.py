@@ -52,7 +52,9 @@ class Text:
 
 @dataclass(slots=True, eq=False)
 class Written:
-    """A layer or block as written in one place, with its settings. If it is applied twice, it shares its parameters.
+    """A layer or block as the source writes it in one place, with its settings.
+
+    If it is applied twice, both share its parameters.
 
     `scope` is the scope of that place. The first application claims `path` there, from `label`, else from `bound` (the
     name to which it was bound), else from its kind and count. Only these three fields change.

@@ -17,11 +17,11 @@ from functools import cached_property
 
 
 class CollectiveKind(StrEnum):
-    """Kinds of collectives; the size of each is that of one rank's whole buffer.
+    """Kinds of collectives. The size of a collective is the size of one rank's whole buffer.
 
-    The whole buffer is what is reduced, scattered or gathered. With no thread blocks, copy engines move the data: an
-    all-reduce is then an all-to-all and an all-gather, and its time does not include the sum of the parts between the
-    two. A reduce-scatter is then the all-to-all alone.
+    The whole buffer is reduced, scattered or gathered. With no thread blocks, copy engines move the data: an all-reduce
+    is then an all-to-all and an all-gather, and its time does not include the sum of the parts between the two. A
+    reduce-scatter is then the all-to-all alone.
     """
 
     ALL_REDUCE = "all_reduce"
@@ -55,7 +55,8 @@ class ConcurrentKernel(StrEnum):
 class CollectiveTime:
     """Measured time of a collective: fp32, in place, at most `max_ctas` thread blocks.
 
-    `time_us` is the time of each of several one after another, `single_us` that of one on idle GPUs, in a CUDA graph.
+    `time_us` is the time of each collective in a sequence, `single_us` the time of one collective on idle GPUs, both in
+    a CUDA graph.
     """
 
     kind: CollectiveKind
@@ -97,7 +98,8 @@ class CollectiveSlowdown:
 class CollectiveCost:
     """Time of a collective.
 
-    `measured`: at its size or between measured sizes. `projected`: from measurements of another number of ranks.
+    `measured`: whether the time was measured at its size, or interpolated between measured sizes. `projected`: whether
+    it follows from measurements of another number of ranks.
     """
 
     time_us: float
@@ -144,9 +146,9 @@ def steps(kind: CollectiveKind, ranks: int) -> int:
 
 @dataclass(frozen=True)
 class CollectiveModel:
-    """Collectives over one kind of link.
+    """Times of collectives over one kind of link.
 
-    `stale`: the times are from another machine, so that none counts as measured.
+    `stale`: whether the times come from another machine, so that none counts as measured.
     """
 
     link: Link
@@ -155,7 +157,7 @@ class CollectiveModel:
     stale: bool = False
 
     def choices(self, ranks: int) -> tuple[int, ...]:
-        """Return the numbers of thread blocks to choose from, ascending: the measured ones, else powers of two."""
+        """Return the numbers of thread blocks to choose from, ascending: the measured numbers, or powers of two."""
         numbers = {c for (_, r), curves in self._curves.items() if r == self._nearest(ranks) for c in curves}
         return tuple(sorted(numbers)) or (1, 2, 4, 8, 16, 32)
 
@@ -182,7 +184,7 @@ class CollectiveModel:
     def slowdown(self, kernel: ConcurrentKernel, ranks: int, max_ctas: int) -> CollectiveSlowdown:
         """Return the slowdown, measured or estimated.
 
-        For a number of ranks that was not measured, it is that of the nearest measured number.
+        If a number of ranks was not measured, the nearest measured number counts.
         """
         here = [s for s in self.slowdowns if s.link is self.link and s.kernel is kernel]
         here = [s for s in here if (s.max_ctas == 0) == (max_ctas == 0)]

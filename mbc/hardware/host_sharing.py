@@ -23,9 +23,9 @@ HOST_GB_S = 150.0
 
 @dataclass(frozen=True, slots=True)
 class SharedRates:
-    """Rates of the slowest of `gpus` GPUs of a machine that copy at a time, in 10^9 bytes a second.
+    """Rates of the slowest of `gpus` GPUs of a machine that copy at the same time, in 10^9 bytes a second.
 
-    The first two are the rates while all copy in that direction, the `both` ones while all copy in both directions.
+    The first two rates apply while all GPUs copy in that direction, the `both` rates while all copy in both directions.
     With `gpus` = 1 one GPU copies alone.
     """
 

@@ -29,14 +29,14 @@ _SHARED_KIB = {
 class DeviceSpec:
     """Specification of one GPU.
 
-    Rates are upper limits: dense ones of the datasheet, or measured ones if `measured`. `fp32_tflops` and the like are
-    those of matrix products in that precision (fp32: without tensor cores). `launch_us` is the time from one node of a
-    CUDA graph to the next; if it was not measured it is a judgement, longer for older GPUs.
+    Rates are upper limits: dense ones of the datasheet, or measured ones if `measured`. `fp32_tflops` and similar
+    fields are the rates of matrix products in that precision (fp32: without tensor cores). `launch_us` is the time from
+    one node of a CUDA graph to the next; without a measurement it is an assumption, longer for older GPUs.
 
     `overhead_bytes` is the device memory outside the arena after a first step, with the context; 0 if it was never
-    measured. `collectives` are those over the link that usually connects such GPUs. `communicator_bytes` is the device
-    memory that NCCL uses if several GPUs share a mini-batch. `host_link` and `peer_link` are estimates even for a
-    measured GPU, because they depend on the machine.
+    measured. `collectives` apply to the link that usually connects such GPUs. `communicator_bytes` is the device memory
+    that NCCL uses if several GPUs share a mini-batch. `host_link` and `peer_link` are estimates even for a measured
+    GPU, because they depend on the machine.
     """
 
     name: str

@@ -21,7 +21,7 @@ _MEMORY_FILES = ("/proc/meminfo", "/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/m
 
 @dataclass(frozen=True, slots=True)
 class LocalGpu:
-    """One GPU of this machine as nvidia-smi reports it."""
+    """One GPU of this machine, as nvidia-smi reports it."""
 
     name: str
     driver: str
@@ -58,9 +58,9 @@ def local_gpus() -> tuple[LocalGpu, ...]:
 
 
 def current_gpu() -> LocalGpu | None:
-    """Return the GPU of this machine that a module runs on: the first that CUDA_VISIBLE_DEVICES makes visible.
+    """Return this machine's GPU on which a module would run: the first that CUDA_VISIBLE_DEVICES makes visible.
 
-    None if no GPU is visible. Numbers are those of nvidia-smi, in the order of the bus.
+    Return None if no GPU is visible. GPUs are numbered as by nvidia-smi, in the order of the bus.
     """
     here = local_gpus()
     asked = os.environ.get("CUDA_VISIBLE_DEVICES")

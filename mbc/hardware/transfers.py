@@ -58,9 +58,9 @@ class Slowdown:
 class CopyLink:
     """Base class of the links of a GPU.
 
-    Subclasses have the rates of both directions, named after their streams (`to_host_gb_s`, `to_host_both_gb_s`), in
-    10^9 bytes a second: of copies alone, and while the other direction is busy. `latency_us` is the time of a copy
-    besides that of its bytes. Further fields are the slowdowns of each class of kernels, and whether all values were
+    Subclasses have the rates of both directions in 10^9 bytes a second, named after their streams: `to_host_gb_s` for
+    copies alone, `to_host_both_gb_s` while the other direction is busy. `latency_us` is the time of a copy beyond the
+    time of its bytes. Further fields are the slowdowns of each class of kernels, and whether all values were
     `measured`.
     """
 
@@ -126,8 +126,8 @@ class HostLink(CopyLink):
 class PeerLink(CopyLink):
     """The link between one GPU and the memory of another GPU of the machine.
 
-    `beside_host` is the ratio of the time of its copies beside copies to the host and back to their time alone;
-    `host_beside` is that of copies to the host beside copies of this link.
+    `beside_host` is the slowdown of its copies while the host link copies in both directions. `host_beside` is the
+    slowdown of the host link's copies while this link copies.
     """
 
     to_peer_gb_s: float
@@ -171,7 +171,7 @@ class Links:
 def estimated_link(generation: int, lanes: int) -> HostLink:
     """Return an estimate for a GPU on `lanes` lanes of PCIe of a generation.
 
-    The slowdowns are those of an H200 with both directions busy, divided evenly between the two.
+    The slowdowns are those of an H200 while both directions are busy, divided evenly between the directions.
     """
     alone_gb_s = _REACHED * _LANE_GB_S * 2.0 ** (generation - _LANE_GENERATION) * lanes
     return HostLink(

@@ -1,4 +1,4 @@
-"""Blocks of the language for repeated groups of steps, with parameters for the differences between their uses."""
+"""Blocks of the language for repeated groups of steps. Parameters express the differences between their uses."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ class _Blocks:
 
 
 def _layer(op: str, steps: Sequence[Step], solved: _Parameters) -> str:
-    """Return the text of one layer of a body, given the layer's step in each use of the block."""
+    """Return the text of one layer of a block's body, given the steps of this layer in all uses of the block."""
     if len({step.op for step in steps}) > 1:
         return solved.text([Word(step.op) for step in steps], "act", None)
     arguments: list[str] = []
@@ -170,7 +170,7 @@ def _setting(step: Step, parameter: ops.Parameter) -> Setting:
 
 
 class _Parameters:
-    """The differences between the uses of a block, each one once, as parameters.
+    """The differences between the uses of a block as parameters, each difference once.
 
     `channels` are the channels of the first tensor of each use.
     """

@@ -86,7 +86,7 @@ class NetworkBuilder:
         return is_first
 
     def hold(self, array: Array) -> Held:
-        """Return a constant for numbers that the import computes, such as a mask; equal numbers share one constant."""
+        """Return a constant with numbers that the import computes, such as a mask. Equal numbers share one constant."""
         storage = f"constant {array.shape} {array.tobytes().hex()}"
         if storage not in self._constants:
             key = f"constant_{len(self._constants) + 1}"

@@ -13,7 +13,10 @@ _SLICE = {parameter.name: parameter.default for parameter in LAYERS["slice"].par
 
 
 def growing(steps: Sequence[Step]) -> list[Step]:
-    """Return the steps, where a concatenation that continues an earlier one takes the earlier result (DenseNet)."""
+    """Return the steps.
+
+    A concatenation that contains an earlier one takes the earlier result as an input (DenseNet).
+    """
     joined: dict[tuple[int | Number, ...], int] = {}
     shortened: list[Step] = []
     for step in steps:

@@ -103,7 +103,7 @@ class _Functional:
         self._aliases[output] = _Alias(of.base, (*of.chain, step), output, self._value(of.base)[1])
 
     def _current(self, name: str) -> str:
-        """Return the tensor that a name stands for now: the view of the newest version of its base."""
+        """Return the current meaning of a tensor's name, which is the view of the newest version of its base."""
         alias = self._alias(name)
         newest, version = self._value(alias.base)
         if alias.version != version:
@@ -172,7 +172,7 @@ class _Functional:
         return True
 
     def _regard(self, node: Node, name: str, argument: str) -> None:
-        """Enter a change of shape in place (`squeeze_`): the name stands for a view from now on."""
+        """Enter a change of shape in place (`squeeze_`). From now on the name means a view."""
         taken = with_names(node, self._current)
         self._nodes.append(taken)
         self._view(node.outputs[0], self._alias(name), ViewStep(node, 0, argument))

@@ -59,7 +59,7 @@ class _Call:
 
 
 def _nested(steps: Sequence[Step], depth: int) -> list[Step | _Call]:
-    """Return steps grouped by the module call at this depth; a module with one step is replaced by the step."""
+    """Return steps grouped by the module call at this depth. A module with a single step is replaced by the step."""
     items: list[Step | _Call] = []
     start = 0
     while start < len(steps):
@@ -117,9 +117,9 @@ def below(path: str, outer: str) -> str:
 
 
 def skeletons(root: Group) -> Mapping[Group, object]:
-    """Return the skeleton of each group: two groups with equal skeletons can be one block.
+    """Return the skeleton of each group. Two groups with equal skeletons can be one block.
 
-    A skeleton has everything but the values of settings and the choice of activations.
+    A skeleton has everything except the values of settings and the choice of activations.
     """
     skeleton_of: dict[Group, object] = {}
     _skeleton(root, skeleton_of)

@@ -14,7 +14,7 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True, slots=True)
 class Dynamic:
-    """A size that is not known before the program runs, with its name in the program."""
+    """A size that is unknown before the program runs, with its name in the program."""
 
     name: str
 

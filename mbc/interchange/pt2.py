@@ -339,7 +339,7 @@ _LISTS = ("as_ints", "as_floats", "as_bools", "as_strings")
 
 
 def _argument(argument: Mapping[str, Any]) -> Argument:
-    """Return a value of the union `Argument`, a dictionary whose one key is the kind."""
+    """Return a value of the union `Argument`, which is a dictionary whose only key is the kind."""
     (kind, value), *_ = argument.items()
     if kind == "as_none":
         return None
@@ -404,7 +404,7 @@ def _refusal(trace: Any) -> tuple[str, str] | None:
 
 
 def _opaque_line(node: Mapping[str, Any]) -> Line | None:
-    """Return the line that calls more than modules on the way to an operation; None if all calls are modules.
+    """Return the line that calls more than modules before it reaches an operation; None if all calls are modules.
 
     torch.export records the lines of functions called `forward`: one for each module, one for each
     `torch.autograd.Function`. A strict export runs such functions in a region without gradients instead.

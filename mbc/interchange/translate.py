@@ -129,7 +129,7 @@ class _Translation:
     def _take(self, node: Node) -> None:
         """Translate a node.
 
-        An operation on the result of a refused one is passed over, unless the operation has no rule at all.
+        An operation on the result of a refused one is skipped, unless the operation has no rule at all.
         """
         result: Result = UNKNOWN
         try:

@@ -195,7 +195,7 @@ class _Chain:
 
 
 class _Body:
-    """Statements of one body; a value that only one stage reads has no name."""
+    """Statements of one body. A value that only one stage reads has no name."""
 
     def __init__(self, block: Block, names: Mapping[int, str], locked: set[str], cut: bool = False) -> None:
         self.statements: list[str] = []

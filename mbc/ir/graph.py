@@ -47,7 +47,7 @@ class Value:
 
 @dataclass(frozen=True, slots=True)
 class Attributes:
-    """Settings of one kind of operation: subclasses hold only int, float, bool, str and tuples of these."""
+    """Settings of one kind of operation. Subclasses hold only int, float, bool, str and tuples of these types."""
 
     def with_rows(self, rows: int, before: int) -> Self:
         """Return the attributes for a mini-batch of `rows` rows instead of `before`; counts of elements differ."""
@@ -90,9 +90,9 @@ class State:
 
 @dataclass(frozen=True, slots=True)
 class ParameterGroup:
-    """Settings of the parameters whose names match a pattern (`mbc.ir.parameter_groups`); None: as without the group.
+    """Settings of the parameters whose names match a pattern (`mbc.ir.parameter_groups`).
 
-    `rate` is a factor of the learning rate.
+    None leaves a setting as it is without the group. `rate` is a factor of the learning rate.
     """
 
     pattern: str

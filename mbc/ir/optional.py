@@ -1,7 +1,7 @@
-"""Fields of settings that are written only where they are set.
+"""Fields of settings that are written only if they are set.
 
 A new setting of an operation or an optimizer must not change earlier plans, texts, and signatures under which a profile
-keeps times. Hence its field is `optional`, and its default is what all earlier files meant.
+keeps times. Hence its field is `optional`, and its default has the meaning of all earlier files.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ def is_trained(optimizer: Optimizer, value: Value) -> bool:
 
 
 def settings_of(optimizer: Optimizer, parameter: Value) -> ParameterSettings:
-    """Return the settings of one parameter; each is from the last matching group that gives it."""
+    """Return the settings of one parameter. Each setting comes from the last matching group that has it."""
     decays = optimizer.no_decay != NORM_AND_BIAS or len(parameter.type.shape) > 1
     rate, weight_decay = 1.0, optimizer.weight_decay if decays else 0.0
     for group in optimizer.groups:

@@ -57,10 +57,9 @@ def rows_by_speed(
 ) -> tuple[int, ...]:
     """Return the rows of each rank with which the slowest rank finishes soonest.
 
-    Shares are balanced by the times known so far and straight lines between them, and then tried, until no new share
-    appears. In the end one row is moved from the slowest rank to another. Ranks of a kind also try the nearest numbers
-    of rows for which kernels were measured, because estimated times between these do not lie on straight lines with
-    them.
+    Shares are balanced by the times so far and straight lines between them, and then tried, until no new share appears.
+    In the end one row is moved from the slowest rank to another. Ranks of a kind also try the nearest numbers of rows
+    for which kernels were measured, because estimated times between these do not lie on straight lines with them.
 
     Args:
         batch: Rows of the mini-batch.
@@ -126,10 +125,10 @@ class _Curve(Generic[Kind]):
         self.step_us(int(self.most_fitting_rows + self.fewest_refused_rows) // 2)
 
     def interpolated_us(self, rows: int) -> float:
-        """Return the known time, or a time on the line through the two nearest known times.
+        """Return the time of a number of rows, measured or on the line through the two nearest measured times.
 
-        It is never less than the time of fewer rows. It is infinite above the middle between the largest number of rows
-        that is known to fit and the smallest that is known not to fit.
+        The time is never less than that of fewer rows. It is infinite above the middle between the largest number of
+        rows that fits and the smallest number that does not fit.
         """
         fits, refused = self.most_fitting_rows, self.fewest_refused_rows
         if math.isfinite(refused) and rows > max(fits, (fits + refused) // 2):

@@ -13,9 +13,9 @@ from mbc.ir.types import Layout, Precision, TensorType
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One operation as providers see it: without names, so that equal operations are asked for once.
+    """One operation as providers see it. It has no names, so that equal operations are equal requests.
 
-    Types are those of the slice of rows that one kernel call works on.
+    Types are those of the rows of one kernel call.
     """
 
     kind: str

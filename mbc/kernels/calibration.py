@@ -1,4 +1,4 @@
-"""Estimated times of kernels that nobody measured: a roofline whose shares were fitted to a measured GPU.
+"""Estimated times of kernels that were not measured: a roofline whose shares were fitted to a measured GPU.
 
     time = launch x (starts) + arithmetic / (share of the peak) + memory / (share of the bandwidth)
 
@@ -146,7 +146,7 @@ class Calibration:
 
 
 def shares_of(shares: Mapping[str, Shares], effort: Effort) -> Shares:
-    """Return the shares fitted to the work's variant, its group or its provider, else unfitted ones.
+    """Return the shares fitted to the work's variant, its group or its provider, or unfitted shares if there are none.
 
     Groups of mbc's own kernels are named after the kernel.
     """

@@ -39,7 +39,7 @@ class LibraryConvolution(Struct):
 
 @dataclass(frozen=True, slots=True)
 class Shapes:
-    """Image, filter and result of one convolution, in whichever pass."""
+    """Image, filter and result of one convolution, whichever pass it is."""
 
     image: TensorType
     filter: TensorType

@@ -160,7 +160,7 @@ class CublasLt:
             yield candidate, effort
 
     def accepts(self, call: Call, device: DeviceSpec) -> Acceptance:
-        """Accept a call whose workspace is at least the one that its list of algorithms was requested for.
+        """Accept a call if its workspace is at least as large as that for which its list of algorithms was requested.
 
         Only cuBLASLt on the GPU can tell whether the list is as long as the plan assumes.
         """

@@ -151,7 +151,7 @@ class CudnnLegacy:
     name: str = "cudnn_legacy"
 
     def candidates(self, request: Request, device: DeviceSpec) -> Iterable[Candidate]:
-        """Return no candidates: those of this provider come from profiles only.
+        """Return no candidates, because candidates of this provider come from profiles only.
 
         Which algorithms take a shape, and with how much workspace, depends on the GPU and on the version of cuDNN. It
         is not documented, and the legacy API answers only on the GPU. A plan with too small a guess of the workspace

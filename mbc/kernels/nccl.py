@@ -92,7 +92,8 @@ def bucket_bytes(members: Sequence[TensorType]) -> int:
 def all_reduce_cost(device: DeviceSpec, size_bytes: int, ranks: int, ctas: int) -> CollectiveCost:
     """Return the cost of the sum of one bucket.
 
-    If copies move the data, the cost includes the kernel that sums the parts: it reads every part and writes one.
+    If copies move the data, the cost includes the kernel that sums the parts: this kernel reads every part and writes
+    one.
     """
     cost = device.collectives.cost(CollectiveKind.ALL_REDUCE, size_bytes, ranks, ctas)
     if ctas != BY_COPIES:
@@ -114,7 +115,7 @@ def shard_cost(device: DeviceSpec, name: str, size_bytes: int, ranks: int, ctas:
 
 
 def latency_us(device: DeviceSpec, ranks: int) -> float:
-    """Return the time of a launch beyond its candidates' times, each of which is what one gradient adds to a bucket."""
+    """Return the fixed time of a launch. Its candidates' times are the times that single gradients add to a bucket."""
     return all_reduce_cost(device, LEAST_BYTES, ranks, max(device.collectives.choices(ranks))).time_us
 
 

@@ -80,7 +80,7 @@ class Clock:
         return Times(statistics.median(taken), high - low)
 
     def gap_us(self, call: Work) -> float:
-        """Return the time that each further node adds to a graph; `call` is one kernel that does almost nothing."""
+        """Return the time that each further node adds to a graph; `call` is a kernel that does almost nothing."""
 
         def graph_us(count: int) -> float:
             def body() -> None:
@@ -101,7 +101,8 @@ class Clock:
 def calls_per_graph(sets: int, once_us: float) -> int:
     """Return the number of calls in a graph.
 
-    Each of the `sets` operand sets is used once where the graph is not too long; several times where it is too short.
+    Each of the `sets` operand sets is used once if the graph is then not too long, and several times if it is too
+    short.
     """
     most = max(1, min(MOST_CALLS, int(LONGEST_GRAPH_US / max(once_us, 1e-3))))
     return min(most, max(sets, math.ceil(SHORTEST_GRAPH_US / max(once_us, 1e-3))))

@@ -84,7 +84,7 @@ class GpuCollectives:
             address: Memory of the longest collective.
             word: Memory of one element, which the ranks use to agree on a value.
             parts: Memory as large as `address`, which receives the copies where copy engines move the data and no
-                kernel sums; None where kernels sum.
+                kernel sums; None if kernels sum.
         """
         self._gpu, self._communicator, self._stream = gpu, communicator, stream
         self._kernels, self._address, self._word, self._parts = kernels, address, word, parts

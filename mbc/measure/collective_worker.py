@@ -28,9 +28,9 @@ SETTLED_S, MOST_READINGS = 0.05, 40  # time between readings of the free memory,
 
 
 def measure(task: CollectiveTask, say: Say) -> Generator[Any, tuple[int, bytes]]:
-    """Yield what the first rank starts with, then the results of one communicator after another.
+    """Yield the first rank's identity and ids, then the results of one communicator after another.
 
-    The first rank starts with its identity and a unique id for each communicator. A later task is the number of thread
+    The first rank yields its identity and a unique id for each communicator. A later task is the number of thread
     blocks of a communicator, and its id.
     """
 

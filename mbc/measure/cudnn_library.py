@@ -128,7 +128,7 @@ class Descriptor:
         return self
 
     def set_parts(self, attribute: int, parts: Sequence[Descriptor]) -> Descriptor:
-        """Set `attribute` to other descriptors, and return this one."""
+        """Set `attribute` to other descriptors, and return this descriptor."""
         self._parts.extend(parts)
         return self.set(attribute, Constant.TYPE_BACKEND_DESCRIPTOR, [part.pointer.value for part in parts])
 

@@ -89,7 +89,10 @@ def visible_gpus() -> tuple[str, ...]:
 
 
 def name_of(visible: str) -> str:
-    """Return the driver's name of a visible GPU; a GPU named by its UUID is assumed to be like the first one."""
+    """Return the driver's name of a visible GPU.
+
+    A GPU that is named by its UUID is assumed to be like the first one.
+    """
     here = local_gpus()
     gpu = _gpu(here, visible)
     return (gpu or here[0]).name
@@ -140,7 +143,10 @@ def choose_gpus(asked: str) -> tuple[str, ...]:
 
 
 def _gpu(here: Sequence[LocalGpu], visible: str) -> LocalGpu | None:
-    """Return the GPU with this number, None for one named by its UUID: the profile refuses a GPU that differs."""
+    """Return the GPU with this number, or None for a GPU named by its UUID.
+
+    In that case the profile refuses a GPU that differs.
+    """
     return here[int(visible)] if visible.isdecimal() and int(visible) < len(here) else None
 
 
@@ -245,7 +251,7 @@ def _interrupt_as_message(processes: GpuProcesses) -> Generator[None]:
 
 
 def combined(summaries: Sequence[Summary]) -> Summary | None:
-    """Return one summary with counts added and lists joined, None if there are no summaries."""
+    """Return one summary with counts added and lists joined, or None if there are no summaries."""
     if not summaries:
         return None
     kind = type(summaries[0])

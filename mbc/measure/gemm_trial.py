@@ -122,7 +122,9 @@ class Trial:
         return period_signs(-(-self.request.inputs[0].shape[0] // self.period))
 
     def expected(self, rows: int) -> NDArray[np.float64]:
-        """Return the whole filter gradient of `rows` rows; for other kinds the result of one period, which repeats.
+        """Return the whole filter gradient of `rows` rows.
+
+        For other kinds, return the result of one period, which repeats.
 
         Raises:
             MbcError: MBC087, cuDNN has no float64 engine for this convolution.

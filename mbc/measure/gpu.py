@@ -88,8 +88,7 @@ class Graph:
 class Gpu:
     """The GPU of this process.
 
-    Memory comes from one block, which is allocated at once and handed out from the bottom; `reset` takes all of it
-    back.
+    Memory comes from one block, which is allocated at once and handed out from its start. `reset` frees all of it.
     """
 
     def __init__(self, memory_share: float = 0.8, multiprocessors: int | None = None) -> None:

@@ -64,7 +64,7 @@ class Harness:
         raise NotImplementedError
 
     def part(self, request: Request, rows: int) -> Request | None:
-        """Return the same operation on its first `rows` rows, None if it cannot be divided."""
+        """Return the operation on its first `rows` rows, or None if it cannot be divided."""
         return None
 
     @contextmanager
@@ -145,7 +145,9 @@ class _Place:
             return 0.0  # the engine may not support so few rows
 
     def _again_us(self, call: Call, first_us: float, enough_us: float) -> float:
-        """Return the smaller of the first time and a second one, which is taken only if the first exceeds `enough_us`.
+        """Return the smaller of a first and a second time.
+
+        The second is measured only if the first exceeds `enough_us`.
 
         The first run may load a kernel, which can delay the GPU for longer than the host's time shows.
         """

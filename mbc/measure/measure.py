@@ -363,7 +363,7 @@ def _new(offered: Offered, workspace_bytes: int, passed: Collection[object]) -> 
 
 
 def _in_turn(offered: Offered) -> Offered:
-    """Return the offers with the first of every provider and layout first, so that slow ones are recognized early."""
+    """Return the offers with the first of every provider and layout at the start, so that slow ones show early."""
     places: Counter[tuple[object, ...]] = Counter()
     placed: list[tuple[int, Offer]] = []
     for offer in offered.offers:

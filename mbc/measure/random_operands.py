@@ -99,7 +99,7 @@ def few(request: Request) -> Request:
 
 
 def has_rows(request: Request, operand: TensorType) -> bool:
-    """Return whether the operand has the rows of the first one: vectors over channels and states have none."""
+    """Return whether the operand has the rows of the first operand. Vectors over channels and states have none."""
     first = request.inputs[0]
     if operand == CONTROL_TYPE or operand.shape[0] != first.shape[0]:
         return False

@@ -115,7 +115,7 @@ class Session:
                 yield _Ran(m.time_us, m.workspace_bytes, m.deterministic, m.layouts)
 
     def _bar_us(self, candidate: Candidate) -> float:
-        """Return the time beyond which a candidate is dominated by one that needs no more workspace."""
+        """Return the time beyond which a candidate is dominated by another one that needs no more workspace."""
         runs = (
             run.time_us
             for run in self._runs()
@@ -125,7 +125,7 @@ class Session:
         return max(NOISE_US, HOPELESS * min(runs, default=math.inf))
 
     def _skip_us(self, offer: Offer) -> float:
-        """Return the time beyond which a candidate is not run: far above that of one with hardly more workspace.
+        """Return the time beyond which a candidate is not run: far above the time of one with hardly more workspace.
 
         The time of the candidate is estimated from few rows.
         """

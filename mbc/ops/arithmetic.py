@@ -89,7 +89,7 @@ ARITHMETIC = Family("broadcast", _REVERSED, Broadcast)
 
 
 def broadcast_shape(a: Broadcast, inputs: tuple[TensorType, ...]) -> tuple[TensorType, ...]:
-    """Return the type of the result of two operands that are repeated along each other's axes.
+    """Return the type of the result of two operands. Each is repeated along axes in which the other is larger.
 
     Raises:
         ShapeError: The operands cannot be broadcast.
@@ -225,7 +225,9 @@ Emit = Callable[[str, Attributes, tuple[str, ...], str], str]
 def combine(
     operator: str, a: str, b: str, operands: Operands, emit: Emit, axis: int = 1, family: Family = ARITHMETIC
 ) -> str:
-    """Return the result of `a operator b`, broadcast, which is emitted; [N, C] is a gate for the other's [N, C, H, W].
+    """Return the result of `a operator b` with broadcasting, which is emitted.
+
+    An operand [N, C] is a gate for [N, C, H, W].
 
     Args:
         operator: An operator of `family`.

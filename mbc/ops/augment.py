@@ -192,7 +192,7 @@ def _centre(a: Augment, inputs: Sequence[Array], call: Call) -> tuple[Array, ...
 
 
 def _seen(a: Augment, image: Array, view: View) -> Array:
-    """Return the view of one image, normalised: [channels, height, width]."""
+    """Return the visible part of one image, normalised, as [channels, height, width]."""
     real = np.float64 if a.dtype == "fp64" else np.float32
     pixels = (np.moveaxis(image, -1, 0) if a.channels_last else image).astype(real)
     if a.scale and (view.height, view.width) != a.crop:
@@ -252,7 +252,7 @@ OPS = (
 
 
 def _of_channels(name: str, given: tuple[float, ...], channels: int) -> tuple[float, ...]:
-    """Return one number for each channel, from one number for all channels or one for each.
+    """Return one number for each channel. A single number applies to all channels.
 
     Raises:
         ShapeError: There are more or fewer numbers.

@@ -29,7 +29,7 @@ class ShapeError(Exception):
 
 
 class Collectives(Protocol):
-    """Computations of all ranks that share a mini-batch: each rank gives an array at the same point of the step."""
+    """Computations of all ranks that share a mini-batch. Each rank passes an array at an equal point of the step."""
 
     @property
     def rank(self) -> int:
@@ -46,7 +46,7 @@ class Collectives(Protocol):
 
 
 class NoOtherRanks:
-    """Collectives of a call that has no ranks: they raise ValueError."""
+    """Collectives of a call without other ranks. They raise ValueError."""
 
     rank = 0
 

@@ -1,7 +1,7 @@
 """Calls of other frameworks as text: the declaration of an operation names its equivalent in each of them.
 
-A text is an expression of Python, such as `F.leaky_relu(x, negative_slope=slope)`. Its names are the operands in their
-order (`x`, `y`, `z`), or all of them (`*xs`), the attributes of the operation, and modules of the framework.
+A text is a Python expression such as `F.leaky_relu(x, negative_slope=slope)`. Its names are the operands in order (`x`,
+`y`, `z`, or `*xs` for all), the attributes of the operation, and modules of the framework.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ _ALL = "xs"
 
 @dataclass(frozen=True, slots=True)
 class Calls:
-    """The equivalent of an operation in other frameworks; an empty text: none, or code beside computes it.
+    """The equivalent of an operation in other frameworks.
+
+    A text is empty if there is none, or if separate code computes it.
 
     Attributes:
         torch: PyTorch's call. A call `F.name(x, argument=attribute)` also tells an import how to read `aten.name`.

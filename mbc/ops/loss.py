@@ -91,7 +91,7 @@ def _sum_shape(a: WeightedSum, inputs: tuple[TensorType, ...]) -> tuple[TensorTy
 
 
 def _one_hot(logits: Array, target: Array) -> tuple[Array, Array]:
-    """Return [N, C, ...] with 1 at the target's class (all 0 where it is none), and whether the target is a class."""
+    """Return [N, C, ...] with 1 at the target's class (all 0 if it is none), and whether the target is a class."""
     numbers: Array = np.asarray(range(logits.shape[1]), np.int32)
     classes = numbers[np.newaxis, :, *((np.newaxis,) * (logits.ndim - 2))]
     return classes == target[:, None], (target >= 0) & (target < logits.shape[1])

@@ -42,7 +42,7 @@ class Clamp(Attributes):
 
     @property
     def bounds(self) -> tuple[float, float]:
-        """Both bounds, infinite where there is none."""
+        """Both bounds, infinite if there is none."""
         return self.lowest, self.highest
 
 

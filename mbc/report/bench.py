@@ -37,7 +37,7 @@ def bench_text(plan: Plan, race: Race, floor: Floor | None, width: int) -> str:
     Args:
         plan: Plan of mbc.
         race: Results of all contenders.
-        floor: Floor of the network's step; None where it was not computed.
+        floor: Floor of the network's step; None if it was not computed.
         width: Columns of the terminal.
     """
     graph, ours = plan.graph, race.ours

@@ -26,8 +26,8 @@ class MeasuredStep:
     Attributes:
         step_us: Time of the step.
         steps: Number of replays.
-        starts_us: Start of each launch in the step; None where the launch was not recorded.
-        times_us: Time of each launch; None where the launch was not recorded.
+        starts_us: Start of each launch in the step; None if the launch was not recorded.
+        times_us: Time of each launch; None if the launch was not recorded.
     """
 
     step_us: float

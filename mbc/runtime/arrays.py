@@ -87,7 +87,7 @@ def received(wanted: Wanted, given: object, stream: int | None) -> Array | Devic
     Args:
         wanted: Requirements on the input.
         given: The array as the user passed it.
-        stream: Handle of the stream that will read a device array; None where there is no GPU.
+        stream: Handle of the stream that will read a device array; None if there is no GPU.
 
     Raises:
         MbcError: MBC146 (shape), MBC148 (type or layout), MBC149 (labels), MBC150 (not an array), MBC151 (the array is

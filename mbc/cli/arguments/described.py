@@ -13,7 +13,7 @@ class Option:
         names: All names, such as `-o` and `--output`.
         help: Help text.
         value: Name of its value in the help text; None for an option without a value.
-        words: All possible values, or all possible items of a comma-separated list; empty where any text is allowed.
+        words: All possible values, or all possible items of a comma-separated list; empty if any text is allowed.
         several: Whether the value is a comma-separated list.
     """
 
@@ -32,7 +32,7 @@ class Described:
         path: Words that lead to it, without the program's name.
         help: Help text.
         options: Options that it takes.
-        words: All possible values of its positional arguments; empty where they are files.
+        words: All possible values of its positional arguments; empty if they are files.
         commands: Its subcommands.
         implied: Subcommand that runs where none of `commands` is named.
     """

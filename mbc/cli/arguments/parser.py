@@ -1,4 +1,4 @@
-"""An argparse parser with short errors: one line says what is wrong, the next line what would be right."""
+"""An argparse parser with short errors: one line states the mistake, the next line the correct form."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ class Parser(argparse.ArgumentParser):
     def parse_known_args(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, args: Sequence[str] | None = None, namespace: Any = None
     ) -> tuple[Any, list[str]]:
-        """Parse arguments as argparse does; report surplus words here, where their command is still known."""
+        """Parse arguments as argparse does.
+
+        Report surplus words here, because this parser still knows their command.
+        """
         parsed, extras = super().parse_known_args(args, namespace)
         if extras:  # this parser knows the command
             self.error(self._surplus(extras[0]))

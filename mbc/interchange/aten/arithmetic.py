@@ -53,7 +53,7 @@ def _reversed_difference(call: Call) -> Result:
 
 
 def side(call: Call, name: str) -> Operand | float:
-    """Return an operand of a binary operation: a float for a number or a constant of one element, else the operand."""
+    """Return an operand of a binary operation. Numbers and constants of one element become a float."""
     if not call.is_tensor(name):
         return call.real(name, math.nan)
     operand = call.operand(name)
@@ -267,7 +267,7 @@ def _with_positions(op: str, call: Call, x: Activation, view: Factored, weight: 
 
 
 def _by_factors(call: Call, a: Activation, b: Activation) -> tuple[Activation, Activation]:
-    """Return two tensors under one view by factors if they can share one, else both in the shape that the program sees.
+    """Return two tensors under a common view by factors if there is one, else both in the shape that the program sees.
 
     At least one of the tensors has a view by factors.
     """

@@ -145,7 +145,7 @@ def _is_causal(added: Known, tokens: int) -> bool:
 
 
 def _operands(call: Call, parts: tuple[Activation, ...], channels: int) -> list[Activation]:
-    """Return query, key and value as layers take them: one tensor if they are its thirds, else three."""
+    """Return query, key and value as layers take them. If they are the thirds of one tensor, return that tensor."""
     thirds = [((Atom(1, channels, 3), number),) for number in range(3)]
     first = parts[0]
     views = [x.view for x in parts if isinstance(x.view, Factored)]

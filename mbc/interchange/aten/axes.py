@@ -21,7 +21,7 @@ def sized(shape: tuple[int, ...], axis: int, size: int) -> tuple[int, ...]:
 
 
 def reshaped(call: Call, x: Activation, shape: tuple[int, ...]) -> Activation:
-    """Return a tensor with the same elements in the same order.
+    """Return a tensor in another shape with its elements in equal order.
 
     Raises:
         Refused: The new shape has no dimension beside the samples.

@@ -47,7 +47,7 @@ class Builder(Protocol):
     """The network that rules write layers into; `mbc.interchange.builder` implements it."""
 
     def operand(self, name: str) -> Operand:
-        """Return the operand that stands for a tensor of the program."""
+        """Return the operand that represents a tensor of the program."""
         ...
 
     def meta(self, name: str) -> TensorMeta:
@@ -100,9 +100,9 @@ _PLACEMENT_FLAGS = frozenset(("pin_memory", "non_blocking", "copy", "cudnn_enabl
 
 
 class Call:
-    """One node of the program, its arguments by their names in ATen's schema.
+    """One node of the program, with its arguments by their names in ATen's schema.
 
-    A rule reads every argument that may change the result: `check_all_read` refuses the others.
+    A rule reads every argument that may change the result; `check_all_read` refuses all others.
     """
 
     def __init__(self, node: Node, builder: Builder) -> None:
@@ -140,7 +140,7 @@ class Call:
             raise Refused(f"its argument '{name}' is {_shown(value)}, which is not supported", "leave it out")
 
     def operand(self, name: str) -> Operand:
-        """Return the operand that stands for an argument that is a tensor.
+        """Return the operand that represents a tensor argument.
 
         Raises:
             Refused: The argument is no tensor.
@@ -302,7 +302,7 @@ class Call:
         return self._builder.array(weight.held)
 
     def claim(self, noise: Noise) -> None:
-        """Use a random mask, which only one layer may do: each layer draws its own random numbers.
+        """Claim a random mask for one layer: because each layer draws its own random numbers, no second one may use it.
 
         Raises:
             Refused: The mask was used before.

@@ -122,7 +122,7 @@ def _select_scatter(call: Call) -> Any:
 
 
 def _filled(value: float | None, call: Call) -> Any:
-    """Return one number for all elements: `value`, or the number that the operation has as an argument."""
+    """Return one number for all elements: `value`, or else the number among the operation's arguments."""
     call.ignore("self")  # its type and device
     shape = call.shape_said_by("size")
     names = [name for name in ("fill_value", "value", "s") if call.argument(name) is not None]

@@ -91,7 +91,7 @@ def _convolve(call: Call, pads: tuple[int, int, int, int], transposed: bool) -> 
 
 
 def _bias(call: Call) -> tuple[Weight | None, Operand | None]:
-    """Return a bias that is a parameter and a bias that is computed from parameters; at least one is None."""
+    """Return the bias as a parameter and as a value computed from parameters. At least one of both is None."""
     operand = call.optional("bias")
     if isinstance(operand, Computed | Scaled) or (isinstance(operand, Known) and operand.weight is None):
         return None, operand
@@ -99,7 +99,7 @@ def _bias(call: Call) -> tuple[Weight | None, Operand | None]:
 
 
 def _with_bias(call: Call, x: Activation, bias: Operand | None) -> Activation:
-    """Return the result of a layer plus a computed bias, which has one number for each channel."""
+    """Return the result of a layer plus a computed bias of one number for each channel."""
     if bias is None:
         return x
     shape = (1, x.shape[1], *(1,) * (len(x.shape) - 2))

@@ -70,7 +70,7 @@ def _whole(axis: int, size: int) -> Seen:
 
 
 def _joined(atoms: Seen) -> Seen:
-    """Return factors with each run of neighbours that are parts of one factor replaced by that factor."""
+    """Return factors in which each run of neighbouring parts of one factor is replaced by that factor."""
     joined: list[Atom] = []
     for atom in atoms:
         if joined and joined[-1].axis == atom.axis and joined[-1].stride == atom.stride * atom.size:
@@ -118,7 +118,10 @@ def permuted(x: Activation, view: Factored, dims: tuple[int, ...]) -> Activation
 
 
 def selected(x: Activation, view: Factored, dim: int, index: int) -> Activation | None:
-    """Return one index along a dimension, which a later layer reads; None unless the dimension is one factor."""
+    """Return one index along a dimension as a view, or None if the dimension is not one factor.
+
+    The elements are selected when a later layer reads the view.
+    """
     axis = view.axes[dim]
     if len(axis) != 1 or axis[0].axis == 0:
         return None

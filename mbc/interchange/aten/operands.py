@@ -1,4 +1,4 @@
-"""The classes that stand for a tensor of the program while it is translated."""
+"""The classes that represent a tensor of the program during its translation."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ class Activation:
 
     @property
     def is_pending(self) -> bool:
-        """True if the view stands for work that is not done: zeros around, repetition, picks or a factor."""
+        """True if the view has work left to do: zeros around it, a repetition, a selection or a factor."""
         if isinstance(self.view, Factored):
             return bool(self.view.picks) or self.view.factor != 1.0
         return isinstance(self.view, Padded | Expanded)
@@ -173,9 +173,8 @@ class Known:
 class Scores:
     """Products of query and key, [N * windows, heads, T, S], which are never computed alone.
 
-    The scores become attention when they are multiplied by the values. `bias` holds the numbers added to them; `shares`
-    is
-    True after the softmax.
+    The scores become attention when they are multiplied by the values. `bias` holds the numbers that are added to them.
+    `shares` is True after the softmax.
     """
 
     query: Activation
@@ -217,7 +216,7 @@ Result = Operand | tuple[Operand, ...]
 
 
 def shape_of(operand: Operand | None) -> tuple[int, ...] | None:
-    """Return the shape of an operand, as the program sees it; None if the operand stands for no tensor."""
+    """Return the shape of an operand, as the program sees it; None if the operand represents no tensor."""
     if isinstance(operand, Activation):
         return operand.seen
     if isinstance(operand, Known):

@@ -80,9 +80,10 @@ def schema_of(target: str) -> Schema | None:
 
 @cache
 def out_of_place(target: str) -> str:
-    """Return the operation that gives a new tensor for an in-place one: `aten.relu.default` for `aten.relu_.default`.
+    """Return the operation that returns a new tensor in place of an in-place one, such as `aten.relu.default`.
 
-    The returned overload has the same parameters, but may have another name. Other operations are returned unchanged.
+    For `aten.relu_.default` this is `aten.relu.default`. The returned overload has equal parameters, but may have
+    another name. Other operations are returned unchanged.
     """
     name, _, overload = target.removeprefix("aten.").rpartition(".")
     own = schema_of(target)

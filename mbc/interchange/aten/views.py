@@ -94,10 +94,9 @@ def scattered(
         tensors: Shape, strides and type of each tensor of the program, by name.
 
     Returns:
-        The operation and its arguments without the tensors. If the view is a part, the tensors are `self`, the tensor
-        that
-        is viewed, and `src`, the tensor that was written. If the view has all elements, the one tensor is `self`, the
-        tensor that was written. None: the tensor that was written has the base's shape, and replaces it as it is.
+        The operation and its arguments without the tensors. If the view is a part, the tensors are `self`, which is
+            viewed, and `src`, which was written. If the view has all elements, the only tensor is `self`, which was
+            written. None: the written tensor has the base's shape, and replaces the base.
 
     Raises:
         Refused: No inverse of the view is implemented.

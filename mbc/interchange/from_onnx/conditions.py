@@ -126,7 +126,7 @@ def _shrink(op: Operator) -> None:
 
 
 def _lp_norm(op: Operator) -> None:
-    """Emit x divided by its norm along an axis; the result is 0 where the norm is 0.
+    """Emit x divided by its norm along an axis; the result is 0 if the norm is 0.
 
     Raises:
         Refused: The norm is neither L1 nor L2, or is along the samples.

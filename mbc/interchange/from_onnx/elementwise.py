@@ -28,7 +28,7 @@ def _leaky_relu(op: Operator) -> None:
 
 
 def _bent(x: Expression, slope: Expression | float) -> Expression:
-    """Return x where it is positive, else x times a slope of any sign."""
+    """Return x if it is positive, else x times a slope of any sign."""
     return x.apply("relu") - (-x).apply("relu") * slope
 
 
@@ -117,7 +117,7 @@ def _prelu(op: Operator) -> None:
 
 
 def _operand(op: Operator, position: int) -> Argument:
-    """Return an operand as a number if it is one, else as a tensor."""
+    """Return a number for an operand that is one, otherwise its tensor."""
     number = op.number(position)
     return op.tensor(position) if number is None else number
 

@@ -1,4 +1,7 @@
-"""Formulas of a rule as Python expressions: `(x - x.amax(1)).exp()` emits the operations that compute it."""
+"""Formulas of a rule as Python expressions.
+
+For example, `(x - x.amax(1)).exp()` emits the operations that compute it.
+"""
 
 from __future__ import annotations
 
@@ -152,7 +155,10 @@ class Expression:
         return self._step("aten.matmul.default", shape, self=self.name, other=other.name)
 
     def around(self, axis: int) -> tuple[int, int, int, int]:
-        """Return the shape with one axis alone: the samples, the axes before it, the axis, and the axes after it."""
+        """Return a shape with one axis alone.
+
+        The axes before it, except the samples, become one axis, and those after it, too.
+        """
         rows, *before = self.shape[:axis]
         return rows, math.prod(before), self.shape[axis], math.prod(self.shape[axis + 1 :])
 

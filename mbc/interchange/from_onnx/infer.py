@@ -117,7 +117,7 @@ class Values:
         return is_constant and node.op_type in _FOLDED and self._folded(node, inputs)
 
     def _stays(self, node: Any, inputs: list[str]) -> bool:
-        """Return True for a result that stays a parameter: rows of one by number, or one repeated for each sample."""
+        """Return True if a result is still a parameter: rows of a parameter, or one repeated for each sample."""
         array = self.arrays[inputs[0]]
         if array.dtype.kind != "f":
             return False

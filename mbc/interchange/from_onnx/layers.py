@@ -125,7 +125,7 @@ def _gemm(op: Operator) -> None:
 
 
 def _bias_of_gemm(op: Operator) -> TensorName | None:
-    """Return C as one number for each feature; None for one number, zeros of an exporter, or a computed tensor.
+    """Return C as one number for each feature; None for a single number, an exporter's zeros, or a computed tensor.
 
     Raises:
         Refused: C differs between samples.

@@ -391,7 +391,10 @@ class _Reader:
         return name
 
     def _key(self, value: str, role: str, user: Operator) -> str:
-        """Return the key of held numbers: their name in the file, or PyTorch's name if the exporter made a new one."""
+        """Return the key of constant numbers.
+
+        It is their name in the file, or PyTorch's name if the exporter invented one.
+        """
         own = printable(value)
         modules = modules_of(user.name, user.metadata)
         path = f"{modules[-1].path}.{role}" if modules else ""

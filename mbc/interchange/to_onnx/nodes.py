@@ -72,7 +72,7 @@ class Nodes:
         return self._last.get(value) if self.uses[value] == 1 else None
 
     def append(self, kind: str, inputs: Sequence[str], output: str, name: str, attributes: Mapping[str, Any]) -> str:
-        """Return the result of a new node; an empty `output` gives a value between two nodes of one operation.
+        """Return the result of a new node. If `output` is empty, the result is an intermediate value of the operation.
 
         Args:
             kind: ONNX's operator.
@@ -92,7 +92,7 @@ class Nodes:
         return output
 
     def widen(self, value: str, more: str, output: str) -> None:
-        """Give the node that computes `value` one more input, and rename its result."""
+        """Add an input to the node that computes `value`, and rename its result."""
         node = self._last.pop(value)
         node.input.append(more)
         node.output[0] = output
@@ -129,7 +129,7 @@ class Operator:
         return self.nodes.constant(np.array(values, np.int64))
 
     def step(self, kind: str, *inputs: str, **attributes: Any) -> str:
-        """Return the result of a node before the last one."""
+        """Return the result of a node that is not the last of its operation."""
         return self.nodes.append(kind, inputs, "", self.name, attributes)
 
     def last(self, kind: str, *inputs: str, **attributes: Any) -> None:

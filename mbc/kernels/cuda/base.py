@@ -108,7 +108,7 @@ def always(_: Request) -> bool:
 
 
 def same_layout(request: Request) -> Iterable[Layouts]:
-    """Yield all operands channels first, and all operands channels last where that is another order in memory."""
+    """Yield all operands channels first. Also yield all operands channels last, if that is another order in memory."""
     operands = (*request.inputs, *request.outputs)
     yield (Layout.CHANNELS_FIRST,) * len(operands)
     (last,) = pixel_by_pixel(request)
@@ -117,14 +117,15 @@ def same_layout(request: Request) -> Iterable[Layouts]:
 
 
 def channels_last(request: Request) -> Iterable[Layouts]:
-    """Return the combination of layouts that is channels last, if there is one."""
+    """Return the combination of layouts with channels last, or none if no operand has several axes."""
     return (layouts for layouts in same_layout(request) if Layout.CHANNELS_LAST in layouts)
 
 
 def pixel_by_pixel(request: Request) -> Iterable[Layouts]:
-    """Yield all operands channels last, except those with one order in both layouts, which count as channels first.
+    """Yield one combination: all operands channels last, except those with one order in both layouts.
 
-    If all operands have one order in both layouts, the combination is all channels first.
+    The exceptions count as channels first. If all operands have one order in both layouts, the combination is all
+    channels first.
     """
     operands = (*request.inputs, *request.outputs)
     yield tuple(Layout.CHANNELS_LAST if t.ordered else Layout.CHANNELS_FIRST for t in operands)
@@ -185,8 +186,8 @@ class OwnKernel:
         aligned: Whether operands must begin at multiples of 16 bytes, as whole buffers of a plan do.
         bitwise_equal_to: Kernels whose result a fused rematerialization recomputes to the bit; empty: any kernel.
         without_statistics: For statistics in the epilogue: the kernel that computes the same bits without them.
-        version: Raised when the kernel was rewritten, or when a new kernel must be measured against it. Measurements of
-            another version count as estimates.
+        version: Number that is raised when the kernel is rewritten, or when a new kernel must be measured against it.
+            Measurements of other versions count as estimates.
     """
 
     kind: str

@@ -73,7 +73,7 @@ def affines(request: Request) -> tuple[int, ...]:
 
 
 def eps(at: Slice) -> tuple[float, ...]:
-    """Return eps of every member that has one, in order."""
+    """Return eps of every member that has this setting, in order."""
     attributes = (member.attributes for member in members(at.request).members)
     return tuple(a.eps for a in attributes if isinstance(a, BatchNormalize | BatchNormalizeBackward))
 

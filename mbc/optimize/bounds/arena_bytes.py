@@ -36,15 +36,15 @@ class LeastArena:
 def least_arena(
     variants: Sequence[CandidateTable], host_bytes: int = 0, split: bool = False, workspaces: bool = True
 ) -> LeastArena:
-    """Return the lower bound of the arena over all plans of a step, which may be of any of its `variants`.
+    """Return the lower bound of the arena over all plans of a step, which may use any of its `variants`.
 
-    Both the error that refuses a budget and the bound that a plan prints use this function. Recomputation and
-    offloading do not change that each operation needs all its operands at once. Where a fused launch can replace the
-    operation, the operands of the least demanding launch count instead. Each operation counts in the variant that needs
-    least.
+    The error that refuses a budget and the bound that a plan prints both use this function. Recomputation and
+    offloading do not help here, because each operation needs all its operands at once. If a fused launch can replace
+    the operation, the operands of the least demanding launch count instead. Each operation counts in the variant that
+    needs least.
 
     Args:
-        variants: Candidates of the same step, for instance with and without bitwise rematerialization.
+        variants: Candidates of the step, for instance with and without bitwise rematerialization.
         host_bytes: Bytes of the optimizer's states that may be in host memory while no operation needs them.
         split: Whether operations may run row by row, so that they need one row of their operands only.
         workspaces: Whether workspaces count. Without them the bound depends on shapes alone, and holds for any profile.

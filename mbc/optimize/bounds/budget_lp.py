@@ -1,4 +1,4 @@
-"""A lower bound on the time of a step within a budget, from what one operation leaves no memory to keep.
+"""A lower bound on the time of a step within a budget, from values that do not fit in beside one operation.
 
 The operations run in the order in which they are written. A value that is needed both before and after an operation,
 and is none of its operands, is kept meanwhile, recomputed later, or offloaded before. Only the bytes that the operands
@@ -170,9 +170,9 @@ class _Step:
         return least_us
 
     def _sure_reads(self, groups: Sequence[Group]) -> Mapping[str, int]:
-        """Return the position of the last operation that surely reads each value, by name.
+        """Return the last position at which each value is certainly read, by name.
 
-        A group may recompute an operand of one of its operations in the place of reading it: that read is not sure.
+        A group may recompute an operand of one of its operations instead of reading it, so such a read is not certain.
         """
         unsure: set[tuple[str, str]] = set()
         members = {op.name: op for op in self.operations if op.name in self.grouped}
@@ -229,8 +229,8 @@ class _Step:
     def _own_launch_us(self, position: int) -> float:
         """Return the least time to recompute the outputs of the operation at `position` by launches of their own.
 
-        The time includes that of the operations before it whose only reader it is: keeping their outputs instead would
-        take no less memory.
+        The time includes that of earlier operations whose outputs only this operation reads, because keeping these
+        outputs would take no less memory.
         """
         cached_us = self._known_us.get(position)
         if cached_us is not None:

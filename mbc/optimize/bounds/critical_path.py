@@ -41,7 +41,7 @@ def critical_path_us(table: CandidateTable, train: Program, buffers: Sequence[Bu
         fastest_us: The least time of serial steps.
 
     Returns:
-        The bound, or 0 where `train` runs serially and has no collectives.
+        The bound, or 0 if `train` runs serially and has no collectives.
     """
     streams = len({launch.stream for launch in train.launches}.intersection(KERNEL_STREAMS))
     summed_us = collectives_us(table)
@@ -55,7 +55,7 @@ def critical_path_us(table: CandidateTable, train: Program, buffers: Sequence[Bu
 
 
 def collectives_us(table: CandidateTable) -> float:
-    """Return the least time of the collectives of a step, all of them in one launch; 0 where there is one rank."""
+    """Return the least time of the collectives of a step, all of them in one launch; 0 if there is one rank."""
     ranks = table.graph.ranks
     sums = [operation for operation in table.graph.train if operation.kind == ALL_REDUCE]
     if ranks is None or not sums:

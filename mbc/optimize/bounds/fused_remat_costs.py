@@ -50,15 +50,15 @@ class FusedRematCosts:
 
     @property
     def pairs(self) -> Sequence[JointRemat]:
-        """Pairs whose first value is recomputed jointly with one other value only. They have one joint price."""
+        """Pairs in which the first value is recomputed jointly with no other value. They have one joint price."""
         times = Counter(joint.first for joint in self.joint)
         return tuple(joint for joint in self.joint if times[joint.first] == 1)
 
     def recompute_us(self, values: Iterable[str], own_launch_us: float) -> float:
         """Return the least time to recompute the values of one operation.
 
-        A value that is recomputed jointly with another one takes the additional time of the joint launch, less the
-        price of the other value. So both prices together are at most that launch's time.
+        If a value is recomputed jointly with another value, its price is the additional time of the joint launch less
+        the price of the other value. So both prices together are at most that launch's time.
 
         Args:
             values: Names of the operation's outputs.
@@ -130,7 +130,7 @@ def fused_remat_costs(table: CandidateTable, launches: Iterable[Operation]) -> F
 
 
 def _more_us(table: CandidateTable, fused_remat: Operation, replaced: Sequence[Operation]) -> float:
-    """Return the least additional time of a launch over the one that it replaces; infinite where it cannot run.
+    """Return the least additional time of a launch over the one that it replaces; infinite if it cannot run.
 
     The replaced launch is any of `replaced` with the same layouts: with other layouts, the step without a limit would
     be a different one.

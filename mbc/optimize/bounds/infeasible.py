@@ -92,7 +92,7 @@ def cannot_start(table: CandidateTable, least: LeastArena, overhead_bytes: int, 
 
 
 def is_hopeless(arena_bytes: int, available_bytes: int) -> bool:
-    """Return whether the smallest step of one kind is so large that steps of other kinds would not fit either."""
+    """Return whether the smallest step of one kind is so large that steps of other kinds cannot fit, either."""
     return arena_bytes > effort.HOPELESS_ARENA * available_bytes
 
 

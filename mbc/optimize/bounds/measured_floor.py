@@ -57,7 +57,7 @@ def step_floor(table: CandidateTable) -> Floor:
     A kernel that fuses a GEMM with part of the rest, and that mbc does not have, may be faster.
 
     Raises:
-        MbcError: MBC200 or MBC202, where no kernel can run a GEMM.
+        MbcError: MBC200 or MBC202, if no kernel can run a GEMM.
     """
     products_us = estimated_us = 0.0
     products = estimated = 0

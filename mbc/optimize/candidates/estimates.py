@@ -1,4 +1,4 @@
-"""Times that nobody measured on this GPU: scaled from a similar GPU's profile where it has them, else modelled."""
+"""Estimated times of a request: scaled from a similar GPU's profile if it has them, otherwise from a model."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Estimates:
     def of_similar_gpu(self, request: Request, remat_kernels: RematKernels) -> tuple[Candidate, ...]:
         """Return the admitted candidates of a similar GPU's profile, with scaled times.
 
-        The result is empty where measuring failed on this GPU: a kernel that failed here must not return from there.
+        The result is empty if measuring failed on this GPU: a kernel that failed here must not return from there.
         """
         similar = self.other_sizes.of_similar_gpu if self.other_sizes is not None else None
         if similar is None or self.failed(request):
@@ -111,5 +111,5 @@ def with_leaner(
 
 
 def sooner(candidates: tuple[Candidate, ...], share: float) -> tuple[Candidate, ...]:
-    """Return the candidates, each one that was not measured with `share` of its time, as if that had been measured."""
+    """Return the candidates, in which `share` of each estimate counts as a measured time."""
     return tuple(c if c.measured else replace(c, time_us=share * c.time_us, measured=True) for c in candidates)

@@ -128,7 +128,7 @@ def fronts_of(table: Table, operation: Operation) -> ParetoFronts:
 
 
 def fronts_in_micro_batches(table: Table, operation: Operation, rows: int) -> ParetoFronts:
-    """Return the fronts with all rows in micro-batches of `rows` rows; empty where that is impossible.
+    """Return the fronts with all rows in micro-batches of `rows` rows; empty if that is impossible.
 
     The last micro-batch may be smaller.
     """

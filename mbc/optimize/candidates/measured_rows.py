@@ -1,4 +1,4 @@
-"""For which numbers of rows a profile knows a network."""
+"""The numbers of rows for which a profile has measured a network."""
 
 from __future__ import annotations
 

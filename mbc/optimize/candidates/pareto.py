@@ -52,7 +52,7 @@ ParetoFront = tuple[Point, ...]  # workspace ascending, time descending, both st
 
 
 def accumulating_us(candidate: Candidate) -> float:
-    """Return the time of a call that adds to its output; infinite where it cannot."""
+    """Return the time of a call that adds to its output; infinite if the kernel cannot add."""
     if not candidate.accumulates:
         return math.inf
     return candidate.accumulate_us or candidate.time_us
@@ -128,7 +128,7 @@ def worthwhile(front: ParetoFront, undivided: ParetoFront) -> ParetoFront:
 
 @dataclass(frozen=True)
 class _Calls:
-    """Calls in the order of their workspace; among calls of the same rows none is dominated by another."""
+    """Calls in the order of their workspace. No call is dominated by another call with as many rows."""
 
     workspaces: NDArray[np.int64]
     rows: NDArray[np.int64]
@@ -195,7 +195,7 @@ def _front(first: _Calls, more: _Calls, rows: int, accumulates: bool) -> list[Po
 
 
 def _admit(fastest: NDArray[np.float64], rows: int, time_us: float) -> None:
-    """Allow one more call, any number of times."""
+    """Admit one more call, which may occur any number of times."""
     if time_us >= fastest[rows]:
         return  # the calls admitted before are as fast for as many rows
     if rows < _FEW_ROWS:

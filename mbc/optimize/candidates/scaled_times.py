@@ -68,7 +68,7 @@ class OtherSizes:
 
     @cached_property
     def of_similar_gpu(self) -> OtherSizes | None:
-        """Other sizes of the similar GPU's profile; None where there is no similar GPU."""
+        """Other sizes of the similar GPU's profile; None if there is no similar GPU."""
         similar = self.profile.similar
         return None if similar is None else replace(self, profile=similar, _scaled_by_request={}, _sized={}, _remats={})
 
@@ -140,7 +140,7 @@ class OtherSizes:
         return tuple(scaled_candidate.candidate for scaled_candidate in self._all(request))
 
     def spread(self, request: Request, kernel: Kernel) -> Spread | None:
-        """Return the error spread of a kernel's time; None where the time is not scaled from another size."""
+        """Return the error spread of a kernel's time; None if the time is not scaled from another size."""
         for scaled_candidate in (*self._all(request), *self._of_all_remats(request)):
             if is_of(kernel, scaled_candidate.candidate):
                 return _spread_of(scaled_candidate)
@@ -240,12 +240,12 @@ class OtherSizes:
         return variants.union(m.candidate().variant for m in self.profile.measurements.get(signature(here), ()))
 
     def _is_later(self, request: Request, size: int, other: int) -> bool:
-        """Return whether one size was measured later than another one; False where a date is missing."""
+        """Return whether one size was measured later than another one; False if a date is missing."""
         date, before = (self._date(request, rows) for rows in (size, other))
         return bool(before) and date[: len(before)] > before
 
     def _date(self, request: Request, size: int) -> str:
-        """Return the date of the measurement at a size; empty where the profile has none."""
+        """Return the date of the measurement at a size; empty if the profile has none."""
         key = signature(with_rows(request, size))
         outdated = self.profile.outdated.get(key)
         extent = self.profile.extents.get(key) or (outdated.extent if outdated else None)
@@ -253,7 +253,7 @@ class OtherSizes:
 
 
 def is_of(kernel: Kernel, candidate: Candidate) -> bool:
-    """Return whether a kernel's time is that of a candidate."""
+    """Return whether a kernel's time belongs to a candidate."""
     return candidate.variant[:3] == (kernel.provider, kernel.name, kernel.settings) and kernel.time_us in (
         candidate.time_us,
         candidate.accumulate_us,

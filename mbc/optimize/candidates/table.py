@@ -48,8 +48,8 @@ class CandidateTable:
         recomputed: Convolutions, by name, that launches of these kernels recompute elsewhere
             (`mbc.optimize.fusion.bitwise_remat_match`). Only kernels that give the same bits run them.
         optimism: Share of the estimate of a candidate that counts as its measured time; 0 leaves it an estimate.
-        chosen: Selections of `mbc.optimize.selection.select`, by its arguments.
-        groups: Groups of `mbc.optimize.fusion.select_groups`, by program.
+        chosen: Cached results of `mbc.optimize.selection.select`, by its arguments.
+        groups: Cached groups of `mbc.optimize.fusion.select_groups`, by program.
         buckets: Gradient buckets (`mbc.optimize.search.solution`), the same with and without ReLU bit masks.
     """
 
@@ -90,7 +90,7 @@ class CandidateTable:
         return self if recomputed == self.recomputed else self._like(self.graph, recomputed)
 
     def on(self, device: DeviceSpec) -> CandidateTable:
-        """Return the table with the links of `device`, which is the same GPU."""
+        """Return the table with the links of `device`, which must be the GPU of this table."""
         return replace(self, device=device, chosen={}, groups={}, buckets={})
 
     def _like(self, graph: TrainingGraph, recomputed: Mapping[str, RematKernels]) -> CandidateTable:
@@ -130,7 +130,7 @@ class CandidateTable:
         less workspace than all of them are added, and none counts as faster.
 
         Raises:
-            MbcError: MBC200 or MBC202, where there is no candidate.
+            MbcError: MBC200 or MBC202, if there is no candidate.
         """
         request = self.request(operation, rows)
         offered = self._offered(operation, request)
@@ -145,7 +145,7 @@ class CandidateTable:
         Times scaled from larger sizes are included, for kernels that were not measured at so few rows.
 
         Raises:
-            MbcError: MBC200 or MBC202, where there is no candidate.
+            MbcError: MBC200 or MBC202, if there is no candidate.
         """
         if self.other_sizes is None or rows.count >= self.graph.batch:
             return self.candidates(operation, rows)
@@ -168,7 +168,7 @@ class CandidateTable:
         return tuple(_with_plain_layouts(candidate, request) for candidate in candidates)
 
     def offered(self, operation: Operation) -> tuple[Candidate, ...]:
-        """Return the candidates for the whole mini-batch; empty where a fusion group has none."""
+        """Return the candidates for the whole mini-batch; empty if a fusion group has none."""
         key = "offered", operation.name, operation.outputs
         candidates = self._named.get(key)
         if candidates is None:
@@ -331,7 +331,7 @@ class CandidateTable:
         return fronts
 
     def fronts_in_micro_batches(self, operation: Operation, rows: int) -> ParetoFronts:
-        """Return the fronts with all rows in micro-batches of `rows` rows; empty where that is impossible.
+        """Return the fronts with all rows in micro-batches of `rows` rows; empty if that is impossible.
 
         The last micro-batch may be smaller.
         """

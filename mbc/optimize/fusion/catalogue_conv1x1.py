@@ -30,7 +30,7 @@ _SECOND_ADDED = tuple(text.replace("w)", "w2)") for text in _DATA_GRADIENT_ADDED
 def _single_launch(*texts: str, writes: str, recomputed: tuple[int, ...] = (), measured: bool = False) -> Pattern:
     """Return a pattern with one launch of all statements.
 
-    `recomputed` has the numbers of the statements that have launches of their own as well.
+    The statements with the numbers `recomputed` also keep launches of their own.
     """
     everything = range(len(texts))
     replaces = tuple(number for number in everything if number not in recomputed)

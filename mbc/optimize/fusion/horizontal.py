@@ -154,7 +154,7 @@ def _has_one_layout(table: CandidateTable, operation: Operation, layouts: Sequen
 
 
 def _layouts(joined: Operation, group: Sequence[Operation], choices: Mapping[str, Choice]) -> tuple[Layout, ...] | None:
-    """Return the layouts of every operand; None where operations read one operand in two layouts."""
+    """Return the layouts of every operand; None if operations read one operand in two layouts."""
     by_name: dict[str, Layout] = {}
     for operation in group:
         names = (*operation.inputs, *operation.outputs)

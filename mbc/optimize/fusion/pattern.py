@@ -1,8 +1,8 @@
 """A fusion pattern: a small program to be matched in a graph, whose operations one or a few launches may cover.
 
-A pattern is a few statements over names of its own. Its launches, in order, say which statements they run and which
-values they write. A statement that is not among `replaces` keeps a launch of its own: the fused launch recomputes its
-result, and has less to read. An input with a question mark is optional.
+A pattern consists of a few statements over local names. Each of its launches, in order, lists the statements that it
+runs and the values that it writes. A statement that is not among `replaces` keeps a launch of its own: the fused launch
+recomputes its result, and has less to read. An input with a question mark is optional.
 """
 
 from __future__ import annotations
@@ -84,7 +84,10 @@ class Pattern:
         late: bool = False,
         measured: bool = False,
     ) -> Pattern:
-        """Return a pattern of statements, by default with one launch of all that writes the outputs of the last."""
+        """Return a pattern of statements.
+
+        By default one launch runs all of them and writes the outputs of the last one.
+        """
         statements = tuple(map(Statement.parse, texts))
         everything = tuple(range(len(texts)))
         launches = launches or (LaunchPattern(everything, statements[-1].outputs),)
@@ -177,7 +180,7 @@ def _bind_readers(
 
 
 def _agree(bound: Mapping[str, str], names: tuple[str, ...], values: tuple[str, ...]) -> Mapping[str, str] | None:
-    """Return `bound` with these names bound as well; None where one is bound to another value."""
+    """Return `bound` with these names bound as well, or None if a name is already bound to another value."""
     extended = dict(bound)
     for name, value in zip(names, values, strict=True):
         if extended.setdefault(name, value) != value:

@@ -90,8 +90,8 @@ def all_groups(table: CandidateTable) -> tuple[Group, ...]:
 def groups_of(table: CandidateTable) -> tuple[tuple[Group, ...], tuple[Group, ...]]:
     """Return all matches of patterns that some kernel can run, of the training step and of inference.
 
-    They are searched once for each table. Groups that have to be measured were, and the values they recompute are
-    bitwise the same.
+    They are searched once for each table. Groups that must be measured have been measured, and recompute values with
+    equal bits.
     """
     if "train" not in table.groups:
         for name, matches in zip(("train", "infer"), possible_groups(table), strict=True):
@@ -183,7 +183,7 @@ class _Positions:
     results: frozenset[str]
 
     def group(self, pattern: Pattern, binding: Binding) -> Group | None:
-        """Return the group of a match, or None where it cannot run.
+        """Return the group of a match, or None if it cannot run.
 
         It cannot run if another operation reads a value that it does not store, if no operation reads a value that it
         stores, or if a launch comes after a reader.
@@ -303,7 +303,7 @@ def _with_late(
 def _saved_us(table: CandidateTable, group: Group, by_name: dict[str, Operation], constraints: _Constraints) -> float:
     """Return the time that the group saves over its operations one by one, each in its best layout.
 
-    The result is below zero where the group cannot run.
+    The result is below zero if the group cannot run.
     """
     # Names are sorted, since a sum of the same times in another order may differ in its last bit, and so decide between
     # equal groups.
@@ -313,7 +313,7 @@ def _saved_us(table: CandidateTable, group: Group, by_name: dict[str, Operation]
 def _gained_us(
     table: CandidateTable, one_by_one: Sequence[Operation], group: Group, constraints: _Constraints
 ) -> float:
-    """Return the time that the group saves over the launches `one_by_one`; below zero where the group cannot run."""
+    """Return the time that the group saves over the launches `one_by_one`; below zero if the group cannot run."""
     if not all(constraints.within(table.offered(launch)) for launch in group.launches):
         return -1.0
     candidates = comparable(table, group, (*one_by_one, *group.launches))

@@ -96,7 +96,7 @@ def check_outside(placed: Placed, host_bytes: int | None, peer_bytes: int, netwo
         network: Name of the network, for the message.
 
     Raises:
-        MbcError: MBC210, where the plan needs more than a limit.
+        MbcError: MBC210, if the plan needs more than a limit.
     """
     limits = (("host", "host memory", placed.host_bytes, host_bytes), ("peers", "peers", placed.peer_bytes, peer_bytes))
     for setting, where, taken_bytes, limit_bytes in limits:

@@ -66,7 +66,7 @@ def place(blocks: Sequence[Block], enough_bytes: int = 0, thorough: bool = True)
 
 
 def fit_within(blocks: Sequence[Block], available_bytes: int) -> list[int] | None:
-    """Return the offsets of the blocks within `available_bytes`; None where none are found quickly."""
+    """Return the offsets of the blocks within `available_bytes`, or None if a quick search does not find any."""
     order = sorted(range(len(blocks)), key=lambda i: _ORDERS[0](blocks[i]))
     offsets, reached = _greedy(blocks, order, most_bytes=available_bytes + 1)
     if reached <= available_bytes:

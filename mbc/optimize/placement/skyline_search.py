@@ -1,4 +1,4 @@
-"""Skyline search: a depth-first search for a placement within a limit, which is complete where it ends by itself.
+"""Skyline search: a depth-first search for a placement within a limit, complete if it ends before its limit of nodes.
 
 Blocks are placed bottom-up, always into the narrowest gap of the skyline, a segment between two higher ones. Up to the
 lower of its walls only blocks that live within a gap can be placed there, so that few can come first at its edge, and
@@ -24,9 +24,9 @@ from mbc.optimize.schedule.liveness import Block
 
 
 def search(blocks: Sequence[Block], limit_bytes: int, most_nodes: int) -> list[int] | None:
-    """Return offsets of the blocks within `limit_bytes`; None where `most_nodes` nodes have no solution.
+    """Return offsets of the blocks within `limit_bytes`, or None if the first `most_nodes` nodes have no solution.
 
-    The search is seeded and counted in nodes, never in seconds: the same blocks get the same offsets.
+    The search is seeded and counted in nodes, never in seconds, so that equal blocks get equal offsets.
     """
     if not blocks:
         return []

@@ -114,7 +114,7 @@ class Packing:
             self.until[column + 1] |= self.until[column]
 
     def empty(self) -> tuple[State, Columns | None]:
-        """Return the state without a block, and the columns of a conflict where there is no placement."""
+        """Return the state without a block, and the columns of a conflict if there is no placement."""
         state = State([0, self.columns], [0], (1 << len(self.order)) - 1, self.slack, {})
         if min(self.slack) < 0:
             return state, (0, self.columns)

@@ -58,7 +58,7 @@ def _coalesce_prefetches(
 
 
 def _prefetch_at(ledger: Ledger, group: Sequence[int], position: int, excess_bytes: NDArray[np.int64]) -> bool:
-    """Schedule the prefetches of a whole group at one region, if possible; return whether it is."""
+    """Schedule the prefetches of a whole group at one region if possible, and return whether that was possible."""
     listed: list[tuple[int, int, int]] = []
     for buffer in group:
         out, back, _ = ledger.offloads[buffer]

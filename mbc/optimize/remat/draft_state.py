@@ -65,7 +65,7 @@ class AllowedTechniques:
 
     @property
     def room_bytes(self) -> Mapping[Space, int]:
-        """Bytes that may be outside the arena, by space; without a peer that lends memory the host is the only one."""
+        """Bytes that may be outside the arena, by space. If no peer lends memory, the host is the only space."""
         spaces = {Space.HOST: self.host_bytes, Space.PEER: self.peer_bytes}
         return {space: size_bytes for space, size_bytes in spaces.items() if space is Space.HOST or size_bytes}
 

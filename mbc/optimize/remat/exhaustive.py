@@ -16,7 +16,7 @@ from mbc.optimize.remat.live_bytes_ledger import Gap, Ledger
 
 
 def fastest_first(ledger: Ledger, excess_bytes: NDArray[np.int64], limit_us: float) -> Sequence[Decisions]:
-    """Return the sets of recomputations that take less than `limit_us`, fastest first; none where there are too many.
+    """Return the sets of recomputations that take less than `limit_us`, fastest first; none if there are too many.
 
     The sets are those of gaps over regions that exceed the available bytes, each recomputed where the gap ends.
 

@@ -65,7 +65,7 @@ class FusedRemat:
 
 @dataclass(frozen=True, slots=True)
 class FusedRematLaunch:
-    """A launch that recomputes a value in the place of the launch of a draft's region.
+    """A launch that replaces the launch of a draft's region, and also recomputes a value.
 
     Attributes:
         reductions: The region.
@@ -75,9 +75,9 @@ class FusedRematLaunch:
         more_us: Additional time.
         conflicts: Recomputations with which the value needs a launch of its own, since they read it before, or replace
             the reductions themselves.
-        joint: The launch that then recomputes both the value and that of one of `conflicts`; its `more_us` is in
-            addition to the launch of that one.
-        unread: Buffers that a launch of its own would read, and this one does not.
+        joint: The launch that recomputes both the value and the value of one of `conflicts`. Its `more_us` is in
+            addition to the launch of the latter.
+        unread: Buffers that a separate launch would read, but this launch does not.
     """
 
     reductions: int
@@ -91,7 +91,7 @@ class FusedRematLaunch:
 
     @property
     def never_read(self) -> frozenset[int]:
-        """Buffers of `unread` that need not be live under any other recomputations."""
+        """Buffers of `unread` that need not be live, whatever else is recomputed."""
         return frozenset() if self.conflicts else self.unread
 
     @property
@@ -252,7 +252,7 @@ def fused_remat_launches(
     def launch_if_cheaper(
         fused_remat: FusedRemat, defined_at: Sequence[int], reductions: int, least_us: float
     ) -> FusedRematLaunch | None:
-        """Return the launch; None where the first value by itself is as cheap."""
+        """Return the launch; None if the first value by itself is as cheap."""
         region = _fused_remat_launch(
             table,
             draft,
@@ -305,8 +305,8 @@ def _rivals(
 ) -> Iterator[tuple[int, int]]:
     """Yield the recomputations that prevent a fused rematerialization from recomputing its value.
 
-    If the same reductions could recompute several values, they recompute the one that is defined last: the others may
-    be its operands. A reader before the reductions that is recomputed there needs the value earlier.
+    If the same reductions could recompute several values, they recompute the value that is defined last, because the
+    others may be its operands. A reader before the reductions that is recomputed there needs the value earlier.
     """
     fused_remat = fused_remats[key]
     for other, given in fused_remats.items():
@@ -327,7 +327,7 @@ def _fused_remat_launch(
     reductions: Region,
     least_us: float,
 ) -> FusedRematLaunch | None:
-    """Return the launch of a fused rematerialization in the layouts of a draft; None where no kernel can run it.
+    """Return the launch of a fused rematerialization in the layouts of a draft; None if no kernel can run it.
 
     Args:
         table: Candidates of the graph.

@@ -75,7 +75,7 @@ def choose_residency(
 
 
 def _decide(state: RematState, work: int, start: Residency | None) -> Residency:
-    """Return the result of greedy choice, local search from there, and of all sets of decisions where there are few.
+    """Return the result of greedy choice followed by local search. If there are few sets of decisions, try them all.
 
     `work` and `start` are those of `choose_residency`.
     """

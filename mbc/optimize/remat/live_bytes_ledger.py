@@ -72,7 +72,7 @@ class Ledger(UndoLog):
             self._enter_workspace_cut(True, region, cut)
 
     def gap(self, buffer: int, position: int) -> Gap | None:
-        """Return the gap of a value over a region that does not touch it; None where it is not live there."""
+        """Return the gap of a value over a region that does not touch it; None if it is not live there."""
         reads, defined_at = self.reads[buffer], self.defined_at[buffer]
         k = bisect_left(reads, position)
         if k == len(reads) or reads[k] == position or defined_at >= position:
@@ -121,8 +121,9 @@ class Ledger(UndoLog):
         """Return the recomputation chain of a value before a region.
 
         Returns:
-            Microseconds beyond the recomputations that are entered already, and the values of the chain. The time is
-            infinite where there is no chain.
+            Microseconds in addition to the recomputations that are already entered, and the values of the chain. The
+                time is
+            infinite if there is no chain.
         """
         asked = buffer, position
         if asked not in self._chains:  # a chain is usually priced several times before it is entered

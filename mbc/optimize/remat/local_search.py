@@ -130,7 +130,7 @@ def search_feasible(state: RematState, smallest: Evaluated, rounds: int) -> Eval
 
 
 def _lacking(state: RematState, excess_bytes: NDArray[np.int64]) -> int:
-    """Return the bytes by which all regions together exceed the available ones, by the ledger."""
+    """Return the sum over all regions of the bytes by which they exceed the available bytes, by the ledger."""
     return int(np.maximum(excess_bytes + state.ledger.delta_bytes, 0).sum())
 
 
@@ -161,7 +161,7 @@ def _drop_all(state: RematState, chosen: Sequence[Recomputation]) -> None:
 
 
 def _settled(state: RematState) -> Evaluated:
-    """Return the measured decisions; where they do not fit, with a few more bytes freed."""
+    """Return the measured decisions. If they do not fit, free a few more bytes and measure again."""
     state.max_recompute_us = math.inf
     for _ in range(effort.SETTLE_ROUNDS):
         state.offloader.schedule()

@@ -124,7 +124,7 @@ class Offloader:
         return sorted(self._ledger.offloads.keys() - self.stalling)
 
     def fastest(self, buffer: int) -> Space | None:
-        """Return the space with enough free bytes whose copies of a value end soonest; None where there is none."""
+        """Return the space with enough free bytes whose copies of a value end soonest; None if there is none."""
         ledger = self._ledger
         size_bytes = ledger.size_bytes[buffer]
         for space in self._nearest[buffer]:
@@ -234,7 +234,7 @@ class _Queue:
         self._copies: list[tuple[float, float]] = []  # the earliest start and the duration of each copy
 
     def add(self, ready_us: float, takes_us: float) -> bool:
-        """Add one more copy if it and all others end in time; return whether they do."""
+        """Add one more copy, if it and all others then end in time. Return whether it was added."""
         at = bisect_right(self._copies, ready_us, key=lambda copy: copy[0])
         self._copies.insert(at, (ready_us, takes_us))
         rest_us = 0.0  # duration of a copy and all after it

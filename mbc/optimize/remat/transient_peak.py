@@ -1,4 +1,4 @@
-"""The transient peak: bytes that are live just before a region only, while values are recomputed one after another."""
+"""The transient peak: bytes that are live only just before a region, while values are recomputed one after another."""
 
 from __future__ import annotations
 

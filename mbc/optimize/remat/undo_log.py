@@ -149,7 +149,7 @@ class UndoLog:
         return self._live_bytes - self._measured_bytes
 
     def delta_at(self, position: int) -> int:
-        """Return the live bytes of one region, less those when the program was measured last.
+        """Return the live bytes of one region less its live bytes when the program was last measured.
 
         Transient bytes at other regions are counted only when they are read.
         """

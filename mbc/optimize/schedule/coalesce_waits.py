@@ -1,9 +1,9 @@
 """Coalesced waits: kernels wait for copies, and copies for kernels, at as few kernels as possible.
 
-A kernel at either end of a wait for a copy starts late (decision 020), but no later where it is at the ends of several.
-So a copy with slack waits for a later kernel than it must, and a kernel waits earlier than it must for a copy that has
-ended by then, where waits can share a kernel. This is a minimum stabbing set of intervals: an interval that is about to
-end without a point gets its last kernel, and so do all that are open then.
+A kernel at either end of a wait for a copy starts late (decision 020). It starts no later if it is at the ends of
+several waits. So a copy with slack waits for a later kernel than it must, and a kernel waits earlier than it must for a
+copy that has ended by then, where waits can share a kernel. This is a minimum stabbing set of intervals: an interval
+that is about to end without a point gets its last kernel, and so do all that are open then.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class _Sweep:
     _free_us: dict[Stream, float] = field(default_factory=dict[Stream, float])
 
     def waits(self) -> list[tuple[int, int]]:
-        """Return waits at least as strong as those of the program, and equal to them where neither launch is a copy."""
+        """Return waits at least as strong as those of the program. Waits between two kernels do not change."""
         waits: list[tuple[int, int]] = []
         streams = [launch.stream for launch in self.program.launches]
         for earlier, later in self.program.waits:
@@ -113,7 +113,7 @@ class _Sweep:
                     going = True
 
     def _ready_us(self, copy: int, settled: Mapping[int, int]) -> float | None:
-        """Return when all launches that a copy waits for have ended; None where that is not decided."""
+        """Return the time when all launches that a copy waits for have ended; None if that is not decided yet."""
         others = self._between.get(copy, ())
         if (copy in self._after and copy not in settled) or any(other not in self._ends_us for other in others):
             return None

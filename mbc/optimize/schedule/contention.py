@@ -37,7 +37,7 @@ _ALONE = Slowdown()
 def contention(
     program: Program, graph: TrainingGraph, buffers: Sequence[Buffer], device: DeviceSpec
 ) -> Contention | None:
-    """Return how the launches of a program slow down one another on `device`; None where all run serially."""
+    """Return how the launches of a program slow down one another on `device`, or None if all run serially."""
     if all(launch.stream is Stream.COMPUTE for launch in program.launches):
         return None
     streams = {launch.stream for launch in program.launches}

@@ -1,4 +1,4 @@
-"""Values that are needed in two layouts again, long after they were converted: one is kept, and converted back.
+"""Values that are needed in two layouts, long after they were converted: one layout is kept, and converted back.
 
 A conversion keeps its operand where another launch reads it later. Where the converted value is read before that
 launch, the converted value is live anyway. It then gives the first layout back when that is needed. This takes a pass
@@ -18,7 +18,7 @@ from mbc.plan.model import Buffer, Kernel, Launch, Mode, Program
 def convert_back(table: CandidateTable, draft: Draft, least_bytes: int) -> Draft:
     """Return the draft with large values converted back before their next reader.
 
-    Values are converted back that are read in the other layout first. The draft is unchanged where there is none.
+    Values are converted back that are read in the other layout first. The draft is unchanged if there is none.
 
     Args:
         table: Candidates of the graph.

@@ -260,7 +260,7 @@ class _Cutter:
         return stretches
 
     def _stretch(self, start: int, stop: int) -> _Group | None:
-        """Return regions [start, stop) as a depth-first group; None where they cannot be one."""
+        """Return regions [start, stop) as a depth-first group; None if they cannot be one."""
         rows = [i for i in range(start, stop) if self._batched[i]]
         if not all(self._by_rows[i] for i in rows):
             return None
@@ -325,7 +325,7 @@ class _Cutter:
     def _chain(self, wanted: Sequence[int], discarded: Collection[int], stretch: _Group) -> tuple[int, ...] | None:
         """Return the regions that recompute discarded values in a group from kept ones, in order.
 
-        Return None where a state that they read is updated before.
+        Return None if a state that they read is updated before.
         """
         regions: set[int] = set()
         pending = list(wanted)

@@ -34,7 +34,7 @@ class Block:
 
 
 def owners(buffers: Sequence[Buffer]) -> list[int]:
-    """Return for each buffer the buffer whose bytes it has: itself where it has no alias."""
+    """Return for each buffer the buffer whose bytes it has; a buffer without alias has its own."""
     owner = list(range(len(buffers)))
     for i, buffer in enumerate(buffers):
         while buffer.alias is not None:

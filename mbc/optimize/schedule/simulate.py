@@ -42,7 +42,7 @@ class Contention:
         fills: Share of the GPU that each kernel fills, 0 to 1: two concurrent kernels whose shares exceed 1 slow down.
         wait_us: Additional time of a kernel that waits for one of the other stream of kernels.
         copy_wait_us: Additional time of a kernel at either end of a wait for a copy.
-        beside_collective: Slowdown of each kernel while a collective runs; empty where none does.
+        beside_collective: Slowdown of each kernel while a collective runs; empty if none does.
         collective: Slowdown of a collective while each kernel runs.
     """
 

@@ -8,7 +8,7 @@ from mbc.plan.model import Plan
 
 
 def accumulate_us(plan: Plan) -> float:
-    """Return the predicted time of a mini-batch that is not the last of its step; 0 where each is the last.
+    """Return the predicted time of a mini-batch that is not the last of its step; 0 if each is the last.
 
     The training program is predicted for the last mini-batch. The result is the share of that time that the launches of
     an earlier mini-batch take.
@@ -24,6 +24,6 @@ def step_us(plan: Plan) -> float:
 
 
 def samples_per_s(plan: Plan) -> float:
-    """Return the rows per second of all ranks that share the step; 0 where the step has no predicted time."""
+    """Return the rows per second of all ranks that share the step; 0 if the step has no predicted time."""
     whole_us = step_us(plan)
     return plan.graph.optimizer.accumulate * plan.graph.global_batch * 1e6 / whole_us if whole_us else 0.0

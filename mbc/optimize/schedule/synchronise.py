@@ -45,7 +45,7 @@ def essential(launches: Sequence[Launch], waits: Iterable[tuple[int, int]]) -> t
 
 
 def _needed(program: Program, buffers: Sequence[Buffer], offsets: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Yield pairs of a launch of another stream and one that reads or overwrites its bytes."""
+    """Yield pairs of launches on different streams, the second of which reads or overwrites bytes of the first."""
     streams = [launch.stream for launch in program.launches]
     accesses = [[_bytes(access, buffers, offsets) for access in launch.accesses] for launch in program.launches]
     spaces = {space: _Segments() for space in Space}

@@ -23,7 +23,7 @@ from mbc.optimize.search.variants import placed_variants
 
 
 def fit(problem: Problem, techniques: AllowedTechniques, known_us: float = math.inf) -> Solution:
-    """Return the fastest step that the search finds within the available bytes; the smallest where none fits.
+    """Return the fastest step that the search finds within the available bytes, or the smallest step if none fits.
 
     The states of the optimizer are offloaded where they are a large share of the available bytes, and the rest of the
     step does not fit or is slow with them in the arena.
@@ -126,7 +126,7 @@ def _converts_back(problem: Problem, techniques: AllowedTechniques) -> bool:
 
 
 def _divided_draft(problem: Problem, techniques: AllowedTechniques) -> Draft:
-    """Return the step divided, where workspace has no other limits than those of the problem."""
+    """Return the divided step. Its workspace has no limits except those of the problem."""
     table, limits = problem.table, problem.workspace_limits
     assert techniques.division is not None
     choices = problem.choose(limits)
@@ -200,12 +200,12 @@ def _is_good(problem: Problem, solution: Solution) -> bool:
 
 
 def _least_us(problem: Problem, solutions: Sequence[Solution]) -> float:
-    """Return the time of the fastest solution that fits the available bytes; infinite where none does."""
+    """Return the time of the fastest solution that fits the available bytes; infinite if none does."""
     return min((f.step_us for f in solutions if problem.fits(f)), default=math.inf)
 
 
 def _fit(problem: Problem, techniques: AllowedTechniques, known_us: float) -> Solution | None:
-    """Return the best step by one set of techniques; None where none fits in less than `known_us`."""
+    """Return the best step by one set of techniques; None if none fits in less than `known_us`."""
     solutions: list[Solution] = []
     if techniques.division is None:
         kept = _keep_all(problem, techniques, None)

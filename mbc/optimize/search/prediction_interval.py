@@ -103,7 +103,7 @@ def similar_gpu(
     other_sizes: OtherSizes | None,
     operations: Sequence[Operation],
 ) -> str:
-    """Return the GPU from whose measurements times of some launches are scaled; empty where there is none.
+    """Return the GPU from whose measurements times of some launches are scaled; empty if there is none.
 
     Args:
         program: The program.
@@ -122,7 +122,7 @@ def similar_gpu(
 
 
 def _spread(launch: Launch, graph: TrainingGraph, buffers: Sequence[Buffer]) -> Spread | None:
-    """Return the error spread of a launch's time; None where it was measured."""
+    """Return the error spread of a launch's time; None if it was measured."""
     work = launch.work
     if work.measured:
         return None

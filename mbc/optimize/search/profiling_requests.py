@@ -143,7 +143,7 @@ def outdated(plan: Plan, other_sizes: OtherSizes | None) -> tuple[Request, ...]:
 def chosen_by_estimate(plan: Plan, profile: Profile | None) -> tuple[Request, ...]:
     """Return the distinct requests that the profile leaves to their estimates, but that the training step chose.
 
-    Return none where they take a share of the step that is also too small for `decisive_requests`.
+    Return none if they take a share of the step that is also too small for `decisive_requests`.
     """
     if profile is None or not profile.left_to_estimate:
         return ()
@@ -161,7 +161,7 @@ def chosen_by_estimate(plan: Plan, profile: Profile | None) -> tuple[Request, ..
 
 
 def is_numbered(work: Kernel) -> bool:
-    """Return whether a kernel is one of cuDNN's engines or algorithms by its number, which only profiles list."""
+    """Return whether a kernel is a numbered engine or algorithm of cuDNN, which only profiles list."""
     return work.provider == CUDNN_LEGACY.name or dict(work.settings).get("engine", HEURISTIC_ENGINE) != HEURISTIC_ENGINE
 
 

@@ -48,7 +48,7 @@ class Decided:
     def placed(self, spared_bytes: int) -> tuple[Solution, bool]:
         """Return the step with workspaces and addresses, and whether its kernels are as fast as with all free bytes.
 
-        The step exceeds the available bytes where no placement within them is found.
+        If no placement within the available bytes is found, the step exceeds them.
 
         Args:
             spared_bytes: Available bytes that workspaces should not use.
@@ -95,10 +95,10 @@ class Decided:
     def _placed_with(
         self, whole: Draft, placed_first: frozenset[str] | None, free: Mapping[str, int]
     ) -> _Placed | None:
-        """Return the values and some workspaces placed within the available bytes; None where that fails quickly.
+        """Return the values and some workspaces placed within the available bytes; None if that fails quickly.
 
-        The workspaces are those of the operations `placed_first`, as in `whole` (None: of all operations). Other
-        operations get the gaps, at most the bytes that are `free`.
+        Operations of `placed_first` get their workspace of `whole` (None: all operations do). Other operations get the
+        gaps, at most the bytes that are `free`.
         """
         left_bytes = self.problem.available_bytes - persistent_bytes(whole)
         placed = _blocks(whole, placed_first)

@@ -86,9 +86,9 @@ def search(table: CandidateTable, limits: Limits, budget_bytes: int) -> Plan:
         budget_bytes: Device memory that the plan may use, with the overhead.
 
     Raises:
-        MbcError: MBC201 where a limit is too small for an operation, MBC205 for impossible micro-batches, MBC210 where
+        MbcError: MBC201 if a limit is too small for an operation, MBC205 for impossible micro-batches, MBC210 if
             the plan exceeds a limit outside the arena.
-        BudgetError: MBC203 where no plan of this graph can fit, MBC204 where the search finds none.
+        BudgetError: MBC203 if no plan of this graph can fit, MBC204 if the search finds none.
     """
     check_micro_batch(table)
     device, precision = table.device, table.graph.precision
@@ -243,7 +243,7 @@ def _solve(
     available_bytes: int,
     known_us: float = math.inf,
 ) -> Solution:
-    """Return a step with fusion; one without where there are no fusion groups, or no step with them fits.
+    """Return a step with fusion groups. If there are none, or no step with them fits, return a step without fusion.
 
     A step that takes at least `known_us` is abandoned.
     """
@@ -346,7 +346,7 @@ def _plan(
 
 
 def _origin(table: CandidateTable, buffers: Sequence[Buffer], train: Program, infer: Program) -> str:
-    """Return the origin of the times of both programs; empty where all are modelled."""
+    """Return the origin of the times of both programs; empty if all are modelled."""
     if table.profile is None:
         return ""
     graph, other_sizes = table.graph, table.other_sizes

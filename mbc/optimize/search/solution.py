@@ -85,7 +85,7 @@ class Problem:
         return solution.placed.arena_bytes <= self.available_bytes
 
     def best(self, solutions: Sequence[Solution]) -> Solution:
-        """Return the fastest solution that fits; where none does, the smallest."""
+        """Return the fastest solution that fits; if none fits, return the smallest one."""
         fitting = [f for f in solutions if self.fits(f)]
         if fitting:
             return min(fitting, key=lambda f: f.step_us)
@@ -107,7 +107,7 @@ class Solution:
 
     @property
     def links_used(self) -> int:
-        """Number of links that carry copies of the step: the link to the host, and the link to a peer."""
+        """Number of links that carry copies of the step. There are two links: to the host, and to a peer."""
         return len({buffer.space for buffer in self.draft.buffers} - {Space.ARENA})
 
     @property
@@ -116,7 +116,7 @@ class Solution:
         return any(isinstance(launch.work, Copy) for launch in self.draft.train.launches)
 
     def finished(self, program: Program) -> tuple[Program, float]:
-        """Return one of the draft's programs with its waits, and its predicted time."""
+        """Return one of the draft's programs with its waits and its predicted time."""
         buffers, table = self.draft.buffers, self.table
         program = replace(program, waits=synchronise(program, buffers, self.placed.offsets))
         return coalesce_waits(program, contention(program, table.graph, buffers, table.device))
@@ -149,7 +149,7 @@ def scheduled_draft(
 
 
 def with_collectives(table: CandidateTable, draft: Draft) -> Draft:
-    """Return the draft with gradients summed over ranks in buckets; unchanged where there is one rank.
+    """Return the draft with gradients summed over ranks in buckets; unchanged if there is one rank.
 
     Buckets and thread blocks are chosen for the first draft of a step, and kept: later choices hardly change when
     gradients are ready.
@@ -193,7 +193,7 @@ def _buckets(table: CandidateTable, draft: Draft) -> tuple[tuple[Collective, ...
 
 
 def free_bytes(draft: Draft, available_bytes: int) -> Mapping[str, int]:
-    """Return the bytes that are free while each operation runs; below zero where values alone exceed the arena."""
+    """Return the bytes that are free while each operation runs; below zero if values alone exceed the arena."""
     persistent = frozenset(draft.persistent)
     available_bytes -= persistent_bytes(draft)
     free: dict[str, int] = {}

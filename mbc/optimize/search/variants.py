@@ -270,8 +270,8 @@ def _with_techniques(
 def _nearer(problem: Problem, nearest: Sequence[_Variant]) -> Iterator[_Variant]:
     """Yield variants that do not fit, after more rounds of local search.
 
-    The variants are similar. So where these rounds free few of the bytes that one lacks, further rounds do not help,
-    and the other variants are not searched.
+    The variants are similar. So if these rounds free few of the missing bytes of one variant, further rounds do not
+    help, and the other variants are not searched.
     """
     available_bytes = problem.available_bytes
     for variant in nearest:

@@ -63,7 +63,7 @@ def choose(
         updates: Whether updates of the optimizer's states are fused horizontally.
 
     Raises:
-        MbcError: MBC200 or MBC202, where an operation has no candidate.
+        MbcError: MBC200 or MBC202, if an operation has no candidate.
     """
     graph = table.graph
     divided = rows or {}

@@ -39,7 +39,7 @@ def divide_workspace(
         total_bytes: Bytes that all workspaces may take together.
 
     Raises:
-        MbcError: MBC201, where not even the smallest workspaces fit together.
+        MbcError: MBC201, if not even the smallest workspaces fit together.
     """
     fronts = {o.name: table.fronts(o) for o in program if not kind_of(o).view}
     least_bytes = sum(aligned(least_workspace_bytes(front)) for front in fronts.values())
@@ -93,7 +93,7 @@ def fastest_division(fronts: Mapping[str, ParetoFront], total_bytes: int) -> Map
     """Return the workspaces of the least total time within `total_bytes`; the solution is exact.
 
     Raises:
-        MbcError: MBC201, where even the smallest workspaces exceed the total.
+        MbcError: MBC201, if even the smallest workspaces exceed the total.
     """
     from ortools.sat.python import cp_model  # heavy, and only needed here
 

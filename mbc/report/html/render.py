@@ -102,7 +102,7 @@ def write_text(path: Path, text: str, option: str = "-o") -> None:
 
 
 def check_writable(path: Path, option: str = "-o") -> None:
-    """Raise MBC320 where `write_text` could not write; called before long work."""
+    """Raise MBC320 if `write_text` could not write; called before long work."""
     try:
         if not path.parent.is_dir():
             raise OSError("its folder does not exist")

@@ -61,7 +61,7 @@ class LinearFilterArguments(Struct):
 
 
 def _tiled(request: Request) -> bool:
-    """Return whether the pass is a GEMM that fills tiles, which that of a depthwise convolution does not."""
+    """Return whether the pass is a GEMM that fills tiles, unlike the GEMM of a depthwise convolution."""
     conv, a = ConvOperands.of(request), attributes(request)
     filters, channels = conv.features.shape[1] // a.groups, conv.weight.shape[1]
     if request.kind == "convolution":

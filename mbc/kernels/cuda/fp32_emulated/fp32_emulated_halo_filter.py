@@ -63,7 +63,7 @@ def _workspace_bytes(request: Request, layout: Layout) -> int:
 
 
 def _time_us(request: Request, device: DeviceSpec) -> float:
-    """Return the estimated time; one pixel of padding for each row is multiplied, too."""
+    """Return the estimated time. One pixel of padding in each row is multiplied, too."""
     width = ConvOperands.of(request).features.shape[3]
     return TIME_SHARE * (width + 1) / width * _CONV_FILTER.time_us(request, device)
 
