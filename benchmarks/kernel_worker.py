@@ -1,0 +1,120 @@
+"""Time launches of mbc's own kernels when asked, in a process that may run another checkout's code (`in_turns.py`).
+
+Run as `PYTHONPATH=CHECKOUT python benchmarks/kernel_worker.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from in_turns import answer_requests
+
+if TYPE_CHECKING:
+    from mbc.kernels.base import Candidate, Request
+    from mbc.measure.workbench import Bench
+
+GENERATED = "generated"  # stands for the kernel that is generated for a request
+MEMORY_SHARE = 0.4  # of the free memory: two workers share a GPU
+SAMPLED = 4096  # elements of an output
+
+
+class Launches:
+    """Launches of several kernels for one request, on the same operands."""
+
+    def __init__(self, bench: Bench) -> None:
+        """Launch on the workbench's GPU."""
+        self._bench = bench
+        self._closing = ExitStack()
+        self._calls: dict[str, tuple[list[Callable[[], None]], float]] = {}
+
+    def answer(self, **request: Any) -> Any:
+        """Answer `open`: a signature with `layouts` and `kernels`, or `time`: the name of an open kernel."""
+        return self.time(**request) if "time" in request else self.open(**request)
+
+    def open(self, open: str, layouts: Sequence[str], kernels: Sequence[str]) -> dict[str, dict[str, Any]]:
+        """Prepare kernels for a request in these layouts, and return a sample of their outputs, by their names.
+
+        A kernel that cannot run has `refused` instead.
+        """
+        from mbc.ir.types import Layout
+        from mbc.measure.need import Need
+        from mbc.profile.signature import read_signature
+
+        self.close()
+        request = read_signature(open)
+        harness: Any = self._closing.enter_context(self._bench.open(Need((request,), 0.0)))
+        orders = tuple(map(Layout, layouts))
+        return {name: self._prepare(harness, request, name, orders) for name in kernels}
+
+    def _prepare(self, harness: Any, request: Request, name: str, layouts: tuple[Any, ...]) -> dict[str, Any]:
+        from mbc.errors import MbcError
+        from mbc.runtime.formats import loaded
+
+        candidate = self._candidate(request, name, layouts)
+        if candidate is None:
+            return {"refused": "no such kernel takes the request in these layouts"}
+        gpu = harness.gpu
+        harness.buffers.ensure(layouts)
+        places = harness.buffers.sets(request, layouts)
+        workspace = gpu.take(candidate.workspace_bytes)
+        try:
+            calls = [harness.library.prepare(candidate, request, at.addresses, workspace) for at in places]
+            calls[0].enqueue()  # loads the kernel, which a capture does not allow
+        except MbcError as error:
+            return {"refused": str(error).splitlines()[0]}
+        gpu.synchronize()
+        sample: list[list[float]] = []
+        for address, type_, layout in zip(
+            places[0].outputs, request.outputs, layouts[len(request.inputs) :], strict=True
+        ):
+            values = loaded(gpu.download(address, type_.size_bytes), type_.shape, type_.dtype, layout).ravel()
+            sample.append(values[:: max(1, values.size // SAMPLED)].astype(np.float64).tolist())
+        work = [call.enqueue for call in calls]
+        self._calls[name] = work, harness.clock.once_us(work[0])
+        return {"kernel": candidate.name, "sample": sample}
+
+    def _candidate(self, request: Request, name: str, layouts: tuple[Any, ...]) -> Candidate | None:
+        """Return the candidate of a kernel, whether or not the search would be offered it."""
+        from mbc.kernels.base import Candidate
+        from mbc.kernels.cuda import OWN
+        from mbc.kernels.cuda.base import PROVIDER, layout_of
+
+        if name != GENERATED:
+            offered = OWN.candidates(request, self._bench.spec)
+            return next((c for c in offered if c.name == name and c.layouts == layouts), None)
+        kernel = import_module("mbc.kernels.cuda.generated.instance").generated_kernel(request)
+        if kernel is None or layouts not in kernel.layouts(request):
+            return None
+        workspace_bytes = kernel.workspace(request, layout_of(request, layouts))
+        return Candidate(
+            PROVIDER, kernel.name, kernel.settings, layouts, workspace_bytes, 0.0, False, accumulates=kernel.accumulates
+        )
+
+    def time(self, time: str, budget_us: float) -> float:
+        """Return the median time of a launch in microseconds, from replays for about `budget_us`."""
+        calls, once_us = self._calls[time]
+        return self._bench.clock.times(calls, once_us, budget_us).median_us
+
+    def close(self) -> None:
+        """Free the operands."""
+        self._calls.clear()
+        self._closing.close()
+
+
+def main() -> None:
+    """Answer the requests of standard input."""
+    from mbc.ir.types import Precision
+    from mbc.measure.gpu import Gpu
+    from mbc.measure.workbench import Bench
+
+    with Bench(Gpu(MEMORY_SHARE)) as bench:
+        bench.warm(Precision.BF16)
+        answer_requests(Launches(bench).answer)
+
+
+if __name__ == "__main__":
+    main()
