@@ -10,6 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from mbc import kernels
+from mbc.kernels.base import DTYPE_CODES, LAYOUT_CODES
 from mbc.kernels.launch_struct import header, header_name, structs_of
 
 
@@ -18,7 +19,19 @@ def launch_headers() -> Mapping[str, str]:
     """Return the text of every generated header by its name."""
     names = (info.name for info in pkgutil.walk_packages(kernels.__path__, f"{kernels.__name__}."))
     modules = map(importlib.import_module, names)
-    return MappingProxyType({header_name(m.__name__): header(m) for m in modules if structs_of(m)})
+    headers = {header_name(m.__name__): header(m) for m in modules if structs_of(m)}
+    return MappingProxyType({"mbc_types.h": _types(), **headers})
+
+
+def _types() -> str:
+    """Return the header with the codes of types and layouts."""
+    types = ", ".join(f"MBC_{name.upper()} = {code}" for name, code in DTYPE_CODES.items())
+    layouts = ", ".join(f"MBC_{layout.name} = {code}" for layout, code in LAYOUT_CODES.items())
+    return (
+        "// Codes of element types and layouts in the integers of a launch, generated from mbc/kernels/base.py.\n"
+        "#pragma once\n\n#include <cstdint>\n\n"
+        f"enum MbcType : int64_t {{ {types} }};\nenum MbcLayout : int64_t {{ {layouts} }};\n"
+    )
 
 
 def write_launch_headers(folder: Path) -> None:

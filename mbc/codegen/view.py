@@ -12,7 +12,7 @@ from mbc.errors import MbcError
 from mbc.hardware.streams import Space, Stream
 from mbc.ir.graph import Operation
 from mbc.ir.types import Precision
-from mbc.kernels.base import Arguments, Provider
+from mbc.kernels.base import DTYPE_CODES, Arguments, Provider
 from mbc.kernels.cuda import function_of
 from mbc.plan.accumulation import ACCUMULATE, accumulating
 from mbc.plan.group import title
@@ -102,7 +102,6 @@ class View:
 KERNEL_LIBRARIES = ("cudnn", "cudnn_legacy", "cublaslt")  # providers whose calls go through a library of their own
 LIBRARIES = (*KERNEL_LIBRARIES, "nccl")
 CUDNN_LIBRARIES = frozenset({"cudnn", "cudnn_legacy"})
-WORKING_CODES = {"fp32": 0, "bf16": 1, "fp16": 2}
 
 
 def view(plan: Plan, providers: Mapping[str, Provider] | None = None) -> View:
@@ -144,13 +143,13 @@ def view(plan: Plan, providers: Mapping[str, Provider] | None = None) -> View:
 
 def working_code(precision: Precision) -> int:
     """Return the value of MBC_WORKING for kernels in `precision`; raise MBC090 if there is no GPU code for it."""
-    if precision.working not in WORKING_CODES:
+    if precision is Precision.FP64:
         raise MbcError(
             "MBC090",
             f"a plan in {precision} cannot become GPU code",
             "choose fp32, tf32, bf16 or fp16, or run it with device='cpu'",
         )
-    return WORKING_CODES[precision.working]
+    return DTYPE_CODES[precision.working.value]
 
 
 def _default_providers() -> Mapping[str, Provider]:

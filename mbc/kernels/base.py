@@ -149,5 +149,5 @@ class Provider(Protocol):
         ...
 
 
-DTYPE_CODES = {"fp32": 0, "bf16": 1, "fp16": 2, "int32": 3, "uint8": 4}  # as in templates/include/mbc_types.h
+DTYPE_CODES = {"fp32": 0, "bf16": 1, "fp16": 2, "int32": 3, "uint8": 4}
 LAYOUT_CODES = {Layout.CHANNELS_FIRST: 0, Layout.CHANNELS_LAST: 1}

@@ -65,10 +65,17 @@ def test_every_structure_is_declared_once_and_holds_integers_alone() -> None:
     assert {str(field.type) for struct in structs for field in fields(struct)} == {"int"}
 
 
+def test_codes_of_types_and_layouts_are_those_that_structures_hold() -> None:
+    assert launch_headers()["mbc_types.h"].endswith(
+        "enum MbcType : int64_t { MBC_FP32 = 0, MBC_BF16 = 1, MBC_FP16 = 2, MBC_INT32 = 3, MBC_UINT8 = 4 };\n"
+        "enum MbcLayout : int64_t { MBC_CHANNELS_FIRST = 0, MBC_CHANNELS_LAST = 1 };\n"
+    )
+
+
 def test_sources_declare_no_structure_that_python_declares() -> None:
     sources = [path for path in folder("templates").rglob("*") if path.suffix in (".cu", ".cuh", ".h", ".cpp")]
     texts = {path.name: path.read_text(encoding="utf-8") for path in sources}
     declared = {name for text in texts.values() for name in re.findall(r"^struct (\w+)", text, re.MULTILINE)}
     assert not declared & set(re.findall(r"^struct (\w+)", "".join(launch_headers().values()), re.MULTILINE))
     included = {name for text in texts.values() for name in re.findall(r'#include "(\w+_arguments\.h)"', text)}
-    assert included == launch_headers().keys() - {"image_arguments.h", "convolution_shapes_arguments.h"}
+    assert included == launch_headers().keys() - {"mbc_types.h", "image_arguments.h", "convolution_shapes_arguments.h"}

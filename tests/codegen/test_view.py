@@ -9,6 +9,7 @@ import pytest
 from mbc.codegen.view import COPY, Launcher, view
 from mbc.errors import MbcError
 from mbc.ir.types import Precision
+from mbc.plan.model import Kernel
 from tests.codegen.plans import providers, small_plan, with_legacy
 
 
@@ -51,6 +52,23 @@ def test_what_kernels_read_comes_from_their_provider() -> None:
     relu = view(small_plan(), providers()).train[3]
     assert relu.integers == (8 * 96, 0, 0, 0)
     assert relu.reals == (0.1, 1e-30)
+
+
+def test_a_launch_starts_at_the_first_row_of_its_slice_though_parameters_start_at_row_0() -> None:
+    plan = small_plan()
+    kernel = Kernel("mbc", "convolution", (), 1.0, False)
+    launches = tuple(replace(launch, work=kernel) for launch in plan.infer.launches)
+    rows = view(replace(plan, infer=replace(plan.infer, launches=launches)), providers()).infer
+    # EchoProvider gives the elements of the output, the first row, whether the launch adds, and bytes of workspace.
+    assert [row.integers for row in rows] == [(5 * 4 * 6 * 4, 0, 0, 8192), (3 * 4 * 6 * 4, 5, 0, 8192)]
+
+
+@pytest.mark.parametrize(
+    ("precision", "type_"), [(Precision.FP32, 0), (Precision.TF32, 0), (Precision.BF16, 1), (Precision.FP16, 2)]
+)
+def test_kernels_are_compiled_for_the_type_of_the_precision(precision: Precision, type_: int) -> None:
+    """elements.cuh takes 1 to be bf16 and 2 to be fp16."""
+    assert view(small_plan(precision), providers()).working == type_
 
 
 def test_fp64_is_not_for_gpus() -> None:

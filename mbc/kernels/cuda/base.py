@@ -144,7 +144,7 @@ def layout_of(request: Request, layouts: Layouts) -> Layout:
 
 
 def type_code(type_: TensorType) -> int:
-    """Return the code of the operand's type in templates/include/mbc_types.h."""
+    """Return the code of the operand's type, as structures of arguments hold it."""
     return DTYPE_CODES[type_.dtype.value]
 
 
