@@ -237,9 +237,8 @@ def build(rows: View, sources: Path, library: Path, toolchain: Toolchain) -> Non
     Raises:
         MbcError: MBC095 with the compiler's message.
     """
-    recipe = Recipe(
-        rows.architecture, rows.working, tuple(kernel_files(rows)), tuple(host_files(rows)), ("program.cpp",)
-    )
+    kernels = (*kernel_files(rows), *(program.file for program in rows.generated))
+    recipe = Recipe(rows.architecture, rows.working, kernels, tuple(host_files(rows)), ("program.cpp",))
     make_library(recipe, sources, library, toolchain, _parts(rows.libraries, toolchain))
 
 

@@ -11,6 +11,7 @@ import jinja2
 
 from mbc.codegen.view import CUDNN_LIBRARIES, KERNEL_LIBRARIES, Launcher, Row, View
 from mbc.errors import MbcError
+from mbc.kernels.cuda.generated.map_program import MapProgram
 from mbc.plan.model import Plan
 from mbc.resources import folder
 
@@ -30,7 +31,13 @@ def render(view: View, version: str) -> dict[str, str]:
         "programs": [_program_fields(name, rows) for name, rows in view.programs.items()],
         "cudnn_version": "cudnn_version" if view.uses_cudnn else "nullptr",
     }
-    return {"program.cpp": environment.get_template("program.cpp.j2").render(fields)}
+    files = {program.file: render_generated(program) for program in view.generated}
+    return {"program.cpp": environment.get_template("program.cpp.j2").render(fields), **files}
+
+
+def render_generated(program: MapProgram) -> str:
+    """Return the source of a generated kernel; equal programs give equal bytes."""
+    return _environment().get_template("kernels/generated/map.cu.j2").render({"program": program})
 
 
 def render_kernel_library() -> str:
@@ -105,12 +112,13 @@ def _checked(text: str) -> str:
 
 
 def kernel_files(view: View) -> list[str]:
-    """Return the names of the kernel sources that define the functions which `view` calls.
+    """Return the names of mbc's kernel sources that define the functions which `view` calls.
 
     Raises:
         MbcError: MBC092 if a function is not defined.
     """
-    return files_defining(view.symbols, view.libraries)
+    generated = {program.symbol for program in view.generated}
+    return files_defining([symbol for symbol in view.symbols if symbol not in generated], view.libraries)
 
 
 def files_defining(symbols: Collection[str], libraries: Collection[str]) -> list[str]:

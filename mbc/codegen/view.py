@@ -13,7 +13,8 @@ from mbc.hardware.streams import Space, Stream
 from mbc.ir.graph import Operation
 from mbc.ir.types import Precision
 from mbc.kernels.base import DTYPE_CODES, Arguments, Provider
-from mbc.kernels.cuda import function_of
+from mbc.kernels.cuda import function_of, generated_program
+from mbc.kernels.cuda.generated.map_program import MapProgram
 from mbc.plan.accumulation import ACCUMULATE, accumulating
 from mbc.plan.group import title
 from mbc.plan.kernel_call import call_of
@@ -81,6 +82,7 @@ class View:
     train: tuple[Row, ...]
     infer: tuple[Row, ...]
     accumulate: tuple[Row, ...] = ()  # for mini-batches that are not the last of their step
+    generated: tuple[MapProgram, ...] = ()  # programs of generated kernels, by name
 
     @property
     def uses_cudnn(self) -> bool:
@@ -138,6 +140,7 @@ def view(plan: Plan, providers: Mapping[str, Provider] | None = None) -> View:
         train=tuple(_placed(row, place) for row in train),
         infer=tuple(_placed(row, place) for row in infer),
         accumulate=tuple(_placed(row, place) for row in accumulate),
+        generated=tuple(flattener.generated[name] for name in sorted(flattener.generated)),
     )
 
 
@@ -173,6 +176,7 @@ class _Flattener:
     plan: Plan
     providers: Mapping[str, Provider]
     launchers: list[Launcher] = field(default_factory=list[Launcher])
+    generated: dict[str, MapProgram] = field(default_factory=dict[str, MapProgram])
     _launcher_numbers: dict[Launcher, int] = field(default_factory=dict[Launcher, int])
     _known_arguments: dict[tuple[object, ...], Arguments] = field(default_factory=dict[tuple[object, ...], Arguments])
     _row_bytes: dict[int, int] = field(default_factory=dict[int, int])
@@ -220,6 +224,9 @@ class _Flattener:
         arguments = self._known_arguments.get(key)
         if arguments is None:
             arguments = self._known_arguments[key] = self.providers[kernel.provider].arguments(call, first_row)
+            program = generated_program(kernel.provider, call.name, call.request)
+            if program is not None:
+                self.generated[program.name] = program
         return arguments
 
     def _bytes_per_row(self, number: int) -> int:

@@ -11,6 +11,7 @@
 * `attention`: scaled dot-product attention
 * `fp32_emulated`: fp32 by three fp16 tensor-core products
 * `fused`: fused operations of batch normalization, ReLU and concatenation
+* `generated`: kernels that are generated for groups of pointwise operations
 * `update`: the optimizer and multi-tensor launches
 """
 
@@ -29,7 +30,11 @@ from mbc.kernels.base import Acceptance, Arguments, Call, Candidate, Request
 from mbc.kernels.calibration import Effort, estimate_us
 from mbc.kernels.cuda.base import PROVIDER, OwnKernel, Slice, effort_of, layout_of
 from mbc.kernels.cuda.base import Layouts as Layouts
+from mbc.kernels.cuda.generated.generated_map import generated_kernel
+from mbc.kernels.cuda.generated.lowering import lower
+from mbc.kernels.cuda.generated.map_program import MapProgram
 from mbc.kernels.cuda.pointwise.move import ConvertArguments, conversion
+from mbc.ops.fused import Fused
 
 
 def _kernels() -> Iterator[OwnKernel]:
@@ -68,8 +73,8 @@ class Own:
         operands = (*request.inputs, *request.outputs)
         if request.precision is Precision.FP64 or any(t.dtype is DType.FP64 for t in operands):
             return
-        for kernel in _BY_KIND.get(request.kind, ()):
-            if not _able(device, kernel) or not (kernel.takes(request) and kernel.offered(request)):
+        for kernel in _kernels_of(request):
+            if not _able(device, kernel) or not kernel.offered(request):
                 continue
             if _lacks_shared(device, kernel, request):
                 continue
@@ -93,7 +98,7 @@ class Own:
 
         The workspace must have at least the bytes of the kernel's formula.
         """
-        kernel = KERNELS.get(call.name)
+        kernel = kernel_of(call.name, call.request)
         if kernel is None:
             return Acceptance(f"mbc has no kernel called '{call.name}'")
         if not _able(device, kernel):
@@ -114,7 +119,8 @@ class Own:
             MbcError: MBC080 for an unknown kernel; MBC081 if the workspace is too small; MBC082 if a kernel that only
                 overwrites is asked to add. All three mean that another version of mbc wrote the plan.
         """
-        kernel, request = KERNELS.get(call.name), call.request
+        request = call.request
+        kernel = kernel_of(call.name, request)
         if kernel is None:
             raise MbcError("MBC080", f"this mbc has no kernel called '{call.name}'", "compile the source again")
         layout = layout_of(request, call.layouts)
@@ -131,6 +137,32 @@ class Own:
         at = Slice(request, layout, first_row, call.accumulate)
         struct = conversion(request, call.layouts) if kernel.struct is ConvertArguments else kernel.integers(at)
         return Arguments(struct.integers() + kernel.trailing(at), kernel.reals(at))
+
+
+def kernel_of(name: str, request: Request) -> OwnKernel | None:
+    """Return the kernel called `name`, which may be generated for the request; None if there is none."""
+    kernel = KERNELS.get(name)
+    if kernel is None:
+        generated = generated_kernel(request)
+        kernel = generated if generated is not None and generated.name == name else None
+    return kernel
+
+
+def generated_program(provider: str, name: str, request: Request) -> MapProgram | None:
+    """Return the program of a kernel that is generated for a request; None for a kernel whose source is a file."""
+    if provider != PROVIDER or name in KERNELS:
+        return None
+    lowered = lower(request)
+    return lowered.program if lowered is not None and lowered.program.name == name else None
+
+
+def _kernels_of(request: Request) -> Iterable[OwnKernel]:
+    """Return the kernels that take a request: those of its kind, else one that is generated for the group."""
+    kernels = [kernel for kernel in _BY_KIND.get(request.kind, ()) if kernel.takes(request)]
+    if kernels or not isinstance(request.attributes, Fused):
+        return kernels
+    generated = generated_kernel(request)
+    return () if generated is None else (generated,)
 
 
 def bitwise_equal_to(name: str, other: str) -> bool:

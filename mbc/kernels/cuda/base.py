@@ -188,6 +188,7 @@ class OwnKernel:
         without_statistics: For statistics in the epilogue: the kernel that computes the same bits without them.
         version: Number that is raised when the kernel is rewritten, or when a new kernel must be measured against it.
             Measurements of other versions count as estimates.
+        estimated_as: Kernel whose calibrated shares estimate the time; empty: its own.
     """
 
     kind: str
@@ -215,6 +216,7 @@ class OwnKernel:
     bitwise_equal_to: tuple[str, ...] = ()
     without_statistics: str = ""
     version: int = 1
+    estimated_as: str = ""
 
     @property
     def name(self) -> str:
@@ -265,5 +267,5 @@ def effort_of(kernel: OwnKernel, request: Request, layouts: Layouts, device: Dev
     alone = kernel.launches == 1 or not kernel.workspace(request, layout_of(request, layouts))
     launches_us = (1 if alone else kernel.launches) * device.launch_us
     variant = "-".join(dict.fromkeys(layouts))
-    named = group(PROVIDER, kernel.name, request.precision)
+    named = group(PROVIDER, kernel.estimated_as or kernel.name, request.precision)
     return Effort(named, variant, launches_us, 0.0, kernel.time_us(request, device))

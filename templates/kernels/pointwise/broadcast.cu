@@ -78,13 +78,8 @@ const char* run_gate(const MbcCall& call, F f) {
                         wide && aligned(gate, 16) && aligned(second, 16),
                         GatePixels<T, F>{x, gate, second, y, a.channels, f});
     } else {
-      const GatePlanes<T, F> planes{gate, second, f};
-      if (a.inner % N == 0 && wide)
-        run_map_channels_first<T, N, 0, false>(call.stream, 1, a.rows * a.channels, a.inner, Operands<T>{x, nullptr}, y,
-                                               planes);
-      else
-        run_map_channels_first<T, 1, 0, false>(call.stream, 1, a.rows * a.channels, a.inner, Operands<T>{x, nullptr}, y,
-                                               planes);
+      map_channels<0>(call.stream, a.layout, 1, a.rows * a.channels, a.inner, Operands<T>{x, nullptr}, y,
+                      GatePlanes<T, F>{gate, second, f});
     }
   });
   return launched();

@@ -152,34 +152,67 @@ struct StoreWithReluMask {
   }
 };
 
-// F has `using Channel`, `Channel load(int64_t c) const` and `float operator()(const Channel&, float a, float b)
-// const`, with a third element if MORE is 2.
-template <typename T, int N, int MORE, bool SLICED, typename F>
-__global__ void map_channels_first(Operands<T> x, T* y, int64_t vectors, Steps steps, F f) {
+// B, the body of a map, has
+//   Channel load(c)                       constants of a channel
+//   Fetched<N>, fetch<N>(at)              N elements of each of its OPERANDS tensors
+//   finish<N>(fetched, of, at, row, c)    computes N elements of every result and stores them; of(j): the constants of
+//                                         the j-th element's channel. `row` and `c` are known with channels last only
+//   NEIGHBOURS<N>                         threads that store something together
+//   vectorizable()                        whether operands and results are aligned for vectors
+//
+// One result of up to three operands. F has `using Channel`, `Channel load(int64_t c) const` and `float operator()(const
+// Channel&, float a, float b) const`, with a third element if MORE is 2.
+template <typename T, int MORE, bool SLICED, typename Out, typename F>
+struct MapBody {
+  using Element = T;
+  using Channel = typename F::Channel;
+  template <int N>
+  using Fetched = Loaded<T, N, MORE, SLICED>;
+  template <int N>
+  static constexpr int NEIGHBOURS = Out::template NEIGHBOURS<N>;
+  static constexpr int OPERANDS = MORE + 1;
+  Operands<T> x;
+  Out out;
+  F f;
+
+  bool vectorizable() const { return x.vectorizable(WIDTH<T>) && out.vectorizable(WIDTH<T>); }
+  __device__ Channel load(int64_t c) const { return f.load(c); }
+  template <int N>
+  __device__ Fetched<N> fetch(int64_t at) const {
+    Fetched<N> fetched;
+    fetched.fetch(x, at);
+    return fetched;
+  }
+  template <int N, typename Of>
+  __device__ void finish(const Fetched<N>& fetched, const Of& of, int64_t at, int64_t row, int64_t c) const {
+    float result[N];
+#pragma unroll
+    for (int j = 0; j < N; ++j) result[j] = fetched.map(f, of(j), j);
+    out.template store<N>(at, row, c, result);
+  }
+};
+
+template <int N, typename B>
+__global__ void map_channels_first(B body, int64_t vectors, Steps steps) {
   const int64_t stride = thread_count();
   Walk at(steps, thread_index());
   for (int64_t i = thread_index(); i < vectors; i += stride, at.advance(steps)) {
-    const auto channel = f.load(at.middle);
-    Loaded<T, N, MORE, SLICED> loaded;
-    loaded.fetch(x, i * N);
-    float result[N];
-#pragma unroll
-    for (int j = 0; j < N; ++j) result[j] = loaded.map(f, channel, j);
-    store_floats(y + i * N, result);
+    const auto channel = body.load(at.middle);
+    const auto fetched = body.template fetch<N>(i * N);
+    body.template finish<N>(fetched, [&](int) -> const auto& { return channel; }, i * N, 0, 0);
   }
 }
 
-template <typename F, int N, int MORE>
-constexpr int MAP_BLOCKS = MORE > 1 ? 2 : blocks_per_sm(N * sizeof(typename F::Channel) / 4 + 16);
-template <int MORE>
-constexpr int MAP_ROWS = MORE > 0 ? 2 : 4;  // in flight: 64 bytes of a thread
+template <typename B, int N>
+constexpr int MAP_BLOCKS = B::OPERANDS > 2 ? 2 : blocks_per_sm(N * sizeof(typename B::Channel) / 4 + 16);
+template <typename B>
+constexpr int MAP_ROWS = B::OPERANDS > 1 ? 2 : 4;  // in flight: 64 bytes of a thread
 constexpr int MAP_WAVES = 3, WAVE_ROWS = 16;  // most waves of blocks, and rows that a thread should have in each
 
-template <typename T, int N, int MORE, bool SLICED, typename Out, typename F>
-__global__ void __launch_bounds__(THREADS, (MAP_BLOCKS<F, N, MORE>))
-    map_channels_last(Operands<T> x, Out out, int64_t rows, int64_t channels, F f) {
-  constexpr int K = MAP_ROWS<MORE>;
-  using Channel = typename F::Channel;
+template <int N, typename B>
+__global__ void __launch_bounds__(THREADS, (MAP_BLOCKS<B, N>)) map_channels_last(B body, int64_t rows, int64_t channels) {
+  constexpr int K = MAP_ROWS<B>;
+  using Channel = typename B::Channel;
   __shared__ ChannelTable<Channel, N> table;
   const int64_t c = (static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) * N;
   const int64_t start = static_cast<int64_t>(blockIdx.y) * blockDim.y + threadIdx.y;
@@ -190,26 +223,22 @@ __global__ void __launch_bounds__(THREADS, (MAP_BLOCKS<F, N, MORE>))
   wait_for_prior_grid();
   launch_dependents();
   Channel channel[N];
+  const auto of = [&](int j) -> const Channel& { return channel[j]; };
   const auto process_rows = [&](auto while_loading) {
-    Loaded<T, N, MORE, SLICED> loaded[K];
+    typename B::template Fetched<N> fetched[K];
 #pragma unroll
     for (int k = 0; k < K; ++k)
-      if (k < left) loaded[k].fetch(x, at + int64_t{k} * stride);
+      if (k < left) fetched[k] = body.template fetch<N>(at + int64_t{k} * stride);
     while_loading();
 #pragma unroll
     for (int k = 0; k < K; ++k)
-      if (k < left) {
-        float result[N];
-#pragma unroll
-        for (int j = 0; j < N; ++j) result[j] = loaded[k].map(f, channel[j], j);
-        out.template store<N>(at + int64_t{k} * stride, row + k * step, c, result);
-      }
+      if (k < left) body.template finish<N>(fetched[k], of, at + int64_t{k} * stride, row + k * step, c);
     left -= K;
     at += int64_t{K} * stride;
     row += K * step;
   };
   process_rows([&] {
-    table.fill(channels, f);
+    table.fill(channels, body);
     __syncthreads();
 #pragma unroll
     for (int j = 0; j < N; ++j) channel[j] = table.take(j);
@@ -217,46 +246,55 @@ __global__ void __launch_bounds__(THREADS, (MAP_BLOCKS<F, N, MORE>))
   while (left > 0) process_rows([] {});
 }
 
-template <typename T, int N, int MORE, bool SLICED, typename F>
-void run_map_channels_first(cudaStream_t stream, int64_t rows, int64_t channels, int64_t inner, Operands<T> x, T* y,
-                            F f) {
+template <int N, typename B>
+void run_map_channels_first(cudaStream_t stream, int64_t rows, int64_t channels, int64_t inner, B body) {
   const int64_t vectors = rows * channels * inner / N;
   const unsigned blocks = blocks_for(vectors);
   const Steps steps(inner / N, channels, static_cast<int64_t>(blocks) * THREADS);
-  MBC_LAUNCH((map_channels_first<T, N, MORE, SLICED, F>), blocks, THREADS, stream, x, y, vectors, steps, f);
+  MBC_LAUNCH((map_channels_first<N, B>), blocks, THREADS, stream, body, vectors, steps);
 }
 
-template <typename T, int N, int MORE, bool SLICED, typename Out, typename F>
-void run_map_channels_last(cudaStream_t stream, int64_t rows, int64_t channels, Operands<T> x, Out out, F f) {
-  const ChannelTiling tiling(channels / N, Out::template NEIGHBOURS<N>);
-  const int64_t wanted = divide_up(rows, tiling.threads_y() * MAP_ROWS<MORE>);
-  const int64_t wave = max(int64_t{1}, multiprocessors() * MAP_BLOCKS<F, N, MORE> / tiling.columns);
-  const int64_t waves = min(int64_t{MAP_WAVES}, max(int64_t{1}, wanted * MAP_ROWS<MORE> / (wave * WAVE_ROWS)));
+template <int N, typename B>
+void run_map_channels_last(cudaStream_t stream, int64_t rows, int64_t channels, B body) {
+  const ChannelTiling tiling(channels / N, B::template NEIGHBOURS<N>);
+  const int64_t wanted = divide_up(rows, tiling.threads_y() * MAP_ROWS<B>);
+  const int64_t wave = max(int64_t{1}, multiprocessors() * MAP_BLOCKS<B, N> / tiling.columns);
+  const int64_t waves = min(int64_t{MAP_WAVES}, max(int64_t{1}, wanted * MAP_ROWS<B> / (wave * WAVE_ROWS)));
   const dim3 grid(tiling.columns, static_cast<unsigned>(min(wanted, wave * waves)));
-  MBC_LAUNCH((map_channels_last<T, N, MORE, SLICED, Out, F>), grid, dim3(tiling.threads_x, tiling.threads_y()), stream, x, out,
-             rows, channels, f);
+  MBC_LAUNCH((map_channels_last<N, B>), grid, dim3(tiling.threads_x, tiling.threads_y()), stream, body, rows, channels);
+}
+
+// `rows` covers all axes but channels.
+template <typename B>
+void run_map_rows(cudaStream_t stream, int64_t rows, int64_t channels, B body) {
+  constexpr int N = WIDTH<typename B::Element>;
+  if (channels % N == 0 && body.vectorizable())
+    run_map_channels_last<N>(stream, rows, channels, body);
+  else
+    run_map_channels_last<1>(stream, rows, channels, body);
+}
+
+template <typename B>
+void run_map(cudaStream_t stream, int64_t layout, int64_t rows, int64_t channels, int64_t inner, B body) {
+  constexpr int N = WIDTH<typename B::Element>;
+  if (layout == MBC_CHANNELS_LAST)
+    run_map_rows(stream, rows * inner, channels, body);
+  else if (inner % N == 0 && body.vectorizable())
+    run_map_channels_first<N>(stream, rows, channels, inner, body);
+  else
+    run_map_channels_first<1>(stream, rows, channels, inner, body);
 }
 
 // Channels last: `rows` covers all axes but channels.
 template <int MORE, bool SLICED, typename T, typename Out, typename F>
 void map_channels_to(cudaStream_t stream, int64_t rows, int64_t channels, Operands<T> x, Out out, F f) {
-  constexpr int N = WIDTH<T>;
-  if (channels % N == 0 && x.vectorizable(N) && out.vectorizable(N))
-    run_map_channels_last<T, N, MORE, SLICED>(stream, rows, channels, x, out, f);
-  else
-    run_map_channels_last<T, 1, MORE, SLICED>(stream, rows, channels, x, out, f);
+  run_map_rows(stream, rows, channels, MapBody<T, MORE, SLICED, Out, F>{x, out, f});
 }
 
 template <int MORE, bool SLICED = false, typename T, typename F>
 void map_channels(cudaStream_t stream, int64_t layout, int64_t rows, int64_t channels, int64_t inner, Operands<T> x,
                   T* y, F f) {
-  constexpr int N = WIDTH<T>;
-  if (layout == MBC_CHANNELS_LAST)
-    map_channels_to<MORE, SLICED>(stream, rows * inner, channels, x, StoreResult<T>{y}, f);
-  else if (inner % N == 0 && x.vectorizable(N) && aligned(y, 16))
-    run_map_channels_first<T, N, MORE, SLICED>(stream, rows, channels, inner, x, y, f);
-  else
-    run_map_channels_first<T, 1, MORE, SLICED>(stream, rows, channels, inner, x, y, f);
+  run_map(stream, layout, rows, channels, inner, MapBody<T, MORE, SLICED, StoreResult<T>, F>{x, {y}, f});
 }
 
 }  // namespace mbc

@@ -1,0 +1,77 @@
+"""The declaration of a generated kernel, which is made for a request."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+from mbc.ir.types import Layout
+from mbc.kernels.base import Request
+from mbc.kernels.cuda.base import Channels, OwnKernel, Slice, layout_code
+from mbc.kernels.cuda.generated.lowering import Lowered, lower
+from mbc.kernels.cuda.generated.placement import axes_of
+from mbc.kernels.cuda.strided import trailing
+from mbc.kernels.launch_struct import Struct
+
+
+@dataclass(frozen=True, slots=True)
+class GeneratedArguments(Struct):
+    """Integer arguments of a generated kernel; extents and strides of its repeated operands follow.
+
+    Attributes:
+        parts: Blocks that share a reduction; 0 without sums.
+        accumulate: Whether sums are added to the present ones.
+    """
+
+    elements: int
+    layout: int
+    rows: int
+    channels: int
+    inner: int
+    parts: int = 0
+    accumulate: int = 0
+
+
+@lru_cache(maxsize=4096)
+def generated_kernel(request: Request) -> OwnKernel | None:
+    """Return the kernel that is generated for a request; None if there is none."""
+    lowered = lower(request)
+    if lowered is None:
+        return None
+    return OwnKernel(
+        request.kind,
+        lowered.program.file,
+        GeneratedArguments,
+        _integers,
+        _reals,
+        _trailing,
+        launcher=lowered.program.name,
+        estimated_as="add",
+    )
+
+
+def _lowered(at: Slice) -> Lowered:
+    lowered = lower(at.request)
+    assert lowered is not None
+    return lowered
+
+
+def _integers(at: Slice) -> GeneratedArguments:
+    result = _lowered(at).result
+    c = Channels.of(result)
+    # With one pixel for each row, channels are adjacent in memory in both layouts.
+    layout = Layout.CHANNELS_LAST if c.inner == 1 else at.layout
+    return GeneratedArguments(result.elements, layout_code(layout), c.rows, c.channels, c.inner)
+
+
+def _reals(at: Slice) -> tuple[float, ...]:
+    return _lowered(at).reals
+
+
+def _trailing(at: Slice) -> tuple[int, ...]:
+    lowered = _lowered(at)
+    repeated = lowered.program.repeated
+    if not repeated:
+        return ()
+    operands = [(at.request.inputs[n], lowered.places[n]) for n in repeated]
+    return trailing(axes_of(operands, lowered.result, at.layout), len(repeated))

@@ -1,0 +1,178 @@
+"""Lowering: from a pointwise operation, or a group of them, to the program of a generated kernel."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+from mbc.ir.types import DType, TensorType
+from mbc.kernels.base import Request
+from mbc.kernels.cuda.generated.map_program import Line, MapProgram
+from mbc.kernels.cuda.generated.placement import Place, is_vector, is_whole, operand_place, whole_place
+from mbc.ops import KINDS
+from mbc.ops.fused import Fused, Member
+
+MOST_OPERANDS, MOST_RESULTS = 8, 4  # each takes registers of every thread
+_TYPES = {DType.FP32, DType.BF16, DType.FP16}
+_NAME = re.compile(r"[A-Za-z_]\w*")
+_OBJECT = re.compile(r"[A-Z]\w*\(")  # a constructor: its value is no number
+
+
+@dataclass(frozen=True, slots=True)
+class Lowered:
+    """A program with the arguments of a request.
+
+    Attributes:
+        program: The program.
+        result: Type of the results.
+        places: Places of the inputs along the axes of the results.
+        reals: Floating-point arguments.
+    """
+
+    program: MapProgram
+    result: TensorType
+    places: tuple[Place, ...]
+    reals: tuple[float, ...]
+
+
+def members_of(request: Request) -> tuple[Member, ...]:
+    """Return the operations of a request: a single one, or the members of a group."""
+    if isinstance(request.attributes, Fused):
+        return request.attributes.members
+    inputs = len(request.inputs)
+    return (Member(request.kind, request.attributes, tuple(range(inputs)), (inputs,)),)
+
+
+@lru_cache(maxsize=4096)
+def lower(request: Request) -> Lowered | None:
+    """Return the program of a request; None if no kernel can be generated for it."""
+    members = members_of(request)
+    if any(KINDS[member.kind].device is None for member in members):
+        return None
+    given = request.attributes.given if isinstance(request.attributes, Fused) else members[0].outputs
+    result = request.outputs[0]
+    if not (0 < len(request.inputs) <= MOST_OPERANDS and len(given) <= MOST_RESULTS) or result.elements == 0:
+        return None
+    if any(output != result for output in request.outputs) or {t.dtype for t in request.inputs} - _TYPES:
+        return None
+    places = _places(members, given, request, result)
+    if places is None:
+        return None
+    return _lowered(request, members, given, places)
+
+
+def _places(
+    members: Sequence[Member], given: Sequence[int], request: Request, result: TensorType
+) -> tuple[Place, ...] | None:
+    """Return the place of every value; None if a value is read at two different places."""
+    types = list(request.inputs)
+    for member in members:
+        types += KINDS[member.kind].shape(member.attributes, tuple(types[n] for n in member.inputs))
+    places = dict.fromkeys(given, whole_place(result))
+    for member in reversed(members):
+        (output,) = member.outputs
+        if output not in places:
+            return None
+        for number in member.inputs:
+            place = operand_place(member.attributes, types[number], types[output], places[output])
+            if places.setdefault(number, place) != place:
+                return None
+    return tuple(places[number] for number in range(len(types)))
+
+
+def _lowered(
+    request: Request, members: Sequence[Member], given: Sequence[int], places: Sequence[Place]
+) -> Lowered | None:
+    inputs, result = request.inputs, request.outputs[0]
+    vectors = [n for n, x in enumerate(inputs) if is_vector(x, places[n], result)]
+    whole = tuple(n for n, x in enumerate(inputs) if n not in vectors and is_whole(x, places[n], result))
+    repeated = tuple(n for n in range(len(inputs)) if n not in whole and n not in vectors)
+    if repeated or not whole:
+        repeated, vectors = tuple(n for n in range(len(inputs)) if n not in whole), []
+    if any(inputs[n].dtype is not result.dtype for n in (*whole, *repeated)):
+        return None
+    names = {n: f"x[{at}]" for at, n in enumerate((*whole, *repeated))} | {n: f"c{n}" for n in vectors}
+    lines = _Lines(dict(names), {names[n] for n in vectors})
+    for member in members:
+        lines.add(member)
+    results = tuple(lines.names[n] for n in given)
+    if not all(_NAME.fullmatch(name) for name in results) or lines.channel.intersection(results):
+        return None
+    program = MapProgram(
+        element=_c_type(result.dtype),
+        inputs=len(inputs),
+        whole=whole,
+        repeated=repeated,
+        vectors=tuple((n, _c_type(inputs[n].dtype)) for n in vectors),
+        reals=len(lines.reals),
+        channel_lines=tuple(line for line in lines.lines if line.name in lines.channel),
+        kept=lines.kept(),
+        lines=tuple(line for line in lines.lines if line.name not in lines.channel),
+        results=results,
+    )
+    return Lowered(program, result, tuple(places[: len(inputs)]), tuple(lines.reals))
+
+
+def _c_type(dtype: DType) -> str:
+    return "float" if dtype is DType.FP32 else "MbcWorking"
+
+
+@dataclass
+class _Lines:
+    """Lines so far, by the names of the values that they compute; equal lines are one.
+
+    Attributes:
+        names: Text of each value of the group, by its number.
+        channel: Names of values that are constants of a channel.
+    """
+
+    names: dict[int, str]
+    channel: set[str]
+    lines: list[Line] = field(default_factory=list[Line])
+    reals: list[float] = field(default_factory=list[float])
+    _by_text: dict[str, str] = field(default_factory=dict[str, str])
+
+    def add(self, member: Member) -> None:
+        """Append the lines of an operation."""
+        device = KINDS[member.kind].device
+        assert device is not None
+        expression = device(member.attributes, len(member.inputs))
+        local = dict(zip(expression.operands, (self.names[n] for n in member.inputs), strict=True))
+        for name, value in expression.reals:
+            local[name] = f"r{len(self.reals)}"
+            self.reals.append(value)
+        *earlier, last = (part.strip() for part in expression.text.split(";"))
+        for line in earlier:
+            name, _, text = line.partition(" = ")
+            local[name] = self._line(text, local)
+        self.names[member.outputs[0]] = self._line(last, local)
+
+    def _line(self, text: str, local: dict[str, str]) -> str:
+        """Return the name of a line's value, whose text is over the names of one operation."""
+        read = {local[name] for name in _names(text) if name in local}
+        text = _NAME.sub(lambda name: local.get(name[0], name[0]) if _is_free(text, name) else name[0], text)
+        if text in self._by_text:
+            return self._by_text[text]
+        name = self._by_text[text] = f"v{len(self.lines)}"
+        self.lines.append(Line(name, text))
+        values = {value for value in read if not re.fullmatch(r"r\d+", value)}
+        if values and values <= self.channel and not _OBJECT.match(text):
+            self.channel.add(name)
+        return name
+
+    def kept(self) -> tuple[str, ...]:
+        """Return the constants of a channel that lines of elements read, in order."""
+        read = {name for line in self.lines if line.name not in self.channel for name in _names(line.text)}
+        inputs = sorted(name for name in self.channel & read if name.startswith("c"))
+        return (*inputs, *(line.name for line in self.lines if line.name in self.channel & read))
+
+
+def _names(text: str) -> list[str]:
+    return [name[0] for name in _NAME.finditer(text) if _is_free(text, name)]
+
+
+def _is_free(text: str, name: re.Match[str]) -> bool:
+    """Return whether a name is not that of an object's member, nor part of a number such as 1.0f."""
+    return name.start() == 0 or not (text[name.start() - 1] == "." or text[name.start() - 1].isdigit())

@@ -1,0 +1,67 @@
+"""The canonical program of a generated kernel: equal programs are one kernel, of one name and one source.
+
+A program has no sizes and no values of attributes, which are arguments of a launch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from functools import cached_property
+
+DIGITS = 12  # of the digest that names a program
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A value inside of a kernel, whose text is an expression in C."""
+
+    name: str
+    text: str
+
+
+@dataclass(frozen=True)
+class MapProgram:
+    """Results of a generated kernel as expressions over one element of each operand.
+
+    The operands are `x[0]`, `x[1]`, ... in the lines: first those of the results' shape, then the repeated ones.
+    Constants of a channel are computed from `c<number of the input>`. `r<number>` are floating-point arguments.
+
+    Attributes:
+        element: C++ type of operands and results.
+        inputs: Number of inputs.
+        whole: Numbers of the inputs of the results' shape.
+        repeated: Numbers of the inputs that are repeated along axes of the results.
+        vectors: Numbers and C++ types of the inputs with one element for each channel.
+        reals: Number of floating-point arguments.
+        channel_lines: Values that are computed once for each channel.
+        kept: Values of channels that the elements need.
+        lines: Values of one element.
+        results: The values that are stored.
+    """
+
+    element: str
+    inputs: int
+    whole: tuple[int, ...]
+    repeated: tuple[int, ...]
+    vectors: tuple[tuple[int, str], ...]
+    reals: int
+    channel_lines: tuple[Line, ...]
+    kept: tuple[str, ...]
+    lines: tuple[Line, ...]
+    results: tuple[str, ...]
+
+    @cached_property
+    def name(self) -> str:
+        """Name of the kernel in plans, which follows from the program."""
+        return f"map_{hashlib.sha256(repr(self).encode()).hexdigest()[:DIGITS]}"
+
+    @property
+    def symbol(self) -> str:
+        """C function that launches the kernel."""
+        return f"mbc_{self.name}"
+
+    @property
+    def file(self) -> str:
+        """Name of the generated source."""
+        return f"{self.name}.cu"

@@ -1,0 +1,144 @@
+"""Groups of pointwise operations, drawn by a seed: trees and graphs of any kind that has a device expression."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+
+import numpy as np
+
+from mbc.ir.graph import Attributes, Operation
+from mbc.ops import KINDS
+from mbc.ops.activation import LeakyRelu, Scale
+from mbc.ops.activation_variants import Elu
+from mbc.ops.arithmetic import Broadcast
+from mbc.ops.base import NoAttributes
+from mbc.ops.comparison import Relation, Select
+from mbc.ops.elementary import Power
+from mbc.ops.fused import join
+from mbc.ops.normalization import BatchNormalize, BatchNormalizeBackward
+from mbc.ops.piecewise import Clamp, Indicator
+from mbc.ops.reduce import Expand
+from tests.kernels.cuda.cases import Case, Operand, Shape, normal, positive
+
+SIZES = (1, 2, 3, 4, 5, 8, 16, 17, 24)
+MOST_ELEMENTS = 6_000
+# Operators by kind of operation, with the attributes that they are drawn with.
+ATTRIBUTES: Mapping[str, tuple[Attributes, ...]] = MappingProxyType(
+    {
+        "leaky_relu": (LeakyRelu(0.1),),
+        "elu": (Elu(0.7),),
+        "scale": (Scale(0.5, 0.25), Scale(-2.0)),
+        "pow": tuple(map(Power, (0.5, 1.0, 2.0, -1.0, 1.5))),
+        "clamp": (Clamp((-0.5,), (0.7,)), Clamp((), (0.3,)), Clamp((-0.2,), (), strict=True)),
+        "indicator": tuple(Indicator(operator, 0.1) for operator in ("eq", "ne", "lt", "le", "gt", "ge")),
+        "broadcast": tuple(map(Broadcast, ("add", "sub", "mul", "div", "rsub", "rdiv", "prelu", "prelu_slope"))),
+        "select": tuple(Select(o, 1, 0.5) for o in ("maximum", "minimum", "fill", "keep", "rfill", "rkeep")),
+        "relation": tuple(map(Relation, ("eq", "ne", "lt", "le", "gt", "ge", "max_share", "rmax_share"))),
+        "batch_normalize": (BatchNormalize(1e-3),),
+        "batch_normalize_backward": (BatchNormalizeBackward(1e-3, 50),),
+    }
+)  # fmt: skip
+POSITIVE = ("sqrt", "log", "pow")  # what is read must be positive, of their gradients, too
+BOUNDED = ("exp",)  # of numbers that the group computes, which may be large
+TWO_TENSORS = ("add", "mul")
+CHANNELS = ("bias_add", "batch_normalize", "batch_normalize_backward")
+GATES = ("broadcast_mul", "broadcast_add")
+KINDS_DRAWN = tuple(sorted(kind for kind, about in KINDS.items() if about.device is not None))
+
+
+@dataclass
+class Drawing:
+    """A group while it is drawn, with the operations so far and the operands that they read."""
+
+    rng: np.random.Generator
+    shape: Shape
+    operations: list[Operation] = field(default_factory=list[Operation])
+    operands: dict[str, Operand] = field(default_factory=dict[str, Operand])
+    whole: list[str] = field(default_factory=list[str])  # computed values of the results' shape
+
+    def operand(self, shape: Shape, dtype: str = "working", safe: bool = False) -> str:
+        name = f"x{len(self.operands)}"
+        self.operands[name] = Operand(dtype, shape, positive if safe else normal)
+        return name
+
+    def value(self, safe: bool = False) -> str:
+        """Return a value of the results' shape, mostly one that was computed, so that the group is connected."""
+        if self.whole and not safe and self.rng.random() < 0.7:
+            return str(self.rng.choice(self.whole))
+        return self.operand(self.shape, safe=safe)
+
+    def append(self, kind: str, attributes: Attributes, inputs: tuple[str, ...]) -> None:
+        output = f"v{len(self.operations)}"
+        self.operations.append(Operation(f"op{len(self.operations)}", kind, inputs, (output,), attributes))
+        self.whole.append(output)
+
+    def draw(self, kind: str) -> None:
+        """Append an operation of the kind, unless the results have too few axes for it."""
+        plain = kind.removesuffix("_backward")
+        choices = ATTRIBUTES.get(kind, ATTRIBUTES.get(plain, (NoAttributes(),)))
+        attributes = choices[self.rng.integers(len(choices))]
+        safe = plain in POSITIVE
+        channels = (self.shape[1],) if len(self.shape) > 1 else ()
+        if isinstance(attributes, Broadcast):
+            self.append(kind, *self._broadcast(attributes))
+        elif kind == "expand":
+            self._expand()
+        elif kind in CHANNELS:
+            if channels:
+                vectors = {"bias_add": 1, "batch_normalize": 4, "batch_normalize_backward": 5}[kind]
+                tensors = (self.value(), self.value())[: 1 + (kind == "batch_normalize_backward")]
+                inputs = (*tensors, *(self.operand(channels, "master", safe=True) for _ in range(vectors)))
+                self.append(kind, attributes, inputs)
+        elif kind in GATES:
+            if len(self.shape) > 2:
+                gate = (*self.shape[:2], *(1,) * (len(self.shape) - 2))
+                self.append(kind, attributes, (self.value(), self.operand(gate)))
+        elif kind.endswith("_backward") or kind in TWO_TENSORS:
+            self.append(kind, attributes, (self.value(safe), self.value()))
+        else:
+            self.append(kind, attributes, (self.operand(self.shape) if plain in BOUNDED else self.value(safe),))
+
+    def _broadcast(self, a: Broadcast) -> tuple[Broadcast, tuple[str, str]]:
+        rank = len(self.shape)
+        form = self.rng.integers(4)
+        shape = self.shape
+        if form == 0 and rank > 1:
+            a = replace(a, axis=int(self.rng.integers(1, rank)))
+            shape = (self.shape[a.axis],)
+        elif form == 1:
+            shape = (self.shape[0], *(size if self.rng.random() < 0.5 else 1 for size in self.shape[1:]))
+        elif form == 2 and rank > 2:
+            shape = self.shape[-2:]
+        safe = a.operator == "div"
+        other = self.value(safe) if shape == self.shape else self.operand(shape, safe=True)
+        return a, (self.value(a.operator == "rdiv"), other)
+
+    def _expand(self) -> None:
+        axes = tuple(axis for axis in range(1, len(self.shape)) if self.rng.random() < 0.5)
+        if not axes:
+            return
+        kept = tuple(size for axis, size in enumerate(self.shape) if axis not in axes)
+        self.append("expand", Expand(axes, self.shape[1:], 0.5), (self.operand(kept),))
+
+
+def random_group(seed: int, kinds: tuple[str, ...] = KINDS_DRAWN) -> Case | None:
+    """Return a group of two to six operations, of which some results are stored; None if it has too many operands."""
+    rng = np.random.default_rng(seed)
+    rank = int(rng.integers(1, 6))
+    while True:
+        shape = tuple(int(size) for size in rng.choice(SIZES, rank))
+        if np.prod(shape) <= MOST_ELEMENTS:
+            break
+    drawing = Drawing(rng, shape)
+    for _ in range(int(rng.integers(2, 7))):
+        drawing.draw(str(rng.choice(kinds)))
+    operations = drawing.operations
+    read = {name for operation in operations for name in operation.inputs}
+    results = [o.outputs[0] for o in operations if o.outputs[0] not in read or rng.random() < 0.2]
+    if len(operations) < 2:
+        return None
+    joined = join(operations, results)
+    operands = tuple(drawing.operands[name] for name in joined.inputs)
+    return Case(f"drawn-{seed}", joined.kind, joined.attributes, operands)
