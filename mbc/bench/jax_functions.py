@@ -238,16 +238,6 @@ def _broadcast(a: Any, x: Tensor, y: Tensor) -> Tensor:
     )
 
 
-_RELATIONS = {
-    "eq": jnp.equal,
-    "ne": jnp.not_equal,
-    "lt": jnp.less,
-    "le": jnp.less_equal,
-    "gt": jnp.greater,
-    "ge": jnp.greater_equal,
-}
-
-
 def _aligned(a: Any, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     rank = max(x.ndim, y.ndim)
     return x.reshape(a.aligned(x.shape, rank)), y.astype(x.dtype).reshape(a.aligned(y.shape, rank))
@@ -264,32 +254,10 @@ def _select(a: Any, x: Tensor, y: Tensor) -> Tensor:
 
 def _relation(a: Any, x: Tensor, y: Tensor) -> Tensor:
     x, y = _aligned(a, x, y)
-    return _RELATIONS[a.operator](x, y).astype(x.dtype)
+    return getattr(x, f"__{a.operator}__")(y).astype(x.dtype)
 
 
 _OF_ONE: dict[str, Callable[[Any, Tensor], Tensor]] = {
-    "relu": lambda a, x: jax.nn.relu(x),
-    "leaky_relu": lambda a, x: jnp.where(x > 0, x, x * a.slope),
-    "sigmoid": lambda a, x: jax.nn.sigmoid(x),
-    "tanh": lambda a, x: jnp.tanh(x),
-    "silu": lambda a, x: jax.nn.silu(x),
-    "clamp": lambda a, x: jnp.clip(x, *a.bounds),
-    "indicator": lambda a, x: _RELATIONS[a.operator](x, a.value).astype(x.dtype),
-    "detach": lambda a, x: jax.lax.stop_gradient(x),
-    "sqrt": lambda a, x: jnp.sqrt(x),
-    "abs": lambda a, x: jnp.abs(x),
-    "exp": lambda a, x: jnp.exp(x),
-    "log": lambda a, x: jnp.log(x),
-    "pow": lambda a, x: x**a.exponent,
-    "gelu_tanh": lambda a, x: jax.nn.gelu(x, approximate=True),
-    "gelu": lambda a, x: jax.nn.gelu(x, approximate=False),
-    "relu6": lambda a, x: jax.nn.relu6(x),
-    "hardsigmoid": lambda a, x: jax.nn.hard_sigmoid(x),
-    "hardswish": lambda a, x: jax.nn.hard_swish(x),
-    "elu": lambda a, x: jax.nn.elu(x, a.alpha),
-    "mish": lambda a, x: jax.nn.mish(x),
-    "softplus": lambda a, x: jax.nn.softplus(x),
-    "scale": lambda a, x: a.factor * x + a.offset,
     "max_pool": lambda a, x: _window(a, x, float("-inf"), lax.max),
     "avg_pool": _avg_pool,
     "adaptive_avg_pool": lambda a, x: _adaptive(a, x, jnp.mean),
@@ -305,12 +273,7 @@ _OF_ONE: dict[str, Callable[[Any, Tensor], Tensor]] = {
 _OF_TWO: dict[str, Callable[[Any, Tensor, Tensor], Tensor]] = {
     "convolution": _convolution,
     "convolution_backward_data": _transposed,
-    "bias_add": lambda a, x, b: x + b.reshape(1, -1, *([1] * (x.ndim - 2))).astype(x.dtype),
     "linear": lambda a, x, w: x.reshape(x.shape[0], -1) @ w.T,
-    "add": lambda a, x, y: x + y,
-    "mul": lambda a, x, y: x * y,
-    "broadcast_add": lambda a, x, gate: x + gate,
-    "broadcast_mul": lambda a, x, gate: x * gate,
     "broadcast": _broadcast,
     "select": _select,
     "relation": _relation,
@@ -320,7 +283,7 @@ _OF_TWO: dict[str, Callable[[Any, Tensor, Tensor], Tensor]] = {
     "smooth_l1": _smooth_l1,
     "probability_cross_entropy": _probability_cross_entropy,
 }
-_MODULES = {"jax": jax, "jnp": jnp, "len": len, "wide": wide}
+_MODULES = {"jax": jax, "jnp": jnp, "getattr": getattr, "len": len, "wide": wide}
 # By kind; each takes the attributes and then the operands. Batch norm and dropout have a state: they are not here.
 FUNCTIONS: Mapping[str, Callable[..., Tensor]] = MappingProxyType(
     {

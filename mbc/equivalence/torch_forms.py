@@ -28,11 +28,10 @@ from mbc.equivalence.torch_convolutions import (
 )
 from mbc.equivalence.torch_functions import FUNCTIONS
 from mbc.equivalence.torch_image_forms import IMAGE_FORMS, Form
-from mbc.ops import KINDS
+from mbc.ops import KINDS, POINTWISE
 from mbc.ops.base import Call
 from mbc.ops.control_record import control_record
 from mbc.ops.normalization import BatchNormalize, BatchNormalizeBackward
-from mbc.ops.piecewise import Clamp
 from mbc.ops.pooling import AveragePool, MaxPool, Pool, padded_size, window_divisors, window_positions
 from mbc.ops.relu_mask import CHANNELS
 from mbc.ops.response import Lrn
@@ -78,29 +77,6 @@ def _normalize_backward(a: BatchNormalizeBackward, inputs: Sequence[Tensor], cal
     return (
         (dy - _per_channel(shift, x) - (x - _per_channel(mean, x)) * _per_channel(slope, x)) * _per_channel(scale, x),
     )
-
-
-def _silu_backward(x: Tensor, dy: Tensor) -> Tensor:
-    s = torch.sigmoid(x)
-    return dy * s * (1 + x * (1 - s))
-
-
-def _gelu_backward(x: Tensor, dy: Tensor) -> Tensor:
-    cdf = 0.5 * (1 + torch.erf(x / math.sqrt(2)))
-    return dy * (cdf + x * torch.exp(-0.5 * x * x) / math.sqrt(2 * math.pi))
-
-
-def _hardswish_backward(x: Tensor, dy: Tensor) -> Tensor:
-    return torch.where(x <= -3, 0.0, torch.where(x < 3, dy * (x / 3 + 0.5), dy))
-
-
-def _softplus(x: Tensor) -> Tensor:
-    return x.clip(min=0) + torch.log1p(torch.exp(-x.abs()))
-
-
-def _mish_backward(x: Tensor, dy: Tensor) -> Tensor:
-    t = torch.tanh(_softplus(x))
-    return dy * (t + x * torch.sigmoid(x) * (1 - t * t))
 
 
 def _pack(y: Tensor) -> Tensor:
@@ -261,18 +237,6 @@ def _adamw(a: AdamW, inputs: Sequence[Tensor], call: Call) -> tuple[Tensor, ...]
     return (1 - rate * a.weight_decay) * parameter - rate / (1 - a.beta1**count) * m / divisor, m, v
 
 
-def _gelu_tanh_backward(x: Tensor, dy: Tensor) -> Tensor:
-    slope, cube = math.sqrt(2 / math.pi), 0.044715
-    t = torch.tanh(slope * (x + cube * x**3))
-    return dy * (0.5 * (1 + t) + 0.5 * x * (1 - t * t) * slope * (1 + 3 * cube * x**2))
-
-
-def _clamp_backward(a: Clamp, x: Tensor, dy: Tensor) -> Tensor:
-    lower, upper = a.bounds
-    inside = (x > lower) & (x < upper) if a.strict else (x >= lower) & (x <= upper)
-    return torch.where(inside, dy, 0.0)
-
-
 def _unary(rule: Callable[[Any, Tensor], Tensor]) -> Form:
     return lambda a, inputs, call: (rule(a, inputs[0]),)
 
@@ -301,20 +265,10 @@ FORMS: dict[str, Form] = {
     "leaky_relu_backward": _binary(lambda a, y, dy: torch.where(y > 0, dy, dy * a.slope)),
     "sigmoid_backward": _binary(lambda a, y, dy: dy * y * (1 - y)),
     "tanh_backward": _binary(lambda a, y, dy: dy * (1 - y * y)),
-    "silu_backward": _binary(lambda a, x, dy: _silu_backward(x, dy)),
-    "gelu_backward": _binary(lambda a, x, dy: _gelu_backward(x, dy)),
     "relu6_backward": _binary(lambda a, y, dy: torch.where((y > 0) & (y < 6), dy, 0.0)),
-    "hardsigmoid_backward": _binary(lambda a, x, dy: torch.where((x > -3) & (x < 3), dy / 6, 0.0)),
-    "hardswish_backward": _binary(lambda a, x, dy: _hardswish_backward(x, dy)),
     "elu_backward": _binary(lambda a, y, dy: torch.where(y > 0, dy, dy * (y + a.alpha))),
-    "clamp_backward": _binary(_clamp_backward),
     "sqrt_backward": _binary(lambda a, y, dy: dy / (2 * y)),
-    "abs_backward": _binary(lambda a, x, dy: dy * torch.sign(x)),
     "exp_backward": _binary(lambda a, y, dy: dy * y),
-    "log_backward": _binary(lambda a, x, dy: dy / x),
-    "pow_backward": _binary(lambda a, x, dy: dy * a.exponent * x ** (a.exponent - 1)),
-    "gelu_tanh_backward": _binary(lambda a, x, dy: _gelu_tanh_backward(x, dy)),
-    "mish_backward": _binary(lambda a, x, dy: _mish_backward(x, dy)),
     "softplus_backward": _binary(lambda a, y, dy: dy * -torch.expm1(-y)),
     "relu_mask": _unary(lambda a, y: _pack(y)),
     "relu_backward_masked": _binary(lambda a, dy, signs: _let_through(dy, signs)),
@@ -338,13 +292,27 @@ FORMS: dict[str, Form] = {
 
 @cache
 def form_of(kind: str) -> Form | None:
-    """Return the form of a kind, by PyTorch's function if it computes the only output; None: NumPy computes it."""
+    """Return the form of a kind, by the PyTorch function of its only output or by autograd; None: NumPy computes it."""
     function = FUNCTIONS.get(kind)
-    if kind in FORMS or function is None or not KINDS[kind].divisible:
-        return FORMS.get(kind)
+    if kind not in FORMS and function is not None and KINDS[kind].divisible:
+        return lambda a, inputs, call: _results(function(a, *inputs), call)
+    forward = POINTWISE.get(kind.removesuffix("_backward"))
+    if kind not in FORMS and forward is not None and forward.calls.torch and not forward.of_output:
+        return _derivative(FUNCTIONS[forward.name])
+    return FORMS.get(kind)
+
+
+def _results(result: Any, call: Call) -> Sequence[Tensor]:
+    return result if len(call.outputs) > 1 else (result,)
+
+
+def _derivative(function: Callable[..., Tensor]) -> Form:
+    """Return the gradient of a function's input, for the input and the gradient of its output."""
 
     def form(a: Any, inputs: Sequence[Tensor], call: Call) -> Sequence[Tensor]:
-        result = function(a, *inputs)
-        return result if len(call.outputs) > 1 else (result,)
+        x, dy = inputs
+        with torch.enable_grad():
+            leaf = x.detach().requires_grad_()
+            return torch.autograd.grad(function(a, leaf), leaf, dy)
 
     return form

@@ -209,29 +209,6 @@ def _relation(a: Any, x: Tensor, y: Tensor) -> Tensor:
 
 
 _OF_ONE: dict[str, Callable[[Any, Tensor], Tensor]] = {
-    "relu": lambda a, x: F.relu(x),
-    "leaky_relu": lambda a, x: F.leaky_relu(x, a.slope),
-    "sigmoid": lambda a, x: torch.sigmoid(x),
-    "tanh": lambda a, x: torch.tanh(x),
-    "silu": lambda a, x: F.silu(x),
-    "clamp": lambda a, x: F.hardtanh(x, *a.bounds) if a.strict else x.clamp(*a.bounds),
-    "indicator": lambda a, x: _RELATIONS[a.operator](x, a.value).to(x.dtype),
-    "detach": lambda a, x: x.detach(),
-    "sqrt": lambda a, x: torch.sqrt(x),
-    "abs": lambda a, x: torch.abs(x),
-    "exp": lambda a, x: torch.exp(x),
-    "log": lambda a, x: torch.log(x),
-    "pow": lambda a, x: x**a.exponent,
-    "gelu_tanh": lambda a, x: F.gelu(x, approximate="tanh"),
-    "gelu": lambda a, x: F.gelu(x),
-    "relu6": lambda a, x: F.relu6(x),
-    # Its gradient divides by 6 in fp32, whatever the type.
-    "hardsigmoid": lambda a, x: F.relu6(x + 3) / 6 if x.dtype == torch.float64 else F.hardsigmoid(x),
-    "hardswish": lambda a, x: F.hardswish(x),
-    "elu": lambda a, x: F.elu(x, a.alpha),
-    "mish": lambda a, x: F.mish(x),
-    "softplus": lambda a, x: F.softplus(x),
-    "scale": lambda a, x: a.factor * x + a.offset,
     "max_pool": _max_pool,
     "avg_pool": _avg_pool,
     "adaptive_avg_pool": lambda a, x: F.adaptive_avg_pool2d(x, a.output_size),
@@ -245,11 +222,6 @@ _OF_ONE: dict[str, Callable[[Any, Tensor], Tensor]] = {
     "pad": _pad,
 }
 _OF_TWO: dict[str, Callable[[Any, Tensor, Tensor], Tensor]] = {
-    "bias_add": lambda a, x, b: x + b.reshape(1, -1, *([1] * (x.ndim - 2))),
-    "add": lambda a, x, y: x + y,
-    "mul": lambda a, x, y: x * y,
-    "broadcast_add": lambda a, x, gate: x + gate,
-    "broadcast_mul": lambda a, x, gate: x * gate,
     "broadcast": _broadcast,
     "select": _select,
     "relation": _relation,
@@ -270,7 +242,7 @@ _OF_ANY: dict[str, Callable[..., Tensor]] = {
 
 
 def _declared(calls: Calls) -> Callable[..., Tensor]:
-    modules = {"torch": torch, "F": F, "len": len, "wide": wide}
+    modules = {"torch": torch, "F": F, "getattr": getattr, "len": len, "wide": wide}
     call, exact = (function_of(text, modules) for text in (calls.torch, calls.exact or calls.torch))
 
     def function(a: Any, *operands: Tensor) -> Tensor:

@@ -36,6 +36,7 @@
 * `normalization`: batch normalisation in two phases
 * `parameter`: tensors that belong to no other layer
 * `piecewise`: clamps, comparisons with numbers, detached tensors
+* `pointwise`: the declaration of a function of one tensor, element by element
 * `pooling`: max and average pooling
 * `products`: matrix products with small rounding errors
 * `random`: dropout and stochastic depth from a counter-based generator
@@ -109,6 +110,7 @@ from mbc.ops import (
     window_bias,
 )
 from mbc.ops.base import Layer, OpKind
+from mbc.ops.pointwise import Pointwise
 
 _FAMILIES = (
     convolution,
@@ -159,3 +161,10 @@ _FAMILIES = (
 
 KINDS: Mapping[str, OpKind] = MappingProxyType({kind.name: kind for family in _FAMILIES for kind in family.OPS})
 LAYERS: Mapping[str, Layer] = MappingProxyType({layer.name: layer for family in _FAMILIES for layer in family.LAYERS})
+POINTWISE: Mapping[str, Pointwise] = MappingProxyType(
+    {
+        function.name: function
+        for family in (activation, activation_variants, elementary, piecewise)
+        for function in family.POINTWISE
+    }
+)

@@ -7,8 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from mbc.ir.graph import Attributes
-from mbc.ops.activation import activation, plain, sigmoid
-from mbc.ops.base import Array, NoAttributes
+from mbc.ops.activation import sigmoid
+from mbc.ops.base import Array
+from mbc.ops.framework_calls import Calls
+from mbc.ops.pointwise import Pointwise, kinds_of, layers_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,63 +42,64 @@ def _mish_slope(x: Array) -> Array:
     return t + x * sigmoid(x) * (1 - t * t)
 
 
-OPS = (
+POINTWISE = (
     # The gradient is zero at 0 and at 6, as in PyTorch.
-    *activation(
+    Pointwise(
         "relu6",
-        NoAttributes,
         lambda a, x: np.clip(x, 0, 6),
         lambda a, y, dy: np.where((y > 0) & (y < 6), dy, 0).astype(dy.dtype),
+        ("relu6(x)", "y > 0.0f && y < 6.0f ? dy : 0.0f"),
+        "min(max(x, 0), 6).",
+        Calls("F.relu6(x)", jax="jax.nn.relu6(x)", onnx="Clip(x, 0.0, 6.0)"),
         of_output=True,
-        texts=("relu6(x)", "y > 0.0f && y < 6.0f ? dy : 0.0f"),
     ),
     # The gradient reads the input: the output rounded to 16 bits may be 1 where the gradient is not zero.
-    *activation(
+    Pointwise(
         "hardsigmoid",
-        NoAttributes,
         lambda a, x: _hardsigmoid(x),
         lambda a, x, dy: np.where((x > -3) & (x < 3), dy / 6, 0).astype(dy.dtype),
-        of_output=False,
-        texts=("relu6(x + 3.0f) / 6.0f", "x > -3.0f && x < 3.0f ? dy / 6.0f : 0.0f"),
+        ("relu6(x + 3.0f) / 6.0f", "x > -3.0f && x < 3.0f ? dy / 6.0f : 0.0f"),
+        "min(max(x + 3, 0), 6) / 6.",
+        Calls(
+            "F.hardsigmoid(x)",
+            exact="F.relu6(x + 3) / 6",  # the call divides its gradient by 6 in fp32
+            jax="jax.nn.hard_sigmoid(x)",
+            onnx="HardSigmoid(x, alpha=1 / 6, beta=0.5)",
+        ),
     ),
-    *activation(
+    Pointwise(
         "hardswish",
-        NoAttributes,
         lambda a, x: x * _hardsigmoid(x),
         lambda a, x, dy: dy * _hardswish_slope(x),
-        of_output=False,
-        texts=("x * (relu6(x + 3.0f) / 6.0f)", "dy * (x <= -3.0f ? 0.0f : x < 3.0f ? x / 3.0f + 0.5f : 1.0f)"),
+        ("x * (relu6(x + 3.0f) / 6.0f)", "dy * (x <= -3.0f ? 0.0f : x < 3.0f ? x / 3.0f + 0.5f : 1.0f)"),
+        "x * hardsigmoid(x).",
+        Calls("F.hardswish(x)", jax="jax.nn.hard_swish(x)", onnx="HardSwish(x)"),
     ),
-    *activation(
+    Pointwise(
         "elu",
-        Elu,
         _elu,
         lambda a, y, dy: np.where(y > 0, dy, dy * (y + dy.dtype.type(a.alpha))),
+        ("x > 0.0f ? x : alpha * expm1f(x)", "y > 0.0f ? dy : dy * (y + alpha)"),
+        calls=Calls("F.elu(x, alpha)", jax="jax.nn.elu(x, alpha)", onnx="Elu(x, alpha=alpha)"),
+        attributes=Elu,
         of_output=True,
-        texts=("x > 0.0f ? x : alpha * expm1f(x)", "y > 0.0f ? dy : dy * (y + alpha)", "alpha"),
     ),
-    *activation(
+    Pointwise(
         "mish",
-        NoAttributes,
         lambda a, x: x * np.tanh(softplus(x)),
         lambda a, x, dy: dy * _mish_slope(x),
-        of_output=False,
-        texts=("x * tanhf(softplus(x))", "t = tanhf(softplus(x)); dy * (t + x * logistic(x) * (1.0f - t * t))"),
+        ("x * tanhf(softplus(x))", "t = tanhf(softplus(x)); dy * (t + x * logistic(x) * (1.0f - t * t))"),
+        "x * tanh(softplus(x)).",
+        Calls("F.mish(x)", jax="jax.nn.mish(x)", onnx="Mish(x)"),
     ),
-    *activation(
+    Pointwise(
         "softplus",
-        NoAttributes,
         lambda a, x: softplus(x),
         lambda a, y, dy: dy * -np.expm1(-y),
+        ("softplus(x)", "dy * -expm1f(-y)"),
+        calls=Calls("F.softplus(x)", jax="jax.nn.softplus(x)", onnx="Softplus(x)"),
         of_output=True,
-        texts=("softplus(x)", "dy * -expm1f(-y)"),
     ),
 )
-
-
-LAYERS = (
-    plain("relu6", "min(max(x, 0), 6)."),
-    plain("hardsigmoid", "min(max(x + 3, 0), 6) / 6."),
-    plain("hardswish", "x * hardsigmoid(x)."),
-    plain("mish", "x * tanh(softplus(x))."),
-)
+OPS = kinds_of(POINTWISE)
+LAYERS = layers_of(POINTWISE)

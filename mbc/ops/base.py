@@ -301,6 +301,7 @@ class Layer:
         metric: The layer computes a scalar that only `metric` accepts.
         broadcasts: The layer takes tensors without rows together with others.
         takes_bytes: The layer takes an input that is declared `: uint8`.
+        calls: The equivalent in other frameworks, with settings in place of attributes.
     """
 
     name: str
@@ -312,6 +313,7 @@ class Layer:
     metric: bool = False  # gives a scalar that `metric` alone accepts
     broadcasts: bool = False  # takes tensors without rows together with others
     takes_bytes: bool = False  # of an input that is declared `: uint8`
+    calls: Calls = NO_CALLS
 
     @property
     def scalar(self) -> bool:

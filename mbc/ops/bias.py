@@ -11,6 +11,7 @@ from mbc.ir.graph import Initializer, Operation
 from mbc.ir.types import TensorType
 from mbc.ops.base import Array, Call, Gradients, LayerBuilder, NoAttributes, OpKind, ShapeError, master
 from mbc.ops.device import device
+from mbc.ops.framework_calls import Calls
 
 
 def _bias_shape(_: NoAttributes, inputs: tuple[TensorType, ...]) -> tuple[TensorType, ...]:
@@ -49,6 +50,7 @@ def _bias_gradient(g: Gradients, op: Operation, dys: tuple[str | None, ...]) -> 
     return dy, g.emit("channel_sum", NoAttributes(), (dy,), b)[0] if g.needs(b) else None
 
 
+_ALIGNED = "y.reshape(1, -1, *(1,) * (x.ndim - 2))"  # with the channels
 OPS = (
     OpKind(
         "bias_add",
@@ -59,6 +61,10 @@ OPS = (
         divisible=True,
         in_place=((0, 0),),
         device=device("x, bias", "x + bias"),
+        calls=Calls(
+            "x + y.reshape(1, -1, *(1,) * (x.ndim - 2))",
+            jax="x + y.reshape(1, -1, *(1,) * (x.ndim - 2)).astype(x.dtype)",
+        ),
     ),
     OpKind(
         "channel_sum",

@@ -10,6 +10,7 @@ from mbc.ir.graph import Operation
 from mbc.ir.types import TensorType
 from mbc.ops.base import Array, Call, Gradients, Layer, NoAttributes, OpKind, ShapeError
 from mbc.ops.device import device
+from mbc.ops.framework_calls import Calls
 
 NONE = NoAttributes()
 
@@ -76,6 +77,7 @@ OPS = (
         divisible=True,
         in_place=((0, 0),),
         device=device("x, gate", "x * gate"),
+        calls=Calls("x * y", jax="x * y", onnx="Mul(x, y)"),
     ),
     OpKind(
         "broadcast_add",
@@ -86,6 +88,7 @@ OPS = (
         divisible=True,
         in_place=((0, 0),),
         device=device("x, gate", "x + gate"),
+        calls=Calls("x + y", jax="x + y", onnx="Add(x, y)"),
     ),
     OpKind("pixel_sum", NoAttributes, _pixel_sum_shape, _sum, divisible=True),
     OpKind("pixel_dot", NoAttributes, _pixel_sum_shape, _dot, divisible=True),

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from mbc.ir.graph import Attributes
-from mbc.ops.activation import activation, plain
-from mbc.ops.base import Array, NoAttributes
+from mbc.ops.base import Array
+from mbc.ops.framework_calls import Calls
+from mbc.ops.pointwise import Pointwise, kinds_of, layers_of
 
 _SLOPE, _CUBE = math.sqrt(2 / math.pi), 0.044715
 
@@ -45,65 +46,64 @@ def _gelu_tanh_backward(x: Array, dy: Array) -> Array:
     return (dy * slope).astype(x.dtype)
 
 
-OPS = (
-    *activation(
+POINTWISE = (
+    Pointwise(
         "sqrt",
-        NoAttributes,
         lambda a, x: _quiet(np.sqrt, x),
         lambda a, y, dy: _quiet(np.divide, dy, 2 * y),
+        ("sqrtf(x)", "dy / (2.0f * y)"),
+        "Square root; NaN for negative elements.",
+        Calls("torch.sqrt(x)", jax="jnp.sqrt(x)", onnx="Sqrt(x)"),
         of_output=True,
-        texts=("sqrtf(x)", "dy / (2.0f * y)"),
     ),
-    *activation(
+    Pointwise(
         "abs",
-        NoAttributes,
         lambda a, x: np.abs(x),
         lambda a, x, dy: dy * np.sign(x),
-        of_output=False,
-        texts=("fabsf(x)", "x > 0.0f ? dy : x < 0.0f ? -dy : 0.0f * x"),
+        ("fabsf(x)", "x > 0.0f ? dy : x < 0.0f ? -dy : 0.0f * x"),
+        "Absolute value; its gradient at 0 is 0.",
+        Calls("torch.abs(x)", jax="jnp.abs(x)", onnx="Abs(x)"),
     ),
-    *activation(
+    Pointwise(
         "exp",
-        NoAttributes,
         lambda a, x: _quiet(np.exp, x),
         lambda a, y, dy: dy * y,
+        ("expf(x)", "dy * y"),
+        "Exponential.",
+        Calls("torch.exp(x)", jax="jnp.exp(x)", onnx="Exp(x)"),
         of_output=True,
-        texts=("expf(x)", "dy * y"),
     ),
-    *activation(
+    Pointwise(
         "log",
-        NoAttributes,
         lambda a, x: _quiet(np.log, x),
         lambda a, x, dy: _quiet(np.divide, dy, x),
-        of_output=False,
-        texts=("logf(x)", "dy / x"),
+        ("logf(x)", "dy / x"),
+        "Natural logarithm; NaN for negative elements.",
+        Calls("torch.log(x)", jax="jnp.log(x)", onnx="Log(x)"),
     ),
-    *activation(
+    Pointwise(
         "pow",
-        Power,
         lambda a, x: _power(x, a.exponent),
         lambda a, x, dy: dy * dy.dtype.type(a.exponent) * _power(x, a.exponent - 1),
-        of_output=False,
-        texts=("power(x, exponent)", "dy * exponent * power(x, exponent - 1.0f)", "exponent"),
+        ("power(x, exponent)", "dy * exponent * power(x, exponent - 1.0f)"),
+        calls=Calls("x**exponent", jax="x**exponent", onnx="Pow(x, exponent)"),
+        attributes=Power,
     ),
-    *activation(
+    Pointwise(
         "gelu_tanh",
-        NoAttributes,
         lambda a, x: _gelu_tanh(x),
         lambda a, x, dy: _gelu_tanh_backward(x, dy),
-        of_output=False,
-        texts=(
+        (
             "x * gelu_gate(x)",
             "s = gelu_gate(x); dy * (s + 2.0f * x * s * (1.0f - s) * GELU_SLOPE * (1.0f + 3.0f * GELU_CUBE * x * x))",
         ),
+        "gelu approximated by tanh: x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x ** 3))).",
+        Calls(
+            "F.gelu(x, approximate='tanh')",
+            jax="jax.nn.gelu(x, approximate=True)",
+            onnx="Gelu(x, approximate='tanh')",
+        ),
     ),
 )
-
-
-LAYERS = (
-    plain("sqrt", "Square root; NaN for negative elements."),
-    plain("abs", "Absolute value; its gradient at 0 is 0."),
-    plain("exp", "Exponential."),
-    plain("log", "Natural logarithm; NaN for negative elements."),
-    plain("gelu_tanh", "gelu approximated by tanh: x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x ** 3)))."),
-)
+OPS = kinds_of(POINTWISE)
+LAYERS = layers_of(POINTWISE)

@@ -10,10 +10,11 @@ import numpy as np
 
 from mbc.ir.graph import Attributes
 from mbc.ir.types import TensorType
-from mbc.ops.activation import activation
 from mbc.ops.base import Array, Layer, LayerBuilder, NoAttributes, OpKind, Parameter, ShapeError
 from mbc.ops.comparison import IN_C, RELATIONS
 from mbc.ops.device import by_operator
+from mbc.ops.framework_calls import Calls
+from mbc.ops.pointwise import Pointwise, kinds_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,21 +75,26 @@ def _first(_: Attributes, inputs: tuple[TensorType, ...]) -> tuple[TensorType, .
     return inputs[:1]
 
 
-OPS = (
-    *activation(
+POINTWISE = (
+    Pointwise(
         "clamp",
-        Clamp,
         _clamp,
         _clamp_backward,
-        of_output=False,
-        texts=(
+        (
             "raised = x < lowest ? lowest : x; raised > highest ? highest : raised",
             "(strict != 0.0f ? x > lowest && x < highest : x >= lowest && x <= highest) ? dy : 0.0f",
-            "lowest",
-            "highest",
-            "strict",
         ),
+        calls=Calls(
+            "F.hardtanh(x, *bounds) if strict and lowest <= highest else torch.clamp(x, *bounds)",
+            jax="jnp.clip(x, *bounds)",
+            onnx="Clip(x, *bounds)",
+        ),
+        attributes=Clamp,
+        reals=("lowest", "highest", "strict"),
     ),
+)
+OPS = (
+    *kinds_of(POINTWISE),
     OpKind(
         "indicator",
         Indicator,
@@ -99,10 +105,19 @@ OPS = (
         divisible=True,
         in_place=((0, 0),),
         device=by_operator("x", {o: f"x {c} value ? 1.0f : 0.0f" for o, c in IN_C.items()}, "value"),
+        calls=Calls(
+            "getattr(torch, operator)(x, value).to(x.dtype)", jax="getattr(x, f'__{operator}__')(value).astype(x.dtype)"
+        ),
     ),
     # In a Network and in an unfinished training graph; `mbc.passes.detached` removes it.
-    # Of a Network and of a training graph in the making; `mbc.passes.detached` takes it out.
-    OpKind("detach", NoAttributes, _first, lambda a, inputs, call: (inputs[0],), divisible=True),
+    OpKind(
+        "detach",
+        NoAttributes,
+        _first,
+        lambda a, inputs, call: (inputs[0],),
+        divisible=True,
+        calls=Calls("x.detach()", jax="jax.lax.stop_gradient(x)"),
+    ),
 )
 
 
