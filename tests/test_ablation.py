@@ -45,7 +45,7 @@ def test_one_fewer_each_time():
     assert [s["fits"] for s in ablation_document(ablations)] == [True, True, False, False, False]
 
 
-def test_what_is_left_out_from_the_start():
+def test_techniques_left_out_from_the_start():
     ablations = ablation(planner([]), frozenset({"recompute", "workspace"}))
     assert [set(s.without) for s in ablations] == [
         {"recompute", "workspace"}, {"recompute", "workspace", "offload"},

@@ -123,7 +123,7 @@ def test_a_plan_after_an_interrupt_is_no_worse_than_without_measuring(machine: M
     assert best.predictions.train_us < plan.predictions.train_us < 1.1 * guess
 
 
-def test_what_was_measured_on_a_similar_gpu_is_measured_here(machine: Machine) -> None:
+def test_requests_measured_on_a_similar_gpu_are_measured_here(machine: Machine) -> None:
     """Times of the similar GPU are estimates here, and plans use them only if nothing can be measured."""
     here = find_spec("h100")
     machine.times = replace(machine.times, identity=replace(machine.times.identity, gpu=here.name))
@@ -134,7 +134,7 @@ def test_what_was_measured_on_a_similar_gpu_is_measured_here(machine: Machine) -
     assert len(machine.measured) > 80
 
 
-def test_what_a_plan_chooses_by_its_estimate_is_measured(machine: Machine) -> None:
+def test_kernels_chosen_by_estimate_are_measured(machine: Machine) -> None:
     """A second network may use kernels that the first network does not need."""
     compile_plan(SOURCE, replace(OPTIONS, measure=Measure.MISSING))
     path = user_path(GPU.name)
@@ -148,7 +148,7 @@ def test_what_a_plan_chooses_by_its_estimate_is_measured(machine: Machine) -> No
     assert (decision := machine.tasks[-1].decision) is not None and chosen in decision.requests
 
 
-def test_what_a_plan_takes_by_its_estimate_is_measured_where_it_takes_long() -> None:
+def test_slow_kernels_chosen_by_estimate_are_measured() -> None:
     """Within a budget a plan may choose kernels that the step without a limit does not."""
     plan = compile_plan(SOURCE, OPTIONS)
     estimated = compile_plan(SOURCE, replace(OPTIONS, gpu="rtx-4090"))

@@ -61,7 +61,7 @@ def test_a_test_asserts_every_code_with_words_of_its_message(codes):
         ("assert 'MBC901' in text\n    assert 'reaches the far end' in text", False),
     ],
 )
-def test_what_counts_as_a_test_of_a_code(monkeypatch, tmp_path, test, vouches):
+def test_definition_of_a_test_of_a_code(monkeypatch, tmp_path, test, vouches):
     (tmp_path / "mbc").mkdir()
     (tmp_path / "mbc" / "pipes.py").write_text(
         "def lay(pipe):\n    raise MbcError('MBC900', f'a pipe {pipe} reaches the far end', 'cut it')\n"

@@ -68,7 +68,7 @@ def test_only_mirrors_share_a_base_name():
     assert len(names) <= MOST_SHARED_NAMES, names
 
 
-def test_mirrors_are_told_from_files_of_other_roles():
+def test_mirrors_are_distinguished_from_files_of_other_roles():
     mirrors = ("ops/pool.py", "kernels/cuda/pooling/pool.py", "plan/memory.py", "report/memory.py", "fit.py")
     others = ("ops/loss.py", "runtime/loss.py", "report/html/rows.py", "report/rows.py")
     files = [PurePosixPath(name) for name in (*mirrors, *others)]

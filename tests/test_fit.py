@@ -70,7 +70,7 @@ def test_the_largest_batch_is_found_from_wherever_it_starts(start, most):
         assert refused and min(p.at for p in refused) == most + 1
 
 
-def test_few_are_tried_between_what_fits_and_what_does_not():
+def test_few_counts_are_tried_between_fitting_and_not():
     planner = Planner(OVERHEAD_BYTES + FIXED_BYTES + ROW_BYTES * 770)
     assert largest_batch(planner.at_batch, 512).largest.batch == 770
     assert len([batch for batch in planner.asked if 512 < batch < 1024]) <= 4
@@ -163,7 +163,7 @@ def test_fewer_rows_than_a_micro_batch_are_not_tried():
         largest_batch(Planner(OVERHEAD_BYTES + FIXED_BYTES + 4 * ROW_BYTES).at_batch, 64, least=8)
 
 
-def test_what_no_batch_mends_is_said_as_it_is():
+def test_errors_that_no_batch_avoids_are_raised():
     def wrong(batch):
         raise MbcError("MBC021", "no such setting")
 
@@ -226,7 +226,7 @@ def test_settings_replace_each_other():
     assert asked.settings == (("wide", "7"), ("batch", "9"), ("memory.device", "1000000000 B"))
 
 
-def test_each_probe_is_told_when_it_is_known():
+def test_each_probe_is_reported_at_once():
     planner = Planner(OVERHEAD_BYTES + FIXED_BYTES + ROW_BYTES * 5)
     reports = []
     fit = largest_batch(planner.at_batch, 2, tell=reports.append)
@@ -253,7 +253,7 @@ def interrupted(plan_at, after):
     return stopped
 
 
-def test_ctrl_c_keeps_what_was_found():
+def test_ctrl_c_keeps_the_results_so_far():
     planner = Planner(OVERHEAD_BYTES + FIXED_BYTES + ROW_BYTES * 50)
     fit = largest_batch(interrupted(planner.at_batch, 3), 8)
     assert not fit.finished and [p.at for p in fit.probes] == [8, 16, 32] and fit.largest.batch == 32

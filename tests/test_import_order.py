@@ -191,7 +191,7 @@ def test_a_circle_is_found():
     assert circle({"a": ["b", "c"], "b": ["c"]}) == []
 
 
-def test_an_import_is_found_wherever_it_stands():
+def test_imports_are_found_at_any_place():
     text = (
         "import m.a\nfrom m import b, VERSION\nif TYPE_CHECKING:\n  from m.c import C\ndef f():\n  from m.d import D\n"
         "import other"

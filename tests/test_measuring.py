@@ -129,7 +129,7 @@ def test_a_budget_that_is_refused_is_searched_again_only_with_new_times(fleet: F
         assert stages.seconds["search"] > 0
 
 
-def test_what_has_to_be_divided_is_measured_divided(fleet: Fleet):
+def test_requests_that_must_be_divided_are_measured_divided(fleet: Fleet):
     compile_plan(NETWORK, replace(ASKED, micro_batch=2))
     (task,) = fleet.tasks
     assert any("[2, 8, 6, 6]" in key for key in fleet.asked) and max(len(need.requests) for need in task.needs) > 1
@@ -173,7 +173,7 @@ def test_a_raised_limit_of_workspace_measures_the_rest(fleet: Fleet):
     assert len(fleet.asked) == 2 * len(set(fleet.asked))
 
 
-def test_nothing_is_measured_for_what_cannot_fit(fleet: Fleet):
+def test_nothing_is_measured_for_plans_that_cannot_fit(fleet: Fleet):
     for settings in ((("batch", "1e9"),), (("memory.device", "1 kB"),)):
         with pytest.raises(MbcError, match="'n' cannot fit ") as caught:
             compile_plan(NETWORK, replace(ASKED, settings=settings))
@@ -205,7 +205,7 @@ def test_what_is_not_measured(fleet: Fleet, options: Options):
     ("options", "reason"),
     [({"gpu": "t4"}, "this machine has no such GPU"), ({"profile": "mine.sqlite"}, "a profile that was named")],
 )
-def test_what_cannot_be_measured_but_should_is_said(fleet: Fleet, options: dict[str, Any], reason: str):
+def test_a_demanded_but_impossible_measurement_is_reported(fleet: Fleet, options: dict[str, Any], reason: str):
     with pytest.raises(MbcError, match=reason) as caught:
         compile_plan(NETWORK, replace(ASKED, measure=Measure.ALWAYS, **options))
     assert caught.value.code == "MBC089" and caught.value.message.startswith("cannot measure for ")
@@ -241,7 +241,7 @@ def test_the_shipped_profile_counts(fleet: Fleet):
     assert len(fleet.tasks) == 1
 
 
-def test_an_interrupt_is_said_and_the_plan_is_made(fleet: Fleet):
+def test_an_interrupt_is_reported_and_the_plan_is_made(fleet: Fleet):
     fleet.interrupt_after = 3
     said: list[str] = []
     with pytest.warns(RuntimeWarning, match=r"measuring was interrupted: \d+ operations are not measured") as caught:
@@ -255,7 +255,7 @@ def test_an_interrupt_is_said_and_the_plan_is_made(fleet: Fleet):
     assert len(first) == len(second) + 3 and second < first
 
 
-def test_what_is_outdated_is_completed_once(fleet: Fleet):
+def test_outdated_requests_are_completed_once(fleet: Fleet):
     assert chosen([request(5)])
     decisions = Measuring(None, GPU, Rules(), ASKED)  # pyright: ignore[reportArgumentType]
     assert decisions.chosen([request(5)], [request(5), request(5)])
@@ -295,7 +295,7 @@ def test_sizes_that_cannot_gain_are_not_missed():
     assert missing([need], measured, 1 << 31) == (need,)
 
 
-def test_what_was_measured_as_a_part_is_missed_as_a_whole():
+def test_a_size_measured_as_a_part_is_missing_as_a_whole():
     need = Need((request(4), request(2)), 1.0)
     measurements = {request(4): [measurement(1, 8.0)], request(2): [measurement(1, 4.0)]}
     parts = Extent(1 << 30, micro_batches_only=True)

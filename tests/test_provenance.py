@@ -89,7 +89,7 @@ def test_comments_and_layout_mean_nothing(name: str, one: str, other: str) -> No
         ("a.gz", "\x00", "\x00", "\x01"),
     ],
 )
-def test_every_change_of_what_is_done_is_seen(name: str, text: str, old: str, new: str) -> None:
+def test_every_change_of_behaviour_changes_the_digest(name: str, text: str, old: str, new: str) -> None:
     assert old in text
     assert digest(name, text) != digest(name, text.replace(old, new, 1))
 
@@ -141,7 +141,7 @@ def test_a_file_more_is_seen() -> None:
     assert digest("a.py", "x = 1\n", "f(2)\n") == digest("a.py", "f(2)\n", "x = 1\n")
 
 
-def test_what_digests_cover() -> None:
+def test_coverage_of_digests() -> None:
     """Each file that influences a result belongs to one part of the code, and texts belong to none."""
     files = {part: set(provenance.files_of(part)) for part in digests()}
     assert {"templates/include/mbc_call.h", "templates/host/module.cpp", "kernels/cudnn.py"} <= files["kernels"]

@@ -68,7 +68,7 @@ def _comparable(show: Shown) -> bool:
 
 
 @pytest.mark.parametrize("page", _pages_with_output(), ids=lambda page: page.relative_to(ROOT).as_posix())
-def test_commands_print_what_pages_show(page: Path, update_expected: bool, tmp_path, monkeypatch, capsys):
+def test_commands_print_the_output_on_pages(page: Path, update_expected: bool, tmp_path, monkeypatch, capsys):
     _alone(tmp_path, monkeypatch)
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     _data(tmp_path)
@@ -132,7 +132,7 @@ def _error_of(block: str, capsys: pytest.CaptureFixture[str]) -> str:
     return capsys.readouterr().err
 
 
-def test_what_counts_as_the_same_output():
+def test_definition_of_equal_outputs():
     printed = ["first", "  package    x (planned in 1.2 s, built in 3.0 s)", "third 7", "last"]
     assert first_difference(["first", "  package    x (planned in 9.9 s)", "third 7", "last"], printed) == ""
     assert first_difference(["first", "...", "last"], printed) == ""
@@ -146,7 +146,7 @@ def test_the_readme_is_short():
     assert len(README.read_bytes()) <= MOST_README_BYTES
 
 
-def test_the_table_of_pytorch_is_what_the_compiler_answers():
+def test_the_table_of_pytorch_is_the_compilers():
     rows = re.findall(r"^\| `nn\.(\w+)[^|]*` \| `(\w+)", README.read_text(encoding="utf-8"), re.MULTILINE)
     assert len(rows) >= 5
     for name, ours in rows:

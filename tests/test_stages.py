@@ -77,7 +77,7 @@ def test_a_source_becomes_a_package(tmp_path, monkeypatch):
     assert refused.value.code == "MBC093"
 
 
-def test_what_is_no_technique_is_refused() -> None:
+def test_an_unknown_technique_is_refused() -> None:
     with pytest.raises(MbcError) as caught:
         compile_plan(NETWORK, Options(gpu="h200", without=frozenset({"magic"})))
     assert caught.value.code == "MBC206" and "no technique 'magic'" in caught.value.message

@@ -81,6 +81,6 @@ def test_every_suite_has_its_line_in_the_table_of_shares() -> None:
     assert folders | {"the whole"} == set(SUITES)
 
 
-def test_the_page_on_tests_says_what_every_suite_shows() -> None:
+def test_the_page_on_tests_explains_every_suite() -> None:
     text = (ROOT / "tests" / "README.md").read_text(encoding="utf-8")
     assert re.findall(r"^\| `([^`]+)` \| (.+) \|$", text, re.MULTILINE) == sorted(SUITES.items())

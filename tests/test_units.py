@@ -29,7 +29,7 @@ def test_sizes():
 @pytest.mark.parametrize(
     "size_bytes", [1, 4096, 10241, 123_456_789, (12 << 30) + 1, (100_000 << 30) + (1 << 29), (1 << 50) + 1]
 )
-def test_what_is_asked_for_is_enough_and_can_be_typed(size_bytes):
+def test_a_recommended_budget_suffices_and_can_be_typed(size_bytes):
     assert size_bytes <= parse_size(show_enough(size_bytes)) <= 1.011 * size_bytes
 
 

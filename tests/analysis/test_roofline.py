@@ -54,7 +54,7 @@ def test_counts_of_a_step():
     assert (relu.flops, relu.bound) == (0, Bound.MEMORY) and relu.moved_bytes - 4 * 3 * WIDE in (0, 4 * 8)
 
 
-def test_launches_of_one_kernel_are_told_apart():
+def test_launches_of_one_kernel_are_distinguished():
     shared = tuple(f"part{i}" for i in range(6))
     assert title((*shared, "sums")) != title((*shared, "backward")) == "part0+5 more+backward"
     assert title(shared) == "part0+part1+part2+part3+part4+part5"
@@ -71,7 +71,7 @@ def test_half_the_bytes_in_bf16():
     assert by_name(planned(precision="bf16"))["wide"].moved_bytes == 2 * (IMAGE + 8 * 4 * 9 + WIDE)
 
 
-def test_what_is_fused_moves_its_operands_once():
+def test_a_fused_group_moves_its_operands_once():
     plan = planned()
     # By hand, of the two passes of a convolution that come one after the other: what is between them is left out.
     launches = {launch.operations: launch for launch in plan.train.launches}

@@ -100,7 +100,7 @@ def test_a_second_turn_that_fails_loses_nothing(monkeypatch: pytest.MonkeyPatch,
     assert result.best("jax") is not None
 
 
-def test_an_interrupted_race_keeps_what_was_timed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+def test_an_interrupted_race_keeps_its_times(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     asked: list[str] = []
 
     def run(job: Job, contender: Contender, timeout_s: float) -> Result:
@@ -133,7 +133,7 @@ def test_in_a_process_of_its_own(tmp_path: Path):
     assert run_apart(bench_job, Contender(MBC), 0.01).problem == "took longer than 0 s"
 
 
-def test_what_is_not_installed_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+def test_missing_frameworks_are_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.setitem(sys.modules, "jax", None)
     monkeypatch.delitem(sys.modules, "mbc.bench.jax_functions", raising=False)
     monkeypatch.delitem(sys.modules, "mbc.bench.jax_contender", raising=False)
@@ -141,7 +141,7 @@ def test_what_is_not_installed_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path
 
 
 @pytest.mark.parametrize("precision", ["fp16", "bf16", "fp64"])
-def test_our_own_losses_do_not_depend_on_what_is_timed(tmp_path: Path, precision: str):
+def test_our_own_losses_do_not_depend_on_timing(tmp_path: Path, precision: str):
     bench_job = job(tmp_path, precision=precision)
     few, many = (process.run(replace(bench_job, blocks=blocks), Contender(MBC)) for blocks in (2, 3))
     assert few.losses == many.losses and few.losses[0] > few.losses[-1]

@@ -86,7 +86,7 @@ def test_a_stage_that_fails_makes_room_for_the_next(monkeypatch: pytest.MonkeyPa
     assert "compiled around DDP, not captured failed: rank 1" in run_ranks(job(tmp_path), WHOLE, 2, 100.0).problem
 
 
-def test_what_a_rank_finds_in_its_environment(monkeypatch: pytest.MonkeyPatch):
+def test_the_environment_of_a_rank(monkeypatch: pytest.MonkeyPatch):
     for name in ("OMPI_COMM_WORLD_RANK", "RANK", "MBC_RANKS", "SLURM_PROCID"):
         monkeypatch.setenv(name, "7")
     monkeypatch.setenv("MBC_RESULTS", "kept")
@@ -153,7 +153,7 @@ class TestMbc:
         assert result.steps == two.timed_steps and len(result.each_ms) == 2 and max(result.each_ms) == result.step_ms
         assert "MBC147" in run_ranks(one, Contender(MBC), 2, 300).problem, "of all rows on each"
 
-    def test_they_compute_what_ddp_does(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def test_they_compute_the_result_of_ddp(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         """Batch norm uses the rows of one rank, and each rank has its own dropout masks."""
         pytest.importorskip("torch")
         for name, value in AS_ROOT.items():
@@ -172,7 +172,7 @@ class TestMbc:
         assert run_ranks(endless, Contender(MBC), 2, 5.0).problem == "rank 0: took longer than 5 s"
         assert not [line for line in _running() if str(tmp_path) in line]
 
-    def test_what_is_wrong_is_told(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def test_faults_are_reported(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         for name, value in AS_ROOT.items():
             monkeypatch.setenv(name, value)
         result = run_ranks(replace(job(tmp_path), package=str(tmp_path / "nowhere.json")), Contender(MBC), 2, 300)

@@ -116,7 +116,7 @@ def test_noise_is_reported() -> None:
     assert spread.low < 0.95 and spread.high > 1.05
 
 
-def test_what_was_seldom_found_is_not_fitted() -> None:
+def test_rare_classes_are_not_fitted() -> None:
     result, _ = calibrate(made_up(bare=False))
     assert not [key for key in result.shares if "no_workspace" in key]
     assert "cudnn convolution half straight" in result.shares
@@ -179,7 +179,7 @@ def test_the_gap_between_launches_is_that_of_the_profile(exact: Profile) -> None
     assert calibration().estimate_us(effort) > 0.7
 
 
-def test_what_is_not_deterministic_does_not_stand_for_what_has_to_be(exact: Profile) -> None:
+def test_nondeterministic_times_do_not_stand_for_deterministic_ones(exact: Profile) -> None:
     faster = {
         key: (*result, *(replace(m, time_us=m.time_us / 9, deterministic=False) for m in result))
         for key, result in exact.measurements.items()
@@ -225,7 +225,7 @@ def test_a_group_of_mbcs_kernels_is_added_whole_or_not_at_all(exact: Profile) ->
     assert add_missing(old, exact) == (old, [])
 
 
-def test_a_spread_that_is_there_stays_and_one_of_few_requests_is_not_made(exact: Profile) -> None:
+def test_an_existing_spread_stays_and_few_requests_give_none(exact: Profile) -> None:
     fitted = calibrate(exact)[0]
     earlier = {**fitted.spreads, "mbc relu": Spread.of([3.0])}
     old = replace(fitted, shares=without(fitted.shares, "mbc relu"), spreads=earlier)

@@ -62,7 +62,7 @@ def planner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Planner:
     return Planner(CARD, Shelf(tmp_path), pool)
 
 
-def test_what_a_cap_counts_is_the_plan_without_the_bare_context() -> None:
+def test_a_cap_counts_the_plan_without_the_bare_context() -> None:
     job = CARD.capped(small(), GB)
     plan = job.plan()
     assert plan.budget_bytes == GB + CARD.context_bytes
@@ -284,7 +284,7 @@ def test_the_rest_of_the_card_is_occupied(tmp_path: Path, monkeypatch: pytest.Mo
         stepping.occupy(tmp_path, 12 * GB)
 
 
-def test_failures_are_told() -> None:
+def test_failures_are_reported() -> None:
     broken = small().with_settings(("no_such", "1"))
     assert "MBC021" in cap.planned(CARD, broken.plan)[0]["failed"]
     assert isinstance(BudgetError("MBC204", "x"), MbcError)

@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 from checkpoint_mutants import KINDS, campaign, probe, verdict
 
 
-def test_a_module_loads_what_the_library_reads(tmp_path: Path):
+def test_a_module_loads_exactly_what_the_library_reads(tmp_path: Path):
     rows = campaign(16 * len(KINDS), seed=2, folder=tmp_path)
     assert [row["name"] for row in rows] == list(KINDS) and all(row["files"] == 16 for row in rows)
     assert [(row["name"], wrong) for row in rows for wrong in row["wrong"]] == []

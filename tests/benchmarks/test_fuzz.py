@@ -29,7 +29,7 @@ SEEDED = {"sources": 150, "plans": 60, "checkpoints": 700, "profiles": 400, "arc
 
 
 @pytest.mark.parametrize("place", COMMITTED)
-def test_what_once_broke_the_rule_keeps_it(place: str, tmp_path: Path) -> None:
+def test_earlier_findings_keep_the_rule(place: str, tmp_path: Path) -> None:
     name = place.split("/")[0]
     if name not in TARGETS:
         pytest.skip("files of ONNX need the package onnx, an extra")
@@ -141,7 +141,7 @@ def test_findings_that_are_mended_are_put_aside(tmp_path: Path) -> None:
     assert json.loads((folder / "mended" / "once.json").read_text()) == {"why": "ValueError: was not caught"}
 
 
-def test_parts_of_an_archive_that_lie_over_each_other(tmp_path: Path) -> None:
+def test_overlapping_parts_of_an_archive(tmp_path: Path) -> None:
     from mbc.train.archives import check_archive
 
     place = CORPUS / "archives" / "parts_over_each_other"

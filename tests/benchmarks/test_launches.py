@@ -45,7 +45,7 @@ def test_a_row_sums_up_all_launches(tmp_path: Path):
     assert (row["network"], row["batch"], row["precision"]) == ("small", 6, "bf16")
 
 
-def test_what_is_infinite_or_wrong_comes_first():
+def test_infinite_or_wrong_results_come_first():
     def launch(kind: str, passed: bool, **output: object) -> dict[str, object]:
         measures = {"roundoffs": 0.5, "worst_element": 1.0, "wrong": 0, "elements": 8, **output}
         return {"kind": kind, "passed": passed, "outputs": [measures]}
@@ -58,7 +58,7 @@ def test_what_is_infinite_or_wrong_comes_first():
     assert row["kinds"]["scale"]["roundoffs"] is None and row["kinds"]["mul"]["wrong"] == 2
 
 
-def test_what_cannot_be_checked_says_why(tmp_path: Path):
+def test_an_impossible_check_has_a_reason(tmp_path: Path):
     with pytest.raises(RuntimeError, match="MBC184"):
         launches.check(tmp_path, 2, 0, "cpu")
 

@@ -94,7 +94,7 @@ def test_another_machine_and_other_code_begin_anew(here: list[str], monkeypatch:
     assert len(here) == 5
 
 
-def test_what_fails_is_told_and_tried_last(here: list[str], capsys: Any) -> None:
+def test_failures_are_reported_and_tried_last(here: list[str], capsys: Any) -> None:
     planned = Results("planned", {}, {})
     measure(bench(found="not built: nvcc"), [CASE], planned, results("many_gpus"), 1e9, False)
     row = results("many_gpus").rows["tiny 2"]
@@ -103,7 +103,7 @@ def test_what_fails_is_told_and_tried_last(here: list[str], capsys: Any) -> None
     assert "parts are left: run this again" in capsys.readouterr().out
 
 
-def test_what_is_asked() -> None:
+def test_requests_of_a_task() -> None:
     part = {"one_ms": 9.9, "all_ms": 10.0, "efficiency": 0.99, "images_s": 1.0, "all_gib": 1.0}
     part |= {"one_losses": (1.0,), "all_losses": (1.0,), "stage": ""}
     row = {"name": "resnet50 256", "each": 256, "gpus": 2, "machine": [], "precision": "bf16"}

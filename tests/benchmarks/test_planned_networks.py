@@ -66,7 +66,7 @@ def test_shards_are_parts_of_one_campaign(results: Path) -> None:
     assert [path.name for path in results.iterdir()] == ["numbers.json"]
 
 
-def test_what_was_cut_off_goes_on(results: Path) -> None:
+def test_a_cut_off_run_continues(results: Path) -> None:
     assert not campaign("numbers", judged, options(seconds=0.0))["finished"]
     first = json.loads((results / "numbers.json").read_text())
     assert first["rows"] == []

@@ -39,7 +39,7 @@ def put(folder: Path, name: str, **document: Any) -> Path:
     return path
 
 
-def test_what_has_changed(results: Path) -> None:
+def test_changed_parts_are_listed(results: Path) -> None:
     now = digests()
     for name, document, expected in (
         ("a.json", {"code": now}, ""),
@@ -86,7 +86,7 @@ def test_the_list(results: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest
     assert status == 1 and "2 of " in text and "1 on correctness" in text
 
 
-def test_what_a_benchmark_writes_says_what_ran() -> None:
+def test_results_name_the_code_that_ran() -> None:
     held = json.loads(record.write("one", [{"name": "a"}]).read_text())
     assert held["code"] == digests()
 
@@ -135,7 +135,7 @@ def staged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     return stage, run
 
 
-def test_stages_are_made_once_and_those_cut_off_again(staged, capsys: pytest.CaptureFixture[str]) -> None:
+def test_stages_run_once_and_again_if_cut_off(staged, capsys: pytest.CaptureFixture[str]) -> None:
     stage, run = staged
     first = stage("first", rows='[{"name": "a", "passed": false}, {"name": "b", "passed": true}]')
     rows = run(first, stage("slow", seconds=60), stage("last", alone=True), for_s=2 * correctness.GRACE_S + 2)

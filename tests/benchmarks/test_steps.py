@@ -41,7 +41,7 @@ def test_equal_steps_have_one_digest(tmp_path: Path) -> None:
     assert step_digest(other.plan()) != first.step
 
 
-def test_a_plan_that_cannot_be_made_says_why(tmp_path: Path) -> None:
+def test_an_impossible_plan_has_a_reason(tmp_path: Path) -> None:
     assert "MBC203" in make_plan(small().with_settings(("memory.device", "1 kB")), tmp_path).failed
     assert not list(tmp_path.iterdir())
 

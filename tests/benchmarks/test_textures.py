@@ -59,7 +59,7 @@ def test_a_later_call_takes_the_pairs_that_are_missing() -> None:
     assert pairs_left(task, 4, held) == [1, 3] and pairs_left(Task(False), 2, held) == [0, 1]
 
 
-def test_the_page_says_what_the_file_says(tmp_path: Path) -> None:
+def test_the_page_agrees_with_the_file(tmp_path: Path) -> None:
     assert accuracy_pages(tmp_path) == ({}, [])
     row = {"name": "net, own crops", **judged(pairs((0.9, 0.88), (0.8, 0.81)), 2)}
     about = {"gpu": "A GPU", "driver": "1", "date": "2026-01-02T03:04", "command": "python textures.py"}

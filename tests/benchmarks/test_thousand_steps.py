@@ -94,7 +94,7 @@ def test_a_lost_row_breaks_the_rule(plan: Plan) -> None:
     assert result["drawn_again"] == 4
 
 
-def test_what_a_plan_promises(plan: Plan) -> None:
+def test_equal_bits_that_a_plan_promises(plan: Plan) -> None:
     """A different kernel or setting of one launch is found; different times and copies do not matter."""
     number, launch = next((i, la) for i, la in enumerate(plan.train.launches) if isinstance(la.work, Kernel))
     work = launch.work

@@ -68,7 +68,7 @@ def test_a_short_torture(tmp_path: Path, words: tuple[str, ...]) -> None:
     assert "kill" not in words or [row["kills"] for row in rows] == [2] * len(SUBJECTS)
 
 
-def test_what_is_whole_of_each_subject(tmp_path: Path) -> None:
+def test_each_subject_recognises_whole_files(tmp_path: Path) -> None:
     (tmp_path / "package").mkdir()
     (tmp_path / "package" / "plan.json").write_text("{")
     (tmp_path / "known.json").write_text(json.dumps([digest(tmp_path / "package")]))

@@ -137,7 +137,7 @@ def test_micro_batches_that_cannot_be_are_refused(mbc, rows, size, said, remedy)
         assert done.code == 1 and f"error MBC205: {said}" in done.err and f"help: {remedy}" in done.err
 
 
-def test_what_is_planned_already_is_refused(mbc):
+def test_planning_a_plan_is_refused(mbc):
     assert mbc("compile", "tiny.mbc", "--gpu", "h200", "-o", "made").code == 0
     for place in ("made", "made/plan.json"):
         assert "error MBC188" in mbc("check", place).err

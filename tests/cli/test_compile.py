@@ -24,7 +24,7 @@ def no_toolchain(monkeypatch):
     monkeypatch.setenv("PATH", "")
 
 
-def test_compile_says_what_was_decided(mbc):
+def test_compile_prints_the_decisions(mbc):
     done = mbc("compile", "tiny.mbc", "--gpu", "h200")
     assert done.code == 0, done.err
     assert done.err == ""
@@ -157,7 +157,7 @@ def test_a_keyword_as_a_name_is_pointed_out(mbc):
     assert "Python cannot import a folder called 'class'" in mbc("compile", "tiny.mbc", *FP64, "-o", "class").out
 
 
-def test_the_folder_that_one_stands_in(mbc, monkeypatch):
+def test_the_current_folder(mbc, monkeypatch):
     Path("empty").mkdir()
     monkeypatch.chdir("empty")
     done = mbc("compile", "../tiny.mbc", *FP64, "-o", ".")
@@ -248,7 +248,7 @@ def test_old_gpus_are_for_plans(mbc):
     assert mbc("diff", "net", "tiny.mbc", "--gpu", "t4").code == 0
 
 
-def test_doctor_says_what_is_missing_and_what_it_costs(mbc):
+def test_doctor_names_missing_parts_and_their_consequences(mbc):
     done = mbc("doctor")
     assert done.code == 0
     assert "ok       mbc" in done.out
@@ -261,7 +261,7 @@ def test_doctor_says_what_is_missing_and_what_it_costs(mbc):
     assert all(bool(f["remedy"]) == bool(f["cost"]) == (f["found"] is None) for f in findings)
 
 
-def test_what_force_would_not_mend_is_said_before_that_a_package_is_there(mbc):
+def test_faults_beyond_force_are_reported_before_an_existing_package(mbc):
     assert mbc("compile", "tiny.mbc", "--gpu", "h200").code == 0
     assert "error MBC070: unknown GPU 'h900'" in mbc("compile", "tiny.mbc", "--gpu", "h900").err
     assert "error MBC021: --set bacth: " in mbc("compile", "tiny.mbc", "--gpu", "h200", "--set", "bacth=9").err

@@ -88,7 +88,7 @@ def test_the_last_line(mbc, monkeypatch, missing, said):
     assert mbc("doctor").out.endswith(said)
 
 
-def test_what_joins_the_gpus(mbc, monkeypatch):
+def test_links_between_gpus(mbc, monkeypatch):
     gpus = tuple(LocalGpu("NVIDIA H200", "580.1", "sm_90", 10**9, 10**9, uuid) for uuid in "ab")
     monkeypatch.setattr("mbc.hardware.target.local_gpus", lambda: gpus)
     asked: list[list[str]] = []

@@ -18,7 +18,7 @@ from mbc.version import __version__
 MBC = (sys.executable, "-m", "mbc.cli")
 
 
-def test_what_nobody_foresaw_is_a_bug_and_says_what_to_report(mbc, monkeypatch):
+def test_an_unforeseen_error_is_a_bug_with_a_report(mbc, monkeypatch):
     def fail(*_):
         raise IndexError("list index out of range")
 
@@ -107,7 +107,7 @@ def test_a_closed_output_is_no_bug():
         (MemoryError("Unable to allocate 9 TiB"), "error MBC242: this machine has too little memory for that ("),
     ],
 )
-def test_what_the_machine_refuses_is_no_bug(mbc, monkeypatch, error, message):
+def test_refusals_of_the_machine_are_no_bug(mbc, monkeypatch, error, message):
     def refuse(*_):
         raise error
 

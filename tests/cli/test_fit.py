@@ -97,7 +97,7 @@ def interrupt() -> NoReturn:
 
 
 @pytest.mark.parametrize("stop", [interrupt, partial(signal.raise_signal, signal.SIGTERM)], ids=["Ctrl-C", "SIGTERM"])
-def test_rows_as_they_are_found_and_what_is_known_when_interrupted(mbc, monkeypatch, stop):
+def test_rows_as_they_come_and_the_rest_after_an_interrupt(mbc, monkeypatch, stop):
     from mbc import compiler
 
     done = mbc("fit", "tiny.mbc", *H200, "--curve", "--points", "2")

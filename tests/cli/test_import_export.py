@@ -138,7 +138,7 @@ def test_an_onnx_model_is_trained_and_comes_back(mbc, onnx_model: Path):
     assert np.allclose(outputs, images.mean((2, 3)) @ weight.T, rtol=1e-5, atol=1e-6)
 
 
-def test_what_an_onnx_export_refuses(mbc, onnx_model: Path):
+def test_refusals_of_an_onnx_export(mbc, onnx_model: Path):
     words = ("--like", "net.mbc", "-o", "back.onnx")
     figures = mbc("import", "net.onnx", "-o", "net.mbc", "--batch", "2", "--json").json
     assert figures["operations"] == 3 and figures["keys"] == 1

@@ -49,7 +49,7 @@ def test_two_outputs_are_two_files(mbc, data):
     assert not list(Path().glob("w*"))
 
 
-def test_links_are_what_they_lead_to(tmp_path: Path):
+def test_links_name_their_targets(tmp_path: Path):
     (tmp_path / "weights").write_bytes(b"w")
     (tmp_path / "link").symlink_to(tmp_path / "weights")
     with pytest.raises(MbcError, match=r"MBC370: --checkpoint .* would replace what --weights names"):

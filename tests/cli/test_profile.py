@@ -163,7 +163,7 @@ def test_collectives_alone(mbc, tasks, collectives):
     assert "collectives: 7 times, 1 slow-downs (2 ranks over nvlink)" in text
 
 
-def test_collectives_after_kernels_unless_they_are_known(mbc, tasks, collectives):
+def test_unmeasured_collectives_come_after_kernels(mbc, tasks, collectives):
     for arguments, count in (((), 1), ((), 1), (("--again",), 2)):
         assert mbc("profile", "tiny.mbc", "--gpu", "all", *arguments).code == 0
         assert len(collectives.asked) == count
@@ -261,7 +261,7 @@ def test_no_gpu(mbc, monkeypatch):
     )
 
 
-def test_bad_input_is_told_before_anything_starts(mbc, tasks):
+def test_bad_input_is_reported_before_anything_starts(mbc, tasks):
     double = mbc("profile", "tiny.mbc", "--set", "train.precision=fp64")
     assert double.code == 1 and "error MBC192: 'tiny.mbc' is in fp64" in double.err
     assert mbc("profile", "tiny.mbc", "--set", "train.precision=fp64", "--precision", "fp32").code == 0

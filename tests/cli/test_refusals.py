@@ -103,7 +103,7 @@ def test_a_budget_below_the_floor(mbc):
     assert f", or raise memory.device to at least {show_enough(overhead + floor)}: most plans take more" in error
 
 
-def test_what_lowers_the_bound_of_a_budget(mbc):
+def test_remedies_lower_the_bound_of_a_budget(mbc):
     def bound(*settings):
         return mbc("show", "tiny.mbc", *H200, "--set", "batch=4096", *settings, "--json").json["bounds"]["floor_bytes"]
 
@@ -175,7 +175,7 @@ def test_settings_that_make_no_sense(mbc):
     assert "help: `batch` takes a number (or an expression of numbers): write --set batch=8" in error
 
 
-def test_a_budget_above_what_the_gpu_has_is_pointed_out(mbc):
+def test_a_budget_above_the_gpus_memory_is_reported(mbc):
     has = show_size(mbc("gpus", "--json").json["known"]["t4"]["memory_bytes"])
     large = ("--set", "memory.device=500GB")
     done = mbc("show", "tiny.mbc", "--gpu", "t4", *large)
@@ -206,7 +206,7 @@ def test_inputs_that_do_not_fit_are_refused_before_anything_is_chosen(mbc, monke
     assert "MBC203" in refused(mbc, *H200, "--set", f"batch={rows + 1}"), "the batch that is named is the largest"
 
 
-def test_a_file_of_nearly_that_name_is_told(mbc):
+def test_a_file_with_a_similar_name_is_suggested(mbc):
     error = mbc("show", "tinny.mbc").err
     assert "error MBC183: cannot read 'tinny.mbc'" in error and "did you mean 'tiny.mbc'? Else give a source" in error
     assert "did you mean" not in mbc("show", "nowhere/near.mbc").err

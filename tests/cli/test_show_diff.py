@@ -109,7 +109,7 @@ def test_diff_of_a_source_for_two_gpus(mbc):
         (("tiny.mbc", "--gpus", "h200,h200"), "cannot compare 1 plan with --gpus h200,h200: that is not two"),
     ],
 )
-def test_diff_of_what_cannot_be_compared(mbc, arguments, message):
+def test_diff_of_incomparable_files(mbc, arguments, message):
     done = mbc("diff", *arguments)
     assert done.code == 1
     assert f"error MBC186: {message}\nhelp: name two plans" in done.err
@@ -128,7 +128,7 @@ def test_diff_of_a_source_for_two_numbers_of_gpus(mbc):
     assert "all-reduce bytes" in done.out and "all-reduce alone" in done.out
 
 
-def test_both_gpus_are_known_before_one_is_planned_for(mbc, monkeypatch):
+def test_both_gpus_are_checked_before_planning(mbc, monkeypatch):
     monkeypatch.setattr("mbc.cli.diff_command.plans_of_ranks", lambda *_: pytest.fail("planned"))
     done = mbc("diff", "tiny.mbc", "--gpu", "h200", "--gpu", "h20")
     assert done.code == 1 and "unknown GPU 'h20'" in done.err and "did you mean h200 or gh200?" in done.err
@@ -179,7 +179,7 @@ def test_a_measured_step_beside_a_plan(mbc, package):
     assert refused.code == 1 and "error MBC321: 'log.jsonl' holds no measured step" in refused.err
 
 
-def test_a_page_is_named_as_what_it_shows(mbc, package):
+def test_a_page_is_named_after_its_content(mbc, package):
     assert mbc("report", package).out.startswith(f"{Path(package).name}.html: ")
     assert mbc("report", f"{package}/plan.json").out.startswith("plan.html: ")
     copy = Path("net.v2.mbc")
@@ -188,7 +188,7 @@ def test_a_page_is_named_as_what_it_shows(mbc, package):
     assert {"plan.html", "net.v2.html", f"{Path(package).name}.html"} <= {path.name for path in Path().iterdir()}
 
 
-def test_a_page_with_what_fit_printed(mbc):
+def test_a_page_with_the_output_of_fit(mbc):
     Path("curve.json").write_text('{"unlimited": {"train_us": 1.0, "needed_bytes": 2}, "probes": []}')
     shown = mbc("report", "tiny.mbc", "--gpu", "t4", "--with", "curve.json", "--floor")
     assert shown.code == 0, shown.err

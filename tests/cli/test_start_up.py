@@ -36,7 +36,7 @@ def imported(*words: str) -> set[str]:
 
 
 @pytest.mark.parametrize("words", ["--version", "--help", "show --help", "gpus"])
-def test_what_plans_nothing_imports_no_compiler(words: str):
+def test_commands_without_planning_import_no_compiler(words: str):
     assert not imported(*words.split()) & (COMPILER | SOLVERS | FRAMEWORKS)
 
 

@@ -32,7 +32,7 @@ def at_once(monkeypatch):
     monkeypatch.setattr(progress, "_REDRAW_S", 0.0)
 
 
-def test_nothing_is_said_about_what_is_quick(never_late):
+def test_quick_work_shows_no_progress(never_late):
     stream = io.StringIO()
     with busy("planning", stream):
         pass
@@ -107,7 +107,7 @@ def test_the_first_signal_asks_and_the_second_one_ends(monkeypatch, number):
         signal.signal(signal.SIGINT, before)
 
 
-def test_what_a_shell_ignores_in_the_background_stays_ignored():
+def test_signals_ignored_in_the_background_stay_ignored():
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         with terminal.stoppable() as asked:

@@ -275,7 +275,7 @@ def interrupted(mbc, monkeypatch, signal_number, *arguments, after=2, twice=Fals
 
 
 @pytest.mark.parametrize("signal_number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupt_says_what_there_is_to_go_on_from(mbc, data, monkeypatch, signal_number):
+def test_an_interrupt_names_the_checkpoint_to_resume(mbc, data, monkeypatch, signal_number):
     handler = signal.getsignal(signal.SIGTERM)
     said = "nothing was saved: with --checkpoint FILE a training is saved when it is interrupted, and can be resumed"
     done = interrupted(mbc, monkeypatch, signal_number, "--data", data)
@@ -297,7 +297,7 @@ def test_an_interrupt_says_what_there_is_to_go_on_from(mbc, data, monkeypatch, s
     assert signal.getsignal(signal.SIGTERM) is handler
 
 
-def test_what_a_killed_training_left_is_removed_by_the_next(mbc, data):
+def test_leftovers_of_a_killed_training_are_removed_by_the_next(mbc, data):
     Path(".c.abc.part").write_text("half of it")
     Path(".other.abc.part").write_text("of another file")
     assert mbc("train", "tiny.mbc", "--data", data, *CPU, "--epochs", "1", "--checkpoint", "c").code == 0

@@ -79,7 +79,7 @@ def test_a_target(mbc, data):
     assert not Path("never.settings").exists()
 
 
-def test_what_a_target_needs_is_known_before_anything_is_trained(mbc, data, monkeypatch):
+def test_a_target_is_checked_before_training(mbc, data, monkeypatch):
     monkeypatch.setattr("mbc.runtime.module.Module.step", None)
     unknown = mbc("tune", *SMALL, "--target", "iou=0.5")
     assert unknown.code == 1 and "error MBC237: 'iou' is not available" in unknown.err

@@ -66,7 +66,7 @@ def test_existing_folders_are_kept(tmp_path: Path) -> None:
     assert _files(mine) == {"thesis.txt"}
 
 
-def test_packages_are_replaced_only_when_told(tmp_path: Path) -> None:
+def test_packages_are_replaced_only_on_request(tmp_path: Path) -> None:
     folder = tmp_path / "net"
     folder.mkdir()  # empty: nobody's
     write_package((small_plan(),), folder, NOTHING)

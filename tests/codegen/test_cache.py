@@ -86,7 +86,7 @@ def test_only_the_plan_is_compiled_again(bench: Bench) -> None:
     assert len(bench.entries()) == 3
 
 
-def test_the_same_sources_elsewhere_are_known(bench: Bench) -> None:
+def test_equal_sources_in_another_folder_are_cached(bench: Bench) -> None:
     bench.build()
     bench.sources = bench.sources.rename(bench.folder / "elsewhere")
     assert bench.build() == {"program.cpp"}
@@ -102,7 +102,7 @@ def test_the_same_sources_elsewhere_are_known(bench: Bench) -> None:
         ("program.cpp", set[str]()),
     ],
 )
-def test_what_includes_a_changed_file_is_compiled_again(bench: Bench, changed: str, compiled: set[str]) -> None:
+def test_sources_that_include_a_changed_file_are_compiled_again(bench: Bench, changed: str, compiled: set[str]) -> None:
     bench.build()
     bench.write(changed, (bench.sources / changed).read_text() + " // changed")
     assert bench.build() == compiled | {"program.cpp"}

@@ -13,7 +13,7 @@ from tests.codegen.plans import providers, small_plan
 TOLD = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_int64, ctypes.c_void_p)
 
 
-def test_every_node_is_told_with_the_launch_that_added_it(tmp_path: Path) -> None:
+def test_every_node_is_reported_with_its_launch(tmp_path: Path) -> None:
     """The fake numbers nodes in the order in which they are added, but lists them in another order.
 
     Some launches add several nodes: filter gradients in half precision are widened.

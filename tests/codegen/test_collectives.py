@@ -115,7 +115,7 @@ def test_by_copies_each_rank_sums_a_part(tmp_path: Path, monkeypatch: pytest.Mon
 SYNCHRONISED = SOURCE.replace("|> relu |> conv(7", "|> bn(sync=true) |> relu |> conv(7")
 
 
-def test_what_is_gathered_is_one_group_of_calls(tmp_path: Path) -> None:
+def test_a_gather_is_one_group_of_calls(tmp_path: Path) -> None:
     (plan,) = compile_plans(Source("net.mbc", SYNCHRONISED), Options(gpu="h200", gpus=2))
     run = run_against_fake(plan, tmp_path)
     launches = [w for w in plan.train.launches if isinstance(w.work, Kernel) and w.work.name == "all_gather"]
@@ -232,7 +232,7 @@ def test_failures_of_nccl_name_the_bucket(tmp_path: Path) -> None:
         assert text.endswith(": the plan is for several GPUs, and no communicator was given")
 
 
-def test_the_module_keeps_what_it_was_given(tmp_path: Path) -> None:
+def test_the_module_keeps_its_own_copy(tmp_path: Path) -> None:
     """The module works although Python's struct of ranks is erased after mbc_create."""
     library = loaded(compile_against_fake(_rows(), tmp_path), True, several_ranks=2)
     with library as (lib, module):

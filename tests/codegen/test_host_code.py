@@ -41,7 +41,7 @@ def _cudnn_calls(tmp_path: Path, precision: Precision, layout: str = "nchw", eng
     return [entry for entry in run.eager["train"] if isinstance(entry, Call) and entry.name == "cudnn"]
 
 
-def test_convolutions_say_what_the_operation_is(tmp_path: Path) -> None:
+def test_convolutions_describe_the_operation(tmp_path: Path) -> None:
     first, second, filter_1, filter_2, data = _cudnn_calls(tmp_path, Precision.FP32, "nhwc")
     assert [call.detail("pass") for call in (first, filter_1, data)] == ["forward", "backward_filter", "backward_data"]
     assert (first.detail("image"), second.detail("image"), data.detail("image")) == ("5,3,6,6", "3,3,6,6", "8,3,6,6")
@@ -161,7 +161,7 @@ def test_launches_run_one_by_one(tmp_path: Path) -> None:
         assert lib.mbc_last_error(module).decode() == "there is no program 2"
 
 
-def test_creation_refuses_what_does_not_fit(tmp_path: Path) -> None:
+def test_creation_refuses_mismatches(tmp_path: Path) -> None:
     plan = small_plan()
     library = loaded(compile_against_fake(view(plan, providers()), tmp_path / "a"))
     assert library.create(arena_bytes=4096) == 1

@@ -52,7 +52,7 @@ def test_calls_are_the_plans(tmp_path: Path, precision: Precision, layout: str) 
         assert as_planned(run.captured[name]) == expected_log(plan, name)
 
 
-def test_each_call_says_what_the_operation_is(tmp_path: Path) -> None:
+def test_each_call_describes_the_operation(tmp_path: Path) -> None:
     first, second, filter_1, filter_2, data = _calls(_legacy(Precision.TF32, "nhwc"), tmp_path)
     assert [call.detail("pass") for call in (first, filter_1, data)] == ["forward", "backward_filter", "backward_data"]
     assert [call.detail("algorithm") for call in (first, filter_1, data)] == ["1", "0", "2"]
@@ -103,7 +103,7 @@ def test_both_apis_share_one_handle_and_give_everything_back(tmp_path: Path) -> 
         (9, "cuDNN forward workspace: "),
     ],
 )
-def test_what_does_not_fit_is_refused_before_anything_runs(tmp_path: Path, algorithm: int, message: str) -> None:
+def test_mismatches_are_refused_before_anything_runs(tmp_path: Path, algorithm: int, message: str) -> None:
     plan = with_legacy(small_plan(workspace_bytes=3072), FMA, {"convolution": algorithm})
     library = loaded(compile_against_fake(view(plan, providers()), tmp_path))
     assert library.create() == 1
@@ -120,7 +120,7 @@ def test_a_filter_gradient_must_fit_its_workspace(tmp_path: Path) -> None:
     assert "too small for the filter gradient" in library.lib.mbc_last_error(None).decode()
 
 
-def test_sources_hold_what_either_api_needs() -> None:
+def test_sources_have_all_parts_for_either_api() -> None:
     rows = view(with_legacy(small_plan(), FMA), providers())
     assert host_files(rows) == ["module.cpp", "cudnn_calls.cpp", "legacy_convolution.cpp", "cublaslt.cpp"]
     assert "widen.cu" in kernel_files(rows)

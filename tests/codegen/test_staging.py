@@ -37,7 +37,7 @@ def holder(tmp_path: Path):
     process.wait()
 
 
-def test_what_a_killed_process_left_goes_and_what_it_took_away_returns(tmp_path: Path, holder):
+def test_leftovers_of_a_killed_process_go_and_its_package_returns(tmp_path: Path, holder):
     process, left = holder
     clear(tmp_path / "net")
     assert left.is_dir() and not (tmp_path / "net").exists(), "it still runs"
@@ -49,7 +49,7 @@ def test_what_a_killed_process_left_goes_and_what_it_took_away_returns(tmp_path:
     assert [path.name for path in tmp_path.rglob("*")] == ["net", "thesis"]
 
 
-def test_what_a_killed_process_took_away_is_not_put_over_what_stands_there(tmp_path: Path, holder):
+def test_a_package_moved_by_a_killed_process_replaces_no_other(tmp_path: Path, holder):
     process, left = holder
     process.kill()
     process.wait()

@@ -21,7 +21,7 @@ def test_calls_are_the_plans(tmp_path: Path) -> None:
         assert as_planned(run.captured[name]) == expected_log(plan, name)
 
 
-def test_sums_lie_at_the_start_of_the_workspace(tmp_path: Path) -> None:
+def test_sums_are_at_the_start_of_the_workspace(tmp_path: Path) -> None:
     plan = statistics_plan()
     (call,) = run_against_fake(plan, tmp_path, providers()).eager["train"]
     assert isinstance(call, Call)
@@ -46,7 +46,7 @@ def test_sums_lie_at_the_start_of_the_workspace(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_the_engine_has_what_the_sums_leave(workspace_bytes: int, text: str, tmp_path: Path) -> None:
+def test_the_engine_has_the_workspace_beyond_the_sums(workspace_bytes: int, text: str, tmp_path: Path) -> None:
     small = loaded(compile_against_fake(view(statistics_plan(965, workspace_bytes), providers()), tmp_path / "small"))
     assert small.create() == 1
     assert small.lib.mbc_last_error(None).decode().endswith(text)

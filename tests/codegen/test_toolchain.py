@@ -26,7 +26,7 @@ def toolkit(tmp_path: Path) -> Path:
     return root
 
 
-def test_nothing_found_says_what_is_missing(tmp_path: Path) -> None:
+def test_nothing_found_names_missing_parts(tmp_path: Path) -> None:
     toolchain = find_toolchain({"PATH": str(tmp_path)}, Places())
     assert (toolchain.nvcc, toolchain.gxx, toolchain.cudart, toolchain.cudnn, toolchain.cublaslt) == (None,) * 5
     assert [missing.name for missing in toolchain.missing] == ["nvcc", "g++", "the CUDA runtime", "cuDNN 9", "cuBLASLt"]

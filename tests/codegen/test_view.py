@@ -48,7 +48,7 @@ def test_comments_name_operation_kernel_and_rows() -> None:
     assert comments[3] == "relu (mbc relu) rows 0..8"
 
 
-def test_what_kernels_read_comes_from_their_provider() -> None:
+def test_arguments_come_from_the_provider() -> None:
     relu = view(small_plan(), providers()).train[3]
     assert relu.integers == (8 * 96, 0, 0, 0)
     assert relu.reals == (0.1, 1e-30)

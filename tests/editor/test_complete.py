@@ -49,7 +49,7 @@ def test_offers(text: str, there: set[str], absent: set[str]):
         assert not labels
 
 
-def test_an_offer_says_what_it_is():
+def test_an_offer_describes_itself():
     text = HEAD + "y = y |> "
     offers = {offer.label: offer for offer in complete(text, len(text))}
     assert offers["conv"].detail == (

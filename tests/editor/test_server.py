@@ -136,6 +136,6 @@ def test_a_document_that_nobody_opened_is_an_error_and_not_the_end(opened):
     assert opened.ask("textDocument/formatting", {**_at(0, 0), "options": {"tabSize": 2, "insertSpaces": True}}) == []
 
 
-def test_an_unknown_gpu_is_told_at_the_start(capsys):
+def test_an_unknown_gpu_is_reported_at_the_start(capsys):
     assert main(["lsp", "--gpu", "nosuch"]) == 1
     assert "error MBC070: unknown GPU 'nosuch'" in capsys.readouterr().err

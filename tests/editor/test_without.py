@@ -7,7 +7,7 @@ import sys
 from mbc.cli import main
 
 
-def test_what_is_missing_is_named(monkeypatch, capsys):
+def test_missing_parts_are_named(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "lsprotocol", None)
     monkeypatch.delitem(sys.modules, "mbc.editor.server", raising=False)
     assert main(["lsp"]) == 1

@@ -39,7 +39,7 @@ def test_a_plan_that_is_not_divided_has_none():
 
 
 @pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16", "fp16", "fp64"])
-def test_slices_give_what_the_whole_gives(precision):
+def test_slices_give_the_result_of_the_whole(precision):
     for pair in operation_pairs(precision):
         comparison = compare_operation(OnCpu(), pair, seed=1)
         assert comparison.passed and comparison.tolerance == TOLERANCES[Precision(precision)], pair.names

@@ -119,7 +119,7 @@ def test_every_form_of_torchs_is_held_against_numpy():
 
 @needs_torch
 @pytest.mark.parametrize(("case", "precision"), WHOLE)
-def test_torch_means_what_numpy_does(case: Case, precision: Precision):
+def test_torch_gives_numpys_results(case: Case, precision: Precision):
     from mbc.equivalence.in_torch import InTorch
     from mbc.equivalence.torch_convolutions import torch
 

@@ -69,7 +69,7 @@ def test_a_tolerance_takes_the_place_of_the_rule():
     assert judged(step_outcome(), step_outcome(), None, Reference.NONE, tolerance=0.0)[LOSS].passed
 
 
-def test_what_the_undivided_step_does_not_know_is_not_judged():
+def test_tensors_that_the_undivided_step_leaves_open_are_not_judged():
     noise = (Part.GRADIENT, "bias")
 
     def with_bias(number):
@@ -88,7 +88,7 @@ def test_a_step_of_nothing_but_rounding_is_refused():
         judged(step_outcome(), step_outcome(weight=2.0), step_outcome())
 
 
-def test_what_fails_is_drawn_again_and_fails_only_in_every_draw():
+def test_a_failure_is_drawn_again_and_counts_only_in_every_draw():
     drawn = []
 
     def draw(losses):

@@ -96,7 +96,7 @@ def test_plan_survives_its_file(name: str, precision: str) -> None:
 
 
 @every_plan
-def test_host_code_does_what_the_plan_says(name: str, precision: str, tmp_path: Path) -> None:
+def test_host_code_makes_the_planned_calls(name: str, precision: str, tmp_path: Path) -> None:
     plan = plan_of(name, f"train.precision={precision}")
     run = run_against_fake(plan, tmp_path)
     for program in PROGRAMS:

@@ -98,7 +98,7 @@ print(digest_of(sys.argv[1]).plan)
 
 
 @pytest.mark.parametrize("seed", ["110", "118"])  # two under which names of equal groups once came in another order
-def test_the_plan_does_not_hang_on_the_order_of_sets(seed: str) -> None:
+def test_the_plan_does_not_depend_on_the_order_of_sets(seed: str) -> None:
     case = "resnet depth=18 batch=8 train.precision=fp16"
     done = subprocess.run(
         [sys.executable, "-c", DIGEST, case], cwd=EXAMPLES.parent, env={**os.environ, "PYTHONHASHSEED": seed},

@@ -37,13 +37,13 @@ network n(batch = 4) {{
         ("y = x |> scaled", ["scaled0.gamma"]),
     ],
 )
-def test_a_free_parameter_has_the_name_of_what_it_is_bound_to(body: str, names: list[str]) -> None:
+def test_a_free_parameter_has_the_name_it_is_bound_to(body: str, names: list[str]) -> None:
     network = lowered(body, "block scaled on x {\n  return x * parameter(3, value=0.5) @gamma\n}").network
     assert [s.value for s in network.states] == [*names, "head.weight", "head.bias"]
     assert all(network.values[name].role is Role.PARAMETER for name in names)
 
 
-def test_free_tensors_start_as_they_are_told() -> None:
+def test_free_tensors_start_with_their_initial_value() -> None:
     body = "y = x * parameter(3, value=0.25) + parameter((1, 3, 2, 2), std=0.02) + constant((2, 2), 1.5) @shift"
     network = lowered(body).network
     starts = {s.value: s.initializer for s in network.states}
@@ -72,7 +72,7 @@ def test_its_gradient_is_of_the_type_of_parameters(precision: Precision) -> None
     assert dict(graph.updates)["g"] == "next.g"
 
 
-def test_what_is_not_trained_does_not_change() -> None:
+def test_constants_do_not_change() -> None:
     graph = differentiate(lowered("y = x * constant(3, 2)").network, Optimizer(), Precision.FP32)
     assert "constant0" not in dict(graph.updates)
     assert "constant0" in {s.value for s in graph.states}

@@ -54,5 +54,5 @@ def test_how_many_mini_batches_a_step_takes():
     assert rule("noise_scale = true").noise_scale and rule("noise_scale = false") == rule("")
 
 
-def test_text_may_hold_what_means_something_elsewhere():
+def test_text_may_contain_special_characters():
     assert rule('groups = (group("*", rate=2), group("[!{}#]*", rate=2))').groups[1].pattern == "[!{}#]*"

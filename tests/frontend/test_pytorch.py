@@ -86,7 +86,7 @@ def test_each_name_is_answered_where_it_is_written(place: Place, name: str, equi
 @pytest.mark.parametrize(
     ("place", "name", "equivalent"), NAMES, ids=[f"{place.value} {name}" for place, name, _ in NAMES]
 )
-def test_what_an_answer_names_exists(place: Place, name: str, equivalent: Answer):
+def test_names_in_answers_exist(place: Place, name: str, equivalent: Answer):
     for code in re.findall("`([^`]+)`", equivalent.note):
         if code in ("|>", "block", "batch", "train { precision = bf16 }"):
             continue  # of the language
@@ -151,7 +151,7 @@ def test_settings_of_blocks_are_their_own():
         ({"stage": "image.reluu()"}, "there are no methods: tensors are piped into operations by `|>`, such as"),
     ],
 )
-def test_suggestions_are_of_what_could_stand_there(parts: dict[str, str], remedy: str):
+def test_suggestions_fit_their_place(parts: dict[str, str], remedy: str):
     assert refusal(**parts).remedy.startswith(remedy)
 
 

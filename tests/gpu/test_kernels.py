@@ -113,5 +113,5 @@ def test_kernel(case: Case, precision: Precision, libraries: Libraries, worst: d
 
 @pytest.mark.parametrize("precision", [Precision.BF16, Precision.FP16])
 @pytest.mark.parametrize("case", STATISTICS, ids=lambda case: case.name)
-def test_statistics_of_what_a_convolution_makes(case: Case, precision: Precision, libraries: Libraries):
+def test_statistics_of_a_convolutions_result(case: Case, precision: Precision, libraries: Libraries):
     check_statistics(libraries(precision), case, precision)

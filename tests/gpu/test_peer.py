@@ -79,7 +79,7 @@ def test_a_step_is_the_interpreter_s(package: Path) -> None:
             net.close()
 
 
-def test_what_was_lent_is_given_back(package: Path) -> None:
+def test_lent_memory_is_given_back(package: Path) -> None:
     driver = pytest.importorskip("pycuda.driver")
     lender = driver.Device(1).pci_bus_id()
     used: list[int | None] = []

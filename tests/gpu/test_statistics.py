@@ -68,7 +68,7 @@ def test_engines_are_measured_and_admitted(gpu: Gpu, asked: Request, tmp_path: P
 
 @pytest.mark.parametrize("center", [0.0, 3.0])
 @pytest.mark.parametrize("asked", REQUESTS, ids=IDS)
-def test_what_heuristics_give_is_captured_and_right(gpu: Gpu, asked: Request, center: float) -> None:
+def test_engines_of_heuristics_are_captured_and_correct(gpu: Gpu, asked: Request, center: float) -> None:
     """In one case the mean is far from zero, so that the variance is a difference of large sums."""
     (candidate,) = CUDNN.candidates(asked, find_spec("h200"))
     types = (*asked.inputs, *asked.outputs)

@@ -36,7 +36,7 @@ def times(kind: CollectiveKind = REDUCE, ranks: int = 2) -> list[CollectiveTime]
 MODEL = CollectiveModel(Link.NVLINK, times())
 
 
-def test_what_was_measured_is_given_back():
+def test_a_fit_returns_measured_shares():
     for t in times():
         cost = MODEL.cost(t.kind, t.size_bytes, 2, t.max_ctas)
         assert cost.time_us == pytest.approx(t.time_us) and cost.measured and not cost.projected
@@ -94,7 +94,7 @@ def test_one_rank_needs_none():
     assert MODEL.time_us(REDUCE, MIB, 1, 8) == 0.0
 
 
-def test_estimates_are_told_apart():
+def test_estimates_are_marked():
     model = CollectiveModel(Link.NVLINK)
     for mib, bus_gb_s in ((4, 76), (16, 166), (64, 264), (256, 296)):
         cost = model.cost(REDUCE, mib * MIB, 2, 32)

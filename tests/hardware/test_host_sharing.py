@@ -57,7 +57,7 @@ def test_nothing_is_faster_than_alone() -> None:
     assert rates(2, (SharedRates(2, 5.0, 99.0, 9.0, 9.0),))[2] == 5.0, "both ways are no faster than one"
 
 
-def test_what_nobody_measured_is_what_a_machine_moves() -> None:
+def test_unmeasured_rates_are_assumed() -> None:
     fifth = estimated_link(5, 16)
     for gpus in (2, 4, 8):
         link = shared_link(fifth, (), gpus)

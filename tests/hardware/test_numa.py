@@ -31,7 +31,7 @@ def test_bridge_and_node_by_any_form_of_the_address(tmp_path: Path, bus_id: str)
     assert cpus_near(bus_id, tmp_path) == {2, 3, 6}
 
 
-def test_one_node_or_none_told(tmp_path: Path) -> None:
+def test_one_node_or_none_reported(tmp_path: Path) -> None:
     place = gpu_place("0000:1c:00.0", tree(tmp_path, node="-1"))
     assert place == GpuPlace("pci0000:15") and str(place) == "host bridge pci0000:15"
     assert not cpus_near("0000:1c:00.0", tmp_path)
@@ -44,7 +44,7 @@ def test_no_such_gpu(tmp_path: Path, bus_id: str) -> None:
 
 
 @pytest.mark.parametrize("cpus", ["", "x-y", "1-"])
-def test_processors_that_are_not_told(tmp_path: Path, cpus: str) -> None:
+def test_an_unknown_number_of_processors(tmp_path: Path, cpus: str) -> None:
     assert not cpus_near("0000:1b:00.0", tree(tmp_path, cpus=cpus))
 
 

@@ -13,7 +13,7 @@ from mbc.profile.locate import user_path
 H100 = find_spec("h100")
 
 
-def test_a_part_has_its_share_of_what_computes_and_all_of_the_memory():
+def test_a_part_has_a_share_of_the_compute_units_and_all_memory():
     part = find_device("h100@72")
     assert part.multiprocessors == 72 and part.memory_bytes == H100.memory_bytes and part.l2_bytes == H100.l2_bytes
     assert part.bf16_tflops == pytest.approx(H100.bf16_tflops * 72 / 132)
@@ -50,6 +50,6 @@ def test_parts_that_cannot_be(name: str, message: str):
     assert caught.match(message)
 
 
-def test_of_an_unknown_gpu():
+def test_facts_of_an_unknown_gpu():
     with pytest.raises(MbcError, match="MBC070: unknown GPU 'z1'"):
         find_device("z1@8")

@@ -18,7 +18,7 @@ def files(folder: Path, *texts: str) -> list[str]:
     return [*map(str, paths), str(folder / "missing")]
 
 
-def test_the_machine_or_what_its_control_group_may_have(tmp_path: Path) -> None:
+def test_the_machine_or_the_limit_of_its_control_group(tmp_path: Path) -> None:
     machine = "MemTotal:       2048 kB\nMemFree:        1024 kB\n"
     assert machine_memory_bytes(files(tmp_path, machine)) == 2048 << 10
     assert machine_memory_bytes(files(tmp_path, machine, "max\n")) == 2048 << 10

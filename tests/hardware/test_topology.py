@@ -54,7 +54,7 @@ def test_the_slowest_link_counts(monkeypatch: pytest.MonkeyPatch, links: Any, gp
     assert link_between(gpus, {}) is expected and nvml.open == 0
 
 
-def test_what_nccl_is_told_not_to_use():
+def test_features_switched_off_in_nccl():
     assert link_between("ab", {"NCCL_P2P_DISABLE": "1"}) is Link.SHARED_MEMORY
     assert link_between("ab", {"NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1"}) is Link.SOCKET
 

@@ -53,7 +53,7 @@ def test_each_generation_of_the_bus_is_twice_as_fast() -> None:
     assert 12 < third.to_host_gb_s < 15.75  # no copy gets more than the bus carries
 
 
-def test_every_known_gpu_has_an_estimate() -> None:
+def test_every_listed_gpu_has_an_estimate() -> None:
     for spec in device_specs().values():
         link = spec.host_link
         assert not link.measured
@@ -65,7 +65,7 @@ def test_every_known_gpu_has_an_estimate() -> None:
     assert find_spec("h200").host_link.to_host_gb_s == 55.3  # seen, so not what its bus promises
 
 
-def test_every_known_gpu_has_an_estimate_of_its_link_to_another() -> None:
+def test_every_listed_gpu_has_an_estimate_of_its_peer_link() -> None:
     for spec in device_specs().values():
         host, peer = spec.host_link, spec.peer_link
         assert not peer.measured and 0 < peer.to_peer_both_gb_s <= peer.to_peer_gb_s

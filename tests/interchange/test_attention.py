@@ -200,7 +200,7 @@ REFUSED: dict[str, tuple[Callable[[], Model], str]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_is_no_attention_of_the_language_is_refused(name: str, tmp_path: Path) -> None:
+def test_unsupported_attention_is_refused(name: str, tmp_path: Path) -> None:
     make, reason = REFUSED[name]
     with pytest.raises(MbcError) as error:
         import_model(exported(tmp_path, make(), torch.randn(*IMAGE)), "net", "mse")

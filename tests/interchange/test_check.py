@@ -81,7 +81,7 @@ def check_of_onnx(file: Path, imported: ImportedModel) -> bool:
     [(of_torch, check_torch), (of_onnx, check_of_onnx), (lambda path: of_onnx(path, True), check_of_onnx)],
     ids=["torch", "onnx", "onnx in training mode"],
 )
-def test_what_is_right_passes(make: Any, run: Any, tmp_path: Path) -> None:
+def test_correct_launches_pass(make: Any, run: Any, tmp_path: Path) -> None:
     assert run(*make(tmp_path))
 
 
@@ -128,7 +128,7 @@ def test_a_deviation_names_the_first_operation_that_differs(
     ],
     ids=["dropout", "random numbers"],
 )
-def test_what_draws_random_numbers_cannot_be_checked(nodes: Any, words: str, tmp_path: Path) -> None:
+def test_random_models_cannot_be_checked(nodes: Any, words: str, tmp_path: Path) -> None:
     file, imported = of_onnx(tmp_path)
     model = onnx.load(file)
     model.graph.initializer.append(onnx.numpy_helper.from_array(np.array(True), "yes"))

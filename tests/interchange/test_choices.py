@@ -68,7 +68,7 @@ FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_a_function_is_what_it_is_in_torch(name: str, tmp_path: Path) -> None:
+def test_a_function_equals_torch(name: str, tmp_path: Path) -> None:
     torch.manual_seed(0)
     compared(tmp_path, Of(FUNCTIONS[name]), torch.randn(2, 3, 12, 12))
 
@@ -88,7 +88,7 @@ def test_buffers_of_booleans_and_numbers_are_masks_and_bounds(tmp_path: Path) ->
         (lambda x: x.argsort(1) * x, "the language has no such operation"),
     ],
 )
-def test_what_has_another_meaning_is_refused(function: Callable[[Tensor], Tensor], words: str, tmp_path: Path) -> None:
+def test_other_meanings_are_refused(function: Callable[[Tensor], Tensor], words: str, tmp_path: Path) -> None:
     file = exported(tmp_path, Of(function), torch.randn(2, 3, 12, 12))
     with pytest.raises(MbcError) as caught:
         import_model(file, "net", "mse")

@@ -123,7 +123,7 @@ def _with_step(x: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_composed_operation_is_what_it_is_in_torch(name: str) -> None:
+def test_a_composed_operation_equals_torch(name: str) -> None:
     shape, function, held = CASES[name]
     torch.manual_seed(0)
     model = stirred(Behind(function, held, shape))
@@ -139,6 +139,6 @@ REFUSED: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_mixes_samples_is_refused(name: str) -> None:
+def test_mixing_samples_is_refused(name: str) -> None:
     verdict = judge(Behind(REFUSED[name], (), IMAGE), [torch.randn(IMAGE)], "mse")
     assert verdict.kind == "refused", verdict.detail

@@ -122,7 +122,7 @@ def test_a_write_through_a_view(view: str, write: str, tmp_path: Path) -> None:
     check(tmp_path, function)
 
 
-def test_a_view_sees_what_its_base_is_given(tmp_path: Path) -> None:
+def test_a_view_sees_writes_to_its_base(tmp_path: Path) -> None:
     for view in VIEWS.values():
 
         def function(y: Tensor, view: Function = view) -> Tensor:
@@ -171,11 +171,11 @@ def test_drawn_programs(tmp_path: Path) -> None:
         check(tmp_path, function)
 
 
-def test_views_that_are_made_in_place(tmp_path: Path) -> None:
+def test_views_in_place(tmp_path: Path) -> None:
     check(tmp_path, lambda y: y.unsqueeze_(1).mul_(2.0), lambda y: y.squeeze_(1).transpose_(1, 2))
 
 
-def test_what_nothing_needs_is_left_out(tmp_path: Path) -> None:
+def test_unneeded_operations_are_left_out(tmp_path: Path) -> None:
     def function(y: Tensor) -> Tensor:
         y[:, 1:].tanh()
         part = y * 2.0

@@ -69,7 +69,7 @@ def test_conditions_choose(kind: str, operands: tuple[str, str], chosen: tuple[s
     _chosen(tmp_path, nodes, drawn(2, 3, 4, 4))
 
 
-def test_what_is_hidden_is_recognised(tmp_path: Path) -> None:
+def test_masked_scores_are_recognised(tmp_path: Path) -> None:
     """Exporters guard in this way rows whose scores are all -inf."""
     x = drawn(2, 3, 4, 4)
     x[0, 1] = -np.inf

@@ -38,7 +38,7 @@ def _max_pool(x: Any) -> Any:
     ],
     ids=["LpNormalization", "LRN", "MaxPool", "GlobalMaxPool", "Softmax"],
 )
-def test_what_the_evaluator_misreads_is_not_checked(last: Any, x: Any, wanted: Any, tmp_path: Path) -> None:
+def test_operators_the_evaluator_misreads_are_not_checked(last: Any, x: Any, wanted: Any, tmp_path: Path) -> None:
     ones = np.ones((1, *x.shape[1:]), np.float32)
     nodes = [node("Mul", ["x", "ones"], ["h"], name="first"), last]
     opset = 11 if last.op_type == "Softmax" else 20
@@ -52,7 +52,7 @@ def test_what_the_evaluator_misreads_is_not_checked(last: Any, x: Any, wanted: A
         check_onnx(file, None, imported.network, imported.source, True)
 
 
-def test_what_it_computes_right_is_checked(tmp_path: Path) -> None:
+def test_correct_operators_are_checked(tmp_path: Path) -> None:
     nodes = [
         node("Conv", ["x", "w"], ["h"]), node("MaxPool", ["h"], ["p"], kernel_shape=[3, 3], pads=[1, 1, 1, 1]),
         node("Softmax", ["p"], ["y"], axis=1),

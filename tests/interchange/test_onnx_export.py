@@ -39,7 +39,7 @@ def _states(graph: TrainingGraph) -> dict[str, Array]:
 
 
 @pytest.mark.parametrize("name", BODIES)
-def test_models_compute_what_the_interpreter_does(name: str) -> None:
+def test_models_compute_the_interpreters_results(name: str) -> None:
     graph = _graph(BODIES[name])
     states = _states(graph)
     onnx_model = build_model(graph, states)
@@ -100,7 +100,7 @@ def test_response_normalisation_comes_back(tmp_path: Path) -> None:
     assert "alpha=0.5, beta=0.7, k=2)" in import_model(file, "net", "mse", batch=3).source
 
 
-def test_all_that_onnx_cannot_say_is_listed() -> None:
+def test_everything_that_onnx_cannot_express_is_listed() -> None:
     graph = _graph("x = x |> adaptive_maxpool(3) |> lrn(4)")
     with pytest.raises(MbcError) as caught:
         build_model(graph, _states(graph))
@@ -137,7 +137,7 @@ class Residual(nn.Module):
 
 
 @pytest.mark.parametrize("name", ["residual", "separable", "plain"])
-def test_there_twenty_steps_and_back(name: str, tmp_path: Path) -> None:
+def test_twenty_steps_between_import_and_export(name: str, tmp_path: Path) -> None:
     """torch -> ONNX -> source -> 20 steps -> ONNX: evaluation agrees, and a second import gives the network again."""
     file = exported(tmp_path, _network(name), torch.randn(6, 1, 6, 6))
     imported = import_model(file, "net")

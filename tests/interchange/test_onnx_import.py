@@ -79,7 +79,7 @@ MODELS = {
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_what_torch_exports_computes_the_same(name: str, tmp_path: Path) -> None:
+def test_torchs_exports_compute_torchs_results(name: str, tmp_path: Path) -> None:
     torch.manual_seed(0)
     compared(tmp_path, MODELS[name], IMAGE)
 
@@ -105,7 +105,7 @@ def test_stochastic_depth(tmp_path: Path) -> None:
     assert "drop_path(0.25)" in compared(tmp_path, _of_layer(Dropped()), IMAGE).source
 
 
-def test_what_was_folded_is_said(tmp_path: Path) -> None:
+def test_folded_batch_norms_are_reported(tmp_path: Path) -> None:
     net = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4), nn.ReLU())
     with pytest.warns(RuntimeWarning, match="batch norms that were folded into them cannot be rebuilt"):
         imported = compared(tmp_path, net, IMAGE, train=False)

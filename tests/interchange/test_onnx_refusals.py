@@ -61,7 +61,7 @@ def test_all_is_listed_with_node_operator_and_remedy(tmp_path: Path) -> None:
         (node("Relu", ["h"], ["y"], domain="com.own"), "the language has no such operation"),
     ],
 )
-def test_what_one_operator_may_not_do(last: Any, words: str, tmp_path: Path) -> None:
+def test_limits_of_single_operators(last: Any, words: str, tmp_path: Path) -> None:
     held = WEIGHT | {"size": np.array([2, 4, 3, 3]), "two": np.float32(2)}
     assert words in refusal(tmp_path, model([conv("h"), last], held), "MBC303")
 

@@ -207,7 +207,7 @@ def test_a_part_without_elements(tmp_path: Path) -> None:
         (node("Conv", ["h", "f"], ["y"], kernel_shape=[3, 3]), "its 'kernel_shape' differs"),
     ],
 )
-def test_what_no_rule_reads_is_refused(last: Any, words: str, tmp_path: Path) -> None:
+def test_attributes_that_no_rule_reads_are_refused(last: Any, words: str, tmp_path: Path) -> None:
     held = {"w": drawn(4), "f": drawn(4, 3, 1, 1)}
     assert words in refusal(tmp_path, last, drawn(2, 3, 4, 4), held)
 
@@ -225,7 +225,7 @@ def test_a_rule_that_forgets_something_refuses_it(monkeypatch: pytest.MonkeyPatc
     assert "its attribute 'alpha' is 2.0, which is not supported" in refusal(tmp_path, last, drawn(3, 6), held)
 
 
-def test_what_has_the_default_of_the_schema_is_not(tmp_path: Path) -> None:
+def test_attributes_with_the_schemas_default_are_not(tmp_path: Path) -> None:
     last = node("MaxPool", ["h"], ["y"], kernel_shape=[2, 2], ceil_mode=0, storage_order=0, auto_pad="NOTSET")
     assert "maxpool" in taken(tmp_path, last, drawn(2, 3, 4, 4))
 

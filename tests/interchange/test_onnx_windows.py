@@ -122,7 +122,7 @@ def test_modules_that_begin_with_one_vector_have_each_their_own(tmp_path: Path) 
         _compared(tmp_path, nodes, {**filters, "b": np.arange(3, dtype=np.float32)})
 
 
-def test_what_is_added_to_a_product_with_numbers_is_no_bias_of_windows(tmp_path: Path) -> None:
+def test_a_summand_of_a_scaled_product_is_no_bias_of_windows(tmp_path: Path) -> None:
     held = {"w": _filters(3, 3, 1, 1), "gain": _filters(1, 3, 1, 1), "shift": _filters(1, 3, 1, 1)}
     nodes = [
         node("Conv", ["x", "w"], ["h"]), node("Mul", ["h", "gain"], ["scaled"]),

@@ -92,7 +92,7 @@ def change(key: str, value: Any) -> Callable[[dict[str, Any]], None]:
         (change("dtype", 10), "is of the type complex64"),
     ],
 )
-def test_weights_that_are_not_what_they_say(harm: Callable[[dict[str, Any]], None], words: str, tmp_path: Path) -> None:
+def test_weights_unlike_their_header(harm: Callable[[dict[str, Any]], None], words: str, tmp_path: Path) -> None:
     config = archives.weights()
     harm(config["config"]["stem.weight"])
     refused(archives.write(tmp_path, config=config), "MBC302", words)
@@ -138,7 +138,7 @@ def test_graphs_that_are_no_json_or_bottomless(tmp_path: Path) -> None:
     refused(archives.write(tmp_path, files={"net/models/two.json": b"{}"}), "MBC300", "it holds 2 programs")
 
 
-def test_graphs_that_refer_to_what_is_not_there(tmp_path: Path) -> None:
+def test_graphs_with_missing_references(tmp_path: Path) -> None:
     document = archives.graph()
     node(document)["inputs"][0]["arg"] = {"as_tensor": {"name": "nobody"}}
     with pytest.raises(MbcError, match=r"MBC30[03]"):

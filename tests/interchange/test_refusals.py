@@ -234,7 +234,7 @@ def test_types_other_than_fp32(tmp_path: Path) -> None:
     assert "this input is int64" in refusal(tmp_path, nn.Embedding(4, 4), torch.zeros(2, 3, dtype=torch.int64))
 
 
-def test_what_changes_its_input_or_a_buffer(tmp_path: Path) -> None:
+def test_models_that_change_inputs_or_buffers(tmp_path: Path) -> None:
     class Counts(nn.Module):
         def __init__(self) -> None:
             super().__init__()

@@ -154,7 +154,7 @@ LAYERS: dict[str, Callable[[], nn.Module]] = {
 
 
 @pytest.mark.parametrize("name", LAYERS)
-def test_a_layer_is_what_it_is_in_torch(name: str, tmp_path: Path) -> None:
+def test_a_layer_equals_torch(name: str, tmp_path: Path) -> None:
     layer = LAYERS[name]()
     torch.manual_seed(0)
     compared(tmp_path, behind(lambda x: layer(x), layer=layer), torch.randn(2, 3, 12, 12))
@@ -211,7 +211,7 @@ FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_a_function_is_what_it_is_in_torch(name: str, tmp_path: Path) -> None:
+def test_a_function_equals_torch(name: str, tmp_path: Path) -> None:
     torch.manual_seed(0)
     compared(tmp_path, behind(FUNCTIONS[name]), torch.randn(2, 3, 12, 12))
 

@@ -109,7 +109,7 @@ def test_plans_train_it_and_gains_come_back_in_their_shape(precision: Precision,
     assert not np.array_equal(after.read("0.gain").reshape(-1), before.read("0.gain"))
 
 
-def test_what_is_no_standardisation_of_filters_is_refused(tmp_path: Path) -> None:
+def test_unsupported_standardisation_of_filters_is_refused(tmp_path: Path) -> None:
     class Shifted(Standard):
         bias_of_norm = True
 

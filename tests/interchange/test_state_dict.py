@@ -57,7 +57,7 @@ def imported(tmp_path: Path) -> tuple[Model, str, Path]:
     return model, imported_model.source, tmp_path / "net.safetensors"
 
 
-def test_what_is_not_trained_comes_back_as_it_was(imported: tuple[Model, str, Path], tmp_path: Path) -> None:
+def test_frozen_values_come_back_unchanged(imported: tuple[Model, str, Path], tmp_path: Path) -> None:
     model, _, weights = imported
     wanted = model.state_dict()
     assert export_weights(weights, weights, tmp_path / "back.safetensors") == len(wanted)

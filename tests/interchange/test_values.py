@@ -186,7 +186,7 @@ def test_calls_of_batch_norms_are_counted(tmp_path: Path) -> None:
         (lambda y: (y, 3), "it returns a number"),
     ],
 )
-def test_what_would_disappear_is_refused(function: Callable[[Tensor], Tensor], reason: str, tmp_path: Path) -> None:
+def test_vanishing_values_are_refused(function: Callable[[Tensor], Tensor], reason: str, tmp_path: Path) -> None:
     with pytest.raises(MbcError, match=reason):
         import_model(exported(tmp_path, Behind(function), IMAGE), "net", "mse")
 
@@ -209,7 +209,7 @@ def test_one_mask_for_two_tensors_is_refused(tmp_path: Path) -> None:
         (lambda y, p: y * (y * 3).to(torch.int64), "int64"),
     ],
 )
-def test_what_would_be_another_number_is_refused(function, reason: str, tmp_path: Path) -> None:
+def test_numbers_that_would_change_are_refused(function, reason: str, tmp_path: Path) -> None:
     class Held(Behind):
         def __init__(self) -> None:
             super().__init__(lambda y: y)

@@ -118,7 +118,7 @@ def test_names_of_parameters_are_torchs(tmp_path: Path) -> None:
     assert ours == {name for name in model.state_dict() if not name.endswith("num_batches_tracked")}
 
 
-def test_blocks_within_blocks_with_what_differs_as_parameters(tmp_path: Path) -> None:
+def test_nested_blocks_with_differences_as_parameters(tmp_path: Path) -> None:
     source = compared(tmp_path, mobile(), torch.randn(2, 3, 12, 12)).source
     assert "kernel // 2" in source and "groups=" in source and "act = relu" in source and "act=hardswish" in source
     assert source.count("\nblock ") >= 2

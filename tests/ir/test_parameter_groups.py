@@ -71,7 +71,7 @@ def test_every_update_has_the_settings_of_its_parameter(kind: str) -> None:
         assert (a.rate, a.weight_decay) == (own.rate, own.weight_decay)
 
 
-def test_the_text_has_what_differs_and_nothing_else() -> None:
+def test_the_text_has_the_differences_and_nothing_else() -> None:
     groups = 'group("head.*", rate=10), group("*.bias", weight_decay=0.5), group("head.bias", rate=2)'
     beside = f"no_decay=norm_and_bias, {groups}"
     assert optimizer_text(RULE) == f"sgd(momentum=0.9, nesterov=false, weight_decay=0.1), {beside}"
@@ -82,7 +82,7 @@ def test_the_text_has_what_differs_and_nothing_else() -> None:
     assert optimizer_summary(Optimizer(ema=0.9999, accumulate=4)) == "sgd, ema=0.9999, accumulate=4"
 
 
-def test_what_is_frozen_has_no_gradient_no_update_and_no_momentum() -> None:
+def test_frozen_parameters_have_no_gradient_update_or_momentum() -> None:
     graph = graph_of(replace(RULE, groups=(), frozen=("conv1.*", "bn1.bias")))
     assert {op.inputs[0] for op in graph.train if op.kind == "sgd_update"} == {"bn1.weight", "head.weight", "head.bias"}
     changed = {state for state, _ in graph.updates}
@@ -107,7 +107,7 @@ def test_a_loss_of_frozen_parameters_is_refused() -> None:
 
 @pytest.mark.parametrize("frozen", [("conv*.weight",), ("bn*",), ("*.bias", "bn1.*"), ("*1.*", "*2.*", "embed.*")])
 @pytest.mark.parametrize("name", ["residual_two_losses", "shared_layers", "unet"])
-def test_other_gradients_are_what_they_were(name: str, frozen: tuple[str, ...]) -> None:
+def test_other_gradients_do_not_change(name: str, frozen: tuple[str, ...]) -> None:
     network = NETWORKS[name]()
     whole = differentiate(network, Optimizer(), Precision.FP64)
     rule = Optimizer(frozen=frozen)

@@ -97,7 +97,7 @@ def test_no_other_shares_are_sooner_done(data: st.DataObject) -> None:
 
 
 @pytest.mark.parametrize("most", [1, 7, 20, 31, 32])
-def test_a_gpu_gets_what_it_holds(most: int) -> None:
+def test_a_gpu_gets_as_many_rows_as_it_holds(most: int) -> None:
     """The small GPU is faster, so it gets as many rows as its memory holds."""
     asked: list[tuple[str, int]] = []
 

@@ -88,7 +88,7 @@ def legacy_math(precision: Precision) -> str:
     return "FMA" if precision in (Precision.FP32, Precision.TF32) else "DEFAULT"
 
 
-def test_what_is_offered_is_accepted() -> None:
+def test_offers_are_accepted() -> None:
     own = [(request, c) for request in own_requests() for c in OWN.candidates(request, H200)]
     assert {c.name for _, c in own} == set(KERNELS), "every kernel is tried"
     pairs = [*own, *offers()]
@@ -134,7 +134,7 @@ def test_no_layouts_are_accepted_but_those_offered() -> None:
                 assert (not OWN.accepts(asked, H200).refusal) == (combination in combinations), (name, combination)
 
 
-def test_operands_of_each_update_lie_alike() -> None:
+def test_operands_of_each_update_have_one_layout() -> None:
     """A launch for many tensors processes each operation's operands element by element."""
     for kind in ("cast", "sgd_update"):
         graph = graph_of("bf16")
@@ -156,7 +156,7 @@ def test_operands_of_each_update_lie_alike() -> None:
 
 
 @pytest.mark.parametrize("provider", sorted(BY_NAME))
-def test_what_differs_from_an_offer_is_refused(provider: str) -> None:
+def test_calls_that_differ_from_an_offer_are_refused(provider: str) -> None:
     tried = 0
     for request, c in offers():
         if c.provider != provider:

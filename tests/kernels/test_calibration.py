@@ -102,7 +102,7 @@ def test_ranges_hold_the_estimate_and_are_wider_on_other_gpus() -> None:
     assert ours.factors(Spread(9, 1.5, 1.3, 2.0, 0.5, 1.0), H200) == (1.0, 2.0)
 
 
-def test_what_ships_is_whole() -> None:
+def test_the_shipped_table_is_complete() -> None:
     ours = calibration()
     assert ours.gpu == H200.name and ours.requests > 100
     assert ours.spreads[ALL].count > 100
@@ -119,7 +119,7 @@ def test_estimates_on_the_gpu_they_were_fitted_to_are_of_use() -> None:
     assert overall.error < 0.3 and 0.8 < overall.median < 1.25
 
 
-def test_work_that_no_profile_has_is_told_so() -> None:
+def test_work_without_a_profile_is_marked() -> None:
     empty = Calibration("X", "", 0, "", "", 0, {}, {})
     effort = Effort(group("cudnn", "convolution", Precision.BF16), "straight", 1.0, 10.0, 10.0)
     assert shares_of(empty.shares, effort) == unfitted(effort)
@@ -195,7 +195,7 @@ def requests() -> list[Request]:
 
 
 @pytest.mark.parametrize("request_", requests(), ids=lambda r: r.kind)
-def test_candidates_are_what_was_estimated(request_: Request) -> None:
+def test_candidates_have_the_estimates(request_: Request) -> None:
     for provider in ESTIMATING:
         pairs = list(provider.estimated(request_, H200))
         assert [c for c, _ in pairs] == list(provider.candidates(request_, H200))

@@ -90,7 +90,7 @@ def of_the_image(request: Request) -> Request:
     ],
     ids=["bf16", "tf32", "groups", "channels", "filters", "kernel", "no result", "of the image"],
 )
-def test_what_has_no_engine_has_no_candidate(request_: Request) -> None:
+def test_requests_without_engine_have_no_candidate(request_: Request) -> None:
     assert offered(request_) == []
 
 

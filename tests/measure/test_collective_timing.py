@@ -209,7 +209,7 @@ def test_the_slowest_rank_decides(opened: Any):
     assert all(t.time_us == t.single_us == 5000.0 for t in times)
 
 
-def test_what_ranks_can_share():
+def test_divisions_among_ranks():
     reduce, scatter = CollectiveKind.ALL_REDUCE, CollectiveKind.REDUCE_SCATTER
     assert [sized(reduce, 4, 2), sized(scatter, 4, 2), sized(scatter, MIB, 2)] == [4, 8, MIB]
     assert sized(scatter, 1024, 3) == 1020

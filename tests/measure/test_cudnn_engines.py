@@ -143,7 +143,7 @@ def test_depthwise(device: Device) -> None:
 
 
 @needs_cudnn
-def test_what_cudnn_refuses_is_said_in_its_words(device: Device) -> None:
+def test_cudnns_refusals_are_quoted(device: Device) -> None:
     wrong = Request(
         "convolution",
         Convolution((14, 14), (3, 3)),
@@ -156,7 +156,7 @@ def test_what_cudnn_refuses_is_said_in_its_words(device: Device) -> None:
     assert caught.value.code == "MBC079" and caught.value.message.startswith("cuDNN refused cudnnBackend")
 
 
-def test_what_a_call_answers_is_told() -> None:
+def test_the_answer_of_a_call_is_reported() -> None:
     def explain(detail: ctypes.Array[ctypes.c_char], _: int) -> None:
         detail.value = b"no driver\n"
 

@@ -81,7 +81,7 @@ def decide_the_last(failed: Sequence[str], missing: Sequence[str]) -> Decision:
     return Decision(tuple(missing[-1:]), 250.0, 0.75)
 
 
-def test_a_process_measures_what_is_decided_and_says_why(tmp_path: Path):
+def test_a_process_measures_decided_requests_and_reports_the_reason(tmp_path: Path):
     path = tmp_path / "p.sqlite"
     seen: list[Progress] = []
     measure_on(("0",), replace(task(path), decide=decide_the_last), seen.append, worker())
@@ -97,7 +97,7 @@ def test_nothing_to_measure(tmp_path: Path):
     assert outcome.summary is None and outcome.left == 0
 
 
-def test_what_a_process_refuses_is_raised(tmp_path: Path):
+def test_a_refusal_of_a_process_is_raised(tmp_path: Path):
     with pytest.raises(MbcError, match="no GPU") as caught:
         measure_on(("0", "1"), task(tmp_path / "p.sqlite"), worker=worker("refuses"))
     assert caught.value.code == "MBC077" and caught.value.remedy == "run `mbc doctor`"
@@ -216,7 +216,7 @@ def script(path: Path) -> subprocess.Popen[str]:
     )  # fmt: skip
 
 
-def test_ctrl_c_leaves_a_profile_and_says_what_is_left(tmp_path: Path):
+def test_ctrl_c_leaves_a_profile_and_reports_the_rest(tmp_path: Path):
     path = tmp_path / "p.sqlite"
     process = script(path)
     assert process.stdout is not None

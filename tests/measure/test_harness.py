@@ -297,7 +297,7 @@ def test_an_engine_that_overwrites_does_not_add(gpu: Memory) -> None:
         assert not place.adds(place.attempt(engine(request), math.inf))
 
 
-def test_what_takes_too_long_is_not_run_in_a_graph(gpu: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_candidates_do_not_run_in_a_graph(gpu: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
     request = product("convolution")
     graphs: list[Any] = []
     waits_s = (0.0005, 0.0004, 0.0005, 0.0, 0.0005, 0.0)
@@ -317,7 +317,7 @@ def test_what_takes_too_long_is_not_run_in_a_graph(gpu: Memory, monkeypatch: pyt
         assert "off" in place.attempt(engine(request), 1.0).refused
 
 
-def test_few_rows_tell_what_is_far_too_slow(gpu: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_few_rows_show_which_kernel_is_far_too_slow(gpu: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mbc.measure.harness.time", SimpleNamespace(perf_counter=lambda: 0.0))
     request = product("convolution", rows=64)
     library = Kernels(gpu)
@@ -385,7 +385,7 @@ def test_a_wrong_kernel_of_ours_is_refused(gpu: Memory, monkeypatch: pytest.Monk
     assert "output 0 is" in attempted(gpu, library, request, offer).refused
 
 
-def test_slices_lie_in_the_operands_and_keep_their_alignment(gpu: Memory) -> None:
+def test_slices_are_inside_the_operands_and_aligned(gpu: Memory) -> None:
     whole = product("convolution", rows=32)
     buffers = Buffers(gpu, whole, lambda index, layout, address: None, period=4)
     part = product("convolution", rows=4)
@@ -426,14 +426,14 @@ def test_median_and_quartiles(gpu: Memory) -> None:
     assert (times.median_us, times.spread_us) == (4000.0, 4000.0)  # of 9, 1, 2, 3, 4, 5, 6 ms
 
 
-def test_the_gap_is_what_one_more_node_costs(gpu: Memory) -> None:
+def test_the_gap_is_the_cost_of_one_more_node(gpu: Memory) -> None:
     def call() -> None:
         gpu.now_us += 1.5
 
     assert Clock(gpu).gap_us(call) == pytest.approx(1.5)
 
 
-def test_a_bench_says_what_it_is_and_warms_up(gpu: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bench_describes_itself_and_warms_up(gpu: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mbc.measure.workbench.WARM_SIDE", 8)
     monkeypatch.setattr("mbc.measure.workbench.WARM_S", 0.0)
     bench = bench_of(gpu, Kernels(gpu))

@@ -165,7 +165,7 @@ def test_the_whole_link_is_found() -> None:
     assert link.measured
 
 
-def test_the_link_to_another_gpu_is_found_and_what_both_links_cost_each_other() -> None:
+def test_the_peer_link_and_the_contention_of_both_links_are_measured() -> None:
     gpu = CopyingGpu()
     kernels = {kind: lambda kind=kind: gpu.launch(kind) for kind in KERNELS_US}
     link = measure_peer_link(GpuTransfers(gpu, kernels, gpu.lend))
@@ -175,7 +175,7 @@ def test_the_link_to_another_gpu_is_found_and_what_both_links_cost_each_other() 
 
 
 @pytest.mark.parametrize("size_bytes", [1 << 33, 1 << 30, 64 * MIB])
-def test_a_small_gpu_gives_what_it_has(size_bytes: int) -> None:
+def test_a_small_gpu_gives_all_its_blocks(size_bytes: int) -> None:
     gpu = CopyingGpu(size_bytes=size_bytes)
     assert rates(measured(gpu)) == pytest.approx(rates(TRUE), rel=0.03)  # shorter copies, for which latency counts
     assert 0 < gpu.mark() <= size_bytes and gpu.pinned_bytes <= size_bytes / 2 + 128 * MIB

@@ -86,7 +86,7 @@ def _prepared(library: KernelLibrary, plan: Plan, launch: Launch) -> kernel_libr
 
 @pytest.mark.parametrize("layout", ["nchw", "nhwc"])
 @pytest.mark.parametrize("precision", [Precision.FP32, Precision.TF32, Precision.BF16, Precision.FP16])
-def test_a_candidate_calls_what_the_modules_row_calls(
+def test_a_candidate_makes_the_calls_of_the_modules_row(
     precision: Precision, layout: str, library: KernelLibrary, fake: ctypes.CDLL, tmp_path: Path
 ) -> None:
     plan = small_plan(precision, layout)
@@ -141,7 +141,7 @@ def test_a_kernel_that_does_not_exist(library: KernelLibrary) -> None:
     assert caught.value.code == "MBC086"
 
 
-def test_what_was_prepared_can_be_let_go(library: KernelLibrary, fake: ctypes.CDLL) -> None:
+def test_prepared_calls_can_be_released(library: KernelLibrary, fake: ctypes.CDLL) -> None:
     plan = small_plan()
     for _ in range(2):
         _prepared(library, plan, plan.train.launches[0]).enqueue()

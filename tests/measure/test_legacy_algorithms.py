@@ -83,7 +83,7 @@ def test_every_algorithm_is_asked_for_in_both_layouts(fake: tuple[Library, int, 
     assert offered(fake, request(kind)) == expected
 
 
-def test_what_is_not_supported_is_left_out(fake: tuple[Library, int, ctypes.CDLL]) -> None:
+def test_unsupported_algorithms_are_left_out(fake: tuple[Library, int, ctypes.CDLL]) -> None:
     assert [n for n, layout, _, _ in offered(fake, request("convolution", stride=2)) if layout is FIRST] == [0, 1, 2]
 
 

@@ -221,7 +221,7 @@ def test_copies_that_cannot_be_measured_stop_nothing(path: Path) -> None:
     assert measured_link(read_profile(path).constants) == LINK
 
 
-def test_what_another_beats_by_far_is_run_once(path: Path) -> None:
+def test_a_far_slower_candidate_runs_once(path: Path) -> None:
     asked = need([8])
     table = Table([FAST, LEAN, SLOW])
     summary = run(table, path, asked)
@@ -245,7 +245,7 @@ def test_conversions_of_other_layouts_dominate_none(path: Path) -> None:
     assert [m.layouts[0] for m in measured if m.dominated] == [Layout.CHANNELS_FIRST]
 
 
-def test_what_is_sure_to_be_slow_is_not_run(path: Path) -> None:
+def test_certainly_slow_candidates_are_not_run(path: Path) -> None:
     asked = need([256, 128])
     worst = Kernel("worst", lambda rows: 500.0 * rows)
     loose = replace(LEAN, name="loose", time=lambda rows: 1.0 * rows, deterministic=False)
@@ -266,7 +266,7 @@ def test_what_is_sure_to_be_slow_is_not_run(path: Path) -> None:
     assert "far 128" in table.tried()
 
 
-def test_what_is_behind_in_every_respect_is_replayed_little(path: Path) -> None:
+def test_a_candidate_beaten_in_every_respect_is_replayed_little(path: Path) -> None:
     behind = Kernel("behind", lambda rows: 25.0 * rows, FAST.workspace)
     leaner = Kernel("leaner", lambda rows: 15.0 * rows)
     elsewhere = replace(behind, name="elsewhere", layout=Layout.CHANNELS_LAST)
@@ -341,7 +341,7 @@ def test_layouts_end_apart(path: Path) -> None:
     assert "1 candidates in layouts" in read_profile(path).extents[signature(asked.requests[2])].left_out
 
 
-def test_what_was_passed_over_in_a_part_is_measured_in_a_whole(path: Path) -> None:
+def test_candidates_skipped_in_a_part_are_measured_in_a_whole(path: Path) -> None:
     last = replace(LEAN, name="last", layout=Layout.CHANNELS_LAST)
     table = Table([FAST, LEAN, last])
     parts, whole = need([8, 4, 2]), need([2])
@@ -412,7 +412,7 @@ def test_a_run_is_resumed_and_a_raised_limit_completes(path: Path) -> None:
     assert run(anew, path, asked, again=True).measured == 2 and len(anew.tried()) == 4
 
 
-def test_what_is_outdated_is_completed_and_nothing_else(path: Path) -> None:
+def test_only_outdated_requests_are_completed(path: Path) -> None:
     """Only the kernel that was added later is run. A request that does not fit the memory keeps its earlier results."""
     asked, other = need([8]), need([8], channels=16)
     wrong = replace(SLOW, name="wrong", refused="the result is wrong")
@@ -468,7 +468,7 @@ class Decide:
         return Decision(tuple(signature(self.needs[number].undivided) for number in chosen), 100.0, 0.5)
 
 
-def test_only_what_can_decide_a_plan_is_measured(path: Path) -> None:
+def test_only_requests_that_can_decide_a_plan_are_measured(path: Path) -> None:
     needs = [need([8], channels=channels) for channels in (8, 16, 24, 32)]
     table, decide, reports = Table([FAST]), Decide(needs, [(2, 0), (1,), ()]), list[tuple[int, int]]()
     summary = run(table, path, *needs, decide=decide, progress=lambda d, t, r, s: reports.append((d, t)))
@@ -482,7 +482,7 @@ def test_only_what_can_decide_a_plan_is_measured(path: Path) -> None:
 
 
 @pytest.mark.parametrize("stop_at", ["", "fast 8"])
-def test_what_was_not_reached_is_left_to_its_estimate_and_asked_for_again(path: Path, stop_at: str) -> None:
+def test_unreached_requests_are_estimated_and_requested_again(path: Path, stop_at: str) -> None:
     needs = [need([8], channels=channels) for channels in (8, 16, 24)]
     stopped = Table([FAST], stop_at=stop_at)
     summary = run(stopped, path, *needs, decide=Decide(needs, [(1, 0)]), seconds=math.inf if stop_at else 0.5)
@@ -493,7 +493,7 @@ def test_what_was_not_reached_is_left_to_its_estimate_and_asked_for_again(path: 
     assert run(Table([FAST]), path, *needs, decide=decide).measured == 1 and {0, 2} <= set(decide.missing[0])
 
 
-def test_what_a_decision_asks_for_and_is_known_by_now_is_passed_over(path: Path) -> None:
+def test_decided_requests_measured_meanwhile_are_skipped(path: Path) -> None:
     """This happens if the process before it failed because of its GPU: it had measured a part."""
     needs = [need([8], channels=channels) for channels in (8, 16)]
     run(Table([FAST]), path, needs[0])
@@ -501,7 +501,7 @@ def test_what_a_decision_asks_for_and_is_known_by_now_is_passed_over(path: Path)
     assert run(Table([FAST]), path, *needs, decide=decide).measured == 1 and decide.missing == [[1], []]
 
 
-def test_what_is_known_of_an_earlier_version_is_kept(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_measurements_of_an_earlier_version_are_kept(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     needs = [need([8], channels=channels) for channels in (8, 16)]
     run(Table([FAST]), path, needs[0])
     complete = read_profile(path)
@@ -512,7 +512,7 @@ def test_what_is_known_of_an_earlier_version_is_kept(path: Path, monkeypatch: py
     assert read_profile(path).left_to_estimate == {signature(needs[1].undivided)} and measurements_of(path, needs[0])
 
 
-def test_what_cannot_be_measured_is_told_to_who_decides(path: Path) -> None:
+def test_failed_measurements_are_passed_to_the_decision(path: Path) -> None:
     needs = [need([8], channels=channels) for channels in (8, 16)]
     decide = Decide(needs, [(0,), ()])
     error = MbcError("MBC150", "it has none", "none")
@@ -528,7 +528,7 @@ def test_an_interrupted_run_leaves_a_valid_profile(path: Path) -> None:
     assert run(Table([FAST, LEAN]), path, need([8, 4, 2])).measured == 2
 
 
-def test_what_is_wrong_is_refused_and_recorded(path: Path) -> None:
+def test_wrong_results_are_refused_and_recorded(path: Path) -> None:
     asked = need([8])
     wrong = replace(FAST, name="wrong", refused="its result is 1 off")
     summary = run(Table([wrong, LEAN]), path, asked)
@@ -537,7 +537,7 @@ def test_what_is_wrong_is_refused_and_recorded(path: Path) -> None:
     assert of(measurements_of(path, asked), LEAN).refused == ""
 
 
-def test_a_failing_gpu_is_told_and_its_kernel_passed_over(path: Path) -> None:
+def test_a_failing_gpu_is_reported_and_its_kernel_skipped(path: Path) -> None:
     broken = replace(FAST, name="broken", refused="fails")
     with pytest.raises(MbcError, match="error MBC088: the GPU failed while convolution was measured: an illegal"):
         run(Table([LEAN, broken]), path, need([8, 4]))
@@ -549,7 +549,7 @@ def test_a_failing_gpu_is_told_and_its_kernel_passed_over(path: Path) -> None:
     assert len(measurements_of(path, need([8]))) == 3 and run(table, path, need([8])).already_measured == 1
 
 
-def test_what_does_not_fit_is_told_and_not_tried_again_unless_all_is(path: Path) -> None:
+def test_requests_that_do_not_fit_are_reported_and_not_tried_again(path: Path) -> None:
     asked = need([8, 4])
     summary = run(Table([LEAN], too_large=True), path, asked)
     assert (summary.measured, summary.left) == (0, 0) and "1 byte is needed" in summary.failures[0]
@@ -563,7 +563,7 @@ def test_what_does_not_fit_is_told_and_not_tried_again_unless_all_is(path: Path)
 
 
 @pytest.mark.parametrize(("code", "asked_again"), [("MBC087", False), ("MBC150", True)])
-def test_only_what_would_fail_again_is_written_down(path: Path, code: str, asked_again: bool) -> None:
+def test_only_failures_that_would_repeat_are_recorded(path: Path, code: str, asked_again: bool) -> None:
     error = MbcError(code, "it has; no reference", "none")
     summary = run(Table([LEAN], error=error), path, need([8]))
     assert len(summary.failures) == 1 and summary.left == 0

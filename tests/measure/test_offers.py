@@ -134,7 +134,7 @@ def listed(
     return [dict(o.candidate.settings)["engine"] for o in first], offered
 
 
-def test_after_the_best_only_what_needs_less(gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_after_the_best_only_candidates_that_need_less(gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     tried, offered = listed(gpu, monkeypatch, *(9,) * 8, 10, 9, 8, 8, 3, 0, 0, 5)
     assert tried == [*range(8), 10, 12, 13]
     assert "nchw engines after the best 11" in offered.left_out

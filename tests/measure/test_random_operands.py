@@ -107,7 +107,7 @@ def test_values_are_rounded_as_stored() -> None:
     assert (drawn.view(np.uint32) & 0xFFFF).max() == 0 and drawn.std() > 0.5
 
 
-def test_a_request_that_cannot_be_made_small_says_so() -> None:
+def test_a_request_that_cannot_be_made_small_is_refused() -> None:
     x = fp32(4, 8, 3, 3)
     with pytest.raises(MbcError, match="error MBC087: batch_normalize cannot be checked on few rows"):
         few(Request("batch_normalize", BatchNormalize(1e-5), (x, fp32(7)), (x,), Precision.FP32))

@@ -12,7 +12,7 @@ from mbc.runtime.formats import loaded
 
 @pytest.mark.parametrize("dtype", [DType.FP64, DType.FP32, DType.BF16, DType.FP16])
 @pytest.mark.parametrize("positive", [False, True])
-def test_numbers_are_what_is_read_of_their_bytes(dtype: DType, positive: bool) -> None:
+def test_numbers_are_those_of_the_stored_bytes(dtype: DType, positive: bool) -> None:
     data = stored_numbers(dtype, 5000, 3, positive)
     assert np.array_equal(loaded(data, (5000,), dtype, Layout.CHANNELS_FIRST), numbers(dtype, 5000, 3, positive))
 

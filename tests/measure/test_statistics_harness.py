@@ -46,7 +46,7 @@ def test_right_statistics_are_admitted(gpu: Memory, rows: int) -> None:
     assert attempt.refused == "" and 0 < attempt.error < 1e-3
 
 
-def test_statistics_of_what_is_not_rounded_yet_are_admitted(gpu: Memory) -> None:
+def test_statistics_of_unrounded_results_are_admitted(gpu: Memory) -> None:
     """An engine may compute statistics of the stored result, as the reference does, or of the unrounded one."""
     seen: list[Array] = []
 
@@ -103,7 +103,7 @@ def test_a_mean_of_next_to_nothing_counts_by_its_elements() -> None:
     assert off == pytest.approx(5e-8) and same == 0.0
 
 
-def test_what_is_allowed_grows_with_what_rounding_changes() -> None:
+def test_the_tolerance_grows_with_rounding_errors() -> None:
     request = with_statistics((8, 8, 10, 10), 16, 1)
     assert allowed(request, 4) == pytest.approx((1e-5 + 1e-3 / 20, 1e-5 + 2e-3 / 20))
     assert allowed(with_statistics((8, 8, 40, 40), 16, 1), 4) < allowed(request, 4)

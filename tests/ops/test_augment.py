@@ -82,7 +82,7 @@ def evaluated(kind: str, a: Augment, image: Array, first_row: int = 0, rank_row:
     return evaluate(a, (image, block) if kind == "augment" else (image,), call)[0]
 
 
-def test_slices_and_ranks_make_what_the_whole_mini_batch_would() -> None:
+def test_slices_and_ranks_give_the_result_of_the_whole_mini_batch() -> None:
     image = np.random.default_rng(0).integers(0, 256, (16, 3, 40, 36), np.uint8)
     whole = evaluated("augment", PLAIN, image)
     np.testing.assert_array_equal(whole[4:9], evaluated("augment", PLAIN, image[4:9], first_row=4))

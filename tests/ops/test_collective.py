@@ -64,7 +64,7 @@ GATHER, SUM_GATHERED = KINDS["all_gather"], KINDS["sum_gathered"]
 VECTOR, MATRIX = TensorType((5,), DType.FP32), TensorType((3, 5), DType.FP32)
 
 
-def test_what_is_gathered_has_an_axis_of_ranks_first() -> None:
+def test_gathered_values_have_an_axis_of_ranks_first() -> None:
     assert GATHER.shape(AllGather(3), (VECTOR, VECTOR)) == (MATRIX, MATRIX)
     assert SUM_GATHERED.shape(NoAttributes(), (MATRIX, MATRIX)) == (VECTOR, VECTOR)
 
@@ -92,7 +92,7 @@ def test_a_gather_and_its_sum() -> None:
 ROWS = KINDS["gather_rows"]
 
 
-def test_rows_of_all_ranks_lie_one_after_another() -> None:
+def test_rows_of_all_ranks_are_adjacent() -> None:
     assert ROWS.evaluate is not None
     images, classes = TensorType((2, 3, 4), DType.BF16), TensorType((2, 5), DType.BF16)
     types = TensorType((4, 3, 4), DType.BF16), TensorType((4, 5), DType.BF16)
@@ -102,7 +102,7 @@ def test_rows_of_all_ranks_lie_one_after_another() -> None:
     assert all(np.array_equal(rows, np.concatenate([a, a])) for rows, a in zip(gathered, arrays, strict=True))
 
 
-def test_what_is_gathered_together_is_of_the_same_rows() -> None:
+def test_operands_gathered_together_have_equal_rows() -> None:
     with pytest.raises(ShapeError, match="these do not have the same rows"):
         ROWS.shape(AllGather(2), (GRADIENT, VECTOR))
     with pytest.raises(ShapeError, match="a collective of 1 ranks"):

@@ -92,7 +92,7 @@ def test_positional_order_of_settings() -> None:
         assert layer.help
 
 
-def test_kinds_are_called_what_they_are() -> None:
+def test_kinds_have_their_names() -> None:
     assert all(name == kind.name for name, kind in KINDS.items())
     assert all(kind.evaluate or kind.expand for kind in KINDS.values())
     assert all(kind.reduces for kind in KINDS.values() if kind.accumulates)

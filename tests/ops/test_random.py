@@ -26,7 +26,7 @@ ONES = 0xFFFFFFFF
         ),
     ],
 )
-def test_known_answers_of_random123(
+def test_published_answers_of_random123(
     key: tuple[int, int], counter: tuple[int, int, int, int], expected: tuple[int, ...]
 ) -> None:
     block = np.array([counter[0] | counter[1] << 32], np.uint64)

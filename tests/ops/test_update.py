@@ -99,7 +99,7 @@ def test_a_norm_is_of_some_gradients() -> None:
     assert KINDS["guard"].shape(Guard(1.0), (CONTROL_TYPE, loss, loss)) == (CONTROL_TYPE,)
 
 
-def test_clipping_to_a_value_keeps_what_is_not_a_number() -> None:
+def test_clipping_to_a_value_keeps_nan() -> None:
     after = _guard(new_control(learning_rate=1.0), 0.0)
     gradient = np.array([-3.0, 0.25, np.nan, 3.0])
     (parameter,) = _call("sgd_update", Sgd(clip_value=0.5), np.zeros(4), gradient, after)
@@ -115,7 +115,7 @@ def test_mini_batches_add_up_from_the_first_one() -> None:
 
 
 @pytest.mark.parametrize("clip_norm", [0.0, 1.0])
-def test_what_counts_of_several_mini_batches_is_their_mean(clip_norm: float) -> None:
+def test_the_mean_of_several_mini_batches_counts(clip_norm: float) -> None:
     after = _call("guard", Guard(clip_norm, 4), new_control(learning_rate=1.0), np.zeros(1), np.array([12.0, 16.0]))[0]
     (parameter,) = _call("sgd_update", Sgd(), np.zeros(2), np.array([12.0, 16.0]), after)
     np.testing.assert_allclose(parameter, [-3 / (5 + 1e-6), -4 / (5 + 1e-6)] if clip_norm else [-3, -4])
@@ -127,7 +127,7 @@ def test_a_loss_that_is_not_finite_stops_the_statistics_of_its_mini_batch() -> N
         assert control_record(after)["proceed"] == proceed and control_record(after)["skipped"] == 0
 
 
-def test_a_moving_average_begins_with_what_it_is_of() -> None:
+def test_a_moving_average_begins_with_its_weight() -> None:
     control, average = new_control(), np.array([7.0])
     for value, expected in ((1.0, 1.0), (2.0, 1.25), (0.25, 1.0)):
         control = _guard(control, 0.0)

@@ -167,7 +167,7 @@ WRONG: dict[str, tuple[Change, str]] = {
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_what_is_wrong_is_named(case: str) -> None:
+def test_faults_are_named(case: str) -> None:
     change, message = WRONG[case]
     changed = change(GRAPH)
     if case == "not executable":  # in the types of a network, so that the kind alone is wrong

@@ -75,7 +75,7 @@ def makers(training: TrainingGraph) -> dict[str, Operation]:
     return {value: op for op in training.train for value in op.outputs}
 
 
-def test_what_relu_made_is_not_read_backwards():
+def test_relus_output_is_not_read_backwards():
     training = graph("  y = x |> relu |> maxpool(2)")
     (forward,) = (op for op in training.train if op.kind == "relu")
     (backward,) = (op for op in training.train if op.kind == "relu_backward")

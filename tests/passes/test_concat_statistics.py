@@ -31,14 +31,14 @@ def channels_read(training: TrainingGraph) -> list[int]:
     return [training.values[op.inputs[0]].type.shape[1] for op in training.train if op.kind == "batch_statistics"]
 
 
-def test_of_every_channel_statistics_are_read_once():
+def test_statistics_of_each_channel_are_read_once():
     training = graph(DENSE)
     assert channels_read(training) == [6, 2, 2, 2]
     assert kinds(training)["concat_statistics"] == kinds(training)["batch_normalize"] - 1 == 3
     assert kinds(training)["update_running"] == 4
 
 
-def test_a_part_is_read_where_it_is_made():
+def test_a_part_is_read_where_it_is_computed():
     training = graph(DENSE)
     for before, op in zip(training.train, training.train[1:], strict=False):
         if op.kind == "batch_statistics":

@@ -104,7 +104,7 @@ def test_where_it_sends_a_quarter_at_most(rows: tuple[int, ...], wide: int, prec
         assert operands <= 2 * graph.values[gradient].type.size_bytes / 4
 
 
-def test_what_is_no_multiple_of_a_word_is_summed() -> None:
+def test_sizes_that_are_no_multiple_of_a_word_are_summed() -> None:
     assert len(of_kind(graph_of((3, 3), "bf16", 63), "gather_rows")) == 0  # 3 x 63 elements of 2 bytes
     assert len(of_kind(graph_of((2, 2), "bf16", 63), "gather_rows")) == 2
 

@@ -32,7 +32,7 @@ def as_written(network: Network) -> Network:
     return network
 
 
-def test_what_a_source_writes_is_one_operation_each_way():
+def test_a_written_out_norm_is_one_operation_each_way():
     counts = kinds(graph(WRITTEN))
     assert counts["rms_norm"] == 2 and counts["rms_norm_backward"] == counts["rms_norm_backward_reduce"] == 1
     assert not counts["pow"] + counts["broadcast"] + counts["reduce_sum"] + counts["pow_backward"]

@@ -169,7 +169,7 @@ def without(table: dict[str, Any], column: str) -> list[Any]:
     return [row.pop(place) for row in table["rows"]]
 
 
-def test_what_a_later_form_added_may_be_missing():
+def test_a_field_of_a_later_form_may_be_missing():
     plan = replace(
         PLAN,
         host_limit_bytes=None,
@@ -186,7 +186,7 @@ def test_what_a_later_form_added_may_be_missing():
     assert load_plan(json.dumps(document), "plan.json") == plan
 
 
-def test_what_a_later_form_added_is_refused_by_its_name():
+def test_a_field_of_a_later_form_is_refused_by_name():
     def section(document: dict[str, Any]) -> None:
         document["ranks"] = 8
 
@@ -323,7 +323,7 @@ NOWHERE = [
 
 
 @pytest.mark.parametrize("path_and_value, message", NOWHERE, ids=[".".join(map(str, p[:-1])) for p, _ in NOWHERE])
-def test_references_to_what_is_not_there(path_and_value, message):
+def test_references_to_missing_parts(path_and_value, message):
     refused(changed(put(*path_and_value)), "MBC116", message)
 
 

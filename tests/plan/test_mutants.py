@@ -19,7 +19,7 @@ def test_no_mutant_passes_unexplained(kind: str) -> None:
     assert not wrong
 
 
-def test_plans_are_what_they_are_tried_as() -> None:
+def test_plans_are_those_that_were_tried() -> None:
     launches = {name: plan_of_kind(name).train.launches for name in PLANS}
     assert sum(len(launch.operations) > 1 for launch in launches["fused"]) > 5
     assert {"to_host", "to_device"} <= {launch.stream for launch in launches["offloading"]}

@@ -100,7 +100,7 @@ def test_a_plan_s_file_says_it_only_where_it_is_so() -> None:
         assert load_plan(dump_plan(one), "plan.json") == one
 
 
-def test_what_is_shown_and_compared() -> None:
+def test_shown_and_compared_figures() -> None:
     host = everything_at_once("residual")
     peer = lent(host)
     (link,) = traffic(peer, peer.train)
@@ -119,7 +119,7 @@ def test_what_is_shown_and_compared() -> None:
     assert changed["peer_bytes"] == (0, peer.predictions.peer_bytes)
 
 
-def test_what_fits_is_told_with_what_is_outside() -> None:
+def test_a_fit_is_reported_with_the_overhead() -> None:
     plan = everything_at_once("residual")
     own, other = figures(plan), figures(lent(plan))
     assert (own.peer_bytes, other.peer_bytes) == (0, plan.predictions.host_bytes)

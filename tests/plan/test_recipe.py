@@ -100,6 +100,6 @@ def test_ranks_sum_the_gradients_that_are_clipped_and_no_others():
     assert len(guard.inputs) == 2 + 4 and set(guard.inputs[1:]) == sums - set(plan.graph.metrics)
 
 
-def test_what_is_not_set_is_not_written():
+def test_unset_fields_are_not_written():
     text = dump_plan(planned(""))
     assert not any(word in text for word in ('"rate"', '"pattern"', '"no_decay"', '"clip_', '"frozen"', '"ema"'))

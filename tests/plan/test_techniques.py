@@ -65,7 +65,7 @@ def test_every_host_buffer_is_one_stay(seed):
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_what_runs_again_writes_other_buffers_of_the_same_rows(seed):
+def test_recomputation_writes_other_buffers_of_the_same_rows(seed):
     plan = offloaded_plan(seed)
     launches = plan.train.launches
     recomputing = {i for r in techniques(plan, plan.train).recomputed for i in r.launches}
@@ -91,7 +91,7 @@ def test_some_plans_recompute_and_some_offload():
     assert sum(bool(f.recomputed) for f in used) > 5 and sum(bool(f.offloaded) for f in used) > 5
 
 
-def test_what_was_saved_is_not_in_the_arena_meanwhile():
+def test_saved_bytes_are_not_in_the_arena_meanwhile():
     checked = 0
     for seed in SEEDS:
         plan = offloaded_plan(seed)
@@ -112,7 +112,7 @@ def shared(plan, values):
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_what_is_taken_adds_up(seed):
+def test_taken_bytes_add_up(seed):
     plan = offloaded_plan(seed)
     curve = memory_curve(plan, plan.train)
     for launch in (0, curve.peak_launch, len(plan.train.launches) - 1):
@@ -136,7 +136,7 @@ def test_host_memory_over_the_step(seed):
     assert max(curve) <= plan.predictions.host_bytes
 
 
-def test_stalls_are_blamed_on_what_ends_last():
+def test_stalls_are_attributed_to_the_last_end():
     seen = 0
     for seed in SEEDS:
         plan = offloaded_plan(seed, (Stream.COMPUTE, Stream.TO_DEVICE))

@@ -258,7 +258,7 @@ def test_rows_outside_the_buffer():
     refused(with_launch(plan, index, accesses=tuple(accesses)), "MBC123", "rows 0..99 are not in")
 
 
-def test_division_of_what_cannot_be_divided():
+def test_division_of_indivisible_values():
     plan = plain()
     index = launch_of(plan, "ce")
     accesses = tuple(
@@ -276,7 +276,7 @@ def test_mode_of_an_input():
     refused(with_launch(plan, index, accesses=tuple(accesses)), "MBC123", "only read")
 
 
-def test_accumulation_of_what_is_no_sum():
+def test_accumulation_without_a_sum():
     plan = plain()
     index = launch_of(plan, "l0")
     accesses = list(plan.train.launches[index].accesses)

@@ -106,7 +106,7 @@ def test_metrics_are_numbers_that_the_step_computes(metric: str) -> None:
         ({"gpu": "Tesla T4"}, "with architecture sm_90, but that GPU has sm_75"),
     ],
 )
-def test_the_gpu_is_what_the_plan_says(change: dict[str, Any], said: str) -> None:
+def test_the_gpu_is_the_plans(change: dict[str, Any], said: str) -> None:
     plan = plan_of_kind("recomputing")
     refused(replace(plan, target=replace(plan.target, **change)), "MBC138", said)
 

@@ -145,7 +145,7 @@ def test_a_sum_of_a_sum() -> None:
     refused(verify_rank, with_operations(plan, twice), "'again' sums a value over ranks that is already summed")
 
 
-def test_a_sum_of_what_depends_on_a_sum() -> None:
+def test_a_sum_that_depends_on_a_sum() -> None:
     (plan,) = plans_of(2)
     update = of_kind(plan, "sgd_update")
     again = replace(of_kind(plan, "all_reduce"), name="again", inputs=update.outputs[:1], outputs=("twice",))
@@ -193,7 +193,7 @@ def test_one_rank_has_no_collective() -> None:
         refused(verify_rank, changed, "it sums over ranks, but there is only one")
 
 
-def test_operands_of_a_bucket_lie_one_after_another() -> None:
+def test_operands_of_a_bucket_are_adjacent() -> None:
     (plan,) = plans_of(2)
     bucket = plan.train.launches[collectives(plan)[0]]
     first, second, *_ = (access.buffer for access in bucket.accesses)
@@ -205,7 +205,7 @@ def test_operands_of_a_bucket_lie_one_after_another() -> None:
     refused(verify_plan, replace(plan, offsets=tuple(offsets)), "its operands are not contiguous", "MBC133")
 
 
-def test_a_sum_lies_over_its_operand() -> None:
+def test_a_sum_overwrites_its_operand() -> None:
     """A sum must overwrite its operand: a kernel may write elsewhere, but NCCL is given one address."""
     (plan,) = plans_of(2)
     bucket = plan.train.launches[collectives(plan)[0]]
@@ -367,7 +367,7 @@ def test_mean_and_variance_the_wrong_way_round(kind: str) -> None:
     refused(verify_rank, broken, "which do not belong together")
 
 
-def test_what_is_combined_is_gathered() -> None:
+def test_combined_statistics_are_gathered() -> None:
     two, _ = synchronised()
     own = of_kind(two, "batch_statistics").outputs
     refused(
@@ -375,7 +375,7 @@ def test_what_is_combined_is_gathered() -> None:
     )
 
 
-def test_what_is_gathered_is_of_all_ranks() -> None:
+def test_gathered_values_come_from_all_ranks() -> None:
     two, _ = synchronised()
     changed = with_attributes(two, "all_gather", ranks=2)
     refused(verify_rank, changed, "is for 2 ranks, but there are 3")

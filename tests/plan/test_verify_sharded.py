@@ -107,7 +107,7 @@ GATHER, LAST_GATHER = of_kind("gather_parts")[0], of_kind("gather_parts")[-1]
         ),
     ],
 )  # fmt: skip
-def test_what_is_wrong_with_parts_is_refused(plan: Plan, words: str) -> None:
+def test_wrong_parts_are_refused(plan: Plan, words: str) -> None:
     with pytest.raises(MbcError, match=re.escape(words)) as caught:
         verify_rank(plan)
     assert caught.value.code == ("MBC135" if words == "is not summed over the ranks" else "MBC136")

@@ -37,7 +37,7 @@ def refused(path: Path, code: str = "MBC073") -> str:
     return caught.value.message
 
 
-def test_what_is_measured_is_read(tmp_path: Path) -> None:
+def test_measurements_are_read(tmp_path: Path) -> None:
     assert read_profile(changed(tmp_path)).measurements
 
 
@@ -108,7 +108,7 @@ def endless(path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["p.sqlite", "p.sqlite.gz"])
 @pytest.mark.parametrize("make", [fifo, zeros, folder, endless], ids=lambda make: make.__name__)
-def test_what_is_no_file_is_not_waited_for(tmp_path: Path, name: str, make: Callable[[Path], None]) -> None:
+def test_special_files_are_not_waited_for(tmp_path: Path, name: str, make: Callable[[Path], None]) -> None:
     make(tmp_path / name)
     message = refused(tmp_path / name, "MBC072")
     assert any(why in message for why in ("not a regular file", "a folder", "Is a directory", "but at most"))

@@ -32,7 +32,7 @@ def same(a: Profile, b: Profile) -> bool:
     return (a.collectives, a.collective_slowdowns) == (b.collectives, b.collective_slowdowns)
 
 
-def test_what_is_written_is_read(tmp_path: Path):
+def test_written_parts_are_read(tmp_path: Path):
     path = tmp_path / "p.sqlite"
     write_profile(HELD, path)
     held = read_profile(path)

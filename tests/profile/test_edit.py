@@ -48,14 +48,14 @@ def test_the_first_can_be_made_to_win():
     assert engines(merged(first, replace(second, extents=first.extents)).measurements[signature(A)]) == {1: 10.0}
 
 
-def test_what_was_run_once_gives_way_to_what_was_measured_with_care():
+def test_single_runs_give_way_to_careful_measurements():
     once = replace(measurement(1, 90.0), dominated=True)
     careful = profile({A: [measurement(1, 70.0)]}, {A: Extent(64, "", OLD)})
     both = merged(profile({A: [once]}, {A: Extent(64, "", NEW)}), careful)
     assert engines(both.measurements[signature(A)]) == {1: 70.0}
 
 
-def test_what_was_left_out_is_said_as_far_as_it_still_was():
+def test_omissions_are_reported_as_far_as_they_still_hold():
     wide, wider = Extent(64, "engines after the best 8"), Extent(64, "engines compiled at run time")
     narrow = Extent(32, "candidates that need more than 32 B")
     both = merged(profile({A: []}, {A: wide}), profile({A: []}, {A: wider}))
@@ -90,7 +90,7 @@ def test_patches_of_cudnn_and_drivers_may_differ():
     assert merged(profile({}), profile({}, identity=replace(IDENTITY, cudnn=91902, driver="590")))
 
 
-def test_shipping_keeps_what_no_other_candidate_beats(tmp_path: Path):
+def test_shipping_keeps_unbeaten_candidates(tmp_path: Path):
     slow_and_large, other_layout = measurement(4, 30.0, 8192), measurement(5, 40.0, 0, LAST)
     loose = replace(measurement(6, 1.0), deterministic=False)
     once = replace(measurement(7, 0.5), dominated=True)
@@ -116,7 +116,7 @@ def test_shipping_keeps_what_no_other_candidate_beats(tmp_path: Path):
     assert shipped.extents[signature(B)].workspace_limit_bytes == 7 and signature(B) not in shipped.measurements
 
 
-def test_what_is_left_to_its_estimate_is_merged_and_shipped(tmp_path: Path):
+def test_estimated_requests_are_merged_and_shipped(tmp_path: Path):
     measured = profile({A: [measurement(1, 10.0)]}, {A: Extent(64)})
     left = replace(measured, left_to_estimate=frozenset({signature(B)}))
     ship(merged(measured, left), tmp_path / "left.sqlite.gz")
@@ -129,7 +129,7 @@ def test_what_is_left_to_its_estimate_is_merged_and_shipped(tmp_path: Path):
     assert not read_profile(tmp_path / "measured.sqlite.gz").left_to_estimate
 
 
-def test_what_is_faster_when_adding_is_shipped_too():
+def test_kernels_that_add_faster_are_shipped_too():
     adds = replace(measurement(1, 10.0), accumulates=True, accumulate_us=15.0)
     adds_faster = replace(measurement(2, 11.0), accumulates=True, accumulate_us=12.0)
     adds_slower = replace(measurement(3, 11.0), accumulates=True, accumulate_us=16.0)
@@ -140,7 +140,7 @@ def test_what_is_faster_when_adding_is_shipped_too():
     assert set(engines(shippable(profile({A: only_overwrites_faster})).measurements[signature(A)])) == {1, 4}
 
 
-def test_what_does_not_emulate_fp32_is_shipped_too():
+def test_kernels_without_emulated_fp32_are_shipped_too():
     emulated = replace(measurement(1, 10.0), provider="mbc", name="fp32_emulated_conv")
     strict, slower = measurement(2, 20.0), measurement(3, 30.0)
     assert set(engines(shippable(profile({A: [emulated, strict, slower]})).measurements[signature(A)])) == {1, 2}

@@ -16,7 +16,7 @@ def candidate(engine: int, time_us: float, workspace_bytes: int = 0, **changes) 
     return replace(measurement(engine, time_us, workspace_bytes).candidate(), **changes)
 
 
-def test_a_time_lies_on_the_line_between_its_neighbours():
+def test_a_time_is_interpolated_between_its_neighbours():
     (candidate_between,) = between((8, [candidate(1, 10.0)]), (16, [candidate(1, 30.0)]), 10)
     assert candidate_between.time_us == 15.0
     assert not candidate_between.measured
@@ -40,7 +40,7 @@ def test_time_when_adding():
     assert between((8, [unknown]), (16, [unknown]), 12)[0].accumulate_us == 0.0
 
 
-def test_only_what_both_neighbours_have_and_fastest_first():
+def test_only_candidates_of_both_neighbours_fastest_first():
     other_layout = replace(measurement(1, 1.0, 0, LAST).candidate())
     low = [candidate(1, 30.0), candidate(2, 10.0), candidate(3, 1.0)]
     high = [candidate(2, 20.0), candidate(1, 40.0), candidate(4, 1.0), other_layout]

@@ -48,12 +48,12 @@ def test_today_s_kernel_has_its_own_workspace():
     assert candidate.workspace_bytes == kernel.workspace(request, FIRST) > BEFORE.workspace_bytes
 
 
-def test_what_today_s_kernel_does_not_take_is_left_out():
+def test_calls_that_todays_kernel_refuses_are_left_out():
     refused, elsewhere = replace(BEFORE, refused="wrong"), replace(BEFORE, layouts=(FIRST,))
     assert current(profile({REQUEST: [refused, elsewhere]}, EXTENT)).candidates(REQUEST) == ()
 
 
-def test_once_measured_again_the_request_is_known():
+def test_a_request_measured_again_counts():
     today = current(profile({REQUEST: [BEFORE, TODAY]}, EXTENT))
     assert today.measurements[KEY] == (TODAY,) and KEY in today.extents
     assert [c.time_us for c in today.candidates(REQUEST)] == [3.0]
@@ -71,7 +71,7 @@ def test_files_are_read_so(tmp_path: Path):
     assert [c.measured for c in read_profile(path).candidates(REQUEST)] == [False]
 
 
-def test_merging_keeps_what_is_to_be_measured_and_lets_go_of_what_was():
+def test_merging_keeps_open_requests_and_drops_measured_ones():
     cudnn = replace(TODAY, provider="cudnn", name="norm", settings=(), time_us=20.0)
     before, today = (current(profile({REQUEST: [own, cudnn]}, EXTENT)) for own in (BEFORE, TODAY))
     nothing = profile({}, {})
@@ -84,7 +84,7 @@ def test_merging_keeps_what_is_to_be_measured_and_lets_go_of_what_was():
     assert times_us(merged(before, today)) == [3.0, 20.0]
 
 
-def test_what_is_to_be_measured_is_written_as_it_was(tmp_path: Path):
+def test_outdated_measurements_are_written_unchanged(tmp_path: Path):
     extent = Extent(1 << 20, "engines after the best 8", "2026-11-20T10:00:00", micro_batches_only=True)
     slow = replace(BEFORE, layouts=(LAST,) * 3, dominated=True)
     before = current(profile({REQUEST: [BEFORE, slow]}, {REQUEST: extent}))
@@ -101,7 +101,7 @@ def test_what_is_to_be_measured_is_written_as_it_was(tmp_path: Path):
         ]
 
 
-def test_of_two_kernels_each_side_may_have_measured_one():
+def test_each_side_may_have_measured_one_of_two_kernels():
     """One profile has today's statistics, another one a second kernel that was rewritten."""
     other = KERNELS["batch_normalize"]
     of_other = replace(TODAY, name=other.name, settings=other.settings)

@@ -107,7 +107,7 @@ def test_a_shipped_profile_of_another_cudnn_is_not_mixed_in():
     assert times(find(), B) == []
 
 
-def test_what_is_of_another_cudnn_than_here_is_left_out_and_said(on_the_gpu: None):
+def test_times_of_another_cudnn_are_left_out_and_reported(on_the_gpu: None):
     write_profile(profile({A: [measurement(1, 1.0)]}), profile_places.bundled_path(GPU.name))
     old = profile({A: [measurement(1, 9.0)]}, identity=replace(IDENTITY, cudnn=90500))
     write_profile(old, user_path(GPU.name))

@@ -76,7 +76,7 @@ def check_refusal(path: Path, code: str, message: str) -> None:
     assert caught.value.code == code
 
 
-def test_what_is_written_is_read(path: Path) -> None:
+def test_written_parts_are_read(path: Path) -> None:
     profile = read_profile(path)
     assert profile.identity == IDENTITY
     assert profile.cudnn == 91900
@@ -102,7 +102,7 @@ def test_a_request_is_replaced_as_a_whole(path: Path) -> None:
     assert [c.settings[0] for c in read_profile(path).candidates(request())] == [("engine", 3)]
 
 
-def test_what_fails_while_recording_changes_nothing(path: Path) -> None:
+def test_a_failed_recording_changes_nothing(path: Path) -> None:
     def broken() -> Iterator[Measurement]:
         yield measurement(7, 1.0)
         raise RuntimeError("lost the GPU")

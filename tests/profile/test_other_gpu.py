@@ -31,12 +31,12 @@ def time_us(scaling: Scaling, asked: Request, measured_us: float = 100.0) -> flo
     return scaled.time_us
 
 
-def test_what_moves_bytes_only_goes_by_bandwidth() -> None:
+def test_memory_bound_kernels_scale_by_bandwidth() -> None:
     gap_us = GPU.launch_us
     assert time_us(FROM_H200, RELU) == pytest.approx(gap_us + (100 - gap_us) * GPU.copy_gb_s / PCIE.copy_gb_s)
 
 
-def test_what_multiplies_goes_by_peaks_the_more_it_multiplies() -> None:
+def test_kernels_scale_by_peaks_the_more_they_multiply() -> None:
     few, many = (time_us(FROM_H200, request(64, channels=channels)) for channels in (4, 4096))
     ratios = [time_us(FROM_H200, RELU), GPU.launch_us + (100 - GPU.launch_us) * FROM_H200.arithmetic(Precision.FP32)]
     assert min(ratios) < many < few < max(ratios)
@@ -47,7 +47,7 @@ def test_a_launch_takes_no_less_than_its_gap() -> None:
     assert time_us(FROM_H200, RELU, GPU.launch_us / 2) == GPU.launch_us / 2
 
 
-def test_the_range_is_what_either_limit_alone_would_give() -> None:
+def test_the_range_is_that_of_either_limit_alone() -> None:
     spread = FROM_H200.spread(Precision.BF16)
     assert spread.low == pytest.approx(1 / spread.high)
     assert spread.high == pytest.approx((4300 / 1790) / (790 / 605))

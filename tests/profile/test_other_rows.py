@@ -32,7 +32,7 @@ def test_a_time_falls_as_its_estimate_does(estimate_us: float, time_us: float):
     assert not estimate.measured
 
 
-def test_what_its_provider_offers_is_taken_as_it_is_offered_or_not_at_all():
+def test_offers_are_taken_unchanged_or_not_at_all():
     larger = (16, [own(100.0, 4096), own(10.0, name="other")])
     there = [own(200.0, 4096), own(20.0, name="other")]
     (estimate,) = scaled(larger, 8, there, [own(150.0, 8192)])  # the other one takes no 8 rows
@@ -64,7 +64,7 @@ def test_only_a_size_above_all_that_was_asked_for_and_not_too_far():
         scaled((32, family[32]), 32, [], [])
 
 
-def test_sizes_are_told_apart_by_octaves():
+def test_sizes_are_grouped_by_octaves():
     assert [octave(times) for times in (1.4, 2, 2.1, 4, 8, 11, 16)] == [2, 2, 4, 4, 8, 16, 16]
 
 
@@ -107,7 +107,7 @@ def test_each_kernel_goes_by_the_sizes_that_have_it():
     assert resized((16, [only_low]), (64, [only_high]), 32, modelled(only_high))[0].name == "high"
 
 
-def test_what_only_cudnn_lists_needs_a_larger_size_and_keeps_its_workspace():
+def test_kernels_listed_only_by_cudnn_need_a_larger_size():
     estimate = engine(-1, 0.0)
     low, high = engine(3, 100.0, 1 << 10), engine(3, 200.0, 1 << 20)
     (result,) = resized((16, [low]), (64, [high]), 32, modelled(estimate))
@@ -124,7 +124,7 @@ def test_others_do_not_stand_in_for_the_fastest_of_a_smaller_size():
     assert resized(None, None, 64, modelled(slower)) == ()
 
 
-def test_the_nearest_sizes_are_those_of_which_a_kernel_is_known():
+def test_the_nearest_sizes_are_those_with_a_kernel():
     family = {4: (own(4.0),), 16: (own(16.0),), 24: (), 64: (own(64.0),)}
     assert nearest_sizes(family, 32) == ((16, family[16]), (64, family[64]))
     assert nearest_sizes(family, 64) == ((16, family[16]), None)

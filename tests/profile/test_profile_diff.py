@@ -19,7 +19,7 @@ def test_equal_profiles():
     assert diff.ratios == Ratios(1, 1.0, 1.0, 1.0)
 
 
-def test_what_only_one_has():
+def test_entries_of_one_profile_only():
     before = profile({A: [measurement(1, 1.0), measurement(2, 1.0)], B: [measurement(1, 1.0)]})
     after = profile({A: [measurement(1, 1.0), measurement(3, 1.0), measurement(4, 1.0)]}, {C: Extent(1)})
     diff = diff_profiles(before, after)

@@ -51,7 +51,7 @@ def test_every_request_of_a_network_is_read_back():
 @pytest.mark.parametrize(
     "text", ["", "{}", "[1]", '{"kind":"frobnicate"}', signature(request()).replace("fp32[8", "fp9[8")]
 )
-def test_what_describes_no_operation(text):
+def test_texts_that_describe_no_operation(text):
     with pytest.raises(ValueError):
         read_signature(text)
 
@@ -81,7 +81,7 @@ def test_sums_over_rows_keep_their_shape():
     assert {t.shape for t in with_rows(gradient, 2).inputs} == {(2, 4)}
 
 
-def test_what_has_no_rows_is_a_family_of_its_own():
+def test_requests_without_rows_are_separate_families():
     filter_ = TensorType((4, 4, 3, 3), DType.FP32)
     update = Request("sgd", NoAttributes(), (filter_, filter_), (filter_,), Precision.FP32)
     assert with_rows(update, 2) is update

@@ -54,7 +54,7 @@ def part_by_part(model: Any) -> Any:
 @pytest.mark.parametrize(
     "read", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m)), saved, averaged, listed, part_by_part]
 )
-def test_what_reads_the_model_sees_what_was_trained(read):
+def test_readers_of_the_model_see_trained_weights(read):
     model = Net()
     start = model.first.weight.detach().clone()
     trainer, trained = stepped(model)
@@ -253,7 +253,7 @@ def test_a_dict_of_the_optimizer_without_its_states_is_refused():
         assert plain.state_dict()["state"] == {}, "without momentum there is nothing to lose"
 
 
-def test_a_write_of_what_an_older_tensor_holds_is_not_lost():
+def test_a_write_of_an_older_tensors_value_is_not_lost():
     model = normed()
     trainer = trainer_of(model)
     trainer.step(IMAGES, LABELS)

@@ -48,7 +48,7 @@ RIGHT = {
 
 
 @pytest.mark.parametrize("name", RIGHT)
-def test_what_is_right_passes(name):
+def test_correct_launches_pass(name):
     trainer = trainer_of(Net(RIGHT[name]), check=True)
     assert trainer.open
     trainer.close()
@@ -113,7 +113,7 @@ def test_a_deviation_names_the_first_operation_that_differs(monkeypatch, change,
     trainer_of(Net(Deep()), check=False).close()
 
 
-def test_a_wrong_gradient_is_told(monkeypatch):
+def test_a_wrong_gradient_is_reported(monkeypatch):
     ours = Numbers((np.ones(3),), 1.0, {"w": np.array([1.0, 2.0]), "b": np.array([1e-13])})
     theirs = Numbers((np.ones(3),), 1.0, {"w": np.array([1.0, 2.1]), "b": np.array([0.0])})
     assert list(deviations(ours, theirs)) == ["the gradient of 'w' is 4.3e-02 off, relative to the model's"]
@@ -122,7 +122,7 @@ def test_a_wrong_gradient_is_told(monkeypatch):
     assert list(deviations(Numbers(()), theirs)) == ["the model returns 1 tensors, and the network 0"]
 
 
-def test_a_check_that_cannot_be_made(monkeypatch):
+def test_an_impossible_check(monkeypatch):
     def draw(*_: Any) -> Any:
         return torch.rand(3)
 

@@ -291,13 +291,13 @@ def parted(model: Model) -> Model:
         (lambda m: m, {"loss": nn.MSELoss(reduction="none")}, "MBC331", "has reduction="),
     ],
 )
-def test_what_is_refused_at_once(change, other, code, words):
+def test_immediate_refusals(change, other, code, words):
     with pytest.raises(MbcError) as caught:
         trainer_of(change(net()), **other)
     assert caught.value.code == code and words in caught.value.message
 
 
-def test_progress_is_shown_and_what_it_took_is_known(monkeypatch, capsys):
+def test_progress_is_shown_and_its_time_recorded(monkeypatch, capsys):
     monkeypatch.setattr("mbc.progress._PATIENCE_S", 0.0)
     with trainer_of(net(), measure_for="90s") as trainer:
         took = trainer.took
@@ -347,7 +347,7 @@ def test_optimizers_that_are_refused(make, words):
         trainer_of(model, optimizer=sgd(copy.deepcopy(model)))
 
 
-def test_what_is_refused_while_it_trains():
+def test_refusals_while_it_trains():
     model = net()
     optimizer = groups(model)
     trainer = trainer_of(model, optimizer=optimizer)
@@ -370,7 +370,7 @@ def test_what_is_refused_while_it_trains():
         optimizer.load_state_dict(optimizer.state_dict())
 
 
-def test_an_exception_in_the_middle_of_an_epoch_frees_memory_and_keeps_what_was_trained():
+def test_an_exception_within_an_epoch_frees_memory_and_keeps_the_training():
     model, images, labels = net(), *batches(1)[0]
     before = model[0].weight.detach().clone()
     trainer = trainer_of(model)

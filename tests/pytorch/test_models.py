@@ -379,7 +379,7 @@ def test_an_own_parametrisation_is_trained_or_refused():
         assert error.code == "MBC303" and "'head.2" in error.message
 
 
-def test_rows_of_an_example_are_what_a_step_takes():
+def test_rows_of_an_example_are_those_of_a_step():
     with trainer_of(Net()) as trainer, pytest.raises(MbcError, match="MBC336"):
         trainer.step(np.zeros((3, 3, 9, 11), np.float32), LABELS[:3])
 
@@ -406,7 +406,7 @@ def test_labels_that_are_left_out(loss, label, example):
         (torch.full((4, 5), 0.2), "a target has the probability of each class", "targets=probabilities"),
     ],
 )
-def test_targets_that_the_trainer_was_not_made_for(target, words, remedy):
+def test_targets_that_do_not_fit_the_trainer(target, words, remedy):
     with trainer_of(Net()) as trainer:
         with pytest.raises(MbcError, match="MBC331") as caught:
             trainer.step(IMAGES, target)
@@ -427,7 +427,7 @@ def compiled_part(model: Any) -> Any:
 @pytest.mark.parametrize(
     "compiled", [lambda model: torch.compile(model, backend="eager"), compiled_in_place, compiled_part]
 )
-def test_a_compiled_model_is_trained_as_what_it_was_made_of(compiled):
+def test_a_compiled_model_is_trained_like_the_original(compiled):
     train_beside(compiled(Net(nn.BatchNorm2d(8))))
 
 

@@ -76,7 +76,7 @@ def rectified(x: Any) -> Any:
 
 
 @pytest.mark.parametrize("body", [twice_rectified, rectified])
-def test_what_torch_checkpoints_is_trained_as_it_is(body):
+def test_models_with_torch_checkpointing_are_trained_unchanged(body):
     train_beside(Net(body))
 
 

@@ -69,7 +69,7 @@ TORCH_JOB = "torchrun-run-gpu07-29500-0"
          RankEnvironment(1, 2, 0, 1, "mpiexec")),
     ],
 )  # fmt: skip
-def test_a_rank_is_what_its_launcher_says(variables, expected):
+def test_a_rank_has_its_launchers_number(variables, expected):
     assert read_environment(variables) == expected
 
 
@@ -107,7 +107,7 @@ def test_contradictions_are_refused(variables, words):
         (TORCHRUN | {"MASTER_PORT": "x"}, "MASTER_PORT is 'x', which is not a whole number"),
     ],
 )
-def test_what_is_missing_or_cannot_be_read_is_named(variables, words):
+def test_missing_or_unreadable_parts_are_named(variables, words):
     with pytest.raises(MbcError) as caught:
         read_environment(variables)
     assert (caught.value.code, caught.value.message) == ("MBC260", words)

@@ -55,14 +55,14 @@ def test_ranks_meet():
     )  # fmt: skip
 
 
-def test_the_first_failure_is_told_and_ends_all():
+def test_the_first_failure_is_reported_and_ends_all():
     script = "if os.environ['MBC_RANK'] == '1':\n    sys.exit('it went wrong')\ntime.sleep(600)"
     began_s = time.monotonic()
     assert _run(script, 3) == (1, "", "rank 1 failed (exit code 1):\nit went wrong\n")
     assert time.monotonic() - began_s < LONG_S
 
 
-def test_who_ends_for_another_one_is_not_the_first():
+def test_a_rank_that_ends_for_another_is_not_the_first():
     # Rank 0 exits sooner, but with the code of a rank that ends for another one.
     script = "rank = os.environ['MBC_RANK']\ntime.sleep(1 if rank == '1' else 0)\nsys.exit(5 if rank == '1' else 3)"
     assert _run(script) == (5, "", "rank 1 failed (exit code 5) without a message\n")

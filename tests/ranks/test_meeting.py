@@ -56,7 +56,7 @@ def test_an_address_that_nobody_tells() -> None:
 
 
 @pytest.mark.parametrize(("rank", "missing"), [(0, "ranks 1, 2 of 3"), (1, "rank 0 of 3")])
-def test_who_waits_says_for_whom(rank: int, missing: str, monkeypatch, capsys, tmp_path: Path) -> None:
+def test_waiting_ranks_name_the_missing_ones(rank: int, missing: str, monkeypatch, capsys, tmp_path: Path) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     monkeypatch.setattr("mbc.ranks.meeting.SILENCE_S", 0.2)
     with pytest.raises(MbcError, match=f"MBC262: {missing} did not come"):

@@ -50,7 +50,7 @@ def test_differences_are_refused_on_all_ranks(ranks: Ranks) -> None:
         assert process.returncode == 1
 
 
-def test_in_what_ranks_are_alike_and_in_what_not() -> None:
+def test_common_and_own_parts_of_ranks() -> None:
     check_same([{"plan": "p"}, {"plan": "p"}])
     with pytest.raises(MbcError, match="MBC263: the ranks differ in plan: p on rank 0; nothing on rank 1"):
         check_same([{"plan": "p"}, {}])

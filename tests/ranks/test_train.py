@@ -195,7 +195,7 @@ class TestWithMpi:
         (("--seed", "1"), "seed: 0 on rank 0; 1 on rank 1"),
     ],
 )
-def test_ranks_that_are_told_otherwise_are_refused(folder: Path, more: tuple[str, ...], words: str) -> None:
+def test_ranks_with_other_settings_are_refused(folder: Path, more: tuple[str, ...], words: str) -> None:
     _refused(_start_two(folder, (), more), f"the ranks differ in {words}")
 
 
@@ -296,7 +296,7 @@ def test_more_gpus_than_there_are(folder: Path, monkeypatch: pytest.MonkeyPatch,
     assert "error MBC266: --gpus 2 was asked for, but this machine has 0 GPUs\nhelp: " in capsys.readouterr().err
 
 
-def test_what_is_wrong_is_told_before_anything_is_started(folder: Path) -> None:
+def test_faults_are_reported_before_anything_starts(folder: Path) -> None:
     done = _run(folder, "--gpus", "2", "--lr", "-1")
     assert done.returncode == 1 and done.stderr.count("error MBC") == 1
 

@@ -232,7 +232,7 @@ def test_an_interrupt_ends_all(training: Training, rank: int | None, number: sig
 
 
 @pytest.mark.parametrize("rank", [None, pytest.param(1, marks=pytest.mark.exhaustive)])
-def test_an_interrupt_waits_for_a_long_step_and_what_it_saves(training: Training, rank: int | None) -> None:
+def test_an_interrupt_waits_for_a_long_step_and_its_checkpoint(training: Training, rank: int | None) -> None:
     training.start("drags", 1_000_000)
     training.waits_for("drags")
     assert training.process is not None

@@ -75,7 +75,7 @@ def test_lost_records_are_no_measurement():
         (999, "MBC366", "CUPTI refuses to record: cuptiSubscribe: CUPTI_ERROR_UNKNOWN (CUptiResult 999)", "newer"),
     ],
 )
-def test_what_cupti_refuses(status: int, code: str, words: str, remedy: str):
+def test_refusals_of_cupti(status: int, code: str, words: str, remedy: str):
     with fake_cupti(status) as (tools, fake):
         with pytest.raises(MbcError) as caught:
             Recorder(tools)
@@ -125,7 +125,7 @@ def test_the_real_cupti_compiles_and_loads():
     assert said == "()" or said.startswith("MBC366 CUPTI refuses to record: cuptiSubscribe: CUPTI_ERROR_"), said
 
 
-def test_what_recording_needs(monkeypatch: pytest.MonkeyPatch):
+def test_parts_that_recording_needs(monkeypatch: pytest.MonkeyPatch):
     def refused(device: str) -> MbcError:
         with pytest.raises(MbcError) as caught:
             recording_tools(device)

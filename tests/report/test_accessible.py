@@ -66,7 +66,7 @@ def test_pages_are_accessible(browser: Browser, tmp_path: Path):
     assert faults == {"budget": [], "ranks": [], "diff": []}
 
 
-def test_axe_finds_what_is_wrong(browser: Browser, tmp_path: Path):
+def test_axe_finds_faults(browser: Browser, tmp_path: Path):
     page = tmp_path / "wrong.html"
     text = plan_page(PLANS["small"]()).replace('<html lang="en">', "<html>")
     assert text.count("<html>") == 1

@@ -208,7 +208,7 @@ def test_pictures_are_drawn_in_light_and_dark(browser, page):
     assert all(colours > 3 for colours in browser.run(drawn))
 
 
-def test_what_a_screen_reader_is_told(browser, page):
+def test_texts_for_a_screen_reader(browser, page):
     _shown(browser, page)
     nodes = browser.call("Accessibility.getFullAXTree")["nodes"]
     exposed = [(n["role"]["value"], n.get("name", {}).get("value", ""), n) for n in nodes if not n.get("ignored")]

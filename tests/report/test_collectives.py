@@ -62,7 +62,7 @@ def test_hidden_and_exposed() -> None:
     assert collectives.slowed_us > 0 and more_us >= sum(collectives.exposed_us) + collectives.slowed_us - 1e-6
 
 
-def test_a_bucket_is_as_long_as_its_gradients_lie() -> None:
+def test_a_bucket_spans_its_gradients() -> None:
     sharing = sharing_of(plans(2)[0])
     assert sharing is not None
     graph = plans(2)[0].graph
@@ -72,7 +72,7 @@ def test_a_bucket_is_as_long_as_its_gradients_lie() -> None:
     assert least <= sharing.size_bytes < least + 256 * len(sums)
 
 
-def test_what_a_link_carries() -> None:
+def test_traffic_of_a_link() -> None:
     for gpus, carried in ((2, 1.0), (3, 4 / 3)):
         document = collectives_document(plans(gpus)[0])
         assert document is not None and document["ranks"] == gpus
@@ -130,7 +130,7 @@ def test_nothing_of_one_gpu_and_of_cpus() -> None:
     assert collectives_of(on_cpu) is None and sharing_of(on_cpu) is not None
 
 
-def test_what_lies_within_other_intervals() -> None:
+def test_nested_intervals() -> None:
     covered_us = collectives._covered_us
     assert covered_us((2.0, 8.0), []) == 0.0
     assert covered_us((2.0, 8.0), [(0.0, 3.0), (2.5, 4.0), (7.0, 9.0), (9.0, 10.0)]) == 3.0

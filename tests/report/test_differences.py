@@ -54,7 +54,7 @@ def test_figures_are_called_as_on_the_page_of_a_plan():
     assert set(named) <= set(heads), "the terminal calls them so, too"
 
 
-def test_what_was_set_is_told():
+def test_settings_are_reported():
     loose, tight = PLANS["kept"](), PLANS["recomputed"]()
     ((name, said),) = tight.settings
     assert (name, loose.settings) == ("memory.device", ())
@@ -91,7 +91,7 @@ def test_settings_that_are_none_are_refused(settings):
     assert caught.value.code == "MBC115" and "settings" in caught.value.message
 
 
-def test_unlike_measured_shares_are_told_without_judging_the_difference():
+def test_unlike_measured_shares_are_reported_without_a_verdict():
     plan = predicted(PLANS["kept"](), 6000.0, (5700.0, 6400.0), 0.73)
     other = predicted(plan, 5350.0, (2260.0, 13900.0), 0.0)
     step = "~6.00 ms (5.70 to 6.40 ms; 73 % of it measured) by {}"
@@ -146,7 +146,7 @@ def test_estimates_are_marked_in_the_table_of_operations():
         assert (row["before_estimated"], row["after_estimated"]) == (False, one.estimated)
 
 
-def test_what_differs_in_time_only_is_summed_by_program():
+def test_differences_of_time_alone_are_summed_by_program():
     plan = PLANS["kept"]()
     slower = [
         replace(launch, work=replace(launch.work, time_us=launch.work.time_us + 2.0)) for launch in plan.train.launches

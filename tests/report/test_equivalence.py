@@ -24,7 +24,7 @@ def cells(text):
     return [line.split() for line in text.splitlines()]
 
 
-def test_a_row_says_what_the_tensor_is_and_whether_it_keeps_the_rule():
+def test_a_row_names_its_tensor_and_its_verdict():
     rows = cells(step_text(FOUND, Reference.FLOAT64))
     assert rows[0] == ["tensor", "of", "distance", "error", "undivided's", "allowed"]
     assert rows[2] == ["stage0.conv1.weight", "gradient", "3.0e-02", "3.0e-02", "1.0e-03", "4.2e-03", "FAILS"]

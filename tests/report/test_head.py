@@ -59,7 +59,7 @@ def test_a_diff_compares_whole_steps(accumulated):
     assert "of the last mini-batch of a step." in plan_page(accumulated)
 
 
-def test_of_one_mini_batch_nothing_is_said_of_several():
+def test_one_mini_batch_has_no_words_about_several():
     plan = PLANS["kept"]()
     by_name = {one.name: one for one in figures(plan)}
     assert "last mini-batch of a step, predicted" not in by_name
@@ -105,11 +105,11 @@ def test_equal_ranks_are_counted():
     ("share", "text"),
     [(0.0, "0 %"), (0.001, "under 1 %"), (0.5, "50 %"), (0.999, "over 99 %"), (1.0, "100 %")],
 )
-def test_what_is_measured_in_part_is_not_all_measured(share, text):
+def test_a_partly_measured_request_is_not_complete(share, text):
     assert measured_percent(share) == text
 
 
-def test_bounds_say_what_they_are_of():
+def test_bounds_name_their_subject():
     plan = PLANS["kept"]()
     by_name = {one.name: one for one in figures(plan)}
     serial, least = by_name["best serial schedule"], by_name["least arena of any plan"]

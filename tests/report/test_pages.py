@@ -135,7 +135,7 @@ def test_pieces_are_where_the_plan_places_them(plan, data):
         assert all(a + size <= b for (a, size), (b, _) in pairwise(live))
 
 
-def test_what_is_recomputed_is_said_with_its_reason():
+def test_recomputed_values_have_a_reason():
     plan = PLANS["recomputed"]()
     facts = facts_of(plan, plan.train)
     assert facts.techniques.recomputed, "the plan is tight"
@@ -158,7 +158,7 @@ def test_what_is_recomputed_is_said_with_its_reason():
     assert any(furthest.answer.startswith(one.name) for one in summarise(plan, plan.train))
 
 
-def test_what_is_offloaded_is_said_with_its_reason():
+def test_offloaded_values_have_a_reason():
     plan = PLANS["offloaded"]()
     facts = facts_of(plan, plan.train)
     why = _asked(plan, "recomputed or offloaded")
@@ -195,7 +195,7 @@ def test_a_larger_budget_buys_nothing_where_this_one_is_not_used_up():
     assert "unused" not in _asked(tight, "more memory gain").answer
 
 
-def test_the_furthest_kernel_is_told_of_estimates_too():
+def test_the_furthest_kernel_may_be_an_estimate():
     plan = PLANS["kept"]()
     assert plan.predictions.measured_share < 1
     furthest = _asked(plan, "roofline")
@@ -278,7 +278,7 @@ def _luminance(colour: str) -> float:
 
 
 @pytest.mark.parametrize("theme", [":root {", ":root.dark {"])
-def test_colours_differ_enough_from_what_they_stand_on(theme):
+def test_colours_contrast_with_their_background(theme):
     style = (folder("templates") / "report" / "style.css").read_text()
     declarations = re.findall(r"--([\w-]+): (#[0-9a-f]{6});", style.split(theme, 1)[1].split("}", 1)[0])
     colours = dict(declarations)
@@ -324,7 +324,7 @@ def test_columns_and_back():
     assert texts.all == ["x", "y", "z"] and (table["texts"], table["lists"]) == (["a"], ["d"])
 
 
-def test_a_diff_says_what_was_asked_for():
+def test_a_diff_names_the_request():
     loose, tight = PLANS["kept"](), PLANS["recomputed"]()
     page = diff_page(loose, tight, "loose", "tight")
     assert "They were planned for different inputs: budget." in page
@@ -428,7 +428,7 @@ def test_the_log_of_a_training(rest):
     assert read_recorded(_line("epoch", 3), "log.jsonl")["lines"][0]["loss"] == 1.0
 
 
-def test_of_a_long_log_a_page_has_some_lines_and_the_last():
+def test_a_page_has_some_lines_of_a_long_log_and_the_last():
     count = 2 * LINES + 7
     shown = read_recorded("".join(_line("interval", i + 1) for i in range(count)), "log.jsonl")
     steps = [line["step"] for line in shown["lines"]]

@@ -62,7 +62,7 @@ def test_micro_batches():
     assert micro_batches((64, 64), 1) == "2 x 64 (1 recomputed)"
 
 
-def test_runs_that_recompute_are_told_apart_from_micro_batches():
+def test_recomputing_runs_are_distinguished_from_micro_batches():
     plan = PLANS["offloaded"]()
     facts = facts_of(plan, plan.train)
     again = facts.recomputing

@@ -31,7 +31,7 @@ def _kernels_us(facts: Facts) -> float:
     return sum(launch.work.time_us for launch in facts.program.launches if launch.stream is Stream.COMPUTE)
 
 
-def test_copies_cost_what_the_step_takes_beyond_its_kernels(facts):
+def test_copies_cost_the_time_beyond_the_kernels(facts):
     launches, costs = facts.program.launches, facts.costs
     assert {launch.stream for launch in launches} == {Stream.COMPUTE, Stream.TO_HOST, Stream.TO_DEVICE}
     assert costs.copies == sum(launch.stream in COPY_STREAMS for launch in launches) > 0
@@ -46,7 +46,7 @@ def test_copies_cost_what_the_step_takes_beyond_its_kernels(facts):
     assert sum(map(costs.of, facts.techniques.offloaded)) == pytest.approx(sum(costs.by_copy.values()))
 
 
-def test_terminal_and_page_say_what_copies_cost_alike(facts):
+def test_terminal_and_page_agree_on_the_cost_of_copies(facts):
     said = f"copies cost about {show_time(facts.costs.total_us)}"
     each = f"{facts.costs.synchronised} kernels take {show_time(COPY_WAIT_US)} longer each to synchronise with them"
     terminal = techniques_text(facts.plan, facts.program, 140)
@@ -55,7 +55,7 @@ def test_terminal_and_page_say_what_copies_cost_alike(facts):
         assert said in text and each in text
 
 
-def test_what_takes_the_time_is_said_first(facts):
+def test_the_slowest_parts_come_first(facts):
     first = answers(facts)[0]
     kernels_us = _kernels_us(facts)
     said = f"All kernels, serially, take ~{show_time(kernels_us)}: "
@@ -83,7 +83,7 @@ def test_without_copies_nothing_is_said_of_them():
     assert facts_of(plan, plan.train).costs.copies == 0 and "copies" not in techniques_text(plan, plan.train, 140)
 
 
-def test_a_larger_budget_gives_back_recomputing_and_what_copies_cost(facts):
+def test_a_larger_budget_saves_recomputing_and_copies(facts):
     absent = absent_values(facts)
     assert kept_with(facts, absent, 1 << 40) == absent, "all fit a budget without end"
     recompute_us = sum(one.time_us for one in facts.techniques.recomputed)
@@ -95,7 +95,7 @@ def test_a_larger_budget_gives_back_recomputing_and_what_copies_cost(facts):
     assert f": all {len(absent)} absent values, " in more and "`mbc fit --curve` plans each budget" in more
 
 
-def test_what_is_kept_with_more_fits_at_every_launch(facts):
+def test_larger_workspaces_fit_at_every_launch(facts):
     absent = absent_values(facts)
     more_bytes = sum(one.saved_bytes for one in absent) // 3
     kept = kept_with(facts, absent, more_bytes)

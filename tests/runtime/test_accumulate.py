@@ -131,7 +131,7 @@ def test_a_step_takes_the_rows_of_all_its_mini_batches(tmp_path: Path):
 
 
 @pytest.mark.parametrize("prefetch", [True, False])
-def test_a_gpu_does_what_the_cpu_does(gpu: Gpu, tmp_path: Path, prefetch: bool):
+def test_a_gpu_computes_the_cpus_results(gpu: Gpu, tmp_path: Path, prefetch: bool):
     plan = plan_of()
     ours = Module(package(tmp_path, plan), seed=4, device="cuda", prefetch=prefetch)
     cpu = Module(plan, seed=4, device="cpu")
@@ -189,7 +189,7 @@ def test_the_part_of_a_plan_that_is_not_its_launches_is_refused():
     assert caught.value.code == "MBC123"
 
 
-def test_waits_go_through_what_is_left_out():
+def test_waits_pass_through_launches_that_are_left_out():
     """If c waits for b, which is left out and waited for a, then c waits for a."""
     empty = Launch(Copy(1.0, False), (), Stream.COMPUTE, ())
     streams = (Stream.COMPUTE, Stream.TO_HOST, Stream.TO_DEVICE, Stream.TO_HOST)

@@ -64,7 +64,7 @@ def test_the_safetensors_package_reads_it(tmp_path: Path):
     assert arrays["control.step"] == 3
 
 
-def test_it_reads_what_the_safetensors_package_wrote(tmp_path: Path):
+def test_it_reads_files_of_the_safetensors_package(tmp_path: Path):
     net = trained()
     arrays = {name: net.state(name) + 1 for name in net.states}
     save_file(arrays, tmp_path / "w")

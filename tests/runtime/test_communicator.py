@@ -99,7 +99,7 @@ def test_connecting_runs_every_size_once(fake: ctypes.CDLL):
     assert [line.split()[3] for line in log(fake)[1:]] == ["1", "256"]
 
 
-def test_what_is_in_progress_is_polled(fake: ctypes.CDLL):
+def test_calls_in_progress_are_polled(fake: ctypes.CDLL):
     fake.fake_reset(VERSION, 3, 0, IN_PROGRESS)
     communicator = joined()
     assert communicator.check()
@@ -225,7 +225,7 @@ def test_another_library_of_its_name(tmp_path: Path):
     assert caught.value.code == "MBC270"
 
 
-def test_what_the_process_has_loaded_comes_first(fake: ctypes.CDLL, folder: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_loaded_library_comes_first(fake: ctypes.CDLL, folder: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(nccl_library, "library_folders", lambda: ())
     monkeypatch.setattr(nccl_library, "loaded_folder", lambda prefix: folder)
     assert load_nccl().version == VERSION

@@ -248,7 +248,7 @@ def test_a_module_on_a_gpu_is_not_copied(there: Module):
     float(there.step(*batch(), lr=0.1))
 
 
-def test_losses_of_a_gpu_stay_what_they_were(there: Module):
+def test_losses_of_a_gpu_do_not_change_later(there: Module):
     here = Module(small_plan(), device="cpu")
     losses = [(there.step(*batch(s), lr=0.1), here.step(*batch(s), lr=0.1)) for s in range(3)]
     copies = [copy.deepcopy(mine) for mine, _ in losses]

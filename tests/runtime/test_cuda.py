@@ -327,7 +327,7 @@ def test_too_little_host_memory(gpu: Gpu, tmp_path: Path, monkeypatch: pytest.Mo
     assert error.code == "MBC189" and "only 4,194,304 are available" in error.message
 
 
-def test_what_the_system_says_of_its_memory(tmp_path: Path):
+def test_the_systems_report_on_its_memory(tmp_path: Path):
     file = tmp_path / "meminfo"
     file.write_text("MemTotal:  100 kB\nMemFree:   10 kB\nMemAvailable:   64 kB\n")
     assert pinned.available_bytes(str(file)) == 64 << 10
@@ -378,7 +378,7 @@ def test_an_overhead_that_leaves_no_memory_for_prefetching(gpu: Gpu, tmp_path: P
     Module(tmp_path, device="cuda", prefetch=False).step(*batch(), lr=0.1)
 
 
-def test_what_others_take_of_the_gpu_is_not_the_module_s(gpu: Gpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_memory_of_other_processes_is_not_the_modules(gpu: Gpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     others = {77: 5000}
 
     def by_process(address: str) -> dict[int, int]:
@@ -394,7 +394,7 @@ def test_what_others_take_of_the_gpu_is_not_the_module_s(gpu: Gpu, tmp_path: Pat
     assert net.memory.overhead_taken == 256
 
 
-def test_what_the_caller_takes_before_the_first_step_is_not_the_module_s(gpu: Gpu, tmp_path: Path):
+def test_memory_of_the_caller_is_not_the_modules(gpu: Gpu, tmp_path: Path):
     plan = small_plan()
     net = Module(package(tmp_path, replace(plan, budget_bytes=plan.predictions.arena_bytes + 300)), device="cuda")
     held = driver.open_driver().mem_alloc(1 << 20)
@@ -403,7 +403,7 @@ def test_what_the_caller_takes_before_the_first_step_is_not_the_module_s(gpu: Gp
     held.free()
 
 
-def test_which_process_took_what():
+def test_memory_by_process():
     def taken(before: dict[int, int] | None, now: dict[int, int] | None) -> int | None:
         used = [None if bytes_by_pid is None else 10 + sum(bytes_by_pid.values()) for bytes_by_pid in (before, now)]
         return usage.taken_since(usage.Usage(used[0], before), usage.Usage(used[1], now))
@@ -528,7 +528,7 @@ def test_an_output_does_not_feed_its_own_module(gpu: Gpu, tmp_path: Path):
     assert caught.value.code == "MBC150" and "is an output of the same module" in caught.value.message
 
 
-def test_whoever_holds_the_capsule_keeps_the_output(gpu: Gpu, tmp_path: Path):
+def test_a_capsule_keeps_the_output_alive(gpu: Gpu, tmp_path: Path):
     net = Module(package(tmp_path, small_plan()))
     shown = net.forward(batch()[0], copy=False)
     assert isinstance(shown, DeviceOutput)

@@ -212,7 +212,7 @@ def test_a_sharded_state_is_gathered_by_way_of_its_parameter(fakes: Gpu, tmp_pat
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_ranks_connect_before_the_library_is_made_and_part_behind_it(fakes: Gpu, tmp_path: Path, rank: int):
+def test_ranks_connect_before_the_library_and_part_after_it(fakes: Gpu, tmp_path: Path, rank: int):
     ranks = Twice(rank)
     ctas = ctas_of(plan_of_two().train)
     assert ctas

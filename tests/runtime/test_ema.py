@@ -112,7 +112,7 @@ def test_a_checkpoint_has_both_and_goes_on_to_the_same_bits(tmp_path: Path):
     plain.load(tmp_path / "w", weights_only=True)
 
 
-def test_files_with_and_without_averages_are_told_apart(tmp_path: Path):
+def test_files_with_and_without_averages_are_distinguished(tmp_path: Path):
     net, plain = Module(averaged_plan(), device="cpu"), Module(small_plan(), device="cpu")
     net.save(tmp_path / "with")
     plain.save(tmp_path / "without")
@@ -137,7 +137,7 @@ def test_a_network_without_averages_says_so(tmp_path: Path):
         assert caught.value.code == "MBC211" and "ema = 0.9999" in (caught.value.remedy or "")
 
 
-def test_an_interrupt_while_weights_and_averages_change_places_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupt_between_weights_and_averages_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     """A module that was interrupted between both refuses to train, because a state may be lost."""
     net = Module(averaged_plan(), device="cpu")
     net.step(*batch(), lr=0.1)

@@ -14,7 +14,7 @@ def test_bfloat16_rounds_to_nearest_even():
     assert from_bf16(to_bf16(values)).tolist() == [1, 1, 1 + 2 * ulp, 1 + ulp, -1]
 
 
-def test_bfloat16_keeps_what_is_not_finite():
+def test_bfloat16_keeps_infinities_and_nan():
     bits = np.array([0x7FFFFFFF, 0x7F800001, 0xFFFFFFFF, 0x7F7FFFFF], np.uint32)
     nan, quiet, negative, largest = from_bf16(to_bf16(bits.view(np.float32)))
     assert np.isnan([nan, quiet, negative]).all()

@@ -83,7 +83,7 @@ def calls(net: Module, folder: Path) -> dict[str, Callable[[Any], object]]:
 
 
 @pytest.mark.parametrize("entry", list(calls(None, Path())))  # pyright: ignore[reportArgumentType]
-def test_every_entry_takes_it_or_says_what_is_wrong(net: Module, tmp_path: Path, entry: str, monkeypatch: Any):
+def test_every_call_accepts_it_or_names_the_fault(net: Module, tmp_path: Path, entry: str, monkeypatch: Any):
     monkeypatch.chdir(tmp_path)
     net.save(tmp_path / "good")
     call = calls(net, tmp_path)[entry]

@@ -45,7 +45,7 @@ def evaluated(plan: Plan, given: dict[str, np.ndarray]) -> dict[str, np.ndarray]
 
 @pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16", "fp16", "fp64"])
 @pytest.mark.parametrize("micro_batch", [0, 2])
-def test_a_step_is_what_the_graph_says(precision: str, micro_batch: int):
+def test_a_step_computes_its_graph(precision: str, micro_batch: int):
     plan = small_plan(precision, micro_batch)
     net = Module(plan, seed=3, device="cpu")
     places = find_places(plan)

@@ -90,7 +90,7 @@ def test_states_can_be_set(net: Module):
     np.testing.assert_array_equal(net.state("first.weight"), weight)
 
 
-def test_what_a_module_says_of_itself(net: Module):
+def test_a_modules_description(net: Module):
     text = repr(net)
     assert "small" in text and "batch 6, fp32, on cpu" in text and "image: fp32[6, 2, 6, 6]" in text
     assert net.memory.arena_taken == net.memory.arena_planned == small_plan().predictions.arena_bytes

@@ -63,7 +63,7 @@ def test_memory_and_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, c
     assert built.opened() == 0
 
 
-def test_a_process_whose_memory_is_not_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_of_unknown_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     library(tmp_path, monkeypatch, 3, unknown=True)
     assert nvml.processes("0000:01:00.0") is None
 

@@ -31,7 +31,7 @@ def check(monkeypatch: pytest.MonkeyPatch, available: int | None, size_bytes: in
     return True
 
 
-def test_what_fits_together(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pinned_memory_that_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     assert check(monkeypatch, 100, 60, ("here", 40, 100))
     assert check(monkeypatch, 100, 60, ("there", 60, 100), ("there", 40, 110))
     assert check(monkeypatch, None, 60, ("here", 60, None))

@@ -93,7 +93,7 @@ def test_a_file_that_is_removed_before_it_is_locked_is_created_anew(tmp_path: Pa
     assert len(created) == 2 and names(tmp_path) == ["c"]
 
 
-def test_what_is_no_file_is_not_replaced(tmp_path: Path):
+def test_special_files_are_not_replaced(tmp_path: Path):
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "folder").mkdir()
     for place in (tmp_path / "pipe", tmp_path / "folder", Path("/dev/null")):

@@ -105,7 +105,7 @@ def test_a_part_of_the_optimizer_s_state_is_none(net: Module):
 
 
 @pytest.mark.parametrize("given", [None, 3, [("head.bias", 1)], "w"])
-def test_what_is_no_state_dict(given: Any):
+def test_files_that_are_no_state_dict(given: Any):
     with pytest.raises(MbcError, match="is not a mapping of names to arrays\nhelp: pass what state_dict") as caught:
         Module(small_plan(), device="cpu").load_state_dict(given)
     assert caught.value.code == "MBC164"

@@ -57,7 +57,7 @@ def losses(plan: Plan, seed: int = 3, steps: int = 4) -> list[float]:
 
 
 @pytest.mark.parametrize("more", ["", ", scale=(0.3, 1)"])
-def test_the_seed_says_what_is_drawn(more: str) -> None:
+def test_the_seed_decides_the_draws(more: str) -> None:
     plan = plans(more=more)[0]
     history = losses(plan)
     assert history == losses(plan) and history != losses(plan, seed=4)
@@ -125,7 +125,7 @@ def test_bytes_are_counted_as_bytes() -> None:
     assert sum(op.kind == "augment" for op in plan.graph.train) == 1
 
 
-def test_what_the_input_must_be(tmp_path: Path) -> None:
+def test_requirements_on_the_input(tmp_path: Path) -> None:
     plan, (image, label) = plans()[0], rows()
     with Module(plan, seed=3, device="cpu") as net:
         for wrong, code, message in (

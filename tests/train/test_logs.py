@@ -31,7 +31,7 @@ def logged(net, job, lines=None, tensorboard=None, step=0):
         return train(net, job, on_epoch=logs.write, on_interval=logs.write)
 
 
-def test_intervals_and_epochs_are_told(regression, graph, rows):
+def test_intervals_and_epochs_are_reported(regression, graph, rows):
     regression.poison_at = 4
     intervals, losses = [], []
     step = regression.step
@@ -56,7 +56,7 @@ def test_intervals_and_epochs_are_told(regression, graph, rows):
     assert [epoch.total_steps for epoch in history] == [7, 14]
 
 
-def test_what_a_callback_raises_ends_the_training(regression, graph, rows):
+def test_an_error_of_a_callback_ends_the_training(regression, graph, rows):
     def stop(_):
         raise StopIteration
 
@@ -128,7 +128,7 @@ def test_a_training_that_is_refused_leaves_its_log_as_it_is(regression, graph, r
 
 
 @pytest.mark.parametrize("writes_first", [False, True])
-def test_an_epoch_whose_line_was_not_written_is_told_after_a_resume(regression, graph, rows, tmp_path, writes_first):
+def test_an_epoch_without_a_line_is_reported_after_a_resume(regression, graph, rows, tmp_path, writes_first):
     """The disk was full, or the process died between writing the line and the checkpoint."""
     data, file = ArrayData(rows), tmp_path / "c"
     job = Job(graph, data, Schedule(0.3, 3), data, interval=3)
@@ -174,7 +174,7 @@ def test_places_that_cannot_be_written(tmp_path):
         JsonLines(type(tmp_path)("/dev/full"))
 
 
-def test_a_folder_for_tensorboard_that_cannot_be_made(tmp_path, monkeypatch):
+def test_an_impossible_folder_for_tensorboard(tmp_path, monkeypatch):
     monkeypatch.setattr("mbc.train.logs._tensorboard", lambda _: None)  # whether it is installed or not
     (tmp_path / "file").touch()
     with pytest.raises(MbcError, match=r"cannot write the log '.*events': '.*file' is not a folder that can be") as no:
@@ -192,7 +192,7 @@ def test_tensorboard_that_is_not_installed(tmp_path, monkeypatch):
     assert not (tmp_path / "events").exists()
 
 
-def test_tensorboard_reads_what_was_written(regression, graph, rows, tmp_path):
+def test_tensorboard_reads_the_written_events(regression, graph, rows, tmp_path):
     loaded = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator", reason="no TensorBoard")
     data, folder, file = ArrayData(rows), tmp_path / "events", tmp_path / "c"
     job = Job(graph, data, Schedule(0.3, 2), data, interval=3, checkpoint=file)

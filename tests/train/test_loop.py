@@ -193,7 +193,7 @@ def test_states_that_an_earlier_gradient_spoilt_are_named(regression, graph, row
         train(regression, Job(graph, ArrayData(rows), Schedule(0.1, 1)))
 
 
-def test_what_diverged_does_not_replace_a_checkpoint(regression, graph, rows, tmp_path):
+def test_a_diverged_epoch_replaces_no_checkpoint(regression, graph, rows, tmp_path):
     file = tmp_path / "c"
     regression.spoil_at = 14  # the last step of the second epoch: no loss tells
     with pytest.raises(MbcError) as caught:
@@ -215,7 +215,7 @@ def test_a_checkpoint_of_another_training_is_not_gone_on_from(regression, graph,
         train(regression, Job(graph, ArrayData(rows), Schedule(0.1, 2), checkpoint=file))
 
 
-def test_what_diverged_without_a_checkpoint_is_an_error_too(regression, graph, rows):
+def test_divergence_without_a_checkpoint_is_an_error_too(regression, graph, rows):
     regression.spoil_at = 7
     with pytest.raises(MbcError, match=r"not finite\nhelp: lower the learning rate, or add a warm-up$"):
         train(regression, Job(graph, ArrayData(rows), Schedule(0.1, 1)))

@@ -143,7 +143,7 @@ def test_a_training_takes_a_function_of_the_step(regression, graph, rows):
     assert regression.rates == [0.5 / (1 + step) for step in range(14)]
 
 
-def test_a_plateau_of_a_metric_that_is_not_known(regression, graph, rows):
+def test_a_plateau_of_an_unknown_metric(regression, graph, rows):
     job = Job(graph, ArrayData(rows), Schedule(0.5, 2, "plateau", metric="test-accuracy"))
     with pytest.raises(
         MbcError, match="'test-accuracy' is not available: there are no test data\nhelp: give --test"

@@ -72,7 +72,7 @@ def test_a_loss_is_seen_before_it_is_saved(regression, graph, rows, tmp_path):
     assert regression.looked == [2, 3, 3, 5, 6, 6, 7]
 
 
-def test_what_diverges_within_an_epoch_does_not_replace_a_checkpoint(regression, graph, rows, tmp_path):
+def test_divergence_within_an_epoch_replaces_no_checkpoint(regression, graph, rows, tmp_path):
     file = tmp_path / "c"
     regression.spoil_at = 12  # the fifth step of the second epoch
     with pytest.raises(MbcError) as caught:

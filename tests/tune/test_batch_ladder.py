@@ -41,7 +41,7 @@ def climbed(monkeypatch):
     return climb
 
 
-def test_it_doubles_up_to_what_fits_and_halves_down(climbed):
+def test_it_doubles_while_it_fits_and_halves_down(climbed):
     probes, asked = climbed(700)
     assert [p.at for p in probes if p.figures is not None] == [8, 16, 32, 64, 128, 256, 512]
     assert [p.at for p in probes if p.figures is None] == [768, 1024] and len(asked) == len(set(asked))
@@ -96,13 +96,13 @@ def test_goodput_is_images_a_second_times_efficiency_and_most_of_it_is_taken():
     assert _table(None)[0].taken.batch == 256 and _table(None)[0].taken.rate is None
 
 
-def test_of_equals_the_smaller_batch_on_fewer_gpus_is_taken():
+def test_the_smaller_batch_on_fewer_gpus_wins_a_tie():
     base = Base(64, 1, None, "linear")
     tried = [Tried(gpus, Probe(batch, figures(64))) for gpus, batch in ((2, 64), (1, 64), (2, 64))]
     assert table(tried, base, None).taken.gpus == 1
 
 
-def test_epochs_of_the_same_worth():
+def test_equally_good_epochs():
     rows_of_batches, base = _table(64.0)
     by_batch = {row.batch: row for row in rows_of_batches.fitting}
     assert by_batch[64].epochs(10, base, None) == 10 and by_batch[16].epochs(10, base, None) == 10

@@ -39,7 +39,7 @@ def test_two_steps_are_the_differenced_estimator():
     assert estimate.signal == pytest.approx(float(one @ other)), "whose noises are independent"
 
 
-def test_what_cannot_be_measured():
+def test_requests_that_cannot_be_measured():
     assert GradientMoments(-0.1, 2.0).noise_scale is None
     assert RunningMoments().mean is None
     for part_rows, parts in ((8, 1), (0, 2)):

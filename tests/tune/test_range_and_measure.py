@@ -32,7 +32,7 @@ def _quadratic(curvature: float):
 
 
 @pytest.mark.parametrize("curvature", [5.0, 50.0])
-def test_the_rate_lies_below_that_at_which_the_loss_diverges(curvature):
+def test_the_rate_is_below_that_of_divergence(curvature):
     tested = range_test(_quadratic(curvature), rates_of_test(1.0, 60))
     assert 2 / curvature / 20 < tested.chosen < 2 / curvature
     assert tested.chosen == pytest.approx(tested.rates[int(np.argmin(tested.losses))] / BELOW_LOWEST)
@@ -120,7 +120,7 @@ def _of_curvatures(monkeypatch, tmp_path, steps: int, *curvatures: float):
     return state.range_test.chosen, len(opened)
 
 
-def test_of_several_range_tests_the_median_counts(monkeypatch, tmp_path):
+def test_the_median_of_several_range_tests_counts(monkeypatch, tmp_path):
     alone = [_of_curvatures(monkeypatch, tmp_path, 33, c)[0] for c in (5.0, 20.0, 80.0)]
     assert alone == sorted(alone, reverse=True) and len(set(alone)) == 3
     assert _of_curvatures(monkeypatch, tmp_path, 99, 80.0, 5.0, 20.0) == (alone[1], 3)

@@ -100,7 +100,7 @@ def test_kernel(case: Case, precision: Precision, library: Library):
 
 @pytest.mark.parametrize("blocks", [1, 3, weight_stationary_conv.REDUCTION_BLOCKS])
 @pytest.mark.parametrize("case", STATISTICS, ids=lambda case: case.name)
-def test_statistics_of_what_a_convolution_makes(
+def test_statistics_of_a_convolutions_result(
     case: Case, blocks: int, library: Library, monkeypatch: pytest.MonkeyPatch
 ):
     """`blocks`: one block for all tiles of its filters, few, or as many as tiles, so that a warpgroup has no tile."""
@@ -364,9 +364,7 @@ def test_a_kernel_that_needs_aligned_operands_says_so(name: str, library: Librar
     ],
     ids=lambda value: value.name if isinstance(value, OwnKernel) else str(value),
 )
-def test_a_launcher_refuses_what_it_was_not_made_for(
-    kernel: OwnKernel, field: str, value: int, said: str, library: Library
-):
+def test_a_launcher_refuses_unsupported_sizes(kernel: OwnKernel, field: str, value: int, said: str, library: Library):
     """The launcher fails instead of writing nothing, or outside its result: sizes may come from a damaged plan file."""
     trial, candidate = _first_trial(kernel, library)
     request, workspace_bytes = trial.request, candidate.workspace_bytes

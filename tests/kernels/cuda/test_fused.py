@@ -48,7 +48,7 @@ def test_in_half_precision(case: Case, precision: Precision, library: Library):
 
 
 @pytest.mark.exhaustive
-def test_what_vanishes_when_stored_lets_nothing_through(library: Library):
+def test_activations_that_round_to_zero_let_nothing_through(library: Library):
     """Activations near the smallest fp16 number: where the stored activation is zero, so is its gradient."""
     rng = np.random.default_rng(1)
     image, vector = TensorType(SHAPE, DType.FP16), TensorType(SHAPE[1:2], DType.FP32)

@@ -140,7 +140,7 @@ def test_equal_to_the_bit(
 
 @pytest.mark.parametrize("precision", [Precision.BF16, Precision.FP16])
 @pytest.mark.parametrize("number", range(len(RELU_FUSED_REMAT)))
-def test_the_mask_is_that_of_what_is_stored(number: int, precision: Precision, libraries: dict[Precision, Library]):
+def test_the_mask_is_that_of_the_stored_values(number: int, precision: Precision, libraries: dict[Precision, Library]):
     """Some positive elements round to zero when stored; the mask must not let them through."""
     pattern, shape = RELU_FUSED_REMAT[number], SHAPES[0]
     bench = Bench(libraries[precision], shape, precision, Layout.CHANNELS_LAST, vanishing=True)

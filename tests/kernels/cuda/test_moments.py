@@ -44,7 +44,7 @@ def test_moments_are_those_of_the_elements(library: Library, channels: int) -> N
     np.testing.assert_allclose(variance, elements.var(0), rtol=1e-5)
 
 
-def test_a_mean_far_from_zero_costs_what_the_sums_lost_and_no_more(library: Library) -> None:
+def test_a_mean_far_from_zero_costs_only_the_digits_of_the_sums(library: Library) -> None:
     count, centers = 1 << 20, np.array([10.0, 100.0, 1000.0], np.float32)
     sums, squares = ((count * s).astype(np.float32) for s in (centers, np.square(centers) + 1.0))
     exact = squares.astype(np.float64) / count - np.square(sums.astype(np.float64) / count)
@@ -63,7 +63,7 @@ def test_no_variance_is_below_zero(library: Library) -> None:
     np.testing.assert_array_equal(variance, [0.0, 0.0])
 
 
-def test_what_is_no_number_stays_none(library: Library) -> None:
+def test_nan_stays_nan(library: Library) -> None:
     """An overflow stays infinite or NaN, because loss scaling looks for such values."""
     mean, variance = moments(
         library, np.array([np.inf, np.nan, 1.0], np.float32), np.array([np.inf, np.nan, np.inf], np.float32), 4

@@ -83,7 +83,7 @@ def test_files_of_kernels_have_names_of_their_own():
     assert all(path.parent.parent == SOURCES for path in SOURCES.rglob("*.cu*"))
 
 
-def test_every_source_opens_with_what_it_computes_and_what_limits_it():
+def test_every_source_opens_with_its_computation_and_bottleneck():
     for path in SOURCES.rglob("*.cu"):
         head = "".join(itertools.takewhile(lambda line: line.startswith("//"), path.open(encoding="utf-8")))
         assert "GEMM" in head or "// Bytes" in head, path.name
@@ -252,7 +252,7 @@ def test_weight_stationary_convolutions_keep_the_weights_of_a_block_in_shared_me
         assert name not in _offered(other, 64, 64, kind), other
 
 
-def test_what_is_copied_next_to_a_gemm_comes_in_whole_vectors():
+def test_copies_beside_a_gemm_are_whole_vectors():
     kernel = KERNELS["conv_transpose_bias_add_concat"]
     request = next(r for c in GROUPS if c.kind == kernel.kind and kernel.takes(r := c.request(Precision.BF16)))
     *others, beside = request.inputs
@@ -375,7 +375,7 @@ def _first_layer(size: int, kernel: int, stride: int, pad: int) -> Request:
 
 
 @pytest.mark.parametrize("gpu, small, large", [("h200", True, True), ("a100-80", True, True), ("l4", True, False)])
-def test_a_gpu_is_offered_what_fits_its_shared_memory(gpu: str, small: bool, large: bool):
+def test_a_gpu_is_offered_kernels_that_fit_its_shared_memory(gpu: str, small: bool, large: bool):
     def offered(request: Request) -> bool:
         return any("stem_conv" in c.name for c in OWN.candidates(request, find_spec(gpu)))
 
@@ -412,7 +412,7 @@ def test_sums_by_channel_keep_a_large_gpu_busy(shape: tuple[int, ...], layout: L
     assert reads >= sums.parts * sums.lanes * LEAST_TERMS
 
 
-def test_stems_by_im2col_are_estimated_near_what_an_h100_measured():
+def test_stems_by_im2col_are_estimated_near_measurements_of_an_h100():
     """Kernels with statistics are estimated like the two launches that they replace."""
     device = find_spec("h100")
     profile = find_profile(device)

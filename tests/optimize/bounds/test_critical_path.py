@@ -123,7 +123,7 @@ def test_no_choice_and_no_streams_are_faster(network: str, grouped: bool, lean: 
     assert 0 < bound_us <= Solution(draft, assign_addresses(draft), variant).step_us * (1 + 1e-9)
 
 
-def test_what_is_divided_makes_no_chain_and_what_runs_alone_has_no_such_bound() -> None:
+def test_divided_operations_form_no_chain_and_serial_steps_no_bound() -> None:
     for micro_batch, chained in ((0, True), (2, False)):
         candidates, draft = table("residual", "fp32", micro_batch), draft_of("residual", "fp32", micro_batch)
         assert critical_path_us(candidates, draft.train, draft.buffers, 100.0) == 0.0

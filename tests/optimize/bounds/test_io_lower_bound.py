@@ -70,7 +70,7 @@ def test_a_residual_block():
     assert abs(block - plain - 4 * PASS - 4 * SIGNS) < SMALL
 
 
-def test_what_is_recomputed_from_afar_is_read_instead(monkeypatch: pytest.MonkeyPatch):
+def test_values_recomputed_from_afar_are_read_instead(monkeypatch: pytest.MonkeyPatch):
     body = "y = image |> conv(4, 3, pad=1) |> bn |> relu |> conv(4, 3, pad=1)"
     exact = fewest(body)
     monkeypatch.setattr(effort, "IO_BOUND_REACH", -1000)

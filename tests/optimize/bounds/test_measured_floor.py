@@ -66,7 +66,7 @@ def test_the_fastest_measured_kernel_whatever_its_layout_and_workspace():
     assert floor.total_us == floor.products_us + floor.other_us
 
 
-def test_what_was_not_measured_is_said():
+def test_missing_measurements_are_reported():
     floor = graph_floor(graph(), GPU, None)
     assert floor.estimated == floor.products == 8
     assert floor.estimated_us == pytest.approx(floor.products_us) and floor.products_us > 0

@@ -66,7 +66,7 @@ def test_optimism_takes_less_of_the_models_than_of_a_similar_gpus() -> None:
         assert all(c.measured for c in after)
 
 
-def test_what_failed_here_does_not_come_back_from_a_similar_gpu() -> None:
+def test_kernels_that_failed_do_not_return_from_a_similar_gpu() -> None:
     own = replace(unmeasured(similar()), extents={signature(ASKED): Extent(0, "could not be measured: it failed")})
     assert not estimates(own).of_similar_gpu(ASKED, NONE)
     key = signature(ASKED)
@@ -75,7 +75,7 @@ def test_what_failed_here_does_not_come_back_from_a_similar_gpu() -> None:
 
 
 @pytest.mark.parametrize("rules", [Rules(deterministic=True), Rules(emulated_fp32=False), Rules()])
-def test_what_may_not_run_leaves_what_may(rules: Rules) -> None:
+def test_excluding_kernels_leaves_the_admitted_ones(rules: Rules) -> None:
     """A request with an admitted kernel has an estimate, whatever the rules exclude.
 
     Many requests in fp32 are checked.

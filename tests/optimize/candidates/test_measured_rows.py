@@ -24,7 +24,7 @@ train { optimizer = sgd }
 """
 
 
-def test_rows_of_which_most_is_known() -> None:
+def test_rows_with_most_measurements() -> None:
     graph = compile_plan(Source("n.mbc", NETWORK), Options(gpu="h200")).graph
     whole = Rows(0, graph.batch)
     first, second = (request_of(graph, op, whole) for op in graph.train if kind_of(op).name == "convolution")

@@ -73,7 +73,7 @@ def test_every_convolution_is_divided():
         ("fp32", 2, {}, "this operation needs multiples of 4 rows", "give a multiple of 4"),
     ],
 )
-def test_what_cannot_be_kept_is_refused(precision: str, rows: int, settings: dict[str, int], said: str, remedy: str):
+def test_impossible_options_are_refused(precision: str, rows: int, settings: dict[str, int], said: str, remedy: str):
     with pytest.raises(MbcError) as refused:
         check_micro_batch(table(rows, precision, **settings))
     assert refused.value.code == "MBC205" and said in refused.value.message and remedy in refused.value.remedy
@@ -84,7 +84,7 @@ def test_what_cannot_be_kept_is_refused(precision: str, rows: int, settings: dic
     ("batch", "least"),
     [(7, 1), (MOST, 1), (MOST + 1, None), (MOST + 2, 2), (2**30, 2**16)],
 )
-def test_what_is_searched_does_not_grow_with_the_mini_batch(policy: Policy, batch: int, least: int | None):
+def test_the_search_does_not_grow_with_the_mini_batch(policy: Policy, batch: int, least: int | None):
     candidates = replace(table(0, "fp32", batch=batch, size=8), rules=Rules(policy))
     operation = next(o for o in candidates.graph.train if candidates.divisible(o))
     whole, *smaller = candidates.micro_batch_rows(operation)

@@ -85,7 +85,7 @@ def test_unequal_slices():
     assert [[s.rows for s in point.micro_batches] for point in front] == [[5], [3, 2]]
 
 
-def test_what_cannot_add_may_come_first():
+def test_a_kernel_that_cannot_add_may_come_first():
     offers = {2: [candidate(1.0, 0, accumulates=False), candidate(5.0, 0, accumulate_us=2.0)]}
     (point,) = pareto_front(offers, 4, accumulates=True)
     assert point.time_us == 3.0
@@ -119,7 +119,7 @@ NEAR = st.builds(
 
 
 @given(st.data(), st.integers(1, 7), st.booleans())
-def test_what_is_left_of_a_front_gains_enough_and_loses_little(data: st.DataObject, rows: int, sums: bool):
+def test_a_reduced_front_gains_enough_and_loses_little(data: st.DataObject, rows: int, sums: bool):
     sizes = data.draw(st.lists(st.integers(1, rows), min_size=1, max_size=4, unique=True), "sizes")
     offers = {size: data.draw(st.lists(NEAR, min_size=1, max_size=3)) for size in sizes}
     front, whole = pareto_front(offers, rows, sums), pareto_front({rows: offers.get(rows, ())}, rows, sums)

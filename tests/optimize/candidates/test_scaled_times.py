@@ -69,7 +69,7 @@ def own(candidates: tuple[Candidate, ...]) -> dict[object, Candidate]:
 
 
 @pytest.mark.parametrize("kind", ["convolution", "relu"])
-def test_micro_batches_are_told_by_the_nearest_size(kind: str):
+def test_micro_batches_use_the_nearest_size(kind: str):
     scaled_table, estimated = table(128, step_at(64)), table(128)
     operation = first(scaled_table, kind)
     times, models = (own(t.candidates_of_micro_batch(operation, Rows(0, 16))) for t in (scaled_table, estimated))
@@ -118,7 +118,7 @@ def test_parts_compete_with_a_whole_scaled_from_the_same_size():
     )
 
 
-def test_what_may_not_be_used_decides_nothing():
+def test_excluded_kernels_decide_nothing():
     """The fastest kernel of a smaller batch is an engine that the rules exclude.
 
     Other kernels are scaled nevertheless.
@@ -155,7 +155,7 @@ def test_the_range_of_a_whole_batch(rows: tuple[int, ...], expected: str):
 
 
 @pytest.mark.parametrize(("rows", "share"), [(16, effort.SCALED_OPTIMISM), (8, effort.OPTIMISM)])
-def test_what_decides_takes_less_of_what_is_further_away(rows: int, share: float):
+def test_deciding_times_of_farther_sizes_count_less(rows: int, share: float):
     own_profile = step_at(rows)
     plain = table(64, own_profile)
     relu = first(plain, "relu")
@@ -183,7 +183,7 @@ def newer(own_profile: Profile, batch: int = 16, rows: int = 4) -> list[Candidat
     return [c for c in scaled_table.candidates_of_micro_batch(first(scaled_table), Rows(0, rows)) if c.name == HALVES]
 
 
-def test_a_kernel_that_came_later_is_told_by_a_size_that_was_measured_later():
+def test_a_later_kernel_is_recognised_by_a_size_measured_later():
     (candidate,) = newer(parts(150.0, EARLY, LATE))
     assert 50.0 <= candidate.time_us < 100.0 and not candidate.measured
     for dates in ((LATE, EARLY), (EARLY, EARLY), ("", LATE)):  # it could have been measured
@@ -245,7 +245,7 @@ def whole(here_us: float, here_date: str, there_date: str) -> Profile:
     )
 
 
-def test_a_kernel_that_came_later_competes_with_what_was_measured_before():
+def test_a_later_kernel_competes_with_earlier_measurements():
     scaled_table = table(16, whole(1e6, EARLY, LATE))
     request = scaled_table.request(first(scaled_table), scaled_table.whole)
     candidate, *others = scaled_table.candidates(first(scaled_table), scaled_table.whole)
@@ -312,7 +312,7 @@ def test_a_plan_is_measured_where_a_kernel_came_later_on_a_similar_gpu():
     assert "scaled from" in plan.target.profile
 
 
-def test_a_kernel_that_recomputes_is_known_to_have_come_later(monkeypatch: pytest.MonkeyPatch):
+def test_a_recomputing_kernel_is_recognised_as_later(monkeypatch: pytest.MonkeyPatch):
     """A later kernel may be one that gives the recomputed bits, although it is not the fastest."""
     monkeypatch.setattr(user_rules, "bitwise_equal_to", lambda name, other: other in (HALVES, "fp32_emulated_halo"))
     scaled_table = table(32)
@@ -334,7 +334,7 @@ def test_a_kernel_that_recomputes_is_known_to_have_come_later(monkeypatch: pytes
     assert bound.other_sizes.spread(requests[16], launched) == calibration().spreads[scaled_group("mbc", 2)]
 
 
-def test_what_runs_by_such_a_time_is_to_be_measured_again():
+def test_requests_run_by_scaled_times_are_measured_again():
     scaled_table = table(16, whole(1e6, EARLY, LATE))
     plan = search(scaled_table, Limits(without=frozenset(("concurrent_stream",))), 1 << 40)
     assert outdated(plan, scaled_table.other_sizes) == (scaled_table.request(first(scaled_table), scaled_table.whole),)
@@ -343,7 +343,7 @@ def test_what_runs_by_such_a_time_is_to_be_measured_again():
     assert outdated(plan, before.other_sizes) == () == outdated(plan, None)
 
 
-def test_what_was_refused_here_does_not_come_back_from_another_size():
+def test_refused_kernels_do_not_return_from_another_size():
     """Both a whole mini-batch and a part of it are checked."""
     for own_profile, scaled_table, rows in (
         (whole(1e6, EARLY, LATE), table(16), 16),

@@ -103,7 +103,7 @@ def test_show_says_which_operations_are_emulated():
     assert "\nemulated fp32" not in strict
 
 
-def test_what_left_kernels_out_is_said_where_workspace_is_too_small():
+def test_the_limit_that_excluded_kernels_is_named():
     with pytest.raises(MbcError, match="MBC201") as refused:
         planned(("allow_emulated_fp32", "false"), providers=("cudnn", "mbc"), limit_bytes=1)
     wanted = "policy power_of_two, allow_emulated_fp32 = false, --provider cudnn --provider mbc"

@@ -113,7 +113,7 @@ def test_without_recomputation_nothing_is_recomputed():
 
 
 @pytest.mark.parametrize("layer", ["expand", "wide"])
-def test_what_is_recomputed_is_not_kept(layer: str):
+def test_recomputed_values_are_not_kept(layer: str):
     plan = planned(Measured())
     result = next(o for o in graph_of(SOURCE).train if o.name == layer).outputs[0]
     numbers = [
@@ -141,7 +141,7 @@ def test_the_floor_takes_the_fastest_recomputation():
     assert step_floor(with_bitwise_remat(slower)).products_us <= step_floor(slower).products_us
 
 
-def test_what_determinism_costs_is_told_by_the_same_groups():
+def test_the_price_of_determinism_compares_equal_groups():
     candidates = replace(table(Measured()), rules=Rules(deterministic=True))
     plan = search(candidates, Limits(without=frozenset({"concurrent_stream"})), 10**12)
     assert launches(plan) == launches(planned(Measured()))

@@ -62,7 +62,7 @@ def test_every_kernel_finds_its_place():
     }
 
 
-def test_what_is_new_may_come_first():
+def test_a_new_part_may_come_first():
     old = "(x, x |> bn(affine = AFFINE) |> relu |> conv(8, 3, pad=1))"
     assert old in SOURCE
     text = SOURCE.replace(old, "(x |> bn |> relu |> conv(4, 3, pad=1), x)").replace("PRECISION", "bf16")
@@ -83,7 +83,7 @@ def test_slices_that_are_read_in_place_exist_nowhere():
     assert len(slices - kept) >= 4
 
 
-def test_what_relu_made_is_written_where_its_gradient_reads_it(monkeypatch: pytest.MonkeyPatch):
+def test_relus_output_is_written_if_its_gradient_reads_it(monkeypatch: pytest.MonkeyPatch):
     """Normalisation is fused into a concatenation only if fused operations recompute ReLU's output for gradients."""
     again = [p for p in PATTERNS if len(p.launches) < 2]
     monkeypatch.setattr(select_groups, "PATTERNS", tuple(again))
@@ -94,7 +94,7 @@ def test_what_relu_made_is_written_where_its_gradient_reads_it(monkeypatch: pyte
 
 
 @pytest.mark.parametrize("affine", ["true", "false"])
-def test_groups_compute_what_their_operations_do(affine: str):
+def test_groups_compute_their_operations(affine: str):
     steps = graph("fp64", affine)
     fused = planned(steps)
     assert sum(len(launch.operations) > 1 for launch in fused.train.launches) >= 8

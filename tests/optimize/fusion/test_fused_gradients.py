@@ -160,7 +160,7 @@ def test_elsewhere_operations_run_by_themselves(profile: Measured | None):
     assert not launches(planned(profile))
 
 
-def test_the_floor_counts_what_is_not_moved():
+def test_the_floor_leaves_out_bytes_that_are_not_moved():
     """A gradient that passes through ReLU inside a launch is neither written nor read."""
     with_data, without = (
         step_floor(CandidateTable(graph_of(SOURCE), H200, PROVIDERS, profile, Rules()))

@@ -82,7 +82,7 @@ def test_every_kernel_finds_its_place():
     assert "max_pool_backward" not in kernels
 
 
-def test_what_was_pooled_is_not_kept():
+def test_pooled_values_are_not_kept():
     fused, single = planned(graph()), planned(graph(), fused=False)
     kept = [{b.value for b in plan.buffers if b.value} for plan in (fused, single)]
     pooled = {op.inputs[0] for op in graph().train if op.kind == "max_pool"}
@@ -102,7 +102,7 @@ def trained(plan: Plan) -> tuple[dict[str, np.ndarray], list[float]]:
 
 
 @pytest.mark.parametrize("affine", ["true", "false"])
-def test_groups_compute_what_their_operations_do(affine: str):
+def test_groups_compute_their_operations(affine: str):
     steps = graph("fp64", affine)
     fused = planned(steps)
     assert sum(len(launch.operations) > 1 for launch in fused.train.launches) >= 10

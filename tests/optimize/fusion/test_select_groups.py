@@ -145,7 +145,7 @@ def trained(plan: Plan, steps: int = 3) -> tuple[dict[str, np.ndarray], list[flo
 
 @pytest.mark.parametrize("optimizer", ["sgd()", "sgd(momentum=0.9, nesterov=true)", "adamw()"])
 @pytest.mark.parametrize("affine", ["true", "false"])
-def test_groups_compute_what_their_operations_do(optimizer: str, affine: str):
+def test_groups_compute_their_operations(optimizer: str, affine: str):
     steps = graph("fp64", optimizer, affine)
     fused, single = planned(steps), planned(steps, fused=False)
     assert any(len(launch.operations) > 1 for launch in fused.train.launches)
@@ -165,7 +165,7 @@ def test_fused_operations_in_low_precision_are_as_exact_as_single_ones():
     assert 0 < off[True] < 1.3 * off[False]
 
 
-def test_what_others_read_is_made():
+def test_values_with_other_readers_are_written():
     """ReLU's output is a result, and the batch norm's output is read twice, so both must be written."""
     text = """
 network small(batch = 6, classes = 5) {
@@ -255,7 +255,7 @@ def test_a_group_that_failed_to_be_measured_is_not_estimated():
     assert group.launches[0] not in fuse(CandidateTable(steps, H200, PROVIDERS, Failing())).train
 
 
-def test_what_is_left_to_its_estimate_admits_no_group_that_has_to_be_measured():
+def test_estimated_requests_admit_no_group_that_must_be_measured():
     steps = graph("bf16")
 
     class Left(NoSizes):
@@ -268,7 +268,7 @@ def test_what_is_left_to_its_estimate_admits_no_group_that_has_to_be_measured():
     assert is_measured(left_table, group) and not is_measured(left_table, replace(group, measured=True))
 
 
-def test_what_a_profile_expects_competes_with_what_it_measured():
+def test_interpolated_times_compete_with_measured_ones():
     """Times interpolated between measured sizes, and those of earlier kernel versions, count as measured here."""
     steps = graph("bf16")
 
@@ -358,7 +358,7 @@ def test_the_floor_counts_the_least_demanding_launch():
     assert with_groups <= without
 
 
-def test_what_needs_too_much_at_once_runs_one_by_one():
+def test_groups_that_need_too_much_run_one_by_one():
     """Within a budget between the needs of both programs, the program that fits is used."""
     steps = graph("fp32")
     sizes = {fused: planned(steps, fused).predictions.arena_bytes for fused in (True, False)}
@@ -388,7 +388,7 @@ def test_sums_that_a_member_reads_are_not_divided():
         assert not kind.divisible and not kind.accumulates
 
 
-def test_a_group_writes_over_what_its_members_may_write_over():
+def test_a_group_overwrites_what_its_members_may():
     """Inference reads the input of a batch norm only once, so the output of the ReLU after it may overwrite it."""
     plan = planned(graph("bf16"))
     for launch in plan.infer.launches:

@@ -143,7 +143,7 @@ def test_resnet_has_one_for_each_of_its_convolutions():
         "  y = x |> conv_transpose(16, 3, pad=1) @second |> bn @bn1 |> conv(16, 3, stride=2, pad=1)",
     ],
 )
-def test_what_is_no_such_pair_is_not_found(line: str):
+def test_other_pairs_are_not_found(line: str):
     lines = [line if old.startswith(BODY) else old for old in SOURCE.replace("PRECISION", "fp16").splitlines()]
     steps = graph_of("\n".join(lines))
     assert any(operation.name == "second" for operation in steps.train)
@@ -173,7 +173,7 @@ def test_a_profile_without_it_leaves_the_step_as_it_is():
     )
 
 
-def test_what_measures_faster_is_planned_and_what_does_not_is_not():
+def test_only_kernels_measured_faster_are_planned():
     plan = planned(graph(), FASTER)
     assert with_statistics(plan) == ["second", "third", "down", "fourth"]
     slow = planned(graph(), SLOWER)
@@ -186,7 +186,7 @@ def test_what_measures_faster_is_planned_and_what_does_not_is_not():
             assert len(values) == 6 and values[-1] is None  # image, filter; result, mean, variance; sums
 
 
-def test_its_limit_is_that_of_the_product_and_of_what_is_written():
+def test_its_limit_counts_the_product_and_the_written_bytes():
     plan = planned(graph(), FASTER)
     by_kind: dict[str, list[Limit]] = {}
     for limit in limits(plan, plan.train, Ceilings.of(GPU, plan.graph.precision)):
@@ -231,7 +231,7 @@ def names(plan: Plan) -> list[tuple[str, ...]]:
 
 
 @pytest.mark.parametrize("share", [1.0, 0.85, 0.7])
-def test_steps_with_it_compute_what_steps_without_do(share: float):
+def test_steps_with_and_without_it_agree(share: float):
     """The steps agree also within a budget, in which the result is recomputed."""
     single = exact(APART)
     states = sum(single.graph.values[state.value].type.size_bytes for state in single.graph.states)

@@ -75,7 +75,7 @@ def test_buffers_that_live_at_the_same_time_do_not_overlap() -> None:
     assert {placed.offsets[2], placed.offsets[5]} in ({0, 1024}, {0, 3072})
 
 
-def test_persistent_buffers_lie_at_the_bottom_of_their_space() -> None:
+def test_persistent_buffers_are_at_the_bottom_of_their_space() -> None:
     draft = two_stays()
     moved = (replace(draft.buffers[0], space=HOST), *draft.buffers[1:])
     placed = assign_addresses(replace(draft, buffers=moved))

@@ -25,7 +25,7 @@ def test_placement_is_legal(blocks: list[Block]) -> None:
 
 @given(block_lists(30), st.integers(0, 4))
 @settings(max_examples=100)
-def test_what_fits_is_within_the_budget(blocks: list[Block], more: int) -> None:
+def test_fitting_plans_are_within_the_budget(blocks: list[Block], more: int) -> None:
     available_bytes = peak_bytes(blocks)[0] + more * UNIT
     offsets = fit_within(blocks, available_bytes)
     if offsets is not None:
@@ -36,7 +36,7 @@ def test_what_fits_is_within_the_budget(blocks: list[Block], more: int) -> None:
 
 @given(block_lists(30), st.integers(0, 30))
 @settings(max_examples=100)
-def test_known_places_are_kept(blocks: list[Block], count: int) -> None:
+def test_measured_places_are_kept(blocks: list[Block], count: int) -> None:
     fixed = dict(enumerate(place(blocks[:count])[0]))
     offsets, height = place_around(blocks, fixed)
     assert offsets[:count] == list(fixed.values())
@@ -74,7 +74,7 @@ def never(blocks: list[Block], limit_bytes: int, most_nodes: int) -> None:
     """Search without finding offsets."""
 
 
-def test_filling_up_comes_near_what_is_alive(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_filling_up_comes_near_the_live_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mbc.optimize.placement.place_blocks, "search", never)
     blocks = jigsaw(400)
     bound = peak_bytes(blocks)[0]
@@ -121,7 +121,7 @@ def test_nothing_is_searched_without_a_budget_that_it_can_help(budget: float, mo
     assert bound < height < 1.1 * bound
 
 
-def test_the_search_lowers_what_it_cannot_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_search_lowers_states_that_do_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     blocks = jigsaw(400)
     bound = peak_bytes(blocks)[0]
     _, heuristic = place(blocks)

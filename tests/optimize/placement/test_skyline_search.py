@@ -51,7 +51,7 @@ def test_the_search_ends_by_itself_where_the_lower_bound_cannot_be_reached() -> 
 
 @given(block_lists(40), st.integers(0, 4))
 @settings(max_examples=100, deadline=None)
-def test_what_is_found_is_within_the_limit(blocks: list[Block], more: int) -> None:
+def test_placements_are_within_the_limit(blocks: list[Block], more: int) -> None:
     limit = peak_bytes(blocks)[0] + more * UNIT // 2
     offsets = search(blocks, limit, 2000)
     if offsets is not None:

@@ -32,7 +32,7 @@ def fused_remat(precision: str, share: float) -> list[Launch]:
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_a_launch_of_sums_writes_what_was_dropped(precision: str):
+def test_a_launch_of_sums_writes_the_dropped_value(precision: str):
     launches = fused_remat(precision, 0.85)
     assert launches
     assert all(sum(access.mode is not Mode.READ for access in launch.accesses) >= 3 for launch in launches)
@@ -59,7 +59,7 @@ def test_readers_come_behind_the_sums_and_before_who_needs_them(precision: str):
     assert late
 
 
-def test_sums_that_write_more_are_not_stood_for():
+def test_sums_that_write_more_are_not_replaced():
     """Sums that also write ReLU's gradient are not replaced, because its readers would not find it."""
     steps = graph("fp32")
     by_name = {operation.name: operation for operation in steps.train}
@@ -75,7 +75,7 @@ def test_sums_that_write_more_are_not_stood_for():
     assert checked
 
 
-def test_what_is_read_in_another_layout_only_is_converted_behind_the_sums():
+def test_gradients_read_in_another_layout_are_converted_after_the_sums():
     steps = graph("fp32")
     table = favouring(steps, gpu=UNCLUSTERED)
     choices = defer_readers(table, choose(table, {}, programs=fuse(table)))

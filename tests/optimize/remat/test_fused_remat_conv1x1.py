@@ -122,7 +122,7 @@ def jointly(plan: Plan) -> list[Launch]:
 
 
 @pytest.mark.parametrize("profile", [Measured(joint=False), Measured()], ids=["by itself", "with relu's output"])
-def test_what_was_dropped_is_recomputed_with_the_same_bits(profile: Measured):
+def test_dropped_values_are_recomputed_with_equal_bits(profile: Measured):
     plan, without = planned(profile, SHARE), planned(replace(profile, useful=False, joint=False), SHARE)
     assert fused_products(plan)
     assert bool(jointly(plan)) == profile.joint
@@ -134,7 +134,7 @@ def test_both_in_one_launch_take_less_than_one_of_them_before():
     assert planned(Measured(), SHARE).predictions.train_us < planned(Measured(joint=False), SHARE).predictions.train_us
 
 
-def test_only_what_the_same_kernel_made():
+def test_only_values_of_the_same_kernel():
     """A value that another kernel computed is not recomputed, because the other kernel may round otherwise."""
     plan = planned(Measured(forward=1.1), SHARE)
     assert not fused_products(plan)
@@ -192,7 +192,7 @@ class Pairs:
             assert ledger.recompute_us == pytest.approx(0.0)
 
 
-def test_of_two_in_the_same_reductions_the_one_made_last_is_fused():
+def test_the_last_of_two_values_in_one_reduction_is_fused():
     """ReLU's output is computed from the convolution's result, which then gets an earlier launch of its own."""
     pairs = Pairs(Measured(joint=False))
     assert pairs.value_pairs
@@ -224,7 +224,7 @@ def test_two_in_the_same_reductions_are_both_fused_where_that_was_measured(signs
         pairs.check_ledger(first, last, run.more_us)
 
 
-def test_both_are_not_where_one_of_them_is_read_before():
+def test_both_are_not_recomputed_jointly_if_one_is_read_before():
     """A recomputation before the reductions reads ReLU's output, so each value has a launch of its own."""
     pairs = Pairs(Measured())
     checked = 0
@@ -267,7 +267,7 @@ def test_the_bound_has_no_higher_prices_than_the_ledger(signs: bool):
         assert both.more_us <= (run.more_us + last_us) * (1 + 1e-9)
 
 
-def test_in_the_bound_two_share_a_launch_only_where_both_are_away():
+def test_the_bound_shares_a_launch_only_if_both_values_are_away():
     """A tenth of the memory is lacking. If ReLU's output is recomputed, the convolution's result comes without cost."""
     bounds_us: list[float] = []
     for profile in (Measured(both=0.8), Measured(joint=False)):

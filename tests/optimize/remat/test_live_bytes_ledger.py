@@ -50,7 +50,7 @@ def test_the_ledger_has_the_bytes_of_the_program(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_what_is_undone_leaves_no_trace(seed: int) -> None:
+def test_undone_decisions_leave_no_trace(seed: int) -> None:
     state = chooser(seed)
     state.measured()
     start = state.ledger.mark()
@@ -100,7 +100,7 @@ def test_no_gap_is_missed_where_values_are_looked_for(seed: int) -> None:
     assert looked_at() == kept
 
 
-def test_what_runs_again_with_less_workspace_takes_longer_each_time() -> None:
+def test_recomputation_with_less_workspace_takes_longer_each_time() -> None:
     state = chooser(0)
     decide(state, random.Random(0))
     ledger = state.ledger
@@ -114,7 +114,7 @@ def region(reads: tuple[int, ...], writes: tuple[int, ...]) -> Region:
     return Region(0, 1, reads, writes, 1.0, True)
 
 
-def test_what_passes_between_repetitions_is_counted() -> None:
+def test_values_between_repetitions_are_counted() -> None:
     """Values 0, 1 and 2 are recomputed in turn for the last run, which reads value 2 and writes value 3."""
     regions = (region((), (0,)), region((0,), (1,)), region((1,), (2,)), region((2,), (3,)))
     sizes = (100, 40, 10, 5)

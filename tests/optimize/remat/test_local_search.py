@@ -82,7 +82,7 @@ def test_less_is_recomputed() -> None:
     assert gained, "every first choice was the best: the test shows nothing"
 
 
-def test_what_was_found_counts_where_nothing_is_left_to_undo(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_result_counts_if_nothing_is_left_to_undo(monkeypatch: pytest.MonkeyPatch) -> None:
     take_back, rounds = local_search._destroy, 0
 
     def soon_nothing(chooser: RematState, draw: random.Random) -> bool:

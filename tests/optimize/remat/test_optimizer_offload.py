@@ -167,7 +167,7 @@ def wide() -> CandidateTable:
 
 
 @pytest.mark.parametrize("part", [0.9, *(pytest.param(p, marks=pytest.mark.exhaustive) for p in (0.75, 0.65))])
-def test_states_are_offloaded_when_that_is_what_it_takes(wide: CandidateTable, part: float) -> None:
+def test_states_are_offloaded_if_needed(wide: CandidateTable, part: float) -> None:
     kept = search(wide, Limits(), 1 << 40)
     overhead = kept.predictions.overhead_bytes
     available_bytes = int(part * kept.predictions.arena_bytes)

@@ -70,7 +70,7 @@ def test_with_them_where_that_takes_no_longer():
     assert again(plan) and all(name == first for first, name in again(plan))
 
 
-def test_what_is_recomputed_takes_what_the_ledger_says():
+def test_recomputations_take_the_time_of_the_ledger():
     tabulated = CandidateTable(graph_of(SOURCE), H200, PROVIDERS, Summing(), Rules())
     choices = choose(tabulated, {}, programs=fuse(tabulated))
     draft = emit_launches(tabulated, choices)
@@ -111,7 +111,7 @@ class Roomy(Summing):
         return (*candidates, *larger)
 
 
-def test_what_is_recomputed_keeps_its_kernel_where_memory_allows_another():
+def test_recomputations_keep_their_kernel_if_memory_allows_another():
     plan = planned_for(Roomy(), SOURCE, SHARE, ALONE)
     kernels: dict[str, list[str]] = {}
     for launch in plan.train.launches:

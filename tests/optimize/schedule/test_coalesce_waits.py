@@ -22,7 +22,7 @@ def disturbed(program: Program) -> Contention:
 
 @given(programs())
 @settings(max_examples=400, deadline=None)
-def test_all_that_was_waited_for_still_is_and_nothing_takes_longer(
+def test_all_waits_hold_and_nothing_takes_longer(
     case: tuple[Program, list[Buffer], list[int]],
 ) -> None:
     program, buffers, offsets = case

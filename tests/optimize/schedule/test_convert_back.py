@@ -132,7 +132,7 @@ def test_the_bits_are_the_same():
     assert states[0] == states[1]
 
 
-def test_a_budget_takes_it_where_recomputing_takes_longer():
+def test_a_budget_converts_back_where_recomputing_takes_longer():
     """AlexNet at batch 512 in half of its memory converts ReLU's output instead of repeating the convolution."""
     sets = ("batch", "512"), ("memory.device", "3.48GB")
     source = Source("alexnet_caffe.mbc", EXAMPLE.read_text(encoding="utf-8"))

@@ -54,7 +54,7 @@ def misplaced(operations: tuple[Operation, ...]) -> list[str]:
 
 @pytest.mark.parametrize("network", NETWORKS)
 @pytest.mark.parametrize("section", SECTIONS)
-def test_updates_follow_all_readers_of_what_they_replace(network: str, section: str) -> None:
+def test_updates_follow_all_readers_of_the_old_state(network: str, section: str) -> None:
     body, _, _ = NETWORKS[network].partition("train {")
     graph = graph_of(f"{body}train {{ {section} }}\n")
     early = updates_early(graph.train)

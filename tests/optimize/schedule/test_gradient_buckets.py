@@ -104,7 +104,7 @@ def test_buckets_are_launched_when_they_are_ready(name: str, monkeypatch: pytest
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_nothing_moves_before_what_it_needs(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_moves_before_its_operands(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The verifier, which knows no buckets, proves every order that the streams allow."""
     monkeypatch.setattr(effort, "UPDATE_SPLIT_MIN_US", 0.0)
     orders = list(bucketings(one_by_one(name)))
@@ -137,7 +137,7 @@ def test_updates_are_split_by_buckets(name: str, monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_buckets_lie_one_after_another(name: str) -> None:
+def test_buckets_are_adjacent(name: str) -> None:
     for buckets in bucketings(one_by_one(name)):
         draft = bucketed(name, buckets)
         offsets = assign_addresses(draft, thorough=False).offsets
@@ -207,7 +207,7 @@ def test_a_collective_and_a_kernel_slow_down_each_other() -> None:
     assert times.ends_us == pytest.approx((100.0, 200.0))
 
 
-def test_what_collectives_cost_kernels_is_known_of_each() -> None:
+def test_each_kernel_has_its_slowdown_by_collectives() -> None:
     draft, table = bucketed("resnet", min(bucketings(one_by_one("resnet")), key=len)), shared_table("resnet")
     slowdown = contention(draft.train, table.graph, draft.buffers, table.device)
     assert slowdown is not None and len(slowdown.beside_collective) == len(slowdown.collective) == len(
@@ -218,7 +218,7 @@ def test_what_collectives_cost_kernels_is_known_of_each() -> None:
 
 
 @pytest.mark.parametrize(("network", "precision"), [("alexnet", "fp32"), ("resnet", "bf16")])
-def test_ranks_with_other_rows_sum_gradients_that_lie_alike(network: str, precision: str) -> None:
+def test_ranks_with_other_rows_sum_gradients_in_one_layout(network: str, precision: str) -> None:
     """Ranks with different numbers of rows may prefer different layouts, but must sum in one."""
     source = Source(f"{network}.mbc", (EXAMPLES / f"{network}.mbc").read_text(encoding="utf-8"))
     settings = (("batch", "7"), ("train.precision", precision))
@@ -228,7 +228,7 @@ def test_ranks_with_other_rows_sum_gradients_that_lie_alike(network: str, precis
     assert first == second and len(set(first.values())) == 2
 
 
-def test_what_is_gathered_stays_where_the_graph_has_it() -> None:
+def test_gathers_keep_their_place_in_the_graph() -> None:
     """Buckets come between or after the gathers. All collectives run on one stream, in the given order."""
     table, draft = shared_table("synchronised"), one_by_one("synchronised")
     gathers = tuple((op.name,) for op in table.graph.train if op.kind == "all_gather")

@@ -75,7 +75,7 @@ def test_every_piece_is_a_group_that_its_kernel_takes(
 
 @pytest.mark.parametrize(("network", "precision"), CASES)
 @pytest.mark.parametrize("count", [2, 3, 8])
-def test_split_updates_do_what_the_whole_does(
+def test_split_updates_give_the_result_of_the_whole(
     network: str, precision: str, count: int, monkeypatch: pytest.MonkeyPatch
 ):  # fmt: skip
     divided, kept = cut(monkeypatch, network, precision, count), kept_plan(network, precision)

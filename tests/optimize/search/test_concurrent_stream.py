@@ -90,7 +90,7 @@ def test_filter_gradients_go_to_the_concurrent_stream_where_the_gpu_is_idle(case
     assert use_concurrent_stream(alone, alone.placed.live_bytes - 1) is alone  # no room for it
 
 
-def test_what_fills_the_gpu_stays() -> None:
+def test_kernels_that_fill_the_gpu_stay() -> None:
     alone = solution("residual", "fp32")
     slow = replace(alone.table.device, copy_gb_s=alone.table.device.copy_gb_s / 1e7)
     alone = replace(alone, table=replace(alone.table, device=slow))

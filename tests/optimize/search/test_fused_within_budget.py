@@ -74,7 +74,7 @@ def test_groups_run_again_and_give_the_same_bits(precision: str, share: float):
 
 
 @pytest.mark.parametrize("share", [0.7, *(pytest.param(s, marks=pytest.mark.exhaustive) for s in (0.9, 0.8, 0.6))])
-def test_the_bound_holds_of_groups_too(share: float):
+def test_the_bound_holds_for_groups_too(share: float):
     """No plan is faster than its bound, and the bound of a smaller budget is not lower."""
     bounds = [within("bf16", part).bounds.within_budget_us for part in (share, share + 0.05)]
     assert bounds[0] >= bounds[1] > 0
@@ -94,7 +94,7 @@ train { optimizer = sgd(momentum=0.9)  precision = bf16 }
 """
 
 
-def test_what_a_group_computes_again_is_not_taken_to_be_kept():
+def test_values_that_a_group_recomputes_do_not_count_as_kept():
     """A group recomputes ReLU's large output in the backward pass without reading it; its bytes do not count."""
     lowered = lower(parse(Source("stem.mbc", STEM)), (), None)
     steps = differentiate(lowered.network, lowered.optimizer, lowered.precision)
@@ -104,7 +104,7 @@ def test_what_a_group_computes_again_is_not_taken_to_be_kept():
     assert plan.predictions.train_us >= plan.bounds.within_budget_us * (1 - 1e-9) > 0
 
 
-def test_many_launches_take_of_the_budget(monkeypatch: pytest.MonkeyPatch):
+def test_many_launches_reduce_the_budget(monkeypatch: pytest.MonkeyPatch):
     """If the budget just fits all buffers, the bytes of the CUDA graphs must be freed elsewhere."""
     monkeypatch.setattr(overhead, "USUAL_LAUNCHES", 0)
     monkeypatch.setattr(overhead, "LAUNCH_BYTES", 8)

@@ -57,7 +57,7 @@ def test_knowing_of_the_others_is_faster(plan: Plan) -> None:
     assert load_plan(dump_plan(plan), "shared") == plan
 
 
-def test_copies_take_what_the_shared_link_takes(plan: Plan, table: CandidateTable) -> None:
+def test_copies_take_the_time_of_the_shared_link(plan: Plan, table: CandidateTable) -> None:
     links = table.device.links
     assert links.host.to_host_gb_s < calibrated(H200, None).host_link.to_host_gb_s / 2
     copies = [

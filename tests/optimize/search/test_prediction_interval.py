@@ -34,7 +34,7 @@ def estimated(provider: str, name: str, *settings: tuple[str, int]) -> Kernel:
     return Kernel(provider, name, settings, 100.0, measured=False)
 
 
-def test_what_was_measured_has_no_range() -> None:
+def test_measured_times_have_no_range() -> None:
     measured = replace(estimated("cudnn", "convolution"), measured=True)
     assert timed(PLAN, measured) == (100.0, 100.0)
 
@@ -57,7 +57,7 @@ def test_engines_that_a_profile_named_were_interpolated() -> None:
         assert timed(PLAN, kernel) == pytest.approx((100 * min(1, spread.low), 100 * max(1, spread.high)))
 
 
-def test_what_no_profile_has_is_told_by_judgement() -> None:
+def test_launches_without_a_profile_have_assumed_ranges() -> None:
     for work in (estimated("mbc", "no_such_kernel"), Copy(100.0, measured=False)):
         assert timed(PLAN, work) == (100 * UNCOMPARED.low, 100 * UNCOMPARED.high)
 

@@ -66,7 +66,7 @@ def test_workspaces_are_placed_between_values(more_bytes: int) -> None:
     assert not overlapping(solution.draft, solution.placed.offsets)
 
 
-def test_what_loses_most_is_placed_with_the_values(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workspaces_that_matter_most_are_placed_with_the_values(monkeypatch: pytest.MonkeyPatch) -> None:
     step = decided(least_bytes() + 4096)
     values = len(train_blocks(step.draft))
     asked: list[int] = []

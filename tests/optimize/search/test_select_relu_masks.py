@@ -159,7 +159,7 @@ def test_within_a_budget_relus_have_bit_masks_whose_output_is_kept():
     assert [op.name for op in signed.graph.train if op.kind == "relu_mask"] == ["third.mask"]
 
 
-def test_reductions_recompute_what_others_read_of_a_relu_with_bit_masks(monkeypatch: pytest.MonkeyPatch):
+def test_reductions_recompute_the_output_of_a_relu_with_bit_masks(monkeypatch: pytest.MonkeyPatch):
     """A plan with some bit masks may still recompute the output of a ReLU."""
     monkeypatch.setattr("mbc.optimize.search.search.masks_of_kept", lambda unmasked, masked, draft: masked)
     signed = within(table(Measured(times=lambda kind: 0.5 if "+relu_backward_masked" in kind else 1.0)), 0.9)

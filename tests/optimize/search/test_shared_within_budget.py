@@ -117,7 +117,7 @@ def test_ranks_of_other_rows_sum_alike(gpus: int, share: float) -> None:
     assert sums_of(plans[0]) == sums_of(plans[1])
 
 
-def test_several_plans_sum_behind_all_that_they_gather() -> None:
+def test_several_plans_sum_after_all_their_gathers() -> None:
     """Otherwise each plan could choose another order of gathers and sums, depending on its kernels."""
     source = Source("residual.mbc", NETWORKS["residual"])
     settings = (("train.precision", "bf16"), ("train.sync_batch_norm", "true"))

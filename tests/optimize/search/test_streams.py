@@ -154,7 +154,7 @@ def test_slowdowns_only_delay_and_by_no_more_than_they_say(case: tuple[Program, 
         ((Stream.TO_HOST, Stream.TO_DEVICE), None),
     ],
 )
-def test_what_runs_together_slows_each_other_down(streams: tuple[Stream, ...], ends: tuple[float, ...] | None) -> None:
+def test_concurrent_work_slows_down(streams: tuple[Stream, ...], ends: tuple[float, ...] | None) -> None:
     launches = (launch(Stream.COMPUTE, 12), *(launch(stream, 5) for stream in streams))
     times = timeline(Program(launches, (), (), ()), None, Contention(slow(3), (1.0,) * 3))
     if ends is None:
@@ -166,7 +166,7 @@ def test_what_runs_together_slows_each_other_down(streams: tuple[Stream, ...], e
 
 
 @pytest.mark.parametrize(("fills", "ends"), [((0.3, 0.6), (12, 5)), ((0.5, 1.0), (14.5, 7.5)), ((1.0, 1.0), (17, 10))])
-def test_concurrent_kernels_share_what_they_fill(fills: tuple[float, ...], ends: tuple[float, ...]) -> None:
+def test_concurrent_kernels_share_the_gpu(fills: tuple[float, ...], ends: tuple[float, ...]) -> None:
     launches = (launch(Stream.COMPUTE, 12), launch(Stream.CONCURRENT, 5))
     times = timeline(Program(launches, (), (), ()), None, Contention({}, fills))
     assert times.ends_us == pytest.approx(ends)
@@ -209,7 +209,7 @@ def test_contention_tells_kernels_by_their_time_and_bytes() -> None:
     assert contention(Program(launches[:4], (), (), ()), graph, [small, large], spec) is None
 
 
-def test_what_multiplies_whole_words_fills_the_gpu() -> None:
+def test_fp32_products_fill_the_gpu() -> None:
     """A kernel that reaches the rate of fp32 units fills the GPU, although tensor cores would be faster in fp16."""
     spec, graph = replace(find_spec("h200"), fp32_tflops=0.06, fp16_tflops=0.79), table("residual").graph
     operation = next(op for op in graph.train if op.kind == "convolution")

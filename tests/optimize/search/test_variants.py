@@ -31,7 +31,7 @@ def ways_to(available_bytes: int, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return looked_at
 
 
-def test_what_takes_far_too_much_is_tried_with_the_least_workspace_only(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_far_too_large_steps_are_tried_with_least_workspace_only(monkeypatch: pytest.MonkeyPatch) -> None:
     most_bytes = max(ways_to(1 << 40, monkeypatch))
     near = ways_to(most_bytes // 2, monkeypatch)
     far = ways_to(most_bytes // 5, monkeypatch)
@@ -39,7 +39,7 @@ def test_what_takes_far_too_much_is_tried_with_the_least_workspace_only(monkeypa
     assert len(far) == 2 and far[0] > far[1], "there might have been less of it, and there is not enough"
 
 
-def test_what_cannot_fit_whatever_is_decided_is_not_searched_thoroughly(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steps_that_cannot_fit_are_not_searched_thoroughly(monkeypatch: pytest.MonkeyPatch) -> None:
     searched: list[Any] = []
     improved = variants._improved
 

@@ -66,7 +66,7 @@ def table(profile: Lying) -> CandidateTable:
     [(Lying(), False), (Lying(convert_us=0.1), True), (Lying(fast=Layout.CHANNELS_LAST), True)],
     ids=["changes of layout cost more", "they cost little", "there are none"],
 )
-def test_groups_are_taken_that_are_worth_their_changes_of_layout(profile: Lying, grouped: bool) -> None:
+def test_groups_are_used_if_they_save_more_than_conversions_cost(profile: Lying, grouped: bool) -> None:
     tabulated = table(profile)
     greedy, fastest = fuse(tabulated), fastest_fused(tabulated)
     assert any(isinstance(o.attributes, Fused) for o in greedy.train)

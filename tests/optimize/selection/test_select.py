@@ -131,7 +131,7 @@ def test_faster_channels_last_kernels_pay_for_the_conversions_at_the_ends() -> N
     assert parameters == {"conv0.weight": LAST, "conv0.weight.momentum": LAST}
 
 
-def test_a_small_gain_is_not_worth_conversions() -> None:
+def test_a_small_gain_does_not_justify_conversions() -> None:
     assert layouts_of_convolutions(plan(table(10.0, 9.9))) == {FIRST}
 
 
@@ -143,7 +143,7 @@ def test_workspace_limit_decides() -> None:
         plan(table(100.0, 10.0, 2000, 1000), limits=Limits(999))
 
 
-def test_deterministic_refuses_what_is_not() -> None:
+def test_deterministic_refuses_other_kernels() -> None:
     with pytest.raises(MbcError, match="MBC202"):
         plan(table(1.0, 1.0, rules=Rules(deterministic=True), deterministic=False))
 
@@ -205,6 +205,6 @@ def test_bounds() -> None:
     assert result.bounds.fastest_us < result.predictions.train_us
 
 
-def test_what_is_chosen_without_limits_is_what_no_choice_beats() -> None:
+def test_the_choice_without_limits_is_the_fastest() -> None:
     result = plan(table(100.0, 10.0, 0, 1 << 20))
     assert result.predictions.train_us == pytest.approx(result.bounds.fastest_us, rel=1e-6)

@@ -52,6 +52,6 @@ def test_a_plan_keeps_to_the_total():
     assert result.bounds.fastest_us < result.predictions.train_us
 
 
-def test_a_total_that_is_too_small_says_what_would_do():
+def test_a_total_that_is_too_small_names_the_least():
     with pytest.raises(MbcError, match=r"MBC201.*need .* of workspace together, but the total is 4.00 KiB"):
         plan(table(100.0, 10.0, 4096, 4096), Limits(total_bytes=4096))
