@@ -91,6 +91,7 @@ def test_a_layer_that_is_none_here(layer: Model, words: str, tmp_path: Path) -> 
     [
         (lambda x: x.permute(3, 0, 1, 2), "it permutes [2, 4, 8, 8] by [3, 0, 1, 2]"),
         (lambda x: torch.cat((x, x), 0), "it works along dimension 0, the samples"),
+        (lambda x: F.pad(x, (-1, 1, 1, 0), value=-torch.inf), "it computes with numbers that are not finite"),
         (lambda x: torch.stack((x, x)), "it joins along a new dimension 0"),
         (lambda x: x + x[:1], "it works along dimension 0, the samples"),
         (lambda x: x.chunk(2, 0)[0], "it works along dimension 0, the samples"),

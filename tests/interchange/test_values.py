@@ -79,6 +79,8 @@ def positions(y: Tensor) -> Tensor:
         lambda y: y.detach() * 0.5 + y,
         lambda y: F.pad(y, (1, 1, 1, 1)).roll(1, 3)[:, :, :, :4],
         lambda y: F.pad(y, (1, 2, 0, 1)).sigmoid(),
+        lambda y: F.avg_pool2d(F.pad(F.pad(y, (1, 1, 1, 1)), (-1, 0, 2, -1)), 2),
+        lambda y: y * torch.arange(70.0).view(7, 10)[2:7, :7],
         lambda y: y.view(2, 4, 2, 5, 7)[:, :, 1] * 2.0,
         lambda y: F.dropout(y, 0.5, training=False),
         lambda y: torch.sub(y, torch.arange(7.0), alpha=0.5) + torch.add(y, torch.ones(2, 8, 5, 7), alpha=-0.6),

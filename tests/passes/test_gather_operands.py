@@ -27,13 +27,29 @@ SOURCE = """network net(batch = 4, wide = 64, bias = true) {
 }
 """
 
+# A convolution of one pixel has as few operands and as large a gradient as a linear layer.
+POINTS = """network net(batch = 4, wide = 64, bias = true) {
+  input image[batch, 64, 1, 1] : float
+  input label[batch] : class
+  x = image |> conv(64, 1) |> relu |> flatten |> linear(wide, bias=bias) |> relu
+  logits = x |> linear(3)
+  output logits
+  loss (logits, label) |> softmax_cross_entropy
+}
+"""
+
 
 @cache
 def graph_of(
-    rows: tuple[int, ...] = (4, 4), precision: str = "fp32", wide: int = 64, bias: str = "true", least_bytes: int = 0
+    rows: tuple[int, ...] = (4, 4),
+    precision: str = "fp32",
+    wide: int = 64,
+    bias: str = "true",
+    least_bytes: int = 0,
+    source: str = SOURCE,
 ) -> TrainingGraph:
     settings = (("batch", str(rows[0])), ("wide", str(wide)), ("bias", bias), ("train.precision", precision))
-    lowered = lower(parse(Source("net.mbc", SOURCE)), settings, None)
+    lowered = lower(parse(Source("net.mbc", source)), settings, None)
     members = tuple(rank for rank, own in enumerate(rows) if own == rows[0])
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(gather_operands, "LEAST_BYTES", least_bytes)
@@ -102,6 +118,13 @@ def test_where_it_sends_a_quarter_at_most(rows: tuple[int, ...], wide: int, prec
         operands = sum(graph.values[name].type.size_bytes for name in gather.outputs)
         (gradient,) = (op.outputs[0] for op in graph.train if op.inputs == gather.outputs)
         assert operands <= 2 * graph.values[gradient].type.size_bytes / 4
+
+
+def test_gradients_of_convolutions_are_summed_however_few_their_operands_are() -> None:
+    graph = graph_of((4, 4), source=POINTS)
+    gathered = [op.name.removesuffix(".gather_rows") for op in of_kind(graph, "gather_rows")]
+    assert gathered == ["linear0.backward_filter"]
+    assert "conv0.backward_filter" in {op.name for op in graph.train}
 
 
 def test_sizes_that_are_no_multiple_of_a_word_are_summed() -> None:

@@ -403,6 +403,32 @@ def test_memory_of_the_caller_is_not_the_modules(gpu: Gpu, tmp_path: Path):
     held.free()
 
 
+def test_memory_that_libraries_take_during_the_first_step_is_overhead(
+    gpu: Gpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    plan = small_plan()
+    device, taken = driver.open_driver(), []
+    run = FakeLibrary.run
+
+    def loading(library: FakeLibrary, program: str, eager: bool) -> None:
+        taken.append(device.mem_alloc(1000))
+        run(library, program, eager)
+
+    monkeypatch.setattr(FakeLibrary, "run", loading)
+    for room, fits in ((1512, True), (1511, False)):  # the fake allocation adds 256 bytes, to the arena as well
+        budget_bytes = plan.predictions.arena_bytes + room
+        folder = tmp_path / str(room)
+        folder.mkdir()
+        net = Module(package(folder, replace(plan, budget_bytes=budget_bytes)), device="cuda")
+        if fits:
+            net.step(*batch(), lr=0.1)
+            assert net.memory.overhead_taken == 1512
+            continue
+        with pytest.raises(MbcError, match="1,512 of overhead, more than the budget") as caught:
+            net.step(*batch(), lr=0.1)
+        assert caught.value.code == "MBC160"
+
+
 def test_memory_by_process():
     def taken(before: dict[int, int] | None, now: dict[int, int] | None) -> int | None:
         used = [None if bytes_by_pid is None else 10 + sum(bytes_by_pid.values()) for bytes_by_pid in (before, now)]

@@ -45,6 +45,12 @@ class Group:
         """Values that the launches read."""
         return frozenset(name for launch in self.launches for name in launch.inputs)
 
+    def excludes(self, other: Group) -> bool:
+        """Return whether both replace one operation, or one of them reads what the other does not store."""
+        if not self.replaces.isdisjoint(other.replaces):
+            return True
+        return not (self.unstored.isdisjoint(other.reads) and other.unstored.isdisjoint(self.reads))
+
     @property
     def recomputes(self) -> Mapping[str, tuple[Operation, ...]]:
         """Convolutions, by name, that keep launches of their own and that these launches recompute."""
@@ -290,9 +296,8 @@ def _with_late(
     inside = [other for other in taken if other.replaces <= group.replaces]
     gone = group.replaces.union(*(other.replaces for other in others))
     read = {value for operation in program if operation.name not in gone for value in operation.inputs}
-    read = read.union(kept(table.graph, program), *(other.reads for other in others))
-    fits = all(other.replaces.isdisjoint(group.replaces) and other.unstored.isdisjoint(group.reads) for other in others)
-    if not fits or not read.isdisjoint(group.unstored):
+    read |= kept(table.graph, program)
+    if any(map(group.excludes, others)) or not read.isdisjoint(group.unstored):
         return taken
     covered = frozenset(name for other in inside for name in other.replaces)
     alone = [operation for operation in program if operation.name in group.replaces - covered]

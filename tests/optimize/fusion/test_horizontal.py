@@ -25,13 +25,15 @@ def test_a_cast_that_changes_the_layout_keeps_a_launch_of_its_own() -> None:
     ]
     assert len(casts) > 2
 
-    def gathered(choices) -> set[str]:
-        program = fuse_horizontally(candidates, selected.infer, choices).program
+    def gathered(choices, operations=selected.infer) -> set[str]:
+        program = fuse_horizontally(candidates, operations, choices).program
         return {name for o in program if o.kind.startswith("cast") for name in names_of(o) if len(names_of(o)) > 1}
 
     assert {o.name for o in casts} <= gathered(selected.operations)
-    first = casts[0].name
-    layouts = (selected.operations[first].layouts[0], FLIPPED[selected.operations[first].layouts[0]])
-    changed = {**selected.operations, first: replace(selected.operations[first], layouts=layouts)}
-    assert {o.name for o in casts[1:]} <= gathered(changed)
-    assert first not in gathered(changed)
+    changed = dict(selected.operations)
+    for i, cast in enumerate(casts):
+        layout = changed[cast.name].layouts[0]
+        changed[cast.name] = replace(changed[cast.name], layouts=(layout, FLIPPED[layout]))
+        assert i > 0 or {o.name for o in casts[1:]} <= gathered(changed)
+        for operations in (selected.infer, tuple(casts)):  # of the casts alone, one is left in the end, and then none
+            assert gathered(changed, operations).isdisjoint(o.name for o in casts[: i + 1])

@@ -202,6 +202,18 @@ def test_overlapping_groups_exclude_one_another():
         there.update(operation.outputs)
 
 
+def test_what_excludes_another_group():
+    reader = next(o for o in graph("bf16").train if len(o.inputs) > 1)
+    one = Group((reader,), (0,), frozenset("ab"), frozenset("u"))
+    for replaces, unstored, excluded in (
+        ("cd", "v", False),
+        ("bc", "v", True),  # one operation twice
+        ("cd", reader.inputs[:1], True),  # the first reads what the second does not store
+    ):
+        other = Group((), (), frozenset(replaces), frozenset(unstored))
+        assert one.excludes(other) is other.excludes(one) is excluded
+
+
 def test_a_group_that_is_slower_than_its_operations_is_left_alone():
     steps = graph("bf16")
 

@@ -9,9 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mbc.errors import MbcError
+from mbc.ops.fused import kind_of
 from mbc.optimize.candidates.pareto import ParetoFront, Point
+from mbc.optimize.candidates.table import least_workspace_bytes
 from mbc.optimize.search.search import Limits
 from mbc.optimize.selection.workspace_division import fastest_division
+from mbc.units import show_enough
 from tests.optimize.selection.test_select import plan, table
 
 PAGE = 256
@@ -53,5 +56,13 @@ def test_a_plan_keeps_to_the_total():
 
 
 def test_a_total_that_is_too_small_names_the_least():
-    with pytest.raises(MbcError, match=r"MBC201.*need .* of workspace together, but the total is 4.00 KiB"):
-        plan(table(100.0, 10.0, 4096, 4096), Limits(total_bytes=4096))
+    candidates = table(100.0, 10.0, 4096, 4096)
+    least_bytes = max(
+        sum(least_workspace_bytes(candidates.fronts(o)) for o in program if not kind_of(o).view)
+        for program in (candidates.graph.train, candidates.graph.infer)
+    )
+    plan(candidates, Limits(total_bytes=least_bytes))
+    for total_bytes in (4096, least_bytes - 1):
+        with pytest.raises(MbcError, match=r"MBC201.*need .* of workspace together, but the total is") as caught:
+            plan(candidates, Limits(total_bytes=total_bytes))
+        assert show_enough(least_bytes) in caught.value.remedy
