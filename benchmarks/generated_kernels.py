@@ -40,6 +40,7 @@ from mbc.ir.types import DType, Layout, Precision, TensorType
 from mbc.kernels.base import Request
 from mbc.kernels.cuda import KERNELS
 from mbc.kernels.cuda.base import PROVIDER, OwnKernel
+from mbc.kernels.cuda.generated.generated_map import generated_kernel
 from mbc.options import Policy
 from mbc.plan.kernel_call import call_of
 from mbc.plan.model import Kernel, Plan
@@ -134,6 +135,11 @@ def launches_of(requests: Mapping[str, Mapping[str, Any]]) -> dict[str, tuple[st
     return result
 
 
+def is_generated(request: Request) -> bool:
+    """Return whether a kernel can be generated for a request; there is none for a conversion."""
+    return asked_kind(request) is not None and generated_kernel(request) is not None
+
+
 class Asked(Protocol):
     """A process that answers requests."""
 
@@ -204,8 +210,9 @@ def main() -> None:
     began = time.monotonic()
     requests = {} if arguments.plan_only else chosen_before()
     kept = results(NAME, again=arguments.again, requests=requests or plan_requests())
-    launches = launches_of(kept.more["requests"])
-    print(f"{len(kept.more['requests'])} requests, {len(launches)} rows")
+    every = launches_of(kept.more["requests"])
+    launches = {name: launch for name, launch in every.items() if is_generated(launch[1])}
+    print(f"{len(kept.more['requests'])} requests; a kernel can be generated for {len(launches)} of {len(every)} rows")
     if arguments.plan_only:
         write(NAME, list(kept.rows.values()), **kept.more)
         return

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -86,7 +85,9 @@ class Launches:
         if name != GENERATED:
             offered = OWN.candidates(request, self._bench.spec)
             return next((c for c in offered if c.name == name and c.layouts == layouts), None)
-        kernel = import_module("mbc.kernels.cuda.generated.instance").generated_kernel(request)
+        from mbc.kernels.cuda.generated.generated_map import generated_kernel
+
+        kernel = generated_kernel(request)
         if kernel is None or layouts not in kernel.layouts(request):
             return None
         workspace_bytes = kernel.workspace(request, layout_of(request, layouts))

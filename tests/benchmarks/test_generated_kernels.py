@@ -13,7 +13,16 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
 import generated_kernels
-from generated_kernels import chosen, difference, in_precision, kernels_of, launches_of, moved_bytes, row_of
+from generated_kernels import (
+    chosen,
+    difference,
+    in_precision,
+    is_generated,
+    kernels_of,
+    launches_of,
+    moved_bytes,
+    row_of,
+)
 from kernel_worker import GENERATED, Launches
 from modules import example
 
@@ -48,6 +57,7 @@ def test_memory_bound_kernels_of_a_plan_are_chosen_with_their_layouts_and_precis
     assert {about["kernel"] for about in requests.values()} == kernels
     rows = launches_of(requests)
     assert {name.split()[2] for name in rows} == {"bf16", "fp16", "fp32"}
+    assert {launch[0] for launch in rows.values() if is_generated(launch[1])} >= {"bias_add"}
     for kernel, request, layouts in rows.values():
         assert any([*map(str, orders)] == layouts for orders in KERNELS[kernel].layouts(request))
 
@@ -71,9 +81,10 @@ def test_a_request_keeps_the_types_that_do_not_depend_on_the_precision() -> None
 @pytest.mark.parametrize("layout", Layout)
 def test_the_worker_launches_and_times_every_kernel_on_the_same_operands(launches: Launches, layout: Layout) -> None:
     layouts = (layout.value,) * 2
-    answers = launches.answer(open=signature(_relu(4)), layouts=layouts, kernels=["relu", "tanh"])
+    answers = launches.answer(open=signature(_relu(4)), layouts=layouts, kernels=["relu", "tanh", GENERATED])
     assert answers["tanh"] == {"refused": "no such kernel takes the request in these layouts"}
     sample = answers["relu"]["sample"]
+    assert answers[GENERATED]["kernel"].startswith("map_") and answers[GENERATED]["sample"] == sample
     assert len(sample) == 1 and len(sample[0]) == 512 and min(sample[0]) == 0 < max(sample[0])
     assert launches.answer(time="relu", budget_us=1000.0) == 2000.0
     again = launches.answer(open=signature(_relu(4)), layouts=layouts, kernels=["relu"])
