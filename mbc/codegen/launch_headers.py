@@ -1,4 +1,4 @@
-"""Headers with the integers of launches, which are generated wherever sources are written."""
+"""Headers with the integers and the operands of launches, which are generated wherever sources are written."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from types import MappingProxyType
 
 from mbc import kernels
 from mbc.kernels.base import DTYPE_CODES, LAYOUT_CODES
+from mbc.kernels.cuda import KERNELS
+from mbc.kernels.launch_operands import Launcher, operands_header
 from mbc.kernels.launch_struct import header, header_name, structs_of
 
 
@@ -20,7 +22,17 @@ def launch_headers() -> Mapping[str, str]:
     names = (info.name for info in pkgutil.walk_packages(kernels.__path__, f"{kernels.__name__}."))
     modules = map(importlib.import_module, names)
     headers = {header_name(m.__name__): header(m) for m in modules if structs_of(m)}
-    return MappingProxyType({"mbc_types.h": _types(), **headers})
+    return MappingProxyType({"mbc_types.h": _types(), **headers, **_operands()})
+
+
+def _operands() -> dict[str, str]:
+    """Return the headers of the sources that read operands by name."""
+    launchers: dict[str, dict[str, Launcher]] = {}
+    for kernel in KERNELS.values():
+        if kernel.operands:
+            launcher = kernel.launcher_of_operands
+            launchers.setdefault(Path(kernel.file).stem, {})[launcher.function] = launcher
+    return {f"{source}_operands.h": operands_header(source, list(of.values())) for source, of in launchers.items()}
 
 
 def _types() -> str:

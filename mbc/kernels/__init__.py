@@ -2,6 +2,7 @@
 
 * `base`: the interface of providers: requests, candidates, acceptance
 * `launch_struct`: integers of launches, declared once for Python and C++
+* `launch_operands`: operands of launches by name, for Python and C++
 * `calibration`: estimated times: a roofline fitted to a measured GPU
 * `convolution_shapes`: convolutions in the form that libraries take
 * `cudnn`: the provider `cudnn`: cuDNN's graph API

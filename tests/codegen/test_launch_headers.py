@@ -9,6 +9,7 @@ from types import ModuleType
 from mbc.codegen.launch_headers import launch_headers
 from mbc.kernels.cuda import KERNELS
 from mbc.kernels.cuda.image import ImageArguments
+from mbc.kernels.launch_operands import Launcher, count, operands_header
 from mbc.kernels.launch_struct import Struct, header, header_name
 from mbc.resources import folder
 
@@ -58,6 +59,39 @@ def test_a_header_declares_the_structures_of_one_file() -> None:
     assert Longer(1, 2, 3, 4, 5, affine=True).integers() == (1, 2, 3, 4, 5, 1)
 
 
+def test_operands_are_taken_from_the_pointers_in_their_order() -> None:
+    first = Launcher("first", "x gamma?affine parts[inner] workspace?", Longer)
+    text = operands_header("some_source", [first, Launcher("second", "-x y", Bare)])
+    assert text == (
+        "// Operands of the launches of some_source.cu by name, generated from their declarations in Python.\n"
+        '#pragma once\n\n#include "launch.cuh"\n#include "test_launch_headers_arguments.h"\n\n'
+        "namespace mbc {\n\n"
+        "struct SomeSourceOperands {\n"
+        "  Operand x;\n  Operand gamma;\n  OperandList parts;\n  Operand workspace;\n  Operand y;\n"
+        "};\n\n"
+        "inline SomeSourceOperands operands_of_first(const MbcCall& call) {\n"
+        "  const auto& a = *reinterpret_cast<const Longer*>(call.integers);\n"
+        "  SomeSourceOperands at;\n"
+        "  void* const* next = call.pointers;\n"
+        "  at.x.pointer = *next++;\n"
+        "  if (a.affine) at.gamma.pointer = *next++;\n"
+        "  at.parts.pointers = next;\n"
+        "  next += a.inner;\n"
+        "  if (next < call.pointers + call.pointer_count) at.workspace.pointer = *next++;\n"
+        "  return at;\n"
+        "}\n\n"
+        "inline SomeSourceOperands operands_of_second(const MbcCall& call) {\n"
+        "  SomeSourceOperands at;\n"
+        "  void* const* next = call.pointers;\n"
+        "  at.y.pointer = *next++;\n"
+        "  return at;\n"
+        "}\n\n"
+        "}  // namespace mbc\n"
+    )
+    assert count(first, {"affine": 0, "inner": 3}, has_workspace=False) == 4
+    assert count(first, {"affine": 1, "inner": 3}, has_workspace=True) == 6
+
+
 def test_every_structure_is_declared_once_and_holds_integers_alone() -> None:
     declared = re.findall(r"^struct (\w+)", "".join(launch_headers().values()), re.MULTILINE)
     structs = {kernel.struct for kernel in KERNELS.values()}
@@ -77,5 +111,7 @@ def test_sources_declare_no_structure_that_python_declares() -> None:
     texts = {path.name: path.read_text(encoding="utf-8") for path in sources}
     declared = {name for text in texts.values() for name in re.findall(r"^struct (\w+)", text, re.MULTILINE)}
     assert not declared & set(re.findall(r"^struct (\w+)", "".join(launch_headers().values()), re.MULTILINE))
-    included = {name for text in texts.values() for name in re.findall(r'#include "(\w+_arguments\.h)"', text)}
+    included = {
+        name for text in texts.values() for name in re.findall(r'#include "(\w+_(?:arguments|operands)\.h)"', text)
+    }
     assert included == launch_headers().keys() - {"mbc_types.h", "image_arguments.h", "convolution_shapes_arguments.h"}

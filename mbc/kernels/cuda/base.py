@@ -10,6 +10,7 @@ from mbc.hardware.spec import DeviceSpec
 from mbc.ir.types import DType, Layout, Precision, TensorType
 from mbc.kernels.base import DTYPE_CODES, LAYOUT_CODES, Call, Request
 from mbc.kernels.calibration import Effort, group
+from mbc.kernels.launch_operands import Launcher
 from mbc.kernels.launch_struct import Struct
 from mbc.ops.fused import launch_kind
 
@@ -171,6 +172,8 @@ class OwnKernel:
         time_us: Returns the estimated time of the kernels, without launch overhead.
         launches: Number of kernels that run one after another.
         accumulates: Whether the kernel can add to its output.
+        operands: Names of the operands of a launch in order, by which its source reads them (`launch_operands`);
+            empty: it reads them by position.
         launcher: C function in the source, without the prefix `mbc_`; empty: `kind`.
         named: Name in candidates and plans; empty: the launcher's. If launches of several kernels differ only in
             arguments, the kernels share one launcher, and all but one of them have names of their own.
@@ -203,6 +206,7 @@ class OwnKernel:
     time_us: Callable[[Request, DeviceSpec], float] = moved_us
     launches: int = 1
     accumulates: bool = False
+    operands: str = ""
     launcher: str = ""
     named: str = ""
     takes: Callable[[Request], bool] = always
@@ -227,6 +231,11 @@ class OwnKernel:
     def function(self) -> str:
         """C function that launches the kernel."""
         return f"mbc_{self.launcher or self.kind}"
+
+    @property
+    def launcher_of_operands(self) -> Launcher:
+        """The C function with the names of its operands."""
+        return Launcher(self.function.removeprefix("mbc_"), self.operands, self.struct)
 
     def refusal(self, call: Call) -> str:
         """Return why the kernel cannot run a call, whatever its workspace; empty if it can.

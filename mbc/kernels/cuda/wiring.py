@@ -16,6 +16,8 @@ from mbc.ops.shape import ChannelSlice
 
 AFFINE = (5, 3)  # numbers of operands of batch_normalize, with scale and shift and without
 
+SCALE_SHIFT = "gamma?affine beta?affine"  # names of the operands that a normalization may have or not
+
 Numbers = tuple[int, ...]
 Wiring = tuple[tuple[Numbers, ...], Numbers]  # inputs of each member, and outputs of the group
 

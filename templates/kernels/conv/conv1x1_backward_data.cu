@@ -8,25 +8,23 @@
 // Bytes      alone: gradient and weights in, the data gradient out. With a reduction also x and ReLU's output or bit
 //            mask in, and the gradient through ReLU out instead of the data gradient, which is never stored.
 #include "conv1x1_backward_data.cuh"
+#include "conv1x1_backward_data_operands.h"
 
 namespace mbc {
 
-// Accesses: gradient, weights, x, mean, variance, scale and shift if there are any; the gradient, dgamma, dbeta,
-// workspace. REMAT: ReLU's output is written after the gradient.
+// REMAT: ReLU's output is written, too.
 template <bool REMAT>
-const char* run_data_normalize_relu_reduction(const MbcCall& call) {
+const char* run_data_normalize_relu_reduction(const MbcCall& call, const Conv1x1BackwardDataOperands& at) {
   return on_tensor_cores<Conv1x1Arguments>(call, [&](auto of) {
     using T = decltype(of);
-    const bool affine = arguments<Conv1x1RematArguments>(call).affine;
-    const int gradient = affine ? 7 : 5, dgamma = gradient + (REMAT ? 2 : 1);
-    const Normalize forward = normalize(call, 3, affine, eps(call, 0));
-    const BnReluBackwardReduction<T> sums(sums_of(call, 3, dgamma, eps(call, 1)), forward);
-    const Operands<T> x{in<T>(call, 2), nullptr};
+    const Normalize forward = normalize(at, eps(call, 0));
+    const BnReluBackwardReduction<T> sums(sums_of(at, eps(call, 1)), forward);
+    const Operands<T> x{at.x, nullptr};
     const auto run = [&](const auto& source) {
-      return run_conv1x1<GemmResult::GRADIENT>(call, out<T>(call, gradient), source, sums, out<BnBackwardReduction::State>(call, dgamma + 2));
+      return run_conv1x1<GemmResult::GRADIENT, T>(call, at.dx, source, sums, at.workspace);
     };
     if constexpr (REMAT)
-      return run(RematReluSource<T>(x, out<T>(call, gradient + 1), NormalizeRelu{forward}));
+      return run(RematReluSource<T>(x, at.y, NormalizeRelu{forward}));
     else
       return run(TensorSource<T, true, false>{x});
   });
@@ -42,22 +40,28 @@ extern "C" const char* mbc_conv1x1_backward_data(const MbcCall& call) {
   });
 }
 extern "C" const char* mbc_conv1x1_backward_data_relu_bn_reduce(const MbcCall& call) {
-  return mbc::run_gradient_relu_reduction<mbc::GemmResult::GRADIENT, false, false>(call);
+  using namespace mbc;
+  return run_gradient_relu_reduction<GemmResult::GRADIENT, false, false>(call, operands_of_conv1x1_backward_data_relu_bn_reduce(call));
 }
 extern "C" const char* mbc_conv1x1_backward_data_add_relu_bn_reduce(const MbcCall& call) {
-  return mbc::run_gradient_relu_reduction<mbc::GemmResult::GRADIENT, true, false>(call);
+  using namespace mbc;
+  return run_gradient_relu_reduction<GemmResult::GRADIENT, true, false>(call, operands_of_conv1x1_backward_data_add_relu_bn_reduce(call));
 }
 extern "C" const char* mbc_conv1x1_backward_data_add_relu_bn_reduce_masked(const MbcCall& call) {
-  return mbc::run_gradient_relu_reduction<mbc::GemmResult::GRADIENT, true, true>(call);
+  using namespace mbc;
+  return run_gradient_relu_reduction<GemmResult::GRADIENT, true, true>(call, operands_of_conv1x1_backward_data_add_relu_bn_reduce_masked(call));
 }
 extern "C" const char* mbc_conv1x1_backward_data_bn_relu_bn_reduce(const MbcCall& call) {
-  return mbc::run_data_normalize_relu_reduction<false>(call);
+  using namespace mbc;
+  return run_data_normalize_relu_reduction<false>(call, operands_of_conv1x1_backward_data_bn_relu_bn_reduce(call));
 }
 extern "C" const char* mbc_conv1x1_backward_data_bn_relu_remat_bn_reduce(const MbcCall& call) {
-  return mbc::run_data_normalize_relu_reduction<true>(call);
+  using namespace mbc;
+  return run_data_normalize_relu_reduction<true>(call, operands_of_conv1x1_backward_data_bn_relu_remat_bn_reduce(call));
 }
 // Groups that have the bit mask of a recomputed value (`_masked`) use these launchers, too: the mask is recomputed with
 // the value, and not read.
 extern "C" const char* mbc_conv1x1_backward_data_add_relu_remat_bn_reduce_two_grads(const MbcCall& call) {
-  return mbc::run_gradient_add_relu_remat<mbc::GemmResult::GRADIENT>(call);
+  using namespace mbc;
+  return run_gradient_add_relu_remat<GemmResult::GRADIENT>(call, operands_of_conv1x1_backward_data_add_relu_remat_bn_reduce_two_grads(call));
 }

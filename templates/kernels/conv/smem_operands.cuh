@@ -130,12 +130,6 @@ constexpr bool REDUCES<NoReduction> = false;
 template <typename F>
 constexpr bool REDUCES<ChannelMap<F>> = false;
 
-// Mean and variance are the operands from `mean` on, dgamma and dbeta those from `dgamma` on.
-inline BnBackwardReduction sums_of(const MbcCall& call, int mean, int dgamma, float eps) {
-  float *const first = out<float>(call, dgamma), *const second = out<float>(call, dgamma + 1);
-  return {in<float>(call, mean), in<float>(call, mean + 1), first, second, eps, 0};
-}
-
 // The reductions of a thread over its eight channels.
 template <typename R>
 struct ThreadReduction {

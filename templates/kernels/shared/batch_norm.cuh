@@ -149,4 +149,16 @@ inline Normalize normalize(const MbcCall& call, int first, bool affine, float ep
           affine ? in<float>(call, first + 3) : nullptr, eps};
 }
 
+// The same of operands by name (`<Source>Operands`).
+template <typename O>
+Normalize normalize(const O& at, float eps) { return {at.mean, at.variance, at.gamma, at.beta, eps}; }
+template <typename O>
+NormalizeBackward normalize_backward(const O& at, float eps, int64_t count) {
+  return {at.mean, at.variance, at.dgamma, at.dbeta, at.gamma, eps, static_cast<float>(count)};
+}
+template <typename O>
+BnBackwardReduction sums_of(const O& at, float eps, int64_t accumulate = 0) {
+  return {at.mean, at.variance, at.dgamma, at.dbeta, eps, accumulate};
+}
+
 }  // namespace mbc

@@ -86,6 +86,21 @@ inline const T* in(const MbcCall& call, int index) { return static_cast<const T*
 template <typename T>
 inline T* out(const MbcCall& call, int index) { return static_cast<T*>(call.pointers[index]); }
 
+// An operand of a launch by its name in Python (`OwnKernel.operands`): a pointer of the type that its reader asks for.
+struct Operand {
+  void* pointer = nullptr;  // null: the launch has no such operand
+
+  template <typename T>
+  operator T*() const { return static_cast<T*>(pointer); }
+  template <typename T>
+  T* as() const { return static_cast<T*>(pointer); }
+};
+// Operands of one kind, one after another.
+struct OperandList {
+  void* const* pointers = nullptr;
+  Operand operator[](int64_t i) const { return {pointers[i]}; }
+};
+
 // Returns the error of a launcher whose operands are not aligned to 16 bytes, or null if they are.
 inline const char* unaligned(const MbcCall& call) {
   for (int64_t i = 0; i < call.pointer_count; ++i)

@@ -19,6 +19,7 @@ from mbc.kernels.base import Call, Candidate, Request
 from mbc.kernels.cuda import KERNELS, OWN, function_of
 from mbc.kernels.cuda.base import THREADS, always
 from mbc.kernels.cuda.norm.reduce import LEAST_TERMS, SUM_BLOCKS, Sums
+from mbc.kernels.launch_operands import count
 from mbc.kernels.nccl import COLLECTIVES
 from mbc.ops import KINDS
 from mbc.ops.base import NoAttributes
@@ -69,10 +70,10 @@ def test_every_launcher_has_a_kernel_and_a_body_of_its_own():
     assert len(bodies) > 250
 
 
-def test_kernels_of_one_launcher_fill_the_same_structure():
+def test_kernels_of_one_launcher_fill_the_same_structure_and_name_the_same_operands():
     for kernel in KERNELS.values():
-        others = {other.struct for other in KERNELS.values() if other.function == kernel.function}
-        assert others == {kernel.struct}, kernel.name
+        others = {(other.struct, other.operands) for other in KERNELS.values() if other.function == kernel.function}
+        assert others == {(kernel.struct, kernel.operands)}, kernel.name
     assert function_of("pad") == "mbc_strided_slice" and function_of("no_such_kernel") == "mbc_no_such_kernel"
 
 
@@ -127,6 +128,22 @@ def test_candidates(case: Case):
         arguments = OWN.arguments(candidate.call(request), case.first_row)
         assert all(isinstance(value, int) and -(2**63) <= value < 2**63 for value in arguments.integers)
         assert all(isinstance(value, float | int) and not math.isnan(value) for value in arguments.reals)
+
+
+def test_names_of_operands_are_as_many_as_the_pointers_of_a_launch():
+    """Every candidate of every case: what is there only for some integers is counted by them."""
+    named: set[str] = set()
+    for case, precision in itertools.product((*CASES, *GROUPS, *STATISTICS), (Precision.FP32, Precision.BF16)):
+        for candidate in _candidates(case, precision):
+            kernel, call = KERNELS[candidate.name], candidate.call(case.request(precision))
+            if not kernel.operands:
+                continue
+            integers = dict(zip(kernel.struct.names(), OWN.arguments(call, 0).integers, strict=False))
+            has_workspace = candidate.workspace_bytes > 0
+            pointers = len(call.operands) + has_workspace
+            assert count(kernel.launcher_of_operands, integers, has_workspace) == pointers, case.name
+            named.add(kernel.name)
+    assert named == {kernel.name for kernel in KERNELS.values() if kernel.operands}
 
 
 def test_kernels_accumulate_where_operations_may():

@@ -25,7 +25,7 @@ from mbc.kernels.cuda.base import REDUCTION_BLOCKS, OwnKernel, Slice, channels_l
 from mbc.kernels.cuda.conv.conv_operands import attributes, channels_by
 from mbc.kernels.cuda.conv.statistics_epilogue import with_statistics
 from mbc.kernels.cuda.norm.batch_norm import SUMS_BYTES
-from mbc.kernels.cuda.wiring import AFFINE, Wiring, affines, eps, gemms_of, run, taking
+from mbc.kernels.cuda.wiring import AFFINE, SCALE_SHIFT, Wiring, affines, eps, gemms_of, run, taking
 from mbc.kernels.launch_struct import Struct
 from mbc.ops.fused import gives_product
 
@@ -190,7 +190,11 @@ PLAIN = OwnKernel(
 )
 
 
-_WITH_STATISTICS = replace(with_statistics(PLAIN, _blocks), without_statistics=PLAIN.name)
+_WITH_STATISTICS = replace(
+    with_statistics(PLAIN, _blocks),
+    without_statistics=PLAIN.name,
+    operands="image weights x mean variance workspace",
+)
 
 
 def with_epilogue(product: OwnKernel, launcher: str, epilogue: str, wirings: Iterable[Wiring]) -> OwnKernel:
@@ -277,16 +281,23 @@ def _fused_remat(launcher: str, between: str, wirings: Iterable[Wiring]) -> OwnK
     return _bitwise(with_reduction(PLAIN, launcher, between, wirings))
 
 
-def _gradient_reduction(between: str, wiring: Wiring) -> OwnKernel:
-    """Return the kernel that reduces a gradient, which is the result of the operations `between`."""
-    return _fused_remat("_".join(filter(None, ("conv1x1", *between.split("+"), "bn_reduce"))), between, (wiring,))
+def _gradient_reduction(between: str, gradient: str, wiring: Wiring) -> OwnKernel:
+    """Return the kernel that reduces a gradient, which is the result of the operations `between`.
+
+    `gradient` names the operands of these operations.
+    """
+    launcher = "_".join(filter(None, ("conv1x1", *between.split("+"), "bn_reduce")))
+    written = "x d" if between else "x"
+    operands = f"image weights {gradient} mean variance {written} dgamma dbeta workspace"
+    return replace(_fused_remat(launcher, between, (wiring,)), operands=operands)
 
 
-def _not_stored_reduction(between: str, wiring: Wiring) -> OwnKernel:
+def _not_stored_reduction(between: str, gradient: str, wiring: Wiring) -> OwnKernel:
     """Return the kernel of such a reduction that does not write the result of the GEMM."""
     inputs, given = wiring
     launcher = f"conv1x1_unstored_{between.replace('+', '_')}_bn_reduce"
-    return not_stored(with_reduction(PLAIN, launcher, between, ((inputs, given[1:]),)))
+    operands = f"image weights {gradient} mean variance d dgamma dbeta workspace"
+    return replace(not_stored(with_reduction(PLAIN, launcher, between, ((inputs, given[1:]),))), operands=operands)
 
 
 def _add_relu_wiring(operands: int, swapped: bool, added: bool, by_mask: bool) -> Wiring:
@@ -313,25 +324,27 @@ def _add_relu_wiring(operands: int, swapped: bool, added: bool, by_mask: bool) -
 def _add_relu_remat(added: bool, by_mask: bool) -> OwnKernel:
     """Return the kernel of a group that recomputes a convolution, its normalization, a residual sum and ReLU.
 
-    Accesses: image, weights, mean, variance, scale and shift if the normalization has them (`affine`), r, the gradient
-    (if there are two: both), x, y, d, dgamma, dbeta, workspace. Reals: eps of the normalization, and of the sums. y may
-    be written over r, d over a gradient.
+    Reals: eps of the normalization, and of the sums. y may be written over r, d over a gradient.
     """
     launcher = f"conv1x1_add_relu_remat_bn_reduce{'_two_grads' if added else ''}"
     wirings = (_add_relu_wiring(operands, swapped, added, by_mask) for operands in AFFINE for swapped in (False, True))
-    kernel = with_affine(_fused_remat(launcher, add_relu_remat_kinds(added, by_mask), wirings))
+    gradient = "dy dy2" if added else "dy"
+    operands = f"image weights mean variance {SCALE_SHIFT} r {gradient} x y d dgamma dbeta workspace"
+    kernel = replace(
+        with_affine(_fused_remat(launcher, add_relu_remat_kinds(added, by_mask), wirings)), operands=operands
+    )
     return without_mask_read(kernel) if by_mask else kernel
 
 
 FORMS = tuple(product((False, True), repeat=2))  # (added, by_mask)
-_RELU_BACKWARD: tuple[tuple[str, Wiring], ...] = (
-    ("relu_backward", (((0, 1), (2, 3), (6, 7, 4, 5)), (6, 7, 8, 9))),
-    ("add+relu_backward", (((0, 1), (2, 3), (4, 8), (7, 9, 5, 6)), (7, 9, 10, 11))),
-    ("relu_backward_masked", (((0, 1), (2, 3), (6, 7, 4, 5)), (6, 7, 8, 9))),
-    ("add+relu_backward_masked", (((0, 1), (2, 3), (8, 4), (7, 9, 5, 6)), (7, 9, 10, 11))),
+_RELU_BACKWARD: tuple[tuple[str, str, Wiring], ...] = (
+    ("relu_backward", "relu dy", (((0, 1), (2, 3), (6, 7, 4, 5)), (6, 7, 8, 9))),
+    ("add+relu_backward", "dy dy2 relu", (((0, 1), (2, 3), (4, 8), (7, 9, 5, 6)), (7, 9, 10, 11))),
+    ("relu_backward_masked", "dy relu", (((0, 1), (2, 3), (6, 7, 4, 5)), (6, 7, 8, 9))),
+    ("add+relu_backward_masked", "dy dy2 relu", (((0, 1), (2, 3), (8, 4), (7, 9, 5, 6)), (7, 9, 10, 11))),
 )
 FUSED_REMAT = (
-    _gradient_reduction("", (((0, 1), (5, 2, 3, 4)), (5, 6, 7))),
+    _gradient_reduction("", "dy", (((0, 1), (5, 2, 3, 4)), (5, 6, 7))),
     *(_gradient_reduction(*epilogue) for epilogue in _RELU_BACKWARD),
     *(_add_relu_remat(*form) for form in FORMS),
 )

@@ -22,7 +22,7 @@ from mbc.kernels.cuda.conv.conv1x1 import (
     with_reduction,
     without_mask_read,
 )
-from mbc.kernels.cuda.wiring import AFFINE, Numbers, Wiring, run
+from mbc.kernels.cuda.wiring import AFFINE, SCALE_SHIFT, Numbers, Wiring, run
 
 _PLAIN = replace(
     PLAIN,
@@ -93,44 +93,49 @@ def relu_backward_reduction(
 ) -> OwnKernel:
     """Return the kernel `name[_add]_relu_bn_reduce[_masked]`.
 
-    Accesses: gradient, weights, [b], y or its bit mask, x, mean, variance; d, dgamma, dbeta, workspace. With
-    `x_from_gemm` image and weights come first instead of x. Reals: eps of the reductions. d may be written over b.
-
-    d is the data gradient (rounded) + b, through ReLU. The reductions are over d before it is rounded, and x.
+    d is the data gradient (rounded) + dy2, through ReLU, by its output or a bit mask. d may be written over dy2. The
+    reductions are over d before it is rounded, and x. `x_from_gemm`: image and weights come first instead of x. Reals:
+    eps of the reductions.
     """
     launcher = f"{name}{'_add' if added else ''}_relu_bn_reduce{'_masked' if by_mask else ''}"
-    return with_reduction(
-        kernel, launcher, relu_backward_kinds(added, by_mask), _relu_backward_wiring(added, by_mask, x_from_gemm)
-    )
+    wirings = _relu_backward_wiring(added, by_mask, x_from_gemm)
+    gemms, x = _gemms_and_x(x_from_gemm)
+    operands = f"{gemms} {'dy2 ' if added else ''}relu {x} mean variance d dgamma dbeta workspace"
+    return replace(with_reduction(kernel, launcher, relu_backward_kinds(added, by_mask), wirings), operands=operands)
+
+
+def _gemms_and_x(x_from_gemm: bool) -> tuple[str, str]:
+    """Return the names of the operands of the GEMMs, and of x, which the first one of two recomputes."""
+    return ("image weights dy weights2", "-x") if x_from_gemm else ("dy weights", "x")
 
 
 def _relu_remat(relu_stored: bool) -> OwnKernel:
     """Return the kernel `conv1x1_backward_data_bn_relu[_remat]_bn_reduce`.
 
-    Accesses: gradient, weights, x, mean, variance, scale and shift if the normalization has them (`affine`); dy, [y],
-    dgamma, dbeta, workspace. Reals: eps of the normalization, and of the reductions. y may be written over x.
-
-    dy is the data gradient (rounded), y = relu(normalize(x)) in its stored type. The reductions are over dy where y is
-    positive, and x.
+    dx is the data gradient (rounded), y = relu(normalize(x)) in its stored type. y may be written over x. The
+    reductions are over dx where y is positive, and x. Reals: eps of the normalization, and of the reductions.
     """
     launcher = f"conv1x1_backward_data_bn_relu{'_remat' if relu_stored else ''}_bn_reduce"
     wirings = (_relu_remat_wiring(operands, relu_stored) for operands in AFFINE)
-    return with_affine(with_reduction(_PLAIN, launcher, "batch_normalize+relu+relu_backward", wirings))
+    kernel = with_affine(with_reduction(_PLAIN, launcher, "batch_normalize+relu+relu_backward", wirings))
+    written = "dx y" if relu_stored else "dx"
+    return replace(kernel, operands=f"dy weights x mean variance {SCALE_SHIFT} {written} dgamma dbeta workspace")
 
 
 def add_relu_remat(kernel: OwnKernel, name: str, by_mask: bool, x_from_gemm: bool = False) -> OwnKernel:
     """Return the kernel `name_add_relu_remat_bn_reduce_two_grads[_masked]`.
 
-    Accesses: gradient, weights, x, mean, variance, scale and shift if the normalization has them (`affine`), r, b; y,
-    d, dgamma, dbeta, workspace. `x_from_gemm`: image and weights come first instead of x. Reals: eps of the
-    normalization, and of the reductions. y may be written over x or r, d over b.
-
-    y = relu(normalize(x) + r); d is the data gradient (rounded) + b where y, in its stored type, is positive. The
-    reductions are over d before it is rounded, and x.
+    y = relu(normalize(x) + r); d is the data gradient (rounded) + dy2 where y, in its stored type, is positive. y may
+    be written over x or r, d over dy2. The reductions are over d before it is rounded, and x. `x_from_gemm`: image and
+    weights come first instead of x. Reals: eps of the normalization, and of the reductions.
     """
     launcher = f"{name}_add_relu_remat_bn_reduce_two_grads"
     wirings = (wiring for operands in AFFINE for wiring in _add_relu_wiring(operands, by_mask, x_from_gemm))
-    reduction = with_reduction(kernel, launcher, add_relu_remat_kinds(True, by_mask), wirings)
+    gemms, x = _gemms_and_x(x_from_gemm)
+    operands = f"{gemms} {x} mean variance {SCALE_SHIFT} r dy2 y d dgamma dbeta workspace"
+    reduction = replace(
+        with_reduction(kernel, launcher, add_relu_remat_kinds(True, by_mask), wirings), operands=operands
+    )
     return without_mask_read(reduction) if by_mask else reduction
 
 

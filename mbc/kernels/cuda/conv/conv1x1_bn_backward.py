@@ -18,7 +18,7 @@ from mbc.kernels.cuda.conv.conv1x1 import (
     with_epilogue,
     with_reduction,
 )
-from mbc.kernels.cuda.wiring import AFFINE, Wiring, members, run
+from mbc.kernels.cuda.wiring import AFFINE, SCALE_SHIFT, Wiring, members, run
 from mbc.ops.normalization import BatchNormalizeBackward
 
 _GEMM = replace(PLAIN, file="conv/conv1x1_bn_backward.cu")
@@ -77,27 +77,34 @@ def _relu_backward_wiring(operands: int, backward: bool) -> Wiring:
     return (*start, (x, d, 2, 3, dy + 1, dy + 2, *gamma)), (d + 1,)
 
 
-# Accesses of the four kernels, in order; those marked (`affine`) exist if the normalization has scale and shift:
-# 1. image, weights, d, mean, variance, dgamma, dbeta, gamma (`affine`); dx, which may be written over d. Reals: eps.
-# 2. image, weights, mean, variance, scale and shift (`affine`), dy, dgamma, dbeta; dx, which may be written over dy.
-# 3. image, weights, mean, variance, scale and shift (`affine`), dy; dgamma, dbeta, workspace.
-#    Reals of kernels 2 and 3: eps of the normalization, and of its backward pass or the reductions.
-# 4. image, weights, d, mean, variance; dgamma, dbeta, workspace. Reals: eps.
+# dx may be written over dy. Reals: eps of the normalization, if there is one, and of the gradient or the sums.
 KERNELS = (
-    _gradient_kernel(
-        "conv1x1_unstored_bn_backward", "batch_normalize_backward", _gradient_wiring(True), _gradient_wiring(False)
+    replace(
+        _gradient_kernel(
+            "conv1x1_unstored_bn_backward", "batch_normalize_backward", _gradient_wiring(True), _gradient_wiring(False)
+        ),
+        operands="image weights dy mean variance dgamma dbeta gamma?affine dx",
     ),
-    _gradient_kernel(
-        "conv1x1_unstored_bn_relu_backward",
-        f"{_RELU_BACKWARD}+batch_normalize_backward",
-        *(_relu_backward_wiring(operands, backward=True) for operands in AFFINE),
+    replace(
+        _gradient_kernel(
+            "conv1x1_unstored_bn_relu_backward",
+            f"{_RELU_BACKWARD}+batch_normalize_backward",
+            *(_relu_backward_wiring(operands, backward=True) for operands in AFFINE),
+        ),
+        operands=f"image weights mean variance {SCALE_SHIFT} dy dgamma dbeta dx",
     ),
-    with_affine(
-        _reduction_kernel(
-            "conv1x1_unstored_bn_relu_bn_reduce",
-            _RELU_BACKWARD,
-            *(_relu_backward_wiring(operands, backward=False) for operands in AFFINE),
-        )
+    replace(
+        with_affine(
+            _reduction_kernel(
+                "conv1x1_unstored_bn_relu_bn_reduce",
+                _RELU_BACKWARD,
+                *(_relu_backward_wiring(operands, backward=False) for operands in AFFINE),
+            )
+        ),
+        operands=f"image weights mean variance {SCALE_SHIFT} dy dgamma dbeta workspace",
     ),
-    _reduction_kernel("conv1x1_unstored_bn_reduce", "", (((0, 1), (5, 2, 3, 4)), (6, 7))),
+    replace(
+        _reduction_kernel("conv1x1_unstored_bn_reduce", "", (((0, 1), (5, 2, 3, 4)), (6, 7))),
+        operands="image weights dy mean variance dgamma dbeta workspace",
+    ),
 )
