@@ -9,12 +9,13 @@ from collections.abc import Callable
 from typing import Any
 
 from mbc.ir.graph import Attributes
-from mbc.ops.activation import LeakyRelu, Scale
+from mbc.ops.activation import LEAKY_RELU, LeakyRelu, Scale
 from mbc.ops.activation_variants import Elu
 from mbc.ops.arithmetic import combine
 from mbc.ops.base import Layer, LayerBuilder, NoAttributes, OpKind, Parameter, ShapeError
 from mbc.ops.comparison import AXIS, Select
 from mbc.ops.elementary import Power
+from mbc.ops.framework_calls import Calls
 from mbc.ops.piecewise import Clamp, Indicator
 from mbc.ops.reshaping import axis_of, parts
 
@@ -143,13 +144,13 @@ def _glu(builder: LayerBuilder, settings: dict[str, Any], inputs: tuple[str, ...
     return w("mul", value, w("sigmoid", gate))
 
 
-def _layer(name: str, text: str, write: Callable[..., str], *parameters: Parameter) -> Layer:
+def _layer(name: str, text: str, write: Callable[..., str], calls: Calls, *parameters: Parameter) -> Layer:
     """Return a layer that `write` writes from its operand and its settings in order."""
 
     def build(builder: LayerBuilder, settings: dict[str, Any], inputs: tuple[str, ...]) -> str:
         return write(_Writer(builder), inputs[0], *(settings[p.name] for p in parameters))
 
-    return Layer(name, parameters, build, help=text)
+    return Layer(name, parameters, build, help=text, calls=calls)
 
 
 def _number(name: str, default: float | None = None) -> Parameter:
@@ -159,46 +160,68 @@ def _number(name: str, default: float | None = None) -> Parameter:
 OPS: tuple[OpKind, ...] = ()
 
 LAYERS = (
-    _layer("leaky_relu", "x where positive, else slope * x.", _leaky_relu, _number("slope", 0.01)),
+    _layer("leaky_relu", "x where positive, else slope * x.", _leaky_relu, LEAKY_RELU, _number("slope", 0.01)),
     _layer(
         "elu",
         "scale * x where positive, else scale * alpha * (exp(input_scale * x) - 1).",
         _elu,
+        Calls("torch.ops.aten.elu(x, alpha, scale, input_scale)", onnx="Elu(x, alpha=alpha)"),
         _number("alpha", 1.0),
         _number("scale", 1.0),
         _number("input_scale", 1.0),
     ),
-    _layer("celu", "x where positive, else alpha * (exp(x / alpha) - 1).", _celu, _number("alpha", 1.0)),
-    _layer("selu", "elu with the alpha and the scale of self-normalizing networks.", _selu),
+    _layer(
+        "celu",
+        "x where positive, else alpha * (exp(x / alpha) - 1).",
+        _celu,
+        Calls("F.celu(x, alpha)", onnx="Celu(x, alpha=alpha)"),
+        _number("alpha", 1.0),
+    ),
+    _layer(
+        "selu",
+        "elu with the alpha and the scale of self-normalizing networks.",
+        _selu,
+        Calls("F.selu(x)"),
+    ),
     _layer(
         "softplus",
         "log(1 + exp(beta * x)) / beta, but x where beta * x is above the threshold.",
         _softplus,
+        Calls("F.softplus(x, beta, threshold)", onnx="Softplus(x)"),
         _number("beta", 1.0),
         Parameter("threshold", "real", STEEP),
     ),
-    _layer("logsigmoid", "log(sigmoid(x)).", _logsigmoid),
-    _layer("softsign", "x / (1 + abs(x)).", _softsign),
-    _layer("tanhshrink", "x - tanh(x).", _tanhshrink),
+    _layer("logsigmoid", "log(sigmoid(x)).", _logsigmoid, Calls("torch.ops.aten.log_sigmoid(x)")),
+    _layer("softsign", "x / (1 + abs(x)).", _softsign, Calls("F.softsign(x)")),
+    _layer("tanhshrink", "x - tanh(x).", _tanhshrink, Calls("F.tanhshrink(x)")),
     _layer(
         "softshrink",
         "x moved towards 0 by the threshold; 0 where abs(x) is at most the threshold.",
         _softshrink,
+        Calls("F.softshrink(x, threshold)"),
         _number("threshold", 0.5),
     ),
     _layer(
         "hardshrink",
         "x where its absolute value is above the threshold, else 0.",
         _hardshrink,
+        Calls("F.hardshrink(x, threshold)"),
         _number("threshold", 0.5),
     ),
     _layer(
         "threshold",
         "x where it is above the threshold, else the value.",
         _threshold,
+        Calls("F.threshold(x, threshold, value)"),
         _number("threshold"),
         _number("value"),
     ),
-    _layer("pow", "x to a constant power, such as x ** 2.", _power, _number("exponent")),
-    Layer("glu", (AXIS,), _glu, help="The first half of an axis times the sigmoid of the second."),
+    _layer("pow", "x to a constant power, such as x ** 2.", _power, Calls("x**exponent"), _number("exponent")),
+    Layer(
+        "glu",
+        (AXIS,),
+        _glu,
+        help="The first half of an axis times the sigmoid of the second.",
+        calls=Calls("F.glu(x, axis)"),
+    ),
 )

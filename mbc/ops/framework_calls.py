@@ -38,6 +38,34 @@ class Calls:
 NO_CALLS = Calls()
 
 
+@dataclass(frozen=True, slots=True)
+class OneCall:
+    """A text that is one call of a function.
+
+    Attributes:
+        function: Name of the function, without modules.
+        names: By position or name of the argument, the operand or the attribute that it takes.
+        constants: By position or name of the argument, the constant that it takes.
+    """
+
+    function: str
+    names: Mapping[int | str, str]
+    constants: Mapping[int | str, int | float | str]
+
+
+def one_call(text: str) -> OneCall | None:
+    """Return a text as a call of one function; None for an empty text and other expressions."""
+    call = ast.parse(text or "0", mode="eval").body
+    if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute | ast.Name):
+        return None
+    arguments = [*enumerate(call.args), *((keyword.arg or "", keyword.value) for keyword in call.keywords)]
+    if not all(isinstance(value, ast.Name | ast.Constant) for _, value in arguments):
+        return None
+    names = {key: value.id for key, value in arguments if isinstance(value, ast.Name)}
+    constants: dict[int | str, Any] = {key: value.value for key, value in arguments if isinstance(value, ast.Constant)}
+    return OneCall(call.func.attr if isinstance(call.func, ast.Attribute) else call.func.id, names, constants)
+
+
 class _Attributes(ast.NodeTransformer):
     """Turns each name that is neither operand nor module into an attribute of `a`."""
 

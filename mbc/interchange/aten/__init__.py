@@ -3,6 +3,7 @@
 * `base`: the call that a rule receives: arguments of a node, and methods that write layers
 * `convolution`: convolutions and fully connected layers
 * `normalization`: batch, layer, group and instance normalisation
+* `renamings`: operations that are one layer of the language, as the layer's declaration says
 * `activation`: elementwise layers, softmax, dropout and stochastic depth
 * `arithmetic`: sums, products, differences, quotients, powers, products of matrices
 * `moments`: normalisation and statistics that several layers compute together
@@ -40,14 +41,15 @@ from mbc.interchange.aten import (
     normalization,
     parts,
     pooling,
+    renamings,
     shape,
     writes,
 )
 from mbc.interchange.aten.base import Rule
 
 _FAMILIES = (
-    convolution, normalization, moments, activation, arithmetic, pooling, lines, attention, choices, constants, shape,
-    parts, axes, writes,
+    renamings, convolution, normalization, moments, activation, arithmetic, pooling, lines, attention, choices,
+    constants, shape, parts, axes, writes,
 )  # fmt: skip
 
 RULES: Mapping[str, Rule] = MappingProxyType({name: rule for f in _FAMILIES for name, rule in f.RULES.items()})

@@ -4,28 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
 
 from mbc.interchange.aten.base import Call, Rule, as_activation
 from mbc.interchange.aten.operands import Noise, Refused, Result, Scores
-
-
-def _plain(op: str, call: Call) -> Result:
-    return call.elementwise(op, call.lazy("self"))
-
-
-def _leaky_relu(call: Call) -> Result:
-    return call.elementwise("leaky_relu", call.lazy("self"), {"slope": call.real("negative_slope", 0.01)})
-
-
-def _elu(call: Call) -> Result:
-    settings = {name: call.real(name, 1.0) for name in ("alpha", "scale", "input_scale")}
-    return call.elementwise("elu", call.lazy("self"), settings)
-
-
-def _with_reals(op: str, names: Mapping[str, tuple[str, float]], call: Call) -> Result:
-    """Return a layer whose settings are real numbers; `names` maps ATen's argument to the setting and its default."""
-    return call.elementwise(op, call.lazy("self"), {to: call.real(name, d) for name, (to, d) in names.items()})
 
 
 def _glu(call: Call) -> Result:
@@ -40,11 +21,6 @@ def _log_softmax(call: Call) -> Result:
     x, axis = call.along(call.activation("self"), call.integer("dim", 1))
     call.ignore("dtype")  # of the result, which is checked
     return replace(call.layer("log_softmax", x, x.shape, {"axis": axis}), view=x.view)
-
-
-def _gelu(call: Call) -> Result:
-    exact = call.text("approximate", "none") == "none"
-    return call.elementwise("gelu" if exact else "gelu_tanh", call.lazy("self"))
 
 
 def _prelu(call: Call) -> Result:
@@ -90,37 +66,6 @@ def _bernoulli(call: Call) -> Result:
 
 
 RULES: Mapping[str, Rule] = {
-    **{
-        f"aten.{name}.default": partial(_plain, name)
-        for name in (
-            "relu",
-            "relu6",
-            "sigmoid",
-            "tanh",
-            "silu",
-            "hardswish",
-            "hardsigmoid",
-            "mish",
-            "sqrt",
-            "abs",
-            "exp",
-            "log",
-        )
-    },
-    "aten.leaky_relu.default": _leaky_relu,
-    "aten.elu.default": _elu,
-    "aten.gelu.default": _gelu,
-    "aten.softplus.default": partial(
-        _with_reals, "softplus", {"beta": ("beta", 1.0), "threshold": ("threshold", 20.0)}
-    ),
-    "aten.celu.default": partial(_with_reals, "celu", {"alpha": ("alpha", 1.0)}),
-    "aten.softshrink.default": partial(_with_reals, "softshrink", {"lambd": ("threshold", 0.5)}),
-    "aten.hardshrink.default": partial(_with_reals, "hardshrink", {"lambd": ("threshold", 0.5)}),
-    "aten.threshold.default": partial(
-        _with_reals, "threshold", {"threshold": ("threshold", 0.0), "value": ("value", 0.0)}
-    ),
-    "aten.selu.default": partial(_plain, "selu"),
-    "aten.log_sigmoid.default": partial(_plain, "logsigmoid"),
     "aten.glu.default": _glu,
     "aten.log_softmax.int": _log_softmax,
     "aten.prelu.default": _prelu,

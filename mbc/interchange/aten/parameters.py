@@ -16,6 +16,7 @@ from mbc.interchange.aten.base import Call, Rule
 from mbc.interchange.aten.constants import constant_of, is_number
 from mbc.interchange.aten.operands import Activation, Computed, Operand, Refused, Result, Scaled, Weight
 from mbc.interchange.aten.operation_schemas import RESHAPES, SHAPE_ARGUMENTS
+from mbc.interchange.aten.renamings import RENAMINGS, layer_of
 
 
 def computed(target: str, operands: Sequence[Operand | None]) -> Rule | None:
@@ -92,8 +93,13 @@ def _of_rank(call: Call, x: Activation, rank: int) -> Activation:
     return shaped(call, _result(x), (1, *ones, *x.shape[1:])) if ones else x
 
 
-def _unary(op: str, call: Call) -> Result:
-    return _result(call.elementwise(op, tensor_of(call, call.operand("self"))))
+def _unary(call: Call) -> Result:
+    layer, settings = layer_of(call)
+    return _result(call.elementwise(layer, tensor_of(call, call.operand("self")), settings))
+
+
+def _detach(call: Call) -> Result:
+    return _result(call.elementwise("detach", tensor_of(call, call.operand("self"))))
 
 
 def _negative(call: Call) -> Result:
@@ -137,11 +143,11 @@ def _reduced(op: str, call: Call) -> Result:
 
 
 _OPERATORS = (("add", "+"), ("sub", "-"), ("mul", "*"), ("div", "/"))
-_UNARY = ("relu", "sigmoid", "tanh", "exp", "log", "sqrt", "abs", "silu", "detach")
 _ALIKE = ("contiguous", "clone", "alias")
 RULES: Mapping[str, Callable[[Call], Result]] = {
     **{f"aten.{name}.{kind}": partial(_binary, op) for name, op in _OPERATORS for kind in ("Tensor", "Scalar")},
-    **{f"aten.{name}.default": partial(_unary, name) for name in _UNARY},
+    **dict.fromkeys(RENAMINGS, _unary),
+    "aten.detach.default": _detach,
     **dict.fromkeys(RESHAPES, _view),
     **{f"aten.{name}.default": _same for name in _ALIKE},
     "aten.neg.default": _negative,

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 
 from mbc.interchange.aten.base import Refused
+from mbc.interchange.aten.renamings import RENAMINGS
 from mbc.interchange.from_onnx import patterns
 from mbc.interchange.from_onnx.expressions import Expression
 from mbc.interchange.from_onnx.operator import Operator, Rule
 from mbc.interchange.program import Argument, TensorName
+from mbc.ops import LAYERS
+from mbc.ops.framework_calls import one_call
 
 _SELU = (1.6732632423543772, 1.0507009873554805)  # alpha, gamma
 
@@ -19,25 +22,9 @@ def _plain(name: str, op: Operator) -> None:
     op.emit(f"aten.{name}.default", self=op.tensor())
 
 
-def _leaky_relu(op: Operator) -> None:
-    slope, x = op.real("alpha", 0.01), Expression.of(op)
-    if slope > 0:
-        op.emit("aten.leaky_relu.default", self=x.name, negative_slope=slope)
-    else:
-        _bent(x, slope).give()
-
-
 def _bent(x: Expression, slope: Expression | float) -> Expression:
     """Return x if it is positive, else x times a slope of any sign."""
     return x.apply("relu") - (-x).apply("relu") * slope
-
-
-def _elu(op: Operator) -> None:
-    alpha, x = op.real("alpha", 1.0), Expression.of(op)
-    if alpha > 0:
-        op.emit("aten.elu.default", self=x.name, alpha=alpha)
-    else:
-        (x.apply("relu") + _saturated(x) * alpha).give()
 
 
 def _saturated(x: Expression) -> Expression:
@@ -239,15 +226,33 @@ def _random_uniform(op: Operator) -> None:
     op.emit("aten.empty.memory_format", size=op.result)
 
 
+def _renamed(name: str, op: Operator) -> None:
+    """Emit the ATen operation of the layer that names the operator as its equivalent."""
+    target, operand, arguments = _DECLARED[name]
+    op.emit(target, **{operand: op.tensor()}, **{to: op.declared_real(own) for own, to in arguments.items()})
+
+
+def _declared() -> Iterator[tuple[str, tuple[str, str, Mapping[str, str]]]]:
+    """Yield each operator that a layer names, with the ATen operation, its tensor, and its arguments by attribute."""
+    for renamings in RENAMINGS.values():
+        for renaming in renamings:
+            call = one_call(LAYERS[renaming.layer].calls.onnx)
+            if (
+                call is not None
+                and not call.constants
+                and set(call.names.values()) <= {"x", *renaming.settings.values()}
+            ):
+                to = {setting: name for name, setting in renaming.settings.items()}
+                arguments = {str(own): to[setting] for own, setting in call.names.items() if setting in to}
+                yield call.function, (renaming.target, renaming.operand, arguments)
+
+
+_DECLARED = dict(_declared())
 RULES: Mapping[str, Rule] = {
     "RandomUniformLike": _random_uniform,
-    **{
-        name: partial(_plain, name.lower())
-        for name in ("Relu", "Sigmoid", "Tanh", "HardSwish", "Mish", "Softplus", "Exp", "Log", "Sqrt", "Abs", "Neg")
-    },
+    **{name: partial(_renamed, name) for name in _DECLARED},
+    "Neg": partial(_plain, "neg"),
     "Reciprocal": partial(_plain, "reciprocal"),
-    "LeakyRelu": _leaky_relu,
-    "Elu": _elu,
     "Selu": _selu,
     "Celu": _celu,
     "Softsign": _softsign,

@@ -260,6 +260,12 @@ class Operator:
             raise Refused(f"its '{name}' is damaged", "export the model again")
         return default if value is None else shortest(np.float32(value))
 
+    def declared_real(self, name: str) -> float:
+        """Return a real attribute, or the default of ONNX's schema if it is left out."""
+        schema = self._schema()
+        default = schema.attributes[name].default_value.f if schema is not None and name in schema.attributes else 0.0
+        return self.real(name, shortest(np.float32(default)))
+
     def text(self, name: str, default: str) -> str:
         """Return a text attribute, or `default` if it is left out."""
         value = self._value(name)

@@ -14,7 +14,7 @@ from mbc.files import read_text
 from mbc.frontend.lower import lower
 from mbc.frontend.parse import parse
 from mbc.interchange.from_onnx.package import onnx
-from mbc.interchange.to_onnx import attention, layers, shapes
+from mbc.interchange.to_onnx import attention, declared, layers, shapes
 from mbc.interchange.to_onnx.nodes import Nodes, NotExported, Operator, Rule
 from mbc.ir.graph import Role, TrainingGraph
 from mbc.ir.types import Precision
@@ -31,7 +31,7 @@ LARGEST_FILE = (2 << 30) - 1  # protobuf's limit for a message
 _LARGEST_SOURCE = 16 << 20
 _BATCH = "batch"
 
-_FAMILIES = (layers, attention, shapes)
+_FAMILIES = (declared, layers, attention, shapes)
 RULES: Mapping[str, Rule] = MappingProxyType({name: rule for f in _FAMILIES for name, rule in f.RULES.items()})
 
 

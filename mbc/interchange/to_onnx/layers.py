@@ -1,8 +1,7 @@
-"""Convolutions, matrix products, normalisation, pooling and activations."""
+"""Convolutions, matrix products, normalisation and pooling."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -162,50 +161,7 @@ def _adaptive_maximum(op: Operator) -> None:
     raise NotExported("its windows differ in size, which ONNX does not have", "use maxpool")
 
 
-def _plain(kind: str, op: Operator) -> None:
-    op.last(kind, *op.inputs)
-
-
-def _silu(op: Operator) -> None:
-    op.last("Mul", op.inputs[0], op.step("Sigmoid", op.inputs[0]))
-
-
-def _leaky_relu(op: Operator) -> None:
-    op.last("LeakyRelu", *op.inputs, alpha=op.a.slope)
-
-
-def _elu(op: Operator) -> None:
-    op.last("Elu", *op.inputs, alpha=op.a.alpha)
-
-
-def _relu6(op: Operator) -> None:
-    op.last("Clip", op.inputs[0], op.floats(0.0), op.floats(6.0))
-
-
-def _hard_sigmoid(op: Operator) -> None:
-    op.last("HardSigmoid", *op.inputs, alpha=1 / 6, beta=0.5)
-
-
-def _gelu_tanh(op: Operator) -> None:
-    op.last("Gelu", *op.inputs, approximate="tanh")
-
-
-def _along(kind: str, op: Operator) -> None:
-    op.last(kind, *op.inputs, axis=op.a.axis)
-
-
-def _power(op: Operator) -> None:
-    op.last("Pow", op.inputs[0], op.floats(op.a.exponent))
-
-
-_SAME = {
-    "relu": "Relu", "sigmoid": "Sigmoid", "tanh": "Tanh", "gelu": "Gelu", "hardswish": "HardSwish", "mish": "Mish",
-    "softplus": "Softplus", "sqrt": "Sqrt", "abs": "Abs", "exp": "Exp", "log": "Log", "add": "Add", "mul": "Mul",
-}  # fmt: skip
-_PLAIN: Mapping[str, Rule] = {kind: partial(_plain, name) for kind, name in _SAME.items()}
-
 RULES: dict[str, Rule] = {
-    **_PLAIN,
     "convolution": _conv,
     "standardize_filters": _standardize_filters,
     "convolution_backward_data": _conv_transpose,
@@ -220,13 +176,4 @@ RULES: dict[str, Rule] = {
     "avg_pool": partial(_pool, "Average"),
     "adaptive_avg_pool": _adaptive_average,
     "adaptive_max_pool": _adaptive_maximum,
-    "silu": _silu,
-    "leaky_relu": _leaky_relu,
-    "elu": _elu,
-    "relu6": _relu6,
-    "hardsigmoid": _hard_sigmoid,
-    "gelu_tanh": _gelu_tanh,
-    "softmax": partial(_along, "Softmax"),
-    "log_softmax": partial(_along, "LogSoftmax"),
-    "pow": _power,
 }

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from functools import partial
 
 from mbc.interchange.to_onnx.nodes import NotExported, Operator, Rule
 from mbc.ops.rearrange import WRAP
@@ -20,10 +19,6 @@ def _scale(op: Operator) -> None:
         return
     product = x if factor == 1.0 else op.step("Mul", x, op.floats(factor))
     op.last("Add", product, op.floats(offset))
-
-
-def _gated(kind: str, op: Operator) -> None:
-    op.last(kind, *op.inputs)
 
 
 _RELATIONS = {
@@ -69,10 +64,6 @@ def _relation(op: Operator) -> None:
 
 def _indicator(op: Operator) -> None:
     _compared(op, op.a.operator, op.inputs[0], op.floats(op.a.value))
-
-
-def _clamp(op: Operator) -> None:
-    op.last("Clip", op.inputs[0], *(op.floats(bound) for bound in op.a.bounds))
 
 
 def _aligned(op: Operator) -> list[str]:
@@ -193,14 +184,6 @@ def _channels(op: Operator) -> None:
     op.last("Slice", op.inputs[0], op.whole(op.a.start), op.whole(op.a.start + op.a.count), op.whole(1))
 
 
-def _concat(op: Operator) -> None:
-    op.last("Concat", *op.inputs, axis=1)
-
-
-def _flatten(op: Operator) -> None:
-    op.last("Flatten", op.inputs[0], axis=1)
-
-
 def _unflatten(op: Operator) -> None:
     op.last("Reshape", op.inputs[0], op.whole(0, *op.a.sample_shape))
 
@@ -222,13 +205,10 @@ def _resize(op: Operator) -> None:
 
 RULES: Mapping[str, Rule] = {
     "scale": _scale,
-    "broadcast_mul": partial(_gated, "Mul"),
-    "broadcast_add": partial(_gated, "Add"),
     "broadcast": _broadcast,
     "select": _select,
     "relation": _relation,
     "indicator": _indicator,
-    "clamp": _clamp,
     "reduce_sum": _reduced,
     "amax": _largest,
     "rearrange": _rearrange,
@@ -236,8 +216,6 @@ RULES: Mapping[str, Rule] = {
     "pad": _pad,
     "split": _split,
     "channel_slice": _channels,
-    "concat": _concat,
-    "flatten": _flatten,
     "unflatten": _unflatten,
     "upsample": _upsample,
     "resize": _resize,
