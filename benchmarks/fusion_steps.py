@@ -37,6 +37,17 @@ from record import ROOT, attempt, need_gpu, results, show, start
 from mbc.plan.file import PLAN_FILE
 
 FOLDER = ROOT / "build" / "fusion_steps"
+# Compiles every kernel into the cache of objects, which packages that are built side by side would compile each.
+BUILD_KERNELS = """
+import sys, tempfile
+from pathlib import Path
+from mbc.codegen.build import build_kernel_library
+from mbc.codegen.toolchain import find_toolchain
+from mbc.hardware.target import find_device
+from mbc.ir.types import Precision
+library = Path(tempfile.mkdtemp()) / "kernels.so"
+build_kernel_library(find_device("auto").architecture, Precision(sys.argv[1]), library, find_toolchain())
+"""
 MOST_RATIO, MOST_IMPORTED_RATIO = 1.01, 0.97
 COLUMNS = ("name", "baseline_ms", "step_ms", "ratio", "spread", "launches", "baseline_launches", "passed")
 
@@ -62,12 +73,17 @@ class Side:
         source = package.parent / "net.mbc"
         source.write_text(job.source.text, encoding="utf-8")
         settings = (*job.settings, ("train.precision", precision))
-        command = [
-            sys.executable, "-m", "mbc.cli", "compile", str(source), "-o", str(package), *self.words, *measure,
+        self.run(
+            "-m", "mbc.cli", "compile", str(source), "-o", str(package), *self.words, *measure,
             *(("--network", job.network) if job.network else ()),
             *(f"--set={name}={value}" for name, value in settings),
-        ]  # fmt: skip
-        environment = {**os.environ, "PYTHONPATH": str(self.checkout), "XDG_DATA_HOME": str(FOLDER / "home")}
+        )  # fmt: skip
+
+    def run(self, *words: str) -> None:
+        """Run Python with the checkout's mbc."""
+        paths = os.pathsep.join([str(self.checkout), *filter(None, [os.environ.get("PYTHONPATH")])])
+        environment = {**os.environ, "PYTHONPATH": paths, "XDG_DATA_HOME": str(FOLDER / "home")}
+        command = [sys.executable, *words]
         done = subprocess.run(command, cwd=self.checkout, env=environment, capture_output=True, text=True)
         if done.returncode:
             raise RuntimeError("; ".join(done.stderr.strip().splitlines()[-5:]))
@@ -86,12 +102,14 @@ def launches(package: Path) -> int:
 def row_of(job: Job, sides: tuple[Side, Side], arguments: argparse.Namespace) -> dict[str, Any]:
     """Return the row of a network whose packages are there."""
     baseline, today = (side.package(job, arguments.precision) for side in sides)
-    device, steps = arguments.device, arguments.steps
+    device, block_ms = arguments.device, arguments.block_ms
     with (
         step_worker(sides[0].checkout, baseline, device) as one,
         step_worker(sides[1].checkout, today, device) as other,
     ):
-        times = asdict(in_turns(lambda: one.ask(steps=steps), lambda: other.ask(steps=steps), arguments.rounds))
+        times = asdict(
+            in_turns(lambda: one.ask(block_ms=block_ms), lambda: other.ask(block_ms=block_ms), arguments.rounds)
+        )
     return {
         "baseline_ms": times.pop("first"), "step_ms": times.pop("second"), **times,
         "launches": launches(today), "baseline_launches": launches(baseline),
@@ -120,6 +138,9 @@ def compile_all(jobs: Sequence[Job], sides: Sequence[Side], arguments: argparse.
         measure = ("--measure", "missing", "--measure-for", arguments.measure_for)
     if arguments.device == "cpu":
         measure = (*measure, "--gpu", "h200")
+    elif not all(side.package(job, arguments.precision).exists() for job in jobs for side in sides):
+        for side in sides:
+            side.run("-c", BUILD_KERNELS, arguments.precision)
     workers = 1 if arguments.measure_for else max(1, (os.cpu_count() or 2) // 2)
     failed: dict[str, str] = {}
 
@@ -147,7 +168,7 @@ def main() -> None:
     parser.add_argument("--measure-for", metavar="TIME", help="for a compilation (default: nothing is measured)")
     parser.add_argument("--precision", default="bf16")
     parser.add_argument("--rounds", type=int, default=20, help="of each network (default 20)")
-    parser.add_argument("--steps", type=int, default=20, help="that are timed together (default 20)")
+    parser.add_argument("--block-ms", type=float, default=150.0, help="of steps timed together (default 150)")
     parser.add_argument("--packages-only", action="store_true", help="time nothing")
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     parser.add_argument("--again", action="store_true", help="time also the networks that have a row")

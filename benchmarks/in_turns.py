@@ -24,7 +24,8 @@ from types import TracebackType
 from typing import Any
 
 ANSWER = "answer "  # begins a line of standard output that answers a request; libraries may print others
-WARM_S = 0.25  # of steps before the first timing: clock rates settle
+WARM_MS = 250.0  # of steps before the first timing: clock rates settle
+LEAST_STEPS = 3  # that are timed together
 LEARNING_RATE = 1e-4
 
 
@@ -133,7 +134,7 @@ def answer_requests(answer: Callable[..., Any]) -> None:
 
 
 def step_worker(checkout: Path, package: Path, device: str = "cuda") -> Worker:
-    """Return a worker that answers `steps=N` with the median time of N training steps of a package, in ms."""
+    """Return a worker that answers `block_ms` with the median time in ms of training steps that fill this time."""
     return Worker([sys.executable, str(Path(__file__).resolve()), str(package), device], checkout)
 
 
@@ -159,10 +160,15 @@ def answer_with_steps(package: Path, device: str) -> None:
         def step() -> Any:
             return module.step(*arrays, lr=LEARNING_RATE)
 
-        began = time.perf_counter()
-        while time.perf_counter() - began < WARM_S:
-            float(step())
-        answer_requests(lambda steps: statistics.median((_gpu_ms if device == "cuda" else _host_ms)(step, steps)))
+        warm_ms: list[float] = []
+        while sum(warm_ms) < WARM_MS:
+            warm_ms += _host_ms(step, 1)
+        step_ms, times_ms = min(warm_ms), _gpu_ms if device == "cuda" else _host_ms
+
+        def answer(block_ms: float) -> float:
+            return statistics.median(times_ms(step, max(LEAST_STEPS, round(block_ms / step_ms))))
+
+        answer_requests(answer)
 
 
 def _gpu_ms(step: Callable[[], Any], steps: int) -> list[float]:
