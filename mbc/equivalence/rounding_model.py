@@ -35,7 +35,7 @@ from mbc.ir.types import DType, Precision, TensorType
 from mbc.ops import KINDS
 from mbc.ops.base import Call, OpKind
 from mbc.ops.fused import Fused, Member, gives_product
-from mbc.ops.pooling import MaxPool, window_positions
+from mbc.ops.pooling import MaxPool
 
 # The largest relative error of one rounding to nearest.
 ROUNDOFFS = {DType.FP64: 2.0**-53, DType.FP32: 2.0**-24, DType.FP16: 2.0**-11, DType.BF16: 2.0**-8}
@@ -255,10 +255,10 @@ class Evaluation:
             arithmetic.padded(a, arithmetic.stored(exact + side * reach, dtype), -math.inf) for side in (-1.0, 1.0)
         )
         chosen = 0.0
-        for position, at in window_positions(a):
+        for position, at in a.positions():
             chosen = chosen + arithmetic.where(index == position, low[at], 0.0)
         unsure = index != index
-        for position, at in window_positions(a):
+        for position, at in a.positions():
             greater = high[at] > chosen
             earlier = (high[at] == chosen) & (position < index)
             unsure = unsure | ((greater | earlier) & (index != position))

@@ -22,13 +22,12 @@ _COLUMN_BYTES = 1 << 30
 
 
 def _columns(a: Convolution, x: Tensor) -> Tensor:
-    """Return the windows of images as columns: [rows, groups, C / groups * r * s, P * Q]."""
-    if a.kernel == (1, 1) and a.stride == (1, 1) and not any(a.pad):
-        return x.reshape(x.shape[0], a.groups, x.shape[1] // a.groups, -1)
-    top, bottom, left, right = a.pad
-    padded = functional.pad(x, (left, right, top, bottom))
-    columns = functional.unfold(padded, a.kernel, a.dilation, 0, a.stride)
-    return columns.reshape(x.shape[0], a.groups, -1, columns.shape[-1])
+    """Return the windows of images as columns: [rows, groups, C / groups * positions, windows]."""
+    if not a.is_pointwise:
+        padded = x.new_zeros((*x.shape[:2], *a.covered))
+        padded[a.inside] = x
+        x = torch.stack([padded[at] for _, at in a.positions()], 2)
+    return x.reshape(x.shape[0], a.groups, -1, math.prod(a.output_size))
 
 
 def _row_slices(a: Convolution, rows: int, channels: int) -> Iterator[slice]:
@@ -39,7 +38,7 @@ def _row_slices(a: Convolution, rows: int, channels: int) -> Iterator[slice]:
 
 
 def convolution(a: Convolution, inputs: Sequence[Tensor], call: Call) -> tuple[Tensor, ...]:
-    """Return the convolution of images [N, C, H, W] and filters [K, C / groups, r, s]."""
+    """Return the convolution of images [N, C, ...] and filters [K, C / groups, ...]."""
     x, w = inputs
     matrix = w.reshape(a.groups, w.shape[0] // a.groups, -1)
     parts = [torch.matmul(matrix, _columns(a, x[rows])) for rows in _row_slices(a, x.shape[0], x.shape[1])]
@@ -51,16 +50,15 @@ def convolution_data(a: Convolution, inputs: Sequence[Tensor], call: Call) -> tu
     dy, w = inputs
     channels = w.shape[1] * a.groups
     matrix = w.reshape(a.groups, w.shape[0] // a.groups, -1).transpose(1, 2)
-    top, bottom, left, right = a.pad
-    padded = (a.size[0] + top + bottom, a.size[1] + left + right)
     parts: list[Tensor] = []
     for rows in _row_slices(a, dy.shape[0], channels):
         part = dy[rows]
         columns = torch.matmul(matrix, part.reshape(part.shape[0], a.groups, w.shape[0] // a.groups, -1))
-        image = functional.fold(
-            columns.reshape(part.shape[0], -1, columns.shape[-1]), padded, a.kernel, a.dilation, 0, a.stride
-        )
-        parts.append(image[:, :, top : top + a.size[0], left : left + a.size[1]])
+        columns = columns.reshape(part.shape[0], channels, -1, *a.output_size)
+        padded = columns.new_zeros((part.shape[0], channels, *a.covered))
+        for number, at in a.positions():
+            padded[at] += columns[:, :, number]
+        parts.append(padded[a.inside])
     return (torch.cat(parts),)
 
 

@@ -5,6 +5,7 @@ This file is imported only if PyTorch is installed; tests compare each form with
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -23,7 +24,6 @@ from mbc.equivalence.torch_convolutions import (
     convolution,
     convolution_data,
     convolution_filter,
-    functional,
     torch,
 )
 from mbc.equivalence.torch_functions import FUNCTIONS
@@ -32,7 +32,7 @@ from mbc.ops import KINDS, POINTWISE
 from mbc.ops.base import Call
 from mbc.ops.control_record import control_record
 from mbc.ops.normalization import BatchNormalize, BatchNormalizeBackward
-from mbc.ops.pooling import AveragePool, MaxPool, Pool, padded_size, window_divisors, window_positions
+from mbc.ops.pooling import AveragePool, MaxPool, Pool, first_positions, window_divisors
 from mbc.ops.relu_mask import CHANNELS
 from mbc.ops.response import Lrn
 from mbc.ops.update import AdamW, Ema, Sgd
@@ -95,24 +95,17 @@ def _let_through(dy: Tensor, signs: Tensor) -> Tensor:
 
 def padded(a: Pool, x: Tensor, fill: float) -> Tensor:
     """Return images with the padding that their windows reach."""
-    height, width = padded_size(a)
-    top, left = a.pad[0], a.pad[2]
-    return functional.pad(x, (left, width - left - a.size[1], top, height - top - a.size[0]), value=fill)
-
-
-def _inside(a: Pool, padded: Tensor) -> Tensor:
-    return padded[:, :, a.pad[0] : a.pad[0] + a.size[0], a.pad[2] : a.pad[2] + a.size[1]].contiguous()
+    image = x.new_full((*x.shape[:2], *a.covered), fill)
+    image[a.inside] = x
+    return image
 
 
 def _max_pool(a: MaxPool, inputs: Sequence[Tensor], call: Call) -> tuple[Tensor, ...]:
     image = padded(a, inputs[0], -math.inf)
-    p, q = a.output_size
-    best = torch.full((*image.shape[:2], p, q), -math.inf, dtype=image.dtype, device=image.device)
-    rows = (a.pad[0] - torch.arange(p, device=best.device) * a.stride[0]).clamp(min=0)
-    columns = (a.pad[2] - torch.arange(q, device=best.device) * a.stride[1]).clamp(min=0)
-    first = (rows[:, None] * a.kernel[1] + columns[None, :]).to(torch.uint8)
+    best = torch.full((*image.shape[:2], *a.output_size), -math.inf, dtype=image.dtype, device=image.device)
+    first = torch.as_tensor(first_positions(a), device=image.device).to(torch.uint8)
     index = first.expand(best.shape).clone()
-    for position, at in window_positions(a):
+    for position, at in a.positions():
         seen = image[at]
         better = ~(seen <= best) & (~torch.isnan(best) | torch.isnan(seen))
         best = torch.where(better, seen, best)
@@ -122,16 +115,16 @@ def _max_pool(a: MaxPool, inputs: Sequence[Tensor], call: Call) -> tuple[Tensor,
 
 def _max_pool_backward(a: MaxPool, inputs: Sequence[Tensor], call: Call) -> tuple[Tensor, ...]:
     index, dy = inputs
-    padded = torch.zeros((*dy.shape[:2], *padded_size(a)), dtype=dy.dtype, device=dy.device)
-    for position, at in window_positions(a):
+    padded = torch.zeros((*dy.shape[:2], *a.covered), dtype=dy.dtype, device=dy.device)
+    for position, at in a.positions():
         padded[at] += torch.where(index == position, dy, 0.0)
-    return (_inside(a, padded),)
+    return (padded[a.inside].contiguous(),)
 
 
 def _average_pool(a: AveragePool, inputs: Sequence[Tensor], call: Call) -> tuple[Tensor, ...]:
     image = padded(a, inputs[0], 0.0)
     total = torch.zeros((*image.shape[:2], *a.output_size), dtype=image.dtype, device=image.device)
-    for _, at in window_positions(a):
+    for _, at in a.positions():
         total += image[at]
     return (total / torch.as_tensor(window_divisors(a), device=total.device),)
 
@@ -139,10 +132,10 @@ def _average_pool(a: AveragePool, inputs: Sequence[Tensor], call: Call) -> tuple
 def _average_pool_backward(a: AveragePool, inputs: Sequence[Tensor], call: Call) -> tuple[Tensor, ...]:
     (dy,) = inputs
     share = dy / torch.as_tensor(window_divisors(a), device=dy.device)
-    padded = torch.zeros((*dy.shape[:2], *padded_size(a)), dtype=dy.dtype, device=dy.device)
-    for _, at in window_positions(a):
+    padded = torch.zeros((*dy.shape[:2], *a.covered), dtype=dy.dtype, device=dy.device)
+    for _, at in a.positions():
         padded[at] += share
-    return (_inside(a, padded),)
+    return (padded[a.inside].contiguous(),)
 
 
 def _window_sums(x: Tensor, before: int, after: int) -> Tensor:
@@ -168,9 +161,8 @@ def _lrn_backward(a: Lrn, inputs: Sequence[Tensor], call: Call) -> tuple[Tensor,
 
 
 def _upsample_backward(a: Any, inputs: Sequence[Tensor], call: Call) -> tuple[Tensor, ...]:
-    rows, channels, height, width = inputs[0].shape
-    parts = inputs[0].reshape(rows, channels, height // a.factor[0], a.factor[0], width // a.factor[1], a.factor[1])
-    return (parts.sum(dim=(3, 5)),)
+    blocks = itertools.chain(*zip(call.outputs[0].shape[2:], a.factor, strict=True))
+    return (inputs[0].reshape(*inputs[0].shape[:2], *blocks).sum(dim=tuple(range(3, 3 + 2 * len(a.factor), 2))),)
 
 
 def _guard(a: Any, inputs: Sequence[Tensor], call: Call) -> tuple[Tensor, ...]:

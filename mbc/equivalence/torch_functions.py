@@ -20,64 +20,79 @@ torch: Any = importlib.import_module("torch")
 F: Any = importlib.import_module("torch.nn.functional")
 
 Tensor = Any  # PyTorch is not there when types are checked
+_LINEAR = ("", "linear", "bilinear", "trilinear")  # by the number of spatial axes
+
+
+def _of_rank(name: str, x: Tensor) -> Any:
+    """Return the function for as many spatial axes as an image has."""
+    return getattr(F, f"{name}{x.ndim - 2}d")
 
 
 def _padded(x: Tensor, pad: Sequence[int], value: float = 0.0) -> Tensor:
-    top, bottom, left, right = pad
-    return F.pad(x, (left, right, top, bottom), value=value) if any(pad) else x
+    return F.pad(x, _last_first(pad), value=value) if any(pad) else x
 
 
-def _symmetric(pad: Sequence[int]) -> bool:
-    return pad[0] == pad[1] and pad[2] == pad[3]
+def _last_first(pad: Sequence[int]) -> list[int]:
+    """Return the padding of each axis in PyTorch's order, which begins with the last axis."""
+    return [side for axis in range(len(pad) - 2, -1, -2) for side in pad[axis : axis + 2]]
 
 
 def _convolution(a: Any, x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
-    if _symmetric(a.pad):
-        return F.conv2d(x, w, bias, a.stride, (a.pad[0], a.pad[2]), a.dilation, a.groups)
-    return F.conv2d(_padded(x, a.pad), w, bias, a.stride, 0, a.dilation, a.groups)
+    own = a.before if a.is_padded_evenly else 0
+    x = x if a.is_padded_evenly else _padded(x, a.pad)
+    return _of_rank("conv", x)(x, w, bias, a.stride, own, a.dilation, a.groups)
 
 
 def _transposed(a: Any, x: Tensor, w: Tensor) -> Tensor:
     """Compute the image side with its padding, and cut the padding off."""
-    whole = F.conv_transpose2d(x, w, None, a.stride, 0, 0, a.groups, a.dilation)
-    top, bottom, left, right = a.pad
-    height, width = a.size[0] + top + bottom, a.size[1] + left + right
-    # Rows and columns that no window reached are zero.
-    whole = F.pad(whole, (0, max(0, width - whole.shape[3]), 0, max(0, height - whole.shape[2])))
-    return whole[:, :, top : top + a.size[0], left : left + a.size[1]]
+    whole = _of_rank("conv_transpose", x)(x, w, None, a.stride, 0, 0, a.groups, a.dilation)
+    ends = map(sum, zip(a.before, a.size, a.after, strict=True))
+    # Pixels that no window reached are zero.
+    missing = (max(0, end - size) for end, size in zip(ends, whole.shape[2:], strict=True))
+    return _padded(whole, [side for behind in missing for side in (0, behind)])[a.inside]
 
 
 def _max_pool(a: Any, x: Tensor) -> Tensor:
-    p, q = a.output_size
-    if not a.ceil and _symmetric(a.pad) and 2 * a.pad[0] <= a.kernel[0] and 2 * a.pad[2] <= a.kernel[1]:
-        return F.max_pool2d(x, a.kernel, a.stride, (a.pad[0], a.pad[2]))
-    x = _padded(x, _reach(a, x, p, q), float("-inf"))
-    return F.max_pool2d(x, a.kernel, a.stride)[:, :, :p, :q]
+    pool = _of_rank("max_pool", x)
+    if _pads_itself(a):
+        return pool(x, a.kernel, a.stride, a.before, a.spacing)
+    return _whole(a, pool(_padded(x, _reach(a), float("-inf")), a.kernel, a.stride, 0, a.spacing))
 
 
-def _reach(a: Any, x: Tensor, p: int, q: int) -> tuple[int, int, int, int]:
+def _pads_itself(a: Any) -> bool:
+    """Return whether PyTorch's pooling takes the padding."""
+    return not a.ceil and a.is_padded_evenly and all(2 * n <= k for n, k in zip(a.before, a.kernel, strict=True))
+
+
+def _whole(a: Any, y: Tensor) -> Tensor:
+    """Return the windows of the output, without those that begin in padding."""
+    return y[(..., *map(slice, a.output_size))]
+
+
+def _reach(a: Any) -> list[int]:
     """Return padding with which every window of the output is complete."""
-    below = max(a.pad[1], (p - 1) * a.stride[0] + a.kernel[0] - a.pad[0] - x.shape[2])
-    right = max(a.pad[3], (q - 1) * a.stride[1] + a.kernel[1] - a.pad[2] - x.shape[3])
-    return a.pad[0], below, a.pad[2], right
+    sides = zip(a.before, a.after, a.covered, a.size, strict=True)
+    return [n for before, after, covered, size in sides for n in (before, max(after, covered - before - size))]
 
 
 def _avg_pool(a: Any, x: Tensor) -> Tensor:
-    p, q = a.output_size
-    if not a.ceil and _symmetric(a.pad) and a.count_pad and 2 * a.pad[0] <= a.kernel[0] and 2 * a.pad[2] <= a.kernel[1]:
-        return F.avg_pool2d(x, a.kernel, a.stride, (a.pad[0], a.pad[2]))
-    reach = _reach(a, x, p, q)
-    total = F.avg_pool2d(_padded(x, reach), a.kernel, a.stride, divisor_override=1)[:, :, :p, :q]
-    inside = torch.ones_like(x[:1, :1])
+    pool = _of_rank("avg_pool", x)
+    if a.count_pad and _pads_itself(a):
+        return pool(x, a.kernel, a.stride, a.before)
+    reach, inside = _reach(a), torch.ones_like(x[:1, :1])
+    total = _whole(a, pool(_padded(x, reach), a.kernel, a.stride))
     if a.count_pad:
         # Padding counts, but not what ceil mode adds beyond it.
-        inside = _padded(inside, a.pad, 1.0)
-        beyond = tuple(r - g for r, g in zip(reach, a.pad, strict=True))
-        inside = _padded(inside, beyond)
+        inside = _padded(_padded(inside, a.pad, 1.0), [r - g for r, g in zip(reach, a.pad, strict=True)])
     else:
         inside = _padded(inside, reach)
-    count = F.avg_pool2d(inside, a.kernel, a.stride, divisor_override=1)[:, :, :p, :q]
-    return total / count
+    return total / _whole(a, pool(inside, a.kernel, a.stride))
+
+
+def _upsample(a: Any, x: Tensor) -> Tensor:
+    for axis, factor in enumerate(a.factor, 2):
+        x = x.repeat_interleave(factor, axis)
+    return x
 
 
 def wide(x: Tensor) -> Tensor:
@@ -166,9 +181,10 @@ def _strided_slice(a: Any, x: Tensor) -> Tensor:
 
 def _pad(a: Any, x: Tensor) -> Tensor:
     if a.mode == WRAP:
-        return x.roll(a.before, (1, 2, 3))
-    (top, left), (bottom, right) = a.before[1:], a.after[1:]  # of images: the language pads no others
-    return F.pad(x, (left, right, top, bottom), mode=a.mode)
+        return x.roll(a.before, tuple(range(1, x.ndim)))
+    # The channels, which the language never pads, come first.
+    sides = [side for pair in zip(a.before[1:], a.after[1:], strict=True) for side in pair]
+    return F.pad(x, _last_first(sides), mode=a.mode)
 
 
 def _broadcast(a: Any, x: Tensor, y: Tensor) -> Tensor:
@@ -211,11 +227,11 @@ def _relation(a: Any, x: Tensor, y: Tensor) -> Tensor:
 _OF_ONE: dict[str, Callable[[Any, Tensor], Tensor]] = {
     "max_pool": _max_pool,
     "avg_pool": _avg_pool,
-    "adaptive_avg_pool": lambda a, x: F.adaptive_avg_pool2d(x, a.output_size),
-    "adaptive_max_pool": lambda a, x: F.adaptive_max_pool2d(x, a.output_size),
+    "adaptive_avg_pool": lambda a, x: _of_rank("adaptive_avg_pool", x)(x, a.output_size),
+    "adaptive_max_pool": lambda a, x: _of_rank("adaptive_max_pool", x)(x, a.output_size),
     "lrn": lambda a, x: F.local_response_norm(x, a.size, a.alpha, a.beta, a.k),
-    "upsample": lambda a, x: x.repeat_interleave(a.factor[0], 2).repeat_interleave(a.factor[1], 3),
-    "resize": lambda a, x: F.interpolate(x, a.output_size, mode="bilinear" if a.bilinear else "nearest"),
+    "upsample": _upsample,
+    "resize": lambda a, x: F.interpolate(x, a.output_size, mode=_LINEAR[len(a.size)] if a.bilinear else "nearest"),
     "window_bias": _window_bias,
     "rearrange": _rearrange,
     "strided_slice": _strided_slice,

@@ -26,9 +26,9 @@ def _pixel_sum(x: Tensor) -> Tensor:
 
 def _resize(a: Resize, inputs: Sequence[Tensor], call: Call) -> tuple[Tensor, ...]:
     (x,) = inputs
-    for axis in (0, 1):
+    for axis in range(len(a.size)):
         first, second, share = (torch.as_tensor(t, device=x.device) for t in a.taps(axis))
-        share = share.reshape(-1, *(1,) * (1 - axis))
+        share = share.reshape(-1, *(1,) * (len(a.size) - 1 - axis))
         low, high = x.index_select(2 + axis, first), x.index_select(2 + axis, second)
         x = torch.where(share > 0, low * (1 - share) + high * share, low)
     return (x,)
@@ -36,9 +36,9 @@ def _resize(a: Resize, inputs: Sequence[Tensor], call: Call) -> tuple[Tensor, ..
 
 def _resize_backward(a: Resize, inputs: Sequence[Tensor], call: Call) -> tuple[Tensor, ...]:
     (dy,) = inputs
-    for axis in (0, 1):
+    for axis in range(len(a.size)):
         first, second, share = (torch.as_tensor(t, device=dy.device) for t in a.taps(axis))
-        share = share.reshape(-1, *(1,) * (1 - axis))
+        share = share.reshape(-1, *(1,) * (len(a.size) - 1 - axis))
         shape = list(dy.shape)
         shape[2 + axis] = a.size[axis]
         dx = torch.zeros(shape, dtype=dy.dtype, device=dy.device)
@@ -113,25 +113,24 @@ def _expand(a: Expand, inputs: Sequence[Tensor], call: Call) -> tuple[Tensor, ..
 
 def _adaptive_avg_backward(a: AdaptivePool, inputs: Sequence[Tensor], call: Call) -> tuple[Tensor, ...]:
     (dy,) = inputs
-    dx = dy.new_zeros((*dy.shape[:2], *a.size))
-    for (p, q), (rows, columns) in a.windows():
-        count = (rows.stop - rows.start) * (columns.stop - columns.start)
-        dx[:, :, rows, columns] += dy[:, :, p : p + 1, q : q + 1] / count
+    dx, axes = dy.new_zeros((*dy.shape[:2], *a.size)), (..., *(None,) * len(a.size))
+    for at, pixels in a.windows():
+        dx[pixels] += dy[at][axes] / dx[pixels][0, 0].numel()
     return (dx,)
 
 
 def _adaptive_max(a: AdaptiveMaxPool, inputs: Sequence[Tensor], call: Call) -> tuple[Tensor, ...]:
-    y, index = functional.adaptive_max_pool2d(inputs[0], a.output_size, return_indices=True)
+    pool = getattr(functional, f"adaptive_max_pool{len(a.size)}d")
+    y, index = pool(inputs[0], a.output_size, return_indices=True)
     return (y, index.to(torch.int32)) if a.index else (y,)
 
 
 def _adaptive_max_backward(a: AdaptiveMaxPool, inputs: Sequence[Tensor], call: Call) -> tuple[Tensor, ...]:
     index, dy = inputs
-    dx = dy.new_zeros((*dy.shape[:2], *a.size))
-    pixels = torch.arange(a.size[0] * a.size[1], device=dy.device).reshape(a.size)
-    for (p, q), (rows, columns) in a.windows():
-        here = index[:, :, p : p + 1, q : q + 1] == pixels[rows, columns]
-        dx[:, :, rows, columns] += here * dy[:, :, p : p + 1, q : q + 1]
+    dx, axes = dy.new_zeros((*dy.shape[:2], *a.size)), (..., *(None,) * len(a.size))
+    numbers = torch.as_tensor(a.pixels, device=dy.device)
+    for at, pixels in a.windows():
+        dx[pixels] += (index[at][axes] == numbers[pixels[2:]]) * dy[at][axes]
     return (dx,)
 
 

@@ -98,8 +98,8 @@ _FORMS = {
     "float": "a number",
     "real": "a number, inf or -inf",
     "bool": "true or false",
-    "pair": "a whole number or a pair (vertical, horizontal)",
-    "pads": "a whole number, (vertical, horizontal) or (top, bottom, left, right)",
+    "spatial": "a whole number, or one for each spatial axis",
+    "sides": "a whole number, one for each spatial axis, or one before and one after each axis",
     "index": "a whole number or none",
     "sizes": "a whole number or a tuple of whole numbers",
     "axes": "a whole number or a tuple of whole numbers",
@@ -138,7 +138,7 @@ def _setting(parameter: Parameter, result: Result) -> Setting | None:
         sizes = tuple(i for i in wholes if i is not None)
         return sizes if len(sizes) == len(wholes) > 0 else None
     if isinstance(result, tuple):
-        lengths = {"pair": (2,), "pads": (2, 4)}.get(parameter.kind, ())
+        lengths = {"spatial": (1, 2, 3), "sides": (1, 2, 3, 4, 6)}.get(parameter.kind, ())
         items = tuple(whole(item) for item in result)
         numbers = tuple(i for i in items if i is not None)
         return numbers if len(result) in lengths and len(numbers) == len(result) else None

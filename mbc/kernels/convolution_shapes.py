@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 from mbc.ir.types import TensorType
 from mbc.kernels.base import DTYPE_CODES, Call, Request
 from mbc.kernels.launch_struct import Struct
 from mbc.ops.convolution import Convolution, read_share
+from mbc.ops.window import MOST_AXES
 
 PASSES = {"convolution": 0, "convolution_backward_data": 1, "convolution_backward_filter": 2}
 
@@ -60,7 +61,7 @@ class Shapes:
     def is_product(self) -> bool:
         """True if the convolution is one GEMM over the pixels without rearranging them."""
         a = self.attributes
-        return a.kernel == a.stride == (1, 1) and not any(a.pad) and a.groups == 1
+        return a.is_pointwise and a.groups == 1
 
     def product(self, number: int) -> tuple[int, int, int]:
         """Return M, N and K of the implicit GEMM of a pass."""
@@ -84,13 +85,30 @@ class Shapes:
         return size_bytes if number == 1 else round(size_bytes * read_share(self.attributes))
 
 
+def as_images(request: Request) -> Request:
+    """Return a convolution along one axis as one of images of height 1, which have equal bytes; others unchanged."""
+    a = request.attributes
+    if not isinstance(a, Convolution) or a.rank != 1:
+        return request
+
+    def image(tensor: TensorType) -> TensorType:
+        return TensorType((*tensor.shape[:2], 1, *tensor.shape[2:]), tensor.dtype)
+
+    flat = Convolution((1, *a.size), (1, *a.kernel), (1, *a.stride), (0, 0, *a.pad), (1, *a.dilation), a.groups)
+    inputs, outputs = tuple(map(image, request.inputs)), tuple(map(image, request.outputs))
+    return replace(request, attributes=flat, inputs=inputs, outputs=outputs)
+
+
 def shapes_of(request: Request) -> Shapes | None:
-    """Return the shapes of a convolution of images, or None for any other request."""
-    number = PASSES.get(request.kind)
+    """Return the shapes of a convolution along two or three axes, or None for any other request.
+
+    A convolution along one axis is one of images of height 1.
+    """
+    number, request = PASSES.get(request.kind), as_images(request)
     if number is None or not isinstance(request.attributes, Convolution):
         return None
     operands = (*request.inputs, *request.outputs)
-    if len(operands) != 3 or any(len(t.shape) != 4 for t in operands):
+    if len(operands) != 3 or request.attributes.rank > MOST_AXES:
         return None
     order = {0: (0, 1, 2), 1: (2, 1, 0), 2: (0, 2, 1)}[number]
     image, filter_, result = (operands[i] for i in order)
@@ -98,9 +116,9 @@ def shapes_of(request: Request) -> Shapes | None:
 
 
 def library_fields(shapes: Shapes, call: Call) -> dict[str, int]:
-    """Return the fields of a `LibraryConvolution`; calls with an epilogue are forward passes."""
+    """Return the fields of a `LibraryConvolution`, for the last two axes; calls with an epilogue are forward passes."""
     x, w, y, a = shapes.image, shapes.filter, shapes.result, shapes.attributes
     given = (PASSES.get(call.request.kind, 0), DTYPE_CODES[x.dtype.value], int(call.accumulate), call.workspace_bytes)
-    extents = (*x.shape, w.shape[0], *w.shape[2:], *y.shape[2:])
-    values = (*given, *extents, *a.stride, *a.dilation, a.groups)
+    extents = (*x.shape[:2], *x.shape[-2:], w.shape[0], *w.shape[-2:], *y.shape[-2:])
+    values = (*given, *extents, *a.stride[-2:], *a.dilation[-2:], a.groups)
     return {field.name: value for field, value in zip(fields(LibraryConvolution), values, strict=True)}

@@ -90,7 +90,7 @@ def _sizes(request: Request) -> _Sizes | None:
 
 
 def _pointwise(a: Convolution) -> bool:
-    return a.kernel == (1, 1) and a.stride == (1, 1) and not any(a.pad) and a.groups == 1
+    return a.is_pointwise and a.groups == 1
 
 
 def _layout(request: Request) -> Layout:

@@ -41,6 +41,7 @@ from mbc.kernels.cudnn_estimates import (
     sums_bytes,
     widened_bytes,
 )
+from mbc.kernels.launch_struct import Struct
 
 HEURISTIC_ENGINE = -1
 _LAYOUTS = {code: layout for layout, code in LAYOUT_CODES.items()}
@@ -50,7 +51,7 @@ _LAYOUTS = {code: layout for layout, code in LAYOUT_CODES.items()}
 class ConvolutionRow(LibraryConvolution):
     """Integer arguments of a convolution, which templates/host/convolution.cpp reads.
 
-    Pairs (type, value) follow, `knobs` of them.
+    Pairs (type, value) follow, `knobs` of them, and then a `DepthRow` if the convolution has three spatial axes.
 
     Attributes:
         statistics: Forward pass: whether mean and variance of the result's channels are computed.
@@ -67,6 +68,25 @@ class ConvolutionRow(LibraryConvolution):
     pad_right: int
     engine: int
     knobs: int
+
+
+@dataclass(frozen=True, slots=True)
+class DepthRow(Struct):
+    """Integer arguments of the first of three spatial axes."""
+
+    depth: int
+    kernel: int
+    out: int
+    pad_front: int
+    pad_back: int
+    stride: int
+    dilation: int
+
+    @staticmethod
+    def of(shapes: Shapes) -> DepthRow:
+        """Return the arguments of a convolution along three axes."""
+        a, sizes = shapes.attributes, (t.shape[2] for t in (shapes.image, shapes.filter, shapes.result))
+        return DepthRow(*sizes, *a.pad[:2], stride=a.stride[0], dilation=a.dilation[0])
 
 
 def _math(precision: Precision) -> int:
@@ -187,7 +207,7 @@ def row(shapes: Shapes, call: Call, statistics: bool = False) -> Arguments:
     # A plan calls an operand with one pixel or one channel channels first, whatever the layout of the other operands.
     seen = max(LAYOUT_CODES[layout] for layout in call.layouts)
     knobs = tuple((int(k.removeprefix("knob")), v) for k, v in call.settings if k.startswith("knob"))
-    top, bottom, left, right = shapes.attributes.pad
+    top, bottom, left, right = shapes.attributes.pad[-4:]
     fields = ConvolutionRow(
         **library_fields(shapes, call),
         layout=given.get("layout", seen),
@@ -201,7 +221,8 @@ def row(shapes: Shapes, call: Call, statistics: bool = False) -> Arguments:
         engine=given.get("engine", HEURISTIC_ENGINE),
         knobs=len(knobs),
     )
-    return Arguments((*fields.integers(), *(n for knob in knobs for n in knob)))
+    depth = DepthRow.of(shapes).integers() if shapes.attributes.rank > 2 else ()
+    return Arguments((*fields.integers(), *(n for knob in knobs for n in knob), *depth))
 
 
 CUDNN_CONVOLUTION = CudnnConvolution()

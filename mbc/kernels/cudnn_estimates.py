@@ -65,18 +65,16 @@ def copies_bytes(shapes: Shapes, precision: Precision, layout: Layout) -> int:
     aligned, only the operands whose channels are not aligned are copied.
     """
     multiple, groups, size = channel_multiple(precision), shapes.attributes.groups, shapes.image.dtype.size_bytes
-    rows, channels, height, width = shapes.image.shape
-    filters, per_group, kernel_height, kernel_width = shapes.filter.shape
-    out_height, out_width = shapes.result.shape[2:]
+    rows, channels, *pixels = shapes.image.shape
+    filters, per_group, *kernel = shapes.filter.shape
     wide, deep = padded(per_group, multiple), padded(filters // groups, multiple)
-    image = rows * wide * groups * height * width
-    filter_ = deep * groups * wide * kernel_height * kernel_width
-    result = rows * deep * groups * out_height * out_width
-    if layout is Layout.CHANNELS_LAST and precision in (Precision.BF16, Precision.FP16) and groups == 1:
-        top, bottom, left, right = shapes.attributes.pad
-        if top == bottom and left == right:
-            image *= wide != channels
-            result *= deep != filters
+    image = rows * wide * groups * math.prod(pixels)
+    filter_ = deep * groups * wide * math.prod(kernel)
+    result = rows * deep * groups * math.prod(shapes.result.shape[2:])
+    half = layout is Layout.CHANNELS_LAST and precision in (Precision.BF16, Precision.FP16)
+    if half and groups == 1 and shapes.attributes.is_padded_evenly:
+        image *= wide != channels
+        result *= deep != filters
     return (image + filter_ + result) * size + 3 * 512
 
 
@@ -84,8 +82,7 @@ def is_natural(shapes: Shapes, number: int, layout: Layout, precision: Precision
     """Return whether the engines of this precision read the operands in this layout without a copy."""
     if shapes.depthwise:
         return layout is Layout.CHANNELS_LAST or (precision is Precision.FP32 and number != 2)
-    top, bottom, left, right = shapes.attributes.pad
-    if shapes.attributes.groups > 1 or top != bottom or left != right:
+    if shapes.attributes.groups > 1 or not shapes.attributes.is_padded_evenly:
         return False
     if precision is Precision.FP32:
         return (layout is Layout.CHANNELS_LAST) == (number == 2)
@@ -96,7 +93,7 @@ def is_natural(shapes: Shapes, number: int, layout: Layout, precision: Precision
 
 def _variant(shapes: Shapes, number: int, layout: Layout, precision: Precision) -> str:
     """Return the variant of the estimate: how engines access the operands."""
-    strided = number == 1 and shapes.attributes.stride != (1, 1)
+    strided = number == 1 and set(shapes.attributes.stride) != {1}
     if shapes.depthwise or shapes.attributes.groups > 1:
         return "depthwise" if shapes.depthwise else "grouped strided" if strided else "grouped"
     multiple = channel_multiple(precision)

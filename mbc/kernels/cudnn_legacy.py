@@ -94,13 +94,12 @@ def admitted_maths(precision: Precision) -> tuple[str, ...]:
 def legacy_shapes(request: Request) -> Shapes | None:
     """Return the shapes of a convolution that the legacy API can run, else None.
 
-    The legacy API takes convolutions of images with symmetric padding only.
+    The legacy API takes convolutions along two axes with symmetric padding only.
     """
     shapes = shapes_of(request)
-    if shapes is None:
+    if shapes is None or len(request.inputs[0].shape) != 4:
         return None
-    top, bottom, left, right = shapes.attributes.pad
-    return shapes if (top, left) == (bottom, right) else None
+    return shapes if shapes.attributes.is_padded_evenly else None
 
 
 def legacy_candidate(request: Request, choice: LegacyChoice, workspace_bytes: int) -> Candidate:

@@ -56,10 +56,9 @@ def _parts_bytes(result: TensorType) -> int:
 
 def _offered(shapes: Shapes) -> bool:
     a = shapes.attributes
-    top, bottom, left, right = a.pad
     aligned = all(channels % _VECTOR == 0 for channels in shapes.filter.shape[:2])
     small = math.prod(a.kernel) <= _MOST_TAPS
-    return aligned and small and a.groups == 1 and (top, left) == (bottom, right)
+    return aligned and small and a.groups == 1 and a.rank == 2 and a.is_padded_evenly
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from typing import Protocol, cast
 
 from mbc.ir.types import DType, Layout, Precision, TensorType
 from mbc.kernels.base import Request
+from mbc.kernels.convolution_shapes import as_images
 from mbc.kernels.statistics import WITH_STATISTICS, convolution_of
 from mbc.measure.cudnn_constants import Constant
 from mbc.measure.cudnn_library import CudnnRefusal, Descriptor, Library
@@ -271,7 +272,7 @@ class ConvolutionGraph:
                 types.
         """
         self._device = device
-        convolution = convolution_of(request)
+        convolution = as_images(convolution_of(request))
         direction = _PASSES[convolution.kind]
         types = engine_types(convolution)
         double = types[0].dtype is DType.FP64
@@ -288,7 +289,7 @@ class ConvolutionGraph:
         scalar = Constant.TYPE_DOUBLE if double else Constant.TYPE_FLOAT
         operation.set(direction.alpha, scalar, [1.0]).set(direction.beta, scalar, [0.0])
         operations = [operation.finalize()]
-        if convolution is not request:
+        if convolution.kind != request.kind:
             operations.append(self._sums(tensors, types[-1].shape[1], layouts[-1]))
         graph = Descriptor(device.library, Constant.BACKEND_OPERATIONGRAPH_DESCRIPTOR)
         graph.set_parts(Constant.ATTR_OPERATIONGRAPH_OPS, operations)

@@ -6,6 +6,7 @@ probabilities and states are positive, so that they are valid as a mean, a scale
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
@@ -137,7 +138,7 @@ def _classes(request: Request) -> int:
 def _positions(request: Request) -> int:
     """Return the number of positions in a pooling window; for other bytes 256."""
     a = request.attributes
-    return a.kernel[0] * a.kernel[1] if isinstance(a, MaxPool) else 256
+    return math.prod(a.kernel) if isinstance(a, MaxPool) else 256
 
 
 def _control() -> Array:

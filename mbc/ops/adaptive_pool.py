@@ -6,6 +6,8 @@ divides n, all windows have one size, and plain pooling computes them.
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,42 +17,45 @@ import numpy as np
 from mbc.ir.graph import Attributes, Operation
 from mbc.ir.types import DType, TensorType
 from mbc.ops.base import Array, Call, Expansion, Gradients, Layer, LayerBuilder, OpKind, Parameter, ShapeError
-from mbc.ops.pooling import AveragePool, MaxPool
-from mbc.ops.window import Pair, as_pair, image, positive
-
-MOST_POSITIONS = 256  # positions in a window of plain max pooling, which one byte can number
+from mbc.ops.pooling import MOST_POSITIONS, AveragePool, MaxPool
+from mbc.ops.window import Axes, by, by_axis, positive, spatial
 
 
 @dataclass(frozen=True, slots=True)
 class AdaptivePool(Attributes):
-    """Pooling from `size` to `output_size`, both (height, width)."""
+    """Pooling from `size` to `output_size`, along one, two or three spatial axes."""
 
-    size: Pair
-    output_size: Pair
+    size: Axes
+    output_size: Axes
 
     def window(self, axis: int, o: int) -> tuple[int, int]:
         """Return the first pixel of window o along an axis, and the pixel after its last."""
         n, out = self.size[axis], self.output_size[axis]
         return o * n // out, -(-(o + 1) * n // out)
 
-    def windows(self) -> Iterator[tuple[Pair, tuple[slice, slice]]]:
-        """Yield each element of the output and the pixels of its window."""
-        for p in range(self.output_size[0]):
-            for q in range(self.output_size[1]):
-                yield (p, q), (slice(*self.window(0, p)), slice(*self.window(1, q)))
+    def windows(self) -> Iterator[tuple[tuple[slice | int, ...], tuple[slice, ...]]]:
+        """Yield the index of each element of the output, for all rows and channels, and that of its window's pixels."""
+        whole = (slice(None), slice(None))
+        for place in itertools.product(*map(range, self.output_size)):
+            yield (*whole, *place), (*whole, *(slice(*self.window(axis, o)) for axis, o in enumerate(place)))
+
+    @property
+    def pixels(self) -> Array:
+        """The number of each pixel of the image, row by row."""
+        return np.arange(math.prod(self.size), dtype=np.int32).reshape(self.size)
 
 
 @dataclass(frozen=True, slots=True)
 class AdaptiveMaxPool(AdaptivePool):
-    """Max pooling; with `index`, also returns the pixel of each maximum, y * width + x (training graphs only)."""
+    """Max pooling; with `index`, also returns the number of the pixel of each maximum (training graphs only)."""
 
     index: bool = False
 
 
-def _fit(x: TensorType, before: Pair, after: Pair) -> TensorType:
-    rows, channels, *size = image(x, "adaptive pooling")
-    if tuple(size) != before:
-        raise ShapeError(f"{x} is not an image of {before[0]} x {before[1]}")
+def _fit(x: TensorType, before: Axes, after: Axes) -> TensorType:
+    rows, channels, size = spatial(x, "adaptive pooling")
+    if size != before or len(after) != len(size):
+        raise ShapeError(f"{x} is not an image of {by(before)} that becomes one of {by(after)}")
     positive("size", (*before, *after))
     return TensorType((rows, channels, *after), x.dtype)
 
@@ -78,17 +83,18 @@ def _max_backward_shape(a: AdaptiveMaxPool, inputs: tuple[TensorType, ...]) -> t
 def _average(a: AdaptivePool, inputs: Sequence[Array], call: Call) -> tuple[Array, ...]:
     (x,) = inputs
     y = np.empty((*x.shape[:2], *a.output_size), x.dtype)
-    for (p, q), (rows, columns) in a.windows():
-        y[:, :, p, q] = x[:, :, rows, columns].mean(axis=(2, 3), dtype=np.float64)
+    for at, pixels in a.windows():
+        y[at] = x[pixels].mean(axis=tuple(range(2, x.ndim)), dtype=np.float64)
     return (y,)
 
 
 def _average_backward(a: AdaptivePool, inputs: Sequence[Array], call: Call) -> tuple[Array, ...]:
     (dy,) = inputs
     dx = np.zeros((*dy.shape[:2], *a.size), dy.dtype)
-    for (p, q), (rows, columns) in a.windows():
-        count = (rows.stop - rows.start) * (columns.stop - columns.start)
-        dx[:, :, rows, columns] += dy[:, :, p : p + 1, q : q + 1] / dy.dtype.type(count)
+    axes = (slice(None), slice(None), *(None,) * len(a.size))
+    for at, pixels in a.windows():
+        count = math.prod(part.stop - part.start for part in pixels[2:])
+        dx[pixels] += dy[at][axes] / dy.dtype.type(count)
     return (dx,)
 
 
@@ -97,23 +103,22 @@ def _max(a: AdaptiveMaxPool, inputs: Sequence[Array], call: Call) -> tuple[Array
     (x,) = inputs
     y = np.empty((*x.shape[:2], *a.output_size), x.dtype)
     index = np.empty(y.shape, np.int32)
-    for (p, q), (rows, columns) in a.windows():
-        seen = x[:, :, rows, columns]
-        width = seen.shape[3]
-        flat = seen.reshape(*seen.shape[:2], -1)
+    numbers = a.pixels
+    for at, pixels in a.windows():
+        flat = x[pixels].reshape(*x.shape[:2], -1)
         first = flat.argmax(axis=2)  # the first NaN, if there is one
-        y[:, :, p, q] = np.take_along_axis(flat, first[..., None], axis=2)[..., 0]
-        index[:, :, p, q] = (rows.start + first // width) * a.size[1] + columns.start + first % width
+        y[at] = np.take_along_axis(flat, first[..., None], axis=2)[..., 0]
+        index[at] = numbers[pixels[2:]].reshape(-1)[first]
     return (y, index) if a.index else (y,)
 
 
 def _max_backward(a: AdaptiveMaxPool, inputs: Sequence[Array], call: Call) -> tuple[Array, ...]:
     index, dy = inputs
     dx = np.zeros((*dy.shape[:2], *a.size), dy.dtype)
-    pixels = np.arange(a.size[0] * a.size[1], dtype=np.int32).reshape(a.size)
-    for (p, q), (rows, columns) in a.windows():
-        here = index[:, :, p : p + 1, q : q + 1] == pixels[rows, columns]
-        dx[:, :, rows, columns] += np.where(here, dy[:, :, p : p + 1, q : q + 1], 0).astype(dy.dtype)
+    numbers, axes = a.pixels, (slice(None), slice(None), *(None,) * len(a.size))
+    for at, pixels in a.windows():
+        here = index[at][axes] == numbers[pixels[2:]]
+        dx[pixels] += np.where(here, dy[at][axes], 0).astype(dy.dtype)
     return (dx,)
 
 
@@ -148,35 +153,39 @@ OPS = (
 )
 
 
-def _pooled(builder: LayerBuilder, x: str, output: Pair, largest: bool, what: str) -> str:
-    _, _, height, width = image(builder.type(x), what)
+def _pooled(builder: LayerBuilder, x: str, setting: Any, largest: bool, what: str) -> str:
+    _, _, size = spatial(builder.type(x), what)
+    output = by_axis(setting, len(size))
     positive("size", output)
-    size = (height, width)
-    if height % output[0] or width % output[1]:
-        if largest:
-            return builder.emit("adaptive_max_pool", AdaptiveMaxPool(size, output), (x,))[0]
-        return builder.emit("adaptive_avg_pool", AdaptivePool(size, output), (x,))[0]
-    kernel = (height // output[0], width // output[1])
-    if not largest:
+    kernel = tuple(n // count for n, count in zip(size, output, strict=True))
+    divided = not any(n % count for n, count in zip(size, output, strict=True))
+    if divided and not largest:
         return builder.emit("avg_pool", AveragePool(size, kernel, kernel), (x,))[0]
-    if kernel[0] * kernel[1] > MOST_POSITIONS:
+    if divided and math.prod(kernel) <= MOST_POSITIONS:
+        return builder.emit("max_pool", MaxPool(size, kernel, kernel), (x,))[0]
+    if largest:
         return builder.emit("adaptive_max_pool", AdaptiveMaxPool(size, output), (x,))[0]
-    return builder.emit("max_pool", MaxPool(size, kernel, kernel), (x,))[0]
+    return builder.emit("adaptive_avg_pool", AdaptivePool(size, output), (x,))[0]
 
 
 def _layer(name: str, largest: bool, text: str) -> Layer:
     def build(builder: LayerBuilder, settings: dict[str, Any], inputs: tuple[str, ...]) -> str:
-        return _pooled(builder, inputs[0], as_pair(settings["size"]), largest, name)
+        return _pooled(builder, inputs[0], settings["size"], largest, name)
 
-    return Layer(name, (Parameter("size", "pair"),), build, help=text)
+    return Layer(name, (Parameter("size", "spatial"),), build, help=text)
 
 
 def _build_global_max(builder: LayerBuilder, settings: dict[str, Any], inputs: tuple[str, ...]) -> str:
-    return _pooled(builder, inputs[0], (1, 1), True, "global_maxpool")
+    return _pooled(builder, inputs[0], 1, True, "global_maxpool")
 
 
 LAYERS = (
-    _layer("adaptive_avgpool", False, "Means of windows that cover the image; the result has (height, width) = size."),
-    _layer("adaptive_maxpool", True, "Largest of windows that cover the image; the result has (height, width) = size."),
-    Layer("global_maxpool", (), _build_global_max, help="Largest of each channel: [N, C, H, W] becomes [N, C, 1, 1]."),
+    _layer("adaptive_avgpool", False, "Means of windows that cover the image; the result has this size."),
+    _layer("adaptive_maxpool", True, "Largest of windows that cover the image; the result has this size."),
+    Layer(
+        "global_maxpool",
+        (),
+        _build_global_max,
+        help="Largest of each channel over all pixels: [N, C, H, W] becomes [N, C, 1, 1].",
+    ),
 )

@@ -25,7 +25,7 @@ from mbc.ops.base import Array, Call, Expansion, Layer, LayerBuilder, OpKind, Pa
 from mbc.ops.control_record import control_record, control_shape
 from mbc.ops.random import philox
 from mbc.ops.resize import Resize
-from mbc.ops.window import Pair, as_pair
+from mbc.ops.window import by_pair
 
 MOST_CHANNELS = 4  # channels of an image, as in templates/kernels/pointwise/augment.cu
 WORDS = 8  # random words that an image draws
@@ -53,8 +53,8 @@ class Augment(Attributes):
         key: 32 bits that distinguish the operations of a network.
     """
 
-    size: Pair
-    crop: Pair
+    size: tuple[int, int]
+    crop: tuple[int, int]
     pad: int
     scale: tuple[float, ...]
     ratio: tuple[float, ...]
@@ -74,7 +74,7 @@ class Augment(Attributes):
         return bool(self.brightness or self.contrast or self.saturation)
 
     @property
-    def choices(self) -> Pair:
+    def choices(self) -> tuple[int, int]:
         """Number of crops from top to bottom, and from left to right."""
         height, width = (size + 2 * self.pad - crop + 1 for size, crop in zip(self.size, self.crop, strict=True))
         return height, width
@@ -141,7 +141,7 @@ def _factor(word: int, reach: float) -> float:
     return 1 + reach * (2 * _share(word) - 1)
 
 
-def _box(a: Augment, area: int, ratio: int) -> Pair:
+def _box(a: Augment, area: int, ratio: int) -> tuple[int, int]:
     """Return height and width of a box with a random share of the area and a random aspect ratio.
 
     The ratio is uniform in its logarithm. The box is not larger than the image.
@@ -270,7 +270,7 @@ def _build(builder: LayerBuilder, settings: dict[str, Any], inputs: tuple[str, .
     if channels > MOST_CHANNELS:
         other = "chw" if last else "hwc"
         raise ShapeError(f"{x} has {channels} channels, at most {MOST_CHANNELS} are possible: is it order={other}?")
-    crop, pad = as_pair(settings["crop"]), settings["pad"]
+    crop, pad = by_pair(settings["crop"]), settings["pad"]
     crop = (height, width) if crop == (0, 0) else crop
     if min(crop) < 1 or pad < 0:
         raise ShapeError(f"a crop of {crop[0]} x {crop[1]} with {pad} pixels around the image")
@@ -304,7 +304,7 @@ LAYERS = (
     Layer(
         "augment",
         (
-            Parameter("crop", "pair", 0),
+            Parameter("crop", "spatial", 0),
             Parameter("pad", "int", 0),
             Parameter("flip", "bool", False),
             Parameter("scale", "numbers", ()),

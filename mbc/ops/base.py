@@ -244,9 +244,10 @@ class Parameter:
 
     Attributes:
         name: Name of the setting.
-        kind: int, float, real (a float that may be infinite), bool, pair (an int or (h, w)), pads (an int, (h, w) or
-            (top, bottom, left, right)), index (an int or one of `words`), numbers (a tuple of any length), sizes or
-            axes (an int or a tuple of any length, given as a tuple), or word (one of `words`).
+        kind: int, float, real (a float that may be infinite), bool, spatial (an int, or one for each spatial axis),
+            sides (an int, one for each spatial axis, or one before and one after each axis), index (an int or one of
+            `words`), numbers (a tuple of any length), sizes or axes (an int or a tuple of any length, given as a
+            tuple), or word (one of `words`).
         default: Value if the setting is not given; None: the setting is required.
         words: Words that the setting accepts.
     """

@@ -1,18 +1,18 @@
 """Convolutions: the three passes, and transposed convolution.
 
-They are cross-correlations as in cuDNN and PyTorch. The filter is [K, C / groups, r, s], with K outputs and C channels
-of the image side. A transposed convolution is `convolution_backward_data` as a forward operation, with the filter
-[C_in, C_out / groups, r, s].
+They are cross-correlations as in cuDNN and PyTorch, along one, two or three spatial axes. The filter is
+[K, C / groups, ...], with K outputs and C channels of the image side. A transposed convolution is
+`convolution_backward_data` as a forward operation, with the filter [C_in, C_out / groups, ...].
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from mbc.ir.graph import Attributes, Operation
+from mbc.ir.graph import Operation
 from mbc.ir.types import TensorType
 from mbc.ops.base import Array, Call, Expansion, Gradients, Layer, LayerBuilder, OpKind, Parameter, ShapeError, master
 from mbc.ops.bias import add_bias
@@ -21,31 +21,34 @@ from mbc.ops.initial import INITIALIZERS, initializer
 from mbc.ops.rearrange import Rearrange
 from mbc.ops.rounding import operand
 from mbc.ops.standardize import standardized
-from mbc.ops.window import Pads, Pair, as_pads, as_pair, image, positive, spans, window_counts
+from mbc.ops.window import Axes, Window, by, by_axis, by_side, positive, spatial
 
 
 @dataclass(frozen=True, slots=True)
-class Convolution(Attributes):
-    """Settings of a convolution. `size` is that of the image side (the forward pass's input) in all three passes."""
+class Convolution(Window):
+    """Settings of a convolution. `size` is that of the image side (the forward pass's input) in all three passes.
 
-    size: Pair
-    kernel: Pair
-    stride: Pair = (1, 1)
-    pad: Pads = (0, 0, 0, 0)  # top, bottom, left, right
-    dilation: Pair = (1, 1)
+    Attributes:
+        dilation: Distance of neighbouring positions of a window; if empty, 1 along every axis.
+        groups: Groups of channels, each of which has filters of its own.
+    """
+
+    dilation: Axes = ()
     groups: int = 1
 
+    def __post_init__(self) -> None:
+        """Fill in what is empty, for the number of axes that `size` has."""
+        Window.__post_init__(self)
+        self._fill("dilation", (1,) * len(self.size))
+
     @property
-    def output_size(self) -> Pair:
-        """Height and width of the feature side."""
-        return window_counts(self.size, spans(self.kernel, self.dilation), self.stride, self.pad)
+    def spacing(self) -> Axes:
+        """Distance of neighbouring positions of a window."""
+        return self.dilation
 
 
 def _check(a: Convolution) -> None:
-    positive("kernel", a.kernel)
-    positive("stride", a.stride)
-    positive("pad", a.pad, 0)
-    positive("dilation", a.dilation)
+    a.check()
     positive("groups", (a.groups,))
 
 
@@ -55,19 +58,19 @@ def _filter(a: Convolution, w: TensorType) -> tuple[int, int]:
     Raises:
         ShapeError: The filter does not fit the attributes.
     """
-    if len(w.shape) != 4 or w.shape[2:] != a.kernel or w.shape[0] % a.groups:
-        raise ShapeError(f"filter {w} does not fit a kernel of {a.kernel[0]} x {a.kernel[1]} in {a.groups} group(s)")
+    if w.shape[2:] != a.kernel or w.shape[0] % a.groups:
+        raise ShapeError(f"filter {w} does not fit a kernel of {by(a.kernel)} in {a.groups} group(s)")
     return w.shape[0], w.shape[1] * a.groups
 
 
 def _forward_shape(a: Convolution, inputs: tuple[TensorType, ...]) -> tuple[TensorType, ...]:
     x, w = inputs
     _check(a)
-    rows, channels, height, width = image(x, "a convolution")
+    rows, channels, size = spatial(x, "a convolution")
     outputs, filter_channels = _filter(a, w)
     if channels != filter_channels:
         raise ShapeError(f"input {x} has {channels} channels, but filter {w} reads {filter_channels}")
-    if (height, width) != a.size:
+    if size != a.size:
         raise ShapeError(f"input {x} is not of the size {a.size} that the convolution is for")
     return (TensorType((rows, outputs, *a.output_size), x.dtype),)
 
@@ -75,9 +78,9 @@ def _forward_shape(a: Convolution, inputs: tuple[TensorType, ...]) -> tuple[Tens
 def _backward_data_shape(a: Convolution, inputs: tuple[TensorType, ...]) -> tuple[TensorType, ...]:
     dy, w = inputs
     _check(a)
-    rows, outputs, height, width = image(dy, "a transposed convolution")
+    rows, outputs, size = spatial(dy, "a transposed convolution")
     filter_outputs, channels = _filter(a, w)
-    if outputs != filter_outputs or (height, width) != a.output_size:
+    if outputs != filter_outputs or size != a.output_size:
         raise ShapeError(f"input {dy} does not fit filter {w} and an image of size {a.size}")
     return (TensorType((rows, channels, *a.size), dy.dtype),)
 
@@ -85,7 +88,7 @@ def _backward_data_shape(a: Convolution, inputs: tuple[TensorType, ...]) -> tupl
 def _backward_filter_shape(a: Convolution, inputs: tuple[TensorType, ...]) -> tuple[TensorType, ...]:
     x, dy = inputs
     _check(a)
-    channels = image(x, "a convolution")[1]
+    channels = spatial(x, "a convolution")[1]
     if x.shape[0] != dy.shape[0] or x.shape[2:] != a.size or dy.shape[2:] != a.output_size:
         raise ShapeError(f"image {x} and gradient {dy} do not belong to one convolution of size {a.size}")
     return (TensorType((dy.shape[1], channels // a.groups, *a.kernel), master(x.dtype)),)
@@ -93,17 +96,17 @@ def _backward_filter_shape(a: Convolution, inputs: tuple[TensorType, ...]) -> tu
 
 def _forward(a: Convolution, inputs: Sequence[Array], call: Call) -> tuple[Array, ...]:
     x, w = (operand(v, call.precision) for v in inputs)
-    return (correlate(x, w, a.stride, a.pad, a.dilation, a.groups, a.output_size),)
+    return (correlate(a, x, w, a.groups),)
 
 
 def _backward_data(a: Convolution, inputs: Sequence[Array], call: Call) -> tuple[Array, ...]:
     dy, w = (operand(v, call.precision) for v in inputs)
-    return (spread(dy, w, a.stride, a.pad, a.dilation, a.groups, a.size),)
+    return (spread(a, dy, w, a.groups),)
 
 
 def _backward_filter(a: Convolution, inputs: Sequence[Array], call: Call) -> tuple[Array, ...]:
     x, dy = (operand(v, call.precision) for v in inputs)
-    return (correlate_filter(x, dy, a.kernel, a.stride, a.pad, a.dilation, a.groups),)
+    return (correlate_filter(a, x, dy, a.groups),)
 
 
 def _forward_gradient(g: Gradients, op: Operation, dys: tuple[str | None, ...]) -> tuple[str | None, ...]:
@@ -135,7 +138,7 @@ _PATCH_POSITIONS = 16
 def _cuts_patches(a: Convolution) -> bool:
     """Return whether the windows are large and adjacent, and cover the image."""
     whole = all(size % k == 0 for size, k in zip(a.size, a.kernel, strict=True))
-    adjacent = a.kernel == a.stride and a.dilation == (1, 1) and not any(a.pad)
+    adjacent = a.kernel == a.stride and set(a.dilation) == {1} and not any(a.pad)
     return whole and adjacent and a.groups == 1 and math.prod(a.kernel) >= _PATCH_POSITIONS
 
 
@@ -150,13 +153,22 @@ def _expand(e: Expansion, op: Operation, training: bool) -> tuple[str, ...]:
     x, w = op.inputs
     if not _cuts_patches(a):
         return e.emit(op.kind, a, op.inputs, op.outputs, op.name)
-    channels, (high, wide), (height, width) = e.type(x).shape[1], a.kernel, a.output_size
-    cut = Rearrange(((channels,), (height, high), (width, wide)), (2, 4, 0, 1, 3), (3, 1, 1))
-    flat = Rearrange(((channels,), (high,), (wide,)), (1, 2, 0), (3, 0, 0))
+    channels, axes = e.type(x).shape[1], range(len(a.kernel))
+    # Each axis becomes its windows and the positions in a window; the positions move behind the channels.
+    windows, positions = tuple(1 + 2 * axis for axis in axes), tuple(2 + 2 * axis for axis in axes)
+    ones = (1,) * len(axes)
+    cut = Rearrange(
+        ((channels,), *zip(a.output_size, a.kernel, strict=True)),
+        (*positions, 0, *windows),
+        (len(axes) + 1, *ones),
+    )
+    flat = Rearrange(
+        ((channels,), *((k,) for k in a.kernel)), (*(1 + axis for axis in axes), 0), (len(axes) + 1, *(0 for _ in axes))
+    )
     patches = e.emit("rearrange", cut, (x,), (f"{op.name}.patches",), f"{op.name}.patches")
     # The filters have the type of the state, so that the gradient has that type, too.
     filters = e.emit("rearrange", flat, (w,), (f"{op.name}.filters",), f"{op.name}.filters")
-    return e.emit(op.kind, Convolution(a.output_size, (1, 1)), (*patches, *filters), op.outputs, op.name)
+    return e.emit(op.kind, Convolution(a.output_size, ones), (*patches, *filters), op.outputs, op.name)
 
 
 def read_share(a: Convolution) -> float:
@@ -206,26 +218,28 @@ OPS = (
 )
 
 
-def _build_conv(builder: LayerBuilder, settings: dict[str, Any], inputs: tuple[str, ...]) -> str:
-    (x,) = inputs
-    _, channels, height, width = image(builder.type(x), "conv")
-    outputs, groups = settings["channels"], settings["groups"]
-    a = Convolution(
-        (height, width),
-        as_pair(settings["kernel"]),
-        as_pair(settings["stride"]),
-        as_pads(settings["pad"]),
-        as_pair(settings["dilation"]),
-        groups,
-    )
-    _check(a)
+def _channels(outputs: int, channels: int, groups: int) -> None:
+    """Check that groups divide the channels.
+
+    Raises:
+        ShapeError: They do not, or a number is less than 1.
+    """
     positive("channels", (outputs,))
     if channels % groups or outputs % groups:
         raise ShapeError(f"groups is {groups}, which must divide both {channels} input and {outputs} output channels")
-    window_counts(a.size, spans(a.kernel, a.dilation), a.stride, a.pad)
-    window = a.kernel[0] * a.kernel[1]
+
+
+def _build_conv(builder: LayerBuilder, settings: dict[str, Any], inputs: tuple[str, ...]) -> str:
+    (x,) = inputs
+    _, channels, size = spatial(builder.type(x), "conv")
+    outputs, groups, rank = settings["channels"], settings["groups"], len(size)
+    kernel, stride, dilation = (by_axis(settings[name], rank) for name in ("kernel", "stride", "dilation"))
+    a = Convolution(size, kernel, stride, by_side(settings["pad"], rank), dilation, groups)
+    _check(a)
+    _channels(outputs, channels, groups)
+    window = math.prod(kernel)
     init = initializer(settings["init"], channels // groups * window, outputs // groups * window)
-    w = builder.state("weight", (outputs, channels // groups, *a.kernel), init)
+    w = builder.state("weight", (outputs, channels // groups, *kernel), init)
     w = standardized(builder, w, settings["standardize"], settings["gain"])
     (y,) = builder.emit("convolution", a, (x, w))
     return add_bias(builder, y, outputs) if settings["bias"] else y
@@ -233,30 +247,28 @@ def _build_conv(builder: LayerBuilder, settings: dict[str, Any], inputs: tuple[s
 
 def _build_transposed(builder: LayerBuilder, settings: dict[str, Any], inputs: tuple[str, ...]) -> str:
     (x,) = inputs
-    _, channels, height, width = image(builder.type(x), "conv_transpose")
-    outputs, groups = settings["channels"], settings["groups"]
-    kernel, stride, dilation = (as_pair(settings[k]) for k in ("kernel", "stride", "dilation"))
-    pad, extra = as_pads(settings["pad"]), as_pair(settings["output_pad"])
-    _check(Convolution((1, 1), kernel, stride, pad, dilation, groups))
-    positive("channels", (outputs,))
+    _, channels, counts = spatial(builder.type(x), "conv_transpose")
+    outputs, groups, rank = settings["channels"], settings["groups"], len(counts)
+    kernel, stride, dilation = (by_axis(settings[name], rank) for name in ("kernel", "stride", "dilation"))
+    pad, extra = by_side(settings["pad"], rank), by_axis(settings["output_pad"], rank)
+    window = Convolution(counts, kernel, stride, pad, dilation, groups)
+    _check(window)
     positive("output_pad", extra, 0)
-    if channels % groups or outputs % groups:
-        raise ShapeError(f"groups is {groups}, which must divide both {channels} input and {outputs} output channels")
-    if extra[0] >= stride[0] or extra[1] >= stride[1]:
+    _channels(outputs, channels, groups)
+    if any(more >= step for more, step in zip(extra, stride, strict=True)):
         raise ShapeError(f"output_pad {extra} must be smaller than stride {stride}")
-    span = spans(kernel, dilation)
-    size = (
-        (height - 1) * stride[0] - pad[0] - pad[1] + span[0] + extra[0],
-        (width - 1) * stride[1] - pad[2] - pad[3] + span[1] + extra[1],
+    size = tuple(
+        (count - 1) * step + span + more - before - after
+        for count, step, span, more, before, after in zip(
+            counts, stride, window.span, extra, window.before, window.after, strict=True
+        )
     )
     positive("the size of the output", size)
-    a = Convolution(size, kernel, stride, pad, dilation, groups)
-    window = kernel[0] * kernel[1]
-    # Every output pixel receives one in stride[0] * stride[1] positions of the window.
-    fan_in = max(1, channels // groups * window // (stride[0] * stride[1]))
-    init = initializer(settings["init"], fan_in, outputs // groups * window)
+    # Every output pixel receives one in prod(stride) positions of the window.
+    fan_in = max(1, channels // groups * math.prod(kernel) // math.prod(stride))
+    init = initializer(settings["init"], fan_in, outputs // groups * math.prod(kernel))
     w = builder.state("weight", (channels, outputs // groups, *kernel), init)
-    (y,) = builder.emit("convolution_backward_data", a, (x, w))
+    (y,) = builder.emit("convolution_backward_data", replace(window, size=size), (x, w))
     return add_bias(builder, y, outputs) if settings["bias"] else y
 
 
@@ -265,10 +277,10 @@ LAYERS = (
         "conv",
         (
             Parameter("channels", "int"),
-            Parameter("kernel", "pair"),
-            Parameter("stride", "pair", 1),
-            Parameter("pad", "pads", 0),
-            Parameter("dilation", "pair", 1),
+            Parameter("kernel", "spatial"),
+            Parameter("stride", "spatial", 1),
+            Parameter("pad", "sides", 0),
+            Parameter("dilation", "spatial", 1),
             Parameter("groups", "int", 1),
             Parameter("bias", "bool", False),
             Parameter("init", "word", "he", INITIALIZERS),
@@ -276,24 +288,25 @@ LAYERS = (
             Parameter("gain", "float", 0.0),
         ),
         _build_conv,
-        help="Convolution. groups = input channels makes it depthwise. standardize = eps above 0: weight "
-        "standardization, (filter - mean) / sqrt(variance + eps) for each filter. gain = g above 0: multiplied by "
-        "g / sqrt(elements of a filter) and by a trained number for each filter.",
+        help="Convolution along the one to three spatial axes of its input. groups = input channels makes it "
+        "depthwise. standardize = eps above 0: weight standardization, (filter - mean) / sqrt(variance + eps) for each "
+        "filter. gain = g above 0: multiplied by g / sqrt(elements of a filter) and by a trained number for each "
+        "filter.",
     ),
     Layer(
         "conv_transpose",
         (
             Parameter("channels", "int"),
-            Parameter("kernel", "pair"),
-            Parameter("stride", "pair", 1),
-            Parameter("pad", "pads", 0),
-            Parameter("output_pad", "pair", 0),
-            Parameter("dilation", "pair", 1),
+            Parameter("kernel", "spatial"),
+            Parameter("stride", "spatial", 1),
+            Parameter("pad", "sides", 0),
+            Parameter("output_pad", "spatial", 0),
+            Parameter("dilation", "spatial", 1),
             Parameter("groups", "int", 1),
             Parameter("bias", "bool", False),
             Parameter("init", "word", "he", INITIALIZERS),
         ),
         _build_transposed,
-        help="Transposed convolution: height becomes (height - 1) * stride - pads + kernel + output_pad.",
+        help="Transposed convolution: each size becomes (size - 1) * stride - pads + kernel + output_pad.",
     ),
 )

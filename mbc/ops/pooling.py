@@ -2,39 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from mbc.ir.graph import Attributes, Operation
+from mbc.ir.graph import Operation
+from mbc.ir.optional import optional
 from mbc.ir.types import DType, TensorType
 from mbc.ops.base import Array, Call, Expansion, Gradients, Layer, LayerBuilder, OpKind, Parameter, ShapeError
-from mbc.ops.window import Pads, Pair, as_pads, as_pair, image, positive, window_counts
+from mbc.ops.window import Axes, Window, by, by_axis, by_side, spatial
+
+MOST_POSITIONS = 256  # positions in a window of max pooling, which one byte can number
 
 
 @dataclass(frozen=True, slots=True)
-class Pool(Attributes):
-    """Settings of pooling. `size` is that of the input, in pixels. Padding is never the maximum of a window."""
+class Pool(Window):
+    """Settings of pooling along one, two or three spatial axes. Padding is never the maximum of a window."""
 
-    size: Pair
-    kernel: Pair
-    stride: Pair
-    pad: Pads = (0, 0, 0, 0)  # top, bottom, left, right
     ceil: bool = False
 
     @property
-    def output_size(self) -> Pair:
-        """Height and width of the result."""
-        return window_counts(self.size, self.kernel, self.stride, self.pad, self.ceil)
+    def rounds_up(self) -> bool:
+        """True if a last window may extend beyond the padded image."""
+        return self.ceil
 
 
 @dataclass(frozen=True, slots=True)
 class MaxPool(Pool):
-    """Max pooling; with `index`, also returns each maximum's position in its window (training graphs only)."""
+    """Max pooling; with `index`, also returns each maximum's position in its window (training graphs only).
+
+    Attributes:
+        index: Whether positions are returned.
+        dilation: Distance of neighbouring positions of a window; empty: 1 along every axis.
+    """
 
     index: bool = False
+    dilation: tuple[int, ...] = optional(())
+
+    @property
+    def spacing(self) -> Axes:
+        """Distance of neighbouring positions of a window."""
+        return self.dilation or (1,) * len(self.kernel)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,34 +56,39 @@ class AveragePool(Pool):
 
 
 def _check(a: Pool) -> None:
-    positive("kernel", a.kernel)
-    positive("stride", a.stride)
-    positive("pad", a.pad, 0)
-    for axis in (0, 1):
-        if max(a.pad[2 * axis : 2 * axis + 2]) >= a.kernel[axis]:
-            raise ShapeError(f"pad {a.pad} leaves windows of {a.kernel[0]} x {a.kernel[1]} without any pixel")
+    a.check()
+    outside = any(max(sides) >= span for *sides, span in zip(a.before, a.after, a.span, strict=True))
+    if outside or any(_is_empty(a, axis) for axis, distance in enumerate(a.spacing) if distance > 1):
+        raise ShapeError(f"pad {a.pad} leaves windows of {by(a.span)} without any pixel")
+
+
+def _is_empty(a: Pool, axis: int) -> bool:
+    """Return whether the positions of some dilated window leave out the whole image along an axis."""
+    first = _first_along(a, axis)
+    at = np.arange(len(first)) * a.stride[axis] - a.before[axis] + first * a.spacing[axis]
+    return bool(np.any((first >= a.kernel[axis]) | (at >= a.size[axis])))
 
 
 def _fit(a: Pool, x: TensorType) -> TensorType:
     _check(a)
-    rows, channels, height, width = image(x, "pooling")
-    if (height, width) != a.size:
+    rows, channels, size = spatial(x, "pooling")
+    if size != a.size:
         raise ShapeError(f"input {x} is not of the size {a.size} that the pooling is for")
     return TensorType((rows, channels, *a.output_size), x.dtype)
 
 
 def _unfit(a: Pool, dy: TensorType) -> TensorType:
-    rows, channels, height, width = image(dy, "pooling")
-    if (height, width) != a.output_size:
+    rows, channels, size = spatial(dy, "pooling")
+    if size != a.output_size:
         raise ShapeError(f"gradient {dy} does not fit pooling of an image of {a.size}")
     return TensorType((rows, channels, *a.size), dy.dtype)
 
 
 def _max_shape(a: MaxPool, inputs: tuple[TensorType, ...]) -> tuple[TensorType, ...]:
     y = _fit(a, inputs[0])
-    if a.kernel[0] * a.kernel[1] > 256:
+    if math.prod(a.kernel) > MOST_POSITIONS:
         raise ShapeError(
-            f"a max-pool window of {a.kernel[0]} x {a.kernel[1]} has more than the 256 positions that a byte can number"
+            f"a max-pool window of {by(a.kernel)} has more than the {MOST_POSITIONS} positions that a byte can number"
         )
     return (y, TensorType(y.shape, DType.UINT8)) if a.index else (y,)
 
@@ -92,45 +108,27 @@ def _average_backward_shape(a: AveragePool, inputs: tuple[TensorType, ...]) -> t
     return (_unfit(a, inputs[0]),)
 
 
-def padded_size(a: Pool) -> Pair:
-    """Return the rows and columns that the windows cover, from the start of the leading padding."""
-    p, q = a.output_size
-    return (
-        max((p - 1) * a.stride[0] + a.kernel[0], a.pad[0] + a.size[0]),
-        max((q - 1) * a.stride[1] + a.kernel[1], a.pad[2] + a.size[1]),
-    )
-
-
-def window_positions(a: Pool) -> Iterator[tuple[int, tuple[slice, ...]]]:
-    """Yield each position in the window by number, and the pixels of the padded image at this position."""
-    p, q = a.output_size
-    for i in range(a.kernel[0]):
-        for j in range(a.kernel[1]):
-            yield (
-                i * a.kernel[1] + j,
-                (
-                    slice(None),
-                    slice(None),
-                    slice(i, i + a.stride[0] * (p - 1) + 1, a.stride[0]),
-                    slice(j, j + a.stride[1] * (q - 1) + 1, a.stride[1]),
-                ),
-            )
-
-
-def _inside(a: Pool) -> tuple[slice, ...]:
-    """Return the image within the padded image."""
-    top, left = a.pad[0], a.pad[2]
-    return slice(None), slice(None), slice(top, top + a.size[0]), slice(left, left + a.size[1])
-
-
 def padded_image(a: Pool, x: Array, fill: float) -> Array:
     """Return the image with padding of value `fill`, as large as the windows need."""
-    extent = padded_size(a)
-    if extent == a.size:
+    if a.covered == a.size:
         return x
-    padded = np.full((*x.shape[:2], *extent), fill, x.dtype)
-    padded[_inside(a)] = x
+    padded = np.full((*x.shape[:2], *a.covered), fill, x.dtype)
+    padded[a.inside] = x
     return padded
+
+
+def _first_along(a: Pool, axis: int) -> Array:
+    """Return the first position of each window along an axis that is not before the image."""
+    outside = a.before[axis] - np.arange(a.output_size[axis]) * a.stride[axis]
+    return np.maximum(-(-outside // a.spacing[axis]), 0)
+
+
+def first_positions(a: Pool) -> Array:
+    """Return the number of each window's first position that is not padding."""
+    first = np.zeros((), np.int64)
+    for axis, kernel in enumerate(a.kernel):
+        first = first[..., None] * kernel + _first_along(a, axis)
+    return first
 
 
 def _max(a: MaxPool, inputs: Sequence[Array], call: Call) -> tuple[Array, ...]:
@@ -139,18 +137,15 @@ def _max(a: MaxPool, inputs: Sequence[Array], call: Call) -> tuple[Array, ...]:
     The last of several NaNs in a window wins here; in kernels, any one may win.
     """
     padded = padded_image(a, inputs[0], -np.inf)
-    p, q = a.output_size
-    best = np.full((*padded.shape[:2], p, q), -np.inf, padded.dtype)
+    best = np.full((*padded.shape[:2], *a.output_size), -np.inf, padded.dtype)
     if not a.index:
-        for _, at in window_positions(a):
+        for _, at in a.positions():
             np.maximum(best, padded[at], out=best)
         return (best,)
-    # The first pixel of each window that is not padding, which is right even if the whole window is -inf.
-    rows = np.maximum(a.pad[0] - np.arange(p) * a.stride[0], 0)
-    columns = np.maximum(a.pad[2] - np.arange(q) * a.stride[1], 0)
-    first = (rows[:, None] * a.kernel[1] + columns[None, :]).astype(np.uint8)
+    # The first position that is no padding is right even if the whole window is -inf.
+    first = first_positions(a).astype(np.uint8)
     index = np.broadcast_to(first, best.shape).copy()
-    for position, at in window_positions(a):
+    for position, at in a.positions():
         seen = padded[at]
         better = ~(seen <= best)
         # A NaN compares false with everything, so only another NaN may replace a NaN.
@@ -162,31 +157,35 @@ def _max(a: MaxPool, inputs: Sequence[Array], call: Call) -> tuple[Array, ...]:
 
 def _max_backward(a: MaxPool, inputs: Sequence[Array], call: Call) -> tuple[Array, ...]:
     index, dy = inputs
-    padded = np.zeros((*dy.shape[:2], *padded_size(a)), dy.dtype)
-    for position, at in window_positions(a):
+    padded = np.zeros((*dy.shape[:2], *a.covered), dy.dtype)
+    for position, at in a.positions():
         padded[at] += np.where(index == position, dy, 0).astype(dy.dtype)
-    return (padded[_inside(a)],)
+    return (padded[a.inside],)
 
 
 def window_divisors(a: AveragePool) -> Array:
-    """Return the divisor of each window's sum, [P, Q]."""
-    p, q = a.output_size
-    divisors: list[Array] = []
-    for axis, count in ((0, p), (1, q)):
-        start = np.arange(count) * a.stride[axis] - a.pad[2 * axis]
-        low = -a.pad[2 * axis] if a.count_pad else 0
-        high = a.size[axis] + (a.pad[2 * axis + 1] if a.count_pad else 0)
-        divisors.append(np.minimum(start + a.kernel[axis], high) - np.maximum(start, low))
-    return divisors[0][:, None] * divisors[1][None, :]
+    """Return the divisor of each window's sum, of the output's size."""
+    divisors: Array = np.ones((), np.int64)
+    for axis, count in enumerate(a.output_size):
+        start: Array = np.arange(count, dtype=np.int64) * a.stride[axis] - a.before[axis]
+        low = -a.before[axis] if a.count_pad else 0
+        high = a.size[axis] + (a.after[axis] if a.count_pad else 0)
+        divisors = divisors[..., None] * (np.minimum(start + a.kernel[axis], high) - np.maximum(start, low))
+    return divisors
+
+
+def _is_global(a: AveragePool) -> bool:
+    """Return whether one window covers the image."""
+    return a.kernel == a.size and not any(a.pad)
 
 
 def _average(a: AveragePool, inputs: Sequence[Array], call: Call) -> tuple[Array, ...]:
     (x,) = inputs
-    if a.kernel == a.size and a.output_size == (1, 1) and not any(a.pad):
-        return (np.mean(x, axis=(2, 3), keepdims=True, dtype=np.float64).astype(x.dtype),)
+    if _is_global(a):
+        return (np.mean(x, axis=tuple(range(2, x.ndim)), keepdims=True, dtype=np.float64).astype(x.dtype),)
     padded = padded_image(a, x, 0)
     total = np.zeros((*x.shape[:2], *a.output_size), x.dtype)
-    for _, at in window_positions(a):
+    for _, at in a.positions():
         total += padded[at]
     return (total / window_divisors(a).astype(x.dtype),)
 
@@ -194,12 +193,12 @@ def _average(a: AveragePool, inputs: Sequence[Array], call: Call) -> tuple[Array
 def _average_backward(a: AveragePool, inputs: Sequence[Array], call: Call) -> tuple[Array, ...]:
     (dy,) = inputs
     share = dy / window_divisors(a).astype(dy.dtype)
-    if a.kernel == a.size and a.output_size == (1, 1) and not any(a.pad):
+    if _is_global(a):
         return (np.broadcast_to(share, (*dy.shape[:2], *a.size)).copy(),)
-    padded = np.zeros((*dy.shape[:2], *padded_size(a)), dy.dtype)
-    for _, at in window_positions(a):
+    padded = np.zeros((*dy.shape[:2], *a.covered), dy.dtype)
+    for _, at in a.positions():
         padded[at] += share
-    return (padded[_inside(a)],)
+    return (padded[a.inside],)
 
 
 def _max_expand(e: Expansion, op: Operation, training: bool) -> tuple[str, ...]:
@@ -207,9 +206,8 @@ def _max_expand(e: Expansion, op: Operation, training: bool) -> tuple[str, ...]:
     assert isinstance(a, MaxPool)
     if not (training and e.needs(op.outputs[0])):
         return e.emit("max_pool", a, op.inputs, op.outputs, op.name)
-    indexed = MaxPool(a.size, a.kernel, a.stride, a.pad, a.ceil, index=True)
     y = op.outputs[0]
-    return e.emit("max_pool", indexed, op.inputs, (y, f"{y}.index"), op.name)[:1]
+    return e.emit("max_pool", replace(a, index=True), op.inputs, (y, f"{y}.index"), op.name)[:1]
 
 
 def _max_gradient(g: Gradients, op: Operation, dys: tuple[str | None, ...]) -> tuple[str | None, ...]:
@@ -234,44 +232,40 @@ OPS = (
 )
 
 
-def _window(builder: LayerBuilder, settings: dict[str, Any], x: str) -> Pool:
-    _, _, height, width = image(builder.type(x), "pooling")
-    kernel = as_pair(settings["kernel"])
-    stride = as_pair(settings["stride"])
-    if stride == (0, 0):
-        stride = kernel
-    a = Pool((height, width), kernel, stride, as_pads(settings["pad"]), settings["ceil"])
-    _check(a)
-    return a
+def _build(
+    builder: LayerBuilder, settings: dict[str, Any], inputs: tuple[str, ...], kind: type[Pool], **more: Any
+) -> str:
+    _, _, size = spatial(builder.type(inputs[0]), "pooling")
+    kernel, stride = (by_axis(settings[name], len(size)) for name in ("kernel", "stride"))
+    pad = by_side(settings["pad"], len(size))
+    a = kind(size, kernel, stride if any(stride) else kernel, pad, settings["ceil"], **more)
+    return builder.emit("max_pool" if kind is MaxPool else "avg_pool", a, inputs)[0]
 
 
 def _build_max(builder: LayerBuilder, settings: dict[str, Any], inputs: tuple[str, ...]) -> str:
-    a = _window(builder, settings, inputs[0])
-    return builder.emit("max_pool", MaxPool(a.size, a.kernel, a.stride, a.pad, a.ceil), inputs)[0]
+    dilation = by_axis(settings["dilation"], len(builder.type(inputs[0]).shape) - 2)
+    return _build(builder, settings, inputs, MaxPool, dilation=dilation if set(dilation) != {1} else ())
 
 
 def _build_average(builder: LayerBuilder, settings: dict[str, Any], inputs: tuple[str, ...]) -> str:
-    a = _window(builder, settings, inputs[0])
-    pool = AveragePool(a.size, a.kernel, a.stride, a.pad, a.ceil, settings["count_pad"])
-    return builder.emit("avg_pool", pool, inputs)[0]
+    return _build(builder, settings, inputs, AveragePool, count_pad=settings["count_pad"])
 
 
 def _build_global(builder: LayerBuilder, settings: dict[str, Any], inputs: tuple[str, ...]) -> str:
-    _, _, height, width = image(builder.type(inputs[0]), "global_avgpool")
-    size = (height, width)
-    return builder.emit("avg_pool", AveragePool(size, size, (1, 1)), inputs)[0]
+    _, _, size = spatial(builder.type(inputs[0]), "global_avgpool")
+    return builder.emit("avg_pool", AveragePool(size, size), inputs)[0]
 
 
 _WINDOW = (
-    Parameter("kernel", "pair"),
-    Parameter("stride", "pair", 0),
-    Parameter("pad", "pads", 0),
+    Parameter("kernel", "spatial"),
+    Parameter("stride", "spatial", 0),
+    Parameter("pad", "sides", 0),
 )
 
 LAYERS = (
     Layer(
         "maxpool",
-        (*_WINDOW, Parameter("ceil", "bool", False)),
+        (*_WINDOW, Parameter("ceil", "bool", False), Parameter("dilation", "spatial", 1)),
         _build_max,
         help="Largest of each window. stride = 0 (the default) means the kernel's size.",
     ),
@@ -281,5 +275,10 @@ LAYERS = (
         _build_average,
         help="Mean of each window. stride = 0 (the default) means the kernel's size.",
     ),
-    Layer("global_avgpool", (), _build_global, help="Mean of each channel: [N, C, H, W] becomes [N, C, 1, 1]."),
+    Layer(
+        "global_avgpool",
+        (),
+        _build_global,
+        help="Mean of each channel over all pixels: [N, C, H, W] becomes [N, C, 1, 1].",
+    ),
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Any
 
@@ -9,7 +10,7 @@ from mbc.ir.types import TensorType
 from mbc.ops.base import Layer, LayerBuilder, NoAttributes, OpKind, Parameter, ShapeError
 from mbc.ops.rearrange import PAD_MODES, WRAP, Pad, Rearrange, Split, StridedSlice, channels
 from mbc.ops.shape import Unflatten
-from mbc.ops.window import as_pads, as_pair, image, positive
+from mbc.ops.window import Axes, by_axis, by_pair, by_side, positive, spatial
 
 TO_THE_END = 2**31 - 1
 OPS: tuple[OpKind, ...] = ()
@@ -149,18 +150,18 @@ def _first_to(rank: int, axis: int) -> tuple[int, ...]:
 
 
 def _build_padding(builder: LayerBuilder, settings: dict[str, Any], inputs: tuple[str, ...]) -> str:
-    (x,) = inputs
-    _, deep, height, width = image(builder.type(x), "padding")
-    top, bottom, left, right = as_pads(settings["pad"])
-    size, mode = (deep, height, width), settings["mode"]
-    if mode == "zero":
-        count = (deep, height + top + bottom, width + left + right)
-        if min(count) < 1:
-            raise ShapeError(f"padding by ({top}, {bottom}, {left}, {right}) leaves nothing of {builder.type(x)}")
-        ones = (1, 1, 1)
-        return builder.emit("strided_slice", StridedSlice(size, (0, -top, -left), ones, ones, count), inputs)[0]
-    positive("pad", (top, bottom, left, right), 0)
-    return builder.emit("pad", Pad(mode, size, (0, top, left), (0, bottom, right)), inputs)[0]
+    x, mode = builder.type(inputs[0]), settings["mode"]
+    _, deep, pixels = spatial(x, "padding")
+    pad, size = by_side(settings["pad"], len(pixels)), (deep, *pixels)
+    before, after = (0, *pad[::2]), (0, *pad[1::2])
+    if mode != "zero":
+        positive("pad", pad, 0)
+        return builder.emit("pad", Pad(mode, size, before, after), inputs)[0]
+    count = tuple(map(sum, zip(before, size, after, strict=True)))
+    if min(count) < 1:
+        raise ShapeError(f"padding by {pad} leaves nothing of {x}")
+    start, ones = tuple(-n for n in before), (1,) * len(size)
+    return builder.emit("strided_slice", StridedSlice(size, start, ones, ones, count), inputs)[0]
 
 
 def _build_channel_shuffle(builder: LayerBuilder, settings: dict[str, Any], inputs: tuple[str, ...]) -> str:
@@ -174,70 +175,74 @@ def _build_channel_shuffle(builder: LayerBuilder, settings: dict[str, Any], inpu
 
 
 def _build_pixel_shuffle(builder: LayerBuilder, settings: dict[str, Any], inputs: tuple[str, ...]) -> str:
-    x, (r, s) = builder.type(inputs[0]), as_pair(settings["factor"])
-    _, deep, height, width = image(x, "pixel_shuffle")
-    positive("factor", (r, s))
-    if deep % (r * s):
-        raise ShapeError(f"factor is ({r}, {s}), whose product must divide the {deep} channels of {x}")
-    return builder.emit("rearrange", _shuffle(deep // (r * s), r, s, height, width), inputs)[0]
+    x = builder.type(inputs[0])
+    _, deep, size = spatial(x, "pixel_shuffle")
+    factor = by_axis(settings["factor"], len(size))
+    positive("factor", factor)
+    if deep % math.prod(factor):
+        raise ShapeError(f"factor is {factor}, whose product must divide the {deep} channels of {x}")
+    return builder.emit("rearrange", _shuffle(deep // math.prod(factor), factor, size), inputs)[0]
 
 
 def _build_pixel_unshuffle(builder: LayerBuilder, settings: dict[str, Any], inputs: tuple[str, ...]) -> str:
-    r, s = as_pair(settings["factor"])
-    deep, height, width = _divided(builder.type(inputs[0]), (r, s), "factor", "pixel_unshuffle")
-    return builder.emit("rearrange", _shuffle(deep, r, s, height // r, width // s).inverse, inputs)[0]
+    deep, block, count = _blocks(builder.type(inputs[0]), settings["factor"], "factor", "pixel_unshuffle")
+    return builder.emit("rearrange", _shuffle(deep, block, count).inverse, inputs)[0]
 
 
-def _divided(x: TensorType, block: tuple[int, int], setting: str, layer: str) -> tuple[int, int, int]:
-    """Return channels, height and width of images that blocks of `block` pixels fill.
+def _blocks(x: TensorType, given: Any, setting: str, layer: str, rank: int = 0) -> tuple[int, Axes, Axes]:
+    """Return the channels of images, the blocks of pixels that a setting gives, and the number of blocks.
 
     Raises:
-        ShapeError: The block does not divide height and width.
+        ShapeError: The block does not divide the image.
     """
-    _, deep, height, width = image(x, layer)
+    _, deep, size = spatial(x, layer, rank)
+    block = by_axis(given, len(size))
     positive(setting, block)
-    if height % block[0] or width % block[1]:
-        raise ShapeError(f"{setting} is {block}, which must divide height and width of {x}")
-    return deep, height, width
+    if any(n % side for n, side in zip(size, block, strict=True)):
+        raise ShapeError(f"{setting} is {block}, which must divide {size}, the size of {x}")
+    return deep, block, tuple(n // side for n, side in zip(size, block, strict=True))
 
 
-def _shuffle(deep: int, r: int, s: int, height: int, width: int) -> Rearrange:
-    return Rearrange(((deep, r, s), (height,), (width,)), (0, 3, 1, 4, 2), (1, 2, 2))
+def _shuffle(deep: int, factor: Axes, size: Axes) -> Rearrange:
+    """Return the permutation that makes each pixel's channels the pixels of a block."""
+    rank = len(size)
+    order = (0, *itertools.chain(*zip(range(1 + rank, 1 + 2 * rank), range(1, 1 + rank), strict=True)))
+    return Rearrange(((deep, *factor), *((n,) for n in size)), order, (1, *(2,) * rank))
 
 
-def _windows(deep: int, size: tuple[int, int], window: tuple[int, int]) -> Rearrange:
-    (height, width), (h, w) = size, window
-    return Rearrange(((deep,), (height // h, h), (width // w, w)), (0, 1, 3, 2, 4), (1, 2, 2))
+def _windows(deep: int, window: Axes, count: Axes) -> Rearrange:
+    return Rearrange(((deep,), *zip(count, window, strict=True)), (0, 1, 3, 2, 4), (1, 2, 2))
 
 
 def _build_windows(builder: LayerBuilder, settings: dict[str, Any], inputs: tuple[str, ...]) -> str:
-    window = as_pair(settings["window"])
-    deep, height, width = _divided(builder.type(inputs[0]), window, "window", "windows")
-    return builder.emit("rearrange", _windows(deep, (height, width), window), inputs)[0]
+    blocks = _blocks(builder.type(inputs[0]), settings["window"], "window", "windows", rank=2)
+    return builder.emit("rearrange", _windows(*blocks), inputs)[0]
 
 
 def _build_join_windows(builder: LayerBuilder, settings: dict[str, Any], inputs: tuple[str, ...]) -> str:
-    x, size, window = builder.type(inputs[0]), as_pair(settings["size"]), as_pair(settings["window"])
-    _, deep, count, pixels = image(x, "join_windows")
+    x = builder.type(inputs[0])
+    size, window = (by_pair(settings[name]) for name in ("size", "window"))
+    _, deep, counts = spatial(x, "join_windows", 2)
     positive("size", size)
     positive("window", window)
     whole = not (size[0] % window[0] or size[1] % window[1])
-    if not whole or (count, pixels) != (math.prod(size) // math.prod(window), math.prod(window)):
+    if not whole or counts != (math.prod(size) // math.prod(window), math.prod(window)):
         raise ShapeError(f"{x} does not have the windows of {window} of an image of {size}")
-    return builder.emit("rearrange", _windows(deep, size, window).inverse, inputs)[0]
+    count = (size[0] // window[0], size[1] // window[1])
+    return builder.emit("rearrange", _windows(deep, window, count).inverse, inputs)[0]
 
 
 def _build_roll(builder: LayerBuilder, settings: dict[str, Any], inputs: tuple[str, ...]) -> str:
-    x, shift = builder.type(inputs[0]), as_pair(settings["shift"])
-    _, deep, height, width = image(x, "roll")
-    if abs(shift[0]) >= height or abs(shift[1]) >= width:
-        raise ShapeError(f"shift is {shift}, but must be less than height and width of {x}")
-    before, after = (0, *shift), (0, -shift[0], -shift[1])
-    return builder.emit("pad", Pad(WRAP, (deep, height, width), before, after), inputs)[0]
+    x = builder.type(inputs[0])
+    _, deep, size = spatial(x, "roll")
+    shift = by_axis(settings["shift"], len(size))
+    if any(abs(by) >= n for by, n in zip(shift, size, strict=True)):
+        raise ShapeError(f"shift is {shift}, but must be less than {size}, the size of {x}")
+    return builder.emit("pad", Pad(WRAP, (deep, *size), (0, *shift), (0, *(-by for by in shift))), inputs)[0]
 
 
 _AXIS = Parameter("axis", "int", 1)
-_FACTOR = (Parameter("factor", "pair"),)
+_FACTOR = (Parameter("factor", "spatial"),)
 LAYERS = (
     Layer("concat", (_AXIS,), _build_concat, (1, None), "Tensors concatenated along their channels, or along `axis`."),
     Layer("stack", (_AXIS,), _build_stack, (1, None), "Tensors of one shape along a new axis."),
@@ -268,7 +273,7 @@ LAYERS = (
     ),
     Layer(
         "padding",
-        (Parameter("pad", "pads"), Parameter("mode", "word", "zero", ("zero", *PAD_MODES))),
+        (Parameter("pad", "sides"), Parameter("mode", "word", "zero", ("zero", *PAD_MODES))),
         _build_padding,
         help="Images with pixels around them: zeros, the outermost ones, or mirrored. Negative pads (zero) cut off.",
     ),
@@ -282,25 +287,25 @@ LAYERS = (
         "pixel_shuffle",
         _FACTOR,
         _build_pixel_shuffle,
-        help="[N, C r s, H, W] becomes [N, C, H r, W s]: channels are the pixels of a block.",
+        help="[N, C r s, H, W] becomes [N, C, H r, W s]: channels are the pixels of a block, of one to three axes.",
     ),
     Layer(
         "windows",
-        (Parameter("window", "pair"),),
+        (Parameter("window", "spatial"),),
         _build_windows,
         help="[N, C, H, W] becomes [N, C, windows, pixels]: windows that do not overlap, row by row, and their pixels.",
     ),
     Layer(
         "join_windows",
-        (Parameter("size", "pair"), Parameter("window", "pair")),
+        (Parameter("size", "spatial"), Parameter("window", "spatial")),
         _build_join_windows,
         help="The inverse of windows, to images of `size`.",
     ),
     Layer(
         "roll",
-        (Parameter("shift", "pair"),),
+        (Parameter("shift", "spatial"),),
         _build_roll,
-        help="Images whose pixels move down and right by `shift`, and enter again on the other side.",
+        help="Images whose pixels move by `shift` along each axis, and enter again on the other side.",
     ),
     Layer("pixel_unshuffle", _FACTOR, _build_pixel_unshuffle, help="The inverse of pixel_shuffle."),
 )

@@ -1,4 +1,7 @@
-"""Images in another size: nearest and bilinear, with PyTorch's positions (`align_corners=False`)."""
+"""Images in another size: nearest and linear along one to three spatial axes.
+
+Positions are those of PyTorch with `align_corners=False`.
+"""
 
 from __future__ import annotations
 
@@ -12,15 +15,17 @@ from mbc.ir.graph import Attributes, Operation
 from mbc.ir.types import TensorType
 from mbc.ops.base import Array, Call, Gradients, Layer, LayerBuilder, OpKind, Parameter, ShapeError
 from mbc.ops.shape import Upsample
-from mbc.ops.window import Pair, as_pair, image, positive
+from mbc.ops.window import Axes, by, by_axis, positive, spatial
+
+LINEAR = ("linear", "bilinear")  # the second one is the first one's name for two axes
 
 
 @dataclass(frozen=True, slots=True)
 class Resize(Attributes):
-    """Settings of a resampling from `size` to `output_size`, both (height, width)."""
+    """Settings of a resampling from `size` to `output_size`; `bilinear`: linear along each axis, else nearest."""
 
-    size: Pair
-    output_size: Pair
+    size: Axes
+    output_size: Axes
     bilinear: bool
 
     def taps(self, axis: int) -> tuple[Array, Array, Array]:
@@ -47,18 +52,18 @@ def _backward_shape(a: Resize, inputs: tuple[TensorType, ...]) -> tuple[TensorTy
     return (_resized(inputs[0], a.output_size, a.size),)
 
 
-def _resized(x: TensorType, before: Pair, after: Pair) -> TensorType:
-    rows, channels, *size = image(x, "resize")
-    if tuple(size) != before:
-        raise ShapeError(f"{x} is not an image of {before[0]} x {before[1]}")
+def _resized(x: TensorType, before: Axes, after: Axes) -> TensorType:
+    rows, channels, size = spatial(x, "resize")
+    if size != before or len(after) != len(size):
+        raise ShapeError(f"{x} is not an image of {by(before)} that becomes one of {by(after)}")
     return TensorType((rows, channels, *after), x.dtype)
 
 
 def _resize(a: Resize, inputs: Sequence[Array], call: Call) -> tuple[Array, ...]:
     (x,) = inputs
-    for axis in (0, 1):
+    for axis in range(len(a.size)):
         first, second, share = a.taps(axis)
-        share = share.astype(x.dtype).reshape(-1, *(1,) * (1 - axis))
+        share = share.astype(x.dtype).reshape(-1, *(1,) * (len(a.size) - 1 - axis))
         low, high = x.take(first, axis=2 + axis), x.take(second, axis=2 + axis)
         x = np.where(share > 0, low * (1 - share) + high * share, low)
     return (x,)
@@ -66,7 +71,7 @@ def _resize(a: Resize, inputs: Sequence[Array], call: Call) -> tuple[Array, ...]
 
 def _resize_backward(a: Resize, inputs: Sequence[Array], call: Call) -> tuple[Array, ...]:
     (dy,) = inputs
-    for axis in (0, 1):
+    for axis in range(len(a.size)):
         dx = np.zeros((a.size[axis], *np.moveaxis(dy, 2 + axis, 0).shape[1:]), dy.dtype)
         for line, first, second, share in zip(np.moveaxis(dy, 2 + axis, 0), *a.taps(axis), strict=True):
             dx[first] += line * dy.dtype.type(1 - share)
@@ -91,27 +96,30 @@ OPS = (
 
 
 def _build(builder: LayerBuilder, settings: dict[str, Any], inputs: tuple[str, ...]) -> str:
-    factor, output = as_pair(settings["factor"]), as_pair(settings["size"])
-    if (factor == (0, 0)) == (output == (0, 0)):
+    _, _, size = spatial(builder.type(inputs[0]), "upsample")
+    factor, output = (by_axis(settings[name], len(size)) for name in ("factor", "size"))
+    mode = settings["mode"]
+    if any(factor) == any(output):
         raise ShapeError("upsample takes either a factor, as in upsample(2), or a size, as in upsample(size=(14, 14))")
-    _, _, *size = image(builder.type(inputs[0]), "upsample")
-    if output == (0, 0):
+    if mode == "bilinear" and len(size) != 2:
+        raise ShapeError(f"mode=bilinear is for two spatial axes, not those of {builder.type(inputs[0])}: write linear")
+    if not any(output):
         positive("factor", factor)
-        output = (size[0] * factor[0], size[1] * factor[1])
+        output = tuple(n * times for n, times in zip(size, factor, strict=True))
     positive("size", output)
-    bilinear = settings["mode"] == "bilinear"
-    if not bilinear and output[0] % size[0] == 0 and output[1] % size[1] == 0:
-        return builder.emit("upsample", Upsample((output[0] // size[0], output[1] // size[1])), inputs)[0]
-    return builder.emit("resize", Resize((size[0], size[1]), output, bilinear), inputs)[0]
+    if mode not in LINEAR and not any(after % before for before, after in zip(size, output, strict=True)):
+        factor = tuple(after // before for before, after in zip(size, output, strict=True))
+        return builder.emit("upsample", Upsample(factor), inputs)[0]
+    return builder.emit("resize", Resize(size, output, mode in LINEAR), inputs)[0]
 
 
 LAYERS = (
     Layer(
         "upsample",
         (
-            Parameter("factor", "pair", 0),
-            Parameter("size", "pair", 0),
-            Parameter("mode", "word", "nearest", ("nearest", "bilinear")),
+            Parameter("factor", "spatial", 0),
+            Parameter("size", "spatial", 0),
+            Parameter("mode", "word", "nearest", ("nearest", *LINEAR)),
         ),
         _build,
         help="Resampling by a whole factor or to a size, as in PyTorch's interpolate with align_corners = false.",

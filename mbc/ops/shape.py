@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,14 +15,14 @@ from mbc.ir.graph import Attributes, Operation
 from mbc.ir.types import TensorType
 from mbc.ops.base import Array, Call, Gradients, Layer, LayerBuilder, NoAttributes, OpKind, ShapeError
 from mbc.ops.framework_calls import Calls
-from mbc.ops.window import Pair, image
+from mbc.ops.window import Axes, spatial
 
 
 @dataclass(frozen=True, slots=True)
 class Upsample(Attributes):
-    """Settings of nearest upsampling: every pixel becomes `factor` = (vertical, horizontal) pixels."""
+    """Settings of nearest upsampling: every pixel becomes `factor` pixels along each spatial axis."""
 
-    factor: Pair
+    factor: Axes
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,15 +41,15 @@ class Unflatten(Attributes):
 
 
 def _upsample_shape(a: Upsample, inputs: tuple[TensorType, ...]) -> tuple[TensorType, ...]:
-    rows, channels, height, width = image(inputs[0], "upsample")
-    return (TensorType((rows, channels, height * a.factor[0], width * a.factor[1]), inputs[0].dtype),)
+    rows, channels, size = spatial(inputs[0], "upsample", len(a.factor))
+    return (TensorType((rows, channels, *map(operator.mul, size, a.factor)), inputs[0].dtype),)
 
 
 def _upsample_backward_shape(a: Upsample, inputs: tuple[TensorType, ...]) -> tuple[TensorType, ...]:
-    rows, channels, height, width = image(inputs[0], "upsample")
-    if height % a.factor[0] or width % a.factor[1]:
+    rows, channels, size = spatial(inputs[0], "upsample", len(a.factor))
+    if any(map(operator.mod, size, a.factor)):
         raise ShapeError(f"gradient {inputs[0]} is not a multiple of the factor {a.factor}")
-    return (TensorType((rows, channels, height // a.factor[0], width // a.factor[1]), inputs[0].dtype),)
+    return (TensorType((rows, channels, *(n // k for n, k in zip(size, a.factor, strict=True))), inputs[0].dtype),)
 
 
 def _concat_shape(_: NoAttributes, inputs: tuple[TensorType, ...]) -> tuple[TensorType, ...]:
@@ -86,14 +87,16 @@ def _unflatten_shape(a: Unflatten, inputs: tuple[TensorType, ...]) -> tuple[Tens
 
 
 def _upsample(a: Upsample, inputs: Sequence[Array], call: Call) -> tuple[Array, ...]:
-    return (inputs[0].repeat(a.factor[0], axis=2).repeat(a.factor[1], axis=3),)
+    (x,) = inputs
+    for axis, factor in enumerate(a.factor, 2):
+        x = x.repeat(factor, axis=axis)
+    return (x,)
 
 
 def _upsample_backward(a: Upsample, inputs: Sequence[Array], call: Call) -> tuple[Array, ...]:
     (dy,) = inputs
-    rows, channels, height, width = dy.shape
-    parts = dy.reshape(rows, channels, height // a.factor[0], a.factor[0], width // a.factor[1], a.factor[1])
-    return (parts.sum(axis=(3, 5)),)
+    blocks = itertools.chain(*zip(call.outputs[0].shape[2:], a.factor, strict=True))
+    return (dy.reshape(*dy.shape[:2], *blocks).sum(axis=tuple(range(3, 3 + 2 * len(a.factor), 2))),)
 
 
 def _concat(_: NoAttributes, inputs: Sequence[Array], call: Call) -> tuple[Array, ...]:

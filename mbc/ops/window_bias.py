@@ -14,7 +14,7 @@ import numpy as np
 from mbc.ir.graph import Attributes, Initializer, Operation
 from mbc.ir.types import TensorType
 from mbc.ops.base import Array, Call, Gradients, Layer, LayerBuilder, OpKind, Parameter, ShapeError, master
-from mbc.ops.window import as_pair, positive
+from mbc.ops.window import by_pair, positive
 
 MASKED = -100.0  # added to scores of pixels that were not neighbours before the shift
 
@@ -110,7 +110,7 @@ OPS = (
 
 
 def _build(builder: LayerBuilder, settings: dict[str, Any], inputs: tuple[str, ...]) -> str:
-    window, size, shift = (as_pair(settings[name]) for name in ("window", "size", "shift"))
+    window, size, shift = (by_pair(settings[name]) for name in ("window", "size", "shift"))
     positive("heads", (settings["heads"],))
     positive("window", window)
     a = WindowBias(window)
@@ -127,9 +127,9 @@ LAYERS = (
         "window_bias",
         (
             Parameter("heads", "int"),
-            Parameter("window", "pair"),
-            Parameter("size", "pair", 0),
-            Parameter("shift", "pair", 0),
+            Parameter("window", "spatial"),
+            Parameter("size", "spatial", 0),
+            Parameter("shift", "spatial", 0),
         ),
         _build,
         (0, 0),

@@ -17,12 +17,41 @@ namespace {
 enum Pass : int64_t { FORWARD = 0, BACKWARD_DATA = 1, BACKWARD_FILTER = 2 };
 enum Math : int64_t { STRICT = 0, TENSOR_CORES = 1 };
 
+// A row with what follows it: `knobs` pairs (type, value), and a DepthRow if the convolution has three spatial axes.
+// A convolution along one axis is one of images of height 1.
+struct Convolution : ConvolutionRow {
+  std::vector<int64_t> knob_pairs;
+  DepthRow first = {1, 1, 1, 0, 0, 1, 1};
+  bool has_depth;
+
+  Convolution(const int64_t* integers, int64_t count)
+      : ConvolutionRow(*reinterpret_cast<const ConvolutionRow*>(integers)) {
+    const int64_t* const pairs = integers + sizeof(ConvolutionRow) / sizeof(int64_t);
+    const int64_t* const behind = pairs + 2 * knobs;
+    knob_pairs.assign(pairs, behind);
+    has_depth = behind < integers + count;
+    if (has_depth) first = *reinterpret_cast<const DepthRow*>(behind);
+  }
+  std::vector<int64_t> axes(int64_t depth, int64_t height, int64_t width) const {
+    return has_depth ? std::vector<int64_t>{depth, height, width} : std::vector<int64_t>{height, width};
+  }
+  std::vector<int64_t> shape(int64_t outer, int64_t inner, const std::vector<int64_t>& sizes) const {
+    std::vector<int64_t> shape = {outer, inner};
+    shape.insert(shape.end(), sizes.begin(), sizes.end());
+    return shape;
+  }
+};
+
 constexpr int64_t FULL_ALIGNMENT = 16;  // bytes; a larger alignment helps no engine
 
 std::vector<int64_t> strides_of(const std::vector<int64_t>& shape, int64_t layout) {
-  const int64_t c = shape[1], h = shape[2], w = shape[3];
-  if (layout == MBC_CHANNELS_LAST) return {h * w * c, 1, w * c, c};
-  return {c * h * w, h * w, w, 1};
+  const bool last = layout == MBC_CHANNELS_LAST;
+  std::vector<int64_t> strides(shape.size());
+  int64_t stride = last ? shape[1] : 1;
+  for (size_t axis = shape.size(); axis-- > 2; stride *= shape[axis]) strides[axis] = stride;
+  strides[1] = last ? 1 : stride;
+  strides[0] = last ? stride : stride * shape[1];
+  return strides;
 }
 
 Descriptor tensor(int64_t id, const std::vector<int64_t>& shape, cudnnDataType_t type, int64_t layout,
@@ -120,11 +149,11 @@ struct Moments {
   int64_t count;     // elements of a channel
   int64_t bytes;     // at the start of the workspace
 
-  static Moments of(const ConvolutionRow& row) {
+  static Moments of(const Convolution& row) {
     constexpr int64_t ALIGNMENT = 256;
     if (row.statistics == 0) return {0, 0, 0};
     const int64_t bytes = 2 * row.filters * static_cast<int64_t>(sizeof(float));
-    return {row.filters, row.rows * row.out_height * row.out_width, (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT};
+    return {row.filters, row.rows * row.first.out * row.out_height * row.out_width, (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT};
   }
   int64_t alignment() const { return alignment_of(channels * static_cast<int64_t>(sizeof(float))); }
 
@@ -138,7 +167,7 @@ struct Moments {
 // One prepared convolution.
 struct Prepared {
   Descriptor plan;
-  ConvolutionRow row;
+  Convolution row;
   Widening widening;
   Moments moments;
 };
@@ -160,9 +189,7 @@ class Cudnn : public Library {
     for (int i = 0; i < OPERANDS; ++i) key.push_back(alignment_of(offsets[i]));
     const auto entry = numbers_.find(key);
     if (entry != numbers_.end()) return entry->second;
-    const auto& row = *reinterpret_cast<const ConvolutionRow*>(integers);
-    const int64_t* knobs = integers + sizeof(ConvolutionRow) / sizeof(int64_t);
-    prepared_.push_back(make(row, knobs, &key[static_cast<size_t>(integer_count)]));
+    prepared_.push_back(make({integers, integer_count}, &key[static_cast<size_t>(integer_count)]));
     const int number = static_cast<int>(prepared_.size()) - 1;
     numbers_.emplace(std::move(key), number);
     return number;
@@ -194,8 +221,9 @@ class Cudnn : public Library {
   }
 
  private:
-  Prepared make(const ConvolutionRow& row, const int64_t* knobs, const int64_t* alignments) const {
-    const int64_t elements = row.filters * (row.channels / row.groups) * row.kernel_height * row.kernel_width;
+  Prepared make(const Convolution& row, const int64_t* alignments) const {
+    const int64_t window = row.first.kernel * row.kernel_height * row.kernel_width;
+    const int64_t elements = row.filters * (row.channels / row.groups) * window;
     const Widening widening = Widening::of(row.pass == BACKWARD_FILTER, row.type, elements);
     const Moments moments = Moments::of(row);
     const int64_t budget = row.workspace_bytes - widening.bytes - moments.bytes;
@@ -207,11 +235,11 @@ class Cudnn : public Library {
     graph.children(CUDNN_ATTR_OPERATIONGRAPH_OPS, operations)
         .set(CUDNN_ATTR_OPERATIONGRAPH_HANDLE, CUDNN_TYPE_HANDLE, 1, &handle_->get())
         .finalize("operation graph");
-    Descriptor plan = row.engine >= 0 ? named(graph, row, knobs, budget) : heuristic(graph, row, budget);
+    Descriptor plan = row.engine >= 0 ? named(graph, row, budget) : heuristic(graph, row, budget);
     return {std::move(plan), row, widening, moments};
   }
 
-  static std::vector<Descriptor> operations_of(const ConvolutionRow& row, const int64_t* alignments, bool widened) {
+  static std::vector<Descriptor> operations_of(const Convolution& row, const int64_t* alignments, bool widened) {
     int64_t alignment[4] = {};
     const std::vector<int64_t> ids = ids_of(row.pass);
     for (size_t i = 0; i < ids.size(); ++i) alignment[ids[i]] = alignments[i];
@@ -219,19 +247,22 @@ class Cudnn : public Library {
     const auto operand = [&](int64_t id, const std::vector<int64_t>& shape) {
       return tensor(id, shape, data_type_of(row.type), row.layout, alignment[id]);
     };
-    const Descriptor image = operand(IMAGE_ID, {row.rows, row.channels, row.height, row.width});
-    const Descriptor filter =
-        operand(FILTER_ID, {row.filters, row.channels / row.groups, row.kernel_height, row.kernel_width});
-    const Descriptor result = operand(RESULT_ID, {row.rows, row.filters, row.out_height, row.out_width});
+    const DepthRow& first = row.first;
+    const std::vector<int64_t> size = row.axes(first.depth, row.height, row.width);
+    const std::vector<int64_t> window = row.axes(first.kernel, row.kernel_height, row.kernel_width);
+    const std::vector<int64_t> out = row.axes(first.out, row.out_height, row.out_width);
+    const Descriptor image = operand(IMAGE_ID, row.shape(row.rows, row.channels, size));
+    const Descriptor filter = operand(FILTER_ID, row.shape(row.filters, row.channels / row.groups, window));
+    const Descriptor result = operand(RESULT_ID, row.shape(row.rows, row.filters, out));
     const cudnnConvolutionMode_t mode = CUDNN_CROSS_CORRELATION;
     Descriptor convolution(CUDNN_BACKEND_CONVOLUTION_DESCRIPTOR);
     convolution.data_type(CUDNN_ATTR_CONVOLUTION_COMP_TYPE, CUDNN_DATA_FLOAT)
         .set(CUDNN_ATTR_CONVOLUTION_CONV_MODE, CUDNN_TYPE_CONVOLUTION_MODE, 1, &mode)
-        .integers(CUDNN_ATTR_CONVOLUTION_SPATIAL_DIMS, {2})
-        .integers(CUDNN_ATTR_CONVOLUTION_PRE_PADDINGS, {row.pad_top, row.pad_left})
-        .integers(CUDNN_ATTR_CONVOLUTION_POST_PADDINGS, {row.pad_bottom, row.pad_right})
-        .integers(CUDNN_ATTR_CONVOLUTION_FILTER_STRIDES, {row.stride_height, row.stride_width})
-        .integers(CUDNN_ATTR_CONVOLUTION_DILATIONS, {row.dilation_height, row.dilation_width})
+        .integers(CUDNN_ATTR_CONVOLUTION_SPATIAL_DIMS, {static_cast<int64_t>(size.size())})
+        .integers(CUDNN_ATTR_CONVOLUTION_PRE_PADDINGS, row.axes(first.pad_front, row.pad_top, row.pad_left))
+        .integers(CUDNN_ATTR_CONVOLUTION_POST_PADDINGS, row.axes(first.pad_back, row.pad_bottom, row.pad_right))
+        .integers(CUDNN_ATTR_CONVOLUTION_FILTER_STRIDES, row.axes(first.stride, row.stride_height, row.stride_width))
+        .integers(CUDNN_ATTR_CONVOLUTION_DILATIONS, row.axes(first.dilation, row.dilation_height, row.dilation_width))
         .finalize("convolution");
     const PassNames& names = names_of(row.pass);
     std::vector<Descriptor> operations;
@@ -249,8 +280,8 @@ class Cudnn : public Library {
   }
 
   // Sums of the result and of its squares over each channel. The result is written all the same.
-  static Descriptor sums_of(const Descriptor& result, const ConvolutionRow& row) {
-    const std::vector<int64_t> shape = {1, row.filters, 1, 1};
+  static Descriptor sums_of(const Descriptor& result, const Convolution& row) {
+    const std::vector<int64_t> shape = row.shape(1, row.filters, row.axes(1, 1, 1));
     const Descriptor sums = tensor(SUMS_ID, shape, CUDNN_DATA_FLOAT, row.layout, FULL_ALIGNMENT);
     const Descriptor squares = tensor(SQUARES_ID, shape, CUDNN_DATA_FLOAT, row.layout, Moments::of(row).alignment());
     const cudnnGenStatsMode_t mode = CUDNN_GENSTATS_SUM_SQSUM;
@@ -273,18 +304,18 @@ class Cudnn : public Library {
   }
 
   // The engine and knobs that the plan names.
-  Descriptor named(const Descriptor& graph, const ConvolutionRow& row, const int64_t* knobs, int64_t budget) const {
+  Descriptor named(const Descriptor& graph, const Convolution& row, int64_t budget) const {
     Descriptor engine(CUDNN_BACKEND_ENGINE_DESCRIPTOR);
     engine.child(CUDNN_ATTR_ENGINE_OPERATION_GRAPH, graph)
         .integers(CUDNN_ATTR_ENGINE_GLOBAL_INDEX, {row.engine})
         .finalize("engine");
     std::vector<Descriptor> choices;
     for (int64_t i = 0; i < row.knobs; ++i) {
-      const auto type = static_cast<cudnnBackendKnobType_t>(knobs[2 * i]);
+      const auto type = static_cast<cudnnBackendKnobType_t>(row.knob_pairs[static_cast<size_t>(2 * i)]);
       choices.emplace_back(CUDNN_BACKEND_KNOB_CHOICE_DESCRIPTOR);
       choices.back()
           .set(CUDNN_ATTR_KNOB_CHOICE_KNOB_TYPE, CUDNN_TYPE_KNOB_TYPE, 1, &type)
-          .integers(CUDNN_ATTR_KNOB_CHOICE_KNOB_VALUE, {knobs[2 * i + 1]})
+          .integers(CUDNN_ATTR_KNOB_CHOICE_KNOB_VALUE, {row.knob_pairs[static_cast<size_t>(2 * i + 1)]})
           .finalize("knob");
     }
     Descriptor configuration(CUDNN_BACKEND_ENGINECFG_DESCRIPTOR);

@@ -15,9 +15,7 @@ from tests.ir.networks import Writer
 
 Draw = Callable[[st.SearchStrategy[Any]], Any]
 VARIANTS = ("relu6", "hardsigmoid", "hardswish", "mish", "softplus")
-PAD = st.tuples(*(st.integers(0, 2),) * 4)
 PAIR = st.tuples(st.integers(1, 3), st.integers(1, 3))
-STRIDE = st.tuples(st.integers(1, 3), st.integers(1, 2))
 
 
 def _finish(w: Writer, y: str) -> Network:
@@ -25,40 +23,51 @@ def _finish(w: Writer, y: str) -> Network:
     return w.finish((y,), ((w("mse", y, target, path="loss"), 1.0),))
 
 
-def _image(draw: Draw, w: Writer, channels: int, least: int = 1) -> str:
-    return w.parameter("x", w.batch, channels, draw(st.integers(least, 7)), draw(st.integers(least, 7)))
+def _axes(draw: Draw, rank: int, least: int, most: int) -> tuple[int, ...]:
+    """One number for each spatial axis."""
+    return tuple(draw(st.integers(least, most)) for _ in range(rank))
+
+
+def _image(draw: Draw, w: Writer, channels: int, least: int = 1, most: int = 7) -> tuple[str, int]:
+    """An image of one to three spatial axes, and their number; the more axes, the fewer pixels along each of them."""
+    rank = draw(st.sampled_from((1, 2, 2, 3)))
+    size = _axes(draw, rank, least, max(least, (most + 2, most, most - 3)[rank - 1]))
+    return w.parameter("x", w.batch, channels, *size), rank
 
 
 def conv(draw: Draw) -> Network:
     w = Writer(draw(st.integers(1, 3)))
-    kernel, dilation, groups = (
-        draw(PAIR),
-        draw(st.tuples(st.integers(1, 2), st.integers(1, 2))),
-        draw(st.integers(1, 3)),
-    )
-    x = _image(draw, w, groups * draw(st.integers(1, 2)), 5)
-    settings = {"stride": draw(STRIDE), "pad": draw(PAD), "bias": draw(st.booleans())}
-    channels = groups * draw(st.integers(1, 2))
-    return _finish(w, w("conv", x, channels=channels, kernel=kernel, dilation=dilation, groups=groups, **settings))
+    groups = draw(st.integers(1, 3))
+    x, rank = _image(draw, w, groups * draw(st.integers(1, 2)), 5)
+    settings = {
+        "kernel": _axes(draw, rank, 1, 3),
+        "dilation": _axes(draw, rank, 1, 2),
+        "stride": _axes(draw, rank, 1, 3),
+        "pad": _axes(draw, 2 * rank, 0, 2),
+        "bias": draw(st.booleans()),
+    }
+    return _finish(w, w("conv", x, channels=groups * draw(st.integers(1, 2)), groups=groups, **settings))
 
 
 def standardized(draw: Draw) -> Network:
     w = Writer(draw(st.integers(1, 3)))
-    kernel, groups = draw(st.sampled_from(((2, 3), (3, 1), (2, 2)))), draw(st.integers(1, 2))
-    x = _image(draw, w, groups * draw(st.integers(1, 3)), 5)
+    groups = draw(st.integers(1, 2))
+    x, rank = _image(draw, w, groups * draw(st.integers(1, 3)), 5)
+    kernel = (2, *_axes(draw, rank - 1, 1, 3))
     settings = {"standardize": draw(st.sampled_from((1e-2, 0.5))), "gain": draw(st.sampled_from((0.0, 1.7)))}
     return _finish(w, w("conv", x, channels=groups * draw(st.integers(1, 3)), kernel=kernel, groups=groups, **settings))
 
 
 def conv_transpose(draw: Draw) -> Network:
     w = Writer(draw(st.integers(1, 3)))
-    groups, stride = draw(st.integers(1, 2)), draw(STRIDE)
-    x = _image(draw, w, groups * draw(st.integers(1, 2)), 3)
+    groups = draw(st.integers(1, 2))
+    x, rank = _image(draw, w, groups * draw(st.integers(1, 2)), 3)
+    stride = _axes(draw, rank, 1, 3)
     settings = {
-        "kernel": (draw(st.integers(3, 4)), draw(st.integers(3, 4))),
-        "pad": draw(st.tuples(*(st.integers(0, 1),) * 4)),
-        "output_pad": (draw(st.integers(0, stride[0] - 1)), draw(st.integers(0, stride[1] - 1))),
-        "dilation": draw(st.tuples(st.integers(1, 2), st.integers(1, 2))),
+        "kernel": _axes(draw, rank, 3, 4),
+        "pad": _axes(draw, 2 * rank, 0, 1),
+        "output_pad": tuple(draw(st.integers(0, step - 1)) for step in stride),
+        "dilation": _axes(draw, rank, 1, 2),
         "bias": draw(st.booleans()),
     }
     channels = groups * draw(st.integers(1, 2))
@@ -73,7 +82,7 @@ def linear(draw: Draw) -> Network:
 
 def bn(draw: Draw) -> Network:
     w = Writer(draw(st.integers(2, 4)))
-    x = _image(draw, w, draw(st.integers(1, 3)))
+    x, _ = _image(draw, w, draw(st.integers(1, 3)))
     settings = {"eps": draw(st.sampled_from((1e-5, 1e-2))), "momentum": draw(st.sampled_from((0.1, 0.5)))}
     return _finish(w, w("bn", x, affine=draw(st.booleans()), **settings))
 
@@ -81,19 +90,19 @@ def bn(draw: Draw) -> Network:
 def group_norm(draw: Draw) -> Network:
     w = Writer(draw(st.integers(1, 3)))
     groups = draw(st.integers(1, 3))
-    x = w.parameter("x", w.batch, groups * draw(st.integers(2, 3)), *draw(st.lists(st.integers(1, 4), max_size=2)))
+    x = w.parameter("x", w.batch, groups * draw(st.integers(2, 3)), *draw(st.lists(st.integers(1, 4), max_size=3)))
     return _finish(w, w("group_norm", w("tanh", x), groups=groups, eps=draw(st.sampled_from((1e-3, 1e-2)))))
 
 
 def layer_norm(draw: Draw) -> Network:
     w = Writer(draw(st.integers(1, 3)))
-    x = w.parameter("x", w.batch, draw(st.integers(2, 5)), *draw(st.lists(st.integers(1, 4), max_size=2)))
+    x = w.parameter("x", w.batch, draw(st.integers(2, 5)), *draw(st.lists(st.integers(1, 4), max_size=3)))
     return _finish(w, w("layer_norm", w("tanh", x), eps=draw(st.sampled_from((1e-3, 1e-2)))))
 
 
 def lrn(draw: Draw) -> Network:
     w = Writer(draw(st.integers(1, 3)))
-    x = _image(draw, w, draw(st.integers(1, 7)))
+    x, _ = _image(draw, w, draw(st.integers(1, 7)))
     settings = {"size": draw(st.integers(1, 6)), "alpha": draw(st.sampled_from((1e-4, 0.5)))}
     return _finish(
         w, w("lrn", x, beta=draw(st.sampled_from((0.75, 0.5))), k=draw(st.sampled_from((1.0, 2.0))), **settings)
@@ -102,15 +111,24 @@ def lrn(draw: Draw) -> Network:
 
 def _pool(draw: Draw, layer: str, **settings: Any) -> Network:
     w = Writer(draw(st.integers(1, 2)))
-    x = _image(draw, w, draw(st.integers(1, 2)), 4)
-    kernel = draw(PAIR)
-    pad = tuple(draw(st.integers(0, kernel[axis] - 1)) for axis in (0, 0, 1, 1))
-    stride = draw(st.one_of(st.just((0, 0)), STRIDE))
+    x, rank = _image(draw, w, draw(st.integers(1, 2)), 4)
+    kernel = _axes(draw, rank, 1, 3)
+    pad = tuple(draw(st.integers(0, k - 1)) for k in kernel for _ in range(2))
+    stride = draw(st.sampled_from((0, _axes(draw, rank, 1, 3))))
     return _finish(w, w(layer, x, kernel=kernel, stride=stride, pad=pad, ceil=draw(st.booleans()), **settings))
 
 
 def maxpool(draw: Draw) -> Network:
     return _pool(draw, "maxpool")
+
+
+def maxpool_dilated(draw: Draw) -> Network:
+    w = Writer(draw(st.integers(1, 2)))
+    x, rank = _image(draw, w, draw(st.integers(1, 2)), 5)
+    kernel, dilation = _axes(draw, rank, 1, 2), _axes(draw, rank, 1, 2)
+    pad = tuple(draw(st.integers(0, k - 1)) for k in kernel for _ in range(2))
+    stride = draw(st.sampled_from((0, 1, 2)))
+    return _finish(w, w("maxpool", x, kernel=kernel, stride=stride, pad=pad, dilation=dilation))
 
 
 def avgpool(draw: Draw) -> Network:
@@ -119,13 +137,14 @@ def avgpool(draw: Draw) -> Network:
 
 def global_avgpool(draw: Draw) -> Network:
     w = Writer(draw(st.integers(1, 3)))
-    return _finish(w, w("global_avgpool", _image(draw, w, 2)))
+    return _finish(w, w("global_avgpool", _image(draw, w, 2)[0]))
 
 
 def adaptive_pool(draw: Draw) -> Network:
     w = Writer(draw(st.integers(1, 2)))
-    size = (draw(st.integers(1, 7)), draw(st.integers(1, 7)))
-    return _finish(w, w(draw(st.sampled_from(("adaptive_avgpool", "adaptive_maxpool"))), _image(draw, w, 2), size=size))
+    x, rank = _image(draw, w, 2)
+    layer = draw(st.sampled_from(("adaptive_avgpool", "adaptive_maxpool")))
+    return _finish(w, w(layer, x, size=_axes(draw, rank, 1, 7 if rank < 3 else 4)))
 
 
 def adaptive_pool_small(draw: Draw) -> Network:
@@ -137,20 +156,21 @@ def adaptive_pool_small(draw: Draw) -> Network:
 
 def global_maxpool(draw: Draw) -> Network:
     w = Writer(draw(st.integers(1, 2)))
-    side = draw(st.sampled_from((3, 17)))
-    return _finish(w, w("global_maxpool", w.parameter("x", w.batch, 2, side, side)))
+    size = draw(st.sampled_from(((3, 3), (17, 17), (257,), (4,), (2, 3, 3), (7, 7, 6))))
+    return _finish(w, w("global_maxpool", w.parameter("x", w.batch, 2, *size)))
 
 
 def upsample(draw: Draw) -> Network:
     w = Writer(draw(st.integers(1, 2)))
-    return _finish(w, w("upsample", _image(draw, w, 2), factor=draw(PAIR)))
+    x, rank = _image(draw, w, 2)
+    return _finish(w, w("upsample", x, factor=_axes(draw, rank, 1, 3)))
 
 
 def resize(draw: Draw) -> Network:
     w = Writer(draw(st.integers(1, 2)))
-    size = (draw(st.integers(1, 9)), draw(st.integers(1, 9)))
-    mode = draw(st.sampled_from(("nearest", "bilinear", "bilinear")))
-    return _finish(w, w("upsample", _image(draw, w, 2), size=size, mode=mode))
+    x, rank = _image(draw, w, 2)
+    mode = draw(st.sampled_from(("nearest", "linear", "bilinear" if rank == 2 else "linear")))
+    return _finish(w, w("upsample", x, size=_axes(draw, rank, 1, 9 if rank < 3 else 5), mode=mode))
 
 
 def concat(draw: Draw) -> Network:
@@ -182,9 +202,9 @@ def gated(draw: Draw) -> Network:
     """Return a network with a gate for each channel of each image, in either shape, as either operand."""
     w = Writer(draw(st.integers(1, 3)))
     channels = draw(st.integers(1, 3))
-    x = _image(draw, w, channels)
+    x, rank = _image(draw, w, channels)
     for i in range(2):
-        gate = w.parameter(f"gate{i}", w.batch, channels, *draw(st.sampled_from(((), (1, 1)))))
+        gate = w.parameter(f"gate{i}", w.batch, channels, *draw(st.sampled_from(((), (1,) * rank))))
         x = w(draw(st.sampled_from(("add", "mul"))), *draw(st.permutations((x, gate))))
     return _finish(w, x)
 
@@ -272,9 +292,9 @@ def reduced(draw: Draw) -> Network:
 def spatial_gate(draw: Draw) -> Network:
     """Return a network with a gate for each pixel and one for each channel, on either side."""
     w = Writer(draw(st.integers(1, 3)))
-    x = _image(draw, w, draw(st.integers(2, 3)), 2)
+    x, rank = _image(draw, w, draw(st.integers(2, 3)), 2)
     shape = w.type(x).shape
-    for i, own in enumerate(((shape[0], 1, *shape[2:]), (1, shape[1], 1, 1))):
+    for i, own in enumerate(((shape[0], 1, *shape[2:]), (1, shape[1], *(1,) * rank))):
         x = w("mul", *draw(st.permutations((x, w.parameter(f"gate{i}", *own)))))
     return _finish(w, x)
 
@@ -289,9 +309,9 @@ def permuted(draw: Draw) -> Network:
 
 def shuffled(draw: Draw) -> Network:
     w = Writer(draw(st.integers(1, 3)))
-    factor = draw(PAIR)
-    deep = factor[0] * factor[1] * draw(st.integers(1, 2))
-    x = w.parameter("x", w.batch, deep, draw(st.integers(1, 3)), draw(st.integers(1, 3)))
+    rank = draw(st.sampled_from((1, 2, 2, 3)))
+    factor = _axes(draw, rank, 1, 3 if rank < 3 else 2)
+    x = w.parameter("x", w.batch, math.prod(factor) * draw(st.integers(1, 2)), *_axes(draw, rank, 1, 3))
     x = w("channel_shuffle", w("pixel_shuffle", x, factor=factor), groups=1)
     return _finish(w, w("channel_shuffle", w("pixel_unshuffle", x, factor=factor), groups=factor[0]))
 
@@ -326,8 +346,9 @@ def stacked(draw: Draw) -> Network:
 
 def padded(draw: Draw) -> Network:
     w = Writer(draw(st.integers(1, 2)))
-    x = _image(draw, w, draw(st.integers(1, 2)), 3)
-    return _finish(w, w("padding", x, pad=draw(PAD), mode=draw(st.sampled_from(("zero", "replicate", "reflect")))))
+    x, rank = _image(draw, w, draw(st.integers(1, 2)), 3)
+    pad = _axes(draw, 2 * rank, 0, 2)
+    return _finish(w, w("padding", x, pad=pad, mode=draw(st.sampled_from(("zero", "replicate", "reflect")))))
 
 
 def elementary(draw: Draw) -> Network:
@@ -345,7 +366,7 @@ def prelu(draw: Draw) -> Network:
 
 def instance_norm(draw: Draw) -> Network:
     w = Writer(draw(st.integers(1, 3)))
-    x = w.parameter("x", w.batch, draw(st.integers(1, 3)), 3, draw(st.integers(2, 4)))
+    x, _ = _image(draw, w, draw(st.integers(1, 3)), 2, 5)
     return _finish(w, w("instance_norm", w("tanh", x), eps=1e-2))
 
 
@@ -468,7 +489,7 @@ def flatten(draw: Draw) -> Network:
 
 def softmax_cross_entropy(draw: Draw) -> Network:
     w = Writer(draw(st.integers(1, 4)))
-    places = draw(st.lists(st.integers(1, 3), max_size=2))
+    places = draw(st.lists(st.integers(1, 3), max_size=3))
     x, target = w.parameter("x", w.batch, 3, *places), w.input("target", *places, classes=True)
     loss = w("softmax_cross_entropy", x, target, smoothing=draw(st.sampled_from((0.0, 0.1))))
     return w.finish((x,), ((loss, draw(st.sampled_from((1.0, 0.3)))),))
@@ -492,7 +513,7 @@ def kl_divergence(draw: Draw) -> Network:
 
 def weighted_cross_entropy(draw: Draw) -> Network:
     w = Writer(draw(st.integers(4, 6)))  # so that not all are left out
-    places = draw(st.lists(st.integers(1, 3), max_size=2))
+    places = draw(st.lists(st.integers(1, 3), max_size=3))
     x, target = w.parameter("x", w.batch, 3, *places), w.input("target", *places, classes=True)
     settings = {
         "smoothing": draw(st.sampled_from((0.0, 0.1, 1.0))),
@@ -505,7 +526,7 @@ def weighted_cross_entropy(draw: Draw) -> Network:
 
 def dice(draw: Draw) -> Network:
     w = Writer(draw(st.integers(1, 4)))
-    places = draw(st.lists(st.integers(1, 3), max_size=2))
+    places = draw(st.lists(st.integers(1, 3), max_size=3))
     x, target = w.parameter("x", w.batch, 3, *places), w.input("target", *places, classes=True)
     settings = {
         "smooth": draw(st.sampled_from((1.0, 0.01))),
@@ -550,7 +571,7 @@ def probability_cross_entropy(draw: Draw) -> Network:
 
 def nll(draw: Draw) -> Network:
     w = Writer(draw(st.integers(4, 6)))  # so that not all are left out
-    places = draw(st.lists(st.integers(1, 3), max_size=2))
+    places = draw(st.lists(st.integers(1, 3), max_size=3))
     x = w("log_softmax", w.parameter("x", w.batch, 3, *places))
     settings = draw(st.sampled_from(({}, {"ignore_index": 1}, {"class_weights": (1.0, 0.5, 2.0)})))
     return w.finish((x,), ((w("nll", x, w.input("target", *places, classes=True), **settings), 1.0),))
@@ -575,7 +596,7 @@ def two_losses(draw: Draw) -> Network:
 
 def top_k(draw: Draw) -> Network:
     w = Writer(draw(st.integers(1, 4)))
-    places = draw(st.lists(st.integers(1, 3), max_size=2))
+    places = draw(st.lists(st.integers(1, 3), max_size=3))
     x, target = w.parameter("x", w.batch, 4, *places), w.input("target", *places, classes=True)
     loss, share = w("softmax_cross_entropy", x, target), w("top_k", x, target, k=draw(st.integers(1, 4)))
     network = w.finish((x,), ((loss, 1.0),))
@@ -585,7 +606,7 @@ def top_k(draw: Draw) -> Network:
 def counted(draw: Draw) -> Network:
     """Return a network with metrics that leave out ignored positions."""
     w = Writer(draw(st.integers(4, 6)))  # so that not all are left out
-    places = draw(st.lists(st.integers(1, 3), max_size=2))
+    places = draw(st.lists(st.integers(1, 3), max_size=3))
     x, target = w.parameter("x", w.batch, 4, *places), w.input("target", *places, classes=True)
     ignored = draw(st.sampled_from(("none", 1, 255)))
     loss = w("softmax_cross_entropy", x, target)
@@ -599,7 +620,8 @@ CASES: dict[str, Callable[[Draw], Network]] = {
     f.__name__: f
     for f in (
         matmul, attention, window_attention,
-        conv, standardized, conv_transpose, linear, bn, group_norm, layer_norm, lrn, maxpool, avgpool, global_avgpool,
+        conv, standardized, conv_transpose, linear, bn, group_norm, layer_norm, lrn, maxpool, maxpool_dilated,
+        avgpool, global_avgpool,
         adaptive_pool, adaptive_pool_small, global_maxpool, upsample, resize, concat, joined_statistics, gated,
         broadcasting, chosen, clamped, hardtanh, detached,
         spatial_gate, free_parameter, reduced, permuted, shuffled, sliced, parted, stacked, padded,

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 
 from mbc.interchange.aten.base import Refused
 from mbc.interchange.from_onnx.expressions import Expression
 from mbc.interchange.from_onnx.operator import Operator, Rule
 from mbc.interchange.program import Argument
-from mbc.ops.window import window_counts
+from mbc.ops.pooling import Pool
 
 _MOST_POSITIONS = 256  # most pixels of a window of max pooling
 
@@ -96,10 +97,10 @@ def _check_windows(
     if kind == "max" and down * across > _MOST_POSITIONS:
         raise Refused(f"its windows have more than {_MOST_POSITIONS} pixels", "use smaller windows")
     ceil = bool(op.integer("ceil_mode", 0))
-    size = (x.shape[2], x.shape[3])
-    if window_counts(size, (down, across), (by, beside), pad, ceil) != result[2:]:
+    pool = Pool(x.shape[2:], (down, across), (by, beside), pad, ceil)
+    if pool.output_size != result[2:]:
         raise Refused("the last of its windows begins in the padding, and is dropped by PyTorch", "use ceil_mode=0")
-    if op.op == "LpPool" and ceil and window_counts(size, (down, across), (by, beside), pad, False) != result[2:]:
+    if op.op == "LpPool" and ceil and replace(pool, ceil=False).output_size != result[2:]:
         raise Refused("the last of its windows reaches over the edge", "use ceil_mode=0")
 
 

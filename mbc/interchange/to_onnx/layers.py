@@ -8,18 +8,13 @@ from typing import Any
 import numpy as np
 
 from mbc.interchange.to_onnx.nodes import NotExported, Operator, Rule
-from mbc.ops.window import spans
 
 _BIASED = {"Conv": 2, "ConvTranspose": 2, "Gemm": 2}  # number of inputs without the bias
 
 
-def _pads(pad: tuple[int, int, int, int]) -> list[int]:
-    top, bottom, left, right = pad
-    return [top, left, bottom, right]
-
-
 def _window(op: Operator) -> dict[str, Any]:
-    return {"kernel_shape": list(op.a.kernel), "strides": list(op.a.stride), "pads": _pads(op.a.pad)}
+    pads = [*op.a.before, *op.a.after]
+    return {"kernel_shape": list(op.a.kernel), "strides": list(op.a.stride), "pads": pads}
 
 
 def _conv(op: Operator) -> None:
@@ -37,10 +32,8 @@ def _standardize_filters(op: Operator) -> None:
 
 
 def _conv_transpose(op: Operator) -> None:
-    top, bottom, left, right = op.a.pad
-    less = (top + bottom, left + right)
-    reach = spans(op.a.kernel, op.a.dilation)
-    sizes = zip(op.a.size, op.shape()[2:], op.a.stride, reach, less, strict=True)
+    less = map(sum, zip(op.a.before, op.a.after, strict=True))
+    sizes = zip(op.a.size, op.shape()[2:], op.a.stride, op.a.span, less, strict=True)
     more = [size - ((given - 1) * stride + span - pad) for size, given, stride, span, pad in sizes]
     op.last(
         "ConvTranspose", *op.inputs, **_window(op), dilations=list(op.a.dilation), group=op.a.groups,
@@ -114,31 +107,32 @@ def _pool(kind: str, op: Operator) -> None:
     if op.a.kernel == op.a.size == op.shape()[2:] and not any(op.a.pad):
         op.last(f"Global{kind}Pool", op.inputs[0])
         return
-    top, bottom, left, right = op.a.pad
-    below, beside = _behind(op)
-    x, pads, more = op.inputs[0], (top, below, left, beside), {}
+    behind = _behind(op)
+    x, before, more = op.inputs[0], op.a.before, {}
     if kind == "Average":
         counted = op.a.count_pad
-        if counted and (below, beside) != (bottom, right):  # pixels that ceil mode adds do not count, but padding does
-            x = op.step("Pad", x, op.whole(0, 0, top, left, 0, 0, bottom, right))
-            pads, counted = (0, below - bottom, 0, beside - right), False
+        if counted and behind != op.a.after:  # pixels that ceil mode adds do not count, but padding does
+            x = op.step("Pad", x, op.whole(0, 0, *before, 0, 0, *op.a.after))
+            behind = tuple(b - own for b, own in zip(behind, op.a.after, strict=True))
+            before, counted = (0,) * len(before), False
         more = {"count_include_pad": int(counted)}
-    op.last(f"{kind}Pool", x, **{**_window(op), "pads": _pads(pads)}, **more)
+    elif set(op.a.spacing) != {1}:
+        more = {"dilations": list(op.a.spacing)}
+    op.last(f"{kind}Pool", x, **{**_window(op), "pads": [*before, *behind]}, **more)
 
 
-def _behind(op: Operator) -> tuple[int, int]:
-    """Return the padding at the bottom and on the right with which the result has its size if sizes are rounded down.
+def _behind(op: Operator) -> tuple[int, ...]:
+    """Return the padding after each axis with which the result has its size if sizes are rounded down.
 
     In ceil mode PyTorch and mbc drop a last window that would begin in the padding. ONNX's shape inference keeps such a
     window, so the export never writes ceil_mode.
     """
-    top, bottom, left, right = op.a.pad
     behind: list[int] = []
-    axes = zip(op.shape()[2:], op.result[2:], op.a.kernel, op.a.stride, ((top, bottom), (left, right)), strict=True)
-    for size, output, kernel, stride, (before, after) in axes:
-        fits = (size + before + after - kernel) // stride + 1 == output
-        behind.append(after if fits else (output - 1) * stride + kernel - size - before)
-    return behind[0], behind[1]
+    axes = zip(op.shape()[2:], op.result[2:], op.a.span, op.a.stride, op.a.before, op.a.after, strict=True)
+    for size, output, span, stride, before, after in axes:
+        fits = (size + before + after - span) // stride + 1 == output
+        behind.append(after if fits else (output - 1) * stride + span - size - before)
+    return tuple(behind)
 
 
 def _adaptive_average(op: Operator) -> None:

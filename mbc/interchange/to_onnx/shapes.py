@@ -191,7 +191,7 @@ def _unflatten(op: Operator) -> None:
 def _upsample(op: Operator) -> None:
     scales = op.floats([float(factor) for factor in op.a.factor])
     op.last(
-        "Resize", op.inputs[0], "", scales, mode="nearest", axes=[2, 3],
+        "Resize", op.inputs[0], "", scales, mode="nearest", axes=list(range(2, len(op.shape()))),
         coordinate_transformation_mode="asymmetric", nearest_mode="floor",
     )  # fmt: skip
 
@@ -200,7 +200,7 @@ def _resize(op: Operator) -> None:
     how = {"mode": "nearest", "coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
     if op.a.bilinear:
         how = {"mode": "linear", "coordinate_transformation_mode": "half_pixel"}
-    op.last("Resize", op.inputs[0], "", "", op.whole(*op.a.output_size), axes=[2, 3], **how)
+    op.last("Resize", op.inputs[0], "", "", op.whole(*op.a.output_size), axes=list(range(2, len(op.shape()))), **how)
 
 
 RULES: Mapping[str, Rule] = {

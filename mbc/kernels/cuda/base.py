@@ -108,6 +108,17 @@ def always(_: Request) -> bool:
     return True
 
 
+def planar(request: Request) -> bool:
+    """Return whether no operand has more than two spatial axes."""
+    return all(len(t.shape) <= 4 for t in (*request.inputs, *request.outputs))
+
+
+def in_plane(numbers: tuple[int, ...], missing: int) -> tuple[int, int]:
+    """Return the numbers of height and width; `missing` stands for the height of images along one axis."""
+    *height, width = numbers
+    return (*height, missing)[0], width
+
+
 def same_layout(request: Request) -> Iterable[Layouts]:
     """Yield all operands channels first. Also yield all operands channels last, if that is another order in memory."""
     operands = (*request.inputs, *request.outputs)

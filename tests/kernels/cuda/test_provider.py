@@ -17,8 +17,9 @@ from mbc.hardware.spec import find_spec
 from mbc.ir.types import DType, Layout, Precision, TensorType, layout_matters
 from mbc.kernels.base import Call, Candidate, Request
 from mbc.kernels.cuda import KERNELS, OWN, function_of
-from mbc.kernels.cuda.base import THREADS, always
+from mbc.kernels.cuda.base import THREADS, always, planar
 from mbc.kernels.cuda.norm.reduce import LEAST_TERMS, SUM_BLOCKS, Sums
+from mbc.kernels.cuda.pool.pooling import takes_pool
 from mbc.kernels.launch_operands import count
 from mbc.kernels.nccl import COLLECTIVES
 from mbc.ops import KINDS
@@ -98,7 +99,8 @@ def test_every_operation_that_runs_has_a_kernel():
     # What takes only some requests of its kind has another beside it that takes them all.
     # A guard clips the norm of the gradients or not: a kernel for each.
     assert {kernel.name for kernel in KERNELS.values() if kernel.kind == "guard"} == {"guard", "guard_clip_norm"}
-    whole = {kernel.name for kernel in KERNELS.values() if kernel.takes is always}
+    # Spatial operations have kernels along one and two axes; along three, libraries have convolutions.
+    whole = {kernel.name for kernel in KERNELS.values() if kernel.takes in (always, planar, takes_pool)}
     assert running | {"convert"} == whole | {"guard"}
 
 

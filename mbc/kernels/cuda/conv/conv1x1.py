@@ -78,7 +78,7 @@ def _takes(request: Request) -> bool:
     a, image, result = attributes(request), request.inputs[0], request.outputs[0]
     return (
         {image.dtype, result.dtype} in ({DType.BF16}, {DType.FP16})
-        and (a.kernel, a.stride, a.pad) == ((1, 1), (1, 1), (0, 0, 0, 0))
+        and a.is_pointwise
         and channels_by(EIGHT, request)
         and image.shape[1] <= MOST_CHANNELS
     )
@@ -129,7 +129,7 @@ def _fixed_bytes(request: Request) -> int:
 
 def _staged(request: Request) -> list[TensorType]:
     """Return the operands of the epilogue that are as large as the result."""
-    return [i for i in request.inputs[2 * len(gemms_of(request)) :] if len(i.shape) == 4]
+    return [i for i in request.inputs[2 * len(gemms_of(request)) :] if len(i.shape) > 2]
 
 
 def _staged_tile_bytes(request: Request) -> int:

@@ -45,7 +45,8 @@ def _takes(request: Request) -> bool:
     channels = conv.image.shape[1]
     return (
         conv.image.dtype is conv.features.dtype
-        and (a.kernel, a.stride, a.pad, a.groups) == ((1, 1), (1, 1), (0, 0, 0, 0), 1)
+        and a.is_pointwise
+        and a.groups == 1
         and conv.features.shape[1] <= MOST_FILTERS
         and channels <= MOST_CHANNELS
         and channels % _vector(request) == 0

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from mbc.ir.types import TensorType
 from mbc.kernels.base import Request
+from mbc.kernels.cuda.base import in_plane
 from mbc.kernels.launch_struct import Struct
 from mbc.ops.convolution import Convolution
 
@@ -56,24 +57,24 @@ class ConvolutionSizes(Struct):
 
 
 def sizes(request: Request) -> dict[str, int]:
-    """Return the fields of `ConvolutionSizes` for a request in any pass."""
+    """Return the fields of `ConvolutionSizes` for a request in any pass, along one or two axes."""
     a, conv = attributes(request), ConvOperands.of(request)
-    rows, channels, height, width = conv.image.shape
-    _, filters, out_height, out_width = conv.features.shape
+    fields = {
+        "": conv.image.shape[2:],
+        "out_": conv.features.shape[2:],
+        "kernel_": a.kernel,
+        "stride_": a.stride,
+    }
+    planes = {name: in_plane(numbers, 1) for name, numbers in fields.items()}
+    pad_top, pad_left = in_plane(a.before, 0)
     return {
-        "rows": rows,
-        "channels": channels,
-        "height": height,
-        "width": width,
-        "filters": filters,
-        "out_height": out_height,
-        "out_width": out_width,
-        "kernel_height": a.kernel[0],
-        "kernel_width": a.kernel[1],
-        "stride_height": a.stride[0],
-        "stride_width": a.stride[1],
-        "pad_top": a.pad[0],
-        "pad_left": a.pad[2],
+        "rows": conv.image.shape[0],
+        "channels": conv.image.shape[1],
+        "filters": conv.features.shape[1],
+        **{f"{name}height": height for name, (height, _) in planes.items()},
+        **{f"{name}width": width for name, (_, width) in planes.items()},
+        "pad_top": pad_top,
+        "pad_left": pad_left,
     }
 
 
@@ -98,7 +99,7 @@ def data_pass_is_convolution(request: Request) -> bool:
     This needs a stride of one and less padding than the filter's size.
     """
     a = attributes(request)
-    return a.stride == (1, 1) and a.pad[0] < a.kernel[0] and a.pad[2] < a.kernel[1]
+    return set(a.stride) == {1} and all(before < k for before, k in zip(a.before, a.kernel, strict=True))
 
 
 def channels_by(many: int, request: Request) -> bool:
@@ -109,10 +110,10 @@ def channels_by(many: int, request: Request) -> bool:
     a, conv = attributes(request), ConvOperands.of(request)
     image, features = conv.image, conv.features
     return (
-        len(image.shape) == 4
-        and image.shape[1] % many == 0
+        image.shape[1] % many == 0
         and features.shape[1] % many == 0
         and max(*image.shape[2:], *features.shape[2:]) + max(a.pad) < MOST_PIXELS
         and max(image.elements, features.elements) < 1 << 31
-        and (a.dilation, a.groups) == ((1, 1), 1)
+        and a.groups == 1
+        and set(a.dilation) == {1}
     )

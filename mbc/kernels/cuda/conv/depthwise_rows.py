@@ -47,7 +47,7 @@ class _Shape:
     """Filter sizes that one file of kernels is compiled for."""
 
     name: str
-    holds: Callable[[tuple[int, int]], bool]
+    holds: Callable[[tuple[int, ...]], bool]
     vector: int  # channels of a thread of the filter pass, which keeps all their sums in registers
 
     @property
@@ -55,7 +55,7 @@ class _Shape:
         return FilterBlocks(self.vector, FILTER_THREADS, MOST_BLOCKS)
 
 
-def _one_row_or_column(kernel: tuple[int, int]) -> bool:
+def _one_row_or_column(kernel: tuple[int, ...]) -> bool:
     return min(kernel) == 1 < max(kernel) <= MOST_TAPS
 
 
@@ -69,10 +69,10 @@ _SHAPES = (
 def _takes(shape: _Shape, request: Request) -> bool:
     channels, filters = (t.shape[1] for t in (ConvOperands.of(request).image, ConvOperands.of(request).features))
     return (
-        shape.holds(attributes(request).kernel)
+        is_depthwise(request)
+        and shape.holds(attributes(request).kernel)
         and filters == channels
         and channels % PAIR == 0
-        and is_depthwise(request)
     )
 
 

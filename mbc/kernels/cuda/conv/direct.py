@@ -1,18 +1,27 @@
 """Convolutions and linear layers that cuDNN and cuBLASLt refuse.
 
-These kernels are correct for every request but never fast: their estimates keep the search from choosing them where a
-library has a kernel.
+These kernels are correct for every request along one or two axes, but never fast: their estimates keep the search from
+choosing them where a library has a kernel.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mbc.hardware.spec import DeviceSpec
 from mbc.ir.types import Layout
 from mbc.kernels.base import Request
-from mbc.kernels.cuda.base import OwnKernel, Slice, channels_first, gemm_us, layout_code, type_code
+from mbc.kernels.cuda.base import (
+    OwnKernel,
+    Slice,
+    channels_first,
+    gemm_us,
+    in_plane,
+    layout_code,
+    planar,
+    type_code,
+)
 from mbc.kernels.cuda.conv.conv_operands import ConvolutionSizes, ConvOperands, attributes, sizes
 from mbc.kernels.launch_struct import Struct
 from mbc.ops.matrix import Linear
@@ -83,13 +92,14 @@ def _parts(request: Request) -> int:
 
 def _convolution(at: Slice) -> ConvolutionArguments:
     request, a = at.request, attributes(at.request)
+    dilation_height, dilation_width = in_plane(a.dilation, 1)
     return ConvolutionArguments(
         **sizes(request),
         type=type_code(request.inputs[0]),
         layout=layout_code(at.layout),
         tiled=int(_tiled(request)),
-        dilation_height=a.dilation[0],
-        dilation_width=a.dilation[1],
+        dilation_height=dilation_height,
+        dilation_width=dilation_width,
         groups=a.groups,
         parts=_parts(request),
         accumulate=int(at.accumulate),
@@ -131,18 +141,16 @@ def _linear_us(request: Request, device: DeviceSpec) -> float:
     return gemm_us(request, device, operations, device.fp32_tflops, TILED_SHARE)
 
 
+_FORWARD = OwnKernel(
+    "convolution", "conv/direct.cu", ConvolutionArguments, _convolution, time_us=_convolution_us, takes=planar
+)
 KERNELS = (
-    OwnKernel("convolution", "conv/direct.cu", ConvolutionArguments, _convolution, time_us=_convolution_us),
-    OwnKernel(
-        "convolution_backward_data", "conv/direct.cu", ConvolutionArguments, _convolution, time_us=_convolution_us
-    ),
-    OwnKernel(
-        "convolution_backward_filter",
-        "conv/direct.cu",
-        ConvolutionArguments,
-        _convolution,
+    _FORWARD,
+    replace(_FORWARD, kind="convolution_backward_data"),
+    replace(
+        _FORWARD,
+        kind="convolution_backward_filter",
         workspace=_partial_bytes,
-        time_us=_convolution_us,
         launches=2,
         accumulates=True,
     ),

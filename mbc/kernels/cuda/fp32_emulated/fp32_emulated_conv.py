@@ -54,8 +54,9 @@ class Fp32EmulatedArguments(ConvolutionSizes):
 
 def _takes(request: Request) -> bool:
     conv = ConvOperands.of(request)
+    planes = len(conv.image.shape) == 4
     types = {conv.image.dtype, conv.features.dtype}
-    return request.precision is Precision.FP32 and types == {DType.FP32} and channels_by(CHANNELS, request)
+    return planes and request.precision is Precision.FP32 and types == {DType.FP32} and channels_by(CHANNELS, request)
 
 
 def _takes_data(request: Request) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mbc.kernels.cuda.base import OwnKernel, Slice, layout_code, type_code
+from mbc.kernels.cuda.base import OwnKernel, Slice, in_plane, layout_code, planar, type_code
 from mbc.kernels.launch_struct import Struct
 from mbc.ops.adaptive_pool import AdaptiveMaxPool, AdaptivePool
 
@@ -34,11 +34,11 @@ def _arguments(at: Slice) -> AdaptivePoolArguments:
     y, a = at.request.outputs[0], at.request.attributes
     assert isinstance(a, AdaptivePool)
     index = int(isinstance(a, AdaptiveMaxPool) and a.index)
-    rows, channels = y.shape[:2]
-    return AdaptivePoolArguments(type_code(y), layout_code(at.layout), rows, channels, *a.size, *a.output_size, index)
+    (rows, channels), planes = y.shape[:2], (*in_plane(a.size, 1), *in_plane(a.output_size, 1))
+    return AdaptivePoolArguments(type_code(y), layout_code(at.layout), rows, channels, *planes, index=index)
 
 
 KERNELS = tuple(
-    OwnKernel(f"adaptive_{kind}", FILE, AdaptivePoolArguments, _arguments)
+    OwnKernel(f"adaptive_{kind}", FILE, AdaptivePoolArguments, _arguments, takes=planar)
     for kind in ("avg_pool", "avg_pool_backward", "max_pool", "max_pool_backward")
 )

@@ -9,7 +9,7 @@ from mbc.ir.types import Layout, TensorType
 from mbc.kernels.base import Request
 from mbc.kernels.cuda.base import OwnKernel, Slice, touched_us
 from mbc.kernels.cuda.norm.batch_norm import SUM_BYTES, SUMS_BYTES, partial_bytes, parts
-from mbc.kernels.cuda.pool.pooling import PoolArguments, pool_arguments
+from mbc.kernels.cuda.pool.pooling import PoolArguments, pool_arguments, takes_pool
 from mbc.kernels.cuda.wiring import (
     AFFINE,
     Numbers,
@@ -45,7 +45,7 @@ def _pool_stored(at: Slice) -> PoolArguments:
 
 def _image(request: Request) -> TensorType:
     """Return the type of the image that is pooled, or of its gradient."""
-    pooled = next(t for t in request.inputs if len(t.shape) == 4)
+    pooled = next(t for t in request.inputs if len(t.shape) > 2)
     return TensorType((*pooled.shape[:2], *_attributes(request).size), pooled.dtype)
 
 
@@ -186,7 +186,7 @@ def _with_slice(kernel: OwnKernel) -> OwnKernel:
     return replace(kernel, trailing=trailing, time_us=touched_us)
 
 
-KERNELS = (
+_KERNELS = (
     _forward("relu+max_pool", "relu_max_pool", _chain(1, 1)),
     _forward("bias_add+relu+max_pool", "bias_add_relu_max_pool", _chain(2, 2)),
     OwnKernel(
@@ -272,3 +272,13 @@ KERNELS = (
         )
     ),
 )
+
+
+def _with_pool(kernel: OwnKernel) -> OwnKernel:
+    def takes(request: Request) -> bool:
+        return kernel.takes(request) and takes_pool(request)
+
+    return replace(kernel, takes=takes)
+
+
+KERNELS = tuple(map(_with_pool, _KERNELS))

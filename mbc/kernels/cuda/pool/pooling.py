@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mbc.ir.types import TensorType
-from mbc.kernels.cuda.base import Channels, OwnKernel, Slice, layout_code, type_code
+from mbc.kernels.base import Request
+from mbc.kernels.cuda.base import Channels, OwnKernel, Slice, in_plane, layout_code, planar, type_code
 from mbc.kernels.cuda.image import ImageArguments
 from mbc.kernels.launch_struct import Struct
+from mbc.ops.fused import Fused
 from mbc.ops.pooling import AveragePool, MaxPool, Pool
 from mbc.ops.resize import Resize
 from mbc.ops.response import Lrn
@@ -98,7 +100,9 @@ def pool_arguments(at: Slice, a: Pool, of: TensorType | None = None) -> PoolArgu
     request = at.request
     y = of or request.outputs[0]  # in the backward pass, the data gradient
     option = a.count_pad if isinstance(a, AveragePool) else isinstance(a, MaxPool) and len(request.outputs) == 2
-    (height, width), (out_height, out_width) = a.size, a.output_size
+    (height, width), (out_height, out_width) = in_plane(a.size, 1), in_plane(a.output_size, 1)
+    (kernel_height, kernel_width), (stride_height, stride_width) = in_plane(a.kernel, 1), in_plane(a.stride, 1)
+    (pad_top, pad_left), (pad_bottom, pad_right) = in_plane(a.before, 0), in_plane(a.after, 0)
     return PoolArguments(
         type=type_code(y),
         layout=layout_code(at.layout),
@@ -108,16 +112,24 @@ def pool_arguments(at: Slice, a: Pool, of: TensorType | None = None) -> PoolArgu
         width=width,
         out_height=out_height,
         out_width=out_width,
-        kernel_height=a.kernel[0],
-        kernel_width=a.kernel[1],
-        stride_height=a.stride[0],
-        stride_width=a.stride[1],
-        pad_top=a.pad[0],
-        pad_bottom=a.pad[1],
-        pad_left=a.pad[2],
-        pad_right=a.pad[3],
+        kernel_height=kernel_height,
+        kernel_width=kernel_width,
+        stride_height=stride_height,
+        stride_width=stride_width,
+        pad_top=pad_top,
+        pad_bottom=pad_bottom,
+        pad_left=pad_left,
+        pad_right=pad_right,
         option=int(option),
     )
+
+
+def takes_pool(request: Request) -> bool:
+    """Return whether all pools of a request have windows that are not dilated, along one or two axes."""
+    a = request.attributes
+    members = a.members if isinstance(a, Fused) else (request,)
+    pools = (m.attributes for m in members if isinstance(m.attributes, Pool))
+    return planar(request) and all(set(pool.spacing) == {1} for pool in pools)
 
 
 def _lrn(at: Slice) -> LrnArguments:
@@ -137,28 +149,27 @@ def _upsample(at: Slice) -> UpsampleArguments:
     request, a = at.request, at.request.attributes
     assert isinstance(a, Upsample)
     small = min(request.inputs[0], request.outputs[0], key=lambda t: t.elements)
-    rows, channels, height, width = small.shape
-    return UpsampleArguments(type_code(small), layout_code(at.layout), rows, channels, height, width, *a.factor)
+    rows, channels, *size = small.shape
+    planes = *in_plane(tuple(size), 1), *in_plane(a.factor, 1)
+    return UpsampleArguments(type_code(small), layout_code(at.layout), rows, channels, *planes)
 
 
 def _resize(at: Slice) -> ResizeArguments:
     x, a = at.request.inputs[0], at.request.attributes
     assert isinstance(a, Resize)
-    rows, channels = x.shape[:2]
-    return ResizeArguments(
-        type_code(x), layout_code(at.layout), rows, channels, *a.size, *a.output_size, int(a.bilinear)
-    )
+    (rows, channels), planes = x.shape[:2], (*in_plane(a.size, 1), *in_plane(a.output_size, 1))
+    return ResizeArguments(type_code(x), layout_code(at.layout), rows, channels, *planes, bilinear=int(a.bilinear))
 
 
 KERNELS = (
-    OwnKernel("max_pool", "pool/max_pool.cu", PoolArguments, _pool, version=3),
-    OwnKernel("max_pool_backward", "pool/max_pool_backward.cu", PoolArguments, _pool, version=3),
-    OwnKernel("avg_pool", "pool/avg_pool.cu", PoolArguments, _pool),
-    OwnKernel("avg_pool_backward", "pool/avg_pool.cu", PoolArguments, _pool),
+    OwnKernel("max_pool", "pool/max_pool.cu", PoolArguments, _pool, version=3, takes=takes_pool),
+    OwnKernel("max_pool_backward", "pool/max_pool_backward.cu", PoolArguments, _pool, version=3, takes=takes_pool),
+    OwnKernel("avg_pool", "pool/avg_pool.cu", PoolArguments, _pool, takes=takes_pool),
+    OwnKernel("avg_pool_backward", "pool/avg_pool.cu", PoolArguments, _pool, takes=takes_pool),
     OwnKernel("lrn", "pool/lrn.cu", LrnArguments, _lrn, _lrn_reals),
     OwnKernel("lrn_backward", "pool/lrn.cu", LrnArguments, _lrn, _lrn_reals),
-    OwnKernel("upsample", "pool/upsample.cu", UpsampleArguments, _upsample),
-    OwnKernel("upsample_backward", "pool/upsample.cu", UpsampleArguments, _upsample),
-    OwnKernel("resize", "pool/resize.cu", ResizeArguments, _resize),
-    OwnKernel("resize_backward", "pool/resize.cu", ResizeArguments, _resize),
+    OwnKernel("upsample", "pool/upsample.cu", UpsampleArguments, _upsample, takes=planar),
+    OwnKernel("upsample_backward", "pool/upsample.cu", UpsampleArguments, _upsample, takes=planar),
+    OwnKernel("resize", "pool/resize.cu", ResizeArguments, _resize, takes=planar),
+    OwnKernel("resize_backward", "pool/resize.cu", ResizeArguments, _resize, takes=planar),
 )
