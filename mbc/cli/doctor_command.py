@@ -10,7 +10,7 @@ import platform
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from mbc.errors import MbcError
 from mbc.hardware.collective_times import Link
+from mbc.hardware.spec import device_specs
 from mbc.units import show_size
 from mbc.version import __version__
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from mbc.hardware.target import LocalGpu
 
 _NO_GPU = "no training on a GPU here: modules run on the CPU, and plans can still be made for any GPU"
+_ELSEWHERE = "plan for one elsewhere with --gpu (mbc gpus lists them)"
 _NO_RANKS = "a training stays on one GPU"
 _NO_CPU_RANKS = "a training on the CPU stays in one process"
 _OF_RANKS = frozenset(("NCCL", "mpi4py", "launcher"))
@@ -49,8 +51,8 @@ class Finding:
     Attributes:
         part: Name of the part.
         version: Version and place; None if the part is missing.
-        cost: What mbc cannot do, because the part is missing or too old; empty if it is usable.
-        remedy: How to get it; empty if it is usable.
+        cost: What mbc cannot do, because the part is missing or unusable; empty otherwise.
+        remedy: How to get a usable one; empty if it is usable.
     """
 
     part: str
@@ -69,7 +71,7 @@ def run(arguments: argparse.Namespace) -> int:
     for finding in findings:
         if finding.version is not None and finding.cost:
             cost = f"{finding.version}: {finding.cost}"
-            print(f"too old  {finding.part:<{width}}  {cost}\n{'':<{width + 11}}do: {finding.remedy}")
+            print(f"unusable {finding.part:<{width}}  {cost}\n{'':<{width + 11}}do: {finding.remedy}")
         elif finding.version is not None:
             print(f"ok       {finding.part:<{width}}  {finding.version}")
         else:
@@ -97,24 +99,20 @@ def examine() -> Iterator[Finding]:
     from mbc.hardware.topology import link_between
 
     yield Finding("mbc", f"{__version__} with Python {platform.python_version()} on {platform.machine()}")
-    gpus = local_gpus()
+    gpus, tools = local_gpus(), find_toolchain()
     if gpus:
         yield _driver(gpus[0].driver)
         for index, gpu in enumerate(gpus):
-            yield _gpu(f"GPU {index}", gpu)
+            yield _gpu(f"GPU {index}", gpu, tools.architectures)
         if len(gpus) > 1:
             link = link_between([gpu.uuid for gpu in gpus])
             yield Finding("link", f"{_LINKS[link]} between the GPUs (the slowest of any two)")
-    elif shutil.which("nvidia-smi"):
-        yield Finding("driver", None, _NO_GPU, "nvidia-smi finds no GPU: check the driver, or give the container a GPU")
-        yield Finding("GPU", None, _NO_GPU, "plan for one elsewhere with --gpu (mbc gpus lists them)")
     else:
-        yield Finding(
-            "driver", None, _NO_GPU, "install NVIDIA's driver, 580 or newer for CUDA 13 (it brings nvidia-smi)"
-        )
-        yield Finding("GPU", None, _NO_GPU, "plan for one elsewhere with --gpu (mbc gpus lists them)")
+        install = "install NVIDIA's driver, 580 or newer for CUDA 13 (it brings nvidia-smi)"
+        check = "nvidia-smi finds no GPU: check the driver, or give the container a GPU"
+        yield Finding("driver", None, _NO_GPU, check if shutil.which("nvidia-smi") else install)
+        yield Finding("GPU", None, _NO_GPU, _ELSEWHERE)
 
-    tools = find_toolchain()
     makes = f", code for {tools.architectures[0]} to {tools.architectures[-1]}" if tools.architectures else ""
     yield _program("nvcc", tools.nvcc, r"release ([\d.]+)", makes, NVCC.remedy)
     yield _program("g++", tools.gxx, r"(\d+\.\d+\.\d+)", "", GXX.remedy)
@@ -199,15 +197,23 @@ def _driver(version: str) -> Finding:
     return Finding("driver", version, _NO_GPU, f"install NVIDIA's driver, {LEAST_DRIVER} or newer for CUDA 13")
 
 
-def _gpu(part: str, gpu: LocalGpu) -> Finding:
-    """Return the finding for a GPU, whose compute capability the libraries must support."""
+def _gpu(part: str, gpu: LocalGpu, architectures: Sequence[str]) -> Finding:
+    """Return the finding for a GPU.
+
+    mbc must have data on its architecture, and nvcc must compile for it (`architectures`, empty without nvcc).
+    """
     memory = f"{show_size(gpu.free_bytes)} of {show_size(gpu.memory_bytes)} free"
     version = f"{gpu.name} ({gpu.architecture}), {memory}"
     capability = gpu.architecture.removeprefix("sm_")
-    if not capability.isdecimal() or int(capability) >= LEAST_CAPABILITY:
-        return Finding(part, version)
-    needed = f"{LEAST_CAPABILITY // 10}.{LEAST_CAPABILITY % 10}"
-    return Finding(part, version, _NO_GPU, f"CUDA 13 and its libraries need compute capability {needed} or more")
+    if capability.isdecimal() and int(capability) < LEAST_CAPABILITY:
+        needed = f"{LEAST_CAPABILITY // 10}.{LEAST_CAPABILITY % 10}"
+        return Finding(part, version, _NO_GPU, f"CUDA 13 and its libraries need compute capability {needed} or more")
+    if all(spec.architecture != gpu.architecture for spec in device_specs().values()):
+        return Finding(part, version, f"mbc has no data on this architecture; {_NO_GPU}", _ELSEWHERE)
+    if architectures and gpu.architecture not in architectures:
+        makes = f"nvcc makes code for {architectures[0]} to {architectures[-1]} only"
+        return Finding(part, version, f"{makes}; {_NO_BUILD}", f"install a CUDA toolkit that has {gpu.architecture}")
+    return Finding(part, version)
 
 
 def _document(finding: Finding) -> dict[str, str | None]:

@@ -176,7 +176,7 @@ def _remedy(token: Token, accepted: frozenset[str], before: Sequence[Token], ope
         if near is not None:
             return f"did you mean `{near}`?"
         return "a source consists of networks, blocks, a `train` section and a `memory` section"
-    return "see grammar/LANGUAGE.md for the form of each statement"
+    return "'The language of mbc, by example' in mbc's documentation shows the form of each statement"
 
 
 def _of_method(name: str) -> str:

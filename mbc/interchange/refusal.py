@@ -11,7 +11,8 @@ from mbc.interchange.program import Line
 
 MOST_PLACES = 4
 NOTHING_LIKE_IT = "the language has no such operation"
-REPLACE = "compute it with layers that docs/import.md lists"
+LISTED = "'Importing a PyTorch or ONNX model' in mbc's documentation lists them"
+REPLACE = f"compute it with layers that mbc supports: {LISTED}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,5 +63,5 @@ def report_refusals(what: str, refusals: Sequence[Refusal], cause: BaseException
     raise MbcError(
         "MBC303",
         f"{what} has {count} that mbc cannot import:\n  {listed}",
-        "change the model as stated above, and export it again (docs/import.md lists the supported operations)",
+        "change the model as stated above, and export it again",
     ) from cause

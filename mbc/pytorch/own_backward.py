@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from mbc.errors import MbcError
+from mbc.interchange.refusal import LISTED
 from mbc.pytorch.copies import copy_model
 from mbc.pytorch.model_tensors import first_rows, rows_of, tensors_in
 
@@ -154,8 +155,8 @@ class _Walk:
             raise MbcError(
                 "MBC330",
                 f"the model applies a torch.autograd.Function, whose own backward mbc would not run: {listed}",
-                "compute it with layers that docs/import.md lists, whose gradients are PyTorch's; or train the model"
-                " in PyTorch",
+                f"compute it with layers that mbc supports, whose gradients are PyTorch's ({LISTED}); or train the"
+                " model in PyTorch",
             )
 
     def _after(self, path: str) -> Any:

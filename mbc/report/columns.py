@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 _GAP = "  "
+_JOINT = re.compile(r"(?<=[ /._:+,])")  # where a word of a name begins
 DEFAULT_WIDTH = 120
 
 
@@ -94,9 +96,10 @@ def _tail(cells: Sequence[str], width: int) -> int:
 
 
 def cut(text: str, width: int, tail: int | None = None) -> str:
-    """Cut a text to `width` characters, of which `tail` are its last ones (None: half).
+    """Cut a text to at most `width` characters, of which `tail` are its last ones (None: half).
 
-    The middle is left out because names differ at their ends.
+    The middle is left out because names differ at their ends. Both ends are whole words, unless that would leave less
+    than half of an end.
     """
     if len(text) <= width:
         return text
@@ -104,4 +107,9 @@ def cut(text: str, width: int, tail: int | None = None) -> str:
         return "…"[:width]
     if tail is None:
         tail = (width - 1) // 2
-    return text[: width - 1 - tail] + "…" + text[len(text) - tail :]
+    joints = [joint.start() for joint in _JOINT.finditer(text)]
+    end = len(text) - tail
+    end = min((joint for joint in joints if end <= joint <= len(text) - tail / 2), default=end)
+    head = width - 1 - len(text) + end
+    head = max((joint for joint in joints if head <= 2 * joint <= 2 * head), default=head)
+    return text[:head].rstrip() + "…" + text[end:]

@@ -105,13 +105,17 @@ def test_links_between_gpus(mbc, monkeypatch):
         (("NVIDIA H200", "sm_90"), "535.2", ["driver"]),
         (("Tesla V100-SXM2-16GB", "sm_70"), "580.1", ["GPU 0"]),
         (("NVIDIA GeForce GTX 1080", "sm_61"), "535.2", ["driver", "GPU 0"]),
+        (("NVIDIA GeForce RTX 5090", "sm_120"), "580.1", ["GPU 0"]),
+        (("NVIDIA L4", "sm_89"), "580.1", ["GPU 0"]),
     ],
 )
-def test_a_driver_or_a_gpu_that_is_too_old(mbc, monkeypatch, gpu, driver, old):
+def test_an_unusable_driver_or_gpu(mbc, monkeypatch, gpu, driver, old):
+    """mbc has no data on compute capability 12.0, and nvcc does not compile for 8.9."""
     name, architecture = gpu
+    monkeypatch.setattr("mbc.codegen.toolchain._architectures", lambda _: ("sm_75", "sm_90", "sm_120"))
     monkeypatch.setattr("mbc.hardware.target.local_gpus", lambda: (LocalGpu(name, driver, architecture, 2**34, 2**34),))
     parts = _found(mbc)
     assert [part for part in ("driver", "GPU 0") if parts[part].cost] == old
     assert "16.0 GiB of 16.0 GiB free" in str(parts["GPU 0"].version)
     lines = mbc("doctor").out.splitlines()
-    assert [line.split("  ")[1] for line in lines if line.startswith("too old")] == old
+    assert [line.split("  ")[0].removeprefix("unusable ") for line in lines if line.startswith("unusable")] == old

@@ -47,6 +47,7 @@ def test_tables_shrink_to_the_terminal():
 )
 def test_cut(width, text):
     assert cut("layer1.0.conv1", width) == text
+    assert cut("cudnn/convolution deterministic=0 engine=-1", 33) == "cudnn/convolution…engine=-1"
 
 
 def test_rows_that_differ_in_the_middle_are_cut_apart():

@@ -18,6 +18,7 @@ from mbc.interchange.aten.base import Refused
 from mbc.interchange.from_onnx.package import onnx
 from mbc.interchange.program import Argument, Array, Dynamic, TensorMeta, TensorName
 from mbc.interchange.pt2 import printable
+from mbc.interchange.refusal import LISTED
 
 
 class Graph(Protocol):
@@ -219,12 +220,12 @@ class Operator:
             value = helper.get_attribute_value(attribute)
             if name not in read and not _is_default(schema, name, value):
                 reason = f"its attribute '{printable(name, 40)}' is {_shown(value)}, which is not supported"
-                return reason, "use operators that docs/import.md lists"
+                return reason, f"use operators that mbc supports: {LISTED}"
         for position, value in enumerate(self.inputs):
             if value and position not in read:
                 names = [] if schema is None else [str(i.name) for i in schema.inputs]
                 name = names[position] if position < len(names) else str(position)
-                return f"its input '{name}' is not supported", "use operators that docs/import.md lists"
+                return f"its input '{name}' is not supported", f"use operators that mbc supports: {LISTED}"
         return None
 
     def _schema(self) -> Any:
