@@ -84,8 +84,9 @@ types: setup
 	@if $(BIN)/python -c 'import torch' 2>/dev/null; then $(BIN)/pyright; \
 	    else $(BIN)/pyright --project pyright.without-torch.json; fi
 
-# Tests of one plan go to one worker, which then makes the plan once. Where the environment forbids Python to keep what it
-# compiled, each of the hundreds of processes that tests start would compile all of mbc again.
+# Tests of one file go to one worker, which then makes their plans and libraries once (tests/conftest.py). Where the
+# environment forbids Python to keep what it compiled, each of the hundreds of processes that tests start would compile
+# all of mbc again.
 pytest: export PYTHONDONTWRITEBYTECODE :=
 pytest: setup $(if $(ORACLE),oracle)
 	$(BIN)/python -m pytest -n auto --dist loadgroup $(if $(SHARES),--shares)

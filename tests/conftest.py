@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import os
+from collections.abc import Generator
 from pathlib import Path
 
 import pytest
@@ -35,6 +37,17 @@ def pytest_report_header(config: pytest.Config) -> str:
     return "without the exhaustive tests, which make test-all runs" if _leaves_out(config) else "all tests"
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Keep tests, of which there are thousands, out of garbage collection: the collector would search them in vain."""
+    from mbc.collection import uncollected
+
+    with uncollected():
+        result = yield
+    gc.freeze()
+    return result
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Deselect the tests that cannot run on this machine.
 
@@ -58,6 +71,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     chosen = set(kept)
     config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
     items[:] = kept
+    if hasattr(config, "workerinput"):
+        for item in items:
+            if not (item.get_closest_marker("xdist_group") or item.get_closest_marker("exhaustive")):
+                item.add_marker(pytest.mark.xdist_group(_group_of(item.path)))
+
+
+def _group_of(path: Path) -> str:
+    """Return the group of tests that one worker of pytest-xdist runs, because they share plans and libraries.
+
+    That is a file, or a folder of tests of the search. Workers that took turns would each make what is shared.
+    """
+    return path.parent.name if path.parent.parent.name == "optimize" else path.stem
 
 
 @pytest.fixture

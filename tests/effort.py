@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 
+ALL_TESTS = bool(os.environ.get("MBC_ALL_TESTS"))
+
 
 def examples(quick: int, exhaustive: int) -> int:
-    return exhaustive if os.environ.get("MBC_ALL_TESTS") else quick
+    return exhaustive if ALL_TESTS else quick

@@ -13,8 +13,6 @@ import pytest
 from tests import error_codes
 from tests.error_codes import ROOT, raised, vouched
 
-pytestmark = pytest.mark.xdist_group("error codes")  # which are read once
-
 
 @pytest.fixture(scope="module")
 def codes() -> dict[str, dict[str, list[str]]]:

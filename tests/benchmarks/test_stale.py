@@ -18,7 +18,9 @@ from correctness import Stage
 
 from mbc.provenance import digests
 
-OLD = dict.fromkeys(digests(), "0" * 16)
+
+def old() -> dict[str, str]:
+    return dict.fromkeys(digests(), "0" * 16)  # not while tests are collected: the digests take seconds
 
 
 @pytest.fixture(autouse=True)
@@ -77,10 +79,10 @@ def test_the_list(results: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest
     status, text = listed(monkeypatch, capsys, "--strict")
     assert status == 1 and "sanitizer.txt" in text and "there is none" in text
     (results / "sanitizer.txt").write_text("".join(f"code {p} {d}\n" for p, d in digests().items()))
-    put(results, "planning_time.json", code=OLD)
+    put(results, "planning_time.json", code=old())
     status, text = listed(monkeypatch, capsys, "--strict")
     assert status == 0 and "planning_time.json" in text and "steps20.json" not in text
-    put(results, "steps20.json", code=OLD)
+    put(results, "steps20.json", code=old())
     assert listed(monkeypatch, capsys)[0] == 0
     status, text = listed(monkeypatch, capsys, "--strict")
     assert status == 1 and "2 of " in text and "1 on correctness" in text
@@ -92,13 +94,13 @@ def test_results_name_the_code_that_ran() -> None:
 
 
 def test_rows_of_other_code_say_so_or_are_left(results: Path) -> None:
-    put(results, "one.json", code=OLD, rows=[{"name": "a", "ms": 1.0}], device="cpu")
+    put(results, "one.json", code=old(), rows=[{"name": "a", "ms": 1.0}], device="cpu")
     result = record.results("one")
-    assert result.rows["a"]["code"] == OLD
+    assert result.rows["a"]["code"] == old()
     result.put({"name": "b"})
     assert stale.older(results / "one.json", digests()).endswith("operations changed, planner changed")
-    assert [row.get("code") for row in json.loads((results / "one.json").read_text())["rows"]] == [OLD, None]
-    put(results, "one.json", code=OLD, rows=[{"name": "a"}])
+    assert [row.get("code") for row in json.loads((results / "one.json").read_text())["rows"]] == [old(), None]
+    put(results, "one.json", code=old(), rows=[{"name": "a"}])
     assert not record.results("one", current=True).rows and record.current_rows("one") == []
     put(results, "one.json", code=digests(), rows=[{"name": "a"}], device="cpu")
     assert record.results("one", current=True, device="cpu").rows and record.current_rows("one") == [{"name": "a"}]
@@ -151,7 +153,7 @@ def test_stages_run_once_and_again_if_cut_off(staged, capsys: pytest.CaptureFixt
 def test_a_stage_that_wrote_nothing_of_today_has_failed(results: Path, staged) -> None:
     stage, run = staged
     rows = run(
-        stage("old", code=OLD), stage("broken", rows="no JSON"), stage("item", rows='[{"name": "a", "failed": "x"}]')
+        stage("old", code=old()), stage("broken", rows="no JSON"), stage("item", rows='[{"name": "a", "failed": "x"}]')
     )
     assert rows["old"]["failed"] == "old.json was not written"
     assert rows["broken"]["failed"] == "broken.json was not written" and "JSONDecodeError" in rows["broken"]["log"][-1]
