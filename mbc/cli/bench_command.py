@@ -234,7 +234,7 @@ def _package(planned: Planned, folder: Path, on_gpu: bool) -> Path:
     package = build_package(planned.plan, folder, overwrite=False)
     if package.library is None:
         missing = package.missing[0] if package.missing else "a part of the toolkit"
-        raise MbcError("MBC221", f"the step cannot be built for the GPU, for want of {missing}", "or use --device cpu")
+        raise MbcError("MBC221", f"the step cannot be built for the GPU without {missing}", "or use --device cpu")
     return package.folder
 
 

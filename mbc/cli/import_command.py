@@ -83,4 +83,4 @@ def _counted(number: int, what: str) -> str:
 def check_free(path: Path, force: bool) -> None:
     """Raise MBC305 if a file exists and --force was not given."""
     if path.exists() and not force:
-        raise MbcError("MBC305", f"'{path}' is there already", "name another file, or replace it by --force")
+        raise MbcError("MBC305", f"'{path}' exists already", "name another file, or pass --force to replace it")

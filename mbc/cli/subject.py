@@ -160,8 +160,8 @@ def check_plannable(place: str, options: Options) -> None:
     """Raise MBC188 if options of planning are given for a finished plan, which they could not change."""
     if options != Options() and plan_file(place) is not None:
         raise MbcError(
-            "MBC188", f"'{place}' is planned already: --gpu, --set and the like change nothing of it",
-            "give its source instead, or leave them out",
+            "MBC188", f"'{place}' is planned already: --gpu, --set and other planning options do not change it",
+            "give its source instead, or leave these options out",
         )  # fmt: skip
 
 

@@ -116,7 +116,7 @@ class _Tuning:
         rows = self._data.rows or arguments.rows
         if rows is None:
             raise MbcError(
-                "MBC319", "how many rows a function yields is not known, nor what share a step is", "give --rows N"
+                "MBC319", "the number of rows that a function yields in an epoch is unknown", "give --rows N"
             )
         spent = spending(rows, self.base.rows, arguments.epochs, arguments.most_share, ranges, measures)
         with ExitStack() as closing:

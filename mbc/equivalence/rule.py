@@ -112,7 +112,7 @@ def compare(
     if not any(c.is_conclusive for c in comparisons.values() if c.part is Part.GRADIENT):
         raise MbcError(
             "MBC198",
-            f"rounding errors in {precision} are as large as each gradient, so a step shows nothing",
+            f"rounding errors in {precision} are as large as each gradient, so a comparison proves nothing",
             "check a higher precision, or the operations one by one with --operations",
         )
     for number in range(1, DRAWS):

@@ -87,7 +87,7 @@ class Expansion:
                         type(statement)
                     ]
                     remedy = "write it in the network; a block takes tensors after `on` and returns them by `return`"
-                    raise MbcError("MBC037", f"`{word}` stands inside of a block", remedy, statement.span)
+                    raise MbcError("MBC037", f"`{word}` cannot stand in a block", remedy, statement.span)
                 self._declare(statement, frame)
         return None
 

@@ -87,7 +87,7 @@ def explain(targets: Sequence[Target], given: Sequence[Any], error: MbcError) ->
         if target.ignored is not None and not target.is_planned and bool((tensor == target.ignored).any()):
             return MbcError(
                 "MBC331",
-                f"a target has labels of {target.ignored}, which the loss ignores, but the trainer was made without",
+                f"a target has labels of {target.ignored}, which the loss ignores, but the trainer does not",
                 "give from_torch an example of the targets that has such labels: mbc.from_torch(..., targets=labels)",
             )
     return error

@@ -31,7 +31,7 @@ def flag(name: str, given: object) -> bool:
         MbcError: MBC167 if the argument is neither a boolean nor an integer.
     """
     if not isinstance(given, bool | np.bool_ | int):
-        raise MbcError("MBC167", f"{name} is {shown(given)}, neither True nor False", "pass one of the two")
+        raise MbcError("MBC167", f"{name} is {shown(given)}, neither True nor False", "pass True or False")
     return bool(cast(Any, given))
 
 

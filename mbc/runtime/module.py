@@ -304,7 +304,9 @@ class Module:
         array = plain_array(name, array)
         if array.shape != shape or array.dtype.kind not in "fiu":
             got = f"{array.dtype} {list(array.shape)}"
-            raise MbcError("MBC165", f"state '{name}' has the shape {list(shape)}, got {got}", "pass it so")
+            raise MbcError(
+                "MBC165", f"state '{name}' has the shape {list(shape)}, got {got}", "pass an array of this shape"
+            )
         with self._turns, self._changing() as machine:
             machine.write(place, self._own_part(place, array))
 

@@ -170,7 +170,10 @@ def test_options_of_planning_for_a_plan(mbc):
     for command in (("show", "tiny"), ("show", "tiny/plan.json"), ("train", "tiny", "--data", "none.npz")):
         done = mbc(*command, "--set", "batch=4")
         assert done.code == 1
-        assert f"error MBC188: '{command[1]}' is planned already: --gpu, --set and the like change nothing" in done.err
+        assert (
+            f"error MBC188: '{command[1]}' is planned already: --gpu, --set and other planning options do not change it"
+            in done.err
+        )
 
 
 def test_a_source_that_is_not_there(mbc):

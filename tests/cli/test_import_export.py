@@ -63,7 +63,7 @@ def test_a_check_needs_torch(mbc, model: Path, monkeypatch: pytest.MonkeyPatch):
 def test_files_that_are_there_stay(mbc, model: Path):
     Path("net.mbc").write_text("mine")
     result = mbc("import", "net.pt2", "-o", "net.mbc")
-    assert result.code == 1 and "error MBC305: 'net.mbc' is there already" in result.err
+    assert result.code == 1 and "error MBC305: 'net.mbc' exists already" in result.err
     assert Path("net.mbc").read_text() == "mine"
     assert mbc("import", "net.pt2", "-o", "net.mbc", "--force").code == 0
     assert Path("net.mbc").read_text().startswith("# Imported from net.pt2")
@@ -146,7 +146,7 @@ def test_refusals_of_an_onnx_export(mbc, onnx_model: Path):
     assert twice.code == 1 and "error MBC353: --batch 2 is given" in twice.err
     mbc("export", "net.safetensors", *words)
     again = mbc("export", "net.safetensors", *words)
-    assert again.code == 1 and "error MBC305: 'back.onnx' is there already" in again.err
+    assert again.code == 1 and "error MBC305: 'back.onnx' exists already" in again.err
     assert mbc("export", "net.safetensors", *words, "--force", "--json").json == {"onnx": "back.onnx", "nodes": 3}
     none = mbc("export", "net.safetensors", "--like", "none.mbc", "-o", "none.onnx")
     assert none.code == 1 and "error MBC355: cannot read 'none.mbc'" in none.err

@@ -108,7 +108,9 @@ def test_refusals(mbc, data):
     assert "MBC312: " in refused(*SMALL, "--set", "batch=1")
     assert "MBC314: 0.001 of the training are 0 steps" in refused(*SMALL, "--most-share", "0.001")
     Path("loader.py").write_text("def batches():\n    yield None\n")
-    assert "MBC319: how many rows a function yields is not known" in refused(*SMALL, "--data", "loader:batches")
+    assert "MBC319: the number of rows that a function yields in an epoch is unknown" in refused(
+        *SMALL, "--data", "loader:batches"
+    )
     assert "MBC194: nothing fits" in refused("tiny.mbc", *FEW, "--dry-run", "--memory", "1MB")
     Path("state.json").write_text("{}")
     assert "MBC316: 'state.json' is not the state of a tuning" in refused(*SMALL, "--state", "state.json")
