@@ -16,7 +16,10 @@ from mbc.ops.shape import ChannelSlice
 
 AFFINE = (5, 3)  # numbers of operands of batch_normalize, with scale and shift and without
 
-SCALE_SHIFT = "gamma?affine beta?affine"  # names of the operands that a normalization may have or not
+# Names of operands: those that a normalization may have or not, all of a normalization, and those of a second one.
+SCALE_SHIFT = "gamma?affine beta?affine"
+NORMALIZED = f"x mean variance {SCALE_SHIFT}"
+SECOND = "mean2 variance2 gamma2?affine2 beta2?affine2"
 
 Numbers = tuple[int, ...]
 Wiring = tuple[tuple[Numbers, ...], Numbers]  # inputs of each member, and outputs of the group

@@ -7,6 +7,7 @@
 // Limit      memory bandwidth; the exponential and the division of silu take about as long.
 #include "activations.cuh"
 #include "batch_norm_relu.cuh"
+#include "batch_norm_activation_operands.h"
 
 namespace mbc {
 
@@ -20,47 +21,39 @@ struct NormalizeActivation {
   }
 };
 
-// Operands: x, mean and variance, scale and shift if there are any; the result.
 template <typename F>
-const char* normalize_activation(const MbcCall& call) {
+const char* normalize_activation(const MbcCall& call, const BatchNormActivationOperands& at) {
   const auto& a = arguments<FusedMapArguments>(call);
-  const NormalizeActivation<F> f{normalize(call, 1, a.affine, eps(call, 0))};
+  const NormalizeActivation<F> f{normalize(at, eps(call, 0))};
   MBC_FOR_TYPE(a.type, T, {
-    const Operands<T> x{in<T>(call, 0), nullptr};
-    map_channels<0>(call.stream, a.layout, a.rows, a.channels, a.inner, x, out<T>(call, a.affine ? 5 : 3), f);
+    const Operands<T> x{at.x, nullptr};
+    map_channels<0>(call.stream, a.layout, a.rows, a.channels, a.inner, x, at.y.as<T>(), f);
   });
   return launched();
 }
 
-// Operands: those of the forward pass, the gradient of the activation's output, dgamma and dbeta; dx. `Through` by the
-// type of elements.
+// `Through` by the type of elements.
 template <template <typename> typename Through>
-const char* normalize_activation_backward(const MbcCall& call) {
+const char* normalize_activation_backward(const MbcCall& call, const BatchNormActivationOperands& at) {
   const auto& a = arguments<FusedMapArguments>(call);
-  const int dy = a.affine ? 5 : 3;
-  const Normalize forward = normalize(call, 1, a.affine, eps(call, 0));
-  const NormalizeBackward backward{forward.mean, forward.variance, in<float>(call, dy + 1), in<float>(call, dy + 2),
-                                   forward.gamma, eps(call, 1), static_cast<float>(a.count)};
+  const Normalize forward = normalize(at, eps(call, 0));
+  const NormalizeBackward backward = normalize_backward(at, eps(call, 1), a.count);
   MBC_FOR_TYPE(a.type, T, {
-    const Operands<T> x{in<T>(call, 0), in<T>(call, dy)};
-    map_channels<1>(call.stream, a.layout, a.rows, a.channels, a.inner, x, out<T>(call, dy + 3),
+    const Operands<T> x{at.x, at.dy};
+    map_channels<1>(call.stream, a.layout, a.rows, a.channels, a.inner, x, at.dx.as<T>(),
                     NormalizeActivationBackward<Through<T>>{forward, backward});
   });
   return launched();
 }
 
-// Operands: those of the forward pass, and the gradient of the activation's output; dgamma, dbeta, workspace.
 template <template <typename> typename Through>
-const char* normalize_activation_reduce(const MbcCall& call) {
+const char* normalize_activation_reduce(const MbcCall& call, const BatchNormActivationOperands& at) {
   const auto& a = arguments<FusedSumArguments>(call);
-  const int dy = a.affine ? 5 : 3;
-  void* workspace = a.parts > 1 ? call.pointers[dy + 3] : nullptr;
-  const Normalize forward = normalize(call, 1, a.affine, eps(call, 0));
-  const BnBackwardReduction sums{forward.mean, forward.variance, out<float>(call, dy + 1), out<float>(call, dy + 2),
-                                 eps(call, 1), a.accumulate};
+  const Normalize forward = normalize(at, eps(call, 0));
+  const BnBackwardReduction sums = sums_of(at, eps(call, 1), a.accumulate);
   MBC_FOR_TYPE(a.type, T, {
-    const Operands<T> x{in<T>(call, 0), in<T>(call, dy)};
-    reduce_channels<true>(call.stream, a.layout, a.rows, a.channels, a.inner, a.parts, x, workspace,
+    const Operands<T> x{at.x, at.dy};
+    reduce_channels<true>(call.stream, a.layout, a.rows, a.channels, a.inner, a.parts, x, at.workspace,
                           BnActivationBackwardReduction<Through<T>>(sums, forward));
   });
   return launched();
@@ -78,31 +71,40 @@ using ThroughRelu6 = ThroughInput<Relu6Backward>;
 }  // namespace mbc
 
 extern "C" const char* mbc_batch_normalize_silu(const MbcCall& call) {
-  return mbc::normalize_activation<mbc::Silu>(call);
+  using namespace mbc;
+  return normalize_activation<Silu>(call, operands_of_batch_normalize_silu(call));
 }
 extern "C" const char* mbc_batch_normalize_silu_backward(const MbcCall& call) {
-  return mbc::normalize_activation_backward<mbc::ThroughSilu>(call);
+  using namespace mbc;
+  return normalize_activation_backward<ThroughSilu>(call, operands_of_batch_normalize_silu_backward(call));
 }
 extern "C" const char* mbc_batch_normalize_silu_bn_reduce(const MbcCall& call) {
-  return mbc::normalize_activation_reduce<mbc::ThroughSilu>(call);
+  using namespace mbc;
+  return normalize_activation_reduce<ThroughSilu>(call, operands_of_batch_normalize_silu_bn_reduce(call));
 }
 
 extern "C" const char* mbc_batch_normalize_hardswish(const MbcCall& call) {
-  return mbc::normalize_activation<mbc::HardSwish>(call);
+  using namespace mbc;
+  return normalize_activation<HardSwish>(call, operands_of_batch_normalize_hardswish(call));
 }
 extern "C" const char* mbc_batch_normalize_hardswish_backward(const MbcCall& call) {
-  return mbc::normalize_activation_backward<mbc::ThroughHardSwish>(call);
+  using namespace mbc;
+  return normalize_activation_backward<ThroughHardSwish>(call, operands_of_batch_normalize_hardswish_backward(call));
 }
 extern "C" const char* mbc_batch_normalize_hardswish_bn_reduce(const MbcCall& call) {
-  return mbc::normalize_activation_reduce<mbc::ThroughHardSwish>(call);
+  using namespace mbc;
+  return normalize_activation_reduce<ThroughHardSwish>(call, operands_of_batch_normalize_hardswish_bn_reduce(call));
 }
 
 extern "C" const char* mbc_batch_normalize_relu6(const MbcCall& call) {
-  return mbc::normalize_activation<mbc::Relu6>(call);
+  using namespace mbc;
+  return normalize_activation<Relu6>(call, operands_of_batch_normalize_relu6(call));
 }
 extern "C" const char* mbc_batch_normalize_relu6_backward(const MbcCall& call) {
-  return mbc::normalize_activation_backward<mbc::ThroughRelu6>(call);
+  using namespace mbc;
+  return normalize_activation_backward<ThroughRelu6>(call, operands_of_batch_normalize_relu6_backward(call));
 }
 extern "C" const char* mbc_batch_normalize_relu6_bn_reduce(const MbcCall& call) {
-  return mbc::normalize_activation_reduce<mbc::ThroughRelu6>(call);
+  using namespace mbc;
+  return normalize_activation_reduce<ThroughRelu6>(call, operands_of_batch_normalize_relu6_bn_reduce(call));
 }

@@ -12,6 +12,7 @@
 // Limit      memory bandwidth.
 #include "channel_sum.cuh"
 #include "batch_norm_relu.cuh"
+#include "batch_norm_relu_operands.h"
 
 namespace mbc {
 
@@ -64,80 +65,67 @@ const T* slice_of(const MbcCall& call, const T* wide, Slice& slice) {
   return wide + s.start * (a.layout == MBC_CHANNELS_LAST ? 1 : a.inner);
 }
 
-// A residual sum of x and of operand `residual`, written to operand `y`. BITMASK: the bit mask of y is written, too,
-// channels last.
+// A residual sum of x and r. BITMASK: the bit mask of y is written, too, channels last.
 template <bool BITMASK, typename F>
-const char* map_residual(const MbcCall& call, int residual, int y, const F& f) {
+const char* map_residual(const MbcCall& call, const BatchNormReluOperands& at, const F& f) {
   const auto& a = arguments<FusedMapArguments>(call);
   MBC_FOR_TYPE(a.type, T, {
-    const Operands<T> x{in<T>(call, 0), in<T>(call, residual)};
+    const Operands<T> x{at.x, at.r};
     if constexpr (BITMASK) {
-      const StoreWithReluMask<T> both{out<T>(call, y), out<uint8_t>(call, y + 1)};
+      const StoreWithReluMask<T> both{at.y, at.mask};
       map_channels_to<1, false>(call.stream, a.rows * a.inner, a.channels, x, both, f);
     } else {
-      map_fused<1>(call, a, x, out<T>(call, y), f);
+      map_fused<1>(call, a, x, at.y.as<T>(), f);
     }
   });
   return launched();
 }
 
 template <bool BITMASK>
-const char* normalize_add_relu(const MbcCall& call) {
-  const auto& a = arguments<FusedMapArguments>(call);
-  const int r = a.affine ? 5 : 3;
-  return map_residual<BITMASK>(call, r, r + 1, NormalizeAddRelu{normalize(call, 1, a.affine, eps(call, 0))});
+const char* normalize_add_relu(const MbcCall& call, const BatchNormReluOperands& at) {
+  return map_residual<BITMASK>(call, at, NormalizeAddRelu{normalize(at, eps(call, 0))});
 }
 
 template <bool BITMASK>
-const char* normalize_twice_add_relu(const MbcCall& call) {
-  const auto& a = arguments<FusedMapArguments>(call);
-  const int second = a.affine ? 5 : 3, y = second + (a.affine2 ? 5 : 3);
-  const NormalizeTwiceAddRelu f{normalize(call, 1, a.affine, eps(call, 0)),
-                                normalize(call, second + 1, a.affine2, eps(call, 1))};
-  return map_residual<BITMASK>(call, second, y, f);
+const char* normalize_twice_add_relu(const MbcCall& call, const BatchNormReluOperands& at) {
+  const NormalizeTwiceAddRelu f{normalize(at, eps(call, 0)), second_normalize(at, eps(call, 1))};
+  return map_residual<BITMASK>(call, at, f);
 }
 
-// By ReLU's output, an operand before the gradient, or by its bit mask (channels last), an operand after it.
+// By ReLU's output or by its bit mask (channels last). ADD: the gradient is the sum of two.
 template <bool ADD, bool BITMASK>
-const char* relu_backward_bn_reduce(const MbcCall& call) {
+const char* relu_backward_bn_reduce(const MbcCall& call, const BatchNormReluOperands& at) {
   const auto& a = arguments<FusedSumArguments>(call);
-  constexpr int DY = ADD || BITMASK ? 0 : 1, RELU = ADD ? 2 : 1 - DY, X = ADD ? 3 : 2, MEAN = X + 1, D = MEAN + 2;
-  void* workspace = a.parts > 1 ? call.pointers[D + 3] : nullptr;
-  const BnBackwardReduction sums{in<float>(call, MEAN), in<float>(call, MEAN + 1), out<float>(call, D + 1), out<float>(call, D + 2),
-                  eps(call, 0), a.accumulate};
+  const BnBackwardReduction sums = sums_of(at, eps(call, 0), a.accumulate);
   MBC_FOR_TYPE(a.type, T, {
-    const T *dy = in<T>(call, DY), *addend = ADD ? in<T>(call, 1) : nullptr, *x = in<T>(call, X);
-    T* d = out<T>(call, D);
     if constexpr (BITMASK) {
-      const ReluBackwardSource<T, ADD, true, ReluByMask> source{{in<uint8_t>(call, RELU)}, dy, addend, x, d};
-      reduce_rows_of<T>(call.stream, a.rows * a.inner, a.channels, a.parts, source, workspace, sums);
+      const ReluBackwardSource<T, ADD, true, ReluByMask> source{{at.relu}, at.dy, at.dy2, at.x, at.d};
+      reduce_rows_of<T>(call.stream, a.rows * a.inner, a.channels, a.parts, source, at.workspace, sums);
     } else {
-      const ReluBackwardSource<T, ADD, true> source{{in<T>(call, RELU)}, dy, addend, x, d};
-      reduce_channels_of<T>(call.stream, a.layout, a.rows, a.channels, a.inner, a.parts, source, workspace, sums);
+      const ReluBackwardSource<T, ADD, true> source{{at.relu}, at.dy, at.dy2, at.x, at.d};
+      reduce_channels_of<T>(call.stream, a.layout, a.rows, a.channels, a.inner, a.parts, source, at.workspace, sums);
     }
   });
   return launched();
 }
 
-// ADD: a slice of another gradient is added. PART: a part of the sum is also stored in a tensor of its own. SLICED: the
-// gradient of ReLU's output is a slice.
+// ADD: a slice of another gradient, `wide`, is added. PART: a part of the sum is also stored in a tensor of its own.
+// SLICED: the gradient of ReLU's output is a slice.
 template <bool ADD, bool SLICED, bool PART = false>
-const char* normalize_relu_backward(const MbcCall& call) {
+const char* normalize_relu_backward(const MbcCall& call, const BatchNormReluOperands& at) {
   const auto& a = arguments<FusedMapArguments>(call);
-  const int dy = a.affine ? 5 : 3, more = dy + 3;
-  const Normalize forward = normalize(call, 1, a.affine, eps(call, 0));
-  const NormalizeBackward backward{forward.mean, forward.variance, in<float>(call, dy + 1), in<float>(call, dy + 2),
-                                   forward.gamma, eps(call, 1), static_cast<float>(a.count)};
+  const Normalize forward = normalize(at, eps(call, 0));
+  const NormalizeBackward backward = normalize_backward(at, eps(call, 1), a.count);
   MBC_FOR_TYPE(a.type, T, {
-    Operands<T> x{in<T>(call, 0), in<T>(call, dy)};
-    T* dx = out<T>(call, ADD ? more + 1 : more);
+    Operands<T> x{at.x, at.dy};
+    T* dx = at.dx;
     const NormalizeReluBackward<T> f{forward, backward};
     if constexpr (ADD) {
-      x.c = slice_of<FusedMapArguments>(call, in<T>(call, more), x.slice);
+      x.c = slice_of<FusedMapArguments>(call, at.wide.as<const T>(), x.slice);
       const NormalizeReluBackwardAdd<T> sum{f};
       if constexpr (PART) {
         const SliceFields& w = slice_fields<FusedMapArguments>(call);
-        const StoreWithSlice<T> both{dx, out<T>(call, more + 2), w.part_start, w.part_count};
+        const StoreWithSlice<T> both{dx, at.part, w.part_start, w.part_count};
         map_channels_to<2, true>(call.stream, a.rows * a.inner, a.channels, x, both, sum);
       } else {
         map_fused<2, true>(call, a, x, dx, sum);
@@ -151,17 +139,14 @@ const char* normalize_relu_backward(const MbcCall& call) {
 }
 
 template <bool SLICED>
-const char* normalize_relu_sums(const MbcCall& call) {
+const char* normalize_relu_sums(const MbcCall& call, const BatchNormReluOperands& at) {
   const auto& a = arguments<FusedSumArguments>(call);
-  const int dy = a.affine ? 5 : 3;
-  void* workspace = a.parts > 1 ? call.pointers[dy + 3] : nullptr;
-  const Normalize forward = normalize(call, 1, a.affine, eps(call, 0));
-  const BnBackwardReduction sums{forward.mean, forward.variance, out<float>(call, dy + 1), out<float>(call, dy + 2), eps(call, 1),
-                  a.accumulate};
+  const Normalize forward = normalize(at, eps(call, 0));
+  const BnBackwardReduction sums = sums_of(at, eps(call, 1), a.accumulate);
   MBC_FOR_TYPE(a.type, T, {
-    Operands<T> x{in<T>(call, 0), in<T>(call, dy)};
+    Operands<T> x{at.x, at.dy};
     if constexpr (SLICED) x.b = slice_of<FusedSumArguments>(call, x.b, x.slice);
-    reduce_channels<true, SLICED>(call.stream, a.layout, a.rows, a.channels, a.inner, a.parts, x, workspace,
+    reduce_channels<true, SLICED>(call.stream, a.layout, a.rows, a.channels, a.inner, a.parts, x, at.workspace,
                                   BnReluBackwardReduction<T>(sums, forward));
   });
   return launched();
@@ -172,22 +157,27 @@ const char* normalize_relu_sums(const MbcCall& call) {
 extern "C" const char* mbc_batch_normalize_relu(const MbcCall& call) {
   using namespace mbc;
   const auto& a = arguments<FusedMapArguments>(call);
-  const NormalizeRelu f{normalize(call, 1, a.affine, eps(call, 0))};
-  MBC_FOR_TYPE(a.type, T, {
-    map_fused<0>(call, a, Operands<T>{in<T>(call, 0), nullptr}, out<T>(call, a.affine ? 5 : 3), f);
-  });
+  const auto at = operands_of_batch_normalize_relu(call);
+  const NormalizeRelu f{normalize(at, eps(call, 0))};
+  MBC_FOR_TYPE(a.type, T, { map_fused<0>(call, a, Operands<T>{at.x, nullptr}, at.y.as<T>(), f); });
   return launched();
 }
 
-extern "C" const char* mbc_batch_normalize_add_relu(const MbcCall& call) { return mbc::normalize_add_relu<false>(call); }
+extern "C" const char* mbc_batch_normalize_add_relu(const MbcCall& call) {
+  using namespace mbc;
+  return normalize_add_relu<false>(call, operands_of_batch_normalize_add_relu(call));
+}
 extern "C" const char* mbc_batch_normalize_add_relu_mask(const MbcCall& call) {
-  return mbc::normalize_add_relu<true>(call);
+  using namespace mbc;
+  return normalize_add_relu<true>(call, operands_of_batch_normalize_add_relu_mask(call));
 }
 extern "C" const char* mbc_dual_batch_normalize_add_relu(const MbcCall& call) {
-  return mbc::normalize_twice_add_relu<false>(call);
+  using namespace mbc;
+  return normalize_twice_add_relu<false>(call, operands_of_dual_batch_normalize_add_relu(call));
 }
 extern "C" const char* mbc_dual_batch_normalize_add_relu_mask(const MbcCall& call) {
-  return mbc::normalize_twice_add_relu<true>(call);
+  using namespace mbc;
+  return normalize_twice_add_relu<true>(call, operands_of_dual_batch_normalize_add_relu_mask(call));
 }
 
 extern "C" const char* mbc_bias_add_relu(const MbcCall& call) {
@@ -210,43 +200,54 @@ extern "C" const char* mbc_add_three(const MbcCall& call) {
 }
 
 extern "C" const char* mbc_batch_normalize_relu_backward(const MbcCall& call) {
-  return mbc::normalize_relu_backward<false, false>(call);
+  using namespace mbc;
+  return normalize_relu_backward<false, false>(call, operands_of_batch_normalize_relu_backward(call));
 }
 extern "C" const char* mbc_batch_normalize_relu_backward_of_slice(const MbcCall& call) {
-  return mbc::normalize_relu_backward<false, true>(call);
+  using namespace mbc;
+  return normalize_relu_backward<false, true>(call, operands_of_batch_normalize_relu_backward_of_slice(call));
 }
 extern "C" const char* mbc_batch_normalize_relu_backward_add_slice(const MbcCall& call) {
-  return mbc::normalize_relu_backward<true, false>(call);
+  using namespace mbc;
+  return normalize_relu_backward<true, false>(call, operands_of_batch_normalize_relu_backward_add_slice(call));
 }
 extern "C" const char* mbc_batch_normalize_relu_backward_add_slice_and_part(const MbcCall& call) {
-  return mbc::normalize_relu_backward<true, false, true>(call);
+  using namespace mbc;
+  return normalize_relu_backward<true, false, true>(call, operands_of_batch_normalize_relu_backward_add_slice_and_part(call));
 }
 extern "C" const char* mbc_batch_normalize_relu_bn_reduce(const MbcCall& call) {
-  return mbc::normalize_relu_sums<false>(call);
+  using namespace mbc;
+  return normalize_relu_sums<false>(call, operands_of_batch_normalize_relu_bn_reduce(call));
 }
 extern "C" const char* mbc_batch_normalize_relu_bn_reduce_of_slice(const MbcCall& call) {
-  return mbc::normalize_relu_sums<true>(call);
+  using namespace mbc;
+  return normalize_relu_sums<true>(call, operands_of_batch_normalize_relu_bn_reduce_of_slice(call));
 }
-extern "C" const char* mbc_relu_backward_bn_reduce(const MbcCall& call) { return mbc::relu_backward_bn_reduce<false, false>(call); }
+extern "C" const char* mbc_relu_backward_bn_reduce(const MbcCall& call) {
+  using namespace mbc;
+  return relu_backward_bn_reduce<false, false>(call, operands_of_relu_backward_bn_reduce(call));
+}
 extern "C" const char* mbc_relu_backward_masked_bn_reduce(const MbcCall& call) {
-  return mbc::relu_backward_bn_reduce<false, true>(call);
+  using namespace mbc;
+  return relu_backward_bn_reduce<false, true>(call, operands_of_relu_backward_masked_bn_reduce(call));
 }
 extern "C" const char* mbc_add_relu_backward_bn_reduce(const MbcCall& call) {
-  return mbc::relu_backward_bn_reduce<true, false>(call);
+  using namespace mbc;
+  return relu_backward_bn_reduce<true, false>(call, operands_of_add_relu_backward_bn_reduce(call));
 }
 extern "C" const char* mbc_add_relu_backward_masked_bn_reduce(const MbcCall& call) {
-  return mbc::relu_backward_bn_reduce<true, true>(call);
+  using namespace mbc;
+  return relu_backward_bn_reduce<true, true>(call, operands_of_add_relu_backward_masked_bn_reduce(call));
 }
 
 extern "C" const char* mbc_relu_backward_channel_sum(const MbcCall& call) {
   using namespace mbc;
   const auto& a = arguments<FusedSumArguments>(call);
-  void* workspace = a.parts > 1 ? call.pointers[4] : nullptr;
-  const ChannelSum sum{out<float>(call, 3), a.accumulate};
+  const auto at = operands_of_relu_backward_channel_sum(call);
+  const ChannelSum sum{at.sum, a.accumulate};
   MBC_FOR_TYPE(a.type, T, {
-    const T* none = nullptr;
-    const ReluBackwardSource<T, false, false> source{{in<T>(call, 0)}, in<T>(call, 1), none, none, out<T>(call, 2)};
-    reduce_channels_of<T>(call.stream, a.layout, a.rows, a.channels, a.inner, a.parts, source, workspace, sum);
+    const ReluBackwardSource<T, false, false> source{{at.relu}, at.dy, nullptr, nullptr, at.d};
+    reduce_channels_of<T>(call.stream, a.layout, a.rows, a.channels, a.inner, a.parts, source, at.workspace, sum);
   });
   return launched();
 }

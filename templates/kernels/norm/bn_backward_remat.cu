@@ -8,53 +8,37 @@
 // Shared     constants of a block's channels, and the partial sums of its threads.
 // Limit      memory bandwidth.
 #include "batch_norm_relu.cuh"
-#include "bn_backward_remat_arguments.h"
+#include "bn_backward_remat_operands.h"
 
 namespace mbc {
 
 template <typename T, typename S, typename R>
-void remat_sum(const MbcCall& call, const S& source, int workspace, const R& r) {
+void remat_sum(const MbcCall& call, const S& source, void* workspace, const R& r) {
   const auto& a = arguments<BnBackwardRematArguments>(call);
-  reduce_channels_of<T>(call.stream, a.layout, a.rows, a.channels, a.inner, a.parts, source,
-                        a.parts > 1 ? call.pointers[workspace] : nullptr, r);
+  reduce_channels_of<T>(call.stream, a.layout, a.rows, a.channels, a.inner, a.parts, source, workspace, r);
 }
 
-// Sums of the first batch normalization, with dgamma and dbeta from `out_index` on.
-inline BnBackwardReduction sums_of_first(const MbcCall& call, int out_index, float eps) {
-  return {in<float>(call, 1), in<float>(call, 2), out<float>(call, out_index), out<float>(call, out_index + 1), eps,
-          arguments<BnBackwardRematArguments>(call).accumulate};
-}
-
-// F computes y from x and operand `residual`. The gradient, or the two gradients that are added, come after `operands`
-// operands.
+// F computes y from x and the residual r. ADD: the gradient is the sum of two.
 template <bool ADD, typename F>
-const char* remat_sums(const MbcCall& call, const F& f, int residual, int operands, float eps) {
+const char* remat_sums(const MbcCall& call, const BnBackwardRematOperands& at, const F& f, float eps) {
   const auto& a = arguments<BnBackwardRematArguments>(call);
-  const int y = operands + (ADD ? 2 : 1);
-  const RematReduction<F> sums(sums_of_first(call, y + 2, eps), f);
+  const RematReduction<F> sums(sums_of(at, eps, a.accumulate), f);
   MBC_FOR_TYPE(a.type, T, {
-    const RematAddReluSource<T, ADD, F> source(in<T>(call, residual), in<T>(call, operands),
-                                        ADD ? in<T>(call, operands + 1) : nullptr, in<T>(call, 0), out<T>(call, y + 1),
-                                        out<T>(call, y), f);
-    remat_sum<T>(call, source, y + 4, sums);
+    const RematAddReluSource<T, ADD, F> source(at.r, at.dy, at.dy2, at.x, at.d, at.y, f);
+    remat_sum<T>(call, source, at.workspace, sums);
   });
   return launched();
 }
 
 template <bool ADD>
-const char* normalize_add_relu_and_sums(const MbcCall& call) {
-  const auto& a = arguments<BnBackwardRematArguments>(call);
-  const int r = a.affine ? 5 : 3;
-  return remat_sums<ADD>(call, NormalizeAddRelu{normalize(call, 1, a.affine, eps(call, 0))}, r, r + 1, eps(call, 1));
+const char* normalize_add_relu_and_sums(const MbcCall& call, const BnBackwardRematOperands& at) {
+  return remat_sums<ADD>(call, at, NormalizeAddRelu{normalize(at, eps(call, 0))}, eps(call, 1));
 }
 
 template <bool ADD>
-const char* normalize_twice_add_relu_and_sums(const MbcCall& call) {
-  const auto& a = arguments<BnBackwardRematArguments>(call);
-  const int second = a.affine ? 5 : 3;
-  const NormalizeTwiceAddRelu f{normalize(call, 1, a.affine, eps(call, 0)),
-                                normalize(call, second + 1, a.affine2, eps(call, 1))};
-  return remat_sums<ADD>(call, f, second, second + (a.affine2 ? 5 : 3), eps(call, 2));
+const char* normalize_twice_add_relu_and_sums(const MbcCall& call, const BnBackwardRematOperands& at) {
+  const NormalizeTwiceAddRelu f{normalize(at, eps(call, 0)), second_normalize(at, eps(call, 1))};
+  return remat_sums<ADD>(call, at, f, eps(call, 2));
 }
 
 }  // namespace mbc
@@ -62,26 +46,30 @@ const char* normalize_twice_add_relu_and_sums(const MbcCall& call) {
 extern "C" const char* mbc_batch_normalize_relu_remat_bn_reduce(const MbcCall& call) {
   using namespace mbc;
   const auto& a = arguments<BnBackwardRematArguments>(call);
-  const int dy = a.affine ? 5 : 3;
-  const Normalize forward = normalize(call, 1, a.affine, eps(call, 0));
-  const BnBackwardReduction sums = sums_of_first(call, dy + 2, eps(call, 1));
+  const auto at = operands_of_batch_normalize_relu_remat_bn_reduce(call);
+  const Normalize forward = normalize(at, eps(call, 0));
+  const BnBackwardReduction sums = sums_of(at, eps(call, 1), a.accumulate);
   MBC_FOR_TYPE(a.type, T, {
-    const RematReluSource<T> source({in<T>(call, 0), in<T>(call, dy)}, out<T>(call, dy + 1), NormalizeRelu{forward});
-    remat_sum<T>(call, source, dy + 4, BnReluBackwardReduction<T>(sums, forward));
+    const RematReluSource<T> source({at.x, at.dy}, at.y, NormalizeRelu{forward});
+    remat_sum<T>(call, source, at.workspace, BnReluBackwardReduction<T>(sums, forward));
   });
   return launched();
 }
 // Groups that have the bit mask of a recomputed value (`_masked`) use these launchers, too: the mask is recomputed with
 // the value, and not read.
 extern "C" const char* mbc_batch_normalize_add_relu_remat_bn_reduce(const MbcCall& call) {
-  return mbc::normalize_add_relu_and_sums<false>(call);
+  using namespace mbc;
+  return normalize_add_relu_and_sums<false>(call, operands_of_batch_normalize_add_relu_remat_bn_reduce(call));
 }
 extern "C" const char* mbc_batch_normalize_add_relu_remat_bn_reduce_two_grads(const MbcCall& call) {
-  return mbc::normalize_add_relu_and_sums<true>(call);
+  using namespace mbc;
+  return normalize_add_relu_and_sums<true>(call, operands_of_batch_normalize_add_relu_remat_bn_reduce_two_grads(call));
 }
 extern "C" const char* mbc_dual_batch_normalize_add_relu_remat_bn_reduce(const MbcCall& call) {
-  return mbc::normalize_twice_add_relu_and_sums<false>(call);
+  using namespace mbc;
+  return normalize_twice_add_relu_and_sums<false>(call, operands_of_dual_batch_normalize_add_relu_remat_bn_reduce(call));
 }
 extern "C" const char* mbc_dual_batch_normalize_add_relu_remat_bn_reduce_two_grads(const MbcCall& call) {
-  return mbc::normalize_twice_add_relu_and_sums<true>(call);
+  using namespace mbc;
+  return normalize_twice_add_relu_and_sums<true>(call, operands_of_dual_batch_normalize_add_relu_remat_bn_reduce_two_grads(call));
 }

@@ -153,6 +153,8 @@ inline Normalize normalize(const MbcCall& call, int first, bool affine, float ep
 template <typename O>
 Normalize normalize(const O& at, float eps) { return {at.mean, at.variance, at.gamma, at.beta, eps}; }
 template <typename O>
+Normalize second_normalize(const O& at, float eps) { return {at.mean2, at.variance2, at.gamma2, at.beta2, eps}; }
+template <typename O>
 NormalizeBackward normalize_backward(const O& at, float eps, int64_t count) {
   return {at.mean, at.variance, at.dgamma, at.dbeta, at.gamma, eps, static_cast<float>(count)};
 }

@@ -15,7 +15,7 @@ from mbc.kernels.cuda.fused.batch_norm_relu import (
     sum_arguments,
 )
 from mbc.kernels.cuda.norm.batch_norm import sums_workspace
-from mbc.kernels.cuda.wiring import AFFINE, Wiring, eps, run, taking
+from mbc.kernels.cuda.wiring import AFFINE, NORMALIZED, Wiring, eps, run, taking
 
 FILE = "fused/batch_norm_activation.cu"
 # Whether an activation's gradient reads its output, and not its input.
@@ -51,6 +51,7 @@ def _kernels() -> Iterable[OwnKernel]:
             FusedMapArguments,
             map_arguments,
             eps,
+            operands=f"{NORMALIZED} y",
             launcher=f"batch_normalize_{name}",
             takes=taking(*map(_forward, AFFINE)),
         )
@@ -60,6 +61,7 @@ def _kernels() -> Iterable[OwnKernel]:
             FusedMapArguments,
             map_arguments,
             eps,
+            operands=f"{NORMALIZED} dy dgamma dbeta dx",
             launcher=f"batch_normalize_{name}_backward",
             takes=taking(*(_backward(n, by_output, reduces=False) for n in AFFINE)),
         )
@@ -72,6 +74,7 @@ def _kernels() -> Iterable[OwnKernel]:
             workspace=sums_workspace,
             launches=2,
             accumulates=True,
+            operands=f"{NORMALIZED} dy dgamma dbeta workspace?",
             launcher=f"batch_normalize_{name}_bn_reduce",
             takes=taking(*(_backward(n, by_output, reduces=True) for n in AFFINE)),
         )

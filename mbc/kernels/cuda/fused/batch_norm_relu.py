@@ -15,6 +15,8 @@ from mbc.kernels.cuda.image import ImageArguments
 from mbc.kernels.cuda.norm.batch_norm import parts, sum_workspace, sums_workspace
 from mbc.kernels.cuda.wiring import (
     AFFINE,
+    NORMALIZED,
+    SECOND,
     Numbers,
     Wiring,
     adds,
@@ -120,10 +122,11 @@ def sum_arguments(at: Slice) -> FusedSumArguments:
     return FusedSumArguments(*image_of(at), affine, parts(at.request.inputs[0], at.layout), int(at.accumulate))
 
 
-def _mapped(kind: str, launcher: str, *wirings: Wiring, reals: Callable[[Slice], tuple[float, ...]]) -> OwnKernel:
-    return OwnKernel(
-        kind, FILE, FusedMapArguments, map_arguments, reals, launcher=launcher, takes=taking(*wirings), version=2
-    )
+def _mapped(
+    kind: str, launcher: str, operands: str, *wirings: Wiring, reals: Callable[[Slice], tuple[float, ...]] = eps
+) -> OwnKernel:
+    map_ = OwnKernel(kind, FILE, FusedMapArguments, map_arguments, reals, takes=taking(*wirings), version=2)
+    return replace(map_, launcher=launcher, operands=operands)
 
 
 def _slice_and_part(at: Slice) -> tuple[int, ...]:
@@ -145,6 +148,7 @@ def _of_slice(kernel: OwnKernel) -> OwnKernel:
 def _summed(
     kind: str,
     launcher: str,
+    operands: str,
     *wirings: Wiring,
     workspace: Callable[[Request, Layout], int] = sums_workspace,
     reals: Callable[[Slice], tuple[float, ...]] = eps,
@@ -159,67 +163,71 @@ def _summed(
         workspace=workspace,
         launches=2,
         accumulates=True,
+        operands=f"{operands} workspace?",
         launcher=launcher,
         takes=taking(*wirings),
         version=2,
     )
 
 
+# Names of operands: of a backward pass, and of reductions.
+_BACKWARD = f"{NORMALIZED} dy dgamma dbeta"
+_REDUCED = "x mean variance d dgamma dbeta"
 _RELU_REMAT = "batch_normalize+relu+relu_backward"
 _RELU_REMAT_SLICED = "batch_normalize+relu+channel_slice+relu_backward"
 
 KERNELS = (
-    _mapped("batch_normalize+relu", "batch_normalize_relu", *map(_normalize_relu, AFFINE), reals=eps),
+    _mapped("batch_normalize+relu", "batch_normalize_relu", f"{NORMALIZED} y", *map(_normalize_relu, AFFINE)),
     _mapped(
         "batch_normalize+add+relu",
         "batch_normalize_add_relu",
+        f"{NORMALIZED} r y",
         *_ADDED,
-        reals=eps,
     ),
     _with_relu_masks(
         _mapped(
             "batch_normalize+add+relu+relu_mask",
             "batch_normalize_add_relu_mask",
+            f"{NORMALIZED} r y mask",
             *map(_with_mask, _ADDED),
-            reals=eps,
         )
     ),
     _mapped(
         "batch_normalize*+add+relu",
         "dual_batch_normalize_add_relu",
+        f"{NORMALIZED} r {SECOND} y",
         *_TWICE,
-        reals=eps,
     ),
     _with_relu_masks(
         _mapped(
             "batch_normalize*+add+relu+relu_mask",
             "dual_batch_normalize_add_relu_mask",
+            f"{NORMALIZED} r {SECOND} y mask",
             *map(_with_mask, _TWICE),
-            reals=eps,
         )
     ),
-    _mapped("bias_add+relu", "bias_add_relu", (((0, 1), (2,)), (3,)), reals=no_reals),
-    replace(_mapped("add*", "add_three", *adds(3, ((0, 1),)), reals=no_reals), version=1),
+    _mapped("bias_add+relu", "bias_add_relu", "", (((0, 1), (2,)), (3,)), reals=no_reals),
+    replace(_mapped("add*", "add_three", "", *adds(3, ((0, 1),)), reals=no_reals), version=1),
     _mapped(
         f"{_RELU_REMAT}+batch_normalize_backward",
         "batch_normalize_relu_backward",
+        f"{_BACKWARD} dx",
         *(_through_relu(n, backward=True, sliced=False) for n in AFFINE),
-        reals=eps,
     ),
     _of_slice(
         _mapped(
             f"{_RELU_REMAT_SLICED}+batch_normalize_backward",
             "batch_normalize_relu_backward_of_slice",
+            f"{_BACKWARD} dx",
             *(_through_relu(n, backward=True, sliced=True) for n in AFFINE),
-            reals=eps,
         )
     ),
     _of_slice(
         _mapped(
             f"{_RELU_REMAT}+batch_normalize_backward+channel_slice+add",
             "batch_normalize_relu_backward_add_slice",
+            f"{_BACKWARD} wide dx",
             *(_through_relu_and_add(n, swapped) for n in AFFINE for swapped in (False, True)),
-            reals=eps,
         )
     ),
     replace(
@@ -227,8 +235,8 @@ KERNELS = (
             _mapped(
                 f"{_RELU_REMAT}+batch_normalize_backward+channel_slice+add+channel_slice",
                 "batch_normalize_relu_backward_add_slice_and_part",
+                f"{_BACKWARD} wide dx part",
                 *(_through_relu_and_add(n, swapped, part=True) for n in AFFINE for swapped in (False, True)),
-                reals=eps,
             )
         ),
         trailing=_slice_and_part,
@@ -237,29 +245,34 @@ KERNELS = (
     _summed(
         f"{_RELU_REMAT}+batch_normalize_backward_reduce",
         "batch_normalize_relu_bn_reduce",
+        _BACKWARD,
         *(_through_relu(n, backward=False, sliced=False) for n in AFFINE),
     ),
     _of_slice(
         _summed(
             f"{_RELU_REMAT_SLICED}+batch_normalize_backward_reduce",
             "batch_normalize_relu_bn_reduce_of_slice",
+            _BACKWARD,
             *(_through_relu(n, backward=False, sliced=True) for n in AFFINE),
         )
     ),
     _summed(
         "relu_backward+batch_normalize_backward_reduce",
         "relu_backward_bn_reduce",
+        f"relu dy {_REDUCED}",
         (((0, 1), (2, 5, 3, 4)), (5, 6, 7)),
     ),
     _summed(
         "add+relu_backward+batch_normalize_backward_reduce",
         "add_relu_backward_bn_reduce",
+        f"dy dy2 relu {_REDUCED}",
         (((0, 1), (2, 6), (3, 7, 4, 5)), (7, 8, 9)),
     ),
     _with_relu_masks(
         _summed(
             "relu_backward_masked+batch_normalize_backward_reduce",
             "relu_backward_masked_bn_reduce",
+            f"dy relu {_REDUCED}",
             (((0, 1), (2, 5, 3, 4)), (5, 6, 7)),
         )
     ),
@@ -267,12 +280,14 @@ KERNELS = (
         _summed(
             "add+relu_backward_masked+batch_normalize_backward_reduce",
             "add_relu_backward_masked_bn_reduce",
+            f"dy dy2 relu {_REDUCED}",
             (((0, 1), (6, 2), (3, 7, 4, 5)), (7, 8, 9)),
         )
     ),
     _summed(
         "relu_backward+channel_sum",
         "relu_backward_channel_sum",
+        "relu dy d sum",
         (((0, 1), (2,)), (2, 3)),
         workspace=sum_workspace,
         reals=no_reals,

@@ -12,7 +12,7 @@ from itertools import product
 from mbc.kernels.cuda.base import OwnKernel, Slice, image_of
 from mbc.kernels.cuda.image import ImageArguments
 from mbc.kernels.cuda.norm.batch_norm import parts, sums_workspace
-from mbc.kernels.cuda.wiring import AFFINE, Wiring, affines, eps, run, taking
+from mbc.kernels.cuda.wiring import AFFINE, NORMALIZED, SECOND, Wiring, affines, eps, run, taking
 
 FILE = "norm/bn_backward_remat.cu"
 
@@ -67,15 +67,18 @@ def _add_relu_wiring(operands: int, operands2: int, added: bool, swapped: bool, 
 
 
 def _fused_remat(
-    forward: str, launcher: str, wirings: Iterable[Wiring], added: bool = False, by_mask: bool = False
+    group: str, launcher: str, wirings: Iterable[Wiring], added: bool = False, by_mask: bool = False
 ) -> OwnKernel:
     """Return the kernel of a group; `by_mask`: the group has the bit mask of the recomputed value.
 
     The kernel does not read the mask, because it computes the value anyway.
     """
-    forward = f"{forward}{'+relu_mask' if by_mask else ''}{'+add' if added else ''}"
+    forward = f"{group}{'+relu_mask' if by_mask else ''}{'+add' if added else ''}"
     launcher += "_two_grads" if added else ""
     backward = "relu_backward_masked" if by_mask else "relu_backward"
+    residual = {"batch_normalize+relu": "", "batch_normalize+add+relu": "r "}.get(group, f"r {SECOND} ")
+    written = "y d" if residual else "y"
+    operands = f"{NORMALIZED} {residual}dy {'dy2 ' if added else ''}{written} dgamma dbeta workspace?"
     return OwnKernel(
         f"{forward}+{backward}+batch_normalize_backward_reduce",
         FILE,
@@ -84,6 +87,7 @@ def _fused_remat(
         eps,
         workspace=sums_workspace,
         launches=2,
+        operands=operands,
         launcher=launcher,
         named=f"{launcher}_masked" if by_mask else "",
         takes=taking(*wirings),
