@@ -9,6 +9,7 @@
 #            where atheris can be installed, in an environment of its own (build/fuzz-venv)
 # make torture  kill compile, profile and train at KILLS (1,000) random moments, and run them on full disks and the like;
 #            WORKERS (1) processes at a time, as for make fuzz
+# make tables  write the tables and lists that follow from the declarations of operations: pages, messages, editors' words
 # make docs  build the docs site, strictly, into build/site (installs MkDocs in .venv)
 # make axe   get axe-core by npm into build/axe, with which tests/report checks pages for accessibility
 # make evidence  list the results of benchmarks that are older than the code that they depend on; fails if one on
@@ -35,7 +36,7 @@ KILLS ?= 1000
 WORKERS ?= 1
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: run test test-all setup cuda oracle lightning lint types pytest fuzz torture docs axe evidence clean
+.PHONY: run test test-all setup cuda oracle lightning lint types pytest tables fuzz torture docs axe evidence clean
 .DELETE_ON_ERROR:
 
 # Without a GPU the digits are too small for more threads to help, and on a busy machine they wait for each other.
@@ -110,6 +111,10 @@ fuzz:
 
 torture: setup
 	$(BIN)/python benchmarks/torture.py --kills $(KILLS) --workers $(WORKERS)
+
+tables: setup
+	$(BIN)/python -m pytest -q -n 0 --update-expected tests/ops/test_declarations.py tests/frontend/test_page.py \
+	    tests/frontend/test_bad.py tests/editor/test_vscode.py
 
 docs: setup
 	@$(BIN)/python -c 'import mkdocs, mkdocstrings' 2>/dev/null || $(PIP) --editable '.[docs]'

@@ -5,10 +5,9 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field
 
-ACTIVATIONS = (
-    "relu", "relu", "relu", "leaky_relu", "silu", "gelu", "hardswish", "relu6", "sigmoid", "tanh", "elu", "mish",
-    "softplus", "prelu",
-)  # fmt: skip
+from operations import ACTIVATIONS
+
+DRAWN = (*("relu",) * 3, *ACTIVATIONS, "prelu")
 OPTIMIZERS = (
     "sgd(momentum=0.9)",
     "sgd(momentum=0.9, nesterov=true, weight_decay=1e-3)",
@@ -57,7 +56,7 @@ class _Writer:
         for _ in range(self.rng.randint(1, 3)):
             steps.append(self.rng.choice((f"conv({channels}, 3, pad=1)", f"conv({channels}, 1, bias=true)", "bn")))
             if self.rng.random() < 0.6:
-                steps.append(self.rng.choice(ACTIVATIONS))
+                steps.append(self.rng.choice(DRAWN))
         return self.put(" |> ".join([x, *steps]))
 
     def layer(self, x: str) -> str:
@@ -85,14 +84,14 @@ class _Writer:
         return self.put(f"{x} |> {self.rng.choice(('bn', 'bn', f'group_norm({even})', 'instance_norm', 'lrn'))}")
 
     def _activation(self, x: str, c: int) -> str:
-        return self.put(f"{x} |> {self.rng.choice(ACTIVATIONS)}")
+        return self.put(f"{x} |> {self.rng.choice(DRAWN)}")
 
     def _residual(self, x: str, c: int) -> str:
         return self.put(f"{x} + {self.same_shape(x, c)}" + " |> relu" * (self.rng.random() < 0.6))
 
     def _concat(self, x: str, c: int) -> str:
         more = self.rng.choice((2, 4, 8))
-        branch = self.put(f"{x} |> conv({more}, 3, pad=1) |> {self.rng.choice(ACTIVATIONS)}")
+        branch = self.put(f"{x} |> conv({more}, 3, pad=1) |> {self.rng.choice(DRAWN)}")
         self.channels = c + more
         return self.put(f"({x}, {branch}) |> concat")
 

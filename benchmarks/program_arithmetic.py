@@ -2,29 +2,32 @@
 
 from __future__ import annotations
 
+import re
+
+from operations import ACTIVATIONS
 from program_draft import Draft, Draw, operation
+
+from mbc.ops import LAYERS
 
 # ---- activations ----
 
 
-def _simple(family: str, *names: str) -> list[Draw]:
-    """Return an operation for each function of one tensor."""
+def _simple(family: str, *calls: str) -> list[Draw]:
+    """Return an operation for each call of a function of `x`."""
 
-    def of(name: str) -> Draw:
-        home = "torch" if name in _TORCH else "F"
-
+    def of(call: str) -> Draw:
         def draw(d: Draft) -> str:
-            return f"{home}.{name}({d.pick()})"
+            return re.sub(r"\bx\b", d.pick(), call)
 
         return operation(family)(draw)
 
-    return [of(name) for name in names]
+    return [of(call) for call in calls]
 
 
-_TORCH = ("abs", "sin", "cos", "erf", "square", "sigmoid", "tanh", "relu", "expm1")
-_USUAL = ("relu", "relu6", "silu", "mish", "hardswish", "hardsigmoid", "sigmoid", "tanh", "abs", "square")
-_RARE = ("softsign", "selu", "logsigmoid", "tanhshrink", "erf", "sin", "cos", "expm1")
-SIMPLE = _simple("activation", *_USUAL) + _simple("rare", *_RARE)
+_USUAL = [LAYERS[name].calls.torch for name in ACTIVATIONS if not LAYERS[name].parameters]
+_RARE = [LAYERS[name].calls.torch for name in ("softsign", "selu", "tanhshrink")]
+_RARE += [f"{name}(x)" for name in ("F.logsigmoid", "torch.erf", "torch.sin", "torch.cos", "torch.expm1")]
+SIMPLE = _simple("activation", *_USUAL, "torch.square(x)") + _simple("rare", *_RARE)
 
 
 @operation("activation")
@@ -59,13 +62,6 @@ def rare_activation(d: Draft) -> str:
 def softplus(d: Draft) -> str:
     """Draw a softplus."""
     return f"F.softplus({d.pick()}{d.one_of('', ', beta=2.0', ', threshold=1.0', ', beta=0.5, threshold=3.0')})"
-
-
-@operation("activation")
-def gelu(d: Draft) -> str:
-    """Draw a GELU."""
-    approximate = ", approximate='tanh'"
-    return f"F.gelu({d.pick()}{d.one_of('', '', approximate)})"
 
 
 @operation("activation")

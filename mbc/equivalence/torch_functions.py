@@ -257,7 +257,8 @@ _OF_ANY: dict[str, Callable[..., Tensor]] = {
 }
 
 
-def _declared(calls: Calls) -> Callable[..., Tensor]:
+def declared(calls: Calls) -> Callable[..., Tensor]:
+    """Return the function of attributes and operands that a declaration names."""
     modules = {"torch": torch, "F": F, "getattr": getattr, "len": len, "wide": wide}
     call, exact = (function_of(text, modules) for text in (calls.torch, calls.exact or calls.torch))
 
@@ -270,7 +271,7 @@ def _declared(calls: Calls) -> Callable[..., Tensor]:
 # By kind; each takes the attributes and then the operands, and returns the first output. Batch norm and dropout have a
 # state: they are not here.
 FUNCTIONS: Mapping[str, Callable[..., Tensor]] = MappingProxyType(
-    {name: _declared(kind.calls) for name, kind in KINDS.items() if kind.calls.torch}
+    {name: declared(kind.calls) for name, kind in KINDS.items() if kind.calls.torch}
     | _OF_ONE
     | _OF_TWO
     | _OF_THREE

@@ -1,4 +1,4 @@
-"""PyTorch's names and their equivalents in mbc: one table, for remedies of unknown names."""
+"""PyTorch's names and their equivalents in mbc, for remedies of unknown names."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 from types import MappingProxyType
+
+from mbc.ops import LAYERS
 
 
 class Place(Enum):
@@ -43,7 +45,8 @@ _OPTIMIZERS = "write `sgd(momentum=0.9)` or `adamw`"
 _MODES = "write `upsample(2)` or `upsample(size=(14, 14))`, with `mode=bilinear` where it is not nearest"
 _CORNERS = "it is false, PyTorch's default"
 
-# Place, names as PyTorch writes them (upper case, `_`, and a final 1d to 3d are ignored), answer.
+# Place, names as PyTorch writes them (upper case, `_`, and a final 1d to 3d are ignored), answer. A name that differs
+# from a layer's name only so needs no row, if all settings of the layer have defaults.
 ROWS: tuple[tuple[Place, tuple[str, ...], Answer], ...] = (
     (_O, ("Conv2d", "Conv1d", "convolution"), Answer("conv(64, 3, pad=1)", "output channels, kernel")),
     (_O, ("Conv3d",), Answer("", "images have two dimensions, write `conv(64, 3)`")),
@@ -61,24 +64,11 @@ ROWS: tuple[tuple[Place, tuple[str, ...], Answer], ...] = (
     (_O, ("AdaptiveAvgPool2d",), Answer("global_avgpool", "to other sizes `adaptive_avgpool(7)`")),
     (_O, ("AdaptiveMaxPool2d",), Answer("adaptive_maxpool(7)", "to one pixel it is `global_maxpool`")),
     (_O, ("Dropout2d", "AlphaDropout"), Answer("dropout(0.5)", "each element separately, not whole channels")),
-    (_O, ("Dropout",), Answer("dropout(0.5)")),
     (_O, ("StochasticDepth", "DropPath"), Answer("drop_path(0.1)", "whole samples, as with mode=row")),
-    (_O, ("ReLU",), Answer("relu")),
-    (_O, ("ReLU6",), Answer("relu6")),
-    (_O, ("Hardtanh",), Answer("hardtanh(-1, 1)")),
     (_O, ("clip", "clamp_min", "clamp_max"), Answer("clamp(min=0, max=1)")),
-    (_O, ("LeakyReLU",), Answer("leaky_relu(0.01)")),
-    (_O, ("ELU",), Answer("elu(1.0)")),
     (_O, ("Threshold",), Answer("threshold(0.1, 0)")),
     (_O, ("square",), Answer("pow(2)")),
-    (_O, ("Softplus",), Answer("softplus")),
-    (_O, ("Mish",), Answer("mish")),
-    (_O, ("SiLU", "swish"), Answer("silu")),
-    (_O, ("Hardswish", "hard_swish"), Answer("hardswish")),
-    (_O, ("GELU",), Answer("gelu")),
-    (_O, ("Sigmoid",), Answer("sigmoid")),
-    (_O, ("Hardsigmoid", "hard_sigmoid"), Answer("hardsigmoid")),
-    (_O, ("Tanh",), Answer("tanh")),
+    (_O, ("swish",), Answer("silu")),
     (_O, ("Parameter",), Answer("", "write `parameter(64)` where a tensor is: it is one")),
     (_O, ("LogSoftmax",), Answer("log_softmax", "`softmax_cross_entropy` takes logits")),
     (_O, ("Upsample", "UpsamplingNearest2d"), Answer("upsample(2)", "a whole factor, or `size`")),
@@ -89,7 +79,6 @@ ROWS: tuple[tuple[Place, tuple[str, ...], Answer], ...] = (
     (_O, ("transpose", "swapaxes"), Answer("permute((0, 2, 3, 1))")),
     (_O, ("narrow",), Answer("slice(1, 0, 2)", "axis, start, stop")),
     (_O, ("unbind",), Answer("", "`chunk(2)` gives several tensors, to as many names")),
-    (_O, ("Flatten",), Answer("flatten")),
     (_O, ("Identity",), Answer("", "bind the tensor to a name, or leave the stage out")),
     (_O, ("Sequential", "ModuleList"), Answer("", "join stages by `|>`, and name them as a `block`")),
     (_O, ("no_grad", "stop_gradient"), Answer("detach")),
@@ -185,7 +174,9 @@ def _table() -> Mapping[tuple[Place, str], Answer]:
     rows = [(place, name, answer) for place, names, answer in ROWS for name in names]
     exact = {(place, _joined(name)): answer for place, name, answer in rows}
     plain = {(place, _plain(name)): answer for place, name, answer in reversed(rows)}
-    return MappingProxyType(plain | exact)
+    layers = (layer for layer in LAYERS.values() if all(p.default is not None for p in layer.parameters))
+    spelt = {(_L if layer.loss else _O, _joined(layer.name)): Answer(layer.name) for layer in layers}
+    return MappingProxyType(plain | spelt | exact)
 
 
 _ANSWERS = _table()

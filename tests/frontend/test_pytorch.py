@@ -121,6 +121,13 @@ def test_names_in_answers_exist(place: Place, name: str, equivalent: Answer):
             assert equivalent.equivalent in WORDS
 
 
+def test_classes_that_are_called_like_a_layer_are_answered_without_a_row():
+    for name in ("ReLU6", "Hardswish", "Softplus", "GELU", "Dropout", "LogSigmoid", "Mish"):
+        layer = name.lower()
+        assert refusal(stage=f"nn.{name}").remedy == Answer(layer).remedy and layer in LAYERS, name
+    assert answer("Threshold", Place.OPERATION) == Answer("threshold(0.1, 0)")  # whose settings have no defaults
+
+
 def test_no_name_is_answered_twice_or_hides_one_of_mbc():
     places = [(place, name) for place, name, _ in NAMES]
     assert len(places) == len(set(places))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,54 +13,58 @@ import pytest
 
 from mbc.ir.graph import Optimizer
 from mbc.ir.types import Precision
-from mbc.ops.base import ShapeError
+from mbc.ops import LAYERS
+from mbc.ops.base import Layer, ShapeError
 from mbc.passes.training_step import differentiate
 from tests.ir.execution import new_control, step
 from tests.ir.networks import Writer
 
 torch = pytest.importorskip("torch", reason="the independent reference is PyTorch, which is not installed")
 F = torch.nn.functional
+declared: Any = importlib.import_module("mbc.equivalence.torch_functions").declared
 
 # Kinks of the functions below lie at these, and ties between the two lists.
 X = [-4.0, -3.0, -1.0, -0.5, -0.0, 0.0, 0.25, 0.5, 1.0, 2.0, 3.0, 6.0, 30.0, -30.0]
 Y = [0.5, -3.0, -2.0, -0.5, 0.0, 0.0, -0.25, 0.0, 1.0, 5.0, 3.0, -6.0, 30.0, 1.0]
 
 Apply = Callable[[Writer, str, str], str]
+# Settings other than the defaults with which the layers of one tensor are compared.
+SETTINGS: dict[str, tuple[dict[str, Any], ...]] = {
+    "leaky_relu": ({"slope": 0.2}, {"slope": 0.0}, {"slope": -0.3}),
+    "elu": (
+        {},
+        {"alpha": -0.7},
+        {"alpha": 0.0, "scale": 2.0},
+        {"alpha": 0.4, "scale": 1.5, "input_scale": 0.3},
+        {"alpha": 0.4, "input_scale": -0.2},
+    ),
+    "celu": ({}, {"alpha": 0.25}, {"alpha": -8.0}),  # whose inverses are exact: PyTorch rounds these to fp32
+    "softplus": (
+        {},
+        {"beta": 2.0, "threshold": 1.0},
+        {"beta": 0.5, "threshold": -1.0},
+        {"beta": -1.0, "threshold": 3.0},
+    ),
+    "softshrink": ({}, {"threshold": 0.0}),
+    "hardshrink": ({}, {"threshold": -1.0}),
+    "threshold": ({"threshold": 0.5, "value": -2.0},),
+    "pow": ({"exponent": 3.0}, {"exponent": -1.0}),
+}
+
+
+def _declared(layer: Layer, chosen: dict[str, Any]) -> tuple[Apply, Callable[[Any, Any], Any]]:
+    settings = {parameter.name: parameter.default for parameter in layer.parameters} | chosen
+    reference = declared(layer.calls)
+    return lambda w, x, y: w(layer.name, x, **chosen), lambda x, y: reference(SimpleNamespace(**settings), x)
+
+
 CASES: dict[str, tuple[Apply, Callable[[Any, Any], Any]]] = {
     **{
-        f"leaky_relu {slope}": (
-            lambda w, x, y, slope=slope: w("leaky_relu", x, slope=slope),
-            lambda x, y, slope=slope: F.leaky_relu(x, slope),
-        )
-        for slope in (0.2, 0.0, -0.3)
+        " ".join((layer.name, *map(str, chosen.values()))): _declared(layer, chosen)
+        for layer in LAYERS.values()
+        if layer.calls.torch and layer.inputs == (1, 1)
+        for chosen in SETTINGS.get(layer.name, ({},))
     },
-    **{
-        f"elu {a} {s} {i}": (
-            lambda w, x, y, a=a, s=s, i=i: w("elu", x, alpha=a, scale=s, input_scale=i),
-            lambda x, y, a=a, s=s, i=i: torch.ops.aten.elu(x, a, s, i),
-        )
-        for a, s, i in ((1.0, 1.0, 1.0), (-0.7, 1.0, 1.0), (0.0, 2.0, 1.0), (0.4, 1.5, 0.3), (0.4, 1.0, -0.2))
-    },
-    **{
-        f"celu {a}": (lambda w, x, y, a=a: w("celu", x, alpha=a), lambda x, y, a=a: F.celu(x, a))
-        for a in (1.0, 0.25, -8.0)  # whose inverses are exact: PyTorch rounds these to fp32
-    },
-    "selu": (lambda w, x, y: w("selu", x), lambda x, y: F.selu(x)),
-    **{
-        f"softplus {b} {t}": (
-            lambda w, x, y, b=b, t=t: w("softplus", x, beta=b, threshold=t),
-            lambda x, y, b=b, t=t: F.softplus(x, b, t),
-        )
-        for b, t in ((1.0, 20.0), (2.0, 1.0), (0.5, -1.0), (-1.0, 3.0))
-    },
-    "logsigmoid": (lambda w, x, y: w("logsigmoid", x), lambda x, y: F.logsigmoid(x)),
-    "softsign": (lambda w, x, y: w("softsign", x), lambda x, y: F.softsign(x)),
-    "tanhshrink": (lambda w, x, y: w("tanhshrink", x), lambda x, y: F.tanhshrink(x)),
-    "softshrink": (lambda w, x, y: w("softshrink", x), lambda x, y: F.softshrink(x)),
-    "softshrink 0": (lambda w, x, y: w("softshrink", x, threshold=0.0), lambda x, y: F.softshrink(x, 0.0)),
-    "hardshrink": (lambda w, x, y: w("hardshrink", x), lambda x, y: F.hardshrink(x)),
-    "hardshrink -1": (lambda w, x, y: w("hardshrink", x, threshold=-1.0), lambda x, y: F.hardshrink(x, -1.0)),
-    "threshold": (lambda w, x, y: w("threshold", x, threshold=0.5, value=-2.0), lambda x, y: F.threshold(x, 0.5, -2.0)),
     "pow 0": (lambda w, x, y: w("mul", w("pow", x, exponent=0.0), x), lambda x, y: x**0 * x),
     "glu": (lambda w, x, y: w("glu", w("concat", x, y)), lambda x, y: F.glu(torch.cat((x, y), 1), 1)),
     "log_softmax": (lambda w, x, y: w("log_softmax", x), lambda x, y: F.log_softmax(x, 1)),
