@@ -12,7 +12,8 @@ Writes `results/kernel_survey.json` with a row for each plan, and continues wher
 name that code; `--again` plans them anew. `evidence` has a row for each kernel: the number of plans that use the
 kernel, how many of these plans are of imported networks, and for how many requests in the bundled profiles the kernel
 was measured, and is the fastest. `slower_without` is the median, over the latter, of the time of the fastest other
-kernel over its own. It is null if no other kernel runs such a request.
+kernel over its own. It is null if no other kernel runs such a request. `only`: mbc has no other kernel for this
+operation, so that networks with the operation need the kernel.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ from mbc.errors import BudgetError
 from mbc.frontend.parse import parse
 from mbc.kernels.cuda import KERNELS
 from mbc.kernels.cuda.base import PROVIDER
+from mbc.ops import KINDS
 from mbc.options import Policy
 from mbc.plan.model import Kernel, Plan
 from mbc.profile.locate import BUNDLED
@@ -48,7 +50,7 @@ PRECISIONS = ("bf16", "fp32", "fp16", "tf32")
 SHARES = (0.7, 0.5, 0.4)  # of the arena of the free plan: of the overhead no plan saves any
 SMALL_BATCH, BATCH_DIVISOR = 8, 4
 IMPORTED_PRECISIONS, IMPORTED_SHARES = ("bf16", "fp16", "fp32"), (0.0, 0.7, 0.5)
-COLUMNS = ("name", "plans", "imported", "measured", "fastest", "slower_without", "such as")
+COLUMNS = ("name", "plans", "imported", "measured", "fastest", "slower_without", "only", "such as")
 
 
 @dataclass(frozen=True)
@@ -176,7 +178,7 @@ def evidence(rows: Iterable[Mapping[str, Any]], imported: Collection[str] = ()) 
     for row in rows:
         for name in chosen.keys() & row.get("kernels", {}).keys():
             chosen[name].append(row["name"])
-    measured = in_profiles()
+    measured, kinds = in_profiles(), Counter(kernel.kind for kernel in KERNELS.values())
 
     def about(name: str) -> dict[str, Any]:
         of_imported = sum(plan.partition(" ")[0] in imported for plan in chosen[name])
@@ -185,7 +187,9 @@ def evidence(rows: Iterable[Mapping[str, Any]], imported: Collection[str] = ()) 
         return {
             "name": name, "plans": len(chosen[name]), "imported": of_imported,
             "measured": len(measured.get(name, ())), "fastest": len(fastest),
-            "slower_without": statistics.median(beside) if beside else None, "such as": next(iter(chosen[name]), None),
+            "slower_without": statistics.median(beside) if beside else None,
+            "only": KERNELS[name].kind in KINDS and kinds[KERNELS[name].kind] == 1,
+            "such as": next(iter(chosen[name]), None),
         }  # fmt: skip
 
     return sorted(map(about, chosen), key=lambda row: (row["plans"], row["fastest"], row["name"]))

@@ -36,6 +36,7 @@ def test_a_row_counts_launches_by_kernel():
     evidence = kernel_survey.evidence([row, {"name": "other", **refused}, deleted], {"older"})
     chosen = {row["name"]: row for row in evidence}
     assert (chosen["guard"]["plans"], chosen["guard"]["imported"]) == (2, 1) and chosen["attention"]["plans"] == 0
+    assert chosen["dropout"]["only"] and not chosen["bias_add_relu"]["only"] and not chosen["attention"]["only"]
     plans = [row["plans"] for row in evidence]
     assert plans == sorted(plans) and set(chosen) == set(kernel_survey.KERNELS)
 
