@@ -19,6 +19,7 @@ from mbc.codegen.render_sources import (
     files_defining,
     kernel_files,
     render,
+    render_generated,
     render_kernel_library,
     render_module,
 )
@@ -29,6 +30,7 @@ from mbc.errors import MbcError
 from mbc.hardware.spec import is_plan_only
 from mbc.ir.types import Precision
 from mbc.kernels.cuda import function_of
+from mbc.kernels.cuda.generated.map_program import MapProgram
 from mbc.plan.file import PLAN_FILE, dump_plan, rank_folder
 from mbc.plan.model import Plan
 from mbc.resources import folder as resource_folder
@@ -36,6 +38,7 @@ from mbc.resources import folder as resource_folder
 LIBRARY = "libmodule.so"
 SOURCES = "source"
 KERNEL_LIBRARY_SOURCE = "kernel_library.cpp"
+GENERATED_LIBRARY_SOURCE = "generated_library.cpp"
 PLAN_ONLY = Missing(
     "code for this GPU",
     "plan only: the CUDA toolkit generates no code for a GPU this old",
@@ -254,10 +257,7 @@ def build_kernel_library(
         MbcError: MBC096 if a tool is missing; MBC095 with the compiler's message; MBC090 for fp64.
     """
     working = working_code(precision)
-    missing = _lacking(KERNEL_LIBRARIES, architecture, toolchain)
-    if missing:
-        names = "; ".join(f"{part.name} ({part.purpose})" for part in missing)
-        raise MbcError("MBC096", f"the kernels cannot be built: no {names}", "; ".join(p.remedy for p in missing))
+    _check_tools(KERNEL_LIBRARIES, architecture, toolchain)
     files = tuple(
         every_kernel_file() if kernels is None else files_defining(list(map(function_of, kernels)), KERNEL_LIBRARIES)
     )
@@ -268,6 +268,33 @@ def build_kernel_library(
         _copy_sources(hosts[1:], files, sources)
         recipe = Recipe(architecture, working, files, hosts, ())
         make_library(recipe, sources, library, toolchain, _parts(KERNEL_LIBRARIES, toolchain))
+
+
+def build_generated_library(
+    architecture: str, precision: Precision, programs: Sequence[MapProgram], library: Path, toolchain: Toolchain
+) -> None:
+    """Compile and link a library of generated kernels; its objects are the same as those of packages.
+
+    Raises:
+        MbcError: MBC096 if a tool is missing; MBC095 with the compiler's message; MBC090 for fp64.
+    """
+    working = working_code(precision)
+    _check_tools((), architecture, toolchain)
+    with tempfile.TemporaryDirectory(prefix="mbc-sources-") as folder:
+        sources = Path(folder)
+        _copy_sources((GENERATED_LIBRARY_SOURCE,), (), sources)
+        for program in programs:
+            (sources / program.file).write_text(render_generated(program), encoding="utf-8")
+        files = tuple(program.file for program in programs)
+        recipe = Recipe(architecture, working, files, (GENERATED_LIBRARY_SOURCE,), ())
+        make_library(recipe, sources, library, toolchain, _parts((), toolchain))
+
+
+def _check_tools(libraries: Sequence[str], architecture: str, toolchain: Toolchain) -> None:
+    missing = _lacking(libraries, architecture, toolchain)
+    if missing:
+        names = "; ".join(f"{part.name} ({part.purpose})" for part in missing)
+        raise MbcError("MBC096", f"the kernels cannot be built: no {names}", "; ".join(p.remedy for p in missing))
 
 
 def _parts(libraries: Sequence[str], toolchain: Toolchain) -> list[Part]:

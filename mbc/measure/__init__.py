@@ -19,6 +19,7 @@
 * `random_pool`: the random numbers from which operands are cut
 * `compare`: distances between results, computed on the GPU
 * `host_copies`: copies between device memory and pinned host memory or another GPU's memory
+* `generated_libraries`: libraries of generated kernels, compiled on demand
 * `kernel_library`: runs any candidate through the code of a generated module
 * `cudnn_library`: cuDNN's backend API through ctypes
 * `cudnn_constants`: constants of cuDNN's backend API

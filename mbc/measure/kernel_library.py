@@ -19,7 +19,8 @@ from mbc.codegen.view import KERNEL_LIBRARIES
 from mbc.errors import MbcError
 from mbc.ir.types import Precision
 from mbc.kernels.base import Candidate, Provider, Request
-from mbc.kernels.cuda import function_of
+from mbc.kernels.cuda import function_of, generated_program
+from mbc.measure.generated_libraries import GeneratedLibraries
 from mbc.measure.gpu import Gpu
 
 
@@ -94,6 +95,7 @@ class KernelLibrary:
         self._stream = stream
         self._providers = default_providers() if providers is None else providers
         self._opened: int | None = calls.mbc_kernels_open()
+        self.generated: GeneratedLibraries | None = None
 
     @staticmethod
     def open(gpu: Gpu, precision: Precision) -> KernelLibrary:
@@ -107,12 +109,15 @@ class KernelLibrary:
             path = Path(folder) / "libkernels.so"
             build_kernel_library(gpu.architecture, precision, path, find_toolchain())
             library = KernelLibrary(path, gpu.stream_handle.value or 0)  # once loaded, it does not need its file
+            library.generated = GeneratedLibraries.of(gpu.architecture, precision)
             library.limit(gpu.part)
             return library
 
     def limit(self, multiprocessors: int | None) -> None:
         """Size launches for `multiprocessors` multiprocessors; None for all of the GPU's."""
         self._calls.mbc_set_multiprocessors(ctypes.c_int64(multiprocessors or 0))
+        if self.generated is not None:
+            self.generated.limit(multiprocessors or 0)
 
     def prepare(
         self,
@@ -136,7 +141,8 @@ class KernelLibrary:
             first_row: Row of the mini-batch at which the operands start.
 
         Raises:
-            MbcError: MBC086, the library refuses; the message is the library's.
+            MbcError: MBC086, the library refuses; the message is the library's. For a generated kernel also those of
+                `GeneratedLibraries.add`.
         """
         arguments = self._providers[candidate.provider].arguments(candidate.call(request, accumulate), first_row)
         addresses = (*pointers, workspace) if candidate.workspace_bytes > 0 else tuple(pointers)
@@ -151,7 +157,7 @@ class KernelLibrary:
         )
         what = f"{candidate.provider} {candidate.name}"
         if candidate.provider not in KERNEL_LIBRARIES:
-            return Call(self._launcher(candidate.name), (), call, what)
+            return Call(self._launcher(candidate, request), (), call, what)
         library = KERNEL_LIBRARIES.index(candidate.provider)
         number = ctypes.c_int()
         text = self._calls.mbc_kernels_prepare(
@@ -167,9 +173,14 @@ class KernelLibrary:
             raise MbcError("MBC086", f"{what}: {text.decode(errors='replace')}")
         return Call(self._calls.mbc_kernels_run, (self._opened, library, number), call, what)
 
-    def _launcher(self, name: str) -> Any:
+    def _launcher(self, candidate: Candidate, request: Request) -> Any:
+        name = candidate.name
+        program = generated_program(candidate.provider, name, request)
         try:
-            function = getattr(self._calls, function_of(name))
+            if program is not None and self.generated is not None:
+                function = self.generated.function(program)
+            else:
+                function = getattr(self._calls, function_of(name))
         except AttributeError:
             raise MbcError("MBC086", f"mbc has no kernel called {name}", "measure again with this version") from None
         function.restype = ctypes.c_char_p

@@ -38,6 +38,7 @@ from mbc.measure.protocols import GpuFailed, Harness, Workbench
 from mbc.measure.session import GPU_FAILED, Session
 from mbc.measure.size_ladder import Ladder, key_of
 from mbc.measure.workbench import Bench, identity
+from mbc.ops.fused import Fused
 from mbc.profile.model import LEFT_TO_ESTIMATE, Extent, Measurement, Profile
 from mbc.profile.read_profile import read_profile
 from mbc.profile.signature import rows_of, signature
@@ -125,6 +126,7 @@ def measure(
         MbcError: MBC088, the GPU failed.
     """
     with Bench(gpu) as bench:
+        bench.expect([need.undivided for need in needs if isinstance(need.undivided.attributes, Fused)])
         return measure_on(
             bench, needs, path, measure_for_s, workspace_limit_bytes, progress, again, link, decide=decide,
             outdated=outdated,

@@ -17,6 +17,7 @@ from mbc.ir.types import DType, Layout, Precision, TensorType
 from mbc.kernels import PROVIDERS
 from mbc.kernels.base import Request
 from mbc.kernels.cuda import OWN
+from mbc.kernels.cuda.generated.lowering import lower
 from mbc.kernels.cudnn import CUDNN
 from mbc.kernels.statistics import WITH_STATISTICS
 from mbc.measure.clock import Clock, calls_per_graph
@@ -90,6 +91,17 @@ class Bench:
             library = self._closing.enter_context(self._open_library(self.gpu, precision))
             self._libraries[precision.working] = library
         return library
+
+    def expect(self, requests: Sequence[Request]) -> None:
+        """Compile the kernels that are generated for requests, many at once.
+
+        Raises:
+            MbcError: As `KernelLibrary.open` and `GeneratedLibraries.add`.
+        """
+        programs = [lowered.program for request in requests if (lowered := lower(request)) is not None]
+        generated = self.library(requests[0].precision).generated if programs else None
+        if generated is not None:
+            generated.add(programs)
 
     def identity(self) -> Identity:
         """Return the identity of the GPU."""

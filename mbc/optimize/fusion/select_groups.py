@@ -6,60 +6,19 @@ that overlap exclude one another, and those that save most are selected first.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from mbc.ir.graph import Operation, TrainingGraph
 from mbc.ir.types import Layout
 from mbc.kernels.base import Candidate
 from mbc.ops import KINDS
-from mbc.ops.fused import has_product, join, names_of
+from mbc.ops.fused import join
 from mbc.optimize.candidates.table import CandidateTable
 from mbc.optimize.fusion.catalogue import PATTERNS
+from mbc.optimize.fusion.data_flow import Flow, data_flow_groups, spared_reads
+from mbc.optimize.fusion.fusion_group import Group as Group
 from mbc.optimize.fusion.pattern import Binding, Pattern, find
-
-
-@dataclass(frozen=True, slots=True)
-class Group:
-    """A match of a pattern in a program.
-
-    Attributes:
-        launches: The launches that replace the operations.
-        positions: Positions in the program at which the launches run.
-        replaces: Names of the operations that the launches replace.
-        unstored: Values that are then never stored.
-        late: Whether other operations may read unstored values. Such a group may be selected only where other groups
-            run those operations without reading the values.
-        measured: Whether no estimate predicts the group's time, so that it must have been measured.
-    """
-
-    launches: tuple[Operation, ...]
-    positions: tuple[int, ...]
-    replaces: frozenset[str]
-    unstored: frozenset[str]
-    late: bool = False
-    measured: bool = False
-
-    @property
-    def reads(self) -> frozenset[str]:
-        """Values that the launches read."""
-        return frozenset(name for launch in self.launches for name in launch.inputs)
-
-    def excludes(self, other: Group) -> bool:
-        """Return whether both replace one operation, or one of them reads what the other does not store."""
-        if not self.replaces.isdisjoint(other.replaces):
-            return True
-        return not (self.unstored.isdisjoint(other.reads) and other.unstored.isdisjoint(self.reads))
-
-    @property
-    def recomputes(self) -> Mapping[str, tuple[Operation, ...]]:
-        """Convolutions, by name, that keep launches of their own and that these launches recompute."""
-        launches: dict[str, tuple[Operation, ...]] = {}
-        for launch in self.launches:
-            product = names_of(launch)[0]
-            if has_product(launch.attributes) and product not in self.replaces:
-                launches[product] = (*launches.get(product, ()), launch)
-        return launches
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,10 +79,16 @@ def possible_groups(table: CandidateTable) -> tuple[tuple[Group, ...], tuple[Gro
         graph = table.graph
         if "matches" not in table.groups:
             programs = (graph.train, graph.infer)
-            table.groups["matches"] = tuple(groups(program, kept(graph, program)) for program in programs)
+            table.groups["matches"] = tuple(_all_matches(graph, program) for program in programs)
         train, infer = table.groups["matches"]
         table.groups["possible"] = _offered(table, train), _offered(table, infer)
     return table.groups["possible"]
+
+
+def _all_matches(graph: TrainingGraph, program: Sequence[Operation]) -> tuple[Group, ...]:
+    results = kept(graph, program)
+    matches = groups(program, results)
+    return (*matches, *data_flow_groups(Flow.of(graph, program, results), matches))
 
 
 def _offered(table: CandidateTable, matches: Sequence[Group]) -> tuple[Group, ...]:
@@ -161,24 +126,12 @@ def groups(program: Sequence[Operation], results: Collection[str]) -> tuple[Grou
                 elif pattern.late:
                     unfit.append((pattern, binding))
     if unfit:
-        spared = _spared(program, matches)
+        spared = spared_reads(program, matches)
         left = {value: [name for name in names if (name, value) not in spared] for value, names in readers.items()}
         at = replace(at, readers=left)
         late = [group for pattern, binding in unfit if (group := at.group(pattern, binding)) is not None]
         matches += [replace(group, late=True) for group in late]
     return tuple(matches)
-
-
-def _spared(program: Sequence[Operation], matches: Sequence[Group]) -> set[tuple[str, str]]:
-    """Return pairs of an operation and an operand, where some group runs the operation without reading the operand."""
-    by_name = {operation.name: operation for operation in program}
-    return {
-        (name, value)
-        for group in matches
-        for name in group.replaces
-        for value in by_name[name].inputs
-        if value not in group.reads
-    }
 
 
 @dataclass(frozen=True)

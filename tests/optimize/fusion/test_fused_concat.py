@@ -46,7 +46,9 @@ graph = functools.partial(pools.graph, source=SOURCE)
 
 
 def test_every_kernel_finds_its_place():
-    assert launched(planned(graph())) >= {
+    kernels = launched(planned(graph()))
+    assert any(name.startswith("map_") for name in kernels), "the sum of the gradients of many readers"
+    assert kernels >= {
         "batch_statistics_concat",
         "batch_normalize_relu_backward_add_slice",
         "batch_normalize_relu_backward_add_slice_and_part",
@@ -54,7 +56,6 @@ def test_every_kernel_finds_its_place():
         "batch_normalize_relu_backward_of_slice",
         "bias_add_concat",
         "batch_normalize_relu_concat",
-        "max_pool_backward_add_three",
         "concat_batch_normalize_relu",
         "channel_slice_sum",
         "max_pool_backward_add_slice_bn_reduce",

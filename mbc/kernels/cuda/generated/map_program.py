@@ -22,7 +22,7 @@ class Line:
 
 @dataclass(frozen=True)
 class MapProgram:
-    """Results of a generated kernel as expressions over one element of each operand.
+    """Results as expressions over one element of each operand.
 
     The operands are `x[0]`, `x[1]`, ... in the lines: first those of the results' shape, then the repeated ones.
     Constants of a channel are computed from `c<number of the input>`. `r<number>` are floating-point arguments.

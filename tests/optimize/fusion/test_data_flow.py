@@ -1,0 +1,116 @@
+"""Groups of pointwise operations that follow from data flow: gates, chains, and that their plans are proved."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from mbc.compiler import compile_plan
+from mbc.frontend.lower import lower
+from mbc.frontend.parse import parse
+from mbc.ir.graph import TrainingGraph
+from mbc.ops.fused import names_of
+from mbc.optimize.fusion.data_flow import Flow, data_flow_groups
+from mbc.optimize.fusion.select_groups import groups, kept
+from mbc.options import Options
+from mbc.passes.training_step import differentiate
+from mbc.plan.model import Kernel, Plan, Program
+from mbc.source import Source
+
+GATE = """
+network gate(batch = 32, width = 32) {
+  input image[batch, 3, 16, 16] : float
+  input target[batch] : class
+  x = image |> conv(width, 3, pad=1)
+  y = image |> conv(GATES, 3, pad=1)
+  z = (x, y |> softplus |> tanh) |> mul
+  logits = z |> conv(width, 3, pad=1) |> global_avgpool |> linear(10)
+  output logits
+  loss (logits, target) |> softmax_cross_entropy
+}
+train { optimizer = sgd  precision = PRECISION }
+"""
+# Pointwise layers of one operand, and of two.
+ONE = ("relu", "silu", "gelu", "sigmoid", "tanh", "mish", "hardswish", "relu6", "bn", "softplus", "clamp(min=-1.0)")
+TWO = ("add", "mul", "sub", "maximum")
+
+
+def planned(text: str) -> Plan:
+    """Return the plan of a source, which the verifier has proved."""
+    return compile_plan(Source("net.mbc", text), Options(gpu="h200"))
+
+
+def graph_of(text: str) -> TrainingGraph:
+    lowered = lower(parse(Source("net.mbc", text)), (), None)
+    return differentiate(lowered.network, lowered.optimizer, lowered.precision)
+
+
+def launches_of(program: Program, *parts: str) -> list[tuple[str, ...]]:
+    """Return the operations of the launches that run any operation whose name begins with one of these."""
+    return [
+        launch.operations for launch in program.launches
+        if isinstance(launch.work, Kernel) and any(name.startswith(parts) for name in launch.operations)
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("gates", ["width", "1"])  # one for each channel of a pixel, or one that is repeated
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_gate_is_one_launch_forward(precision: str, gates: str):
+    text = GATE.replace("PRECISION", precision).replace("GATES", gates)
+    plan = planned(text)
+    assert launches_of(plan.infer, "infer.tanh") == [("infer.softplus0", "infer.tanh0", "infer.mul0")]
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+def test_a_gate_is_one_launch_backward(precision: str):
+    plan = planned(GATE.replace("PRECISION", precision).replace("GATES", "width"))
+    forward, backward = launches_of(plan.train, "softplus", "tanh", "mul")
+    assert forward == ("softplus0", "tanh0", "mul0")
+    assert len([name for name in backward if "backward" in name or name.startswith("mul0")]) == 4
+    stored = {plan.buffers[access.buffer].value for launch in plan.train.launches for access in launch.accesses}
+    assert stored.isdisjoint({"softplus0", "tanh0"}), "the backward launch recomputes what was not stored"
+
+
+def chain(seed: int) -> str:
+    """Return a network of pointwise layers, drawn by a seed, between convolutions."""
+    rng = np.random.default_rng(seed)
+    names, lines, unread = ["a", "b"], list[str](), ["a", "b"]
+    for number in range(int(rng.integers(3, 12))):
+        left, right = (str(name) for name in rng.choice(names, 2))
+        one = rng.random() < 0.6
+        layer = f"{left} |> {rng.choice(ONE)}" if one else f"({left}, {right}) |> {rng.choice(TWO)}"
+        unread = [name for name in unread if name not in ((left,) if one else (left, right))] + [f"v{number}"]
+        names.append(f"v{number}")
+        lines.append(f"  v{number} = {layer}")
+    return "\n".join(
+        (
+            "network chain(batch = 4) {",
+            "  input image[batch, 3, 8, 8] : float",
+            "  input target[batch] : class",
+            "  a = image |> conv(8, 3, pad=1)",
+            "  b = image |> conv(8, 3, pad=1)",
+            *lines,
+            f"  logits = ({', '.join((*unread, names[0]))}) |> add |> conv(4, 3, pad=1) |> global_avgpool |> linear(3)",
+            "  output logits",
+            "  loss (logits, target) |> softmax_cross_entropy",
+            "}",
+            "train { optimizer = sgd  precision = bf16 }",
+        )
+    )
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_drawn_chain_has_a_proved_plan_and_few_groups(seed: int):
+    text = chain(seed)
+    steps = graph_of(text)
+    for program in (steps.train, steps.infer):
+        results = kept(steps, program)
+        proposed = data_flow_groups(Flow.of(steps, program, results), groups(program, results))
+        assert len(proposed) <= 3 * len(program)
+        for group in proposed:
+            (launch,) = group.launches
+            names = [operation.name for operation in program]
+            last = names[group.positions[0]]
+            assert set(names_of(launch)) >= group.replaces and last in group.replaces
+    plan = planned(text)
+    assert any(isinstance(launch.work, Kernel) and len(launch.operations) > 1 for launch in plan.train.launches)
