@@ -282,7 +282,9 @@ def build_generated_library(
     _check_tools((), architecture, toolchain)
     with tempfile.TemporaryDirectory(prefix="mbc-sources-") as folder:
         sources = Path(folder)
-        _copy_sources((GENERATED_LIBRARY_SOURCE,), (), sources)
+        _copy_sources((), (), sources)
+        text = (resource_folder("templates") / GENERATED_LIBRARY_SOURCE).read_bytes()
+        (sources / GENERATED_LIBRARY_SOURCE).write_bytes(text)
         for program in programs:
             (sources / program.file).write_text(render_generated(program), encoding="utf-8")
         files = tuple(program.file for program in programs)

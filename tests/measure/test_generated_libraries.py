@@ -39,7 +39,7 @@ def test_a_kernel_is_compiled_once(tmp_path: Path):
             *(templates / name for name in ("include", "kernels/shared", "kernels/generated")),
             tmp_path,
         ]
-        sources = [*(tmp_path / program.file for program in programs), templates / "host/generated_library.cpp"]
+        sources = [*(tmp_path / program.file for program in programs), templates / "generated_library.cpp"]
         shared_library(GXX, sources, include, DTYPE_CODES["bf16"], path)
 
     requests = [case.request(Precision.BF16) for seed in range(4) if (case := random_group(seed)) is not None]
