@@ -1,19 +1,30 @@
 """Time launches of mbc's own kernels when asked, in a process that may run another checkout's code (`in_turns.py`).
 
-Run as `PYTHONPATH=CHECKOUT python benchmarks/kernel_worker.py`.
+Run as `PYTHONPATH=CHECKOUT python benchmarks/kernel_worker.py KERNEL ...` with the kernels written by hand that will be
+asked for.
 """
 
 from __future__ import annotations
 
+import sys
+import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from functools import partial
+from importlib import import_module
+from importlib.util import find_spec
+from itertools import groupby
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from in_turns import answer_requests
 
 if TYPE_CHECKING:
+    from mbc.ir.types import Precision
     from mbc.kernels.base import Candidate, Request
+    from mbc.measure.gpu import Gpu
+    from mbc.measure.kernel_library import KernelLibrary
     from mbc.measure.workbench import Bench
 
 GENERATED = "generated"  # stands for the kernel that is generated for a request
@@ -31,11 +42,20 @@ class Launches:
         self._calls: dict[str, tuple[list[Callable[[], None]], float]] = {}
 
     def answer(self, **request: Any) -> Any:
-        """Answer `open`: a signature with `layouts` and `kernels`, or `time`: the name of an open kernel."""
-        return self.time(**request) if "time" in request else self.open(**request)
+        """Answer `expect`, `open` or `time`, whose values are the first argument of the method of that name."""
+        (method,) = {"expect", "open", "time"} & request.keys()
+        return getattr(self, method)(**request)
+
+    def expect(self, expect: Sequence[str]) -> None:
+        """Compile the kernels that are generated for requests with these signatures, many at once."""
+        from mbc.profile.signature import read_signature
+
+        requests = sorted(map(read_signature, expect), key=lambda request: request.precision)
+        for _, of_precision in groupby(requests, lambda request: request.precision):
+            self._bench.expect(list(of_precision))
 
     def open(self, open: str, layouts: Sequence[str], kernels: Sequence[str]) -> dict[str, dict[str, Any]]:
-        """Prepare kernels for a request in these layouts, and return a sample of their outputs, by their names.
+        """Prepare kernels for the request of the signature `open`, and return a sample of their outputs by their names.
 
         A kernel that cannot run has `refused` instead.
         """
@@ -96,7 +116,7 @@ class Launches:
         )
 
     def time(self, time: str, budget_us: float) -> float:
-        """Return the median time of a launch in microseconds, from replays for about `budget_us`."""
+        """Return the median time of a launch of the open kernel `time`, in us, from replays for about `budget_us`."""
         calls, once_us = self._calls[time]
         return self._bench.clock.times(calls, once_us, budget_us).median_us
 
@@ -106,13 +126,30 @@ class Launches:
         self._closing.close()
 
 
+def opened(gpu: Gpu, precision: Precision, kernels: Sequence[str]) -> KernelLibrary:
+    """Return a library of these kernels, and of kernels that are generated for requests."""
+    from mbc.codegen.build import build_kernel_library
+    from mbc.codegen.toolchain import find_toolchain
+    from mbc.measure.kernel_library import KernelLibrary
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "libkernels.so"
+        build_kernel_library(gpu.architecture, precision, path, find_toolchain(), kernels)
+        library = KernelLibrary(path, gpu.stream_handle.value or 0)  # once loaded, it does not need its file
+    if find_spec("mbc.measure.generated_libraries"):  # which earlier checkouts lack
+        library.generated = import_module("mbc.measure.generated_libraries").GeneratedLibraries.of(
+            gpu.architecture, precision
+        )
+    return library
+
+
 def main() -> None:
     """Answer the requests of standard input."""
     from mbc.ir.types import Precision
     from mbc.measure.gpu import Gpu
     from mbc.measure.workbench import Bench
 
-    with Bench(Gpu(MEMORY_SHARE)) as bench:
+    with Bench(Gpu(MEMORY_SHARE), partial(opened, kernels=sys.argv[1:])) as bench:
         bench.warm(Precision.BF16)
         answer_requests(Launches(bench).answer)
 
