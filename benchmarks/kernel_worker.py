@@ -127,14 +127,18 @@ class Launches:
 
 
 def opened(gpu: Gpu, precision: Precision, kernels: Sequence[str]) -> KernelLibrary:
-    """Return a library of these kernels, and of kernels that are generated for requests."""
+    """Return a library of those kernels that are written by hand, and of kernels that are generated for requests."""
     from mbc.codegen.build import build_kernel_library
+    from mbc.codegen.render_sources import every_kernel_file
     from mbc.codegen.toolchain import find_toolchain
+    from mbc.kernels.cuda import KERNELS
     from mbc.measure.kernel_library import KernelLibrary
 
+    files = set(every_kernel_file())
+    written = [name for name in kernels if name in KERNELS and KERNELS[name].file.rpartition("/")[2] in files]
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "libkernels.so"
-        build_kernel_library(gpu.architecture, precision, path, find_toolchain(), kernels)
+        build_kernel_library(gpu.architecture, precision, path, find_toolchain(), written)
         library = KernelLibrary(path, gpu.stream_handle.value or 0)  # once loaded, it does not need its file
     if find_spec("mbc.measure.generated_libraries"):  # which earlier checkouts lack
         library.generated = import_module("mbc.measure.generated_libraries").GeneratedLibraries.of(

@@ -91,6 +91,17 @@ def test_the_worker_launches_and_times_every_kernel_on_the_same_operands(launche
     assert difference(sample, again["relu"]["sample"]) == 0 and "tanh" not in again
 
 
+def test_generated_kernels_of_a_precision_are_compiled_together() -> None:
+    expected: list[list[Request]] = []
+    requests = [
+        in_precision(_relu(rows), precision) for rows in (2, 4) for precision in (Precision.BF16, Precision.FP32)
+    ]
+    worker = Launches(SimpleNamespace(expect=expected.append))  # pyright: ignore[reportArgumentType]
+    worker.answer(expect=[signature(request) for request in requests])
+    assert sorted(len(group) for group in expected) == [2, 2]
+    assert all(len({request.precision for request in group}) == 1 for group in expected)
+
+
 class Process:
     """A worker without a GPU."""
 
