@@ -5,7 +5,7 @@ A declaration is a text of terms:
 * `x`: one operand
 * `gamma?affine`: an operand of launches whose structure has a value other than 0 in the field `affine`
 * `workspace?`: an operand of launches that have one pointer more, which comes last
-* `parts[inputs]`: as many operands as the field `inputs` says
+* `parts[inputs]` or `pairs[inputs*2]`: as many operands as the field `inputs` says, or twice as many
 * `-x`: no operand of this launcher, but of others that share its code in C++
 
 The launchers of one source share one C++ structure, `<Source>Operands`, in which the names of others are null.
@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from mbc.kernels.launch_struct import Struct, header_name
 
-_TERM = re.compile(r"(?P<absent>-?)(?P<name>\w+)(?P<sign>[?\[]?)(?P<field>\w*)\]?")
+_TERM = re.compile(r"(?P<absent>-?)(?P<name>\w+)(?P<sign>[?\[]?)(?P<field>[\w*]*)\]?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,8 @@ def count(launcher: Launcher, integers: Mapping[str, int], has_workspace: bool) 
     for term in _terms(launcher):
         match term["sign"], term["field"]:
             case "[", field:
-                total += integers[field]
+                name, _, times = field.partition("*")
+                total += integers[name] * int(times or 1)
             case "?", "":
                 total += has_workspace
             case "?", field:

@@ -14,6 +14,7 @@
 #include "channels.cuh"
 #include "mbc_control.h"
 #include "batch_statistics.cuh"
+#include "batch_norm_operands.h"
 #include "batch_norm_arguments.h"
 #include "concat_arguments.h"
 
@@ -104,22 +105,21 @@ extern "C" const char* mbc_concat_statistics(const MbcCall& call) {
   using namespace mbc;
   const auto& a = arguments<ConcatStatisticsArguments>(call);
   const int64_t* channels = call.integers + sizeof(ConcatStatisticsArguments) / sizeof(int64_t);
-  const int output = static_cast<int>(2 * a.pairs);
+  const auto at = operands_of_concat_statistics(call);
   int64_t first = 0;
   for (int64_t pair = 0; pair < a.pairs;) {
     Pairs pairs{};
     unsigned many = 0;
     int64_t most = 0;
     for (; pair < a.pairs && many < Pairs::MANY; ++pair, ++many) {
-      const int at = static_cast<int>(2 * pair);
-      pairs.from[many] = {out<float>(call, at), out<float>(call, at + 1)};
+      pairs.from[many] = {at.statistics[2 * pair], at.statistics[2 * pair + 1]};
       pairs.first[many] = first;
       pairs.channels[many] = channels[pair];
       first += channels[pair];
       most = most < channels[pair] ? channels[pair] : most;
     }
     const dim3 grid(blocks_for(most), many);
-    MBC_LAUNCH(concat_statistics, grid, THREADS, call.stream, pairs, Pair{out<float>(call, output), out<float>(call, output + 1)});
+    MBC_LAUNCH(concat_statistics, grid, THREADS, call.stream, pairs, Pair{at.mean, at.variance});
   }
   return launched();
 }
@@ -127,12 +127,11 @@ extern "C" const char* mbc_concat_statistics(const MbcCall& call) {
 extern "C" const char* mbc_batch_normalize_backward_reduce(const MbcCall& call) {
   using namespace mbc;
   const auto& a = arguments<BatchNormalizeBackwardReduceArguments>(call);
-  void* workspace = a.parts > 1 ? call.pointers[6] : nullptr;
-  const BnBackwardReduction sums{in<float>(call, 2), in<float>(call, 3), out<float>(call, 4), out<float>(call, 5),
-                  static_cast<float>(call.reals[0]), a.accumulate};
+  const auto at = operands_of_batch_normalize_backward_reduce(call);
+  const BnBackwardReduction sums = sums_of(at, eps(call, 0), a.accumulate);
   MBC_FOR_TYPE(a.type, T, {
-    reduce_channels<true>(call.stream, a.layout, a.rows, a.channels, a.inner, a.parts,
-                          Operands<T>{in<T>(call, 0), in<T>(call, 1)}, workspace, sums);
+    reduce_channels<true>(call.stream, a.layout, a.rows, a.channels, a.inner, a.parts, Operands<T>{at.x, at.dy},
+                          at.workspace, sums);
   });
   return launched();
 }
@@ -140,10 +139,10 @@ extern "C" const char* mbc_batch_normalize_backward_reduce(const MbcCall& call) 
 extern "C" const char* mbc_batch_normalize(const MbcCall& call) {
   using namespace mbc;
   const auto& a = arguments<BatchNormalizeArguments>(call);
-  const Normalize f = normalize(call, 1, a.affine, eps(call, 0));
+  const auto at = operands_of_batch_normalize(call);
+  const Normalize f = normalize(at, eps(call, 0));
   MBC_FOR_TYPE(a.type, T, {
-    map_channels<0>(call.stream, a.layout, a.rows, a.channels, a.inner, Operands<T>{in<T>(call, 0), nullptr},
-                        out<T>(call, a.affine ? 5 : 3), f);
+    map_channels<0>(call.stream, a.layout, a.rows, a.channels, a.inner, Operands<T>{at.x, nullptr}, at.y.as<T>(), f);
   });
   return launched();
 }
@@ -151,12 +150,10 @@ extern "C" const char* mbc_batch_normalize(const MbcCall& call) {
 extern "C" const char* mbc_batch_normalize_backward(const MbcCall& call) {
   using namespace mbc;
   const auto& a = arguments<BatchNormalizeBackwardArguments>(call);
-  const NormalizeBackward f{in<float>(call, 2), in<float>(call, 3), in<float>(call, 4), in<float>(call, 5),
-                            a.affine ? in<float>(call, 6) : nullptr, static_cast<float>(call.reals[0]),
-                            static_cast<float>(a.count)};
+  const auto at = operands_of_batch_normalize_backward(call);
+  const NormalizeBackward f = normalize_backward(at, eps(call, 0), a.count);
   MBC_FOR_TYPE(a.type, T, {
-    map_channels<1>(call.stream, a.layout, a.rows, a.channels, a.inner, Operands<T>{in<T>(call, 0), in<T>(call, 1)},
-                       out<T>(call, a.affine ? 7 : 6), f);
+    map_channels<1>(call.stream, a.layout, a.rows, a.channels, a.inner, Operands<T>{at.x, at.dy}, at.dx.as<T>(), f);
   });
   return launched();
 }

@@ -13,6 +13,7 @@
 // Limit      latency: two or three passes over little data and two cluster barriers; separate launches take longer.
 #include "batch_norm_single_launch.cuh"
 #include "batch_norm_relu.cuh"
+#include "batch_norm_single_launch_operands.h"
 #include "batch_norm_single_launch_arguments.h"
 
 namespace mbc {
@@ -171,19 +172,17 @@ __global__ void __launch_bounds__(THREADS)
   cluster_await_readers();
 }
 
-// Accesses: x, scale and shift if there are any, the residual (ADD); mean, variance, y.
+// ADD: a residual is added.
 template <bool ADD, typename F>
-const char* forward(const MbcCall& call) {
+const char* forward(const MbcCall& call, const BatchNormSingleLaunchOperands& at) {
   const auto& a = arguments<SingleLaunchArguments>(call);
-  const int output = (a.affine ? 3 : 1) + ADD;
-  const Normalize normalize{nullptr, nullptr, a.affine ? in<float>(call, 1) : nullptr,
-                            a.affine ? in<float>(call, 2) : nullptr, eps(call, 0)};
+  const Normalize normalize{nullptr, nullptr, at.gamma, at.beta, eps(call, 0)};
   MBC_FOR_TYPE(a.type, T, {
-    const TensorSource<T, ADD, false> source{{in<T>(call, 0), ADD ? in<T>(call, output - 1) : nullptr}};
-    T* y = out<T>(call, output + 2);
+    const TensorSource<T, ADD, false> source{{at.x, at.r}};
+    T* y = at.y;
     const auto run = [&](auto kernel, int width) {
       launch_single(call.stream, kernel, width, a.channels, a.tile_vectors, a.parts, source, y, a.rows, a.channels, normalize,
-                     out<float>(call, output), out<float>(call, output + 1), 1.0 / static_cast<double>(a.rows), F{normalize});
+                     at.mean.as<float>(), at.variance.as<float>(), 1.0 / static_cast<double>(a.rows), F{normalize});
     };
     if (a.channels % WIDTH<T> == 0 && source.vectorizable() && aligned(y, 16))
       run(normalize_single_launch<T, WIDTH<T>, ADD, F>, WIDTH<T>);
@@ -205,26 +204,13 @@ void backward(const MbcCall& call, const S& source, T* dx, const R& r, const F& 
     run(backward_single_launch<T, 1, S, R, F>, 1);
 }
 
-// Mean and variance are adjacent accesses, and so are dgamma and dbeta. `gamma`: its operand, 0 if there is none.
-inline BnBackwardReduction sums_of(const MbcCall& call, int mean, int dgamma) {
-  return {in<float>(call, mean), in<float>(call, mean + 1), out<float>(call, dgamma), out<float>(call, dgamma + 1),
-          eps(call, 0), 0};
-}
-inline NormalizeBackward normalize_backward_of(const MbcCall& call, int mean, int gamma) {
-  return {in<float>(call, mean), in<float>(call, mean + 1), nullptr, nullptr, gamma ? in<float>(call, gamma) : nullptr,
-          eps(call, 0), static_cast<float>(arguments<SingleLaunchArguments>(call).count)};
-}
-
 // The gradient through ReLU, by ReLU's stored output, is written, too. ADD: the gradient is a sum of two.
 template <bool ADD>
-const char* relu_backward(const MbcCall& call) {
+const char* relu_backward(const MbcCall& call, const BatchNormSingleLaunchOperands& at) {
   const auto& a = arguments<SingleLaunchArguments>(call);
-  constexpr int Y = ADD ? 2 : 0, X = ADD ? 3 : 2, MEAN = X + 1;
-  const int gamma = a.affine ? MEAN + 2 : 0, d = MEAN + (a.affine ? 3 : 2);
   MBC_FOR_TYPE(a.type, T, {
-    const ReluBackwardSource<T, ADD, true> source{{in<T>(call, Y)}, in<T>(call, ADD ? 0 : 1), ADD ? in<T>(call, 1) : nullptr,
-                                      in<T>(call, X), out<T>(call, d)};
-    backward(call, source, out<T>(call, d + 3), sums_of(call, MEAN, d + 1), normalize_backward_of(call, MEAN, gamma));
+    const ReluBackwardSource<T, ADD, true> source{{at.relu}, at.dy, at.dy2, at.x, at.d};
+    backward(call, source, at.dx.as<T>(), sums_of(at, eps(call, 0)), normalize_backward(at, eps(call, 0), a.count));
   });
   return launched();
 }
@@ -232,22 +218,25 @@ const char* relu_backward(const MbcCall& call) {
 }  // namespace mbc
 
 extern "C" const char* mbc_batch_normalize_single_launch(const MbcCall& call) {
-  return mbc::forward<false, mbc::Normalize>(call);
+  using namespace mbc;
+  return forward<false, Normalize>(call, operands_of_batch_normalize_single_launch(call));
 }
 extern "C" const char* mbc_batch_normalize_relu_single_launch(const MbcCall& call) {
-  return mbc::forward<false, mbc::NormalizeRelu>(call);
+  using namespace mbc;
+  return forward<false, NormalizeRelu>(call, operands_of_batch_normalize_relu_single_launch(call));
 }
 extern "C" const char* mbc_batch_normalize_add_relu_single_launch(const MbcCall& call) {
-  return mbc::forward<true, mbc::NormalizeAddRelu>(call);
+  using namespace mbc;
+  return forward<true, NormalizeAddRelu>(call, operands_of_batch_normalize_add_relu_single_launch(call));
 }
 
 extern "C" const char* mbc_batch_normalize_backward_single_launch(const MbcCall& call) {
   using namespace mbc;
   const auto& a = arguments<SingleLaunchArguments>(call);
-  const int output = a.affine ? 5 : 4;
+  const auto at = operands_of_batch_normalize_backward_single_launch(call);
   MBC_FOR_TYPE(a.type, T, {
-    const TensorSource<T, true, false> source{{in<T>(call, 0), in<T>(call, 1)}};
-    backward(call, source, out<T>(call, output + 2), sums_of(call, 2, output), normalize_backward_of(call, 2, a.affine ? 4 : 0));
+    const TensorSource<T, true, false> source{{at.x, at.dy}};
+    backward(call, source, at.dx.as<T>(), sums_of(at, eps(call, 0)), normalize_backward(at, eps(call, 0), a.count));
   });
   return launched();
 }
@@ -255,18 +244,20 @@ extern "C" const char* mbc_batch_normalize_backward_single_launch(const MbcCall&
 extern "C" const char* mbc_batch_normalize_relu_backward_single_launch(const MbcCall& call) {
   using namespace mbc;
   const auto& a = arguments<SingleLaunchArguments>(call);
-  const int dy = a.affine ? 5 : 3;
-  const Normalize recomputed = normalize(call, 1, a.affine, eps(call, 0));
+  const auto at = operands_of_batch_normalize_relu_backward_single_launch(call);
+  const Normalize recomputed = normalize(at, eps(call, 0));
   MBC_FOR_TYPE(a.type, T, {
-    const TensorSource<T, true, false> source{{in<T>(call, 0), in<T>(call, dy)}};
-    backward(call, source, out<T>(call, dy + 3), BnReluBackwardReduction<T>(sums_of(call, 1, dy + 1), recomputed),
-             NormalizeReluBackward<T>{recomputed, normalize_backward_of(call, 1, a.affine ? 3 : 0)});
+    const TensorSource<T, true, false> source{{at.x, at.dy}};
+    backward(call, source, at.dx.as<T>(), BnReluBackwardReduction<T>(sums_of(at, eps(call, 0)), recomputed),
+             NormalizeReluBackward<T>{recomputed, normalize_backward(at, eps(call, 0), a.count)});
   });
   return launched();
 }
 extern "C" const char* mbc_relu_backward_batch_normalize_single_launch(const MbcCall& call) {
-  return mbc::relu_backward<false>(call);
+  using namespace mbc;
+  return relu_backward<false>(call, operands_of_relu_backward_batch_normalize_single_launch(call));
 }
 extern "C" const char* mbc_add_relu_backward_batch_normalize_single_launch(const MbcCall& call) {
-  return mbc::relu_backward<true>(call);
+  using namespace mbc;
+  return relu_backward<true>(call, operands_of_add_relu_backward_batch_normalize_single_launch(call));
 }

@@ -11,6 +11,7 @@
 // Limit      memory bandwidth; in 16 bits comparisons, which are done on keys of element and position.
 #include "batch_norm.cuh"
 #include "pool.cuh"
+#include "max_pool_operands.h"
 
 namespace mbc {
 
@@ -332,17 +333,14 @@ __global__ void __launch_bounds__(THREADS, 2)
   }
 }
 
-// `output`: the first written pointer: of the result of the prologue, if WRITTEN; then the pooled image; the index.
 template <typename F>
-const char* max_pool(const MbcCall& call, int output, F f) {
-  constexpr int WRITTEN = F::WRITTEN ? 1 : 0;
+const char* max_pool(const MbcCall& call, const MaxPoolOperands& at, F f) {
   const auto& a = arguments<PoolArguments>(call);
-  uint8_t* index = a.option ? out<uint8_t>(call, output + WRITTEN + 1) : nullptr;
+  uint8_t* index = at.index;
   MBC_FOR_TYPE(a.type, T, {
     constexpr int N = WIDTH<T>;
-    const T* x = in<T>(call, 0);
-    T* image = WRITTEN ? out<T>(call, output) : nullptr;
-    T* y = out<T>(call, output + WRITTEN);
+    const T* x = at.x;
+    T *image = at.image, *y = at.y;  // image: the result of the prologue, if F::WRITTEN
     const bool wide = aligned(x, 16) && aligned(image, 16) && aligned(y, 16) && aligned(index, N) && a.channels % N == 0;
     const bool done = wide && a.layout == MBC_CHANNELS_LAST && for_usual_window<T>(a, [&](auto size) {
       using S = std::conditional_t<F::WRITTEN, Fixed<2, 2, 2, 2>, decltype(size)>;  // windows do not overlap
@@ -362,29 +360,30 @@ const char* max_pool(const MbcCall& call, int output, F f) {
 
 extern "C" const char* mbc_max_pool(const MbcCall& call) {
   using namespace mbc;
-  return max_pool(call, 1, IdentityPrologue{});
+  return max_pool(call, operands_of_max_pool(call), IdentityPrologue{});
 }
 
 // The result of the prologue is not stored.
 extern "C" const char* mbc_relu_max_pool(const MbcCall& call) {
   using namespace mbc;
-  return max_pool(call, 1, ReluPrologue{});
+  return max_pool(call, operands_of_relu_max_pool(call), ReluPrologue{});
 }
 
 extern "C" const char* mbc_bias_add_relu_max_pool(const MbcCall& call) {
   using namespace mbc;
-  return max_pool(call, 2, BiasReluPrologue{in<float>(call, 1)});
+  const auto at = operands_of_bias_add_relu_max_pool(call);
+  return max_pool(call, at, BiasReluPrologue{at.bias});
 }
 
 extern "C" const char* mbc_batch_normalize_relu_max_pool(const MbcCall& call) {
   using namespace mbc;
-  const bool affine = group_integer(call, 0) != 0;
-  return max_pool(call, affine ? 5 : 3, NormalizeReluPrologue{normalize(call, 1, affine, eps(call, 0))});
+  const auto at = operands_of_batch_normalize_relu_max_pool(call);
+  return max_pool(call, at, NormalizeReluPrologue{normalize(at, eps(call, 0))});
 }
 
 // The result of the prologue is stored for other launches.
 extern "C" const char* mbc_batch_normalize_relu_and_max_pool(const MbcCall& call) {
   using namespace mbc;
-  const bool affine = group_integer(call, 0) != 0;
-  return max_pool(call, affine ? 5 : 3, NormalizeReluStoredPrologue{{normalize(call, 1, affine, eps(call, 0))}});
+  const auto at = operands_of_batch_normalize_relu_and_max_pool(call);
+  return max_pool(call, at, NormalizeReluStoredPrologue{{normalize(at, eps(call, 0))}});
 }

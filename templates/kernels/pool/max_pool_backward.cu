@@ -7,6 +7,8 @@
 // Limit      memory bandwidth.
 #include "channel_sum.cuh"
 #include "max_pool_backward.cuh"
+#include "max_pool_backward_operands.h"
+#include "fused_pooling_arguments.h"
 
 namespace mbc {
 
@@ -87,13 +89,12 @@ extern "C" const char* mbc_relu_max_pool_backward(const MbcCall& call) {
 
 extern "C" const char* mbc_relu_max_pool_backward_channel_sum(const MbcCall& call) {
   using namespace mbc;
-  const auto& a = arguments<PoolArguments>(call);
-  const int64_t parts = group_integer(call, 1), accumulate = group_integer(call, 2);
-  void* workspace = parts > 1 ? call.pointers[5] : nullptr;
-  const ChannelSum sum{out<float>(call, 4), accumulate};
+  const auto& a = arguments<PoolSumArguments>(call);
+  const auto at = operands_of_relu_max_pool_backward_channel_sum(call);
+  const ChannelSum sum{at.sum, a.accumulate};
   MBC_FOR_TYPE(a.type, T, {
-    const PooledGradient<T, true> pooled{in<uint8_t>(call, 2), in<T>(call, 0), in<T>(call, 1)};
-    gather_pool_sums(call.stream, a, pooled, WriteGradient<T>{out<T>(call, 3)}, parts, workspace, sum);
+    const PooledGradient<T, true> pooled{at.index, at.relu, at.dy};
+    gather_pool_sums(call.stream, a, pooled, WriteGradient<T>{at.d}, a.parts, at.workspace, sum);
   });
   return launched();
 }

@@ -9,6 +9,8 @@
 // Limit      memory bandwidth.
 #include "batch_norm.cuh"
 #include "max_pool_backward.cuh"
+#include "max_pool_batch_norm_operands.h"
+#include "fused_pooling_arguments.h"
 
 namespace mbc {
 
@@ -104,47 +106,42 @@ struct AddReluBackwardEpilogue {
   }
 };
 
-// SLICED: the group's integers from `number` on are the first channel of the slice and the channels of the whole
-// tensor.
-template <bool SLICED, typename T, typename U>
-AddReluBackwardEpilogue<T, SLICED, U> add_relu_backward_epilogue(const MbcCall& call, int number, const T* addend,
-                                                  const Normalize& forward, const U& u) {
-  const auto& a = arguments<PoolArguments>(call);
+// SLICED: the first channel of the slice and the channels of the whole tensor follow the structure A.
+template <bool SLICED, typename A, typename T, typename U>
+AddReluBackwardEpilogue<T, SLICED, U> add_relu_backward_epilogue(const MbcCall& call, const T* addend,
+                                                                 const Normalize& forward, const U& u) {
+  const auto& a = arguments<A>(call);
   if constexpr (!SLICED) return {addend, {}, forward, u};
-  const int64_t start = group_integer(call, number), all = group_integer(call, number + 1), inner = a.height * a.width;
-  return {addend + start * (a.layout == MBC_CHANNELS_LAST ? 1 : inner), {a.layout, a.channels, all, inner}, forward, u};
+  const int64_t* slice = call.integers + sizeof(A) / sizeof(int64_t);
+  const int64_t inner = a.height * a.width, start = slice[0] * (a.layout == MBC_CHANNELS_LAST ? 1 : inner);
+  return {addend + start, {a.layout, a.channels, slice[1], inner}, forward, u};
 }
 
 template <bool SLICED>
-const char* max_pool_backward_add_bn_reduce(const MbcCall& call) {
-  const auto& a = arguments<PoolArguments>(call);
-  const int64_t affine = group_integer(call, 0), parts = group_integer(call, 1), accumulate = group_integer(call, 2);
-  const int index = affine ? 5 : 3, dgamma = index + 3;
-  void* workspace = parts > 1 ? call.pointers[dgamma + 2] : nullptr;
-  const Normalize forward = normalize(call, 1, affine, eps(call, 0));
-  const BnBackwardReduction sums{forward.mean, forward.variance, out<float>(call, dgamma), out<float>(call, dgamma + 1),
-                  eps(call, 1), accumulate};
+const char* max_pool_backward_add_bn_reduce(const MbcCall& call, const MaxPoolBatchNormOperands& at) {
+  const auto& a = arguments<PoolSumArguments>(call);
+  const Normalize forward = normalize(at, eps(call, 0));
+  const BnBackwardReduction sums = sums_of(at, eps(call, 1), a.accumulate);
   MBC_FOR_TYPE(a.type, T, {
-    const PooledGradient<T, false> pooled{in<uint8_t>(call, index), nullptr, in<T>(call, index + 1)};
-    const auto u = add_relu_backward_epilogue<SLICED>(call, 3, in<T>(call, index + 2), forward, ReductionOverX<T>{in<T>(call, 0)});
-    gather_pool_sums(call.stream, a, pooled, u, parts, workspace, sums);
+    const PooledGradient<T, false> pooled{at.index, nullptr, at.dy};
+    const auto u = add_relu_backward_epilogue<SLICED, PoolSumArguments>(call, at.dy2.as<const T>(), forward,
+                                                                        ReductionOverX<T>{at.x});
+    gather_pool_sums(call.stream, a, pooled, u, a.parts, at.workspace, sums);
   });
   return launched();
 }
 
 template <bool SLICED>
-const char* max_pool_backward_add_bn_backward(const MbcCall& call) {
-  const auto& a = arguments<PoolArguments>(call);
-  const int64_t affine = group_integer(call, 0), count = group_integer(call, 1);
-  const int index = affine ? 5 : 3, dgamma = index + 3;
-  const Normalize forward = normalize(call, 1, affine, eps(call, 0));
-  const NormalizeBackward backward{forward.mean, forward.variance, in<float>(call, dgamma), in<float>(call, dgamma + 1),
-                                   forward.gamma, eps(call, 1), static_cast<float>(count)};
+const char* max_pool_backward_add_bn_backward(const MbcCall& call, const MaxPoolBatchNormOperands& at) {
+  using Arguments = PoolNormalizeBackwardArguments;
+  const auto& a = arguments<Arguments>(call);
+  const Normalize forward = normalize(at, eps(call, 0));
+  const NormalizeBackward backward = normalize_backward(at, eps(call, 1), a.count);
   MBC_FOR_TYPE(a.type, T, {
-    const PooledGradient<T, false> pooled{in<uint8_t>(call, index), nullptr, in<T>(call, index + 1)};
-    const NormalizeBackwardEpilogue<T> back{in<T>(call, 0), out<T>(call, dgamma + 2), backward};
+    const PooledGradient<T, false> pooled{at.index, nullptr, at.dy};
+    const NormalizeBackwardEpilogue<T> back{at.x, at.dx, backward};
     gather_pool(call.stream, a, pooled,
-                add_relu_backward_epilogue<SLICED>(call, 2, in<T>(call, index + 2), forward, back));
+                add_relu_backward_epilogue<SLICED, Arguments>(call, at.dy2.as<const T>(), forward, back));
   });
   return launched();
 }
@@ -153,42 +150,41 @@ const char* max_pool_backward_add_bn_backward(const MbcCall& call) {
 
 extern "C" const char* mbc_relu_max_pool_backward_bn_reduce(const MbcCall& call) {
   using namespace mbc;
-  const auto& a = arguments<PoolArguments>(call);
-  const int64_t parts = group_integer(call, 1), accumulate = group_integer(call, 2);
-  void* workspace = parts > 1 ? call.pointers[8] : nullptr;
-  const BnBackwardReduction sums{in<float>(call, 4), in<float>(call, 5), out<float>(call, 6), out<float>(call, 7), eps(call, 0),
-                  accumulate};
+  const auto& a = arguments<PoolSumArguments>(call);
+  const auto at = operands_of_relu_max_pool_backward_bn_reduce(call);
+  const BnBackwardReduction sums = sums_of(at, eps(call, 0), a.accumulate);
   MBC_FOR_TYPE(a.type, T, {
-    const PooledGradient<T, true> pooled{in<uint8_t>(call, 2), in<T>(call, 0), in<T>(call, 1)};
-    gather_pool_sums(call.stream, a, pooled, ReductionOverX<T>{in<T>(call, 3)}, parts, workspace, sums);
+    const PooledGradient<T, true> pooled{at.index, at.relu, at.dy};
+    gather_pool_sums(call.stream, a, pooled, ReductionOverX<T>{at.x}, a.parts, at.workspace, sums);
   });
   return launched();
 }
 
 extern "C" const char* mbc_relu_max_pool_backward_bn_backward(const MbcCall& call) {
   using namespace mbc;
-  const auto& a = arguments<PoolArguments>(call);
-  const int64_t affine = group_integer(call, 0), count = group_integer(call, 1);
-  const NormalizeBackward backward{in<float>(call, 4), in<float>(call, 5), in<float>(call, 6), in<float>(call, 7),
-                                   affine ? in<float>(call, 8) : nullptr, eps(call, 0),
-                                   static_cast<float>(count)};
+  const auto& a = arguments<PoolNormalizeBackwardArguments>(call);
+  const auto at = operands_of_relu_max_pool_backward_bn_backward(call);
+  const NormalizeBackward backward = normalize_backward(at, eps(call, 0), a.count);
   MBC_FOR_TYPE(a.type, T, {
-    const PooledGradient<T, true> pooled{in<uint8_t>(call, 2), in<T>(call, 0), in<T>(call, 1)};
-    gather_pool(call.stream, a, pooled,
-                NormalizeBackwardEpilogue<T>{in<T>(call, 3), out<T>(call, affine ? 9 : 8), backward});
+    const PooledGradient<T, true> pooled{at.index, at.relu, at.dy};
+    gather_pool(call.stream, a, pooled, NormalizeBackwardEpilogue<T>{at.x, at.dx, backward});
   });
   return launched();
 }
 
 extern "C" const char* mbc_max_pool_backward_add_bn_reduce(const MbcCall& call) {
-  return mbc::max_pool_backward_add_bn_reduce<false>(call);
+  using namespace mbc;
+  return max_pool_backward_add_bn_reduce<false>(call, operands_of_max_pool_backward_add_bn_reduce(call));
 }
 extern "C" const char* mbc_max_pool_backward_add_slice_bn_reduce(const MbcCall& call) {
-  return mbc::max_pool_backward_add_bn_reduce<true>(call);
+  using namespace mbc;
+  return max_pool_backward_add_bn_reduce<true>(call, operands_of_max_pool_backward_add_slice_bn_reduce(call));
 }
 extern "C" const char* mbc_max_pool_backward_add_bn_backward(const MbcCall& call) {
-  return mbc::max_pool_backward_add_bn_backward<false>(call);
+  using namespace mbc;
+  return max_pool_backward_add_bn_backward<false>(call, operands_of_max_pool_backward_add_bn_backward(call));
 }
 extern "C" const char* mbc_max_pool_backward_add_slice_bn_backward(const MbcCall& call) {
-  return mbc::max_pool_backward_add_bn_backward<true>(call);
+  using namespace mbc;
+  return max_pool_backward_add_bn_backward<true>(call, operands_of_max_pool_backward_add_slice_bn_backward(call));
 }

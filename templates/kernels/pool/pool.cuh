@@ -9,11 +9,6 @@
 
 namespace mbc {
 
-// The integers of a fusion group that follow those of its pool.
-inline int64_t group_integer(const MbcCall& call, int number) {
-  return call.integers[sizeof(PoolArguments) / sizeof(int64_t) + number];
-}
-
 // Division by a number that is unknown at compile time, by a multiplication ("Division by Invariant Integers using
 // Multiplication", Granlund and Montgomery, 1994): exact if the product of the two is below 2^32, as it is for a
 // coordinate and a stride.

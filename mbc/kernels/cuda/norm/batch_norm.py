@@ -8,6 +8,7 @@ from mbc.ir.types import Layout, TensorType
 from mbc.kernels.base import Request
 from mbc.kernels.cuda.base import THREADS, VECTOR_BYTES, Channels, OwnKernel, Slice, channels_first, image_of
 from mbc.kernels.cuda.image import ImageArguments
+from mbc.kernels.cuda.wiring import NORMALIZED
 from mbc.kernels.launch_struct import Struct
 from mbc.ops.normalization import BatchNormalize, BatchNormalizeBackward, UpdateRunning
 
@@ -205,8 +206,17 @@ KERNELS = (
         _join,
         trailing=_channels_of_pairs,
         layouts=channels_first,
+        operands="statistics[pairs*2] mean variance",
     ),
-    OwnKernel("batch_normalize", "norm/batch_norm.cu", BatchNormalizeArguments, _normalize, _eps, version=3),
+    OwnKernel(
+        "batch_normalize",
+        "norm/batch_norm.cu",
+        BatchNormalizeArguments,
+        _normalize,
+        _eps,
+        operands=f"{NORMALIZED} y",
+        version=3,
+    ),
     OwnKernel(
         "batch_normalize_backward_reduce",
         "norm/batch_norm.cu",
@@ -216,10 +226,17 @@ KERNELS = (
         workspace=sums_workspace,
         launches=2,
         accumulates=True,
+        operands="x dy mean variance dgamma dbeta workspace?",
         version=3,
     ),
     OwnKernel(
-        "batch_normalize_backward", "norm/batch_norm.cu", BatchNormalizeBackwardArguments, _backward, _eps, version=3
+        "batch_normalize_backward",
+        "norm/batch_norm.cu",
+        BatchNormalizeBackwardArguments,
+        _backward,
+        _eps,
+        operands="x dy mean variance dgamma dbeta gamma?affine dx",
+        version=3,
     ),
     OwnKernel(
         "update_running",

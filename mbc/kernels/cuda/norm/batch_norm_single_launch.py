@@ -21,7 +21,7 @@ from mbc.kernels.cuda.base import (
     channels_last,
     type_code,
 )
-from mbc.kernels.cuda.wiring import AFFINE, Wiring, eps, members, run, taking
+from mbc.kernels.cuda.wiring import AFFINE, NORMALIZED, SCALE_SHIFT, Wiring, eps, members, run, taking
 from mbc.kernels.launch_struct import Struct
 from mbc.ops.normalization import BatchNormalizeBackward
 
@@ -110,13 +110,14 @@ def _small(wirings: Iterable[Wiring]) -> Callable[[Request], bool]:
     return lambda request: _image(request).size_bytes <= MOST_BYTES and wired(request)
 
 
-def _kernel(kind: str, launcher: str, *wirings: Wiring) -> OwnKernel:
+def _kernel(kind: str, launcher: str, operands: str, *wirings: Wiring) -> OwnKernel:
     return OwnKernel(
         kind,
         FILE,
         SingleLaunchArguments,
         _arguments,
         eps,
+        operands=operands,
         launcher=f"{launcher}_single_launch",
         takes=_small(wirings),
         layouts=channels_last,
@@ -164,30 +165,42 @@ def _relu_backward(gamma: bool, added: bool) -> Wiring:
 
 _SCALED = (True, False)
 _STATISTICS = "batch_statistics+batch_normalize"
+_FORWARD_OPERANDS = f"x {SCALE_SHIFT} mean variance y"
 _SUMS = "batch_normalize_backward_reduce+batch_normalize_backward"
 
 KERNELS = (
-    _kernel(_STATISTICS, "batch_normalize", *(_forward(n, relu=False) for n in AFFINE)),
-    _kernel(f"{_STATISTICS}+relu", "batch_normalize_relu", *(_forward(n, relu=True) for n in AFFINE)),
+    _kernel(_STATISTICS, "batch_normalize", _FORWARD_OPERANDS, *(_forward(n, relu=False) for n in AFFINE)),
+    _kernel(
+        f"{_STATISTICS}+relu",
+        "batch_normalize_relu",
+        f"x {SCALE_SHIFT} mean variance y",
+        *(_forward(n, relu=True) for n in AFFINE),
+    ),
     _kernel(
         f"{_STATISTICS}+add+relu",
         "batch_normalize_add_relu",
+        f"x {SCALE_SHIFT} r mean variance y",
         *(_forward_add_relu(n, swapped) for n in AFFINE for swapped in (False, True)),
     ),
-    _kernel(_SUMS, "batch_normalize_backward", *map(_backward, _SCALED)),
+    _kernel(
+        _SUMS, "batch_normalize_backward", "x dy mean variance gamma?affine dgamma dbeta dx", *map(_backward, _SCALED)
+    ),
     _kernel(
         f"batch_normalize+relu+relu_backward+{_SUMS}",
         "batch_normalize_relu_backward",
+        f"{NORMALIZED} dy dgamma dbeta dx",
         *map(_relu_remat_backward, AFFINE),
     ),
     _kernel(
         f"relu_backward+{_SUMS}",
         "relu_backward_batch_normalize",
+        "relu dy x mean variance gamma?affine d dgamma dbeta dx",
         *(_relu_backward(gamma, added=False) for gamma in _SCALED),
     ),
     _kernel(
         f"add+relu_backward+{_SUMS}",
         "add_relu_backward_batch_normalize",
+        "dy dy2 relu x mean variance gamma?affine d dgamma dbeta dx",
         *(_relu_backward(gamma, added=True) for gamma in _SCALED),
     ),
 )

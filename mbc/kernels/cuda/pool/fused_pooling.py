@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from mbc.ir.types import Layout, TensorType
 from mbc.kernels.base import Request
@@ -12,6 +12,7 @@ from mbc.kernels.cuda.norm.batch_norm import SUM_BYTES, SUMS_BYTES, partial_byte
 from mbc.kernels.cuda.pool.pooling import PoolArguments, pool_arguments, takes_pool
 from mbc.kernels.cuda.wiring import (
     AFFINE,
+    NORMALIZED,
     Numbers,
     Wiring,
     adds,
@@ -30,6 +31,30 @@ REDUCING_BLOCKS = 2 * 132
 FORWARD, BACKWARD, BATCH_NORM = "pool/max_pool.cu", "pool/max_pool_backward.cu", "pool/max_pool_batch_norm.cu"
 
 
+@dataclass(frozen=True, slots=True)
+class NormalizePoolArguments(PoolArguments):
+    """Integer arguments of a launch that normalizes and pools."""
+
+    affine: int
+
+
+@dataclass(frozen=True, slots=True)
+class PoolSumArguments(PoolArguments):
+    """Integer arguments of a launch of sums over the gradient of a pool; those of a slice follow."""
+
+    affine: int
+    parts: int
+    accumulate: int
+
+
+@dataclass(frozen=True, slots=True)
+class PoolNormalizeBackwardArguments(PoolArguments):
+    """Integer arguments of a launch from a pool's gradient to that of a normalization; those of a slice follow."""
+
+    affine: int
+    count: int
+
+
 def _attributes(request: Request) -> MaxPool:
     return next(m.attributes for m in members(request).members if isinstance(m.attributes, MaxPool))
 
@@ -38,9 +63,13 @@ def _pool(at: Slice) -> PoolArguments:
     return pool_arguments(at, _attributes(at.request))
 
 
-def _pool_stored(at: Slice) -> PoolArguments:
+def _normalize_pool(at: Slice) -> NormalizePoolArguments:
+    return NormalizePoolArguments(*_pool(at).integers(), *affines(at.request))
+
+
+def _pool_stored(at: Slice) -> NormalizePoolArguments:
     """Return the integer arguments of a launch that also writes the pooled image, as its first output."""
-    return replace(_pool(at), option=int(len(at.request.outputs) == 3))
+    return replace(_normalize_pool(at), option=int(len(at.request.outputs) == 3))
 
 
 def _image(request: Request) -> TensorType:
@@ -57,18 +86,17 @@ def _affine(request: Request) -> int:
     return (*affines(request), 0)[0]
 
 
-def _sum(at: Slice) -> PoolArguments:
-    return pool_arguments(at, _attributes(at.request), _image(at.request))
+def _sum(at: Slice) -> PoolSumArguments:
+    image = _image(at.request)
+    blocks = parts(image, at.layout, REDUCING_BLOCKS)
+    pool = pool_arguments(at, _attributes(at.request), image).integers()
+    return PoolSumArguments(*pool, affine=_affine(at.request), parts=blocks, accumulate=int(at.accumulate))
 
 
-def _sum_trailing(at: Slice) -> tuple[int, ...]:
-    return _affine(at.request), parts(_image(at.request), at.layout, REDUCING_BLOCKS), int(at.accumulate)
-
-
-def _normalize_trailing(at: Slice) -> tuple[int, ...]:
+def _normalize_backward(at: Slice) -> PoolNormalizeBackwardArguments:
     last = members(at.request).members[-1].attributes
     assert isinstance(last, BatchNormalizeBackward)
-    return _affine(at.request), last.count
+    return PoolNormalizeBackwardArguments(*_pool(at).integers(), affine=_affine(at.request), count=last.count)
 
 
 def _workspace(state_bytes: int) -> Callable[[Request, Layout], int]:
@@ -137,23 +165,25 @@ _NORMALIZE_WIRINGS = (
     _pool_backward_wiring(8, (3, 9, 4, 5, 6, 7), (10,)),
 )
 
+_ADDED = f"{NORMALIZED} index dy dy2"  # operands of groups that add another gradient, dy2, to that of the pool
 _RELU_POOL_BACKWARD = "relu_backward+max_pool_backward"
 _ADD_RELU_BACKWARD = "batch_normalize+relu+max_pool_backward+add+relu_backward"
 _ADD_SLICE_RELU_BACKWARD = "batch_normalize+relu+max_pool_backward+channel_slice+add+relu_backward"
 
 
-def _forward(kind: str, launcher: str, takes: Callable[[Request], bool]) -> OwnKernel:
-    return OwnKernel(kind, FORWARD, PoolArguments, _pool, launcher=launcher, takes=takes)
+def _forward(kind: str, launcher: str, operands: str, takes: Callable[[Request], bool]) -> OwnKernel:
+    return OwnKernel(kind, FORWARD, PoolArguments, _pool, operands=operands, launcher=launcher, takes=takes)
 
 
-def _summed(kind: str, file: str, launcher: str, state_bytes: int, *wirings: Wiring) -> OwnKernel:
+def _summed(kind: str, file: str, launcher: str, operands: str, *wirings: Wiring) -> OwnKernel:
+    state_bytes = SUMS_BYTES if "dgamma" in operands else SUM_BYTES
     return OwnKernel(
         kind,
         file,
-        PoolArguments,
+        PoolSumArguments,
         _sum,
         eps,
-        trailing=_sum_trailing,
+        operands=operands,
         workspace=_workspace(state_bytes),
         launches=2,
         accumulates=True,
@@ -163,14 +193,14 @@ def _summed(kind: str, file: str, launcher: str, state_bytes: int, *wirings: Wir
     )
 
 
-def _normalized(kind: str, launcher: str, *wirings: Wiring) -> OwnKernel:
+def _normalized(kind: str, launcher: str, operands: str, *wirings: Wiring) -> OwnKernel:
     return OwnKernel(
         kind,
         BATCH_NORM,
-        PoolArguments,
-        _pool,
+        PoolNormalizeBackwardArguments,
+        _normalize_backward,
         eps,
-        trailing=_normalize_trailing,
+        operands=operands,
         launcher=launcher,
         takes=taking(*wirings),
         version=2,
@@ -179,23 +209,19 @@ def _normalized(kind: str, launcher: str, *wirings: Wiring) -> OwnKernel:
 
 def _with_slice(kernel: OwnKernel) -> OwnKernel:
     """Return the kernel whose other summand is a slice, which is read in place."""
-
-    def trailing(at: Slice) -> tuple[int, ...]:
-        return *kernel.trailing(at), *slice_of(at)
-
-    return replace(kernel, trailing=trailing, time_us=touched_us)
+    return replace(kernel, trailing=slice_of, time_us=touched_us)
 
 
 _KERNELS = (
-    _forward("relu+max_pool", "relu_max_pool", _chain(1, 1)),
-    _forward("bias_add+relu+max_pool", "bias_add_relu_max_pool", _chain(2, 2)),
+    _forward("relu+max_pool", "relu_max_pool", "x y index?option", _chain(1, 1)),
+    _forward("bias_add+relu+max_pool", "bias_add_relu_max_pool", "x bias y index?option", _chain(2, 2)),
     OwnKernel(
         "batch_normalize+relu+max_pool",
         FORWARD,
-        PoolArguments,
-        _pool,
+        NormalizePoolArguments,
+        _normalize_pool,
         eps,
-        trailing=lambda at: affines(at.request),
+        operands=f"{NORMALIZED} y index?option",
         launcher="batch_normalize_relu_max_pool",
         takes=taking(*(_before_pool(n, 2, given) for n in AFFINE for given in (1, 2))),
         version=2,
@@ -203,10 +229,10 @@ _KERNELS = (
     OwnKernel(
         "batch_normalize+relu+max_pool",
         FORWARD,
-        PoolArguments,
+        NormalizePoolArguments,
         _pool_stored,
         eps,
-        trailing=lambda at: affines(at.request),
+        operands=f"{NORMALIZED} image y index?option",
         launcher="batch_normalize_relu_and_max_pool",
         takes=_takes_stored,
     ),
@@ -230,29 +256,33 @@ _KERNELS = (
         f"{_RELU_POOL_BACKWARD}+channel_sum",
         BACKWARD,
         "relu_max_pool_backward_channel_sum",
-        SUM_BYTES,
+        "relu dy index d sum workspace?",
         _pool_backward_wiring(3, (4,), (4, 5)),
     ),
     _summed(
         f"{_RELU_POOL_BACKWARD}+batch_normalize_backward_reduce",
         BATCH_NORM,
         "relu_max_pool_backward_bn_reduce",
-        SUMS_BYTES,
+        "relu dy index x mean variance dgamma dbeta workspace?",
         _pool_backward_wiring(6, (3, 7, 4, 5), (8, 9)),
     ),
     _normalized(
-        f"{_RELU_POOL_BACKWARD}+batch_normalize_backward", "relu_max_pool_backward_bn_backward", *_NORMALIZE_WIRINGS
+        f"{_RELU_POOL_BACKWARD}+batch_normalize_backward",
+        "relu_max_pool_backward_bn_backward",
+        "relu dy index x mean variance dgamma dbeta gamma?affine dx",
+        *_NORMALIZE_WIRINGS,
     ),
     _summed(
         f"{_ADD_RELU_BACKWARD}+batch_normalize_backward_reduce",
         BATCH_NORM,
         "max_pool_backward_add_bn_reduce",
-        SUMS_BYTES,
+        f"{_ADDED} dgamma dbeta workspace?",
         *_add_wirings(backward=False),
     ),
     _normalized(
         f"{_ADD_RELU_BACKWARD}+batch_normalize_backward",
         "max_pool_backward_add_bn_backward",
+        f"{_ADDED} dgamma dbeta dx",
         *_add_wirings(backward=True),
     ),
     _with_slice(
@@ -260,7 +290,7 @@ _KERNELS = (
             f"{_ADD_SLICE_RELU_BACKWARD}+batch_normalize_backward_reduce",
             BATCH_NORM,
             "max_pool_backward_add_slice_bn_reduce",
-            SUMS_BYTES,
+            f"{_ADDED} dgamma dbeta workspace?",
             *_add_wirings(backward=False, sliced=True),
         )
     ),
@@ -268,6 +298,7 @@ _KERNELS = (
         _normalized(
             f"{_ADD_SLICE_RELU_BACKWARD}+batch_normalize_backward",
             "max_pool_backward_add_slice_bn_backward",
+            f"{_ADDED} dgamma dbeta dx",
             *_add_wirings(backward=True, sliced=True),
         )
     ),
