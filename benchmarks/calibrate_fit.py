@@ -28,8 +28,8 @@ LEAST_LAYERS = 3  # of a class on the fitting side; a kernel of mbc's own gets s
 # Of fewer layers than these one figure is fitted: how much longer they take than the shares say that their class would
 # have otherwise. Three figures fit a handful of sizes exactly, and miss all others.
 MANY_LAYERS = 12
-# A class without workspace is fitted where most of its candidates were found. What was found of the others is the
-# exception: a request for which no engine without workspace was worth measuring has only slow ones.
+# A class without workspace is fitted where most of its candidates were measured. Measurements of others are the
+# exception: a request without a decisive engine without workspace has only slow ones.
 LEAST_FOUND = 0.75
 ARITHMETIC = np.geomspace(0.002, 4, 48)
 MEMORY = np.geomspace(0.01, 4, 48)

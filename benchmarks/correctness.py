@@ -39,7 +39,7 @@ from stale import older
 from mbc.provenance import digests
 
 HERE = Path(__file__).resolve().parent
-GRACE_S = 5.0  # to write what there is, once a stage is told to end
+GRACE_S = 5.0  # to write the results so far, after a stage is asked to end
 LEAST_SHARE = 0.6  # of a stage's estimate that must be left for it to begin
 
 
@@ -145,7 +145,7 @@ def finished(running: Running) -> dict[str, Any]:
     failed = [one["name"] for one in rows if "failed" in one]
     row |= {"exit": running.process.returncode, "rows": len(rows)}
     row["not_passed"] = sorted({str(one["name"]) for one in rows if one.get("passed") is False})
-    # What is there may be what was there before.
+    # Existing files may be older ones.
     lacking = [file for file in stage.files if not (RESULTS / file).exists() or older(RESULTS / file, digests())]
     if lacking or failed:
         tail = running.log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-3:]

@@ -43,7 +43,7 @@ from mbc.source import Source
 from tests.ir.execution import draw, execute, numpy_type, parameter_gradients, step, types_of
 
 TOLERANCE = 1e-9
-FP32_TOLERANCE = 1e-5  # of what follows from constants that were rounded to fp32
+FP32_TOLERANCE = 1e-5  # of results that depend on constants rounded to fp32
 # A gradient whose norm is below this part of the largest one is compared relative to that part: it may be nothing but
 # the rounding of larger numbers, such as that of a bias before a batch norm.
 SMALL_PART = 1e-3

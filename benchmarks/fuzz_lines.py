@@ -24,7 +24,7 @@ _VALUES = (
     "power_of_two", "cudnn", "mbc", "probe", "cosine", "1,2", "never", "h200,t4", "h200:40GB,h200", "out", "loss",
 )  # fmt: skip
 _COMMANDS = ("show", "diff", "verify", "compile", "profile", "gpus", "train", "fit", "check", "bench", "doctor")
-_ENDS_SOON = frozenset({"show", "diff", "verify", "gpus", "profile"})  # and touch nothing but the folder they stand in
+_ENDS_SOON = frozenset({"show", "diff", "verify", "gpus", "profile"})  # and change only the current folder
 
 
 @functools.cache

@@ -216,7 +216,7 @@ def main() -> None:
     if arguments.guided:
         atheris: Any = importlib.import_module("atheris")
         instrumented = atheris.instrument_imports(include=["mbc"], enable_loader_override=False)
-    warnings.simplefilter("ignore")  # zipfile tells of names that are there twice
+    warnings.simplefilter("ignore")  # zipfile warns of duplicate names
     with instrumented:
         campaign = Campaign(arguments.target, arguments.folder.absolute(), arguments.scratch.absolute())
         campaign.load()

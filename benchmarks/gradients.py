@@ -260,7 +260,7 @@ def main() -> None:
                 result = attempt(lambda work=work: {"rows": work()}, job.name)
                 new = result.get("rows") or [{"kind": kind, "device": device, "precision": precision, **result}]
                 rows += new
-                write(name, rows)  # each time, so that what is stopped leaves what it had
+                write(name, rows)  # each time, so that an interrupted run leaves its results
                 worst = max((r["worst"] for r in new if "worst" in r), default=None)
                 print("failed" if worst is None else f"{worst:.1e}", device, precision, job.name, flush=True)
     show(

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from mbc.measure.kernel_library import KernelLibrary
     from mbc.measure.workbench import Bench
 
-GENERATED = "generated"  # stands for the kernel that is generated for a request
+GENERATED = "generated"  # in place of the kernel that is generated for a request
 MEMORY_SHARE = 0.4  # of the free memory: two workers share a GPU
 SAMPLED = 4096  # elements of an output
 

@@ -34,7 +34,7 @@ from mbc.hardware.target import find_device, local_gpus
 
 ASKED = 0.95  # of the summed speeds
 CAP_BYTES = 16 * GB
-SPARE = 0.85  # of the lender's memory: the contexts of all borrowers are there, too
+SPARE = 0.85  # of the lender's memory, which also holds the contexts of all borrowers
 TIMEOUT_S = 240.0
 BATCH = 512
 COLUMNS = ["name", "batch", "alone_ms", "slowest_ms", "predicted_ms", "of_summed_speeds", "passed"]

@@ -134,7 +134,7 @@ def main() -> None:
         for built in build_all([(job, Path(folder) / job.name) for job in jobs], os.cpu_count() or 1):
             rows.append(attempt(lambda b=built: measured(b), built.job.name))
     seen = [row["overhead_seen"] for row in rows if "overhead_seen" in row]
-    # One figure is reserved for all networks of a GPU: the middle of what was seen is nearest to most.
+    # One figure is reserved for all networks of a GPU: the median of the measured ones is nearest to most.
     calibration = (max(seen) + min(seen)) // 2 if seen else 0
     for row in rows:
         if "overhead_seen" in row:

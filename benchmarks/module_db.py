@@ -55,7 +55,7 @@ class Scaled(nn.Module):
 
 
 TENSOR = "a tensor"
-# What stands before losses that take probabilities, or their logarithms.
+# Operations before losses that take probabilities, or their logarithms.
 HEADS = {
     nn.NLLLoss: nn.LogSoftmax(1), nn.KLDivLoss: nn.LogSoftmax(1), nn.BCELoss: nn.Sigmoid()
 }  # fmt: skip

@@ -42,8 +42,8 @@ from mbc.plan.verify_source import verify_source
 from mbc.runtime.module import Module
 from mbc.source import Source
 
-SHARES = (0.6, 0.3, 0.1)  # of what is between the lower bound and the plan without a limit
-RECOMMENDED = 3  # a recommended budget is searched anew: so often it may be followed
+SHARES = (0.6, 0.3, 0.1)  # of the range from the lower bound to the plan without a limit
+RECOMMENDED = 3  # a recommended budget is planned again at most this many times
 STEPS = 2
 RATE = 1e-3
 OF_SOURCES = ("MBC042", "MBC051")  # of networks that the language refuses: every parameter is frozen

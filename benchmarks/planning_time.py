@@ -71,7 +71,7 @@ TIGHT = (
 RESNET50_64 = (
     "compile", "examples/resnet.mbc", "--set", "depth=50", "--set", "batch=64", "--measure", "never", "--force",
 )  # fmt: skip
-# By name: what mbc is told, its exit status, and the limit in seconds.
+# By name: arguments of mbc, its exit status, and the limit in seconds.
 COMMANDS: Mapping[str, tuple[tuple[str, ...], int, float]] = {
     "compile resnet50 64 in 2 GiB": ((*RESNET50_64, "--set", "memory.device=2GiB"), 0, 30.0),
     "refuse resnet50 64 in 1 GB": ((*RESNET50_64, "--set", "memory.device=1GB"), 1, 20.0),

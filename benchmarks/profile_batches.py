@@ -83,7 +83,7 @@ def main() -> None:
             break
         if not kept.done(name) and (not arguments.only or any(word in name for word in arguments.only)):
             row = attempt(partial(compiled, job, left_s), name)
-            if row.get("seconds", left_s) < left_s:  # else it failed or is cut off, and goes on in the next run
+            if row.get("seconds", left_s) < left_s:  # otherwise it failed or was cut off, and continues in the next run
                 kept.put(row)
             show([row], COLUMNS)
     show(list(kept.rows.values()), COLUMNS)

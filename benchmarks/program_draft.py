@@ -86,7 +86,7 @@ class Draft:
         self._space = {**_names(), "self": self._module, "x": self.text.input(0).double().requires_grad_()}
         self._count = 0
 
-    # ---- what is there ----
+    # ---- reading the draft ----
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Return the shape of a value."""
@@ -132,7 +132,7 @@ class Draft:
         """Return True with this probability."""
         return self.random.random() < probability
 
-    # ---- what is written ----
+    # ---- writing into the draft ----
 
     def layer(self, text: str) -> str:
         """Add a module, and return the text that calls it."""
@@ -193,7 +193,7 @@ class Draft:
                 self.let(created)
         except (LookupError, RuntimeError, ValueError, IndexError, TypeError, NotImplementedError, AssertionError):
             del self.text.held[held:], self.text.body[body:], self.values[values:]
-            self._count = count + 50  # names that the failure left behind are not used again
+            self._count = count + 50  # names of the failed attempt are not used again
             self._again()
             return False
         return True

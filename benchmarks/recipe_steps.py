@@ -122,7 +122,7 @@ def by_torch(job: Job, feature: Feature, steps: int, device: str, dtype: Any, au
         module.clip(rule)
         optimizer.step()
         average.update_parameters(module)
-    # mbc keeps none of frozen parameters, which are their own.
+    # mbc keeps no averages of frozen parameters, which equal the parameters.
     averaged = average.module.states() if rule.ema else {}
     parameters = (v for v in network.values.values() if v.role is Role.PARAMETER)
     frozen = {v.name for v in parameters if not is_trained(rule, v)}

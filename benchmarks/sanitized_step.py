@@ -64,7 +64,7 @@ def is_concurrent(plan: Plan) -> bool:
     return any(launch.stream is Stream.CONCURRENT for launch in plan.train.launches)
 
 
-# Reads of what was never written are looked for here, too: the tool does not see some writes of cuDNN's kernels.
+# Reads of unwritten bytes are searched here, too, although the tool misses some writes of cuDNN's kernels.
 OWN = {"providers": ("mbc",), "tools": ("racecheck", "synccheck", "initcheck")}
 CASES = {
     "digits": Case("digits"),
@@ -78,7 +78,7 @@ CASES = {
     "peer": Case("resnet", tools=("initcheck",)),
     **dict.fromkeys(("probe", "warp_probe"), Case("digits", tools=("racecheck",))),
 }
-PROBES = {"probe": (), "warp_probe": ("warp",)}  # and what they are told
+PROBES = {"probe": (), "warp_probe": ("warp",)}  # and their arguments
 PRECISIONS = ("fp32", "bf16")
 
 

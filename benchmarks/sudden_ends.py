@@ -68,7 +68,7 @@ def forked(work: Work, log: Path, moment: Callable[[], None] | None = None) -> i
         code = work() or 0
         sys.setprofile(None)
         sys.stdout.flush()
-    except BaseException:  # whatever it is, it is told by the code
+    except BaseException:  # the exit code reports any exception
         sys.setprofile(None)
         traceback.print_exc()
         sys.stderr.flush()
@@ -151,7 +151,7 @@ class Killer:
         return result
 
 
-# Places of their own, in a namespace of mounts that nobody else sees
+# Separate file systems, in a namespace of mounts that no other process sees
 
 _NEW_USER, _NEW_MOUNTS = 0x10000000, 0x00020000
 _PRIVATE, _READ_ONLY, _REMOUNT = 0x44000, 0x1, 0x20  # MS_REC | MS_PRIVATE, MS_RDONLY, MS_REMOUNT

@@ -57,7 +57,7 @@ def by_mbc(package: Any, task: Task, data: Arrays, seed: int, device: str) -> Tr
         for number, (rows, rate) in enumerate(task.steps(data, seed)):
             photos = data["photo"][rows]
             loss = net.step(crops(photos) if task.shared else photos, data["target"][rows], lr=rate)
-            if number >= task.last_epoch(data):  # before, the GPU runs ahead, as where nobody looks at losses
+            if number >= task.last_epoch(data):  # before, the GPU runs ahead, as if no loss were read
                 losses.append(loss.item())
 
         def accuracy() -> float:

@@ -72,7 +72,7 @@ def run_torch(batch: int, budget: float, steps: int) -> dict[str, Any]:
         loss.backward()
         rule.step()
 
-    step()  # what compiling and choosing kernels takes for a moment is no part of a step
+    step()  # memory for compiling and choosing kernels is not part of a step
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     result = timed(step, torch.cuda.synchronize, steps)

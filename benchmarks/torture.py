@@ -253,7 +253,7 @@ def together(bench: Bench, subject: Subject, trials: int) -> Row:
         second = forked(lambda place=place: subject.work(place), logs[1])
         wrong = ""
         while not wrong and os.waitid(os.P_PID, first, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
-            wrong = subject.glance(place)  # whoever reads meanwhile sees whole files
+            wrong = subject.glance(place)  # concurrent readers see whole files
             time.sleep(0.005)
         ends = [ended(number, log) for number, log in zip((first, second), logs, strict=True)]
         unclear = [f"exit {end.code}: {end.said[-600:]}" for end in ends if not end.clear]

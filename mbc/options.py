@@ -29,7 +29,7 @@ UNLIMITED_BYTES = 1 << 60  # this memory budget stands for no limit
 ABLATION_ORDER = ("offload", "recompute", "micro_batches", "workspace")
 TECHNIQUES = (*ABLATION_ORDER, "concurrent_stream")
 PEERS = ("torch", "torch.compile", "jax")  # of mbc.bench, here so that help is instant
-SEVERAL_GPUS = ("torch", "torch.compile")  # of them, likewise
+SEVERAL_GPUS = ("torch", "torch.compile")  # of them
 MODES = ("default", "max-autotune")  # of torch.compile, likewise
 PROVIDER_NAMES = ("cudnn", "cudnn_legacy", "cublaslt", "mbc")  # of mbc.kernels, here so that help is instant
 

@@ -261,7 +261,7 @@ def test_ctrl_c_keeps_the_results_so_far():
     assert " so far" not in batches_text(largest_batch(planner.at_batch, 8))
     curve = budget_curve(interrupted(planner.at_budget, 3), 5)
     assert not curve.finished and len(curve.probes) == 2
-    for after in (0, 1):  # nothing was found that fits
+    for after in (0, 1):  # no plan fits
         with pytest.raises(KeyboardInterrupt):
             largest_batch(interrupted(planner.at_batch, after), 1000)
     with pytest.raises(KeyboardInterrupt):

@@ -23,7 +23,7 @@ class Mode(StrEnum):
 
     READ = "read"
     WRITE = "write"
-    ACCUMULATE = "accumulate"  # adds to what is there
+    ACCUMULATE = "accumulate"  # adds to the present values
 
 
 @dataclass(frozen=True, slots=True)

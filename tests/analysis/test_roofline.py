@@ -73,7 +73,7 @@ def test_half_the_bytes_in_bf16():
 
 def test_a_fused_group_moves_its_operands_once():
     plan = planned()
-    # By hand, of the two passes of a convolution that come one after the other: what is between them is left out.
+    # By hand, for two passes of a convolution in a row, without the time between them.
     launches = {launch.operations: launch for launch in plan.train.launches}
     data, filter_ = launches["thin.backward_data",], launches["thin.backward_filter",]
     accesses = (*data.accesses[:2], filter_.accesses[0], data.accesses[2], filter_.accesses[2])

@@ -99,7 +99,7 @@ def test_the_error_is_that_of_layers_the_fit_has_not_seen(exact: Profile) -> Non
         sides.setdefault(signature(with_rows(read_signature(sample.request), 0)), set()).add(sample.tested)
     assert all(len(side) == 1 for side in sides.values())  # all sizes of a layer together
     assert {True} in sides.values() and {False} in sides.values()
-    # Layers of the tested half take twice as long as the fit is told: every one of them is seen to be 100 % off.
+    # Layers of the tested half take twice as long as those of the fit, so each has an error of 100 %.
     slower = {s.request for s in samples(exact, H200) if s.tested}
     wrong = {
         key: tuple(replace(m, time_us=2 * m.time_us) for m in result) if key in slower else result
@@ -207,7 +207,7 @@ def test_missing_classes_are_added_to_an_earlier_fit(exact: Profile) -> None:
     old = replace(fitted, shares=without(fitted.shares, *lacking), spreads=without(fitted.spreads, *lacking))
     old = replace(old, gpu="NVIDIA Z1", shares={key: Shares(0.5, 0.5, 5.0) for key in old.shares})
     new, rows = add_missing(old, exact)
-    # Libraries without workspace stay as they are: a profile has only those that were worth measuring.
+    # Libraries without workspace do not change: a profile has only their decisive measurements.
     added = {"cudnn convolution half straight", "cudnn convolution half converted", "mbc relu", "mbc relu nchw"}
     assert set(new.shares) - set(old.shares) == added | {"mbc relu nhwc"}
     assert {key: new.shares[key] for key in added} == {key: fitted.shares[key] for key in added}

@@ -35,7 +35,7 @@ def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
     """Return the list of requests to the processes, whose answers are invented."""
     asked: list[str] = []
     monkeypatch.setattr(record, "RESULTS", tmp_path)
-    monkeypatch.setattr(record, "ROOT", tmp_path)  # without what was measured before
+    monkeypatch.setattr(record, "ROOT", tmp_path)  # without earlier measurements
 
     def answer(contender: Contender, place: int) -> Result:
         key = "mbc" if contender.peer == MBC else contender.bucket_mb or "ddp"

@@ -60,7 +60,7 @@ def test_sigterm_leaves_nothing_behind(tmp_path):
         "sys.exit(mbc.cli.main(['gpus']))\n"
     )
     process = subprocess.Popen([sys.executable, "-c", script])
-    while not list(tmp_path.glob("*/entered")):  # before, the folder is nobody's yet
+    while not list(tmp_path.glob("*/entered")):  # before, nobody owns the folder
         assert process.poll() is None
         time.sleep(0.01)
     process.terminate()

@@ -11,7 +11,7 @@ import pytest
 from mbc.cli import fit_command
 
 H200 = ("--gpu", "h200")
-# Most seconds of a plan within a budget go to what is offloaded and recomputed; batches and budgets are tried alike
+# Most time of planning within a budget goes to offloading and recomputing; batches and budgets are tried alike
 # without.
 FEW = (*H200, "--without", "offload,recompute,concurrent_stream")
 

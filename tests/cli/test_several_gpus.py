@@ -119,7 +119,7 @@ def test_unlike_gpus(mbc):
     assert "tiny: training step of rank 1, predicted" in processes
     page, both = Path("page.html").read_text(), Path("both.html").read_text()
     assert [other["ranks"] for other in data_of(page)["others"]] == ["rank 1"] and "2 GPUs: NVIDIA H200 " in page
-    # Both sides of a diff name the GPUs of all ranks that are there, and the one that is compared.
+    # Both sides of a diff name the GPUs of all ranks, and the GPU that is compared.
     (gpus,) = re.findall(r"<h1>tiny: batch 64, \w+, (.*?)</h1>", page)
     assert f"{gpus}; compared: rank 0" in both and "another" not in gpus
     assert re.search(r"another \d+ rows \+ (NVIDIA|Tesla) T4 \d+ rows; compared: rank 1", both)

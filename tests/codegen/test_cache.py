@@ -97,7 +97,7 @@ def test_equal_sources_in_another_folder_are_cached(bench: Bench) -> None:
     [
         ("b.cu", {"b.cu"}),
         ("shared.cuh", {"a.cu"}),
-        ("inner.h", {"a.cu"}),  # included by what is included
+        ("inner.h", {"a.cu"}),  # included by an included file
         ("plan_tables.h", {"host.cpp"}),
         ("program.cpp", set[str]()),
     ],

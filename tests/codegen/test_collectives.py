@@ -147,7 +147,7 @@ def test_operands_of_a_gradient_are_gathered_in_words(tmp_path: Path, precision:
         assert as_planned(log) == expected_log(plan, "train")
         (call,) = (call for call in collectives(log) if "group_end" in dict(call.details))
         places = [plan.offsets[access.buffer] for access in launch.accesses]
-        # Two rows of 7 x 4 x 4 and of 224 elements, in the working type; as ncclFloat32, whatever it is.
+        # Two rows of 7 x 4 x 4 and of 224 elements in the working type, which are moved as ncclFloat32.
         x, dy = (n * (4 if precision == "fp32" else 2) // 4 for n in (2 * 112, 2 * 224))
         assert (call.offsets, call.integers) == ((places[0], places[2]), (x, 7))
         assert call.detail("all_gather") == f"offsets={places[1]},{places[3]} integers={dy},7"
@@ -218,7 +218,7 @@ def test_failures_of_nccl_name_the_bucket(tmp_path: Path) -> None:
     library = compile_against_fake(_rows(), tmp_path)
     number, _, _ = buckets(plan_of_two())[0]
     with loaded(library, True, several_ranks=2) as (lib, module):
-        for polls in (0, 2):  # at once, or found while it is waited for
+        for polls in (0, 2):  # at once, or during a wait
             lib.fake_nccl_says(polls, 6)
             assert lib.mbc_run_eager(module, 0) == 1
             text = lib.mbc_last_error(module).decode()

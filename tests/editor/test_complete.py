@@ -16,7 +16,7 @@ network n(batch = 2) {
   y = image
   """
 
-# A text up to the place, what is offered there, and what is not.
+# A text up to the place, completions that are offered there, and some that are not.
 OFFERED = [
     ("", {"network", "block", "train", "memory"}, {"conv", "input"}),
     (HEAD + "}\n", {"network", "memory"}, {"conv", "y"}),

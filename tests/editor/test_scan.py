@@ -11,7 +11,7 @@ from mbc.editor.scan import Word, definition, scan
 from tests.frontend.reading import ROOT
 from tests.frontend.test_fuzz import QUIET, SOURCES, TOKENS
 
-# `^` marks what is looked for, `$` where it is bound.
+# `^` marks the name to look up, `$` its binding.
 DEFINED = [
     "block $b on x { return x } network n { y = x |> ^b }",
     "block b($c = 3) on x { return x |> conv(^c, 3) }",

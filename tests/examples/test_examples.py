@@ -116,7 +116,7 @@ def test_another_process_plans_the_same_bytes(name: str, precision: str) -> None
         capture_output=True,
         check=True,
     )
-    # Compared outside of the assert: a difference of megabytes is not worth rendering.
+    # Compared outside of the assert, because rendering a difference of megabytes would take long.
     same = done.stdout == dump_plan(plan_of(name, setting)).encode()
     assert same
 

@@ -17,7 +17,7 @@ def gpu() -> Iterator[Gpu]:
     if missing:
         pytest.skip("needs " + "; ".join(map(str, missing)))
     try:
-        device = Gpu(memory_share=0.1)  # of what is free: processes of a parallel run share the GPU
+        device = Gpu(memory_share=0.1)  # of the free memory: processes of a parallel run share the GPU
     except MbcError as error:
         pytest.skip(error.message)
     with device:

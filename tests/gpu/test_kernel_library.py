@@ -100,7 +100,7 @@ def test_candidates_are_captured_and_replayed(gpu: Gpu, opened: tuple[Precision,
         gpu.synchronize()
         graph = Graph(gpu, call.enqueue)
         errors: list[float] = []
-        for _ in range(2):  # other data every time: the graph reads what lies there when it is replayed
+        for _ in range(2):  # other data every time: a replayed graph reads the current data
             given = [generator.standard_normal(type_.shape) for type_ in request.inputs]
             stored = [
                 stored_bytes(a, t.dtype, layout) for a, t, layout in zip(given, types, candidate.layouts, strict=False)

@@ -174,7 +174,7 @@ def _plan(cases: list[Case], precision: Precision, architecture: str) -> tuple[P
         workspace = ()
         if candidate.workspace_bytes:
             buffers.append(Buffer(None, Rows(0, 1), Layout.CHANNELS_FIRST, DType.UINT8, candidate.workspace_bytes))
-            offsets.append(-1)  # behind everything, in the same place for all: they run one after another
+            offsets.append(-1)  # after everything, at one place for all, because they run one after another
             workspace = (len(buffers) - 1,)
         operation = Operation(f"op{number}", request.kind, tuple(names[:2]), (names[2],), request.attributes)
         operations.append(operation)
@@ -262,7 +262,7 @@ def _check(gpu: Gpu, cases: list[Case], precision: Precision, tmp_path: Path) ->
     inputs = [_inputs(p.case, generator) for p in placed]
 
     def fill() -> None:
-        gpu.write(arena, np.full(size, 0xFF, np.uint8))  # NaN in every format: what is not written shows
+        gpu.write(arena, np.full(size, 0xFF, np.uint8))  # NaN in every format, so that unwritten elements show
         for p, arrays in zip(placed, inputs, strict=True):
             for i, at in enumerate(p.buffers[:2]):
                 buffer = plan.buffers[at]

@@ -83,7 +83,7 @@ def test_lent_memory_is_given_back(package: Path) -> None:
     driver = pytest.importorskip("pycuda.driver")
     lender = driver.Device(1).pci_bus_id()
     used: list[int | None] = []
-    for _ in range(3):  # access that was enabled once is found enabled
+    for _ in range(3):  # access that was enabled once stays enabled
         net = Module(package, device="cuda")
         net.step(*batch(), lr=0.01)
         net.close()

@@ -82,7 +82,7 @@ def test_engines_of_heuristics_are_captured_and_correct(gpu: Gpu, asked: Request
         call.enqueue()  # loads kernels, which a capture does not allow
         gpu.synchronize()
         graph = Graph(gpu, call.enqueue)
-        for _ in range(2):  # the graph reads what lies there when it is replayed
+        for _ in range(2):  # a replayed graph reads the current data
             drawn = (
                 center + random.standard_normal(asked.inputs[0].shape),
                 0.05 * random.standard_normal(types[1].shape),

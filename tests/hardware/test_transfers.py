@@ -74,7 +74,7 @@ def test_every_listed_gpu_has_an_estimate_of_its_peer_link() -> None:
             assert peer.to_peer_gb_s == min(host.to_host_gb_s, host.to_device_gb_s)
     seen = find_spec("h100").peer_link
     assert (seen.to_peer_gb_s, seen.from_peer_gb_s, seen.to_peer_both_gb_s) == (395, 395, 215)
-    # As fast by the datasheet's rate and what was reached of it.
+    # As fast as the reached share of the datasheet's rate.
     assert find_spec("b200").peer_link.to_peer_gb_s == pytest.approx(2 * seen.to_peer_gb_s, rel=0.01)
 
 

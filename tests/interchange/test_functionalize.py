@@ -44,7 +44,7 @@ def carried_out(program: Program, *inputs: Tensor) -> list[Tensor]:
     def value(argument: Argument) -> Any:
         if isinstance(argument, tuple):
             return [value(item) for item in argument]
-        if isinstance(argument, Opaque):  # a type; other things that are not plain say where bytes lie
+        if isinstance(argument, Opaque):  # a type; other fields are the places of bytes
             return getattr(torch, argument.what.removeprefix("as_scalar_type "), None)
         return tensors[argument.name] if isinstance(argument, TensorName) else argument
 

@@ -33,7 +33,7 @@ def test_all_is_listed_at_once_with_modules_lines_and_remedies(tmp_path: Path) -
     assert message.startswith("error MBC303: the model has 3 things that mbc cannot import:")
     assert "'norm' (BatchNorm2d): aten.batch_norm.default: it keeps no running statistics" in message
     assert "instead: build it with track_running_stats=True" in message
-    # The softmax behind `norm` depends on what was refused: nothing is said of it.
+    # The softmax after `norm` depends on a refused operation, so it is not listed.
     assert "'odd.0' (Odd), 'odd.1' (Odd), 'odd.2' (Odd), 'odd.3' (Odd) and 1 more: aten.cumsum.default" in message
     assert "aten.cumprod.default: the language has no such operation" in message
     assert "test_refusals.py" in message and "torch.cumsum(x, 1) + torch.cumprod(x, 2)  # the line of Odd" in message

@@ -42,7 +42,7 @@ def draw(graph: TrainingGraph, rng: np.random.Generator, classes: int = 3) -> di
         elif value.role in (Role.STATISTIC, Role.OPTIMIZER):
             initial[value.name] = rng.uniform(0.5, 1.5, shape)
         else:
-            # No two values are closer than the finite differences' step, so that no kink lies between.
+            # No two values are closer than the finite differences' step, so that no kink is between them.
             spread = (rng.permutation(count) - count / 2 + 0.25) * (3 / count)
             initial[value.name] = spread.reshape(shape)
         initial[value.name] = initial[value.name].astype(numpy_type(value.type.dtype))

@@ -108,7 +108,7 @@ def window_bias(a: Any, table: Any) -> Any:
     mask = table.new_zeros(table.shape[1], 1, down * across, h * w, h * w)
     for window, query, key in itertools.product(range(down * across), range(h * w), range(h * w)):
         (top, left), (y, x), (v, u) = divmod(window, across), divmod(query, w), divmod(key, w)
-        # Where each pixel was before the shift: across the edge of the image is no neighbour.
+        # Where each pixel was before the shift: pixels across the edge of the image are no neighbours.
         apart = 0.0
         for side, count, shift, first, p, q in ((h, down, a.shift[0], top, y, v), (w, across, a.shift[1], left, x, u)):
             wrapped = [first == count - 1 and at >= side - shift for at in (p, q)]

@@ -199,7 +199,7 @@ def test_one_communicator_after_another(monkeypatch: pytest.MonkeyPatch) -> None
     rows = rows_of(said)
     assert [{t.max_ctas for t in results.times} for results in rows] == [{2}, {8}]
     assert all(len(results.times) == 6 and len(results.slowdowns) == 4 for results in rows)
-    # What the first one left behind counts for the second.
+    # Memory that the first communicator leaves counts for the second.
     assert [results.overheads for results in rows] == [
         (Overhead("collectives", collective_subject(2, 2), 20 * MIB),),
         (Overhead("collectives", collective_subject(2, 8), 81 * MIB),),
@@ -226,7 +226,7 @@ def test_gpus_that_do_not_reach_each_other_have_no_copies(monkeypatch: pytest.Mo
     assert "these GPUs cannot access each other's memory: no collectives by copy engines" in said
     registered = f"register {CONCURRENT_BYTES}"
     assert log[:5] == ["warm", "join a 0/2 0", registered, registered, "close"]
-    assert len(Registered.freed) == 2  # and what is left is measured
+    assert len(Registered.freed) == 2  # and the rest is measured
     assert [{t.max_ctas for t in results.times} for results in rows_of(said)] == [{2}]
 
 

@@ -67,7 +67,7 @@ def test_all_gpus_write_one_profile(tmp_path: Path, gpus: tuple[str, ...]):
     assert outcome.summary is not None and outcome.summary.measured == len(EVERYTHING)
     assert sorted(outcome.summary.failures) == [f"on {gpu}" for gpu in gpus]
     assert outcome.summary.link_failure == gpus[0], "one GPU alone measures copies: those of several would contend"
-    # Everything is counted from the start, whoever speaks first.
+    # All figures count from the start, whichever process answers first.
     assert {p.total for p in seen} == {len(EVERYTHING)}
     assert [p.done for p in seen] == sorted(p.done for p in seen)
     again = measure_on(gpus, task(path), worker=worker())

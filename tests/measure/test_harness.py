@@ -111,7 +111,7 @@ class Kernels:
         provider = next(p for p in PROVIDERS if p.name == candidate.provider)
         # Refuses what a module could not call either.
         provider.arguments(candidate.call(request, accumulate), 0)
-        # mbc's own kernels take what is aligned to its elements: rows in the middle are compared as they lie.
+        # mbc's own kernels need the alignment of elements only: rows in the middle are compared in place.
         assert workspace % 256 == 0
         assert candidate.provider == "mbc" or all(p % 256 == 0 for p in pointers)
         assert len(pointers) == len(candidate.layouts) == len(operand_types(request))
@@ -412,7 +412,7 @@ def test_rows_that_are_compared() -> None:
 
 def test_calls_of_a_graph() -> None:
     assert calls_per_graph(1, 5000.0) == 1
-    assert calls_per_graph(8, 5000.0) == 1  # long calls are not told apart by what the cache holds
+    assert calls_per_graph(8, 5000.0) == 1  # for long calls the content of the cache does not matter
     assert calls_per_graph(8, 100.0) == 8
     assert calls_per_graph(8, 400.0) == 2
     assert calls_per_graph(1, 10.0) == 20

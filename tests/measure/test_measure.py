@@ -229,7 +229,7 @@ def test_a_far_slower_candidate_runs_once(path: Path) -> None:
     slow = of(measurements_of(path, asked), SLOW)
     assert slow.dominated and slow.time_us == 800.0 and slow.spread_us == 0.0
     assert not [line for line in table.log if line.startswith("time slow")]
-    # Ten times slower than the fastest, and still timed: it is the one that needs no workspace.
+    # Ten times slower than the fastest, and still timed, because only this kernel needs no workspace.
     alone = replace(SLOW, name="alone")
     table = Table([FAST, alone])
     run(table, path, need([8], channels=16))
@@ -255,7 +255,7 @@ def test_certainly_slow_candidates_are_not_run(path: Path) -> None:
     assert summary.refused == 0 and len(measurements_of(path, asked)) == 2
     left_out = read_profile(path).extents[signature(asked.undivided)].left_out
     assert "1 candidates that took over 10 times the best for few rows" in left_out
-    # For those who must be deterministic it may be the only one.
+    # It may be the only deterministic kernel.
     table = Table([loose, worst])
     run(table, path, need([256], channels=16))
     assert "worst 256" in table.tried()
@@ -280,7 +280,7 @@ def test_additions_are_timed_and_believed_only_where_seen(path: Path) -> None:
     asked = need([8])
     adding = replace(FAST, name="adding", asked_to_add=True)
     not_adding = replace(FAST, name="pretending", asked_to_add=True, adds=False)
-    # Slower than those that cannot add: it is not behind them.
+    # It is slower than kernels that cannot add, which do not beat it.
     last = replace(FAST, name="last", time=lambda rows: 14.0 * rows, asked_to_add=True)
     run(Table([not_adding, last]), path, asked)
     kept = measurements_of(path, asked)
@@ -301,7 +301,7 @@ def test_the_first_of_each_kind_run_first(path: Path) -> None:
 
 
 def test_sizes_end_where_no_division_gains(path: Path) -> None:
-    # Per row the smaller sizes are no faster than LEAN at 8, which needs nothing: 4 says so, 2 and 1 are not tried.
+    # Per row smaller sizes are not faster than LEAN at 8, which needs no workspace: 4 shows it, 2 and 1 are not tried.
     asked = need([8, 4, 2, 1])
     table = Table([LEAN, replace(FAST, time=lambda rows: 20.0 * rows)])
     summary = run(table, path, asked)

@@ -83,7 +83,7 @@ def test_engines_that_leave_statistics_are_offered(gpu: Any) -> None:
     for offer in offered.offers:
         c = offer.candidate
         assert (c.provider, c.name, c.accumulates) == ("cudnn", request.kind, False)
-        assert c.layouts == LAYOUTS  # in no other are there any
+        assert c.layouts == LAYOUTS  # no other has any
         row = CUDNN.arguments(c.call(request), 0).integers
         given = dict(zip(ConvolutionRow.names(), row, strict=False))
         assert given["statistics"] == 1 and given["engine"] == dict(c.settings)["engine"] >= 0

@@ -95,7 +95,7 @@ def test_states_are_short_and_positive() -> None:
     weight = fp32(512, 64, 3, 3)
     asked = Request("sgd_update", Sgd(0.9), (weight, weight, CONTROL_TYPE, weight), (weight, weight), Precision.FP32)
     small = few(asked)
-    part = (FEW_STATES // 576, 64, 3, 3)  # which may lie in either layout, as the whole may
+    part = (FEW_STATES // 576, 64, 3, 3)  # which may have either layout, like the whole
     assert [t.shape for t in small.inputs] == [part, part, (256,), part]
     assert values(asked, 3, 1000).min() > 0
     assert control_record(values(asked, 2, 256))["proceed"] == 1

@@ -23,7 +23,7 @@ torch = pytest.importorskip("torch", reason="the independent reference is PyTorc
 F = torch.nn.functional
 declared: Any = importlib.import_module("mbc.equivalence.torch_functions").declared
 
-# Kinks of the functions below lie at these, and ties between the two lists.
+# The functions below have kinks at these values, and the two lists have ties.
 X = [-4.0, -3.0, -1.0, -0.5, -0.0, 0.0, 0.25, 0.5, 1.0, 2.0, 3.0, 6.0, 30.0, -30.0]
 Y = [0.5, -3.0, -2.0, -0.5, 0.0, 0.0, -0.25, 0.0, 1.0, 5.0, 3.0, -6.0, 30.0, 1.0]
 

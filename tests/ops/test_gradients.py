@@ -130,7 +130,7 @@ def test_divisible_operations_may_be_divided(case: str, data: st.DataObject) -> 
 
 def _check_division(graph: TrainingGraph, op: Operation, env: dict[str, Array], cut: int) -> None:
     kind, types = KINDS[op.kind], types_of(graph)
-    # Here operands are parameters, so what has rows is told by the kinds: vectors over channels come with these.
+    # Here operands are parameters, so the kinds decide which have rows: vectors over channels have none.
     whole = {"batch_normalize": 1, "batch_normalize_backward_reduce": 2, "batch_normalize_backward": 2}.get(op.kind)
     whole = {"group_norm": 1, "layer_norm": 1, "group_norm_backward": 4, "layer_norm_backward": 4}.get(op.kind, whole)
     if whole is None:

@@ -32,7 +32,7 @@ from mbc.runtime.module import Module
 from mbc.source import Source
 
 H200 = find_spec("h200")
-FASTER = ((3328, 0.75), (9984, 0.5))  # bytes of workspace, and what is left of the time with them
+FASTER = ((3328, 0.75), (9984, 0.5))  # bytes of workspace, and the share of the time with them
 NETWORKS = {
     "residual": """
 network residual(batch = 6, classes = 5) {

@@ -40,7 +40,7 @@ def test_gradients_losses_and_metrics_are_summed_once(name: str, precision: Prec
     assert all(op.attributes == AllReduce(2) for op in sums)
     operands = {op.outputs[0]: op.inputs[0] for op in sums}
     assert len(operands) == len(sums) and set(Counter(operands.values()).values()) == {1}
-    # All that one GPU reads at the end of its step, and nothing else.
+    # Exactly the values that one GPU reads at the end of its step.
     updates = {op.inputs[0]: op.inputs[1] for op in graph.train if op.kind.endswith("_update")}
     trained = {op.inputs[0]: op.inputs[1] for op in alone.train if op.kind.endswith("_update")}
     assert {parameter: operands[gradient] for parameter, gradient in updates.items()} == trained

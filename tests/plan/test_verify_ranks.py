@@ -197,7 +197,7 @@ def test_operands_of_a_bucket_are_adjacent() -> None:
     (plan,) = plans_of(2)
     bucket = plan.train.launches[collectives(plan)[0]]
     first, second, *_ = (access.buffer for access in bucket.accesses)
-    # Two gradients of equal bytes in the place of each other, with all that lies over them.
+    # Two gradients of equal size exchange their places, with all buffers that overwrite them.
     offsets = list(plan.offsets)
     for buffer, offset in enumerate(plan.offsets):
         if offset in (plan.offsets[first], plan.offsets[second]):

@@ -96,7 +96,7 @@ GATHER, LAST_GATHER = of_kind("gather_parts")[0], of_kind("gather_parts")[-1]
             in_place_of(GATHER, GATHER, replace(GATHER, name="raw", inputs=(UPDATE.inputs[3], UPDATE.inputs[0]))),
             f"'raw' gathers a value that is not an update of '{UPDATE.inputs[0]}'",
         ),
-        # The norm of what is no part, or that other ranks do not get.
+        # The norm of a value that is not a part, or a norm that other ranks do not get.
         (
             in_place_of(NORM, NORM, replace(NORM, name="whole", inputs=(GATHER.inputs[1],), outputs=("n",))),
             "'whole' is not a norm of parts of gradients that all ranks gather",

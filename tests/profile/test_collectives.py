@@ -37,7 +37,7 @@ def test_written_parts_are_read(tmp_path: Path):
     write_profile(HELD, path)
     held = read_profile(path)
     assert same(held, HELD) and type(held.collectives[0].kind) is CollectiveKind
-    assert held.overhead_bytes == 7  # a communicator's memory is told apart
+    assert held.overhead_bytes == 7  # a communicator's memory is separate
     assert (held.collective_bytes(2), held.collective_bytes(4)) == (99, 99)
     assert profile({}).collective_bytes(2) is None
     cost = held.collective_model(Link.NVLINK).cost(REDUCE, 1024, 2, 8)

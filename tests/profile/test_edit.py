@@ -112,7 +112,7 @@ def test_shipping_keeps_unbeaten_candidates(tmp_path: Path):
     shipped = read_profile(target)
     assert set(engines(shipped.measurements[signature(A)])) == {1, 2, 5, 6}
     assert shipped.overhead_bytes == 300
-    # That nothing can be used is known as well: nobody has to try again.
+    # The absence of a usable candidate is recorded, too, so that nobody tries again.
     assert shipped.extents[signature(B)].workspace_limit_bytes == 7 and signature(B) not in shipped.measurements
 
 

@@ -35,7 +35,7 @@ def test_a_time_falls_as_its_estimate_does(estimate_us: float, time_us: float):
 def test_offers_are_taken_unchanged_or_not_at_all():
     larger = (16, [own(100.0, 4096), own(10.0, name="other")])
     there = [own(200.0, 4096), own(20.0, name="other")]
-    (estimate,) = scaled(larger, 8, there, [own(150.0, 8192)])  # the other one takes no 8 rows
+    (estimate,) = scaled(larger, 8, there, [own(150.0, 8192)])  # the other kernel does not take 8 rows
     assert (estimate.name, estimate.time_us, estimate.workspace_bytes) == ("convolution", 75.0, 8192)
     assert scaled(larger, 8, [], [own(150.0)]) == ()
 

@@ -17,7 +17,7 @@ from tests.ranks.processes import Ranks, all_end
 
 PROMISE_S = 10.0  # in which all ranks end after the first failure
 WAIT = "while True:\n    group.barrier()\n    time.sleep(0.01)"
-HANG = "time.sleep(600)"  # as in a call that nobody can break off
+HANG = "time.sleep(600)"  # like a call that cannot be interrupted
 
 
 @pytest.mark.parametrize("size", [2, 4])

@@ -180,7 +180,7 @@ def test_a_rank_killed_at_any_moment_ends_all(training: Training, moment: int) -
         time.sleep(draws.random())
     os.kill(ranks[draws.randrange(2)], signal.SIGKILL)
     said = training.ended(PROMISE_S)
-    # The other rank tells it, or mpiexec, which may end that one before.
+    # The other rank reports it, or mpiexec does, which may end that rank first.
     assert re.search("MBC264: rank . of 2 failed: it ended without a message|KILLED BY SIGNAL: 9|signal 9", said), said
     if moment % 5 or training.checkpoint.exists():
         assert training.whole_epochs() >= 1

@@ -111,7 +111,7 @@ def test_a_training_records_its_first_steps(fake: Any, mbc: Callable[..., Any], 
     assert "record of a step: step.json" in out and fake.fake_enabled() == 0
     document = json.loads(Path("step.json").read_text())
     plan = small_plan()
-    # The step after the last one that counts had begun when that one was looked at.
+    # When the last step that counts was read, the step after it had begun.
     check(document, plan, STEPS + 1)
     (library,) = FakeLibrary.instances
     assert isinstance(library, RecordedLibrary) and library.replays == 24

@@ -26,14 +26,14 @@ def test_records_of_every_kind_become_events_of_their_launch():
             report_node(recorder.listener, 0, launch, node)
         report_node(recorder.listener, 1, 0, 21)
         fake.fake_clone(12, 112)  # of an executable graph
-        fake.fake_clone(112, 212)  # that was made of another one
+        fake.fake_clone(112, 212)  # that was copied from another node
         fake.fake_ran(KERNEL, b"_Z3addPfi", 5000, 5600, 1, 11, 3, 7)
         fake.fake_ran(COPY, b"", 6000, 6100, 1, 212, 3, 8)
         fake.fake_ran(PEER_COPY, b"", 6200, 6300, 1, 13, 3, 8)
         fake.fake_ran(FILL, b"", 4000, 4001, 1, 14, 3, 7)
         fake.fake_ran(KERNEL, b"plain", 7000, 7100, 2, 21, 4, 7)
         fake.fake_ran(KERNEL, b"outside", 1000, 1100, 3, 0, 0, 7)  # of no graph: the warm-up
-        fake.fake_ran(KERNEL, b"stranger", 8000, 8100, 1, 99, 3, 7)  # of a node that nobody told of
+        fake.fake_ran(KERNEL, b"stranger", 8000, 8100, 1, 99, 3, 7)  # of an unreported node
         events = recorder.stop()
         assert fake.fake_enabled() == 0
         recorder.close()

@@ -58,7 +58,7 @@ def _shown(browser: Browser, path: Path) -> None:
 def test_a_plan(browser, page):
     plan = PLANS["offloaded"]()
     _shown(browser, page)
-    # The largest value at the peak is told with its bytes, and so is why it is there.
+    # The page names the largest value at the peak with its bytes and the reason why it is there.
     browser.run(LARGEST)
     detail = browser.run(DETAIL)
     curve = memory_curve(plan, plan.train)
@@ -80,7 +80,7 @@ def test_a_plan(browser, page):
     by_arithmetic = sum(one.bound is Bound.ARITHMETIC for one in facts_of(plan, plan.train).limits)
     assert 0 < browser.run(rows) == by_arithmetic < count
     browser.run(f"{{ {search.format(json.dumps(''))} }}")
-    # Copies are summed apart and stand below all kernels, which they take longer than.
+    # Copies have a sum of their own, below all kernels, although they take longer.
     copies = [one for one in summarise(plan, plan.train) if one.stream in COPY_STREAMS]
     kernels_us = sum(one.time_us for one in summarise(plan, plan.train) if one.stream not in COPY_STREAMS)
     apart = f"{count} of {count}: {count - len(copies)} kernels, {show_time(kernels_us)}; {len(copies)} copies, "
@@ -248,7 +248,7 @@ def test_without_a_mouse(browser, page):
     first = browser.run(DETAIL)
     press("ArrowRight")
     assert "written by" in first and browser.run(DETAIL) != first
-    # Of the table Tab reaches one row, arrows the others, and the one that Enter chooses keeps the focus.
+    # Tab reaches one row of the table, arrows reach the others, and the row that Enter chooses keeps the focus.
     assert browser.run("document.querySelectorAll('#operations tbody [tabindex=\"0\"]').length") == 1
     browser.run("document.querySelector('#operations tbody tr').focus()")
     press("ArrowDown")
@@ -324,7 +324,7 @@ def test_streams_of_ranks_that_run_another_plan(browser, tmp_path):
     path = tmp_path / "ranks.html"
     path.write_text(plan_page(plan, others=[other]))
     _shown(browser, path)
-    # Labels of streams are not cut, and which GPU a rank has stands above.
+    # Labels of streams are not cut, and the GPU of a rank is above them.
     browser.run(
         "{ window.cut = []; const pen = CanvasRenderingContext2D.prototype, write = pen.fillText;"
         " pen.fillText = function (text, x, y) { if (this.textAlign === 'right')"

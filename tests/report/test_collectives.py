@@ -105,7 +105,7 @@ def test_what_is_sharded() -> None:
         assert len(of_kind) > 1 and sum(bucket.size_bytes for bucket in of_kind) == whole_bytes
         # The first travels beside kernels, updates and gradients of other buckets.
         assert collectives.exposed_us[sharing.all_buckets.index(of_kind[0])] == pytest.approx(0.0, abs=1e-9)
-    # Half of what an all-reduce sends each way, twice.
+    # Half of the bytes that an all-reduce sends each way, twice.
     assert sharing.link_bytes == pytest.approx(whole_bytes + sharing.size_bytes, abs=2)
     lines = collectives_lines(plan)
     assert [line.split()[0] for line in lines] == [

@@ -70,7 +70,7 @@ def test_settings_are_reported():
     assert (change.before, change.after) == ("", card)
     answer = diff_answers(diff, *(facts_of(plan, plan.train) for plan in (loose, tight)))[0]
     assert answer.details[0].text == f"settings (--set): none, then {card}"
-    # What nothing else says, such as the depth of a network, stands for itself.
+    # Settings that no other figure shows, such as the depth of a network, are listed.
     deeper = replace(loose, settings=(("depth", "50"),))
     only = diff_answers(diff_plans(loose, deeper), *(facts_of(plan, plan.train) for plan in (loose, deeper)))[0]
     assert "They were planned for different inputs: settings (--set)." in only.answer
@@ -100,7 +100,7 @@ def test_unlike_measured_shares_are_reported_without_a_verdict():
     assert said.format("a", "b") in diff_text(diff_plans(plan, other), "a", "b")
     page = diff_page(plan, other, "a", "b")
     assert said.format("the first plan", "the second") in page
-    # Above it stand both steps, and the range is one row, of which there is no change in percent.
+    # Both steps are above it, and the range is one row without a change in percent.
     assert "<div>~5.35 ms (2.26 to 13.9 ms; 0 % of it measured) a step</div>" in page
     rows = {row[0]: row[1:] for row in total_rows(diff_plans(plan, other))}
     assert rows["training step, range"] == ("5.70 to 6.40 ms", "2.26 to 13.9 ms", "")

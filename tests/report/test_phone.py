@@ -81,7 +81,7 @@ def test_every_page_fits_a_phone(phone, tmp_path, name):
     path.write_text(_all_pages()[name]())
     phone.open(path)
     assert _fits(phone)
-    # So does what is closed or chosen: all details open, and the first row of each table chosen.
+    # So does a page with all details open and the first row of each table chosen.
     phone.run("for (const one of document.querySelectorAll('details')) one.open = true; 0")
     phone.run("for (const one of document.querySelectorAll('tbody')) one.querySelector('tr')?.click(); 0")
     assert _fits(phone)

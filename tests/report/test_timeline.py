@@ -36,7 +36,7 @@ def test_copies_cost_the_time_beyond_the_kernels(facts):
     assert {launch.stream for launch in launches} == {Stream.COMPUTE, Stream.TO_HOST, Stream.TO_DEVICE}
     assert costs.copies == sum(launch.stream in COPY_STREAMS for launch in launches) > 0
     assert costs.total_us == pytest.approx(facts.times.total_us - _kernels_us(facts))
-    # Kernels at either end of a wait for a copy take longer, which is no waiting.
+    # Kernels at either end of a wait for a copy take longer, but that is not waiting.
     beside = {i for pair in facts.program.waits for i in pair if launches[i].stream is Stream.COMPUTE}
     assert costs.synchronised == len(beside) > 0
     assert costs.synchronise_us == pytest.approx(COPY_WAIT_US * len(beside))

@@ -438,7 +438,7 @@ def test_memory_by_process():
     assert taken({own: 5, 1: 7}, {own: 25, 1: 3, 2: 90}) == 20
     assert taken({1: 7}, {own: 25}) == 25  # one that has ended
     assert taken({1: 7}, {1: 9, 2: 25}) == 25  # numbers of another name space: the new one
-    assert taken({1: 7}, {1: 9, 2: 25, 3: 1}) == 28  # cannot be told
+    assert taken({1: 7}, {1: 9, 2: 25, 3: 1}) == 28  # cannot be measured
     assert taken(None, {1: 9}) is None
     assert usage.taken_since(usage.Usage(3, None), usage.Usage(8, {1: 2})) == 5
 
@@ -563,7 +563,7 @@ def test_a_capsule_keeps_the_output_alive(gpu: Gpu, tmp_path: Path):
     del shown
     gc.collect()
     assert held() is not None
-    del capsule  # nobody has taken it over, so that it gives back itself
+    del capsule  # nobody has taken it over, so it frees itself
     gc.collect()
     assert held() is None
 

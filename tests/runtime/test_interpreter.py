@@ -123,7 +123,7 @@ def test_buffers_that_overlap_are_caught():
     plan = small_plan()
     places = find_places(plan)
     weight = places.states["first.weight"]
-    # What the first convolution writes now lies over the weights.
+    # The result of the first convolution now overlaps the weights.
     written = plan.train.launches[launch_of(plan, "convolution")].accesses[2].buffer
     error = failure(moved(plan, written, weight.offset_bytes))
     assert error.code in ("MBC141", "MBC144")

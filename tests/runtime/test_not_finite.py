@@ -60,7 +60,7 @@ def test_a_loss_that_is_not_finite_changes_nothing(network: str, transfers: Tran
     assert net.control["skipped"] == 1 and net.control["updates"] == 1
     for name, array in before.items():
         np.testing.assert_array_equal(array, net.state(name), err_msg=name)
-    # And it goes on as if nothing had been.
+    # Then it continues as if nothing had happened.
     assert float(net.step(*inputs(plan, 3), lr=0.1)) == float(other.step(*inputs(plan, 3), lr=0.1))
     for name, array in states(other).items():
         np.testing.assert_array_equal(array, net.state(name), err_msg=name)

@@ -44,7 +44,7 @@ def test_an_interrupted_write(tmp_path: Path, end: signal.Signals):
     )  # fmt: skip
     assert started.stdout is not None and started.stdout.readline() == b"half\n"
     assert len(names(tmp_path)) == 2
-    # While it is being written nobody takes it for left behind.
+    # While it is being written, it does not count as left behind.
     remove_leftovers(file)
     try_replacing(file)
     assert len(names(tmp_path)) == 2

@@ -23,7 +23,7 @@ from tests.runtime.test_ranks import Trained, distance, rows, steps, trained
 from tests.train.threads import ThreadRank, run_ranks
 
 BATCH = 12
-# Two ranks share 64, 70 and 50 rows evenly, three none of them. The last two parameters are too small for parts.
+# Two ranks share 64, 70 and 50 rows evenly, three ranks do not. The last two parameters are too small for parts.
 SOURCE = """network net(batch = 12) {
   input image[batch, 3, 6, 6] : float
   input label[batch] : class
@@ -253,7 +253,7 @@ def test_one_gpu_has_all_states() -> None:
 
 
 def test_the_planner_shards_only_for_want_of_memory() -> None:
-    # States are most of it, and can be neither recomputed nor, here, offloaded: whole ones are refused at once.
+    # Most bytes are states, which cannot be recomputed or, here, offloaded: whole states are refused at once.
     wide = "linear(700) |> linear(700) |> linear(700)"
     source = Source("net.mbc", (SOURCE % ADAMW).replace("linear(50)", wide))
 

@@ -70,7 +70,7 @@ def test_cut_short_and_damaged(tmp_path: Path) -> None:
         for place in draws.integers(0, len(data), 3):
             data[place] ^= 1 << draws.integers(0, 8)
         (tmp_path / "d.npz").write_bytes(data)
-        with pytest.raises(MbcError) as caught:  # of what is read well, too: it has no such arrays
+        with pytest.raises(MbcError) as caught:  # of a readable file, too: it has no such arrays
             open_data(str(tmp_path / "d.npz"), INPUTS)
         assert caught.value.code in ("MBC172", "MBC173", "MBC174", "MBC175", "MBC176", "MBC232", "MBC233")
 

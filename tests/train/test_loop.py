@@ -350,7 +350,7 @@ def test_how_long_steps_waited_for_data(regression, graph, rows, monkeypatch, id
         for part in range(0, 56, 8):
             now_s += 2
             yield tuple(array[part : part + 8] for array in rows)
-        now_s += 2  # nobody waits for the end
+        now_s += 2  # no one waits for the end
 
     step = regression.step
 

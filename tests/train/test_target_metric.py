@@ -79,7 +79,7 @@ def test_a_target_that_is_not_reached(regression, graph, rows, tmp_path):
     assert caught.value.message == f"loss 0.001 is not reached in 2 epochs: the best is {best:.4f}, after epoch 2"
     assert read_progress(file).epochs == 2, "the weights are kept"
 
-    # The best of all its epochs is told after a resume, too.
+    # The best of all its epochs is also reported after a resume.
     spoilt = dataclasses.replace(read_progress(file), nearest=Best("loss", 0.0017, 1))
     save_checkpoint(regression, file, spoilt)
     more = dataclasses.replace(job, resume=file, schedule=Schedule(0.1, 3))

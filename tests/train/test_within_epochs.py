@@ -162,7 +162,7 @@ def test_the_best_checkpoint_is_kept(regression, graph, rows, tmp_path, metric, 
     load_checkpoint(regression, job.best)
     np.testing.assert_array_equal(regression.weights, states[best - 1])
 
-    # A training that goes on knows it.
+    # A training that continues has it.
     load_checkpoint(regression, file)
     worse = dataclasses.replace(job, resume=file, schedule=dataclasses.replace(job.schedule, epochs=4))
     before = job.best.read_bytes()

@@ -877,7 +877,7 @@ CONVOLUTIONS = (
     # Channels by the 64 and 128: several blocks of pixels, steps, filter taps in one tile.
     (3, 64, (9, 11), 128, (1, 3), (1, 2), (0, 0, 1, 1), (1, 1), 1),
     (2, 192, (5, 6), 128, (1, 1), (1, 1), (0, 0, 0, 0), (1, 1), 1),
-    # Lines too long for a patch of whole ones; a filter with places above each other only.
+    # Lines that are too long for a patch of whole lines; a filter of one column.
     (2, 64, (5, 66), 64, (3, 3), (1, 1), (1, 1, 1, 1), (1, 1), 1),
     (2, 64, (6, 5), 128, (5, 1), (1, 1), (2, 1, 0, 0), (1, 1), 1),
     (1, 128, (5, 66), 64, (3, 3), (1, 1), (1, 1, 1, 1), (1, 1), 1),

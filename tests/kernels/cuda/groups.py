@@ -43,7 +43,7 @@ EPS = 1e-3
 SAME = frozenset({"x", "x2", "y", "z", "z2", "s", "r", "d", "dy", "do", "dx", "a", "b"})  # of the shape of the image
 POOLED = frozenset({"p", "dp"})
 PARTS = frozenset({"left", "right"})  # of one with the channels of the image
-_START, _BEHIND = 8, 16  # channels before and behind a slice: vectors stay whole where the slice has whole ones
+_START, _BEHIND = 8, 16  # channels before and after a slice: vectors stay whole if the slice has whole vectors
 
 # Kernel, stride, pad: the sizes that kernels know, and others.
 Window = tuple[tuple[int, int], tuple[int, int], tuple[int, int, int, int]]

@@ -33,7 +33,7 @@ DEFAULT_SHARED_BYTES = 48 << 10  # of a block on any GPU
 # Relative L2. Sums are in fp32 whatever the storage type; an output in bf16 or fp16 is rounded once on top of that, by
 # at most half a unit in the last place of 8 and 11 bits.
 TOLERANCES = {DType.FP32: 1e-5, DType.BF16: 2.0**-8, DType.FP16: 2.0**-11}
-NUDGE = 2.0**-19  # relative, of inputs in fp32: some roundings of what is computed from them
+NUDGE = 2.0**-19  # relative, of inputs in fp32: some roundings of values computed from them
 DRAWS = 32
 
 
@@ -286,7 +286,7 @@ class Trial:
         kind = asked_kind(self.request)
         shared = dict(kind.updates) if kind else {}
         if variant.in_place and kind:
-            # What several outputs may lie on goes to the first of them; an operand that is repeated has other bytes.
+            # An input that several outputs may overwrite goes to the first of them; a repeated operand has other bytes.
             pairs = [(o, s) for o, s in kind.in_place if request.inputs[s] == request.outputs[o]]
             shared |= {output: source for source, output in {s: o for o, s in reversed(pairs)}.items()}
         types = (*request.inputs, *request.outputs)

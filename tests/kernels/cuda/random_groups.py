@@ -40,7 +40,7 @@ ATTRIBUTES: Mapping[str, tuple[Attributes, ...]] = MappingProxyType(
         "batch_normalize_backward": (BatchNormalizeBackward(1e-3, 50),),
     }
 )  # fmt: skip
-POSITIVE = ("sqrt", "log", "pow")  # what is read must be positive, of their gradients, too
+POSITIVE = ("sqrt", "log", "pow")  # operands must be positive, also those of their gradients
 BOUNDED = ("exp",)  # of numbers that the group computes, which may be large
 TWO_TENSORS = ("add", "mul")
 CHANNELS = ("bias_add", "batch_normalize", "batch_normalize_backward")

@@ -371,7 +371,7 @@ def test_a_launcher_refuses_unsupported_sizes(kernel: OwnKernel, field: str, val
     arguments = OWN.arguments(candidate.call(request), 0)
     integers = list(arguments.integers)
     integers[[f.name for f in fields(kernel.struct)].index(field)] = value
-    # Operands are there and aligned, so that what is refused is the size.
+    # Operands exist and are aligned, so the size is refused.
     sizes_bytes = (*(t.size_bytes for t in (*request.inputs, *request.outputs)), workspace_bytes)
     pointers = [library.memory.allocate(size_bytes) for size_bytes in sizes_bytes if size_bytes > 0]
     with pytest.raises(AssertionError, match=said):

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.skipif(GXX is None, reason="no g++ on this machine")
 FILES = ("batch_norm_relu.cu", "bn_backward_remat.cu")
 # Whole vectors; odd numbers of everything; sums in several parts in either layout.
 SHAPES: tuple[Shape, ...] = ((3, 16, 5, 6), (2, 7, 3, 5), (3, 8, 44, 44), (3, 2, 110, 112))
-# Of x, of what its deviation is, and of what is added: some of what is positive is too small for the type.
+# Factors of x, its deviation and the summand, with which some positive results are too small for the type.
 VANISHING = {Precision.FP16: (1.0, 1e15, 3e-8), Precision.BF16: (5e-22, 1e38, 5e-41), Precision.FP32: (5e-26, 1e38, 0)}
 
 

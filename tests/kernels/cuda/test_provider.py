@@ -376,7 +376,7 @@ NVCC = find_toolchain().nvcc
 def test_nvcc_compiles_every_kernel(working: int, tmp_path: Path):
     """Each file is compiled alone, as for a module, because two files may use one name."""
     command = [str(NVCC), "-arch=sm_90", "-std=c++17", f"-DMBC_WORKING={working}"]
-    command += ["-Xcicc", "-O0", "-Xptxas", "-Ofc=max"]  # hardly optimised: what is tested is that it compiles
+    command += ["-Xcicc", "-O0", "-Xptxas", "-Ofc=max"]  # hardly optimised, because only compiling is tested
     include = (*(path for path in SOURCES.iterdir() if path.is_dir()), SOURCES.parent / "include")
     command += [*(f"-I{path}" for path in include), "-c", *map(str, sorted(SOURCES.rglob("*.cu")))]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)

@@ -52,7 +52,7 @@ def test_when_values_can_be_there_is_the_least_of_all_derivations(given: list[La
 
     def least(name: str, above: frozenset[str]) -> float:
         if name not in defined:
-            return 0.0  # it is there from the start
+            return 0.0  # it exists from the start
         return min(
             (
                 option.time_us + max((least(needed, above | {name}) for needed in option.inputs), default=0.0)

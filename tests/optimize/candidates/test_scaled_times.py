@@ -197,7 +197,7 @@ def test_beside_facts_only_where_it_would_win_at_the_upper_end_of_its_range():
     assert high > 1
     assert newer(parts(1.001 * high * candidate.time_us, EARLY, LATE))
     assert not newer(parts(0.999 * high * candidate.time_us, EARLY, LATE))
-    (fewer,) = newer(parts(1e6, EARLY, LATE), rows=2)  # likewise beside what a size without it tells
+    (fewer,) = newer(parts(1e6, EARLY, LATE), rows=2)  # also beside the time that follows from a size without it
     assert fewer.time_us < candidate.time_us
 
 

@@ -38,7 +38,7 @@ train { optimizer = sgd(momentum=0.9)  precision = bf16 }
 """
 KINDS = frozenset(kernel.kind for kernel in conv1x1_bn_backward.KERNELS)
 MAKERS = ("conv1x1", "conv1x1_statistics")
-SLOWER = 1e4  # than what is to be planned
+SLOWER = 1e4  # than the planned network
 BYTES_PER_US = H200.copy_gb_s * 1e3
 
 

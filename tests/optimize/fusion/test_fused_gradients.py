@@ -52,9 +52,9 @@ network dense(batch = 4, classes = 3) {
 }
 train { optimizer = sgd(momentum=0.9)  precision = bf16 }
 """
-SHARE = 0.7  # of what keeping everything takes
+SHARE = 0.7  # of the arena without a limit
 BYTES_PER_US = BANDWIDTH_SHARE * H200.copy_gb_s * 1e3
-SLOWER = 1e4  # than what is to be planned
+SLOWER = 1e4  # than the planned network
 KERNELS = frozenset(kernel.name for kernel in conv1x1_backward_data.KERNELS[1:])
 IN_GROUPS = "convolution_backward_data+"
 

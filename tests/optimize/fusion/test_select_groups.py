@@ -125,7 +125,7 @@ def test_a_plan_without_groups_takes_longer_and_more_memory():
     assert launched(single.train) >= {"relu", "relu_backward", "sgd_update"}
     assert all(len(launch.operations) <= 1 for launch in single.train.launches)
     assert fused.predictions.train_us < single.predictions.train_us
-    # What stays inside a group is no buffer. (One launch for all updates in turn keeps the gradients until then.)
+    # A value inside a group has no buffer. (But one launch for all updates keeps the gradients until then.)
     value_bytes = [
         sum(b.size_bytes for b in p.buffers if b.value and p.graph.values[b.value].per_sample) for p in (fused, single)
     ]

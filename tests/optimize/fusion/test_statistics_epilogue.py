@@ -134,7 +134,7 @@ def test_resnet_has_one_for_each_of_its_convolutions():
 @pytest.mark.parametrize(
     "line",
     [
-        # Others read the result before the statistics stand: it would come too late for them.
+        # Others read the result before the statistics are complete, so the result would come too late.
         "  u = x |> conv(16, 3, pad=1) @second\n  v = u |> relu\n"
         "  y = (u |> bn @bn1) + v |> conv(16, 3, stride=2, pad=1)",
         # Statistics are those of something else.

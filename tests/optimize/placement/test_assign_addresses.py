@@ -61,7 +61,7 @@ def test_host_memory_is_used_again() -> None:
     placed = assign_addresses(draft)
     assert placed.host_bytes == 3072
     assert placed.offsets[2] == placed.offsets[5] == 0
-    # What takes the bytes over waits for whoever used them, though the two are on one stream with nobody between.
+    # The next user of the bytes waits for the last one, though both are on one stream with no launch between them.
     waits = synchronise(draft.train, draft.buffers, placed.offsets)
     assert {(0, 1), (1, 2), (2, 3), (3, 4), (4, 5), (5, 6)} == set(waits)
 

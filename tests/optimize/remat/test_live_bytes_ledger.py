@@ -119,9 +119,9 @@ def test_values_between_repetitions_are_counted() -> None:
     regions = (region((), (0,)), region((0,), (1,)), region((1,), (2,)), region((2,), (3,)))
     sizes = (100, 40, 10, 5)
     nothing = (0, 0, 0, 0)
-    # While value 1 is made, value 0 is there; neither 2 nor 3 is yet.
+    # While value 1 is computed, value 0 is live; values 2 and 3 are not yet.
     assert transient_bytes((0, 1, 2), regions, sizes, nothing, 3, {2}) == 100 + 40 - 10 - 5
-    # What stays is no more than is counted anyway.
+    # Values that stay are counted anyway.
     assert transient_bytes((0, 1, 2), regions, sizes, nothing, 3, {0, 1, 2}) == 0
     # A repetition has its workspace, and the run has its own.
     assert transient_bytes((0,), regions, sizes, (30, 0, 0, 0), 3, {0}) == 30 - 5

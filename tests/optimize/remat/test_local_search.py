@@ -27,7 +27,7 @@ from tests.optimize.remat.test_greedy import BOTH, RECOMPUTE, cost
 
 SEEDS = range(4)
 WORK = 20_000
-PART = 0.55  # of what keeping everything takes
+PART = 0.55  # of the arena without a limit
 
 
 @functools.cache

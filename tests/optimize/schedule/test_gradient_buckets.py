@@ -92,7 +92,7 @@ def test_buckets_are_launched_when_they_are_ready(name: str, monkeypatch: pytest
         assert Counter(n for w in draft.train.launches for n in w.operations) == Counter(
             n for w in before.train.launches for n in w.operations
         )
-        kernels, behind = 0, 0  # and behind how many the collective before is
+        kernels, behind = 0, 0  # and after how many launches the collective before it is
         for launch in draft.train.launches:
             if not is_collective(launch):
                 kernels += 1

@@ -16,7 +16,7 @@ from mbc.plan.model import Plan
 from mbc.plan.verify import verify_plan
 from tests.optimize.planned import kept_plan, table
 
-SHARE, UNLUCKY_SHARE = 0.84, 0.95  # of what keeping everything takes, and of that
+SHARE, UNLUCKY_SHARE = 0.84, 0.95  # of the arena without a limit, and of that share
 
 
 @pytest.fixture

@@ -25,7 +25,7 @@ H200 = find_spec("h200")
 def test_every_request_of_planning_is_needed(policy: Policy):
     steps = graph()
     requests = {request for need in needs(steps, H200, policy) for request in need.requests}
-    # Of policy `all` what lies between is interpolated.
+    # With policy `all` sizes between them are interpolated.
     table = CandidateTable(
         steps, H200, PROVIDERS, None, Rules(min(policy, Policy.POWER_OF_TWO, key=list(Policy).index))
     )
