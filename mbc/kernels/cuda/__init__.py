@@ -157,9 +157,12 @@ def generated_program(provider: str, name: str, request: Request) -> MapProgram 
 
 
 def _kernels_of(request: Request) -> Iterable[OwnKernel]:
-    """Return the kernels that take a request: those of its kind, else one that is generated for the group."""
+    """Return the kernels that take a request: those of its kind, else one that is generated.
+
+    A single operation whose kind has kernels in files gets no generated one.
+    """
     kernels = [kernel for kernel in _BY_KIND.get(request.kind, ()) if kernel.takes(request)]
-    if kernels or not isinstance(request.attributes, Fused):
+    if kernels or (request.kind in _BY_KIND and not isinstance(request.attributes, Fused)):
         return kernels
     generated = generated_kernel(request)
     return () if generated is None else (generated,)

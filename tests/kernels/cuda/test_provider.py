@@ -18,6 +18,7 @@ from mbc.ir.types import DType, Layout, Precision, TensorType, layout_matters
 from mbc.kernels.base import Call, Candidate, Request
 from mbc.kernels.cuda import KERNELS, OWN, function_of
 from mbc.kernels.cuda.base import THREADS, always, planar
+from mbc.kernels.cuda.generated import lowering
 from mbc.kernels.cuda.norm.reduce import LEAST_TERMS, SUM_BLOCKS, Sums
 from mbc.kernels.cuda.pool.pooling import takes_pool
 from mbc.kernels.launch_operands import count
@@ -26,6 +27,7 @@ from mbc.ops import KINDS
 from mbc.ops.base import NoAttributes
 from mbc.ops.convolution import Convolution
 from mbc.ops.loss import CrossEntropy
+from mbc.ops.pointwise import Pointwise
 from mbc.ops.reduce import Reduce
 from mbc.profile.locate import find_profile
 from mbc.profile.signature import read_signature
@@ -444,3 +446,12 @@ def test_stems_by_im2col_are_estimated_near_measurements_of_an_h100():
                 (time_us,) = (c.time_us for c in offered if c.name == m.name)
                 ratios.append(time_us / m.time_us)
     assert ratios and all(0.8 < ratio < 1.25 for ratio in ratios)
+
+
+def test_an_operation_without_a_kernel_in_a_file_gets_a_generated_one(monkeypatch: pytest.MonkeyPatch):
+    cube = Pointwise("cube", lambda a, x: x**3, lambda a, x, dy: 3 * x * x * dy, ("x * x * x", "3.0f * x * x * dy"))
+    monkeypatch.setattr(lowering, "KINDS", {**KINDS, **{kind.name: kind for kind in cube.kinds}})
+    x = TensorType((2, 8, 3, 3), DType.BF16)
+    for kind, inputs in (("cube", (x,)), ("cube_backward", (x, x))):
+        offered = list(OWN.candidates(Request(kind, NoAttributes(), inputs, (x,), Precision.BF16), H200))
+        assert offered and all(candidate.name.startswith("map_") for candidate in offered)
