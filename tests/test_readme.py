@@ -10,6 +10,7 @@ import re
 import shlex
 import sys
 import warnings
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +21,16 @@ from mbc.cli import main
 from mbc.cli.arguments import parse
 from mbc.frontend.parse import parse as parse_source
 from mbc.frontend.pytorch import Place, answer
+from mbc.ir.graph import Attributes
+from mbc.ops import KINDS
+from mbc.ops.framework_calls import Calls
+from mbc.ops.pointwise import Pointwise
 from mbc.source import Source
 from tests.pages import Shown, blocks, brought_up_to_date, first_difference, shown, with_output
 
 ROOT = Path(__file__).resolve().parents[1]
 README = ROOT / "README.md"
 MOST_README_BYTES = 10_000
-SOURCES = (".py", ".cu", ".cuh", ".md", ".lark")
 PAGES = [
     README,
     ROOT / "ARCHITECTURE.md",
@@ -163,7 +167,7 @@ def test_the_diffs_of_contributing_are_those_of_the_tree():
             for line in lines:
                 assert line.removeprefix("+") in text, f"{path} has no line {line}"
                 checked += 1
-    assert checked > 30
+    assert checked > 10
 
 
 def test_architecture_has_the_stages_and_packages_of_the_compiler():
@@ -179,14 +183,19 @@ def test_architecture_has_the_stages_and_packages_of_the_compiler():
     assert not {name for name in packages if f"`{name}/`" not in page}
 
 
-def test_contributing_names_every_file_of_its_example():
-    page = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
-    folders = ("mbc", "templates", "grammar", "docs", "benchmarks")
-    files = (file for folder in folders for file in (ROOT / folder).rglob("*") if file.suffix in SOURCES)
-    named = [file for file in files if re.search(r"\bsilu\b", file.read_text(encoding="utf-8"), re.IGNORECASE)]
-    assert len(named) >= 10
-    for file in named:
-        assert file.relative_to(ROOT).as_posix() in page or "decisions" in file.parts
+def test_the_operation_of_contributing_is_a_function_with_its_gradient():
+    (block,) = blocks((ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"), "python")
+    names: dict[str, Any] = {
+        "Attributes": Attributes, "Calls": Calls, "Pointwise": Pointwise, "dataclass": dataclass, "np": np,
+    }  # fmt: skip
+    exec(block, names)
+    function: Pointwise = names["SQUAREPLUS"]
+    (layer,) = function.layers
+    assert [(setting.name, setting.default) for setting in layer.parameters] == [("b", 4.0)]
+    a, x, step = function.attributes(), np.linspace(-3, 3, 13), 1e-6
+    slope = (function.forward(a, x + step) - function.forward(a, x - step)) / (2 * step)
+    np.testing.assert_allclose(function.backward(a, x, np.ones_like(x)), slope, rtol=1e-6)
+    assert not {"squareplus", "squareplus_backward"} & KINDS.keys(), "the example is no new operation any more"
 
 
 def _alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
