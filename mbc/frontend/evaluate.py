@@ -213,6 +213,8 @@ class Evaluator:
             MbcError: The name is unknown.
         """
         value, taken = argument.value, words.get(argument.name or "", ())
+        if isinstance(value, ast.Name) and value.text in taken and frame.get(value.text) is None:
+            return WordValue(value.text)  # also a word that a layer has as its name: `mode=linear`
         if isinstance(value, ast.Name) and taken and not self._is_known(value.text, frame):
             raise unknown_value(value.text, value.span, argument.name or "", taken)
         return self.evaluate(value, frame)

@@ -48,8 +48,7 @@ _CORNERS = "it is false, PyTorch's default"
 # Place, names as PyTorch writes them (upper case, `_`, and a final 1d to 3d are ignored), answer. A name that differs
 # from a layer's name only so needs no row, if all settings of the layer have defaults.
 ROWS: tuple[tuple[Place, tuple[str, ...], Answer], ...] = (
-    (_O, ("Conv2d", "Conv1d", "convolution"), Answer("conv(64, 3, pad=1)", "output channels, kernel")),
-    (_O, ("Conv3d",), Answer("", "images have two dimensions, write `conv(64, 3)`")),
+    (_O, ("Conv2d", "Conv1d", "Conv3d", "convolution"), Answer("conv(64, 3, pad=1)", "output channels, kernel")),
     (_O, ("ConvTranspose2d", "deconv"), Answer("conv_transpose(64, 2, stride=2)")),
     (_O, ("Linear", "Dense", "fc", "LazyLinear"), Answer("linear(10)", "output features")),
     (_O, ("BatchNorm2d",), Answer("bn")),

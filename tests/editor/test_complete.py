@@ -56,7 +56,7 @@ def test_an_offer_describes_itself():
         "conv(channels, kernel, stride = 1, pad = 0, dilation = 1, groups = 1, bias = false, init = he, "
         "standardize = 0, gain = 0)"
     )
-    assert offers["conv"].help.startswith("Convolution.")
+    assert offers["conv"].help.startswith("Convolution along")
     assert "or more tensors" in offers["concat"].detail and offers["parameter"].detail.endswith(", needs no tensor")
     assert offers["unit"].detail == "unit(c, s)" and offers["unit"].kind == "block"
     assert offers["image"].kind == "input"

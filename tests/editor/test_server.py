@@ -96,7 +96,7 @@ def test_a_hover_tells_shapes_bytes_and_time(opened):
     while "being predicted" in (text := opened.ask("textDocument/hover", _at(1, 34))["contents"]["value"]):
         assert time.monotonic() < deadline
         time.sleep(0.1)
-    assert "conv(channels, kernel, stride = 1" in text and "Convolution." in text
+    assert "conv(channels, kernel, stride = 1" in text and "Convolution along" in text
     assert "| convolution | `bf16[8, 4, 6, 6]`, `bf16[8, 8, 6, 6]` | 6.75 KiB |" in text
     assert "forward and backward, predicted for NVIDIA H200" in text
     assert opened.ask("textDocument/hover", _at(10, 0)) is None

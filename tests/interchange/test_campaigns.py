@@ -11,6 +11,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 pytest.importorskip("torch", reason="what is imported is made by PyTorch, which is not installed")
 import random_programs
 import torch
+import volumes
 from exactness import FP32_TOLERANCE, judge
 from program_vocabulary import FAMILIES
 from torch import nn
@@ -30,6 +31,13 @@ def test_random_programs_are_imported_exactly_or_refused() -> None:
     assert not wrong
     assert sum(verdict.kind == "equal" for verdict in verdicts.values()) >= 0.4 * len(verdicts)
     assert len({target for verdict in verdicts.values() for target in verdict.operations}) >= 60
+
+
+@pytest.mark.parametrize("rank", [1, 3])
+def test_networks_along_one_and_three_axes_are_imported_exactly(rank: int) -> None:
+    verdicts = [volumes.verdict(SEED, number, rank) for number in range(len(volumes.LAYERS))]
+    assert not [(names, judged.detail) for judged, names in verdicts if judged.kind != "equal"]
+    assert {names[0] for _, names in verdicts} == {*volumes.LAYERS}
 
 
 def test_a_program_is_drawn_alike_in_each_run() -> None:

@@ -53,7 +53,7 @@ def test_all_is_listed_with_node_operator_and_remedy(tmp_path: Path) -> None:
         (node("Cast", ["h"], ["y"], to=10), "it changes the type of its tensor"),
         (node("Erf", ["h"], ["y"]), "it is no part of a GELU"),
         (node("Tile", ["h", "size"], ["y"]), "it repeats dimension 0, the samples"),
-        (node("MaxPool", ["h"], ["y"], kernel_shape=[2, 2], dilations=[2, 2]), "its windows are dilated"),
+        (node("AveragePool", ["h"], ["y"], kernel_shape=[2, 2], dilations=[2, 2]), "its windows are dilated"),
         (node("MaxPool", ["h"], ["y"], kernel_shape=[2, 2], strides=[1]), "its 'strides' has 1 numbers for 2"),
         (node("LRN", ["h"], ["y"], size=4), "its window has an even size"),
         (node("Gemm", ["h", "c.weight"], ["y"], transA=1), "it transposes its first operand, the samples with it"),

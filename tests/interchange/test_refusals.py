@@ -70,7 +70,6 @@ def test_equal_ones_of_many_modules_are_one_entry(tmp_path: Path) -> None:
     [
         (nn.Softmax(0), "it works along dimension 0, the samples"),
         (nn.LogSoftmax(0), "it works along dimension 0, the samples"),
-        (nn.MaxPool2d(2, dilation=2), "its windows are dilated"),
         (nn.AvgPool2d(2, ceil_mode=True, divisor_override=3), "its divisor is given"),
         (nn.InstanceNorm2d(4, track_running_stats=True), "it keeps running statistics"),
         (nn.Upsample(scale_factor=2, mode="bilinear", align_corners=True), "its corners are aligned"),

@@ -8,7 +8,6 @@
 * `arithmetic`: sums, products, differences, quotients, powers, products of matrices
 * `moments`: normalisation and statistics that several layers compute together
 * `pooling`: pooling, reductions and resampling
-* `lines`: convolutions, pooling and resampling over one axis
 * `attention`: attention, as one operation or as products and softmax; taking tensors apart
 * `choices`: comparisons, masks, maxima, clamps, casts
 * `parameters`: arithmetic on parameters before a layer takes them
@@ -36,7 +35,6 @@ from mbc.interchange.aten import (
     choices,
     constants,
     convolution,
-    lines,
     moments,
     normalization,
     parts,
@@ -48,7 +46,7 @@ from mbc.interchange.aten import (
 from mbc.interchange.aten.base import Rule
 
 _FAMILIES = (
-    renamings, convolution, normalization, moments, activation, arithmetic, pooling, lines, attention, choices,
+    renamings, convolution, normalization, moments, activation, arithmetic, pooling, attention, choices,
     constants, shape, parts, axes, writes,
 )  # fmt: skip
 

@@ -8,6 +8,7 @@ trailing `_`. `NOT_TAKEN` names operations for which the language has no layer, 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import NoReturn, Protocol
@@ -240,19 +241,23 @@ class Call:
         """Return the indices along a dimension of `size` elements that the arguments start, end and step take."""
         return indices_of(size, *(self.integer(n, d) for n, d in zip(SLICE_ARGUMENTS, (0, size, 1), strict=True)))
 
-    def pair(self, name: str, default: int) -> tuple[int, int]:
-        """Return an argument for height and width; one integer stands for both.
+    @property
+    def rank(self) -> int:
+        """Number of spatial axes that the operation's name says: 2 for `aten.conv2d.default`."""
+        (digit,) = re.findall(r"(\d)d\b", self.node.target)
+        return int(digit)
+
+    def per_axis(self, name: str, default: int) -> tuple[int, ...]:
+        """Return an argument that has a number for each spatial axis; one integer stands for all of them.
 
         Raises:
-            Refused: There are more than two integers.
+            Refused: There is another number of integers.
         """
-        numbers = list(self.ints(name)) or [default]
-        if len(numbers) > 2:
-            raise Refused(
-                f"its '{name}' has {len(numbers)} dimensions",
-                "use a layer for [N, C, H, W]: images have two dimensions in the language",
-            )
-        return (numbers[0], numbers[1]) if len(numbers) == 2 else (numbers[0], numbers[0])
+        numbers = self.ints(name) or (default,)
+        numbers = numbers * self.rank if len(numbers) == 1 else numbers
+        if len(numbers) != self.rank:
+            raise Refused(f"its '{name}' has {len(numbers)} numbers", f"give one for each of {self.rank} axes")
+        return numbers
 
     def _number(self, name: str, default: float) -> float:
         """Return an argument that is a number, or `default` if it is left out.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 
 from mbc.interchange.aten.base import Call, Rule
 from mbc.interchange.aten.factors import (
@@ -35,46 +36,40 @@ from mbc.interchange.aten.operands import (
 from mbc.interchange.aten.parameters import shaped
 from mbc.interchange.steps import Setting
 
-_TWO_DIMENSIONS = "use a layer for [N, C, H, W]: images have two dimensions in the language"
 
-
-def _image(call: Call, name: str = "input") -> tuple[Activation, tuple[int, int, int, int]]:
+def _image(call: Call) -> tuple[Activation, tuple[int, ...]]:
     """Return the input of a convolution, and the zeros around the input that the convolution adds to its own padding.
 
     Raises:
-        Refused: The input is no image.
+        Refused: The input has another number of axes.
     """
-    x = call.lazy(name)
-    pad = (0, 0, 0, 0)
+    x = call.lazy("input")
+    pad = (0, 0) * call.rank
     if isinstance(x.view, Padded) and not x.view.value:
         pad, x = x.view.pad, Activation(x.value, x.shape)
     x = call.settle(x)
-    if len(x.shape) != 4:
-        raise Refused(f"its tensor has the shape {list(x.shape)}", _TWO_DIMENSIONS)
+    if len(x.shape) != 2 + call.rank:
+        axes = ", ".join(("D", "H", "W")[-call.rank :])
+        raise Refused(f"its tensor has the shape {list(x.shape)}", f"give it [N, C, {axes}]")
     return x, pad
 
 
-def sides(pad: tuple[int, int, int, int]) -> int | tuple[int, ...]:
-    """Return the setting for zeros above, below, left and right of an image, with as few numbers as possible."""
-    top, bottom, left, right = pad
-    return as_setting((top, left) if (top, left) == (bottom, right) else pad)
+def sides(pad: tuple[int, ...]) -> int | tuple[int, ...]:
+    """Return the setting for zeros before and after each axis, with as few numbers as possible."""
+    return as_setting(pad[::2] if pad[::2] == pad[1::2] else pad)
 
 
-def _convolve(call: Call, pads: tuple[int, int, int, int], transposed: bool) -> Result:
+def _convolve(call: Call, pads: tuple[int, ...], transposed: bool) -> Result:
     x, around = _image(call)
     weight, gain, standardised = _filters(call) if not transposed else (call.weight("weight"), None, {})
     bias, computed_bias = _bias(call)
-    if len(weight.shape) != 4:
-        raise Refused(f"its filters have the shape {list(weight.shape)}", _TWO_DIMENSIONS)
     groups = call.integer("groups", 1)
-    channels = weight.shape[1] * groups if transposed else weight.shape[0]
-    top, bottom, left, right = (own + outer for own, outer in zip(pads, around, strict=True))
     settings: dict[str, Setting] = {
-        "channels": channels,
+        "channels": weight.shape[1] * groups if transposed else weight.shape[0],
         "kernel": as_setting(weight.shape[2:]),
-        "stride": as_setting(call.pair("stride", 1)),
-        "pad": sides((top, bottom, left, right)),
-        "dilation": as_setting(call.pair("dilation", 1)),
+        "stride": as_setting(call.per_axis("stride", 1)),
+        "pad": sides(tuple(map(sum, zip(pads, around, strict=True)))),
+        "dilation": as_setting(call.per_axis("dilation", 1)),
         "groups": groups,
         "bias": bias is not None,
         **standardised,
@@ -84,7 +79,7 @@ def _convolve(call: Call, pads: tuple[int, int, int, int], transposed: bool) -> 
             raise Refused(
                 "its tensor is padded with zeros, which a transposed convolution cannot take", "crop its result instead"
             )
-        settings["output_pad"] = as_setting(call.pair("output_padding", 0))
+        settings["output_pad"] = as_setting(call.per_axis("output_padding", 0))
     op = "conv_transpose" if transposed else "conv"
     result = call.layer(op, x, call.result_shape, settings, weight=weight, gain=gain, bias=bias)
     return _with_bias(call, result, computed_bias)
@@ -128,24 +123,17 @@ def _filters(call: Call) -> tuple[Weight, tuple[Weight, tuple[int, ...]] | None,
     return weight, (filters.gain.weight, filters.shape[:1]), settings
 
 
-def _conv2d(call: Call) -> Result:
-    vertical, horizontal = call.pair("padding", 0)
-    return _convolve(call, (vertical, vertical, horizontal, horizontal), transposed=False)
+def _conv(call: Call, transposed: bool = False) -> Result:
+    return _convolve(call, tuple(n for n in call.per_axis("padding", 0) for _ in range(2)), transposed)
 
 
-def _conv2d_padding(call: Call) -> Result:
+def _conv_same(call: Call) -> Result:
     """Return a convolution with `padding="same"`; an odd zero stands at the end."""
     if call.text("padding", "valid") != "same":
-        return _convolve(call, (0, 0, 0, 0), transposed=False)
-    kernel, dilation = _filters(call)[0].shape[2:], call.pair("dilation", 1)
-    vertical, horizontal = (d * (k - 1) for k, d in zip(kernel, dilation, strict=True))
-    pads = (vertical // 2, vertical - vertical // 2, horizontal // 2, horizontal - horizontal // 2)
-    return _convolve(call, pads, transposed=False)
-
-
-def _conv_transpose2d(call: Call) -> Result:
-    vertical, horizontal = call.pair("padding", 0)
-    return _convolve(call, (vertical, vertical, horizontal, horizontal), transposed=True)
+        return _convolve(call, (0, 0) * call.rank, transposed=False)
+    axes = zip(_filters(call)[0].shape[2:], call.per_axis("dilation", 1), strict=True)
+    zeros = [distance * (k - 1) for k, distance in axes]
+    return _convolve(call, tuple(side for n in zeros for side in (n // 2, n - n // 2)), transposed=False)
 
 
 def _linear(call: Call) -> Result:
@@ -161,9 +149,8 @@ def _linear(call: Call) -> Result:
     view = channels_behind(x)
     if x.view is CHANNELS_LAST or view is not None:
         settings: Mapping[str, Setting] = {"channels": features, "kernel": 1, "bias": bias is not None}
-        result = call.layer(
-            "conv", x, (x.shape[0], features, *x.shape[2:]), settings, weight=(weight, (*weight.shape, 1, 1)), bias=bias
-        )
+        held = (weight, (*weight.shape, *(1,) * (len(x.shape) - 2)))
+        result = call.layer("conv", x, (x.shape[0], features, *x.shape[2:]), settings, weight=held, bias=bias)
         result = _with_bias(call, result, computed_bias)
         return replace(result, view=CHANNELS_LAST) if view is None else with_channels(view, result)
     if x.view is FLAT:
@@ -204,14 +191,15 @@ def _over_last(
 
 
 RULES: Mapping[str, Rule] = {
-    "aten.conv2d.default": _conv2d,
-    "aten.conv2d.padding": _conv2d_padding,
-    "aten.conv_transpose2d.input": _conv_transpose2d,
+    **{f"aten.conv{rank}d.default": _conv for rank in (1, 2, 3)},
+    **{f"aten.conv{rank}d.padding": _conv_same for rank in (1, 2, 3)},
+    **{
+        f"aten.conv_transpose{rank}d.{'default' if rank == 1 else 'input'}": partial(_conv, transposed=True)
+        for rank in (1, 2, 3)
+    },
     "aten.linear.default": _linear,
 }
 NOT_TAKEN: Mapping[str, str] = {
-    "aten.conv3d.default": "use nn.Conv2d: images have two dimensions in the language",
-    "aten.conv_transpose3d.input": "use nn.ConvTranspose2d: images have two dimensions in the language",
     "aten._weight_norm.default": "remove it: torch.nn.utils.parametrize.remove_parametrizations(layer, 'weight')",
     "aten.einsum.default": "use torch.matmul or nn.Linear",
 }

@@ -54,9 +54,9 @@ PLAIN, FLAT, CHANNELS_LAST, GATE = Order.PLAIN, Order.FLAT, Order.CHANNELS_LAST,
 
 @dataclass(frozen=True, slots=True)
 class Padded:
-    """The view of an image with zeros, or another number, around it: `pad` is (top, bottom, left, right)."""
+    """The view of an image with zeros, or another number, around it: `pad` is before and after each spatial axis."""
 
-    pad: tuple[int, int, int, int]
+    pad: tuple[int, ...]
     value: float = 0.0
 
 
@@ -105,8 +105,8 @@ class Activation:
         if isinstance(self.view, Expanded | Factored):
             return self.view.shape
         if isinstance(self.view, Padded):
-            top, bottom, left, right = self.view.pad
-            return (*self.shape[:2], self.shape[2] + top + bottom, self.shape[3] + left + right)
+            pad = self.view.pad
+            return (*self.shape[:2], *map(sum, zip(self.shape[2:], pad[::2], pad[1::2], strict=True)))
         if self.view is FLAT:
             return (self.shape[0], math.prod(self.shape[1:]))
         if self.view is CHANNELS_LAST:

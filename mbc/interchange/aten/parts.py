@@ -31,6 +31,7 @@ from mbc.interchange.aten.operands import (
 )
 from mbc.interchange.aten.shape import in_shape
 from mbc.interchange.steps import Setting
+from mbc.ops.window import MOST_AXES
 
 _ROWS = "keep the samples of a mini-batch apart, in dimension 0"
 
@@ -206,22 +207,26 @@ def _pad(call: Call) -> Result:
     if not any(pads):
         return x
     mode = {"constant": "zero", "reflect": "reflect", "replicate": "replicate"}.get(call.text("mode", "constant"))
-    outside = (len(pads) > 4 and any(pads[4:])) or len(x.seen) != 4
+    rank = len(x.seen) - 2
+    outside = not 1 <= rank <= MOST_AXES or any(pads[2 * rank :])
     if value == -math.inf and mode == "zero" and not outside and min(pads) >= 0 and not x.is_pending:
-        left, right, top, bottom = (*pads, 0, 0)[:4]
-        return replace(call.settle(x), view=Padded((top, bottom, left, right), -math.inf))
+        return replace(call.settle(x), view=Padded(_by_axis(pads, rank), -math.inf))
     if mode is None or outside or (value not in (None, 0, 0.0) if mode == "zero" else min(pads) < 0):
         return padded(call, call.settle(x), pads, call.text("mode", "constant"), call.real("value", 0.0))
-    left, right, top, bottom = (*pads, 0, 0)[:4]
+    own = _by_axis(pads, rank)
     zeros = x.view is PLAIN or (isinstance(x.view, Padded) and not x.view.value)
     if mode != "zero" or min(pads) < 0 or not zeros:
         x = call.settle(x)
     if mode != "zero" or min(pads) < 0:
-        around: dict[str, Setting] = {"pad": as_setting((top, bottom, left, right)), "mode": mode}
-        return call.layer("padding", x, call.result_shape, around)
-    outer = x.view.pad if isinstance(x.view, Padded) else (0, 0, 0, 0)
-    pad = (outer[0] + top, outer[1] + bottom, outer[2] + left, outer[3] + right)
-    return replace(x, view=Padded(pad))
+        return call.layer("padding", x, call.result_shape, {"pad": as_setting(own), "mode": mode})
+    outer = x.view.pad if isinstance(x.view, Padded) else (0,) * len(own)
+    return replace(x, view=Padded(tuple(map(sum, zip(outer, own, strict=True)))))
+
+
+def _by_axis(pads: tuple[int, ...], rank: int) -> tuple[int, ...]:
+    """Return the padding before and after each spatial axis; PyTorch begins with the last axis."""
+    given = (*pads, *(0,) * (2 * rank))
+    return tuple(given[2 * axis + side] for axis in reversed(range(rank)) for side in range(2))
 
 
 RULES: Mapping[str, Rule] = {

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from functools import partial
 
 from mbc.interchange.aten.base import Call, Rule
+from mbc.interchange.aten.convolution import sides
 from mbc.interchange.aten.operands import (
     CHANNELS_LAST,
     FLAT,
@@ -19,33 +20,30 @@ from mbc.interchange.aten.operands import (
     as_setting,
 )
 from mbc.interchange.steps import Setting
+from mbc.ops.window import by_side
 
 
 def _window(call: Call) -> dict[str, Setting]:
-    kernel = call.pair("kernel_size", 1)
-    stride = call.ints("stride") or kernel
-    around = call.ints("padding")  # four numbers if ONNX pads the sides differently
-    if len(around) == 4:
-        top, bottom, left, right = around
-        around = (top, left) if (top, left) == (bottom, right) else around
-    elif len(around) != 2:
-        around = call.pair("padding", 0)
-    settings: dict[str, Setting] = {"kernel": as_setting(kernel), "stride": as_setting((stride[0], stride[-1]))}
+    kernel, around = call.per_axis("kernel_size", 1), call.ints("padding")
+    stride = call.per_axis("stride", 1) if call.ints("stride") else kernel
+    # ONNX pads the sides of an axis differently: it has two numbers for each.
+    pads = around if len(around) == 2 * call.rank else tuple(n for n in call.per_axis("padding", 0) for _ in range(2))
+    settings: dict[str, Setting] = {"kernel": as_setting(kernel), "stride": as_setting(stride)}
     if settings["stride"] == settings["kernel"]:
         del settings["stride"]  # the language's default
-    return settings | {"pad": as_setting(around), "ceil": call.flag("ceil_mode", False)}
+    return settings | {"pad": sides(pads), "ceil": call.flag("ceil_mode", False)}
 
 
 def _images(call: Call) -> Activation:
-    """Return the images that are pooled; [N, H, W] becomes images of one channel.
+    """Return the images that are pooled; a tensor without channels becomes images of one channel.
 
     Raises:
         Refused: The tensor has another number of dimensions.
     """
     x = call.plain("self")
-    if len(x.shape) == 3:
+    if len(x.shape) == 1 + call.rank:
         x = call.layer("reshape", x, (x.shape[0], 1, *x.shape[1:]), {"sizes": (1, *x.shape[1:])})
-    if len(x.shape) != 4:
+    if len(x.shape) != 2 + call.rank:
         raise Refused(f"its tensor has the shape {list(x.shape)}", "pool images, [N, C, H, W]")
     return x
 
@@ -53,27 +51,24 @@ def _images(call: Call) -> Activation:
 def _pool(call: Call, op: str, x: Activation, settings: Mapping[str, Setting]) -> Activation:
     """Return the result of a layer of images, in the program's shape."""
     shape = call.result_shape
-    result = call.layer(op, x, (shape[0], x.shape[1], *shape[-2:]), settings)
+    result = call.layer(op, x, (shape[0], x.shape[1], *shape[-call.rank :]), settings)
     return result if result.shape == shape else call.layer("reshape", result, shape, {"sizes": shape[1:]})
 
 
-def _max_pool2d(call: Call) -> Result:
-    if call.pair("dilation", 1) != (1, 1):
-        raise Refused("its windows are dilated", "use dilation=1")
-    x, window = call.lazy("self"), _window(call)
-    if isinstance(x.view, Padded) and x.view.value == -math.inf:  # `maxpool` pads with the same number
-        own = window["pad"]
-        own = own if isinstance(own, tuple) else (own, own)
-        own = own if len(own) == 4 else (own[0], own[0], own[1], own[1])
-        pads = tuple(int(a) + b for a, b in zip(own, x.view.pad, strict=True))
-        kernel = call.pair("kernel_size", 1)
-        if all(pad < kernel[axis // 2] for axis, pad in enumerate(pads)):
-            window["pad"] = as_setting(pads)
+def _max_pool(call: Call) -> Result:
+    x, window, dilation = call.lazy("self"), _window(call), call.per_axis("dilation", 1)
+    if set(dilation) != {1}:
+        window["dilation"] = as_setting(dilation)
+    elif isinstance(x.view, Padded) and x.view.value == -math.inf:  # `maxpool` pads with the same number
+        pads = tuple(map(sum, zip(by_side(window["pad"], call.rank), x.view.pad, strict=True)))
+        most = map(max, pads[::2], pads[1::2])
+        if all(pad < k for pad, k in zip(most, call.per_axis("kernel_size", 1), strict=True)):
+            window["pad"] = sides(pads)
             return call.layer("maxpool", Activation(x.value, x.shape), call.result_shape, window)
     return _pool(call, "maxpool", _images(call), window)
 
 
-def _avg_pool2d(call: Call) -> Result:
+def _avg_pool(call: Call) -> Result:
     window, x = _window(call), _images(call)
     divisor = call.argument("divisor_override")
     if divisor is None:
@@ -83,20 +78,20 @@ def _avg_pool2d(call: Call) -> Result:
     if window["ceil"] or not isinstance(divisor, int):
         raise Refused("its divisor is given, and its last windows may be cut", "use ceil_mode=False")
     result = _pool(call, "avgpool", x, window)
-    return call.operator("*", result, math.prod(call.pair("kernel_size", 1)) / divisor, result.shape)
+    return call.operator("*", result, math.prod(call.per_axis("kernel_size", 1)) / divisor, result.shape)
 
 
 def _global_average(call: Call, x: Activation) -> Activation:
-    result = call.layer("global_avgpool", x, (*x.shape[:2], 1, 1))
+    result = call.layer("global_avgpool", x, (*x.shape[:2], *(1,) * (len(x.shape) - 2)))
     return Activation(result.value, result.shape, x.view)
 
 
-def _adaptive_avg_pool2d(call: Call) -> Result:
-    size = call.pair("output_size", 1)
-    if size == call.lazy("self").seen[-2:]:
+def _adaptive_avg_pool(call: Call) -> Result:
+    size = call.per_axis("output_size", 1)
+    if size == call.lazy("self").seen[-call.rank :]:
         return call.lazy("self")
     x = _images(call)
-    if size == (1, 1) and len(call.result_shape) == 4:
+    if set(size) == {1} and len(call.result_shape) == 2 + call.rank:
         return _global_average(call, x)
     kernel = _divided(x, size)
     if kernel is None:
@@ -104,13 +99,13 @@ def _adaptive_avg_pool2d(call: Call) -> Result:
     return _pool(call, "avgpool", x, {"kernel": kernel})
 
 
-def _adaptive_max_pool2d(call: Call) -> Result:
-    size = call.pair("output_size", 1)
+def _adaptive_max_pool(call: Call) -> Result:
+    size = call.per_axis("output_size", 1)
     x = _images(call)
     kernel = _divided(x, size)
-    if size == call.lazy("self").seen[-2:]:
+    if size == call.lazy("self").seen[-call.rank :]:
         result = call.lazy("self")
-    elif size == (1, 1):
+    elif set(size) == {1}:
         result = _pool(call, "global_maxpool", x, {})
     elif kernel is None:
         result = _pool(call, "adaptive_maxpool", x, {"size": as_setting(size)})
@@ -119,11 +114,11 @@ def _adaptive_max_pool2d(call: Call) -> Result:
     return result, Untaken("it takes the positions of maxima", "use the maxima alone (return_indices=False)")
 
 
-def _divided(x: Activation, size: tuple[int, int]) -> int | tuple[int, ...] | None:
+def _divided(x: Activation, size: tuple[int, ...]) -> int | tuple[int, ...] | None:
     """Return the kernel of equal windows that cover the image without overlap; None if the sizes do not divide it."""
-    if x.shape[2] % size[0] or x.shape[3] % size[1]:
+    if any(n % count for n, count in zip(x.shape[2:], size, strict=True)):
         return None
-    return as_setting((x.shape[2] // size[0], x.shape[3] // size[1]))
+    return as_setting(tuple(n // count for n, count in zip(x.shape[2:], size, strict=True)))
 
 
 def _reduced(op: str, call: Call) -> Result:
@@ -136,8 +131,8 @@ def _reduced(op: str, call: Call) -> Result:
     rank = len(x.seen)
     dims = tuple(sorted(d % rank for d in call.ints("dim") or tuple(range(rank))))
     keep = call.flag("keepdim", False)
-    pixels = (1, 2) if x.view == CHANNELS_LAST else (2, 3)
-    if op == "mean" and rank == 4 and dims == pixels and x.view in (PLAIN, CHANNELS_LAST):
+    pixels = tuple(range(1, rank - 1)) if x.view == CHANNELS_LAST else tuple(range(2, rank))
+    if op == "mean" and rank > 3 and dims == pixels and x.view in (PLAIN, CHANNELS_LAST):
         result = _global_average(call, x)
         return result if keep else Activation(result.value, result.shape, FLAT)
     if 0 in dims:
@@ -187,7 +182,8 @@ def _upsample(mode: str, call: Call) -> Result:
     size = call.shape_said_by("output_size")[2:]
     factors = call.argument("scale_factors")
     if not isinstance(factors, tuple):
-        factors = (call.argument("scales_h"), call.argument("scales_w"))
+        names = ("scales",) if call.rank == 1 else ("scales_d", "scales_h", "scales_w")[-call.rank :]
+        factors = tuple(map(call.argument, names))
     for factor, before, after in zip(factors, x.shape[2:], size, strict=True):
         if factor is not None and (not isinstance(factor, float | int) or before * factor != after):
             raise Refused("its factor gives no whole size", "give interpolate a size, or recompute_scale_factor=True")
@@ -202,18 +198,26 @@ def _upsample(mode: str, call: Call) -> Result:
 
 
 RULES: Mapping[str, Rule] = {
-    "aten.max_pool2d.default": _max_pool2d,
-    "aten.avg_pool2d.default": _avg_pool2d,
-    "aten.adaptive_avg_pool2d.default": _adaptive_avg_pool2d,
-    "aten.adaptive_max_pool2d.default": _adaptive_max_pool2d,
+    **{
+        f"aten.{name}{rank}d.default": rule
+        for rank in (1, 2, 3)
+        for name, rule in (
+            ("max_pool", _max_pool),
+            ("avg_pool", _avg_pool),
+            ("adaptive_avg_pool", _adaptive_avg_pool),
+            ("adaptive_max_pool", _adaptive_max_pool),
+        )
+    },
     "aten.mean.dim": partial(_reduced, "mean"),
     "aten.sum.dim_IntList": partial(_reduced, "sum"),
     "aten.linalg_vector_norm.default": _vector_norm,
     "aten.amax.default": partial(_reduced, "amax"),
-    "aten.upsample_nearest2d.vec": partial(_upsample, "nearest"),
-    "aten.upsample_nearest2d.default": partial(_upsample, "nearest"),
-    "aten.upsample_bilinear2d.vec": partial(_upsample, "bilinear"),
-    "aten.upsample_bilinear2d.default": partial(_upsample, "bilinear"),
+    **{
+        f"aten.upsample_{name}{rank}d.{kind}": partial(_upsample, mode)
+        for kind in ("vec", "default")
+        for rank, *modes in ((1, "linear", "linear"), (2, "bilinear", "bilinear"), (3, "trilinear", "linear"))
+        for name, mode in (("nearest", "nearest"), modes)
+    },
 }
 NOT_TAKEN: Mapping[str, str] = {
     "aten.upsample_bicubic2d.vec": "use mode='bilinear'",

@@ -10,6 +10,7 @@ from mbc.interchange.from_onnx.operator import Operator, Rule
 from mbc.interchange.from_onnx.patterns import bias_behind
 from mbc.interchange.from_onnx.windows import pads_of, per_axis
 from mbc.interchange.program import TensorName
+from mbc.ops.window import MOST_AXES
 
 
 def _kernel(op: Operator) -> tuple[int, ...]:
@@ -27,8 +28,8 @@ def _kernel(op: Operator) -> tuple[int, ...]:
 def _conv(op: Operator) -> None:
     x, kernel = Expression.of(op), _kernel(op)
     rank = len(kernel)
-    if rank not in (1, 2):
-        raise Refused(f"it has {rank} dimensions", "use images of two dimensions, [N, C, H, W]")
+    if not 1 <= rank <= MOST_AXES:
+        raise Refused(f"it has {rank} dimensions", "use one to three, such as [N, C, H, W]")
     stride, dilation = per_axis(op, "strides", rank, 1), per_axis(op, "dilations", rank, 1)
     pads = pads_of(op, kernel, stride, dilation)
     before, after = pads[:rank], pads[rank:]
@@ -42,41 +43,35 @@ def _conv(op: Operator) -> None:
 
 
 def _conv_transpose(op: Operator) -> None:
-    """Emit a transposed convolution; tensors [N, C, L] are images of height 1.
+    """Emit a transposed convolution.
 
     If the padding before and after an axis differs, the whole result is computed and then sliced.
 
     Raises:
-        Refused: The images are not of one or two dimensions, or the padding is negative.
+        Refused: The images do not have one to three dimensions, or the padding is negative.
     """
     kernel = _kernel(op)
     rank = len(kernel)
-    if rank not in (1, 2):
-        raise Refused(f"it has {rank} dimensions", "use images of two dimensions, [N, C, H, W]")
+    if not 1 <= rank <= MOST_AXES:
+        raise Refused(f"it has {rank} dimensions", "use one to three, such as [N, C, H, W]")
     stride, dilation = per_axis(op, "strides", rank, 1), per_axis(op, "dilations", rank, 1)
     more, sizes = per_axis(op, "output_padding", rank, 0), op.sizes()[2:]
     axes = list(zip(sizes, kernel, stride, dilation, more, strict=True))
     full = tuple((n - 1) * s + (k - 1) * d + 1 + m for n, k, s, d, m in axes)
     pads = _pads_of_transposed(op, full, tuple(n * s for n, s in zip(sizes, stride, strict=True)))
-    x, weight = Expression.of(op), op.held(1, "weight")
     before, after = pads[:rank], pads[rank:]
     if min(pads) < 0:
         raise Refused("its padding is negative", "use output_padding")
     cut = before != after
     padding = (0,) * rank if cut else before
     shape = tuple(n - 2 * p for n, p in zip(full, padding, strict=True))
-    if rank == 1:
-        x = x.reshape((*x.shape[:2], 1, x.shape[2]))
-        filters = op.sizes(1)
-        weight = op.step("aten.view.default", (*filters[:2], 1, filters[2]), self=weight)
-        stride, dilation, more, padding, shape = (1, *stride), (1, *dilation), (0, *more), (0, *padding), (1, *shape)
     shape = (*op.result[:2], *shape)
     whole = op.step(
-        "aten.conv_transpose2d.input", shape,
-        input=x.name, weight=weight, bias=op.bias(), stride=stride, padding=padding,
+        f"aten.conv_transpose{rank}d.{'default' if rank == 1 else 'input'}", shape,
+        input=op.tensor(), weight=op.held(1, "weight"), bias=op.bias(), stride=stride, padding=padding,
         output_padding=more, groups=op.integer("group", 1), dilation=dilation,
     )  # fmt: skip
-    result = Expression(op, whole, shape).reshape((*shape[:2], *shape[4 - rank :]))
+    result = Expression(op, whole, shape)
     for axis, (first, size) in enumerate(zip(before, op.result[2:], strict=True), 2):
         result = result.slice(axis, first, first + size) if cut else result
     result.give()

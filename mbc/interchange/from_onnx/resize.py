@@ -17,6 +17,7 @@ from mbc.interchange.aten.base import Refused
 from mbc.interchange.from_onnx.expressions import Expression
 from mbc.interchange.from_onnx.operator import Operator, Rule
 from mbc.interchange.program import Array
+from mbc.ops.window import MOST_AXES
 
 _HALF = Fraction(1, 2)
 _LARGEST = 1 << 22  # most elements of a matrix of weights
@@ -169,12 +170,14 @@ def _resize(op: Operator) -> None:
     if 0 in shares:
         raise Refused("it resizes dimension 0, the samples", "keep the samples of a mini-batch apart")
     for mode in ("nearest", "bilinear"):
-        if len(op.sizes()) == 4 and all(
+        rank = len(op.sizes()) - 2
+        if 1 <= rank <= MOST_AXES and all(
             axis > 1 and np.allclose(matrix, _of_language(mode, *matrix.shape), atol=1e-6)
             for axis, matrix in shares.items()
         ):
             more = {} if mode == "nearest" else {"align_corners": False}
-            op.emit(f"aten.upsample_{mode}2d.vec", input=op.tensor(), output_size=op.result[2:], **more)
+            name = mode if mode == "nearest" else ("linear", "bilinear", "trilinear")[rank - 1]
+            op.emit(f"aten.upsample_{name}{rank}d.vec", input=op.tensor(), output_size=op.result[2:], **more)
             return
     x = Expression.of(op)
     for axis, matrix in shares.items():

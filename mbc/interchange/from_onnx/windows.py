@@ -1,4 +1,4 @@
-"""Windows of images and of tensors [N, C, L]: their positions, and pooling."""
+"""Windows of images: their positions, and pooling."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from mbc.interchange.aten.base import Refused
 from mbc.interchange.from_onnx.expressions import Expression
 from mbc.interchange.from_onnx.operator import Operator, Rule
 from mbc.interchange.program import Argument
-from mbc.ops.pooling import Pool
+from mbc.ops.pooling import MaxPool
+from mbc.ops.window import MOST_AXES
 
 _MOST_POSITIONS = 256  # most pixels of a window of max pooling
 
@@ -49,58 +50,47 @@ def pads_of(
 
 
 def _pooled(kind: str, op: Operator, x: Expression) -> tuple[Expression, tuple[int, ...]]:
-    """Return the pooled tensor and the window; tensors [N, C, L] are images of height 1.
+    """Return the pooled tensor and the window.
 
     Raises:
-        Refused: The images are not of one or two dimensions, or the windows are dilated.
+        Refused: The images do not have one to three dimensions, or means are of dilated windows.
     """
     kernel = op.ints("kernel_shape")
     rank = 0 if kernel is None else len(kernel)
-    if kernel is None or rank not in (1, 2):
-        raise Refused("its images are not of one or two dimensions", "pool images, [N, C, H, W]")
+    if kernel is None or not 1 <= rank <= MOST_AXES:
+        raise Refused("its images do not have one to three dimensions", "pool images, [N, C, H, W]")
     stride, dilation = per_axis(op, "strides", rank, 1), per_axis(op, "dilations", rank, 1)
-    if dilation != (1,) * rank:
+    if kind == "avg" and set(dilation) != {1}:
         raise Refused("its windows are dilated", "use dilation=1")
     op.ignore("storage_order")  # the order of the positions of maxima, which must be unused
     pads = pads_of(op, kernel, stride, dilation)
-    if rank == 1:
-        x = x.reshape((*x.shape[:2], 1, x.shape[2]))
-        kernel, stride, pads = (1, *kernel), (1, *stride), (0, pads[0], 0, pads[1])
-    top, left, bottom, right = pads
+    sides = tuple(side for pair in zip(pads[:rank], pads[rank:], strict=True) for side in pair)
     ceil = bool(op.integer("ceil_mode", 0))
-    result = op.result if rank == 2 else (*op.result[:2], 1, op.result[2])
-    _check_windows(kind, op, x, (kernel, stride, (top, bottom, left, right)), result)
-    arguments: dict[str, Argument] = {
-        "kernel_size": kernel, "stride": stride, "padding": (top, bottom, left, right), "ceil_mode": ceil,
-    }  # fmt: skip
+    pool = MaxPool(x.shape[2:], kernel, stride, sides, ceil, dilation=dilation if set(dilation) != {1} else ())
+    _check_windows(kind, op, pool)
+    arguments: dict[str, Argument] = {"kernel_size": kernel, "stride": stride, "padding": sides, "ceil_mode": ceil}
     if kind == "avg":
         arguments["count_include_pad"] = op.op == "LpPool" or bool(op.integer("count_include_pad", 0))
-    pooled = op.step(f"aten.{kind}_pool2d.default", result, self=x.name, **arguments)
-    return Expression(op, pooled, result).reshape(op.result), kernel
+    elif pool.dilation:
+        arguments["dilation"] = dilation
+    pooled = op.step(f"aten.{kind}_pool{rank}d.default", op.result, self=x.name, **arguments)
+    return Expression(op, pooled, op.result), kernel
 
 
-def _check_windows(
-    kind: str,
-    op: Operator,
-    x: Expression,
-    window: tuple[tuple[int, ...], tuple[int, ...], tuple[int, int, int, int]],
-    result: tuple[int, ...],
-) -> None:
+def _check_windows(kind: str, op: Operator, pool: MaxPool) -> None:
     """Raise Refused for windows that the language does not have, or counts differently.
 
     Raises:
         Refused: The windows differ.
     """
-    (down, across), (by, beside), pad = window
-    if max(pad[:2]) >= down or max(pad[2:]) >= across or min(pad) < 0:
+    most = map(max, pool.before, pool.after)
+    if min(pool.pad) < 0 or any(pad >= span for pad, span in zip(most, pool.span, strict=True)):
         raise Refused("its padding leaves windows without any pixel", "pad less than the kernel")
-    if kind == "max" and down * across > _MOST_POSITIONS:
+    if kind == "max" and math.prod(pool.kernel) > _MOST_POSITIONS:
         raise Refused(f"its windows have more than {_MOST_POSITIONS} pixels", "use smaller windows")
-    ceil = bool(op.integer("ceil_mode", 0))
-    pool = Pool(x.shape[2:], (down, across), (by, beside), pad, ceil)
-    if pool.output_size != result[2:]:
+    if pool.output_size != op.result[2:]:
         raise Refused("the last of its windows begins in the padding, and is dropped by PyTorch", "use ceil_mode=0")
-    if op.op == "LpPool" and ceil and replace(pool, ceil=False).output_size != result[2:]:
+    if op.op == "LpPool" and pool.ceil and replace(pool, ceil=False).output_size != op.result[2:]:
         raise Refused("the last of its windows reaches over the edge", "use ceil_mode=0")
 
 
@@ -123,8 +113,9 @@ def _lp_pool(op: Operator) -> None:
 
 def _global(kind: str, op: Operator) -> None:
     x = Expression.of(op)
-    if len(x.shape) == 4:
-        op.emit(f"aten.adaptive_{kind}_pool2d.default", self=x.name, output_size=(1, 1))
+    rank = len(x.shape) - 2
+    if 2 <= rank <= MOST_AXES:
+        op.emit(f"aten.adaptive_{kind}_pool{rank}d.default", self=x.name, output_size=(1,) * rank)
     else:
         x.reduce("mean" if kind == "avg" else "amax", range(2, len(x.shape))).give()
 

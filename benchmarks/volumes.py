@@ -1,0 +1,208 @@
+"""Random networks along one, two and three spatial axes, through export, import and interpreter, in fp64.
+
+A network has 2 to 5 drawn layers: convolutions, transposed ones, pools, norms, resizing, padding, cropping. Their
+strides, groups, dilation and padding are drawn, too. Outputs, loss and all gradients are compared with PyTorch's within
+1e-9 relative (`exactness.py`). Needs torch, no GPU.
+
+    python benchmarks/volumes.py --networks 2000 [--ranks 1,3] [--seed 0]
+
+Prints how many networks have which verdict, and for each number of axes the networks with each layer; the exit code is
+1 if one differs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch  # pyright: ignore[reportMissingImports]
+from exactness import Verdict, judge
+from torch import nn  # pyright: ignore[reportMissingImports]
+
+MOST_PIXELS = (16, 9, 7)  # along each axis, by the number of axes
+MOST_ELEMENTS = 4000  # of a sample between two layers
+
+
+@dataclass
+class Network:
+    """A network being drawn: its layers and their names."""
+
+    random: random.Random
+    rank: int
+    x: torch.Tensor
+    layers: list[nn.Module] = field(default_factory=list[nn.Module])
+    names: list[str] = field(default_factory=list[str])
+
+    @property
+    def channels(self) -> int:
+        """Channels of the last result."""
+        return self.x.shape[1]
+
+    def axes(self, *choices: int) -> tuple[int, ...]:
+        """Draw a number for each spatial axis."""
+        return tuple(self.random.choice(choices) for _ in range(self.rank))
+
+    def of_rank(self, name: str) -> Callable[..., nn.Module]:
+        """Return PyTorch's class of layers for this number of axes."""
+        return getattr(nn, f"{name}{self.rank}d")
+
+    def sides(self, most: int) -> tuple[int, ...]:
+        """Draw padding before and after each axis."""
+        return tuple(self.random.randint(0, most) for _ in range(2 * self.rank))
+
+
+def _conv(n: Network) -> nn.Module:
+    groups = n.random.choice([g for g in (1, 1, 2, n.channels) if n.channels % g == 0])
+    outputs = groups * n.random.randint(1, 3 if groups < 4 else 1)
+    modes = n.random.choice(("zeros", "zeros", "reflect", "replicate"))
+    conv = n.of_rank("Conv")(
+        n.channels, outputs, n.axes(1, 2, 3), n.axes(1, 1, 2), n.axes(0, 1), n.axes(1, 1, 2), groups,
+        bias=n.random.random() < 0.5, padding_mode=modes,
+    )  # fmt: skip
+    return nn.Sequential(n.of_rank("ZeroPad")(n.sides(2)), conv) if n.random.random() < 0.4 else conv
+
+
+def _conv_same(n: Network) -> nn.Module:
+    return n.of_rank("Conv")(n.channels, n.random.randint(1, 4), n.axes(1, 2, 3), padding="same", dilation=n.axes(1, 2))
+
+
+def _conv_transpose(n: Network) -> nn.Module:
+    groups = 2 if n.channels % 2 == 0 and n.random.random() < 0.5 else 1
+    stride = n.axes(1, 2, 3)
+    return n.of_rank("ConvTranspose")(
+        n.channels, groups * n.random.randint(1, 2), n.axes(2, 3), stride, n.axes(0, 1),
+        tuple(n.random.randrange(step) for step in stride), groups, dilation=n.axes(1, 1, 2),
+    )  # fmt: skip
+
+
+def _max_pool(n: Network) -> nn.Module:
+    return n.of_rank("MaxPool")(
+        n.axes(2, 3), n.axes(1, 2), n.axes(0, 1), n.axes(1, 1, 2), ceil_mode=n.random.random() < 0.4
+    )
+
+
+def _avg_pool(n: Network) -> nn.Module:
+    kernel, stride, pad = (
+        n.axes(*choices)[0] if n.rank == 1 else n.axes(*choices) for choices in ((2, 3), (1, 2), (0, 1))
+    )
+    return n.of_rank("AvgPool")(
+        kernel, stride, pad, ceil_mode=n.random.random() < 0.4, count_include_pad=n.random.random() < 0.5
+    )
+
+
+def _adaptive_pool(n: Network) -> nn.Module:
+    return n.of_rank(n.random.choice(("AdaptiveAvgPool", "AdaptiveMaxPool")))(n.axes(1, 2, 3, 4))
+
+
+def _global_pool(n: Network) -> nn.Module:
+    return n.of_rank(n.random.choice(("AdaptiveAvgPool", "AdaptiveMaxPool")))((1,) * n.rank)
+
+
+def _batch_norm(n: Network) -> nn.Module:
+    return n.of_rank("BatchNorm")(n.channels, affine=n.random.random() < 0.8)
+
+
+def _instance_norm(n: Network) -> nn.Module:
+    return n.of_rank("InstanceNorm")(n.channels, eps=0.01, affine=n.random.random() < 0.7)
+
+
+def _group_norm(n: Network) -> nn.Module:
+    groups = n.random.choice([g for g in range(1, n.channels + 1) if n.channels % g == 0])
+    return nn.GroupNorm(groups, n.channels, eps=0.01, affine=n.random.random() < 0.8)
+
+
+def _layer_norm(n: Network) -> nn.Module:
+    return nn.LayerNorm(n.x.shape[1:], eps=0.01)
+
+
+def _resize(n: Network) -> nn.Module:
+    mode = n.random.choice(("nearest", ("linear", "bilinear", "trilinear")[n.rank - 1]))
+    if n.random.random() < 0.5:
+        return nn.Upsample(scale_factor=n.axes(1, 2, 3), mode=mode)
+    return nn.Upsample(n.axes(2, 3, 5, 7), mode=mode)
+
+
+def _padding(n: Network) -> nn.Module:
+    return n.of_rank(n.random.choice(("ZeroPad", "ReflectionPad", "ReplicationPad")))(n.sides(1))
+
+
+def _crop(n: Network) -> nn.Module:
+    return n.of_rank("ZeroPad")(tuple(-side for side in n.sides(1)))
+
+
+def _response_norm(n: Network) -> nn.Module:
+    return nn.LocalResponseNorm(n.random.choice((1, 2, 3, 5)), alpha=0.1)
+
+
+LAYERS: dict[str, Callable[[Network], nn.Module]] = {
+    f.__name__.removeprefix("_"): f
+    for f in (
+        _conv, _conv_same, _conv_transpose, _max_pool, _avg_pool, _adaptive_pool, _global_pool, _batch_norm,
+        _instance_norm, _group_norm, _layer_norm, _resize, _padding, _crop, _response_norm,
+    )
+}  # fmt: skip
+
+
+def drawn(seed: int, number: int, rank: int) -> tuple[nn.Module, torch.Tensor, Sequence[str]]:
+    """Draw a network and its input; the first layer is that whose turn it is, so that each is drawn equally often."""
+    rng = random.Random(f"{seed}/{number}/{rank}")
+    torch.manual_seed(rng.getrandbits(48))
+    most = MOST_PIXELS[rank - 1]
+    x = torch.randn(rng.randint(2, 3), rng.randint(1, 4), *(rng.randint(4, most) for _ in range(rank)))
+    n = Network(rng, rank, x.double())
+    wanted, kinds = rng.randint(2, 5), list(LAYERS)
+    for _ in range(60):
+        if len(n.names) == wanted:
+            break
+        kind = rng.choice(kinds) if n.names else kinds[number % len(kinds)]
+        try:
+            layer = LAYERS[kind](n).double()
+            y = layer(n.x.clone())
+        except (RuntimeError, ValueError, AssertionError):
+            continue  # PyTorch refuses these settings for this tensor
+        if not 0 < y[0].numel() <= MOST_ELEMENTS:
+            continue
+        n.x = y.detach().tanh()
+        n.layers += [layer, nn.Tanh()]
+        n.names.append(kind)
+    head = n.of_rank("Conv")(n.channels, 2, 1)
+    return nn.Sequential(*n.layers, head).float().train(), x, n.names
+
+
+def verdict(seed: int, number: int, rank: int) -> tuple[Verdict, Sequence[str]]:
+    """Draw a network, and compare its import with PyTorch."""
+    model, x, names = drawn(seed, number, rank)
+    return judge(model, [x], "mse"), names
+
+
+def main() -> None:
+    """Run the campaign."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--networks", type=int, default=2000)
+    parser.add_argument("--ranks", default="1,3")
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    ranks = [int(rank) for rank in options.ranks.split(",")]
+    verdicts: Counter[str] = Counter()
+    layers: Counter[tuple[str, int]] = Counter()
+    for number in range(options.networks):
+        rank = ranks[number % len(ranks)]
+        judged, names = verdict(options.seed, number // len(ranks), rank)
+        verdicts[judged.kind] += 1
+        if judged.kind == "equal":
+            layers.update((name, rank) for name in set(names))
+        else:
+            print(f"{options.seed}/{number // len(ranks)}, {rank} axes, {', '.join(names)}: {judged.kind}")
+            print(f"  {judged.detail}")
+    print(", ".join(f"{count} {kind}" for kind, count in verdicts.most_common()))
+    for name in LAYERS:
+        print(f"{name}: " + ", ".join(f"{layers[name, rank]} along {rank}" for rank in ranks))
+    sys.exit(int(verdicts["equal"] + verdicts["refused"] < options.networks))
+
+
+if __name__ == "__main__":
+    main()
