@@ -17,9 +17,9 @@ import pytest
 
 SUITES = {
     "analysis": "rooflines and traffic of a plan",
-    "bench": "peers are run alike: same recipe, same network, timed the same way",
-    "benchmarks": "scripts of benchmarks: what they compute of what was measured, campaigns at small sizes; hostile"
-    " inputs (`fuzz/corpus`), sudden ends",
+    "bench": "other frameworks run the recipe and network of mbc, and are timed alike",
+    "benchmarks": "scripts of benchmarks: figures computed from measurements, campaigns at small sizes, hostile inputs"
+    " (`fuzz/corpus`), sudden ends",
     "cli": "every command, from arguments to output and exit code",
     "codegen": "generated sources, packages, the build with the real headers",
     "editor": "mistakes, shapes, completions and definitions of sources; the language server, driven as by an editor",
@@ -32,19 +32,19 @@ SUITES = {
     " back; hostile files",
     "ir": "the graph: its text, ranks and groups of parameters",
     "kernels": "every kernel on the emulator, in each layout and type, against float64",
-    "measure": "the measuring worker and its harnesses, on a GPU that is not there",
+    "measure": "the measuring worker and its harnesses, on simulated GPUs",
     "ops": "meaning of operations, gradients by finite differences, PyTorch as the reference",
     "optimize": "search: plans fit, give the same bits, and are no faster than their bounds",
-    "passes": "passes over networks: gradients, training steps, fusions and shards keep what is computed",
+    "passes": "passes over networks: gradients, training steps, fusions and shards do not change results",
     "plan": "the plan verifier refuses mutants; plan files; memory",
     "profile": "profiles: read, interpolated, scaled, compared",
-    "pytorch": "a loop of PyTorch with mbc beside the same without; what of a loop is refused",
+    "pytorch": "a loop of PyTorch with mbc compared with the loop without; refusals",
     "ranks": "several processes: start, meeting, agreement, failure, sums by MPI",
-    "record": "steps recorded by a CUPTI that is not there: nodes, launches, files, commands",
+    "record": "steps recorded by a fake CUPTI: nodes, launches, files, commands",
     "report": "tables and reports of plans",
     "runtime": "the module: training on the CPU, checkpoints, hostile files",
     "train": "the training loop and its data",
-    "tune": "the noise scale of known tasks, reported squares, the range test, the table of batches",
+    "tune": "the noise scale of tasks with given noise, reported squared norms, the range test, the table of batches",
     "the whole": "pages and messages; packaging; order of imports",
 }
 

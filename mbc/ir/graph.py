@@ -176,7 +176,10 @@ class Ranks:
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """The forward graph as written. `losses` are pairs (scalar value, weight), `metrics` pairs (name, such pairs)."""
+    """The forward graph as the source describes it.
+
+    `losses` are pairs (scalar value, weight). `metrics` are pairs (name, terms), whose terms are such pairs, too.
+    """
 
     name: str
     batch: int

@@ -89,7 +89,7 @@ def optimizer_summary(optimizer: Optimizer) -> str:
 
 
 def _beside(optimizer: Optimizer) -> list[str]:
-    """Return the settings of a step beyond those of the optimizer's kind."""
+    """Return the settings of a step that are not settings of one kind of optimizer, such as clipping."""
     no_decay = [f"no_decay={optimizer.no_decay}"] if optimizer.no_decay else []
     numbers = [f"{n}={getattr(optimizer, n):g}" for n in ("clip_norm", "clip_value", "ema") if getattr(optimizer, n)]
     patterns = ", ".join(f'"{pattern}"' for pattern in optimizer.frozen)

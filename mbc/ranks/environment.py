@@ -241,7 +241,7 @@ def _master(chosen: RankEnvironment, job: str, variables: Mapping[str, str]) -> 
 def _number(variables: Mapping[str, str], name: str, default: int | None = None) -> int:
     text = variables.get(name, "") or ("" if default is None else str(default))
     if not (text.isascii() and text.isdecimal()):
-        raise MbcError("MBC260", f"{name} is '{text}', which is not a whole number", f"set {name} as launchers do")
+        raise MbcError("MBC260", f"{name} is '{text}', which is not a whole number", f"set {name} to a whole number")
     return int(text)
 
 

@@ -109,7 +109,7 @@ class Interpreter:
         store(self._view(place), place.dtype, array)
 
     def read(self, place: Place) -> Array:
-        """Return a copy of the canonical array at a place."""
+        """Return a copy of the array at a place, in canonical layout."""
         return np.array(load(self._view(place), place.dtype), order="C", copy=True)
 
     def twin(self) -> Interpreter:

@@ -102,11 +102,11 @@ def test_diff_of_a_source_for_two_gpus(mbc):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("tiny.mbc",), "cannot compare 1 plan: that is not two"),
-        (("tiny.mbc", "--gpu", "h200"), "cannot compare 1 plan with --gpu h200: that is not two"),
-        (("tiny.mbc", "tiny.mbc", "tiny.mbc"), "cannot compare 3 plans: that is not two"),
-        (("tiny.mbc", "--gpus", "2"), "cannot compare 1 plan with --gpus 2: that is not two"),
-        (("tiny.mbc", "--gpus", "h200,h200"), "cannot compare 1 plan with --gpus h200,h200: that is not two"),
+        (("tiny.mbc",), "cannot compare 1 plan: two are needed"),
+        (("tiny.mbc", "--gpu", "h200"), "cannot compare 1 plan with --gpu h200: two are needed"),
+        (("tiny.mbc", "tiny.mbc", "tiny.mbc"), "cannot compare 3 plans: two are needed"),
+        (("tiny.mbc", "--gpus", "2"), "cannot compare 1 plan with --gpus 2: two are needed"),
+        (("tiny.mbc", "--gpus", "h200,h200"), "cannot compare 1 plan with --gpus h200,h200: two are needed"),
     ],
 )
 def test_diff_of_incomparable_files(mbc, arguments, message):

@@ -25,7 +25,7 @@ def usual_bytes(device: DeviceSpec, precision: Precision) -> int:
 
 
 def reserved_bytes(device: DeviceSpec, precision: Precision, draft: Draft) -> int:
-    """Return the bytes that the plan of a draft reserves."""
+    """Return the bytes outside the arena that a plan with this draft reserves, for example for the CUDA context."""
     usual = usual_bytes(device, precision)
     if not usual:
         return 0
