@@ -10,6 +10,7 @@ import math
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -72,6 +73,7 @@ class Machine:
         return Outcome(Summary(measured=asked - len(missing)), 0, False)
 
 
+@cache
 def shipped() -> Profile:
     """Return the bundled profile, with the times of earlier kernel versions taken as current."""
     bundled = read_profile(SHIPPED)

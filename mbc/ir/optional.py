@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import Field, field, fields, is_dataclass
+from functools import cache
 from typing import Any, TypeVar, cast
 
 T = TypeVar("T")
@@ -21,7 +22,11 @@ def optional(default: T) -> T:
 
 def written_fields(settings: Any) -> tuple[Field[Any], ...]:
     """Return the fields of a dataclass that must be written, in their order."""
-    return tuple(f for f in fields(settings) if _OPTIONAL not in f.metadata or getattr(settings, f.name) != f.default)
+    return tuple(
+        f
+        for f, is_optional in _fields_of(settings.__class__) or ()
+        if not is_optional or getattr(settings, f.name) != f.default
+    )
 
 
 def written(settings: Any) -> Mapping[str, Any]:
@@ -32,4 +37,10 @@ def written(settings: Any) -> Mapping[str, Any]:
 def _plain(value: object) -> object:
     if isinstance(value, tuple):
         return tuple(map(_plain, cast("tuple[object, ...]", value)))
-    return written(value) if is_dataclass(value) else value
+    return value if _fields_of(value.__class__) is None else written(value)
+
+
+@cache
+def _fields_of(kind: type) -> tuple[tuple[Field[Any], bool], ...] | None:
+    """Return the fields of a dataclass, each with whether it is optional; None for other types."""
+    return tuple((f, _OPTIONAL in f.metadata) for f in fields(kind)) if is_dataclass(kind) else None

@@ -232,10 +232,16 @@ class Profile:
         A size of which all candidates were refused has none. Candidates that today's kernels would not accept are left
         out (`mbc.kernels.runs`).
         """
-        family = with_rows(request, 0)
+        accepted = self._accepted.get(request)
+        if accepted is None:
+            accepted = self._accepted[request] = self._accepted_of(with_rows(request, 0))
+        return accepted
+
+    def _accepted_of(self, family: Request) -> Mapping[int, tuple[Candidate, ...]]:
+        """Return the candidates of `family`, a request for 0 rows."""
         accepted = self._accepted.get(family)
         if accepted is None:
-            shelf = shelf_of(request)
+            shelf = shelf_of(family)
             families = self._families.get(shelf)
             if families is None:
                 families = self._families[shelf] = self._families_on(shelf)

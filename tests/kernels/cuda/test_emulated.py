@@ -66,6 +66,7 @@ GEMMS = "convolution", "linear"
 MANY_ELEMENTS = 9_000  # of the operands of a case that is exhaustive
 # Relative error of GEMMs of fp32 words on tensor cores: at least, and at most.
 RELATIVE_ERROR = {Precision.FP32: (0.0, 1e-6), Precision.TF32: (1e-4, 4e-4)}
+ONE_BLOCK = pytest.param(1, marks=pytest.mark.exhaustive)  # goes on with a next tile, as a few blocks do
 pytestmark = pytest.mark.skipif(GXX is None, reason="no g++ on this machine")
 
 
@@ -98,7 +99,7 @@ def test_kernel(case: Case, precision: Precision, library: Library):
     check(library, case, precision)
 
 
-@pytest.mark.parametrize("blocks", [1, 3, weight_stationary_conv.REDUCTION_BLOCKS])
+@pytest.mark.parametrize("blocks", [ONE_BLOCK, 3, weight_stationary_conv.REDUCTION_BLOCKS])
 @pytest.mark.parametrize("case", STATISTICS, ids=lambda case: case.name)
 def test_statistics_of_a_convolutions_result(
     case: Case, blocks: int, library: Library, monkeypatch: pytest.MonkeyPatch
@@ -201,7 +202,7 @@ def test_stems_that_tensor_maps_do_not_take(
     assert taken.output_size == (32, 32)
 
 
-@pytest.mark.parametrize("blocks", [1, 3])
+@pytest.mark.parametrize("blocks", [ONE_BLOCK, 3])
 def test_a_block_goes_on_with_the_next_strip(blocks: int, library: Library, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(tf32_filter_gradient, "REDUCTION_BLOCKS", blocks)
     (kernel,) = tf32_filter_gradient.KERNELS

@@ -17,6 +17,7 @@ from mbc.plan.model import Plan
 from mbc.plan.verify import verify_plan
 from mbc.runtime.launch_order import Transfers
 from mbc.runtime.module import Module
+from tests.effort import examples
 from tests.optimize.planned import NETWORKS, draft_of, kept_plan, plan_of, table
 
 Case = tuple[str, str, int]
@@ -91,7 +92,7 @@ def undecided(case: Case) -> dict[str, bytes]:
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case)))
 @given(data=st.data())
-@settings(max_examples=12)
+@settings(max_examples=examples(6, 12))
 def test_any_decisions_give_a_sound_plan_and_the_same_bits(case: Case, data: st.DataObject) -> None:
     plan = decided(case, data.draw(decisions(case)))
     verify_plan(plan)

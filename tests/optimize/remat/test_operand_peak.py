@@ -51,8 +51,10 @@ train { optimizer = sgd(momentum=0.9)  precision = fp32 }
 """
 
 
-@pytest.mark.parametrize("fused", [False, True])
-@pytest.mark.parametrize("states_bytes", [0, 1 << 40])
+@pytest.mark.parametrize(
+    ("states_bytes", "fused"),
+    [(0, False), (0, True), (1 << 40, True), pytest.param(1 << 40, False, marks=pytest.mark.exhaustive)],
+)
 def test_nor_does_any_in_depth_first_groups_or_with_states_on_the_host(states_bytes: int, fused: bool) -> None:
     tabulated = fused_table(graph(RESIDUAL), gpu=UNCLUSTERED)
     programs = fuse(tabulated) if fused else None

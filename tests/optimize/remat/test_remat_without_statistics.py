@@ -56,7 +56,7 @@ def again(plan: Plan) -> list[tuple[str, str]]:
     return [(first, name) for first, *others in makers.values() if without_statistics(first) for name in others]
 
 
-@pytest.mark.parametrize("share", [SHARE, 0.7, 0.55])
+@pytest.mark.parametrize("share", [SHARE, pytest.param(0.7, marks=pytest.mark.exhaustive), 0.55])
 def test_recomputed_without_statistics_with_the_same_bits(share: float):
     """This holds also in a budget so small that recomputing with statistics would be possible, too."""
     plan = planned_for(Summing(), SOURCE, share, ALONE)

@@ -36,7 +36,7 @@ from tests.optimize.planned import plan_of
 from tests.optimize.search.test_streams import launch as launch_on
 from tests.optimize.shared import EXAMPLES, kept, one_by_one, shared_table, sums_of
 
-NAMES = ("digits", "resnet", "vgg")
+NAMES = ("digits", "resnet", pytest.param("vgg", marks=pytest.mark.exhaustive))
 
 
 def bucketed(name: str, buckets: tuple[Collective, ...], ctas: int = 8) -> Draft:
