@@ -10,16 +10,16 @@ function of the library. A seed draws every kind of mutation equally often.
 
 from __future__ import annotations
 
-import argparse
 import random
 import tempfile
+from functools import cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from checkpoint_mutations import KINDS, NUMPY, mutant
-from record import show, start, write
+from record import start
 from safetensors import SafetensorError, deserialize
+from sharded import Verdict, asked, campaign, tell
 
 from mbc.compiler import compile_plan
 from mbc.errors import MbcError
@@ -107,49 +107,32 @@ def probe() -> Module:
     return net
 
 
-def campaign(count: int, seed: int, folder: Path) -> list[dict[str, Any]]:
-    """Return a row for each kind of mutation: files, valid files, loaded files, and wrong outcomes."""
+@cache
+def whole() -> tuple[Module, bytes]:
+    """Return the module and its checkpoint."""
     net = probe()
-    net.save(folder / "whole", metadata={"note": "probe"})
-    whole = (folder / "whole").read_bytes()
-    draw = random.Random(seed)
-    rows: dict[str, dict[str, Any]] = {
-        kind: {"name": kind, "files": 0, "valid": 0, "loaded": 0, "wrong": []} for kind in KINDS
-    }
-    for number in range(count):
-        kind = KINDS[number % len(KINDS)]
-        file = mutant(whole, kind, draw)
-        valid, loaded, wrong = verdict(net, file, folder / "mutant")
-        row = rows[kind]
-        row["files"] += 1
-        row["valid"] += valid
-        row["loaded"] += loaded
-        if wrong is not None:
-            row["wrong"].append({"number": number, "why": wrong})
+    with tempfile.TemporaryDirectory() as folder:
+        net.save(Path(folder) / "whole", metadata={"note": "probe"})
+        return net, (Path(folder) / "whole").read_bytes()
+
+
+def judge(seed: int, number: int) -> Verdict:
+    """Judge one mutant, of every kind in turn."""
+    net, file = whole()
+    kind = KINDS[number % len(KINDS)]
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "mutant"
+        valid, loaded, wrong = verdict(net, mutant(file, kind, random.Random(f"{seed}/{number}")), path)
         if loaded:
-            net.load(folder / "whole")
-    return list(rows.values())
+            path.write_bytes(file)
+            net.load(path)
+    failure = f"{kind}: {wrong}" if wrong else ""
+    return Verdict("loaded" if loaded else "refused", failure, {f"{kind} valid": valid, f"{kind} loaded": loaded})
 
 
 def main() -> None:
     """Run the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--files", type=int, default=5000)
-    parser.add_argument("--seed", type=int, default=1)
-    arguments = parser.parse_args()
-    import safetensors
-
-    with tempfile.TemporaryDirectory() as folder:
-        rows = campaign(arguments.files, arguments.seed, Path(folder))
-    wrong = sum(len(row["wrong"]) for row in rows)
-    path = write(
-        "checkpoint_mutants", rows, files=arguments.files, seed=arguments.seed, wrong=wrong,
-        safetensors=safetensors.__version__,
-    )  # fmt: skip
-    show([{**row, "wrong": len(row["wrong"])} for row in rows], ["name", "files", "valid", "loaded", "wrong"])
-    print(f"{wrong} of {arguments.files} not as they should be; {path.name}")
-    if wrong:
-        raise SystemExit(1)
+    tell(campaign("checkpoint_mutants", judge, asked(__doc__, 5_000), chunk=500))
 
 
 if __name__ == "__main__":
