@@ -27,6 +27,7 @@ DIGITS := examples/01_digits
 SET_UP := $(VENV)/set-up.stamp
 SET_UP_CUDA := $(VENV)/set-up-cuda.stamp
 TORCH := torch==2.13.0
+HAS_TORCH := $(BIN)/python -c 'import importlib.util as i, sys; sys.exit(not i.find_spec("torch"))'
 LIGHTNING := lightning>=2.6,<3
 AXE := axe-core@4.14
 ATHERIS := atheris>=3.0
@@ -82,7 +83,7 @@ lint: setup
 
 # Where PyTorch is not installed its types are unknown, and what is made of them is left out.
 types: setup
-	@if $(BIN)/python -c 'import torch' 2>/dev/null; then $(BIN)/pyright; \
+	@if $(HAS_TORCH); then $(BIN)/pyright; \
 	    else $(BIN)/pyright --project pyright.without-torch.json; fi
 
 # Tests of one file go to one worker, which then makes their plans and libraries once (tests/conftest.py). Where the
@@ -93,7 +94,7 @@ pytest: setup $(if $(ORACLE),oracle)
 	$(BIN)/python -m pytest -n auto --dist loadgroup $(if $(SHARES),--shares)
 
 oracle: setup
-	@$(BIN)/python -c 'import torch' 2>/dev/null || $(PIP) $(TORCH)
+	@$(HAS_TORCH) || $(PIP) $(TORCH)
 
 # Its example is tested where it is installed.
 lightning: oracle

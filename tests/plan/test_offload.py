@@ -17,6 +17,7 @@ from mbc.plan.file import dump_plan, load_plan
 from mbc.plan.model import Plan
 from mbc.plan.verify import verify_plan
 from mbc.runtime.launch_order import Transfers, execution_order
+from tests.effort import examples
 from tests.plan.chains import STREAMS, random_plan
 from tests.plan.mutate import KINDS_OF_MUTATIONS, OF_FUSED_OR_WORKSPACE, mutate
 from tests.plan.naive import is_right
@@ -25,7 +26,7 @@ from tests.plan.stepping import results
 
 PLANS = 40
 MUTANTS, QUICK = 100, 8  # of each kind
-SEEDS = [pytest.param(seed, marks=[pytest.mark.exhaustive] if seed >= 12 else []) for seed in range(PLANS)]
+SEEDS = [pytest.param(seed, marks=[pytest.mark.exhaustive] if seed >= 11 else []) for seed in range(PLANS)]
 
 
 @functools.cache
@@ -106,7 +107,7 @@ def test_mutations_that_always_change_the_meaning_are_always_refused(kind):
 def test_every_wait_is_needed_and_its_loss_shows_in_one_of_the_two_modes():
     """Run both modes: without a wait, some copy runs too early or too late for the bytes that it touches."""
     seen = dropped = 0
-    for seed in range(PLANS):
+    for seed in range(examples(12, PLANS)):
         plan = valid(seed)
         for wait in plan.train.waits:
             waits = tuple(w for w in plan.train.waits if w != wait)
