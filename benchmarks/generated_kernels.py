@@ -5,10 +5,11 @@
 
 The requests are those of the survey's networks (`kernel_survey.py`): of the examples and of five imported networks in
 bf16. For each kernel these are the request that moves most bytes and the one in the middle, in every layout that the
-kernel takes, and the largest one also in fp16 and fp32. Both kernels are timed in turns (`in_turns.py`) in at least 20
-rounds. `ratio` is the median of the generated kernel's time over the other's. `difference` is the largest relative L2
-distance between samples of their outputs. With `--baseline` the kernel written by hand is that of another checkout, for
-kernels that this one has no longer.
+kernel takes, and the largest one also in fp16 and fp32. Operations whose operands have one shape are also run on a
+large image, because networks may have only small ones, in blocks of squeeze and excitation. Both kernels are timed in
+turns (`in_turns.py`) in at least 20 rounds. `ratio` is the median of the generated kernel's time over the other's.
+`difference` is the largest relative L2 distance between samples of their outputs. With `--baseline` the kernel written
+by hand is that of another checkout, for kernels that this one has no longer.
 
 Writes `results/generated_kernels.json` with the chosen requests and a row for each measurement. Another call continues
 with the rows that are missing.
@@ -18,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import statistics
 import sys
 import time
@@ -52,6 +54,7 @@ PRECISIONS = (Precision.BF16, Precision.FP16, Precision.FP32)
 FOLDERS = ("pointwise/", "fused/", "norm/")  # of kernels whose time is that of the bytes that they move
 LEAST_ROUNDS = 20
 BUDGET_US = 2000.0  # of one timing
+LARGE_IMAGE = (64, 256, 56, 56)
 LIMIT_S = 500.0  # of one answer; the first one waits until kernels are compiled
 COLUMNS = ("name", "hand_us", "generated_us", "hand_gb_s", "generated_gb_s", "ratio", "spread", "difference")
 
@@ -75,11 +78,31 @@ def moved_bytes(request: Request) -> float:
     return read_bytes + sum(t.size_bytes for t in request.outputs)
 
 
+def is_generated(request: Request) -> bool:
+    """Return whether a kernel can be generated for a request; there is none for a conversion."""
+    return asked_kind(request) is not None and generated_kernel(request) is not None
+
+
+def on_large_image(request: Request) -> Request | None:
+    """Return the request on a large image; None if it has several shapes, is as large, or has no generated kernel."""
+    (shape, *others) = {t.shape for t in (*request.inputs, *request.outputs)}
+    if others or len(shape) != len(LARGE_IMAGE) or math.prod(shape) >= math.prod(LARGE_IMAGE):
+        return None
+    inputs, outputs = (
+        tuple(replace(t, shape=LARGE_IMAGE) for t in types) for types in (request.inputs, request.outputs)
+    )
+    large = replace(request, inputs=inputs, outputs=outputs)
+    return large if is_generated(large) else None
+
+
 def chosen(pairs: Iterable[tuple[OwnKernel, Request]]) -> dict[str, dict[str, Any]]:
     """Return, by a name, the request of each kernel that moves most bytes and the one in the middle."""
     by_kernel: dict[str, dict[str, Request]] = defaultdict(dict)
     for kernel, request in pairs:
         by_kernel[kernel.name][signature(request)] = request
+    for requests in by_kernel.values():
+        large = [large for request in requests.values() if (large := on_large_image(request))]
+        requests |= {signature(request): request for request in large}
     result: dict[str, dict[str, Any]] = {}
     for name in sorted(by_kernel):
         requests = sorted(by_kernel[name].items(), key=lambda item: (-moved_bytes(item[1]), item[0]))
@@ -134,11 +157,6 @@ def launches_of(requests: Mapping[str, Mapping[str, Any]]) -> dict[str, tuple[st
                     order = "channels_last" if Layout.CHANNELS_LAST.value in layouts else "channels_first"
                     result[f"{name} {precision.value} {order}"] = about["kernel"], request, layouts
     return result
-
-
-def is_generated(request: Request) -> bool:
-    """Return whether a kernel can be generated for a request; there is none for a conversion."""
-    return asked_kind(request) is not None and generated_kernel(request) is not None
 
 
 class Asked(Protocol):

@@ -64,10 +64,11 @@ def test_memory_bound_kernels_of_a_plan_are_chosen_with_their_layouts_and_precis
 
 def test_of_each_kernel_the_largest_request_and_the_one_in_the_middle_are_chosen() -> None:
     requests = chosen((KERNELS["relu"], _relu(rows)) for rows in (2, 8, 1, 4, 8))
-    assert [name for name, about in requests.items() if about["largest"]] == ["relu 8x8x4x4"]
-    assert list(requests) == ["relu 8x8x4x4", "relu 2x8x4x4"]
+    large, middle = requests
+    assert (large, middle) == ("relu 64x256x56x56", "relu 4x8x4x4"), "of 64x256x56x56 and 8, 4, 2 and 1 rows"
+    assert [name for name, about in requests.items() if about["largest"]] == [large]
     names = list(launches_of(requests))
-    assert len(names) == 2 * 2 + 2 * 2 and names[0] == "relu 8x8x4x4 bf16 channels_first"
+    assert len(names) == 2 * 2 + 2 * 2 and names[0] == f"{large} bf16 channels_first"
 
 
 def test_a_request_keeps_the_types_that_do_not_depend_on_the_precision() -> None:
