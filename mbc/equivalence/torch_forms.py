@@ -5,13 +5,10 @@ This file is imported only if PyTorch is installed; tests compare each form with
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
-
-import numpy as np
 
 from mbc.equivalence.torch_attention import (
     attention,
@@ -30,12 +27,9 @@ from mbc.equivalence.torch_functions import FUNCTIONS
 from mbc.equivalence.torch_image_forms import IMAGE_FORMS, Form
 from mbc.ops import KINDS, POINTWISE
 from mbc.ops.base import Call
-from mbc.ops.control_record import control_record
 from mbc.ops.normalization import BatchNormalize, BatchNormalizeBackward
-from mbc.ops.pooling import AveragePool, MaxPool, Pool, first_positions, window_divisors
+from mbc.ops.pooling import MaxPool, Pool, first_positions
 from mbc.ops.relu_mask import CHANNELS
-from mbc.ops.response import Lrn
-from mbc.ops.update import AdamW, Ema, Sgd
 
 
 def _sums(x: Tensor) -> Tensor:
@@ -121,114 +115,6 @@ def _max_pool_backward(a: MaxPool, inputs: Sequence[Tensor], call: Call) -> tupl
     return (padded[a.inside].contiguous(),)
 
 
-def _average_pool(a: AveragePool, inputs: Sequence[Tensor], call: Call) -> tuple[Tensor, ...]:
-    image = padded(a, inputs[0], 0.0)
-    total = torch.zeros((*image.shape[:2], *a.output_size), dtype=image.dtype, device=image.device)
-    for _, at in a.positions():
-        total += image[at]
-    return (total / torch.as_tensor(window_divisors(a), device=total.device),)
-
-
-def _average_pool_backward(a: AveragePool, inputs: Sequence[Tensor], call: Call) -> tuple[Tensor, ...]:
-    (dy,) = inputs
-    share = dy / torch.as_tensor(window_divisors(a), device=dy.device)
-    padded = torch.zeros((*dy.shape[:2], *a.covered), dtype=dy.dtype, device=dy.device)
-    for _, at in a.positions():
-        padded[at] += share
-    return (padded[a.inside].contiguous(),)
-
-
-def _window_sums(x: Tensor, before: int, after: int) -> Tensor:
-    """Return the sum over channels c - before … c + after, for each channel c."""
-    total, channels = x.clone(), x.shape[1]
-    for shift in range(1, min(before, channels - 1) + 1):
-        total[:, shift:] += x[:, :-shift]
-    for shift in range(1, min(after, channels - 1) + 1):
-        total[:, :-shift] += x[:, shift:]
-    return total
-
-
-def _lrn_divisor(a: Lrn, x: Tensor) -> Tensor:
-    return a.k + a.alpha / a.size * _window_sums(x * x, a.size // 2, (a.size - 1) // 2)
-
-
-def _lrn_backward(a: Lrn, inputs: Sequence[Tensor], call: Call) -> tuple[Tensor, ...]:
-    x, dy = inputs
-    d = _lrn_divisor(a, x)
-    power = d**-a.beta
-    shared = _window_sums(dy * x * power / d, (a.size - 1) // 2, a.size // 2)
-    return (dy * power - 2 * a.alpha * a.beta / a.size * x * shared,)
-
-
-def _upsample_backward(a: Any, inputs: Sequence[Tensor], call: Call) -> tuple[Tensor, ...]:
-    blocks = itertools.chain(*zip(call.outputs[0].shape[2:], a.factor, strict=True))
-    return (inputs[0].reshape(*inputs[0].shape[:2], *blocks).sum(dim=tuple(range(3, 3 + 2 * len(a.factor), 2))),)
-
-
-def _guard(a: Any, inputs: Sequence[Tensor], call: Call) -> tuple[Tensor, ...]:
-    """Return the control block by NumPy, given only the norm of all gradients, which is finite if they are."""
-    control, loss, *gradients = inputs
-    norm = sum(torch.linalg.vector_norm(gradient.double()) ** 2 for gradient in gradients) ** 0.5
-    evaluate = KINDS["guard"].evaluate
-    assert evaluate is not None
-    loss_and_norm = [np.array([float(value)]) for value in (loss, norm)]
-    (after,) = evaluate(a, [control.cpu().numpy(), *loss_and_norm], call)
-    return (torch.from_numpy(after).to(control.device),)
-
-
-def _unscaled(a: Sgd | AdamW, gradient: Tensor, record: Any) -> Tensor:
-    unscaled = gradient / float(record["gradient_scale"])
-    return unscaled.clamp(-a.clip_value, a.clip_value) if a.clip_value else unscaled
-
-
-def _sgd(a: Sgd, inputs: Sequence[Tensor], call: Call) -> tuple[Tensor, ...]:
-    parameter, gradient, control, *state = inputs
-    record = control_record(control.cpu().numpy())
-    if not record["proceed"]:
-        return (parameter, *state)
-    step = _unscaled(a, gradient, record) + a.weight_decay * parameter
-    if state:
-        state = [a.momentum * state[0] + step]
-        step = step + a.momentum * state[0] if a.nesterov else state[0]
-    return (parameter - float(record["learning_rate"]) * a.rate * step, *state)
-
-
-def _accumulated(before: Tensor, value: Tensor, control: Tensor) -> Tensor:
-    return before + value if control_record(control.cpu().numpy())["accumulated"] else value
-
-
-def _by_numpy(kind: str) -> Callable[[Any, Sequence[Tensor], Call], tuple[Tensor, ...]]:
-    """Return a form that NumPy computes: for control blocks, and for operations that are small in a step."""
-    evaluate = KINDS[kind].evaluate
-    assert evaluate is not None
-
-    def form(a: Any, inputs: Sequence[Tensor], call: Call) -> tuple[Tensor, ...]:
-        results = evaluate(a, [x.cpu().numpy() for x in inputs], call)
-        return tuple(torch.from_numpy(array).to(inputs[0].device) for array in results)
-
-    return form
-
-
-def _ema(a: Ema, inputs: Sequence[Tensor], call: Call) -> tuple[Tensor, ...]:
-    average, value, control = inputs
-    record = control_record(control.cpu().numpy())
-    if not record["proceed"]:
-        return (average,)
-    return (value if record["updates"] <= 1 else a.decay * average + (1 - a.decay) * value,)
-
-
-def _adamw(a: AdamW, inputs: Sequence[Tensor], call: Call) -> tuple[Tensor, ...]:
-    parameter, gradient, control, m, v = inputs
-    record = control_record(control.cpu().numpy())
-    if not record["proceed"]:
-        return parameter, m, v
-    rate, count = float(record["learning_rate"]) * a.rate, int(record["updates"])
-    g = _unscaled(a, gradient, record)
-    m, v = a.beta1 * m + (1 - a.beta1) * g, a.beta2 * v + (1 - a.beta2) * g * g
-    divisor = torch.sqrt(v / (1 - a.beta2**count)) + a.eps
-    return (1 - rate * a.weight_decay) * parameter - rate / (1 - a.beta1**count) * m / divisor, m, v
-
-
 def _unary(rule: Callable[[Any, Tensor], Tensor]) -> Form:
     return lambda a, inputs, call: (rule(a, inputs[0]),)
 
@@ -266,20 +152,12 @@ FORMS: dict[str, Form] = {
     "relu_backward_masked": _binary(lambda a, dy, signs: _let_through(dy, signs)),
     "max_pool": _max_pool,
     "max_pool_backward": _max_pool_backward,
-    "avg_pool": _average_pool,
-    "avg_pool_backward": _average_pool_backward,
-    "lrn": _unary(lambda a, x: x * _lrn_divisor(a, x) ** -a.beta),
-    "lrn_backward": _lrn_backward,
-    "upsample_backward": _upsample_backward,
     "channel_slice": _unary(lambda a, x: x[:, a.start : a.start + a.count].clone()),
-    "guard": _guard,
-    "sgd_update": _sgd,
-    "ema_update": _ema,
-    **{kind: _by_numpy(kind) for kind in ("lars_ratio", "lars_update", "lamb_ratio", "lamb_update")},
-    "accumulate": lambda a, inputs, call: (_accumulated(*inputs),),
-    "check_loss": _by_numpy("check_loss"),
-    "adamw_update": _adamw,
 }
+
+
+# Operations whose gradients are autograd's, as those of all functions of `POINTWISE` that read their input.
+_DERIVED = frozenset(("adaptive_avg_pool", "avg_pool", "lrn", "resize", "upsample"))
 
 
 @cache
@@ -288,10 +166,15 @@ def form_of(kind: str) -> Form | None:
     function = FUNCTIONS.get(kind)
     if kind not in FORMS and function is not None and KINDS[kind].divisible:
         return lambda a, inputs, call: _results(function(a, *inputs), call)
-    forward = POINTWISE.get(kind.removesuffix("_backward"))
-    if kind not in FORMS and forward is not None and forward.calls.torch and not forward.of_output:
-        return _derivative(FUNCTIONS[forward.name])
+    base = kind.removesuffix("_backward")
+    if kind not in FORMS and base != kind and (base in _DERIVED or _reads_input(base)):
+        return _derivative(FUNCTIONS[base])
     return FORMS.get(kind)
+
+
+def _reads_input(name: str) -> bool:
+    """Return whether the gradient of a function that PyTorch has reads the input rather than the output."""
+    return name in POINTWISE and name in FUNCTIONS and not POINTWISE[name].of_output
 
 
 def _results(result: Any, call: Call) -> Sequence[Tensor]:
@@ -299,10 +182,11 @@ def _results(result: Any, call: Call) -> Sequence[Tensor]:
 
 
 def _derivative(function: Callable[..., Tensor]) -> Form:
-    """Return the gradient of a function's input, for the input and the gradient of its output."""
+    """Return the gradient of a function's input, for the input, unless the function is linear, and dy."""
 
     def form(a: Any, inputs: Sequence[Tensor], call: Call) -> Sequence[Tensor]:
-        x, dy = inputs
+        *read, dy = inputs
+        x = read[0] if read else dy.new_zeros(call.outputs[0].shape)
         with torch.enable_grad():
             leaf = x.detach().requires_grad_()
             return torch.autograd.grad(function(a, leaf), leaf, dy)

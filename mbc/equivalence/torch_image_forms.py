@@ -7,13 +7,12 @@ from types import MappingProxyType
 from typing import Any
 
 from mbc.equivalence.torch_convolutions import Tensor, functional, torch
-from mbc.ops.adaptive_pool import AdaptiveMaxPool, AdaptivePool
+from mbc.ops.adaptive_pool import AdaptiveMaxPool
 from mbc.ops.along import Largest
 from mbc.ops.base import Call
 from mbc.ops.group_norm import Normalisation
 from mbc.ops.rearrange import Pad, StridedSlice
 from mbc.ops.reduce import Expand, Reduce
-from mbc.ops.resize import Resize
 from mbc.ops.rms_norm import RmsNorm
 from mbc.ops.standardize import Standardize
 
@@ -22,28 +21,6 @@ Form = Callable[[Any, Sequence[Tensor], Call], Sequence[Tensor]]
 
 def _pixel_sum(x: Tensor) -> Tensor:
     return x.sum(dim=tuple(range(2, x.ndim)), keepdim=True)
-
-
-def _resize(a: Resize, inputs: Sequence[Tensor], call: Call) -> tuple[Tensor, ...]:
-    (x,) = inputs
-    for axis in range(len(a.size)):
-        first, second, share = (torch.as_tensor(t, device=x.device) for t in a.taps(axis))
-        share = share.reshape(-1, *(1,) * (len(a.size) - 1 - axis))
-        low, high = x.index_select(2 + axis, first), x.index_select(2 + axis, second)
-        x = torch.where(share > 0, low * (1 - share) + high * share, low)
-    return (x,)
-
-
-def _resize_backward(a: Resize, inputs: Sequence[Tensor], call: Call) -> tuple[Tensor, ...]:
-    (dy,) = inputs
-    for axis in range(len(a.size)):
-        first, second, share = (torch.as_tensor(t, device=dy.device) for t in a.taps(axis))
-        share = share.reshape(-1, *(1,) * (len(a.size) - 1 - axis))
-        shape = list(dy.shape)
-        shape[2 + axis] = a.size[axis]
-        dx = torch.zeros(shape, dtype=dy.dtype, device=dy.device)
-        dy = dx.index_add(2 + axis, first, dy * (1 - share)).index_add(2 + axis, second, dy * share)
-    return (dy,)
 
 
 def _grouped(a: Normalisation, x: Tensor) -> Tensor:
@@ -109,14 +86,6 @@ def _expand(a: Expand, inputs: Sequence[Tensor], call: Call) -> tuple[Tensor, ..
     shape = (dy.shape[0], *a.sample_shape)
     ones = tuple(1 if axis in a.axes else size for axis, size in enumerate(shape))
     return ((dy.reshape(ones) * a.factor).expand(shape).contiguous(),)
-
-
-def _adaptive_avg_backward(a: AdaptivePool, inputs: Sequence[Tensor], call: Call) -> tuple[Tensor, ...]:
-    (dy,) = inputs
-    dx, axes = dy.new_zeros((*dy.shape[:2], *a.size)), (..., *(None,) * len(a.size))
-    for at, pixels in a.windows():
-        dx[pixels] += dy[at][axes] / dx[pixels][0, 0].numel()
-    return (dx,)
 
 
 def _adaptive_max(a: AdaptiveMaxPool, inputs: Sequence[Tensor], call: Call) -> tuple[Tensor, ...]:
@@ -203,8 +172,6 @@ IMAGE_FORMS: Mapping[str, Form] = MappingProxyType(
         "rms_norm_backward_reduce": _rms_norm_reduce,
         "standardize_filters": _standardize,
         "standardize_filters_backward": _standardize_backward,
-        "resize": _resize,
-        "resize_backward": _resize_backward,
         "pixel_sum": lambda a, inputs, call: (_pixel_sum(inputs[0]),),
         **{f"{rows}reduce_{what}": _reduce(rows) for rows in ("", "row_") for what in ("sum", "dot")},
         "expand": _expand,
@@ -215,7 +182,6 @@ IMAGE_FORMS: Mapping[str, Form] = MappingProxyType(
             inputs[1] - inputs[0].exp() * inputs[1].sum(a.axis, keepdim=True),
         ),
         "amax_backward": _amax_backward,
-        "adaptive_avg_pool_backward": _adaptive_avg_backward,
         "adaptive_max_pool": _adaptive_max,
         "adaptive_max_pool_backward": _adaptive_max_backward,
         "strided_slice": _strided_slice,
