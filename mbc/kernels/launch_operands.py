@@ -5,7 +5,8 @@ A declaration is a text of terms:
 * `x`: one operand
 * `gamma?affine`: an operand of launches whose structure has a value other than 0 in the field `affine`
 * `workspace?`: an operand of launches that have one pointer more, which comes last
-* `parts[inputs]` or `pairs[inputs*2]`: as many operands as the field `inputs` says, or twice as many
+* `parts[inputs]` or `pairs[inputs*2]`: as many operands as the field `inputs` says, or twice as many; the second factor
+  may be a field, too
 * `-x`: no operand of this launcher, but of others that share its code in C++
 
 The launchers of one source share one C++ structure, `<Source>Operands`, in which the names of others are null.
@@ -13,6 +14,7 @@ The launchers of one source share one C++ structure, `<Source>Operands`, in whic
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -43,8 +45,7 @@ def count(launcher: Launcher, integers: Mapping[str, int], has_workspace: bool) 
     for term in _terms(launcher):
         match term["sign"], term["field"]:
             case "[", field:
-                name, _, times = field.partition("*")
-                total += integers[name] * int(times or 1)
+                total += math.prod(int(f) if f.isdecimal() else integers[f] for f in field.split("*"))
             case "?", "":
                 total += has_workspace
             case "?", field:
@@ -100,7 +101,8 @@ def _taken(term: Mapping[str, str]) -> str:
     if term["absent"]:
         return ""
     if term["sign"] == "[":
-        return f"  at.{name}.pointers = next;\n  next += a.{field};\n"
+        many = " * ".join(factor if factor.isdecimal() else f"a.{factor}" for factor in field.split("*"))
+        return f"  at.{name}.pointers = next;\n  next += {many};\n"
     there = f"if (a.{field}) " if field else ""
     if term["sign"] and not field:
         there = "if (next < call.pointers + call.pointer_count) "

@@ -23,6 +23,7 @@
 #include "conv_operands.cuh"
 #include "pipeline.cuh"
 #include "conv_transpose_nonoverlapping_arguments.h"
+#include "conv_transpose_nonoverlapping_operands.h"
 
 namespace mbc {
 
@@ -244,27 +245,31 @@ __global__ void __launch_bounds__(PIPELINE_THREADS, 1)
   }
 }
 
-// Operands: those of the GEMM; with a concatenation, a bias and the other part.
+// CONCAT: a bias is added, and the other part of a concatenation is copied.
 template <bool CONCAT, typename T>
-void run_conv_transpose(const MbcCall& call) {
+void run_conv_transpose(const MbcCall& call, const ConvTransposeNonoverlappingOperands& at) {
   const ConvTranspose f(arguments<ConvTransposeArguments>(call));
   const int64_t other_channels = f.all - f.channels;
   const Slice slice = CONCAT ? Slice(MBC_CHANNELS_LAST, other_channels, f.all, 1) : Slice();
   const int64_t most = max(int64_t{1}, multiprocessors() / f.across);
   const unsigned blocks = static_cast<unsigned>(min(int64_t{f.tiles()}, most)) * f.across;
   constexpr int SHARED = ConvTransposeStage::COUNT * ConvTransposeStage::BYTES + (CONCAT ? ConcatCopy::BYTES : 0) + 1008;
-  MBC_LAUNCH_SHARED((conv_transpose<T, CONCAT>), blocks, PIPELINE_THREADS, SHARED, call.stream, in<T>(call, 0),
-                    in<T>(call, 1), CONCAT ? in<float>(call, 2) : nullptr, CONCAT ? in<T>(call, 3) : nullptr,
-                    out<T>(call, CONCAT ? 4 : 2), f.image_pixels() * other_channels, slice, f);
+  MBC_LAUNCH_SHARED((conv_transpose<T, CONCAT>), blocks, PIPELINE_THREADS, SHARED, call.stream,
+                    at.dy.as<const T>(), at.weights.as<const T>(), at.bias.as<const float>(), at.other.as<const T>(),
+                    at.y.as<T>(), f.image_pixels() * other_channels, slice, f);
 }
 
 }  // namespace mbc
 
 extern "C" const char* mbc_conv_transpose_nonoverlapping(const MbcCall& call) {
   using namespace mbc;
-  return on_tensor_cores<ConvTransposeArguments>(call, [&](auto of) { run_conv_transpose<false, decltype(of)>(call); });
+  return on_tensor_cores<ConvTransposeArguments>(call, [&](auto of) {
+    run_conv_transpose<false, decltype(of)>(call, operands_of_conv_transpose_nonoverlapping(call));
+  });
 }
 extern "C" const char* mbc_conv_transpose_bias_add_concat(const MbcCall& call) {
   using namespace mbc;
-  return on_tensor_cores<ConvTransposeArguments>(call, [&](auto of) { run_conv_transpose<true, decltype(of)>(call); });
+  return on_tensor_cores<ConvTransposeArguments>(call, [&](auto of) {
+    run_conv_transpose<true, decltype(of)>(call, operands_of_conv_transpose_bias_add_concat(call));
+  });
 }

@@ -10,6 +10,7 @@
 #include "batch_norm.cuh"
 #include "concat_arguments.h"
 #include "move_arguments.h"
+#include "concat_operands.h"
 
 namespace mbc {
 
@@ -219,26 +220,26 @@ void run_concat_normalize_relu(cudaStream_t stream, const ManyColumns<T>& column
              rows, channels, f);
 }
 
-// The channels of every part follow the arguments; `operand(i)` is the number of the i-th part's operand.
-template <bool BOTH, typename T, typename F, typename Operand>
-void concat_normalized(const MbcCall& call, T* joined, T* y, const F& f, Operand operand) {
+// The channels of every part follow the arguments; a part is the first of `a.operands` operands.
+template <bool BOTH, typename T, typename F>
+void concat_normalized(const MbcCall& call, const ConcatOperands& at, const F& f) {
   const auto& a = arguments<ConcatNormalizeArguments>(call);
   const int64_t* channels = call.integers + sizeof(ConcatNormalizeArguments) / sizeof(int64_t);
   constexpr int N = WIDTH<T>;
   ManyColumns<T> columns{};
   int64_t all = 0;
   for (; columns.count < a.inputs; all += channels[columns.count++])
-    columns.each[columns.count] = {in<T>(call, operand(columns.count)), nullptr, all, channels[columns.count]};
+    columns.each[columns.count] = {at.parts[columns.count * a.operands], nullptr, all, channels[columns.count]};
+  T *joined = at.joined, *y = at.y;
   if (fits<T, N>(columns, y, all, all) && aligned(joined, 16))
     run_concat_normalize_relu<N, BOTH>(call.stream, columns, joined, y, a.rows * a.inner, all, f);
   else
     run_concat_normalize_relu<1, BOTH>(call.stream, columns, joined, y, a.rows * a.inner, all, f);
 }
 
-// Concatenates tensors of `channels`, channels last. `operand(i)` is the i-th part's first element, `bias(i)` its bias
-// or null.
-template <bool BIAS, typename T, typename Operand, typename Bias>
-void concat_columns(cudaStream_t stream, int64_t rows, int64_t inputs, const int64_t* channels, T* y, Operand operand,
+// Concatenates tensors of `channels`, channels last. `part(i)` is the i-th part, `bias(i)` its bias or null.
+template <bool BIAS, typename T, typename Part, typename Bias>
+void concat_columns(cudaStream_t stream, int64_t rows, int64_t inputs, const int64_t* channels, T* y, Part part,
                     Bias bias) {
   int64_t pitch = 0, first = 0;
   for (int64_t i = 0; i < inputs; ++i) pitch += channels[i];
@@ -246,7 +247,7 @@ void concat_columns(cudaStream_t stream, int64_t rows, int64_t inputs, const int
     ManyColumns<T> columns{};
     int64_t width = 0;
     for (; i < inputs && columns.count < ManyColumns<T>::MANY; ++i, ++columns.count) {
-      columns.each[columns.count] = {operand(i), bias(i), first + width, channels[i]};
+      columns.each[columns.count] = {part(i), bias(i), first + width, channels[i]};
       width += channels[i];
     }
     copy_all_columns<BIAS>(stream, columns, y, rows, width, pitch);
@@ -262,22 +263,21 @@ extern "C" const char* mbc_concat(const MbcCall& call) {
   using namespace mbc;
   const auto& a = arguments<ConcatArguments>(call);
   const int64_t* channels = call.integers + sizeof(ConcatArguments) / sizeof(int64_t);
-  const int result = static_cast<int>(a.inputs);
+  const auto at = operands_of_concat(call);
   if (a.layout == MBC_CHANNELS_LAST) {
     MBC_FOR_TYPE(a.type, T, {
       concat_columns<false>(
-          call.stream, a.rows * a.inner, a.inputs, channels, out<T>(call, result),
-          [&](int64_t i) { return in<T>(call, static_cast<int>(i)); }, [](int64_t) { return nullptr; });
+          call.stream, a.rows * a.inner, a.inputs, channels, at.y.as<T>(), [&](int64_t i) { return at.parts[i]; },
+          [](int64_t) { return nullptr; });
     });
     return launched();
   }
   const int64_t unit = element_bytes(a.type) * a.inner;
   int64_t total = 0, start = 0;
   for (int64_t i = 0; i < a.inputs; ++i) total += channels[i];
-  char* to = out<char>(call, result);
+  char* to = at.y;
   for (int64_t i = 0; i < a.inputs; start += channels[i], ++i)
-    copy(call.stream, in<char>(call, static_cast<int>(i)), to + start * unit, a.rows, channels[i] * unit,
-         channels[i] * unit, total * unit);
+    copy(call.stream, at.parts[i], to + start * unit, a.rows, channels[i] * unit, channels[i] * unit, total * unit);
   return launched();
 }
 
@@ -285,27 +285,21 @@ extern "C" const char* mbc_bias_add_concat(const MbcCall& call) {
   using namespace mbc;
   const auto& a = arguments<BiasConcatArguments>(call);
   const int64_t* channels = call.integers + sizeof(BiasConcatArguments) / sizeof(int64_t);
-  // Operands: the part with the bias, the bias, and the other parts in order.
-  const auto operand = [&](int64_t i) {
-    return static_cast<int>(i == a.biased ? 0 : i < a.biased ? i + 2 : i + 1);
-  };
+  const auto at = operands_of_bias_add_concat(call);
   MBC_FOR_TYPE(a.type, T, {
     concat_columns<true>(
-        call.stream, a.rows * a.inner, a.inputs, channels, out<T>(call, static_cast<int>(a.inputs + 1)),
-        [&](int64_t i) { return in<T>(call, operand(i)); },
-        [&](int64_t i) { return i == a.biased ? in<float>(call, 1) : nullptr; });
+        call.stream, a.rows * a.inner, a.inputs, channels, at.y.as<T>(),
+        [&](int64_t i) { return i == a.biased ? at.x : at.other; },
+        [&](int64_t i) { return i == a.biased ? at.bias : Operand(); });
   });
   return launched();
 }
 
 extern "C" const char* mbc_concat_batch_normalize_relu(const MbcCall& call) {
   using namespace mbc;
-  const auto& a = arguments<ConcatNormalizeArguments>(call);
-  const int inputs = static_cast<int>(a.inputs), joined = inputs + (a.affine ? 4 : 2);
-  const NormalizeRelu f{normalize(call, inputs, a.affine, eps(call, 0))};
-  MBC_FOR_TYPE(a.type, T, {
-    concat_normalized<true>(call, out<T>(call, joined), out<T>(call, joined + 1), f, [](int i) { return i; });
-  });
+  const auto at = operands_of_concat_batch_normalize_relu(call);
+  const NormalizeRelu f{normalize(at, eps(call, 0))};
+  MBC_FOR_TYPE(arguments<ConcatNormalizeArguments>(call).type, T, { concat_normalized<true, T>(call, at, f); });
   return launched();
 }
 
@@ -313,17 +307,16 @@ extern "C" const char* mbc_batch_normalize_relu_concat(const MbcCall& call) {
   using namespace mbc;
   const auto& a = arguments<ConcatNormalizeArguments>(call);
   const int64_t* channels = call.integers + sizeof(ConcatNormalizeArguments) / sizeof(int64_t);
-  const int operands = a.affine ? 5 : 3;
+  const auto at = operands_of_batch_normalize_relu_concat(call);
   NormalizeReluParts f{};
   int64_t first = 0;
   for (; f.count < a.inputs; first += channels[f.count++]) {
-    f.each[f.count] = {normalize(call, f.count * operands + 1, a.affine, eps(call, f.count))};
+    const OperandList x{at.parts.pointers + f.count * a.operands};  // a part, mean, variance, scale and shift if any
+    const Operand scale = a.affine ? x[3] : Operand(), shift = a.affine ? x[4] : Operand();
+    f.each[f.count] = {Normalize{x[1], x[2], scale, shift, eps(call, f.count)}};
     f.first[f.count] = first;
   }
-  MBC_FOR_TYPE(a.type, T, {
-    T* none = nullptr;
-    concat_normalized<false>(call, none, out<T>(call, operands * f.count), f, [&](int i) { return i * operands; });
-  });
+  MBC_FOR_TYPE(a.type, T, { concat_normalized<false, T>(call, at, f); });
   return launched();
 }
 

@@ -16,6 +16,7 @@
 #include "channel_reduce.cuh"
 #include "lanes.cuh"
 #include "reduce_arguments.h"
+#include "reduce_operands.h"
 
 namespace mbc {
 
@@ -196,12 +197,12 @@ __global__ void __launch_bounds__(THREADS, SUM_BLOCKS)
 }
 
 template <typename T, int N, typename F>
-void launch_sums(const MbcCall& call, int second, const ReduceArguments& a, Reduction sums, F f) {
-  const T *x = in<T>(call, 0), *z = in<T>(call, second);
-  void* y = call.pointers[second + 1];
+void launch_sums(const MbcCall& call, const ReduceOperands& at, const ReduceArguments& a, Reduction sums, F f) {
+  const T *x = at.x, *z = at.z;
+  void* y = at.y;
   const bool wide = sums.left.vectorizable(N) && sums.left.adjacent(1) && aligned(y, 16) && a.accumulate == 0;
   const SumOut<T> out{y, real(call, 0), a.result_type == MBC_FP32, a.accumulate != 0, wide};
-  float* partial = a.parts > 1 ? static_cast<float*>(call.pointers[second + 2]) : nullptr;
+  float* partial = a.parts > 1 ? at.workspace.as<float>() : nullptr;
   if (sums.adjacent) {
     sums.reduced.take_vectors(N);
     sums.terms /= N;
@@ -215,19 +216,20 @@ void launch_sums(const MbcCall& call, int second, const ReduceArguments& a, Redu
   if (partial != nullptr) merge_all_parts(call.stream, a.parts, a.results, partial, SumOfParts<T>{sums.left, out});
 }
 
-// Sums f of the operands 0 and `second`.
+// Sums f of x and z; without z, of x alone.
 template <typename F>
-const char* run_sums(const MbcCall& call, int second, F f) {
+const char* run_sums(const MbcCall& call, ReduceOperands at, F f) {
+  if (at.z.pointer == nullptr) at.z = at.x;
   const auto& a = arguments<ReduceArguments>(call);
   const int64_t* more = behind<ReduceArguments>(call);
   const Strided<2> left(more);
   const Strided<1> summed(more);
   const Reduction sums{left, summed, a.results, a.terms, static_cast<int>(a.lanes), a.tile == 0};
   MBC_FOR_TYPE(a.type, T, {
-    if (a.vector == WIDTH<T> && aligned(call.pointers[0], 16) && aligned(call.pointers[second], 16))
-      launch_sums<T, WIDTH<T>>(call, second, a, sums, f);
+    if (a.vector == WIDTH<T> && aligned(at.x, 16) && aligned(at.z, 16))
+      launch_sums<T, WIDTH<T>>(call, at, a, sums, f);
     else
-      launch_sums<T, 1>(call, second, a, sums, f);
+      launch_sums<T, 1>(call, at, a, sums, f);
   });
   return launched();
 }
@@ -235,5 +237,9 @@ const char* run_sums(const MbcCall& call, int second, F f) {
 }  // namespace mbc
 
 // Sums over rows, `row_reduce_sum` and `row_reduce_dot`, use these launchers, too: their axes are extents and strides.
-extern "C" const char* mbc_reduce_sum(const MbcCall& call) { return mbc::run_sums(call, 0, mbc::SumOf{}); }
-extern "C" const char* mbc_reduce_dot(const MbcCall& call) { return mbc::run_sums(call, 1, mbc::DotOf{}); }
+extern "C" const char* mbc_reduce_sum(const MbcCall& call) {
+  return mbc::run_sums(call, mbc::operands_of_reduce_sum(call), mbc::SumOf{});
+}
+extern "C" const char* mbc_reduce_dot(const MbcCall& call) {
+  return mbc::run_sums(call, mbc::operands_of_reduce_dot(call), mbc::DotOf{});
+}

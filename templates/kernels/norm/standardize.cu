@@ -8,6 +8,7 @@
 // Limit      memory bandwidth; with few large filters the number of blocks.
 #include "lanes.cuh"
 #include "standardize_arguments.h"
+#include "standardize_operands.h"
 
 namespace mbc {
 
@@ -85,18 +86,17 @@ const char* run_filters(const MbcCall& call, F f) {
 extern "C" const char* mbc_standardize_filters(const MbcCall& call) {
   using namespace mbc;
   const auto& a = arguments<StandardizeArguments>(call);
-  const int first = a.gained ? 2 : 1;
-  const Filters filters{in<float>(call, 0), a.gained ? in<float>(call, 1) : nullptr, real(call, 1)};
-  return run_filters(call, StandardizeFilters{filters, out<float>(call, first), out<float>(call, first + 1),
-                                              out<float>(call, first + 2), static_cast<float>(a.elements), real(call, 0)});
+  const auto at = operands_of_standardize_filters(call);
+  const Filters filters{at.w, at.gain, real(call, 1)};
+  const auto elements = static_cast<float>(a.elements);
+  return run_filters(call, StandardizeFilters{filters, at.y, at.mean, at.inverse, elements, real(call, 0)});
 }
 
 extern "C" const char* mbc_standardize_filters_backward(const MbcCall& call) {
   using namespace mbc;
   const auto& a = arguments<StandardizeArguments>(call);
-  const int first = a.gained ? 5 : 4;
-  const Filters filters{in<float>(call, 0), a.gained ? in<float>(call, 4) : nullptr, real(call, 1)};
-  return run_filters(call, StandardizeFiltersBackward{filters, in<float>(call, 1), in<float>(call, 2), in<float>(call, 3),
-                                                      out<float>(call, first), a.gained ? out<float>(call, 6) : nullptr,
+  const auto at = operands_of_standardize_filters_backward(call);
+  const Filters filters{at.w, at.gain, real(call, 1)};
+  return run_filters(call, StandardizeFiltersBackward{filters, at.dy, at.mean, at.inverse, at.dw, at.dgain,
                                                       static_cast<float>(a.elements)});
 }

@@ -9,6 +9,7 @@
 // Limit      the launch.
 #include "device.cuh"
 #include "sync_batch_norm_arguments.h"
+#include "sync_batch_norm_operands.h"
 
 namespace mbc {
 
@@ -70,12 +71,13 @@ extern "C" const char* mbc_combine_statistics(const MbcCall& call) {
 extern "C" const char* mbc_sum_gathered(const MbcCall& call) {
   using namespace mbc;
   const auto& a = arguments<SumGatheredArguments>(call);
+  const auto at = operands_of_sum_gathered(call);
   for (int64_t first = 0; first < a.operands; first += Gathered::MOST) {
     Gathered operands{};
     unsigned many = 0;
     for (; many < Gathered::MOST && first + many < a.operands; ++many) {
-      operands.from[many] = in<float>(call, static_cast<int>(first + many));
-      operands.to[many] = out<float>(call, static_cast<int>(a.operands + first + many));
+      operands.from[many] = at.gathered[first + many];
+      operands.to[many] = at.sums[first + many];
     }
     const dim3 grid(blocks_for(a.elements), many);
     MBC_LAUNCH(sum_gathered, grid, THREADS, call.stream, operands, a.ranks, a.elements);

@@ -11,6 +11,7 @@
 #include "mbc_control.h"
 #include "philox.cuh"
 #include "augment_arguments.h"
+#include "augment_operands.h"
 
 namespace mbc {
 
@@ -150,7 +151,7 @@ __global__ void augment(const uint8_t* x, const MbcControl* control, T* y, Augme
   }
 }
 
-inline const char* run_augment(const MbcCall& call, const MbcControl* control, int output) {
+inline const char* run_augment(const MbcCall& call, const AugmentOperands& at) {
   const auto& a = arguments<AugmentArguments>(call);
   const double* r = call.reals;
   const AugmentRanges ranges{r[0], r[1], r[2], r[3], r[4], r[5], r[6]};
@@ -160,8 +161,8 @@ inline const char* run_augment(const MbcCall& call, const MbcControl* control, i
     normal.shift[c] = static_cast<float>(r[7 + a.channels + c]);
   }
   MBC_FOR_TYPE(a.type, T, {
-    MBC_LAUNCH((augment<T>), static_cast<unsigned>(a.rows * a.parts), THREADS, call.stream, in<uint8_t>(call, 0), control,
-               out<T>(call, output), a, ranges, normal);
+    MBC_LAUNCH((augment<T>), static_cast<unsigned>(a.rows * a.parts), THREADS, call.stream,
+               at.image.as<const uint8_t>(), at.control.as<const MbcControl>(), at.y.as<T>(), a, ranges, normal);
   });
   return launched();
 }
@@ -169,7 +170,9 @@ inline const char* run_augment(const MbcCall& call, const MbcControl* control, i
 }  // namespace mbc
 
 extern "C" const char* mbc_augment(const MbcCall& call) {
-  return mbc::run_augment(call, mbc::in<MbcControl>(call, 1), 2);
+  return mbc::run_augment(call, mbc::operands_of_augment(call));
 }
 
-extern "C" const char* mbc_centre_crop(const MbcCall& call) { return mbc::run_augment(call, nullptr, 1); }
+extern "C" const char* mbc_centre_crop(const MbcCall& call) {
+  return mbc::run_augment(call, mbc::operands_of_centre_crop(call));
+}

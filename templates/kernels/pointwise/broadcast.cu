@@ -10,6 +10,7 @@
 #include "channels.cuh"
 #include "images.cuh"
 #include "broadcast_arguments.h"
+#include "broadcast_operands.h"
 
 namespace mbc {
 
@@ -66,11 +67,11 @@ struct GatePixels {
 };
 
 template <typename F>
-const char* run_gate(const MbcCall& call, F f) {
+const char* run_gate(const MbcCall& call, const BroadcastOperands& at, F f) {
   const auto& a = arguments<BroadcastArguments>(call);
   MBC_FOR_TYPE(a.type, T, {
-    const T *x = in<T>(call, 0), *gate = in<T>(call, 1), *second = F::TWO ? in<T>(call, 2) : gate;
-    T* y = out<T>(call, F::TWO ? 3 : 2);
+    const T *x = at.x, *gate = at.gate, *second = F::TWO ? at.mean : at.gate;
+    T* y = at.y;
     const bool wide = aligned(x, 16) && aligned(y, 16);
     constexpr int N = WIDTH<T>;
     if (a.layout == MBC_CHANNELS_LAST) {
@@ -144,13 +145,13 @@ void run_pixel_sums(const MbcCall& call, const BroadcastArguments& a, const T* x
   }
 }
 
-// Sums f of the elements of the operands 0 and `second` over the pixels of each channel of each sample.
+// Sums f of the elements of x and z over the pixels of each channel of each sample; without z, of x alone.
 template <typename F>
-const char* pixel_sums(const MbcCall& call, int second, F f) {
+const char* pixel_sums(const MbcCall& call, const BroadcastOperands& at, F f) {
   const auto& a = arguments<BroadcastArguments>(call);
   MBC_FOR_TYPE(a.type, T, {
-    const T *x = in<T>(call, 0), *z = in<T>(call, second);
-    T* y = out<T>(call, second + 1);
+    const T *x = at.x, *z = at.z.pointer == nullptr ? at.x : at.z;
+    T* y = at.y;
     constexpr int N = WIDTH<T>;
     const int64_t adjacent = a.layout == MBC_CHANNELS_LAST ? a.channels : a.inner;
     if (adjacent % N == 0 && aligned(x, 16) && aligned(z, 16))
@@ -163,11 +164,20 @@ const char* pixel_sums(const MbcCall& call, int second, F f) {
 
 }  // namespace mbc
 
-extern "C" const char* mbc_broadcast_mul(const MbcCall& call) { return mbc::run_gate(call, mbc::TimesGate{}); }
-extern "C" const char* mbc_broadcast_add(const MbcCall& call) { return mbc::run_gate(call, mbc::PlusGate{}); }
+extern "C" const char* mbc_broadcast_mul(const MbcCall& call) {
+  return mbc::run_gate(call, mbc::operands_of_broadcast_mul(call), mbc::TimesGate{});
+}
+extern "C" const char* mbc_broadcast_add(const MbcCall& call) {
+  return mbc::run_gate(call, mbc::operands_of_broadcast_add(call), mbc::PlusGate{});
+}
 extern "C" const char* mbc_broadcast_mul_add_mean_gradient(const MbcCall& call) {
   const float pixels = static_cast<float>(mbc::arguments<BroadcastArguments>(call).inner);
-  return mbc::run_gate(call, mbc::TimesGatePlusMean{1.0f / pixels});
+  const auto at = mbc::operands_of_broadcast_mul_add_mean_gradient(call);
+  return mbc::run_gate(call, at, mbc::TimesGatePlusMean{1.0f / pixels});
 }
-extern "C" const char* mbc_pixel_sum(const MbcCall& call) { return mbc::pixel_sums(call, 0, mbc::FirstOf{}); }
-extern "C" const char* mbc_pixel_dot(const MbcCall& call) { return mbc::pixel_sums(call, 1, mbc::TimesGate{}); }
+extern "C" const char* mbc_pixel_sum(const MbcCall& call) {
+  return mbc::pixel_sums(call, mbc::operands_of_pixel_sum(call), mbc::FirstOf{});
+}
+extern "C" const char* mbc_pixel_dot(const MbcCall& call) {
+  return mbc::pixel_sums(call, mbc::operands_of_pixel_dot(call), mbc::TimesGate{});
+}

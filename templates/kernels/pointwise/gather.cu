@@ -9,6 +9,7 @@
 // Limit      memory bandwidth; with many axes and no vectors index arithmetic.
 #include "strided.cuh"
 #include "gather_arguments.h"
+#include "gather_operands.h"
 
 namespace mbc {
 
@@ -208,11 +209,12 @@ extern "C" const char* mbc_split(const MbcCall& call) {
   using namespace mbc;
   const auto& a = arguments<SplitArguments>(call);
   const int64_t* more = behind<SplitArguments>(call);
+  const auto at = operands_of_split(call);
   MBC_FOR_TYPE(a.type, T, {
     for (int64_t part = 0; part < a.parts; ++part) {
       const int64_t elements = *more++, first = *more++;
       const Strided<1> places(more);
-      run_copy(call.stream, in<T>(call, 0) + first, out<T>(call, static_cast<int>(part) + 1), elements, places);
+      run_copy(call.stream, at.x.as<const T>() + first, at.parts[part].as<T>(), elements, places);
     }
   });
   return launched();

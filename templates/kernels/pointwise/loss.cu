@@ -7,6 +7,7 @@
 #include "mbc_control.h"
 #include "cross_entropy.cuh"
 #include "loss_arguments.h"
+#include "loss_operands.h"
 
 namespace mbc {
 
@@ -116,15 +117,15 @@ extern "C" const char* mbc_softmax_cross_entropy_backward(const MbcCall& call) {
 extern "C" const char* mbc_weighted_sum(const MbcCall& call) {
   using namespace mbc;
   const auto& a = arguments<WeightedSumArguments>(call);
-  float* total = out<float>(call, static_cast<int>(a.inputs));
+  const auto at = operands_of_weighted_sum(call);
   for (int64_t done = 0; done < a.inputs; done += TERMS) {
     Terms terms{};
     for (; terms.count < TERMS && done + terms.count < a.inputs; ++terms.count) {
       const int i = static_cast<int>(done) + terms.count;
-      terms.loss[terms.count] = in<float>(call, i);
+      terms.loss[terms.count] = at.losses[i];
       terms.weight[terms.count] = call.reals[i];
     }
-    MBC_LAUNCH(weighted_sum, 1, 1, call.stream, terms, total, done > 0);
+    MBC_LAUNCH(weighted_sum, 1, 1, call.stream, terms, at.total.as<float>(), done > 0);
   }
   return launched();
 }

@@ -7,6 +7,7 @@
 // Limit      memory bandwidth; with few large windows the number of threads.
 #include "images.cuh"
 #include "adaptive_pool_arguments.h"
+#include "adaptive_pool_operands.h"
 
 namespace mbc {
 
@@ -130,16 +131,16 @@ struct AdaptiveMaxBackward : Pooling<T> {
   }
 };
 
-// Operand `from` is read and `to` written; `index`: an operand, or less than 0. `back`: what is written is the input.
+// `back`: what is written is the input.
 template <template <typename> class F>
-const char* run_adaptive(const MbcCall& call, int from, int to, int index, bool back) {
+const char* run_adaptive(const MbcCall& call, const AdaptivePoolOperands& at, bool back) {
   const auto& a = arguments<AdaptivePoolArguments>(call);
   const Image input(a.layout, a.channels, a.height, a.width), output(a.layout, a.channels, a.out_height, a.out_width);
   const Windows rows{a.height, a.out_height}, columns{a.width, a.out_width};
-  int32_t* indices = index < 0 ? nullptr : static_cast<int32_t*>(call.pointers[index]);
+  int32_t* indices = at.index;
   MBC_FOR_TYPE(a.type, T, {
-    const T* read = in<T>(call, from);
-    T* written = out<T>(call, to);
+    const T* read = at.from;
+    T* written = at.to;
     for_each_pixel<WIDTH<T>>(call.stream, a.layout, a.rows, back ? input : output,
                              aligned(read, 16) && aligned(written, 16),
                              F<T>{{read, written, indices, input, output, rows, columns}});
@@ -150,15 +151,14 @@ const char* run_adaptive(const MbcCall& call, int from, int to, int index, bool 
 }  // namespace mbc
 
 extern "C" const char* mbc_adaptive_avg_pool(const MbcCall& call) {
-  return mbc::run_adaptive<mbc::AdaptiveMean>(call, 0, 1, -1, false);
+  return mbc::run_adaptive<mbc::AdaptiveMean>(call, mbc::operands_of_adaptive_avg_pool(call), false);
 }
 extern "C" const char* mbc_adaptive_avg_pool_backward(const MbcCall& call) {
-  return mbc::run_adaptive<mbc::AdaptiveMeanBackward>(call, 0, 1, -1, true);
+  return mbc::run_adaptive<mbc::AdaptiveMeanBackward>(call, mbc::operands_of_adaptive_avg_pool_backward(call), true);
 }
 extern "C" const char* mbc_adaptive_max_pool(const MbcCall& call) {
-  const bool asked = mbc::arguments<AdaptivePoolArguments>(call).index != 0;
-  return mbc::run_adaptive<mbc::AdaptiveMax>(call, 0, 1, asked ? 2 : -1, false);
+  return mbc::run_adaptive<mbc::AdaptiveMax>(call, mbc::operands_of_adaptive_max_pool(call), false);
 }
 extern "C" const char* mbc_adaptive_max_pool_backward(const MbcCall& call) {
-  return mbc::run_adaptive<mbc::AdaptiveMaxBackward>(call, 1, 2, 0, true);
+  return mbc::run_adaptive<mbc::AdaptiveMaxBackward>(call, mbc::operands_of_adaptive_max_pool_backward(call), true);
 }

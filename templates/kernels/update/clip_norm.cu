@@ -11,6 +11,7 @@
 #include "guard.cuh"
 #include "square_sums.cuh"
 #include "clip_norm_arguments.h"
+#include "clip_norm_operands.h"
 
 namespace mbc {
 
@@ -62,7 +63,7 @@ __global__ void root_of_sum(const double* sums, int64_t parts, float* norm) {
 }
 
 // The sums of squares of `count` gradients; `begin` is the number of the first pointer.
-inline void sum_all_squares(const MbcCall& call, int begin, int count, const int64_t* fields, double* sums) {
+inline void sum_all_squares(cudaStream_t stream, OperandList all, int count, const int64_t* fields, double* sums) {
   int64_t first = 0;
   for (int done = 0; done < count; done += TENSORS) {
     GradientParts gradients{};
@@ -70,13 +71,13 @@ inline void sum_all_squares(const MbcCall& call, int begin, int count, const int
     unsigned most = 1;
     for (int i = 0; i < some; ++i) {
       const int64_t* own = fields + (done + i) * 2;
-      gradients.data[i] = in<float>(call, begin + done + i);
+      gradients.data[i] = all[done + i];
       gradients.elements[i] = own[0], gradients.parts[i] = static_cast<int32_t>(own[1]);
       gradients.first[i] = first;
       first += own[1];
       if (own[1] > most) most = static_cast<unsigned>(own[1]);
     }
-    MBC_LAUNCH(sum_squares, dim3(most, static_cast<unsigned>(some)), THREADS, call.stream, gradients, sums);
+    MBC_LAUNCH(sum_squares, dim3(most, static_cast<unsigned>(some)), THREADS, stream, gradients, sums);
   }
 }
 
@@ -85,11 +86,12 @@ inline void sum_all_squares(const MbcCall& call, int begin, int count, const int
 extern "C" const char* mbc_guard_clip_norm(const MbcCall& call) {
   using namespace mbc;
   const auto& a = arguments<ClipNormArguments>(call);
-  const int count = static_cast<int>(a.gradients);
-  auto* sums = out<double>(call, count + 3);
-  sum_all_squares(call, 2, count, call.integers + sizeof(a) / sizeof(int64_t), sums);
-  MBC_LAUNCH(decide_clipped, 1, THREADS, call.stream, in<MbcControl>(call, 0), out<MbcControl>(call, count + 2),
-             in<float>(call, 1), sums, a.parts, a.scaled != 0, a.accumulate, call.reals[0]);
+  const auto at = operands_of_guard_clip_norm(call);
+  double* sums = at.sums;
+  const int64_t* fields = call.integers + sizeof(a) / sizeof(int64_t);
+  sum_all_squares(call.stream, at.gradients, static_cast<int>(a.gradients), fields, sums);
+  MBC_LAUNCH(decide_clipped, 1, THREADS, call.stream, at.control.as<MbcControl>(), at.written.as<MbcControl>(),
+             at.loss.as<float>(), sums, a.parts, a.scaled != 0, a.accumulate, call.reals[0]);
   return launched();
 }
 
@@ -97,9 +99,10 @@ extern "C" const char* mbc_guard_clip_norm(const MbcCall& call) {
 extern "C" const char* mbc_norm(const MbcCall& call) {
   using namespace mbc;
   const auto& a = arguments<NormArguments>(call);
-  const int count = static_cast<int>(a.gradients);
-  auto* sums = out<double>(call, count + 1);
-  sum_all_squares(call, 0, count, call.integers + sizeof(a) / sizeof(int64_t), sums);
-  MBC_LAUNCH(root_of_sum, 1, THREADS, call.stream, sums, a.parts, out<float>(call, count));
+  const auto at = operands_of_norm(call);
+  double* sums = at.sums;
+  const int64_t* fields = call.integers + sizeof(a) / sizeof(int64_t);
+  sum_all_squares(call.stream, at.gradients, static_cast<int>(a.gradients), fields, sums);
+  MBC_LAUNCH(root_of_sum, 1, THREADS, call.stream, sums, a.parts, at.norm.as<float>());
   return launched();
 }

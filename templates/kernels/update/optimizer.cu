@@ -10,6 +10,7 @@
 #include "guard.cuh"
 #include "optimizer.cuh"
 #include "optimizer_arguments.h"
+#include "optimizer_operands.h"
 
 namespace mbc {
 
@@ -72,14 +73,15 @@ extern "C" const char* mbc_guard(const MbcCall& call) {
   const auto& a = arguments<GuardArguments>(call);
   const int64_t* elements = call.integers + sizeof(GuardArguments) / sizeof(int64_t);
   const int count = static_cast<int>(a.gradients);
-  uint32_t* flag = count > 0 ? out<uint32_t>(call, count + 3) : nullptr;
+  const auto at = operands_of_guard(call);
+  uint32_t* flag = at.flag;
   if (count > 0) MBC_LAUNCH(clear_flag, 1, 1, call.stream, flag);
   for (int done = 0; done < count; done += TENSORS) {
     Tensors tensors{};
     const int some = count - done < TENSORS ? count - done : TENSORS;
     int64_t most = 0;
     for (int i = 0; i < some; ++i) {
-      tensors.data[i] = in<float>(call, 2 + done + i);
+      tensors.data[i] = at.gradients[done + i];
       tensors.elements[i] = elements[done + i];
       if (elements[done + i] > most) most = elements[done + i];
     }
@@ -87,7 +89,7 @@ extern "C" const char* mbc_guard(const MbcCall& call) {
     const dim3 grid(static_cast<unsigned>(wanted < cap ? wanted : cap), static_cast<unsigned>(some));
     MBC_LAUNCH(find_nonfinite, grid, THREADS, call.stream, tensors, flag);
   }
-  MBC_LAUNCH(decide, 1, 1, call.stream, in<MbcControl>(call, 0), out<MbcControl>(call, count + 2), in<float>(call, 1),
+  MBC_LAUNCH(decide, 1, 1, call.stream, at.control.as<MbcControl>(), at.written.as<MbcControl>(), at.loss.as<float>(),
              flag, a.scaled != 0, a.accumulate);
   return launched();
 }

@@ -14,6 +14,7 @@ from mbc.kernels.cuda.image import ImageArguments
 from mbc.kernels.cuda.norm.batch_norm import SUM_BYTES, partial_bytes, parts, statistics_workspace
 from mbc.kernels.cuda.wiring import (
     AFFINE,
+    SCALE_SHIFT,
     Wiring,
     affines,
     eps,
@@ -123,6 +124,7 @@ class ConcatNormalizeArguments(Struct):
 
     Attributes:
         affine: Whether the normalizations have scale and shift.
+        operands: Operands of a part: itself, and those of its normalization, if each part has one.
     """
 
     type: int
@@ -131,6 +133,7 @@ class ConcatNormalizeArguments(Struct):
     inner: int
     inputs: int
     affine: int
+    operands: int
 
 
 def _normalized(operands: int) -> Wiring:
@@ -156,7 +159,9 @@ def _joined(at: Slice) -> tuple[TensorType, ...]:
 
 def _concat_normalize(at: Slice) -> ConcatNormalizeArguments:
     type_, layout, rows, _, inner = image_of(at)
-    return ConcatNormalizeArguments(type_, layout, rows, inner, len(_joined(at)), affines(at.request)[0])
+    count, normalized = len(_joined(at)), affines(at.request)
+    operands = len(at.request.inputs) // count if len(normalized) == count else 1
+    return ConcatNormalizeArguments(type_, layout, rows, inner, count, normalized[0], operands)
 
 
 def _channels_joined(at: Slice) -> tuple[int, ...]:
@@ -181,6 +186,7 @@ KERNELS = (
         _bias_concat,
         trailing=_channels_of_parts,
         layouts=channels_last,
+        operands="x bias other y",
         launcher="bias_add_concat",
         takes=taking(*_BIAS_CONCAT),
     ),
@@ -192,6 +198,7 @@ KERNELS = (
         eps,
         trailing=_channels_joined,
         layouts=channels_last,
+        operands=f"parts[inputs] mean variance {SCALE_SHIFT} joined y",
         launcher="concat_batch_normalize_relu",
         takes=taking(*map(_normalized, AFFINE)),
     ),
@@ -203,6 +210,7 @@ KERNELS = (
         eps,
         trailing=_channels_joined,
         layouts=channels_last,
+        operands="parts[inputs*operands] y",
         launcher="batch_normalize_relu_concat",
         takes=taking(*(_parts_normalized(n, count) for n in AFFINE for count in range(2, MOST_PARTS + 1))),
     ),

@@ -180,6 +180,7 @@ KERNELS = tuple(
         workspace=_workspace,
         launches=2,
         accumulates=bool(rows),
+        operands="x y workspace?" if kind == "reduce_sum" else "x z y workspace?",
         launcher=kind,
         named=f"{rows}{kind}",
         version=2,

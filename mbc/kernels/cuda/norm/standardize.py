@@ -44,6 +44,9 @@ def _reals(at: Slice) -> tuple[float, ...]:
 
 
 KERNELS = tuple(
-    OwnKernel(kind, FILE, StandardizeArguments, _arguments, _reals)
-    for kind in ("standardize_filters", "standardize_filters_backward")
+    OwnKernel(kind, FILE, StandardizeArguments, _arguments, _reals, operands=operands)
+    for kind, operands in (
+        ("standardize_filters", "w gain?gained y mean inverse"),
+        ("standardize_filters_backward", "w dy mean inverse gain?gained dw dgain?gained"),
+    )
 )

@@ -54,5 +54,12 @@ KERNELS = (
         trailing=_counts,
         layouts=channels_first,
     ),
-    OwnKernel("sum_gathered", "norm/sync_batch_norm.cu", SumGatheredArguments, _sum, layouts=channels_first),
+    OwnKernel(
+        "sum_gathered",
+        "norm/sync_batch_norm.cu",
+        SumGatheredArguments,
+        _sum,
+        layouts=channels_first,
+        operands="gathered[operands] sums[operands]",
+    ),
 )

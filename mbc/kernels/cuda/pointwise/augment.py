@@ -75,6 +75,6 @@ def _layouts(request: Request) -> Iterable[Layouts]:
 
 
 KERNELS = tuple(
-    OwnKernel(kind, FILE, AugmentArguments, _arguments, _reals, layouts=_layouts, time_us=touched_us)
-    for kind in ("augment", "centre_crop")
+    OwnKernel(kind, FILE, AugmentArguments, _arguments, _reals, layouts=_layouts, time_us=touched_us, operands=operands)
+    for kind, operands in (("augment", "image control y"), ("centre_crop", "image y"))
 )

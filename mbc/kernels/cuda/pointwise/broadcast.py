@@ -36,14 +36,20 @@ _wired = taking(*((((0, 1), (2,), summands), (5,)) for summands in ((3, 4), (4, 
 
 KERNELS = (
     *(
-        OwnKernel(kind, FILE, BroadcastArguments, _arguments)
-        for kind in ("broadcast_mul", "broadcast_add", "pixel_sum", "pixel_dot")
+        OwnKernel(kind, FILE, BroadcastArguments, _arguments, operands=operands)
+        for kind, operands in (
+            ("broadcast_mul", "x gate y"),
+            ("broadcast_add", "x gate y"),
+            ("pixel_sum", "x y"),
+            ("pixel_dot", "x z y"),
+        )
     ),
     OwnKernel(
         "broadcast_mul+avg_pool_backward+add",
         FILE,
         BroadcastArguments,
         _arguments,
+        operands="x gate mean y",
         launcher="broadcast_mul_add_mean_gradient",
         takes=_of_means,
     ),

@@ -182,5 +182,5 @@ KERNELS = (
     ),
     OwnKernel("pad", FILE, GatherArguments, _gather, trailing=_gather_trailing, launcher="strided_slice", named="pad"),
     OwnKernel("pad_backward", FILE, GatherArguments, _pad_backward, trailing=_pad_backward_trailing),
-    OwnKernel("split", FILE, SplitArguments, _split, trailing=_split_trailing),
+    OwnKernel("split", FILE, SplitArguments, _split, trailing=_split_trailing, operands="x parts[parts]"),
 )

@@ -203,5 +203,13 @@ KERNELS = (
         launcher="softmax_cross_entropy_rows_backward",
         takes=_takes_rows,
     ),
-    OwnKernel("weighted_sum", FILE, WeightedSumArguments, _weighted_sum, _weights, layouts=channels_first),
+    OwnKernel(
+        "weighted_sum",
+        FILE,
+        WeightedSumArguments,
+        _weighted_sum,
+        _weights,
+        layouts=channels_first,
+        operands="losses[inputs] total",
+    ),
 )

@@ -118,7 +118,15 @@ def _kept(at: Slice) -> tuple[float, ...]:
 KERNELS = (
     OwnKernel("convert", "pointwise/convert.cu", ConvertArguments, _convert, layouts=_any_layouts),
     OwnKernel("cast", "pointwise/convert.cu", ConvertArguments, _convert, layouts=_any_layouts, version=2),
-    OwnKernel("concat", "fused/concat.cu", ConcatArguments, _concat, trailing=_channels_of_inputs, version=2),
+    OwnKernel(
+        "concat",
+        "fused/concat.cu",
+        ConcatArguments,
+        _concat,
+        trailing=_channels_of_inputs,
+        operands="parts[inputs] y",
+        version=2,
+    ),
     OwnKernel("channel_slice", "fused/concat.cu", ChannelSliceArguments, _channel_slice),
     # The gradient is multiplied by the mask of the forward pass.
     *(

@@ -39,6 +39,11 @@ def _arguments(at: Slice) -> AdaptivePoolArguments:
 
 
 KERNELS = tuple(
-    OwnKernel(f"adaptive_{kind}", FILE, AdaptivePoolArguments, _arguments, takes=planar)
-    for kind in ("avg_pool", "avg_pool_backward", "max_pool", "max_pool_backward")
+    OwnKernel(f"adaptive_{kind}", FILE, AdaptivePoolArguments, _arguments, operands=operands, takes=planar)
+    for kind, operands in (
+        ("avg_pool", "from to"),
+        ("avg_pool_backward", "from to"),
+        ("max_pool", "from to index?index"),
+        ("max_pool_backward", "index from to"),
+    )
 )

@@ -138,6 +138,7 @@ KERNELS = (
         GuardArguments,
         _guard,
         trailing=_elements_of_gradients,
+        operands="control loss gradients[gradients] written flag?",
         workspace=_guard_workspace,
         launches=3,
         takes=_takes_guard,
