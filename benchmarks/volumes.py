@@ -161,6 +161,8 @@ def drawn(seed: int, number: int, rank: int) -> tuple[nn.Module, torch.Tensor, S
         kind = rng.choice(kinds) if n.names else kinds[number % len(kinds)]
         try:
             layer = LAYERS[kind](n).double()
+            for parameter in layer.parameters():
+                parameter.data += 0.1 * torch.randn_like(parameter)  # an offset of 0 would tie with zeros around
             y = layer(n.x.clone())
         except (RuntimeError, ValueError, AssertionError):
             continue  # PyTorch refuses these settings for this tensor

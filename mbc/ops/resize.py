@@ -13,8 +13,8 @@ import numpy as np
 
 from mbc.ir.graph import Attributes, Operation
 from mbc.ir.types import TensorType
-from mbc.ops.base import Array, Call, Gradients, Layer, LayerBuilder, OpKind, Parameter, ShapeError
-from mbc.ops.shape import Upsample
+from mbc.ops.base import Array, Call, Expansion, Gradients, Layer, LayerBuilder, OpKind, Parameter, ShapeError
+from mbc.ops.shape import Upsample, appended, in_planes
 from mbc.ops.window import Axes, by, by_axis, positive, spatial
 
 LINEAR = ("linear", "bilinear")  # the second one is the first one's name for two axes
@@ -89,8 +89,22 @@ def _gradient(g: Gradients, op: Operation, dys: tuple[str | None, ...]) -> tuple
     return (g.emit("resize_backward", op.attributes, (dy,), x)[0],)
 
 
+def _expand(e: Expansion, op: Operation, training: bool) -> tuple[str, ...]:
+    a = op.attributes
+    assert isinstance(a, Resize)
+    if len(a.size) < 3:
+        return e.emit(op.kind, a, op.inputs, op.outputs, op.name)
+    (before, *sizes), (after, *outputs) = a.size, a.output_size
+    planes = None if sizes == outputs else Resize(tuple(sizes), tuple(outputs), a.bilinear)
+
+    def lines(pixels: int) -> Resize | None:
+        return None if before == after else Resize((before, pixels), (after, pixels), a.bilinear)
+
+    return in_planes(e, op, planes, lines, appended(e, op))
+
+
 OPS = (
-    OpKind("resize", Resize, _shape, _resize, _gradient, divisible=True),
+    OpKind("resize", Resize, _shape, _resize, _gradient, _expand, divisible=True),
     OpKind("resize_backward", Resize, _backward_shape, _resize_backward, divisible=True),
 )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,17 @@ import numpy as np
 
 from mbc.ir.graph import Attributes, Operation
 from mbc.ir.types import TensorType
-from mbc.ops.base import Array, Call, Gradients, Layer, LayerBuilder, NoAttributes, OpKind, ShapeError
+from mbc.ops.base import (
+    Array,
+    Call,
+    Expansion,
+    Gradients,
+    Layer,
+    LayerBuilder,
+    NoAttributes,
+    OpKind,
+    ShapeError,
+)
 from mbc.ops.framework_calls import Calls
 from mbc.ops.window import Axes, spatial
 
@@ -153,8 +163,58 @@ def _unflatten_gradient(g: Gradients, op: Operation, dys: tuple[str | None, ...]
     return (g.emit("unflatten", Unflatten(g.type(x).shape[1:]), (dy,), x)[0],)
 
 
+def in_planes(
+    e: Expansion,
+    op: Operation,
+    planes: Attributes | None,
+    lines: Callable[[int], Attributes | None],
+    emit: Callable[[Attributes, str, str], str],
+) -> tuple[str, ...]:
+    """Return an operation along three axes as one along the last two and then one along the first.
+
+    Kernels take at most two axes. The first of the two operations has the depth among the channels; the second one has
+    height and width as one axis.
+
+    Args:
+        e: Writes the operations.
+        op: The operation along three axes.
+        planes: Attributes of the operation along the last two axes; None if it changes nothing.
+        lines: Returns the attributes of the operation along the first axis for a number of pixels of a plane; None if
+            it changes nothing.
+        emit: Appends an operation of the kind, for its attributes, its input and its output.
+    """
+    (x,), (y, *_) = op.inputs, op.outputs
+    _, channels, depth, *plane = e.type(x).shape
+    if planes is not None:
+        (x,) = e.emit("unflatten", Unflatten((channels * depth, *plane)), (x,), (f"{y}.planes",), f"{op.name}.planes")
+        x = emit(planes, x, f"{y}.in_planes")
+        plane = e.type(x).shape[2:]
+    along = lines(math.prod(plane))
+    if along is not None:
+        view = Unflatten((channels, depth, math.prod(plane)))
+        (x,) = e.emit("unflatten", view, (x,), (f"{y}.lines",), f"{op.name}.lines")
+        x = emit(along, x, f"{y}.in_lines")
+        depth = e.type(x).shape[2]
+    return e.emit("unflatten", Unflatten((channels, depth, *plane)), (x,), op.outputs, op.name)
+
+
+def appended(e: Expansion, op: Operation) -> Callable[[Attributes, str, str], str]:
+    """Return a function that appends an operation of the kind of `op`, as `in_planes` needs it."""
+    return lambda attributes, x, y: e.emit(op.kind, attributes, (x,), (y,), y)[0]
+
+
+def _upsample_expand(e: Expansion, op: Operation, training: bool) -> tuple[str, ...]:
+    a = op.attributes
+    assert isinstance(a, Upsample)
+    if len(a.factor) < 3:
+        return e.emit(op.kind, a, op.inputs, op.outputs, op.name)
+    first, *others = a.factor
+    planes = None if set(others) == {1} else Upsample(tuple(others))
+    return in_planes(e, op, planes, lambda _: None if first == 1 else Upsample((first, 1)), appended(e, op))
+
+
 OPS = (
-    OpKind("upsample", Upsample, _upsample_shape, _upsample, _upsample_gradient, divisible=True),
+    OpKind("upsample", Upsample, _upsample_shape, _upsample, _upsample_gradient, _upsample_expand, divisible=True),
     OpKind("upsample_backward", Upsample, _upsample_backward_shape, _upsample_backward, divisible=True),
     OpKind(
         "concat",
