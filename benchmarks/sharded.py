@@ -50,11 +50,11 @@ class Asked:
     merge: int
 
 
-def asked(description: str | None, cases: int) -> Asked:
+def asked(description: str | None, cases: int, seed: int = 0) -> Asked:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", type=int, default=cases)
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=int, default=seed)
     parser.add_argument("--workers", type=int, default=1, help="processes, one core each")
     parser.add_argument(
         "--shard", type=_shard, default=(0, 1), metavar="I/N", help="every N-th chunk, from the I-th on"

@@ -14,25 +14,25 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-KEPT = ROOT / "build" / "objects"
+KEPT = Path(os.environ.get("MBC_TEST_OBJECTS", ROOT / "build" / "objects"))
 MOST_KEPT = 400  # objects, the oldest go first: several states of all sources
 FLAGS = ("-std=c++17", "-O1", "-fPIC", "-Wno-unknown-pragmas")
 
 
 def shared_library(
-    compiler: str, sources: Sequence[Path], includes: Sequence[Path], working: int, result: Path
+    compiler: Sequence[str], sources: Sequence[Path], includes: Sequence[Path], working: int, result: Path
 ) -> None:
-    """Build a shared library of kernels for the emulator.
+    """Build a shared library of kernels for the emulator; `compiler` is the command with further flags.
 
     Sources without a kept object are compiled in parallel; then all objects are linked.
 
     Raises:
         AssertionError: The compiler failed; the message has its output.
     """
-    command = (compiler, *FLAGS, f"-DMBC_WORKING={working}", *(f"-I{path}" for path in includes), "-x", "c++")
+    command = (*compiler, *FLAGS, f"-DMBC_WORKING={working}", *(f"-I{path}" for path in includes), "-x", "c++")
     with ThreadPoolExecutor(max_workers=len(os.sched_getaffinity(0))) as pool:
         objects = list(pool.map(lambda source: kept_object(command, source), sources))
-    _run((compiler, "-shared", "-o", str(result), *map(str, objects)))
+    _run((compiler[0], "-shared", "-o", str(result), *map(str, objects)))
     for old in sorted(KEPT.glob("*.o"), key=lambda path: path.stat().st_mtime)[:-MOST_KEPT]:
         old.unlink(missing_ok=True)
 

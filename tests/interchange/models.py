@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,11 +24,24 @@ from tests.ir.execution import execute, types_of
 # As the types of a package that may be missing.
 Tensor = Any
 Model = Any
-torch = pytest.importorskip("torch", reason="what is imported is made by PyTorch, which is not installed")
-nn = torch.nn
 
 
-class Of(nn.Module):
+class _Absent:
+    """PyTorch where it is not installed: what uses it is skipped, a test or a whole file."""
+
+    def __getattr__(self, name: str) -> Any:
+        pytest.skip("the imported models are made by PyTorch, which is not installed", allow_module_level=True)
+
+
+try:
+    torch: Any = importlib.import_module("torch")
+except ImportError:
+    torch = _Absent()
+nn: Any = torch if isinstance(torch, _Absent) else torch.nn
+_Module: Any = object if isinstance(torch, _Absent) else nn.Module
+
+
+class Of(_Module):
     """A model that applies a function to the output of a convolution."""
 
     def __init__(self, function: Callable[..., Tensor], channels: int = 4, padding: int = 1, **held: Model) -> None:
@@ -61,12 +75,12 @@ def lowered(text: str) -> Lowered:
     return lower(parse(Source("imported", text)))
 
 
-def forward(model: ImportedModel, *inputs: Tensor) -> list[Array]:
+def forward(model: ImportedModel, *inputs: Tensor | Array) -> list[Array]:
     """Return the outputs of the network in evaluation mode, in fp32."""
     lowered_model = lowered(model.source)
     graph = differentiate(lowered_model.network, lowered_model.optimizer, Precision.FP32)
     given: dict[str, Array] = {name: np.asarray(a, np.float32) for name, a in model.network.arrays.items()}
-    given |= {name: x.numpy() for name, x in zip(graph.infer_inputs, inputs, strict=True)}
+    given |= {name: np.asarray(x) for name, x in zip(graph.infer_inputs, inputs, strict=True)}
     env = execute(graph.infer, types_of(graph), given, graph.batch, Precision.FP32)
     return [env[name] for name in graph.infer_outputs]
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from mbc.interchange.importing import import_model
-from tests.interchange.models import forward, torch
+from tests.interchange.models import forward
 from tests.interchange.onnx_files import evaluated, model, node, written
 from tests.interchange.test_onnx_standard import computed, drawn, refusal, taken
 
@@ -54,7 +54,7 @@ def _chosen(path: Path, nodes: list[Any], x: np.ndarray[Any, Any]) -> None:
         shape=x.shape,
     )
     imported = import_model(written(path, onnx_model), "net", "mse")
-    (output,), (wanted,) = forward(imported, torch.from_numpy(x)), evaluated(onnx_model, x)
+    (output,), (wanted,) = forward(imported, x), evaluated(onnx_model, x)
     assert output.shape == wanted.shape and np.allclose(output, wanted, rtol=1e-5, atol=1e-6)
 
 
@@ -81,7 +81,7 @@ def test_masked_scores_are_recognised(tmp_path: Path) -> None:
     held = {"ones": ones, "last": np.array([3]), **NUMBERS, **INFINITE}
     onnx_model = model([node("Mul", ["x", "ones"], ["h"], name="first"), *nodes], held, shape=x.shape)
     imported = import_model(written(tmp_path, onnx_model), "net", "mse")
-    (output,), (wanted,) = forward(imported, torch.from_numpy(x)), evaluated(onnx_model, x)
+    (output,), (wanted,) = forward(imported, x), evaluated(onnx_model, x)
     assert np.array_equal(output, wanted)
 
 

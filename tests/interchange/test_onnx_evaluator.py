@@ -11,16 +11,15 @@ import pytest
 from mbc.errors import MbcError
 from mbc.interchange.from_onnx.check_onnx import check_onnx
 from mbc.interchange.importing import import_model
-from tests.interchange.models import torch
+from tests.interchange.models import nn, torch
 from tests.interchange.onnx_files import evaluated, model, node, written
 
-F = torch.nn.functional
 X = np.random.default_rng(0).normal(size=(2, 6, 8, 9)).astype(np.float32)
 ROWS = X[:, :, 0]
 
 
 def _max_pool(x: Any) -> Any:
-    return F.max_pool2d(F.pad(x, (0, 0, 1, 1), value=-np.inf), 3, 1)
+    return nn.functional.max_pool2d(nn.functional.pad(x, (0, 0, 1, 1), value=-np.inf), 3, 1)
 
 
 @pytest.mark.parametrize(
@@ -30,7 +29,7 @@ def _max_pool(x: Any) -> Any:
         (
             node("LRN", ["h"], ["y"], size=3, bias=2.0, alpha=0.5),
             X,
-            lambda x: F.local_response_norm(x, 3, 0.5, 0.75, 2.0),
+            lambda x: nn.functional.local_response_norm(x, 3, 0.5, 0.75, 2.0),
         ),
         (node("MaxPool", ["h"], ["y"], kernel_shape=[3, 3], pads=[1, 0, 1, 0]), X, _max_pool),
         (node("GlobalMaxPool", ["h"], ["y"]), ROWS, lambda x: x.amax(2, keepdim=True)),

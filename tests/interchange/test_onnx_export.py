@@ -111,6 +111,18 @@ def test_everything_that_onnx_cannot_express_is_listed() -> None:
 
 def _network(name: str) -> Model:
     torch.manual_seed(0)
+
+    class Residual(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.stem = nn.Conv2d(1, 8, 3, padding=1, bias=False)
+            self.norm, self.gate, self.head = nn.BatchNorm2d(8), nn.Conv2d(8, 8, 1), nn.Linear(8, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.stem(x)
+            y = torch.relu(self.norm(x))
+            return self.head((x + y * torch.sigmoid(self.gate(y.mean((2, 3), keepdim=True)))).mean((2, 3)))
+
     if name == "residual":
         return Residual()
     if name == "separable":
@@ -122,18 +134,6 @@ def _network(name: str) -> Model:
     return nn.Sequential(
         nn.Conv2d(1, 8, 3), nn.GroupNorm(2, 8), nn.GELU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(32, 3)
     )
-
-
-class Residual(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.stem = nn.Conv2d(1, 8, 3, padding=1, bias=False)
-        self.norm, self.gate, self.head = nn.BatchNorm2d(8), nn.Conv2d(8, 8, 1), nn.Linear(8, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.stem(x)
-        y = torch.relu(self.norm(x))
-        return self.head((x + y * torch.sigmoid(self.gate(y.mean((2, 3), keepdim=True)))).mean((2, 3)))
 
 
 @pytest.mark.parametrize("name", ["residual", "separable", "plain"])
@@ -159,7 +159,7 @@ def test_twenty_steps_between_import_and_export(name: str, tmp_path: Path) -> No
     (theirs,) = evaluated(onnx_model, images)
     assert np.linalg.norm(theirs - ours) <= 1e-5 * np.linalg.norm(ours)
     again = import_model(tmp_path / "trained.onnx", "net", batch=6)
-    (back,) = forward(again, torch.from_numpy(images))
+    (back,) = forward(again, images)
     assert np.linalg.norm(back - ours) <= 1e-5 * np.linalg.norm(ours)
     assert again.network.arrays.keys() == imported.network.arrays.keys()
     operations = [sorted((s.op, tuple(sorted(s.settings.items()))) for s in n.network.steps) for n in (again, imported)]

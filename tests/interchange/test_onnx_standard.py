@@ -35,7 +35,7 @@ def _imported(
     nodes = [node("Mul", ["x", "ones"], ["h"], name="first"), last]
     onnx_model = model(nodes, {"ones": ones, **(held or {})}, shape=x.shape, opset=opset)
     imported = import_model(written(path, onnx_model), "net", "mse")
-    (output,) = forward(imported, torch.from_numpy(x))
+    (output,) = forward(imported, x)
     return onnx_model, imported, output
 
 
@@ -248,5 +248,5 @@ def test_long_names(tmp_path: Path) -> None:
     onnx_model = model(nodes, {f"{long}.weight": drawn(3, 3, 1, 1)}, output=f"{long}.output")
     imported = import_model(written(tmp_path, onnx_model), "net", "mse")
     x = drawn(2, 3, 8, 8)
-    (output,), (wanted,) = forward(imported, torch.from_numpy(x)), evaluated(onnx_model, x)
+    (output,), (wanted,) = forward(imported, x), evaluated(onnx_model, x)
     assert np.allclose(output, wanted, atol=1e-5) and [key.name for key in imported.network.keys] == [f"{long}.weight"]

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 import pytest
 
-from tests.interchange.models import Of, Tensor, compared, nn, torch
+from mbc.ops import POINTWISE
+from mbc.ops.framework_calls import function_of
+from tests.interchange.models import Of, Tensor, compared, lowered, nn, torch
+from tests.ops.pointwise_inputs import examples, needs_positive
 
 F = torch.nn.functional
 behind = partial(Of, channels=6, padding=0)
@@ -242,6 +246,25 @@ def test_a_layer_that_is_called_twice_is_one_layer(tmp_path: Path) -> None:
     shared = Shared()
     source = compared(tmp_path, behind(lambda x: shared(x), shared=shared), torch.randn(2, 3, 12, 12)).source
     assert source.count("@shared.conv") == 1
+
+
+def test_calls_that_functions_declare_come_back_as_these_functions(tmp_path: Path) -> None:
+    called = {
+        name: partial(function_of(function.calls.torch, {"torch": torch, "F": F}), examples(function)[0])
+        for name, function in POINTWISE.items()
+        if re.fullmatch(r"(F|torch)\.\w+\(x[^()]*\)", function.calls.torch)  # not an expression of several calls
+    }
+
+    def apply(x: Tensor) -> Tensor:
+        positive = {name for name in called if needs_positive(POINTWISE[name], examples(POINTWISE[name])[0])}
+        return torch.cat([call(x.exp() if name in positive else x) for name, call in called.items()], 1)
+
+    imported = compared(tmp_path, behind(apply), torch.randn(2, 3, 5, 4))
+    kinds = {op.kind for op in lowered(imported.source).network.operations}
+    missing = ", ".join(sorted(called.keys() - kinds))
+    assert not missing, (
+        f"an import makes something else of the declared calls of {missing}: add rules (mbc/interchange)"
+    )
 
 
 def test_settings_of_training_come_along(tmp_path: Path) -> None:

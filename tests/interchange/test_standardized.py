@@ -19,6 +19,7 @@ from mbc.runtime.module import Module
 from mbc.source import Source
 from tests.interchange.models import Tensor, compared, exported, nn, torch
 
+pytest.importorskip("torch", reason="the imported models are made by PyTorch, which is not installed")
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
 import imported_gradients as gradients

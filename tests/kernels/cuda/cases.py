@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import numpy as np
 
@@ -16,8 +17,8 @@ from mbc.ir.graph import Attributes
 from mbc.ir.types import DType, Precision, TensorType
 from mbc.kernels.base import Request
 from mbc.kernels.cuda import KERNELS
-from mbc.ops.activation import LeakyRelu, Scale
-from mbc.ops.activation_variants import Elu
+from mbc.ops import POINTWISE
+from mbc.ops.activation import Scale
 from mbc.ops.adaptive_pool import AdaptiveMaxPool, AdaptivePool
 from mbc.ops.along import Largest, Softmax
 from mbc.ops.arithmetic import Broadcast
@@ -28,7 +29,6 @@ from mbc.ops.comparison import Relation, Select
 from mbc.ops.control_record import control_record
 from mbc.ops.convolution import Convolution
 from mbc.ops.dice import DiceMean, DiceMeanBackward, DiceSums
-from mbc.ops.elementary import Power
 from mbc.ops.elementwise_loss import (
     BinaryCrossEntropy,
     BinaryCrossEntropyBackward,
@@ -46,6 +46,7 @@ from mbc.ops.matrix import Cast, Linear
 from mbc.ops.mean_iou import MeanIou
 from mbc.ops.normalization import BatchNormalize, BatchNormalizeBackward, CombineStatistics, UpdateRunning
 from mbc.ops.piecewise import Clamp, Indicator
+from mbc.ops.pointwise import Pointwise
 from mbc.ops.pooling import AveragePool, MaxPool
 from mbc.ops.random import Dropout, DropPath
 from mbc.ops.rearrange import Pad, Rearrange, Split, StridedSlice
@@ -61,6 +62,7 @@ from mbc.ops.update import AdamW, Ema, Guard, Sgd
 from mbc.ops.weighted_cross_entropy import ClassWeights, WeightedMean, WeightedMeanBackward
 from mbc.ops.window_bias import WindowBias
 from tests.kernels.statistics import grouped
+from tests.ops.pointwise_inputs import examples, inputs, steps, values
 
 PRECISIONS = (Precision.FP32, Precision.BF16, Precision.FP16)
 
@@ -198,19 +200,15 @@ def m(*shape: int, make: Make = normal) -> Operand:
 
 
 NONE = NoAttributes()
-VARIANTS = ("relu6", "hardsigmoid", "hardswish", "mish", "softplus")
 LONG: tuple[Shape, ...] = ((3, 8, 110, 110), (1, 3, 181, 183), (700, 33), (2, 70, 5, 3), (2, 288, 20, 21))
 SHAPES: tuple[Shape, ...] = ((3, 16, 5, 6), (2, 7, 3, 5), (5, 9), (4, 24, 1, 1), (1, 1, 4, 7))
 
 
 def _elementwise(cases: Cases) -> None:
-    for kind in ("relu", "sigmoid", "tanh", "silu", "gelu", *VARIANTS):
-        for shape in SHAPES[:2]:
-            cases.add(kind, NONE, w(*shape))
-            cases.add(f"{kind}_backward", NONE, w(*shape), w(*shape))
+    for function in POINTWISE.values():
+        for number, a in enumerate(examples(function)):
+            _pointwise(cases, function, a, f"{number}" * (number > 0))
     for shape in SHAPES:
-        cases.add("leaky_relu", LeakyRelu(0.2), w(*shape))
-        cases.add("leaky_relu_backward", LeakyRelu(0.2), w(*shape), w(*shape))
         cases.add("add", NONE, w(*shape), w(*shape))
         cases.add("mul", NONE, w(*shape), w(*shape))
     # Channels and pixels by the vector and not; several tiles of channels; one pixel.
@@ -222,28 +220,9 @@ def _elementwise(cases: Cases) -> None:
         cases.add("pixel_dot", NONE, w(*shape), w(*shape))
     _broadcast(cases)
     _gather(cases)
-    for kind in ("sqrt", "abs", "exp", "log", "gelu_tanh"):
-        make = positive if kind in ("sqrt", "log") else normal
-        cases.add(kind, NONE, w(*SHAPES[1], make=make))
-        cases.add(f"{kind}_backward", NONE, w(*SHAPES[1], make=make), w(*SHAPES[1]))
-    for lower, upper in (((-0.5,), (0.75,)), ((), (0.25,)), ((0.5,), ()), ((1.0,), (0.5,))):
-        note = "to".join(f"{bound[0] if bound else ''}" for bound in (lower, upper))
-        for strict in (False, True):
-            cases.add(
-                "clamp_backward",
-                Clamp(lower, upper, strict),
-                w(*SHAPES[1], make=coarse),
-                w(*SHAPES[1]),
-                note=f"{note}{strict}",
-            )
-        cases.add("clamp", Clamp(lower, upper), w(*SHAPES[1]), note=note)
     cases.add("clamp", Clamp((-1.0,), (1.0,)), w(*SHAPES[0], make=special), note="special")
     for operator in ("eq", "ne", "lt", "le", "gt", "ge"):
         cases.add("indicator", Indicator(operator, 0.5), w(*SHAPES[1], make=coarse), note=operator)
-    for exponent in (2.0, -1.0, 0.5, 3.0):
-        make = positive if exponent in (0.5, -1.0) else normal
-        cases.add("pow", Power(exponent), w(*SHAPES[1], make=make), note=f"{exponent}")
-        cases.add("pow_backward", Power(exponent), w(*SHAPES[1], make=make), w(*SHAPES[1]), note=f"{exponent}")
     for shape, axes in (
         ((3, 16, 5, 6), (1,)),
         ((3, 7, 5, 6), (3,)),
@@ -268,20 +247,26 @@ def _elementwise(cases: Cases) -> None:
             w(shape[0], *left),
             note=note,
         )
-    # Values beyond both ends of the hard ones.
-    for kind in VARIANTS[:3]:
-        cases.add(kind, NONE, w(2, 35, 1, 1, make=wide))
-        cases.add(f"{kind}_backward", NONE, w(2, 35, 1, 1, make=wide), w(2, 35, 1, 1))
-    cases.add("elu", Elu(0.3), w(*SHAPES[1]))
-    cases.add(
-        "elu_backward", Elu(0.3), w(*SHAPES[1], make=lambda rng, shape: rng.uniform(-0.3, 2, shape)), w(*SHAPES[1])
-    )
     cases.add("scale", Scale(-0.5, 2.0), w(3, 5, 40, 41))
     for shape in ((3, 24, 5, 7), (2, 8, 9, 1), (5, 16), (4, 64, 1, 1), (2, 136, 3, 5)):
         signs = Operand("uint8", (shape[0], shape[1] // 8, *shape[2:]), bytes_below(256))
         cases.add("relu_mask", NONE, w(*shape))
         cases.add("relu_mask", NONE, w(*shape, make=special), note="special")
         cases.add("relu_backward_masked", NONE, w(*shape), signs)
+
+
+def _pointwise(cases: Cases, function: Pointwise, a: Attributes, note: str) -> None:
+    """Add a function and its gradient: of numbers of its domain, and of those where its pieces meet."""
+
+    def outputs(make: Make, rng: np.random.Generator, shape: Shape) -> Array:
+        return values(function, a, make(rng, shape))
+
+    wide = ((SHAPES[0], note, inputs), (SHAPES[1], note, inputs)) if not note else ()
+    for shape, name, draw in (*wide, ((5, 41), f"{note}steps", steps)):
+        make = partial(draw, function, a)
+        read = partial(outputs, make) if function.of_output else make
+        cases.add(function.name, a, w(*shape, make=make), note=name)
+        cases.add(f"{function.name}_backward", a, w(*shape, make=read), w(*shape), note=name)
 
 
 def _broadcast(cases: Cases) -> None:
@@ -547,6 +532,7 @@ def _moves(cases: Cases) -> None:
         *SHAPES,
         (2, 3, 40, 41),
         (2, 3, 50, 42),
+        (2, 3, 5, 7),
         (3, 67, 7, 9),
         (13,),
         (2, 24, 4, 8),
@@ -734,6 +720,18 @@ def _target_losses(cases: Cases) -> None:
             cases.add("weighted_cross_entropy_mean_backward", backward, logits, numbers_below, sums, scale, note=note)
     wild = Operand("int32", (9,), lambda rng, shape: np.arange(-1, 8, dtype=np.int32))
     sums = m(2, make=lambda rng, shape: np.array((3.0, 4.0)))
+    counted = m(2, make=lambda rng, shape: np.array((4.0, 4.0)))
+    for rest in ((), (1,)):
+        # All k places count every target that is a class.
+        outside = replace(
+            wild, shape=(9, *rest), make=lambda rng, shape: np.arange(-1, 8, dtype=np.int32).reshape(shape)
+        )
+        cases.add("top_k", TopK(5), w(9, 5, *rest), outside, note="wild")
+        cases.add("top_k_mean", TopKMean(5, (), 0.25), w(9, 5, *rest), outside, counted, note="wild")
+        cases.add("class_overlap", MeanIou(()), w(9, 5, *rest), outside, note="wild")
+        cases.add("dice_sums", DiceSums(()), w(9, 5, *rest), outside, note="wild")
+        slopes = m(9, 10, *rest)
+        cases.add("dice_sums_backward", DiceSums(()), w(9, 5, *rest), outside, slopes, note="wild")
     for ignored in ((), (-1,)):
         note, weights = f"wild{len(ignored)}", (1.0, 0.5, 2.0, 1.0, 1.0, 1.0, 1.0, 1.0)
         backward = WeightedMeanBackward(0.0, weights[:5], ignored, 1.0, 1.0)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Sequence
+from pathlib import Path
 
 import pytest
 
@@ -14,8 +17,12 @@ from mbc.kernels.cuda import OWN
 from tests.effort import ALL_TESTS
 from tests.kernels.cuda.cases import Case
 
-EVERY = 10
-FEW_ELEMENTS = 50_000  # of the operands of a small case
+Pair = tuple[Case, Precision]
+Offered = Callable[[Case, Precision], list[Candidate]]
+
+PRECISIONS = (Precision.FP32, Precision.BF16)  # one library holds both; fp16 takes the same way through each kernel
+CHOICE = Path(__file__).with_name("quick_cases.json")  # by tests/kernels/cuda/branches.py
+MOST_ELEMENTS = 20_000  # of the operands of a case that `make test` runs if another one does not reach as much
 MANY_IMAGES = 100  # of a convolution: more of them keep every block of a real GPU going round
 
 
@@ -33,24 +40,49 @@ def offered(case: Case, precision: Precision) -> list[Candidate]:
     return list(OWN.candidates(case.request(precision), find_spec("h200")))
 
 
-def matrix(
-    pairs: Iterable[tuple[Case, Precision]], offered: Callable[[Case, Precision], list[Candidate]] = offered
-) -> list[object]:
+def kernels_of(case: Case, precision: Precision, offered: Offered = offered) -> set[tuple[str, Precision]]:
+    """Return the kernels that are offered for a case."""
+    return {(candidate.name, precision) for candidate in offered(case, precision)}
+
+
+def id_of(case: Case, precision: Precision) -> str:
+    return f"{case.name}-{precision}"
+
+
+def is_small(case: Case) -> bool:
+    return elements(case) <= MOST_ELEMENTS and not is_for_a_gpu(case)
+
+
+def counts_of(pairs: Iterable[Pair]) -> Counter[str]:
+    """Return how many small cases each kind of operation has."""
+    return Counter(case.kind for case, _ in pairs if is_small(case))
+
+
+def chosen(pairs: Sequence[Pair]) -> set[str]:
+    """Return the ids of small cases that together reach what all small cases reach.
+
+    If a kind of operation has more or fewer cases than when the choice was made, it is all of its small cases.
+    """
+    choice = json.loads(CHOICE.read_text(encoding="utf-8"))
+    counts = counts_of(pairs)
+    unchanged = {kind for kind, (count, *_) in choice.items() if count == counts[kind]}
+    new = {id_of(case, precision) for case, precision in pairs if case.kind not in unchanged and is_small(case)}
+    return new.union(*(choice[kind][1:] for kind in unchanged))
+
+
+def matrix(pairs: Iterable[Pair], offered: Offered = offered, quick: Collection[str] = ()) -> list[object]:
     """Return the pairs for which kernels are offered, as parameters for the emulator, small ones first.
 
-    All are exhaustive, except the first of each kernel in each precision and every tenth of the other small ones.
+    All are exhaustive, except those of the ids `quick`, and the first of each kernel and precision that these lack.
     """
-    covered: set[tuple[str, Precision]] = set()
+    kernels = {
+        (case, precision): kernels_of(case, precision, offered) for case, precision in pairs if not is_for_a_gpu(case)
+    }
+    covered = {kernel for pair in kernels if id_of(*pair) in quick for kernel in kernels[pair]}
     parameters: list[object] = []
-    count = 0
-    for case, precision in sorted(pairs, key=lambda pair: elements(pair[0])):
-        kernels = {(candidate.name, precision) for candidate in offered(case, precision)}
-        if not kernels or is_for_a_gpu(case):
-            continue
-        quick = not kernels <= covered or (count % EVERY == 0 and elements(case) <= FEW_ELEMENTS)
-        covered |= kernels
-        count += 1
-        if quick or ALL_TESTS:  # thousands of others would be collected to be left out
-            marks = () if quick else pytest.mark.exhaustive
-            parameters.append(pytest.param(case, precision, marks=marks, id=f"{case.name}-{precision}"))
+    for pair in sorted(filter(kernels.__getitem__, kernels), key=lambda pair: elements(pair[0])):
+        is_quick = id_of(*pair) in quick or not kernels[pair] <= covered
+        covered |= kernels[pair]
+        if is_quick or ALL_TESTS:  # thousands of others would be collected to be left out
+            parameters.append(pytest.param(*pair, marks=() if is_quick else pytest.mark.exhaustive, id=id_of(*pair)))
     return parameters

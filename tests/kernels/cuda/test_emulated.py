@@ -21,6 +21,7 @@ from mbc.kernels.cuda.conv import (
     conv1x1,
     conv1x1_narrow,
     conv_transpose_nonoverlapping,
+    direct,
     halo,
     stem_conv,
     stem_im2col,
@@ -49,12 +50,16 @@ from tests.kernels.cuda.launching import (
     from_bytes,
     relative_error,
 )
-from tests.kernels.cuda.matrix import elements, is_for_a_gpu, matrix, offered
+from tests.kernels.cuda.matrix import PRECISIONS, chosen, elements, is_for_a_gpu, matrix, offered
 from tests.objects import shared_library
 
 EMULATOR = Path(__file__).parent / "emulator"
-PRECISIONS = (Precision.FP32, Precision.BF16)  # one library holds both; fp16 takes the same way through each kernel
 GXX = shutil.which("g++")
+# Notes what runs, for branches.py; conditions joined by `||` stay apart.
+COVERED = (
+    "-fsanitize-coverage=trace-pc,trace-cmp", "-fdisable-tree-ifcombine", "-fno-ssa-phiopt", "-fno-if-conversion",
+    "-fno-if-conversion2", "--param=logical-op-non-short-circuit=0",
+)  # fmt: skip
 FILTER_PASS = stem_conv.KERNELS[1]
 EMULATED_FP32 = (
     *fp32_emulated_conv.KERNELS,
@@ -75,7 +80,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Library:
     return build(tmp_path_factory.mktemp("kernels"), DTYPE_CODES["bf16"])
 
 
-def build(where: Path, working: int, names: Sequence[str] = ()) -> Library:
+def build(where: Path, working: int, names: Sequence[str] = (), flags: Sequence[str] = ()) -> Library:
     """Return a library of the sources of these names, or of all."""
     assert GXX is not None
     templates = folder("templates")
@@ -85,16 +90,17 @@ def build(where: Path, working: int, names: Sequence[str] = ()) -> Library:
     write_launch_headers(where)
     include = [EMULATOR, templates / "include", templates / "host", *folders, where]
     result = where / "kernels.so"
-    shared_library(GXX, [sources[name] for name in names or kernels], include, working, result)
+    chosen = [sources[name] for name in names or kernels] + [EMULATOR / "coverage.cpp"] * bool(flags)
+    shared_library((GXX, *flags), chosen, include, working, result)
     handle = ctypes.CDLL(str(result))
     assert hasattr(handle, "mbc_emulated_shared_bytes"), "launches would not be held to what kernels declare"
     return Library(handle, HostMemory())
 
 
-@pytest.mark.parametrize(
-    ("case", "precision"),
-    matrix((c, p) for c in (*CASES, *groups_in(Precision.BF16)) for p in PRECISIONS if p in c.precisions),
-)
+PAIRS = [(c, p) for c in (*CASES, *groups_in(Precision.BF16)) for p in PRECISIONS if p in c.precisions]
+
+
+@pytest.mark.parametrize(("case", "precision"), matrix(PAIRS, quick=chosen(PAIRS)))
 def test_kernel(case: Case, precision: Precision, library: Library):
     check(library, case, precision)
 
@@ -233,6 +239,21 @@ def test_parts_of_an_emulated_gradient_are_added_up(
     for variant in trial.variants(candidate):
         (error,) = trial.errors(candidate, variant)
         assert error <= RELATIVE_ERROR[Precision.FP32][1], variant.name
+
+
+@pytest.mark.parametrize("pixels", [7, 40])
+def test_parts_of_a_direct_filter_gradient_are_added_up(pixels: int, library: Library, monkeypatch: pytest.MonkeyPatch):
+    """Parts differ in length, and in some cases the last one is empty."""
+    monkeypatch.setattr(direct, "PIXELS_PER_PART", pixels)
+    (kernel,) = (k for k in direct.KERNELS if k.kind == FILTER_PASS.kind)
+    cases = sorted((c for c in CASES if c.kind == kernel.kind), key=elements)
+    split = [c for c in cases if kernel.workspace(c.request(Precision.BF16), Layout.CHANNELS_LAST)]
+    for case in split[:4]:
+        trial = Trial(library, case, Precision.BF16)
+        for candidate in (c for c in trial.candidates() if c.name == kernel.name):
+            for variant in trial.variants(candidate):
+                (error,) = trial.errors(candidate, variant)
+                assert error <= TOLERANCES[trial.request.outputs[0].dtype], (case.name, variant.name)
 
 
 @pytest.mark.parametrize("parts", [1, 2])

@@ -11,11 +11,11 @@ from mbc.ir.types import DType, Layout, Precision, TensorType
 from mbc.kernels.base import DTYPE_CODES
 from mbc.ops.base import Array
 from mbc.optimize.fusion.catalogue import PATTERNS
-from tests.kernels.cuda.cases import Case
+from tests.kernels.cuda.cases import CASES, Case
 from tests.kernels.cuda.groups import group, groups_in
 from tests.kernels.cuda.launching import Library, check, launched, request_of, to_bytes
-from tests.kernels.cuda.matrix import matrix
-from tests.kernels.cuda.test_emulated import GXX, build
+from tests.kernels.cuda.matrix import chosen, matrix
+from tests.kernels.cuda.test_emulated import GXX, PAIRS, build
 
 pytestmark = pytest.mark.skipif(GXX is None, reason="no g++ on this machine")
 SHAPE = (3, 16, 5, 6)
@@ -39,6 +39,21 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Library:
     )
     files = (*fused, "batch_norm.cu", "bias.cu", "broadcast.cu", "elementwise.cu", "group_norm.cu", *pools, *products)
     return build(Path(tmp_path_factory.mktemp("fused")), DTYPE_CODES["fp16"], files)
+
+
+@pytest.fixture(scope="module")
+def pools(tmp_path_factory: pytest.TempPathFactory) -> Library:
+    return build(tmp_path_factory.mktemp("pools"), DTYPE_CODES["fp16"], ("max_pool.cu", "max_pool_backward.cu"))
+
+
+POOLS = [case for case in CASES if case.kind in ("max_pool", "max_pool_backward")]
+QUICK_POOLS = {id_.replace("-bf16", "-fp16") for id_ in chosen(PAIRS)}
+
+
+@pytest.mark.parametrize(("case", "precision"), matrix([(case, Precision.FP16) for case in POOLS], quick=QUICK_POOLS))
+def test_pools_in_half_precision(case: Case, precision: Precision, pools: Library):
+    """Largest elements of two bytes are found by integers, which differ between the types."""
+    check(pools, case, precision)
 
 
 @pytest.mark.exhaustive

@@ -17,7 +17,7 @@ from mbc.hardware.spec import find_spec
 from mbc.ir.types import DType, Layout, Precision, TensorType, layout_matters
 from mbc.kernels.base import Call, Candidate, Request
 from mbc.kernels.cuda import KERNELS, OWN, function_of
-from mbc.kernels.cuda.base import THREADS, always, planar
+from mbc.kernels.cuda.base import THREADS, always, layout_of, planar
 from mbc.kernels.cuda.generated import lowering
 from mbc.kernels.cuda.norm.reduce import LEAST_TERMS, SUM_BLOCKS, Sums
 from mbc.kernels.cuda.pool.pooling import takes_pool
@@ -35,6 +35,7 @@ from mbc.resources import folder
 from tests.kernels.cuda.cases import CASES, STATISTICS, Case
 from tests.kernels.cuda.groups import GROUPS
 
+OFFERED = Path(__file__).with_name("offered.txt")
 SOURCES = folder("templates") / "kernels"
 H200 = find_spec("h200")
 FIRST, LAST = Layout.CHANNELS_FIRST, Layout.CHANNELS_LAST
@@ -106,14 +107,26 @@ def test_every_operation_that_runs_has_a_kernel():
     assert running | {"convert"} == whole | {"guard"}
 
 
-def test_the_cases_use_every_kernel():
-    used = {
-        candidate.name
-        for case in (*CASES, *GROUPS, *STATISTICS)
-        for precision in (Precision.FP32, Precision.TF32, Precision.BF16)
-        for candidate in _candidates(case, precision)
-    }
-    assert used == set(KERNELS)
+def test_the_cases_use_every_kernel_in_the_types_and_layouts_of_before(update_expected: bool):
+    """Cases of a kernel that is no longer offered for them would test other kernels only.
+
+    The list has the kernels that lack a type or a layout in all cases.
+    `pytest tests/kernels/cuda/test_provider.py --update-expected` writes what is offered.
+    """
+    precisions = (Precision.FP32, Precision.TF32, Precision.BF16, Precision.FP16)
+    seen: dict[str, set[str]] = {name: set() for name in KERNELS}
+    for case, precision in itertools.product((*CASES, *GROUPS, *STATISTICS), precisions):
+        if precision in case.precisions or precision is Precision.TF32:
+            request = case.request(precision)
+            for candidate in OWN.candidates(request, H200):
+                seen[candidate.name].add(f"{precision} {layout_of(request, candidate.layouts)}")
+    without = sorted(name for name, ways in seen.items() if not ways)
+    assert not without, f"add cases of {', '.join(without)} to tests/kernels/cuda/cases.py or groups.py"
+    all_ways = {f"{precision} {layout}" for precision in precisions for layout in Layout}
+    lines = [f"{name}: {', '.join(sorted(ways))}\n" for name, ways in sorted(seen.items()) if ways != all_ways]
+    if update_expected:
+        OFFERED.write_text("".join(lines), encoding="utf-8")
+    assert lines == OFFERED.read_text(encoding="utf-8").splitlines(keepends=True)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
