@@ -64,9 +64,9 @@ class _StatisticsChecker:
 def moments(period: NDArray[np.float64], rows: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return mean and variance of every channel over `rows` rows that repeat with the period."""
     weights = np.bincount(np.arange(rows) % len(period), minlength=len(period)) / rows
-    mean = np.einsum("n,nc...->c", weights, period) / math.prod(period.shape[2:])
-    squares = np.square(period - mean.reshape(-1, *(1,) * (period.ndim - 2)))
-    return mean, np.einsum("n,nc...->c", weights, squares) / math.prod(period.shape[2:])
+    pixels = period.reshape(*period.shape[:2], -1)
+    mean = np.einsum("n,ncp->c", weights, pixels) / pixels.shape[2]
+    return mean, np.einsum("n,ncp->c", weights, np.square(pixels - mean[:, None])) / pixels.shape[2]
 
 
 def distances(
