@@ -138,7 +138,7 @@ def main() -> None:
         own = [row for row in rows if row["name"].rpartition("/")[0] == name]
         counts = Counter(row["verdict"] for row in own)
         others = {kind: n for kind, n in counts.items() if kind != "equal"}
-        why = dict(reasons(own).most_common(6))
+        why = dict(reasons(row["detail"] for row in own).most_common(6))
         table.append({"name": name, "samples": len(own), "equal": counts["equal"], **others, "reasons": why})
     totals = Counter(row["verdict"] for row in rows)
     wrong = [row for row in rows if row["verdict"] not in ("equal", "refused", *OF_PYTORCH)]

@@ -10,29 +10,22 @@ Acceptance is counted by operation: an ATen operation of a refused program count
 otherwise as accepted. `whole` counts only operations of accepted programs. Both are shares of all drawn operations.
 Needs torch, no GPU.
 
-    python benchmarks/random_programs.py --programs 30000 [--seed 0] [--workers 16] [--shard 1/4] [--planned-every 10]
+    python benchmarks/random_programs.py [--cases 30000] [--seed 0] [--workers 16] [--shard 1/4] [--resume]
     python benchmarks/random_programs.py --replay 123 [--cut]
 
-Rows are kept in `build/random_programs.<seed>/`, so that another call continues. `--again` begins anew, and `--report`
-writes the result of the existing rows. `--replay` prints a program and its verdict, `--cut` the fewest of its
-statements that still have the verdict.
+`results/random_programs.json` has the chunks of programs until all are judged, then a row for each operation.
+`--replay` prints a program and its verdict, `--cut` the fewest of its statements that still have the verdict.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import multiprocessing
-import os
 import random
-import shutil
 import signal
-import time
 import warnings
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -40,7 +33,9 @@ import torch  # pyright: ignore[reportMissingImports]
 from exactness import Reference, Verdict, judge, reference
 from program_draft import Draft, Text
 from program_vocabulary import draw_operation
-from record import ROOT, show, start, write
+from record import show, start, write
+from sharded import Verdict as Counted
+from sharded import campaign, options_of, parser_of, tell
 
 NAME = "random_programs"
 SHAPES = (
@@ -50,6 +45,11 @@ SHAPES = (
 STABLE = 1e-10  # how far gradients may move by a change of NOISE
 NOISE = 1e-13
 MOST_ATTEMPTS = 40
+PLANNED_EVERY = 10  # programs
+LIMIT_S = 60.0  # for one program
+CHUNK = 500  # programs of a row
+# What is counted of a program begins with one of these words.
+PROGRAMS, ACCEPTED, REFUSED, PLANNED, REASON = "with ", "accepted with ", "refused by ", "planned and ", "because "
 
 
 def drawn(seed: int, index: int) -> tuple[Text, str, Reference]:
@@ -166,114 +166,59 @@ def verdict(seed: int, index: int, limit_s: float, planned: bool) -> tuple[Verdi
         signal.setitimer(signal.ITIMER_REAL, 0)
 
 
-def work(folder: Path, number: int, options: argparse.Namespace) -> None:
-    """Judge every program of a worker that has no row yet; rows are lines of JSON."""
-    os.nice(5)
+def judged_program(seed: int, number: int) -> Counted:
+    """Judge one program, and count its operations."""
     warnings.filterwarnings("ignore")
     torch.set_num_threads(1)
-    part, parts = (int(n) for n in options.shard.split("/"))
-    rows = folder / f"{part}.{number}.jsonl"
-    done = {row["index"] for path in folder.glob("*.jsonl") for row in read(path)}
-    with rows.open("a", encoding="utf-8") as file:
-        for index in range(options.programs):
-            if index % parts != part - 1 or index // parts % options.workers != number or index in done:
-                continue
-            planned = bool(options.planned_every) and index % options.planned_every == 0
-            started = time.perf_counter()
-            rows.with_suffix(".at").write_text(str(index))
-            created, text = verdict(options.seed, index, options.limit_s, planned)
-            row: dict[str, Any] = {
-                "index": index, "verdict": created.kind, "planned": planned, "operations": created.operations,
-                "refused": created.refused, "seconds": round(time.perf_counter() - started, 2),
-            }  # fmt: skip
-            if created.kind != "equal":
-                row["detail"] = created.detail
-            if created.kind not in ("equal", "refused") and text is not None:
-                row["code"] = text.code()
-            file.write(json.dumps(row) + "\n")
-            file.flush()
+    planned = number % PLANNED_EVERY == 0
+    created, text = verdict(seed, number, LIMIT_S, planned)
+    is_equal, kinds = created.kind == "equal", set(created.operations)
+    counts = Counter({"operations": len(created.operations)})
+    counts["refused operations"] = sum(target in created.refused for target in created.operations)
+    counts["operations of accepted programs"] = is_equal * len(created.operations)
+    counts.update(f"{PROGRAMS}{kind}" for kind in kinds)
+    counts.update(f"{ACCEPTED}{kind}" for kind in kinds if is_equal)
+    counts.update(f"{REFUSED}{kind}" for kind in kinds.intersection(created.refused))
+    counts.update(f"{REASON}{reason}" for reason in reasons([] if is_equal else [created.detail]))
+    counts.update([f"{PLANNED}{created.kind}"] if planned else [])
+    failed = created.kind not in ("equal", "refused")
+    return Counted(created.kind, f"{created.detail}\n{text.code() if text else ''}" if failed else "", counts)
 
 
-def read(path: Path) -> list[dict[str, Any]]:
-    """Return the rows of a worker. The last line may be cut off."""
-    if not path.exists():
-        return []
-    rows: list[dict[str, Any]] = []
-    for line in path.read_text(encoding="utf-8").splitlines():
-        try:
-            rows.append(json.loads(line))
-        except ValueError:
-            continue
-    return rows
-
-
-def run(folder: Path, options: argparse.Namespace) -> None:
-    """Run all workers to their end. A worker that dies is started again after the program that killed it."""
-    context = multiprocessing.get_context("spawn")
-    waiting = {n: context.Process(target=work, args=(folder, n, options)) for n in range(options.workers)}
-    for process in waiting.values():
-        process.start()
-    while waiting:
-        time.sleep(0.2)
-        for number, process in [*waiting.items()]:
-            if process.is_alive():
-                continue
-            del waiting[number]
-            if process.exitcode:
-                at = folder / f"{options.shard.partition('/')[0]}.{number}.at"
-                if not at.exists():
-                    raise SystemExit(f"a worker ended with {process.exitcode} before its first program")
-                row = {"index": int(at.read_text()), "verdict": "traceback", "detail": f"exit {process.exitcode}"}
-                with at.with_suffix(".jsonl").open("a", encoding="utf-8") as file:
-                    file.write("\n" + json.dumps({"operations": [], "refused": [], "planned": False, **row}) + "\n")
-                waiting[number] = context.Process(target=work, args=(folder, number, options))
-                waiting[number].start()
-
-
-# ---- what came out ----
-
-
-def summarise(rows: Sequence[dict[str, Any]]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Return the totals, and a row for each operation.
+def summarise(totals: Mapping[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Return the figures of a campaign, and a row for each operation.
 
     A row has the programs with the operation, how many of them were accepted, and how many refusals name it.
     """
-    verdicts = Counter(row["verdict"] for row in rows)
-    programs: Counter[str] = Counter()
-    accepted: Counter[str] = Counter()
-    named: Counter[str] = Counter()
-    every = whole = refused = 0
-    for row in rows:
-        kinds = set(row["operations"])
-        programs.update(kinds)
-        named.update(kinds.intersection(row["refused"]))
-        every += len(row["operations"])
-        if row["verdict"] == "equal":
-            accepted.update(kinds)
-            whole += len(row["operations"])
-        refused += sum(target in row["refused"] for target in row["operations"])
+    verdicts, counts = Counter[str](totals["outcomes"]), Counter[str](totals["counts"])
+
+    def counted(prefix: str) -> Counter[str]:
+        return Counter({name.removeprefix(prefix): n for name, n in counts.items() if name.startswith(prefix)})
+
+    accepted, refused, count = counted(ACCEPTED), counted(REFUSED), max(verdicts.total(), 1)
     table = [
-        {"name": name, "programs": count, "accepted": accepted[name], "refused": named[name]}
-        for name, count in programs.most_common()
+        {"name": name, "programs": programs, "accepted": accepted[name], "refused": refused[name]}
+        for name, programs in counted(PROGRAMS).most_common()
     ]
-    planned = [row for row in rows if row.get("planned")]
-    totals = {
+    figures = {
+        "programs": verdicts.total(),
         "verdicts": dict(verdicts.most_common()),
-        "operations": every,
-        "kinds": len(programs),
-        "accepted_programs": round(verdicts["equal"] / max(len(rows), 1), 4),
-        "accepted_operations": round(1 - refused / max(every, 1), 4),
-        "accepted_whole": round(whole / max(every, 1), 4),
-        "planned": dict(Counter(row["verdict"] for row in planned).most_common()),
+        "operations": counts["operations"],
+        "kinds": len(table),
+        "accepted_programs": round(verdicts["equal"] / count, 4),
+        "accepted_operations": round(1 - counts["refused operations"] / max(counts["operations"], 1), 4),
+        "accepted_whole": round(counts["operations of accepted programs"] / max(counts["operations"], 1), 4),
+        "planned": dict(counted(PLANNED).most_common()),
+        "reasons": dict(counted(REASON).most_common(60)),
     }
-    return totals, table
+    return figures, table
 
 
-def reasons(rows: Sequence[dict[str, Any]]) -> Counter[str]:
-    """Return the number of programs that each refused operation, with its reason, keeps out."""
+def reasons(details: Iterable[str]) -> Counter[str]:
+    """Return how many of these refusals name each refused operation with its reason."""
     result: Counter[str] = Counter()
-    for row in rows:
-        lines = {line.strip() for line in row.get("detail", "").splitlines() if line.startswith("  ") and ": " in line}
+    for detail in details:
+        lines = {line.strip() for line in detail.splitlines() if line.startswith("  ") and ": " in line}
         result.update({line.partition(": ")[2] for line in lines if not line.startswith(("at ", "instead"))})
     return result
 
@@ -317,42 +262,21 @@ def replay(options: argparse.Namespace) -> None:
 
 def main() -> None:
     """Run the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--programs", type=int, default=30_000)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--shard", default="1/1", help="part i of n: every nth program")
-    parser.add_argument("--limit-s", type=float, default=60.0, help="for one program")
-    parser.add_argument("--planned-every", type=int, default=10, help="0: plan none")
-    parser.add_argument("--again", action="store_true", help="take none of the rows that are there")
-    parser.add_argument("--report", action="store_true", help="judge no more programs: write what the rows say")
+    parser = parser_of(__doc__, 30_000)
     parser.add_argument("--replay", type=int, help="print the program of this index")
     parser.add_argument("--cut", action="store_true", help="with --replay: the least of it")
     parser.add_argument("--planned", action="store_true", help="with --replay: plan it, too")
-    options = parser.parse_args()
-    torch.set_num_threads(1)
-    if options.replay is not None:
-        replay(options)
+    given = parser.parse_args()
+    if given.replay is not None:
+        torch.set_num_threads(1)
+        replay(given)
         return
-    folder = ROOT / "build" / f"{NAME}.{options.seed}"
-    if options.again:
-        shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True, exist_ok=True)
-    started = time.perf_counter()
-    if not options.report:
-        run(folder, options)
-    rows = sorted(
-        {r["index"]: r for path in folder.glob("*.jsonl") for r in read(path)}.values(), key=lambda r: r["index"]
-    )
-    totals, table = summarise(rows)
-    wrong = [row for row in rows if row["verdict"] not in ("equal", "refused")]
-    why = dict(reasons(rows).most_common(60))
-    seconds = round(time.perf_counter() - started)
-    write(NAME, table, programs=len(rows), seed=options.seed, **totals, reasons=why, wrong=wrong, seconds=seconds)
-    show(table, ("name", "programs", "accepted", "refused"))
-    print(json.dumps(totals, indent=1))
-    if wrong:
-        raise SystemExit(f"{len(wrong)} programs are neither equal nor refused; the first: {wrong[0]['index']}")
+    totals = campaign(NAME, judged_program, options_of(given), CHUNK)
+    figures, table = summarise(totals)
+    if totals["finished"] and (given.shard == (0, 1) or given.merge):
+        write(NAME, table, seed=given.seed, **figures, wrong=totals["failures"], cpu_seconds=totals["cpu_seconds"])
+        show(table, ("name", "programs", "accepted", "refused"))
+    tell({**totals, "counts": {key: figures[key] for key in ("programs", "operations", "kinds")}})
 
 
 if __name__ == "__main__":

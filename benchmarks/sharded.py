@@ -15,7 +15,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from types import FrameType
 from typing import Any, NamedTuple
 
@@ -52,6 +52,16 @@ class Asked:
 
 def asked(description: str | None, cases: int, seed: int = 0) -> Asked:
     """Read the command line."""
+    return options_of(parser_of(description, cases).parse_args())
+
+
+def options_of(given: argparse.Namespace) -> Asked:
+    """Return the options of a campaign that a parser of `parser_of` has read."""
+    return Asked(**{field.name: getattr(given, field.name) for field in fields(Asked)})
+
+
+def parser_of(description: str | None, cases: int) -> argparse.ArgumentParser:
+    """Return a parser with the options of a campaign."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", type=int, default=cases)
     parser.add_argument("--seed", type=int, default=seed)
@@ -62,8 +72,7 @@ def asked(description: str | None, cases: int, seed: int = 0) -> Asked:
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no chunk later than that")
     parser.add_argument("--resume", action="store_true", help="keep the chunks that today's code made before")
     parser.add_argument("--merge", type=int, default=0, metavar="N", help="make one file of the files of N shards")
-    given = parser.parse_args()
-    return Asked(given.cases, given.seed, given.workers, given.shard, given.seconds, given.resume, given.merge)
+    return parser
 
 
 def _shard(text: str) -> tuple[int, int]:
