@@ -57,8 +57,8 @@ EMULATOR = Path(__file__).parent / "emulator"
 GXX = shutil.which("g++")
 # Notes what runs, for branches.py; conditions joined by `||` stay apart.
 COVERED = (
-    "-fsanitize-coverage=trace-pc,trace-cmp", "-fdisable-tree-ifcombine", "-fno-ssa-phiopt", "-fno-if-conversion",
-    "-fno-if-conversion2", "--param=logical-op-non-short-circuit=0",
+    "-fsanitize-coverage=trace-pc,trace-cmp", "-fdisable-tree-ifcombine", "-fno-ssa-phiopt", "-fno-tree-reassoc",
+    "-fno-if-conversion", "-fno-if-conversion2", "--param=logical-op-non-short-circuit=0",
 )  # fmt: skip
 FILTER_PASS = stem_conv.KERNELS[1]
 EMULATED_FP32 = (
