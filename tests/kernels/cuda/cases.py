@@ -1047,7 +1047,11 @@ def _all() -> tuple[Case, ...]:
     return tuple(cases.cases)
 
 
-CASES = _all()
+IN_FILES = {kernel.kind for kernel in KERNELS.values()}
+ALL = _all()
+# Of functions whose kernels are generated: `test_generated` runs them.
+GENERATED = tuple(c for c in ALL if c.kind not in IN_FILES and c.kind.removesuffix("_backward") in POINTWISE)
+CASES = tuple(c for c in ALL if c.kind in IN_FILES or c.kind.removesuffix("_backward") not in POINTWISE)
 
 
 def _with_statistics() -> Iterable[Case]:

@@ -9,7 +9,7 @@ from types import MappingProxyType
 import numpy as np
 
 from mbc.ir.graph import Attributes, Operation
-from mbc.ops import KINDS
+from mbc.ops import KINDS, POINTWISE
 from mbc.ops.activation import LeakyRelu, Scale
 from mbc.ops.activation_variants import Elu
 from mbc.ops.arithmetic import Broadcast
@@ -77,7 +77,8 @@ class Drawing:
     def draw(self, kind: str) -> None:
         """Append an operation of the kind, unless the results have too few axes for it."""
         plain = kind.removesuffix("_backward")
-        choices = ATTRIBUTES.get(kind, ATTRIBUTES.get(plain, (NoAttributes(),)))
+        defaults = POINTWISE[plain].attributes if plain in POINTWISE else NoAttributes
+        choices = ATTRIBUTES.get(kind) or ATTRIBUTES.get(plain) or (defaults(),)
         attributes = choices[self.rng.integers(len(choices))]
         safe = plain in POSITIVE
         channels = (self.shape[1],) if len(self.shape) > 1 else ()

@@ -15,7 +15,7 @@ from mbc.kernels.base import DTYPE_CODES
 from mbc.kernels.cuda.generated.lowering import lower, members_of
 from mbc.kernels.cuda.generated.map_program import MapProgram
 from mbc.resources import folder
-from tests.kernels.cuda.cases import Case
+from tests.kernels.cuda.cases import GENERATED, Case
 from tests.kernels.cuda.launching import DRAWS, HostMemory, Library, Trial, judged
 from tests.kernels.cuda.random_groups import KINDS_DRAWN, random_group
 from tests.kernels.cuda.test_emulated import EMULATOR, GXX
@@ -51,12 +51,12 @@ def build_generated(where: Path, precision: Precision, generated: dict[str, MapP
 
 @pytest.fixture(scope="module")
 def libraries(tmp_path_factory: pytest.TempPathFactory) -> dict[Precision, Library]:
-    return {p: build_generated(tmp_path_factory.mktemp(p), p, programs(DRAWN, p)) for p in PRECISIONS}
+    return {p: build_generated(tmp_path_factory.mktemp(p), p, programs((*DRAWN, *GENERATED), p)) for p in PRECISIONS}
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
-@pytest.mark.parametrize("case", DRAWN, ids=lambda case: case.name)
-def test_a_drawn_group(case: Case, precision: Precision, libraries: dict[Precision, Library]):
+@pytest.mark.parametrize("case", (*DRAWN, *GENERATED), ids=lambda case: case.name)
+def test_a_drawn_group_or_a_function(case: Case, precision: Precision, libraries: dict[Precision, Library]):
     library = libraries[precision]
     trials = (Trial(library, case, precision, draw) for draw in range(DRAWS))
     trial = next((trial for trial in trials if not trial.is_unsteady()), Trial(library, case, precision))
