@@ -6,7 +6,7 @@ Plans that would not update a part of a parameter, update it twice, or keep it f
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cache
 
@@ -65,68 +65,63 @@ def test_plans_are_accepted_and_read_back(precision: str, gpus: int) -> None:
     assert load_plan(dump_plan(plan), "plan.json") == plan
 
 
-SCATTER, LAST_SCATTER = of_kind("reduce_scatter")[0], of_kind("reduce_scatter")[-1]
-UPDATE, LAST_UPDATE = of_kind("sgd_update_part")[0], of_kind("sgd_update_part")[-1]
-GATHER, LAST_GATHER = of_kind("gather_parts")[0], of_kind("gather_parts")[-1]
-(NORM,) = of_kind("norm")
-
-
-@pytest.mark.parametrize(
-    ("plan", "words"),
-    [
+def wrong_parts() -> Iterator[tuple[Plan, str]]:
+    """Yield plans whose parts are wrong, with words of the message."""
+    (scatter, *_), (update, *_) = of_kind("reduce_scatter"), of_kind("sgd_update_part")
+    (gather, *_, last_gather), (norm,) = of_kind("gather_parts"), of_kind("norm")
+    yield from (
         # A part that is not updated, is updated twice, or whose gradient's norm is not seen, or seen twice.
-        (in_place_of(UPDATE), f"'{SCATTER.name}' is this rank's part of a sum, but is read by norm"),
+        (in_place_of(update), f"'{scatter.name}' is this rank's part of a sum, but is read by norm"),
         (
-            in_place_of(UPDATE, UPDATE, replace(UPDATE, name="again", outputs=("again", "again.momentum"))),
+            in_place_of(update, update, replace(update, name="again", outputs=("again", "again.momentum"))),
             "but is read by norm and sgd_update_part and sgd_update_part",
         ),
-        (in_place_of(NORM, replace(NORM, inputs=NORM.inputs[1:])), "but is read by sgd_update_part"),
-        (in_place_of(NORM, replace(NORM, inputs=(*NORM.inputs, NORM.inputs[0]))), "but is read by norm and norm and"),
+        (in_place_of(norm, replace(norm, inputs=norm.inputs[1:])), "but is read by sgd_update_part"),
+        (in_place_of(norm, replace(norm, inputs=(*norm.inputs, norm.inputs[0]))), "but is read by norm and norm and"),
         # A new part that is not gathered, that is gathered twice, or over another parameter.
-        (in_place_of(GATHER), f"updates a part of '{GATHER.inputs[1]}', which the ranks do not gather once"),
+        (in_place_of(gather), f"updates a part of '{gather.inputs[1]}', which the ranks do not gather once"),
         (
-            in_place_of(GATHER, GATHER, replace(GATHER, name="again", outputs=("again",))),
-            f"updates a part of '{GATHER.inputs[1]}', which the ranks do not gather once",
+            in_place_of(gather, gather, replace(gather, name="again", outputs=("again",))),
+            f"updates a part of '{gather.inputs[1]}', which the ranks do not gather once",
         ),
         (
-            in_place_of(GATHER, replace(GATHER, inputs=(GATHER.inputs[0], LAST_GATHER.inputs[1]))),
+            in_place_of(gather, replace(gather, inputs=(gather.inputs[0], last_gather.inputs[1]))),
             "which the ranks do not gather once",
         ),
         (
-            in_place_of(GATHER, GATHER, replace(GATHER, name="raw", inputs=(UPDATE.inputs[3], UPDATE.inputs[0]))),
-            f"'raw' gathers a value that is not an update of '{UPDATE.inputs[0]}'",
+            in_place_of(gather, gather, replace(gather, name="raw", inputs=(update.inputs[3], update.inputs[0]))),
+            f"'raw' gathers a value that is not an update of '{update.inputs[0]}'",
         ),
         # The norm of a value that is not a part, or a norm that other ranks do not get.
         (
-            in_place_of(NORM, NORM, replace(NORM, name="whole", inputs=(GATHER.inputs[1],), outputs=("n",))),
+            in_place_of(norm, norm, replace(norm, name="whole", inputs=(gather.inputs[1],), outputs=("n",))),
             "'whole' is not a norm of parts of gradients that all ranks gather",
         ),
         (
-            changed(lambda op: [] if op.kind == "all_gather" and op.inputs == NORM.outputs else [op]),
+            changed(lambda op: [] if op.kind == "all_gather" and op.inputs == norm.outputs else [op]),
             "is not summed over the ranks",
         ),
-    ],
-)  # fmt: skip
-def test_wrong_parts_are_refused(plan: Plan, words: str) -> None:
-    with pytest.raises(MbcError, match=re.escape(words)) as caught:
-        verify_rank(plan)
-    assert caught.value.code == ("MBC135" if words == "is not summed over the ranks" else "MBC136")
+    )  # fmt: skip
 
 
-def test_a_part_that_is_not_gathered_once() -> None:
-    with pytest.raises(MbcError, match=r"MBC136: .*which the ranks do not gather once"):
-        verify_rank(in_place_of(GATHER))
+def test_wrong_parts_are_refused() -> None:
+    for plan, words in wrong_parts():
+        with pytest.raises(MbcError, match=re.escape(words)) as caught:
+            verify_rank(plan)
+        assert caught.value.code == ("MBC135" if words == "is not summed over the ranks" else "MBC136")
 
 
 def test_a_part_of_other_ranks() -> None:
+    scatter, *_ = of_kind("reduce_scatter")
     with pytest.raises(MbcError, match=r"MBC135: .*is for 3 ranks, but there are 2"):
-        verify_rank(in_place_of(SCATTER, replace(SCATTER, attributes=ReduceScatter(3))))
+        verify_rank(in_place_of(scatter, replace(scatter, attributes=ReduceScatter(3))))
 
 
 def test_a_part_of_a_gradient_that_no_rank_summed() -> None:
-    own = replace(UPDATE, inputs=(UPDATE.inputs[0], SCATTER.inputs[0], *UPDATE.inputs[2:]))
+    (scatter, *_), (update, *_) = of_kind("reduce_scatter"), of_kind("sgd_update_part")
+    own = replace(update, inputs=(update.inputs[0], scatter.inputs[0], *update.inputs[2:]))
     with pytest.raises(MbcError, match=r"MBC135: .*reads 'd\..*which is not summed over the ranks"):
-        verify_rank(in_place_of(UPDATE, own))
+        verify_rank(in_place_of(update, own))
 
 
 def test_ranks_of_which_some_run_another_plan() -> None:
@@ -137,9 +132,10 @@ def test_ranks_of_which_some_run_another_plan() -> None:
 
 
 def test_a_sum_that_is_scattered_again() -> None:
-    twice = replace(LAST_SCATTER, name="twice", inputs=SCATTER.outputs, outputs=("twice",))
+    scatter, *_, last = of_kind("reduce_scatter")
+    twice = replace(last, name="twice", inputs=scatter.outputs, outputs=("twice",))
     with pytest.raises(MbcError, match=r"'twice' sums a value over ranks that is already summed"):
-        verify_rank(in_place_of(LAST_SCATTER, LAST_SCATTER, twice))
+        verify_rank(in_place_of(last, last, twice))
 
 
 @pytest.mark.parametrize("name", ["reduce_scatter", "gather_parts"])
