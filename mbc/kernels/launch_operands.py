@@ -4,6 +4,7 @@ A declaration is a text of terms:
 
 * `x`: one operand
 * `gamma?affine`: an operand of launches whose structure has a value other than 0 in the field `affine`
+* `k?!packed`: an operand of launches that have 0 there
 * `workspace?`: an operand of launches that have one pointer more, which comes last
 * `parts[inputs]` or `pairs[inputs*2]`: as many operands as the field `inputs` says, or twice as many; the second factor
   may be a field, too
@@ -21,7 +22,7 @@ from dataclasses import dataclass
 
 from mbc.kernels.launch_struct import Struct, header_name
 
-_TERM = re.compile(r"(?P<absent>-?)(?P<name>\w+)(?P<sign>[?\[]?)(?P<field>[\w*]*)\]?")
+_TERM = re.compile(r"(?P<absent>-?)(?P<name>\w+)(?P<sign>\?!?|\[)?(?P<field>[\w*]*)\]?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +49,8 @@ def count(launcher: Launcher, integers: Mapping[str, int], has_workspace: bool) 
                 total += math.prod(int(f) if f.isdecimal() else integers[f] for f in field.split("*"))
             case "?", "":
                 total += has_workspace
-            case "?", field:
-                total += integers[field] != 0
+            case "?" | "?!" as sign, field:
+                total += (integers[field] == 0) is (sign == "?!")
             case _:
                 total += not term["absent"]
     return total
@@ -77,7 +78,7 @@ def operands_header(source: str, launchers: list[Launcher]) -> str:
 
 def _terms(launcher: Launcher) -> list[dict[str, str]]:
     matches = [_TERM.fullmatch(term) for term in launcher.operands.split()]
-    return [match.groupdict() for match in matches if match]
+    return [match.groupdict(default="") for match in matches if match]
 
 
 def _fields(launcher: Launcher) -> set[str]:
@@ -103,7 +104,7 @@ def _taken(term: Mapping[str, str]) -> str:
     if term["sign"] == "[":
         many = " * ".join(factor if factor.isdecimal() else f"a.{factor}" for factor in field.split("*"))
         return f"  at.{name}.pointers = next;\n  next += {many};\n"
-    there = f"if (a.{field}) " if field else ""
+    there = f"if ({term['sign'][1:]}a.{field}) " if field else ""
     if term["sign"] and not field:
         there = "if (next < call.pointers + call.pointer_count) "
     return f"  {there}at.{name}.pointer = *next++;\n"

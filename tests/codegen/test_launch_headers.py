@@ -60,14 +60,14 @@ def test_a_header_declares_the_structures_of_one_file() -> None:
 
 
 def test_operands_are_taken_from_the_pointers_in_their_order() -> None:
-    first = Launcher("first", "x gamma?affine parts[inner] workspace?", Longer)
+    first = Launcher("first", "x gamma?affine k?!affine parts[inner*2*rows] workspace?", Longer)
     text = operands_header("some_source", [first, Launcher("second", "-x y", Bare)])
     assert text == (
         "// Operands of the launches of some_source.cu by name, generated from their declarations in Python.\n"
         '#pragma once\n\n#include "launch.cuh"\n#include "test_launch_headers_arguments.h"\n\n'
         "namespace mbc {\n\n"
         "struct SomeSourceOperands {\n"
-        "  Operand x;\n  Operand gamma;\n  OperandList parts;\n  Operand workspace;\n  Operand y;\n"
+        "  Operand x;\n  Operand gamma;\n  Operand k;\n  OperandList parts;\n  Operand workspace;\n  Operand y;\n"
         "};\n\n"
         "inline SomeSourceOperands operands_of_first(const MbcCall& call) {\n"
         "  const auto& a = *reinterpret_cast<const Longer*>(call.integers);\n"
@@ -75,8 +75,9 @@ def test_operands_are_taken_from_the_pointers_in_their_order() -> None:
         "  void* const* next = call.pointers;\n"
         "  at.x.pointer = *next++;\n"
         "  if (a.affine) at.gamma.pointer = *next++;\n"
+        "  if (!a.affine) at.k.pointer = *next++;\n"
         "  at.parts.pointers = next;\n"
-        "  next += a.inner;\n"
+        "  next += a.inner * 2 * a.rows;\n"
         "  if (next < call.pointers + call.pointer_count) at.workspace.pointer = *next++;\n"
         "  return at;\n"
         "}\n\n"
@@ -88,8 +89,8 @@ def test_operands_are_taken_from_the_pointers_in_their_order() -> None:
         "}\n\n"
         "}  // namespace mbc\n"
     )
-    assert count(first, {"affine": 0, "inner": 3}, has_workspace=False) == 4
-    assert count(first, {"affine": 1, "inner": 3}, has_workspace=True) == 6
+    assert count(first, {"affine": 0, "inner": 3, "rows": 1}, has_workspace=False) == 1 + 1 + 6
+    assert count(first, {"affine": 1, "inner": 3, "rows": 2}, has_workspace=True) == 1 + 1 + 12 + 1
 
 
 def test_every_structure_is_declared_once_and_holds_integers_alone() -> None:

@@ -8,24 +8,28 @@
 //            at 256 channels.
 // Limit      reading shared memory: four numbers for four FMA.
 #include "attention.cuh"
+#include "attention_operands.h"
 
 extern "C" const char* mbc_attention(const MbcCall& call) {
   using namespace mbc;
   const auto& a = arguments<AttentionArguments>(call);
-  MBC_FOR_TYPE(a.type, T, { for_depth<256>(a.depth, [&](auto d) { run_attend<FmaUnit, T, d()>(call, a); }); });
+  const auto at = operands_of_attention(call);
+  MBC_FOR_TYPE(a.type, T, { for_depth<256>(a.depth, [&](auto d) { run_attend<FmaUnit, T, d()>(call, a, at); }); });
   return launched();
 }
 
 extern "C" const char* mbc_attention_backward(const MbcCall& call) {
   using namespace mbc;
   const auto& a = arguments<AttentionArguments>(call);
-  MBC_FOR_TYPE(a.type, T, { for_depth<256>(a.depth, [&](auto d) { run_backward<FmaUnit, T, d()>(call, a); }); });
+  const auto at = operands_of_attention_backward(call);
+  MBC_FOR_TYPE(a.type, T, { for_depth<256>(a.depth, [&](auto d) { run_backward<FmaUnit, T, d()>(call, a, at); }); });
   return launched();
 }
 
 extern "C" const char* mbc_attention_backward_bias(const MbcCall& call) {
   using namespace mbc;
   const auto& a = arguments<AttentionBiasArguments>(call);
-  MBC_FOR_TYPE(a.type, T, { for_depth<256>(a.depth, [&](auto d) { run_bias_gradient<FmaUnit, T, d()>(call, a); }); });
+  const auto at = operands_of_attention_backward_bias(call);
+  MBC_FOR_TYPE(a.type, T, { for_depth<256>(a.depth, [&](auto d) { run_bias_gradient<FmaUnit, T, d()>(call, a, at); }); });
   return launched();
 }

@@ -65,13 +65,14 @@ struct Attended {
   Scores<T> scores;
   int64_t rows, heads, groups, depth;
 
-  Attended(const MbcCall& call, const AttentionArguments& a)
-      : q(in<T>(call, 0), a, a.queries, 0, a.packed ? 3 : 1),
-        k(in<T>(call, a.packed ? 0 : 1), a, a.keys, a.packed ? 1 : 0, a.packed ? 3 : 1),
-        v(in<T>(call, a.packed ? 0 : 2), a, a.keys, a.packed ? 2 : 0, a.packed ? 3 : 1),
+  template <typename O>
+  Attended(const MbcCall& call, const AttentionArguments& a, const O& at)
+      : q(at.q, a, a.queries, 0, a.packed ? 3 : 1),
+        k(a.packed ? at.q : at.k, a, a.keys, a.packed ? 1 : 0, a.packed ? 3 : 1),
+        v(a.packed ? at.q : at.v, a, a.keys, a.packed ? 2 : 0, a.packed ? 3 : 1),
         rows(a.rows), heads(a.heads), groups(a.groups), depth(a.depth) {
     const int64_t plane = a.queries * a.keys;
-    scores = {a.bias_heads ? in<T>(call, a.packed ? 1 : 3) : nullptr,
+    scores = {at.bias,
               a.bias_heads > 1 ? a.bias_groups * plane : 0,
               a.bias_groups > 1 ? plane : 0,
               a.queries, a.keys, real(call, 0), a.causal != 0};
@@ -88,8 +89,6 @@ struct ItemAt {
       : n(item / groups / heads), h(item / groups % heads), g(item % groups) {}
 };
 using Item = ItemAt<int64_t>;
-
-inline int first_operand(const AttentionArguments& a) { return (a.packed ? 1 : 3) + (a.bias_heads ? 1 : 0); }
 
 // Copies `count` positions from `first` on, zeros beyond the last one; channels from `depth` to D are zeros, too.
 template <typename Unit, int D, typename T>
@@ -453,53 +452,53 @@ __global__ void attention_bias_gradient(Backward<T> b, float* partial, int64_t b
     }
 }
 
-template <typename Unit, typename T, int D>
-void run_attend(const MbcCall& call, const AttentionArguments& a) {
+template <typename Unit, typename T, int D, typename O>
+void run_attend(const MbcCall& call, const AttentionArguments& a, const O& at) {
   using Tile = Tiles<Unit, D>;
-  const Attended<T> of(call, a);
-  const int at = first_operand(a);
-  const Headed<T> y(out<T>(call, at), a, a.queries, 0, 1);
+  const Attended<T> of(call, a, at);
+  const Headed<T> y(at.y, a, a.queries, 0, 1);
   const int64_t tiles = divide_up(a.queries, Tile::HELD);
   MBC_LAUNCH_SHARED((attend<Unit, D, T>), static_cast<unsigned>(tiles * of.items()), Tile::THREADS_OF,
-                    Tile::bytes(1, 2, 0), call.stream, of, y, out<float>(call, at + 1), tiles);
+                    Tile::bytes(1, 2, 0), call.stream, of, y, at.logs.template as<float>(), tiles);
 }
 
 // `dots`: where the dots of all queries are written.
-template <typename T>
-Backward<T> backward_of(const MbcCall& call, const AttentionArguments& a, float* dots) {
-  const int at = first_operand(a);
-  const Headed<const T> y(in<T>(call, at), a, a.queries, 0, 1), dy(in<T>(call, at + 1), a, a.queries, 0, 1);
+template <typename T, typename O>
+Backward<T> backward_of(const MbcCall& call, const AttentionArguments& a, const O& at, float* dots) {
+  const Headed<const T> y(at.y, a, a.queries, 0, 1), dy(at.dy, a, a.queries, 0, 1);
   const int64_t count = a.rows * a.heads * a.groups * a.queries;
   const int lanes = y.channel == 1 ? 8 : 1;  // if channels are adjacent
   MBC_LAUNCH((attention_dots<T>), blocks_for(count * lanes), THREADS, call.stream, y, dy, dots, a.queries, a.heads,
              a.groups, a.depth, count, lanes);
-  return {Attended<T>(call, a), dy, in<float>(call, at + 2), dots};
+  return {Attended<T>(call, a, at), dy, at.logs, dots};
 }
 
-template <typename Unit, typename T, int D>
-void run_backward(const MbcCall& call, const AttentionArguments& a) {
+// The gradients of queries (0), keys (1) and values (2).
+template <typename T, typename O>
+Headed<T> gradient_of(const AttentionArguments& a, const O& at, int i) {
+  const Operand of = a.packed || i == 0 ? at.dq : i == 1 ? at.dk : at.dv;
+  return {of, a, i == 0 ? a.queries : a.keys, a.packed ? i : 0, a.packed ? 3 : 1};
+}
+
+template <typename Unit, typename T, int D, typename O>
+void run_backward(const MbcCall& call, const AttentionArguments& a, const O& at) {
   using Tile = Tiles<Unit, D>;
-  const int at = first_operand(a) + 3, parts = a.packed ? 3 : 1;
-  const Backward<T> b = backward_of<T>(call, a, out<float>(call, at + (a.packed ? 1 : 3)));
-  const auto gradient = [&](int i, int64_t length) {
-    return Headed<T>(out<T>(call, at + (a.packed ? 0 : i)), a, length, a.packed ? i : 0, parts);
-  };
+  const Backward<T> b = backward_of<T>(call, a, at, at.dots);
   int64_t tiles = divide_up(a.queries, Tile::HELD);
   MBC_LAUNCH_SHARED((attention_query_gradient<Unit, D, T>), static_cast<unsigned>(tiles * b.a.items()),
-                    Tile::THREADS_OF, Tile::bytes(2, 2, 2 * Tile::HELD), call.stream, b, gradient(0, a.queries), tiles);
+                    Tile::THREADS_OF, Tile::bytes(2, 2, 2 * Tile::HELD), call.stream, b, gradient_of<T>(a, at, 0), tiles);
   tiles = divide_up(a.keys, Tile::HELD);
   MBC_LAUNCH_SHARED((attention_key_gradients<Unit, D, T>), static_cast<unsigned>(tiles * b.a.items()),
-                    Tile::THREADS_OF, Tile::bytes(2, 2, 2 * Tile::WALKED), call.stream, b, gradient(1, a.keys),
-                    gradient(2, a.keys), tiles);
+                    Tile::THREADS_OF, Tile::bytes(2, 2, 2 * Tile::WALKED), call.stream, b, gradient_of<T>(a, at, 1),
+                    gradient_of<T>(a, at, 2), tiles);
 }
 
-template <typename Unit, typename T, int D>
-void run_bias_gradient(const MbcCall& call, const AttentionBiasArguments& a) {
+template <typename Unit, typename T, int D, typename O>
+void run_bias_gradient(const MbcCall& call, const AttentionBiasArguments& a, const O& at) {
   using Tile = Tiles<Unit, D>;
-  const int at = first_operand(a) + 3;
-  float *dbias = out<float>(call, at), *partial = out<float>(call, at + 1);
+  float *dbias = at.dbias, *partial = at.partial;
   const int64_t elements = a.bias_heads * a.bias_groups * a.queries * a.keys;
-  const Backward<T> b = backward_of<T>(call, a, partial + a.parts * elements);
+  const Backward<T> b = backward_of<T>(call, a, at, partial + a.parts * elements);
   const int64_t tiles = divide_up(a.queries, Tile::HELD) * divide_up(a.keys, Tile::WALKED);
   MBC_LAUNCH_SHARED((attention_bias_gradient<Unit, D, T>),
                     static_cast<unsigned>(tiles * a.bias_heads * a.bias_groups * a.parts), Tile::THREADS_OF,

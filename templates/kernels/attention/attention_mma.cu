@@ -9,6 +9,7 @@
 // Registers  as in attention.cu, and the scores of 16 x 64 or 16 x 32, twice backward.
 // Limit      latency of copies, which the blocks of a multiprocessor hide from each other; exponentials.
 #include "attention.cuh"
+#include "attention_mma_operands.h"
 #include "mma.cuh"
 
 namespace mbc {
@@ -75,7 +76,8 @@ extern "C" const char* mbc_attention_mma(const MbcCall& call) {
   return on_tensor_cores<AttentionArguments>(call, [&](auto of) {
     using T = decltype(of);
     const auto& a = arguments<AttentionArguments>(call);
-    for_depth<128>(a.depth, [&](auto d) { run_attend<MmaUnit<T>, T, d()>(call, a); });
+    const auto at = operands_of_attention_mma(call);
+    for_depth<128>(a.depth, [&](auto d) { run_attend<MmaUnit<T>, T, d()>(call, a, at); });
   });
 }
 
@@ -84,7 +86,8 @@ extern "C" const char* mbc_attention_mma_backward(const MbcCall& call) {
   return on_tensor_cores<AttentionArguments>(call, [&](auto of) {
     using T = decltype(of);
     const auto& a = arguments<AttentionArguments>(call);
-    for_depth<128>(a.depth, [&](auto d) { run_backward<MmaUnit<T>, T, d()>(call, a); });
+    const auto at = operands_of_attention_mma_backward(call);
+    for_depth<128>(a.depth, [&](auto d) { run_backward<MmaUnit<T>, T, d()>(call, a, at); });
   });
 }
 
@@ -93,6 +96,7 @@ extern "C" const char* mbc_attention_mma_backward_bias(const MbcCall& call) {
   return on_tensor_cores<AttentionBiasArguments>(call, [&](auto of) {
     using T = decltype(of);
     const auto& a = arguments<AttentionBiasArguments>(call);
-    for_depth<128>(a.depth, [&](auto d) { run_bias_gradient<MmaUnit<T>, T, d()>(call, a); });
+    const auto at = operands_of_attention_mma_backward_bias(call);
+    for_depth<128>(a.depth, [&](auto d) { run_bias_gradient<MmaUnit<T>, T, d()>(call, a, at); });
   });
 }

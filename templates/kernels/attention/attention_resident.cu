@@ -15,6 +15,7 @@
 //            hides its loads.
 #include "attention.cuh"
 #include "mma.cuh"
+#include "attention_resident_operands.h"
 
 namespace mbc {
 
@@ -366,29 +367,28 @@ __global__ void __launch_bounds__(32 * BACKWARD_WARPS<D>, 1)
 
 template <typename T, int D, bool PLAIN>
 void run_attend_resident(const MbcCall& call, const AttentionArguments& a) {
-  const Attended<T> of(call, a);
-  const int at = first_operand(a), queries = padded(a.queries), keys = padded(a.keys);
-  const Headed<T> y(out<T>(call, at), a, a.queries, 0, 1);
+  const auto at = operands_of_attention_resident(call);
+  const Attended<T> of(call, a, at);
+  const int queries = padded(a.queries), keys = padded(a.keys);
+  const Headed<T> y(at.y, a, a.queries, 0, 1);
   // The fewest warps that do not need more rounds.
   const int64_t tiles = queries / TILE, warps = divide_up(tiles, divide_up(tiles, FORWARD_WARPS));
   MBC_LAUNCH_SHARED((attend_resident<D, PLAIN, T>), static_cast<unsigned>(of.items()),
                     static_cast<unsigned>(32 * warps), 2 * keys * PITCH<D> * 2, call.stream, of, y,
-                    out<float>(call, at + 1), queries, keys);
+                    at.logs.as<float>(), queries, keys);
 }
 
 template <typename T, int D, bool PLAIN>
 void run_attend_resident_backward(const MbcCall& call, const AttentionArguments& a) {
-  const int at = first_operand(a), parts = a.packed ? 3 : 1, queries = padded(a.queries), keys = padded(a.keys);
-  const auto gradient = [&](int i, int64_t length) {
-    return Headed<T>(out<T>(call, at + 3 + (a.packed ? 0 : i)), a, length, a.packed ? i : 0, parts);
-  };
-  const BackwardTensors<T> b{Attended<T>(call, a),
-                             Headed<const T>(in<T>(call, at), a, a.queries, 0, 1),
-                             Headed<const T>(in<T>(call, at + 1), a, a.queries, 0, 1),
-                             in<float>(call, at + 2),
-                             gradient(0, a.queries),
-                             gradient(1, a.keys),
-                             gradient(2, a.keys)};
+  const auto at = operands_of_attention_resident_backward(call);
+  const int queries = padded(a.queries), keys = padded(a.keys);
+  const BackwardTensors<T> b{Attended<T>(call, a, at),
+                             Headed<const T>(at.y, a, a.queries, 0, 1),
+                             Headed<const T>(at.dy, a, a.queries, 0, 1),
+                             at.logs,
+                             gradient_of<T>(a, at, 0),
+                             gradient_of<T>(a, at, 1),
+                             gradient_of<T>(a, at, 2)};
   const int bytes = (keys * (PITCH<D> + queries + 8) + queries * PITCH<2 * D>) * 2 + 8 * queries;
   MBC_LAUNCH_SHARED((attend_resident_backward<D, PLAIN, T>), static_cast<unsigned>(b.a.items()),
                     static_cast<unsigned>(keys / TILE * 32), bytes, call.stream, b, queries, keys);

@@ -143,13 +143,7 @@ struct NormalizeBackward {
 
 inline float eps(const MbcCall& call, int index) { return static_cast<float>(call.reals[index]); }
 
-// Operands: mean and variance from `first` on, then scale and shift, if there are any.
-inline Normalize normalize(const MbcCall& call, int first, bool affine, float eps) {
-  return {in<float>(call, first), in<float>(call, first + 1), affine ? in<float>(call, first + 2) : nullptr,
-          affine ? in<float>(call, first + 3) : nullptr, eps};
-}
-
-// The same of operands by name (`<Source>Operands`).
+// Functors of operands by name, which `O` has (`<Source>Operands`).
 template <typename O>
 Normalize normalize(const O& at, float eps) { return {at.mean, at.variance, at.gamma, at.beta, eps}; }
 template <typename O>

@@ -66,6 +66,14 @@ class AttentionBiasArguments(AttentionArguments):
     accumulate: int
 
 
+_READ = "q k?!packed v?!packed bias?bias_heads y"
+OPERANDS = {
+    "attention": f"{_READ} logs",
+    "attention_backward": f"{_READ} dy logs dq dk?!packed dv?!packed",
+    "attention_backward_bias": f"{_READ} dy logs dbias partial",
+}
+
+
 def attention_of(request: Request) -> tuple[Attention, Sizes]:
     """Return the attributes and the sizes of a request of attention."""
     a = request.attributes
@@ -229,6 +237,7 @@ def _kernels(tensor_cores: bool) -> tuple[OwnKernel, ...]:
             time_us=_time_us(tensor_cores),
             launches=launches,
             accumulates=kind == "attention_backward_bias",
+            operands=OPERANDS[kind] + (" dots" if kind == "attention_backward" else ""),
             launcher=kind.replace("attention", "attention_mma", 1) if tensor_cores else "",
             takes=takes_tensor_cores if tensor_cores else always,
             shared=_shared(tensor_cores),

@@ -6,6 +6,7 @@ from mbc.hardware.spec import DeviceSpec
 from mbc.kernels.base import Request
 from mbc.kernels.calibration import peak_tflops
 from mbc.kernels.cuda.attention.attention import (
+    OPERANDS,
     AttentionArguments,
     arguments_of,
     attention_of,
@@ -75,6 +76,7 @@ KERNELS = tuple(
         scale_of,
         layouts=channels_last,
         time_us=_time_us,
+        operands=OPERANDS[kind],
         launcher=kind.replace("attention", "attention_resident", 1),
         takes=_takes,
         shared=_shared,
