@@ -48,7 +48,9 @@ def run(
         elif op.kind == "batch_norm":
             results = batch_norm(op.attributes, training, *inputs)
         else:
-            results = (OWN.get(op.kind) or FUNCTIONS[op.kind])(op.attributes, *inputs)
+            function = OWN.get(op.kind) or FUNCTIONS.get(op.kind)
+            assert function, f"declare PyTorch's call of {op.kind} (OpKind.calls), or add it to torch_functions.py"
+            results = function(op.attributes, *inputs)
         # Statistics beside the first output are for gradients, which PyTorch computes by itself.
         env.update(zip(op.outputs, results if isinstance(results, tuple) else (results,), strict=False))
     total = sum(weight * env[loss].sum() for loss, weight in network.losses)
