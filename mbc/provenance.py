@@ -21,7 +21,7 @@ from typing import cast
 from mbc.resources import folder
 
 _PACKAGE = Path(__file__).resolve().parent
-FAMILIES = ("attention", "conv", "fp32_emulated", "fused", "norm", "pointwise", "pool", "update")
+FAMILIES = ("attention", "conv", "fp32_emulated", "fused", "generated", "norm", "pointwise", "pool", "update")
 # Each family of mbc's own kernels has a folder of sources and a folder of Python; "kernels" is what all of them share.
 # The first part of a path is a folder of resources or of the package.
 _PARTS: Mapping[str, tuple[str, ...]] = {
@@ -34,7 +34,7 @@ _PARTS: Mapping[str, tuple[str, ...]] = {
 }
 _LEFT_OUT = ("templates/report/", "templates/completions/")  # pages and shells: no result depends on them
 _RESOURCES = frozenset({"templates", "grammar"})
-_CPP = frozenset({".cu", ".cuh", ".cpp", ".h", ".cpp.j2"})
+_CPP = frozenset({".cu", ".cuh", ".cpp", ".h", ".cpp.j2", ".cu.j2"})
 # A comment, an include of the project, white space, a number (its ' is no quote), a word, a literal, or signs, of which
 # some mean more together.
 _CPP_TOKEN = re.compile(
