@@ -26,10 +26,8 @@ Tensor = Any  # JAX is not there when types are checked
 
 
 def _convolution(a: Any, x: Tensor, w: Tensor) -> Tensor:
-    return lax.conv_general_dilated(
-        x, w, a.stride, _pairs(a.pad), rhs_dilation=a.dilation, feature_group_count=a.groups,
-        dimension_numbers=("NCHW", "OIHW", "NCHW"),
-    )  # fmt: skip
+    sides = tuple(zip(a.before, a.after, strict=True))
+    return lax.conv_general_dilated(x, w, a.stride, sides, rhs_dilation=a.dilation, feature_group_count=a.groups)
 
 
 def _transposed(a: Any, x: Tensor, w: Tensor) -> Tensor:
@@ -42,21 +40,19 @@ def _transposed(a: Any, x: Tensor, w: Tensor) -> Tensor:
     return jax.linear_transpose(forward, image)(x)[0]
 
 
-def _pairs(pad: Sequence[int]) -> tuple[tuple[int, int], tuple[int, int]]:
-    return (pad[0], pad[1]), (pad[2], pad[3])
+def _window(a: Any, x: Tensor, start: float, add: Any, pad: bool = True) -> Tensor:
+    """Reduce complete windows: positions beyond the padding have the value `start`.
 
-
-def _window(a: Any, x: Tensor, start: float, add: Any) -> Tensor:
-    """Reduce complete windows: positions beyond the padding have the value `start`."""
-    below, right = (
-        max(pad, (count - 1) * stride + kernel - before - size)
-        for pad, before, count, stride, kernel, size in zip(
-            (a.pad[1], a.pad[3]), (a.pad[0], a.pad[2]), a.output_size, a.stride, a.kernel, x.shape[2:], strict=True
-        )
-    )
-    pads = ((0, 0), (0, 0), (a.pad[0], below), (a.pad[2], right))
-    p, q = a.output_size
-    return lax.reduce_window(x, x.dtype.type(start), add, (1, 1, *a.kernel), (1, 1, *a.stride), pads)[:, :, :p, :q]
+    Without `pad` the array has the padding already.
+    """
+    before = a.before if pad else (0,) * a.rank
+    sizes = zip(before, a.after if pad else before, a.output_size, a.stride, a.span, x.shape[2:], strict=True)
+    pads = [(b, max(e, (count - 1) * stride + span - b - size)) for b, e, count, stride, span, size in sizes]
+    whole = lax.reduce_window(
+        x, x.dtype.type(start), add, (1, 1, *a.kernel), (1, 1, *a.stride), ((0, 0), (0, 0), *pads),
+        window_dilation=(1, 1, *a.spacing),
+    )  # fmt: skip
+    return whole[(..., *map(slice, a.output_size))]
 
 
 def _avg_pool(a: Any, x: Tensor) -> Tensor:
@@ -65,22 +61,17 @@ def _avg_pool(a: Any, x: Tensor) -> Tensor:
     count = _window(a, inside, 0.0, lax.add)
     if a.count_pad:
         # Padding counts, but not what ceil mode adds beyond it.
-        padded = jnp.pad(inside, ((0, 0), (0, 0), *_pairs(a.pad)), constant_values=1)
-        count = _window(_Unpadded(a), padded, 0.0, lax.add)
+        sides = ((0, 0), (0, 0), *zip(a.before, a.after, strict=True))
+        count = _window(a, jnp.pad(inside, sides, constant_values=1), 0.0, lax.add, pad=False)
     return (_window(a, wide, 0.0, lax.add) / count).astype(x.dtype)
-
-
-class _Unpadded:
-    """A window whose padding is in the array already."""
-
-    def __init__(self, a: Any) -> None:
-        self.kernel, self.stride, self.pad, self.output_size = a.kernel, a.stride, (0, 0, 0, 0), a.output_size
 
 
 def _lrn(a: Any, x: Tensor) -> Tensor:
     wide = x if x.dtype == jnp.float64 else x.astype(jnp.float32)
-    squares = jnp.pad(wide * wide, ((0, 0), (a.size // 2, (a.size - 1) // 2), (0, 0), (0, 0)))
-    sums = lax.reduce_window(squares, squares.dtype.type(0), lax.add, (1, a.size, 1, 1), (1, 1, 1, 1), "VALID")
+    squares = jnp.pad(wide * wide, ((0, 0), (a.size // 2, (a.size - 1) // 2), *((0, 0),) * (x.ndim - 2)))
+    sums = lax.reduce_window(
+        squares, squares.dtype.type(0), lax.add, (1, a.size, *(1,) * (x.ndim - 2)), (1,) * x.ndim, "VALID"
+    )
     return (wide / (a.k + a.alpha / a.size * sums) ** a.beta).astype(x.dtype)
 
 
@@ -149,10 +140,16 @@ def batch_norm(
 
 
 def _resize(a: Any, x: Tensor) -> Tensor:
-    for axis in (0, 1):
+    for axis in range(len(a.size)):
         first, second, share = a.taps(axis)
-        share = share.reshape(-1, *(1,) * (1 - axis)).astype(x.dtype)
+        share = share.reshape(-1, *(1,) * (len(a.size) - 1 - axis)).astype(x.dtype)
         x = jnp.take(x, first, 2 + axis) * (1 - share) + jnp.take(x, second, 2 + axis) * share
+    return x
+
+
+def _upsample(a: Any, x: Tensor) -> Tensor:
+    for axis, factor in enumerate(a.factor, 2):
+        x = jnp.repeat(x, factor, axis)
     return x
 
 
@@ -212,13 +209,13 @@ def _strided_slice(a: Any, x: Tensor) -> Tensor:
 
 def _pad(a: Any, x: Tensor) -> Tensor:
     if a.mode == WRAP:
-        return jnp.roll(x, a.before, (1, 2, 3))
+        return jnp.roll(x, a.before, tuple(range(1, x.ndim)))
     sides = ((0, 0), *zip(a.before, a.after, strict=True))
     return jnp.pad(x, sides, mode="edge" if a.mode == "replicate" else "reflect")
 
 
 def _adaptive(a: Any, x: Tensor, of: Callable[..., Tensor]) -> Tensor:
-    parts = [of(x[:, :, rows, columns], axis=(2, 3)) for _, (rows, columns) in a.windows()]
+    parts = [of(x[pixels], axis=tuple(range(2, x.ndim))) for _, pixels in a.windows()]
     return jnp.stack(parts, -1).reshape(*x.shape[:2], *a.output_size)
 
 
@@ -263,7 +260,7 @@ _OF_ONE: dict[str, Callable[[Any, Tensor], Tensor]] = {
     "adaptive_avg_pool": lambda a, x: _adaptive(a, x, jnp.mean),
     "adaptive_max_pool": lambda a, x: _adaptive(a, x, jnp.max),
     "lrn": _lrn,
-    "upsample": lambda a, x: jnp.repeat(jnp.repeat(x, a.factor[0], 2), a.factor[1], 3),
+    "upsample": _upsample,
     "resize": _resize,
     "rearrange": _rearrange,
     "strided_slice": _strided_slice,
