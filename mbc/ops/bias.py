@@ -10,7 +10,7 @@ import numpy as np
 from mbc.ir.graph import Initializer, Operation
 from mbc.ir.types import TensorType
 from mbc.ops.base import Array, Call, Gradients, LayerBuilder, NoAttributes, OpKind, ShapeError, master
-from mbc.ops.device import device
+from mbc.ops.device import Expression, device
 from mbc.ops.framework_calls import Calls
 
 
@@ -74,6 +74,7 @@ OPS = (
         divisible=True,
         accumulates=True,
         reduces=True,
+        device=lambda a, inputs: Expression(("dy",), "", sums=("dy",), finishes=("sum0",)),
     ),
 )
 

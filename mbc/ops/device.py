@@ -18,13 +18,18 @@ class Expression:
 
     Attributes:
         operands: Names of the inputs in the text.
-        text: `name = expression` lines, which end with a semicolon, and the expression of the result.
+        text: `name = expression` lines, which end with a semicolon, and the expression of the result; empty for sums.
         reals: Names in the text and values of numbers that are arguments of a launch.
+        sums: For a reduction over everything but the channels: what is summed.
+        finishes: The outputs of a reduction, with one element for each channel, in terms of `sum0`, `sum1` and inputs
+            with one element for each channel.
     """
 
     operands: tuple[str, ...]
     text: str
     reals: tuple[tuple[str, float], ...] = ()
+    sums: tuple[str, ...] = ()
+    finishes: tuple[str, ...] = ()
 
 
 # Returns the expression of an operation for its attributes and its number of inputs.

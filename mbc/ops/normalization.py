@@ -254,6 +254,16 @@ def _backward_on_device(a: Any, inputs: int) -> Expression:
     return Expression(operands, " ".join(lines), (("eps", a.eps), ("count", float(a.count))))
 
 
+def _sums_on_device(a: Any, inputs: int) -> Expression:
+    return Expression(
+        ("x", "dy", "mean", "variance"),
+        "",
+        (("eps", a.eps),),
+        ("dy * (x - mean)", "dy"),
+        ("sum0 / sqrt(variance + eps)", "sum1"),
+    )
+
+
 def _backward(a: BatchNormalizeBackward, inputs: Sequence[Array], call: Call) -> tuple[Array, ...]:
     x, dy, mean, variance, dgamma, dbeta, *gamma = inputs
     inverse = _deviation(variance, a.eps)
@@ -359,6 +369,7 @@ OPS = (
         _sums,
         divisible=True,
         accumulates=True,
+        device=_sums_on_device,
         reduces=True,
     ),
     OpKind(

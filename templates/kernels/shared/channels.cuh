@@ -198,7 +198,7 @@ __global__ void map_channels_first(B body, int64_t vectors, Steps steps) {
   Walk at(steps, thread_index());
   for (int64_t i = thread_index(); i < vectors; i += stride, at.advance(steps)) {
     const auto channel = body.load(at.middle);
-    const auto fetched = body.template fetch<N>(i * N);
+    auto fetched = body.template fetch<N>(i * N);
     body.template finish<N>(fetched, [&](int) -> const auto& { return channel; }, i * N, 0, 0);
   }
 }

@@ -38,13 +38,16 @@ ATTRIBUTES: Mapping[str, tuple[Attributes, ...]] = MappingProxyType(
         "relation": tuple(map(Relation, ("eq", "ne", "lt", "le", "gt", "ge", "max_share", "rmax_share"))),
         "batch_normalize": (BatchNormalize(1e-3),),
         "batch_normalize_backward": (BatchNormalizeBackward(1e-3, 50),),
+        "batch_normalize_backward_reduce": (BatchNormalize(1e-3),),
     }
 )  # fmt: skip
 POSITIVE = ("sqrt", "log", "pow")  # operands must be positive, also those of their gradients
 BOUNDED = ("exp",)  # of numbers that the group computes, which may be large
 TWO_TENSORS = ("add", "mul")
 CHANNELS = ("bias_add", "batch_normalize", "batch_normalize_backward")
+SUMS = ("channel_sum", "batch_normalize_backward_reduce")
 GATES = ("broadcast_mul", "broadcast_add")
+REPEATING = (*GATES, "broadcast", "select", "relation", "expand")
 KINDS_DRAWN = tuple(sorted(kind for kind, about in KINDS.items() if about.device is not None))
 
 
@@ -74,6 +77,17 @@ class Drawing:
         self.operations.append(Operation(f"op{len(self.operations)}", kind, inputs, (output,), attributes))
         self.whole.append(output)
 
+    def reduce(self, kind: str, attributes: Attributes) -> None:
+        """Append a reduction over everything but the channels, whose outputs no operation reads."""
+        if len(self.shape) < 2 or kind in {operation.kind for operation in self.operations}:
+            return
+        one = kind == "channel_sum"
+        vectors = () if one else tuple(self.operand(self.shape[1:2], "master", safe=True) for _ in range(2))
+        tensors = (self.value(),) if one else (self.value(), self.value())
+        number = len(self.operations)
+        outputs = (f"sum{number}",) if one else (f"dgamma{number}", f"dbeta{number}")
+        self.operations.append(Operation(f"op{number}", kind, (*tensors, *vectors), outputs, attributes))
+
     def draw(self, kind: str) -> None:
         """Append an operation of the kind, unless the results have too few axes for it."""
         plain = kind.removesuffix("_backward")
@@ -86,6 +100,8 @@ class Drawing:
             self.append(kind, *self._broadcast(attributes))
         elif kind == "expand":
             self._expand()
+        elif kind in SUMS:
+            self.reduce(kind, attributes)
         elif kind in CHANNELS:
             if channels:
                 vectors = {"bias_add": 1, "batch_normalize": 4, "batch_normalize_backward": 5}[kind]
@@ -124,22 +140,28 @@ class Drawing:
         self.append("expand", Expand(axes, self.shape[1:], 0.5), (self.operand(kept),))
 
 
-def random_group(seed: int, kinds: tuple[str, ...] = KINDS_DRAWN) -> Case | None:
-    """Return a group of two to six operations, of which some results are stored; None if it has too many operands."""
+def random_group(seed: int, reduction: str = "") -> Case | None:
+    """Return a group of two to seven operations, of which some results are stored; None if only one was drawn.
+
+    With a kind of `SUMS` as `reduction`, the group ends in one, and no operand is repeated.
+    """
     rng = np.random.default_rng(seed)
-    rank = int(rng.integers(1, 6))
+    rank = int(rng.integers(2 if reduction else 1, 6))
+    kinds = tuple(kind for kind in KINDS_DRAWN if not reduction or kind not in (*SUMS, *REPEATING))
     while True:
         shape = tuple(int(size) for size in rng.choice(SIZES, rank))
         if np.prod(shape) <= MOST_ELEMENTS:
             break
     drawing = Drawing(rng, shape)
-    for _ in range(int(rng.integers(2, 7))):
+    for _ in range(int(rng.integers(2, 5 if reduction else 7))):
         drawing.draw(str(rng.choice(kinds)))
+    if reduction:
+        drawing.draw(reduction)
     operations = drawing.operations
     read = {name for operation in operations for name in operation.inputs}
-    results = [o.outputs[0] for o in operations if o.outputs[0] not in read or rng.random() < 0.2]
+    stored = [o for o in operations if o.kind in SUMS or read.isdisjoint(o.outputs) or rng.random() < 0.2]
     if len(operations) < 2:
         return None
-    joined = join(operations, results)
+    joined = join(operations, [name for operation in stored for name in operation.outputs])
     operands = tuple(drawing.operands[name] for name in joined.inputs)
-    return Case(f"drawn-{seed}", joined.kind, joined.attributes, operands)
+    return Case(f"drawn-{seed}{'-' * bool(reduction)}{reduction}", joined.kind, joined.attributes, operands)

@@ -10,20 +10,32 @@ import pytest
 
 from mbc.codegen.launch_headers import write_launch_headers
 from mbc.codegen.render_sources import render_generated
-from mbc.ir.types import Precision
-from mbc.kernels.base import DTYPE_CODES
+from mbc.frontend.lower import lower as lower_network
+from mbc.frontend.parse import parse
+from mbc.ir.graph import Operation, TrainingGraph
+from mbc.ir.types import DType, Precision, TensorType
+from mbc.kernels.base import DTYPE_CODES, Request
 from mbc.kernels.cuda.generated.lowering import lower, members_of
 from mbc.kernels.cuda.generated.map_program import MapProgram
+from mbc.ops.activation import LeakyRelu
+from mbc.ops.base import NoAttributes
+from mbc.ops.fused import join
+from mbc.optimize.candidates.table import request_of
+from mbc.optimize.fusion.data_flow import Flow, data_flow_groups
+from mbc.optimize.fusion.select_groups import groups, kept
+from mbc.passes.training_step import differentiate
+from mbc.plan.model import Rows
 from mbc.resources import folder
-from tests.kernels.cuda.cases import GENERATED, Case
+from mbc.source import Source
+from tests.kernels.cuda.cases import GENERATED, Case, Operand, normal, positive
 from tests.kernels.cuda.launching import DRAWS, HostMemory, Library, Trial, judged
-from tests.kernels.cuda.random_groups import KINDS_DRAWN, random_group
+from tests.kernels.cuda.random_groups import KINDS_DRAWN, SUMS, random_group
 from tests.kernels.cuda.test_emulated import EMULATOR, GXX
 from tests.objects import shared_library
 
 pytestmark = pytest.mark.skipif(GXX is None, reason="no g++ on this machine")
 PRECISIONS = (Precision.FP32, Precision.BF16, Precision.FP16)
-EXHAUSTIVE = pytest.mark.exhaustive
+EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 
 
 def programs(cases: Iterable[Case], precision: Precision) -> dict[str, MapProgram]:
@@ -33,8 +45,10 @@ def programs(cases: Iterable[Case], precision: Precision) -> dict[str, MapProgra
 
 
 def drawn(fewest: int = 60, most: int = 600) -> tuple[Case, ...]:
-    """Return groups of the first seeds, with which kernels of every kind that can be generated are generated."""
-    groups, missing = list[Case](), set(KINDS_DRAWN)
+    """Return groups that end in sums, and groups of the first seeds, with which kernels of every kind that can be generated are generated."""
+    sums = (random_group(seed, kind) for kind in SUMS for seed in range(8))
+    groups = [case for case in sums if case is not None]
+    missing = set(KINDS_DRAWN) - set(SUMS)
     for seed in range(most):
         if seed >= fewest and not missing:
             break
@@ -88,3 +102,57 @@ def test_a_drawn_group_or_a_function(case: Case, precision: Precision, libraries
 
 def test_every_kind_with_an_expression_is_drawn():
     assert {kind for case in DRAWN for kind in kinds_generated(case)} == set(KINDS_DRAWN)
+
+
+def _case(name: str, request: Request) -> Case:
+    """Return a request of bf16 as a case; numbers of channels are positive, as variances are."""
+    operands = tuple(
+        Operand(
+            "working" if t.dtype is DType.BF16 else t.dtype.value, t.shape, normal if len(t.shape) > 1 else positive
+        )
+        for t in request.inputs
+    )
+    return Case(name, request.kind, request.attributes, operands)
+
+
+def _example(name: str) -> TrainingGraph:
+    text = (EXAMPLES / f"{name}.mbc").read_text(encoding="utf-8")
+    lowered = lower_network(parse(Source(name, text)), (("batch", "2"), ("train.precision", "bf16")), None)
+    return differentiate(lowered.network, lowered.optimizer, lowered.precision)
+
+
+def test_groups_that_the_search_proposes_for_examples(tmp_path: Path):
+    """Each program runs at the smallest size that an example has."""
+    smallest: dict[str, Request] = {}
+    for name in ("densenet121", "googlenet", "mobilenet_v2", "resnet", "vgg16"):
+        steps = _example(name)
+        for program in (steps.train, steps.infer):
+            results = kept(steps, program)
+            for group in data_flow_groups(Flow.of(steps, program, results), groups(program, results)):
+                request = request_of(steps, group.launches[0], Rows(0, steps.batch))
+                lowered = lower(request)
+                assert lowered is not None
+                best = smallest.get(lowered.program.name)
+                if best is None or request.inputs[0].elements < best.inputs[0].elements:
+                    smallest[lowered.program.name] = request
+    cases = [_case(name, request) for name, request in smallest.items()]
+    assert len(cases) > 3
+    library = build_generated(tmp_path, Precision.BF16, programs(cases, Precision.BF16))
+    for case in cases:
+        _, failures = judged(Trial(library, case, Precision.BF16))
+        assert not failures, f"{case.kind}: " + "; ".join(failures)
+
+
+def test_equal_programs_of_different_networks_are_one_kernel():
+    sources: set[tuple[str, str]] = set()
+    for shape, slope in (((4, 8, 5, 5), 0.1), ((64, 24, 7, 9), 0.2), ((2, 3), 0.3)):
+        operations = (
+            Operation("first", "leaky_relu", ("x",), ("y",), LeakyRelu(slope)),
+            Operation("second", "mul", ("y", "z"), ("product",), NoAttributes()),
+        )
+        joined = join(operations, ("product",))
+        x = TensorType(shape, DType.BF16)
+        lowered = lower(Request(joined.kind, joined.attributes, (x, x), (x,), Precision.BF16))
+        assert lowered is not None and lowered.reals == (slope,)
+        sources.add((lowered.program.name, render_generated(lowered.program)))
+    assert len(sources) == 1

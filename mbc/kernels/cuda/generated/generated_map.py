@@ -5,13 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
-from mbc.ir.types import Layout
+from mbc.ir.types import Layout, TensorType
 from mbc.kernels.base import Request
 from mbc.kernels.cuda.base import Channels, OwnKernel, Slice, layout_code
 from mbc.kernels.cuda.generated.lowering import Lowered, lower
 from mbc.kernels.cuda.generated.placement import axes_of
+from mbc.kernels.cuda.norm.batch_norm import partial_bytes, parts
 from mbc.kernels.cuda.strided import trailing
 from mbc.kernels.launch_struct import Struct
+
+STATE_BYTES = 8  # of GeneratedReduction: two sums
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +48,9 @@ def generated_kernel(request: Request) -> OwnKernel | None:
         _integers,
         _reals,
         _trailing,
+        workspace=_workspace,
+        launches=2 if lowered.program.sums else 1,
+        accumulates=bool(lowered.program.sums),
         launcher=lowered.program.name,
         estimated_as="add",
     )
@@ -59,9 +65,21 @@ def _lowered(at: Slice) -> Lowered:
 def _integers(at: Slice) -> GeneratedArguments:
     result = _lowered(at).result
     c = Channels.of(result)
-    # With one pixel for each row, channels are adjacent in memory in both layouts.
-    layout = Layout.CHANNELS_LAST if c.inner == 1 else at.layout
-    return GeneratedArguments(result.elements, layout_code(layout), c.rows, c.channels, c.inner)
+    layout = _effective(result, at.layout)
+    sums = (parts(result, layout), int(at.accumulate)) if _lowered(at).program.sums else (0, 0)
+    return GeneratedArguments(result.elements, layout_code(layout), c.rows, c.channels, c.inner, *sums)
+
+
+def _effective(result: TensorType, layout: Layout) -> Layout:
+    """Return the layout that a launch counts with: channels of one pixel are adjacent in memory in both."""
+    return Layout.CHANNELS_LAST if Channels.of(result).inner == 1 else layout
+
+
+def _workspace(request: Request, layout: Layout) -> int:
+    lowered = lower(request)
+    if lowered is None or not lowered.program.sums:
+        return 0
+    return partial_bytes(lowered.result, _effective(lowered.result, layout), STATE_BYTES)
 
 
 def _reals(at: Slice) -> tuple[float, ...]:

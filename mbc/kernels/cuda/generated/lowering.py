@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 from mbc.ir.types import DType, TensorType
 from mbc.kernels.base import Request
@@ -15,6 +15,7 @@ from mbc.ops import KINDS
 from mbc.ops.fused import Fused, Member
 
 MOST_OPERANDS, MOST_RESULTS = 8, 4  # each takes registers of every thread
+MOST_SUMS = 2
 _TYPES = {DType.FP32, DType.BF16, DType.FP16}
 _NAME = re.compile(r"[A-Za-z_]\w*")
 _OBJECT = re.compile(r"[A-Z]\w*\(")  # a constructor: its value is no number
@@ -52,40 +53,63 @@ def lower(request: Request) -> Lowered | None:
     if any(KINDS[member.kind].device is None for member in members):
         return None
     given = request.attributes.given if isinstance(request.attributes, Fused) else members[0].outputs
-    result = request.outputs[0]
-    if not (0 < len(request.inputs) <= MOST_OPERANDS and len(given) <= MOST_RESULTS) or result.elements == 0:
+    if not (0 < len(request.inputs) <= MOST_OPERANDS and len(given) <= MOST_RESULTS):
         return None
-    if any(output != result for output in request.outputs) or {t.dtype for t in request.inputs} - _TYPES:
+    if {t.dtype for t in request.inputs} - _TYPES:
         return None
-    places = _places(members, given, request, result)
-    if places is None:
-        return None
-    return _lowered(request, members, given, places)
-
-
-def _places(
-    members: Sequence[Member], given: Sequence[int], request: Request, result: TensorType
-) -> tuple[Place, ...] | None:
-    """Return the place of every value; None if a value is read at two different places."""
     types = list(request.inputs)
     for member in members:
         types += KINDS[member.kind].shape(member.attributes, tuple(types[n] for n in member.inputs))
-    places = dict.fromkeys(given, whole_place(result))
-    for member in reversed(members):
-        (output,) = member.outputs
-        if output not in places:
+    values = _Values(members, given, types)
+    places = values.places()
+    return None if places is None else _lowered(request, values, places)
+
+
+@dataclass(frozen=True)
+class _Values:
+    """The values of a group by number, and their types."""
+
+    members: Sequence[Member]
+    given: Sequence[int]
+    types: Sequence[TensorType]
+
+    @cached_property
+    def sums(self) -> frozenset[int]:
+        """Outputs of reductions."""
+        return frozenset(n for m in self.members if KINDS[m.kind].reduces for n in m.outputs)
+
+    @cached_property
+    def result(self) -> TensorType:
+        """Type of the results, and of what is summed."""
+        stored = [n for n in self.given if n not in self.sums]
+        summed = [m.inputs[0] for m in self.members if KINDS[m.kind].reduces]
+        return self.types[(*stored, *summed)[0]]
+
+    def places(self) -> tuple[Place, ...] | None:
+        """Return the place of every value; None if a value is read at two different places, or no kernel can run it."""
+        result = self.result
+        if result.elements == 0 or not self.sums <= set(self.given) or (self.sums and len(result.shape) < 2):
             return None
-        for number in member.inputs:
-            place = operand_place(member.attributes, types[number], types[output], places[output])
-            if places.setdefault(number, place) != place:
+        if any(self.types[n] != result for n in self.given if n not in self.sums):
+            return None
+        places = {n: (0,) if n in self.sums else whole_place(result) for n in self.given}
+        for member in reversed(self.members):
+            output = member.outputs[0]
+            if output not in places or not self.sums.isdisjoint(member.inputs):
                 return None
-    return tuple(places[number] for number in range(len(types)))
+            reduces = output in self.sums
+            space, at = (result, whole_place(result)) if reduces else (self.types[output], places[output])
+            for number in member.inputs:
+                place = operand_place(member.attributes, self.types[number], space, at)
+                if places.setdefault(number, place) != place:
+                    return None
+            if reduces and self.types[member.inputs[0]].shape != result.shape:
+                return None
+        return tuple(places[number] for number in range(len(self.types)))
 
 
-def _lowered(
-    request: Request, members: Sequence[Member], given: Sequence[int], places: Sequence[Place]
-) -> Lowered | None:
-    inputs, result = request.inputs, request.outputs[0]
+def _lowered(request: Request, values: _Values, places: Sequence[Place]) -> Lowered | None:
+    inputs, result = request.inputs, values.result
     vectors = [n for n, x in enumerate(inputs) if is_vector(x, places[n], result)]
     whole = tuple(n for n, x in enumerate(inputs) if n not in vectors and is_whole(x, places[n], result))
     repeated = tuple(n for n in range(len(inputs)) if n not in whole and n not in vectors)
@@ -95,10 +119,13 @@ def _lowered(
         return None
     names = {n: f"x[{at}]" for at, n in enumerate((*whole, *repeated))} | {n: f"c{n}" for n in vectors}
     lines = _Lines(dict(names), {names[n] for n in vectors})
-    for member in members:
+    for member in values.members:
         lines.add(member)
-    results = tuple(lines.names[n] for n in given)
-    if not all(_NAME.fullmatch(name) for name in results) or lines.channel.intersection(results):
+    stored = [(at, lines.names[n]) for at, n in enumerate(values.given) if n not in values.sums]
+    results = tuple(name for _, name in stored)
+    if not all(_NAME.fullmatch(name) for name in results) or lines.channel.intersection((*results, *lines.sums)):
+        return None
+    if len(lines.sums) > MOST_SUMS or (lines.sums and repeated):
         return None
     program = MapProgram(
         element=_c_type(result.dtype),
@@ -111,6 +138,9 @@ def _lowered(
         kept=lines.kept(),
         lines=tuple(line for line in lines.lines if line.name not in lines.channel),
         results=results,
+        stored=tuple(at for at, _ in stored),
+        sums=tuple(lines.sums),
+        finishes=tuple((at, lines.finishes[n]) for at, n in enumerate(values.given) if n in values.sums),
     )
     return Lowered(program, result, tuple(places[: len(inputs)]), tuple(lines.reals))
 
@@ -126,12 +156,16 @@ class _Lines:
     Attributes:
         names: Text of each value of the group, by its number.
         channel: Names of values that are constants of a channel.
+        sums: Values of an element that are summed.
+        finishes: Texts of the outputs of reductions, by their numbers.
     """
 
     names: dict[int, str]
     channel: set[str]
     lines: list[Line] = field(default_factory=list[Line])
     reals: list[float] = field(default_factory=list[float])
+    sums: list[str] = field(default_factory=list[str])
+    finishes: dict[int, str] = field(default_factory=dict[int, str])
     _by_text: dict[str, str] = field(default_factory=dict[str, str])
 
     def add(self, member: Member) -> None:
@@ -147,12 +181,19 @@ class _Lines:
         for line in earlier:
             name, _, text = line.partition(" = ")
             local[name] = self._line(text, local)
-        self.names[member.outputs[0]] = self._line(last, local)
+        if not expression.sums:
+            self.names[member.outputs[0]] = self._line(last, local)
+            return
+        for number, text in enumerate(expression.sums):
+            local[f"sum{number}"] = f"sums[{len(self.sums)}]"
+            self.sums.append(self._line(text, local))
+        for output, text in zip(member.outputs, expression.finishes, strict=True):
+            self.finishes[output] = _renamed(text, local)
 
     def _line(self, text: str, local: dict[str, str]) -> str:
         """Return the name of a line's value, whose text is over the names of one operation."""
         read = {local[name] for name in _names(text) if name in local}
-        text = _NAME.sub(lambda name: local.get(name[0], name[0]) if _is_free(text, name) else name[0], text)
+        text = _renamed(text, local)
         if text in self._by_text:
             return self._by_text[text]
         name = self._by_text[text] = f"v{len(self.lines)}"
@@ -167,6 +208,10 @@ class _Lines:
         read = {name for line in self.lines if line.name not in self.channel for name in _names(line.text)}
         inputs = sorted(name for name in self.channel & read if name.startswith("c"))
         return (*inputs, *(line.name for line in self.lines if line.name in self.channel & read))
+
+
+def _renamed(text: str, local: dict[str, str]) -> str:
+    return _NAME.sub(lambda name: local.get(name[0], name[0]) if _is_free(text, name) else name[0], text)
 
 
 def _names(text: str) -> list[str]:

@@ -38,6 +38,9 @@ class MapProgram:
         kept: Values of channels that the elements need.
         lines: Values of one element.
         results: The values that are stored.
+        stored: Numbers of the outputs in which the results are stored.
+        sums: Values that are summed over each channel, at most two.
+        finishes: Numbers of outputs with one element for each channel, with their values in terms of `sums[0]`, ...
     """
 
     element: str
@@ -50,6 +53,9 @@ class MapProgram:
     kept: tuple[str, ...]
     lines: tuple[Line, ...]
     results: tuple[str, ...]
+    stored: tuple[int, ...]
+    sums: tuple[str, ...] = ()
+    finishes: tuple[tuple[int, str], ...] = ()
 
     @cached_property
     def name(self) -> str:
