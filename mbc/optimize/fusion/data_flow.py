@@ -87,7 +87,7 @@ class Flow:
 
     def outputs(self, positions: Iterable[int]) -> list[str]:
         """Return the values that some operations compute, in order."""
-        return [self.program[position].outputs[0] for position in sorted(positions)]
+        return [name for position in sorted(positions) for name in self.program[position].outputs]
 
     def inputs(self, positions: Collection[int]) -> list[str]:
         """Return the values that some operations read and none of them computes, in order."""
@@ -104,11 +104,19 @@ class Flow:
         positions = cluster.members | cluster.recomputed
         if not 2 <= len(positions) <= MOST_MEMBERS:
             return None
-        stored = [name for name in self.outputs(cluster.members) if self.is_read_outside(name, cluster.members)]
+        stored = self.stored(cluster)
         last = max(cluster.members)
         if not self.in_time(cluster, stored) or any(min(positions) <= position <= last for position in self.updates):
             return None
         return self.joined(positions, stored)
+
+    def stored(self, cluster: Cluster) -> list[str]:
+        """Return the values that the launch of a cluster stores: those that are read elsewhere, and all reductions."""
+        values = self.outputs(cluster.members)
+        return [name for name in values if self._is_reduced(name) or self.is_read_outside(name, cluster.members)]
+
+    def _is_reduced(self, value: str) -> bool:
+        return KINDS[self.program[self.producers[value]].kind].reduces
 
     def in_time(self, cluster: Cluster, stored: Iterable[str]) -> bool:
         """Return whether the launch of a cluster precedes all readers of the values that it stores."""
@@ -143,7 +151,7 @@ def data_flow_groups(flow: Flow, matches: Sequence[Group]) -> tuple[Group, ...]:
     matched = {name for group in matches for name in group.replaces}
     left = frozenset(position for position in flow.pointwise if flow.program[position].name not in matched)
     clusters += [cluster for cluster in _clusters(flow, left) if cluster not in clusters]
-    singles = [Cluster(frozenset((position,))) for position in sorted(left - _covered(clusters))]
+    singles = [Cluster(frozenset((position,))) for position in sorted(flow.pointwise - _covered(clusters))]
     groups = [
         *(group for cluster in clusters for group in _recomputing(flow, cluster)),
         *(group for cluster in singles for group in _recomputing(flow, cluster)),
@@ -206,7 +214,7 @@ class _Growing:
 def _recomputing(flow: Flow, cluster: Cluster) -> Iterator[Group]:
     """Yield the group of a cluster that recomputes values rather than reading them, if that can save bytes."""
     recomputed: frozenset[int] = frozenset()
-    largest = max(map(flow.elements, flow.outputs(cluster.members)))
+    largest = max(map(flow.elements, (*flow.inputs(cluster.members), *flow.outputs(cluster.members))))
     for value in flow.inputs(cluster.members):
         if flow.elements(value) < largest:
             continue  # a value that is repeated would be computed for each element
@@ -217,7 +225,8 @@ def _recomputing(flow: Flow, cluster: Cluster) -> Iterator[Group]:
         recomputing = replace(cluster, recomputed=recomputed)
         launch = flow.launch(recomputing)
         if launch is not None:
-            yield flow.group(recomputing, launch)
+            spared = set(flow.inputs(cluster.members)) - set(launch.inputs)
+            yield replace(flow.group(recomputing, launch), spares_bytes=flow.size_bytes(spared))
 
 
 def _upstream(flow: Flow, value: str, cluster: Cluster, recomputed: frozenset[int]) -> frozenset[int]:
@@ -229,6 +238,8 @@ def _upstream(flow: Flow, value: str, cluster: Cluster, recomputed: frozenset[in
         name = pending.pop()
         producer = flow.producers.get(name)
         if producer is None or producer not in flow.pointwise or name in have or _is_stored(flow, name):
+            continue
+        if KINDS[flow.program[producer].kind].reduces:
             continue
         positions.add(producer)
         pending += flow.program[producer].inputs
@@ -256,9 +267,12 @@ def _without_spared(flow: Flow, clusters: Sequence[Cluster], groups: Sequence[Gr
     }
     fewer = replace(flow, readers=readers)
     for cluster in dict.fromkeys((*clusters, *_clusters(fewer, flow.pointwise))):
-        stored = [name for name in flow.outputs(cluster.members) if fewer.is_read_outside(name, cluster.members)]
-        whole = [name for name in flow.outputs(cluster.members) if flow.is_read_outside(name, cluster.members)]
-        launch = flow.joined(cluster.members, stored) if stored != whole and flow.in_time(cluster, stored) else None
+        stored = fewer.stored(cluster)
+        launch = (
+            flow.joined(cluster.members, stored)
+            if stored != flow.stored(cluster) and flow.in_time(cluster, stored)
+            else None
+        )
         if launch is not None:
             yield replace(flow.group(cluster, launch), late=True)
 

@@ -21,6 +21,7 @@ class Group:
         late: Whether other operations may read unstored values. Such a group may be selected only where other groups
             run those operations without reading the values.
         measured: Whether no estimate predicts the group's time, so that it must have been measured.
+        spares_bytes: Bytes of values that another group need not store if this group is selected.
     """
 
     launches: tuple[Operation, ...]
@@ -29,6 +30,7 @@ class Group:
     unstored: frozenset[str]
     late: bool = False
     measured: bool = False
+    spares_bytes: int = 0
 
     @property
     def reads(self) -> frozenset[str]:

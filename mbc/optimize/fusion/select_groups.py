@@ -220,7 +220,8 @@ def _fused(
             continue
         saved_us = _saved_us(table, group, by_name, constraints)
         if saved_us > 0:
-            saving.append((-saved_us, number, group))
+            spared_us = group.spares_bytes / (table.device.copy_gb_s * 1e3)
+            saving.append((-saved_us - spared_us, number, group))
     taken: list[Group] = []
     replaced: set[str] = set()
     read: set[str] = set()

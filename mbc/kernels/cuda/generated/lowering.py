@@ -42,8 +42,8 @@ def members_of(request: Request) -> tuple[Member, ...]:
     """Return the operations of a request: a single one, or the members of a group."""
     if isinstance(request.attributes, Fused):
         return request.attributes.members
-    inputs = len(request.inputs)
-    return (Member(request.kind, request.attributes, tuple(range(inputs)), (inputs,)),)
+    inputs, all_values = len(request.inputs), len(request.inputs) + len(request.outputs)
+    return (Member(request.kind, request.attributes, tuple(range(inputs)), tuple(range(inputs, all_values))),)
 
 
 @lru_cache(maxsize=4096)
