@@ -228,9 +228,12 @@ def _normalize(a: BatchNormalize, inputs: Sequence[Array], call: Call) -> tuple[
     return (y + _per_channel(affine[1], x) if affine else y,)
 
 
+_INVERSE = "inverse = 1.0f / sqrtf(variance + eps);"
+
+
 def _normalize_on_device(a: Any, inputs: int) -> Expression:
     affine = inputs == 5
-    scale = f"scale = {'gamma * ' * affine}(1.0f / sqrtf(variance + eps));"
+    scale = f"{_INVERSE} scale = {'gamma * ' * affine}inverse;"
     operands = ("x", "mean", "variance", *(("gamma", "beta") if affine else ()))
     return Expression(operands, f"{scale} fmaf(x - mean, scale, {'beta' if affine else '0.0f'})", (("eps", a.eps),))
 
@@ -245,7 +248,7 @@ def _sums(a: BatchNormalize, inputs: Sequence[Array], call: Call) -> tuple[Array
 def _backward_on_device(a: Any, inputs: int) -> Expression:
     operands = ("x", "dy", "mean", "variance", "dgamma", "dbeta", "gamma")[:inputs]
     lines = (
-        "inverse = 1.0f / sqrtf(variance + eps);",
+        _INVERSE,
         f"scale = {'gamma * ' * (inputs == 7)}inverse;",
         "slope = dgamma * inverse / count;",
         "shift = dbeta / count;",

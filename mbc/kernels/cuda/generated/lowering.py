@@ -166,6 +166,7 @@ class _Lines:
     reals: list[float] = field(default_factory=list[float])
     sums: list[str] = field(default_factory=list[str])
     finishes: dict[int, str] = field(default_factory=dict[int, str])
+    _numbers: dict[tuple[str, float], str] = field(default_factory=dict[tuple[str, float], str])
     _by_text: dict[str, str] = field(default_factory=dict[str, str])
 
     def add(self, member: Member) -> None:
@@ -175,8 +176,10 @@ class _Lines:
         expression = device(member.attributes, len(member.inputs))
         local = dict(zip(expression.operands, (self.names[n] for n in member.inputs), strict=True))
         for name, value in expression.reals:
-            local[name] = f"r{len(self.reals)}"
-            self.reals.append(value)
+            if (name, value) not in self._numbers:  # equal settings of one name give equal lines
+                self._numbers[name, value] = f"r{len(self.reals)}"
+                self.reals.append(value)
+            local[name] = self._numbers[name, value]
         *earlier, last = (part.strip() for part in expression.text.split(";"))
         for line in earlier:
             name, _, text = line.partition(" = ")
