@@ -45,9 +45,9 @@ def programs(cases: Iterable[Case], precision: Precision) -> dict[str, MapProgra
 
 
 def drawn(fewest: int = 60, most: int = 600) -> tuple[Case, ...]:
-    """Return groups that end in sums, and groups of the first seeds, with which kernels of every kind that can be generated are generated."""
+    """Return groups that end in sums, and groups of the first seeds until kernels of every kind are generated."""
     sums = (random_group(seed, kind) for kind in SUMS for seed in range(8))
-    groups = [case for case in sums if case is not None]
+    cases = [case for case in sums if case is not None]
     missing = set(KINDS_DRAWN) - set(SUMS)
     for seed in range(most):
         if seed >= fewest and not missing:
@@ -55,9 +55,9 @@ def drawn(fewest: int = 60, most: int = 600) -> tuple[Case, ...]:
         group = random_group(seed)
         if group is None or (seed >= fewest and not missing & kinds_generated(group)):
             continue
-        groups.append(group)
+        cases.append(group)
         missing -= kinds_generated(group)
-    return tuple(groups)
+    return tuple(cases)
 
 
 def kinds_generated(case: Case) -> set[str]:
