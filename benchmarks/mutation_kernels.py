@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import sys
 import tempfile
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+import pytest
 from mutation import NO_CASE, NOT_COMPILED, WRONG
 
 from mbc.kernels.base import DTYPE_CODES
@@ -20,26 +22,33 @@ from tests.kernels.cuda import test_emulated
 from tests.kernels.cuda.launching import Trial, check
 
 
+@cache
+def offered(*pair: Any) -> frozenset[str]:
+    """Return the names of the kernels that are offered for a case in a precision."""
+    return frozenset(candidate.name for candidate in test_emulated.offered(*pair))
+
+
 def cases(function: Any, kernels: set[str]) -> list[tuple[Any, ...]]:
     """Return the parameters of a test that `make test` runs, of which one of the kernels is offered for the case."""
     (parametrize,) = (mark for mark in function.pytestmark if mark.name == "parametrize")
     pairs = [parameter.values for parameter in parametrize.args[1] if not parameter.marks]
-    return [pair for pair in pairs if kernels & {c.name for c in test_emulated.offered(*pair)}]
+    return [pair for pair in pairs if kernels & offered(*pair)]
 
 
-def main(names: list[str]) -> int:
-    """Return how the run ended."""
-    kernels = {name for name, kernel in KERNELS.items() if Path(kernel.file).name in names}
-    with tempfile.TemporaryDirectory() as folder:
-        try:
-            library = test_emulated.build(Path(folder), DTYPE_CODES["bf16"], names)
-        except AssertionError as error:
-            print(error)
-            return NOT_COMPILED
-        every = Trial.candidates
-        Trial.candidates = lambda self: [c for c in every(self) if c.name in kernels]
-        pairs = cases(test_emulated.test_kernel, kernels)
-        products = cases(test_emulated.test_words_on_tensor_cores_are_as_exact_as_asked, kernels)
+def tried(name: str, folder: Path) -> int:
+    """Compile one source and run its kernels; return how that ended."""
+    kernels = {kernel.name for kernel in KERNELS.values() if Path(kernel.file).name == name}
+    pairs = cases(test_emulated.test_kernel, kernels)
+    products = cases(test_emulated.test_words_on_tensor_cores_are_as_exact_as_asked, kernels)
+    folder.mkdir()
+    try:
+        library = test_emulated.build(folder, DTYPE_CODES["bf16"], [name])
+    except AssertionError as error:
+        print(error)
+        return NOT_COMPILED
+    every = Trial.candidates
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Trial, "candidates", lambda self: [c for c in every(self) if c.name in kernels])
         try:
             for case, precision in pairs:
                 check(library, case, precision)
@@ -49,6 +58,17 @@ def main(names: list[str]) -> int:
             print(str(error)[:500])
             return WRONG
     return 0 if pairs or products else NO_CASE
+
+
+def main(names: list[str]) -> int:
+    """Try the sources one by one, so that the first wrong kernel ends the run early; return how it ended."""
+    with tempfile.TemporaryDirectory() as folder:
+        ended = {0}
+        for name in names:
+            ended.add(tried(name, Path(folder) / name))
+            if ended & {WRONG, NOT_COMPILED}:
+                return max(ended & {WRONG, NOT_COMPILED})
+    return NO_CASE if ended == {0, NO_CASE} else 0
 
 
 if __name__ == "__main__":
