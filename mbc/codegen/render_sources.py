@@ -15,7 +15,9 @@ from mbc.kernels.cuda.generated.map_program import MapProgram
 from mbc.plan.model import Plan
 from mbc.resources import folder
 
-_DEFINITION = re.compile(r"const\s+char\s*\*\s*(mbc_\w+)\s*\(\s*const\s+MbcCall\s*&\s*\w*\s*\)\s*\{")
+_DEFINITION = re.compile(
+    r"const\s+char\s*\*\s*mbc_(\w+)\s*\(\s*const\s+MbcCall\s*&\s*\w*\s*\)\s*\{|^MBC_LAUNCHER\((\w+),", re.MULTILINE
+)
 _TYPE_CODES = {"kernel": "MBC_KERNEL", "copy": "MBC_COPY"}
 
 
@@ -155,4 +157,8 @@ def every_kernel_file() -> list[str]:
 def _definitions(templates: Path) -> dict[str, str]:
     """Return the name of the file that defines each launcher, by the launcher's symbol."""
     files = (*sorted((templates / "kernels").rglob("*.cu")), *sorted((templates / "host").glob("*.cu")))
-    return {symbol: path.name for path in files for symbol in _DEFINITION.findall(path.read_text(encoding="utf-8"))}
+    return {
+        f"mbc_{whole or short}": path.name
+        for path in files
+        for whole, short in _DEFINITION.findall(path.read_text(encoding="utf-8"))
+    }

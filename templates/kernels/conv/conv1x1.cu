@@ -68,46 +68,16 @@ extern "C" const char* mbc_conv1x1_bn_reduce(const MbcCall& call) {
     return run_conv1x1_reduction<GemmResult::X, T>(call, at, TensorSource<T, true, false>{{nullptr, at.dy}});
   });
 }
-extern "C" const char* mbc_conv1x1_relu_backward_bn_reduce(const MbcCall& call) {
-  using namespace mbc;
-  return run_relu_backward_reduction<GemmResult::X, false, false>(call, operands_of_conv1x1_relu_backward_bn_reduce(call));
-}
-extern "C" const char* mbc_conv1x1_add_relu_backward_bn_reduce(const MbcCall& call) {
-  using namespace mbc;
-  return run_relu_backward_reduction<GemmResult::X, true, false>(call, operands_of_conv1x1_add_relu_backward_bn_reduce(call));
-}
-extern "C" const char* mbc_conv1x1_relu_backward_masked_bn_reduce(const MbcCall& call) {
-  using namespace mbc;
-  return run_relu_backward_reduction<GemmResult::X, false, true>(call, operands_of_conv1x1_relu_backward_masked_bn_reduce(call));
-}
-extern "C" const char* mbc_conv1x1_add_relu_backward_masked_bn_reduce(const MbcCall& call) {
-  using namespace mbc;
-  return run_relu_backward_reduction<GemmResult::X, true, true>(call, operands_of_conv1x1_add_relu_backward_masked_bn_reduce(call));
-}
+MBC_LAUNCHER(conv1x1_relu_backward_bn_reduce, run_relu_backward_reduction<GemmResult::X, false, false>)
+MBC_LAUNCHER(conv1x1_add_relu_backward_bn_reduce, run_relu_backward_reduction<GemmResult::X, true, false>)
+MBC_LAUNCHER(conv1x1_relu_backward_masked_bn_reduce, run_relu_backward_reduction<GemmResult::X, false, true>)
+MBC_LAUNCHER(conv1x1_add_relu_backward_masked_bn_reduce, run_relu_backward_reduction<GemmResult::X, true, true>)
 // `unstored`: the convolution's result is not written, because nothing else reads it.
-extern "C" const char* mbc_conv1x1_unstored_relu_backward_bn_reduce(const MbcCall& call) {
-  using namespace mbc;
-  return run_relu_backward_reduction<GemmResult::X_NOT_STORED, false, false>(call, operands_of_conv1x1_unstored_relu_backward_bn_reduce(call));
-}
-extern "C" const char* mbc_conv1x1_unstored_relu_backward_masked_bn_reduce(const MbcCall& call) {
-  using namespace mbc;
-  return run_relu_backward_reduction<GemmResult::X_NOT_STORED, false, true>(call, operands_of_conv1x1_unstored_relu_backward_masked_bn_reduce(call));
-}
-extern "C" const char* mbc_conv1x1_unstored_add_relu_backward_bn_reduce(const MbcCall& call) {
-  using namespace mbc;
-  return run_relu_backward_reduction<GemmResult::X_NOT_STORED, true, false>(call, operands_of_conv1x1_unstored_add_relu_backward_bn_reduce(call));
-}
-extern "C" const char* mbc_conv1x1_unstored_add_relu_backward_masked_bn_reduce(const MbcCall& call) {
-  using namespace mbc;
-  return run_relu_backward_reduction<GemmResult::X_NOT_STORED, true, true>(call, operands_of_conv1x1_unstored_add_relu_backward_masked_bn_reduce(call));
-}
+MBC_LAUNCHER(conv1x1_unstored_relu_backward_bn_reduce, run_relu_backward_reduction<GemmResult::X_NOT_STORED, false, false>)
+MBC_LAUNCHER(conv1x1_unstored_relu_backward_masked_bn_reduce, run_relu_backward_reduction<GemmResult::X_NOT_STORED, false, true>)
+MBC_LAUNCHER(conv1x1_unstored_add_relu_backward_bn_reduce, run_relu_backward_reduction<GemmResult::X_NOT_STORED, true, false>)
+MBC_LAUNCHER(conv1x1_unstored_add_relu_backward_masked_bn_reduce, run_relu_backward_reduction<GemmResult::X_NOT_STORED, true, true>)
 // Groups that have the bit mask of a recomputed value (`_masked`) use these launchers, too: the mask is recomputed with
 // the value, and not read.
-extern "C" const char* mbc_conv1x1_add_relu_remat_bn_reduce(const MbcCall& call) {
-  using namespace mbc;
-  return run_add_relu_remat<false>(call, operands_of_conv1x1_add_relu_remat_bn_reduce(call));
-}
-extern "C" const char* mbc_conv1x1_add_relu_remat_bn_reduce_two_grads(const MbcCall& call) {
-  using namespace mbc;
-  return run_add_relu_remat<true>(call, operands_of_conv1x1_add_relu_remat_bn_reduce_two_grads(call));
-}
+MBC_LAUNCHER(conv1x1_add_relu_remat_bn_reduce, run_add_relu_remat<false>)
+MBC_LAUNCHER(conv1x1_add_relu_remat_bn_reduce_two_grads, run_add_relu_remat<true>)

@@ -39,29 +39,11 @@ extern "C" const char* mbc_conv1x1_backward_data(const MbcCall& call) {
     return run_conv1x1<GemmResult::GRADIENT>(call, out<T>(call, 2), TensorSource<T, false, false>{}, NoReduction{}, nullptr);
   });
 }
-extern "C" const char* mbc_conv1x1_backward_data_relu_bn_reduce(const MbcCall& call) {
-  using namespace mbc;
-  return run_gradient_relu_reduction<GemmResult::GRADIENT, false, false>(call, operands_of_conv1x1_backward_data_relu_bn_reduce(call));
-}
-extern "C" const char* mbc_conv1x1_backward_data_add_relu_bn_reduce(const MbcCall& call) {
-  using namespace mbc;
-  return run_gradient_relu_reduction<GemmResult::GRADIENT, true, false>(call, operands_of_conv1x1_backward_data_add_relu_bn_reduce(call));
-}
-extern "C" const char* mbc_conv1x1_backward_data_add_relu_bn_reduce_masked(const MbcCall& call) {
-  using namespace mbc;
-  return run_gradient_relu_reduction<GemmResult::GRADIENT, true, true>(call, operands_of_conv1x1_backward_data_add_relu_bn_reduce_masked(call));
-}
-extern "C" const char* mbc_conv1x1_backward_data_bn_relu_bn_reduce(const MbcCall& call) {
-  using namespace mbc;
-  return run_data_normalize_relu_reduction<false>(call, operands_of_conv1x1_backward_data_bn_relu_bn_reduce(call));
-}
-extern "C" const char* mbc_conv1x1_backward_data_bn_relu_remat_bn_reduce(const MbcCall& call) {
-  using namespace mbc;
-  return run_data_normalize_relu_reduction<true>(call, operands_of_conv1x1_backward_data_bn_relu_remat_bn_reduce(call));
-}
+MBC_LAUNCHER(conv1x1_backward_data_relu_bn_reduce, run_gradient_relu_reduction<GemmResult::GRADIENT, false, false>)
+MBC_LAUNCHER(conv1x1_backward_data_add_relu_bn_reduce, run_gradient_relu_reduction<GemmResult::GRADIENT, true, false>)
+MBC_LAUNCHER(conv1x1_backward_data_add_relu_bn_reduce_masked, run_gradient_relu_reduction<GemmResult::GRADIENT, true, true>)
+MBC_LAUNCHER(conv1x1_backward_data_bn_relu_bn_reduce, run_data_normalize_relu_reduction<false>)
+MBC_LAUNCHER(conv1x1_backward_data_bn_relu_remat_bn_reduce, run_data_normalize_relu_reduction<true>)
 // Groups that have the bit mask of a recomputed value (`_masked`) use these launchers, too: the mask is recomputed with
 // the value, and not read.
-extern "C" const char* mbc_conv1x1_backward_data_add_relu_remat_bn_reduce_two_grads(const MbcCall& call) {
-  using namespace mbc;
-  return run_gradient_add_relu_remat<GemmResult::GRADIENT>(call, operands_of_conv1x1_backward_data_add_relu_remat_bn_reduce_two_grads(call));
-}
+MBC_LAUNCHER(conv1x1_backward_data_add_relu_remat_bn_reduce_two_grads, run_gradient_add_relu_remat<GemmResult::GRADIENT>)

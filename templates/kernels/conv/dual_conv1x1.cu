@@ -10,17 +10,8 @@
 #include "conv1x1_backward_data.cuh"
 #include "dual_conv1x1_operands.h"
 
-extern "C" const char* mbc_dual_conv1x1_add_relu_bn_reduce(const MbcCall& call) {
-  using namespace mbc;
-  return run_gradient_relu_reduction<GemmResult::X_AND_GRADIENT, true, false>(call, operands_of_dual_conv1x1_add_relu_bn_reduce(call));
-}
-extern "C" const char* mbc_dual_conv1x1_add_relu_bn_reduce_masked(const MbcCall& call) {
-  using namespace mbc;
-  return run_gradient_relu_reduction<GemmResult::X_AND_GRADIENT, true, true>(call, operands_of_dual_conv1x1_add_relu_bn_reduce_masked(call));
-}
+MBC_LAUNCHER(dual_conv1x1_add_relu_bn_reduce, run_gradient_relu_reduction<GemmResult::X_AND_GRADIENT, true, false>)
+MBC_LAUNCHER(dual_conv1x1_add_relu_bn_reduce_masked, run_gradient_relu_reduction<GemmResult::X_AND_GRADIENT, true, true>)
 // Groups that have the bit mask of a recomputed value (`_masked`) use these launchers, too: the mask is recomputed with
 // the value, and not read.
-extern "C" const char* mbc_dual_conv1x1_add_relu_remat_bn_reduce_two_grads(const MbcCall& call) {
-  using namespace mbc;
-  return run_gradient_add_relu_remat<GemmResult::X_AND_GRADIENT>(call, operands_of_dual_conv1x1_add_relu_remat_bn_reduce_two_grads(call));
-}
+MBC_LAUNCHER(dual_conv1x1_add_relu_remat_bn_reduce_two_grads, run_gradient_add_relu_remat<GemmResult::X_AND_GRADIENT>)

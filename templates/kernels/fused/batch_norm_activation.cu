@@ -70,41 +70,14 @@ using ThroughRelu6 = ThroughInput<Relu6Backward>;
 
 }  // namespace mbc
 
-extern "C" const char* mbc_batch_normalize_silu(const MbcCall& call) {
-  using namespace mbc;
-  return normalize_activation<Silu>(call, operands_of_batch_normalize_silu(call));
-}
-extern "C" const char* mbc_batch_normalize_silu_backward(const MbcCall& call) {
-  using namespace mbc;
-  return normalize_activation_backward<ThroughSilu>(call, operands_of_batch_normalize_silu_backward(call));
-}
-extern "C" const char* mbc_batch_normalize_silu_bn_reduce(const MbcCall& call) {
-  using namespace mbc;
-  return normalize_activation_reduce<ThroughSilu>(call, operands_of_batch_normalize_silu_bn_reduce(call));
-}
+MBC_LAUNCHER(batch_normalize_silu, normalize_activation<Silu>)
+MBC_LAUNCHER(batch_normalize_silu_backward, normalize_activation_backward<ThroughSilu>)
+MBC_LAUNCHER(batch_normalize_silu_bn_reduce, normalize_activation_reduce<ThroughSilu>)
 
-extern "C" const char* mbc_batch_normalize_hardswish(const MbcCall& call) {
-  using namespace mbc;
-  return normalize_activation<HardSwish>(call, operands_of_batch_normalize_hardswish(call));
-}
-extern "C" const char* mbc_batch_normalize_hardswish_backward(const MbcCall& call) {
-  using namespace mbc;
-  return normalize_activation_backward<ThroughHardSwish>(call, operands_of_batch_normalize_hardswish_backward(call));
-}
-extern "C" const char* mbc_batch_normalize_hardswish_bn_reduce(const MbcCall& call) {
-  using namespace mbc;
-  return normalize_activation_reduce<ThroughHardSwish>(call, operands_of_batch_normalize_hardswish_bn_reduce(call));
-}
+MBC_LAUNCHER(batch_normalize_hardswish, normalize_activation<HardSwish>)
+MBC_LAUNCHER(batch_normalize_hardswish_backward, normalize_activation_backward<ThroughHardSwish>)
+MBC_LAUNCHER(batch_normalize_hardswish_bn_reduce, normalize_activation_reduce<ThroughHardSwish>)
 
-extern "C" const char* mbc_batch_normalize_relu6(const MbcCall& call) {
-  using namespace mbc;
-  return normalize_activation<Relu6>(call, operands_of_batch_normalize_relu6(call));
-}
-extern "C" const char* mbc_batch_normalize_relu6_backward(const MbcCall& call) {
-  using namespace mbc;
-  return normalize_activation_backward<ThroughRelu6>(call, operands_of_batch_normalize_relu6_backward(call));
-}
-extern "C" const char* mbc_batch_normalize_relu6_bn_reduce(const MbcCall& call) {
-  using namespace mbc;
-  return normalize_activation_reduce<ThroughRelu6>(call, operands_of_batch_normalize_relu6_bn_reduce(call));
-}
+MBC_LAUNCHER(batch_normalize_relu6, normalize_activation<Relu6>)
+MBC_LAUNCHER(batch_normalize_relu6_backward, normalize_activation_backward<ThroughRelu6>)
+MBC_LAUNCHER(batch_normalize_relu6_bn_reduce, normalize_activation_reduce<ThroughRelu6>)

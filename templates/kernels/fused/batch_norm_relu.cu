@@ -163,22 +163,10 @@ extern "C" const char* mbc_batch_normalize_relu(const MbcCall& call) {
   return launched();
 }
 
-extern "C" const char* mbc_batch_normalize_add_relu(const MbcCall& call) {
-  using namespace mbc;
-  return normalize_add_relu<false>(call, operands_of_batch_normalize_add_relu(call));
-}
-extern "C" const char* mbc_batch_normalize_add_relu_mask(const MbcCall& call) {
-  using namespace mbc;
-  return normalize_add_relu<true>(call, operands_of_batch_normalize_add_relu_mask(call));
-}
-extern "C" const char* mbc_dual_batch_normalize_add_relu(const MbcCall& call) {
-  using namespace mbc;
-  return normalize_twice_add_relu<false>(call, operands_of_dual_batch_normalize_add_relu(call));
-}
-extern "C" const char* mbc_dual_batch_normalize_add_relu_mask(const MbcCall& call) {
-  using namespace mbc;
-  return normalize_twice_add_relu<true>(call, operands_of_dual_batch_normalize_add_relu_mask(call));
-}
+MBC_LAUNCHER(batch_normalize_add_relu, normalize_add_relu<false>)
+MBC_LAUNCHER(batch_normalize_add_relu_mask, normalize_add_relu<true>)
+MBC_LAUNCHER(dual_batch_normalize_add_relu, normalize_twice_add_relu<false>)
+MBC_LAUNCHER(dual_batch_normalize_add_relu_mask, normalize_twice_add_relu<true>)
 
 extern "C" const char* mbc_bias_add_relu(const MbcCall& call) {
   using namespace mbc;
@@ -199,46 +187,16 @@ extern "C" const char* mbc_add_three(const MbcCall& call) {
   return launched();
 }
 
-extern "C" const char* mbc_batch_normalize_relu_backward(const MbcCall& call) {
-  using namespace mbc;
-  return normalize_relu_backward<false, false>(call, operands_of_batch_normalize_relu_backward(call));
-}
-extern "C" const char* mbc_batch_normalize_relu_backward_of_slice(const MbcCall& call) {
-  using namespace mbc;
-  return normalize_relu_backward<false, true>(call, operands_of_batch_normalize_relu_backward_of_slice(call));
-}
-extern "C" const char* mbc_batch_normalize_relu_backward_add_slice(const MbcCall& call) {
-  using namespace mbc;
-  return normalize_relu_backward<true, false>(call, operands_of_batch_normalize_relu_backward_add_slice(call));
-}
-extern "C" const char* mbc_batch_normalize_relu_backward_add_slice_and_part(const MbcCall& call) {
-  using namespace mbc;
-  return normalize_relu_backward<true, false, true>(call, operands_of_batch_normalize_relu_backward_add_slice_and_part(call));
-}
-extern "C" const char* mbc_batch_normalize_relu_bn_reduce(const MbcCall& call) {
-  using namespace mbc;
-  return normalize_relu_sums<false>(call, operands_of_batch_normalize_relu_bn_reduce(call));
-}
-extern "C" const char* mbc_batch_normalize_relu_bn_reduce_of_slice(const MbcCall& call) {
-  using namespace mbc;
-  return normalize_relu_sums<true>(call, operands_of_batch_normalize_relu_bn_reduce_of_slice(call));
-}
-extern "C" const char* mbc_relu_backward_bn_reduce(const MbcCall& call) {
-  using namespace mbc;
-  return relu_backward_bn_reduce<false, false>(call, operands_of_relu_backward_bn_reduce(call));
-}
-extern "C" const char* mbc_relu_backward_masked_bn_reduce(const MbcCall& call) {
-  using namespace mbc;
-  return relu_backward_bn_reduce<false, true>(call, operands_of_relu_backward_masked_bn_reduce(call));
-}
-extern "C" const char* mbc_add_relu_backward_bn_reduce(const MbcCall& call) {
-  using namespace mbc;
-  return relu_backward_bn_reduce<true, false>(call, operands_of_add_relu_backward_bn_reduce(call));
-}
-extern "C" const char* mbc_add_relu_backward_masked_bn_reduce(const MbcCall& call) {
-  using namespace mbc;
-  return relu_backward_bn_reduce<true, true>(call, operands_of_add_relu_backward_masked_bn_reduce(call));
-}
+MBC_LAUNCHER(batch_normalize_relu_backward, normalize_relu_backward<false, false>)
+MBC_LAUNCHER(batch_normalize_relu_backward_of_slice, normalize_relu_backward<false, true>)
+MBC_LAUNCHER(batch_normalize_relu_backward_add_slice, normalize_relu_backward<true, false>)
+MBC_LAUNCHER(batch_normalize_relu_backward_add_slice_and_part, normalize_relu_backward<true, false, true>)
+MBC_LAUNCHER(batch_normalize_relu_bn_reduce, normalize_relu_sums<false>)
+MBC_LAUNCHER(batch_normalize_relu_bn_reduce_of_slice, normalize_relu_sums<true>)
+MBC_LAUNCHER(relu_backward_bn_reduce, relu_backward_bn_reduce<false, false>)
+MBC_LAUNCHER(relu_backward_masked_bn_reduce, relu_backward_bn_reduce<false, true>)
+MBC_LAUNCHER(add_relu_backward_bn_reduce, relu_backward_bn_reduce<true, false>)
+MBC_LAUNCHER(add_relu_backward_masked_bn_reduce, relu_backward_bn_reduce<true, true>)
 
 extern "C" const char* mbc_relu_backward_channel_sum(const MbcCall& call) {
   using namespace mbc;

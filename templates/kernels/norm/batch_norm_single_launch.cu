@@ -217,18 +217,9 @@ const char* relu_backward(const MbcCall& call, const BatchNormSingleLaunchOperan
 
 }  // namespace mbc
 
-extern "C" const char* mbc_batch_normalize_single_launch(const MbcCall& call) {
-  using namespace mbc;
-  return forward<false, Normalize>(call, operands_of_batch_normalize_single_launch(call));
-}
-extern "C" const char* mbc_batch_normalize_relu_single_launch(const MbcCall& call) {
-  using namespace mbc;
-  return forward<false, NormalizeRelu>(call, operands_of_batch_normalize_relu_single_launch(call));
-}
-extern "C" const char* mbc_batch_normalize_add_relu_single_launch(const MbcCall& call) {
-  using namespace mbc;
-  return forward<true, NormalizeAddRelu>(call, operands_of_batch_normalize_add_relu_single_launch(call));
-}
+MBC_LAUNCHER(batch_normalize_single_launch, forward<false, Normalize>)
+MBC_LAUNCHER(batch_normalize_relu_single_launch, forward<false, NormalizeRelu>)
+MBC_LAUNCHER(batch_normalize_add_relu_single_launch, forward<true, NormalizeAddRelu>)
 
 extern "C" const char* mbc_batch_normalize_backward_single_launch(const MbcCall& call) {
   using namespace mbc;
@@ -253,11 +244,5 @@ extern "C" const char* mbc_batch_normalize_relu_backward_single_launch(const Mbc
   });
   return launched();
 }
-extern "C" const char* mbc_relu_backward_batch_normalize_single_launch(const MbcCall& call) {
-  using namespace mbc;
-  return relu_backward<false>(call, operands_of_relu_backward_batch_normalize_single_launch(call));
-}
-extern "C" const char* mbc_add_relu_backward_batch_normalize_single_launch(const MbcCall& call) {
-  using namespace mbc;
-  return relu_backward<true>(call, operands_of_add_relu_backward_batch_normalize_single_launch(call));
-}
+MBC_LAUNCHER(relu_backward_batch_normalize_single_launch, relu_backward<false>)
+MBC_LAUNCHER(add_relu_backward_batch_normalize_single_launch, relu_backward<true>)

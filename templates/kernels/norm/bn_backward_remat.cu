@@ -57,19 +57,7 @@ extern "C" const char* mbc_batch_normalize_relu_remat_bn_reduce(const MbcCall& c
 }
 // Groups that have the bit mask of a recomputed value (`_masked`) use these launchers, too: the mask is recomputed with
 // the value, and not read.
-extern "C" const char* mbc_batch_normalize_add_relu_remat_bn_reduce(const MbcCall& call) {
-  using namespace mbc;
-  return normalize_add_relu_and_sums<false>(call, operands_of_batch_normalize_add_relu_remat_bn_reduce(call));
-}
-extern "C" const char* mbc_batch_normalize_add_relu_remat_bn_reduce_two_grads(const MbcCall& call) {
-  using namespace mbc;
-  return normalize_add_relu_and_sums<true>(call, operands_of_batch_normalize_add_relu_remat_bn_reduce_two_grads(call));
-}
-extern "C" const char* mbc_dual_batch_normalize_add_relu_remat_bn_reduce(const MbcCall& call) {
-  using namespace mbc;
-  return normalize_twice_add_relu_and_sums<false>(call, operands_of_dual_batch_normalize_add_relu_remat_bn_reduce(call));
-}
-extern "C" const char* mbc_dual_batch_normalize_add_relu_remat_bn_reduce_two_grads(const MbcCall& call) {
-  using namespace mbc;
-  return normalize_twice_add_relu_and_sums<true>(call, operands_of_dual_batch_normalize_add_relu_remat_bn_reduce_two_grads(call));
-}
+MBC_LAUNCHER(batch_normalize_add_relu_remat_bn_reduce, normalize_add_relu_and_sums<false>)
+MBC_LAUNCHER(batch_normalize_add_relu_remat_bn_reduce_two_grads, normalize_add_relu_and_sums<true>)
+MBC_LAUNCHER(dual_batch_normalize_add_relu_remat_bn_reduce, normalize_twice_add_relu_and_sums<false>)
+MBC_LAUNCHER(dual_batch_normalize_add_relu_remat_bn_reduce_two_grads, normalize_twice_add_relu_and_sums<true>)

@@ -172,19 +172,7 @@ extern "C" const char* mbc_relu_max_pool_backward_bn_backward(const MbcCall& cal
   return launched();
 }
 
-extern "C" const char* mbc_max_pool_backward_add_bn_reduce(const MbcCall& call) {
-  using namespace mbc;
-  return max_pool_backward_add_bn_reduce<false>(call, operands_of_max_pool_backward_add_bn_reduce(call));
-}
-extern "C" const char* mbc_max_pool_backward_add_slice_bn_reduce(const MbcCall& call) {
-  using namespace mbc;
-  return max_pool_backward_add_bn_reduce<true>(call, operands_of_max_pool_backward_add_slice_bn_reduce(call));
-}
-extern "C" const char* mbc_max_pool_backward_add_bn_backward(const MbcCall& call) {
-  using namespace mbc;
-  return max_pool_backward_add_bn_backward<false>(call, operands_of_max_pool_backward_add_bn_backward(call));
-}
-extern "C" const char* mbc_max_pool_backward_add_slice_bn_backward(const MbcCall& call) {
-  using namespace mbc;
-  return max_pool_backward_add_bn_backward<true>(call, operands_of_max_pool_backward_add_slice_bn_backward(call));
-}
+MBC_LAUNCHER(max_pool_backward_add_bn_reduce, max_pool_backward_add_bn_reduce<false>)
+MBC_LAUNCHER(max_pool_backward_add_slice_bn_reduce, max_pool_backward_add_bn_reduce<true>)
+MBC_LAUNCHER(max_pool_backward_add_bn_backward, max_pool_backward_add_bn_backward<false>)
+MBC_LAUNCHER(max_pool_backward_add_slice_bn_backward, max_pool_backward_add_bn_backward<true>)

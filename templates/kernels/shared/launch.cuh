@@ -101,6 +101,13 @@ struct OperandList {
   Operand operator[](int64_t i) const { return {pointers[i]}; }
 };
 
+// Defines the launcher of the kernel `name`, which calls a function of this file with the call and its operands by name.
+#define MBC_LAUNCHER(name, ...)                                 \
+  extern "C" const char* mbc_##name(const MbcCall& call) {      \
+    using namespace mbc;                                        \
+    return __VA_ARGS__(call, operands_of_##name(call));         \
+  }
+
 // Returns the error of a launcher whose operands are not aligned to 16 bytes, or null if they are.
 inline const char* unaligned(const MbcCall& call) {
   for (int64_t i = 0; i < call.pointer_count; ++i)

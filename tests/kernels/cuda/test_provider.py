@@ -40,6 +40,7 @@ SOURCES = folder("templates") / "kernels"
 H200 = find_spec("h200")
 FIRST, LAST = Layout.CHANNELS_FIRST, Layout.CHANNELS_LAST
 LAUNCHER = re.compile(r"^(?:extern \"C\" )?const char\* (mbc_\w+)\(const MbcCall& call\) \{", re.MULTILINE)
+SHORT = re.compile(r"^MBC_LAUNCHER\((\w+), (.*)\)$", re.MULTILINE)
 BODY = re.compile(LAUNCHER.pattern + r"(.*?)(?:^\}| \}$)", re.MULTILINE | re.DOTALL)
 
 
@@ -53,7 +54,8 @@ def _candidates(case: Case, precision: Precision = Precision.BF16) -> list[Candi
 
 
 def _launchers(file: str) -> set[str]:
-    return set(LAUNCHER.findall((SOURCES / file).read_text(encoding="utf-8")))
+    text = (SOURCES / file).read_text(encoding="utf-8")
+    return {*LAUNCHER.findall(text), *(f"mbc_{name}" for name, _ in SHORT.findall(text))}
 
 
 def test_every_kernel_has_a_launcher_in_its_file():
@@ -67,7 +69,7 @@ def test_every_launcher_has_a_kernel_and_a_body_of_its_own():
     for path in SOURCES.rglob("*.cu"):
         text = path.read_text(encoding="utf-8")
         assert called >= _launchers(path.relative_to(SOURCES).as_posix())
-        for name, body in BODY.findall(text):
+        for name, body in (*BODY.findall(text), *((f"mbc_{name}", body) for name, body in SHORT.findall(text))):
             same = bodies.setdefault(f"{path.name} {' '.join(body.split())}", name)
             assert same == name, f"{name} is {same}: one launcher serves both kernels (`OwnKernel.named`)"
             assert not re.fullmatch(r"\s*return mbc_\w+\(call\);\s*", body), f"{name} only calls another launcher"
