@@ -52,7 +52,7 @@ class Asked:
 
 def asked(description: str | None, cases: int, seed: int = 0) -> Asked:
     """Read the command line."""
-    return options_of(parser_of(description, cases).parse_args())
+    return options_of(parser_of(description, cases, seed).parse_args())
 
 
 def options_of(given: argparse.Namespace) -> Asked:
@@ -60,7 +60,7 @@ def options_of(given: argparse.Namespace) -> Asked:
     return Asked(**{field.name: getattr(given, field.name) for field in fields(Asked)})
 
 
-def parser_of(description: str | None, cases: int) -> argparse.ArgumentParser:
+def parser_of(description: str | None, cases: int, seed: int = 0) -> argparse.ArgumentParser:
     """Return a parser with the options of a campaign."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", type=int, default=cases)
