@@ -21,5 +21,5 @@ extern "C" const char* mbc_depthwise_1d(const MbcCall& call) {
 extern "C" const char* mbc_depthwise_1d_backward_data(const MbcCall& call) {
   using namespace mbc;
   const bool row = arguments<DepthwiseRowsArguments>(call).kernel_height == 1;
-  return row ? run_depthwise_rows_data<OneRow>(call) : run_depthwise_rows_data<OneColumn>(call);
+  return row ? run_depthwise_rows<OneRow, true>(call) : run_depthwise_rows<OneColumn, true>(call);
 }

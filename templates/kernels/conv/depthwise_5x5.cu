@@ -10,5 +10,5 @@ extern "C" const char* mbc_depthwise_5x5(const MbcCall& call) {
 }
 
 extern "C" const char* mbc_depthwise_5x5_backward_data(const MbcCall& call) {
-  return mbc::run_depthwise_rows_data<mbc::DepthwiseFilterRows<5, 5, true>>(call);
+  return mbc::run_depthwise_rows<mbc::DepthwiseFilterRows<5, 5, true>, true>(call);
 }

@@ -10,5 +10,5 @@ extern "C" const char* mbc_depthwise_7x7(const MbcCall& call) {
 }
 
 extern "C" const char* mbc_depthwise_7x7_backward_data(const MbcCall& call) {
-  return mbc::run_depthwise_rows_data<mbc::DepthwiseFilterRows<7, 7, true>>(call);
+  return mbc::run_depthwise_rows<mbc::DepthwiseFilterRows<7, 7, true>, true>(call);
 }

@@ -311,32 +311,19 @@ void launch_depthwise_rows_data(const MbcCall& call, const DepthwiseArguments& a
              in<T>(call, 0), in<T>(call, 1), out<T>(call, 2), g, steps);
 }
 
-// The convolution by filters of one compiled shape.
-template <typename Filter>
+// The convolution by filters of one compiled shape, or its data gradient (DATA).
+template <typename Filter, bool DATA = false>
 const char* run_depthwise_rows(const MbcCall& call) {
   if (const char* problem = unaligned(call)) return problem;
   const auto& a = arguments<DepthwiseRowsArguments>(call);
-  const auto g = DepthwiseRows::forward(a);
+  const auto g = DATA ? DepthwiseRows::data(a) : DepthwiseRows::forward(a);
   MBC_FOR_TYPE(a.type, T, {
     if (a.stride == 1)
       launch_depthwise_rows<T, Filter, 1>(call, a, g);
+    else if constexpr (DATA)
+      launch_depthwise_rows_data<T, Filter>(call, a, g);
     else
       launch_depthwise_rows<T, Filter, 2>(call, a, g);
-  });
-  return launched();
-}
-
-// Their data gradient.
-template <typename Filter>
-const char* run_depthwise_rows_data(const MbcCall& call) {
-  if (const char* problem = unaligned(call)) return problem;
-  const auto& a = arguments<DepthwiseRowsArguments>(call);
-  const auto g = DepthwiseRows::data(a);
-  MBC_FOR_TYPE(a.type, T, {
-    if (a.stride == 1)
-      launch_depthwise_rows<T, Filter, 1>(call, a, g);
-    else
-      launch_depthwise_rows_data<T, Filter>(call, a, g);
   });
   return launched();
 }

@@ -5,6 +5,8 @@
 // Threads    256 in a block, `lanes` of which share a set (lanes.cuh). Sums have a fixed order.
 // Shared     256 floats.
 // Limit      memory bandwidth; with few large sets the number of blocks.
+#include <utility>
+
 #include "lanes.cuh"
 #include "along_arguments.h"
 
@@ -117,17 +119,17 @@ struct LargestBackward {
   }
 };
 
-// `make` returns the functor for a type.
-template <typename Make>
-const char* run_along(const MbcCall& call, Make make) {
+// F: the functor of a type, whose members are the inputs, INPUTS in number, and the output.
+template <template <typename> typename F, size_t... INPUTS>
+const char* run_along(const MbcCall& call, std::index_sequence<INPUTS...>) {
   const auto& a = arguments<AlongArguments>(call);
   const int64_t* more = behind<AlongArguments>(call);
   const Strided<2> left(more);
   const Strided<1> reduced(more);
   const Reduction sets{left, reduced, a.results, a.terms, static_cast<int>(a.lanes), a.adjacent != 0};
   MBC_FOR_TYPE(a.type, T, {
-    const auto f = make(T{});
-    MBC_LAUNCH((each_axis_set<decltype(make(T{}))>), sets.blocks(), THREADS, call.stream, sets, f);
+    const F<T> f{in<T>(call, INPUTS)..., out<T>(call, sizeof...(INPUTS))};
+    MBC_LAUNCH((each_axis_set<F<T>>), sets.blocks(), THREADS, call.stream, sets, f);
   });
   return launched();
 }
@@ -135,38 +137,20 @@ const char* run_along(const MbcCall& call, Make make) {
 }  // namespace mbc
 
 extern "C" const char* mbc_softmax(const MbcCall& call) {
-  return mbc::run_along(call, [&](auto t) {
-    using T = decltype(t);
-    return mbc::SoftmaxOf<T>{mbc::in<T>(call, 0), mbc::out<T>(call, 1)};
-  });
+  return mbc::run_along<mbc::SoftmaxOf>(call, std::make_index_sequence<1>{});
 }
 extern "C" const char* mbc_softmax_backward(const MbcCall& call) {
-  return mbc::run_along(call, [&](auto t) {
-    using T = decltype(t);
-    return mbc::SoftmaxBackward<T>{mbc::in<T>(call, 0), mbc::in<T>(call, 1), mbc::out<T>(call, 2)};
-  });
+  return mbc::run_along<mbc::SoftmaxBackward>(call, std::make_index_sequence<2>{});
 }
 extern "C" const char* mbc_log_softmax(const MbcCall& call) {
-  return mbc::run_along(call, [&](auto t) {
-    using T = decltype(t);
-    return mbc::LogSoftmaxOf<T>{mbc::in<T>(call, 0), mbc::out<T>(call, 1)};
-  });
+  return mbc::run_along<mbc::LogSoftmaxOf>(call, std::make_index_sequence<1>{});
 }
 extern "C" const char* mbc_log_softmax_backward(const MbcCall& call) {
-  return mbc::run_along(call, [&](auto t) {
-    using T = decltype(t);
-    return mbc::LogSoftmaxBackward<T>{mbc::in<T>(call, 0), mbc::in<T>(call, 1), mbc::out<T>(call, 2)};
-  });
+  return mbc::run_along<mbc::LogSoftmaxBackward>(call, std::make_index_sequence<2>{});
 }
 extern "C" const char* mbc_amax(const MbcCall& call) {
-  return mbc::run_along(call, [&](auto t) {
-    using T = decltype(t);
-    return mbc::LargestOf<T>{mbc::in<T>(call, 0), mbc::out<T>(call, 1)};
-  });
+  return mbc::run_along<mbc::LargestOf>(call, std::make_index_sequence<1>{});
 }
 extern "C" const char* mbc_amax_backward(const MbcCall& call) {
-  return mbc::run_along(call, [&](auto t) {
-    using T = decltype(t);
-    return mbc::LargestBackward<T>{mbc::in<T>(call, 0), mbc::in<T>(call, 1), mbc::in<T>(call, 2), mbc::out<T>(call, 3)};
-  });
+  return mbc::run_along<mbc::LargestBackward>(call, std::make_index_sequence<3>{});
 }
