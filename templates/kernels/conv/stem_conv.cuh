@@ -28,12 +28,10 @@ struct StemTile {
 
 struct StemConv : ConvolutionShape {
   int32_t band;
-  int32_t planes;           // planes of an image in memory: its channels if they come first
-  int32_t together;         // elements of a pixel in a plane
   int32_t run, padded_run;  // elements of a row of a window; padded to whole words
   int32_t steps;            // steps of K = 16
-  // The image in shared memory, plane by plane: rows of a plane, elements of a row, elements before a row's first pixel
-  // (so that rows start where vectors do in memory), elements of all rows.
+  // The image in shared memory: its rows, elements of a row, elements before a row's first pixel (so that rows start
+  // where vectors do in memory), elements of all rows.
   int32_t band_rows, pitch, lead, copy;
   bool straight, shifted;  // 16 bits: copies of the band as in memory, then shifted by one element
   bool wide, wide_image;   // the output is aligned for vectors; so is the image
@@ -43,15 +41,13 @@ struct StemConv : ConvolutionShape {
   StemConv(const StemConvArguments& a, bool forward, bool whole, bool whole_image = false)
       : ConvolutionShape(a), band(static_cast<int32_t>(a.band)) {
     const bool words = a.type == MBC_FP32;
-    planes = words && a.image_layout == MBC_CHANNELS_FIRST ? channels : 1;
-    together = channels / planes;
-    run = kernel_width * together;
+    run = kernel_width * channels;
     padded_run = words ? run : (run + 1) / 2 * 2;
-    steps = (planes * kernel_height * padded_run + 15) / 16;
+    steps = (kernel_height * padded_run + 15) / 16;
     band_rows = (band - 1) * stride_height + kernel_height;
-    lead = words ? 3 - (pad_left * together + 3) % 4 : STEM_VECTOR - pad_left * channels % STEM_VECTOR;
+    lead = words ? 3 - (pad_left * channels + 3) % 4 : STEM_VECTOR - pad_left * channels % STEM_VECTOR;
     pitch = words ? (span(STEM_COLUMNS) + 6) / 4 * 4 : (span(STEM_COLUMNS) + 15) / STEM_VECTOR * STEM_VECTOR;
-    copy = planes * band_rows * pitch;
+    copy = band_rows * pitch;
     const bool both = stride_width * channels % 2 != 0;  // whether pixels start at even and at odd elements
     straight = !forward || both || lead % 2 == 0;
     shifted = forward && (both || lead % 2 != 0);
@@ -59,7 +55,7 @@ struct StemConv : ConvolutionShape {
     bands = static_cast<int32_t>(divide_up(out_height, band));
     tiles = a.rows * bands * chunks;
     wide = whole;
-    wide_image = whole_image && width * together % (words ? 4 : STEM_VECTOR) == 0;
+    wide_image = whole_image && width * channels % (words ? 4 : STEM_VECTOR) == 0;
   }
   // In 32 bits: divisions of 64 bits take longer than an output row.
   __device__ StemTile tile(int64_t number) const {
@@ -73,30 +69,28 @@ struct StemConv : ConvolutionShape {
   // The filter pass has groups of warps by elements of a window (M); the warps of a group divide the pixels (K).
   __host__ __device__ int32_t groups() const { return (steps + 1) / 2; }
   __host__ __device__ int32_t sharers() const { return groups() <= 2 ? 4 : groups() <= 4 ? 2 : 1; }
-  // Elements of a row of a plane under this number of columns of the output.
+  // Elements of a row under this number of columns of the output.
   __host__ __device__ int32_t span(int32_t columns) const {
-    return ((columns - 1) * stride_width + kernel_width) * together;
+    return ((columns - 1) * stride_width + kernel_width) * channels;
   }
 };
 
 // An element of a window, one K of the GEMM: its position.
 struct KElement {
-  int32_t plane, row, at;  // `at`: element in the row
-  bool there;              // false for padding
+  int32_t row, at;  // `at`: element in the row
+  bool there;       // false for padding
 
   __device__ KElement(const StemConv& f, int32_t number) {
-    const int32_t line = number / f.padded_run;
-    plane = line / f.kernel_height;
-    row = line - plane * f.kernel_height;
-    at = number - line * f.padded_run;
-    there = plane < f.planes && at < f.run;
+    row = number / f.padded_run;
+    at = number - row * f.padded_run;
+    there = row < f.kernel_height && at < f.run;
   }
   // The element's offset in the band from the pixel; 0 for padding.
   __device__ uint32_t in_band(const StemConv& f) const {
-    return there ? static_cast<uint32_t>((plane * f.band_rows + row) * f.pitch + f.lead + at) : 0;
+    return there ? static_cast<uint32_t>(row * f.pitch + f.lead + at) : 0;
   }
   // The element's index in a filter, channels last.
-  __device__ int32_t in_filter(const StemConv& f) const { return (row * f.run + at) * f.planes + plane; }
+  __device__ int32_t in_filter(const StemConv& f) const { return row * f.run + at; }
 };
 
 // Filters that a thread stores as a vector: 16 bytes, or all of its filters of two tiles.

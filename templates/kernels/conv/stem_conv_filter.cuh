@@ -59,15 +59,14 @@ struct RowsAhead {
 // The partial filter gradients of blocks, [parts, elements of a window, filters].
 struct FilterParts {
   int32_t elements, filters;
-  int32_t planes, rows, run, padded_run;  // of a window; elements of a row of the filter, and padded
+  int32_t rows, run, padded_run;  // of a window; elements of a row of the filter, and padded
 
   explicit FilterParts(const StemConv& f) : FilterParts(f, f.steps * 16, f.padded_run) {}
   FilterParts(const StemConv& f, int32_t elements_, int32_t padded_run_)
-      : elements(elements_), filters(f.filters), planes(f.planes), rows(f.kernel_height), run(f.run),
-        padded_run(padded_run_) {}
+      : elements(elements_), filters(f.filters), rows(f.kernel_height), run(f.run), padded_run(padded_run_) {}
   // Its index without padding.
   FilterParts(int32_t elements_, int32_t filters_)
-      : elements(elements_), filters(filters_), planes(1), rows(1), run(elements_), padded_run(elements_) {}
+      : elements(elements_), filters(filters_), rows(1), run(elements_), padded_run(elements_) {}
 };
 
 // Stores the partial filter gradient of a block: two tiles of 16 elements of the window a warp; warps that divided
@@ -121,10 +120,9 @@ static __global__ void stem_conv_filter_sum(
   __syncthreads();
   if (threadIdx.y != 0 || i >= size) return;
   const int32_t element = static_cast<int32_t>(i / f.filters), filter = static_cast<int32_t>(i - element * f.filters);
-  const int32_t line = element / f.padded_run, at = element - line * f.padded_run, plane = line / f.rows;
-  if (plane >= f.planes || at >= f.run) return;
-  const int32_t row = line - plane * f.rows;
-  float* to = dw + ((static_cast<int64_t>(filter) * f.rows + row) * f.run + at) * f.planes + plane;
+  const int32_t row = element / f.padded_run, at = element - row * f.padded_run;
+  if (row >= f.rows || at >= f.run) return;
+  float* to = dw + (static_cast<int64_t>(filter) * f.rows + row) * f.run + at;
   double all = accumulate ? *to : 0.0;
 #pragma unroll
   for (int s = 0; s < SUM_SHARERS; ++s) all += sums[s][threadIdx.x];

@@ -1,5 +1,5 @@
 // Filter gradient of stem convolutions (a network's first, with at most seven channels) in fp32 (3xTF32) and tf32. The
-// image may be channels first; gradients are channels last.
+// image and gradients are channels last.
 //
 // GEMM       M = elements of a window (stem_conv.cuh), N = filters, K = output pixels, split over `parts` blocks
 //            (split-K) that `add_parts` adds in order.
@@ -43,7 +43,7 @@ __global__ void __launch_bounds__(STEM_MOST_THREADS) stem_conv_filter_fp32(
   for (int m = 0; m < 2; ++m)
 #pragma unroll
     for (int h = 0; h < 2; ++h) element_offsets[m][h] = KElement(f, (2 * group + m) * 16 + g + 8 * h).in_band(f);
-  const int32_t pixel_stride = f.stride_width * f.together;
+  const int32_t pixel_stride = f.stride_width * f.channels;
   float sums[2][TILES][4] = {}, part[2][SPLIT ? TILES : 1][4] = {};
 
 #pragma unroll
@@ -108,8 +108,6 @@ void run_stem_conv_filter_fp32(const MbcCall& call, const StemConv& f, int64_t p
 
 }  // namespace mbc
 
-// Images in either layout (`image_layout`): kernels stem_conv_backward_filter_fp32 and
-// stem_conv_backward_filter_fp32_nchw.
 extern "C" const char* mbc_stem_conv_backward_filter_fp32(const MbcCall& call) {
   using namespace mbc;
   const auto& a = arguments<StemConvArguments>(call);

@@ -1,5 +1,5 @@
-// Stem convolution (a network's first, with at most seven channels), forward, in fp32 (3xTF32) and tf32. The image may
-// be channels first; the result is channels last.
+// Stem convolution (a network's first, with at most seven channels), forward, in fp32 (3xTF32) and tf32.
+// Image and result are channels last.
 //
 // GEMM       M = output pixels, N = filters, K = elements of a window (stem_conv.cuh).
 // Tile       as in stem_conv.cu: a band of output rows, 64 columns wide, of 32 filters (tf32 and at most 192 K: 64). A
@@ -30,7 +30,7 @@ __global__ void __launch_bounds__(STEM_THREADS_FP32, 4)
   uint2* k_offsets = reinterpret_cast<uint2*>(weights + f.steps * TILES * 32);  // of eight K: bytes to two fours
   float* image = reinterpret_cast<float*>(k_offsets + f.steps * 8);
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-  const int32_t first = blockIdx.y * TILES * 8, eights = 2 * f.steps, length = f.planes * f.kernel_height * f.run;
+  const int32_t first = blockIdx.y * TILES * 8, eights = 2 * f.steps, length = f.kernel_height * f.run;
 
   float* words = reinterpret_cast<float*>(weights);
   for (int i = threadIdx.x; i < f.steps * TILES * 128; i += STEM_THREADS_FP32) {
@@ -61,7 +61,7 @@ __global__ void __launch_bounds__(STEM_THREADS_FP32, 4)
 #pragma unroll
         for (int h = 0; h < 2; ++h)
           pixel[m][h] = reinterpret_cast<const char*>(image + (row + m) * f.stride_height * f.pitch +
-                                                      (column + 8 * h) * f.stride_width * f.together);
+                                                      (column + 8 * h) * f.stride_width * f.channels);
       const auto mma_step = [&](int32_t eight, float(&into)[2][TILES][4]) {
         const uint2 at = k_offsets[eight * 4 + t];
         float a[2][4], b[TILES][2];
@@ -111,7 +111,6 @@ void run_stem_conv_fp32(const MbcCall& call, const StemConv& f) {
 
 }  // namespace mbc
 
-// Images in either layout (`image_layout`): kernels stem_conv_fp32 and stem_conv_fp32_nchw.
 extern "C" const char* mbc_stem_conv_fp32(const MbcCall& call) {
   using namespace mbc;
   const auto& a = arguments<StemConvArguments>(call);

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 
 from mbc.hardware.spec import DeviceSpec
 from mbc.ir.types import DType, Layout, Precision
 from mbc.kernels.base import Request
 from mbc.kernels.calibration import peak_tflops
-from mbc.kernels.cuda.base import Layouts, OwnKernel, Slice, gemm_us, layout_code, pixel_by_pixel, type_code
+from mbc.kernels.cuda.base import OwnKernel, Slice, gemm_us, pixel_by_pixel, type_code
 from mbc.kernels.cuda.conv.conv_operands import ConvolutionSizes, ConvOperands, attributes, sizes
 
 MOST_CHANNELS = 7  # libraries need not pad images of eight or more channels
@@ -37,7 +36,6 @@ class StemConvArguments(ConvolutionSizes):
     Attributes:
         band: Output rows of a tile, even.
         parts: Blocks among which the tiles of the filter pass are divided (split-K).
-        image_layout: Layout of fp32 images; others are channels last.
         products: fp32: tf32 MMAs for one product, 1 or 3 (3xTF32).
     """
 
@@ -45,7 +43,6 @@ class StemConvArguments(ConvolutionSizes):
     band: int
     parts: int
     accumulate: int
-    image_layout: int
     products: int
 
 
@@ -159,15 +156,8 @@ def _partial_bytes(request: Request, layout: Layout) -> int:
     return _parts(request) * _steps(request) * 16 * ConvOperands.of(request).features.shape[1] * 4
 
 
-def _image_first(request: Request) -> Iterable[Layouts]:
-    """Yield the layouts with the image, the first operand of both passes, channels first, if that is another order."""
-    for last in pixel_by_pixel(request):
-        if last[0] is Layout.CHANNELS_LAST:
-            yield Layout.CHANNELS_FIRST, *last[1:]
-
-
-def arguments(at: Slice, image: Layout = Layout.CHANNELS_LAST) -> StemConvArguments:
-    """Return the integer arguments of a launch with the image in layout `image`."""
+def arguments(at: Slice) -> StemConvArguments:
+    """Return the integer arguments of a launch."""
     request = at.request
     return StemConvArguments(
         **sizes(request),
@@ -175,7 +165,6 @@ def arguments(at: Slice, image: Layout = Layout.CHANNELS_LAST) -> StemConvArgume
         band=band(request),
         parts=_parts(request),
         accumulate=int(at.accumulate),
-        image_layout=layout_code(image),
         products=_products(request),
     )
 
@@ -222,23 +211,15 @@ BACKWARD_FILTER = OwnKernel(
 )
 
 
-def _in_fp32(kernel: OwnKernel) -> tuple[OwnKernel, OwnKernel]:
-    """Return the fp32 kernels for images in either layout, so that a network's fp32 inputs need no conversion."""
-    launcher = f"{kernel.launcher}_fp32"
-    file = kernel.file.replace(".cu", "_fp32.cu")
-    last = replace(kernel, file=file, launcher=launcher, takes=_takes(DType.FP32), emulates_fp32=True, version=1)
-    first = replace(
-        last,
-        named=f"{launcher}_nchw",
-        layouts=_image_first,
-        integers=partial(arguments, image=Layout.CHANNELS_FIRST),
-    )
-    return last, first
+def _in_fp32(kernel: OwnKernel) -> OwnKernel:
+    """Return the fp32 kernel of the same pass."""
+    launcher, file = f"{kernel.launcher}_fp32", kernel.file.replace(".cu", "_fp32.cu")
+    return replace(kernel, file=file, launcher=launcher, takes=_takes(DType.FP32), emulates_fp32=True, version=1)
 
 
 KERNELS = (
     FORWARD,
     BACKWARD_FILTER,
-    *_in_fp32(FORWARD),
-    *_in_fp32(BACKWARD_FILTER),
+    _in_fp32(FORWARD),
+    _in_fp32(BACKWARD_FILTER),
 )
