@@ -14,14 +14,14 @@ not store, or computes later, count as no bytes. So the result bounds steps with
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from mbc.hardware.streams import STREAM_TO, aligned
 from mbc.ir.graph import Operation, Role
 from mbc.ops import KINDS
 from mbc.optimize import effort
-from mbc.optimize.bounds.fused_remat_costs import JointRemat, fused_remat_costs
+from mbc.optimize.bounds.fused_remat_costs import fused_remat_costs
 from mbc.optimize.candidates.table import CandidateTable, least_workspace_bytes
 from mbc.optimize.fusion.horizontal import fuses_horizontally
 from mbc.optimize.fusion.select_groups import Group, all_groups
@@ -93,21 +93,6 @@ def _least_us(
     return total_us + (copied_us * excess if excess > 0 else 0.0)
 
 
-def _hull(alternatives: Iterable[tuple[int, float]]) -> list[_Item]:
-    """Return the lower convex hull of alternatives, (absent bytes, time), as knapsack items."""
-    items: list[_Item] = []
-    left: list[tuple[int, float]] = list(alternatives)
-    all_bytes, all_us = 0, 0.0
-    while left:
-        size_bytes, time_us = min(
-            left, key=lambda alternative: ((alternative[1] - all_us) / (alternative[0] - all_bytes), -alternative[0])
-        )
-        items.append(_Item(size_bytes - all_bytes, time_us - all_us))
-        all_bytes, all_us = size_bytes, time_us
-        left = [alternative for alternative in left if alternative[0] > all_bytes]
-    return items
-
-
 class _Step:
     """The step as operations over values, views resolved to the values that they view."""
 
@@ -130,8 +115,7 @@ class _Step:
         self._alone_us = alone_us
         self.times_us = self._shared(groups, alone_us)
         launches = (launch for group in groups for launch in group.launches)
-        self._fused_remat = fused_remat_costs(table, (*self.operations, *launches))
-        self._pairs = self._fused_remat.pairs
+        self._fused_remat_us = fused_remat_costs(table, (*self.operations, *launches))
         self._known_us: dict[int, float] = {}
         self._defined_at: dict[str, int] = dict.fromkeys(graph.inputs, -1)
         self._reads: dict[str, list[int]] = {}
@@ -199,19 +183,8 @@ class _Step:
             )
             if source < position < last and sure and name not in operands and name not in self._states:
                 sizes[source] = sizes.get(source, 0) + self._size(name)
-        items: list[_Item] = []
-        for joint in self._pairs:
-            first, last = self._defined_at[joint.first], self._defined_at[joint.last]
-            if first in sizes and last in sizes:
-                items += self._pair(joint, sizes.pop(first), sizes.pop(last))
-        items += [_Item(size, self._recompute_us(source)) for source, size in sizes.items()]
+        items = [_Item(size, self._recompute_us(source)) for source, size in sizes.items()]
         return items, self._fixed_bytes + self._operand_bytes(operation, position)
-
-    def _pair(self, joint: JointRemat, first_bytes: int, last_bytes: int) -> list[_Item]:
-        """Return knapsack items for two values of which either, or both, may be absent."""
-        own_launch_us = (self._own_launch_us(self._defined_at[value]) for value in (joint.first, joint.last))
-        first_us, last_us, both_us = self._fused_remat.pair_us(joint, *own_launch_us)
-        return _hull(((first_bytes, first_us), (last_bytes, last_us), (first_bytes + last_bytes, both_us)))
 
     def _operand_bytes(self, operation: Operation, position: int) -> int:
         kind = KINDS[operation.kind]
@@ -224,7 +197,7 @@ class _Step:
     def _recompute_us(self, position: int) -> float:
         """Return the least time to recompute the outputs of the operation at `position`."""
         values = self.operations[position].outputs if position >= 0 else ()
-        return self._fused_remat.recompute_us(values, self._own_launch_us(position))
+        return min((self._own_launch_us(position), *(self._fused_remat_us.get(value, math.inf) for value in values)))
 
     def _own_launch_us(self, position: int) -> float:
         """Return the least time to recompute the outputs of the operation at `position` by launches of their own.

@@ -7,8 +7,6 @@ They compute the reductions of batch normalisation's backward pass in the epilog
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from mbc.optimize.fusion.pattern import LaunchPattern, Pattern
 
 NORMALIZE = "batch_normalize(x, mean, variance, gamma?, beta?)"
@@ -17,10 +15,10 @@ THROUGH_RELU = "d = relu_backward(y, dy)"
 MAKE_MASK = "mask = relu_mask(y)"
 BY_MASK = "d = relu_backward_masked(dy, mask)"
 BACKWARD = "dx = batch_normalize_backward(x, d, mean, variance, dgamma, dbeta, gamma?)"
+_ADD = "dy = add(a, b)"
 _DATA_GRADIENT = "dy = convolution_backward_data(g, w)"
-_DATA_GRADIENT_ADDED = (_DATA_GRADIENT.replace("dy", "a"), "dy = add(a, b)")
+_DATA_GRADIENT_ADDED = (_DATA_GRADIENT.replace("dy", "a"), _ADD)
 _CONVOLUTION = "x = convolution(image, w)"
-_ADDED: tuple[tuple[str, ...], ...] = ((), ("dy = add(a, b)",))
 _RELU_GRADIENTS = ((), THROUGH_RELU), ((MAKE_MASK,), BY_MASK)  # ReLU's gradient: by its output, or by its bit mask
 # Behind a residual sum the shortcut contributes a gradient, too. So launches with both GEMMs, and launches that
 # recompute the sum, are for such a sum of gradients alone (decision 066).
@@ -42,16 +40,15 @@ def _single_launch(*texts: str, writes: str, recomputed: tuple[int, ...] = (), m
     )
 
 
-def _after_residual_sum(
-    products: tuple[str, ...], gradient: Sequence[str], mask: tuple[str, ...], through: str, writes: str
-) -> Pattern:
+def _after_residual_sum(products: tuple[str, ...], mask: tuple[str, ...], through: str) -> Pattern:
     """Return one launch of convolutions, ReLU's output after a residual sum, and reductions over ReLU's gradient.
 
     ReLU's output is recomputed. The only convolution that is recomputed is the one that computes x.
     """
     texts = (*products, f"z = {NORMALIZE}", "s = add(z, r)", "y = relu(s)", *mask)
     recomputed = tuple(number for number, text in enumerate(texts) if text == _CONVOLUTION or text not in products)
-    return _single_launch(*texts, *gradient, through, REDUCTIONS, writes=writes, recomputed=recomputed)
+    writes = "y d dgamma dbeta"
+    return _single_launch(*texts, _ADD, through, REDUCTIONS, writes=writes, recomputed=recomputed)
 
 
 # Reductions over the gradient through ReLU, in the epilogue of a data gradient, which is stored or not. A second
@@ -128,10 +125,9 @@ REMAT_INSIDE: tuple[Pattern, ...] = (
 # A convolution's output is recomputed for reductions over the gradient through ReLU, which the launch stores.
 REMAT_INSIDE_REDUCTIONS: tuple[Pattern, ...] = tuple(
     _single_launch(
-        _CONVOLUTION, *added, through_relu, REDUCTIONS, writes="d dgamma dbeta", recomputed=(0,), measured=True
+        _CONVOLUTION, _ADD, through_relu, REDUCTIONS, writes="d dgamma dbeta", recomputed=(0,), measured=True
     )
     for through_relu in (THROUGH_RELU, BY_MASK)
-    for added in _ADDED
 )
 
 # A convolution's output and the data gradient are both computed inside the reductions: neither is read or written.
@@ -146,38 +142,17 @@ PAIR_REDUCTIONS: tuple[Pattern, ...] = tuple(
 CONVOLUTION_FUSED_REMAT: tuple[Pattern, ...] = (
     _single_launch(_CONVOLUTION, REDUCTIONS, writes="x dgamma dbeta", recomputed=(0,)),
     *(
-        _single_launch(_CONVOLUTION, *added, through_relu, REDUCTIONS, writes="x d dgamma dbeta", recomputed=(0,))
+        _single_launch(_CONVOLUTION, _ADD, through_relu, REDUCTIONS, writes="x d dgamma dbeta", recomputed=(0,))
         for through_relu in (THROUGH_RELU, BY_MASK)
-        for added in _ADDED
     ),
-)
-
-# One launch recomputes the convolution's output, and ReLU's output from it: no launch then has to read the former.
-RELU_AND_CONVOLUTION_FUSED_REMAT: tuple[Pattern, ...] = tuple(
-    _after_residual_sum((_CONVOLUTION,), added, *relu, writes="x y d dgamma dbeta")
-    for relu in _RELU_GRADIENTS
-    for added in _ADDED
 )
 
 # ReLU's output recomputed by the reductions of `DATA_GRADIENT_REDUCTIONS`.
-DATA_GRADIENT_FUSED_REMAT: tuple[Pattern, ...] = (
-    _single_launch(
-        _DATA_GRADIENT,
-        f"z = {NORMALIZE}",
-        "y = relu(z)",
-        THROUGH_RELU,
-        REDUCTIONS,
-        writes="dy y dgamma dbeta",
-        recomputed=(1, 2),
-    ),
-    *(
-        _after_residual_sum(_DATA_GRADIENT_ADDED[:1], _DATA_GRADIENT_ADDED[1:], *relu, writes="y d dgamma dbeta")
-        for relu in _RELU_GRADIENTS
-    ),
+DATA_GRADIENT_FUSED_REMAT: tuple[Pattern, ...] = tuple(
+    _after_residual_sum(_DATA_GRADIENT_ADDED[:1], *relu) for relu in _RELU_GRADIENTS
 )
 
 # ReLU's output recomputed by the reductions of `PAIR_REDUCTIONS`.
 PAIR_FUSED_REMAT: tuple[Pattern, ...] = tuple(
-    _after_residual_sum((_CONVOLUTION, _SECOND_ADDED[0]), _SECOND_ADDED[1:], *relu, writes="y d dgamma dbeta")
-    for relu in _RELU_GRADIENTS
+    _after_residual_sum((_CONVOLUTION, _SECOND_ADDED[0]), *relu) for relu in _RELU_GRADIENTS
 )

@@ -91,13 +91,8 @@ def rewrite(
         region = defined_at[decision.buffer]
         assert region < decision.before and regions[region].recomputable
         fused_launch = (fused_remat or {}).get((region, decision.before))
-        fused_launch = fused_launch.given(recomputes) if fused_launch else None
-        if fused_launch and decision.buffer in fused_launch.targets:
-            # If the same reductions recompute two values, the launch that recomputes both replaces the one that
-            # recomputes one.
-            fused[fused_launch.reductions] = max(
-                fused_launch, fused.get(fused_launch.reductions, fused_launch), key=lambda one: len(one.targets)
-            )
+        if fused_launch and fused_launch.is_possible(recomputes) and decision.buffer == fused_launch.target:
+            fused[fused_launch.reductions] = fused_launch
         else:
             recomputed.setdefault(decision.before, {}).setdefault(region, []).append(decision.buffer)
     out: dict[int, list[Offload]] = {}
@@ -167,8 +162,8 @@ class _Writer:
             self._now |= {buffer: renamed[buffer] for buffer in recomputed}
 
     def fused_remat(self, fused_remat: FusedRematLaunch, position: int) -> None:
-        """Add a launch that recomputes values together with its own outputs (fused rematerialization)."""
-        renamed = {target: self._new(self._alone(target)) for target in fused_remat.targets}
+        """Add a launch that recomputes a value together with its own outputs (fused rematerialization)."""
+        renamed = {fused_remat.target: self._new(self._alone(fused_remat.target))}
         launch = self._renamed(fused_remat.launch, {}, recomputed=False)
         accesses = [Access(renamed.get(a.buffer, a.buffer), a.rows, a.mode) for a in launch.accesses]
         if fused_remat.workspace_bytes:

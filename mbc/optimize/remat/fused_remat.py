@@ -10,8 +10,7 @@ The output of a convolution with more output than input channels, which the redu
 recomputed in their prologue. Another kernel would round it differently, and change the reductions, so the result has to
 be bitwise the same (`bitwise_equal_to`).
 
-One launch recomputes both where that was measured; otherwise the convolution's output is recomputed before the
-reductions.
+Where both are recomputed, the reductions recompute ReLU's output, and the convolution's output is recomputed before.
 """
 
 from __future__ import annotations
@@ -37,18 +36,18 @@ from mbc.plan.model import Access, Kernel, Launch, Mode
 
 @dataclass(frozen=True, slots=True)
 class FusedRemat:
-    """A fused rematerialization: the launch of `operation` recomputes `values` and computes the `reductions` as well.
+    """A fused rematerialization: the launch of `operation` recomputes `value` and computes the `reductions` as well.
 
     Attributes:
-        values: The recomputed values.
-        producers: For each value, the operations that compute it.
+        value: The recomputed value.
+        producers: The operations that compute the value.
         reductions: The operations that the launch replaces.
         operation: The fused operation.
         inlined: A convolution that the launch recomputes and does not store.
     """
 
-    values: tuple[str, ...]
-    producers: tuple[frozenset[str], ...]
+    value: str
+    producers: frozenset[str]
     reductions: frozenset[str]
     operation: Operation
     inlined: frozenset[str] = frozenset()
@@ -59,7 +58,7 @@ class FusedRemat:
         The operation must compute the reductions, possibly with the value inlined, and nothing else that is read.
         """
         names = frozenset(names_of(operation))
-        members = self.reductions.union(self.inlined, *self.producers)
+        members = self.reductions | self.inlined | self.producers
         return self.reductions <= names <= members and set(operation.outputs) <= set(self.operation.outputs)
 
 
@@ -69,24 +68,21 @@ class FusedRematLaunch:
 
     Attributes:
         reductions: The region.
-        targets: Buffers of the recomputed values, that of the value itself first.
+        target: Buffer of the recomputed value.
         launch: The launch.
         workspace_bytes: Workspace, the launch's last operand; 0: none.
         more_us: Additional time.
         conflicts: Recomputations with which the value needs a launch of its own, since they read it before, or replace
             the reductions themselves.
-        joint: The launch that recomputes both the value and the value of one of `conflicts`. Its `more_us` is in
-            addition to the launch of the latter.
         unread: Buffers that a separate launch would read, but this launch does not.
     """
 
     reductions: int
-    targets: tuple[int, ...]
+    target: int
     launch: Launch
     workspace_bytes: int
     more_us: float
     conflicts: frozenset[tuple[int, int]] = frozenset()
-    joint: FusedRematLaunch | None = None
     unread: frozenset[int] = frozenset()
 
     @property
@@ -94,16 +90,9 @@ class FusedRematLaunch:
         """Buffers of `unread` that need not be live, whatever else is recomputed."""
         return frozenset() if self.conflicts else self.unread
 
-    @property
-    def depends_on(self) -> frozenset[tuple[int, int]]:
-        """Other recomputations that change how the value is recomputed."""
-        return self.conflicts | self.joint.conflicts if self.joint else self.conflicts
-
-    def given(self, *recomputed: Container[tuple[int, int]]) -> FusedRematLaunch | None:
-        """Return the launch that recomputes the value given other recomputations; None: a launch of its own."""
-        if not any(rival in keys for rival in self.conflicts for keys in recomputed):
-            return self
-        return self.joint.given(*recomputed) if self.joint else None
+    def is_possible(self, *recomputed: Container[tuple[int, int]]) -> bool:
+        """Return whether the launch recomputes the value given other recomputations; if not, it has its own launch."""
+        return not any(rival in keys for rival in self.conflicts for keys in recomputed)
 
 
 # By (region that defines the value, position before which the value is recomputed).
@@ -150,16 +139,11 @@ def _fused_remats(table: CandidateTable) -> Iterator[FusedRemat]:
                 reductions = frozenset(binding.operations[number].name for number in pattern.replaces)
                 recomputed = [member for member in members if member.name not in reductions]
                 outputs = {name for member in recomputed for name in member.outputs}
-                values = tuple(name for name in joined.outputs if name in outputs)
-                # The first of two values is a convolution's output; so is a value that is not stored.
-                product, others = frozenset(member.name for member in recomputed[:1]), recomputed[1:]
-                behind = frozenset(member.name for member in others)
-                if len(values) > 1:
-                    yield FusedRemat(values, (product, behind), reductions, joined)
-                elif KINDS[recomputed[0].kind].flops is not None and others:
-                    yield FusedRemat(values, (behind,), reductions, joined, product)
-                else:
-                    yield FusedRemat(values, (product | behind,), reductions, joined)
+                (value,) = (name for name in joined.outputs if name in outputs)
+                names = [member.name for member in recomputed]
+                # The output of a convolution is not stored if another recomputed operation follows.
+                inlined = int(len(names) > 1 and KINDS[recomputed[0].kind].flops is not None)
+                yield FusedRemat(value, frozenset(names[inlined:]), reductions, joined, frozenset(names[:inlined]))
 
 
 def defer_readers(table: CandidateTable, choices: Choices) -> Choices:
@@ -199,7 +183,7 @@ def _last_positions(program: Sequence[Operation], fused_remats: Sequence[FusedRe
     for fused_remat in fused_remats:
         replaced = by_name.get(names_of(fused_remat.operation)[-1])
         if replaced is not None and fused_remat.can_replace(replaced[1]):
-            positions |= dict.fromkeys(fused_remat.values, replaced[0])
+            positions[fused_remat.value] = replaced[0]
     return positions
 
 
@@ -235,64 +219,28 @@ def fused_remat_launches(
         if isinstance(launch.work, Kernel) and not launch.operations and region.stop == region.start + 1:
             for source in region.reads:
                 converted.setdefault(source, []).extend(region.writes)
-    matches: list[tuple[FusedRemat, list[int], int]] = []  # with the regions of its producers and reductions
-    for fused_remat in fused_remats_of(table):
-        defined_at = [producers[names] for names in fused_remat.producers if names in producers]
-        replaced = last.get(names_of(fused_remat.operation)[-1])
-        if len(defined_at) < len(fused_remat.producers) or replaced is None:
-            continue
-        operation, reductions = replaced
-        if (
-            fused_remat.can_replace(operation)
-            and max(defined_at) < reductions
-            and table.timed(fused_remat.operation) == table.timed(operation)
-        ):
-            matches.append((fused_remat, defined_at, reductions))
-
-    def launch_if_cheaper(
-        fused_remat: FusedRemat, defined_at: Sequence[int], reductions: int, least_us: float
-    ) -> FusedRematLaunch | None:
-        """Return the launch; None if the first value by itself is as cheap."""
-        region = _fused_remat_launch(
-            table,
-            draft,
-            fused_remat,
-            [regions[maker] for maker in defined_at],
-            reductions,
-            regions[reductions],
-            least_us,
-        )
-        return region if region is not None and region.more_us < regions[defined_at[0]].recompute_us else None
-
     by_key: dict[tuple[int, int], FusedRematLaunch] = {}
-    for fused_remat, defined_at, reductions in matches:
-        region = (
-            launch_if_cheaper(fused_remat, defined_at, reductions, regions[reductions].time_us)
-            if len(defined_at) == 1
-            else None
-        )
-        if region is None:
+    for fused_remat in fused_remats_of(table):
+        defined_at = producers.get(fused_remat.producers)
+        operation, reductions = last.get(names_of(fused_remat.operation)[-1], (None, -1))
+        if (
+            defined_at is None
+            or operation is None
+            or not fused_remat.can_replace(operation)
+            or defined_at >= reductions
+            or table.timed(fused_remat.operation) != table.timed(operation)
+        ):
+            continue
+        launch = _fused_remat_launch(table, draft, fused_remat, regions[defined_at], reductions, regions[reductions])
+        if launch is None or launch.more_us >= regions[defined_at].recompute_us:
             continue
         # A reader in another layout reads a conversion of the value, launched after the reductions.
-        target = region.targets[0]
-        wanted = [i for i in reads.get(target, ()) if i >= reductions]
-        wanted += [i for other in converted.get(target, ()) for i in reads.get(other, ()) if i > reductions]
+        wanted = [i for i in reads.get(launch.target, ()) if i >= reductions]
+        wanted += [i for other in converted.get(launch.target, ()) for i in reads.get(other, ()) if i > reductions]
         position = min(wanted, default=len(regions))
         if position <= reductions + effort.FUSED_REMAT_NEAR_REGIONS:
-            by_key[defined_at[0], position] = region
-    by_key = {key: replace(region, conflicts=frozenset(_rivals(key, by_key, reads))) for key, region in by_key.items()}
-    by_reductions = {(key[0], region.reductions): key for key, region in by_key.items()}
-    for fused_remat, defined_at, reductions in matches:
-        keys = [by_reductions[maker, reductions] for maker in defined_at if (maker, reductions) in by_reductions]
-        if len(keys) == 2:
-            first, second = keys
-            joint = launch_if_cheaper(
-                fused_remat, defined_at, reductions, regions[reductions].time_us + by_key[second].more_us
-            )
-            if joint is not None:
-                conflicts = (by_key[first].conflicts | by_key[second].conflicts) - {second}
-                by_key[first] = replace(by_key[first], joint=replace(joint, conflicts=conflicts))
-    return by_key
+            by_key[defined_at, position] = launch
+    return {key: replace(launch, conflicts=frozenset(_rivals(key, by_key, reads))) for key, launch in by_key.items()}
 
 
 def _without_statistics(operation: Operation | None, names: Sequence[str]) -> frozenset[str]:
@@ -313,7 +261,7 @@ def _rivals(
         if given.reductions == fused_remat.reductions and other[0] > key[0]:
             yield other
     if key[1] == fused_remat.reductions:
-        for reader in reads.get(fused_remat.targets[0], ()):
+        for reader in reads.get(fused_remat.target, ()):
             if reader < fused_remat.reductions:
                 yield reader, fused_remat.reductions
 
@@ -322,10 +270,9 @@ def _fused_remat_launch(
     table: CandidateTable,
     draft: Draft,
     fused_remat: FusedRemat,
-    producers: Sequence[Region],
+    producer: Region,
     number: int,
     reductions: Region,
-    least_us: float,
 ) -> FusedRematLaunch | None:
     """Return the launch of a fused rematerialization in the layouts of a draft; None if no kernel can run it.
 
@@ -333,12 +280,11 @@ def _fused_remat_launch(
         table: Candidates of the graph.
         draft: Launches and buffers.
         fused_remat: The fused rematerialization.
-        producers: Regions that compute the values.
+        producer: The region that computes the value.
         number: Index of the region of the reductions.
         reductions: The region of the reductions.
-        least_us: Time of a launch that recomputes fewer values, a lower bound.
     """
-    launches = [draft.train.launches[region.start] for region in (*producers, reductions)]
+    launches = [draft.train.launches[region.start] for region in (producer, reductions)]
     touched = [access for launch in launches for access in launch.accesses]
     buffers: dict[str, int] = {}
     for access in touched:
@@ -363,9 +309,9 @@ def _fused_remat_launch(
     rows = {access.buffer: access.rows for access in touched}
     count = len(operation.inputs)
     accesses = tuple(Access(b, rows[b], Mode.READ if i < count else Mode.WRITE) for i, b in enumerate(operands))
-    time_us = max(candidate.time_us, least_us)
+    time_us = max(candidate.time_us, reductions.time_us)
     kernel = Kernel(candidate.provider, candidate.name, candidate.settings, time_us, candidate.measured)
     launch = Launch(kernel, names_of(operation), Stream.COMPUTE, accesses)
-    targets = tuple(buffers[value] for value in fused_remat.values)
-    unread = frozenset(producers[-1].reads).difference(operands) if fused_remat.inlined else frozenset[int]()
-    return FusedRematLaunch(number, targets, launch, candidate.workspace_bytes, time_us - least_us, unread=unread)
+    target, more_us = buffers[fused_remat.value], time_us - reductions.time_us
+    unread = frozenset(producer.reads).difference(operands) if fused_remat.inlined else frozenset[int]()
+    return FusedRematLaunch(number, target, launch, candidate.workspace_bytes, more_us, unread=unread)

@@ -85,7 +85,7 @@ class UndoLog:
         # For each recomputation: the fused rematerializations that it changes.
         self._displaced: dict[tuple[int, int], list[tuple[int, int]]] = {}
         for key, launch in self._fused_remat.items():
-            for other in launch.depends_on:
+            for other in launch.conflicts:
                 self._displaced.setdefault(other, []).append(key)
         self.size_bytes = [aligned(b.size_bytes) if b.space is Space.ARENA else 0 for b in draft.buffers]
         self.defined_at: dict[int, int] = dict.fromkeys(draft.train.entry, -1)
@@ -172,8 +172,8 @@ class UndoLog:
             given: Other recomputations that will be entered.
         """
         fused_remat = self._fused_remat.get((region, position))
-        launch = fused_remat.given(self._recomputed, given) if fused_remat else None
-        return launch.more_us if launch else self._own_launch_us[region]
+        possible = fused_remat is not None and fused_remat.is_possible(self._recomputed, given)
+        return fused_remat.more_us if fused_remat and possible else self._own_launch_us[region]
 
     def live_operands(self, region: int, position: int) -> Sequence[int]:
         """Return the movable values that have to be live where a region is recomputed.

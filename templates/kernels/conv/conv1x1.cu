@@ -19,26 +19,15 @@ const char* run_conv1x1_reduction(const MbcCall& call, const Conv1x1Operands& at
   return run_conv1x1<M, T>(call, at.x, source, sums_of(at, eps(call, 0)), at.workspace);
 }
 
-// Reductions over the gradient through ReLU, by ReLU's output or its bit mask (BITMASK); that gradient is written as
-// well. ADD: the gradient is the sum of two.
-template <GemmResult M, bool ADD, bool BITMASK>
-const char* run_relu_backward_reduction(const MbcCall& call, const Conv1x1Operands& at) {
+// Reductions over the sum of two gradients through ReLU, by ReLU's output or its bit mask (BITMASK); the gradient through
+// ReLU is written as well.
+template <GemmResult M, bool BITMASK>
+const char* run_add_relu_backward_reduction(const MbcCall& call, const Conv1x1Operands& at) {
   return on_tensor_cores<Conv1x1Arguments>(call, [&](auto of) {
     using T = decltype(of);
     using Relu = std::conditional_t<BITMASK, ReluByMask, ReluByOutput<T>>;
-    const ReluBackwardSource<T, ADD, true, Relu> source{{at.relu}, at.dy, at.dy2, nullptr, at.d};
+    const ReluBackwardSource<T, true, true, Relu> source{{at.relu}, at.dy, at.dy2, nullptr, at.d};
     return run_conv1x1_reduction<M, T>(call, at, source);
-  });
-}
-
-template <bool ADD>
-const char* run_add_relu_remat(const MbcCall& call, const Conv1x1Operands& at) {
-  return on_tensor_cores<Conv1x1Arguments>(call, [&](auto of) {
-    using T = decltype(of);
-    const NormalizeAddRelu f{normalize(at, eps(call, 0))};
-    const RematAddReluSource<T, ADD, NormalizeAddRelu> source(at.r, at.dy, at.dy2, nullptr, at.d, at.y, f);
-    const RematReduction<NormalizeAddRelu> sums(sums_of(at, eps(call, 1)), f);
-    return run_conv1x1<GemmResult::X, T>(call, at.x, source, sums, at.workspace);
   });
 }
 
@@ -68,16 +57,8 @@ extern "C" const char* mbc_conv1x1_bn_reduce(const MbcCall& call) {
     return run_conv1x1_reduction<GemmResult::X, T>(call, at, TensorSource<T, true, false>{{nullptr, at.dy}});
   });
 }
-MBC_LAUNCHER(conv1x1_relu_backward_bn_reduce, run_relu_backward_reduction<GemmResult::X, false, false>)
-MBC_LAUNCHER(conv1x1_add_relu_backward_bn_reduce, run_relu_backward_reduction<GemmResult::X, true, false>)
-MBC_LAUNCHER(conv1x1_relu_backward_masked_bn_reduce, run_relu_backward_reduction<GemmResult::X, false, true>)
-MBC_LAUNCHER(conv1x1_add_relu_backward_masked_bn_reduce, run_relu_backward_reduction<GemmResult::X, true, true>)
+MBC_LAUNCHER(conv1x1_add_relu_backward_bn_reduce, run_add_relu_backward_reduction<GemmResult::X, false>)
+MBC_LAUNCHER(conv1x1_add_relu_backward_masked_bn_reduce, run_add_relu_backward_reduction<GemmResult::X, true>)
 // `unstored`: the convolution's result is not written, because nothing else reads it.
-MBC_LAUNCHER(conv1x1_unstored_relu_backward_bn_reduce, run_relu_backward_reduction<GemmResult::X_NOT_STORED, false, false>)
-MBC_LAUNCHER(conv1x1_unstored_relu_backward_masked_bn_reduce, run_relu_backward_reduction<GemmResult::X_NOT_STORED, false, true>)
-MBC_LAUNCHER(conv1x1_unstored_add_relu_backward_bn_reduce, run_relu_backward_reduction<GemmResult::X_NOT_STORED, true, false>)
-MBC_LAUNCHER(conv1x1_unstored_add_relu_backward_masked_bn_reduce, run_relu_backward_reduction<GemmResult::X_NOT_STORED, true, true>)
-// Groups that have the bit mask of a recomputed value (`_masked`) use these launchers, too: the mask is recomputed with
-// the value, and not read.
-MBC_LAUNCHER(conv1x1_add_relu_remat_bn_reduce, run_add_relu_remat<false>)
-MBC_LAUNCHER(conv1x1_add_relu_remat_bn_reduce_two_grads, run_add_relu_remat<true>)
+MBC_LAUNCHER(conv1x1_unstored_add_relu_backward_bn_reduce, run_add_relu_backward_reduction<GemmResult::X_NOT_STORED, false>)
+MBC_LAUNCHER(conv1x1_unstored_add_relu_backward_masked_bn_reduce, run_add_relu_backward_reduction<GemmResult::X_NOT_STORED, true>)

@@ -10,28 +10,6 @@
 #include "conv1x1_backward_data.cuh"
 #include "conv1x1_backward_data_operands.h"
 
-namespace mbc {
-
-// REMAT: ReLU's output is written, too.
-template <bool REMAT>
-const char* run_data_normalize_relu_reduction(const MbcCall& call, const Conv1x1BackwardDataOperands& at) {
-  return on_tensor_cores<Conv1x1Arguments>(call, [&](auto of) {
-    using T = decltype(of);
-    const Normalize forward = normalize(at, eps(call, 0));
-    const BnReluBackwardReduction<T> sums(sums_of(at, eps(call, 1)), forward);
-    const Operands<T> x{at.x, nullptr};
-    const auto run = [&](const auto& source) {
-      return run_conv1x1<GemmResult::GRADIENT, T>(call, at.dx, source, sums, at.workspace);
-    };
-    if constexpr (REMAT)
-      return run(RematReluSource<T>(x, at.y, NormalizeRelu{forward}));
-    else
-      return run(TensorSource<T, true, false>{x});
-  });
-}
-
-}  // namespace mbc
-
 extern "C" const char* mbc_conv1x1_backward_data(const MbcCall& call) {
   using namespace mbc;
   return on_tensor_cores<Conv1x1Arguments>(call, [&](auto of) {
@@ -42,8 +20,16 @@ extern "C" const char* mbc_conv1x1_backward_data(const MbcCall& call) {
 MBC_LAUNCHER(conv1x1_backward_data_relu_bn_reduce, run_gradient_relu_reduction<GemmResult::GRADIENT, false, false>)
 MBC_LAUNCHER(conv1x1_backward_data_add_relu_bn_reduce, run_gradient_relu_reduction<GemmResult::GRADIENT, true, false>)
 MBC_LAUNCHER(conv1x1_backward_data_add_relu_bn_reduce_masked, run_gradient_relu_reduction<GemmResult::GRADIENT, true, true>)
-MBC_LAUNCHER(conv1x1_backward_data_bn_relu_bn_reduce, run_data_normalize_relu_reduction<false>)
-MBC_LAUNCHER(conv1x1_backward_data_bn_relu_remat_bn_reduce, run_data_normalize_relu_reduction<true>)
+extern "C" const char* mbc_conv1x1_backward_data_bn_relu_bn_reduce(const MbcCall& call) {
+  using namespace mbc;
+  return on_tensor_cores<Conv1x1Arguments>(call, [&](auto of) {
+    using T = decltype(of);
+    const auto at = operands_of_conv1x1_backward_data_bn_relu_bn_reduce(call);
+    const BnReluBackwardReduction<T> sums(sums_of(at, eps(call, 1)), normalize(at, eps(call, 0)));
+    const TensorSource<T, true, false> source{{at.x, nullptr}};
+    return run_conv1x1<GemmResult::GRADIENT, T>(call, at.dx, source, sums, at.workspace);
+  });
+}
 // Groups that have the bit mask of a recomputed value (`_masked`) use these launchers, too: the mask is recomputed with
 // the value, and not read.
 MBC_LAUNCHER(conv1x1_backward_data_add_relu_remat_bn_reduce_two_grads, run_gradient_add_relu_remat<GemmResult::GRADIENT>)

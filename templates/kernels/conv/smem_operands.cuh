@@ -38,8 +38,6 @@ template <typename S>
 constexpr int OPERAND_TILES = 1;
 template <typename T>
 constexpr int OPERAND_TILES<TensorSource<T, true, false>> = 2;
-template <typename T>
-constexpr int OPERAND_TILES<RematReluSource<T>> = 2;
 template <typename T, typename F>
 constexpr int OPERAND_TILES<MapSource<T, F>> = 2;
 template <typename T, bool ADD>

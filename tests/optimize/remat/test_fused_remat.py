@@ -55,7 +55,7 @@ def test_readers_come_behind_the_sums_and_before_who_needs_them(precision: str):
     for remat in fused_remats_of(table):
         sums = places[names_of(remat.operation)[-1]]
         if remat.can_replace(choices.train[sums]):
-            late += any(remat.values[0] in operation.inputs for operation in choices.train[sums + 1 :])
+            late += any(remat.value in operation.inputs for operation in choices.train[sums + 1 :])
     assert late
 
 
@@ -67,7 +67,7 @@ def test_sums_that_write_more_are_not_replaced():
     for remat in fused_remats_of(CandidateTable(steps, UNCLUSTERED, PROVIDERS)):
         members = [by_name[name] for name in names_of(remat.operation) if name in remat.reductions]
         between = [name for member in members[:-1] for name in member.outputs]
-        wanted = [name for name in remat.operation.outputs if name not in remat.values]
+        wanted = [name for name in remat.operation.outputs if name != remat.value]
         assert remat.can_replace(join(members, wanted))
         if not set(between) <= set(wanted):
             assert not remat.can_replace(join(members, [*between, *wanted]))
@@ -87,7 +87,7 @@ def test_gradients_read_in_another_layout_are_converted_after_the_sums():
         if at[1] > run.reductions
     )
     # Whoever reads the value reads a copy of it instead.
-    (old,), other = launch.targets, len(draft.buffers)
+    old, other = launch.target, len(draft.buffers)
     rows = draft.buffers[old].rows
     convert = Launch(
         Kernel("mbc", "convert", (), 1.0, False),

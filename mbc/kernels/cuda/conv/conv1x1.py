@@ -2,8 +2,7 @@
 
 A fused kernel either computes batch statistics in the epilogue, or recomputes the convolution inside the reductions of
 batch normalization's backward pass, which read its result (`CONVOLUTION_FUSED_REMAT` of
-`mbc.optimize.fusion.catalogue_conv1x1`). Variants of the latter also recompute ReLU's output
-(`RELU_AND_CONVOLUTION_FUSED_REMAT`), or do not write the result (`REMAT_INSIDE_REDUCTIONS`).
+`mbc.optimize.fusion.catalogue_conv1x1`). Variants of the latter do not write the result (`REMAT_INSIDE_REDUCTIONS`).
 
 One source computes all of them, with additions in the same order: a recomputed result is equal to the bit. The time of
 a reduction with a GEMM in the same launch is unknown until somebody measures it. The estimate is the time of the two
@@ -15,7 +14,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from itertools import product
 
 from mbc.hardware.spec import DeviceSpec
 from mbc.ir.types import DType, Layout, TensorType
@@ -25,7 +23,7 @@ from mbc.kernels.cuda.base import REDUCTION_BLOCKS, OwnKernel, Slice, channels_l
 from mbc.kernels.cuda.conv.conv_operands import attributes, channels_by
 from mbc.kernels.cuda.conv.statistics_epilogue import with_statistics
 from mbc.kernels.cuda.norm.batch_norm import SUMS_BYTES
-from mbc.kernels.cuda.wiring import AFFINE, SCALE_SHIFT, Wiring, affines, eps, gemms_of, run, taking
+from mbc.kernels.cuda.wiring import Wiring, affines, eps, gemms_of, taking
 from mbc.kernels.launch_struct import Struct
 from mbc.ops.fused import gives_product
 
@@ -277,10 +275,6 @@ def not_stored(kernel: OwnKernel) -> OwnKernel:
     return _bitwise(replace(kernel, offered=offered))
 
 
-def _fused_remat(launcher: str, between: str, wirings: Iterable[Wiring]) -> OwnKernel:
-    return _bitwise(with_reduction(PLAIN, launcher, between, wirings))
-
-
 def _gradient_reduction(between: str, gradient: str, wiring: Wiring) -> OwnKernel:
     """Return the kernel that reduces a gradient, which is the result of the operations `between`.
 
@@ -289,7 +283,7 @@ def _gradient_reduction(between: str, gradient: str, wiring: Wiring) -> OwnKerne
     launcher = "_".join(filter(None, ("conv1x1", *between.split("+"), "bn_reduce")))
     written = "x d" if between else "x"
     operands = f"image weights {gradient} mean variance {written} dgamma dbeta workspace"
-    return replace(_fused_remat(launcher, between, (wiring,)), operands=operands)
+    return replace(_bitwise(with_reduction(PLAIN, launcher, between, (wiring,))), operands=operands)
 
 
 def _not_stored_reduction(between: str, gradient: str, wiring: Wiring) -> OwnKernel:
@@ -300,53 +294,13 @@ def _not_stored_reduction(between: str, gradient: str, wiring: Wiring) -> OwnKer
     return replace(not_stored(with_reduction(PLAIN, launcher, between, ((inputs, given[1:]),))), operands=operands)
 
 
-def _add_relu_wiring(operands: int, swapped: bool, added: bool, by_mask: bool) -> Wiring:
-    """Return the wiring of a group that recomputes a convolution, its normalization, a residual sum and ReLU.
-
-    Inputs: image and weights, the operands of the normalization (`operands` in all, with x), r, the gradient or two
-    that are added (`added`). Outputs: x, y, the gradient through ReLU and its reductions. `by_mask`: the group has
-    ReLU's backward pass by the bit mask of y, which is not written.
-    """
-    r, dy = operands + 1, operands + 2
-    x = dy + (2 if added else 1)
-    z, s, y = run(x + 1, 3)
-    relu_operand = y + 1 if by_mask else y
-    gradient, d = (relu_operand + 1, relu_operand + 2) if added else (dy, relu_operand + 1)
-    forward = ((0, 1), (x, *run(2, operands - 1)), (r, z) if swapped else (z, r), (s,), *(((y,),) if by_mask else ()))
-    backward = (
-        *(((dy, dy + 1),) if added else ()),
-        (gradient, relu_operand) if by_mask else (relu_operand, gradient),
-        (x, d, 2, 3),
-    )
-    return ((*forward, *backward), (x, y, d, d + 1, d + 2))
-
-
-def _add_relu_remat(added: bool, by_mask: bool) -> OwnKernel:
-    """Return the kernel of a group that recomputes a convolution, its normalization, a residual sum and ReLU.
-
-    Reals: eps of the normalization, and of the sums. y may be written over r, d over a gradient.
-    """
-    launcher = f"conv1x1_add_relu_remat_bn_reduce{'_two_grads' if added else ''}"
-    wirings = (_add_relu_wiring(operands, swapped, added, by_mask) for operands in AFFINE for swapped in (False, True))
-    gradient = "dy dy2" if added else "dy"
-    operands = f"image weights mean variance {SCALE_SHIFT} r {gradient} x y d dgamma dbeta workspace"
-    kernel = replace(
-        with_affine(_fused_remat(launcher, add_relu_remat_kinds(added, by_mask), wirings)), operands=operands
-    )
-    return without_mask_read(kernel) if by_mask else kernel
-
-
-FORMS = tuple(product((False, True), repeat=2))  # (added, by_mask)
 _RELU_BACKWARD: tuple[tuple[str, str, Wiring], ...] = (
-    ("relu_backward", "relu dy", (((0, 1), (2, 3), (6, 7, 4, 5)), (6, 7, 8, 9))),
     ("add+relu_backward", "dy dy2 relu", (((0, 1), (2, 3), (4, 8), (7, 9, 5, 6)), (7, 9, 10, 11))),
-    ("relu_backward_masked", "dy relu", (((0, 1), (2, 3), (6, 7, 4, 5)), (6, 7, 8, 9))),
     ("add+relu_backward_masked", "dy dy2 relu", (((0, 1), (2, 3), (8, 4), (7, 9, 5, 6)), (7, 9, 10, 11))),
 )
 FUSED_REMAT = (
     _gradient_reduction("", "dy", (((0, 1), (5, 2, 3, 4)), (5, 6, 7))),
     *(_gradient_reduction(*epilogue) for epilogue in _RELU_BACKWARD),
-    *(_add_relu_remat(*form) for form in FORMS),
 )
 NOT_STORED = tuple(_not_stored_reduction(*epilogue) for epilogue in _RELU_BACKWARD)
 KERNELS = (PLAIN, _WITH_STATISTICS, *FUSED_REMAT, *NOT_STORED)

@@ -54,15 +54,14 @@ def _relu_backward_wiring(added: bool, by_mask: bool, x_from_gemm: bool = False)
         yield (*gemms, *add, relu_inputs, (x, d, mean, mean + 1)), (d, d + 1, d + 2)
 
 
-def _relu_remat_wiring(operands: int, relu_stored: bool) -> Wiring:
+def _relu_wiring(operands: int) -> Wiring:
     """Return the wiring of a data gradient with a recomputed normalization and ReLU.
 
-    Inputs: a gradient, weights, and the `operands` of the normalization. `relu_stored`: ReLU's output is written.
+    Inputs: a gradient, weights, and the `operands` of the normalization.
     """
     dy = 2 + operands
     z, y, d = run(dy + 1, 3)
-    given = (dy, *((y,) if relu_stored else ()), d + 1, d + 2)
-    return ((0, 1), run(2, operands), (z,), (y, dy), (2, d, 3, 4)), given
+    return ((0, 1), run(2, operands), (z,), (y, dy), (2, d, 3, 4)), (dy, d + 1, d + 2)
 
 
 def _add_relu_wiring(operands: int, by_mask: bool, x_from_gemm: bool = False) -> Iterable[Wiring]:
@@ -109,17 +108,15 @@ def _gemms_and_x(x_from_gemm: bool) -> tuple[str, str]:
     return ("image weights dy weights2", "-x") if x_from_gemm else ("dy weights", "x")
 
 
-def _relu_remat(relu_stored: bool) -> OwnKernel:
-    """Return the kernel `conv1x1_backward_data_bn_relu[_remat]_bn_reduce`.
+def _normalize_relu() -> OwnKernel:
+    """Return the kernel `conv1x1_backward_data_bn_relu_bn_reduce`.
 
-    dx is the data gradient (rounded), y = relu(normalize(x)) in its stored type. y may be written over x. The
-    reductions are over dx where y is positive, and x. Reals: eps of the normalization, and of the reductions.
+    dx is the data gradient (rounded), y = relu(normalize(x)) in its stored type. The reductions are over dx where y is
+    positive, and x. Reals: eps of the normalization, and of the reductions.
     """
-    launcher = f"conv1x1_backward_data_bn_relu{'_remat' if relu_stored else ''}_bn_reduce"
-    wirings = (_relu_remat_wiring(operands, relu_stored) for operands in AFFINE)
+    launcher, wirings = "conv1x1_backward_data_bn_relu_bn_reduce", map(_relu_wiring, AFFINE)
     kernel = with_affine(with_reduction(_PLAIN, launcher, "batch_normalize+relu+relu_backward", wirings))
-    written = "dx y" if relu_stored else "dx"
-    return replace(kernel, operands=f"dy weights x mean variance {SCALE_SHIFT} {written} dgamma dbeta workspace")
+    return replace(kernel, operands=f"dy weights x mean variance {SCALE_SHIFT} dx dgamma dbeta workspace")
 
 
 def add_relu_remat(kernel: OwnKernel, name: str, by_mask: bool, x_from_gemm: bool = False) -> OwnKernel:
@@ -143,6 +140,6 @@ KERNELS = (
     _PLAIN,
     relu_backward_reduction(_PLAIN, "conv1x1_backward_data", added=False, by_mask=False),
     *(relu_backward_reduction(_PLAIN, "conv1x1_backward_data", added=True, by_mask=mask) for mask in (False, True)),
-    *(_relu_remat(relu_stored) for relu_stored in (False, True)),
-    *(with_affine(add_relu_remat(_PLAIN, "conv1x1_backward_data", by_mask)) for by_mask in (False, True)),
+    _normalize_relu(),
+    *(with_affine(add_relu_remat(_PLAIN, "conv1x1_backward_data", mask)) for mask in (False, True)),
 )
