@@ -29,8 +29,9 @@ __global__ void each_axis_set(Reduction sets, F f) {
   });
 }
 
-template <typename T>
-struct SoftmaxOf {
+// LOG: the logarithms.
+template <typename T, bool LOG>
+struct AnySoftmax {
   const T* x;
   T* y;
 
@@ -41,9 +42,17 @@ struct SoftmaxOf {
     most = lane.combine(shared, most, LargerOf{});
     each([&](int64_t at) { sum += expf(to_float(x[at]) - most); });
     sum = lane.combine(shared, sum, AddUp{});
-    each([&](int64_t at) { y[at] = from_float<T>(expf(to_float(x[at]) - most) / sum); });
+    const float log_sum = LOG ? logf(sum) : 0.0f;
+    each([&](int64_t at) {
+      const float above = to_float(x[at]) - most;
+      y[at] = from_float<T>(LOG ? above - log_sum : expf(above) / sum);
+    });
   }
 };
+template <typename T>
+using SoftmaxOf = AnySoftmax<T, false>;
+template <typename T>
+using LogSoftmaxOf = AnySoftmax<T, true>;
 
 template <typename T>
 struct SoftmaxBackward {
@@ -56,22 +65,6 @@ struct SoftmaxBackward {
     each([&](int64_t at) { dot = fmaf(to_float(y[at]), to_float(dy[at]), dot); });
     dot = lane.combine(shared, dot, AddUp{});
     each([&](int64_t at) { dx[at] = from_float<T>(to_float(y[at]) * (to_float(dy[at]) - dot)); });
-  }
-};
-
-template <typename T>
-struct LogSoftmaxOf {
-  const T* x;
-  T* y;
-
-  template <typename Each>
-  __device__ void operator()(const Lane& lane, float* shared, int64_t, bool, Each each) const {
-    float most = -INFINITY, sum = 0.0f;
-    each([&](int64_t at) { most = LargerOf{}(to_float(x[at]), most); });
-    most = lane.combine(shared, most, LargerOf{});
-    each([&](int64_t at) { sum += expf(to_float(x[at]) - most); });
-    sum = logf(lane.combine(shared, sum, AddUp{}));
-    each([&](int64_t at) { y[at] = from_float<T>(to_float(x[at]) - most - sum); });
   }
 };
 
