@@ -74,10 +74,7 @@ struct AdaptiveMeanBackward : Pooling<T> {
 #pragma unroll
         for (int j = 0; j < N; ++j) sum[j] += to_float(v.v[j]) / count;
       }
-    Vec<T, N> result;
-#pragma unroll
-    for (int j = 0; j < N; ++j) result.v[j] = from_float<T>(sum[j]);
-    store(this->to + at, result);
+    store_floats(this->to + at, sum);
   }
 };
 
@@ -124,10 +121,7 @@ struct AdaptiveMaxBackward : Pooling<T> {
         for (int j = 0; j < N; ++j)
           sum[j] += this->index[this->index_at(p, p.c + j, y, x)] == own ? to_float(v.v[j]) : 0.0f;
       }
-    Vec<T, N> result;
-#pragma unroll
-    for (int j = 0; j < N; ++j) result.v[j] = from_float<T>(sum[j]);
-    store(this->to + at, result);
+    store_floats(this->to + at, sum);
   }
 };
 

@@ -50,10 +50,7 @@ struct AveragePoolBackward {
 #pragma unroll
         for (int j = 0; j < N; ++j) sum[j] = fmaf(to_float(v.v[j]), share, sum[j]);
       }
-    Vec<T, N> result;
-#pragma unroll
-    for (int j = 0; j < N; ++j) result.v[j] = from_float<T>(sum[j]);
-    store(dx + at, result);
+    store_floats(dx + at, sum);
   }
 };
 

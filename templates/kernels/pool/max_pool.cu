@@ -104,10 +104,7 @@ struct MaxPool {
           if constexpr (F::WRITTEN) store(image + from + k * window.input.x_stride, v[k]);
         }
       }
-    Vec<T, N> result;
-#pragma unroll
-    for (int j = 0; j < N; ++j) result.v[j] = from_float<T>(best[j]);
-    store(y + at, result);
+    store_floats(y + at, best);
     if (index != nullptr) {
       Vec<uint8_t, N> positions;
 #pragma unroll

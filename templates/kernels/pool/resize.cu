@@ -68,10 +68,7 @@ struct Resize {
 #pragma unroll
         for (int j = 0; j < N; ++j) sum[j] = fmaf(weight, to_float(v.v[j]), sum[j]);
       }
-    Vec<T, N> result;
-#pragma unroll
-    for (int j = 0; j < N; ++j) result.v[j] = from_float<T>(sum[j]);
-    store(y + at, result);
+    store_floats(y + at, sum);
   }
 };
 
@@ -96,10 +93,7 @@ struct ResizeBackward {
         for (int j = 0; j < N; ++j) sum[j] = fmaf(weight, to_float(v.v[j]), sum[j]);
       }
     }
-    Vec<T, N> result;
-#pragma unroll
-    for (int j = 0; j < N; ++j) result.v[j] = from_float<T>(sum[j]);
-    store(dx + at, result);
+    store_floats(dx + at, sum);
   }
 };
 

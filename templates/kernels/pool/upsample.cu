@@ -39,41 +39,29 @@ struct UpsampleBackward {
 #pragma unroll
         for (int j = 0; j < N; ++j) sum[j] += to_float(v.v[j]);
       }
-    Vec<T, N> result;
-#pragma unroll
-    for (int j = 0; j < N; ++j) result.v[j] = from_float<T>(sum[j]);
-    store(dx + at, result);
+    store_floats(dx + at, sum);
   }
 };
 
-}  // namespace mbc
-
-extern "C" const char* mbc_upsample(const MbcCall& call) {
-  using namespace mbc;
+// F: the functor of a type, from small to large images, or from large to small ones (BACKWARD).
+template <template <typename> typename F, bool BACKWARD>
+const char* run_upsample(const MbcCall& call) {
   const auto& a = arguments<UpsampleArguments>(call);
   const Image small(a.layout, a.channels, a.height, a.width);
   const Image large(a.layout, a.channels, a.height * a.factor_height, a.width * a.factor_width);
   MBC_FOR_TYPE(a.type, T, {
-    const T* x = in<T>(call, 0);
-    T* y = out<T>(call, 1);
-    for_each_pixel<WIDTH<T>>(call.stream, a.layout, a.rows, large, aligned(x, 16) && aligned(y, 16),
-                             Upsample<T>{x, y, small, static_cast<int32_t>(a.factor_height),
-                                         static_cast<int32_t>(a.factor_width)});
+    const T* from = in<T>(call, 0);
+    T* to = out<T>(call, 1);
+    for_each_pixel<WIDTH<T>>(call.stream, a.layout, a.rows, BACKWARD ? small : large, aligned(from, 16) && aligned(to, 16),
+                             F<T>{from, to, BACKWARD ? large : small, static_cast<int32_t>(a.factor_height),
+                                  static_cast<int32_t>(a.factor_width)});
   });
   return launched();
 }
 
+}  // namespace mbc
+
+extern "C" const char* mbc_upsample(const MbcCall& call) { return mbc::run_upsample<mbc::Upsample, false>(call); }
 extern "C" const char* mbc_upsample_backward(const MbcCall& call) {
-  using namespace mbc;
-  const auto& a = arguments<UpsampleArguments>(call);
-  const Image small(a.layout, a.channels, a.height, a.width);
-  const Image large(a.layout, a.channels, a.height * a.factor_height, a.width * a.factor_width);
-  MBC_FOR_TYPE(a.type, T, {
-    const T* dy = in<T>(call, 0);
-    T* dx = out<T>(call, 1);
-    for_each_pixel<WIDTH<T>>(call.stream, a.layout, a.rows, small, aligned(dy, 16) && aligned(dx, 16),
-                             UpsampleBackward<T>{dy, dx, large, static_cast<int32_t>(a.factor_height),
-                                                 static_cast<int32_t>(a.factor_width)});
-  });
-  return launched();
+  return mbc::run_upsample<mbc::UpsampleBackward, true>(call);
 }
