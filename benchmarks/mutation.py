@@ -75,7 +75,8 @@ class Copy:
 
     def run(self, *arguments: str, until: float) -> Ended:
         """Run Python in the copy; all that it started ends with it."""
-        paths = os.pathsep.join((str(self.root), str(self.root / "build")))
+        given = (p for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p and Path(p).resolve() != ROOT)
+        paths = os.pathsep.join((str(self.root), str(self.root / "build"), *given))
         kept = os.environ.get("MBC_TEST_OBJECTS", str(ROOT / "build" / "objects"))
         quiet = {"PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
         with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as output:
@@ -165,8 +166,11 @@ def suites(root: Path, path: str) -> list[list[str]]:
 
 @cache
 def passes_alone(copy: Copy, test: str) -> bool:
-    """Return whether a test passes without a mutant."""
-    return copy.pytest(test, until=time.monotonic() + SECONDS).code == 0
+    """Return whether a test, or the cases of a CUDA file, pass without a mutant."""
+    until = time.monotonic() + SECONDS
+    if test.startswith("templates/"):
+        return on_emulator(copy, test, until).code in (0, NO_CASE)
+    return copy.pytest(test, until=until).code == 0
 
 
 def tested_python(copy: Copy, path: str, until: float) -> tuple[str, str]:
@@ -191,14 +195,19 @@ def including(root: Path, path: str) -> list[str]:
     return sorted(name for name in reached if name.endswith(".cu"))
 
 
+def on_emulator(copy: Copy, path: str, until: float) -> Ended:
+    """Run the cases of the kernels that are, or include, a CUDA file."""
+    script = copy.root / "benchmarks" / "mutation_kernels.py"
+    return copy.run(str(script), *including(copy.root, path), until=until)
+
+
 def tested_kernel(copy: Copy, path: str, until: float) -> tuple[str, str]:
     """Return the outcome of the mutant in the copy, and the test that failed."""
-    script = copy.root / "benchmarks" / "mutation_kernels.py"
-    ended = copy.run(str(script), *including(copy.root, path), until=until)
+    ended = on_emulator(copy, path, until)
     if ended.code in (None, NOT_COMPILED):
         return "timed out" if ended.code is None else "not compiled", ""
     if ended.code not in (0, NO_CASE):
-        return "killed", ""
+        return "killed", path
     others = copy.pytest("tests/kernels/cuda", "-k", "not test_kernel", until=until)
     if others.code == 0:
         return "not reached" if ended.code == NO_CASE else "survived", ""
