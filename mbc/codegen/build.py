@@ -246,12 +246,17 @@ def build(rows: View, sources: Path, library: Path, toolchain: Toolchain) -> Non
 
 
 def build_kernel_library(
-    architecture: str, precision: Precision, library: Path, toolchain: Toolchain, kernels: Sequence[str] | None = None
+    architecture: str,
+    precision: Precision,
+    library: Path,
+    toolchain: Toolchain,
+    kernels: Sequence[str] | None = None,
+    programs: Sequence[MapProgram] = (),
 ) -> None:
     """Compile and link the library that mbc/measure/kernel_library.py loads.
 
-    The library holds the host code of all providers, and every kernel or only the sources of those `kernels`. Its
-    objects are the same as those of packages.
+    The library holds the host code of all providers, every kernel or only the sources of those `kernels`, and the
+    generated kernels of `programs`. Its objects are the same as those of packages.
 
     Raises:
         MbcError: MBC096 if a tool is missing; MBC095 with the compiler's message; MBC090 for fp64.
@@ -266,7 +271,7 @@ def build_kernel_library(
         sources = Path(folder)
         (sources / KERNEL_LIBRARY_SOURCE).write_text(render_kernel_library(), encoding="utf-8")
         _copy_sources(hosts[1:], files, sources)
-        recipe = Recipe(architecture, working, files, hosts, ())
+        recipe = Recipe(architecture, working, (*files, *_write_generated(programs, sources)), hosts, ())
         make_library(recipe, sources, library, toolchain, _parts(KERNEL_LIBRARIES, toolchain))
 
 
@@ -285,11 +290,15 @@ def build_generated_library(
         _copy_sources((), (), sources)
         text = (resource_folder("templates") / GENERATED_LIBRARY_SOURCE).read_bytes()
         (sources / GENERATED_LIBRARY_SOURCE).write_bytes(text)
-        for program in programs:
-            (sources / program.file).write_text(render_generated(program), encoding="utf-8")
-        files = tuple(program.file for program in programs)
-        recipe = Recipe(architecture, working, files, (GENERATED_LIBRARY_SOURCE,), ())
+        recipe = Recipe(architecture, working, _write_generated(programs, sources), (GENERATED_LIBRARY_SOURCE,), ())
         make_library(recipe, sources, library, toolchain, _parts((), toolchain))
+
+
+def _write_generated(programs: Sequence[MapProgram], sources: Path) -> tuple[str, ...]:
+    """Write the sources of generated kernels; return their names."""
+    for program in programs:
+        (sources / program.file).write_text(render_generated(program), encoding="utf-8")
+    return tuple(program.file for program in programs)
 
 
 def _check_tools(libraries: Sequence[str], architecture: str, toolchain: Toolchain) -> None:

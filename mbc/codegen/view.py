@@ -13,12 +13,12 @@ from mbc.hardware.streams import Space, Stream
 from mbc.ir.graph import Operation
 from mbc.ir.types import Precision
 from mbc.kernels.base import DTYPE_CODES, Arguments, Provider
-from mbc.kernels.cuda import function_of, generated_program
+from mbc.kernels.cuda import generated_program, symbol_of
 from mbc.kernels.cuda.generated.map_program import MapProgram
 from mbc.plan.accumulation import ACCUMULATE, accumulating
 from mbc.plan.group import title
 from mbc.plan.kernel_call import call_of
-from mbc.plan.model import Access, Copy, Kernel, Launch, Plan, Program
+from mbc.plan.model import Access, Copy, Launch, Plan, Program
 
 STREAMS = tuple(Stream)  # in the order of the streams of mbc_create (mbc_module.h)
 PEER_BASE = 1 << 62  # equal to the constant in plan_tables.h
@@ -35,11 +35,7 @@ class Launcher:
 
     library: str
     name: str
-
-    @property
-    def symbol(self) -> str:
-        """C function that launches the kernel."""
-        return function_of(self.name)
+    symbol: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,8 +157,8 @@ def _default_providers() -> Mapping[str, Provider]:
     return {provider.name: provider for provider in PROVIDERS}
 
 
-def _sort_key(launcher: Launcher) -> tuple[str, str]:
-    return launcher.library, launcher.name
+def _sort_key(launcher: Launcher) -> tuple[str, str, str]:
+    return launcher.library, launcher.name, launcher.symbol
 
 
 def _placed(row: Row, place: Mapping[int, int]) -> Row:
@@ -178,7 +174,9 @@ class _Flattener:
     launchers: list[Launcher] = field(default_factory=list[Launcher])
     generated: dict[str, MapProgram] = field(default_factory=dict[str, MapProgram])
     _launcher_numbers: dict[Launcher, int] = field(default_factory=dict[Launcher, int])
-    _known_arguments: dict[tuple[object, ...], Arguments] = field(default_factory=dict[tuple[object, ...], Arguments])
+    _known_calls: dict[tuple[object, ...], tuple[Arguments, Launcher]] = field(
+        default_factory=dict[tuple[object, ...], tuple[Arguments, Launcher]]
+    )
     _row_bytes: dict[int, int] = field(default_factory=dict[int, int])
 
     def rows(self, program: Program, operations: tuple[Operation, ...]) -> list[Row]:
@@ -211,23 +209,20 @@ class _Flattener:
         if isinstance(launch.work, Copy):
             access = launch.accesses[0]
             return Arguments((access.rows.count * self._bytes_per_row(access.buffer),)), Launcher(COPY, COPY)
-        kernel = launch.work
-        library = kernel.provider if kernel.provider in LIBRARIES else "kernel"
-        return self._arguments(launch, kernel, operations), Launcher(library, kernel.name)
-
-    def _arguments(self, launch: Launch, kernel: Kernel, operations: Mapping[str, Operation]) -> Arguments:
-        call = call_of(self.plan, launch, operations)
+        provider, call = launch.work.provider, call_of(self.plan, launch, operations)
         first_row = max(
             (a.rows.start for a in launch.accesses if self.plan.buffers[a.buffer].value is not None), default=0
         )
-        key = (kernel.provider, call, first_row)
-        arguments = self._known_arguments.get(key)
-        if arguments is None:
-            arguments = self._known_arguments[key] = self.providers[kernel.provider].arguments(call, first_row)
-            program = generated_program(kernel.provider, call.name, call.request)
+        key = (provider, call, first_row)
+        if key not in self._known_calls:
+            arguments = self.providers[provider].arguments(call, first_row)
+            library = provider if provider in LIBRARIES else "kernel"
+            launcher = Launcher(library, call.name, symbol_of(provider, call.name, call.request))
+            self._known_calls[key] = arguments, launcher
+            program = generated_program(provider, call.name, call.request)
             if program is not None:
                 self.generated[program.name] = program
-        return arguments
+        return self._known_calls[key]
 
     def _bytes_per_row(self, number: int) -> int:
         row_bytes = self._row_bytes.get(number)

@@ -21,9 +21,10 @@ from mbc.hardware.spec import spec_like
 from mbc.hardware.target import local_gpus
 from mbc.hardware.topology import link_between
 from mbc.ir.types import Precision
+from mbc.kernels.cuda.generated.lowering import lower
 from mbc.measure.collective_timing import MAX_CTAS, SIZES_BYTES
 from mbc.measure.gpu_processes import SILENT_S, Failure, GpuProcesses
-from mbc.measure.workbench import CONCURRENT_KERNELS
+from mbc.measure.workbench import CONCURRENT_KERNELS, scaling
 from mbc.profile.model import Overhead
 from mbc.profile.writer import ProfileWriter
 
@@ -69,7 +70,9 @@ def link_of(gpus: Sequence[str]) -> Link:
 
 def build_kernels(architecture: str, precision: Precision, library: Path) -> None:
     """Build the library of kernels that run beside collectives and copies."""
-    build_kernel_library(architecture, precision, library, find_toolchain(), CONCURRENT_KERNELS)
+    lowered = lower(scaling(precision, precision.working.size_bytes))
+    programs = () if lowered is None else (lowered.program,)
+    build_kernel_library(architecture, precision, library, find_toolchain(), CONCURRENT_KERNELS, programs)
 
 
 def measure_collectives(

@@ -19,7 +19,7 @@ from mbc.codegen.view import KERNEL_LIBRARIES
 from mbc.errors import MbcError
 from mbc.ir.types import Precision
 from mbc.kernels.base import Candidate, Provider, Request
-from mbc.kernels.cuda import function_of, generated_program
+from mbc.kernels.cuda import generated_program, symbol_of
 from mbc.measure.generated_libraries import GeneratedLibraries
 from mbc.measure.gpu import Gpu
 
@@ -180,7 +180,7 @@ class KernelLibrary:
             if program is not None and self.generated is not None:
                 function = self.generated.function(program)
             else:
-                function = getattr(self._calls, function_of(name))
+                function = getattr(self._calls, symbol_of(candidate.provider, name, request))
         except AttributeError:
             raise MbcError("MBC086", f"mbc has no kernel called {name}", "measure again with this version") from None
         function.restype = ctypes.c_char_p

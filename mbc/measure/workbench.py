@@ -42,9 +42,15 @@ from mbc.runtime.lender import Lent, borrow
 WARM_S = 0.3
 WARM_SIDE = 4096  # side of the matrices that are multiplied meanwhile
 STREAMED_L2S = 4  # a streaming kernel reads and writes so many times the size of the L2 cache
-CONCURRENT_KERNELS = ("scale", "batch_statistics")  # mbc's own kernels that run beside collectives
+CONCURRENT_KERNELS = ("batch_statistics",)  # of files of mbc, that run beside collectives; `scaling` is generated
 CONVOLUTION_WORKSPACE_BYTES = 64 << 20
 CACHED_PARTS = 8  # a cached kernel reads and writes one of so many parts of the L2 cache
+
+
+def scaling(precision: Precision, size_bytes: int) -> Request:
+    """Return a request that reads and writes `size_bytes` bytes and computes almost nothing."""
+    vector = TensorType((size_bytes // precision.working.size_bytes,), precision.working)
+    return Request("scale", Scale(), (vector,), (vector,), precision)
 
 
 def identity(gpu: Gpu) -> Identity:
@@ -138,10 +144,9 @@ class Bench:
         self.gpu.repeat(pointer, WARM_SIDE * tensor.dtype.size_bytes, tensor.size_bytes)
 
     def _scaling(self, precision: Precision, size_bytes: int) -> Call:
-        """Return a call that reads and writes `size_bytes` bytes and computes almost nothing."""
-        vector = TensorType((size_bytes // precision.working.size_bytes,), precision.working)
-        request = Request("scale", Scale(), (vector,), (vector,), precision)
-        pointers = (self.gpu.take(vector.size_bytes), self.gpu.take(vector.size_bytes))
+        """Return a call of `scaling`."""
+        request = scaling(precision, size_bytes)
+        pointers = tuple(self.gpu.take(t.size_bytes) for t in (*request.inputs, *request.outputs))
         candidate = next(iter(OWN.candidates(request, self.spec)))
         return self.library(precision).prepare(candidate, request, pointers, 0)
 
@@ -229,7 +234,10 @@ class Bench:
 
     @contextmanager
     def kernels_for_collectives(self, precision: Precision) -> Generator[Mapping[ConcurrentKernel, Graph]]:
-        """Yield graphs of kernels of each kind, of about 0.2 ms or more; the library needs CONCURRENT_KERNELS only."""
+        """Yield graphs of kernels of each kind, of about 0.2 ms or more.
+
+        The library needs CONCURRENT_KERNELS and the kernel of `scaling` only.
+        """
         graphs: dict[ConcurrentKernel, Graph] = {}
         try:
             calls = {

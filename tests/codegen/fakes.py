@@ -13,7 +13,7 @@ import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,9 +24,11 @@ from mbc.codegen.launch_headers import write_launch_headers
 from mbc.codegen.render_sources import render, render_kernel_library
 from mbc.codegen.view import CUDNN_LIBRARIES, KERNEL_LIBRARIES, LIBRARIES, PEER_BASE, View, view
 from mbc.hardware.streams import Space, Stream
+from mbc.ir.graph import Operation
 from mbc.kernels.base import Provider
-from mbc.kernels.cuda import function_of
-from mbc.plan.model import Copy, Kernel, Plan, Program
+from mbc.kernels.cuda import symbol_of
+from mbc.plan.kernel_call import call_of
+from mbc.plan.model import Copy, Kernel, Launch, Plan, Program
 from mbc.resources import folder
 from mbc.runtime.library import RanksInterface
 from tests.objects import kept_object
@@ -265,17 +267,20 @@ def expected_log(plan: Plan, name: str) -> Log:
                 offsets = (offsets[0], offsets[len(offsets) // 2])
             else:
                 offsets = (min(offsets[:-1] if by_copies else offsets), offsets[-1] if by_copies else min(offsets))
-        log.append(Call(_name(launch.work), stream, offsets))
+        log.append(Call(_name(plan, name, launch), stream, offsets))
         last[stream] = number
     log += [Wait(0, last[stream]) for stream in others]
     return tuple(log)
 
 
-def _name(work: object) -> str:
-    if isinstance(work, Copy):
+def _name(plan: Plan, program: str, launch: Launch) -> str:
+    if isinstance(launch.work, Copy):
         return "copy"
-    provider: str = getattr(work, "provider")  # noqa: B009
-    return provider if provider in LIBRARIES else function_of(getattr(work, "name"))  # noqa: B009
+    if launch.work.provider in LIBRARIES:
+        return launch.work.provider
+    operations: Iterable[Operation] = getattr(plan.graph, "infer" if program == "infer" else "train")
+    call = call_of(plan, launch, {operation.name: operation for operation in operations})
+    return symbol_of(launch.work.provider, call.name, call.request)
 
 
 def _offset(plan: Plan, number: int, row: int) -> int:

@@ -42,7 +42,8 @@ def test_without_tools_all_but_the_library_is_written(tmp_path: Path) -> None:
         "nvcc", "g++", "the CUDA runtime", "cuDNN 9", "cuBLASLt",
     ]  # fmt: skip
     files = _files(tmp_path / "net")
-    assert {"plan.json", "__init__.py", "source/program.cpp", "source/widen.cu", "source/elementwise.cu"} <= files
+    generated = {f"source/{program.file}" for program in view(small_plan(), providers()).generated}
+    assert {"plan.json", "__init__.py", "source/program.cpp", "source/widen.cu", *generated} <= files and generated
     assert _names(tmp_path) == ["net"]
 
 

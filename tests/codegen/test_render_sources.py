@@ -16,7 +16,7 @@ from tests.codegen.plans import providers, small_plan
 def test_reruns_are_identical() -> None:
     first, second = (render(view(small_plan(), providers()), "1.0") for _ in range(2))
     assert first == second
-    assert sorted(first) == ["program.cpp"]
+    assert sorted(first) == [*(program.file for program in view(small_plan(), providers()).generated), "program.cpp"]
 
 
 def test_one_commented_row_a_launch() -> None:
@@ -42,13 +42,13 @@ def test_reals_are_exact(value: float) -> None:
 
 def test_only_needed_kernels_are_compiled() -> None:
     rows = view(small_plan(), providers())
-    assert kernel_files(rows) == ["elementwise.cu", "moments.cu", "widen.cu"]
+    assert kernel_files(rows) == ["moments.cu", "widen.cu"]
     legacy = replace(rows, libraries=("cudnn_legacy",))
-    assert kernel_files(legacy) == ["elementwise.cu", "widen.cu"]  # whose convolutions leave no sums
+    assert kernel_files(legacy) == ["widen.cu"]  # whose convolutions leave no sums
 
 
 def test_unknown_kernel() -> None:
-    rows = replace(view(small_plan(), providers()), launchers=(Launcher("kernel", "made_up"),))
+    rows = replace(view(small_plan(), providers()), launchers=(Launcher("kernel", "made_up", "mbc_made_up"),))
     with pytest.raises(MbcError) as caught:
         kernel_files(rows)
     assert caught.value.code == "MBC092"

@@ -16,7 +16,8 @@ from tests.codegen.plans import providers, small_plan, with_legacy
 def test_rows_carry_everything() -> None:
     rows = view(small_plan(), providers())
     assert rows.libraries == ("cudnn", "cublaslt")
-    assert rows.symbols == ("mbc_relu",)
+    (program,) = rows.generated
+    assert rows.symbols == (program.symbol,)
     assert rows.launchers[0] == Launcher(COPY, COPY)
     assert [row.waits for row in rows.train[:5]] == [(), (), (1,), (), (2, 3)]
     assert [row.stream for row in rows.train[:5]] == [0, 0, 1, 0, 2]

@@ -93,4 +93,4 @@ def test_the_kernels_beside_are_there():
     from mbc.kernels.cuda import function_of
 
     files = files_defining(list(map(function_of, CONCURRENT_KERNELS)), LIBRARIES)
-    assert {"elementwise.cu", "batch_norm.cu"} <= set(files) and len(files) < 8
+    assert "batch_norm.cu" in files and len(files) < 8

@@ -58,11 +58,11 @@ def test_kernels_of_four_kinds(monkeypatch: pytest.MonkeyPatch, precision: Preci
         prepared = {r.kind: (c, r) for c, r, _, _ in library.prepared}
         before = len(closed)
     assert len(closed) == before + 4
-    assert set(prepared) == {"convolution", "linear", *CONCURRENT_KERNELS}
+    assert set(prepared) == {"convolution", "linear", "scale", *CONCURRENT_KERNELS}
     assert prepared["convolution"][0].layouts[0] is Layout.CHANNELS_LAST
     assert prepared["batch_statistics"][0].layouts[0] is Layout.CHANNELS_LAST
     assert prepared["linear"][0].provider != PROVIDERS[-1].name  # mbc's own is not in the library
-    assert {c.name for c, _ in prepared.values() if c.provider == "mbc"} == set(CONCURRENT_KERNELS)
+    assert {c.name for c, _ in prepared.values() if c.provider == "mbc"} == {"scale", *CONCURRENT_KERNELS}
     assert all(t.dtype is precision.working for _, r in prepared.values() for t in r.inputs)
 
 

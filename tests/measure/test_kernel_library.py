@@ -15,7 +15,7 @@ import pytest
 from mbc.codegen.build import build_kernel_library
 from mbc.codegen.render_sources import every_kernel_file, render_kernel_library
 from mbc.codegen.toolchain import Places, find_toolchain
-from mbc.codegen.view import KERNEL_LIBRARIES
+from mbc.codegen.view import KERNEL_LIBRARIES, view
 from mbc.errors import MbcError
 from mbc.ir.types import DType, Layout, Precision, TensorType
 from mbc.kernels.base import Candidate, Provider, Request
@@ -31,7 +31,9 @@ STREAM = 1  # the fake's name of the compute stream
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return compile_kernels_against_fake(("mbc_relu",), tmp_path_factory.mktemp("kernels"))
+    rows = (view(small_plan(precision), providers()) for precision in (Precision.FP32, Precision.BF16))
+    symbols = tuple(symbol for row in rows for symbol in row.symbols)  # of relu in fp32 and in the working type
+    return compile_kernels_against_fake(symbols, tmp_path_factory.mktemp("kernels"))
 
 
 @pytest.fixture

@@ -4,14 +4,14 @@
 * `image`: what structures of launches over images begin with
 * `wiring`: how a kernel recognizes its fusion group
 * `strided`: extents and strides of operands of any rank
-* `pointwise`: elementwise operations, losses, conversions
+* `pointwise`: losses, conversions, data movement
 * `norm`: batch normalization and reductions over channels
 * `pool`: pooling
 * `conv`: convolutions and their fusions
 * `attention`: scaled dot-product attention
 * `fp32_emulated`: fp32 by three fp16 tensor-core products
 * `fused`: fused operations of batch normalization, ReLU and concatenation
-* `generated`: kernels that are generated for groups of pointwise operations
+* `generated`: kernels that are generated for pointwise operations and groups of them
 * `update`: the optimizer and multi-tensor launches
 """
 
@@ -150,16 +150,23 @@ def kernel_of(name: str, request: Request) -> OwnKernel | None:
 
 def generated_program(provider: str, name: str, request: Request) -> MapProgram | None:
     """Return the program of a kernel that is generated for a request; None for a kernel whose source is a file."""
-    if provider != PROVIDER or name in KERNELS:
+    kernel = KERNELS.get(name)
+    if provider != PROVIDER or (kernel is not None and kernel.file):
         return None
     lowered = lower(request)
-    return lowered.program if lowered is not None and lowered.program.name == name else None
+    return lowered.program if lowered is not None and (kernel is not None or lowered.program.name == name) else None
+
+
+def symbol_of(provider: str, name: str, request: Request) -> str:
+    """Return the C function that launches a kernel for a request."""
+    program = generated_program(provider, name, request)
+    return function_of(name) if program is None else program.symbol
 
 
 def _kernels_of(request: Request) -> Iterable[OwnKernel]:
     """Return the kernels that take a request: those of its kind, else one that is generated.
 
-    A single operation whose kind has kernels in files gets no generated one.
+    A single operation whose kind has kernels gets no other one.
     """
     kernels = [kernel for kernel in _BY_KIND.get(request.kind, ()) if kernel.takes(request)]
     if kernels or (request.kind in _BY_KIND and not isinstance(request.attributes, Fused)):
@@ -181,7 +188,7 @@ def without_statistics(name: str) -> str:
 
 
 def function_of(name: str) -> str:
-    """Return the C function that launches the kernel `name`, even if this mbc does not have the kernel."""
+    """Return the C function that launches the kernel `name` of a file, even if this mbc does not have the kernel."""
     kernel = KERNELS.get(name)
     return kernel.function if kernel else f"mbc_{name}"
 

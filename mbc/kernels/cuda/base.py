@@ -171,7 +171,7 @@ class OwnKernel:
 
     Attributes:
         kind: Kind of the operations that the kernel runs.
-        file: Source file below templates/kernels.
+        file: Source file below templates/kernels; empty: the source is generated from the request's program.
         struct: Integers that the launcher reads.
         integers: Returns the structure for a launch.
         reals: Returns the floating-point numbers that the launcher reads.

@@ -17,7 +17,7 @@ from mbc.ir.graph import Attributes
 from mbc.ir.types import DType, Precision, TensorType
 from mbc.kernels.base import Request
 from mbc.kernels.cuda import KERNELS
-from mbc.ops import POINTWISE
+from mbc.ops import KINDS, POINTWISE
 from mbc.ops.activation import Scale
 from mbc.ops.adaptive_pool import AdaptiveMaxPool, AdaptivePool
 from mbc.ops.along import Largest, Softmax
@@ -1047,11 +1047,11 @@ def _all() -> tuple[Case, ...]:
     return tuple(cases.cases)
 
 
-IN_FILES = {kernel.kind for kernel in KERNELS.values()}
+IN_FILES = {kernel.kind for kernel in KERNELS.values() if kernel.file}
 ALL = _all()
-# Of functions whose kernels are generated: `test_generated` runs them.
-GENERATED = tuple(c for c in ALL if c.kind not in IN_FILES and c.kind.removesuffix("_backward") in POINTWISE)
-CASES = tuple(c for c in ALL if c.kind in IN_FILES or c.kind.removesuffix("_backward") not in POINTWISE)
+# Of operations whose kernels are generated: `test_generated` runs them.
+GENERATED = tuple(c for c in ALL if c.kind not in IN_FILES and KINDS[c.kind].device is not None)
+CASES = tuple(c for c in ALL if c.kind in IN_FILES or KINDS[c.kind].device is None)
 
 
 def _with_statistics() -> Iterable[Case]:

@@ -17,8 +17,8 @@ from mbc.hardware.spec import find_spec
 from mbc.ir.graph import Operation
 from mbc.ir.types import DType, Layout, Precision, TensorType
 from mbc.kernels.base import Arguments, Candidate, Request
-from mbc.kernels.cuda import OWN, function_of, kernel_of
-from mbc.kernels.cuda.base import OwnKernel, layout_of
+from mbc.kernels.cuda import OWN, kernel_of, symbol_of
+from mbc.kernels.cuda.base import PROVIDER, OwnKernel, layout_of
 from mbc.measure.kernel_library import MbcCall
 from mbc.measure.own_kernel_harness import ROUNDED_INSIDE
 from mbc.measure.statistics_harness import distances, moments
@@ -77,8 +77,8 @@ class Library:
     memory: Memory
     stream: int = 0
 
-    def launch(self, name: str, pointers: Sequence[int], arguments: Arguments) -> None:
-        function = getattr(self.handle, function_of(name))
+    def launch(self, symbol: str, pointers: Sequence[int], arguments: Arguments) -> None:
+        function = getattr(self.handle, symbol)
         function.restype = ctypes.c_char_p
         function.argtypes = (ctypes.POINTER(MbcCall),)
         call = MbcCall(
@@ -90,7 +90,7 @@ class Library:
             len(arguments.integers),
         )
         message = function(ctypes.byref(call))
-        assert message is None, f"{name}: {message!r}"
+        assert message is None, f"{symbol}: {message!r}"
 
 
 def request_of(operation: Operation, types: Sequence[TensorType], precision: Precision) -> Request:
@@ -122,7 +122,7 @@ def launched(
     ]
     workspace = [memory.allocate(candidate.workspace_bytes)] if candidate.workspace_bytes else []
     arguments = OWN.arguments(candidate.call(request), 0)
-    library.launch(candidate.name, [*pointers, *outputs, *workspace], arguments)
+    library.launch(symbol_of(PROVIDER, candidate.name, request), [*pointers, *outputs, *workspace], arguments)
     results = [memory.read(at, t.size_bytes) for at, t in zip(outputs, request.outputs, strict=True)]
     memory.free_all()
     return results
@@ -312,7 +312,7 @@ class Trial:
         arguments = OWN.arguments(candidate.call(request, variant.accumulate), self.case.first_row)
         requested_bytes = getattr(self.library.handle, "mbc_emulated_shared_bytes", int)
         requested_bytes()  # forgets launches by other tests
-        self.library.launch(candidate.name, pointers, arguments)
+        self.library.launch(symbol_of(PROVIDER, candidate.name, request), pointers, arguments)
         asked_bytes = requested_bytes()
         declared_bytes = max(self.kernel(candidate).shared(request), DEFAULT_SHARED_BYTES)
         assert asked_bytes <= declared_bytes, (

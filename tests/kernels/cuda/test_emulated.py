@@ -397,7 +397,7 @@ def test_a_launcher_refuses_unsupported_sizes(kernel: OwnKernel, field: str, val
     sizes_bytes = (*(t.size_bytes for t in (*request.inputs, *request.outputs)), workspace_bytes)
     pointers = [library.memory.allocate(size_bytes) for size_bytes in sizes_bytes if size_bytes > 0]
     with pytest.raises(AssertionError, match=said):
-        library.launch(kernel.name, pointers, Arguments(tuple(integers), arguments.reals))
+        library.launch(kernel.function, pointers, Arguments(tuple(integers), arguments.reals))
     library.memory.free_all()
 
 

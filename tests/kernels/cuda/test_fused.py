@@ -37,7 +37,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Library:
         "multi_tensor.cu",
         "sharded.cu",
     )
-    files = (*fused, "batch_norm.cu", "bias.cu", "broadcast.cu", "elementwise.cu", "group_norm.cu", *pools, *products)
+    files = (*fused, "batch_norm.cu", "bias.cu", "broadcast.cu", "group_norm.cu", *pools, *products)
     return build(Path(tmp_path_factory.mktemp("fused")), DTYPE_CODES["fp16"], files)
 
 

@@ -28,7 +28,7 @@ def moments(library: Library, sums: np.ndarray, squares: np.ndarray, count: int)
     memory.write(places[0], given.tobytes())
     for place in places[1:]:
         memory.write(place, np.full(channels + 1, GUARD).tobytes())
-    library.launch("moments", places, Arguments((channels, count)))
+    library.launch("mbc_moments", places, Arguments((channels, count)))
     mean, variance = (np.frombuffer(memory.read(place, 4 * (channels + 1)), np.float32) for place in places[1:])
     assert memory.read(places[0], given.nbytes) == given.tobytes() and mean[-1] == variance[-1] == GUARD
     memory.free_all()

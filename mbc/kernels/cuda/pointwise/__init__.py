@@ -1,10 +1,8 @@
-"""Elementwise operations, losses and data movement.
+"""Losses, data movement, and operations on elements that have no device expression.
 
-* `arithmetic`: operators between tensors of any rank, with broadcasting
 * `augment`: crops, mirrors, recolours and normalizes images of bytes
 * `broadcast`: images and a number for each of their channels
 * `cross_entropy_targets`: cross entropies of probabilities and of weighted classes
-* `elementwise`: activations, their gradients, sums and products
 * `elementwise_loss`: mse, l1, smooth l1 and binary cross entropy, and their gradients
 * `gather`: permutations, slices, padding and splitting, of any rank
 * `loss`: losses, their gradients and their weighted sum
