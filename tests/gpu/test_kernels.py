@@ -19,7 +19,7 @@ from mbc.codegen.toolchain import find_toolchain
 from mbc.ir.types import Precision
 from mbc.kernels.cuda.generated.lowering import lower
 from tests.kernels.cuda.cases import CASES, GENERATED, PRECISIONS, STATISTICS, Case
-from tests.kernels.cuda.groups import groups_in
+from tests.kernels.cuda.groups import GENERATED_GROUPS, groups_in
 from tests.kernels.cuda.launching import TOLERANCES, Library, check, check_statistics
 
 Libraries = Callable[[Precision], Library]
@@ -77,7 +77,7 @@ def libraries(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Libraries]:
     def library(precision: Precision) -> Library:
         if precision not in built:
             path = tmp_path_factory.mktemp("kernels") / "libkernels.so"
-            lowered = {lower(case.request(precision)) for case in GENERATED}
+            lowered = {lower(case.request(precision)) for case in (*GENERATED, *GENERATED_GROUPS)}
             programs = {one.program.name: one.program for one in lowered if one is not None}
             build_kernel_library(architecture, precision, path, toolchain, programs=tuple(programs.values()))
             built[precision] = Library(ctypes.CDLL(str(path)), DeviceMemory(driver, arena))
@@ -106,7 +106,7 @@ def worst(request: pytest.FixtureRequest) -> Iterator[dict[tuple[str, Precision]
 
 @pytest.mark.parametrize(
     ("case", "precision"),
-    [(c, p) for p in PRECISIONS for c in (*CASES, *GENERATED, *groups_in(p)) if p in c.precisions],
+    [(c, p) for p in PRECISIONS for c in (*CASES, *GENERATED, *GENERATED_GROUPS, *groups_in(p)) if p in c.precisions],
     ids=lambda value: value.name if isinstance(value, Case) else str(value),
 )
 def test_kernel(case: Case, precision: Precision, libraries: Libraries, worst: dict[tuple[str, Precision], float]):

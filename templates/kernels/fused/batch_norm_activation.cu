@@ -1,6 +1,6 @@
-// Batch normalization with the activation after it (silu, hardswish, relu6), forward and backward, in one pass over
-// memory each. The backward pass recomputes the activation's input from the convolution's output, which it reads
-// anyway: the values between the two are never stored.
+// The backward pass of batch normalization with the activation after it (silu, hardswish, relu6), the reductions and the
+// gradient in one pass over memory each. Both recompute the activation's input from the convolution's output, which they
+// read anyway: the values between the two are never stored.
 //
 // Bytes      every operand in once, every result out once.
 // Kernels    as in batch_norm_relu.cu, with the same shapes of threads, shared memory and registers.
@@ -10,27 +10,6 @@
 #include "batch_norm_activation_operands.h"
 
 namespace mbc {
-
-template <typename F>
-struct NormalizeActivation {
-  Normalize normalize;
-  using Channel = Normalize::Channel;
-  __device__ Channel load(int64_t c) const { return normalize.load(c); }
-  __device__ float operator()(const Channel& channel, float x, float) const {
-    return F{}(normalize(channel, x, 0.0f));
-  }
-};
-
-template <typename F>
-const char* normalize_activation(const MbcCall& call, const BatchNormActivationOperands& at) {
-  const auto& a = arguments<FusedMapArguments>(call);
-  const NormalizeActivation<F> f{normalize(at, eps(call, 0))};
-  MBC_FOR_TYPE(a.type, T, {
-    const Operands<T> x{at.x, nullptr};
-    map_channels<0>(call.stream, a.layout, a.rows, a.channels, a.inner, x, at.y.as<T>(), f);
-  });
-  return launched();
-}
 
 // `Through` by the type of elements.
 template <template <typename> typename Through>
@@ -70,14 +49,11 @@ using ThroughRelu6 = ThroughInput<Relu6Backward>;
 
 }  // namespace mbc
 
-MBC_LAUNCHER(batch_normalize_silu, normalize_activation<Silu>)
 MBC_LAUNCHER(batch_normalize_silu_backward, normalize_activation_backward<ThroughSilu>)
 MBC_LAUNCHER(batch_normalize_silu_bn_reduce, normalize_activation_reduce<ThroughSilu>)
 
-MBC_LAUNCHER(batch_normalize_hardswish, normalize_activation<HardSwish>)
 MBC_LAUNCHER(batch_normalize_hardswish_backward, normalize_activation_backward<ThroughHardSwish>)
 MBC_LAUNCHER(batch_normalize_hardswish_bn_reduce, normalize_activation_reduce<ThroughHardSwish>)
 
-MBC_LAUNCHER(batch_normalize_relu6, normalize_activation<Relu6>)
 MBC_LAUNCHER(batch_normalize_relu6_backward, normalize_activation_backward<ThroughRelu6>)
 MBC_LAUNCHER(batch_normalize_relu6_bn_reduce, normalize_activation_reduce<ThroughRelu6>)

@@ -1,9 +1,9 @@
-// A bias and the operation after it in a block of a transformer: GELU, a scale for each channel (LayerScale), a
-// residual sum; also the gradients through these with the sums over them, in one pass over memory each. The backward
-// pass recomputes the sum with the bias, which is never stored.
+// The gradients through a bias and the operation after it in a block of a transformer, GELU or a scale for each channel
+// (LayerScale), with the sums over them, in one pass over memory each. They recompute the sum with the bias, which is
+// never stored.
 //
 // Bytes      every operand in once, every result out once.
-// Kernels    maps (`map_channels`, channels.cuh) and reductions (`reduce_channels_of`, channel_reduce.cuh).
+// Kernels    reductions (`reduce_channels_of`, channel_reduce.cuh).
 // Threads    as in batch_norm_relu.cu, and so are shared memory and registers.
 // Limit      memory bandwidth; GELU's error function takes about as long.
 #include "activations.cuh"
@@ -17,14 +17,8 @@ struct Biased {
   using Channel = float;
   __device__ float load(int64_t c) const { return bias[c]; }
 };
-struct BiasGelu : Biased {
-  __device__ float operator()(float b, float x, float) const { return Gelu{}(x + b); }
-};
 struct BiasGeluBackward : Biased {
   __device__ float operator()(float b, float x, float dy) const { return GeluBackward{}(x + b, dy); }
-};
-struct BiasAdd : Biased {
-  __device__ float operator()(float b, float x, float r) const { return x + b + r; }
 };
 
 // A bias and a scale.
@@ -36,11 +30,6 @@ struct BiasedScaled {
     float bias, gamma;
   };
   __device__ Channel load(int64_t c) const { return {bias[c], to_float(gamma[c])}; }
-};
-template <typename T>
-struct BiasScaleAdd : BiasedScaled<T> {
-  using Channel = typename BiasedScaled<T>::Channel;
-  __device__ float operator()(const Channel& c, float x, float r) const { return fmaf(x + c.bias, c.gamma, r); }
 };
 template <typename T>
 struct Scale : BiasedScaled<T> {
@@ -138,37 +127,7 @@ struct LayerScaleReduction : BnBackwardReduction {
   }
 };
 
-// Operands: x, bias, and `MORE` further tensors of x's shape; the result.
-template <int MORE, typename F>
-const char* map_biased(const MbcCall& call, const F& f) {
-  const auto& a = arguments<BiasAddArguments>(call);
-  MBC_FOR_TYPE(a.type, T, {
-    const Operands<T> x{in<T>(call, 0), MORE ? in<T>(call, 2) : nullptr};
-    map_channels<MORE>(call.stream, a.layout, a.rows, a.channels, a.inner, x, out<T>(call, 2 + MORE), f);
-  });
-  return launched();
-}
-
 }  // namespace mbc
-
-extern "C" const char* mbc_bias_add_gelu(const MbcCall& call) {
-  return mbc::map_biased<0>(call, mbc::BiasGelu{mbc::in<float>(call, 1)});
-}
-extern "C" const char* mbc_bias_add_add(const MbcCall& call) {
-  return mbc::map_biased<1>(call, mbc::BiasAdd{mbc::in<float>(call, 1)});
-}
-
-// Operands: x, bias, gamma, the second summand; the sum.
-extern "C" const char* mbc_bias_add_scale_add(const MbcCall& call) {
-  using namespace mbc;
-  const auto& a = arguments<BiasAddArguments>(call);
-  MBC_FOR_TYPE(a.type, T, {
-    const Operands<T> x{in<T>(call, 0), in<T>(call, 3)};
-    const BiasScaleAdd<T> f{{in<float>(call, 1), in<T>(call, 2)}};
-    map_channels<1>(call.stream, a.layout, a.rows, a.channels, a.inner, x, out<T>(call, 4), f);
-  });
-  return launched();
-}
 
 // Operands: x, bias, dy; the gradient of x + bias, that of the bias, workspace.
 extern "C" const char* mbc_bias_add_gelu_backward_channel_sum(const MbcCall& call) {

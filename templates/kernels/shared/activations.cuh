@@ -35,9 +35,6 @@ __device__ inline float gelu_gate(float x) { return logistic(2.0f * GELU_SLOPE *
 // Comparisons are written so that NaN is passed on.
 __device__ inline float relu6(float x) { return x < 0.0f ? 0.0f : x > 6.0f ? 6.0f : x; }
 
-struct Silu {
-  __device__ float operator()(float x) const { return x * logistic(x); }
-};
 // The normal distribution at x. Its left tail is bell * t * p(t) with t = 1 / (1 + slope |x|) and p a polynomial of
 // degree 8, fitted to erfcx within 7e-8 of it: half as many instructions as erfcf, and one exponential for both. Tails
 // keep their digits: 5e-7 relative for |x| < 3, 4e-6 for |x| < 12 (the rounding of x * x).
@@ -57,18 +54,6 @@ struct Normal {
     const float tail = 0.5f * t * p * bell;
     below = x > 0.0f ? 1.0f - tail : tail;
   }
-};
-struct Gelu {
-  __device__ float operator()(float x) const { return x * Normal(x).below; }
-};
-struct Relu6 {
-  __device__ float operator()(float x) const { return relu6(x); }
-};
-struct HardSigmoid {
-  __device__ float operator()(float x) const { return relu6(x + 3.0f) / 6.0f; }
-};
-struct HardSwish {
-  __device__ float operator()(float x) const { return x * HardSigmoid{}(x); }
 };
 
 // The first operand is y for relu6, x for the others; the second is dy.

@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from mbc.ir.graph import Attributes, Operation
 from mbc.ir.types import Precision
+from mbc.kernels.cuda import KERNELS
 from mbc.ops import KINDS
 from mbc.ops.arithmetic import Broadcast
 from mbc.ops.base import NoAttributes
@@ -349,9 +350,14 @@ def _parts(proceed: int) -> Iterable[Case]:
 
 
 GROUPS = (*_cases(), *_ups(), *_points(), *_many())
+GENERATED_GROUPS = tuple(c for c in GROUPS if c.kind in {k.kind for k in KERNELS.values() if not k.file})
 
 
 def groups_in(precision: Precision) -> list[Case]:
     """Return the cases that a plan of the precision can have; casts to other narrow types are left out."""
     others = [narrow for narrow in NARROW if narrow != precision]
-    return [case for case in GROUPS if not any(f"'{narrow}'" in case.name for narrow in others)]
+    return [
+        case
+        for case in GROUPS
+        if case not in GENERATED_GROUPS and not any(f"'{narrow}'" in case.name for narrow in others)
+    ]

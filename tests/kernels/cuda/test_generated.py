@@ -28,6 +28,7 @@ from mbc.plan.model import Rows
 from mbc.resources import folder
 from mbc.source import Source
 from tests.kernels.cuda.cases import GENERATED, Case, Operand, normal, positive
+from tests.kernels.cuda.groups import GENERATED_GROUPS
 from tests.kernels.cuda.launching import DRAWS, HostMemory, Library, Trial, judged
 from tests.kernels.cuda.random_groups import KINDS_DRAWN, SUMS, random_group
 from tests.kernels.cuda.test_emulated import EMULATOR, GXX
@@ -87,11 +88,14 @@ def build_generated(where: Path, precision: Precision, generated: dict[str, MapP
 
 @pytest.fixture(scope="module")
 def libraries(tmp_path_factory: pytest.TempPathFactory) -> dict[Precision, Library]:
-    return {p: build_generated(tmp_path_factory.mktemp(p), p, programs((*DRAWN, *GENERATED), p)) for p in PRECISIONS}
+    return {
+        p: build_generated(tmp_path_factory.mktemp(p), p, programs((*DRAWN, *GENERATED, *GENERATED_GROUPS), p))
+        for p in PRECISIONS
+    }
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
-@pytest.mark.parametrize("case", (*DRAWN, *GENERATED), ids=lambda case: case.name)
+@pytest.mark.parametrize("case", (*DRAWN, *GENERATED, *GENERATED_GROUPS), ids=lambda case: case.name)
 def test_a_drawn_group_or_a_function(case: Case, precision: Precision, libraries: dict[Precision, Library]):
     library = libraries[precision]
     trials = (Trial(library, case, precision, draw) for draw in range(DRAWS))

@@ -14,6 +14,7 @@ from mbc.kernels.cuda.fused.batch_norm_relu import (
     map_arguments,
     sum_arguments,
 )
+from mbc.kernels.cuda.generated.generated_map import generated_as
 from mbc.kernels.cuda.norm.batch_norm import sums_workspace
 from mbc.kernels.cuda.wiring import AFFINE, NORMALIZED, Wiring, eps, run, taking
 
@@ -45,16 +46,7 @@ def _kernels() -> Iterable[OwnKernel]:
     for name, by_output in BY_OUTPUT.items():
         forward = f"batch_normalize+{name}"
         backward = f"{forward if by_output else 'batch_normalize'}+{name}_backward"
-        yield OwnKernel(
-            forward,
-            FILE,
-            FusedMapArguments,
-            map_arguments,
-            eps,
-            operands=f"{NORMALIZED} y",
-            launcher=f"batch_normalize_{name}",
-            takes=taking(*map(_forward, AFFINE)),
-        )
+        yield generated_as(forward, f"batch_normalize_{name}", taking(*map(_forward, AFFINE)))
         yield OwnKernel(
             f"{backward}+batch_normalize_backward",
             FILE,

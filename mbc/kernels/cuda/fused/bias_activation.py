@@ -10,10 +10,9 @@ from collections.abc import Callable
 
 from mbc.kernels.base import Request
 from mbc.kernels.cuda.base import OwnKernel
+from mbc.kernels.cuda.generated.generated_map import generated_as
 from mbc.kernels.cuda.norm.batch_norm import (
-    BiasAddArguments,
     ChannelSumArguments,
-    bias_arguments,
     channel_sum_arguments,
     sum_workspace,
     sums_workspace,
@@ -44,14 +43,7 @@ def _scaled(*wirings: Wiring) -> Callable[[Request], bool]:
 
 
 KERNELS = (
-    OwnKernel(
-        "bias_add+gelu",
-        FILE,
-        BiasAddArguments,
-        bias_arguments,
-        launcher="bias_add_gelu",
-        takes=taking((((0, 1), (2,)), (3,))),
-    ),
+    generated_as("bias_add+gelu", "bias_add_gelu", taking((((0, 1), (2,)), (3,)))),
     OwnKernel(
         "bias_add+gelu_backward+channel_sum",
         FILE,
@@ -63,21 +55,13 @@ KERNELS = (
         launcher="bias_add_gelu_backward_channel_sum",
         takes=taking((((0, 1), (3, 2), (4,)), (4, 5))),
     ),
-    OwnKernel(
-        "bias_add+add",
-        FILE,
-        BiasAddArguments,
-        bias_arguments,
-        launcher="bias_add_add",
-        takes=taking(*((((0, 1), summands), (4,)) for summands in ((3, 2), (2, 3)))),
+    generated_as(
+        "bias_add+add", "bias_add_add", taking(*((((0, 1), summands), (4,)) for summands in ((3, 2), (2, 3))))
     ),
-    OwnKernel(
+    generated_as(
         "bias_add+broadcast+add",
-        FILE,
-        BiasAddArguments,
-        bias_arguments,
-        launcher="bias_add_scale_add",
-        takes=_scaled(*((((0, 1), (4, 2), summands), (6,)) for summands in ((5, 3), (3, 5)))),
+        "bias_add_scale_add",
+        _scaled(*((((0, 1), (4, 2), summands), (6,)) for summands in ((5, 3), (3, 5)))),
     ),
     OwnKernel(
         "bias_add+broadcast+channel_sum+row_reduce_dot",

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 
 from mbc.ir.types import Layout, TensorType
 from mbc.kernels.base import Request
-from mbc.kernels.cuda.base import Channels, OwnKernel, Slice, layout_code
+from mbc.kernels.cuda.base import Channels, OwnKernel, Slice, always, layout_code
 from mbc.kernels.cuda.generated.lowering import Lowered, lower
 from mbc.kernels.cuda.generated.placement import axes_of
 from mbc.kernels.cuda.norm.batch_norm import partial_bytes, parts
@@ -96,13 +97,18 @@ def _trailing(at: Slice) -> tuple[int, ...]:
     return trailing(axes_of(operands, lowered.result, at.layout), len(repeated))
 
 
-def _takes(request: Request) -> bool:
-    return lower(request) is not None
+def generated_as(kind: str, named: str = "", takes: Callable[[Request], bool] = always) -> OwnKernel:
+    """Return the declaration of a generated kernel with a name of its own; the program is that of the request."""
+
+    def can_run(request: Request) -> bool:
+        return takes(request) and lower(request) is not None
+
+    return OwnKernel(kind, "", GeneratedArguments, _integers, _reals, _trailing, named=named, takes=can_run)
 
 
-# Single operations, whose kernels have their names in plans and profiles; the program is that of the request.
+# Single operations, whose kernels have their names in plans and profiles.
 KERNELS = tuple(
-    OwnKernel(kind.name, "", GeneratedArguments, _integers, _reals, _trailing, takes=_takes)
+    generated_as(kind.name)
     for family in (activation, activation_variants, arithmetic, comparison, elementary, piecewise, reduce)
     for kind in family.OPS
     if kind.device is not None
