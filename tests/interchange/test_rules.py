@@ -11,7 +11,7 @@ import pytest
 
 from mbc.ops import POINTWISE
 from mbc.ops.framework_calls import function_of
-from tests.interchange.models import Of, Tensor, compared, lowered, nn, torch
+from tests.interchange.models import Model, Of, Tensor, compared, lowered, nn, torch
 from tests.ops.pointwise_inputs import examples, needs_positive
 
 F = torch.nn.functional
@@ -119,7 +119,7 @@ class Shared(nn.Module):
         return self.conv(self.norm(self.conv(x)))
 
 
-LAYERS: dict[str, Callable[[], nn.Module]] = {
+LAYERS: dict[str, Callable[[], Model]] = {
     "conv": lambda: nn.Conv2d(6, 8, (3, 2), stride=(2, 1), padding=(1, 2), dilation=(1, 2), groups=2, bias=False),
     "conv same": lambda: nn.Conv2d(6, 6, (4, 3), padding="same"),
     "conv depthwise": lambda: nn.Conv2d(6, 12, 3, groups=6),

@@ -17,7 +17,7 @@ from mbc.options import Options
 from mbc.runtime.checkpoint import Checkpoint
 from mbc.runtime.module import Module
 from mbc.source import Source
-from tests.interchange.models import Tensor, compared, exported, nn, torch
+from tests.interchange.models import Model, Tensor, compared, exported, nn, torch
 
 pytest.importorskip("torch", reason="the imported models are made by PyTorch, which is not installed")
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
@@ -63,7 +63,7 @@ class Plain(Scaled):
         return self.gain.view(-1)
 
 
-def _network(kind: type[Standard]) -> nn.Module:
+def _network(kind: type[Standard]) -> Model:
     torch.manual_seed(0)
     return nn.Sequential(
         kind(3, 8, 3, padding="same", bias=False), nn.GELU(), kind(8, 8, 3, stride=2, groups=2), nn.GELU(),
