@@ -16,6 +16,10 @@ GOALS: Mapping[str, tuple[str, Callable[[Row], str]]] = {
         "step under a cap: as little slower than without one as the paper reports",
         lambda row: f"{row['loss']:.1%} slower, asked {row['most_loss']:.0%}",
     ),
+    "fusion_steps": (
+        "steps with generated fusion beside those before it: none slower by more than 1 %",
+        lambda row: f"{row['ratio'] - 1:.1%} slower",
+    ),
     "lending_4": (
         "three GPUs borrow from a fourth: 95 % of the summed speeds",
         lambda row: f"{row['of_summed_speeds']:.1%}",
