@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
+from functools import cache
 from types import MappingProxyType
-
-from mbc.ops import LAYERS
 
 
 class Place(Enum):
@@ -169,7 +168,10 @@ def _plain(name: str) -> str:
     return plain[:-2] if plain.endswith(("1d", "2d", "3d")) else plain
 
 
+@cache
 def _table() -> Mapping[tuple[Place, str], Answer]:
+    from mbc.ops import LAYERS  # here, so that no command's help waits for NumPy
+
     rows = [(place, name, answer) for place, names, answer in ROWS for name in names]
     exact = {(place, _joined(name)): answer for place, name, answer in rows}
     plain = {(place, _plain(name)): answer for place, name, answer in reversed(rows)}
@@ -178,13 +180,10 @@ def _table() -> Mapping[tuple[Place, str], Answer]:
     return MappingProxyType(plain | spelt | exact)
 
 
-_ANSWERS = _table()
-
-
 def answer(name: str, *places: Place) -> Answer | None:
     """Return the equivalent of PyTorch's name in one of these contexts; None if PyTorch has no such name."""
     for place in places:
-        row = _ANSWERS.get((place, _joined(name))) or _ANSWERS.get((place, _plain(name)))
+        row = _table().get((place, _joined(name))) or _table().get((place, _plain(name)))
         if row is not None:
             return row
     return None

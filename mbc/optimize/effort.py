@@ -51,6 +51,10 @@ MAX_US_PER_BYTE = 1e-2
 # Ratio by which one launch for many updates or casts must be faster than separate launches where only one of the two
 # times was measured: estimates of work bound by memory and launches have much smaller errors (062).
 CLEARLY_FASTER = 2.0
+# Most operations of one generated launch: longer programs need more registers and compile longer (075).
+FUSION_MEMBERS = 24
+# Clusters of operations that an operation tries to join, those that save most bytes first (075).
+FUSION_TRIES = 4
 
 # --- schedule ---
 

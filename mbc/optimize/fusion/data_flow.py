@@ -16,10 +16,8 @@ from mbc.kernels.base import Request
 from mbc.kernels.cuda.generated.lowering import lower
 from mbc.ops import KINDS
 from mbc.ops.fused import join
+from mbc.optimize import effort
 from mbc.optimize.fusion.fusion_group import Group
-
-MOST_MEMBERS = 24  # of one launch
-MOST_TRIES = 4  # clusters that an operation tries to join
 
 
 @dataclass(frozen=True)
@@ -102,7 +100,7 @@ class Flow:
     def launch(self, cluster: Cluster) -> Operation | None:
         """Return the launch of a cluster; None if there can be none."""
         positions = cluster.members | cluster.recomputed
-        if not 2 <= len(positions) <= MOST_MEMBERS:
+        if not 2 <= len(positions) <= effort.FUSION_MEMBERS:
             return None
         stored = self.stored(cluster)
         last = max(cluster.members)
@@ -208,7 +206,7 @@ class _Growing:
             for other, gain in near:
                 if other in self.of:
                     saved[other] = saved.get(other, 0) + gain
-        return sorted(saved, key=lambda other: (-saved[other], -other))[:MOST_TRIES]
+        return sorted(saved, key=lambda other: (-saved[other], -other))[: effort.FUSION_TRIES]
 
 
 def _recomputing(flow: Flow, cluster: Cluster) -> Iterator[Group]:
@@ -234,7 +232,7 @@ def _upstream(flow: Flow, value: str, cluster: Cluster, recomputed: frozenset[in
     positions: set[int] = set()
     have = {*flow.inputs(cluster.members | recomputed)} - {value}
     pending = [value]
-    while pending and len(positions) < MOST_MEMBERS:
+    while pending and len(positions) < effort.FUSION_MEMBERS:
         name = pending.pop()
         producer = flow.producers.get(name)
         if producer is None or producer not in flow.pointwise or name in have or _is_stored(flow, name):
