@@ -16,7 +16,7 @@ from mbc.frontend.lower import lower
 from mbc.frontend.parse import parse
 from mbc.hardware.streams import Stream
 from mbc.optimize.schedule.step_time import step_us
-from mbc.options import Options
+from mbc.options import Options, Policy
 from mbc.plan.accumulation import accumulating, waits_of_part
 from mbc.plan.model import Copy, Launch, Plan, Program
 from mbc.plan.verify import verify_plan
@@ -151,17 +151,18 @@ def test_plans_in_other_precisions_are_verified(precision: str):
 def within(share: float) -> Plan:
     """Return the plan of a network with large parameters, so that a budget offloads the optimizer's states."""
     text = SMALL.replace(" |> dropout(0.2)", "").replace("conv(4", "conv(64").replace(RULE, ENTRIES)
-    free = compile_plan(Source("small.mbc", text), Options(gpu="h200"))
+    options = Options(gpu="h200", policy=Policy.UNDIVIDED)  # sums of divided rows have other bits
+    free = compile_plan(Source("small.mbc", text), options)
     if share == 1:
         return free
     p = free.predictions
     device = f"{p.overhead_bytes + int(share * p.arena_bytes)} B"
-    return compile_plan(Source("small.mbc", text), Options(gpu="h200", settings=(("memory.device", device),)))
+    return compile_plan(Source("small.mbc", text), replace(options, settings=(("memory.device", device),)))
 
 
 @pytest.mark.parametrize("transfers", [*Transfers])
 def test_budgets_change_no_bit(transfers: Transfers):
-    tight = within(0.25)  # with more mini-batches, values are copied in each of them
+    tight = within(0.24)  # with more mini-batches, values are copied in each of them
     verify_plan(tight)
     copies = [launch for launch in tight.train.launches if isinstance(launch.work, Copy)]
     part = accumulating(tight)
