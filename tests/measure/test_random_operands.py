@@ -19,10 +19,10 @@ from mbc.ops.normalization import BatchNormalize
 from mbc.ops.update import Sgd
 from mbc.ops.weighted_cross_entropy import ClassWeights
 from mbc.optimize.fusion.catalogue import PAIR_REDUCTIONS
-from tests.kernels.cuda.cases import CASES, Case
+from tests.kernels.cuda.cases import CASES, GENERATED, Case
 from tests.kernels.cuda.groups import MORE_CHANNELS, point_operand, points
 
-FIRST = {case.kind: case for case in reversed(CASES)}
+FIRST = {case.kind: case for case in reversed((*CASES, *GENERATED))}
 
 
 def fp32(*shape: int) -> TensorType:
