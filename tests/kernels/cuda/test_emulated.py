@@ -323,21 +323,6 @@ def test_only_eight_channels_share_a_scale(library: Library):
     assert relative_error(result[eight], trial.wanted[0][eight]) <= RELATIVE_ERROR[Precision.FP32][1]
 
 
-def test_the_left_tail_of_gelu_keeps_its_digits(library: Library):
-    """Element by element, gelu is exact even where 1 + erf would have no digits left."""
-    case = next(c for c in CASES if c.kind == "gelu")
-    trial = Trial(library, case, Precision.FP32)
-    (candidate, *_) = trial.candidates()
-    drawn = np.linspace(-12, 3, trial.inputs[0].size, dtype=np.float32)
-    trial.inputs[0] = drawn.astype(np.float64).reshape(case.operands[0].shape)
-    (output,) = trial.run(candidate, Variant("plain"))
-    result = from_bytes(output, trial.request.outputs[0], candidate.layouts[-1]).ravel()
-    x = trial.inputs[0].ravel()
-    wanted = np.array([0.5 * v * math.erfc(-v / math.sqrt(2)) for v in x])
-    nonzero = x != 0
-    assert np.max(np.abs(result[nonzero] / wanted[nonzero] - 1)) <= 1e-5
-
-
 def on_tensor_cores(case: Case, precision: Precision) -> list[Candidate]:
     return [c for c in offered(case, precision) if KERNELS[c.name].tensor_cores]
 

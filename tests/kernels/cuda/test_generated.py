@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+import math
 from collections.abc import Iterable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from mbc.codegen.launch_headers import write_launch_headers
@@ -29,7 +31,7 @@ from mbc.resources import folder
 from mbc.source import Source
 from tests.kernels.cuda.cases import GENERATED, Case, Operand, normal, positive
 from tests.kernels.cuda.groups import GENERATED_GROUPS
-from tests.kernels.cuda.launching import DRAWS, HostMemory, Library, Trial, judged
+from tests.kernels.cuda.launching import DRAWS, HostMemory, Library, Trial, Variant, from_bytes, judged
 from tests.kernels.cuda.random_groups import KINDS_DRAWN, SUMS, random_group
 from tests.kernels.cuda.test_emulated import EMULATOR, GXX
 from tests.objects import shared_library
@@ -102,6 +104,21 @@ def test_a_drawn_group_or_a_function(case: Case, precision: Precision, libraries
     trial = next((trial for trial in trials if not trial.is_unsteady()), Trial(library, case, precision))
     _, failures = judged(trial)
     assert not failures, f"{case.name}, {case.kind} in {precision}: " + "; ".join(failures)
+
+
+def test_the_left_tail_of_gelu_keeps_its_digits(libraries: dict[Precision, Library]):
+    """Element by element, gelu is exact even where 1 + erf would have no digits left."""
+    case = next(c for c in GENERATED if c.kind == "gelu")
+    trial = Trial(libraries[Precision.FP32], case, Precision.FP32)
+    (candidate, *_) = trial.candidates()
+    drawn = np.linspace(-12, 3, trial.inputs[0].size, dtype=np.float32)
+    trial.inputs[0] = drawn.astype(np.float64).reshape(case.operands[0].shape)
+    (output,) = trial.run(candidate, Variant("plain"))
+    result = from_bytes(output, trial.request.outputs[0], candidate.layouts[-1]).ravel()
+    x = trial.inputs[0].ravel()
+    wanted = np.array([0.5 * v * math.erfc(-v / math.sqrt(2)) for v in x])
+    nonzero = x != 0
+    assert np.max(np.abs(result[nonzero] / wanted[nonzero] - 1)) <= 1e-5
 
 
 def test_every_kind_with_an_expression_is_drawn():
