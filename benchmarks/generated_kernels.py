@@ -55,7 +55,7 @@ FOLDERS = ("pointwise/", "fused/", "norm/")  # of kernels whose time is that of 
 LEAST_ROUNDS = 20
 BUDGET_US = 2000.0  # of one timing
 LARGE_IMAGE = (64, 256, 56, 56)
-LIMIT_S = 500.0  # of one answer; the first one waits until kernels are compiled
+LIMIT_S = 500.0  # of one answer; before the first answer a process compiles kernels
 COLUMNS = ("name", "hand_us", "generated_us", "hand_gb_s", "generated_gb_s", "ratio", "spread", "difference")
 
 

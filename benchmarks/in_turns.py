@@ -33,7 +33,7 @@ LEARNING_RATE = 1e-4
 class Ratio:
     """Times of two programs that were measured in turns, in the unit of the measurement.
 
-    `ratio` is the median, over the rounds, of the second one's time over the first one's, and `spread` the distance
+    `ratio` is the median, over the rounds, of the second program's time over the first's, and `spread` the distance
     between the quartiles of these ratios.
     """
 
@@ -175,7 +175,7 @@ def _gpu_ms(step: Callable[[], Any], steps: int) -> list[float]:
     """Return the time of each step between two events, while later steps are queued."""
     import pycuda.driver as driver  # pyright: ignore[reportMissingImports]
 
-    step()  # the first one begins on an idle GPU
+    step()  # without it the first timed step would begin on an idle GPU
     events = [driver.Event() for _ in range(steps + 1)]  # of the default stream, which is ordered with the module's
     events[0].record()
     for event in events[1:]:

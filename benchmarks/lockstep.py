@@ -133,7 +133,7 @@ class Run:
         return compare_once(draw, Reference.PERTURBED, self._precision, None, max(1, self._different))
 
     def _draw(self, before: States, number: int) -> tuple[Draw, float, States]:
-        """Take one step of all three modules on the same data from the states `before`, which the first one has."""
+        """Take one step of all three modules on the same data from the states `before` of the first module."""
         (perturbed,) = self._others
         put(self._capped, before)
         put(perturbed, {name: self._perturbed(name, array) for name, array in before.items()})

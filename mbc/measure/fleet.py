@@ -91,7 +91,7 @@ def visible_gpus() -> tuple[str, ...]:
 def name_of(visible: str) -> str:
     """Return the driver's name of a visible GPU.
 
-    A GPU that is named by its UUID is assumed to be like the first one.
+    A GPU that is named by its UUID is assumed to be like the first GPU.
     """
     here = local_gpus()
     gpu = _gpu(here, visible)

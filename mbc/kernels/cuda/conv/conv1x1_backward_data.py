@@ -104,7 +104,7 @@ def relu_backward_reduction(
 
 
 def _gemms_and_x(x_from_gemm: bool) -> tuple[str, str]:
-    """Return the names of the operands of the GEMMs, and of x, which the first one of two recomputes."""
+    """Return the names of the operands of the GEMMs, and of x, which the first of two GEMMs recomputes."""
     return ("image weights dy weights2", "-x") if x_from_gemm else ("dy weights", "x")
 
 
