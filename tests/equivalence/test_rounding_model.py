@@ -20,9 +20,10 @@ from mbc.ir.types import Layout, Precision, TensorType
 from mbc.ops.base import Array, Call
 from mbc.ops.fused import launch_kind
 from mbc.runtime.formats import loaded, stored_bytes
-from tests.kernels.cuda.cases import CASES, Case
-from tests.kernels.cuda.groups import groups_in
+from tests.kernels.cuda.cases import CASES, GENERATED, Case
+from tests.kernels.cuda.groups import GENERATED_GROUPS, groups_in
 
+SINGLE = (*CASES, *GENERATED)
 PRECISIONS = (Precision.FP32, Precision.TF32, Precision.BF16, Precision.FP16)
 
 
@@ -36,14 +37,14 @@ def every_nth(cases: Sequence[Case], precision: Precision) -> list[Case]:
 
 
 def cases(precision: Precision) -> list[Case]:
-    return [*every_nth(CASES, precision), *every_nth(groups_in(precision), precision)]
+    return [*every_nth(SINGLE, precision), *every_nth((*GENERATED_GROUPS, *groups_in(precision)), precision)]
 
 
 # Groups do in fp16 and tf32 what they do in bf16 and fp32.
 ALL = [
     pytest.param(c, p, id=f"{c.name}-{p}")
     for p in PRECISIONS
-    for c in (cases(p) if p in (Precision.FP32, Precision.BF16) else every_nth(CASES, p))
+    for c in (cases(p) if p in (Precision.FP32, Precision.BF16) else every_nth(SINGLE, p))
 ]
 
 
@@ -104,8 +105,8 @@ def test_the_interpreter_keeps_within_the_limits(case: Case, precision: Precisio
         assert deviation.passed, deviation
 
 
-SHAPES = [c for c in CASES if c.kind != "convert" and Precision.FP32 in c.precisions]
-GROUPS = every_nth(groups_in(Precision.FP32), Precision.FP32)
+SHAPES = [c for c in SINGLE if c.kind != "convert" and Precision.FP32 in c.precisions]
+GROUPS = every_nth((*GENERATED_GROUPS, *groups_in(Precision.FP32)), Precision.FP32)
 WHOLE = [pytest.param(c, Precision.FP32, id=c.name) for c in (*SHAPES, *GROUPS)]
 needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="PyTorch is not installed")
 
