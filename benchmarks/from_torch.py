@@ -22,23 +22,19 @@ such a run only shows that everything works.
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import signal
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 import warnings
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from from_torch_contenders import MODES, POLL_S, SIZE, Request
+from from_torch_contenders import MODES, SIZE, Request
+from own_process import POLL_S, in_own_process
 from record import attempt, need_gpu, results, show, start
 
 # A seed drew these among timm's models of 224 pixels (decision 062). Values are rows of a mini-batch.
@@ -70,28 +66,8 @@ COLUMNS = (
 
 
 def run_contender(request: Request, limit_s: float) -> dict[str, Any]:
-    """Run a contender in a process of its own, and return its figures or the reason of its failure.
-
-    A contender that waits for its turn may wait as long as all other contenders may take together.
-    """
-    command = [sys.executable, str(Path(__file__).with_name("from_torch_contenders.py")), json.dumps(asdict(request))]
-    with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors:
-        process = subprocess.Popen(command, stdout=output, stderr=errors, start_new_session=True)
-        until_s, waits = time.monotonic() + limit_s, bool(request.turn)
-        while process.poll() is None:
-            if waits and Path(request.turn, f"{request.contender}.ready").exists():
-                until_s, waits = time.monotonic() + 2 * limit_s, False
-            if time.monotonic() > until_s:
-                os.killpg(process.pid, signal.SIGKILL)  # with the processes that the contender started
-                process.wait()
-                return {"failed": f"it took more than {limit_s:.0f} s"}
-            time.sleep(POLL_S)
-        output.seek(0)
-        errors.seek(0)
-        if process.returncode:
-            last = errors.read().strip().splitlines()[-8:]
-            return {"failed": "\n".join(last) or f"exit code {process.returncode}"}
-        return json.loads(output.read().strip().splitlines()[-1])
+    """Run a contender in a process of its own, and return its figures or the reason of its failure."""
+    return in_own_process(Path(__file__).with_name("from_torch_contenders.py"), request, limit_s)
 
 
 def run_torch(request: Request, limit_s: float) -> dict[str, dict[str, Any]]:

@@ -21,6 +21,7 @@ from typing import Any
 import torch  # pyright: ignore[reportMissingImports]
 from imported import built
 from imported_gradients import drops
+from own_process import POLL_S
 
 import mbc
 from mbc.bench.timing import time_steps
@@ -30,7 +31,6 @@ SIZE = 224  # pixels of a side, unless asked otherwise
 LEARNING_RATE, MOMENTUM, WEIGHT_DECAY = 1e-3, 0.9, 1e-4
 MODES = {"eager": None, "compile": "default", "cuda_graph": "reduce-overhead"}
 UPDATES_TIMED = 20
-POLL_S = 0.05
 
 
 @dataclass(frozen=True)
