@@ -33,11 +33,12 @@ class Drawn:
 
 @dataclass
 class _Writer:
-    """A writer of statements that keeps the channels, height and width of the current value."""
+    """A writer of statements that keeps the channels and the size along every axis of the current value."""
 
     rng: random.Random
     channels: int
     size: int
+    axes: int = 2
     lines: list[str] = field(default_factory=list[str])
     number: int = 0
 
@@ -72,12 +73,16 @@ class _Writer:
 
     def _conv(self, x: str, c: int) -> str:
         rng = self.rng
-        k = rng.choice((1, 3, 3, 5))
+        k: int | tuple[int, ...] = rng.choice((1, 3, 3, 5))
+        pad: int | tuple[int, ...] = k // 2
+        if self.axes != 2:
+            k = tuple(rng.choice((1, 3)) for _ in range(self.axes))
+            pad = tuple(size // 2 for size in k)
         groups = c if rng.random() < 0.15 else 1
         self.channels = c if groups > 1 else rng.choice((2, 4, 8, 8, 12))
         more = f", groups={groups}" * (groups > 1) + ", bias=true" * (rng.random() < 0.4)
         behind = " |> bn |> relu" if rng.random() < 0.5 else ""
-        return self.put(f"{x} |> conv({self.channels}, {k}, pad={k // 2}{more}){behind}")
+        return self.put(f"{x} |> conv({self.channels}, {k}, pad={pad}{more}){behind}")
 
     def _norm(self, x: str, c: int) -> str:
         even = 2 if c % 2 == 0 else 1
@@ -122,11 +127,12 @@ class _Writer:
         return self.put(f"{x} |> {self.rng.choice(('upsample(2)', f'conv_transpose({c}, 2, stride=2, bias=true)'))}")
 
 
-def drawn_network(rng: random.Random, most_layers: int = 5) -> Drawn:
-    """Draw a network of at most `most_layers` layers or branches between stem and head."""
+def drawn_network(rng: random.Random, most_layers: int = 5, axes: int = 2) -> Drawn:
+    """Draw a network of at most `most_layers` layers or branches between stem and head, along `axes` spatial axes."""
     batch, size = rng.choice((2, 3, 4, 4, 6, 8)), rng.choice((4, 6, 8, 8, 12))
-    writer = _Writer(rng, rng.choice((1, 2, 3, 4)), size)
-    head = [f"  input x[batch, {writer.channels}, {size}, {size}] : float"]
+    size = min(size, 6) if axes == 3 else size
+    writer = _Writer(rng, rng.choice((1, 2, 3, 4)), size, axes)
+    head = [f"  input x[batch, {writer.channels}{axes * f', {size}'}] : float"]
     x = writer.put(
         f"x |> conv({rng.choice((4, 8, 8, 16))}, 3, pad=1) @stem |> {rng.choice(('relu', 'bn', 'bn |> relu'))}"
     )
@@ -148,14 +154,14 @@ def drawn_network(rng: random.Random, most_layers: int = 5) -> Drawn:
 
 def _head(rng: random.Random, writer: _Writer, x: str) -> tuple[list[str], list[str]]:
     """Return the statements of the output and its loss, and the inputs that they need."""
-    size, way = writer.size, rng.randrange(4)
+    sizes, way = writer.axes * f", {writer.size}", rng.randrange(4)
     if way == 0:
         loss = rng.choice(("mse", "l1", "smooth_l1", "binary_cross_entropy"))
         tail = [f"  y = {x} |> conv(2, 1, bias=true) @head", "  output y", f"  loss (y, target) |> {loss}"]
-        return tail, [f"  input target[batch, 2, {size}, {size}] : float"]
+        return tail, [f"  input target[batch, 2{sizes}] : float"]
     if way == 1:
         tail = [f"  y = {x} |> conv(3, 1) @head", "  output y", "  loss (y, target) |> softmax_cross_entropy"]
-        return tail, [f"  input target[batch, {size}, {size}] : class"]
+        return tail, [f"  input target[batch{sizes}] : class"]
     smoothing = rng.choice(("", "(smoothing=0.1)"))
     pooled = rng.choice(("global_avgpool", "flatten", "global_maxpool"))
     hidden = rng.choice(("", "linear(6) |> relu |> ", "dropout(0.3) |> "))

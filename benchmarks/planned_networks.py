@@ -1,8 +1,8 @@
 """Random networks in the language, which are planned without a limit and at four budgets, verified, and stepped.
 
-Each network (`drawn_networks.py`) is planned for a GPU without a limit, at three budgets between the lower bound of all
-plans and the memory of that plan, and at the budget that the refusal of the lower bound recommends. Each network is
-checked for these properties:
+Each network (`drawn_networks.py`), along one to three spatial axes, is planned for a GPU without a limit, at three
+budgets between the lower bound of all plans and the memory of that plan, and at the budget that the refusal of the
+lower bound recommends. Each network is checked for these properties:
 
 * The compiler's verifier accepts every plan, also when the plan is read from its file, and its source gives its graph.
 * A recommended budget has a plan. No plan takes less than the lower bound that a refusal names.
@@ -44,6 +44,7 @@ from mbc.source import Source
 
 SHARES = (0.6, 0.3, 0.1)  # of the range from the lower bound to the plan without a limit
 RECOMMENDED = 3  # a recommended budget is planned again at most this many times
+AXES = (2, 3, 2, 1)  # spatial axes of the networks, in turn
 STEPS = 2
 RATE = 1e-3
 OF_SOURCES = ("MBC042", "MBC051")  # of networks that the language refuses: every parameter is frozen
@@ -61,7 +62,7 @@ class Planned:
 
 def judge(seed: int, number: int, most_layers: int = 5) -> Verdict:
     """Plan and step one network."""
-    drawn = drawn_network(random.Random(f"{seed} {number}"), most_layers)
+    drawn = drawn_network(random.Random(f"{seed} {number}"), most_layers, AXES[number % len(AXES)])
     source = Source("drawn.mbc", drawn.source)
     base = Options(drawn.gpu, (("train.precision", drawn.precision),), measure=Measure.NEVER)
     try:
