@@ -15,7 +15,6 @@ from typing import Any
 
 from mbc.ops import KINDS
 from mbc.ops.framework_calls import function_of
-from mbc.ops.rearrange import WRAP
 from mbc.ops.window_bias import MASKED
 
 jax: Any = importlib.import_module("jax")
@@ -141,9 +140,9 @@ def batch_norm(
 
 def _resize(a: Any, x: Tensor) -> Tensor:
     for axis in range(len(a.size)):
-        first, second, share = a.taps(axis)
-        share = share.reshape(-1, *(1,) * (len(a.size) - 1 - axis)).astype(x.dtype)
-        x = jnp.take(x, first, 2 + axis) * (1 - share) + jnp.take(x, second, 2 + axis) * share
+        pixels, weights = a.taps(axis)
+        weights = weights.reshape(*weights.shape, *(1,) * (len(a.size) - 1 - axis)).astype(x.dtype)
+        x = sum(jnp.take(x, at, 2 + axis) * weight for at, weight in zip(pixels, weights, strict=True))
     return x
 
 
@@ -201,17 +200,17 @@ def _strided_slice(a: Any, x: Tensor) -> Tensor:
         stop = start + (count - 1) * step + 1
         zeros = [(0, 0)] * x.ndim
         zeros[axis] = (max(0, -start), max(0, stop - x.shape[axis]))
-        x = jnp.pad(x, zeros)
+        x = jnp.pad(x, zeros, constant_values=a.outside)
         first = max(0, start)
         x = x[(slice(None),) * axis + (slice(first, first + stop - start, step),)]
     return x
 
 
 def _pad(a: Any, x: Tensor) -> Tensor:
-    if a.mode == WRAP:
+    if a.rolls:
         return jnp.roll(x, a.before, tuple(range(1, x.ndim)))
     sides = ((0, 0), *zip(a.before, a.after, strict=True))
-    return jnp.pad(x, sides, mode="edge" if a.mode == "replicate" else "reflect")
+    return jnp.pad(x, sides, mode="edge" if a.mode == "replicate" else a.mode)
 
 
 def _adaptive(a: Any, x: Tensor, of: Callable[..., Tensor]) -> Tensor:

@@ -14,6 +14,7 @@ from typing import Any
 from mbc.ops import KINDS
 from mbc.ops.framework_calls import Calls, function_of
 from mbc.ops.rearrange import WRAP
+from mbc.ops.resize import CUBIC, EXACT
 from mbc.ops.window_bias import MASKED
 
 torch: Any = importlib.import_module("torch")
@@ -95,6 +96,16 @@ def _upsample(a: Any, x: Tensor) -> Tensor:
     return x
 
 
+def _resize(a: Any, x: Tensor) -> Tensor:
+    """Call what `F.interpolate` calls, which takes sizes and factors together."""
+    rank = len(a.size)
+    name = {EXACT: "_upsample_nearest_exact", CUBIC: "upsample_bicubic"}.get(a.method)
+    name = name or f"upsample_{_LINEAR[rank] if a.bilinear else 'nearest'}"
+    factors = [after / before for before, after in zip(a.scale[::2], a.scale[1::2], strict=True)] or [None] * rank
+    corners = [a.corners] if a.pixels > 1 else []
+    return getattr(torch.ops.aten, f"{name}{rank}d")(x, a.output_size, *corners, *factors)
+
+
 def wide(x: Tensor) -> Tensor:
     """Return a tensor in the type in which losses are computed."""
     return x if x.dtype == torch.float64 else x.float()
@@ -173,18 +184,18 @@ def _strided_slice(a: Any, x: Tensor) -> Tensor:
         stop = start + (count - 1) * step + 1
         zeros = [0] * (2 * (x.ndim - axis))
         zeros[-2:] = [max(0, -start), max(0, stop - x.shape[axis])]
-        x = F.pad(x, zeros)
+        x = F.pad(x, zeros, value=a.outside)
         first = max(0, start)
         x = x[(slice(None),) * axis + (slice(first, first + stop - start, step),)]
     return x
 
 
 def _pad(a: Any, x: Tensor) -> Tensor:
-    if a.mode == WRAP:
+    if a.rolls:
         return x.roll(a.before, tuple(range(1, x.ndim)))
     # The channels, which the language never pads, come first.
     sides = [side for pair in zip(a.before[1:], a.after[1:], strict=True) for side in pair]
-    return F.pad(x, _last_first(sides), mode=a.mode)
+    return F.pad(x, _last_first(sides), mode="circular" if a.mode == WRAP else a.mode)
 
 
 def _broadcast(a: Any, x: Tensor, y: Tensor) -> Tensor:
@@ -231,7 +242,7 @@ _OF_ONE: dict[str, Callable[[Any, Tensor], Tensor]] = {
     "adaptive_max_pool": lambda a, x: _of_rank("adaptive_max_pool", x)(x, a.output_size),
     "lrn": lambda a, x: F.local_response_norm(x, a.size, a.alpha, a.beta, a.k),
     "upsample": _upsample,
-    "resize": lambda a, x: F.interpolate(x, a.output_size, mode=_LINEAR[len(a.size)] if a.bilinear else "nearest"),
+    "resize": _resize,
     "window_bias": _window_bias,
     "rearrange": _rearrange,
     "strided_slice": _strided_slice,

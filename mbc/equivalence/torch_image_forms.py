@@ -117,7 +117,7 @@ def _strided_slice(a: StridedSlice, inputs: Sequence[Tensor], call: Call) -> tup
         at = place.div(spread, rounding_mode="floor")
         inside = (at * spread == place) & (at >= 0) & (at < x.shape[axis])
         taken = x.index_select(axis, torch.where(inside, at, 0))
-        x = torch.where(inside.reshape(-1, *(1,) * (x.ndim - 1 - axis)), taken, torch.zeros_like(taken))
+        x = torch.where(inside.reshape(-1, *(1,) * (x.ndim - 1 - axis)), taken, torch.full_like(taken, a.outside))
     return (x,)
 
 

@@ -99,6 +99,7 @@ _FORMS = {
     "real": "a number, inf or -inf",
     "bool": "true or false",
     "spatial": "a whole number, or one for each spatial axis",
+    "factors": "a number, or one for each spatial axis",
     "sides": "a whole number, one for each spatial axis, or one before and one after each axis",
     "index": "a whole number or none",
     "sizes": "a whole number or a tuple of whole numbers",
@@ -137,12 +138,19 @@ def _setting(parameter: Parameter, result: Result) -> Setting | None:
         wholes = tuple(whole(item) for item in (result if isinstance(result, tuple) else (result,)))
         sizes = tuple(i for i in wholes if i is not None)
         return sizes if len(sizes) == len(wholes) > 0 else None
+    read = _finite if parameter.kind == "factors" else whole
     if isinstance(result, tuple):
-        lengths = {"spatial": (1, 2, 3), "sides": (1, 2, 3, 4, 6)}.get(parameter.kind, ())
-        items = tuple(whole(item) for item in result)
+        lengths = {"spatial": (1, 2, 3), "factors": (1, 2, 3), "sides": (1, 2, 3, 4, 6)}.get(parameter.kind, ())
+        items = tuple(read(item) for item in result)
         numbers = tuple(i for i in items if i is not None)
         return numbers if len(result) in lengths and len(numbers) == len(result) else None
-    return whole(result)
+    return read(result)
+
+
+def _finite(result: Result) -> float | None:
+    """Return a value as a number, whole where it has no fraction; None for other values."""
+    number = whole(result)
+    return number if number is not None or not is_number(result) or math.isinf(result) else float(result)
 
 
 def whole(result: Result) -> int | None:

@@ -24,7 +24,7 @@ from mbc.ir.types import DType, TensorType
 from mbc.ops.base import Array, Call, Expansion, Layer, LayerBuilder, OpKind, Parameter, ShapeError
 from mbc.ops.control_record import control_record, control_shape
 from mbc.ops.random import philox
-from mbc.ops.resize import Resize
+from mbc.ops.resize import Resize, resampled
 from mbc.ops.window import by_pair
 
 MOST_CHANNELS = 4  # channels of an image, as in templates/kernels/pointwise/augment.cu
@@ -199,9 +199,7 @@ def _seen(a: Augment, image: Array, view: View) -> Array:
         box = pixels[:, view.top : view.top + view.height, view.left : view.left + view.width]
         resize = Resize((view.height, view.width), a.crop, bilinear=True)
         for axis in (0, 1):
-            first, second, share = resize.taps(axis)
-            share = share.astype(real).reshape(-1, *(1,) * (1 - axis))
-            box = box.take(first, axis=1 + axis) * (1 - share) + box.take(second, axis=1 + axis) * share
+            box = resampled(resize, box, axis, leading=1)
     else:
         reach = max(0, -view.top, -view.left, view.top + view.height - a.size[0], view.left + view.width - a.size[1])
         wide = np.pad(pixels, ((0, 0), (reach, reach), (reach, reach)))

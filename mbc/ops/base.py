@@ -245,9 +245,9 @@ class Parameter:
     Attributes:
         name: Name of the setting.
         kind: int, float, real (a float that may be infinite), bool, spatial (an int, or one for each spatial axis),
-            sides (an int, one for each spatial axis, or one before and one after each axis), index (an int or one of
-            `words`), numbers (a tuple of any length), sizes or axes (an int or a tuple of any length, given as a
-            tuple), or word (one of `words`).
+            factors (a number, or one for each spatial axis), sides (an int, one for each spatial axis, or one before
+            and one after each axis), index (an int or one of `words`), numbers (a tuple of any length), sizes or axes
+            (an int or a tuple of any length, given as a tuple), or word (one of `words`).
         default: Value if the setting is not given; None: the setting is required.
         words: Words that the setting accepts.
     """

@@ -1,7 +1,7 @@
 """Operations that move elements of tensors: permutations of axes or their factors, slices, padding, splits.
 
-Three index maps implement them: `rearrange` permutes factors of axes, `strided_slice` reads a window with zeros around
-the input, `pad` reads elements outside the input from inside.
+Three index maps implement them: `rearrange` permutes factors of axes, `strided_slice` reads a window with one number
+around the input, `pad` reads elements outside the input from inside.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from mbc.ir.graph import Attributes, Operation
+from mbc.ir.optional import optional
 from mbc.ir.types import TensorType
 from mbc.ops.base import Array, Call, Gradients, Layer, NoAttributes, OpKind, ShapeError
 from mbc.ops.framework_calls import Calls
@@ -58,8 +59,8 @@ class StridedSlice(Attributes):
     """A slice of rows of `size`, in every axis.
 
     Element o of the result, of `count`, is element (start + step * o) / spread of the input if that is a whole number
-    and inside, and zero otherwise. A slice has spread 1; its gradient spreads the elements over those that the slice
-    skipped; zero padding starts before 0.
+    and inside, and `outside` otherwise. A slice has spread 1; its gradient spreads the elements over those that the
+    slice skipped; padding starts before 0.
     """
 
     size: Shape
@@ -67,6 +68,7 @@ class StridedSlice(Attributes):
     step: Shape
     spread: Shape
     count: Shape
+    outside: float = optional(0.0)
 
     @property
     def adjoint(self) -> StridedSlice:
@@ -79,13 +81,19 @@ class Pad(Attributes):
     """Padding of rows of `size` in every axis, by `before` and `after` elements.
 
     With replicate, the new elements are the outermost element; with reflect, they are the elements beside it, mirrored.
-    With wrap, one of `before` and `after` is the negative of the other: the elements go round.
+    With wrap, they are those of the other side. There `before` may also be the negative of `after`, and the elements go
+    round.
     """
 
     mode: str
     size: Shape
     before: Shape
     after: Shape
+
+    @property
+    def rolls(self) -> bool:
+        """True if the elements go round, and none is added."""
+        return self.mode == WRAP and not any(map(sum, zip(self.before, self.after, strict=True)))
 
     def sources(self, axis: int) -> Array:
         """Return the element of the input for each element of the result along an axis."""
@@ -132,10 +140,14 @@ def _padded(a: Pad, dtype_of: TensorType, rows: int) -> TensorType:
     if a.mode not in (*PAD_MODES, WRAP) or not len(a.size) == len(a.before) == len(a.after):
         raise ShapeError(f"there is no padding {a.mode} of {a.before} and {a.after}")
     for n, before, after in zip(a.size, a.before, a.after, strict=True):
-        if a.mode == WRAP and (before + after or abs(before) >= n):
-            raise ShapeError(f"{n} elements cannot go round by {before} and {after}")
-        if (a.mode != WRAP and min(before, after) < 0) or (a.mode == "reflect" and max(before, after) >= n):
-            raise ShapeError(f"{n} elements cannot be padded by {before} and {after} ({a.mode})")
+        if a.rolls:
+            if abs(before) >= n:
+                raise ShapeError(f"{n} elements cannot go round by {before} and {after}")
+            continue
+        most = {"reflect": n - 1, WRAP: n}.get(a.mode, max(before, after))
+        if min(before, after) < 0 or max(before, after) > most:
+            mode = "circular" if a.mode == WRAP else a.mode
+            raise ShapeError(f"{n} elements cannot be padded by {before} and {after} ({mode})")
     shape = tuple(map(sum, zip(a.size, a.before, a.after, strict=True)))
     return TensorType((rows, *shape), dtype_of.dtype)
 
@@ -172,7 +184,7 @@ def _slice(a: StridedSlice, inputs: Sequence[Array], call: Call) -> tuple[Array,
         at, rest = np.divmod(start + step * np.arange(count), spread)
         inside = (rest == 0) & (at >= 0) & (at < x.shape[axis])
         shape = (-1, *(1,) * (x.ndim - 1 - axis))
-        x = np.where(inside.reshape(shape), x.take(np.where(inside, at, 0), axis=axis), 0).astype(x.dtype)
+        x = np.where(inside.reshape(shape), x.take(np.where(inside, at, 0), axis=axis), a.outside).astype(x.dtype)
     return (x,)
 
 
@@ -220,7 +232,7 @@ def _pad_gradient(g: Gradients, op: Operation, dys: tuple[str | None, ...]) -> t
     assert isinstance(a, Pad)
     if dy is None or not g.needs(op.inputs[0]):
         return (None,)
-    if a.mode == WRAP:  # the gradient rolls back
+    if a.rolls:  # the gradient rolls back
         return g.emit("pad", Pad(WRAP, a.size, a.after, a.before), (dy,), *op.inputs)
     return g.emit("pad_backward", op.attributes, (dy,), *op.inputs)
 

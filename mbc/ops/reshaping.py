@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Mapping
 from typing import Any
 
 from mbc.ir.types import TensorType
@@ -13,6 +14,7 @@ from mbc.ops.shape import Unflatten
 from mbc.ops.window import Axes, by_axis, by_pair, by_side, positive, spatial
 
 TO_THE_END = 2**31 - 1
+_MODES: Mapping[str, str] = {"circular": WRAP}  # modes of `padding` that operations call otherwise
 OPS: tuple[OpKind, ...] = ()
 
 
@@ -150,18 +152,20 @@ def _first_to(rank: int, axis: int) -> tuple[int, ...]:
 
 
 def _build_padding(builder: LayerBuilder, settings: dict[str, Any], inputs: tuple[str, ...]) -> str:
-    x, mode = builder.type(inputs[0]), settings["mode"]
+    x, mode, outside = builder.type(inputs[0]), settings["mode"], settings["value"]
     _, deep, pixels = spatial(x, "padding")
     pad, size = by_side(settings["pad"], len(pixels)), (deep, *pixels)
     before, after = (0, *pad[::2]), (0, *pad[1::2])
     if mode != "zero":
         positive("pad", pad, 0)
-        return builder.emit("pad", Pad(mode, size, before, after), inputs)[0]
+        if outside:
+            raise ShapeError(f"value is for mode=zero, not for mode={mode}: leave it out")
+        return builder.emit("pad", Pad(_MODES.get(mode, mode), size, before, after), inputs)[0]
     count = tuple(map(sum, zip(before, size, after, strict=True)))
     if min(count) < 1:
         raise ShapeError(f"padding by {pad} leaves nothing of {x}")
     start, ones = tuple(-n for n in before), (1,) * len(size)
-    return builder.emit("strided_slice", StridedSlice(size, start, ones, ones, count), inputs)[0]
+    return builder.emit("strided_slice", StridedSlice(size, start, ones, ones, count, outside), inputs)[0]
 
 
 def _build_channel_shuffle(builder: LayerBuilder, settings: dict[str, Any], inputs: tuple[str, ...]) -> str:
@@ -273,9 +277,14 @@ LAYERS = (
     ),
     Layer(
         "padding",
-        (Parameter("pad", "sides"), Parameter("mode", "word", "zero", ("zero", *PAD_MODES))),
+        (
+            Parameter("pad", "sides"),
+            Parameter("mode", "word", "zero", ("zero", *PAD_MODES, *_MODES)),
+            Parameter("value", "real", 0.0),
+        ),
         _build_padding,
-        help="Images with pixels around them: zeros, the outermost ones, or mirrored. Negative pads (zero) cut off.",
+        help="Images with pixels around them: `value`, the outermost ones, mirrored, or those of the other side. "
+        "Negative pads (zero) cut off.",
     ),
     Layer(
         "channel_shuffle",

@@ -162,9 +162,16 @@ def by_axis(setting: Any, rank: int) -> Axes:
     Raises:
         ShapeError: The setting has another number of numbers.
     """
-    numbers = (
-        tuple(map(int, cast("tuple[Any, ...]", setting))) if isinstance(setting, tuple) else (int(setting),) * rank
-    )
+    return tuple(map(int, each_axis(setting, rank)))
+
+
+def each_axis(setting: Any, rank: int) -> tuple[float, ...]:
+    """Return one number for each of `rank` axes from a setting of kind `spatial` or `factors`.
+
+    Raises:
+        ShapeError: The setting has another number of numbers.
+    """
+    numbers = cast("tuple[float, ...]", setting if isinstance(setting, tuple) else (setting,) * rank)
     if len(numbers) != rank:
         raise ShapeError(
             f"{numbers} has {len(numbers)} numbers, but the tensor has {_AXES[rank]}: write one number for each axis, "
@@ -199,7 +206,7 @@ def by(sizes: Axes) -> str:
     return " x ".join(map(str, sizes))
 
 
-def positive(name: str, values: Axes, least: int = 1) -> None:
+def positive(name: str, values: tuple[float, ...], least: int = 1) -> None:
     """Raise ShapeError unless every one of `values` is at least `least`.
 
     Raises:

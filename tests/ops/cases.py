@@ -172,8 +172,14 @@ def upsample(draw: Draw) -> Network:
 def resize(draw: Draw) -> Network:
     w = Writer(draw(st.integers(1, 2)))
     x, rank = _image(draw, w, 2)
-    mode = draw(st.sampled_from(("nearest", "linear", "bilinear" if rank == 2 else "linear")))
-    return _finish(w, w("upsample", x, size=_axes(draw, rank, 1, 9 if rank < 3 else 5), mode=mode))
+    modes = ("nearest", "nearest_exact", "linear", "linear", *("bilinear", "bicubic", "bicubic") * (rank == 2))
+    mode = draw(st.sampled_from(modes))
+    settings: dict[str, Any] = {"mode": mode, "align_corners": not mode.startswith("nearest") and draw(st.booleans())}
+    if draw(st.booleans()):
+        return _finish(w, w("upsample", x, size=_axes(draw, rank, 1, 9 if rank < 3 else 5), **settings))
+    factors = st.sampled_from((0.7, 0.5, 1.3, 1.5, 1.75, 2, math.pi))
+    factor = tuple(max(draw(factors), 1 / size) for size in w.type(x).shape[2:])
+    return _finish(w, w("upsample", x, factor=factor, **settings))
 
 
 def concat(draw: Draw) -> Network:
@@ -347,7 +353,9 @@ def padded(draw: Draw) -> Network:
     w = Writer(draw(st.integers(1, 2)))
     x, rank = _image(draw, w, draw(st.integers(1, 2)), 3)
     pad = _axes(draw, 2 * rank, 0, 2)
-    return _finish(w, w("padding", x, pad=pad, mode=draw(st.sampled_from(("zero", "replicate", "reflect")))))
+    mode = draw(st.sampled_from(("zero", "zero", "replicate", "reflect", "circular")))
+    value = draw(st.sampled_from((0.0, -1.5))) if mode == "zero" else 0.0
+    return _finish(w, w("padding", x, pad=pad, mode=mode, value=value))
 
 
 def prelu(draw: Draw) -> Network:

@@ -1,5 +1,5 @@
-// Moves elements of tensors of any rank: permutations of axes and of their factors, slices, padding by zeros, by the
-// outermost elements or mirrored, and its gradient, splitting. Every thread writes what it gathers, so that no two
+// Moves elements of tensors of any rank: permutations of axes and of their factors, slices, padding by a number, by the
+// outermost elements, mirrored or cyclic, and its gradient, splitting. Every thread writes what it gathers, so that no two
 // threads write one element and the order of additions is fixed.
 //
 // Bytes      the elements that are read once, the result once. If neither innermost axis is kept (a transposition),
@@ -56,7 +56,7 @@ struct Window {
       if (stride[axis] % n != 0) return false;
     return true;
   }
-  // The position of element i, or less than 0 for a zero.
+  // The position of element i, or less than 0 for the number outside.
   __device__ int64_t locate(int64_t i) const {
     int64_t at = 0;
     bool inside = true;
@@ -86,12 +86,12 @@ struct Window {
 };
 
 template <typename T, int N>
-__global__ void gather_window(const T* x, T* y, int64_t vectors, Window window) {
+__global__ void gather_window(const T* x, T* y, int64_t vectors, Window window, float outside) {
   for (int64_t i = thread_index(); i < vectors; i += thread_count()) {
     const int64_t at = window.locate(i * N);
     Vec<T, N> v;
 #pragma unroll
-    for (int j = 0; j < N; ++j) v.v[j] = from_float<T>(0.0f);
+    for (int j = 0; j < N; ++j) v.v[j] = from_float<T>(outside);
     if (at >= 0) v = load<N>(x + at);
     store(y + i * N, v);
   }
@@ -100,14 +100,16 @@ __global__ void gather_window(const T* x, T* y, int64_t vectors, Window window) 
 const char* run_window(const MbcCall& call) {
   const auto& a = arguments<GatherArguments>(call);
   const Window window(behind<GatherArguments>(call), a.mode);
+  const float outside = real(call, 0);
   MBC_FOR_TYPE(a.type, T, {
     constexpr int N = WIDTH<T>;
     const T* x = in<T>(call, 0);
     T* y = out<T>(call, 1);
     if (a.plain != 0 && window.vectorizable(N) && unaligned(call) == nullptr)
-      MBC_LAUNCH((gather_window<T, N>), blocks_for(a.elements / N), THREADS, call.stream, x, y, a.elements / N, window);
+      MBC_LAUNCH((gather_window<T, N>), blocks_for(a.elements / N), THREADS, call.stream, x, y, a.elements / N, window,
+                 outside);
     else
-      MBC_LAUNCH((gather_window<T, 1>), blocks_for(a.elements), THREADS, call.stream, x, y, a.elements, window);
+      MBC_LAUNCH((gather_window<T, 1>), blocks_for(a.elements), THREADS, call.stream, x, y, a.elements, window, outside);
   });
   return launched();
 }
@@ -115,10 +117,10 @@ const char* run_window(const MbcCall& call) {
 // The elements of the padded tensor that read one element: a few along each axis, in all combinations.
 struct Readers {
   int axes;
-  bool mirrored;
+  int64_t mode;
   int64_t extent[MOST_AXES], stride[MOST_AXES], before[MOST_AXES], after[MOST_AXES];
 
-  Readers(const int64_t* integers, int64_t mode) : axes(static_cast<int>(*integers++)), mirrored(mode == REFLECT) {
+  Readers(const int64_t* integers, int64_t outside) : axes(static_cast<int>(*integers++)), mode(outside) {
     for (int64_t* column : {extent, stride, before, after})
       for (int axis = 0; axis < axes; ++axis) column[axis] = *integers++;
   }
@@ -133,12 +135,14 @@ struct Readers {
     return i <= extent[axis] - 2 && i >= extent[axis] - 1 - after[axis];
   }
   __device__ int64_t count(int axis, int64_t i) const {
-    if (mirrored) return 1 + reflects_before(axis, i) + reflects_after(axis, i);
+    if (mode == REFLECT) return 1 + reflects_before(axis, i) + reflects_after(axis, i);
+    if (mode == WRAP) return 1 + (before[axis] + i >= extent[axis]) + (i < after[axis]);
     return 1 + (i == 0 ? before[axis] : 0) + (i == extent[axis] - 1 ? after[axis] : 0);
   }
   // The k-th of these elements.
   __device__ int64_t reader(int axis, int64_t i, int64_t k) const {
-    if (!mirrored) return (i == 0 ? 0 : before[axis] + i) + k;
+    if (mode == WRAP) return before[axis] + i + (k - (before[axis] + i >= extent[axis])) * extent[axis];
+    if (mode == REPLICATE) return (i == 0 ? 0 : before[axis] + i) + k;
     if (k == 0) return before[axis] + i;
     if (k == 1 && reflects_before(axis, i)) return before[axis] - i;
     return before[axis] + 2 * (extent[axis] - 1) - i;

@@ -344,6 +344,8 @@ def _gather(cases: Cases) -> None:
     ):
         a = StridedSlice(shape[1:], start, step, spread, count)
         cases.add("strided_slice", a, w(*shape), note=f"{'x'.join(map(str, start))}to{count[-1]}")
+        around = replace(a, outside=-1.5)
+        cases.add("strided_slice", around, w(*shape), note=f"{'x'.join(map(str, start))}around{count[-1]}")
     for shape, before, after in (
         ((2, 8, 3, 4), (0, 2, 1), (0, 1, 3)),
         ((2, 3, 5, 4), (1, 0, 3), (2, 4, 0)),
@@ -351,7 +353,7 @@ def _gather(cases: Cases) -> None:
         ((3, 9), (8,), (8,)),
     ):
         wide = (shape[0], *map(sum, zip(shape[1:], before, after, strict=True)))
-        for mode in ("replicate", "reflect"):
+        for mode in ("replicate", "reflect", "wrap"):
             a = Pad(mode, shape[1:], before, after)
             cases.add("pad", a, w(*shape), note=f"{mode}{wide[-1]}")
             cases.add("pad_backward", a, w(*wide), note=mode)
@@ -523,6 +525,22 @@ def _images(cases: Cases) -> None:
         for rows, channels in ((2, 16), (3, 5)):
             a = Resize(size, output_size, bilinear)
             note = f"{'bilinear' if bilinear else 'nearest'}{a.output_size[0]}"
+            cases.add("resize", a, w(rows, channels, *a.size), note=note)
+            cases.add("resize_backward", a, w(rows, channels, *a.output_size), note=note)
+    for number, a in enumerate((
+        Resize((5, 3), (7, 8), False, "nearest_exact"),
+        Resize((6, 7), (4, 3), True, "", True),
+        Resize((5, 1), (1, 4), True, "", True),
+        Resize((4, 3), (9, 7), False, "bicubic"),
+        Resize((9, 7), (4, 3), False, "bicubic"),
+        Resize((2, 4), (7, 1), False, "bicubic", True),
+        Resize((5, 7), (6, 4), False, "bicubic", False, (10, 13, 5, 3)),
+        Resize((6, 7), (4, 15), True, "", False, (10, 7, 10, 22)),
+        Resize((9, 5), (11, 3), False, "", False, (10, 13, 10, 7)),
+        Resize((9,), (11,), True, "", False, (10, 13)),
+    )):  # fmt: skip
+        for rows, channels in ((2, 16), (3, 5)):
+            note = f"{a.method or ('linear' if a.bilinear else 'nearest')}{number}"
             cases.add("resize", a, w(rows, channels, *a.size), note=note)
             cases.add("resize_backward", a, w(rows, channels, *a.output_size), note=note)
 

@@ -108,6 +108,11 @@ def _gather(at: Slice) -> GatherArguments:
     return GatherArguments(type_code(y), y.elements, MODES.index(mode), int(plain))
 
 
+def _outside(at: Slice) -> tuple[float, ...]:
+    a = at.request.attributes
+    return (a.outside if isinstance(a, StridedSlice) else 0.0,)
+
+
 def _gather_trailing(at: Slice) -> tuple[int, ...]:
     return trailing(_gathered(at.request, at.layout), 5)
 
@@ -177,10 +182,11 @@ KERNELS = (
         FILE,
         GatherArguments,
         _gather,
-        trailing=_gather_trailing,
+        _outside,
+        _gather_trailing,
         time_us=touched_us,
     ),
-    OwnKernel("pad", FILE, GatherArguments, _gather, trailing=_gather_trailing, launcher="strided_slice", named="pad"),
+    OwnKernel("pad", FILE, GatherArguments, _gather, _outside, _gather_trailing, launcher="strided_slice", named="pad"),
     OwnKernel("pad_backward", FILE, GatherArguments, _pad_backward, trailing=_pad_backward_trailing),
     OwnKernel("split", FILE, SplitArguments, _split, trailing=_split_trailing, operands="x parts[parts]"),
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mbc.ir.types import TensorType
 from mbc.kernels.base import Request
@@ -74,6 +74,8 @@ class ResizeArguments(Struct):
 
     Attributes:
         height: Height of the input.
+        pixels: Neighbouring pixels that a position reads along an axis: 1 (nearest), 2 (linear) or 4 (cubic).
+        step_height: Position o of the output is row (step * o + offset) / unit of the input.
     """
 
     type: int
@@ -84,7 +86,13 @@ class ResizeArguments(Struct):
     width: int
     out_height: int
     out_width: int
-    bilinear: int
+    pixels: int
+    step_height: int
+    offset_height: int
+    unit_height: int
+    step_width: int
+    offset_width: int
+    unit_width: int
 
 
 def _pool(at: Slice) -> PoolArguments:
@@ -157,8 +165,12 @@ def _upsample(at: Slice) -> UpsampleArguments:
 def _resize(at: Slice) -> ResizeArguments:
     x, a = at.request.inputs[0], at.request.attributes
     assert isinstance(a, Resize)
-    (rows, channels), planes = x.shape[:2], (*in_plane(a.size, 1), *in_plane(a.output_size, 1))
-    return ResizeArguments(type_code(x), layout_code(at.layout), rows, channels, *planes, bilinear=int(a.bilinear))
+    if len(a.size) == 1:
+        one = (1, 1) if a.scale else ()
+        a = replace(a, size=(1, *a.size), output_size=(1, *a.output_size), scale=(*one, *a.scale))
+    rows, channels, *_ = x.shape
+    planes = (*a.size, *a.output_size, a.pixels, *a.positions(0), *a.positions(1))
+    return ResizeArguments(type_code(x), layout_code(at.layout), rows, channels, *planes)
 
 
 KERNELS = (
