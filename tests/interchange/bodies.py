@@ -49,6 +49,13 @@ BODIES = {
       x = x |> windows(4) |> conv(12, 1)
       x = (x, bias) |> attention(2) |> join_windows(8, 4) |> roll(-2) |> windows(4) |> conv(12, 1)
       x = (x, shifted) |> attention(2) |> join_windows(8, 4) |> roll(2) |> roll(0)""",
+    "resampling exactly": """
+      x = x |> upsample(1.3, mode=nearest_exact) |> upsample(size=(7, 9), mode=bicubic)
+      x = x |> upsample(1.6, mode=bilinear) |> upsample(size=(9, 6), mode=bilinear, align_corners=true)
+    """,
+    "padding around": """
+      x = x |> padding((1, 2, 0, 3), mode=circular) |> padding(1, value=0.5)
+    """,
     "resampling": "x = x |> upsample(2) |> upsample(size=(7, 9)) |> upsample(size=(11, 6), mode=bilinear)",
 }
 

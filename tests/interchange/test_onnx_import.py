@@ -71,6 +71,13 @@ MODELS = {
     "shuffle": Of(lambda x: F.pixel_shuffle(x, 2)),
     "resize": Of(lambda x: F.interpolate(F.interpolate(x, scale_factor=2), (9, 11), mode="bilinear")),
     "padding": Of(lambda x: F.pad(F.pad(x, (1, 2, 0, 1), "reflect"), (1, 1, 1, 1), "replicate")),
+    "resize_smoothly": Of(
+        lambda x: F.interpolate(F.interpolate(x, scale_factor=1.3, mode="bicubic"), (9, 11), None, "bilinear", True)
+    ),
+    "resize_volume": Of(lambda x: F.interpolate(x.view(2, 2, 2, 8, 8), scale_factor=1.6, mode="trilinear")),
+    "padding_around": Of(
+        lambda x: F.pad(F.pad(x.view(2, 2, 2, 8, 8), (1, 2, 0, 1, 2, 1), "circular"), (1,) * 6, value=2.0)
+    ),
     "matmul": Of(lambda x: x @ x.transpose(2, 3)),
     "layer_norm": _of_layer(Inside(nn.LayerNorm(4), _channels_last)),
     "linear": _of_layer(Inside(nn.Linear(4, 6), _channels_last)),

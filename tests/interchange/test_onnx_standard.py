@@ -122,7 +122,16 @@ def test_resize_keeps_the_layer_of_the_language(tmp_path: Path) -> None:
     last = node("Resize", ["h", "", "s"], ["y"], mode="linear")
     source = taken(tmp_path, last, drawn(2, 3, 4, 6), {"s": np.array([1, 1, 2, 1.5], np.float32)})
     assert "upsample(size=(8, 9), mode=bilinear)" in source
-    last = node("Resize", ["h", "", "s"], ["y"], mode="linear", coordinate_transformation_mode="align_corners")
+    for mode, coordinates, factor, layer in (
+        ("linear", "align_corners", 1.5, "size=(8, 9), mode=bilinear, align_corners=true"),
+        ("cubic", "half_pixel", 1.5, "size=(8, 9), mode=bicubic"),
+        ("cubic", "half_pixel", 1.4, "factor=(2, 1.4), mode=bicubic"),
+        ("cubic", "align_corners", 1.5, "size=(8, 9), mode=bicubic, align_corners=true"),
+    ):
+        last = node("Resize", ["h", "", "s"], ["y"], mode=mode, coordinate_transformation_mode=coordinates)
+        source = taken(tmp_path, last, drawn(2, 3, 4, 6), {"s": np.array([1, 1, 2, factor], np.float32)})
+        assert f"upsample({layer})" in source
+    last = node("Resize", ["h", "", "s"], ["y"], mode="cubic", cubic_coeff_a=-0.5)
     source = taken(tmp_path, last, drawn(2, 3, 4, 6), {"s": np.array([1, 1, 2, 1.5], np.float32)})
     assert "upsample" not in source and "frozen" in source
 

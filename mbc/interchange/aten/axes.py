@@ -76,17 +76,13 @@ def padded(call: Call, x: Activation, pads: Sequence[int], mode: str, value: flo
     wide = {axis for axis, _, _ in around}
     inside = np.ones([size if axis in wide else 1 for axis, size in enumerate(x.shape)], np.float32)
     for axis, before, behind in around:
-        x = (
-            _circular(call, x, axis, before, behind)
-            if mode == "circular"
-            else _pad(call, x, axis, before, behind, mode)
-        )
+        x = _pad(call, x, axis, before, behind, mode)
         cut = [(max(before, 0), max(behind, 0)) if n == axis else (0, 0) for n in range(rank)]
         whole = [slice(None)] * rank
         whole[axis] = slice(max(-before, 0), inside.shape[axis] - max(-behind, 0))
         inside = np.pad(inside[tuple(whole)], cut)
     if mode == "constant" and value and not inside.all():
-        border = call.held(Known((1 - inside) * value), x.shape)
+        border = call.held(Known(np.where(inside, 0.0, value)), x.shape)
         x = call.operator("+", x, call.tensor(border, border.shape), x.shape)
     return x
 
@@ -104,18 +100,6 @@ def _pad(call: Call, x: Activation, axis: int, before: int, behind: int, mode: s
     image = reshaped(call, x, (rows, ahead, size, after))
     result = call.layer("padding", image, (rows, ahead, size + before + behind, after), settings)
     return reshaped(call, result, sized(x.shape, axis, size + before + behind))
-
-
-def _circular(call: Call, x: Activation, axis: int, before: int, behind: int) -> Activation:
-    size = x.shape[axis]
-    own = sliced(call, x, axis, range(max(-before, 0), size - max(-behind, 0)))
-    parts = [own]
-    size = own.shape[axis]
-    if before > 0:
-        parts.insert(0, sliced(call, own, axis, range(size - before, size)))
-    if behind > 0:
-        parts.append(sliced(call, own, axis, range(behind)))
-    return _joined(call, parts, axis)
 
 
 def _repeat(call: Call) -> Result:

@@ -416,7 +416,7 @@ class Call:
         """Return the tensor in the shape that the program sees; a repeated tensor is added to zeros.
 
         Raises:
-            Refused: The tensor is padded with a number other than 0, or the repeated tensor is too large.
+            Refused: The repeated tensor is too large.
         """
         if x.view is FLAT:
             return self.layer("flatten", x, x.seen)
@@ -424,9 +424,7 @@ class Call:
             rank = len(x.shape)
             return self.layer("permute", x, x.seen, {"axes": (0, *range(2, rank), 1)})
         if isinstance(x.view, Padded):
-            if x.view.value:
-                raise Refused(f"it takes a tensor padded with {x.view.value:g}", "pad so only before max pooling")
-            return self.layer("padding", x, x.seen, {"pad": as_setting(x.view.pad)})
+            return self.layer("padding", x, x.seen, {"pad": as_setting(x.view.pad), "value": x.view.value})
         if x.view is GATE:
             return self.layer("reshape", x, x.seen, {"sizes": x.seen[1:]})
         if isinstance(x.view, Factored):

@@ -6,8 +6,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
+from typing import TypeVar
 
 from mbc.interchange.program import Array, Held
+
+N = TypeVar("N", int, float)
 
 
 class Refused(Exception):
@@ -234,6 +237,6 @@ def indices_of(size: int, start: int | None, end: int | None, step: int | None) 
     return range(*slice(start, end, step).indices(size))
 
 
-def as_setting(values: Sequence[int]) -> int | tuple[int, ...]:
+def as_setting(values: Sequence[N]) -> N | tuple[N, ...]:
     """Return one number if all values are equal, else the values."""
     return values[0] if len(set(values)) == 1 else tuple(values)

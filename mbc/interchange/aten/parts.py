@@ -202,23 +202,23 @@ def _pad(call: Call) -> Result:
     """
     x = call.image(call.lazy("self") if call.is_tensor("self") else call.lazy("input"))
     pads = call.ints("pad")
-    value = call.argument("value")
-    call.ignore("mode")  # the mode has no effect without padding
+    call.ignore("mode", "value")  # they have no effect without padding
     if not any(pads):
         return x
-    mode = {"constant": "zero", "reflect": "reflect", "replicate": "replicate"}.get(call.text("mode", "constant"))
+    kind = call.text("mode", "constant")
+    mode, number = "zero" if kind == "constant" else kind, call.real("value", 0.0)
     rank = len(x.seen) - 2
     outside = not 1 <= rank <= MOST_AXES or any(pads[2 * rank :])
-    if value == -math.inf and mode == "zero" and not outside and min(pads) >= 0 and not x.is_pending:
+    if number == -math.inf and mode == "zero" and not outside and min(pads) >= 0 and not x.is_pending:
         return replace(call.settle(x), view=Padded(_by_axis(pads, rank), -math.inf))
-    if mode is None or outside or (value not in (None, 0, 0.0) if mode == "zero" else min(pads) < 0):
-        return padded(call, call.settle(x), pads, call.text("mode", "constant"), call.real("value", 0.0))
+    if outside or (min(pads) < 0 and mode != "zero"):
+        return padded(call, call.settle(x), pads, kind, number)
     own = _by_axis(pads, rank)
     zeros = x.view is PLAIN or (isinstance(x.view, Padded) and not x.view.value)
-    if mode != "zero" or min(pads) < 0 or not zeros:
-        x = call.settle(x)
-    if mode != "zero" or min(pads) < 0:
-        return call.layer("padding", x, call.result_shape, {"pad": as_setting(own), "mode": mode})
+    if mode != "zero" or number or min(pads) < 0:
+        settings: dict[str, Setting] = {"pad": as_setting(own), "mode": mode, "value": number}
+        return call.layer("padding", call.settle(x), call.result_shape, settings)
+    x = x if zeros else call.settle(x)
     outer = x.view.pad if isinstance(x.view, Padded) else (0,) * len(own)
     return replace(x, view=Padded(tuple(map(sum, zip(outer, own, strict=True)))))
 

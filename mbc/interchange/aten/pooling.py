@@ -176,22 +176,30 @@ def square_root(call: Call, x: Activation) -> Activation:
 
 
 def _upsample(mode: str, call: Call) -> Result:
+    """Return an image in another size.
+
+    Raises:
+        Refused: The factors give another size, or PyTorch's result and its gradient differ.
+    """
     x = call.plain("input") if call.is_tensor("input") else call.plain("self")
-    if call.flag("align_corners", False):
-        raise Refused("its corners are aligned", "use align_corners=False")
-    size = call.shape_said_by("output_size")[2:]
+    corners, size, before = call.flag("align_corners", False), call.shape_said_by("output_size")[2:], x.shape[2:]
     factors = call.argument("scale_factors")
     if not isinstance(factors, tuple):
         names = ("scales",) if call.rank == 1 else ("scales_d", "scales_h", "scales_w")[-call.rank :]
         factors = tuple(map(call.argument, names))
-    for factor, before, after in zip(factors, x.shape[2:], size, strict=True):
-        if factor is not None and (not isinstance(factor, float | int) or before * factor != after):
-            raise Refused("its factor gives no whole size", "give interpolate a size, or recompute_scale_factor=True")
-    if size == x.shape[2:]:
+    given = tuple(f for f in factors if isinstance(f, float | int))
+    settings: dict[str, Setting] = {"mode": mode, "align_corners": corners}
+    if given and not corners and any(n * f != after for n, f, after in zip(before, given, size, strict=True)):
+        if tuple(math.floor(n * f) for n, f in zip(before, given, strict=True)) != size:
+            raise Refused("its factor does not give its size", "give interpolate a size")
+        kept = any(after in (n, 2 * n) and after != n * f for n, f, after in zip(before, given, size, strict=True))
+        if (mode == "nearest" and kept and call.rank != 2) or (mode == "bicubic" and size == before):
+            raise Refused("PyTorch's gradient is not that of its result", "give interpolate a size")
+        settings["factor"] = as_setting(given)
+    elif size == before:
         return x
-    settings: dict[str, Setting] = {"mode": mode}
-    if all(after % before == 0 for before, after in zip(x.shape[2:], size, strict=True)):
-        settings["factor"] = as_setting(tuple(a // b for b, a in zip(x.shape[2:], size, strict=True)))
+    elif all(after % n == 0 for n, after in zip(before, size, strict=True)):
+        settings["factor"] = as_setting(tuple(after // n for n, after in zip(before, size, strict=True)))
     else:
         settings["size"] = as_setting(size)
     return call.layer("upsample", x, call.result_shape, settings)
@@ -213,14 +221,19 @@ RULES: Mapping[str, Rule] = {
     "aten.linalg_vector_norm.default": _vector_norm,
     "aten.amax.default": partial(_reduced, "amax"),
     **{
-        f"aten.upsample_{name}{rank}d.{kind}": partial(_upsample, mode)
+        f"aten.{name}{rank}d.{kind}": partial(_upsample, mode)
         for kind in ("vec", "default")
-        for rank, *modes in ((1, "linear", "linear"), (2, "bilinear", "bilinear"), (3, "trilinear", "linear"))
-        for name, mode in (("nearest", "nearest"), modes)
+        for rank, *smooth in ((1, "linear", "linear"), (2, "bilinear", "bilinear"), (3, "trilinear", "linear"))
+        for name, mode in (
+            ("upsample_nearest", "nearest"),
+            ("_upsample_nearest_exact", "nearest_exact"),
+            (f"upsample_{smooth[0]}", smooth[1]),
+        )
     },
+    **{f"aten.upsample_bicubic2d.{kind}": partial(_upsample, "bicubic") for kind in ("vec", "default")},
 }
 NOT_TAKEN: Mapping[str, str] = {
-    "aten.upsample_bicubic2d.vec": "use mode='bilinear'",
+    **{f"aten._upsample_{mode}2d_aa.vec": "use antialias=False" for mode in ("bilinear", "bicubic")},
     "aten.lp_pool2d.default": "use nn.AvgPool2d",
     "aten.grid_sampler.default": "use nn.Upsample",
 }

@@ -188,7 +188,10 @@ def _channel_shuffle(call: Call) -> Result:
 
 
 def _pixel_shuffle(op: str, factor: str, call: Call) -> Result:
-    return call.layer(op, call.plain("self"), call.result_shape, {"factor": call.integer(factor, 1)})
+    x = call.plain("self")
+    if len(x.shape) != 4:  # the channels are the third last axis
+        raise Refused(f"it shuffles pixels of {list(x.shape)}", "reshape and permute volumes and signals")
+    return call.layer(op, x, call.result_shape, {"factor": call.integer(factor, 1)})
 
 
 def _part(call: Call) -> Result:

@@ -14,6 +14,7 @@ import numpy as np
 from mbc.interchange.aten.base import Refused
 from mbc.interchange.from_onnx.operator import Operator
 from mbc.interchange.program import Argument, Array, TensorName
+from mbc.ops.window import MOST_AXES
 
 _MOST_SLICES = 64  # most slices for one constant index
 
@@ -185,34 +186,39 @@ class Expression:
         )  # fmt: skip
         return product.permute((0, 2, 1, 3)).reshape((*self.shape[:axis], output, *self.shape[axis + 1 :]))
 
-    def padded(self, before: Sequence[int], after: Sequence[int], mode: str = "constant") -> Expression:
+    def padded(
+        self, before: Sequence[int], after: Sequence[int], mode: str = "constant", value: float = 0.0
+    ) -> Expression:
         """Return the tensor with more (or, by negative numbers, fewer) elements around its last axes.
 
-        Images are padded as images; in other tensors each axis is padded as the height of images.
+        Images of one to three axes are padded as images; in other tensors each axis is padded as the height of images.
 
         Args:
             before: The number of elements before each of the last axes.
             after: The number of elements after each of them.
-            mode: `constant` for zeros, `reflect` or `replicate`.
+            mode: `constant`, `reflect`, `replicate` or `circular`.
+            value: The number that `constant` pads with.
         """
         first = len(self.shape) - len(before)
-        if len(self.shape) == 4 and first == 2:
-            return self._padded_image((before[0], after[0], before[1], after[1]), mode)
+        if first == 2 and len(before) <= MOST_AXES:
+            return self._padded_image(before, after, mode, value)
         result = self
         for axis, (front, back) in enumerate(zip(before, after, strict=True), first):
             if front or back:
-                image = result.reshape(result.around(axis))._padded_image((front, back, 0, 0), mode)
+                image = result.reshape(result.around(axis))._padded_image((front, 0), (back, 0), mode, value)
                 result = image.reshape(
                     (*result.shape[:axis], result.shape[axis] + front + back, *result.shape[axis + 1 :])
                 )
         return result
 
-    def _padded_image(self, pads: tuple[int, int, int, int], mode: str) -> Expression:
-        top, bottom, left, right = pads
-        rows, channels, height, width = self.shape
-        shape = (rows, channels, height + top + bottom, width + left + right)
-        given: dict[str, Argument] = {"pad": (left, right, top, bottom), "mode": mode}
-        return self._step("aten.pad.default", shape, input=self.name, **given) if any(pads) else self
+    def _padded_image(self, before: Sequence[int], after: Sequence[int], mode: str, value: float) -> Expression:
+        sides = tuple(zip(before, after, strict=True))
+        shape = (*self.shape[:2], *(n + sum(pair) for n, pair in zip(self.shape[2:], sides, strict=True)))
+        pads = tuple(side for pair in reversed(sides) for side in pair)  # PyTorch begins with the last axis
+        more: dict[str, Argument] = {"value": value} if value else {}
+        return (
+            self._step("aten.pad.default", shape, input=self.name, pad=pads, mode=mode, **more) if any(pads) else self
+        )
 
     def take(self, axis: int, indices: Sequence[int]) -> Expression:
         """Return the elements of an axis with these indices, in this order, as slices that are joined.

@@ -7,7 +7,7 @@ the matrix of the weights: a convolution with frozen filters of one pixel.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -17,12 +17,22 @@ from mbc.interchange.aten.base import Refused
 from mbc.interchange.from_onnx.expressions import Expression
 from mbc.interchange.from_onnx.operator import Operator, Rule
 from mbc.interchange.program import Array
+from mbc.ops.resize import CUBIC, EXACT, Resize, resampling
 from mbc.ops.window import MOST_AXES
 
 _HALF = Fraction(1, 2)
 _LARGEST = 1 << 22  # most elements of a matrix of weights
 _ROUNDED = Refused("rounding decides which of two pixels is nearest", "resize to a size, or by a whole factor")
 _CONTRADICTION = "its size and its scale differ, and its coordinates depend on both"
+# Operations of PyTorch, modes of `upsample`, and further arguments; the last two are for two axes.
+_LAYERS: Sequence[tuple[str, str, Mapping[str, bool]]] = (
+    ("upsample_nearest", "nearest", {}),
+    ("_upsample_nearest_exact", EXACT, {}),
+    ("upsample_{}", "linear", {"align_corners": False}),
+    ("upsample_{}", "linear", {"align_corners": True}),
+    ("upsample_bicubic", CUBIC, {"align_corners": False}),
+    ("upsample_bicubic", CUBIC, {"align_corners": True}),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,16 +179,8 @@ def _resize(op: Operator) -> None:
     shares = _all_shares(op, method)
     if 0 in shares:
         raise Refused("it resizes dimension 0, the samples", "keep the samples of a mini-batch apart")
-    for mode in ("nearest", "bilinear"):
-        rank = len(op.sizes()) - 2
-        if 1 <= rank <= MOST_AXES and all(
-            axis > 1 and np.allclose(matrix, _of_language(mode, *matrix.shape), atol=1e-6)
-            for axis, matrix in shares.items()
-        ):
-            more = {} if mode == "nearest" else {"align_corners": False}
-            name = mode if mode == "nearest" else ("linear", "bilinear", "trilinear")[rank - 1]
-            op.emit(f"aten.upsample_{name}{rank}d.vec", input=op.tensor(), output_size=op.result[2:], **more)
-            return
+    if _as_layer(op, shares):
+        return
     x = Expression.of(op)
     for axis, matrix in shares.items():
         x = x.times_matrix(axis, matrix)
@@ -215,12 +217,32 @@ def _all_shares(op: Operator, method: Method) -> dict[int, Array]:
     return shares
 
 
-def _of_language(mode: str, output: int, size: int) -> Array:
-    """Return the weights of the layer `upsample`."""
-    rounding = "floor" if mode == "nearest" else ""
-    coordinates = "asymmetric" if mode == "nearest" else "half_pixel"
-    kind = "nearest" if mode == "nearest" else "linear"
-    return Method(kind, coordinates, rounding, 0.0, False, False).shares(Axis(size, output, Fraction(output, size)))
+def _as_layer(op: Operator, shares: Mapping[int, Array]) -> bool:
+    """Return whether the layer `upsample` has these weights; if it has, write the layer."""
+    (before, after), scales = (op.sizes()[2:], op.result[2:]), _axes(op)[0]
+    rank = len(before)
+    if not 1 <= rank <= MOST_AXES or min(shares, default=2) < 2:
+        return False
+    factors = tuple(float(scales[axis].scale) if axis in scales else 1.0 for axis in range(2, 2 + rank))
+    for layer, mode, more in _LAYERS[: 4 if rank != 2 else None]:
+        by_size = resampling(mode, before, after, corners=any(more.values()))
+        for a in (by_size, resampling(mode, before, factor=factors, corners=by_size.corners)):
+            said = {"scale_factors": factors} if a.scale else {"output_size": after}
+            if a.output_size == after and all(
+                np.allclose(shares.get(axis, np.eye(n)), _matrix(a, axis - 2), atol=1e-6)
+                for axis, n in enumerate(before, 2)
+            ):
+                name = layer.format(("", "linear", "bilinear", "trilinear")[rank])
+                op.emit(f"aten.{name}{rank}d.vec", input=op.tensor(), **said, **more)
+                return True
+    return False
+
+
+def _matrix(a: Resize, axis: int) -> Array:
+    """Return the weights [output, size] of a layer."""
+    matrix, (pixels, weights) = np.zeros((a.output_size[axis], a.size[axis])), a.taps(axis)
+    np.add.at(matrix, (np.arange(len(matrix)), pixels), weights)
+    return matrix
 
 
 RULES: Mapping[str, Rule] = {"Resize": _resize}

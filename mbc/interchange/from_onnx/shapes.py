@@ -11,6 +11,7 @@ from mbc.interchange.aten.base import Refused
 from mbc.interchange.from_onnx import patterns
 from mbc.interchange.from_onnx.expressions import Expression
 from mbc.interchange.from_onnx.operator import Operator, Rule
+from mbc.ops.window import MOST_AXES
 
 _REPEATING = frozenset(("Add", "Sub", "Mul", "Div"))
 
@@ -167,50 +168,21 @@ def _pad(op: Operator) -> None:
         value = given
     else:
         op.ignore(2)  # a number that only the mode constant uses
-    if mode == "constant" and value == 0.0:
-        _zeros(x, around).give()
-        return
-    for axis, (before, after) in around.items():  # negative pads are removed before positive ones are added
-        x = x.slice(axis, max(-before, 0), x.shape[axis] - max(-after, 0))
-        x = _padded(x, axis, (max(before, 0), max(after, 0)), mode, value)
-    x.give()
+    kind = {"edge": "replicate", "wrap": "circular"}.get(mode, mode)
+    for axis, pair in around.items():
+        most = {"reflect": x.shape[axis] - 1, "circular": x.shape[axis]}.get(kind, max(pair))
+        if kind not in ("constant", "replicate", "reflect", "circular") or max(pair) > most:
+            raise Refused(f"it pads by {kind}, more than the tensor has", "pad less, or by edge, reflect or wrap")
+    _padded(x, around, kind, value).give()
 
 
-def _zeros(x: Expression, around: Mapping[int, tuple[int, int]]) -> Expression:
-    """Return a tensor with zeros around it; both axes of an image are padded at once, for a convolution after them."""
-    image = range(2, 4) if len(x.shape) == 4 and all(axis > 1 or not any(p) for axis, p in around.items()) else range(0)
-    padded = image or range(1, len(x.shape))
-    pads = [around.get(axis, (0, 0)) for axis in padded]
-    return x.padded([before for before, _ in pads], [after for _, after in pads])
-
-
-def _padded(x: Expression, axis: int, pads: tuple[int, int], mode: str, value: float) -> Expression:
-    """Return a tensor padded along one axis, in another mode or with another number than 0.
-
-    Raises:
-        Refused: The padding is larger than the mode allows, or the mode is not supported.
-    """
-    before, after = pads
-    size, behind = x.shape[axis], len(x.shape) - axis - 1
-    if not any(pads):
-        return x
-    if mode == "wrap":
-        if max(pads) > size:
-            raise Refused("it pads by more than the tensor has", "pad less")
-        return x.slice(axis, size - before, size).join((x, x.slice(axis, 0, after)), axis) if all(pads) else (
-            x.slice(axis, size - before, size).join((x,), axis) if before else x.join((x.slice(axis, 0, after),), axis)
-        )  # fmt: skip
-    zeros = ((0,) * behind,) * 2
-    if mode != "constant":
-        kind = {"edge": "replicate"}.get(mode, mode)
-        if kind not in ("replicate", "reflect") or (kind == "reflect" and max(pads) >= size):
-            raise Refused(f"it pads by {kind}, more than the tensor has", "pad less, or by edge or reflect")
-        return x.padded((before, *zeros[0]), (after, *zeros[1]), kind)
-    around = np.full(size + before + after, value)
-    around[before : before + size] = 0.0
-    result = x.padded((before, *zeros[0]), (after, *zeros[1]))
-    shape = (*(1,) * axis, size + before + after, *(1,) * behind)
-    return result + result.constant(f"pad{axis}", around.reshape(shape))
+def _padded(
+    x: Expression, around: Mapping[int, tuple[int, int]], mode: str = "constant", value: float = 0.0
+) -> Expression:
+    """Return a padded tensor; all axes of an image are padded at once, for a convolution after them."""
+    image = 3 <= len(x.shape) <= 2 + MOST_AXES and not any(around.get(1, (0, 0)))
+    pads = [around.get(axis, (0, 0)) for axis in range(2 if image else 1, len(x.shape))]
+    return x.padded([before for before, _ in pads], [after for _, after in pads], mode, value)
 
 
 def _center(op: Operator) -> None:
@@ -231,7 +203,7 @@ def _center(op: Operator) -> None:
         else:
             before = (size - x.shape[axis]) // 2
             around[axis] = (before, size - x.shape[axis] - before)
-    _zeros(x, around).give()
+    _padded(x, around).give()
 
 
 def _depth_to_space(op: Operator) -> None:

@@ -5,10 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
+import numpy as np
+
 from mbc.interchange.to_onnx.nodes import NotExported, Operator, Rule
 from mbc.ops.rearrange import WRAP
+from mbc.ops.resize import EXACT
+from mbc.ops.window import by
 
-_PADS = {"zero": "constant", "reflect": "reflect", "replicate": "edge"}
+_PADS = {"reflect": "reflect", "replicate": "edge", WRAP: "wrap"}
 _OPERATORS = {"add": "Add", "sub": "Sub", "mul": "Mul", "div": "Div", "prelu": "PRelu"}
 
 
@@ -139,17 +143,17 @@ def _slice(op: Operator) -> None:
     padded = [size + b + c for size, b, c in zip(a.size, before, after, strict=True)]
     cut = [n for n in range(len(padded)) if (starts[n], ends[n], a.step[n]) != (0, padded[n], 1)]
     if any(before) or any(after):
-        pads = op.whole(0, *before, 0, *after)
+        padding = (op.whole(0, *before, 0, *after), *([op.floats(a.outside)] if a.outside else []))
         if not cut:
-            op.last("Pad", x, pads)
+            op.last("Pad", x, *padding)
             return
-        x = op.step("Pad", x, pads)
+        x = op.step("Pad", x, *padding)
     parts = ([starts[n] for n in cut], [ends[n] for n in cut], [n + 1 for n in cut], [a.step[n] for n in cut])
     op.last("Slice", x, *(op.whole(*part) for part in parts))
 
 
 def _pad(op: Operator) -> None:
-    if op.a.mode == WRAP:
+    if op.a.rolls:
         _roll(op)
         return
     op.last("Pad", op.inputs[0], op.whole(0, *op.a.before, 0, *op.a.after), mode=_PADS[op.a.mode])
@@ -197,10 +201,26 @@ def _upsample(op: Operator) -> None:
 
 
 def _resize(op: Operator) -> None:
-    how = {"mode": "nearest", "coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
-    if op.a.bilinear:
-        how = {"mode": "linear", "coordinate_transformation_mode": "half_pixel"}
-    op.last("Resize", op.inputs[0], "", "", op.whole(*op.a.output_size), axes=list(range(2, len(op.shape()))), **how)
+    """Append a resampling to a size, or by factors without a whole size.
+
+    Raises:
+        NotExported: ONNX would make another size of the factors, which it rounds to float32.
+    """
+    a = op.a
+    rounding = {"mode": "nearest", "coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
+    if a.method == EXACT:  # the centre of a pixel falls half a pixel behind its number
+        rounding |= {"coordinate_transformation_mode": "half_pixel", "nearest_mode": "round_prefer_ceil"}
+    smooth = {"mode": "linear" if a.bilinear else "cubic"}
+    smooth["coordinate_transformation_mode"] = "align_corners" if a.corners else "half_pixel"
+    how = rounding if a.pixels == 1 else smooth
+    factors = [after / before for before, after in zip(a.scale[::2], a.scale[1::2], strict=True)]
+    sizes = (math.floor(np.float32(n) * np.float32(factor)) for n, factor in zip(a.size, factors, strict=False))
+    if factors and tuple(sizes) != a.output_size:
+        raise NotExported(
+            f"its factors, rounded to float32, do not give the size {by(a.output_size)}", "resize to a size"
+        )
+    given = ("", op.floats(factors)) if factors else ("", "", op.whole(*a.output_size))
+    op.last("Resize", op.inputs[0], *given, axes=list(range(2, len(op.shape()))), **how)
 
 
 RULES: Mapping[str, Rule] = {
