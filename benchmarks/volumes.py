@@ -13,16 +13,19 @@ Prints how many networks have which verdict, and for each number of axes the net
 from __future__ import annotations
 
 import argparse
+import math
 import random
 import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import torch  # pyright: ignore[reportMissingImports]
 from exactness import Verdict, judge
 from torch import nn  # pyright: ignore[reportMissingImports]
 
+N = TypeVar("N", int, float)
 MOST_PIXELS = (16, 9, 7)  # along each axis, by the number of axes
 MOST_ELEMENTS = 4000  # of a sample between two layers
 
@@ -42,7 +45,7 @@ class Network:
         """Channels of the last result."""
         return self.x.shape[1]
 
-    def axes(self, *choices: int) -> tuple[int, ...]:
+    def axes(self, *choices: N) -> tuple[N, ...]:
         """Draw a number for each spatial axis."""
         return tuple(self.random.choice(choices) for _ in range(self.rank))
 
@@ -53,6 +56,27 @@ class Network:
     def sides(self, most: int) -> tuple[int, ...]:
         """Draw padding before and after each axis."""
         return tuple(self.random.randint(0, most) for _ in range(2 * self.rank))
+
+
+class PixelShuffle(nn.Module):
+    """Channels as pixels of blocks along every axis where the factors divide them, else pixels as channels."""
+
+    def __init__(self, factor: tuple[int, ...]) -> None:
+        """Create the module for a factor along each axis."""
+        super().__init__()
+        self.factor = factor
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the tensor with its pixels shuffled."""
+        (rows, channels, *size), rank, sides = x.shape, len(self.factor), range(len(self.factor))
+        if channels % math.prod(self.factor) == 0:
+            order = [axis for side in sides for axis in (2 + rank + side, 2 + side)]
+            size = [n * k for n, k in zip(size, self.factor, strict=True)]
+            return x.reshape(rows, -1, *self.factor, *x.shape[2:]).permute(0, 1, *order).reshape(rows, -1, *size)
+        size = [n // k for n, k in zip(size, self.factor, strict=True)]
+        blocks = x.reshape(rows, channels, *(n for pair in zip(size, self.factor, strict=True) for n in pair))
+        order = [*(3 + 2 * side for side in sides), *(2 + 2 * side for side in sides)]
+        return blocks.permute(0, 1, *order).reshape(rows, -1, *size)
 
 
 def _conv(n: Network) -> nn.Module:
@@ -120,14 +144,22 @@ def _layer_norm(n: Network) -> nn.Module:
 
 
 def _resize(n: Network) -> nn.Module:
-    mode = n.random.choice(("nearest", ("linear", "bilinear", "trilinear")[n.rank - 1]))
-    if n.random.random() < 0.5:
-        return nn.Upsample(scale_factor=n.axes(1, 2, 3), mode=mode)
-    return nn.Upsample(n.axes(2, 3, 5, 7), mode=mode)
+    smooth = ("linear", "bilinear", "trilinear")[n.rank - 1]
+    mode = n.random.choice(("nearest", "nearest-exact", smooth, smooth, *("bicubic",) * (n.rank == 2)))
+    corners = n.random.random() < 0.5 if mode in (smooth, "bicubic") else None
+    if n.random.random() < 0.4:
+        return nn.Upsample(n.axes(2, 3, 5, 7), mode=mode, align_corners=corners)
+    factors = n.axes(1, 2, 3) if n.random.random() < 0.5 else n.axes(0.6, 1.3, 1.5, 1.7, 2.4)
+    return nn.Upsample(None, factors, mode, corners, recompute_scale_factor=n.random.random() < 0.2)
 
 
 def _padding(n: Network) -> nn.Module:
-    return n.of_rank(n.random.choice(("ZeroPad", "ReflectionPad", "ReplicationPad")))(n.sides(1))
+    kind = n.random.choice(("ZeroPad", "ConstantPad", "ReflectionPad", "ReplicationPad", "CircularPad"))
+    return n.of_rank(kind)(n.sides(1), *(0.5,) * (kind == "ConstantPad"))
+
+
+def _pixel_shuffle(n: Network) -> nn.Module:
+    return PixelShuffle(n.axes(1, 2))
 
 
 def _crop(n: Network) -> nn.Module:
@@ -142,7 +174,7 @@ LAYERS: dict[str, Callable[[Network], nn.Module]] = {
     f.__name__.removeprefix("_"): f
     for f in (
         _conv, _conv_same, _conv_transpose, _max_pool, _avg_pool, _adaptive_pool, _global_pool, _batch_norm,
-        _instance_norm, _group_norm, _layer_norm, _resize, _padding, _crop, _response_norm,
+        _instance_norm, _group_norm, _layer_norm, _resize, _padding, _crop, _pixel_shuffle, _response_norm,
     )
 }  # fmt: skip
 
