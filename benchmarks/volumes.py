@@ -1,13 +1,13 @@
 """Random networks along one, two and three spatial axes, through export, import and interpreter, in fp64.
 
-A network has 2 to 5 drawn layers: convolutions, transposed ones, pools, norms, resizing, padding, cropping. Their
-strides, groups, dilation and padding are drawn, too. Outputs, loss and all gradients are compared with PyTorch's within
-1e-9 relative (`exactness.py`). Needs torch, no GPU.
+A network has 2 to 5 drawn layers: convolutions, transposed ones, pools, norms, resizing, padding, cropping, dropout,
+pixel shuffle. Their strides, groups, dilation, padding, modes and parameters are drawn, too. Outputs, loss and all
+gradients are compared with PyTorch's within 1e-9 relative (`exactness.py`). Needs torch, no GPU.
 
-    python benchmarks/volumes.py --networks 2000 [--ranks 1,3] [--seed 0]
+    python benchmarks/volumes.py --networks 2000 [--ranks 1,3] [--seed 0] [--results]
 
-Prints how many networks have which verdict, and for each number of axes the networks with each layer; the exit code is
-1 if one differs.
+Prints how many networks have which verdict, and for each number of axes the networks with each layer and each of its
+traits (`traits_of`); the exit code is 1 if one differs. `--results` also writes `results/volumes.json`.
 """
 
 from __future__ import annotations
@@ -15,19 +15,41 @@ from __future__ import annotations
 import argparse
 import math
 import random
+import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch  # pyright: ignore[reportMissingImports]
-from exactness import Verdict, judge
+from exactness import judge
+from record import show, start, write
 from torch import nn  # pyright: ignore[reportMissingImports]
 
 N = TypeVar("N", int, float)
 MOST_PIXELS = (16, 9, 7)  # along each axis, by the number of axes
 MOST_ELEMENTS = 4000  # of a sample between two layers
+SMALLEST_RATE = 1e-12  # of dropout: nothing is dropped, since mbc and PyTorch draw different numbers
+TRAITS = {
+    "groups": r"groups=[2-9]", "dilation": r"dilation=[(\d, ]*[2-9]", "stride": r"stride=[(\d, ]*[2-9]",
+    "output padding": r"output_padding=[(\d, ]*[1-9]", "asymmetric": r"Pad\dd\((padding=)?\((\d, \d, )*(\d), (?!\3)",
+    "same": "padding=same", "constant": "ConstantPad", "reflect": "(?i)reflect", "replicate": "(?i)replicat",
+    "circular": "(?i)circular", "ceil mode": "ceil_mode=True", "padding counts": "count_include_pad=True",
+    "average": "AdaptiveAvg", "largest": "AdaptiveMax",
+    "without parameters": "affine=False", "without statistics": "track_running_stats=False",
+    "nearest": "mode='nearest'", "nearest-exact": "nearest-exact", "linear": "linear'", "bicubic": "bicubic",
+    "aligned corners": "corners=True", "whole factors": r"scale_factor=\((\d\.0,? ?)+\)",
+    "other factors": r"scale_factor=\([^)]*\.[1-9]",
+    "in eval mode": "training=False", "of elements": r"Dropout\(", "of channels": r"Dropout\dd",
+}  # fmt: skip
+
+
+def frozen(layer: nn.Module) -> nn.Module:
+    """Return the layer, which stays in evaluation mode when its model is trained."""
+    layer.eval()
+    layer.train = lambda mode=True: layer
+    return layer
 
 
 @dataclass
@@ -39,6 +61,7 @@ class Network:
     x: torch.Tensor
     layers: list[nn.Module] = field(default_factory=list[nn.Module])
     names: list[str] = field(default_factory=list[str])
+    traits: list[str] = field(default_factory=list[str])
 
     @property
     def channels(self) -> int:
@@ -82,7 +105,7 @@ class PixelShuffle(nn.Module):
 def _conv(n: Network) -> nn.Module:
     groups = n.random.choice([g for g in (1, 1, 2, n.channels) if n.channels % g == 0])
     outputs = groups * n.random.randint(1, 3 if groups < 4 else 1)
-    modes = n.random.choice(("zeros", "zeros", "reflect", "replicate"))
+    modes = n.random.choice(("zeros", "zeros", "zeros", "reflect", "replicate", "circular"))
     conv = n.of_rank("Conv")(
         n.channels, outputs, n.axes(1, 2, 3), n.axes(1, 1, 2), n.axes(0, 1), n.axes(1, 1, 2), groups,
         bias=n.random.random() < 0.5, padding_mode=modes,
@@ -127,11 +150,18 @@ def _global_pool(n: Network) -> nn.Module:
 
 
 def _batch_norm(n: Network) -> nn.Module:
-    return n.of_rank("BatchNorm")(n.channels, affine=n.random.random() < 0.8)
+    affine, tracked = n.random.random() < 0.7, n.random.random() < 0.7
+    norm: Any = n.of_rank("BatchNorm")(n.channels, affine=affine, track_running_stats=tracked)
+    if not tracked or n.random.random() < 0.6:
+        return norm
+    norm.running_mean.normal_()
+    norm.running_var.uniform_(0.5, 1.5)
+    return frozen(norm)
 
 
 def _instance_norm(n: Network) -> nn.Module:
-    return n.of_rank("InstanceNorm")(n.channels, eps=0.01, affine=n.random.random() < 0.7)
+    norm = n.of_rank("InstanceNorm")(n.channels, eps=0.01, affine=n.random.random() < 0.7)
+    return frozen(norm) if n.random.random() < 0.3 else norm
 
 
 def _group_norm(n: Network) -> nn.Module:
@@ -140,7 +170,7 @@ def _group_norm(n: Network) -> nn.Module:
 
 
 def _layer_norm(n: Network) -> nn.Module:
-    return nn.LayerNorm(n.x.shape[1:], eps=0.01)
+    return nn.LayerNorm(n.x.shape[1:], eps=0.01, elementwise_affine=n.random.random() < 0.7)
 
 
 def _resize(n: Network) -> nn.Module:
@@ -158,8 +188,16 @@ def _padding(n: Network) -> nn.Module:
     return n.of_rank(kind)(n.sides(1), *(0.5,) * (kind == "ConstantPad"))
 
 
+def _dropout(n: Network) -> nn.Module:
+    layer = n.random.choice((nn.Dropout, n.of_rank("Dropout")))(SMALLEST_RATE)
+    return frozen(layer) if n.random.random() < 0.2 else layer
+
+
 def _pixel_shuffle(n: Network) -> nn.Module:
-    return PixelShuffle(n.axes(1, 2))
+    factor = n.axes(1, 2)
+    if n.random.random() < 0.5:
+        return PixelShuffle(factor)
+    return nn.Sequential(n.of_rank("Conv")(n.channels, 2 * math.prod(factor), 1), PixelShuffle(factor))
 
 
 def _crop(n: Network) -> nn.Module:
@@ -174,12 +212,21 @@ LAYERS: dict[str, Callable[[Network], nn.Module]] = {
     f.__name__.removeprefix("_"): f
     for f in (
         _conv, _conv_same, _conv_transpose, _max_pool, _avg_pool, _adaptive_pool, _global_pool, _batch_norm,
-        _instance_norm, _group_norm, _layer_norm, _resize, _padding, _crop, _pixel_shuffle, _response_norm,
+        _instance_norm, _group_norm, _layer_norm, _resize, _padding, _crop, _pixel_shuffle, _response_norm, _dropout,
     )
 }  # fmt: skip
 
 
-def drawn(seed: int, number: int, rank: int) -> tuple[nn.Module, torch.Tensor, Sequence[str]]:
+def traits_of(layer: nn.Module) -> list[str]:
+    """Return the settings of a layer that are counted, as `TRAITS` reads them from its text."""
+    parts = [
+        f"{type(m).__name__}({m.extra_repr()}, corners={vars(m).get('align_corners')}, training={m.training})"
+        for m in layer.modules()
+    ]
+    return [trait for trait, pattern in TRAITS.items() if re.search(pattern, "; ".join(parts))]
+
+
+def drawn(seed: int, number: int, rank: int) -> tuple[nn.Module, torch.Tensor, Network]:
     """Draw a network and its input; the first layer is that whose turn it is, so that each is drawn equally often."""
     rng = random.Random(f"{seed}/{number}/{rank}")
     torch.manual_seed(rng.getrandbits(48))
@@ -203,40 +250,40 @@ def drawn(seed: int, number: int, rank: int) -> tuple[nn.Module, torch.Tensor, S
         n.x = y.detach().tanh()
         n.layers += [layer, nn.Tanh()]
         n.names.append(kind)
+        n.traits += [kind, *(f"{kind}, {trait}" for trait in traits_of(layer))]
     head = n.of_rank("Conv")(n.channels, 2, 1)
-    return nn.Sequential(*n.layers, head).float().train(), x, n.names
-
-
-def verdict(seed: int, number: int, rank: int) -> tuple[Verdict, Sequence[str]]:
-    """Draw a network, and compare its import with PyTorch."""
-    model, x, names = drawn(seed, number, rank)
-    return judge(model, [x], "mse"), names
+    return nn.Sequential(*n.layers, head).float().train(), x, n
 
 
 def main() -> None:
     """Run the campaign."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--networks", type=int, default=2000)
     parser.add_argument("--ranks", default="1,3")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--results", action="store_true", help="also write results/volumes.json")
     options = parser.parse_args()
     ranks = [int(rank) for rank in options.ranks.split(",")]
     verdicts: Counter[str] = Counter()
-    layers: Counter[tuple[str, int]] = Counter()
+    counts: dict[str, Counter[int]] = {name: Counter() for name in LAYERS}
     for number in range(options.networks):
         rank = ranks[number % len(ranks)]
-        judged, names = verdict(options.seed, number // len(ranks), rank)
+        model, x, network = drawn(options.seed, number // len(ranks), rank)
+        judged = judge(model, [x], "mse")
         verdicts[judged.kind] += 1
         if judged.kind == "equal":
-            layers.update((name, rank) for name in set(names))
+            for trait in set(network.traits):
+                counts.setdefault(trait, Counter())[rank] += 1
         else:
-            print(f"{options.seed}/{number // len(ranks)}, {rank} axes, {', '.join(names)}: {judged.kind}")
-            print(f"  {judged.detail}")
+            print(f"{options.seed}/{number // len(ranks)}, {rank} axes, {', '.join(network.names)}: {judged.kind}")
+            print(f"  {judged.detail}", flush=True)
     print(", ".join(f"{count} {kind}" for kind, count in verdicts.most_common()))
-    for name in LAYERS:
-        print(f"{name}: " + ", ".join(f"{layers[name, rank]} along {rank}" for rank in ranks))
+    rows = [{"name": name, **{f"along {rank}": counts[name][rank] for rank in ranks}} for name in sorted(counts)]
+    show(rows, ("name", *(f"along {rank}" for rank in ranks)))
+    if options.results:
+        write("volumes", rows, seed=options.seed, verdicts=verdicts)
     sys.exit(int(verdicts["equal"] + verdicts["refused"] < options.networks))
 
 
 if __name__ == "__main__":
-    main()
+    start(main)
