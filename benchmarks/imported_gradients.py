@@ -28,7 +28,7 @@ from mbc.source import Source
 from tests.ir.execution import new_control, numpy_type
 
 _UPDATES = ("sgd_update", "adamw_update")
-_DROPPING = ("Dropout", "Dropout2d", "DropPath", "StochasticDepth")
+_DROPPING = ("Dropout", "Dropout2d", "Dropout3d", "DropPath", "StochasticDepth")
 
 
 def drop_nothing(model: Any) -> bool:
