@@ -101,6 +101,50 @@ def from_torch(
     )  # fmt: skip
 
 
+def module(
+    model: Any,
+    example: Any,
+    *,
+    memory: str | int = "auto",
+    precision: Any = "fp32",
+    device: str = "auto",
+    fallback: str = "torch",
+    seed: int = 0,
+    measure_for: str | None = None,
+    check: bool | None = None,
+    progress: bool = True,
+) -> Any:
+    """Return `model` itself, whose forward and backward pass are a plan from now on; the loop stays as it is.
+
+    Parameters and buffers stay PyTorch's tensors, in the plan's memory; `.grad`, any loss and any optimizer work. A
+    call that the plan does not cover (another number of rows in training, a second forward pass before the backward
+    pass, hooks of inner modules) runs in PyTorch, with one warning that says why. `model.forward.planned.close()` ends
+    the plan.
+
+    Args:
+        model: A model in training mode. It is run once, as a copy.
+        example: The input of one mini-batch, or several inputs in a tuple.
+        memory: The GPU memory that mbc may use (`12GB`, or a number of bytes).
+        precision: `fp32`, `bf16`, `fp16`, `fp64`, or the PyTorch type of that name.
+        device: `auto`, `cuda`, or `cpu`, on which NumPy computes.
+        fallback: `torch` runs in PyTorch what mbc does not plan; `error` refuses it.
+        seed: The seed of dropout and other random layers.
+        measure_for: The longest time to measure kernels that no profile has (`90s`; None: until all are measured).
+        check: Whether a step is compared with a step of the model, as in `from_torch`.
+        progress: Whether progress is shown on stderr.
+
+    Raises MBC333 for a model that has a plan, and with `fallback="error"` MBC330, MBC337, MBC303, MBC339 at a call, and
+    the errors of a compilation.
+    """
+    from mbc.pytorch.make_module import plan_module
+
+    return plan_module(
+        model, example,
+        memory=memory, precision=precision, device=device, fallback=fallback, seed=seed, measure_for=measure_for,
+        check=check, progress=progress,
+    )  # fmt: skip
+
+
 def _plan_html(plan: Any) -> str:
     """Return a plan as a notebook shows it."""
     from mbc.report.html.notebook import plan_fragment

@@ -15,7 +15,7 @@ from mbc.ir.types import Precision
 from mbc.kernels.base import DTYPE_CODES, Arguments, Provider
 from mbc.kernels.cuda import generated_program, symbol_of
 from mbc.kernels.cuda.generated.map_program import MapProgram
-from mbc.plan.accumulation import ACCUMULATE, accumulating
+from mbc.plan.cut import parts_of
 from mbc.plan.group import title
 from mbc.plan.kernel_call import call_of
 from mbc.plan.model import Access, Copy, Launch, Plan, Program
@@ -77,7 +77,7 @@ class View:
     libraries: tuple[str, ...]  # the used ones of LIBRARIES
     train: tuple[Row, ...]
     infer: tuple[Row, ...]
-    accumulate: tuple[Row, ...] = ()  # for mini-batches that are not the last of their step
+    parts: Mapping[str, tuple[Row, ...]]  # of the training program, by name
     generated: tuple[MapProgram, ...] = ()  # programs of generated kernels, by name
 
     @property
@@ -88,8 +88,7 @@ class View:
     @property
     def programs(self) -> Mapping[str, tuple[Row, ...]]:
         """The rows of each program, in the order of the programs' numbers (mbc_module.h)."""
-        rows = {"train": self.train, "infer": self.infer}
-        return {**rows, ACCUMULATE: self.accumulate} if self.accumulate else rows
+        return {"train": self.train, "infer": self.infer, **self.parts}
 
     @property
     def symbols(self) -> tuple[str, ...]:
@@ -117,8 +116,7 @@ def view(plan: Plan, providers: Mapping[str, Provider] | None = None) -> View:
     flattener = _Flattener(plan, by_name)
     train = flattener.rows(plan.train, plan.graph.train)
     infer = flattener.rows(plan.infer, plan.graph.infer)
-    part = accumulating(plan)
-    accumulate = [] if part is None else flattener.rows(part, plan.graph.train)
+    parts = {name: flattener.rows(part, plan.graph.train) for name, part in parts_of(plan).items()}
     order = sorted(range(len(flattener.launchers)), key=lambda i: _sort_key(flattener.launchers[i]))
     place = {old: new for new, old in enumerate(order)}
     launchers = tuple(flattener.launchers[i] for i in order)
@@ -135,7 +133,7 @@ def view(plan: Plan, providers: Mapping[str, Provider] | None = None) -> View:
         libraries=tuple(name for name in LIBRARIES if name in used),
         train=tuple(_placed(row, place) for row in train),
         infer=tuple(_placed(row, place) for row in infer),
-        accumulate=tuple(_placed(row, place) for row in accumulate),
+        parts={name: tuple(_placed(row, place) for row in rows) for name, rows in parts.items()},
         generated=tuple(flattener.generated[name] for name in sorted(flattener.generated)),
     )
 

@@ -15,7 +15,7 @@ from mbc.frontend.parameter_entries import NONE, Group, Pattern, read_frozen, re
 from mbc.frontend.pytorch import Place
 from mbc.frontend.settings import Given, check, check_names
 from mbc.frontend.values import Bytes, WordValue, describe, is_number
-from mbc.ir.graph import Optimizer
+from mbc.ir.graph import NO_OPTIMIZER, Optimizer
 from mbc.ir.types import Precision
 from mbc.ops.base import Parameter, Setting
 from mbc.source import Span
@@ -46,6 +46,7 @@ OPTIMIZERS: Mapping[str, tuple[Parameter, ...]] = MappingProxyType(
             Parameter("eps", "float", 1e-6),
             Parameter("weight_decay", "float", 0.01),
         ),
+        NO_OPTIMIZER: (),
     }
 )
 AUTO = "auto"

@@ -14,6 +14,7 @@ from mbc.interchange.steps import OPERATORS, Imported, Number
 
 WIDTH = 116
 _CUT = 4  # stages of a pipe after which it may end, where a module ends
+INNER_PRODUCT = "inner_product"  # with the gradient of a loss that another program computes
 _LOSSES = {
     "softmax_cross_entropy": "(%s, %s) |> softmax_cross_entropy",
     "nll": "(%s, %s) |> nll",
@@ -22,9 +23,10 @@ _LOSSES = {
     "mse": "(%s, %s) |> mse",
     "l1": "(%s, %s) |> l1",
     "smooth_l1": "(%s, %s) |> smooth_l1",
+    INNER_PRODUCT: f"(%s, %s) |> {INNER_PRODUCT}",
 }
 _OF_LOG_PROBABILITIES = ("nll", "kl_divergence")  # losses of log probabilities, which few models return
-LOSSES = tuple(name for name in _LOSSES if name not in _OF_LOG_PROBABILITIES)
+LOSSES = tuple(name for name in _LOSSES if name not in (*_OF_LOG_PROBABILITIES, INNER_PRODUCT))
 _OF_CLASSES = ("softmax_cross_entropy", "nll")  # their targets are class numbers
 _BY_POSITION = (*_OF_CLASSES, "kl_divergence")  # means over samples and positions, but not over classes
 

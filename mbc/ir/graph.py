@@ -100,13 +100,16 @@ class ParameterGroup:
     weight_decay: float | None = optional(None)
 
 
+NO_OPTIMIZER = "none"  # kind of the optimizer of a step that leaves the update to its caller
+
+
 @dataclass(frozen=True, slots=True)
 class Optimizer:
     """The optimizer and the other settings of a step.
 
     Attributes:
-        kind: sgd (momentum, nesterov, weight_decay), adamw (beta1, beta2, eps, weight_decay), lars (as sgd; trust, eps)
-            or lamb (as adamw).
+        kind: sgd (momentum, nesterov, weight_decay), adamw (beta1, beta2, eps, weight_decay), lars (as sgd; trust,
+            eps), lamb (as adamw), or none: the step leaves gradients to its caller (`mbc.plan.cut`).
         momentum: Momentum of sgd and lars.
         nesterov: Whether momentum is Nesterov's.
         beta1: Decay of the first moment.

@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from mbc.ir.graph import Initializer, Network, Operation, Optimizer, ParameterGroup, State, TrainingGraph, Value
+from mbc.ir.graph import (
+    NO_OPTIMIZER,
+    Initializer,
+    Network,
+    Operation,
+    Optimizer,
+    ParameterGroup,
+    State,
+    TrainingGraph,
+    Value,
+)
 from mbc.ir.optional import written_fields
 
 
@@ -78,7 +88,7 @@ def _initializer(initializer: Initializer) -> str:
 def optimizer_text(optimizer: Optimizer) -> str:
     """Return the optimizer as a source writes it."""
     adamw, sgd = ("beta1", "beta2", "eps", "weight_decay"), ("momentum", "nesterov", "weight_decay")
-    names = {"adamw": adamw, "lamb": adamw, "lars": (*sgd, "trust", "eps")}.get(optimizer.kind, sgd)
+    names = {"adamw": adamw, "lamb": adamw, "lars": (*sgd, "trust", "eps"), NO_OPTIMIZER: ()}.get(optimizer.kind, sgd)
     settings = ", ".join(f"{name}={_setting(getattr(optimizer, name))}" for name in names)
     return ", ".join([f"{optimizer.kind}({settings})", *_beside(optimizer)])
 

@@ -26,6 +26,7 @@
 * `group_norm`: group and layer normalisation
 * `rms_norm`: root mean square normalisation
 * `im2col`: grouped convolutions as GEMMs
+* `inner_product`: a loss whose gradient is given
 * `initial`: names of weight initialisers in the language
 * `kl_divergence`: the divergence of a softmax from probabilities
 * `layerwise`: layer-wise adaptive rates: LARS and LAMB
@@ -82,6 +83,7 @@ from mbc.ops import (
     elementary,
     elementwise_loss,
     group_norm,
+    inner_product,
     kl_divergence,
     layerwise,
     loss,
@@ -150,6 +152,7 @@ _FAMILIES = (
     weighted_cross_entropy,
     elementwise_loss,
     kl_divergence,
+    inner_product,
     dice,
     layerwise,
     top_k,

@@ -14,6 +14,7 @@ import numpy as np
 
 from mbc.ir.graph import Attributes, Operation
 from mbc.ir.types import TensorType
+from mbc.ops.activation import Scale
 from mbc.ops.base import Array, Call, Gradients, Layer, LayerBuilder, OpKind, Parameter, ShapeError, master
 from mbc.ops.device import device
 from mbc.ops.framework_calls import Calls
@@ -135,13 +136,26 @@ def _gradient(g: Gradients, op: Operation, dys: tuple[str | None, ...]) -> tuple
     return (g.emit("expand", Expand(a.axes, g.type(x).shape[1:], a.factor), (dy,), x)[0],)
 
 
+def _loss_gradient(g: Gradients, op: Operation, dys: tuple[str | None, ...]) -> tuple[str | None, ...]:
+    """Return the gradients of a sum of products that is a loss: that of each operand is the other one, scaled."""
+    weight = g.weight(op.outputs[0])
+
+    def gradient(x: str, factor: str) -> str | None:
+        if not g.needs(x):
+            return None
+        return factor if weight == 1 else g.emit("scale", Scale(weight), (factor,), x)[0]
+
+    x, y = op.inputs
+    return gradient(x, y), gradient(y, x)
+
+
 _SUM = "(x.sum(axes) * factor).reshape(len(x), *shape)"
 OPS = (
     OpKind("reduce_sum", Reduce, _shape, _evaluate, _gradient, divisible=True, calls=Calls(_SUM, jax=_SUM)),
     OpKind("reduce_dot", Reduce, _shape, _evaluate, divisible=True),
     *(
-        OpKind(kind, Reduce, _row_shape, _row_evaluate, divisible=True, accumulates=True, reduces=True)
-        for kind in ("row_reduce_sum", "row_reduce_dot")
+        OpKind(kind, Reduce, _row_shape, _row_evaluate, gradient, divisible=True, accumulates=True, reduces=True)
+        for kind, gradient in (("row_reduce_sum", None), ("row_reduce_dot", _loss_gradient))
     ),
     OpKind("expand", Expand, _expand_shape, _expand, divisible=True, device=device("x", "factor * x", "factor")),
 )

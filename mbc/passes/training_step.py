@@ -2,18 +2,20 @@
 
 Names: gradients are `d.<value>`, states after the step `next.<state>`, working copies `<dtype>.<value>`, values and
 operations of the inference graph `infer.<…>`, optimizer states `<parameter>.<momentum | m | v>`, moving averages
-`<state>.ema`, sums over mini-batches `before.<value>` and `accumulated.<value>`, copies of these `copy.<value>`, sums
-over ranks `sum.<value>`.
+`<state>.ema`, gradients that are kept without an optimizer `gradient.<parameter>`, sums over mini-batches
+`before.<value>` and `accumulated.<value>`, copies of these `copy.<value>`, sums over ranks `sum.<value>`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 
 from mbc.errors import MbcError
 from mbc.ir.averages import average_name
 from mbc.ir.control import INITIAL_LOSS_SCALE
 from mbc.ir.graph import (
+    NO_OPTIMIZER,
     Attributes,
     Initializer,
     Network,
@@ -25,6 +27,7 @@ from mbc.ir.graph import (
     TrainingGraph,
     Value,
 )
+from mbc.ir.kept_gradients import gradient_name
 from mbc.ir.metrics import MEAN_SQUARE, PART_SQUARE, value_of
 from mbc.ir.parameter_groups import is_trained, settings_of
 from mbc.ir.types import Precision, TensorType
@@ -68,8 +71,8 @@ def differentiate(
 
     Raises:
         MbcError: MBC050 without a loss, MBC051 if the loss depends on no parameter, MBC052 for nesterov without
-            momentum, MBC067 for batch normalisation synchronised over too many ranks, MBC310 for a noise scale without
-            equal parts.
+            momentum or for settings of an update without an optimizer, MBC067 for batch normalisation synchronised
+            over too many ranks, MBC310 for a noise scale without equal parts.
     """
     if not network.losses:
         raise MbcError(
@@ -80,6 +83,8 @@ def differentiate(
     if optimizer.kind in ("sgd", "lars") and optimizer.nesterov and not optimizer.momentum:
         raise MbcError("MBC052", "nesterov needs momentum", "set sgd(momentum=0.9, nesterov=true)")
 
+    if optimizer.kind == NO_OPTIMIZER:
+        _check_no_update(optimizer, ranks)
     if ranks is not None and ranks.size > MOST_RANKS and any(is_synchronised(op) for op in network.operations):
         raise MbcError(
             "MBC067",
@@ -106,7 +111,16 @@ def differentiate(
     parameters = {name for name, value in values.items() if is_trained(optimizer, value)}
     trained = _trained(live, parameters, tuple(weights))
     forward = Expander(train, control, precision.working, trained.__contains__, True, ranks)
+    current: dict[str, str] = {}
+    # Without an optimizer, another program computes the loss: all else that the forward pass does precedes it.
+    outside = optimizer.kind == NO_OPTIMIZER
+    last = [op for op in live if outside and KINDS[op.kind].loss]
     for op in live:
+        if op not in last:
+            forward.write(op)
+    if outside:
+        _finish_states(train, forward, current)
+    for op in last:
         forward.write(op)
     here = {forward.read(loss): weight for loss, weight in weights.items()}
     metrics = tuple(m for op in train.operations if op.outputs[0] in here for m in op.outputs[1:])
@@ -117,7 +131,6 @@ def differentiate(
 
     gradients = backward.run()
     states = [*network.states]
-    current: dict[str, str] = {}
     if optimizer.noise_scale:
         # The loss of a rank, and so its gradient, is multiplied by `share`.
         metrics += (_square(train, PART_SQUARE, gradients, 1 / share),)
@@ -147,28 +160,18 @@ def differentiate(
             "put a layer with parameters (conv, linear, bn) between an input and the loss",
         )
 
-    # End of the step: no operation changes a state before `guard` has read the loss.
-    seen = tuple(gradients.values()) if precision is Precision.FP16 or optimizer.clip_norm else ()
-    (after,) = train.emit(
-        "guard",
-        Guard(optimizer.clip_norm, optimizer.accumulate),
-        (control, total, *seen),
-        "guard",
-        (f"next.{control}",),
-    )
-    current[control] = after if optimizer.accumulate == 1 else checked
-    for late in forward.deferred:
-        inputs = tuple(current.get(v, v) for v in late.inputs)
-        results = train.emit(late.kind, late.attributes, inputs, late.name, late.outputs, late.span)
-        current.update({late.inputs[old]: results[new] for new, old in KINDS[late.kind].updates})
-    current[control] = after
-    # All ratios precede all updates, so that one launch can compute them.
-    for step in (_adapt, _update):
-        for parameter, gradient in gradients.items():
-            step(train, optimizer, parameter, gradient, current)
-    memories = (v for parameter in gradients for v in _memory(train, optimizer, parameter))
-    states += [State(v, Initializer("constant")) for v in memories]
-    states += _averages(train, optimizer, network.states, after, current)
+    if outside:
+        states += _kept_gradients(train, control, gradients, current)
+    else:
+        # End of the step: no operation changes a state before `guard` has read the loss.
+        seen = tuple(gradients.values()) if precision is Precision.FP16 or optimizer.clip_norm else ()
+        guard = Guard(optimizer.clip_norm, optimizer.accumulate)
+        (after,) = train.emit("guard", guard, (control, total, *seen), "guard", (f"next.{control}",))
+        current[control] = after if optimizer.accumulate == 1 else checked
+        _finish_states(train, forward, current)
+        current[control] = after
+        states += _updated(train, optimizer, gradients, current)
+        states += _averages(train, optimizer, network.states, after, current)
     states.append(State(control, Initializer("constant", scale)))
     updates = tuple((s.value, current[s.value]) for s in states if s.value in current)
 
@@ -290,6 +293,54 @@ def _over_ranks(builder: GraphBuilder, ranks: Ranks, value: str) -> str:
     name = f"sum.{value}"
     span = builder.values[value].span
     return builder.emit("all_reduce", AllReduce(ranks.size), (value,), f"{name}.all_reduce", (name,), span)[0]
+
+
+def _finish_states(builder: GraphBuilder, forward: Expander, current: dict[str, str]) -> None:
+    """Append the deferred operations of the forward pass, which change running statistics."""
+    for late in forward.deferred:
+        inputs = tuple(current.get(v, v) for v in late.inputs)
+        results = builder.emit(late.kind, late.attributes, inputs, late.name, late.outputs, late.span)
+        current.update({late.inputs[old]: results[new] for new, old in KINDS[late.kind].updates})
+
+
+def _kept_gradients(
+    builder: GraphBuilder, control: str, gradients: Mapping[str, str], current: dict[str, str]
+) -> list[State]:
+    """Append the operations that keep each gradient in a state, or add it there, and return the states."""
+    states: list[State] = []
+    for parameter, gradient in gradients.items():
+        of = builder.values[gradient]
+        state = builder.declare(gradient_name(parameter), of.type, Role.GRADIENT, span=of.span)
+        name = f"next.{state}"
+        (after,) = builder.emit("accumulate", NoAttributes(), (state, gradient, control), name, (name,), of.span)
+        states.append(State(state, Initializer("constant")))
+        current[state] = after
+    return states
+
+
+def _updated(
+    builder: GraphBuilder, optimizer: Optimizer, gradients: Mapping[str, str], current: dict[str, str]
+) -> list[State]:
+    """Append the updates of all parameters, and return the states of the optimizer."""
+    # All ratios precede all updates, so that one launch can compute them.
+    for step in (_adapt, _update):
+        for parameter, gradient in gradients.items():
+            step(builder, optimizer, parameter, gradient, current)
+    memories = (v for parameter in gradients for v in _memory(builder, optimizer, parameter))
+    return [State(v, Initializer("constant")) for v in memories]
+
+
+def _check_no_update(optimizer: Optimizer, ranks: Ranks | None) -> None:
+    """Raise MBC052 for settings of an update, which a step without an optimizer does not make.
+
+    Raises:
+        MbcError: MBC052.
+    """
+    others = [f.name for f in fields(optimizer) if f.name not in ("kind", "frozen")]
+    given = [name for name in others if getattr(optimizer, name) != getattr(Optimizer(), name)]
+    if given or ranks is not None:
+        what = given[0] if given else "more than one GPU"
+        raise MbcError("MBC052", f"{what} needs an optimizer, but there is none", f"name one, or do without {what}")
 
 
 def _memory(builder: GraphBuilder, optimizer: Optimizer, parameter: str) -> tuple[str, ...]:

@@ -9,6 +9,7 @@
 * `group`: the operations of a launch as one operation
 * `kernel_call`: a launch as kernel providers see it
 * `accumulation`: the part of a step that every mini-batch runs before the last one
+* `cut`: the two halves of a step whose loss another program computes
 * `verify`: the independent check of a plan
 * `verify_optimizer`: the check of the optimizer that a plan names
 * `verify_source`: the check of the source in a plan

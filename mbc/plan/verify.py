@@ -21,6 +21,7 @@ from mbc.kernels.base import Provider
 from mbc.ops import KINDS
 from mbc.passes.check_graph import verify_training
 from mbc.plan.accumulation import ACCUMULATE, Accumulation, accumulating
+from mbc.plan.cut import cut
 from mbc.plan.demand import Demands, can_hold, first_versions, is_canonical, whole_rows
 from mbc.plan.execution import Execution, buffer_name
 from mbc.plan.kernels import KNOWN_PROVIDERS, KernelCheck, MeasuredBytes, not_measured
@@ -98,6 +99,7 @@ def verify_plan(
         Execution(plan, program, title, demands[title], kernels).run()
     verify_rank(plan)
     _check_accumulation(plan, states, measured_bytes, providers)
+    cut(plan)
     finals = dict(graph.updates)
     results = (*graph.outputs, graph.loss, *graph.metrics)
     _check_exit(plan, plan.train, "train", {state: finals.get(state, state) for state in states}, results, demands)

@@ -13,7 +13,8 @@ from typing import Any, NoReturn
 from mbc.errors import MbcError
 from mbc.ir.averages import average_name
 from mbc.ir.control import INITIAL_LOSS_SCALE
-from mbc.ir.graph import Operation, Optimizer, Role, TrainingGraph, Value
+from mbc.ir.graph import NO_OPTIMIZER, Operation, Optimizer, Role, TrainingGraph, Value
+from mbc.ir.kept_gradients import gradients_of
 from mbc.ir.metrics import MEAN_SQUARE, PART_SQUARE, value_of
 from mbc.ir.parameter_groups import NORM_AND_BIAS, is_trained, settings_of
 from mbc.ir.types import DType, Precision
@@ -27,6 +28,7 @@ _READ = {
     "adamw": _ADAM,
     "lars": _MOMENTUM | {"trust", "eps"},
     "lamb": _ADAM,
+    NO_OPTIMIZER: set[str](),
 }
 _OF_SOME_KINDS = set[str]().union(*_READ.values())
 _WHOLE = {"sgd_update_part": "sgd_update", "adamw_update_part": "adamw_update"}
@@ -53,8 +55,11 @@ def verify_optimizer(graph: TrainingGraph) -> None:
     for name, value in graph.values.items():
         if name in updates and not is_trained(optimizer, value):
             _fail(f"'{name}' is updated, but is not a trained parameter", updates[name])
-    _check_guard(graph)
-    _check_accumulation(graph, updates.values())
+    if optimizer.kind == NO_OPTIMIZER:
+        _check_kept_gradients(graph)
+    else:
+        _check_guard(graph)
+        _check_accumulation(graph, updates.values())
     _check_averages(graph)
     _check_noise_scale(graph)
     _check_loss_scale(graph)
@@ -75,6 +80,21 @@ def _check_update(graph: TrainingGraph, op: Operation) -> None:
     else:
         wanted |= {"rate": own.rate} | {name: getattr(optimizer, name) for name in (_ADAM if adam else _MOMENTUM)}
     _compare(op, wanted)
+
+
+def _check_kept_gradients(graph: TrainingGraph) -> None:
+    """Check that a step without an optimizer adds each gradient to the state of its parameter, and updates nothing."""
+    kept = gradients_of(graph)
+    for op in graph.train:
+        if op.kind in _UPDATES | _RATIOS | {"guard", "ema_update"}:
+            _fail("a step without an optimizer has no update", op)
+    sums = {op.inputs[0]: op for op in graph.train if op.kind == ACCUMULATE}
+    for name in sums.keys() ^ set(kept.values()):
+        _fail(f"'{name}' is not a gradient that the step keeps", sums.get(name))
+    for parameter, state in kept.items():
+        value = graph.values.get(parameter)
+        if value is None or not is_trained(graph.optimizer, value):
+            _fail(f"'{state}' is the gradient of no trained parameter", sums[state])
 
 
 def _compare(op: Operation, wanted: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""mbc inside a training loop of PyTorch: `mbc.from_torch`.
+"""mbc inside a training loop of PyTorch: `mbc.module` and `mbc.from_torch`.
 
 * `targets`: targets of a step, and the labels that a loss ignores
 * `objective`: PyTorch's losses as losses of the language
@@ -11,5 +11,10 @@
 * `reference`: runs a model in float64, with its random layers off
 * `check_model`: compares a network with the model that it was imported from
 * `watch`: changes of a model and its optimizer that a trainer would not notice
+* `compiled_model`: the compilation of a model's source
 * `trainer`: a model that mbc trains
+* `shared_states`: parameters, statistics and gradients as tensors over the plan's memory
+* `gradients_out`: the gradients of a step, as PyTorch's backward pass leaves them
+* `planned_module`: a model whose forward and backward pass are a plan
+* `make_module`: plans a model
 """

@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import importlib
-import tempfile
 import time
 import weakref
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any, Self
 
-from mbc.compiler import compile_plan, compile_source
 from mbc.errors import MbcError
 from mbc.hardware.target import current_gpu
 from mbc.interchange.importing import check_source
 from mbc.interchange.write import write_source
-from mbc.options import Measure, Options
+from mbc.options import Options
 from mbc.progress import busy
 from mbc.pytorch.check_model import Subject, check_model
+from mbc.pytorch.compiled_model import memory_text, open_compiled, precision_name, silent
 from mbc.pytorch.exported_model import Exported, export_model, network_of, refuse_model
 from mbc.pytorch.model_tensors import example_tensors, readable
 from mbc.pytorch.model_weights import Weights
@@ -29,7 +27,6 @@ from mbc.pytorch.targets import Target, explain
 from mbc.pytorch.torch_optimizer import Updates, check_parameters, entries_of, rate_now, updates_of
 from mbc.pytorch.watch import Watch
 from mbc.runtime.arguments import duration_of
-from mbc.runtime.cuda import report_not_built
 from mbc.runtime.driver import report_no_gpu
 from mbc.runtime.module import Module, report_closed
 from mbc.runtime.step_loss import Loss
@@ -37,12 +34,6 @@ from mbc.source import Source
 from mbc.stages import Stages
 
 torch: Any = importlib.import_module("torch")
-_PRECISIONS: dict[Any, str] = {
-    torch.float32: "fp32",
-    torch.bfloat16: "bf16",
-    torch.float16: "fp16",
-    torch.float64: "fp64",
-}
 _trainers: weakref.WeakKeyDictionary[Any, weakref.ref[Trainer]] = weakref.WeakKeyDictionary()
 
 
@@ -232,16 +223,16 @@ def make_trainer(
     if device == "cuda" and current_gpu() is None:
         report_no_gpu("none is visible to this process")
     _check_alone(model)
-    with busy("making a trainer") if progress else nullcontext(_silent) as say:
+    with busy("making a trainer") if progress else nullcontext(silent) as say:
         say("import")
         exported, text, read = import_training(
             model, example, loss=loss, optimizer=optimizer, targets=targets, clip_norm=clip_norm, check=check
         )
         network = exported.network
         imported_s, stages = time.perf_counter(), Stages(announce=say)
-        settings = (("memory.device", _memory(memory)), ("train.precision", _precision(precision)))
+        settings = (("memory.device", memory_text(memory)), ("train.precision", precision_name(precision)))
         options = Options(settings=settings, measure_for_s=measure_for_s)
-        module = _opened(Source(f"{network.name}.mbc", text), options, stages, device, seed)
+        module = open_compiled(Module, Source(f"{network.name}.mbc", text), options, stages, device, seed)
         module.load_state_dict(network.arrays)
     took = Took(
         time.perf_counter() - began_s,
@@ -289,16 +280,6 @@ def import_training(
     return exported, text, [target for target in read if target is not None]
 
 
-def _memory(given: str | int) -> str:
-    """Return a size as the language writes it; an integer is a number of bytes."""
-    return f"{given}B" if isinstance(given, int) else given
-
-
-def _precision(given: Any) -> str:
-    """Return the name of a precision, which may be given as a type of PyTorch."""
-    return _PRECISIONS.get(given, str(given))
-
-
 def _check_alone(model: Any) -> None:
     """Raise MBC333 if an open trainer trains the model, or a model that shares parameters with it.
 
@@ -310,29 +291,6 @@ def _check_alone(model: Any) -> None:
         trainer = held()
         if trainer is not None and trainer.open and not own.isdisjoint(map(id, other.parameters())):
             raise MbcError("MBC333", "another trainer trains this model", "close it first: trainer.close()")
-
-
-def _silent(now: str) -> None:
-    pass
-
-
-def _opened(source: Source, options: Options, stages: Stages, device: str, seed: int) -> Module:
-    """Return the compiled network on its device.
-
-    For a GPU a package is built; its files may be deleted once its library is loaded.
-
-    Raises:
-        MbcError: MBC157 if the device is `cuda` and the library could not be built.
-    """
-    if device == "cpu" or (device == "auto" and current_gpu() is None):
-        return Module(compile_plan(source, options, stages), seed, "cpu")
-    with tempfile.TemporaryDirectory() as folder:
-        options, package = replace(options, measure=Measure.MISSING), Path(folder) / "from_torch_package"
-        compiled = compile_source(source, options, package, stages=stages)
-        if device == "cuda" and compiled.package.library is None:
-            lacking = ", ".join(library.name for library in compiled.package.missing)
-            report_not_built(f"the code for the GPU was not built without {lacking}")
-        return Module(compiled.package.folder, seed, device)
 
 
 def _refuse_step(*_: object) -> None:

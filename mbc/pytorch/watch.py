@@ -76,6 +76,12 @@ class Watch:
                     )
 
 
+def settings_of(model: Any) -> list[tuple[str, Mapping[str, Any], str, Any]]:
+    """Return the settings of PyTorch's own layers in a model: a name, the table, the key in the table, the value."""
+    entries = (entry for path, module in model.named_modules() for entry in _entries(path, module))
+    return [entry for entry in entries if isinstance(entry[3], _PLAIN)]
+
+
 def _entries(path: str, module: Any) -> Iterator[tuple[str, Mapping[str, Any], str, Any]]:
     """Yield each tensor, module and setting of a module.
 

@@ -1,6 +1,7 @@
 """A compiled package at run time: `module` is the interface for users, `cuda` runs its plan on a GPU, `cpu` with NumPy.
 
 * `module`: a compiled network that trains and predicts
+* `halves`: a module whose step runs in two halves, around a loss that another program computes
 * `opening`: finds a module's plan and opens the machine that runs it
 * `machine`: the interface between a module and the machine that runs its plan
 * `cuda`: the machine on a GPU

@@ -19,7 +19,7 @@ from mbc.ir.graph import Operation
 from mbc.ir.types import DType, TensorType
 from mbc.ops.base import NO_OTHER_RANKS, Call, Collectives
 from mbc.ops.fused import kind_of
-from mbc.plan.accumulation import ACCUMULATE, accumulating
+from mbc.plan.cut import parts_of
 from mbc.plan.group import operation_of, title
 from mbc.plan.model import Access, Copy, Kernel, Launch, Mode, Plan
 from mbc.runtime.bindings import Place, persistent_buffers, view_roots
@@ -88,9 +88,7 @@ class Interpreter:
         self._spaces = {space: _aligned(plan.predictions.bytes_of(space)) for space in Space}
         self._operations = {operation.name: operation for operation in (*plan.graph.train, *plan.graph.infer)}
         self._roots = view_roots(self._operations.values())
-        self._programs = {"train": plan.train, "infer": plan.infer}
-        if (part := accumulating(plan)) is not None:
-            self._programs[ACCUMULATE] = part
+        self._programs = {"train": plan.train, "infer": plan.infer, **parts_of(plan)}
         self._steps: dict[str, tuple[Step, ...]] = {}
         self._unwatched = set(self._programs) if shadow else set[str]()
         self._transfers = transfers
@@ -112,6 +110,10 @@ class Interpreter:
         """Return a copy of the array at a place, in canonical layout."""
         return np.array(load(self._view(place), place.dtype), order="C", copy=True)
 
+    def shared(self, place: Place) -> Array:
+        """Return an array of canonical shape over the memory of a place."""
+        return self._view(place)
+
     def twin(self) -> Interpreter:
         """Return another interpreter with equal bytes.
 
@@ -124,7 +126,7 @@ class Interpreter:
         return other
 
     def run(self, name: str) -> None:
-        """Execute the program `train`, `infer` or `accumulate`."""
+        """Execute the program `train` or `infer`, or a part of `train`."""
         steps = self._prepared(name)
         # Overflow and NaN are results here, as on a GPU: the step's guard checks them.
         with np.errstate(all="ignore"):

@@ -11,6 +11,8 @@ import platform
 import re
 import weakref
 from collections import deque
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
@@ -40,7 +42,7 @@ from mbc.runtime.formats import STORED, loaded, stored_bytes
 from mbc.runtime.green_context import limited_streams
 from mbc.runtime.lender import Lent, borrow
 from mbc.runtime.library import LIBRARY_FILE, Library, RanksInterface
-from mbc.runtime.machine import Figures, Memory, Observer
+from mbc.runtime.machine import Allocation, Figures, Memory, Observer
 from mbc.runtime.membership import Membership
 from mbc.runtime.output import DeviceOutput
 from mbc.runtime.pinned import address_of, check_together, pin
@@ -68,6 +70,7 @@ def report_not_built(reason: str) -> NoReturn:
 def open_cuda(
     plan: Plan, places: Places, folder: Path | None, *, canaries: bool, eager: bool, prefetch: bool,
     membership: Membership | None = None, listener: int | None = None,
+    allocate: Callable[[int], Allocation] | None = None,
 ) -> Cuda:  # fmt: skip
     """Return a machine that runs the package in `folder` on this process's GPU.
 
@@ -81,6 +84,7 @@ def open_cuda(
             the free memory have room for these inputs.
         membership: The ranks that share a mini-batch; each takes the GPU of its number. None for one process.
         listener: Address of a function that `Library.capture` calls for each node of a graph.
+        allocate: Returns device memory of so many bytes for the arena; None for CUDA's own allocator.
 
     Raises:
         MbcError: MBC168 (the plan's precision is for the CPU), MBC157 (no library), MBC153 (no PyCUDA), MBC152 (no
@@ -92,7 +96,7 @@ def open_cuda(
     if folder is None or not (folder / LIBRARY_FILE).is_file():
         where = f"'{folder}' has no {LIBRARY_FILE}" if folder is not None else "a plan alone has no library"
         report_not_built(f"{where}: it was not built for a GPU")
-    return Cuda(plan, places, folder, membership, listener, canaries=canaries, eager=eager, prefetch=prefetch)
+    return Cuda(plan, places, folder, membership, listener, allocate, canaries=canaries, eager=eager, prefetch=prefetch)
 
 
 @dataclass
@@ -149,12 +153,12 @@ class Cuda:
     device = "cuda"
 
     def __init__(
-        self, plan: Plan, places: Places, folder: Path, membership: Membership | None, listener: int | None, *,
-        canaries: bool, eager: bool, prefetch: bool,
+        self, plan: Plan, places: Places, folder: Path, membership: Membership | None, listener: int | None,
+        allocate: Callable[[int], Allocation] | None, *, canaries: bool, eager: bool, prefetch: bool,
     ) -> None:  # fmt: skip
         """Take the memory, load the library, and capture the graphs; for the arguments see `open_cuda`."""
         self._plan, self._places, self._membership, self._eager = plan, places, membership, eager
-        self._listener = listener
+        self._listener, self._allocate = listener, allocate
         self._driver: Any = open_driver()
         gpus = [self._driver.Device(number) for number in range(self._driver.Device.count())]
         addresses = [gpu.pci_bus_id() for gpu in gpus]
@@ -328,6 +332,43 @@ class Cuda:
         self._driver.memcpy_htod_async(self._address(self._places.control), slot.controls[number], self._compute)
         self._feeder.hand_over()
 
+    def run_half(self, half: str, control: bytes) -> None:
+        """Queue one half of the training program."""
+        self._expire()
+        slot = self._slots[0]
+        self._slots.rotate(-1)
+        slot.event.synchronize()
+        self._start(slot, control, 0)
+        self._library.run(half, self._eager)
+        slot.event.record(self._compute)
+
+    def shared(self, place: Place) -> DeviceOutput:
+        """Return an object with DLPack over the memory of a place, which stays allocated while the object lives."""
+        memory = self._taken.memory[0]
+        return DeviceOutput(
+            place, place.shape[0], self._address(place), self._compute, self._number, lambda: self._held(memory, place)
+        )
+
+    def _held(self, memory: Any, place: Place) -> Array:
+        """Return a copy of what is at a place of the arena, whose memory the caller holds."""
+        assert memory is not None
+        return self.read(place)
+
+    @contextmanager
+    def lent(self) -> Generator[None]:
+        """Let the calling thread use the machine within this context, while the thread that opened it waits.
+
+        PyTorch computes backward passes on a GPU in a thread of its own.
+        """
+        with self._home.moved() as is_other:
+            if is_other:
+                self._context.push()
+            try:
+                yield
+            finally:
+                if is_other:
+                    self._driver.Context.pop()
+
     def infer(self) -> None:
         """Queue the inference program."""
         self._expire()
@@ -477,6 +518,8 @@ class Cuda:
 
     def _allocated(self, size_bytes: int) -> Any:
         """Return device memory with a method `free`; NCCL allocates it if collectives copy to the arena."""
+        if self._allocate is not None:
+            return self._allocate(size_bytes)
         if ctas_of(self._plan.train) != BY_COPIES:
             return self._driver.mem_alloc(size_bytes)
         return SymmetricMemory(load_nccl(), size_bytes)

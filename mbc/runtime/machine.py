@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from copy import copy
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
@@ -123,6 +124,18 @@ class Figures:
         return Figures(lambda: values, lambda: idle_s)
 
 
+class Allocation(Protocol):
+    """Device memory."""
+
+    def __int__(self) -> int:
+        """Return the address."""
+        ...
+
+    def free(self) -> None:
+        """Give the memory back."""
+        ...
+
+
 class Observer(Protocol):
     """Looks at the memory of a machine before and after every launch of a program (`train` or `infer`)."""
 
@@ -198,6 +211,18 @@ class Machine(Protocol):
 
     def infer(self) -> None:
         """Run the inference program."""
+        ...
+
+    def run_half(self, half: str, control: bytes) -> None:
+        """Put `control` at the start of the control block and run `forward` or `backward` (`mbc.plan.cut`)."""
+        ...
+
+    def lent(self) -> AbstractContextManager[None]:
+        """Let the calling thread use the machine within this context, while the thread that opened it waits."""
+        ...
+
+    def shared(self, place: Place) -> Any:
+        """Return an object with DLPack over the memory of a place; the object keeps that memory alive."""
         ...
 
     def observe(self, observer: Observer | None) -> None:
@@ -319,6 +344,19 @@ class Host:
     def infer(self) -> None:
         """Run the inference program."""
         self._run("infer")
+
+    def run_half(self, half: str, control: bytes) -> None:
+        """Run one half of a training program."""
+        self._put(control)
+        self._interpreter.run(half)
+
+    def lent(self) -> AbstractContextManager[None]:
+        """Return a context that does nothing: all threads see the host's memory."""
+        return nullcontext()
+
+    def shared(self, place: Place) -> Any:
+        """Return an array over the memory of a place."""
+        return self._interpreter.shared(place)
 
     def observe(self, observer: Observer | None) -> None:
         """Show each launch of the programs to `observer` from now on; None ends this."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, NoReturn, Self, overload
@@ -26,7 +26,7 @@ from mbc.runtime.checkpoint import write_checkpoint
 from mbc.runtime.formats import canonical_dtype
 from mbc.runtime.initial_states import initial
 from mbc.runtime.launch_order import Transfers
-from mbc.runtime.machine import Figures, Machine, Memory, Observer, state_place
+from mbc.runtime.machine import Allocation, Figures, Machine, Memory, Observer, state_place
 from mbc.runtime.membership import Membership, seed_of
 from mbc.runtime.opening import Settings, open_machine, open_plan
 from mbc.runtime.output import DeviceOutput
@@ -74,6 +74,7 @@ class Module:
         transfers: Transfers | str = Transfers.IN_ORDER,
         ranks: Membership | None = None,
         listener: int | None = None,
+        allocate: Callable[[int], Allocation] | None = None,
     ) -> None:
         """Open the network and give all states their first values.
 
@@ -90,12 +91,15 @@ class Module:
             transfers: On the CPU, when copies run: `in_order`, `early` or `late`.
             ranks: The processes that share each mini-batch; None for those that the environment describes.
             listener: Address of a function that is called for each node of a GPU's graphs (`mbc/record/`).
+            allocate: Returns device memory of so many bytes for the arena; None for CUDA's own allocator.
 
         Raises:
             MbcError: MBC140 and MBC152 to MBC168 if the plan, the package or the machine does not allow it.
         """
         self._plan, folder, self._membership = open_plan(subject, ranks)
-        settings = Settings(seed, device, canaries, eager, prefetch, shadow, transfers, self._membership, listener)
+        settings = Settings(
+            seed, device, canaries, eager, prefetch, shadow, transfers, self._membership, listener, allocate
+        )
         self._places = find_places(self._plan)
         graph = self._plan.graph
         self._train_inputs = wanted_inputs(graph, graph.inputs)

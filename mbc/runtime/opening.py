@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
@@ -18,7 +19,7 @@ from mbc.runtime.arguments import choice, flag, path_of, shown
 from mbc.runtime.bindings import Places
 from mbc.runtime.checkpoint import why
 from mbc.runtime.launch_order import Transfers
-from mbc.runtime.machine import Host, Machine
+from mbc.runtime.machine import Allocation, Host, Machine
 from mbc.runtime.membership import Membership, check_membership
 from mbc.version import __version__
 
@@ -41,6 +42,7 @@ class Settings:
     transfers: Transfers | str
     membership: Membership | None = None
     listener: int | None = None
+    allocate: Callable[[int], Allocation] | None = None
 
     def __post_init__(self) -> None:
         """Check the settings.
@@ -128,7 +130,7 @@ def open_machine(plan: Plan, places: Places, folder: Path | None, settings: Sett
             return open_cuda(
                 plan, places, folder,
                 canaries=settings.canaries, eager=settings.eager, prefetch=settings.prefetch,
-                membership=settings.membership, listener=settings.listener,
+                membership=settings.membership, listener=settings.listener, allocate=settings.allocate,
             )  # fmt: skip
         except MbcError as error:
             if settings.device == "cuda" or error.code not in _NO_CUDA:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import threading
 import weakref
+from collections.abc import Generator
+from contextlib import contextmanager
 from typing import ClassVar, NoReturn
 
 from mbc.errors import MbcError
@@ -69,6 +71,19 @@ class Home:
     def is_this_process(self) -> bool:
         """True in the process that opened the module, False in a fork of it."""
         return os.getpid() == self._process
+
+    @contextmanager
+    def moved(self) -> Generator[bool]:
+        """Make the calling thread the home within this context.
+
+        Yields:
+            Whether that is another thread than before.
+        """
+        before, self._thread = self._thread, threading.get_ident()
+        try:
+            yield before != self._thread
+        finally:
+            self._thread = before
 
     def check(self) -> None:
         """Raise an error in any other process or thread.

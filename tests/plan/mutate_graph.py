@@ -15,7 +15,7 @@ from mbc.plan.model import Plan
 from mbc.source import Source
 
 _TEXTS = {
-    "kind": ("sgd", "adamw", "lars", "lamb"),
+    "kind": ("sgd", "adamw", "lars", "lamb", "none"),
     "no_decay": ("", "norm_and_bias", "everything"),
     "frozen": ((), ("*",), ("conv*",), ("*.bias",), ("nothing*",)),
     "groups": ((), (ParameterGroup("*", 10.0),), (ParameterGroup("conv*", None, 0.0),), (ParameterGroup("no*", 2.0),)),

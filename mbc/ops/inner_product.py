@@ -1,0 +1,45 @@
+"""The inner product of two tensors as a loss: the door to losses that another program computes.
+
+The gradient of sum(y * g) with respect to y is g. If g is the gradient of another program's loss with respect to y, the
+step computes the gradients of that loss.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mbc.ir.graph import Operation
+from mbc.ir.types import TensorType
+from mbc.ops.base import Expansion, Layer, LayerBuilder, NoAttributes, OpKind, ShapeError, master
+from mbc.ops.reduce import Reduce
+
+
+def _shape(_: NoAttributes, inputs: tuple[TensorType, ...]) -> tuple[TensorType, ...]:
+    if inputs[0] != inputs[1]:
+        raise ShapeError(f"an inner product needs two tensors of one type, but got {inputs[0]} and {inputs[1]}")
+    return (TensorType((1,), master(inputs[0].dtype)),)
+
+
+def _expand(e: Expansion, op: Operation, training: bool) -> tuple[str, ...]:
+    axes = tuple(range(1, len(e.type(op.inputs[0]).shape)))
+    return e.emit("row_reduce_dot", Reduce(axes, (1,)), op.inputs, op.outputs, op.name)
+
+
+OPS = (OpKind("inner_product", NoAttributes, _shape, expand=_expand, reduces=True, loss=True),)
+
+
+def _build(builder: LayerBuilder, settings: dict[str, Any], inputs: tuple[str, ...]) -> str:
+    return builder.emit("inner_product", NoAttributes(), inputs)[0]
+
+
+LAYERS = (
+    Layer(
+        "inner_product",
+        (),
+        _build,
+        (2, 2),
+        "(y, g) |> inner_product: the sum of all products y g, not a mean. Its gradient with respect to y is g: give "
+        "the gradient of a loss that another program computes.",
+        loss=True,
+    ),
+)

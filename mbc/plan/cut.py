@@ -1,0 +1,133 @@
+"""The two halves of a training program without an optimizer: before and after another program computes the loss.
+
+With `train { optimizer = none }` a step computes outputs, and then, from the gradient of a loss with respect to them,
+the gradients of the parameters. The program is cut where it first reads an input on which no output depends: a target,
+or the gradient that is given to `inner_product`. Everything that the second half needs stays in the arena. The plan
+does not store the halves, because they follow from the training program. The verifier proves that outputs and running
+statistics are complete at the cut.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from mbc.errors import MbcError
+from mbc.hardware.streams import Space
+from mbc.ir.graph import NO_OPTIMIZER, Role, TrainingGraph
+from mbc.ops import KINDS
+from mbc.plan.accumulation import ACCUMULATE, accumulating
+from mbc.plan.demand import whole_rows
+from mbc.plan.model import Launch, Mode, Plan, Program
+from mbc.plan.occupancy import RowSet
+
+FORWARD, BACKWARD = "forward", "backward"  # names of the programs
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """The two halves of a training program.
+
+    Attributes:
+        forward: Computes the outputs and changes the running statistics.
+        backward: Computes the gradients of the parameters.
+        outputs: For each output of the network, the buffer that holds it at the cut.
+    """
+
+    forward: Program
+    backward: Program
+    outputs: tuple[int, ...]
+
+
+def given_at_cut(graph: TrainingGraph) -> tuple[str, ...]:
+    """Return the inputs on which no output depends, which are given at the cut."""
+    return tuple(name for name in graph.inputs if name not in graph.infer_inputs)
+
+
+def cut(plan: Plan) -> Cut | None:
+    """Return the halves of the training program; None for a step with an optimizer, which has none.
+
+    Raises:
+        MbcError: MBC129 if an output or a running statistic is not complete at the cut.
+    """
+    graph, program = plan.graph, plan.train
+    if graph.optimizer.kind != NO_OPTIMIZER:
+        return None
+    late = given_at_cut(graph)
+    given = {index for index in program.entry if plan.buffers[index].value in late}
+    reads = (i for i, launch in enumerate(program.launches) if any(a.buffer in given for a in launch.accesses))
+    at = next(reads, len(program.launches))
+    halves = _Halves(plan, at)
+    outputs = tuple(halves.complete(root_of(graph, name)) for name in graph.outputs)
+    for state, after in graph.updates:
+        if graph.values[state].role is Role.STATISTIC:
+            halves.complete(after)
+    alive = halves.alive
+    waits = tuple((a - at, b - at) for a, b in program.waits if a >= at)
+    return Cut(
+        Program(program.launches[:at], tuple(w for w in program.waits if w[1] < at), program.entry, alive),
+        Program(program.launches[at:], waits, alive, program.exit),
+        outputs,
+    )
+
+
+def parts_of(plan: Plan) -> dict[str, Program]:
+    """Return the parts of the training program that run alone, by name: two halves, or that of an accumulating step."""
+    halves, accumulates = cut(plan), accumulating(plan)
+    if halves is not None:
+        return {FORWARD: halves.forward, BACKWARD: halves.backward}
+    return {} if accumulates is None else {ACCUMULATE: accumulates}
+
+
+def root_of(graph: TrainingGraph, name: str) -> str:
+    """Return the value whose buffer holds a value of the training program: the viewed value for a view."""
+    views = {op.outputs[0]: op.inputs[0] for op in graph.train if KINDS[op.kind].view}
+    while name in views:
+        name = views[name]
+    return name
+
+
+class _Halves:
+    """The launches of a program before and from launch `at`."""
+
+    def __init__(self, plan: Plan, at: int) -> None:
+        self._plan = plan
+        program = plan.train
+        self._written = _rows_written(program.launches[:at])
+        self._changed = _rows_written(program.launches[at:])
+        before, after = ({a.buffer for launch in part for a in launch.accesses} for part in _parts(program, at))
+        held = before.union(program.entry)
+        self.alive = tuple(sorted(held & after.union(program.exit)))
+
+    def complete(self, value: str) -> int:
+        """Return the buffer of the arena that holds a whole value at the cut, and later.
+
+        Raises:
+            MbcError: MBC129 if there is none.
+        """
+        for index in self.alive:
+            buffer = self._plan.buffers[index]
+            if buffer.value != value or buffer.space is not Space.ARENA or index in self._changed:
+                continue
+            rows = whole_rows(self._plan.graph, self._plan.graph.values[value])
+            if buffer.rows == rows and self._written.get(index, RowSet()).is_exactly(rows.start, rows.stop):
+                return index
+        raise MbcError(
+            "MBC129",
+            f"'{value}' is not complete before the step reads the gradients of its outputs",
+            "this is a mistake of the compiler: report it with the plan file",
+        )
+
+
+def _parts(program: Program, at: int) -> tuple[Sequence[Launch], Sequence[Launch]]:
+    return program.launches[:at], program.launches[at:]
+
+
+def _rows_written(launches: Iterable[Launch]) -> dict[int, RowSet]:
+    """Return the rows of each buffer that the launches write."""
+    written: dict[int, RowSet] = {}
+    for launch in launches:
+        for access in launch.accesses:
+            if access.mode is not Mode.READ:
+                written[access.buffer] = written.get(access.buffer, RowSet()).united(access.rows)
+    return written

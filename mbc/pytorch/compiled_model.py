@@ -1,0 +1,77 @@
+"""The compilation of a model's source, and the arguments that describe it."""
+
+from __future__ import annotations
+
+import importlib
+import tempfile
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from mbc.compiler import compile_plan, compile_source
+from mbc.hardware.target import current_gpu
+from mbc.options import Measure, Options
+from mbc.runtime.cuda import report_not_built
+from mbc.runtime.module import Module
+from mbc.source import Source
+from mbc.stages import Stages
+
+torch: Any = importlib.import_module("torch")
+M = TypeVar("M", bound=Module)
+PRECISIONS: dict[Any, str] = {
+    torch.float32: "fp32",
+    torch.bfloat16: "bf16",
+    torch.float16: "fp16",
+    torch.float64: "fp64",
+}
+
+
+def memory_text(given: str | int) -> str:
+    """Return a size as the language writes it; an integer is a number of bytes."""
+    return f"{given}B" if isinstance(given, int) else given
+
+
+def precision_name(given: Any) -> str:
+    """Return the name of a precision, which may be given as a type of PyTorch."""
+    return PRECISIONS.get(given, str(given))
+
+
+def silent(now: str) -> None:
+    """Show nothing of the progress."""
+
+
+class TorchMemory:
+    """Device memory of PyTorch's allocator, which `torch.cuda.memory_allocated` counts."""
+
+    def __init__(self, size_bytes: int) -> None:
+        """Allocate so many bytes."""
+        self._bytes = torch.empty(size_bytes, dtype=torch.uint8, device="cuda")
+
+    def __int__(self) -> int:
+        """Return the address."""
+        return self._bytes.data_ptr()
+
+    def free(self) -> None:
+        """Do nothing: the memory is freed with the last reference, because tensors of the model may lie in it."""
+
+
+def open_compiled(
+    kind: Callable[..., M], source: Source, options: Options, stages: Stages, device: str, seed: int
+) -> M:
+    """Return the compiled network on its device.
+
+    For a GPU a package is built; its files may be deleted once its library is loaded.
+
+    Raises:
+        MbcError: MBC157 if the device is `cuda` and the library could not be built.
+    """
+    if device == "cpu" or (device == "auto" and current_gpu() is None):
+        return kind(compile_plan(source, options, stages), seed, "cpu")
+    with tempfile.TemporaryDirectory() as folder:
+        options, package = replace(options, measure=Measure.MISSING), Path(folder) / "from_torch_package"
+        compiled = compile_source(source, options, package, stages=stages)
+        if device == "cuda" and compiled.package.library is None:
+            lacking = ", ".join(library.name for library in compiled.package.missing)
+            report_not_built(f"the code for the GPU was not built without {lacking}")
+        return kind(compiled.package.folder, seed, device)

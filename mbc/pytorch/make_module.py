@@ -1,0 +1,127 @@
+"""Plans a model for `mbc.module`."""
+
+from __future__ import annotations
+
+import importlib
+import warnings
+from contextlib import nullcontext
+from functools import partial
+from typing import Any
+
+from mbc.errors import MbcError
+from mbc.hardware.target import current_gpu
+from mbc.interchange.importing import check_source
+from mbc.interchange.write import INNER_PRODUCT, Objective, write_source
+from mbc.options import Options
+from mbc.progress import busy
+from mbc.pytorch.check_model import Subject, check_model
+from mbc.pytorch.compiled_model import TorchMemory, memory_text, open_compiled, precision_name, silent
+from mbc.pytorch.copies import copy_model
+from mbc.pytorch.exported_model import export_model, network_of, refuse_model
+from mbc.pytorch.model_tensors import example_tensors, output_tensors
+from mbc.pytorch.own_backward import untouched
+from mbc.pytorch.planned_module import Forward, Planned
+from mbc.runtime.arguments import choice, duration_of
+from mbc.runtime.driver import report_no_gpu
+from mbc.runtime.halves import Halves
+from mbc.source import Source
+from mbc.stages import Stages
+
+torch: Any = importlib.import_module("torch")
+pytree: Any = importlib.import_module("torch.utils._pytree")
+FALLBACKS = ("torch", "error")
+
+
+def plan_module(
+    model: Any,
+    example: Any,
+    *,
+    memory: str | int,
+    precision: Any,
+    device: str,
+    fallback: str,
+    seed: int,
+    measure_for: str | None,
+    check: bool | None,
+    progress: bool,
+) -> Any:
+    """Return the model with a plan behind its `forward`; `mbc.module` documents the arguments and errors.
+
+    Raises:
+        MbcError: The errors of `mbc.module`.
+    """
+    choice("fallback", fallback, FALLBACKS)
+    settings = (("memory.device", memory_text(memory)), ("train.precision", precision_name(precision)))
+    options = Options(settings=settings, measure_for_s=duration_of("measure_for", measure_for))
+    if device == "cuda" and current_gpu() is None:
+        report_no_gpu("none is visible to this process")
+    if isinstance(getattr(model, "forward", None), Forward) and model.forward.planned is not None:
+        raise MbcError("MBC333", "this model has a plan already", "close it first: model.forward.planned.close()")
+    try:
+        with busy("planning a module") if progress else nullcontext(silent) as say:
+            say("import")
+            _plan(model, example, options, device, fallback == "error", seed, check, Stages(announce=say))
+    except MbcError as error:
+        if fallback == "error" or not isinstance(model, torch.nn.Module):
+            raise
+        warnings.warn(f"the model runs in PyTorch: {error.message}", RuntimeWarning, stacklevel=3)
+    return model
+
+
+def _plan(
+    model: Any,
+    example: Any,
+    options: Options,
+    device: str,
+    strict: bool,
+    seed: int,
+    check: bool | None,
+    stages: Stages,
+) -> None:
+    refuse_model(model)
+    examples = example_tensors(example)
+    # mbc imports float32; the plan's precision decides in which type the step computes.
+    single = copy_model(model, dtype=torch.float32) if _is_double(model) else model
+    examples = tuple(x.float() if x.dtype is torch.float64 else x for x in examples)
+    trained = {id(parameter) for parameter in single.parameters() if parameter.requires_grad}
+    exported = network_of(single, examples, trained)
+    network = exported.network
+    objectives = [Objective(INNER_PRODUCT)] * len(network.outputs)
+    title = "Made from a model of PyTorch, which computes the loss."
+    text = write_source(network, objectives, title, training=["optimizer = none"])
+    check_source(text, network)
+    subject = Subject(network, text, objectives, [_inner_product] * len(network.outputs), exported.used)
+    check_model(single, examples, subject, trained, check, export_model)
+    shape = _structure(single, examples)
+    if torch.cuda.is_initialized():
+        torch.cuda.empty_cache()  # memory that PyTorch keeps but does not use
+    kind = partial(Halves, allocate=TorchMemory)
+    halves = open_compiled(kind, Source(f"{network.name}.mbc", text), options, stages, device, seed)
+    Planned(model, exported, text, halves, shape, strict)
+
+
+def _is_double(model: Any) -> bool:
+    return any(tensor.dtype is torch.float64 for tensor in model.parameters())
+
+
+def _inner_product(output: Any, factor: Any) -> Any:
+    return (output * factor).sum()
+
+
+def _structure(model: Any, example: tuple[Any, ...]) -> tuple[Any, list[Any]]:
+    """Return the structure of a model's outputs, and their leaves, with None in place of each tensor.
+
+    Raises:
+        MbcError: MBC330 for outputs whose structure PyTorch does not know.
+    """
+    with untouched(model), torch.no_grad():
+        outputs = copy_model(model)(*[tensor.detach().cpu().clone() for tensor in example])
+    leaves, structure = pytree.tree_flatten(outputs)
+    tensors = output_tensors(outputs)
+    if [id(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor)] != [id(tensor) for tensor in tensors]:
+        raise MbcError(
+            "MBC330",
+            f"the model returns a {type(outputs).__name__}, which PyTorch does not take apart",
+            "return tensors, or register the class with torch.utils._pytree",
+        )
+    return structure, [None if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]

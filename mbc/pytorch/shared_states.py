@@ -1,0 +1,156 @@
+"""Parameters, statistics and gradients of a model as tensors over a plan's own memory.
+
+Each tensor has a storage of its own, of exactly its bytes, at the address that the plan gave it: there is one copy of
+the weights, which PyTorch's optimizer updates and the plan reads. A tensor that PyTorch moved or replaced is taken in
+at the next call.
+"""
+
+from __future__ import annotations
+
+import importlib
+import weakref
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from mbc.errors import MbcError
+from mbc.interchange.steps import Imported
+from mbc.runtime.bindings import Place
+from mbc.runtime.halves import Halves
+
+torch: Any = importlib.import_module("torch")
+
+
+@dataclass(slots=True)
+class Shared:
+    """A tensor of the model, and its memory in the plan.
+
+    Attributes:
+        name: Name of the tensor in the model.
+        table: The table of its module that holds the tensor.
+        key: The tensor's key in the table.
+        view: A tensor over the plan's memory, in the shape of the model's tensor.
+        place: The place of its gradient; None if the plan does not train it.
+        gradient: A tensor over that place, for mbc alone.
+        owner: Refers to the object that holds the memory of the gradient that PyTorch was given, if one was.
+    """
+
+    name: str
+    table: dict[str, Any]
+    key: str
+    view: Any
+    place: Place | None = None
+    gradient: Any = None
+    owner: weakref.ref[Any] | None = None
+
+    @property
+    def tensor(self) -> Any:
+        """The model's tensor."""
+        return self.table[self.key]
+
+    @property
+    def is_held(self) -> bool:
+        """True if somebody holds the memory of the gradient."""
+        return self.owner is not None and self.owner() is not None
+
+
+class SharedStates:
+    """All tensors of a model that its plan shares.
+
+    Attributes:
+        trained: The trained parameters, in the order of the model.
+    """
+
+    def __init__(self, model: Any, network: Imported, halves: Halves) -> None:
+        """Move the model's tensors into the plan's memory.
+
+        Raises:
+            MbcError: MBC330 for a tensor that the plan keeps in another type or shape.
+        """
+        self._halves = halves
+        self._shared: list[Shared] = []
+        states = {key.name: key for key in network.keys}
+        taken: set[int] = set()
+        self._counters: list[tuple[dict[str, Any], str, int]] = []
+        for name, table, key in _tensors(model):
+            entry = states.get(name)
+            if entry is not None and entry.per_update:
+                self._counters.append((table, key, entry.per_update))
+            elif entry is not None and entry.state and id(table[key]) not in taken:
+                taken.add(id(table[key]))
+                shared = Shared(name, table, key, self._view(halves.parameters[entry.state], table[key]))
+                shared.place = halves.gradients.get(entry.state)
+                if shared.place is not None:
+                    shared.gradient = _shaped(torch.from_dlpack(halves.shared(shared.place)), shared.view)
+                self._shared.append(shared)
+        self.trained = tuple(s for s in self._shared if s.place is not None)
+        self._addresses = tuple(s.view.data_ptr() for s in self._shared)
+        with torch.no_grad():
+            for shared in self._shared:
+                self._take(shared)
+
+    def refresh(self) -> str:
+        """Take in tensors that PyTorch has moved or replaced; return why that is impossible, or an empty text."""
+        for shared, address in zip(self._shared, self._addresses, strict=True):
+            tensor = shared.table.get(shared.key)
+            if tensor is not None and tensor.data_ptr() == address:
+                continue
+            if tensor is None:
+                return f"'{shared.name}' was removed"
+            wanted = shared.view.dtype, shared.view.device, shared.view.shape
+            if (tensor.dtype, tensor.device, tensor.shape) != wanted:
+                return f"'{shared.name}' is {tensor.dtype} {list(tensor.shape)} on {tensor.device} now"
+            with torch.no_grad():
+                self._take(shared)
+        return ""
+
+    def count(self) -> None:
+        """Count a forward pass in the counters of batch norms."""
+        for table, key, number in self._counters:
+            table[key] += number
+
+    def give(self, shared: Shared) -> Any:
+        """Return a new tensor over the memory of a gradient, and remember its owner."""
+        assert shared.place is not None
+        owner = self._halves.shared(shared.place)
+        shared.owner = weakref.ref(owner)
+        return _shaped(torch.from_dlpack(owner), shared.view)
+
+    def part(self) -> None:
+        """Give the model memory of its own, with the present numbers."""
+        for shared, address in zip(self._shared, self._addresses, strict=True):
+            tensor = shared.table.get(shared.key)
+            if tensor is None or tensor.data_ptr() != address:
+                continue
+            gradient = None if tensor.grad is None else tensor.grad.clone()
+            tensor.grad = None
+            tensor.data = tensor.data.clone()
+            tensor.grad = gradient
+
+    def _view(self, place: Place, tensor: Any) -> Any:
+        view = torch.from_dlpack(self._halves.shared(place))
+        if view.dtype != tensor.dtype or view.numel() != tensor.numel():
+            raise MbcError(
+                "MBC330", f"'{place.value}' is {tensor.dtype}, but the plan keeps {view.dtype}",
+                "keep the model in float32, and choose the type of activations by precision=",
+            )  # fmt: skip
+        return _shaped(view, tensor)
+
+    def _take(self, shared: Shared) -> None:
+        shared.view.copy_(shared.tensor)
+        shared.tensor.data = shared.view
+
+
+def _shaped(view: Any, like: Any) -> Any:
+    """Return a view of a state's memory in the shape of the model's tensor."""
+    return view if view.shape == like.shape else view.view(like.shape)
+
+
+def _tensors(model: Any) -> Iterator[tuple[str, dict[str, Any], str]]:
+    """Yield the name of each parameter and buffer, the table that holds it, and its key there."""
+    for path, module in model.named_modules(remove_duplicate=False):
+        tables: tuple[Mapping[str, Any], ...] = (module._parameters, module._buffers)
+        for table in tables:
+            for key, tensor in table.items():
+                if tensor is not None:
+                    yield f"{path}.{key}" if path else key, table, key  # pyright: ignore[reportReturnType]

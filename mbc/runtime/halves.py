@@ -1,0 +1,130 @@
+"""A module whose step runs in two halves, so that another program computes the loss between them (`mbc.plan.cut`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from mbc.errors import MbcError
+from mbc.ir.graph import Role
+from mbc.ir.kept_gradients import gradients_of
+from mbc.plan.cut import BACKWARD, FORWARD, cut, given_at_cut
+from mbc.plan.model import Plan
+from mbc.runtime.arrays import check_rows, wanted_inputs
+from mbc.runtime.bindings import Place
+from mbc.runtime.machine import Allocation
+from mbc.runtime.module import Module
+
+
+class Halves(Module):
+    """A module of a plan without an optimizer.
+
+    `begin` computes the outputs of a mini-batch; `finish` computes the gradients of all trained parameters from the
+    gradients of the outputs. Parameters, statistics and gradients are shared with the caller, who updates them.
+
+    Attributes:
+        gradients: The place of each trained parameter's gradient, by the parameter.
+        outputs: The place of each output between the halves, in the order of the source.
+    """
+
+    def __init__(
+        self,
+        subject: str | Path | Plan,
+        seed: int = 0,
+        device: str = "auto",
+        allocate: Callable[[int], Allocation] | None = None,
+    ) -> None:
+        """Open the network.
+
+        Args:
+            subject: As in `Module`.
+            seed: As in `Module`.
+            device: As in `Module`.
+            allocate: Returns device memory of so many bytes for the arena; None for CUDA's own allocator.
+
+        Raises:
+            MbcError: MBC239 if the plan has an optimizer, and the errors of `Module`.
+        """
+        super().__init__(subject, seed, device, allocate=allocate)
+        plan = self._plan
+        halves = cut(plan)
+        if halves is None:
+            self.close()
+            raise MbcError(
+                "MBC239",
+                f"the step of network '{plan.graph.name}' has the optimizer {plan.graph.optimizer.kind}",
+                "write train { optimizer = none } to compute gradients alone",
+            )
+        given = given_at_cut(plan.graph)
+        self._first = tuple(w for w in self._train_inputs if w.name not in given)
+        self._second = wanted_inputs(plan.graph, given)
+        pairs = zip(plan.graph.outputs, halves.outputs, strict=True)
+        self.outputs = tuple(_place(plan, name, index) for name, index in pairs)
+        entry = {plan.buffers[index].value: index for index in plan.train.entry}
+        kept = gradients_of(plan.graph)
+        self.gradients: Mapping[str, Place] = {p: _place(plan, state, entry[state]) for p, state in kept.items()}
+
+    @property
+    def parameters(self) -> Mapping[str, Place]:
+        """The places of parameters and statistics."""
+        values, places = self._plan.graph.values, self._places.states
+        return {n: p for n, p in places.items() if values[n].role in (Role.PARAMETER, Role.STATISTIC)}
+
+    @property
+    def given(self) -> tuple[str, ...]:
+        """Names of the inputs of `finish`: the gradients of the outputs, or the targets of the source's own losses."""
+        return tuple(wanted.name for wanted in self._second)
+
+    def begin(self, *inputs: object) -> None:
+        """Compute the outputs of one mini-batch, and update the running statistics.
+
+        Args:
+            *inputs: The inputs on which outputs depend, in the order of the source, with exactly `batch` rows.
+
+        Raises:
+            MbcError: The errors of `Module.step`.
+        """
+        with self._turns:
+            arrays = self._received(self._first, inputs, {})
+            check_rows(self._first, arrays, self.batch, exact=True)
+            self._hand(self._machine, self._first, self._places.train_inputs, arrays)
+            with self._changing() as machine:
+                machine.run_half(FORWARD, self._next_control(0.0, 0))
+
+    def finish(self, given: Sequence[object], add: bool = False) -> None:
+        """Compute the gradients of the mini-batch of the last `begin`, once.
+
+        Args:
+            given: The inputs that `given` names, in that order.
+            add: Add to the gradients that are there; False overwrites them.
+
+        Raises:
+            MbcError: The errors of `Module.step`.
+        """
+        with self._opened_machine.lent(), self._turns:
+            arrays = self._received(self._second, tuple(given), {})
+            check_rows(self._second, arrays, self.batch, exact=True)
+            self._hand(self._machine, self._second, self._places.train_inputs, arrays)
+            with self._changing() as machine:
+                machine.run_half(BACKWARD, self._same_control(add))
+
+    def shared(self, place: Place) -> Any:
+        """Return an object with DLPack over the memory of a parameter, statistic, gradient or output."""
+        return self._machine.shared(place)
+
+    def copied(self, place: Place) -> Any:
+        """Return a copy of an output in host memory, in canonical layout."""
+        with self._turns:
+            return self._machine.read(place)
+
+    def _same_control(self, add: bool) -> bytes:
+        """Return the host's part of the control block of the last `begin`, with `add` as a later mini-batch."""
+        self._steps -= 1
+        return self._next_control(0.0, int(add))
+
+
+def _place(plan: Plan, name: str, index: int) -> Place:
+    buffer, kind = plan.buffers[index], plan.graph.values[name].type
+    size_bytes = kind.elements * buffer.dtype.size_bytes
+    return Place(name, index, plan.offsets[index], size_bytes, kind.shape, buffer.layout, buffer.dtype, buffer.space)

@@ -1,0 +1,353 @@
+"""Loops of PyTorch with `mbc.module`: equal losses and states, whatever the loop does between the calls."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import mbc
+from mbc.errors import MbcError
+from tests.pytorch.nets import IMAGES, LABELS, Net, nn, torch
+
+F = nn.functional
+X = IMAGES.double()
+
+
+class Two(Net):
+    """A network with an auxiliary head, whose outputs are in a dict."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Sequential(nn.BatchNorm2d(8), nn.ReLU()))
+        self.aux = nn.Conv2d(8, 2, 1)
+
+    def forward(self, x: Any) -> Any:
+        y = self.body(self.first(x))
+        return {"logits": self.head(y), "masks": [self.aux(y), "channels"]}
+
+
+def normed() -> Any:
+    return Net(nn.Sequential(nn.BatchNorm2d(8), nn.ReLU()))
+
+
+def planned(model: Any, **other: Any) -> Any:
+    given = {"precision": "fp64", "device": "cpu", "fallback": "error", "progress": False} | other
+    return mbc.module(model, given.pop("example", X), **given)
+
+
+def sgd(model: Any) -> Any:
+    return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, nesterov=True)
+
+
+def cross_entropy(model: Any, x: Any = X, labels: Any = LABELS) -> Any:
+    return F.cross_entropy(model(x), labels)
+
+
+def batches(steps: int) -> Any:
+    generator = torch.Generator().manual_seed(7)
+    for _ in range(steps):
+        yield (
+            torch.randn(X.shape, generator=generator, dtype=torch.float64),
+            torch.randint(5, (4,), generator=generator),
+        )
+
+
+def plain(model: Any) -> Any:
+    optimizer = sgd(model)
+    for x, labels in batches(4):
+        optimizer.zero_grad()
+        loss = cross_entropy(model, x, labels)
+        loss.backward()
+        optimizer.step()
+        yield loss
+
+
+def mixed(model: Any) -> Any:
+    """Mixup, accumulation over two batches, clipping, moving averages; gradients are kept and zeroed."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    average = torch.optim.swa_utils.AveragedModel(model, use_buffers=True)
+    for number, (x, labels) in enumerate(batches(6)):
+        x = 0.7 * x + 0.3 * x.flip(0)
+        output = model(x)
+        loss = 0.7 * F.cross_entropy(output, labels) + 0.3 * F.cross_entropy(output, labels.flip(0))
+        (loss / 2).backward()
+        if number % 2:
+            yield nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=number > 3)
+            average.update_parameters(model)
+        yield loss
+    yield average.module.first.weight
+
+
+def dice(model: Any) -> Any:
+    """A loss of the user's own on an auxiliary head, beside cross entropy, and a penalty of a weight."""
+    optimizer = sgd(model)
+    for x, labels in batches(3):
+        optimizer.zero_grad()
+        outputs = model(x)
+        p = outputs["masks"][0].softmax(1)[:, 1]
+        overlap = 1 - (2 * (p * p.round().detach()).sum() + 1) / (p.sum() + p.round().detach().sum() + 1)
+        loss = F.cross_entropy(outputs["logits"], labels) + 0.4 * overlap + 0.01 * model.first.weight.square().sum()
+        loss.backward()
+        optimizer.step()
+        yield loss
+
+
+def resumed(model: Any) -> Any:
+    """Save model and optimizer after a step, go on, go back to the saved ones, and go on again."""
+    optimizer, file = sgd(model), io.BytesIO()
+    for number, (x, labels) in enumerate([*batches(3), *batches(3)]):
+        if number == 1:
+            torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, file)
+        if number == 3:
+            file.seek(0)
+            saved = torch.load(file)
+            model.load_state_dict(saved["model"], assign=True)
+            optimizer = sgd(model)
+            optimizer.load_state_dict(saved["optimizer"])
+        optimizer.zero_grad()
+        loss = cross_entropy(model, x, labels)
+        loss.backward()
+        optimizer.step()
+        yield loss
+
+
+def differentiated(model: Any) -> Any:
+    """`torch.autograd.grad` leaves `.grad` alone; `backward(inputs=…)` fills some."""
+    yield from torch.autograd.grad(cross_entropy(model), list(model.parameters()))
+    assert all(p.grad is None for p in model.parameters())
+    cross_entropy(model).backward(inputs=[model.first.weight])
+    assert model.first.bias.grad is None
+    yield model.first.weight.grad
+
+
+def hooked(model: Any) -> Any:
+    """Hooks of parameters, before and after their accumulation."""
+    seen: list[Any] = []
+    model.first.weight.register_hook(lambda gradient: 2 * gradient)
+    model.first.bias.register_post_accumulate_grad_hook(lambda p: seen.append(p.grad.clone()))
+    for _ in range(2):
+        cross_entropy(model).backward()
+    yield model.first.weight.grad
+    yield from seen
+
+
+def held(model: Any) -> Any:
+    """A caller holds earlier gradients, puts gradients of its own in their place, and takes them back."""
+    cross_entropy(model).backward()
+    first = {name: p.grad for name, p in model.named_parameters()}
+    model.zero_grad()
+    cross_entropy(model).backward()
+    yield from first.values()
+    model.first.weight.grad = torch.ones_like(model.first.weight)
+    model.first.bias.grad = first["first.bias"]
+    cross_entropy(model).backward()
+    yield from (p.grad for p in model.parameters())
+    yield from first.values()
+
+
+def moved(model: Any) -> Any:
+    """Parameters whose memory is replaced, or written in place."""
+    optimizer = sgd(model)
+    for number, (x, labels) in enumerate(batches(3)):
+        if number == 1:
+            model.first.weight.data = model.first.weight.data * 0.5
+        if number == 2:
+            with torch.no_grad():
+                model.first.bias.fill_(0.25)
+        loss = cross_entropy(model, x, labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        yield loss
+
+
+def evaluated(model: Any) -> Any:
+    """Validation between steps, with fewer rows; a pass without gradients in training mode."""
+    for loss in plain(model):
+        yield loss
+        model.eval()
+        with torch.no_grad():
+            yield model(X[:3])
+        model.train()
+        with torch.no_grad():
+            yield model(X)
+
+
+def numbers(loop: Callable[[Any], Any], model: Any) -> list[Any]:
+    return [value.detach().clone() for value in loop(model)] + [t.clone() for t in model.state_dict().values()]
+
+
+def agree(ours: list[Any], theirs: list[Any]) -> None:
+    assert len(ours) == len(theirs)
+    for one, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-7, atol=1e-9)
+
+
+@pytest.mark.parametrize("loop", [plain, mixed, resumed, differentiated, hooked, held, moved, evaluated])
+def test_a_loop_gives_torchs_numbers(loop):
+    model, twin = normed().double(), normed().double()
+    assert planned(model) is model
+    agree(numbers(loop, model), numbers(loop, twin))
+
+
+def test_a_loss_of_ones_own_and_outputs_in_a_dict_give_torchs_numbers():
+    model, twin = Two().double(), Two().double()
+    agree(numbers(dice, planned(model)), numbers(dice, twin))
+
+
+def siamese(model: Any) -> Any:
+    """Two passes before one backward pass."""
+    optimizer = sgd(model)
+    for x, _ in batches(3):
+        optimizer.zero_grad()
+        loss = (model(x) - model(x.flip(0) + 1)).square().mean()
+        loss.backward()
+        optimizer.step()
+        yield loss
+
+
+def last_batch(model: Any) -> Any:
+    """A short last batch."""
+    for rows in (4, 3, 4):
+        model.zero_grad()
+        loss = cross_entropy(model, X[:rows], LABELS[:rows])
+        loss.backward()
+        yield loss
+        yield model.first.weight.grad
+
+
+def frozen(model: Any) -> Any:
+    model.first.requires_grad_(False)
+    cross_entropy(model).backward()
+    assert model.first.weight.grad is None
+    yield model.head[2].weight.grad
+
+
+def without_statistics(model: Any) -> Any:
+    model.body[0].eval()
+    cross_entropy(model).backward()
+    yield model.first.weight.grad
+
+
+def other_momentum(model: Any) -> Any:
+    model.body[0].momentum = 0.5
+    yield cross_entropy(model)
+
+
+def saliency(model: Any) -> Any:
+    x = X.clone().requires_grad_()
+    cross_entropy(model, x).backward()
+    yield x.grad
+
+
+def attacked(model: Any) -> Any:
+    """Gradients in eval mode."""
+    model.eval()
+    cross_entropy(model).backward()
+    yield model.first.weight.grad
+
+
+def inner_hook(model: Any) -> Any:
+    seen: list[Any] = []
+    model.body.register_forward_hook(lambda _, inputs, output: seen.append(output.detach()))
+    yield cross_entropy(model)
+    yield from seen
+
+
+@pytest.mark.parametrize(
+    "loop", [siamese, last_batch, frozen, without_statistics, other_momentum, saliency, attacked, inner_hook]
+)
+def test_a_call_that_the_plan_does_not_cover_runs_in_torch_and_says_so(loop):
+    model, twin = normed().double(), normed().double()
+    planned(model, fallback="torch")
+    with pytest.warns(RuntimeWarning, match="runs in PyTorch"):
+        ours = numbers(loop, model)
+    agree(ours, numbers(loop, twin))
+    strict = planned(normed().double())
+    with pytest.raises(MbcError, match="does not cover this call") as raised:
+        numbers(loop, strict)
+    assert raised.value.code == "MBC339"
+
+
+def test_a_covered_loop_runs_in_the_plan_without_a_warning():
+    model = planned(normed().double(), fallback="torch")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        numbers(evaluated, model)
+
+
+def test_states_have_storages_of_their_own_bytes():
+    model = planned(normed().double())
+    cross_entropy(model).backward()
+    for tensor in (*model.state_dict().values(), *(p.grad for p in model.parameters())):
+        assert tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
+def test_a_copy_is_a_model_of_its_own(copied):
+    model = planned(normed().double())
+    twin = copied(model)
+    loss = cross_entropy(twin)
+    loss.backward()
+    with torch.no_grad():
+        twin.first.weight.zero_()
+    assert model.first.weight.abs().max() > 0 and model.first.weight.grad is None
+    assert cross_entropy(model).item() == pytest.approx(loss.item(), rel=1e-9)
+    assert type(twin.forward).__name__ == "Forward" and twin.forward.planned is None
+
+
+def test_closing_leaves_the_model_whole():
+    model, twin = normed().double(), normed().double()
+    planned(model)
+    for one in (model, twin):
+        cross_entropy(one).backward()
+    model.forward.planned.close()
+    assert "forward" not in vars(model)
+    agree([p.grad for p in model.parameters()], [p.grad for p in twin.parameters()])
+    agree(numbers(plain, model), numbers(plain, twin))
+    planned(model)  # a new plan
+
+
+def test_one_forward_pass_serves_one_backward_pass():
+    model = planned(normed().double())
+    loss = cross_entropy(model)
+    loss.backward(retain_graph=True)
+    with pytest.raises(RuntimeError, match="one backward pass"):
+        loss.backward()
+    (gradient,) = torch.autograd.grad(cross_entropy(model), [model.first.weight])
+    assert not gradient.requires_grad
+
+
+def test_an_exception_between_the_passes_frees_the_plan():
+    model = planned(normed().double())
+    with pytest.raises(ValueError, match="of the user"):
+        _raise(model(X))
+    cross_entropy(model).backward()
+
+
+def _raise(_: Any) -> None:
+    raise ValueError("of the user")
+
+
+def test_a_model_that_mbc_does_not_take_runs_in_torch_with_one_line():
+    model = Net(lambda x: torch.fft.fft2(x).real).double()
+    with pytest.warns(RuntimeWarning, match="the model runs in PyTorch"):
+        assert planned(model, fallback="torch") is model
+    assert "forward" not in vars(model)
+    with pytest.raises(MbcError):
+        planned(model)
+
+
+def test_a_second_plan_and_other_types_are_refused():
+    model = planned(normed().double())
+    with pytest.raises(MbcError, match="has a plan already"):
+        planned(model)
+    with pytest.raises(MbcError, match="float32"):
+        planned(normed())

@@ -1,0 +1,120 @@
+"""A step in two halves: what is complete at the cut, and the gradients that the second half leaves."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from mbc.compiler import compile_plan
+from mbc.errors import MbcError
+from mbc.ir.graph import Role
+from mbc.options import Options
+from mbc.plan.cut import cut
+from mbc.plan.model import Plan
+from mbc.plan.verify import verify_plan
+from mbc.runtime.halves import Halves
+from mbc.runtime.module import Module
+from mbc.source import Source
+
+NET = """network net(batch = 8) {
+  input image[batch, 3, 12, 12] : float
+  input %s
+  x = image |> conv(16, 3, pad=1) |> bn |> relu |> maxpool(2) |> conv(16, 3, pad=1) |> bn |> relu |> dropout(0.2)
+  logits = x |> global_avgpool |> linear(5)
+  output logits
+  loss (logits, %s) |> %s
+}
+train { optimizer = %s }
+"""
+OUTSIDE = NET % ("g[batch, 5] : float", "g", "inner_product", "none")
+OF_CLASSES = ("target[batch] : class", "target", "softmax_cross_entropy")
+LABELS = np.arange(8) % 5
+random = np.random.default_rng(5)
+IMAGES = random.standard_normal((8, 3, 12, 12))
+
+
+def planned(source: str = OUTSIDE, **settings: str) -> Plan:
+    given = tuple((name.replace("_", "."), value) for name, value in settings.items())
+    return compile_plan(Source("net.mbc", source), Options(settings=given))
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp64"])
+def test_a_cut_plan_is_verified_and_divided(precision: str):
+    plan = planned(train_precision=precision)
+    verify_plan(plan)
+    halves = cut(plan)
+    assert halves is not None and halves.forward.launches and halves.backward.launches
+    assert (*halves.forward.launches, *halves.backward.launches) == plan.train.launches
+
+
+def test_halves_give_the_gradients_of_a_whole_step():
+    whole = Module(planned(NET % (*OF_CLASSES, "sgd"), train_precision="fp64"), 3, "cpu")
+    halves = Halves(planned(train_precision="fp64"), 3, "cpu")
+    halves.load_state_dict(whole.state_dict())
+    before = whole.state_dict()
+    whole.step(IMAGES, LABELS, lr=1.0)
+    halves.begin(IMAGES)
+    (logits,) = (halves.copied(place) for place in halves.outputs)
+    p = np.exp(logits - logits.max(1, keepdims=True))
+    g = (p / p.sum(1, keepdims=True) - np.eye(5)[LABELS]) / 8
+    halves.finish([g])
+    after = whole.state_dict()
+    for name, place in halves.gradients.items():
+        np.testing.assert_allclose(halves.copied(place), before[name] - after[name], rtol=1e-9, atol=1e-12)
+    for name, place in halves.parameters.items():
+        if halves.plan.graph.values[name].role is Role.STATISTIC:
+            np.testing.assert_allclose(halves.copied(place), after[name], rtol=1e-12)
+
+
+def test_the_second_half_adds_or_overwrites():
+    halves = Halves(planned(NET.replace("|> dropout(0.2)", "") % ("g[batch, 5] : float", "g", "inner_product", "none"),
+                            train_precision="fp64"), 3, "cpu")  # fmt: skip
+    g = random.standard_normal((8, 5))
+    sums: list[np.ndarray] = []
+    for add in (False, True, False):
+        halves.begin(IMAGES)
+        halves.finish([g], add)
+        sums.append(halves.copied(next(iter(halves.gradients.values()))))
+    np.testing.assert_allclose(sums[1], 2 * sums[0], rtol=1e-12)
+    np.testing.assert_array_equal(sums[2], sums[0])
+    assert halves.given == ("g",)
+
+
+def test_shared_memory_is_the_plans_own():
+    halves = Halves(planned(train_precision="fp64"), 3, "cpu")
+    name, place = next(iter(halves.parameters.items()))
+    halves.shared(place)[...] = 0.5
+    assert np.all(halves.state(name) == 0.5)
+
+
+def test_a_plan_with_an_optimizer_has_no_halves():
+    with pytest.raises(MbcError, match="has the optimizer sgd") as raised:
+        Halves(planned(NET % (*OF_CLASSES, "sgd")), 0, "cpu")
+    assert raised.value.code == "MBC239"
+
+
+@pytest.mark.parametrize("entry", ["clip_norm = 1.0", "ema = 0.9", "accumulate = 2"])
+def test_settings_of_an_update_need_an_optimizer(entry: str):
+    with pytest.raises(MbcError, match="needs an optimizer") as raised:
+        planned(OUTSIDE.replace("optimizer = none", f"optimizer = none  {entry}"))
+    assert raised.value.code == "MBC052"
+
+
+def test_a_loss_of_the_sources_own_is_cut_where_it_reads_the_target():
+    halves = Halves(planned(NET % (*OF_CLASSES, "none"), train_precision="fp64"), 3, "cpu")
+    halves.begin(IMAGES)
+    halves.finish([LABELS])
+    assert halves.given == ("target",)
+
+
+def test_a_statistic_that_changes_behind_the_cut_is_refused():
+    plan = planned(train_precision="fp64")
+    late = [i for i, x in enumerate(plan.train.launches) if any("update_running" in name for name in x.operations)]
+    assert len(late) == 1
+    launches = [x for i, x in enumerate(plan.train.launches) if i not in late] + [plan.train.launches[late[0]]]
+    moved = replace(plan, train=replace(plan.train, launches=tuple(launches), waits=()))
+    with pytest.raises(MbcError, match="is not complete before the step reads") as raised:
+        cut(moved)
+    assert raised.value.code == "MBC129"
