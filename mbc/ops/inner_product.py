@@ -11,6 +11,7 @@ from typing import Any
 from mbc.ir.graph import Operation
 from mbc.ir.types import TensorType
 from mbc.ops.base import Expansion, Layer, LayerBuilder, NoAttributes, OpKind, ShapeError, master
+from mbc.ops.framework_calls import Calls
 from mbc.ops.reduce import Reduce
 
 
@@ -25,7 +26,12 @@ def _expand(e: Expansion, op: Operation, training: bool) -> tuple[str, ...]:
     return e.emit("row_reduce_dot", Reduce(axes, (1,)), op.inputs, op.outputs, op.name)
 
 
-OPS = (OpKind("inner_product", NoAttributes, _shape, expand=_expand, reduces=True, loss=True),)
+_SUM = "(wide(x) * wide(y)).sum()"
+OPS = (
+    OpKind(
+        "inner_product", NoAttributes, _shape, expand=_expand, reduces=True, loss=True, calls=Calls(_SUM, jax=_SUM)
+    ),
+)
 
 
 def _build(builder: LayerBuilder, settings: dict[str, Any], inputs: tuple[str, ...]) -> str:

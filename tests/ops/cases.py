@@ -543,6 +543,10 @@ def l1(draw: Draw) -> Network:
     return _compared(draw, "l1")
 
 
+def inner_product(draw: Draw) -> Network:
+    return _compared(draw, "inner_product")
+
+
 def smooth_l1(draw: Draw) -> Network:
     return _compared(draw, "smooth_l1", beta=draw(st.sampled_from((0.55, 1.3, 2.9))))
 
@@ -618,6 +622,7 @@ CASES: dict[str, Callable[[Draw], Network]] = {
         prelu, instance_norm, softmax, amax, scale, dropout, drop_path, augment,
         centre_crop, flatten,
         softmax_cross_entropy, soft_target_cross_entropy, kl_divergence, weighted_cross_entropy, mse, l1, smooth_l1,
+        inner_product,
         binary_cross_entropy, probability_cross_entropy, nll, squeezed, dice, two_losses, top_k, counted,
     )
 }  # fmt: skip

@@ -169,7 +169,7 @@ def test_the_cases_cover_every_operation() -> None:
         collect(case)
     # Some exist in networks only; casts, ends of steps, signs, what transforms make and what is of several ranks have
     # their own tests.
-    alone = {"batch_norm", "weighted_cross_entropy", "dice", "counted_top_k", "mean_iou"}
+    alone = {"batch_norm", "weighted_cross_entropy", "dice", "counted_top_k", "mean_iou", "inner_product"}
     alone |= {"cast", "relu_mask", "relu_backward_masked", "accumulate", "check_loss", "adamw_update", "ema_update"}
     alone |= {"lars_ratio", "lars_update", "lamb_ratio", "lamb_update"}
     alone |= {"rms_norm", "rms_norm_backward", "rms_norm_backward_reduce"}
