@@ -16,8 +16,7 @@ from mbc.hardware.transfers import HostLink, PeerLink
 from mbc.ir.types import DType, Layout, Precision, TensorType
 from mbc.kernels import PROVIDERS
 from mbc.kernels.base import Request
-from mbc.kernels.cuda import OWN
-from mbc.kernels.cuda.generated.lowering import lower
+from mbc.kernels.cuda import OWN, programs_of
 from mbc.kernels.cudnn import CUDNN
 from mbc.kernels.statistics import WITH_STATISTICS
 from mbc.measure.clock import Clock, calls_per_graph
@@ -104,7 +103,7 @@ class Bench:
         Raises:
             MbcError: As `KernelLibrary.open` and `GeneratedLibraries.add`.
         """
-        programs = [lowered.program for request in requests if (lowered := lower(request)) is not None]
+        programs = [program for request in requests for program in programs_of(request)]
         generated = self.library(requests[0].precision).generated if programs else None
         if generated is not None:
             generated.add(programs)

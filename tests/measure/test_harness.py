@@ -372,7 +372,7 @@ def bench_calls(bench: Bench) -> list[Any]:
 
 
 def test_a_wrong_kernel_of_ours_is_refused(gpu: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
-    request = BY_KIND["batch_normalize"].request(Precision.FP32)
+    request = BY_KIND["broadcast_mul"].request(Precision.FP32)
     library = Kernels(gpu)
     original = library._run
 

@@ -157,6 +157,14 @@ def generated_program(provider: str, name: str, request: Request) -> MapProgram 
     return lowered.program if lowered is not None and (kernel is not None or lowered.program.name == name) else None
 
 
+def programs_of(request: Request) -> Iterable[MapProgram]:
+    """Yield the programs of the generated kernels that take a request."""
+    for kernel in _kernels_of(request):
+        program = generated_program(PROVIDER, kernel.name, request)
+        if program is not None:
+            yield program
+
+
 def symbol_of(provider: str, name: str, request: Request) -> str:
     """Return the C function that launches a kernel for a request."""
     program = generated_program(provider, name, request)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from mbc.kernels.base import Request
 from mbc.kernels.cuda.base import Slice
 from mbc.ops import KINDS
-from mbc.ops.fused import Fused, leading_products
+from mbc.ops.fused import Fused, Member, leading_products
 from mbc.ops.normalization import BatchNormalize, BatchNormalizeBackward
 from mbc.ops.shape import ChannelSlice
 
@@ -29,6 +29,14 @@ def members(request: Request) -> Fused:
     """Return the attributes of a fusion group."""
     assert isinstance(request.attributes, Fused)
     return request.attributes
+
+
+def members_of(request: Request) -> tuple[Member, ...]:
+    """Return the operations of a request: a single one, or the members of a group."""
+    if isinstance(request.attributes, Fused):
+        return request.attributes.members
+    inputs, all_values = len(request.inputs), len(request.inputs) + len(request.outputs)
+    return (Member(request.kind, request.attributes, tuple(range(inputs)), tuple(range(inputs, all_values))),)
 
 
 def gemms_of(request: Request) -> tuple[Request, ...]:

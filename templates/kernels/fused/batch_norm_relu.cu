@@ -1,7 +1,7 @@
 // Batch normalization, biases and ReLU fused with their neighbours (additions, slices), in one pass over memory.
 //
 // ReLU's backward pass uses its stored output, a bit mask, or its output recomputed from operands that are read anyway.
-// All agree to the bit, because the forward and the backward pass use the same functions.
+// All agree to the bit, because the forward and the backward pass compute the same expressions.
 //
 // Bytes      every operand in once, every result out once; a bit mask takes one bit an element.
 // Kernels    maps (`map_channels`, channels.cuh) and reductions (`reduce_channels_of`, channel_reduce.cuh) instantiated
@@ -15,19 +15,6 @@
 #include "batch_norm_relu_operands.h"
 
 namespace mbc {
-
-struct BiasRelu {
-  const float* bias;
-  using Channel = float;
-  __device__ float load(int64_t c) const { return bias[c]; }
-  __device__ float operator()(float b, float x, float) const { return relu(x + b); }
-};
-
-struct AddThree {
-  struct Channel {};
-  __device__ Channel load(int64_t) const { return {}; }
-  __device__ float operator()(const Channel&, float a, float b, float c) const { return a + b + c; }
-};
 
 // NormalizeReluBackward with a second gradient of x, which is added.
 template <typename T>
@@ -53,7 +40,7 @@ struct SliceFields {
 
 template <typename Arguments>
 const SliceFields& slice_fields(const MbcCall& call) {
-  return *reinterpret_cast<const SliceFields*>(call.integers + sizeof(Arguments) / sizeof(int64_t));
+  return *reinterpret_cast<const SliceFields*>(behind<Arguments>(call));
 }
 
 // The slice's first element, and its stride.
@@ -81,9 +68,8 @@ const char* map_residual(const MbcCall& call, const BatchNormReluOperands& at, c
   return launched();
 }
 
-template <bool BITMASK>
-const char* normalize_add_relu(const MbcCall& call, const BatchNormReluOperands& at) {
-  return map_residual<BITMASK>(call, at, NormalizeAddRelu{normalize(at, eps(call, 0))});
+inline const char* normalize_add_relu_mask(const MbcCall& call, const BatchNormReluOperands& at) {
+  return map_residual<true>(call, at, NormalizeAddRelu{normalize(at, eps(call, 0))});
 }
 
 template <bool BITMASK>
@@ -154,38 +140,9 @@ const char* normalize_relu_sums(const MbcCall& call, const BatchNormReluOperands
 
 }  // namespace mbc
 
-extern "C" const char* mbc_batch_normalize_relu(const MbcCall& call) {
-  using namespace mbc;
-  const auto& a = arguments<FusedMapArguments>(call);
-  const auto at = operands_of_batch_normalize_relu(call);
-  const NormalizeRelu f{normalize(at, eps(call, 0))};
-  MBC_FOR_TYPE(a.type, T, { map_fused<0>(call, a, Operands<T>{at.x, nullptr}, at.y.as<T>(), f); });
-  return launched();
-}
-
-MBC_LAUNCHER(batch_normalize_add_relu, normalize_add_relu<false>)
-MBC_LAUNCHER(batch_normalize_add_relu_mask, normalize_add_relu<true>)
+MBC_LAUNCHER(batch_normalize_add_relu_mask, normalize_add_relu_mask)
 MBC_LAUNCHER(dual_batch_normalize_add_relu, normalize_twice_add_relu<false>)
 MBC_LAUNCHER(dual_batch_normalize_add_relu_mask, normalize_twice_add_relu<true>)
-
-extern "C" const char* mbc_bias_add_relu(const MbcCall& call) {
-  using namespace mbc;
-  const auto& a = arguments<FusedMapArguments>(call);
-  const BiasRelu f{in<float>(call, 1)};
-  MBC_FOR_TYPE(a.type, T, {
-    map_fused<0>(call, a, Operands<T>{in<T>(call, 0), nullptr}, out<T>(call, 2), f);
-  });
-  return launched();
-}
-
-extern "C" const char* mbc_add_three(const MbcCall& call) {
-  using namespace mbc;
-  const auto& a = arguments<FusedMapArguments>(call);
-  MBC_FOR_TYPE(a.type, T, {
-    map_fused<2>(call, a, Operands<T>{in<T>(call, 0), in<T>(call, 1), in<T>(call, 2)}, out<T>(call, 3), AddThree{});
-  });
-  return launched();
-}
 
 MBC_LAUNCHER(batch_normalize_relu_backward, normalize_relu_backward<false, false>)
 MBC_LAUNCHER(batch_normalize_relu_backward_of_slice, normalize_relu_backward<false, true>)

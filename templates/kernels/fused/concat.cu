@@ -224,7 +224,7 @@ void run_concat_normalize_relu(cudaStream_t stream, const ManyColumns<T>& column
 template <bool BOTH, typename T, typename F>
 void concat_normalized(const MbcCall& call, const ConcatOperands& at, const F& f) {
   const auto& a = arguments<ConcatNormalizeArguments>(call);
-  const int64_t* channels = call.integers + sizeof(ConcatNormalizeArguments) / sizeof(int64_t);
+  const int64_t* channels = behind<ConcatNormalizeArguments>(call);
   constexpr int N = WIDTH<T>;
   ManyColumns<T> columns{};
   int64_t all = 0;
@@ -262,7 +262,7 @@ inline int64_t element_bytes(int64_t type) { return type == MBC_FP32 ? 4 : 2; }
 extern "C" const char* mbc_concat(const MbcCall& call) {
   using namespace mbc;
   const auto& a = arguments<ConcatArguments>(call);
-  const int64_t* channels = call.integers + sizeof(ConcatArguments) / sizeof(int64_t);
+  const int64_t* channels = behind<ConcatArguments>(call);
   const auto at = operands_of_concat(call);
   if (a.layout == MBC_CHANNELS_LAST) {
     MBC_FOR_TYPE(a.type, T, {
@@ -284,7 +284,7 @@ extern "C" const char* mbc_concat(const MbcCall& call) {
 extern "C" const char* mbc_bias_add_concat(const MbcCall& call) {
   using namespace mbc;
   const auto& a = arguments<BiasConcatArguments>(call);
-  const int64_t* channels = call.integers + sizeof(BiasConcatArguments) / sizeof(int64_t);
+  const int64_t* channels = behind<BiasConcatArguments>(call);
   const auto at = operands_of_bias_add_concat(call);
   MBC_FOR_TYPE(a.type, T, {
     concat_columns<true>(
@@ -306,7 +306,7 @@ extern "C" const char* mbc_concat_batch_normalize_relu(const MbcCall& call) {
 extern "C" const char* mbc_batch_normalize_relu_concat(const MbcCall& call) {
   using namespace mbc;
   const auto& a = arguments<ConcatNormalizeArguments>(call);
-  const int64_t* channels = call.integers + sizeof(ConcatNormalizeArguments) / sizeof(int64_t);
+  const int64_t* channels = behind<ConcatNormalizeArguments>(call);
   const auto at = operands_of_batch_normalize_relu_concat(call);
   NormalizeReluParts f{};
   int64_t first = 0;

@@ -1,8 +1,7 @@
-// Batch normalization with the statistics of the whole mini-batch, in fp32 whatever the storage type: statistics,
-// normalization, the two reductions of the backward pass (dgamma, dbeta), the gradient of x, and running statistics.
+// The reductions of batch normalization over the whole mini-batch, in fp32 whatever the storage type: statistics, and
+// the two sums of the backward pass (dgamma, dbeta).
 //
-// Bytes      statistics: x in. Normalise: x in, y out. Backward reductions: x and the gradient in. Gradient: both in,
-//            one out. Each is one pass over memory; the gradient needs the reductions.
+// Bytes      statistics: x in. Backward reductions: x and the gradient in. Each is one pass over memory.
 // Reduction  `parts` blocks for each tile of channels write a partial state each, a second kernel merges them in order,
 //            in fp64 (channel_reduce.cuh). `parts` is part of the plan: results do not depend on the GPU. Variances are
 //            computed from shifted data and merged after Chan, Golub and LeVeque (batch_statistics.cuh).
@@ -12,7 +11,6 @@
 // Limit      memory bandwidth; with small tensors the launches, see batch_norm_single_launch.cu.
 #include "batch_norm.cuh"
 #include "channels.cuh"
-#include "mbc_control.h"
 #include "batch_statistics.cuh"
 #include "batch_norm_operands.h"
 #include "batch_norm_arguments.h"
@@ -58,17 +56,6 @@ __global__ void concat_statistics(Pairs pairs, Pair to) {
   }
 }
 
-__global__ void update_running(const float* running_mean, const float* running_variance, const float* mean,
-                               const float* variance, const MbcControl* control, float* next_mean,
-                               float* next_variance, int64_t channels, float momentum, float unbias) {
-  const bool proceed = control->proceed != 0;
-  for (int64_t c = thread_index(); c < channels; c += thread_count()) {
-    const float m = running_mean[c], v = running_variance[c];
-    next_mean[c] = proceed ? m + momentum * (mean[c] - m) : m;
-    next_variance[c] = proceed ? v + momentum * (variance[c] * unbias - v) : v;
-  }
-}
-
 }  // namespace mbc
 
 extern "C" const char* mbc_batch_statistics(const MbcCall& call) {
@@ -104,7 +91,7 @@ extern "C" const char* mbc_batch_statistics_concat(const MbcCall& call) {
 extern "C" const char* mbc_concat_statistics(const MbcCall& call) {
   using namespace mbc;
   const auto& a = arguments<ConcatStatisticsArguments>(call);
-  const int64_t* channels = call.integers + sizeof(ConcatStatisticsArguments) / sizeof(int64_t);
+  const int64_t* channels = behind<ConcatStatisticsArguments>(call);
   const auto at = operands_of_concat_statistics(call);
   int64_t first = 0;
   for (int64_t pair = 0; pair < a.pairs;) {
@@ -133,37 +120,5 @@ extern "C" const char* mbc_batch_normalize_backward_reduce(const MbcCall& call) 
     reduce_channels<true>(call.stream, a.layout, a.rows, a.channels, a.inner, a.parts, Operands<T>{at.x, at.dy},
                           at.workspace, sums);
   });
-  return launched();
-}
-
-extern "C" const char* mbc_batch_normalize(const MbcCall& call) {
-  using namespace mbc;
-  const auto& a = arguments<BatchNormalizeArguments>(call);
-  const auto at = operands_of_batch_normalize(call);
-  const Normalize f = normalize(at, eps(call, 0));
-  MBC_FOR_TYPE(a.type, T, {
-    map_channels<0>(call.stream, a.layout, a.rows, a.channels, a.inner, Operands<T>{at.x, nullptr}, at.y.as<T>(), f);
-  });
-  return launched();
-}
-
-extern "C" const char* mbc_batch_normalize_backward(const MbcCall& call) {
-  using namespace mbc;
-  const auto& a = arguments<BatchNormalizeBackwardArguments>(call);
-  const auto at = operands_of_batch_normalize_backward(call);
-  const NormalizeBackward f = normalize_backward(at, eps(call, 0), a.count);
-  MBC_FOR_TYPE(a.type, T, {
-    map_channels<1>(call.stream, a.layout, a.rows, a.channels, a.inner, Operands<T>{at.x, at.dy}, at.dx.as<T>(), f);
-  });
-  return launched();
-}
-
-extern "C" const char* mbc_update_running(const MbcCall& call) {
-  using namespace mbc;
-  const auto& a = arguments<UpdateRunningArguments>(call);
-  const double unbias = a.count > 1 ? static_cast<double>(a.count) / static_cast<double>(a.count - 1) : 1.0;
-  MBC_LAUNCH(update_running, blocks_for(a.channels), THREADS, call.stream, in<float>(call, 0), in<float>(call, 1),
-             in<float>(call, 2), in<float>(call, 3), in<MbcControl>(call, 4), out<float>(call, 5), out<float>(call, 6),
-             a.channels, static_cast<float>(call.reals[0]), static_cast<float>(unbias));
   return launched();
 }

@@ -1,7 +1,7 @@
-// Bias of every channel: its addition, and its gradient, which is the sum of a channel (also of a slice of a wider
-// tensor, which is copied in the same launch).
+// The gradient of a bias, which is the sum of a channel (also of a slice of a wider tensor, which is copied in the same
+// launch).
 //
-// Bytes      addition: x in, y out. Gradient: the gradient in; with a slice, the slice out, too.
+// Bytes      the gradient in; with a slice, the slice out, too.
 // Reduction  `parts` blocks write a sum each, a second kernel adds them in order, in fp64 (channel_reduce.cuh).
 // Threads    256. With channels last a thread keeps 16 bytes of channels and walks down the rows; with channels first a
 //            block of the gradient has one channel.
@@ -32,24 +32,7 @@ struct SliceSource {
   __device__ float second(const Fetched<N>&, int) const { return 0.0f; }
 };
 
-struct Bias {
-  const float* bias;
-  using Channel = float;
-  __device__ float load(int64_t c) const { return bias[c]; }
-  __device__ float operator()(float b, float x, float) const { return x + b; }
-};
-
 }  // namespace mbc
-
-extern "C" const char* mbc_bias_add(const MbcCall& call) {
-  using namespace mbc;
-  const auto& a = arguments<BiasAddArguments>(call);
-  MBC_FOR_TYPE(a.type, T, {
-    map_channels<0>(call.stream, a.layout, a.rows, a.channels, a.inner, Operands<T>{in<T>(call, 0), nullptr},
-                        out<T>(call, 2), Bias{in<float>(call, 1)});
-  });
-  return launched();
-}
 
 extern "C" const char* mbc_channel_sum(const MbcCall& call) {
   using namespace mbc;

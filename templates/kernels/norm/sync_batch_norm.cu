@@ -57,7 +57,7 @@ __global__ void sum_gathered(Gathered operands, int64_t ranks, int64_t elements)
 extern "C" const char* mbc_combine_statistics(const MbcCall& call) {
   using namespace mbc;
   const auto& a = arguments<CombineStatisticsArguments>(call);
-  const int64_t* counts = call.integers + sizeof(CombineStatisticsArguments) / sizeof(int64_t);
+  const int64_t* counts = behind<CombineStatisticsArguments>(call);
   if (a.ranks > MOST_RANKS) return "there are more ranks than the kernel takes";
   double all = 0;
   for (int64_t r = 0; r < a.ranks; ++r) all += static_cast<double>(counts[r]);

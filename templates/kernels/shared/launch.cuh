@@ -77,6 +77,9 @@ inline const char* launched() {
 
 template <typename Struct>
 inline const Struct& arguments(const MbcCall& call) { return *reinterpret_cast<const Struct*>(call.integers); }
+// The integers behind the structure.
+template <typename Struct>
+const int64_t* behind(const MbcCall& call) { return call.integers + sizeof(Struct) / sizeof(int64_t); }
 
 inline float real(const MbcCall& call, int index) { return static_cast<float>(call.reals[index]); }
 

@@ -87,10 +87,6 @@ struct Strided {
   __device__ bool repeats(int k) const { return axes == 0 || stride[k][axes - 1] == 0; }
 };
 
-// The integers behind the structure of a launch.
-template <typename Struct>
-const int64_t* behind(const MbcCall& call) { return call.integers + sizeof(Struct) / sizeof(int64_t); }
-
 // N elements from `at` on, or one element N times.
 template <int N, typename T>
 __device__ Vec<T, N> load_or_repeat(const T* at, bool repeat) {

@@ -88,7 +88,7 @@ extern "C" const char* mbc_guard_clip_norm(const MbcCall& call) {
   const auto& a = arguments<ClipNormArguments>(call);
   const auto at = operands_of_guard_clip_norm(call);
   double* sums = at.sums;
-  const int64_t* fields = call.integers + sizeof(a) / sizeof(int64_t);
+  const int64_t* fields = behind<ClipNormArguments>(call);
   sum_all_squares(call.stream, at.gradients, static_cast<int>(a.gradients), fields, sums);
   MBC_LAUNCH(decide_clipped, 1, THREADS, call.stream, at.control.as<MbcControl>(), at.written.as<MbcControl>(),
              at.loss.as<float>(), sums, a.parts, a.scaled != 0, a.accumulate, call.reals[0]);
@@ -101,7 +101,7 @@ extern "C" const char* mbc_norm(const MbcCall& call) {
   const auto& a = arguments<NormArguments>(call);
   const auto at = operands_of_norm(call);
   double* sums = at.sums;
-  const int64_t* fields = call.integers + sizeof(a) / sizeof(int64_t);
+  const int64_t* fields = behind<NormArguments>(call);
   sum_all_squares(call.stream, at.gradients, static_cast<int>(a.gradients), fields, sums);
   MBC_LAUNCH(root_of_sum, 1, THREADS, call.stream, sums, a.parts, at.norm.as<float>());
   return launched();

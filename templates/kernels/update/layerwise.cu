@@ -38,17 +38,14 @@ __device__ inline Sums sums_of_block(Sums own) {
   return {x, sum_of_block(own.y)};
 }
 
-// A rule has `Settings`, the operands that it reads and writes, a constructor that all threads of a block run together,
-// and `operator()(p, g, a, b, ratio, sums)` for one element. Rules of ratios add to `sums`, and compute the ratio from
-// two norms by `ratio_of(settings, x, y)`.
+// Rules as in optimizer.cuh, whose operator takes `ratio` and `sums`, too. Rules of ratios add to `sums`, and compute the
+// ratio from two norms by `ratio_of(settings, x, y)`.
 struct LarsRatioSettings {
   double trust, eps, weight_decay, clip_value;
 };
 
-struct LarsRatio {
+struct LarsRatio : Touches<0, true, false> {
   using Settings = LarsRatioSettings;
-  static constexpr bool GRADIENT = true, WRITES_P = false;
-  static constexpr int READS = 0, WRITES = 0;
   float unscale, limit;
 
   __device__ LarsRatio(const Settings& settings, const MbcControl* control)
@@ -63,10 +60,8 @@ struct LarsRatio {
 };
 
 template <bool MOMENTUM>
-struct LarsUpdate {
+struct LarsUpdate : Touches<MOMENTUM ? 1 : 0> {
   using Settings = SgdSettings;
-  static constexpr bool GRADIENT = true, WRITES_P = true;
-  static constexpr int READS = MOMENTUM ? 1 : 0, WRITES = READS;
   Settings settings;
   float rate, unscale;
   bool proceed;
@@ -106,10 +101,8 @@ struct LambStep {
   }
 };
 
-struct LambRatio {
+struct LambRatio : Touches<2, true, false> {
   using Settings = AdamwSettings;
-  static constexpr bool GRADIENT = true, WRITES_P = false;
-  static constexpr int READS = 2, WRITES = 2;
   LambStep step;
   float unscale, limit, beta1, beta2, rest1, rest2;
   bool proceed;
@@ -132,10 +125,8 @@ struct LambRatio {
   }
 };
 
-struct LambUpdate {
+struct LambUpdate : Touches<2, false, true, 0> {
   using Settings = AdamwSettings;
-  static constexpr bool GRADIENT = false, WRITES_P = true;
-  static constexpr int READS = 2, WRITES = 0;
   LambStep step;
   float rate;
   bool proceed;
@@ -154,35 +145,16 @@ __global__ void run_parts(Layers layers, const MbcControl* control, typename Rul
   const int n = static_cast<int>(blockIdx.y), parts = layers.parts[n];
   if (static_cast<int>(blockIdx.x) >= parts) return;
   const Rule rule(settings, control);
-  const float *p = layers.p[n], *g = layers.g[n], *a = layers.a[n], *b = layers.b[n];
-  float *p_out = layers.p_out[n], *a_out = layers.a_out[n], *b_out = layers.b_out[n];
+  const Tensor t{layers.p[n], layers.g[n], layers.a[n], layers.b[n], layers.p_out[n], layers.a_out[n], layers.b_out[n]};
   const float ratio = READS_RATIO ? layers.ratio[n][0] : 1.0f;
-  const uintptr_t addresses = reinterpret_cast<uintptr_t>(p) | reinterpret_cast<uintptr_t>(g) |
-                              reinterpret_cast<uintptr_t>(a) | reinterpret_cast<uintptr_t>(b) |
-                              reinterpret_cast<uintptr_t>(p_out) | reinterpret_cast<uintptr_t>(a_out) |
-                              reinterpret_cast<uintptr_t>(b_out);
   const int64_t elements = layers.elements[n], stride = static_cast<int64_t>(parts) * THREADS;
   const int64_t start = static_cast<int64_t>(blockIdx.x) * THREADS + threadIdx.x;
-  const int64_t vectors = addresses % 16 == 0 ? elements / 4 : 0;
+  const uintptr_t written = reinterpret_cast<uintptr_t>(t.p_out) | reinterpret_cast<uintptr_t>(t.a_out) |
+                            reinterpret_cast<uintptr_t>(t.b_out);
+  const int64_t vectors = t.wide(written) ? elements / 4 : 0;
   Sums own{0, 0};
-  for (int64_t i = start; i < vectors; i += stride) {
-    Vec<float, 4> vp = load<4>(p + i * 4), vg{}, va{}, vb{};
-    if constexpr (Rule::GRADIENT) vg = load<4>(g + i * 4);
-    if constexpr (Rule::READS > 0) va = load<4>(a + i * 4);
-    if constexpr (Rule::READS > 1) vb = load<4>(b + i * 4);
-#pragma unroll
-    for (int j = 0; j < 4; ++j) rule(vp.v[j], vg.v[j], va.v[j], vb.v[j], ratio, own);
-    if constexpr (Rule::WRITES_P) store(p_out + i * 4, vp);
-    if constexpr (Rule::WRITES > 0) store(a_out + i * 4, va);
-    if constexpr (Rule::WRITES > 1) store(b_out + i * 4, vb);
-  }
-  for (int64_t i = vectors * 4 + start; i < elements; i += stride) {
-    float ep = p[i], ea = Rule::READS > 0 ? a[i] : 0.0f, eb = Rule::READS > 1 ? b[i] : 0.0f;
-    rule(ep, Rule::GRADIENT ? g[i] : 0.0f, ea, eb, ratio, own);
-    if constexpr (Rule::WRITES_P) p_out[i] = ep;
-    if constexpr (Rule::WRITES > 0) a_out[i] = ea;
-    if constexpr (Rule::WRITES > 1) b_out[i] = eb;
-  }
+  const auto step = [&](float& p, float g, float& a, float& b) { rule(p, g, a, b, ratio, own); };
+  update<Rule>(t, step, start, vectors, vectors * 4 + start, elements, stride);
   if constexpr (!READS_RATIO) {
     own = sums_of_block(own);
     if (threadIdx.x == 0) sums[layers.first[n] + blockIdx.x] = own;
@@ -209,7 +181,7 @@ __global__ void write_ratios(Layers layers, const MbcControl* control, typename 
 template <typename Launch>
 const char* for_layers(const MbcCall& call, Launch launch) {
   const auto& a = arguments<LayerwiseArguments>(call);
-  const int64_t* fields = call.integers + sizeof(a) / sizeof(int64_t);
+  const int64_t* fields = behind<LayerwiseArguments>(call);
   const auto at = [&](int64_t index) { return index < 0 ? nullptr : out<float>(call, static_cast<int>(index)); };
   int64_t first = 0;
   for (int64_t done = 0; done < a.tensors; done += MOST) {

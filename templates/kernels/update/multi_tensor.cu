@@ -1,7 +1,9 @@
-// One operation (optimizer update, moving average, cast, running statistics) on each of many tensors, in few launches:
-// a step has hundreds of parameters, most of them small.
+// One operation (optimizer update, moving average, cast, running statistics) on one tensor or on each of many, in few
+// launches: a step has hundreds of parameters, most of them small.
 //
-// Bytes      as the operation on one tensor (optimizer.cu).
+// Bytes      SGD: parameter, gradient and momentum in, parameter and momentum out. AdamW: parameter, gradient and two
+//            moments in, all but the gradient out. Moving average: the average and the averaged tensor in, the average
+//            out. All fp32, 16 bytes at a time if aligned.
 // Tile       tensors are cut into chunks of 4,096 elements, one for each block. A launch takes up to `MOST_TENSORS` = 64
 //            tensors, as many as fit into kernel arguments; a block finds its tensor by bisection.
 // Threads    256, four vectors of four elements each.
@@ -10,8 +12,6 @@
 // Integers of a call: the structure, then `FIELDS` integers for every tensor: its elements, then the numbers of the
 // pointers to its operands.
 #include "multi_tensor.cuh"
-#include "optimizer.cuh"
-#include "multi_tensor_arguments.h"
 
 namespace mbc {
 
@@ -26,33 +26,19 @@ __global__ void multi_tensor_update(Chunks chunks, Updated all, const MbcControl
                                     typename Rule::Settings settings) {
   const Rule rule(settings, control);
   const int n = chunks.tensor();
-  const Tensor t{all.p[n], all.g[n], all.a[n], all.b[n], all.p[n], all.a[n], all.b[n], chunks.elements[n]};
-  const int64_t begin = chunks.begin(n), end = chunks.end(n);
-  const uintptr_t addresses = reinterpret_cast<uintptr_t>(t.p) | reinterpret_cast<uintptr_t>(t.g) |
-                           reinterpret_cast<uintptr_t>(t.a) | reinterpret_cast<uintptr_t>(t.b);
-  const int64_t last = addresses % 16 == 0 ? end / 4 : begin / 4;
-  update(t, rule, begin / 4 + threadIdx.x, last, last * 4 + threadIdx.x, end, THREADS);
+  const Tensor t{all.p[n], all.g[n], all.a[n], all.b[n], all.p[n], all.a[n], all.b[n]};
+  update_chunk(t, rule, chunks.begin(n), chunks.end(n));
 }
 
 template <typename Rule>
-const char* run_updates(const MbcCall& call, const typename Rule::Settings& settings) {
-  const auto& a = arguments<MultiTensorUpdateArguments>(call);
-  const int64_t* fields = call.integers + sizeof(a) / sizeof(int64_t);
-  const auto* control = in<MbcControl>(call, static_cast<int>(a.control));
-  Updated all{};
-  const auto at = [&](int64_t index) { return out<float>(call, static_cast<int>(index)); };
-  for_each_launch<3 + Rule::STATES>(
-      fields, a.tensors,
-      [&](int slot, int, const int64_t* own) {
+const char* run_rule(const MbcCall& call, const typename Rule::Settings& settings) {
+  return run_updates<3 + Rule::READS>(
+      call, multi_tensor_update<Rule>, settings, [](Updated& all, int slot, const int64_t* own, auto at) {
         all.p[slot] = at(own[1]);
         all.g[slot] = at(own[2]);
-        all.a[slot] = Rule::STATES > 0 ? at(own[3]) : nullptr;
-        all.b[slot] = Rule::STATES > 1 ? at(own[4]) : nullptr;
-      },
-      [&](const Chunks& chunks, uint32_t blocks) {
-        MBC_LAUNCH((multi_tensor_update<Rule>), blocks, THREADS, call.stream, chunks, all, control, settings);
+        all.a[slot] = Rule::READS > 0 ? at(own[3]) : nullptr;
+        all.b[slot] = Rule::READS > 1 ? at(own[4]) : nullptr;
       });
-  return launched();
 }
 
 template <typename From, typename To>
@@ -86,7 +72,7 @@ template <typename From, typename To>
 const char* run_casts(const MbcCall& call, const MultiTensorCastArguments& a) {
   Cast<From, To> all{};
   for_each_launch<3>(
-      call.integers + sizeof(a) / sizeof(int64_t), a.tensors,
+      behind<MultiTensorCastArguments>(call), a.tensors,
       [&](int slot, int, const int64_t* own) {
         all.from[slot] = in<From>(call, static_cast<int>(own[1]));
         all.to[slot] = out<To>(call, static_cast<int>(own[2]));
@@ -120,22 +106,22 @@ extern "C" const char* mbc_multi_tensor_sgd(const MbcCall& call) {
   using namespace mbc;
   const auto& a = arguments<MultiTensorUpdateArguments>(call);
   const SgdSettings settings = sgd_settings(call, a.nesterov != 0);
-  return a.momentum ? run_updates<Sgd<true>>(call, settings) : run_updates<Sgd<false>>(call, settings);
+  return a.momentum ? run_rule<Sgd<true>>(call, settings) : run_rule<Sgd<false>>(call, settings);
 }
 
 extern "C" const char* mbc_multi_tensor_adamw(const MbcCall& call) {
   using namespace mbc;
-  return run_updates<Adamw>(call, adamw_settings(call));
+  return run_rule<Adamw>(call, adamw_settings(call));
 }
 
 extern "C" const char* mbc_multi_tensor_ema(const MbcCall& call) {
   using namespace mbc;
-  return run_updates<Ema>(call, ema_settings(call));
+  return run_rule<Ema>(call, ema_settings(call));
 }
 
 extern "C" const char* mbc_multi_tensor_accumulate(const MbcCall& call) {
   using namespace mbc;
-  return run_updates<Accumulate>(call, {});
+  return run_rule<Accumulate>(call, {});
 }
 
 extern "C" const char* mbc_multi_tensor_cast(const MbcCall& call) {
@@ -156,7 +142,7 @@ extern "C" const char* mbc_multi_tensor_update_running(const MbcCall& call) {
   Running all{};
   const auto at = [&](int64_t index) { return out<float>(call, static_cast<int>(index)); };
   for_each_launch<6>(
-      call.integers + sizeof(a) / sizeof(int64_t), a.tensors,
+      behind<MultiTensorUpdateRunningArguments>(call), a.tensors,
       [&](int slot, int number, const int64_t* own) {
         all.mean[slot] = at(own[1]), all.variance[slot] = at(own[2]);
         all.new_mean[slot] = at(own[3]), all.new_variance[slot] = at(own[4]);

@@ -1,7 +1,8 @@
 // Many tensors in few launches: the tensor and the elements that each block works on.
 #pragma once
 
-#include "device.cuh"
+#include "optimizer.cuh"
+#include "multi_tensor_arguments.h"
 
 namespace mbc {
 
@@ -46,6 +47,32 @@ void for_each_launch(const int64_t* fields, int64_t tensors, Add add, Launch lau
     chunks.first[MOST_TENSORS] = UINT32_MAX;
     launch(chunks, blocks);
   }
+}
+
+// Applies `Rule` to this block's elements `begin` to `end` of a tensor. `more`: of `Tensor::wide`.
+template <typename Rule>
+__device__ inline void update_chunk(const Tensor& t, const Rule& rule, int64_t begin, int64_t end,
+                                    uintptr_t more = 0) {
+  const int64_t last = t.wide(more) ? end / 4 : begin / 4;
+  update<Rule>(t, rule, begin / 4 + threadIdx.x, last, last * 4 + threadIdx.x, end, THREADS);
+}
+
+// Runs `kernel` of a rule on all tensors of a call: `add(all, slot, fields, at)` sets the operands of a tensor in `all`,
+// where `at` returns a pointer of the call by its number.
+template <int FIELDS, typename All, typename Settings, typename Add>
+const char* run_updates(const MbcCall& call, void (*kernel)(Chunks, All, const MbcControl*, Settings),
+                        const Settings& settings, Add add) {
+  const auto& a = arguments<MultiTensorUpdateArguments>(call);
+  const auto* control = in<MbcControl>(call, static_cast<int>(a.control));
+  const auto at = [&](int64_t index) { return out<float>(call, static_cast<int>(index)); };
+  All all{};
+  for_each_launch<FIELDS>(
+      behind<MultiTensorUpdateArguments>(call), a.tensors,
+      [&](int slot, int, const int64_t* own) { add(all, slot, own, at); },
+      [&](const Chunks& chunks, uint32_t blocks) {
+        MBC_LAUNCH(kernel, blocks, THREADS, call.stream, chunks, all, control, settings);
+      });
+  return launched();
 }
 
 }  // namespace mbc

@@ -1,14 +1,10 @@
-// End of a step: the guard (the step is skipped if a gradient is infinite or NaN; the dynamic loss scale of fp16), and
-// the update of one tensor (SGD, AdamW, moving average). Control block, parameters and optimizer state are updated in
-// place.
+// End of a step: the guard (the step is skipped if a gradient is infinite or NaN; the dynamic loss scale of fp16). The
+// control block is updated in place.
 //
-// Bytes      guard: every gradient in. SGD: parameter, gradient and momentum in, parameter and momentum out. AdamW:
-//            parameter, gradient and two moments in, all but the gradient out. Moving average: the average and the
-//            averaged tensor in, the average out. All fp32, 16 bytes at a time if aligned.
-// Threads    256 in a grid-stride loop; the guard takes up to 64 tensors in a launch, with a row of blocks for each.
-// Limit      memory bandwidth; with small tensors the launch, see multi_tensor.cu.
+// Bytes      every gradient in, fp32, 16 bytes at a time if aligned.
+// Threads    256 in a grid-stride loop; up to 64 tensors in a launch, with a row of blocks for each.
+// Limit      memory bandwidth.
 #include "guard.cuh"
-#include "optimizer.cuh"
 #include "optimizer_arguments.h"
 #include "optimizer_operands.h"
 
@@ -49,29 +45,12 @@ __global__ void check_loss(const uint8_t* before, uint8_t* after, const float* l
   if (threadIdx.x == 0) reinterpret_cast<MbcControl*>(after)->proceed = isfinite(loss[0]) ? 1 : 0;
 }
 
-inline bool all_aligned(const MbcCall& call, int count) {
-  for (int i = 0; i < count; ++i)
-    if (i != 2 && !aligned(call.pointers[i], 16)) return false;  // 2: the control block
-  return true;
-}
-
-// Runs a rule without states: output 3 is operand 0 updated by operand 1.
-template <typename Rule>
-const char* run_in_pairs(const MbcCall& call, int64_t elements, const typename Rule::Settings& settings) {
-  const int64_t vectors = all_aligned(call, 4) ? elements / 4 : 0;
-  const Tensor tensor{in<float>(call, 0), in<float>(call, 1), nullptr, nullptr,
-                      out<float>(call, 3), nullptr, nullptr, elements};
-  MBC_LAUNCH((update_one<Rule>), blocks_for(vectors > 0 ? vectors : elements), THREADS, call.stream, tensor,
-             in<MbcControl>(call, 2), vectors, settings);
-  return launched();
-}
-
 }  // namespace mbc
 
 extern "C" const char* mbc_guard(const MbcCall& call) {
   using namespace mbc;
   const auto& a = arguments<GuardArguments>(call);
-  const int64_t* elements = call.integers + sizeof(GuardArguments) / sizeof(int64_t);
+  const int64_t* elements = behind<GuardArguments>(call);
   const int count = static_cast<int>(a.gradients);
   const auto at = operands_of_guard(call);
   uint32_t* flag = at.flag;
@@ -92,47 +71,6 @@ extern "C" const char* mbc_guard(const MbcCall& call) {
   MBC_LAUNCH(decide, 1, 1, call.stream, at.control.as<MbcControl>(), at.written.as<MbcControl>(), at.loss.as<float>(),
              flag, a.scaled != 0, a.accumulate);
   return launched();
-}
-
-extern "C" const char* mbc_sgd_update(const MbcCall& call) {
-  using namespace mbc;
-  const auto& a = arguments<SgdUpdateArguments>(call);
-  const SgdSettings settings = sgd_settings(call, a.nesterov != 0);
-  const int64_t vectors = all_aligned(call, a.momentum ? 6 : 4) ? a.elements / 4 : 0;
-  const unsigned blocks = blocks_for(vectors > 0 ? vectors : a.elements);
-  const auto* control = in<MbcControl>(call, 2);
-  if (a.momentum) {
-    const Tensor tensor{in<float>(call, 0), in<float>(call, 1), in<float>(call, 3), nullptr,
-                        out<float>(call, 4), out<float>(call, 5), nullptr, a.elements};
-    MBC_LAUNCH((update_one<Sgd<true>>), blocks, THREADS, call.stream, tensor, control, vectors, settings);
-  } else {
-    const Tensor tensor{in<float>(call, 0), in<float>(call, 1), nullptr, nullptr,
-                        out<float>(call, 3), nullptr, nullptr, a.elements};
-    MBC_LAUNCH((update_one<Sgd<false>>), blocks, THREADS, call.stream, tensor, control, vectors, settings);
-  }
-  return launched();
-}
-
-extern "C" const char* mbc_adamw_update(const MbcCall& call) {
-  using namespace mbc;
-  const auto& a = arguments<AdamwUpdateArguments>(call);
-  const AdamwSettings settings = adamw_settings(call);
-  const int64_t vectors = all_aligned(call, 8) ? a.elements / 4 : 0;
-  const Tensor tensor{in<float>(call, 0), in<float>(call, 1), in<float>(call, 3), in<float>(call, 4),
-                      out<float>(call, 5), out<float>(call, 6), out<float>(call, 7), a.elements};
-  MBC_LAUNCH((update_one<Adamw>), blocks_for(vectors > 0 ? vectors : a.elements), THREADS, call.stream, tensor,
-             in<MbcControl>(call, 2), vectors, settings);
-  return launched();
-}
-
-extern "C" const char* mbc_ema_update(const MbcCall& call) {
-  using namespace mbc;
-  return run_in_pairs<Ema>(call, arguments<EmaUpdateArguments>(call).elements, ema_settings(call));
-}
-
-extern "C" const char* mbc_accumulate(const MbcCall& call) {
-  using namespace mbc;
-  return run_in_pairs<Accumulate>(call, arguments<AccumulateArguments>(call).elements, {});
 }
 
 // Copies the control block, except that `proceed` says whether the loss of one mini-batch is finite.

@@ -11,35 +11,46 @@ namespace mbc {
 struct Tensor {
   const float *p, *g, *a, *b;
   float *p_out, *a_out, *b_out;
-  int64_t elements;
+
+  // Whether what is read begins at multiples of 16 bytes, and `more` addresses, too.
+  __device__ bool wide(uintptr_t more = 0) const {
+    const uintptr_t addresses = reinterpret_cast<uintptr_t>(p) | reinterpret_cast<uintptr_t>(g) |
+                                reinterpret_cast<uintptr_t>(a) | reinterpret_cast<uintptr_t>(b);
+    return (addresses | more) % 16 == 0;
+  }
 };
 
-// A rule has `STATES`, `Settings`, a constructor from the settings and the control block that all threads of a block
-// run together, and `operator()(p, g, a, b)` for one element. In a skipped step the values do not change, but they are
-// still stored, because outputs need not be the inputs' memory.
-//
-// Runs `rule` from vector `first` in steps of `stride` up to `last`, and over the elements from `begin` to `end`,
-// either of which may be different for every thread.
-template <typename Rule>
-__device__ inline void update(const Tensor& t, const Rule& rule, int64_t first, int64_t last, int64_t begin,
+// A rule says what it reads and writes (`Touches`), and has `Settings`, a constructor from the settings and the control
+// block that all threads of a block run together, and `operator()(p, g, a, b)` for one element. In a skipped step the
+// values do not change, but they are still stored, because outputs need not be the inputs' memory.
+template <int STATES, bool READS_GRADIENT = true, bool WRITES_PARAMETER = true, int WRITTEN = STATES>
+struct Touches {
+  static constexpr bool GRADIENT = READS_GRADIENT, PARAMETER = WRITES_PARAMETER;
+  static constexpr int READS = STATES, WRITES = WRITTEN;
+};
+
+// Runs `step`, the operator of `Rule`, from vector `first` in steps of `stride` up to `last`, and over the elements from
+// `begin` to `end`, either of which may be different for every thread.
+template <typename Rule, typename Step>
+__device__ inline void update(const Tensor& t, const Step& step, int64_t first, int64_t last, int64_t begin,
                               int64_t end, int64_t stride) {
   for (int64_t i = first; i < last; i += stride) {
-    Vec<float, 4> vp = load<4>(t.p + i * 4), va{}, vb{};
-    const Vec<float, 4> vg = load<4>(t.g + i * 4);
-    if constexpr (Rule::STATES > 0) va = load<4>(t.a + i * 4);
-    if constexpr (Rule::STATES > 1) vb = load<4>(t.b + i * 4);
+    Vec<float, 4> vp = load<4>(t.p + i * 4), vg{}, va{}, vb{};
+    if constexpr (Rule::GRADIENT) vg = load<4>(t.g + i * 4);
+    if constexpr (Rule::READS > 0) va = load<4>(t.a + i * 4);
+    if constexpr (Rule::READS > 1) vb = load<4>(t.b + i * 4);
 #pragma unroll
-    for (int j = 0; j < 4; ++j) rule(vp.v[j], vg.v[j], va.v[j], vb.v[j]);
-    store(t.p_out + i * 4, vp);
-    if constexpr (Rule::STATES > 0) store(t.a_out + i * 4, va);
-    if constexpr (Rule::STATES > 1) store(t.b_out + i * 4, vb);
+    for (int j = 0; j < 4; ++j) step(vp.v[j], vg.v[j], va.v[j], vb.v[j]);
+    if constexpr (Rule::PARAMETER) store(t.p_out + i * 4, vp);
+    if constexpr (Rule::WRITES > 0) store(t.a_out + i * 4, va);
+    if constexpr (Rule::WRITES > 1) store(t.b_out + i * 4, vb);
   }
   for (int64_t i = begin; i < end; i += stride) {
-    float ep = t.p[i], ea = Rule::STATES > 0 ? t.a[i] : 0.0f, eb = Rule::STATES > 1 ? t.b[i] : 0.0f;
-    rule(ep, t.g[i], ea, eb);
-    t.p_out[i] = ep;
-    if constexpr (Rule::STATES > 0) t.a_out[i] = ea;
-    if constexpr (Rule::STATES > 1) t.b_out[i] = eb;
+    float ep = t.p[i], ea = Rule::READS > 0 ? t.a[i] : 0.0f, eb = Rule::READS > 1 ? t.b[i] : 0.0f;
+    step(ep, Rule::GRADIENT ? t.g[i] : 0.0f, ea, eb);
+    if constexpr (Rule::PARAMETER) t.p_out[i] = ep;
+    if constexpr (Rule::WRITES > 0) t.a_out[i] = ea;
+    if constexpr (Rule::WRITES > 1) t.b_out[i] = eb;
   }
 }
 
@@ -62,9 +73,8 @@ inline SgdSettings sgd_settings(const MbcCall& call, bool nesterov) {
 }
 
 template <bool MOMENTUM>
-struct Sgd {
+struct Sgd : Touches<MOMENTUM ? 1 : 0> {
   using Settings = SgdSettings;
-  static constexpr int STATES = MOMENTUM ? 1 : 0;
   Settings settings;
   float rate, unscale;
   bool proceed;
@@ -91,9 +101,8 @@ inline AdamwSettings adamw_settings(const MbcCall& call) {
   return {call.reals[0], call.reals[1], call.reals[2], call.reals[3], call.reals[4], call.reals[5]};
 }
 
-struct Adamw {
+struct Adamw : Touches<2> {
   using Settings = AdamwSettings;
-  static constexpr int STATES = 2;
   float rate, widen, keep, unscale, limit, beta1, beta2, rest1, rest2, eps;
   bool proceed;
 
@@ -130,9 +139,8 @@ struct EmaSettings {
 inline EmaSettings ema_settings(const MbcCall& call) { return {call.reals[0]}; }
 
 // The moving average takes the parameter's place, the averaged tensor that of the gradient.
-struct Ema {
+struct Ema : Touches<0> {
   using Settings = EmaSettings;
-  static constexpr int STATES = 0;
   float rest;
   bool proceed, first;
 
@@ -148,21 +156,12 @@ struct AccumulateSettings {};
 
 // The sum over earlier mini-batches takes the parameter's place, the value of this mini-batch that of the gradient. The
 // first mini-batch of a step has no earlier sum.
-struct Accumulate {
+struct Accumulate : Touches<0> {
   using Settings = AccumulateSettings;
-  static constexpr int STATES = 0;
   bool first;
 
   __device__ Accumulate(const Settings&, const MbcControl* control) : first(control->accumulated == 0) {}
   __device__ void operator()(float& sum, float value, float&, float&) const { sum = first ? value : sum + value; }
 };
-
-template <typename Rule>
-__global__ void update_one(Tensor tensor, const MbcControl* control, int64_t vectors,
-                           typename Rule::Settings settings) {
-  const Rule rule(settings, control);
-  const int64_t start = thread_index();
-  update(tensor, rule, start, vectors, vectors * 4 + start, tensor.elements, thread_count());
-}
 
 }  // namespace mbc

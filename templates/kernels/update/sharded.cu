@@ -11,8 +11,6 @@
 // Integers of a call: the structure, then `FIELDS` integers for every tensor: the elements of its part, those of the
 // whole, whether the gradient is whole, then the numbers of the pointers to its operands, the part's new one last.
 #include "multi_tensor.cuh"
-#include "optimizer.cuh"
-#include "sharded_arguments.h"
 
 namespace mbc {
 
@@ -33,36 +31,22 @@ __global__ void sharded_update(Chunks chunks, Sharded all, const MbcControl* con
   for (int64_t i = max(begin, whole - first) + threadIdx.x; i < chunks.end(n); i += THREADS) all.p_out[n][i] = 0.0f;
   if (begin >= end) return;
   const Tensor t{all.p[n] + first, all.g[n] + (all.whole_gradient[n] ? first : 0), all.a[n], all.b[n],
-                 all.p_out[n], all.a[n], all.b[n], end};
-  const uintptr_t addresses = reinterpret_cast<uintptr_t>(t.p) | reinterpret_cast<uintptr_t>(t.g) |
-                              reinterpret_cast<uintptr_t>(t.a) | reinterpret_cast<uintptr_t>(t.b) |
-                              reinterpret_cast<uintptr_t>(t.p_out);
-  const int64_t last = addresses % 16 == 0 ? end / 4 : begin / 4;
-  update(t, rule, begin / 4 + threadIdx.x, last, last * 4 + threadIdx.x, end, THREADS);
+                 all.p_out[n], all.a[n], all.b[n]};
+  update_chunk(t, rule, begin, end, reinterpret_cast<uintptr_t>(t.p_out));
 }
 
 template <typename Rule>
 const char* run_sharded(const MbcCall& call, const typename Rule::Settings& settings) {
-  const auto& a = arguments<ShardedUpdateArguments>(call);
-  const int64_t* fields = call.integers + sizeof(a) / sizeof(int64_t);
-  const auto* control = in<MbcControl>(call, static_cast<int>(a.control));
-  Sharded all{};
-  const auto at = [&](int64_t index) { return out<float>(call, static_cast<int>(index)); };
-  for_each_launch<6 + Rule::STATES>(
-      fields, a.tensors,
-      [&](int slot, int, const int64_t* own) {
+  return run_updates<6 + Rule::READS>(
+      call, sharded_update<Rule>, settings, [](Sharded& all, int slot, const int64_t* own, auto at) {
         all.whole[slot] = own[1];
         all.whole_gradient[slot] = own[2] != 0;
         all.p[slot] = at(own[3]);
         all.g[slot] = at(own[4]);
         all.a[slot] = at(own[5]);
-        all.b[slot] = Rule::STATES > 1 ? at(own[6]) : nullptr;
-        all.p_out[slot] = at(own[5 + Rule::STATES]);
-      },
-      [&](const Chunks& chunks, uint32_t blocks) {
-        MBC_LAUNCH((sharded_update<Rule>), blocks, THREADS, call.stream, chunks, all, control, settings);
+        all.b[slot] = Rule::READS > 1 ? at(own[6]) : nullptr;
+        all.p_out[slot] = at(own[5 + Rule::READS]);
       });
-  return launched();
 }
 
 }  // namespace mbc
@@ -70,7 +54,7 @@ const char* run_sharded(const MbcCall& call, const typename Rule::Settings& sett
 // Updates of one parameter use these launchers, too.
 extern "C" const char* mbc_multi_tensor_sgd_part(const MbcCall& call) {
   using namespace mbc;
-  return run_sharded<Sgd<true>>(call, sgd_settings(call, arguments<ShardedUpdateArguments>(call).nesterov != 0));
+  return run_sharded<Sgd<true>>(call, sgd_settings(call, arguments<MultiTensorUpdateArguments>(call).nesterov != 0));
 }
 
 extern "C" const char* mbc_multi_tensor_adamw_part(const MbcCall& call) {

@@ -27,7 +27,7 @@ from mbc.ops.fused import Fused, evaluate_epilogue, gives_product, launch_kind, 
 from mbc.profile.signature import asked_kind
 from tests.kernels.cuda.cases import Case
 
-POISON, GUARD, GUARD_BYTES = 0xFF, 0xA5, 256
+POISON, GUARD_BYTES = 0xFF, 256  # NaN in every floating type, so that a read outside an operand shows
 DEFAULT_SHARED_BYTES = 48 << 10  # of a block on any GPU
 
 # Relative L2. Sums are in fp32 whatever the storage type; an output in bf16 or fp16 is rounded once on top of that, by
@@ -327,7 +327,7 @@ class Trial:
 
     def _place(self, data: bytes, shift: int, guards: list[tuple[int, bytes]], constant: bool) -> int:
         memory = self.library.memory
-        guard = bytes([GUARD]) * GUARD_BYTES
+        guard = bytes([POISON]) * GUARD_BYTES
         base = memory.allocate(GUARD_BYTES + shift + len(data) + GUARD_BYTES)
         address = base + GUARD_BYTES + shift
         memory.write(base, guard + guard[:shift] + data + guard)

@@ -17,8 +17,9 @@ from mbc.frontend.parse import parse
 from mbc.ir.graph import Operation, TrainingGraph
 from mbc.ir.types import DType, Precision, TensorType
 from mbc.kernels.base import DTYPE_CODES, Request
-from mbc.kernels.cuda.generated.lowering import lower, members_of
+from mbc.kernels.cuda.generated.lowering import lower
 from mbc.kernels.cuda.generated.map_program import MapProgram
+from mbc.kernels.cuda.wiring import members_of
 from mbc.ops.activation import LeakyRelu
 from mbc.ops.base import NoAttributes
 from mbc.ops.fused import join

@@ -16,7 +16,7 @@ from mbc.errors import MbcError
 from mbc.hardware.spec import find_spec
 from mbc.ir.types import DType, Layout, Precision, TensorType, layout_matters
 from mbc.kernels.base import Call, Candidate, Request
-from mbc.kernels.cuda import KERNELS, OWN, function_of
+from mbc.kernels.cuda import KERNELS, OWN, function_of, programs_of, symbol_of
 from mbc.kernels.cuda.base import THREADS, always, layout_of, planar
 from mbc.kernels.cuda.generated import lowering
 from mbc.kernels.cuda.norm.reduce import LEAST_TERMS, SUM_BLOCKS, Sums
@@ -356,6 +356,14 @@ def test_a_long_sum_takes_a_workspace_and_a_short_one_does_not():
     state_bytes = 64 * 12  # of one part
     assert first % state_bytes == last % state_bytes == 0 and 2 * state_bytes <= min(first, last)
     assert max(first, last) <= 2 << 20
+
+
+def test_only_requests_whose_kernels_are_generated_have_programs_to_compile():
+    x, gate = TensorType((2, 8, 3, 3), DType.BF16), TensorType((2, 8, 1, 1), DType.BF16)
+    by_hand = Request("broadcast_mul", NoAttributes(), (x, gate), (x,), Precision.BF16)
+    assert lowering.lower(by_hand) is not None and not [*programs_of(by_hand)]
+    (program,) = programs_of(_relu(2, 8, 3, 3))
+    assert program.symbol == symbol_of("mbc", "relu", _relu(2, 8, 3, 3))
 
 
 def test_fp64_is_not_for_the_gpu():

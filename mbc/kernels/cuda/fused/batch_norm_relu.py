@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from mbc.ir.types import Layout
 from mbc.kernels.base import Request
 from mbc.kernels.cuda.base import OwnKernel, Slice, channels_last, image_of, no_reals, touched_us
+from mbc.kernels.cuda.generated.generated_map import generated_as
 from mbc.kernels.cuda.image import ImageArguments
 from mbc.kernels.cuda.norm.batch_norm import parts, sum_workspace, sums_workspace
 from mbc.kernels.cuda.wiring import (
@@ -122,10 +123,8 @@ def sum_arguments(at: Slice) -> FusedSumArguments:
     return FusedSumArguments(*image_of(at), affine, parts(at.request.inputs[0], at.layout), int(at.accumulate))
 
 
-def _mapped(
-    kind: str, launcher: str, operands: str, *wirings: Wiring, reals: Callable[[Slice], tuple[float, ...]] = eps
-) -> OwnKernel:
-    map_ = OwnKernel(kind, FILE, FusedMapArguments, map_arguments, reals, takes=taking(*wirings), version=2)
+def _mapped(kind: str, launcher: str, operands: str, *wirings: Wiring) -> OwnKernel:
+    map_ = OwnKernel(kind, FILE, FusedMapArguments, map_arguments, eps, takes=taking(*wirings), version=2)
     return replace(map_, launcher=launcher, operands=operands)
 
 
@@ -177,13 +176,8 @@ _RELU_REMAT = "batch_normalize+relu+relu_backward"
 _RELU_REMAT_SLICED = "batch_normalize+relu+channel_slice+relu_backward"
 
 KERNELS = (
-    _mapped("batch_normalize+relu", "batch_normalize_relu", f"{NORMALIZED} y", *map(_normalize_relu, AFFINE)),
-    _mapped(
-        "batch_normalize+add+relu",
-        "batch_normalize_add_relu",
-        f"{NORMALIZED} r y",
-        *_ADDED,
-    ),
+    generated_as("batch_normalize+relu", "batch_normalize_relu", taking(*map(_normalize_relu, AFFINE)), version=2),
+    generated_as("batch_normalize+add+relu", "batch_normalize_add_relu", taking(*_ADDED), version=2),
     _with_relu_masks(
         _mapped(
             "batch_normalize+add+relu+relu_mask",
@@ -206,8 +200,8 @@ KERNELS = (
             *map(_with_mask, _TWICE),
         )
     ),
-    _mapped("bias_add+relu", "bias_add_relu", "", (((0, 1), (2,)), (3,)), reals=no_reals),
-    replace(_mapped("add*", "add_three", "", *adds(3, ((0, 1),)), reals=no_reals), version=1),
+    generated_as("bias_add+relu", "bias_add_relu", taking((((0, 1), (2,)), (3,))), version=2),
+    generated_as("add*", "add_three", taking(*adds(3, ((0, 1),)))),
     _mapped(
         f"{_RELU_REMAT}+batch_normalize_backward",
         "batch_normalize_relu_backward",

@@ -97,19 +97,24 @@ def _trailing(at: Slice) -> tuple[int, ...]:
     return trailing(axes_of(operands, lowered.result, at.layout), len(repeated))
 
 
-def generated_as(kind: str, named: str = "", takes: Callable[[Request], bool] = always) -> OwnKernel:
+def generated_as(kind: str, named: str = "", takes: Callable[[Request], bool] = always, version: int = 1) -> OwnKernel:
     """Return the declaration of a generated kernel with a name of its own; the program is that of the request."""
 
     def can_run(request: Request) -> bool:
         return takes(request) and lower(request) is not None
 
-    return OwnKernel(kind, "", GeneratedArguments, _integers, _reals, _trailing, named=named, takes=can_run)
+    return OwnKernel(
+        kind, "", GeneratedArguments, _integers, _reals, _trailing, named=named, takes=can_run, version=version
+    )
 
 
-# Single operations, whose kernels have their names in plans and profiles.
-KERNELS = tuple(
-    generated_as(kind.name)
-    for family in (activation, activation_variants, arithmetic, comparison, elementary, piecewise, reduce)
-    for kind in family.OPS
-    if kind.device is not None
+# Single operations, whose kernels have their names in plans and profiles. Others have had two versions before.
+KERNELS = (
+    *(
+        generated_as(kind.name)
+        for family in (activation, activation_variants, arithmetic, comparison, elementary, piecewise, reduce)
+        for kind in family.OPS
+        if kind.device is not None
+    ),
+    *(generated_as(kind, version=3) for kind in ("bias_add", "batch_normalize", "batch_normalize_backward")),
 )

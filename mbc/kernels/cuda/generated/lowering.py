@@ -11,6 +11,7 @@ from mbc.ir.types import DType, TensorType
 from mbc.kernels.base import Request
 from mbc.kernels.cuda.generated.map_program import Line, MapProgram
 from mbc.kernels.cuda.generated.placement import Place, is_vector, is_whole, operand_place, whole_place
+from mbc.kernels.cuda.wiring import members_of
 from mbc.ops import KINDS
 from mbc.ops.fused import Fused, Member
 
@@ -36,14 +37,6 @@ class Lowered:
     result: TensorType
     places: tuple[Place, ...]
     reals: tuple[float, ...]
-
-
-def members_of(request: Request) -> tuple[Member, ...]:
-    """Return the operations of a request: a single one, or the members of a group."""
-    if isinstance(request.attributes, Fused):
-        return request.attributes.members
-    inputs, all_values = len(request.inputs), len(request.inputs) + len(request.outputs)
-    return (Member(request.kind, request.attributes, tuple(range(inputs)), tuple(range(inputs, all_values))),)
 
 
 @lru_cache(maxsize=4096)

@@ -1,4 +1,4 @@
-"""Biases, and batch normalization: statistics, normalization, the backward reductions, the gradient of x."""
+"""Reductions of biases and batch normalization: statistics, the sums of the backward pass."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from mbc.ir.types import Layout, TensorType
 from mbc.kernels.base import Request
 from mbc.kernels.cuda.base import THREADS, VECTOR_BYTES, Channels, OwnKernel, Slice, channels_first, image_of
 from mbc.kernels.cuda.image import ImageArguments
-from mbc.kernels.cuda.wiring import NORMALIZED
 from mbc.kernels.launch_struct import Struct
-from mbc.ops.normalization import BatchNormalize, BatchNormalizeBackward, UpdateRunning
+from mbc.ops.normalization import BatchNormalize
 
 # Blocks of a reduction on 132 multiprocessors: one wave if channels are last; several waves if channels are first,
 # because a thread then has only one load in flight. Constants, so that reductions have one order on all GPUs.
@@ -21,11 +20,6 @@ WARP = 32
 
 # Bytes of the states in channel_sum.cuh, batch_norm.cuh and batch_statistics.cuh.
 SUM_BYTES, SUMS_BYTES, STATISTICS_BYTES = 4, 8, 12
-
-
-@dataclass(frozen=True, slots=True)
-class BiasAddArguments(ImageArguments):
-    """Integer arguments of a launch that adds a bias."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,34 +48,11 @@ class ConcatStatisticsArguments(Struct):
 
 
 @dataclass(frozen=True, slots=True)
-class BatchNormalizeArguments(ImageArguments):
-    """Integer arguments of a launch that normalizes."""
-
-    affine: int
-
-
-@dataclass(frozen=True, slots=True)
 class BatchNormalizeBackwardReduceArguments(ImageArguments):
     """Integer arguments of a launch of the backward reductions."""
 
     parts: int
     accumulate: int
-
-
-@dataclass(frozen=True, slots=True)
-class BatchNormalizeBackwardArguments(ImageArguments):
-    """Integer arguments of a launch that computes the gradient of x."""
-
-    affine: int
-    count: int
-
-
-@dataclass(frozen=True, slots=True)
-class UpdateRunningArguments(Struct):
-    """Integer arguments of a launch that updates running statistics."""
-
-    channels: int
-    count: int
 
 
 def parts(x: TensorType, layout: Layout, blocks_last: int = BLOCKS_LAST) -> int:
@@ -107,11 +78,6 @@ def partial_bytes(x: TensorType, layout: Layout, state_bytes: int, blocks_last: 
     return count * x.shape[1] * state_bytes if count > 1 else 0
 
 
-def bias_arguments(at: Slice) -> BiasAddArguments:
-    """Return the integer arguments of a launch that adds a bias."""
-    return BiasAddArguments(*image_of(at))
-
-
 def channel_sum_arguments(at: Slice) -> ChannelSumArguments:
     """Return the integer arguments of a launch that sums each channel."""
     return ChannelSumArguments(*image_of(at), parts(at.request.inputs[0], at.layout), int(at.accumulate))
@@ -129,38 +95,16 @@ def _channels_of_pairs(at: Slice) -> tuple[int, ...]:
     return tuple(mean.elements for mean in at.request.inputs[::2])
 
 
-def _normalize(at: Slice) -> BatchNormalizeArguments:
-    return BatchNormalizeArguments(*image_of(at), affine=int(len(at.request.inputs) == 5))
-
-
 def _sums(at: Slice) -> BatchNormalizeBackwardReduceArguments:
     return BatchNormalizeBackwardReduceArguments(
         *image_of(at), parts(at.request.inputs[0], at.layout), int(at.accumulate)
     )
 
 
-def _backward(at: Slice) -> BatchNormalizeBackwardArguments:
-    a = at.request.attributes
-    assert isinstance(a, BatchNormalizeBackward)
-    return BatchNormalizeBackwardArguments(*image_of(at), affine=int(len(at.request.inputs) == 7), count=a.count)
-
-
-def _update_running(at: Slice) -> UpdateRunningArguments:
-    a = at.request.attributes
-    assert isinstance(a, UpdateRunning)
-    return UpdateRunningArguments(at.request.inputs[0].elements, a.count)
-
-
 def _eps(at: Slice) -> tuple[float, ...]:
     a = at.request.attributes
-    assert isinstance(a, BatchNormalize | BatchNormalizeBackward)
+    assert isinstance(a, BatchNormalize)
     return (a.eps,)
-
-
-def _momentum(at: Slice) -> tuple[float, ...]:
-    a = at.request.attributes
-    assert isinstance(a, UpdateRunning)
-    return (a.momentum,)
 
 
 def sum_workspace(request: Request, layout: Layout) -> int:
@@ -179,7 +123,6 @@ def statistics_workspace(request: Request, layout: Layout) -> int:
 
 
 KERNELS = (
-    OwnKernel("bias_add", "norm/bias.cu", BiasAddArguments, bias_arguments, version=3),
     OwnKernel(
         "channel_sum",
         "norm/bias.cu",
@@ -209,15 +152,6 @@ KERNELS = (
         operands="statistics[pairs*2] mean variance",
     ),
     OwnKernel(
-        "batch_normalize",
-        "norm/batch_norm.cu",
-        BatchNormalizeArguments,
-        _normalize,
-        _eps,
-        operands=f"{NORMALIZED} y",
-        version=3,
-    ),
-    OwnKernel(
         "batch_normalize_backward_reduce",
         "norm/batch_norm.cu",
         BatchNormalizeBackwardReduceArguments,
@@ -228,22 +162,5 @@ KERNELS = (
         accumulates=True,
         operands="x dy mean variance dgamma dbeta workspace?",
         version=3,
-    ),
-    OwnKernel(
-        "batch_normalize_backward",
-        "norm/batch_norm.cu",
-        BatchNormalizeBackwardArguments,
-        _backward,
-        _eps,
-        operands="x dy mean variance dgamma dbeta gamma?affine dx",
-        version=3,
-    ),
-    OwnKernel(
-        "update_running",
-        "norm/batch_norm.cu",
-        UpdateRunningArguments,
-        _update_running,
-        _momentum,
-        layouts=channels_first,
     ),
 )

@@ -6,14 +6,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
-from mbc.ir.graph import Attributes
 from mbc.ir.types import Layout, TensorType
 from mbc.kernels.base import Request
 from mbc.kernels.cuda.base import REDUCTION_BLOCKS, THREADS, OwnKernel, Slice
-from mbc.kernels.cuda.update.multi_tensor import any_layouts, members_of, same_layouts, takes_together
-from mbc.kernels.cuda.update.optimizer import update_reals
+from mbc.kernels.cuda.update.multi_tensor import of_many, settings, takes_together
+from mbc.kernels.cuda.wiring import members_of
 from mbc.kernels.launch_struct import Struct
-from mbc.ops.fused import Fused
 from mbc.ops.update import Sgd
 
 FILE = "update/layerwise.cu"
@@ -59,42 +57,29 @@ def _parts(tensor: TensorType) -> int:
     return min(-(-tensor.elements // PART_ELEMENTS), MOST_PARTS)
 
 
-def _operations(request: Request) -> Iterator[tuple[Attributes, tuple[int, ...], tuple[int, ...]]]:
-    """Yield attributes, inputs and outputs of each operation; operands are numbers of operands of the launch."""
-    count = len(request.inputs)
-    if not isinstance(request.attributes, Fused):
-        yield request.attributes, tuple(range(count)), tuple(range(count, count + len(request.outputs)))
-        return
-    for member in members_of(request):
-        yield member.attributes, member.inputs, member.outputs
-
-
 def _arguments(at: Slice) -> LayerwiseArguments:
-    operations = [*_operations(at.request)]
-    a, inputs, _ = operations[0]
-    control = inputs[_CONTROL[at.request.kind.removesuffix("*")]]
-    parts = sum(_parts(at.request.inputs[own[0]]) for _, own, _ in operations)
+    members = members_of(at.request)
+    a, control = members[0].attributes, members[0].inputs[_CONTROL[at.request.kind.removesuffix("*")]]
+    parts = sum(_parts(at.request.inputs[member.inputs[0]]) for member in members)
     momentum, nesterov = isinstance(a, Sgd) and a.momentum > 0, isinstance(a, Sgd) and a.nesterov
-    return LayerwiseArguments(len(operations), parts, control, int(momentum), int(nesterov))
+    return LayerwiseArguments(len(members), parts, control, int(momentum), int(nesterov))
 
 
 def _fields(at: Slice) -> tuple[int, ...]:
     fields: list[int] = []
-    for _, inputs, outputs in _operations(at.request):
-        tensor = at.request.inputs[inputs[0]]
+    for member in members_of(at.request):
+        tensor = at.request.inputs[member.inputs[0]]
         fields += [tensor.elements, _parts(tensor)]
         for operand in _OPERANDS[at.request.kind.removesuffix("*")]:
-            numbers, place = (inputs, operand) if operand is None or operand >= 0 else (outputs, -1 - operand)
+            numbers, place = (
+                (member.inputs, operand) if operand is None or operand >= 0 else (member.outputs, -1 - operand)
+            )
             fields.append(-1 if place is None or place >= len(numbers) else numbers[place])
     return tuple(fields)
 
 
-def _reals(at: Slice) -> tuple[float, ...]:
-    return update_reals(next(_operations(at.request))[0])
-
-
 def _workspace(request: Request, layout: Layout) -> int:
-    return SUMS_BYTES * sum(_parts(request.inputs[own[0]]) for _, own, _ in _operations(request))
+    return SUMS_BYTES * sum(_parts(request.inputs[member.inputs[0]]) for member in members_of(request))
 
 
 def _takes(request: Request) -> bool:
@@ -107,7 +92,7 @@ def _kernels(kind: str) -> Iterator[OwnKernel]:
         FILE,
         LayerwiseArguments,
         _arguments,
-        _reals,
+        settings,
         trailing=_fields,
         launcher=f"multi_tensor_{kind}",
         named=kind,
@@ -115,14 +100,7 @@ def _kernels(kind: str) -> Iterator[OwnKernel]:
     if kind.endswith("_ratio"):
         alone = replace(alone, workspace=_workspace, launches=2)
     yield alone
-    yield replace(
-        alone,
-        kind=f"{kind}*",
-        layouts=any_layouts,
-        accepts_layouts=same_layouts,
-        named="",
-        takes=_takes,
-    )
+    yield of_many(alone, _takes)
 
 
 KERNELS = tuple(kernel for kind in _OPERANDS for kernel in _kernels(kind))

@@ -1,19 +1,21 @@
-"""One operation on each of many tensors: parameter updates, casts, moving averages, running statistics."""
+"""One operation on one or on many tensors: parameter updates, casts, moving averages, running statistics."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 
 from mbc.hardware.spec import DeviceSpec
-from mbc.ir.types import Layout
+from mbc.ir.graph import Attributes
 from mbc.kernels.base import Call, Request
-from mbc.kernels.cuda.base import Layouts, OwnKernel, Slice, moved_us, type_code
-from mbc.kernels.cuda.update.optimizer import update_reals
+from mbc.kernels.cuda.base import OwnKernel, Slice, channels_first, moved_us, type_code
+from mbc.kernels.cuda.wiring import members_of
 from mbc.kernels.launch_struct import Struct
-from mbc.ops.fused import Fused, Member
+from mbc.ops.base import NoAttributes
+from mbc.ops.fused import Fused
+from mbc.ops.layerwise import LarsRatio
 from mbc.ops.normalization import UpdateRunning
-from mbc.ops.update import Sgd
+from mbc.ops.update import AdamW, Ema, Sgd
 
 FILE = "update/multi_tensor.cu"
 MOST_TENSORS = 64  # tensors of a launch; equal to the constant in the source
@@ -50,23 +52,12 @@ class MultiTensorUpdateRunningArguments(Struct):
     control: int
 
 
-def members_of(request: Request) -> tuple[Member, ...]:
-    """Return the operations of a group."""
-    assert isinstance(request.attributes, Fused)
-    return request.attributes.members
-
-
-def any_layouts(request: Request) -> Iterable[Layouts]:
-    """Yield all operands channels first, which stands for any layouts.
-
-    Elementwise updates do not depend on the layout. The search satisfies `same_layouts`, since a state and its gradient
-    have one layout.
-    """
-    yield (Layout.CHANNELS_FIRST,) * (len(request.inputs) + len(request.outputs))
-
-
 def same_layouts(call: Call) -> bool:
-    """Return whether the operands of each member have one layout."""
+    """Return whether the operands of each member have one layout.
+
+    Elementwise updates do not depend on the layout, and the search satisfies this condition, since a state and its
+    gradient have one layout.
+    """
     results = {number: len(call.request.inputs) + at for at, number in enumerate(_given(call.request))}
     for member in members_of(call.request):
         operands = (results.get(number, number) for number in (*member.inputs, *member.outputs))
@@ -100,27 +91,21 @@ def _one_control(request: Request, operand: int) -> bool:
     return len({member.inputs[operand] for member in members_of(request)}) == 1
 
 
-def takes_together(request: Request, control: int) -> bool:
+def takes_together(request: Request, control: int = 2) -> bool:
     """Return whether members differ only in their tensors, and read one control block as operand `control`."""
     return _alike(request) and _one_control(request, control)
-
-
-def takes_updates(request: Request) -> bool:
-    """Return whether the members are updates that differ only in their tensors."""
-    return takes_together(request, 2)
 
 
 def _takes_running(request: Request) -> bool:
     return _independent(request) and _one_control(request, 4)
 
 
-def _updates(at: Slice) -> MultiTensorUpdateArguments:
-    first = members_of(at.request)[0]
-    a = first.attributes
+def updates(at: Slice) -> MultiTensorUpdateArguments:
+    """Return the integer arguments of a launch of updates."""
+    members = members_of(at.request)
+    inputs, a = members[0].inputs, members[0].attributes
     nesterov = isinstance(a, Sgd) and a.nesterov
-    return MultiTensorUpdateArguments(
-        len(members_of(at.request)), first.inputs[2], int(len(first.inputs) > 3), int(nesterov)
-    )
+    return MultiTensorUpdateArguments(len(members), inputs[2], int(len(inputs) > 3), int(nesterov))
 
 
 def _fields_of_updates(at: Slice) -> tuple[int, ...]:
@@ -131,8 +116,24 @@ def _fields_of_updates(at: Slice) -> tuple[int, ...]:
     return tuple(fields)
 
 
-def _settings(at: Slice) -> tuple[float, ...]:
-    return update_reals(members_of(at.request)[0].attributes)
+def settings(at: Slice) -> tuple[float, ...]:
+    """Return the floating-point settings of an update; `sgd_settings` and its like in the sources read them."""
+    return _settings_of(members_of(at.request)[0].attributes)
+
+
+def _settings_of(a: Attributes) -> tuple[float, ...]:
+    match a:
+        case AdamW():
+            return a.beta1, a.beta2, a.eps, a.weight_decay, a.rate, a.clip_value
+        case Ema():
+            return (a.decay,)
+        case NoAttributes():
+            return ()
+        case LarsRatio():
+            return a.trust, a.eps, a.weight_decay, a.clip_value
+        case _:
+            assert isinstance(a, Sgd)
+            return a.momentum, a.weight_decay, a.rate, a.clip_value
 
 
 def _casts(at: Slice) -> MultiTensorCastArguments:
@@ -170,52 +171,64 @@ def _momenta(at: Slice) -> tuple[float, ...]:
     return tuple(a.momentum for a in attributes if isinstance(a, UpdateRunning))
 
 
+def launches_us(request: Request, device: DeviceSpec) -> float:
+    """Return the time of all launches but the first, which `effort_of` adds."""
+    return (-(-len(members_of(request)) // MOST_TENSORS) - 1) * device.launch_us
+
+
 def _time_us(request: Request, device: DeviceSpec) -> float:
-    """Return the estimated time, including all launches but the first, which `effort_of` adds."""
-    launches = -(-len(members_of(request)) // MOST_TENSORS)
-    return moved_us(request, device) + (launches - 1) * device.launch_us
+    return moved_us(request, device) + launches_us(request, device)
+
+
+def of_many(alone: OwnKernel, takes: Callable[[Request], bool]) -> OwnKernel:
+    """Return the kernel of several operations that has the launcher of the kernel of one."""
+    return replace(
+        alone, kind=f"{alone.kind}*", layouts=channels_first, accepts_layouts=same_layouts, named="", takes=takes
+    )
+
+
+_CAST = OwnKernel(
+    "cast",
+    FILE,
+    MultiTensorCastArguments,
+    _casts,
+    trailing=_fields_of_casts,
+    time_us=_time_us,
+    launcher="multi_tensor_cast",
+)
+_RUNNING = OwnKernel(
+    "update_running",
+    FILE,
+    MultiTensorUpdateRunningArguments,
+    _runnings,
+    _momenta,
+    trailing=_fields_of_runnings,
+    layouts=channels_first,
+    time_us=_time_us,
+    launcher="multi_tensor_update_running",
+    named="update_running",
+)
+
+
+def _update(kind: str) -> Iterator[OwnKernel]:
+    alone = OwnKernel(
+        kind,
+        FILE,
+        MultiTensorUpdateArguments,
+        updates,
+        settings,
+        trailing=_fields_of_updates,
+        time_us=_time_us,
+        launcher=f"multi_tensor_{kind.removesuffix('_update')}",
+        named=kind,
+    )
+    yield alone
+    yield of_many(alone, takes_together)
 
 
 KERNELS = (
-    *(
-        OwnKernel(
-            f"{kind}*",
-            FILE,
-            MultiTensorUpdateArguments,
-            _updates,
-            _settings,
-            trailing=_fields_of_updates,
-            layouts=any_layouts,
-            accepts_layouts=same_layouts,
-            time_us=_time_us,
-            launcher=f"multi_tensor_{kind.removesuffix('_update')}",
-            takes=takes_updates,
-        )
-        for kind in ("sgd_update", "adamw_update", "ema_update", "accumulate")
-    ),
-    OwnKernel(
-        "cast*",
-        FILE,
-        MultiTensorCastArguments,
-        _casts,
-        trailing=_fields_of_casts,
-        layouts=any_layouts,
-        accepts_layouts=same_layouts,
-        time_us=_time_us,
-        launcher="multi_tensor_cast",
-        takes=_alike,
-    ),
-    OwnKernel(
-        "update_running*",
-        FILE,
-        MultiTensorUpdateRunningArguments,
-        _runnings,
-        _momenta,
-        trailing=_fields_of_runnings,
-        layouts=any_layouts,
-        accepts_layouts=same_layouts,
-        time_us=_time_us,
-        launcher="multi_tensor_update_running",
-        takes=_takes_running,
-    ),
+    *(kernel for kind in ("sgd_update", "adamw_update", "ema_update", "accumulate") for kernel in _update(kind)),
+    of_many(_CAST, _alike),  # one cast may change the layout, too: `convert`
+    _RUNNING,
+    of_many(_RUNNING, _takes_running),
 )
