@@ -30,6 +30,7 @@ ABLATION_ORDER = ("offload", "recompute", "micro_batches", "workspace")
 TECHNIQUES = (*ABLATION_ORDER, "concurrent_stream")
 PEERS = ("torch", "torch.compile", "jax")  # of mbc.bench, here so that help is instant
 SEVERAL_GPUS = ("torch", "torch.compile")  # of them
+WEIGHTINGS, AVERAGES = ("gaussian", "constant"), ("probabilities", "logits")  # of mbc predict, likewise
 MODES = ("default", "max-autotune")  # of torch.compile, likewise
 PROVIDER_NAMES = ("cudnn", "cudnn_legacy", "cublaslt", "mbc")  # of mbc.kernels, here so that help is instant
 

@@ -28,6 +28,7 @@ training failed first, 70 a bug in mbc, 130 Ctrl-C (also SIGTERM, where a comman
 * `train_resume`: the command that resumes an interrupted training
 * `train_stop`: Ctrl-C and SIGTERM during a training
 * `train_view`: the progress of a training
+* `predict_command`: `mbc predict`
 * `tune_command`: `mbc tune`
 * `tune_target`: the training to a target of `mbc tune`
 * `import_command`: `mbc import`

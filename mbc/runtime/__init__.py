@@ -25,6 +25,7 @@
 * `dlpack`: DLPack
 * `formats`: storage formats of elements
 * `initial_states`: values of states before the first step
+* `sliding_window`: predictions for images larger than the input
 * `step_loss`: the loss that a step returns
 * `reported_metrics`: metrics that a step reports beside its loss
 * `output`: an output that stays in a GPU's memory

@@ -31,6 +31,7 @@ from mbc.runtime.membership import Membership, seed_of
 from mbc.runtime.opening import Settings, open_machine, open_plan
 from mbc.runtime.output import DeviceOutput
 from mbc.runtime.reported_metrics import ACCURACY, judged_rows
+from mbc.runtime.sliding_window import Windows, predict
 from mbc.runtime.step_loss import Loss
 from mbc.runtime.turns import Turns, refuse_copy
 from mbc.runtime.weights import COUNTERS, check_averages_of, counter_tensors, fit_weights, read_weights
@@ -207,6 +208,26 @@ class Module:
                 count = rows if graph.values[value].per_sample else place.shape[0]
                 outputs.append(self._machine.read(place)[:count] if copy else self._machine.output(place, count))
         return outputs[0] if len(outputs) == 1 else tuple(outputs)
+
+    def predict(self, images: Array, windows: Windows | None = None) -> Array:
+        """Return the output for images of any size, predicted in windows of the network's input that overlap.
+
+        Class numbers are `argmax(axis=1)` of the result. It is computed in fp32 and takes, beside itself, one number
+        for each position.
+
+        Args:
+            images: [rows, channels, *size], which may be a memory map. Images smaller than the input are padded with
+                zeros on both sides.
+            windows: Overlap, weights, mirroring and average; None for the usual ones.
+
+        Returns:
+            [rows, channels of the output, *size]: probabilities if a loss makes them of logits. [rows, channels] if the
+            output has no positions; the images then have the size of the input.
+
+        Raises:
+            MbcError: MBC380 and MBC381, and those of `forward`.
+        """
+        return predict(self._plan.graph, self.batch, self.forward, images, windows or Windows())
 
     @property
     def metrics(self) -> dict[str, float]:

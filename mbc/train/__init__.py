@@ -8,6 +8,8 @@
 * `epoch_figures`: figures by which epochs are compared
 * `target_metric`: a value of a metric at which a training ends
 * `data`: sources of an epoch's rows
+* `cases`: patches of volumes of any size
+* `volumes`: files of one or several images
 * `archives`: checks of `.npz` files from elsewhere
 * `share`: the rows of a rank
 * `loader`: batches from a Python function

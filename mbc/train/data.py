@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import zipfile
-import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,10 +13,12 @@ from numpy.typing import NDArray
 
 from mbc.errors import MbcError
 from mbc.runtime.arguments import shown
-from mbc.train.archives import map_array, read_archive
+from mbc.train.archives import read_archive
+from mbc.train.cases import folder_of, open_cases
 from mbc.train.inputs import Batch, Input, fit, names_of
 from mbc.train.loader import IterableData, find_function
 from mbc.train.share import Part, Share
+from mbc.train.volumes import read_array, reading
 
 Array = NDArray[Any]
 
@@ -89,10 +89,10 @@ class ArrayData:
 
 
 def open_data(place: str, inputs: Sequence[Input], part: str = "train") -> Data:
-    """Return the data from an `.npz`, a folder of `.npy` (read when needed, not loaded whole) or `module:function`.
+    """Return the data from an `.npz`, a folder of `.npy` or of cases (read when needed), or `module:function`.
 
-    Arrays are found by the names of the inputs, or else as x/y, images/labels and similar names, also with the suffix
-    `_train` or `_test` (`part`).
+    Arrays, and the folders of cases, are found by the names of the inputs, or else as x/y, images/labels and similar
+    names, also with the suffix `_train` or `_test` (`part`).
 
     Args:
         place: Path, or `module:function`.
@@ -100,14 +100,17 @@ def open_data(place: str, inputs: Sequence[Input], part: str = "train") -> Data:
         part: `train` or `test`.
 
     Raises:
-        MbcError: MBC171 to MBC176, MBC232 and MBC233.
+        MbcError: MBC171 to MBC176, MBC232, MBC233, MBC382 and MBC383.
     """
     inputs = tuple(inputs)
     if _exists(place):
         path = Path(place)
-        arrays = (
-            {file.stem: _read_npy(file) for file in sorted(path.glob("*.npy"))} if path.is_dir() else _read_npz(path)
-        )
+        arrays = {file.stem: read_array(file) for file in sorted(path.glob("*.npy"))}
+        if not arrays and any(folder_of(path, i, inputs, part) for i in inputs):
+            return open_cases(path, inputs, part)
+        if not path.is_dir():
+            with reading(path, "give an .npz written by numpy.savez"):
+                arrays = read_archive(path)
         data = ArrayData(fit(arrays, inputs, place, part))
         if data.rows == 0:
             raise MbcError("MBC233", f"the data of '{place}' have no rows", "give one sample or more")
@@ -162,37 +165,10 @@ def has_part(place: str, inputs: Sequence[Input], part: str) -> bool:
     """Return whether an `.npz` or a folder holds arrays for `part` under their own names (`x_test`)."""
     path = Path(place)
     if path.is_dir():
-        names = {file.stem for file in path.glob("*.npy")}
+        names = {file.stem for file in path.iterdir() if file.is_dir() or file.suffix == ".npy"}
     elif path.suffix == ".npz" and path.is_file():
         with np.load(path, allow_pickle=False) as archive:
             names = set(archive.files)
     else:
         return False
     return all(any(f"{name}_{part}" in names for name in names_of(i, inputs)) for i in inputs)
-
-
-# RuntimeError: a part of the archive is encrypted.
-_UNREADABLE = (
-    ValueError, OSError, EOFError, MemoryError, NotImplementedError, RuntimeError, zlib.error, zipfile.BadZipFile,
-)  # fmt: skip
-
-
-def _read_npz(file: Path) -> dict[str, Array]:
-    try:
-        return read_archive(file)
-    except _UNREADABLE as error:
-        raise MbcError(
-            "MBC172", f"cannot read '{file}': {_why(error)}", "give an .npz written by numpy.savez"
-        ) from None
-
-
-def _read_npy(file: Path) -> Array:
-    try:
-        return map_array(file)
-    except (ValueError, OSError, EOFError) as error:
-        raise MbcError("MBC172", f"cannot read '{file}': {_why(error)}", "write it with numpy.save") from None
-
-
-def _why(error: Exception) -> str:
-    """Return an error's reason, without NumPy's advice to allow files that may run any code."""
-    return "it is not an array of numbers, or holds Python objects" if "allow_pickle" in str(error) else str(error)

@@ -113,12 +113,12 @@ def _fit_one(arrays: Mapping[str, Array], i: Input, inputs: Sequence[Input], pla
             "MBC176", f"array '{key}' of '{place}' holds {array.dtype}, but input '{i.name}' needs {needed}", remedy
         )
     if i.classes is not None:
-        _check_classes(array, i.classes, i.ignored, key, place)
+        check_classes(array, i.classes, i.ignored, f"array '{key}' of '{place}'")
     # The module converts only a slice at a time, so that a memory-mapped array stays on disk.
     return array.reshape(array.shape[0], *sample)
 
 
-def _check_classes(array: Array, classes: int, ignored: tuple[int, ...], name: str, place: str) -> None:
+def check_classes(array: Array, classes: int, ignored: tuple[int, ...], name: str) -> None:
     """Check class numbers while their row in the data is known, which a shuffled mini-batch does not know.
 
     Raises:
@@ -133,7 +133,7 @@ def _check_classes(array: Array, classes: int, ignored: tuple[int, ...], name: s
     more = f", and {len(wrong) - 1:,} more like it" if len(wrong) > 1 else ""
     raise MbcError(
         "MBC232",
-        f"array '{name}' of '{place}' has class {int(array[first])} in row {first[0]:,}{more}: the network has "
+        f"{name} has class {int(array[first])} in row {first[0]:,}{more}: the network has "
         f"{classes} classes, 0 to {classes - 1}",
         "count rows and classes from 0, and correct the data, or give the network more classes",
     )
@@ -142,9 +142,9 @@ def _check_classes(array: Array, classes: int, ignored: tuple[int, ...], name: s
 def _remedy_of_shape(i: Input, given: tuple[int, ...]) -> str:
     """Return the remedy for a wrong shape, which depends on the order of an image's channels."""
     sample = i.type.shape[1:]
-    last = len(sample) == 3 and given == (*sample[1:], sample[0])
+    last = len(sample) > 1 and given == (*sample[1:], sample[0])
     first = len(sample) == 3 and given == (sample[2], *sample[:2])
-    if i.type.dtype is DType.UINT8 and (last or first):
+    if i.type.dtype is DType.UINT8 and len(sample) == 3 and (last or first):
         shape, order = ", ".join(map(str, given)), "hwc" if last else "chw"
         return f"declare it as input {i.name}[batch, {shape}] : uint8, and write augment(order={order}, …)"
     return "put the channels first: numpy.moveaxis(array, -1, 1)" if last else (

@@ -9,6 +9,7 @@ The module of a command is imported only when it runs, so help is fast.
 * `gpu_arguments`: commands about GPUs and profiles
 * `planning`: commands that make and show plans
 * `running`: commands that run training steps
+* `predicting`: `mbc predict`
 * `tuning`: `mbc tune`
 * `settings_file`: options of a training that are read from a file
 * `parser`: argparse with short errors
@@ -34,6 +35,7 @@ from mbc.cli.arguments.planning import (
     add_trace,
     add_verify,
 )
+from mbc.cli.arguments.predicting import add_predict
 from mbc.cli.arguments.running import add_bench, add_train
 from mbc.cli.arguments.shared import Raw
 from mbc.cli.arguments.tuning import add_tune
@@ -75,6 +77,7 @@ def parser() -> Parser:
         add_check,
         add_diff,
         add_train,
+        add_predict,
         add_tune,
         add_import,
         add_export,

@@ -144,3 +144,4 @@ peers = SomeOf(PEERS)
 modes = SomeOf(MODES)
 techniques = SomeOf(TECHNIQUES)
 precisions = SomeOf(tuple(p for p in Precision if p is not Precision.FP64))  # measured on a GPU
+spatial_axes = SomeOf(("0", "1", "2"))

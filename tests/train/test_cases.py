@@ -1,0 +1,79 @@
+"""Folders of cases: patches, equal when resumed and on several ranks; trained on, and predicted; bad files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from mbc.cli import main
+from mbc.ir.types import DType, TensorType
+from mbc.train.data import open_data
+from mbc.train.inputs import Input
+from mbc.train.share import Share, whole_batch
+
+INPUTS = (Input("image", TensorType((4, 2, 4, 6, 8), DType.FP32)),
+          Input("target", TensorType((4, 4, 6, 8), DType.INT32), 3, (255,)))  # fmt: skip
+SOURCE = """network net(batch = 4) {
+  input image[batch, 2, 4, 6, 8] : float  input target[batch, 4, 6, 8] : class
+  y = image |> conv(3, 1, bias=true)
+  output y
+  loss (y, target) |> softmax_cross_entropy(ignore_index=255)
+}"""
+SIZES = {"a": (9, 7, 12), "b": (4, 6, 8), "c": (5, 3, 20)}  # `c` is smaller than a patch on one axis
+TRAIN = ["train", "net.mbc", "--device", "cpu", "--lr", "0.1", "--data", ".", "--test", ".", "--checkpoint", "v"]
+PREDICT = ["predict", "net.mbc", "--device", "cpu", "--weights", "w", "--data", "images", "-o"]
+BAD = [  # in an order in which each comes before those left by the rows above
+    ([*PREDICT, "w"], "labels/b", lambda x: x, "MBC386: cannot write 'w/a.npy': "),
+    ([*PREDICT, "images", "--force"], "labels/b", lambda x: x, "MBC305: 'images/a.npy' exists already"),
+    ([*PREDICT, "o", "--overlap", "1"], "labels/b", lambda x: x, "MBC380: images of 3 axes cannot be predicted with W"),
+    (TRAIN, "labels/d", lambda x: x, "MBC382: case 'd' has no file for input 'image'"),
+    (TRAIN, "labels/b", lambda x: x[1:], "MBC383: 'images/b.npy' and 'labels/b.npy' have the shapes (2, 4, 6, 8) and"),
+]
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    """Write cases whose voxels are numbered, and of which few have labels."""
+    monkeypatch.chdir(tmp_path)
+    Path("net.mbc").write_text(SOURCE)
+    _ = [Path(part).mkdir() for part in ("images", "labels")]
+    for number, (name, size) in enumerate(SIZES.items(), 1):
+        voxels = np.arange(1.0, np.prod(size) + 1, dtype=np.float32).reshape(size)
+        np.save(f"images/{name}.npy", [voxels / 1000, np.full(size, number, np.float32)])
+        np.save(f"labels/{name}.npy", np.isin(voxels, [3, 40]) + 2 * (voxels == voxels.max()))
+
+
+def test_patches():
+    data, drawn = open_data(".", INPUTS), {}
+    assert data.rows == 8  # (756 + 192 + 300) / 192 patches, in whole mini-batches
+    for epoch in range(9):
+        parts = [part.arrays for part in data.shuffled(whole_batch(4), 3, epoch)]
+        for row, (image, label) in enumerate(zip(*map(np.concatenate, zip(*parts, strict=True)), strict=True)):
+            real, name = image[1] > 0, "abc"[int(image[1].max()) - 1]
+            at = np.unravel_index(np.round(image[0][real] * 1000).astype(int) - 1, SIZES[name])
+            assert real.sum() == np.prod(np.minimum(SIZES[name], (4, 6, 8))) and (label[~real] == 255).all()
+            np.testing.assert_array_equal(label[real], np.load(f"labels/{name}.npy")[at])
+            assert row % 3 != 2 or (label[real] > 0).any()
+            drawn.setdefault(name, set()).add(image[0].max())
+        resumed = next(data.shuffled(whole_batch(4), 3, epoch, 1)).arrays
+        halves = [list(data.shuffled(Share(4, at, at + 2, at // 2, 2), 3, epoch))[1].arrays for at in (0, 2)]
+        for whole, again, *ranks in zip(parts[1], resumed, *halves, strict=True):
+            np.testing.assert_array_equal([whole, whole], [again, np.concatenate(ranks)])
+    assert len(drawn["a"]) > 10 and len(drawn["b"]) == 1 and len(drawn["c"]) > 5
+
+
+def test_they_are_trained_on_and_predicted(capsys):
+    assert main([*TRAIN, "--epochs", "1"]) == main([*TRAIN[:-1], "w", "--epochs", "3"]) == 0
+    assert main([*TRAIN, "--epochs", "3", "--resume", "v"]) == 0
+    np.testing.assert_equal(load_file("v"), load_file("w"))
+    assert main([*PREDICT, "out"]) == main([*PREDICT, "p", "--probabilities"]) == 0
+    for name, size in SIZES.items():
+        classes = np.load(f"out/{name}.npy")
+        assert classes.dtype == np.uint8 and classes.shape == size
+        np.testing.assert_array_equal(classes, np.load(f"p/{name}.npy").argmax(axis=0))
+    for words, file, change, message in BAD:
+        np.save(file, change(np.load("labels/b.npy")))
+        assert main(words) == 1 and f"error {message}" in capsys.readouterr().err and not Path("o").exists()
