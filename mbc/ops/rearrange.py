@@ -68,7 +68,13 @@ class StridedSlice(Attributes):
     step: Shape
     spread: Shape
     count: Shape
-    outside: float = optional(0.0)
+    value: float = optional(0.0)
+    infinite: int = optional(0)
+
+    @property
+    def outside(self) -> float:
+        """The number around the input: `infinite` times infinity where that is not 0, else `value`."""
+        return self.infinite * math.inf if self.infinite else self.value
 
     @property
     def adjoint(self) -> StridedSlice:
@@ -133,6 +139,8 @@ def _slice_shape(a: StridedSlice, inputs: tuple[TensorType, ...]) -> tuple[Tenso
         raise ShapeError(f"a slice of {x} does not have as many starts, steps and counts as a row has axes")
     if min((*a.step, *a.spread, *a.count), default=1) < 1:
         raise ShapeError(f"steps {a.step} and counts {a.count} of a slice must be positive")
+    if not math.isfinite(a.value) or a.infinite not in (-1, 0, 1):
+        raise ShapeError(f"around a slice there is no number {a.value}, infinite {a.infinite}")
     return (TensorType((x.shape[0], *a.count), x.dtype),)
 
 

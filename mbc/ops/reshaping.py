@@ -165,7 +165,8 @@ def _build_padding(builder: LayerBuilder, settings: dict[str, Any], inputs: tupl
     if min(count) < 1:
         raise ShapeError(f"padding by {pad} leaves nothing of {x}")
     start, ones = tuple(-n for n in before), (1,) * len(size)
-    return builder.emit("strided_slice", StridedSlice(size, start, ones, ones, count, outside), inputs)[0]
+    number = {"infinite": int(math.copysign(1, outside))} if math.isinf(outside) else {"value": outside}
+    return builder.emit("strided_slice", StridedSlice(size, start, ones, ones, count, **number), inputs)[0]
 
 
 def _build_channel_shuffle(builder: LayerBuilder, settings: dict[str, Any], inputs: tuple[str, ...]) -> str:

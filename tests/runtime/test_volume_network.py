@@ -27,10 +27,12 @@ network volume(batch = 4, classes = 3) {
   input target[batch, 8, 12, 12] : class
   a = image |> two(8)
   b = a |> conv(16, 3, stride=(2, 2, 1), pad=1, groups=2) |> bn |> relu |> two(16)
-  c = b |> maxpool(3, stride=2, pad=1) |> conv(16, 1) |> upsample(size=(4, 6, 12), mode=linear)
+  c = b |> maxpool(3, stride=2, pad=1) |> conv(16, 1) |> upsample(size=(4, 6, 12), mode=linear, align_corners=true)
   d = b |> avgpool((1, 2, 2)) |> adaptive_maxpool((3, 2, 5)) |> upsample((1, 3, 1)) |> adaptive_avgpool((4, 6, 12))
   u = (b, c, d, b + (b |> global_avgpool)) |> concat |> conv_transpose(8, (2, 2, 1), stride=(2, 2, 1))
-  y = (a, u) |> concat |> two(8) |> dropout(0.1) |> conv(classes, 1, bias=true)
+  v = u |> padding(1, mode=circular) |> padding(1, value=-inf) |> maxpool(3, stride=2) |> upsample(1.7)
+  w = v |> upsample(size=(8, 12, 12), mode=nearest_exact)
+  y = (a, u, w) |> concat |> two(8) |> dropout(0.1) |> conv(classes, 1, bias=true)
   output y
   loss (y, target) |> softmax_cross_entropy
 }
@@ -42,7 +44,7 @@ network signal(batch = 8, classes = 4) {
   input target[batch, 96] : class
   a = image |> conv(8, 5, pad=(4, 0)) |> bn |> relu
   b = a |> maxpool(3, stride=2, pad=1) |> conv(16, 3, pad=2, dilation=2, groups=2) |> group_norm(4) |> silu
-  c = b |> avgpool(2) |> upsample(2, mode=linear) |> conv_transpose(8, 4, stride=2, pad=1) |> relu
+  c = b |> avgpool(2) |> upsample(2.02, mode=linear) |> conv_transpose(8, 4, stride=2, pad=1) |> relu
   d = a |> adaptive_avgpool(7) |> upsample(size=96) |> lrn(3)
   y = (a, c, d) |> concat |> conv(classes, 1, bias=true)
   output y

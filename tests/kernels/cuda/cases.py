@@ -344,7 +344,7 @@ def _gather(cases: Cases) -> None:
     ):
         a = StridedSlice(shape[1:], start, step, spread, count)
         cases.add("strided_slice", a, w(*shape), note=f"{'x'.join(map(str, start))}to{count[-1]}")
-        around = replace(a, outside=-1.5)
+        around = replace(a, value=-1.5)
         cases.add("strided_slice", around, w(*shape), note=f"{'x'.join(map(str, start))}around{count[-1]}")
     for shape, before, after in (
         ((2, 8, 3, 4), (0, 2, 1), (0, 1, 3)),
