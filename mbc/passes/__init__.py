@@ -12,6 +12,7 @@
 * `shard_optimizer`: gradients, updates and optimizer states in parts, one for each rank
 * `rms_norms`: root mean square normalisation as one operation
 * `stack_sums`: sums over the axis of a stack as sums of its parts
+* `sum_convolutions`: convolutions of a large concatenation as sums of convolutions of its parts
 * `uses`: makers and readers of the values of a network, for these passes
 * `relu_bit_masks`: the gradient of ReLU from bit masks instead of its output
 """

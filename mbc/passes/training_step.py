@@ -51,6 +51,7 @@ from mbc.passes.reverse_mode import Backward
 from mbc.passes.rms_norms import join_rms_norms
 from mbc.passes.shard_optimizer import shard_optimizer
 from mbc.passes.stack_sums import sum_parts
+from mbc.passes.sum_convolutions import sum_convolutions
 
 _ADAM = ("adamw", "lamb")  # optimizers with two moments
 
@@ -95,7 +96,7 @@ def differentiate(
     if optimizer.noise_scale:
         _check_parts(optimizer.accumulate, ranks)
 
-    network = join_rms_norms(sum_parts(network))
+    network = join_rms_norms(sum_parts(sum_convolutions(network)))
     values = _outer_values(network, precision)
     train = GraphBuilder(values)
     scale = INITIAL_LOSS_SCALE if precision is Precision.FP16 else 1.0
