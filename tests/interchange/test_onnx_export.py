@@ -101,12 +101,13 @@ def test_response_normalisation_comes_back(tmp_path: Path) -> None:
 
 
 def test_everything_that_onnx_cannot_express_is_listed() -> None:
-    graph = _graph("x = x |> adaptive_maxpool(3) |> lrn(4)")
+    graph = _graph("x = x |> adaptive_maxpool(3) |> lrn(4) |> upsample(size=25) |> upsample(1.16)")
     with pytest.raises(MbcError) as caught:
         build_model(graph, _states(graph))
-    assert caught.value.code == "MBC354" and "'net' has 2 operations that cannot be exported" in caught.value.message
+    assert caught.value.code == "MBC354" and "'net' has 3 operations that cannot be exported" in caught.value.message
     assert "adaptive_maxpool0: adaptive_max_pool: its windows differ in size" in caught.value.message
     assert "lrn0: lrn: its window has 4 channels" in caught.value.message
+    assert "resize: its factors, rounded to float32, do not give the size 28 x 28" in caught.value.message
 
 
 def _network(name: str) -> Model:

@@ -351,6 +351,8 @@ def _gather(cases: Cases) -> None:
         ((2, 3, 5, 4), (1, 0, 3), (2, 4, 0)),
         ((2, 16, 4, 2), (0, 1, 1), (0, 1, 1)),
         ((3, 9), (8,), (8,)),
+        ((3, 5, 7), (0, 2), (0, 3)),
+        ((2, 8, 4, 3, 5), (0, 1, 0, 2), (0, 3, 1, 1)),
     ):
         wide = (shape[0], *map(sum, zip(shape[1:], before, after, strict=True)))
         for mode in ("replicate", "reflect", "wrap"):
