@@ -152,13 +152,15 @@ def _upsample(a: Any, x: Tensor) -> Tensor:
     return x
 
 
-def _group_norm(a: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+def _group_norm(a: Any, x: Tensor, *affine: Tensor) -> Tensor:
     wide = x if x.dtype == jnp.float64 else x.astype(jnp.float32)
     grouped, axes = wide.reshape(x.shape[0], a.groups, -1, *x.shape[2:]), a.axes(x.ndim)
     mean, spread = grouped.mean(axes, keepdims=True), grouped.var(axes, keepdims=True)
     shape = (1, -1, *([1] * (x.ndim - 2)))
     normal = ((grouped - mean) * lax.rsqrt(spread + a.eps)).reshape(x.shape)
-    return (normal * weight.reshape(shape) + bias.reshape(shape)).astype(x.dtype)
+    if affine:
+        normal = normal * affine[0].reshape(shape) + affine[1].reshape(shape)
+    return normal.astype(x.dtype)
 
 
 def _standardize_filters(a: Any, w: Tensor, gain: Tensor | None = None) -> Tensor:

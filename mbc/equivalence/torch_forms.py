@@ -73,6 +73,21 @@ def _normalize_backward(a: BatchNormalizeBackward, inputs: Sequence[Tensor], cal
     )
 
 
+def _by_sample(form: Form) -> Form:
+    """Return a form of batch normalisation with the channels of each sample as channels of their own."""
+
+    def rule(a: Any, inputs: Sequence[Tensor], call: Call) -> tuple[Tensor, ...]:
+        x = inputs[0]
+        count = len(x) * x.shape[1]
+        tall = [
+            v.reshape(1, count, *x.shape[2:]) if v.shape == x.shape else v.reshape(-1).repeat(count // v.numel())
+            for v in inputs
+        ]
+        return tuple(y.reshape(t.shape) for y, t in zip(form(a, tall, call), call.outputs, strict=True))
+
+    return rule
+
+
 def _pack(y: Tensor) -> Tensor:
     rows, channels, *rest = y.shape
     bits = (y > 0).reshape(rows, channels // CHANNELS, CHANNELS, -1).to(torch.uint8)
@@ -139,6 +154,10 @@ FORMS: dict[str, Form] = {
     "batch_normalize": _normalize,
     "batch_normalize_backward_reduce": _normalize_sums,
     "batch_normalize_backward": _normalize_backward,
+    "instance_statistics": _by_sample(_statistics),
+    "instance_normalize": _by_sample(_normalize),
+    "instance_normalize_backward_reduce": _by_sample(_normalize_sums),
+    "instance_normalize_backward": _by_sample(_normalize_backward),
     "relu_backward": _binary(lambda a, y, dy: torch.where(y > 0, dy, 0.0)),
     "leaky_relu_backward": _binary(lambda a, y, dy: torch.where(y > 0, dy, dy * a.slope)),
     "sigmoid_backward": _binary(lambda a, y, dy: dy * y * (1 - y)),

@@ -163,8 +163,12 @@ def _window_bias(a: Any, table: Tensor) -> Tensor:
     return table[numbers].permute(2, 0, 1)[:, None, None] + MASKED * mask.to(table.dtype)
 
 
-def _layer_norm(a: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    return F.layer_norm(x.movedim(1, -1), (x.shape[1],), weight, bias, a.eps).movedim(-1, 1)
+def _group_norm(a: Any, x: Tensor, *affine: Tensor) -> Tensor:
+    return F.group_norm(x, a.groups, *(affine or (None, None)), a.eps)
+
+
+def _layer_norm(a: Any, x: Tensor, *affine: Tensor) -> Tensor:
+    return F.layer_norm(x.movedim(1, -1), (x.shape[1],), *(affine or (None, None)), a.eps).movedim(-1, 1)
 
 
 def _standardize_filters(a: Any, w: Tensor, gain: Tensor | None = None) -> Tensor:
@@ -257,7 +261,7 @@ _OF_TWO: dict[str, Callable[[Any, Tensor, Tensor], Tensor]] = {
     "dice": _dice,
 }
 _OF_THREE: dict[str, Callable[[Any, Tensor, Tensor, Tensor], Tensor]] = {
-    "group_norm": lambda a, x, weight, bias: F.group_norm(x, a.groups, weight, bias, a.eps),
+    "group_norm": _group_norm,
     "layer_norm": _layer_norm,
 }
 _OF_ANY: dict[str, Callable[..., Tensor]] = {

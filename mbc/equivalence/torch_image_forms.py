@@ -32,18 +32,22 @@ def _of_channels(a: Normalisation, vector: Tensor, x: Tensor) -> Tensor:
 
 
 def _normalize(a: Normalisation, inputs: Sequence[Tensor], call: Call) -> tuple[Tensor, ...]:
-    x, gamma, beta = inputs
+    x, *affine = inputs
     grouped, axes = _grouped(a, x), a.axes(x.ndim)
     mean = grouped.mean(dim=axes, keepdim=True)
     scale = (((grouped - mean) ** 2).mean(dim=axes, keepdim=True) + a.eps).rsqrt()
-    y = (grouped - mean) * scale * _of_channels(a, gamma, x) + _of_channels(a, beta, x)
+    y = (grouped - mean) * scale
+    if affine:
+        y = y * _of_channels(a, affine[0], x) + _of_channels(a, affine[1], x)
     return y.reshape(x.shape), mean.squeeze(2), scale.squeeze(2)
 
 
 def _normalize_backward(a: Normalisation, inputs: Sequence[Tensor], call: Call) -> tuple[Tensor, ...]:
-    x, dy, mean, inverse, gamma = inputs
+    x, dy, mean, inverse, *gamma = inputs
     normal = (_grouped(a, x) - mean.unsqueeze(2)) * inverse.unsqueeze(2)
-    dnormal, axes = _grouped(a, dy) * _of_channels(a, gamma, x), a.axes(x.ndim)
+    dnormal, axes = _grouped(a, dy), a.axes(x.ndim)
+    if gamma:
+        dnormal = dnormal * _of_channels(a, gamma[0], x)
     shift, slope = (p.mean(dim=axes, keepdim=True) for p in (dnormal, dnormal * normal))
     return (((dnormal - shift - normal * slope) * inverse.unsqueeze(2)).reshape(x.shape),)
 

@@ -28,6 +28,7 @@
 * `im2col`: grouped convolutions as GEMMs
 * `inner_product`: a loss whose gradient is given
 * `initial`: names of weight initialisers in the language
+* `instance_norm`: instance normalisation in training graphs, which is batch normalisation of each sample
 * `kl_divergence`: the divergence of a softmax from probabilities
 * `layerwise`: layer-wise adaptive rates: LARS and LAMB
 * `loss`: losses and their weighted sum
@@ -84,6 +85,7 @@ from mbc.ops import (
     elementwise_loss,
     group_norm,
     inner_product,
+    instance_norm,
     kl_divergence,
     layerwise,
     loss,
@@ -123,6 +125,7 @@ _FAMILIES = (
     attention,
     window_bias,
     normalization,
+    instance_norm,
     group_norm,
     rms_norm,
     activation,

@@ -23,6 +23,8 @@ class Expression:
         sums: For a reduction over everything but the channels: what is summed.
         finishes: The outputs of a reduction, with one element for each channel, in terms of `sum0`, `sum1` and inputs
             with one element for each channel.
+        by_sample: Constants and outputs of reductions have one element for each channel of each sample, unless they
+            have one for each channel.
     """
 
     operands: tuple[str, ...]
@@ -30,6 +32,7 @@ class Expression:
     reals: tuple[tuple[str, float], ...] = ()
     sums: tuple[str, ...] = ()
     finishes: tuple[str, ...] = ()
+    by_sample: bool = False
 
 
 # Returns the expression of an operation for its attributes and its number of inputs.

@@ -14,7 +14,8 @@ import numpy as np
 
 from mbc.ir.graph import Attributes, Initializer, Operation
 from mbc.ir.types import TensorType
-from mbc.ops.base import Array, Call, Gradients, Layer, LayerBuilder, OpKind, Parameter, ShapeError, master
+from mbc.ops.base import Array, Call, Expansion, Gradients, Layer, LayerBuilder, OpKind, Parameter, ShapeError, master
+from mbc.ops.instance_norm import expand_instance_norm
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,13 +100,15 @@ def _of_channels(a: Normalisation, vector: Array, x: Array) -> Array:
 
 
 def _evaluate(a: Normalisation, inputs: Sequence[Array], call: Call) -> tuple[Array, ...]:
-    x, gamma, beta = inputs
+    x, *affine = inputs
     grouped, axes = _grouped(a, x), a.axes(x.ndim)
     wide = grouped.astype(np.float64)
     mean = wide.mean(axis=axes, keepdims=True)
     inverse = 1 / np.sqrt(((wide - mean) ** 2).mean(axis=axes, keepdims=True) + a.eps)
     near, scale = mean.astype(x.dtype), inverse.astype(x.dtype)
-    y = (grouped - near) * scale * _of_channels(a, gamma, x) + _of_channels(a, beta, x)
+    y = (grouped - near) * scale
+    if affine:
+        y = y * _of_channels(a, affine[0], x) + _of_channels(a, affine[1], x)
     return y.reshape(x.shape), near.squeeze(2), scale.squeeze(2)
 
 
@@ -117,9 +120,9 @@ def _normalised(a: Normalisation, inputs: Sequence[Array]) -> tuple[Array, Array
 
 
 def _backward(a: Normalisation, inputs: Sequence[Array], call: Call) -> tuple[Array, ...]:
-    x, gamma = inputs[0], inputs[4]
+    x, gamma = inputs[0], inputs[4:]
     normal, dy, scale = _normalised(a, inputs)
-    dnormal, axes = dy * _of_channels(a, gamma, x), a.axes(x.ndim)
+    dnormal, axes = dy * _of_channels(a, gamma[0], x) if gamma else dy, a.axes(x.ndim)
     shift, slope = (
         product.mean(axis=axes, keepdims=True, dtype=np.float64).astype(x.dtype)
         for product in (dnormal, dnormal * normal)
@@ -136,21 +139,31 @@ def _reduce(a: Normalisation, inputs: Sequence[Array], call: Call) -> tuple[Arra
 
 def _gradient(g: Gradients, op: Operation, dys: tuple[str | None, ...]) -> tuple[str | None, ...]:
     dy = dys[0]
-    x, gamma, beta = op.inputs
+    x, *affine = op.inputs
     if dy is None:
-        return None, None, None
+        return (None,) * len(op.inputs)
     read = (x, dy, *op.outputs[1:])
-    dgamma = dbeta = dx = None
-    if g.needs(gamma) or g.needs(beta):
-        dgamma, dbeta = g.emit(f"{op.kind}_backward_reduce", op.attributes, read, gamma, beta)
+    gradients: tuple[str | None, ...] = (None,) * len(affine)
+    dx = None
+    if any(map(g.needs, affine)):
+        gradients = g.emit(f"{op.kind}_backward_reduce", op.attributes, read, *affine)
     if g.needs(x):
-        (dx,) = g.emit(f"{op.kind}_backward", op.attributes, (*read, gamma), x)
-    return dx, dgamma, dbeta
+        (dx,) = g.emit(f"{op.kind}_backward", op.attributes, (*read, *affine[:1]), x)
+    return dx, *gradients
+
+
+def _expand(e: Expansion, op: Operation, training: bool) -> tuple[str, ...]:
+    a = op.attributes
+    if isinstance(a, GroupNorm) and a.groups == e.type(op.inputs[0]).shape[1]:
+        outputs = expand_instance_norm(e, op, a.eps)
+        if outputs is not None:
+            return outputs
+    return e.emit(op.kind, a, op.inputs, op.outputs, op.name)
 
 
 def _kinds(name: str, attributes: type[Attributes]) -> tuple[OpKind, ...]:
     return (
-        OpKind(name, attributes, _shape, _evaluate, _gradient, divisible=True, in_place=((0, 0),)),
+        OpKind(name, attributes, _shape, _evaluate, _gradient, _expand, divisible=True, in_place=((0, 0),)),
         OpKind(
             f"{name}_backward_reduce",
             attributes,
@@ -167,7 +180,7 @@ def _kinds(name: str, attributes: type[Attributes]) -> tuple[OpKind, ...]:
 OPS = (*_kinds("group_norm", GroupNorm), *_kinds("layer_norm", LayerNorm))
 
 
-def _apply(builder: LayerBuilder, kind: str, a: Normalisation, x: str) -> str:
+def _apply(builder: LayerBuilder, kind: str, a: Normalisation, x: str, affine: bool) -> str:
     shape = builder.type(x).shape
     if a.eps <= 0:
         raise ShapeError(f"eps is {a.eps}, but must be positive")
@@ -175,40 +188,43 @@ def _apply(builder: LayerBuilder, kind: str, a: Normalisation, x: str) -> str:
         raise ShapeError(f"{kind} needs a tensor with rows and channels, but got {builder.type(x)}")
     if a.groups < 1 or shape[1] % a.groups:
         raise ShapeError(f"groups is {a.groups}, which must divide the {shape[1]} channels")
-    weight = builder.state("weight", shape[1:2], Initializer("constant", 1.0))
-    bias = builder.state("bias", shape[1:2], Initializer("constant", 0.0))
-    return builder.emit(kind, a, (x, weight, bias))[0]
+    states = (("weight", 1.0), ("bias", 0.0)) if affine else ()
+    vectors = (builder.state(name, shape[1:2], Initializer("constant", value)) for name, value in states)
+    return builder.emit(kind, a, (x, *vectors))[0]
 
 
 def _build_group_norm(builder: LayerBuilder, settings: dict[str, Any], inputs: tuple[str, ...]) -> str:
-    return _apply(builder, "group_norm", GroupNorm(settings["eps"], settings["groups"]), inputs[0])
+    return _apply(builder, "group_norm", GroupNorm(settings["eps"], settings["groups"]), inputs[0], settings["affine"])
 
 
 def _build_instance_norm(builder: LayerBuilder, settings: dict[str, Any], inputs: tuple[str, ...]) -> str:
     shape = builder.type(inputs[0]).shape
-    return _apply(builder, "group_norm", GroupNorm(settings["eps"], shape[1] if len(shape) > 1 else 1), inputs[0])
+    a = GroupNorm(settings["eps"], shape[1] if len(shape) > 1 else 1)
+    return _apply(builder, "group_norm", a, inputs[0], settings["affine"])
 
 
 def _build_layer_norm(builder: LayerBuilder, settings: dict[str, Any], inputs: tuple[str, ...]) -> str:
-    return _apply(builder, "layer_norm", LayerNorm(settings["eps"]), inputs[0])
+    return _apply(builder, "layer_norm", LayerNorm(settings["eps"]), inputs[0], settings["affine"])
 
 
+_SETTINGS = (Parameter("eps", "float", 1e-5), Parameter("affine", "bool", True))
 LAYERS = (
     Layer(
         "group_norm",
-        (Parameter("groups", "int"), Parameter("eps", "float", 1e-5)),
+        (Parameter("groups", "int"), *_SETTINGS),
         _build_group_norm,
-        help="Group normalisation: the channels of a group and all pixels of an image share mean and variance.",
+        help="Group normalisation: the channels of a group and all pixels of an image share mean and variance. "
+        "affine: with a trained scale and shift for each channel.",
     ),
     Layer(
         "instance_norm",
-        (Parameter("eps", "float", 1e-5),),
+        _SETTINGS,
         _build_instance_norm,
-        help="Each channel of each image separately, with a trained scale and shift: groups of one channel.",
+        help="Each channel of each image separately: groups of one channel.",
     ),
     Layer(
         "layer_norm",
-        (Parameter("eps", "float", 1e-5),),
+        _SETTINGS,
         _build_layer_norm,
         help="Layer normalisation over channels, for images each pixel separately, as in ConvNeXt.",
     ),

@@ -171,18 +171,29 @@ def _backward_shape(_: BatchNormalizeBackward, inputs: tuple[TensorType, ...]) -
 
 
 def _per_channel(vector: Array, x: Array) -> Array:
-    """Return the vector reshaped so that it broadcasts along the channels of x."""
-    return vector.reshape((1, -1) + (1,) * (x.ndim - 2))
+    """Return the vector reshaped so that it broadcasts along the channels of x; one for each sample has x's axes."""
+    return vector if vector.ndim == x.ndim else vector.reshape((1, -1) + (1,) * (x.ndim - 2))
+
+
+def _totals(x: Array, by_sample: bool) -> Array:
+    """Return the sums of each channel, or of each channel of each sample with all axes, in float64."""
+    if not by_sample:
+        return channel_sums(x)
+    return np.asarray(x.sum(axis=tuple(range(2, x.ndim)), keepdims=True, dtype=np.float64))
 
 
 def _statistics(_: NoAttributes, inputs: Sequence[Array], call: Call) -> tuple[Array, ...]:
-    (x,) = inputs
-    count = x.size // x.shape[1]
-    mean = channel_sums(x) / count
+    return statistics(inputs[0])
+
+
+def statistics(x: Array, by_sample: bool = False) -> tuple[Array, ...]:
+    """Return mean and variance of each channel, or of each channel of each sample."""
+    count = x.size // x.shape[1] // (len(x) if by_sample else 1)
+    mean = _totals(x, by_sample) / count
     # Deviations from the rounded mean are exact enough: the second term corrects the error of the mean.
     near = mean.astype(x.dtype)
     deviation = x - _per_channel(near, x)
-    variance = channel_sums(deviation * deviation) / count - (mean - near) ** 2
+    variance = _totals(deviation * deviation, by_sample) / count - (mean - near) ** 2
     return near, np.maximum(variance, 0).astype(x.dtype)
 
 
@@ -219,33 +230,38 @@ def _deviation(variance: Array, eps: float) -> Array:
     return 1 / np.sqrt(variance + variance.dtype.type(eps))
 
 
-def _normalize(a: BatchNormalize, inputs: Sequence[Array], call: Call) -> tuple[Array, ...]:
+def normalize(a: BatchNormalize, inputs: Sequence[Array], call: Call) -> tuple[Array, ...]:
+    """Return x minus the mean, over the standard deviation, times gamma, plus beta."""
     x, mean, variance, *affine = inputs
-    scale = _deviation(variance, a.eps)
+    scale = _per_channel(_deviation(variance, a.eps), x)
     if affine:
-        scale = scale * affine[0]
-    y = (x - _per_channel(mean, x)) * _per_channel(scale, x)
+        scale = scale * _per_channel(affine[0], x)
+    y = (x - _per_channel(mean, x)) * scale
     return (y + _per_channel(affine[1], x) if affine else y,)
 
 
 _INVERSE = "inverse = 1.0f / sqrtf(variance + eps);"
 
 
-def _normalize_on_device(a: Any, inputs: int) -> Expression:
+def normalize_on_device(a: Any, inputs: int) -> Expression:
+    """Return the expression of the normalisation."""
     affine = inputs == 5
     scale = f"{_INVERSE} scale = {'gamma * ' * affine}inverse;"
     operands = ("x", "mean", "variance", *(("gamma", "beta") if affine else ()))
     return Expression(operands, f"{scale} fmaf(x - mean, scale, {'beta' if affine else '0.0f'})", (("eps", a.eps),))
 
 
-def _sums(a: BatchNormalize, inputs: Sequence[Array], call: Call) -> tuple[Array, ...]:
+def backward_sums(a: BatchNormalize, inputs: Sequence[Array], call: Call) -> tuple[Array, ...]:
+    """Return the sums of dy times the normalised x, and of dy, in the shape of the mean."""
     x, dy, mean, variance = inputs
-    centred = channel_sums(dy * (x - _per_channel(mean, x)))
+    by_sample = mean.ndim == x.ndim
+    centred = _totals(dy * (x - _per_channel(mean, x)), by_sample)
     dgamma = centred * _deviation(variance.astype(np.float64), a.eps)
-    return dgamma.astype(x.dtype), channel_sums(dy).astype(x.dtype)
+    return dgamma.astype(x.dtype), _totals(dy, by_sample).astype(x.dtype)
 
 
-def _backward_on_device(a: Any, inputs: int) -> Expression:
+def backward_on_device(a: Any, inputs: int) -> Expression:
+    """Return the expression of the gradient of x."""
     operands = ("x", "dy", "mean", "variance", "dgamma", "dbeta", "gamma")[:inputs]
     lines = (
         _INVERSE,
@@ -257,7 +273,8 @@ def _backward_on_device(a: Any, inputs: int) -> Expression:
     return Expression(operands, " ".join(lines), (("eps", a.eps), ("count", float(a.count))))
 
 
-def _sums_on_device(a: Any, inputs: int) -> Expression:
+def sums_on_device(a: Any, inputs: int) -> Expression:
+    """Return the expression of the reductions of the backward pass."""
     return Expression(
         ("x", "dy", "mean", "variance"),
         "",
@@ -267,15 +284,15 @@ def _sums_on_device(a: Any, inputs: int) -> Expression:
     )
 
 
-def _backward(a: BatchNormalizeBackward, inputs: Sequence[Array], call: Call) -> tuple[Array, ...]:
-    x, dy, mean, variance, dgamma, dbeta, *gamma = inputs
+def backward(a: BatchNormalizeBackward, inputs: Sequence[Array], call: Call) -> tuple[Array, ...]:
+    """Return the gradient of x."""
+    x, dy = inputs[:2]
+    mean, variance, dgamma, dbeta, *gamma = (_per_channel(vector, x) for vector in inputs[2:])
     inverse = _deviation(variance, a.eps)
     slope = inverse * (dgamma / x.dtype.type(a.count))
     shift = dbeta / x.dtype.type(a.count)
     scale = inverse * gamma[0] if gamma else inverse
-    return (
-        (dy - _per_channel(shift, x) - (x - _per_channel(mean, x)) * _per_channel(slope, x)) * _per_channel(scale, x),
-    )
+    return ((dy - shift - (x - mean) * slope) * scale,)
 
 
 def _expand(e: Expansion, op: Operation, training: bool) -> tuple[str, ...]:
@@ -359,30 +376,30 @@ OPS = (
         "batch_normalize",
         BatchNormalize,
         _normalize_shape,
-        _normalize,
+        normalize,
         _gradient,
         divisible=True,
         in_place=((0, 0),),
-        device=_normalize_on_device,
+        device=normalize_on_device,
     ),
     OpKind(
         "batch_normalize_backward_reduce",
         BatchNormalize,
         _sums_shape,
-        _sums,
+        backward_sums,
         divisible=True,
         accumulates=True,
-        device=_sums_on_device,
+        device=sums_on_device,
         reduces=True,
     ),
     OpKind(
         "batch_normalize_backward",
         BatchNormalizeBackward,
         _backward_shape,
-        _backward,
+        backward,
         divisible=True,
         in_place=((0, 1),),
-        device=_backward_on_device,
+        device=backward_on_device,
     ),
 )
 

@@ -94,13 +94,15 @@ def group_norm(draw: Draw) -> Network:
     w = Writer(draw(st.integers(1, 3)))
     groups = draw(st.integers(1, 3))
     x = w.parameter("x", w.batch, groups * draw(st.integers(2, 3)), *draw(st.lists(st.integers(1, 4), max_size=3)))
-    return _finish(w, w("group_norm", w("tanh", x), groups=groups, eps=draw(st.sampled_from((1e-3, 1e-2)))))
+    settings = {"eps": draw(st.sampled_from((1e-3, 1e-2))), "affine": draw(st.booleans())}
+    return _finish(w, w("group_norm", w("tanh", x), groups=groups, **settings))
 
 
 def layer_norm(draw: Draw) -> Network:
     w = Writer(draw(st.integers(1, 3)))
     x = w.parameter("x", w.batch, draw(st.integers(2, 5)), *draw(st.lists(st.integers(1, 4), max_size=3)))
-    return _finish(w, w("layer_norm", w("tanh", x), eps=draw(st.sampled_from((1e-3, 1e-2)))))
+    settings = {"eps": draw(st.sampled_from((1e-3, 1e-2))), "affine": draw(st.booleans())}
+    return _finish(w, w("layer_norm", w("tanh", x), **settings))
 
 
 def lrn(draw: Draw) -> Network:
@@ -365,7 +367,7 @@ def prelu(draw: Draw) -> Network:
 def instance_norm(draw: Draw) -> Network:
     w = Writer(draw(st.integers(1, 3)))
     x, _ = _image(draw, w, draw(st.integers(1, 3)), 2, 5)
-    return _finish(w, w("instance_norm", w("tanh", x), eps=1e-2))
+    return _finish(w, w("instance_norm", w("tanh", x), eps=1e-2, affine=draw(st.booleans())))
 
 
 def softmax(draw: Draw) -> Network:

@@ -133,6 +133,7 @@ def _check_division(graph: TrainingGraph, op: Operation, env: dict[str, Array], 
     # Here operands are parameters, so the kinds decide which have rows: vectors over channels have none.
     whole = {"batch_normalize": 1, "batch_normalize_backward_reduce": 2, "batch_normalize_backward": 2}.get(op.kind)
     whole = {"group_norm": 1, "layer_norm": 1, "group_norm_backward": 4, "layer_norm_backward": 4}.get(op.kind, whole)
+    whole = {"instance_normalize": 3, "instance_normalize_backward": 6}.get(op.kind, whole)
     if whole is None:
         whole = len(op.inputs) if kind.reduces or not kind.working_inputs else 1
         whole = 1 if op.kind == "bias_add" or isinstance(op.attributes, Dropout | Augment) else whole

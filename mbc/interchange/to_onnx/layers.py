@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -68,24 +69,38 @@ def _matmul(op: Operator) -> None:
 
 
 def _batch_norm(op: Operator) -> None:
-    x, mean, variance, *affine = op.inputs
-    channels = op.shape()[1]
-    if not affine:
-        affine = [op.floats(np.ones(channels)), op.floats(np.zeros(channels))]
+    x, mean, variance, *vectors = op.inputs
     kept = 1.0 - op.nodes.momenta.get(mean, 0.1)
-    op.last("BatchNormalization", x, *affine, mean, variance, epsilon=op.a.eps, momentum=kept)
+    op.last("BatchNormalization", x, *_affine(op, vectors), mean, variance, epsilon=op.a.eps, momentum=kept)
+
+
+def _affine(op: Operator, vectors: Sequence[str]) -> Sequence[str]:
+    """Return scale and offset, which ONNX needs: ones and zeros without trained ones."""
+    channels = op.shape()[1]
+    return vectors or (op.floats(np.ones(channels)), op.floats(np.zeros(channels)))
 
 
 def _group_norm(op: Operator) -> None:
+    x, *vectors = op.inputs
     if op.a.groups == op.shape()[1]:
-        op.last("InstanceNormalization", *op.inputs, epsilon=op.a.eps)
+        op.last("InstanceNormalization", x, *_affine(op, vectors), epsilon=op.a.eps)
     else:
-        op.last("GroupNormalization", *op.inputs, num_groups=op.a.groups, epsilon=op.a.eps)
+        op.last("GroupNormalization", x, *_affine(op, vectors), num_groups=op.a.groups, epsilon=op.a.eps)
+
+
+def _instance_norm(op: Operator) -> None:
+    x, _, _, *vectors = op.inputs
+    op.last("InstanceNormalization", x, *_affine(op, vectors), epsilon=op.a.eps)
+
+
+def _nothing(op: Operator) -> None:
+    """Append nothing, because ONNX's instance norm takes the statistics itself."""
 
 
 def _layer_norm(op: Operator) -> None:
     """Append a layer norm over the channels, which ONNX expects as the last axis."""
-    x, *affine = op.inputs
+    x, *vectors = op.inputs
+    affine = _affine(op, vectors)
     rank = len(op.shape())
     if rank == 2:
         op.last("LayerNormalization", x, *affine, axis=-1, epsilon=op.a.eps)
@@ -164,6 +179,8 @@ RULES: dict[str, Rule] = {
     "matmul": _matmul,
     "batch_normalize": _batch_norm,
     "group_norm": _group_norm,
+    "instance_statistics": _nothing,
+    "instance_normalize": _instance_norm,
     "layer_norm": _layer_norm,
     "lrn": _lrn,
     "max_pool": partial(_pool, "Max"),

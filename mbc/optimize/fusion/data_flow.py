@@ -13,7 +13,7 @@ from functools import cached_property
 
 from mbc.ir.graph import Operation, TrainingGraph
 from mbc.kernels.base import Request
-from mbc.kernels.cuda.generated.lowering import lower
+from mbc.kernels.cuda.generated.lowering import expression_of, lower
 from mbc.ops import KINDS
 from mbc.ops.fused import join
 from mbc.optimize import effort
@@ -114,7 +114,11 @@ class Flow:
         return [name for name in values if self._is_reduced(name) or self.is_read_outside(name, cluster.members)]
 
     def _is_reduced(self, value: str) -> bool:
-        return KINDS[self.program[self.producers[value]].kind].reduces
+        return self.reduces(self.producers[value])
+
+    def reduces(self, position: int) -> bool:
+        """Return whether a pointwise operation ends in sums."""
+        return bool(expression_of(self.program[position]).sums)
 
     def in_time(self, cluster: Cluster, stored: Iterable[str]) -> bool:
         """Return whether the launch of a cluster precedes all readers of the values that it stores."""
@@ -237,7 +241,7 @@ def _upstream(flow: Flow, value: str, cluster: Cluster, recomputed: frozenset[in
         producer = flow.producers.get(name)
         if producer is None or producer not in flow.pointwise or name in have or _is_stored(flow, name):
             continue
-        if KINDS[flow.program[producer].kind].reduces:
+        if flow.reduces(producer):
             continue
         positions.add(producer)
         pending += flow.program[producer].inputs

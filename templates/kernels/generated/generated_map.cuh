@@ -19,7 +19,8 @@ namespace mbc {
 //   Element                    the type of operands and results
 //   WHOLE, REPEATED, RESULTS   numbers of operands of the results' shape, of operands that are repeated along axes of
 //                              the results, and of results
-//   Channel, load(c)           constants of a channel, a struct of floats
+//   BY_SAMPLE                  whether constants and sums are those of a channel of one sample
+//   Channel, load(c)           constants of a channel, a struct of floats; by sample, c counts the channels of all samples
 //   operator()(channel, x, y, s)  computes from x, an element of each operand, an element y of each result, and what is
 //                              added to each of its SUMS, of which there are at most two
 //   finish(c, sums, totals)    computes the FINISHES results of a channel from its sums, in fp64
@@ -200,11 +201,12 @@ const char* run_generated(const MbcCall& call, const GeneratedMap<F>& map, Gener
   using M = GeneratedMap<F>;
   constexpr int N = WIDTH<typename F::Element>;
   const auto& a = arguments<GeneratedArguments>(call);
+  const int64_t samples = F::BY_SAMPLE ? a.rows : 1, rows = F::BY_SAMPLE ? 1 : a.rows;
   if constexpr (F::SUMS > 0) {
     sums.accumulate = a.accumulate;
     void* workspace = a.parts > 1 ? call.pointers[call.pointer_count - 1] : nullptr;
-    reduce_channels_of<typename F::Element>(call.stream, a.layout, a.rows, a.channels, a.inner, a.parts, map, workspace,
-                                            sums);
+    reduce_channels_of<typename F::Element>(call.stream, a.layout, rows, a.channels, a.inner, a.parts, map, workspace,
+                                            sums, samples);
   } else if constexpr (F::REPEATED > 0) {
     const int64_t* more = behind<GeneratedArguments>(call);
     const Strided<F::REPEATED> places(more);
@@ -218,7 +220,7 @@ const char* run_generated(const MbcCall& call, const GeneratedMap<F>& map, Gener
     MBC_LAUNCH((map_elements<N, M>), blocks_for(vectors > 0 ? vectors : a.elements), THREADS, call.stream, map, vectors,
                a.elements);
   } else {
-    run_map(call.stream, a.layout, a.rows, a.channels, a.inner, map);
+    run_map(call.stream, a.layout, rows, a.channels, a.inner, map, samples);
   }
   return launched();
 }

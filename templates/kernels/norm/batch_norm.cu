@@ -1,6 +1,8 @@
 // The reductions of batch normalization over the whole mini-batch, in fp32 whatever the storage type: statistics, and
 // the two sums of the backward pass (dgamma, dbeta).
 //
+// Statistics of each sample by itself (instance normalization) are the same reduction with a block for each sample.
+//
 // Bytes      statistics: x in. Backward reductions: x and the gradient in. Each is one pass over memory.
 // Reduction  `parts` blocks for each tile of channels write a partial state each, a second kernel merges them in order,
 //            in fp64 (channel_reduce.cuh). `parts` is part of the plan: results do not depend on the GPU. Variances are
@@ -68,6 +70,19 @@ extern "C" const char* mbc_batch_statistics(const MbcCall& call) {
                            Operands<T>{x, nullptr}, workspace,
                            Statistics<T>{x, a.layout == MBC_CHANNELS_LAST ? 1 : a.inner, out<float>(call, 1),
                                          out<float>(call, 2)});
+  });
+  return launched();
+}
+
+extern "C" const char* mbc_instance_statistics(const MbcCall& call) {
+  using namespace mbc;
+  const auto& a = arguments<BatchStatisticsArguments>(call);
+  const auto at = operands_of_instance_statistics(call);
+  MBC_FOR_TYPE(a.type, T, {
+    const T* x = at.x;
+    const Statistics<T> alone{x, a.layout == MBC_CHANNELS_LAST ? 1 : a.inner, at.mean, at.variance};
+    reduce_channels_of<T>(call.stream, a.layout, 1, a.channels, a.inner, a.parts, TensorSource<T, false, false>{{x, nullptr}},
+                          at.workspace, SampleStatistics<T>{alone, a.channels, a.channels * a.inner}, a.rows);
   });
   return launched();
 }

@@ -13,6 +13,7 @@
 #include "batch_norm.cuh"
 #include "norm_sets.cuh"
 #include "group_norm_arguments.h"
+#include "group_norm_operands.h"
 
 namespace mbc {
 
@@ -21,7 +22,7 @@ struct NormalizeSets {
   static constexpr int OPERANDS = 1;
   const T* operands[1];
   T* y;
-  const float *gamma, *beta;  // beta and mean are null if not centred
+  const float *gamma, *beta;  // null: 1 and 0; beta and mean are null if not centred
   float *mean, *inverse;
   float eps;
 
@@ -47,7 +48,7 @@ struct NormalizeSets {
     });
     const float scale = 1.0f / sqrtf(set.sum(squares) / count + eps);
     set.each([&](const auto& v, const SetPlace& p) {
-      const Vec<float, N> g = set.constants(gamma, p), b = CENTERED ? set.constants(beta, p) : Vec<float, N>{};
+      const Vec<float, N> g = set.constants(gamma, p), b = CENTERED ? set.constants(beta, p, 0.0f) : Vec<float, N>{};
       float result[N];
 #pragma unroll
       for (int j = 0; j < N; ++j) result[j] = fmaf((v.get(0, j) - m) * scale, g.v[j], b.v[j]);
@@ -177,10 +178,10 @@ struct NormalizedReduction : BnBackwardReduction {
 extern "C" const char* mbc_group_norm(const MbcCall& call) {
   using namespace mbc;
   const auto& a = arguments<GroupNormArguments>(call);
+  const auto at = operands_of_group_norm(call);
   MBC_FOR_TYPE(a.type, T, {
     for_each_set<T>(call.stream, a,
-                    NormalizeSets<T, true>{{in<T>(call, 0)}, out<T>(call, 3), in<float>(call, 1), in<float>(call, 2),
-                                     out<float>(call, 4), out<float>(call, 5), eps(call, 0)});
+                    NormalizeSets<T, true>{{at.x.as<T>()}, at.y.as<T>(), at.gamma, at.beta, at.mean, at.inverse, eps(call, 0)});
   });
   return launched();
 }
@@ -188,10 +189,11 @@ extern "C" const char* mbc_group_norm(const MbcCall& call) {
 extern "C" const char* mbc_group_norm_backward(const MbcCall& call) {
   using namespace mbc;
   const auto& a = arguments<GroupNormArguments>(call);
+  const auto at = operands_of_group_norm_backward(call);
   MBC_FOR_TYPE(a.type, T, {
     for_each_set<T>(call.stream, a,
-                    NormalizeSetsBackward<T, true, false>{{in<T>(call, 0), in<T>(call, 1)}, out<T>(call, 5),
-                                                          in<float>(call, 2), in<float>(call, 3), in<float>(call, 4)});
+                    NormalizeSetsBackward<T, true, false>{{at.x.as<T>(), at.dy.as<T>()}, at.dx.as<T>(), at.mean, at.inverse,
+                                                          at.gamma});
   });
   return launched();
 }

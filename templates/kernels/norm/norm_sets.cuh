@@ -68,7 +68,7 @@ struct SetVector {
 // Both kinds of sets have
 //   each(f)            f(vector, place) for every vector of this thread
 //   sum(x)             the sum over the threads of the set
-//   constants(c, p)    of the channels of a vector
+//   constants(c, p, x) of the channels of a vector; x if there are none
 //   number, first      number of the set; whether this thread stores the results of which a set has one
 template <typename T, int OPERANDS, int N, bool BLOCK>
 struct CachedSet {
@@ -108,10 +108,10 @@ struct CachedSet {
     }
     return sum;
   }
-  __device__ Vec<float, N> constants(const float* of_channels, const SetPlace& p) const {
+  __device__ Vec<float, N> constants(const float* of_channels, const SetPlace& p, float otherwise = 1.0f) const {
     Vec<float, N> c;
 #pragma unroll
-    for (int j = 0; j < N; ++j) c.v[j] = of_channels[sets.channel(p, j)];
+    for (int j = 0; j < N; ++j) c.v[j] = of_channels ? of_channels[sets.channel(p, j)] : otherwise;
     return c;
   }
 };
@@ -143,8 +143,12 @@ struct HeldPixel {
     }
   }
   __device__ float sum(float sum) const { return sum_of_lanes(sum, lanes); }
-  __device__ Vec<float, N> constants(const float* of_channels, const SetPlace& p) const {
-    return load<N>(of_channels + p.channel);
+  __device__ Vec<float, N> constants(const float* of_channels, const SetPlace& p, float otherwise = 1.0f) const {
+    if (of_channels) return load<N>(of_channels + p.channel);
+    Vec<float, N> c;
+#pragma unroll
+    for (int j = 0; j < N; ++j) c.v[j] = otherwise;
+    return c;
   }
 };
 

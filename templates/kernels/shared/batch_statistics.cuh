@@ -84,6 +84,18 @@ struct Statistics {
   }
 };
 
+// Statistics of each sample: channel c is channel c % channels of sample c / channels.
+template <typename T>
+struct SampleStatistics : Statistics<T> {
+  int64_t channels, sample_stride;
+
+  __device__ float load(int64_t c) const {
+    const int64_t n = c / channels;
+    return to_float(this->x[n * sample_stride + (c - n * channels) * this->channel_stride]);
+  }
+  __device__ float prior(int64_t c) const { return load(c); }
+};
+
 // Statistics of the result of the same launch: no element exists beforehand as a common shift, which is 0.
 template <typename T>
 struct EpilogueStatistics : Statistics<T> {

@@ -9,6 +9,9 @@ namespace mbc {
 // channels], a second kernel adds them in order, in fp64. With one part the first stage finishes alone and needs no
 // workspace. `parts` is part of the plan: it must not depend on the GPU.
 //
+// Each sample may be reduced by itself: `samples` is then their number, `rows` are those of a sample, and the results are
+// [samples, channels].
+//
 // R, the reduction, has
 //   Channel load(c)                        constants of a channel, loaded once by a block
 //   Running begin(a)                       the initial value of a thread whose first element is a
@@ -164,7 +167,8 @@ __global__ void __launch_bounds__(THREADS, (REDUCE_BLOCKS<S, R, N>))
   const int count = c < channels && start < rows ? static_cast<int>((rows - start - 1) / step + 1) : 0;
   const auto stride = static_cast<int32_t>(-step * channels);  // at most the rows of all threads together
   int left = count;
-  int64_t at = (start + (count - 1) * step) * channels + c;
+  const int64_t before = blockIdx.z * channels;  // of the samples before this one
+  int64_t at = before * rows + (start + (count - 1) * step) * channels + c;
   typename R::Running running[N] = {};
   Channel channel[N];
   const auto of = [&](int j) -> std::conditional_t<CHANNELS_IN_REGISTERS<S, R>, const Channel&, Channel> {
@@ -194,7 +198,7 @@ __global__ void __launch_bounds__(THREADS, (REDUCE_BLOCKS<S, R, N>))
     at += int64_t{K} * stride;
   };
   process_rows([&](const auto& fetched) {
-    table.fill(channels, r);
+    table.fill(channels, r, blockIdx.x, before);
     __syncthreads();
 #pragma unroll
     for (int j = 0; j < N; ++j) {
@@ -207,7 +211,7 @@ __global__ void __launch_bounds__(THREADS, (REDUCE_BLOCKS<S, R, N>))
   for (int j = 0; j < N; ++j) shared[j * THREADS + thread] = r.thread_state(of(j), running[j], count);
   merge_threads<N>(shared, r);
   for (unsigned j = threadIdx.y; j < N; j += blockDim.y)
-    if (c < channels) store_partial(partial, shared[j * THREADS + threadIdx.x], channels, c + j, r);
+    if (c < channels) store_partial(partial, shared[j * THREADS + threadIdx.x], gridDim.z * channels, before + c + j, r);
 }
 
 // Few channels for each block, so that there are many blocks: the limit is latency, not bytes.
@@ -248,9 +252,9 @@ void run_reduce_channels_first(cudaStream_t stream, int64_t rows, int64_t channe
 
 template <int N, typename S, typename R>
 void run_reduce_channels_last(cudaStream_t stream, int64_t rows, int64_t channels, int64_t parts, S source,
-                              typename R::State* partial, R r) {
+                              typename R::State* partial, R r, int64_t samples) {
   const ChannelTiling tiling(channels / N);
-  const dim3 grid(tiling.columns, static_cast<unsigned>(parts));
+  const dim3 grid(tiling.columns, static_cast<unsigned>(parts), static_cast<unsigned>(samples));
   MBC_LAUNCH((reduce_channels_last<N, S, R>), grid, dim3(tiling.threads_x, tiling.threads_y()), stream, source, rows, channels,
              partial, r);
 }
@@ -258,21 +262,23 @@ void run_reduce_channels_last(cudaStream_t stream, int64_t rows, int64_t channel
 // T: the type of the vectors' elements. Channels last: `rows` covers all axes but channels.
 template <typename T, typename S, typename R>
 void reduce_rows_of(cudaStream_t stream, int64_t rows, int64_t channels, int64_t parts, S source, void* workspace,
-                    R r) {
+                    R r, int64_t samples = 1) {
   constexpr int N = WIDTH<T>;
   auto* partial = static_cast<typename R::State*>(workspace);
   if (channels % N == 0 && source.vectorizable())
-    run_reduce_channels_last<N>(stream, rows, channels, parts, source, partial, r);
+    run_reduce_channels_last<N>(stream, rows, channels, parts, source, partial, r, samples);
   else
-    run_reduce_channels_last<1>(stream, rows, channels, parts, source, partial, r);
-  if (parts > 1) merge_all_parts(stream, parts, channels, partial, r);
+    run_reduce_channels_last<1>(stream, rows, channels, parts, source, partial, r, samples);
+  if (parts > 1) merge_all_parts(stream, parts, samples * channels, partial, r);
 }
 
 template <typename T, typename S, typename R>
 void reduce_channels_of(cudaStream_t stream, int64_t layout, int64_t rows, int64_t channels, int64_t inner,
-                        int64_t parts, S source, void* workspace, R r) {
+                        int64_t parts, S source, void* workspace, R r, int64_t samples = 1) {
   constexpr int N = WIDTH<T>;
-  if (layout == MBC_CHANNELS_LAST) return reduce_rows_of<T>(stream, rows * inner, channels, parts, source, workspace, r);
+  if (layout == MBC_CHANNELS_LAST)
+    return reduce_rows_of<T>(stream, rows * inner, channels, parts, source, workspace, r, samples);
+  channels *= samples;
   auto* partial = static_cast<typename R::State*>(workspace);
   if (inner % N == 0 && source.vectorizable())
     run_reduce_channels_first<N>(stream, rows, channels, inner, parts, source, partial, r);

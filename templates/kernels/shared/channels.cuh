@@ -61,16 +61,17 @@ struct ChannelTable {
   static constexpr int WORDS = std::is_empty_v<Channel> ? 0 : sizeof(Channel) / sizeof(float);
   float words[WORDS * N * 32 + 1];
 
-  // Computes the constants of the block's tile; they may be read after a barrier.
+  // Computes the constants of the block's tile; they may be read after a barrier. `before`: channels of the samples
+  // before this one, if each sample has constants of its own.
   template <typename F>
-  __device__ void fill(int64_t channels, const F& f, unsigned tile = blockIdx.x) {
+  __device__ void fill(int64_t channels, const F& f, unsigned tile = blockIdx.x, int64_t before = 0) {
     if constexpr (WORDS > 0) {
       const unsigned count = blockDim.x * N, thread = threadIdx.y * blockDim.x + threadIdx.x;
       const int64_t first = static_cast<int64_t>(tile) * count;
 #pragma unroll 1
       for (unsigned i = thread; i < count; i += blockDim.x * blockDim.y) {
         if (first + i >= channels) break;
-        put(i, f.load(first + i));
+        put(i, f.load(before + first + i));
       }
     }
   }
@@ -152,6 +153,9 @@ struct StoreWithReluMask {
   }
 };
 
+// Constants may be those of one sample (instance normalization): the samples are then blocks along z with channels last,
+// and with channels first as many channels more. `rows` are those of a sample.
+//
 // B, the body of a map, has
 //   Channel load(c)                       constants of a channel
 //   Fetched<N>, fetch<N>(at)              N elements of each of its OPERANDS tensors
@@ -219,7 +223,7 @@ __global__ void __launch_bounds__(THREADS, (MAP_BLOCKS<B, N>)) map_channels_last
   const int64_t step = static_cast<int64_t>(gridDim.y) * blockDim.y;
   const auto stride = static_cast<int32_t>(step * channels);  // at most the rows of all threads together
   int left = c < channels && start < rows ? static_cast<int>((rows - start - 1) / step + 1) : 0;
-  int64_t at = start * channels + c, row = start;
+  int64_t at = (blockIdx.z * rows + start) * channels + c, row = start;
   wait_for_prior_grid();
   launch_dependents();
   Channel channel[N];
@@ -238,7 +242,7 @@ __global__ void __launch_bounds__(THREADS, (MAP_BLOCKS<B, N>)) map_channels_last
     row += K * step;
   };
   process_rows([&] {
-    table.fill(channels, body);
+    table.fill(channels, body, blockIdx.x, blockIdx.z * channels);
     __syncthreads();
 #pragma unroll
     for (int j = 0; j < N; ++j) channel[j] = table.take(j);
@@ -255,34 +259,35 @@ void run_map_channels_first(cudaStream_t stream, int64_t rows, int64_t channels,
 }
 
 template <int N, typename B>
-void run_map_channels_last(cudaStream_t stream, int64_t rows, int64_t channels, B body) {
+void run_map_channels_last(cudaStream_t stream, int64_t rows, int64_t channels, B body, int64_t samples) {
   const ChannelTiling tiling(channels / N, B::template NEIGHBOURS<N>);
   const int64_t wanted = divide_up(rows, tiling.threads_y() * MAP_ROWS<B>);
-  const int64_t wave = max(int64_t{1}, multiprocessors() * MAP_BLOCKS<B, N> / tiling.columns);
+  const int64_t wave = max(int64_t{1}, multiprocessors() * MAP_BLOCKS<B, N> / (tiling.columns * samples));
   const int64_t waves = min(int64_t{MAP_WAVES}, max(int64_t{1}, wanted * MAP_ROWS<B> / (wave * WAVE_ROWS)));
-  const dim3 grid(tiling.columns, static_cast<unsigned>(min(wanted, wave * waves)));
+  const dim3 grid(tiling.columns, static_cast<unsigned>(min(wanted, wave * waves)), static_cast<unsigned>(samples));
   MBC_LAUNCH((map_channels_last<N, B>), grid, dim3(tiling.threads_x, tiling.threads_y()), stream, body, rows, channels);
 }
 
-// `rows` covers all axes but channels.
+// `rows` covers all axes but channels, and but samples.
 template <typename B>
-void run_map_rows(cudaStream_t stream, int64_t rows, int64_t channels, B body) {
+void run_map_rows(cudaStream_t stream, int64_t rows, int64_t channels, B body, int64_t samples = 1) {
   constexpr int N = WIDTH<typename B::Element>;
   if (channels % N == 0 && body.vectorizable())
-    run_map_channels_last<N>(stream, rows, channels, body);
+    run_map_channels_last<N>(stream, rows, channels, body, samples);
   else
-    run_map_channels_last<1>(stream, rows, channels, body);
+    run_map_channels_last<1>(stream, rows, channels, body, samples);
 }
 
 template <typename B>
-void run_map(cudaStream_t stream, int64_t layout, int64_t rows, int64_t channels, int64_t inner, B body) {
+void run_map(cudaStream_t stream, int64_t layout, int64_t rows, int64_t channels, int64_t inner, B body,
+             int64_t samples = 1) {
   constexpr int N = WIDTH<typename B::Element>;
   if (layout == MBC_CHANNELS_LAST)
-    run_map_rows(stream, rows * inner, channels, body);
+    run_map_rows(stream, rows * inner, channels, body, samples);
   else if (inner % N == 0 && body.vectorizable())
-    run_map_channels_first<N>(stream, rows, channels, inner, body);
+    run_map_channels_first<N>(stream, rows, samples * channels, inner, body);
   else
-    run_map_channels_first<1>(stream, rows, channels, inner, body);
+    run_map_channels_first<1>(stream, rows, samples * channels, inner, body);
 }
 
 // Channels last: `rows` covers all axes but channels.

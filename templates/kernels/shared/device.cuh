@@ -111,4 +111,9 @@ struct Tiling {
   }
 };
 
+// A division of 32 bits where it suffices.
+__device__ inline int64_t quotient(int64_t a, int64_t b) {
+  return a <= UINT32_MAX && b <= UINT32_MAX ? static_cast<uint32_t>(a) / static_cast<uint32_t>(b) : a / b;
+}
+
 }  // namespace mbc

@@ -31,10 +31,6 @@ struct Pixel {
   int32_t y, x;
 };
 
-__device__ inline int64_t quotient(int64_t a, int64_t b) {
-  return a <= UINT32_MAX && b <= UINT32_MAX ? static_cast<uint32_t>(a) / static_cast<uint32_t>(b) : a / b;
-}
-
 // F: `make<N>(const Pixel&, int64_t at)` computes N elements from element `at` on. `last`: channels last.
 template <int N, typename F>
 __global__ void each_pixel(int64_t vectors, Image image, Steps steps, bool last, F f) {

@@ -38,6 +38,7 @@ from mbc.ops.elementwise_loss import (
 )
 from mbc.ops.fused import launch_kind
 from mbc.ops.group_norm import GroupNorm, LayerNorm
+from mbc.ops.instance_norm import InstanceNormalizeBackward
 from mbc.ops.kl_divergence import KlBackward
 from mbc.ops.layerwise import LarsRatio
 from mbc.ops.loss import CrossEntropy, CrossEntropyBackward, WeightedSum
@@ -385,6 +386,7 @@ def _channels(cases: Cases) -> None:
         backward = BatchNormalizeBackward(1e-5, count)
         cases.add("batch_normalize_backward", backward, w(*shape), w(*shape), *vectors, m(c), m(c), note="plain")
         cases.add("batch_normalize_backward", backward, w(*shape), w(*shape), *vectors, m(c), m(c), m(c))
+    _samples(cases)
     for channels in ((7, 300), (64,), (1,) * 33, (5, 8, 1, 40)):
         pairs = [vector for c in channels for vector in (m(c), m(c, make=positive))]
         cases.add("concat_statistics", NONE, *pairs, note=f"{len(channels)}")
@@ -398,6 +400,23 @@ def _channels(cases: Cases) -> None:
         states = (m(37), m(37, make=positive), m(37), m(37, make=positive))
         block = control(proceed=proceed)
         cases.add("update_running", UpdateRunning(0.1, 50), *states, block, note=f"proceed{proceed}")
+
+
+def _samples(cases: Cases) -> None:
+    """Add normalisation of each sample by itself: by the vector and not, in one part and in several."""
+    for shape in ((3, 16, 5, 6), (2, 7, 3, 5), (3, 300, 17), (2, 24, 60, 61), (2, 32, 4, 40, 41), (5, 1, 9), (1, 8, 2)):
+        c, statistic = shape[1], (*shape[:2], *(1,) * (len(shape) - 2))
+        samples = (m(*statistic), m(*statistic, make=positive))
+        for make, note in ((off, ""), (outlier, "outlier"), (far, "far")):
+            cases.add("instance_statistics", NONE, w(*shape, make=make), note=note)
+        backward = InstanceNormalizeBackward(1e-5, int(np.prod(shape[2:])))
+        cases.add("instance_normalize_backward_reduce", BatchNormalize(1e-3), w(*shape), w(*shape), *samples)
+        for vectors in (0, 1):
+            note = "plain" * (not vectors)
+            operands = (w(*shape), *samples, *(m(c), m(c)) * vectors)
+            cases.add("instance_normalize", BatchNormalize(1e-5), *operands, note=note)
+            operands = (w(*shape), w(*shape), *samples, m(*statistic), m(*statistic), *(m(c),) * vectors)
+            cases.add("instance_normalize_backward", backward, *operands, note=note)
 
 
 def _filters(cases: Cases) -> None:
@@ -435,8 +454,10 @@ def _groups(cases: Cases) -> None:
         kind, c = "group_norm" if groups else "layer_norm", shape[1]
         pixels = (1,) * (len(shape) - 2) if groups else shape[2:]
         statistics = (m(shape[0], max(1, groups), *pixels), m(shape[0], max(1, groups), *pixels, make=positive))
-        cases.add(kind, a, w(*shape, make=off), m(c), m(c))
-        cases.add(f"{kind}_backward", a, w(*shape), w(*shape), *statistics, m(c))
+        for vectors in (0, 1):
+            note = "plain" * (not vectors)
+            cases.add(kind, a, w(*shape, make=off), *(m(c), m(c)) * vectors, note=note)
+            cases.add(f"{kind}_backward", a, w(*shape), w(*shape), *statistics, *(m(c),) * vectors, note=note)
         cases.add(f"{kind}_backward_reduce", a, w(*shape), w(*shape), *statistics)
         if not groups:
             rms, inverse = RmsNorm(1e-3), statistics[1]

@@ -17,6 +17,7 @@ from mbc.ops.base import NoAttributes
 from mbc.ops.comparison import Relation, Select
 from mbc.ops.elementary import Power
 from mbc.ops.fused import join
+from mbc.ops.instance_norm import InstanceNormalizeBackward
 from mbc.ops.normalization import BatchNormalize, BatchNormalizeBackward
 from mbc.ops.piecewise import Clamp, Indicator
 from mbc.ops.reduce import Expand
@@ -39,13 +40,25 @@ ATTRIBUTES: Mapping[str, tuple[Attributes, ...]] = MappingProxyType(
         "batch_normalize": (BatchNormalize(1e-3),),
         "batch_normalize_backward": (BatchNormalizeBackward(1e-3, 50),),
         "batch_normalize_backward_reduce": (BatchNormalize(1e-3),),
+        "instance_normalize": (BatchNormalize(1e-3),),
+        "instance_normalize_backward": (InstanceNormalizeBackward(1e-3, 50),),
+        "instance_normalize_backward_reduce": (BatchNormalize(1e-3),),
     }
 )  # fmt: skip
 POSITIVE = ("sqrt", "log", "pow")  # operands must be positive, also those of their gradients
 BOUNDED = ("exp",)  # of numbers that the group computes, which may be large
 TWO_TENSORS = ("add", "mul")
-CHANNELS = ("bias_add", "batch_normalize", "batch_normalize_backward")
-SUMS = ("channel_sum", "batch_normalize_backward_reduce")
+# By kind: numbers of constants for each channel of each sample, and for each channel.
+CHANNELS: Mapping[str, tuple[int, int]] = MappingProxyType(
+    {
+        "bias_add": (0, 1),
+        "batch_normalize": (0, 4),
+        "batch_normalize_backward": (0, 5),
+        "instance_normalize": (2, 2),
+        "instance_normalize_backward": (4, 1),
+    }
+)
+SUMS = ("channel_sum", "batch_normalize_backward_reduce", "instance_normalize_backward_reduce")
 GATES = ("broadcast_mul", "broadcast_add")
 REPEATING = (*GATES, "broadcast", "select", "relation", "expand")
 KINDS_DRAWN = tuple(sorted(kind for kind, about in KINDS.items() if about.device is not None))
@@ -60,6 +73,16 @@ class Drawing:
     operations: list[Operation] = field(default_factory=list[Operation])
     operands: dict[str, Operand] = field(default_factory=dict[str, Operand])
     whole: list[str] = field(default_factory=list[str])  # computed values of the results' shape
+
+    @property
+    def gate(self) -> Shape:
+        """Shape of one number for each channel of each sample."""
+        return (*self.shape[:2], *(1,) * (len(self.shape) - 2))
+
+    @property
+    def has_positions(self) -> bool:
+        """True if a channel of a sample has several positions."""
+        return self.gate != self.shape
 
     def operand(self, shape: Shape, dtype: str = "working", safe: bool = False) -> str:
         name = f"x{len(self.operands)}"
@@ -81,8 +104,11 @@ class Drawing:
         """Append a reduction over everything but the channels, whose outputs no operation reads."""
         if len(self.shape) < 2 or kind in {operation.kind for operation in self.operations}:
             return
+        if kind.startswith("instance") and not self.has_positions:
+            return
         one = kind == "channel_sum"
-        vectors = () if one else tuple(self.operand(self.shape[1:2], "master", safe=True) for _ in range(2))
+        shape = self.gate if kind.startswith("instance") else self.shape[1:2]
+        vectors = () if one else tuple(self.operand(shape, "master", safe=True) for _ in range(2))
         tensors = (self.value(),) if one else (self.value(), self.value())
         number = len(self.operations)
         outputs = (f"sum{number}",) if one else (f"dgamma{number}", f"dbeta{number}")
@@ -103,15 +129,15 @@ class Drawing:
         elif kind in SUMS:
             self.reduce(kind, attributes)
         elif kind in CHANNELS:
-            if channels:
-                vectors = {"bias_add": 1, "batch_normalize": 4, "batch_normalize_backward": 5}[kind]
-                tensors = (self.value(), self.value())[: 1 + (kind == "batch_normalize_backward")]
-                inputs = (*tensors, *(self.operand(channels, "master", safe=True) for _ in range(vectors)))
+            samples, vectors = CHANNELS[kind]
+            if channels and (not samples or self.has_positions):
+                tensors = (self.value(), self.value())[: 1 + kind.endswith("_backward")]
+                shapes = (*(self.gate,) * samples, *(channels,) * vectors)
+                inputs = (*tensors, *(self.operand(shape, "master", safe=True) for shape in shapes))
                 self.append(kind, attributes, inputs)
         elif kind in GATES:
             if len(self.shape) > 2:
-                gate = (*self.shape[:2], *(1,) * (len(self.shape) - 2))
-                self.append(kind, attributes, (self.value(), self.operand(gate)))
+                self.append(kind, attributes, (self.value(), self.operand(self.gate)))
         elif kind.endswith("_backward") or kind in TWO_TENSORS:
             self.append(kind, attributes, (self.value(safe), self.value()))
         else:

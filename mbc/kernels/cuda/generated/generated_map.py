@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from mbc.ir.types import Layout, TensorType
@@ -11,10 +11,11 @@ from mbc.kernels.base import Request
 from mbc.kernels.cuda.base import Channels, OwnKernel, Slice, always, layout_code
 from mbc.kernels.cuda.generated.lowering import Lowered, lower
 from mbc.kernels.cuda.generated.placement import axes_of
-from mbc.kernels.cuda.norm.batch_norm import partial_bytes, parts
+from mbc.kernels.cuda.norm.batch_norm import partial_bytes, parts, sample_of
 from mbc.kernels.cuda.strided import trailing
 from mbc.kernels.launch_struct import Struct
 from mbc.ops import activation, activation_variants, arithmetic, comparison, elementary, piecewise, reduce
+from mbc.ops.instance_norm import OPS as INSTANCE_OPS
 
 STATE_BYTES = 8  # of GeneratedReduction: two sums
 
@@ -43,17 +44,13 @@ def generated_kernel(request: Request) -> OwnKernel | None:
     lowered = lower(request)
     if lowered is None:
         return None
-    return OwnKernel(
-        request.kind,
-        lowered.program.file,
-        GeneratedArguments,
-        _integers,
-        _reals,
-        _trailing,
-        workspace=_workspace,
-        launches=2 if lowered.program.sums else 1,
-        accumulates=bool(lowered.program.sums),
-        launcher=lowered.program.name,
+    program = lowered.program
+    return replace(
+        _GENERATED,
+        kind=request.kind,
+        file=program.file,
+        accumulates=bool(program.sums) and not program.by_sample,
+        launcher=program.name,
         estimated_as="add",
     )
 
@@ -68,7 +65,9 @@ def _integers(at: Slice) -> GeneratedArguments:
     result = _lowered(at).result
     c = Channels.of(result)
     layout = _effective(result, at.layout)
-    sums = (parts(result, layout), int(at.accumulate)) if _lowered(at).program.sums else (0, 0)
+    program = _lowered(at).program
+    shared = sample_of(result) if program.by_sample else result
+    sums = (parts(shared, layout), int(at.accumulate)) if program.sums else (0, 0)
     return GeneratedArguments(result.elements, layout_code(layout), c.rows, c.channels, c.inner, *sums)
 
 
@@ -81,7 +80,9 @@ def _workspace(request: Request, layout: Layout) -> int:
     lowered = lower(request)
     if lowered is None or not lowered.program.sums:
         return 0
-    return partial_bytes(lowered.result, _effective(lowered.result, layout), STATE_BYTES)
+    samples = lowered.result.shape[0] if lowered.program.by_sample else 1
+    shared = sample_of(lowered.result) if lowered.program.by_sample else lowered.result
+    return samples * partial_bytes(shared, _effective(lowered.result, layout), STATE_BYTES)
 
 
 def _reals(at: Slice) -> tuple[float, ...]:
@@ -97,15 +98,16 @@ def _trailing(at: Slice) -> tuple[int, ...]:
     return trailing(axes_of(operands, lowered.result, at.layout), len(repeated))
 
 
+_GENERATED = OwnKernel("", "", GeneratedArguments, _integers, _reals, _trailing, workspace=_workspace, launches=2)
+
+
 def generated_as(kind: str, named: str = "", takes: Callable[[Request], bool] = always, version: int = 1) -> OwnKernel:
     """Return the declaration of a generated kernel with a name of its own; the program is that of the request."""
 
     def can_run(request: Request) -> bool:
         return takes(request) and lower(request) is not None
 
-    return OwnKernel(
-        kind, "", GeneratedArguments, _integers, _reals, _trailing, named=named, takes=can_run, version=version
-    )
+    return replace(_GENERATED, kind=kind, named=named, takes=can_run, version=version)
 
 
 # Single operations, whose kernels have their names in plans and profiles. Others have had two versions before.
@@ -116,5 +118,6 @@ KERNELS = (
         for kind in family.OPS
         if kind.device is not None
     ),
+    *(generated_as(kind.name) for kind in INSTANCE_OPS if kind.device is not None),
     *(generated_as(kind, version=3) for kind in ("bias_add", "batch_normalize", "batch_normalize_backward")),
 )

@@ -7,12 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 
+from mbc.ir.graph import Operation
 from mbc.ir.types import DType, TensorType
 from mbc.kernels.base import Request
 from mbc.kernels.cuda.generated.map_program import Line, MapProgram
 from mbc.kernels.cuda.generated.placement import Place, is_vector, is_whole, operand_place, whole_place
 from mbc.kernels.cuda.wiring import members_of
 from mbc.ops import KINDS
+from mbc.ops.device import Expression
 from mbc.ops.fused import Fused, Member
 
 MOST_OPERANDS, MOST_RESULTS = 8, 4  # each takes registers of every thread
@@ -69,13 +71,18 @@ class _Values:
     @cached_property
     def sums(self) -> frozenset[int]:
         """Outputs of reductions."""
-        return frozenset(n for m in self.members if KINDS[m.kind].reduces for n in m.outputs)
+        return frozenset(n for m in self.members if expression_of(m).sums for n in m.outputs)
+
+    @cached_property
+    def by_sample(self) -> bool:
+        """True if constants and sums are those of a channel of one sample."""
+        return any(expression_of(member).by_sample for member in self.members)
 
     @cached_property
     def result(self) -> TensorType:
         """Type of the results, and of what is summed."""
         stored = [n for n in self.given if n not in self.sums]
-        summed = [m.inputs[0] for m in self.members if KINDS[m.kind].reduces]
+        summed = [m.inputs[0] for m in self.members if self.sums.intersection(m.outputs)]
         return self.types[(*stored, *summed)[0]]
 
     def places(self) -> tuple[Place, ...] | None:
@@ -84,6 +91,8 @@ class _Values:
         if result.elements == 0 or not self.sums <= set(self.given) or (self.sums and len(result.shape) < 2):
             return None
         if any(self.types[n] != result for n in self.given if n not in self.sums):
+            return None
+        if any((len(self.types[n].shape) > 1) is not self.by_sample for n in self.sums):
             return None
         places = {n: (0,) if n in self.sums else whole_place(result) for n in self.given}
         for member in reversed(self.members):
@@ -103,9 +112,12 @@ class _Values:
 
 def _lowered(request: Request, values: _Values, places: Sequence[Place]) -> Lowered | None:
     inputs, result = request.inputs, values.result
-    vectors = [n for n, x in enumerate(inputs) if is_vector(x, places[n], result)]
+    vectors = [n for n, x in enumerate(inputs) if is_vector(x, places[n], result, values.by_sample)]
+    samples = tuple(n for n in vectors if len(inputs[n].shape) > 1)
     whole = tuple(n for n, x in enumerate(inputs) if n not in vectors and is_whole(x, places[n], result))
     repeated = tuple(n for n in range(len(inputs)) if n not in whole and n not in vectors)
+    if samples and (repeated or not whole):
+        return None
     if repeated or not whole:
         repeated, vectors = tuple(n for n in range(len(inputs)) if n not in whole), []
     if any(inputs[n].dtype is not result.dtype for n in (*whole, *repeated)):
@@ -134,8 +146,16 @@ def _lowered(request: Request, values: _Values, places: Sequence[Place]) -> Lowe
         stored=tuple(at for at, _ in stored),
         sums=tuple(lines.sums),
         finishes=tuple((at, lines.finishes[n]) for at, n in enumerate(values.given) if n in values.sums),
+        by_sample=samples,
     )
     return Lowered(program, result, tuple(places[: len(inputs)]), tuple(lines.reals))
+
+
+def expression_of(operation: Member | Operation) -> Expression:
+    """Return the device expression of an operation that has one."""
+    device = KINDS[operation.kind].device
+    assert device is not None
+    return device(operation.attributes, len(operation.inputs))
 
 
 def _c_type(dtype: DType) -> str:
@@ -164,9 +184,7 @@ class _Lines:
 
     def add(self, member: Member) -> None:
         """Append the lines of an operation."""
-        device = KINDS[member.kind].device
-        assert device is not None
-        expression = device(member.attributes, len(member.inputs))
+        expression = expression_of(member)
         local = dict(zip(expression.operands, (self.names[n] for n in member.inputs), strict=True))
         for name, value in expression.reals:
             if (name, value) not in self._numbers:  # equal settings of one name give equal lines

@@ -6,7 +6,7 @@ A program has no sizes and no values of attributes, which are arguments of a lau
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 DIGITS = 12  # of the digest that names a program
@@ -41,6 +41,8 @@ class MapProgram:
         stored: Numbers of the outputs in which the results are stored.
         sums: Values that are summed over each channel, at most two.
         finishes: Numbers of outputs with one element for each channel, with their values in terms of `sums[0]`, ...
+        by_sample: Those of the vectors that have one element for each channel of each sample. If there are any, sums
+            are those of a channel of one sample, too.
     """
 
     element: str
@@ -56,11 +58,13 @@ class MapProgram:
     stored: tuple[int, ...]
     sums: tuple[str, ...] = ()
     finishes: tuple[tuple[int, str], ...] = ()
+    by_sample: tuple[int, ...] = field(default=(), repr=False)
 
     @cached_property
     def name(self) -> str:
         """Name of the kernel in plans, which follows from the program."""
-        return f"map_{hashlib.sha256(repr(self).encode()).hexdigest()[:DIGITS]}"
+        text = f"{self!r}{self.by_sample or ''}"
+        return f"map_{hashlib.sha256(text.encode()).hexdigest()[:DIGITS]}"
 
     @property
     def symbol(self) -> str:

@@ -54,8 +54,11 @@ def is_whole(x: TensorType, place: Place, result: TensorType) -> bool:
     )
 
 
-def is_vector(x: TensorType, place: Place, result: TensorType) -> bool:
-    """Return whether a value is a vector with one element for each channel of the results."""
+def is_vector(x: TensorType, place: Place, result: TensorType, by_sample: bool = False) -> bool:
+    """Return whether a value has one element for each channel, or for each channel of each sample, of the results."""
+    if by_sample and len(x.shape) == len(result.shape) > 2:
+        own = whole_place(result)
+        return x.shape[:2] == result.shape[:2] and place == (*own[:2], *(None,) * (len(own) - 2)) != own
     return len(x.shape) == 1 < len(result.shape) and x.elements == result.shape[1] and place in ((1,), (None,))
 
 

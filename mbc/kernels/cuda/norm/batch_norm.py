@@ -72,6 +72,11 @@ def parts(x: TensorType, layout: Layout, blocks_last: int = BLOCKS_LAST) -> int:
     return max(1, min(most, rows // (rows_per_block * LEAST_ROWS)))
 
 
+def sample_of(x: TensorType) -> TensorType:
+    """Return the type of one sample, whose reduction by itself has as many parts in any division of the mini-batch."""
+    return TensorType((1, *x.shape[1:]), x.dtype)
+
+
 def partial_bytes(x: TensorType, layout: Layout, state_bytes: int, blocks_last: int = BLOCKS_LAST) -> int:
     """Return the workspace for the partial states of a reduction over channels; 0 if there is one part."""
     count = parts(x, layout, blocks_last)
@@ -85,6 +90,15 @@ def channel_sum_arguments(at: Slice) -> ChannelSumArguments:
 
 def _statistics(at: Slice) -> BatchStatisticsArguments:
     return BatchStatisticsArguments(*image_of(at), parts(at.request.inputs[0], at.layout))
+
+
+def _instance_statistics(at: Slice) -> BatchStatisticsArguments:
+    return BatchStatisticsArguments(*image_of(at), parts(sample_of(at.request.inputs[0]), at.layout))
+
+
+def _instance_workspace(request: Request, layout: Layout) -> int:
+    (x,) = request.inputs
+    return x.shape[0] * partial_bytes(sample_of(x), layout, STATISTICS_BYTES)
 
 
 def _join(at: Slice) -> ConcatStatisticsArguments:
@@ -141,6 +155,15 @@ KERNELS = (
         workspace=statistics_workspace,
         launches=2,
         version=3,
+    ),
+    OwnKernel(
+        "instance_statistics",
+        "norm/batch_norm.cu",
+        BatchStatisticsArguments,
+        _instance_statistics,
+        workspace=_instance_workspace,
+        launches=2,
+        operands="x mean variance workspace?",
     ),
     OwnKernel(
         "concat_statistics",

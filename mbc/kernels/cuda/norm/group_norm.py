@@ -19,9 +19,11 @@ class GroupNormArguments(ImageArguments):
 
     Attributes:
         groups: 0: each pixel is a set.
+        affine: Whether there are scale and shift.
     """
 
     groups: int
+    affine: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +47,9 @@ def _eps(at: Slice) -> tuple[float, ...]:
 
 
 def _arguments(at: Slice) -> GroupNormArguments:
-    return GroupNormArguments(*image_of(at), groups=_groups(at))
+    # Beside tensors and statistics there are two vectors forward, and one backward.
+    affine = len(at.request.inputs) in (3, 5)
+    return GroupNormArguments(*image_of(at), groups=_groups(at), affine=int(affine))
 
 
 def _reduce(at: Slice) -> GroupNormReduceArguments:
@@ -66,6 +70,7 @@ _SINGLE = tuple(
             _arguments,
             _eps,
             layouts=layouts,
+            operands="x gamma?affine beta?affine y mean inverse",
             launcher="group_norm",
             named=kind,
             version=version,
@@ -76,6 +81,7 @@ _SINGLE = tuple(
             GroupNormArguments,
             _arguments,
             layouts=layouts,
+            operands="x dy mean inverse gamma?affine dx",
             launcher="group_norm_backward",
             named=f"{kind}_backward",
             version=version,
