@@ -12,7 +12,7 @@ from mbc.bench.recipe import Call, recipe
 from mbc.equivalence.torch_functions import FUNCTIONS, TAKES_BIAS, F, Tensor, torch
 from mbc.ir.graph import Network, Optimizer, Role
 from mbc.ir.parameter_groups import ParameterSettings, is_trained, settings_of
-from mbc.ops.random import Dropout, DropPath
+from mbc.ops.random import Dropout
 
 Array = NDArray[Any]
 Base: Any = torch.nn.Module
@@ -137,7 +137,7 @@ class TorchNetwork(Base):
             return FUNCTIONS[call.operation.kind](a, *operands)
         (x,) = operands
         if masks is None or not self.training or a.probability == 0:
-            if isinstance(a, DropPath):  # one number a sample
+            if a.drawn(x.shape) != x.shape:  # one number for several elements
                 return x * F.dropout(x.new_ones(a.drawn(x.shape)), a.probability, self.training)
             return F.dropout(x, a.probability, self.training)
         return x * masks[call.operation.name] / (1 - a.probability)

@@ -9,15 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import Any
 
-from mbc.ir.graph import Operation
+from mbc.ir.graph import Attributes, Operation
 from mbc.ir.types import TensorType
 from mbc.ops.base import Array, Call, Expansion, Gradients, Layer, NoAttributes, OpKind, ShapeError, master
 from mbc.ops.device import Device, Expression
 from mbc.ops.normalization import (
-    BatchNormalize,
-    BatchNormalizeBackward,
     backward,
     backward_on_device,
     backward_sums,
@@ -31,12 +29,17 @@ MOST_SAMPLES = 65535  # a grid's third extent in the kernels
 
 
 @dataclass(frozen=True, slots=True)
-class InstanceNormalizeBackward(BatchNormalizeBackward):
+class InstanceNormalize(Attributes):
+    """Settings of the second phase. `eps` is added to the variance."""
+
+    eps: float
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceNormalizeBackward(InstanceNormalize):
     """Settings of the gradient of x. `count`: positions of a sample."""
 
-    def with_rows(self, rows: int, before: int) -> Self:
-        """Return the attributes unchanged, because a sample has its positions whatever the mini-batch is."""
-        return self
+    count: int
 
 
 def _statistic(x: TensorType) -> TensorType:
@@ -71,7 +74,7 @@ def _statistics_shape(_: NoAttributes, inputs: tuple[TensorType, ...]) -> tuple[
     return (_statistic(inputs[0]),) * 2
 
 
-def _sums_shape(a: BatchNormalize, inputs: tuple[TensorType, ...]) -> tuple[TensorType, ...]:
+def _sums_shape(a: InstanceNormalize, inputs: tuple[TensorType, ...]) -> tuple[TensorType, ...]:
     return (_statistic(_fits_sums(a, inputs)[0]),) * 2
 
 
@@ -85,7 +88,7 @@ def _by_sample(device: Callable[[Any, int], Expression]) -> Device:
 
 def _gradient(g: Gradients, op: Operation, dys: tuple[str | None, ...]) -> tuple[str | None, ...]:
     a, (dy,) = op.attributes, dys
-    assert isinstance(a, BatchNormalize)
+    assert isinstance(a, InstanceNormalize)
     x, mean, variance, *affine = op.inputs
     if dy is None or not any(g.needs(v) for v in (x, *affine)):
         return (None,) * len(op.inputs)
@@ -118,7 +121,7 @@ def expand_instance_norm(e: Expansion, op: Operation, eps: float) -> tuple[str, 
     y = op.outputs[0]
     names = (f"{y}.mean", f"{y}.variance")
     mean, variance = e.emit("instance_statistics", NoAttributes(), (x,), names, f"{op.name}.statistics")
-    normalised = e.emit("instance_normalize", BatchNormalize(eps), (x, mean, variance, *affine), (y,), op.name)
+    normalised = e.emit("instance_normalize", InstanceNormalize(eps), (x, mean, variance, *affine), (y,), op.name)
     return (*normalised, mean, variance)
 
 
@@ -126,7 +129,7 @@ OPS = (
     OpKind("instance_statistics", NoAttributes, _statistics_shape, _statistics, divisible=True),
     OpKind(
         "instance_normalize",
-        BatchNormalize,
+        InstanceNormalize,
         _shape_with(2, 1),
         normalize,
         _gradient,
@@ -136,7 +139,7 @@ OPS = (
     ),
     OpKind(
         "instance_normalize_backward_reduce",
-        BatchNormalize,
+        InstanceNormalize,
         _sums_shape,
         backward_sums,
         divisible=True,

@@ -230,7 +230,7 @@ def _deviation(variance: Array, eps: float) -> Array:
     return 1 / np.sqrt(variance + variance.dtype.type(eps))
 
 
-def normalize(a: BatchNormalize, inputs: Sequence[Array], call: Call) -> tuple[Array, ...]:
+def normalize(a: Any, inputs: Sequence[Array], call: Call) -> tuple[Array, ...]:
     """Return x minus the mean, over the standard deviation, times gamma, plus beta."""
     x, mean, variance, *affine = inputs
     scale = _per_channel(_deviation(variance, a.eps), x)
@@ -251,7 +251,7 @@ def normalize_on_device(a: Any, inputs: int) -> Expression:
     return Expression(operands, f"{scale} fmaf(x - mean, scale, {'beta' if affine else '0.0f'})", (("eps", a.eps),))
 
 
-def backward_sums(a: BatchNormalize, inputs: Sequence[Array], call: Call) -> tuple[Array, ...]:
+def backward_sums(a: Any, inputs: Sequence[Array], call: Call) -> tuple[Array, ...]:
     """Return the sums of dy times the normalised x, and of dy, in the shape of the mean."""
     x, dy, mean, variance = inputs
     by_sample = mean.ndim == x.ndim
@@ -284,7 +284,7 @@ def sums_on_device(a: Any, inputs: int) -> Expression:
     )
 
 
-def backward(a: BatchNormalizeBackward, inputs: Sequence[Array], call: Call) -> tuple[Array, ...]:
+def backward(a: Any, inputs: Sequence[Array], call: Call) -> tuple[Array, ...]:
     """Return the gradient of x."""
     x, dy = inputs[:2]
     mean, variance, dgamma, dbeta, *gamma = (_per_channel(vector, x) for vector in inputs[2:])

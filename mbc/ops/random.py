@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -53,6 +53,15 @@ class DropPath(Dropout):
     def drawn(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """Return the shape of the mask for a tensor of this shape: one element a sample."""
         return (shape[0], *(1,) * (len(shape) - 1))
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelDropout(Dropout):
+    """Settings of dropout of whole channels of a sample."""
+
+    def drawn(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the shape of the mask for a tensor of this shape: one element for each channel of each sample."""
+        return (*shape[:2], *(1,) * (len(shape) - 2))
 
 
 def philox(key: tuple[int, int], blocks: Array, step: int, stream: int) -> Array:
@@ -122,34 +131,42 @@ def _gradient(g: Gradients, op: Operation, dys: tuple[str | None, ...]) -> tuple
     return g.emit(f"{op.kind}_backward", op.attributes, (dy, control), x)[0], None
 
 
-OPS = (
-    OpKind("dropout", Dropout, _shape, _evaluate, _gradient, _expand, divisible=True, in_place=((0, 0),)),
-    OpKind("dropout_backward", Dropout, _shape, _evaluate, divisible=True, in_place=((0, 0),)),
-    OpKind("drop_path", DropPath, _shape, _evaluate, _gradient, _expand, divisible=True, in_place=((0, 0),)),
-    OpKind("drop_path_backward", DropPath, _shape, _evaluate, divisible=True, in_place=((0, 0),)),
+_KINDS: dict[str, type[Dropout]] = {"dropout": Dropout, "drop_path": DropPath, "channel_dropout": ChannelDropout}
+OPS = tuple(
+    kind
+    for name, a in _KINDS.items()
+    for kind in (
+        OpKind(name, a, _shape, _evaluate, _gradient, _expand, divisible=True, in_place=((0, 0),)),
+        OpKind(f"{name}_backward", a, _shape, _evaluate, divisible=True, in_place=((0, 0),)),
+    )
 )
 
 
-def _layer(name: str, attributes: type[Dropout], default: float | None, text: str) -> Layer:
+def _build(kind: str) -> Callable[[LayerBuilder, dict[str, Any], tuple[str, ...]], str]:
     def build(builder: LayerBuilder, settings: dict[str, Any], inputs: tuple[str, ...]) -> str:
         if not 0 <= settings["p"] < 1:
             raise ShapeError(f"p is {settings['p']}, but must be at least 0 and less than 1")
-        return builder.emit(name, attributes(settings["p"]), inputs)[0]
+        name = "channel_dropout" if settings.get("channels") else kind
+        if name == "channel_dropout" and len(builder.type(inputs[0]).shape) < 2:
+            raise ShapeError(f"{builder.type(inputs[0])} has no channels")
+        return builder.emit(name, _KINDS[name](settings["p"]), inputs)[0]
 
-    return Layer(name, (Parameter("p", "float", default),), build, help=text)
+    return build
 
 
 LAYERS = (
-    _layer(
+    Layer(
         "dropout",
-        Dropout,
-        0.5,
-        "Zeroes elements with probability p in training, and scales the others by 1 / (1 - p).",
+        (Parameter("p", "float", 0.5), Parameter("channels", "bool", False)),
+        _build("dropout"),
+        help="Zeroes elements with probability p in training, and scales the others by 1 / (1 - p). "
+        "channels: zeroes whole channels of a sample.",
     ),
-    _layer(
+    Layer(
         "drop_path",
-        DropPath,
-        None,
-        "Stochastic depth: zeroes whole samples with probability p in training, and scales the others by 1 / (1 - p).",
+        (Parameter("p", "float"),),
+        _build("drop_path"),
+        help="Stochastic depth: zeroes whole samples with probability p in training, and scales the others by "
+        "1 / (1 - p).",
     ),
 )

@@ -75,7 +75,7 @@ def test_equal_ones_of_many_modules_are_one_entry(tmp_path: Path) -> None:
         (nn.Upsample(scale_factor=1.05, mode="bicubic"), "PyTorch's gradient is not that of its result"),
         (nn.Unflatten(0, (1, 2)), "it makes [1, 2, 4, 8, 8]"),
         (nn.Dropout(1.0), "its probability is 1"),
-        (nn.Dropout2d(), "the language has no such operation"),
+        (nn.FeatureAlphaDropout(), "the language has no such operation"),
     ],
     ids=lambda value: value.__class__.__name__ if isinstance(value, nn.Module) else "",
 )

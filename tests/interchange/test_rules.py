@@ -125,7 +125,7 @@ LAYERS: dict[str, Callable[[], Model]] = {
     "conv depthwise": lambda: nn.Conv2d(6, 12, 3, groups=6),
     "conv_transpose": lambda: nn.ConvTranspose2d(6, 4, 3, stride=2, padding=1, output_padding=1, groups=2),
     "batch_norm": lambda: nn.BatchNorm2d(6, eps=1e-3, momentum=0.01),
-    "batch_norm without scale": lambda: nn.BatchNorm2d(6, affine=False),
+    "batch_norm without scale": lambda: nn.BatchNorm2d(6, affine=False), "dropout2d": lambda: nn.Dropout2d(0.3),
     "group_norm": lambda: nn.GroupNorm(3, 6, eps=1e-4),
     "relu": lambda: nn.ReLU(), "relu in place": lambda: nn.ReLU(inplace=True), "relu6": lambda: nn.ReLU6(),
     "leaky_relu": lambda: nn.LeakyReLU(0.2), "elu": lambda: nn.ELU(0.7), "gelu": lambda: nn.GELU(),

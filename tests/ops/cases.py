@@ -434,7 +434,7 @@ def scale(draw: Draw) -> Network:
 def dropout(draw: Draw) -> Network:
     w = Writer(draw(st.integers(1, 3)))
     x = w.parameter("x", w.batch, *draw(st.lists(st.integers(1, 5), min_size=1, max_size=3)))
-    return _finish(w, w("dropout", x, p=draw(st.sampled_from((0.0, 0.2, 0.5)))))
+    return _finish(w, w("dropout", x, p=draw(st.sampled_from((0.0, 0.2, 0.5))), channels=draw(st.booleans())))
 
 
 def drop_path(draw: Draw) -> Network:

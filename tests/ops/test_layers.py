@@ -53,7 +53,7 @@ CALLS = {
     "maxpool": ("kernel", "stride", "pad", "ceil", "dilation"),
     "avgpool": ("kernel", "stride", "pad", "count_pad", "ceil"),
     "upsample": ("factor", "size", "mode", "align_corners"),
-    "dropout": ("p",),
+    "dropout": ("p", "channels"),
     "drop_path": ("p",),
     "leaky_relu": ("slope",),
     "elu": ("alpha", "scale", "input_scale"),

@@ -8,7 +8,7 @@ import pytest
 from mbc.ir.types import DType, Precision, TensorType
 from mbc.ops import KINDS
 from mbc.ops.base import Call
-from mbc.ops.random import Dropout, DropPath, dropout_keep, philox
+from mbc.ops.random import ChannelDropout, Dropout, DropPath, dropout_keep, philox
 from tests.ir.execution import new_control
 
 ONES = 0xFFFFFFFF
@@ -49,11 +49,11 @@ def test_a_mask_of_some_rows_is_that_part_of_the_whole(features: int) -> None:
         assert np.array_equal(dropout_keep(a, (9 - first, features), first, seed=3, step=2), whole[first:])
 
 
-def test_a_path_is_dropped_for_whole_samples() -> None:
-    a = DropPath(0.5, key=1)
+@pytest.mark.parametrize(("a", "drawn"), [(DropPath(0.5, key=1), (9, 1, 1)), (ChannelDropout(0.5, key=1), (9, 2, 1))])
+def test_a_path_is_dropped_for_whole_samples_or_channels(a: Dropout, drawn: tuple[int, ...]) -> None:
     keep = dropout_keep(a, (9, 2, 3), 0, seed=3, step=2)
-    assert keep.shape == (9, 1, 1) and 0 < keep.sum() < 9
-    assert keep.reshape(-1).tolist() == dropout_keep(Dropout(0.5, key=1), (9,), 0, seed=3, step=2).tolist()
+    assert keep.shape == drawn and 0 < keep.sum() < keep.size
+    assert keep.reshape(-1).tolist() == dropout_keep(Dropout(0.5, key=1), (keep.size,), 0, seed=3, step=2).tolist()
     assert np.array_equal(dropout_keep(a, (4, 2, 3), 5, seed=3, step=2), keep[5:])
 
 

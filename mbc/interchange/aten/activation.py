@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 
 from mbc.interchange.aten.base import Call, Rule, as_activation
 from mbc.interchange.aten.operands import Noise, Refused, Result, Scores
@@ -42,7 +43,7 @@ def _softmax(call: Call) -> Result:
     return replace(call.layer("softmax", x, x.shape, {"axis": axis}), view=x.view)
 
 
-def _dropout(call: Call) -> Result:
+def _dropout(channels: bool, call: Call) -> Result:
     operand, p, is_training = call.operand("input"), call.real("p", 0.5), call.flag("train", True)
     layer = call.node.modules[-1].name if call.node.modules else ""
     if not is_training and layer.startswith("Dropout"):
@@ -51,6 +52,9 @@ def _dropout(call: Call) -> Result:
         return operand
     if not 0.0 < p < 1.0:
         raise Refused(f"its probability is {p:g}", "give it one of at least 0 and less than 1")
+    if channels:
+        x = call.plain("input")
+        return call.layer("dropout", x, x.shape, {"p": p, "channels": True})
     return call.elementwise("dropout", as_activation(operand), {"p": p})
 
 
@@ -70,13 +74,14 @@ RULES: Mapping[str, Rule] = {
     "aten.log_softmax.int": _log_softmax,
     "aten.prelu.default": _prelu,
     "aten.softmax.int": _softmax,
-    "aten.dropout.default": _dropout,
+    "aten.dropout.default": partial(_dropout, False),
+    "aten.feature_dropout.default": partial(_dropout, True),
     "aten.empty.memory_format": _empty,
     "aten.new_empty.default": _empty,
     "aten.bernoulli.p": _bernoulli,
 }
 NOT_TAKEN: Mapping[str, str] = {
-    "aten.feature_dropout.default": "use nn.Dropout",
     "aten.alpha_dropout.default": "use nn.Dropout",
+    "aten.feature_alpha_dropout.default": "use nn.Dropout2d",
     "aten.native_dropout.default": "export without decompositions",
 }

@@ -6,8 +6,10 @@
 // Bytes      the tensor in once and out once; no mask is stored.
 // Threads    256 in a grid-stride loop. With channels first a thread computes the four elements of one Philox block;
 //            with channels last four neighbouring pixels of a channel, whose numbers are in one Philox block or two.
-//            Stochastic depth: a row of blocks for each sample, which has one number.
+//            Stochastic depth: a row of blocks for each sample, which has one number. Channels of samples: the same for each
+//            of them with channels first; with channels last maps of channels.cuh, whose constants are of a sample.
 // Limit      memory bandwidth; with channels last also the second Philox block.
+#include "channels.cuh"
 #include "mbc_control.h"
 #include "philox.cuh"
 #include "move_arguments.h"
@@ -103,6 +105,26 @@ void run_drop_samples(cudaStream_t stream, const T* x, T* y, int64_t rows, int64
   MBC_LAUNCH((drop_samples<T, N>), grid, THREADS, stream, x, y, rows, vectors, first_row, mask);
 }
 
+constexpr int64_t MOST_SAMPLES = 65535;  // blocks along z
+
+// Channels of samples, channels last: constants of a channel of a sample.
+struct DropChannels {
+  Mask mask;
+  int64_t first;  // number of the first channel of the first sample
+
+  using Channel = float;
+  __device__ float load(int64_t c) const {
+    const int64_t number = first + c;
+    const Words words = mask.words(number / 4);
+    uint32_t word = words.v[0];
+#pragma unroll
+    for (int w = 1; w < 4; ++w)
+      if (number % 4 == w) word = words.v[w];
+    return mask(1.0f, word);
+  }
+  __device__ float operator()(float scale, float x, float) const { return scale == 0.0f ? 0.0f : x * scale; }
+};
+
 inline Mask mask_of(const MbcCall& call) {
   const auto& a = arguments<DropoutArguments>(call);
   return {in<MbcControl>(call, 1), static_cast<uint64_t>(a.threshold), static_cast<uint32_t>(a.key),
@@ -134,18 +156,41 @@ extern "C" const char* mbc_dropout(const MbcCall& call) {
   return launched();
 }
 
-extern "C" const char* mbc_drop_path(const MbcCall& call) {
-  using namespace mbc;
-  const auto& a = arguments<DropoutArguments>(call);
-  const int64_t row = a.channels * a.inner;
-  MBC_FOR_TYPE(a.type, T, {
+namespace mbc {
+
+// `rows` lines of `row` elements with one number each.
+inline const char* drop_lines(const MbcCall& call, int64_t rows, int64_t row, int64_t first) {
+  MBC_FOR_TYPE(arguments<DropoutArguments>(call).type, T, {
     const T* x = in<T>(call, 0);
     T* y = out<T>(call, 2);
     constexpr int N = WIDTH<T>;
     if (row % N == 0 && aligned(x, 16) && aligned(y, 16))
-      run_drop_samples<T, N>(call.stream, x, y, a.rows, row / N, a.first_row, mask_of(call));
+      run_drop_samples<T, N>(call.stream, x, y, rows, row / N, first, mask_of(call));
     else
-      run_drop_samples<T, 1>(call.stream, x, y, a.rows, row, a.first_row, mask_of(call));
+      run_drop_samples<T, 1>(call.stream, x, y, rows, row, first, mask_of(call));
+  });
+  return launched();
+}
+
+}  // namespace mbc
+
+extern "C" const char* mbc_drop_path(const MbcCall& call) {
+  const auto& a = mbc::arguments<DropoutArguments>(call);
+  return mbc::drop_lines(call, a.rows, a.channels * a.inner, a.first_row);
+}
+
+extern "C" const char* mbc_channel_dropout(const MbcCall& call) {
+  using namespace mbc;
+  const auto& a = arguments<DropoutArguments>(call);
+  const int64_t first = a.first_row * a.channels;
+  if (a.layout == MBC_CHANNELS_FIRST) return drop_lines(call, a.rows * a.channels, a.inner, first);
+  MBC_FOR_TYPE(a.type, T, {
+    for (int64_t n = 0; n < a.rows; n += MOST_SAMPLES) {
+      const int64_t at = n * a.channels * a.inner;
+      const MapBody<T, 0, false, StoreResult<T>, DropChannels> body{
+          {in<T>(call, 0) + at, nullptr}, {out<T>(call, 2) + at}, {mask_of(call), first + n * a.channels}};
+      run_map(call.stream, a.layout, 1, a.channels, a.inner, body, min(a.rows - n, MOST_SAMPLES));
+    }
   });
   return launched();
 }

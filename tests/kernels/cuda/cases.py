@@ -38,7 +38,7 @@ from mbc.ops.elementwise_loss import (
 )
 from mbc.ops.fused import launch_kind
 from mbc.ops.group_norm import GroupNorm, LayerNorm
-from mbc.ops.instance_norm import InstanceNormalizeBackward
+from mbc.ops.instance_norm import InstanceNormalize, InstanceNormalizeBackward
 from mbc.ops.kl_divergence import KlBackward
 from mbc.ops.layerwise import LarsRatio
 from mbc.ops.loss import CrossEntropy, CrossEntropyBackward, WeightedSum
@@ -49,7 +49,7 @@ from mbc.ops.normalization import BatchNormalize, BatchNormalizeBackward, Combin
 from mbc.ops.piecewise import Clamp, Indicator
 from mbc.ops.pointwise import Pointwise
 from mbc.ops.pooling import AveragePool, MaxPool
-from mbc.ops.random import Dropout, DropPath
+from mbc.ops.random import ChannelDropout, Dropout, DropPath
 from mbc.ops.rearrange import Pad, Rearrange, Split, StridedSlice
 from mbc.ops.reduce import Expand, Reduce, reduced_shape
 from mbc.ops.resize import Resize
@@ -410,11 +410,11 @@ def _samples(cases: Cases) -> None:
         for make, note in ((off, ""), (outlier, "outlier"), (far, "far")):
             cases.add("instance_statistics", NONE, w(*shape, make=make), note=note)
         backward = InstanceNormalizeBackward(1e-5, int(np.prod(shape[2:])))
-        cases.add("instance_normalize_backward_reduce", BatchNormalize(1e-3), w(*shape), w(*shape), *samples)
+        cases.add("instance_normalize_backward_reduce", InstanceNormalize(1e-3), w(*shape), w(*shape), *samples)
         for vectors in (0, 1):
             note = "plain" * (not vectors)
             operands = (w(*shape), *samples, *(m(c), m(c)) * vectors)
-            cases.add("instance_normalize", BatchNormalize(1e-5), *operands, note=note)
+            cases.add("instance_normalize", InstanceNormalize(1e-5), *operands, note=note)
             operands = (w(*shape), w(*shape), *samples, m(*statistic), m(*statistic), *(m(c),) * vectors)
             cases.add("instance_normalize_backward", backward, *operands, note=note)
 
@@ -600,7 +600,11 @@ def _moves(cases: Cases) -> None:
             cases.add("dropout", attributes, w(*shape), control(), note=f"from{first_row}", first_row=first_row)
             cases.add("dropout_backward", attributes, w(*shape), control(), note=f"at{first_row}", first_row=first_row)
 
-    for shape in ((9, 8, 3, 3), (7, 5), (13,)):
+    for shape in ((9, 8, 3, 3), (3, 7, 4, 5), (7, 5), (13,)):
+        if len(shape) > 1:
+            attributes = ChannelDropout(0.3, 0x9ABCDEF0)
+            cases.add("channel_dropout", attributes, w(*shape), control(), first_row=3)
+            cases.add("channel_dropout_backward", attributes, w(*shape), control())
         attributes = DropPath(0.3, 0x9ABCDEF0)
         cases.add("drop_path", attributes, w(*shape), control(), first_row=3)
         cases.add("drop_path_backward", attributes, w(*shape), control(), first_row=3)

@@ -17,7 +17,7 @@ from mbc.ops.base import NoAttributes
 from mbc.ops.comparison import Relation, Select
 from mbc.ops.elementary import Power
 from mbc.ops.fused import join
-from mbc.ops.instance_norm import InstanceNormalizeBackward
+from mbc.ops.instance_norm import InstanceNormalize, InstanceNormalizeBackward
 from mbc.ops.normalization import BatchNormalize, BatchNormalizeBackward
 from mbc.ops.piecewise import Clamp, Indicator
 from mbc.ops.reduce import Expand
@@ -40,9 +40,9 @@ ATTRIBUTES: Mapping[str, tuple[Attributes, ...]] = MappingProxyType(
         "batch_normalize": (BatchNormalize(1e-3),),
         "batch_normalize_backward": (BatchNormalizeBackward(1e-3, 50),),
         "batch_normalize_backward_reduce": (BatchNormalize(1e-3),),
-        "instance_normalize": (BatchNormalize(1e-3),),
+        "instance_normalize": (InstanceNormalize(1e-3),),
         "instance_normalize_backward": (InstanceNormalizeBackward(1e-3, 50),),
-        "instance_normalize_backward_reduce": (BatchNormalize(1e-3),),
+        "instance_normalize_backward_reduce": (InstanceNormalize(1e-3),),
     }
 )  # fmt: skip
 POSITIVE = ("sqrt", "log", "pow")  # operands must be positive, also those of their gradients

@@ -139,7 +139,7 @@ KERNELS = (
             launcher=kind,
             named=f"{kind}{direction}",
         )
-        for kind in ("dropout", "drop_path")
+        for kind in ("dropout", "drop_path", "channel_dropout")
         for direction in ("", "_backward")
     ),
 )
