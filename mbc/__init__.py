@@ -123,7 +123,8 @@ def module(
 
     Args:
         model: A model in training mode. It is run once, as a copy.
-        example: The input of one mini-batch, or several inputs in a tuple.
+        example: The input of one mini-batch, or several inputs in a tuple. If one has `requires_grad`, the plan also
+            computes the gradients of inputs.
         memory: The GPU memory that mbc may use (`12GB`, or a number of bytes).
         precision: `fp32`, `bf16`, `fp16`, `fp64`, or the PyTorch type of that name.
         device: `auto`, `cuda`, or `cpu`, on which NumPy computes.

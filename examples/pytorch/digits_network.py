@@ -1,4 +1,4 @@
-"""The model and the data of all four scripts: a small network, and the 1,797 handwritten digits of scikit-learn."""
+"""The model and the data of all scripts: a small network, and the 1,797 handwritten digits of scikit-learn."""
 
 from __future__ import annotations
 

@@ -11,6 +11,7 @@ from mbc.equivalence.run_step import random_inputs
 from mbc.frontend.lower import Lowered, lower
 from mbc.frontend.parse import parse
 from mbc.ir.graph import TrainingGraph
+from mbc.ir.kept_gradients import check_updates
 from mbc.ir.types import Precision
 from mbc.options import MODES
 from mbc.passes.training_step import differentiate
@@ -139,7 +140,9 @@ class Job:
 
     def lowered(self) -> Lowered:
         """Lower the source with the settings."""
-        return lower(parse(self.source), self.settings, self.network)
+        lowered = lower(parse(self.source), self.settings, self.network)
+        check_updates(lowered.optimizer, "mbc bench")
+        return lowered
 
     def graph(self) -> TrainingGraph:
         """Return the graph of the training step."""

@@ -27,6 +27,7 @@ from mbc.cli.train_result import report
 from mbc.cli.train_resume import how_to_go_on, identity, is_finished
 from mbc.cli.train_stop import stopping
 from mbc.cli.train_view import View
+from mbc.ir.kept_gradients import check_updates
 from mbc.ranks.environment import read_environment
 from mbc.ranks.launch import starts
 from mbc.ranks.member import Member
@@ -79,6 +80,7 @@ def _train(prepared: Prepared, group: Group | None) -> TargetMissed | None:
     arguments = prepared.arguments
     net = _open(prepared, group)
     graph = net.plan.graph
+    check_updates(graph.optimizer, "mbc train")
     if arguments.lr is None:
         schedule = replace(schedule, rate=USUAL_RATES[graph.optimizer.kind])
     data, test = open_data_and_test(arguments.data, arguments.test, inputs_of(graph))

@@ -21,6 +21,7 @@ from mbc.errors import MbcError
 from mbc.fit import MOST_BATCH, Probe, own_batch, with_batch, with_budget
 from mbc.frontend.lower import lower
 from mbc.frontend.parse import parse
+from mbc.ir.kept_gradients import check_updates
 from mbc.options import Options
 from mbc.progress import busy
 from mbc.report.fit import batch_line
@@ -95,6 +96,7 @@ class _Tuning:
         self._asked = asked if arguments.memory is None else with_budget(asked, arguments.memory)
         self._batch = own_batch(self._source, self._asked)
         rule = lower(parse(self._source), asked.settings, asked.network).optimizer
+        check_updates(rule, "mbc tune")
         self._optimizer = rule
         self.base = Base(
             self._batch * rule.accumulate, rule.accumulate, arguments.lr, arguments.rule or USUAL_RULES[rule.kind]

@@ -71,6 +71,7 @@ class Sections:
     ema: float = 0.0
     accumulate: int = 1
     noise_scale: bool = False
+    input_gradients: bool = False
     device_bytes: int | None = None
     host_bytes: int | None = None
     peer_bytes: int = 0
@@ -88,6 +89,7 @@ class Sections:
             ema=self.ema,
             accumulate=self.accumulate,
             noise_scale=self.noise_scale,
+            input_gradients=self.input_gradients,
         )
 
     @property
@@ -204,6 +206,10 @@ def _noise_scale(sections: Sections, value: ast.Expression, evaluator: Evaluator
     return replace(sections, noise_scale=_flag("noise_scale", value, evaluator, frame))
 
 
+def _input_gradients(sections: Sections, value: ast.Expression, evaluator: Evaluator, frame: Frame) -> Sections:
+    return replace(sections, input_gradients=_flag("input_gradients", value, evaluator, frame))
+
+
 def _limit(name: str, value: ast.Expression, evaluator: Evaluator, frame: Frame) -> float:
     """Return a positive number, or 0 for `none`."""
     if isinstance(value, ast.Name) and value.text == NONE:
@@ -271,6 +277,7 @@ ENTRIES: Mapping[str, Mapping[str, Entry]] = MappingProxyType(
                 "ema": _ema,
                 "accumulate": _accumulate,
                 "noise_scale": _noise_scale,
+                "input_gradients": _input_gradients,
                 "precision": _precision,
                 "deterministic": _deterministic,
                 "allow_emulated_fp32": _emulated_fp32,

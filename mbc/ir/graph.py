@@ -125,6 +125,7 @@ class Optimizer:
         accumulate: Number of mini-batches whose gradients a step adds; it updates with their mean.
         trust: Trust coefficient of lars.
         noise_scale: Whether a step reports the squared norms for the gradient noise scale (`mbc.ir.metrics`).
+        input_gradients: Whether a step without an optimizer also computes the gradients of its inputs.
     """
 
     kind: str = "sgd"
@@ -143,6 +144,7 @@ class Optimizer:
     accumulate: int = optional(1)
     trust: float = optional(0.0)
     noise_scale: bool = optional(False)
+    input_gradients: bool = optional(False)
 
 
 @dataclass(frozen=True, slots=True)

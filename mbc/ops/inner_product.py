@@ -28,9 +28,7 @@ def _expand(e: Expansion, op: Operation, training: bool) -> tuple[str, ...]:
 
 _SUM = "(wide(x) * wide(y)).sum()"
 OPS = (
-    OpKind(
-        "inner_product", NoAttributes, _shape, expand=_expand, reduces=True, loss=True, calls=Calls(_SUM, jax=_SUM)
-    ),
+    OpKind("inner_product", NoAttributes, _shape, expand=_expand, reduces=True, loss=True, calls=Calls(_SUM, jax=_SUM)),
 )
 
 

@@ -27,9 +27,9 @@ from mbc.ir.graph import (
     TrainingGraph,
     Value,
 )
-from mbc.ir.kept_gradients import gradient_name
+from mbc.ir.kept_gradients import gradient_name, has_gradient
 from mbc.ir.metrics import MEAN_SQUARE, PART_SQUARE, value_of
-from mbc.ir.parameter_groups import is_trained, settings_of
+from mbc.ir.parameter_groups import settings_of
 from mbc.ir.types import Precision, TensorType
 from mbc.ops import KINDS
 from mbc.ops.activation import Scale
@@ -86,6 +86,8 @@ def differentiate(
 
     if optimizer.kind == NO_OPTIMIZER:
         _check_no_update(optimizer, ranks)
+    elif optimizer.input_gradients:
+        raise MbcError("MBC052", "input_gradients is for steps without an optimizer", "set optimizer = none")
     if ranks is not None and ranks.size > MOST_RANKS and any(is_synchronised(op) for op in network.operations):
         raise MbcError(
             "MBC067",
@@ -109,7 +111,8 @@ def differentiate(
         weights[loss] = weights.get(loss, 0.0) + weight * share
     measured = [value for _, terms in network.metrics for value, _ in terms]
     live = live_operations(network.operations, (*weights, *measured, *network.outputs))
-    parameters = {name for name, value in values.items() if is_trained(optimizer, value)}
+    read = {v for op in live_operations(network.operations, network.outputs) for v in op.inputs}
+    parameters = {name for name in values if has_gradient(optimizer, values[name])} - ({*network.inputs} - read)
     trained = _trained(live, parameters, tuple(weights))
     forward = Expander(train, control, precision.working, trained.__contains__, True, ranks)
     current: dict[str, str] = {}
@@ -337,7 +340,7 @@ def _check_no_update(optimizer: Optimizer, ranks: Ranks | None) -> None:
     Raises:
         MbcError: MBC052.
     """
-    others = [f.name for f in fields(optimizer) if f.name not in ("kind", "frozen")]
+    others = [f.name for f in fields(optimizer) if f.name not in ("kind", "frozen", "input_gradients")]
     given = [name for name in others if getattr(optimizer, name) != getattr(Optimizer(), name)]
     if given or ranks is not None:
         what = given[0] if given else "more than one GPU"

@@ -14,7 +14,7 @@ from mbc.errors import MbcError
 from mbc.ir.averages import average_name
 from mbc.ir.control import INITIAL_LOSS_SCALE
 from mbc.ir.graph import NO_OPTIMIZER, Operation, Optimizer, Role, TrainingGraph, Value
-from mbc.ir.kept_gradients import gradients_of
+from mbc.ir.kept_gradients import gradients_of, has_gradient
 from mbc.ir.metrics import MEAN_SQUARE, PART_SQUARE, value_of
 from mbc.ir.parameter_groups import NORM_AND_BIAS, is_trained, settings_of
 from mbc.ir.types import DType, Precision
@@ -93,8 +93,8 @@ def _check_kept_gradients(graph: TrainingGraph) -> None:
         _fail(f"'{name}' is not a gradient that the step keeps", sums.get(name))
     for parameter, state in kept.items():
         value = graph.values.get(parameter)
-        if value is None or not is_trained(graph.optimizer, value):
-            _fail(f"'{state}' is the gradient of no trained parameter", sums[state])
+        if value is None or not has_gradient(graph.optimizer, value):
+            _fail(f"'{state}' is the gradient of no trained parameter or input", sums[state])
 
 
 def _compare(op: Operation, wanted: dict[str, Any]) -> None:

@@ -30,8 +30,8 @@ def finish(states: SharedStates, run: Callable[[bool], None]) -> list[Any]:
     others = [shared for shared, adds in zip(states.trained, added, strict=True) if not adds]
     held = [(shared, shared.gradient.clone()) for shared in others if shared.is_held]
     if any(added):
-        for shared in others:
-            shared.gradient.zero_()
+        for tensor in (*(shared.gradient for shared in others), *states.inputs.values()):
+            tensor.zero_()
     run(any(added))
     handed: list[Any] = []
     for shared, may, adds in zip(states.trained, in_place, added, strict=True):

@@ -18,7 +18,7 @@ from mbc.pytorch.check_model import Subject, check_model
 from mbc.pytorch.compiled_model import TorchMemory, memory_text, open_compiled, precision_name, silent
 from mbc.pytorch.copies import copy_model
 from mbc.pytorch.exported_model import export_model, network_of, refuse_model
-from mbc.pytorch.model_tensors import example_tensors, output_tensors
+from mbc.pytorch.model_tensors import entries_of, example_tensors, output_tensors
 from mbc.pytorch.own_backward import untouched
 from mbc.pytorch.planned_module import Forward, Planned
 from mbc.runtime.arguments import choice, duration_of
@@ -80,6 +80,9 @@ def _plan(
 ) -> None:
     refuse_model(model)
     examples = example_tensors(example)
+    entries = ["optimizer = none"]
+    if any(getattr(given, "requires_grad", False) for given in entries_of(example)):
+        entries.append("input_gradients = true")
     # mbc imports float32; the plan's precision decides in which type the step computes.
     single = copy_model(model, dtype=torch.float32) if _is_double(model) else model
     examples = tuple(x.float() if x.dtype is torch.float64 else x for x in examples)
@@ -88,7 +91,7 @@ def _plan(
     network = exported.network
     objectives = [Objective(INNER_PRODUCT)] * len(network.outputs)
     title = "Made from a model of PyTorch, which computes the loss."
-    text = write_source(network, objectives, title, training=["optimizer = none"])
+    text = write_source(network, objectives, title, training=entries)
     check_source(text, network)
     subject = Subject(network, text, objectives, [_inner_product] * len(network.outputs), exported.used)
     check_model(single, examples, subject, trained, check, export_model)

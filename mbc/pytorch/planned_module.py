@@ -84,6 +84,8 @@ class Planned:
         self._model, self._exported, self._strict = weakref.ref(model), exported, strict
         self._structure, self._leaves = shape
         self._states = SharedStates(model, exported.network, halves)
+        known = [n for n, name in zip(exported.used, halves.taken, strict=True) if name in self._states.inputs]
+        self._without_gradient = [n for n in range(exported.inputs) if n not in known]
         self._settings = settings_of(model)
         self._modes = [(path, module, module.training) for path, module in model.named_modules()]
         self._hooks = [
@@ -101,7 +103,8 @@ class Planned:
         if reason:
             self._say(reason)
             return forward.in_torch(*inputs, **named)
-        given = [readable(inputs[position]) for position in self._exported.used]
+        read = [inputs[position] for position in self._exported.used]
+        given = [readable(tensor) for tensor in read]
         model: Any = self._model()
         if not model.training:
             return self._structured(self._evaluated(given))
@@ -112,7 +115,7 @@ class Planned:
         ticket = Ticket()
         self._ticket = weakref.ref(ticket)
         self.halves.begin(*given)
-        return self._structured(_Step.apply(self, ticket, *(s.tensor for s in self._states.trained)))
+        return self._structured(_Step.apply(self, ticket, *read, *(s.tensor for s in self._states.trained)))
 
     @property
     def open(self) -> bool:
@@ -141,7 +144,7 @@ class Planned:
         return [take(output) for output in entries_of(outputs)]
 
     def backward(self, ticket: Ticket, gradients: Sequence[Any]) -> list[Any]:
-        """Return the gradients of the trained parameters, from those of the outputs, None for those in place.
+        """Return the gradients of inputs and trained parameters, None for those that are in place or not computed.
 
         Raises:
             RuntimeError: The values of the forward pass were used already.
@@ -153,7 +156,9 @@ class Planned:
             )
         ticket.used = True
         given = [readable(gradient) for gradient in gradients]
-        return finish(self._states, lambda add: self.halves.finish(given, add))
+        handed = finish(self._states, lambda add: self.halves.finish(given, add))
+        of_inputs = (self._states.inputs.get(name) for name in self.halves.taken)
+        return [*(None if gradient is None else gradient.clone() for gradient in of_inputs), *handed]
 
     def _structured(self, tensors: Sequence[Any]) -> Any:
         """Return outputs in the structure that the model returns."""
@@ -178,8 +183,8 @@ class Planned:
         exported, batch = self._exported, self.halves.batch
         if named or len(inputs) != exported.inputs or not all(isinstance(x, torch.Tensor) for x in inputs):
             return "it is called with other arguments than the example"
-        if any(x.requires_grad for x in inputs) and torch.is_grad_enabled():
-            return "an input needs a gradient"
+        if torch.is_grad_enabled() and any(inputs[n].requires_grad for n in self._without_gradient):
+            return "an input needs a gradient that the example did not need"
         for position, (name, shape) in zip(exported.used, exported.network.inputs, strict=True):
             given = tuple(inputs[position].shape)
             rows = given[0] if given else 0
@@ -241,12 +246,12 @@ class _Step(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, planned: Planned, ticket: Ticket, *_: Any) -> tuple[Any, ...]:
-        """Return the outputs; the trained parameters are arguments so that PyTorch asks for their gradients."""
+        """Return the outputs; inputs and trained parameters are arguments so that PyTorch asks for their gradients."""
         ctx.planned, ctx.ticket = planned, ticket
         return tuple(planned.outputs())
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *gradients: Any) -> tuple[Any, ...]:
-        """Return the gradients of the trained parameters, None for those that are in place."""
+        """Return the gradients of the inputs and the trained parameters."""
         return None, None, *ctx.planned.backward(ctx.ticket, gradients)

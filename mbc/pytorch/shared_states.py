@@ -59,6 +59,7 @@ class SharedStates:
 
     Attributes:
         trained: The trained parameters, in the order of the model.
+        inputs: A tensor over the memory of each input's gradient, by the network's name of the input.
     """
 
     def __init__(self, model: Any, network: Imported, halves: Halves) -> None:
@@ -68,6 +69,11 @@ class SharedStates:
             MbcError: MBC330 for a tensor that the plan keeps in another type or shape.
         """
         self._halves = halves
+        self.inputs = {
+            name: torch.from_dlpack(halves.shared(place))
+            for name, place in halves.gradients.items()
+            if name not in halves.parameters
+        }
         self._shared: list[Shared] = []
         states = {key.name: key for key in network.keys}
         taken: set[int] = set()

@@ -24,7 +24,7 @@ class Halves(Module):
     gradients of the outputs. Parameters, statistics and gradients are shared with the caller, who updates them.
 
     Attributes:
-        gradients: The place of each trained parameter's gradient, by the parameter.
+        gradients: The place of each gradient, by the trained parameter, or by the input if these have gradients.
         outputs: The place of each output between the halves, in the order of the source.
     """
 
@@ -70,6 +70,11 @@ class Halves(Module):
         """The places of parameters and statistics."""
         values, places = self._plan.graph.values, self._places.states
         return {n: p for n, p in places.items() if values[n].role in (Role.PARAMETER, Role.STATISTIC)}
+
+    @property
+    def taken(self) -> tuple[str, ...]:
+        """Names of the inputs of `begin`."""
+        return tuple(wanted.name for wanted in self._first)
 
     @property
     def given(self) -> tuple[str, ...]:

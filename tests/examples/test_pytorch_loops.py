@@ -6,6 +6,7 @@ import difflib
 import importlib
 import re
 import sys
+import warnings
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,7 +19,7 @@ torch = pytest.importorskip("torch", reason="the loops are PyTorch's, which is n
 # Looked for rather than imported: that takes every process that collects tests seconds.
 pytestmark = pytest.mark.skipif(find_spec("sklearn") is None, reason="the digits are scikit-learn's: not installed")
 FOLDER = Path(__file__).resolve().parents[2] / "examples" / "pytorch"
-MODULES = ("digits_network", "loop_torch", "loop_mbc", "lightning_torch", "lightning_mbc")
+MODULES = ("digits_network", "other_loops", "loop_torch", "loop_mbc", "lightning_torch", "lightning_mbc")
 LINE = re.compile(r"epoch \d+: loss (\S+), accuracy (\S+)\n")
 EPOCHS = 3
 
@@ -68,6 +69,17 @@ def other_lines(theirs: str, ours: str) -> list[str]:
 
 def test_three_lines_are_other_ones():
     assert other_lines("loop_torch", "loop_mbc") == ["import mbc", "trainer = mbc.from_torch", "loss = trainer.step"]
+
+
+def test_other_loops_have_torchs_losses_in_the_plan():
+    loops = importlib.import_module("other_loops")
+    wanted = loops.main(planned=False)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*runs in PyTorch")
+        losses = loops.main(planned=True)
+    assert len(wanted) == 5
+    for name, numbers in wanted.items():
+        np.testing.assert_allclose(losses[name], numbers, rtol=2e-4, err_msg=name)
 
 
 def test_a_lightning_module_trains_alike(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

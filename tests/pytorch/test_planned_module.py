@@ -190,6 +190,19 @@ def agree(ours: list[Any], theirs: list[Any]) -> None:
         torch.testing.assert_close(one, other, rtol=1e-7, atol=1e-9)
 
 
+def with_input(model: Any) -> Any:
+    """Gradients of inputs, beside accumulated gradients of parameters."""
+    for _ in range(2):
+        yield from saliency(model)
+    yield model.first.weight.grad
+
+
+def test_an_example_that_needs_a_gradient_gives_gradients_of_inputs():
+    model, twin = normed().double(), normed().double()
+    planned(model, example=X.clone().requires_grad_())
+    agree(numbers(with_input, model), numbers(with_input, twin))
+
+
 @pytest.mark.parametrize("loop", [plain, mixed, resumed, differentiated, hooked, held, moved, evaluated])
 def test_a_loop_gives_torchs_numbers(loop):
     model, twin = normed().double(), normed().double()

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from mbc.cli import main
 from mbc.compiler import compile_plan
 from mbc.errors import MbcError
 from mbc.ir.graph import Role
@@ -118,3 +120,13 @@ def test_a_statistic_that_changes_behind_the_cut_is_refused():
     with pytest.raises(MbcError, match="is not complete before the step reads") as raised:
         cut(moved)
     assert raised.value.code == "MBC129"
+
+
+@pytest.mark.parametrize("command", ["train", "tune", "bench"])
+def test_commands_that_train_need_an_optimizer(command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    source = tmp_path / "net.mbc"
+    source.write_text(OUTSIDE)
+    given = {"train": ["--data", str(tmp_path / "x.npz"), "--epochs", "1"], "tune": ["--data", str(tmp_path / "x.npz")]}
+    np.savez(tmp_path / "x.npz", image=IMAGES.astype(np.float32), g=np.zeros((8, 5), np.float32))
+    assert main([command, str(source), *given.get(command, [])]) != 0
+    assert "MBC052" in capsys.readouterr().err
