@@ -65,7 +65,7 @@ def gan(plan: Plan) -> Iterator[Any]:
 
 
 class Segmentation(nn.Module):
-    """Where ink is, and an auxiliary head that names the digit."""
+    """A network that finds the ink, with an auxiliary head that names the digit."""
 
     def __init__(self) -> None:
         super().__init__()

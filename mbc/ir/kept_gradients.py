@@ -19,14 +19,14 @@ def has_gradient(optimizer: Optimizer, value: Value) -> bool:
 
 
 def check_updates(optimizer: Optimizer, command: str) -> None:
-    """Raise MBC052 if a command would train a network whose steps change no parameter.
+    """Raise MBC068 if a command would train a network whose steps change no parameter.
 
     Raises:
-        MbcError: MBC052.
+        MbcError: MBC068.
     """
     if optimizer.kind == NO_OPTIMIZER:
         raise MbcError(
-            "MBC052", f"{command} trains, but the network has optimizer = none", "--set train.optimizer=sgd sets one"
+            "MBC068", f"{command} trains, but the network has optimizer = none", "--set train.optimizer=sgd sets one"
         )
 
 

@@ -84,8 +84,8 @@ class Planned:
         self._model, self._exported, self._strict = weakref.ref(model), exported, strict
         self._structure, self._leaves = shape
         self._states = SharedStates(model, exported.network, halves)
-        known = [n for n, name in zip(exported.used, halves.taken, strict=True) if name in self._states.inputs]
-        self._without_gradient = [n for n in range(exported.inputs) if n not in known]
+        covered = [n for n, name in zip(exported.used, halves.taken, strict=True) if name in self._states.inputs]
+        self._without_gradient = [n for n in range(exported.inputs) if n not in covered]
         self._settings = settings_of(model)
         self._modes = [(path, module, module.training) for path, module in model.named_modules()]
         self._hooks = [
