@@ -129,4 +129,5 @@ def test_commands_that_train_need_an_optimizer(command: str, tmp_path: Path, cap
     given = {"train": ["--data", str(tmp_path / "x.npz"), "--epochs", "1"], "tune": ["--data", str(tmp_path / "x.npz")]}
     np.savez(tmp_path / "x.npz", image=IMAGES.astype(np.float32), g=np.zeros((8, 5), np.float32))
     assert main([command, str(source), *given.get(command, [])]) != 0
-    assert "MBC068" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "MBC068" in said and "trains, but the network has optimizer = none" in said
