@@ -94,12 +94,12 @@ def admitted_maths(precision: Precision) -> tuple[str, ...]:
 def legacy_shapes(request: Request) -> Shapes | None:
     """Return the shapes of a convolution that the legacy API can run, else None.
 
-    The legacy API takes convolutions along two axes with symmetric padding only.
+    The legacy API takes convolutions along two axes with symmetric padding, of fewer than 2^31 elements.
     """
     shapes = shapes_of(request)
-    if shapes is None or len(request.inputs[0].shape) != 4:
+    if shapes is None or len(request.inputs[0].shape) != 4 or not shapes.attributes.is_padded_evenly:
         return None
-    return shapes if shapes.attributes.is_padded_evenly else None
+    return shapes if max(shapes.image.elements, shapes.filter.elements, shapes.result.elements) < 1 << 31 else None
 
 
 def legacy_candidate(request: Request, choice: LegacyChoice, workspace_bytes: int) -> Candidate:

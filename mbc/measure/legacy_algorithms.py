@@ -26,18 +26,16 @@ from mbc.measure.cudnn_engines import CONVOLUTION_KINDS, DATA_TYPES, engine_type
 from mbc.measure.cudnn_library import CudnnRefusal, Library
 from mbc.ops.convolution import Convolution
 
-_MOST = 2**31 - 1  # sizes and strides are C ints
-
 
 def legacy_candidates(library: Library, handle: int, request: Request) -> Iterator[tuple[Candidate, tuple[str, ...]]]:
     """Yield each algorithm, layout and math type that cuDNN supports for `request`, with notes in words.
 
     Times are 0 and not measured. There is no candidate for a request that is not a convolution of images, has
-    asymmetric padding, or is in fp64. The second math type of a precision is left out if it needs as much workspace as
-    the first: of 233 such pairs in tf32 on an H200, 228 ran the same kernel, and in the other 5 the first was at least
-    as fast.
+    asymmetric padding, is too large, or is in fp64. The second math type of a precision is left out if it needs as much
+    workspace as the first: of 233 such pairs in tf32 on an H200, 228 ran the same kernel, and in the other 5 the first
+    was at least as fast.
     """
-    if request.kind not in CONVOLUTION_KINDS or legacy_shapes(request) is None or not _fits(request):
+    if request.kind not in CONVOLUTION_KINDS or legacy_shapes(request) is None:
         return
     tried = [Layout.CHANNELS_FIRST]
     if any(layout_matters(t.shape) for t in (*request.inputs, *request.outputs)):
@@ -61,11 +59,6 @@ def _in_layout(
                     sizes_bytes.add(workspace_bytes)
                     choice = LegacyChoice(algorithm, layout, math)
                     yield legacy_candidate(request, choice, workspace_bytes), legacy_notes(request, choice)
-
-
-def _fits(request: Request) -> bool:
-    operands = (*request.inputs, *request.outputs)
-    return all(max(t.shape) <= _MOST and t.elements // max(t.shape[0], 1) <= _MOST for t in operands)
 
 
 class _Call:

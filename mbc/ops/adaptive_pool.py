@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from mbc.ir.graph import Attributes, Operation
+from mbc.ir.graph import Attributes
 from mbc.ir.types import DType, TensorType
-from mbc.ops.base import Array, Call, Expansion, Gradients, Layer, LayerBuilder, OpKind, Parameter, ShapeError
-from mbc.ops.pooling import MOST_POSITIONS, AveragePool, MaxPool
-from mbc.ops.shape import appended, in_planes
+from mbc.ops.base import Array, Call, Layer, LayerBuilder, OpKind, Parameter, ShapeError
+from mbc.ops.pooling import MOST_POSITIONS, AveragePool, MaxPool, average_gradient, max_expand, max_gradient
 from mbc.ops.window import Axes, by, by_axis, positive, spatial
 
 
@@ -71,6 +70,8 @@ def _average_backward_shape(a: AdaptivePool, inputs: tuple[TensorType, ...]) -> 
 
 def _max_shape(a: AdaptiveMaxPool, inputs: tuple[TensorType, ...]) -> tuple[TensorType, ...]:
     y = _fit(inputs[0], a.size, a.output_size)
+    if math.prod(a.size) >= 1 << 31:
+        raise ShapeError(f"an image of {by(a.size)} has more pixels than an index of 32 bits can number")
     return (y, TensorType(y.shape, DType.INT32)) if a.index else (y,)
 
 
@@ -123,61 +124,10 @@ def _max_backward(a: AdaptiveMaxPool, inputs: Sequence[Array], call: Call) -> tu
     return (dx,)
 
 
-def _average_gradient(g: Gradients, op: Operation, dys: tuple[str | None, ...]) -> tuple[str | None, ...]:
-    (x,) = op.inputs
-    if dys[0] is None or not g.needs(x):
-        return (None,)
-    return g.emit("adaptive_avg_pool_backward", op.attributes, (dys[0],), x)
-
-
-def _max_gradient(g: Gradients, op: Operation, dys: tuple[str | None, ...]) -> tuple[str | None, ...]:
-    (x,) = op.inputs
-    if dys[0] is None or not g.needs(x):
-        return (None,)
-    return g.emit("adaptive_max_pool_backward", op.attributes, (op.outputs[1], dys[0]), x)
-
-
-def _in_planes(
-    e: Expansion, op: Operation, a: AdaptivePool, emit: Callable[[Attributes, str, str], str]
-) -> tuple[str, ...]:
-    """Return pooling along three axes as pooling along the last two and then along the first."""
-    planes = replace(a, size=a.size[1:], output_size=a.output_size[1:])
-
-    def lines(pixels: int) -> AdaptivePool | None:
-        if a.size[0] == a.output_size[0]:
-            return None
-        return replace(a, size=(a.size[0], pixels), output_size=(a.output_size[0], pixels))
-
-    return in_planes(e, op, None if planes.size == planes.output_size else planes, lines, emit)
-
-
-def _max_expand(e: Expansion, op: Operation, training: bool) -> tuple[str, ...]:
-    a = op.attributes
-    assert isinstance(a, AdaptiveMaxPool)
-    index = training and e.needs(op.outputs[0])
-
-    def emit(attributes: Attributes, x: str, y: str, name: str = "") -> str:
-        assert isinstance(attributes, AdaptiveMaxPool)
-        outputs = (y, f"{y}.index") if index else (y,)
-        return e.emit(op.kind, replace(attributes, index=index), (x,), outputs, name or y)[0]
-
-    return _in_planes(e, op, a, emit) if len(a.size) > 2 else (emit(a, op.inputs[0], op.outputs[0], op.name),)
-
-
-def _average_expand(e: Expansion, op: Operation, training: bool) -> tuple[str, ...]:
-    a = op.attributes
-    assert isinstance(a, AdaptivePool)
-    if len(a.size) > 2:
-        return _in_planes(e, op, a, appended(e, op))
-    return e.emit(op.kind, a, op.inputs, op.outputs, op.name)
-
-
 OPS = (
-    OpKind(
-        "adaptive_avg_pool", AdaptivePool, _average_shape, _average, _average_gradient, _average_expand, divisible=True
-    ),
+    OpKind("adaptive_avg_pool", AdaptivePool, _average_shape, _average, average_gradient, divisible=True),
     OpKind("adaptive_avg_pool_backward", AdaptivePool, _average_backward_shape, _average_backward, divisible=True),
-    OpKind("adaptive_max_pool", AdaptiveMaxPool, _max_shape, _max, _max_gradient, _max_expand, divisible=True),
+    OpKind("adaptive_max_pool", AdaptiveMaxPool, _max_shape, _max, max_gradient, max_expand, divisible=True),
     OpKind("adaptive_max_pool_backward", AdaptiveMaxPool, _max_backward_shape, _max_backward, divisible=True),
 )
 

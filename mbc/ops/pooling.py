@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from mbc.ir.graph import Attributes, Operation
+from mbc.ir.graph import Operation
 from mbc.ir.optional import optional
 from mbc.ir.types import DType, TensorType
 from mbc.ops.base import Array, Call, Expansion, Gradients, Layer, LayerBuilder, OpKind, Parameter, ShapeError
-from mbc.ops.shape import appended, in_planes
 from mbc.ops.window import Axes, Window, by, by_axis, by_side, spatial
 
 MOST_POSITIONS = 256  # positions in a window of max pooling, which one byte can number
@@ -202,62 +201,33 @@ def _average_backward(a: AveragePool, inputs: Sequence[Array], call: Call) -> tu
     return (padded[a.inside],)
 
 
-def _in_planes(e: Expansion, op: Operation, a: Pool, emit: Callable[[Attributes, str, str], str]) -> tuple[str, ...]:
-    """Return pooling along three axes as pooling along the last two and then along the first.
-
-    Means of means and maxima of maxima have equal windows on both ways, and so have the first of equal maxima.
-    """
-    planes = replace(a, size=a.size[1:], kernel=a.kernel[1:], stride=a.stride[1:], pad=a.pad[2:])
-
-    def lines(pixels: int) -> Pool | None:
-        sides = (*a.pad[:2], 0, 0)
-        along = replace(a, size=(a.size[0], pixels), kernel=(a.kernel[0], 1), stride=(a.stride[0], 1), pad=sides)
-        return None if along.is_pointwise else along
-
-    return in_planes(e, op, None if planes.is_pointwise else planes, lines, emit)
-
-
-def _max_expand(e: Expansion, op: Operation, training: bool) -> tuple[str, ...]:
-    a = op.attributes
-    assert isinstance(a, MaxPool)
+def max_expand(e: Expansion, op: Operation, training: bool) -> tuple[str, ...]:
+    """Return the output of plain or adaptive max pooling, which also returns an index where a gradient is wanted."""
     index = training and e.needs(op.outputs[0])
-
-    def emit(attributes: Attributes, x: str, y: str, name: str = "") -> str:
-        assert isinstance(attributes, MaxPool)
-        outputs = (y, f"{y}.index") if index else (y,)
-        return e.emit("max_pool", replace(attributes, index=index), (x,), outputs, name or y)[0]
-
-    if a.rank > 2 and not a.dilation:
-        return _in_planes(e, op, a, emit)
-    return (emit(a, op.inputs[0], op.outputs[0], op.name),)
+    outputs = (*op.outputs, f"{op.outputs[0]}.index") if index else op.outputs
+    return e.emit(op.kind, replace(op.attributes, index=index), op.inputs, outputs, op.name)[:1]
 
 
-def _average_expand(e: Expansion, op: Operation, training: bool) -> tuple[str, ...]:
-    a = op.attributes
-    assert isinstance(a, AveragePool)
-    if a.rank > 2:
-        return _in_planes(e, op, a, appended(e, op))
-    return e.emit(op.kind, a, op.inputs, op.outputs, op.name)
-
-
-def _max_gradient(g: Gradients, op: Operation, dys: tuple[str | None, ...]) -> tuple[str | None, ...]:
+def max_gradient(g: Gradients, op: Operation, dys: tuple[str | None, ...]) -> tuple[str | None, ...]:
+    """Return the data gradient of plain or adaptive max pooling."""
     (x,) = op.inputs
     if dys[0] is None or not g.needs(x):
         return (None,)
-    return (g.emit("max_pool_backward", op.attributes, (op.outputs[1], dys[0]), x)[0],)
+    return g.emit(f"{op.kind}_backward", op.attributes, (op.outputs[1], dys[0]), x)
 
 
-def _average_gradient(g: Gradients, op: Operation, dys: tuple[str | None, ...]) -> tuple[str | None, ...]:
+def average_gradient(g: Gradients, op: Operation, dys: tuple[str | None, ...]) -> tuple[str | None, ...]:
+    """Return the data gradient of plain or adaptive average pooling."""
     (x,) = op.inputs
     if dys[0] is None or not g.needs(x):
         return (None,)
-    return (g.emit("avg_pool_backward", op.attributes, (dys[0],), x)[0],)
+    return g.emit(f"{op.kind}_backward", op.attributes, (dys[0],), x)
 
 
 OPS = (
-    OpKind("max_pool", MaxPool, _max_shape, _max, _max_gradient, _max_expand, divisible=True),
+    OpKind("max_pool", MaxPool, _max_shape, _max, max_gradient, max_expand, divisible=True),
     OpKind("max_pool_backward", MaxPool, _max_backward_shape, _max_backward, divisible=True),
-    OpKind("avg_pool", AveragePool, _average_shape, _average, _average_gradient, _average_expand, divisible=True),
+    OpKind("avg_pool", AveragePool, _average_shape, _average, average_gradient, divisible=True),
     OpKind("avg_pool_backward", AveragePool, _average_backward_shape, _average_backward, divisible=True),
 )
 

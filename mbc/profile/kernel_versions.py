@@ -71,7 +71,7 @@ def _of_today(key: str, measurement: Measurement) -> tuple[Measurement, ...]:
         request = read_signature(key)
     except ValueError:  # this version of mbc does not have the operation
         return ()
-    if measurement.refused or not kernel.takes(request) or measurement.layouts not in kernel.layouts(request):
+    if measurement.refused or not kernel.runs(request) or measurement.layouts not in kernel.layouts(request):
         return ()
     workspace_bytes = kernel.workspace(request, layout_of(request, measurement.layouts))
     return (replace(measurement, settings=kernel.settings, workspace_bytes=workspace_bytes),)

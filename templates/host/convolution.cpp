@@ -43,6 +43,7 @@ struct Convolution : ConvolutionRow {
 };
 
 constexpr int64_t FULL_ALIGNMENT = 16;  // bytes; a larger alignment helps no engine
+constexpr size_t WIDE_INDICES = 90300;  // the first version whose engines index 2^31 elements and more
 
 std::vector<int64_t> strides_of(const std::vector<int64_t>& shape, int64_t layout) {
   const bool last = layout == MBC_CHANNELS_LAST;
@@ -56,6 +57,11 @@ std::vector<int64_t> strides_of(const std::vector<int64_t>& shape, int64_t layou
 
 Descriptor tensor(int64_t id, const std::vector<int64_t>& shape, cudnnDataType_t type, int64_t layout,
                   int64_t alignment) {
+  int64_t elements = 1;
+  for (const int64_t extent : shape) elements *= extent;
+  if (elements > INT32_MAX && cudnnGetVersion() < WIDE_INDICES)
+    throw Failure("a tensor has " + std::to_string(elements) +
+                  " elements, and cuDNN before 9.3 takes fewer than 2^31: install cuDNN 9.3 or later");
   Descriptor tensor(CUDNN_BACKEND_TENSOR_DESCRIPTOR);
   tensor.data_type(CUDNN_ATTR_TENSOR_DATA_TYPE, type)
       .integers(CUDNN_ATTR_TENSOR_DIMENSIONS, shape)

@@ -18,6 +18,7 @@ from mbc.plan.model import Access, Bounds, Buffer, Copy, Kernel, Launch, Mode, P
 
 BATCH = 8
 CONVOLUTION = Convolution((6, 6), (3, 3), (1, 1), (1, 1, 0, 0), (1, 1), 1)
+VOLUME = Convolution((5, 6, 7), (2, 3, 3), (2, 1, 1), (1, 0, 1, 1, 0, 0), (3, 1, 1))
 LINEAR = Linear((96,))
 
 
@@ -84,31 +85,35 @@ def _kernel(provider: str, name: str, *settings: tuple[str, int]) -> Kernel:
 
 
 def small_plan(
-    precision: Precision = Precision.FP32, layout: str = "nchw", engine: int = -1, workspace_bytes: int = 8192
+    precision: Precision = Precision.FP32,
+    layout: str = "nchw",
+    engine: int = -1,
+    workspace_bytes: int = 8192,
+    a: Convolution = CONVOLUTION,
 ) -> Plan:
     """Return a plan with two slices, all passes of a convolution and a linear layer, and a trip to the host."""
     make = _Maker(precision)
-    make.value("x", (BATCH, 3, 6, 6))
-    make.value("w", (4, 3, 3, 3), per_sample=False)
-    make.value("y", (BATCH, 4, 6, 4))
-    make.value("z", (BATCH, 4, 6, 4))
+    make.value("x", (BATCH, 3, *a.size))
+    make.value("w", (4, 3, *a.kernel), per_sample=False)
+    make.value("y", (BATCH, 4, *a.output_size))
+    make.value("z", (BATCH, 4, *a.output_size))
     make.value("f", (BATCH, 96))
     make.value("v", (10, 96), per_sample=False)
     make.value("out", (BATCH, 10))
     make.value("dout", (BATCH, 10))
     make.value("dv", (10, 96), DType.FP32, per_sample=False)
     make.value("df", (BATCH, 96))
-    make.value("dw", (4, 3, 3, 3), DType.FP32, per_sample=False)
-    make.value("dx", (BATCH, 3, 6, 6))
+    make.value("dw", (4, 3, *a.kernel), DType.FP32, per_sample=False)
+    make.value("dx", (BATCH, 3, *a.size))
     operations = (
-        Operation("conv", "convolution", ("x", "w"), ("y",), CONVOLUTION),
+        Operation("conv", "convolution", ("x", "w"), ("y",), a),
         Operation("relu", "relu", ("y",), ("z",), NoAttributes()),
         Operation("head", "linear", ("f", "v"), ("out",), LINEAR),
         Operation("loss", "relu", ("out",), ("dout",), NoAttributes()),
         Operation("head.dv", "linear_backward_filter", ("f", "dout"), ("dv",), LINEAR),
         Operation("head.df", "linear_backward_data", ("dout", "v"), ("df",), LINEAR),
-        Operation("conv.dw", "convolution_backward_filter", ("x", "z"), ("dw",), CONVOLUTION),
-        Operation("conv.dx", "convolution_backward_data", ("z", "w"), ("dx",), CONVOLUTION),
+        Operation("conv.dw", "convolution_backward_filter", ("x", "z"), ("dw",), a),
+        Operation("conv.dx", "convolution_backward_data", ("z", "w"), ("dx",), a),
     )
     b = {name: make.buffer(name, layout=layout if len(make.values[name].type.shape) > 2 else "nchw")
          for name in make.values}  # fmt: skip

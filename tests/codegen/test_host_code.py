@@ -9,6 +9,7 @@ import pytest
 
 from mbc.codegen.view import view
 from mbc.ir.types import Precision
+from mbc.ops.convolution import Convolution
 from mbc.runtime.library import ABI_VERSION
 from tests.codegen.fakes import (
     ARENA,
@@ -22,7 +23,7 @@ from tests.codegen.fakes import (
     parse_log,
     run_against_fake,
 )
-from tests.codegen.plans import pointwise_plan, providers, small_plan
+from tests.codegen.plans import VOLUME, pointwise_plan, providers, small_plan
 
 
 @pytest.mark.parametrize("layout", ["nchw", "nhwc"])
@@ -60,6 +61,31 @@ def test_heuristics_admit_by_precision_and_workspace(tmp_path: Path) -> None:
     assert {call.detail("engine") for call in _cudnn_calls(tmp_path / "a", Precision.FP32)} == {"964"}
     named = _cudnn_calls(tmp_path / "b", Precision.TF32, engine=965)
     assert {call.detail("engine") for call in named} == {"965"}
+
+
+def test_volumes_have_an_axis_more_and_keep_to_the_planned_workspace(tmp_path: Path) -> None:
+    run = run_against_fake(small_plan(Precision.TF32, "nhwc", a=VOLUME), tmp_path / "a", providers())
+    calls = [entry for entry in run.eager["train"] if isinstance(entry, Call) and entry.name == "cudnn"]
+    assert {call.detail("engine") for call in calls} == {"964"}  # the first that is offered, 960, needs more
+    sizes = {"image": "5,3,5,6,7", "filter": "4,3,2,3,3", "result": "5,4,2,6,5", "strides": "630,1,126,21,3"}
+    expected = sizes | {"before": "1,1,0", "stride": "2,1,1", "dilation": "3,1,1"}
+    assert {name: calls[0].detail(name) for name in expected} == expected
+    library = loaded(compile_against_fake(view(small_plan(engine=960, a=VOLUME), providers()), tmp_path / "b"))
+    assert library.create() == 1
+    assert ": cuDNN engine 960 needs " in library.lib.mbc_last_error(None).decode()
+
+
+def test_tensors_of_2_to_the_31_elements_need_cudnn_9_3(tmp_path: Path) -> None:
+    large = small_plan(a=Convolution((1 << 9, 1 << 10, 1 << 9), (1, 1, 1)))
+    library = loaded(compile_against_fake(view(large, providers()), tmp_path))
+    version = ctypes.c_size_t.in_dll(library.lib, "fake_cudnn_version")
+    version.value = 90200
+    assert library.create() == 1
+    text = library.lib.mbc_last_error(None).decode()
+    assert text.startswith("launch 0, conv (cudnn convolution engine=-1) rows 0..5: a tensor has 4026531840 elements")
+    assert text.endswith("fewer than 2^31: install cuDNN 9.3 or later")
+    version.value = 90300
+    assert library.create() == 0
 
 
 def test_filter_gradients_of_half_precision_are_widened(tmp_path: Path) -> None:

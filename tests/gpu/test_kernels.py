@@ -20,12 +20,13 @@ from mbc.ir.types import Precision
 from mbc.kernels.cuda.generated.lowering import lower
 from tests.kernels.cuda.cases import CASES, GENERATED, PRECISIONS, STATISTICS, Case
 from tests.kernels.cuda.groups import GENERATED_GROUPS, groups_in
-from tests.kernels.cuda.launching import TOLERANCES, Library, check, check_statistics
+from tests.kernels.cuda.launching import REPEATED, TOLERANCES, Library, check, check_statistics, repeats
 
 Libraries = Callable[[Precision], Library]
 
 
 ARENA_BYTES = 256 << 20
+LARGE_BYTES = 12 << 30  # for a volume of 64 x 256 x 448 x 448 elements and what is computed from it
 
 
 @dataclass
@@ -37,12 +38,13 @@ class DeviceMemory:
 
     driver: Any
     arena: Any
+    arena_bytes: int = ARENA_BYTES
     used_bytes: int = 0
 
     def allocate(self, size_bytes: int) -> int:
         address = int(self.arena) + self.used_bytes
         self.used_bytes += -(-size_bytes // 256) * 256
-        assert self.used_bytes <= ARENA_BYTES
+        assert self.used_bytes <= self.arena_bytes
         return address
 
     def write(self, address: int, data: bytes) -> None:
@@ -118,3 +120,15 @@ def test_kernel(case: Case, precision: Precision, libraries: Libraries, worst: d
 @pytest.mark.parametrize("case", STATISTICS, ids=lambda case: case.name)
 def test_statistics_of_a_convolutions_result(case: Case, precision: Precision, libraries: Libraries):
     check_statistics(libraries(precision), case, precision)
+
+
+@pytest.mark.parametrize("kind", REPEATED)
+def test_samples_of_more_than_2_to_the_31_elements(kind: str, libraries: Libraries):
+    library = libraries(Precision.BF16)
+    assert isinstance(library.memory, DeviceMemory)
+    driver = library.memory.driver
+    memory = DeviceMemory(driver, driver.mem_alloc(LARGE_BYTES), LARGE_BYTES)
+    try:
+        assert repeats(Library(library.handle, memory), kind, 128, 64, (448, 448))
+    finally:
+        memory.arena.free()

@@ -176,11 +176,11 @@ def _kernels_of(request: Request) -> Iterable[OwnKernel]:
 
     A single operation whose kind has kernels gets no other one.
     """
-    kernels = [kernel for kernel in _BY_KIND.get(request.kind, ()) if kernel.takes(request)]
+    kernels = [kernel for kernel in _BY_KIND.get(request.kind, ()) if kernel.runs(request)]
     if kernels or (request.kind in _BY_KIND and not isinstance(request.attributes, Fused)):
         return kernels
     generated = generated_kernel(request)
-    return () if generated is None else (generated,)
+    return (generated,) if generated is not None and generated.runs(request) else ()
 
 
 def bitwise_equal_to(name: str, other: str) -> bool:

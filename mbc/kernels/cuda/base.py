@@ -16,6 +16,9 @@ from mbc.ops.fused import launch_kind
 
 PROVIDER = "mbc"
 VECTOR_BYTES = 16
+# Folders of kernels whose indices within a sample have 32 bits, and sources there whose indices have 64 bits.
+_NARROW_INDICES = ("conv/", "fp32_emulated/")
+_WIDE_INDICES = ("conv/conv1x1_narrow", "conv/direct", "conv/linear", "conv/matmul")
 # Blocks that share a reduction: an H200's multiprocessors. A constant, so that sums have one order on every GPU.
 REDUCTION_BLOCKS = 132
 THREADS = 256  # threads of a block; equal to the constant in templates/kernels/shared/launch.cuh
@@ -113,10 +116,24 @@ def planar(request: Request) -> bool:
     return all(len(t.shape) <= 4 for t in (*request.inputs, *request.outputs))
 
 
+def in_space(numbers: tuple[int, ...], missing: int) -> tuple[int, int, int]:
+    """Return the numbers of depth, height and width; `missing` stands for axes that signals and images lack."""
+    depth, height, width = (*(missing,) * (3 - len(numbers)), *numbers)
+    return depth, height, width
+
+
 def in_plane(numbers: tuple[int, ...], missing: int) -> tuple[int, int]:
     """Return the numbers of height and width; `missing` stands for the height of images along one axis."""
-    *height, width = numbers
-    return (*height, missing)[0], width
+    return in_space(numbers, missing)[1:]
+
+
+def axis_fields(numbers: dict[str, tuple[int, ...]]) -> dict[str, int]:
+    """Return integers of launches such as `kernel_depth` from numbers along the spatial axes by prefix (`kernel_`)."""
+    return {
+        f"{prefix}{axis}": number
+        for prefix, along in numbers.items()
+        for axis, number in zip(("depth", "height", "width"), in_space(along, 1), strict=True)
+    }
 
 
 def same_layout(request: Request) -> Iterable[Layouts]:
@@ -248,10 +265,25 @@ class OwnKernel:
         """The C function with the names of its operands."""
         return Launcher(self.function.removeprefix("mbc_"), self.operands, self.struct)
 
+    def runs(self, request: Request) -> bool:
+        """Return whether the kernel takes a request, and its index arithmetic holds for the sizes of all operands.
+
+        Fast convolutions number the elements of a sample with 32 bits. Kernels that move memory divide by reciprocals
+        (`Reciprocal` in device.cuh), which are exact if an index times an extent is below 2^64.
+        """
+        if not self.takes(request):
+            return False
+        if self.file.startswith(_WIDE_INDICES):
+            return True
+        sizes = ((t.elements, t.elements // max(t.shape[0], 1)) for t in (*request.inputs, *request.outputs) if t.shape)
+        if self.file.startswith(_NARROW_INDICES):
+            return all(sample < 1 << 31 for _, sample in sizes)
+        return all(elements * sample < 1 << 64 for elements, sample in sizes)
+
     def refusal(self, call: Call) -> str:
         """Return why the kernel cannot run a call, whatever its workspace; empty if it can.
 
-        The answer follows from `layouts`, `takes`, `accumulates` and the types that the sources are compiled for.
+        The answer follows from `layouts`, `runs`, `accumulates` and the types that the sources are compiled for.
         """
         request = call.request
         if request.kind != self.kind:
@@ -260,7 +292,7 @@ class OwnKernel:
             return f"its settings are {dict(self.settings)}, not {dict(call.settings)}"
         if not {t.dtype for t in call.operands} <= _stored_types(request.precision):
             return f"it does not take operands of the types {', '.join(dict.fromkeys(t.dtype for t in call.operands))}"
-        if not self.takes(request):
+        if not self.runs(request):
             return f"it does not take operands of {', '.join(map(str, call.operands))} with these settings"
         if not (self.accepts_layouts(call) if self.accepts_layouts else call.has_layouts(*self.layouts(request))):
             return f"it does not take operands in the layouts {', '.join(call.layouts)}"

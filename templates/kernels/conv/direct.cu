@@ -1,4 +1,5 @@
-// Convolutions of any stride, padding, dilation, number of groups, layout and element type, which cuDNN may refuse.
+// Convolutions of any stride, padding, dilation, number of groups, layout and element type along one to three axes, which
+// cuDNN may refuse. A volume is an image whose planes lie one below the other: only the axis of its lines differs.
 //
 // GEMM       `tiled`: implicit GEMM over windows (tiled_gemm.cuh), M = output pixels, N = filters of a group, K = taps
 //            * channels of a group; data: M = image pixels, N = channels, K = taps * filters; filter: M = filters, N =
@@ -15,41 +16,108 @@
 
 namespace mbc {
 
+struct Axis {
+  int32_t size, output, kernel, stride, pad, dilation;
+
+  Axis(int64_t size_, int64_t output_, int64_t kernel_, int64_t stride_, int64_t pad_, int64_t dilation_)
+      : size(narrow(size_)), output(narrow(output_)), kernel(narrow(kernel_)), stride(narrow(stride_)), pad(narrow(pad_)),
+        dilation(narrow(dilation_)) {}
+
+  // Pixel under tap k of output o; false in the padding.
+  __device__ bool under(int32_t o, int32_t k, int32_t& pixel) const {
+    pixel = o * stride - pad + k * dilation;
+    return pixel >= 0 && pixel < size;
+  }
+  // Output whose tap k reads a pixel; false if there is none.
+  __device__ bool over(int32_t pixel, int32_t k, int32_t& o) const {
+    const int32_t reach = pixel + pad - k * dilation;
+    if (reach < 0) return false;
+    o = reach / stride;
+    return o * stride == reach && o < output;
+  }
+};
+
+// The lines of an image.
+struct Rows : Axis {
+  explicit Rows(const ConvolutionArguments& a)
+      : Axis(a.height, a.out_height, a.kernel_height, a.stride_height, a.pad_top, a.dilation_height) {}
+};
+
+// The lines of a volume, plane after plane, as one axis.
+struct PlanesOfRows {
+  Axis planes;
+  Rows rows;
+  int32_t kernel;
+
+  explicit PlanesOfRows(const ConvolutionArguments& a)
+      : planes(a.depth, a.out_depth, a.kernel_depth, a.stride_depth, a.pad_front, a.dilation_depth), rows(a),
+        kernel(planes.kernel * rows.kernel) {}
+
+  __device__ bool under(int32_t o, int32_t k, int32_t& pixel) const {
+    const int32_t z = o / rows.output, q = k / rows.kernel;
+    int32_t plane, row;
+    const bool there = planes.under(z, q, plane) && rows.under(o - z * rows.output, k - q * rows.kernel, row);
+    if (there) pixel = plane * rows.size + row;
+    return there;
+  }
+  __device__ bool over(int32_t pixel, int32_t k, int32_t& o) const {
+    const int32_t z = pixel / rows.size, q = k / rows.kernel;
+    int32_t plane, row;
+    const bool there = planes.over(z, q, plane) && rows.over(pixel - z * rows.size, k - q * rows.kernel, row);
+    if (there) o = plane * rows.output + row;
+    return there;
+  }
+};
+
+// A position in a filter: channel and tap.
+struct Tap {
+  int32_t c, r, s;
+};
+
+template <typename Lines>
 struct Geometry {
   Image image, output;
   int64_t rows;
   bool last;
-  int32_t group_channels, group_filters, kernel_height, kernel_width, stride_height, stride_width, pad_top, pad_left,
-      dilation_height, dilation_width;
+  int32_t group_channels, group_filters;
+  Lines lines;
+  Axis columns;
 
   explicit Geometry(const ConvolutionArguments& a)
-      : image(a.layout, a.channels, a.height, a.width), output(a.layout, a.filters, a.out_height, a.out_width), rows(a.rows), last(a.layout == MBC_CHANNELS_LAST),
-        group_channels(static_cast<int32_t>(a.channels / a.groups)),
-        group_filters(static_cast<int32_t>(a.filters / a.groups)),
-        kernel_height(static_cast<int32_t>(a.kernel_height)), kernel_width(static_cast<int32_t>(a.kernel_width)),
-        stride_height(static_cast<int32_t>(a.stride_height)), stride_width(static_cast<int32_t>(a.stride_width)),
-        pad_top(static_cast<int32_t>(a.pad_top)), pad_left(static_cast<int32_t>(a.pad_left)),
-        dilation_height(static_cast<int32_t>(a.dilation_height)),
-        dilation_width(static_cast<int32_t>(a.dilation_width)) {}
+      : image(a.layout, a.channels, a.depth * a.height, a.width),
+        output(a.layout, a.filters, a.out_depth * a.out_height, a.out_width), rows(a.rows),
+        last(a.layout == MBC_CHANNELS_LAST),
+        group_channels(narrow(a.channels / a.groups)), group_filters(narrow(a.filters / a.groups)), lines(a),
+        columns(a.width, a.out_width, a.kernel_width, a.stride_width, a.pad_left, a.dilation_width) {}
 
-  __host__ __device__ int64_t taps() const { return static_cast<int64_t>(kernel_height) * kernel_width; }
-  // Elements of one filter, [group_channels, kernel_height, kernel_width] or with the channels last.
+  __host__ __device__ int64_t taps() const { return static_cast<int64_t>(lines.kernel) * columns.kernel; }
+  // Elements of one filter, [group_channels, taps] or with the channels last.
   __host__ __device__ int64_t filter_size() const { return taps() * group_channels; }
   __host__ __device__ int64_t out_pixels() const { return rows * output.height * output.width; }
 
   // Pixel of the image under tap (r, s) of output pixel (y, x); false in the padding.
   __device__ bool under(int32_t y, int32_t x, int32_t r, int32_t s, int32_t& iy, int32_t& ix) const {
-    iy = y * stride_height - pad_top + r * dilation_height;
-    ix = x * stride_width - pad_left + s * dilation_width;
-    return iy >= 0 && iy < image.height && ix >= 0 && ix < image.width;
+    return lines.under(y, r, iy) && columns.under(x, s, ix);
   }
   // Output pixel whose tap (r, s) reads image pixel (y, x); false if there is none.
   __device__ bool over(int32_t y, int32_t x, int32_t r, int32_t s, int32_t& oy, int32_t& ox) const {
-    const int32_t down = y + pad_top - r * dilation_height, across = x + pad_left - s * dilation_width;
-    if (down < 0 || across < 0) return false;
-    oy = down / stride_height;
-    ox = across / stride_width;
-    return oy * stride_height == down && ox * stride_width == across && oy < output.height && ox < output.width;
+    return lines.over(y, r, oy) && columns.over(x, s, ox);
+  }
+  // The tap of a number, in the order in which the layout stores `channels` channels and their taps.
+  __device__ Tap tap(int64_t number, int32_t channels) const {
+    const uint32_t k = static_cast<uint32_t>(number), w = static_cast<uint32_t>(columns.kernel);
+    if (last) {
+      const uint32_t position = k / static_cast<uint32_t>(channels), r = position / w;
+      return {static_cast<int32_t>(k - position * channels), static_cast<int32_t>(r),
+              static_cast<int32_t>(position - r * w)};
+    }
+    const uint32_t line = k / w, c = line / static_cast<uint32_t>(lines.kernel);
+    return {static_cast<int32_t>(c), static_cast<int32_t>(line - c * lines.kernel), static_cast<int32_t>(k - line * w)};
+  }
+  // The number of a tap in its filter.
+  __device__ int64_t number(int32_t c, int32_t r, int32_t s) const {
+    return last ? (static_cast<int64_t>(r) * columns.kernel + s) * group_channels + c
+                : (static_cast<int64_t>(c) * lines.kernel + r) * columns.kernel + s;
   }
 };
 
@@ -63,30 +131,11 @@ __device__ inline PixelIndex pixel_index(const Image& image, int64_t number) {
   return {n, static_cast<int32_t>(line - n * image.height), static_cast<int32_t>(number - line * image.width)};
 }
 
-// A position in a filter: channel and tap, in the order in which the layout stores them.
-struct Tap {
-  int32_t c, r, s;
-};
-__device__ inline Tap tap(bool last, int64_t number, int32_t channels, int32_t height, int32_t width) {
-  const uint32_t k = static_cast<uint32_t>(number), w = static_cast<uint32_t>(width);
-  if (last) {
-    const uint32_t position = k / static_cast<uint32_t>(channels), r = position / w;
-    return {static_cast<int32_t>(k - position * channels), static_cast<int32_t>(r),
-            static_cast<int32_t>(position - r * w)};
-  }
-  const uint32_t line = k / w, c = line / static_cast<uint32_t>(height);
-  return {static_cast<int32_t>(c), static_cast<int32_t>(line - c * height), static_cast<int32_t>(k - line * w)};
-}
-__device__ inline int64_t tap_number(const Geometry& g, int32_t c, int32_t r, int32_t s) {
-  return g.last ? (static_cast<int64_t>(r) * g.kernel_width + s) * g.group_channels + c
-              : (static_cast<int64_t>(c) * g.kernel_height + r) * g.kernel_width + s;
-}
-
 // A of the forward pass. Rows: output pixels; K: channels and taps of the image.
-template <typename T>
+template <typename T, typename G>
 struct Windows {
   const T* x;
-  Geometry g;
+  G g;
 
   struct Row {
     PixelIndex at;
@@ -94,7 +143,7 @@ struct Windows {
   };
   __device__ Row row(int64_t group, int64_t pixel) const { return {pixel_index(g.output, pixel), group * g.group_channels}; }
   __device__ float at(const Row& row, int64_t k) const {
-    const Tap t = tap(g.last, k, g.group_channels, g.kernel_height, g.kernel_width);
+    const Tap t = g.tap(k, g.group_channels);
     int32_t y, x_;
     if (!g.under(row.at.y, row.at.x, t.r, t.s, y, x_)) return 0.0f;
     return to_float(x[g.image.at(row.at.n, row.channel + t.c, y, x_)]);
@@ -102,32 +151,34 @@ struct Windows {
 };
 
 // B of the forward pass. Rows: filters of a group; K: their elements in memory order.
-template <typename T>
+template <typename T, typename G>
 struct Filters {
   const T* w;
-  Geometry g;
+  G g;
 
   using Row = const T*;
   __device__ Row row(int64_t group, int64_t k) const { return w + (group * g.group_filters + k) * g.filter_size(); }
   __device__ float at(Row row, int64_t k) const { return to_float(row[k]); }
 };
 
+// Result of the forward pass and of the data gradient: pixels of an image, of a group's channels.
 template <typename T>
-struct OutputPixels {
-  T* y;
-  Geometry g;
+struct Pixels {
+  T* to;
+  Image image;
+  int64_t group_channels;
 
   __device__ void put(int64_t group, int64_t, int64_t m, int64_t n, float value) const {
-    const PixelIndex at = pixel_index(g.output, m);
-    y[g.output.at(at.n, group * g.group_filters + n, at.y, at.x)] = from_float<T>(value);
+    const PixelIndex at = pixel_index(image, m);
+    to[image.at(at.n, group * group_channels + n, at.y, at.x)] = from_float<T>(value);
   }
 };
 
 // A of the data gradient. Rows: image pixels; K: filters and taps.
-template <typename T>
+template <typename T, typename G>
 struct GradientWindows {
   const T* dy;
-  Geometry g;
+  G g;
 
   struct Row {
     PixelIndex at;
@@ -135,7 +186,7 @@ struct GradientWindows {
   };
   __device__ Row row(int64_t group, int64_t pixel) const { return {pixel_index(g.image, pixel), group * g.group_filters}; }
   __device__ float at(const Row& row, int64_t k) const {
-    const Tap t = tap(g.last, k, g.group_filters, g.kernel_height, g.kernel_width);
+    const Tap t = g.tap(k, g.group_filters);
     int32_t y, x;
     if (!g.over(row.at.y, row.at.x, t.r, t.s, y, x)) return 0.0f;
     return to_float(dy[g.output.at(row.at.n, row.filter + t.c, y, x)]);
@@ -143,10 +194,10 @@ struct GradientWindows {
 };
 
 // B of the data gradient. Rows: channels of a group; K: filters and taps.
-template <typename T>
+template <typename T, typename G>
 struct FiltersByChannel {
   const T* w;
-  Geometry g;
+  G g;
 
   struct Row {
     int64_t filter;
@@ -154,27 +205,16 @@ struct FiltersByChannel {
   };
   __device__ Row row(int64_t group, int64_t c) const { return {group * g.group_filters, static_cast<int32_t>(c)}; }
   __device__ float at(const Row& row, int64_t k) const {
-    const Tap t = tap(g.last, k, g.group_filters, g.kernel_height, g.kernel_width);
-    return to_float(w[(row.filter + t.c) * g.filter_size() + tap_number(g, row.channel, t.r, t.s)]);
-  }
-};
-
-template <typename T>
-struct ImagePixels {
-  T* dx;
-  Geometry g;
-
-  __device__ void put(int64_t group, int64_t, int64_t m, int64_t n, float value) const {
-    const PixelIndex at = pixel_index(g.image, m);
-    dx[g.image.at(at.n, group * g.group_channels + n, at.y, at.x)] = from_float<T>(value);
+    const Tap t = g.tap(k, g.group_filters);
+    return to_float(w[(row.filter + t.c) * g.filter_size() + g.number(row.channel, t.r, t.s)]);
   }
 };
 
 // A of the filter gradient. Rows: filters of a group; K: output pixels.
-template <typename T>
+template <typename T, typename G>
 struct Gradients {
   const T* dy;
-  Geometry g;
+  G g;
 
   using Row = int64_t;
   __device__ Row row(int64_t group, int64_t k) const { return group * g.group_filters + k; }
@@ -185,17 +225,17 @@ struct Gradients {
 };
 
 // B of the filter gradient. Rows: elements of a filter; K: output pixels.
-template <typename T>
+template <typename T, typename G>
 struct WindowsByTap {
   const T* x;
-  Geometry g;
+  G g;
 
   struct Row {
     Tap tap;
     int64_t channel;
   };
   __device__ Row row(int64_t group, int64_t k) const {
-    const Tap t = tap(g.last, k, g.group_channels, g.kernel_height, g.kernel_width);
+    const Tap t = g.tap(k, g.group_channels);
     return {t, group * g.group_channels + t.c};
   }
   __device__ float at(const Row& row, int64_t pixel) const {
@@ -218,11 +258,11 @@ struct FilterOut {
   }
 };
 
-template <typename T>
+template <typename T, typename G>
 struct DirectForward {
   const T *x, *w;
   T* y;
-  Geometry g;
+  G g;
 
   template <int N>
   __device__ void make(const Pixel& p, int64_t at) const {
@@ -230,36 +270,36 @@ struct DirectForward {
     const T* filter = w + p.c * g.filter_size();
     float sum = 0.0f;
     for (int32_t c = 0; c < g.group_channels; ++c)
-      for (int32_t r = 0; r < g.kernel_height; ++r)
-        for (int32_t s = 0; s < g.kernel_width; ++s) {
+      for (int32_t r = 0; r < g.lines.kernel; ++r)
+        for (int32_t s = 0; s < g.columns.kernel; ++s) {
           int32_t iy, ix;
           if (g.under(p.y, p.x, r, s, iy, ix))
             sum = fmaf(to_float(x[g.image.at(p.n, channel + c, iy, ix)]),
-                       to_float(filter[tap_number(g, c, r, s)]), sum);
+                       to_float(filter[g.number(c, r, s)]), sum);
         }
     y[at] = from_float<T>(sum);
   }
 };
 
-template <typename T>
+template <typename T, typename G>
 struct DirectData {
   const T *dy, *w;
   T* dx;
-  Geometry g;
+  G g;
 
   template <int N>
   __device__ void make(const Pixel& p, int64_t at) const {
     const int64_t group = p.c / g.group_channels;
     const int32_t c = static_cast<int32_t>(p.c - group * g.group_channels);
     float sum = 0.0f;
-    for (int32_t r = 0; r < g.kernel_height; ++r)
-      for (int32_t s = 0; s < g.kernel_width; ++s) {
+    for (int32_t r = 0; r < g.lines.kernel; ++r)
+      for (int32_t s = 0; s < g.columns.kernel; ++s) {
         int32_t oy, ox;
         if (!g.over(p.y, p.x, r, s, oy, ox)) continue;
         for (int32_t k = 0; k < g.group_filters; ++k) {
           const int64_t filter = group * g.group_filters + k;
           sum = fmaf(to_float(dy[g.output.at(p.n, filter, oy, ox)]),
-                     to_float(w[filter * g.filter_size() + tap_number(g, c, r, s)]), sum);
+                     to_float(w[filter * g.filter_size() + g.number(c, r, s)]), sum);
         }
       }
     dx[at] = from_float<T>(sum);
@@ -267,12 +307,12 @@ struct DirectData {
 };
 
 // A block computes one element of every filter: threads x over filters (channels last) and y over output pixels.
-template <typename T>
-__global__ void direct_filter(const T* x, const T* dy, FilterOut out, Geometry g, int64_t filters, int64_t parts,
+template <typename T, typename G>
+__global__ void direct_filter(const T* x, const T* dy, FilterOut out, G g, int64_t filters, int64_t parts,
                               Steps steps) {
   __shared__ float shared[THREADS];
   const int64_t filter = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x, part = blockIdx.z;
-  const Tap t = tap(g.last, blockIdx.y, g.group_channels, g.kernel_height, g.kernel_width);
+  const Tap t = g.tap(blockIdx.y, g.group_channels);
   const int64_t pixels = g.out_pixels();
   const int64_t begin = pixels / parts * part + min(part, pixels % parts);
   const int64_t end = begin + pixels / parts + (part < pixels % parts ? 1 : 0);
@@ -297,43 +337,44 @@ __global__ void direct_filter(const T* x, const T* dy, FilterOut out, Geometry g
   if (threadIdx.y == 0 && filter < filters) out.put(0, part, filter, blockIdx.y, shared[self]);
 }
 
-template <typename T>
-void run_forward(const MbcCall& call, const ConvolutionArguments& a, const Geometry& g) {
+template <typename T, typename G>
+void run_forward(const MbcCall& call, const ConvolutionArguments& a, const G& g) {
   const T *x = in<T>(call, 0), *w = in<T>(call, 1);
   T* y = out<T>(call, 2);
   if (a.tiled)
-    run_tiled_gemm(call.stream, Windows<T>{x, g}, Filters<T>{w, g}, OutputPixels<T>{y, g}, g.out_pixels(),
-                g.group_filters, g.filter_size(), a.groups, 1);
+    run_tiled_gemm(call.stream, Windows<T, G>{x, g}, Filters<T, G>{w, g}, Pixels<T>{y, g.output, g.group_filters},
+                g.out_pixels(), g.group_filters, g.filter_size(), a.groups, 1);
   else
-    for_each_pixel<1>(call.stream, a.layout, a.rows, g.output, false, DirectForward<T>{x, w, y, g});
+    for_each_pixel<1>(call.stream, a.layout, a.rows, g.output, false, DirectForward<T, G>{x, w, y, g});
 }
 
-template <typename T>
-void run_data(const MbcCall& call, const ConvolutionArguments& a, const Geometry& g) {
+template <typename T, typename G>
+void run_data(const MbcCall& call, const ConvolutionArguments& a, const G& g) {
   const T *dy = in<T>(call, 0), *w = in<T>(call, 1);
   T* dx = out<T>(call, 2);
   if (a.tiled)
-    run_tiled_gemm(call.stream, GradientWindows<T>{dy, g}, FiltersByChannel<T>{w, g}, ImagePixels<T>{dx, g},
-                a.rows * a.height * a.width, g.group_channels, g.taps() * g.group_filters, a.groups, 1);
+    run_tiled_gemm(call.stream, GradientWindows<T, G>{dy, g}, FiltersByChannel<T, G>{w, g},
+                Pixels<T>{dx, g.image, g.group_channels}, a.rows * g.image.height * g.image.width, g.group_channels,
+                g.taps() * g.group_filters, a.groups, 1);
   else
-    for_each_pixel<1>(call.stream, a.layout, a.rows, g.image, false, DirectData<T>{dy, w, dx, g});
+    for_each_pixel<1>(call.stream, a.layout, a.rows, g.image, false, DirectData<T, G>{dy, w, dx, g});
 }
 
-template <typename T>
-void run_filter(const MbcCall& call, const ConvolutionArguments& a, const Geometry& g) {
+template <typename T, typename G>
+void run_filter(const MbcCall& call, const ConvolutionArguments& a, const G& g) {
   const T *x = in<T>(call, 0), *dy = in<T>(call, 1);
   float* dw = out<float>(call, 2);
   const int64_t elements = a.filters * g.filter_size();
   float* target = a.parts > 1 ? out<float>(call, 3) : dw;
   const FilterOut result{target, g.filter_size(), g.group_filters, elements, a.accumulate && a.parts == 1};
   if (a.tiled) {
-    run_tiled_gemm(call.stream, Gradients<T>{dy, g}, WindowsByTap<T>{x, g}, result, g.group_filters,
+    run_tiled_gemm(call.stream, Gradients<T, G>{dy, g}, WindowsByTap<T, G>{x, g}, result, g.group_filters,
                 g.filter_size(), g.out_pixels(), a.groups, a.parts);
   } else {
     const Tiling tiling(g.last ? a.filters : 1);
     const dim3 grid(static_cast<unsigned>(divide_up(a.filters, tiling.threads_x)), static_cast<unsigned>(g.filter_size()),
                     static_cast<unsigned>(a.parts));
-    MBC_LAUNCH((direct_filter<T>), grid, dim3(tiling.threads_x, tiling.threads_y()), call.stream, x, dy, result, g,
+    MBC_LAUNCH((direct_filter<T, G>), grid, dim3(tiling.threads_x, tiling.threads_y()), call.stream, x, dy, result, g,
                a.filters, a.parts, Steps(g.output.width, g.output.height, tiling.threads_y()));
   }
   if (a.parts > 1)
@@ -341,34 +382,27 @@ void run_filter(const MbcCall& call, const ConvolutionArguments& a, const Geomet
                a.accumulate != 0);
 }
 
+// Calls `run` with an element and with the geometry of the call.
+template <typename Run>
+const char* for_geometry(const MbcCall& call, Run run) {
+  const auto& a = arguments<ConvolutionArguments>(call);
+  MBC_FOR_TYPE(a.type, T, {
+    if (a.volume)
+      run(T{}, a, Geometry<PlanesOfRows>(a));
+    else
+      run(T{}, a, Geometry<Rows>(a));
+  });
+  return launched();
+}
+
 }  // namespace mbc
 
 extern "C" const char* mbc_convolution(const MbcCall& call) {
-  using namespace mbc;
-  const auto& a = arguments<ConvolutionArguments>(call);
-  const Geometry g(a);
-  MBC_FOR_TYPE(a.type, T, {
-    run_forward<T>(call, a, g);
-  });
-  return launched();
+  return mbc::for_geometry(call, [&](auto x, const auto& a, const auto& g) { mbc::run_forward<decltype(x)>(call, a, g); });
 }
-
 extern "C" const char* mbc_convolution_backward_data(const MbcCall& call) {
-  using namespace mbc;
-  const auto& a = arguments<ConvolutionArguments>(call);
-  const Geometry g(a);
-  MBC_FOR_TYPE(a.type, T, {
-    run_data<T>(call, a, g);
-  });
-  return launched();
+  return mbc::for_geometry(call, [&](auto x, const auto& a, const auto& g) { mbc::run_data<decltype(x)>(call, a, g); });
 }
-
 extern "C" const char* mbc_convolution_backward_filter(const MbcCall& call) {
-  using namespace mbc;
-  const auto& a = arguments<ConvolutionArguments>(call);
-  const Geometry g(a);
-  MBC_FOR_TYPE(a.type, T, {
-    run_filter<T>(call, a, g);
-  });
-  return launched();
+  return mbc::for_geometry(call, [&](auto x, const auto& a, const auto& g) { mbc::run_filter<decltype(x)>(call, a, g); });
 }

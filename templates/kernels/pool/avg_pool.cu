@@ -9,7 +9,7 @@
 
 namespace mbc {
 
-template <typename T>
+template <typename T, bool ANY>
 struct AveragePool {
   const T* x;
   T* y;
@@ -19,13 +19,12 @@ struct AveragePool {
   template <int N>
   __device__ void make(const Pixel& p, int64_t at) const {
     float sum[N] = {};
-    for (int32_t r = window.top(p.y); r < window.bottom(p.y); ++r)
-      for (int32_t s = window.left(p.x); s < window.right(p.x); ++s) {
-        const Vec<T, N> v = load<N>(x + window.input.at(p.n, p.c, r, s));
+    window.each_pixel<ANY>(p, [&](int32_t, int64_t from) {
+      const Vec<T, N> v = load<N>(x + from);
 #pragma unroll
-        for (int j = 0; j < N; ++j) sum[j] += to_float(v.v[j]);
-      }
-    const float size = window.size(p.y, p.x, count_pad);
+      for (int j = 0; j < N; ++j) sum[j] += to_float(v.v[j]);
+    });
+    const float size = window.size<ANY>(p.y, p.x, count_pad);
     Vec<T, N> result;
 #pragma unroll
     for (int j = 0; j < N; ++j) result.v[j] = from_float<T>(sum[j] / size);
@@ -33,7 +32,7 @@ struct AveragePool {
   }
 };
 
-template <typename T>
+template <typename T, bool ANY>
 struct AveragePoolBackward {
   const T* dy;
   T* dx;
@@ -43,13 +42,12 @@ struct AveragePoolBackward {
   template <int N>
   __device__ void make(const Pixel& p, int64_t at) const {
     float sum[N] = {};
-    for (int32_t r = window.first_row(p.y); r < window.last_row(p.y); ++r)
-      for (int32_t s = window.first_column(p.x); s < window.last_column(p.x); ++s) {
-        const float share = 1.0f / window.size(r, s, count_pad);
-        const Vec<T, N> v = load<N>(dy + window.output.at(p.n, p.c, r, s));
+    window.each_window<ANY>(p, [&](int32_t, int32_t r, int32_t s) {
+      const float share = 1.0f / window.size<ANY>(r, s, count_pad);
+      const Vec<T, N> v = load<N>(dy + window.output.at(p.n, p.c, r, s));
 #pragma unroll
-        for (int j = 0; j < N; ++j) sum[j] = fmaf(to_float(v.v[j]), share, sum[j]);
-      }
+      for (int j = 0; j < N; ++j) sum[j] = fmaf(to_float(v.v[j]), share, sum[j]);
+    });
     store_floats(dx + at, sum);
   }
 };
@@ -87,9 +85,9 @@ __global__ void mean_pixels(const T* x, T* y, int64_t channels, int64_t inner) {
 extern "C" const char* mbc_avg_pool(const MbcCall& call) {
   using namespace mbc;
   const auto& a = arguments<PoolArguments>(call);
-  const int64_t inner = a.height * a.width;
-  const bool whole = a.kernel_height == a.height && a.kernel_width == a.width && a.out_height * a.out_width == 1 &&
-                     a.pad_top + a.pad_bottom + a.pad_left + a.pad_right == 0;
+  const int64_t inner = a.depth * a.height * a.width;
+  const bool whole = a.kernel_depth * a.kernel_height * a.kernel_width == inner && a.out_depth * a.out_height * a.out_width == 1 &&
+                     a.pad_front + a.pad_back + a.pad_top + a.pad_bottom + a.pad_left + a.pad_right == 0;
   MBC_FOR_TYPE(a.type, T, {
     const T* x = in<T>(call, 0);
     T* y = out<T>(call, 1);
@@ -100,8 +98,14 @@ extern "C" const char* mbc_avg_pool(const MbcCall& call) {
       const dim3 grid(static_cast<unsigned>(a.rows), static_cast<unsigned>(divide_up(a.channels, 32)));
       MBC_LAUNCH((mean_pixels<T>), grid, dim3(32, 8), call.stream, x, y, a.channels, inner);
     } else {
-      for_each_pixel<WIDTH<T>>(call.stream, a.layout, a.rows, Image(a.layout, a.channels, a.out_height, a.out_width),
-                               aligned(x, 16) && aligned(y, 16), AveragePool<T>{x, y, Window(a), a.option != 0});
+      constexpr int N = WIDTH<T>;
+      const Window window(a);
+      const bool wide = aligned(x, 16) && aligned(y, 16);
+      const auto run = [&](auto f) { for_each_pixel<N>(call.stream, a.layout, a.rows, window.output, wide, f); };
+      if (a.any)
+        run(AveragePool<T, true>{x, y, window, a.option != 0});
+      else
+        run(AveragePool<T, false>{x, y, window, a.option != 0});
     }
   });
   return launched();
@@ -113,8 +117,14 @@ extern "C" const char* mbc_avg_pool_backward(const MbcCall& call) {
   MBC_FOR_TYPE(a.type, T, {
     const T* dy = in<T>(call, 0);
     T* dx = out<T>(call, 1);
-    for_each_pixel<WIDTH<T>>(call.stream, a.layout, a.rows, Image(a.layout, a.channels, a.height, a.width),
-                             aligned(dy, 16) && aligned(dx, 16), AveragePoolBackward<T>{dy, dx, Window(a), a.option != 0});
+    constexpr int N = WIDTH<T>;
+    const Window window(a);
+    const bool wide = aligned(dy, 16) && aligned(dx, 16);
+    const auto run = [&](auto f) { for_each_pixel<N>(call.stream, a.layout, a.rows, window.input, wide, f); };
+    if (a.any)
+      run(AveragePoolBackward<T, true>{dy, dx, window, a.option != 0});
+    else
+      run(AveragePoolBackward<T, false>{dy, dx, window, a.option != 0});
   });
   return launched();
 }

@@ -58,7 +58,17 @@ __device__ inline float pooled(const F& f, const typename F::Channel& channel, f
 
 __device__ inline bool wins(float value, float over) { return value > over || isnan(value); }
 
-// Windows of any size.
+template <typename T, int N>
+__device__ inline void store_maxima(T* y, uint8_t* index, int64_t at, const float (&best)[N], const uint8_t (&where)[N]) {
+  store_floats(y + at, best);
+  if (index == nullptr) return;
+  Vec<uint8_t, N> positions;
+#pragma unroll
+  for (int j = 0; j < N; ++j) positions.v[j] = where[j];
+  store(index + at, positions);
+}
+
+// Windows of any size along two axes.
 template <typename T, typename F>
 struct MaxPool {
   const T* x;
@@ -71,9 +81,9 @@ struct MaxPool {
   template <int N>
   __device__ void make(const Pixel& p, int64_t at) const {
     constexpr int K = 4;  // columns in flight
-    const int32_t above = p.y * window.stride_height - window.pad_top;
-    const int32_t before = p.x * window.stride_width - window.pad_left;
-    const int32_t top = window.top(p.y), left = window.left(p.x), right = window.right(p.x);
+    const PoolAxis &rows = window.rows, &columns = window.columns;
+    const int32_t above = rows.start(p.y), before = columns.start(p.x);
+    const int32_t top = rows.low(p.y), left = columns.low(p.x), right = columns.high(p.x);
     typename F::Channel channel[N];
 #pragma unroll
     for (int j = 0; j < N; ++j) channel[j] = f.load(p.c + j);
@@ -82,16 +92,16 @@ struct MaxPool {
 #pragma unroll
     for (int j = 0; j < N; ++j) {
       best[j] = -INFINITY;
-      where[j] = static_cast<uint8_t>((top - above) * window.kernel_width + left - before);
+      where[j] = static_cast<uint8_t>((top - above) * columns.kernel + left - before);
     }
-    for (int32_t r = top; r < window.bottom(p.y); ++r)
+    for (int32_t r = top; r < rows.high(p.y); ++r)
       for (int32_t s = left; s < right; s += K) {
         const int64_t from = window.input.at(p.n, p.c, r, s);
         Vec<T, N> v[K];
 #pragma unroll
         for (int k = 0; k < K; ++k)
           if (s + k < right) v[k] = load<N>(x + from + k * window.input.x_stride);
-        const int32_t position = (r - above) * window.kernel_width + s - before;
+        const int32_t position = (r - above) * columns.kernel + s - before;
 #pragma unroll
         for (int k = 0; k < K; ++k) {
           if (s + k >= right) break;
@@ -104,13 +114,33 @@ struct MaxPool {
           if constexpr (F::WRITTEN) store(image + from + k * window.input.x_stride, v[k]);
         }
       }
-    store_floats(y + at, best);
-    if (index != nullptr) {
-      Vec<uint8_t, N> positions;
+    store_maxima(y, index, at, best, where);
+  }
+};
+
+// Windows along three axes, or with dilation.
+template <typename T>
+struct AnyMaxPool {
+  const T* x;
+  T* y;
+  uint8_t* index;  // null: no index is written
+  Window window;
+
+  template <int N>
+  __device__ void make(const Pixel& p, int64_t at) const {
+    float best[N];
+    uint8_t where[N];
+    bool first = true;
+    window.each_pixel<true>(p, [&](int32_t position, int64_t from) {
+      const Vec<T, N> v = load<N>(x + from);
 #pragma unroll
-      for (int j = 0; j < N; ++j) positions.v[j] = where[j];
-      store(index + at, positions);
-    }
+      for (int j = 0; j < N; ++j) {
+        const float value = to_float(v.v[j]);
+        if (first || wins(value, best[j])) best[j] = value, where[j] = static_cast<uint8_t>(position);
+      }
+      first = false;
+    });
+    store_maxima(y, index, at, best, where);
   }
 };
 
@@ -265,12 +295,12 @@ __global__ void __launch_bounds__(THREADS, 2)
   for (int j = 0; j < N; ++j) channel[j] = f.load(c + j);
 
   const int32_t height = static_cast<int32_t>(window.input.height), width = static_cast<int32_t>(window.input.width);
-  const int32_t before = strip.column * S::STRIDE_WIDTH - window.pad_left;
+  const int32_t before = strip.column * S::STRIDE_WIDTH - window.columns.before;
   const int64_t line = window.input.y_stride;
   bool inside[S::KERNEL_WIDTH];
 #pragma unroll
   for (int s = 0; s < S::KERNEL_WIDTH; ++s) inside[s] = before + s >= 0 && before + s < width;
-  int32_t r = strip.first * S::STRIDE_HEIGHT - window.pad_top;
+  int32_t r = strip.first * S::STRIDE_HEIGHT - window.rows.before;
   int64_t from = strip.n * window.input.n_stride + r * line + before * channels + c;
 
   const auto there = [&](int32_t row) { return row >= 0 && row < height; };
@@ -346,9 +376,12 @@ const char* max_pool(const MbcCall& call, const MaxPoolOperands& at, F f) {
       MBC_LAUNCH((max_pool_strips<T, N, S, F>), grid, dim3(strips.threads_x, strips.threads_y), call.stream, x, image, y,
                  index, Window(a), strips, f);
     });
-    if (!done)
-      for_each_pixel<N>(call.stream, a.layout, a.rows, Image(a.layout, a.channels, a.out_height, a.out_width), wide,
-                        MaxPool<T, F>{x, image, y, index, Window(a), f});
+    const Window window(a);
+    const auto run = [&](auto g) { for_each_pixel<N>(call.stream, a.layout, a.rows, window.output, wide, g); };
+    if constexpr (std::is_same_v<F, IdentityPrologue>) {
+      if (a.any) return run(AnyMaxPool<T>{x, y, index, window}), launched();
+    }
+    if (!done) run(MaxPool<T, F>{x, image, y, index, window, f});
   });
   return launched();
 }

@@ -47,6 +47,26 @@ struct AddGradients {
   }
 };
 
+// Windows along three axes, or with dilation.
+template <typename T>
+struct AnyMaxPoolBackward {
+  PooledGradient<T, false> pooled;
+  Window window;
+  T* dx;
+
+  template <int N>
+  __device__ void make(const Pixel& p, int64_t at) const {
+    float d[N] = {};
+    window.each_window<true>(p, [&](int32_t position, int32_t line, int32_t column) {
+      const auto fetched = pooled.template fetch<N>(window.output.at(p.n, p.c, line, column));
+#pragma unroll
+      for (int j = 0; j < N; ++j)
+        if (fetched.where[j] == position) d[j] += fetched.dp.value(j);
+    });
+    Packed<T, N>::of(d).write(dx + at);
+  }
+};
+
 template <int ADDENDS>
 const char* max_pool_backward_add(const MbcCall& call) {
   const auto& a = arguments<PoolArguments>(call);
@@ -66,7 +86,13 @@ extern "C" const char* mbc_max_pool_backward(const MbcCall& call) {
   const auto& a = arguments<PoolArguments>(call);
   MBC_FOR_TYPE(a.type, T, {
     const PooledGradient<T, false> pooled{in<uint8_t>(call, 0), nullptr, in<T>(call, 1)};
-    gather_pool(call.stream, a, pooled, WriteGradient<T>{out<T>(call, 2)});
+    T* dx = out<T>(call, 2);
+    const Window window(a);
+    if (a.any)
+      for_each_pixel<WIDTH<T>>(call.stream, a.layout, a.rows, window.input, pooled.vectorizable() && aligned(dx, 16),
+                               AnyMaxPoolBackward<T>{pooled, window, dx});
+    else
+      gather_pool(call.stream, a, pooled, WriteGradient<T>{dx});
   });
   return launched();
 }

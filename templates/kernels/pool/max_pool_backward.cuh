@@ -71,7 +71,7 @@ struct WriteGradient {
   __device__ float second(const Fetched<N>&, const float (&)[N], int) const { return 0.0f; }
 };
 
-// Windows of any size, either layout.
+// Windows of any size along two axes, either layout.
 template <typename T, bool MASKED>
 struct Gather {
   PooledGradient<T, MASKED> pooled;
@@ -82,22 +82,22 @@ struct Gather {
     constexpr int K = 2;  // windows in flight: more than two rarely contain one column
 #pragma unroll
     for (int j = 0; j < N; ++j) d[j] = 0.0f;
-    const int32_t first = window.first_column(p.x), last = window.last_column(p.x);
-    for (int32_t r = window.first_row(p.y); r < window.last_row(p.y); ++r)
+    const PoolAxis &rows = window.rows, &columns = window.columns;
+    const int32_t first = columns.first(p.x), last = columns.last(p.x);
+    for (int32_t r = rows.first(p.y); r < rows.last(p.y); ++r)
       for (int32_t s = first; s < last; s += K) {
         const int64_t from = window.output.at(p.n, p.c, r, s);
         typename PooledGradient<T, MASKED>::template Fetched<N> f[K];
 #pragma unroll
         for (int k = 0; k < K; ++k)
           if (s + k < last) f[k] = pooled.template fetch<N>(from + k * window.output.x_stride);
-        const int32_t position = (p.y - (r * window.stride_height - window.pad_top)) * window.kernel_width + p.x -
-                                 (s * window.stride_width - window.pad_left);
+        const int32_t position = (p.y - rows.start(r)) * columns.kernel + p.x - columns.start(s);
 #pragma unroll
         for (int k = 0; k < K; ++k) {
           if (s + k >= last) break;
 #pragma unroll
           for (int j = 0; j < N; ++j)
-            if (f[k].where[j] == position - k * window.stride_width)
+            if (f[k].where[j] == position - k * columns.stride)
               d[j] += PooledGradient<T, MASKED>::template gradient<N>(f[k], j);
         }
       }
@@ -170,15 +170,15 @@ __device__ void gather_strip(const PooledGradient<T, MASKED>& pooled, const Wind
   using Windows = typename PooledGradient<T, MASKED>::template Fetched<N>;
   const int32_t height = static_cast<int32_t>(window.input.height), width = static_cast<int32_t>(window.input.width);
   const int32_t out_height = static_cast<int32_t>(window.output.height);
-  const int32_t column = strip.column + window.pad_left / SW;  // of cells and of their last windows
-  const int32_t skipped = window.pad_top / SH;
+  const int32_t column = strip.column + window.columns.before / SW;  // of cells and of their last windows
+  const int32_t skipped = window.rows.before / SH;
   const int64_t channels = window.input.channels, line = window.input.y_stride, out_line = window.output.y_stride;
   const int64_t windows = strip.n * window.output.n_stride + column * channels + c;
   bool there[S::WINDOWS_ACROSS], inside[SW];
 #pragma unroll
   for (int b = 0; b < S::WINDOWS_ACROSS; ++b)
     there[b] = column >= b && column - b < static_cast<int32_t>(window.output.width);
-  const int32_t x = column * SW - window.pad_left;
+  const int32_t x = column * SW - window.columns.before;
 #pragma unroll
   for (int j = 0; j < SW; ++j) inside[j] = x + j >= 0 && x + j < width;
 
@@ -234,7 +234,7 @@ __device__ void gather_strip(const PooledGradient<T, MASKED>& pooled, const Wind
     unpack(gradients, w);
     carry(gradients, w);
   }
-  int32_t y = row * SH - window.pad_top;
+  int32_t y = row * SH - window.rows.before;
   int64_t at = strip.n * window.input.n_stride + y * line + x * channels + c;
   for (int32_t left = strip.last - strip.first; left > 0; left -= G, row += G, y += G * SH, at += G * SH * line) {
     Windows w[G][S::WINDOWS_ACROSS];

@@ -10,67 +10,111 @@
 namespace mbc {
 
 // Division by a number that is unknown at compile time, by a multiplication ("Division by Invariant Integers using
-// Multiplication", Granlund and Montgomery, 1994): exact if the product of the two is below 2^32, as it is for a
-// coordinate and a stride.
+// Multiplication", Granlund and Montgomery, 1994): exact if the product of the number and the largest dividend, `most`,
+// is below 2^32, as it is for most coordinates and strides.
 struct Divider {
-  uint32_t reciprocal;  // 2^32 over the divisor, rounded up; 0 for 1
+  int32_t by;
+  uint32_t reciprocal = 0;  // 2^32 over the divisor, rounded up; 0 for 1, and where the product is larger
 
-  explicit Divider(int64_t by) : reciprocal(by == 1 ? 0 : static_cast<uint32_t>(((int64_t{1} << 32) + by - 1) / by)) {}
+  Divider(int64_t number, int64_t most) : by(static_cast<int32_t>(number)) {
+    if (number > 1 && number * most >> 32 == 0)
+      reciprocal = static_cast<uint32_t>(((int64_t{1} << 32) + number - 1) / number);
+  }
   __device__ int32_t divide(int32_t a) const {
-    return reciprocal == 0 ? a : static_cast<int32_t>(static_cast<uint64_t>(a) * reciprocal >> 32);
+    if (reciprocal == 0) return by == 1 ? a : a / by;
+    return static_cast<int32_t>(static_cast<uint64_t>(a) * reciprocal >> 32);
   }
 };
 
+// Windows along one axis.
+struct PoolAxis {
+  int32_t size, output, kernel, stride, before, after, dilation;
+  int32_t span;  // pixels from the first position of a window to its last one
+  Divider by_stride, by_dilation;
+
+  PoolAxis(int64_t size_, int64_t output_, int64_t kernel_, int64_t stride_, int64_t before_, int64_t after_, int64_t dilation_)
+      : size(narrow(size_)), output(narrow(output_)), kernel(narrow(kernel_)), stride(narrow(stride_)),
+        before(narrow(before_)), after(narrow(after_)), dilation(narrow(dilation_)), span((kernel - 1) * dilation + 1),
+        by_stride(stride, size_ + before), by_dilation(dilation, int64_t{span} + dilation) {}
+
+  __device__ int32_t start(int32_t o) const { return o * stride - before; }
+  // Pixels [low, high) between the ends of window o, without padding.
+  __device__ int32_t low(int32_t o) const { return max(0, start(o)); }
+  __device__ int32_t high(int32_t o) const { return min(size, start(o) + span); }
+  // Positions [begin, end) of window o that are no padding.
+  __device__ int32_t begin(int32_t o) const { return by_dilation.divide(low(o) - start(o) + dilation - 1); }
+  __device__ int32_t end(int32_t o) const { return by_dilation.divide(high(o) - start(o) - 1) + 1; }
+  // Windows [first, last) between whose ends a pixel is.
+  __device__ int32_t first(int32_t pixel) const {
+    const int32_t reach = pixel + before - span;
+    return reach < 0 ? 0 : by_stride.divide(reach) + 1;
+  }
+  __device__ int32_t last(int32_t pixel) const { return min(output, by_stride.divide(pixel + before) + 1); }
+  // Position of window o that is a pixel, or -1 if the pixel is between two positions.
+  __device__ int32_t position(int32_t pixel, int32_t o) const {
+    const int32_t offset = pixel - start(o), k = by_dilation.divide(offset);
+    return k * dilation == offset ? k : -1;
+  }
+  // What window o counts for in the divisor of an average. With `count_pad` padding counts, but positions beyond the
+  // padding do not.
+  __device__ int32_t length(int32_t o, bool count_pad) const {
+    return count_pad ? min(size + after, start(o) + span) - start(o) : high(o) - low(o);
+  }
+};
+
+// A volume is an image whose planes lie one below the other. ANY: windows along one to three axes, of any dilation;
+// otherwise along two, without dilation.
 struct Window {
   Image input, output;
-  Divider by_stride_height, by_stride_width;
-  int32_t kernel_height, kernel_width, stride_height, stride_width, pad_top, pad_bottom, pad_left, pad_right;
+  PoolAxis planes, rows, columns;
 
   explicit Window(const PoolArguments& a)
-      : input(a.layout, a.channels, a.height, a.width),
-        output(a.layout, a.channels, a.out_height, a.out_width),
-        by_stride_height(a.stride_height),
-        by_stride_width(a.stride_width),
-        kernel_height(static_cast<int32_t>(a.kernel_height)),
-        kernel_width(static_cast<int32_t>(a.kernel_width)),
-        stride_height(static_cast<int32_t>(a.stride_height)),
-        stride_width(static_cast<int32_t>(a.stride_width)),
-        pad_top(static_cast<int32_t>(a.pad_top)),
-        pad_bottom(static_cast<int32_t>(a.pad_bottom)),
-        pad_left(static_cast<int32_t>(a.pad_left)),
-        pad_right(static_cast<int32_t>(a.pad_right)) {}
+      : input(a.layout, a.channels, a.depth * a.height, a.width),
+        output(a.layout, a.channels, a.out_depth * a.out_height, a.out_width),
+        planes(a.depth, a.out_depth, a.kernel_depth, a.stride_depth, a.pad_front, a.pad_back, a.dilation_depth),
+        rows(a.height, a.out_height, a.kernel_height, a.stride_height, a.pad_top, a.pad_bottom, a.dilation_height),
+        columns(a.width, a.out_width, a.kernel_width, a.stride_width, a.pad_left, a.pad_right, a.dilation_width) {}
 
-  // Input rows [top, bottom) of output row y, without padding; columns have the same function.
-  __device__ int32_t top(int32_t y) const { return max(0, y * stride_height - pad_top); }
-  __device__ int32_t bottom(int32_t y) const {
-    return min(static_cast<int32_t>(input.height), y * stride_height - pad_top + kernel_height);
+  // Calls `each` for the pixels of the window of an output pixel, in order: number of the position, element of the input.
+  template <bool ANY, typename Each>
+  __device__ void each_pixel(const Pixel& p, Each each) const {
+    if constexpr (ANY) {
+      const int32_t z = p.y / rows.output, y = p.y - z * rows.output;
+      for (int32_t q = planes.begin(z); q < planes.end(z); ++q)
+        for (int32_t r = rows.begin(y); r < rows.end(y); ++r)
+          for (int32_t s = columns.begin(p.x); s < columns.end(p.x); ++s) {
+            const int32_t line = (planes.start(z) + q * planes.dilation) * rows.size + rows.start(y) + r * rows.dilation;
+            each((q * rows.kernel + r) * columns.kernel + s,
+                 input.at(p.n, p.c, line, columns.start(p.x) + s * columns.dilation));
+          }
+    } else {
+      for (int32_t r = rows.low(p.y); r < rows.high(p.y); ++r)
+        for (int32_t s = columns.low(p.x); s < columns.high(p.x); ++s) each(0, input.at(p.n, p.c, r, s));
+    }
   }
-  __device__ int32_t left(int32_t x) const { return max(0, x * stride_width - pad_left); }
-  __device__ int32_t right(int32_t x) const {
-    return min(static_cast<int32_t>(input.width), x * stride_width - pad_left + kernel_width);
+  // Calls `each` for the windows that contain an input pixel, in order: number of the position, line and column of the
+  // output.
+  template <bool ANY, typename Each>
+  __device__ void each_window(const Pixel& p, Each each) const {
+    if constexpr (ANY) {
+      const int32_t z = p.y / rows.size, y = p.y - z * rows.size;
+      for (int32_t a = planes.first(z); a < planes.last(z); ++a)
+        for (int32_t b = rows.first(y); b < rows.last(y); ++b)
+          for (int32_t c = columns.first(p.x); c < columns.last(p.x); ++c) {
+            const int32_t q = planes.position(z, a), r = rows.position(y, b), s = columns.position(p.x, c);
+            if (q >= 0 && r >= 0 && s >= 0) each((q * rows.kernel + r) * columns.kernel + s, a * rows.output + b, c);
+          }
+    } else {
+      for (int32_t r = rows.first(p.y); r < rows.last(p.y); ++r)
+        for (int32_t s = columns.first(p.x); s < columns.last(p.x); ++s) each(0, r, s);
+    }
   }
-  // Output rows [first_row, last_row) whose windows contain input row y; columns have the same function.
-  __device__ int32_t first_row(int32_t y) const {
-    const int32_t reach = y + pad_top - kernel_height;
-    return reach < 0 ? 0 : by_stride_height.divide(reach) + 1;
-  }
-  __device__ int32_t last_row(int32_t y) const {
-    return min(static_cast<int32_t>(output.height), by_stride_height.divide(y + pad_top) + 1);
-  }
-  __device__ int32_t first_column(int32_t x) const {
-    const int32_t reach = x + pad_left - kernel_width;
-    return reach < 0 ? 0 : by_stride_width.divide(reach) + 1;
-  }
-  __device__ int32_t last_column(int32_t x) const {
-    return min(static_cast<int32_t>(output.width), by_stride_width.divide(x + pad_left) + 1);
-  }
-  // The divisor of an average. With `count_pad` padding counts, but positions beyond the padding do not.
+  // The divisor of an average.
+  template <bool ANY>
   __device__ float size(int32_t y, int32_t x, bool count_pad) const {
-    if (!count_pad) return static_cast<float>((bottom(y) - top(y)) * (right(x) - left(x)));
-    const int32_t above = y * stride_height - pad_top, before = x * stride_width - pad_left;
-    const int32_t down = min(static_cast<int32_t>(input.height) + pad_bottom, above + kernel_height) - above;
-    const int32_t across = min(static_cast<int32_t>(input.width) + pad_right, before + kernel_width) - before;
-    return static_cast<float>(down * across);
+    const int32_t z = ANY ? y / rows.output : 0;
+    const int32_t plane = rows.length(y - z * rows.output, count_pad) * columns.length(x, count_pad);
+    return static_cast<float>(ANY ? planes.length(z, count_pad) * plane : plane);
   }
 };
 
@@ -144,6 +188,7 @@ constexpr bool USUAL = std::is_same_v<T, MbcWorking>;
 template <typename T, typename Run>
 bool for_usual_window(const PoolArguments& a, Run run) {
   if constexpr (USUAL<T>) {
+    if (a.any) return false;
     if (Fixed<2, 2, 2, 2>::is(a)) return run(Fixed<2, 2, 2, 2>{}), true;
     if (Fixed<3, 3, 2, 2>::is(a)) return run(Fixed<3, 3, 2, 2>{}), true;
     if (Fixed<3, 3, 1, 1>::is(a)) return run(Fixed<3, 3, 1, 1>{}), true;

@@ -12,12 +12,10 @@ struct ConvolutionShape {
       stride_width, pad_top, pad_left;
 
   explicit ConvolutionShape(const ConvolutionSizes& a)
-      : channels(static_cast<int32_t>(a.channels)), height(static_cast<int32_t>(a.height)),
-        width(static_cast<int32_t>(a.width)), filters(static_cast<int32_t>(a.filters)),
-        out_height(static_cast<int32_t>(a.out_height)), out_width(static_cast<int32_t>(a.out_width)),
-        kernel_height(static_cast<int32_t>(a.kernel_height)), kernel_width(static_cast<int32_t>(a.kernel_width)),
-        stride_height(static_cast<int32_t>(a.stride_height)), stride_width(static_cast<int32_t>(a.stride_width)),
-        pad_top(static_cast<int32_t>(a.pad_top)), pad_left(static_cast<int32_t>(a.pad_left)) {}
+      : channels(narrow(a.channels)), height(narrow(a.height)), width(narrow(a.width)), filters(narrow(a.filters)),
+        out_height(narrow(a.out_height)), out_width(narrow(a.out_width)), kernel_height(narrow(a.kernel_height)),
+        kernel_width(narrow(a.kernel_width)), stride_height(narrow(a.stride_height)),
+        stride_width(narrow(a.stride_width)), pad_top(narrow(a.pad_top)), pad_left(narrow(a.pad_left)) {}
 };
 
 struct GridPixel {

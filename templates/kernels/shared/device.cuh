@@ -12,6 +12,8 @@
 
 namespace mbc {
 
+inline int32_t narrow(int64_t number) { return static_cast<int32_t>(number); }
+
 // A flat index split into (outer, middle, inner), advanced by a fixed step without further divisions: three divisions
 // for each element would cost more than the memory traffic of the kernels that use it.
 struct Steps {

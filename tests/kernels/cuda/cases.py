@@ -6,6 +6,7 @@ sums long enough to be split into parts.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -478,29 +479,38 @@ POOLS = (
     ((43, 11), (2, 2), (2, 2), (0, 1, 1, 0), True),
     ((6, 7), (3, 3), (2, 2), (0, 0, 0, 0), True),
     ((9, 8), (2, 2), (3, 3), (1, 1, 0, 0), False),
+    ((4, 5, 6), (2, 3, 2), (2, 2, 1), (1, 0, 1, 1, 0, 1), True),
+    ((3, 4, 7), (2, 2, 2), (2, 2, 2), (0, 0, 0, 0, 0, 0), False),
+    ((5, 3, 4), (3, 3, 3), (1, 1, 1), (1, 1, 1, 1, 1, 1), False),
+    ((9, 8), (3, 2), (2, 1), (2, 1, 0, 1), True, (2, 3)),
+    ((7, 5, 6), (2, 3, 2), (1, 2, 2), (1, 0, 1, 1, 0, 1), False, (3, 1, 2)),
 )
 
 
 def _pools(cases: Cases) -> None:
-    for number, (size, kernel, stride, pad, ceil) in enumerate(POOLS):
+    for number, (size, kernel, stride, pad, ceil, *dilation) in enumerate(POOLS):
+        apart = dilation[0] if dilation else ()
         for rows, channels in ((2, 16), (3, 5)):
             x = (rows, channels, *size)
-            largest = MaxPool(size, kernel, stride, pad, ceil, index=True)
+            largest = MaxPool(size, kernel, stride, pad, ceil, index=True, dilation=apart)
             y = (rows, channels, *largest.output_size)
             note = f"{number}"
-            cases.add("max_pool", MaxPool(size, kernel, stride, pad, ceil), w(*x, make=coarse), note=note)
+            cases.add("max_pool", replace(largest, index=False), w(*x, make=coarse), note=note)
             cases.add("max_pool", largest, w(*x, make=coarse), note=f"index{number}")
-            cases.add("max_pool", largest, w(*x, make=special), note=f"special{number}")
-            index = Operand("uint8", y, bytes_below(kernel[0] * kernel[1]))
+            if len(size) < 3:  # where no window has two NaNs
+                cases.add("max_pool", largest, w(*x, make=special), note=f"special{number}")
+            index = Operand("uint8", y, bytes_below(math.prod(kernel)))
             cases.add("max_pool_backward", largest, index, w(*y), note=note)
-            for count_pad in (False, True):
+            for count_pad in () if apart else (False, True):
                 average = AveragePool(size, kernel, stride, pad, ceil, count_pad)
                 cases.add("avg_pool", average, w(*x), note=f"{number}{'padded' * count_pad}")
                 cases.add("avg_pool_backward", average, w(*y), note=f"{number}{'padded' * count_pad}")
-    for rows, channels, *size in ((3, 40, 7, 7), (2, 5, 6, 9)):
-        whole = AveragePool((size[0], size[1]), (size[0], size[1]), (1, 1))
+    for rows, channels, *size in ((3, 40, 7, 7), (2, 5, 6, 9), (3, 40, 2, 3, 5)):
+        whole = AveragePool(tuple(size), tuple(size))
         cases.add("avg_pool", whole, w(rows, channels, *size), note="whole")
-        cases.add("avg_pool_backward", whole, w(rows, channels, 1, 1), note=f"whole{channels}")
+        cases.add("avg_pool_backward", whole, w(rows, channels, *whole.output_size), note=f"whole{channels}")
+    far_apart = AveragePool((200_000,), (66_000,), (66_000,))  # a pixel times a stride is above 2^32
+    cases.add("avg_pool_backward", far_apart, w(1, 1, *far_apart.output_size), note="far-apart")
 
 
 def _adaptive(cases: Cases) -> None:
@@ -511,6 +521,8 @@ def _adaptive(cases: Cases) -> None:
         ((6, 5), (1, 1)),
         ((8, 6), (4, 3)),
         ((3, 10), (2, 7)),
+        ((4, 5, 3), (3, 2, 5)),
+        ((1, 4, 5), (2, 3, 1)),
     ):
         for rows, channels in ((2, 16), (3, 5)):
             x, y = (rows, channels, *size), (rows, channels, *output_size)
@@ -520,7 +532,7 @@ def _adaptive(cases: Cases) -> None:
             cases.add("adaptive_avg_pool_backward", mean, w(*y), note="x".join(map(str, size)))
             cases.add("adaptive_max_pool", AdaptiveMaxPool(size, output_size), w(*x, make=coarse), note=note)
             cases.add("adaptive_max_pool", largest, w(*x, make=coarse), note=f"index{note}")
-            index = Operand("int32", y, numbers(size[0] * size[1]))
+            index = Operand("int32", y, numbers(math.prod(size)))
             cases.add("adaptive_max_pool_backward", largest, index, w(*y), note="x".join(map(str, size)))
 
 
@@ -988,6 +1000,11 @@ CONVOLUTIONS = (
     (3, 3, (9, 16), 64, (2, 3), (2, 1), (1, 0, 0, 2), (1, 1), 1),
     (1, 7, (13, 24), 64, (3, 3), (1, 1), (1, 1, 1, 1), (1, 1), 1),
     (140, 3, (33, 8), 64, (3, 3), (1, 1), (1, 1, 1, 1), (1, 1), 1),
+    # Volumes: uneven padding, strides and dilation, groups of tiles, depthwise, a filter gradient in parts.
+    (2, 3, (4, 5, 6), 4, (2, 3, 1), (1, 2, 1), (1, 0, 2, 1, 0, 0), (2, 1, 1), 1),
+    (2, 18, (3, 4, 5), 18, (3, 2, 2), (2, 1, 2), (1, 1, 0, 1, 1, 0), (1, 2, 1), 2),
+    (2, 4, (3, 5, 4), 8, (3, 3, 3), (1, 1, 1), (1, 1, 1, 1, 1, 1), (1, 1, 1), 4),
+    (1, 2, (13, 18, 19), 2, (2, 1, 2), (1, 1, 1), (0, 1, 0, 0, 0, 1), (1, 1, 1), 1),
 )
 
 

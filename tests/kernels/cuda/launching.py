@@ -23,7 +23,9 @@ from mbc.measure.kernel_library import MbcCall
 from mbc.measure.own_kernel_harness import ROUNDED_INSIDE
 from mbc.measure.statistics_harness import distances, moments
 from mbc.ops.base import Array, Call
+from mbc.ops.convolution import Convolution
 from mbc.ops.fused import Fused, evaluate_epilogue, gives_product, launch_kind, rounds_inside, sums
+from mbc.ops.pooling import AveragePool, MaxPool
 from mbc.profile.signature import asked_kind
 from tests.kernels.cuda.cases import Case
 
@@ -126,6 +128,33 @@ def launched(
     results = [memory.read(at, t.size_bytes) for at, t in zip(outputs, request.outputs, strict=True)]
     memory.free_all()
     return results
+
+
+REPEATED = "max_pool", "max_pool_backward", "avg_pool", "avg_pool_backward", "convolution", "convolution_backward_data"
+
+
+def repeats(library: Library, kind: str, pairs: int, channels: int, plane: tuple[int, int]) -> bool:
+    """Return whether a volume in bf16 that repeats a pair of planes has the results of one pair, repeated."""
+    results: list[list[bytes]] = []
+    window, precision = ((2, 2, 3), (2, 1, 2)), Precision.BF16
+    for times in (1, pairs):
+        size, rng = (2 * times, *plane), np.random.default_rng(0)
+        a = {
+            "max_pool": MaxPool(size, *window, index=True),
+            "avg_pool": AveragePool(size, *window),
+            "convolution": Convolution(size, *window, groups=channels),
+        }[kind.removesuffix("_backward").removesuffix("_backward_data")]
+        read = TensorType((1, channels, *(a.output_size if "backward" in kind else size)), DType.BF16)
+        types = [TensorType(read.shape, DType.UINT8)] * (kind == "max_pool_backward") + [read]
+        types += [TensorType((channels, 1, *a.kernel), DType.BF16)] * isinstance(a, Convolution)
+        operands: list[bytes] = []
+        for one in types:
+            repeated = times if one.shape == read.shape else 1
+            shape = (*one.shape[:2], one.shape[2] // repeated, *one.shape[3:])
+            values = rng.integers(0, 12, shape) if one.dtype is DType.UINT8 else rng.standard_normal(shape)
+            operands.append(to_bytes(values, one.dtype, Layout.CHANNELS_LAST) * repeated)
+        results.append(launched(library, request_of(Operation("", kind, (), (), a), types, precision), operands))
+    return all(large == one * pairs for one, large in zip(*results, strict=True))
 
 
 def to_bytes(values: Array, dtype: DType, layout: Layout) -> bytes:

@@ -39,6 +39,7 @@ from mbc.resources import folder
 from tests.kernels.cuda.cases import CASES, STATISTICS, Case
 from tests.kernels.cuda.groups import groups_in
 from tests.kernels.cuda.launching import (
+    REPEATED,
     SHIFTED,
     TOLERANCES,
     HostMemory,
@@ -49,6 +50,7 @@ from tests.kernels.cuda.launching import (
     check_statistics,
     from_bytes,
     relative_error,
+    repeats,
 )
 from tests.kernels.cuda.matrix import PRECISIONS, chosen, elements, is_for_a_gpu, matrix, offered
 from tests.objects import shared_library
@@ -384,6 +386,12 @@ def test_a_launcher_refuses_unsupported_sizes(kernel: OwnKernel, field: str, val
     with pytest.raises(AssertionError, match=said):
         library.launch(kernel.function, pointers, Arguments(tuple(integers), arguments.reals))
     library.memory.free_all()
+
+
+@pytest.mark.parametrize("kind", REPEATED)
+def test_planes_that_repeat_have_results_that_repeat(kind: str, library: Library):
+    """`tests/gpu` runs this check on samples of more than 2^31 elements."""
+    assert repeats(library, kind, 3, 16, (5, 6))
 
 
 def _first_trial(kernel: OwnKernel, library: Library) -> tuple[Trial, Candidate]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from mbc.ir.types import TensorType
 from mbc.kernels.base import Request
-from mbc.kernels.cuda.base import in_plane
+from mbc.kernels.cuda.base import axis_fields, in_plane
 from mbc.kernels.launch_struct import Struct
 from mbc.ops.convolution import Convolution
 
@@ -57,25 +57,19 @@ class ConvolutionSizes(Struct):
 
 
 def sizes(request: Request) -> dict[str, int]:
-    """Return the fields of `ConvolutionSizes` for a request in any pass, along one or two axes."""
+    """Return the fields of `ConvolutionSizes` for a request in any pass, along its last two axes."""
+    conv, (pad_top, pad_left) = ConvOperands.of(request), in_plane(attributes(request).before, 0)
+    planes = {name: number for name, number in axes_of(request).items() if "depth" not in name}
+    rows, channels, filters = (*conv.image.shape[:2], conv.features.shape[1])
+    return {"rows": rows, "channels": channels, "filters": filters, **planes, "pad_top": pad_top, "pad_left": pad_left}
+
+
+def axes_of(request: Request) -> dict[str, int]:
+    """Return depth, height and width of image, output, filter and stride, such as `out_depth`."""
     a, conv = attributes(request), ConvOperands.of(request)
-    fields = {
-        "": conv.image.shape[2:],
-        "out_": conv.features.shape[2:],
-        "kernel_": a.kernel,
-        "stride_": a.stride,
-    }
-    planes = {name: in_plane(numbers, 1) for name, numbers in fields.items()}
-    pad_top, pad_left = in_plane(a.before, 0)
-    return {
-        "rows": conv.image.shape[0],
-        "channels": conv.image.shape[1],
-        "filters": conv.features.shape[1],
-        **{f"{name}height": height for name, (height, _) in planes.items()},
-        **{f"{name}width": width for name, (_, width) in planes.items()},
-        "pad_top": pad_top,
-        "pad_left": pad_left,
-    }
+    return axis_fields(
+        {"": conv.image.shape[2:], "out_": conv.features.shape[2:], "kernel_": a.kernel, "stride_": a.stride}
+    )
 
 
 def data_pass_sizes(request: Request) -> dict[str, int]:

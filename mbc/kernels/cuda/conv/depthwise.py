@@ -18,7 +18,6 @@ from mbc.kernels.launch_struct import Struct
 COPY_SHARE = 0.70  # share of the copy bandwidth
 STRIDES = ((1, 1), (2, 2))
 WARP = 32
-MOST_SAMPLE_ELEMENTS = (1 << 31) - 1  # indices within a sample have 32 bits
 LEAST_PIXELS = 32  # pixels of a thread of the filter pass that justify a block for its part
 
 
@@ -61,15 +60,11 @@ class DepthwiseArguments(Struct):
 def is_depthwise(request: Request) -> bool:
     """Return whether the request is a depthwise convolution that the kernels can run.
 
-    It needs a group for each channel, a stride that kernels are compiled for, no dilation, and samples whose elements
-    have 32-bit indices.
+    It needs a group for each channel, a stride that kernels are compiled for, and no dilation.
     """
     a = attributes(request)
-    conv = ConvOperands.of(request)
-    channels = conv.image.shape[1]
-    alone = a.groups == channels and channels > 1
-    small = all(math.prod(t.shape[1:]) <= MOST_SAMPLE_ELEMENTS for t in (conv.image, conv.features))
-    return alone and small and a.dilation == (1, 1) and a.stride in STRIDES
+    channels = ConvOperands.of(request).image.shape[1]
+    return a.groups == channels > 1 and a.dilation == (1, 1) and a.stride in STRIDES
 
 
 def _takes(request: Request) -> bool:

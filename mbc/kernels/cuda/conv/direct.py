@@ -1,7 +1,7 @@
 """Convolutions and linear layers that cuDNN and cuBLASLt refuse.
 
-These kernels are correct for every request along one or two axes, but never fast: their estimates keep the search from
-choosing them where a library has a kernel.
+These kernels are correct for every request along one to three axes, but never fast: their estimates keep the search
+from choosing them where a library has a kernel.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from mbc.kernels.base import Request
 from mbc.kernels.cuda.base import (
     OwnKernel,
     Slice,
+    axis_fields,
     channels_first,
     gemm_us,
-    in_plane,
+    in_space,
     layout_code,
-    planar,
     type_code,
 )
-from mbc.kernels.cuda.conv.conv_operands import ConvolutionSizes, ConvOperands, attributes, sizes
+from mbc.kernels.cuda.conv.conv_operands import ConvolutionSizes, ConvOperands, attributes, axes_of, sizes
 from mbc.kernels.launch_struct import Struct
 from mbc.ops.matrix import Linear
 
@@ -31,16 +31,27 @@ DIRECT_SHARE = 0.03  # share of the fp32 peak with one element for each thread a
 LEAST_TILE = 8  # a GEMM with fewer rows or columns leaves a tile of 64 mostly empty
 PIXELS_PER_PART = 2048  # pixels of a part of the filter pass (split-K)
 MOST_PARTIAL_BYTES = 32 << 20
-MOST_GRID_DEPTH = 65535  # CUDA's limit, for groups times parts
+MOST_GRID_DEPTH = 65535  # CUDA's limit, for groups times parts, and for blocks of elements of a filter
 
 
 @dataclass(frozen=True, slots=True)
 class ConvolutionArguments(ConvolutionSizes):
-    """Integer arguments of a launch of a convolution."""
+    """Integer arguments of a launch of a convolution.
+
+    Attributes:
+        volume: Whether there are three spatial axes. Otherwise the depth is 1.
+    """
 
     type: int
     layout: int
     tiled: int
+    volume: int
+    depth: int
+    out_depth: int
+    kernel_depth: int
+    stride_depth: int
+    pad_front: int
+    dilation_depth: int
     dilation_height: int
     dilation_width: int
     groups: int
@@ -73,11 +84,12 @@ def _tiled(request: Request) -> bool:
     """Return whether the pass is a GEMM that fills tiles, unlike the GEMM of a depthwise convolution."""
     conv, a = ConvOperands.of(request), attributes(request)
     filters, channels = conv.features.shape[1] // a.groups, conv.weight.shape[1]
+    elements = channels * math.prod(a.kernel)  # of a filter
     if request.kind == "convolution":
         return filters >= LEAST_TILE
     if request.kind == "convolution_backward_data":
         return channels >= LEAST_TILE
-    return filters >= LEAST_TILE and channels * math.prod(a.kernel) >= LEAST_TILE
+    return elements >= LEAST_TILE and (filters >= LEAST_TILE or elements > MOST_GRID_DEPTH)
 
 
 def _parts(request: Request) -> int:
@@ -92,14 +104,13 @@ def _parts(request: Request) -> int:
 
 def _convolution(at: Slice) -> ConvolutionArguments:
     request, a = at.request, attributes(at.request)
-    dilation_height, dilation_width = in_plane(a.dilation, 1)
     return ConvolutionArguments(
-        **sizes(request),
+        **(sizes(request) | axes_of(request) | axis_fields({"dilation_": a.dilation})),
         type=type_code(request.inputs[0]),
         layout=layout_code(at.layout),
         tiled=int(_tiled(request)),
-        dilation_height=dilation_height,
-        dilation_width=dilation_width,
+        volume=int(a.rank > 2),
+        pad_front=in_space(a.before, 0)[0],
         groups=a.groups,
         parts=_parts(request),
         accumulate=int(at.accumulate),
@@ -141,9 +152,7 @@ def _linear_us(request: Request, device: DeviceSpec) -> float:
     return gemm_us(request, device, operations, device.fp32_tflops, TILED_SHARE)
 
 
-_FORWARD = OwnKernel(
-    "convolution", "conv/direct.cu", ConvolutionArguments, _convolution, time_us=_convolution_us, takes=planar
-)
+_FORWARD = OwnKernel("convolution", "conv/direct.cu", ConvolutionArguments, _convolution, time_us=_convolution_us)
 KERNELS = (
     _FORWARD,
     replace(_FORWARD, kind="convolution_backward_data"),

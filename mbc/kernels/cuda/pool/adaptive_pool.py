@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mbc.kernels.cuda.base import OwnKernel, Slice, in_plane, layout_code, planar, type_code
+from mbc.kernels.cuda.base import OwnKernel, Slice, in_space, layout_code, type_code
 from mbc.kernels.launch_struct import Struct
 from mbc.ops.adaptive_pool import AdaptiveMaxPool, AdaptivePool
 
@@ -16,15 +16,17 @@ class AdaptivePoolArguments(Struct):
     """Integer arguments of a launch of adaptive pooling.
 
     Attributes:
-        height: Height of the input.
+        depth: Depth of the input; 1 for images.
     """
 
     type: int
     layout: int
     rows: int
     channels: int
+    depth: int
     height: int
     width: int
+    out_depth: int
     out_height: int
     out_width: int
     index: int
@@ -34,12 +36,12 @@ def _arguments(at: Slice) -> AdaptivePoolArguments:
     y, a = at.request.outputs[0], at.request.attributes
     assert isinstance(a, AdaptivePool)
     index = int(isinstance(a, AdaptiveMaxPool) and a.index)
-    (rows, channels), planes = y.shape[:2], (*in_plane(a.size, 1), *in_plane(a.output_size, 1))
-    return AdaptivePoolArguments(type_code(y), layout_code(at.layout), rows, channels, *planes, index=index)
+    (rows, channels), axes = y.shape[:2], (*in_space(a.size, 1), *in_space(a.output_size, 1))
+    return AdaptivePoolArguments(type_code(y), layout_code(at.layout), rows, channels, *axes, index=index)
 
 
 KERNELS = tuple(
-    OwnKernel(f"adaptive_{kind}", FILE, AdaptivePoolArguments, _arguments, operands=operands, takes=planar)
+    OwnKernel(f"adaptive_{kind}", FILE, AdaptivePoolArguments, _arguments, operands=operands)
     for kind, operands in (
         ("avg_pool", "from to"),
         ("avg_pool_backward", "from to"),

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from mbc.ir.types import TensorType
 from mbc.kernels.base import Request
-from mbc.kernels.cuda.base import Channels, OwnKernel, Slice, in_plane, layout_code, planar, type_code
+from mbc.kernels.cuda.base import Channels, OwnKernel, Slice, axis_fields, in_plane, layout_code, planar, type_code
 from mbc.kernels.cuda.image import ImageArguments
 from mbc.kernels.launch_struct import Struct
 from mbc.ops.fused import Fused
@@ -15,12 +15,15 @@ from mbc.ops.resize import Resize
 from mbc.ops.response import Lrn
 from mbc.ops.shape import Upsample
 
+PADS = ("pad_front", "pad_back", "pad_top", "pad_bottom", "pad_left", "pad_right")
+
 
 @dataclass(frozen=True, slots=True)
 class PoolArguments(Struct):
     """Integer arguments of a launch of pooling, forward or backward.
 
     Attributes:
+        any: Whether there are three spatial axes or dilated windows. Otherwise the depth is 1.
         option: Max pooling: whether an index is written; average pooling: whether padding counts.
     """
 
@@ -28,18 +31,28 @@ class PoolArguments(Struct):
     layout: int
     rows: int
     channels: int
+    depth: int
     height: int
     width: int
+    out_depth: int
     out_height: int
     out_width: int
+    kernel_depth: int
     kernel_height: int
     kernel_width: int
+    stride_depth: int
     stride_height: int
     stride_width: int
+    dilation_depth: int
+    dilation_height: int
+    dilation_width: int
+    pad_front: int
+    pad_back: int
     pad_top: int
     pad_bottom: int
     pad_left: int
     pad_right: int
+    any: int
     option: int
 
 
@@ -108,36 +121,22 @@ def pool_arguments(at: Slice, a: Pool, of: TensorType | None = None) -> PoolArgu
     request = at.request
     y = of or request.outputs[0]  # in the backward pass, the data gradient
     option = a.count_pad if isinstance(a, AveragePool) else isinstance(a, MaxPool) and len(request.outputs) == 2
-    (height, width), (out_height, out_width) = in_plane(a.size, 1), in_plane(a.output_size, 1)
-    (kernel_height, kernel_width), (stride_height, stride_width) = in_plane(a.kernel, 1), in_plane(a.stride, 1)
-    (pad_top, pad_left), (pad_bottom, pad_right) = in_plane(a.before, 0), in_plane(a.after, 0)
-    return PoolArguments(
-        type=type_code(y),
-        layout=layout_code(at.layout),
-        rows=y.shape[0],
-        channels=y.shape[1],
-        height=height,
-        width=width,
-        out_height=out_height,
-        out_width=out_width,
-        kernel_height=kernel_height,
-        kernel_width=kernel_width,
-        stride_height=stride_height,
-        stride_width=stride_width,
-        pad_top=pad_top,
-        pad_bottom=pad_bottom,
-        pad_left=pad_left,
-        pad_right=pad_right,
-        option=int(option),
-    )
+    axes = {"": a.size, "out_": a.output_size, "kernel_": a.kernel, "stride_": a.stride, "dilation_": a.spacing}
+    pads = zip(PADS, (*(0,) * (len(PADS) - len(a.pad)), *a.pad), strict=True)
+    codes = (type_code(y), layout_code(at.layout), *y.shape[:2])
+    return PoolArguments(*codes, **axis_fields(axes), **dict(pads), any=int(not _is_plain(a)), option=int(option))
+
+
+def _is_plain(a: Pool) -> bool:
+    """Return whether a pool has windows that are not dilated, along one or two axes."""
+    return a.rank < 3 and set(a.spacing) == {1}
 
 
 def takes_pool(request: Request) -> bool:
-    """Return whether all pools of a request have windows that are not dilated, along one or two axes."""
+    """Return whether all pools of a group have windows that are not dilated, along one or two axes."""
     a = request.attributes
-    members = a.members if isinstance(a, Fused) else (request,)
-    pools = (m.attributes for m in members if isinstance(m.attributes, Pool))
-    return planar(request) and all(set(pool.spacing) == {1} for pool in pools)
+    assert isinstance(a, Fused)
+    return all(_is_plain(m.attributes) for m in a.members if isinstance(m.attributes, Pool))
 
 
 def _lrn(at: Slice) -> LrnArguments:
@@ -181,11 +180,10 @@ KERNELS = (
         _pool,
         operands="x y index?option",
         version=3,
-        takes=takes_pool,
     ),
-    OwnKernel("max_pool_backward", "pool/max_pool_backward.cu", PoolArguments, _pool, version=3, takes=takes_pool),
-    OwnKernel("avg_pool", "pool/avg_pool.cu", PoolArguments, _pool, takes=takes_pool),
-    OwnKernel("avg_pool_backward", "pool/avg_pool.cu", PoolArguments, _pool, takes=takes_pool),
+    OwnKernel("max_pool_backward", "pool/max_pool_backward.cu", PoolArguments, _pool, version=3),
+    OwnKernel("avg_pool", "pool/avg_pool.cu", PoolArguments, _pool),
+    OwnKernel("avg_pool_backward", "pool/avg_pool.cu", PoolArguments, _pool),
     OwnKernel("lrn", "pool/lrn.cu", LrnArguments, _lrn, _lrn_reals),
     OwnKernel("lrn_backward", "pool/lrn.cu", LrnArguments, _lrn, _lrn_reals),
     OwnKernel("upsample", "pool/upsample.cu", UpsampleArguments, _upsample, takes=planar),
