@@ -1,18 +1,19 @@
 """Networks that mbc was never tuned for, trained by `mbc.from_torch` and by PyTorch in the same run.
 
 Fifteen networks of timm and four of torchvision train in bf16 at 224 pixels: by PyTorch's plain loop, by
-`torch.compile`, by `torch.compile` with CUDA graphs, and by `mbc.from_torch`. Each of these contenders is a process of
-its own with a limit of time (`from_torch_contenders.py`). PyTorch's three contenders compile side by side and are timed
-one after another.
+`torch.compile`, by `torch.compile` with CUDA graphs, by `mbc.from_torch`, and by `mbc.module` with PyTorch's update.
+Each of these contenders is a process of its own with a limit of time (`from_torch_contenders.py`). PyTorch's three
+contenders compile side by side and are timed one after another.
 
     python benchmarks/from_torch.py [--only NAME,NAME] [--for SECONDS] [--measure-for 90s]
     python benchmarks/from_torch.py --device cpu --only torchvision/squeezenet1_1 --batch 2 --size 64
 
-Figures named `*_ms` are step times. `speedup` is over the fastest of PyTorch's contenders. `memory_ratio` is the memory
-that mbc takes over the memory that this contender's allocator reserved; rows whose step is slower have none.
-`first_step_s` is the time from the call of `from_torch` to the first loss. `loss_error` is the largest relative
-difference of the first five losses from those of PyTorch's plain loop, and `torch_loss_error` that of its compiled
-steps; networks that draw random numbers have neither.
+Figures named `*_ms` are step times. `module_share` is the time of `from_torch` over that of `mbc.module`, and `call_us`
+the host's time of a call of the latter's forward and backward pass. `speedup` is over the fastest of PyTorch's
+contenders. `memory_ratio` is the memory that mbc takes over the memory that this contender's allocator reserved; rows
+whose step is slower have none. `first_step_s` is the time from the call of `from_torch` to the first loss. `loss_error`
+is the largest relative difference of the first five losses from those of PyTorch's plain loop, and `torch_loss_error`
+that of its compiled steps; networks that draw random numbers have neither.
 
 Rows are written one by one. Another call continues with the rows that are missing or failed. On a CPU the times mean
 nothing:
@@ -57,11 +58,12 @@ NAMED = {
     "torchvision/mobilenet_v3_large": (128, 1.25),
 }
 ASKED = {"median_speedup": 1.3, "least_speedup": 1.0, "median_memory_ratio": 0.75}  # of the drawn networks
+OURS = ("mbc", "module")  # `mbc.from_torch` and `mbc.module`
 BLOCKS, BLOCK_S = 7, 0.3  # of steps that are timed together
 REHEARSED_BLOCKS = 2  # of one step each
 COLUMNS = (
-    "name", "batch", *(f"{mode}_ms" for mode in MODES), "mbc_ms", "speedup", "memory_ratio", "first_step_s",
-    "loss_error", "torch_loss_error",
+    "name", "batch", *(f"{mode}_ms" for mode in MODES), "mbc_ms", "speedup", "module_ms", "module_speedup",
+    "module_share", "call_us", "memory_ratio", "first_step_s", "loss_error", "torch_loss_error",
 )  # fmt: skip
 
 
@@ -87,7 +89,7 @@ def run_torch(request: Request, limit_s: float) -> dict[str, dict[str, Any]]:
 def row_of(request: Request, limit_s: float) -> dict[str, Any]:
     """Return the row of one network."""
     peers = run_torch(request, limit_s)
-    return judged({**peers, "mbc": run_contender(replace(request, contender="mbc"), limit_s)})
+    return judged({**peers, **{name: run_contender(replace(request, contender=name), limit_s) for name in OURS}})
 
 
 def judged(runs: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
@@ -104,6 +106,10 @@ def judged(runs: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
     best = min(peers, key=lambda name: peers[name]["ms"])
     row |= {"mbc_ms": mine["ms"], "best": best, "speedup": peers[best]["ms"] / mine["ms"]}
     row |= {"first_step_s": mine["first_step_s"]}
+    if "failed" not in runs.get("module", {"failed": ""}):
+        module = runs["module"]
+        row |= {"module_ms": module["ms"], "module_speedup": peers[best]["ms"] / module["ms"]}
+        row |= {"module_share": mine["ms"] / module["ms"], "call_us": module["call_us"]}
     if mine["ms"] <= peers[best]["ms"]:
         row["memory_ratio"] = mine["taken_bytes"] / max(1, peers[best]["reserved_bytes"])
     if "eager" in peers and not mine["drops"]:

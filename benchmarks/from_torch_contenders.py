@@ -38,7 +38,7 @@ class Request:
     """The work of one contender.
 
     Attributes:
-        contender: `mbc`, or a name of `MODES`.
+        contender: `mbc` (`from_torch`), `module` (`mbc.module`), or a name of `MODES`.
         model: A network as `family/name`.
         batch: Rows of a mini-batch.
         size: Pixels of a side.
@@ -176,7 +176,50 @@ def run_mbc(request: Request) -> dict[str, Any]:
         }  # fmt: skip
 
 
+def run_module(request: Request) -> dict[str, Any]:
+    """Train by `mbc.module` in PyTorch's own loop, with its fused update, and return the figures.
+
+    `call_us` is the host's time of a call of forward and backward pass, which the GPU does not wait for.
+    """
+    model, images, labels = model_and_inputs(request)
+    on_gpu = request.device == "cuda"
+    wait: Callable[[], object] = torch.cuda.synchronize if on_gpu else lambda: None
+    model = model.to(request.device)
+    began = time.perf_counter()
+    mbc.module(
+        model, images, precision="bf16", device=request.device, measure_for=request.measure_for, fallback="error"
+    )
+    optimizer, calls_s = sgd(model, fused=on_gpu), list[float]()
+
+    def step() -> Any:
+        optimizer.zero_grad()
+        called = time.perf_counter()
+        loss = torch.nn.functional.cross_entropy(model(images), labels)
+        loss.backward()
+        calls_s.append(time.perf_counter() - called)
+        optimizer.step()
+        return loss.detach()
+
+    losses = [float(step())]
+    first_step_s = time.perf_counter() - began
+    losses += [float(step()) for _ in range(LOSSES - 1)]
+    wait()
+    calls_s.clear()
+    for _ in range(LOSSES):  # so few that the GPU's queue is not full
+        step()
+    call_us = 1e6 * min(calls_s)
+    timing = time_steps(step, wait, request.blocks, request.block_s)
+    memory = model.forward.planned.halves.memory
+    return {
+        "losses": losses, "ms": timing.step_ms, "spread_ms": timing.spread_ms, "steps": timing.steps,
+        "first_step_s": first_step_s, "call_us": call_us, "arena_bytes": memory.arena_taken,
+        "reserved_bytes": torch.cuda.max_memory_reserved() if on_gpu else 0,
+    }  # fmt: skip
+
+
+RUNS = {"mbc": run_mbc, "module": run_module}
+
 if __name__ == "__main__":
     warnings.filterwarnings("ignore", category=UserWarning)
     asked = Request(**json.loads(sys.argv[1]))
-    print(json.dumps((run_mbc if asked.contender == "mbc" else run_torch)(asked)))
+    print(json.dumps(RUNS.get(asked.contender, run_torch)(asked)))

@@ -1,0 +1,94 @@
+"""Loops of PyTorch with `mbc.module` on a GPU give PyTorch's numbers in float32."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import mbc
+from mbc.measure.gpu import Gpu
+
+torch: Any = pytest.importorskip("torch")
+loops: Any = pytest.importorskip("tests.pytorch.test_planned_module")
+COVERED = ("plain", "mixed", "resumed", "differentiated", "hooked", "held", "moved", "evaluated")
+OTHERS = (
+    "siamese",
+    "last_batch",
+    "frozen",
+    "without_statistics",
+    "other_momentum",
+    "saliency",
+    "attacked",
+    "inner_hook",
+)
+
+
+@pytest.fixture(autouse=True)
+def exact(monkeypatch: pytest.MonkeyPatch, gpu: Gpu) -> None:
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", False)
+    moved = {"X": loops.X.float().cuda(), "LABELS": loops.LABELS.cuda()}
+    for name, tensor in moved.items():
+        monkeypatch.setattr(loops, name, tensor)
+
+    def batches(steps: int) -> Any:
+        generator = torch.Generator("cuda").manual_seed(7)
+        for _ in range(steps):
+            yield (
+                torch.randn(loops.X.shape, generator=generator, device="cuda"),
+                torch.randint(5, (4,), generator=generator, device="cuda"),
+            )
+
+    monkeypatch.setattr(loops, "batches", batches)
+    monkeypatch.setattr(loops.cross_entropy, "__defaults__", (moved["X"], moved["LABELS"]))
+
+
+def both(loop: Callable[[Any], Any], fallback: str, **other: Any) -> None:
+    model, twin = loops.normed().cuda(), loops.normed().cuda()
+    example = other.pop("example", loops.X)
+    mbc.module(model, example, device="cuda", fallback=fallback, progress=False, measure_for="1s", **other)
+    ours, theirs = loops.numbers(loop, model), loops.numbers(loop, twin)
+    for one, wanted in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(one, wanted.to(one.dtype), rtol=2e-3, atol=2e-4)
+
+
+@pytest.mark.parametrize("loop", COVERED)
+def test_a_loop_gives_torchs_numbers(loop: str):
+    both(getattr(loops, loop), "error")
+
+
+@pytest.mark.parametrize("loop", OTHERS)
+def test_a_call_that_the_plan_does_not_cover_runs_in_torch(loop: str):
+    with pytest.warns(RuntimeWarning, match="runs in PyTorch"):
+        both(getattr(loops, loop), "torch")
+
+
+def test_gradients_of_inputs():
+    both(loops.with_input, "error", example=loops.X.clone().requires_grad_())
+
+
+def test_pytorch_counts_the_arena_and_frees_it():
+    before = torch.cuda.memory_allocated()
+    model = loops.normed().cuda()
+    mbc.module(model, loops.X, device="cuda", fallback="error", progress=False, measure_for="1s")
+    arena_bytes = model.forward.planned.halves.memory.arena_taken
+    assert torch.cuda.memory_allocated() - before >= arena_bytes > 0
+    loops.cross_entropy(model).backward()
+    kept = model.first.weight.grad
+    model.forward.planned.close()
+    del model
+    assert torch.isfinite(kept).all()
+    del kept
+    assert torch.cuda.memory_allocated() - before < arena_bytes
+
+
+def test_a_planned_model_in_half_precision_trains():
+    model = loops.normed().cuda()
+    mbc.module(model, loops.X, device="cuda", precision="bf16", fallback="error", progress=False, measure_for="1s")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        losses = [float(loss) for loss in loops.plain(model)]
+    assert all(0 < loss < 4 for loss in losses)
