@@ -164,7 +164,7 @@ def open_case(name: str, files: Sequence[Mapping[str, Path]], inputs: Sequence[I
             labels = volume.read()
             if i.classes is not None:
                 check_classes(labels, i.classes, i.ignored, f"'{volume.path}'")
-            classes = [number for number in np.unique(labels) if number > 0 and number not in i.ignored]
-            positions = (np.flatnonzero(labels == number) for number in classes)
+            classes = labels.reshape(-1)[places := np.flatnonzero(labels > 0)]  # few, so that they are sorted fast
+            positions = (places[classes == number] for number in np.unique(classes) if number not in i.ignored)
             foreground += [one[:: ceil(len(one) / _MOST_POSITIONS)].copy() for one in positions]
     return Case(tuple(volumes), tuple(foreground))
