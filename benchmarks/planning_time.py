@@ -4,7 +4,8 @@ The limits are:
 
 * ResNet-50 at batch 256: 5 s under `power_of_two` and 30 s under `all`. The Pareto front of one operation at batch 512
   under `all`, with 12 candidates a size: 0.3 s.
-* Within tight budgets: ResNet-50 10 s, ResNet-152 20 s, a ResNet of 2,498 layers 90 s.
+* Within tight budgets: ResNet-50 10 s, ResNet-152 20 s, a ResNet of 2,498 layers 90 s. Within half of their memory:
+  nnU-Net's plain network for volumes 10 s, its residual encoder network 60 s.
 * Whole commands, in processes of their own: ResNet-50 at nearly the smallest possible budget 30 s, the refusal of a
   budget that is too small 20 s, the largest batch of the digits 20 s, commands that plan nothing 0.5 s.
 
@@ -51,6 +52,7 @@ class Network:
     example: str
     settings: tuple[tuple[str, str], ...]
     limit_s: float = 0.0
+    precision: str = "fp32"
 
 
 RESNET50 = Network("resnet50 batch 256", "resnet", (("depth", "50"), ("batch", "256")))
@@ -67,6 +69,8 @@ TIGHT = (
         "2,498 layers, batch 1 in 12 GB", "resnet_deep",
         (("n1", "6"), ("n2", "32"), ("n3", "788"), ("n4", "6"), ("batch", "1"), ("memory.device", "12 GB")), 90.0,
     ),
+    Network("nnunet in 2.4 GB", "nnunet", (("memory.device", "2.4 GB"),), 10.0, "bf16"),
+    Network("nnunet_resenc in 5.4 GB", "nnunet_resenc", (("memory.device", "5.4 GB"),), 60.0, "bf16"),
 )  # fmt: skip
 RESNET50_64 = (
     "compile", "examples/resnet.mbc", "--set", "depth=50", "--set", "batch=64", "--measure", "never", "--force",
@@ -182,7 +186,10 @@ def main() -> None:
         for policy in Policy
     ]
     rows += [
-        attempt(lambda i=i: plan_apart(i, "fp32", Policy.POWER_OF_TWO, arguments), f"{network.name} fp32")
+        attempt(
+            lambda i=i: plan_apart(i, TIGHT[i].precision, Policy.POWER_OF_TWO, arguments),
+            f"{network.name} {network.precision}",
+        )
         for i, network in enumerate(TIGHT)
     ]
     rows.append(attempt(menus_here, f"menu, batch {MENU_BATCH}, {MENU_CANDIDATES} candidates a size"))
