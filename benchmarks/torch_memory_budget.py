@@ -12,11 +12,9 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -26,28 +24,14 @@ from modules import Job, example
 from planner import Planner, Wanted
 from record import start
 
+from mbc.bench.timing import time_steps
 from mbc.hardware.target import find_device
 
 GIB = 1 << 30
 BATCH = 256
 TIMEOUT_S = 900.0
-WARM_STEPS = 10
 # ResNet-50, batch 256, bf16, by budget: ms and peak GiB, torch 2.11 on one H200.
 PEERS = {1.0: (38.2, 10.6), 0.5: (45.6, 6.01), 0.1: (49.0, 8.84)}
-
-
-def timed(step: Callable[[], None], wait: Callable[[], object], steps: int) -> dict[str, Any]:
-    """Return the median time of `steps` steps in ms, each of which is waited for."""
-    for _ in range(WARM_STEPS):
-        step()
-    wait()
-    times_ms: list[float] = []
-    for _ in range(steps):
-        started = time.perf_counter()
-        step()
-        wait()
-        times_ms.append((time.perf_counter() - started) * 1e3)
-    return {"median_ms": statistics.median(times_ms)}
 
 
 def run_torch(batch: int, budget: float, steps: int) -> dict[str, Any]:
@@ -75,8 +59,8 @@ def run_torch(batch: int, budget: float, steps: int) -> dict[str, Any]:
     step()  # memory for compiling and choosing kernels is not part of a step
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
-    result = timed(step, torch.cuda.synchronize, steps)
-    return {**result, "peak_bytes": torch.cuda.max_memory_allocated(), "torch": torch.__version__}
+    timing = time_steps(step, torch.cuda.synchronize, steps, 0.0)
+    return {"median_ms": timing.step_ms, "peak_bytes": torch.cuda.max_memory_allocated(), "torch": torch.__version__}
 
 
 def earlier_step(budget: float) -> dict[str, Any]:
