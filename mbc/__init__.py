@@ -116,14 +116,14 @@ def module(
 ) -> Any:
     """Return `model` itself, whose forward and backward pass are a plan from now on; the loop stays as it is.
 
-    Parameters and buffers stay PyTorch's tensors, in the plan's memory; `.grad`, any loss and any optimizer work. A
-    call that the plan does not cover (another number of rows in training, a second forward pass before the backward
-    pass, hooks of inner modules) runs in PyTorch, with one warning that says why. `model.forward.planned.close()` ends
-    the plan.
+    Parameters and buffers stay PyTorch's tensors, in the plan's memory; `.grad`, any loss and any optimizer work.
+    Inputs of another shape get a program of their own, if it fits into that memory. A call that no program covers (a
+    second forward pass before the backward pass, hooks of inner modules) runs in PyTorch, with one warning that says
+    why. `model.forward.planned.close()` ends the plan.
 
     Args:
         model: A model in training mode. It is run once, as a copy.
-        example: The input of one mini-batch, or several inputs in a tuple. If one has `requires_grad`, the plan also
+        example: The largest input, or several inputs in a tuple. If one has `requires_grad`, the plan also
             computes the gradients of inputs.
         memory: The GPU memory that mbc may use (`12GB`, or a number of bytes).
         precision: `fp32`, `bf16`, `fp16`, `fp64`, or the PyTorch type of that name.

@@ -9,7 +9,7 @@ from mbc.errors import MbcError
 from mbc.frontend.lower import Lowered
 from mbc.hardware.spec import DeviceSpec
 from mbc.hardware.target import free_bytes, free_host_bytes
-from mbc.ir.types import Precision
+from mbc.ir.types import Layout, Precision
 from mbc.kernels import PROVIDERS
 from mbc.kernels.base import Provider
 from mbc.kernels.interpreter import INTERPRETER
@@ -49,7 +49,10 @@ def constraints_of(lowered: Lowered, device: DeviceSpec, options: Options) -> Co
         )
     on_cpu = lowered.precision is Precision.FP64
     policy = Policy.UNDIVIDED if "micro_batches" in options.without else options.policy
-    rules = Rules(policy, lowered.deterministic, options.providers, options.micro_batch, lowered.allow_emulated_fp32)
+    rules = Rules(
+        policy, lowered.deterministic, options.providers, options.micro_batch, lowered.allow_emulated_fp32,
+        state_layouts=tuple((name, Layout(layout)) for name, layout in options.state_layouts),
+    )  # fmt: skip
     # All ranks of the machine share the memory that may be pinned.
     modules = min(options.gpus, options.gpus_per_node or options.gpus)
     host_bytes = free_host_bytes(device, options.gpu, modules) if lowered.host_bytes is None else lowered.host_bytes

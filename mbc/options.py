@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 
@@ -81,6 +81,8 @@ class Options:
     dump_stages: str | None = None
     profile: str | None = None  # path of a SQLite profile, which is used unchanged
     stale_profile: bool = False  # use its times as estimates if it is of another GPU or cuDNN
+    # Layouts of the states, by their names, if another plan over the same memory has decided them.
+    state_layouts: tuple[tuple[str, str], ...] = field(default=(), repr=False)
 
     @property
     def digest(self) -> str:

@@ -15,6 +15,7 @@
 * `trainer`: a model that mbc trains
 * `shared_states`: parameters, statistics and gradients as tensors over the plan's memory
 * `gradients_out`: the gradients of a step, as PyTorch's backward pass leaves them
+* `planned_program`: the plan of a model for one shape of its inputs
 * `planned_module`: a model whose forward and backward pass are a plan
 * `make_module`: plans a model
 """

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib
 import warnings
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -21,9 +23,11 @@ from mbc.pytorch.exported_model import export_model, network_of, refuse_model
 from mbc.pytorch.model_tensors import entries_of, example_tensors, output_tensors
 from mbc.pytorch.own_backward import untouched
 from mbc.pytorch.planned_module import Forward, Planned
+from mbc.pytorch.planned_program import PlannedProgram
 from mbc.runtime.arguments import choice, duration_of
 from mbc.runtime.driver import report_no_gpu
 from mbc.runtime.halves import Halves
+from mbc.runtime.opening import open_plan
 from mbc.source import Source
 from mbc.stages import Stages
 
@@ -57,10 +61,12 @@ def plan_module(
         report_no_gpu("none is visible to this process")
     if isinstance(getattr(model, "forward", None), Forward) and model.forward.planned is not None:
         raise MbcError("MBC333", "this model has a plan already", "close it first: model.forward.planned.close()")
+    making = _Making(options, device, seed, check, entries=("optimizer = none", *_input_gradients(example)))
     try:
         with busy("planning a module") if progress else nullcontext(silent) as say:
             say("import")
-            _plan(model, example, options, device, fallback == "error", seed, check, Stages(announce=say))
+            program = making.first(model, example, Stages(announce=say))
+        Planned(model, program, making.further, fallback == "error")
     except MbcError as error:
         if fallback == "error" or not isinstance(model, torch.nn.Module):
             raise
@@ -68,39 +74,86 @@ def plan_module(
     return model
 
 
-def _plan(
-    model: Any,
-    example: Any,
-    options: Options,
-    device: str,
-    strict: bool,
-    seed: int,
-    check: bool | None,
-    stages: Stages,
-) -> None:
-    refuse_model(model)
-    examples = example_tensors(example)
-    entries = ["optimizer = none"]
-    if any(getattr(given, "requires_grad", False) for given in entries_of(example)):
-        entries.append("input_gradients = true")
-    # mbc imports float32; the plan's precision decides in which type the step computes.
-    single = copy_model(model, dtype=torch.float32) if _is_double(model) else model
-    examples = tuple(x.float() if x.dtype is torch.float64 else x for x in examples)
-    trained = {id(parameter) for parameter in single.parameters() if parameter.requires_grad}
-    exported = network_of(single, examples, trained)
-    network = exported.network
-    objectives = [Objective(INNER_PRODUCT)] * len(network.outputs)
-    title = "Made from a model of PyTorch, which computes the loss."
-    text = write_source(network, objectives, title, training=entries)
-    check_source(text, network)
-    subject = Subject(network, text, objectives, [_inner_product] * len(network.outputs), exported.used)
-    check_model(single, examples, subject, trained, check, export_model)
-    shape = _structure(single, examples)
-    if torch.cuda.is_initialized():
-        torch.cuda.empty_cache()  # memory that PyTorch keeps but does not use
-    kind = partial(Halves, allocate=TorchMemory)
-    halves = open_compiled(kind, Source(f"{network.name}.mbc", text), options, stages, device, seed)
-    Planned(model, exported, text, halves, shape, strict)
+@dataclass(frozen=True, slots=True)
+class _Making:
+    """How the programs of a model are made.
+
+    Attributes:
+        options: The options of the first program's compilation.
+        device: The device that the user named.
+        seed: The seed of random layers.
+        check: As in `mbc.module`.
+        entries: Entries of the source's `train` section.
+    """
+
+    options: Options
+    device: str
+    seed: int
+    check: bool | None
+    entries: tuple[str, ...]
+
+    def first(self, model: Any, example: Any, stages: Stages) -> PlannedProgram:
+        """Return the program for inputs like the example."""
+        refuse_model(model)
+        if torch.cuda.is_initialized():
+            torch.cuda.empty_cache()  # memory that PyTorch keeps but does not use
+        kind = partial(Halves, allocate=TorchMemory)
+        return self._program(model, example_tensors(example), self.check, kind, self.options, self.device, stages)
+
+    def further(self, model: Any, inputs: Sequence[Any], first: PlannedProgram) -> PlannedProgram:
+        """Return a program for other inputs, over the memory of the first program.
+
+        Raises:
+            MbcError: MBC340 if it does not fit there, and the errors of a compilation.
+        """
+        halves = first.halves
+        predicted = halves.plan.predictions
+        memory = ("memory.device", f"{predicted.arena_bytes + predicted.overhead_bytes}B")
+        options = replace(self.options, settings=(*self.options.settings, memory), state_layouts=halves.layouts)
+
+        def kind(subject: Any, seed: int, device: str) -> Halves:
+            plan = open_plan(subject)[0]
+            if not halves.same_states(plan):
+                raise MbcError(
+                    "MBC340", "the program for these inputs does not fit into the memory of the first one",
+                    "make the module with the largest inputs as its example",
+                )  # fmt: skip
+            return Halves(subject, seed, device, arena_of=halves)
+
+        inputs = example_tensors(tuple(inputs))
+        return self._program(model, inputs, False, kind, options, halves.device, Stages(announce=silent))
+
+    def _program(
+        self,
+        model: Any,
+        examples: tuple[Any, ...],
+        check: bool | None,
+        kind: Callable[..., Halves],
+        options: Options,
+        device: str,
+        stages: Stages,
+    ) -> PlannedProgram:
+        # mbc imports float32; the plan's precision decides in which type the step computes.
+        single = copy_model(model, dtype=torch.float32) if _is_double(model) else model
+        examples = tuple(x.float() if x.dtype is torch.float64 else x for x in examples)
+        trained = {id(parameter) for parameter in single.parameters() if parameter.requires_grad}
+        exported = network_of(single, examples, trained)
+        network = exported.network
+        objectives = [Objective(INNER_PRODUCT)] * len(network.outputs)
+        title = "Made from a model of PyTorch, which computes the loss."
+        text = write_source(network, objectives, title, training=self.entries)
+        check_source(text, network)
+        subject = Subject(network, text, objectives, [_inner_product] * len(network.outputs), exported.used)
+        check_model(single, examples, subject, trained, check, export_model)
+        structure, leaves = _structure(single, examples)
+        source = Source(f"{network.name}.mbc", text)
+        halves = open_compiled(kind, source, options, stages, device, self.seed)
+        return PlannedProgram(exported, text, halves, structure, tuple(leaves))
+
+
+def _input_gradients(example: Any) -> tuple[str, ...]:
+    needed = any(getattr(given, "requires_grad", False) for given in entries_of(example))
+    return ("input_gradients = true",) if needed else ()
 
 
 def _is_double(model: Any) -> bool:

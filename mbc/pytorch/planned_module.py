@@ -1,7 +1,8 @@
 """A PyTorch model whose forward and backward pass are one plan: `mbc.module`.
 
 The model stays the user's object. Its `forward` runs the first half of a planned step; PyTorch computes the loss; its
-backward pass runs the second half. Calls that the plan does not cover run in PyTorch, on the same parameters.
+backward pass runs the second half. Inputs of another shape get a program of their own over the same memory. Calls that
+no program covers run in PyTorch, on the same parameters.
 """
 
 from __future__ import annotations
@@ -9,21 +10,22 @@ from __future__ import annotations
 import importlib
 import warnings
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from mbc.errors import MbcError
 from mbc.pytorch.compiled_model import PRECISIONS
-from mbc.pytorch.exported_model import MODULE_HOOKS, Exported
+from mbc.pytorch.exported_model import MODULE_HOOKS
 from mbc.pytorch.gradients_out import finish
-from mbc.pytorch.model_tensors import entries_of, readable
+from mbc.pytorch.model_tensors import readable
+from mbc.pytorch.planned_program import PlannedProgram
 from mbc.pytorch.shared_states import SharedStates
 from mbc.pytorch.watch import settings_of
-from mbc.runtime.halves import Halves
 
 torch: Any = importlib.import_module("torch")
-pytree: Any = importlib.import_module("torch.utils._pytree")
+MOST_PROGRAMS = 6  # of one model; each takes seconds to plan, and memory for its code
+Further = Callable[[Any, Sequence[Any], PlannedProgram], PlannedProgram]  # from model, inputs and the first program
 
 
 class Forward:
@@ -56,6 +58,7 @@ class Forward:
 class Ticket:
     """A forward pass whose values are in the arena; `used` after its backward pass."""
 
+    program: PlannedProgram
     used: bool = False
 
 
@@ -63,59 +66,44 @@ class Planned:
     """The plan of a model, in use.
 
     Attributes:
-        source: The network in mbc's language.
-        halves: The compiled network.
+        programs: The programs of the model, one for each shape of its inputs; the first has that of the example.
     """
 
-    def __init__(
-        self, model: Any, exported: Exported, source: str, halves: Halves, shape: tuple[Any, list[Any]], strict: bool
-    ) -> None:
+    def __init__(self, model: Any, program: PlannedProgram, further: Further, strict: bool) -> None:
         """Share the model's tensors, and put the plan behind its `forward`.
 
         Args:
             model: The model.
-            exported: Its network.
-            source: The network's source.
-            halves: The compiled network.
-            shape: The structure of the outputs, and the leaves of an example; None in place of each tensor.
-            strict: Whether calls that the plan does not cover are refused.
+            program: Its program for inputs like the example.
+            further: Plans a program for other inputs.
+            strict: Whether calls that no program covers are refused.
         """
-        self.source, self.halves = source, halves
-        self._model, self._exported, self._strict = weakref.ref(model), exported, strict
-        self._structure, self._leaves = shape
-        self._states = SharedStates(model, exported.network, halves)
-        covered = [n for n, name in zip(exported.used, halves.taken, strict=True) if name in self._states.inputs]
-        self._without_gradient = [n for n in range(exported.inputs) if n not in covered]
+        self.programs = [program]
+        self._model, self._further, self._strict = weakref.ref(model), further, strict
+        self._states = SharedStates(model, program.exported.network, program.halves)
+        pairs = zip(program.exported.used, program.halves.taken, strict=True)
+        covered = [n for n, name in pairs if name in self._states.inputs]
+        self._without_gradient = [n for n in range(program.exported.inputs) if n not in covered]
         self._settings = settings_of(model)
         self._modes = [(path, module, module.training) for path, module in model.named_modules()]
-        self._hooks = [
-            (path, getattr(module, name)) for path, module in list(model.named_modules())[1:] for name in MODULE_HOOKS
-        ]
+        inner = list(model.named_modules())[1:]  # PyTorch calls the hooks of the model itself
+        self._hooks = [(path, getattr(module, name)) for path, module in inner for name in MODULE_HOOKS]
         self._grads = [(name, p, p.requires_grad) for name, p in model.named_parameters()]
+        self._refused: dict[tuple[Any, ...], str] = {}  # shapes of inputs for which there can be no program
         self._said: set[str] = set()
         self._ticket: weakref.ref[Ticket] | None = None
         model.forward = Forward(model, self)
-        self._close = weakref.finalize(model, halves.close)
+        self._close = weakref.finalize(model, _close, self.programs)
 
-    def __call__(self, forward: Forward, inputs: tuple[Any, ...], named: dict[str, Any]) -> Any:
-        """Return the outputs of one call of the model."""
-        reason = self._uncovered(inputs, named)
-        if reason:
-            self._say(reason)
-            return forward.in_torch(*inputs, **named)
-        read = [inputs[position] for position in self._exported.used]
-        given = [readable(tensor) for tensor in read]
-        model: Any = self._model()
-        if not model.training:
-            return self._structured(self._evaluated(given))
-        self._states.count()
-        if not torch.is_grad_enabled():
-            self.halves.begin(*given)
-            return self._structured(self.outputs())
-        ticket = Ticket()
-        self._ticket = weakref.ref(ticket)
-        self.halves.begin(*given)
-        return self._structured(_Step.apply(self, ticket, *read, *(s.tensor for s in self._states.trained)))
+    @property
+    def source(self) -> str:
+        """The network in mbc's language."""
+        return self.programs[0].source
+
+    @property
+    def halves(self) -> Any:
+        """The compiled network."""
+        return self.programs[0].halves
 
     @property
     def open(self) -> bool:
@@ -131,17 +119,28 @@ class Planned:
         del model.forward
         self._close()
 
-    def outputs(self) -> list[Any]:
-        """Return copies of the outputs between the halves."""
-        if self.halves.device == "cpu":
-            return [torch.from_numpy(self.halves.copied(place)) for place in self.halves.outputs]
-        return [_copy(self.halves.shared(place)) for place in self.halves.outputs]
-
-    def _evaluated(self, given: Sequence[Any]) -> list[Any]:
-        """Return the outputs of the inference pass."""
-        outputs: Any = self.halves.forward(*given, copy=self.halves.device == "cpu")
-        take: Any = torch.from_numpy if self.halves.device == "cpu" else _copy
-        return [take(output) for output in entries_of(outputs)]
+    def __call__(self, forward: Forward, inputs: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        """Return the outputs of one call of the model."""
+        model: Any = self._model()
+        reason = self._uncovered(model, inputs, named)
+        program = self.programs[0]
+        if not reason:
+            program, reason = self._program_for(model, inputs)
+        if reason:
+            self._say(reason)
+            return forward.in_torch(*inputs, **named)
+        read = program.read(inputs)
+        if not model.training:
+            return program.structured(program.evaluated(read))
+        self._states.count()
+        if not torch.is_grad_enabled():
+            program.begin(read)
+            return program.structured(program.outputs())
+        ticket = Ticket(program)
+        self._ticket = weakref.ref(ticket)
+        program.begin(read)
+        parameters = (shared.tensor for shared in self._states.trained)
+        return program.structured(_Step.apply(self, ticket, *read, *parameters))
 
     def backward(self, ticket: Ticket, gradients: Sequence[Any]) -> list[Any]:
         """Return the gradients of inputs and trained parameters, None for those that are in place or not computed.
@@ -155,23 +154,37 @@ class Planned:
                 "close the plan to use retain_graph"
             )
         ticket.used = True
+        halves = ticket.program.halves
         given = [readable(gradient) for gradient in gradients]
-        handed = finish(self._states, lambda add: self.halves.finish(given, add))
-        of_inputs = (self._states.inputs.get(name) for name in self.halves.taken)
+        handed = finish(self._states, lambda add: halves.finish(given, add))
+        of_inputs = (self._states.inputs.get(name) for name in halves.taken)
         return [*(None if gradient is None else gradient.clone() for gradient in of_inputs), *handed]
 
-    def _structured(self, tensors: Sequence[Any]) -> Any:
-        """Return outputs in the structure that the model returns."""
-        remaining = iter(tensors)
-        leaves = [next(remaining) if leaf is None else leaf for leaf in self._leaves]
-        return pytree.tree_unflatten(leaves, self._structure)
+    def _program_for(self, model: Any, inputs: Sequence[Any]) -> tuple[PlannedProgram, str]:
+        """Return the program for these inputs, which is planned now if there is none, and why there cannot be one."""
+        refusals = [program.refusal(inputs, model.training) for program in self.programs]
+        if "" in refusals:
+            return self.programs[refusals.index("")], ""
+        shapes = tuple(tuple(tensor.shape) for tensor in inputs)
+        if shapes not in self._refused and model.training:
+            if len(self.programs) == MOST_PROGRAMS:
+                return self.programs[0], f"{refusals[0]}, and a model has at most {MOST_PROGRAMS} programs"
+            try:
+                with self._states.kept():
+                    self.programs.append(self._further(model, inputs, self.programs[0]))
+            except MbcError as error:
+                self._refused[shapes] = (
+                    f"{refusals[0]}, and another program was refused ({error.code}): {error.message}"
+                )
+            else:
+                return self.programs[-1], ""
+        return self.programs[0], self._refused.get(shapes, refusals[0])
 
-    def _uncovered(self, inputs: tuple[Any, ...], named: dict[str, Any]) -> str:
-        """Return why the plan does not cover a call; an empty text if it does."""
-        model: Any = self._model()
+    def _uncovered(self, model: Any, inputs: tuple[Any, ...], named: dict[str, Any]) -> str:
+        """Return why no program can cover a call; an empty text if one may."""
         busy = self._ticket() if self._ticket is not None else None
         return (
-            self._of_inputs(inputs, named, model.training)
+            self._of_inputs(inputs, named)
             or (busy is not None and not busy.used and "the values of an earlier call await their backward pass")
             or (not model.training and torch.is_grad_enabled() and "a call in eval mode may need gradients")
             or self._of_model(model.training)
@@ -179,17 +192,15 @@ class Planned:
             or self._states.refresh()
         )
 
-    def _of_inputs(self, inputs: tuple[Any, ...], named: dict[str, Any], training: bool) -> str:
-        exported, batch = self._exported, self.halves.batch
-        if named or len(inputs) != exported.inputs or not all(isinstance(x, torch.Tensor) for x in inputs):
+    def _of_inputs(self, inputs: tuple[Any, ...], named: dict[str, Any]) -> str:
+        if (
+            named
+            or len(inputs) != self.programs[0].exported.inputs
+            or not all(isinstance(x, torch.Tensor) for x in inputs)
+        ):
             return "it is called with other arguments than the example"
         if torch.is_grad_enabled() and any(inputs[n].requires_grad for n in self._without_gradient):
             return "an input needs a gradient that the example did not need"
-        for position, (name, shape) in zip(exported.used, exported.network.inputs, strict=True):
-            given = tuple(inputs[position].shape)
-            rows = given[0] if given else 0
-            if given[1:] != tuple(shape[1:]) or (rows != batch if training else not 0 < rows <= batch):
-                return f"the input '{name}' is {list(given)}, but the plan is for {list(shape)}"
         return ""
 
     def _of_model(self, training: bool) -> str:
@@ -230,15 +241,15 @@ class Planned:
             warnings.warn(f"this call of the model runs in PyTorch: {reason}", RuntimeWarning, stacklevel=6)
 
 
-def _copy(output: Any) -> Any:
-    """Return a copy of an output in the GPU's memory, in float32."""
-    return torch.from_dlpack(output).to(torch.float32, copy=True, memory_format=torch.contiguous_format)
+def _close(programs: Sequence[PlannedProgram]) -> None:
+    """Close all programs, the first last, because its memory holds the others."""
+    for program in reversed(programs):
+        program.halves.close()
 
 
 def _refuse(reason: str) -> NoReturn:
-    raise MbcError(
-        "MBC339", f"the plan does not cover this call: {reason}", "allow PyTorch to run it: fallback='torch'"
-    )
+    message = f"the plan does not cover this call: {reason}"
+    raise MbcError("MBC339", message, "allow PyTorch to run it: fallback='torch'")
 
 
 class _Step(torch.autograd.Function):
@@ -248,7 +259,7 @@ class _Step(torch.autograd.Function):
     def forward(ctx: Any, planned: Planned, ticket: Ticket, *_: Any) -> tuple[Any, ...]:
         """Return the outputs; inputs and trained parameters are arguments so that PyTorch asks for their gradients."""
         ctx.planned, ctx.ticket = planned, ticket
-        return tuple(planned.outputs())
+        return tuple(ticket.program.outputs())
 
     @staticmethod
     @torch.autograd.function.once_differentiable

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import importlib
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -121,6 +122,17 @@ class SharedStates:
         owner = self._halves.shared(shared.place)
         shared.owner = weakref.ref(owner)
         return _shaped(torch.from_dlpack(owner), shared.view)
+
+    @contextmanager
+    def kept(self) -> Generator[None]:
+        """Keep all tensors within this context, in which a program that is opened may overwrite their memory."""
+        tensors = [t for s in self._shared for t in (s.view, s.gradient) if t is not None]
+        copies = [tensor.detach().cpu().clone() for tensor in tensors]
+        try:
+            yield
+        finally:
+            for tensor, copy in zip(tensors, copies, strict=True):
+                tensor.detach().copy_(copy)
 
     def part(self) -> None:
         """Give the model memory of its own, with the present numbers."""

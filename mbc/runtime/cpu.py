@@ -71,6 +71,7 @@ class Interpreter:
         shadow: bool = True,
         transfers: Transfers = Transfers.IN_ORDER,
         collectives: Collectives = NO_OTHER_RANKS,
+        arena: NDArray[np.uint8] | None = None,
     ) -> None:
         """Allocate the spaces of `plan`.
 
@@ -82,10 +83,14 @@ class Interpreter:
                 (`mbc/runtime/shadow.py`).
             transfers: When the launches of streams other than the compute stream run.
             collectives: Collectives of the ranks that share a mini-batch.
+            arena: Memory for the arena, of at least its size; None allocates it.
         """
         self._plan = plan
         self._collectives = collectives
-        self._spaces = {space: _aligned(plan.predictions.bytes_of(space)) for space in Space}
+        owned = [space for space in Space if space is not Space.ARENA or arena is None]
+        self._spaces = {space: _aligned(plan.predictions.bytes_of(space)) for space in owned}
+        if arena is not None:
+            self._spaces[Space.ARENA] = arena[: plan.predictions.arena_bytes]
         self._operations = {operation.name: operation for operation in (*plan.graph.train, *plan.graph.infer)}
         self._roots = view_roots(self._operations.values())
         self._programs = {"train": plan.train, "infer": plan.infer, **parts_of(plan)}

@@ -147,6 +147,19 @@ class _Taken:
                 self.memory.pop().free()
 
 
+@dataclass(frozen=True, slots=True)
+class _Borrowed:
+    """Device memory that another machine gives back."""
+
+    memory: Any
+
+    def __int__(self) -> int:
+        return int(self.memory)
+
+    def free(self) -> None:
+        """Leave the memory to its owner."""
+
+
 class Cuda:
     """A machine (`mbc/runtime/machine.py`) on one GPU, used from the thread that opened it."""
 
@@ -341,6 +354,11 @@ class Cuda:
         self._start(slot, control, 0)
         self._library.run(half, self._eager)
         slot.event.record(self._compute)
+
+    @property
+    def arena(self) -> Any:
+        """The allocation of the arena, which another module may use as long as it exists."""
+        return _Borrowed(self._taken.memory[0])
 
     def shared(self, place: Place) -> DeviceOutput:
         """Return an object with DLPack over the memory of a place, which stays allocated while the object lives."""

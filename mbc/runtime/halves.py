@@ -9,6 +9,7 @@ from typing import Any
 from mbc.errors import MbcError
 from mbc.ir.graph import Role
 from mbc.ir.kept_gradients import gradients_of
+from mbc.ir.types import Layout, TensorType
 from mbc.plan.cut import BACKWARD, FORWARD, cut, given_at_cut
 from mbc.plan.model import Plan
 from mbc.runtime.arrays import check_rows, wanted_inputs
@@ -34,6 +35,7 @@ class Halves(Module):
         seed: int = 0,
         device: str = "auto",
         allocate: Callable[[int], Allocation] | None = None,
+        arena_of: Halves | None = None,
     ) -> None:
         """Open the network.
 
@@ -42,11 +44,12 @@ class Halves(Module):
             seed: As in `Module`.
             device: As in `Module`.
             allocate: Returns device memory of so many bytes for the arena; None for CUDA's own allocator.
+            arena_of: Another module in whose arena this one runs, with states at the same places.
 
         Raises:
             MbcError: MBC239 if the plan has an optimizer, and the errors of `Module`.
         """
-        super().__init__(subject, seed, device, allocate=allocate)
+        super().__init__(subject, seed, device, prefetch=False, allocate=allocate, arena_of=arena_of)
         plan = self._plan
         halves = cut(plan)
         if halves is None:
@@ -70,6 +73,16 @@ class Halves(Module):
         """The places of parameters and statistics."""
         values, places = self._plan.graph.values, self._places.states
         return {n: p for n, p in places.items() if values[n].role in (Role.PARAMETER, Role.STATISTIC)}
+
+    def same_states(self, plan: Plan) -> bool:
+        """Return whether a plan fits into this module's arena, with all states at the same places."""
+        ours, theirs = _persistent(self._plan), _persistent(plan)
+        return ours == theirs and plan.predictions.arena_bytes <= self._plan.predictions.arena_bytes
+
+    @property
+    def layouts(self) -> tuple[tuple[str, str], ...]:
+        """The layout of each state, by its name."""
+        return tuple((name, place[1].value) for name, place in _persistent(self._plan).items())
 
     @property
     def taken(self) -> tuple[str, ...]:
@@ -127,6 +140,16 @@ class Halves(Module):
         """Return the host's part of the control block of the last `begin`, with `add` as a later mini-batch."""
         self._steps -= 1
         return self._next_control(0.0, int(add))
+
+
+def _persistent(plan: Plan) -> dict[str, tuple[int, Layout, TensorType]]:
+    """Return offset, layout and type of each state, by its name."""
+    values = ((index, plan.buffers[index].value) for index in plan.train.entry)
+    return {
+        name: (plan.offsets[index], plan.buffers[index].layout, plan.graph.values[name].type)
+        for index, name in values
+        if name is not None and plan.graph.values[name].role.persistent
+    }
 
 
 def _place(plan: Plan, name: str, index: int) -> Place:

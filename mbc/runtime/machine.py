@@ -221,6 +221,11 @@ class Machine(Protocol):
         """Let the calling thread use the machine within this context, while the thread that opened it waits."""
         ...
 
+    @property
+    def arena(self) -> Any:
+        """The memory of the arena, over which another module of at most its size can be opened."""
+        ...
+
     def shared(self, place: Place) -> Any:
         """Return an object with DLPack over the memory of a place; the object keeps that memory alive."""
         ...
@@ -265,7 +270,14 @@ class Host:
     stream: int | None = None
 
     def __init__(
-        self, plan: Plan, places: Places, *, shadow: bool, transfers: Transfers, membership: Membership | None = None
+        self,
+        plan: Plan,
+        places: Places,
+        *,
+        shadow: bool,
+        transfers: Transfers,
+        membership: Membership | None = None,
+        arena: NDArray[np.uint8] | None = None,
     ) -> None:
         """Create an interpreter of `plan`.
 
@@ -275,11 +287,14 @@ class Host:
             shadow: Whether the owner of every byte is checked.
             transfers: When the launches of streams other than the compute stream run.
             membership: The ranks that share a mini-batch; None for one process.
+            arena: Memory of another machine for the arena; None allocates it.
         """
         self._plan = plan
         self._places = places
         self._collectives = NO_OTHER_RANKS if membership is None else membership
-        self._interpreter = Interpreter(plan, shadow=shadow, transfers=transfers, collectives=self._collectives)
+        self._interpreter = Interpreter(
+            plan, shadow=shadow, transfers=transfers, collectives=self._collectives, arena=arena
+        )
         self._figures = (places.loss, *places.metrics.values())
         self._observer: Observer | None = None
 
@@ -353,6 +368,11 @@ class Host:
     def lent(self) -> AbstractContextManager[None]:
         """Return a context that does nothing: all threads see the host's memory."""
         return nullcontext()
+
+    @property
+    def arena(self) -> Any:
+        """The arena's bytes."""
+        return self._interpreter.arena
 
     def shared(self, place: Place) -> Any:
         """Return an array over the memory of a place."""

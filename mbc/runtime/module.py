@@ -76,6 +76,7 @@ class Module:
         ranks: Membership | None = None,
         listener: int | None = None,
         allocate: Callable[[int], Allocation] | None = None,
+        arena_of: Module | None = None,
     ) -> None:
         """Open the network and give all states their first values.
 
@@ -93,14 +94,16 @@ class Module:
             ranks: The processes that share each mini-batch; None for those that the environment describes.
             listener: Address of a function that is called for each node of a GPU's graphs (`mbc/record/`).
             allocate: Returns device memory of so many bytes for the arena; None for CUDA's own allocator.
+            arena_of: Another module on the device, in whose arena this one runs; the states keep their values.
 
         Raises:
             MbcError: MBC140 and MBC152 to MBC168 if the plan, the package or the machine does not allow it.
         """
         self._plan, folder, self._membership = open_plan(subject, ranks)
         settings = Settings(
-            seed, device, canaries, eager, prefetch, shadow, transfers, self._membership, listener, allocate
-        )
+            seed, device, canaries, eager, prefetch, shadow, transfers, self._membership, listener, allocate,
+            None if arena_of is None else arena_of._opened_machine.arena,
+        )  # fmt: skip
         self._places = find_places(self._plan)
         graph = self._plan.graph
         self._train_inputs = wanted_inputs(graph, graph.inputs)
@@ -114,7 +117,7 @@ class Module:
         self._opened_machine = open_machine(self._plan, self._places, folder, settings)
         averaged = {average: weight for weight, average in self._averages.items()}
         for state in graph.states:
-            if state.value in self._places.states:
+            if state.value in self._places.states and arena_of is None:
                 kind = graph.values[state.value].type
                 place, drawn_as = self._places.states[state.value], averaged.get(state.value, state.value)
                 self._machine.write(place, initial(drawn_as, kind, state.initializer, seed))

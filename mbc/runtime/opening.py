@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 
@@ -43,6 +43,7 @@ class Settings:
     membership: Membership | None = None
     listener: int | None = None
     allocate: Callable[[int], Allocation] | None = None
+    arena: Any = None
 
     def __post_init__(self) -> None:
         """Check the settings.
@@ -126,16 +127,21 @@ def open_machine(plan: Plan, places: Places, folder: Path | None, settings: Sett
     if settings.device != "cpu":
         from mbc.runtime.cuda import open_cuda
 
+        def own_memory(size_bytes: int) -> Allocation:
+            return settings.arena
+
+        allocate = settings.allocate if settings.arena is None else own_memory
         try:
             return open_cuda(
                 plan, places, folder,
                 canaries=settings.canaries, eager=settings.eager, prefetch=settings.prefetch,
-                membership=settings.membership, listener=settings.listener, allocate=settings.allocate,
+                membership=settings.membership, listener=settings.listener, allocate=allocate,
             )  # fmt: skip
         except MbcError as error:
             if settings.device == "cuda" or error.code not in _NO_CUDA:
                 raise
             warnings.warn(f"running on the CPU: {error.message}", RuntimeWarning, stacklevel=4)
     return Host(
-        plan, places, shadow=settings.shadow, transfers=Transfers(settings.transfers), membership=settings.membership
-    )
+        plan, places, shadow=settings.shadow, transfers=Transfers(settings.transfers), membership=settings.membership,
+        arena=settings.arena,
+    )  # fmt: skip

@@ -274,8 +274,28 @@ def inner_hook(model: Any) -> Any:
     yield from seen
 
 
+def test_a_shorter_batch_has_a_program_of_its_own_over_the_same_memory():
+    model, twin = normed().double(), normed().double()
+    planned(model)
+    agree(numbers(last_batch, model), numbers(last_batch, twin))
+    programs = model.forward.planned.programs
+    assert [program.halves.batch for program in programs] == [4, 3]
+    assert programs[1].halves.memory.arena_taken <= programs[0].halves.memory.arena_taken
+
+
+def test_a_program_with_other_states_is_refused():
+    model = planned(normed().double(), example=X.clone().requires_grad_())  # gradients of inputs are states
+    with pytest.raises(MbcError, match="does not fit into the memory of the first one") as raised:
+        numbers(last_batch, model)
+    assert "MBC340" in raised.value.message
+
+
+def larger(model: Any) -> Any:
+    yield cross_entropy(model, torch.cat((X, X)), torch.cat((LABELS, LABELS)))
+
+
 @pytest.mark.parametrize(
-    "loop", [siamese, last_batch, frozen, without_statistics, other_momentum, saliency, attacked, inner_hook]
+    "loop", [larger, siamese, frozen, without_statistics, other_momentum, saliency, attacked, inner_hook]
 )
 def test_a_call_that_the_plan_does_not_cover_runs_in_torch_and_says_so(loop):
     model, twin = normed().double(), normed().double()

@@ -29,6 +29,7 @@ class Rules:
             lets mbc choose.
         ctas: Thread blocks of each such launch.
         sum_layouts: Layout of the operand of each sum over ranks, by the operation's name.
+        state_layouts: Layout of each state, by its name, if another plan over the same memory has decided them.
     """
 
     policy: Policy = Policy.UNDIVIDED
@@ -39,6 +40,7 @@ class Rules:
     collectives: tuple[tuple[str, ...], ...] = ()
     ctas: int = 0
     sum_layouts: tuple[tuple[str, Layout], ...] = ()
+    state_layouts: tuple[tuple[str, Layout], ...] = ()
 
     def allow(self, provider: str) -> bool:
         """Return whether kernels of a provider may be used.

@@ -103,9 +103,11 @@ def _choose(
         for operation in (*programs.train, *programs.infer)
         if not kind_of(operation).view
     }
-    train = label(table, programs.train, graph.inputs, options)
+    settled = dict(table.rules.state_layouts)
+    train = label(table, programs.train, graph.inputs, options, settled or None)
+    chosen = settled or train.states
     # States whose layout does not matter are channels first.
-    states = {state.value: train.states.get(state.value, Layout.CHANNELS_FIRST) for state in graph.states}
+    states = {state.value: chosen.get(state.value, Layout.CHANNELS_FIRST) for state in graph.states}
     infer = label(table, programs.infer, graph.infer_inputs, options, states)
     operations = _chosen(options, train) | _chosen(options, infer)
     return Choices(programs.train, programs.infer, operations, states, train.total_us, infer.total_us)

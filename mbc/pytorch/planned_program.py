@@ -1,0 +1,76 @@
+"""The plan of a model for one shape of its inputs, as the calls of a PyTorch model use it."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mbc.pytorch.exported_model import Exported
+from mbc.pytorch.model_tensors import entries_of, readable
+from mbc.runtime.halves import Halves
+
+torch: Any = importlib.import_module("torch")
+pytree: Any = importlib.import_module("torch.utils._pytree")
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedProgram:
+    """A compiled network, with inputs and outputs in PyTorch's terms.
+
+    Attributes:
+        exported: The network that was imported from the model.
+        source: Its source.
+        halves: The compiled network.
+        structure: The structure of the model's outputs.
+        leaves: The leaves of the outputs, None in place of each tensor.
+    """
+
+    exported: Exported
+    source: str
+    halves: Halves
+    structure: Any
+    leaves: tuple[Any, ...]
+
+    def refusal(self, inputs: Sequence[Any], training: bool) -> str:
+        """Return why the program does not take these inputs; an empty text if it does."""
+        batch = self.halves.batch
+        for position, (name, shape) in zip(self.exported.used, self.exported.network.inputs, strict=True):
+            given = tuple(inputs[position].shape)
+            rows = given[0] if given else 0
+            if given[1:] != tuple(shape[1:]) or (rows != batch if training else not 0 < rows <= batch):
+                return f"the input '{name}' is {list(given)}, but the plan is for {list(shape)}"
+        return ""
+
+    def read(self, inputs: Sequence[Any]) -> list[Any]:
+        """Return the inputs of the model that the network reads."""
+        return [inputs[position] for position in self.exported.used]
+
+    def begin(self, inputs: Sequence[Any]) -> None:
+        """Run the first half of a step for inputs of `read`."""
+        self.halves.begin(*(readable(tensor) for tensor in inputs))
+
+    def outputs(self) -> list[Any]:
+        """Return copies of the outputs between the halves."""
+        if self.halves.device == "cpu":
+            return [torch.from_numpy(self.halves.copied(place)) for place in self.halves.outputs]
+        return [_copy(self.halves.shared(place)) for place in self.halves.outputs]
+
+    def evaluated(self, inputs: Sequence[Any]) -> list[Any]:
+        """Return the outputs of the inference pass for inputs of `read`."""
+        on_cpu = self.halves.device == "cpu"
+        outputs: Any = self.halves.forward(*(readable(tensor) for tensor in inputs), copy=on_cpu)
+        take: Any = torch.from_numpy if on_cpu else _copy
+        return [take(output) for output in entries_of(outputs)]
+
+    def structured(self, tensors: Sequence[Any]) -> Any:
+        """Return outputs in the structure that the model returns."""
+        remaining = iter(tensors)
+        leaves = [next(remaining) if leaf is None else leaf for leaf in self.leaves]
+        return pytree.tree_unflatten(leaves, self.structure)
+
+
+def _copy(output: Any) -> Any:
+    """Return a copy of an output in the GPU's memory, in float32."""
+    return torch.from_dlpack(output).to(torch.float32, copy=True, memory_format=torch.contiguous_format)
