@@ -16,6 +16,7 @@ from safetensors.numpy import load_file
 from mbc import compiler
 from mbc.cli import train_command
 from mbc.frontend.sections import OPTIMIZERS
+from mbc.ir.graph import NO_OPTIMIZER
 from mbc.train import epoch_run
 from mbc.train.schedule import USUAL_RATES
 from mbc.train.training_checkpoint import best_beside, read_progress
@@ -152,7 +153,7 @@ def test_the_learning_rate_suits_the_optimizer(mbc, data, monkeypatch, optimizer
 
 
 def test_every_optimizer_has_a_usual_rate():
-    assert USUAL_RATES.keys() == OPTIMIZERS.keys()
+    assert USUAL_RATES.keys() == OPTIMIZERS.keys() - {NO_OPTIMIZER}
 
 
 def test_a_foreign_output_is_refused_before_planning(mbc, data, monkeypatch):
