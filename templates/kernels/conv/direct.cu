@@ -97,7 +97,8 @@ struct Geometry {
 
   // Pixel of the image under tap (r, s) of output pixel (y, x); false in the padding.
   __device__ bool under(int32_t y, int32_t x, int32_t r, int32_t s, int32_t& iy, int32_t& ix) const {
-    return lines.under(y, r, iy) && columns.under(x, s, ix);
+    const bool down = lines.under(y, r, iy), across = columns.under(x, s, ix);  // a branch would take registers
+    return down && across;
   }
   // Output pixel whose tap (r, s) reads image pixel (y, x); false if there is none.
   __device__ bool over(int32_t y, int32_t x, int32_t r, int32_t s, int32_t& oy, int32_t& ox) const {
