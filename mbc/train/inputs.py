@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +18,7 @@ Array = NDArray[Any]
 Batch = tuple[Array, ...]  # one array per input of the network, in the network's order
 
 # Usual names of the two arrays of a labelled data set. They are used only if a network has one input of each sort.
+_PART_ELEMENTS = 1 << 24  # of labels that are checked together
 _FLOAT_NAMES = ("x", "images", "image", "data", "inputs", "input")
 _CLASS_NAMES = ("y", "labels", "label", "targets", "target", "classes")
 _NUMPY_TYPES = {DType.FP32: np.float32, DType.FP64: np.float64, DType.INT32: np.int32, DType.UINT8: np.uint8}
@@ -121,22 +123,34 @@ def _fit_one(arrays: Mapping[str, Array], i: Input, inputs: Sequence[Input], pla
 def check_classes(array: Array, classes: int, ignored: tuple[int, ...], name: str) -> None:
     """Check class numbers while their row in the data is known, which a shuffled mini-batch does not know.
 
+    The array is read in parts, so that one on disk may be larger than the memory.
+
+    Args:
+        array: The class numbers, row by row.
+        classes: Number of classes.
+        ignored: Other class numbers that are allowed.
+        name: Name of the array, for the message.
+
     Raises:
-        MbcError: MBC232 with the first wrong row.
+        MbcError: MBC232 with the first wrong position.
     """
-    if array.size == 0 or (int(array.min()) >= 0 and int(array.max()) < classes):
-        return
-    wrong = np.argwhere(((array < 0) | (array >= classes)) & ~np.isin(array, ignored))
-    if not len(wrong):
-        return
-    first = tuple(int(at) for at in wrong[0])
-    more = f", and {len(wrong) - 1:,} more like it" if len(wrong) > 1 else ""
-    raise MbcError(
-        "MBC232",
-        f"{name} has class {int(array[first])} in row {first[0]:,}{more}: the network has "
-        f"{classes} classes, 0 to {classes - 1}",
-        "count rows and classes from 0, and correct the data, or give the network more classes",
-    )
+    rows = max(1, _PART_ELEMENTS // max(1, math.prod(array.shape[1:])))
+    count, place = 0, ""
+    for start in range(0, len(array), rows):
+        part = array[start : start + rows]
+        if part.size and (int(part.min()) < 0 or int(part.max()) >= classes):
+            wrong = np.argwhere(((part < 0) | (part >= classes)) & ~np.isin(part, ignored))
+            if len(wrong) and not count:
+                first = [start + int(wrong[0][0]), *map(int, wrong[0][1:])]
+                place = f"class {int(part[tuple(wrong[0])])} {f'at {first}' if first[1:] else f'in row {first[0]:,}'}"
+            count += len(wrong)
+    if count:
+        more = f", and {count - 1:,} more like it" if count > 1 else ""
+        raise MbcError(
+            "MBC232",
+            f"{name} has {place}{more}: the network has {classes} classes, 0 to {classes - 1}",
+            "count rows and classes from 0, and correct the data, or give the network more classes",
+        )
 
 
 def _remedy_of_shape(i: Input, given: tuple[int, ...]) -> str:

@@ -64,3 +64,32 @@ def test_it_equals_a_loop_over_windows(size, windows):
             MbcError, match=r"MBC381: images of the shape \[rows, channels, any.* can be predicted, got"
         ):
             net.predict(images[0])
+
+
+def net_of(layers, target, loss):
+    text = f"network net(batch = 3) {{\n  input image[batch, 2, 4] : float\n  input target[batch{target}\n"
+    text += f"  y = image |> {layers}\n  output y\n  loss (y, target) |> {loss}\n}}"
+    return Module(compile_plan(Source("net.mbc", text), Options(gpu="h200")), seed=2, device="cpu", shadow=False)
+
+
+def test_classes_regions_and_outputs_of_another_size():
+    image = np.random.default_rng(0).standard_normal((1, 2, 4)).astype(np.float32)
+    with net_of("conv(1, 4) |> linear(3)", "] : class", "softmax_cross_entropy") as net:
+        expected = [softmax(net.forward(np.flip(image, axes))[0]) for axes in ((), 2)]
+        np.testing.assert_allclose(net.predict(image, Windows(mirror=(0,)))[0], sum(expected) / 2, rtol=1e-5)
+        with pytest.raises(MbcError, match=r"MBC381: images of the shape \[rows, channels, 4\] can be predicted, got"):
+            net.predict(image[..., 1:])
+    with net_of("conv(3, 3, pad=1)", ", 3, 4] : float", "binary_cross_entropy") as net:
+        np.testing.assert_allclose(net.predict(image), 1 / (1 + np.exp(-np.asarray(net.forward(image)))), rtol=1e-5)
+    with net_of("conv(3, 3, pad=1)", ", 3, 4] : float", "mse") as net:
+        np.testing.assert_allclose(net.predict(image), net.forward(image), rtol=1e-5)
+    net = net_of("conv(3, 3)", ", 2] : class", "softmax_cross_entropy")
+    with net, pytest.raises(MbcError, match=r"MBC381: .*: windows do not fit together"):
+        net.predict(image)
+
+
+@pytest.mark.parametrize("settings", [{"overlap": -0.1}, {"weighting": "flat"}, {"average": "sums"}, {"mirror": (1,)}])
+def test_settings_that_make_no_sense(settings):
+    net = net_of("conv(3, 3, pad=1)", ", 4] : class", "softmax_cross_entropy")
+    with net, pytest.raises(MbcError, match=r"MBC380: images of 1 axes cannot be predicted with Windows\("):
+        net.predict(np.zeros((1, 2, 4), np.float32), Windows(**settings))

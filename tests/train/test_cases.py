@@ -9,6 +9,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from mbc.cli import main
+from mbc.errors import MbcError
 from mbc.ir.types import DType, TensorType
 from mbc.train.data import open_data
 from mbc.train.inputs import Input
@@ -29,6 +30,7 @@ BAD = [  # in an order in which each comes before those left by the rows above
     ([*PREDICT, "w"], "labels/b", lambda x: x, "MBC386: cannot write 'w/a.npy': "),
     ([*PREDICT, "images", "--force"], "labels/b", lambda x: x, "MBC305: 'images/a.npy' exists already"),
     ([*PREDICT, "o", "--overlap", "1"], "labels/b", lambda x: x, "MBC380: images of 3 axes cannot be predicted with W"),
+    ([*PREDICT, "o", "--data", "no"], "labels/b", lambda x: x, "MBC172: there is no .npy or .npz at 'no'"),
     (TRAIN, "labels/d", lambda x: x, "MBC382: case 'd' has no file for input 'image'"),
     (TRAIN, "labels/b", lambda x: x[1:], "MBC383: 'images/b.npy' and 'labels/b.npy' have the shapes (2, 4, 6, 8) and"),
 ]
@@ -63,6 +65,38 @@ def test_patches():
         for whole, again, *ranks in zip(parts[1], resumed, *halves, strict=True):
             np.testing.assert_array_equal([whole, whole], [again, np.concatenate(ranks)])
     assert len(drawn["a"]) > 10 and len(drawn["b"]) == 1 and len(drawn["c"]) > 5
+
+
+@pytest.mark.parametrize(
+    ("path", "change", "code", "message"),
+    [
+        ("labels/b.npy", lambda x: x * 2, "MBC232", "labels/b.npy' has class 4 at [3, 5, 7]: the network has 3"),
+        ("labels/b.npy", lambda x: x + 0.5, "MBC176", "labels/b.npy' holds float64, but input 'target' needs integers"),
+        (
+            "images/b.npy",
+            lambda x: x[:1],
+            "MBC175",
+            "(1, 4, 6, 8), but an image of input 'image' is [2, any, any",
+        ),
+        ("images/b.npy", lambda x: x[None], "MBC383", "b.npy' have the shapes (1, 2, 4, 6, 8) and (4, 6, 8)"),
+        ("images/b.npy", lambda x: np.array([None]), "MBC172", "images/b.npy': Array can't be memory-mapped"),
+    ],
+)
+def test_files_that_do_not_fit(monkeypatch, path, change, code, message):
+    monkeypatch.setattr("mbc.train.inputs._PART_ELEMENTS", 50)  # labels are checked in parts of one row
+    np.save(path, change(np.load(path)))
+    with pytest.raises(MbcError) as caught:
+        open_data(".", INPUTS)
+    assert caught.value.code == code and message in caught.value.message
+
+
+def test_inputs_and_cases_that_have_no_patches():
+    with pytest.raises(MbcError, match="MBC175: patches of cases need inputs of one size, but 'image' has"):
+        open_data(".", (INPUTS[0], Input("target", TensorType((4,), DType.INT32))))
+    for path in ("images/b.npy", "labels/b.npy"):
+        np.save(path, np.load(path)[None])
+    with pytest.raises(MbcError, match=r"MBC175: a case of .* is an array of several images"):
+        open_data(".", INPUTS)
 
 
 def test_they_are_trained_on_and_predicted(capsys):
