@@ -37,16 +37,19 @@ def run(arguments: argparse.Namespace) -> int:
     _, activation = head_of(graph)
     inputs = [i for i in inputs_of(graph) if i.name == graph.infer_inputs[0]]
     files = case_files(data, inputs[0], inputs, "test")
-    targets = {name: Path(arguments.output) / path.name for name, path in files.items()}
+    endings = {name: path.name.removeprefix(name).removeprefix("_0000") for name, path in files.items()}
+    targets = {name: Path(arguments.output) / f"{name}{ending}" for name, ending in endings.items()}
     for name, target in targets.items():  # not even --force replaces the data
         check_free(target, arguments.force and target.resolve() != files[name].resolve())
     windows = Windows(arguments.overlap, arguments.weighting, tuple(map(int, arguments.mirror)), arguments.average)
-    for (volume,) in [open_case(name, [files], inputs).volumes for name in files]:
+    volumes = [open_case(name, [files], inputs).volumes[0] for name in files]
+    for volume, target in zip(volumes, targets.values(), strict=True):
         with busy(f"predicting {volume.path}"):
             images = volume.read() if volume.rows is not None else volume.read()[None]
             parts = (images[start : start + net.batch] for start in range(0, len(images), net.batch))
             results = [_finished(net.predict(part, windows), activation, arguments.probabilities) for part in parts]
-        write_array(targets[volume.path.stem], np.concatenate(results) if volume.rows is not None else results[0][0])
+        result = np.concatenate(results) if volume.rows is not None else results[0][0]
+        write_array(target, result, len(volume.size), volume.path)
     outputs = {name: str(path) for name, path in targets.items()}
     print(json.dumps({"outputs": outputs}, indent=2) if arguments.json else "\n".join(outputs.values()))
     return 0

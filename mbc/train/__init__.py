@@ -10,6 +10,7 @@
 * `data`: sources of an epoch's rows
 * `cases`: patches of volumes of any size
 * `volumes`: files of one or several images
+* `nifti`: NIfTI files
 * `archives`: checks of `.npz` files from elsewhere
 * `share`: the rows of a rank
 * `loader`: batches from a Python function

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import zipfile
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, cast
 
@@ -11,11 +13,25 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
+from mbc.errors import MbcError
 from mbc.files import check_file
 from mbc.hardware.target import machine_memory_bytes
 from mbc.units import show_size
 
 _HEADERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
+
+
+@contextmanager
+def reading(path: Path, remedy: str = "write it with numpy.save") -> Generator[None]:
+    """Raise MBC172 for each error of a file that cannot be read."""
+    try:
+        yield
+    except MbcError:
+        raise
+    except Exception as error:  # NumPy, zipfile, zlib and nibabel raise errors of many types for damaged files
+        # Without NumPy's advice to allow files that may run any code.
+        why = "it is not an array of numbers, or holds Python objects" if "allow_pickle" in str(error) else str(error)
+        raise MbcError("MBC172", f"cannot read '{path}': {why}", remedy) from None
 
 
 def check_archive(path: Path) -> None:

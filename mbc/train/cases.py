@@ -16,10 +16,13 @@ import numpy as np
 from mbc.errors import MbcError
 from mbc.ops.base import Array
 from mbc.train.inputs import Batch, Input, check_classes, names_of
+from mbc.train.nifti import SUFFIXES, grid
 from mbc.train.share import Part, Share
 from mbc.train.volumes import Volume
 
 _FOREGROUND_EVERY = 3  # patches
+_TOLERANCE_MM = 1e-3  # of the elements of affine matrices
+_NNUNET = {"train": "Tr", "test": "Ts"}  # endings of nnU-Net's folders
 _MOST_POSITIONS = 1000  # that are remembered of each class of a case
 
 
@@ -92,8 +95,9 @@ def patch_size(inputs: Sequence[Input]) -> tuple[int, ...]:
 
 
 def folder_of(place: Path, i: Input, inputs: Sequence[Input], part: str) -> Path | None:
-    """Return the folder of an input's files in a folder of cases, such as `images`, `images_train`, or None."""
-    names = [name for one in names_of(i, inputs) for name in (f"{one}_{part}", one)]
+    """Return the folder of an input's files in a folder of cases, such as `images` or `imagesTr`, or None."""
+    endings = (f"_{part}", _NNUNET[part], "")
+    names = [f"{name}{ending}" for name in names_of(i, inputs) for ending in endings]
     return next((place / name for name in names if (place / name).is_dir()), None)
 
 
@@ -111,10 +115,13 @@ def case_files(place: Path, i: Input, inputs: Sequence[Input], part: str) -> dic
     """
     folder = folder_of(place, i, inputs, part) or place
     paths = sorted(folder.iterdir()) if folder.is_dir() else [folder]
-    files = {path.stem: path for path in paths if path.suffix in (".npy", ".npz") and path.is_file()}
+    endings = (".npy", ".npz", *SUFFIXES)
+    suffixes = [(path, next((end for end in endings if path.name.endswith(end)), "")) for path in paths]
+    files = {path.name.removesuffix(suffix): path for path, suffix in suffixes if suffix and path.is_file()}
     if not files:
-        raise MbcError("MBC172", f"there is no .npy or .npz at '{folder}'", "give such a file, or a folder of them")
-    return files
+        raise MbcError("MBC172", f"there is no .npy, .npz or .nii at '{folder}'", "give a file, or a folder of them")
+    # nnU-Net numbers the channels of images, but not of labels.
+    return files if i.is_class else {name.removesuffix("_0000"): path for name, path in files.items()}
 
 
 def open_cases(place: Path, inputs: tuple[Input, ...], part: str) -> CaseData:
@@ -128,7 +135,7 @@ def open_cases(place: Path, inputs: tuple[Input, ...], part: str) -> CaseData:
         part: `train` or `test`.
 
     Raises:
-        MbcError: MBC172, MBC175, MBC176, MBC232, MBC382 and MBC383.
+        MbcError: MBC172, MBC175, MBC176, MBC232, and MBC382 to MBC384.
     """
     patch = patch_size(inputs)
     folders = [folder_of(place, i, inputs, part) for i in inputs]
@@ -146,7 +153,8 @@ def open_case(name: str, files: Sequence[Mapping[str, Path]], inputs: Sequence[I
     """Open the files of a case, and check that they fit the network and each other.
 
     Raises:
-        MbcError: MBC382 if an input has no file, MBC383 if files differ in size, MBC172, MBC175, MBC176 and MBC232.
+        MbcError: MBC382 if an input has no file, MBC383 if files differ in their voxels, MBC172, MBC175, MBC176, MBC232
+            and MBC384.
     """
     volumes: list[Volume] = []
     foreground: list[Array] = []
@@ -160,6 +168,10 @@ def open_case(name: str, files: Sequence[Mapping[str, Path]], inputs: Sequence[I
         if first.rows != volume.rows or (first.size and volume.size and first.size != volume.size):
             message = f"'{first.path}' and '{volume.path}' have the shapes {first.shape} and {volume.shape}"
             raise MbcError("MBC383", message, "give each image labels of its own voxels")
+        one, other = first.affine, volume.affine
+        if one is not None and other is not None and not np.allclose(one, other, atol=_TOLERANCE_MM):
+            message = f"'{first.path}' and '{volume.path}' have unlike voxels: {grid(one)}; {grid(other)}"
+            raise MbcError("MBC383", message, "resample one to the voxels of the other")
         if i.is_class:
             labels = volume.read()
             if i.classes is not None:

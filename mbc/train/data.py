@@ -13,12 +13,12 @@ from numpy.typing import NDArray
 
 from mbc.errors import MbcError
 from mbc.runtime.arguments import shown
-from mbc.train.archives import read_archive
+from mbc.train.archives import read_archive, reading
 from mbc.train.cases import folder_of, open_cases
 from mbc.train.inputs import Batch, Input, fit, names_of
 from mbc.train.loader import IterableData, find_function
 from mbc.train.share import Part, Share
-from mbc.train.volumes import read_array, reading
+from mbc.train.volumes import read_array
 
 Array = NDArray[Any]
 
@@ -100,7 +100,7 @@ def open_data(place: str, inputs: Sequence[Input], part: str = "train") -> Data:
         part: `train` or `test`.
 
     Raises:
-        MbcError: MBC171 to MBC176, MBC232, MBC233, MBC382 and MBC383.
+        MbcError: MBC171 to MBC176, MBC232, MBC233 and MBC382 to MBC384.
     """
     inputs = tuple(inputs)
     if _exists(place):

@@ -1,10 +1,9 @@
-"""Files of images and of their labels (`.npy`, `.npz`), opened at each use: a process may have few files open."""
+"""Files of images and of their labels (`.npy`, `.npz`, NIfTI), opened at each use: few may be open at once."""
 
 from __future__ import annotations
 
 import io
-from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -13,19 +12,9 @@ from mbc.errors import MbcError
 from mbc.ops.base import Array
 from mbc.runtime.formats import wrong_elements
 from mbc.runtime.replace import replace_file
-from mbc.train.archives import map_array, read_archive
+from mbc.train.archives import map_array, read_archive, reading
 from mbc.train.inputs import Input
-
-
-@contextmanager
-def reading(path: Path, remedy: str = "write it with numpy.save") -> Generator[None]:
-    """Raise MBC172 for each error of a file that cannot be read."""
-    try:
-        yield
-    except Exception as error:  # NumPy, zipfile and zlib raise errors of many types for damaged files
-        # Without NumPy's advice to allow files that may run any code.
-        why = "it is not an array of numbers, or holds Python objects" if "allow_pickle" in str(error) else str(error)
-        raise MbcError("MBC172", f"cannot read '{path}': {why}", remedy) from None
+from mbc.train.nifti import SUFFIXES, NiftiArray, nifti_bytes
 
 
 def read_array(path: Path, names: Sequence[str] = ()) -> Array:
@@ -45,6 +34,7 @@ class Volume:
         shape: The shape of the array.
         rows: Number of images; None for a file of one image without an axis for rows.
         size: The spatial size.
+        affine: The matrix that maps voxels to millimetres; None for an array without one.
     """
 
     def __init__(self, path: Path, i: Input, names: Sequence[str]) -> None:
@@ -56,10 +46,12 @@ class Volume:
             names: Names of its array, if it is an `.npz` of several.
 
         Raises:
-            MbcError: MBC172 if it cannot be read, MBC175 and MBC176 if it has another shape or other elements.
+            MbcError: MBC172 if it cannot be read, MBC175 and MBC176 if it has another shape or other elements, MBC384
+                if nibabel is missing.
         """
-        self.path, self._names = path, names
-        array, wanted, first = read_array(path, names), i.type.shape, 1 if i.is_class else 2
+        self.path, self._names, self._input = path, names, i
+        array, wanted, first = self._opened(), i.type.shape, 1 if i.is_class else 2
+        self.affine = array.affine if isinstance(array, NiftiArray) else None
         self.shape: tuple[int, ...] = array.shape
         self.rows = self.shape[0] if array.ndim == len(wanted) else None
         rowless = self.shape if self.rows is None else self.shape[1:]
@@ -73,14 +65,31 @@ class Volume:
 
     def read(self, region: Sequence[slice] = ()) -> Array:
         """Return a region of all rows and channels, mapped; the whole size if none is given."""
-        return read_array(self.path, self._names)[..., *region]
+        return self._opened()[..., *region]
+
+    def _opened(self) -> Array | NiftiArray:
+        is_nifti = self.path.name.endswith(SUFFIXES)
+        return NiftiArray(self.path, self._input) if is_nifti else read_array(self.path, self._names)
 
 
-def write_array(path: Path, array: Array) -> None:
-    """Write an array as `.npy`, or as the only one of an `.npz`, whole or not at all; MBC386 if that is impossible."""
+def write_array(path: Path, array: Array, axes: int, like: Path) -> None:
+    """Write an array as `.npy`, as the only one of an `.npz`, or as NIfTI, whole or not at all.
+
+    Args:
+        path: The file; its suffix is that of `like`.
+        array: [*size], or with channels or rows before.
+        axes: Number of spatial axes.
+        like: The file from which the array was computed.
+
+    Raises:
+        MbcError: MBC386 if it cannot be written.
+    """
     buffer = io.BytesIO()
     try:
-        np.save(buffer, array) if path.suffix == ".npy" else np.savez(buffer, predictions=array)
+        if path.name.endswith(SUFFIXES):
+            buffer.write(nifti_bytes(array, axes, like))
+        else:
+            np.save(buffer, array) if path.suffix == ".npy" else np.savez(buffer, predictions=array)
         path.parent.mkdir(exist_ok=True)
         replace_file(path, (buffer.getbuffer(),))
     except OSError as error:

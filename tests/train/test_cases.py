@@ -30,7 +30,7 @@ BAD = [  # in an order in which each comes before those left by the rows above
     ([*PREDICT, "w"], "labels/b", lambda x: x, "MBC386: cannot write 'w/a.npy': "),
     ([*PREDICT, "images", "--force"], "labels/b", lambda x: x, "MBC305: 'images/a.npy' exists already"),
     ([*PREDICT, "o", "--overlap", "1"], "labels/b", lambda x: x, "MBC380: images of 3 axes cannot be predicted with W"),
-    ([*PREDICT, "o", "--data", "no"], "labels/b", lambda x: x, "MBC172: there is no .npy or .npz at 'no'"),
+    ([*PREDICT, "o", "--data", "no"], "labels/b", lambda x: x, "MBC172: there is no .npy, .npz or .nii at 'no'"),
     (TRAIN, "labels/d", lambda x: x, "MBC382: case 'd' has no file for input 'image'"),
     (TRAIN, "labels/b", lambda x: x[1:], "MBC383: 'images/b.npy' and 'labels/b.npy' have the shapes (2, 4, 6, 8) and"),
 ]

@@ -11,13 +11,13 @@ def add_predict(commands: Commands) -> None:
     """Add `mbc predict`."""
     parser = command(
         commands, "predict", "Predict images or volumes of any size with trained weights, window by window.",
-        "  mbc predict unet --weights unet.safetensors --data cases/images -o predicted --mirror 0,1,2\n"
+        "  mbc predict unet --weights unet.safetensors --data scan.nii.gz -o predicted --mirror 0,1,2\n"
         "  mbc predict resnet50 --weights resnet50.safetensors --data test.npz --probabilities -o predicted",
     )  # fmt: skip
     add = parser.add_argument
     add("network_or_package", metavar="NET", help="a package or a source (.mbc)")
     add("--weights", required=True, metavar="FILE", help="trained weights: a checkpoint of mbc train")
-    add("--data", required=True, metavar="PATH", help="an .npy or .npz of one or several images, or a folder of them")
+    add("--data", required=True, metavar="PATH", help="an .npy, .npz, .nii or .nii.gz, or a folder of such files")
     add("-o", "--output", required=True, metavar="FOLDER", help="write the results here, by the names of the files")
     add("--force", action="store_true", help="replace existing files")
     add("--probabilities", action="store_true", help="write probabilities, not class numbers")
