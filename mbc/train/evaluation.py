@@ -20,7 +20,7 @@ from mbc.ops.top_k import TopKMean
 from mbc.ops.weighted_cross_entropy import WeightedMean
 from mbc.train.accuracy import inputs_of, judged, source_of
 from mbc.train.data import Data
-from mbc.train.inputs import converted
+from mbc.train.inputs import Input, converted
 from mbc.train.share import Group, share_of
 
 Array = NDArray[Any]
@@ -180,3 +180,23 @@ def evaluate_on(net: Predicts, graph: TrainingGraph, data: Data, group: Group | 
     results = iter(partial.value(op, summed) for op, summed in zip(terms, sums, strict=True))
     means = {measure.name: sum(weight * next(results) for _, weight in measure.terms) for measure in measured}
     return Evaluation(right / total if total else None, means)
+
+
+def dice_scores(classes: Array, labels: Array, i: Input) -> tuple[float | None, ...]:
+    """Return the Dice score of each class over the positions that count; None for a class that neither array has.
+
+    Args:
+        classes: Predicted class numbers.
+        labels: Class numbers, of the same shape.
+        i: The input that labels feed; its ignored classes do not count.
+    """
+    counts = ~np.isin(labels, i.ignored)
+    arrays = (labels[counts & (classes == labels)], classes[counts], labels[counts])
+    both, predicted, there = (np.bincount(array, minlength=i.classes or 0) for array in arrays)
+    return tuple(float(2 * b / (p + t)) if p + t else None for b, p, t in zip(both, predicted, there, strict=True))
+
+
+def mean_score(scores: Sequence[float | None]) -> float | None:
+    """Return the mean of the scores that exist; None if none does."""
+    there = [score for score in scores if score is not None]
+    return sum(there) / len(there) if there else None

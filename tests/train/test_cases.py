@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ from mbc.cli import main
 from mbc.errors import MbcError
 from mbc.ir.types import DType, TensorType
 from mbc.train.data import open_data
+from mbc.train.evaluation import dice_scores, mean_score
 from mbc.train.inputs import Input
 from mbc.train.share import Share, whole_batch
 
@@ -31,6 +33,7 @@ BAD = [  # in an order in which each comes before those left by the rows above
     ([*PREDICT, "images", "--force"], "labels/b", lambda x: x, "MBC305: 'images/a.npy' exists already"),
     ([*PREDICT, "o", "--overlap", "1"], "labels/b", lambda x: x, "MBC380: images of 3 axes cannot be predicted with W"),
     ([*PREDICT, "o", "--data", "no"], "labels/b", lambda x: x, "MBC172: there is no .npy, .npz or .nii at 'no'"),
+    ([*PREDICT, "o", "--labels", "no"], "labels/b", lambda x: x, "MBC172: there is no .npy, .npz or .nii at 'no'"),
     (TRAIN, "labels/d", lambda x: x, "MBC382: case 'd' has no file for input 'image'"),
     (TRAIN, "labels/b", lambda x: x[1:], "MBC383: 'images/b.npy' and 'labels/b.npy' have the shapes (2, 4, 6, 8) and"),
 ]
@@ -108,6 +111,37 @@ def test_they_are_trained_on_and_predicted(capsys):
         classes = np.load(f"out/{name}.npy")
         assert classes.dtype == np.uint8 and classes.shape == size
         np.testing.assert_array_equal(classes, np.load(f"p/{name}.npy").argmax(axis=0))
+    capsys.readouterr()
+    assert main([*PREDICT, "scored", "--labels", "labels", "--json"]) == 0
+    report, arrays = json.loads(capsys.readouterr().out), [np.load(f"scored/{name}.npy") for name in SIZES]
+    expected = [[2 * ((x == c) & (y == c)).sum() / max(1, (x == c).sum() + (y == c).sum()) for c in range(3)]
+                for x, y in zip(arrays, (np.load(f"labels/{name}.npy") for name in SIZES), strict=True)]  # fmt: skip
+    assert [report["cases"][name]["dice"] for name in SIZES] == [pytest.approx(row) for row in expected]
+    assert report["dice"] == pytest.approx(np.mean(expected, axis=0)) and report["mean_dice"] is not None
+    one = [*PREDICT, "one", "--data", "images/a.npy", "--labels", "labels/a.npy", "--mirror", "0,2"]
+    assert main(one) == 0 and "one/a.npy\nclass  Dice\n    0  0." in capsys.readouterr().out
     for words, file, change, message in BAD:
         np.save(file, change(np.load("labels/b.npy")))
         assert main(words) == 1 and f"error {message}" in capsys.readouterr().err and not Path("o").exists()
+
+
+def test_dice_scores_leave_out_ignored_and_absent_classes():
+    labels = np.array([[0, 1, 1, 255], [2, 2, 255, 0]])
+    classes = np.array([[0, 1, 2, 1], [2, 2, 2, 0]])
+    target = Input("target", TensorType((2, 4), DType.INT32), 4, (255,))
+    assert dice_scores(classes, labels, target) == (1.0, pytest.approx(2 / 3), pytest.approx(4 / 5), None)
+    assert mean_score((None, 0.5, 1.0)) == 0.75 and mean_score((None,)) is None
+
+
+def test_labels_of_rows_and_of_a_network_without_classes(capsys):
+    images, labels = np.load("images/b.npy"), np.load("labels/b.npy")
+    np.savez("rows.npz", images=np.stack([images] * 5), labels=np.stack([labels] * 5))
+    np.savez("fewer.npz", labels=np.stack([labels] * 4))
+    assert main([*TRAIN[:-1], "w", "--epochs", "1", "--data", "rows.npz"]) == 0
+    predict = [*PREDICT, "o", "--data", "rows.npz", "--labels"]
+    assert main([*predict, "rows.npz"]) == 0 and np.load("o/rows.npz")["predictions"].shape == (5, 4, 6, 8)
+    assert main([*predict, "fewer.npz", "--force"]) == 1 and "error MBC383: " in capsys.readouterr().err
+    Path("net.mbc").write_text(SOURCE.replace("target[batch, 4", "target[batch, 3, 4").replace(": class", ": float")
+                               .replace("softmax_cross_entropy(ignore_index=255)", "mse"))  # fmt: skip
+    assert main([*predict, "rows.npz", "--force"]) == 1
+    assert "error MBC387: network 'net' predicts no class numbers that could be" in capsys.readouterr().err

@@ -18,6 +18,7 @@ def add_predict(commands: Commands) -> None:
     add("network_or_package", metavar="NET", help="a package or a source (.mbc)")
     add("--weights", required=True, metavar="FILE", help="trained weights: a checkpoint of mbc train")
     add("--data", required=True, metavar="PATH", help="an .npy, .npz, .nii or .nii.gz, or a folder of such files")
+    add("--labels", metavar="PATH", help="class numbers of the data: print the Dice score of each class")
     add("-o", "--output", required=True, metavar="FOLDER", help="write the results here, by the names of the files")
     add("--force", action="store_true", help="replace existing files")
     add("--probabilities", action="store_true", help="write probabilities, not class numbers")
