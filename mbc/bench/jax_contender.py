@@ -21,6 +21,7 @@ from mbc.ir.control import GROWTH_INTERVAL, SCALE_BACKOFF, SCALE_GROWTH
 from mbc.ir.graph import Network, Optimizer, Role
 from mbc.ir.parameter_groups import is_trained, settings_of
 from mbc.ir.types import Precision
+from mbc.ops.normalization import BatchNorm
 from mbc.ops.random import Dropout
 from mbc.ops.update import NORM_EPSILON
 from mbc.runtime.initial_states import initial
@@ -158,10 +159,10 @@ def _forward(network: Network, half: Any) -> Callable[..., tuple[Tensor, States]
         for call in calls:
             operation, a = call.operation, call.operation.attributes
             operands = [values[name] for name in call.operands]
-            if operation.kind == "batch_norm":
-                x, *affine, mean, variance = operands
-                y, *after = batch_norm(a, x, affine, mean, variance)
-                statistics.update(zip(call.operands[-2:], after, strict=True))
+            if isinstance(a, BatchNorm):
+                affine, running = a.split(operands[1:])
+                y, *after = batch_norm(a, operands[0], affine, running)
+                statistics.update(zip(a.split(call.operands[1:])[1], after, strict=True))
             elif isinstance(a, Dropout):
                 key, here = jax.random.split(key)
                 y = _dropout(a, operands[0], None if masks is None else masks[operation.name], here)

@@ -120,22 +120,22 @@ def _probability_cross_entropy(a: Any, x: Tensor, y: Tensor) -> Tensor:
     return -jnp.mean(y * of_one + (1 - y) * of_zero)
 
 
-def batch_norm(
-    a: Any, x: Tensor, affine: Sequence[Tensor], mean: Tensor, variance: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the result in a training step, and the running statistics after it."""
+def batch_norm(a: Any, x: Tensor, affine: Sequence[Tensor], running: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """Return the result in a training step, and the running statistics after it, if there are."""
     axes = (0, *range(2, x.ndim))
     shape = (1, -1, *([1] * (x.ndim - 2)))
     wide = x if x.dtype == jnp.float64 else x.astype(jnp.float32)
-    here, spread = wide.mean(axes), wide.var(axes)
+    here, spread = running if a.frozen else (wide.mean(axes), wide.var(axes))
     factor = lax.rsqrt(spread + a.eps)
     weight, bias = affine or (1.0, 0.0)
     scale, offset = factor * weight, bias - here * factor * weight
     y = (wide * scale.reshape(shape) + offset.reshape(shape)).astype(x.dtype)
     count = x.size // x.shape[1]
     unbiased = spread * (count / max(1, count - 1))
-    keep = 1 - a.momentum
-    return y, keep * mean + a.momentum * here, keep * variance + a.momentum * unbiased
+    if not a.frozen:
+        after = zip(running, (here, unbiased), strict=False)
+        running = [(1 - a.momentum) * old + a.momentum * new for old, new in after]
+    return y, *running
 
 
 def _resize(a: Any, x: Tensor) -> Tensor:

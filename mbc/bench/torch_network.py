@@ -125,14 +125,22 @@ class TorchNetwork(Base):
     def _run(self, call: Call, operands: list[Tensor], masks: Mapping[str, Tensor] | None) -> Tensor:
         a: Any = call.operation.attributes
         if call.operation.kind == "batch_norm":
-            x, *affine, mean, variance = operands
+            x, (affine, running) = operands[0], a.split(operands[1:])
             weight, bias = affine or (None, None)
-            if a.sync and self.training and torch.distributed.is_available() and torch.distributed.is_initialized():
+            mean, variance = running or (None, None)
+            training = (self.training and not a.frozen) or not running
+            if (
+                a.sync
+                and training
+                and running
+                and torch.distributed.is_available()
+                and torch.distributed.is_initialized()
+            ):
                 group = torch.distributed.group.WORLD
                 # What nn.SyncBatchNorm calls, on GPUs only.
                 apply = torch.nn.modules._functions.SyncBatchNorm.apply
                 return apply(x, weight, bias, mean, variance, a.eps, a.momentum, group, group.size())
-            return F.batch_norm(x, mean, variance, weight, bias, self.training, a.momentum, a.eps)
+            return F.batch_norm(x, mean, variance, weight, bias, training, a.momentum, a.eps)
         if not isinstance(a, Dropout):
             return FUNCTIONS[call.operation.kind](a, *operands)
         (x,) = operands

@@ -73,6 +73,12 @@ def _normalize_backward(a: BatchNormalizeBackward, inputs: Sequence[Tensor], cal
     )
 
 
+def _normalize_backward_frozen(a: BatchNormalize, inputs: Sequence[Tensor], call: Call) -> tuple[Tensor, ...]:
+    dy, variance, *gamma = inputs
+    scale = (variance + a.eps).rsqrt() * (gamma[0] if gamma else 1.0)
+    return (dy * _per_channel(scale, dy),)
+
+
 def _by_sample(form: Form) -> Form:
     """Return a form of batch normalisation with the channels of each sample as channels of their own."""
 
@@ -154,6 +160,7 @@ FORMS: dict[str, Form] = {
     "batch_normalize": _normalize,
     "batch_normalize_backward_reduce": _normalize_sums,
     "batch_normalize_backward": _normalize_backward,
+    "batch_normalize_backward_frozen": _normalize_backward_frozen,
     "instance_statistics": _by_sample(_statistics),
     "instance_normalize": _by_sample(_normalize),
     "instance_normalize_backward_reduce": _by_sample(_normalize_sums),

@@ -75,6 +75,11 @@ class NetworkBuilder:
         """Return the numbers of a parameter, buffer or constant."""
         return self._arrays[held.storage]
 
+    def is_training(self) -> bool:
+        """Return whether the program, or a node of it, is known to be in training mode."""
+        arguments = (node.arguments for node in self._program.nodes)
+        return self._program.is_training or any(True in (a.get("training"), a.get("train")) for a in arguments)
+
     def claim(self, source: str) -> bool:
         """Mark a random mask as used.
 

@@ -76,6 +76,8 @@ def step_of(graph: TrainingGraph, states: Mapping[str, Array], inputs: Sequence[
     """Return the results of a training step for inputs and targets."""
     updates = {op.inputs[0]: op.inputs[1] for op in graph.train if op.kind == "sgd_update"}
     statistics = {state: update for state, update in graph.updates if graph.values[state].role is Role.STATISTIC}
+    roles = {state.value: graph.values[state.value].role for state in graph.states}
+    unchanged = {state: array for state, array in states.items() if roles.get(state) is Role.STATISTIC}
     kept = {*graph.outputs, graph.loss, *updates.values(), *statistics.values()}
     operations = [op for op in graph.train if op.kind != "sgd_update"]
     given = {**states, **dict(zip(graph.inputs, inputs, strict=True))}
@@ -84,7 +86,7 @@ def step_of(graph: TrainingGraph, states: Mapping[str, Array], inputs: Sequence[
         tuple(env[name] for name in graph.outputs),
         float(env[graph.loss].reshape(-1)[0]),
         {state: env[value] for state, value in updates.items()},
-        {state: env[value] for state, value in statistics.items()},
+        unchanged | {state: env[value] for state, value in statistics.items()},
     )
 
 

@@ -166,6 +166,7 @@ class Program:
         arrays: The numbers, by `storage`.
         writer: The program that wrote the file, for comments in the source.
         counts: How much a step increases buffers that count calls, by `storage`.
+        is_training: Whether the model was in training mode as a whole; the nodes may show the same.
         opaque: A line of the model that may apply a function with its own backward pass, which the program lacks.
     """
 
@@ -179,6 +180,7 @@ class Program:
     writer: str = ""
     counts: Mapping[str, int] = field(default_factory=dict[str, int])
     opaque: Line | None = None
+    is_training: bool = False
 
 
 FLOATING = frozenset(("float64", "float32", "float16", "bfloat16"))

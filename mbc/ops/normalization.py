@@ -43,12 +43,20 @@ class BatchNorm(Attributes):
         momentum: Weight of the new statistics: running = (1 - momentum) * running + momentum * batch.
         affine: Whether there are a trained scale and shift.
         sync: Whether statistics are those of the mini-batch that all ranks share, rather than of each rank's own rows.
+        frozen: Whether training normalises by the running statistics, as evaluation does, and leaves them unchanged.
+        track: Whether there are running statistics. Without them evaluation uses statistics of the mini-batch.
     """
 
     eps: float = 1e-5
     momentum: float = 0.1
     affine: bool = True
     sync: bool = False
+    frozen: bool = False
+    track: bool = True
+
+    def split(self, operands: Sequence[Any]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        """Return scale and shift, if there are, and the running statistics, if there are, of the operands behind x."""
+        return tuple(operands[: 2 * self.affine]), tuple(operands[2 * self.affine :])
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,9 +119,9 @@ def _count(x: TensorType) -> int:
 def _norm_shape(a: BatchNorm, inputs: tuple[TensorType, ...]) -> tuple[TensorType, ...]:
     x = inputs[0]
     _fit(x, inputs[1:])
-    if len(inputs) != (5 if a.affine else 3):
-        raise ShapeError(f"batch norm with affine = {a.affine} got {len(inputs)} operands")
-    if _count(x) < 2:
+    if len(inputs) != 1 + 2 * a.affine + 2 * a.track:
+        raise ShapeError(f"batch norm with affine = {a.affine} and track = {a.track} got {len(inputs)} operands")
+    if _count(x) < 2 and not a.frozen:
         raise ShapeError(f"batch norm of {x} has one value per channel, but a variance needs two")
     return (x,)
 
@@ -295,17 +303,27 @@ def backward(a: Any, inputs: Sequence[Array], call: Call) -> tuple[Array, ...]:
     return ((dy - shift - (x - mean) * slope) * scale,)
 
 
+def _frozen_backward(a: BatchNormalize, inputs: Sequence[Array], call: Call) -> tuple[Array, ...]:
+    dy, variance, *gamma = inputs
+    scale = _deviation(variance, a.eps) * (gamma[0] if gamma else variance.dtype.type(1))
+    return (dy * _per_channel(scale, dy),)
+
+
+def _frozen_on_device(a: Any, inputs: int) -> Expression:
+    scale = f"{_INVERSE} scale = {'gamma * ' * (inputs == 3)}inverse;"
+    return Expression(("dy", "variance", "gamma")[:inputs], f"{scale} dy * scale", (("eps", a.eps),))
+
+
 def _expand(e: Expansion, op: Operation, training: bool) -> tuple[str, ...]:
     a = op.attributes
     assert isinstance(a, BatchNorm)
-    x, *affine, running_mean, running_variance = op.inputs
-    if not training:
-        inputs = (x, running_mean, running_variance, *affine)
-        return e.emit("batch_normalize", BatchNormalize(a.eps), inputs, op.outputs, op.name)
+    x, (affine, running) = op.inputs[0], a.split(op.inputs[1:])
+    if a.frozen or (a.track and not training):
+        return e.emit("batch_normalize", BatchNormalize(a.eps), (x, *running, *affine), op.outputs, op.name)
     y = op.outputs[0]
     names = (f"{y}.mean", f"{y}.variance")
     counts = (_count(e.type(x)),)
-    if not a.sync or e.ranks is None:
+    if not a.sync or e.ranks is None or not training:
         mean, variance = e.emit("batch_statistics", NoAttributes(), (x,), names, f"{op.name}.statistics")
     else:
         counts = tuple(rows * (_count(e.type(x)) // e.type(x).shape[0]) for rows in e.ranks.rows)
@@ -314,15 +332,12 @@ def _expand(e: Expansion, op: Operation, training: bool) -> tuple[str, ...]:
         ranks = e.emit("all_gather", gather, own, [f"{n}.ranks" for n in names], f"{op.name}.statistics.all_gather")
         combine = CombineStatistics(counts)
         mean, variance = e.emit("combine_statistics", combine, ranks, names, f"{op.name}.statistics.combine")
-    new_mean, new_variance = e.emit(
-        "update_running",
-        UpdateRunning(a.momentum, sum(counts)),
-        (running_mean, running_variance, mean, variance, e.control),
-        (f"next.{running_mean}", f"next.{running_variance}"),
-        f"{op.name}.update_running",
-    )
-    e.update(running_mean, new_mean)
-    e.update(running_variance, new_variance)
+    if running:
+        update, inputs = UpdateRunning(a.momentum, sum(counts)), (*running, mean, variance, e.control)
+        names = tuple(f"next.{name}" for name in running)
+        updated = e.emit("update_running", update, inputs, names, f"{op.name}.update_running")
+        for state, value in zip(running, updated, strict=True):
+            e.update(state, value)
     return e.emit("batch_normalize", BatchNormalize(a.eps), (x, mean, variance, *affine), op.outputs, op.name)
 
 
@@ -334,6 +349,8 @@ def _gradient(g: Gradients, op: Operation, dys: tuple[str | None, ...]) -> tuple
     wanted = [v for v in (x, *affine) if g.needs(v)]
     if dy is None or not wanted:
         return (None,) * len(op.inputs)
+    if g.producer(mean) is None:
+        return _frozen_gradient(g, op, dy)
     # The gradient of x needs both reductions, whether or not there are parameters to train.
     names = tuple(affine) or (f"{op.outputs[0]}.scale", f"{op.outputs[0]}.shift")
     dgamma, dbeta = g.emit("batch_normalize_backward_reduce", a, (x, dy, mean, variance), *names)
@@ -352,9 +369,20 @@ def _gradient(g: Gradients, op: Operation, dys: tuple[str | None, ...]) -> tuple
     return (dx, None, None, dgamma, dbeta) if affine else (dx, None, None)
 
 
+def _frozen_gradient(g: Gradients, op: Operation, dy: str) -> tuple[str | None, ...]:
+    """Return the gradients if mean and variance are states, which do not depend on x."""
+    x, mean, variance, *affine = op.inputs
+    dx, gradients = None, (None,) * len(affine)
+    if any(map(g.needs, affine)):
+        gradients = g.emit("batch_normalize_backward_reduce", op.attributes, (x, dy, mean, variance), *affine)
+    if g.needs(x):
+        (dx,) = g.emit("batch_normalize_backward_frozen", op.attributes, (dy, variance, *affine[:1]), x)
+    return (dx, None, None, *gradients)
+
+
 def is_synchronised(op: Operation) -> bool:
     """Return whether this is a batch normalisation with the statistics of all ranks."""
-    return isinstance(op.attributes, BatchNorm) and op.attributes.sync
+    return isinstance(op.attributes, BatchNorm) and op.attributes.sync and not op.attributes.frozen
 
 
 def synchronised(network: Network) -> Network:
@@ -401,24 +429,36 @@ OPS = (
         in_place=((0, 1),),
         device=backward_on_device,
     ),
+    OpKind(
+        "batch_normalize_backward_frozen",
+        BatchNormalize,
+        _normalize_shape,
+        _frozen_backward,
+        divisible=True,
+        in_place=((0, 0),),
+        device=_frozen_on_device,
+    ),
 )
 
 
 def _build(builder: LayerBuilder, settings: dict[str, Any], inputs: tuple[str, ...]) -> str:
     (x,) = inputs
     shape = _channels(builder.type(x)).shape
-    eps, momentum, affine, sync = (settings[name] for name in ("eps", "momentum", "affine", "sync"))
-    if eps <= 0:
-        raise ShapeError(f"eps is {eps}, but must be positive")
-    if not 0 <= momentum <= 1:
-        raise ShapeError(f"momentum is {momentum}, but must be between 0 and 1")
+    a = BatchNorm(**settings)
+    if a.eps <= 0:
+        raise ShapeError(f"eps is {a.eps}, but must be positive")
+    if not 0 <= a.momentum <= 1:
+        raise ShapeError(f"momentum is {a.momentum}, but must be between 0 and 1")
+    if a.frozen and not a.track:
+        raise ShapeError("frozen statistics are running statistics: leave out track=false")
     operands = [x]
-    if affine:
+    if a.affine:
         operands.append(builder.state("weight", shape, Initializer("constant", 1.0)))
         operands.append(builder.state("bias", shape, Initializer("constant", 0.0)))
-    operands.append(builder.state("running_mean", shape, Initializer("constant", 0.0), trained=False))
-    operands.append(builder.state("running_var", shape, Initializer("constant", 1.0), trained=False))
-    return builder.emit("batch_norm", BatchNorm(eps, momentum, affine, sync), operands)[0]
+    if a.track:
+        operands.append(builder.state("running_mean", shape, Initializer("constant", 0.0), trained=False))
+        operands.append(builder.state("running_var", shape, Initializer("constant", 1.0), trained=False))
+    return builder.emit("batch_norm", a, operands)[0]
 
 
 LAYERS = (
@@ -429,9 +469,12 @@ LAYERS = (
             Parameter("momentum", "float", 0.1),
             Parameter("affine", "bool", True),
             Parameter("sync", "bool", False),
+            Parameter("frozen", "bool", False),
+            Parameter("track", "bool", True),
         ),
         _build,
         help="Batch normalisation. momentum is the weight of the newest mini-batch in the running statistics. "
-        "sync: the statistics are those of the mini-batch that all GPUs share.",
+        "sync: the statistics are those of the mini-batch that all GPUs share. frozen: training uses the running "
+        "statistics and leaves them unchanged. track = false: there are none, and each mini-batch uses its own.",
     ),
 )

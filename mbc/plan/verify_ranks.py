@@ -263,7 +263,9 @@ def _check_statistics(graph: TrainingGraph, ranks: Ranks) -> None:
                 own.update(gathered.inputs)
                 continue
             case BatchNormalize():
-                outputs.pair(op, *(op.inputs[1:3] if op.kind == "batch_normalize" else op.inputs[2:4]))
+                names = op.inputs[1:3] if op.kind == "batch_normalize" else op.inputs[2:4]
+                if not outputs.of.keys().isdisjoint(names):  # frozen statistics are states
+                    outputs.pair(op, *names)
             case UpdateRunning(count=count):
                 _check_count(op, outputs.pair(op, *op.inputs[2:4]), count)
             case BatchNormalizeBackward(count=count):

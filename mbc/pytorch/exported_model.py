@@ -6,7 +6,7 @@ import functools
 import importlib
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -130,7 +130,7 @@ def network_of(model: Any, example: Sequence[Any], trained: set[int]) -> Exporte
             export_model(twin, tuple(tensor.detach().cpu() for tensor in example), file)
         except MbcError as error:
             raise failed or error from error.__cause__
-        read = read_pt2(file)
+        read = replace(read_pt2(file), is_training=True)  # a model in eval mode has been refused
     network = translate(read, type(model).__name__.lower())
     if failed is not None:  # the export and the translation found no more specific error
         raise failed

@@ -108,6 +108,8 @@ class Module:
         graph = self._plan.graph
         self._train_inputs = wanted_inputs(graph, graph.inputs)
         self._infer_inputs = wanted_inputs(graph, graph.infer_inputs)
+        # Rows that are missing would count in statistics of the mini-batch (`bn(track=false)`).
+        self._whole_batches = any("batch_statistics" in op.kind for op in graph.infer)
         self._judged = judged_rows(graph)
         self._averages = averages_of(graph)
         self._figures: Figures | None = None
@@ -185,6 +187,8 @@ class Module:
     def forward(self, *inputs: object, copy: bool = True, **named: object) -> Output | tuple[Output, ...]:
         """Return the outputs for 1 to `batch` rows, with running statistics and without dropout.
 
+        A network with `bn(track=false)` needs `batch` rows, whose statistics it uses.
+
         Args:
             *inputs: The inputs on which outputs depend, in the order of the source.
             copy: Return NumPy arrays. False returns on a GPU a `DeviceOutput` (DLPack, `__cuda_array_interface__`)
@@ -202,7 +206,7 @@ class Module:
         copy = flag("copy", copy)
         with self._turns:
             arrays = self._received(self._infer_inputs, inputs, named)
-            rows = check_rows(self._infer_inputs, arrays, self.batch, exact=False)
+            rows = check_rows(self._infer_inputs, arrays, self.batch, exact=self._whole_batches)
             self._hand(self._machine, self._infer_inputs, self._places.infer_inputs, arrays)
             self._machine.infer()
             outputs: list[Output] = []

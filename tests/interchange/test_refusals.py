@@ -27,12 +27,12 @@ def test_all_is_listed_at_once_with_modules_lines_and_remedies(tmp_path: Path) -
         def forward(self, x: Tensor) -> Tensor:
             return torch.cumsum(x, 1) + torch.cumprod(x, 2)  # the line of Odd
 
-    norm = nn.BatchNorm2d(4, track_running_stats=False)
+    norm = nn.InstanceNorm2d(4, track_running_stats=True)
     odd = nn.ModuleList(Odd() for _ in range(5))
     message = refusal(tmp_path, Of(lambda x: sum((o(x) for o in odd), norm(x).softmax(0)), odd=odd, norm=norm))
     assert message.startswith("error MBC303: the model has 3 things that mbc cannot import:")
-    assert "'norm' (BatchNorm2d): aten.batch_norm.default: it keeps no running statistics" in message
-    assert "instead: build it with track_running_stats=True" in message
+    assert "'norm' (InstanceNorm2d): aten.instance_norm.default: it keeps running statistics" in message
+    assert "instead: build it with track_running_stats=False" in message
     # The softmax after `norm` depends on a refused operation, so it is not listed.
     assert "'odd.0' (Odd), 'odd.1' (Odd), 'odd.2' (Odd), 'odd.3' (Odd) and 1 more: aten.cumsum.default" in message
     assert "aten.cumprod.default: the language has no such operation" in message
@@ -118,7 +118,7 @@ def test_a_function_that_is_none_here(function, words: str, tmp_path: Path) -> N
 def test_modules_in_eval_mode_are_named(tmp_path: Path) -> None:
     norm, drop = nn.BatchNorm2d(4), nn.Dropout()
     message = refusal(tmp_path, Of(lambda x: drop(norm(x)), norm=norm, drop=drop), train=False)
-    assert "'norm' (BatchNorm2d)" in message and "its statistics are fixed: the module is in eval mode" in message
+    assert "'norm' (BatchNorm2d)" in message and "its statistics are fixed, and nothing" in message
     assert "export the model after model.train()" in message
 
 

@@ -79,8 +79,10 @@ def augmented(a: Augment, image: Any, view: View) -> Any:
 
 
 def batch_norm(a: Any, training: bool, x: Any, *states: Any) -> Any:
-    weight, bias = states[:2] if a.affine else (None, None)
-    return F.batch_norm(x, states[-2], states[-1], weight, bias, training, a.momentum, a.eps)
+    affine, running = a.split(states)
+    training = (training and not a.frozen) or not running
+    mean, variance = (state.detach() for state in running) if running else (None, None)
+    return F.batch_norm(x, mean, variance, *(affine or (None, None)), training, a.momentum, a.eps)
 
 
 def top_k(a: Any, logits: Any, target: Any) -> Any:

@@ -87,6 +87,7 @@ def bn(draw: Draw) -> Network:
     w = Writer(draw(st.integers(2, 4)))
     x, _ = _image(draw, w, draw(st.integers(1, 3)))
     settings = {"eps": draw(st.sampled_from((1e-5, 1e-2))), "momentum": draw(st.sampled_from((0.1, 0.5)))}
+    settings |= draw(st.sampled_from(({}, {"frozen": True}, {"track": False})))
     return _finish(w, w("bn", x, affine=draw(st.booleans()), **settings))
 
 

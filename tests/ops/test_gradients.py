@@ -134,9 +134,10 @@ def _check_division(graph: TrainingGraph, op: Operation, env: dict[str, Array], 
     whole = {"batch_normalize": 1, "batch_normalize_backward_reduce": 2, "batch_normalize_backward": 2}.get(op.kind)
     whole = {"group_norm": 1, "layer_norm": 1, "group_norm_backward": 4, "layer_norm_backward": 4}.get(op.kind, whole)
     whole = {"instance_normalize": 3, "instance_normalize_backward": 6}.get(op.kind, whole)
+    vectors = op.kind in ("bias_add", "batch_normalize_backward_frozen")
     if whole is None:
         whole = len(op.inputs) if kind.reduces or not kind.working_inputs else 1
-        whole = 1 if op.kind == "bias_add" or isinstance(op.attributes, Dropout | Augment) else whole
+        whole = 1 if vectors or isinstance(op.attributes, Dropout | Augment) else whole
     rank = len(types[op.outputs[0]].shape)
     rowless = kind.rowless(op.attributes, len(op.inputs)) if kind.rowless else ()
     with_rows = [

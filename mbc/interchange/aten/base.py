@@ -84,6 +84,10 @@ class Builder(Protocol):
         """Return the step that gave a value, and the shape of its first input; None for inputs of the network."""
         ...
 
+    def is_training(self) -> bool:
+        """Return whether the program, or a node of it, is known to be in training mode."""
+        ...
+
     def claim(self, source: str) -> bool:
         """Mark a random mask as used, and return False if it was used before."""
         ...
@@ -314,6 +318,11 @@ class Call:
         """
         if not self._builder.claim(noise.source):
             raise Refused("it uses one random mask twice", "draw a mask for each use, or multiply once")
+
+    @property
+    def is_training(self) -> bool:
+        """True if the model is in training mode, or a part of it is."""
+        return self._builder.is_training()
 
     # ---- results ----
 

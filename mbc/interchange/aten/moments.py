@@ -75,22 +75,6 @@ def layer_norm(call: Call, x: Activation, centre: bool = True) -> Result:
     return affine(call, result, call.optional_weight("weight"), bias, axes[0])
 
 
-def group_norm(call: Call, groups: int) -> Result:
-    """Return a tensor normalised over groups of channels; the scale and the offset may be left out.
-
-    Raises:
-        Refused: The tensor has no channels.
-    """
-    x = call.plain("input")
-    if len(x.shape) < 2:
-        raise Refused(f"it normalises {list(x.shape)}", "give it [N, C, ...]")
-    sizes = (groups, math.prod(x.shape[1:]) // groups)
-    grouped = call.layer("reshape", x, (x.shape[0], *sizes), {"sizes": sizes})
-    result = standardized(call, grouped, (2,), call.real("eps", 1e-5))
-    result = call.layer("reshape", result, x.shape, {"sizes": x.shape[1:] if len(x.shape) > 2 else x.shape[1]})
-    return affine(call, result, call.optional_weight("weight"), call.optional_weight("bias"), 1)
-
-
 def _dims(call: Call, x: Activation) -> tuple[int, ...]:
     rank = len(x.shape)
     dims = tuple(sorted(d % rank for d in call.ints("dim") or tuple(range(rank))))

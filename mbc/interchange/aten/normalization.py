@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from mbc.interchange.aten.base import Call, Rule
 from mbc.interchange.aten.factors import channels_behind, over_channels, with_channels
-from mbc.interchange.aten.moments import affine, group_norm, layer_norm
+from mbc.interchange.aten.moments import affine, layer_norm
 from mbc.interchange.aten.operands import CHANNELS_LAST, PLAIN, Refused, Result, Scaled, Standardized, Weight
 from mbc.interchange.steps import Setting
 
@@ -16,23 +16,28 @@ def _batch_norm(call: Call) -> Result:
     normalised = call.operand("input")
     if isinstance(normalised, Weight):
         return _standardized(call, normalised)
-    if not call.flag("training", True):
+    frozen = not call.flag("training", True)
+    if frozen and not call.is_training:
         raise Refused(
-            "its statistics are fixed: the module is in eval mode, or frozen",
-            "export the model after model.train(), and freeze parameters by requires_grad=False alone",
+            "its statistics are fixed, and nothing in the model is in training mode",
+            "export the model after model.train(); batch norms in it may be in eval mode",
         )
-    mean, variance = call.optional_weight("running_mean"), call.optional_weight("running_var")
-    if mean is None or variance is None:
-        raise Refused("it keeps no running statistics", "build it with track_running_stats=True")
+    held = {name: call.optional_weight(name) for name in ("running_mean", "running_var")}
+    tracks = None not in held.values()
+    settings: dict[str, Setting] = {"eps": call.real("eps", 1e-5), "momentum": call.real("momentum", 0.1)}
+    settings |= {"frozen": True} if frozen else {}
+    settings |= {} if tracks else {"track": False}
+    return _layer(call, "bn", settings, **(held if tracks else {}))
+
+
+def _layer(call: Call, name: str, settings: Mapping[str, Setting], **held: Weight | None) -> Result:
+    """Return a layer's result; a scale or an offset alone is an operator behind the layer."""
     x = call.plain("input")
     weight, bias = call.optional_weight("weight"), call.optional_weight("bias")
-    is_affine = weight is not None and bias is not None
-    held = {"weight": weight, "bias": bias} if is_affine else {}
-    settings: Mapping[str, Setting] = {
-        "eps": call.real("eps", 1e-5), "momentum": call.real("momentum", 0.1), "affine": is_affine,
-    }  # fmt: skip
-    result = call.layer("bn", x, x.shape, settings, **held, running_mean=mean, running_var=variance)
-    return result if is_affine else affine(call, result, weight, bias, 1)
+    if weight is not None and bias is not None:
+        return call.layer(name, x, x.shape, {**settings, "affine": True}, weight=weight, bias=bias, **held)
+    result = call.layer(name, x, x.shape, {**settings, "affine": False}, **held)
+    return affine(call, result, weight, bias, 1)
 
 
 def _standardized(call: Call, weight: Weight) -> Standardized:
@@ -64,31 +69,23 @@ def _layer_norm(call: Call) -> Result:
     sizes = call.ints("normalized_shape")
     view = channels_behind(x)
     pixels = x.view is CHANNELS_LAST or view is not None or (x.view is PLAIN and len(x.shape) == 2)
-    if not pixels or sizes != (x.shape[1],) or weight is None or bias is None:
+    if not pixels or sizes != (x.shape[1],) or (weight is None) is not (bias is None):
         return layer_norm(call, x)
-    result = call.layer("layer_norm", x, x.shape, {"eps": call.real("eps", 1e-5)}, weight=weight, bias=bias)
+    settings: Mapping[str, Setting] = {"eps": call.real("eps", 1e-5), "affine": weight is not None}
+    result = call.layer("layer_norm", x, x.shape, settings, weight=weight, bias=bias)
     return replace(result, view=x.view) if view is None else with_channels(view, result)
 
 
 def _group_norm(call: Call) -> Result:
-    weight, bias = call.optional_weight("weight"), call.optional_weight("bias")
-    if weight is None or bias is None:
-        return group_norm(call, call.integer("num_groups", 1))
-    x = call.plain("input")
-    settings: Mapping[str, Setting] = {"groups": call.integer("num_groups", 1), "eps": call.real("eps", 1e-5)}
-    return call.layer("group_norm", x, x.shape, settings, weight=weight, bias=bias)
+    return _layer(call, "group_norm", {"groups": call.integer("num_groups", 1), "eps": call.real("eps", 1e-5)})
 
 
 def _instance_norm(call: Call) -> Result:
-    x = call.plain("input")
-    weight, bias = call.optional_weight("weight"), call.optional_weight("bias")
     call.ignore("momentum")  # the momentum of running statistics, which the layer has not
     tracked = call.optional("running_mean") is not None or call.optional("running_var") is not None
     if tracked or not call.flag("use_input_stats", True):
         raise Refused("it keeps running statistics", "build it with track_running_stats=False")
-    if weight is None or bias is None:
-        return group_norm(call, x.shape[1] if len(x.shape) > 1 else 1)
-    return call.layer("instance_norm", x, x.shape, {"eps": call.real("eps", 1e-5)}, weight=weight, bias=bias)
+    return _layer(call, "instance_norm", {"eps": call.real("eps", 1e-5)})
 
 
 def _local_response_norm(call: Call) -> Result:

@@ -385,6 +385,7 @@ def _channels(cases: Cases) -> None:
         cases.add("batch_normalize", BatchNormalize(1e-5), w(*shape), *vectors, m(c), m(c))
         cases.add("batch_normalize_backward_reduce", BatchNormalize(1e-3), w(*shape), w(*shape), *vectors)
         backward = BatchNormalizeBackward(1e-5, count)
+        cases.add("batch_normalize_backward_frozen", BatchNormalize(1e-5), w(*shape), m(c, make=positive), m(c))
         cases.add("batch_normalize_backward", backward, w(*shape), w(*shape), *vectors, m(c), m(c), note="plain")
         cases.add("batch_normalize_backward", backward, w(*shape), w(*shape), *vectors, m(c), m(c), m(c))
     _samples(cases)

@@ -39,6 +39,7 @@ ATTRIBUTES: Mapping[str, tuple[Attributes, ...]] = MappingProxyType(
         "relation": tuple(map(Relation, ("eq", "ne", "lt", "le", "gt", "ge", "max_share", "rmax_share"))),
         "batch_normalize": (BatchNormalize(1e-3),),
         "batch_normalize_backward": (BatchNormalizeBackward(1e-3, 50),),
+        "batch_normalize_backward_frozen": (BatchNormalize(1e-3),),
         "batch_normalize_backward_reduce": (BatchNormalize(1e-3),),
         "instance_normalize": (InstanceNormalize(1e-3),),
         "instance_normalize_backward": (InstanceNormalizeBackward(1e-3, 50),),
@@ -54,6 +55,7 @@ CHANNELS: Mapping[str, tuple[int, int]] = MappingProxyType(
         "bias_add": (0, 1),
         "batch_normalize": (0, 4),
         "batch_normalize_backward": (0, 5),
+        "batch_normalize_backward_frozen": (0, 2),
         "instance_normalize": (2, 2),
         "instance_normalize_backward": (4, 1),
     }

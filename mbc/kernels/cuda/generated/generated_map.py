@@ -118,6 +118,7 @@ KERNELS = (
         for kind in family.OPS
         if kind.device is not None
     ),
+    generated_as("batch_normalize_backward_frozen"),
     *(generated_as(kind.name) for kind in INSTANCE_OPS if kind.device is not None),
     *(generated_as(kind, version=3) for kind in ("bias_add", "batch_normalize", "batch_normalize_backward")),
 )
