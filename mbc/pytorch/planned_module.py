@@ -18,7 +18,6 @@ from mbc.errors import MbcError
 from mbc.pytorch.compiled_model import PRECISIONS
 from mbc.pytorch.exported_model import MODULE_HOOKS
 from mbc.pytorch.gradients_out import finish
-from mbc.pytorch.model_tensors import readable
 from mbc.pytorch.planned_program import PlannedProgram
 from mbc.pytorch.shared_states import SharedStates
 from mbc.pytorch.watch import settings_of
@@ -155,8 +154,7 @@ class Planned:
             )
         ticket.used = True
         halves = ticket.program.halves
-        given = [readable(gradient) for gradient in gradients]
-        handed = finish(self._states, lambda add: halves.finish(given, add))
+        handed = finish(self._states, lambda add: ticket.program.finish(gradients, add))
         of_inputs = (self._states.inputs.get(name) for name in halves.taken)
         return [*(None if gradient is None else gradient.clone() for gradient in of_inputs), *handed]
 

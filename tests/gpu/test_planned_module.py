@@ -66,6 +66,11 @@ def test_a_call_that_the_plan_does_not_cover_runs_in_torch(loop: str):
         both(getattr(loops, loop), "torch")
 
 
+def test_a_loop_on_a_stream_of_its_own():
+    with torch.cuda.stream(torch.cuda.Stream()):
+        both(loops.plain, "error")
+
+
 def test_gradients_of_inputs():
     both(loops.with_input, "error", example=loops.X.clone().requires_grad_())
 
