@@ -28,7 +28,8 @@ network volume(batch = 4, classes = 3) {
   input target[batch, 8, 12, 12] : class
   a = image |> two(8)
   b = a |> conv(16, 3, stride=(2, 2, 1), pad=1, groups=2) |> bn |> relu |> two(16)
-  c = b |> maxpool(3, stride=2, pad=2, dilation=2) |> conv(16, 1) |> upsample(size=(4, 6, 12), mode=linear, align_corners=true)
+  c = b |> maxpool(3, stride=2, pad=2, dilation=2) |> conv(16, 1)
+        |> upsample(size=(4, 6, 12), mode=linear, align_corners=true)
   d = b |> avgpool((1, 2, 2)) |> adaptive_maxpool((3, 2, 5)) |> upsample((1, 3, 1)) |> adaptive_avgpool((4, 6, 12))
   u = (b, c, d, b + (b |> global_avgpool)) |> concat |> conv_transpose(8, (2, 2, 1), stride=(2, 2, 1))
   v = u |> padding(1, mode=circular) |> padding(1, value=-inf) |> maxpool(3, stride=2) |> upsample(1.7)
