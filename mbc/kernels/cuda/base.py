@@ -82,6 +82,15 @@ def no_reals(_: Slice) -> tuple[float, ...]:
     return ()
 
 
+def attributes_of(*names: str) -> Callable[[Slice], tuple[float, ...]]:
+    """Return a `reals` callback that returns these attributes of the operation."""
+
+    def reals(at: Slice) -> tuple[float, ...]:
+        return tuple(float(getattr(at.request.attributes, name)) for name in names)
+
+    return reals
+
+
 def no_trailing(_: Slice) -> tuple[int, ...]:
     """Return no numbers: the `trailing` callback of kernels that read only their structure."""
     return ()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from mbc.kernels.cuda.base import Slice, image_of
 from mbc.kernels.launch_struct import Struct
 
 
@@ -20,3 +21,21 @@ class ImageArguments(Struct):
     rows: int
     channels: int
     inner: int
+
+
+@dataclass(frozen=True, slots=True)
+class SumArguments(ImageArguments):
+    """Integer arguments of a launch that reduces each channel of an image.
+
+    Attributes:
+        parts: Blocks that share a channel.
+        accumulate: Whether results are added to the present values.
+    """
+
+    parts: int
+    accumulate: int
+
+
+def image_arguments(at: Slice) -> ImageArguments:
+    """Return the integer arguments of a launch over the first operand."""
+    return ImageArguments(*image_of(at))

@@ -19,8 +19,7 @@ const char* normalize_activation_backward(const MbcCall& call, const BatchNormAc
   const NormalizeBackward backward = normalize_backward(at, eps(call, 1), a.count);
   MBC_FOR_TYPE(a.type, T, {
     const Operands<T> x{at.x, at.dy};
-    map_channels<1>(call.stream, a.layout, a.rows, a.channels, a.inner, x, at.dx.as<T>(),
-                    NormalizeActivationBackward<Through<T>>{forward, backward});
+    map_image<1>(call, a, x, at.dx.as<T>(), NormalizeActivationBackward<Through<T>>{forward, backward});
   });
   return launched();
 }
@@ -31,9 +30,8 @@ const char* normalize_activation_reduce(const MbcCall& call, const BatchNormActi
   const Normalize forward = normalize(at, eps(call, 0));
   const BnBackwardReduction sums = sums_of(at, eps(call, 1), a.accumulate);
   MBC_FOR_TYPE(a.type, T, {
-    const Operands<T> x{at.x, at.dy};
-    reduce_channels<true>(call.stream, a.layout, a.rows, a.channels, a.inner, a.parts, x, at.workspace,
-                          BnActivationBackwardReduction<Through<T>>(sums, forward));
+    const TensorSource<T, true, false> source{{at.x, at.dy}};
+    reduce_image<T>(call, a, source, at.workspace, BnActivationBackwardReduction<Through<T>>(sums, forward));
   });
   return launched();
 }

@@ -4,7 +4,7 @@
 // All agree to the bit, because the forward and the backward pass compute the same expressions.
 //
 // Bytes      every operand in once, every result out once; a bit mask takes one bit an element.
-// Kernels    maps (`map_channels`, channels.cuh) and reductions (`reduce_channels_of`, channel_reduce.cuh) instantiated
+// Kernels    maps (`map_image`, channels.cuh) and reductions (`reduce_image`, channel_reduce.cuh) instantiated
 //            with the sources and functors below.
 // Threads    256. With channels last a thread keeps 16 bytes of channels and walks down the rows.
 // Shared     constants of a block's channels; in reductions also the partial sums of its threads.
@@ -24,11 +24,6 @@ struct NormalizeReluBackwardAdd : NormalizeReluBackward<T> {
     return NormalizeReluBackward<T>::operator()(c, x, dy) + more;
   }
 };
-
-template <int MORE, bool SLICED = false, typename T, typename F>
-void map_fused(const MbcCall& call, const FusedMapArguments& a, const Operands<T>& x, T* y, F f) {
-  map_channels<MORE, SLICED>(call.stream, a.layout, a.rows, a.channels, a.inner, x, y, f);
-}
 
 // The integers that follow the arguments of a launch that reads a slice: the slice, and the part of the result that is
 // also stored in a tensor of its own.
@@ -62,7 +57,7 @@ const char* map_residual(const MbcCall& call, const BatchNormReluOperands& at, c
       const StoreWithReluMask<T> both{at.y, at.mask};
       map_channels_to<1, false>(call.stream, a.rows * a.inner, a.channels, x, both, f);
     } else {
-      map_fused<1>(call, a, x, at.y.as<T>(), f);
+      map_image<1>(call, a, x, at.y.as<T>(), f);
     }
   });
   return launched();
@@ -89,7 +84,7 @@ const char* relu_backward_bn_reduce(const MbcCall& call, const BatchNormReluOper
       reduce_rows_of<T>(call.stream, a.rows * a.inner, a.channels, a.parts, source, at.workspace, sums);
     } else {
       const ReluBackwardSource<T, ADD, true> source{{at.relu}, at.dy, at.dy2, at.x, at.d};
-      reduce_channels_of<T>(call.stream, a.layout, a.rows, a.channels, a.inner, a.parts, source, at.workspace, sums);
+      reduce_image<T>(call, a, source, at.workspace, sums);
     }
   });
   return launched();
@@ -114,11 +109,11 @@ const char* normalize_relu_backward(const MbcCall& call, const BatchNormReluOper
         const StoreWithSlice<T> both{dx, at.part, w.part_start, w.part_count};
         map_channels_to<2, true>(call.stream, a.rows * a.inner, a.channels, x, both, sum);
       } else {
-        map_fused<2, true>(call, a, x, dx, sum);
+        map_image<2, true>(call, a, x, dx, sum);
       }
     } else {
       if constexpr (SLICED) x.b = slice_of<FusedMapArguments>(call, x.b, x.slice);
-      map_fused<1, SLICED>(call, a, x, dx, f);
+      map_image<1, SLICED>(call, a, x, dx, f);
     }
   });
   return launched();
@@ -132,8 +127,8 @@ const char* normalize_relu_sums(const MbcCall& call, const BatchNormReluOperands
   MBC_FOR_TYPE(a.type, T, {
     Operands<T> x{at.x, at.dy};
     if constexpr (SLICED) x.b = slice_of<FusedSumArguments>(call, x.b, x.slice);
-    reduce_channels<true, SLICED>(call.stream, a.layout, a.rows, a.channels, a.inner, a.parts, x, at.workspace,
-                                  BnReluBackwardReduction<T>(sums, forward));
+    const TensorSource<T, true, SLICED> source{x};
+    reduce_image<T>(call, a, source, at.workspace, BnReluBackwardReduction<T>(sums, forward));
   });
   return launched();
 }
@@ -162,7 +157,7 @@ extern "C" const char* mbc_relu_backward_channel_sum(const MbcCall& call) {
   const ChannelSum sum{at.sum, a.accumulate};
   MBC_FOR_TYPE(a.type, T, {
     const ReluBackwardSource<T, false, false> source{{at.relu}, at.dy, nullptr, nullptr, at.d};
-    reduce_channels_of<T>(call.stream, a.layout, a.rows, a.channels, a.inner, a.parts, source, at.workspace, sum);
+    reduce_image<T>(call, a, source, at.workspace, sum);
   });
   return launched();
 }

@@ -3,7 +3,7 @@
 // never stored.
 //
 // Bytes      every operand in once, every result out once.
-// Kernels    reductions (`reduce_channels_of`, channel_reduce.cuh).
+// Kernels    reductions (`reduce_image`, channel_reduce.cuh).
 // Threads    as in batch_norm_relu.cu, and so are shared memory and registers.
 // Limit      memory bandwidth; GELU's error function takes about as long.
 #include "activations.cuh"
@@ -132,13 +132,13 @@ struct LayerScaleReduction : BnBackwardReduction {
 // Operands: x, bias, dy; the gradient of x + bias, that of the bias, workspace.
 extern "C" const char* mbc_bias_add_gelu_backward_channel_sum(const MbcCall& call) {
   using namespace mbc;
-  const auto& a = arguments<ChannelSumArguments>(call);
+  const auto& a = arguments<SumArguments>(call);
   void* workspace = a.parts > 1 ? call.pointers[5] : nullptr;
   const BiasGeluBackward f{in<float>(call, 1)};
   const SumOfMapped<BiasGeluBackward> sum({out<float>(call, 4), a.accumulate}, f);
   MBC_FOR_TYPE(a.type, T, {
     const ResultSource<T, BiasGeluBackward> source{{in<T>(call, 0), in<T>(call, 2), out<T>(call, 3), f}};
-    reduce_channels_of<T>(call.stream, a.layout, a.rows, a.channels, a.inner, a.parts, source, workspace, sum);
+    reduce_image<T>(call, a, source, workspace, sum);
   });
   return launched();
 }
@@ -146,13 +146,13 @@ extern "C" const char* mbc_bias_add_gelu_backward_channel_sum(const MbcCall& cal
 // Operands: x, bias, dy, gamma; the gradient of x + bias, those of bias and gamma, workspace.
 extern "C" const char* mbc_scale_backward_bias_sums(const MbcCall& call) {
   using namespace mbc;
-  const auto& a = arguments<ChannelSumArguments>(call);
+  const auto& a = arguments<SumArguments>(call);
   void* workspace = a.parts > 1 ? call.pointers[7] : nullptr;
   MBC_FOR_TYPE(a.type, T, {
     const BiasedScaled<T> of{in<float>(call, 1), in<T>(call, 3)};
     const OperandSource<T, Scale<T>> source{{in<T>(call, 0), in<T>(call, 2), out<T>(call, 4), {of}}};
     const LayerScaleReduction<T> sums(of, out<float>(call, 5), out<float>(call, 6), a.accumulate);
-    reduce_channels_of<T>(call.stream, a.layout, a.rows, a.channels, a.inner, a.parts, source, workspace, sums);
+    reduce_image<T>(call, a, source, workspace, sums);
   });
   return launched();
 }

@@ -123,26 +123,20 @@ bool fits(const ManyColumns<T>& columns, const T* y, int64_t width, int64_t pitc
   return whole;
 }
 
-template <typename T, int N, bool BIAS>
-void run_copy_columns(cudaStream_t stream, const ManyColumns<T>& columns, T* y, int64_t rows, int64_t width,
-                      int64_t pitch) {
-  const ChannelTiling tiling(width / N);
-  const int64_t wanted = divide_up(rows, tiling.threads_y() * COPY_ROWS);
-  const int64_t most = multiprocessors() * COPY_BLOCKS * MAP_WAVES / tiling.columns;
-  const dim3 grid(tiling.columns, static_cast<unsigned>(min(wanted, max(int64_t{1}, most))));
-  MBC_LAUNCH((copy_columns<T, N, BIAS>), grid, dim3(tiling.threads_x, tiling.threads_y()), stream, columns, y, rows, width, pitch);
-}
-
 template <bool BIAS, typename T>
 void copy_all_columns(cudaStream_t stream, const ManyColumns<T>& columns, T* y, int64_t rows, int64_t width,
                       int64_t pitch) {
+  const auto run = [&](auto n) {
+    const ChannelTiling tiling(width / n);
+    const int64_t wanted = divide_up(rows, tiling.threads_y() * COPY_ROWS);
+    const int64_t most = multiprocessors() * COPY_BLOCKS * MAP_WAVES / tiling.columns;
+    const dim3 grid(tiling.columns, static_cast<unsigned>(min(wanted, max(int64_t{1}, most))));
+    MBC_LAUNCH((copy_columns<T, n, BIAS>), grid, dim3(tiling.threads_x, tiling.threads_y()), stream, columns, y, rows,
+               width, pitch);
+  };
   constexpr int N = WIDTH<T>;
-  if (fits<T, N>(columns, y, width, pitch))
-    run_copy_columns<T, N, BIAS>(stream, columns, y, rows, width, pitch);
-  else if (fits<T, N / 2>(columns, y, width, pitch))
-    run_copy_columns<T, N / 2, BIAS>(stream, columns, y, rows, width, pitch);
-  else
-    run_copy_columns<T, 1, BIAS>(stream, columns, y, rows, width, pitch);
+  if (fits<T, N>(columns, y, width, pitch)) return run(std::integral_constant<int, N>());
+  by_vectors<N / 2>(fits<T, N / 2>(columns, y, width, pitch), run);
 }
 
 // Each part has its own normalization.
@@ -208,18 +202,6 @@ __global__ void __launch_bounds__(THREADS, NORMALIZE_BLOCKS)
   while (left > 0) process_rows([] {});
 }
 
-template <int N, bool BOTH, typename T, typename F>
-void run_concat_normalize_relu(cudaStream_t stream, const ManyColumns<T>& columns, T* joined, T* y, int64_t rows,
-                               int64_t channels, const F& f) {
-  const ChannelTiling tiling(channels / N);
-  const int64_t wanted = divide_up(rows, tiling.threads_y() * COPY_ROWS);
-  const int64_t wave = max(int64_t{1}, multiprocessors() * NORMALIZE_BLOCKS / tiling.columns);
-  const int64_t waves = min(int64_t{MAP_WAVES}, max(int64_t{1}, wanted * COPY_ROWS / (wave * WAVE_ROWS)));
-  const dim3 grid(tiling.columns, static_cast<unsigned>(min(wanted, wave * waves)));
-  MBC_LAUNCH((concat_normalize_relu<T, N, BOTH, F>), grid, dim3(tiling.threads_x, tiling.threads_y()), stream, columns, joined, y,
-             rows, channels, f);
-}
-
 // The channels of every part follow the arguments; a part is the first of `a.operands` operands.
 template <bool BOTH, typename T, typename F>
 void concat_normalized(const MbcCall& call, const ConcatOperands& at, const F& f) {
@@ -231,10 +213,16 @@ void concat_normalized(const MbcCall& call, const ConcatOperands& at, const F& f
   for (; columns.count < a.inputs; all += channels[columns.count++])
     columns.each[columns.count] = {at.parts[columns.count * a.operands], nullptr, all, channels[columns.count]};
   T *joined = at.joined, *y = at.y;
-  if (fits<T, N>(columns, y, all, all) && aligned(joined, 16))
-    run_concat_normalize_relu<N, BOTH>(call.stream, columns, joined, y, a.rows * a.inner, all, f);
-  else
-    run_concat_normalize_relu<1, BOTH>(call.stream, columns, joined, y, a.rows * a.inner, all, f);
+  const int64_t rows = a.rows * a.inner;
+  by_vectors<N>(fits<T, N>(columns, y, all, all) && aligned(joined, 16), [&](auto n) {
+    const ChannelTiling tiling(all / n);
+    const int64_t wanted = divide_up(rows, tiling.threads_y() * COPY_ROWS);
+    const int64_t wave = max(int64_t{1}, multiprocessors() * NORMALIZE_BLOCKS / tiling.columns);
+    const int64_t waves = min(int64_t{MAP_WAVES}, max(int64_t{1}, wanted * COPY_ROWS / (wave * WAVE_ROWS)));
+    const dim3 grid(tiling.columns, static_cast<unsigned>(min(wanted, wave * waves)));
+    MBC_LAUNCH((concat_normalize_relu<T, n, BOTH, F>), grid, dim3(tiling.threads_x, tiling.threads_y()), call.stream,
+               columns, joined, y, rows, all, f);
+  });
 }
 
 // Concatenates tensors of `channels`, channels last. `part(i)` is the i-th part, `bias(i)` its bias or null.

@@ -190,12 +190,6 @@ __global__ void map_repeated(M map, int64_t vectors, Strided<REPEATED> places, b
   }
 }
 
-template <int N, typename M, int REPEATED>
-void launch_repeated(const MbcCall& call, int64_t elements, const Strided<REPEATED>& places, M map) {
-  MBC_LAUNCH((map_repeated<N, M, REPEATED>), blocks_for(elements / N), THREADS, call.stream, map, elements / N, places,
-             !places.vectorizable(N));
-}
-
 template <typename F>
 const char* run_generated(const MbcCall& call, const GeneratedMap<F>& map, GeneratedReduction<F> sums) {
   using M = GeneratedMap<F>;
@@ -211,10 +205,10 @@ const char* run_generated(const MbcCall& call, const GeneratedMap<F>& map, Gener
     const int64_t* more = behind<GeneratedArguments>(call);
     const Strided<F::REPEATED> places(more);
     const bool vectors = places.vectorizable(N) || places.vectorizable_across_lines(N);
-    if (map.vectorizable() && vectors)
-      launch_repeated<N>(call, a.elements, places, map);
-    else
-      launch_repeated<1>(call, a.elements, places, map);
+    by_vectors<N>(map.vectorizable() && vectors, [&](auto n) {
+      MBC_LAUNCH((map_repeated<n, M, F::REPEATED>), blocks_for(a.elements / n), THREADS, call.stream, map,
+                 a.elements / n, places, !places.vectorizable(n));
+    });
   } else if constexpr (std::is_empty_v<typename F::Channel>) {
     const int64_t vectors = map.vectorizable() ? a.elements / N : 0;
     MBC_LAUNCH((map_elements<N, M>), blocks_for(vectors > 0 ? vectors : a.elements), THREADS, call.stream, map, vectors,

@@ -62,21 +62,20 @@ __global__ void concat_statistics(Pairs pairs, Pair to) {
 
 extern "C" const char* mbc_batch_statistics(const MbcCall& call) {
   using namespace mbc;
-  const auto& a = arguments<BatchStatisticsArguments>(call);
+  const auto& a = arguments<SumArguments>(call);
   void* workspace = a.parts > 1 ? call.pointers[3] : nullptr;
   MBC_FOR_TYPE(a.type, T, {
     const T* x = in<T>(call, 0);
-    reduce_channels<false>(call.stream, a.layout, a.rows, a.channels, a.inner, a.parts,
-                           Operands<T>{x, nullptr}, workspace,
-                           Statistics<T>{x, a.layout == MBC_CHANNELS_LAST ? 1 : a.inner, out<float>(call, 1),
-                                         out<float>(call, 2)});
+    const Statistics<T> statistics{x, a.layout == MBC_CHANNELS_LAST ? 1 : a.inner, out<float>(call, 1),
+                                   out<float>(call, 2)};
+    reduce_image<T>(call, a, TensorSource<T, false, false>{{x, nullptr}}, workspace, statistics);
   });
   return launched();
 }
 
 extern "C" const char* mbc_instance_statistics(const MbcCall& call) {
   using namespace mbc;
-  const auto& a = arguments<BatchStatisticsArguments>(call);
+  const auto& a = arguments<SumArguments>(call);
   const auto at = operands_of_instance_statistics(call);
   MBC_FOR_TYPE(a.type, T, {
     const T* x = at.x;
@@ -97,8 +96,8 @@ extern "C" const char* mbc_batch_statistics_concat(const MbcCall& call) {
   MBC_FOR_TYPE(a.type, T, {
     const T* x = in<T>(call, 0);
     const Statistics<T> alone{x, a.layout == MBC_CHANNELS_LAST ? 1 : a.inner, mean + own, variance + own};
-    reduce_channels<false>(call.stream, a.layout, a.rows, a.channels, a.inner, a.parts, Operands<T>{x, nullptr}, workspace,
-                           StatisticsAndCopy<T>(alone, from, to, a.joined, a.channels));
+    reduce_image<T>(call, a, TensorSource<T, false, false>{{x, nullptr}}, workspace,
+                    StatisticsAndCopy<T>(alone, from, to, a.joined, a.channels));
   });
   return launched();
 }
@@ -128,12 +127,11 @@ extern "C" const char* mbc_concat_statistics(const MbcCall& call) {
 
 extern "C" const char* mbc_batch_normalize_backward_reduce(const MbcCall& call) {
   using namespace mbc;
-  const auto& a = arguments<BatchNormalizeBackwardReduceArguments>(call);
+  const auto& a = arguments<SumArguments>(call);
   const auto at = operands_of_batch_normalize_backward_reduce(call);
   const BnBackwardReduction sums = sums_of(at, eps(call, 0), a.accumulate);
   MBC_FOR_TYPE(a.type, T, {
-    reduce_channels<true>(call.stream, a.layout, a.rows, a.channels, a.inner, a.parts, Operands<T>{at.x, at.dy},
-                          at.workspace, sums);
+    reduce_image<T>(call, a, TensorSource<T, true, false>{{at.x, at.dy}}, at.workspace, sums);
   });
   return launched();
 }

@@ -180,14 +180,11 @@ const char* forward(const MbcCall& call, const BatchNormSingleLaunchOperands& at
   MBC_FOR_TYPE(a.type, T, {
     const TensorSource<T, ADD, false> source{{at.x, at.r}};
     T* y = at.y;
-    const auto run = [&](auto kernel, int width) {
-      launch_single(call.stream, kernel, width, a.channels, a.tile_vectors, a.parts, source, y, a.rows, a.channels, normalize,
-                     at.mean.as<float>(), at.variance.as<float>(), 1.0 / static_cast<double>(a.rows), F{normalize});
-    };
-    if (a.channels % WIDTH<T> == 0 && source.vectorizable() && aligned(y, 16))
-      run(normalize_single_launch<T, WIDTH<T>, ADD, F>, WIDTH<T>);
-    else
-      run(normalize_single_launch<T, 1, ADD, F>, 1);
+    by_vectors<WIDTH<T>>(a.channels % WIDTH<T> == 0 && source.vectorizable() && aligned(y, 16), [&](auto n) {
+      launch_single(call.stream, normalize_single_launch<T, n, ADD, F>, n, a.channels, a.tile_vectors, a.parts, source, y,
+                    a.rows, a.channels, normalize, at.mean.as<float>(), at.variance.as<float>(),
+                    1.0 / static_cast<double>(a.rows), F{normalize});
+    });
   });
   return launched();
 }
@@ -195,13 +192,10 @@ const char* forward(const MbcCall& call, const BatchNormSingleLaunchOperands& at
 template <typename T, typename S, typename R, typename F>
 void backward(const MbcCall& call, const S& source, T* dx, const R& r, const F& f) {
   const auto& a = arguments<SingleLaunchArguments>(call);
-  const auto run = [&](auto kernel, int width) {
-    launch_single(call.stream, kernel, width, a.channels, a.tile_vectors, a.parts, source, dx, a.rows, a.channels, r, f);
-  };
-  if (a.channels % WIDTH<T> == 0 && source.vectorizable() && aligned(dx, 16))
-    run(backward_single_launch<T, WIDTH<T>, S, R, F>, WIDTH<T>);
-  else
-    run(backward_single_launch<T, 1, S, R, F>, 1);
+  by_vectors<WIDTH<T>>(a.channels % WIDTH<T> == 0 && source.vectorizable() && aligned(dx, 16), [&](auto n) {
+    launch_single(call.stream, backward_single_launch<T, n, S, R, F>, n, a.channels, a.tile_vectors, a.parts, source, dx,
+                  a.rows, a.channels, r, f);
+  });
 }
 
 // The gradient through ReLU, by ReLU's stored output, is written, too. ADD: the gradient is a sum of two.

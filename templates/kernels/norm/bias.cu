@@ -36,12 +36,11 @@ struct SliceSource {
 
 extern "C" const char* mbc_channel_sum(const MbcCall& call) {
   using namespace mbc;
-  const auto& a = arguments<ChannelSumArguments>(call);
+  const auto& a = arguments<SumArguments>(call);
   void* workspace = a.parts > 1 ? call.pointers[2] : nullptr;
   MBC_FOR_TYPE(a.type, T, {
-    reduce_channels<false>(call.stream, a.layout, a.rows, a.channels, a.inner, a.parts,
-                           Operands<T>{in<T>(call, 0), nullptr}, workspace,
-                           ChannelSum{out<float>(call, 1), a.accumulate});
+    const TensorSource<T, false, false> source{{in<T>(call, 0), nullptr}};
+    reduce_image<T>(call, a, source, workspace, ChannelSum{out<float>(call, 1), a.accumulate});
   });
   return launched();
 }
@@ -53,8 +52,7 @@ extern "C" const char* mbc_channel_slice_sum(const MbcCall& call) {
   MBC_FOR_TYPE(a.type, T, {
     const T* wide = in<T>(call, 0) + a.start * (a.layout == MBC_CHANNELS_LAST ? 1 : a.inner);
     const SliceSource<T> source{wide, {a.layout, a.channels, a.all, a.inner}, out<T>(call, 1)};
-    reduce_channels_of<T>(call.stream, a.layout, a.rows, a.channels, a.inner, a.parts, source, workspace,
-                          ChannelSum{out<float>(call, 2), a.accumulate});
+    reduce_image<T>(call, a, source, workspace, ChannelSum{out<float>(call, 2), a.accumulate});
   });
   return launched();
 }

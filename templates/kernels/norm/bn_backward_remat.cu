@@ -12,20 +12,14 @@
 
 namespace mbc {
 
-template <typename T, typename S, typename R>
-void remat_sum(const MbcCall& call, const S& source, void* workspace, const R& r) {
-  const auto& a = arguments<BnBackwardRematArguments>(call);
-  reduce_channels_of<T>(call.stream, a.layout, a.rows, a.channels, a.inner, a.parts, source, workspace, r);
-}
-
 // F computes y from x and the residual r. ADD: the gradient is the sum of two.
 template <bool ADD, typename F>
 const char* remat_sums(const MbcCall& call, const BnBackwardRematOperands& at, const F& f, float eps) {
-  const auto& a = arguments<BnBackwardRematArguments>(call);
+  const auto& a = arguments<FusedSumArguments>(call);
   const RematReduction<F> sums(sums_of(at, eps, a.accumulate), f);
   MBC_FOR_TYPE(a.type, T, {
     const RematAddReluSource<T, ADD, F> source(at.r, at.dy, at.dy2, at.x, at.d, at.y, f);
-    remat_sum<T>(call, source, at.workspace, sums);
+    reduce_image<T>(call, a, source, at.workspace, sums);
   });
   return launched();
 }
@@ -45,13 +39,13 @@ const char* normalize_twice_add_relu_and_sums(const MbcCall& call, const BnBackw
 
 extern "C" const char* mbc_batch_normalize_relu_remat_bn_reduce(const MbcCall& call) {
   using namespace mbc;
-  const auto& a = arguments<BnBackwardRematArguments>(call);
+  const auto& a = arguments<FusedSumArguments>(call);
   const auto at = operands_of_batch_normalize_relu_remat_bn_reduce(call);
   const Normalize forward = normalize(at, eps(call, 0));
   const BnBackwardReduction sums = sums_of(at, eps(call, 1), a.accumulate);
   MBC_FOR_TYPE(a.type, T, {
     const RematReluSource<T> source({at.x, at.dy}, at.y, NormalizeRelu{forward});
-    remat_sum<T>(call, source, at.workspace, BnReluBackwardReduction<T>(sums, forward));
+    reduce_image<T>(call, a, source, at.workspace, BnReluBackwardReduction<T>(sums, forward));
   });
   return launched();
 }

@@ -226,10 +226,8 @@ const char* run_sums(const MbcCall& call, ReduceOperands at, F f) {
   const Strided<1> summed(more);
   const Reduction sums{left, summed, a.results, a.terms, static_cast<int>(a.lanes), a.tile == 0};
   MBC_FOR_TYPE(a.type, T, {
-    if (a.vector == WIDTH<T> && aligned(at.x, 16) && aligned(at.z, 16))
-      launch_sums<T, WIDTH<T>>(call, at, a, sums, f);
-    else
-      launch_sums<T, 1>(call, at, a, sums, f);
+    by_vectors<WIDTH<T>>(a.vector == WIDTH<T> && aligned(at.x, 16) && aligned(at.z, 16),
+                         [&](auto n) { launch_sums<T, n>(call, at, a, sums, f); });
   });
   return launched();
 }

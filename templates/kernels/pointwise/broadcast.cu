@@ -9,7 +9,7 @@
 // Limit      memory bandwidth.
 #include "channels.cuh"
 #include "images.cuh"
-#include "broadcast_arguments.h"
+#include "image_arguments.h"
 #include "broadcast_operands.h"
 
 namespace mbc {
@@ -68,7 +68,7 @@ struct GatePixels {
 
 template <typename F>
 const char* run_gate(const MbcCall& call, const BroadcastOperands& at, F f) {
-  const auto& a = arguments<BroadcastArguments>(call);
+  const auto& a = arguments<ImageArguments>(call);
   MBC_FOR_TYPE(a.type, T, {
     const T *x = at.x, *gate = at.gate, *second = F::TWO ? at.mean : at.gate;
     T* y = at.y;
@@ -133,7 +133,7 @@ __global__ void sum_pixels(const T* a, const T* b, T* y, int64_t channels, int64
 }
 
 template <typename T, int N, typename F>
-void run_pixel_sums(const MbcCall& call, const BroadcastArguments& a, const T* x, const T* z, T* y, F f) {
+void run_pixel_sums(const MbcCall& call, const ImageArguments& a, const T* x, const T* z, T* y, F f) {
   if (a.layout == MBC_CHANNELS_LAST) {
     const Tiling tiling(a.channels / N);
     const dim3 grid(static_cast<unsigned>(a.rows), tiling.columns), block(tiling.threads_x, tiling.threads_y());
@@ -148,16 +148,13 @@ void run_pixel_sums(const MbcCall& call, const BroadcastArguments& a, const T* x
 // Sums f of the elements of x and z over the pixels of each channel of each sample; without z, of x alone.
 template <typename F>
 const char* pixel_sums(const MbcCall& call, const BroadcastOperands& at, F f) {
-  const auto& a = arguments<BroadcastArguments>(call);
+  const auto& a = arguments<ImageArguments>(call);
   MBC_FOR_TYPE(a.type, T, {
     const T *x = at.x, *z = at.z.pointer == nullptr ? at.x : at.z;
     T* y = at.y;
-    constexpr int N = WIDTH<T>;
     const int64_t adjacent = a.layout == MBC_CHANNELS_LAST ? a.channels : a.inner;
-    if (adjacent % N == 0 && aligned(x, 16) && aligned(z, 16))
-      run_pixel_sums<T, N>(call, a, x, z, y, f);
-    else
-      run_pixel_sums<T, 1>(call, a, x, z, y, f);
+    by_vectors<WIDTH<T>>(adjacent % WIDTH<T> == 0 && aligned(x, 16) && aligned(z, 16),
+                         [&](auto n) { run_pixel_sums<T, n>(call, a, x, z, y, f); });
   });
   return launched();
 }
@@ -171,7 +168,7 @@ extern "C" const char* mbc_broadcast_add(const MbcCall& call) {
   return mbc::run_gate(call, mbc::operands_of_broadcast_add(call), mbc::PlusGate{});
 }
 extern "C" const char* mbc_broadcast_mul_add_mean_gradient(const MbcCall& call) {
-  const float pixels = static_cast<float>(mbc::arguments<BroadcastArguments>(call).inner);
+  const float pixels = static_cast<float>(mbc::arguments<ImageArguments>(call).inner);
   const auto at = mbc::operands_of_broadcast_mul_add_mean_gradient(call);
   return mbc::run_gate(call, at, mbc::TimesGatePlusMean{1.0f / pixels});
 }

@@ -32,6 +32,16 @@ __device__ inline Softmax softmax(const T* logits, int64_t classes, int64_t stri
   return s;
 }
 
+// Calls `run` with whether the classes of a position are adjacent, as a constant, and the threads of a block: then a warp
+// takes a position, otherwise a thread.
+template <typename Arguments, typename Run>
+void for_adjacency(const Arguments& a, Run run) {
+  if (a.layout == MBC_CHANNELS_LAST || a.inner == 1)
+    run(std::true_type(), dim3(32, 8));
+  else
+    run(std::false_type(), dim3(1, THREADS));
+}
+
 // Position p (a row and a pixel of it) of logits [rows, classes, inner]: where its classes start.
 template <bool ADJACENT>
 __device__ inline int64_t start_of(int64_t p, int64_t classes, int64_t inner) {

@@ -224,8 +224,8 @@ void for_positions(const Arguments& a, const T* logits, const T* dlogits, const 
   constexpr int N = WIDTH<T>;
   const bool last = a.layout == MBC_CHANNELS_LAST, whole = aligned(logits, 16) && aligned(dlogits, 16);
   const int64_t together = last ? a.rows * a.inner : a.inner;
-  if (a.classes >= 2 && a.classes <= MOST_KEPT && whole && aligned(target, 16) && together % KEPT_POSITIONS == 0)
-    for_kept<T>(a.classes, last, run);
+  if (a.channels >= 2 && a.channels <= MOST_KEPT && whole && aligned(target, 16) && together % KEPT_POSITIONS == 0)
+    for_kept<T>(a.channels, last, run);
   else if (last)
     run(TypeTag<Positions<T, 4, true>>{});
   else if (whole && aligned(target, 4 * N) && a.inner % N == 0)
@@ -240,12 +240,12 @@ extern "C" const char* mbc_softmax_cross_entropy_pixels(const MbcCall& call) {
   using namespace mbc;
   const auto& a = arguments<CrossEntropyArguments>(call);
   const int64_t positions = a.rows * a.inner;
-  const int classes = static_cast<int>(a.classes);
+  const int classes = static_cast<int>(a.channels);
   const auto* target = in<int32_t>(call, 1);
   float *loss = out<float>(call, 2), *correct = out<float>(call, 3);
   Score* partial = a.parts > 1 ? out<Score>(call, 4) : nullptr;
   const float smoothing = static_cast<float>(call.reals[0]);
-  const Slice class_slice(MBC_CHANNELS_FIRST, 1, a.classes, a.inner);
+  const Slice class_slice(MBC_CHANNELS_FIRST, 1, a.channels, a.inner);
   MBC_FOR_TYPE(a.type, T, {
     const T *logits = in<T>(call, 0), *none = nullptr;
     for_positions(a, logits, none, target, [&](auto tag) {
@@ -260,14 +260,14 @@ extern "C" const char* mbc_softmax_cross_entropy_pixels(const MbcCall& call) {
 
 extern "C" const char* mbc_softmax_cross_entropy_pixels_backward(const MbcCall& call) {
   using namespace mbc;
-  const auto& a = arguments<CrossEntropyBackwardArguments>(call);
+  const auto& a = arguments<CrossEntropyArguments>(call);
   const int64_t positions = a.rows * a.inner;
-  const int classes = static_cast<int>(a.classes);
+  const int classes = static_cast<int>(a.channels);
   const auto* target = in<int32_t>(call, 1);
   const auto* control = in<MbcControl>(call, 2);
   const float smoothing = static_cast<float>(call.reals[0]);
   const double weight = call.reals[1] / static_cast<double>(positions);  // the scale is a power of two: nothing rounds
-  const Slice class_slice(MBC_CHANNELS_FIRST, 1, a.classes, a.inner);
+  const Slice class_slice(MBC_CHANNELS_FIRST, 1, a.channels, a.inner);
   MBC_FOR_TYPE(a.type, T, {
     const T* logits = in<T>(call, 0);
     T* dlogits = out<T>(call, 3);

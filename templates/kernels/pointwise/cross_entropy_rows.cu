@@ -133,9 +133,9 @@ extern "C" const char* mbc_softmax_cross_entropy_rows(const MbcCall& call) {
   Score* partial = a.parts > 1 ? out<Score>(call, 4) : nullptr;
   const float smoothing = static_cast<float>(call.reals[0]);
   MBC_FOR_TYPE(a.type, T, {
-    const bool done = for_classes(a.classes, [&](auto k) {
+    const bool done = for_classes(a.channels, [&](auto k) {
       MBC_LAUNCH((cross_entropy_rows<T, decltype(k)::value>), static_cast<unsigned>(a.parts), THREADS, call.stream,
-                 in<T>(call, 0), target, partial, loss, correct, a.rows, a.classes, smoothing);
+                 in<T>(call, 0), target, partial, loss, correct, a.rows, a.channels, smoothing);
     });
     if (!done) return TOO_MANY_CLASSES;
   });
@@ -145,12 +145,12 @@ extern "C" const char* mbc_softmax_cross_entropy_rows(const MbcCall& call) {
 
 extern "C" const char* mbc_softmax_cross_entropy_rows_backward(const MbcCall& call) {
   using namespace mbc;
-  const auto& a = arguments<CrossEntropyBackwardArguments>(call);
+  const auto& a = arguments<CrossEntropyArguments>(call);
   MBC_FOR_TYPE(a.type, T, {
-    const bool done = for_classes(a.classes, [&](auto k) {
+    const bool done = for_classes(a.channels, [&](auto k) {
       MBC_LAUNCH((cross_entropy_rows_backward<T, decltype(k)::value>), static_cast<unsigned>(a.rows), THREADS,
                  call.stream, in<T>(call, 0), in<int32_t>(call, 1), in<MbcControl>(call, 2), out<T>(call, 3), a.rows,
-                 a.classes, static_cast<float>(call.reals[0]), call.reals[1]);
+                 a.channels, static_cast<float>(call.reals[0]), call.reals[1]);
     });
     if (!done) return TOO_MANY_CLASSES;
   });

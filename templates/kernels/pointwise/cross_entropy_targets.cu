@@ -201,45 +201,36 @@ template <typename T, typename Targets, typename Arguments>
 void run_targets(const MbcCall& call, const Arguments& a, const Targets& targets, Score* partial) {
   const int64_t positions = a.rows * a.inner;
   const unsigned parts = static_cast<unsigned>(a.parts);
-  if (a.layout == MBC_CHANNELS_LAST || a.inner == 1)
-    MBC_LAUNCH((target_cross_entropy<T, true, Targets>), parts, dim3(32, 8), call.stream, in<T>(call, 0), targets,
-               partial, positions, a.classes, a.inner);
-  else
-    MBC_LAUNCH((target_cross_entropy<T, false, Targets>), parts, dim3(1, THREADS), call.stream, in<T>(call, 0),
-               targets, partial, positions, a.classes, a.inner);
+  for_adjacency(a, [&](auto adjacent, dim3 block) {
+    MBC_LAUNCH((target_cross_entropy<T, adjacent, Targets>), parts, block, call.stream, in<T>(call, 0), targets, partial,
+               positions, a.channels, a.inner);
+  });
 }
 
 template <typename T, bool OF_TARGET, typename Targets, typename Arguments>
 void run_targets_backward(const MbcCall& call, const Arguments& a, const Targets& targets, const MbcControl* control,
                           T* gradient, double weight, float keep, const Mean& mean) {
   const int64_t positions = a.rows * a.inner;
-  if (a.layout == MBC_CHANNELS_LAST || a.inner == 1)
-    MBC_LAUNCH((target_cross_entropy_backward<T, true, OF_TARGET, Targets>), blocks_for(positions, 8), dim3(32, 8),
-               call.stream, in<T>(call, 0), targets, control, gradient, positions, a.classes, a.inner, weight, keep,
-               mean);
-  else
-    MBC_LAUNCH((target_cross_entropy_backward<T, false, OF_TARGET, Targets>), blocks_for(positions), dim3(1, THREADS),
-               call.stream, in<T>(call, 0), targets, control, gradient, positions, a.classes, a.inner, weight, keep,
-               mean);
+  for_adjacency(a, [&](auto adjacent, dim3 block) {
+    MBC_LAUNCH((target_cross_entropy_backward<T, adjacent, OF_TARGET, Targets>),
+               blocks_for(positions, static_cast<int>(block.y)), block, call.stream, in<T>(call, 0), targets, control,
+               gradient, positions, a.channels, a.inner, weight, keep, mean);
+  });
 }
 
 template <typename Arguments>
 WeightedClasses weighted_classes(const MbcCall& call, const Arguments& a, const int32_t* target, float smoothing,
                                  int first) {
-  const float even = smoothing / static_cast<float>(a.classes);
-  return {target, a.classes, a.ignores != 0, a.ignored, 1.0f - smoothing, even,
-          Weights(call, first, a.classes, a.weighted != 0)};
+  const float even = smoothing / static_cast<float>(a.channels);
+  return {target, a.channels, a.ignores != 0, a.ignored, 1.0f - smoothing, even,
+          Weights(call, first, a.channels, a.weighted != 0)};
 }
-
-}  // namespace mbc
-
-namespace mbc {
 
 // `correct` may be nullptr.
 inline const char* run_probabilities(const MbcCall& call, float smoothing, bool divergence, float* loss, float* correct,
                                      Score* partial) {
-  const auto& a = arguments<SoftTargetArguments>(call);
-  const float even = smoothing / static_cast<float>(a.classes);
+  const auto& a = arguments<CrossEntropyArguments>(call);
+  const float even = smoothing / static_cast<float>(a.channels);
   const Mean mean{nullptr, 1.0, static_cast<double>(a.rows * a.inner)};
   MBC_FOR_TYPE(a.type, T, {
     run_targets<T>(call, a, Probabilities<T>{in<T>(call, 1), 1.0f - smoothing, even, divergence}, partial);
@@ -249,9 +240,9 @@ inline const char* run_probabilities(const MbcCall& call, float smoothing, bool 
 }
 
 inline const char* run_probabilities_backward(const MbcCall& call, float smoothing, double weight, bool divergence) {
-  const auto& a = arguments<SoftTargetBackwardArguments>(call);
+  const auto& a = arguments<CrossEntropyArguments>(call);
   const auto* control = in<MbcControl>(call, 2);
-  const float keep = 1.0f - smoothing, even = smoothing / static_cast<float>(a.classes);
+  const float keep = 1.0f - smoothing, even = smoothing / static_cast<float>(a.channels);
   const Mean mean{nullptr, 1.0, static_cast<double>(a.rows * a.inner)};
   MBC_FOR_TYPE(a.type, T, {
     const Probabilities<T> targets{in<T>(call, 1), keep, even, divergence};

@@ -97,14 +97,6 @@ __global__ void drop_samples(const T* x, T* y, int64_t rows, int64_t vectors, in
   }
 }
 
-template <typename T, int N>
-void run_drop_samples(cudaStream_t stream, const T* x, T* y, int64_t rows, int64_t vectors, int64_t first_row,
-                      Mask mask) {
-  const int64_t lines = rows < 65535 ? rows : 65535;
-  const dim3 grid(blocks_for(divide_up(vectors, 4)), static_cast<unsigned>(lines));
-  MBC_LAUNCH((drop_samples<T, N>), grid, THREADS, stream, x, y, rows, vectors, first_row, mask);
-}
-
 constexpr int64_t MOST_SAMPLES = 65535;  // blocks along z
 
 // Channels of samples, channels last: constants of a channel of a sample.
@@ -163,11 +155,10 @@ inline const char* drop_lines(const MbcCall& call, int64_t rows, int64_t row, in
   MBC_FOR_TYPE(arguments<DropoutArguments>(call).type, T, {
     const T* x = in<T>(call, 0);
     T* y = out<T>(call, 2);
-    constexpr int N = WIDTH<T>;
-    if (row % N == 0 && aligned(x, 16) && aligned(y, 16))
-      run_drop_samples<T, N>(call.stream, x, y, rows, row / N, first, mask_of(call));
-    else
-      run_drop_samples<T, 1>(call.stream, x, y, rows, row, first, mask_of(call));
+    by_vectors<WIDTH<T>>(row % WIDTH<T> == 0 && aligned(x, 16) && aligned(y, 16), [&](auto n) {
+      const dim3 grid(blocks_for(divide_up(row / n, 4)), static_cast<unsigned>(rows < 65535 ? rows : 65535));
+      MBC_LAUNCH((drop_samples<T, n>), grid, THREADS, call.stream, x, y, rows, row / n, first, mask_of(call));
+    });
   });
   return launched();
 }

@@ -135,7 +135,7 @@ const char* run_loss(const MbcCall& call, F f) {
 
 template <typename D>
 const char* run_derivative(const MbcCall& call, D derivative) {
-  const auto& a = arguments<ElementwiseLossBackwardArguments>(call);
+  const auto& a = arguments<ElementwiseLossArguments>(call);
   MBC_FOR_TYPE(a.type, T, {
     const T *prediction = in<T>(call, 0), *target = in<T>(call, 1);
     T* gradient = out<T>(call, 3);
@@ -149,7 +149,7 @@ const char* run_derivative(const MbcCall& call, D derivative) {
 
 template <typename F>
 const char* run_loss_backward(const MbcCall& call, F f) {
-  const bool of_target = arguments<ElementwiseLossBackwardArguments>(call).side != 0;
+  const bool of_target = arguments<ElementwiseLossArguments>(call).side != 0;
   return of_target ? run_derivative(call, ByTarget<F>{f}) : run_derivative(call, ByPrediction<F>{f});
 }
 

@@ -26,12 +26,18 @@ __global__ void copy_places(const T* x, T* y, int64_t vectors, Strided<1> places
 
 template <typename T>
 void run_copy(cudaStream_t stream, const T* x, T* y, int64_t elements, const Strided<1>& places) {
-  constexpr int N = WIDTH<T>;
   const bool adjacent = places.axes > 0 && places.stride[0][places.axes - 1] == 1;
-  if (adjacent && places.vectorizable(N) && aligned(x, 16) && aligned(y, 16))
-    MBC_LAUNCH((copy_places<T, N>), blocks_for(elements / N), THREADS, stream, x, y, elements / N, places);
-  else
-    MBC_LAUNCH((copy_places<T, 1>), blocks_for(elements), THREADS, stream, x, y, elements, places);
+  by_vectors<WIDTH<T>>(adjacent && places.vectorizable(WIDTH<T>) && aligned(x, 16) && aligned(y, 16), [&](auto n) {
+    MBC_LAUNCH((copy_places<T, n>), blocks_for(elements / n), THREADS, stream, x, y, elements / n, places);
+  });
+}
+
+// True if vectors of a contiguous innermost axis begin at multiples of their size.
+template <typename T, typename Axes>
+bool reads_vectors(const MbcCall& call, const Axes& along) {
+  bool whole = along.axes > 0 && along.extent[along.axes - 1] % WIDTH<T> == 0;
+  for (int axis = 0; axis < along.axes - 1; ++axis) whole = whole && along.stride[axis] % WIDTH<T> == 0;
+  return whole && arguments<GatherArguments>(call).plain != 0 && unaligned(call) == nullptr;
 }
 
 // Positions of the result's elements in the input: along each axis (start + step * o) / spread.
@@ -48,13 +54,6 @@ struct Window {
       by_extent[axis] = Reciprocal(extent[axis]);
       by_spread[axis] = Reciprocal(spread[axis]);
     }
-  }
-  // True if vectors of a contiguous innermost axis begin at multiples of n.
-  bool vectorizable(int n) const {
-    if (axes == 0 || extent[axes - 1] % n != 0) return false;
-    for (int axis = 0; axis < axes - 1; ++axis)
-      if (stride[axis] % n != 0) return false;
-    return true;
   }
   // The position of element i, or less than 0 for the number outside.
   __device__ int64_t locate(int64_t i) const {
@@ -97,23 +96,6 @@ __global__ void gather_window(const T* x, T* y, int64_t vectors, Window window, 
   }
 }
 
-const char* run_window(const MbcCall& call) {
-  const auto& a = arguments<GatherArguments>(call);
-  const Window window(behind<GatherArguments>(call), a.mode);
-  const float outside = real(call, 0);
-  MBC_FOR_TYPE(a.type, T, {
-    constexpr int N = WIDTH<T>;
-    const T* x = in<T>(call, 0);
-    T* y = out<T>(call, 1);
-    if (a.plain != 0 && window.vectorizable(N) && unaligned(call) == nullptr)
-      MBC_LAUNCH((gather_window<T, N>), blocks_for(a.elements / N), THREADS, call.stream, x, y, a.elements / N, window,
-                 outside);
-    else
-      MBC_LAUNCH((gather_window<T, 1>), blocks_for(a.elements), THREADS, call.stream, x, y, a.elements, window, outside);
-  });
-  return launched();
-}
-
 // The elements of the padded tensor that read one element: a few along each axis, in all combinations.
 struct Readers {
   int axes;
@@ -123,12 +105,6 @@ struct Readers {
   Readers(const int64_t* integers, int64_t outside) : axes(static_cast<int>(*integers++)), mode(outside) {
     for (int64_t* column : {extent, stride, before, after})
       for (int axis = 0; axis < axes; ++axis) column[axis] = *integers++;
-  }
-  bool vectorizable(int n) const {
-    if (axes == 0 || extent[axes - 1] % n != 0) return false;
-    for (int axis = 0; axis < axes - 1; ++axis)
-      if (stride[axis] % n != 0) return false;
-    return true;
   }
   __device__ bool reflects_before(int axis, int64_t i) const { return i >= 1 && i <= before[axis]; }
   __device__ bool reflects_after(int axis, int64_t i) const {
@@ -190,21 +166,29 @@ extern "C" const char* mbc_rearrange(const MbcCall& call) {
 }
 
 // `pad` uses this launcher, too: positions outside are padding.
-extern "C" const char* mbc_strided_slice(const MbcCall& call) { return mbc::run_window(call); }
+extern "C" const char* mbc_strided_slice(const MbcCall& call) {
+  using namespace mbc;
+  const auto& a = arguments<GatherArguments>(call);
+  const Window window(behind<GatherArguments>(call), a.mode);
+  const float outside = real(call, 0);
+  MBC_FOR_TYPE(a.type, T, {
+    by_vectors<WIDTH<T>>(reads_vectors<T>(call, window), [&](auto n) {
+      MBC_LAUNCH((gather_window<T, n>), blocks_for(a.elements / n), THREADS, call.stream, in<T>(call, 0),
+                 out<T>(call, 1), a.elements / n, window, outside);
+    });
+  });
+  return launched();
+}
 
 extern "C" const char* mbc_pad_backward(const MbcCall& call) {
   using namespace mbc;
   const auto& a = arguments<GatherArguments>(call);
   const Readers readers(behind<GatherArguments>(call), a.mode);
   MBC_FOR_TYPE(a.type, T, {
-    constexpr int N = WIDTH<T>;
-    const T* dy = in<T>(call, 0);
-    T* dx = out<T>(call, 1);
-    if (a.plain != 0 && readers.vectorizable(N) && unaligned(call) == nullptr)
-      MBC_LAUNCH((gather_readers<T, N>), blocks_for(a.elements / N), THREADS, call.stream, dy, dx, a.elements / N,
-                 readers);
-    else
-      MBC_LAUNCH((gather_readers<T, 1>), blocks_for(a.elements), THREADS, call.stream, dy, dx, a.elements, readers);
+    by_vectors<WIDTH<T>>(reads_vectors<T>(call, readers), [&](auto n) {
+      MBC_LAUNCH((gather_readers<T, n>), blocks_for(a.elements / n), THREADS, call.stream, in<T>(call, 0),
+                 out<T>(call, 1), a.elements / n, readers);
+    });
   });
   return launched();
 }

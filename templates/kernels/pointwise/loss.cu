@@ -84,12 +84,10 @@ extern "C" const char* mbc_softmax_cross_entropy(const MbcCall& call) {
   const float smoothing = static_cast<float>(call.reals[0]);
   const unsigned parts = static_cast<unsigned>(a.parts);
   MBC_FOR_TYPE(a.type, T, {
-    if (a.layout == MBC_CHANNELS_LAST || a.inner == 1)
-      MBC_LAUNCH((cross_entropy<T, true>), parts, dim3(32, 8), call.stream, in<T>(call, 0), target, partial, loss,
-                 correct, positions, a.classes, a.inner, smoothing);
-    else
-      MBC_LAUNCH((cross_entropy<T, false>), parts, dim3(1, THREADS), call.stream, in<T>(call, 0), target, partial, loss,
-                 correct, positions, a.classes, a.inner, smoothing);
+    for_adjacency(a, [&](auto adjacent, dim3 block) {
+      MBC_LAUNCH((cross_entropy<T, adjacent>), parts, block, call.stream, in<T>(call, 0), target, partial, loss,
+                 correct, positions, a.channels, a.inner, smoothing);
+    });
   });
   merge(partial, a.parts, loss, correct, positions, call.stream);
   return launched();
@@ -97,19 +95,18 @@ extern "C" const char* mbc_softmax_cross_entropy(const MbcCall& call) {
 
 extern "C" const char* mbc_softmax_cross_entropy_backward(const MbcCall& call) {
   using namespace mbc;
-  const auto& a = arguments<CrossEntropyBackwardArguments>(call);
+  const auto& a = arguments<CrossEntropyArguments>(call);
   const int64_t positions = a.rows * a.inner;
   const auto* target = in<int32_t>(call, 1);
   const auto* control = in<MbcControl>(call, 2);
   const float smoothing = static_cast<float>(call.reals[0]);
   const double weight = call.reals[1];
   MBC_FOR_TYPE(a.type, T, {
-    if (a.layout == MBC_CHANNELS_LAST || a.inner == 1)
-      MBC_LAUNCH((cross_entropy_backward<T, true>), blocks_for(positions, 8), dim3(32, 8), call.stream, in<T>(call, 0),
-                 target, control, out<T>(call, 3), positions, a.classes, a.inner, smoothing, weight);
-    else
-      MBC_LAUNCH((cross_entropy_backward<T, false>), blocks_for(positions), dim3(1, THREADS), call.stream,
-                 in<T>(call, 0), target, control, out<T>(call, 3), positions, a.classes, a.inner, smoothing, weight);
+    for_adjacency(a, [&](auto adjacent, dim3 block) {
+      MBC_LAUNCH((cross_entropy_backward<T, adjacent>), blocks_for(positions, static_cast<int>(block.y)), block,
+                 call.stream, in<T>(call, 0), target, control, out<T>(call, 3), positions, a.channels, a.inner,
+                 smoothing, weight);
+    });
   });
   return launched();
 }

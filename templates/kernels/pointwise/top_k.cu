@@ -45,12 +45,10 @@ void run_top_k(const MbcCall& call, Score* partial, float* share) {
   const auto* target = in<int32_t>(call, 1);
   const unsigned parts = static_cast<unsigned>(a.parts);
   const int64_t positions = a.rows * a.inner;
-  if (a.layout == MBC_CHANNELS_LAST || a.inner == 1)
-    MBC_LAUNCH((top_k<T, true>), parts, dim3(32, 8), call.stream, logits, target, partial, share, positions, a.classes,
+  for_adjacency(a, [&](auto adjacent, dim3 block) {
+    MBC_LAUNCH((top_k<T, adjacent>), parts, block, call.stream, logits, target, partial, share, positions, a.channels,
                a.inner, a.k, a.ignores != 0, a.ignored);
-  else
-    MBC_LAUNCH((top_k<T, false>), parts, dim3(1, THREADS), call.stream, logits, target, partial, share, positions,
-               a.classes, a.inner, a.k, a.ignores != 0, a.ignored);
+  });
 }
 
 }  // namespace mbc

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "batch_norm.cuh"
+#include "batch_norm_arguments.h"
 #include "batch_norm_relu_arguments.h"
 
 namespace mbc {

@@ -243,54 +243,38 @@ void merge_all_parts(cudaStream_t stream, int64_t parts, int64_t channels, const
                   parts, channels, r);
 }
 
-template <int N, typename S, typename R>
-void run_reduce_channels_first(cudaStream_t stream, int64_t rows, int64_t channels, int64_t inner, int64_t parts,
-                               S source, typename R::State* partial, R r) {
-  const dim3 grid(static_cast<unsigned>(channels), static_cast<unsigned>(parts));
-  MBC_LAUNCH((reduce_channels_first<N, S, R>), grid, dim3(1, THREADS), stream, source, rows, channels, inner, partial, r);
-}
-
-template <int N, typename S, typename R>
-void run_reduce_channels_last(cudaStream_t stream, int64_t rows, int64_t channels, int64_t parts, S source,
-                              typename R::State* partial, R r, int64_t samples) {
-  const ChannelTiling tiling(channels / N);
-  const dim3 grid(tiling.columns, static_cast<unsigned>(parts), static_cast<unsigned>(samples));
-  MBC_LAUNCH((reduce_channels_last<N, S, R>), grid, dim3(tiling.threads_x, tiling.threads_y()), stream, source, rows, channels,
-             partial, r);
-}
-
 // T: the type of the vectors' elements. Channels last: `rows` covers all axes but channels.
 template <typename T, typename S, typename R>
 void reduce_rows_of(cudaStream_t stream, int64_t rows, int64_t channels, int64_t parts, S source, void* workspace,
                     R r, int64_t samples = 1) {
-  constexpr int N = WIDTH<T>;
   auto* partial = static_cast<typename R::State*>(workspace);
-  if (channels % N == 0 && source.vectorizable())
-    run_reduce_channels_last<N>(stream, rows, channels, parts, source, partial, r, samples);
-  else
-    run_reduce_channels_last<1>(stream, rows, channels, parts, source, partial, r, samples);
+  by_vectors<WIDTH<T>>(channels % WIDTH<T> == 0 && source.vectorizable(), [&](auto n) {
+    const ChannelTiling tiling(channels / n);
+    const dim3 grid(tiling.columns, static_cast<unsigned>(parts), static_cast<unsigned>(samples));
+    MBC_LAUNCH((reduce_channels_last<n, S, R>), grid, dim3(tiling.threads_x, tiling.threads_y()), stream, source, rows,
+               channels, partial, r);
+  });
   if (parts > 1) merge_all_parts(stream, parts, samples * channels, partial, r);
 }
 
 template <typename T, typename S, typename R>
 void reduce_channels_of(cudaStream_t stream, int64_t layout, int64_t rows, int64_t channels, int64_t inner,
                         int64_t parts, S source, void* workspace, R r, int64_t samples = 1) {
-  constexpr int N = WIDTH<T>;
   if (layout == MBC_CHANNELS_LAST)
     return reduce_rows_of<T>(stream, rows * inner, channels, parts, source, workspace, r, samples);
   channels *= samples;
   auto* partial = static_cast<typename R::State*>(workspace);
-  if (inner % N == 0 && source.vectorizable())
-    run_reduce_channels_first<N>(stream, rows, channels, inner, parts, source, partial, r);
-  else
-    run_reduce_channels_first<1>(stream, rows, channels, inner, parts, source, partial, r);
+  by_vectors<WIDTH<T>>(inner % WIDTH<T> == 0 && source.vectorizable(), [&](auto n) {
+    const dim3 grid(static_cast<unsigned>(channels), static_cast<unsigned>(parts));
+    MBC_LAUNCH((reduce_channels_first<n, S, R>), grid, dim3(1, THREADS), stream, source, rows, channels, inner, partial,
+               r);
+  });
   if (parts > 1) merge_all_parts(stream, parts, channels, partial, r);
 }
 
-template <bool TWO, bool SLICED = false, typename T, typename R>
-void reduce_channels(cudaStream_t stream, int64_t layout, int64_t rows, int64_t channels, int64_t inner, int64_t parts,
-                     Operands<T> x, void* workspace, R r) {
-  reduce_channels_of<T>(stream, layout, rows, channels, inner, parts, TensorSource<T, TWO, SLICED>{x}, workspace, r);
+template <typename T, typename S, typename R>
+void reduce_image(const MbcCall& call, const SumArguments& a, const S& source, void* workspace, const R& r) {
+  reduce_channels_of<T>(call.stream, a.layout, a.rows, a.channels, a.inner, a.parts, source, workspace, r);
 }
 
 }  // namespace mbc

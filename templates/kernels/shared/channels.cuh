@@ -7,6 +7,7 @@
 #pragma once
 
 #include "device.cuh"
+#include "image_arguments.h"
 
 namespace mbc {
 
@@ -250,44 +251,32 @@ __global__ void __launch_bounds__(THREADS, (MAP_BLOCKS<B, N>)) map_channels_last
   while (left > 0) process_rows([] {});
 }
 
-template <int N, typename B>
-void run_map_channels_first(cudaStream_t stream, int64_t rows, int64_t channels, int64_t inner, B body) {
-  const int64_t vectors = rows * channels * inner / N;
-  const unsigned blocks = blocks_for(vectors);
-  const Steps steps(inner / N, channels, static_cast<int64_t>(blocks) * THREADS);
-  MBC_LAUNCH((map_channels_first<N, B>), blocks, THREADS, stream, body, vectors, steps);
-}
-
-template <int N, typename B>
-void run_map_channels_last(cudaStream_t stream, int64_t rows, int64_t channels, B body, int64_t samples) {
-  const ChannelTiling tiling(channels / N, B::template NEIGHBOURS<N>);
-  const int64_t wanted = divide_up(rows, tiling.threads_y() * MAP_ROWS<B>);
-  const int64_t wave = max(int64_t{1}, multiprocessors() * MAP_BLOCKS<B, N> / (tiling.columns * samples));
-  const int64_t waves = min(int64_t{MAP_WAVES}, max(int64_t{1}, wanted * MAP_ROWS<B> / (wave * WAVE_ROWS)));
-  const dim3 grid(tiling.columns, static_cast<unsigned>(min(wanted, wave * waves)), static_cast<unsigned>(samples));
-  MBC_LAUNCH((map_channels_last<N, B>), grid, dim3(tiling.threads_x, tiling.threads_y()), stream, body, rows, channels);
-}
-
 // `rows` covers all axes but channels, and but samples.
 template <typename B>
 void run_map_rows(cudaStream_t stream, int64_t rows, int64_t channels, B body, int64_t samples = 1) {
-  constexpr int N = WIDTH<typename B::Element>;
-  if (channels % N == 0 && body.vectorizable())
-    run_map_channels_last<N>(stream, rows, channels, body, samples);
-  else
-    run_map_channels_last<1>(stream, rows, channels, body, samples);
+  constexpr int VECTOR = WIDTH<typename B::Element>;
+  by_vectors<VECTOR>(channels % VECTOR == 0 && body.vectorizable(), [&](auto n) {
+    constexpr int N = n;
+    const ChannelTiling tiling(channels / N, B::template NEIGHBOURS<N>);
+    const int64_t wanted = divide_up(rows, tiling.threads_y() * MAP_ROWS<B>);
+    const int64_t wave = max(int64_t{1}, multiprocessors() * MAP_BLOCKS<B, N> / (tiling.columns * samples));
+    const int64_t waves = min(int64_t{MAP_WAVES}, max(int64_t{1}, wanted * MAP_ROWS<B> / (wave * WAVE_ROWS)));
+    const dim3 grid(tiling.columns, static_cast<unsigned>(min(wanted, wave * waves)), static_cast<unsigned>(samples));
+    MBC_LAUNCH((map_channels_last<N, B>), grid, dim3(tiling.threads_x, tiling.threads_y()), stream, body, rows, channels);
+  });
 }
 
 template <typename B>
 void run_map(cudaStream_t stream, int64_t layout, int64_t rows, int64_t channels, int64_t inner, B body,
              int64_t samples = 1) {
-  constexpr int N = WIDTH<typename B::Element>;
-  if (layout == MBC_CHANNELS_LAST)
-    run_map_rows(stream, rows * inner, channels, body, samples);
-  else if (inner % N == 0 && body.vectorizable())
-    run_map_channels_first<N>(stream, rows, samples * channels, inner, body);
-  else
-    run_map_channels_first<1>(stream, rows, samples * channels, inner, body);
+  if (layout == MBC_CHANNELS_LAST) return run_map_rows(stream, rows * inner, channels, body, samples);
+  constexpr int VECTOR = WIDTH<typename B::Element>;
+  by_vectors<VECTOR>(inner % VECTOR == 0 && body.vectorizable(), [&](auto n) {
+    const int64_t vectors = rows * samples * channels * inner / n;
+    const unsigned blocks = blocks_for(vectors);
+    const Steps steps(inner / n, samples * channels, static_cast<int64_t>(blocks) * THREADS);
+    MBC_LAUNCH((map_channels_first<n, B>), blocks, THREADS, stream, body, vectors, steps);
+  });
 }
 
 // Channels last: `rows` covers all axes but channels.
@@ -300,6 +289,11 @@ template <int MORE, bool SLICED = false, typename T, typename F>
 void map_channels(cudaStream_t stream, int64_t layout, int64_t rows, int64_t channels, int64_t inner, Operands<T> x,
                   T* y, F f) {
   run_map(stream, layout, rows, channels, inner, MapBody<T, MORE, SLICED, StoreResult<T>, F>{x, {y}, f});
+}
+
+template <int MORE, bool SLICED = false, typename T, typename F>
+void map_image(const MbcCall& call, const ImageArguments& a, Operands<T> x, T* y, F f) {
+  map_channels<MORE, SLICED>(call.stream, a.layout, a.rows, a.channels, a.inner, x, y, f);
 }
 
 }  // namespace mbc

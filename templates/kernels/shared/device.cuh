@@ -14,6 +14,15 @@ namespace mbc {
 
 inline int32_t narrow(int64_t number) { return static_cast<int32_t>(number); }
 
+// Calls `run` with N or, if the operands cannot be read by vectors of N elements, with 1, as a constant.
+template <int N, typename Run>
+void by_vectors(bool wide, Run run) {
+  if (wide)
+    run(std::integral_constant<int, N>());
+  else
+    run(std::integral_constant<int, 1>());
+}
+
 // A flat index split into (outer, middle, inner), advanced by a fixed step without further divisions: three divisions
 // for each element would cost more than the memory traffic of the kernels that use it.
 struct Steps {

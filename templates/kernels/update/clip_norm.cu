@@ -85,10 +85,10 @@ inline void sum_all_squares(cudaStream_t stream, OperandList all, int count, con
 
 extern "C" const char* mbc_guard_clip_norm(const MbcCall& call) {
   using namespace mbc;
-  const auto& a = arguments<ClipNormArguments>(call);
+  const auto& a = arguments<GuardArguments>(call);
   const auto at = operands_of_guard_clip_norm(call);
   double* sums = at.sums;
-  const int64_t* fields = behind<ClipNormArguments>(call);
+  const int64_t* fields = behind<GuardArguments>(call);
   sum_all_squares(call.stream, at.gradients, static_cast<int>(a.gradients), fields, sums);
   MBC_LAUNCH(decide_clipped, 1, THREADS, call.stream, at.control.as<MbcControl>(), at.written.as<MbcControl>(),
              at.loss.as<float>(), sums, a.parts, a.scaled != 0, a.accumulate, call.reals[0]);
@@ -98,10 +98,10 @@ extern "C" const char* mbc_guard_clip_norm(const MbcCall& call) {
 // The norm of all operands together, which is then gathered from all ranks if each has parts of the gradients.
 extern "C" const char* mbc_norm(const MbcCall& call) {
   using namespace mbc;
-  const auto& a = arguments<NormArguments>(call);
+  const auto& a = arguments<GuardArguments>(call);
   const auto at = operands_of_norm(call);
   double* sums = at.sums;
-  const int64_t* fields = behind<NormArguments>(call);
+  const int64_t* fields = behind<GuardArguments>(call);
   sum_all_squares(call.stream, at.gradients, static_cast<int>(a.gradients), fields, sums);
   MBC_LAUNCH(root_of_sum, 1, THREADS, call.stream, sums, a.parts, at.norm.as<float>());
   return launched();

@@ -138,11 +138,11 @@ extern "C" const char* mbc_multi_tensor_cast(const MbcCall& call) {
 // The field after the pointers is the number of values in a channel's statistics. Reals: the momentum of every tensor.
 extern "C" const char* mbc_multi_tensor_update_running(const MbcCall& call) {
   using namespace mbc;
-  const auto& a = arguments<MultiTensorUpdateRunningArguments>(call);
+  const auto& a = arguments<MultiTensorUpdateArguments>(call);
   Running all{};
   const auto at = [&](int64_t index) { return out<float>(call, static_cast<int>(index)); };
   for_each_launch<6>(
-      behind<MultiTensorUpdateRunningArguments>(call), a.tensors,
+      behind<MultiTensorUpdateArguments>(call), a.tensors,
       [&](int slot, int number, const int64_t* own) {
         all.mean[slot] = at(own[1]), all.variance[slot] = at(own[2]);
         all.new_mean[slot] = at(own[3]), all.new_variance[slot] = at(own[4]);

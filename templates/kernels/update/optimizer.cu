@@ -5,7 +5,7 @@
 // Threads    256 in a grid-stride loop; up to 64 tensors in a launch, with a row of blocks for each.
 // Limit      memory bandwidth.
 #include "guard.cuh"
-#include "optimizer_arguments.h"
+#include "clip_norm_arguments.h"
 #include "optimizer_operands.h"
 
 namespace mbc {

@@ -10,12 +10,10 @@ from collections.abc import Iterable
 from mbc.kernels.cuda.base import OwnKernel
 from mbc.kernels.cuda.fused.batch_norm_relu import (
     FusedMapArguments,
-    FusedSumArguments,
     map_arguments,
-    sum_arguments,
 )
 from mbc.kernels.cuda.generated.generated_map import generated_as
-from mbc.kernels.cuda.norm.batch_norm import sums_workspace
+from mbc.kernels.cuda.norm.batch_norm import FusedSumArguments, fused_sum_arguments, sums_workspace
 from mbc.kernels.cuda.wiring import AFFINE, NORMALIZED, Wiring, eps, run, taking
 
 FILE = "fused/batch_norm_activation.cu"
@@ -61,7 +59,7 @@ def _kernels() -> Iterable[OwnKernel]:
             f"{backward}+batch_normalize_backward_reduce",
             FILE,
             FusedSumArguments,
-            sum_arguments,
+            fused_sum_arguments,
             eps,
             workspace=sums_workspace,
             launches=2,

@@ -13,7 +13,7 @@ from mbc.kernels.base import Request
 from mbc.kernels.cuda.base import OwnKernel, Slice, channels_last, image_of, no_reals, touched_us
 from mbc.kernels.cuda.generated.generated_map import generated_as
 from mbc.kernels.cuda.image import ImageArguments
-from mbc.kernels.cuda.norm.batch_norm import parts, sum_workspace, sums_workspace
+from mbc.kernels.cuda.norm.batch_norm import FusedSumArguments, fused_sum_arguments, sum_workspace, sums_workspace
 from mbc.kernels.cuda.wiring import (
     AFFINE,
     NORMALIZED,
@@ -41,15 +41,6 @@ class FusedMapArguments(ImageArguments):
     affine: int
     affine2: int
     count: int
-
-
-@dataclass(frozen=True, slots=True)
-class FusedSumArguments(ImageArguments):
-    """Integer arguments of a launch that reduces an image."""
-
-    affine: int
-    parts: int
-    accumulate: int
 
 
 def _normalize_relu(operands: int) -> Wiring:
@@ -117,12 +108,6 @@ def map_arguments(at: Slice) -> FusedMapArguments:
     return FusedMapArguments(*image_of(at), affine, affine2, next(backward, 0))
 
 
-def sum_arguments(at: Slice) -> FusedSumArguments:
-    """Return the integer arguments of a launch that reduces an image."""
-    affine = (*affines(at.request), 0)[0]
-    return FusedSumArguments(*image_of(at), affine, parts(at.request.inputs[0], at.layout), int(at.accumulate))
-
-
 def _mapped(kind: str, launcher: str, operands: str, *wirings: Wiring) -> OwnKernel:
     map_ = OwnKernel(kind, FILE, FusedMapArguments, map_arguments, eps, takes=taking(*wirings), version=2)
     return replace(map_, launcher=launcher, operands=operands)
@@ -157,7 +142,7 @@ def _summed(
         kind,
         FILE,
         FusedSumArguments,
-        sum_arguments,
+        fused_sum_arguments,
         reals,
         workspace=workspace,
         launches=2,

@@ -11,12 +11,8 @@ from collections.abc import Callable
 from mbc.kernels.base import Request
 from mbc.kernels.cuda.base import OwnKernel
 from mbc.kernels.cuda.generated.generated_map import generated_as
-from mbc.kernels.cuda.norm.batch_norm import (
-    ChannelSumArguments,
-    channel_sum_arguments,
-    sum_workspace,
-    sums_workspace,
-)
+from mbc.kernels.cuda.image import SumArguments
+from mbc.kernels.cuda.norm.batch_norm import sum_arguments, sum_workspace, sums_workspace
 from mbc.kernels.cuda.wiring import Wiring, members, taking
 from mbc.ops.arithmetic import Broadcast
 from mbc.ops.reduce import Reduce
@@ -47,8 +43,8 @@ KERNELS = (
     OwnKernel(
         "bias_add+gelu_backward+channel_sum",
         FILE,
-        ChannelSumArguments,
-        channel_sum_arguments,
+        SumArguments,
+        sum_arguments,
         workspace=sum_workspace,
         launches=2,
         accumulates=True,
@@ -66,8 +62,8 @@ KERNELS = (
     OwnKernel(
         "bias_add+broadcast+channel_sum+row_reduce_dot",
         FILE,
-        ChannelSumArguments,
-        channel_sum_arguments,
+        SumArguments,
+        sum_arguments,
         workspace=sums_workspace,
         launches=2,
         accumulates=True,

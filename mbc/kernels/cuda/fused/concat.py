@@ -5,13 +5,14 @@ They are statistics, bias or batch normalization of its parts, and a slice with 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mbc.ir.types import Layout, TensorType
 from mbc.kernels.base import Request
 from mbc.kernels.cuda.base import OwnKernel, Slice, channels_last, image_of, touched_us
-from mbc.kernels.cuda.image import ImageArguments
+from mbc.kernels.cuda.image import SumArguments
 from mbc.kernels.cuda.norm.batch_norm import SUM_BYTES, partial_bytes, parts, statistics_workspace
+from mbc.kernels.cuda.pointwise.move import ConcatArguments
 from mbc.kernels.cuda.wiring import (
     AFFINE,
     SCALE_SHIFT,
@@ -23,7 +24,6 @@ from mbc.kernels.cuda.wiring import (
     slice_of,
     taking,
 )
-from mbc.kernels.launch_struct import Struct
 
 # Blocks of a channels-last reduction on 132 multiprocessors. Half of the bytes are written, and loads wait for stores,
 # so that more blocks are needed than for a reduction that only reads.
@@ -31,7 +31,7 @@ SLICE_BLOCKS = 4 * 132
 
 
 @dataclass(frozen=True, slots=True)
-class StatisticsAndCopyArguments(ImageArguments):
+class StatisticsAndCopyArguments(SumArguments):
     """Integer arguments of a launch that computes statistics and copies those of other channels.
 
     Attributes:
@@ -39,7 +39,6 @@ class StatisticsAndCopyArguments(ImageArguments):
         before: Whether these come first.
     """
 
-    parts: int
     joined: int
     before: int
 
@@ -52,11 +51,12 @@ _BEFORE_COPIED = (((0,), (3, 4, 1, 2)), (5, 6))
 def _statistics_and_copy(at: Slice) -> StatisticsAndCopyArguments:
     x, joined, _ = at.request.inputs
     join = members(at.request).members[-1]
-    return StatisticsAndCopyArguments(*image_of(at, x), parts(x, at.layout), joined.elements, int(join.inputs[0] == 1))
+    sums = parts(x, at.layout), int(at.accumulate)
+    return StatisticsAndCopyArguments(*image_of(at, x), *sums, joined.elements, int(join.inputs[0] == 1))
 
 
 @dataclass(frozen=True, slots=True)
-class SliceSumArguments(ImageArguments):
+class SliceSumArguments(SumArguments):
     """Integer arguments of a launch that copies a slice and sums its channels.
 
     Attributes:
@@ -64,8 +64,6 @@ class SliceSumArguments(ImageArguments):
         all: Channels of the whole tensor.
     """
 
-    parts: int
-    accumulate: int
     start: int
     all: int
 
@@ -81,20 +79,13 @@ def _slice_sum_workspace(request: Request, layout: Layout) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class BiasConcatArguments(Struct):
+class BiasConcatArguments(ConcatArguments):
     """Integer arguments of a launch that adds a bias to one part and concatenates the parts.
-
-    The channels of every part follow, `inputs` integers.
 
     Attributes:
         biased: Number of the part that the bias is added to.
     """
 
-    type: int
-    layout: int
-    rows: int
-    inner: int
-    inputs: int
     biased: int
 
 
@@ -117,21 +108,14 @@ def _channels_of_parts(at: Slice) -> tuple[int, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class ConcatNormalizeArguments(Struct):
+class ConcatNormalizeArguments(ConcatArguments):
     """Integer arguments of a launch that normalizes and concatenates.
-
-    The channels of every part follow, `inputs` integers.
 
     Attributes:
         affine: Whether the normalizations have scale and shift.
         operands: Operands of a part: itself, and those of its normalization, if each part has one.
     """
 
-    type: int
-    layout: int
-    rows: int
-    inner: int
-    inputs: int
     affine: int
     operands: int
 
@@ -168,6 +152,19 @@ def _channels_joined(at: Slice) -> tuple[int, ...]:
     return tuple(x.shape[1] for x in _joined(at))
 
 
+_CONCAT_NORMALIZE = OwnKernel(
+    "concat+batch_normalize+relu",
+    "fused/concat.cu",
+    ConcatNormalizeArguments,
+    _concat_normalize,
+    eps,
+    trailing=_channels_joined,
+    layouts=channels_last,
+    operands=f"parts[inputs] mean variance {SCALE_SHIFT} joined y",
+    launcher="concat_batch_normalize_relu",
+    takes=taking(*map(_normalized, AFFINE)),
+)
+
 KERNELS = (
     OwnKernel(
         "batch_statistics+concat_statistics",
@@ -190,26 +187,10 @@ KERNELS = (
         launcher="bias_add_concat",
         takes=taking(*_BIAS_CONCAT),
     ),
-    OwnKernel(
-        "concat+batch_normalize+relu",
-        "fused/concat.cu",
-        ConcatNormalizeArguments,
-        _concat_normalize,
-        eps,
-        trailing=_channels_joined,
-        layouts=channels_last,
-        operands=f"parts[inputs] mean variance {SCALE_SHIFT} joined y",
-        launcher="concat_batch_normalize_relu",
-        takes=taking(*map(_normalized, AFFINE)),
-    ),
-    OwnKernel(
-        "batch_normalize*+relu*+concat",
-        "fused/concat.cu",
-        ConcatNormalizeArguments,
-        _concat_normalize,
-        eps,
-        trailing=_channels_joined,
-        layouts=channels_last,
+    _CONCAT_NORMALIZE,
+    replace(
+        _CONCAT_NORMALIZE,
+        kind="batch_normalize*+relu*+concat",
         operands="parts[inputs*operands] y",
         launcher="batch_normalize_relu_concat",
         takes=taking(*(_parts_normalized(n, count) for n in AFFINE for count in range(2, MOST_PARTS + 1))),

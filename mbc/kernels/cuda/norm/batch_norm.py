@@ -6,10 +6,19 @@ from dataclasses import dataclass
 
 from mbc.ir.types import Layout, TensorType
 from mbc.kernels.base import Request
-from mbc.kernels.cuda.base import THREADS, VECTOR_BYTES, Channels, OwnKernel, Slice, channels_first, image_of
-from mbc.kernels.cuda.image import ImageArguments
+from mbc.kernels.cuda.base import (
+    THREADS,
+    VECTOR_BYTES,
+    Channels,
+    OwnKernel,
+    Slice,
+    attributes_of,
+    channels_first,
+    image_of,
+)
+from mbc.kernels.cuda.image import SumArguments
+from mbc.kernels.cuda.wiring import affines
 from mbc.kernels.launch_struct import Struct
-from mbc.ops.normalization import BatchNormalize
 
 # Blocks of a reduction on 132 multiprocessors: one wave if channels are last; several waves if channels are first,
 # because a thread then has only one load in flight. Constants, so that reductions have one order on all GPUs.
@@ -23,18 +32,11 @@ SUM_BYTES, SUMS_BYTES, STATISTICS_BYTES = 4, 8, 12
 
 
 @dataclass(frozen=True, slots=True)
-class ChannelSumArguments(ImageArguments):
-    """Integer arguments of a launch that sums each channel."""
+class FusedSumArguments(SumArguments):
+    """Integer arguments of a launch that reduces an image with up to two normalizations."""
 
-    parts: int
-    accumulate: int
-
-
-@dataclass(frozen=True, slots=True)
-class BatchStatisticsArguments(ImageArguments):
-    """Integer arguments of a launch that computes batch statistics."""
-
-    parts: int
+    affine: int
+    affine2: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,14 +47,6 @@ class ConcatStatisticsArguments(Struct):
     """
 
     pairs: int
-
-
-@dataclass(frozen=True, slots=True)
-class BatchNormalizeBackwardReduceArguments(ImageArguments):
-    """Integer arguments of a launch of the backward reductions."""
-
-    parts: int
-    accumulate: int
 
 
 def parts(x: TensorType, layout: Layout, blocks_last: int = BLOCKS_LAST) -> int:
@@ -83,17 +77,18 @@ def partial_bytes(x: TensorType, layout: Layout, state_bytes: int, blocks_last: 
     return count * x.shape[1] * state_bytes if count > 1 else 0
 
 
-def channel_sum_arguments(at: Slice) -> ChannelSumArguments:
-    """Return the integer arguments of a launch that sums each channel."""
-    return ChannelSumArguments(*image_of(at), parts(at.request.inputs[0], at.layout), int(at.accumulate))
+def sum_arguments(at: Slice) -> SumArguments:
+    """Return the integer arguments of a launch that reduces each channel."""
+    return SumArguments(*image_of(at), parts(at.request.inputs[0], at.layout), int(at.accumulate))
 
 
-def _statistics(at: Slice) -> BatchStatisticsArguments:
-    return BatchStatisticsArguments(*image_of(at), parts(at.request.inputs[0], at.layout))
+def fused_sum_arguments(at: Slice) -> FusedSumArguments:
+    """Return the integer arguments of a launch that reduces an image with up to two normalizations."""
+    return FusedSumArguments(*sum_arguments(at).integers(), *(*affines(at.request), 0, 0)[:2])
 
 
-def _instance_statistics(at: Slice) -> BatchStatisticsArguments:
-    return BatchStatisticsArguments(*image_of(at), parts(sample_of(at.request.inputs[0]), at.layout))
+def _instance_statistics(at: Slice) -> SumArguments:
+    return SumArguments(*image_of(at), parts(sample_of(at.request.inputs[0]), at.layout), accumulate=0)
 
 
 def _instance_workspace(request: Request, layout: Layout) -> int:
@@ -107,18 +102,6 @@ def _join(at: Slice) -> ConcatStatisticsArguments:
 
 def _channels_of_pairs(at: Slice) -> tuple[int, ...]:
     return tuple(mean.elements for mean in at.request.inputs[::2])
-
-
-def _sums(at: Slice) -> BatchNormalizeBackwardReduceArguments:
-    return BatchNormalizeBackwardReduceArguments(
-        *image_of(at), parts(at.request.inputs[0], at.layout), int(at.accumulate)
-    )
-
-
-def _eps(at: Slice) -> tuple[float, ...]:
-    a = at.request.attributes
-    assert isinstance(a, BatchNormalize)
-    return (a.eps,)
 
 
 def sum_workspace(request: Request, layout: Layout) -> int:
@@ -140,8 +123,8 @@ KERNELS = (
     OwnKernel(
         "channel_sum",
         "norm/bias.cu",
-        ChannelSumArguments,
-        channel_sum_arguments,
+        SumArguments,
+        sum_arguments,
         workspace=sum_workspace,
         launches=2,
         accumulates=True,
@@ -150,8 +133,8 @@ KERNELS = (
     OwnKernel(
         "batch_statistics",
         "norm/batch_norm.cu",
-        BatchStatisticsArguments,
-        _statistics,
+        SumArguments,
+        sum_arguments,
         workspace=statistics_workspace,
         launches=2,
         version=3,
@@ -159,7 +142,7 @@ KERNELS = (
     OwnKernel(
         "instance_statistics",
         "norm/batch_norm.cu",
-        BatchStatisticsArguments,
+        SumArguments,
         _instance_statistics,
         workspace=_instance_workspace,
         launches=2,
@@ -177,9 +160,9 @@ KERNELS = (
     OwnKernel(
         "batch_normalize_backward_reduce",
         "norm/batch_norm.cu",
-        BatchNormalizeBackwardReduceArguments,
-        _sums,
-        _eps,
+        SumArguments,
+        sum_arguments,
+        attributes_of("eps"),
         workspace=sums_workspace,
         launches=2,
         accumulates=True,

@@ -6,37 +6,13 @@ These groups are `RELU_FUSED_REMAT` of `mbc.optimize.fusion.catalogue`.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from itertools import product
 
-from mbc.kernels.cuda.base import OwnKernel, Slice, image_of
-from mbc.kernels.cuda.image import ImageArguments
-from mbc.kernels.cuda.norm.batch_norm import parts, sums_workspace
-from mbc.kernels.cuda.wiring import AFFINE, NORMALIZED, SECOND, Wiring, affines, eps, run, taking
+from mbc.kernels.cuda.base import OwnKernel
+from mbc.kernels.cuda.norm.batch_norm import FusedSumArguments, fused_sum_arguments, sums_workspace
+from mbc.kernels.cuda.wiring import AFFINE, NORMALIZED, SECOND, Wiring, eps, run, taking
 
 FILE = "norm/bn_backward_remat.cu"
-
-
-@dataclass(frozen=True, slots=True)
-class BnBackwardRematArguments(ImageArguments):
-    """Integer arguments of a launch of backward reductions that recompute ReLU's output."""
-
-    affine: int
-    affine2: int
-    parts: int
-    accumulate: int
-
-
-def _arguments(at: Slice) -> BnBackwardRematArguments:
-    x = at.request.inputs[0]
-    affine, affine2 = (*affines(at.request), 0)[:2]
-    return BnBackwardRematArguments(
-        *image_of(at),
-        affine,
-        affine2,
-        parts(x, at.layout),
-        int(at.accumulate),
-    )
 
 
 def _relu_wiring(operands: int) -> Wiring:
@@ -82,8 +58,8 @@ def _fused_remat(
     return OwnKernel(
         f"{forward}+{backward}+batch_normalize_backward_reduce",
         FILE,
-        BnBackwardRematArguments,
-        _arguments,
+        FusedSumArguments,
+        fused_sum_arguments,
         eps,
         workspace=sums_workspace,
         launches=2,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from mbc.ir.types import Layout, TensorType
 from mbc.kernels.base import Request
-from mbc.kernels.cuda.base import REDUCTION_BLOCKS, THREADS, VECTOR_BYTES, OwnKernel, Slice, type_code
+from mbc.kernels.cuda.base import REDUCTION_BLOCKS, THREADS, VECTOR_BYTES, OwnKernel, Slice, attributes_of, type_code
 from mbc.kernels.cuda.strided import Axis, memory_order, merged, strides, trailing
 from mbc.kernels.launch_struct import Struct
 from mbc.ops.reduce import Reduce
@@ -153,12 +153,6 @@ def _reduce(at: Slice) -> ReduceArguments:
     )
 
 
-def _factor(at: Slice) -> tuple[float, ...]:
-    a = at.request.attributes
-    assert isinstance(a, Reduce)
-    return (a.factor,)
-
-
 def _trailing(at: Slice) -> tuple[int, ...]:
     left, summed = _axes(at.request, at.layout)
     return (*trailing(left, 2), *trailing(summed, 1))
@@ -175,7 +169,7 @@ KERNELS = tuple(
         FILE,
         ReduceArguments,
         _reduce,
-        _factor,
+        attributes_of("factor"),
         trailing=_trailing,
         workspace=_workspace,
         launches=2,

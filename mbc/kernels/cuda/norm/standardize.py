@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from mbc.kernels.cuda.base import OwnKernel, Slice
+from mbc.kernels.cuda.base import OwnKernel, Slice, attributes_of
 from mbc.kernels.cuda.norm.reduce import Lanes
 from mbc.kernels.launch_struct import Struct
-from mbc.ops.standardize import Standardize
 
 FILE = "norm/standardize.cu"
 
@@ -37,14 +36,8 @@ def _arguments(at: Slice) -> StandardizeArguments:
     return StandardizeArguments(filters, elements, lanes, int(len(request.inputs) > without))
 
 
-def _reals(at: Slice) -> tuple[float, ...]:
-    a = at.request.attributes
-    assert isinstance(a, Standardize)
-    return a.eps, a.factor
-
-
 KERNELS = tuple(
-    OwnKernel(kind, FILE, StandardizeArguments, _arguments, _reals, operands=operands)
+    OwnKernel(kind, FILE, StandardizeArguments, _arguments, attributes_of("eps", "factor"), operands=operands)
     for kind, operands in (
         ("standardize_filters", "w gain?gained y mean inverse"),
         ("standardize_filters_backward", "w dy mean inverse gain?gained dw dgain?gained"),

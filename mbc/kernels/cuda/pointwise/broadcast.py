@@ -2,24 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from mbc.kernels.base import Request
-from mbc.kernels.cuda.base import OwnKernel, Slice, image_of
-from mbc.kernels.cuda.image import ImageArguments
+from mbc.kernels.cuda.base import OwnKernel
+from mbc.kernels.cuda.image import ImageArguments, image_arguments
 from mbc.kernels.cuda.wiring import members, taking
 from mbc.ops.pooling import AveragePool
 
 FILE = "pointwise/broadcast.cu"
-
-
-@dataclass(frozen=True, slots=True)
-class BroadcastArguments(ImageArguments):
-    """Integer arguments of a launch of an image and a number for each channel."""
-
-
-def _arguments(at: Slice) -> BroadcastArguments:
-    return BroadcastArguments(*image_of(at))
 
 
 def _of_means(request: Request) -> bool:
@@ -36,7 +25,7 @@ _wired = taking(*((((0, 1), (2,), summands), (5,)) for summands in ((3, 4), (4, 
 
 KERNELS = (
     *(
-        OwnKernel(kind, FILE, BroadcastArguments, _arguments, operands=operands)
+        OwnKernel(kind, FILE, ImageArguments, image_arguments, operands=operands)
         for kind, operands in (
             ("broadcast_mul", "x gate y"),
             ("broadcast_add", "x gate y"),
@@ -47,8 +36,8 @@ KERNELS = (
     OwnKernel(
         "broadcast_mul+avg_pool_backward+add",
         FILE,
-        BroadcastArguments,
-        _arguments,
+        ImageArguments,
+        image_arguments,
         operands="x gate mean y",
         launcher="broadcast_mul_add_mean_gradient",
         takes=_of_means,

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mbc.ir.types import Layout
 from mbc.kernels.base import Request
-from mbc.kernels.cuda.base import OwnKernel, Slice, channels_first, image_of
-from mbc.kernels.cuda.pointwise.loss import SCORE_BYTES, elementwise_parts, entropy_parts
+from mbc.kernels.cuda.base import OwnKernel, Slice, attributes_of, channels_first, image_of
+from mbc.kernels.cuda.image import ImageArguments
+from mbc.kernels.cuda.pointwise.loss import (
+    SCORE_BYTES,
+    CrossEntropyArguments,
+    elementwise_parts,
+    entropy,
+    entropy_parts,
+)
 from mbc.kernels.launch_struct import Struct
 from mbc.ops.kl_divergence import KlBackward
-from mbc.ops.loss import CrossEntropy
 from mbc.ops.soft_cross_entropy import SoftTargetBackward
 from mbc.ops.weighted_cross_entropy import ClassWeights, Weighted, WeightedMean, WeightedMeanBackward
 
@@ -18,35 +24,11 @@ FILE = "pointwise/cross_entropy_targets.cu"
 
 
 @dataclass(frozen=True, slots=True)
-class SoftTargetArguments(Struct):
-    """Integer arguments of a launch of a loss whose targets are probabilities."""
-
-    type: int
-    layout: int
-    rows: int
-    classes: int
-    inner: int
-    parts: int
-
-
-@dataclass(frozen=True, slots=True)
-class SoftTargetBackwardArguments(Struct):
-    """Integer arguments of a launch of the gradient of such a loss."""
-
-    type: int
-    layout: int
-    rows: int
-    classes: int
-    inner: int
-    side: int
-
-
-@dataclass(frozen=True, slots=True)
 class ClassWeightArguments(Struct):
-    """Integer arguments of a launch that sums the weights of the targets' classes."""
+    """Integer arguments of a launch that sums the weights of the targets' classes; channels are classes."""
 
     positions: int
-    classes: int
+    channels: int
     weighted: int
     ignores: int
     ignored: int
@@ -54,50 +36,23 @@ class ClassWeightArguments(Struct):
 
 
 @dataclass(frozen=True, slots=True)
-class WeightedCrossEntropyArguments(Struct):
-    """Integer arguments of a launch of a weighted cross entropy, forward or backward."""
+class WeightedCrossEntropyArguments(ImageArguments):
+    """Integer arguments of a launch of a weighted cross entropy, forward or backward; channels are classes."""
 
-    type: int
-    layout: int
-    rows: int
-    classes: int
-    inner: int
+    parts: int
     weighted: int
     ignores: int
     ignored: int
-    parts: int
 
 
 def _parts_bytes(request: Request, layout: Layout) -> int:
     return entropy_parts(request.inputs[0], layout) * SCORE_BYTES
 
 
-def _soft(at: Slice) -> SoftTargetArguments:
-    return SoftTargetArguments(*image_of(at), entropy_parts(at.request.inputs[0], at.layout))
-
-
-def _soft_reals(at: Slice) -> tuple[float, ...]:
-    a = at.request.attributes
-    assert isinstance(a, CrossEntropy)
-    return (a.smoothing,)
-
-
-def _soft_backward(at: Slice) -> SoftTargetBackwardArguments:
+def _of_side(at: Slice) -> CrossEntropyArguments:
     a = at.request.attributes
     assert isinstance(a, SoftTargetBackward | KlBackward)
-    return SoftTargetBackwardArguments(*image_of(at), a.side)
-
-
-def _soft_backward_reals(at: Slice) -> tuple[float, ...]:
-    a = at.request.attributes
-    assert isinstance(a, SoftTargetBackward)
-    return a.smoothing, a.weight
-
-
-def _divergence_backward_reals(at: Slice) -> tuple[float, ...]:
-    a = at.request.attributes
-    assert isinstance(a, KlBackward)
-    return (a.weight,)
+    return replace(entropy(at), side=a.side)
 
 
 def _which(a: Weighted) -> tuple[int, int, int]:
@@ -115,7 +70,7 @@ def _sums_workspace(request: Request, layout: Layout) -> int:
     return elementwise_parts(request.inputs[0]) * SCORE_BYTES
 
 
-def _sums_reals(at: Slice) -> tuple[float, ...]:
+def _weights(at: Slice) -> tuple[float, ...]:
     a = at.request.attributes
     assert isinstance(a, ClassWeights)
     return a.class_weights
@@ -124,7 +79,7 @@ def _sums_reals(at: Slice) -> tuple[float, ...]:
 def _mean(at: Slice) -> WeightedCrossEntropyArguments:
     a = at.request.attributes
     assert isinstance(a, WeightedMean | WeightedMeanBackward)
-    return WeightedCrossEntropyArguments(*image_of(at), *_which(a), entropy_parts(at.request.inputs[0], at.layout))
+    return WeightedCrossEntropyArguments(*image_of(at), entropy_parts(at.request.inputs[0], at.layout), *_which(a))
 
 
 def _mean_reals(at: Slice) -> tuple[float, ...]:
@@ -138,33 +93,33 @@ KERNELS = (
     OwnKernel(
         "soft_target_cross_entropy",
         FILE,
-        SoftTargetArguments,
-        _soft,
-        _soft_reals,
+        CrossEntropyArguments,
+        entropy,
+        attributes_of("smoothing"),
         workspace=_parts_bytes,
         launches=2,
     ),
     OwnKernel(
         "soft_target_cross_entropy_backward",
         FILE,
-        SoftTargetBackwardArguments,
-        _soft_backward,
-        _soft_backward_reals,
+        CrossEntropyArguments,
+        _of_side,
+        attributes_of("smoothing", "weight"),
     ),
-    OwnKernel("kl_divergence", FILE, SoftTargetArguments, _soft, workspace=_parts_bytes, launches=2),
+    OwnKernel("kl_divergence", FILE, CrossEntropyArguments, entropy, workspace=_parts_bytes, launches=2),
     OwnKernel(
         "kl_divergence_backward",
         FILE,
-        SoftTargetBackwardArguments,
-        _soft_backward,
-        _divergence_backward_reals,
+        CrossEntropyArguments,
+        _of_side,
+        attributes_of("weight"),
     ),
     OwnKernel(
         "class_weight_sum",
         FILE,
         ClassWeightArguments,
         _sums,
-        _sums_reals,
+        _weights,
         layouts=channels_first,
         workspace=_sums_workspace,
         launches=2,

@@ -23,35 +23,26 @@ LOSSES = ("mse", "l1", "smooth_l1", "binary_cross_entropy", "probability_cross_e
 
 @dataclass(frozen=True, slots=True)
 class ElementwiseLossArguments(Struct):
-    """Integer arguments of a launch of a loss."""
+    """Integer arguments of a launch of a loss or its gradient.
+
+    Attributes:
+        side: The gradient is that of the prediction (0) or of the target.
+    """
 
     type: int
     elements: int
     parts: int
-
-
-@dataclass(frozen=True, slots=True)
-class ElementwiseLossBackwardArguments(Struct):
-    """Integer arguments of a launch of a loss's gradient."""
-
-    type: int
-    elements: int
     side: int
 
 
-def _loss(at: Slice) -> ElementwiseLossArguments:
-    x = at.request.inputs[0]
-    return ElementwiseLossArguments(type_code(x), x.elements, elementwise_parts(x))
+def _arguments(at: Slice) -> ElementwiseLossArguments:
+    x, a = at.request.inputs[0], at.request.attributes
+    side = a.side if isinstance(a, Backward) else 0
+    return ElementwiseLossArguments(type_code(x), x.elements, elementwise_parts(x), side)
 
 
 def _workspace(request: Request, layout: Layout) -> int:
     return partial_bytes(elementwise_parts(request.inputs[0]))
-
-
-def _backward(at: Slice) -> ElementwiseLossBackwardArguments:
-    x, a = at.request.inputs[0], at.request.attributes
-    assert isinstance(a, Backward)
-    return ElementwiseLossBackwardArguments(type_code(x), x.elements, a.side)
 
 
 def _setting(at: Slice) -> tuple[float, ...]:
@@ -74,7 +65,7 @@ KERNELS = tuple(
     kernel
     for name in LOSSES
     for kernel in (
-        OwnKernel(name, FILE, ElementwiseLossArguments, _loss, _setting, workspace=_workspace, launches=2),
-        OwnKernel(f"{name}_backward", FILE, ElementwiseLossBackwardArguments, _backward, _factor),
+        OwnKernel(name, FILE, ElementwiseLossArguments, _arguments, _setting, workspace=_workspace, launches=2),
+        OwnKernel(f"{name}_backward", FILE, ElementwiseLossArguments, _arguments, _factor),
     )
 )

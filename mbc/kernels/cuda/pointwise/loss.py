@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
 
 from mbc.ir.types import Layout, TensorType
 from mbc.kernels.base import Request
-from mbc.kernels.cuda.base import THREADS, Channels, OwnKernel, Slice, channels_first, image_of
+from mbc.kernels.cuda.base import (
+    THREADS,
+    Channels,
+    OwnKernel,
+    Slice,
+    always,
+    attributes_of,
+    channels_first,
+    image_of,
+    no_workspace,
+)
+from mbc.kernels.cuda.image import ImageArguments
 from mbc.kernels.launch_struct import Struct
-from mbc.ops.loss import CrossEntropy, CrossEntropyBackward, WeightedSum
+from mbc.ops.loss import WeightedSum
 
 MOST_PARTS = 512
 SCORE_BYTES = 16  # bytes of a partial sum in loss.cuh
@@ -19,26 +32,15 @@ ELEMENTS_PER_THREAD = 16  # fewest elements of a thread if several blocks share 
 
 
 @dataclass(frozen=True, slots=True)
-class CrossEntropyArguments(Struct):
-    """Integer arguments of a launch of the cross entropy."""
+class CrossEntropyArguments(ImageArguments):
+    """Integer arguments of a launch of a cross entropy or its gradient; channels are classes.
 
-    type: int
-    layout: int
-    rows: int
-    classes: int
-    inner: int
+    Attributes:
+        side: The gradient is that of the logits (0) or of the targets.
+    """
+
     parts: int
-
-
-@dataclass(frozen=True, slots=True)
-class CrossEntropyBackwardArguments(Struct):
-    """Integer arguments of a launch of the cross entropy's gradient."""
-
-    type: int
-    layout: int
-    rows: int
-    classes: int
-    inner: int
+    side: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,28 +75,9 @@ def partial_bytes(parts: int) -> int:
     return parts * SCORE_BYTES if parts > 1 else 0
 
 
-def _entropy(at: Slice) -> CrossEntropyArguments:
-    return CrossEntropyArguments(*image_of(at), entropy_parts(at.request.inputs[0], at.layout))
-
-
-def _entropy_reals(at: Slice) -> tuple[float, ...]:
-    a = at.request.attributes
-    assert isinstance(a, CrossEntropy)
-    return (a.smoothing,)
-
-
-def _entropy_workspace(request: Request, layout: Layout) -> int:
-    return partial_bytes(entropy_parts(request.inputs[0], layout))
-
-
-def _entropy_backward(at: Slice) -> CrossEntropyBackwardArguments:
-    return CrossEntropyBackwardArguments(*image_of(at))
-
-
-def _entropy_backward_reals(at: Slice) -> tuple[float, ...]:
-    a = at.request.attributes
-    assert isinstance(a, CrossEntropyBackward)
-    return a.smoothing, a.weight
+def entropy(at: Slice, parts_of: Callable[[TensorType, Layout], int] = entropy_parts) -> CrossEntropyArguments:
+    """Return the integer arguments of a launch of a cross entropy or its gradient."""
+    return CrossEntropyArguments(*image_of(at), parts_of(at.request.inputs[0], at.layout))
 
 
 def _takes_pixels(request: Request) -> bool:
@@ -102,34 +85,18 @@ def _takes_pixels(request: Request) -> bool:
     return c.inner > 1 and c.channels <= FEW_CLASSES
 
 
-def _pixel_parts(logits: TensorType) -> int:
-    c = Channels.of(logits)
-    return min(-(-c.rows * c.inner // (THREADS * PIXELS_PER_THREAD)), MOST_PARTS)
-
-
-def _pixels(at: Slice) -> CrossEntropyArguments:
-    return CrossEntropyArguments(*image_of(at), _pixel_parts(at.request.inputs[0]))
-
-
-def _pixels_workspace(request: Request, layout: Layout) -> int:
-    return partial_bytes(_pixel_parts(request.inputs[0]))
-
-
 def _takes_rows(request: Request) -> bool:
     c = Channels.of(request.inputs[0])
     return c.inner == 1 and FEW_CLASSES < c.channels <= MOST_CLASSES
 
 
-def _row_parts(logits: TensorType) -> int:
+def _pixel_parts(logits: TensorType, _: Layout) -> int:
+    c = Channels.of(logits)
+    return min(-(-c.rows * c.inner // (THREADS * PIXELS_PER_THREAD)), MOST_PARTS)
+
+
+def _row_parts(logits: TensorType, _: Layout) -> int:
     return min(logits.shape[0], MOST_PARTS)
-
-
-def _rows(at: Slice) -> CrossEntropyArguments:
-    return CrossEntropyArguments(*image_of(at), _row_parts(at.request.inputs[0]))
-
-
-def _rows_workspace(request: Request, layout: Layout) -> int:
-    return partial_bytes(_row_parts(request.inputs[0]))
 
 
 def _weighted_sum(at: Slice) -> WeightedSumArguments:
@@ -142,67 +109,47 @@ def _weights(at: Slice) -> tuple[float, ...]:
     return a.weights
 
 
-FILE, PIXELS, ROWS = "pointwise/loss.cu", "pointwise/cross_entropy_pixels.cu", "pointwise/cross_entropy_rows.cu"
+FILE = "pointwise/loss.cu"
+
+
+def _pair(
+    form: str,
+    parts_of: Callable[[TensorType, Layout], int],
+    takes: Callable[[Request], bool] = always,
+    version: int = 1,
+) -> Iterator[OwnKernel]:
+    """Yield the kernels of one form of the cross entropy and of its gradient; `form` is part of their names."""
+
+    def workspace(request: Request, layout: Layout) -> int:
+        return partial_bytes(parts_of(request.inputs[0], layout))
+
+    forward = OwnKernel(
+        "softmax_cross_entropy",
+        f"pointwise/cross_entropy{form}.cu" if form else FILE,
+        CrossEntropyArguments,
+        partial(entropy, parts_of=parts_of),
+        attributes_of("smoothing"),
+        workspace=workspace,
+        launches=2,
+        launcher=f"softmax_cross_entropy{form}",
+        takes=takes,
+        version=version,
+    )
+    yield forward
+    yield replace(
+        forward,
+        kind="softmax_cross_entropy_backward",
+        reals=attributes_of("smoothing", "weight"),
+        workspace=no_workspace,
+        launches=1,
+        launcher=f"softmax_cross_entropy{form}_backward",
+    )
+
 
 KERNELS = (
-    OwnKernel(
-        "softmax_cross_entropy",
-        FILE,
-        CrossEntropyArguments,
-        _entropy,
-        _entropy_reals,
-        workspace=_entropy_workspace,
-        launches=2,
-    ),
-    OwnKernel(
-        "softmax_cross_entropy_backward",
-        FILE,
-        CrossEntropyBackwardArguments,
-        _entropy_backward,
-        _entropy_backward_reals,
-    ),
-    OwnKernel(
-        "softmax_cross_entropy",
-        PIXELS,
-        CrossEntropyArguments,
-        _pixels,
-        _entropy_reals,
-        workspace=_pixels_workspace,
-        launches=2,
-        launcher="softmax_cross_entropy_pixels",
-        version=2,
-        takes=_takes_pixels,
-    ),
-    OwnKernel(
-        "softmax_cross_entropy_backward",
-        PIXELS,
-        CrossEntropyBackwardArguments,
-        _entropy_backward,
-        _entropy_backward_reals,
-        launcher="softmax_cross_entropy_pixels_backward",
-        version=2,
-        takes=_takes_pixels,
-    ),
-    OwnKernel(
-        "softmax_cross_entropy",
-        ROWS,
-        CrossEntropyArguments,
-        _rows,
-        _entropy_reals,
-        workspace=_rows_workspace,
-        launches=2,
-        launcher="softmax_cross_entropy_rows",
-        takes=_takes_rows,
-    ),
-    OwnKernel(
-        "softmax_cross_entropy_backward",
-        ROWS,
-        CrossEntropyBackwardArguments,
-        _entropy_backward,
-        _entropy_backward_reals,
-        launcher="softmax_cross_entropy_rows_backward",
-        takes=_takes_rows,
-    ),
+    *_pair("", entropy_parts),
+    *_pair("_pixels", _pixel_parts, _takes_pixels, version=2),
+    *_pair("_rows", _row_parts, _takes_rows),
     OwnKernel(
         "weighted_sum",
         FILE,

@@ -6,27 +6,22 @@ from dataclasses import dataclass
 
 from mbc.ir.types import Layout
 from mbc.kernels.base import Request
-from mbc.kernels.cuda.base import OwnKernel, Slice, image_of
+from mbc.kernels.cuda.base import OwnKernel, Slice, attributes_of, image_of
+from mbc.kernels.cuda.image import ImageArguments
 from mbc.kernels.cuda.pointwise.loss import SCORE_BYTES, entropy_parts, partial_bytes
-from mbc.kernels.launch_struct import Struct
 from mbc.ops.top_k import TopK, TopKMean
 
 FILE = "pointwise/top_k.cu"
 
 
 @dataclass(frozen=True, slots=True)
-class TopKArguments(Struct):
-    """Integer arguments of a launch of top-k accuracy."""
+class TopKArguments(ImageArguments):
+    """Integer arguments of a launch of top-k accuracy; channels are classes."""
 
-    type: int
-    layout: int
-    rows: int
-    classes: int
-    inner: int
+    parts: int
     k: int
     ignores: int
     ignored: int
-    parts: int
 
 
 def _arguments(at: Slice) -> TopKArguments:
@@ -34,7 +29,7 @@ def _arguments(at: Slice) -> TopKArguments:
     assert isinstance(a, TopK | TopKMean)
     ignored = a.ignored if isinstance(a, TopKMean) else ()
     parts = entropy_parts(at.request.inputs[0], at.layout)
-    return TopKArguments(*image_of(at), a.k, bool(ignored), sum(ignored), parts)
+    return TopKArguments(*image_of(at), parts, a.k, bool(ignored), sum(ignored))
 
 
 def _workspace(request: Request, layout: Layout) -> int:
@@ -45,13 +40,9 @@ def _mean_workspace(request: Request, layout: Layout) -> int:
     return entropy_parts(request.inputs[0], layout) * SCORE_BYTES
 
 
-def _mean_reals(at: Slice) -> tuple[float, ...]:
-    a = at.request.attributes
-    assert isinstance(a, TopKMean)
-    return (a.share,)
-
-
 KERNELS = (
     OwnKernel("top_k", FILE, TopKArguments, _arguments, workspace=_workspace, launches=2),
-    OwnKernel("top_k_mean", FILE, TopKArguments, _arguments, _mean_reals, workspace=_mean_workspace, launches=2),
+    OwnKernel(
+        "top_k_mean", FILE, TopKArguments, _arguments, attributes_of("share"), workspace=_mean_workspace, launches=2
+    ),
 )

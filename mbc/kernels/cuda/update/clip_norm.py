@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from mbc.ir.types import Layout, Precision, TensorType
 from mbc.kernels.base import Request
-from mbc.kernels.cuda.base import REDUCTION_BLOCKS, THREADS, OwnKernel, Slice
+from mbc.kernels.cuda.base import REDUCTION_BLOCKS, THREADS, OwnKernel, Slice, attributes_of
 from mbc.kernels.launch_struct import Struct
 from mbc.ops.update import Guard
 
@@ -16,10 +16,10 @@ SUM_BYTES = 8
 
 
 @dataclass(frozen=True, slots=True)
-class ClipNormArguments(Struct):
-    """Integer arguments of a launch of the guard.
+class GuardArguments(Struct):
+    """Integer arguments of a launch of the guard, or of a norm.
 
-    Two integers for every gradient follow: its elements, and its parts.
+    The number of elements of every gradient follows, and its number of parts if there are parts.
 
     Attributes:
         scaled: Whether the loss scale is dynamic (fp16).
@@ -29,17 +29,6 @@ class ClipNormArguments(Struct):
 
     scaled: int
     accumulate: int
-    gradients: int
-    parts: int
-
-
-@dataclass(frozen=True, slots=True)
-class NormArguments(Struct):
-    """Integer arguments of a launch that computes a norm.
-
-    Two integers for every operand follow: its elements, and its parts.
-    """
-
     gradients: int
     parts: int
 
@@ -54,55 +43,43 @@ def _parts(gradient: TensorType) -> int:
     return min(-(-gradient.elements // PART_ELEMENTS), REDUCTION_BLOCKS)
 
 
-def _arguments(at: Slice) -> ClipNormArguments:
-    gradients, a = at.request.inputs[2:], at.request.attributes
-    assert isinstance(a, Guard)
+def _gradients(request: Request) -> tuple[TensorType, ...]:
+    return request.inputs[2:] if request.kind == "guard" else request.inputs
+
+
+def guard_arguments(at: Slice) -> GuardArguments:
+    """Return the integer arguments of a launch of the guard or of a norm."""
+    gradients, a = _gradients(at.request), at.request.attributes
+    accumulate = a.accumulate if isinstance(a, Guard) else 1
     scaled = int(at.request.precision is Precision.FP16)
-    return ClipNormArguments(scaled, a.accumulate, len(gradients), sum(map(_parts, gradients)))
-
-
-def _limit(at: Slice) -> tuple[float, ...]:
-    assert isinstance(at.request.attributes, Guard)
-    return (at.request.attributes.clip_norm,)
+    return GuardArguments(scaled, accumulate, len(gradients), sum(map(_parts, gradients)))
 
 
 def _fields(at: Slice) -> tuple[int, ...]:
-    return tuple(field for gradient in at.request.inputs[2:] for field in (gradient.elements, _parts(gradient)))
+    return tuple(field for gradient in _gradients(at.request) for field in (gradient.elements, _parts(gradient)))
 
 
 def _workspace(request: Request, layout: Layout) -> int:
-    return SUM_BYTES * sum(map(_parts, request.inputs[2:]))
-
-
-def _norm(at: Slice) -> NormArguments:
-    return NormArguments(len(at.request.inputs), sum(map(_parts, at.request.inputs)))
-
-
-def _fields_of_norm(at: Slice) -> tuple[int, ...]:
-    return tuple(field for gradient in at.request.inputs for field in (gradient.elements, _parts(gradient)))
-
-
-def _workspace_of_norm(request: Request, layout: Layout) -> int:
-    return SUM_BYTES * sum(map(_parts, request.inputs))
+    return SUM_BYTES * sum(map(_parts, _gradients(request)))
 
 
 KERNELS = (
     OwnKernel(
         "norm",
         FILE,
-        NormArguments,
-        _norm,
-        trailing=_fields_of_norm,
+        GuardArguments,
+        guard_arguments,
+        trailing=_fields,
         operands="gradients[gradients] norm sums",
-        workspace=_workspace_of_norm,
+        workspace=_workspace,
         launches=2,
     ),
     OwnKernel(
         "guard",
         FILE,
-        ClipNormArguments,
-        _arguments,
-        _limit,
+        GuardArguments,
+        guard_arguments,
+        attributes_of("clip_norm"),
         trailing=_fields,
         operands="control loss gradients[gradients] written sums",
         workspace=_workspace,

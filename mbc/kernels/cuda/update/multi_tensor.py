@@ -44,14 +44,6 @@ class MultiTensorCastArguments(Struct):
     to_type: int
 
 
-@dataclass(frozen=True, slots=True)
-class MultiTensorUpdateRunningArguments(Struct):
-    """Integer arguments of a launch that updates running statistics."""
-
-    tensors: int
-    control: int
-
-
 def same_layouts(call: Call) -> bool:
     """Return whether the operands of each member have one layout.
 
@@ -152,9 +144,9 @@ def _fields_of_casts(at: Slice) -> tuple[int, ...]:
     )
 
 
-def _runnings(at: Slice) -> MultiTensorUpdateRunningArguments:
+def _runnings(at: Slice) -> MultiTensorUpdateArguments:
     members = members_of(at.request)
-    return MultiTensorUpdateRunningArguments(len(members), members[0].inputs[4])
+    return MultiTensorUpdateArguments(len(members), members[0].inputs[4], momentum=0, nesterov=0)
 
 
 def _fields_of_runnings(at: Slice) -> tuple[int, ...]:
@@ -199,7 +191,7 @@ _CAST = OwnKernel(
 _RUNNING = OwnKernel(
     "update_running",
     FILE,
-    MultiTensorUpdateRunningArguments,
+    MultiTensorUpdateArguments,
     _runnings,
     _momenta,
     trailing=_fields_of_runnings,
