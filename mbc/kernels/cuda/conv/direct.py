@@ -1,4 +1,4 @@
-"""Convolutions and linear layers that cuDNN and cuBLASLt refuse.
+"""Convolutions that cuDNN refuses.
 
 These kernels are correct for every request along one to three axes, but never fast: their estimates keep the search
 from choosing them where a library has a kernel.
@@ -16,14 +16,12 @@ from mbc.kernels.cuda.base import (
     OwnKernel,
     Slice,
     axis_fields,
-    channels_first,
     gemm_us,
     in_space,
     layout_code,
     type_code,
 )
 from mbc.kernels.cuda.conv.conv_operands import ConvolutionSizes, ConvOperands, attributes, axes_of, sizes
-from mbc.kernels.launch_struct import Struct
 from mbc.ops.matrix import Linear
 
 TILED_SHARE = 0.10  # share of the fp32 peak of the tiled GEMM: two loads from shared memory for every two operations
@@ -56,27 +54,6 @@ class ConvolutionArguments(ConvolutionSizes):
     dilation_width: int
     groups: int
     parts: int
-    accumulate: int
-
-
-@dataclass(frozen=True, slots=True)
-class LinearArguments(Struct):
-    """Integer arguments of a launch of a linear layer's forward or data pass."""
-
-    type: int
-    rows: int
-    inputs: int
-    outputs: int
-
-
-@dataclass(frozen=True, slots=True)
-class LinearFilterArguments(Struct):
-    """Integer arguments of a launch of a linear layer's filter pass."""
-
-    type: int
-    rows: int
-    inputs: int
-    outputs: int
     accumulate: int
 
 
@@ -139,19 +116,6 @@ def linear_sizes(request: Request) -> tuple[int, int, int]:
     return request.inputs[0].shape[0], a.features_in, outputs
 
 
-def _linear(at: Slice) -> LinearArguments:
-    return LinearArguments(type_code(at.request.inputs[0]), *linear_sizes(at.request))
-
-
-def _linear_filter(at: Slice) -> LinearFilterArguments:
-    return LinearFilterArguments(type_code(at.request.inputs[0]), *linear_sizes(at.request), int(at.accumulate))
-
-
-def _linear_us(request: Request, device: DeviceSpec) -> float:
-    operations = 2 * math.prod(linear_sizes(request))
-    return gemm_us(request, device, operations, device.fp32_tflops, TILED_SHARE)
-
-
 _FORWARD = OwnKernel("convolution", "conv/direct.cu", ConvolutionArguments, _convolution, time_us=_convolution_us)
 KERNELS = (
     _FORWARD,
@@ -161,19 +125,6 @@ KERNELS = (
         kind="convolution_backward_filter",
         workspace=_partial_bytes,
         launches=2,
-        accumulates=True,
-    ),
-    OwnKernel("linear", "conv/linear.cu", LinearArguments, _linear, layouts=channels_first, time_us=_linear_us),
-    OwnKernel(
-        "linear_backward_data", "conv/linear.cu", LinearArguments, _linear, layouts=channels_first, time_us=_linear_us
-    ),
-    OwnKernel(
-        "linear_backward_filter",
-        "conv/linear.cu",
-        LinearFilterArguments,
-        _linear_filter,
-        layouts=channels_first,
-        time_us=_linear_us,
         accumulates=True,
     ),
 )
