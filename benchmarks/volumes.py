@@ -189,8 +189,8 @@ def _padding(n: Network) -> nn.Module:
 
 
 def _dropout(n: Network) -> nn.Module:
-    layer = n.random.choice((nn.Dropout, n.of_rank("Dropout")))(SMALLEST_RATE)
-    return frozen(layer) if n.random.random() < 0.2 else layer
+    layer = n.random.choice((nn.Dropout, n.of_rank("Dropout")))
+    return layer(0.0 if n.random.random() < 0.2 else SMALLEST_RATE)
 
 
 def _pixel_shuffle(n: Network) -> nn.Module:
@@ -251,6 +251,8 @@ def drawn(seed: int, number: int, rank: int) -> tuple[nn.Module, torch.Tensor, N
         n.layers += [layer, nn.Tanh()]
         n.names.append(kind)
         n.traits += [kind, *(f"{kind}, {trait}" for trait in traits_of(layer))]
+    if any(not part.training for layer in n.layers for part in layer.modules()):
+        n.layers.append(nn.Dropout(SMALLEST_RATE))  # shows in the exported program that the model is trained
     head = n.of_rank("Conv")(n.channels, 2, 1)
     return nn.Sequential(*n.layers, head).float().train(), x, n
 
