@@ -14,6 +14,7 @@ from types import MappingProxyType
 from typing import Any
 
 from mbc.ops import KINDS
+from mbc.ops.dice import dice_loss
 from mbc.ops.framework_calls import function_of
 from mbc.ops.window_bias import MASKED
 
@@ -82,14 +83,14 @@ def _cross_entropy(a: Any, logits: Tensor, target: Tensor) -> Tensor:
 
 
 def _dice(a: Any, logits: Tensor, target: Tensor) -> Tensor:
-    p = jax.nn.softmax(wide(logits), 1)
-    counts = target >= 0
-    for ignored in a.ignored:
-        counts &= target != ignored
-    hot = jnp.moveaxis(jax.nn.one_hot(target, p.shape[1], dtype=p.dtype), -1, 1)
-    pixels = tuple(range(2, p.ndim))
-    both, sizes = ((x * jnp.expand_dims(counts, 1)).sum(pixels) for x in (p * hot, p + hot))
-    return (1 - (2 * both + a.smooth) / (sizes + a.smooth)).mean()
+    x = wide(logits).reshape(*logits.shape[:2], -1)
+    if a.sigmoid:
+        logs, t = (jax.nn.log_sigmoid(x), jax.nn.log_sigmoid(-x)), wide(target).reshape(x.shape)
+        return dice_loss(a, jax.nn.sigmoid(x), logs, t, jnp.ones_like(x[:, :1]))
+    labels = target.reshape(len(x), 1, -1)
+    hot = (labels == jnp.arange(x.shape[1]).reshape(1, -1, 1)).astype(x.dtype)
+    counts = (labels != (a.ignored or (-1,))[0]).astype(x.dtype)
+    return dice_loss(a, jax.nn.softmax(x, 1), (jax.nn.log_softmax(x, 1), x), hot, counts)
 
 
 def _weighted_cross_entropy(a: Any, logits: Tensor, target: Tensor) -> Tensor:

@@ -17,6 +17,7 @@ from mbc.ir.graph import Role, TrainingGraph
 from mbc.ir.types import DType, Precision
 from mbc.ops import KINDS
 from mbc.plan.model import Plan
+from mbc.runtime.arrays import classes_of
 from mbc.runtime.module import Module
 
 Array = NDArray[Any]
@@ -125,7 +126,7 @@ def random_inputs(graph: TrainingGraph, seed: int, draw: int) -> dict[str, Array
     for name in graph.inputs:
         tensor = graph.values[name].type
         if tensor.dtype is DType.INT32:
-            arrays[name] = random.integers(0, _classes(graph, name), tensor.shape, np.int32)
+            arrays[name] = random.integers(0, classes_of(graph, name) or 2, tensor.shape, np.int32)
         elif tensor.dtype is DType.UINT8:
             arrays[name] = random.integers(0, 256, tensor.shape, np.uint8)
         elif name in probable:
@@ -133,11 +134,6 @@ def random_inputs(graph: TrainingGraph, seed: int, draw: int) -> dict[str, Array
         else:
             arrays[name] = random.standard_normal(tensor.shape).astype(np.float32)
     return arrays
-
-
-def _classes(graph: TrainingGraph, name: str) -> int:
-    judged = [o.inputs[0] for o in graph.train if KINDS[o.kind].classifies and o.inputs[1] == name]
-    return min((graph.values[logits].type.shape[1] for logits in judged), default=2)
 
 
 def distance(computed: Array, reference: Array) -> float:

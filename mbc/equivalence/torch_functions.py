@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import Any
 
 from mbc.ops import KINDS
+from mbc.ops.dice import dice_loss
 from mbc.ops.framework_calls import Calls, function_of
 from mbc.ops.rearrange import WRAP
 from mbc.ops.resize import CUBIC, EXACT
@@ -122,16 +123,15 @@ def _weighted_cross_entropy(a: Any, logits: Tensor, target: Tensor) -> Tensor:
 
 
 def _dice(a: Any, logits: Tensor, target: Tensor) -> Tensor:
-    p = wide(logits).softmax(1)
-    counts = torch.ones_like(target, dtype=torch.bool)
-    for ignored in a.ignored:
-        counts &= target != ignored
-    classes = torch.arange(p.shape[1], device=p.device).reshape(1, -1, *(1,) * (p.ndim - 2))
-    hot = (target.unsqueeze(1) == classes) & counts.unsqueeze(1)
-    both, sizes = (x.flatten(1 if x.ndim < 3 else 2) for x in (p * hot, (p + hot.to(p.dtype)) * counts.unsqueeze(1)))
-    if p.ndim > 2:
-        both, sizes = both.sum(2), sizes.sum(2)
-    return (1 - (2 * both + a.smooth) / (sizes + a.smooth)).mean()
+    x = wide(logits).reshape(*logits.shape[:2], -1)
+    if a.sigmoid:
+        p, logs, t = x.sigmoid(), (F.logsigmoid(x), F.logsigmoid(-x)), wide(target).reshape(x.shape)
+        counts = torch.ones_like(x[:, :1])
+    else:
+        labels, classes = target.reshape(len(x), 1, -1), torch.arange(x.shape[1], device=x.device).reshape(1, -1, 1)
+        p, logs, t = x.softmax(1), (x.log_softmax(1), x), (labels == classes).to(x.dtype)
+        counts = (labels != (a.ignored or (-1,))[0]).to(x.dtype)
+    return dice_loss(a, p, logs, t, counts)
 
 
 def _linear(a: Any, x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:

@@ -18,7 +18,7 @@
 * `cross_entropy`: the layer of the three softmax cross entropies
 * `elementary`: roots, exponentials, logarithms, powers
 * `device`: the meaning of an operation on one element, as text in C
-* `dice`: the Dice loss
+* `dice`: sums of Dice and Tversky losses with cross entropies, and the loss of these sums
 * `elementwise_loss`: losses of two tensors of one shape
 * `erf`: the error function in float64
 * `fused`: several operations as one
@@ -49,6 +49,7 @@
 * `resize`: nearest and bilinear upsampling to any size
 * `response`: local response normalisation
 * `rounding`: rounding to stored types and to TF32
+* `segmentation_loss`: the layers of Dice, Tversky and focal losses
 * `shape`: upsampling, concatenation, flattening
 * `shard`: updates of one rank's parts of parameters, and the exchange of these parts between ranks
 * `soft_cross_entropy`: softmax cross entropy with probabilities as targets
@@ -104,6 +105,7 @@ from mbc.ops import (
     resize,
     response,
     rms_norm,
+    segmentation_loss,
     shape,
     shard,
     soft_cross_entropy,
@@ -157,6 +159,7 @@ _FAMILIES = (
     kl_divergence,
     inner_product,
     dice,
+    segmentation_loss,
     layerwise,
     top_k,
     mean_iou,

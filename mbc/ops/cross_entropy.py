@@ -6,7 +6,7 @@ from typing import Any
 
 from mbc.ir.types import DType
 from mbc.ops.base import Layer, LayerBuilder, OpKind, Parameter, ShapeError
-from mbc.ops.loss import CrossEntropy, check_log_probabilities
+from mbc.ops.loss import CrossEntropy, check_log_probabilities, resampled
 from mbc.ops.weighted_cross_entropy import IGNORE_INDEX, WeightedCrossEntropy, ignored_by
 
 
@@ -25,6 +25,7 @@ def _build(builder: LayerBuilder, settings: dict[str, Any], inputs: tuple[str, .
             given = "class_weights" if weights else "ignore_index"
             raise ShapeError(f"{given} is for targets that are class numbers, but the target is {target}")
         return builder.emit("soft_target_cross_entropy", CrossEntropy(smoothing), inputs)[0]
+    inputs = (inputs[0], resampled(builder, *inputs))
     if weights or ignored:
         attributes = WeightedCrossEntropy(smoothing, weights, ignored)
         return builder.emit("weighted_cross_entropy", attributes, inputs)[0]

@@ -16,6 +16,7 @@ from mbc.ir.types import DType, TensorType
 from mbc.ops.base import Array, Call, Gradients, Layer, LayerBuilder, OpKind, ShapeError, master
 from mbc.ops.control_record import control_record, control_shape
 from mbc.ops.framework_calls import Calls
+from mbc.ops.rearrange import StridedSlice
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +56,30 @@ def check_classes(logits: TensorType, target: TensorType) -> None:
         )
     if target.dtype is not DType.INT32:
         raise ShapeError(f"the target must hold class numbers (int32), but is {target}")
+
+
+def resampled(builder: LayerBuilder, logits: str, target: str) -> str:
+    """Return the target in the size of the logits: itself, or its nearest elements as PyTorch's interpolate takes them.
+
+    Args:
+        builder: The builder of the loss.
+        logits: Logits [N, C, ...].
+        target: Class numbers [N, ...], or a tensor [N, C, ...].
+
+    Raises:
+        ShapeError: The target's size is no whole multiple of that of the logits.
+    """
+    size, whole = builder.type(logits), builder.type(target)
+    places = len(size.shape) - 2
+    if len(whole.shape) < places + 1 or size.shape[2:] == whole.shape[-places:] or places < 1:
+        return target
+    count = (*whole.shape[1:-places], *size.shape[2:])
+    if any(n % m for n, m in zip(whole.shape[1:], count, strict=True)):
+        raise ShapeError(f"the target {whole} is neither of the size of the logits {size} nor a whole multiple of it")
+    step = tuple(n // m for n, m in zip(whole.shape[1:], count, strict=True))
+    ones = (1,) * len(step)
+    a = StridedSlice(whole.shape[1:], tuple(0 for _ in step), step, ones, count)
+    return builder.emit("strided_slice", a, (target,), "target")[0]
 
 
 def check_log_probabilities(builder: LayerBuilder, value: str, what: str) -> None:

@@ -26,7 +26,7 @@ from mbc.kernels.nccl import (
 )
 from mbc.ops import KINDS
 from mbc.ops.collective import AllGather, AllReduce
-from mbc.ops.dice import DiceMeanBackward
+from mbc.ops.dice import Dice, DiceMeanBackward
 from mbc.ops.elementwise_loss import Backward as ElementwiseBackward
 from mbc.ops.kl_divergence import KlBackward
 from mbc.ops.layerwise import RATIOS
@@ -284,20 +284,32 @@ def _check_class_weights(graph: TrainingGraph, ranks: Ranks) -> None:
     """Check that means over weights or counts of classes use those of all ranks, and count this rank's share."""
     makers = {output: op for op in graph.train for output in op.outputs}
     for op in graph.train:
-        a, overlap = op.attributes, op.kind == OVERLAP_MEAN
-        if not isinstance(a, WeightedMean | WeightedMeanBackward | TopKMean) and not overlap:
+        a, source = op.attributes, _sum_read_by(op)
+        if source is None:
             continue
         kinds: list[str] = []
-        value = op.inputs[0 if overlap else 2]
+        at, kind = source
+        value = op.inputs[at]
         while len(kinds) < 3 and value in makers:
             kinds.append(makers[value].kind)
             value = makers[value].inputs[0]
-        if kinds != ["sum_gathered", ALL_GATHER, "class_overlap" if overlap else "class_weight_sum"]:
+        if kinds != ["sum_gathered", ALL_GATHER, kind]:
             _fail(f"'{op.name}' is not a mean over the weights of all ranks")
-        if isinstance(a, WeightedMean | WeightedMeanBackward | TopKMean) and not math.isclose(
+        if isinstance(a, WeightedMean | WeightedMeanBackward | TopKMean | Dice) and not math.isclose(
             a.share, ranks.share, rel_tol=_ROUNDING
         ):
             _fail(f"'{op.name}' counts {a.share} of the mini-batch, but this rank has {ranks.share}")
+
+
+def _sum_read_by(op: Operation) -> tuple[int, str] | None:
+    """Return which operand must be a sum over all ranks, and the kind that sums over one rank's rows; None if none."""
+    if op.kind == OVERLAP_MEAN:
+        return 0, "class_overlap"
+    if op.kind in ("dice_mean", "dice_mean_backward") and isinstance(op.attributes, Dice):
+        return (1, "channel_sum") if op.attributes.has_total else None
+    return (
+        (2, "class_weight_sum") if isinstance(op.attributes, WeightedMean | WeightedMeanBackward | TopKMean) else None
+    )
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from mbc.errors import MbcError
 from mbc.ir.graph import Operation, Ranks, TrainingGraph
 from mbc.ir.types import DType, TensorType
 from mbc.ops import KINDS as OPERATIONS
-from mbc.ops.dice import DiceSums
+from mbc.ops.dice import Dice
 from mbc.ops.weighted_cross_entropy import WeightedMean
 from mbc.runtime.dlpack import KINDS, tensor_of
 from mbc.runtime.formats import canonical_dtype, wrong_elements
@@ -110,14 +110,15 @@ def classes_of(graph: TrainingGraph, name: str) -> int | None:
 def ignored_of(graph: TrainingGraph, name: str) -> tuple[int, ...]:
     """Return the class numbers that every loss of these labels ignores."""
     attributes = [o.attributes for o in _labelled(graph, name)]
-    ignored = {a.ignored if isinstance(a, WeightedMean | DiceSums) else () for a in attributes}
+    ignored = {a.ignored if isinstance(a, WeightedMean | Dice) else () for a in attributes}
     return ignored.pop() if len(ignored) == 1 else ()
 
 
 def _labelled(graph: TrainingGraph, name: str) -> list[Operation]:
     """Return the operations that compute a loss or metric from this input of class numbers."""
     kinds = ((o, OPERATIONS[o.kind]) for o in graph.train)
-    return [o for o, kind in kinds if (kind.classifies or kind.labelled) and o.inputs[1] == name]
+    read = {name, *(v for o in graph.train if o.kind == "strided_slice" and o.inputs == (name,) for v in o.outputs)}
+    return [o for o, kind in kinds if (kind.classifies or kind.labelled) and o.inputs[1] in read]
 
 
 def wanted_inputs(graph: TrainingGraph, names: Sequence[str]) -> tuple[Wanted, ...]:

@@ -14,6 +14,7 @@ from mbc.ir.metrics import measured_by, name_of
 from mbc.ir.types import Precision
 from mbc.ops import KINDS
 from mbc.ops.base import Call
+from mbc.ops.dice import Dice, loss_of_parts, sums_of_part
 from mbc.ops.loss import WeightedSum
 from mbc.ops.mean_iou import OVERLAP_MEAN
 from mbc.ops.top_k import TopKMean
@@ -95,6 +96,8 @@ class _Partial:
     def of(self, op: Operation, values: Mapping[str, Array]) -> Array:
         counts = {v: self._counts(v) for v in op.inputs}
         given = {v: self._run(count, values, {}) for v, count in counts.items() if count is not None}
+        if (a := _with_total(op)) is not None:
+            return sums_of_part(a, given[op.inputs[0]])
         if op.kind == OVERLAP_MEAN:
             return np.ravel(given[op.inputs[0]])
         weighted = isinstance(op.attributes, WeightedMean | TopKMean)
@@ -107,10 +110,13 @@ class _Partial:
         """Return an operation's result over all rows from the sum of its partial results."""
         if op.kind == OVERLAP_MEAN:
             return float(self._run(op, {}, {op.inputs[0]: total.reshape(2, -1)})[0])
+        if (a := _with_total(op)) is not None:
+            return loss_of_parts(a, total)
         return float(total[0] / total[1]) if total[1] else np.nan
 
     def width(self, op: Operation) -> int:
-        return self._graph.values[op.inputs[0]].type.elements if op.kind == OVERLAP_MEAN else 2
+        sums = self._graph.values[op.inputs[0]].type
+        return sums.elements if op.kind == OVERLAP_MEAN else 2 + sums.shape[1] if _with_total(op) else 2
 
     def _source(self, value: str) -> str:
         return source_of(self._graph, value)
@@ -118,7 +124,7 @@ class _Partial:
     def _counts(self, value: str) -> Operation | None:
         """Return the operation that counts positions of these rows if `value` is such a count, or None."""
         op = self._producers.get(value)
-        while op is not None and op.kind in ("sum_gathered", "all_gather"):
+        while op is not None and op.kind in ("sum_gathered", "all_gather", "channel_sum"):
             op = self._producers.get(op.inputs[0])
         if op is None or op.kind not in ("class_weight_sum", "class_overlap", "dice_sums"):
             return None
@@ -132,6 +138,11 @@ class _Partial:
         operands = [given[v] if v in given else values[self._source(v)] for v in op.inputs]
         types = tuple(self._graph.values[output].type for output in op.outputs)
         return kind.evaluate(a, operands, Call(types, 0, len(operands[0]), Precision.FP32))[0]
+
+
+def _with_total(op: Operation) -> Dice | None:
+    """Return the settings of a loss that is computed from the sums over all images, or None."""
+    return op.attributes if isinstance(op.attributes, Dice) and op.attributes.has_total else None
 
 
 def evaluate_on(net: Predicts, graph: TrainingGraph, data: Data, group: Group | None = None) -> Evaluation:

@@ -517,15 +517,23 @@ def weighted_cross_entropy(draw: Draw) -> Network:
     return w.finish((x,), ((loss, draw(st.sampled_from((1.0, 0.3)))),))
 
 
+OVERLAPS: tuple[dict[str, Any], ...] = (
+    {"layer": "dice", "smooth": 0.01, "ignore_index": 1},
+    {"layer": "dice", "batch": True, "background": False, "cross_entropy": 0.7},
+    {"layer": "dice", "squared": True, "smooth_below": 0.2, "cross_entropy": 0.7},
+    {"layer": "tversky", "alpha": 0.3, "beta": 0.6, "gamma": 0.75, "batch": True},
+    {"layer": "focal", "gamma": 2.5, "alpha": 0.25},
+    {"layer": "focal", "gamma": 1.0},
+)
+
+
 def dice(draw: Draw) -> Network:
     w = Writer(draw(st.integers(1, 4)))
-    places = draw(st.lists(st.integers(1, 3), max_size=3))
-    x, target = w.parameter("x", w.batch, 3, *places), w.input("target", *places, classes=True)
-    settings = {
-        "smooth": draw(st.sampled_from((1.0, 0.01))),
-        "ignore_index": draw(st.sampled_from(("none", 1, 255))),
-    }
-    return w.finish((x,), ((w("dice", x, target, **settings), draw(st.sampled_from((1.0, 0.3)))),))
+    places, settings = draw(st.lists(st.integers(1, 3), max_size=3)), dict(draw(st.sampled_from(OVERLAPS)))
+    settings["sigmoid"] = "ignore_index" not in settings and draw(st.booleans())
+    target = w.input("regions", 3, *places) if settings["sigmoid"] else w.input("target", *places, classes=True)
+    loss = w(settings.pop("layer"), w.parameter("x", w.batch, 3, *places), target, **settings)
+    return w.finish(("x",), ((loss, draw(st.sampled_from((1.0, 0.3)))),))
 
 
 def mse(draw: Draw) -> Network:

@@ -64,7 +64,13 @@ CALLS = {
     **dict.fromkeys(("glu", "log_softmax"), ("axis",)),
     "softmax_cross_entropy": ("smoothing", "ignore_index", "class_weights"),
     "top_k": ("k", "ignore_index"),
-    "dice": ("smooth", "ignore_index"),
+    "dice": (
+        *("smooth", "ignore_index", "background", "batch", "sigmoid", "cross_entropy", "squared", "smooth_below"),
+    ),
+    "tversky": (
+        *("alpha", "beta", "smooth", "ignore_index", "background", "batch", "sigmoid", "cross_entropy", "gamma"),
+    ),
+    "focal": ("gamma", "alpha", "ignore_index", "sigmoid"),
     "augment": (
         "crop",
         "pad",
@@ -226,7 +232,12 @@ def test_operands_that_do_not_fit_are_refused_with_both_shapes() -> None:
         ("attention", (image, vector, image), {"heads": 2}, "are not query, key and value of one type"),
         ("attention", (image, wide, wide, image), {"heads": 2}, "does not fit scores of 2 heads x 1 x 6 groups"),
         ("attention", (image,) * 3, {"heads": 2, "scale": -1.0}, "scale is -1.0, but must be positive, or 0 for"),
-        ("dice", (vector, target), {"smooth": 0.0}, "smooth is 0.0, but must be positive"),
+        ("dice", (vector, target), {"smooth": -1.0}, "smooth is -1.0, but must be at least 0"),
+        ("dice", (vector, target), {"sigmoid": True}, "sigmoid=true needs a target of floats like the logits"),
+        ("dice", (vector, vector), {"sigmoid": True, "ignore_index": 1}, "sigmoid=true takes regions"),
+        ("tversky", (vector, target), {"gamma": 0.0}, "gamma is 0.0, but must be positive"),
+        ("focal", (vector, target), {"gamma": 0.5}, "gamma is 0.5, but must be 0 or at least 1"),
+        ("focal", (vector, target), {"alpha": 2.0}, "alpha is 2.0, but must be from 0 to 1, or -1 for no weights"),
         ("dice", (vector, vector), {}, "the target is fp32[2, 4]"),
         ("mean_iou", (vector, vector), {}, "the target is fp32[2, 4]"),
         ("l1", (vector, image), {}, "l1 compares float tensors of one shape, but got fp32[2, 4] and fp32[2, 4, 6, 6]"),

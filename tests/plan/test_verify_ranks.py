@@ -570,12 +570,18 @@ MEASURED = Source(
   loss (y, t) |> softmax_cross_entropy
   metric iou = (y, t) |> mean_iou
   metric top2 = (y, t) |> top_k(2, ignore_index=3)
+  metric dice = (y, t) |> dice(batch=true)
 }""",
 )
 
 
 @pytest.mark.parametrize(
-    ("kind", "operand", "counts"), [("mean_iou_of_overlap", 0, "class_overlap"), ("top_k_mean", 2, "class_weight_sum")]
+    ("kind", "operand", "counts"),
+    [
+        ("mean_iou_of_overlap", 0, "class_overlap"),
+        ("top_k_mean", 2, "class_weight_sum"),
+        ("dice_mean", 1, "channel_sum"),
+    ],
 )
 def test_metrics_over_counts_have_those_of_all_ranks(kind: str, operand: int, counts: str) -> None:
     (plan,) = compile_plans(MEASURED, Options(gpu="h200", gpus=2))

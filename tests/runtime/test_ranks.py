@@ -203,13 +203,17 @@ WEIGHTED = SOURCE.replace(
 )
 
 
+JOINED = SOURCE.replace("|> softmax_cross_entropy", "|> dice(batch=true, ignore_index=3, cross_entropy=0.5)")
+
+
+@pytest.mark.parametrize("source", [WEIGHTED, JOINED])
 @pytest.mark.parametrize(("precision", "bound"), [("fp64", 1e-12), ("bf16", 2e-2)])
-def test_a_mean_that_classes_weight_is_over_the_weights_of_all_ranks(precision: str, bound: float):
+def test_a_mean_that_classes_weight_is_over_the_weights_of_all_ranks(source: str, precision: str, bound: float):
     """In one step all positions of one rank are ignored, and none of another rank's."""
     batches = [rows(step) for step in range(3)]
     batches[1][1][:] = [3, 3, 3, 3, 0, 1, 2, 0, 1, 2]
-    (alone,) = trained(1, plans_of_source(WEIGHTED, 1, precision), batches)
-    together = trained(3, plans_of_source(WEIGHTED, 3, precision), batches)
+    (alone,) = trained(1, plans_of_source(source, 1, precision), batches)
+    together = trained(3, plans_of_source(source, 3, precision), batches)
     assert all(one.figures == together[0].figures for one in together)
     assert distance(alone, together[0]) <= bound
     np.testing.assert_allclose(together[0].figures, alone.figures, rtol=10 * bound)

@@ -49,6 +49,8 @@ PIXELS = """network pixels(batch = 6) {
   metric top2 = (logits, t) |> top_k(2, ignore_index=255)
   metric iou = (logits, t) |> mean_iou(ignore_index=255)
   metric dice = (logits, t) |> dice(ignore_index=255)
+  metric batch = (logits, t) |> dice(ignore_index=255, batch=true)
+  metric joined = (logits, t) |> dice(ignore_index=255, cross_entropy=2)
   metric entropy = (logits, t) |> softmax_cross_entropy(ignore_index=255, class_weights=(1, 2, 1, 0.5))
   metric good = 2 * ((logits, t) |> mean_iou(ignore_index=255)) - ((logits, t) |> dice(ignore_index=255))
 }
@@ -167,13 +169,16 @@ def expected(logits: np.ndarray, t: np.ndarray) -> dict[str, float]:
     p = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
     weights = np.array((1, 2, 1, 0.5))[np.where(counts, t, 0)] * counts
     own = np.take_along_axis(p, np.where(counts, t, 0)[:, None], 1)[:, 0]
-    iou, dice = [], []
+    iou, dice, batch = [], [], []
     for c in range(4):
         predicted, wanted = (best == c) & counts, t == c
         iou.append((predicted & wanted).sum() / (predicted | wanted).sum())
         share = p[:, c] * counts
         dice.append(1 - (2 * (share * wanted).sum((1, 2)) + 1) / (share.sum((1, 2)) + wanted.sum((1, 2)) + 1))
+        batch.append(1 - (2 * (share * wanted).sum() + 1) / (share.sum() + wanted.sum() + 1))
     return {
+        "batch": float(np.mean(batch)),
+        "joined": float(np.mean(dice) - 2 * np.log(own[counts]).mean()),
         "top2": float((ranked[:, :2] == t[:, None]).any(1)[counts].mean()),
         "iou": float(np.mean(iou)),
         "dice": float(np.mean(dice)),

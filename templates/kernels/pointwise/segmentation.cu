@@ -1,5 +1,6 @@
-// Comparisons of segmentation, class by class: the sums of the Dice loss, image by image, with its gradient, and the
-// number of positions of a mini-batch that logits and targets give to each class.
+// Comparisons of segmentation, class by class: the sums of Dice and Tversky losses, image by image, with the sum of
+// (focal) cross entropies beside them; the gradient of all these sums in one pass; and the number of positions of a
+// mini-batch that logits and targets give to each class. Probabilities are computed again wherever they are needed.
 // Bytes      logits and target in; for the sums logits are read twice more, from the cache.
 // Threads    256. Sums: a block takes tiles of 2048 positions of an image (or of all images), a thread 8 of them, whose
 //            maximum and total stay in registers; then class by class a warp adds by shuffles, and for 32 classes
@@ -37,29 +38,84 @@ struct ClassPair {
   float first, second;
 };
 
-// p t and p + t of a position.
-template <typename T>
+// How sums are formed (`Dice` in mbc/ops/dice.py).
+struct DiceSettings {
+  int64_t first;  // class of the first index
+  bool squared, entropy;  // entropy: a position's cross entropy is computed
+  float of_p, of_t, focus, zeros, ones;
+
+  __device__ float size(float p, float t) const { return squared ? of_p * p * p + of_t * t * t : of_p * p + of_t * t; }
+  // The derivative of the sums by p, for the slopes of the overlap and of the size.
+  __device__ float slope(float both, float size, float p, float t) const {
+    return both * t + size * of_p * (squared ? 2.0f * p : 1.0f);
+  }
+  // A cross entropy of a probability that is `less` than 1 by that, and the factor of its derivative by the logit.
+  __device__ float focused(float less, float loss) const { return focus == 0.0f ? loss : powf(less, focus) * loss; }
+  __device__ float steepness(float p, float less, float loss) const {
+    return focus == 0.0f ? 1.0f : powf(less, focus) + focus * p * loss * powf(less, focus - 1.0f);
+  }
+};
+
+// A probability, 1 less it, and the logarithms of both, negative.
+struct Probability {
+  float p, q, log_p, log_q;
+};
+
+__device__ inline Probability of_sigmoid(float x) {
+  const float e = expf(-fabsf(x)), more = 1.0f / (1.0f + e), less = e / (1.0f + e), logarithm = log1pf(e);
+  return {x < 0.0f ? less : more, x < 0.0f ? more : less, logarithm - fminf(x, 0.0f), logarithm + fmaxf(x, 0.0f)};
+}
+
+// A pair for each class from the first index on, then cross entropy and count. REGIONS: of the sigmoid.
+template <typename T, bool REGIONS>
 struct DiceTerms {
   Labelled<T> of;
+  const T* regions;  // the target, in the order of the logits
+  DiceSettings settings;
 
   struct At {
     const T* row;
-    float greatest, total;
+    Softmax softmax;
     int64_t own;
     float counts;  // 0: left out; NaN: the target is no class, and `guard` skips this step
+    float entropy;
   };
-  __device__ At at(int64_t p) const {
-    const int64_t t = of.target[p];
-    if (of.left_out(t)) return {nullptr, 0.0f, 1.0f, t, 0.0f};
-    const T* row = of.row(p);
-    const Softmax s = softmax<1>(row, of.classes, of.stride(), 0);
-    return {row, s.greatest, 1.0f + s.others, t, of.is_class(t) ? 1.0f : NAN};
+  __device__ float logit(const At& at, int64_t c) const { return to_float(at.row[c * of.stride()]); }
+  __device__ float wanted(const At& at, int64_t c) const {
+    return REGIONS ? to_float(regions[at.row - of.logits + c * of.stride()]) : c == at.own ? 1.0f : 0.0f;
   }
-  __device__ At none() const { return {nullptr, 0.0f, 1.0f, 0, 0.0f}; }
-  __device__ ClassPair pair(const At& at, int64_t c) const {
+  __device__ Probability probability(const At& at, int64_t c) const {
+    const float x = logit(at, c), total = 1.0f + at.softmax.others, less = x - at.softmax.greatest;
+    if (REGIONS) return of_sigmoid(x);
+    const float p = expf(less) / total;
+    return {p, c == at.softmax.best ? at.softmax.others / total : 1.0f - p, log1pf(at.softmax.others) - less, 0.0f};
+  }
+  __device__ At none() const { return {nullptr, {0.0f, 0, 0.0f, 0.0f}, 0, 0.0f, 0.0f}; }
+  __device__ At at(int64_t p) const {
+    At at = none();
+    if (!REGIONS && of.left_out(of.target[p])) return at;
+    at.row = of.row(p);
+    at.counts = 1.0f;
+    if (!REGIONS) {
+      at.own = of.target[p];
+      at.softmax = softmax<1>(at.row, of.classes, of.stride(), 0);
+      if (!of.is_class(at.own)) at.counts = at.entropy = NAN;
+    }
+    if (!settings.entropy || at.counts != 1.0f) return at;
+    for (int64_t c = REGIONS ? 0 : at.own; c < (REGIONS ? of.classes : at.own + 1); ++c) {
+      const Probability r = probability(at, c);
+      const float t = wanted(at, c), ones = !REGIONS && c == 0 ? settings.zeros : settings.ones;
+      at.entropy += ones * t * settings.focused(r.q, r.log_p);
+      if (REGIONS) at.entropy += settings.zeros * (1.0f - t) * settings.focused(r.p, r.log_q);
+    }
+    return at;
+  }
+  __device__ ClassPair pair(const At& at, int64_t column) const {
+    const int64_t c = settings.first + column;
     if (at.counts == 0.0f) return {0.0f, 0.0f};
-    const float p = expf(to_float(at.row[c * of.stride()]) - at.greatest) / at.total * at.counts;
-    return c == at.own ? ClassPair{p, p + 1.0f} : ClassPair{0.0f * p, p};
+    if (c >= of.classes) return {at.entropy, REGIONS ? static_cast<float>(of.classes) : at.counts};
+    const float p = probability(at, c).p * at.counts, t = wanted(at, c);
+    return {p * t, settings.size(p, t)};
   }
 };
 
@@ -151,9 +207,9 @@ void run_class_sums(const MbcCall& call, const Terms& terms, int64_t rows, int64
   const auto& a = arguments<SegmentationArguments>(call);
   Score* partial = out<Score>(call, 3);
   MBC_LAUNCH((class_sums<Terms>), static_cast<unsigned>(rows * a.parts), THREADS, call.stream, terms, partial, positions,
-             a.classes, a.parts);
-  MBC_LAUNCH(add_class_sums, blocks_for(rows * a.classes), THREADS, call.stream, partial, out<float>(call, 2), rows,
-             a.classes, a.parts);
+             a.columns, a.parts);
+  MBC_LAUNCH(add_class_sums, blocks_for(rows * a.columns), THREADS, call.stream, partial, out<float>(call, 2), rows,
+             a.columns, a.parts);
 }
 
 template <typename T>
@@ -163,50 +219,98 @@ Labelled<T> labelled(const MbcCall& call) {
   return {in<T>(call, 0), in<int32_t>(call, 1), a.classes, a.inner, last, a.ignores != 0, a.ignored};
 }
 
-template <typename T>
-__global__ void dice_sums_backward(Labelled<T> of, const float* slopes, T* gradient, int64_t positions) {
-  const int64_t stride = of.stride();
+template <typename T, bool REGIONS>
+__global__ void dice_sums_backward(DiceTerms<T, REGIONS> terms, const float* slopes, T* gradient, int64_t positions,
+                                   int64_t columns) {
+  const auto& of = terms.of;
+  const auto& settings = terms.settings;
   for (int64_t p = thread_index(); p < positions; p += thread_count()) {
-    const int64_t t = of.target[p];
-    const T* row = of.row(p);
-    T* dlogits = gradient + (row - of.logits);
-    if (of.left_out(t) || !of.is_class(t)) {
-      for (int64_t c = 0; c < of.classes; ++c) dlogits[c * stride] = from_float<T>(0.0f);
+    const auto at = terms.at(p);
+    T* dlogits = gradient + (of.row(p) - of.logits);
+    if (at.counts != 1.0f) {
+      for (int64_t c = 0; c < of.classes; ++c) dlogits[c * of.stride()] = from_float<T>(0.0f);
       continue;
     }
-    const Softmax s = softmax<1>(row, of.classes, stride, 0);
-    const float total = 1.0f + s.others;
-    const float* of_both = slopes + 2 * (p / of.inner) * of.classes;
-    const float* of_sizes = of_both + of.classes;
-    float mean = 0.0f;  // mean of the slopes by probabilities
-    for (int64_t c = 0; c < of.classes; ++c)
-      mean += expf(to_float(row[c * stride]) - s.greatest) / total * (of_sizes[c] + (c == t ? of_both[c] : 0.0f));
+    const float* of_both = slopes + 2 * (p / of.inner) * columns;
+    const bool has_entropy = columns > of.classes - settings.first;
+    const float entropy = has_entropy ? of_both[columns - 1] : 0.0f;
+    const auto slope = [&](int64_t c, float share) {
+      const int64_t i = c - settings.first;
+      return i < 0 ? 0.0f : settings.slope(of_both[i], of_both[columns + i], share, terms.wanted(at, c));
+    };
+    float mean = 0.0f, own = 0.0f;  // mean of the slopes by probabilities; slope of the position's cross entropy
+    if (!REGIONS) {
+      const Probability r = terms.probability(at, at.own);
+      own = entropy * (at.own == 0 ? settings.zeros : settings.ones) * settings.steepness(r.p, r.q, r.log_p);
+      for (int64_t c = settings.first; c < of.classes; ++c) {
+        const float share = terms.probability(at, c).p;
+        mean += share * slope(c, share);
+      }
+    }
     for (int64_t c = 0; c < of.classes; ++c) {
-      const float share = expf(to_float(row[c * stride]) - s.greatest) / total;
-      dlogits[c * stride] = from_float<T>(share * (of_sizes[c] + (c == t ? of_both[c] : 0.0f) - mean));
+      const Probability r = terms.probability(at, c);
+      float value = r.p * ((REGIONS ? r.q : 1.0f) * slope(c, r.p) - mean);
+      if (REGIONS && has_entropy) {
+        const float t = terms.wanted(at, c);
+        value += entropy * (settings.zeros * (1.0f - t) * r.p * settings.steepness(r.q, r.p, r.log_q) -
+                            settings.ones * t * r.q * settings.steepness(r.p, r.q, r.log_p));
+      } else {
+        value += own * (c == at.own ? -r.q : r.p);
+      }
+      dlogits[c * of.stride()] = from_float<T>(value);
     }
   }
 }
 
-__global__ void dice_mean(const float* sums, float* loss, int64_t rows, int64_t classes, double smooth) {
+// The loss of an index, (1 - index) ** power, and its derivatives by the sums.
+struct DiceIndex {
+  int64_t columns, classes;
+  double smooth, below, missing, power, entropy, share;
+
+  __device__ static bool is_small(double x) { return x <= 1e-8; }  // as in mbc/ops/dice.py; NaN stays
+  __device__ static double clipped(double x) { return is_small(x) ? 1e-8 : x; }
+  __device__ double size(double both, double sizes) const { return missing * both + sizes + below; }
+  __device__ double index(double both, double sizes) const { return (2.0 * both + smooth) / clipped(size(both, sizes)); }
+  __device__ double loss(double both, double sizes) const {
+    const double drop = 1.0 - index(both, sizes);
+    return power == 1.0 ? drop : pow(clipped(drop), power);
+  }
+  __device__ void slopes(double both, double sizes, double factor, float* slopes) const {
+    const double divisor = size(both, sizes), at = index(both, sizes), drop = 1.0 - at;
+    const double outer = power == 1.0 ? -1.0 : is_small(drop) ? 0.0 : -power * pow(drop, power - 1.0);
+    const double inner = is_small(divisor) ? 0.0 : at, scaled = outer * factor / clipped(divisor);
+    slopes[0] = static_cast<float>(scaled * (2.0 - missing * inner));
+    slopes[columns] = static_cast<float>(-scaled * inner);
+  }
+};
+
+// `sums` are [images or 1, 2, columns], `total` those of all images; the last column may be that of the cross entropies.
+__global__ void dice_mean(const float* sums, const float* total, float* loss, DiceIndex index, int64_t images) {
   Score score{0.0, 0.0};
-  for (int64_t i = threadIdx.x; i < rows * classes; i += THREADS) {
-    const float* of_image = sums + 2 * (i / classes) * classes;
-    const double both = of_image[i % classes], sizes = of_image[classes + i % classes];
-    score.loss += 1.0 - (2.0 * both + smooth) / (sizes + smooth);
+  for (int64_t i = threadIdx.x; i < images * index.classes; i += THREADS) {
+    const float* both = sums + 2 * (i / index.classes) * index.columns + i % index.classes;
+    score.loss += index.loss(both[0], both[index.columns]) / static_cast<double>(images * index.classes);
   }
   score = sum_block(score);
-  if (threadIdx.x == 0) loss[0] = static_cast<float>(score.loss / static_cast<double>(rows * classes));
+  if (threadIdx.x != 0) return;
+  if (index.entropy != 0.0) score.loss += index.entropy * total[index.columns - 1] / total[2 * index.columns - 1];
+  loss[0] = static_cast<float>(score.loss);
 }
 
-__global__ void dice_mean_backward(const float* sums, const MbcControl* control, float* slopes, int64_t rows,
-                                   int64_t classes, double smooth, double weight) {
-  const double factor = weight * static_cast<double>(control->loss_scale) / static_cast<double>(rows * classes);
-  for (int64_t i = thread_index(); i < rows * classes; i += thread_count()) {
-    const int64_t first = 2 * (i / classes) * classes + i % classes;
-    const double both = sums[first], sizes = sums[first + classes], below = factor / (sizes + smooth);
-    slopes[first] = static_cast<float>(-2.0 * below);
-    slopes[first + classes] = static_cast<float>((2.0 * both + smooth) / (sizes + smooth) * below);
+// `batch`: the slopes of the indices over the batch, `sums`, for each of the images.
+__global__ void dice_mean_backward(const float* sums, const float* total, const MbcControl* control, float* slopes,
+                                   DiceIndex index, int64_t rows, bool batch, double weight) {
+  const double factor = weight * static_cast<double>(control->loss_scale);
+  const double images = batch ? index.share : static_cast<double>(rows);
+  for (int64_t i = thread_index(); i < rows * index.columns; i += thread_count()) {
+    const int64_t at = 2 * (i / index.columns) * index.columns + i % index.columns;
+    const float* both = sums + (batch ? i % index.columns : at);
+    if (i % index.columns < index.classes) {
+      index.slopes(both[0], both[index.columns], factor / (images * static_cast<double>(index.classes)), slopes + at);
+    } else {
+      slopes[at] = static_cast<float>(factor * index.entropy / (total[2 * index.columns - 1] * index.share));
+      slopes[at + index.columns] = 0.0f;
+    }
   }
 }
 
@@ -224,39 +328,56 @@ __global__ void mean_iou(const float* overlap, float* mean, int64_t classes) {
 
 }  // namespace mbc
 
-extern "C" const char* mbc_dice_sums(const MbcCall& call) {
-  using namespace mbc;
-  const auto& a = arguments<SegmentationArguments>(call);
-  MBC_FOR_TYPE(a.type, T, { run_class_sums(call, DiceTerms<T>{labelled<T>(call)}, a.rows, a.inner); });
-  return launched();
-}
+namespace mbc {
 
-extern "C" const char* mbc_dice_sums_backward(const MbcCall& call) {
-  using namespace mbc;
+template <typename T, bool REGIONS>
+void run_dice_sums(const MbcCall& call, bool backward) {
   const auto& a = arguments<SegmentationArguments>(call);
+  const auto real = [&](int i) { return static_cast<float>(call.reals[i]); };
+  const DiceSettings settings{a.first, a.squared != 0, a.entropy != 0 && !backward, real(0), real(1), real(2), real(3), real(4)};
+  const DiceTerms<T, REGIONS> terms{labelled<T>(call), in<T>(call, 1), settings};
   const int64_t positions = a.rows * a.inner;
-  MBC_FOR_TYPE(a.type, T, {
-    MBC_LAUNCH((dice_sums_backward<T>), blocks_for(positions), THREADS, call.stream, labelled<T>(call),
-               in<float>(call, 2), out<T>(call, 3), positions);
-  });
+  if (!backward)
+    run_class_sums(call, terms, a.rows, a.inner);
+  else
+    MBC_LAUNCH((dice_sums_backward<T, REGIONS>), blocks_for(positions), THREADS, call.stream, terms, in<float>(call, 2),
+               out<T>(call, 3), positions, a.columns);
+}
+
+inline const char* run_dice_sums(const MbcCall& call, bool backward) {
+  const auto& a = arguments<SegmentationArguments>(call);
+  MBC_FOR_TYPE(a.type, T, { a.sigmoid != 0 ? run_dice_sums<T, true>(call, backward) : run_dice_sums<T, false>(call, backward); });
   return launched();
 }
 
-extern "C" const char* mbc_dice_mean(const MbcCall& call) {
-  using namespace mbc;
+}  // namespace mbc
+
+extern "C" const char* mbc_dice_sums(const MbcCall& call) { return mbc::run_dice_sums(call, false); }
+
+extern "C" const char* mbc_dice_sums_backward(const MbcCall& call) { return mbc::run_dice_sums(call, true); }
+
+namespace mbc {
+
+inline const char* run_dice_mean(const MbcCall& call, bool backward) {
   const auto& a = arguments<DiceMeanArguments>(call);
-  MBC_LAUNCH(dice_mean, 1, THREADS, call.stream, in<float>(call, 0), out<float>(call, 1), a.rows, a.classes,
-             call.reals[0]);
+  const auto& of = call.reals;
+  const DiceIndex index{a.columns, a.classes, of[0], of[1], of[2], of[3], of[4], of[5]};
+  const int last = 1 + static_cast<int>(a.totals);
+  const bool batch = a.batch != 0;
+  const float *total = in<float>(call, last - 1), *sums = batch ? total : in<float>(call, 0);
+  if (backward)
+    MBC_LAUNCH(dice_mean_backward, blocks_for(a.rows * a.columns), THREADS, call.stream, sums, total,
+               in<MbcControl>(call, last), out<float>(call, last + 1), index, a.rows, batch, of[6]);
+  else
+    MBC_LAUNCH(dice_mean, 1, THREADS, call.stream, sums, total, out<float>(call, last), index, batch ? 1 : a.rows);
   return launched();
 }
 
-extern "C" const char* mbc_dice_mean_backward(const MbcCall& call) {
-  using namespace mbc;
-  const auto& a = arguments<DiceMeanArguments>(call);
-  MBC_LAUNCH(dice_mean_backward, blocks_for(a.rows * a.classes), THREADS, call.stream, in<float>(call, 0),
-             in<MbcControl>(call, 1), out<float>(call, 2), a.rows, a.classes, call.reals[0], call.reals[1]);
-  return launched();
-}
+}  // namespace mbc
+
+extern "C" const char* mbc_dice_mean(const MbcCall& call) { return mbc::run_dice_mean(call, false); }
+
+extern "C" const char* mbc_dice_mean_backward(const MbcCall& call) { return mbc::run_dice_mean(call, true); }
 
 extern "C" const char* mbc_class_overlap(const MbcCall& call) {
   using namespace mbc;
@@ -267,7 +388,7 @@ extern "C" const char* mbc_class_overlap(const MbcCall& call) {
 
 extern "C" const char* mbc_mean_iou_of_overlap(const MbcCall& call) {
   using namespace mbc;
-  const auto& a = arguments<DiceMeanArguments>(call);
+  const auto& a = arguments<MeanIouArguments>(call);
   MBC_LAUNCH(mean_iou, 1, THREADS, call.stream, in<float>(call, 0), out<float>(call, 1), a.classes);
   return launched();
 }

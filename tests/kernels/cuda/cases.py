@@ -29,7 +29,7 @@ from mbc.ops.base import Array, NoAttributes
 from mbc.ops.comparison import Relation, Select
 from mbc.ops.control_record import control_record
 from mbc.ops.convolution import Convolution
-from mbc.ops.dice import DiceMean, DiceMeanBackward, DiceSums
+from mbc.ops.dice import Dice, DiceMeanBackward
 from mbc.ops.elementwise_loss import (
     BinaryCrossEntropy,
     BinaryCrossEntropyBackward,
@@ -348,6 +348,8 @@ def _gather(cases: Cases) -> None:
         cases.add("strided_slice", a, w(*shape), note=f"{'x'.join(map(str, start))}to{count[-1]}")
         around = replace(a, value=-1.5)
         cases.add("strided_slice", around, w(*shape), note=f"{'x'.join(map(str, start))}around{count[-1]}")
+    sampled = StridedSlice((6, 4, 6), (0, 0, 0), (2, 1, 3), (1, 1, 1), (3, 4, 2))
+    cases.add("strided_slice", sampled, Operand("int32", (2, 6, 4, 6), numbers(9)), note="classes")
     for shape, before, after in (
         ((2, 8, 3, 4), (0, 2, 1), (0, 1, 3)),
         ((2, 3, 5, 4), (1, 0, 3), (2, 4, 0)),
@@ -720,6 +722,18 @@ def probabilities(rng: np.random.Generator, shape: Shape) -> Array:
     return drawn / drawn.sum(axis=1, keepdims=True)
 
 
+DICES = {
+    "": Dice(0.5, ()),
+    "ignored": Dice(0.5, (1,), entropy=0.8),
+    "batch": Dice(0.5, (), below=(0.25,), first=1, batch=True, share=0.5),
+    "tversky": Dice(0.5, (), shares=(0.6, 1.4), squared=True, power=1.5),
+    "focal": Dice(0.0, (), first=1000, entropy=1.0, focus=2.0, weights=(0.25, 0.75), share=0.5),
+    "regions": Dice(0.5, (), first=1, sigmoid=True, batch=True, entropy=0.8, share=0.5),
+    "focal-regions": Dice(0.5, (), squared=True, sigmoid=True, entropy=0.8, focus=1.5, weights=(0.25, 0.75)),
+    "clipped": Dice(90.0, (), below=(0.0,), shares=(1.0, 1.0), power=0.75),
+}
+
+
 def _target_losses(cases: Cases) -> None:
     scale = control(loss_scale=65536.0)
     # The gradient of a target is a logarithm, which such a scale takes beyond fp16.
@@ -750,14 +764,18 @@ def _target_losses(cases: Cases) -> None:
             cases.add("top_k", TopK(k), equal, numbers_below, note=f"{k}")
             cases.add("top_k_mean", TopKMean(k, (1,), 0.25), equal, numbers_below, counted, note=f"{k}")
         for ignored in ((), (1,)):
-            note = "ignored" if ignored else ""
-            cases.add("dice_sums", DiceSums(ignored), logits, numbers_below, note=note)
-            slopes = m(rows, 2 * classes, *(1,) * len(rest))
-            cases.add("dice_sums_backward", DiceSums(ignored), logits, numbers_below, slopes, note=note)
-            cases.add("class_overlap", MeanIou(ignored), equal, numbers_below, note=note)
-        overlap = m(rows, 2 * classes, make=lambda rng, shape: np.sort(rng.uniform(0, 40, shape), axis=1))
-        cases.add("dice_mean", DiceMean(0.5), overlap, note=f"{classes}")
-        cases.add("dice_mean_backward", DiceMeanBackward(0.5, 0.7), overlap, scale, note=f"{classes}")
+            cases.add("class_overlap", MeanIou(ignored), equal, numbers_below, note="ignored" if ignored else "")
+        overlap = m(rows, 2 * classes, make=lambda rng, shape: np.sort(rng.uniform(1, 40, shape), axis=1))
+        total = m(2 * classes, make=lambda rng, shape: np.sort(rng.uniform(1, 40, shape)))
+        for note, a in DICES.items():
+            a = replace(a, first=min(a.first, classes))
+            slopes = m(rows, 2 * a.columns(classes), *(1,) * len(rest))
+            wanted = w(rows, classes, *rest, make=probabilities) if a.sigmoid else numbers_below
+            cases.add("dice_sums", a, logits, wanted, note=note)
+            cases.add("dice_sums_backward", a, logits, wanted, slopes, note=note)
+            totals, backward = (total,) * a.has_total, DiceMeanBackward.of(a, 0.7)
+            cases.add("dice_mean", a, overlap, *totals, note=f"{classes}{note}")
+            cases.add("dice_mean_backward", backward, overlap, *totals, scale, note=f"{classes}{note}")
         counts = m(2, classes, make=lambda rng, shape: np.sort(rng.integers(0, 9, shape), axis=0))
         cases.add("mean_iou_of_overlap", NONE, counts, note=f"{rows}x{len(rest)}")
         sums = m(2, make=lambda rng, shape: np.array((29.5, 33.0)))
@@ -787,9 +805,9 @@ def _target_losses(cases: Cases) -> None:
         cases.add("top_k", TopK(5), w(9, 5, *rest), outside, note="wild")
         cases.add("top_k_mean", TopKMean(5, (), 0.25), w(9, 5, *rest), outside, counted, note="wild")
         cases.add("class_overlap", MeanIou(()), w(9, 5, *rest), outside, note="wild")
-        cases.add("dice_sums", DiceSums(()), w(9, 5, *rest), outside, note="wild")
+        cases.add("dice_sums", Dice(1.0, ()), w(9, 5, *rest), outside, note="wild")
         slopes = m(9, 10, *rest)
-        cases.add("dice_sums_backward", DiceSums(()), w(9, 5, *rest), outside, slopes, note="wild")
+        cases.add("dice_sums_backward", Dice(1.0, ()), w(9, 5, *rest), outside, slopes, note="wild")
     for ignored in ((), (-1,)):
         note, weights = f"wild{len(ignored)}", (1.0, 0.5, 2.0, 1.0, 1.0, 1.0, 1.0, 1.0)
         backward = WeightedMeanBackward(0.0, weights[:5], ignored, 1.0, 1.0)

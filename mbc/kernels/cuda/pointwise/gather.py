@@ -6,8 +6,8 @@ import itertools
 import math
 from dataclasses import dataclass
 
-from mbc.ir.types import Layout, TensorType
-from mbc.kernels.base import Request
+from mbc.ir.types import DType, Layout, TensorType
+from mbc.kernels.base import DTYPE_CODES, Request
 from mbc.kernels.cuda.base import OwnKernel, Slice, touched_us, type_code
 from mbc.kernels.cuda.strided import Axis, memory_order, merged, strides, trailing
 from mbc.kernels.launch_struct import Struct
@@ -105,7 +105,9 @@ def _gather(at: Slice) -> GatherArguments:
     axes = _gathered(at.request, at.layout)
     plain = not axes or (axes[-1][3:] == _PLAIN and axes[-1][0] == axes[-1][2] and axes[-1][1] == 1)
     mode = a.mode if isinstance(a, Pad) else "zero"
-    return GatherArguments(type_code(y), y.elements, MODES.index(mode), int(plain))
+    # Class numbers are moved as words, as fp32 is.
+    code = DTYPE_CODES["fp32"] if y.dtype is DType.INT32 else type_code(y)
+    return GatherArguments(code, y.elements, MODES.index(mode), int(plain))
 
 
 def _outside(at: Slice) -> tuple[float, ...]:

@@ -1,4 +1,4 @@
-"""The Dice loss and its gradient, and the counts of intersection over union."""
+"""Sums of Dice, Tversky and focal losses, the loss of these sums, their gradients, and counts of overlaps."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from mbc.kernels.base import Request
 from mbc.kernels.cuda.base import THREADS, Channels, OwnKernel, Slice, channels_first, image_of, no_reals
 from mbc.kernels.cuda.pointwise.loss import MOST_PARTS, SCORE_BYTES
 from mbc.kernels.launch_struct import Struct
-from mbc.ops.dice import DiceMean, DiceMeanBackward, DiceSums
+from mbc.ops.dice import Dice, DiceMeanBackward
 from mbc.ops.mean_iou import MeanIou
 
 FILE = "pointwise/segmentation.cu"
@@ -22,6 +22,8 @@ class SegmentationArguments(Struct):
 
     Attributes:
         parts: Blocks of an image, or of all images.
+        columns: Pairs of sums of an image, or of all images.
+        first: First class that has an index.
     """
 
     type: int
@@ -32,28 +34,56 @@ class SegmentationArguments(Struct):
     ignores: int
     ignored: int
     parts: int
+    columns: int
+    first: int
+    squared: int
+    sigmoid: int
+    entropy: int
 
 
 @dataclass(frozen=True, slots=True)
 class DiceMeanArguments(Struct):
-    """Integer arguments of a launch that computes a mean over images and classes."""
+    """Integer arguments of a launch that computes a loss from sums of images, or the slopes of these sums.
+
+    Attributes:
+        totals: Whether the sums of all images are an operand.
+    """
 
     rows: int
+    columns: int
+    classes: int
+    totals: int
+    batch: int
+
+
+@dataclass(frozen=True, slots=True)
+class MeanIouArguments(Struct):
+    """Integer arguments of a launch that computes the mean of intersections over unions."""
+
     classes: int
 
 
 def _parts(request: Request) -> int:
     """Return the number of blocks that share an image (Dice loss) or all images (overlap of classes)."""
     c = Channels.of(request.inputs[0])
-    images = c.rows if isinstance(request.attributes, DiceSums) else 1
+    images = c.rows if isinstance(request.attributes, Dice) else 1
     tiles = -(-c.rows * c.inner // images // TILE)
     return min(tiles, max(1, MOST_PARTS // images))
 
 
 def _arguments(at: Slice) -> SegmentationArguments:
+    a, classes = at.request.attributes, at.request.inputs[0].shape[1]
+    assert isinstance(a, Dice | MeanIou)
+    shared = (*image_of(at), bool(a.ignored), sum(a.ignored), _parts(at.request))
+    if isinstance(a, MeanIou):
+        return SegmentationArguments(*shared, classes, 0, 0, 0, 0)
+    return SegmentationArguments(*shared, a.columns(classes), a.first, a.squared, a.sigmoid, a.entropy != 0)
+
+
+def _sums_reals(at: Slice) -> tuple[float, ...]:
     a = at.request.attributes
-    assert isinstance(a, DiceSums | MeanIou)
-    return SegmentationArguments(*image_of(at), bool(a.ignored), sum(a.ignored), _parts(at.request))
+    assert isinstance(a, Dice)
+    return (*a.shares, a.focus, *a.weights)
 
 
 def _workspace(request: Request, layout: Layout) -> int:
@@ -62,32 +92,31 @@ def _workspace(request: Request, layout: Layout) -> int:
 
 
 def _mean(at: Slice) -> DiceMeanArguments:
-    rows, twice, *_ = at.request.inputs[0].shape
-    return DiceMeanArguments(rows, twice // 2)
+    a, (rows, twice, *_) = at.request.attributes, at.request.inputs[0].shape
+    assert isinstance(a, Dice)
+    return DiceMeanArguments(rows, twice // 2, twice // 2 - (a.entropy != 0), a.has_total, a.batch)
 
 
 def _mean_reals(at: Slice) -> tuple[float, ...]:
     a = at.request.attributes
-    assert isinstance(a, DiceMean | DiceMeanBackward)
-    return (a.smooth, a.weight) if isinstance(a, DiceMeanBackward) else (a.smooth,)
+    assert isinstance(a, Dice)
+    weight = (a.weight,) if isinstance(a, DiceMeanBackward) else ()
+    return (a.smooth, a.added_below, a.missing, a.power, a.entropy, a.share, *weight)
 
 
-def _mean_iou(at: Slice) -> DiceMeanArguments:
-    return DiceMeanArguments(*at.request.inputs[0].shape)
+def _mean_iou(at: Slice) -> MeanIouArguments:
+    return MeanIouArguments(at.request.inputs[0].shape[1])
 
 
 KERNELS = (
     *(
-        OwnKernel(kind, FILE, SegmentationArguments, _arguments, workspace=_workspace, launches=2)
-        for kind in ("dice_sums", "class_overlap")
+        OwnKernel(kind, FILE, SegmentationArguments, _arguments, reals, workspace=_workspace, launches=2)
+        for kind, reals in (("dice_sums", _sums_reals), ("class_overlap", no_reals))
     ),
-    OwnKernel("dice_sums_backward", FILE, SegmentationArguments, _arguments),
+    OwnKernel("dice_sums_backward", FILE, SegmentationArguments, _arguments, _sums_reals),
     *(
-        OwnKernel(kind, FILE, DiceMeanArguments, integers, reals, layouts=channels_first)
-        for kind, integers, reals in (
-            ("dice_mean", _mean, _mean_reals),
-            ("dice_mean_backward", _mean, _mean_reals),
-            ("mean_iou_of_overlap", _mean_iou, no_reals),
-        )
+        OwnKernel(kind, FILE, DiceMeanArguments, _mean, _mean_reals, layouts=channels_first)
+        for kind in ("dice_mean", "dice_mean_backward")
     ),
+    OwnKernel("mean_iou_of_overlap", FILE, MeanIouArguments, _mean_iou, layouts=channels_first),
 )
