@@ -15,19 +15,10 @@ from mbc.interchange.steps import OPERATORS, Imported, Number
 WIDTH = 116
 _CUT = 4  # stages of a pipe after which it may end, where a module ends
 INNER_PRODUCT = "inner_product"  # with the gradient of a loss that another program computes
-_LOSSES = {
-    "softmax_cross_entropy": "(%s, %s) |> softmax_cross_entropy",
-    "nll": "(%s, %s) |> nll",
-    "kl_divergence": "(%s, %s) |> kl_divergence",
-    "binary_cross_entropy": "(%s, %s) |> binary_cross_entropy",
-    "mse": "(%s, %s) |> mse",
-    "l1": "(%s, %s) |> l1",
-    "smooth_l1": "(%s, %s) |> smooth_l1",
-    INNER_PRODUCT: f"(%s, %s) |> {INNER_PRODUCT}",
-}
 _OF_LOG_PROBABILITIES = ("nll", "kl_divergence")  # losses of log probabilities, which few models return
-LOSSES = tuple(name for name in _LOSSES if name not in (*_OF_LOG_PROBABILITIES, INNER_PRODUCT))
-_OF_CLASSES = ("softmax_cross_entropy", "nll")  # their targets are class numbers
+_OF_SEGMENTATION = ("dice", "tversky", "focal")
+LOSSES = ("softmax_cross_entropy", "binary_cross_entropy", "mse", "l1", "smooth_l1", *_OF_SEGMENTATION)
+_OF_CLASSES = ("softmax_cross_entropy", "nll", *_OF_SEGMENTATION)  # their targets are class numbers
 _BY_POSITION = (*_OF_CLASSES, "kl_divergence")  # means over samples and positions, but not over classes
 
 
@@ -55,17 +46,22 @@ class Objective:
     @property
     def output(self) -> str:
         """The name of an output that has this loss."""
-        return "logits" if "entropy" in self.loss and "logits=false" not in self.settings else "prediction"
+        of_logits = ("binary_cross_entropy", *_OF_LOG_PROBABILITIES, *_OF_CLASSES)
+        return "logits" if self.loss in of_logits and "logits=false" not in self.settings else "prediction"
+
+    @property
+    def of_classes(self) -> bool:
+        """True if the target holds class numbers."""
+        return self.loss in _OF_CLASSES and not self.soft and "sigmoid=true" not in self.settings
 
     def target(self, shape: tuple[int, ...]) -> str:
         """Return the shape and type of the target of an output with this shape."""
-        of_classes = self.loss in _OF_CLASSES and not self.soft
-        sizes = ["batch", *map(str, shape[2:] if of_classes else shape[1:])]
-        return f"[{', '.join(sizes)}] : {'class' if of_classes else 'float'}"
+        sizes = ["batch", *map(str, shape[2:] if self.of_classes else shape[1:])]
+        return f"[{', '.join(sizes)}] : {'class' if self.of_classes else 'float'}"
 
     def line(self, output: str, target: str, shape: tuple[int, ...]) -> str:
         """Return the statement of the loss of an output with this shape."""
-        text = _LOSSES[self.loss] % (output, target) + (f"({self.settings})" if self.settings else "")
+        text = f"({output}, {target}) |> {self.loss}" + (f"({self.settings})" if self.settings else "")
         places = math.prod(shape[2:] if self.loss in _BY_POSITION else shape[1:])
         factors = {"sum": ("batch", str(places)), "rows": (str(places),), "elements": (f"1 / {(*shape, 1)[1]}",)}
         own = (literal(float(self.weight)), literal(float(self.factor)))

@@ -195,12 +195,12 @@ def _targets(subject: Subject, rows: int) -> list[Array | None]:
         shape = (rows, *subject.network.shapes[value][1:])
         if objective is None:
             targets.append(None)
-        elif objective.loss == "softmax_cross_entropy" and not objective.soft:
+        elif objective.of_classes and objective.loss != "nll":
             targets.append(random.integers(0, shape[1], (rows, *shape[2:]), np.int64))
         elif objective.loss == "softmax_cross_entropy":
             shares = random.random(shape)
             targets.append(shares / shares.sum(1, keepdims=True))
-        elif objective.loss == "binary_cross_entropy":
+        elif objective.loss == "binary_cross_entropy" or "sigmoid=true" in objective.settings:
             targets.append(random.random(shape))
         else:
             targets.append(random.standard_normal(shape))

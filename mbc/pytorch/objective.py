@@ -8,12 +8,16 @@ from dataclasses import replace
 from types import FunctionType
 from typing import Any
 
+from mbc.equivalence.torch_functions import FUNCTIONS
 from mbc.errors import MbcError
+from mbc.frontend.lower import lower
+from mbc.frontend.parse import parse
 from mbc.interchange.steps import Imported
 from mbc.interchange.write import LOSSES, Objective
 from mbc.pytorch.copies import copy_model
 from mbc.pytorch.model_tensors import entries_of
 from mbc.pytorch.targets import OF_CLASSES, Target, target_of
+from mbc.source import Source
 
 torch: Any = importlib.import_module("torch")
 nn = torch.nn
@@ -51,11 +55,31 @@ def judges_of(given: Any) -> list[Any]:
     """Return the losses of the outputs as functions of PyTorch, in float64; None for an output without a loss."""
     by_name = {name: function for function, name in reversed(_FUNCTIONS.items())}
     return [
-        by_name[loss] if isinstance(loss, str)
+        by_name.get(loss) or _judge(Objective(*_named(loss))) if isinstance(loss, str)
         else copy_model(loss, dtype=torch.float64) if isinstance(loss, nn.Module)
         else loss
         for loss in _losses(given)
     ]  # fmt: skip
+
+
+def _named(text: str) -> tuple[str, str]:
+    """Return name and settings of a loss that is given as the language writes it, such as `dice(batch=true)`."""
+    name, _, settings = text.partition("(")
+    return name.strip(), settings.strip().removesuffix(")")
+
+
+def _judge(objective: Objective) -> Any:
+    """Return a loss of the language as a function of PyTorch."""
+
+    def judge(output: Any, target: Any) -> Any:
+        shape = tuple(output.shape)
+        sizes, line = ", ".join(map(str, ("batch", *shape[1:]))), objective.line("x", "t", shape)
+        text = f"input x[{sizes}] : float\n input t{objective.target(shape)}\n output x |> relu\n {line}"
+        network = lower(parse(Source("loss", f"network judge(batch = {shape[0]}) {{\n{text}\n}}"))).network
+        of = next(op for op in network.operations if "t" in op.inputs)
+        return FUNCTIONS[of.kind](of.attributes, output, target)
+
+    return judge
 
 
 def _losses(given: Any) -> list[Any]:
@@ -146,9 +170,10 @@ def _objective(given: Any) -> Objective:
         kind = loss.__class__.__name__
         raise MbcError("MBC331", f"the loss {kind} has hooks, which mbc would not call", "remove them")
     if isinstance(loss, str):
-        if loss not in LOSSES:
+        name, settings = _named(loss)
+        if name not in LOSSES:
             raise MbcError("MBC331", f"the loss {loss!r} is not one that mbc has", _REMEDY)
-        return Objective(loss, "", float(weight))
+        return Objective(name, settings, float(weight))
     if loss is functional.binary_cross_entropy:
         return Objective("binary_cross_entropy", "logits=false", float(weight))
     if isinstance(loss, FunctionType) and loss in _FUNCTIONS:

@@ -81,6 +81,20 @@ def test_fifty_steps_beside_torch(make, norm_trains):
     two.step()  # its own again
 
 
+@pytest.mark.parametrize("loss", ["dice", "dice(background=false, batch=true, cross_entropy=1)", "tversky(0.3, 0.7)",
+                                  "focal(alpha=0.25)", "dice(sigmoid=true)", "softmax_cross_entropy(0.1)"])  # fmt: skip
+def test_losses_by_name_have_settings_as_the_language_writes_them(loss: str):
+    torch.manual_seed(0)
+    model, regions = nn.Conv3d(1, 4, 3, padding=1), "sigmoid" in loss
+    wanted = torch.rand(2, 4, 4, 4, 4).round() if regions else torch.randint(0, 4, (2, 4, 4, 4))
+    images, given = torch.ones(2, 1, 4, 4, 4), {"optimizer": sgd(model), "device": "cpu", "check": True}
+    with mbc.from_torch(model, images, loss=loss, **given) as trainer:
+        losses = [float(trainer.step(images, wanted)) for _ in range(5)]
+    assert losses[-1] < losses[0]
+    with pytest.raises(MbcError, match="'jaccard' is not one that mbc has"):
+        mbc.from_torch(model, images, loss="jaccard", **given)
+
+
 def test_weights_that_are_loaded_are_trained_and_frozen_ones_stay():
     model, other = net(), net()
     model[0].weight.requires_grad_(False)

@@ -6,7 +6,7 @@ from mbc.cli.arguments.argument_types import count, setting
 from mbc.cli.arguments.shared import Commands, add_json, command
 
 # Losses of `mbc.interchange.write`, repeated here because help does not import that module.
-LOSSES = ("softmax_cross_entropy", "binary_cross_entropy", "mse", "l1", "smooth_l1")
+LOSSES = ("softmax_cross_entropy", "binary_cross_entropy", "mse", "l1", "smooth_l1", "dice", "tversky", "focal")
 
 
 def add_import(commands: Commands) -> None:
