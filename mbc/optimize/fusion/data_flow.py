@@ -116,6 +116,10 @@ class Flow:
     def _is_reduced(self, value: str) -> bool:
         return self.reduces(self.producers[value])
 
+    def is_by_sample(self, cluster: Cluster) -> bool:
+        """Return whether a member of a cluster normalises each sample by itself."""
+        return any(expression_of(self.program[position]).by_sample for position in cluster.members)
+
     def reduces(self, position: int) -> bool:
         """Return whether a pointwise operation ends in sums."""
         return bool(expression_of(self.program[position]).sums)
@@ -220,9 +224,11 @@ def _recomputing(flow: Flow, cluster: Cluster) -> Iterator[Group]:
     for value in flow.inputs(cluster.members):
         if flow.elements(value) < largest:
             continue  # a value that is repeated would be computed for each element
-        more = recomputed | _upstream(flow, value, cluster, recomputed)
-        if more != recomputed and _saved_bytes(flow, cluster, recomputed, more) > 0:
-            recomputed = more
+        # Batch normalisation has patterns for this.
+        for through_stored in (False, True) if flow.is_by_sample(cluster) else (False,):
+            more = recomputed | _upstream(flow, value, cluster, recomputed, through_stored)
+            if more != recomputed and _saved_bytes(flow, cluster, recomputed, more) > 0:
+                recomputed = more
     if recomputed:
         recomputing = replace(cluster, recomputed=recomputed)
         launch = flow.launch(recomputing)
@@ -231,15 +237,22 @@ def _recomputing(flow: Flow, cluster: Cluster) -> Iterator[Group]:
             yield replace(flow.group(recomputing, launch), spares_bytes=flow.size_bytes(spared))
 
 
-def _upstream(flow: Flow, value: str, cluster: Cluster, recomputed: frozenset[int]) -> frozenset[int]:
-    """Return the operations that compute a value from values that are stored in any case."""
+def _upstream(
+    flow: Flow, value: str, cluster: Cluster, recomputed: frozenset[int], through_stored: bool
+) -> frozenset[int]:
+    """Return the operations that compute a value from values that are stored in any case.
+
+    With `through_stored` they compute stored values as well: an activation's output from what the launch reads anyway.
+    """
     positions: set[int] = set()
     have = {*flow.inputs(cluster.members | recomputed)} - {value}
     pending = [value]
     while pending and len(positions) < effort.FUSION_MEMBERS:
         name = pending.pop()
         producer = flow.producers.get(name)
-        if producer is None or producer not in flow.pointwise or name in have or _is_stored(flow, name):
+        if producer is None or producer not in flow.pointwise or name in have:
+            continue
+        if _is_stored(flow, name) and not through_stored:
             continue
         if flow.reduces(producer):
             continue
@@ -277,6 +290,8 @@ def _without_spared(flow: Flow, clusters: Sequence[Cluster], groups: Sequence[Gr
         )
         if launch is not None:
             yield replace(flow.group(cluster, launch), late=True)
+            if flow.is_by_sample(cluster):
+                yield from (replace(group, late=True) for group in _recomputing(fewer, cluster))
 
 
 def spared_reads(program: Sequence[Operation], groups: Iterable[Group]) -> set[tuple[str, str]]:

@@ -31,7 +31,10 @@ network gate(batch = 32, width = 32) {
 train { optimizer = sgd  precision = PRECISION }
 """
 # Pointwise layers of one operand, and of two.
-ONE = ("relu", "silu", "gelu", "sigmoid", "tanh", "mish", "hardswish", "relu6", "bn", "softplus", "clamp(min=-1.0)")
+ONE = (
+    "relu", "silu", "gelu", "sigmoid", "tanh", "mish", "hardswish", "relu6", "bn", "softplus", "clamp(min=-1.0)",
+    "instance_norm", "leaky_relu(0.01)",
+)  # fmt: skip
 TWO = ("add", "mul", "sub", "maximum")
 
 
@@ -69,6 +72,34 @@ def test_a_gate_is_one_launch_backward(precision: str):
     assert len([name for name in backward if "backward" in name or name.startswith("mul0")]) == 4
     stored = {plan.buffers[access.buffer].value for launch in plan.train.launches for access in launch.accesses}
     assert stored.isdisjoint({"softplus0", "tanh0"}), "the backward launch recomputes what was not stored"
+
+
+RESIDUAL = """
+network residual(batch = 2) {
+  input image[batch, 4, 16, 16, 16] : float
+  input target[batch, 16, 16, 16] : class
+  x = image |> conv(16, 3, pad=1) |> instance_norm |> leaky_relu(0.01)
+  y = x |> conv(16, 3, pad=1) |> instance_norm |> leaky_relu(0.01) |> conv(16, 3, pad=1) |> instance_norm
+  logits = y + x |> leaky_relu(0.01) |> conv(3, 1)
+  output logits
+  loss (logits, target) |> softmax_cross_entropy
+}
+train { optimizer = sgd  precision = PRECISION }
+"""
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+def test_instance_norm_takes_the_sum_and_the_activation_after_it(precision: str):
+    program = planned(RESIDUAL.replace("PRECISION", precision)).train
+    launches = launches_of(program, "instance_norm", "leaky_relu")
+    assert [names for names in launches if names[-1].startswith("leaky_relu") and "backward" not in names[-1]] == [
+        ("instance_norm0", "leaky_relu0"),
+        ("instance_norm1", "leaky_relu1"),
+        ("instance_norm2", "add0", "leaky_relu2"),
+    ]
+    recomputed = ("instance_norm1", "leaky_relu1", "leaky_relu1.backward")
+    passes = [(*recomputed, "instance_norm1.backward_reduce"), (*recomputed, "instance_norm1.backward")]
+    assert [names for names in launches if "leaky_relu1.backward" in names] == passes, "only x and dy are read"
 
 
 def chain(seed: int) -> str:
