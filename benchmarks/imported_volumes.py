@@ -7,6 +7,8 @@ draw different numbers. Needs torch, torchvision, monai and dynamic-network-arch
 memory.
 
     python benchmarks/imported_volumes.py [--only NAME]
+
+Rows are written one by one; another call continues with those that are missing or failed.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from typing import Any
 import torch  # pyright: ignore[reportMissingImports]
 from exactness import judge, stirred, tensors_of
 from imported_gradients import drop_nothing
-from record import attempt, show, start, write
+from record import attempt, results, show, start
 
 import mbc
 
@@ -48,13 +50,16 @@ def main() -> None:
     """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", help="part of the names of networks")
-    only = parser.parse_args().only
+    parser.add_argument("--again", action="store_true", help="take none of the rows that are there")
+    arguments = parser.parse_args()
     warnings.filterwarnings("ignore")
     networks = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
-    rows = [attempt(lambda row=row: compared(row), name) for name, row in networks.items() if only in name]
-    if not only:
-        write("imported_volumes", rows)
-    show(rows, ("name", "verdict", "from_torch", "parameters"))
+    kept = results("imported_volumes", again=arguments.again)
+    for name, row in networks.items():
+        if arguments.only in name and not kept.done(name):
+            kept.put(attempt(lambda row=row: compared(row), name))
+    kept.arrange([*networks])
+    show([*kept.rows.values()], ("name", "verdict", "from_torch", "parameters"))
 
 
 if __name__ == "__main__":

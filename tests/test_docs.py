@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
 OUTSIDE = (
     "CHANGELOG.md", "benchmarks/README.md", "grammar/LANGUAGE.md", "examples/README.md", "examples/01_digits/README.md",
-    "examples/data/README.md", "examples/pytorch/README.md",
+    "examples/02_volumes/README.md", "examples/data/README.md", "examples/pytorch/README.md",
 )  # fmt: skip
 # Not on the site: pages for people who read the repository.
 BESIDE = ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "tests/README.md")

@@ -24,6 +24,9 @@ COUNTS = [
     ("densenet121.mbc", (), 7_978_856),
     ("mobilenet_v2.mbc", (), 3_504_872),
     ("unet.mbc", (), 31_037_698),
+    # nnU-Net's own networks without the biases before norms and the head of the lowest stage, which have no effect.
+    ("nnunet.mbc", (), 31_196_399 - 3_840 - 963),
+    ("nnunet_resenc.mbc", (), 102_350_575 - 13_056 - 963),
     ("01_digits/net.mbc", (), 37_282),
     ("resnet_deep.mbc", (), 25_557_032),  # 3, 4, 6, 3: another place of the stride, the same parameters as ResNet-50
 ]
@@ -39,6 +42,8 @@ SMALL = {
     "mobilenet_v2.mbc": ("batch=2", "size=32", "width=0.1", "classes=7"),
     "unet.mbc": ("batch=2", "size=16", "width=2", "depth=2", "classes=3"),
     "01_digits/net.mbc": ("batch=2", "width=3"),
+    "nnunet.mbc": ("batch=2", "patch=(8, 8, 8)", "features=(2, 3, 4)", "strides=((1, 1, 1), (1, 2, 2), (2, 2, 2))"),
+    "nnunet_resenc.mbc": ("batch=2", "patch=(8, 8, 8)", "features=(2, 3, 4)", "blocks=(1, 2, 1)"),
 }
 
 
