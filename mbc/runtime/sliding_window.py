@@ -66,8 +66,9 @@ def head_of(graph: TrainingGraph) -> tuple[str, str]:
     size = graph.values[graph.infer_inputs[0]].type.shape[2:]
     activations: dict[str, str] = {}
     for op in graph.train:
-        if KINDS[op.kind].classifies or KINDS[op.kind].labelled or op.kind == "binary_cross_entropy":
-            activations.setdefault(op.inputs[0], SIGMOID if op.kind == "binary_cross_entropy" else SOFTMAX)
+        of_regions = op.kind == "binary_cross_entropy" or getattr(op.attributes, "sigmoid", False)
+        if KINDS[op.kind].classifies or KINDS[op.kind].labelled or of_regions:
+            activations.setdefault(op.inputs[0], SIGMOID if of_regions else SOFTMAX)
     shapes = {name: graph.values[name].type.shape for name in graph.outputs}
     fitting = [name for name in shapes if len(shapes[name]) > 1 and shapes[name][2:] in (size, ())]
     if len(graph.infer_inputs) > 1 or not fitting:

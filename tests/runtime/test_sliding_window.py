@@ -79,7 +79,8 @@ def test_classes_regions_and_outputs_of_another_size():
         np.testing.assert_allclose(net.predict(image, Windows(mirror=(0,)))[0], sum(expected) / 2, rtol=1e-5)
         with pytest.raises(MbcError, match=r"MBC381: images of the shape \[rows, channels, 4\] can be predicted, got"):
             net.predict(image[..., 1:])
-    with net_of("conv(3, 3, pad=1)", ", 3, 4] : float", "binary_cross_entropy") as net:
+    for loss in ("binary_cross_entropy", "dice(sigmoid=true)", "focal(sigmoid=true)"):
+        net = net_of("conv(3, 3, pad=1)", ", 3, 4] : float", loss)
         np.testing.assert_allclose(net.predict(image), 1 / (1 + np.exp(-np.asarray(net.forward(image)))), rtol=1e-5)
     with net_of("conv(3, 3, pad=1)", ", 3, 4] : float", "mse") as net:
         np.testing.assert_allclose(net.predict(image), net.forward(image), rtol=1e-5)
