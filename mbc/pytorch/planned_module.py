@@ -87,7 +87,13 @@ class Planned:
         self._modes = [(path, module, module.training) for path, module in model.named_modules()]
         inner = list(model.named_modules())[1:]  # PyTorch calls the hooks of the model itself
         self._hooks = [(path, getattr(module, name)) for path, module in inner for name in MODULE_HOOKS]
-        self._grads = [(name, p, p.requires_grad) for name, p in model.named_parameters()]
+        self._children = [(path, module._modules, (*module._modules.values(),)) for path, module, _ in self._modes]
+        self._settings += [(f"{path}.forward", m.__dict__, "forward", m.__dict__.get("forward")) for path, m in inner]
+        # Parameters are looked up in tables, because a parameter that is held here could not be replaced.
+        tables = ((path, module._parameters) for path, module in model.named_modules())
+        self._grads = [
+            (f"{path}.{k}", t, k, p.requires_grad) for path, t in tables for k, p in t.items() if p is not None
+        ]
         self._refused: dict[tuple[Any, ...], str] = {}  # shapes of inputs for which there can be no program
         self._said: set[str] = set()
         self._ticket: weakref.ref[Ticket] | None = None
@@ -118,6 +124,7 @@ class Planned:
         del model.forward
         self._close()
 
+    @torch.compiler.disable
     def __call__(self, forward: Forward, inputs: tuple[Any, ...], named: dict[str, Any]) -> Any:
         """Return the outputs of one call of the model."""
         model: Any = self._model()
@@ -199,6 +206,8 @@ class Planned:
             return "it is called with other arguments than the example"
         if torch.is_grad_enabled() and any(inputs[n].requires_grad for n in self._without_gradient):
             return "an input needs a gradient that the example did not need"
+        if torch._C._functorch.peek_interpreter_stack() is not None:
+            return "it is called within a transform of torch.func"
         return ""
 
     def _of_model(self, training: bool) -> str:
@@ -206,14 +215,18 @@ class Planned:
         for path, module, mode in self._modes:
             if module.training != (mode and training):
                 return f"'{path}.training' is {module.training}"
+        for path, table, before in self._children:
+            if tuple(table.values()) != before:
+                return f"the layers of '{path or '(the model)'}' have changed"
         for name, held, key, before in self._settings:
             if held.get(key) != before:
                 return f"'{name}' was {before!r} and is {held.get(key)!r} now"
         for path, hooks in self._hooks:
             if hooks:
                 return f"the module '{path}' has hooks"
-        for name, parameter, before in self._grads if training else ():
-            if parameter.requires_grad != before:
+        for name, table, key, before in self._grads if training else ():
+            parameter = table.get(key)
+            if parameter is not None and parameter.requires_grad != before:
                 return f"'{name}.requires_grad' is {parameter.requires_grad}"
         return ""
 
@@ -260,7 +273,15 @@ class _Step(torch.autograd.Function):
         return tuple(ticket.program.outputs())
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *gradients: Any) -> tuple[Any, ...]:
-        """Return the gradients of the inputs and the trained parameters."""
+        """Return the gradients of the inputs and the trained parameters.
+
+        Raises:
+            RuntimeError: The caller wants to differentiate these gradients again.
+        """
+        if torch.is_grad_enabled():  # PyTorch would take the gradients as constants, without a word
+            raise RuntimeError(
+                "mbc computes no second derivatives (create_graph=True): close the plan of this model, whose penalty "
+                "PyTorch then computes"
+            )
         return None, None, *ctx.planned.backward(ctx.ticket, gradients)

@@ -2,13 +2,15 @@
 
 Each tensor has a storage of its own, of exactly its bytes, at the address that the plan gave it: there is one copy of
 the weights, which PyTorch's optimizer updates and the plan reads. A tensor that PyTorch moved or replaced is taken in
-at the next call.
+at the next call, unless somebody still holds the tensor's new memory or its place in the plan: copying would change or
+bypass numbers that the holder relies on (moving averages that are swapped in, flat parameters).
 """
 
 from __future__ import annotations
 
 import importlib
 import weakref
+from collections import Counter
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -30,7 +32,9 @@ class Shared:
         name: Name of the tensor in the model.
         table: The table of its module that holds the tensor.
         key: The tensor's key in the table.
-        view: A tensor over the plan's memory, in the shape of the model's tensor.
+        home: The place of the tensor in the plan.
+        view: A tensor over that place, in the shape of the model's tensor, for mbc alone.
+        lent: Refers to the object that holds the memory of the tensor that PyTorch was given.
         place: The place of its gradient; None if the plan does not train it.
         gradient: A tensor over that place, for mbc alone.
         owner: Refers to the object that holds the memory of the gradient that PyTorch was given, if one was.
@@ -39,7 +43,9 @@ class Shared:
     name: str
     table: dict[str, Any]
     key: str
+    home: Place
     view: Any
+    lent: weakref.ref[Any] | None = None
     place: Place | None = None
     gradient: Any = None
     owner: weakref.ref[Any] | None = None
@@ -85,7 +91,8 @@ class SharedStates:
                 self._counters.append((table, key, entry.per_update))
             elif entry is not None and entry.state and id(table[key]) not in taken:
                 taken.add(id(table[key]))
-                shared = Shared(name, table, key, self._view(halves.parameters[entry.state], table[key]))
+                home = halves.parameters[entry.state]
+                shared = Shared(name, table, key, home, self._view(home, table[key]))
                 shared.place = halves.gradients.get(entry.state)
                 if shared.place is not None:
                     shared.gradient = _shaped(torch.from_dlpack(halves.shared(shared.place)), shared.view)
@@ -98,16 +105,31 @@ class SharedStates:
 
     def refresh(self) -> str:
         """Take in tensors that PyTorch has moved or replaced; return why that is impossible, or an empty text."""
+        moved: list[Shared] = []
         for shared, address in zip(self._shared, self._addresses, strict=True):
             tensor = shared.table.get(shared.key)
-            if tensor is not None and tensor.data_ptr() == address:
-                continue
             if tensor is None:
                 return f"'{shared.name}' was removed"
+            if not tensor.is_leaf:
+                return f"'{shared.name}' is computed from other tensors"
+            if tensor.data_ptr() == address:
+                continue
             wanted = shared.view.dtype, shared.view.device, shared.view.shape
             if (tensor.dtype, tensor.device, tensor.shape) != wanted:
                 return f"'{shared.name}' is {tensor.dtype} {list(tensor.shape)} on {tensor.device} now"
-            with torch.no_grad():
+            moved.append(shared)
+        if moved and len({id(shared.tensor) for shared in self._shared}) < len(self._shared):
+            return "two of its parameters are one tensor now"
+        users = Counter(shared.tensor.untyped_storage()._cdata for shared in moved)
+        for shared in moved:
+            storage = shared.tensor.untyped_storage()
+            if shared.lent is not None and shared.lent() is not None:
+                return f"'{shared.name}' was replaced, but its earlier memory is in use (p.copy_ would keep its place)"
+            # PyTorch counts the Python object of the storage as well.
+            if torch._C._storage_Use_Count(storage._cdata) > users[storage._cdata] + 1:
+                return f"'{shared.name}' was replaced by a tensor that is in use elsewhere (p.copy_ copies numbers)"
+        with torch.no_grad():
+            for shared in moved:
                 self._take(shared)
         return ""
 
@@ -156,7 +178,9 @@ class SharedStates:
 
     def _take(self, shared: Shared) -> None:
         shared.view.copy_(shared.tensor)
-        shared.tensor.data = shared.view
+        owner = self._halves.shared(shared.home)
+        shared.lent = weakref.ref(owner)
+        shared.tensor.data = _shaped(torch.from_dlpack(owner), shared.view)
 
 
 def _shaped(view: Any, like: Any) -> Any:

@@ -108,7 +108,7 @@ def resumed(model: Any) -> Any:
         if number == 3:
             file.seek(0)
             saved = torch.load(file)
-            model.load_state_dict(saved["model"], assign=True)
+            model.load_state_dict(saved["model"])
             optimizer = sgd(model)
             optimizer.load_state_dict(saved["optimizer"])
         optimizer.zero_grad()
@@ -236,24 +236,6 @@ def last_batch(model: Any) -> Any:
         yield model.first.weight.grad
 
 
-def frozen(model: Any) -> Any:
-    model.first.requires_grad_(False)
-    cross_entropy(model).backward()
-    assert model.first.weight.grad is None
-    yield model.head[2].weight.grad
-
-
-def without_statistics(model: Any) -> Any:
-    model.body[0].eval()
-    cross_entropy(model).backward()
-    yield model.first.weight.grad
-
-
-def other_momentum(model: Any) -> Any:
-    model.body[0].momentum = 0.5
-    yield cross_entropy(model)
-
-
 def saliency(model: Any) -> Any:
     x = X.clone().requires_grad_()
     cross_entropy(model, x).backward()
@@ -294,9 +276,7 @@ def larger(model: Any) -> Any:
     yield cross_entropy(model, torch.cat((X, X)), torch.cat((LABELS, LABELS)))
 
 
-@pytest.mark.parametrize(
-    "loop", [larger, siamese, frozen, without_statistics, other_momentum, saliency, attacked, inner_hook]
-)
+@pytest.mark.parametrize("loop", [larger, siamese, saliency, attacked, inner_hook])
 def test_a_call_that_the_plan_does_not_cover_runs_in_torch_and_says_so(loop):
     model, twin = normed().double(), normed().double()
     planned(model, fallback="torch")
