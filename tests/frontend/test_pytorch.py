@@ -150,7 +150,7 @@ def test_settings_of_blocks_are_their_own():
         ({"stage": "conv(3, 3, init=xavir)"}, "did you mean `xavier`?"),
         ({"stage": "conv(3, 3, bias=flase)"}, "did you mean `false`?"),
         ({"stage": "conv(btach, 3)"}, "did you mean `batch`?"),
-        ({"loss": "meen_square"}, "the losses are: binary_cross_entropy, dice, focal, inner_product, kl_divergence, l1,"),
+        ({"loss": "meen_square"}, "the losses are: binary_cross_entropy, dice, focal, inner_product, kl_divergence,"),
         ({"loss": "softmax_entropy"}, "did you mean `softmax_cross_entropy`?"),
         ({"train": "optimizer = sdg"}, "did you mean `sgd`?"),
         ({"train": "optimizer = sgd(momentm=1)"}, "did you mean `momentum`?"),
