@@ -27,10 +27,10 @@ def finish(states: SharedStates, run: Callable[[bool], None]) -> list[Any]:
     """
     in_place = [_may_write(shared) for shared in states.trained]
     added = [may and _is_own(shared) for may, shared in zip(in_place, states.trained, strict=True)]
-    others = [shared for shared, adds in zip(states.trained, added, strict=True) if not adds]
-    held = [(shared, shared.gradient.clone()) for shared in others if shared.is_held]
+    overwritten = [shared for shared, adds in zip(states.trained, added, strict=True) if not adds]
+    held = [(shared, shared.gradient.clone()) for shared in overwritten if shared.is_held]
     if any(added):
-        for tensor in (*(shared.gradient for shared in others), *states.inputs.values()):
+        for tensor in (*(shared.gradient for shared in overwritten), *states.inputs.values()):
             tensor.zero_()
     run(any(added))
     handed: list[Any] = []

@@ -61,12 +61,12 @@ def plan_module(
         report_no_gpu("none is visible to this process")
     if isinstance(getattr(model, "forward", None), Forward) and model.forward.planned is not None:
         raise MbcError("MBC333", "this model has a plan already", "close it first: model.forward.planned.close()")
-    making = _Making(options, device, seed, check, entries=("optimizer = none", *_input_gradients(example)))
+    compilation = _Compilation(options, device, seed, check, entries=("optimizer = none", *_input_gradients(example)))
     try:
         with busy("planning a module") if progress else nullcontext(silent) as say:
             say("import")
-            program = making.first(model, example, Stages(announce=say))
-        Planned(model, program, making.further, fallback == "error")
+            program = compilation.first(model, example, Stages(announce=say))
+        Planned(model, program, compilation.further, fallback == "error")
     except MbcError as error:
         if fallback == "error" or not isinstance(model, torch.nn.Module):
             raise
@@ -75,8 +75,8 @@ def plan_module(
 
 
 @dataclass(frozen=True, slots=True)
-class _Making:
-    """How the programs of a model are made.
+class _Compilation:
+    """The settings with which all programs of a model are compiled.
 
     Attributes:
         options: The options of the first program's compilation.

@@ -128,7 +128,7 @@ class Planned:
     def __call__(self, forward: Forward, inputs: tuple[Any, ...], named: dict[str, Any]) -> Any:
         """Return the outputs of one call of the model."""
         model: Any = self._model()
-        reason = self._uncovered(model, inputs, named)
+        reason = self._refusal(model, inputs, named)
         program = self.programs[0]
         if not reason:
             program, reason = self._program_for(model, inputs)
@@ -185,19 +185,19 @@ class Planned:
                 return self.programs[-1], ""
         return self.programs[0], self._refused.get(shapes, refusals[0])
 
-    def _uncovered(self, model: Any, inputs: tuple[Any, ...], named: dict[str, Any]) -> str:
+    def _refusal(self, model: Any, inputs: tuple[Any, ...], named: dict[str, Any]) -> str:
         """Return why no program can cover a call; an empty text if one may."""
         busy = self._ticket() if self._ticket is not None else None
         return (
-            self._of_inputs(inputs, named)
+            self._input_refusal(inputs, named)
             or (busy is not None and not busy.used and "the values of an earlier call await their backward pass")
             or (not model.training and torch.is_grad_enabled() and "a call in eval mode may need gradients")
-            or self._of_model(model.training)
-            or self._of_autocast()
+            or self._model_refusal(model.training)
+            or self._autocast_refusal()
             or self._states.refresh()
         )
 
-    def _of_inputs(self, inputs: tuple[Any, ...], named: dict[str, Any]) -> str:
+    def _input_refusal(self, inputs: tuple[Any, ...], named: dict[str, Any]) -> str:
         if (
             named
             or len(inputs) != self.programs[0].exported.inputs
@@ -210,7 +210,7 @@ class Planned:
             return "it is called within a transform of torch.func"
         return ""
 
-    def _of_model(self, training: bool) -> str:
+    def _model_refusal(self, training: bool) -> str:
         """Return what has changed in the model since the plan was made."""
         for path, module, mode in self._modes:
             if module.training != (mode and training):
@@ -230,7 +230,7 @@ class Planned:
                 return f"'{name}.requires_grad' is {parameter.requires_grad}"
         return ""
 
-    def _of_autocast(self) -> str:
+    def _autocast_refusal(self) -> str:
         precision = str(self.halves.plan.graph.precision)
         for device in ("cuda", "cpu"):
             if torch.is_autocast_enabled(device):

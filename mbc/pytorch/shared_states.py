@@ -85,6 +85,8 @@ class SharedStates:
         states = {key.name: key for key in network.keys}
         taken: set[int] = set()
         self._counters: list[tuple[dict[str, Any], str, int]] = []
+        self._constants: list[tuple[str, dict[str, Any], str, Any]] = []
+        self._versions: dict[str, tuple[int, int]] = {}
         for name, table, key in _tensors(model):
             entry = states.get(name)
             if entry is not None and entry.per_update:
@@ -97,6 +99,8 @@ class SharedStates:
                 if shared.place is not None:
                     shared.gradient = _shaped(torch.from_dlpack(halves.shared(shared.place)), shared.view)
                 self._shared.append(shared)
+            elif not isinstance(table[key], torch.nn.Parameter) and id(table[key]) not in taken:
+                self._constants.append((name, table, key, table[key].detach().clone()))
         self.trained = tuple(s for s in self._shared if s.place is not None)
         self._addresses = tuple(s.view.data_ptr() for s in self._shared)
         with torch.no_grad():
@@ -105,6 +109,13 @@ class SharedStates:
 
     def refresh(self) -> str:
         """Take in tensors that PyTorch has moved or replaced; return why that is impossible, or an empty text."""
+        for name, table, key, numbers in self._constants:
+            tensor = table.get(key)
+            version = (id(tensor), 0 if tensor is None else tensor._version)
+            if self._versions.get(name) != version:  # the numbers are compared once for each version
+                if tensor is None or not torch.equal(tensor.to(numbers), numbers):
+                    return f"'{name}' has changed, which the plan has as a constant"
+                self._versions[name] = version
         moved: list[Shared] = []
         for shared, address in zip(self._shared, self._addresses, strict=True):
             tensor = shared.table.get(shared.key)

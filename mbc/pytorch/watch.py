@@ -12,6 +12,7 @@ from mbc.pytorch.exported_model import MODULE_HOOKS, PARAMETER_HOOKS
 torch: Any = importlib.import_module("torch")
 _PLAIN = (bool, int, float, str, tuple, type(None))
 _GONE = "gone"
+_WATCHED_ELSEWHERE = ("training", "_is_full_backward_hook")  # as modes and hooks
 _PRECISIONS = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", torch.float64: "fp64"}
 _REMEDY = "close the trainer, make the change, and make another trainer: trainer.close(); mbc.from_torch(...)"
 
@@ -77,13 +78,18 @@ class Watch:
 
 
 def settings_of(model: Any) -> list[tuple[str, Mapping[str, Any], str, Any]]:
-    """Return the settings of PyTorch's own layers in a model: a name, the table, the key in the table, the value."""
-    entries = (entry for path, module in model.named_modules() for entry in _entries(path, module))
+    """Return the plain attributes of all modules of a model: a name, the table, the key in the table, the value."""
+    entries = (entry for path, module in model.named_modules() for entry in _entries(path, module, own=True))
     return [entry for entry in entries if isinstance(entry[3], _PLAIN)]
 
 
-def _entries(path: str, module: Any) -> Iterator[tuple[str, Mapping[str, Any], str, Any]]:
+def _entries(path: str, module: Any, own: bool = False) -> Iterator[tuple[str, Mapping[str, Any], str, Any]]:
     """Yield each tensor, module and setting of a module.
+
+    Args:
+        path: The module's name.
+        module: The module.
+        own: Whether attributes of a user's own modules are settings as well.
 
     Yields:
         A name for messages, the table, the key in the table, and the object.
@@ -91,9 +97,9 @@ def _entries(path: str, module: Any) -> Iterator[tuple[str, Mapping[str, Any], s
     for table in (module._parameters, module._buffers, module._modules):
         for key, held in table.items():
             yield f"{path}.{key}" if path else key, table, key, held
-    if module.__class__.__module__.startswith("torch.nn."):
+    if own or module.__class__.__module__.startswith("torch.nn."):
         for key, value in module.__dict__.items():
-            if isinstance(value, _PLAIN) and key != "training":
+            if isinstance(value, _PLAIN) and key not in _WATCHED_ELSEWHERE:
                 yield f"{path}.{key}" if path else key, module.__dict__, key, value
 
 
