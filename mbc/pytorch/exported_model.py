@@ -22,7 +22,7 @@ from mbc.pytorch.own_backward import check_backward, checkpoints_opened, untouch
 
 torch: Any = importlib.import_module("torch")
 MODULE_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-_OF_ALL_MODULES = tuple(f"_global{name}" for name in MODULE_HOOKS)
+HOOKS_OF_ALL_MODULES = tuple(f"_global{name}" for name in MODULE_HOOKS)
 PARAMETER_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 
 
@@ -79,7 +79,7 @@ def refuse_model(model: Any) -> None:
 
 
 def _check_hooks(model: Any) -> None:
-    if any(getattr(torch.nn.modules.module, name, None) for name in _OF_ALL_MODULES):
+    if any(getattr(torch.nn.modules.module, name, None) for name in HOOKS_OF_ALL_MODULES):
         raise MbcError("MBC330", "there are hooks of all modules, which mbc would not call", "remove them")
     for path, module in model.named_modules():
         if any(not isinstance(hook, Hook) for name in MODULE_HOOKS for hook in getattr(module, name, {}).values()):

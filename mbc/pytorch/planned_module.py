@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 
 from mbc.errors import MbcError
 from mbc.pytorch.compiled_model import PRECISIONS
-from mbc.pytorch.exported_model import MODULE_HOOKS
+from mbc.pytorch.exported_model import HOOKS_OF_ALL_MODULES, MODULE_HOOKS
 from mbc.pytorch.gradients_out import finish
 from mbc.pytorch.planned_program import PlannedProgram
 from mbc.pytorch.shared_states import SharedStates
@@ -87,6 +87,7 @@ class Planned:
         self._modes = [(path, module, module.training) for path, module in model.named_modules()]
         inner = list(model.named_modules())[1:]  # PyTorch calls the hooks of the model itself
         self._hooks = [(path, getattr(module, name)) for path, module in inner for name in MODULE_HOOKS]
+        self._hooks += [("(all modules)", getattr(torch.nn.modules.module, name)) for name in HOOKS_OF_ALL_MODULES]
         self._children = [(path, module._modules, (*module._modules.values(),)) for path, module, _ in self._modes]
         self._settings += [(f"{path}.forward", m.__dict__, "forward", m.__dict__.get("forward")) for path, m in inner]
         # Parameters are looked up in tables, because a parameter that is held here could not be replaced.
@@ -219,8 +220,9 @@ class Planned:
             if tuple(table.values()) != before:
                 return f"the layers of '{path or '(the model)'}' have changed"
         for name, held, key, before in self._settings:
-            if held.get(key) != before:
-                return f"'{name}' was {before!r} and is {held.get(key)!r} now"
+            now = held.get(key)
+            if now is not before and (type(now) is not type(before) or now != before):
+                return f"'{name}' was {before!r} and is {now!r} now"
         for path, hooks in self._hooks:
             if hooks:
                 return f"the module '{path}' has hooks"

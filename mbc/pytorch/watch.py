@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 from mbc.errors import MbcError
 from mbc.pytorch.exported_model import MODULE_HOOKS, PARAMETER_HOOKS
@@ -80,7 +81,17 @@ class Watch:
 def settings_of(model: Any) -> list[tuple[str, Mapping[str, Any], str, Any]]:
     """Return the plain attributes of all modules of a model: a name, the table, the key in the table, the value."""
     entries = (entry for path, module in model.named_modules() for entry in _entries(path, module, own=True))
-    return [entry for entry in entries if isinstance(entry[3], _PLAIN)]
+    return [
+        (name, table, key, copy.deepcopy(value))  # a list may change in place
+        for name, table, key, value in entries
+        if _is_plain(value)
+    ]
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, (list, tuple)):
+        return all(map(_is_plain, cast("Sequence[Any]", value)))
+    return isinstance(value, _PLAIN)
 
 
 def _entries(path: str, module: Any, own: bool = False) -> Iterator[tuple[str, Mapping[str, Any], str, Any]]:
@@ -99,7 +110,7 @@ def _entries(path: str, module: Any, own: bool = False) -> Iterator[tuple[str, M
             yield f"{path}.{key}" if path else key, table, key, held
     if own or module.__class__.__module__.startswith("torch.nn."):
         for key, value in module.__dict__.items():
-            if isinstance(value, _PLAIN) and key not in _WATCHED_ELSEWHERE:
+            if _is_plain(value) and key not in _WATCHED_ELSEWHERE:
                 yield f"{path}.{key}" if path else key, module.__dict__, key, value
 
 

@@ -17,10 +17,10 @@ class Scaled(Net):
     def __init__(self) -> None:
         super().__init__(nn.Sequential(nn.BatchNorm2d(8), nn.ReLU()))
         self.register_buffer("gain", torch.tensor(2.0))
-        self.temperature = 1.0
+        self.temperatures = [1.0]
 
     def forward(self, x: Any) -> Any:
-        return super().forward(x) * self.gain / self.temperature
+        return super().forward(x) * self.gain / self.temperatures[0]
 
 
 def swapped(model: Any) -> Any:
@@ -60,15 +60,23 @@ CHANGES = (
     lambda model: setattr(model, "head", nn.Sequential(*model.head, nn.Tanh())),
     lambda model: model.head.append(nn.Sigmoid()),
     lambda model: model.gain.add_(1),
-    lambda model: setattr(model, "temperature", 0.5),
+    lambda model: model.temperatures.insert(0, 0.5),
 )
+
+
+def observed(model: Any) -> Any:
+    hook = torch.nn.modules.module.register_module_forward_hook(lambda module, inputs, output: output * 1.1)
+    try:
+        yield from [*plain(model)]
+    finally:
+        hook.remove()
 
 
 def after(change: Any) -> Any:
     return lambda model: (change(model), *plain(model))[1:]
 
 
-@pytest.mark.parametrize("loop", [swapped, flattened, adapted, *map(after, CHANGES)])
+@pytest.mark.parametrize("loop", [swapped, flattened, adapted, observed, *map(after, CHANGES)])
 def test_a_changed_model_runs_in_torch_and_says_so(loop):
     model = planned(Scaled().double(), fallback="torch")
     with pytest.warns(RuntimeWarning, match="runs in PyTorch"):
