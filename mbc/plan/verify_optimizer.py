@@ -58,6 +58,8 @@ def verify_optimizer(graph: TrainingGraph) -> None:
     if optimizer.kind == NO_OPTIMIZER:
         _check_kept_gradients(graph)
     else:
+        if optimizer.input_gradients:
+            _fail(f"input_gradients is true, but the step has the optimizer {optimizer.kind}")
         _check_guard(graph)
         _check_accumulation(graph, updates.values())
     _check_averages(graph)

@@ -95,7 +95,7 @@ def test_operands_are_taken_from_the_pointers_in_their_order() -> None:
 
 def test_every_structure_is_declared_once_and_holds_integers_alone() -> None:
     declared = re.findall(r"^struct (\w+)", "".join(launch_headers().values()), re.MULTILINE)
-    structs = {kernel.struct for kernel in KERNELS.values()}
+    structs = {kernel.struct for kernel in KERNELS.values()} - {Struct}
     assert len(declared) == len(set(declared)) and {struct.__name__ for struct in structs} < set(declared)
     assert {str(field.type) for struct in structs for field in fields(struct)} == {"int"}
 

@@ -23,7 +23,7 @@ network test, batch 4
 pad (1, 1, 1, 1); dilation (1, 1); groups 1)
   bn1: fp32[4, 4, 8, 8] = batch_norm(conv1, bn1.weight, bn1.bias, bn1.running_mean, bn1.running_var; \
 eps 1e-05; momentum 0.1; affine true; \
-sync false)
+sync false; frozen false; track true)
   relu1: fp32[4, 4, 8, 8] = relu(bn1)
   pool1: fp32[4, 4, 4, 4] = max_pool(relu1; size (8, 8); kernel (2, 2); stride (2, 2); pad (0, 0, 0, 0); \
 ceil false; index false)

@@ -42,7 +42,7 @@ def test_a_kernel_is_compiled_once(tmp_path: Path):
         sources = [*(tmp_path / program.file for program in programs), templates / "generated_library.cpp"]
         shared_library((GXX,), sources, include, DTYPE_CODES["bf16"], path)
 
-    requests = [case.request(Precision.BF16) for seed in range(4) if (case := random_group(seed)) is not None]
+    requests = [case.request(Precision.BF16) for seed in range(8) if (case := random_group(seed)) is not None]
     first, second, third = [lowered.program for request in requests if (lowered := lower(request)) is not None][:3]
     libraries = GeneratedLibraries(build)
     libraries.add((first, second, first))

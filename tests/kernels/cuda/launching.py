@@ -6,7 +6,7 @@ Every output is poisoned first, every buffer is followed by bytes that must not 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Protocol
@@ -17,8 +17,9 @@ from mbc.hardware.spec import find_spec
 from mbc.ir.graph import Operation
 from mbc.ir.types import DType, Layout, Precision, TensorType
 from mbc.kernels.base import Arguments, Candidate, Request
-from mbc.kernels.cuda import OWN, kernel_of, symbol_of
+from mbc.kernels.cuda import OWN, generated_program, kernel_of, symbol_of
 from mbc.kernels.cuda.base import PROVIDER, OwnKernel, layout_of
+from mbc.kernels.cuda.generated.map_program import MapProgram
 from mbc.measure.kernel_library import MbcCall
 from mbc.measure.own_kernel_harness import ROUNDED_INSIDE
 from mbc.measure.statistics_harness import distances, moments
@@ -73,14 +74,21 @@ class HostMemory:
 
 @dataclass
 class Library:
-    """A shared library of kernels and the memory that they see."""
+    """A shared library of kernels, their memory, and a function that compiles a generated kernel which is needed."""
 
     handle: ctypes.CDLL
     memory: Memory
     stream: int = 0
+    generate: Callable[[MapProgram], ctypes.CDLL] | None = None
+    generated: dict[str, ctypes.CDLL] = field(default_factory=dict[str, ctypes.CDLL])
+
+    def add(self, program: MapProgram | None) -> None:
+        """Compile a generated kernel that the library lacks."""
+        if program is not None and self.generate is not None and program.symbol not in self.generated:
+            self.generated[program.symbol] = self.generate(program)
 
     def launch(self, symbol: str, pointers: Sequence[int], arguments: Arguments) -> None:
-        function = getattr(self.handle, symbol)
+        function = getattr(self.generated.get(symbol, self.handle), symbol)
         function.restype = ctypes.c_char_p
         function.argtypes = (ctypes.POINTER(MbcCall),)
         call = MbcCall(
@@ -124,6 +132,7 @@ def launched(
     ]
     workspace = [memory.allocate(candidate.workspace_bytes)] if candidate.workspace_bytes else []
     arguments = OWN.arguments(candidate.call(request), 0)
+    library.add(generated_program(PROVIDER, candidate.name, request))
     library.launch(symbol_of(PROVIDER, candidate.name, request), [*pointers, *outputs, *workspace], arguments)
     results = [memory.read(at, t.size_bytes) for at, t in zip(outputs, request.outputs, strict=True)]
     memory.free_all()

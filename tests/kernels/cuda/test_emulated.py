@@ -7,12 +7,14 @@ import math
 import shutil
 from collections.abc import Sequence
 from dataclasses import fields, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from mbc.codegen.launch_headers import write_launch_headers
+from mbc.codegen.render_sources import render_generated
 from mbc.ir.types import DType, Layout, Precision, TensorType
 from mbc.kernels.base import DTYPE_CODES, Arguments, Candidate, Request
 from mbc.kernels.cuda import KERNELS, OWN
@@ -34,6 +36,7 @@ from mbc.kernels.cuda.fp32_emulated import (
     fp32_emulated_halo_filter,
     fp32_emulated_linear,
 )
+from mbc.kernels.cuda.generated.map_program import MapProgram
 from mbc.ops.convolution import Convolution
 from mbc.resources import folder
 from tests.kernels.cuda.cases import CASES, STATISTICS, Case
@@ -96,7 +99,18 @@ def build(where: Path, working: int, names: Sequence[str] = (), flags: Sequence[
     shared_library((GXX, *flags), chosen, include, working, result)
     handle = ctypes.CDLL(str(result))
     assert hasattr(handle, "mbc_emulated_shared_bytes"), "launches would not be held to what kernels declare"
-    return Library(handle, HostMemory())
+    return Library(handle, HostMemory(), generate=partial(generate, where, working))
+
+
+def generate(where: Path, working: int, program: MapProgram) -> ctypes.CDLL:
+    """Return a library of one generated kernel."""
+    assert GXX is not None
+    templates = folder("templates")
+    (where / program.file).write_text(render_generated(program))
+    include = [EMULATOR, *(templates / name for name in ("include", "kernels/shared", "kernels/generated")), where]
+    result = where / f"{program.name}.so"
+    shared_library((GXX,), [where / program.file], include, working, result)
+    return ctypes.CDLL(str(result))
 
 
 PAIRS = [(c, p) for c in (*CASES, *groups_in(Precision.BF16)) for p in PRECISIONS if p in c.precisions]
