@@ -26,6 +26,15 @@ struct Mask {
     return philox(control->seed, static_cast<uint64_t>(block), static_cast<uint32_t>(control->step), key);
   }
   __device__ float operator()(float x, uint32_t word) const { return word < threshold ? x * scale : 0.0f; }
+  // Factor of the element `number` alone; its word is chosen by comparisons, so that all words stay in registers.
+  __device__ float factor(int64_t number) const {
+    const Words of_block = words(number / 4);
+    uint32_t word = of_block.v[0];
+#pragma unroll
+    for (int w = 1; w < 4; ++w)
+      if (number % 4 == w) word = of_block.v[w];
+    return (*this)(1.0f, word);
+  }
 };
 
 // Flat: a thread computes the elements of one block; `first` is the number of element 0 in the mini-batch.
@@ -79,13 +88,7 @@ __global__ void dropout_last(const T* x, T* y, int64_t groups, int64_t channels,
 template <typename T, int N>
 __global__ void drop_samples(const T* x, T* y, int64_t rows, int64_t vectors, int64_t first_row, Mask mask) {
   for (int64_t n = blockIdx.y; n < rows; n += gridDim.y) {
-    const int64_t number = first_row + n;
-    const Words words = mask.words(number / 4);
-    uint32_t word = words.v[0];
-#pragma unroll
-    for (int w = 1; w < 4; ++w)
-      if (number % 4 == w) word = words.v[w];
-    const float scale = mask(1.0f, word);
+    const float scale = mask.factor(first_row + n);
     for (int64_t i = thread_index(); i < vectors; i += thread_count()) {
       const int64_t at = (n * vectors + i) * N;
       Vec<T, N> v{};
@@ -106,13 +109,7 @@ struct DropChannels {
 
   using Channel = float;
   __device__ float load(int64_t c) const {
-    const int64_t number = first + c;
-    const Words words = mask.words(number / 4);
-    uint32_t word = words.v[0];
-#pragma unroll
-    for (int w = 1; w < 4; ++w)
-      if (number % 4 == w) word = words.v[w];
-    return mask(1.0f, word);
+    return mask.factor(first + c);
   }
   __device__ float operator()(float scale, float x, float) const { return scale == 0.0f ? 0.0f : x * scale; }
 };
