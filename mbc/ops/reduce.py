@@ -137,7 +137,7 @@ def _gradient(g: Gradients, op: Operation, dys: tuple[str | None, ...]) -> tuple
 
 
 def _loss_gradient(g: Gradients, op: Operation, dys: tuple[str | None, ...]) -> tuple[str | None, ...]:
-    """Return the gradients of a sum of products that is a loss: that of each operand is the other one, scaled."""
+    """Return the gradients of a loss that is sum(x * y): y times the loss's weight for x, and x times it for y."""
     weight = g.weight(op.outputs[0])
 
     def gradient(x: str, factor: str) -> str | None:

@@ -1,7 +1,8 @@
 """Images in another size along one to three spatial axes: nearest, linear, and along two axes bicubic.
 
 Positions are those of PyTorch's `interpolate` in float64. They are quotients of whole numbers, so that a GPU computes
-the same bits; PyTorch's float32 rounds a few positions between two pixels to the other one.
+the same bits. Where a position lies on the border of two pixels, PyTorch in float32 sometimes rounds it and takes the
+neighbouring pixel.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ statistics are complete at the cut.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from mbc.errors import MbcError
@@ -93,11 +93,11 @@ class _Halves:
     def __init__(self, plan: Plan, at: int) -> None:
         self._plan = plan
         program = plan.train
-        self._written = _rows_written(program.launches[:at])
-        self._changed = _rows_written(program.launches[at:])
-        before, after = ({a.buffer for launch in part for a in launch.accesses} for part in _parts(program, at))
+        halves = program.launches[:at], program.launches[at:]
+        before, after = ({a.buffer for launch in half for a in launch.accesses} for half in halves)
         held = before.union(program.entry)
         self.alive = tuple(sorted(held & after.union(program.exit)))
+        self._written, self._changed = map(_rows_written, halves)
 
     def complete(self, value: str) -> int:
         """Return the buffer of the arena that holds a whole value at the cut, and later.
@@ -117,10 +117,6 @@ class _Halves:
             f"'{value}' is not complete before the step reads the gradients of its outputs",
             "this is a mistake of the compiler: report it with the plan file",
         )
-
-
-def _parts(program: Program, at: int) -> tuple[Sequence[Launch], Sequence[Launch]]:
-    return program.launches[:at], program.launches[at:]
 
 
 def _rows_written(launches: Iterable[Launch]) -> dict[int, RowSet]:
