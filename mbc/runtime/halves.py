@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -120,12 +121,16 @@ class Halves(Module):
         Raises:
             MbcError: The errors of `Module.step`.
         """
-        with self._opened_machine.lent(), self._turns:
+        with self._turns:
             arrays = self._received(self._second, tuple(given), {})
             check_rows(self._second, arrays, self.batch, exact=True)
             self._hand(self._machine, self._second, self._places.train_inputs, arrays)
             with self._changing() as machine:
                 machine.run_half(BACKWARD, self._same_control(add))
+
+    def lent(self) -> AbstractContextManager[None]:
+        """Return a context within which the calling thread may use the module, while the one that opened it waits."""
+        return self._opened_machine.lent()
 
     def shared(self, place: Place) -> Any:
         """Return an object with DLPack over the memory of a parameter, statistic, gradient or output."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -13,23 +13,18 @@ from mbc.measure.gpu import Gpu
 
 torch: Any = pytest.importorskip("torch")
 loops: Any = pytest.importorskip("tests.pytorch.test_planned_module")
-COVERED = ("plain", "mixed", "resumed", "differentiated", "hooked", "held", "moved", "evaluated")
-OTHERS = (
-    "siamese",
-    "last_batch",
-    "frozen",
-    "without_statistics",
-    "other_momentum",
-    "saliency",
-    "attacked",
-    "inner_hook",
-)
+changed: Any = pytest.importorskip("tests.pytorch.test_changed_module")
+COVERED = ("plain", "mixed", "resumed", "differentiated", "hooked", "held", "moved", "evaluated", "last_batch")
+OTHERS = ("larger", "siamese", "saliency", "attacked", "inner_hook")
+CHANGED = ("swapped", "flattened", "adapted", "observed")
 
 
 @pytest.fixture(autouse=True)
-def exact(monkeypatch: pytest.MonkeyPatch, gpu: Gpu) -> None:
-    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
-    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", False)
+def exact(monkeypatch: pytest.MonkeyPatch, gpu: Gpu) -> Iterator[None]:
+    switches = torch.backends.cudnn, torch.backends.cuda.matmul
+    before = [switch.allow_tf32 for switch in switches]
+    for switch in switches:
+        switch.allow_tf32 = False
     moved = {"X": loops.X.float().cuda(), "LABELS": loops.LABELS.cuda()}
     for name, tensor in moved.items():
         monkeypatch.setattr(loops, name, tensor)
@@ -44,10 +39,13 @@ def exact(monkeypatch: pytest.MonkeyPatch, gpu: Gpu) -> None:
 
     monkeypatch.setattr(loops, "batches", batches)
     monkeypatch.setattr(loops.cross_entropy, "__defaults__", (moved["X"], moved["LABELS"]))
+    yield
+    for switch, allowed in zip(switches, before, strict=True):
+        switch.allow_tf32 = allowed
 
 
-def both(loop: Callable[[Any], Any], fallback: str, **other: Any) -> None:
-    model, twin = loops.normed().cuda(), loops.normed().cuda()
+def both(loop: Callable[[Any], Any], fallback: str, made: Callable[[], Any] = loops.normed, **other: Any) -> None:
+    model, twin = made().cuda(), made().cuda()
     example = other.pop("example", loops.X)
     mbc.module(model, example, device="cuda", fallback=fallback, progress=False, measure_for="1s", **other)
     ours, theirs = loops.numbers(loop, model), loops.numbers(loop, twin)
@@ -64,6 +62,12 @@ def test_a_loop_gives_torchs_numbers(loop: str):
 def test_a_call_that_the_plan_does_not_cover_runs_in_torch(loop: str):
     with pytest.warns(RuntimeWarning, match="runs in PyTorch"):
         both(getattr(loops, loop), "torch")
+
+
+@pytest.mark.parametrize("loop", CHANGED)
+def test_a_changed_model_runs_in_torch(loop: str):
+    with pytest.warns(RuntimeWarning, match="runs in PyTorch"):
+        both(getattr(changed, loop), "torch", changed.Scaled)
 
 
 def test_a_loop_on_a_stream_of_its_own():
