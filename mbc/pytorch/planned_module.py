@@ -162,7 +162,7 @@ class Planned:
             )
         ticket.used = True
         halves = ticket.program.halves
-        with halves.lent():
+        with self.halves.lent(), halves.lent():  # the first program holds the memory of all gradients
             handed = finish(self._states, lambda add: ticket.program.finish(gradients, add))
         of_inputs = (self._states.inputs.get(name) for name in halves.taken)
         return [*(None if gradient is None else gradient.clone() for gradient in of_inputs), *handed]

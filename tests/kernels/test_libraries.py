@@ -34,11 +34,13 @@ def test_bf16_runs_from_ampere_on(provider: Provider, request_: Request) -> None
         assert bool(candidates) == (name not in WITHOUT_BF16), name
 
 
-def _pointwise(kind: str, attributes: Convolution, precision: Precision = Precision.BF16) -> Request:
-    """Return a pass over 3 images of 20 x 30 with 64 input channels and 256 output channels."""
+def _pointwise(
+    kind: str, attributes: Convolution, precision: Precision = Precision.BF16, filters: int = 256
+) -> Request:
+    """Return a pass over 3 images of 20 x 30 with 64 input channels."""
     x = TensorType((3, 64, *attributes.size), precision.working)
-    y = TensorType((3, 256, *attributes.output_size), precision.working)
-    w = TensorType((256, 64 // attributes.groups, *attributes.kernel), precision.working)
+    y = TensorType((3, filters, *attributes.output_size), precision.working)
+    w = TensorType((filters, 64 // attributes.groups, *attributes.kernel), precision.working)
     dw = TensorType(w.shape, precision.master)
     operands = {
         "convolution": (x, w, y),
@@ -46,6 +48,15 @@ def _pointwise(kind: str, attributes: Convolution, precision: Precision = Precis
         "convolution_backward_filter": (x, y, dw),
     }[kind]
     return Request(kind, attributes, operands[:2], operands[2:], precision)
+
+
+@pytest.mark.parametrize("kind", ("convolution", "convolution_backward_data", "convolution_backward_filter"))
+def test_a_product_with_unaligned_rows_is_estimated_as_slow(kind: str) -> None:
+    def least_us(filters: int) -> float:
+        request = _pointwise(kind, Convolution((1000, 1000), (1, 1)), filters=filters)
+        return min(c.time_us for c in CUBLASLT.candidates(request, find_spec("h200")))
+
+    assert least_us(7) > 3 * least_us(8)
 
 
 @pytest.mark.parametrize("kind", ("convolution", "convolution_backward_data", "convolution_backward_filter"))

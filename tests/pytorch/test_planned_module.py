@@ -70,7 +70,8 @@ def plain(model: Any) -> Any:
 def mixed(model: Any) -> Any:
     """Mixup, accumulation over two batches, clipping, moving averages; gradients are kept and zeroed."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-    average = torch.optim.swa_utils.AveragedModel(model, use_buffers=True)
+    ema = torch.optim.swa_utils.get_ema_multi_avg_fn(0.9)
+    average = torch.optim.swa_utils.AveragedModel(model, multi_avg_fn=ema, use_buffers=True)
     for number, (x, labels) in enumerate(batches(6)):
         x = 0.7 * x + 0.3 * x.flip(0)
         output = model(x)
