@@ -32,6 +32,7 @@ from record import ROOT, attempt, need_gpu, results, show, start
 from volume_contender import Request
 
 FOLDER, SCRIPT = ROOT / "build" / "volume_step", Path(__file__).with_name("volume_contender.py")
+SMALL = ("patch=(64, 64, 64)",)  # for gradients: PyTorch has no fast convolutions of volumes in float64
 TORCH = tuple(f"{mode} {layout}" for mode in ("eager", "compile") for layout in ("first", "last"))
 WORKSPACES = tuple(f"{64 << i}MiB" for i in reversed(range(8)))  # the first row measures
 COLUMNS = (
@@ -76,8 +77,9 @@ def requests(arguments: argparse.Namespace) -> dict[str, Request]:
             ways += [("gradients", ""), *((f"workspace {arguments.precision}", limit) for limit in WORKSPACES)]
         for contender, memory in ways:
             row = f"{name} {contender}" + f" in {memory}" * bool(memory)
+            settings = *network.settings, *SMALL * (contender == "gradients"), *arguments.set
             rows[row] = Request(
-                contender, network.example, (*network.settings, *arguments.set), arguments.device,
+                contender, network.example, settings, arguments.device,
                 arguments.measure_for, memory, str(FOLDER / row.replace(" ", "_")),
             )  # fmt: skip
     return {row: request for row, request in rows.items() if all(word in row for word in arguments.only)}
