@@ -146,6 +146,8 @@ class Program {
     run(static_cast<size_t>(index), true);
   }
 
+  int64_t size() const { return static_cast<int64_t>(launches_.size()); }
+
   void wait() const { check(cudaStreamSynchronize(streams_[COMPUTE]), "cudaStreamSynchronize"); }
 
   // `report`: called for each node; may be empty.
@@ -262,6 +264,9 @@ int guarded(std::string& error, Body&& body) {
   return 1;
 }
 
+// True if the training program has two halves, which replace it: it is neither warmed up nor captured itself.
+bool is_cut(const MbcModule* module) { return module->programs.size() > MBC_BACKWARD; }
+
 Program& program_of(MbcModule* module, int program) {
   if (program < 0 || program >= static_cast<int>(module->programs.size()))
     throw Failure("there is no program " + std::to_string(program));
@@ -308,30 +313,35 @@ int mbc_create(void* arena, uint64_t arena_bytes, void* host, uint64_t host_byte
 
 int mbc_warm(MbcModule* module) {
   return guarded(module->error, [&] {
-    for (auto& program : module->programs) {
-      program->enqueue(true);
-      program->wait();
+    for (size_t i = is_cut(module) ? MBC_INFER : MBC_TRAIN; i < module->programs.size(); ++i) {
+      module->programs[i]->enqueue(true);
+      module->programs[i]->wait();
     }
   });
 }
 
-int mbc_capture(MbcModule* module) {
-  return guarded(module->error, [&] {
-    for (auto& program : module->programs) program->capture({});
-  });
-}
+int mbc_capture(MbcModule* module) { return mbc_capture_told(module, nullptr); }
 
 int mbc_capture_told(MbcModule* module, MbcNodeOfLaunch tell) {
   return guarded(module->error, [&] {
-    for (size_t i = 0; i < module->programs.size(); ++i)
-      module->programs[i]->capture([&](size_t launch, cudaGraphNode_t node) {
-        tell(static_cast<int>(i), static_cast<int64_t>(launch), node);
-      });
+    const bool cut = is_cut(module);
+    for (size_t i = cut ? MBC_INFER : MBC_TRAIN; i < module->programs.size(); ++i) {
+      const int program = cut && i >= MBC_FORWARD ? MBC_TRAIN : static_cast<int>(i);
+      const int64_t before = cut && i == MBC_BACKWARD ? module->programs[MBC_FORWARD]->size() : 0;
+      const NodeOfLaunch report = [=](size_t launch, cudaGraphNode_t node) {
+        tell(program, before + static_cast<int64_t>(launch), node);
+      };
+      module->programs[i]->capture(tell != nullptr ? report : NodeOfLaunch{});
+    }
   });
 }
 
 int mbc_run(MbcModule* module, int program) {
-  return guarded(module->error, [&] { program_of(module, program).replay(); });
+  return guarded(module->error, [&] {
+    const bool whole = is_cut(module) && program == MBC_TRAIN;
+    program_of(module, whole ? MBC_FORWARD : program).replay();
+    if (whole) program_of(module, MBC_BACKWARD).replay();
+  });
 }
 
 int mbc_run_eager(MbcModule* module, int program) {

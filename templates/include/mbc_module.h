@@ -15,8 +15,9 @@
 
 struct MbcModule;  // opaque
 
-// MBC_ACCUMULATE: for mini-batches whose gradients are only added up, if a step takes several mini-batches.
-enum MbcProgramIndex : int { MBC_TRAIN = 0, MBC_INFER = 1, MBC_ACCUMULATE = 2 };
+// MBC_ACCUMULATE: for mini-batches whose gradients are only added up, if a step takes several mini-batches. MBC_FORWARD
+// and MBC_BACKWARD: the halves of a training program that is cut; together they have its launches, in its order.
+enum MbcProgramIndex : int { MBC_TRAIN = 0, MBC_INFER = 1, MBC_ACCUMULATE = 2, MBC_FORWARD = 2, MBC_BACKWARD = 3 };
 
 // NCCL's functions and communicator, if several GPUs share a mini-batch. The functions for copies are null if NCCL is
 // too old for them. The communicator has as many ranks as the plan, of which this process is number `rank`. Types are
@@ -60,7 +61,8 @@ MBC_EXPORT int mbc_create(void* arena, uint64_t arena_bytes, void* host, uint64_
 // Runs every launch of all programs once, one by one, and waits for each: this loads kernels and reports errors where
 // they occur. It overwrites the whole arena; states must be written afterwards.
 MBC_EXPORT int mbc_warm(MbcModule* module);
-// Captures all programs as executable graphs, and uploads them.
+// Captures all programs as executable graphs, and uploads them. Of a training program that is cut, the halves are
+// captured, which mbc_run replays one after the other; they count as parts of MBC_TRAIN in mbc_capture_told.
 MBC_EXPORT int mbc_capture(MbcModule* module);
 // Captures all programs, too, and reports for each node (a cudaGraphNode_t) of the captured graphs which launch of
 // which program added it, before executable graphs are created.

@@ -6,7 +6,10 @@ import ctypes
 from pathlib import Path
 
 from mbc.codegen.view import view
+from mbc.compiler import compile_plan
 from mbc.ir.types import Precision
+from mbc.options import Options
+from mbc.source import Source
 from tests.codegen.fakes import ARENA, HOST, PROGRAMS, Call, compile_against_fake, loaded, parse_log
 from tests.codegen.plans import providers, small_plan
 
@@ -45,6 +48,31 @@ def test_every_node_is_reported_with_its_launch(tmp_path: Path) -> None:
         assert sorted(nodes[number]) == expected
         several |= len(expected) > len(launches)
     assert several
+
+
+def test_of_a_cut_program_the_halves_are_captured_and_replayed(tmp_path: Path) -> None:
+    source = """network net(batch = 2) { input image[batch, 3] : float  input g[batch, 5] : float
+      y = image |> linear(5)  output y  loss (y, g) |> inner_product }
+    train { optimizer = none }"""
+    plan = compile_plan(Source("net.mbc", source), Options(gpu="h200"))
+    launches: list[tuple[int, int]] = []
+
+    @TOLD
+    def tell(program: int, launch: int, node: int) -> None:
+        launches.append((program, launch))
+
+    with loaded(compile_against_fake(view(plan), tmp_path), has_everything=True) as (lib, module):
+        lib.fake_reset(ctypes.c_void_p(ARENA), ctypes.c_void_p(HOST))
+        assert lib.mbc_warm(module) == 0, lib.mbc_last_error(module)
+        calls = [entry for entry in parse_log(lib.fake_log().decode()) if isinstance(entry, Call)]
+        assert len(calls) == len(plan.train.launches) + len(plan.infer.launches)
+        assert lib.mbc_capture_told(module, tell) == 0, lib.mbc_last_error(module)
+        assert lib.fake_log().decode().count("begin capture") == 3
+        lib.fake_reset(ctypes.c_void_p(ARENA), ctypes.c_void_p(HOST))
+        assert lib.mbc_run(module, 0) == 0, lib.mbc_last_error(module)
+        assert len(lib.fake_log().decode().splitlines()) == 2
+    of_programs = [range(len(plan.train.launches)), range(len(plan.infer.launches))]
+    assert set(launches) == {(program, launch) for program, of in enumerate(of_programs) for launch in of}
 
 
 def test_a_failure_tells_of_nothing(tmp_path: Path) -> None:
