@@ -106,6 +106,7 @@ def module(
     example: Any,
     *,
     memory: str | int = "auto",
+    reserve: str | int | None = None,
     precision: Any = "fp32",
     device: str = "auto",
     fallback: str = "torch",
@@ -125,7 +126,12 @@ def module(
         model: A model in training mode. It is run once, as a copy.
         example: The largest input, or several inputs in a tuple. If one has `requires_grad`, the plan also
             computes the gradients of inputs.
-        memory: The GPU memory that mbc may use (`12GB`, or a number of bytes).
+        memory: The GPU memory that this process may take (`12GB`, or a number of bytes), as nvidia-smi shows it:
+            context, libraries and code, PyTorch's tensors and what its allocator keeps, and the plan's arena with
+            parameters, gradients and activations. `auto`: all that is free. Planning and measuring may take more for a
+            while. After two steps the process is measured, and the model is planned again if it takes too much.
+        reserve: The part of `memory` for the optimizer's state, the loss and mini-batches, which do not exist yet.
+            None: 8 bytes for each trained parameter, and six copies of inputs and outputs.
         precision: `fp32`, `bf16`, `fp16`, `fp64`, or the PyTorch type of that name.
         device: `auto`, `cuda`, or `cpu`, on which NumPy computes.
         fallback: `torch` runs in PyTorch what mbc does not plan; `error` refuses it.
@@ -134,15 +140,15 @@ def module(
         check: Whether a step is compared with a step of the model, as in `from_torch`.
         progress: Whether progress is shown on stderr.
 
-    Raises MBC333 for a model that has a plan, and with `fallback="error"` MBC330, MBC337, MBC303, MBC339 at a call, and
-    the errors of a compilation.
+    Raises MBC333 for a model that has a plan, and with `fallback="error"` MBC330, MBC337, MBC303, MBC339 and MBC341
+    at a call, and the errors of a compilation.
     """
     from mbc.pytorch.make_module import plan_module
 
     return plan_module(
         model, example,
-        memory=memory, precision=precision, device=device, fallback=fallback, seed=seed, measure_for=measure_for,
-        check=check, progress=progress,
+        memory=memory, reserve=reserve, precision=precision, device=device, fallback=fallback, seed=seed,
+        measure_for=measure_for, check=check, progress=progress,
     )  # fmt: skip
 
 

@@ -18,16 +18,17 @@ from torch.nn import functional as F
 import mbc
 
 STEPS = 8
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 Plan = Callable[[Any, Any], Any]  # from a model and an example of its input to the model
 
 
 def batches() -> Iterator[Any]:
-    return islice(iter(loaders()[0]), STEPS)
+    return ([tensor.to(DEVICE) for tensor in batch] for batch in islice(iter(loaders()[0]), STEPS))
 
 
 def mixed(plan: Plan) -> Iterator[Any]:
     """Train with mixup, gradients of two mini-batches, clipping, and a moving average of the weights."""
-    model = plan(network(), torch.zeros(64, 1, 8, 8))
+    model = plan(network().to(DEVICE), torch.zeros(64, 1, 8, 8, device=DEVICE))
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     average = torch.optim.swa_utils.AveragedModel(model, use_buffers=True)
     for number, (images, labels) in enumerate(batches()):
@@ -46,12 +47,12 @@ def gan(plan: Plan) -> Iterator[Any]:
     """Train a generator and a critic, which also passes gradients on to the generator."""
     generator = nn.Sequential(nn.ConvTranspose2d(16, 32, 4), nn.ReLU(), nn.ConvTranspose2d(32, 1, 4, 2, 1))
     critic = nn.Sequential(nn.Conv2d(1, 16, 4, 2, 1), nn.LeakyReLU(0.2), nn.Flatten(), nn.Linear(256, 1))
-    generator = plan(generator, torch.zeros(64, 16, 1, 1))
-    critic = plan(critic, torch.zeros(128, 1, 8, 8, requires_grad=True))
+    generator = plan(generator.to(DEVICE), torch.zeros(64, 16, 1, 1, device=DEVICE))
+    critic = plan(critic.to(DEVICE), torch.zeros(128, 1, 8, 8, requires_grad=True, device=DEVICE))
     ours, theirs = (torch.optim.Adam(m.parameters(), 2e-3, (0.5, 0.99)) for m in (generator, critic))
     noise = torch.Generator().manual_seed(1)
     for images, _ in batches():
-        drawn = generator(torch.randn(64, 16, 1, 1, generator=noise))
+        drawn = generator(torch.randn(64, 16, 1, 1, generator=noise).to(DEVICE))
         real, fake = critic(torch.cat((images, drawn.detach()))).chunk(2)  # one pass for both
         loss = F.softplus(-real).mean() + F.softplus(fake).mean()
         theirs.zero_grad()
@@ -84,7 +85,7 @@ def dice(logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
 
 def segmentation(plan: Plan) -> Iterator[Any]:
     """Train with Dice and cross entropy of a mask, and the loss of an auxiliary head with weight 0.4."""
-    model = plan(Segmentation(), torch.zeros(64, 1, 8, 8))
+    model = plan(Segmentation().to(DEVICE), torch.zeros(64, 1, 8, 8, device=DEVICE))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.99, nesterov=True)
     for images, labels in batches():
         outputs, ink = model(images), (images[:, 0] > 0.5).long()
@@ -99,7 +100,7 @@ def segmentation(plan: Plan) -> Iterator[Any]:
 
 def siamese(plan: Plan) -> Iterator[Any]:
     """Train with two images through one network, in one pass of twice as many rows."""
-    model = plan(network(), torch.zeros(128, 1, 8, 8))
+    model = plan(network().to(DEVICE), torch.zeros(128, 1, 8, 8, device=DEVICE))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     for images, labels in batches():
         one, two = model(torch.cat((images, images.roll(1, 0)))).chunk(2)
@@ -115,7 +116,7 @@ def resumed(plan: Plan) -> Iterator[Any]:
     """Train half of the steps, save model and optimizer, and start afresh from there."""
     file = io.BytesIO()
     for half in range(2):
-        model = plan(network(), torch.zeros(64, 1, 8, 8))
+        model = plan(network().to(DEVICE), torch.zeros(64, 1, 8, 8, device=DEVICE))
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
         if half:
             file.seek(0)

@@ -16,6 +16,7 @@
 * `shared_states`: parameters, statistics and gradients as tensors over the plan's memory
 * `gradients_out`: the gradients of a step, as PyTorch's backward pass leaves them
 * `planned_program`: the plan of a model for one shape of its inputs
+* `process_memory`: the memory of a GPU that the process takes, and what it may take
 * `planned_module`: a model whose forward and backward pass are a plan
 * `make_module`: plans a model
 """

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from mbc.pytorch.exported_model import PARAMETER_HOOKS
-from mbc.pytorch.shared_states import Shared, SharedStates
+from mbc.pytorch.shared_states import Shared, SharedStates, is_own
 
 torch: Any = importlib.import_module("torch")
 
@@ -26,7 +26,7 @@ def finish(states: SharedStates, run: Callable[[bool], None]) -> list[Any]:
             overwrites them otherwise.
     """
     in_place = [_may_write(shared) for shared in states.trained]
-    added = [may and _is_own(shared) for may, shared in zip(in_place, states.trained, strict=True)]
+    added = [may and is_own(shared) for may, shared in zip(in_place, states.trained, strict=True)]
     overwritten = [shared for shared, adds in zip(states.trained, added, strict=True) if not adds]
     held = [(shared, shared.gradient.clone()) for shared in overwritten if shared.is_held]
     if any(added):
@@ -46,12 +46,6 @@ def finish(states: SharedStates, run: Callable[[bool], None]) -> list[Any]:
     for shared, numbers in held:
         shared.gradient.copy_(numbers)
     return handed
-
-
-def _is_own(shared: Shared) -> bool:
-    """Return whether the parameter's gradient lies in the plan's memory."""
-    gradient = shared.tensor.grad
-    return gradient is not None and gradient.data_ptr() == shared.gradient.data_ptr()
 
 
 def _may_write(shared: Shared) -> bool:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from mbc.errors import MbcError
+from mbc.errors import BudgetError, MbcError
 from mbc.hardware.target import current_gpu
 from mbc.interchange.importing import check_source
 from mbc.interchange.write import INNER_PRODUCT, Objective, write_source
@@ -24,6 +24,7 @@ from mbc.pytorch.model_tensors import entries_of, example_tensors, output_tensor
 from mbc.pytorch.own_backward import untouched
 from mbc.pytorch.planned_module import Forward, Planned
 from mbc.pytorch.planned_program import PlannedProgram
+from mbc.pytorch.process_memory import Limit, free_unused, limit_of, with_memory
 from mbc.runtime.arguments import choice, duration_of
 from mbc.runtime.driver import report_no_gpu
 from mbc.runtime.halves import Halves
@@ -41,6 +42,7 @@ def plan_module(
     example: Any,
     *,
     memory: str | int,
+    reserve: str | int | None,
     precision: Any,
     device: str,
     fallback: str,
@@ -57,16 +59,19 @@ def plan_module(
     choice("fallback", fallback, FALLBACKS)
     settings = (("memory.device", memory_text(memory)), ("train.precision", precision_name(precision)))
     options = Options(settings=settings, measure_for_s=duration_of("measure_for", measure_for))
+    limit = limit_of(memory, reserve, device, precision_name(precision))
     if device == "cuda" and current_gpu() is None:
         report_no_gpu("none is visible to this process")
     if isinstance(getattr(model, "forward", None), Forward) and model.forward.planned is not None:
         raise MbcError("MBC333", "this model has a plan already", "close it first: model.forward.planned.close()")
-    compilation = _Compilation(options, device, seed, check, entries=("optimizer = none", *_input_gradients(example)))
+    compilation = _Compilation(
+        options, limit, device, seed, check, entries=("optimizer = none", *_input_gradients(example))
+    )
     try:
         with busy("planning a module") if progress else nullcontext(silent) as say:
             say("import")
             program = compilation.first(model, example, Stages(announce=say))
-        Planned(model, program, compilation.further, fallback == "error")
+        Planned(model, program, compilation, fallback == "error")
     except MbcError as error:
         if fallback == "error" or not isinstance(model, torch.nn.Module):
             raise
@@ -80,6 +85,7 @@ class _Compilation:
 
     Attributes:
         options: The options of the first program's compilation.
+        limit: The memory that the process may take; None on the CPU.
         device: The device that the user named.
         seed: The seed of random layers.
         check: As in `mbc.module`.
@@ -87,6 +93,7 @@ class _Compilation:
     """
 
     options: Options
+    limit: Limit | None
     device: str
     seed: int
     check: bool | None
@@ -95,10 +102,30 @@ class _Compilation:
     def first(self, model: Any, example: Any, stages: Stages) -> PlannedProgram:
         """Return the program for inputs like the example."""
         refuse_model(model)
-        if torch.cuda.is_initialized():
-            torch.cuda.empty_cache()  # memory that PyTorch keeps but does not use
+        free_unused()
         kind = partial(Halves, allocate=TorchMemory)
         return self._program(model, example_tensors(example), self.check, kind, self.options, self.device, stages)
+
+    def excess_bytes(self, first: PlannedProgram) -> int:
+        """Return by how many bytes the process exceeds its limit now."""
+        overhead_bytes = first.halves.plan.predictions.overhead_bytes
+        return 0 if self.limit is None else self.limit.excess_bytes(overhead_bytes)
+
+    def smaller(self, first: PlannedProgram, less_bytes: int) -> PlannedProgram:
+        """Return a program that takes so many bytes less than the first program, which is closed.
+
+        Raises:
+            MbcError: The errors of a compilation.
+        """
+        free_unused()
+        predicted = first.halves.plan.predictions
+        size_bytes = max(1, predicted.arena_bytes + predicted.overhead_bytes - less_bytes)
+        options = with_memory(self.options, size_bytes)
+        source = Source(f"{first.exported.network.name}.mbc", first.source)
+        kind = partial(Halves, allocate=TorchMemory)
+        halves = open_compiled(kind, source, options, Stages(announce=silent), first.halves.device, self.seed)
+        halves.follow(first.halves)
+        return replace(first, halves=halves)
 
     def further(self, model: Any, inputs: Sequence[Any], first: PlannedProgram) -> PlannedProgram:
         """Return a program for other inputs, over the memory of the first program.
@@ -108,8 +135,8 @@ class _Compilation:
         """
         halves = first.halves
         predicted = halves.plan.predictions
-        memory = ("memory.device", f"{predicted.arena_bytes + predicted.overhead_bytes}B")
-        options = replace(self.options, settings=(*self.options.settings, memory), state_layouts=halves.layouts)
+        options = with_memory(self.options, predicted.arena_bytes + predicted.overhead_bytes)
+        options = replace(options, state_layouts=halves.layouts)
 
         def kind(subject: Any, seed: int, device: str) -> Halves:
             plan = open_plan(subject)[0]
@@ -147,7 +174,16 @@ class _Compilation:
         check_model(single, examples, subject, trained, check, export_model)
         structure, leaves = _structure(single, examples)
         source = Source(f"{network.name}.mbc", text)
-        halves = open_compiled(kind, source, options, stages, device, self.seed)
+        beside_bytes = 0
+        if self.limit is not None and options is self.options:
+            beside_bytes = self.limit.beside_bytes(model, network)
+            options = with_memory(options, max(1, self.limit.limit_bytes - beside_bytes))
+        try:
+            halves = open_compiled(kind, source, options, stages, device, self.seed)
+        except BudgetError as error:
+            if self.limit is None or not beside_bytes:
+                raise
+            raise self.limit.explained(error, beside_bytes) from error
         return PlannedProgram(exported, text, halves, structure, tuple(leaves))
 
 

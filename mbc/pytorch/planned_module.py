@@ -10,21 +10,38 @@ from __future__ import annotations
 import importlib
 import warnings
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
 from mbc.errors import MbcError
 from mbc.pytorch.compiled_model import PRECISIONS
 from mbc.pytorch.exported_model import HOOKS_OF_ALL_MODULES, MODULE_HOOKS
 from mbc.pytorch.gradients_out import finish
 from mbc.pytorch.planned_program import PlannedProgram
+from mbc.pytorch.process_memory import SEGMENT_BYTES, MemoryChecks, free_unused
 from mbc.pytorch.shared_states import SharedStates
 from mbc.pytorch.watch import settings_of
+from mbc.units import show_size
 
 torch: Any = importlib.import_module("torch")
 MOST_PROGRAMS = 6  # of one model; each takes seconds to plan, and memory for its code
-Further = Callable[[Any, Sequence[Any], PlannedProgram], PlannedProgram]  # from model, inputs and the first program
+
+
+class Compilation(Protocol):
+    """Compiles the programs of one model."""
+
+    def further(self, model: Any, inputs: Sequence[Any], first: PlannedProgram) -> PlannedProgram:
+        """Return a program for other inputs, over the memory of the first program."""
+        ...
+
+    def excess_bytes(self, first: PlannedProgram) -> int:
+        """Return by how many bytes the process exceeds the memory that it may take."""
+        ...
+
+    def smaller(self, first: PlannedProgram, less_bytes: int) -> PlannedProgram:
+        """Return a program that takes so many bytes less than the first program, which is closed."""
+        ...
 
 
 class Forward:
@@ -68,18 +85,19 @@ class Planned:
         programs: The programs of the model, one for each shape of its inputs; the first has that of the example.
     """
 
-    def __init__(self, model: Any, program: PlannedProgram, further: Further, strict: bool) -> None:
+    def __init__(self, model: Any, program: PlannedProgram, compilation: Compilation, strict: bool) -> None:
         """Share the model's tensors, and put the plan behind its `forward`.
 
         Args:
             model: The model.
             program: Its program for inputs like the example.
-            further: Plans a program for other inputs.
+            compilation: Compiles further programs.
             strict: Whether calls that no program covers are refused.
         """
         self.programs = [program]
-        self._model, self._further, self._strict = weakref.ref(model), further, strict
-        self._states = SharedStates(model, program.exported.network, program.halves)
+        self._model, self._compilation, self._strict = weakref.ref(model), compilation, strict
+        self._states: SharedStates
+        self._share(model, program)
         pairs = zip(program.exported.used, program.halves.taken, strict=True)
         covered = [n for n, name in pairs if name in self._states.inputs]
         self._without_gradient = [n for n in range(program.exported.inputs) if n not in covered]
@@ -98,8 +116,16 @@ class Planned:
         self._refused: dict[tuple[Any, ...], str] = {}  # shapes of inputs for which there can be no program
         self._said: set[str] = set()
         self._ticket: weakref.ref[Ticket] | None = None
+        self._memory_checks = MemoryChecks()
+
+    def _share(self, model: Any, program: PlannedProgram, gradients: Sequence[str] = ()) -> None:
+        """Share the model's tensors with a program, and these parameters' gradients, and put it behind the model."""
+        self.programs[:] = [program]
+        self._states = SharedStates(model, program.exported.network, program.halves)
+        self._states.take_gradients(gradients)
         model.forward = Forward(model, self)
         self._close = weakref.finalize(model, _close, self.programs)
+        free_unused()  # the tensors' earlier memory
 
     @property
     def source(self) -> str:
@@ -129,6 +155,8 @@ class Planned:
     def __call__(self, forward: Forward, inputs: tuple[Any, ...], named: dict[str, Any]) -> Any:
         """Return the outputs of one call of the model."""
         model: Any = self._model()
+        if not self._fits(model):
+            return forward.in_torch(*inputs, **named)
         reason = self._refusal(model, inputs, named)
         program = self.programs[0]
         if not reason:
@@ -165,7 +193,40 @@ class Planned:
         with self.halves.lent(), halves.lent():  # the first program holds the memory of all gradients
             handed = finish(self._states, lambda add: ticket.program.finish(gradients, add))
         of_inputs = (self._states.inputs.get(name) for name in halves.taken)
+        self._memory_checks.passes += 1
         return [*(None if gradient is None else gradient.clone() for gradient in of_inputs), *handed]
+
+    def _fits(self, model: Any) -> bool:
+        """Return whether the plan stays; plan again if the process takes more memory than it may.
+
+        Raises:
+            MbcError: MBC341 if no smaller plan fits and PyTorch must not run the model.
+        """
+        busy = self._ticket() if self._ticket is not None else None
+        if (busy is not None and not busy.used) or not self._memory_checks.begin():
+            return True
+        first = self.programs[0]
+        excess = self._compilation.excess_bytes(first)
+        if excess <= 0:
+            return True
+        what = f"the process takes {show_size(excess)} more than memory="
+        if self._memory_checks.replanned:
+            self._warn(f"{what}, though it was planned again")
+            return True
+        self._memory_checks.replanned = True
+        gradients = self._states.part()
+        del model.forward, self._states
+        self._close()
+        try:
+            self._share(model, self._compilation.smaller(first, excess + SEGMENT_BYTES), gradients)
+        except MbcError as error:
+            message = f"{what}, and no smaller plan fits ({error.code}): {error.message}"
+            if self._strict:
+                raise MbcError("MBC341", message, "raise memory=, or pass fallback='torch'") from error
+            self._warn(f"the model runs in PyTorch from now on: {message}")
+            return False
+        self._refused.clear()
+        return True
 
     def _program_for(self, model: Any, inputs: Sequence[Any]) -> tuple[PlannedProgram, str]:
         """Return the program for these inputs, which is planned now if there is none, and why there cannot be one."""
@@ -178,7 +239,7 @@ class Planned:
                 return self.programs[0], f"{refusals[0]}, and a model has at most {MOST_PROGRAMS} programs"
             try:
                 with self._states.kept():
-                    self.programs.append(self._further(model, inputs, self.programs[0]))
+                    self.programs.append(self._compilation.further(model, inputs, self.programs[0]))
             except MbcError as error:
                 self._refused[shapes] = (
                     f"{refusals[0]}, and another program was refused ({error.code}): {error.message}"
@@ -250,9 +311,13 @@ class Planned:
         """
         if self._strict:
             _refuse(reason)
-        if reason not in self._said:
-            self._said.add(reason)
-            warnings.warn(f"this call of the model runs in PyTorch: {reason}", RuntimeWarning, stacklevel=6)
+        self._warn(f"this call of the model runs in PyTorch: {reason}")
+
+    def _warn(self, message: str) -> None:
+        """Warn, once for each message."""
+        if message not in self._said:
+            self._said.add(message)
+            warnings.warn(message, RuntimeWarning, stacklevel=7)
 
 
 def _close(programs: Sequence[PlannedProgram]) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import importlib
 import weakref
 from collections import Counter
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Container, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -167,16 +167,32 @@ class SharedStates:
             for tensor, copy in zip(tensors, copies, strict=True):
                 tensor.detach().copy_(copy)
 
-    def part(self) -> None:
-        """Give the model memory of its own, with the present numbers."""
+    def part(self) -> list[str]:
+        """Give the model memory of its own, with the present numbers.
+
+        Returns:
+            The names of the parameters whose gradients were in the plan's memory.
+        """
+        parted: list[str] = []
         for shared, address in zip(self._shared, self._addresses, strict=True):
             tensor = shared.table.get(shared.key)
             if tensor is None or tensor.data_ptr() != address:
                 continue
-            gradient = None if tensor.grad is None else tensor.grad.clone()
+            gradient = tensor.grad
+            if shared.gradient is not None and is_own(shared):
+                parted.append(shared.name)
+                gradient = gradient.clone()
             tensor.grad = None
             tensor.data = tensor.data.clone()
             tensor.grad = gradient
+        return parted
+
+    def take_gradients(self, names: Container[str]) -> None:
+        """Move the gradients of these parameters into the plan's memory."""
+        for shared in self.trained:
+            if shared.name in names:
+                shared.gradient.copy_(shared.tensor.grad)
+                shared.tensor.grad = self.give(shared)
 
     def _view(self, place: Place, tensor: Any) -> Any:
         view = torch.from_dlpack(self._halves.shared(place))
@@ -192,6 +208,12 @@ class SharedStates:
         owner = self._halves.shared(shared.home)
         shared.lent = weakref.ref(owner)
         shared.tensor.data = _shaped(torch.from_dlpack(owner), shared.view)
+
+
+def is_own(shared: Shared) -> bool:
+    """Return whether the parameter's gradient lies in the plan's memory."""
+    gradient = shared.tensor.grad
+    return gradient is not None and gradient.data_ptr() == shared.gradient.data_ptr()
 
 
 def _shaped(view: Any, like: Any) -> Any:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mbc.errors import MbcError
-from mbc.units import parse_duration, with_article
+from mbc.units import parse_duration, parse_size, with_article
 
 
 def shown(given: object) -> str:
@@ -56,6 +56,18 @@ def duration_of(name: str, given: str | None) -> float:
         return math.inf if given is None else parse_duration(given)
     except (TypeError, ValueError) as error:
         raise MbcError("MBC167", f"{name} is not a duration: {error}", "pass 90s, 5min or None") from error
+
+
+def size_of(name: str, given: str | int) -> int:
+    """Return a size such as `2GB`, or a number of bytes, in bytes.
+
+    Raises:
+        MbcError: MBC167 if the argument is no size.
+    """
+    try:
+        return parse_size(f"{given}B" if isinstance(given, int) else given)
+    except (TypeError, ValueError) as error:
+        raise MbcError("MBC167", f"{name} is not a size: {error}", "pass 2GB or a number of bytes") from error
 
 
 def rate_of(given: object) -> float:

@@ -128,6 +128,10 @@ class Halves(Module):
             with self._changing() as machine:
                 machine.run_half(BACKWARD, self._same_control(add))
 
+    def follow(self, other: Halves) -> None:
+        """Draw the random numbers that another module would draw next."""
+        self._steps = other._steps
+
     def lent(self) -> AbstractContextManager[None]:
         """Return a context within which the calling thread may use the module, while the one that opened it waits."""
         return self._opened_machine.lent()

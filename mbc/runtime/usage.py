@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from mbc.runtime.nvml import processes, used_bytes
 
@@ -30,6 +31,16 @@ def taken_since(before: Usage, now: Usage) -> int | None:
     if before.used_bytes is None or now.used_bytes is None:
         return None
     return now.used_bytes - before.used_bytes - _by_others(before.by_process, now.by_process)
+
+
+def own_bytes(pci_bus_id: str) -> int | None:
+    """Return the bytes that this process takes on the GPU at a bus address; None if the driver does not show them."""
+    shown = processes(pci_bus_id)
+    if shown is None or os.getpid() in shown:
+        return None if shown is None else shown[os.getpid()]
+    # In a container the driver may report numbers of the machine outside, which no process here has.
+    outside = [taken for pid, taken in shown.items() if not Path(f"/proc/{pid}").exists()]
+    return None if len(outside) > 1 else sum(outside)
 
 
 def _by_others(before: Mapping[int, int] | None, now: Mapping[int, int] | None) -> int:

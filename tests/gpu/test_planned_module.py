@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import importlib
 import warnings
 from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import mbc
+from mbc.hardware.target import current_gpu
 from mbc.measure.gpu import Gpu
+from mbc.runtime.usage import own_bytes
 
 torch: Any = pytest.importorskip("torch")
 loops: Any = pytest.importorskip("tests.pytorch.test_planned_module")
@@ -92,6 +97,46 @@ def test_pytorch_counts_the_arena_and_frees_it():
     assert torch.isfinite(kept).all()
     del kept
     assert torch.cuda.memory_allocated() - before < arena_bytes
+
+
+def taken() -> int:
+    """Return the memory that this process takes."""
+    gpu = current_gpu()
+    own = None if gpu is None else own_bytes(gpu.bus_id)
+    if own is None:
+        pytest.skip("needs a driver that reports the memory of this process")
+    return own
+
+
+@pytest.mark.parametrize("name", ["mixed", "gan", "segmentation", "siamese", "resumed"])
+def test_the_process_of_an_example_stays_within_its_memory(name: str, monkeypatch: pytest.MonkeyPatch):
+    pytest.importorskip("sklearn")
+    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "examples" / "pytorch")
+    limit = taken() + 2 * 10**9
+    plan = partial(mbc.module, memory=limit, fallback="error", progress=False, measure_for="1s")
+    for number, _ in enumerate(getattr(importlib.import_module("other_loops"), name)(plan)):
+        assert number < 2 or taken() <= limit
+
+
+@pytest.mark.parametrize("late_bytes", [0, 300 * 10**6])
+def test_a_process_stays_within_memory_that_binds(late_bytes: int):
+    torch.cuda.empty_cache()
+    layers = [layer for _ in range(7) for layer in (torch.nn.LazyConv2d(32, 3, padding=1), torch.nn.GELU())]
+    model = torch.nn.Sequential(*layers, torch.nn.AdaptiveAvgPool2d(1)).cuda()
+    x = torch.randn(64, 3, 128, 128, device="cuda")
+    model(x[:1])
+    limit = taken() + 1500 * 10**6  # keeping all activations takes 1.9 GB
+    mbc.module(model, x, memory=limit, fallback="error", progress=False, measure_for="1s", check=False)
+    optimizer, late, arenas = torch.optim.AdamW(model.parameters()), None, list[int]()
+    for number in range(6):
+        model(x).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        arenas.append(model.forward.planned.halves.memory.arena_taken)
+        if number == 0 and late_bytes:
+            late = torch.empty(limit - taken() + late_bytes, dtype=torch.uint8, device="cuda")
+        assert number < 2 or taken() <= limit
+    assert not late_bytes or (late is not None and arenas[-1] < arenas[0])
 
 
 def test_a_planned_model_in_half_precision_trains():
