@@ -49,8 +49,8 @@ def exact(monkeypatch: pytest.MonkeyPatch, gpu: Gpu) -> Iterator[None]:
         switch.allow_tf32 = allowed
 
 
-def both(loop: Callable[[Any], Any], fallback: str, made: Callable[[], Any] = loops.normed, **other: Any) -> None:
-    model, twin = made().cuda(), made().cuda()
+def both(loop: Callable[[Any], Any], fallback: str, create: Callable[[], Any] = loops.normed, **other: Any) -> None:
+    model, twin = create().cuda(), create().cuda()
     example = other.pop("example", loops.X)
     mbc.module(model, example, device="cuda", fallback=fallback, progress=False, measure_for="1s", **other)
     ours, theirs = loops.numbers(loop, model), loops.numbers(loop, twin)
