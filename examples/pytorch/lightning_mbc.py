@@ -1,8 +1,4 @@
-"""The LightningModule of lightning_torch.py with mbc, which steps in manual optimization.
-
-Lightning counts its global steps by calls of the optimizer's own `step`, which mbc replaces. So limit a training by
-`max_epochs`, not by `max_steps`.
-"""
+"""The LightningModule of lightning_torch.py with mbc, whose only difference is `on_train_start`."""
 
 from pathlib import Path
 from typing import Any
@@ -19,24 +15,18 @@ class Digits(lightning.LightningModule):
     def __init__(self) -> None:
         super().__init__()
         self.network, self.criterion = network(), nn.CrossEntropyLoss(label_smoothing=0.1)
-        self.automatic_optimization = False
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return torch.optim.SGD(self.network.parameters(), lr=0.05, momentum=0.9, weight_decay=1e-4)
 
     def on_train_start(self) -> None:
-        self.mbc = mbc.from_torch(
-            self.network, torch.zeros(64, 1, 8, 8),
-            loss=self.criterion, optimizer=self.optimizers(use_pl_optimizer=False), memory="1GB",
-        )  # fmt: skip
+        mbc.module(self.network, torch.zeros(64, 1, 8, 8, device=self.device), memory="1GB")
 
-    def on_train_end(self) -> None:
-        self.mbc.close()
-
-    def training_step(self, batch: Any, number: int) -> None:
+    def training_step(self, batch: Any, number: int) -> Any:
         images, labels = batch
-        loss = self.mbc.step(images, labels)
-        self.log("loss", loss.item(), on_step=False, on_epoch=True)
+        loss = self.criterion(self.network(images), labels)
+        self.log("loss", loss, on_step=False, on_epoch=True)
+        return loss
 
     def validation_step(self, batch: Any, number: int) -> None:
         images, labels = batch
