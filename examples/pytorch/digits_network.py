@@ -36,7 +36,8 @@ def network() -> nn.Module:
 def accuracy(model: nn.Module, test: Loader) -> float:
     """Return the share of the test images that the model classifies correctly, in eval mode."""
     model.eval()
+    device = next(model.parameters()).device
     with torch.no_grad():
-        right = sum(int((model(images).argmax(1) == labels).sum()) for images, labels in test)
+        right = sum(int((model(images.to(device)).argmax(1).cpu() == labels).sum()) for images, labels in test)
     model.train()
     return right / TESTED

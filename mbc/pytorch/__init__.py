@@ -6,17 +6,16 @@
 * `model_tensors`: inputs and outputs of a model
 * `copies`: copies of a model that share nothing with the model
 * `own_backward`: models with a `torch.autograd.Function`, which are refused
-* `model_weights`: parameters and statistics, between the model and the arena
 * `exported_model`: the models that are accepted, and their programs
 * `reference`: runs a model in float64, with its random layers off
 * `check_model`: compares a network with the model that it was imported from
 * `watch`: changes of a model and its optimizer that a trainer would not notice
 * `compiled_model`: the compilation of a model's source
-* `trainer`: a model that mbc trains
 * `shared_states`: parameters, statistics and gradients as tensors over the plan's memory
+* `process_memory`: the memory of a GPU that the process takes, and what it may take
+* `trainer`: a model that mbc trains
 * `gradients_out`: the gradients of a step, as PyTorch's backward pass leaves them
 * `planned_program`: the plan of a model for one shape of its inputs
-* `process_memory`: the memory of a GPU that the process takes, and what it may take
 * `planned_module`: a model whose forward and backward pass are a plan
 * `make_module`: plans a model
 """

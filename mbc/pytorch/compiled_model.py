@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import importlib
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -54,6 +55,17 @@ class TorchMemory:
 
     def free(self) -> None:
         """Do nothing: the memory is freed with the last reference, because tensors of the model may lie in it."""
+
+
+@contextmanager
+def ordered(device: str) -> Generator[None]:
+    """Order the stream of a plan on `device` with PyTorch's; CUDA itself orders it with the default stream only."""
+    other = device == "cuda" and torch.cuda.current_stream() != torch.cuda.default_stream()
+    if other:
+        torch.cuda.synchronize()
+    yield
+    if other:
+        torch.cuda.synchronize()
 
 
 def open_compiled(

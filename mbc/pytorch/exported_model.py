@@ -17,7 +17,6 @@ from mbc.interchange.steps import Imported
 from mbc.interchange.translate import translate
 from mbc.pytorch.copies import copy_model, release
 from mbc.pytorch.model_tensors import output_tensors
-from mbc.pytorch.model_weights import Hook
 from mbc.pytorch.own_backward import check_backward, checkpoints_opened, untouched
 
 torch: Any = importlib.import_module("torch")
@@ -82,7 +81,7 @@ def _check_hooks(model: Any) -> None:
     if any(getattr(torch.nn.modules.module, name, None) for name in HOOKS_OF_ALL_MODULES):
         raise MbcError("MBC330", "there are hooks of all modules, which mbc would not call", "remove them")
     for path, module in model.named_modules():
-        if any(not isinstance(hook, Hook) for name in MODULE_HOOKS for hook in getattr(module, name, {}).values()):
+        if any(getattr(module, name, None) for name in MODULE_HOOKS):
             raise MbcError("MBC330", f"the module '{path}' has hooks, which mbc would not call", "remove them")
     for name, parameter in model.named_parameters():
         if any(getattr(parameter, hooks, None) for hooks in PARAMETER_HOOKS):

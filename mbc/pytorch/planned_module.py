@@ -121,7 +121,7 @@ class Planned:
     def _share(self, model: Any, program: PlannedProgram, gradients: Sequence[str] = ()) -> None:
         """Share the model's tensors with a program, and these parameters' gradients, and put it behind the model."""
         self.programs[:] = [program]
-        self._states = SharedStates(model, program.exported.network, program.halves)
+        self._states = SharedStates(model, program.exported.network, program.halves, program.halves.gradients)
         self._states.take_gradients(gradients)
         model.forward = Forward(model, self)
         self._close = weakref.finalize(model, _close, self.programs)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from mbc.pytorch.compiled_model import ordered
 from mbc.pytorch.exported_model import Exported
 from mbc.pytorch.model_tensors import entries_of, readable
 from mbc.runtime.halves import Halves
@@ -50,12 +50,12 @@ class PlannedProgram:
 
     def begin(self, inputs: Sequence[Any]) -> None:
         """Run the first half of a step for inputs of `read`."""
-        with self._ordered():
+        with ordered(self.halves.device):
             self.halves.begin(*(readable(tensor) for tensor in inputs))
 
     def finish(self, gradients: Sequence[Any], add: bool) -> None:
         """Run the second half of a step for the gradients of the outputs; `add` as in `Halves.finish`."""
-        with self._ordered():
+        with ordered(self.halves.device):
             self.halves.finish([readable(gradient) for gradient in gradients], add)
 
     def outputs(self) -> list[Any]:
@@ -67,20 +67,10 @@ class PlannedProgram:
     def evaluated(self, inputs: Sequence[Any]) -> list[Any]:
         """Return the outputs of the inference pass for inputs of `read`."""
         on_cpu = self.halves.device == "cpu"
-        with self._ordered():
+        with ordered(self.halves.device):
             outputs: Any = self.halves.forward(*(readable(tensor) for tensor in inputs), copy=on_cpu)
         take: Any = torch.from_numpy if on_cpu else _copy
         return [take(output) for output in entries_of(outputs)]
-
-    @contextmanager
-    def _ordered(self) -> Generator[None]:
-        """Order the plan's stream with PyTorch's. CUDA itself orders it with the default stream only."""
-        other = self.halves.device == "cuda" and torch.cuda.current_stream() != torch.cuda.default_stream()
-        if other:
-            torch.cuda.synchronize()
-        yield
-        if other:
-            torch.cuda.synchronize()
 
     def structured(self, tensors: Sequence[Any]) -> Any:
         """Return outputs in the structure that the model returns."""

@@ -19,7 +19,7 @@ from typing import Any
 from mbc.errors import MbcError
 from mbc.interchange.steps import Imported
 from mbc.runtime.bindings import Place
-from mbc.runtime.halves import Halves
+from mbc.runtime.module import Module
 
 torch: Any = importlib.import_module("torch")
 
@@ -65,23 +65,30 @@ class SharedStates:
     """All tensors of a model that its plan shares.
 
     Attributes:
-        trained: The trained parameters, in the order of the model.
+        shared: All parameters and statistics, in the order of the model.
+        trained: The parameters with a gradient in the plan's memory.
         inputs: A tensor over the memory of each input's gradient, by the network's name of the input.
     """
 
-    def __init__(self, model: Any, network: Imported, halves: Halves) -> None:
+    def __init__(self, model: Any, network: Imported, module: Module, gradients: Mapping[str, Place]) -> None:
         """Move the model's tensors into the plan's memory.
+
+        Args:
+            model: The model.
+            network: The network that was imported from it.
+            module: The compiled network.
+            gradients: The place of each gradient that the plan keeps, by the parameter or input.
 
         Raises:
             MbcError: MBC330 for a tensor that the plan keeps in another type or shape.
         """
-        self._halves = halves
+        self._module = module
         self.inputs = {
-            name: torch.from_dlpack(halves.shared(place))
-            for name, place in halves.gradients.items()
-            if name not in halves.parameters
+            name: torch.from_dlpack(module.shared(place))
+            for name, place in gradients.items()
+            if name not in module.places
         }
-        self._shared: list[Shared] = []
+        self.shared: list[Shared] = []
         states = {key.name: key for key in network.keys}
         taken: set[int] = set()
         self._counters: list[tuple[dict[str, Any], str, int]] = []
@@ -93,18 +100,18 @@ class SharedStates:
                 self._counters.append((table, key, entry.per_update))
             elif entry is not None and entry.state and id(table[key]) not in taken:
                 taken.add(id(table[key]))
-                home = halves.parameters[entry.state]
+                home = module.places[entry.state]
                 shared = Shared(name, table, key, home, self._view(home, table[key]))
-                shared.place = halves.gradients.get(entry.state)
+                shared.place = gradients.get(entry.state)
                 if shared.place is not None:
-                    shared.gradient = _shaped(torch.from_dlpack(halves.shared(shared.place)), shared.view)
-                self._shared.append(shared)
+                    shared.gradient = _shaped(torch.from_dlpack(module.shared(shared.place)), shared.view)
+                self.shared.append(shared)
             elif not isinstance(table[key], torch.nn.Parameter) and id(table[key]) not in taken:
                 self._constants.append((name, table, key, table[key].detach().clone()))
-        self.trained = tuple(s for s in self._shared if s.place is not None)
-        self._addresses = tuple(s.view.data_ptr() for s in self._shared)
+        self.trained = tuple(s for s in self.shared if s.place is not None)
+        self._addresses = tuple(s.view.data_ptr() for s in self.shared)
         with torch.no_grad():
-            for shared in self._shared:
+            for shared in self.shared:
                 self._take(shared)
 
     def refresh(self) -> str:
@@ -117,7 +124,7 @@ class SharedStates:
                     return f"'{name}' has changed, which the plan has as a constant"
                 self._versions[name] = version
         moved: list[Shared] = []
-        for shared, address in zip(self._shared, self._addresses, strict=True):
+        for shared, address in zip(self.shared, self._addresses, strict=True):
             tensor = shared.table.get(shared.key)
             if tensor is None:
                 return f"'{shared.name}' was removed"
@@ -129,7 +136,7 @@ class SharedStates:
             if (tensor.dtype, tensor.device, tensor.shape) != wanted:
                 return f"'{shared.name}' is {tensor.dtype} {list(tensor.shape)} on {tensor.device} now"
             moved.append(shared)
-        if moved and len({id(shared.tensor) for shared in self._shared}) < len(self._shared):
+        if moved and len({id(shared.tensor) for shared in self.shared}) < len(self.shared):
             return "two of its parameters are one tensor now"
         users = Counter(shared.tensor.untyped_storage()._cdata for shared in moved)
         for shared in moved:
@@ -146,20 +153,25 @@ class SharedStates:
 
     def count(self) -> None:
         """Count a forward pass in the counters of batch norms."""
-        for table, key, number in self._counters:
-            table[key] += number
+        if self._counters:
+            torch._foreach_add_([t[k] for t, k, _ in self._counters], [number for _, _, number in self._counters])
+
+    def count_on_host(self) -> None:
+        """Keep the counters in host memory, where counting launches nothing on a GPU."""
+        for table, key, _ in self._counters:
+            table[key].data = table[key].data.cpu()
 
     def give(self, shared: Shared) -> Any:
         """Return a new tensor over the memory of a gradient, and remember its owner."""
         assert shared.place is not None
-        owner = self._halves.shared(shared.place)
+        owner = self._module.shared(shared.place)
         shared.owner = weakref.ref(owner)
         return _shaped(torch.from_dlpack(owner), shared.view)
 
     @contextmanager
     def kept(self) -> Generator[None]:
         """Keep all tensors within this context, in which a program that is opened may overwrite their memory."""
-        tensors = [t for s in self._shared for t in (s.view, s.gradient) if t is not None]
+        tensors = [t for s in self.shared for t in (s.view, s.gradient) if t is not None]
         copies = [tensor.detach().cpu().clone() for tensor in tensors]
         try:
             yield
@@ -174,7 +186,7 @@ class SharedStates:
             The names of the parameters whose gradients were in the plan's memory.
         """
         parted: list[str] = []
-        for shared, address in zip(self._shared, self._addresses, strict=True):
+        for shared, address in zip(self.shared, self._addresses, strict=True):
             tensor = shared.table.get(shared.key)
             if tensor is None or tensor.data_ptr() != address:
                 continue
@@ -195,7 +207,7 @@ class SharedStates:
                 shared.tensor.grad = self.give(shared)
 
     def _view(self, place: Place, tensor: Any) -> Any:
-        view = torch.from_dlpack(self._halves.shared(place))
+        view = torch.from_dlpack(self._module.shared(place))
         if view.dtype != tensor.dtype or view.numel() != tensor.numel():
             raise MbcError(
                 "MBC330", f"'{place.value}' is {tensor.dtype}, but the plan keeps {view.dtype}",
@@ -205,7 +217,7 @@ class SharedStates:
 
     def _take(self, shared: Shared) -> None:
         shared.view.copy_(shared.tensor)
-        owner = self._halves.shared(shared.home)
+        owner = self._module.shared(shared.home)
         shared.lent = weakref.ref(owner)
         shared.tensor.data = _shaped(torch.from_dlpack(owner), shared.view)
 

@@ -1,11 +1,11 @@
-"""A PyTorch model that mbc trains: planned from an example, stepped in the user's loop, written back on demand."""
+"""A PyTorch model that mbc trains: planned from an example, stepped in the user's loop, on PyTorch's own tensors."""
 
 from __future__ import annotations
 
 import importlib
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -15,14 +15,16 @@ from mbc.errors import MbcError
 from mbc.hardware.target import current_gpu
 from mbc.interchange.importing import check_source
 from mbc.interchange.write import write_source
+from mbc.ir.types import Precision
 from mbc.options import Options
 from mbc.progress import busy
 from mbc.pytorch.check_model import Subject, check_model
-from mbc.pytorch.compiled_model import memory_text, open_compiled, precision_name, silent
+from mbc.pytorch.compiled_model import TorchMemory, memory_text, open_compiled, ordered, precision_name, silent
 from mbc.pytorch.exported_model import Exported, export_model, network_of, refuse_model
 from mbc.pytorch.model_tensors import example_tensors, readable
-from mbc.pytorch.model_weights import Weights
 from mbc.pytorch.objective import fitted, judges_of, loss_modules, losses_of
+from mbc.pytorch.process_memory import free_unused
+from mbc.pytorch.shared_states import SharedStates
 from mbc.pytorch.targets import Target, explain
 from mbc.pytorch.torch_optimizer import Updates, check_parameters, entries_of, rate_now, updates_of
 from mbc.pytorch.watch import Watch
@@ -59,10 +61,10 @@ class Took:
 class Trainer:
     """Trains a model in place of PyTorch; `mbc.from_torch` creates it.
 
-    Parameters, statistics and the optimizer's state are in mbc's arena. `model.state_dict()`, a call of the model and
-    `synchronize` write parameters and statistics back; `model.load_state_dict` puts new ones into the arena. A trainer
-    is a context manager. At the end of its block, in `close`, and when the trainer is deleted, the model is written
-    back and the memory is freed.
+    Parameters and statistics are the model's own tensors in the plan's memory: each reader sees the trained numbers,
+    and each change counts. A model on another device is on the plan's until the trainer is closed; with
+    `precision="fp64"` it is in float64. A trainer is a context manager. At the end of its block, in `close`, and when
+    the trainer is deleted, the model gets memory of its own, and the plan's is freed.
 
     Attributes:
         source: The network in mbc's language.
@@ -90,13 +92,18 @@ class Trainer:
         self._used = exported.used
         self._inputs = exported.inputs
         self._targets = targets
-        self._weights = Weights(model, exported.network, module)
+        kept, dtype = next(model.parameters()), torch.float64 if module.plan.graph.precision is Precision.FP64 else None
+        move_back = partial(model.to, kept.device, None if dtype is None else kept.dtype)
+        model.to(module.device, dtype)
+        self._states = SharedStates(model, exported.network, module, {})
+        self._states.count_on_host()
         self._in_flight: tuple[Loss, list[Any]] | None = None
         self._close = weakref.finalize(
             self,
             _release,
+            move_back,
             module,
-            self._weights,
+            self._states,
             (
                 optimizer.register_step_pre_hook(_refuse_step),
                 optimizer.register_load_state_dict_pre_hook(_refuse_state),
@@ -129,13 +136,14 @@ class Trainer:
             )
         given = self._read(inputs)
         self._watch.check()
-        self._weights.take_in()
+        self._refresh()
         try:
-            loss = self.module.step(*given, lr=rate)
+            with ordered(self.module.device):
+                loss = self.module.step(*given, lr=rate)
         except MbcError as error:
             explained = explain(self._targets, inputs[self._inputs :], error)
             raise explained from error
-        self._weights.stale = True
+        self._states.count()
         self._optimizer._opt_called = True  # schedulers read this flag to warn of a wrong order of calls
         # PyTorch may reuse the memory of a tensor on the GPU once no reference is left: one is kept until the step
         # has read the tensor.
@@ -151,7 +159,7 @@ class Trainer:
         The outputs are tensors on the device of the first input.
         """
         self._check_open()
-        self._weights.take_in()
+        self._refresh()
         outputs = self.module.forward(*self._read(inputs))
         device = getattr(inputs[0], "device", "cpu")
         tensors = tuple(torch.from_numpy(a).to(device) for a in (outputs if isinstance(outputs, tuple) else (outputs,)))
@@ -178,12 +186,21 @@ class Trainer:
         """True until the trainer is closed."""
         return self._close.alive
 
+    def _refresh(self) -> None:
+        """Take in tensors that PyTorch has moved.
+
+        Raises:
+            MbcError: MBC338 for a change that the plan cannot take.
+        """
+        if reason := self._states.refresh():
+            raise MbcError("MBC338", reason, "change it in place (p.copy_), or close the trainer and make another one")
+
     def synchronize(self) -> None:
-        """Write parameters and statistics into the model if steps have changed them since the last time."""
-        self._weights.write_back()
+        """Wait until the GPU has done all steps."""
+        self.module.wait()
 
     def close(self) -> None:
-        """Write the model back and free all memory; the optimizer's own `step` works again."""
+        """Give the model memory of its own and free the plan's; the optimizer's own `step` works again."""
         self._in_flight = None
         self._close()
 
@@ -232,7 +249,9 @@ def make_trainer(
         imported_s, stages = time.perf_counter(), Stages(announce=say)
         settings = (("memory.device", memory_text(memory)), ("train.precision", precision_name(precision)))
         options = Options(settings=settings, measure_for_s=measure_for_s)
-        module = open_compiled(Module, Source(f"{network.name}.mbc", text), options, stages, device, seed)
+        free_unused()
+        kind = partial(Module, allocate=TorchMemory)
+        module = open_compiled(kind, Source(f"{network.name}.mbc", text), options, stages, device, seed)
         module.load_state_dict(network.arrays)
     took = Took(
         time.perf_counter() - began_s,
@@ -320,10 +339,9 @@ def _refuse_saving(updates: Updates, held: weakref.ref[Module], *_: object) -> N
         )
 
 
-def _release(module: Module, weights: Weights, refusing: Sequence[Any]) -> None:
+def _release(move_back: Callable[[], Any], module: Module, states: SharedStates, refusing: Sequence[Any]) -> None:
     for handle in refusing:
         handle.remove()
-    try:
-        weights.close()
-    finally:
-        module.close()
+    states.part()
+    move_back()
+    module.close()

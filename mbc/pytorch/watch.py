@@ -13,7 +13,7 @@ from mbc.pytorch.exported_model import MODULE_HOOKS, PARAMETER_HOOKS
 torch: Any = importlib.import_module("torch")
 _PLAIN = (bool, int, float, str, tuple, type(None))
 _GONE = "gone"
-_WATCHED_ELSEWHERE = ("training", "_is_full_backward_hook")  # as modes and hooks
+_WATCHED_ELSEWHERE = ("training", "_is_full_backward_hook", "num_batches_tracked")  # as modes, hooks, and counters
 _PRECISIONS = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", torch.float64: "fp64"}
 _REMEDY = "close the trainer, make the change, and make another trainer: trainer.close(); mbc.from_torch(...)"
 
@@ -32,7 +32,7 @@ class Watch:
         named = [*model.named_modules(), *((f"loss.{n}", loss) for n, loss in enumerate(losses))]
         self._entries = [entry for path, module in named for entry in _entries(path, module)]
         self._modes = [(path, module, module.training) for path, module in model.named_modules()]
-        self._parameters = [(name, p, p.requires_grad) for name, p in model.__class__.named_parameters(model)]
+        self._parameters = [(name, p, p.requires_grad) for name, p in model.named_parameters()]
         self._hooks = [
             (f"the hooks of '{path}'", hooks, len(hooks)) for path, module in named for hooks in _hooks(module)
         ]
@@ -107,7 +107,8 @@ def _entries(path: str, module: Any, own: bool = False) -> Iterator[tuple[str, M
     """
     for table in (module._parameters, module._buffers, module._modules):
         for key, held in table.items():
-            yield f"{path}.{key}" if path else key, table, key, held
+            if key not in _WATCHED_ELSEWHERE:
+                yield f"{path}.{key}" if path else key, table, key, held
     if own or module.__class__.__module__.startswith("torch.nn."):
         for key, value in module.__dict__.items():
             if _is_plain(value) and key not in _WATCHED_ELSEWHERE:

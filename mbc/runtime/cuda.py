@@ -38,7 +38,7 @@ from mbc.runtime.communicator import Communicator, SymmetricMemory, load_nccl
 from mbc.runtime.connection import Connection
 from mbc.runtime.driver import check_architecture, open_context, open_driver
 from mbc.runtime.feeding import Feeder
-from mbc.runtime.formats import STORED, loaded, stored_bytes
+from mbc.runtime.formats import STORED, canonical_view, loaded, stored_bytes
 from mbc.runtime.green_context import limited_streams
 from mbc.runtime.lender import Lent, borrow
 from mbc.runtime.library import LIBRARY_FILE, Library, RanksInterface
@@ -360,8 +360,10 @@ class Cuda:
         """The allocation of the arena, which another module may use as long as it exists."""
         return _Borrowed(self._taken.memory[0])
 
-    def shared(self, place: Place) -> DeviceOutput:
+    def shared(self, place: Place) -> Any:
         """Return an object with DLPack over the memory of a place, which stays allocated while the object lives."""
+        if place.space is Space.HOST:
+            return canonical_view(self._host_bytes(place), place.shape, place.dtype, place.layout)
         memory = self._taken.memory[0]
         return DeviceOutput(
             place, place.shape[0], self._address(place), self._compute, self._number, lambda: self._held(memory, place)

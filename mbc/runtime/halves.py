@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from mbc.errors import MbcError
-from mbc.ir.graph import Role
 from mbc.ir.kept_gradients import gradients_of
 from mbc.ir.types import Layout, TensorType
 from mbc.plan.cut import BACKWARD, FORWARD, cut, given_at_cut
@@ -68,12 +67,6 @@ class Halves(Module):
         entry = {plan.buffers[index].value: index for index in plan.train.entry}
         kept = gradients_of(plan.graph)
         self.gradients: Mapping[str, Place] = {p: _place(plan, state, entry[state]) for p, state in kept.items()}
-
-    @property
-    def parameters(self) -> Mapping[str, Place]:
-        """The places of parameters and statistics."""
-        values, places = self._plan.graph.values, self._places.states
-        return {n: p for n, p in places.items() if values[n].role in (Role.PARAMETER, Role.STATISTIC)}
 
     def same_states(self, plan: Plan) -> bool:
         """Return whether a plan fits into this module's arena, with all states at the same places."""
@@ -135,10 +128,6 @@ class Halves(Module):
     def lent(self) -> AbstractContextManager[None]:
         """Return a context within which the calling thread may use the module, while the one that opened it waits."""
         return self._opened_machine.lent()
-
-    def shared(self, place: Place) -> Any:
-        """Return an object with DLPack over the memory of a parameter, statistic, gradient or output."""
-        return self._machine.shared(place)
 
     def copied(self, place: Place) -> Any:
         """Return a copy of an output in host memory, in canonical layout."""

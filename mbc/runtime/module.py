@@ -270,6 +270,15 @@ class Module:
         return self._plan
 
     @property
+    def places(self) -> Mapping[str, Place]:
+        """The place of each state in the plan's memory."""
+        return self._places.states
+
+    def shared(self, place: Place) -> Any:
+        """Return an object with DLPack over the memory of a state, gradient or output."""
+        return self._machine.shared(place)
+
+    @property
     def device(self) -> str:
         """The kind of device: `cuda` or `cpu`."""
         return self._opened_machine.device

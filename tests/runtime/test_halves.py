@@ -65,7 +65,7 @@ def test_halves_give_the_gradients_of_a_whole_step():
     after = whole.state_dict()
     for name, place in halves.gradients.items():
         np.testing.assert_allclose(halves.copied(place), before[name] - after[name], rtol=1e-9, atol=1e-12)
-    for name, place in halves.parameters.items():
+    for name, place in halves.places.items():
         if halves.plan.graph.values[name].role is Role.STATISTIC:
             np.testing.assert_allclose(halves.copied(place), after[name], rtol=1e-12)
 
@@ -86,7 +86,7 @@ def test_the_second_half_adds_or_overwrites():
 
 def test_shared_memory_is_the_plans_own():
     halves = Halves(planned(train_precision="fp64"), 3, "cpu")
-    name, place = next(iter(halves.parameters.items()))
+    name, place = next(iter(halves.places.items()))
     halves.shared(place)[...] = 0.5
     assert np.all(halves.state(name) == 0.5)
 
