@@ -40,6 +40,7 @@ def drawn(results: Path) -> tuple[dict[str, str], str]:
         accuracy_pages,
         memory_pages,
         gpus_pages,
+        _volumes,
         _predictions,
         _deterministic,
         _planning,
@@ -50,6 +51,13 @@ def drawn(results: Path) -> tuple[dict[str, str], str]:
     return pictures, "\n".join(page).strip() + "\n"
 
 
+VOLUMES: Columns = {
+    "network, contender": entry("name"),
+    "step, ms": entry("ms", ".1f"),
+    "predicted, ms": entry("predicted_ms", ".1f"),
+    "process, GB": lambda row: f"{row['taken_bytes'] / 1e9:.2f}",
+    "error of gradients over PyTorch's": entry("ratio", ".2f"),
+}
 PREDICTED: Columns = {
     "network": entry("name"),
     "predicted, ms": entry("predicted_ms", ".3f"),
@@ -100,6 +108,10 @@ def _all_predictions(results: Path) -> list[list[str]]:
         for name, values in ratios.items()
         if values
     ]
+
+
+def _volumes(results: Path) -> tuple[dict[str, str], list[str]]:
+    return {}, _section("Volumes: steps of nnU-Net in fp16", results, "volume_step_cuda", VOLUMES)
 
 
 def _deterministic(results: Path) -> tuple[dict[str, str], list[str]]:
