@@ -25,7 +25,7 @@ from mbc.optimize.bounds.fused_remat_costs import fused_remat_costs
 from mbc.optimize.candidates.table import CandidateTable, least_workspace_bytes
 from mbc.optimize.fusion.horizontal import fuses_horizontally
 from mbc.optimize.fusion.select_groups import Group, all_groups
-from mbc.optimize.remat.draft_state import AllowedTechniques
+from mbc.optimize.remat.allowed_techniques import AllowedTechniques
 from mbc.optimize.schedule.emit_launches import updates_early
 
 

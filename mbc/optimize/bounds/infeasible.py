@@ -10,6 +10,7 @@ from mbc.ops import KINDS
 from mbc.optimize import effort
 from mbc.optimize.bounds.arena_bytes import LeastArena
 from mbc.optimize.candidates.table import CandidateTable
+from mbc.optimize.remat.allowed_techniques import AllowedTechniques
 from mbc.plan.model import Plan
 from mbc.units import show_distinct, show_enough, show_size
 
@@ -19,29 +20,30 @@ _WIDE = frozenset({Precision.FP32, Precision.TF32})
 def cannot_fit(
     table: CandidateTable,
     least: LeastArena,
+    techniques: AllowedTechniques,
     overhead_bytes: int,
     budget_bytes: int,
-    host_bytes: int,
-    split: bool = False,
 ) -> BudgetError:
     """Return error MBC203 for operands that take more than the budget, together with the overhead.
 
     Args:
         table: Candidates of the step.
         least: The lower bound of the arena.
+        techniques: Techniques that may be used.
         overhead_bytes: Bytes that the GPU's context and libraries take.
         budget_bytes: The budget, with the overhead.
-        host_bytes: Bytes that may be in host memory.
-        split: Whether operations may run row by row.
     """
     graph, floor, operation = table.graph, least.total_bytes, least.operation
+    outside_bytes = techniques.outside_bytes
     remedies = [f"raise memory.device to at least {show_enough(floor + overhead_bytes)}: most plans take more"]
     available_bytes = budget_bytes - overhead_bytes
     movable_bytes = _states_bytes(table, of_optimizer=True)
-    if available_bytes > 0 and movable_bytes > host_bytes:
+    if available_bytes > 0 and movable_bytes > outside_bytes:
         movable = show_enough(movable_bytes)
         remedies.insert(0, f"let {movable} of the optimizer's states be in host memory (memory.host, offload)")
-    rows = _most_rows(table, available_bytes - _states_bytes(table) + min(movable_bytes, host_bytes), split)
+    rows = _most_rows(
+        table, available_bytes - _states_bytes(table) + min(movable_bytes, outside_bytes), techniques.split
+    )
     if available_bytes > 0 and graph.precision in _WIDE and graph.values[operation.inputs[0]].per_sample:
         remedies.insert(0, "set train.precision to bf16, in which activations take half")
     if 0 < rows < graph.batch:

@@ -59,7 +59,7 @@ def place(blocks: Sequence[Block], enough_bytes: int = 0, thorough: bool = True)
             best, height, best_order = offsets, reached, order
     if not thorough or height <= good:
         return best, height
-    best, height = _improved(blocks, best, height, best_order, bound, good)
+    best, height = _improved(blocks, (best, height), best_order, bound, good)
     if bound <= enough_bytes < height and height > good:
         return _searched(blocks, bound, good, height) or (best, height)
     return best, height
@@ -91,7 +91,7 @@ def place_around(
 
 
 def _improved(
-    blocks: Sequence[Block], offsets: list[int], height: int, order: list[int], bound: int, good: int
+    blocks: Sequence[Block], placement: tuple[list[int], int], order: list[int], bound: int, good: int
 ) -> tuple[list[int], int]:
     """Improve the placement of the large blocks: by the skyline heuristic, and by annealing if there are few.
 
@@ -101,6 +101,7 @@ def _improved(
     def filled(chosen: list[int], places: list[int]) -> tuple[list[int], int]:
         return place_around(blocks, dict(zip(chosen, places, strict=True)), height)
 
+    offsets, height = placement
     large: list[int] = []
     for count in effort.SMALL_BLOCK_DIVISORS:
         before, large = large, [i for i in order if blocks[i].size_bytes * count >= bound]
@@ -110,8 +111,8 @@ def _improved(
                 return offsets, height
     if large and len(large) ** 2 * effort.ANNEAL_MIN_ROUNDS <= effort.ANNEAL_WORK:
         chosen = [blocks[i] for i in large]
-        start, reached = _lowest_first(chosen, range(len(chosen)))
-        places, _ = _anneal(chosen, start, reached, list(range(len(chosen))), bound, good)
+        start = _lowest_first(chosen, range(len(chosen)))
+        places, _ = _anneal(chosen, start, list(range(len(chosen))), bound, good)
         offsets, height = min((offsets, height), filled(large, places), key=lambda placement: placement[1])
     return offsets, height
 
@@ -193,7 +194,7 @@ def _greedy(
 
 
 def _anneal(
-    blocks: Sequence[Block], offsets: list[int], height: int, order: list[int], bound: int, good: int
+    blocks: Sequence[Block], start: tuple[list[int], int], order: list[int], bound: int, good: int
 ) -> tuple[list[int], int]:
     """Move single blocks within the order and place again; at first accept orders that are a little worse.
 
@@ -201,7 +202,8 @@ def _anneal(
     """
     draw = random.Random(0)
     rounds = min(effort.ANNEAL_MAX_ROUNDS, effort.ANNEAL_WORK // len(blocks) ** 2)
-    best, best_height = offsets, height
+    best, best_height = start
+    height = best_height
     for done in range(rounds):
         if best_height <= good:
             break

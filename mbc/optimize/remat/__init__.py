@@ -1,5 +1,6 @@
 """Decisions to keep, recompute or offload each value between two uses, so that a step fits its budget.
 
+* `allowed_techniques`: the techniques that a trial may use
 * `apply_decisions`: decisions, and the program that carries them out
 * `undo_log`: entries of decisions and the live bytes that they lead to, which can be undone
 * `live_bytes_ledger`: live bytes at every region under the decisions so far

@@ -9,75 +9,29 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mbc.hardware.streams import Space
 from mbc.hardware.transfers import Links
 from mbc.ir.graph import Operation, TrainingGraph
 from mbc.optimize import effort
+from mbc.optimize.remat.allowed_techniques import AllowedTechniques
 from mbc.optimize.remat.apply_decisions import Decisions, rewrite
-from mbc.optimize.remat.fused_remat import FusedRematLaunches
+from mbc.optimize.remat.fused_remat import FusedRematLaunch, FusedRematLaunches
 from mbc.optimize.remat.live_bytes_ledger import Gap, Ledger
 from mbc.optimize.remat.offload import Offloader
 from mbc.optimize.remat.operand_peak import operand_peak_bytes
 from mbc.optimize.remat.optimizer_offload import persistent_bytes
 from mbc.optimize.remat.undo_log import WorkspaceCut
-from mbc.optimize.schedule.depth_first_micro_batches import Division
 from mbc.optimize.schedule.emit_launches import Draft
 from mbc.optimize.schedule.in_place import in_place, in_place_operands, with_aliases
 from mbc.optimize.schedule.liveness import live_of
-from mbc.optimize.schedule.regions import Region
+from mbc.optimize.schedule.regions import Region, regions_of
 
 NOTHING_BYTES = np.iinfo(np.int64).min  # marks a region at which no more bytes can be freed
-
-
-@dataclass(frozen=True, slots=True)
-class AllowedTechniques:
-    """The memory-saving techniques that may be used.
-
-    Attributes:
-        recompute: Whether values may be recomputed.
-        offload: Largest share of the excess bytes that is offloaded.
-        host_bytes: Host memory that offloads may use.
-        split: Whether large values may exist in micro-batches only.
-        division: The division into micro-batches in this trial.
-        states_bytes: Bytes of the optimizer's states that are outside the arena between steps.
-        lead: Time that such states are in the arena before their update, and after, in times of their copy.
-        peer_bytes: Memory of another GPU that offloads may use.
-        slow_first: Whether a copy uses the slower link where both links hide it.
-        convert_back: Whether values that are needed in two layouts are kept in one of them.
-    """
-
-    recompute: bool
-    offload: float
-    host_bytes: int
-    split: bool = False
-    division: Division | None = None
-    states_bytes: int = 0
-    lead: float = 0.0
-    peer_bytes: int = 0
-    slow_first: bool = False
-    convert_back: bool = False
-
-    @property
-    def room_bytes(self) -> Mapping[Space, int]:
-        """Bytes that may be outside the arena, by space. If no peer lends memory, the host is the only space."""
-        spaces = {Space.HOST: self.host_bytes, Space.PEER: self.peer_bytes}
-        return {space: size_bytes for space, size_bytes in spaces.items() if space is Space.HOST or size_bytes}
-
-    @property
-    def outside_bytes(self) -> int:
-        """Bytes that may be outside the arena in total."""
-        return sum(self.room_bytes.values()) if self.offload > 0 else 0
-
-    def less(self, taken_bytes: Mapping[Space, int]) -> AllowedTechniques:
-        """Return the techniques with `taken_bytes` less of each space."""
-        host_bytes, peer_bytes = (taken_bytes.get(space, 0) for space in (Space.HOST, Space.PEER))
-        return replace(self, host_bytes=self.host_bytes - host_bytes, peer_bytes=self.peer_bytes - peer_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,61 +72,65 @@ Measured = tuple[Residency, NDArray[np.int64]]
 Points = Mapping[tuple[str, ...], Sequence[tuple[int, float]]]
 
 
+@dataclass(frozen=True, slots=True)
+class RematTask:
+    """A draft and the bytes that it may use.
+
+    Attributes:
+        graph: The training graph.
+        draft: A draft whose only aliases are those of updates.
+        links: Links that carry copies.
+        techniques: Techniques that may be used.
+        available_bytes: Bytes of the arena that the step may use.
+        known_us: Time of a step that fits; a step that would take much longer is abandoned.
+        groups: Fusion groups that the draft or `fused_remat` launches.
+        points: Workspace in bytes and time of the other candidates of operations that are launched together, by their
+            names.
+        fused_remat: Fused rematerializations, whose operations are among `groups`.
+        regions: Regions of the training program, where other launches recompute some; empty: computed from the draft.
+    """
+
+    graph: TrainingGraph
+    draft: Draft
+    links: Links
+    techniques: AllowedTechniques
+    available_bytes: int
+    known_us: float = math.inf
+    groups: Sequence[Operation] = ()
+    points: Points = field(default_factory=dict[tuple[str, ...], Sequence[tuple[int, float]]])
+    fused_remat: FusedRematLaunches = field(default_factory=dict[tuple[int, int], FusedRematLaunch])
+    regions: tuple[Region, ...] = ()
+
+
 class RematState:
     """The decisions of one draft, in its ledger and its offloader, and the steps that change them.
 
     Where bytes are lacking, decisions are made gap by gap. The object is mutable.
     """
 
-    def __init__(
-        self,
-        graph: TrainingGraph,
-        draft: Draft,
-        links: Links,
-        techniques: AllowedTechniques,
-        available_bytes: int,
-        known_us: float,
-        groups: Sequence[Operation],
-        points: Points,
-        fused_remat: FusedRematLaunches,
-        regions: Sequence[Region],
-    ) -> None:
-        """Start without decisions.
-
-        Args:
-            graph: The training graph.
-            draft: Launches and buffers.
-            links: Links that carry copies.
-            techniques: AllowedTechniques that may be used.
-            available_bytes: Bytes of the arena that the step may use.
-            known_us: Time of a step that fits; infinite if there is none.
-            groups: Fusion groups that the draft or `fused_remat` launches.
-            points: Workspace and time of other candidates, by names of operations that are launched together.
-            fused_remat: Fused rematerializations.
-            regions: Regions of the training program.
-        """
-        self._in_place_operands = in_place_operands(graph, groups)
+    def __init__(self, task: RematTask) -> None:
+        """Start without decisions."""
+        draft = task.draft
+        self._in_place_operands = in_place_operands(task.graph, task.groups)
         self.draft = with_aliases(draft, draft.infer, self._in_place_operands)  # inference has no decisions
-        self._links = links
-        self.techniques = techniques
-        self.available_bytes = available_bytes
-        self.regions = regions
-        self.small_bytes = int(available_bytes * effort.ALWAYS_KEPT_SHARE)
+        self._links = task.links
+        self.techniques = task.techniques
+        self.available_bytes = task.available_bytes
+        self.regions = task.regions or regions_of(task.graph, draft, draft.train)
+        self.small_bytes = int(task.available_bytes * effort.ALWAYS_KEPT_SHARE)
         self._in_place = tuple(in_place(draft, self.regions, self._in_place_operands))
-        self.fused_remat = fused_remat
+        self.fused_remat = task.fused_remat
         self.ledger = Ledger(draft, self.regions, self.small_bytes, self._in_place, self.fused_remat)
         self._persistent_bytes = persistent_bytes(draft)
-        self.offloader = Offloader(
-            draft, links, self.regions, self.ledger, techniques.room_bytes, techniques.slow_first
-        )
+        self.offloader = Offloader(draft, task.links, self.ledger, task.techniques)
         self.price_perturbations: dict[int, float] = {}  # factors of prices, by value
         self.work = 0  # in the unit of effort.NOT_FOUND_WORK
         launches = draft.train.launches
-        self._smaller_workspaces = [points.get(launches[region.start].operations, ()) for region in self.regions]
+        self._smaller_workspaces = [task.points.get(launches[region.start].operations, ()) for region in self.regions]
         self.forbidden: set[tuple[int, int]] = set()  # values that are not to be recomputed before a region
         step_us = sum(region.time_us for region in self.regions)
         self.max_recompute_us = min(
-            effort.MAX_RECOMPUTED_STEPS * step_us, effort.RECOMPUTE_OVERSHOOT * (known_us - step_us)
+            effort.MAX_RECOMPUTED_STEPS * step_us, effort.RECOMPUTE_OVERSHOOT * (task.known_us - step_us)
         )
 
     def resume(self, start: Residency) -> None:

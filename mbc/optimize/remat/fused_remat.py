@@ -231,7 +231,7 @@ def fused_remat_launches(
             or table.timed(fused_remat.operation) != table.timed(operation)
         ):
             continue
-        launch = _fused_remat_launch(table, draft, fused_remat, regions[defined_at], reductions, regions[reductions])
+        launch = _fused_remat_launch(table, draft, fused_remat, regions, (defined_at, reductions))
         if launch is None or launch.more_us >= regions[defined_at].recompute_us:
             continue
         # A reader in another layout reads a conversion of the value, launched after the reductions.
@@ -270,9 +270,8 @@ def _fused_remat_launch(
     table: CandidateTable,
     draft: Draft,
     fused_remat: FusedRemat,
-    producer: Region,
-    number: int,
-    reductions: Region,
+    regions: Sequence[Region],
+    at: tuple[int, int],
 ) -> FusedRematLaunch | None:
     """Return the launch of a fused rematerialization in the layouts of a draft; None if no kernel can run it.
 
@@ -280,10 +279,10 @@ def _fused_remat_launch(
         table: Candidates of the graph.
         draft: Launches and buffers.
         fused_remat: The fused rematerialization.
-        producer: The region that computes the value.
-        number: Index of the region of the reductions.
-        reductions: The region of the reductions.
+        regions: Regions of the training program.
+        at: Indices of the region that computes the value and of the region of the reductions.
     """
+    producer, reductions = (regions[i] for i in at)
     launches = [draft.train.launches[region.start] for region in (producer, reductions)]
     touched = [access for launch in launches for access in launch.accesses]
     buffers: dict[str, int] = {}
@@ -314,4 +313,4 @@ def _fused_remat_launch(
     launch = Launch(kernel, names_of(operation), Stream.COMPUTE, accesses)
     target, more_us = buffers[fused_remat.value], time_us - reductions.time_us
     unread = frozenset(producer.reads).difference(operands) if fused_remat.inlined else frozenset[int]()
-    return FusedRematLaunch(number, target, launch, candidate.workspace_bytes, more_us, unread=unread)
+    return FusedRematLaunch(at[1], target, launch, candidate.workspace_bytes, more_us, unread=unread)

@@ -9,19 +9,15 @@ search then improves the result (`mbc.optimize.remat.local_search`).
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 
-from mbc.hardware.transfers import Links
-from mbc.ir.graph import Operation, TrainingGraph
 from mbc.optimize import effort
 from mbc.optimize.remat.apply_decisions import in_launch_order
 from mbc.optimize.remat.coalesce_copies import coalesce_copies
-from mbc.optimize.remat.draft_state import AllowedTechniques, Measured, Points, RematState, Residency
+from mbc.optimize.remat.draft_state import Measured, RematState, RematTask, Residency
 from mbc.optimize.remat.exhaustive import fastest_first
-from mbc.optimize.remat.fused_remat import FusedRematLaunches
 from mbc.optimize.remat.live_bytes_ledger import Ledger
 from mbc.optimize.remat.local_search import (
     Evaluated,
@@ -31,45 +27,17 @@ from mbc.optimize.remat.local_search import (
     search_feasible,
 )
 from mbc.optimize.remat.segment_remat import cut_into_segments
-from mbc.optimize.schedule.emit_launches import Draft
-from mbc.optimize.schedule.regions import Region, regions_of
 
 
-def choose_residency(
-    graph: TrainingGraph,
-    draft: Draft,
-    links: Links,
-    techniques: AllowedTechniques,
-    available_bytes: int,
-    known_us: float = math.inf,
-    groups: Sequence[Operation] = (),
-    work: int = 0,
-    start: Residency | None = None,
-    points: Points | None = None,
-    fused_remat: FusedRematLaunches | None = None,
-    regions: Sequence[Region] = (),
-) -> Residency:
+def choose_residency(task: RematTask, work: int = 0, start: Residency | None = None) -> Residency:
     """Return the draft within the available bytes, or with the smallest excess that the search finds.
 
     Args:
-        graph: The training graph.
-        draft: A draft whose only aliases are those of updates.
-        links: Links that carry copies.
-        techniques: AllowedTechniques that may be used.
-        available_bytes: Bytes of the arena that the step may use.
-        known_us: Time of a step that fits; a step that would take much longer is abandoned.
-        groups: Fusion groups that the draft or `fused_remat` launches.
+        task: The draft and its available bytes.
         work: Rounds of local search times the regions of the program.
         start: An earlier result to resume from, for the same draft and as many available bytes or more.
-        points: Workspace in bytes and time of the other candidates of operations that are launched together, by their
-            names.
-        fused_remat: Fused rematerializations, whose operations are among `groups`.
-        regions: Regions of the training program, where other launches recompute some; empty: computed from the draft.
     """
-    regions = tuple(regions) or regions_of(graph, draft, draft.train)
-    state = RematState(
-        graph, draft, links, techniques, available_bytes, known_us, groups, points or {}, fused_remat or {}, regions
-    )
+    state = RematState(task)
     residency = _decide(state, work, start)
     return replace(residency, draft=in_launch_order(residency.draft), work=state.work)
 

@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from mbc.hardware.streams import STREAM_FROM, STREAM_TO, Space, Stream
 from mbc.hardware.transfers import Links
 from mbc.optimize import effort
+from mbc.optimize.remat.allowed_techniques import AllowedTechniques
 from mbc.optimize.remat.live_bytes_ledger import Gap, Ledger
 from mbc.optimize.schedule.emit_launches import Draft
-from mbc.optimize.schedule.regions import Region
 
 
 class Offloader:
@@ -31,25 +31,21 @@ class Offloader:
         stalling: Offloaded values that kernels wait for.
     """
 
-    def __init__(
-        self, draft: Draft, links: Links, regions: Sequence[Region], ledger: Ledger, room_bytes: Mapping[Space, int],
-        slow_first: bool = False,
-    ) -> None:  # fmt: skip
+    def __init__(self, draft: Draft, links: Links, ledger: Ledger, techniques: AllowedTechniques) -> None:
         """Compute the times of all possible copies.
 
         Args:
             draft: Launches and buffers.
             links: Links that carry copies.
-            regions: Regions of the training program.
-            ledger: The decisions.
-            room_bytes: Bytes that may be offloaded, by space.
-            slow_first: Whether a copy takes the slowest link that hides it.
+            ledger: The decisions, and the regions of the training program.
+            techniques: The bytes that may be offloaded, and whether a copy takes the slowest link that hides it.
         """
+        regions, room_bytes = ledger.regions, techniques.room_bytes
         self._regions = regions
         self._ledger = ledger
         self._room_bytes = room_bytes
         self._spaces = links.fastest(room_bytes)
-        self._hiding = self._spaces[:: -1 if slow_first else 1]
+        self._hiding = self._spaces[:: -1 if techniques.slow_first else 1]
         self._regions_us = np.array([region.time_us for region in regions] + [0.0])
         # Copies go out before the peak and back after it, so the two directions overlap only where optimizer states are
         # offloaded as well.

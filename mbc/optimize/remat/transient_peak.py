@@ -3,28 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 
 from mbc.optimize.schedule.regions import Region
 
 
-def transient_bytes(
-    recomputed: Sequence[int],
-    regions: Sequence[Region],
-    sizes: Sequence[int],
-    scratch_bytes: Sequence[int],
-    before: int,
-    staying: Collection[int],
-) -> int:
+@dataclass(frozen=True, slots=True)
+class SizedRegions:
+    """The regions of a program, the bytes of each value, and the workspace of each region."""
+
+    regions: Sequence[Region]
+    value_bytes: Sequence[int]
+    scratch_bytes: Sequence[int]
+
+
+def transient_bytes(sized: SizedRegions, recomputed: Sequence[int], before: int, staying: Collection[int]) -> int:
     """Return the bytes by which the peak of recomputations before a region exceeds that of the region itself.
 
     Args:
+        sized: The regions of the program.
         recomputed: Regions that are executed again, in order.
-        regions: Regions of the program.
-        sizes: Bytes by value.
-        scratch_bytes: Workspace by region.
         before: The region.
         staying: Recomputed values that are live at region `before` or later. Others are freed after their last read.
     """
+    regions, sizes, scratch_bytes = sized.regions, sized.value_bytes, sized.scratch_bytes
     last = {b: i for i, region in enumerate(recomputed) for b in regions[region].reads} if len(recomputed) > 1 else {}
     # Bytes relative to the region's live bytes: its outputs, its workspace and the staying values are not live yet.
     live_bytes = -sum([sizes[b] for b in regions[before].writes]) - scratch_bytes[before]

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from mbc.hardware.streams import STREAM_TO, Space, aligned
 from mbc.optimize.remat.fused_remat import FusedRematLaunches
-from mbc.optimize.remat.transient_peak import transient_bytes
+from mbc.optimize.remat.transient_peak import SizedRegions, transient_bytes
 from mbc.optimize.schedule.emit_launches import Draft
 from mbc.optimize.schedule.regions import Region
 
@@ -130,6 +130,7 @@ class UndoLog:
         self._spans: NDArray[np.int64] = np.zeros((3, len(self.movable)), np.int64)
         self._in_place = frozenset(in_place)
         self._scratch_bytes = [_scratch_bytes(draft, region) for region in regions]
+        self._sized = SizedRegions(regions, self.size_bytes, self._scratch_bytes)
         # Live bytes of each region, less those with everything kept.
         self._live_bytes: NDArray[np.int64] = np.zeros(len(regions) + 1, np.int64)
         self._measured_bytes = self._live_bytes.copy()  # `_live_bytes` when the program was measured last
@@ -413,7 +414,7 @@ class UndoLog:
             return 0
         values = [buffer for region in regions for buffer in self._recomputed[region, position]]
         staying = {b for b in values if self._live_range(b, bisect_right(self.starts[b], position))[1] > position}
-        return transient_bytes(sorted(regions), self.regions, self.size_bytes, self._scratch_bytes, position, staying)
+        return transient_bytes(self._sized, sorted(regions), position, staying)
 
 
 def _scratch_bytes(draft: Draft, region: Region) -> int:

@@ -77,8 +77,8 @@ def divided_operations(
     """
     names: dict[str, int] = {}
     for program in (draft.train, draft.infer):
-        cutter = _Cutter(table, draft, program, operations, division, settled=False)
-        for group in cutter.groups():
+        cutter = _Cutter(table, draft, program, operations, division)
+        for group in cutter.groups(settled=False):
             for region in (*group.recomputed, *group.rows):
                 launched = program.launches[cutter.regions[region].start].operations
                 if launched:  # a layout conversion has no operations
@@ -98,8 +98,8 @@ def depth_first(table: CandidateTable, draft: Draft, operations: Sequence[Operat
     buffers = list(draft.buffers)
 
     def of(program: Program) -> Program:
-        cutter = _Cutter(table, draft, program, operations, division, settled=True)
-        groups = cutter.groups()
+        cutter = _Cutter(table, draft, program, operations, division)
+        groups = cutter.groups(settled=True)
         return _Writer(table.graph, program, buffers, cutter.regions, division, cutter.discarded).write(groups)
 
     train, infer = of(draft.train), of(draft.infer)
@@ -111,7 +111,7 @@ def depth_first(table: CandidateTable, draft: Draft, operations: Sequence[Operat
 
 
 class _Cutter:
-    """Finds the depth-first groups of a program; if `settled`, only regions that are divided already can be in one."""
+    """Finds the depth-first groups of a program."""
 
     def __init__(
         self,
@@ -120,9 +120,8 @@ class _Cutter:
         program: Program,
         operations: Sequence[Operation],
         division: Division,
-        settled: bool,
     ) -> None:
-        """Find the regions of a program, and those that work row by row."""
+        """Find the regions of a program."""
         graph = table.graph
         self._table, self._draft, self._program, self._division = table, draft, program, division
         self._parts = division.parts(graph.batch)
@@ -143,13 +142,15 @@ class _Cutter:
         losses = (i for b, i in self._defined_at.items() if draft.buffers[b].value == graph.loss)
         self._middle = max(losses, default=len(self.regions))  # where the forward pass ends
         self._batched = [any(map(self._per_sample, (*region.reads, *region.writes))) for region in self.regions]
+        self._by_rows: list[bool] = []  # regions that work row by row
+        self.discarded: frozenset[int] = frozenset()  # values that backward groups recompute
+
+    def groups(self, settled: bool) -> tuple[_Group, ...]:
+        """Return the groups; if `settled`, only regions that are divided already can be in one."""
         self._by_rows = [
             batched and self._is_by_rows(region, settled)
             for batched, region in zip(self._batched, self.regions, strict=True)
         ]
-        self.discarded: frozenset[int] = frozenset()  # values that backward groups recompute
-
-    def groups(self) -> tuple[_Group, ...]:
         stretches = self._stretches()
         inside = {i: number for number, stretch in enumerate(stretches) for i in range(stretch.start, stretch.stop)}
         dividing = {inside[self._defined_at[b]] for b in self._large() if self._consumed_inside(b, inside)}

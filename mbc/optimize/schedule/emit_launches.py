@@ -160,7 +160,7 @@ class _Writer:
             self._new(name, layout, inputs[aliased[i]] if i in aliased else None)
             for i, (name, layout) in enumerate(zip(operation.outputs, choice.layouts[count:], strict=True))
         ]
-        self.launches += launches_of(self.table, operation, choice.micro_batches, inputs, outputs, self.buffers)
+        self.launches += launches_of(self.table, operation, choice.micro_batches, (*inputs, *outputs), self.buffers)
 
 
 def conversion(table: CandidateTable, buffers: Sequence[Buffer], source: int, target: int) -> Launch:
@@ -176,15 +176,15 @@ def launches_of(
     table: CandidateTable,
     operation: Operation,
     micro_batches: Sequence[MicroBatch],
-    inputs: Sequence[int],
-    outputs: Sequence[int],
+    operands: Sequence[int],
     buffers: list[Buffer],
 ) -> list[Launch]:
     """Return the kernel calls of an operation over its operands' buffers, micro-batches in order.
 
     Workspaces are added to `buffers`, one for each call that needs one.
     """
-    per_sample = {b for b in (*inputs, *outputs) if table.graph.values[buffers[b].value or ""].per_sample}
+    count = len(operation.inputs)
+    per_sample = {b for b in operands if table.graph.values[buffers[b].value or ""].per_sample}
 
     def access(buffer: int, part: Rows, mode: Mode, adds: bool = False) -> Access:
         if buffer in per_sample:
@@ -195,8 +195,8 @@ def launches_of(
     start = 0
     for micro_batch in micro_batches:
         candidate, part = micro_batch.candidate, Rows(start, start + micro_batch.rows)
-        accesses = [access(b, part, Mode.READ) for b in inputs]
-        accesses += [access(b, part, Mode.WRITE, adds=start > 0) for b in outputs]
+        accesses = [access(b, part, Mode.READ) for b in operands[:count]]
+        accesses += [access(b, part, Mode.WRITE, adds=start > 0) for b in operands[count:]]
         if candidate.workspace_bytes:
             buffers.append(Buffer(None, WHOLE, Layout.CHANNELS_FIRST, DType.UINT8, candidate.workspace_bytes))
             accesses.append(Access(len(buffers) - 1, WHOLE, Mode.WRITE))

@@ -135,7 +135,7 @@ def _split(
     for i, count in counts.items():
         launch = launches[i]
         accesses = _by_value(launch, operations, draft.buffers)
-        parts = _cut(_members(i, accesses, launches, draft.buffers, owner, operations), count)
+        parts = _cut(_members(draft, i, owner, operations), count)
         parts = _merged(parts) if merge else parts
         if len(parts) == 1:
             continue
@@ -161,11 +161,10 @@ def divides(launch: Launch, operations: Mapping[str, Operation]) -> bool:
     )
 
 
-def _members(
-    at: int, accesses: Mapping[str, Access], launches: Sequence[Launch], buffers: Sequence[Buffer],
-    owner: Sequence[int], operations: Mapping[str, Operation],
-) -> list[_Member]:  # fmt: skip
+def _members(draft: Draft, at: int, owner: Sequence[int], operations: Mapping[str, Operation]) -> list[_Member]:
     """Return the members of the launch at `at`, sorted by when they are ready, then by when they are needed."""
+    launches, buffers = draft.train.launches, draft.buffers
+    accesses = _by_value(launches[at], operations, buffers)
     read: dict[int, list[int]] = {}
     written: dict[int, list[int]] = {}
     for i, launch in enumerate(launches):

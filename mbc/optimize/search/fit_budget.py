@@ -12,7 +12,7 @@ from mbc.optimize import effort
 from mbc.optimize.bounds.arena_bytes import floor_bytes
 from mbc.optimize.candidates.table import CandidateTable
 from mbc.optimize.placement.assign_addresses import assign_addresses
-from mbc.optimize.remat.draft_state import AllowedTechniques
+from mbc.optimize.remat.allowed_techniques import AllowedTechniques
 from mbc.optimize.remat.fused_remat import fused_remats_of
 from mbc.optimize.remat.optimizer_offload import largest_update_bytes, movable_states
 from mbc.optimize.schedule.depth_first_micro_batches import Division, divided_operations

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from mbc.ir.graph import Operation
 from mbc.optimize.candidates.table import CandidateTable
 from mbc.optimize.schedule.simulate import measured_share
-from mbc.optimize.search.prediction_interval import time_range_us
+from mbc.optimize.search.prediction_interval import Timing, time_range_us
 from mbc.plan.model import Buffer, PredictedTimes, Program
 
 TimedProgram = tuple[Program, float]  # a program with its waits, and its time in us
@@ -27,7 +27,7 @@ def predicted_times(
 
     def figures(timed: TimedProgram, operations: Sequence[Operation]) -> tuple[float, float, float]:
         program, time_us = timed
-        return time_us, *time_range_us(program, table.graph, buffers, table.device, table.other_sizes, operations)
+        return time_us, *time_range_us(program, Timing.of(table, buffers, operations), table.device)
 
     graph = table.graph
     return PredictedTimes(*figures(train, graph.train), *figures(infer, graph.infer), measured_share(train[0]))

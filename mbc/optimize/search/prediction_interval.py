@@ -3,26 +3,48 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from mbc.hardware.spec import DeviceSpec
 from mbc.ir.graph import Operation, TrainingGraph
+from mbc.kernels.base import Request
 from mbc.kernels.calibration import INTERPOLATED, UNCOMPARED, Spread, calibration, group
 from mbc.kernels.cudnn_estimates import least_bytes
 from mbc.optimize.candidates.scaled_times import OtherSizes, is_of
+from mbc.optimize.candidates.table import CandidateTable
 from mbc.optimize.schedule.contention import contention
 from mbc.optimize.schedule.simulate import simulate
 from mbc.optimize.search.profiling_requests import is_numbered, launched_request
 from mbc.plan.model import Buffer, Copy, Kernel, Launch, Program
 
 
-def time_range_us(
-    program: Program,
-    graph: TrainingGraph,
-    buffers: Sequence[Buffer],
-    device: DeviceSpec,
-    other_sizes: OtherSizes | None = None,
-    operations: Sequence[Operation] = (),
-) -> tuple[float, float]:
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Everything that the times of a program's launches were taken from.
+
+    Attributes:
+        graph: The training graph.
+        buffers: Buffers of the program.
+        other_sizes: Measured sizes from which times of some launches are scaled.
+        operations: Operations of the program, by name.
+    """
+
+    graph: TrainingGraph
+    buffers: Sequence[Buffer]
+    other_sizes: OtherSizes | None = None
+    operations: Mapping[str, Operation] = field(default_factory=dict[str, Operation])
+
+    @staticmethod
+    def of(table: CandidateTable, buffers: Sequence[Buffer], operations: Sequence[Operation]) -> Timing:
+        """Return what the times of a program with these operations were taken from."""
+        return Timing(table.graph, buffers, table.other_sizes, {operation.name: operation for operation in operations})
+
+    def request(self, launch: Launch) -> Request:
+        """Return the request of a launch."""
+        return launched_request(self.graph, launch, self.operations, self.buffers)
+
+
+def time_range_us(program: Program, timing: Timing, device: DeviceSpec) -> tuple[float, float]:
     """Return the time of a program with every estimated launch at the lower, and at the upper, end of its interval.
 
     The interval of a kind of work contains eight in ten of its estimates. All estimates of a program are assumed to be
@@ -30,25 +52,21 @@ def time_range_us(
 
     Args:
         program: The program.
-        graph: Its training graph.
-        buffers: Its buffers.
+        timing: The sources of the launches' times.
         device: The GPU.
-        other_sizes: Measured sizes from which times of some launches are scaled.
-        operations: Operations of the program.
     """
     errors = calibration()
-    by_name = {operation.name: operation for operation in operations}
     low_us: list[float] = []
     high_us: list[float] = []
     for launch in program.launches:
-        if (other := _of_similar_gpu(launch, graph, buffers, other_sizes, by_name)) is not None:
+        if (other := _of_similar_gpu(launch, timing)) is not None:
             low, high = other
         else:
-            spread = _scaled(launch, graph, buffers, other_sizes, by_name) or _spread(launch, graph, buffers)
+            spread = _scaled(launch, timing) or _spread(launch, timing)
             low, high = (1.0, 1.0) if spread is None else errors.factors(spread, device)
         low_us.append(launch.work.time_us * low)
         high_us.append(launch.work.time_us * high)
-    disturbed = contention(program, graph, buffers, device)
+    disturbed = contention(program, timing.graph, timing.buffers, device)
     low, high = simulate(program, low_us, disturbed), simulate(program, high_us, disturbed)
     if disturbed is None:
         return low, high
@@ -57,71 +75,43 @@ def time_range_us(
     return min(low, own), max(high, own)
 
 
-def _scaled(
-    launch: Launch,
-    graph: TrainingGraph,
-    buffers: Sequence[Buffer],
-    other_sizes: OtherSizes | None,
-    operations: Mapping[str, Operation],
-) -> Spread | None:
+def _scaled(launch: Launch, timing: Timing) -> Spread | None:
     """Return the error spread of a launch whose time is scaled from another size; None for other launches."""
-    work = launch.work
+    work, other_sizes = launch.work, timing.other_sizes
     if work.measured or isinstance(work, Copy) or not launch.operations or other_sizes is None:
         return None
-    return other_sizes.spread(launched_request(graph, launch, operations, buffers), work)
+    return other_sizes.spread(timing.request(launch), work)
 
 
-def _of_similar_gpu(
-    launch: Launch,
-    graph: TrainingGraph,
-    buffers: Sequence[Buffer],
-    other_sizes: OtherSizes | None,
-    operations: Mapping[str, Operation],
-) -> tuple[float, float] | None:
+def _of_similar_gpu(launch: Launch, timing: Timing) -> tuple[float, float] | None:
     """Return the range of a launch whose time is scaled from another GPU; None for other launches.
 
     `mbc.profile.other_gpu` scales such times.
     """
-    work = launch.work
+    work, other_sizes = launch.work, timing.other_sizes
     if other_sizes is None or work.measured or isinstance(work, Copy) or not launch.operations:
         return None
     other = other_sizes.of_similar_gpu or other_sizes
     if other.profile.scaling is None:
         return None
-    request = launched_request(graph, launch, operations, buffers)
+    request = timing.request(launch)
     if not any(is_of(work, candidate) for candidate in other.nearest(request)):
         return None
-    spread, of_sizes = other.profile.scaling.spread(graph.precision), other.spread(request, work)
+    spread, of_sizes = other.profile.scaling.spread(timing.graph.precision), other.spread(request, work)
     low, high = (1.0, 1.0) if of_sizes is None else calibration().factors(of_sizes, other.device)
     return spread.low * low, spread.high * high
 
 
-def similar_gpu(
-    program: Program,
-    graph: TrainingGraph,
-    buffers: Sequence[Buffer],
-    other_sizes: OtherSizes | None,
-    operations: Sequence[Operation],
-) -> str:
-    """Return the GPU from whose measurements times of some launches are scaled; empty if there is none.
-
-    Args:
-        program: The program.
-        graph: Its training graph.
-        buffers: Its buffers.
-        other_sizes: Measured sizes from which times of some launches are scaled.
-        operations: Operations of the program.
-    """
+def similar_gpu(program: Program, timing: Timing) -> str:
+    """Return the GPU from whose measurements times of some launches are scaled; empty if there is none."""
+    other_sizes = timing.other_sizes
     similar = other_sizes.profile.similar if other_sizes is not None else None
-    by_name = {operation.name: operation for operation in operations}
-    if similar is None or all(
-        _of_similar_gpu(x, graph, buffers, other_sizes, by_name) is None for x in program.launches
-    ):
+    if similar is None or all(_of_similar_gpu(launch, timing) is None for launch in program.launches):
         return ""
     return similar.identity.gpu
 
 
-def _spread(launch: Launch, graph: TrainingGraph, buffers: Sequence[Buffer]) -> Spread | None:
+def _spread(launch: Launch, timing: Timing) -> Spread | None:
     """Return the error spread of a launch's time; None if it was measured."""
     work = launch.work
     if work.measured:
@@ -131,12 +121,13 @@ def _spread(launch: Launch, graph: TrainingGraph, buffers: Sequence[Buffer]) -> 
     errors = calibration()
     if is_numbered(work):
         return errors.spreads.get(INTERPOLATED, UNCOMPARED)
-    return errors.spread(group(work.provider, work.name, graph.precision), _is_bare(launch, work, graph, buffers))
+    return errors.spread(group(work.provider, work.name, timing.graph.precision), _is_bare(launch, work, timing))
 
 
-def _is_bare(launch: Launch, work: Kernel, graph: TrainingGraph, buffers: Sequence[Buffer]) -> bool:
+def _is_bare(launch: Launch, work: Kernel, timing: Timing) -> bool:
     """Return whether a library call has no workspace. A filter gradient takes some for itself."""
-    touched = [buffers[access.buffer] for access in launch.accesses]
+    graph = timing.graph
+    touched = [timing.buffers[access.buffer] for access in launch.accesses]
     given_bytes = sum(b.size_bytes for b in touched if b.value is None)
     if work.provider == "cudnn" and work.name == "convolution_backward_filter":
         result = next(b.value for b in reversed(touched) if b.value is not None)

@@ -44,10 +44,7 @@ def replace_micro_batches(
                 launches += program.launches[start:stop]
             else:
                 operands = _operands(draft.buffers, launch)
-                count = len(operations[name].inputs)
-                launches += launches_of(
-                    table, operations[name], micro_batches[name], operands[:count], operands[count:], buffers
-                )
+                launches += launches_of(table, operations[name], micro_batches[name], operands, buffers)
             start = stop
         return replace(program, launches=tuple(launches))
 

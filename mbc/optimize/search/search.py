@@ -20,14 +20,14 @@ from mbc.optimize.candidates.micro_batch import check_micro_batch
 from mbc.optimize.candidates.table import CandidateTable
 from mbc.optimize.fusion.bitwise_remat_match import with_bitwise_remat
 from mbc.optimize.fusion.select_groups import Programs, plain
-from mbc.optimize.placement.assign_addresses import Placed, assign_addresses, check_outside
-from mbc.optimize.remat.draft_state import AllowedTechniques
-from mbc.optimize.schedule.emit_launches import Draft, emit_launches
+from mbc.optimize.placement.assign_addresses import assign_addresses, check_outside
+from mbc.optimize.remat.allowed_techniques import AllowedTechniques
+from mbc.optimize.schedule.emit_launches import emit_launches
 from mbc.optimize.search.concurrent_stream import use_concurrent_stream
 from mbc.optimize.search.fit_budget import fit
 from mbc.optimize.search.overhead import reserved_bytes, usual_bytes
 from mbc.optimize.search.predicted_times import predicted_times
-from mbc.optimize.search.prediction_interval import similar_gpu
+from mbc.optimize.search.prediction_interval import Timing, similar_gpu
 from mbc.optimize.search.select_relu_masks import masks_of_kept, with_relu_masks
 from mbc.optimize.search.solution import NO_LIMIT_BYTES, Problem, Solution
 from mbc.optimize.selection.fuse_by_layout import fastest_fused
@@ -100,7 +100,7 @@ def search(table: CandidateTable, limits: Limits, budget_bytes: int) -> Plan:
     tables = (table,) if masked is table else (table, masked)
     least = least_arena(tables, outside_bytes, techniques.split)
     if least.total_bytes + usual > budget_bytes:
-        error = cannot_fit(table, least, usual, budget_bytes, outside_bytes, techniques.split)
+        error = cannot_fit(table, least, techniques, usual, budget_bytes)
         if usual < budget_bytes and least.start_bytes > least.operand_bytes:
             error = cannot_start(table, least, usual, budget_bytes)
         raise error
@@ -133,7 +133,7 @@ def search(table: CandidateTable, limits: Limits, budget_bytes: int) -> Plan:
     if needed_bytes > budget_bytes:
         # The error recommends this plan's size as a budget, so the plan has to be valid.
         bounds = Bounds(least.total_bytes, least.operation.name, placed.live_bytes, unlimited.train_us)
-        smallest = _plan(table, draft, placed, bounds, needed_bytes, overhead_bytes, limits)
+        smallest = _plan(Solution(draft, placed, table), bounds, needed_bytes, overhead_bytes, limits)
         verify_plan(smallest, measured_workspace(table.profile))
         error = not_found(smallest, least.total_bytes + usual, budget_bytes)
         raise error
@@ -156,7 +156,7 @@ def search(table: CandidateTable, limits: Limits, budget_bytes: int) -> Plan:
         least_us,
         critical_us,
     )
-    return _plan(table, draft, placed, bounds, budget_bytes, overhead_bytes, limits)
+    return _plan(Solution(draft, placed, table), bounds, budget_bytes, overhead_bytes, limits)
 
 
 def may_fit(table: CandidateTable, limits: Limits, budget_bytes: int) -> bool:
@@ -300,16 +300,8 @@ def _workspace_limits(table: CandidateTable, limits: Limits, programs: Programs)
     return workspace_limits
 
 
-def _plan(
-    table: CandidateTable,
-    draft: Draft,
-    placed: Placed,
-    bounds: Bounds,
-    budget_bytes: int,
-    overhead_bytes: int,
-    limits: Limits,
-) -> Plan:
-    solution = Solution(draft, placed, table)
+def _plan(solution: Solution, bounds: Bounds, budget_bytes: int, overhead_bytes: int, limits: Limits) -> Plan:
+    table, draft, placed = solution.table, solution.draft, solution.placed
     device = table.device
     timed = solution.finished(draft.train), solution.finished(draft.infer)
     (train, _), (infer, _) = timed
@@ -349,9 +341,8 @@ def _origin(table: CandidateTable, buffers: Sequence[Buffer], train: Program, in
     """Return the origin of the times of both programs; empty if all are modelled."""
     if table.profile is None:
         return ""
-    graph, other_sizes = table.graph, table.other_sizes
-    scaled_from = similar_gpu(train, graph, buffers, other_sizes, graph.train) or similar_gpu(
-        infer, graph, buffers, other_sizes, graph.infer
+    scaled_from = similar_gpu(train, Timing.of(table, buffers, table.graph.train)) or similar_gpu(
+        infer, Timing.of(table, buffers, table.graph.infer)
     )
     return f"{table.profile.origin}{f'; some times are scaled from {scaled_from}' if scaled_from else ''}"
 

@@ -13,7 +13,7 @@ from mbc.optimize import effort
 from mbc.optimize.candidates.table import CandidateTable
 from mbc.optimize.fusion.select_groups import Programs
 from mbc.optimize.placement.assign_addresses import Placed
-from mbc.optimize.remat.draft_state import AllowedTechniques
+from mbc.optimize.remat.allowed_techniques import AllowedTechniques
 from mbc.optimize.remat.optimizer_offload import offload_states, persistent_bytes, states_to_offload
 from mbc.optimize.schedule.coalesce_waits import coalesce_waits
 from mbc.optimize.schedule.contention import contention

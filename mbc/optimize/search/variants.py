@@ -19,7 +19,8 @@ from mbc.ops.fused import kind_of, names_of
 from mbc.optimize import effort
 from mbc.optimize.candidates.table import CandidateTable
 from mbc.optimize.placement.assign_addresses import Placed, assign_addresses
-from mbc.optimize.remat.draft_state import AllowedTechniques, Points, Residency
+from mbc.optimize.remat.allowed_techniques import AllowedTechniques
+from mbc.optimize.remat.draft_state import Points, RematTask, Residency
 from mbc.optimize.remat.fused_remat import defer_readers, fused_remat_launches, fused_remats_of
 from mbc.optimize.remat.greedy import choose_residency
 from mbc.optimize.remat.remat_without_statistics import remat_without_statistics
@@ -31,30 +32,110 @@ from mbc.optimize.search.solution import Problem, Solution, scheduled_draft
 from mbc.optimize.selection.select import Choices
 
 
-@dataclass(frozen=True)
-class _Variant:
-    """A step with decisions under one limit of workspace.
+@dataclass(frozen=True, slots=True)
+class _Undecided:
+    """A step before any decision, under one limit of workspace.
 
     Attributes:
-        table: Candidates of the graph.
-        draft: The step before any decision.
-        residency: The decisions.
+        problem: The step and its available bytes.
+        draft: Launches and buffers.
         choices: Kernels, layouts and divisions.
-        techniques: AllowedTechniques that were used.
+        techniques: Techniques that may be used.
         divided: Operations in depth-first groups, which keep their division.
     """
 
-    table: CandidateTable
+    problem: Problem
     draft: Draft
-    residency: Residency
     choices: Choices
     techniques: AllowedTechniques
     divided: Collection[str]
 
+    def searched(self, task: RematTask, work: int, start: Residency | None = None) -> _Variant:
+        """Return the step with the decisions of `choose_residency`."""
+        residency = choose_residency(task, work, start)
+        self.problem.spent.work += residency.work
+        return _Variant(self, residency)
+
+    def quickly_searched(self, known_us: float) -> _Variant:
+        """Return the step after a quick search; a step that takes at least `known_us` is abandoned."""
+        return self.searched(self.task(self.problem.available_bytes, known_us), effort.QUICK_SEARCH_WORK)
+
+    def task(self, available_bytes: int, known_us: float = math.inf) -> RematTask:
+        """Return the task to fit the step into `available_bytes`."""
+        table, draft, choices = self.problem.table, self.draft, self.choices
+        taken_bytes: Counter[Space] = Counter()
+        for state in draft.persistent:
+            taken_bytes[draft.buffers[state].space] += aligned(draft.buffers[state].size_bytes)
+        regions = remat_without_statistics(table, draft, regions_of(table.graph, draft, draft.train), choices.train)
+        fused_remat = fused_remat_launches(table, draft, regions, choices.train)
+        # Operations that other launches recompute keep their kernels: the two must match bit by bit.
+        others = {region for region, _ in fused_remat}.union(
+            i for i, region in enumerate(regions) if region.remat_launch is not None
+        )
+        kept = {draft.train.launches[regions[i].start].operations for i in others}
+        return RematTask(
+            table.graph,
+            draft,
+            table.device.links,
+            self.techniques.less(taken_bytes),
+            available_bytes,
+            known_us,
+            groups=(*choices.train, *choices.infer, *(remat.operation for remat in fused_remats_of(table))),
+            points={names: smaller for names, smaller in self._points().items() if names not in kept},
+            fused_remat=fused_remat,
+            regions=tuple(regions),
+        )
+
+    def _points(self) -> Points:
+        """Return times with less workspace, in the same layouts, of operations that are not in depth-first groups."""
+        points: dict[tuple[str, ...], list[tuple[int, float]]] = {}
+        for operation in self.choices.train:
+            name = operation.name
+            # A horizontally fused operation has no limit: it needs no workspace.
+            if kind_of(operation).view or name in self.divided or name not in self.problem.workspace_limits:
+                continue
+            choice = self.choices.operations[name]
+            front = self.problem.table.fronts(operation)[choice.layouts]
+            less = [point for point in front if point.workspace_bytes < choice.point.workspace_bytes]
+            if less:
+                points[names_of(operation)] = [(aligned(point.workspace_bytes), point.time_us) for point in less]
+        return points
+
+
+@dataclass(frozen=True)
+class _Variant:
+    """A step with decisions under one limit of workspace."""
+
+    step: _Undecided
+    residency: Residency
+
     @cached_property
     def time_us(self) -> float:
         """Estimated time of the step, computed when it is first read: most variants that do not fit never need it."""
-        return _step_us(self.residency.draft, self.table) + self.residency.workspace_cuts_us
+        return _step_us(self.residency.draft, self.step.problem.table) + self.residency.workspace_cuts_us
+
+    def improved(self, available_bytes: int) -> _Variant:
+        """Return the variant after more rounds of local search, in as many bytes or fewer."""
+        searched: dict[object, _Variant] = {}  # by the decisions that a search resumes from: it often ends there
+
+        def search_from(start: Residency | None) -> _Variant:
+            resumed = start.resumed if start is not None else None
+            if resumed not in searched:
+                searched[resumed] = self.searched(available_bytes, start)
+            return searched[resumed]
+
+        improved = search_from(self.residency)
+        if improved.residency.live_bytes > available_bytes:
+            improved = search_from(None)
+        for _ in range(effort.MAX_REPEATS):
+            before, improved = improved, search_from(improved.residency)
+            if improved.time_us > (1 - effort.REPEAT_GAIN) * before.time_us:
+                break
+        return improved
+
+    def searched(self, available_bytes: int, start: Residency | None) -> _Variant:
+        """Return the variant after a thorough local search that resumes from `start`."""
+        return self.step.searched(self.step.task(available_bytes), effort.THOROUGH_SEARCH_WORK, start)
 
 
 def placed_variants(
@@ -74,7 +155,7 @@ def placed_variants(
     table, available_bytes = problem.table, problem.available_bytes
     variants = _variants(problem, techniques, known_us, defer_reads)
     fewest = effort.THOROUGH_MIN_ROUNDS
-    thorough = bool(variants) and fewest * len(variants[0].draft.train.launches) <= effort.THOROUGH_SEARCH_WORK
+    thorough = bool(variants) and fewest * len(variants[0].step.draft.train.launches) <= effort.THOROUGH_SEARCH_WORK
     if (
         thorough
         and math.isinf(known_us)
@@ -99,7 +180,7 @@ def placed_variants(
     if thorough:
         most_us = effort.THOROUGH_WITHIN * promising[0].time_us
         near = [variant for variant in promising if variant.time_us <= most_us][: effort.MAX_THOROUGH]
-        improved = [_improved(problem, variant, available_bytes) for variant in near]
+        improved = [variant.improved(available_bytes) for variant in near]
         promising = _distinct((*improved, *promising[len(near) :]))
     tried = [(variant.time_us, number, 0, variant) for number, variant in enumerate(promising)]
     heapq.heapify(tried)
@@ -112,9 +193,8 @@ def placed_variants(
         if not tried or longer * tried[0][0] >= best_us or number > last:
             return
         _, _, spared_bytes, variant = heapq.heappop(tried)
-        solution, as_fast = Decided(problem, variant.residency.draft, variant.choices, variant.divided).placed(
-            spared_bytes
-        )
+        step = variant.step
+        solution, as_fast = Decided(problem, variant.residency.draft, step.choices, step.divided).placed(spared_bytes)
         yield solution
         lacking_bytes = solution.placed.arena_bytes - available_bytes
         if lacking_bytes <= 0:
@@ -129,7 +209,7 @@ def placed_variants(
         )
         if spared_bytes > effort.MAX_SPARED_SHARE * available_bytes:
             continue
-        variant = _improved(problem, variant, available_bytes - spared_bytes)
+        variant = variant.improved(available_bytes - spared_bytes)
         if variant.residency.live_bytes <= available_bytes - spared_bytes:
             heapq.heappush(tried, ((1 - effort.RETRY_BONUS) * variant.time_us, number, spared_bytes, variant))
 
@@ -141,7 +221,7 @@ def _distinct(variants: Sequence[_Variant]) -> Sequence[_Variant]:
     """
     distinct: dict[object, _Variant] = {}
     for variant in sorted(variants, key=lambda variant: variant.time_us):
-        layouts = tuple(buffer.layout for buffer in variant.draft.buffers if buffer.value is not None)
+        layouts = tuple(buffer.layout for buffer in variant.step.draft.buffers if buffer.value is not None)
         distinct.setdefault((variant.residency.decisions, layouts), variant)
     return list(distinct.values())
 
@@ -172,7 +252,7 @@ def _variants(problem: Problem, techniques: AllowedTechniques, known_us: float, 
         if defer_reads:
             choices = defer_readers(table, choices)
         draft = scheduled_draft(table, choices, techniques, available_bytes)
-        variants.append(_variant(problem, draft, choices, techniques, divided, available_bytes, best_us))
+        variants.append(_Undecided(problem, draft, choices, techniques, divided).quickly_searched(best_us))
         left -= len(choices.operations)
         better = variants[-1].residency.live_bytes <= available_bytes and variants[-1].time_us < best_us
         if better:
@@ -197,44 +277,10 @@ def _variants(problem: Problem, techniques: AllowedTechniques, known_us: float, 
         for part in effort.OFFLOAD_SHARES:
             # A share above what the link can copy changes nothing.
             if part < min(offloaded_share, techniques.offload) and left > 0:
-                here = replace(techniques, offload=part)
-                variants.append(_with_techniques(problem, variant, here, available_bytes, best_us))
-                left -= len(variant.choices.operations)
+                here = replace(variant.step, techniques=replace(techniques, offload=part))
+                variants.append(here.quickly_searched(best_us))
+                left -= len(here.choices.operations)
     return variants
-
-
-def _variant(
-    problem: Problem,
-    draft: Draft,
-    choices: Choices,
-    techniques: AllowedTechniques,
-    divided: Collection[str],
-    available_bytes: int,
-    known_us: float = math.inf,
-    work: int = effort.QUICK_SEARCH_WORK,
-    start: Residency | None = None,
-) -> _Variant:
-    table = problem.table
-    taken_bytes: Counter[Space] = Counter()
-    for state in draft.persistent:
-        taken_bytes[draft.buffers[state].space] += aligned(draft.buffers[state].size_bytes)
-    left = techniques.less(taken_bytes)
-    regions = remat_without_statistics(table, draft, regions_of(table.graph, draft, draft.train), choices.train)
-    fused_remat = fused_remat_launches(table, draft, regions, choices.train)
-    groups = (*choices.train, *choices.infer, *(remat.operation for remat in fused_remats_of(table)))
-    # Operations that other launches recompute keep their kernels: the two must match bit by bit.
-    others = {region for region, _ in fused_remat}.union(
-        i for i, region in enumerate(regions) if region.remat_launch is not None
-    )
-    kept = {draft.train.launches[regions[i].start].operations for i in others}
-    all_points = _points(problem, choices, divided)
-    points = {names: smaller for names, smaller in all_points.items() if names not in kept}
-    links = table.device.links
-    residency = choose_residency(
-        table.graph, draft, links, left, available_bytes, known_us, groups, work, start, points, fused_remat, regions
-    )
-    problem.spent.work += residency.work
-    return _Variant(table, draft, residency, choices, techniques, divided)
 
 
 def _step_us(draft: Draft, table: CandidateTable) -> float:
@@ -242,29 +288,6 @@ def _step_us(draft: Draft, table: CandidateTable) -> float:
     several = len({launch.stream for launch in draft.train.launches}) > 1
     placed = assign_addresses(draft, thorough=False) if several else Placed((), 0, 0, 0)
     return Solution(draft, placed, table).step_us
-
-
-def _points(problem: Problem, choices: Choices, divided: Collection[str]) -> Points:
-    """Return times with less workspace, in the same layouts, of operations that are not in depth-first groups."""
-    points: dict[tuple[str, ...], list[tuple[int, float]]] = {}
-    for operation in choices.train:
-        name = operation.name
-        # A horizontally fused operation has no limit: it needs no workspace.
-        if kind_of(operation).view or name in divided or name not in problem.workspace_limits:
-            continue
-        choice = choices.operations[name]
-        front = problem.table.fronts(operation)[choice.layouts]
-        less = [point for point in front if point.workspace_bytes < choice.point.workspace_bytes]
-        if less:
-            points[names_of(operation)] = [(aligned(point.workspace_bytes), point.time_us) for point in less]
-    return points
-
-
-def _with_techniques(
-    problem: Problem, variant: _Variant, techniques: AllowedTechniques, available_bytes: int, known_us: float
-) -> _Variant:
-    """Return a variant with the same choices and other techniques."""
-    return _variant(problem, variant.draft, variant.choices, techniques, variant.divided, available_bytes, known_us)
 
 
 def _nearer(problem: Problem, nearest: Sequence[_Variant]) -> Iterator[_Variant]:
@@ -277,37 +300,11 @@ def _nearer(problem: Problem, nearest: Sequence[_Variant]) -> Iterator[_Variant]
     for variant in nearest:
         if problem.exhausted:
             return
-        searched = _searched(problem, variant, available_bytes, variant.residency)
+        searched = variant.searched(available_bytes, variant.residency)
         lacking_bytes, left_bytes = (v.residency.live_bytes - available_bytes for v in (variant, searched))
         if left_bytes > max(effort.HOPELESS_LACK * lacking_bytes, effort.NEAR_FIT_SHARE * available_bytes):
             yield searched
             return
-        improved = _improved(problem, searched, available_bytes)
+        improved = searched.improved(available_bytes)
         fits = improved.residency.live_bytes <= available_bytes
         yield improved if fits else min(searched, improved, key=lambda candidate: candidate.residency.live_bytes)
-
-
-def _improved(problem: Problem, variant: _Variant, available_bytes: int) -> _Variant:
-    """Return the variant after more rounds of local search, in as many bytes or fewer."""
-    searched: dict[object, _Variant] = {}  # by the decisions that a search resumes from: it often ends where it began
-
-    def search_from(start: Residency | None) -> _Variant:
-        resumed = start.resumed if start is not None else None
-        if resumed not in searched:
-            searched[resumed] = _searched(problem, variant, available_bytes, start)
-        return searched[resumed]
-
-    improved = search_from(variant.residency)
-    if improved.residency.live_bytes > available_bytes:
-        improved = search_from(None)
-    for _ in range(effort.MAX_REPEATS):
-        before, improved = improved, search_from(improved.residency)
-        if improved.time_us > (1 - effort.REPEAT_GAIN) * before.time_us:
-            break
-    return improved
-
-
-def _searched(problem: Problem, variant: _Variant, available_bytes: int, start: Residency | None) -> _Variant:
-    """Return the variant after a thorough local search that resumes from `start`."""
-    asked = problem, variant.draft, variant.choices, variant.techniques, variant.divided, available_bytes
-    return _variant(*asked, math.inf, effort.THOROUGH_SEARCH_WORK, start)

@@ -14,7 +14,7 @@ from mbc.kernels.calibration import INTERPOLATED, calibration, scaled_group
 from mbc.optimize import effort
 from mbc.optimize.candidates import user_rules
 from mbc.optimize.candidates.table import CandidateTable, Rules
-from mbc.optimize.search.prediction_interval import time_range_us
+from mbc.optimize.search.prediction_interval import Timing, time_range_us
 from mbc.optimize.search.profiling_requests import outdated
 from mbc.optimize.search.search import Limits, search
 from mbc.options import Policy
@@ -223,11 +223,10 @@ def test_a_step_in_micro_batches_has_that_range():
     assert isinstance(launch.work, Kernel)
     alone = Program((launch,), (), (), ())
     low, high = calibration().factors(calibration().spreads[scaled_group(launch.work.provider, 4)], H200)
-    range_us = time_range_us(alone, plan.graph, plan.buffers, H200, scaled_table.other_sizes, plan.graph.train)
+    timing = Timing.of(scaled_table, plan.buffers, plan.graph.train)
+    range_us = time_range_us(alone, timing, H200)
     assert range_us == pytest.approx((low * launch.work.time_us, high * launch.work.time_us))
-    whole_range_us = time_range_us(
-        plan.train, plan.graph, plan.buffers, H200, scaled_table.other_sizes, plan.graph.train
-    )
+    whole_range_us = time_range_us(plan.train, timing, H200)
     assert whole_range_us == (plan.predictions.train_low_us, plan.predictions.train_high_us)
 
 

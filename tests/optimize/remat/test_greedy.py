@@ -15,8 +15,9 @@ from mbc.frontend.lower import lower
 from mbc.frontend.parse import parse
 from mbc.hardware.spec import find_spec
 from mbc.optimize.candidates.table import CandidateTable, Rules
+from mbc.optimize.remat.allowed_techniques import AllowedTechniques
 from mbc.optimize.remat.apply_decisions import Decisions, rewrite
-from mbc.optimize.remat.draft_state import AllowedTechniques
+from mbc.optimize.remat.draft_state import RematTask
 from mbc.optimize.remat.greedy import choose_residency
 from mbc.optimize.remat.live_bytes_ledger import Ledger
 from mbc.optimize.remat.optimizer_offload import persistent_bytes
@@ -45,7 +46,9 @@ OVERHEAD = find_spec("h200").overhead_bytes
 @functools.cache
 def kept_bytes(network: str) -> int:
     defined_at = table(network)
-    return choose_residency(defined_at.graph, draft_of(network), defined_at.device.links, BOTH, 1 << 60).live_bytes
+    return choose_residency(
+        RematTask(defined_at.graph, draft_of(network), defined_at.device.links, BOTH, 1 << 60)
+    ).live_bytes
 
 
 @pytest.mark.parametrize("network", ["residual", "dense"])
@@ -54,7 +57,7 @@ def test_smaller_budgets_are_kept_to(network: str, techniques: AllowedTechniques
     defined_at = table(network)
     available_bytes = int(0.9 * kept_bytes(network))
     residency = choose_residency(
-        defined_at.graph, draft_of(network), defined_at.device.links, techniques, available_bytes
+        RematTask(defined_at.graph, draft_of(network), defined_at.device.links, techniques, available_bytes)
     )
     assert residency.live_bytes <= available_bytes
     assert bool(residency.decisions.recomputes) <= techniques.recompute
@@ -177,7 +180,9 @@ def test_recomputing_takes_no_longer_than_any_choice_on_a_chain(seed: int) -> No
     most, least = max(live for live, _ in ways), min(live for live, _ in ways)
     for part in (0.0, 0.25, 0.5, 0.75):
         available_bytes = int(least + part * (most - least))
-        residency = choose_residency(defined_at.graph, draft, defined_at.device.links, RECOMPUTE, available_bytes)
+        residency = choose_residency(
+            RematTask(defined_at.graph, draft, defined_at.device.links, RECOMPUTE, available_bytes)
+        )
         live, time_us = cost(defined_at, draft, regions, residency.decisions)
         best_us = min(time_us for live, time_us in ways if live <= available_bytes)
         assert live <= available_bytes

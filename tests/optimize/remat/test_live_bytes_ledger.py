@@ -8,8 +8,8 @@ import random
 import numpy as np
 import pytest
 
-from mbc.optimize.remat.draft_state import RematState
-from mbc.optimize.remat.transient_peak import transient_bytes
+from mbc.optimize.remat.draft_state import RematState, RematTask
+from mbc.optimize.remat.transient_peak import SizedRegions, transient_bytes
 from mbc.optimize.remat.undo_log import WorkspaceCut
 from mbc.optimize.schedule.regions import Region, regions_of
 from tests.optimize.remat.test_greedy import RECOMPUTE
@@ -22,7 +22,7 @@ DECISIONS = 12
 def chooser(seed: int) -> RematState:
     defined_at, draft = network(seed)
     regions = regions_of(defined_at.graph, draft, draft.train)
-    return RematState(defined_at.graph, draft, defined_at.device.links, RECOMPUTE, 0, float("inf"), (), {}, {}, regions)
+    return RematState(RematTask(defined_at.graph, draft, defined_at.device.links, RECOMPUTE, 0, regions=regions))
 
 
 def decide(state: RematState, rng: random.Random) -> None:
@@ -120,9 +120,9 @@ def test_values_between_repetitions_are_counted() -> None:
     sizes = (100, 40, 10, 5)
     nothing = (0, 0, 0, 0)
     # While value 1 is computed, value 0 is live; values 2 and 3 are not yet.
-    assert transient_bytes((0, 1, 2), regions, sizes, nothing, 3, {2}) == 100 + 40 - 10 - 5
+    assert transient_bytes(SizedRegions(regions, sizes, nothing), (0, 1, 2), 3, {2}) == 100 + 40 - 10 - 5
     # Values that stay are counted anyway.
-    assert transient_bytes((0, 1, 2), regions, sizes, nothing, 3, {0, 1, 2}) == 0
+    assert transient_bytes(SizedRegions(regions, sizes, nothing), (0, 1, 2), 3, {0, 1, 2}) == 0
     # A repetition has its workspace, and the run has its own.
-    assert transient_bytes((0,), regions, sizes, (30, 0, 0, 0), 3, {0}) == 30 - 5
-    assert transient_bytes((0,), regions, sizes, (30, 0, 0, 20), 3, {0}) == 30 - 20 - 5
+    assert transient_bytes(SizedRegions(regions, sizes, (30, 0, 0, 0)), (0,), 3, {0}) == 30 - 5
+    assert transient_bytes(SizedRegions(regions, sizes, (30, 0, 0, 20)), (0,), 3, {0}) == 30 - 20 - 5

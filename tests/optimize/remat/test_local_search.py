@@ -14,7 +14,8 @@ from mbc.hardware.streams import Stream
 from mbc.optimize import effort
 from mbc.optimize.candidates.table import CandidateTable, Rules
 from mbc.optimize.remat import local_search
-from mbc.optimize.remat.draft_state import AllowedTechniques, RematState, Residency
+from mbc.optimize.remat.allowed_techniques import AllowedTechniques
+from mbc.optimize.remat.draft_state import RematState, RematTask, Residency
 from mbc.optimize.remat.greedy import choose_residency
 from mbc.optimize.schedule.emit_launches import Draft, emit_launches
 from mbc.optimize.schedule.regions import regions_of
@@ -60,9 +61,11 @@ train {{ optimizer = sgd() }}
 def residency(seed: int, techniques: AllowedTechniques, work: int, part: float = PART) -> tuple[Residency, int]:
     defined_at, draft = network(seed)
     link = defined_at.device.links
-    kept_bytes = choose_residency(defined_at.graph, draft, link, techniques, 1 << 60).live_bytes
+    kept_bytes = choose_residency(RematTask(defined_at.graph, draft, link, techniques, 1 << 60)).live_bytes
     available_bytes = int(part * kept_bytes)
-    return choose_residency(defined_at.graph, draft, link, techniques, available_bytes, work=work), available_bytes
+    return choose_residency(
+        RematTask(defined_at.graph, draft, link, techniques, available_bytes), work=work
+    ), available_bytes
 
 
 def time_us(seed: int, result: Residency) -> float:

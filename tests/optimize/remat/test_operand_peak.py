@@ -12,7 +12,8 @@ import pytest
 from mbc.hardware.streams import Space
 from mbc.optimize.fusion.select_groups import fuse
 from mbc.optimize.remat import greedy
-from mbc.optimize.remat.draft_state import AllowedTechniques, Residency
+from mbc.optimize.remat.allowed_techniques import AllowedTechniques
+from mbc.optimize.remat.draft_state import RematTask, Residency
 from mbc.optimize.remat.greedy import choose_residency
 from mbc.optimize.remat.optimizer_offload import offload_states, states_to_offload
 from mbc.optimize.schedule.depth_first_micro_batches import Division
@@ -65,9 +66,9 @@ def test_nor_does_any_in_depth_first_groups_or_with_states_on_the_host(states_by
         states = states_to_offload(tabulated.graph, draft, states_bytes, {Space.HOST: 1 << 40}, host)
         draft = offload_states(tabulated.graph, draft, states, host, 0.0) if states else draft
         groups = (*every.train, *every.infer)
-        kept = choose_residency(tabulated.graph, draft, host, BOTH, 1 << 60, groups=groups)
+        kept = choose_residency(RematTask(tabulated.graph, draft, host, BOTH, 1 << 60, groups=groups))
         result = choose_residency(
-            tabulated.graph, draft, host, BOTH, int(part * kept.live_bytes), groups=groups, work=WORK
+            RematTask(tabulated.graph, draft, host, BOTH, int(part * kept.live_bytes), groups=groups), work=WORK
         )
         assert 0 < result.least_bytes == kept.least_bytes <= result.live_bytes < kept.live_bytes
 
@@ -75,11 +76,11 @@ def test_nor_does_any_in_depth_first_groups_or_with_states_on_the_host(states_by
 def test_nothing_is_searched_below(monkeypatch: pytest.MonkeyPatch) -> None:
     tabulated, draft = table("residual"), draft_of("residual")
     link = tabulated.device.links
-    least_bytes = choose_residency(tabulated.graph, draft, link, BOTH, 1 << 60).least_bytes
+    least_bytes = choose_residency(RematTask(tabulated.graph, draft, link, BOTH, 1 << 60)).least_bytes
     searched: list[int] = []
 
     def decide(available_bytes: int) -> Residency:
-        return choose_residency(tabulated.graph, draft, link, BOTH, available_bytes, work=WORK)
+        return choose_residency(RematTask(tabulated.graph, draft, link, BOTH, available_bytes), work=WORK)
 
     monkeypatch.setattr(greedy, "cut_into_segments", lambda *_: searched.append(1))
     assert decide(least_bytes - 1).live_bytes >= least_bytes

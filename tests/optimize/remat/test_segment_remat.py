@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from mbc.optimize import effort
-from mbc.optimize.remat.draft_state import RematState, Residency
+from mbc.optimize.remat.draft_state import RematState, RematTask, Residency
 from mbc.optimize.remat.greedy import choose_residency
 from mbc.optimize.remat.segment_remat import cut_into_segments
 from mbc.optimize.schedule.regions import regions_of
@@ -19,7 +19,7 @@ SEEDS = range(4)
 def chooser(seed: int) -> RematState:
     defined_at, draft = network(seed)
     regions = regions_of(defined_at.graph, draft, draft.train)
-    return RematState(defined_at.graph, draft, defined_at.device.links, RECOMPUTE, 0, float("inf"), (), {}, {}, regions)
+    return RematState(RematTask(defined_at.graph, draft, defined_at.device.links, RECOMPUTE, 0, regions=regions))
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -38,9 +38,11 @@ def test_a_segment_is_recomputed_once(seed: int, parts: int) -> None:
 
 def least(seed: int, part: float) -> tuple[Residency, float, int]:
     defined_at, draft = network(seed)
-    kept_bytes = choose_residency(defined_at.graph, draft, defined_at.device.links, RECOMPUTE, 1 << 60).live_bytes
+    kept_bytes = choose_residency(
+        RematTask(defined_at.graph, draft, defined_at.device.links, RECOMPUTE, 1 << 60)
+    ).live_bytes
     available_bytes = int(part * kept_bytes)
-    result = choose_residency(defined_at.graph, draft, defined_at.device.links, RECOMPUTE, available_bytes)
+    result = choose_residency(RematTask(defined_at.graph, draft, defined_at.device.links, RECOMPUTE, available_bytes))
     return (
         result,
         cost(defined_at, draft, regions_of(defined_at.graph, draft, draft.train), result.decisions)[1],
@@ -77,8 +79,10 @@ def test_workspace_is_given_up_where_that_takes_less_time() -> None:
     workspace_bytes = state.ledger.scratch_bytes(region)
     points = {names: ((workspace_bytes - 4096, regions[region].time_us + 0.5), (0, regions[region].time_us + 1000.0))}
     link = defined_at.device.links
-    workspace_cuts = choose_residency(defined_at.graph, draft, link, RECOMPUTE, available_bytes, points=points)
-    without = choose_residency(defined_at.graph, draft, link, RECOMPUTE, available_bytes)
+    workspace_cuts = choose_residency(
+        RematTask(defined_at.graph, draft, link, RECOMPUTE, available_bytes, points=points)
+    )
+    without = choose_residency(RematTask(defined_at.graph, draft, link, RECOMPUTE, available_bytes))
     assert workspace_cuts.live_bytes <= available_bytes
     assert len(workspace_cuts.decisions.recomputes) < len(without.decisions.recomputes)
     assert (workspace_cuts.workspace_cuts[0][0], workspace_cuts.workspace_cuts_us) == (region, 0.5)

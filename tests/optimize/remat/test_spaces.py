@@ -11,7 +11,8 @@ from mbc.compiler import compile_plan
 from mbc.errors import MbcError
 from mbc.hardware.streams import Space, Stream
 from mbc.optimize.candidates.table import CandidateTable
-from mbc.optimize.remat.draft_state import AllowedTechniques
+from mbc.optimize.remat.allowed_techniques import AllowedTechniques
+from mbc.optimize.remat.draft_state import RematTask
 from mbc.optimize.remat.greedy import choose_residency
 from mbc.optimize.remat.optimizer_offload import movable_states, states_to_offload
 from mbc.optimize.search.search import Limits, search
@@ -103,8 +104,8 @@ def test_hidden_copies_take_the_link_that_is_preferred(
         peer=replace(links.peer, latency_us=1e-3, to_peer_gb_s=1e5, from_peer_gb_s=1e5),
     )  # fmt: skip
     techniques = AllowedTechniques(False, 1.0, ROOM, peer_bytes=ROOM, slow_first=slow_first)
-    kept = choose_residency(tabulated.graph, draft, fast, techniques, 1 << 60).live_bytes
-    result = choose_residency(tabulated.graph, draft, fast, techniques, int(0.85 * kept))
+    kept = choose_residency(RematTask(tabulated.graph, draft, fast, techniques, 1 << 60)).live_bytes
+    result = choose_residency(RematTask(tabulated.graph, draft, fast, techniques, int(0.85 * kept)))
     assert result.decisions.offloads and not result.stalling
     assert {offload.space for offload in result.decisions.offloads} == {first}
 

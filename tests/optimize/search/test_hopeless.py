@@ -44,14 +44,14 @@ def test_after_so_much_work_nothing_more_is_tried_where_nothing_fits(monkeypatch
     source = Source("resnet.mbc", (EXAMPLES / "resnet.mbc").read_text(encoding="utf-8"))
     free = compile_plan(source, Options("h200", SETTINGS, without=KEPT)).predictions
     tried: list[int] = []
-    variant_of = variants._variant
+    search = variants._Undecided.searched
 
-    def noted(problem: Any, *rest: Any) -> Any:
-        variant = variant_of(problem, *rest)
-        tried.append(problem.spent.work)
+    def noted(step: Any, *rest: Any) -> Any:
+        variant = search(step, *rest)
+        tried.append(step.problem.spent.work)
         return variant
 
-    monkeypatch.setattr(variants, "_variant", noted)
+    monkeypatch.setattr(variants._Undecided, "searched", noted)
 
     def options(share: float) -> Options:
         budget = f"{free.overhead_bytes + int(share * free.arena_bytes)}B"

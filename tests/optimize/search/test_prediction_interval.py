@@ -11,12 +11,13 @@ from mbc.hardware.streams import Stream
 from mbc.ir.types import DType, Layout
 from mbc.kernels.calibration import INTERPOLATED, OTHER_GPU, UNCOMPARED, calibration
 from mbc.optimize.schedule.simulate import simulate
-from mbc.optimize.search.prediction_interval import time_range_us
+from mbc.optimize.search.prediction_interval import Timing, time_range_us
 from mbc.plan.model import Access, Buffer, Copy, Kernel, Launch, Mode, Plan, Program, Rows
 from tests.plan.chains import random_plan
 
 H200, A100 = find_spec("h200"), find_spec("a100-80")
 PLAN = random_plan(3, (Stream.COMPUTE,))
+TIMING = Timing(PLAN.graph, PLAN.buffers)
 
 
 def timed(plan: Plan, kernel: Kernel | Copy, workspace_bytes: int = 0) -> tuple[float, float]:
@@ -27,7 +28,7 @@ def timed(plan: Plan, kernel: Kernel | Copy, workspace_bytes: int = 0) -> tuple[
         buffers = (*buffers, Buffer(None, Rows(0, 1), Layout.CHANNELS_FIRST, DType.UINT8, workspace_bytes))
         accesses = (*accesses, Access(len(buffers) - 1, Rows(0, 1), Mode.WRITE))
     program = Program((Launch(kernel, (), Stream.COMPUTE, accesses),), (), (), ())
-    return time_range_us(program, plan.graph, buffers, H200)
+    return time_range_us(program, Timing(plan.graph, buffers), H200)
 
 
 def estimated(provider: str, name: str, *settings: tuple[str, int]) -> Kernel:
@@ -66,10 +67,10 @@ def test_a_program_is_off_in_one_direction_and_more_so_on_other_gpus() -> None:
     launches = tuple(replace(x, work=replace(x.work, measured=False)) for x in PLAN.train.launches)
     program = replace(PLAN.train, launches=launches)
     time_us = simulate(program)
-    low, high = time_range_us(program, PLAN.graph, PLAN.buffers, H200)
+    low, high = time_range_us(program, TIMING, H200)
     assert low < time_us < high
-    far_low, far_high = time_range_us(program, PLAN.graph, PLAN.buffers, A100)
+    far_low, far_high = time_range_us(program, TIMING, A100)
     assert far_low < low and high < far_high <= high * OTHER_GPU * 1.001
     half = tuple(replace(x, work=replace(x.work, measured=i % 2 == 0)) for i, x in enumerate(launches))
-    inner_low, inner_high = time_range_us(replace(program, launches=half), PLAN.graph, PLAN.buffers, H200)
+    inner_low, inner_high = time_range_us(replace(program, launches=half), TIMING, H200)
     assert low < inner_low < time_us < inner_high < high

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from mbc.optimize.remat.draft_state import AllowedTechniques
+from mbc.optimize.remat.allowed_techniques import AllowedTechniques
 from mbc.optimize.search import variants
 from mbc.optimize.search.variants import placed_variants
 from tests.optimize.planned import roomy_problem
@@ -18,7 +18,7 @@ KEPT = AllowedTechniques(recompute=True, offload=0.0, host_bytes=0)
 def ways_to(available_bytes: int, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Return the live bytes of each variant that the search tries if no step fits yet."""
     looked_at: list[Any] = []
-    variant_of = variants._variant
+    variant_of = variants._Undecided.searched
 
     def noted(*arguments: Any) -> Any:
         way = variant_of(*arguments)
@@ -26,7 +26,7 @@ def ways_to(available_bytes: int, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         return way
 
     with monkeypatch.context() as patched:
-        patched.setattr(variants, "_variant", noted)
+        patched.setattr(variants._Undecided, "searched", noted)
         assert list(placed_variants(roomy_problem("residual", available_bytes), KEPT, math.inf, defer_reads=False))
     return looked_at
 
@@ -41,13 +41,13 @@ def test_far_too_large_steps_are_tried_with_least_workspace_only(monkeypatch: py
 
 def test_steps_that_cannot_fit_are_not_searched_thoroughly(monkeypatch: pytest.MonkeyPatch) -> None:
     searched: list[Any] = []
-    improved = variants._improved
+    improved = variants._Variant.improved
 
-    def noted(problem: Any, variant: Any, available_bytes: int) -> Any:
+    def noted(variant: Any, available_bytes: int) -> Any:
         searched.append(variant.residency.least_bytes)
-        return improved(problem, variant, available_bytes)
+        return improved(variant, available_bytes)
 
-    monkeypatch.setattr(variants, "_improved", noted)
+    monkeypatch.setattr(variants._Variant, "improved", noted)
     most_bytes = max(ways_to(1 << 40, monkeypatch))
     searched.clear()
     ways_to(most_bytes // 2, monkeypatch)
