@@ -16,7 +16,7 @@ from enum import StrEnum
 
 from mbc.errors import MbcError
 from mbc.hardware.collective_times import CollectiveKind
-from mbc.hardware.spec import DeviceSpec, spec_like
+from mbc.hardware.spec import DeviceSpec
 from mbc.hardware.streams import COPY_STREAMS, Space
 from mbc.ir.graph import Operation, TrainingGraph
 from mbc.ir.types import Precision
@@ -109,7 +109,7 @@ def device_of(plan: Plan) -> DeviceSpec:
             f"'{plan.graph.name}' is planned in fp64, which mbc does not run on GPUs, so it has no roofline",
             "choose another precision with --set train.precision=fp32",
         )
-    return spec_like(plan.target.gpu, plan.target.architecture)
+    return plan.target.device
 
 
 def ceilings_of(plan: Plan) -> Ceilings:

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Mapping
 from dataclasses import asdict
+from typing import Any
 
 from mbc.units import show_size, with_article
 
 
 def run(arguments: argparse.Namespace) -> int:
     """List the GPUs that can be planned for, and those of this machine."""
+    if arguments.card is not None:
+        return _show(arguments.card, arguments.json)
     from mbc.hardware.numa import gpu_place
     from mbc.hardware.spec import device_specs
     from mbc.hardware.target import local_gpus
@@ -32,8 +36,10 @@ def run(arguments: argparse.Namespace) -> int:
         document = {"known": listed, "here": placed, "estimates": estimates}
         print(json.dumps(document, indent=2))
         return 0
-    width = max(map(len, specs))
-    print(f"{'--gpu':<{width}}  {'GPU':<28} {'architecture':<12} {'memory':>9}  {'copy':>9}  {'tf32':>11}  figures")
+    width, named = max(map(len, specs)), max(len(spec.name) for spec in specs.values())
+    print(
+        f"{'--gpu':<{width}}  {'GPU':<{named}} {'architecture':<12} {'memory':>9}  {'copy':>9}  {'tf32':>11}  figures"
+    )
     for name, spec in specs.items():
         figures = "measured" if spec.measured else "datasheet"
         if name in profiles:
@@ -42,7 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
             figures += "; kernels scaled from the measured GPU most like it"
         note = "" if spec.buildable else ", plan only: the CUDA 13 toolkit makes no code for it"
         print(
-            f"{name:<{width}}  {spec.name:<28} {spec.architecture:<12} {show_size(spec.memory_bytes):>9}  "
+            f"{name:<{width}}  {spec.name:<{named}} {spec.architecture:<12} {show_size(spec.memory_bytes):>9}  "
             f"{spec.copy_gb_s:>4.0f} GB/s  {spec.tf32_tflops:>4.0f} TFLOP/s  {figures}{note}"
         )
     print()
@@ -63,3 +69,38 @@ def run(arguments: argparse.Namespace) -> int:
     if not here:
         print("here: no GPU was found (mbc doctor says more)")
     return 0
+
+
+def _show(name: str, as_json: bool) -> int:
+    """Print the figures of one listed GPU with their sources, or its row as a file for --gpu."""
+    from mbc.hardware.spec import device_specs, figure_sources, find_spec, listed_cards
+
+    spec, sources = find_spec(name), figure_sources()
+    key = next(key for key, one in device_specs().items() if one is spec)
+    row = listed_cards()[key]
+    if as_json:
+        print(json.dumps({field: value for field, value in row.items() if field != "planning"}, indent=2))
+        return 0
+    print(f"{spec.name} ({key}), {spec.architecture}\n")
+    of_figures = row.get("sources", {})
+    for figure, (value, unit) in _figures(row).items():
+        print(f"{figure:<16} {value:>9g} {unit:<5} {sources[of_figures.get(figure, row['source'])]}")
+    if "page" in row:
+        print(f"{'':<32} {row['page']}")
+    published = row["published"]
+    assert spec.sheet is not None
+    for peak, field, rate in (
+        ("fp32", "fp32_tflops", spec.sheet.fp32_tflops),
+        ("fp16, tensor cores", "tensor_tflops", spec.sheet.fp16_tflops),
+    ):
+        document = sources[row["published_source"]]
+        beside = f" (published: {published[field]:g}, {document})" if field in published else ""
+        print(f"peak in {peak}: {rate:.1f} TFLOP/s{beside}")
+    return 0
+
+
+def _figures(row: Mapping[str, Any]) -> dict[str, tuple[float, str]]:
+    """Return the figures of a listed GPU and their units."""
+    units = {"mhz": "MHz", "gb": "GB", "s": "GB/s", "kib": "KiB"}
+    numbers = {name: value for name, value in row.items() if isinstance(value, int | float) and value is not True}
+    return {name: (value, units.get(name.rpartition("_")[2], "")) for name, value in numbers.items()}

@@ -56,13 +56,12 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _verified(file: Path, plan: Plan, profile: str | None) -> Verified:
-    from mbc.hardware.spec import spec_like
     from mbc.plan.verify import verify_plan
     from mbc.profile.locate import find_profile
     from mbc.profile.measured_workspace import measured_workspace
 
     with notes(), busy(f"verifying {file}"):
-        measured = find_profile(spec_like(plan.target.gpu, plan.target.architecture), profile)
+        measured = find_profile(plan.target.device, profile)
         return verify_plan(plan, measured_workspace(measured))
 
 

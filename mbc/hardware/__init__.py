@@ -1,7 +1,9 @@
 """GPUs: their specifications, and the GPUs of this machine.
 
 * `streams`: spaces of buffers, streams of launches, alignment
-* `spec`: datasheets and measured ceilings of GPUs
+* `card_names`: names of GPUs as people write them
+* `datasheet`: figures of a card, listed or of a user's file, and the peaks that follow from them
+* `spec`: what planning uses of a GPU: limits of its datasheet, or measured ones
 * `part`: parts of a GPU, by name
 * `target`: which GPU a plan is for, and its free memory
 * `topology`: links between the GPUs of this machine

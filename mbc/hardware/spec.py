@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-import difflib
 import json
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cache
 from types import MappingProxyType
 from typing import Any
 
-from mbc.errors import MbcError
+from mbc.hardware.card_names import choose_card
 from mbc.hardware.collective_times import CollectiveModel, Link
+from mbc.hardware.datasheet import Datasheet, capability_of, multiprocessor_of, sheet_of
 from mbc.hardware.part import check_part, part_name, split_name
 from mbc.hardware.transfers import AnyLink, HostLink, Links, PeerLink, estimated_link, estimated_peer_link
 from mbc.resources import data_text
 
 # Judgement: a multiprocessor can use more than its share of the bandwidth if few others use memory.
 _COPY_SHARE_OF_PART = 1.5
-# Shared memory of a block by compute capability in tenths.
-_SHARED_KIB = {
-    70: 96, 72: 96, 75: 64, 80: 163, 86: 99, 87: 163, 89: 99, 90: 227, 100: 227, 103: 227, 110: 227, 120: 99, 121: 99,
-}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +52,7 @@ class DeviceSpec:
     buildable: bool  # the CUDA toolkit still supports its architecture
     collectives: CollectiveModel
     communicator_bytes: int = 0
+    sheet: Datasheet | None = None  # of the whole GPU, from which the limits follow
 
     @property
     def links(self) -> Links:
@@ -80,13 +76,14 @@ class DeviceSpec:
 
     @property
     def shared_bytes_of_block(self) -> int:
-        """Largest shared memory of a block (CUDA C++ Programming Guide, "Technical Specifications")."""
-        return _SHARED_KIB.get(self._compute_capability, 48) << 10
+        """Largest shared memory of a block."""
+        stated = 0 if self.sheet is None else self.sheet.shared_bytes
+        return stated or multiprocessor_of(self.architecture).shared_kib << 10
 
     @property
     def _compute_capability(self) -> int:
         """The compute capability in tenths."""
-        return int(self.architecture.removeprefix("sm_").rstrip("af"))
+        return capability_of(self.architecture)
 
 
 def has_warpgroups(architecture: str) -> bool:
@@ -95,24 +92,45 @@ def has_warpgroups(architecture: str) -> bool:
 
 
 @cache
+def listed_cards() -> Mapping[str, Mapping[str, Any]]:
+    """Return the rows of the listed GPUs by short name: figures, their sources, and rates that planning uses."""
+    return MappingProxyType(json.loads(data_text("gpus.json"))["cards"])
+
+
+@cache
+def figure_sources() -> Mapping[str, str]:
+    """Return the documents that are the sources of listed figures, by the names that rows use."""
+    return MappingProxyType(json.loads(data_text("gpus.json"))["sources"])
+
+
+@cache
 def device_specs() -> Mapping[str, DeviceSpec]:
     """Return every listed GPU by its short name."""
-    return MappingProxyType({key: _spec(row) for key, row in json.loads(data_text("gpus.json")).items()})
+    return MappingProxyType({key: spec_of(sheet_of(row), row.get("planning")) for key, row in listed_cards().items()})
 
 
-def _spec(row: dict[str, Any]) -> DeviceSpec:
+def spec_of(sheet: Datasheet, planning: Mapping[str, Any] | None = None) -> DeviceSpec:
+    """Return the spec of a card.
+
+    Args:
+        sheet: Its datasheet.
+        planning: Fields of the spec and rates of its links that were measured, or judged from measurements, and are
+            better than what follows from the datasheet.
+    """
+    better = planning or {}
+    link = _with_observed_rates(estimated_link(sheet.pcie_generation, sheet.pcie_lanes), better)
+    peer = _with_observed_rates(estimated_peer_link(link, sheet.nvlink_gb_s), better)
     names = {f.name for f in fields(DeviceSpec)}
-    link = _with_observed_rates(estimated_link(row["pcie_generation"], row["pcie_lanes"]), row)
-    nvlink_gb_s = row.get("nvlink_gb_s", 0.0)  # each direction between two GPUs; 0: connected by the bus
-    peer = estimated_peer_link(link, nvlink_gb_s)
-    joined = Link.NVLINK if nvlink_gb_s else Link.PCIE
-    settings = {key: value for key, value in row.items() if key in names}
-    return DeviceSpec(
-        host_link=link, peer_link=_with_observed_rates(peer, row), collectives=CollectiveModel(joined), **settings
+    spec = DeviceSpec(
+        sheet.name, sheet.architecture, sheet.multiprocessors, sheet.memory_bytes, sheet.l2_bytes, sheet.copy_gb_s,
+        sheet.fp32_tflops, sheet.tf32_tflops, sheet.bf16_tflops, sheet.fp16_tflops,
+        multiprocessor_of(sheet.architecture).launch_us, 0, link, peer, measured=False, buildable=True,
+        collectives=CollectiveModel(Link.NVLINK if sheet.nvlink_gb_s else Link.PCIE), sheet=sheet,
     )  # fmt: skip
+    return replace(spec, **{key: value for key, value in better.items() if key in names})
 
 
-def _with_observed_rates(link: AnyLink, row: dict[str, Any]) -> AnyLink:
+def _with_observed_rates(link: AnyLink, row: Mapping[str, Any]) -> AnyLink:
     """Return the link with the rates that `row` has: rates measured on a machine with this GPU.
 
     Such a rate is a better guess than the nominal rate of the bus.
@@ -126,42 +144,44 @@ def is_plan_only(architecture: str) -> bool:
 
 
 def find_spec(name: str) -> DeviceSpec:
-    """Return the GPU called `name`.
+    """Return the GPU called `name`, as people or nvidia-smi write it.
 
     Raises:
-        MbcError: MBC070, no GPU of that name is listed; the message lists the names.
+        MbcError: MBC070, no GPU of that name is listed, or several are; the message lists the nearest names.
     """
     specs = device_specs()
-    key = name.lower().replace("nvidia", "").strip().replace(" ", "-")
-    if key in specs:
-        return specs[key]
-    words = [word for word in re.split(r"[-\s]+", key) if word]
-    near = [listed for listed in specs if all(word in listed for word in words)]
-    if (
-        not near and len(words) > 1
-    ):  # another card of the same series has a name too different for a spelling correction
-        near = [listed for listed in specs if any(word in listed.split("-") for word in words)]
-    near = near or difflib.get_close_matches(key, list(specs), 1)
-    meant = f"did you mean {' or '.join(near)}? Else " if near and words else ""
-    raise MbcError("MBC070", f"unknown GPU '{name}'", f"{meant}choose one of {', '.join(specs)}")
+    return specs[choose_card(name, {key: (spec.name, listed_cards()[key]["memory_gb"]) for key, spec in specs.items()})]
 
 
-def known_spec(name: str) -> DeviceSpec | None:
-    """Return the spec of the GPU with this driver name, or of a part of it; None if it is not listed."""
+def known_spec(name: str, sheet: Datasheet | None = None) -> DeviceSpec | None:
+    """Return the spec of the GPU with this driver name, or of a part of it; None if it is not listed.
+
+    A `sheet` replaces the listed one.
+    """
     whole, _ = split_name(name)
+    if sheet is not None:
+        return spec_like(name, sheet.architecture, sheet)
     match = next((spec for spec in device_specs().values() if spec.name == whole), None)
     return None if match is None else spec_like(name, match.architecture)
 
 
-def spec_like(name: str, architecture: str) -> DeviceSpec:
+def unlisted_sheet(spec: DeviceSpec) -> Datasheet | None:
+    """Return the datasheet of a GPU, or of the whole of which it is a part; None if its name alone says as much."""
+    listed = known_spec(split_name(spec.name)[0])
+    return None if listed is not None and listed.sheet == spec.sheet else spec.sheet
+
+
+def spec_like(name: str, architecture: str, sheet: Datasheet | None = None) -> DeviceSpec:
     """Return the spec of the GPU with this driver name, or of a part of it (`part_of`).
 
-    A GPU that is not listed gets the spec of the first listed GPU of its architecture. If none has its architecture,
-    it gets the spec of the first listed GPU. Either spec is marked as not measured.
+    A GPU without a `sheet` that is not listed gets the spec of the first listed GPU of its architecture. If none has
+    its architecture, it gets the spec of the first listed GPU. Either spec is marked as not measured.
     """
     whole, multiprocessors = split_name(name)
     if multiprocessors is not None:
-        return part_of(spec_like(whole, architecture), multiprocessors)
+        return part_of(spec_like(whole, architecture, sheet), multiprocessors)
+    if sheet is not None:
+        return replace(spec_of(sheet), name=name, architecture=architecture)
     specs = device_specs().values()
     for spec in specs:
         if spec.name == name:

@@ -10,8 +10,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mbc.errors import MbcError
+from mbc.hardware.datasheet import read_sheet
 from mbc.hardware.part import split_name, whole_name
-from mbc.hardware.spec import DeviceSpec, device_specs, find_spec, part_of
+from mbc.hardware.spec import DeviceSpec, device_specs, find_spec, part_of, spec_of
 
 DEFAULT_GPU = "h200"
 # The operating system cannot move pinned memory, so other programs lack it, and loading data needs memory too.
@@ -77,16 +78,18 @@ def find_device(gpu: str) -> DeviceSpec:
 
     Args:
         gpu: A name; `auto` for the GPU on which a module would run on this machine, else the default GPU; `NAME@N` for
-            N of a GPU's multiprocessors. A GPU of this machine that is not listed gets the spec of the listed one of
-            its architecture with the nearest memory size.
+            N of a GPU's multiprocessors; a file `*.json` with the datasheet of one's own card. A GPU of this machine
+            that is not listed gets the spec of the listed one of its architecture with the nearest memory size.
 
     Raises:
-        MbcError: MBC070, no GPU of that name is listed; MBC071, no listed GPU has the architecture of this machine's;
-            MBC286, the part is not possible.
+        MbcError: MBC069, the file is no datasheet; MBC070, no GPU of that name is listed; MBC071, no listed GPU has
+            the architecture of this machine's; MBC286, the part is not possible.
     """
     whole, multiprocessors = split_name(gpu)
     if multiprocessors is not None:
         return part_of(find_device(whole), multiprocessors)
+    if gpu.endswith(".json"):
+        return spec_of(read_sheet(Path(gpu)))
     if gpu != "auto":
         return find_spec(gpu)
     here = current_gpu()

@@ -7,6 +7,7 @@ from collections.abc import Container, Mapping
 from typing import Any
 
 from mbc.errors import MbcError
+from mbc.hardware.datasheet import sheet_fault
 from mbc.hardware.part import split_name
 from mbc.hardware.streams import Space, Stream
 from mbc.ir.graph import Initializer, Operation, Optimizer, Ranks, Role, State, TrainingGraph, Value
@@ -153,6 +154,8 @@ def _check_ranges(predictions: Predictions) -> None:
 def _check_target(target: Target) -> None:
     if not _ARCHITECTURE.fullmatch(target.architecture):
         raise BadField(f"'{target.architecture}' is not an architecture such as sm_90", "architecture")
+    if target.sheet is not None and (fault := sheet_fault(target.sheet)):
+        raise BadField(f"'{fault}' is out of range", "sheet")
     try:
         split_name(target.gpu)
     except MbcError as error:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import NoReturn
 
 from mbc.errors import MbcError
-from mbc.hardware.spec import DeviceSpec, spec_like
+from mbc.hardware.spec import DeviceSpec
 from mbc.hardware.streams import aligned
 from mbc.ir.graph import Operation
 from mbc.kernels import PROVIDERS
@@ -54,7 +54,7 @@ class KernelCheck:
     def __post_init__(self) -> None:
         """Look up the GPU of the plan and the providers by name."""
         target = self.plan.target
-        self._device: DeviceSpec = replace(spec_like(target.gpu, target.architecture), architecture=target.architecture)
+        self._device: DeviceSpec = replace(target.device, architecture=target.architecture)
         self._providers: Mapping[str, Provider] = {p.name: p for p in self.providers}
 
     def check(self, launch: Launch, operations: Mapping[str, Operation], place: str) -> None:

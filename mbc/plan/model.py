@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from mbc.hardware.datasheet import Datasheet
+from mbc.hardware.spec import DeviceSpec, known_spec, spec_like
 from mbc.hardware.streams import Space, Stream
 from mbc.hardware.transfers import Links
 from mbc.ir.graph import TrainingGraph
@@ -135,6 +137,7 @@ class Target:
         memory_bytes: Memory of the GPU.
         cudnn: Version number of cuDNN (91900); 0 if the plan names no cuDNN engine.
         profile: GPU, driver, cuDNN and date of the measured times; empty without a profile.
+        sheet: Figures of a GPU that no list has, or that differs from the listed one of its name; else None.
     """
 
     gpu: str
@@ -143,6 +146,17 @@ class Target:
     memory_bytes: int
     cudnn: int
     profile: str = ""
+    sheet: Datasheet | None = optional(None)  # noqa: RUF009 - a field, no value
+
+    @property
+    def known_device(self) -> DeviceSpec | None:
+        """The GPU's specification; None if the plan has no figures of the GPU and no list has it."""
+        return known_spec(self.gpu, self.sheet)
+
+    @property
+    def device(self) -> DeviceSpec:
+        """The GPU's specification, or that of a GPU of the same architecture (`spec_like`)."""
+        return spec_like(self.gpu, self.architecture, self.sheet)
 
 
 @dataclass(frozen=True, slots=True)

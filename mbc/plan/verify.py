@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from typing import NoReturn
 
 from mbc.errors import MbcError
-from mbc.hardware.spec import known_spec
 from mbc.hardware.streams import ALIGNMENT_BYTES, Space
 from mbc.ir.graph import Operation, Role
 from mbc.ir.types import Layout, layout_matters
@@ -143,7 +142,7 @@ def _check_target(plan: Plan) -> None:
     Raises:
         MbcError: MBC138 otherwise.
     """
-    target, spec = plan.target, known_spec(plan.target.gpu)
+    target, spec = plan.target, plan.target.known_device
     if spec is None:
         return
     for what, says, has in (

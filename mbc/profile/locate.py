@@ -12,7 +12,7 @@ from typing import Any
 from mbc.errors import MbcError
 from mbc.hardware.cudnn_version import installed_cudnn
 from mbc.hardware.part import split_name, whole_name
-from mbc.hardware.spec import DeviceSpec, device_specs, spec_like
+from mbc.hardware.spec import DeviceSpec, device_specs, spec_like, unlisted_sheet
 from mbc.hardware.target import LocalGpu, local_gpus
 from mbc.profile.edit import merged
 from mbc.profile.model import Profile, scaled_to, version_text
@@ -102,7 +102,7 @@ def find_profile(device: DeviceSpec, path: str | None = None, accept_stale: bool
     if multiprocessors is None:
         similar = _of_similar(device)
         return similar if own is None else _completed_by(own, similar)
-    whole = spec_like(whole_name(device.name), device.architecture)
+    whole = spec_like(whole_name(device.name), device.architecture, unlisted_sheet(device))
     of_whole = _own_or_bundled(whole, here)
     return own if of_whole is None else completed(own, of_whole, whole.multiprocessors / multiprocessors)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mbc.hardware.spec import DeviceSpec, known_spec
+from mbc.hardware.spec import DeviceSpec
 from mbc.plan.model import Plan
 from mbc.profile.locate import find_profile
 from mbc.profile.model import calibrated, for_ranks
@@ -12,7 +12,7 @@ LEAST_GAIN = 5e-4  # of a step, to be shown
 
 def device_of(plan: Plan) -> DeviceSpec | None:
     """Return the GPU as the planner models it; None for an unknown GPU."""
-    device = known_spec(plan.target.gpu)
+    device = plan.target.known_device
     if device is None:
         return None
     profile = find_profile(device)

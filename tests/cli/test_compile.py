@@ -230,6 +230,31 @@ def test_gpus(mbc):
     assert f"fitted to {said['estimates']['fitted_to']}" in done.out
 
 
+def test_figures_of_a_gpu(mbc):
+    shown = mbc("gpus", "RTX 3060").out
+    assert shown.startswith("NVIDIA GeForce RTX 3060 (rtx-3060), sm_86\n")
+    assert re.search(r"^multiprocessors +28 +TechPowerUp GPU Database", shown, re.MULTILINE)
+    assert "peak in fp32: 12.7 TFLOP/s (published: 12.7, NVIDIA Ampere GA102" in shown
+    row = mbc("gpus", "rtx-3060", "--json").json
+    assert row["multiprocessors"] == 28 and "planning" not in row
+    assert "error MBC070: 'A100' is several GPUs" in mbc("gpus", "A100").err
+
+
+def test_a_card_of_ones_own(mbc):
+    """The plan has the figures of the card, because no list has them."""
+    row = mbc("gpus", "rtx-3060", "--json").json
+    Path("card.json").write_text(json.dumps(row | {"name": "Mine", "multiprocessors": 30}))
+    done = mbc("compile", "tiny.mbc", "-o", "net", "--gpu", "card.json")
+    assert done.code == 0 and "for Mine (sm_86)" in done.out
+    target = json.loads(Path("net/plan.json").read_text())["target"]
+    assert target["sheet"]["multiprocessors"] == target["multiprocessors"] == 30
+    assert mbc("verify", "net").code == 0 and mbc("show", "net").code == 0
+    assert mbc("compile", "tiny.mbc", "-o", "listed", "--gpu", "rtx-3060-8gb").code == 0
+    assert json.loads(Path("listed/plan.json").read_text())["target"]["sheet"]["memory_bytes"] < 8 << 30
+    assert mbc("compile", "tiny.mbc", "-o", "first", "--gpu", "rtx-3060").code == 0
+    assert "sheet" not in json.loads(Path("first/plan.json").read_text())["target"]
+
+
 def test_estimates_have_a_range(mbc):
     figures = mbc("compile", "tiny.mbc", "-o", "net", "--gpu", "a100-40", "--json").json
     for program in ("train", "infer"):

@@ -37,7 +37,7 @@ ASKED = [
     (("profile", "net.mbc", "--ag"), ["--again"]),
     (("fmt", "--st"), ["--stdout"]),
     (("compile", "-o", ""), []),
-    (("compile", "--gpu", "a1"), ["a100-80", "a100-40"]),
+    (("compile", "--gpu", "rtx-3060-"), ["rtx-3060-ti", "rtx-3060-8gb", "rtx-3060-laptop"]),
     (("diff", "--ti"), ["--times"]),
 ]
 

@@ -106,8 +106,13 @@ def _profile_verb(verbs: Commands, name: str, short: str, examples: str) -> argp
 def add_gpus(commands: Commands) -> None:
     """Add `mbc gpus`."""
     parser = command(
-        commands, "gpus", "List the GPUs that can be planned for, and those of this machine.", "  mbc gpus"
-    )
+        commands, "gpus", "List the GPUs that can be planned for, and those of this machine.",
+        "  mbc gpus\n  mbc gpus 'RTX 3060'\n  mbc gpus rtx-3060 --json > card.json",
+    )  # fmt: skip
+    parser.add_argument(
+        "card", nargs="?", metavar="NAME",
+        help="show the figures of this GPU and their sources; with --json as a file for --gpu",
+    )  # fmt: skip
     add_json(parser)
 
 

@@ -9,6 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
+from mbc.hardware.spec import unlisted_sheet
 from mbc.hardware.streams import Stream
 from mbc.kernels.nccl import latency_us
 from mbc.optimize import effort
@@ -317,6 +318,7 @@ def _plan(solution: Solution, bounds: Bounds, budget_bytes: int, overhead_bytes:
             device.memory_bytes,
             cudnn,
             _origin(table, draft.buffers, train, infer),
+            unlisted_sheet(device),
         ),
         budget_bytes,
         draft.buffers,
