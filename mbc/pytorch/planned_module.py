@@ -203,7 +203,8 @@ class Planned:
             MbcError: MBC341 if no smaller plan fits and PyTorch must not run the model.
         """
         busy = self._ticket() if self._ticket is not None else None
-        if (busy is not None and not busy.used) or not self._memory_checks.begin():
+        trains = model.training and torch.is_grad_enabled()  # tensors made in torch.inference_mode cannot be trained
+        if not trains or (busy is not None and not busy.used) or not self._memory_checks.begin():
             return True
         first = self.programs[0]
         excess = self._compilation.excess_bytes(first)
