@@ -61,6 +61,8 @@ def from_torch(
     optimizer: Any,
     targets: Any = None,
     clip_norm: float = 0.0,
+    accumulate: int = 1,
+    ema: float = 0.0,
     memory: str | int = "auto",
     precision: Any = "fp32",
     device: str = "auto",
@@ -79,6 +81,9 @@ def from_torch(
         optimizer: `torch.optim.SGD`, `AdamW`, or `Adam` without weight decay. It must be new.
         targets: An example of the targets, if a target gives the probability of each class.
         clip_norm: The largest L2 norm of all gradients, as in `clip_grad_norm_`; 0: no clipping.
+        accumulate: Mini-batches like the example whose gradients an update averages. `step` takes all of them at once,
+            as one tensor with that many times the rows.
+        ema: The decay of moving averages of all weights, which `trainer.averages()` returns; 0: none.
         memory: The GPU memory that mbc may use (`12GB`, or a number of bytes).
         precision: `fp32`, `bf16`, `fp16`, `fp64`, or the PyTorch type of that name.
         device: `auto`, `cuda`, or `cpu`, on which NumPy computes.
@@ -96,8 +101,9 @@ def from_torch(
 
     return make_trainer(
         model, example,
-        loss=loss, optimizer=optimizer, targets=targets, clip_norm=clip_norm, memory=memory, precision=precision,
-        device=device, seed=seed, measure_for=measure_for, check=check, progress=progress,
+        loss=loss, optimizer=optimizer, targets=targets, clip_norm=clip_norm, accumulate=accumulate, ema=ema,
+        memory=memory, precision=precision, device=device, seed=seed, measure_for=measure_for, check=check,
+        progress=progress,
     )  # fmt: skip
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from mbc.errors import MbcError
+from mbc.frontend.sections import MOST_ACCUMULATED
 
 torch: Any = importlib.import_module("torch")
 _TAKEN = "torch.optim.SGD, AdamW, or Adam without weight decay"
@@ -111,6 +112,26 @@ def entries_of(updates: Updates, optimizer: Any, states_of: Callable[[Any], Sequ
     ]
     comma = "," if len(differing) == 1 else ""
     return [f"optimizer = {updates.entry}", *([f"groups = ({', '.join(differing)}{comma})"] if differing else [])]
+
+
+def settings_of_updates(clip_norm: float, accumulate: int, ema: float) -> list[str]:
+    """Return the lines of the `train` section for settings of an update that PyTorch's optimizers do not have.
+
+    Raises:
+        MbcError: MBC332 for a number that is not allowed.
+    """
+    for name, given, allowed, form in (
+        ("clip_norm", clip_norm, 0 <= clip_norm < math.inf, "a norm, or 0 for no clipping"),
+        ("accumulate", accumulate, accumulate in range(1, MOST_ACCUMULATED + 1), "a number of mini-batches"),
+        ("ema", ema, 0 <= ema < 1, "a decay below 1, or 0 for no averages"),
+    ):
+        if not allowed:
+            _refuse(f"{name} is {given}", f"pass {form}")
+    return [
+        *([f"clip_norm = {float(clip_norm)!r}"] if clip_norm else []),
+        *([f"accumulate = {int(accumulate)}"] if accumulate != 1 else []),
+        *([f"ema = {float(ema)!r}"] if ema else []),
+    ]
 
 
 def rate_now(updates: Updates, optimizer: Any, given: float | None) -> float:

@@ -26,7 +26,7 @@ from mbc.pytorch.objective import fitted, judges_of, loss_modules, losses_of
 from mbc.pytorch.process_memory import free_unused
 from mbc.pytorch.shared_states import SharedStates
 from mbc.pytorch.targets import Target, explain
-from mbc.pytorch.torch_optimizer import Updates, check_parameters, entries_of, rate_now, updates_of
+from mbc.pytorch.torch_optimizer import Updates, check_parameters, entries_of, rate_now, settings_of_updates, updates_of
 from mbc.pytorch.watch import Watch
 from mbc.runtime.arguments import duration_of
 from mbc.runtime.driver import report_no_gpu
@@ -89,6 +89,7 @@ class Trainer:
         self.took = took
         self.module = module
         self._optimizer, self._updates = optimizer, updates
+        self._model, self._keys = model, exported.network.keys
         self._used = exported.used
         self._inputs = exported.inputs
         self._targets = targets
@@ -131,7 +132,7 @@ class Trainer:
         if rows != self.module.step_batch:
             raise MbcError(
                 "MBC336",
-                f"a batch has {rows} samples, but the example had {self.module.step_batch}",
+                f"a batch has {rows} samples, but a step of this trainer takes {self.module.step_batch}",
                 "let the DataLoader drop the last batch (drop_last=True), or make a trainer with such an example",
             )
         given = self._read(inputs)
@@ -143,7 +144,8 @@ class Trainer:
         except MbcError as error:
             explained = explain(self._targets, inputs[self._inputs :], error)
             raise explained from error
-        self._states.count()
+        for _ in range(self.module.step_batch // self.module.batch):
+            self._states.count()
         self._optimizer._opt_called = True  # schedulers read this flag to warn of a wrong order of calls
         # PyTorch may reuse the memory of a tensor on the GPU once no reference is left: one is kept until the step
         # has read the tensor.
@@ -164,6 +166,17 @@ class Trainer:
         device = getattr(inputs[0], "device", "cpu")
         tensors = tuple(torch.from_numpy(a).to(device) for a in (outputs if isinstance(outputs, tuple) else (outputs,)))
         return tensors if isinstance(outputs, tuple) else tensors[0]
+
+    def averages(self) -> dict[str, Any]:
+        """Return the model's `state_dict` with the moving averages of its weights, which `ema` keeps.
+
+        Raises:
+            MbcError: MBC230 (a closed trainer), MBC211 (a trainer without averages).
+        """
+        self._check_open()
+        arrays = self.module.state_dict(ema=True)
+        averaged = {k.name: torch.from_numpy(arrays[k.state]).reshape(k.shape) for k in self._keys if k.state}
+        return {**self._model.state_dict(), **averaged}
 
     def _read(self, inputs: Sequence[Any]) -> list[Any]:
         """Return the tensors that the network reads, without inputs that the model does not use."""
@@ -221,6 +234,8 @@ def make_trainer(
     optimizer: Any,
     targets: Any,
     clip_norm: float,
+    accumulate: int,
+    ema: float,
     memory: str | int,
     precision: Any,
     device: str,
@@ -243,8 +258,9 @@ def make_trainer(
     with busy("making a trainer") if progress else nullcontext(silent) as say:
         say("import")
         exported, text, read = import_training(
-            model, example, loss=loss, optimizer=optimizer, targets=targets, clip_norm=clip_norm, check=check
-        )
+            model, example, loss=loss, optimizer=optimizer, targets=targets, clip_norm=clip_norm, accumulate=accumulate,
+            ema=ema, check=check,
+        )  # fmt: skip
         network = exported.network
         imported_s, stages = time.perf_counter(), Stages(announce=say)
         settings = (("memory.device", memory_text(memory)), ("train.precision", precision_name(precision)))
@@ -271,6 +287,8 @@ def import_training(
     optimizer: Any,
     targets: Any = None,
     clip_norm: float = 0.0,
+    accumulate: int = 1,
+    ema: float = 0.0,
     check: bool | None = False,
 ) -> tuple[Exported, str, list[Target]]:
     """Return the network of a model that `refuse_model` accepts, the source of its training, and its targets.
@@ -289,7 +307,7 @@ def import_training(
         if key in states and states[key] not in (*network.frozen, *names.get(id(tensor), ())):
             names.setdefault(id(tensor), []).append(states[key])
     entries = entries_of(updates, optimizer, lambda parameter: names.get(id(parameter), ()))
-    entries += [f"clip_norm = {float(clip_norm)!r}"] if clip_norm else []
+    entries += settings_of_updates(clip_norm, accumulate, ema)
     read = fitted(objectives, loss, network, targets)
     objectives = [None if target is None else target.objective for target in read]
     text = write_source(network, objectives, "Made from a model of PyTorch.", training=entries)

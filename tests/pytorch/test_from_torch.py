@@ -81,6 +81,51 @@ def test_fifty_steps_beside_torch(make, norm_trains):
     two.step()  # its own again
 
 
+def test_clipping_accumulation_and_averages_are_torchs():
+    theirs, ours = net(), net()
+    optimizer, loss = sgd(theirs), nn.CrossEntropyLoss()
+    ema = torch.optim.swa_utils.get_ema_multi_avg_fn(0.9)
+    average = torch.optim.swa_utils.AveragedModel(theirs, multi_avg_fn=ema, use_buffers=True)
+    given = {"loss": loss, "optimizer": sgd(ours), "clip_norm": 0.3, "accumulate": 2, "ema": 0.9}
+    with trainer_of(ours, **given) as trainer:
+        for images, labels in batches(6):
+            pairs = [(images, labels), (images.flip(0) + 1, labels.flip(0))]
+            wanted = torch.stack([loss(theirs(x), y) for x, y in pairs]).mean()
+            optimizer.zero_grad()
+            wanted.backward()
+            nn.utils.clip_grad_norm_(theirs.parameters(), 0.3)
+            optimizer.step()
+            average.update_parameters(theirs)
+            both = (torch.cat(tensors) for tensors in zip(*pairs, strict=True))
+            assert float(trainer.step(*both)) == pytest.approx(wanted.item(), rel=1e-4)
+        averages = trainer.averages()
+    net().load_state_dict(averages)
+    for key, tensor in average.module.state_dict().items():
+        np.testing.assert_allclose(ours.state_dict()[key], theirs.state_dict()[key], rtol=1e-3, atol=1e-4)
+        if tensor.is_floating_point():
+            np.testing.assert_allclose(averages[key], tensor, rtol=1e-3, atol=1e-4, err_msg=key)
+
+
+@pytest.mark.parametrize(
+    ("enabled", "of_loss", "of_step"), [(True, ValueError, AssertionError), (False, AttributeError, MbcError)]
+)
+def test_a_gradient_scaler_around_a_step_is_refused(enabled: bool, of_loss: Any, of_step: Any):
+    model, scaler = net(), torch.amp.GradScaler("cpu", enabled=enabled)
+    optimizer = sgd(model)
+    with trainer_of(model, optimizer=optimizer) as trainer:
+        with pytest.raises(of_loss):
+            scaler.scale(trainer.step(*batches(1)[0])).backward()
+        with pytest.raises(of_step):
+            scaler.step(optimizer)
+
+
+@pytest.mark.parametrize("other", [{"clip_norm": -1}, {"accumulate": 0}, {"accumulate": 2.5}, {"ema": 1.0}])
+def test_settings_of_an_update_are_checked(other: dict[str, float]):
+    (name,) = other
+    with pytest.raises(MbcError, match=f"MBC332: {name} is {other[name]}"):
+        trainer_of(net(), **other)
+
+
 @pytest.mark.parametrize("loss", ["dice", "dice(background=false, batch=true, cross_entropy=1)", "tversky(0.3, 0.7)",
                                   "focal(alpha=0.25)", "dice(sigmoid=true)", "softmax_cross_entropy(0.1)"])  # fmt: skip
 def test_losses_by_name_have_settings_as_the_language_writes_them(loss: str):
@@ -371,7 +416,7 @@ def test_refusals_while_it_trains():
         trainer_of(nn.Sequential(model))
     with pytest.raises(MbcError, match=r"MBC334: optimizer.step\(\) was called while mbc trains its model"):
         optimizer.step()
-    with pytest.raises(MbcError, match=r"MBC336: a batch has 5 samples, but the example had 8"):
+    with pytest.raises(MbcError, match=r"MBC336: a batch has 5 samples, but a step of this trainer takes 8"):
         trainer.step(images[:5], labels[:5])
     optimizer.param_groups[1]["lr"] = 1.0
     with pytest.raises(MbcError, match=r"MBC335: the optimizer has the rates \[0.002, 1.0\], but the plan has"):
