@@ -34,7 +34,7 @@ _FUNCTIONS: dict[Any, str] = {
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _REMEDY = (
     f"pass one of {', '.join(LOSSES)}; nn.CrossEntropyLoss, NLLLoss, KLDivLoss, BCELoss, BCEWithLogitsLoss, MSELoss, "
-    "L1Loss, SmoothL1Loss, HuberLoss, or a function of theirs"
+    "L1Loss, SmoothL1Loss, HuberLoss, or a function of theirs; mbc.module leaves any other loss to PyTorch"
 )
 
 
