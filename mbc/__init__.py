@@ -78,7 +78,7 @@ def from_torch(
         example: The input of one mini-batch, or several inputs in a tuple. Every step must have as many rows.
         loss: A name of the language or an `nn` loss. For several outputs: a list with a loss, a pair (loss, weight) or
             None for each output.
-        optimizer: `torch.optim.SGD`, `AdamW`, or `Adam` without weight decay. It must be new.
+        optimizer: `torch.optim.SGD`, `AdamW`, or `Adam` without weight decay. A training goes on from its state.
         targets: An example of the targets, if a target gives the probability of each class.
         clip_norm: The largest L2 norm of all gradients, as in `clip_grad_norm_`; 0: no clipping.
         accumulate: Mini-batches like the example whose gradients an update averages. `step` takes all of them at once,

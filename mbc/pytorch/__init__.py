@@ -13,6 +13,7 @@
 * `compiled_model`: the compilation of a model's source
 * `shared_states`: parameters, statistics and gradients as tensors over the plan's memory
 * `process_memory`: the memory of a GPU that the process takes, and what it may take
+* `optimizer_states`: momentum and moments as tensors over the plan's memory
 * `trainer`: a model that mbc trains
 * `gradients_out`: the gradients of a step, as PyTorch's backward pass leaves them
 * `planned_program`: the plan of a model for one shape of its inputs

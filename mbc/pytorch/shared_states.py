@@ -104,7 +104,7 @@ class SharedStates:
                 shared = Shared(name, table, key, home, self._view(home, table[key]))
                 shared.place = gradients.get(entry.state)
                 if shared.place is not None:
-                    shared.gradient = _shaped(torch.from_dlpack(module.shared(shared.place)), shared.view)
+                    shared.gradient = shaped(torch.from_dlpack(module.shared(shared.place)), shared.view)
                 self.shared.append(shared)
             elif not isinstance(table[key], torch.nn.Parameter) and id(table[key]) not in taken:
                 self._constants.append((name, table, key, table[key].detach().clone()))
@@ -166,7 +166,7 @@ class SharedStates:
         assert shared.place is not None
         owner = self._module.shared(shared.place)
         shared.owner = weakref.ref(owner)
-        return _shaped(torch.from_dlpack(owner), shared.view)
+        return shaped(torch.from_dlpack(owner), shared.view)
 
     @contextmanager
     def kept(self) -> Generator[None]:
@@ -213,13 +213,13 @@ class SharedStates:
                 "MBC330", f"'{place.value}' is {tensor.dtype}, but the plan keeps {view.dtype}",
                 "keep the model in float32, and choose the type of activations by precision=",
             )  # fmt: skip
-        return _shaped(view, tensor)
+        return shaped(view, tensor)
 
     def _take(self, shared: Shared) -> None:
         shared.view.copy_(shared.tensor)
         owner = self._module.shared(shared.home)
         shared.lent = weakref.ref(owner)
-        shared.tensor.data = _shaped(torch.from_dlpack(owner), shared.view)
+        shared.tensor.data = shaped(torch.from_dlpack(owner), shared.view)
 
 
 def is_own(shared: Shared) -> bool:
@@ -228,7 +228,7 @@ def is_own(shared: Shared) -> bool:
     return gradient is not None and gradient.data_ptr() == shared.gradient.data_ptr()
 
 
-def _shaped(view: Any, like: Any) -> Any:
+def shaped(view: Any, like: Any) -> Any:
     """Return a view of a state's memory in the shape of the model's tensor."""
     return view if view.shape == like.shape else view.view(like.shape)
 

@@ -33,23 +33,16 @@ class Updates:
     decays: tuple[float, ...]
     settings: tuple[tuple[str, Any], ...]
 
-    @property
-    def has_state(self) -> bool:
-        """True if a step leaves a state for the next one: momentum or moments."""
-        return dict(self.settings).get("momentum", 1) != 0
-
 
 def updates_of(optimizer: Any) -> Updates:
     """Return the updates of an optimizer.
 
     Raises:
-        MbcError: MBC332 for an optimizer that mbc does not have, or that has been used.
+        MbcError: MBC332 for an optimizer that mbc does not have.
     """
     kind, optim = optimizer.__class__, torch.optim
     if kind not in (optim.SGD, optim.AdamW, optim.Adam):
         _refuse(f"the optimizer {kind.__name__} is not one that mbc has", f"use {_TAKEN}")
-    if optimizer.state:
-        _refuse("the optimizer has state of earlier steps", "make a new optimizer for the model")
     groups: Sequence[Mapping[str, Any]] = optimizer.param_groups
     settings = ("momentum", "nesterov") if kind is optim.SGD else ("betas", "eps")
     for name, plain in _PLAIN.items():

@@ -23,6 +23,7 @@ from mbc.pytorch.compiled_model import TorchMemory, memory_text, open_compiled, 
 from mbc.pytorch.exported_model import Exported, export_model, network_of, refuse_model
 from mbc.pytorch.model_tensors import example_tensors, readable
 from mbc.pytorch.objective import fitted, judges_of, loss_modules, losses_of
+from mbc.pytorch.optimizer_states import OptimizerStates
 from mbc.pytorch.process_memory import free_unused
 from mbc.pytorch.shared_states import SharedStates
 from mbc.pytorch.targets import Target, explain
@@ -99,20 +100,26 @@ class Trainer:
         self._states = SharedStates(model, exported.network, module, {})
         self._states.count_on_host()
         self._in_flight: tuple[Loss, list[Any]] | None = None
+        self._optimizer_states = OptimizerStates(optimizer, module, self._states)
         self._close = weakref.finalize(
             self,
             _release,
             move_back,
             module,
             self._states,
+            self._optimizer_states,
             (
                 optimizer.register_step_pre_hook(_refuse_step),
-                optimizer.register_load_state_dict_pre_hook(_refuse_state),
-                optimizer.register_state_dict_pre_hook(partial(_refuse_saving, updates, weakref.ref(module))),
+                optimizer.register_state_dict_pre_hook(self._optimizer_states.count),
             ),
         )
         self._watch = Watch(model, losses, optimizer, str(module.plan.graph.precision))
         _trainers[model] = weakref.ref(self)
+        try:
+            self._optimizer_states.refresh()
+        except MbcError:
+            self.close()
+            raise
 
     def step(self, *inputs: Any, lr: float | None = None) -> Loss:
         """Return the loss of one update from inputs and targets.
@@ -138,6 +145,7 @@ class Trainer:
         given = self._read(inputs)
         self._watch.check()
         self._refresh()
+        self._optimizer_states.refresh()
         try:
             with ordered(self.module.device):
                 loss = self.module.step(*given, lr=rate)
@@ -334,32 +342,16 @@ def _refuse_step(*_: object) -> None:
     raise MbcError("MBC334", "optimizer.step() was called while mbc trains its model", "call only trainer.step")
 
 
-def _refuse_state(*_: object) -> None:
-    raise MbcError(
-        "MBC334",
-        "optimizer.load_state_dict() was called while mbc trains its model: its states are in mbc's memory",
-        "load a checkpoint of trainer.module.save with trainer.module.load",
-    )
-
-
-def _refuse_saving(updates: Updates, held: weakref.ref[Module], *_: object) -> None:
-    """Raise MBC334 if an optimizer's state would be saved without the momentum or moments in mbc's memory.
-
-    Raises:
-        MbcError: MBC334.
-    """
-    module = held()
-    if module is not None and updates.has_state and module.control["updates"]:
-        raise MbcError(
-            "MBC334",
-            "optimizer.state_dict() was called while mbc trains its model: its states are in mbc's memory",
-            "save a checkpoint with trainer.module.save(FILE), and load it with trainer.module.load(FILE)",
-        )
-
-
-def _release(move_back: Callable[[], Any], module: Module, states: SharedStates, refusing: Sequence[Any]) -> None:
-    for handle in refusing:
+def _release(
+    move_back: Callable[[], Any],
+    module: Module,
+    states: SharedStates,
+    optimizer_states: OptimizerStates,
+    hooks: Sequence[Any],
+) -> None:
+    for handle in hooks:
         handle.remove()
     states.part()
     move_back()
+    optimizer_states.part()
     module.close()

@@ -315,6 +315,11 @@ class Module:
             record = self._read_control()
         return {name: record[name].item() for name in COUNTERS}
 
+    def count_updates(self, updates: int) -> None:
+        """Let the bias correction of Adam continue after so many updates."""
+        with self._turns, self._changing():
+            self._write_control({"updates": updates})
+
     @property
     def states(self) -> dict[str, tuple[int, ...]]:
         """Names and shapes of parameters, statistics and optimizer state, in the order of the source."""

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import mbc
+from mbc.hardware.streams import Space
 from mbc.measure.gpu import Gpu
 from tests.gpu.test_planned_module import exact as exact
 
@@ -51,6 +52,48 @@ def test_readers_see_trained_tensors_and_writers_change_them(pair: Any):
         model.head[-1].weight.data = 2 * model.head[-1].weight.data
     compare(pair)
     assert held is ours.first.weight and held.is_cuda
+
+
+def test_a_training_goes_back_to_its_checkpoint_and_on_in_torch(pair: Any):
+    ours, trainer, theirs, optimizer = pair
+    compare(pair, 1)
+    models = (ours, trainer._optimizer), (theirs, optimizer)
+    kept = [copy.deepcopy((model.state_dict(), other.state_dict())) for model, other in models]
+    compare(pair)
+    for (weights, state), (model, other) in zip(kept, models, strict=True):
+        model.load_state_dict(weights)
+        other.load_state_dict(state)
+    compare(pair)
+    for one, wanted in zip(trainer._optimizer.state.values(), optimizer.state.values(), strict=True):
+        assert one["momentum_buffer"].is_cuda
+        torch.testing.assert_close(one["momentum_buffer"], wanted["momentum_buffer"], rtol=2e-3, atol=2e-4)
+    trainer.close()
+    trainer._optimizer.step()
+
+
+def test_moments_in_host_memory(gpu: Gpu):
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(
+        torch.nn.Flatten(), torch.nn.Linear(297, 2000), torch.nn.ReLU(), torch.nn.Linear(2000, 5)
+    )
+    theirs = copy.deepcopy(model).cuda()
+    one, two = (torch.optim.Adam(m.parameters(), lr=1e-3) for m in (model, theirs))
+    given = {"loss": "softmax_cross_entropy", "device": "cuda", "measure_for": "1s", "progress": False}
+    with mbc.from_torch(model, loops.X, optimizer=one, **given) as trainer:
+        predicted = trainer.module.plan.predictions
+    memory = predicted.arena_bytes + predicted.overhead_bytes - (1 << 20)
+    with mbc.from_torch(model, loops.X, optimizer=one, memory=memory, **given) as trainer:
+        assert Space.HOST in {place.space for place in trainer.module.places.values()}
+        compare((model, trainer, theirs, two))
+        kept = copy.deepcopy(one.state_dict())
+        for own, wanted in zip(kept["state"].values(), two.state_dict()["state"].values(), strict=True):
+            assert own["step"] == wanted["step"] == 3
+            torch.testing.assert_close(own["exp_avg"].cuda(), wanted["exp_avg"], rtol=2e-3, atol=2e-5)
+        compare((model, trainer, theirs, two), 1)
+        one.load_state_dict(kept)
+        two.load_state_dict(copy.deepcopy(kept))
+        compare((model, trainer, theirs, two))
+    assert {str(value.device) for value in one.state[next(model.parameters())].values()} == {"cpu"}
 
 
 def test_steps_on_a_stream_of_its_own(pair: Any):

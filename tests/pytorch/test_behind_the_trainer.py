@@ -231,18 +231,3 @@ def test_autocast_in_another_precision_is_refused():
         single.step(IMAGES, LABELS)
     with trainer_of(Net(), precision="bf16") as trainer, torch.autocast("cpu", torch.bfloat16):
         trainer.step(IMAGES, LABELS)
-
-
-def test_a_dict_of_the_optimizer_without_its_states_is_refused():
-    model = Net()
-    optimizer = sgd(model)
-    with trainer_of(model, optimizer=optimizer) as trainer:
-        assert optimizer.state_dict()["state"] == {}, "before the first step torch has none either"
-        trainer.step(IMAGES, LABELS)
-        with pytest.raises(MbcError, match=r"MBC334: optimizer.state_dict\(\) was called while mbc trains") as caught:
-            optimizer.state_dict()
-        assert "trainer.module.save" in caught.value.remedy
-    plain = torch.optim.SGD(model.parameters(), lr=0.1)
-    with trainer_of(model, optimizer=plain) as trainer:
-        trainer.step(IMAGES, LABELS)
-        assert plain.state_dict()["state"] == {}, "without momentum there is nothing to lose"

@@ -396,11 +396,6 @@ def test_optimizers_that_are_refused(make, words):
     with pytest.raises(MbcError) as caught:
         trainer_of(model, optimizer=make(model.parameters()))
     assert caught.value.code == "MBC332" and words in caught.value.message
-    used = sgd(model)
-    model(batches(1)[0][0]).sum().backward()
-    used.step()
-    with pytest.raises(MbcError, match=r"MBC332: the optimizer has state of earlier steps"):
-        trainer_of(model, optimizer=used)
     with pytest.raises(MbcError, match=r"MBC332: the optimizer has no parameter of the model"):
         trainer_of(model, optimizer=sgd(copy.deepcopy(model)))
 
@@ -424,8 +419,6 @@ def test_refusals_while_it_trains():
     optimizer.param_groups[0]["betas"] = (0.5, 0.999)  # as OneCycleLR does
     with pytest.raises(MbcError, match=r"MBC335: .* betas=\(0.5, 0.999\), but the plan has \(0.9, 0.999\)"):
         trainer.step(images, labels, lr=0.1)
-    with pytest.raises(MbcError, match=r"MBC334: optimizer.load_state_dict\(\) was called while mbc trains"):
-        optimizer.load_state_dict(optimizer.state_dict())
 
 
 def test_an_exception_within_an_epoch_frees_memory_and_keeps_the_training():

@@ -1,0 +1,174 @@
+"""The optimizer's state while mbc trains: saved, loaded and changed as in PyTorch, wherever the plan keeps it."""
+
+from __future__ import annotations
+
+import copy
+import io
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from mbc.errors import MbcError
+from mbc.hardware.streams import Space
+from tests.pytorch.nets import IMAGES, LABELS, Net, nn, sgd, torch, trainer_of
+
+
+def adam(model: Any) -> Any:
+    return torch.optim.Adam(model.parameters(), lr=0.01)
+
+
+def decayed(model: Any) -> Any:
+    rest = [p for p in model.parameters() if p is not model.first.weight]
+    groups = [{"params": [model.first.weight]}, {"params": rest, "lr": 0.002}]
+    return torch.optim.AdamW(groups, lr=0.01, weight_decay=0.1, betas=(0.8, 0.95))
+
+
+def plain(model: Any) -> Any:
+    return torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+class Pair:
+    """A model that mbc trains, and one that PyTorch trains in float64."""
+
+    def __init__(self, make: Any, **other: Any) -> None:
+        self.ours = other.pop("model", None) or Net()
+        self.theirs = copy.deepcopy(self.ours).double()
+        self.one, self.two = make(self.ours), make(self.theirs)
+        self.trainer = trainer_of(self.ours, optimizer=self.one, **other)
+
+    def both(self) -> Iterator[tuple[Any, Any]]:
+        yield from ((self.ours, self.one), (self.theirs, self.two))
+
+    def torch_step(self, model: Any, optimizer: Any) -> Any:
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(IMAGES.to(next(model.parameters()).dtype)), LABELS)
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    def step(self, rel: float = 1e-9) -> None:
+        wanted = self.torch_step(self.theirs, self.two).item()
+        assert float(self.trainer.step(IMAGES, LABELS)) == pytest.approx(wanted, rel=rel)
+
+    def compare(self, rtol: float = 1e-7) -> None:
+        states, wanted = self.one.state_dict()["state"], self.two.state_dict()["state"]
+        assert states.keys() == wanted.keys()
+        for number, entries in wanted.items():
+            for key in entries:
+                torch.testing.assert_close(
+                    states[number][key].to(entries[key].dtype), entries[key], rtol=rtol, atol=rtol / 100, msg=key
+                )
+
+
+def saved(model: Any, optimizer: Any) -> Any:
+    file = io.BytesIO()
+    torch.save((model.state_dict(), optimizer.state_dict()), file)
+    assert len(file.getvalue()) < 20_000, "each tensor is saved alone"
+    file.seek(0)
+    return torch.load(file)
+
+
+@pytest.mark.parametrize("make", [sgd, adam, decayed, plain])
+def test_a_training_goes_back_to_its_checkpoint_and_on_in_torch(make):
+    pair = Pair(make)
+    pair.step()
+    kept = [saved(*each) for each in pair.both()]
+    for _ in range(2):
+        pair.step()
+        pair.compare()
+    held = pair.one.state_dict()["state"]
+    before = copy.deepcopy(held)
+    for (weights, state), (model, optimizer) in zip(kept, pair.both(), strict=True):
+        model.load_state_dict(weights)
+        optimizer.load_state_dict(state)
+    pair.step()
+    pair.compare()
+    for number, entries in before.items():
+        assert all(torch.equal(held[number][key], entries[key]) for key in entries if key != "step")
+    pair.trainer.close()
+    pair.compare(1e-5)
+    pair.torch_step(pair.ours, pair.one)
+    pair.torch_step(pair.theirs, pair.two)
+    pair.compare(1e-4)
+    pair.trainer = trainer_of(pair.ours, optimizer=pair.one)
+    pair.step(1e-5)
+    pair.compare(1e-4)
+
+
+def halve(optimizer: Any) -> None:
+    for entries in optimizer.state.values():
+        for key in entries.keys() - {"step"}:
+            entries[key].mul_(0.5)
+
+
+def exchange(optimizer: Any) -> None:
+    for entries in optimizer.state.values():
+        for key in entries.keys() - {"step"}:
+            entries[key] = entries[key] * 0.5
+
+
+def begin_again(optimizer: Any) -> None:
+    optimizer.state.clear()
+
+
+def grow_old(optimizer: Any) -> None:
+    for entries in optimizer.state.values():
+        entries["step"] += 100
+
+
+@pytest.mark.parametrize("change", [halve, exchange, begin_again, grow_old])
+def test_a_changed_state_counts_from_the_next_step_on(change):
+    pair = Pair(adam)
+    with pair.trainer:
+        pair.step()
+        pair.step()
+        for _, optimizer in pair.both():
+            optimizer.state_dict()
+            change(optimizer)
+        pair.step()
+        pair.step()
+        pair.compare()
+
+
+def test_states_in_host_memory_are_shared_too():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(297, 200), nn.ReLU(), nn.Linear(200, 5))
+    with Pair(adam, model=copy.deepcopy(model), precision="fp32").trainer as trainer:
+        predicted = trainer.module.plan.predictions
+    pair = Pair(adam, model=model, precision="fp32", memory=predicted.arena_bytes + predicted.overhead_bytes - 20_000)
+    assert Space.HOST in {place.space for place in pair.trainer.module.places.values()}
+    with pair.trainer:
+        for _ in range(2):
+            pair.step(1e-5)
+        state = copy.deepcopy(pair.one.state_dict())
+        pair.compare(1e-3)
+        pair.step(1e-4)
+        pair.one.load_state_dict(state)
+        pair.trainer.step(IMAGES, LABELS, lr=0.0)
+        assert {int(entries["step"]) for entries in pair.one.state_dict()["state"].values()} == {3}
+
+
+def unlike(optimizer: Any) -> None:
+    next(iter(optimizer.state.values()))["step"] += 1
+
+
+def misshape(optimizer: Any) -> None:
+    next(iter(optimizer.state.values()))["exp_avg"] = torch.zeros(2, 2)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"), [(unlike, "parameters after 1 and 2 steps"), (misshape, r"'exp_avg' of shape \[2, 2\]")]
+)
+def test_states_that_the_plan_cannot_take_are_refused(change, words):
+    pair = Pair(adam)
+    with pair.trainer as trainer:
+        pair.step()
+        pair.one.state_dict()
+        change(pair.one)
+        with pytest.raises(MbcError, match=f"MBC335: the optimizer has {words}"):
+            trainer.step(IMAGES, LABELS)
+    with pytest.raises(MbcError, match="MBC335"):
+        trainer_of(pair.ours, optimizer=pair.one)
+    pair.one.state.clear()
+    trainer_of(pair.ours, optimizer=pair.one).close()
