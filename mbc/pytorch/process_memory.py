@@ -144,13 +144,16 @@ def limit_of(memory: str | int, reserve: str | int | None, device: str, precisio
     try:
         overhead_bytes = usual_bytes(find_device("auto"), Precision(precision))
         size_bytes = 0 if memory == "auto" else parse_size(memory_text(memory))
-    except ValueError:  # the compilation explains what is wrong
+    except (TypeError, ValueError):  # the compilation explains what is wrong
         return None
     if meter is None:
         return None
     if memory == "auto":
         now, gpu = meter(), current_gpu()
-        size_bytes = now.reserved_bytes + (now.outside_bytes or 0) + (0 if gpu is None else gpu.free_bytes)
+        free_bytes = 0 if gpu is None else gpu.free_bytes
+        if torch.cuda.is_initialized():  # CUDA cannot allocate all that nvidia-smi counts as free
+            free_bytes = torch.cuda.mem_get_info()[0]
+        size_bytes = now.reserved_bytes + (now.outside_bytes or 0) + free_bytes
     return Limit(size_bytes, reserve_bytes, overhead_bytes, meter)
 
 
