@@ -17,6 +17,7 @@
 * `trainer`: a model that mbc trains
 * `gradients_out`: the gradients of a step, as PyTorch's backward pass leaves them
 * `planned_program`: the plan of a model for one shape of its inputs
+* `model_changes`: changes of a model that make its plan wrong
 * `planned_module`: a model whose forward and backward pass are a plan
 * `make_module`: plans a model
 """

@@ -8,56 +8,59 @@ memory. In all other cases PyTorch gets a copy and accumulates it itself: behind
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from operator import attrgetter
 from typing import Any
 
 from mbc.pytorch.exported_model import PARAMETER_HOOKS
-from mbc.pytorch.shared_states import Shared, SharedStates, is_own
+from mbc.pytorch.shared_states import SharedStates, is_own
 
 torch: Any = importlib.import_module("torch")
+_hooks: Any = attrgetter(*PARAMETER_HOOKS)
 
 
-def finish(states: SharedStates, run: Callable[[bool], None]) -> list[Any]:
+def finish(states: SharedStates, sinks: Sequence[Any], run: Callable[[bool], None]) -> list[Any]:
     """Run the backward half, and return each trained parameter's gradient for PyTorch, None where it is in place.
 
     Args:
         states: The tensors that plan and model share.
+        sinks: Nodes of PyTorch's graph; the last ones take the gradients of the trained parameters.
         run: Runs the backward half; it adds to the gradients in the plan's memory if its argument is true, and
             overwrites them otherwise.
     """
-    in_place = [_may_write(shared) for shared in states.trained]
-    added = [may and is_own(shared) for may, shared in zip(in_place, states.trained, strict=True)]
-    overwritten = [shared for shared, adds in zip(states.trained, added, strict=True) if not adds]
-    held = [(shared, shared.gradient.clone()) for shared in overwritten if shared.is_held]
+    trained = states.trained
+    tensors = states.parameters()
+    gradients = [tensor.grad for tensor in tensors]
+    in_place = _may_write(tensors, sinks[len(sinks) - len(trained) :])
+    rows = zip(in_place, gradients, trained, strict=True)
+    added = [may and gradient is not None and is_own(gradient, shared) for may, gradient, shared in rows]
+    overwritten = [number for number, adds in enumerate(added) if not adds]
+    held = {number: trained[number].gradient.clone() for number in states.held() if not added[number]}
     if any(added):
-        for tensor in (*(shared.gradient for shared in overwritten), *states.inputs.values()):
+        for tensor in (*(trained[number].gradient for number in overwritten), *states.inputs.values()):
             tensor.zero_()
+        torch.autograd.graph.increment_version([tensors[n].grad for n, adds in enumerate(added) if adds])
     run(any(added))
-    handed: list[Any] = []
-    for shared, may, adds in zip(states.trained, in_place, added, strict=True):
-        if adds:
-            torch.autograd.graph.increment_version(shared.tensor.grad)
-        elif may and shared.tensor.grad is None and not shared.is_held:
-            shared.tensor.grad = states.give(shared)
-        else:
-            handed.append(shared.gradient.clone())
+    handed: list[Any] = [None] * len(trained)
+    for number in overwritten:
+        shared = trained[number]
+        if in_place[number] and gradients[number] is None and number not in held:
+            tensors[number].grad = shared.given
             continue
-        handed.append(None)
-    for shared, numbers in held:
-        shared.gradient.copy_(numbers)
+        handed[number] = shared.gradient.clone()
+        if number in held:
+            shared.gradient.copy_(held[number])
     return handed
 
 
-def _may_write(shared: Shared) -> bool:
-    """Return whether PyTorch would only store a parameter's gradient: no hook and no other process reads it."""
-    parameter = shared.tensor
-    if any(getattr(parameter, hooks, None) for hooks in PARAMETER_HOOKS):
-        return False
+def _may_write(parameters: Sequence[Any], sinks: Sequence[Any]) -> list[bool]:
+    """Return whether PyTorch would only store each parameter's gradient: no hook and no other process reads it."""
+    nobody = [False] * len(parameters)
     if torch.distributed.is_available() and torch.distributed.is_initialized():
-        return False
-    with torch.enable_grad():
-        node = parameter.view_as(parameter).grad_fn.next_functions[0][0]
+        return nobody
     try:
-        return torch._C._will_engine_execute_node(node)
-    except RuntimeError:  # torch.autograd.grad takes the gradient itself
-        return False
+        stored: list[bool] = list(map(torch._C._will_engine_execute_node, sinks))
+    except RuntimeError:  # torch.autograd.grad takes the gradients itself
+        return nobody
+    hooks = map(_hooks, parameters)
+    return [stores and not any(both) for stores, both in zip(stored, hooks, strict=True)]

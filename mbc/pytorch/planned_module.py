@@ -16,12 +16,11 @@ from typing import Any, NoReturn, Protocol
 
 from mbc.errors import MbcError
 from mbc.pytorch.compiled_model import PRECISIONS
-from mbc.pytorch.exported_model import HOOKS_OF_ALL_MODULES, MODULE_HOOKS
 from mbc.pytorch.gradients_out import finish
+from mbc.pytorch.model_changes import ModelChanges
 from mbc.pytorch.planned_program import PlannedProgram
 from mbc.pytorch.process_memory import SEGMENT_BYTES, MemoryChecks, free_unused
 from mbc.pytorch.shared_states import SharedStates
-from mbc.pytorch.watch import settings_of
 from mbc.units import show_size
 
 torch: Any = importlib.import_module("torch")
@@ -101,18 +100,7 @@ class Planned:
         pairs = zip(program.exported.used, program.halves.taken, strict=True)
         covered = [n for n, name in pairs if name in self._states.inputs]
         self._without_gradient = [n for n in range(program.exported.inputs) if n not in covered]
-        self._settings = settings_of(model)
-        self._modes = [(path, module, module.training) for path, module in model.named_modules()]
-        inner = list(model.named_modules())[1:]  # PyTorch calls the hooks of the model itself
-        self._hooks = [(path, getattr(module, name)) for path, module in inner for name in MODULE_HOOKS]
-        self._hooks += [("(all modules)", getattr(torch.nn.modules.module, name)) for name in HOOKS_OF_ALL_MODULES]
-        self._children = [(path, module._modules, (*module._modules.values(),)) for path, module, _ in self._modes]
-        self._settings += [(f"{path}.forward", m.__dict__, "forward", m.__dict__.get("forward")) for path, m in inner]
-        # Parameters are looked up in tables, because a parameter that is held here could not be replaced.
-        tables = ((path, module._parameters) for path, module in model.named_modules())
-        self._grads = [
-            (f"{path}.{k}", t, k, p.requires_grad) for path, t in tables for k, p in t.items() if p is not None
-        ]
+        self._changes = ModelChanges(model)
         self._refused: dict[tuple[Any, ...], str] = {}  # shapes of inputs for which there can be no program
         self._said: set[str] = set()
         self._ticket: weakref.ref[Ticket] | None = None
@@ -174,11 +162,15 @@ class Planned:
         ticket = Ticket(program)
         self._ticket = weakref.ref(ticket)
         program.begin(read)
-        parameters = (shared.tensor for shared in self._states.trained)
-        return program.structured(_Step.apply(self, ticket, *read, *parameters))
+        return program.structured(_apply(self, ticket, *read, *self._states.parameters()))
 
-    def backward(self, ticket: Ticket, gradients: Sequence[Any]) -> list[Any]:
+    def backward(self, ticket: Ticket, gradients: Sequence[Any], sinks: Sequence[Any]) -> list[Any]:
         """Return the gradients of inputs and trained parameters, None for those that are in place or not computed.
+
+        Args:
+            ticket: That of the forward pass.
+            gradients: The gradients of the outputs.
+            sinks: The nodes of PyTorch's graph that take the gradients of the trained parameters.
 
         Raises:
             RuntimeError: The values of the forward pass were used already.
@@ -191,7 +183,7 @@ class Planned:
         ticket.used = True
         halves = ticket.program.halves
         with self.halves.lent(), halves.lent():  # the first program holds the memory of all gradients
-            handed = finish(self._states, lambda add: ticket.program.finish(gradients, add))
+            handed = finish(self._states, sinks, lambda add: ticket.program.finish(gradients, add))
         of_inputs = (self._states.inputs.get(name) for name in halves.taken)
         self._memory_checks.passes += 1
         return [*(None if gradient is None else gradient.clone() for gradient in of_inputs), *handed]
@@ -256,7 +248,7 @@ class Planned:
             self._input_refusal(inputs, named)
             or (busy is not None and not busy.used and "the values of an earlier call await their backward pass")
             or (not model.training and torch.is_grad_enabled() and "a call in eval mode may need gradients")
-            or self._model_refusal(model.training)
+            or self._changes.reason(model.training)
             or self._autocast_refusal()
             or self._states.refresh()
         )
@@ -272,27 +264,6 @@ class Planned:
             return "an input needs a gradient that the example did not need"
         if torch._C._functorch.peek_interpreter_stack() is not None:
             return "it is called within a transform of torch.func"
-        return ""
-
-    def _model_refusal(self, training: bool) -> str:
-        """Return what has changed in the model since the plan was made."""
-        for path, module, mode in self._modes:
-            if module.training != (mode and training):
-                return f"'{path}.training' is {module.training}"
-        for path, table, before in self._children:
-            if tuple(table.values()) != before:
-                return f"the layers of '{path or '(the model)'}' have changed"
-        for name, held, key, before in self._settings:
-            now = held.get(key)
-            if now is not before and (type(now) is not type(before) or now != before):
-                return f"'{name}' was {before!r} and is {now!r} now"
-        for path, hooks in self._hooks:
-            if hooks:
-                return f"the module '{path}' has hooks"
-        for name, table, key, before in self._grads if training else ():
-            parameter = table.get(key)
-            if parameter is not None and parameter.requires_grad != before:
-                return f"'{name}.requires_grad' is {parameter.requires_grad}"
         return ""
 
     def _autocast_refusal(self) -> str:
@@ -353,4 +324,8 @@ class _Step(torch.autograd.Function):
                 "mbc computes no second derivatives (create_graph=True): close the plan of this model, whose penalty "
                 "PyTorch then computes"
             )
-        return None, None, *ctx.planned.backward(ctx.ticket, gradients)
+        return None, None, *ctx.planned.backward(ctx.ticket, gradients, [node for node, _ in ctx.next_functions])
+
+
+# `_Step.apply` first looks at each argument for transforms of torch.func, within which calls run in PyTorch.
+_apply: Any = super(torch.autograd.Function, _Step).apply  # pyright: ignore

@@ -9,11 +9,13 @@ bypass numbers that the holder relies on (moving averages that are swapped in, f
 from __future__ import annotations
 
 import importlib
+import sys
 import weakref
 from collections import Counter
-from collections.abc import Container, Generator, Iterator, Mapping
+from collections.abc import Callable, Container, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 from mbc.errors import MbcError
@@ -22,6 +24,8 @@ from mbc.runtime.bindings import Place
 from mbc.runtime.module import Module
 
 torch: Any = importlib.import_module("torch")
+_get: Callable[..., Any] = dict[str, Any].get
+_is_leaf: Callable[[Any], bool] = attrgetter("is_leaf")
 
 
 @dataclass(slots=True)
@@ -37,7 +41,7 @@ class Shared:
         lent: Refers to the object that holds the memory of the tensor that PyTorch was given.
         place: The place of its gradient; None if the plan does not train it.
         gradient: A tensor over that place, for mbc alone.
-        owner: Refers to the object that holds the memory of the gradient that PyTorch was given, if one was.
+        given: Another tensor over that place, which PyTorch is given as `.grad` in each step.
     """
 
     name: str
@@ -48,17 +52,12 @@ class Shared:
     lent: weakref.ref[Any] | None = None
     place: Place | None = None
     gradient: Any = None
-    owner: weakref.ref[Any] | None = None
+    given: Any = None
 
     @property
     def tensor(self) -> Any:
         """The model's tensor."""
         return self.table[self.key]
-
-    @property
-    def is_held(self) -> bool:
-        """True if somebody holds the memory of the gradient."""
-        return self.owner is not None and self.owner() is not None
 
 
 class SharedStates:
@@ -104,12 +103,19 @@ class SharedStates:
                 shared = Shared(name, table, key, home, self._view(home, table[key]))
                 shared.place = gradients.get(entry.state)
                 if shared.place is not None:
-                    shared.gradient = shaped(torch.from_dlpack(module.shared(shared.place)), shared.view)
+                    shared.gradient, shared.given = (
+                        shaped(torch.from_dlpack(module.shared(shared.place)), shared.view) for _ in range(2)
+                    )
                 self.shared.append(shared)
             elif not isinstance(table[key], torch.nn.Parameter) and id(table[key]) not in taken:
                 self._constants.append((name, table, key, table[key].detach().clone()))
         self.trained = tuple(s for s in self.shared if s.place is not None)
-        self._addresses = tuple(s.view.data_ptr() for s in self.shared)
+        self._trained_tables, self._trained_keys = [s.table for s in self.trained], [s.key for s in self.trained]
+        self._given = [shared.given for shared in self.trained]
+        self._storages = [given.untyped_storage()._cdata for given in self._given]
+        self._unused = self._users()
+        self._tables, self._keys = [s.table for s in self.shared], [s.key for s in self.shared]
+        self._addresses = [s.view.data_ptr() for s in self.shared]
         with torch.no_grad():
             for shared in self.shared:
                 self._take(shared)
@@ -123,6 +129,8 @@ class SharedStates:
                 if tensor is None or not torch.equal(tensor.to(numbers), numbers):
                     return f"'{name}' has changed, which the plan has as a constant"
                 self._versions[name] = version
+        if self._all_at_home():
+            return ""
         moved: list[Shared] = []
         for shared, address in zip(self.shared, self._addresses, strict=True):
             tensor = shared.table.get(shared.key)
@@ -151,6 +159,15 @@ class SharedStates:
                 self._take(shared)
         return ""
 
+    def _all_at_home(self) -> bool:
+        """Return whether all tensors are where the plan has them; fast, because each call asks."""
+        tensors: list[Any] = list(map(_get, self._tables, self._keys))
+        try:
+            addresses: list[int] = list(map(torch.Tensor.data_ptr, tensors))
+            return addresses == self._addresses and all(map(_is_leaf, tensors))
+        except (TypeError, RuntimeError):  # a tensor was removed, or has no memory
+            return False
+
     def count(self) -> None:
         """Count a forward pass in the counters of batch norms."""
         if self._counters:
@@ -161,12 +178,29 @@ class SharedStates:
         for table, key, _ in self._counters:
             table[key].data = table[key].data.cpu()
 
-    def give(self, shared: Shared) -> Any:
-        """Return a new tensor over the memory of a gradient, and remember its owner."""
-        assert shared.place is not None
-        owner = self._module.shared(shared.place)
-        shared.owner = weakref.ref(owner)
-        return shaped(torch.from_dlpack(owner), shared.view)
+    def parameters(self) -> list[Any]:
+        """Return the trained parameters."""
+        return list(map(_get, self._trained_tables, self._trained_keys))
+
+    def held(self) -> set[int]:
+        """Return the numbers of the trained parameters whose gradient's memory somebody holds.
+
+        It is a parameter's `.grad`, or was, and a variable or a view has it.
+        """
+        users = self._users()
+        if users == self._unused:
+            return set()
+        rows = zip(zip(*users, strict=True), zip(*self._unused, strict=True), strict=True)
+        return {number for number, (now, unused) in enumerate(rows) if now != unused}
+
+    def _users(self) -> tuple[list[int], ...]:
+        """Return the numbers of Python's and of PyTorch's references to each `given`, and those to its memory."""
+        given = self._given
+        return (
+            list(map(sys.getrefcount, given)),
+            list(map(torch.Tensor._use_count, given)),
+            list(map(torch._C._storage_Use_Count, self._storages)),
+        )
 
     @contextmanager
     def kept(self) -> Generator[None]:
@@ -191,7 +225,7 @@ class SharedStates:
             if tensor is None or tensor.data_ptr() != address:
                 continue
             gradient = tensor.grad
-            if shared.gradient is not None and is_own(shared):
+            if gradient is not None and shared.gradient is not None and is_own(gradient, shared):
                 parted.append(shared.name)
                 gradient = gradient.clone()
             tensor.grad = None
@@ -204,7 +238,7 @@ class SharedStates:
         for shared in self.trained:
             if shared.name in names:
                 shared.gradient.copy_(shared.tensor.grad)
-                shared.tensor.grad = self.give(shared)
+                shared.tensor.grad = shared.given
 
     def _view(self, place: Place, tensor: Any) -> Any:
         view = torch.from_dlpack(self._module.shared(place))
@@ -222,10 +256,9 @@ class SharedStates:
         shared.tensor.data = shaped(torch.from_dlpack(owner), shared.view)
 
 
-def is_own(shared: Shared) -> bool:
-    """Return whether the parameter's gradient lies in the plan's memory."""
-    gradient = shared.tensor.grad
-    return gradient is not None and gradient.data_ptr() == shared.gradient.data_ptr()
+def is_own(gradient: Any, shared: Shared) -> bool:
+    """Return whether a gradient lies in the plan's memory for it."""
+    return gradient.data_ptr() == shared.gradient.data_ptr()
 
 
 def shaped(view: Any, like: Any) -> Any:
