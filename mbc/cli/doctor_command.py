@@ -12,13 +12,13 @@ import shutil
 import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mbc.errors import MbcError
 from mbc.hardware.collective_times import Link
-from mbc.hardware.spec import device_specs
+from mbc.hardware.datasheet import OLDEST_CAPABILITY, capability_of
 from mbc.units import show_size
 from mbc.version import __version__
 
@@ -40,7 +40,8 @@ _LINKS = {
 }
 _NO_RECORD = "what a step takes is not recorded (mbc train --record, mbc bench --record)"
 LEAST_DRIVER = 580  # for CUDA 13
-LEAST_CAPABILITY = 75  # Turing, the oldest that CUDA 13 and cuDNN for it support
+LEAST_TOOLKIT = (12, 4)
+LEAST_CUDNN = (9, 19)  # the oldest with which kernels were measured and tested
 _NO_BUILD = "packages are written with their sources but without the GPU library: they run on the CPU"
 
 
@@ -95,7 +96,7 @@ def run(arguments: argparse.Namespace) -> int:
 def examine() -> Iterator[Finding]:
     """Yield a finding for each part."""
     from mbc.codegen.toolchain import CUBLASLT, CUDART, CUDNN, CUPTI, GXX, NVCC, find_toolchain
-    from mbc.hardware.target import local_gpus
+    from mbc.hardware.target import current_gpu, local_gpus
     from mbc.hardware.topology import link_between
 
     yield Finding("mbc", f"{__version__} with Python {platform.python_version()} on {platform.machine()}")
@@ -104,6 +105,8 @@ def examine() -> Iterator[Finding]:
         yield _driver(gpus[0].driver)
         for index, gpu in enumerate(gpus):
             yield _gpu(f"GPU {index}", gpu, tools.architectures)
+        if len({gpu.name for gpu in gpus}) > 1 and (first := current_gpu()) is not None:
+            yield Finding("unlike GPUs", f"plans are for {first.name}; CUDA_VISIBLE_DEVICES chooses another one")
         if len(gpus) > 1:
             link = link_between([gpu.uuid for gpu in gpus])
             yield Finding("link", f"{_LINKS[link]} between the GPUs (the slowest of any two)")
@@ -114,10 +117,11 @@ def examine() -> Iterator[Finding]:
         yield Finding("GPU", None, _NO_GPU, _ELSEWHERE)
 
     makes = f", code for {tools.architectures[0]} to {tools.architectures[-1]}" if tools.architectures else ""
-    yield _program("nvcc", tools.nvcc, r"release ([\d.]+)", makes, NVCC.remedy)
+    yield _at_least(LEAST_TOOLKIT, _program("nvcc", tools.nvcc, r"release ([\d.]+)", makes, NVCC.remedy), NVCC.remedy)
     yield _program("g++", tools.gxx, r"(\d+\.\d+\.\d+)", "", GXX.remedy)
     yield _library("CUDA runtime", tools.cudart, "", "", CUDART.remedy)
-    yield _library("cuDNN", tools.cudnn, "cudnn_version.h", "CUDNN", CUDNN.remedy)
+    cudnn = _library("cuDNN", tools.cudnn, "cudnn_version.h", "CUDNN", CUDNN.remedy)
+    yield _at_least(LEAST_CUDNN, cudnn, CUDNN.remedy)
     yield _library("cuBLASLt", tools.cublaslt, "cublas_api.h", "CUBLAS_VER", CUBLASLT.remedy)
     yield _library("CUPTI", tools.cupti, "", "", CUPTI.remedy, _NO_RECORD)
 
@@ -154,6 +158,14 @@ def _rank_parts() -> Iterator[Finding]:
         yield Finding("launcher", ", ".join(others))
     else:
         yield Finding("launcher", None, f"{_NO_CPU_RANKS}; --gpus on this machine's GPUs needs none", INSTALL)
+
+
+def _at_least(needed: tuple[int, int], finding: Finding, remedy: str) -> Finding:
+    """Return the finding, with its cost if the version is older than needed."""
+    numbers = re.match(r"(\d+)\.(\d+)", finding.version or "")
+    if numbers is None or (int(numbers[1]), int(numbers[2])) >= needed:
+        return finding
+    return replace(finding, cost=f"older than {needed[0]}.{needed[1]}; {_NO_BUILD}", remedy=remedy)
 
 
 def _program(name: str, path: Path | None, version: str, note: str, remedy: str) -> Finding:
@@ -200,16 +212,23 @@ def _driver(version: str) -> Finding:
 def _gpu(part: str, gpu: LocalGpu, architectures: Sequence[str]) -> Finding:
     """Return the finding for a GPU.
 
-    mbc must have data on its architecture, and nvcc must compile for it (`architectures`, empty without nvcc).
+    MIG must not divide it, mbc must have data on its architecture, and nvcc must compile for it (`architectures`, empty
+    without nvcc).
     """
+    from mbc.hardware.target import check_capability, mig_slice, sharing_text
+
     memory = f"{show_size(gpu.free_bytes)} of {show_size(gpu.memory_bytes)} free"
-    version = f"{gpu.name} ({gpu.architecture}), {memory}"
-    capability = gpu.architecture.removeprefix("sm_")
-    if capability.isdecimal() and int(capability) < LEAST_CAPABILITY:
-        needed = f"{LEAST_CAPABILITY // 10}.{LEAST_CAPABILITY % 10}"
+    version = ", ".join(filter(None, (f"{gpu.name} ({gpu.architecture})", memory, sharing_text(gpu))))
+    if (divided := mig_slice()).startswith((gpu.name, "MIG-")):
+        cost = f"CUDA sees only a slice that MIG divides off ({divided}); {_NO_GPU}"
+        return Finding(part, version, cost, "switch MIG off: nvidia-smi -mig 0")
+    if capability_of(gpu.architecture) < OLDEST_CAPABILITY:
+        needed = f"{OLDEST_CAPABILITY // 10}.{OLDEST_CAPABILITY % 10}"
         return Finding(part, version, _NO_GPU, f"CUDA 13 and its libraries need compute capability {needed} or more")
-    if all(spec.architecture != gpu.architecture for spec in device_specs().values()):
-        return Finding(part, version, f"mbc has no data on this architecture; {_NO_GPU}", _ELSEWHERE)
+    try:
+        check_capability(gpu)
+    except MbcError as error:
+        return Finding(part, version, f"mbc has no data on this architecture; {_NO_GPU}", error.remedy)
     if architectures and gpu.architecture not in architectures:
         makes = f"nvcc makes code for {architectures[0]} to {architectures[-1]} only"
         return Finding(part, version, f"{makes}; {_NO_BUILD}", f"install a CUDA toolkit that has {gpu.architecture}")

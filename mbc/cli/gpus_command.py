@@ -6,9 +6,12 @@ import argparse
 import json
 from collections.abc import Mapping
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mbc.units import show_size, with_article
+
+if TYPE_CHECKING:
+    from mbc.hardware.target import LocalGpu
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -17,7 +20,7 @@ def run(arguments: argparse.Namespace) -> int:
         return _show(arguments.card, arguments.json)
     from mbc.hardware.numa import gpu_place
     from mbc.hardware.spec import device_specs
-    from mbc.hardware.target import local_gpus
+    from mbc.hardware.target import current_gpu, local_gpus, sharing_text
     from mbc.kernels.calibration import ALL, OTHER_GPU, calibration
     from mbc.profile.locate import bundled_path
 
@@ -64,11 +67,30 @@ def run(arguments: argparse.Namespace) -> int:
             f"here: GPU {index} is {with_article(gpu.name)} ({gpu.architecture}), {show_size(gpu.free_bytes)} of "
             f"{show_size(gpu.memory_bytes)} free, driver {gpu.driver}"
         )
-        if place := str(gpu_place(gpu.bus_id)):
-            print(f"      {place}")
+        for note in (_by_the_driver(gpu), sharing_text(gpu), str(gpu_place(gpu.bus_id))):
+            if note:
+                print(f"      {note}")
+    if len({gpu.name for gpu in here}) > 1 and (first := current_gpu()) is not None:
+        print(f"      --gpu auto plans for the first GPU that CUDA sees, {first.name} (CUDA_VISIBLE_DEVICES)")
     if not here:
         print("here: no GPU was found (mbc doctor says more)")
     return 0
+
+
+def _by_the_driver(gpu: LocalGpu) -> str:
+    """Say what the driver says of a GPU, and from which figures plans for it are made."""
+    from mbc.hardware.driver_card import spec_of_card
+    from mbc.hardware.spec import unlisted_sheet
+
+    card = gpu.card
+    if card is None:
+        return "CUDA does not see it: CUDA_VISIBLE_DEVICES hides it, or the driver's library does not load"
+    basis = "its datasheet" if unlisted_sheet(spec_of_card(card)) is None else "the driver's figures"
+    return (
+        f"{card.multiprocessors} multiprocessors up to {card.boost_mhz:.0f} MHz, {card.bandwidth_gb_s:.0f} GB/s, "
+        f"{show_size(card.l2_bytes)} of L2 cache, {show_size(card.shared_bytes)} of shared memory a block, "
+        f"PCIe {card.pcie_generation}.0 x{card.pcie_lanes}; plans use {basis}"
+    )
 
 
 def _show(name: str, as_json: bool) -> int:

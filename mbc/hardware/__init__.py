@@ -1,6 +1,8 @@
 """GPUs: their specifications, and the GPUs of this machine.
 
 * `streams`: spaces of buffers, streams of launches, alignment
+* `driver_query`: a program that asks the driver for the GPUs' figures
+* `driver_card`: GPUs of this machine as the driver describes them
 * `card_names`: names of GPUs as people write them
 * `datasheet`: figures of a card, listed or of a user's file, and the peaks that follow from them
 * `spec`: what planning uses of a GPU: limits of its datasheet, or measured ones

@@ -5,14 +5,16 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mbc.errors import MbcError
-from mbc.hardware.datasheet import read_sheet
+from mbc.hardware.datasheet import OLDEST_CAPABILITY, Datasheet, capability_of, read_sheet
+from mbc.hardware.driver_card import driver_cards, spec_of_card
 from mbc.hardware.part import split_name, whole_name
-from mbc.hardware.spec import DeviceSpec, device_specs, find_spec, part_of, spec_of
+from mbc.hardware.spec import DeviceSpec, device_specs, find_spec, known_spec, part_of, spec_like, spec_of
+from mbc.units import show_size
 
 DEFAULT_GPU = "h200"
 # The operating system cannot move pinned memory, so other programs lack it, and loading data needs memory too.
@@ -31,39 +33,57 @@ class LocalGpu:
     free_bytes: int
     uuid: str = ""
     bus_id: str = ""  # its PCI address
+    card: Datasheet | None = None  # its figures by the driver; None for a GPU that CUDA does not see
 
 
 def local_gpus() -> tuple[LocalGpu, ...]:
     """Return the GPUs of this machine; none if there is no driver."""
-    if shutil.which("nvidia-smi") is None:
-        return ()
     query = "name,driver_version,compute_cap,memory.total,memory.free,uuid,pci.bus_id"
+    rows = ask_nvidia_smi(f"--query-gpu={query},pcie.link.gen.max,pcie.link.width.max")
+    cards = {card.uuid: card.sheet for card in driver_cards()} if rows else {}
+    gpus = (_local_gpu(row, cards.get(row[5])) for row in rows if len(row) == 9)
+    return tuple(gpu for gpu in gpus if gpu is not None)
+
+
+def ask_nvidia_smi(query: str) -> list[list[str]]:
+    """Return the fields of each line of nvidia-smi's answer; nothing if there is none."""
+    if shutil.which("nvidia-smi") is None:
+        return []
+    command = ["nvidia-smi", query, "--format=csv,noheader,nounits"]
     try:
-        answer = subprocess.run(
-            ["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader,nounits"],
-            capture_output=True,
-            text=True,
-            timeout=30,
-            check=True,
-        ).stdout
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout
     except (OSError, subprocess.SubprocessError):
-        return ()
-    gpus: list[LocalGpu] = []
-    for line in answer.splitlines():
-        fields = [field.strip() for field in line.split(",")]
-        if len(fields) == 7 and fields[3].isdigit() and fields[4].isdigit():
-            name, driver, capability, total, free, uuid, bus_id = fields
-            architecture = "sm_" + capability.replace(".", "")
-            gpus.append(LocalGpu(name, driver, architecture, int(total) << 20, int(free) << 20, uuid, bus_id))
-    return tuple(gpus)
+        return []
+    return [[field.strip() for field in line.split(",")] for line in answer.splitlines()]
+
+
+def _local_gpu(row: Sequence[str], card: Datasheet | None) -> LocalGpu | None:
+    """Return a GPU of nvidia-smi, which does not know the memory that a GPU shares with the host."""
+    name, driver, capability, total, free, uuid, bus_id, generation, lanes = row
+    if card is not None and generation.isdigit() and lanes.isdigit() and int(generation) and int(lanes):
+        card = replace(card, pcie_generation=int(generation), pcie_lanes=int(lanes))
+    if total.isdigit() and free.isdigit():
+        total_bytes, free_bytes = int(total) << 20, int(free) << 20
+    elif card is not None:
+        total_bytes = card.memory_bytes
+        free_bytes = min(total_bytes, machine_memory_bytes(word="MemAvailable:") or total_bytes)
+    else:
+        return None
+    architecture = "sm_" + capability.replace(".", "") if card is None else card.architecture
+    return LocalGpu(name, driver, architecture, total_bytes, free_bytes, uuid, bus_id, card)
 
 
 def current_gpu() -> LocalGpu | None:
-    """Return this machine's GPU on which a module would run: the first that CUDA_VISIBLE_DEVICES makes visible.
+    """Return this machine's GPU on which a module would run: the first that CUDA sees.
 
-    Return None if no GPU is visible. GPUs are numbered as by nvidia-smi, in the order of the bus.
+    Return None if no GPU is visible. Without the driver's answer it is the first that CUDA_VISIBLE_DEVICES names, where
+    GPUs are numbered as by nvidia-smi, in the order of the bus; CUDA numbers unlike GPUs from the fastest on.
     """
     here = local_gpus()
+    if here and (cards := driver_cards()):
+        first_seen = next((gpu for gpu in here if gpu.uuid == cards[0].uuid), None)
+        if first_seen is not None:
+            return first_seen
     asked = os.environ.get("CUDA_VISIBLE_DEVICES")
     if asked is None:
         return next(iter(here), None)
@@ -78,12 +98,12 @@ def find_device(gpu: str) -> DeviceSpec:
 
     Args:
         gpu: A name; `auto` for the GPU on which a module would run on this machine, else the default GPU; `NAME@N` for
-            N of a GPU's multiprocessors; a file `*.json` with the datasheet of one's own card. A GPU of this machine
-            that is not listed gets the spec of the listed one of its architecture with the nearest memory size.
+            N of a GPU's multiprocessors; a file `*.json` with the datasheet of one's own card.
 
     Raises:
         MbcError: MBC069, the file is no datasheet; MBC070, no GPU of that name is listed; MBC071, no listed GPU has
-            the architecture of this machine's; MBC286, the part is not possible.
+            the architecture of this machine's, or it is too old; MBC085, MIG divides it; MBC286, the part is not
+            possible.
     """
     whole, multiprocessors = split_name(gpu)
     if multiprocessors is not None:
@@ -92,22 +112,81 @@ def find_device(gpu: str) -> DeviceSpec:
         return spec_of(read_sheet(Path(gpu)))
     if gpu != "auto":
         return find_spec(gpu)
+    if part := mig_slice():
+        raise MbcError(
+            "MBC085",
+            f"MIG divides the GPU of this machine, and CUDA sees only a slice ({part})",
+            "switch MIG off (nvidia-smi -mig 0), or describe the slice in a file: --gpu card.json",
+        )
     here = current_gpu()
     if here is None:
         return find_spec(DEFAULT_GPU)
+    return spec_of_gpu(here)
+
+
+def spec_of_gpu(gpu: LocalGpu) -> DeviceSpec:
+    """Return the spec of a GPU of this machine.
+
+    If CUDA does not see the GPU, it is the listed one of its name, or of its architecture with the nearest memory.
+
+    Raises:
+        MbcError: MBC071, mbc has no data on the architecture.
+    """
+    check_capability(gpu)
+    if gpu.card is not None:
+        return replace(spec_of_card(gpu.card), name=gpu.name)
     specs = device_specs().values()
-    for spec in specs:
-        if spec.name == here.name:
-            return spec
-    alike = [spec for spec in specs if spec.architecture == here.architecture]
-    if not alike:
-        raise MbcError(
-            "MBC071",
-            f"mbc has no data on the GPU of this machine, {here.name} ({here.architecture})",
-            f"choose a GPU with --gpu: {', '.join(device_specs())}",
-        )
-    nearest = min(alike, key=lambda spec: abs(spec.memory_bytes - here.memory_bytes))
-    return replace(nearest, name=here.name, memory_bytes=here.memory_bytes, overhead_bytes=0, measured=False)
+    named = [spec for spec in specs if spec.name == gpu.name]
+    if named:
+        return named[0]
+    alike = [spec for spec in specs if spec.architecture == gpu.architecture]
+    nearest = min(alike, key=lambda spec: abs(spec.memory_bytes - gpu.memory_bytes))
+    return replace(nearest, name=gpu.name, memory_bytes=gpu.memory_bytes, overhead_bytes=0, measured=False)
+
+
+def local_spec(name: str, architecture: str) -> DeviceSpec:
+    """Return the spec of the GPU with this driver name, or of a part of it; the driver's if no list has it."""
+    whole, _ = split_name(name)
+    alike = (gpu.card for gpu in local_gpus() if gpu.name == whole and gpu.card is not None)
+    card = next(alike, None) if known_spec(name) is None else None
+    return spec_like(name, architecture, None if card is None else spec_of_card(card).sheet)
+
+
+def mig_slice() -> str:
+    """Return the name of the slice of a GPU on which a module would run, if MIG divides the GPU; else an empty text."""
+    cards, asked = driver_cards(), os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    if cards:
+        return cards[0].sheet.name if cards[0].is_slice else ""
+    return asked.split(",")[0] if asked.startswith("MIG-") else ""
+
+
+def sharing_text(gpu: LocalGpu) -> str:
+    """Say which other processes use the GPU; empty without any."""
+    rows = ask_nvidia_smi("--query-compute-apps=gpu_uuid,pid,used_memory")
+    of_gpu = [row for row in rows if len(row) == 3 and row[0] == gpu.uuid and row[1] != str(os.getpid())]
+    if not of_gpu:
+        return ""
+    used = sum(int(row[2]) << 20 for row in of_gpu if row[2].isdigit())
+    listed = f"process{'es' if len(of_gpu) > 1 else ''} {', '.join(row[1] for row in of_gpu)}"
+    return f"shared with {listed} ({show_size(used)}): measured times are then too long"
+
+
+def check_capability(gpu: LocalGpu) -> None:
+    """Raise an error if mbc has no data on the GPU's architecture.
+
+    Raises:
+        MbcError: MBC071, the compute capability is too old, unknown, or newer than any that mbc has data on.
+    """
+    capability = capability_of(gpu.architecture)
+    if capability in {capability_of(spec.architecture) for spec in device_specs().values()}:
+        return
+    if capability < OLDEST_CAPABILITY:
+        why = f"has compute capability {capability / 10:.1f}, and CUDA 13 needs {OLDEST_CAPABILITY / 10:.1f} or more"
+        remedy = 'choose a GPU with --gpu, or train here with device="cpu"'
+    else:
+        why = f"has an architecture on which mbc has no data ({gpu.architecture})"
+        remedy = "choose a GPU of an older architecture with --gpu: newer GPUs run most of its packages (docs/gpu.md)"
+    raise MbcError("MBC071", f"the GPU of this machine, {gpu.name}, {why}", remedy)
 
 
 def free_bytes(device: DeviceSpec, gpu: str) -> int:
@@ -136,16 +215,21 @@ def local_memory_bytes(device: DeviceSpec, gpu: str) -> int | None:
     return machine_memory_bytes()
 
 
-def machine_memory_bytes(files: Iterable[str] = _MEMORY_FILES) -> int | None:
-    """Return the machine's memory, or the limit of this process's control group if that is lower; None if unknown."""
+def machine_memory_bytes(files: Iterable[str] = _MEMORY_FILES, word: str = "MemTotal:") -> int | None:
+    """Return the machine's memory, or the limit of this process's control group if that is lower; None if unknown.
+
+    Args:
+        files: The files to read.
+        word: The entry of /proc/meminfo: all memory, or what is available.
+    """
     limits_bytes: list[int] = []
     for file in files:
         try:
             words = Path(file).read_text(encoding="ascii").split()
         except (OSError, UnicodeDecodeError):
             continue
-        if words[:1] == ["MemTotal:"]:
-            limits_bytes.append(int(words[1]) << 10)  # /proc/meminfo gives KiB and calls them kB
+        if words[:1] == ["MemTotal:"] and word in words[:-1]:
+            limits_bytes.append(int(words[words.index(word) + 1]) << 10)  # /proc/meminfo gives KiB and calls them kB
         elif words and words[0].isdigit():
             limits_bytes.append(int(words[0]))
     return min(limits_bytes, default=None)

@@ -6,7 +6,8 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from mbc.hardware.spec import DeviceSpec, spec_like
+from mbc.hardware.spec import DeviceSpec
+from mbc.hardware.target import local_spec
 from mbc.ir.types import Layout, layout_matters
 from mbc.kernels import LISTED_BY_CUDNN, PROVIDERS
 from mbc.kernels.base import LAYOUT_CODES, Candidate, Request
@@ -163,5 +164,5 @@ def engine_offer(request: Request, layout: Layout, configuration: Configuration,
 
 
 def device_spec(gpu: Gpu) -> DeviceSpec:
-    """Return the data of this GPU, or of a GPU of its architecture if it is not listed."""
-    return spec_like(gpu.name, gpu.architecture)
+    """Return the data of this GPU; by the driver, if it is not listed."""
+    return local_spec(gpu.name, gpu.architecture)

@@ -11,6 +11,7 @@ import pytest
 
 from mbc.cli import doctor_command
 from mbc.cli.doctor_command import Finding
+from mbc.codegen.toolchain import Part, Toolchain
 from mbc.hardware.collective_times import Link
 from mbc.hardware.target import LocalGpu
 from mbc.runtime import nccl_library
@@ -107,6 +108,7 @@ def test_links_between_gpus(mbc, monkeypatch):
         (("NVIDIA GeForce GTX 1080", "sm_61"), "535.2", ["driver", "GPU 0"]),
         (("NVIDIA GeForce RTX 5090", "sm_120"), "580.1", []),
         (("NVIDIA L4", "sm_89"), "580.1", ["GPU 0"]),
+        (("NVIDIA GeForce RTX 6090", "sm_130"), "620.1", ["GPU 0"]),
     ],
 )
 def test_an_unusable_driver_or_gpu(mbc, monkeypatch, gpu, driver, old):
@@ -119,3 +121,33 @@ def test_an_unusable_driver_or_gpu(mbc, monkeypatch, gpu, driver, old):
     assert "16.0 GiB of 16.0 GiB free" in str(parts["GPU 0"].version)
     lines = mbc("doctor").out.splitlines()
     assert [line.split("  ")[0].removeprefix("unusable ") for line in lines if line.startswith("unusable")] == old
+
+
+@pytest.mark.parametrize(
+    ("release", "cudnn", "old"), [("13.0", "9.19.0", []), ("12.3", "9.20.1", ["nvcc"]), ("12.4", "9.8.0", ["cuDNN"])]
+)
+def test_an_old_toolkit_or_cudnn(mbc, monkeypatch, tmp_path: Path, release, cudnn, old):
+    nvcc = tmp_path / "nvcc"
+    nvcc.write_text(f"#!/bin/sh\necho 'Cuda compilation tools, release {release}, V{release}.1'\n")
+    nvcc.chmod(0o755)
+    numbers = zip(("MAJOR", "MINOR", "PATCHLEVEL"), cudnn.split("."), strict=True)
+    (tmp_path / "cudnn_version.h").write_text("".join(f"#define CUDNN_{name} {value}\n" for name, value in numbers))
+    part = Part(tmp_path, tmp_path, "libcudnn.so.9")
+    tools = Toolchain(nvcc, None, None, part, None, ("sm_75", "sm_90"), (), None)
+    monkeypatch.setattr("mbc.codegen.toolchain.find_toolchain", lambda: tools)
+    parts = _found(mbc)
+    assert [name for name in ("nvcc", "cuDNN") if parts[name].cost] == old
+    for name in old:
+        assert parts[name].cost.startswith(f"older than {'12.4' if name == 'nvcc' else '9.19'}") and parts[name].remedy
+
+
+def test_gpus_that_mbc_cannot_plan_for_as_a_whole(mbc, monkeypatch):
+    gpus = tuple(LocalGpu(f"NVIDIA {name}", "580.1", "sm_90", 10**9, 10**9, name) for name in ("H100", "H200"))
+    monkeypatch.setattr("mbc.hardware.target.local_gpus", lambda: gpus)
+    monkeypatch.setattr("mbc.hardware.target.mig_slice", lambda: "NVIDIA H100 MIG 1g.10gb")
+    apps = [["H200", "7", "1024"]]
+    monkeypatch.setattr("mbc.hardware.target.ask_nvidia_smi", lambda _: apps)
+    parts = _found(mbc)
+    assert parts["GPU 0"].cost.startswith("CUDA sees only a slice that MIG divides off (NVIDIA H100 MIG 1g.10gb)")
+    assert not parts["GPU 1"].cost and "shared with process 7 (1.00 GiB)" in str(parts["GPU 1"].version)
+    assert str(parts["unlike GPUs"].version).startswith("plans are for NVIDIA H100; ")

@@ -19,7 +19,8 @@ VECTOR_BYTES = 16
 # Folders of kernels whose indices within a sample have 32 bits, and sources there whose indices have 64 bits.
 _NARROW_INDICES = ("conv/", "fp32_emulated/")
 _WIDE_INDICES = ("conv/conv1x1_narrow", "conv/direct", "conv/linear", "conv/matmul")
-# Blocks that share a reduction: an H200's multiprocessors. A constant, so that sums have one order on every GPU.
+# Blocks that share a reduction: a constant on every GPU, so that sums have one order and equal bits. It is an H200's
+# number of multiprocessors.
 REDUCTION_BLOCKS = 132
 THREADS = 256  # threads of a block; equal to the constant in templates/kernels/shared/launch.cuh
 

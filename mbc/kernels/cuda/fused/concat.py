@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from mbc.ir.types import Layout, TensorType
 from mbc.kernels.base import Request
-from mbc.kernels.cuda.base import OwnKernel, Slice, channels_last, image_of, touched_us
+from mbc.kernels.cuda.base import REDUCTION_BLOCKS, OwnKernel, Slice, channels_last, image_of, touched_us
 from mbc.kernels.cuda.image import SumArguments
 from mbc.kernels.cuda.norm.batch_norm import SUM_BYTES, partial_bytes, parts, statistics_workspace
 from mbc.kernels.cuda.pointwise.move import ConcatArguments
@@ -27,7 +27,7 @@ from mbc.kernels.cuda.wiring import (
 
 # Blocks of a channels-last reduction on 132 multiprocessors. Half of the bytes are written, and loads wait for stores,
 # so that more blocks are needed than for a reduction that only reads.
-SLICE_BLOCKS = 4 * 132
+SLICE_BLOCKS = 4 * REDUCTION_BLOCKS
 
 
 @dataclass(frozen=True, slots=True)

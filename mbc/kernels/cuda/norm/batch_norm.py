@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from mbc.ir.types import Layout, TensorType
 from mbc.kernels.base import Request
 from mbc.kernels.cuda.base import (
+    REDUCTION_BLOCKS,
     THREADS,
     VECTOR_BYTES,
     Channels,
@@ -22,8 +23,8 @@ from mbc.kernels.launch_struct import Struct
 
 # Blocks of a reduction on 132 multiprocessors: one wave if channels are last; several waves if channels are first,
 # because a thread then has only one load in flight. Constants, so that reductions have one order on all GPUs.
-BLOCKS_LAST = 3 * 132
-BLOCKS_FIRST = 12 * 132
+BLOCKS_LAST = 3 * REDUCTION_BLOCKS
+BLOCKS_FIRST = 12 * REDUCTION_BLOCKS
 LEAST_ROWS = 8  # rows of a thread that justify a block for its part
 WARP = 32
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from mbc.ir.types import Layout, TensorType
 from mbc.kernels.base import Request
-from mbc.kernels.cuda.base import OwnKernel, Slice, touched_us
+from mbc.kernels.cuda.base import REDUCTION_BLOCKS, OwnKernel, Slice, touched_us
 from mbc.kernels.cuda.norm.batch_norm import SUM_BYTES, SUMS_BYTES, partial_bytes, parts
 from mbc.kernels.cuda.pool.pooling import PoolArguments, pool_arguments, takes_pool
 from mbc.kernels.cuda.wiring import (
@@ -27,7 +27,7 @@ from mbc.ops.normalization import BatchNormalizeBackward
 from mbc.ops.pooling import MaxPool
 
 # Blocks of a channels-last reduction: registers suffice for two blocks on each of 132 multiprocessors.
-REDUCING_BLOCKS = 2 * 132
+REDUCING_BLOCKS = 2 * REDUCTION_BLOCKS
 FORWARD, BACKWARD, BATCH_NORM = "pool/max_pool.cu", "pool/max_pool_backward.cu", "pool/max_pool_batch_norm.cu"
 
 
