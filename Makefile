@@ -4,6 +4,7 @@
 # make test-all  the same with the exhaustive ones (some 30 minutes)
 # make test ORACLE=1  with PyTorch (CPU) installed as an independent reference: without it the tests that
 #            compare with PyTorch are skipped, and say so
+# make test NNUNET=1  with nnU-Net installed as well, whose trainer is then tested with steps of mbc
 # make test-all SHARES=1  prints the processor seconds of each suite of tests as well (tests/README.md)
 # make fuzz  judge hostile inputs until there were INPUTS (1,000,000), going on where it stopped; guided by coverage
 #            where atheris can be installed, in an environment of its own (build/fuzz-venv)
@@ -37,7 +38,7 @@ KILLS ?= 1000
 WORKERS ?= 1
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: run test test-all setup cuda oracle lightning lint types pytest tables fuzz torture docs axe evidence clean
+.PHONY: run test test-all setup cuda oracle lightning nnunet lint types pytest tables fuzz torture docs axe evidence clean
 .DELETE_ON_ERROR:
 
 # Without a GPU the digits are too small for more threads to help, and on a busy machine they wait for each other.
@@ -90,11 +91,15 @@ types: setup
 # environment forbids Python to keep what it compiled, each of the hundreds of processes that tests start would compile
 # all of mbc again.
 pytest: export PYTHONDONTWRITEBYTECODE :=
-pytest: setup $(if $(ORACLE),oracle)
+pytest: setup $(if $(ORACLE),oracle) $(if $(NNUNET),nnunet)
 	$(BIN)/python -m pytest -n auto --dist loadgroup $(if $(SHARES),--shares)
 
 oracle: setup
 	@$(HAS_TORCH) || $(PIP) $(TORCH)
+
+# Its trainer is tested where it is installed.
+nnunet: oracle
+	@$(BIN)/python -c 'import nnunetv2' 2>/dev/null || $(PIP) --editable '.[nnunet]'
 
 # Its example is tested where it is installed.
 lightning: oracle

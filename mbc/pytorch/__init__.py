@@ -20,4 +20,5 @@
 * `model_changes`: changes of a model that make its plan wrong
 * `planned_module`: a model whose forward and backward pass are a plan
 * `make_module`: plans a model
+* `nnunet`: nnU-Net's trainer with steps of mbc
 """

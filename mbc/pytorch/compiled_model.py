@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import tempfile
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from mbc.compiler import compile_plan, compile_source
 from mbc.hardware.target import current_gpu
 from mbc.options import Measure, Options
+from mbc.pytorch.model_tensors import entries_of, readable
 from mbc.runtime.cuda import report_not_built
 from mbc.runtime.module import Module
 from mbc.source import Source
@@ -66,6 +67,27 @@ def ordered(device: str) -> Generator[None]:
     yield
     if other:
         torch.cuda.synchronize()
+
+
+def copied(output: Any) -> Any:
+    """Return a copy of an output in the GPU's memory, in float32."""
+    return torch.from_dlpack(output).to(torch.float32, copy=True, memory_format=torch.contiguous_format)
+
+
+def evaluated(module: Module, inputs: Sequence[Any], copy: bool = True) -> list[Any]:
+    """Return the outputs of the inference pass on the module's device.
+
+    Args:
+        module: The compiled network.
+        inputs: The inputs that the network reads.
+        copy: Whether outputs are copied to float32. False returns on a GPU tensors over the plan's memory, valid until
+            the next step or pass.
+    """
+    on_cpu = module.device == "cpu"
+    with ordered(module.device):
+        outputs: Any = module.forward(*(readable(tensor) for tensor in inputs), copy=on_cpu)
+    take: Any = torch.from_numpy if on_cpu else copied if copy else torch.from_dlpack
+    return [take(output) for output in entries_of(outputs)]
 
 
 def open_compiled(

@@ -67,7 +67,7 @@ class OptimizerStates:
             _refuse(f"parameters after {steps[0]:g} and {steps[-1]:g} steps")
         if steps:
             (self._counted,) = steps
-            self._module.count_updates(int(self._counted))
+            self._module.set_control(updates=int(self._counted))
         self._seen = self._look()
 
     def _look(self) -> tuple[list[int], list[int]]:

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mbc.pytorch.compiled_model import ordered
+from mbc.pytorch.compiled_model import copied, evaluated, ordered
 from mbc.pytorch.exported_model import Exported
-from mbc.pytorch.model_tensors import entries_of, readable
+from mbc.pytorch.model_tensors import readable
 from mbc.runtime.halves import Halves
 
 torch: Any = importlib.import_module("torch")
@@ -62,23 +62,14 @@ class PlannedProgram:
         """Return copies of the outputs between the halves."""
         if self.halves.device == "cpu":
             return [torch.from_numpy(self.halves.copied(place)) for place in self.halves.outputs]
-        return [_copy(self.halves.shared(place)) for place in self.halves.outputs]
+        return [copied(self.halves.shared(place)) for place in self.halves.outputs]
 
     def evaluated(self, inputs: Sequence[Any]) -> list[Any]:
         """Return the outputs of the inference pass for inputs of `read`."""
-        on_cpu = self.halves.device == "cpu"
-        with ordered(self.halves.device):
-            outputs: Any = self.halves.forward(*(readable(tensor) for tensor in inputs), copy=on_cpu)
-        take: Any = torch.from_numpy if on_cpu else _copy
-        return [take(output) for output in entries_of(outputs)]
+        return evaluated(self.halves, inputs)
 
     def structured(self, tensors: Sequence[Any]) -> Any:
         """Return outputs in the structure that the model returns."""
         remaining = iter(tensors)
         leaves = [next(remaining) if leaf is None else leaf for leaf in self.leaves]
         return pytree.tree_unflatten(leaves, self.structure)
-
-
-def _copy(output: Any) -> Any:
-    """Return a copy of an output in the GPU's memory, in float32."""
-    return torch.from_dlpack(output).to(torch.float32, copy=True, memory_format=torch.contiguous_format)

@@ -19,7 +19,15 @@ from mbc.ir.types import Precision
 from mbc.options import Options
 from mbc.progress import busy
 from mbc.pytorch.check_model import Subject, check_model
-from mbc.pytorch.compiled_model import TorchMemory, memory_text, open_compiled, ordered, precision_name, silent
+from mbc.pytorch.compiled_model import (
+    TorchMemory,
+    evaluated,
+    memory_text,
+    open_compiled,
+    ordered,
+    precision_name,
+    silent,
+)
 from mbc.pytorch.exported_model import Exported, export_model, network_of, refuse_model
 from mbc.pytorch.model_tensors import example_tensors, readable
 from mbc.pytorch.objective import fitted, judges_of, loss_modules, losses_of
@@ -163,17 +171,21 @@ class Trainer:
             before[0].item()
         return loss
 
-    def evaluate(self, *inputs: Any) -> Any:
+    def evaluate(self, *inputs: Any, copy: bool = True) -> Any:
         """Return the outputs for 1 to `batch` samples, with running statistics and without dropout.
 
-        The outputs are tensors on the device of the first input.
+        Args:
+            *inputs: The inputs of the model.
+            copy: Whether the outputs are tensors in float32, on the device of the first input. False returns on a GPU
+                tensors over mbc's memory, in the precision of the trainer and valid until the next step or evaluation.
         """
         self._check_open()
         self._refresh()
-        outputs = self.module.forward(*self._read(inputs))
-        device = getattr(inputs[0], "device", "cpu")
-        tensors = tuple(torch.from_numpy(a).to(device) for a in (outputs if isinstance(outputs, tuple) else (outputs,)))
-        return tensors if isinstance(outputs, tuple) else tensors[0]
+        tensors = evaluated(self.module, self._read(inputs), copy)
+        if copy:
+            device = getattr(inputs[0], "device", "cpu")
+            tensors = [tensor.to(device) for tensor in tensors]
+        return tuple(tensors) if len(tensors) > 1 else tensors[0]
 
     def averages(self) -> dict[str, Any]:
         """Return the model's `state_dict` with the moving averages of its weights, which `ema` keeps.

@@ -315,10 +315,18 @@ class Module:
             record = self._read_control()
         return {name: record[name].item() for name in COUNTERS}
 
-    def count_updates(self, updates: int) -> None:
-        """Let the bias correction of Adam continue after so many updates."""
+    def set_control(self, **counters: float) -> None:
+        """Overwrite counters of the control block, such as `updates` or `loss_scale`; all others stay.
+
+        Raises:
+            MbcError: MBC165 for another name, or a number out of the counter's range.
+        """
+        for name, number in counters.items():
+            if name not in COUNTERS or not COUNTERS[name].allows(number):
+                remedy = f"pass one of {', '.join(COUNTERS)} within its range"
+                raise MbcError("MBC165", f"the control block takes no '{name}' of {number:g}", remedy)
         with self._turns, self._changing():
-            self._write_control({"updates": updates})
+            self._write_control(counters)
 
     @property
     def states(self) -> dict[str, tuple[int, ...]]:

@@ -119,6 +119,7 @@ def test_every_call_accepts_it_or_names_the_fault(net: Module, tmp_path: Path, e
         (lambda net: net.state(None), "MBC165", "there is no state None"),
         (lambda net: net.state(["a"]), "MBC165", "there is no state ['a']"),
         (lambda net: net.set_state("first.weight", [[1], [1, 2]]), "MBC165", "state 'first.weight' cannot be set: "),
+        (lambda net: net.set_control(updates=-1), "MBC165", "the control block takes no 'updates' of -1"),
         (lambda net: net.save(3), "MBC162", "cannot write a checkpoint: 3 is an int, not a path"),
         (lambda net: net.save("/dev/null"), "MBC162", "checkpoint '/dev/null': it is not an ordinary file"),
         (lambda net: net.save("w", metadata={"a": 1}), "MBC162", "metadata {'a': 1} do not map text to text"),
