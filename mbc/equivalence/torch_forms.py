@@ -27,7 +27,7 @@ from mbc.equivalence.torch_functions import FUNCTIONS
 from mbc.equivalence.torch_image_forms import IMAGE_FORMS, Form
 from mbc.ops import KINDS, POINTWISE
 from mbc.ops.base import Call
-from mbc.ops.normalization import BatchNormalize, BatchNormalizeBackward
+from mbc.ops.batch_normalize import BatchNormalize, BatchNormalizeBackward
 from mbc.ops.pooling import MaxPool, Pool, first_positions
 from mbc.ops.relu_mask import CHANNELS
 

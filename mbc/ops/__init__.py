@@ -8,6 +8,7 @@
 * `activation_variants`: hardswish, relu6, elu and others
 * `attention`: scaled dot-product attention
 * `augment`: images of bytes, cropped, mirrored, recoloured and normalised
+* `batch_normalize`: the phases of batch normalisation
 * `bias`: biases of convolutions and linear layers
 * `broadcast`: sums and products of images with a number for each channel
 * `collective`: sums over ranks
@@ -35,7 +36,7 @@
 * `matmul`: products of the matrices that two tensors hold
 * `matrix`: linear layers and changes of element type
 * `mean_iou`: mean intersection over union
-* `normalization`: batch normalisation in two phases
+* `normalization`: batch normalisation
 * `parameter`: tensors that belong to no other layer
 * `piecewise`: clamps, comparisons with numbers, detached tensors
 * `pointwise`: the declaration of a function of one tensor, element by element
@@ -74,6 +75,7 @@ from mbc.ops import (
     arithmetic,
     attention,
     augment,
+    batch_normalize,
     bias,
     broadcast,
     collective,
@@ -126,6 +128,7 @@ _FAMILIES = (
     matmul,
     attention,
     window_bias,
+    batch_normalize,
     normalization,
     instance_norm,
     group_norm,

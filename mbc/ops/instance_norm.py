@@ -14,8 +14,7 @@ from typing import Any
 from mbc.ir.graph import Attributes, Operation
 from mbc.ir.types import TensorType
 from mbc.ops.base import Array, Call, Expansion, Gradients, Layer, NoAttributes, OpKind, ShapeError, master
-from mbc.ops.device import Device, Expression
-from mbc.ops.normalization import (
+from mbc.ops.batch_normalize import (
     backward,
     backward_on_device,
     backward_sums,
@@ -24,6 +23,7 @@ from mbc.ops.normalization import (
     statistics,
     sums_on_device,
 )
+from mbc.ops.device import Device, Expression
 
 MOST_SAMPLES = 65535  # a grid's third extent in the kernels
 

@@ -34,11 +34,12 @@ from mbc.ir.types import Precision, TensorType
 from mbc.ops import KINDS
 from mbc.ops.activation import Scale
 from mbc.ops.base import NoAttributes
+from mbc.ops.batch_normalize import MOST_RANKS
 from mbc.ops.collective import AllReduce
 from mbc.ops.control_record import CONTROL_TYPE
 from mbc.ops.layerwise import LarsRatio
 from mbc.ops.loss import WeightedSum
-from mbc.ops.normalization import MOST_RANKS, is_synchronised
+from mbc.ops.normalization import is_synchronised
 from mbc.ops.reduce import Reduce
 from mbc.ops.update import AdamW, Ema, Guard, Sgd
 from mbc.passes.commute_relu_pool import relu_behind_pool

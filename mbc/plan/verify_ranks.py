@@ -25,6 +25,7 @@ from mbc.kernels.nccl import (
     SHARDED,
 )
 from mbc.ops import KINDS
+from mbc.ops.batch_normalize import BatchNormalize, BatchNormalizeBackward, CombineStatistics, UpdateRunning
 from mbc.ops.collective import AllGather, AllReduce
 from mbc.ops.dice import Dice, DiceMeanBackward
 from mbc.ops.elementwise_loss import Backward as ElementwiseBackward
@@ -32,7 +33,6 @@ from mbc.ops.kl_divergence import KlBackward
 from mbc.ops.layerwise import RATIOS
 from mbc.ops.loss import CrossEntropyBackward
 from mbc.ops.mean_iou import OVERLAP_MEAN
-from mbc.ops.normalization import BatchNormalize, BatchNormalizeBackward, CombineStatistics, UpdateRunning
 from mbc.ops.shard import UPDATES_OF_PARTS, ReduceScatter
 from mbc.ops.soft_cross_entropy import SoftTargetBackward
 from mbc.ops.top_k import TopKMean

@@ -13,9 +13,9 @@ from mbc.measure.random_operands import FEW_ELEMENTS, FEW_STATES, few, has_rows,
 from mbc.ops import KINDS
 from mbc.ops.attention import Attention
 from mbc.ops.base import NoAttributes
+from mbc.ops.batch_normalize import BatchNormalize
 from mbc.ops.control_record import CONTROL_TYPE, control_record
 from mbc.ops.loss import CrossEntropy
-from mbc.ops.normalization import BatchNormalize
 from mbc.ops.update import Sgd
 from mbc.ops.weighted_cross_entropy import ClassWeights
 from mbc.optimize.fusion.catalogue import PAIR_REDUCTIONS

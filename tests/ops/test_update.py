@@ -136,7 +136,7 @@ def test_a_moving_average_begins_with_its_weight() -> None:
 
 
 def _running() -> Attributes:
-    from mbc.ops.normalization import UpdateRunning
+    from mbc.ops.batch_normalize import UpdateRunning
 
     return UpdateRunning(0.1, 4)
 

@@ -12,8 +12,9 @@ from mbc.ir.control import INITIAL_LOSS_SCALE
 from mbc.ir.graph import Network, Optimizer, Ranks, Role, TrainingGraph
 from mbc.ir.types import DType, Precision
 from mbc.ops import KINDS
+from mbc.ops.batch_normalize import MOST_RANKS
 from mbc.ops.control_record import control_record
-from mbc.ops.normalization import MOST_RANKS, synchronised
+from mbc.ops.normalization import synchronised
 from mbc.passes.check_graph import verify_network, verify_training
 from mbc.passes.training_step import differentiate
 from mbc.resources import folder

@@ -17,9 +17,9 @@ from mbc.compiler import compile_plans
 from mbc.errors import MbcError
 from mbc.hardware.streams import Stream
 from mbc.ir.graph import Operation, Ranks
+from mbc.ops.batch_normalize import CombineStatistics
 from mbc.ops.collective import AllReduce
 from mbc.ops.loss import CrossEntropyBackward
-from mbc.ops.normalization import CombineStatistics
 from mbc.ops.weighted_cross_entropy import WeightedMean
 from mbc.options import Options
 from mbc.plan.file import dump_plan, load_plan

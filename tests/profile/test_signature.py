@@ -11,8 +11,8 @@ from mbc.ir.types import DType, Precision, TensorType
 from mbc.kernels import PROVIDERS
 from mbc.kernels.base import Request
 from mbc.ops.base import NoAttributes
+from mbc.ops.batch_normalize import BatchNormalizeBackward
 from mbc.ops.matrix import Linear
-from mbc.ops.normalization import BatchNormalizeBackward
 from mbc.optimize.candidates.table import CandidateTable
 from mbc.optimize.fusion.select_groups import possible_groups
 from mbc.optimize.remat.fused_remat import all_fused_remats

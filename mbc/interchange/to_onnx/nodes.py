@@ -15,7 +15,7 @@ import numpy as np
 from mbc.interchange.from_onnx.package import onnx
 from mbc.ir.graph import Operation, Role, TrainingGraph
 from mbc.ops.base import Array
-from mbc.ops.normalization import UpdateRunning
+from mbc.ops.batch_normalize import UpdateRunning
 
 
 class NotExported(Exception):

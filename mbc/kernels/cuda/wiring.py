@@ -10,8 +10,8 @@ from collections.abc import Callable
 from mbc.kernels.base import Request
 from mbc.kernels.cuda.base import Slice
 from mbc.ops import KINDS
+from mbc.ops.batch_normalize import BatchNormalize, BatchNormalizeBackward
 from mbc.ops.fused import Fused, Member, leading_products
-from mbc.ops.normalization import BatchNormalize, BatchNormalizeBackward
 from mbc.ops.shape import ChannelSlice
 
 AFFINE = (5, 3)  # numbers of operands of batch_normalize, with scale and shift and without

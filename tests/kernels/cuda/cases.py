@@ -26,6 +26,7 @@ from mbc.ops.arithmetic import Broadcast
 from mbc.ops.attention import Attention
 from mbc.ops.augment import Augment
 from mbc.ops.base import Array, NoAttributes
+from mbc.ops.batch_normalize import BatchNormalize, BatchNormalizeBackward, CombineStatistics, UpdateRunning
 from mbc.ops.comparison import Relation, Select
 from mbc.ops.control_record import control_record
 from mbc.ops.convolution import Convolution
@@ -46,7 +47,6 @@ from mbc.ops.loss import CrossEntropy, CrossEntropyBackward, WeightedSum
 from mbc.ops.matmul import Matmul
 from mbc.ops.matrix import Cast, Linear
 from mbc.ops.mean_iou import MeanIou
-from mbc.ops.normalization import BatchNormalize, BatchNormalizeBackward, CombineStatistics, UpdateRunning
 from mbc.ops.piecewise import Clamp, Indicator
 from mbc.ops.pointwise import Pointwise
 from mbc.ops.pooling import AveragePool, MaxPool

@@ -16,12 +16,12 @@ from mbc.kernels.cuda import KERNELS
 from mbc.ops import KINDS
 from mbc.ops.arithmetic import Broadcast
 from mbc.ops.base import NoAttributes
+from mbc.ops.batch_normalize import BatchNormalize, BatchNormalizeBackward, UpdateRunning
 from mbc.ops.convolution import Convolution
 from mbc.ops.fused import join
 from mbc.ops.group_norm import LayerNorm
 from mbc.ops.layerwise import LarsRatio
 from mbc.ops.matrix import Cast
-from mbc.ops.normalization import BatchNormalize, BatchNormalizeBackward, UpdateRunning
 from mbc.ops.pooling import AveragePool, MaxPool
 from mbc.ops.reduce import Reduce
 from mbc.ops.shape import ChannelSlice

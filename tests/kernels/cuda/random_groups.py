@@ -14,11 +14,11 @@ from mbc.ops.activation import LeakyRelu, Scale
 from mbc.ops.activation_variants import Elu
 from mbc.ops.arithmetic import Broadcast
 from mbc.ops.base import NoAttributes
+from mbc.ops.batch_normalize import BatchNormalize, BatchNormalizeBackward
 from mbc.ops.comparison import Relation, Select
 from mbc.ops.elementary import Power
 from mbc.ops.fused import join
 from mbc.ops.instance_norm import InstanceNormalize, InstanceNormalizeBackward
-from mbc.ops.normalization import BatchNormalize, BatchNormalizeBackward
 from mbc.ops.piecewise import Clamp, Indicator
 from mbc.ops.reduce import Expand
 from tests.kernels.cuda.cases import Case, Operand, Shape, normal, positive

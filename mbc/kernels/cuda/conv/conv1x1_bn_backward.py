@@ -19,7 +19,7 @@ from mbc.kernels.cuda.conv.conv1x1 import (
     with_reduction,
 )
 from mbc.kernels.cuda.wiring import AFFINE, SCALE_SHIFT, Wiring, members, run
-from mbc.ops.normalization import BatchNormalizeBackward
+from mbc.ops.batch_normalize import BatchNormalizeBackward
 
 _GEMM = replace(PLAIN, file="conv/conv1x1_bn_backward.cu")
 _RELU_BACKWARD = "batch_normalize+relu+relu_backward"

@@ -28,7 +28,7 @@ from mbc.kernels.cuda.wiring import (
     slice_of,
     taking,
 )
-from mbc.ops.normalization import BatchNormalizeBackward
+from mbc.ops.batch_normalize import BatchNormalizeBackward
 from mbc.ops.shape import ChannelSlice
 
 FILE = "fused/batch_norm_relu.cu"

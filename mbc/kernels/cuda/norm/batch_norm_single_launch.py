@@ -23,7 +23,7 @@ from mbc.kernels.cuda.base import (
 )
 from mbc.kernels.cuda.wiring import AFFINE, NORMALIZED, SCALE_SHIFT, Wiring, eps, members, run, taking
 from mbc.kernels.launch_struct import Struct
-from mbc.ops.normalization import BatchNormalizeBackward
+from mbc.ops.batch_normalize import BatchNormalizeBackward
 
 FILE = "norm/batch_norm_single_launch.cu"
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from mbc.kernels.cuda.base import OwnKernel, Slice, channels_first
 from mbc.kernels.launch_struct import Struct
-from mbc.ops.normalization import CombineStatistics
+from mbc.ops.batch_normalize import CombineStatistics
 
 
 @dataclass(frozen=True, slots=True)

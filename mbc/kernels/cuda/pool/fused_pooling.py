@@ -23,7 +23,7 @@ from mbc.kernels.cuda.wiring import (
     slice_of,
     taking,
 )
-from mbc.ops.normalization import BatchNormalizeBackward
+from mbc.ops.batch_normalize import BatchNormalizeBackward
 from mbc.ops.pooling import MaxPool
 
 # Blocks of a channels-last reduction: registers suffice for two blocks on each of 132 multiprocessors.

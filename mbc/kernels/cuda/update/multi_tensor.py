@@ -12,9 +12,9 @@ from mbc.kernels.cuda.base import OwnKernel, Slice, channels_first, moved_us, ty
 from mbc.kernels.cuda.wiring import members_of
 from mbc.kernels.launch_struct import Struct
 from mbc.ops.base import NoAttributes
+from mbc.ops.batch_normalize import UpdateRunning
 from mbc.ops.fused import Fused
 from mbc.ops.layerwise import LarsRatio
-from mbc.ops.normalization import UpdateRunning
 from mbc.ops.update import AdamW, Ema, Sgd
 
 FILE = "update/multi_tensor.cu"
