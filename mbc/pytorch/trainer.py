@@ -107,6 +107,7 @@ class Trainer:
         model.to(module.device, dtype)
         self._states = SharedStates(model, exported.network, module, {})
         self._states.count_on_host()
+        free_unused()  # the tensors' earlier memory
         self._in_flight: tuple[Loss, list[Any]] | None = None
         self._optimizer_states = OptimizerStates(optimizer, module, self._states)
         self._close = weakref.finalize(

@@ -131,6 +131,15 @@ def test_a_changed_state_counts_from_the_next_step_on(change):
         pair.compare()
 
 
+def test_a_step_that_is_skipped_does_not_count():
+    pair = Pair(adam)
+    with pair.trainer as trainer:
+        pair.step()
+        assert not trainer.step(torch.inf * IMAGES, LABELS).item() < torch.inf
+        pair.step()
+        pair.compare()
+
+
 def test_states_in_host_memory_are_shared_too():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Flatten(), nn.Linear(297, 200), nn.ReLU(), nn.Linear(200, 5))
