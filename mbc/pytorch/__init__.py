@@ -9,15 +9,14 @@
 * `exported_model`: the models that are accepted, and their programs
 * `reference`: runs a model in float64, with its random layers off
 * `check_model`: compares a network with the model that it was imported from
-* `watch`: changes of a model and its optimizer that a trainer would not notice
 * `compiled_model`: the compilation of a model's source
+* `model_changes`: changes of a model that make its plan wrong
 * `shared_states`: parameters, statistics and gradients as tensors over the plan's memory
 * `process_memory`: the memory of a GPU that the process takes, and what it may take
 * `optimizer_states`: momentum and moments as tensors over the plan's memory
 * `trainer`: a model that mbc trains
 * `gradients_out`: the gradients of a step, as PyTorch's backward pass leaves them
 * `planned_program`: the plan of a model for one shape of its inputs
-* `model_changes`: changes of a model that make its plan wrong
 * `planned_module`: a model whose forward and backward pass are a plan
 * `make_module`: plans a model
 * `nnunet`: nnU-Net's trainer with steps of mbc

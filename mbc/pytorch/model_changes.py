@@ -6,17 +6,22 @@ Only if something differs does a slower way say what it is.
 
 from __future__ import annotations
 
+import copy
 import importlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from operator import attrgetter
-from typing import Any
+from typing import Any, cast
 
-from mbc.pytorch.exported_model import HOOKS_OF_ALL_MODULES, MODULE_HOOKS
-from mbc.pytorch.watch import settings_of
+from mbc.pytorch.compiled_model import PRECISIONS
+from mbc.pytorch.exported_model import HOOKS_OF_ALL_MODULES, MODULE_HOOKS, PARAMETER_HOOKS
 
 torch: Any = importlib.import_module("torch")
 _get: Callable[..., Any] = dict[str, Any].get
 _requires_grad: Callable[[Any], bool] = attrgetter("requires_grad")
+_hooks: Callable[[Any], tuple[Any, ...]] = attrgetter(*PARAMETER_HOOKS)
+_PLAIN = (bool, int, float, str, type(None))
+# Attributes that are compared as modes and hooks, and the counters of batch norms.
+_COMPARED_ELSEWHERE = ("training", "_is_full_backward_hook", "num_batches_tracked")
 
 
 class _Entries:
@@ -42,27 +47,44 @@ class _Entries:
 
 
 class ModelChanges:
-    """The settings, layers, modes and hooks of a model when its plan was made."""
+    """The settings, layers, modes and hooks of a model when its plan was made.
 
-    def __init__(self, model: Any) -> None:
-        """Record them."""
-        modules = list(model.named_modules())
+    Where the plan makes the whole step, attributes of a user's own modules are not compared, because a forward pass in
+    PyTorch may change them; but tensors must stay the objects that the optimizer has, without hooks.
+    """
+
+    def __init__(self, model: Any, whole_step: bool = False, losses: Sequence[Any] = (), optimizer: Any = None) -> None:
+        """Record them.
+
+        Args:
+            model: The model.
+            whole_step: Whether the plan makes the whole step, in place of a call of the model.
+            losses: The modules of the step's losses.
+            optimizer: The step's optimizer.
+        """
+        modules, of_losses = list(model.named_modules()), [(f"loss.{n}", loss) for n, loss in enumerate(losses)]
+        self._whole_step = whole_step
         self._modes, self._parameters, self._settings = _Entries(), _Entries(), _Entries()
+        self._tensors = _Entries()
         for path, module in modules:
             self._modes.add(f"{path}.training", module.__dict__, "training", module.training)
             # Parameters are looked up in tables, because a parameter that is held here could not be replaced.
             for key, parameter in module._parameters.items():
                 if parameter is not None:
                     self._parameters.add(f"{path}.{key}", module._parameters, key, parameter.requires_grad)
-        for entry in settings_of(model):
-            self._settings.add(*entry)
-        inner = modules[1:]  # PyTorch calls the hooks of the model itself
-        for path, module in inner:
+        for path, module in (*modules, *of_losses):
+            for name, table, key, value in _settings(path, module, whole_step):
+                (self._tensors if isinstance(value, torch.Tensor) else self._settings).add(name, table, key, value)
+        for path, module in modules[1:]:
             self._settings.add(f"{path}.forward", module.__dict__, "forward", module.__dict__.get("forward"))
-        self._hooks = [(path, getattr(module, name)) for path, module in inner for name in MODULE_HOOKS]
+        inner = modules if whole_step else modules[1:]  # PyTorch calls the hooks of a model that it calls
+        self._hooks = [(path, getattr(module, name)) for path, module in (*inner, *of_losses) for name in MODULE_HOOKS]
         self._hooks += [("(all modules)", getattr(torch.nn.modules.module, name)) for name in HOOKS_OF_ALL_MODULES]
         self._hook_tables = [table for _, table in self._hooks]
-        self._layers = [(path or "(the model)", module._modules) for path, module in modules]
+        self._layers = [(f"the layers of '{path or '(the model)'}'", module._modules) for path, module in modules]
+        if optimizer is not None:
+            of_steps = (getattr(optimizer, f"_optimizer_step_{when}_hooks") for when in ("pre", "post"))
+            self._layers += [("the hooks of the optimizer", hooks) for hooks in of_steps]
         self._layer_tables = [table for _, table in self._layers]
         self._layers_before = _contents(self._layer_tables)
 
@@ -74,23 +96,58 @@ class ModelChanges:
         if _contents(self._layer_tables) != self._layers_before:
             pairs = zip(self._layers, self._layers_before, strict=True)
             path = next(path for (path, table), before in pairs if (*table.values(),) != before)
-            return f"the layers of '{path}' have changed"
+            return f"{path} have changed"
         if not _equal(present := self._settings.present(), self._settings.values):
             return _difference(self._settings, present, self._settings.values)
         if any(self._hook_tables):
             return f"the module '{next(path for path, table in self._hooks if table)}' has hooks"
-        return self._parameter_reason() if training else ""
+        if any(now is not was for now, was in zip(self._tensors.present(), self._tensors.values, strict=True)):
+            rows = zip(self._tensors.names, self._tensors.present(), self._tensors.values, strict=True)
+            return f"'{next(name for name, now, was in rows if now is not was)}' was replaced"
+        return self._parameter_reason() if training or self._whole_step else ""
 
     def _parameter_reason(self) -> str:
+        parameters = self._parameters.present()
         try:
-            present = list(map(_requires_grad, self._parameters.present()))
+            present = list(map(_requires_grad, parameters))
+            hooked = [any(hooks) for hooks in map(_hooks, parameters)] if self._whole_step else []
         except AttributeError:  # a removed parameter is noticed where it is read
             return ""
+        if any(hooked):
+            return f"the parameter '{self._parameters.names[hooked.index(True)]}' has hooks"
         return "" if present == self._parameters.values else self._frozen(present)
 
     def _frozen(self, present: Sequence[bool]) -> str:
         rows = zip(self._parameters.names, present, self._parameters.values, strict=True)
-        return next(f"'{name}.requires_grad' is {now}" for name, now, before in rows if now != before)
+        return next(f"'{name}.requires_grad' is {now} now" for name, now, before in rows if now != before)
+
+
+def autocast_reason(precision: str) -> str:
+    """Return why autocast does not suit a plan of this precision; an empty text if it does."""
+    for device in ("cuda", "cpu"):
+        if torch.is_autocast_enabled(device):
+            asked = PRECISIONS.get(torch.get_autocast_dtype(device), "another type")
+            if asked != precision:
+                return f"autocast asks for {asked}, but the plan computes in {precision}"
+    return ""
+
+
+def _settings(path: str, module: Any, whole_step: bool) -> Iterator[tuple[str, Mapping[str, Any], str, Any]]:
+    """Yield the name, the table, the key in the table and the value of each setting of a module."""
+    tables = (module._parameters, module._buffers)
+    settings = [(t, key, held) for t in tables for key, held in t.items() if whole_step or held is None]
+    if not whole_step or module.__class__.__module__.startswith("torch.nn."):
+        own = module.__dict__.items()  # a list may change in place
+        settings += [(module.__dict__, key, copy.deepcopy(value)) for key, value in own if _is_plain(value)]
+    for table, key, value in settings:
+        if key not in _COMPARED_ELSEWHERE:
+            yield f"{path}.{key}" if path else key, table, key, value
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, (list, tuple)):
+        return all(map(_is_plain, cast("Sequence[Any]", value)))
+    return isinstance(value, _PLAIN)
 
 
 def _contents(tables: Sequence[Mapping[str, Any]]) -> list[tuple[Any, ...]]:

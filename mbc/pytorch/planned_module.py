@@ -15,9 +15,8 @@ from dataclasses import dataclass
 from typing import Any, NoReturn, Protocol
 
 from mbc.errors import MbcError
-from mbc.pytorch.compiled_model import PRECISIONS
 from mbc.pytorch.gradients_out import finish
-from mbc.pytorch.model_changes import ModelChanges
+from mbc.pytorch.model_changes import ModelChanges, autocast_reason
 from mbc.pytorch.planned_program import PlannedProgram
 from mbc.pytorch.process_memory import SEGMENT_BYTES, MemoryChecks, free_unused
 from mbc.pytorch.shared_states import SharedStates
@@ -249,7 +248,7 @@ class Planned:
             or (busy is not None and not busy.used and "the values of an earlier call await their backward pass")
             or (not model.training and torch.is_grad_enabled() and "a call in eval mode may need gradients")
             or self._changes.reason(model.training)
-            or self._autocast_refusal()
+            or autocast_reason(str(self.halves.plan.graph.precision))
             or self._states.refresh()
         )
 
@@ -264,15 +263,6 @@ class Planned:
             return "an input needs a gradient that the example did not need"
         if torch._C._functorch.peek_interpreter_stack() is not None:
             return "it is called within a transform of torch.func"
-        return ""
-
-    def _autocast_refusal(self) -> str:
-        precision = str(self.halves.plan.graph.precision)
-        for device in ("cuda", "cpu"):
-            if torch.is_autocast_enabled(device):
-                asked = PRECISIONS.get(torch.get_autocast_dtype(device), "another type")
-                if asked != precision:
-                    return f"autocast asks for {asked}, but the plan computes in {precision}"
         return ""
 
     def _say(self, reason: str) -> None:

@@ -29,6 +29,7 @@ from mbc.pytorch.compiled_model import (
     silent,
 )
 from mbc.pytorch.exported_model import Exported, export_model, network_of, refuse_model
+from mbc.pytorch.model_changes import ModelChanges, autocast_reason
 from mbc.pytorch.model_tensors import example_tensors, readable
 from mbc.pytorch.objective import fitted, judges_of, loss_modules, losses_of
 from mbc.pytorch.optimizer_states import OptimizerStates
@@ -36,7 +37,6 @@ from mbc.pytorch.process_memory import free_unused
 from mbc.pytorch.shared_states import SharedStates
 from mbc.pytorch.targets import Target, explain
 from mbc.pytorch.torch_optimizer import Updates, check_parameters, entries_of, rate_now, settings_of_updates, updates_of
-from mbc.pytorch.watch import Watch
 from mbc.runtime.arguments import duration_of
 from mbc.runtime.driver import report_no_gpu
 from mbc.runtime.module import Module, report_closed
@@ -45,6 +45,7 @@ from mbc.source import Source
 from mbc.stages import Stages
 
 torch: Any = importlib.import_module("torch")
+_UNDO = "undo it (p.copy_ changes numbers in place), or close the trainer and make another one: mbc.from_torch(...)"
 _trainers: weakref.WeakKeyDictionary[Any, weakref.ref[Trainer]] = weakref.WeakKeyDictionary()
 
 
@@ -122,7 +123,7 @@ class Trainer:
                 optimizer.register_state_dict_pre_hook(self._optimizer_states.count),
             ),
         )
-        self._watch = Watch(model, losses, optimizer, str(module.plan.graph.precision))
+        self._changes = ModelChanges(model, True, losses, optimizer)
         _trainers[model] = weakref.ref(self)
         try:
             self._optimizer_states.refresh()
@@ -152,8 +153,8 @@ class Trainer:
                 "let the DataLoader drop the last batch (drop_last=True), or make a trainer with such an example",
             )
         given = self._read(inputs)
-        self._watch.check()
-        self._refresh()
+        autocast = autocast_reason(str(self.module.plan.graph.precision))
+        self._follow(self._changes.reason(self._model.training) or autocast or self._states.refresh())
         self._optimizer_states.refresh()
         try:
             with ordered(self.module.device):
@@ -181,7 +182,7 @@ class Trainer:
                 tensors over mbc's memory, in the precision of the trainer and valid until the next step or evaluation.
         """
         self._check_open()
-        self._refresh()
+        self._follow(self._states.refresh())
         tensors = evaluated(self.module, self._read(inputs), copy)
         if copy:
             device = getattr(inputs[0], "device", "cpu")
@@ -220,14 +221,15 @@ class Trainer:
         """True until the trainer is closed."""
         return self._close.alive
 
-    def _refresh(self) -> None:
-        """Take in tensors that PyTorch has moved.
+    @staticmethod
+    def _follow(change: str) -> None:
+        """Raise MBC338 for a change that the plan cannot follow, if there is one.
 
         Raises:
-            MbcError: MBC338 for a change that the plan cannot take.
+            MbcError: MBC338.
         """
-        if reason := self._states.refresh():
-            raise MbcError("MBC338", reason, "change it in place (p.copy_), or close the trainer and make another one")
+        if change:
+            raise MbcError("MBC338", f"the trainer cannot follow a change: {change}", _UNDO)
 
     def synchronize(self) -> None:
         """Wait until the GPU has done all steps."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import io
-import pickle
 from typing import Any
 
 import pytest
@@ -15,13 +14,6 @@ from tests.pytorch.nets import IMAGES, LABELS, Net, nn, sgd, torch, trainer_of
 
 def normed() -> Any:
     return Net(nn.Sequential(nn.BatchNorm2d(8), nn.ReLU(), nn.Dropout(0.1)))
-
-
-def stepped(model: Any) -> tuple[Any, Any]:
-    """Return a trainer after one step, and the parameters as mbc has them."""
-    trainer = trainer_of(model)
-    trainer.step(IMAGES, LABELS)
-    return trainer, trainer.module.state("first.weight")
 
 
 def saved(model: Any) -> Any:
@@ -37,35 +29,17 @@ def averaged(model: Any) -> Any:
     return average.module
 
 
-def listed(model: Any) -> Any:
-    twin = Net()
-    for other, own in zip(twin.parameters(), model.parameters(), strict=True):
-        other.data = own.detach().clone()
-    return twin
-
-
-def part_by_part(model: Any) -> Any:
-    twin = Net()
-    twin.first = copy.deepcopy(model.first)
-    twin.head.load_state_dict(model.head.state_dict())
-    return twin
-
-
-@pytest.mark.parametrize(
-    "read", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m)), saved, averaged, listed, part_by_part]
-)
+@pytest.mark.parametrize("read", [copy.deepcopy, saved, averaged])
 def test_readers_of_the_model_see_trained_weights(read):
     model = Net()
-    start = model.first.weight.detach().clone()
-    trainer, trained = stepped(model)
-    twin = read(model)
-    assert torch.allclose(twin.first.weight.double(), torch.from_numpy(trained), rtol=1e-6)
-    assert not torch.equal(twin.first.weight, start)
-    trainer.step(IMAGES, LABELS)
-    again = twin.first.weight.detach().clone()
-    assert [name for name, _ in twin.named_parameters()] == [name for name, _ in model.named_parameters()]
-    assert torch.equal(twin.first.weight, again), "the copy is nobody's"
-    trainer.close()
+    with trainer_of(model) as trainer:
+        trainer.step(IMAGES, LABELS)
+        twin = read(model)
+        assert torch.equal(model.first.weight, torch.from_numpy(trainer.module.state("first.weight")))
+        assert torch.allclose(twin.first.weight.double(), model.first.weight)
+        again = twin.first.weight.detach().clone()
+        trainer.step(IMAGES, LABELS)
+        assert torch.equal(twin.first.weight, again), "the copy is nobody's"
 
 
 def scale(model: Any) -> None:
@@ -133,12 +107,12 @@ def join(model: Any) -> None:
 @pytest.mark.parametrize(("change", "words"), [(hold, "its earlier memory is in use"), (join, "in use elsewhere")])
 def test_a_replaced_weight_is_refused_while_somebody_holds_its_memory(change, words):
     model = Net()
-    trainer, _ = stepped(model)
-    change(model)
-    with pytest.raises(MbcError, match=f"MBC338: 'first.weight' was replaced.*{words}") as caught:
+    with trainer_of(model) as trainer:
         trainer.step(IMAGES, LABELS)
-    assert "p.copy_" in caught.value.remedy
-    trainer.close()
+        change(model)
+        with pytest.raises(MbcError, match=f"MBC338: .* 'first.weight' was replaced.*{words}") as caught:
+            trainer.step(IMAGES, LABELS)
+        assert "p.copy_" in caught.value.remedy
 
 
 def freeze(model: Any) -> None:
@@ -176,14 +150,14 @@ def hook_a_parameter(model: Any) -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (freeze, "'first.weight.requires_grad' was True and is False now"),
+        (freeze, "'first.weight.requires_grad' is False now"),
         (normalize_by_statistics, "'body.0.training' was True and is False now"),
         (slow_down, "'body.0.momentum' was 0.1 and is 0.5 now"),
         (drop_more, "'body.2.p' was 0.1 and is 0.9 now"),
-        (exchange_a_layer, "'body.1' has been replaced"),
-        (exchange_a_parameter, "'first.weight' has been replaced"),
-        (hook_a_module, "'the hooks of 'first'' was 0 and is 1 now"),
-        (hook_a_parameter, "'hooks of 'first.weight'' was 0 and is 1 now"),
+        (exchange_a_layer, "the layers of 'body' have changed"),
+        (exchange_a_parameter, "'first.weight' was replaced"),
+        (hook_a_module, "the module 'first' has hooks"),
+        (hook_a_parameter, "the parameter 'first.weight' has hooks"),
     ],
 )
 def test_settings_that_change_are_refused(change, words):
@@ -201,11 +175,11 @@ def test_a_loss_and_an_optimizer_that_change_are_refused():
     optimizer = sgd(model)
     with trainer_of(model, loss=loss, optimizer=optimizer) as trainer:
         loss.label_smoothing = 0.2
-        with pytest.raises(MbcError, match=r"MBC338: 'loss.0.label_smoothing' was 0.1 and is 0.2 now"):
+        with pytest.raises(MbcError, match=r"MBC338: .* 'loss.0.label_smoothing' was 0.1 and is 0.2 now"):
             trainer.step(IMAGES, LABELS)
         loss.label_smoothing = 0.1
         handle = optimizer.register_step_post_hook(lambda *_: None)
-        with pytest.raises(MbcError, match="MBC338: 'the hooks of the optimizer' was 0 and is 1 now"):
+        with pytest.raises(MbcError, match=r"MBC338: .* the hooks of the optimizer have changed"):
             trainer.step(IMAGES, LABELS)
         handle.remove()
         trainer.step(IMAGES, LABELS)
@@ -225,7 +199,7 @@ def test_validation_in_eval_mode_and_moves_change_nothing():
 
 
 def test_autocast_in_another_precision_is_refused():
-    words = "MBC338: autocast asks for bf16 around a step, but the trainer computes in fp32"
+    words = r"MBC338: .* autocast asks for bf16, but the plan computes in fp32"
     single = trainer_of(Net(), precision="fp32")
     with torch.autocast("cpu", torch.bfloat16), pytest.raises(MbcError, match=words):
         single.step(IMAGES, LABELS)

@@ -13,6 +13,9 @@ from mbc.errors import MbcError
 from mbc.hardware.streams import Space
 from tests.pytorch.nets import IMAGES, LABELS, Net, nn, sgd, torch, trainer_of
 
+GIVEN: dict[str, Any] = {}  # arguments of the trainers
+EXACT, START = 1e-9, "cpu"  # relative error of losses, device on which models begin
+
 
 def adam(model: Any) -> Any:
     return torch.optim.Adam(model.parameters(), lr=0.01)
@@ -32,33 +35,34 @@ class Pair:
     """A model that mbc trains, and one that PyTorch trains in float64."""
 
     def __init__(self, make: Any, **other: Any) -> None:
-        self.ours = other.pop("model", None) or Net()
-        self.theirs = copy.deepcopy(self.ours).double()
+        self.ours = (other.pop("model", None) or Net()).to(START)
+        self.theirs = copy.deepcopy(self.ours).to("cpu", torch.float64)
         self.one, self.two = make(self.ours), make(self.theirs)
-        self.trainer = trainer_of(self.ours, optimizer=self.one, **other)
+        self.trainer = trainer_of(self.ours, optimizer=self.one, **(other | GIVEN))
 
     def both(self) -> Iterator[tuple[Any, Any]]:
         yield from ((self.ours, self.one), (self.theirs, self.two))
 
     def torch_step(self, model: Any, optimizer: Any) -> Any:
         optimizer.zero_grad()
-        loss = nn.functional.cross_entropy(model(IMAGES.to(next(model.parameters()).dtype)), LABELS)
+        weight = next(model.parameters())
+        loss = nn.functional.cross_entropy(model(IMAGES.to(weight)), LABELS.to(weight.device))
         loss.backward()
         optimizer.step()
         return loss
 
-    def step(self, rel: float = 1e-9) -> None:
+    def step(self, rel: float = 0.0) -> None:
         wanted = self.torch_step(self.theirs, self.two).item()
-        assert float(self.trainer.step(IMAGES, LABELS)) == pytest.approx(wanted, rel=rel)
+        assert float(self.trainer.step(IMAGES, LABELS)) == pytest.approx(wanted, rel=max(rel, EXACT))
 
     def compare(self, rtol: float = 1e-7) -> None:
         states, wanted = self.one.state_dict()["state"], self.two.state_dict()["state"]
         assert states.keys() == wanted.keys()
+        rtol = max(rtol, EXACT)
         for number, entries in wanted.items():
             for key in entries:
-                torch.testing.assert_close(
-                    states[number][key].to(entries[key].dtype), entries[key], rtol=rtol, atol=rtol / 100, msg=key
-                )
+                given = states[number][key].to(entries[key])
+                torch.testing.assert_close(given, entries[key], rtol=rtol, atol=rtol / 100, msg=key)
 
 
 def saved(model: Any, optimizer: Any) -> Any:
@@ -91,7 +95,8 @@ def test_a_training_goes_back_to_its_checkpoint_and_on_in_torch(make):
     pair.torch_step(pair.ours, pair.one)
     pair.torch_step(pair.theirs, pair.two)
     pair.compare(1e-4)
-    pair.trainer = trainer_of(pair.ours, optimizer=pair.one)
+    assert {tensor.device.type for tensor in pair.ours.state_dict().values()} == {START}
+    pair.trainer = trainer_of(pair.ours, optimizer=pair.one, **GIVEN)
     pair.step(1e-5)
     pair.compare(1e-4)
 
