@@ -3,6 +3,7 @@
 * `graph_builder`: appends operations, with shape inference and unique names
 * `check_graph`: checks a graph between passes
 * `training_step`: network -> training graph: precision, backward pass, update, inference graph
+* `optimizer_update`: the updates of parameters by the optimizer, and moving averages
 * `reverse_mode`: reverse-mode differentiation
 * `expand`: operations of a network, in the types of a precision
 * `commute_relu_pool`: the backward passes of max pooling and ReLU in the order that moves fewer bytes
