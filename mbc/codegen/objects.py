@@ -22,6 +22,7 @@ from mbc.codegen.cache import ObjectCache, find_cache
 from mbc.codegen.toolchain import Part, Toolchain
 from mbc.errors import MbcError
 from mbc.hardware.spec import has_warpgroups
+from mbc.kernels.cuda import WARPGROUP_SOURCES
 
 _COMPILER_LINES = 20  # lines of a compiler's message that the user sees
 _INCLUDE = re.compile(rb'^[ \t]*#[ \t]*include[ \t]*["<]([^">\n]+)[">]', re.M)
@@ -97,26 +98,36 @@ def _compilations(recipe: Recipe, toolchain: Toolchain, parts: Sequence[Part]) -
     assert toolchain.gxx is not None
     compiler = str(toolchain.gxx.absolute())  # commands run in the folder of sources
     nvcc = _nvcc(recipe, toolchain, compiler) if recipe.kernels else ()
+    codes = {name: code_option(recipe.architecture, name) for name in recipe.kernels}
     folders = tuple(dict.fromkeys(part.include.absolute() for part in parts))
     gxx = (
         compiler, "-std=c++17", "-O1", "-fPIC", "-fvisibility=hidden", "-I.",
         *(f"-I{folder}" for folder in folders), "-c",
     )  # fmt: skip
     return [
-        *(_Compilation(name, (*nvcc, name), (), True) for name in recipe.kernels),
+        *(_Compilation(name, (*nvcc, code, name), (), True) for name, code in codes.items()),
         *(_Compilation(name, (*gxx, name), folders, False) for name in recipe.changing),
         *(_Compilation(name, (*gxx, name), folders, True) for name in recipe.hosts),
     ]
 
 
 def _nvcc(recipe: Recipe, toolchain: Toolchain, compiler: str) -> tuple[str, ...]:
-    # Only one architecture has wgmma, and code with it is compiled for a target of its own, sm_90a.
-    code = "90a" if has_warpgroups(recipe.architecture) else recipe.architecture.removeprefix("sm_")
     assert toolchain.nvcc is not None
     return (
-        str(toolchain.nvcc.absolute()), "-std=c++17", "-O3", f"-gencode=arch=compute_{code},code=sm_{code}",
+        str(toolchain.nvcc.absolute()), "-std=c++17", "-O3",
         f"-DMBC_WORKING={recipe.working}", "-I.", "-Xcompiler", "-fPIC", "-ccbin", compiler, "-c",
     )  # fmt: skip
+
+
+def code_option(architecture: str, source: str) -> str:
+    """Return nvcc's option for the code of a source: that of the GPU, and PTX, which the driver of newer GPUs compiles.
+
+    Only one architecture has wgmma. Code with it is compiled for a target of its own, sm_90a, whose PTX no other runs.
+    """
+    if has_warpgroups(architecture) and Path(source).name in WARPGROUP_SOURCES:
+        return "-gencode=arch=compute_90a,code=sm_90a"
+    code = architecture.removeprefix("sm_")
+    return f"-gencode=arch=compute_{code},code=[sm_{code},compute_{code}]"
 
 
 def _processors() -> int:

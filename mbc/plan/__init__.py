@@ -18,6 +18,7 @@
 * `occupancy`: the last writer and the readers of every byte of a space
 * `demand`: what a graph demands of a launch
 * `kernels`: whether the kernels of a plan exist and accept their operands
+* `newer_gpu`: kernels that bind a package to the architecture it was compiled for
 * `prefetch`: device memory for the inputs of the next step
 * `live`: live bytes at each launch, by kind
 * `memory`: bytes by kind, launch by launch

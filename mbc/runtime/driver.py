@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import importlib
 import os
+import warnings
 from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
 from mbc.errors import MbcError
+from mbc.hardware.datasheet import capability_of
 from mbc.plan.model import Plan
+from mbc.plan.newer_gpu import binding_kernels, is_forward_compatible
 from mbc.ranks.environment import device_of, read_environment
+
+MOST_NAMED = 4  # kernels that a message names
 
 
 def open_driver() -> Any:
@@ -80,19 +85,28 @@ def _device_of_rank(driver: Any) -> Generator[None]:
 
 
 def check_architecture(plan: Plan, gpu: Any) -> None:
-    """Raise an error unless the GPU runs code for the plan's architecture: code for sm_XY runs on X.Z with Z >= Y.
+    """Raise an error unless the GPU runs code for the plan's architecture: an equal or a newer one.
+
+    A newer GPU runs the package if no kernel of the plan binds it (`mbc.plan.newer_gpu`); a warning then says so.
 
     Raises:
         MbcError: MBC154 if the GPU cannot run the code.
     """
     major, minor = gpu.compute_capability()
-    planned = plan.target.architecture.removeprefix("sm_").rstrip("af")
-    exact = plan.target.architecture[-1] in "af"
-    same = (major, minor) == (int(planned[:-1]), int(planned[-1]))
-    if same or (not exact and major == int(planned[:-1]) and minor >= int(planned[-1])):
+    architecture, planned = f"sm_{major}{minor}", capability_of(plan.target.architecture)
+    here = f"the plan is for {plan.target.gpu} ({plan.target.architecture}); this GPU is {gpu.name()} ({architecture})"
+    if 10 * major + minor == planned:
         return
-    raise MbcError(
-        "MBC154",
-        f"the plan is for {plan.target.gpu} ({plan.target.architecture}); this GPU is {gpu.name()} (sm_{major}{minor})",
-        'compile with --gpu auto on this machine, or use device="cpu"',
+    remedy = 'compile with --gpu auto on this machine, or use device="cpu"'
+    if 10 * major + minor < planned or not is_forward_compatible(plan.target.architecture):
+        raise MbcError("MBC154", here, remedy)
+    if binding := binding_kernels(plan, architecture):
+        more = f" and {len(binding) - MOST_NAMED} more" if len(binding) > MOST_NAMED else ""
+        named = ", ".join(binding[:MOST_NAMED])
+        raise MbcError("MBC154", f"{here}, which cannot run {named}{more}", remedy)
+    warnings.warn(
+        f"{here}, which runs its code, compiled again by the driver where necessary; for kernels and a plan of its own "
+        "compile with --gpu auto on this machine",
+        RuntimeWarning,
+        stacklevel=2,
     )

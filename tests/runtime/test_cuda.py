@@ -6,6 +6,7 @@ import gc
 import os
 import pickle
 import sys
+import warnings
 import weakref
 from dataclasses import replace
 from pathlib import Path
@@ -456,16 +457,37 @@ def test_no_memory_left_beside_the_arena(gpu: Gpu, tmp_path: Path, monkeypatch: 
     assert all(memory.freed for memory in gpu.allocations)
 
 
-@pytest.mark.parametrize(("capability", "runs"), [((9, 0), True), ((9, 1), True), ((8, 0), False), ((10, 0), False)])
-def test_the_gpu_must_be_of_the_planned_kind(gpu: Gpu, tmp_path: Path, capability: tuple[int, int], runs: bool):
+@pytest.mark.parametrize(
+    ("capability", "binds", "runs"),
+    [
+        ((9, 0), False, True),
+        ((9, 1), False, True),
+        ((12, 0), False, True),
+        ((12, 0), True, False),
+        ((8, 0), False, False),
+    ],
+)
+def test_the_gpu_must_be_of_the_planned_kind_or_newer(
+    gpu: Gpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], binds: bool, runs: bool
+):
     gpu.capability = capability
+    named = tuple(f"mbc/kernel{i} (sm_120 lacks it)" for i in range(6 * binds))
+    monkeypatch.setattr("mbc.runtime.driver.binding_kernels", lambda plan, architecture: named)
     folder = package(tmp_path, small_plan())
-    if runs:
-        Module(folder, device="cuda")
+    said = f"(sm_90); this GPU is Fake (sm_{capability[0]}{capability[1]})"
+    if not runs:
+        error = failure(folder)
+        assert error.code == "MBC154" and said in error.message
+        assert binds == ("which cannot run mbc/kernel0 (sm_120 lacks it), " in error.message)
+        assert binds == ("mbc/kernel3 (sm_120 lacks it) and 2 more" in error.message)
         return
-    error = failure(folder)
-    assert error.code == "MBC154"
-    assert f"(sm_90); this GPU is Fake (sm_{capability[0]}{capability[1]})" in error.message
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        Module(folder, device="cuda").close()
+    lines = [str(one.message) for one in caught if "this GPU is" in str(one.message)]
+    assert len(lines) == (capability != (9, 0))
+    for line in lines:
+        assert said in line and "compile with --gpu auto on this machine" in line
 
 
 def test_too_little_free_memory(gpu: Gpu, tmp_path: Path):

@@ -21,6 +21,7 @@ import importlib
 import pkgutil
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import PurePosixPath
 from types import MappingProxyType
 
 from mbc.errors import MbcError
@@ -102,7 +103,7 @@ class Own:
         if kernel is None:
             return Acceptance(f"mbc has no kernel called '{call.name}'")
         if not _able(device, kernel):
-            return Acceptance(f"{device.architecture} cannot run it")
+            return Acceptance(f"{device.architecture} lacks instructions that it needs")
         if refusal := kernel.refusal(call):
             return Acceptance(refusal)
         if _lacks_shared(device, kernel, call.request):
@@ -193,6 +194,10 @@ def without_statistics(name: str) -> str:
     """Return the kernel that computes the result of `name` to the bit, but no statistics; empty if there is none."""
     kernel = KERNELS.get(name)
     return kernel.without_statistics if kernel else ""
+
+
+# Names of the sources with instructions (wgmma) that only one architecture has.
+WARPGROUP_SOURCES = frozenset(PurePosixPath(kernel.file).name for kernel in KERNELS.values() if kernel.warpgroups)
 
 
 def function_of(name: str) -> str:
