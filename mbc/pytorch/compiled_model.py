@@ -11,9 +11,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from mbc.compiler import compile_plan, compile_source
+from mbc.errors import MbcError
 from mbc.hardware.target import current_gpu
+from mbc.ir.types import Precision
 from mbc.options import Measure, Options
 from mbc.pytorch.model_tensors import entries_of, readable
+from mbc.runtime.arguments import choice, size_of
 from mbc.runtime.cuda import report_not_built
 from mbc.runtime.module import Module
 from mbc.source import Source
@@ -30,13 +33,27 @@ PRECISIONS: dict[Any, str] = {
 
 
 def memory_text(given: str | int) -> str:
-    """Return a size as the language writes it; an integer is a number of bytes."""
-    return f"{given}B" if isinstance(given, int) else given
+    """Return a size as the language writes it; a number is a number of bytes.
+
+    Raises:
+        MbcError: MBC167 for anything but `auto` and sizes above 0.
+    """
+    if given == "auto":
+        return "auto"
+    size_bytes = size_of("memory", given)
+    if size_bytes == 0:
+        raise MbcError("MBC167", "memory is 0 bytes", "pass 12GB, a number of bytes, or auto")
+    return given if isinstance(given, str) else f"{size_bytes}B"
 
 
 def precision_name(given: Any) -> str:
-    """Return the name of a precision, which may be given as a type of PyTorch."""
-    return PRECISIONS.get(given, str(given))
+    """Return the name of a precision, which may be given as a type of PyTorch.
+
+    Raises:
+        MbcError: MBC167 for anything else.
+    """
+    is_type = isinstance(given, torch.dtype)
+    return choice("precision", PRECISIONS.get(given, given) if is_type else given, tuple(Precision))
 
 
 def silent(now: str) -> None:

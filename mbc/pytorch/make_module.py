@@ -28,7 +28,7 @@ from mbc.pytorch.process_memory import Limit, free_unused, limit_of, with_memory
 from mbc.runtime.arguments import choice, duration_of
 from mbc.runtime.driver import report_no_gpu
 from mbc.runtime.halves import Halves
-from mbc.runtime.opening import open_plan
+from mbc.runtime.opening import DEVICES, open_plan
 from mbc.source import Source
 from mbc.stages import Stages
 
@@ -57,6 +57,7 @@ def plan_module(
         MbcError: The errors of `mbc.module`.
     """
     choice("fallback", fallback, FALLBACKS)
+    choice("device", device, DEVICES)
     settings = (("memory.device", memory_text(memory)), ("train.precision", precision_name(precision)))
     options = Options(settings=settings, measure_for_s=duration_of("measure_for", measure_for))
     limit = limit_of(memory, reserve, device, precision_name(precision))
@@ -75,7 +76,8 @@ def plan_module(
     except MbcError as error:
         if fallback == "error" or not isinstance(model, torch.nn.Module):
             raise
-        warnings.warn(f"the model runs in PyTorch: {error.message}", RuntimeWarning, stacklevel=3)
+        message = f"the model runs in PyTorch ({error.code}): {error.message}; {error.remedy}"
+        warnings.warn(message, RuntimeWarning, stacklevel=3)
     return model
 
 
@@ -102,6 +104,12 @@ class _Compilation:
     def first(self, model: Any, example: Any, stages: Stages) -> PlannedProgram:
         """Return the program for inputs like the example."""
         refuse_model(model)
+        if not isinstance(model.__dict__.get("forward"), Forward | None):
+            raise MbcError(
+                "MBC330",
+                "the model has a forward of its own, as torch.compile makes it, which a plan would replace",
+                "call mbc.module first and torch.compile afterwards",
+            )
         free_unused()
         kind = partial(Halves, allocate=TorchMemory)
         return self._program(model, example_tensors(example), self.check, kind, self.options, self.device, stages)

@@ -67,7 +67,8 @@ class ModelChanges:
         self._modes, self._parameters, self._settings = _Entries(), _Entries(), _Entries()
         self._tensors = _Entries()
         for path, module in modules:
-            self._modes.add(f"{path}.training", module.__dict__, "training", module.training)
+            if "training" in module.__dict__:  # what torch.compile returns asks the module within it
+                self._modes.add(f"{path}.training", module.__dict__, "training", module.training)
             # Parameters are looked up in tables, because a parameter that is held here could not be replaced.
             for key, parameter in module._parameters.items():
                 if parameter is not None:

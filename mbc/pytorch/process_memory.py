@@ -20,10 +20,9 @@ from mbc.interchange.steps import Imported
 from mbc.ir.types import Precision
 from mbc.optimize.search.overhead import usual_bytes
 from mbc.options import Options
-from mbc.pytorch.compiled_model import memory_text
 from mbc.runtime.arguments import size_of
 from mbc.runtime.usage import own_bytes
-from mbc.units import parse_size, show_enough, show_size
+from mbc.units import show_enough, show_size
 
 torch: Any = importlib.import_module("torch")
 # PyTorch's allocator takes this much at once for tensors of 1 to 10 MB.
@@ -137,17 +136,14 @@ def limit_of(memory: str | int, reserve: str | int | None, device: str, precisio
     """Return the limit that `memory=` sets; None for a plan that runs on the CPU.
 
     Raises:
-        MbcError: MBC167 for a reserve that is no size.
+        MbcError: MBC167 for a size that is none.
     """
     reserve_bytes = None if reserve is None else size_of("reserve", reserve)
     meter = meter_of(device)
-    try:
-        overhead_bytes = usual_bytes(find_device("auto"), Precision(precision))
-        size_bytes = 0 if memory == "auto" else parse_size(memory_text(memory))
-    except (TypeError, ValueError):  # the compilation explains what is wrong
-        return None
     if meter is None:
         return None
+    overhead_bytes = usual_bytes(find_device("auto"), Precision(precision))
+    size_bytes = 0 if memory == "auto" else size_of("memory", memory)
     if memory == "auto":
         now, gpu = meter(), current_gpu()
         free_bytes = 0 if gpu is None else gpu.free_bytes

@@ -65,7 +65,7 @@ def size_of(name: str, given: str | int) -> int:
         MbcError: MBC167 if the argument is no size.
     """
     try:
-        return parse_size(f"{given}B" if isinstance(given, int) else given)
+        return parse_size(given if isinstance(given, str) else f"{given}B")
     except (TypeError, ValueError) as error:
         raise MbcError("MBC167", f"{name} is not a size: {error}", "pass 2GB or a number of bytes") from error
 

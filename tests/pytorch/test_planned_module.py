@@ -359,6 +359,40 @@ def test_a_model_that_mbc_does_not_take_runs_in_torch_with_one_line():
         planned(model)
 
 
+def test_a_warning_names_the_remedy():
+    with pytest.warns(RuntimeWarning, match=r"in PyTorch \(MBC330\): the model is in eval mode; call model.train\(\)"):
+        planned(normed().double().eval(), fallback="torch")
+
+
+@pytest.mark.parametrize(
+    "name, value",
+    [("precision", "fp17"), ("precision", torch.int8), ("precision", 16), ("device", "gpu"), ("memory", "12")]
+    + [("memory", given) for given in ("much", 0, -1, None, "0GB")],
+)
+@pytest.mark.parametrize("make", [mbc.module, mbc.from_torch])
+def test_wrong_settings_are_refused_by_name_though_pytorch_could_run_the_model(name, value, make):
+    model = normed()
+    whole = {"loss": nn.CrossEntropyLoss(), "optimizer": sgd(model)} if make is mbc.from_torch else {}
+    with pytest.raises(MbcError, match=name) as raised:
+        make(model, IMAGES, **{"device": "cpu", "progress": False} | whole | {name: value})
+    assert raised.value.code == "MBC167" and "forward" not in vars(model)
+
+
+def test_memory_may_be_any_number_of_bytes():
+    assert planned(normed().double(), memory=12e9).forward.planned.halves.plan.budget_bytes == 12 * 10**9
+
+
+def test_torch_compile_comes_after_the_plan():
+    compiled = torch.compile(normed().double(), backend="eager")
+    with pytest.raises(MbcError, match="forward of its own") as raised:
+        planned(compiled)
+    assert raised.value.code == "MBC330"
+    within, twin = (Net(torch.compile(nn.BatchNorm2d(8), backend="eager")).double() for _ in range(2))
+    twin.load_state_dict(within.state_dict())
+    model = torch.compile(planned(within), backend="eager")  # a call in PyTorch would be refused
+    agree(numbers(plain, model), numbers(plain, twin))
+
+
 def test_a_second_plan_and_other_types_are_refused():
     model = planned(normed().double())
     with pytest.raises(MbcError, match="has a plan already"):
