@@ -124,9 +124,9 @@ def module(
     """Return `model` itself, whose forward and backward pass are a plan from now on; the loop stays as it is.
 
     Parameters and buffers stay PyTorch's tensors, in the plan's memory; `.grad`, any loss and any optimizer work.
-    Inputs of another shape get a program of their own, if it fits into that memory. A call that no program covers (a
-    second forward pass before the backward pass, hooks of inner modules) runs in PyTorch, with one warning that says
-    why. `model.forward.planned.close()` ends the plan.
+    Inputs of another shape get a program of their own, if it fits into that memory. Several forward passes may await
+    their backward pass. A call that no program covers (gradients in eval mode, hooks of inner modules) runs in PyTorch,
+    with one warning that says why. `model.forward.planned.close()` ends the plan.
 
     Args:
         model: A model in training mode. It is run once, as a copy.

@@ -44,21 +44,20 @@ def mixed(plan: Plan) -> Iterator[Any]:
 
 
 def gan(plan: Plan) -> Iterator[Any]:
-    """Train a generator and a critic, which also passes gradients on to the generator."""
+    """Train a generator and a critic: a pass for real images, and one for drawn images, which passes gradients on."""
     generator = nn.Sequential(nn.ConvTranspose2d(16, 32, 4), nn.ReLU(), nn.ConvTranspose2d(32, 1, 4, 2, 1))
     critic = nn.Sequential(nn.Conv2d(1, 16, 4, 2, 1), nn.LeakyReLU(0.2), nn.Flatten(), nn.Linear(256, 1))
     generator = plan(generator.to(DEVICE), torch.zeros(64, 16, 1, 1, device=DEVICE))
-    critic = plan(critic.to(DEVICE), torch.zeros(128, 1, 8, 8, requires_grad=True, device=DEVICE))
+    critic = plan(critic.to(DEVICE), torch.zeros(64, 1, 8, 8, requires_grad=True, device=DEVICE))
     ours, theirs = (torch.optim.Adam(m.parameters(), 2e-3, (0.5, 0.99)) for m in (generator, critic))
     noise = torch.Generator().manual_seed(1)
     for images, _ in batches():
         drawn = generator(torch.randn(64, 16, 1, 1, generator=noise).to(DEVICE))
-        real, fake = critic(torch.cat((images, drawn.detach()))).chunk(2)  # one pass for both
-        loss = F.softplus(-real).mean() + F.softplus(fake).mean()
+        loss = F.softplus(-critic(images)).mean() + F.softplus(critic(drawn.detach())).mean()
         theirs.zero_grad()
         loss.backward()
         theirs.step()
-        deceived = F.softplus(-critic(torch.cat((drawn, drawn)))).mean()
+        deceived = F.softplus(-critic(drawn)).mean()
         ours.zero_grad()
         deceived.backward()
         ours.step()
@@ -99,11 +98,11 @@ def segmentation(plan: Plan) -> Iterator[Any]:
 
 
 def siamese(plan: Plan) -> Iterator[Any]:
-    """Train with two images through one network, in one pass of twice as many rows."""
-    model = plan(network().to(DEVICE), torch.zeros(128, 1, 8, 8, device=DEVICE))
+    """Train with two images through one network, in two passes before one backward pass."""
+    model = plan(network().to(DEVICE), torch.zeros(64, 1, 8, 8, device=DEVICE))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     for images, labels in batches():
-        one, two = model(torch.cat((images, images.roll(1, 0)))).chunk(2)
+        one, two = model(images), model(images.roll(1, 0))
         far, alike = (one - two).square().sum(1), (labels == labels.roll(1, 0)).float()
         loss = (alike * far + (1 - alike) * F.relu(4 - far)).mean()
         optimizer.zero_grad()

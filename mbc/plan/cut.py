@@ -9,7 +9,7 @@ statistics are complete at the cut.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from mbc.errors import MbcError
@@ -18,10 +18,12 @@ from mbc.ir.graph import NO_OPTIMIZER, Role, TrainingGraph
 from mbc.ops import KINDS
 from mbc.plan.accumulation import ACCUMULATE, accumulating
 from mbc.plan.demand import whole_rows
+from mbc.plan.live import rounded
 from mbc.plan.model import Launch, Mode, Plan, Program
 from mbc.plan.occupancy import RowSet
 
 FORWARD, BACKWARD = "forward", "backward"  # names of the programs
+Region = tuple[Space, int, int]  # space, first byte, byte after the last
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +34,13 @@ class Cut:
         forward: Computes the outputs and changes the running statistics.
         backward: Computes the gradients of the parameters.
         outputs: For each output of the network, the buffer that holds it at the cut.
+        kept: All bytes outside of states that the forward half leaves for the backward half.
     """
 
     forward: Program
     backward: Program
     outputs: tuple[int, ...]
+    kept: tuple[Region, ...]
 
 
 def given_at_cut(graph: TrainingGraph) -> tuple[str, ...]:
@@ -68,6 +72,7 @@ def cut(plan: Plan) -> Cut | None:
         Program(program.launches[:at], tuple(w for w in program.waits if w[1] < at), program.entry, alive),
         Program(program.launches[at:], waits, alive, program.exit),
         outputs,
+        halves.kept(late),
     )
 
 
@@ -94,6 +99,7 @@ class _Halves:
         self._plan = plan
         program = plan.train
         halves = program.launches[:at], program.launches[at:]
+        self._read = {a.buffer for launch in halves[1] for a in launch.accesses if a.mode is not Mode.WRITE}
         before, after = ({a.buffer for launch in half for a in launch.accesses} for half in halves)
         held = before.union(program.entry)
         self.alive = tuple(sorted(held & after.union(program.exit)))
@@ -117,6 +123,31 @@ class _Halves:
             f"'{value}' is not complete before the step reads the gradients of its outputs",
             "this is a mistake of the compiler: report it with the plan file",
         )
+
+    def kept(self, given: Collection[str]) -> tuple[Region, ...]:
+        """Return the regions that the second half reads and the first half leaves, without those of states.
+
+        Args:
+            given: Inputs that are given at the cut.
+        """
+        plan, values = self._plan, self._plan.graph.values
+        names = {index: plan.buffers[index].value for index in {*self.alive, *plan.train.entry}}
+        persistent = (index for index, name in names.items() if name is not None and values[name].role.persistent)
+        states = {self._region(index)[:2] for index in persistent}  # also of a state's new version, in its place
+        read = (self._region(index) for index in self._read.intersection(self.alive) if names[index] not in given)
+        parts: list[Region] = []
+        for space, start, stop in sorted(region for region in read if region[:2] not in states):
+            if parts and parts[-1][0] is space and start <= parts[-1][2]:
+                _, start, before = parts.pop()
+                stop = max(stop, before)
+            parts.append((space, start, stop))
+        return tuple(parts)
+
+    def _region(self, index: int) -> Region:
+        """Return the bytes of a buffer, with those up to the next buffer, so that neighbours become one region."""
+        buffer, start = self._plan.buffers[index], self._plan.offsets[index]
+        stop = min(start + rounded(buffer.size_bytes), self._plan.predictions.bytes_of(buffer.space))
+        return buffer.space, start, stop
 
 
 def _rows_written(launches: Iterable[Launch]) -> dict[int, RowSet]:

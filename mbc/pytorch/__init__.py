@@ -17,6 +17,7 @@
 * `trainer`: a model that mbc trains
 * `gradients_out`: the gradients of a step, as PyTorch's backward pass leaves them
 * `planned_program`: the plan of a model for one shape of its inputs
+* `pending_passes`: forward passes that await their backward pass
 * `planned_module`: a model whose forward and backward pass are a plan
 * `make_module`: plans a model
 * `nnunet`: nnU-Net's trainer with steps of mbc

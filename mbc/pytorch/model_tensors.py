@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
@@ -42,6 +43,17 @@ def _example_tensor(value: Any, number: int) -> Any:
         f"input {number} of the example is a {what}, but mbc takes only tensors",
         "pass the tensors that forward takes, several in a tuple: from_torch(model, (images, masks), ...)",
     )
+
+
+def by_position(model: Any, inputs: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, ...]:
+    """Return the arguments of a call in the order of `forward`; none if `forward` takes some of them by name only."""
+    if not named:
+        return inputs
+    try:
+        bound = inspect.signature(model.__class__.forward).bind(model, *inputs, **named)
+    except (TypeError, ValueError):  # arguments that `forward` does not take, or a signature that is not known
+        return ()
+    return () if bound.kwargs else bound.args[1:]
 
 
 def readable(given: Any) -> Any:

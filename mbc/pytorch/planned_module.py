@@ -11,12 +11,13 @@ import importlib
 import warnings
 import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, NoReturn, Protocol
 
 from mbc.errors import MbcError
 from mbc.pytorch.gradients_out import finish
 from mbc.pytorch.model_changes import ModelChanges, autocast_reason
+from mbc.pytorch.model_tensors import by_position
+from mbc.pytorch.pending_passes import PendingPasses, Ticket
 from mbc.pytorch.planned_program import PlannedProgram
 from mbc.pytorch.process_memory import SEGMENT_BYTES, MemoryChecks, free_unused
 from mbc.pytorch.shared_states import SharedStates
@@ -68,14 +69,6 @@ class Forward:
         return Forward, (self._model(),)
 
 
-@dataclass(eq=False)
-class Ticket:
-    """A forward pass whose values are in the arena; `used` after its backward pass."""
-
-    program: PlannedProgram
-    used: bool = False
-
-
 class Planned:
     """The plan of a model, in use.
 
@@ -102,12 +95,12 @@ class Planned:
         self._changes = ModelChanges(model)
         self._refused: dict[tuple[Any, ...], str] = {}  # shapes of inputs for which there can be no program
         self._said: set[str] = set()
-        self._ticket: weakref.ref[Ticket] | None = None
         self._memory_checks = MemoryChecks()
 
     def _share(self, model: Any, program: PlannedProgram, gradients: Sequence[str] = ()) -> None:
         """Share the model's tensors with a program, and these parameters' gradients, and put it behind the model."""
         self.programs[:] = [program]
+        self._pending = PendingPasses()
         self._states = SharedStates(model, program.exported.network, program.halves, program.halves.gradients)
         self._states.take_gradients(gradients)
         model.forward = Forward(model, self)
@@ -144,23 +137,21 @@ class Planned:
         model: Any = self._model()
         if not self._fits(model):
             return forward.in_torch(*inputs, **named)
-        reason = self._refusal(model, inputs, named)
+        given = by_position(model, inputs, named)
+        reason = self._refusal(model, given)
         program = self.programs[0]
         if not reason:
-            program, reason = self._program_for(model, inputs)
-        if reason:
+            program, reason = self._program_for(model, given)
+        if reason := reason or self._pending.put_away():
             self._say(reason)
             return forward.in_torch(*inputs, **named)
-        read = program.read(inputs)
+        read = program.read(given)
         if not model.training:
             return program.structured(program.evaluated(read))
+        ticket = self._pending.begin(program, read)
         self._states.count()
         if not torch.is_grad_enabled():
-            program.begin(read)
             return program.structured(program.outputs())
-        ticket = Ticket(program)
-        self._ticket = weakref.ref(ticket)
-        program.begin(read)
         return program.structured(_apply(self, ticket, *read, *self._states.parameters()))
 
     def backward(self, ticket: Ticket, gradients: Sequence[Any], sinks: Sequence[Any]) -> list[Any]:
@@ -174,15 +165,16 @@ class Planned:
         Raises:
             RuntimeError: The values of the forward pass were used already.
         """
-        if ticket.used or self._ticket is None or self._ticket() is not ticket:
+        if ticket.used:
             raise RuntimeError(
                 "mbc keeps the values of a forward pass for one backward pass, which has run: call the model again, or "
                 "close the plan to use retain_graph"
             )
-        ticket.used = True
-        halves = ticket.program.halves
+        program, halves = ticket.program, ticket.program.halves
         with self.halves.lent(), halves.lent():  # the first program holds the memory of all gradients
-            handed = finish(self._states, sinks, lambda add: ticket.program.finish(gradients, add))
+            self._pending.take_back(ticket)
+            ticket.used = True
+            handed = finish(self._states, sinks, lambda add: program.finish(gradients, add, ticket.number))
         of_inputs = (self._states.inputs.get(name) for name in halves.taken)
         self._memory_checks.passes += 1
         return [*(None if gradient is None else gradient.clone() for gradient in of_inputs), *handed]
@@ -193,9 +185,8 @@ class Planned:
         Raises:
             MbcError: MBC341 if no smaller plan fits and PyTorch must not run the model.
         """
-        busy = self._ticket() if self._ticket is not None else None
         trains = model.training and torch.is_grad_enabled()  # tensors made in torch.inference_mode cannot be trained
-        if not trains or (busy is not None and not busy.used) or not self._memory_checks.begin():
+        if not trains or not self._pending.is_empty or not self._memory_checks.begin():
             return True
         first = self.programs[0]
         excess = self._compilation.excess_bytes(first)
@@ -207,7 +198,7 @@ class Planned:
             return True
         self._memory_checks.replanned = True
         gradients = self._states.part()
-        del model.forward, self._states
+        del model.forward, self._states, self._pending
         self._close()
         try:
             self._share(model, self._compilation.smaller(first, excess + SEGMENT_BYTES), gradients)
@@ -227,6 +218,8 @@ class Planned:
             return self.programs[refusals.index("")], ""
         shapes = tuple(tuple(tensor.shape) for tensor in inputs)
         if shapes not in self._refused and model.training:
+            if reason := self._pending.put_away():  # a program that is opened overwrites the arena
+                return self.programs[0], reason
             if len(self.programs) == MOST_PROGRAMS:
                 return self.programs[0], f"{refusals[0]}, and a model has at most {MOST_PROGRAMS} programs"
             try:
@@ -240,24 +233,19 @@ class Planned:
                 return self.programs[-1], ""
         return self.programs[0], self._refused.get(shapes, refusals[0])
 
-    def _refusal(self, model: Any, inputs: tuple[Any, ...], named: dict[str, Any]) -> str:
+    def _refusal(self, model: Any, inputs: tuple[Any, ...]) -> str:
         """Return why no program can cover a call; an empty text if one may."""
-        busy = self._ticket() if self._ticket is not None else None
         return (
-            self._input_refusal(inputs, named)
-            or (busy is not None and not busy.used and "the values of an earlier call await their backward pass")
+            self._input_refusal(inputs)
             or (not model.training and torch.is_grad_enabled() and "a call in eval mode may need gradients")
             or self._changes.reason(model.training)
             or autocast_reason(str(self.halves.plan.graph.precision))
             or self._states.refresh()
         )
 
-    def _input_refusal(self, inputs: tuple[Any, ...], named: dict[str, Any]) -> str:
-        if (
-            named
-            or len(inputs) != self.programs[0].exported.inputs
-            or not all(isinstance(x, torch.Tensor) for x in inputs)
-        ):
+    def _input_refusal(self, inputs: tuple[Any, ...]) -> str:
+        count = self.programs[0].exported.inputs
+        if len(inputs) != count or not all(isinstance(x, torch.Tensor) for x in inputs):
             return "it is called with other arguments than the example"
         if torch.is_grad_enabled() and any(inputs[n].requires_grad for n in self._without_gradient):
             return "an input needs a gradient that the example did not need"

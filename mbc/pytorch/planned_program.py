@@ -48,15 +48,15 @@ class PlannedProgram:
         """Return the inputs of the model that the network reads."""
         return [inputs[position] for position in self.exported.used]
 
-    def begin(self, inputs: Sequence[Any]) -> None:
-        """Run the first half of a step for inputs of `read`."""
+    def begin(self, inputs: Sequence[Any]) -> int:
+        """Run the first half of a step for inputs of `read`, and return the number of the mini-batch."""
         with ordered(self.halves.device):
-            self.halves.begin(*(readable(tensor) for tensor in inputs))
+            return self.halves.begin(*(readable(tensor) for tensor in inputs))
 
-    def finish(self, gradients: Sequence[Any], add: bool) -> None:
-        """Run the second half of a step for the gradients of the outputs; `add` as in `Halves.finish`."""
+    def finish(self, gradients: Sequence[Any], add: bool, number: int) -> None:
+        """Run the second half of a step for the gradients of the outputs; `add` and `number` as in `Halves.finish`."""
         with ordered(self.halves.device):
-            self.halves.finish([readable(gradient) for gradient in gradients], add)
+            self.halves.finish([readable(gradient) for gradient in gradients], add, number)
 
     def outputs(self) -> list[Any]:
         """Return copies of the outputs between the halves."""

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from mbc.errors import MbcError
+from mbc.hardware.streams import Space
 from mbc.ir.kept_gradients import gradients_of
-from mbc.ir.types import Layout, TensorType
+from mbc.ir.types import DType, Layout, TensorType
 from mbc.plan.cut import BACKWARD, FORWARD, cut, given_at_cut
 from mbc.plan.model import Plan
 from mbc.runtime.arrays import check_rows, wanted_inputs
@@ -27,6 +28,7 @@ class Halves(Module):
     Attributes:
         gradients: The place of each gradient, by the trained parameter, or by the input if these have gradients.
         outputs: The place of each output between the halves, in the order of the source.
+        kept: The places of all bytes outside of states that `begin` leaves for `finish`, without names.
     """
 
     def __init__(
@@ -64,6 +66,7 @@ class Halves(Module):
         self._second = wanted_inputs(plan.graph, given)
         pairs = zip(plan.graph.outputs, halves.outputs, strict=True)
         self.outputs = tuple(_place(plan, name, index) for name, index in pairs)
+        self.kept = tuple(_bytes(*region) for region in halves.kept)
         entry = {plan.buffers[index].value: index for index in plan.train.entry}
         kept = gradients_of(plan.graph)
         self.gradients: Mapping[str, Place] = {p: _place(plan, state, entry[state]) for p, state in kept.items()}
@@ -88,11 +91,14 @@ class Halves(Module):
         """Names of the inputs of `finish`: the gradients of the outputs, or the targets of the source's own losses."""
         return tuple(wanted.name for wanted in self._second)
 
-    def begin(self, *inputs: object) -> None:
+    def begin(self, *inputs: object) -> int:
         """Compute the outputs of one mini-batch, and update the running statistics.
 
         Args:
             *inputs: The inputs on which outputs depend, in the order of the source, with exactly `batch` rows.
+
+        Returns:
+            The number of the mini-batch, for `finish`.
 
         Raises:
             MbcError: The errors of `Module.step`.
@@ -103,13 +109,16 @@ class Halves(Module):
             self._hand(self._machine, self._first, self._places.train_inputs, arrays)
             with self._changing() as machine:
                 machine.run_half(FORWARD, self._next_control(0.0, 0))
+            return self._steps
 
-    def finish(self, given: Sequence[object], add: bool = False) -> None:
-        """Compute the gradients of the mini-batch of the last `begin`, once.
+    def finish(self, given: Sequence[object], add: bool = False, number: int | None = None) -> None:
+        """Compute the gradients of one mini-batch, once.
 
         Args:
             given: The inputs that `given` names, in that order.
             add: Add to the gradients that are there; False overwrites them.
+            number: Number of the mini-batch, whose bytes are at the places of `kept`; None for that of the last
+                `begin`.
 
         Raises:
             MbcError: The errors of `Module.step`.
@@ -119,7 +128,7 @@ class Halves(Module):
             check_rows(self._second, arrays, self.batch, exact=True)
             self._hand(self._machine, self._second, self._places.train_inputs, arrays)
             with self._changing() as machine:
-                machine.run_half(BACKWARD, self._same_control(add))
+                machine.run_half(BACKWARD, self._control_of(number or self._steps, 0.0, int(add)))
 
     def follow(self, other: Halves) -> None:
         """Draw the random numbers that another module would draw next."""
@@ -134,11 +143,6 @@ class Halves(Module):
         with self._turns:
             return self._machine.read(place)
 
-    def _same_control(self, add: bool) -> bytes:
-        """Return the host's part of the control block of the last `begin`, with `add` as a later mini-batch."""
-        self._steps -= 1
-        return self._next_control(0.0, int(add))
-
 
 def _persistent(plan: Plan) -> dict[str, tuple[int, Layout, TensorType]]:
     """Return offset, layout and type of each state, by its name."""
@@ -148,6 +152,11 @@ def _persistent(plan: Plan) -> dict[str, tuple[int, Layout, TensorType]]:
         for index, name in values
         if name is not None and plan.graph.values[name].role.persistent
     }
+
+
+def _bytes(space: Space, start: int, stop: int) -> Place:
+    size = stop - start
+    return Place("", -1, start, size, (size,), Layout.CHANNELS_FIRST, DType.UINT8, space)
 
 
 def _place(plan: Plan, name: str, index: int) -> Place:

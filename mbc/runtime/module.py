@@ -172,8 +172,12 @@ class Module:
     def _next_control(self, rate: float, number: int) -> bytes:
         """Return the host's part of the control block for mini-batch `number` of a step."""
         self._steps += 1
+        return self._control_of(self._steps, rate, number)
+
+    def _control_of(self, step: int, rate: float, number: int) -> bytes:
+        """Return the host's part of the control block for mini-batch `number`, which is the `step`-th of the module."""
         control = np.zeros((), RECORD)
-        control["step"], control["learning_rate"] = self._steps, rate
+        control["step"], control["learning_rate"] = step, rate
         control["seed"] = seed_of(self._seed, self.rank)
         control["training"], control["accumulated"] = 1, number
         return control.tobytes()[:HOST_BYTES]
@@ -275,7 +279,7 @@ class Module:
         return self._places.states
 
     def shared(self, place: Place) -> Any:
-        """Return an object with DLPack over the memory of a state, gradient or output."""
+        """Return an object with DLPack over the memory of a place of this module."""
         return self._machine.shared(place)
 
     @property
@@ -634,4 +638,4 @@ class Module:
         record["first_row"] = 0 if ranks is None else ranks.first_row(self.rank)
         record["rank"] = self.rank
         machine.write(self._places.control, np.frombuffer(record.tobytes(), np.uint8))
-        self._steps = int(record["step"])
+        self._steps: int = int(record["step"])

@@ -19,8 +19,9 @@ from mbc.runtime.usage import own_bytes
 torch: Any = pytest.importorskip("torch")
 loops: Any = pytest.importorskip("tests.pytorch.test_planned_module")
 changed: Any = pytest.importorskip("tests.pytorch.test_changed_module")
+pending: Any = pytest.importorskip("tests.pytorch.test_pending_passes")
 COVERED = ("plain", "mixed", "resumed", "differentiated", "hooked", "held", "moved", "evaluated", "last_batch")
-OTHERS = ("larger", "siamese", "saliency", "attacked", "inner_hook")
+OTHERS = ("larger", "saliency", "attacked", "inner_hook")
 CHANGED = ("swapped", "adapted", "observed")  # not `flattened`: the plan has parameters in channels_last
 
 
@@ -49,18 +50,52 @@ def exact(monkeypatch: pytest.MonkeyPatch, gpu: Gpu) -> Iterator[None]:
         switch.allow_tf32 = allowed
 
 
+def planned(model: Any, **other: Any) -> Any:
+    given = {"device": "cuda", "fallback": "error", "progress": False, "measure_for": "1s"} | other
+    return mbc.module(model.cuda(), given.pop("example", loops.X), **given)
+
+
 def both(loop: Callable[[Any], Any], fallback: str, create: Callable[[], Any] = loops.normed, **other: Any) -> None:
     model, twin = create().cuda(), create().cuda()
-    example = other.pop("example", loops.X)
-    mbc.module(model, example, device="cuda", fallback=fallback, progress=False, measure_for="1s", **other)
+    planned(model, fallback=fallback, **other)
     ours, theirs = loops.numbers(loop, model), loops.numbers(loop, twin)
     for one, wanted in zip(ours, theirs, strict=True):
         torch.testing.assert_close(one, wanted.to(one.dtype), rtol=2e-3, atol=2e-4)
 
 
-@pytest.mark.parametrize("loop", COVERED)
-def test_a_loop_gives_torchs_numbers(loop: str):
-    both(getattr(loops, loop), "error")
+@pytest.mark.parametrize("loop", [*(getattr(loops, name) for name in COVERED), *pending.LOOPS])
+def test_a_loop_gives_torchs_numbers(loop: Callable[[Any], Any]):
+    both(loop, "error")
+
+
+def test_passes_wait_in_host_memory(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("mbc.pytorch.pending_passes._copied", pending.full)
+    with pytest.warns(RuntimeWarning, match="wait in host memory"):
+        both(pending.drawn, "error")
+
+
+def test_a_gan_of_two_planned_models_gives_torchs_numbers():
+    critic = planned(loops.normed(), example=loops.X.clone().requires_grad_())
+    ours = [*pending.gan(planned(pending.generator()), critic)]
+    theirs = [*pending.gan(pending.generator().cuda(), loops.normed().cuda())]
+    for one, wanted in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(one.detach(), wanted.detach().to(one.dtype), rtol=2e-3, atol=2e-4)
+
+
+def test_each_pass_keeps_its_mask_of_dropout():
+    pending.keep_masks(planned(pending.dropping()), planned(pending.dropping()))
+
+
+def test_pytorch_counts_what_waits_and_frees_it():
+    model = planned(loops.normed())
+    first = loops.cross_entropy(model)
+    before = torch.cuda.memory_allocated()
+    second = loops.cross_entropy(model)
+    kept_bytes = sum(place.size_bytes for place in model.forward.planned.halves.kept)
+    assert torch.cuda.memory_allocated() - before >= kept_bytes > 0
+    del first
+    assert torch.cuda.memory_allocated() - before < kept_bytes
+    second.backward()
 
 
 @pytest.mark.parametrize("loop", OTHERS)
@@ -75,9 +110,10 @@ def test_a_changed_model_runs_in_torch(loop: str):
         both(getattr(changed, loop), "torch", changed.Scaled)
 
 
-def test_a_loop_on_a_stream_of_its_own():
+@pytest.mark.parametrize("loop", [loops.plain, pending.drawn])
+def test_a_loop_on_a_stream_of_its_own(loop: Callable[[Any], Any]):
     with torch.cuda.stream(torch.cuda.Stream()):
-        both(loops.plain, "error")
+        both(loop, "error")
 
 
 def test_gradients_of_inputs():
@@ -86,8 +122,7 @@ def test_gradients_of_inputs():
 
 def test_pytorch_counts_the_arena_and_frees_it():
     before = torch.cuda.memory_allocated()
-    model = loops.normed().cuda()
-    mbc.module(model, loops.X, device="cuda", fallback="error", progress=False, measure_for="1s")
+    model = planned(loops.normed())
     arena_bytes = model.forward.planned.halves.memory.arena_taken
     assert torch.cuda.memory_allocated() - before >= arena_bytes > 0
     loops.cross_entropy(model).backward()
@@ -141,7 +176,7 @@ def test_a_process_stays_within_memory_that_binds(late_bytes: int):
 
 def test_a_planned_model_in_half_precision_trains():
     model = loops.normed().cuda()
-    mbc.module(model, loops.X, device="cuda", precision="bf16", fallback="error", progress=False, measure_for="1s")
+    planned(model, precision="bf16")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         losses = [float(loss) for loss in loops.plain(model)]

@@ -72,6 +72,17 @@ def test_a_process_that_takes_too_much_is_planned_again_without_loss(gpu: Gpu):
     assert plan.halves._steps == 9  # random layers go on where they were
 
 
+def test_a_model_is_not_planned_again_while_a_pass_waits(gpu: Gpu):
+    gpu.model = model = planned(normed().double(), memory=MB, reserve=0)
+    first, second = model(X), model(-X)
+    model.forward.planned._memory_checks.passes, gpu.beside_bytes = 2, MB
+    second.sum().backward()
+    model(X)
+    first.sum().backward()
+    with pytest.raises(MbcError, match="no smaller plan fits"):
+        model(X)
+
+
 @pytest.mark.parametrize("fallback", ["torch", "error"])
 def test_without_a_smaller_plan_pytorch_goes_on(gpu: Gpu, fallback: str):
     model, twin = normed().double(), normed().double()

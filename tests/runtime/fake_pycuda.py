@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from mbc.hardware.streams import Space
 from mbc.ops.base import NO_OTHER_RANKS, Collectives
 from mbc.plan.model import Plan
 from mbc.runtime.cpu import Interpreter
@@ -309,6 +310,8 @@ class FakeLibrary:
         self.peer, self.peer_bytes = peer, peer_bytes
         self.arena = device_bytes(arena, arena_bytes)
         self.host, self.host_bytes = host, host_bytes
+        if host:
+            self.interpreter._spaces[Space.HOST] = device_bytes(host, host_bytes)
         self.compute = next(stream for stream in Stream.instances if stream.handle == streams[0])
         self.calls.append("create")
 

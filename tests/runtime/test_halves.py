@@ -11,14 +11,18 @@ import pytest
 from mbc.cli import main
 from mbc.compiler import compile_plan
 from mbc.errors import MbcError
+from mbc.hardware.streams import Space
 from mbc.ir.graph import Role
 from mbc.options import Options
 from mbc.plan.cut import cut
 from mbc.plan.model import Plan
 from mbc.plan.verify import verify_plan
+from mbc.runtime.bindings import persistent_buffers
 from mbc.runtime.halves import Halves
 from mbc.runtime.module import Module
 from mbc.source import Source
+from tests.runtime.fake_pycuda import Gpu, device_bytes
+from tests.runtime.nets import package
 
 NET = """network net(batch = 8) {
   input image[batch, 3, 12, 12] : float
@@ -37,9 +41,9 @@ random = np.random.default_rng(5)
 IMAGES = random.standard_normal((8, 3, 12, 12))
 
 
-def planned(source: str = OUTSIDE, **settings: str) -> Plan:
+def planned(source: str = OUTSIDE, without: frozenset[str] = frozenset(), **settings: str) -> Plan:
     given = tuple((name.replace("_", "."), value) for name, value in settings.items())
-    return compile_plan(Source("net.mbc", source), Options(settings=given))
+    return compile_plan(Source("net.mbc", source), Options(settings=given, without=without))
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp64"])
@@ -82,6 +86,47 @@ def test_the_second_half_adds_or_overwrites():
     np.testing.assert_allclose(sums[1], 2 * sums[0], rtol=1e-12)
     np.testing.assert_array_equal(sums[2], sums[0])
     assert halves.given == ("g",)
+
+
+def offloading(share: float) -> Plan:
+    """Return a plan within a share of the arena that it would take without a limit; only offloading saves memory."""
+    without = frozenset(("recompute", "micro_batches"))
+    plan = planned(without=without)
+    if share < 1:
+        usual = plan.predictions
+        limit = f"{int(share * usual.arena_bytes) + usual.overhead_bytes}B"
+        plan = planned(without=without, memory_device=limit)
+    assert (plan.predictions.host_bytes > 0) == (share < 1)
+    return plan
+
+
+@pytest.mark.parametrize("share", [1.0, 0.8])
+def test_the_second_half_reads_only_states_and_what_the_first_half_kept(gpu: Gpu, tmp_path: Path, share: float):
+    """Run another mini-batch between the halves, and destroy all other bytes of the fake GPU and of host memory."""
+    plan = offloading(share)
+    alone, halves = Halves(plan, 3, "cpu"), Halves(package(tmp_path, plan), 3, "cuda")
+    images, g = IMAGES.astype(np.float32), random.standard_normal((8, 5)).astype(np.float32)
+    alone.begin(images)
+    alone.finish([g])
+    number = halves.begin(images)
+    halves.wait()
+    shared = [halves.shared(place) for place in halves.kept]
+    places = [x if isinstance(x, np.ndarray) else device_bytes(x._address, *x.shape) for x in shared]
+    copies = [place.copy() for place in places]
+    halves.begin(-images)
+    halves.wait()
+    arena = device_bytes(halves._machine.arena_address or 0, plan.predictions.arena_bytes)
+    host = halves._machine.memory_bytes(Space.HOST, 0, plan.predictions.host_bytes) if share < 1 else arena[:0]
+    states = [slice(plan.offsets[i], plan.offsets[i] + plan.buffers[i].size_bytes)
+              for i in persistent_buffers(plan, plan.train)]  # fmt: skip
+    before, arena[:], host[:] = arena.copy(), 0xFF, 0xFF
+    for part, numbers in (*((arena[s], before[s]) for s in states), *zip(places, copies, strict=True)):
+        part[...] = numbers
+    halves.finish([g], number=number)
+    for name, place in halves.gradients.items():
+        np.testing.assert_array_equal(halves.copied(place), alone.copied(alone.gradients[name]), name)
+    alone.begin(-images)  # statistics count both mini-batches, in their order
+    assert all(np.array_equal(halves.state(name), alone.state(name)) for name in halves.states)
 
 
 def test_shared_memory_is_the_plans_own():
