@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from mbc.compiler import compile_plan, compile_source
-from mbc.errors import MbcError
 from mbc.hardware.target import current_gpu
 from mbc.ir.types import Precision
 from mbc.options import Measure, Options
@@ -40,9 +39,7 @@ def memory_text(given: str | int) -> str:
     """
     if given == "auto":
         return "auto"
-    size_bytes = size_of("memory", given)
-    if size_bytes == 0:
-        raise MbcError("MBC167", "memory is 0 bytes", "pass 12GB, a number of bytes, or auto")
+    size_bytes = size_of("memory", given, least_bytes=1)
     return given if isinstance(given, str) else f"{size_bytes}B"
 
 

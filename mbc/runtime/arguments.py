@@ -58,14 +58,17 @@ def duration_of(name: str, given: str | None) -> float:
         raise MbcError("MBC167", f"{name} is not a duration: {error}", "pass 90s, 5min or None") from error
 
 
-def size_of(name: str, given: str | int) -> int:
+def size_of(name: str, given: str | int, least_bytes: int = 0) -> int:
     """Return a size such as `2GB`, or a number of bytes, in bytes.
 
     Raises:
-        MbcError: MBC167 if the argument is no size.
+        MbcError: MBC167 if the argument is no size, or a size below `least_bytes`.
     """
     try:
-        return parse_size(given if isinstance(given, str) else f"{given}B")
+        size_bytes = parse_size(given if isinstance(given, str) else f"{given}B")
+        if size_bytes < least_bytes:
+            raise ValueError(f"{shown(given)} is less than {least_bytes} B")
+        return size_bytes
     except (TypeError, ValueError) as error:
         raise MbcError("MBC167", f"{name} is not a size: {error}", "pass 2GB or a number of bytes") from error
 
