@@ -18,6 +18,7 @@ from mbc.plan.model import Plan
 from mbc.source import Source
 from mbc.units import show_enough, show_size
 
+NOTHING_FITS = "MBC194"  # the code of the error for a smallest batch without a plan
 BATCH = "batch"  # the parameter of a network that counts the rows of its inputs
 MOST_BATCH = 1 << 20
 MOST_GUESSES = 2
@@ -37,7 +38,7 @@ class Figures:
     `needed_bytes` is arena and overhead; `floor_bytes` is the lower bound of all plans, with overhead. `train_us` is
     the time of a run of the training program. `least_us` is the lower bound of plans whose kernels take the times of
     this plan's kernels, run concurrently or serially. `images_per_s` counts all mini-batches of a step that accumulates
-    gradients.
+    gradients. `train_low_us` and `train_high_us` are the ends of the prediction interval of `train_us`.
     """
 
     batch: int
@@ -51,6 +52,8 @@ class Figures:
     measured_share: float
     images_per_s: float
     peer_bytes: int = 0
+    train_low_us: float = 0.0
+    train_high_us: float = 0.0
 
 
 def figures(plan: Plan) -> Figures:
@@ -68,6 +71,8 @@ def figures(plan: Plan) -> Figures:
         p.measured_share,
         plan.graph.optimizer.accumulate * plan.graph.global_batch * 1e6 / whole_us if whole_us else 0.0,
         p.peer_bytes,
+        p.train_low_us,
+        p.train_high_us,
     )
 
 
@@ -186,11 +191,33 @@ def largest_batch(plan_at: PlanAt, start: int = 1, multiple: int = 1, tell: Tell
 
 
 def _seek(search: Search, start: int, multiple: int, least: int) -> None:
+    first = min(max(1, -(-least // multiple)), max(1, MOST_BATCH // multiple))
+    low = largest_count(search, start, multiple, first)
+    count = 1
+    while count < low:
+        if count >= first and count * LOWEST_SHARE >= low:
+            search.probe(count * multiple)
+        count *= 2
+
+
+def largest_count(search: Search, start: int, multiple: int = 1, first: int = 1, most: int = MOST_BATCH) -> int:
+    """Return the largest count whose multiple has a plan, from `first` on.
+
+    Args:
+        search: Plans by multiples.
+        start: Multiple at which to begin.
+        multiple: Only multiples of this number are tried.
+        first: Least count.
+        most: Largest multiple.
+
+    Raises:
+        MbcError: MBC194, not even `first` fits.
+    """
+
     def fits(count: int) -> bool:
         return search.probe(count * multiple).figures is not None
 
-    most = max(1, MOST_BATCH // multiple)
-    first = min(max(1, -(-least // multiple)), most)
+    most = max(1, most // multiple)
     low = min(max(first, start // multiple), most)
     high = None
     while not fits(low):
@@ -209,11 +236,7 @@ def _seek(search: Search, start: int, multiple: int, least: int) -> None:
             return _guess(search, lowest * multiple, count * multiple) // multiple
 
         low = _between(fits, guess, low, high)
-    count = 1
-    while count < low:
-        if count >= first and count * LOWEST_SHARE >= low:
-            fits(count)
-        count *= 2
+    return low
 
 
 def _seek_fastest(search: Search, multiple: int) -> None:
@@ -338,7 +361,7 @@ def nothing_fits(probe: Probe, batch: int) -> MbcError:
             f"of all plans is {show_size(refusal.floor_bytes)}"
         )
     return MbcError(
-        "MBC194",
+        NOTHING_FITS,
         f"nothing fits, not even a batch of {batch}: {refusal.message}",
         f"raise --memory {enough}",
         refusal.span,

@@ -17,6 +17,7 @@ This package only formats; it takes no decisions.
 * `step_times`: times of predicted steps, and which of two is faster
 * `figure_names`: names of the figures that differ between two plans
 * `fit`: `mbc fit`
+* `prospects`: `mbc nnunet plan`
 * `tune`: `mbc tune`
 * `equivalence`: `mbc check`
 * `measured`: a measured step beside the plan

@@ -14,7 +14,7 @@ from mbc.hardware.spec import find_spec
 from mbc.version import __version__
 
 COMMANDS = ("compile", "show", "report", "trace", "verify", "check", "diff", "train", "profile", "gpus", "doctor")
-COMMANDS += ("fmt", "completions", "lsp")
+COMMANDS += ("fmt", "nnunet", "completions", "lsp")
 
 
 def _exit(*arguments):

@@ -6,6 +6,7 @@ from mbc.cli.arguments.argument_types import count, points, seed, size, toleranc
 from mbc.cli.arguments.parser import Once
 from mbc.cli.arguments.shared import (
     Commands,
+    Raw,
     add_json,
     add_measuring,
     add_planning,
@@ -130,6 +131,35 @@ def add_fit(commands: Commands) -> None:
         help="time over budget instead, from the lower bound of all plans to the memory of the fastest plan",
     )  # fmt: skip
     parser.add_argument("--points", type=points, default=8, metavar="N", help="budgets of --curve (default 8)")
+    add_planning(parser)
+    add_json(parser)
+
+
+def add_nnunet(commands: Commands) -> None:
+    """Add `mbc nnunet` and its subcommand."""
+    parser = command(
+        commands, "nnunet", "Predict which configurations of nnU-Net train on a GPU within a memory budget.",
+        "  mbc nnunet plan nnUNetPlans.json --memory 11GB --gpu rtx-3090",
+    )  # fmt: skip
+    verbs: Commands = parser.add_subparsers(title="what to do", metavar="WHAT", required=True, dest="verb")
+    short = "Predict the step, the epoch and the least memory of each configuration of plans files."
+    parser = verbs.add_parser(
+        "plan", help=short, description=short, formatter_class=Raw,
+        epilog="examples:\n  mbc nnunet plan nnUNetPlans.json --memory 11GB --gpu rtx-3090\n"
+        "  mbc nnunet plan nnUNet*Plans.json --configuration 3d_fullres --largest patch\n\n"
+        "After Ctrl-C the results so far are printed.",
+    )  # fmt: skip
+    parser.add_argument("plans", nargs="+", metavar="PLANS", help="plans files of nnU-Net 2 (nnUNetPlans.json)")
+    parser.add_argument("--memory", type=size, metavar="SIZE", help="the budget (default: the GPU's memory)")
+    parser.add_argument(
+        "--configuration", dest="configurations", action="append", default=[], metavar="NAME",
+        help="a configuration, such as 3d_fullres; may be repeated (default: all)",
+    )  # fmt: skip
+    parser.add_argument("--dataset", metavar="FILE", help="nnU-Net's dataset.json (default: the one beside PLANS)")
+    parser.add_argument("--channels", type=count, metavar="N", help="channels of an image, in place of the data set's")
+    parser.add_argument("--classes", type=count, metavar="N", help="classes or regions, in place of the data set's")
+    parser.add_argument("--largest", choices=("patch", "batch"), help="also find the largest patch or batch that fits")
+    parser.add_argument("--quick", action="store_true", help="do not search the least memory, which takes minutes")
     add_planning(parser)
     add_json(parser)
 

@@ -5,6 +5,9 @@
 * `check_inputs`: plans, checkpoints and data sets that cannot be trained, said before training starts
 * `planned_training`: the parts of a trainer that run mbc's programs
 * `trainers`: the trainers that nnU-Net finds by name
+* `plans_file`: the configurations of a plans file, and the images and labels of a data set
+* `network_settings`: the settings of `network.mbc` for a configuration
+* `prospects`: predictions of a configuration within a budget
 """
 
 from pathlib import Path
