@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import warnings
 from collections.abc import Callable, Sequence
@@ -110,6 +111,7 @@ class _Compilation:
                 "the model has a forward of its own, as torch.compile makes it, which a plan would replace",
                 "call mbc.module first and torch.compile afterwards",
             )
+        _check_ranks(model)
         free_unused()
         kind = partial(Halves, allocate=TorchMemory)
         return self._program(model, example_tensors(example), self.check, kind, self.options, self.device, stages)
@@ -193,6 +195,28 @@ class _Compilation:
                 raise
             raise self.limit.explained(error, beside_bytes) from error
         return PlannedProgram(exported, text, halves, structure, tuple(leaves))
+
+
+def _check_ranks(model: Any) -> None:
+    """Raise MBC333 for a model within DDP, whose buckets have the strides that parameters had before they move.
+
+    DDP would write averaged gradients in another order of elements than it reads.
+
+    Raises:
+        MbcError: MBC333.
+    """
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return
+    own = {id(parameter) for parameter in model.parameters()}
+    gc.collect()
+    kind = torch.nn.parallel.DistributedDataParallel
+    wrappers: list[Any] = [held for held in gc.get_objects() if issubclass(type(held), kind)]
+    if any(not own.isdisjoint(map(id, wrapper.parameters())) for wrapper in wrappers):
+        raise MbcError(
+            "MBC333",
+            "this model is within DistributedDataParallel, which keeps gradients in the present order of elements",
+            "plan it first, then wrap it: DistributedDataParallel(mbc.module(model, example))",
+        )
 
 
 def _input_gradients(example: Any) -> tuple[str, ...]:

@@ -399,3 +399,18 @@ def test_a_second_plan_and_other_types_are_refused():
         planned(model)
     with pytest.raises(MbcError, match="float32"):
         planned(normed())
+
+
+def test_ddp_comes_after_the_plan(tmp_path):
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path / 'meeting'}", rank=0, world_size=1)
+    try:
+        model, twin = normed().double(), normed().double()
+        wrapped = nn.parallel.DistributedDataParallel(nn.Sequential(model))
+        with pytest.raises(MbcError, match="MBC333: this model is within DistributedDataParallel"):
+            planned(model)
+        del wrapped
+        ours, theirs = nn.parallel.DistributedDataParallel(planned(model)), nn.parallel.DistributedDataParallel(twin)
+        for one, wanted in zip(plain(ours), plain(theirs), strict=True):
+            assert one.item() == pytest.approx(wanted.item(), rel=1e-6)
+    finally:
+        torch.distributed.destroy_process_group()

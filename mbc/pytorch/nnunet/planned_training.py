@@ -36,12 +36,7 @@ class PlannedTraining(_Trainer):
     _terms: LossTerms | None = None
 
     def __init__(
-        self,
-        plans: dict[str, Any],
-        configuration: str,
-        fold: int,
-        dataset_json: dict[str, Any],
-        device: Any = _GPU,
+        self, plans: dict[str, Any], configuration: str, fold: int, dataset_json: dict[str, Any], device: Any = _GPU
     ) -> None:
         """Check the plans; nnU-Net documents the arguments.
 

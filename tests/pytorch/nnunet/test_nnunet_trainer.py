@@ -31,8 +31,8 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield folder
 
 
-def begun(name: str, configuration: str, labels: str) -> Any:
-    trainer = drawn.trainer_of(name, configuration, labels)
+def begun(name: str, configuration: str, labels: str, device: str = "cpu") -> Any:
+    trainer = drawn.trainer_of(name, configuration, labels, device)
     trainer.on_train_start()
     trainer.on_train_epoch_start()
     return trainer
@@ -49,10 +49,17 @@ def validated(trainer: Any, labels: str) -> dict[str, Any]:
         return trainer.validation_step(drawn.batch_of(trainer, 99, labels))
 
 
+def saved(trainer: Any, folder: Path) -> str:
+    file = folder / f"{type(trainer).__name__}.pth"
+    trainer.logger.log("train_losses", 0.0, 0)
+    trainer.save_checkpoint(str(file))
+    return str(file)
+
+
 def logits(trainer: Any) -> Any:
     """Return the logits of a whole volume, as validation after training predicts them in windows."""
     module: Any = importlib.import_module("nnunetv2.inference.predict_from_raw_data")
-    predictor = module.nnUNetPredictor(device=torch.device("cpu"), allow_tqdm=False)
+    predictor = module.nnUNetPredictor(device=trainer.device, allow_tqdm=False)
     trainer.set_deep_supervision_enabled(False)
     trainer.network.eval()
     predictor.manual_initialization(
@@ -65,11 +72,8 @@ def logits(trainer: Any) -> Any:
         trainer.set_deep_supervision_enabled(True)
 
 
-SETTINGS = (
-    ("3d_fullres", "classes", True),
-    ("2d", "regions", True),
-    ("2d", "ignored", False),  # nnU-Net's rule for outputs without a label is PyTorch's task
-)
+# With an ignored label PyTorch computes the loss, which nnU-Net defines for outputs without a labelled voxel, too.
+SETTINGS = (("3d_fullres", "classes", True), ("2d", "regions", True), ("2d", "ignored", False))
 
 
 @pytest.mark.parametrize(("configuration", "labels", "whole"), SETTINGS)
@@ -83,19 +87,16 @@ def test_numbers_and_files_are_those_of_nnunet(tmp_path: Path, configuration: st
         np.testing.assert_allclose(ours_validated[name], value, rtol=1e-4, atol=2, err_msg=name)  # a tie of two classes
     torch.testing.assert_close(logits(ours), logits(theirs), rtol=1e-3, atol=1e-3)
     # Each continues with a file of the other one, momentum included.
-    files = {name: str(tmp_path / f"{name}.pth") for name in (OURS, STOCK)}
-    for trainer in (ours, theirs):
-        trainer.logger.log("train_losses", 0.0, 0)
-        trainer.save_checkpoint(files[type(trainer).__name__])
+    of_ours, of_theirs = saved(ours, tmp_path), saved(theirs, tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == [f"{STOCK}.pth", f"{OURS}.pth"]
     further = steps(theirs, labels, 3, 5)
     assert steps(ours, labels, 3, 5) == pytest.approx(further, rel=1e-4)
-    theirs.load_checkpoint(files[OURS])
-    ours.load_checkpoint(files[STOCK])
+    theirs.load_checkpoint(of_ours)
+    ours.load_checkpoint(of_theirs)
     assert steps(theirs, labels, 3, 5) == pytest.approx(further, rel=1e-4)
     assert steps(ours, labels, 3, 5) == pytest.approx(further, rel=1e-4)
     resumed = drawn.trainer_of(OURS, configuration, labels)
-    resumed.load_checkpoint(files[OURS])  # as `nnUNetv2_train --c`, before the step is planned
+    resumed.load_checkpoint(of_ours)  # as `nnUNetv2_train --c`, before the step is planned
     resumed.on_train_start()
     resumed.lr_scheduler.step(0)
     assert steps(resumed, labels, 3, 5) == pytest.approx(further, rel=1e-4)
@@ -128,15 +129,11 @@ def test_a_trained_fold_is_predicted_without_mbc(tmp_path: Path) -> None:
     np.testing.assert_allclose(np.load(arguments[2]), logits(trainer).numpy(), rtol=1e-3, atol=1e-3)
 
 
-def test_a_loss_and_an_update_of_ones_own_are_pytorchs(monkeypatch: pytest.MonkeyPatch) -> None:
-    ours, theirs = (drawn.trainer_of(name, "2d") for name in (OURS, STOCK))
-    for trainer in (ours, theirs):
-        trainer.loss.loss.weight_ce = 2  # still nnU-Net's
-        trainer.loss.loss.ce.label_smoothing = 0.1  # not nnU-Net's
-        trainer.on_train_start()
-        trainer.on_train_epoch_start()
-    assert ours.planned is None
-    assert steps(ours, "classes", 0, 2) == pytest.approx(steps(theirs, "classes", 0, 2), rel=1e-5)
+def test_a_loss_of_ones_own_is_pytorchs_and_a_network_of_ones_own_keeps_its_trainer() -> None:
+    trainer = drawn.trainer_of(OURS, "2d")
+    trainer.loss.loss.ce.label_smoothing = 0.1
+    trainer.on_train_start()
+    assert trainer.planned is None and np.isfinite(steps(trainer, "classes", 0, 2)).all()
     kind = drawn.trainer_class(OURS)
     assert kind._name_for_prediction() == STOCK
     other = type("Other", (kind,), {"build_network_architecture": staticmethod(lambda *_: None)})
@@ -163,7 +160,7 @@ def test_what_cannot_be_trained_is_refused_before_training(
     def planned(change: Any) -> None:
         plans: Any = copy.deepcopy(drawn.PLANS)
         change(plans)
-        drawn.trainer_class(OURS)(plans, "2d", 0, drawn.described("classes"), torch.device("cpu"))
+        drawn.trainer_class(OURS)(plans, "2d", 0, drawn.DATASETS["classes"], torch.device("cpu"))
 
     of_first = "lack 'configurations' (the plans are those of nnU-Net 1)"
     refused("MBC396", of_first, planned, lambda p: p.update(plans_per_stage=p.pop("configurations")))
@@ -172,9 +169,7 @@ def test_what_cannot_be_trained_is_refused_before_training(
     refused("MBC396", lacking, planned, lambda p: p["configurations"]["2d"].pop("architecture"))
 
     trainer = drawn.trainer_of(OURS)
-    trainer.logger.log("train_losses", 0.0, 0)
-    trainer.save_checkpoint(str(tmp_path / "one.pth"))
-    checkpoint = torch.load(tmp_path / "one.pth", weights_only=False)
+    checkpoint = torch.load(saved(trainer, tmp_path), weights_only=False)
     name = next(iter(checkpoint["network_weights"]))
     checkpoint["network_weights"][name] = torch.zeros(2)
     torch.save(checkpoint, tmp_path / "other.pth")
