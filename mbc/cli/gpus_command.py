@@ -95,11 +95,13 @@ def _by_the_driver(gpu: LocalGpu) -> str:
 
 def _show(name: str, as_json: bool) -> int:
     """Print the figures of one listed GPU with their sources, or its row as a file for --gpu."""
-    from mbc.hardware.spec import device_specs, figure_sources, find_spec, listed_cards
+    from mbc.hardware.datasheet import CARDS
+    from mbc.hardware.datasheet import FIGURE_SOURCES as sources
+    from mbc.hardware.spec import device_specs, find_spec
 
-    spec, sources = find_spec(name), figure_sources()
+    spec = find_spec(name)
     key = next(key for key, one in device_specs().items() if one is spec)
-    row = listed_cards()[key]
+    row = CARDS[key]
     if as_json:
         print(json.dumps({field: value for field, value in row.items() if field != "planning"}, indent=2))
         return 0

@@ -16,6 +16,7 @@ from types import MappingProxyType
 from typing import Any, cast
 
 from mbc.errors import MbcError
+from mbc.resources import data_text
 
 OLDEST_CAPABILITY = 75  # Turing, the oldest that CUDA 13 and cuDNN for it support
 # Judgement: the driver keeps part of the memory, and copies reach part of the bandwidth. Error correction of GDDR
@@ -47,27 +48,11 @@ class Multiprocessor:
     pcie_generation: int
 
 
+_DATA: Mapping[str, Any] = MappingProxyType(json.loads(data_text("gpus.json")))
+CARDS: Mapping[str, Mapping[str, Any]] = MappingProxyType(_DATA["cards"])
+FIGURE_SOURCES: Mapping[str, str] = MappingProxyType(_DATA["sources"])
 # By compute capability in tenths.
-MULTIPROCESSORS: Mapping[int, Multiprocessor] = MappingProxyType(
-    {
-        37: Multiprocessor(192, 0, 48, 3.2, 3),
-        60: Multiprocessor(64, 0, 48, 2.1, 3),
-        70: Multiprocessor(64, 1024, 96, 1.6, 3),
-        72: Multiprocessor(64, 1024, 96, 1.6, 3),
-        75: Multiprocessor(64, 1024, 64, 1.6, 3),
-        80: Multiprocessor(64, 2048, 163, 1.3, 4),
-        86: Multiprocessor(128, 1024, 99, 1.3, 4),
-        87: Multiprocessor(128, 2048, 163, 1.3, 4),
-        89: Multiprocessor(128, 1024, 99, 1.3, 4),
-        90: Multiprocessor(128, 4096, 227, 1.05, 5),
-        100: Multiprocessor(128, 8192, 227, 1.05, 5),
-        103: Multiprocessor(128, 8192, 227, 1.05, 6),
-        110: Multiprocessor(128, 8192, 227, 1.05, 5),
-        120: Multiprocessor(128, 1024, 99, 1.05, 5),
-        121: Multiprocessor(128, 1024, 99, 1.05, 5),
-    }
-)
-NEWEST_CAPABILITY = max(MULTIPROCESSORS)
+MULTIPROCESSORS = MappingProxyType({int(key): Multiprocessor(**row) for key, row in _DATA["architectures"].items()})
 
 
 def capability_of(architecture: str) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cache
@@ -11,10 +10,9 @@ from typing import Any
 
 from mbc.hardware.card_names import choose_card
 from mbc.hardware.collective_times import CollectiveModel, Link
-from mbc.hardware.datasheet import Datasheet, capability_of, multiprocessor_of, sheet_of
+from mbc.hardware.datasheet import CARDS, Datasheet, capability_of, multiprocessor_of, sheet_of
 from mbc.hardware.part import check_part, part_name, split_name
 from mbc.hardware.transfers import AnyLink, HostLink, Links, PeerLink, estimated_link, estimated_peer_link
-from mbc.resources import data_text
 
 # Judgement: a multiprocessor can use more than its share of the bandwidth if few others use memory.
 _COPY_SHARE_OF_PART = 1.5
@@ -92,21 +90,9 @@ def has_warpgroups(architecture: str) -> bool:
 
 
 @cache
-def listed_cards() -> Mapping[str, Mapping[str, Any]]:
-    """Return the rows of the listed GPUs by short name: figures, their sources, and rates that planning uses."""
-    return MappingProxyType(json.loads(data_text("gpus.json"))["cards"])
-
-
-@cache
-def figure_sources() -> Mapping[str, str]:
-    """Return the documents that are the sources of listed figures, by the names that rows use."""
-    return MappingProxyType(json.loads(data_text("gpus.json"))["sources"])
-
-
-@cache
 def device_specs() -> Mapping[str, DeviceSpec]:
     """Return every listed GPU by its short name."""
-    return MappingProxyType({key: spec_of(sheet_of(row), row.get("planning")) for key, row in listed_cards().items()})
+    return MappingProxyType({key: spec_of(sheet_of(row), row.get("planning")) for key, row in CARDS.items()})
 
 
 def spec_of(sheet: Datasheet, planning: Mapping[str, Any] | None = None) -> DeviceSpec:
@@ -150,7 +136,7 @@ def find_spec(name: str) -> DeviceSpec:
         MbcError: MBC070, no GPU of that name is listed, or several are; the message lists the nearest names.
     """
     specs = device_specs()
-    return specs[choose_card(name, {key: (spec.name, listed_cards()[key]["memory_gb"]) for key, spec in specs.items()})]
+    return specs[choose_card(name, {key: (spec.name, CARDS[key]["memory_gb"]) for key, spec in specs.items()})]
 
 
 def known_spec(name: str, sheet: Datasheet | None = None) -> DeviceSpec | None:

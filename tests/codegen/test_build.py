@@ -9,10 +9,13 @@ from pathlib import Path
 import pytest
 
 from mbc.codegen import build as build_module
-from mbc.codegen.build import LIBRARY, PLAN_ONLY, build, write_package, write_sources
+from mbc.codegen.build import LIBRARY, PLAN_ONLY, _copy_sources, build, write_package, write_sources
+from mbc.codegen.objects import code_option
+from mbc.codegen.render_sources import every_kernel_file
 from mbc.codegen.toolchain import Places, Toolchain, find_toolchain
 from mbc.codegen.view import view
 from mbc.errors import MbcError
+from mbc.hardware.datasheet import MULTIPROCESSORS, OLDEST_CAPABILITY
 from mbc.ir.types import Precision
 from mbc.plan.model import Plan
 from tests.codegen.plans import providers, small_plan
@@ -134,3 +137,25 @@ def test_builds_with_the_real_headers(tmp_path: Path, precision: Precision) -> N
     symbols = subprocess.run(["nm", "-D", "--defined-only", str(tmp_path / LIBRARY)], capture_output=True, text=True)
     for name in ("mbc_create", "mbc_warm", "mbc_capture", "mbc_run", "mbc_run_eager", "mbc_last_error", "mbc_destroy"):
         assert f" T {name}\n" in symbols.stdout
+
+
+ARCHITECTURES = [f"sm_{capability}" for capability in MULTIPROCESSORS if capability >= OLDEST_CAPABILITY]
+# Sources whose instructions depend on the architecture: tensor cores, asynchronous copies, wgmma.
+SOURCES = ("attention_mma.cu", "conv1x1.cu", "tf32_filter_gradient.cu", "relu_mask.cu")
+PAIRS = [(architecture, source) for architecture in ARCHITECTURES for source in SOURCES]
+USUAL = [("sm_120", "relu_mask.cu")]  # one that `make test` compiles
+
+
+@pytest.mark.parametrize(
+    ("architecture", "source"),
+    [*USUAL, *(pytest.param(*pair, marks=pytest.mark.exhaustive) for pair in PAIRS if pair not in USUAL)],
+)
+def test_sources_compile(tmp_path: Path, architecture: str, source: str) -> None:
+    _copy_sources((), tuple(every_kernel_file()), tmp_path)
+    nvcc = find_toolchain().nvcc
+    if nvcc is None:
+        pytest.skip("there is no nvcc")
+    options = f"-std=c++17 -O0 -Xptxas -O0 -DMBC_WORKING=2 -I. -Xcompiler -fPIC {code_option(architecture, source)}"
+    command = [str(nvcc), *options.split(), "-c", source, "-o", "a.o"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

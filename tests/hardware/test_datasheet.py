@@ -9,11 +9,18 @@ from typing import Any
 import pytest
 
 from mbc.errors import MbcError
-from mbc.hardware.datasheet import MULTIPROCESSORS, OLDEST_CAPABILITY, capability_of, read_sheet, sheet_of
-from mbc.hardware.spec import device_specs, figure_sources, find_spec, listed_cards, spec_of
+from mbc.hardware.datasheet import (
+    CARDS,
+    FIGURE_SOURCES,
+    MULTIPROCESSORS,
+    OLDEST_CAPABILITY,
+    capability_of,
+    read_sheet,
+    sheet_of,
+)
+from mbc.hardware.spec import device_specs, find_spec, spec_of
 from mbc.hardware.target import find_device
 
-CARDS = listed_cards()
 CURRENT = {key for key, row in CARDS.items() if capability_of(row["architecture"]) >= OLDEST_CAPABILITY}
 _NO_FIGURES = {"name", "architecture", "ecc", "integrated", "page", "source", "sources", "published_source", "planning"}
 
@@ -30,7 +37,7 @@ def test_each_figure_has_a_source(key: str) -> None:
     row = CARDS[key]
     of_figures = row.get("sources", {})
     assert set(of_figures) <= set(row) - _NO_FIGURES
-    assert {row["source"], row["published_source"], *of_figures.values()} <= set(figure_sources())
+    assert {row["source"], row["published_source"], *of_figures.values()} <= set(FIGURE_SOURCES)
     assert (row["source"] == "tpu") <= row.get("page", "").startswith("https://www.techpowerup.com/gpu-specs/")
 
 

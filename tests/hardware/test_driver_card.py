@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -22,24 +23,16 @@ RTX_3060 = (28, 1_837_000, 7_501_000, 192, 2_359_296, 101_376, 8, 6, 0, 12_487_0
 H100 = (132, 1_980_000, 2_619_000, 5120, 52_428_800, 232_448, 9, 0, 0, 85_029_158_912)
 
 
-@pytest.fixture(scope="session")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
+    """Return a function that lets this machine have GPUs: attributes, name, and what nvidia-smi says otherwise."""
     if shutil.which("gcc") is None:
         pytest.skip("there is no gcc")
-    path = tmp_path_factory.mktemp("cuda") / "libcuda.so.1"
-    source = Path(__file__).with_name("fake_cuda.c")
-    subprocess.run(["gcc", "-shared", "-fPIC", "-o", str(path), str(source)], check=True)
-    return path
-
-
-@pytest.fixture
-def machine(library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
-    """Return a function that lets this machine have GPUs: attributes, name, and what nvidia-smi says otherwise."""
 
     def become(*gpus: tuple[tuple[int, ...], str], memory: str = "", link: str = "4, 16", apps: str = "") -> None:
         lines, rows = [], []
         for index, (figures, name) in enumerate(gpus):
-            lines.append(" ".join(map(str, (*figures, f"{index + 1:x}", name))))
+            lines.append(f'{{{{{", ".join(map(str, figures))}}}, {index + 1}, "{name}"}},')
             identity = f"GPU-{index + 1:02x}000000-0000-0000-0000-000000000000"
             free = memory or f"{figures[-1] >> 20}, {(figures[-1] >> 20) - 200}"
             rows.append(f"{name}, 580.1, {figures[6]}.{figures[7]}, {free}, {identity}, 0:{index}, {link}")
@@ -50,9 +43,12 @@ def machine(library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> M
         )
         smi.chmod(0o755)
         monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-        monkeypatch.setenv("FAKE_CUDA", "\n".join(lines))
+        (tmp_path / "gpus.h").write_text("\n".join(lines))
+        library = tempfile.mkdtemp(dir=tmp_path) + "/libcuda.so.1"
+        options = ["-shared", "-fPIC", f"-I{tmp_path}", "-o", library]
+        subprocess.run(["gcc", *options, str(Path(__file__).with_name("fake_cuda.c"))], check=True)
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-        monkeypatch.setattr(driver_card, "LIBRARY", str(library))
+        monkeypatch.setattr(driver_card, "LIBRARY", library)
         driver_card._asked.cache_clear()
 
     return become
