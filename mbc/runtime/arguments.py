@@ -64,13 +64,14 @@ def size_of(name: str, given: str | int, least_bytes: int = 0) -> int:
     Raises:
         MbcError: MBC167 if the argument is no size, or a size below `least_bytes`.
     """
+    remedy = "pass 2GB or a number of bytes"
     try:
         size_bytes = parse_size(given if isinstance(given, str) else f"{given}B")
-        if size_bytes < least_bytes:
-            raise ValueError(f"{shown(given)} is less than {least_bytes} B")
-        return size_bytes
-    except (TypeError, ValueError) as error:
-        raise MbcError("MBC167", f"{name} is not a size: {error}", "pass 2GB or a number of bytes") from error
+    except ValueError as error:
+        raise MbcError("MBC167", f"{name} is not a size: {error}", remedy) from error
+    if size_bytes < least_bytes:
+        raise MbcError("MBC167", f"{name} is {shown(given)}, less than {least_bytes} B", remedy)
+    return size_bytes
 
 
 def rate_of(given: object) -> float:
