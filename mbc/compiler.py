@@ -283,14 +283,14 @@ def _plan(task: _Task, stages: Stages, collectives_like: DeviceSpec | None = Non
     """
     graph, device, constraints, options = task.graph, task.device, task.constraints, task.options
     providers, rules = constraints.providers, constraints.rules
-    limits, budget_bytes = constraints.limits, constraints.budget_bytes
+    limits = constraints.limits
     ranks = 1 if graph.ranks is None else graph.ranks.size
     host_gpus = min(ranks, options.gpus_per_node or ranks)  # GPUs of one machine that copy to its memory at a time
 
     def worth_measuring() -> bool:
         """Return whether the shapes may fit the budget; if not, the search refuses them without measurements."""
         return not can_measure(device, options) or may_fit(
-            CandidateTable(graph, device, providers, None, rules), limits, budget_bytes
+            CandidateTable(graph, device, providers, None, rules), limits
         )
 
     def tabulate() -> CandidateTable:
@@ -316,14 +316,14 @@ def _plan(task: _Task, stages: Stages, collectives_like: DeviceSpec | None = Non
     # bounds and predictions.
     def search_again() -> tuple[CandidateTable, Plan]:
         table = stages.run("find profile again", tabulate)
-        return table, stages.run("search again", lambda: search(table, limits, budget_bytes), dump_plan)
+        return table, stages.run("search again", lambda: search(table, limits), dump_plan)
 
     def knows_more() -> bool:
         """Measure micro-batches, which matter if memory costs time or nothing fits, and return whether any were."""
         return measuring.has_more and stages.run("measure micro-batches", measuring.micro_batches)
 
     try:
-        plan = stages.run("search", lambda: search(table, limits, budget_bytes), dump_plan)
+        plan = stages.run("search", lambda: search(table, limits), dump_plan)
         if may_gain_by_micro_batches(plan) and knows_more():
             table, plan = search_again()
     except BudgetError:
@@ -348,7 +348,7 @@ def _plan(task: _Task, stages: Stages, collectives_like: DeviceSpec | None = Non
         plan = stages.run(
             "search as if alone",
             lambda plan=plan, table=table: beside_other_ranks(
-                plan, table, alone, host_gpus, lambda other: search(other, limits, budget_bytes)
+                plan, table, alone, host_gpus, lambda other: search(other, limits)
             ),
             dump_plan,
         )

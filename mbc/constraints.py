@@ -14,7 +14,7 @@ from mbc.kernels import PROVIDERS
 from mbc.kernels.base import Provider
 from mbc.kernels.interpreter import INTERPRETER
 from mbc.optimize.candidates.user_rules import Rules
-from mbc.optimize.search.search import Limits
+from mbc.optimize.search.limits import Limits
 from mbc.options import TECHNIQUES, UNLIMITED_BYTES, Options, Policy
 from mbc.units import show_size
 
@@ -23,14 +23,13 @@ from mbc.units import show_size
 class Constraints:
     """Constraints of a search.
 
-    `providers` have kernels in the precision. `rules` restrict the kernels and the division of operations. `limits` and
-    `budget_bytes` restrict memory.
+    `providers` have kernels in the precision. `rules` restrict the kernels and the division of operations. `limits`
+    restrict memory.
     """
 
     providers: tuple[Provider, ...]
     rules: Rules
     limits: Limits
-    budget_bytes: int
 
 
 def constraints_of(lowered: Lowered, device: DeviceSpec, options: Options) -> Constraints:
@@ -56,9 +55,6 @@ def constraints_of(lowered: Lowered, device: DeviceSpec, options: Options) -> Co
     # All ranks of the machine share the memory that may be pinned.
     modules = min(options.gpus, options.gpus_per_node or options.gpus)
     host_bytes = free_host_bytes(device, options.gpu, modules) if lowered.host_bytes is None else lowered.host_bytes
-    limits = Limits(
-        options.workspace_limit_bytes, options.workspace_total_bytes, options.without, host_bytes, lowered.peer_bytes
-    )
     budget_bytes = lowered.device_bytes or free_bytes(device, options.gpu)
     if device.memory_bytes < budget_bytes < UNLIMITED_BYTES and not on_cpu:
         warnings.warn(
@@ -67,4 +63,12 @@ def constraints_of(lowered: Lowered, device: DeviceSpec, options: Options) -> Co
             RuntimeWarning,
             stacklevel=2,
         )
-    return Constraints((INTERPRETER,) if on_cpu else PROVIDERS, rules, limits, budget_bytes)
+    limits = Limits(
+        budget_bytes,
+        options.workspace_limit_bytes,
+        options.workspace_total_bytes,
+        host_bytes,
+        lowered.peer_bytes,
+        options.without,
+    )
+    return Constraints((INTERPRETER,) if on_cpu else PROVIDERS, rules, limits)

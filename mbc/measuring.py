@@ -20,7 +20,7 @@ from mbc.kernels.base import Request
 from mbc.measure.fleet import Outcome, Progress, Task, gpus_named, measure_on
 from mbc.measure.need import MOST_WORKSPACE_BYTES, Measured, Need
 from mbc.optimize.candidates.user_rules import Rules
-from mbc.options import Measure, Options, Policy
+from mbc.options import UNLIMITED_BYTES, Measure, Options, Policy
 from mbc.profile.locate import find_profile, own_path
 from mbc.profile.model import Profile
 from mbc.profile.signature import described, rows_of, signature
@@ -117,7 +117,7 @@ class Measuring:
         profile.
         """
         device, limit_bytes = self._device, self._options.workspace_limit_bytes
-        limit_bytes = MOST_WORKSPACE_BYTES if limit_bytes is None else limit_bytes
+        limit_bytes = MOST_WORKSPACE_BYTES if limit_bytes >= UNLIMITED_BYTES else limit_bytes
         again = again and self._options.measure is Measure.ALWAYS
         path = own_path(device.name)
         profile = find_profile(device)

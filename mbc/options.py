@@ -24,7 +24,7 @@ class Measure(StrEnum):
     ALWAYS = "always"  # everything again
 
 
-UNLIMITED_BYTES = 1 << 60  # this memory budget stands for no limit
+UNLIMITED_BYTES = 1 << 60  # this many bytes, or more, stand for no limit
 # Techniques that save memory and can be left out; the order is that of the ablation, the slowest first.
 ABLATION_ORDER = ("offload", "recompute", "micro_batches", "workspace")
 TECHNIQUES = (*ABLATION_ORDER, "concurrent_stream")
@@ -71,8 +71,8 @@ class Options:
     gpus_per_node: int = 0
     network: str | None = None  # which network of a source that has several
     policy: Policy = Policy.POWER_OF_TWO
-    workspace_limit_bytes: int | None = None
-    workspace_total_bytes: int | None = None
+    workspace_limit_bytes: int = UNLIMITED_BYTES
+    workspace_total_bytes: int = UNLIMITED_BYTES
     providers: tuple[str, ...] = ()
     micro_batch: int = 0
     without: frozenset[str] = frozenset()

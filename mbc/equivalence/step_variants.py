@@ -7,7 +7,7 @@ from dataclasses import replace
 from mbc.ir.graph import TrainingGraph
 from mbc.kernels.base import Request
 from mbc.kernels.convolution_shapes import shapes_of
-from mbc.options import Options, Policy
+from mbc.options import UNLIMITED_BYTES, Options, Policy
 from mbc.plan.model import Plan
 from mbc.plan.summary import OperationSummary, summarise
 
@@ -42,7 +42,9 @@ def undivided(options: Options) -> Options:
 
 def in_float64(options: Options) -> Options:
     """Return the options for the undivided step in float64, for the interpreter."""
-    plain = replace(undivided(options), workspace_limit_bytes=None, workspace_total_bytes=None, providers=())
+    plain = replace(
+        undivided(options), workspace_limit_bytes=UNLIMITED_BYTES, workspace_total_bytes=UNLIMITED_BYTES, providers=()
+    )
     return _with(plain, ("train.precision", "fp64"))
 
 

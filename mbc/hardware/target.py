@@ -14,6 +14,7 @@ from mbc.hardware.datasheet import OLDEST_CAPABILITY, Datasheet, capability_of, 
 from mbc.hardware.driver_card import driver_cards, spec_of_card
 from mbc.hardware.part import split_name, whole_name
 from mbc.hardware.spec import DeviceSpec, device_specs, find_spec, known_spec, part_of, spec_like, spec_of
+from mbc.options import UNLIMITED_BYTES
 from mbc.units import show_size
 
 DEFAULT_GPU = "h200"
@@ -199,13 +200,13 @@ def free_bytes(device: DeviceSpec, gpu: str) -> int:
     return min(here.free_bytes, device.memory_bytes) if here is not None and same else device.memory_bytes
 
 
-def free_host_bytes(device: DeviceSpec, gpu: str, modules: int = 1) -> int | None:
-    """Return the host memory that each of `modules` modules on one machine may pin, None for no limit.
+def free_host_bytes(device: DeviceSpec, gpu: str, modules: int = 1) -> int:
+    """Return the host memory that each of `modules` modules on one machine may pin, UNLIMITED_BYTES for no limit.
 
     If the plan is for this machine, all together may pin half of its memory.
     """
     total = local_memory_bytes(device, gpu)
-    return None if total is None else int(total * HOST_SHARE / modules)
+    return UNLIMITED_BYTES if total is None else int(total * HOST_SHARE / modules)
 
 
 def local_memory_bytes(device: DeviceSpec, gpu: str) -> int | None:

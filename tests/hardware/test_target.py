@@ -9,6 +9,7 @@ import pytest
 from mbc.hardware import target
 from mbc.hardware.spec import find_spec
 from mbc.hardware.target import LocalGpu, current_gpu, free_bytes, free_host_bytes, machine_memory_bytes
+from mbc.options import UNLIMITED_BYTES
 
 
 def files(folder: Path, *texts: str) -> list[str]:
@@ -33,10 +34,10 @@ def test_half_of_this_machine_bounds_plans_for_it_only(monkeypatch: pytest.Monke
     monkeypatch.setattr(target, "machine_memory_bytes", lambda: 1000)
     monkeypatch.setattr(target, "local_gpus", lambda: (here,))
     assert free_host_bytes(spec, "auto") == 500
-    assert free_host_bytes(spec, "l4") is None
-    assert free_host_bytes(find_spec("h200"), "auto") is None
+    assert free_host_bytes(spec, "l4") == UNLIMITED_BYTES
+    assert free_host_bytes(find_spec("h200"), "auto") == UNLIMITED_BYTES
     monkeypatch.setattr(target, "local_gpus", lambda: ())
-    assert free_host_bytes(spec, "auto") is None
+    assert free_host_bytes(spec, "auto") == UNLIMITED_BYTES
 
 
 @pytest.mark.parametrize(

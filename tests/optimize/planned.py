@@ -21,8 +21,10 @@ from mbc.optimize.placement.assign_addresses import assign_addresses
 from mbc.optimize.schedule.emit_launches import Draft, emit_launches
 from mbc.optimize.schedule.synchronise import synchronise
 from mbc.optimize.search.search import Limits, search
-from mbc.optimize.search.solution import NO_LIMIT_BYTES, Problem
+from mbc.optimize.search.solution import Problem
 from mbc.optimize.selection.select import choose
+from mbc.optimize.selection.selector import Selector
+from mbc.options import UNLIMITED_BYTES
 from mbc.passes.training_step import differentiate
 from mbc.plan.model import Plan
 from mbc.plan.verify import verify_plan
@@ -184,7 +186,7 @@ def roomy_problem(network: str, available_bytes: int) -> Problem:
     roomy: tuple[Provider, ...] = tuple(Roomy(provider) for provider in ONE_BY_ONE)
     roomy_table = CandidateTable(plain_table.graph, plain_table.device, roomy, None, plain_table.rules)
     names = [operation.name for operation in (*roomy_table.graph.train, *roomy_table.graph.infer)]
-    return Problem(roomy_table, dict.fromkeys(names, NO_LIMIT_BYTES), available_bytes)
+    return Problem(Selector.of(roomy_table), dict.fromkeys(names, UNLIMITED_BYTES), available_bytes)
 
 
 @functools.cache
@@ -197,7 +199,7 @@ def draft_of(network: str, precision: str = "fp32", micro_batch: int = 0) -> Dra
 @functools.cache
 def kept_plan(network: str, precision: str = "fp32", micro_batch: int = 0) -> Plan:
     """Return the plan of a network without a limit of memory."""
-    return search(table(network, precision, micro_batch), Limits(), 1 << 40)
+    return search(table(network, precision, micro_batch), Limits(1 << 40))
 
 
 def plan_of(plan: Plan, draft: Draft) -> Plan:
@@ -241,7 +243,7 @@ def planned_for(
         states_bytes = sum(steps.values[state.value].type.size_bytes for state in steps.states)
         budget_bytes = int(states_bytes + share * (all_bytes - states_bytes)) + H200.overhead_bytes
     tabulated = CandidateTable(steps, H200, PROVIDERS, profile, Rules())
-    plan = search(tabulated, Limits(without=frozenset(without)), budget_bytes)
+    plan = search(tabulated, Limits(budget_bytes, without=frozenset(without)))
     verify_plan(plan)
     return plan
 

@@ -10,7 +10,7 @@ from mbc.frontend.parse import parse
 from mbc.ir.ranks import share_rows
 from mbc.kernels import PROVIDERS
 from mbc.optimize.candidates.table import CandidateTable, Rules
-from mbc.optimize.fusion.select_groups import fuse
+from mbc.optimize.fusion.select_groups import Fusion
 from mbc.optimize.schedule.emit_launches import Draft, emit_launches
 from mbc.optimize.search.search import Limits, search
 from mbc.optimize.selection.select import Choices, choose
@@ -48,7 +48,7 @@ def shared_table(network: str, precision: str = "bf16", rules: Rules = Rules()) 
 @functools.cache
 def chosen(network: str, precision: str = "bf16") -> Choices:
     table = shared_table(network, precision)
-    return choose(table, {}, programs=fuse(table))
+    return choose(table, {}, programs=Fusion.of(table).programs())
 
 
 @functools.cache
@@ -60,7 +60,7 @@ def one_by_one(network: str, precision: str = "bf16") -> Draft:
 @functools.cache
 def kept(network: str, precision: str = "bf16") -> Plan:
     """Return the plan of a network without a limit of memory."""
-    return search(shared_table(network, precision), Limits(without=frozenset({"concurrent_stream"})), 1 << 40)
+    return search(shared_table(network, precision), Limits(1 << 40, without=frozenset({"concurrent_stream"})))
 
 
 def sums_of(plan_or_draft: Plan | Draft) -> list[tuple[str, ...]]:

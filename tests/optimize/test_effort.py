@@ -23,9 +23,7 @@ ELSEWHERE = {
     "search/overhead.py": {  # a model of what CUDA takes
         "UNMEASURED_BYTES", "USUAL_LAUNCHES", "LAUNCH_BYTES", "USUAL_HOST_BYTES", "HOST_BYTES_MAPPED"
     },
-    "search/solution.py": {"NO_LIMIT_BYTES"},
     "selection/layout_mincut.py": {"_UNITS_PER_US", "_NEVER", "_LAST_END", "_FIRST_END"},  # whole numbers for a solver
-    "selection/select.py": {"_NO_LIMIT"},
     "selection/workspace_division.py": {"_UNITS_PER_US"},  # whole numbers for a solver
 }  # fmt: skip
 

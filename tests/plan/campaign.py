@@ -59,7 +59,7 @@ class Outcome(StrEnum):
 def _within(network: str, share: float, *without: str) -> Plan:
     """Return a plan within `share` of the arena that keeping all values takes."""
     budget_bytes = int(share * kept_plan(network).predictions.arena_bytes) + H200.overhead_bytes
-    return search(table(network), Limits(without=frozenset(without)), budget_bytes)
+    return search(table(network), Limits(budget_bytes, without=frozenset(without)))
 
 
 ACCUMULATING = """
@@ -85,13 +85,13 @@ train {
 
 
 def _accumulating() -> Plan:
-    return search(planned_table(ACCUMULATING, "accumulating"), Limits(), 1 << 40)
+    return search(planned_table(ACCUMULATING, "accumulating"), Limits(1 << 40))
 
 
 def _fused() -> Plan:
     favouring = tuple(Favouring(provider) for provider in PROVIDERS)
     graph = table("residual", "bf16").graph
-    return search(CandidateTable(graph, H200, favouring, None, Rules()), Limits(), 1 << 40)
+    return search(CandidateTable(graph, H200, favouring, None, Rules()), Limits(1 << 40))
 
 
 def _measured() -> Plan:
@@ -101,7 +101,7 @@ def _measured() -> Plan:
     )
     graph = differentiate(lowered.network, lowered.optimizer, lowered.precision)
     candidates = CandidateTable(graph, calibrated(device, profile()), PROVIDERS, profile(), Rules())
-    return search(candidates, Limits(), 1 << 40)
+    return search(candidates, Limits(1 << 40))
 
 
 PLANS: Mapping[str, Callable[[], Plan]] = {

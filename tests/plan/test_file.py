@@ -214,7 +214,7 @@ def test_the_folder_of_a_source_changes_nothing():
     for folder in ("pa", "pb/deep", "/tmp/elsewhere", "."):
         lowered = lower(parse(Source(f"{folder}/n.mbc", NETWORKS["dense"])), (), None)
         graph = differentiate(lowered.network, lowered.optimizer, lowered.precision)
-        draft = search(CandidateTable(graph, H200, PROVIDERS, None, Rules()), Limits(), 1 << 40)
+        draft = search(CandidateTable(graph, H200, PROVIDERS, None, Rules()), Limits(1 << 40))
         texts.append(dump_plan(draft))
     assert len(set(texts)) == 1
     again = load_plan(texts[0], "plan.json")

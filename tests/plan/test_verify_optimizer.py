@@ -26,7 +26,7 @@ SGD = "sgd(momentum=0.9, nesterov=true, weight_decay=1e-2)"
 LAMB = "lamb(beta1=0.8, beta2=0.95, eps=1e-5, weight_decay=0.02)"
 LARS = "lars(momentum=0.8, weight_decay=1e-3, trust=2e-3, eps=1e-6)"
 PLANS = {
-    kind: search(planned_table(ACCUMULATING.replace(SGD, said), "accumulating"), Limits(), 1 << 40)
+    kind: search(planned_table(ACCUMULATING.replace(SGD, said), "accumulating"), Limits(1 << 40))
     for kind, said in (("sgd", SGD), ("adamw", LAMB.replace("lamb", "adamw")), ("lars", LARS), ("lamb", LAMB))
 }
 OTHER: dict[str, Any] = {

@@ -14,8 +14,8 @@ from mbc.ops.base import NoAttributes
 from mbc.ops.batch_normalize import BatchNormalizeBackward
 from mbc.ops.matrix import Linear
 from mbc.optimize.candidates.table import CandidateTable
-from mbc.optimize.fusion.select_groups import possible_groups
-from mbc.optimize.remat.fused_remat import all_fused_remats
+from mbc.optimize.fusion.fused_remat_match import all_fused_remats
+from mbc.optimize.fusion.select_groups import Fusion
 from mbc.passes.training_step import differentiate
 from mbc.plan.model import Rows
 from mbc.profile.model import Extent, Measurement
@@ -92,7 +92,7 @@ def at(batch: int, channels: int) -> dict[tuple[str, tuple[str, ...]], Request]:
     lowered = lower(parse(Source("n.mbc", NETWORK)), (("batch", str(batch)), ("channels", str(channels))), None)
     graph = differentiate(lowered.network, lowered.optimizer, lowered.precision)
     table = CandidateTable(graph, find_spec("h200"), PROVIDERS)
-    fused = (launch for group in possible_groups(table)[0] for launch in group.launches)
+    fused = (launch for group in Fusion.of(table).possible[0] for launch in group.launches)
     return {
         (o.name, o.outputs): table.request(o, table.whole)
         for o in (*graph.train, *fused, *(remat.operation for remat in all_fused_remats(table)))

@@ -12,7 +12,7 @@ from typing import Protocol
 from mbc.cli.arguments.argument_types import count, duration, setting, shared_by, size, techniques
 from mbc.cli.arguments.parser import Once
 from mbc.errors import MbcError
-from mbc.options import PROVIDER_NAMES, TECHNIQUES, Measure, Options, Policy, RankGpu
+from mbc.options import PROVIDER_NAMES, TECHNIQUES, UNLIMITED_BYTES, Measure, Options, Policy, RankGpu
 
 Sharing = int | tuple[RankGpu, ...]  # number of GPUs, or their names and memory
 
@@ -83,11 +83,11 @@ def add_planning(parser: argparse.ArgumentParser, gpu: bool = True) -> None:
         help=f"leave out techniques: {', '.join(TECHNIQUES)} (see mbc show --ablation)",
     )  # fmt: skip
     group.add_argument(
-        "--workspace-limit", type=size, metavar="SIZE",
+        "--workspace-limit", type=size, default=UNLIMITED_BYTES, metavar="SIZE",
         help="most workspace for one operation (default: the bytes of the budget that are free when it runs)",
     )  # fmt: skip
     group.add_argument(
-        "--workspace-total", type=size, metavar="SIZE",
+        "--workspace-total", type=size, default=UNLIMITED_BYTES, metavar="SIZE",
         help="workspace of all operations together; each operation gets a part of its own",
     )  # fmt: skip
     group.add_argument(

@@ -10,7 +10,7 @@ from mbc.hardware.streams import aligned
 from mbc.ir.graph import Operation, Role, TrainingGraph
 from mbc.ops.fused import kind_of, names_of
 from mbc.optimize.candidates.table import CandidateTable, least_workspace_bytes
-from mbc.optimize.fusion.select_groups import all_groups, possible_groups
+from mbc.optimize.fusion.select_groups import Fusion
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class LeastArena:
 
 
 def least_arena(
-    variants: Sequence[CandidateTable], host_bytes: int = 0, split: bool = False, workspaces: bool = True
+    variants: Sequence[Fusion], host_bytes: int = 0, split: bool = False, workspaces: bool = True
 ) -> LeastArena:
     """Return the lower bound of the arena over all plans of a step, which may use any of its `variants`.
 
@@ -44,7 +44,7 @@ def least_arena(
     needs least.
 
     Args:
-        variants: Candidates of the step, for instance with and without bitwise rematerialization.
+        variants: Fusion groups of the step, for instance with and without bitwise rematerialization.
         host_bytes: Bytes of the optimizer's states that may be in host memory while no operation needs them.
         split: Whether operations may run row by row, so that they need one row of their operands only.
         workspaces: Whether workspaces count. Without them the bound depends on shapes alone, and holds for any profile.
@@ -55,29 +55,29 @@ def least_arena(
         theirs = _needs_bytes(other, host_bytes, split, workspaces)
         needs = {name: min(taken, theirs.get(name, taken)) for name, taken in needs.items()}
     worst = max(needs, key=lambda name: needs[name])
-    sizes, movable = _states(first)
+    sizes, movable = _states(first.table)
     offloaded = min(host_bytes, sum(sizes[name] for name in movable))
     states_bytes = sum(sizes.values()) - offloaded
-    inputs_bytes = sum(aligned(first.graph.values[name].type.size_bytes) for name in first.graph.inputs)
-    operation = next(op for op in (*first.graph.train, *first.graph.infer) if op.name == worst)
+    inputs_bytes = sum(aligned(first.table.graph.values[name].type.size_bytes) for name in first.table.graph.inputs)
+    operation = next(op for op in (*first.table.graph.train, *first.table.graph.infer) if op.name == worst)
     return LeastArena(states_bytes + needs[worst], operation, states_bytes + inputs_bytes)
 
 
-def floor_bytes(table: CandidateTable, host_bytes: int = 0, split: bool = False) -> tuple[int, Operation]:
+def floor_bytes(fusion: Fusion, host_bytes: int = 0, split: bool = False) -> tuple[int, Operation]:
     """Return the lower bound in bytes of one variant of a step, and the operation that sets it."""
-    least = least_arena((table,), host_bytes, split)
+    least = least_arena((fusion,), host_bytes, split)
     return least.operand_bytes, least.operation
 
 
-def _needs_bytes(table: CandidateTable, host_bytes: int, split: bool, workspaces: bool) -> dict[str, int]:
+def _needs_bytes(fusion: Fusion, host_bytes: int, split: bool, workspaces: bool) -> dict[str, int]:
     """Return the bytes beside the states that each operation needs, by name, in the order of the graph."""
-    graph = table.graph
+    table, graph = fusion.table, fusion.table.graph
     sizes, movable = _states(table)
     homes = _homes(graph)
     movable_bytes = sum(sizes[name] for name in movable)
     offloaded = min(host_bytes, movable_bytes)
     fused: dict[str, int] = {}
-    for group in all_groups(table) if workspaces else itertools.chain(*possible_groups(table)):
+    for group in fusion.all_groups if workspaces else itertools.chain(*fusion.possible):
         for launch in group.launches:
             if table.offered(launch):
                 taken = _operands_bytes(table, launch, homes, split, workspaces)

@@ -24,7 +24,7 @@ from mbc.optimize import effort
 from mbc.optimize.bounds.fused_remat_costs import fused_remat_costs
 from mbc.optimize.candidates.table import CandidateTable, least_workspace_bytes
 from mbc.optimize.fusion.horizontal import fuses_horizontally
-from mbc.optimize.fusion.select_groups import Group, all_groups
+from mbc.optimize.fusion.select_groups import Fusion, Group
 from mbc.optimize.remat.allowed_techniques import AllowedTechniques
 from mbc.optimize.schedule.emit_launches import updates_early
 
@@ -40,18 +40,16 @@ class _Item:
     time_us: float
 
 
-def budget_bound_us(
-    table: CandidateTable, techniques: AllowedTechniques, available_bytes: int, fastest_us: float
-) -> float:
+def budget_bound_us(fusion: Fusion, techniques: AllowedTechniques, available_bytes: int, fastest_us: float) -> float:
     """Return a lower bound in microseconds of a step in an arena of `available_bytes`.
 
     Args:
-        table: Candidates of the step.
+        fusion: Fusion groups of the step.
         techniques: Which of recomputation, offloading and depth-first execution are allowed.
         available_bytes: Bytes of the arena that the step may use.
         fastest_us: Time of a step without a limit.
     """
-    step = _Step(table, techniques.split)
+    step = _Step(fusion, techniques.split)
     # Where operations may be executed depth first, only one that needs all rows is sure to need whole operands. An
     # operation within a fusion group may not need some of its operands.
     possible = [
@@ -70,7 +68,7 @@ def budget_bound_us(
         if excess <= 0:
             continue
         before_us = fastest_us - sum(step.times_us[position:])
-        best_us = max(best_us, fastest_us + _least_us(table, techniques, kept, excess, max(0.0, before_us)))
+        best_us = max(best_us, fastest_us + _least_us(fusion.table, techniques, kept, excess, max(0.0, before_us)))
     return best_us if math.isfinite(best_us) else fastest_us
 
 
@@ -96,8 +94,8 @@ def _least_us(
 class _Step:
     """The step as operations over values, views resolved to the values that they view."""
 
-    def __init__(self, table: CandidateTable, split: bool) -> None:
-        self._table = table
+    def __init__(self, fusion: Fusion, split: bool) -> None:
+        table = self._table = fusion.table
         self._split = split
         graph = table.graph
         self._roots: dict[str, str] = {}
@@ -107,7 +105,7 @@ class _Step:
         self.operations = [op for op in updates_early(graph.train) if not KINDS[op.kind].view]
         alone_us = [min(front[-1].time_us for front in table.fronts(op).values()) for op in self.operations]
         names = {op.name for op in self.operations}
-        groups = [g for g in all_groups(table) if g.replaces <= names]
+        groups = [g for g in fusion.all_groups if g.replaces <= names]
         self.grouped = frozenset(name for group in groups for name in group.replaces)
         self._unstored = frozenset(value for group in groups for value in group.unstored)
         self._launch_us: dict[str, float] = {}  # by value: time of the fastest launch of a group that computes it
@@ -115,7 +113,7 @@ class _Step:
         self._alone_us = alone_us
         self.times_us = self._shared(groups, alone_us)
         launches = (launch for group in groups for launch in group.launches)
-        self._fused_remat_us = fused_remat_costs(table, (*self.operations, *launches))
+        self._fused_remat_us = fused_remat_costs(fusion, (*self.operations, *launches))
         self._known_us: dict[int, float] = {}
         self._defined_at: dict[str, int] = dict.fromkeys(graph.inputs, -1)
         self._reads: dict[str, list[int]] = {}

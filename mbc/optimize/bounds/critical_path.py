@@ -11,8 +11,7 @@ from mbc.kernels.nccl import ALL_REDUCE, latency_us
 from mbc.ops.fused import kind_of
 from mbc.optimize.candidates.table import CandidateTable
 from mbc.optimize.fusion.horizontal import fuses_horizontally
-from mbc.optimize.fusion.select_groups import groups_of, kept
-from mbc.optimize.remat.fused_remat import fused_remats_of
+from mbc.optimize.fusion.select_groups import Fusion, kept
 from mbc.plan.model import Buffer, Program
 
 KERNEL_STREAMS = (Stream.COMPUTE, Stream.CONCURRENT)
@@ -27,7 +26,7 @@ class LaunchOption:
     time_us: float
 
 
-def critical_path_us(table: CandidateTable, train: Program, buffers: Sequence[Buffer], fastest_us: float) -> float:
+def critical_path_us(fusion: Fusion, train: Program, buffers: Sequence[Buffer], fastest_us: float) -> float:
     """Return the critical-path lower bound in microseconds of steps with the same groups and streams.
 
     No stream does more than its share, and no value is ready before all its operands: the critical path, as in Graham,
@@ -35,7 +34,7 @@ def critical_path_us(table: CandidateTable, train: Program, buffers: Sequence[Bu
     operands, so they form no chain. Collectives have a stream of their own.
 
     Args:
-        table: Candidates of the step.
+        fusion: Fusion groups of the step.
         train: The training step.
         buffers: Buffers of the step.
         fastest_us: The least time of serial steps.
@@ -43,6 +42,7 @@ def critical_path_us(table: CandidateTable, train: Program, buffers: Sequence[Bu
     Returns:
         The bound, or 0 if `train` runs serially and has no collectives.
     """
+    table = fusion.table
     streams = len({launch.stream for launch in train.launches}.intersection(KERNEL_STREAMS))
     summed_us = collectives_us(table)
     if streams < len(KERNEL_STREAMS) and not summed_us:
@@ -50,7 +50,7 @@ def critical_path_us(table: CandidateTable, train: Program, buffers: Sequence[Bu
     shared_us = max((fastest_us - summed_us) / streams, summed_us)
     if _divided(table, train, buffers):
         return shared_us
-    ends_us = earliest_us(tuple(_launch_options(table)))
+    ends_us = earliest_us(tuple(_launch_options(fusion)))
     return max([shared_us, *(ends_us.get(name, 0.0) for name in kept(table.graph, table.graph.train))])
 
 
@@ -74,10 +74,11 @@ def _divided(table: CandidateTable, train: Program, buffers: Sequence[Buffer]) -
     )
 
 
-def _launch_options(table: CandidateTable) -> Iterator[LaunchOption]:
+def _launch_options(fusion: Fusion) -> Iterator[LaunchOption]:
     """Yield every launch that the training step may contain, whatever is selected."""
-    launches = [launch for group in groups_of(table)[0] for launch in group.launches]
-    launches += [fused_remat.operation for fused_remat in fused_remats_of(table)]
+    table = fusion.table
+    launches = [launch for group in fusion.groups[0] for launch in group.launches]
+    launches += [fused_remat.operation for fused_remat in fusion.fused_remats]
     for operation in (*table.graph.train, *launches):
         free = kind_of(operation).view or fuses_horizontally(operation)  # fused operations share one launch
         times_us = () if free else tuple(candidate.time_us for candidate in table.offered(operation))

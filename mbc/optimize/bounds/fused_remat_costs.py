@@ -13,24 +13,24 @@ from mbc.ir.types import Layout
 from mbc.kernels.base import Candidate
 from mbc.ops.fused import names_of
 from mbc.optimize.candidates.table import CandidateTable
-from mbc.optimize.remat.fused_remat import fused_remats_of
+from mbc.optimize.fusion.select_groups import Fusion
 
 
-def fused_remat_costs(table: CandidateTable, launches: Iterable[Operation]) -> Mapping[str, float]:
+def fused_remat_costs(fusion: Fusion, launches: Iterable[Operation]) -> Mapping[str, float]:
     """Return for each value the least additional microseconds of a launch of reductions that recomputes it.
 
     Args:
-        table: Candidates of the step.
+        fusion: Fused rematerializations of the step.
         launches: All launches that a step without a limit may contain.
     """
     reductions: dict[str, list[Operation]] = {}
     for launch in launches:
         reductions.setdefault(names_of(launch)[-1], []).append(launch)
     costs_us: dict[str, float] = {}
-    for fused_remat in fused_remats_of(table):
+    for fused_remat in fusion.fused_remats:
         name = names_of(fused_remat.operation)[-1]
         replaced = tuple(filter(fused_remat.can_replace, reductions.get(name, ())))
-        more_us = _more_us(table, fused_remat.operation, replaced)
+        more_us = _more_us(fusion.table, fused_remat.operation, replaced)
         costs_us[fused_remat.value] = min(costs_us.get(fused_remat.value, math.inf), more_us)
     return costs_us
 

@@ -15,7 +15,7 @@ from mbc.ops.fused import gives_product, names_of
 from mbc.optimize.bounds.io_lower_bound import fewest_bytes
 from mbc.optimize.candidates.table import CandidateTable
 from mbc.optimize.fusion.bitwise_remat_match import with_bitwise_remat
-from mbc.optimize.fusion.select_groups import groups_of
+from mbc.optimize.fusion.select_groups import Fusion
 from mbc.profile.model import Profile, calibrated
 
 BANDWIDTH_SHARE = 0.9  # share of the copy bandwidth that a good kernel reaches
@@ -51,18 +51,19 @@ class Floor:
         return self.products_us + self.other_us
 
 
-def step_floor(table: CandidateTable) -> Floor:
-    """Return the measured floor of the training step of the table's graph.
+def step_floor(fusion: Fusion) -> Floor:
+    """Return the measured floor of the training step of a graph with these fusion groups.
 
     A kernel that fuses a GEMM with part of the rest, and that mbc does not have, may be faster.
 
     Raises:
         MbcError: MBC200 or MBC202, if no kernel can run a GEMM.
     """
+    table = fusion.table
     products_us = estimated_us = 0.0
     products = estimated = 0
     bytes_per_us = BANDWIDTH_SHARE * table.device.copy_gb_s * 1e3
-    within_us = _within_us(table, bytes_per_us)
+    within_us = _within_us(fusion, bytes_per_us)
     every = table.with_recomputed({})  # the fastest kernels, without the restriction to bitwise matches
     for operation in table.graph.train:
         if KINDS[operation.kind].flops is None:
@@ -78,11 +79,12 @@ def step_floor(table: CandidateTable) -> Floor:
     return Floor(products_us, products, estimated_us, estimated, other_bytes, other_us)
 
 
-def _within_us(table: CandidateTable, bytes_per_us: float) -> dict[str, float]:
+def _within_us(fusion: Fusion, bytes_per_us: float) -> dict[str, float]:
     """Return the time of GEMMs measured fused with reductions, beyond that of the reductions' bytes, by name."""
+    table = fusion.table
     by_name = {operation.name: operation for operation in table.graph.train}
     beyond_by_name: dict[str, float] = {}
-    measured = (group for group in groups_of(table)[0] if group.measured)
+    measured = (group for group in fusion.groups[0] if group.measured)
     for launch, replaces in ((launch, group.replaces) for group in measured for launch in group.launches):
         products = [o for o in map(by_name.__getitem__, names_of(launch)) if KINDS[o.kind].flops is not None]
         request = table.request(launch, table.whole)
@@ -97,4 +99,5 @@ def _within_us(table: CandidateTable, bytes_per_us: float) -> dict[str, float]:
 
 def graph_floor(graph: TrainingGraph, device: DeviceSpec, profile: Profile | None) -> Floor:
     """Return the measured floor of a graph, with every kernel and every launch that a profile has measured."""
-    return step_floor(with_bitwise_remat(CandidateTable(graph, calibrated(device, profile), PROVIDERS, profile)))
+    table = CandidateTable(graph, calibrated(device, profile), PROVIDERS, profile)
+    return step_floor(with_bitwise_remat(Fusion.of(table)))

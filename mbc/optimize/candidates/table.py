@@ -9,7 +9,6 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
 
 from mbc.hardware.spec import DeviceSpec
 from mbc.ir.graph import Operation, TrainingGraph
@@ -30,7 +29,18 @@ from mbc.plan.model import Rows
 from mbc.profile.model import Profile
 
 _Key = tuple[Request, RematKernels]
+_Names = tuple[str, tuple[str, ...]]
 MICRO_BATCH_ALIGNMENT_BYTES = 16  # of every operand of a micro-batch: candidates were measured with this alignment
+
+
+@dataclass
+class _Named:
+    """Answers of one table, by names of operations and their outputs."""
+
+    offered: dict[_Names, tuple[Candidate, ...]] = field(default_factory=dict[_Names, tuple[Candidate, ...]])
+    modelled: dict[_Names, tuple[Candidate, ...]] = field(default_factory=dict[_Names, tuple[Candidate, ...]])
+    is_profiled: dict[_Names, bool] = field(default_factory=dict[_Names, bool])
+    fronts: dict[_Names, ParetoFronts] = field(default_factory=dict[_Names, ParetoFronts])
 
 
 @dataclass
@@ -48,9 +58,6 @@ class CandidateTable:
         recomputed: Convolutions, by name, that launches of these kernels recompute elsewhere
             (`mbc.optimize.fusion.bitwise_remat_match`). Only kernels that give the same bits run them.
         optimism: Share of the estimate of a candidate that counts as its measured time; 0 leaves it an estimate.
-        chosen: Cached results of `mbc.optimize.selection.select`, by its arguments.
-        groups: Cached groups of `mbc.optimize.fusion.select_groups`, by program.
-        buckets: Gradient buckets (`mbc.optimize.search.solution`), the same with and without ReLU bit masks.
     """
 
     graph: TrainingGraph
@@ -65,13 +72,7 @@ class CandidateTable:
     _fronts: dict[_Key, ParetoFronts] = field(default_factory=dict[_Key, ParetoFronts])
     _divided: dict[_Key, ParetoFronts] = field(default_factory=dict[_Key, ParetoFronts])
     # Answers by names of operations and their outputs, which a deep network asks for many times.
-    _named: dict[tuple[Any, ...], Any] = field(default_factory=dict[tuple[Any, ...], Any], repr=False, compare=False)
-    # Selections of `mbc.optimize.selection.select`, by its arguments, and the groups of
-    # `mbc.optimize.fusion.select_groups`, by program.
-    chosen: dict[tuple[Any, ...], Any] = field(default_factory=dict[tuple[Any, ...], Any], repr=False, compare=False)
-    groups: dict[str, Any] = field(default_factory=dict[str, Any], repr=False, compare=False)
-    # Gradient buckets (`mbc.optimize.search.solution`), the same for steps with and without ReLU bit masks.
-    buckets: dict[str, Any] = field(default_factory=dict[str, Any], repr=False, compare=False)
+    _named: _Named = field(default_factory=_Named, repr=False, compare=False)
     _conversions: dict[tuple[TensorType, Layout], float] = field(default_factory=dict[tuple[TensorType, Layout], float])
 
     def without_determinism(self) -> CandidateTable:
@@ -91,7 +92,7 @@ class CandidateTable:
 
     def on(self, device: DeviceSpec) -> CandidateTable:
         """Return the table with the links of `device`, which must be the GPU of this table."""
-        return replace(self, device=device, chosen={}, groups={}, buckets={})
+        return replace(self, device=device)
 
     def _like(self, graph: TrainingGraph, recomputed: Mapping[str, RematKernels]) -> CandidateTable:
         """Return a table that shares the answers to requests with this one."""
@@ -99,9 +100,7 @@ class CandidateTable:
         copy = CandidateTable(graph, self.device, self.providers, self.profile, self.rules, recomputed, self.optimism)
         copy._offered_by_request, copy._of_micro_batches = self._offered_by_request, self._of_micro_batches
         copy._fronts, copy._divided = self._fronts, self._divided
-        copy._conversions, copy.buckets, copy.other_sizes = self._conversions, self.buckets, self.other_sizes
-        if graph is self.graph and "matches" in self.groups:
-            copy.groups["matches"] = self.groups["matches"]  # matches depend on the graph alone
+        copy._conversions, copy.other_sizes = self._conversions, self.other_sizes
         return copy
 
     @cached_property
@@ -169,10 +168,10 @@ class CandidateTable:
 
     def offered(self, operation: Operation) -> tuple[Candidate, ...]:
         """Return the candidates for the whole mini-batch; empty if a fusion group has none."""
-        key = "offered", operation.name, operation.outputs
-        candidates = self._named.get(key)
+        key = operation.name, operation.outputs
+        candidates = self._named.offered.get(key)
         if candidates is None:
-            candidates = self._named[key] = self._offered(operation, self.request(operation, self.whole))
+            candidates = self._named.offered[key] = self._offered(operation, self.request(operation, self.whole))
         return candidates
 
     def timed(self, operation: Operation) -> bool:
@@ -188,10 +187,10 @@ class CandidateTable:
         The profile may be this GPU's or a similar one's. The times are measured, scaled from other sizes, or of an
         earlier version of the kernel.
         """
-        key = "profiled", operation.name, operation.outputs
-        is_profiled = self._named.get(key)
+        key = operation.name, operation.outputs
+        is_profiled = self._named.is_profiled.get(key)
         if is_profiled is None:
-            is_profiled = self._named[key] = self.optimism > 0 or self._is_profiled(operation)
+            is_profiled = self._named.is_profiled[key] = self.optimism > 0 or self._is_profiled(operation)
         return is_profiled
 
     def _is_profiled(self, operation: Operation) -> bool:
@@ -215,11 +214,11 @@ class CandidateTable:
 
     def modelled(self, operation: Operation) -> tuple[Candidate, ...]:
         """Return the admitted candidates for the whole mini-batch with the model's times, whether measured or not."""
-        key = "modelled", operation.name, operation.outputs
-        candidates = self._named.get(key)
+        key = operation.name, operation.outputs
+        candidates = self._named.modelled.get(key)
         if candidates is None:
             request = self.request(operation, self.whole)
-            candidates = self._named[key] = self.estimates.modelled(request, self._remat_kernels(operation))
+            candidates = self._named.modelled[key] = self.estimates.modelled(request, self._remat_kernels(operation))
         return candidates
 
     def _offered(self, operation: Operation, request: Request) -> tuple[Candidate, ...]:
@@ -317,8 +316,8 @@ class CandidateTable:
 
     def fronts(self, operation: Operation) -> ParetoFronts:
         """Return the Pareto front of the operation's divisions for each combination of layouts; never empty."""
-        key = "fronts", operation.name, operation.outputs
-        fronts = self._named.get(key)
+        key = operation.name, operation.outputs
+        fronts = self._named.fronts.get(key)
         if fronts is None:
             request_key = self.request(operation, self.whole), self._remat_kernels(operation)
             fronts = self._fronts.get(request_key)
@@ -327,7 +326,7 @@ class CandidateTable:
             layout = self._sum_layouts.get(operation.name)
             if layout is not None:
                 fronts = {layouts: front for layouts, front in fronts.items() if layouts[0] is layout}
-            self._named[key] = fronts
+            self._named.fronts[key] = fronts
         return fronts
 
     def fronts_in_micro_batches(self, operation: Operation, rows: int) -> ParetoFronts:

@@ -14,41 +14,42 @@ from mbc.ir.graph import Operation
 from mbc.ops.fused import names_of
 from mbc.optimize.candidates.estimates import RematKernels
 from mbc.optimize.candidates.table import CandidateTable
-from mbc.optimize.fusion.select_groups import fuse, is_measured, possible_groups
+from mbc.optimize.fusion.select_groups import Fusion, is_measured
 
 
-def with_bitwise_remat(table: CandidateTable) -> CandidateTable:
-    """Return a table of the same step with the convolutions whose rematerialization saves time.
+def with_bitwise_remat(fusion: Fusion) -> Fusion:
+    """Return the fusion groups of the same step with the convolutions whose rematerialization saves time.
 
     A profile without such launches leaves plans unchanged.
     """
-    every = _possible(table)
-    if not every.recomputed:
-        return table
-    before, after = fuse(table).train, fuse(every).train
+    every = _possible(fusion)
+    if not every.table.recomputed:
+        return fusion
+    before, after = fusion.programs().train, every.programs().train
     faster: dict[str, RematKernels] = {}
-    for name, remat_kernels in every.recomputed.items():
+    for name, remat_kernels in every.table.recomputed.items():
         old, new = _around(name, before, after)
-        if _fastest_us(every, new) < _fastest_us(table, old):
+        if _fastest_us(every.table, new) < _fastest_us(fusion.table, old):
             faster[name] = remat_kernels
-    return every.with_recomputed(faster) if faster else table
+    return every.with_recomputed(faster) if faster else fusion
 
 
-def _possible(table: CandidateTable) -> CandidateTable:
-    """Return a table with all convolutions that some group recomputes.
+def _possible(fusion: Fusion) -> Fusion:
+    """Return the fusion groups with all convolutions that some group recomputes.
 
     Where kernels of a convolution were measured, one of those has to give the same bits: an estimate must not stand in
     for it.
     """
+    table = fusion.table
     recomputed: dict[str, RematKernels] = {}
-    for group in possible_groups(table)[0]:
+    for group in fusion.possible[0]:
         for name, launches in group.recomputes.items() if is_measured(table, group) else ():
             kernels = frozenset(c.name for launch in launches for c in table.offered(launch))
             recomputed[name] = recomputed.get(name, RematKernels()) | kernels
     every = table.with_recomputed(recomputed)
     convolutions = (o for o in table.graph.train if o.name in recomputed)
     possible = {o.name for o in convolutions if (every.timed(o) if table.timed(o) else every.offered(o))}
-    return every.with_recomputed({name: kernels for name, kernels in recomputed.items() if name in possible})
+    return fusion.with_recomputed({name: kernels for name, kernels in recomputed.items() if name in possible})
 
 
 def _around(name: str, *programs: Sequence[Operation]) -> list[list[Operation]]:

@@ -6,19 +6,25 @@ that overlap exclude one another, and those that save most are selected first.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from mbc.ir.graph import Operation, TrainingGraph
 from mbc.ir.types import Layout
 from mbc.kernels.base import Candidate
 from mbc.ops import KINDS
-from mbc.ops.fused import join
+from mbc.ops.fused import has_product, join
+from mbc.optimize.candidates.estimates import RematKernels
 from mbc.optimize.candidates.table import CandidateTable
 from mbc.optimize.fusion.catalogue import PATTERNS
 from mbc.optimize.fusion.data_flow import Flow, data_flow_groups, spared_reads
+from mbc.optimize.fusion.fused_remat_match import FusedRemat, all_fused_remats
 from mbc.optimize.fusion.fusion_group import Group as Group
 from mbc.optimize.fusion.pattern import Binding, Pattern, find
+from mbc.options import UNLIMITED_BYTES
+
+_OfPrograms = tuple[tuple[Group, ...], tuple[Group, ...]]  # of the training step and of inference
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,55 +40,85 @@ def plain(graph: TrainingGraph) -> Programs:
     return Programs(graph.train, graph.infer)
 
 
-def fuse(table: CandidateTable, limit_bytes: int | None = None, layout: Layout | None = None) -> Programs:
-    """Return both programs with the fusion groups that save time.
+@dataclass(frozen=True, eq=False)
+class Fusion:
+    """The fusion groups and fused rematerializations of one table, each searched once.
 
-    Args:
+    Attributes:
         table: Candidates of the graph.
-        limit_bytes: Workspace that a launch may need; None: no limit.
-        layout: Layout of all images; None lets each launch have its best one.
+        matches: All matches of patterns in the training step and in inference. They depend on the graph alone.
     """
-    graph, (train, infer), constraints = table.graph, groups_of(table), _Constraints(limit_bytes, layout)
-    return Programs(_fused(table, graph.train, train, constraints), _fused(table, graph.infer, infer, constraints))
 
+    table: CandidateTable
+    matches: _OfPrograms
 
-def all_groups(table: CandidateTable) -> tuple[Group, ...]:
-    """Return the groups of both programs (`groups_of`)."""
-    train, infer = groups_of(table)
-    return (*train, *infer)
+    @staticmethod
+    def of(table: CandidateTable) -> Fusion:
+        """Return the fusion groups of a table."""
+        graph = table.graph
+        return Fusion(table, (_all_matches(graph, graph.train), _all_matches(graph, graph.infer)))
 
+    def with_recomputed(self, recomputed: Mapping[str, RematKernels]) -> Fusion:
+        """Return the fusion groups of the table with other recomputed convolutions."""
+        table = self.table.with_recomputed(recomputed)
+        return self if table is self.table else Fusion(table, self.matches)
 
-def groups_of(table: CandidateTable) -> tuple[tuple[Group, ...], tuple[Group, ...]]:
-    """Return all matches of patterns that some kernel can run, of the training step and of inference.
+    def programs(self, limit_bytes: int = UNLIMITED_BYTES, layout: Layout | None = None) -> Programs:
+        """Return both programs with the fusion groups that save time.
 
-    They are searched once for each table. Groups that must be measured have been measured, and recompute values with
-    equal bits.
-    """
-    if "train" not in table.groups:
-        for name, matches in zip(("train", "infer"), possible_groups(table), strict=True):
-            table.groups[name] = tuple(
-                group
-                for group in matches
-                if is_measured(table, group) and table.recomputed.keys() >= group.recomputes.keys()
+        Args:
+            limit_bytes: Workspace that a launch may need.
+            layout: Layout of all images; None lets each launch have its best one.
+        """
+        graph, (train, infer), constraints = self.table.graph, self.groups, _Constraints(limit_bytes, layout)
+        return Programs(
+            _fused(self.table, graph.train, train, constraints), _fused(self.table, graph.infer, infer, constraints)
+        )
+
+    @cached_property
+    def groups(self) -> _OfPrograms:
+        """Groups of both programs that some kernel can run.
+
+        Groups that must be measured have been measured, and recompute values with equal bits.
+        """
+        train, infer = (tuple(filter(self._is_usable, matches)) for matches in self.possible)
+        return train, infer
+
+    @property
+    def all_groups(self) -> tuple[Group, ...]:
+        """The groups of both programs."""
+        return (*self.groups[0], *self.groups[1])
+
+    @cached_property
+    def possible(self) -> _OfPrograms:
+        """All matches that some kernel can run, also those that have to be measured before selection."""
+        train, infer = (_offered(self.table, matches) for matches in self.matches)
+        return train, infer
+
+    @cached_property
+    def fused_remats(self) -> tuple[FusedRemat, ...]:
+        """Every fused rematerialization of the training step that some kernel can run.
+
+        Those with a convolution have been measured; a convolution that is not stored gives the same bits.
+        """
+        table = self.table
+        return tuple(
+            fused_remat
+            for fused_remat in all_fused_remats(table)
+            if table.recomputed.keys() >= fused_remat.inlined
+            and (
+                not has_product(fused_remat.operation.attributes)
+                or (table.timed(fused_remat.operation) and not table.compares_estimate(fused_remat.operation))
             )
-    return table.groups["train"], table.groups["infer"]
+        )
+
+    def _is_usable(self, group: Group) -> bool:
+        return is_measured(self.table, group) and self.table.recomputed.keys() >= group.recomputes.keys()
 
 
 def is_measured(table: CandidateTable, group: Group) -> bool:
     """Return whether the time of a group is in a profile, if no estimate predicts it."""
     return not group.measured or all(map(table.has_profiled_time, group.launches))
-
-
-def possible_groups(table: CandidateTable) -> tuple[tuple[Group, ...], tuple[Group, ...]]:
-    """Return all matches of patterns that some kernel can run, also those that have to be measured before selection."""
-    if "possible" not in table.groups:
-        graph = table.graph
-        if "matches" not in table.groups:
-            programs = (graph.train, graph.infer)
-            table.groups["matches"] = tuple(_all_matches(graph, program) for program in programs)
-        train, infer = table.groups["matches"]
-        table.groups["possible"] = _offered(table, train), _offered(table, infer)
-    return table.groups["possible"]
 
 
 def _all_matches(graph: TrainingGraph, program: Sequence[Operation]) -> tuple[Group, ...]:
@@ -194,11 +230,11 @@ class _Positions:
 class _Constraints:
     """Limits for candidates: bytes of workspace, and one layout of images."""
 
-    workspace_bytes: int | None
+    workspace_bytes: int
     layout: Layout | None
 
     def within(self, candidates: Sequence[Candidate]) -> Sequence[Candidate]:
-        return [c for c in candidates if self.workspace_bytes is None or c.workspace_bytes <= self.workspace_bytes]
+        return [c for c in candidates if c.workspace_bytes <= self.workspace_bytes]
 
     def in_layout(
         self, table: CandidateTable, operation: Operation, candidates: Sequence[Candidate]

@@ -86,12 +86,12 @@ def assign_addresses(
     return Placed(tuple(offsets), ends[Space.ARENA], lives[Space.ARENA], ends[Space.HOST], ends[Space.PEER])
 
 
-def check_outside(placed: Placed, host_bytes: int | None, peer_bytes: int, network: str) -> None:
+def check_outside(placed: Placed, host_bytes: int, peer_bytes: int, network: str) -> None:
     """Raise MBC210 unless a plan keeps within the limits outside the arena.
 
     Args:
         placed: The plan's addresses.
-        host_bytes: Limit of host memory; None: no limit.
+        host_bytes: Limit of host memory.
         peer_bytes: Limit of memory on peers.
         network: Name of the network, for the message.
 
@@ -100,7 +100,7 @@ def check_outside(placed: Placed, host_bytes: int | None, peer_bytes: int, netwo
     """
     limits = (("host", "host memory", placed.host_bytes, host_bytes), ("peers", "peers", placed.peer_bytes, peer_bytes))
     for setting, where, taken_bytes, limit_bytes in limits:
-        if limit_bytes is None or taken_bytes <= limit_bytes:
+        if taken_bytes <= limit_bytes:
             continue
         kept, allowed = show_distinct(taken_bytes, limit_bytes)
         raise MbcError(

@@ -22,44 +22,15 @@ from mbc.hardware.streams import Stream
 from mbc.ir.graph import Operation
 from mbc.kernels.cuda import bitwise_equal_to
 from mbc.kernels.statistics import WITH_STATISTICS
-from mbc.ops import KINDS
-from mbc.ops.fused import has_product, join, kind_of, names_of
+from mbc.ops.fused import kind_of, names_of
 from mbc.optimize import effort
 from mbc.optimize.candidates.table import CandidateTable
-from mbc.optimize.fusion.catalogue import FUSED_REMAT
-from mbc.optimize.fusion.pattern import find
+from mbc.optimize.fusion.fused_remat_match import FusedRemat
+from mbc.optimize.fusion.select_groups import Fusion
 from mbc.optimize.schedule.emit_launches import Draft
 from mbc.optimize.schedule.regions import Region
 from mbc.optimize.selection.select import Choices
 from mbc.plan.model import Access, Kernel, Launch, Mode
-
-
-@dataclass(frozen=True, slots=True)
-class FusedRemat:
-    """A fused rematerialization: the launch of `operation` recomputes `value` and computes the `reductions` as well.
-
-    Attributes:
-        value: The recomputed value.
-        producers: The operations that compute the value.
-        reductions: The operations that the launch replaces.
-        operation: The fused operation.
-        inlined: A convolution that the launch recomputes and does not store.
-    """
-
-    value: str
-    producers: frozenset[str]
-    reductions: frozenset[str]
-    operation: Operation
-    inlined: frozenset[str] = frozenset()
-
-    def can_replace(self, operation: Operation) -> bool:
-        """Return whether the launch can replace that of an operation or group.
-
-        The operation must compute the reductions, possibly with the value inlined, and nothing else that is read.
-        """
-        names = frozenset(names_of(operation))
-        members = self.reductions | self.inlined | self.producers
-        return self.reductions <= names <= members and set(operation.outputs) <= set(self.operation.outputs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,60 +70,13 @@ class FusedRematLaunch:
 FusedRematLaunches = Mapping[tuple[int, int], FusedRematLaunch]
 
 
-def fused_remats_of(table: CandidateTable) -> tuple[FusedRemat, ...]:
-    """Return every fused rematerialization of the training step that some kernel can run.
-
-    They are searched once for each table. Those with a convolution have to be measured; a convolution that is not
-    stored has to give the same bits.
-    """
-    if "fused_remat" not in table.groups:
-        offered = (
-            fused_remat for fused_remat in all_fused_remats(table) if table.recomputed.keys() >= fused_remat.inlined
-        )
-        table.groups["fused_remat"] = tuple(
-            fused_remat
-            for fused_remat in offered
-            if not has_product(fused_remat.operation.attributes)
-            or (table.timed(fused_remat.operation) and not table.compares_estimate(fused_remat.operation))
-        )
-    return table.groups["fused_remat"]
-
-
-def all_fused_remats(table: CandidateTable) -> tuple[FusedRemat, ...]:
-    """Return every fused rematerialization, also those that have to be measured before they may be used."""
-    return tuple(_fused_remats(table))
-
-
-def _fused_remats(table: CandidateTable) -> Iterator[FusedRemat]:
-    program = table.graph.train
-    producers = {output: operation for operation in program for output in operation.outputs}
-    for pattern in FUSED_REMAT:
-        (part,) = pattern.launches
-        for operation in program:
-            if operation.kind != pattern.statements[-1].kind:
-                continue
-            for binding in find(pattern, operation, producers):
-                members = [binding.operations[number] for number in part.statements]
-                joined = join(members, [binding.values[name] for name in part.writes])
-                if not table.offered(joined):
-                    continue
-                reductions = frozenset(binding.operations[number].name for number in pattern.replaces)
-                recomputed = [member for member in members if member.name not in reductions]
-                outputs = {name for member in recomputed for name in member.outputs}
-                (value,) = (name for name in joined.outputs if name in outputs)
-                names = [member.name for member in recomputed]
-                # The output of a convolution is not stored if another recomputed operation follows.
-                inlined = int(len(names) > 1 and KINDS[recomputed[0].kind].flops is not None)
-                yield FusedRemat(value, frozenset(names[inlined:]), reductions, joined, frozenset(names[:inlined]))
-
-
-def defer_readers(table: CandidateTable, choices: Choices) -> Choices:
+def defer_readers(fusion: Fusion, choices: Choices) -> Choices:
     """Return the choices with operations moved after the reductions that could recompute their operand.
 
     An operation is moved if its own results are needed only later.
     """
     program = choices.train
-    last = _last_positions(program, fused_remats_of(table))
+    last = _last_positions(program, fusion.fused_remats)
     if not last:
         return choices
     readers: dict[str, list[int]] = {}
@@ -188,19 +112,19 @@ def _last_positions(program: Sequence[Operation], fused_remats: Sequence[FusedRe
 
 
 def fused_remat_launches(
-    table: CandidateTable, draft: Draft, regions: Sequence[Region], program: Sequence[Operation]
+    fusion: Fusion, draft: Draft, regions: Sequence[Region], program: Sequence[Operation]
 ) -> FusedRematLaunches:
     """Return the fused rematerializations of a draft's training program that take less than a launch more.
 
     The kernels must exist in the layouts of the draft, and both or none of the two launches must be measured.
 
     Args:
-        table: Candidates of the graph.
+        fusion: Fused rematerializations of the graph.
         draft: Launches and buffers.
         regions: Regions of the training program.
         program: Operations of the regions.
     """
-    launches = draft.train.launches
+    table, launches = fusion.table, draft.train.launches
     single = {
         launches[region.start].operations: i
         for i, region in enumerate(regions)
@@ -220,7 +144,7 @@ def fused_remat_launches(
             for source in region.reads:
                 converted.setdefault(source, []).extend(region.writes)
     by_key: dict[tuple[int, int], FusedRematLaunch] = {}
-    for fused_remat in fused_remats_of(table):
+    for fused_remat in fusion.fused_remats:
         defined_at = producers.get(fused_remat.producers)
         operation, reductions = last.get(names_of(fused_remat.operation)[-1], (None, -1))
         if (

@@ -8,6 +8,7 @@
 * `depth_first_micro_batches`: operations executed depth first, micro-batch by micro-batch
 * `split_updates`: a launch of many updates as several
 * `gradient_buckets`: sums over ranks in few launches, of gradients at consecutive addresses
+* `choose_buckets`: the choice of these sums' order and thread blocks
 * `synchronise`: the waits of launches for launches of another stream
 * `coalesce_waits`: waits at as few kernels as possible
 * `contention`: slowdown of kernels by concurrent copies and kernels

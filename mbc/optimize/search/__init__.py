@@ -1,6 +1,8 @@
 """The search loop: select, schedule, place; where the budget is exceeded, select again within the bytes that are free.
 
-* `search`: the loop, and the plan that it returns
+* `search`: the loop, and all that its steps share
+* `limits`: budget, workspace and other limits of a search
+* `assemble_plan`: the plan of a solution
 * `solution`: the problem, and a solution of it: a step with addresses
 * `fit_budget`: a step within a budget
 * `variants`: variants of a step within the budget, compared and placed

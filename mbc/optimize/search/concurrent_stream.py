@@ -58,7 +58,7 @@ def use_concurrent_stream(serial: Solution, available_bytes: int) -> Solution:
     if best is serial.draft:
         return serial
     placed = assign_addresses(best, available_bytes)
-    solution = Solution(best, placed, table)
+    solution = Solution(best, placed, serial.selector)
     faster = solution.step_us <= effort.CONCURRENT_MAX_TIME * serial.step_us
     return solution if faster and placed.arena_bytes <= available_bytes else serial
 

@@ -24,8 +24,9 @@ from mbc.optimize import effort
 from mbc.optimize.candidates.table import CandidateTable, conversion_request
 from mbc.optimize.candidates.user_rules import Rules
 from mbc.optimize.fusion.bitwise_remat_match import with_bitwise_remat
-from mbc.optimize.selection.fuse_by_layout import fastest_fused
-from mbc.optimize.selection.select import Choices, choose
+from mbc.optimize.fusion.select_groups import Fusion
+from mbc.optimize.selection.select import Choices
+from mbc.optimize.selection.selector import Selector
 from mbc.passes.relu_bit_masks import mask_relus, residual_relus
 from mbc.profile.locate import find_profile
 from mbc.profile.model import Extent, calibrated, unmeasured
@@ -56,17 +57,17 @@ class Decisive:
             self.graph, calibrated(self.device, profile), PROVIDERS, profile, self.rules, optimism=effort.OPTIMISM
         )
         masked = table.of(mask_relus(self.graph, residual_relus(self.graph)))
-        steps = [_of_step(with_bitwise_remat(variant), missing) for variant in (table, masked)]
+        steps = [_of_step(Selector(with_bitwise_remat(Fusion.of(variant))), missing) for variant in (table, masked)]
         requests = dict.fromkeys(request for step in steps for request in step.requests)
         return replace(min(steps, key=lambda step: step.step_us), requests=tuple(requests))
 
 
-def _of_step(table: CandidateTable, missing: Collection[str]) -> Decision:
-    """Return the requests in `missing` that the fastest step of a table chooses.
+def _of_step(selector: Selector, missing: Collection[str]) -> Decision:
+    """Return the requests in `missing` that the fastest step of a selector takes.
 
     The shortest ones that together take a negligible share of the step are left out.
     """
-    choices = choose(table, {}, programs=fastest_fused(table))
+    table, choices = selector.table, selector.unlimited
     weights_us: dict[str, float] = {}
     train_us = 0.0
     for program, weight in ((choices.train, 1.0), (choices.infer, effort.INFERENCE_WEIGHT)):

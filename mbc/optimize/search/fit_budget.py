@@ -13,7 +13,6 @@ from mbc.optimize.bounds.arena_bytes import floor_bytes
 from mbc.optimize.candidates.table import CandidateTable
 from mbc.optimize.placement.assign_addresses import assign_addresses
 from mbc.optimize.remat.allowed_techniques import AllowedTechniques
-from mbc.optimize.remat.fused_remat import fused_remats_of
 from mbc.optimize.remat.optimizer_offload import largest_update_bytes, movable_states
 from mbc.optimize.schedule.depth_first_micro_batches import Division, divided_operations
 from mbc.optimize.schedule.emit_launches import Draft, emit_launches
@@ -33,7 +32,7 @@ def fit(problem: Problem, techniques: AllowedTechniques, known_us: float = math.
         techniques: Techniques that may be used.
         known_us: Time of the best step so far; a step that takes at least as long is abandoned.
     """
-    table, available_bytes = problem.table, problem.available_bytes
+    fusion, available_bytes = problem.selector.fusion, problem.available_bytes
     solutions: list[Solution] = []
     attempted: set[AllowedTechniques] = set()
     plain = techniques  # these are tried in any case
@@ -51,12 +50,12 @@ def fit(problem: Problem, techniques: AllowedTechniques, known_us: float = math.
             solutions.append(solution)
         return solution
 
-    whole_bytes, _ = floor_bytes(table, techniques.outside_bytes)
-    moved_bytes = _movable_bytes(table, techniques)
+    whole_bytes, _ = floor_bytes(fusion, techniques.outside_bytes)
+    moved_bytes = _movable_bytes(problem.table, techniques)
     if moved_bytes > effort.STATES_CROWDING_SHARE * available_bytes:
         # With the states in the arena few bytes are left.
         attempt(replace(techniques, states_bytes=moved_bytes, lead=effort.STATES_LEAD))
-    stay_bytes, _ = floor_bytes(table, split=techniques.split)
+    stay_bytes, _ = floor_bytes(fusion, split=techniques.split)
     if (stay_bytes <= available_bytes or not solutions) and (whole_bytes <= available_bytes or not techniques.split):
         sending = attempt(techniques)
         # Converting back costs a pass over each such value, so it is tried only where keeping both layouts costs more.
@@ -121,7 +120,7 @@ def _converts_back(problem: Problem, techniques: AllowedTechniques) -> bool:
         return False
     choices, available_bytes = problem.choose(problem.workspace_limits), problem.available_bytes
     plain = replace(techniques, convert_back=False)
-    drafts = (scheduled_draft(problem.table, choices, here, available_bytes) for here in (plain, techniques))
+    drafts = (scheduled_draft(problem, choices, here, available_bytes) for here in (plain, techniques))
     return len({len(draft.train.launches) for draft in drafts}) > 1
 
 
@@ -132,7 +131,7 @@ def _divided_draft(problem: Problem, techniques: AllowedTechniques) -> Draft:
     choices = problem.choose(limits)
     operations = (*choices.train, *choices.infer)
     divided = divided_operations(table, emit_launches(table, choices), operations, techniques.division)
-    return scheduled_draft(table, problem.choose(limits, divided), techniques, problem.available_bytes)
+    return scheduled_draft(problem, problem.choose(limits, divided), techniques, problem.available_bytes)
 
 
 def _movable_bytes(table: CandidateTable, techniques: AllowedTechniques) -> int:
@@ -218,7 +217,7 @@ def _fit(problem: Problem, techniques: AllowedTechniques, known_us: float) -> So
     if techniques.division is not None or techniques.recompute or techniques.offload > 0:
         # Deferred readers keep their other operands live for longer. If the step then does not fit, the source order
         # is tried.
-        fusible = techniques.recompute and problem.programs is not None and fused_remats_of(problem.table)
+        fusible = techniques.recompute and problem.programs is not None and problem.selector.fusion.fused_remats
         for defer_reads in (True, False) if fusible else (False,):
             solutions += placed_variants(problem, techniques, known_us, defer_reads)
             if any(map(problem.fits, solutions)) or known_us < math.inf or problem.exhausted:
@@ -238,7 +237,7 @@ def _keep_all(problem: Problem, techniques: AllowedTechniques, split_bytes: int 
     for _ in range(effort.KEEP_ALL_ROUNDS):
         choices = problem.choose(limits)
         draft = alias_in_place(
-            table.graph, scheduled_draft(table, choices, techniques, split_bytes), (*choices.train, *choices.infer)
+            table.graph, scheduled_draft(problem, choices, techniques, split_bytes), (*choices.train, *choices.infer)
         )
         free = free_bytes(draft, available_bytes - spared_bytes)
         hopeless = min(free.values()) < 0
@@ -246,9 +245,9 @@ def _keep_all(problem: Problem, techniques: AllowedTechniques, split_bytes: int 
             break
         placed = assign_addresses(draft, available_bytes, thorough=not hopeless)
         if placed.arena_bytes <= available_bytes:
-            return Solution(draft, placed, table)
+            return Solution(draft, placed, problem.selector)
         if smallest is None or placed.arena_bytes < smallest.placed.arena_bytes:
-            smallest = Solution(draft, placed, table)
+            smallest = Solution(draft, placed, problem.selector)
         if placed.live_bytes <= available_bytes:
             spared_bytes += placed.arena_bytes - available_bytes
             free = free_bytes(draft, available_bytes - spared_bytes)

@@ -17,9 +17,9 @@ from mbc.optimize import effort
 from mbc.optimize.candidates.scaled_times import OtherSizes
 from mbc.optimize.candidates.table import CandidateTable, conversion_request, request_of
 from mbc.optimize.candidates.user_rules import Rules
+from mbc.optimize.fusion.fused_remat_match import all_fused_remats
 from mbc.optimize.fusion.horizontal import bundles
-from mbc.optimize.fusion.select_groups import Group, possible_groups
-from mbc.optimize.remat.fused_remat import all_fused_remats
+from mbc.optimize.fusion.select_groups import Fusion, Group
 from mbc.options import Policy
 from mbc.passes.relu_bit_masks import mask_relus, residual_relus
 from mbc.plan.group import operation_of, rows_of
@@ -51,12 +51,13 @@ def needs(graph: TrainingGraph, device: DeviceSpec, policy: Policy) -> tuple[Nee
     }[policy]
     weights: dict[Request, float] = {}
     first: dict[Request, Operation] = {}
-    steps = [
-        o for variant in (plain, table) for o in _launches(variant.graph.train, possible_groups(variant)[0], variant)
-    ]
+    fusion = Fusion.of(plain)
+    steps: list[Operation] = []
+    for variant in (fusion, Fusion.of(table)):
+        steps += _launches(variant.table.graph.train, variant.possible[0], variant.table)
     steps += [fused_remat.operation for variant in (plain, table) for fused_remat in all_fused_remats(variant)]
     launches = [(o, 1.0) for o in dict.fromkeys(steps)]
-    launches += [(o, effort.INFERENCE_WEIGHT) for o in _launches(graph.infer, possible_groups(plain)[1], plain)]
+    launches += [(o, effort.INFERENCE_WEIGHT) for o in _launches(graph.infer, fusion.possible[1], plain)]
     for operation, weight in launches:
         offered = table.offered(operation)
         if not offered and isinstance(operation.attributes, Fused):

@@ -24,8 +24,9 @@ from mbc.optimize.remat.optimizer_offload import persistent_bytes
 from mbc.optimize.schedule.emit_launches import Draft
 from mbc.optimize.schedule.liveness import Block, blocks_to_place
 from mbc.optimize.search.replace_micro_batches import replace_micro_batches
-from mbc.optimize.search.solution import NO_LIMIT_BYTES, Problem, Solution, free_bytes
+from mbc.optimize.search.solution import Problem, Solution, free_bytes
 from mbc.optimize.selection.select import Choices
+from mbc.options import UNLIMITED_BYTES
 from mbc.plan.model import Launch, Mode
 
 
@@ -59,8 +60,8 @@ class Decided:
             placed = assign_addresses(candidate.draft, available_bytes, fixed=candidate.offsets)
             if placed.arena_bytes <= available_bytes:
                 as_fast = candidate.kernels_us <= (1 + effort.RECLAIM_NEGLIGIBLE) * _kernels_us(whole)
-                return Solution(candidate.draft, placed, problem.table), as_fast
-        return Solution(whole, assign_addresses(whole, available_bytes), problem.table), False
+                return Solution(candidate.draft, placed, problem.selector), as_fast
+        return Solution(whole, assign_addresses(whole, available_bytes), problem.selector), False
 
     def _placements(self, whole: Draft) -> Iterator[_Placed]:
         """Yield candidate placements, the fastest first."""
@@ -206,7 +207,7 @@ def _widest(draft: Draft, placed: Sequence[Block], offsets: Sequence[int], avail
         if launch.operations:
             there = (start <= i) & (stop > i)
             gap_bytes = np.append(low[there], available_bytes) - np.append(0, high[there])
-            widest[_name(launch)] = min(widest.get(_name(launch), NO_LIMIT_BYTES), int(gap_bytes.max()))
+            widest[_name(launch)] = min(widest.get(_name(launch), UNLIMITED_BYTES), int(gap_bytes.max()))
     return widest
 
 

@@ -12,29 +12,28 @@ from itertools import chain
 from mbc.ir.graph import Operation
 from mbc.ir.types import Layout
 from mbc.ops.fused import leading_products, names_of
-from mbc.optimize.candidates.table import CandidateTable
 from mbc.optimize.schedule.emit_launches import Draft
-from mbc.optimize.selection.fuse_by_layout import fastest_fused
-from mbc.optimize.selection.select import choose
+from mbc.optimize.selection.selector import Selector
 from mbc.passes.relu_bit_masks import mask_relus, residual_relus
 from mbc.plan.model import Mode
 
 
-def with_relu_masks(table: CandidateTable) -> CandidateTable:
-    """Return a table of the same step with bit masks for the ReLUs where they save time.
+def with_relu_masks(selector: Selector) -> Selector | None:
+    """Return choices of the same step with bit masks for the ReLUs where they save time; None if they save none.
 
     The launches that write and read a mask must take less time than those that they replace, both in channels last. All
     have to be measured: a profile without bit masks leaves plans unchanged.
     """
+    table = selector.table
     every = table.of(mask_relus(table.graph, residual_relus(table.graph)))
     program = every.graph.train
     masks = [op for op in program if op.kind == "relu_mask"]
     if not any(map(every.timed, masks)):
-        return table
-    chosen = choose(table, {}, programs=fastest_fused(table))
+        return None
+    chosen = selector.unlimited
     makers = {value: op.name for op in program for value in op.outputs}
     gradients = {op.inputs[1]: op.name for op in program if op.kind == "relu_backward_masked"}
-    plain_launches, masked_launches = _by_name(chosen.train), _by_name(fastest_fused(every).train)
+    plain_launches, masked_launches = _by_name(chosen.train), _by_name(Selector.of(every).fastest_fused().train)
     relus: list[str] = []
     for op in masks:
         relu, backward = makers[op.inputs[0]], gradients[op.outputs[0]]
@@ -55,18 +54,18 @@ def with_relu_masks(table: CandidateTable) -> CandidateTable:
         before_us = sum(choice.point.time_us for choice in choices)
         if sum(min(c.time_us for c in every.offered(launch)) for launch in after) < before_us:
             relus.append(relu)
-    return table.of(mask_relus(table.graph, relus)) if relus else table
+    return Selector.of(table.of(mask_relus(table.graph, relus))) if relus else None
 
 
-def masks_of_kept(unmasked: CandidateTable, masked: CandidateTable, draft: Draft) -> CandidateTable:
-    """Return a table of the same step with those bit masks of `masked` whose ReLU's output is computed once in `draft`.
+def masks_of_kept(unmasked: Selector, masked: Selector, draft: Draft) -> Selector:
+    """Return choices of the same step with those bit masks of `masked` whose ReLU's output is computed once in `draft`.
 
     Where the launch of its gradient's reductions recomputes the output, that launch has the signs in registers, and a
     mask would only cost bytes and time.
 
     Args:
-        unmasked: Candidates of the step without masks.
-        masked: Candidates of the step with masks.
+        unmasked: Choices of the step without masks.
+        masked: Choices of the step with masks.
         draft: A step without masks.
     """
     rows = Counter[str | None]()
@@ -74,12 +73,13 @@ def masks_of_kept(unmasked: CandidateTable, masked: CandidateTable, draft: Draft
         for access in launch.accesses:
             if launch.operations and access.mode is Mode.WRITE:
                 rows[draft.buffers[access.buffer].value] += access.rows.count
-    masks = {op.inputs[0] for op in masked.graph.train if op.kind == "relu_mask"}
-    kept = {value for value in masks if rows[value] <= unmasked.whole.count}
+    masks = {op.inputs[0] for op in masked.table.graph.train if op.kind == "relu_mask"}
+    kept = {value for value in masks if rows[value] <= unmasked.table.whole.count}
     if kept == masks:
         return masked
-    relus = [op.name for op in unmasked.graph.train if kept.intersection(op.outputs)]
-    return unmasked.of(mask_relus(unmasked.graph, relus)) if relus else unmasked
+    relus = [op.name for op in unmasked.table.graph.train if kept.intersection(op.outputs)]
+    table = unmasked.table
+    return Selector.of(table.of(mask_relus(table.graph, relus))) if relus else unmasked
 
 
 def _by_name(program: Sequence[Operation]) -> Mapping[str, list[Operation]]:

@@ -17,11 +17,10 @@ from functools import cached_property
 from mbc.hardware.streams import Space, aligned
 from mbc.ops.fused import kind_of, names_of
 from mbc.optimize import effort
-from mbc.optimize.candidates.table import CandidateTable
 from mbc.optimize.placement.assign_addresses import Placed, assign_addresses
 from mbc.optimize.remat.allowed_techniques import AllowedTechniques
 from mbc.optimize.remat.draft_state import Points, RematTask, Residency
-from mbc.optimize.remat.fused_remat import defer_readers, fused_remat_launches, fused_remats_of
+from mbc.optimize.remat.fused_remat import defer_readers, fused_remat_launches
 from mbc.optimize.remat.greedy import choose_residency
 from mbc.optimize.remat.remat_without_statistics import remat_without_statistics
 from mbc.optimize.schedule.depth_first_micro_batches import divided_operations
@@ -30,6 +29,7 @@ from mbc.optimize.schedule.regions import regions_of
 from mbc.optimize.search.reclaim_workspace import Decided
 from mbc.optimize.search.solution import Problem, Solution, scheduled_draft
 from mbc.optimize.selection.select import Choices
+from mbc.optimize.selection.selector import Selector
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class _Undecided:
         for state in draft.persistent:
             taken_bytes[draft.buffers[state].space] += aligned(draft.buffers[state].size_bytes)
         regions = remat_without_statistics(table, draft, regions_of(table.graph, draft, draft.train), choices.train)
-        fused_remat = fused_remat_launches(table, draft, regions, choices.train)
+        fused_remat = fused_remat_launches(self.problem.selector.fusion, draft, regions, choices.train)
         # Operations that other launches recompute keep their kernels: the two must match bit by bit.
         others = {region for region, _ in fused_remat}.union(
             i for i, region in enumerate(regions) if region.remat_launch is not None
@@ -80,7 +80,11 @@ class _Undecided:
             self.techniques.less(taken_bytes),
             available_bytes,
             known_us,
-            groups=(*choices.train, *choices.infer, *(remat.operation for remat in fused_remats_of(table))),
+            groups=(
+                *choices.train,
+                *choices.infer,
+                *(remat.operation for remat in self.problem.selector.fusion.fused_remats),
+            ),
             points={names: smaller for names, smaller in self._points().items() if names not in kept},
             fused_remat=fused_remat,
             regions=tuple(regions),
@@ -112,7 +116,7 @@ class _Variant:
     @cached_property
     def time_us(self) -> float:
         """Estimated time of the step, computed when it is first read: most variants that do not fit never need it."""
-        return _step_us(self.residency.draft, self.step.problem.table) + self.residency.workspace_cuts_us
+        return _step_us(self.residency.draft, self.step.problem.selector) + self.residency.workspace_cuts_us
 
     def improved(self, available_bytes: int) -> _Variant:
         """Return the variant after more rounds of local search, in as many bytes or fewer."""
@@ -152,7 +156,7 @@ def placed_variants(
         defer_reads: Whether readers of a value that another launch could recompute come after that launch
             (`mbc.optimize.remat.fused_remat`).
     """
-    table, available_bytes = problem.table, problem.available_bytes
+    available_bytes = problem.available_bytes
     variants = _variants(problem, techniques, known_us, defer_reads)
     fewest = effort.THOROUGH_MIN_ROUNDS
     thorough = bool(variants) and fewest * len(variants[0].step.draft.train.launches) <= effort.THOROUGH_SEARCH_WORK
@@ -173,7 +177,7 @@ def placed_variants(
     if not fitting:
         if variants:
             smallest = min(variants, key=lambda variant: variant.residency.live_bytes).residency.draft
-            yield Solution(smallest, assign_addresses(smallest, thorough=False), table)
+            yield Solution(smallest, assign_addresses(smallest, thorough=False), problem.selector)
         return
     # Variants are placed fastest first; a variant whose placement exceeds the available bytes is tried again for fewer.
     promising = _distinct(fitting)
@@ -250,8 +254,8 @@ def _variants(problem: Problem, techniques: AllowedTechniques, known_us: float, 
             continue
         seen.add(points)
         if defer_reads:
-            choices = defer_readers(table, choices)
-        draft = scheduled_draft(table, choices, techniques, available_bytes)
+            choices = defer_readers(problem.selector.fusion, choices)
+        draft = scheduled_draft(problem, choices, techniques, available_bytes)
         variants.append(_Undecided(problem, draft, choices, techniques, divided).quickly_searched(best_us))
         left -= len(choices.operations)
         better = variants[-1].residency.live_bytes <= available_bytes and variants[-1].time_us < best_us
@@ -283,11 +287,11 @@ def _variants(problem: Problem, techniques: AllowedTechniques, known_us: float, 
     return variants
 
 
-def _step_us(draft: Draft, table: CandidateTable) -> float:
+def _step_us(draft: Draft, selector: Selector) -> float:
     """Return the estimated time of a step. Waits between streams depend on addresses; a single stream has none."""
     several = len({launch.stream for launch in draft.train.launches}) > 1
     placed = assign_addresses(draft, thorough=False) if several else Placed((), 0, 0, 0)
-    return Solution(draft, placed, table).step_us
+    return Solution(draft, placed, selector).step_us
 
 
 def _nearer(problem: Problem, nearest: Sequence[_Variant]) -> Iterator[_Variant]:

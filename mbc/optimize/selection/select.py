@@ -19,9 +19,8 @@ from mbc.optimize.candidates.table import CandidateTable, least_workspace_bytes
 from mbc.optimize.fusion.horizontal import Choice, fuse_horizontally
 from mbc.optimize.fusion.select_groups import Programs, plain
 from mbc.optimize.selection.layout_mincut import Labelling, Options, label
+from mbc.options import UNLIMITED_BYTES
 from mbc.units import show_distinct, show_enough
-
-_NO_LIMIT = 1 << 62
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,19 +64,8 @@ def choose(
     Raises:
         MbcError: MBC200 or MBC202, if an operation has no candidate.
     """
-    graph = table.graph
-    divided = rows or {}
-    chosen = programs or plain(graph)
-    limited = tuple(
-        (o.name, o.outputs, min(limits.get(o.name, _NO_LIMIT), _NO_LIMIT), divided.get(o.name))
-        for o in (*chosen.train, *chosen.infer)
-    )
-    key = limited, updates if programs is not None else None
-    choices = table.chosen.get(key)
-    if choices is None:
-        choices = _choose(table, chosen, limits, divided)
-        choices = table.chosen[key] = choices if programs is None else _horizontally_fused(table, choices, updates)
-    return choices
+    choices = _choose(table, programs or plain(table.graph), limits, rows or {})
+    return choices if programs is None else _horizontally_fused(table, choices, updates)
 
 
 def _choose(
@@ -89,10 +77,10 @@ def _choose(
         name = operation.name
         return table.fronts_in_micro_batches(operation, divided[name]) if name in divided else table.fronts(operation)
 
-    cached: dict[tuple[int, int | None], Options] = {}  # a deep network has few distinct fronts
+    cached: dict[tuple[int, int], Options] = {}  # a deep network has few distinct fronts
 
     def within(operation: Operation) -> Options:
-        operation_fronts, limit_bytes = fronts(operation), limits.get(operation.name)
+        operation_fronts, limit_bytes = fronts(operation), limits.get(operation.name, UNLIMITED_BYTES)
         key = id(operation_fronts), limit_bytes
         if key not in cached:
             cached[key] = best_within(operation_fronts, limit_bytes)
@@ -129,12 +117,12 @@ def _horizontally_fused(table: CandidateTable, choices: Choices, updates: bool) 
     )
 
 
-def best_within(fronts: Mapping[tuple[Layout, ...], ParetoFront], limit_bytes: int | None) -> Options:
+def best_within(fronts: Mapping[tuple[Layout, ...], ParetoFront], limit_bytes: int) -> Options:
     """Return the fastest point within the limit in each layout.
 
     Where no layout has a point within the limit, return the points that need least.
     """
-    if limit_bytes is None:
+    if limit_bytes >= UNLIMITED_BYTES:
         return {layouts: front[-1] for layouts, front in fronts.items()}
     limit_bytes = max(limit_bytes, least_workspace_bytes(fronts))
     options: dict[tuple[Layout, ...], Point] = {}

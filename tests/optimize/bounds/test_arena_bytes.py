@@ -7,6 +7,7 @@ import pytest
 from mbc.errors import BudgetError
 from mbc.optimize.bounds.arena_bytes import least_arena
 from mbc.optimize.candidates.table import CandidateTable
+from mbc.optimize.fusion.select_groups import Fusion
 from mbc.optimize.search import search as searching
 from mbc.optimize.search.search import Limits, search
 from mbc.passes.relu_bit_masks import mask_relus, residual_relus
@@ -33,12 +34,12 @@ WIDE = NETWORKS["residual"].replace("conv(4", "conv(8")  # masks are of eight ch
 def tables() -> list[tuple[CandidateTable, Plan]]:
     separate = planned_table(SEPARATE, "separate")
     pairs = [(table(name), kept_plan(name)) for name in NETWORKS if name != "synchronised"]
-    return [*pairs, (separate, search(separate, Limits(), 1 << 40))]
+    return [*pairs, (separate, search(separate, Limits(1 << 40)))]
 
 
 def refusal(candidates: CandidateTable, budget_bytes: int, *without: str) -> BudgetError:
     with pytest.raises(BudgetError) as caught:
-        search(candidates, Limits(without=frozenset(without)), budget_bytes)
+        search(candidates, Limits(budget_bytes, without=frozenset(without)))
     return caught.value
 
 
@@ -57,9 +58,9 @@ def test_the_bound_of_several_variants_is_below_that_of_each() -> None:
     candidates = planned_table(WIDE, "residual")
     masked = candidates.of(mask_relus(candidates.graph, residual_relus(candidates.graph)))
     assert masked.graph != candidates.graph
-    both = least_arena((candidates, masked))
+    both = least_arena((Fusion.of(candidates), Fusion.of(masked)))
     for one in (candidates, masked):
-        assert both.total_bytes <= least_arena((one,)).total_bytes
+        assert both.total_bytes <= least_arena((Fusion.of(one),)).total_bytes
     assert both.operation in (*candidates.graph.train, *candidates.graph.infer)
 
 
@@ -99,5 +100,5 @@ train {
 def test_no_plan_is_below_the_bound_where_sums_of_gradients_are_updated_in_place() -> None:
     candidate_table = planned_table(ACCUMULATING, "accumulating")
     for budget_bytes in (56 * 1024, 64 * 1024, 1 << 40):
-        plan = search(candidate_table, Limits(), budget_bytes + H200.overhead_bytes)
+        plan = search(candidate_table, Limits(budget_bytes + H200.overhead_bytes))
         assert plan.predictions.arena_bytes >= plan.bounds.floor_bytes

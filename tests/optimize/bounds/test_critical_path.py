@@ -18,13 +18,14 @@ from mbc.hardware.streams import Stream
 from mbc.kernels import PROVIDERS
 from mbc.optimize.bounds.critical_path import LaunchOption, critical_path_us, earliest_us
 from mbc.optimize.candidates.table import CandidateTable
-from mbc.optimize.fusion.select_groups import fuse
+from mbc.optimize.fusion.select_groups import Fusion
 from mbc.optimize.placement.assign_addresses import assign_addresses
 from mbc.optimize.schedule.emit_launches import emit_launches
 from mbc.optimize.schedule.in_place import alias_in_place
 from mbc.optimize.schedule.simulate import Contention, simulate
 from mbc.optimize.search.solution import Solution
 from mbc.optimize.selection.select import choose
+from mbc.optimize.selection.selector import Selector
 from mbc.options import Options
 from mbc.plan.model import Kernel, Launch, Plan, Program
 from mbc.source import Source
@@ -108,8 +109,8 @@ def tables(network: str, grouped: bool) -> CandidateTable:
 @given(st.sampled_from(("residual", "dense")), st.booleans(), st.booleans(), st.data())
 def test_no_choice_and_no_streams_are_faster(network: str, grouped: bool, lean: bool, data: st.DataObject) -> None:
     variant = tables(network, grouped)
-    fastest_us = choose(variant, {}, programs=fuse(variant)).train_us
-    programs = fuse(variant) if data.draw(st.booleans()) else None
+    fastest_us = choose(variant, {}, programs=Fusion.of(variant).programs()).train_us
+    programs = Fusion.of(variant).programs() if data.draw(st.booleans()) else None
     limits = {op.name: 0 for op in variant.graph.train} if lean else {}
     choices = choose(variant, limits, programs=programs)
     draft = alias_in_place(variant.graph, emit_launches(variant, choices), (*choices.train, *choices.infer))
@@ -119,16 +120,18 @@ def test_no_choice_and_no_streams_are_faster(network: str, grouped: bool, lean: 
         for i, launch in enumerate(draft.train.launches)
     )
     draft = replace(draft, train=replace(draft.train, launches=launches))
-    bound_us = critical_path_us(variant, draft.train, draft.buffers, fastest_us)
-    assert 0 < bound_us <= Solution(draft, assign_addresses(draft), variant).step_us * (1 + 1e-9)
+    bound_us = critical_path_us(Fusion.of(variant), draft.train, draft.buffers, fastest_us)
+    assert 0 < bound_us <= Solution(draft, assign_addresses(draft), Selector.of(variant)).step_us * (1 + 1e-9)
 
 
 def test_divided_operations_form_no_chain_and_serial_steps_no_bound() -> None:
     for micro_batch, chained in ((0, True), (2, False)):
         candidates, draft = table("residual", "fp32", micro_batch), draft_of("residual", "fp32", micro_batch)
-        assert critical_path_us(candidates, draft.train, draft.buffers, 100.0) == 0.0
+        assert critical_path_us(Fusion.of(candidates), draft.train, draft.buffers, 100.0) == 0.0
         launches = (replace(draft.train.launches[0], stream=Stream.CONCURRENT), *draft.train.launches[1:])
-        bound_us = critical_path_us(candidates, replace(draft.train, launches=launches), draft.buffers, 100.0)
+        bound_us = critical_path_us(
+            Fusion.of(candidates), replace(draft.train, launches=launches), draft.buffers, 100.0
+        )
         assert (bound_us > 50.0) == chained and bound_us >= 50.0
 
 

@@ -14,7 +14,7 @@ from mbc.kernels import PROVIDERS
 from mbc.optimize import effort
 from mbc.optimize.candidates.micro_batch import check_micro_batch
 from mbc.optimize.candidates.table import CandidateTable, Rules
-from mbc.optimize.fusion.select_groups import all_groups
+from mbc.optimize.fusion.select_groups import Fusion
 from mbc.optimize.search.search import Limits, search
 from mbc.options import Policy
 from mbc.passes.training_step import differentiate
@@ -45,14 +45,16 @@ def table(micro_batch: int, precision: str = "bf16", **settings: int) -> Candida
 
 def test_groups_of_whole_batches_do_not_hide_convolutions():
     def with_convolutions(micro_batch: int) -> int:
-        return sum("convolution" in o.kind for group in all_groups(table(micro_batch)) for o in group.launches)
+        return sum(
+            "convolution" in o.kind for group in Fusion.of(table(micro_batch)).all_groups for o in group.launches
+        )
 
     assert with_convolutions(0) and with_convolutions(16)
     assert not with_convolutions(8)
 
 
 def test_every_convolution_is_divided():
-    plan = search(table(8), Limits(), 1 << 40)
+    plan = search(table(8), Limits(1 << 40))
     rows = {s.micro_batches for p in (plan.train, plan.infer) for s in summarise(plan, p) if "convol" in s.kind}
     assert rows == {(8, 8)}
 

@@ -218,7 +218,7 @@ def test_the_range_is_that_of_the_provider_at_as_many_times_the_rows():
 
 def test_a_step_in_micro_batches_has_that_range():
     scaled_table = table(128, step_at(64), Rules(micro_batch=16))
-    plan = search(scaled_table, Limits(without=frozenset(("concurrent_stream",))), 1 << 40)
+    plan = search(scaled_table, Limits(1 << 40, without=frozenset(("concurrent_stream",))))
     launch = next(x for x in plan.train.launches if x.operations == (first(scaled_table).name,))
     assert isinstance(launch.work, Kernel)
     alone = Program((launch,), (), (), ())
@@ -306,7 +306,7 @@ def test_a_kernel_that_came_later_on_a_similar_gpu_competes(kernel_is_outdated: 
 
 def test_a_plan_is_measured_where_a_kernel_came_later_on_a_similar_gpu():
     scaled_table = table(16, later_there(1e6, EARLY, LATE))
-    plan = search(scaled_table, Limits(without=frozenset(("concurrent_stream",))), 1 << 40)
+    plan = search(scaled_table, Limits(1 << 40, without=frozenset(("concurrent_stream",))))
     assert scaled_table.request(first(scaled_table), scaled_table.whole) in outdated(plan, scaled_table.other_sizes)
     assert "scaled from" in plan.target.profile
 
@@ -335,10 +335,10 @@ def test_a_recomputing_kernel_is_recognised_as_later(monkeypatch: pytest.MonkeyP
 
 def test_requests_run_by_scaled_times_are_measured_again():
     scaled_table = table(16, whole(1e6, EARLY, LATE))
-    plan = search(scaled_table, Limits(without=frozenset(("concurrent_stream",))), 1 << 40)
+    plan = search(scaled_table, Limits(1 << 40, without=frozenset(("concurrent_stream",))))
     assert outdated(plan, scaled_table.other_sizes) == (scaled_table.request(first(scaled_table), scaled_table.whole),)
     before = table(16, whole(1e6, LATE, EARLY))
-    plan = search(before, Limits(without=frozenset(("concurrent_stream",))), 1 << 40)
+    plan = search(before, Limits(1 << 40, without=frozenset(("concurrent_stream",))))
     assert outdated(plan, before.other_sizes) == () == outdated(plan, None)
 
 

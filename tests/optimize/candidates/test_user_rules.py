@@ -14,7 +14,7 @@ from mbc.ir.types import Precision
 from mbc.kernels.base import Candidate
 from mbc.kernels.cuda import KERNELS, emulates_fp32
 from mbc.optimize.candidates.user_rules import Rules, provider_options
-from mbc.options import Options, Policy
+from mbc.options import UNLIMITED_BYTES, Options, Policy
 from mbc.plan.file import dump_plan
 from mbc.plan.model import Kernel, Plan
 from mbc.plan.summary import emulated_share, summarise
@@ -36,7 +36,7 @@ NETWORK = Source(
 
 
 @cache
-def planned(*settings: tuple[str, str], providers: tuple[str, ...] = (), limit_bytes: int | None = None) -> Plan:
+def planned(*settings: tuple[str, str], providers: tuple[str, ...] = (), limit_bytes: int = UNLIMITED_BYTES) -> Plan:
     named = tuple((f"train.{name}", value) for name, value in settings)
     return compile_plan(NETWORK, Options("h200", named, providers=providers, workspace_limit_bytes=limit_bytes))
 

@@ -17,6 +17,7 @@ from mbc.kernels.cuda.conv import conv1x1_bn_backward
 from mbc.optimize.bounds.measured_floor import step_floor
 from mbc.optimize.candidates.table import CandidateTable, Rules
 from mbc.optimize.fusion.bitwise_remat_match import with_bitwise_remat
+from mbc.optimize.fusion.select_groups import Fusion
 from mbc.optimize.search.profiling_requests import needs
 from mbc.optimize.search.search import Limits, search
 from mbc.options import Policy
@@ -137,13 +138,14 @@ def test_elsewhere_it_is_read(profile: Measured | None):
 
 def test_the_floor_takes_the_fastest_recomputation():
     slower = table(Measured(makers=2.0))
-    assert with_bitwise_remat(slower) is not slower
-    assert step_floor(with_bitwise_remat(slower)).products_us <= step_floor(slower).products_us
+    fusion = Fusion.of(slower)
+    assert with_bitwise_remat(fusion) is not fusion
+    assert step_floor(with_bitwise_remat(fusion)).products_us <= step_floor(fusion).products_us
 
 
 def test_the_price_of_determinism_compares_equal_groups():
     candidates = replace(table(Measured()), rules=Rules(deterministic=True))
-    plan = search(candidates, Limits(without=frozenset({"concurrent_stream"})), 10**12)
+    plan = search(candidates, Limits(10**12, without=frozenset({"concurrent_stream"})))
     assert launches(plan) == launches(planned(Measured()))
     assert 0 < plan.bounds.nondeterministic_us <= plan.predictions.train_us * (1 + 1e-9)
 

@@ -16,6 +16,7 @@ from mbc.kernels.base import Candidate, Request
 from mbc.kernels.cuda.conv import conv1x1_backward_data
 from mbc.optimize.bounds.measured_floor import BANDWIDTH_SHARE, step_floor
 from mbc.optimize.candidates.table import CandidateTable, Rules
+from mbc.optimize.fusion.select_groups import Fusion
 from mbc.optimize.search.profiling_requests import needs
 from mbc.options import Policy
 from mbc.plan.model import Kernel, Plan
@@ -160,7 +161,7 @@ def test_elsewhere_operations_run_by_themselves(profile: Measured | None):
 def test_the_floor_leaves_out_bytes_that_are_not_moved():
     """A gradient that passes through ReLU inside a launch is neither written nor read."""
     with_data, without = (
-        step_floor(CandidateTable(graph_of(SOURCE), H200, PROVIDERS, profile, Rules()))
+        step_floor(Fusion.of(CandidateTable(graph_of(SOURCE), H200, PROVIDERS, profile, Rules())))
         for profile in (Measured(), Measured(data=False))
     )
     layers = [f"bottleneck{i}.{name}" for i in range(4) for name in ("narrow", "wide")]

@@ -55,7 +55,7 @@ def planned(
     providers = (INTERPRETER,) if steps.precision == "fp64" else PROVIDERS
     chosen = tuple(Favouring(p) if fused else Without(p) for p in providers)
     table = CandidateTable(steps, device, chosen, rules=Rules())
-    plan = search(table, Limits(without=frozenset({"concurrent_stream"})), budget_bytes)
+    plan = search(table, Limits(budget_bytes, without=frozenset({"concurrent_stream"})))
     verify_plan(plan)
     return plan
 

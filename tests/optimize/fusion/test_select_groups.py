@@ -23,15 +23,13 @@ from mbc.ops.fused import Fused, kind_of, launch_kind, names_of
 from mbc.optimize.bounds.arena_bytes import floor_bytes
 from mbc.optimize.candidates.table import CandidateTable, Rules
 from mbc.optimize.fusion.select_groups import (
+    Fusion,
     Group,
-    all_groups,
     comparable,
-    fuse,
     groups,
     is_measured,
     kept,
     plain,
-    possible_groups,
 )
 from mbc.optimize.search.profiling_requests import needs
 from mbc.optimize.search.search import Limits, search
@@ -80,7 +78,7 @@ def table(steps: TrainingGraph, fused: bool = True, gpu: DeviceSpec = H200) -> C
 
 
 def planned(steps: TrainingGraph, fused: bool = True, budget_bytes: int = 10**12, gpu: DeviceSpec = H200) -> Plan:
-    plan = search(table(steps, fused, gpu), Limits(without=frozenset({"concurrent_stream"})), budget_bytes)
+    plan = search(table(steps, fused, gpu), Limits(budget_bytes, without=frozenset({"concurrent_stream"})))
     verify_plan(plan)
     return plan
 
@@ -189,7 +187,7 @@ train { optimizer = sgd() }
 
 def test_overlapping_groups_exclude_one_another():
     steps = graph("bf16")
-    programs = fuse(table(steps))
+    programs = Fusion.of(table(steps)).programs()
     run = [name for operation in programs.train for name in names_of(operation)]
     views = {o.name for o in steps.train if kind_of(o).view}
     assert set(run) | views == {o.name for o in steps.train}
@@ -224,7 +222,7 @@ def test_a_group_that_is_slower_than_its_operations_is_left_alone():
                 yield replace(candidate, time_us=1e6 if slower else candidate.time_us)
 
     others = tuple(p for p in PROVIDERS if p.name != "mbc")
-    programs = fuse(CandidateTable(steps, UNCLUSTERED, (*others, Slow(OWN))))
+    programs = Fusion.of(CandidateTable(steps, UNCLUSTERED, (*others, Slow(OWN)))).programs()
     kinds = {operation.kind for operation in programs.train}
     assert "batch_normalize+relu" in kinds
     assert not [kind for kind in kinds if kind.startswith("batch_normalize+relu+")]
@@ -246,16 +244,16 @@ def test_estimated_groups_do_not_compete_with_measured_operations():
             offered = [c for p in PROVIDERS for c in p.candidates(request, H200)]
             return tuple(replace(c, measured=True, time_us=self.share * c.time_us) for c in offered)
 
-    modelled = fuse(CandidateTable(steps, H200, PROVIDERS))
+    modelled = Fusion.of(CandidateTable(steps, H200, PROVIDERS)).programs()
     for share in (0.01, 1.0, 100.0):
-        assert fuse(CandidateTable(steps, H200, PROVIDERS, Measured(share))) == modelled != plain(steps)
+        assert Fusion.of(CandidateTable(steps, H200, PROVIDERS, Measured(share))).programs() == modelled != plain(steps)
 
 
 def test_a_group_that_failed_to_be_measured_is_not_estimated():
     steps = graph("bf16")
     table_of = CandidateTable(steps, H200, PROVIDERS)
-    taken = fuse(table_of).train
-    group = next(g for g in possible_groups(table_of)[0] if g.launches[0] in taken)
+    taken = Fusion.of(table_of).programs().train
+    group = next(g for g in Fusion.of(table_of).possible[0] if g.launches[0] in taken)
     request = table_of.request(group.launches[0], table_of.whole)
 
     class Failing(NoSizes):
@@ -264,7 +262,7 @@ def test_a_group_that_failed_to_be_measured_is_not_estimated():
     by_name = {operation.name: operation for operation in steps.train}
     launches = [*(by_name[name] for name in group.replaces), *group.launches]
     assert comparable(CandidateTable(steps, H200, PROVIDERS, Failing()), group, launches) is None
-    assert group.launches[0] not in fuse(CandidateTable(steps, H200, PROVIDERS, Failing())).train
+    assert group.launches[0] not in Fusion.of(CandidateTable(steps, H200, PROVIDERS, Failing())).programs().train
 
 
 def test_estimated_requests_admit_no_group_that_must_be_measured():
@@ -275,7 +273,7 @@ def test_estimated_requests_admit_no_group_that_must_be_measured():
             return True
 
     left_table = CandidateTable(steps, H200, PROVIDERS, Left())
-    group = possible_groups(left_table)[0][0]
+    group = Fusion.of(left_table).possible[0][0]
     assert all(map(left_table.timed, group.launches))
     assert is_measured(left_table, group) and not is_measured(left_table, replace(group, measured=True))
 
@@ -291,8 +289,8 @@ def test_interpolated_times_compete_with_measured_ones():
             offered = (c for p in PROVIDERS for c in p.candidates(request, H200))
             return tuple(replace(c, measured=not isinstance(request.attributes, Fused)) for c in offered)
 
-    programs = fuse(CandidateTable(steps, H200, PROVIDERS, Expected()))
-    assert programs == fuse(CandidateTable(steps, H200, PROVIDERS)) != plain(steps)
+    programs = Fusion.of(CandidateTable(steps, H200, PROVIDERS, Expected())).programs()
+    assert programs == Fusion.of(CandidateTable(steps, H200, PROVIDERS)).programs() != plain(steps)
 
 
 class OfSimilar(NoSizes):
@@ -320,7 +318,7 @@ class Partly(NoSizes):
 
 def test_times_of_one_kind_are_compared():
     steps = graph("bf16")
-    all_groups, _ = possible_groups(table(steps))
+    all_groups, _ = Fusion.of(table(steps)).possible
     group = next(g for g in all_groups if g.launches[0].kind == "batch_normalize+relu")
     by_name = {operation.name: operation for operation in steps.train}
     launches = [*(by_name[name] for name in group.replaces), *group.launches]
@@ -365,8 +363,8 @@ def test_groups_are_measured_like_operations():
 def test_the_floor_counts_the_least_demanding_launch():
     """An addition that can also run inside a group counts with the smaller memory of both."""
     steps = graph("bf16")
-    with_groups, _ = floor_bytes(table(steps))
-    without, _ = floor_bytes(table(steps, fused=False))
+    with_groups, _ = floor_bytes(Fusion.of(table(steps)))
+    without, _ = floor_bytes(Fusion.of(table(steps, fused=False)))
     assert with_groups <= without
 
 
@@ -415,5 +413,5 @@ def test_a_group_overwrites_what_its_members_may():
 def test_all_groups_cover_both_programs():
     steps = graph("bf16")
     trained = {o.name for o in steps.train}
-    inferred = [g for g in all_groups(table(steps)) if not g.replaces & trained]
+    inferred = [g for g in Fusion.of(table(steps)).all_groups if not g.replaces & trained]
     assert {launch.kind for g in inferred for launch in g.launches} >= {"batch_normalize+relu", "bias_add+relu"}

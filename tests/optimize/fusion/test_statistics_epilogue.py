@@ -20,7 +20,7 @@ from mbc.kernels.statistics import WITH_STATISTICS
 from mbc.ops.fused import names_of
 from mbc.optimize.bounds.measured_floor import step_floor
 from mbc.optimize.candidates.table import CandidateTable, Rules
-from mbc.optimize.fusion.select_groups import Group, fuse, groups, groups_of, kept
+from mbc.optimize.fusion.select_groups import Fusion, Group, groups, kept
 from mbc.optimize.search.profiling_requests import needs
 from mbc.optimize.search.search import Limits, search
 from mbc.options import Policy
@@ -86,7 +86,7 @@ def measured(steps: TrainingGraph, faster: float) -> Profile:
 
 
 def planned(steps: TrainingGraph, faster: float, budget_bytes: int = 10**12) -> Plan:
-    plan = search(table(steps, measured(steps, faster)), Limits(without=frozenset({"concurrent_stream"})), budget_bytes)
+    plan = search(table(steps, measured(steps, faster)), Limits(budget_bytes, without=frozenset({"concurrent_stream"})))
     verify_plan(plan)
     return plan
 
@@ -125,9 +125,9 @@ def test_resnet_has_one_for_each_of_its_convolutions():
     steps = differentiate(lowered.network, lowered.optimizer, lowered.precision)
     assert len(groups_with_statistics(steps)) == 53
     # The first has three channels and seven rows and columns, for which there is no engine.
-    assert len([g for g in groups_of(table(steps))[0] if g.launches[0].kind == WITH_STATISTICS]) == 52
+    assert len([g for g in Fusion.of(table(steps)).groups[0] if g.launches[0].kind == WITH_STATISTICS]) == 52
     assert not [
-        g for g in groups_of(table(steps))[1] if g.launches[0].kind == WITH_STATISTICS
+        g for g in Fusion.of(table(steps)).groups[1] if g.launches[0].kind == WITH_STATISTICS
     ]  # inference has no statistics
 
 
@@ -152,7 +152,7 @@ def test_other_pairs_are_not_found(line: str):
 
 @pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16", "fp16"])
 def test_without_a_measurement_none_is_taken(precision: str):
-    kinds = {operation.kind for operation in fuse(table(graph(precision))).train}
+    kinds = {operation.kind for operation in Fusion.of(table(graph(precision))).programs().train}
     assert WITH_STATISTICS not in kinds
     asked = {need.undivided.kind for need in needs(graph(precision), GPU, Policy.ALL)}
     assert (WITH_STATISTICS in asked) == (precision == "fp16")
@@ -168,8 +168,9 @@ def test_a_profile_without_it_leaves_the_step_as_it_is():
     profile = measured(steps, FASTER)
     measurements = {key: rows for key, rows in profile.measurements.items() if WITH_STATISTICS not in key}
     assert len(measurements) < len(profile.measurements)
-    assert fuse(table(steps, replace(profile, measurements=measurements))) == fuse(
-        table(steps, measured(steps, SLOWER))
+    assert (
+        Fusion.of(table(steps, replace(profile, measurements=measurements))).programs()
+        == Fusion.of(table(steps, measured(steps, SLOWER))).programs()
     )
 
 
@@ -201,7 +202,9 @@ def test_its_limit_counts_the_product_and_the_written_bytes():
 def test_the_floor_counts_products_by_themselves():
     """A measured group does not make a convolution alone faster."""
     steps = graph()
-    assert step_floor(table(steps, measured(steps, FASTER))) == step_floor(table(steps, measured(steps, SLOWER)))
+    assert step_floor(Fusion.of(table(steps, measured(steps, FASTER)))) == step_floor(
+        Fusion.of(table(steps, measured(steps, SLOWER)))
+    )
 
 
 APART = 10.0  # times what the interpreter is taken to need for it
@@ -210,7 +213,7 @@ APART = 10.0  # times what the interpreter is taken to need for it
 def exact(part: float, budget_bytes: int = 10**12) -> Plan:
     """Return a plan in fp64, which only the interpreter runs."""
     one = CandidateTable(graph("fp64"), GPU, (Only(INTERPRETER, WITH_STATISTICS, part),), rules=Rules())
-    plan = search(one, Limits(), budget_bytes)
+    plan = search(one, Limits(budget_bytes))
     verify_plan(plan)
     return plan
 

@@ -12,6 +12,7 @@ from mbc.ir.types import DType, Layout
 from mbc.optimize.placement.assign_addresses import assign_addresses, check_outside
 from mbc.optimize.schedule.emit_launches import Draft
 from mbc.optimize.schedule.synchronise import synchronise
+from mbc.options import UNLIMITED_BYTES
 from mbc.plan.model import Access, Buffer, Copy, Kernel, Launch, Mode, Program, Rows
 from mbc.plan.verify import verify_plan
 from tests.plan.offload import offloaded_plan
@@ -92,7 +93,7 @@ def test_a_limit_outside_the_arena_that_is_too_small_is_refused(setting: str, sp
     assert (placed.host_bytes, placed.peer_bytes) == ((3072, 0) if space is HOST else (0, 3072))
 
     def check(limit_bytes: int) -> None:
-        check_outside(placed, *((limit_bytes, 0) if space is HOST else (None, limit_bytes)), "net")
+        check_outside(placed, *((limit_bytes, 0) if space is HOST else (UNLIMITED_BYTES, limit_bytes)), "net")
 
     check(3072)
     with pytest.raises(MbcError) as caught:

@@ -10,9 +10,9 @@ from mbc.hardware.streams import Stream
 from mbc.kernels import PROVIDERS
 from mbc.ops.fused import join, names_of
 from mbc.optimize.candidates.table import CandidateTable
-from mbc.optimize.fusion.select_groups import fuse
+from mbc.optimize.fusion.select_groups import Fusion
 from mbc.optimize.remat.apply_decisions import Decisions, Recompute, rewrite
-from mbc.optimize.remat.fused_remat import defer_readers, fused_remat_launches, fused_remats_of
+from mbc.optimize.remat.fused_remat import defer_readers, fused_remat_launches
 from mbc.optimize.schedule.emit_launches import emit_launches
 from mbc.optimize.schedule.regions import regions_of
 from mbc.optimize.selection.select import choose
@@ -46,13 +46,13 @@ def test_nothing_is_recomputed_where_all_fits():
 def test_readers_come_behind_the_sums_and_before_who_needs_them(precision: str):
     steps = graph(precision)
     table = CandidateTable(steps, UNCLUSTERED, PROVIDERS)
-    choices = defer_readers(table, choose(table, {}, programs=fuse(table)))
+    choices = defer_readers(Fusion.of(table), choose(table, {}, programs=Fusion.of(table).programs()))
     places = {name: place for place, op in enumerate(choices.train) for name in names_of(op)}
     outputs = {name: place for place, op in enumerate(choices.train) for name in op.outputs}
     for place, operation in enumerate(choices.train):
         assert all(outputs.get(name, -1) < place for name in operation.inputs)
     late = 0
-    for remat in fused_remats_of(table):
+    for remat in Fusion.of(table).fused_remats:
         sums = places[names_of(remat.operation)[-1]]
         if remat.can_replace(choices.train[sums]):
             late += any(remat.value in operation.inputs for operation in choices.train[sums + 1 :])
@@ -64,7 +64,7 @@ def test_sums_that_write_more_are_not_replaced():
     steps = graph("fp32")
     by_name = {operation.name: operation for operation in steps.train}
     checked = 0
-    for remat in fused_remats_of(CandidateTable(steps, UNCLUSTERED, PROVIDERS)):
+    for remat in Fusion.of(CandidateTable(steps, UNCLUSTERED, PROVIDERS)).fused_remats:
         members = [by_name[name] for name in names_of(remat.operation) if name in remat.reductions]
         between = [name for member in members[:-1] for name in member.outputs]
         wanted = [name for name in remat.operation.outputs if name != remat.value]
@@ -78,12 +78,12 @@ def test_sums_that_write_more_are_not_replaced():
 def test_gradients_read_in_another_layout_are_converted_after_the_sums():
     steps = graph("fp32")
     table = favouring(steps, gpu=UNCLUSTERED)
-    choices = defer_readers(table, choose(table, {}, programs=fuse(table)))
+    choices = defer_readers(Fusion.of(table), choose(table, {}, programs=Fusion.of(table).programs()))
     draft = emit_launches(table, choices)
     regions = regions_of(steps, draft, draft.train)
     (maker, position), launch = next(
         (at, run)
-        for at, run in fused_remat_launches(table, draft, regions, choices.train).items()
+        for at, run in fused_remat_launches(Fusion.of(table), draft, regions, choices.train).items()
         if at[1] > run.reductions
     )
     # Whoever reads the value reads a copy of it instead.
@@ -106,7 +106,7 @@ def test_gradients_read_in_another_layout_are_converted_after_the_sums():
     train = replace(draft.train, launches=(*launches[:stop], convert, *map(renamed, launches[stop:])))
     copied = replace(draft, buffers=(*draft.buffers, replace(draft.buffers[old], alias=None)), train=train)
     regions = regions_of(steps, copied, train)
-    fused_remats = fused_remat_launches(table, copied, regions, choices.train)
+    fused_remats = fused_remat_launches(Fusion.of(table), copied, regions, choices.train)
     (again,) = (run for (by, at), run in fused_remats.items() if (by, at) == (maker, position + 1))
     decisions = Decisions((Recompute(old, position + 1), Recompute(other, position + 1)))
     written = rewrite(copied, regions, decisions, UNCLUSTERED.links, fused_remats).draft.train.launches

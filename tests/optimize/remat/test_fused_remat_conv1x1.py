@@ -17,9 +17,10 @@ from mbc.kernels.statistics import WITH_STATISTICS
 from mbc.ops.fused import gives_product
 from mbc.optimize.bounds.fused_remat_costs import fused_remat_costs
 from mbc.optimize.candidates.table import CandidateTable, Rules
-from mbc.optimize.fusion.select_groups import fuse, groups_of
+from mbc.optimize.fusion.fused_remat_match import all_fused_remats
+from mbc.optimize.fusion.select_groups import Fusion
 from mbc.optimize.remat.apply_decisions import Decisions, Recompute, rewrite
-from mbc.optimize.remat.fused_remat import all_fused_remats, defer_readers, fused_remat_launches, fused_remats_of
+from mbc.optimize.remat.fused_remat import defer_readers, fused_remat_launches
 from mbc.optimize.remat.live_bytes_ledger import Ledger
 from mbc.optimize.schedule.emit_launches import emit_launches
 from mbc.optimize.schedule.regions import regions_of
@@ -121,7 +122,9 @@ def test_only_values_of_the_same_kernel():
 def test_without_a_measurement_none_is_taken_but_all_are_asked_for(profile: Measured | None):
     tabulated = table(profile)
     assert not [
-        fused_remat for fused_remat in fused_remats_of(tabulated) if gives_product(fused_remat.operation.attributes)
+        fused_remat
+        for fused_remat in Fusion.of(tabulated).fused_remats
+        if gives_product(fused_remat.operation.attributes)
     ]
     assert not fused_products(planned(profile, SHARE))
     wanted = {a.operation.kind for a in all_fused_remats(tabulated) if gives_product(a.operation.attributes)}
@@ -133,10 +136,10 @@ class Pairs:
 
     def __init__(self, profile: Measured) -> None:
         tabulated = self.table = table(profile)
-        choices = defer_readers(tabulated, choose(tabulated, {}, programs=fuse(tabulated)))
+        choices = defer_readers(Fusion.of(tabulated), choose(tabulated, {}, programs=Fusion.of(tabulated).programs()))
         self.draft = emit_launches(tabulated, choices)
         self.regions = regions_of(tabulated.graph, self.draft, self.draft.train)
-        self.fused_remats = fused_remat_launches(tabulated, self.draft, self.regions, choices.train)
+        self.fused_remats = fused_remat_launches(Fusion.of(tabulated), self.draft, self.regions, choices.train)
         sums = {key: fused_remat.reductions for key, fused_remat in self.fused_remats.items()}
         self.value_pairs = [(a, b) for a in sums for b in sums if sums[a] == sums[b] and a[0] < b[0]]
 
@@ -182,8 +185,8 @@ def test_the_last_of_two_values_in_one_reduction_is_fused():
 
 def test_the_bound_has_no_higher_prices_than_the_ledger():
     pairs = Pairs(Measured())
-    groups = (launch for group in groups_of(pairs.table)[0] for launch in group.launches)
-    costs_us = fused_remat_costs(pairs.table, (*pairs.table.graph.train, *groups))
+    groups = (launch for group in Fusion.of(pairs.table).groups[0] for launch in group.launches)
+    costs_us = fused_remat_costs(Fusion.of(pairs.table), (*pairs.table.graph.train, *groups))
     assert pairs.value_pairs
     for key, launch in pairs.fused_remats.items():
         value = pairs.draft.buffers[pairs.target(key)].value

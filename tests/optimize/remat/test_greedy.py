@@ -82,7 +82,7 @@ def test_plans_under_any_budget_are_sound_and_give_the_same_bits(
 ) -> None:
     budget_bytes = int(part * kept_plan(network).predictions.arena_bytes) + OVERHEAD
     try:
-        plan = search(table(network), Limits(without=without), budget_bytes)
+        plan = search(table(network), Limits(budget_bytes, without=without))
     except MbcError as error:
         assert error.code in ("MBC203", "MBC204")
         return
@@ -120,7 +120,7 @@ def test_any_limits_of_device_and_host_give_a_sound_plan_or_say_why_not(
     host_bytes = int(host_part * arena_bytes)
     budget_bytes = int(part * arena_bytes) + OVERHEAD
     try:
-        plan = search(table(network, precision), Limits(without=without, host_bytes=host_bytes), budget_bytes)
+        plan = search(table(network, precision), Limits(budget_bytes, without=without, host_bytes=host_bytes))
     except MbcError as error:
         assert error.code.startswith("MBC2")
         return

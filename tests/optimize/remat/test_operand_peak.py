@@ -10,7 +10,7 @@ import itertools
 import pytest
 
 from mbc.hardware.streams import Space
-from mbc.optimize.fusion.select_groups import fuse
+from mbc.optimize.fusion.select_groups import Fusion
 from mbc.optimize.remat import greedy
 from mbc.optimize.remat.allowed_techniques import AllowedTechniques
 from mbc.optimize.remat.draft_state import RematTask, Residency
@@ -58,7 +58,7 @@ train { optimizer = sgd(momentum=0.9)  precision = fp32 }
 )
 def test_nor_does_any_in_depth_first_groups_or_with_states_on_the_host(states_bytes: int, fused: bool) -> None:
     tabulated = fused_table(graph(RESIDUAL), gpu=UNCLUSTERED)
-    programs = fuse(tabulated) if fused else None
+    programs = Fusion.of(tabulated).programs() if fused else None
     every = choose(tabulated, {}, None, programs)
     host = tabulated.device.links
     for rows, part in itertools.product((2, 4), (0.7, 0.4, 0.0)):

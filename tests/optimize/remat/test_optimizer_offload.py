@@ -168,10 +168,10 @@ def wide() -> CandidateTable:
 
 @pytest.mark.parametrize("part", [0.9, *(pytest.param(p, marks=pytest.mark.exhaustive) for p in (0.75, 0.65))])
 def test_states_are_offloaded_if_needed(wide: CandidateTable, part: float) -> None:
-    kept = search(wide, Limits(), 1 << 40)
+    kept = search(wide, Limits(1 << 40))
     overhead = kept.predictions.overhead_bytes
     available_bytes = int(part * kept.predictions.arena_bytes)
-    plan = search(wide, Limits(), overhead + available_bytes)
+    plan = search(wide, Limits(overhead + available_bytes))
     verify_plan(plan)
     assert plan.predictions.arena_bytes <= available_bytes and plan.bounds.floor_bytes <= available_bytes
     homes = [b for b in plan.train.entry if plan.buffers[b].space is Space.HOST]
@@ -180,13 +180,13 @@ def test_states_are_offloaded_if_needed(wide: CandidateTable, part: float) -> No
     assert homes and away_bytes > 0.5 * lacking_bytes
     assert states(trained(plan)) == states(trained(kept))
     with pytest.raises(BudgetError):
-        search(wide, Limits(without=frozenset({"offload"})), overhead + available_bytes)
+        search(wide, Limits(overhead + available_bytes, without=frozenset({"offload"})))
 
 
 def test_only_as_many_states_are_offloaded_as_are_needed_and_as_host_memory_holds(wide: CandidateTable) -> None:
-    kept = search(wide, Limits(), 1 << 40)
+    kept = search(wide, Limits(1 << 40))
     budget_bytes = kept.predictions.overhead_bytes + int(0.9 * kept.predictions.arena_bytes)
-    plan = search(wide, Limits(), budget_bytes)
+    plan = search(wide, Limits(budget_bytes))
     all_bytes = sum(
         plan.buffers[b].size_bytes
         for b in plan.train.entry
@@ -194,7 +194,7 @@ def test_only_as_many_states_are_offloaded_as_are_needed_and_as_host_memory_hold
     )
     assert 0 < plan.predictions.host_bytes < all_bytes
     limit_bytes = plan.predictions.host_bytes
-    assert search(wide, Limits(host_bytes=limit_bytes), budget_bytes).predictions.host_bytes <= limit_bytes
+    assert search(wide, Limits(budget_bytes, host_bytes=limit_bytes)).predictions.host_bytes <= limit_bytes
     with pytest.raises(BudgetError) as caught:
-        search(wide, Limits(host_bytes=1024), budget_bytes)
+        search(wide, Limits(budget_bytes, host_bytes=1024))
     assert caught.value.code in ("MBC203", "MBC204")

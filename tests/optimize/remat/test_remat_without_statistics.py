@@ -15,7 +15,7 @@ from mbc.kernels.base import Candidate, Request
 from mbc.kernels.cuda import KERNELS, without_statistics
 from mbc.kernels.statistics import WITH_STATISTICS
 from mbc.optimize.candidates.table import CandidateTable, Rules
-from mbc.optimize.fusion.select_groups import fuse
+from mbc.optimize.fusion.select_groups import Fusion
 from mbc.optimize.remat.apply_decisions import rewrite
 from mbc.optimize.remat.live_bytes_ledger import Ledger
 from mbc.optimize.remat.remat_without_statistics import remat_without_statistics
@@ -72,7 +72,7 @@ def test_with_them_where_that_takes_no_longer():
 
 def test_recomputations_take_the_time_of_the_ledger():
     tabulated = CandidateTable(graph_of(SOURCE), H200, PROVIDERS, Summing(), Rules())
-    choices = choose(tabulated, {}, programs=fuse(tabulated))
+    choices = choose(tabulated, {}, programs=Fusion.of(tabulated).programs())
     draft = emit_launches(tabulated, choices)
     regions = remat_without_statistics(tabulated, draft, regions_of(tabulated.graph, draft, draft.train), choices.train)
     ledger = Ledger(draft, regions, small_bytes=0)

@@ -44,8 +44,11 @@ def planned(host_gb_s: float, peer_gb_s: float, peer_bytes: int, host_bytes: int
     """Return a plan without recomputation within 0.8 of the arena of the plan without a limit."""
     kept = kept_plan(*CASE).predictions
     budget_bytes = int(0.8 * kept.arena_bytes) + H200.overhead_bytes
-    limits = Limits(None, None, frozenset({"recompute", "micro_batches"}), host_bytes, peer_bytes)
-    return search(table_with(host_gb_s, peer_gb_s), limits, budget_bytes)
+    without = frozenset({"recompute", "micro_batches"})
+    return search(
+        table_with(host_gb_s, peer_gb_s),
+        Limits(budget_bytes, host_bytes=host_bytes, peer_bytes=peer_bytes, without=without),
+    )
 
 
 def used(plan: Plan) -> dict[Space, int]:

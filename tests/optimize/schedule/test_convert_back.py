@@ -121,7 +121,7 @@ def test_a_value_that_is_needed_in_one_layout_only_stays():
 
 @functools.cache
 def kept() -> Plan:
-    return search(table(), Limits(), 1 << 40)
+    return search(table(), Limits(1 << 40))
 
 
 def test_the_bits_are_the_same():

@@ -9,7 +9,7 @@ import pytest
 from mbc.frontend.lower import lower
 from mbc.frontend.parse import parse
 from mbc.ir.graph import TrainingGraph
-from mbc.optimize.fusion.select_groups import fuse
+from mbc.optimize.fusion.select_groups import Fusion
 from mbc.optimize.schedule.depth_first_micro_batches import Division
 from mbc.optimize.schedule.emit_launches import Draft
 from mbc.optimize.schedule.in_place import alias_in_place
@@ -64,8 +64,8 @@ def graph(source: str) -> TrainingGraph:
 def plans(source: str, rows: int) -> tuple[Plan, Plan]:
     """Return two plans: with divided groups one after another, and depth-first."""
     tabulated = table(graph(source), gpu=UNCLUSTERED)
-    programs = fuse(tabulated)
-    kept = search(tabulated, Limits(), 1 << 40)
+    programs = Fusion.of(tabulated).programs()
+    kept = search(tabulated, Limits(1 << 40))
     every = choose(tabulated, {}, None, programs)
     groups = (*every.train, *every.infer)
 

@@ -16,17 +16,19 @@ from mbc.hardware.collective_times import CollectiveCost, CollectiveKind, Collec
 from mbc.hardware.streams import Stream, aligned
 from mbc.optimize import effort
 from mbc.optimize.candidates.table import CandidateTable, Rules
-from mbc.optimize.fusion.select_groups import fuse
+from mbc.optimize.fusion.select_groups import Fusion
 from mbc.optimize.placement.assign_addresses import assign_addresses
 from mbc.optimize.remat.allowed_techniques import AllowedTechniques
+from mbc.optimize.schedule.choose_buckets import choose_buckets
 from mbc.optimize.schedule.contention import contention
 from mbc.optimize.schedule.depth_first_micro_batches import Division, divided_operations
 from mbc.optimize.schedule.emit_launches import Draft, emit_launches
 from mbc.optimize.schedule.gradient_buckets import Collective, bucketings, collectives_of, sum_layouts, with_buckets
 from mbc.optimize.schedule.liveness import blocks, blocks_to_place, contiguous
 from mbc.optimize.schedule.simulate import Contention, timeline
-from mbc.optimize.search.solution import Problem, scheduled_draft, with_collectives
+from mbc.optimize.search.solution import Problem, scheduled_draft
 from mbc.optimize.selection.select import choose
+from mbc.optimize.selection.selector import Selector
 from mbc.options import Options
 from mbc.plan.collectives import ctas_of, is_bucket, is_collective
 from mbc.plan.model import Launch, Mode, Program
@@ -158,13 +160,13 @@ def test_depth_first_groups_leave_sums_between_them(name: str, several: bool) ->
     table = shared_table(name)
     buckets = (max if several else min)(bucketings(one_by_one(name)), key=len)
     table = replace_rules(table, buckets)
-    problem = Problem(table, {}, 1 << 40)
+    problem = Problem(Selector.of(table), {}, 1 << 40, buckets=choose_buckets(table, one_by_one(name)))
     division = Division(max(v.type.size_bytes for v in table.graph.values.values() if v.per_sample) // 2, 8)
     whole = problem.choose({})
     divided = divided_operations(table, emit_launches(table, whole), (*whole.train, *whole.infer), division)
     assert divided
     choices = problem.choose({}, divided)
-    draft = scheduled_draft(table, choices, AllowedTechniques(True, 1.0, 0, True, division=division), None)
+    draft = scheduled_draft(problem, choices, AllowedTechniques(True, 1.0, 0, True, division=division), None)
     assert any(w.accesses[0].rows.count == 8 for w in draft.train.launches if w.accesses)
     assert collectives_of(draft.train) == buckets
     verify_plan(plan_of(kept(name), draft))
@@ -250,7 +252,10 @@ def test_small_calls_do_not_queue_behind_buckets(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(CollectiveModel, "cost", lambda self, kind, *_: CollectiveCost(COSTS_US[kind], True))
     table = shared_table("synchronised")
     fresh = CandidateTable(table.graph, table.device, table.providers, None, table.rules)
-    order = collectives_of(with_collectives(fresh, one_by_one("synchronised")).train)
+    draft = one_by_one("synchronised")
+    buckets = choose_buckets(fresh, draft)
+    assert buckets is not None
+    order = collectives_of(buckets.applied(fresh, draft).train)
     gathers = [op.name for op in table.graph.train if op.kind == "all_gather"]
     assert [c[0] for c in order[: len(gathers)]] == gathers
 
@@ -261,7 +266,7 @@ COSTS_US = {CollectiveKind.ALL_REDUCE: 500.0, CollectiveKind.ALL_GATHER: 5.0}
 def test_nothing_comes_between_the_micro_batches_of_an_operation(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(effort, "UPDATE_SPLIT_MIN_US", 0.0)
     table = shared_table("vgg", rules=Rules(micro_batch=8))
-    draft = emit_launches(table, choose(table, {}, programs=fuse(table)))
+    draft = emit_launches(table, choose(table, {}, programs=Fusion.of(table).programs()))
     divided = [name for name, count in Counter(map(_name, draft.train.launches)).items() if name and count > 1]
     assert divided
     for way in bucketings(draft):

@@ -11,7 +11,7 @@ from mbc.kernels import PROVIDERS
 from mbc.optimize import effort
 from mbc.optimize.candidates.table import CandidateTable, Rules
 from mbc.optimize.fusion.horizontal import fuses_horizontally
-from mbc.optimize.fusion.select_groups import fuse
+from mbc.optimize.fusion.select_groups import Fusion
 from mbc.optimize.schedule.emit_launches import Draft, emit_launches
 from mbc.optimize.schedule.in_place import alias_in_place
 from mbc.optimize.schedule.split_updates import split_into, split_within
@@ -40,7 +40,7 @@ def grouped(network: str, precision: str) -> CandidateTable:
 @functools.cache
 def whole(network: str, precision: str) -> Draft:
     tabulated = grouped(network, precision)
-    programs = fuse(tabulated)
+    programs = Fusion.of(tabulated).programs()
     groups = (*programs.train, *programs.infer)
     choices = choose(tabulated, {}, programs=programs)
     return alias_in_place(tabulated.graph, emit_launches(tabulated, choices), (*groups, *choices.train, *choices.infer))

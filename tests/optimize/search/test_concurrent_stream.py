@@ -22,6 +22,7 @@ from mbc.optimize.schedule.simulate import simulate
 from mbc.optimize.search import search
 from mbc.optimize.search.concurrent_stream import use_concurrent_stream
 from mbc.optimize.search.solution import Solution
+from mbc.optimize.selection.selector import Selector
 from mbc.options import Options
 from mbc.plan.model import Copy, Launch, Plan
 from mbc.plan.prefetch import input_bytes
@@ -58,7 +59,7 @@ def solution(network: str, precision: str) -> Solution:
         for launch in draft.train.launches
     )
     draft = replace(draft, train=replace(draft.train, launches=launches))
-    return Solution(draft, assign_addresses(draft), table(network, precision))
+    return Solution(draft, assign_addresses(draft), Selector.of(table(network, precision)))
 
 
 def kinds(network: str, precision: str, launch: Launch) -> list[str]:

@@ -39,7 +39,7 @@ def tried(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def planned() -> Plan:
     kept = kept_plan("residual").predictions
     budget_bytes = int(SHARE * kept.arena_bytes) + kept.overhead_bytes
-    plan = search(table("residual"), Limits(without=frozenset({"concurrent_stream", "offload"})), budget_bytes)
+    plan = search(table("residual"), Limits(budget_bytes, without=frozenset({"concurrent_stream", "offload"})))
     verify_plan(plan)
     assert plan.predictions.arena_bytes + plan.predictions.overhead_bytes <= budget_bytes
     return plan

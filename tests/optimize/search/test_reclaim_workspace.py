@@ -56,7 +56,7 @@ def test_with_enough_memory_kernels_are_the_fastest() -> None:
 def test_workspaces_are_placed_between_values(more_bytes: int) -> None:
     available_bytes = least_bytes() + more_bytes
     step = decided(available_bytes)
-    by_counting = Problem(step.problem.table, step.problem.workspace_limits, 1 << 40)
+    by_counting = Problem(step.problem.selector, step.problem.workspace_limits, 1 << 40)
     whole, _ = replace(step, problem=by_counting).placed((1 << 40) - available_bytes)
     assert whole.placed.arena_bytes > available_bytes  # free memory is fragmented
     solution, _ = step.placed(0)

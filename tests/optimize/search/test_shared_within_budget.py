@@ -35,7 +35,7 @@ def budget(whole: Plan, share: float) -> int:
 
 def within(name: str, share: float, without: frozenset[str] = SERIAL) -> Plan:
     available = budget(kept(name), share)
-    plan = search(shared_table(name), Limits(without=without), available)
+    plan = search(shared_table(name), Limits(available, without=without))
     verify_plan(plan)
     verify_ranks((plan,))
     assert plan.predictions.arena_bytes + plan.predictions.overhead_bytes <= available
@@ -44,6 +44,16 @@ def within(name: str, share: float, without: frozenset[str] = SERIAL) -> Plan:
 
 def summed(plan: Plan) -> list[str]:
     return sorted(name for launch in plan.train.launches if is_bucket(launch) for name in launch.operations)
+
+
+@pytest.mark.parametrize("name", ["residual", "synchronised"])
+def test_a_plan_does_not_depend_on_earlier_searches_of_its_table(name: str) -> None:
+    rows = shared_table(name)
+    table = CandidateTable(rows.graph, rows.device, rows.providers, rows.profile, rows.rules)
+    within_least = Limits(budget(kept(name), 0.7), operation_bytes=0, without=SERIAL)
+    first = search(table, within_least)
+    assert search(table, Limits(without=SERIAL)) == search(rows, Limits(without=SERIAL))
+    assert search(table, within_least) == first
 
 
 def gathered(plan: Plan) -> list[str]:
@@ -93,7 +103,7 @@ def table_with(name: str, **rules: object) -> CandidateTable:
 )
 def test_other_rules(rules: dict[str, object]) -> None:
     """Rules about providers and micro-batches do not apply to sums over ranks."""
-    plan = search(table_with("digits", **rules), Limits(), 1 << 40)
+    plan = search(table_with("digits", **rules), Limits(1 << 40))
     verify_plan(plan)
     verify_ranks((plan,))
     assert summed(plan) == summed(kept("digits"))

@@ -23,6 +23,7 @@ from mbc.optimize.schedule.emit_launches import emit_launches
 from mbc.optimize.schedule.simulate import simulate
 from mbc.optimize.selection.layout_mincut import Options
 from mbc.optimize.selection.select import best_within, choose
+from mbc.options import UNLIMITED_BYTES
 from mbc.passes.training_step import differentiate
 from mbc.source import Source
 
@@ -130,7 +131,7 @@ WIDE_KINDS = (
 def by_brute_force(table: Table, graph: TrainingGraph) -> float:
     """Return the fastest labelling of the training step's operations and states among all that the rules allow."""
     asked = [o for o in graph.train if not KINDS[o.kind].view]
-    options = {o.name: best_within(table.fronts(o), None) for o in asked}
+    options = {o.name: best_within(table.fronts(o), UNLIMITED_BYTES) for o in asked}
     free = [o for o in asked if len(options[o.name]) > 1]
     states = [s.value for s in graph.states if layout_matters(graph.values[s.value].type.shape)]
     best = float("inf")
@@ -214,7 +215,9 @@ def test_nothing_near_or_at_random_is_faster_in_a_wide_network(
 ):
     table = Table(WIDE_GRAPH, find_spec("h200"), (Drawn(times_us),), change_us=change_us)
     choices = choose(table, {})
-    options = {o.name: best_within(table.fronts(o), None) for o in WIDE_GRAPH.train if not KINDS[o.kind].view}
+    options = {
+        o.name: best_within(table.fronts(o), UNLIMITED_BYTES) for o in WIDE_GRAPH.train if not KINDS[o.kind].view
+    }
     chosen = {
         name: Layout.CHANNELS_LAST
         if Layout.CHANNELS_LAST in choices.operations[name].layouts

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -18,6 +18,7 @@ from mbc.kernels.base import Acceptance, Arguments, Call, Candidate, Request
 from mbc.kernels.cuda import OWN
 from mbc.optimize.bounds.arena_bytes import floor_bytes
 from mbc.optimize.candidates.table import CandidateTable, Rules
+from mbc.optimize.fusion.select_groups import Fusion
 from mbc.optimize.schedule.emit_launches import emit_launches
 from mbc.optimize.schedule.in_place import alias_in_place
 from mbc.optimize.search.search import Limits, search
@@ -96,7 +97,7 @@ def table(
 
 
 def plan(candidates: CandidateTable, limits: Limits = NO_LIMIT, budget_bytes: int = 10**12) -> Plan:
-    result = search(candidates, limits, budget_bytes)
+    result = search(candidates, replace(limits, budget_bytes=budget_bytes))
     verify_plan(result, providers=(*candidates.providers, OWN))
     return result
 
@@ -138,9 +139,9 @@ def test_a_small_gain_does_not_justify_conversions() -> None:
 def test_workspace_limit_decides() -> None:
     candidates = table(100.0, 10.0, last_bytes=1000)
     assert layouts_of_convolutions(plan(candidates)) == {LAST}
-    assert layouts_of_convolutions(plan(candidates, limits=Limits(999))) == {FIRST}
+    assert layouts_of_convolutions(plan(candidates, limits=Limits(operation_bytes=999))) == {FIRST}
     with pytest.raises(MbcError, match=r"MBC201.*needs 1000 B of workspace"):
-        plan(table(100.0, 10.0, 2000, 1000), limits=Limits(999))
+        plan(table(100.0, 10.0, 2000, 1000), limits=Limits(operation_bytes=999))
 
 
 def test_deterministic_refuses_other_kernels() -> None:
@@ -198,8 +199,8 @@ def test_outputs_take_over_inputs_that_die() -> None:
 
 def test_bounds() -> None:
     candidates = table(100.0, 10.0, 0, 1 << 20)
-    result = plan(candidates, limits=Limits(0))
-    floor, operation = floor_bytes(candidates)
+    result = plan(candidates, limits=Limits(operation_bytes=0))
+    floor, operation = floor_bytes(Fusion.of(candidates))
     assert floor <= result.predictions.arena_bytes
     assert operation.name == result.bounds.floor_operation
     assert result.bounds.fastest_us < result.predictions.train_us

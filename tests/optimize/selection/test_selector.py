@@ -12,9 +12,9 @@ from mbc.kernels import PROVIDERS
 from mbc.kernels.base import Candidate, Request
 from mbc.ops.fused import Fused
 from mbc.optimize.candidates.table import CandidateTable
-from mbc.optimize.fusion.select_groups import fuse, plain
-from mbc.optimize.selection.fuse_by_layout import fastest_fused
+from mbc.optimize.fusion.select_groups import Fusion, plain
 from mbc.optimize.selection.select import choose
+from mbc.optimize.selection.selector import Selector
 from tests.optimize.planned import H200, NoSizes, graph_of
 
 SOURCE = """
@@ -68,7 +68,7 @@ def table(profile: Lying) -> CandidateTable:
 )
 def test_groups_are_used_if_they_save_more_than_conversions_cost(profile: Lying, grouped: bool) -> None:
     tabulated = table(profile)
-    greedy, fastest = fuse(tabulated), fastest_fused(tabulated)
+    greedy, fastest = Fusion.of(tabulated).programs(), Selector.of(tabulated).fastest_fused()
     assert any(isinstance(o.attributes, Fused) for o in greedy.train)
     assert any(isinstance(o.attributes, Fused) and "relu" in o.kind for o in fastest.train) == grouped
     times_us = {programs: choose(tabulated, {}, programs=programs).train_us for programs in (greedy, fastest)}
@@ -79,5 +79,9 @@ def test_groups_are_used_if_they_save_more_than_conversions_cost(profile: Lying,
 
 def test_one_layout_has_groups_of_that_layout_only() -> None:
     tabulated = table(Lying(fast=Layout.CHANNELS_LAST))
-    assert fuse(tabulated, layout=Layout.CHANNELS_LAST) == fuse(tabulated)
-    assert fuse(tabulated, layout=Layout.CHANNELS_FIRST).infer == plain(tabulated.graph).infer != fuse(tabulated).infer
+    assert Fusion.of(tabulated).programs(layout=Layout.CHANNELS_LAST) == Fusion.of(tabulated).programs()
+    assert (
+        Fusion.of(tabulated).programs(layout=Layout.CHANNELS_FIRST).infer
+        == plain(tabulated.graph).infer
+        != Fusion.of(tabulated).programs().infer
+    )
