@@ -154,6 +154,7 @@ class Planned:
             return program.structured(program.outputs())
         return program.structured(_apply(self, ticket, *read, *self._states.parameters()))
 
+    @torch.compiler.disable  # a compiled function may call `loss.backward()`
     def backward(self, ticket: Ticket, gradients: Sequence[Any], sinks: Sequence[Any]) -> list[Any]:
         """Return the gradients of inputs and trained parameters, None for those that are in place or not computed.
 

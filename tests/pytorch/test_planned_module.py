@@ -393,6 +393,13 @@ def test_torch_compile_comes_after_the_plan():
     agree(numbers(plain, model), numbers(plain, twin))
 
 
+def test_a_compiled_function_may_run_both_passes():
+    model, twin = planned(normed().double()), normed().double()
+    torch.compile(lambda: cross_entropy(model).backward(), backend="eager")()
+    cross_entropy(twin).backward()
+    agree([p.grad for p in model.parameters()], [p.grad for p in twin.parameters()])
+
+
 def test_a_second_plan_and_other_types_are_refused():
     model = planned(normed().double())
     with pytest.raises(MbcError, match="has a plan already"):
