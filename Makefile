@@ -30,6 +30,7 @@ SET_UP_CUDA := $(VENV)/set-up-cuda.stamp
 TORCH := torch==2.13.0
 HAS_TORCH := $(BIN)/python -c 'import importlib.util as i, sys; sys.exit(not i.find_spec("torch"))'
 LIGHTNING := lightning>=2.6,<3
+MONAI := 'monai>=1.6,<2' 'pytorch-ignite>=0.5,<0.6'
 AXE := axe-core@4.14
 ATHERIS := atheris>=3.0
 FUZZ := $(BUILD)/fuzz-venv/bin/python
@@ -38,7 +39,7 @@ KILLS ?= 1000
 WORKERS ?= 1
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: run test test-all setup cuda oracle lightning nnunet lint types pytest tables fuzz torture docs axe evidence clean
+.PHONY: run test test-all setup cuda oracle lightning monai nnunet lint types pytest tables fuzz torture docs axe evidence clean
 .DELETE_ON_ERROR:
 
 # Without a GPU the digits are too small for more threads to help, and on a busy machine they wait for each other.
@@ -101,9 +102,12 @@ oracle: setup
 nnunet: oracle
 	@$(BIN)/python -c 'import nnunetv2' 2>/dev/null || $(PIP) --editable '.[nnunet]'
 
-# Its example is tested where it is installed.
+# Their examples are tested where they are installed.
 lightning: oracle
 	@$(BIN)/python -c 'import lightning' 2>/dev/null || $(PIP) '$(LIGHTNING)'
+
+monai: oracle
+	@$(BIN)/python -c 'import ignite, monai' 2>/dev/null || $(PIP) $(MONAI)
 
 # One thread each, as tests have it: what is interpreted is small.
 fuzz torture: export OPENBLAS_NUM_THREADS ?= 1

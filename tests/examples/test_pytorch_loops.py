@@ -19,7 +19,7 @@ torch = pytest.importorskip("torch", reason="the loops are PyTorch's, which is n
 # Looked for rather than imported: that takes every process that collects tests seconds.
 pytestmark = pytest.mark.skipif(find_spec("sklearn") is None, reason="the digits are scikit-learn's: not installed")
 FOLDER = Path(__file__).resolve().parents[2] / "examples" / "pytorch"
-MODULES = ("digits_network", "other_loops", "loop_torch", "loop_mbc", "lightning_torch", "lightning_mbc")
+MODULES = ("digits_network", "other_loops", "loop_torch", "loop_mbc", "lightning_torch", "lightning_mbc", "monai_loop")
 LINE = re.compile(r"epoch \d+: loss (\S+), accuracy (\S+)\n")
 EPOCHS = 3
 
@@ -79,6 +79,20 @@ def test_other_loops_have_torchs_losses_in_the_plan():
         losses = loops.main(planned=True)
     assert len(wanted) == 5
     for name, numbers in wanted.items():
+        np.testing.assert_allclose(losses[name], numbers, rtol=2e-4, err_msg=name)
+
+
+def test_networks_of_monai_train_alike():
+    for name in ("monai", "ignite"):
+        pytest.importorskip(name, reason="the trainer is MONAI's, which is not installed (make monai)")
+    loop = importlib.import_module("monai_loop")
+    wanted = loop.main(planned=False, size=8, steps=3)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*runs in PyTorch")
+        losses = loop.main(planned=True, size=8, steps=3)
+    assert list(wanted) == ["dynunet", "segresnet"]
+    for name, numbers in wanted.items():
+        assert numbers[-1] < numbers[0]
         np.testing.assert_allclose(losses[name], numbers, rtol=2e-4, err_msg=name)
 
 
