@@ -35,12 +35,14 @@ class Cut:
         backward: Computes the gradients of the parameters.
         outputs: For each output of the network, the buffer that holds it at the cut.
         kept: All bytes outside of states that the forward half leaves for the backward half.
+        read_again: Parameters and statistics that the backward half reads in their own places.
     """
 
     forward: Program
     backward: Program
     outputs: tuple[int, ...]
     kept: tuple[Region, ...]
+    read_again: frozenset[str]
 
 
 def given_at_cut(graph: TrainingGraph) -> tuple[str, ...]:
@@ -73,6 +75,7 @@ def cut(plan: Plan) -> Cut | None:
         Program(program.launches[at:], waits, alive, program.exit),
         outputs,
         halves.kept(late),
+        halves.read_again(),
     )
 
 
@@ -142,6 +145,12 @@ class _Halves:
                 stop = max(stop, before)
             parts.append((space, start, stop))
         return tuple(parts)
+
+    def read_again(self) -> frozenset[str]:
+        """Return the parameters and statistics that the second half reads in their own places."""
+        values, roles = self._plan.graph.values, (Role.PARAMETER, Role.STATISTIC)
+        names = (self._plan.buffers[index].value for index in self._read.intersection(self._plan.train.entry))
+        return frozenset(name for name in names if name is not None and values[name].role in roles)
 
     def _region(self, index: int) -> Region:
         """Return the bytes of a buffer, with those up to the next buffer, so that neighbours become one region."""

@@ -31,12 +31,14 @@ class Ticket:
         number: Number of the mini-batch.
         copies: What the backward pass reads, if it was put away.
         used: True after the backward pass.
+        versions: Those of the model's tensors at the forward pass.
     """
 
     program: PlannedProgram
     number: int = 0
     copies: list[Any] | None = None
     used: bool = False
+    versions: Sequence[int] = ()
 
 
 class PendingPasses:

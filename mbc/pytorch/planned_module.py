@@ -152,6 +152,7 @@ class Planned:
         self._states.count()
         if not torch.is_grad_enabled():
             return program.structured(program.outputs())
+        ticket.versions = self._states.versions()
         return program.structured(_apply(self, ticket, *read, *self._states.parameters()))
 
     @torch.compiler.disable  # a compiled function may call `loss.backward()`
@@ -164,7 +165,7 @@ class Planned:
             sinks: The nodes of PyTorch's graph that take the gradients of the trained parameters.
 
         Raises:
-            RuntimeError: The values of the forward pass were used already.
+            RuntimeError: The values of the forward pass were used already, or a tensor that both passes read changed.
         """
         if ticket.used:
             raise RuntimeError(
@@ -172,6 +173,11 @@ class Planned:
                 "close the plan to use retain_graph"
             )
         program, halves = ticket.program, ticket.program.halves
+        if name := self._changed_since(ticket):
+            raise RuntimeError(
+                f"'{name}' has changed since the forward pass, and the backward pass needs its earlier numbers: update "
+                "the parameters after the backward passes"
+            )
         with self.halves.lent(), halves.lent():  # the first program holds the memory of all gradients
             self._pending.take_back(ticket)
             ticket.used = True
@@ -179,6 +185,12 @@ class Planned:
         of_inputs = (self._states.inputs.get(name) for name in halves.taken)
         self._memory_checks.passes += 1
         return [*(None if gradient is None else gradient.clone() for gradient in of_inputs), *handed]
+
+    def _changed_since(self, ticket: Ticket) -> str:
+        """Return the name of a tensor that both passes read and that has changed between them, or an empty text."""
+        versions, needed = self._states.versions(), ticket.program.halves.read_again
+        rows = zip(self._states.shared, ticket.versions, versions, strict=True) if versions != ticket.versions else ()
+        return next((s.name for s, before, now in rows if before != now and s.home.value in needed), "")
 
     def _fits(self, model: Any) -> bool:
         """Return whether the plan stays; plan again if the process takes more memory than it may.

@@ -25,6 +25,7 @@ from mbc.runtime.module import Module
 
 torch: Any = importlib.import_module("torch")
 _get: Callable[..., Any] = dict[str, Any].get
+_version: Callable[[Any], int] = attrgetter("_version")
 _is_leaf: Callable[[Any], bool] = attrgetter("is_leaf")
 
 
@@ -42,6 +43,7 @@ class Shared:
         place: The place of its gradient; None if the plan does not train it.
         gradient: A tensor over that place, for mbc alone.
         given: Another tensor over that place, which PyTorch is given as `.grad` in each step.
+        takes: How often the tensor was moved into the plan's memory.
     """
 
     name: str
@@ -53,6 +55,7 @@ class Shared:
     place: Place | None = None
     gradient: Any = None
     given: Any = None
+    takes: int = 0
 
     @property
     def tensor(self) -> Any:
@@ -168,6 +171,11 @@ class SharedStates:
         except (TypeError, RuntimeError):  # a tensor was removed, or has no memory
             return False
 
+    def versions(self) -> list[int]:
+        """Return a number for each of `shared` that grows when PyTorch changes the tensor in place or replaces it."""
+        present: list[int] = list(map(_version, map(_get, self._tables, self._keys)))
+        return [version + shared.takes for version, shared in zip(present, self.shared, strict=True)]
+
     def count(self) -> None:
         """Count a forward pass in the counters of batch norms."""
         if self._counters:
@@ -250,6 +258,7 @@ class SharedStates:
         return shaped(view, tensor)
 
     def _take(self, shared: Shared) -> None:
+        shared.takes += 1
         shared.view.copy_(shared.tensor)
         owner = self._module.shared(shared.home)
         shared.lent = weakref.ref(owner)

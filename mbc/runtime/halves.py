@@ -29,6 +29,7 @@ class Halves(Module):
         gradients: The place of each gradient, by the trained parameter, or by the input if these have gradients.
         outputs: The place of each output between the halves, in the order of the source.
         kept: The places of all bytes outside of states that `begin` leaves for `finish`, without names.
+        read_again: Parameters and statistics that `finish` reads, which must be those of `begin`.
     """
 
     def __init__(
@@ -67,6 +68,7 @@ class Halves(Module):
         pairs = zip(plan.graph.outputs, halves.outputs, strict=True)
         self.outputs = tuple(_place(plan, name, index) for name, index in pairs)
         self.kept = tuple(_bytes(*region) for region in halves.kept)
+        self.read_again = halves.read_again
         entry = {plan.buffers[index].value: index for index in plan.train.entry}
         kept = gradients_of(plan.graph)
         self.gradients: Mapping[str, Place] = {p: _place(plan, state, entry[state]) for p, state in kept.items()}

@@ -83,7 +83,7 @@ def test_a_gan_of_two_planned_models_gives_torchs_numbers():
 
 
 def test_each_pass_keeps_its_mask_of_dropout():
-    pending.keep_masks(planned(pending.dropping()), planned(pending.dropping()))
+    pending.assert_masks_are_kept(planned(pending.dropping()), planned(pending.dropping()))
 
 
 def test_pytorch_counts_what_waits_and_frees_it():

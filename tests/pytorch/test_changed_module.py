@@ -86,6 +86,28 @@ def test_a_changed_model_runs_in_torch_and_says_so(loop):
         numbers(loop, planned(Scaled().double()))
 
 
+def test_a_backward_pass_is_refused_after_a_weight_was_replaced_and_taken_in():
+    loss = cross_entropy(model := planned(Scaled().double()))
+    model.body[0].weight.data = 2 * model.body[0].weight.data
+    with torch.no_grad():
+        model(X)
+    with pytest.raises(RuntimeError, match=r"'body\.0\.weight' has changed since the forward pass"):
+        loss.backward()
+
+
+def test_a_backward_pass_after_an_update_is_refused_as_in_torch():
+    for model in (planned(Scaled().double()), Scaled().double()):
+        loss = cross_entropy(model)
+        with torch.no_grad():
+            model.head[-1].bias.add_(1)  # no backward pass reads it
+        loss.backward()
+        loss = cross_entropy(model)
+        with torch.no_grad():
+            model.body[0].weight.mul_(2)
+        with pytest.raises(RuntimeError, match=r"has changed since|modified by an inplace operation"):
+            loss.backward()
+
+
 def test_second_derivatives_are_refused():
     x = X.clone().requires_grad_()
     with pytest.raises(RuntimeError, match="no second derivatives"):

@@ -136,7 +136,7 @@ def dropping() -> Any:
     return Net(nn.Sequential(nn.ReLU(), nn.Dropout(0.5)))
 
 
-def keep_masks(one: Any, other: Any) -> None:
+def assert_masks_are_kept(one: Any, other: Any) -> None:
     """Compare two planned models with dropout: one runs each backward pass at once, the other one lets three wait."""
 
     def gradient(model: Any, output: Any) -> Any:
@@ -151,7 +151,7 @@ def keep_masks(one: Any, other: Any) -> None:
 
 
 def test_each_pass_keeps_its_mask_of_dropout():
-    keep_masks(*(twins(dropping)[0] for _ in range(2)))
+    assert_masks_are_kept(*(twins(dropping)[0] for _ in range(2)))
 
 
 def test_each_pass_serves_one_backward_pass_whatever_happens_between():
