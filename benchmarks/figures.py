@@ -135,10 +135,7 @@ def with_results(text: str, templates: Sequence[str], results: Mapping[str, Any]
         assert match is not None and match.end() == end
         pieces: list[str] = []
         for number, field in enumerate(FIELD.finditer(template), 1):
-            pieces += [
-                text[start : match.start(number)],
-                _formatted(eval(field[1], names), field[2]),
-            ]
+            pieces += [text[start : match.start(number)], _formatted(eval(field[1], names), field[2])]
             start = match.end(number)
         text = text[: match.start()] + "".join(pieces) + text[start:]
     return text

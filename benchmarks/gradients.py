@@ -264,8 +264,7 @@ def main() -> None:
                 worst = max((r["worst"] for r in new if "worst" in r), default=None)
                 print("failed" if worst is None else f"{worst:.1e}", device, precision, job.name, flush=True)
     show(
-        rows,
-        ["name", "device", "precision", "median", "worst", "torch_median", "torch_worst", "loss_error", "passed"],
+        rows, ["name", "device", "precision", "median", "worst", "torch_median", "torch_worst", "loss_error", "passed"]
     )
     bad = [r for r in rows if "failed" in r or r.get("passed") is False]
     print(f"{len(rows) - len(bad)} of {len(rows)} rows keep their rule or have none; {len(bad)} do not; {name}.json")

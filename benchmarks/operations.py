@@ -201,9 +201,7 @@ CASES = (
         losses=(ENTROPY, "0.3 * ((logits, y |> global_avgpool |> linear(5) @{name}_mse) |> mse)"),
     ),
     Case(
-        "l1",
-        "y = x |> tanh",
-        losses=(ENTROPY, "0.3 * ((logits, y |> global_avgpool |> linear(5) @{name}_l1) |> l1)"),
+        "l1", "y = x |> tanh", losses=(ENTROPY, "0.3 * ((logits, y |> global_avgpool |> linear(5) @{name}_l1) |> l1)")
     ),
     Case(
         "smooth_l1",

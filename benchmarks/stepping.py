@@ -112,11 +112,7 @@ def states_digest(module: Any) -> str:
 
 
 def time_packages(
-    folders: Mapping[str, Path],
-    steps: int,
-    digest_after: int = 0,
-    timeout_s: float = 500.0,
-    cap_bytes: int = 0,
+    folders: Mapping[str, Path], steps: int, digest_after: int = 0, timeout_s: float = 500.0, cap_bytes: int = 0
 ) -> dict[str, dict[str, Any]]:
     """Return the results of `time_package` by name of package, or `failed`.
 

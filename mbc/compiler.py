@@ -72,11 +72,7 @@ class Compilation:
 
 @uncollected()
 def compile_source(
-    source: Source,
-    options: Options,
-    output: Path | None = None,
-    overwrite: bool = False,
-    stages: Stages | None = None,
+    source: Source, options: Options, output: Path | None = None, overwrite: bool = False, stages: Stages | None = None
 ) -> Compilation:
     """Compile one network into a package.
 

@@ -42,9 +42,7 @@ def constraints_of(lowered: Lowered, device: DeviceSpec, options: Options) -> Co
     """
     if unknown := sorted(options.without.difference(TECHNIQUES)):
         raise MbcError(
-            "MBC206",
-            f"there is no technique '{unknown[0]}' to leave out",
-            f"name some of {', '.join(TECHNIQUES)}",
+            "MBC206", f"there is no technique '{unknown[0]}' to leave out", f"name some of {', '.join(TECHNIQUES)}"
         )
     on_cpu = lowered.precision is Precision.FP64
     policy = Policy.UNDIVIDED if "micro_batches" in options.without else options.policy

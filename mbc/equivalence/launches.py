@@ -168,11 +168,7 @@ class Watch:
     """Compares each launch with float64 while a module runs."""
 
     def __init__(
-        self,
-        plan: Plan,
-        arithmetic: Arithmetic,
-        memory: Callable[[Machine, Region], Array],
-        say: Callable[[str], None],
+        self, plan: Plan, arithmetic: Arithmetic, memory: Callable[[Machine, Region], Array], say: Callable[[str], None]
     ) -> None:
         """Create an observer of a module with this plan.
 

@@ -10,19 +10,8 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
-from mbc.equivalence.torch_attention import (
-    attention,
-    attention_backward,
-    attention_backward_bias,
-    window_bias_backward,
-)
-from mbc.equivalence.torch_convolutions import (
-    Tensor,
-    convolution,
-    convolution_data,
-    convolution_filter,
-    torch,
-)
+from mbc.equivalence.torch_attention import attention, attention_backward, attention_backward_bias, window_bias_backward
+from mbc.equivalence.torch_convolutions import Tensor, convolution, convolution_data, convolution_filter, torch
 from mbc.equivalence.torch_functions import FUNCTIONS
 from mbc.equivalence.torch_image_forms import IMAGE_FORMS, Form
 from mbc.ops import KINDS, POINTWISE

@@ -18,11 +18,7 @@ _WIDE = frozenset({Precision.FP32, Precision.TF32})
 
 
 def cannot_fit(
-    table: CandidateTable,
-    least: LeastArena,
-    techniques: AllowedTechniques,
-    overhead_bytes: int,
-    budget_bytes: int,
+    table: CandidateTable, least: LeastArena, techniques: AllowedTechniques, overhead_bytes: int, budget_bytes: int
 ) -> BudgetError:
     """Return error MBC203 for operands that take more than the budget, together with the overhead.
 

@@ -77,10 +77,8 @@ class CandidateTable:
 
     def without_determinism(self) -> CandidateTable:
         """Return the table with nondeterministic kernels, which shows how much time `deterministic = true` costs."""
-        rules = replace(self.rules, deterministic=False)
-        return CandidateTable(
-            self.graph, self.device, self.providers, self.profile, rules, self.recomputed, self.optimism
-        )
+        given, rules = (self.graph, self.device, self.providers, self.profile), replace(self.rules, deterministic=False)
+        return CandidateTable(*given, rules, self.recomputed, self.optimism)
 
     def of(self, graph: TrainingGraph) -> CandidateTable:
         """Return the table of another graph of the same mini-batch."""

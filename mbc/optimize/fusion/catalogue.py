@@ -32,12 +32,7 @@ PATTERNS: tuple[Pattern, ...] = (
     # Forward, one pass over all operands: two or three are read, one is written.
     Pattern.of(f"z = {NORMALIZE}", "y = relu(z)"),
     Pattern.of(f"z = {NORMALIZE}", "s = add(z, r)", "y = relu(s)"),
-    Pattern.of(
-        f"z = {NORMALIZE}",
-        _TWICE,
-        "s = add(z, z2)",
-        "y = relu(s)",
-    ),
+    Pattern.of(f"z = {NORMALIZE}", _TWICE, "s = add(z, z2)", "y = relu(s)"),
     # The bit mask for its gradient (`mbc.passes.relu_bit_masks`) is written in the same pass.
     *(
         Pattern.of(
@@ -266,9 +261,4 @@ RELU_FUSED_REMAT: tuple[Pattern, ...] = (
     ),
 )
 
-FUSED_REMAT = (
-    *RELU_FUSED_REMAT,
-    *CONVOLUTION_FUSED_REMAT,
-    *DATA_GRADIENT_FUSED_REMAT,
-    *PAIR_FUSED_REMAT,
-)
+FUSED_REMAT = (*RELU_FUSED_REMAT, *CONVOLUTION_FUSED_REMAT, *DATA_GRADIENT_FUSED_REMAT, *PAIR_FUSED_REMAT)

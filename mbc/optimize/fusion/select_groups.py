@@ -209,13 +209,7 @@ class _Positions:
         wanted = {value for launch in launches for value in launch.inputs}
         if not all(value in wanted or self._wanted(value, replaced) for value in given):
             return None
-        return Group(
-            tuple(launches),
-            tuple(positions),
-            replaced,
-            frozenset(unstored),
-            measured=pattern.measured,
-        )
+        return Group(tuple(launches), tuple(positions), replaced, frozenset(unstored), measured=pattern.measured)
 
     def _wanted(self, value: str, replaced: frozenset[str]) -> bool:
         """Return whether an operation that is not replaced reads the value."""

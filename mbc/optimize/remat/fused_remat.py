@@ -191,11 +191,7 @@ def _rivals(
 
 
 def _fused_remat_launch(
-    table: CandidateTable,
-    draft: Draft,
-    fused_remat: FusedRemat,
-    regions: Sequence[Region],
-    at: tuple[int, int],
+    table: CandidateTable, draft: Draft, fused_remat: FusedRemat, regions: Sequence[Region], at: tuple[int, int]
 ) -> FusedRematLaunch | None:
     """Return the launch of a fused rematerialization in the layouts of a draft; None if no kernel can run it.
 

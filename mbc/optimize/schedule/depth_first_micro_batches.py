@@ -114,12 +114,7 @@ class _Cutter:
     """Finds the depth-first groups of a program."""
 
     def __init__(
-        self,
-        table: CandidateTable,
-        draft: Draft,
-        program: Program,
-        operations: Sequence[Operation],
-        division: Division,
+        self, table: CandidateTable, draft: Draft, program: Program, operations: Sequence[Operation], division: Division
     ) -> None:
         """Find the regions of a program."""
         graph = table.graph

@@ -31,35 +31,20 @@ def assemble_plan(solution: Solution, bounds: Bounds, overhead_bytes: int, limit
     (train, _), (infer, _) = timed
     pinned = any(key == "engine" and value >= 0 for p in (train, infer) for key, value in _settings(p))
     cudnn = table.profile.cudnn if pinned and table.profile else 0
+    origin = _origin(table, draft.buffers, train, infer)
+    size = device.architecture, device.multiprocessors, device.memory_bytes
+    target = Target(device.name, *size, cudnn, origin, unlisted_sheet(device))
+    predictions = Predictions(
+        **asdict(predicted_times(table, draft.buffers, *timed)), arena_bytes=placed.arena_bytes,
+        overhead_bytes=overhead_bytes, overhead_measured=device.overhead_bytes > 0,
+        host_bytes=placed.host_bytes, peer_bytes=placed.peer_bytes,
+    )  # fmt: skip
+    host_bytes = limits.host_bytes if limits.host_bytes < UNLIMITED_BYTES else None
+    programs = draft.buffers, placed.offsets, train, infer
     return Plan(
-        __version__,
-        table.graph,
-        Target(
-            device.name,
-            device.architecture,
-            device.multiprocessors,
-            device.memory_bytes,
-            cudnn,
-            _origin(table, draft.buffers, train, infer),
-            unlisted_sheet(device),
-        ),
-        limits.budget_bytes,
-        draft.buffers,
-        placed.offsets,
-        train,
-        infer,
-        Predictions(
-            **asdict(predicted_times(table, draft.buffers, *timed)),
-            arena_bytes=placed.arena_bytes,
-            overhead_bytes=overhead_bytes,
-            overhead_measured=device.overhead_bytes > 0,
-            host_bytes=placed.host_bytes,
-            peer_bytes=placed.peer_bytes,
-        ),
-        bounds,
-        limits.host_bytes if limits.host_bytes < UNLIMITED_BYTES else None,
+        __version__, table.graph, target, limits.budget_bytes, *programs, predictions, bounds, host_bytes,
         limits.peer_bytes,
-    )
+    )  # fmt: skip
 
 
 def _origin(table: CandidateTable, buffers: Sequence[Buffer], train: Program, infer: Program) -> str:

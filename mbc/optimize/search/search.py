@@ -203,10 +203,12 @@ class Search:
         """
         table, groups = selector.table, selector.fastest_fused(self.limits.operation_bytes)
         graph = table.graph
-        fused_limits = self.limits.of_workspaces(table, groups)
-        fused = Problem(selector, fused_limits, available_bytes, groups, buckets=self.buckets)
-        plain_limits = self.limits.of_workspaces(table, plain(graph))
-        unfused = Problem(selector, plain_limits, available_bytes, buckets=self.buckets)
+        fused = Problem(
+            selector, self.limits.of_workspaces(table, groups), available_bytes, groups, buckets=self.buckets
+        )
+        unfused = Problem(
+            selector, self.limits.of_workspaces(table, plain(graph)), available_bytes, buckets=self.buckets
+        )
         chosen = fused.choose(fused.workspace_limits)
         if (chosen.train, chosen.infer) == (graph.train, graph.infer):
             return fit(unfused, self.techniques, known_us)

@@ -67,10 +67,7 @@ class Selector:
             limit_bytes: Workspace that a launch may need.
         """
         if limit_bytes not in self._fastest:
-            fused = list(dict.fromkeys(self.fusion.programs(limit_bytes, layout) for layout in (None, *Layout)))
-            self._fastest[limit_bytes] = (
-                min(fused, key=lambda programs: self.choose({}, programs=programs).train_us)
-                if len(fused) > 1
-                else fused[0]
-            )
+            fused = dict.fromkeys(self.fusion.programs(limit_bytes, layout) for layout in (None, *Layout))
+            fastest = min(fused, key=lambda programs: self.choose({}, programs=programs).train_us)
+            self._fastest[limit_bytes] = fastest
         return self._fastest[limit_bytes]

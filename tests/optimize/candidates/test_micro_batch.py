@@ -64,13 +64,7 @@ def test_every_convolution_is_divided():
     [
         ("fp32", 17, {}, "is more than the mini-batch of 16 rows", "give at most 16"),
         ("bf16", 4, {}, "cannot divide 'conv0' and 1 more: every micro-batch must", "give a multiple of 8"),
-        (
-            "bf16",
-            4,
-            {"batch": 6},
-            "this operation needs multiples of 8 rows",
-            "no division of 6 rows meets this",
-        ),
+        ("bf16", 4, {"batch": 6}, "this operation needs multiples of 8 rows", "no division of 6 rows meets this"),
         ("fp32", 1, {"batch": 10**6}, "makes 1000000 calls of one convolution; at most 16384 are", "give at least 62"),
         ("fp32", 2, {}, "this operation needs multiples of 4 rows", "give a multiple of 4"),
     ],
@@ -82,10 +76,7 @@ def test_impossible_options_are_refused(precision: str, rows: int, settings: dic
 
 
 @pytest.mark.parametrize("policy", [Policy.POWER_OF_TWO, Policy.ALL])
-@pytest.mark.parametrize(
-    ("batch", "least"),
-    [(7, 1), (MOST, 1), (MOST + 1, None), (MOST + 2, 2), (2**30, 2**16)],
-)
+@pytest.mark.parametrize(("batch", "least"), [(7, 1), (MOST, 1), (MOST + 1, None), (MOST + 2, 2), (2**30, 2**16)])
 def test_the_search_does_not_grow_with_the_mini_batch(policy: Policy, batch: int, least: int | None):
     candidates = replace(table(0, "fp32", batch=batch, size=8), rules=Rules(policy))
     operation = next(o for o in candidates.graph.train if candidates.divisible(o))

@@ -22,15 +22,7 @@ from mbc.kernels.interpreter import INTERPRETER
 from mbc.ops.fused import Fused, kind_of, launch_kind, names_of
 from mbc.optimize.bounds.arena_bytes import floor_bytes
 from mbc.optimize.candidates.table import CandidateTable, Rules
-from mbc.optimize.fusion.select_groups import (
-    Fusion,
-    Group,
-    comparable,
-    groups,
-    is_measured,
-    kept,
-    plain,
-)
+from mbc.optimize.fusion.select_groups import Fusion, Group, comparable, groups, is_measured, kept, plain
 from mbc.optimize.search.profiling_requests import needs
 from mbc.optimize.search.search import Limits, search
 from mbc.options import Policy

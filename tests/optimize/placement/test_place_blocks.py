@@ -59,10 +59,7 @@ def test_same_blocks_same_placement(blocks: list[Block]) -> None:
 
 @given(block_lists(30))
 def test_peak_is_the_most_alive_at_any_launch(blocks: list[Block]) -> None:
-    naive = max(
-        (sum(b.size_bytes for b in blocks if b.start <= t < b.stop) for t in range(25)),
-        default=0,
-    )
+    naive = max((sum(b.size_bytes for b in blocks if b.start <= t < b.stop) for t in range(25)), default=0)
     assert peak_bytes(blocks)[0] == naive
 
 

@@ -22,9 +22,7 @@ def disturbed(program: Program) -> Contention:
 
 @given(programs())
 @settings(max_examples=400, deadline=None)
-def test_all_waits_hold_and_nothing_takes_longer(
-    case: tuple[Program, list[Buffer], list[int]],
-) -> None:
+def test_all_waits_hold_and_nothing_takes_longer(case: tuple[Program, list[Buffer], list[int]]) -> None:
     program, buffers, offsets = case
     program = replace(program, waits=synchronise(program, buffers, offsets))
     coalesced, time_us = coalesce_waits(program, disturbed(program))
