@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import functools
 import importlib
+import logging
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -156,7 +158,7 @@ def export_model(twin: Any, example: tuple[Any, ...], file: Path) -> Any:
 
     twin.forward = flat
     try:
-        with untouched(), checkpoints_opened(), torch.inference_mode(False), torch.enable_grad():
+        with untouched(), checkpoints_opened(), _without_log(), torch.inference_mode(False), torch.enable_grad():
             program = torch.export.export(twin, example)
             torch.export.save(program, file)
     except MbcError:
@@ -170,3 +172,14 @@ def export_model(twin: Any, example: tuple[Any, ...], file: Path) -> Any:
     finally:
         release(twin)
     return program
+
+
+@contextmanager
+def _without_log() -> Generator[None]:
+    """Keep PyTorch from logging the traceback of an error that it also raises."""
+    log = logging.getLogger("torch._subclasses.fake_tensor")
+    before, log.disabled = log.disabled, True
+    try:
+        yield
+    finally:
+        log.disabled = before

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+import logging
 import pickle
 import warnings
 from collections.abc import Callable
@@ -357,6 +358,16 @@ def test_a_model_that_mbc_does_not_take_runs_in_torch_with_one_line():
     assert "forward" not in vars(model)
     with pytest.raises(MbcError):
         planned(model)
+
+
+def test_no_traceback_precedes_a_refused_example(monkeypatch):
+    logged: list[logging.LogRecord] = []
+    log = logging.getLogger("torch._subclasses.fake_tensor")
+    monkeypatch.setattr(log, "handle", logged.append)
+    model = Net(lambda x: torch.cat((x, x[:, :, 1:]), 1)).double()
+    with pytest.raises(MbcError, match=r"MBC330: the model cannot be called with the example: .* size"):
+        planned(model)
+    assert not logged and not log.disabled
 
 
 def test_a_warning_names_the_remedy():
