@@ -13,6 +13,7 @@ training failed first, 70 a bug in mbc, 130 Ctrl-C (also SIGTERM, where a comman
 * `compile_command`: `mbc compile`
 * `fit_command`: `mbc fit`
 * `nnunet_command`: `mbc nnunet`
+* `place_command`: `mbc place`
 * `show_command`: `mbc show`
 * `report_command`: `mbc report`
 * `trace_command`: `mbc trace`

@@ -107,6 +107,12 @@ SKYLINE_SEARCH_NODES = 1_500_000
 SKYLINE_SEARCH_WORK = 160_000_000_000
 # Skyline search: number of limits that are tried, each with half of the remaining effort (064).
 SKYLINE_SEARCH_LIMITS = 6
+# Skyline search: heights that fail, where the smallest height is asked for (079).
+SKYLINE_SEARCH_LOWEST_FAILURES = 8
+# Skyline search: most blocks that are tried for each of these heights (079).
+SKYLINE_SEARCH_LOWEST_NODES = 200_000
+# Skyline search: that number to lower the arena of a plan that exceeds its budget (079).
+SKYLINE_SEARCH_PLAN_NODES = 20_000
 # Skyline search: part of the effort for the lower bound where the budget is above it, as a divisor (064).
 SKYLINE_SEARCH_BOUND_DIVISOR = 8
 # Skyline search: blocks that the first restart tries (064).

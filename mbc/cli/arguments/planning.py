@@ -164,6 +164,21 @@ def add_nnunet(commands: Commands) -> None:
     add_json(parser)
 
 
+def add_place(commands: Commands) -> None:
+    """Add `mbc place`."""
+    parser = command(
+        commands, "place", "Place blocks of memory that live for a while, in the smallest height that is found.",
+        "  mbc place blocks.csv -o placed.csv\n"
+        "  mbc place blocks.csv --capacity 1048576      any placement within this height\n\n"
+        "The files have minimalloc's format: id,lower,upper,size with an optional alignment; the result adds offset.",
+    )  # fmt: skip
+    parser.add_argument("blocks", metavar="FILE", help="the blocks (.csv)")
+    parser.add_argument(
+        "--capacity", type=count, metavar="N", help="the height that is enough (default: as low as is found)"
+    )
+    parser.add_argument("-o", "--output", metavar="FILE", help="file to write (default: stdout)")
+
+
 def add_verify(commands: Commands) -> None:
     """Add `mbc verify`."""
     parser = command(

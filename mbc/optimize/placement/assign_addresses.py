@@ -8,7 +8,8 @@ from itertools import accumulate
 
 from mbc.errors import MbcError
 from mbc.hardware.streams import Space, aligned
-from mbc.optimize.placement.place_blocks import place, place_around
+from mbc.optimize import effort
+from mbc.optimize.placement.place_blocks import place, place_around, place_lowest
 from mbc.optimize.schedule.cross_stream_liveness import serial_program
 from mbc.optimize.schedule.emit_launches import Draft
 from mbc.optimize.schedule.liveness import blocks, blocks_to_place, contiguous, owners, peak_bytes
@@ -36,7 +37,11 @@ class Placed:
 
 
 def assign_addresses(
-    draft: Draft, available_bytes: int = 0, thorough: bool = True, fixed: Mapping[int, int] | None = None
+    draft: Draft,
+    available_bytes: int = 0,
+    thorough: bool = True,
+    fixed: Mapping[int, int] | None = None,
+    lowest: bool = False,
 ) -> Placed:
     """Return an address for every buffer.
 
@@ -49,6 +54,7 @@ def assign_addresses(
         thorough: Whether placement is improved after one quick pass.
         fixed: Offsets of blocks in the arena above the persistent buffers, by owner; the program's other blocks go
             between them.
+        lowest: Whether the smallest arena is searched for, which takes longest.
     """
     offsets = [0] * len(draft.buffers)
     ends: dict[Space, int] = {}
@@ -67,6 +73,8 @@ def assign_addresses(
             there = {i: fixed[owner] for i, owner in owned.items() if owner in fixed} if fixed else {}
             if there:
                 places, height = place_around(program_blocks, there)
+            elif lowest and space is Space.ARENA:
+                places, height = place_lowest(program_blocks, effort.SKYLINE_SEARCH_PLAN_NODES)
             else:
                 places, height = place(program_blocks, available_bytes - base if space is Space.ARENA else 0, thorough)
             for i, owner in owned.items():

@@ -3,7 +3,8 @@
 Blocks are placed by greedy best fit in several orders, then by repeated skyline placement
 (`mbc.optimize.placement.skyline`). If there are few blocks, their order is annealed. If the result exceeds the
 available memory although the lower bound, the peak live bytes, does not, a placement is searched
-(`mbc.optimize.placement.skyline_search`).
+(`mbc.optimize.placement.skyline_search`). Where the smallest height is asked for, heights down to the lower bound are
+searched in the same way.
 """
 
 from __future__ import annotations
@@ -63,6 +64,22 @@ def place(blocks: Sequence[Block], enough_bytes: int = 0, thorough: bool = True)
     if bound <= enough_bytes < height and height > good:
         return _searched(blocks, bound, good, height) or (best, height)
     return best, height
+
+
+def place_lowest(blocks: Sequence[Block], nodes: int = effort.SKYLINE_SEARCH_LOWEST_NODES) -> tuple[list[int], int]:
+    """Return the offsets of the lowest placement found, and its height: `place`, then a search of lower heights.
+
+    Args:
+        blocks: The blocks.
+        nodes: Nodes of the search for each height.
+    """
+    placement = place(blocks)
+    if not blocks:
+        return placement
+    nodes = min(nodes, effort.SKYLINE_SEARCH_WORK // len(blocks) ** 2)
+    if nodes < len(blocks):  # each block takes a node
+        return placement
+    return _lowest(blocks, peak_bytes(blocks)[0], placement[1], nodes) or placement
 
 
 def fit_within(blocks: Sequence[Block], available_bytes: int) -> list[int] | None:
@@ -132,7 +149,7 @@ def _searched(blocks: Sequence[Block], bound: int, good: int, height: int) -> tu
         offsets = search(blocks, limit, most_nodes)
         nodes -= most_nodes
         if offsets is not None:
-            height = max(offset + block.size_bytes for offset, block in zip(offsets, blocks, strict=True))
+            height = _height(blocks, offsets)
             best = offsets, height
             if height <= good:
                 break
@@ -140,6 +157,37 @@ def _searched(blocks: Sequence[Block], bound: int, good: int, height: int) -> tu
             failed = limit
         limit = good if limit < good else (failed + height) // 2
     return best
+
+
+def _lowest(blocks: Sequence[Block], bound: int, height: int, nodes: int) -> tuple[list[int], int] | None:
+    """Return offsets of the lowest height below `height` that the skyline search finds; None if it finds none.
+
+    The lower bound is tried first, then the middle between the highest height that failed and the lowest one reached.
+    A failure is no proof: where both are close together, the heights down to the bound are tried again.
+
+    Args:
+        blocks: The blocks.
+        bound: The lower bound of the height.
+        height: Height of the placement that is to be lowered.
+        nodes: Nodes of each height.
+    """
+    best: tuple[list[int], int] | None = None
+    failed, limit, failures = bound, bound, 0
+    while failures < effort.SKYLINE_SEARCH_LOWEST_FAILURES and bound < height:
+        offsets = search(blocks, limit, nodes)
+        if offsets is None:
+            failed, failures = limit, failures + 1
+        else:
+            height = _height(blocks, offsets)
+            best = offsets, height
+        if height - failed < (effort.PLACEMENT_GOOD_ENOUGH - 1) * bound:
+            failed = bound
+        limit = (failed + height) // 2
+    return best
+
+
+def _height(blocks: Sequence[Block], offsets: Sequence[int]) -> int:
+    return max(offset + block.size_bytes for offset, block in zip(offsets, blocks, strict=True))
 
 
 def _greedy(

@@ -220,6 +220,10 @@ class Search:
     def refined(self, solution: Solution) -> Solution:
         """Return the step in fewer bytes, and with launches on the concurrent stream, where that costs no time."""
         draft, placed = solution.draft, solution.placed
+        if placed.arena_bytes + self.overhead_bytes(draft) > self.limits.budget_bytes:
+            # The smallest arena of this step fits, or it is the budget that the error recommends.
+            placed = min(placed, assign_addresses(draft, lowest=True), key=lambda p: p.arena_bytes)
+            solution = replace(solution, placed=placed)
         if solution.copies:
             return solution
         if placed.arena_bytes > effort.PLACEMENT_GOOD_ENOUGH * placed.live_bytes:

@@ -15,6 +15,7 @@ from mbc.optimize.schedule.synchronise import synchronise
 from mbc.options import UNLIMITED_BYTES
 from mbc.plan.model import Access, Buffer, Copy, Kernel, Launch, Mode, Program, Rows
 from mbc.plan.verify import verify_plan
+from tests.optimize.placement.drawn_blocks import jigsaw, overlaps
 from tests.plan.offload import offloaded_plan
 
 WHOLE = Rows(0, 1)
@@ -108,3 +109,20 @@ def test_a_plan_over_its_limit_of_host_memory_is_no_plan() -> None:
     with pytest.raises(MbcError) as caught:
         verify_plan(replace(plan, host_limit_bytes=plan.predictions.host_bytes - 1))
     assert caught.value.code == "MBC131" and "host memory" in caught.value.message
+
+
+def test_the_smallest_arena_is_searched_for_where_it_is_asked_for() -> None:
+    pieces = jigsaw(400)
+    buffers = tuple(buffer(f"b{i}", piece.size_bytes) for i, piece in enumerate(pieces))
+    launches = [
+        kernel(*(
+            (i, Mode.WRITE if piece.start == at else Mode.READ)
+            for i, piece in enumerate(pieces)
+            if at in (piece.start, piece.stop - 1)
+        ))
+        for at in range(max(piece.stop for piece in pieces))
+    ]  # fmt: skip
+    draft = Draft(buffers, (), Program(tuple(launches), (), (), ()), Program((), (), (), ()))
+    placed, lowest = assign_addresses(draft), assign_addresses(draft, lowest=True)
+    assert placed.arena_bytes > placed.live_bytes == lowest.arena_bytes
+    assert not overlaps(pieces, list(lowest.offsets))

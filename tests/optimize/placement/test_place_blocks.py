@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 import mbc.optimize.placement.place_blocks
 from mbc.optimize import effort
-from mbc.optimize.placement.place_blocks import fit_within, place, place_around
+from mbc.optimize.placement.place_blocks import fit_within, place, place_around, place_lowest
 from mbc.optimize.placement.skyline import fill_up
 from mbc.optimize.placement.skyline_search import search
 from mbc.optimize.schedule.liveness import Block, peak_bytes
@@ -136,3 +136,39 @@ def test_the_search_lowers_states_that_do_not_fit(monkeypatch: pytest.MonkeyPatc
     assert len(limits) == effort.SKYLINE_SEARCH_LIMITS
     assert lowest <= height < lowest + (heuristic - bound) / 8, "halved three times"
     assert not overlaps(blocks, offsets)
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_the_lowest_placement_is_searched_for_without_a_height(seed: int) -> None:
+    blocks = jigsaw(400, seed)
+    bound = peak_bytes(blocks)[0]
+    assert place(blocks)[1] > bound, "heuristics reach it as well: the test shows nothing"
+    offsets, height = place_lowest(blocks)
+    assert height == bound and not overlaps(blocks, offsets)
+    assert place_lowest(blocks, len(blocks) - 1) == place(blocks), "each block takes a node"
+
+
+@given(block_lists(6))
+@settings(max_examples=60, deadline=None)
+def test_the_lowest_placement_of_few_blocks_is_optimal(blocks: list[Block]) -> None:
+    assert place_lowest(blocks)[1] == (lowest_height(blocks) if blocks else 0)
+
+
+def test_heights_above_a_bound_that_is_out_of_reach_have_equal_effort(monkeypatch: pytest.MonkeyPatch) -> None:
+    blocks = jigsaw(400)
+    bound, heuristic = peak_bytes(blocks)[0], place(blocks)[1]
+    lowest = (3 * bound + heuristic) // 4
+    tried: list[tuple[int, int]] = []
+
+    def from_lowest(blocks: list[Block], limit_bytes: int, most_nodes: int) -> list[int] | None:
+        tried.append((limit_bytes, most_nodes))
+        offsets = search(blocks, bound, most_nodes) or []
+        return [offset + limit_bytes - bound for offset in offsets] if limit_bytes >= lowest else None
+
+    monkeypatch.setattr(mbc.optimize.placement.place_blocks, "search", from_lowest)
+    _, height = place_lowest(blocks, 100_000)
+    limits, nodes = zip(*tried, strict=True)
+    failures = [limit for limit in limits if limit < lowest]
+    assert limits[0] == bound and set(nodes) == {100_000}
+    assert len(failures) == effort.SKYLINE_SEARCH_LOWEST_FAILURES
+    assert lowest <= height <= 1.001 * lowest
