@@ -9,6 +9,7 @@
 * `commute_relu_pool`: the backward passes of max pooling and ReLU in the order that moves fewer bytes
 * `concat_statistics`: batch statistics of a concatenation from those of its parts
 * `detached`: removes `detach` once the backward pass is written
+* `drop_biases`: the network without biases that an instance norm subtracts again
 * `gather_operands`: gradients of weights from the rows of all ranks, where this sends less than an all-reduce
 * `shard_optimizer`: gradients, updates and optimizer states in parts, one for each rank
 * `rms_norms`: root mean square normalisation as one operation

@@ -41,6 +41,7 @@ from mbc.ops.update import Guard
 from mbc.passes.commute_relu_pool import relu_behind_pool
 from mbc.passes.concat_statistics import statistics_by_part
 from mbc.passes.detached import without_detached
+from mbc.passes.drop_biases import without_vain_biases
 from mbc.passes.expand import FLOATING, Expander
 from mbc.passes.gather_operands import gather_operands
 from mbc.passes.graph_builder import GraphBuilder, live_operations
@@ -95,6 +96,7 @@ def differentiate(
         _check_parts(optimizer.accumulate, ranks)
 
     network = join_rms_norms(sum_parts(sum_convolutions(network)))
+    network, vain = without_vain_biases(network)
     values = _outer_values(network, precision)
     train = GraphBuilder(values)
     scale = INITIAL_LOSS_SCALE if precision is Precision.FP16 else 1.0
@@ -130,6 +132,8 @@ def differentiate(
     metrics += tuple(_metric(train, forward, name, terms, share) for name, terms in network.metrics)
 
     gradients = backward.run()
+    for bias in filter(parameters.__contains__, vain):
+        (gradients[bias],) = train.emit("scale", Scale(0.0), (bias,), f"d.{bias}", span=values[bias].span)
     states = [*network.states]
     if optimizer.noise_scale:
         # The loss of a rank, and so its gradient, is multiplied by `share`.
