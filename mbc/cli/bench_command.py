@@ -157,8 +157,7 @@ def _peers_of(peers: Sequence[str], gpus: int) -> tuple[str, ...]:
         )
     if able != tuple(peers):
         print(
-            f"note: only {' and '.join(able)} {'is' if len(able) == 1 else 'are'} timed on {gpus} GPUs",
-            file=sys.stderr,
+            f"note: only {' and '.join(able)} {'is' if len(able) == 1 else 'are'} timed on {gpus} GPUs", file=sys.stderr
         )
     return able
 

@@ -130,11 +130,7 @@ def _steps(arguments: argparse.Namespace, plan: Plan, whole: Plan, on_gpu: bool)
         ok,
         step_text(comparisons, reference, output_width(), arguments.limit),
         "\n".join(filter(None, (_step_verdict(comparisons), skipped))),
-        {
-            "device": "cuda" if on_gpu else "cpu",
-            "reference": str(reference),
-            "tensors": step_document(comparisons),
-        },
+        {"device": "cuda" if on_gpu else "cpu", "reference": str(reference), "tensors": step_document(comparisons)},
     )
 
 

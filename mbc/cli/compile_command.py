@@ -79,11 +79,7 @@ def summary(plan: Plan) -> list[str]:
     needed = p.arena_bytes + p.overhead_bytes + ahead_bytes
     if graph.precision is Precision.FP64:
         # No GPU runs the plan, so it has no times and no budget.
-        return [
-            f"{graph.name}: {batch_text(plan)}, {graph.precision}, for the CPU",
-            _launches(plan),
-            arena,
-        ]
+        return [f"{graph.name}: {batch_text(plan)}, {graph.precision}, for the CPU", _launches(plan), arena]
     emulated, products = emulated_share(plan, plan.train)
     lines = [
         f"{graph.name}: {batch_text(plan)}, {graph.precision}, for {plan.target.gpu} ({plan.target.architecture})",

@@ -33,12 +33,7 @@ def completions(shell: str) -> str:
         autoescape=False,  # the filters quote whatever is text
     )
     filters = cast(dict[str, Callable[..., str]], environment.filters)  # pyright: ignore[reportUnknownMemberType]
-    filters |= {
-        "quoted": shlex.quote,
-        "fish_quoted": _fish_quoted,
-        "zsh_spec": _zsh_spec,
-        "bash_cases": _bash_cases,
-    }
+    filters |= {"quoted": shlex.quote, "fish_quoted": _fish_quoted, "zsh_spec": _zsh_spec, "bash_cases": _bash_cases}
     return environment.get_template(f"{shell}.j2").render(commands=parser().described().all())
 
 

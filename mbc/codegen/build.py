@@ -212,11 +212,7 @@ def _lacking(libraries: Sequence[str], architecture: str, toolchain: Toolchain) 
     """Return the parts that the build needs and the toolchain does not have."""
     if architecture not in toolchain.architectures and is_plan_only(architecture):
         return (PLAN_ONLY,)
-    needs: list[tuple[object, Missing]] = [
-        (toolchain.nvcc, NVCC),
-        (toolchain.gxx, GXX),
-        (toolchain.cudart, CUDART),
-    ]
+    needs: list[tuple[object, Missing]] = [(toolchain.nvcc, NVCC), (toolchain.gxx, GXX), (toolchain.cudart, CUDART)]
     if not CUDNN_LIBRARIES.isdisjoint(libraries):
         needs.append((toolchain.cudnn, CUDNN))
     if "cublaslt" in libraries:

@@ -12,14 +12,7 @@ from mbc.frontend.frame import Frame
 from mbc.frontend.functions import FUNCTIONS
 from mbc.frontend.operators import ARITHMETIC, Arithmetic, calculate, compare
 from mbc.frontend.settings import Given, check, check_names, match, whole
-from mbc.frontend.unknown import (
-    loose_pipe,
-    of_framework,
-    unknown_loss,
-    unknown_name,
-    unknown_operation,
-    unknown_value,
-)
+from mbc.frontend.unknown import loose_pipe, of_framework, unknown_loss, unknown_name, unknown_operation, unknown_value
 from mbc.frontend.values import Bytes, Result, Tensor, Text, WordValue, Written, describe, is_number
 from mbc.ops import LAYERS
 from mbc.ops.base import Layer, Parameter

@@ -8,14 +8,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from mbc.interchange.aten.operands import (
-    PLAIN,
-    UNKNOWN,
-    Activation,
-    Operand,
-    Refused,
-    Weight,
-)
+from mbc.interchange.aten.operands import PLAIN, UNKNOWN, Activation, Operand, Refused, Weight
 from mbc.interchange.finish import growing, only_parts_that_are_used, outside_of_others, renumbered
 from mbc.interchange.program import Array, Held, Node, Program, TensorMeta
 from mbc.interchange.steps import STATISTICS, Imported, Key, Number, Setting, StateOf, Step, label_of

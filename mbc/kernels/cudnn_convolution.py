@@ -125,11 +125,7 @@ class CudnnConvolution:
         return Candidate(
             provider=self.name,
             name=request.kind,
-            settings=(
-                ("deterministic", 1),
-                ("engine", HEURISTIC_ENGINE),
-                ("layout", LAYOUT_CODES[layout]),
-            ),
+            settings=(("deterministic", 1), ("engine", HEURISTIC_ENGINE), ("layout", LAYOUT_CODES[layout])),
             layouts=(layout, layout, layout),
             workspace_bytes=padded(workspace_bytes, ALIGNMENT_BYTES),
             time_us=estimate_us(effort),

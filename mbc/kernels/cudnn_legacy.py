@@ -35,15 +35,7 @@ ALGORITHMS = {
         "WINOGRAD_NONFUSED",
     ),
     "convolution_backward_data": ("ALGO_0", "ALGO_1", "FFT", "FFT_TILING", "WINOGRAD", "WINOGRAD_NONFUSED"),
-    "convolution_backward_filter": (
-        "ALGO_0",
-        "ALGO_1",
-        "FFT",
-        "ALGO_3",
-        "WINOGRAD",
-        "WINOGRAD_NONFUSED",
-        "FFT_TILING",
-    ),
+    "convolution_backward_filter": ("ALGO_0", "ALGO_1", "FFT", "ALGO_3", "WINOGRAD", "WINOGRAD_NONFUSED", "FFT_TILING"),
 }
 # These algorithms add with atomics, as the header says. On an H200 they alone gave different bits from run to run.
 _NONDETERMINISTIC = {

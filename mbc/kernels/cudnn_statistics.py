@@ -76,11 +76,7 @@ class CudnnStatistics:
             min(c.time_us for c in CUDNN_CONVOLUTION.candidates(convolution_of(request), device)),
             min(c.time_us for c in OWN.candidates(statistics_of(request), device)),
         )
-        settings = (
-            ("deterministic", 1),
-            ("engine", HEURISTIC_ENGINE),
-            ("layout", LAYOUT_CODES[Layout.CHANNELS_LAST]),
-        )
+        settings = (("deterministic", 1), ("engine", HEURISTIC_ENGINE), ("layout", LAYOUT_CODES[Layout.CHANNELS_LAST]))
         workspace_bytes = sums_bytes(shapes.result) + padded(_parts_bytes(shapes.result), ALIGNMENT_BYTES)
         yield Candidate(self.name, WITH_STATISTICS, settings, LAYOUTS, workspace_bytes, sum(alone), measured=False)
 

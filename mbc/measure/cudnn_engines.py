@@ -369,9 +369,7 @@ class ConvolutionGraph:
     def _read(descriptor: Descriptor) -> Configuration:
         engine = descriptor.get_parts(Constant.ATTR_ENGINECFG_ENGINE, Constant.BACKEND_ENGINE_DESCRIPTOR, 1)[0]
         numerical = engine.get(
-            Constant.ATTR_ENGINE_NUMERICAL_NOTE,
-            Constant.TYPE_NUMERICAL_NOTE,
-            Constant.NUMERICAL_NOTE_TYPE_COUNT,
+            Constant.ATTR_ENGINE_NUMERICAL_NOTE, Constant.TYPE_NUMERICAL_NOTE, Constant.NUMERICAL_NOTE_TYPE_COUNT
         )
         behaviour = engine.get(
             Constant.ATTR_ENGINE_BEHAVIOR_NOTE, Constant.TYPE_BEHAVIOR_NOTE, Constant.BEHAVIOR_NOTE_TYPE_COUNT

@@ -137,9 +137,7 @@ POINTWISE = (
         ("x * Normal(x).below", "normal = Normal(x); dy * fmaf(x * INVERSE_SQRT_2PI, normal.bell, normal.below)"),
         "x * Phi(x), exact (not the tanh approximation).",
         Calls(
-            "F.gelu(x, approximate='none')",
-            jax="jax.nn.gelu(x, approximate=False)",
-            onnx="Gelu(x, approximate='none')",
+            "F.gelu(x, approximate='none')", jax="jax.nn.gelu(x, approximate=False)", onnx="Gelu(x, approximate='none')"
         ),
     ),
 )

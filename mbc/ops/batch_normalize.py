@@ -13,16 +13,7 @@ import numpy as np
 
 from mbc.ir.graph import Attributes, Operation
 from mbc.ir.types import TensorType
-from mbc.ops.base import (
-    Array,
-    Call,
-    Gradients,
-    Layer,
-    NoAttributes,
-    OpKind,
-    ShapeError,
-    master,
-)
+from mbc.ops.base import Array, Call, Gradients, Layer, NoAttributes, OpKind, ShapeError, master
 from mbc.ops.bias import channel_sums
 from mbc.ops.collective import AllGather
 from mbc.ops.control_record import control_record, control_shape

@@ -177,12 +177,7 @@ LAYERS = (
         Calls("F.celu(x, alpha)", onnx="Celu(x, alpha=alpha)"),
         _number("alpha", 1.0),
     ),
-    _layer(
-        "selu",
-        "elu with the alpha and the scale of self-normalizing networks.",
-        _selu,
-        Calls("F.selu(x)"),
-    ),
+    _layer("selu", "elu with the alpha and the scale of self-normalizing networks.", _selu, Calls("F.selu(x)")),
     _layer(
         "softplus",
         "log(1 + exp(beta * x)) / beta, but x where beta * x is above the threshold.",

@@ -158,9 +158,7 @@ def _expand(e: Expansion, op: Operation, training: bool) -> tuple[str, ...]:
     windows, positions = tuple(1 + 2 * axis for axis in axes), tuple(2 + 2 * axis for axis in axes)
     ones = (1,) * len(axes)
     cut = Rearrange(
-        ((channels,), *zip(a.output_size, a.kernel, strict=True)),
-        (*positions, 0, *windows),
-        (len(axes) + 1, *ones),
+        ((channels,), *zip(a.output_size, a.kernel, strict=True)), (*positions, 0, *windows), (len(axes) + 1, *ones)
     )
     flat = Rearrange(
         ((channels,), *((k,) for k in a.kernel)), (*(1 + axis for axis in axes), 0), (len(axes) + 1, *(0 for _ in axes))

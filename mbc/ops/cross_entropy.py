@@ -50,11 +50,7 @@ OPS: tuple[OpKind, ...] = ()  # in `loss`, `soft_cross_entropy` and `weighted_cr
 LAYERS = (
     Layer(
         "softmax_cross_entropy",
-        (
-            Parameter("smoothing", "float", 0.0),
-            IGNORE_INDEX,
-            Parameter("class_weights", "numbers", ()),
-        ),
+        (Parameter("smoothing", "float", 0.0), IGNORE_INDEX, Parameter("class_weights", "numbers", ())),
         _build,
         (2, 2),
         "(logits, target) |> softmax_cross_entropy: mean over rows and positions. The target holds class numbers, or "

@@ -24,17 +24,7 @@ from mbc.ir.optional import optional
 from mbc.ir.types import DType, TensorType
 from mbc.ops.activation import sigmoid
 from mbc.ops.activation_variants import softplus
-from mbc.ops.base import (
-    Array,
-    Call,
-    Expansion,
-    Gradients,
-    Layer,
-    NoAttributes,
-    OpKind,
-    ShapeError,
-    master,
-)
+from mbc.ops.base import Array, Call, Expansion, Gradients, Layer, NoAttributes, OpKind, ShapeError, master
 from mbc.ops.bias import channel_sums
 from mbc.ops.collective import over_all_ranks
 from mbc.ops.control_record import control_record, control_shape

@@ -99,9 +99,7 @@ POINTWISE = (
         ),
         "gelu approximated by tanh: x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x ** 3))).",
         Calls(
-            "F.gelu(x, approximate='tanh')",
-            jax="jax.nn.gelu(x, approximate=True)",
-            onnx="Gelu(x, approximate='tanh')",
+            "F.gelu(x, approximate='tanh')", jax="jax.nn.gelu(x, approximate=True)", onnx="Gelu(x, approximate='tanh')"
         ),
     ),
 )

@@ -256,11 +256,7 @@ def _build_global(builder: LayerBuilder, settings: dict[str, Any], inputs: tuple
     return builder.emit("avg_pool", AveragePool(size, size), inputs)[0]
 
 
-_WINDOW = (
-    Parameter("kernel", "spatial"),
-    Parameter("stride", "spatial", 0),
-    Parameter("pad", "sides", 0),
-)
+_WINDOW = (Parameter("kernel", "spatial"), Parameter("stride", "spatial", 0), Parameter("pad", "sides", 0))
 
 LAYERS = (
     Layer(

@@ -40,14 +40,7 @@ def _apply(dy: Array, mask: Array) -> Array:
 
 
 OPS = (
-    OpKind(
-        "relu_mask",
-        NoAttributes,
-        _mask,
-        lambda a, inputs, call: (_pack(inputs[0]),),
-        divisible=True,
-        signs=(0,),
-    ),
+    OpKind("relu_mask", NoAttributes, _mask, lambda a, inputs, call: (_pack(inputs[0]),), divisible=True, signs=(0,)),
     # The gradient comes first, so that the first operand is an image, as in other operations.
     OpKind(
         "relu_backward_masked",

@@ -13,17 +13,7 @@ import numpy as np
 
 from mbc.ir.graph import Attributes, Operation
 from mbc.ir.types import TensorType
-from mbc.ops.base import (
-    Array,
-    Call,
-    Expansion,
-    Gradients,
-    Layer,
-    LayerBuilder,
-    NoAttributes,
-    OpKind,
-    ShapeError,
-)
+from mbc.ops.base import Array, Call, Expansion, Gradients, Layer, LayerBuilder, NoAttributes, OpKind, ShapeError
 from mbc.ops.framework_calls import Calls
 from mbc.ops.window import Axes, spatial
 

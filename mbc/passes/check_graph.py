@@ -139,9 +139,7 @@ class _Check:
             value = self._get(name, f"operation '{op.name}'", op.span)
             if value.type != wanted:
                 raise _error(
-                    "MBC058",
-                    f"operation '{op.name}': output '{name}' is {value.type}, but must be {wanted}",
-                    op.span,
+                    "MBC058", f"operation '{op.name}': output '{name}' is {value.type}, but must be {wanted}", op.span
                 )
             if value.role is not Role.INTERMEDIATE:
                 raise _error("MBC060", f"operation '{op.name}' writes '{name}', which is {value.role}", op.span)

@@ -12,11 +12,7 @@ from mbc.ops import KINDS
 from mbc.plan.model import Rows
 
 # By type, the wider types that hold all of its numbers, so that a buffer of a wider type can hold its values.
-_WIDER = {
-    DType.FP32: (DType.FP64,),
-    DType.BF16: (DType.FP32, DType.FP64),
-    DType.FP16: (DType.FP32, DType.FP64),
-}
+_WIDER = {DType.FP32: (DType.FP64,), DType.BF16: (DType.FP32, DType.FP64), DType.FP16: (DType.FP32, DType.FP64)}
 
 
 def can_hold(buffer: DType, value: DType) -> bool:

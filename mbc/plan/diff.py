@@ -81,10 +81,7 @@ def diff_plans(before: Plan, after: Plan) -> PlanDiff:
     changes: list[OperationChange] = []
     gone: list[tuple[str, OperationSummary]] = []
     new: list[tuple[str, OperationSummary]] = []
-    for title, old_program, new_program in (
-        ("train", before.train, after.train),
-        ("infer", before.infer, after.infer),
-    ):
+    for title, old_program, new_program in (("train", before.train, after.train), ("infer", before.infer, after.infer)):
         old = {summary.name: summary for summary in summarise(before, old_program)}
         now = {summary.name: summary for summary in summarise(after, new_program)}
         gone += [(title, summary) for name, summary in old.items() if name not in now]

@@ -232,11 +232,7 @@ class Execution:
         return list(zip(demand.inputs, reads, strict=True)), list(zip(outputs, writes, strict=True)), workspace
 
     def _rows(
-        self,
-        demand: Demand,
-        reads: list[tuple[Operand, Access]],
-        writes: list[tuple[Operand, Access]],
-        place: str,
+        self, demand: Demand, reads: list[tuple[Operand, Access]], writes: list[tuple[Operand, Access]], place: str
     ) -> Rows:
         """Return the rows that the launch runs over, which are equal in every per-sample access."""
         row_ranges = {access.rows for operand, access in (*reads, *writes) if operand.per_sample} or {demand.rows}

@@ -229,10 +229,7 @@ def _check_alias(plan: Plan, index: int, place: str) -> None:
         == (other.space, other.rows, other.layout, other.dtype, other.size_bytes)
     )
     if not same:
-        _fail(
-            "MBC128",
-            f"{place}: it is an alias of {buffer_name(alias, other)}, but differs in place, rows or layout",
-        )
+        _fail("MBC128", f"{place}: it is an alias of {buffer_name(alias, other)}, but differs in place, rows or layout")
 
 
 def _check_entry(plan: Plan, program: Program, title: str, names: tuple[str, ...]) -> None:

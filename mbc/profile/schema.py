@@ -134,9 +134,7 @@ def explained(path: Path) -> Generator[None, None, None]:
         name: str = getattr(error, "sqlite_errorname", "")
         if is_busy(error):
             raise MbcError(
-                "MBC074",
-                f"the profile '{path}' is in use by another process",
-                "wait until it has finished measuring",
+                "MBC074", f"the profile '{path}' is in use by another process", "wait until it has finished measuring"
             ) from error
         if name.startswith(("SQLITE_READONLY", "SQLITE_CANTOPEN", "SQLITE_PERM", "SQLITE_FULL", "SQLITE_IOERR")):
             raise MbcError(

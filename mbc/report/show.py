@@ -13,12 +13,7 @@ from mbc.report.techniques import LONGEST, techniques_text
 
 
 def plan_text(
-    plan: Plan,
-    *,
-    width: int = DEFAULT_WIDTH,
-    limit: int | None = None,
-    by_kind: bool = False,
-    infer: bool = False,
+    plan: Plan, *, width: int = DEFAULT_WIDTH, limit: int | None = None, by_kind: bool = False, infer: bool = False
 ) -> str:
     """Format a plan: heading, operations, peak, memory over the step, techniques that save memory, totals and bounds.
 

@@ -230,16 +230,8 @@ def totals_text(plan: Plan) -> str:
         most = f"of at most {show_size(plan.peer_limit_bytes)}"
         rows.append(("another GPU's memory", show_size(predictions.peer_bytes), most))
     limits = [
-        (
-            "best serial schedule",
-            time_cell(bounds.fastest_us, guess),
-            over(predictions.train_us, bounds.fastest_us),
-        ),
-        (
-            "peak live bytes",
-            show_size(bounds.live_bytes),
-            over(predictions.arena_bytes, bounds.live_bytes),
-        ),
+        ("best serial schedule", time_cell(bounds.fastest_us, guess), over(predictions.train_us, bounds.fastest_us)),
+        ("peak live bytes", show_size(bounds.live_bytes), over(predictions.arena_bytes, bounds.live_bytes)),
         (
             f"lower bound of the arena, set by {bounds.floor_operation}",
             show_size(bounds.floor_bytes),

@@ -171,9 +171,7 @@ def check_rows(
         of = f" (accumulate: {accumulate} mini-batches of {batch // accumulate})" if accumulate > 1 else ""
         other = "" if rest or not each else f", or compile the network with --set batch={each}"
         raise MbcError(
-            "MBC147",
-            f"input '{name}' has {rows} rows, a step takes exactly {batch}{of}",
-            f"pass {batch} rows{other}",
+            "MBC147", f"input '{name}' has {rows} rows, a step takes exactly {batch}{of}", f"pass {batch} rows{other}"
         )
     if not 1 <= rows <= batch:
         raise MbcError(

@@ -44,12 +44,7 @@ def tensor_of(taken: object) -> DlTensor:
 
 
 def capsule(
-    owner: object,
-    address: int,
-    device: tuple[int, int],
-    dtype: DType,
-    shape: tuple[int, ...],
-    strides: tuple[int, ...],
+    owner: object, address: int, device: tuple[int, int], dtype: DType, shape: tuple[int, ...], strides: tuple[int, ...]
 ) -> object:
     """Return a capsule over memory that `owner` keeps alive.
 

@@ -611,10 +611,7 @@ class Module:
 
     @staticmethod
     def _hand(
-        machine: Machine,
-        wanted: Sequence[Wanted],
-        places: Mapping[str, Place],
-        arrays: Sequence[Array | DeviceArray],
+        machine: Machine, wanted: Sequence[Wanted], places: Mapping[str, Place], arrays: Sequence[Array | DeviceArray]
     ) -> None:
         for w, array in zip(wanted, arrays, strict=True):
             machine.feed(places[w.name], array)

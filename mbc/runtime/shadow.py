@@ -41,11 +41,7 @@ def region_of(plan: Plan, index: int, rows: Rows) -> Region:
     """
     buffer = plan.buffers[index]
     if not buffer.rows.start <= rows.start < rows.stop <= buffer.rows.stop:
-        raise MbcError(
-            "MBC143",
-            f"rows [{rows.start}, {rows.stop}) are not in buffer {describe(plan, index)}",
-            _REMEDY,
-        )
+        raise MbcError("MBC143", f"rows [{rows.start}, {rows.stop}) are not in buffer {describe(plan, index)}", _REMEDY)
     row_bytes = buffer.size_bytes // buffer.rows.count
     start = plan.offsets[index] + (rows.start - buffer.rows.start) * row_bytes
     return Region(buffer.space, start, start + rows.count * row_bytes, index, rows)

@@ -100,10 +100,7 @@ def test_tests_of_a_module_run_first() -> None:
     assert "max_pool_batch_norm.cu" in mutation.including(ROOT, "templates/kernels/pool/pool.cuh")
 
 
-@pytest.mark.parametrize(
-    ("change", "outcome"),
-    [("<", "killed"), ("7", "survived"), ("never", "not reached")],
-)
+@pytest.mark.parametrize(("change", "outcome"), [("<", "killed"), ("7", "survived"), ("never", "not reached")])
 def test_the_judge_tells_killed_mutants_from_others(tmp_path: Path, change: str, outcome: str) -> None:
     source = "def grade(x):\n    if x == 'never':\n        return x < 'z'\n    return x < 4 if x < 9 else x > 7\n"
     (tmp_path / "all" / "mbc").mkdir(parents=True)

@@ -38,9 +38,7 @@ def test_the_same_kernels_give_the_same_bits(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_other_kernels_are_held_to_the_rule(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(
-        thousand_steps.CASES,
-        "recompute",
-        Case(DIGITS, "fp32", NOT_DIVIDED, same_bits=False, every=2, shares=(0.65,)),
+        thousand_steps.CASES, "recompute", Case(DIGITS, "fp32", NOT_DIVIDED, same_bits=False, every=2, shares=(0.65,))
     )
     row = run_case("recompute", "cpu", "h100", 5, SMALL)
     assert not row["promised"] and row["different"] > 0 and row["passed"] and row["repeated"] > 0

@@ -107,10 +107,7 @@ def test_python_runs_the_package():
     assert done.returncode == 0 and done.stdout.startswith("mbc ")
 
 
-@pytest.mark.parametrize(
-    ("gpu", "meant"),
-    [("h2000", "h200"), ("rtx-3091", "rtx-3090")],
-)
+@pytest.mark.parametrize(("gpu", "meant"), [("h2000", "h200"), ("rtx-3091", "rtx-3090")])
 def test_suggested_gpus(gpu, meant):
     with pytest.raises(MbcError) as caught:
         find_spec(gpu)

@@ -14,15 +14,7 @@ import pytest
 from mbc.codegen.view import view
 from mbc.hardware.streams import Space
 from mbc.plan.model import Copy, Kernel, Launch, Plan, Program
-from tests.codegen.fakes import (
-    PROGRAMS,
-    Call,
-    as_planned,
-    compile_against_fake,
-    expected_log,
-    loaded,
-    run_against_fake,
-)
+from tests.codegen.fakes import PROGRAMS, Call, as_planned, compile_against_fake, expected_log, loaded, run_against_fake
 from tests.codegen.plans import EchoProvider
 from tests.plan.offload import copies, offloaded_plan, recomputations
 from tests.plan.peer import lent

@@ -235,10 +235,7 @@ def test_statistics_that_a_model_reads_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "function, argument",
-    [
-        (lambda y: F.avg_pool2d(y, 2, ceil_mode=True, divisor_override=3), "divisor"),
-    ],
+    "function, argument", [(lambda y: F.avg_pool2d(y, 2, ceil_mode=True, divisor_override=3), "divisor")]
 )
 def test_an_argument_that_is_not_taken(function: Callable[[Tensor], Tensor], argument: str, tmp_path: Path) -> None:
     with pytest.raises(MbcError, match=argument):

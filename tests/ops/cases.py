@@ -638,7 +638,4 @@ CASES: dict[str, Callable[[Draw], Network]] = {
     )
 }  # fmt: skip
 CASES |= {name: partial(_pointwise, function) for name, function in POINTWISE.items()}
-CASES |= {
-    "add": lambda draw: _elementwise(draw, "add", 3),
-    "mul": lambda draw: _elementwise(draw, "mul", 3),
-}
+CASES |= {"add": lambda draw: _elementwise(draw, "add", 3), "mul": lambda draw: _elementwise(draw, "mul", 3)}

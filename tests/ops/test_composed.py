@@ -87,10 +87,7 @@ CASES: dict[str, tuple[Apply, Callable[[Any, Any], Any]]] = {
         )
         for operator in ("eq", "ne", "lt", "le", "gt", "ge")
     },
-    "masked_fill": (
-        lambda w, x, y: w("masked_fill", x, y, value=-1.5),
-        lambda x, y: x.masked_fill(y != 0, -1.5),
-    ),
+    "masked_fill": (lambda w, x, y: w("masked_fill", x, y, value=-1.5), lambda x, y: x.masked_fill(y != 0, -1.5)),
 }
 
 

@@ -131,14 +131,8 @@ WRONG: dict[str, tuple[Change, str]] = {
         lambda g: _value(g, "relu1", per_sample=False),
         "MBC064: operation 'relu1' computes 'relu1' with rows of the mini-batch",
     ),
-    "another mini-batch": (
-        lambda g: replace(g, batch=5),
-        "MBC064: value 'image' has 4 rows in a mini-batch of 5",
-    ),
-    "output": (
-        lambda g: replace(g, outputs=("infer.relu1",)),
-        "MBC065: no operation computes output 'infer.relu1'",
-    ),
+    "another mini-batch": (lambda g: replace(g, batch=5), "MBC064: value 'image' has 4 rows in a mini-batch of 5"),
+    "output": (lambda g: replace(g, outputs=("infer.relu1",)), "MBC065: no operation computes output 'infer.relu1'"),
     "left over": (
         lambda g: replace(g, values={**g.values, "x": Value("x", TensorType((1,), DType.FP32))}),
         "MBC065: no operation computes value 'x'",

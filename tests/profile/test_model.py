@@ -24,13 +24,7 @@ from mbc.kernels.base import Request
 from mbc.ops.convolution import Convolution
 from mbc.options import Options
 from mbc.plan.file import dump_plan, load_plan
-from mbc.profile.model import (
-    Identity,
-    Measurement,
-    Overhead,
-    calibrated,
-    signature,
-)
+from mbc.profile.model import Identity, Measurement, Overhead, calibrated, signature
 from mbc.profile.read_profile import read_profile
 from mbc.profile.schema import SCHEMA_VERSION
 from mbc.profile.writer import ProfileWriter, fold_log

@@ -102,8 +102,7 @@ def test_equal_ranks_are_counted():
 
 
 @pytest.mark.parametrize(
-    ("share", "text"),
-    [(0.0, "0 %"), (0.001, "under 1 %"), (0.5, "50 %"), (0.999, "over 99 %"), (1.0, "100 %")],
+    ("share", "text"), [(0.0, "0 %"), (0.001, "under 1 %"), (0.5, "50 %"), (0.999, "over 99 %"), (1.0, "100 %")]
 )
 def test_a_partly_measured_request_is_not_complete(share, text):
     assert measured_percent(share) == text

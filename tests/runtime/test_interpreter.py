@@ -294,10 +294,7 @@ def offloaded_plan() -> Plan:
 
 @pytest.mark.parametrize("transfers", list(Transfers))
 def test_copies_through_the_host_change_nothing(transfers: Transfers):
-    nets = [
-        Module(small_plan(), device="cpu"),
-        Module(offloaded_plan(), device="cpu", transfers=transfers),
-    ]
+    nets = [Module(small_plan(), device="cpu"), Module(offloaded_plan(), device="cpu", transfers=transfers)]
     for net in nets:
         net.step(*batch(), lr=0.1)
     for name in nets[0].states:

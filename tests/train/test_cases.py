@@ -75,12 +75,7 @@ def test_patches():
     [
         ("labels/b.npy", lambda x: x * 2, "MBC232", "labels/b.npy' has class 4 at [3, 5, 7]: the network has 3"),
         ("labels/b.npy", lambda x: x + 0.5, "MBC176", "labels/b.npy' holds float64, but input 'target' needs integers"),
-        (
-            "images/b.npy",
-            lambda x: x[:1],
-            "MBC175",
-            "(1, 4, 6, 8), but an image of input 'image' is [2, any, any",
-        ),
+        ("images/b.npy", lambda x: x[:1], "MBC175", "(1, 4, 6, 8), but an image of input 'image' is [2, any, any"),
         ("images/b.npy", lambda x: x[None], "MBC383", "b.npy' have the shapes (1, 2, 4, 6, 8) and (4, 6, 8)"),
         ("images/b.npy", lambda x: np.array([None]), "MBC172", "images/b.npy': Array can't be memory-mapped"),
     ],

@@ -269,8 +269,5 @@ def _unbind(call: Call) -> Result:
     return tuple(part for part in parts if part is not None)
 
 
-RULES: Mapping[str, Rule] = {
-    "aten.scaled_dot_product_attention.default": _attention,
-    "aten.unbind.int": _unbind,
-}
+RULES: Mapping[str, Rule] = {"aten.scaled_dot_product_attention.default": _attention, "aten.unbind.int": _unbind}
 NOT_TAKEN: Mapping[str, str] = {}

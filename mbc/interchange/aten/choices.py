@@ -15,15 +15,7 @@ from mbc.interchange.aten.arithmetic import combine, side
 from mbc.interchange.aten.attention import with_scores
 from mbc.interchange.aten.base import Call, Rule
 from mbc.interchange.aten.constants import constant_of, is_number
-from mbc.interchange.aten.operands import (
-    Activation,
-    Known,
-    Operand,
-    Refused,
-    Result,
-    Scores,
-    Weight,
-)
+from mbc.interchange.aten.operands import Activation, Known, Operand, Refused, Result, Scores, Weight
 from mbc.interchange.steps import Setting
 
 _FLOAT, _EXACT = "float32", ("float32", "bool")

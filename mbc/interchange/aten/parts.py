@@ -8,14 +8,7 @@ from dataclasses import replace
 
 from mbc.interchange.aten.axes import padded, sized, sliced
 from mbc.interchange.aten.base import Call, Rule, as_activation
-from mbc.interchange.aten.factors import (
-    axes_of,
-    channels_behind,
-    factored,
-    regarded,
-    selected,
-    windowed,
-)
+from mbc.interchange.aten.factors import axes_of, channels_behind, factored, regarded, selected, windowed
 from mbc.interchange.aten.operands import (
     CHANNELS_LAST,
     PLAIN,

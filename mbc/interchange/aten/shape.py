@@ -11,12 +11,7 @@ import numpy as np
 
 from mbc.interchange.aten.base import Call, Rule, as_activation
 from mbc.interchange.aten.constants import constant_of, is_number
-from mbc.interchange.aten.factors import (
-    axes_of,
-    factored,
-    permuted,
-    reshaped,
-)
+from mbc.interchange.aten.factors import axes_of, factored, permuted, reshaped
 from mbc.interchange.aten.operands import (
     CHANNELS_LAST,
     FLAT,

@@ -176,7 +176,4 @@ def _of_positions(op: Operator, position: int, length: int, half: int) -> Expres
 
 
 RULES: Mapping[str, Rule] = {"Attention": _attention, "RotaryEmbedding": _rotary}
-NOT_TAKEN: Mapping[str, str] = {
-    "FlexAttention": "use Attention",
-    "LinearAttention": "use Attention",
-}
+NOT_TAKEN: Mapping[str, str] = {"FlexAttention": "use Attention", "LinearAttention": "use Attention"}

@@ -189,12 +189,7 @@ def from_bytes(data: bytes, type_: TensorType, layout: Layout) -> Array:
 
 
 def _stored(dtype: DType) -> type:
-    return {
-        DType.FP32: np.float32,
-        DType.FP16: np.float16,
-        DType.INT32: np.int32,
-        DType.UINT8: np.uint8,
-    }[dtype]
+    return {DType.FP32: np.float32, DType.FP16: np.float16, DType.INT32: np.int32, DType.UINT8: np.uint8}[dtype]
 
 
 @dataclass(frozen=True)

@@ -22,15 +22,7 @@ from mbc.optimize.fusion.catalogue_conv1x1 import CONVOLUTION_FUSED_REMAT
 from mbc.optimize.fusion.pattern import LaunchPattern, Pattern
 from tests.kernels.cuda.cases import Case, w
 from tests.kernels.cuda.groups import POINT_FORMS, POINTS, Sizes, point_operand, points
-from tests.kernels.cuda.launching import (
-    TOLERANCES,
-    Library,
-    from_bytes,
-    launched,
-    relative_error,
-    request_of,
-    to_bytes,
-)
+from tests.kernels.cuda.launching import TOLERANCES, Library, from_bytes, launched, relative_error, request_of, to_bytes
 from tests.kernels.cuda.test_emulated import GXX, build
 from tests.kernels.statistics import grouped
 
@@ -81,11 +73,7 @@ def _named(value: Pattern | LaunchPattern | Sizes) -> str:
 
 
 @pytest.mark.parametrize("blocks", [1, conv1x1.REDUCTION_BLOCKS])
-@pytest.mark.parametrize(
-    ("pattern", "part", "sizes"),
-    POINT_FORMS,
-    ids=_named,
-)
+@pytest.mark.parametrize(("pattern", "part", "sizes"), POINT_FORMS, ids=_named)
 def test_equal_to_the_launches_by_themselves(
     pattern: Pattern,
     part: LaunchPattern,

@@ -189,9 +189,7 @@ PLAIN = OwnKernel(
 
 
 _WITH_STATISTICS = replace(
-    with_statistics(PLAIN, _blocks),
-    without_statistics=PLAIN.name,
-    operands="image weights x mean variance workspace",
+    with_statistics(PLAIN, _blocks), without_statistics=PLAIN.name, operands="image weights x mean variance workspace"
 )
 
 

@@ -25,10 +25,7 @@ from mbc.kernels.cuda.conv.conv1x1 import (
 from mbc.kernels.cuda.wiring import AFFINE, SCALE_SHIFT, Numbers, Wiring, run
 
 _PLAIN = replace(
-    PLAIN,
-    kind="convolution_backward_data",
-    file="conv/conv1x1_backward_data.cu",
-    launcher="conv1x1_backward_data",
+    PLAIN, kind="convolution_backward_data", file="conv/conv1x1_backward_data.cu", launcher="conv1x1_backward_data"
 )
 
 

@@ -129,13 +129,7 @@ FILE = "conv/depthwise.cu"
 
 KERNELS = (
     OwnKernel(
-        "convolution",
-        FILE,
-        DepthwiseArguments,
-        _depthwise,
-        time_us=_depthwise_us,
-        launcher="depthwise",
-        takes=_takes,
+        "convolution", FILE, DepthwiseArguments, _depthwise, time_us=_depthwise_us, launcher="depthwise", takes=_takes
     ),
     OwnKernel(
         "convolution_backward_data",

@@ -59,11 +59,7 @@ def _one_row_or_column(kernel: tuple[int, ...]) -> bool:
     return min(kernel) == 1 < max(kernel) <= MOST_TAPS
 
 
-_SHAPES = (
-    _Shape("1d", _one_row_or_column, PAIR),
-    _Shape("5x5", (5, 5).__eq__, PAIR),
-    _Shape("7x7", (7, 7).__eq__, 1),
-)
+_SHAPES = (_Shape("1d", _one_row_or_column, PAIR), _Shape("5x5", (5, 5).__eq__, PAIR), _Shape("7x7", (7, 7).__eq__, 1))
 
 
 def _takes(shape: _Shape, request: Request) -> bool:

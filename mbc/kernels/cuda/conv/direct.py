@@ -12,15 +12,7 @@ from dataclasses import dataclass, replace
 from mbc.hardware.spec import DeviceSpec
 from mbc.ir.types import Layout
 from mbc.kernels.base import Request
-from mbc.kernels.cuda.base import (
-    OwnKernel,
-    Slice,
-    axis_fields,
-    gemm_us,
-    in_space,
-    layout_code,
-    type_code,
-)
+from mbc.kernels.cuda.base import OwnKernel, Slice, axis_fields, gemm_us, in_space, layout_code, type_code
 from mbc.kernels.cuda.conv.conv_operands import ConvolutionSizes, ConvOperands, attributes, axes_of, sizes
 from mbc.ops.matrix import Linear
 
@@ -120,11 +112,5 @@ _FORWARD = OwnKernel("convolution", "conv/direct.cu", ConvolutionArguments, _con
 KERNELS = (
     _FORWARD,
     replace(_FORWARD, kind="convolution_backward_data"),
-    replace(
-        _FORWARD,
-        kind="convolution_backward_filter",
-        workspace=_partial_bytes,
-        launches=2,
-        accumulates=True,
-    ),
+    replace(_FORWARD, kind="convolution_backward_filter", workspace=_partial_bytes, launches=2, accumulates=True),
 )

@@ -217,9 +217,4 @@ def _in_fp32(kernel: OwnKernel) -> OwnKernel:
     return replace(kernel, file=file, launcher=launcher, takes=_takes(DType.FP32), emulates_fp32=True, version=1)
 
 
-KERNELS = (
-    FORWARD,
-    BACKWARD_FILTER,
-    _in_fp32(FORWARD),
-    _in_fp32(BACKWARD_FILTER),
-)
+KERNELS = (FORWARD, BACKWARD_FILTER, _in_fp32(FORWARD), _in_fp32(BACKWARD_FILTER))

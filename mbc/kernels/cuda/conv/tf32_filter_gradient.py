@@ -63,10 +63,7 @@ def _parts(request: Request) -> int:
 def _arguments(at: Slice) -> Tf32FilterArguments:
     request = at.request
     return Tf32FilterArguments(
-        **sizes(request),
-        band=_rows(request),
-        parts=_parts(request),
-        accumulate=int(at.accumulate),
+        **sizes(request), band=_rows(request), parts=_parts(request), accumulate=int(at.accumulate)
     )
 
 

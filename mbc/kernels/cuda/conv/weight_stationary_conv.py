@@ -92,11 +92,7 @@ _FORWARD = OwnKernel(
     warpgroups=True,
     aligned=True,
 )
-_BACKWARD_DATA = replace(
-    _FORWARD,
-    kind="convolution_backward_data",
-    named="weight_stationary_conv_backward_data",
-)
+_BACKWARD_DATA = replace(_FORWARD, kind="convolution_backward_data", named="weight_stationary_conv_backward_data")
 
 
 def _blocks(request: Request) -> int:

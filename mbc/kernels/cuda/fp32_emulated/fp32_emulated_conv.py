@@ -142,10 +142,7 @@ _FORWARD = OwnKernel(
     aligned=True,
 )
 _BACKWARD_DATA = replace(
-    _FORWARD,
-    kind="convolution_backward_data",
-    named="fp32_emulated_conv_backward_data",
-    takes=_takes_data,
+    _FORWARD, kind="convolution_backward_data", named="fp32_emulated_conv_backward_data", takes=_takes_data
 )
 _BACKWARD_FILTER = replace(
     _FORWARD,

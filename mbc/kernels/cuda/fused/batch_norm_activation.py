@@ -8,10 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from mbc.kernels.cuda.base import OwnKernel
-from mbc.kernels.cuda.fused.batch_norm_relu import (
-    FusedMapArguments,
-    map_arguments,
-)
+from mbc.kernels.cuda.fused.batch_norm_relu import FusedMapArguments, map_arguments
 from mbc.kernels.cuda.generated.generated_map import generated_as
 from mbc.kernels.cuda.norm.batch_norm import FusedSumArguments, fused_sum_arguments, sums_workspace
 from mbc.kernels.cuda.wiring import AFFINE, NORMALIZED, Wiring, eps, run, taking

@@ -171,12 +171,7 @@ KERNELS = (
             *map(_with_mask, _ADDED),
         )
     ),
-    _mapped(
-        "batch_normalize*+add+relu",
-        "dual_batch_normalize_add_relu",
-        f"{NORMALIZED} r {SECOND} y",
-        *_TWICE,
-    ),
+    _mapped("batch_normalize*+add+relu", "dual_batch_normalize_add_relu", f"{NORMALIZED} r {SECOND} y", *_TWICE),
     _with_relu_masks(
         _mapped(
             "batch_normalize*+add+relu+relu_mask",

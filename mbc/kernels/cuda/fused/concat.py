@@ -13,17 +13,7 @@ from mbc.kernels.cuda.base import REDUCTION_BLOCKS, OwnKernel, Slice, channels_l
 from mbc.kernels.cuda.image import SumArguments
 from mbc.kernels.cuda.norm.batch_norm import SUM_BYTES, partial_bytes, parts, statistics_workspace
 from mbc.kernels.cuda.pointwise.move import ConcatArguments
-from mbc.kernels.cuda.wiring import (
-    AFFINE,
-    SCALE_SHIFT,
-    Wiring,
-    affines,
-    eps,
-    members,
-    run,
-    slice_of,
-    taking,
-)
+from mbc.kernels.cuda.wiring import AFFINE, SCALE_SHIFT, Wiring, affines, eps, members, run, slice_of, taking
 
 # Blocks of a channels-last reduction on 132 multiprocessors. Half of the bytes are written, and loads wait for stores,
 # so that more blocks are needed than for a reduction that only reads.

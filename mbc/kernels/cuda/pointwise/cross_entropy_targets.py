@@ -107,13 +107,7 @@ KERNELS = (
         attributes_of("smoothing", "weight"),
     ),
     OwnKernel("kl_divergence", FILE, CrossEntropyArguments, entropy, workspace=_parts_bytes, launches=2),
-    OwnKernel(
-        "kl_divergence_backward",
-        FILE,
-        CrossEntropyArguments,
-        _of_side,
-        attributes_of("weight"),
-    ),
+    OwnKernel("kl_divergence_backward", FILE, CrossEntropyArguments, _of_side, attributes_of("weight")),
     OwnKernel(
         "class_weight_sum",
         FILE,
@@ -133,11 +127,5 @@ KERNELS = (
         workspace=_parts_bytes,
         launches=2,
     ),
-    OwnKernel(
-        "weighted_cross_entropy_mean_backward",
-        FILE,
-        WeightedCrossEntropyArguments,
-        _mean,
-        _mean_reals,
-    ),
+    OwnKernel("weighted_cross_entropy_mean_backward", FILE, WeightedCrossEntropyArguments, _mean, _mean_reals),
 )

@@ -179,15 +179,7 @@ def _split_trailing(at: Slice) -> tuple[int, ...]:
 
 KERNELS = (
     OwnKernel("rearrange", FILE, RearrangeArguments, _rearrange, trailing=_rearrange_trailing),
-    OwnKernel(
-        "strided_slice",
-        FILE,
-        GatherArguments,
-        _gather,
-        _outside,
-        _gather_trailing,
-        time_us=touched_us,
-    ),
+    OwnKernel("strided_slice", FILE, GatherArguments, _gather, _outside, _gather_trailing, time_us=touched_us),
     OwnKernel("pad", FILE, GatherArguments, _gather, _outside, _gather_trailing, launcher="strided_slice", named="pad"),
     OwnKernel("pad_backward", FILE, GatherArguments, _pad_backward, trailing=_pad_backward_trailing),
     OwnKernel("split", FILE, SplitArguments, _split, trailing=_split_trailing, operands="x parts[parts]"),

@@ -173,14 +173,7 @@ def _resize(at: Slice) -> ResizeArguments:
 
 
 KERNELS = (
-    OwnKernel(
-        "max_pool",
-        "pool/max_pool.cu",
-        PoolArguments,
-        _pool,
-        operands="x y index?option",
-        version=3,
-    ),
+    OwnKernel("max_pool", "pool/max_pool.cu", PoolArguments, _pool, operands="x y index?option", version=3),
     OwnKernel("max_pool_backward", "pool/max_pool_backward.cu", PoolArguments, _pool, version=3),
     OwnKernel("avg_pool", "pool/avg_pool.cu", PoolArguments, _pool),
     OwnKernel("avg_pool_backward", "pool/avg_pool.cu", PoolArguments, _pool),
