@@ -188,7 +188,7 @@ def test_a_budget_above_the_gpus_memory_is_reported(mbc):
 
 
 def test_a_batch_that_can_never_fit_is_refused_by_its_shapes(mbc, monkeypatch):
-    monkeypatch.setattr("mbc.optimize.search.search.choose", None)  # nothing is chosen
+    monkeypatch.setattr("mbc.optimize.selection.selector.choose", None)  # nothing is chosen
     for batch in (10**9, 10**9 + 1, 2**30):
         error = refused(mbc, *H200, "--set", f"batch={batch}")
         assert "error MBC203: 'tiny' cannot fit 139.8 GiB: the lower bound of all plans is " in error
@@ -201,7 +201,7 @@ def test_inputs_that_do_not_fit_are_refused_before_anything_is_chosen(mbc, monke
         "y = x |> conv(4, 1) |> relu |> global_avgpool |> linear(3) output y loss (y, t) |> softmax_cross_entropy }"
     )
     Path("tiny.mbc").write_text(pointwise)
-    monkeypatch.setattr("mbc.optimize.search.search.choose", None)
+    monkeypatch.setattr("mbc.optimize.selection.selector.choose", None)
     error = refused(mbc, *H200, "--set", "batch=1e8")
     assert "error MBC203: 'points' cannot fit 139.8 GiB: the lower bound of all plans is " in error
     assert " of states and inputs when a step starts, and " in error

@@ -16,7 +16,8 @@ from mbc.passes.training_step import differentiate
 from mbc.plan.model import Kernel
 from mbc.source import Source
 from tests.optimize.fusion import test_fused_pooling as pools
-from tests.optimize.fusion.test_fused_pooling import UNCLUSTERED, launched, planned, trained
+from tests.optimize.fusion.test_fused_pooling import launched, planned, trained
+from tests.optimize.fusion.unclustered import UNCLUSTERED
 
 SOURCE = """
 network joined(batch = 6, classes = 5) {

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from mbc.frontend.lower import lower
 from mbc.frontend.parse import parse
-from mbc.hardware.spec import DeviceSpec, find_spec
+from mbc.hardware.spec import DeviceSpec
 from mbc.ir.graph import TrainingGraph
 from mbc.kernels import PROVIDERS
 from mbc.kernels.interpreter import INTERPRETER
@@ -21,10 +20,10 @@ from mbc.plan.model import Kernel, Plan
 from mbc.plan.verify import verify_plan
 from mbc.runtime.module import Module
 from mbc.source import Source
+from tests.optimize.fusion.unclustered import UNCLUSTERED
 from tests.optimize.planned import Favouring, Without
 
 # Its blocks form no clusters: small tensors are not normalised at once.
-UNCLUSTERED = replace(find_spec("h200"), name="a GPU without clusters", architecture="sm_80")
 SOURCE = """
 network pools(batch = 6, classes = 5) {
   input image[batch, 2, 8, 8] : float

@@ -32,11 +32,10 @@ from mbc.plan.verify import verify_plan
 from mbc.profile.signature import read_signature, signature, with_rows
 from mbc.runtime.module import Module
 from mbc.source import Source
+from tests.optimize.fusion.unclustered import UNCLUSTERED
 from tests.optimize.planned import Adapted, Favouring, NoSizes, Without
 
 H200 = find_spec("h200")
-# Its blocks form no clusters: small tensors are not normalised at once.
-UNCLUSTERED = replace(H200, name="a GPU without clusters", architecture="sm_80")
 SOURCE = """
 network small(batch = 6, classes = 5) {
   input image[batch, 2, 6, 6] : float

@@ -11,7 +11,6 @@ import pytest
 from mbc.analysis.roofline import Ceilings, Limit, limits
 from mbc.frontend.lower import lower
 from mbc.frontend.parse import parse
-from mbc.hardware.spec import find_spec
 from mbc.ir.graph import TrainingGraph
 from mbc.kernels import PROVIDERS
 from mbc.kernels.base import Candidate, Request
@@ -34,10 +33,10 @@ from mbc.profile.signature import signature
 from mbc.resources import folder
 from mbc.runtime.module import Module
 from mbc.source import Source
+from tests.optimize.fusion.unclustered import UNCLUSTERED
 from tests.optimize.planned import Only
 
 # Its blocks form no clusters, so that no other group holds the same statistics.
-GPU = replace(find_spec("h200"), name="a GPU without clusters", architecture="sm_80")
 BATCH = 6
 FASTER, SLOWER = 0.5, 1.2  # than one by one
 SOURCE = """
@@ -67,7 +66,7 @@ def graph(precision: str = "fp16") -> TrainingGraph:
 
 
 def table(steps: TrainingGraph, profile: Profile | None = None) -> CandidateTable:
-    return CandidateTable(steps, GPU, PROVIDERS, profile, Rules())
+    return CandidateTable(steps, UNCLUSTERED, PROVIDERS, profile, Rules())
 
 
 def measured(steps: TrainingGraph, faster: float) -> Profile:
@@ -78,9 +77,9 @@ def measured(steps: TrainingGraph, faster: float) -> Profile:
         return Measurement(c.provider, c.name, c.settings, c.layouts, c.workspace_bytes, time_us, 0.0, c.deterministic,
                            c.accumulates, (), 0.0)  # fmt: skip
 
-    asked = [need.undivided for need in needs(steps, GPU, Policy.UNDIVIDED)]
+    asked = [need.undivided for need in needs(steps, UNCLUSTERED, Policy.UNDIVIDED)]
     measurements = {
-        signature(r): tuple(measurement(r, c) for p in PROVIDERS for c in p.candidates(r, GPU)) for r in asked
+        signature(r): tuple(measurement(r, c) for p in PROVIDERS for c in p.candidates(r, UNCLUSTERED)) for r in asked
     }
     return Profile(Identity("NVIDIA H200", "sm_90", 132, "1", 91900, "2026-11-22"), measurements)
 
@@ -154,12 +153,12 @@ def test_other_pairs_are_not_found(line: str):
 def test_without_a_measurement_none_is_taken(precision: str):
     kinds = {operation.kind for operation in Fusion.of(table(graph(precision))).programs().train}
     assert WITH_STATISTICS not in kinds
-    asked = {need.undivided.kind for need in needs(graph(precision), GPU, Policy.ALL)}
+    asked = {need.undivided.kind for need in needs(graph(precision), UNCLUSTERED, Policy.ALL)}
     assert (WITH_STATISTICS in asked) == (precision == "fp16")
 
 
 def test_whole_batches_only_are_measured():
-    asked = [need for need in needs(graph(), GPU, Policy.ALL) if need.undivided.kind == WITH_STATISTICS]
+    asked = [need for need in needs(graph(), UNCLUSTERED, Policy.ALL) if need.undivided.kind == WITH_STATISTICS]
     assert asked and all(need.requests == (need.undivided,) for need in asked)
 
 
@@ -190,7 +189,7 @@ def test_only_kernels_measured_faster_are_planned():
 def test_its_limit_counts_the_product_and_the_written_bytes():
     plan = planned(graph(), FASTER)
     by_kind: dict[str, list[Limit]] = {}
-    for limit in limits(plan, plan.train, Ceilings.of(GPU, plan.graph.precision)):
+    for limit in limits(plan, plan.train, Ceilings.of(UNCLUSTERED, plan.graph.precision)):
         by_kind.setdefault(limit.summary.kind, []).append(limit)
     second = next(limit for limit in by_kind[WITH_STATISTICS] if "second" in limit.summary.name)
     pixels = BATCH * 12 * 12
@@ -212,7 +211,7 @@ APART = 10.0  # times what the interpreter is taken to need for it
 
 def exact(part: float, budget_bytes: int = 10**12) -> Plan:
     """Return a plan in fp64, which only the interpreter runs."""
-    one = CandidateTable(graph("fp64"), GPU, (Only(INTERPRETER, WITH_STATISTICS, part),), rules=Rules())
+    one = CandidateTable(graph("fp64"), UNCLUSTERED, (Only(INTERPRETER, WITH_STATISTICS, part),), rules=Rules())
     plan = search(one, Limits(budget_bytes))
     verify_plan(plan)
     return plan

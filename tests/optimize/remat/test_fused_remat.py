@@ -17,8 +17,9 @@ from mbc.optimize.schedule.emit_launches import emit_launches
 from mbc.optimize.schedule.regions import regions_of
 from mbc.optimize.selection.select import choose
 from mbc.plan.model import Access, Kernel, Launch, Mode
-from tests.optimize.fusion.test_select_groups import UNCLUSTERED, graph
+from tests.optimize.fusion.test_select_groups import graph
 from tests.optimize.fusion.test_select_groups import table as favouring
+from tests.optimize.fusion.unclustered import UNCLUSTERED
 from tests.optimize.search.test_fused_within_budget import kept, recomputed_outputs, within
 
 

@@ -18,8 +18,8 @@ from mbc.optimize.remat.greedy import choose_residency
 from mbc.optimize.remat.optimizer_offload import offload_states, states_to_offload
 from mbc.optimize.schedule.depth_first_micro_batches import Division
 from mbc.optimize.selection.select import choose
-from tests.optimize.fusion.test_select_groups import UNCLUSTERED
 from tests.optimize.fusion.test_select_groups import table as fused_table
+from tests.optimize.fusion.unclustered import UNCLUSTERED
 from tests.optimize.planned import draft_of, table
 from tests.optimize.remat.test_greedy import BOTH, OFFLOAD, RECOMPUTE
 from tests.optimize.remat.test_local_search import SEEDS, WORK, residency

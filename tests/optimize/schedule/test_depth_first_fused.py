@@ -20,7 +20,8 @@ from mbc.plan.model import Mode, Plan
 from mbc.plan.verify import verify_plan
 from mbc.runtime.launch_order import Transfers
 from mbc.source import Source
-from tests.optimize.fusion.test_select_groups import UNCLUSTERED, table
+from tests.optimize.fusion.test_select_groups import table
+from tests.optimize.fusion.unclustered import UNCLUSTERED
 from tests.optimize.planned import plan_of
 from tests.optimize.remat.test_apply_decisions import trained
 from tests.optimize.schedule.test_depth_first_micro_batches import divided_drafts

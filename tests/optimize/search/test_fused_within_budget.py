@@ -16,7 +16,8 @@ from mbc.optimize.search import overhead
 from mbc.passes.training_step import differentiate
 from mbc.plan.model import Buffer, Launch, Mode, Plan, Program
 from mbc.source import Source
-from tests.optimize.fusion.test_select_groups import UNCLUSTERED, graph, planned, trained
+from tests.optimize.fusion.test_select_groups import graph, planned, trained
+from tests.optimize.fusion.unclustered import UNCLUSTERED
 
 OVERHEAD_BYTES = UNCLUSTERED.overhead_bytes
 

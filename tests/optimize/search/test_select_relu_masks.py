@@ -26,7 +26,8 @@ from mbc.plan.model import Plan
 from mbc.plan.verify import verify_plan
 from mbc.runtime.module import Module
 from mbc.source import Source
-from tests.optimize.fusion.test_select_groups import UNCLUSTERED, launched
+from tests.optimize.fusion.test_select_groups import launched
+from tests.optimize.fusion.unclustered import UNCLUSTERED
 from tests.optimize.planned import NoSizes
 
 SOURCE = """
