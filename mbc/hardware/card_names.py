@@ -18,7 +18,7 @@ def choose_card(name: str, cards: Mapping[str, tuple[str, float]]) -> str:
     """Return the key of the card that `name` means.
 
     A name means a card if it is the card's key or name, whatever its case, hyphens and filler words. Else it means the
-    card that has all of its words, if no other card has them, or if all others have the words of this card and more.
+    only card that has all of its words. Of several such cards it means the one whose words all the others have, too.
 
     Args:
         name: The text that a user wrote.
@@ -37,7 +37,7 @@ def choose_card(name: str, cards: Mapping[str, tuple[str, float]]) -> str:
     if smallest := [key for key in near if all(sets[key] <= sets[one] for one in near)]:
         return smallest[0]
     if near:
-        raise MbcError("MBC070", f"'{name}' is several GPUs", f"choose one of {_listed(near)}")
+        raise MbcError("MBC070", f"several GPUs are called '{name}'", f"choose one of {_listed(near)}")
     plain = "-".join(asked)
     near = difflib.get_close_matches(plain, list(cards), 1, 0.75)
     meant = f"did you mean {_listed(near, ' or ')}? Else " if near else ""

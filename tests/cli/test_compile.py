@@ -237,7 +237,7 @@ def test_figures_of_a_gpu(mbc):
     assert "peak in fp32: 12.7 TFLOP/s (published: 12.7, NVIDIA Ampere GA102" in shown
     row = mbc("gpus", "rtx-3060", "--json").json
     assert row["multiprocessors"] == 28 and "planning" not in row
-    assert "error MBC070: 'A100' is several GPUs" in mbc("gpus", "A100").err
+    assert "error MBC070: several GPUs are called 'A100'" in mbc("gpus", "A100").err
 
 
 def test_a_card_of_ones_own(mbc):

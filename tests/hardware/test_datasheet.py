@@ -142,7 +142,7 @@ def test_names_as_people_write_them(name: str, key: str) -> None:
     ],
 )
 def test_a_name_of_several_gpus_asks_which(name: str, choices: str) -> None:
-    with pytest.raises(MbcError, match=f"MBC070: '{name}' is several GPUs") as caught:
+    with pytest.raises(MbcError, match=f"MBC070: several GPUs are called '{name}'") as caught:
         find_spec(name)
     assert choices in caught.value.remedy
 
