@@ -54,7 +54,7 @@ class ModelChanges:
     """
 
     def __init__(self, model: Any, whole_step: bool = False, losses: Sequence[Any] = (), optimizer: Any = None) -> None:
-        """Record them.
+        """Record the settings, layers, modes and hooks of a model.
 
         Args:
             model: The model.
@@ -68,11 +68,11 @@ class ModelChanges:
         self._tensors = _Entries()
         for path, module in modules:
             if "training" in module.__dict__:  # what torch.compile returns asks the module within it
-                self._modes.add(f"{path}.training", module.__dict__, "training", module.training)
+                self._modes.add(f"{path}.training".lstrip("."), module.__dict__, "training", module.training)
             # Parameters are looked up in tables, because a parameter that is held here could not be replaced.
             for key, parameter in module._parameters.items():
                 if parameter is not None:
-                    self._parameters.add(f"{path}.{key}", module._parameters, key, parameter.requires_grad)
+                    self._parameters.add(f"{path}.{key}".lstrip("."), module._parameters, key, parameter.requires_grad)
         for path, module in (*modules, *of_losses):
             for name, table, key, value in _settings(path, module, whole_step):
                 (self._tensors if isinstance(value, torch.Tensor) else self._settings).add(name, table, key, value)

@@ -199,7 +199,7 @@ class Planned:
             MbcError: MBC341 if no smaller plan fits and PyTorch must not run the model.
         """
         trains = model.training and torch.is_grad_enabled()  # tensors made in torch.inference_mode cannot be trained
-        if not trains or not self._pending.is_empty or not self._memory_checks.begin():
+        if not trains or not self._pending.is_empty or not self._memory_checks.take_due():
             return True
         first = self.programs[0]
         excess = self._compilation.excess_bytes(first)

@@ -125,8 +125,8 @@ class MemoryChecks:
     checked: int = 1
     replanned: bool = False
 
-    def begin(self) -> bool:
-        """Return whether memory is to be checked now."""
+    def take_due(self) -> bool:
+        """Return whether memory is to be checked now; this check is then not due any more."""
         due = self.passes >= 2 * self.checked
         self.checked = self.passes if due else self.checked
         return due
