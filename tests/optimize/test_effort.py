@@ -18,6 +18,7 @@ ELSEWHERE = {
     "bounds/measured_floor.py": {"BANDWIDTH_SHARE"},  # what a good kernel reaches
     "candidates/pareto.py": {"_ROUNDING", "_FEW_ROWS"},  # rounding, and what NumPy costs
     "candidates/table.py": {"MICRO_BATCH_ALIGNMENT_BYTES"},  # what candidates were measured with
+    "placement/block_file.py": {"_MOST"},  # of an integer in a file
     "schedule/contention.py": {"COMPUTING", "FILLING", "WAIT_US", "COPY_WAIT_US"},  # a model, fitted to measured steps
     "schedule/simulate.py": {"_IDLE_US"},  # rounding
     "search/overhead.py": {  # a model of what CUDA takes

@@ -94,7 +94,7 @@ def test_filter_gradients_go_to_the_concurrent_stream_where_the_gpu_is_idle(case
 def test_kernels_that_fill_the_gpu_stay() -> None:
     alone = solution("residual", "fp32")
     slow = replace(alone.table.device, copy_gb_s=alone.table.device.copy_gb_s / 1e7)
-    alone = replace(alone, table=replace(alone.table, device=slow))
+    alone = replace(alone, selector=Selector.of(replace(alone.table, device=slow)))
     assert use_concurrent_stream(alone, ROOM_BYTES) is alone
 
 
