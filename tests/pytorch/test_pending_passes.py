@@ -137,7 +137,10 @@ def dropping() -> Any:
 
 
 def assert_masks_are_kept(one: Any, other: Any) -> None:
-    """Compare two planned models with dropout: one runs each backward pass at once, the other one lets three wait."""
+    """Assert that `other`, whose backward passes run after three forward passes, gives the gradients of `one`.
+
+    Both are planned models with dropout; `one` runs the backward pass of each forward pass before the next one.
+    """
 
     def gradient(model: Any, output: Any) -> Any:
         return torch.autograd.grad(output.sum(), [model.first.bias])[0]

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NoReturn, cast
 
 from mbc.errors import MbcError
+from mbc.pytorch.nnunet.plans_file import inherited
 
 torch: Any = importlib.import_module("torch")
 _OF_PLANS = ("dataset_name", "plans_name", "configurations", "image_reader_writer", "transpose_forward")
@@ -27,15 +28,10 @@ def check_plans(plans: Mapping[str, Any], configuration: str) -> None:
         of_first = " (the plans are those of nnU-Net 1)" if "plans_per_stage" in plans else ""
         _refuse_plans(f"they lack '{lacking[0]}'{of_first}")
     configurations: Mapping[str, Any] = plans["configurations"]
-    entries: dict[str, Any] = {}
-    name, passed = configuration, list[str]()
-    while name:
-        if name not in configurations or name in passed:
-            valid = ", ".join(configurations)
-            _refuse_plans(f"they have no configuration '{name}', but {valid}")
-        passed.append(name)
-        entries = {**configurations[name], **entries}
-        name = str(configurations[name].get("inherits_from", ""))
+    try:
+        entries = inherited(configurations, configuration)
+    except KeyError as error:
+        _refuse_plans(f"they have no configuration {error}, but {', '.join(configurations)}")
     required = (key for key in _OF_CONFIGURATION if key != "architecture" or _EARLIER not in entries)
     if lacking := [key for key in required if key not in entries]:
         _refuse_plans(f"the configuration '{configuration}' lacks '{lacking[0]}'")

@@ -201,7 +201,7 @@ class _Forward:
         self._supervised: bool | None = getattr(self._decoder, "deep_supervision", None)
 
     def __call__(self, images: Any) -> Any:
-        """Return all outputs, or the first one if deep supervision is off now."""
+        """Return the outputs of all resolutions, or only that of full resolution if deep supervision is off now."""
         supervised = getattr(self._decoder, "deep_supervision", None)
         if supervised == self._supervised:
             return self._outputs(images)

@@ -155,18 +155,30 @@ def _no_plans(message: str) -> MbcError:
     return MbcError("MBC391", message, "plan the experiment with nnU-Net 2: nnUNetv2_plan_experiment -d DATASET")
 
 
-def _inherited(path: Path, configurations: Any, name: str, visited: tuple[str, ...] = ()) -> dict[str, Any]:
-    """Return the entries of a configuration and of those that it inherits from."""
-    here = configurations.get(name)
-    if not _is_a(here, dict) or name in visited:
-        raise _no_plans(f"'{path}' is no plans file of nnU-Net 2: configuration '{name}' is missing or inherits itself")
-    if "inherits_from" not in here:
-        return here
-    return {**_inherited(path, configurations, str(here["inherits_from"]), (*visited, name)), **here}
+def inherited(configurations: Any, name: str) -> dict[str, Any]:
+    """Return the entries of a configuration, together with those that it inherits from other configurations.
+
+    Raises:
+        KeyError: The name of a configuration that is missing or inherits from itself.
+    """
+    entries: dict[str, Any] = {}
+    visited: list[str] = []
+    while name:
+        here = configurations.get(name)
+        if not _is_a(here, dict) or name in visited:
+            raise KeyError(name)
+        visited.append(name)
+        entries = {**here, **entries}
+        name = str(here.get("inherits_from", ""))
+    return entries
 
 
 def _configuration(path: Path, plans: str, name: str, configurations: Any) -> Configuration:
-    entries = _inherited(path, configurations, name)
+    try:
+        entries = inherited(configurations, name)
+    except KeyError as error:
+        what = f"configuration {error} is missing or inherits itself"
+        raise _no_plans(f"'{path}' is no plans file of nnU-Net 2: {what}") from None
     place = f"configuration '{name}' of '{path}'"
 
     def take(part: Any, key: str, convert: Callable[[Any], T]) -> T:

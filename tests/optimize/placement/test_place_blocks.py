@@ -118,11 +118,8 @@ def test_nothing_is_searched_without_a_budget_that_it_can_help(budget: float, mo
     assert bound < height < 1.1 * bound
 
 
-def test_the_search_lowers_states_that_do_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    blocks = jigsaw(400)
-    bound = peak_bytes(blocks)[0]
-    _, heuristic = place(blocks)
-    lowest = (3 * bound + heuristic) // 4
+def search_that_fails_below(lowest: int, bound: int, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Let the search find no placement below `lowest`; return a list that will have the heights that were tried."""
     limits: list[int] = []
 
     def from_lowest(blocks: list[Block], limit_bytes: int, most_nodes: int) -> list[int] | None:
@@ -131,6 +128,15 @@ def test_the_search_lowers_states_that_do_not_fit(monkeypatch: pytest.MonkeyPatc
         return [offset + limit_bytes - bound for offset in offsets] if limit_bytes >= lowest else None
 
     monkeypatch.setattr(mbc.optimize.placement.place_blocks, "search", from_lowest)
+    return limits
+
+
+def test_the_search_lowers_states_that_do_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    blocks = jigsaw(400)
+    bound = peak_bytes(blocks)[0]
+    _, heuristic = place(blocks)
+    lowest = (3 * bound + heuristic) // 4
+    limits = search_that_fails_below(lowest, bound, monkeypatch)
     offsets, height = place(blocks, int(1.002 * bound))
     assert limits[:2] == [bound, int(1.002 * bound)], "the lower bound first, then the budget"
     assert len(limits) == effort.SKYLINE_SEARCH_LIMITS
@@ -158,14 +164,7 @@ def test_heights_above_a_bound_that_is_out_of_reach_are_halved(monkeypatch: pyte
     blocks = jigsaw(400)
     bound, heuristic = peak_bytes(blocks)[0], place(blocks)[1]
     lowest = (3 * bound + heuristic) // 4
-    limits: list[int] = []
-
-    def from_lowest(blocks: list[Block], limit_bytes: int, most_nodes: int) -> list[int] | None:
-        limits.append(limit_bytes)
-        offsets = search(blocks, bound, most_nodes) or []
-        return [offset + limit_bytes - bound for offset in offsets] if limit_bytes >= lowest else None
-
-    monkeypatch.setattr(mbc.optimize.placement.place_blocks, "search", from_lowest)
+    limits = search_that_fails_below(lowest, bound, monkeypatch)
     height = place_lowest(blocks, 100_000)[1]
     assert limits[0] == bound and lowest <= height <= 1.001 * lowest
     assert sum(limit < lowest for limit in limits) == effort.SKYLINE_SEARCH_LOWEST_FAILURES
