@@ -3,15 +3,18 @@
 python monai_loop.py [--mbc] [--size 32] [--steps 8]
 """
 
+# MONAI is optional, and it offers its names by packages that do not list them.
+# pyright: reportMissingImports=false, reportPrivateImportUsage=false
+
 import argparse
 from collections.abc import Callable
 from typing import Any
 
 import torch
-from monai.engines import IterationEvents, SupervisedTrainer  # pyright: ignore[reportMissingImports]
-from monai.losses import DiceCELoss  # pyright: ignore[reportMissingImports]
-from monai.networks.nets import DynUNet, SegResNet  # pyright: ignore[reportMissingImports]
-from monai.utils import set_determinism  # pyright: ignore[reportMissingImports]
+from monai.engines import IterationEvents, SupervisedTrainer
+from monai.losses import DiceCELoss
+from monai.networks.nets import DynUNet, SegResNet
+from monai.utils import set_determinism
 
 import mbc
 
