@@ -16,6 +16,7 @@ from enum import StrEnum
 
 from mbc.errors import MbcError
 from mbc.hardware.collective_times import CollectiveKind
+from mbc.hardware.instructions import Instruction
 from mbc.hardware.spec import DeviceSpec
 from mbc.hardware.streams import COPY_STREAMS, Space
 from mbc.ir.graph import Operation, TrainingGraph
@@ -57,7 +58,7 @@ class Ceilings:
     def of(device: DeviceSpec, precision: Precision) -> Ceilings:
         """Return the ceilings of `device` at `precision`."""
         whole = peak_tflops(device, precision)
-        splits = precision is Precision.FP32 and device.has_warpgroups
+        splits = precision is Precision.FP32 and device.has(Instruction.WGMMA)
         halves = peak_tflops(device, Precision.FP16) / PRODUCTS if splits else 0.0
         flops_per_us = max(whole, halves) * 1e6
         return Ceilings(device.copy_gb_s * 1e3, flops_per_us, device.launch_us, device.measured, halves > whole)

@@ -21,8 +21,8 @@ from pathlib import Path
 from mbc.codegen.cache import ObjectCache, find_cache
 from mbc.codegen.toolchain import Part, Toolchain
 from mbc.errors import MbcError
-from mbc.hardware.spec import has_warpgroups
-from mbc.kernels.cuda import WARPGROUP_SOURCES
+from mbc.hardware.instructions import Instruction, has_instruction
+from mbc.kernels.cuda import WGMMA_SOURCES
 
 _COMPILER_LINES = 20  # lines of a compiler's message that the user sees
 _INCLUDE = re.compile(rb'^[ \t]*#[ \t]*include[ \t]*["<]([^">\n]+)[">]', re.M)
@@ -124,7 +124,7 @@ def code_option(architecture: str, source: str) -> str:
 
     Only one architecture has wgmma. Code with it is compiled for a target of its own, sm_90a, whose PTX no other runs.
     """
-    if has_warpgroups(architecture) and Path(source).name in WARPGROUP_SOURCES:
+    if has_instruction(architecture, Instruction.WGMMA) and Path(source).name in WGMMA_SOURCES:
         return "-gencode=arch=compute_90a,code=sm_90a"
     code = architecture.removeprefix("sm_")
     return f"-gencode=arch=compute_{code},code=[sm_{code},compute_{code}]"

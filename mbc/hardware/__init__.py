@@ -5,6 +5,7 @@
 * `driver_card`: GPUs of this machine as the driver describes them
 * `card_names`: names of GPUs as people write them
 * `datasheet`: figures of a card, listed or of a user's file, and the peaks that follow from them
+* `instructions`: which instructions GPUs have, by compute capability
 * `spec`: what planning uses of a GPU: limits of its datasheet, or measured ones
 * `part`: parts of a GPU, by name
 * `target`: which GPU a plan is for, and its free memory

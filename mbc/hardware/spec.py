@@ -11,6 +11,7 @@ from typing import Any
 from mbc.hardware.card_names import choose_card
 from mbc.hardware.collective_times import CollectiveModel, Link
 from mbc.hardware.datasheet import CARDS, Datasheet, capability_of, multiprocessor_of, sheet_of
+from mbc.hardware.instructions import Instruction, has_instruction
 from mbc.hardware.part import check_part, part_name, split_name
 from mbc.hardware.transfers import AnyLink, HostLink, Links, PeerLink, estimated_link, estimated_peer_link
 
@@ -60,33 +61,17 @@ class DeviceSpec:
     @property
     def has_bf16(self) -> bool:
         """True if cuDNN and cuBLASLt compute in bf16 on it: from compute capability 8.0 on."""
-        return self._compute_capability >= 80
+        return capability_of(self.architecture) >= 80
 
-    @property
-    def has_clusters(self) -> bool:
-        """True if the blocks of a cluster can read each other's shared memory: from compute capability 9.0 on."""
-        return self._compute_capability >= 90
-
-    @property
-    def has_warpgroups(self) -> bool:
-        """True if four warps together start matrix products (wgmma): compute capability 9.0 only."""
-        return has_warpgroups(self.architecture)
+    def has(self, instruction: Instruction) -> bool:
+        """Return whether the GPU has the instructions of this family."""
+        return has_instruction(self.architecture, instruction)
 
     @property
     def shared_bytes_of_block(self) -> int:
         """Largest shared memory of a block."""
         stated = 0 if self.sheet is None else self.sheet.shared_bytes
         return stated or multiprocessor_of(self.architecture).shared_kib << 10
-
-    @property
-    def _compute_capability(self) -> int:
-        """The compute capability in tenths."""
-        return capability_of(self.architecture)
-
-
-def has_warpgroups(architecture: str) -> bool:
-    """Return `DeviceSpec.has_warpgroups` for GPUs of this architecture."""
-    return architecture.rstrip("af") == "sm_90"
 
 
 @cache

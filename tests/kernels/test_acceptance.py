@@ -205,7 +205,7 @@ def test_a_gpu_that_cannot_run_a_kernel_refuses_it() -> None:
     for request in own_requests():
         for c in OWN.candidates(request, H200):
             kernel = KERNELS[c.name]
-            if kernel.tensor_cores or kernel.clusters or kernel.warpgroups:
+            if kernel.needs:
                 assert "sm_75 lacks instructions that it needs" in OWN.accepts(call(request, c), old).refusal
                 refused += 1
     assert refused > 100

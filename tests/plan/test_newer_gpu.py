@@ -12,9 +12,10 @@ from mbc.codegen.objects import code_option
 from mbc.codegen.render_sources import every_kernel_file
 from mbc.compiler import compile_plan
 from mbc.hardware.datasheet import MULTIPROCESSORS
+from mbc.hardware.instructions import Instruction
 from mbc.hardware.spec import DeviceSpec
 from mbc.kernels.base import Acceptance, Call
-from mbc.kernels.cuda import KERNELS, OWN, WARPGROUP_SOURCES
+from mbc.kernels.cuda import KERNELS, OWN, WGMMA_SOURCES
 from mbc.options import Options
 from mbc.plan.model import Kernel, Plan
 from mbc.plan.newer_gpu import binding_kernels, is_forward_compatible
@@ -49,7 +50,7 @@ def test_a_plan_without_special_instructions_runs_on_newer_gpus(architecture: st
 def test_kernels_with_wgmma_bind() -> None:
     plan = plan_for("h200", "mbc", "cublaslt")
     named = {launch.work.name for launch in plan.train.launches if isinstance(launch.work, Kernel)}
-    needing = {f"mbc/{name}" for name in named if name in KERNELS and KERNELS[name].warpgroups}
+    needing = {f"mbc/{name}" for name in named if name in KERNELS and KERNELS[name].needs is Instruction.WGMMA}
     assert needing and binding_kernels(plan, "sm_90") == ()
     for architecture in NEWER:
         binding = binding_kernels(plan, architecture)
@@ -84,9 +85,9 @@ def test_the_code_of_each_source() -> None:
         return name == "wgmma.cuh" or any(map(includes_wgmma, inner))
 
     sources = [file.rpartition("/")[2] for file in every_kernel_file()]
-    assert {name for name in sources if includes_wgmma(name)} == WARPGROUP_SOURCES < set(sources)
+    assert {name for name in sources if includes_wgmma(name)} == WGMMA_SOURCES < set(sources)
     for source in sources:
-        only = source in WARPGROUP_SOURCES
+        only = source in WGMMA_SOURCES
         assert code_option("sm_90", source).endswith("code=sm_90a" if only else "code=[sm_90,compute_90]")
         assert code_option("sm_120", source) == "-gencode=arch=compute_120,code=[sm_120,compute_120]"
     assert is_forward_compatible("sm_90") and not is_forward_compatible("sm_100a")

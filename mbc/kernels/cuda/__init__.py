@@ -25,6 +25,7 @@ from pathlib import PurePosixPath
 from types import MappingProxyType
 
 from mbc.errors import MbcError
+from mbc.hardware.instructions import Instruction
 from mbc.hardware.spec import DeviceSpec
 from mbc.ir.types import DType, Precision
 from mbc.kernels.base import Acceptance, Arguments, Call, Candidate, Request
@@ -197,7 +198,9 @@ def without_statistics(name: str) -> str:
 
 
 # Names of the sources with instructions (wgmma) that only one architecture has.
-WARPGROUP_SOURCES = frozenset(PurePosixPath(kernel.file).name for kernel in KERNELS.values() if kernel.warpgroups)
+WGMMA_SOURCES = frozenset(
+    PurePosixPath(kernel.file).name for kernel in KERNELS.values() if kernel.needs is Instruction.WGMMA
+)
 
 
 def function_of(name: str) -> str:
@@ -220,11 +223,7 @@ def _lacks_shared(device: DeviceSpec, kernel: OwnKernel, request: Request) -> bo
 
 
 def _able(device: DeviceSpec, kernel: OwnKernel) -> bool:
-    return (
-        (device.has_bf16 or not kernel.tensor_cores)
-        and (device.has_clusters or not kernel.clusters)
-        and (device.has_warpgroups or not kernel.warpgroups)
-    )
+    return kernel.needs is None or device.has(kernel.needs)
 
 
 OWN = Own()

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from mbc.hardware.instructions import Instruction
 from mbc.hardware.spec import DeviceSpec
 from mbc.ir.types import DType, Layout, Precision, TensorType
 from mbc.kernels.base import DTYPE_CODES, LAYOUT_CODES, Call, Request
@@ -219,9 +220,7 @@ class OwnKernel:
         offered: Returns whether a request that the kernel takes gets an estimated candidate. Measured candidates count
             in any case.
         shared: Returns the shared memory of a block in bytes, where not all GPUs have enough of it.
-        tensor_cores: Whether the kernel needs tensor cores that compute in bf16 and tf32.
-        clusters: Whether blocks read each other's shared memory.
-        warpgroups: Whether the kernel needs tensor cores that warpgroups start (wgmma).
+        needs: Instructions that the kernel needs and not every GPU has.
         emulates_fp32: Whether the kernel computes one fp32 product by several fp16 or tf32 products
             (`allow_emulated_fp32`).
         aligned: Whether operands must begin at multiples of 16 bytes, as whole buffers of a plan do.
@@ -250,9 +249,7 @@ class OwnKernel:
     takes: Callable[[Request], bool] = always
     offered: Callable[[Request], bool] = always
     shared: Callable[[Request], int] = no_shared
-    tensor_cores: bool = False
-    clusters: bool = False
-    warpgroups: bool = False
+    needs: Instruction | None = None
     emulates_fp32: bool = False
     aligned: bool = False
     bitwise_equal_to: tuple[str, ...] = ()

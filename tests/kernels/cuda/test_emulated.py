@@ -15,6 +15,7 @@ import pytest
 
 from mbc.codegen.launch_headers import write_launch_headers
 from mbc.codegen.render_sources import render_generated
+from mbc.hardware.instructions import Instruction
 from mbc.ir.types import DType, Layout, Precision, TensorType
 from mbc.kernels.base import DTYPE_CODES, Arguments, Candidate, Request
 from mbc.kernels.cuda import KERNELS, OWN
@@ -340,7 +341,7 @@ def test_only_eight_channels_share_a_scale(library: Library):
 
 
 def on_tensor_cores(case: Case, precision: Precision) -> list[Candidate]:
-    return [c for c in offered(case, precision) if KERNELS[c.name].tensor_cores]
+    return [c for c in offered(case, precision) if KERNELS[c.name].needs in (Instruction.MMA_SYNC, Instruction.WGMMA)]
 
 
 def check_tensor_cores(library: Library, case: Case, precision: Precision) -> None:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from mbc.hardware.instructions import Instruction
 from mbc.hardware.spec import DeviceSpec
 from mbc.ir.types import DType, Layout
 from mbc.kernels.base import Request
@@ -241,7 +242,7 @@ def _kernels(tensor_cores: bool) -> tuple[OwnKernel, ...]:
             launcher=kind.replace("attention", "attention_mma", 1) if tensor_cores else "",
             takes=takes_tensor_cores if tensor_cores else always,
             shared=_shared(tensor_cores),
-            tensor_cores=tensor_cores,
+            needs=Instruction.MMA_SYNC if tensor_cores else None,
             aligned=tensor_cores,
             version=1 if kind == "attention" else 2,
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from mbc.hardware.instructions import Instruction
 from mbc.hardware.spec import DeviceSpec
 from mbc.kernels.base import Request
 from mbc.kernels.calibration import peak_tflops
@@ -80,7 +81,7 @@ KERNELS = tuple(
         launcher=kind.replace("attention", "attention_resident", 1),
         takes=_takes,
         shared=_shared,
-        tensor_cores=True,
+        needs=Instruction.MMA_SYNC,
         aligned=True,
     )
     for kind in PRODUCTS

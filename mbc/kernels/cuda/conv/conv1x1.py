@@ -15,6 +15,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+from mbc.hardware.instructions import Instruction
 from mbc.hardware.spec import DeviceSpec
 from mbc.ir.types import DType, Layout, TensorType
 from mbc.kernels.base import Request
@@ -181,8 +182,7 @@ PLAIN = OwnKernel(
     launcher="conv1x1",
     takes=_takes,
     shared=_shared_bytes,
-    tensor_cores=True,
-    warpgroups=True,
+    needs=Instruction.WGMMA,
     aligned=True,
     version=2,
 )

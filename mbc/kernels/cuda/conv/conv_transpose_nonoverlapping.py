@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
+from mbc.hardware.instructions import Instruction
 from mbc.hardware.spec import DeviceSpec
 from mbc.ir.types import DType
 from mbc.kernels.base import Request
@@ -94,8 +95,7 @@ _PLAIN = OwnKernel(
     launcher="conv_transpose_nonoverlapping",
     takes=_takes,
     shared=shared_of(SHARED_BYTES),
-    tensor_cores=True,
-    warpgroups=True,
+    needs=Instruction.WGMMA,
     aligned=True,
 )
 

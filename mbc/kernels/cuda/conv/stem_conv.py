@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from mbc.hardware.instructions import Instruction
 from mbc.hardware.spec import DeviceSpec
 from mbc.ir.types import DType, Layout, Precision
 from mbc.kernels.base import Request
@@ -191,7 +192,7 @@ FORWARD = OwnKernel(
     version=3,  # raised so that `stem_im2col` is measured against it
     takes=_takes(DType.BF16, DType.FP16),
     shared=_forward_shared_bytes,
-    tensor_cores=True,
+    needs=Instruction.MMA_SYNC,
 )
 BACKWARD_FILTER = OwnKernel(
     "convolution_backward_filter",
@@ -207,7 +208,7 @@ BACKWARD_FILTER = OwnKernel(
     version=4,  # raised so that `stem_im2col_backward_filter` is measured against it
     takes=_takes(DType.BF16, DType.FP16),
     shared=_filter_shared_bytes,
-    tensor_cores=True,
+    needs=Instruction.MMA_SYNC,
 )
 
 

@@ -10,6 +10,7 @@ import math
 from dataclasses import astuple, dataclass, replace
 from functools import partial
 
+from mbc.hardware.instructions import Instruction
 from mbc.hardware.spec import DeviceSpec
 from mbc.ir.types import Layout
 from mbc.kernels.base import Request
@@ -160,7 +161,7 @@ def _by_im2col(kernel: OwnKernel, launcher: str, file: str) -> OwnKernel:
         integers=_arguments,
         shared=shared_bytes,
         time_us=_time_us,
-        warpgroups=True,
+        needs=Instruction.WGMMA,
         aligned=True,
         version=1,
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from mbc.hardware.instructions import Instruction
 from mbc.hardware.spec import DeviceSpec
 from mbc.ir.types import DType, Layout, Precision
 from mbc.kernels.base import Request
@@ -91,6 +92,6 @@ KERNELS = (
         launcher="convolution_backward_filter_tf32",
         takes=_takes,
         shared=shared_of(SHARED_BYTES),
-        tensor_cores=True,
+        needs=Instruction.MMA_SYNC,
     ),
 )

@@ -10,6 +10,7 @@ import math
 from dataclasses import astuple, dataclass, replace
 from types import MappingProxyType
 
+from mbc.hardware.instructions import Instruction
 from mbc.hardware.spec import DeviceSpec
 from mbc.ir.types import DType
 from mbc.kernels.base import Request
@@ -88,8 +89,7 @@ _FORWARD = OwnKernel(
     launcher="weight_stationary_conv",
     takes=_takes,
     shared=_shared_bytes,
-    tensor_cores=True,
-    warpgroups=True,
+    needs=Instruction.WGMMA,
     aligned=True,
 )
 _BACKWARD_DATA = replace(_FORWARD, kind="convolution_backward_data", named="weight_stationary_conv_backward_data")

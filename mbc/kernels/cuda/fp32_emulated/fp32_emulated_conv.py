@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
+from mbc.hardware.instructions import Instruction
 from mbc.hardware.spec import DeviceSpec
 from mbc.ir.types import DType, Layout, Precision
 from mbc.kernels.base import Request
@@ -136,8 +137,7 @@ _FORWARD = OwnKernel(
     launcher="fp32_emulated_conv",
     takes=_takes,
     shared=shared_of(SHARED_BYTES),
-    tensor_cores=True,
-    warpgroups=True,
+    needs=Instruction.WGMMA,
     emulates_fp32=True,
     aligned=True,
 )

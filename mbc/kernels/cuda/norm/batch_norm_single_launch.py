@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from mbc.hardware.instructions import Instruction
 from mbc.ir.types import TensorType
 from mbc.kernels.base import Request
 from mbc.kernels.cuda.base import (
@@ -121,7 +122,7 @@ def _kernel(kind: str, launcher: str, operands: str, *wirings: Wiring) -> OwnKer
         launcher=f"{launcher}_single_launch",
         takes=_small(wirings),
         layouts=channels_last,
-        clusters=True,
+        needs=Instruction.CLUSTER,
     )
 
 

@@ -1,0 +1,36 @@
+"""Instructions that not every GPU has, by compute capability."""
+
+from __future__ import annotations
+
+import math
+from enum import StrEnum
+from types import MappingProxyType
+
+from mbc.hardware.datasheet import capability_of
+
+
+class Instruction(StrEnum):
+    """A family of instructions that a kernel may need.
+
+    Attributes:
+        MMA_SYNC: Matrix products in bf16, fp16 and tf32 that one warp starts (mma.sync), with ldmatrix and cp.async.
+        WGMMA: Matrix products that four warps start together from shared memory (wgmma), with TMA.
+        CLUSTER: Thread-block clusters, whose blocks read each other's shared memory.
+    """
+
+    MMA_SYNC = "mma.sync"
+    WGMMA = "wgmma"
+    CLUSTER = "cluster"
+
+
+# The first and the last compute capability with each family, in tenths. Source: PTX ISA, "Target ISA Notes" of
+# mma.sync (bf16), wgmma.mma_async and barrier.cluster. wgmma exists on 9.0 only.
+_CAPABILITIES = MappingProxyType(
+    {Instruction.MMA_SYNC: (80, math.inf), Instruction.WGMMA: (90, 90), Instruction.CLUSTER: (90, math.inf)}
+)
+
+
+def has_instruction(architecture: str, instruction: Instruction) -> bool:
+    """Return whether GPUs of an architecture such as "sm_90" have the instructions of this family."""
+    first, last = _CAPABILITIES[instruction]
+    return first <= capability_of(architecture) <= last
