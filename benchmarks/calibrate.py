@@ -34,9 +34,9 @@ from mbc.kernels.calibration import ESTIMATES_FILE, INTERPOLATED, Calibration, S
 from mbc.kernels.calibration import calibration as shipped
 from mbc.kernels.cuda import OWN
 from mbc.kernels.statistics import WITH_STATISTICS
-from mbc.profile.locate import bundled_path, file_name
 from mbc.profile.model import Profile, calibrated
 from mbc.profile.other_rows import octave
+from mbc.profile.paths import bundled_path, file_name
 from mbc.profile.read_profile import read_profile
 
 COLUMNS = ("name", "requests", "median", "p10", "p90", "|error| median", "|error| p90")

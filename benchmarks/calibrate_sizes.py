@@ -9,8 +9,8 @@ from functools import cache
 from itertools import product
 
 from mbc.hardware.spec import DeviceSpec
-from mbc.kernels import PROVIDERS
 from mbc.kernels.base import Candidate, Request
+from mbc.kernels.providers import PROVIDERS
 from mbc.profile.interpolate import between
 from mbc.profile.model import Profile
 from mbc.profile.other_rows import MOST_TIMES, scaled

@@ -38,7 +38,7 @@ from stepping import time_packages
 
 from mbc.codegen.cache import VARIABLE
 from mbc.hardware.target import find_device
-from mbc.profile.locate import bundled_path, file_name
+from mbc.profile.paths import bundled_path, file_name
 from mbc.profile.read_profile import read_profile
 
 PRECISION = (("train.precision", "bf16"),)

@@ -41,7 +41,7 @@ from mbc.kernels.cuda.base import PROVIDER
 from mbc.ops import KINDS
 from mbc.options import Policy
 from mbc.plan.model import Kernel, Plan
-from mbc.profile.locate import BUNDLED
+from mbc.profile.paths import BUNDLED
 from mbc.profile.read_profile import read_profile
 from mbc.source import Source
 

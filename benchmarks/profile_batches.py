@@ -27,7 +27,8 @@ from record import attempt, need_gpu, results, show, start
 from mbc.hardware.target import find_device
 from mbc.options import Measure
 from mbc.profile.edit import ship
-from mbc.profile.locate import file_name, find_profile
+from mbc.profile.locate import find_profile
+from mbc.profile.paths import file_name
 
 COLUMNS = ("name", "predicted_ms", "measured_share", "new", "left", "seconds")
 NOT_OF_BATCHES = ("resnet_deep",)  # a ResNet whose layers the others have

@@ -10,9 +10,9 @@ from mbc.frontend.lower import Lowered
 from mbc.hardware.spec import DeviceSpec
 from mbc.hardware.target import free_bytes, free_host_bytes
 from mbc.ir.types import Layout, Precision
-from mbc.kernels import PROVIDERS
 from mbc.kernels.base import Provider
 from mbc.kernels.interpreter import INTERPRETER
+from mbc.kernels.providers import PROVIDERS
 from mbc.optimize.candidates.user_rules import Rules
 from mbc.optimize.search.limits import Limits
 from mbc.options import TECHNIQUES, UNLIMITED_BYTES, Options, Policy

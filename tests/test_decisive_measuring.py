@@ -25,8 +25,9 @@ from mbc.optimize.search.decisive_requests import Decisive
 from mbc.optimize.search.profiling_requests import chosen_by_estimate, unmeasured
 from mbc.options import Measure, Options
 from mbc.profile import locate as profile_places
-from mbc.profile.locate import bundled_path, user_path
+from mbc.profile import paths
 from mbc.profile.model import LEFT_TO_ESTIMATE, Extent, Profile
+from mbc.profile.paths import bundled_path, user_path
 from mbc.profile.read_profile import read_profile
 from mbc.profile.signature import signature
 from mbc.profile.writer import ProfileWriter
@@ -87,7 +88,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
     """Simulate a machine with an H200 and no profile."""
     simulated = Machine(shipped())
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
-    monkeypatch.setattr(profile_places, "BUNDLED", tmp_path / "shipped")
+    monkeypatch.setattr(paths, "BUNDLED", tmp_path / "shipped")
     monkeypatch.setattr(profile_places, "local_gpus", lambda: ())
     monkeypatch.setattr(profile_places, "installed_cudnn", lambda: simulated.times.cudnn)
     monkeypatch.setattr(measuring, "gpus_named", lambda name: ("0",))
@@ -129,8 +130,8 @@ def test_requests_measured_on_a_similar_gpu_are_measured_here(machine: Machine) 
     """Times of the similar GPU are estimates here, and plans use them only if nothing can be measured."""
     here = find_spec("h100")
     machine.times = replace(machine.times, identity=replace(machine.times.identity, gpu=here.name))
-    profile_places.BUNDLED.mkdir()
-    shutil.copy(SHIPPED, profile_places.BUNDLED)
+    paths.BUNDLED.mkdir()
+    shutil.copy(SHIPPED, paths.BUNDLED)
     options = replace(OPTIONS, gpu="h100", measure=Measure.MISSING)
     assert compile_plan(SOURCE, options).predictions.measured_share > DECIDED
     assert len(machine.measured) > 80

@@ -24,9 +24,10 @@ from mbc.measuring import Measuring, missing, progress_text, shortcomings
 from mbc.optimize.candidates.user_rules import Rules
 from mbc.options import Measure, Options, Policy
 from mbc.profile import locate as profile_places
+from mbc.profile import paths
 from mbc.profile.edit import write_profile
-from mbc.profile.locate import user_path
 from mbc.profile.model import Extent
+from mbc.profile.paths import user_path
 from mbc.profile.read_profile import read_profile
 from mbc.profile.signature import signature
 from mbc.profile.writer import ProfileWriter
@@ -82,7 +83,7 @@ def fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Fleet:
     """A machine with two H200 and without measurements."""
     simulated = Fleet([])
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr(profile_places, "BUNDLED", tmp_path / "shipped")
+    monkeypatch.setattr(paths, "BUNDLED", tmp_path / "shipped")
     monkeypatch.setattr(profile_places, "local_gpus", lambda: ())
     monkeypatch.setattr(profile_places, "installed_cudnn", lambda: IDENTITY.cudnn)
     monkeypatch.setattr(measuring, "gpus_named", lambda name: simulated.gpus if name == GPU.name else ())
@@ -235,7 +236,7 @@ def test_nothing_happens_where_a_part_is_missing(fleet: Fleet, monkeypatch: pyte
 def test_the_shipped_profile_counts(fleet: Fleet):
     compile_plan(NETWORK, ASKED)
     own = user_path(GPU.name)
-    write_profile(read_profile(own), profile_places.bundled_path(GPU.name))
+    write_profile(read_profile(own), paths.bundled_path(GPU.name))
     own.unlink()
     compile_plan(NETWORK, ASKED)
     assert len(fleet.tasks) == 1

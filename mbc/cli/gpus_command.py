@@ -22,7 +22,7 @@ def run(arguments: argparse.Namespace) -> int:
     from mbc.hardware.spec import device_specs
     from mbc.hardware.target import current_gpu, local_gpus, sharing_text
     from mbc.kernels.calibration import ALL, OTHER_GPU, calibration
-    from mbc.profile.locate import bundled_path
+    from mbc.profile.paths import bundled_path
 
     specs, here, fitted = device_specs(), local_gpus(), calibration()
     profiles = {name for name, spec in specs.items() if bundled_path(spec.name).is_file()}

@@ -181,7 +181,7 @@ class _View:
 
 
 def _list(arguments: argparse.Namespace) -> int:
-    from mbc.profile.locate import known_profiles
+    from mbc.profile.paths import known_profiles
     from mbc.profile.read_profile import read_profile
     from mbc.report.profiles import contents, contents_text
 

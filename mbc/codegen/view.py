@@ -150,7 +150,7 @@ def working_code(precision: Precision) -> int:
 
 
 def _default_providers() -> Mapping[str, Provider]:
-    from mbc.kernels import PROVIDERS  # here, so that a caller with providers of its own needs none of them
+    from mbc.kernels.providers import PROVIDERS  # here, so that a caller with providers of its own needs none of them
 
     return {provider.name: provider for provider in PROVIDERS}
 

@@ -20,7 +20,7 @@ from mbc.equivalence.run_step import random_inputs
 from mbc.errors import MbcError
 from mbc.ir.graph import Operation
 from mbc.ir.types import DType, Layout, Precision
-from mbc.kernels import widens
+from mbc.kernels.providers import widens
 from mbc.ops.base import Call
 from mbc.ops.fused import kind_of, sums
 from mbc.plan.group import operation_of, title

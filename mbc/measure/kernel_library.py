@@ -213,6 +213,6 @@ class KernelLibrary:
 
 def default_providers() -> Mapping[str, Provider]:
     """Return all providers of mbc by name."""
-    from mbc.kernels import PROVIDERS  # imported here, because tests pass their own providers
+    from mbc.kernels.providers import PROVIDERS  # imported here, because tests pass their own providers
 
     return {provider.name: provider for provider in PROVIDERS}

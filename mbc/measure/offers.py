@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 from mbc.hardware.spec import DeviceSpec
 from mbc.hardware.target import local_spec
 from mbc.ir.types import Layout, layout_matters
-from mbc.kernels import LISTED_BY_CUDNN, PROVIDERS
 from mbc.kernels.base import LAYOUT_CODES, Candidate, Request
 from mbc.kernels.cuda import OWN
 from mbc.kernels.cudnn import CUDNN
 from mbc.kernels.cudnn_estimates import widened_bytes
 from mbc.kernels.cudnn_statistics import sums_bytes
+from mbc.kernels.providers import LISTED_BY_CUDNN, PROVIDERS
 from mbc.kernels.statistics import WITH_STATISTICS
 from mbc.measure.cudnn_engines import ENGINE_KINDS, FAST_ALGORITHMS, Configuration, ConvolutionGraph, refusal
 from mbc.measure.cudnn_library import CudnnRefusal

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from mbc.ir.types import DType, Layout
-from mbc.kernels import PROVIDERS
 from mbc.kernels.base import Candidate, Request
+from mbc.kernels.providers import PROVIDERS
 from mbc.measure.clock import Clock
 from mbc.measure.gpu import Gpu
 from mbc.measure.harness import POISON, Checker, Harness

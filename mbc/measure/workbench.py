@@ -14,10 +14,10 @@ from mbc.errors import MbcError
 from mbc.hardware.collective_times import ConcurrentKernel
 from mbc.hardware.transfers import HostLink, PeerLink
 from mbc.ir.types import DType, Layout, Precision, TensorType
-from mbc.kernels import PROVIDERS
 from mbc.kernels.base import Request
 from mbc.kernels.cuda import OWN, programs_of
 from mbc.kernels.cudnn import CUDNN
+from mbc.kernels.providers import PROVIDERS
 from mbc.kernels.statistics import WITH_STATISTICS
 from mbc.measure.clock import Clock, calls_per_graph
 from mbc.measure.gemm_harness import ProductHarness

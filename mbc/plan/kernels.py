@@ -15,9 +15,9 @@ from mbc.errors import MbcError
 from mbc.hardware.spec import DeviceSpec
 from mbc.hardware.streams import aligned
 from mbc.ir.graph import Operation
-from mbc.kernels import PROVIDERS
 from mbc.kernels.base import Acceptance, Call, Provider
 from mbc.kernels.interpreter import INTERPRETER
+from mbc.kernels.providers import PROVIDERS
 from mbc.plan.collectives import is_bucket
 from mbc.plan.kernel_call import call_of
 from mbc.plan.model import Access, Kernel, Launch, Mode, Plan

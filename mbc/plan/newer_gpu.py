@@ -12,8 +12,8 @@ from dataclasses import replace
 
 from mbc.hardware.datasheet import capability_of
 from mbc.hardware.spec import spec_like
-from mbc.kernels import PROVIDERS
 from mbc.kernels.base import Call, Provider
+from mbc.kernels.providers import PROVIDERS
 from mbc.plan.kernel_call import call_of
 from mbc.plan.model import Kernel, Plan
 

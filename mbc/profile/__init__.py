@@ -1,5 +1,6 @@
 """Measured times of one GPU with one cuDNN: SQLite files, and estimates from them for other sizes and GPUs.
 
+* `paths`: where profiles are, including the bundled ones
 * `model`: a profile in memory
 * `signature`: a request as text
 * `schema`: the tables of a profile's file
@@ -7,7 +8,7 @@
 * `check_file`: rules for the contents of a profile's file
 * `read_profile`: reads a profile from its file
 * `writer`: adds to a profile's file
-* `locate`: where profiles are, including the bundled ones, and which one applies to a GPU
+* `locate`: the profile that applies to a GPU
 * `edit`: merges profiles and reduces them
 * `profile_diff`: differences between two profiles
 * `interpolate`: times between measured micro-batch sizes

@@ -13,7 +13,7 @@ from mbc.errors import MbcError
 from mbc.hardware.collective_times import CollectiveSlowdown, CollectiveTime
 from mbc.kernels.cuda import emulates_fp32
 from mbc.profile.model import LEFT_TO_ESTIMATE, WHOLE_EXTENT, Extent, Measurement, Outdated, Profile
-from mbc.profile.schema import COMPRESSED
+from mbc.profile.paths import COMPRESSED
 from mbc.profile.signature import read_signature, rows_of
 from mbc.profile.writer import ProfileWriter
 

@@ -1,8 +1,7 @@
-"""Finds the files of profiles, and the profile that applies to a GPU."""
+"""Finds the profile that applies to a GPU."""
 
 from __future__ import annotations
 
-import os
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
@@ -18,28 +17,10 @@ from mbc.profile.edit import merged
 from mbc.profile.model import Profile, scaled_to, version_text
 from mbc.profile.other_gpu import distance
 from mbc.profile.partial_gpu import completed
+from mbc.profile.paths import bundled_path, user_path
 from mbc.profile.read_profile import read_profile
-from mbc.profile.schema import COMPRESSED
 
 MOST_CACHED = 8
-BUNDLED = Path(__file__).resolve().parent.parent / "data" / "profiles"
-
-
-def file_name(gpu: str) -> str:
-    """Return the file name of the profile of the GPU that the driver calls `gpu`."""
-    words = "".join(c if c.isalnum() else " " for c in gpu.lower().replace("nvidia", "")).split()
-    return "-".join(words) + ".sqlite"
-
-
-def user_path(gpu: str) -> Path:
-    """Return the path of a user's own measurements of a GPU: under XDG_DATA_HOME, else ~/.local/share."""
-    root = os.environ.get("XDG_DATA_HOME")
-    return (Path(root) if root else Path.home() / ".local" / "share") / "mbc" / "profiles" / file_name(gpu)
-
-
-def bundled_path(gpu: str) -> Path:
-    """Return the path of the bundled profile of a GPU, which may not exist."""
-    return BUNDLED / f"{file_name(gpu)}{COMPRESSED}"
 
 
 def own_path(gpu: str) -> Path:
@@ -189,9 +170,3 @@ def _noted(profile: Profile, here: LocalGpu | None) -> Profile:
             stacklevel=3,
         )
     return profile
-
-
-def known_profiles() -> tuple[Path, ...]:
-    """Return the files of all the user's own profiles and of the bundled ones."""
-    own = user_path("any").parent
-    return (*sorted(own.glob("*.sqlite")), *sorted(BUNDLED.glob(f"*.sqlite{COMPRESSED}")))

@@ -14,8 +14,8 @@ from mbc.hardware.host_sharing import measured_sharing, shared_link
 from mbc.hardware.spec import DeviceSpec, spec_like
 from mbc.hardware.transfers import measured_link, measured_peer_link
 from mbc.ir.types import Layout
-from mbc.kernels import runs
 from mbc.kernels.base import Candidate, Request
+from mbc.kernels.providers import runs
 from mbc.profile.interpolate import candidates_at, rank
 from mbc.profile.other_gpu import Scaling
 from mbc.profile.signature import Shelf, read_signature, rows_of, shelf_of, shelf_of_signature, with_rows

@@ -12,9 +12,9 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from mbc.kernels import LISTED_BY_CUDNN
 from mbc.kernels.base import Candidate, Variant
 from mbc.kernels.cudnn import CUDNN
+from mbc.kernels.providers import LISTED_BY_CUDNN
 from mbc.profile.interpolate import Size, rank
 
 MOST_TIMES = 16  # largest ratio of the rows of two sizes for which times are scaled

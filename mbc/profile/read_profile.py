@@ -17,8 +17,9 @@ from mbc.hardware.collective_times import CollectiveKind, CollectiveSlowdown, Co
 from mbc.profile.check_file import check_contents, check_structure, guard
 from mbc.profile.kernel_versions import current
 from mbc.profile.model import LEFT_TO_ESTIMATE, Extent, Overhead, Profile
+from mbc.profile.paths import COMPRESSED
 from mbc.profile.rows import LazyMeasurements
-from mbc.profile.schema import COLUMNS, COMPRESSED, Row, check_rows, check_version, damaged, explained, identity_of
+from mbc.profile.schema import COLUMNS, Row, check_rows, check_version, damaged, explained, identity_of
 from mbc.units import show_size
 
 WAIT_S = 5.0  # longest wait for another process that locks the file

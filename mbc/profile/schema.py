@@ -20,7 +20,6 @@ _P = ParamSpec("_P")
 _T = TypeVar("_T")
 APPLICATION_ID = 0x6D626370  # "mbcp", in the header of the file
 SCHEMA_VERSION = 6
-COMPRESSED = ".gz"  # suffix of a compressed file: it can be read, but not added to
 
 SCHEMA = """
 CREATE TABLE identity (key TEXT PRIMARY KEY, value NOT NULL) WITHOUT ROWID;

@@ -16,10 +16,10 @@ from mbc.hardware.collective_times import CollectiveSlowdown, CollectiveTime
 from mbc.kernels.base import Request
 from mbc.profile.check_file import check_structure
 from mbc.profile.model import WHOLE_EXTENT, Extent, Identity, Measurement, Overhead
+from mbc.profile.paths import COMPRESSED
 from mbc.profile.schema import (
     APPLICATION_ID,
     COLUMNS,
-    COMPRESSED,
     SCHEMA,
     SCHEMA_VERSION,
     check_version,

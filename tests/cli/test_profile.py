@@ -25,9 +25,10 @@ from mbc.measure.fleet import Outcome, Progress
 from mbc.measure.measure import Summary
 from mbc.measure.need import MOST_WORKSPACE_BYTES
 from mbc.profile import locate as profile_places
+from mbc.profile import paths
 from mbc.profile.edit import write_profile
-from mbc.profile.locate import user_path
 from mbc.profile.model import Extent, Overhead, collective_subject
+from mbc.profile.paths import user_path
 from mbc.profile.read_profile import read_profile
 from mbc.profile.signature import read_signature, rows_of, signature
 from mbc.profile.writer import ProfileWriter
@@ -302,7 +303,7 @@ def test_list(mbc, two):
 
 
 def test_list_without_a_file(mbc, two, tmp_path, monkeypatch):
-    monkeypatch.setattr(profile_places, "BUNDLED", tmp_path / "shipped")
+    monkeypatch.setattr(paths, "BUNDLED", tmp_path / "shipped")
     assert "no profile is here" in mbc("profile", "list").out
     user_path(GPU.name).parent.mkdir(parents=True)
     shutil.copy("a.sqlite", user_path(GPU.name))

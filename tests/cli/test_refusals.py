@@ -10,7 +10,7 @@ import pytest
 from mbc import constraints
 from mbc.hardware import target
 from mbc.hardware.target import LocalGpu
-from mbc.kernels import PROVIDERS
+from mbc.kernels.providers import PROVIDERS
 from mbc.units import show_enough, show_size
 
 H200 = ("--gpu", "h200")

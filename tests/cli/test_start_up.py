@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 # OR-Tools' CP-SAT and linear solver import pandas, which takes longer than all of mbc.
 SOLVERS = {"ortools.sat", "ortools.linear_solver", "pandas", "scipy"}
-COMPILER = {"mbc.optimize", "mbc.codegen.render_sources", "lark", "jinja2", "ortools"}
+COMPILER = {"mbc.optimize", "mbc.kernels.providers", "mbc.codegen.render_sources", "lark", "jinja2", "ortools", "numpy"}
 FRAMEWORKS = {"torch", "jax", "pycuda"}
 
 PROGRAM = """
@@ -35,7 +35,7 @@ def imported(*words: str) -> set[str]:
     return set(done.stderr.splitlines()[-1].split())
 
 
-@pytest.mark.parametrize("words", ["--version", "--help", "show --help", "gpus"])
+@pytest.mark.parametrize("words", ["--version", "--help", "show --help", "gpus", "gpus h200"])
 def test_commands_without_planning_import_no_compiler(words: str):
     assert not imported(*words.split()) & (COMPILER | SOLVERS | FRAMEWORKS)
 

@@ -11,9 +11,9 @@ from mbc import constraints
 from mbc.compiler import compile_plan
 from mbc.hardware.spec import find_spec
 from mbc.ir.types import Precision
-from mbc.kernels import PROVIDERS
 from mbc.kernels.base import Request
 from mbc.kernels.cudnn import CUDNN
+from mbc.kernels.providers import PROVIDERS
 from mbc.kernels.statistics import WITH_STATISTICS
 from mbc.measure.gpu import Gpu, Graph
 from mbc.measure.kernel_library import KernelLibrary

@@ -8,7 +8,7 @@ from mbc.errors import MbcError
 from mbc.hardware.part import split_name, whole_name
 from mbc.hardware.spec import find_spec, known_spec, spec_like
 from mbc.hardware.target import find_device
-from mbc.profile.locate import user_path
+from mbc.profile.paths import user_path
 
 H100 = find_spec("h100")
 

@@ -15,16 +15,16 @@ from mbc.frontend.parse import parse
 from mbc.hardware.spec import find_spec
 from mbc.ir.graph import Ranks, TrainingGraph
 from mbc.ir.types import DType, Layout, Precision
-from mbc.kernels import PROVIDERS, runs
 from mbc.kernels.base import Acceptance, Call, Candidate, Request
 from mbc.kernels.cuda import KERNELS, OWN
 from mbc.kernels.cudnn_legacy import CUDNN_LEGACY, LegacyChoice, legacy_candidate
+from mbc.kernels.providers import PROVIDERS, runs
 from mbc.ops.fused import join
 from mbc.optimize.candidates.table import request_of
 from mbc.passes.training_step import differentiate
 from mbc.plan.model import Rows
-from mbc.profile.locate import bundled_path
 from mbc.profile.model import Profile
+from mbc.profile.paths import bundled_path
 from mbc.profile.read_profile import read_profile
 from mbc.profile.signature import read_signature
 from mbc.source import Source

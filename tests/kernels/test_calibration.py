@@ -9,7 +9,6 @@ import pytest
 
 from mbc.hardware.spec import device_specs, find_spec
 from mbc.ir.types import DType, Layout, Precision, TensorType
-from mbc.kernels import PROVIDERS
 from mbc.kernels.base import Request
 from mbc.kernels.calibration import (
     ALL,
@@ -31,6 +30,7 @@ from mbc.kernels.convolution_shapes import PASSES, shapes_of
 from mbc.kernels.cublaslt import CUBLASLT
 from mbc.kernels.cuda import OWN
 from mbc.kernels.cudnn_convolution import CUDNN_CONVOLUTION
+from mbc.kernels.providers import PROVIDERS
 from mbc.ops.base import NoAttributes
 from mbc.ops.convolution import Convolution
 from mbc.ops.matrix import Linear

@@ -9,7 +9,6 @@ import pytest
 from mbc.errors import MbcError
 from mbc.hardware.spec import device_specs
 from mbc.ir.types import DType, Layout, Precision, TensorType
-from mbc.kernels import PROVIDERS
 from mbc.kernels.base import Call, Candidate, Request
 from mbc.kernels.cudnn_legacy import (
     ALGORITHMS,
@@ -21,6 +20,7 @@ from mbc.kernels.cudnn_legacy import (
     legacy_notes,
     legacy_shapes,
 )
+from mbc.kernels.providers import PROVIDERS
 from mbc.ops.convolution import Convolution
 from mbc.ops.matrix import Linear
 from mbc.options import PROVIDER_NAMES

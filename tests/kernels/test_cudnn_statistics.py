@@ -8,11 +8,11 @@ import pytest
 
 from mbc.hardware.spec import find_spec
 from mbc.ir.types import DType, Layout, Precision, TensorType
-from mbc.kernels import PROVIDERS
 from mbc.kernels.base import Candidate, Request
 from mbc.kernels.cudnn import CUDNN
 from mbc.kernels.cudnn_convolution import ConvolutionRow
 from mbc.kernels.cudnn_statistics import sums_bytes
+from mbc.kernels.providers import PROVIDERS
 from mbc.kernels.statistics import WITH_STATISTICS, convolution_of, statistics_of
 from mbc.ops.fused import Fused
 from mbc.profile.signature import asked_kind, read_signature, rows_of, signature, with_rows

@@ -13,8 +13,8 @@ import pytest
 from mbc.errors import MbcError
 from mbc.hardware.collective_times import ConcurrentKernel, Link
 from mbc.ir.types import Layout, Precision
-from mbc.kernels import PROVIDERS
 from mbc.kernels.base import Candidate, Request
+from mbc.kernels.providers import PROVIDERS
 from mbc.measure import collective_worker
 from mbc.measure.collective_fleet import CollectiveTask, Measured
 from mbc.measure.collective_timing import CONCURRENT_BYTES

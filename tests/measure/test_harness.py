@@ -17,9 +17,9 @@ import pytest
 
 from mbc.errors import MbcError
 from mbc.ir.types import DType, Layout, Precision, TensorType
-from mbc.kernels import PROVIDERS
 from mbc.kernels.base import LAYOUT_CODES, Candidate, Request
 from mbc.kernels.cuda import OWN
+from mbc.kernels.providers import PROVIDERS
 from mbc.measure import clock as clocks
 from mbc.measure.clock import Clock, calls_per_graph
 from mbc.measure.gemm_harness import checked_rows

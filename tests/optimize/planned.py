@@ -13,8 +13,8 @@ from mbc.frontend.lower import lower
 from mbc.frontend.parse import parse
 from mbc.hardware.spec import DeviceSpec, find_spec
 from mbc.ir.graph import TrainingGraph
-from mbc.kernels import PROVIDERS
 from mbc.kernels.base import Acceptance, Arguments, Call, Candidate, Provider, Request
+from mbc.kernels.providers import PROVIDERS
 from mbc.ops.fused import Fused, gives_product
 from mbc.optimize.candidates.table import CandidateTable, Rules
 from mbc.optimize.placement.assign_addresses import assign_addresses

@@ -8,7 +8,7 @@ from pathlib import Path
 from mbc.frontend.lower import lower
 from mbc.frontend.parse import parse
 from mbc.ir.ranks import share_rows
-from mbc.kernels import PROVIDERS
+from mbc.kernels.providers import PROVIDERS
 from mbc.optimize.candidates.table import CandidateTable, Rules
 from mbc.optimize.fusion.select_groups import Fusion
 from mbc.optimize.schedule.emit_launches import Draft, emit_launches

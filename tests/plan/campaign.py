@@ -24,16 +24,16 @@ from mbc.errors import MbcError
 from mbc.frontend.lower import lower
 from mbc.frontend.parse import parse
 from mbc.hardware.target import find_device
-from mbc.kernels import PROVIDERS
+from mbc.kernels.providers import PROVIDERS
 from mbc.optimize.candidates.table import CandidateTable, Rules
 from mbc.optimize.search.search import Limits, search
 from mbc.passes.training_step import differentiate
 from mbc.plan.model import Kernel, Mode, Plan
 from mbc.plan.verify import Verified, verify_plan
 from mbc.plan.verify_source import verify_source
-from mbc.profile.locate import bundled_path
 from mbc.profile.measured_workspace import measured_workspace
 from mbc.profile.model import Profile, calibrated
+from mbc.profile.paths import bundled_path
 from mbc.profile.read_profile import read_profile
 from mbc.runtime.launch_order import Transfers
 from mbc.runtime.module import Module

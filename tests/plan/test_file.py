@@ -16,7 +16,7 @@ from mbc.errors import MbcError
 from mbc.frontend.lower import lower
 from mbc.frontend.parse import parse
 from mbc.hardware.streams import Space, Stream
-from mbc.kernels import PROVIDERS
+from mbc.kernels.providers import PROVIDERS
 from mbc.ops import KINDS
 from mbc.optimize.candidates.table import CandidateTable, Rules
 from mbc.optimize.search.search import Limits, search

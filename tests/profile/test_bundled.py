@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 from mbc.hardware.transfers import KernelClass, measured_link
-from mbc.profile.locate import BUNDLED
+from mbc.profile.paths import BUNDLED, COMPRESSED
 from mbc.profile.read_profile import read_profile
-from mbc.profile.schema import COMPRESSED
 
 MOST_SLOWDOWN = 1.05  # a GEMM at the peak of the GPU has more, which steps do not run
 PROFILES = sorted(BUNDLED.glob(f"*{COMPRESSED}"))

@@ -12,9 +12,11 @@ from mbc.errors import MbcError
 from mbc.hardware.spec import DeviceSpec, find_spec
 from mbc.hardware.target import LocalGpu, find_device
 from mbc.profile import locate as profile_places
+from mbc.profile import paths
 from mbc.profile.edit import write_profile
-from mbc.profile.locate import file_name, find_profile, own_path, user_path
+from mbc.profile.locate import find_profile, own_path
 from mbc.profile.model import Extent, Profile
+from mbc.profile.paths import file_name, user_path
 from mbc.profile.read_profile import read_profile
 from mbc.profile.signature import signature
 from tests.profile.profiles import GPU, IDENTITY, measurement, profile, request
@@ -27,7 +29,7 @@ T4 = find_spec("t4")
 def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Simulate a machine without GPU, without own profiles and without shipped profiles."""
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr(profile_places, "BUNDLED", tmp_path / "shipped")
+    monkeypatch.setattr(paths, "BUNDLED", tmp_path / "shipped")
     monkeypatch.setattr(profile_places, "local_gpus", lambda: ())
     (tmp_path / "shipped").mkdir()
     user_path(GPU.name).parent.mkdir(parents=True)
@@ -86,7 +88,7 @@ def test_a_part_is_estimated_from_the_whole_until_it_is_measured():
 
 def test_the_users_profile_completes_and_overrules_the_shipped_one():
     assert find() is None
-    shipped, own = profile_places.bundled_path(GPU.name), user_path(GPU.name)
+    shipped, own = paths.bundled_path(GPU.name), user_path(GPU.name)
     write_profile(
         profile({A: [measurement(1, 1.0)], B: [measurement(1, 4.0)]}, {A: Extent(9, "", "2027-01-01")}), shipped
     )
@@ -103,12 +105,12 @@ def test_the_users_profile_completes_and_overrules_the_shipped_one():
 def test_a_shipped_profile_of_another_cudnn_is_not_mixed_in():
     write_profile(profile({A: [measurement(1, 1.0)]}), user_path(GPU.name))
     newer = profile({B: [measurement(1, 1.0)]}, identity=replace(IDENTITY, cudnn=92100))
-    write_profile(newer, profile_places.bundled_path(GPU.name))
+    write_profile(newer, paths.bundled_path(GPU.name))
     assert times(find(), B) == []
 
 
 def test_times_of_another_cudnn_are_left_out_and_reported(on_the_gpu: None):
-    write_profile(profile({A: [measurement(1, 1.0)]}), profile_places.bundled_path(GPU.name))
+    write_profile(profile({A: [measurement(1, 1.0)]}), paths.bundled_path(GPU.name))
     old = profile({A: [measurement(1, 9.0)]}, identity=replace(IDENTITY, cudnn=90500))
     write_profile(old, user_path(GPU.name))
     with pytest.warns(

@@ -11,10 +11,11 @@ from mbc.hardware.spec import device_specs, find_spec
 from mbc.ir.types import DType, Precision, TensorType
 from mbc.kernels.base import Request
 from mbc.ops.base import NoAttributes
-from mbc.profile import locate
+from mbc.profile import locate, paths
 from mbc.profile.edit import write_profile
-from mbc.profile.locate import find_profile, user_path
+from mbc.profile.locate import find_profile
 from mbc.profile.other_gpu import Scaling, distance
+from mbc.profile.paths import user_path
 from tests.profile.profiles import GPU, measurement, profile, request
 
 PCIE = find_spec("h100-pcie")
@@ -56,7 +57,7 @@ def test_the_range_is_that_of_either_limit_alone() -> None:
 
 def test_a_gpu_of_other_memory_is_planned_from_the_one_most_like_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
-    monkeypatch.setattr(locate, "BUNDLED", tmp_path / "bundled")
+    monkeypatch.setattr(paths, "BUNDLED", tmp_path / "bundled")
     monkeypatch.setattr(locate, "local_gpus", lambda: ())
     asked = request(8)
     for name in ("h200", "h100"):
@@ -81,7 +82,7 @@ def test_a_gpu_of_other_memory_is_planned_from_the_one_most_like_it(tmp_path: Pa
 
 def test_a_gpu_of_another_cudnn_completes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
-    monkeypatch.setattr(locate, "BUNDLED", tmp_path / "bundled")
+    monkeypatch.setattr(paths, "BUNDLED", tmp_path / "bundled")
     monkeypatch.setattr(locate, "local_gpus", lambda: ())
     user_path(GPU.name).parent.mkdir(parents=True)
     for cudnn in (91900, 92000):

@@ -8,8 +8,8 @@ from mbc.frontend.lower import lower
 from mbc.frontend.parse import parse
 from mbc.hardware.spec import find_spec
 from mbc.ir.types import DType, Precision, TensorType
-from mbc.kernels import PROVIDERS
 from mbc.kernels.base import Request
+from mbc.kernels.providers import PROVIDERS
 from mbc.ops.base import NoAttributes
 from mbc.ops.batch_normalize import BatchNormalizeBackward
 from mbc.ops.matrix import Linear

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from mbc.hardware.spec import DeviceSpec
 from mbc.ir.graph import TrainingGraph
-from mbc.kernels import PROVIDERS
+from mbc.kernels.providers import PROVIDERS
 from mbc.ops import KINDS
 from mbc.ops.fused import gives_product, names_of
 from mbc.optimize.bounds.io_lower_bound import fewest_bytes

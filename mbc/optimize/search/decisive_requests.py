@@ -17,8 +17,8 @@ from dataclasses import dataclass, replace
 from mbc.hardware.spec import DeviceSpec
 from mbc.ir.graph import Operation, TrainingGraph
 from mbc.ir.types import Layout
-from mbc.kernels import PROVIDERS
 from mbc.kernels.base import Request
+from mbc.kernels.providers import PROVIDERS
 from mbc.measure.need import Decision
 from mbc.optimize import effort
 from mbc.optimize.candidates.table import CandidateTable, conversion_request

@@ -7,10 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from mbc.hardware.spec import DeviceSpec
 from mbc.ir.graph import Operation, TrainingGraph
 from mbc.ir.types import Precision
-from mbc.kernels import PROVIDERS
 from mbc.kernels.base import Request
 from mbc.kernels.cudnn_convolution import HEURISTIC_ENGINE
 from mbc.kernels.cudnn_legacy import CUDNN_LEGACY
+from mbc.kernels.providers import PROVIDERS
 from mbc.measure.need import Need
 from mbc.ops.fused import Fused, join, kind_of
 from mbc.optimize import effort

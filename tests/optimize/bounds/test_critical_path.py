@@ -15,7 +15,7 @@ from mbc.compiler import compile_plan
 from mbc.hardware.collective_times import CollectiveKind
 from mbc.hardware.spec import device_specs
 from mbc.hardware.streams import Stream
-from mbc.kernels import PROVIDERS
+from mbc.kernels.providers import PROVIDERS
 from mbc.optimize.bounds.critical_path import LaunchOption, critical_path_us, earliest_us
 from mbc.optimize.candidates.table import CandidateTable
 from mbc.optimize.fusion.select_groups import Fusion

@@ -9,16 +9,16 @@ import pytest
 
 from mbc.compiler import compile_plan
 from mbc.hardware.spec import find_spec
-from mbc.kernels import PROVIDERS
 from mbc.kernels.base import Request
+from mbc.kernels.providers import PROVIDERS
 from mbc.ops.fused import Fused
 from mbc.optimize import effort
 from mbc.optimize.candidates.estimates import Estimates, RematKernels
 from mbc.optimize.candidates.scaled_times import OtherSizes
 from mbc.optimize.candidates.user_rules import Rules
 from mbc.options import Measure, Options
-from mbc.profile.locate import bundled_path
 from mbc.profile.model import LEFT_TO_ESTIMATE, Extent, Profile, scaled_to, unmeasured
+from mbc.profile.paths import bundled_path
 from mbc.profile.read_profile import read_profile
 from mbc.profile.signature import read_signature, signature
 from mbc.source import Source

@@ -10,7 +10,7 @@ from mbc.errors import MbcError
 from mbc.frontend.lower import lower
 from mbc.frontend.parse import parse
 from mbc.hardware.spec import find_spec
-from mbc.kernels import PROVIDERS
+from mbc.kernels.providers import PROVIDERS
 from mbc.optimize import effort
 from mbc.optimize.candidates.micro_batch import check_micro_batch
 from mbc.optimize.candidates.table import CandidateTable, Rules

@@ -8,9 +8,9 @@ import pytest
 
 from mbc.hardware.spec import find_spec
 from mbc.ir.graph import Operation
-from mbc.kernels import PROVIDERS
 from mbc.kernels.base import Candidate
 from mbc.kernels.calibration import INTERPOLATED, calibration, scaled_group
+from mbc.kernels.providers import PROVIDERS
 from mbc.optimize import effort
 from mbc.optimize.candidates import user_rules
 from mbc.optimize.candidates.table import CandidateTable, Rules

@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from mbc.kernels import PROVIDERS
 from mbc.kernels.base import Candidate, Request
 from mbc.kernels.cuda.conv import conv1x1_backward_data
+from mbc.kernels.providers import PROVIDERS
 from mbc.optimize.bounds.measured_floor import BANDWIDTH_SHARE, step_floor
 from mbc.optimize.candidates.table import CandidateTable, Rules
 from mbc.optimize.fusion.select_groups import Fusion

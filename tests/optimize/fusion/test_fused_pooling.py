@@ -11,8 +11,8 @@ from mbc.frontend.lower import lower
 from mbc.frontend.parse import parse
 from mbc.hardware.spec import DeviceSpec
 from mbc.ir.graph import TrainingGraph
-from mbc.kernels import PROVIDERS
 from mbc.kernels.interpreter import INTERPRETER
+from mbc.kernels.providers import PROVIDERS
 from mbc.optimize.candidates.table import CandidateTable, Rules
 from mbc.optimize.search.search import Limits, search
 from mbc.passes.training_step import differentiate

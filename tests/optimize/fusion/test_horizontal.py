@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from mbc.ir.types import Layout
-from mbc.kernels import PROVIDERS
+from mbc.kernels.providers import PROVIDERS
 from mbc.ops.fused import names_of
 from mbc.optimize.candidates.table import CandidateTable, Rules
 from mbc.optimize.fusion.horizontal import fuse_horizontally

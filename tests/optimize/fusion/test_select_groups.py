@@ -15,10 +15,10 @@ from mbc.frontend.lower import lower
 from mbc.frontend.parse import parse
 from mbc.hardware.spec import DeviceSpec, find_spec
 from mbc.ir.graph import TrainingGraph
-from mbc.kernels import PROVIDERS
 from mbc.kernels.base import Candidate, Request
 from mbc.kernels.cuda import OWN
 from mbc.kernels.interpreter import INTERPRETER
+from mbc.kernels.providers import PROVIDERS
 from mbc.ops.fused import Fused, kind_of, launch_kind, names_of
 from mbc.optimize.bounds.arena_bytes import floor_bytes
 from mbc.optimize.candidates.table import CandidateTable, Rules

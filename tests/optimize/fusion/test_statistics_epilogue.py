@@ -12,9 +12,9 @@ from mbc.analysis.roofline import Ceilings, Limit, limits
 from mbc.frontend.lower import lower
 from mbc.frontend.parse import parse
 from mbc.ir.graph import TrainingGraph
-from mbc.kernels import PROVIDERS
 from mbc.kernels.base import Candidate, Request
 from mbc.kernels.interpreter import INTERPRETER
+from mbc.kernels.providers import PROVIDERS
 from mbc.kernels.statistics import WITH_STATISTICS
 from mbc.ops.fused import names_of
 from mbc.optimize.bounds.measured_floor import step_floor

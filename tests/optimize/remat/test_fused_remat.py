@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from mbc.hardware.streams import Stream
-from mbc.kernels import PROVIDERS
+from mbc.kernels.providers import PROVIDERS
 from mbc.ops.fused import join, names_of
 from mbc.optimize.candidates.table import CandidateTable
 from mbc.optimize.fusion.select_groups import Fusion

@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from mbc.kernels import PROVIDERS
 from mbc.kernels.base import Candidate, Request
 from mbc.kernels.cuda.conv import conv1x1
+from mbc.kernels.providers import PROVIDERS
 from mbc.kernels.statistics import WITH_STATISTICS
 from mbc.ops.fused import gives_product
 from mbc.optimize.bounds.fused_remat_costs import fused_remat_costs

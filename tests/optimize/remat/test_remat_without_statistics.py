@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from mbc.kernels import PROVIDERS
 from mbc.kernels.base import Candidate, Request
 from mbc.kernels.cuda import KERNELS, without_statistics
+from mbc.kernels.providers import PROVIDERS
 from mbc.kernels.statistics import WITH_STATISTICS
 from mbc.optimize.candidates.table import CandidateTable, Rules
 from mbc.optimize.fusion.select_groups import Fusion

@@ -12,8 +12,8 @@ import pytest
 from mbc.compiler import compile_plan
 from mbc.hardware.spec import DeviceSpec
 from mbc.ir.types import Layout
-from mbc.kernels import PROVIDERS
 from mbc.kernels.base import Candidate, Request
+from mbc.kernels.providers import PROVIDERS
 from mbc.optimize.candidates.table import CandidateTable, Rules
 from mbc.optimize.schedule.convert_back import convert_back, is_conversion
 from mbc.optimize.schedule.emit_launches import Draft, emit_launches

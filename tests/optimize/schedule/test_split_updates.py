@@ -7,7 +7,7 @@ import functools
 import pytest
 
 from mbc.ir.graph import Operation
-from mbc.kernels import PROVIDERS
+from mbc.kernels.providers import PROVIDERS
 from mbc.optimize import effort
 from mbc.optimize.candidates.table import CandidateTable, Rules
 from mbc.optimize.fusion.horizontal import fuses_horizontally

@@ -12,7 +12,7 @@ from mbc.errors import BudgetError
 from mbc.hardware.host_sharing import shared_link
 from mbc.hardware.streams import Space
 from mbc.ir.graph import Role
-from mbc.kernels import PROVIDERS
+from mbc.kernels.providers import PROVIDERS
 from mbc.optimize.candidates.table import CandidateTable
 from mbc.optimize.search.host_sharing_gain import beside_other_ranks, retimed
 from mbc.options import Options

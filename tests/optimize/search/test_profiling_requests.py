@@ -8,8 +8,8 @@ import pytest
 
 from mbc.hardware.spec import find_spec
 from mbc.ir.types import Layout
-from mbc.kernels import PROVIDERS
 from mbc.kernels.base import Candidate, Request
+from mbc.kernels.providers import PROVIDERS
 from mbc.ops import KINDS
 from mbc.optimize.candidates.table import CandidateTable, Rules, conversion_request, request_of
 from mbc.optimize.search.profiling_requests import needs, unmeasured, untried

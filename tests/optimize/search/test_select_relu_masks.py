@@ -12,8 +12,8 @@ from mbc.frontend.lower import lower
 from mbc.frontend.parse import parse
 from mbc.ir.graph import TrainingGraph
 from mbc.ir.types import Layout
-from mbc.kernels import PROVIDERS
 from mbc.kernels.base import Candidate, Request
+from mbc.kernels.providers import PROVIDERS
 from mbc.optimize.candidates.table import CandidateTable, Rules
 from mbc.optimize.search.profiling_requests import needs
 from mbc.optimize.search.search import Limits, search

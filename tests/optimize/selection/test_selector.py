@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 import pytest
 
 from mbc.ir.types import Layout
-from mbc.kernels import PROVIDERS
 from mbc.kernels.base import Candidate, Request
+from mbc.kernels.providers import PROVIDERS
 from mbc.ops.fused import Fused
 from mbc.optimize.candidates.table import CandidateTable
 from mbc.optimize.fusion.select_groups import Fusion, plain
