@@ -57,27 +57,20 @@ def _silu_backward(x: Array, dy: Array) -> Array:
     return dy * s * (1 + x * (1 - s))
 
 
-def _add_gradient(g: Gradients, op: Operation, dys: tuple[str | None, ...]) -> tuple[str | None, ...]:
-    return dys[0], dys[0]
+def _add_gradient(g: Gradients, op: Operation, dy: str) -> tuple[str | None, ...]:
+    return dy, dy
 
 
-def _mul_gradient(g: Gradients, op: Operation, dys: tuple[str | None, ...]) -> tuple[str | None, ...]:
-    (dy,) = dys
+def _mul_gradient(g: Gradients, op: Operation, dy: str) -> tuple[str | None, ...]:
     a, b = op.inputs
-    if dy is None:
-        return None, None
     da = g.emit("mul", NoAttributes(), (dy, b), a)[0] if g.needs(a) else None
     db = g.emit("mul", NoAttributes(), (dy, a), b)[0] if g.needs(b) else None
     return da, db
 
 
-def _scale_gradient(g: Gradients, op: Operation, dys: tuple[str | None, ...]) -> tuple[str | None, ...]:
-    (dy,) = dys
-    (x,) = op.inputs
+def _scale_gradient(g: Gradients, op: Operation, dy: str) -> tuple[str | None, ...]:
     assert isinstance(op.attributes, Scale)
-    if dy is None or not g.needs(x):
-        return (None,)
-    return (g.emit("scale", Scale(op.attributes.factor), (dy,), x)[0],)
+    return g.emit("scale", Scale(op.attributes.factor), (dy,), *op.inputs)
 
 
 LEAKY_RELU = Calls("F.leaky_relu(x, slope)", jax="jnp.where(x > 0, x, x * slope)", onnx="LeakyRelu(x, alpha=slope)")

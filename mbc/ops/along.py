@@ -97,17 +97,12 @@ def _largest_backward(a: Largest, inputs: Sequence[Array], call: Call) -> tuple[
     return (np.where(here, dy.reshape(ones) / count, 0).astype(x.dtype),)
 
 
-def _softmax_gradient(g: Gradients, op: Operation, dys: tuple[str | None, ...]) -> tuple[str | None, ...]:
-    if dys[0] is None or not g.needs(op.inputs[0]):
-        return (None,)
-    return g.emit(f"{op.kind}_backward", op.attributes, (op.outputs[0], dys[0]), *op.inputs)
+def _softmax_gradient(g: Gradients, op: Operation, dy: str) -> tuple[str | None, ...]:
+    return g.emit(f"{op.kind}_backward", op.attributes, (op.outputs[0], dy), *op.inputs)
 
 
-def _largest_gradient(g: Gradients, op: Operation, dys: tuple[str | None, ...]) -> tuple[str | None, ...]:
-    (x,) = op.inputs
-    if dys[0] is None or not g.needs(x):
-        return (None,)
-    return g.emit("amax_backward", op.attributes, (x, op.outputs[0], dys[0]), x)
+def _largest_gradient(g: Gradients, op: Operation, dy: str) -> tuple[str | None, ...]:
+    return g.emit("amax_backward", op.attributes, (*op.inputs, op.outputs[0], dy), *op.inputs)
 
 
 OPS = (

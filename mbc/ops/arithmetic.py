@@ -125,12 +125,9 @@ def _evaluate(a: Broadcast, inputs: Sequence[Array], call: Call) -> tuple[Array,
     return (_OPERATORS[a.operator](*aligned_operands(a, inputs)),)
 
 
-def _gradient(g: Gradients, op: Operation, dys: tuple[str | None, ...]) -> tuple[str | None, ...]:
-    (dy,) = dys
+def _gradient(g: Gradients, op: Operation, dy: str) -> tuple[str | None, ...]:
     a = op.attributes
     assert isinstance(a, Broadcast)
-    if dy is None:
-        return None, None
     first = 1 if a.operator in _REVERSED.values() else 0
     gradients: list[str | None] = [None, None]
     for number, rule in ((first, _of_first), (1 - first, _of_second)):

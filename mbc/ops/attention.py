@@ -211,12 +211,10 @@ def _backward_bias(a: Attention, inputs: Sequence[Array], call: Call) -> tuple[A
     return (total.sum(axis=axes).reshape(bias.shape).astype(bias.dtype),)
 
 
-def _gradient(g: Gradients, op: Operation, dys: tuple[str | None, ...]) -> tuple[str | None, ...]:
-    a, dy = op.attributes, dys[0]
+def _gradient(g: Gradients, op: Operation, dy: str) -> tuple[str | None, ...]:
+    a = op.attributes
     assert isinstance(a, Attention)
     gradients: list[str | None] = [None] * len(op.inputs)
-    if dy is None:
-        return tuple(gradients)
     read, operands = (*op.inputs, op.outputs[0], dy, op.outputs[1]), op.inputs[: a.operands]
     if any(map(g.needs, operands)):
         gradients[: a.operands] = g.emit("attention_backward", a, read, *operands)

@@ -108,9 +108,8 @@ class Gradients(Protocol):
         """Return the operation of the forward pass that computes a value; None for inputs and states."""
         ...
 
-    @property
-    def control(self) -> str:
-        """Name of the control block's value during forward and backward pass."""
+    def of_output(self, value: str) -> str | None:
+        """Return the gradient of an output of the differentiated operation; None if no loss depends on the output."""
         ...
 
     def weight(self, loss: str) -> float:
@@ -180,7 +179,9 @@ class OpKind:
         evaluate: Computes the operation on NumPy arrays in CHANNELS_FIRST order. Floating operands are float32, or
             float64 if they are fp64; the caller rounds results to their storage type. Works on any slice of rows if
             `divisible`.
-        gradient: Returns the gradients of the inputs for those of the outputs (None: not needed, or zero).
+        gradient: Returns the gradients of the inputs (None: not needed, or zero) for that of the first output that has
+            one, or for the control block, which holds the loss scale, if the operation is a loss. It is called only
+            where such a gradient and an input that needs one exist.
         expand: Writes the operation for training and for inference, where these differ from a Network.
         divisible: Rows of the outputs depend only on the same rows of the inputs, or outputs that are not per sample
             are sums over rows (`accumulates`).
@@ -213,7 +214,7 @@ class OpKind:
     attributes: type[Attributes]
     shape: Callable[[Any, tuple[TensorType, ...]], tuple[TensorType, ...]]
     evaluate: Callable[[Any, Sequence[Array], Call], tuple[Array, ...]] | None = None
-    gradient: Callable[[Gradients, Operation, tuple[str | None, ...]], tuple[str | None, ...]] | None = None
+    gradient: Callable[[Gradients, Operation, str], tuple[str | None, ...]] | None = None
     expand: Callable[[Expansion, Operation, bool], tuple[str, ...]] | None = None
     divisible: bool = False
     accumulates: bool = False

@@ -273,14 +273,10 @@ def _frozen_on_device(a: Any, inputs: int) -> Expression:
     return Expression(("dy", "variance", "gamma")[:inputs], f"{scale} dy * scale", (("eps", a.eps),))
 
 
-def _gradient(g: Gradients, op: Operation, dys: tuple[str | None, ...]) -> tuple[str | None, ...]:
+def _gradient(g: Gradients, op: Operation, dy: str) -> tuple[str | None, ...]:
     a = op.attributes
     assert isinstance(a, BatchNormalize)
     x, mean, variance, *affine = op.inputs
-    (dy,) = dys
-    wanted = [v for v in (x, *affine) if g.needs(v)]
-    if dy is None or not wanted:
-        return (None,) * len(op.inputs)
     if g.producer(mean) is None:
         return _frozen_gradient(g, op, dy)
     # The gradient of x needs both reductions, whether or not there are parameters to train.

@@ -42,10 +42,7 @@ def channel_sums(x: Array) -> Array:
     return np.asarray(np.sum(x, axis=axes, dtype=np.float64))
 
 
-def _bias_gradient(g: Gradients, op: Operation, dys: tuple[str | None, ...]) -> tuple[str | None, ...]:
-    (dy,) = dys
-    if dy is None:
-        return None, None
+def _bias_gradient(g: Gradients, op: Operation, dy: str) -> tuple[str | None, ...]:
     b = op.inputs[1]
     return dy, g.emit("channel_sum", NoAttributes(), (dy,), b)[0] if g.needs(b) else None
 

@@ -41,21 +41,15 @@ def _pixel_sum(x: Array) -> tuple[Array, ...]:
     return (np.sum(x, axis=axes, dtype=np.float64, keepdims=True).astype(x.dtype),)
 
 
-def _mul_gradient(g: Gradients, op: Operation, dys: tuple[str | None, ...]) -> tuple[str | None, ...]:
-    (dy,) = dys
+def _mul_gradient(g: Gradients, op: Operation, dy: str) -> tuple[str | None, ...]:
     x, gate = op.inputs
-    if dy is None:
-        return None, None
     dgate = g.emit("pixel_dot", NONE, (x, dy), gate)[0] if g.needs(gate) else None
     dx = g.emit("broadcast_mul", NONE, (dy, gate), x)[0] if g.needs(x) else None
     return dx, dgate
 
 
-def _add_gradient(g: Gradients, op: Operation, dys: tuple[str | None, ...]) -> tuple[str | None, ...]:
-    (dy,) = dys
+def _add_gradient(g: Gradients, op: Operation, dy: str) -> tuple[str | None, ...]:
     gate = op.inputs[1]
-    if dy is None:
-        return None, None
     return dy, g.emit("pixel_sum", NONE, (dy,), gate)[0] if g.needs(gate) else None
 
 

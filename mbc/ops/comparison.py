@@ -117,13 +117,10 @@ def _relation(a: Relation, inputs: Sequence[Array], call: Call) -> tuple[Array, 
     return (rule(*aligned_operands(a, inputs)).astype(inputs[0].dtype),)
 
 
-def _gradient(g: Gradients, op: Operation, dys: tuple[str | None, ...]) -> tuple[str | None, ...]:
-    (dy,) = dys
+def _gradient(g: Gradients, op: Operation, dy: str) -> tuple[str | None, ...]:
     a = op.attributes
     assert isinstance(a, Select)
     gradients: list[str | None] = [None, None]
-    if dy is None:
-        return None, None
     if a.operator in ("maximum", "minimum"):
         shares = ("max_share", "rmax_share") if a.operator == "maximum" else ("rmax_share", "max_share")
         for number, share in enumerate(shares):

@@ -109,22 +109,16 @@ def _backward_filter(a: Convolution, inputs: Sequence[Array], call: Call) -> tup
     return (correlate_filter(a, x, dy, a.groups),)
 
 
-def _forward_gradient(g: Gradients, op: Operation, dys: tuple[str | None, ...]) -> tuple[str | None, ...]:
+def _forward_gradient(g: Gradients, op: Operation, dy: str) -> tuple[str | None, ...]:
     x, w = op.inputs
-    (dy,) = dys
-    if dy is None:
-        return None, None
     # The filter's gradient comes first: then x may be freed while the image's gradient is computed.
     dw = g.emit("convolution_backward_filter", op.attributes, (x, dy), w)[0] if g.needs(w) else None
     dx = g.emit("convolution_backward_data", op.attributes, (dy, w), x)[0] if g.needs(x) else None
     return dx, dw
 
 
-def _transposed_gradient(g: Gradients, op: Operation, dys: tuple[str | None, ...]) -> tuple[str | None, ...]:
+def _transposed_gradient(g: Gradients, op: Operation, dy: str) -> tuple[str | None, ...]:
     x, w = op.inputs
-    (dy,) = dys
-    if dy is None:
-        return None, None
     dw = g.emit("convolution_backward_filter", op.attributes, (dy, x), w)[0] if g.needs(w) else None
     dx = g.emit("convolution", op.attributes, (dy, w), x)[0] if g.needs(x) else None
     return dx, dw

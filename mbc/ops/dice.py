@@ -301,22 +301,21 @@ def _expand(e: Expansion, op: Operation, training: bool) -> tuple[str, ...]:
     return e.emit("dice_mean", a, sums, op.outputs, op.name)
 
 
-def _sums_gradient(g: Gradients, op: Operation, dys: tuple[str | None, ...]) -> tuple[str | None, ...]:
-    (slopes,) = dys
+def _sums_gradient(g: Gradients, op: Operation, dy: str) -> tuple[str | None, ...]:
     logits, target = op.inputs
-    if slopes is None or not g.needs(logits):
+    if not g.needs(logits):
         return None, None
-    return g.emit("dice_sums_backward", op.attributes, (logits, target, slopes), logits)[0], None
+    return g.emit("dice_sums_backward", op.attributes, (logits, target, dy), logits)[0], None
 
 
-def _mean_gradient(g: Gradients, op: Operation, dys: tuple[str | None, ...]) -> tuple[str | None, ...]:
+def _mean_gradient(g: Gradients, op: Operation, dy: str) -> tuple[str | None, ...]:
     a, (sums, *total) = op.attributes, op.inputs
     assert isinstance(a, Dice)
     none = (None,) * len(total)
     if not g.needs(sums):
         return (None, *none)
     backward = DiceMeanBackward.of(a, g.weight(op.outputs[0]))
-    return (*g.emit("dice_mean_backward", backward, (sums, *total, g.control), sums), *none)
+    return (*g.emit("dice_mean_backward", backward, (sums, *total, dy), sums), *none)
 
 
 OPS = (

@@ -216,10 +216,10 @@ def _kinds(name: str, rule: _Rule) -> tuple[OpKind, OpKind]:
         factor = a.weight * float(control_record(inputs[2])["loss_scale"]) / _elements(prediction, call)
         return ((rule.derivatives[a.side](a, prediction, target) * factor).astype(inputs[0].dtype),)
 
-    def gradient(g: Gradients, op: Operation, dys: tuple[str | None, ...]) -> tuple[str | None, ...]:
+    def gradient(g: Gradients, op: Operation, dy: str) -> tuple[str | None, ...]:
         weight = g.weight(op.outputs[0])
         return tuple(
-            g.emit(backward_name, rule.backward(op.attributes, weight, side), (*op.inputs, g.control), x)[0]
+            g.emit(backward_name, rule.backward(op.attributes, weight, side), (*op.inputs, dy), x)[0]
             if g.needs(x)
             else None
             for side, x in enumerate(op.inputs)

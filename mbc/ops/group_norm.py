@@ -137,11 +137,8 @@ def _reduce(a: Normalisation, inputs: Sequence[Array], call: Call) -> tuple[Arra
     return dgamma, dbeta
 
 
-def _gradient(g: Gradients, op: Operation, dys: tuple[str | None, ...]) -> tuple[str | None, ...]:
-    dy = dys[0]
+def _gradient(g: Gradients, op: Operation, dy: str) -> tuple[str | None, ...]:
     x, *affine = op.inputs
-    if dy is None:
-        return (None,) * len(op.inputs)
     read = (x, dy, *op.outputs[1:])
     gradients: tuple[str | None, ...] = (None,) * len(affine)
     dx = None

@@ -86,12 +86,10 @@ def _by_sample(device: Callable[[Any, int], Expression]) -> Device:
     return lambda attributes, inputs: replace(device(attributes, inputs), by_sample=True)
 
 
-def _gradient(g: Gradients, op: Operation, dys: tuple[str | None, ...]) -> tuple[str | None, ...]:
-    a, (dy,) = op.attributes, dys
+def _gradient(g: Gradients, op: Operation, dy: str) -> tuple[str | None, ...]:
+    a = op.attributes
     assert isinstance(a, InstanceNormalize)
     x, mean, variance, *affine = op.inputs
-    if dy is None or not any(g.needs(v) for v in (x, *affine)):
-        return (None,) * len(op.inputs)
     names = [f"{op.outputs[0]}.{name}.samples" for name in ("scale", "shift")]
     sums = g.emit("instance_normalize_backward_reduce", a, (x, dy, mean, variance), *names)
     dx = None

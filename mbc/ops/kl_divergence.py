@@ -60,8 +60,8 @@ def _backward(a: KlBackward, inputs: Sequence[Array], call: Call) -> tuple[Array
     return ((gradient * factor).astype(logits.dtype),)
 
 
-def _gradient(g: Gradients, op: Operation, dys: tuple[str | None, ...]) -> tuple[str | None, ...]:
-    weight, inputs = g.weight(op.outputs[0]), (*op.inputs, g.control)
+def _gradient(g: Gradients, op: Operation, dy: str) -> tuple[str | None, ...]:
+    weight, inputs = g.weight(op.outputs[0]), (*op.inputs, dy)
     return tuple(
         g.emit("kl_divergence_backward", KlBackward(weight, side), inputs, x)[0] if g.needs(x) else None
         for side, x in enumerate(op.inputs)

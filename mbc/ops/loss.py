@@ -162,13 +162,13 @@ def _sum(a: WeightedSum, inputs: Sequence[Array], call: Call) -> tuple[Array, ..
     return (np.array([total], inputs[0].dtype),)
 
 
-def _entropy_gradient(g: Gradients, op: Operation, dys: tuple[str | None, ...]) -> tuple[str | None, ...]:
+def _entropy_gradient(g: Gradients, op: Operation, dy: str) -> tuple[str | None, ...]:
     logits, target = op.inputs
     assert isinstance(op.attributes, CrossEntropy)
     if not g.needs(logits):
         return None, None
     a = CrossEntropyBackward(op.attributes.smoothing, g.weight(op.outputs[0]))
-    return g.emit("softmax_cross_entropy_backward", a, (logits, target, g.control), logits)[0], None
+    return g.emit("softmax_cross_entropy_backward", a, (logits, target, dy), logits)[0], None
 
 
 OPS = (

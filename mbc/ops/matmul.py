@@ -51,14 +51,11 @@ def _evaluate(a: Matmul, inputs: Sequence[Array], call: Call) -> tuple[Array, ..
     return (product(x, y),)
 
 
-def _gradient(g: Gradients, op: Operation, dys: tuple[str | None, ...]) -> tuple[str | None, ...]:
+def _gradient(g: Gradients, op: Operation, dz: str) -> tuple[str | None, ...]:
     """Return the gradients of op(X) op(Y): dX = dZ op(Y)^T, dY = op(X)^T dZ, transposed if the operand is."""
-    (dz,) = dys
     x, y = op.inputs
     a = op.attributes
     assert isinstance(a, Matmul)
-    if dz is None:
-        return None, None
     dx = dy = None
     if g.needs(x):
         given = (Matmul(a.transpose_b, True), (y, dz)) if a.transpose_a else (Matmul(False, not a.transpose_b), (dz, y))

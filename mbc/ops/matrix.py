@@ -77,11 +77,8 @@ def _filter(a: Linear, inputs: Sequence[Array], call: Call) -> tuple[Array, ...]
     return (product(dy.T, x.reshape(x.shape[0], -1)),)
 
 
-def _gradient(g: Gradients, op: Operation, dys: tuple[str | None, ...]) -> tuple[str | None, ...]:
+def _gradient(g: Gradients, op: Operation, dy: str) -> tuple[str | None, ...]:
     x, w = op.inputs
-    (dy,) = dys
-    if dy is None:
-        return None, None
     dw = g.emit("linear_backward_filter", op.attributes, (x, dy), w)[0] if g.needs(w) else None
     dx = g.emit("linear_backward_data", op.attributes, (dy, w), x)[0] if g.needs(x) else None
     return dx, dw
@@ -96,12 +93,9 @@ def _cast(a: Cast, inputs: Sequence[Array], call: Call) -> tuple[Array, ...]:
     return (inputs[0].astype(np.float64 if a.to == DType.FP64 else np.float32, copy=False),)
 
 
-def _cast_gradient(g: Gradients, op: Operation, dys: tuple[str | None, ...]) -> tuple[str | None, ...]:
+def _cast_gradient(g: Gradients, op: Operation, dy: str) -> tuple[str | None, ...]:
     (x,) = op.inputs
-    (dy,) = dys
-    if dy is None or not g.needs(x):
-        return (None,)
-    return (g.emit("cast", Cast(g.type(x).dtype.value), (dy,), x)[0],)
+    return g.emit("cast", Cast(g.type(x).dtype.value), (dy,), x)
 
 
 OPS = (

@@ -92,13 +92,9 @@ class Pointwise:
             ),
         )
 
-    def _gradient(self, g: Gradients, op: Operation, dys: tuple[str | None, ...]) -> tuple[str | None, ...]:
-        (dy,) = dys
-        (x,) = op.inputs
-        if dy is None or not g.needs(x):
-            return (None,)
-        read = op.outputs[0] if self.of_output else x
-        return (g.emit(f"{op.kind}_backward", op.attributes, (read, dy), x)[0],)
+    def _gradient(self, g: Gradients, op: Operation, dy: str) -> tuple[str | None, ...]:
+        read = op.outputs if self.of_output else op.inputs
+        return g.emit(f"{op.kind}_backward", op.attributes, (*read, dy), *op.inputs)
 
     @property
     def layers(self) -> tuple[Layer, ...]:

@@ -208,20 +208,14 @@ def max_expand(e: Expansion, op: Operation, training: bool) -> tuple[str, ...]:
     return e.emit(op.kind, replace(op.attributes, index=index), op.inputs, outputs, op.name)[:1]
 
 
-def max_gradient(g: Gradients, op: Operation, dys: tuple[str | None, ...]) -> tuple[str | None, ...]:
+def max_gradient(g: Gradients, op: Operation, dy: str) -> tuple[str | None, ...]:
     """Return the data gradient of plain or adaptive max pooling."""
-    (x,) = op.inputs
-    if dys[0] is None or not g.needs(x):
-        return (None,)
-    return g.emit(f"{op.kind}_backward", op.attributes, (op.outputs[1], dys[0]), x)
+    return g.emit(f"{op.kind}_backward", op.attributes, (op.outputs[1], dy), *op.inputs)
 
 
-def average_gradient(g: Gradients, op: Operation, dys: tuple[str | None, ...]) -> tuple[str | None, ...]:
+def average_gradient(g: Gradients, op: Operation, dy: str) -> tuple[str | None, ...]:
     """Return the data gradient of plain or adaptive average pooling."""
-    (x,) = op.inputs
-    if dys[0] is None or not g.needs(x):
-        return (None,)
-    return g.emit(f"{op.kind}_backward", op.attributes, (dys[0],), x)
+    return g.emit(f"{op.kind}_backward", op.attributes, (dy,), *op.inputs)
 
 
 OPS = (

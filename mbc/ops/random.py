@@ -123,11 +123,8 @@ def _expand(e: Expansion, op: Operation, training: bool) -> tuple[str, ...]:
     return e.emit(op.kind, keyed, (op.inputs[0], e.control), op.outputs, op.name)
 
 
-def _gradient(g: Gradients, op: Operation, dys: tuple[str | None, ...]) -> tuple[str | None, ...]:
-    (dy,) = dys
+def _gradient(g: Gradients, op: Operation, dy: str) -> tuple[str | None, ...]:
     x, control = op.inputs
-    if dy is None or not g.needs(x):
-        return None, None
     return g.emit(f"{op.kind}_backward", op.attributes, (dy, control), x)[0], None
 
 

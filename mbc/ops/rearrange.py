@@ -218,48 +218,38 @@ def _split(a: Split, inputs: Sequence[Array], call: Call) -> tuple[Array, ...]:
     return tuple(inputs[0][:, end - size : end].copy() for size, end in zip(a.sizes, ends, strict=True))
 
 
-def _rearrange_gradient(g: Gradients, op: Operation, dys: tuple[str | None, ...]) -> tuple[str | None, ...]:
-    (dy,) = dys
+def _rearrange_gradient(g: Gradients, op: Operation, dy: str) -> tuple[str | None, ...]:
     assert isinstance(op.attributes, Rearrange)
-    if dy is None or not g.needs(op.inputs[0]):
-        return (None,)
     return g.emit("rearrange", op.attributes.inverse, (dy,), *op.inputs)
 
 
-def _slice_gradient(g: Gradients, op: Operation, dys: tuple[str | None, ...]) -> tuple[str | None, ...]:
-    (dy,) = dys
+def _slice_gradient(g: Gradients, op: Operation, dy: str) -> tuple[str | None, ...]:
     assert isinstance(op.attributes, StridedSlice)
-    if dy is None or not g.needs(op.inputs[0]):
-        return (None,)
     return g.emit("strided_slice", op.attributes.adjoint, (dy,), *op.inputs)
 
 
-def _pad_gradient(g: Gradients, op: Operation, dys: tuple[str | None, ...]) -> tuple[str | None, ...]:
-    (dy,) = dys
+def _pad_gradient(g: Gradients, op: Operation, dy: str) -> tuple[str | None, ...]:
     a = op.attributes
     assert isinstance(a, Pad)
-    if dy is None or not g.needs(op.inputs[0]):
-        return (None,)
     if a.rolls:  # the gradient rolls back
         return g.emit("pad", Pad(WRAP, a.size, a.after, a.before), (dy,), *op.inputs)
     return g.emit("pad_backward", op.attributes, (dy,), *op.inputs)
 
 
-def _split_gradient(g: Gradients, op: Operation, dys: tuple[str | None, ...]) -> tuple[str | None, ...]:
+def _split_gradient(g: Gradients, op: Operation, dy: str) -> tuple[str | None, ...]:
     a, (x,) = op.attributes, op.inputs
     assert isinstance(a, Split)
-    gradients = tuple(dy for dy in dys if dy is not None)
-    if not gradients or not g.needs(x):
-        return (None,)
+    dys = [g.of_output(y) for y in op.outputs]
+    gradients = [dy for dy in dys if dy is not None]
     if len(gradients) == len(dys):
         return g.emit("concat", NoAttributes(), gradients, x)
     # Parts on which nothing depends have the gradient zero.
     total, start = "", 0
-    for number, (dy, size) in enumerate(zip(dys, a.sizes, strict=True)):
-        if dy is not None:
+    for number, (part_dy, size) in enumerate(zip(dys, a.sizes, strict=True)):
+        if part_dy is not None:
             last = all(later is None for later in dys[number + 1 :])
             part = channels(g.type(x).shape[1:], start, size).adjoint
-            (wide,) = g.emit("strided_slice", part, (dy,), *((x,) if last and not total else ()))
+            (wide,) = g.emit("strided_slice", part, (part_dy,), *((x,) if last and not total else ()))
             total = g.emit("add", NoAttributes(), (total, wide), *((x,) if last else ()))[0] if total else wide
         start += size
     return (total,)

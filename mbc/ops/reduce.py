@@ -126,17 +126,14 @@ def _expand(a: Expand, inputs: Sequence[Array], call: Call) -> tuple[Array, ...]
     return (np.broadcast_to(dy.reshape(ones) * dy.dtype.type(a.factor), shape).copy(),)
 
 
-def _gradient(g: Gradients, op: Operation, dys: tuple[str | None, ...]) -> tuple[str | None, ...]:
-    (dy,) = dys
+def _gradient(g: Gradients, op: Operation, dy: str) -> tuple[str | None, ...]:
     (x,) = op.inputs
     a = op.attributes
     assert isinstance(a, Reduce)
-    if dy is None or not g.needs(x):
-        return (None,)
-    return (g.emit("expand", Expand(a.axes, g.type(x).shape[1:], a.factor), (dy,), x)[0],)
+    return g.emit("expand", Expand(a.axes, g.type(x).shape[1:], a.factor), (dy,), x)
 
 
-def _loss_gradient(g: Gradients, op: Operation, dys: tuple[str | None, ...]) -> tuple[str | None, ...]:
+def _loss_gradient(g: Gradients, op: Operation, dy: str) -> tuple[str | None, ...]:
     """Return the gradients of a loss that is sum(x * y): y times the loss's weight for x, and x times it for y."""
     weight = g.weight(op.outputs[0])
 

@@ -154,12 +154,8 @@ def _resize_backward(a: Resize, inputs: Sequence[Array], call: Call) -> tuple[Ar
     return (np.ascontiguousarray(dy),)
 
 
-def _gradient(g: Gradients, op: Operation, dys: tuple[str | None, ...]) -> tuple[str | None, ...]:
-    (dy,) = dys
-    (x,) = op.inputs
-    if dy is None or not g.needs(x):
-        return (None,)
-    return (g.emit("resize_backward", op.attributes, (dy,), x)[0],)
+def _gradient(g: Gradients, op: Operation, dy: str) -> tuple[str | None, ...]:
+    return g.emit("resize_backward", op.attributes, (dy,), *op.inputs)
 
 
 def _expand(e: Expansion, op: Operation, training: bool) -> tuple[str, ...]:

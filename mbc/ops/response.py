@@ -66,12 +66,8 @@ def _backward(a: Lrn, inputs: Sequence[Array], call: Call) -> tuple[Array, ...]:
     return (dy * power - kind(2 * a.alpha * a.beta / a.size) * x * shared,)
 
 
-def _gradient(g: Gradients, op: Operation, dys: tuple[str | None, ...]) -> tuple[str | None, ...]:
-    (dy,) = dys
-    (x,) = op.inputs
-    if dy is None or not g.needs(x):
-        return (None,)
-    return (g.emit("lrn_backward", op.attributes, (x, dy), x)[0],)
+def _gradient(g: Gradients, op: Operation, dy: str) -> tuple[str | None, ...]:
+    return g.emit("lrn_backward", op.attributes, (*op.inputs, dy), *op.inputs)
 
 
 OPS = (

@@ -85,11 +85,8 @@ def _reduce(a: RmsNorm, inputs: Sequence[Array], call: Call) -> tuple[Array, ...
     return (np.sum(dy * (x * inverse), axis=axes, dtype=np.float64).astype(x.dtype),)
 
 
-def _gradient(g: Gradients, op: Operation, dys: tuple[str | None, ...]) -> tuple[str | None, ...]:
-    dy = dys[0]
+def _gradient(g: Gradients, op: Operation, dy: str) -> tuple[str | None, ...]:
     x, gamma = op.inputs
-    if dy is None:
-        return None, None
     read = (x, dy, op.outputs[1])
     dgamma = g.emit("rms_norm_backward_reduce", op.attributes, read, gamma)[0] if g.needs(gamma) else None
     dx = g.emit("rms_norm_backward", op.attributes, (*read, gamma), x)[0] if g.needs(x) else None

@@ -111,18 +111,11 @@ def _reshape(a: Attributes, inputs: Sequence[Array], call: Call) -> tuple[Array,
     return (inputs[0].reshape(inputs[0].shape[0], *call.outputs[0].shape[1:]),)
 
 
-def _upsample_gradient(g: Gradients, op: Operation, dys: tuple[str | None, ...]) -> tuple[str | None, ...]:
-    (dy,) = dys
-    (x,) = op.inputs
-    if dy is None or not g.needs(x):
-        return (None,)
-    return (g.emit("upsample_backward", op.attributes, (dy,), x)[0],)
+def _upsample_gradient(g: Gradients, op: Operation, dy: str) -> tuple[str | None, ...]:
+    return g.emit("upsample_backward", op.attributes, (dy,), *op.inputs)
 
 
-def _concat_gradient(g: Gradients, op: Operation, dys: tuple[str | None, ...]) -> tuple[str | None, ...]:
-    (dy,) = dys
-    if dy is None:
-        return (None,) * len(op.inputs)
+def _concat_gradient(g: Gradients, op: Operation, dy: str) -> tuple[str | None, ...]:
     counts = [g.type(x).shape[1] for x in op.inputs]
     starts = [0, *itertools.accumulate(counts)]
     parts: list[str | None] = [None] * len(counts)
@@ -135,22 +128,16 @@ def _concat_gradient(g: Gradients, op: Operation, dys: tuple[str | None, ...]) -
     return tuple(parts)
 
 
-def _flatten_gradient(g: Gradients, op: Operation, dys: tuple[str | None, ...]) -> tuple[str | None, ...]:
-    (dy,) = dys
+def _flatten_gradient(g: Gradients, op: Operation, dy: str) -> tuple[str | None, ...]:
     (x,) = op.inputs
-    if dy is None or not g.needs(x):
-        return (None,)
-    return (g.emit("unflatten", Unflatten(g.type(x).shape[1:]), (dy,), x)[0],)
+    return g.emit("unflatten", Unflatten(g.type(x).shape[1:]), (dy,), x)
 
 
-def _unflatten_gradient(g: Gradients, op: Operation, dys: tuple[str | None, ...]) -> tuple[str | None, ...]:
-    (dy,) = dys
+def _unflatten_gradient(g: Gradients, op: Operation, dy: str) -> tuple[str | None, ...]:
     (x,) = op.inputs
-    if dy is None or not g.needs(x):
-        return (None,)
     if len(g.type(x).shape) == 2:
-        return (g.emit("flatten", NoAttributes(), (dy,), x)[0],)
-    return (g.emit("unflatten", Unflatten(g.type(x).shape[1:]), (dy,), x)[0],)
+        return g.emit("flatten", NoAttributes(), (dy,), x)
+    return g.emit("unflatten", Unflatten(g.type(x).shape[1:]), (dy,), x)
 
 
 def in_planes(

@@ -81,14 +81,14 @@ def _backward(a: SoftTargetBackward, inputs: Sequence[Array], call: Call) -> tup
     return ((gradient * factor).astype(logits.dtype),)
 
 
-def _gradient(g: Gradients, op: Operation, dys: tuple[str | None, ...]) -> tuple[str | None, ...]:
+def _gradient(g: Gradients, op: Operation, dy: str) -> tuple[str | None, ...]:
     a, weight = op.attributes, g.weight(op.outputs[0])
     assert isinstance(a, CrossEntropy)
     return tuple(
         g.emit(
             "soft_target_cross_entropy_backward",
             SoftTargetBackward(a.smoothing, weight, side),
-            (*op.inputs, g.control),
+            (*op.inputs, dy),
             value,
         )[0]
         if g.needs(value)

@@ -84,11 +84,8 @@ def _backward(a: Standardize, inputs: Sequence[Array], call: Call) -> tuple[Arra
     return (dw, *((slope * w.dtype.type(elements * a.factor),) if gain else ()))
 
 
-def _gradient(g: Gradients, op: Operation, dys: tuple[str | None, ...]) -> tuple[str | None, ...]:
+def _gradient(g: Gradients, op: Operation, dy: str) -> tuple[str | None, ...]:
     w, *gain = op.inputs
-    dy = dys[0]
-    if dy is None or not any(g.needs(v) for v in op.inputs):
-        return (None,) * len(op.inputs)
     return g.emit("standardize_filters_backward", op.attributes, (w, dy, *op.outputs[1:], *gain), w, *gain)
 
 

@@ -190,13 +190,13 @@ def _expand(e: Expansion, op: Operation, training: bool) -> tuple[str, ...]:
     return e.emit("weighted_cross_entropy_mean", mean, (logits, target, sums), op.outputs, op.name)
 
 
-def _gradient(g: Gradients, op: Operation, dys: tuple[str | None, ...]) -> tuple[str | None, ...]:
+def _gradient(g: Gradients, op: Operation, dy: str) -> tuple[str | None, ...]:
     a, logits = op.attributes, op.inputs[0]
     assert isinstance(a, WeightedMean)
     if not g.needs(logits):
         return None, None, None
     backward = WeightedMeanBackward(a.smoothing, a.class_weights, a.ignored, a.share, g.weight(op.outputs[0]))
-    inputs = (*op.inputs, g.control)
+    inputs = (*op.inputs, dy)
     return g.emit("weighted_cross_entropy_mean_backward", backward, inputs, logits)[0], None, None
 
 

@@ -96,10 +96,7 @@ def _backward(a: WindowBias, inputs: Sequence[Array], call: Call) -> tuple[Array
     return (total.astype(dy.dtype),)
 
 
-def _gradient(g: Gradients, op: Operation, dys: tuple[str | None, ...]) -> tuple[str | None, ...]:
-    (dy,) = dys
-    if dy is None or not g.needs(op.inputs[0]):
-        return (None,)
+def _gradient(g: Gradients, op: Operation, dy: str) -> tuple[str | None, ...]:
     return g.emit("window_bias_backward", op.attributes, (dy,), *op.inputs)
 
 

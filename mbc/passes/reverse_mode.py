@@ -40,6 +40,7 @@ class Backward:
         self._control = control
         self._casts = casts
         self._gradients: dict[str, str] = {}
+        self._of_outputs: dict[str, str] = {}  # gradients of the current operation's outputs
         self._forward = tuple(builder.operations)
         self._producers = {output: op for op in self._forward for output in op.outputs}
         self._needed = self._find_needed()
@@ -49,11 +50,6 @@ class Backward:
         self._arrived: Counter[str] = Counter()
         self._parts: Counter[str] = Counter()
         self._current = self._path[-1] if self._path else None
-
-    @property
-    def control(self) -> str:
-        """Name of the control block's value."""
-        return self._control
 
     def needs(self, value: str) -> bool:
         """Return whether the gradient of this value is needed."""
@@ -70,6 +66,10 @@ class Backward:
     def producer(self, value: str) -> Operation | None:
         """Return the operation of the forward pass that computes a value; None for inputs and states."""
         return self._producers.get(value)
+
+    def of_output(self, value: str) -> str | None:
+        """Return the gradient of an output of the differentiated operation; None if no loss depends on the output."""
+        return self._of_outputs.get(value)
 
     def weight(self, loss: str) -> float:
         """Return the weight of this loss in the total, without the loss scale."""
@@ -88,12 +88,13 @@ class Backward:
         """Append the backward pass, and return the gradients of `parameters` in the order of their completion."""
         for op in reversed(self._path):
             self._current = op
-            gradients = tuple(self._gradients.pop(v, None) for v in op.outputs)
+            self._of_outputs = {v: self._gradients.pop(v) for v in op.outputs if v in self._gradients}
             rule = KINDS[op.kind].gradient
             is_loss = op.outputs[0] in self._weights
-            if rule is None or op.outputs[0] in self._casts or not (is_loss or any(gradients)):
+            if rule is None or op.outputs[0] in self._casts or not (is_loss or self._of_outputs):
                 continue
-            for value, gradient in zip(op.inputs, rule(self, op, gradients), strict=True):
+            dy = next(iter(self._of_outputs.values()), self._control)
+            for value, gradient in zip(op.inputs, rule(self, op, dy), strict=True):
                 self._arrive(self._root(value), gradient)
         return {v: g for v, g in self._gradients.items() if v in self._parameters}
 
