@@ -33,18 +33,8 @@ def drawn(results: Path) -> tuple[dict[str, str], str]:
     """Return the pictures as SVG texts by file name, and the part of the page with tables and pictures."""
     pictures: dict[str, str] = {}
     page: list[str] = []
-    for make in (
-        peer_pages,
-        goal_pages,
-        correctness_pages,
-        accuracy_pages,
-        memory_pages,
-        gpus_pages,
-        _volumes,
-        _predictions,
-        _deterministic,
-        _planning,
-    ):
+    own = (_volumes, _predictions, _deterministic, _planning)
+    for make in (peer_pages, goal_pages, correctness_pages, accuracy_pages, memory_pages, gpus_pages, *own):
         charts, text = make(results)
         pictures |= charts
         page += text

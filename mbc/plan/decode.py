@@ -52,41 +52,13 @@ _LAYOUTS = {layout.value: layout for layout in Layout}
 _DTYPES = {dtype.value: dtype for dtype in DType}
 _STREAMS = {stream.value: stream for stream in Stream}
 _FIELDS = (
-    "format",
-    "schema",
-    "mbc",
-    "settings",
-    "target",
-    "budget_bytes",
-    "host_limit_bytes",
-    "peer_limit_bytes",
-    "predictions",
-    "bounds",
-    "graph",
-    "buffers",
-    "train",
-    "infer",
-    CHECKSUM,
-)
+    "format", "schema", "mbc", "settings", "target", "budget_bytes", "host_limit_bytes", "peer_limit_bytes",
+    "predictions", "bounds", "graph", "buffers", "train", "infer", CHECKSUM,
+)  # fmt: skip
 _GRAPH_FIELDS = (
-    "name",
-    "batch",
-    "precision",
-    "optimizer",
-    "inputs",
-    "infer_inputs",
-    "outputs",
-    "infer_outputs",
-    "loss",
-    "metrics",
-    "sources",
-    "states",
-    "updates",
-    "values",
-    "train",
-    "infer",
-    "ranks",
-)
+    "name", "batch", "precision", "optimizer", "inputs", "infer_inputs", "outputs", "infer_outputs", "loss", "metrics",
+    "sources", "states", "updates", "values", "train", "infer", "ranks",
+)  # fmt: skip
 
 
 def decode_plan(document: Mapping[str, Any]) -> Plan:

@@ -18,30 +18,10 @@ from mbc.source import Source
 
 # Of these the rounded gradients are compared, too: operations of any rank.
 NEAR = [
-    "broadcast",
-    "sub",
-    "div",
-    "permute",
-    "shuffle",
-    "split",
-    "unused_part",
-    "slice",
-    "stack",
-    "padding_zero",
-    "padding_reflect",
-    "padding_replicate",
-    "adaptive_avgpool",
-    "adaptive_maxpool",
-    "global_maxpool",
-    "elementary",
-    "pow",
-    "gelu_tanh",
-    "prelu",
-    "instance_norm",
-    "softmax",
-    "amax",
-    "matmul",
-]
+    "broadcast", "sub", "div", "permute", "shuffle", "split", "unused_part", "slice", "stack", "padding_zero",
+    "padding_reflect", "padding_replicate", "adaptive_avgpool", "adaptive_maxpool", "global_maxpool", "elementary",
+    "pow", "gelu_tanh", "prelu", "instance_norm", "softmax", "amax", "matmul",
+]  # fmt: skip
 
 
 def test_gradients_of_every_operation_in_float64() -> None:

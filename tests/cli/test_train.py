@@ -482,18 +482,8 @@ def test_averages_that_are_not_kept(mbc, data):
 
 def test_steps_of_several_mini_batches_are_read_counted_and_resumed(mbc, data):
     common = (
-        "--data",
-        data,
-        "--test",
-        data,
-        *CPU,
-        "--set",
-        "train.accumulate=2",
-        "--lr",
-        "0.2",
-        "--schedule",
-        "cosine",
-    )
+        "--data", data, "--test", data, *CPU, "--set", "train.accumulate=2", "--lr", "0.2", "--schedule", "cosine",
+    )  # fmt: skip
     done = mbc("train", "tiny.mbc", *common, "--epochs", "4", "--checkpoint", "whole", "--json")
     assert done.code == 0, done.err
     assert "do not fill a mini-batch of 16" in done.err

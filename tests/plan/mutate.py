@@ -18,7 +18,10 @@ def mutate(plan: Plan, kind: str, seed: int) -> Plan:
     Figures are made consistent, so that only its meaning is wrong.
     """
     rng = random.Random(seed)
-    changed = _PLAN[kind](plan, rng) if kind in _PLAN else _in_program(plan, rng, _PROGRAM[kind])
+    if kind in _PLAN_BY_NAME:
+        changed = _PLAN_BY_NAME[kind](plan, rng)
+    else:
+        changed = _in_program(plan, rng, _PROGRAM_BY_NAME[kind])
     try:
         return with_figures(changed)
     except RecursionError:  # aliases in a circle
@@ -342,49 +345,17 @@ def change_exit(plan: Plan, program: Program, rng: random.Random) -> Program:
     return replace(program, exit=tuple(ends))
 
 
-_PLAN = {
-    f.__name__: f
-    for f in (
-        shift_offset,
-        swap_offsets,
-        share_bytes,
-        drop_alias,
-        change_size,
-        change_value,
-        change_space,
-        change_layout,
-        change_dtype,
-        cut_workspace,
-    )
-}
-_PROGRAM = {
-    f.__name__: f
-    for f in (
-        drop_wait,
-        move_wait,
-        swap_launches,
-        move_launch,
-        change_stream,
-        drop_launch,
-        duplicate_launch,
-        change_rows,
-        change_rows_of_launch,
-        change_buffer,
-        change_to_twin,
-        change_mode,
-        drop_access,
-        change_operation,
-        permute_members,
-        change_members,
-        swap_accesses,
-        drop_workspace,
-        change_kernel,
-        change_settings,
-        drop_entry,
-        drop_exit,
-        change_exit,
-    )
-}
-KINDS_OF_MUTATIONS = (*_PLAN, *_PROGRAM)
+_PLAN = (
+    shift_offset, swap_offsets, share_bytes, drop_alias, change_size, change_value, change_space, change_layout,
+    change_dtype, cut_workspace,
+)  # fmt: skip
+_PROGRAM = (
+    drop_wait, move_wait, swap_launches, move_launch, change_stream, drop_launch, duplicate_launch, change_rows,
+    change_rows_of_launch, change_buffer, change_to_twin, change_mode, drop_access, change_operation, permute_members,
+    change_members, swap_accesses, drop_workspace, change_kernel, change_settings, drop_entry, drop_exit, change_exit,
+)  # fmt: skip
+_PLAN_BY_NAME = {change.__name__: change for change in _PLAN}
+_PROGRAM_BY_NAME = {change.__name__: change for change in _PROGRAM}
+KINDS_OF_MUTATIONS = (*_PLAN_BY_NAME, *_PROGRAM_BY_NAME)
 # Plans of one operation a launch, whose kernels need no workspace, have nothing to lose by these.
 OF_FUSED_OR_WORKSPACE = frozenset({"permute_members", "cut_workspace", "drop_workspace"})

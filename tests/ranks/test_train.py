@@ -30,18 +30,8 @@ network tiny(batch = 8, classes = 3) {
 """
 DIGITS = ROOT / "examples" / "01_digits"
 COMMAND = (
-    sys.executable,
-    "-m",
-    "mbc.cli",
-    "train",
-    "tiny.mbc",
-    "--data",
-    "data.npz",
-    "--epochs",
-    "2",
-    "--device",
-    "cpu",
-)
+    sys.executable, "-m", "mbc.cli", "train", "tiny.mbc", "--data", "data.npz", "--epochs", "2", "--device", "cpu",
+)  # fmt: skip
 
 
 @pytest.fixture

@@ -43,6 +43,11 @@ from mbc.cli.arguments.shared import Raw
 from mbc.cli.arguments.tuning import add_tune
 from mbc.version import __version__
 
+_COMMANDS = (
+    add_compile, add_show, add_report, add_trace, add_fit, add_nnunet, add_place, add_verify, add_check, add_diff,
+    add_train, add_predict, add_tune, add_import, add_export, add_fmt, add_bench, add_profile, add_gpus, add_doctor,
+    add_completions, add_lsp,
+)  # fmt: skip
 _DESCRIPTION = """\
 mbc compiles the training of a convolutional network, ahead of time and under a GPU memory budget:
 a network written in a .mbc file becomes a plan (every kernel, every byte, the time) and a Python package.
@@ -69,29 +74,6 @@ def parser() -> Parser:
     top = Parser(prog="mbc", description=_DESCRIPTION, formatter_class=Raw)
     top.add_argument("--version", action="version", version=f"mbc {__version__}")
     commands = top.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for add in (
-        add_compile,
-        add_show,
-        add_report,
-        add_trace,
-        add_fit,
-        add_nnunet,
-        add_place,
-        add_verify,
-        add_check,
-        add_diff,
-        add_train,
-        add_predict,
-        add_tune,
-        add_import,
-        add_export,
-        add_fmt,
-        add_bench,
-        add_profile,
-        add_gpus,
-        add_doctor,
-        add_completions,
-        add_lsp,
-    ):
+    for add in _COMMANDS:
         add(commands)
     return top

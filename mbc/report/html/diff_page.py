@@ -22,18 +22,9 @@ from mbc.report.step_times import step_text
 
 SCRIPTS = ("curve.js", "compare.js")
 CHANGES = (
-    "program",
-    "name",
-    "kind",
-    "what",
-    "before",
-    "after",
-    "before_us",
-    "after_us",
-    "before_estimated",
-    "after_estimated",
-    "copy",
-)
+    "program", "name", "kind", "what", "before", "after", "before_us", "after_us", "before_estimated",
+    "after_estimated", "copy",
+)  # fmt: skip
 
 
 @uncollected()

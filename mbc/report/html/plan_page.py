@@ -17,16 +17,8 @@ from mbc.report.html.render import render_page
 from mbc.report.measured import MeasuredStep
 
 SCRIPTS = (
-    "curve.js",
-    "plan.js",
-    "memory.js",
-    "lanes.js",
-    "roofline.js",
-    "table.js",
-    "graph.js",
-    "recorded.js",
-    "page.js",
-)
+    "curve.js", "plan.js", "memory.js", "lanes.js", "roofline.js", "table.js", "graph.js", "recorded.js", "page.js",
+)  # fmt: skip
 
 
 @uncollected()

@@ -1104,26 +1104,15 @@ def _attention(cases: Cases) -> None:
             cases.add("attention_backward_bias", a, *read, note=note)
 
 
+_FAMILIES = (
+    _elementwise, _channels, _filters, _groups, _pools, _adaptive, _images, _moves, _augment, _losses, _parts, _updates,
+    _products, _matmuls, _attention, _windows,
+)  # fmt: skip
+
+
 def _all() -> tuple[Case, ...]:
     cases = Cases()
-    for family in (
-        _elementwise,
-        _channels,
-        _filters,
-        _groups,
-        _pools,
-        _adaptive,
-        _images,
-        _moves,
-        _augment,
-        _losses,
-        _parts,
-        _updates,
-        _products,
-        _matmuls,
-        _attention,
-        _windows,
-    ):
+    for family in _FAMILIES:
         family(cases)
     return tuple(cases.cases)
 

@@ -27,16 +27,9 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Library:
     points = ("conv1x1.cu", "conv1x1_backward_data.cu", "conv1x1_bn_backward.cu", "dual_conv1x1.cu")
     products = ("conv_transpose_nonoverlapping.cu", *points)
     fused = (
-        "batch_norm_activation.cu",
-        "batch_norm_relu.cu",
-        "bias_activation.cu",
-        "batch_norm_single_launch.cu",
-        "bn_backward_remat.cu",
-        "concat.cu",
-        "layerwise.cu",
-        "multi_tensor.cu",
-        "sharded.cu",
-    )
+        "batch_norm_activation.cu", "batch_norm_relu.cu", "bias_activation.cu", "batch_norm_single_launch.cu",
+        "bn_backward_remat.cu", "concat.cu", "layerwise.cu", "multi_tensor.cu", "sharded.cu",
+    )  # fmt: skip
     files = (*fused, "batch_norm.cu", "bias.cu", "broadcast.cu", "group_norm.cu", *pools, *products)
     return build(Path(tmp_path_factory.mktemp("fused")), DTYPE_CODES["fp16"], files)
 
