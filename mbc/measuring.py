@@ -132,10 +132,10 @@ class Measuring:
             if not decision.requests:
                 return False
         self._say("starting to measure")
-        _, multiprocessors = split_name(device.name)
+        name = split_name(device.name)
         task = Task(
             wanted, path, self._left_s, limit_bytes, again,
-            multiprocessors=multiprocessors, decide=decide, decision=decision,
+            multiprocessors=name.multiprocessors, pose=name.pose, decide=decide, decision=decision,
             outdated=frozenset(signature(need.undivided) for need in wanted) if outdated else frozenset(),
         )  # fmt: skip
         began_s = time.monotonic()

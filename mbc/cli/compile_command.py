@@ -18,7 +18,7 @@ from mbc.plan.prefetch import prefetch_bytes
 from mbc.plan.summary import emulated_share
 from mbc.progress import busy
 from mbc.report.collectives import collectives_document, collectives_lines, ranks_text
-from mbc.report.devices import host_sharing_text
+from mbc.report.devices import host_sharing_text, library_launches, posing_text
 from mbc.report.tables import batch_text, profile_of, time_cell
 from mbc.stages import Stages
 from mbc.units import show_range, show_size, show_time
@@ -92,6 +92,7 @@ def summary(plan: Plan) -> list[str]:
         _launches(plan, concurrent),
         *collectives_lines(plan),
         *([f"  emulated   {emulated} of {products} convolutions and linear layers in fp32"] if emulated else []),
+        *([f"  posing     {posing}"] if (posing := posing_text(plan)) else []),
         f"  profile    {profile_of(plan)}",
         arena,
         f"  least      {show_size(b.floor_bytes)} (lower bound of the arena, set by {b.floor_operation})",
@@ -171,6 +172,8 @@ def _figures(compilation: Compilation, stages: Stages) -> dict[str, Any]:
         "precision": str(plan.graph.precision),
         "gpu": plan.target.gpu,
         "architecture": plan.target.architecture,
+        "own_architecture": plan.target.device.own_architecture,
+        "library_launches": library_launches(plan),
         "profile": plan.target.profile,
         "train_us": p.train_us,
         "step_us": step_us(plan),

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from mbc.cli.subject import read_source
 from mbc.cli.terminal import bar, notes, output_width
 from mbc.errors import MbcError
-from mbc.hardware.part import part_name, split_name, whole_name
+from mbc.hardware.part import GpuName, split_name
 from mbc.measure.need import MOST_WORKSPACE_BYTES, Need
 from mbc.options import Policy
 from mbc.progress import StatusLine, busy
@@ -39,21 +39,23 @@ def _measure(arguments: argparse.Namespace) -> int:
         arguments.wrong(
             "networks are missing: NET\nname some, or measure collectives and copies of several GPUs with --gpu all"
         )
-    asked, multiprocessors = split_name(arguments.gpu)
-    gpus = fleet.choose_gpus(asked)
-    name = fleet.name_of(gpus[0])
-    if multiprocessors is not None:
-        name = part_name(name, multiprocessors)
+    gpu = split_name(arguments.gpu)
+    gpus = fleet.choose_gpus(gpu.whole)
+    gpu = gpu._replace(whole=fleet.name_of(gpus[0]))
+    name = str(gpu)
     if not arguments.networks:
         with notes():
             path = Path(arguments.output) if arguments.output else own_path(name)
         return _machine(arguments, gpus, path)
     with busy("collecting what plans may use"):
-        needs = collect(arguments, _spec(name))
+        needs = collect(arguments, _spec(gpu))
     with notes():
         path = Path(arguments.output) if arguments.output else own_path(name)
     limit_bytes = MOST_WORKSPACE_BYTES if arguments.workspace_limit is None else arguments.workspace_limit
-    task = fleet.Task(needs, path, arguments.measure_for, limit_bytes, arguments.again, multiprocessors=multiprocessors)
+    task = fleet.Task(
+        needs, path, arguments.measure_for, limit_bytes, arguments.again,
+        multiprocessors=gpu.multiprocessors, pose=gpu.pose,
+    )  # fmt: skip
     began_s = time.monotonic()
     view = _View()
     try:
@@ -92,11 +94,11 @@ def _machine(arguments: argparse.Namespace, gpus: tuple[str, ...], path: Path) -
     return 0
 
 
-def _spec(name: str) -> DeviceSpec:
+def _spec(name: GpuName) -> DeviceSpec:
     from mbc.hardware.spec import known_spec
-    from mbc.hardware.target import find_device
+    from mbc.hardware.target import find_device, restricted
 
-    return known_spec(name) or find_device(name.replace(whole_name(name), "auto", 1))
+    return restricted(known_spec(name.whole) or find_device("auto"), name)
 
 
 def collect(arguments: argparse.Namespace, device: DeviceSpec) -> tuple[Need, ...]:

@@ -16,17 +16,24 @@ class Instruction(StrEnum):
         MMA_SYNC: Matrix products in bf16, fp16 and tf32 that one warp starts (mma.sync), with ldmatrix and cp.async.
         WGMMA: Matrix products that four warps start together from shared memory (wgmma), with TMA.
         CLUSTER: Thread-block clusters, whose blocks read each other's shared memory.
+        TCGEN05: Matrix products that accumulate in tensor memory (tcgen05). No kernel of mbc uses them.
     """
 
     MMA_SYNC = "mma.sync"
     WGMMA = "wgmma"
     CLUSTER = "cluster"
+    TCGEN05 = "tcgen05"
 
 
 # The first and the last compute capability with each family, in tenths. Source: PTX ISA, "Target ISA Notes" of
-# mma.sync (bf16), wgmma.mma_async and barrier.cluster. wgmma exists on 9.0 only.
+# mma.sync (bf16), wgmma.mma_async, barrier.cluster and tcgen05.mma. wgmma exists on 9.0 only.
 _CAPABILITIES = MappingProxyType(
-    {Instruction.MMA_SYNC: (80, math.inf), Instruction.WGMMA: (90, 90), Instruction.CLUSTER: (90, math.inf)}
+    {
+        Instruction.MMA_SYNC: (80, math.inf),
+        Instruction.WGMMA: (90, 90),
+        Instruction.CLUSTER: (90, math.inf),
+        Instruction.TCGEN05: (100, 110),
+    }
 )
 
 

@@ -1,46 +1,64 @@
-"""Parts of a GPU: some of its multiprocessors, as in CUDA's green contexts.
+"""Parts of a GPU, as in CUDA's green contexts, and architectures as which a GPU poses.
 
-Planning treats a part as a separate GPU. Its name has its number of multiprocessors (`h100@72`, `NVIDIA H200@72`), and
-by that name profiles, estimates and plans of the part differ from those of the whole. Memory and copies are those of
-the whole GPU.
+A part is some of a GPU's multiprocessors (`h100@72`). A GPU that poses runs code for another architecture within that
+architecture's limits (`h100@sm_80`). Planning treats both as separate GPUs, by whose names (`NVIDIA H200@72@sm_80`)
+profiles, estimates and plans differ from those of the whole GPU. Memory and copies are those of the whole GPU.
 """
 
 from __future__ import annotations
 
+import re
+from typing import NamedTuple
+
 from mbc.errors import MbcError
 
 _SIGN = "@"
-_MOST_DIGITS = 4
+_SUFFIXES = re.compile(rf"(?:{_SIGN}(\d{{1,4}}))?(?:{_SIGN}(sm_\d{{2,3}}))?", re.ASCII)
 # CUDA Driver API, "Green Contexts": the least number of multiprocessors of a part, and the number of which it must be a
 # multiple, by the major compute capability; from 9 on the last entry.
 _LEAST = {7: 2, 8: 4, 9: 8}
 _MULTIPLE = {7: 2, 8: 2, 9: 8}
 
 
-def split_name(name: str) -> tuple[str, int | None]:
-    """Return the name of the whole GPU and the number of multiprocessors in `name`, None for all of them.
+class GpuName(NamedTuple):
+    """Name of a GPU in its parts.
+
+    Attributes:
+        whole: Name of the whole GPU.
+        multiprocessors: Number of multiprocessors that are used; None for all of them.
+        pose: Architecture as which the GPU poses; empty for its own.
+    """
+
+    whole: str
+    multiprocessors: int | None = None
+    pose: str = ""
+
+    def __str__(self) -> str:
+        """Return the name as a user writes it."""
+        count = "" if self.multiprocessors is None else f"{_SIGN}{self.multiprocessors}"
+        return f"{self.whole}{count}{_SIGN * bool(self.pose)}{self.pose}"
+
+
+def split_name(name: str) -> GpuName:
+    """Return the parts of a name.
 
     Raises:
-        MbcError: MBC286, the text after `@` is not a number.
+        MbcError: MBC286, the text after `@` is neither a number nor an architecture.
     """
-    whole, sign, count = name.partition(_SIGN)
-    if not sign:
-        return name, None
-    if not (count.isascii() and count.isdecimal() and len(count) <= _MOST_DIGITS) or not whole:
+    whole = whole_name(name)
+    match = _SUFFIXES.fullmatch(name, len(whole))
+    if match is None or not whole:
         raise MbcError(
-            "MBC286", f"'{name}' is not a part of a GPU", "write a number of multiprocessors after @, as in h100@72"
+            "MBC286",
+            f"'{name}' is not a part of a GPU",
+            "write a number of multiprocessors after @, as in h100@72, or an architecture to pose as, as in h100@sm_80",
         )
-    return whole, int(count)
+    return GpuName(whole, None if match[1] is None else int(match[1]), match[2] or "")
 
 
 def whole_name(name: str) -> str:
     """Return the driver's name of the GPU that `name` is, or is a part of."""
     return name.partition(_SIGN)[0]
-
-
-def part_name(whole: str, multiprocessors: int) -> str:
-    """Return the name of a part of the GPU `whole`."""
-    return f"{whole}{_SIGN}{multiprocessors}"
 
 
 def check_part(whole: str, architecture: str, most: int, multiprocessors: int) -> None:

@@ -8,11 +8,14 @@ from functools import cache
 from types import MappingProxyType
 from typing import Any
 
+from mbc.errors import MbcError
 from mbc.hardware.card_names import choose_card
 from mbc.hardware.collective_times import CollectiveModel, Link
-from mbc.hardware.datasheet import CARDS, Datasheet, capability_of, multiprocessor_of, sheet_of
+from mbc.hardware.datasheet import (
+    CARDS, MULTIPROCESSORS, OLDEST_CAPABILITY, Datasheet, capability_of, multiprocessor_of, sheet_of,
+)  # fmt: skip
 from mbc.hardware.instructions import Instruction, has_instruction
-from mbc.hardware.part import check_part, part_name, split_name
+from mbc.hardware.part import GpuName, check_part, split_name
 from mbc.hardware.transfers import AnyLink, HostLink, Links, PeerLink, estimated_link, estimated_peer_link
 
 # Judgement: a multiprocessor can use more than its share of the bandwidth if few others use memory.
@@ -34,7 +37,7 @@ class DeviceSpec:
     """
 
     name: str
-    architecture: str  # sm_90
+    architecture: str  # sm_90; that of the pose if the GPU poses as another one
     multiprocessors: int
     memory_bytes: int
     l2_bytes: int
@@ -68,10 +71,26 @@ class DeviceSpec:
         return has_instruction(self.architecture, instruction)
 
     @property
+    def own_architecture(self) -> str:
+        """Architecture of the GPU itself, which differs from `architecture` if the GPU poses."""
+        return self.architecture if self.sheet is None or not self.poses else self.sheet.architecture
+
+    @property
+    def code_architecture(self) -> str:
+        """Architecture for which sources are compiled: of a GPU that poses the older one, whose PTX it can run."""
+        return min(self.architecture, self.own_architecture, key=capability_of)
+
+    @property
+    def poses(self) -> bool:
+        """Whether the GPU runs code for another architecture, within that architecture's limits."""
+        return bool(split_name(self.name).pose)
+
+    @property
     def shared_bytes_of_block(self) -> int:
         """Largest shared memory of a block."""
-        stated = 0 if self.sheet is None else self.sheet.shared_bytes
-        return stated or multiprocessor_of(self.architecture).shared_kib << 10
+        own_bytes = 0 if self.sheet is None else self.sheet.shared_bytes
+        own_bytes = own_bytes or multiprocessor_of(self.own_architecture).shared_kib << 10
+        return min(own_bytes, multiprocessor_of(self.architecture).shared_kib << 10) if self.poses else own_bytes
 
 
 @cache
@@ -129,7 +148,7 @@ def known_spec(name: str, sheet: Datasheet | None = None) -> DeviceSpec | None:
 
     A `sheet` replaces the listed one.
     """
-    whole, _ = split_name(name)
+    whole = split_name(name).whole
     if sheet is not None:
         return spec_like(name, sheet.architecture, sheet)
     match = next((spec for spec in device_specs().values() if spec.name == whole), None)
@@ -138,17 +157,20 @@ def known_spec(name: str, sheet: Datasheet | None = None) -> DeviceSpec | None:
 
 def unlisted_sheet(spec: DeviceSpec) -> Datasheet | None:
     """Return the datasheet of a GPU, or of the whole of which it is a part; None if its name alone says as much."""
-    listed = known_spec(split_name(spec.name)[0])
+    listed = known_spec(split_name(spec.name).whole)
     return None if listed is not None and listed.sheet == spec.sheet else spec.sheet
 
 
 def spec_like(name: str, architecture: str, sheet: Datasheet | None = None) -> DeviceSpec:
-    """Return the spec of the GPU with this driver name, or of a part of it (`part_of`).
+    """Return the spec of the GPU with this driver name, or of a part of it (`part_of`), or of its pose (`posed`).
 
     A GPU without a `sheet` that is not listed gets the spec of the first listed GPU of its architecture. If none has
     its architecture, it gets the spec of the first listed GPU. Either spec is marked as not measured.
     """
-    whole, multiprocessors = split_name(name)
+    whole, multiprocessors, pose = split_name(name)
+    if pose:
+        own = architecture if sheet is None else sheet.architecture
+        return posed(spec_like(str(GpuName(whole, multiprocessors)), own, sheet), pose)
     if multiprocessors is not None:
         return part_of(spec_like(whole, architecture, sheet), multiprocessors)
     if sheet is not None:
@@ -171,7 +193,7 @@ def part_of(spec: DeviceSpec, multiprocessors: int) -> DeviceSpec:
     share = multiprocessors / spec.multiprocessors
     return replace(
         spec,
-        name=part_name(spec.name, multiprocessors),
+        name=str(GpuName(spec.name, multiprocessors)),
         multiprocessors=multiprocessors,
         measured=False,
         copy_gb_s=spec.copy_gb_s * min(1.0, _COPY_SHARE_OF_PART * share),
@@ -180,3 +202,35 @@ def part_of(spec: DeviceSpec, multiprocessors: int) -> DeviceSpec:
         bf16_tflops=spec.bf16_tflops * share,
         fp16_tflops=spec.fp16_tflops * share,
     )
+
+
+def posed(spec: DeviceSpec, architecture: str) -> DeviceSpec:
+    """Return the spec of the GPU while it poses as another architecture, which has that architecture's limits.
+
+    Multiprocessors, clocks, memory and links stay those of the GPU. Libraries do not pose: their kernels remain those
+    for the GPU itself. So the rates of matrix products stay, too, except in types that the architecture lacks.
+    """
+    name = split_name(spec.name)._replace(pose=architecture)
+    pose = replace(spec, name=str(name), architecture=architecture, measured=False)
+    return pose if pose.has_bf16 else replace(pose, bf16_tflops=spec.fp32_tflops, tf32_tflops=spec.fp32_tflops)
+
+
+def check_pose(spec: DeviceSpec, architecture: str) -> None:
+    """Raise an error if the GPU cannot pose as the architecture.
+
+    Raises:
+        MbcError: MBC288, the architecture is unknown, or has instructions that the GPU lacks.
+    """
+    known = [f"sm_{capability}" for capability in MULTIPROCESSORS if capability >= OLDEST_CAPABILITY]
+    pose = posed(spec, architecture)
+    if architecture not in known:
+        why = "which mbc does not know"
+    elif architecture == spec.architecture:
+        why = "which is its own architecture"
+    elif lacking := [one for one in Instruction if pose.has(one) and not spec.has(one)]:
+        why = f"which has instructions that it lacks: {', '.join(lacking)}"
+    else:
+        return
+    older = [one for one in known if capability_of(one) < capability_of(spec.architecture)]
+    remedy = f"choose an older architecture: {', '.join(older)}" if older else "plan for the GPU as it is"
+    raise MbcError("MBC288", f"{spec.name} ({spec.architecture}) cannot pose as {architecture}, {why}", remedy)

@@ -12,8 +12,10 @@ from pathlib import Path
 from mbc.errors import MbcError
 from mbc.hardware.datasheet import OLDEST_CAPABILITY, Datasheet, capability_of, read_sheet
 from mbc.hardware.driver_card import driver_cards, spec_of_card
-from mbc.hardware.part import split_name, whole_name
-from mbc.hardware.spec import DeviceSpec, device_specs, find_spec, known_spec, part_of, spec_like, spec_of
+from mbc.hardware.part import GpuName, split_name, whole_name
+from mbc.hardware.spec import (
+    DeviceSpec, check_pose, device_specs, find_spec, known_spec, part_of, posed, spec_like, spec_of,
+)  # fmt: skip
 from mbc.options import UNLIMITED_BYTES
 from mbc.units import show_size
 
@@ -99,16 +101,16 @@ def find_device(gpu: str) -> DeviceSpec:
 
     Args:
         gpu: A name; `auto` for the GPU on which a module would run on this machine, else the default GPU; `NAME@N` for
-            N of a GPU's multiprocessors; a file `*.json` with the datasheet of one's own card.
+            N of a GPU's multiprocessors; `NAME@sm_80` for a GPU that poses as this architecture; a file `*.json` with the datasheet of one's own card.
 
     Raises:
         MbcError: MBC069, the file is no datasheet; MBC070, no GPU of that name is listed; MBC071, no listed GPU has
             the architecture of this machine's, or it is too old; MBC085, MIG divides it; MBC286, the part is not
-            possible.
+            possible; MBC288, the pose is not possible.
     """
-    whole, multiprocessors = split_name(gpu)
-    if multiprocessors is not None:
-        return part_of(find_device(whole), multiprocessors)
+    name = split_name(gpu)
+    if name.whole != gpu:
+        return restricted(find_device(name.whole), name)
     if gpu.endswith(".json"):
         return spec_of(read_sheet(Path(gpu)))
     if gpu != "auto":
@@ -123,6 +125,19 @@ def find_device(gpu: str) -> DeviceSpec:
     if here is None:
         return find_spec(DEFAULT_GPU)
     return spec_of_gpu(here)
+
+
+def restricted(spec: DeviceSpec, name: GpuName) -> DeviceSpec:
+    """Return the part and the pose of the GPU `spec` that `name` asks for.
+
+    Raises:
+        MbcError: MBC286, the part is not possible; MBC288, the pose is not possible.
+    """
+    part = spec if name.multiprocessors is None else part_of(spec, name.multiprocessors)
+    if not name.pose:
+        return part
+    check_pose(part, name.pose)
+    return posed(part, name.pose)
 
 
 def spec_of_gpu(gpu: LocalGpu) -> DeviceSpec:
@@ -146,8 +161,8 @@ def spec_of_gpu(gpu: LocalGpu) -> DeviceSpec:
 
 
 def local_spec(name: str, architecture: str) -> DeviceSpec:
-    """Return the spec of the GPU with this driver name, or of a part of it; the driver's if no list has it."""
-    whole, _ = split_name(name)
+    """Return the spec of the GPU with this driver name, or of a part or pose of it; the driver's if no list has it."""
+    whole = split_name(name).whole
     alike = (gpu.card for gpu in local_gpus() if gpu.name == whole and gpu.card is not None)
     card = next(alike, None) if known_spec(name) is None else None
     return spec_like(name, architecture, None if card is None else spec_of_card(card).sheet)

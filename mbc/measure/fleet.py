@@ -36,7 +36,8 @@ FAILURE = Failure("MBC191", "kernels", "run the same command again: it continues
 class Task:
     """Measurements of one process; the fields are the arguments of `mbc.measure.measure.measure`.
 
-    `multiprocessors` is the number of the GPU's multiprocessors to measure on, None for all. `decide` must be
+    `multiprocessors` is the number of the GPU's multiprocessors to measure on, None for all. `pose`
+    is the architecture as which the GPU poses, if any. `decide` must be
     picklable; `decision` is its first result.
     """
 
@@ -47,6 +48,7 @@ class Task:
     again: bool
     link: bool = True
     multiprocessors: int | None = None
+    pose: str = ""
     decide: Decide | None = None
     decision: Decision | None = None
     outdated: frozenset[str] = frozenset()

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from mbc.errors import MbcError
 from mbc.hardware.numa import near
-from mbc.hardware.part import part_name
+from mbc.hardware.datasheet import capability_of
+from mbc.hardware.part import GpuName
 from mbc.hardware.streams import ALIGNMENT_BYTES
 from mbc.measure.cudnn_engines import Device
 from mbc.measure.cudnn_library import Library
@@ -91,12 +92,13 @@ class Gpu:
     Memory comes from one block, which is allocated at once and handed out from its start. `reset` frees all of it.
     """
 
-    def __init__(self, memory_share: float = 0.8, multiprocessors: int | None = None) -> None:
+    def __init__(self, memory_share: float = 0.8, multiprocessors: int | None = None, pose: str = "") -> None:
         """Open the GPU.
 
         Args:
             memory_share: Size of the block as a share of the free memory; 0 for no block.
             multiprocessors: Number of multiprocessors to use, which makes the GPU a part of one; None for all.
+            pose: Architecture as which the GPU poses; empty for its own.
 
         Raises:
             MbcError: MBC077, there is no usable GPU, or PyCUDA is missing; MBC078, there is no cuDNN.
@@ -108,14 +110,16 @@ class Gpu:
         device: Any = self.driver.Context.get_device()
         attribute: Any = self.driver.device_attribute
         self.name = str(device.name())
-        self.architecture = "sm_{}{}".format(*device.compute_capability())
+        own = "sm_{}{}".format(*device.compute_capability())
+        self.architecture = pose or own
+        self.code_architecture = min(self.architecture, own, key=capability_of)  # as of `DeviceSpec`
         self.multiprocessors = int(device.get_attribute(attribute.MULTIPROCESSOR_COUNT))
         self.l2_bytes = int(device.get_attribute(attribute.L2_CACHE_SIZE))
         self.sm_clock_mhz = int(device.get_attribute(attribute.CLOCK_RATE)) // 1000
         self.memory_clock_mhz = int(device.get_attribute(attribute.MEMORY_CLOCK_RATE)) // 1000
         self.part = multiprocessors
-        if multiprocessors is not None:
-            self.name, self.multiprocessors = part_name(self.name, multiprocessors), multiprocessors
+        self.name = str(GpuName(self.name, multiprocessors, pose))
+        self.multiprocessors = multiprocessors or self.multiprocessors
         self._stream = self.new_stream()
         self.stream_handle = ctypes.c_void_p(int(self._stream.handle))
         self.library = Library.load()

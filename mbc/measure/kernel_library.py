@@ -107,9 +107,9 @@ class KernelLibrary:
         """
         with tempfile.TemporaryDirectory(prefix="mbc-kernels-") as folder:
             path = Path(folder) / "libkernels.so"
-            build_kernel_library(gpu.architecture, precision, path, find_toolchain())
+            build_kernel_library(gpu.code_architecture, precision, path, find_toolchain())
             library = KernelLibrary(path, gpu.stream_handle.value or 0)  # once loaded, it does not need its file
-            library.generated = GeneratedLibraries.of(gpu.architecture, precision)
+            library.generated = GeneratedLibraries.of(gpu.code_architecture, precision)
             library.limit(gpu.part)
             return library
 

@@ -69,4 +69,4 @@ def _wait_for_end(stdin: int, ended: threading.Event) -> None:
 
 
 if __name__ == "__main__":
-    serve(partial(work, lambda task: Gpu(multiprocessors=task.multiprocessors), measure))
+    serve(partial(work, lambda task: Gpu(multiprocessors=task.multiprocessors, pose=task.pose), measure))

@@ -79,13 +79,13 @@ def find_profile(device: DeviceSpec, path: str | None = None, accept_stale: bool
             )
         return replace(profile, stale=True)
     own = _own_or_bundled(device, here)
-    _, multiprocessors = split_name(device.name)
-    if multiprocessors is None:
+    name = split_name(device.name)
+    if name.multiprocessors is None:
         similar = _of_similar(device)
         return similar if own is None else _completed_by(own, similar)
-    whole = spec_like(whole_name(device.name), device.architecture, unlisted_sheet(device))
+    whole = spec_like(str(name._replace(multiprocessors=None)), device.architecture, unlisted_sheet(device))
     of_whole = _own_or_bundled(whole, here)
-    return own if of_whole is None else completed(own, of_whole, whole.multiprocessors / multiprocessors)
+    return own if of_whole is None else completed(own, of_whole, whole.multiprocessors / name.multiprocessors)
 
 
 def _own_or_bundled(device: DeviceSpec, here: LocalGpu | None) -> Profile | None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from mbc.hardware.spec import DeviceSpec
-from mbc.plan.model import Plan
+from mbc.kernels.cuda.base import PROVIDER
+from mbc.plan.model import Kernel, Plan
 from mbc.profile.locate import find_profile
 from mbc.profile.model import calibrated, for_ranks
 
@@ -18,6 +19,23 @@ def device_of(plan: Plan) -> DeviceSpec | None:
     profile = find_profile(device)
     ranks = 1 if plan.graph.ranks is None else plan.graph.ranks.size
     return for_ranks(calibrated(device, profile), profile, ranks, plan.predictions.host_gpus)
+
+
+def library_launches(plan: Plan) -> int:
+    """Return how many kernels of the step are those of libraries, which do not pose with the plan's GPU."""
+    kernels = (launch.work for launch in plan.train.launches if isinstance(launch.work, Kernel))
+    return sum(kernel.provider != PROVIDER for kernel in kernels)
+
+
+def posing_text(plan: Plan) -> str:
+    """Say as what the GPU of a plan poses, and which kernels do not; empty for a GPU that does not pose."""
+    device = plan.target.device
+    if not device.poses:
+        return ""
+    count, launches = library_launches(plan), len(plan.train.launches)
+    libraries = f"{count} of {launches} launches are of libraries, which do not pose (--provider mbc leaves them out)"
+    own = "all kernels of the step are mbc's own"
+    return f"{device.own_architecture} with code and limits of {device.architecture}; {libraries if count else own}"
 
 
 def host_sharing_text(plan: Plan) -> str:

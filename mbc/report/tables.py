@@ -15,7 +15,7 @@ from mbc.plan.model import Plan, Program
 from mbc.plan.prefetch import prefetch_bytes
 from mbc.plan.summary import OperationSummary, emulated_share
 from mbc.report.columns import Column, render
-from mbc.report.devices import host_sharing_text
+from mbc.report.devices import host_sharing_text, posing_text
 from mbc.units import show_range, show_size, show_time
 
 OVERHEAD = "CUDA's context, libraries, modules and graphs"  # contents of the overhead
@@ -46,16 +46,17 @@ _KINDS = (
 
 
 def heading(plan: Plan, infer: bool = False) -> str:
-    """Return three lines on the target and the profile of a plan, and a fourth line on its settings, if any."""
+    """Return three lines on the target and the profile of a plan, and more on its pose and settings, if any."""
     graph, target = plan.graph, plan.target
     what = "inference" if infer else "training step"
     cudnn = f", cuDNN {cudnn_version(target.cudnn)}" if target.cudnn else ""
+    posing = f"posing: {posing_text(plan)}\n" if plan.target.device.poses else ""
     asked = f"\nset: {plan.settings_text}" if plan.settings else ""
     return (
         f"{graph.name}: {what}, {batch_text(plan)}, {graph.precision}, {optimizer_summary(graph.optimizer)}\n"
         f"for {target.gpu} ({target.architecture}, {target.multiprocessors} multiprocessors, "
         f"{show_size(target.memory_bytes)}){cudnn}, budget {show_size(plan.budget_bytes)}\n"
-        f"profile: {profile_of(plan)}{asked}"
+        f"{posing}profile: {profile_of(plan)}{asked}"
     )
 
 

@@ -506,7 +506,7 @@ class Cuda:
         for address in self._guards:
             driver.memset_d8(address, _GUARD_PATTERN, GUARD_BYTES)
         # Blocking streams: work on the legacy default stream, where PyTorch is by default, is ordered with them.
-        _, self._part = split_name(self._plan.target.gpu)
+        self._part = split_name(self._plan.target.gpu).multiprocessors
         with limited_streams(self._part):
             self._streams = tuple(driver.Stream() for _ in Stream)
         self._compute = self._streams[0]

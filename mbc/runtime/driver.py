@@ -87,7 +87,7 @@ def _device_of_rank(driver: Any) -> Generator[None]:
 def check_architecture(plan: Plan, gpu: Any) -> None:
     """Raise an error unless the GPU runs code for the plan's architecture: an equal or a newer one.
 
-    A newer GPU runs the package if no kernel of the plan binds it (`mbc.plan.newer_gpu`); a warning then says so.
+    A GPU that poses runs code for the architecture as which it poses. A newer GPU runs the package if no kernel of the plan binds it (`mbc.plan.newer_gpu`); a warning then says so.
 
     Raises:
         MbcError: MBC154 if the GPU cannot run the code.
@@ -95,7 +95,7 @@ def check_architecture(plan: Plan, gpu: Any) -> None:
     major, minor = gpu.compute_capability()
     architecture, planned = f"sm_{major}{minor}", capability_of(plan.target.architecture)
     here = f"the plan is for {plan.target.gpu} ({plan.target.architecture}); this GPU is {gpu.name()} ({architecture})"
-    if 10 * major + minor == planned:
+    if 10 * major + minor in (planned, capability_of(plan.target.device.own_architecture)):
         return
     remedy = 'compile with --gpu auto on this machine, or use device="cpu"'
     if 10 * major + minor < planned or not is_forward_compatible(plan.target.architecture):

@@ -102,10 +102,13 @@ def test_all_gpus_several_precisions_and_a_file(mbc, gpus):
 
 
 def test_on_a_part_of_a_gpu(mbc, tasks):
-    """Measurements on a part of a GPU go into a profile of its own, and use none of the whole GPU's profile."""
+    """Measurements of a part or a pose of a GPU go into a profile of its own, and use none of the GPU's profile."""
     assert mbc("profile", "tiny.mbc", "--gpu", "1@64").code == 0
     ((gpus, task),) = tasks
     assert gpus == ("1",) and task.multiprocessors == 64 and task.path == user_path(f"{GPU.name}@64")
+    assert mbc("profile", "tiny.mbc", "--gpu", "1@64@sm_80").code == 0
+    task = tasks[1][1]
+    assert (task.multiprocessors, task.pose, task.path) == (64, "sm_80", user_path(f"{GPU.name}@64@sm_80"))
     refused = mbc("profile", "tiny.mbc", "--gpu", "1@65")
     assert refused.code == 1 and "MBC286" in refused.err and "choose 64 or 72" in refused.err
 

@@ -70,7 +70,7 @@ def _profile_run(verbs: Commands) -> None:
         "--gpu",
         default="auto",
         metavar="N",
-        help="number of the GPU (mbc gpus), N@M: on M of its multiprocessors, or all GPUs, of one model: this also"
+        help="number of the GPU (mbc gpus), N@M: on M of its multiprocessors, N@sm_80: as which it poses, or all GPUs, of one model: this also"
         " measures collectives between them (default: 0)",
     )
     parser.add_argument(

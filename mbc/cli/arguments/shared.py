@@ -62,7 +62,8 @@ def add_planning(parser: argparse.ArgumentParser, gpu: bool = True) -> None:
     if gpu:
         group.add_argument(
             "--gpu", default="auto", action=Once,
-            help="GPU to plan for (see mbc gpus), NAME@N: N of its multiprocessors, or a file card.json with the"
+            help="GPU to plan for (see mbc gpus), NAME@N: N of its multiprocessors, NAME@sm_80: as which it"
+            " poses, or a file card.json with the"
             " figures of one's own; default: this machine's, else h200",
         )  # fmt: skip
     group.add_argument(
