@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -283,6 +284,9 @@ def _plan(task: _Task, stages: Stages, collectives_like: DeviceSpec | None = Non
     ranks = 1 if graph.ranks is None else graph.ranks.size
     host_gpus = min(ranks, options.gpus_per_node or ranks)  # GPUs of one machine that copy to its memory at a time
 
+    if options.node_link_gbit and host_gpus == ranks:
+        warnings.warn("--node-link is ignored: all GPUs are in one machine (--gpus-per-node)", stacklevel=2)
+
     def worth_measuring() -> bool:
         """Return whether the shapes may fit the budget; if not, the search refuses them without measurements."""
         return not can_measure(device, options) or may_fit(
@@ -297,6 +301,8 @@ def _plan(task: _Task, stages: Stages, collectives_like: DeviceSpec | None = Non
         if collectives_like is not None and collectives_like != device:
             other = find_profile(collectives_like, options.profile, options.stale_profile)
             here = replace(here, collectives=calibrated(collectives_like, other).collectives)
+        if host_gpus < ranks:
+            here = replace(here, collectives=here.collectives.across_nodes(host_gpus, options.node_link_gbit))
         return CandidateTable(graph, here, providers, profile, rules)
 
     # The kernels that can run each operation on this GPU, and their times.
@@ -348,6 +354,8 @@ def _plan(task: _Task, stages: Stages, collectives_like: DeviceSpec | None = Non
             ),
             dump_plan,
         )
+
+    plan = replace(plan, predictions=replace(plan.predictions, links=table.device.collectives.links_text))
 
     # Every plan must be accepted by the independent verifier.
     stages.run("verify plan", lambda: verify_plan(plan, measured_workspace(table.profile)))

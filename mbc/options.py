@@ -53,8 +53,9 @@ class Options:
 
     `gpus` is the number of GPUs that share the mini-batch of the source, each with a part of its rows. `rank_gpus`
     names them if they differ in kind or memory (empty: all are `gpu`). `gpus_per_node` is the number of them in one
-    machine, which share its memory and the links to it (0: all). `settings` are `--set NAME=VALUE` in order; they
-    override the network's parameters and its sections.
+    machine, which share its memory and the links to it (0: all). `node_link_gbit` is the rate of the network that
+    connects one machine with the others, in Gb/s and in each direction (0: unknown). `settings` are
+    `--set NAME=VALUE` in order; they override the network's parameters and its sections.
 
     The workspace of one operation is limited by `workspace_limit_bytes` and by the bytes of the budget that are free
     when it runs. With `workspace_total_bytes`, that number of bytes is divided among all operations of the step
@@ -69,6 +70,7 @@ class Options:
     gpus: int = 1
     rank_gpus: tuple[RankGpu, ...] = ()  # as many as `gpus`, or empty
     gpus_per_node: int = 0
+    node_link_gbit: float = 0.0
     network: str | None = None  # which network of a source that has several
     policy: Policy = Policy.POWER_OF_TWO
     workspace_limit_bytes: int = UNLIMITED_BYTES

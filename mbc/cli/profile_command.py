@@ -95,8 +95,8 @@ def _machine(arguments: argparse.Namespace, gpus: tuple[str, ...], path: Path) -
 
 
 def _spec(name: GpuName) -> DeviceSpec:
-    from mbc.hardware.spec import known_spec
-    from mbc.hardware.target import find_device, restricted
+    from mbc.hardware.spec import known_spec, restricted
+    from mbc.hardware.target import find_device
 
     return restricted(known_spec(name.whole) or find_device("auto"), name)
 

@@ -4,6 +4,9 @@
 interpolated. For other numbers of ranks they are projected by the ring algorithm: the bytes that each link carries, at
 the measured bandwidth, and one latency for each step (Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for
 clusters of workstations", 2009). Without measurements they are estimated from the kind of the link.
+
+Ranks of several machines form a hierarchy: rings inside each machine, and a ring of machines. NCCL sends pieces through
+both at a time, so the slower of the two determines the time of a large collective.
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cached_property
 
@@ -128,6 +131,9 @@ _LINES: Mapping[Link, _Line] = {
     Link.SHARED_MEMORY: _Line(50.0, 5.0, 10.0),
     Link.SOCKET: _Line(100.0, 1.0, 2.5),
 }
+# Judgement: the share of a network's nominal rate that collectives reach, and the latency of two messages.
+_NETWORK_SHARE, _NETWORK_LATENCY_US = 0.9, 40.0
+ASSUMED_NETWORK = "25Gb"  # the network that the line of Link.SOCKET stands for
 # Judgement: kernels that wait for device memory lose a little bandwidth besides the multiprocessors.
 _MEMORY_BOUND = 1.1
 _COLLECTIVE_RATIO = 1.3
@@ -148,17 +154,49 @@ def steps(kind: CollectiveKind, ranks: int) -> int:
 class CollectiveModel:
     """Times of collectives over one kind of link.
 
-    `stale`: whether the times come from another machine, so that none counts as measured.
+    Attributes:
+        link: Link between the GPUs of one machine.
+        times: Measured times, also of other links.
+        slowdowns: Measured slowdowns, also of other links.
+        stale: Whether the times come from another machine, so that none counts as measured.
+        network_gbit: Rate of the link in Gb/s in each direction, if it is a network whose rate is known; else 0.
+        gpus_per_node: Number of GPUs in one machine; 0 if all are in one.
+        between: Collectives between machines, of which each is one rank; None if all GPUs are in one machine.
     """
 
     link: Link
     times: Sequence[CollectiveTime] = ()
     slowdowns: Sequence[CollectiveSlowdown] = ()
     stale: bool = False
+    network_gbit: float = 0.0
+    gpus_per_node: int = 0
+    between: CollectiveModel | None = None
+
+    def across_nodes(self, gpus_per_node: int, network_gbit: float = 0.0) -> CollectiveModel:
+        """Return the model of ranks in machines of `gpus_per_node` GPUs that a network connects.
+
+        Without the network's rate, times that were measured through sockets hold; else ASSUMED_NETWORK is assumed.
+        """
+        times = () if network_gbit else self.times
+        network = CollectiveModel(Link.SOCKET, times, (), self.stale, network_gbit)
+        return replace(self, gpus_per_node=gpus_per_node, between=network)
+
+    @property
+    def links_text(self) -> str:
+        """The links that the times hold for; empty if all GPUs are in one machine."""
+        if self.between is None:
+            return ""
+        network = "measured sockets" if self.between._curves else f"{ASSUMED_NETWORK} assumed"
+        network = f"{self.between.network_gbit:g}Gb" if self.between.network_gbit else network
+        count = self.gpus_per_node
+        inside = f"{count} GPUs in each by {self.link.replace('_', ' ')}" if count > 1 else "1 GPU in each"
+        return f"{network} between machines, {inside}"
 
     def choices(self, ranks: int) -> tuple[int, ...]:
         """Return the numbers of thread blocks to choose from, ascending: the measured numbers, or powers of two."""
         numbers = {c for (_, r), curves in self._curves.items() if r == self._nearest(ranks) for c in curves}
+        if self._spans_nodes(ranks):
+            numbers.discard(0)  # copy engines reach GPUs of their own machine only
         return tuple(sorted(numbers)) or (1, 2, 4, 8, 16, 32)
 
     def time_us(self, kind: CollectiveKind, size_bytes: int, ranks: int, max_ctas: int) -> float:
@@ -169,6 +207,17 @@ class CollectiveModel:
         """Return the cost of one collective among others; 0 for one rank."""
         if ranks < 2:
             return CollectiveCost(0.0, True)
+        if self.between is not None and self._spans_nodes(ranks):
+            inside, nodes = replace(self, between=None), math.ceil(ranks / self.gpus_per_node)
+            levels = ((inside, self.gpus_per_node), (self.between, nodes))
+            whole, least = (
+                [model.cost(kind, of_bytes, count, max_ctas) for model, count in levels] for of_bytes in (size_bytes, 1)
+            )
+            # The pieces of a large collective are in both levels at a time; the last piece passes one after the other.
+            time_us = max(cost.time_us for cost in whole) + min(cost.time_us for cost in least)
+            if self.gpus_per_node > 1:  # several machines are no faster than one
+                time_us = max(time_us, inside.time_us(kind, size_bytes, ranks, max_ctas))
+            return CollectiveCost(time_us, False, all(cost.measured or cost.projected for cost in whole))
         measured_ranks = self._nearest(ranks)
         curves = self._curves.get((kind, measured_ranks))
         if curves is None:
@@ -215,12 +264,18 @@ class CollectiveModel:
                 curve[t.size_bytes] = max(t.time_us, *curve.values(), 0.0)
         return curves
 
+    def _spans_nodes(self, ranks: int) -> bool:
+        return self.between is not None and ranks > self.gpus_per_node
+
     def _nearest(self, ranks: int) -> int:
         """Return the nearest measured number of ranks, the larger of two equally near, 0 if there is none."""
         return min((r for _, r in self._curves), key=lambda r: (abs(r - ranks), -r), default=0)
 
     def _estimated_us(self, kind: CollectiveKind, size_bytes: int, ranks: int, max_ctas: int) -> float:
         line = _LINES[self.link]
+        if self.network_gbit:
+            gb_s = self.network_gbit / 8 * _NETWORK_SHARE
+            line = _Line(_NETWORK_LATENCY_US, gb_s, gb_s)
         latency_us = line.latency_us * steps(kind, ranks) / steps(CollectiveKind.ALL_REDUCE, 2)
         gb_s = min(line.most_gb_s, line.block_gb_s * max_ctas) if max_ctas else line.most_gb_s
         return latency_us + bus_share(kind, ranks) * size_bytes / (gb_s * 1e3)

@@ -12,7 +12,13 @@ from mbc.errors import MbcError
 from mbc.hardware.card_names import choose_card
 from mbc.hardware.collective_times import CollectiveModel, Link
 from mbc.hardware.datasheet import (
-    CARDS, MULTIPROCESSORS, OLDEST_CAPABILITY, Datasheet, capability_of, multiprocessor_of, sheet_of,
+    CARDS,
+    MULTIPROCESSORS,
+    OLDEST_CAPABILITY,
+    Datasheet,
+    capability_of,
+    multiprocessor_of,
+    sheet_of,
 )  # fmt: skip
 from mbc.hardware.instructions import Instruction, has_instruction
 from mbc.hardware.part import GpuName, check_part, split_name
@@ -204,6 +210,19 @@ def part_of(spec: DeviceSpec, multiprocessors: int) -> DeviceSpec:
     )
 
 
+def restricted(spec: DeviceSpec, name: GpuName) -> DeviceSpec:
+    """Return the part and the pose of the GPU `spec` that `name` asks for.
+
+    Raises:
+        MbcError: MBC286, the part is not possible; MBC288, the pose is not possible.
+    """
+    part = spec if name.multiprocessors is None else part_of(spec, name.multiprocessors)
+    if not name.pose:
+        return part
+    _check_pose(part, name.pose)
+    return posed(part, name.pose)
+
+
 def posed(spec: DeviceSpec, architecture: str) -> DeviceSpec:
     """Return the spec of the GPU while it poses as another architecture, which has that architecture's limits.
 
@@ -215,7 +234,7 @@ def posed(spec: DeviceSpec, architecture: str) -> DeviceSpec:
     return pose if pose.has_bf16 else replace(pose, bf16_tflops=spec.fp32_tflops, tf32_tflops=spec.fp32_tflops)
 
 
-def check_pose(spec: DeviceSpec, architecture: str) -> None:
+def _check_pose(spec: DeviceSpec, architecture: str) -> None:
     """Raise an error if the GPU cannot pose as the architecture.
 
     Raises:

@@ -12,10 +12,8 @@ from pathlib import Path
 from mbc.errors import MbcError
 from mbc.hardware.datasheet import OLDEST_CAPABILITY, Datasheet, capability_of, read_sheet
 from mbc.hardware.driver_card import driver_cards, spec_of_card
-from mbc.hardware.part import GpuName, split_name, whole_name
-from mbc.hardware.spec import (
-    DeviceSpec, check_pose, device_specs, find_spec, known_spec, part_of, posed, spec_like, spec_of,
-)  # fmt: skip
+from mbc.hardware.part import split_name, whole_name
+from mbc.hardware.spec import DeviceSpec, device_specs, find_spec, known_spec, restricted, spec_like, spec_of
 from mbc.options import UNLIMITED_BYTES
 from mbc.units import show_size
 
@@ -101,7 +99,8 @@ def find_device(gpu: str) -> DeviceSpec:
 
     Args:
         gpu: A name; `auto` for the GPU on which a module would run on this machine, else the default GPU; `NAME@N` for
-            N of a GPU's multiprocessors; `NAME@sm_80` for a GPU that poses as this architecture; a file `*.json` with the datasheet of one's own card.
+            N of a GPU's multiprocessors; `NAME@sm_80` for its pose as this architecture; a file `*.json` with
+            the datasheet of one's own card.
 
     Raises:
         MbcError: MBC069, the file is no datasheet; MBC070, no GPU of that name is listed; MBC071, no listed GPU has
@@ -125,19 +124,6 @@ def find_device(gpu: str) -> DeviceSpec:
     if here is None:
         return find_spec(DEFAULT_GPU)
     return spec_of_gpu(here)
-
-
-def restricted(spec: DeviceSpec, name: GpuName) -> DeviceSpec:
-    """Return the part and the pose of the GPU `spec` that `name` asks for.
-
-    Raises:
-        MbcError: MBC286, the part is not possible; MBC288, the pose is not possible.
-    """
-    part = spec if name.multiprocessors is None else part_of(spec, name.multiprocessors)
-    if not name.pose:
-        return part
-    check_pose(part, name.pose)
-    return posed(part, name.pose)
 
 
 def spec_of_gpu(gpu: LocalGpu) -> DeviceSpec:

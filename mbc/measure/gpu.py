@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mbc.errors import MbcError
-from mbc.hardware.numa import near
 from mbc.hardware.datasheet import capability_of
+from mbc.hardware.numa import near
 from mbc.hardware.part import GpuName
 from mbc.hardware.streams import ALIGNMENT_BYTES
 from mbc.measure.cudnn_engines import Device

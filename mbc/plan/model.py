@@ -181,7 +181,8 @@ class PredictedTimes:
 class Predictions(PredictedTimes):
     """Predicted time and memory of a run.
 
-    The last two fields serve plans of several ranks that offload to the host or recompute; they are 0 otherwise.
+    `host_gpus` and `oblivious_us` serve plans of several ranks that offload to the host or recompute; they are 0
+    otherwise.
 
     Attributes:
         arena_bytes: Size of the arena.
@@ -191,6 +192,7 @@ class Predictions(PredictedTimes):
         peer_bytes: Memory of another GPU.
         host_gpus: Number of GPUs of a machine that copy to its memory at the same time; the plan uses their rates.
         oblivious_us: With these rates, time of the step found by a search that ignores the other GPUs.
+        links: Links between the machines of the ranks, measured, given or assumed; empty for one machine.
     """
 
     arena_bytes: int
@@ -200,6 +202,7 @@ class Predictions(PredictedTimes):
     peer_bytes: int = optional(0)
     host_gpus: int = optional(0)
     oblivious_us: float = optional(0.0)
+    links: str = optional("")
 
     def bytes_of(self, space: Space) -> int:
         """Return the size of a space in bytes."""

@@ -129,6 +129,7 @@ def collectives_lines(plan: Plan) -> list[str]:
         f"  all-reduce {show_size(sharing.size_bytes)} in {count} bucket{'' if count == 1 else 's'}, "
         f"{sharing.ctas} thread blocks",
         f"  links      {show_size(collectives.link_bytes)} a step in each direction",
+        *([f"  machines   {links}"] if (links := plan.predictions.links) else []),
         f"  hidden     {show_time(collectives.hidden_us)} of the "
         f"{time_cell(collectives.time_us, collectives.estimated)} that {collectives.named} take in the step",
         f"  exposed    {time_cell(exposed_us, collectives.estimated)}; kernels beside {collectives.named} lose "
@@ -196,9 +197,10 @@ def collectives_text(plan: Plan, width: int | None) -> str:
          time_cell(collectives.time_us, collectives.estimated), time_cell(collectives.hidden_us, collectives.estimated),
          time_cell(exposed_us, collectives.estimated))
     )  # fmt: skip
+    network = f" ({plan.predictions.links})" if plan.predictions.links else ""
     return (
         f"{render(columns, rows, width)}\n{collectives.sharing.ctas} thread blocks each; a link carries "
-        f"{show_size(collectives.link_bytes)} a step in each direction; kernels beside {collectives.named} lose "
+        f"{show_size(collectives.link_bytes)} a step in each direction{network}; kernels beside {collectives.named} lose "
         f"{time_cell(collectives.slowed_us, collectives.estimated)}"
     )
 
@@ -222,6 +224,7 @@ def collectives_document(plan: Plan) -> dict[str, Any] | None:
         "thread_blocks": collectives.sharing.ctas,
         "bytes": collectives.sharing.size_bytes,
         "link_bytes": collectives.link_bytes,
+        "links": plan.predictions.links,
         "time_us": collectives.time_us,
         "hidden_us": collectives.hidden_us,
         "exposed_us": sum(collectives.exposed_us),

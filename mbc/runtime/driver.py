@@ -87,7 +87,8 @@ def _device_of_rank(driver: Any) -> Generator[None]:
 def check_architecture(plan: Plan, gpu: Any) -> None:
     """Raise an error unless the GPU runs code for the plan's architecture: an equal or a newer one.
 
-    A GPU that poses runs code for the architecture as which it poses. A newer GPU runs the package if no kernel of the plan binds it (`mbc.plan.newer_gpu`); a warning then says so.
+    A GPU that poses runs code for the architecture as which it poses. A newer GPU runs the package if no
+    kernel of the plan binds it (`mbc.plan.newer_gpu`); a warning then says so.
 
     Raises:
         MbcError: MBC154 if the GPU cannot run the code.

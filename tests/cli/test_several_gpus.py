@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import re
 import shutil
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from mbc.cli.arguments import parse
+from mbc.cli.arguments.argument_types import network
 from tests.report.pages import data_of
 
 
@@ -33,6 +35,36 @@ def test_compile_says_how_the_rows_are_shared(mbc, package):
     assert document["fastest_us"] > document["critical_path_us"] > 0
     alone = mbc("compile", "tiny.mbc", "--gpu", "h200", "--force", "--json").json
     assert alone["collectives"] is None and alone["other_ranks"] == []
+
+
+def test_a_faster_network_between_machines_shortens_the_step(mbc):
+    arguments = "compile", "tiny.mbc", "--gpus", "4", "--gpu", "h200", "--force", "--json"
+    links, times_us = [], []
+    for more in ((), ("--node-link", "100GbE"), ("--node-link", "2x200Gb")):
+        document = mbc(*arguments, "--gpus-per-node", "2", *more).json
+        links.append(document["collectives"]["links"].partition(" between machines, 2 GPUs in each by nvlink")[0])
+        times_us.append(document["train_us"])
+    assert links == ["25Gb assumed", "100Gb", "400Gb"] and times_us == sorted(times_us, reverse=True)
+    assert times_us[0] > times_us[2] >= mbc(*arguments).json["train_us"]
+    text = mbc(*arguments[:-1], "--gpus-per-node", "1", "--node-link", "400Gb").out
+    assert "  machines   400Gb between machines, 1 GPU in each\n" in text
+    assert "in each direction (400Gb between machines, 1 GPU in each);" in mbc("show", "tiny").out
+    unused = mbc(*arguments, "--node-link", "100Gb")
+    assert unused.json["collectives"]["links"] == "" and "all GPUs are in one machine" in unused.err
+
+
+@pytest.mark.parametrize(
+    ("text", "gbit"),
+    [("400Gb", 400), ("100GbE", 100), ("2x200Gb", 400), ("2.5Gb", 2.5), ("25Gbit/s", 25), ("8x400Gb/s", 3200)],
+)
+def test_rates_of_networks(text: str, gbit: float):
+    assert network(text) == gbit
+
+
+@pytest.mark.parametrize("text", ["", "400", "50GB", "400gb", "0Gb", "0x100Gb", "x100Gb", "-1Gb", "1e3Gb", "nanGb"])
+def test_words_that_are_no_networks(text: str):
+    with pytest.raises(argparse.ArgumentTypeError, match="no rate of a network such as 400Gb, 100GbE or 2x200Gb"):
+        network(text)
 
 
 def test_show(mbc, package):

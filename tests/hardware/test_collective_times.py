@@ -122,3 +122,40 @@ def test_slowdowns():
     assert model.knows_slowdown(ConcurrentKernel.GEMM) and not model.knows_slowdown(ConcurrentKernel.REDUCTION)
     estimates = [model.slowdown(ConcurrentKernel.REDUCTION, 2, ctas).kernel_ratio for ctas in (1, 8, 32)]
     assert estimates == sorted(estimates) and estimates[0] > 1
+
+
+@pytest.mark.parametrize("kind", CollectiveKind)
+@pytest.mark.parametrize("inside", [MODEL, CollectiveModel(Link.PCIE), CollectiveModel(Link.NVLINK, stale=True)])
+def test_ranks_of_several_machines(kind: CollectiveKind, inside: CollectiveModel) -> None:
+    """No machine sends its bytes faster than its network, and neither more machines nor more bytes save time."""
+    rates, sizes, machines, per_machine = (10, 25, 100, 400, 3200), (4, MIB, 100 * MIB), (1, 2, 3, 8), (1, 2, 8)
+    for gpus, size_bytes, ctas in itertools.product(per_machine, sizes, (1, 8)):
+        us = {
+            (rate, count): inside.across_nodes(gpus, rate).time_us(kind, size_bytes, count * gpus, ctas)
+            for rate in rates
+            for count in machines
+        }
+        alone_us = inside.time_us(kind, size_bytes, gpus, ctas)
+        assert all(us[rate, 1] == alone_us for rate in rates)
+        for (rate, count), time_us in us.items():
+            moved_us = bus_share(kind, count) * size_bytes / (rate / 8 * 1e3)
+            assert time_us >= max(alone_us, moved_us)
+            assert gpus == 1 or time_us >= inside.time_us(kind, size_bytes, count * gpus, ctas)
+            assert all(time_us >= us[other, count] for other in rates if other >= rate)
+            assert all(time_us <= us[rate, other] for other in machines if other >= count)
+        partly_us = inside.across_nodes(gpus, 100).time_us(kind, size_bytes, 8 * gpus - gpus // 2, ctas)
+        assert us[100, 3] <= partly_us <= us[100, 8]
+
+
+def test_what_is_known_of_the_network() -> None:
+    sockets = [CollectiveTime(REDUCE, 2, Link.SOCKET, 8, size, 50 + size / 1e3, 1.0) for size in (4, MIB)]
+    measured = CollectiveModel(Link.NVLINK, [*times(), *sockets])
+    assert MODEL.links_text == ""
+    assert MODEL.across_nodes(8).links_text == "25Gb assumed between machines, 8 GPUs in each by nvlink"
+    assert MODEL.across_nodes(1, 2.5).links_text == "2.5Gb between machines, 1 GPU in each"
+    assert measured.across_nodes(2).links_text == "measured sockets between machines, 2 GPUs in each by nvlink"
+    of_two = measured.across_nodes(1).cost(REDUCE, MIB, 2, 8)
+    assert of_two.time_us == pytest.approx(50 + MIB / 1e3) and not of_two.measured and of_two.projected
+    assert not MODEL.across_nodes(2, 100.0).cost(REDUCE, MIB, 4, 8).projected
+    copies = CollectiveModel(Link.NVLINK, [*times(), CollectiveTime(REDUCE, 2, Link.NVLINK, 0, 4, 9.0, 9.0)])
+    assert copies.choices(2) == (0, 2, 8) and copies.across_nodes(1).choices(2) == (2, 8)

@@ -24,7 +24,11 @@ def test_a_part_has_a_share_of_the_compute_units_and_all_memory():
 def test_its_name_says_it_everywhere():
     part = find_device("h100@72")
     assert part.name == f"{H100.name}@72" and split_name(part.name) == (H100.name, 72, "")
-    assert whole_name(part.name) == whole_name(H100.name) == H100.name and split_name(H100.name) == (H100.name, None, "")
+    assert whole_name(part.name) == whole_name(H100.name) == H100.name and split_name(H100.name) == (
+        H100.name,
+        None,
+        "",
+    )
     assert part == spec_like(part.name, "sm_90") == known_spec(part.name)
     assert user_path(part.name) != user_path(H100.name)
     assert known_spec("NVIDIA Z1@8") is None

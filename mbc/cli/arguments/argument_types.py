@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -64,6 +65,15 @@ def numbers(text: str) -> tuple[float, ...]:
         return tuple(float(part) for part in text.split(","))
     except ValueError:
         raise argparse.ArgumentTypeError(f"'{text}' is no list of numbers, such as 30,60,80") from None
+
+
+def network(text: str) -> float:
+    """Return the rate of a network in Gb/s: `400Gb`, `100GbE`, or `2x200Gb` for two adapters of a machine."""
+    match = re.fullmatch(r"(?:(\d{1,2})x)?(\d{1,5}(?:\.\d+)?)Gb(?:E|it|/s|it/s)?", text.strip(), re.ASCII)
+    rate = 0.0 if match is None else int(match[1] or 1) * float(match[2])
+    if rate <= 0:
+        raise argparse.ArgumentTypeError(f"'{text}' is no rate of a network such as 400Gb, 100GbE or 2x200Gb")
+    return rate
 
 
 def points(text: str) -> int:

@@ -70,8 +70,8 @@ def _profile_run(verbs: Commands) -> None:
         "--gpu",
         default="auto",
         metavar="N",
-        help="number of the GPU (mbc gpus), N@M: on M of its multiprocessors, N@sm_80: as which it poses, or all GPUs, of one model: this also"
-        " measures collectives between them (default: 0)",
+        help="number of the GPU (mbc gpus), N@M: on M of its multiprocessors, N@sm_80: as which it poses, or all GPUs,"
+        " of one model: this also measures collectives between them (default: 0)",
     )
     parser.add_argument(
         "--set", dest="settings", action="append", default=[], type=setting, metavar="NAME=VALUE",

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Protocol
 
-from mbc.cli.arguments.argument_types import count, duration, setting, shared_by, size, techniques
+from mbc.cli.arguments.argument_types import count, duration, network, setting, shared_by, size, techniques
 from mbc.cli.arguments.parser import Once
 from mbc.errors import MbcError
 from mbc.options import PROVIDER_NAMES, TECHNIQUES, UNLIMITED_BYTES, Measure, Options, Policy, RankGpu
@@ -128,6 +128,11 @@ def _add_per_node(parser: argparse.ArgumentParser) -> None:
         "--gpus-per-node", type=count, default=0, action=Once, metavar="N",
         help="number of GPUs in one machine, which share its memory (default: all of --gpus)",
     )  # fmt: skip
+    parser.add_argument(
+        "--node-link", type=network, default=0.0, action=Once, metavar="RATE",
+        help="network of each machine in each direction, such as 400Gb, 100GbE or 2x200Gb (default: what was measured"
+        " through sockets, else 25Gb is assumed)",
+    )  # fmt: skip
 
 
 def add_measuring(parser: argparse.ArgumentParser) -> None:
@@ -173,6 +178,7 @@ def options(arguments: argparse.Namespace, gpu: str | None = None, sharing: Shar
         gpus=sharing if isinstance(sharing, int) else len(sharing),
         rank_gpus=() if isinstance(sharing, int) else sharing,
         gpus_per_node=getattr(arguments, "gpus_per_node", 0),
+        node_link_gbit=getattr(arguments, "node_link", 0.0),
         gpu=gpu or getattr(arguments, "gpu", None) or "auto",
         settings=tuple(arguments.settings),
         network=arguments.network,
