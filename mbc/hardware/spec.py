@@ -88,7 +88,7 @@ class DeviceSpec:
 
     @property
     def poses(self) -> bool:
-        """Whether the GPU runs code for another architecture, within that architecture's limits."""
+        """True if the GPU runs code for another architecture, within that architecture's limits."""
         return bool(split_name(self.name).pose)
 
     @property
@@ -240,9 +240,9 @@ def _check_pose(spec: DeviceSpec, architecture: str) -> None:
     Raises:
         MbcError: MBC288, the architecture is unknown, or has instructions that the GPU lacks.
     """
-    known = [f"sm_{capability}" for capability in MULTIPROCESSORS if capability >= OLDEST_CAPABILITY]
+    listed = [f"sm_{capability}" for capability in MULTIPROCESSORS if capability >= OLDEST_CAPABILITY]
     pose = posed(spec, architecture)
-    if architecture not in known:
+    if architecture not in listed:
         why = "which mbc does not know"
     elif architecture == spec.architecture:
         why = "which is its own architecture"
@@ -250,6 +250,6 @@ def _check_pose(spec: DeviceSpec, architecture: str) -> None:
         why = f"which has instructions that it lacks: {', '.join(lacking)}"
     else:
         return
-    older = [one for one in known if capability_of(one) < capability_of(spec.architecture)]
+    older = [one for one in listed if capability_of(one) < capability_of(spec.architecture)]
     remedy = f"choose an older architecture: {', '.join(older)}" if older else "plan for the GPU as it is"
     raise MbcError("MBC288", f"{spec.name} ({spec.architecture}) cannot pose as {architecture}, {why}", remedy)

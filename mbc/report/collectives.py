@@ -200,8 +200,8 @@ def collectives_text(plan: Plan, width: int | None) -> str:
     network = f" ({plan.predictions.links})" if plan.predictions.links else ""
     return (
         f"{render(columns, rows, width)}\n{collectives.sharing.ctas} thread blocks each; a link carries "
-        f"{show_size(collectives.link_bytes)} a step in each direction{network}; kernels beside {collectives.named} lose "
-        f"{time_cell(collectives.slowed_us, collectives.estimated)}"
+        f"{show_size(collectives.link_bytes)} a step in each direction{network}; kernels beside "
+        f"{collectives.named} lose {time_cell(collectives.slowed_us, collectives.estimated)}"
     )
 
 
