@@ -21,6 +21,7 @@ from mbc.errors import MbcError
 from mbc.fit import MOST_BATCH, Probe, own_batch, with_batch, with_budget
 from mbc.frontend.lower import lower
 from mbc.frontend.parse import parse
+from mbc.frontend.sections import optimizer_text
 from mbc.ir.kept_gradients import check_updates
 from mbc.options import Options
 from mbc.progress import busy
@@ -31,7 +32,7 @@ from mbc.train.accuracy import inputs_of
 from mbc.train.data import Data, check_place, open_data
 from mbc.train.training_checkpoint import check_writable
 from mbc.tune.batch_ladder import climb, gpu_counts
-from mbc.tune.goodput import Base, Table, Tried, row_efficiency, table
+from mbc.tune.goodput import Base, Row, Table, Tried, row_efficiency, table
 from mbc.tune.measured_noise import check_halves
 from mbc.tune.rates import USUAL_RULES, WARM_UP_SHARE
 from mbc.tune.tuner import Spending, find_rate, measure, spending
@@ -99,8 +100,9 @@ class _Tuning:
         check_updates(rule, "mbc tune")
         self._optimizer = rule
         self.base = Base(
-            self._batch * rule.accumulate, rule.accumulate, arguments.lr, arguments.rule or USUAL_RULES[rule.kind]
-        )
+            self._batch * rule.accumulate, rule.accumulate, arguments.lr, arguments.rule or USUAL_RULES[rule.kind],
+            rule.momentum,
+        )  # fmt: skip
         self.state = open_state(None if arguments.state is None else Path(arguments.state), self._key())
         self._data: Data | None = None
 
@@ -172,7 +174,9 @@ class _Tuning:
         row = result.taken
         assert row.rate is not None
         with busy(f"planning batch {row.batch} once more") as say:
-            plan = self._plan(with_batch(self._asked_on(row.gpus), row.batch), f"batch {row.batch}", say)
+            asked = self._asked_on(row.gpus)
+            asked = replace(asked, settings=(*asked.settings, *self._settings_of(row)))
+            plan = self._plan(asked, f"batch {row.batch}", say)
         return epochs_to_target(self._arguments, plan, row.rate, self._warm_up, self._subject)
 
     def write(self, result: Table, epochs: int | None) -> None:
@@ -182,7 +186,7 @@ class _Tuning:
         """
         arguments, row = self._arguments, result.taken
         targeted = epochs is not None
-        settings = [*(("set", "=".join(setting)) for setting in self._asked.settings), ("set", f"batch={row.batch}")]
+        settings = [("set", "=".join(setting)) for setting in (*self._asked.settings, *self._settings_of(row))]
         settings += [("gpus", str(row.gpus))] if row.gpus > 1 else []
         settings += [] if row.rate is None else [("lr", f"{row.rate:.6g}")]
         settings += [
@@ -196,6 +200,15 @@ class _Tuning:
     def equivalent_epochs(self, result: Table) -> int:
         """Return the epochs of the tuned training that make the progress of the requested epochs at the base batch."""
         return result.taken.epochs(self._arguments.epochs, self.base, self._rows)
+
+    def _settings_of(self, row: Row) -> tuple[tuple[str, str], ...]:
+        """Return the settings of the source with which a row is trained: its batch, and its momentum if it differs."""
+        batch, rule = ("batch", str(row.batch)), self._optimizer
+        if row.momentum is None or row.momentum == rule.momentum:
+            return (batch,)
+        momentum = float(f"{row.momentum:.6g}")
+        changed = replace(rule, momentum=momentum, nesterov=rule.nesterov and momentum > 0)
+        return batch, ("train.optimizer", optimizer_text(changed))
 
     @property
     def _rows(self) -> int | None:

@@ -116,6 +116,12 @@ def _optimizer(sections: Sections, value: ast.Expression, evaluator: Evaluator, 
     return replace(sections, optimizer=optimizer)
 
 
+def optimizer_text(optimizer: Optimizer) -> str:
+    """Return the value of `train.optimizer` that gives `optimizer`, as text of the language."""
+    values = {parameter.name: getattr(optimizer, parameter.name) for parameter in OPTIMIZERS[optimizer.kind]}
+    return f"{optimizer.kind}({', '.join(f'{name}={str(value).lower()}' for name, value in values.items())})"
+
+
 def _check_optimizer(name: str, settings: dict[str, Setting], span: Span) -> None:
     for setting, value in settings.items():
         if isinstance(value, bool) or not isinstance(value, int | float):

@@ -47,7 +47,10 @@ def tune_text(table: Table, base: Base, state: State, spent: Spending | None, wi
         lines.append(
             f"tuning took {took} steps of the base batch, {spent.share:.1%} of the {spent.training:,} of the training"
         )
-    return "\n".join([*lines, why(table, base)])
+    lines.append(why(table, base))
+    if table.taken.momentum is not None and table.taken.momentum != base.momentum:
+        lines.append(f"its rate is for momentum {table.taken.momentum:.3g}, not {base.momentum:g}")
+    return "\n".join(lines)
 
 
 def why(table: Table, base: Base) -> str:
@@ -96,7 +99,14 @@ def _row_document(row: Row) -> dict[str, Any]:
     if row.probe.figures is None:
         return {**document, "why": reason(row.probe)}
     figures = {"images_per_s": row.probe.figures.images_per_s, "needed_bytes": row.probe.figures.needed_bytes}
-    return {**document, **figures, "efficiency": row.efficiency, "goodput": row.goodput, "rate": row.rate}
+    return {
+        **document,
+        **figures,
+        "efficiency": row.efficiency,
+        "goodput": row.goodput,
+        "rate": row.rate,
+        "momentum": row.momentum,
+    }
 
 
 def _cells(row: Row, table: Table, base: Base) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from mbc.fit import Probe
 from mbc.tune.noise_scale import efficiency
-from mbc.tune.rates import rate_factor
+from mbc.tune.rates import rate_factor, rescaled
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +35,7 @@ class Row:
             does not fit.
         goodput: Images of the base batch a second with equal progress; 0 if the batch does not fit.
         rate: Learning rate; None if it is unknown or the batch does not fit.
+        momentum: Momentum to train with at this rate; None if the rate is unknown.
     """
 
     gpus: int
@@ -43,6 +44,7 @@ class Row:
     efficiency: float
     goodput: float
     rate: float | None
+    momentum: float | None = None
 
     @property
     def batch(self) -> int:
@@ -73,12 +75,14 @@ class Base:
         accumulate: Mini-batches of a step.
         rate: Learning rate; None if unknown.
         rule: How the rate changes with the rows (`mbc.tune.rates`).
+        momentum: Momentum of the source's optimizer; 0 if it has none.
     """
 
     rows: int
     accumulate: int
     rate: float | None
     rule: str
+    momentum: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,5 +134,7 @@ def _row(one: Tried, base: Base, noise_scale: float | None) -> Row:
         return Row(one.gpus, one.probe, rows, 0.0, 0.0, None)
     row_value = row_efficiency(noise_scale, base, rows)
     factor = rate_factor(base.rule, noise_scale, base.rows, rows)
-    rate = None if base.rate is None or factor is None else base.rate * factor
-    return Row(one.gpus, one.probe, rows, row_value, figures.images_per_s * row_value, rate)
+    settings = None, None
+    if base.rate is not None and factor is not None:
+        settings = rescaled(base.rule, factor, base.rate, base.momentum)
+    return Row(one.gpus, one.probe, rows, row_value, figures.images_per_s * row_value, *settings)

@@ -1,4 +1,4 @@
-"""The learning rate as a function of the mini-batch."""
+"""The learning rate and the momentum as functions of the mini-batch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ WARM_UP_SHARE = 0.05  # of the epochs at the base batch: equally many rows at ev
 def rate_factor(rule: str, noise_scale: float | None, base_rows: int, rows: int) -> float | None:
     """Return the factor of the learning rate from steps of `base_rows` to steps of `rows`.
 
-    Momentum and weight decay stay as they are: the decay of a step is rate x weight decay, and thus follows the rate.
+    Weight decay stays as it is: the decay of a step is rate x weight decay, and thus follows the rate.
 
     Args:
         rule: `adascale`: AdaScale's gain (Johnson et al. 2020); `linear`: the quotient of rows (Goyal et al. 2017);
@@ -31,3 +31,22 @@ def rate_factor(rule: str, noise_scale: float | None, base_rows: int, rows: int)
     if rule == SQRT:
         return math.sqrt(rows / base_rows)
     return None if noise_scale is None else gain(noise_scale, base_rows, rows)
+
+
+def rescaled(rule: str, factor: float, rate: float, momentum: float) -> tuple[float, float]:
+    """Return the learning rate and the momentum of another number of rows.
+
+    A velocity forgets by the factor `momentum` in a step, so that its memory is counted in steps. By AdaScale, a step
+    replaces `factor` steps of the base batch; thus it forgets as much as they do, `momentum ** factor`. The rate is
+    such that `rate / (1 - momentum)`, the rate of a long training, is multiplied by `factor`. With the momentum of the
+    base batch, a faster training would overshoot: its velocity would last for more of the training than before.
+    The linear rule and that of the square root are used with the momentum of the base batch, as published.
+
+    Args:
+        rule: The rule that gave the factor.
+        factor: Factor of the learning rate (`rate_factor`).
+        rate: Learning rate of the base batch.
+        momentum: Momentum of the base batch; 0 for an optimizer without momentum.
+    """
+    new = momentum**factor if rule == ADASCALE else momentum
+    return rate * factor * (1 - new) / (1 - momentum), new

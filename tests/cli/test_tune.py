@@ -56,7 +56,10 @@ def test_a_tuning_is_trained_with(mbc, data, monkeypatch):
 
     text = Path("tuned.settings").read_text()
     batch, rate = tuning["taken"]["batch"], tuning["taken"]["rate"]
-    assert f"set=batch={batch}\nlr={rate:.6g}\nepochs=" in text and "schedule=cosine" in text
+    momentum = tuning["taken"]["momentum"]
+    rule = f"set=train.optimizer=sgd(momentum={momentum:.6g}, nesterov=false, weight_decay=0.0)\n" * (momentum != 0.9)
+    assert batch == 16 or momentum != 0.9, "another batch has another momentum"
+    assert f"set=batch={batch}\n{rule}lr={rate:.6g}\nepochs=" in text and "schedule=cosine" in text
     given = ("--data", "train.npz", "--settings", "tuned.settings", "--epochs", "1", "--warmup", "0", "--json")
     trained = mbc("train", "tiny.mbc", *FEW, *given)
     assert trained.code == 0, trained.err

@@ -6,6 +6,7 @@ import pytest
 
 from mbc.errors import MbcError
 from mbc.frontend.lower import Lowered
+from mbc.frontend.sections import optimizer_text
 from mbc.ir.graph import Network, Optimizer, Role
 from mbc.ir.types import DType, Precision
 from mbc.ops.activation import Scale
@@ -426,6 +427,14 @@ def test_settings_override_parameters_and_sections():
     assert lowered.precision is Precision.FP16
     assert lowered.optimizer.eps == 1e-6
     assert lowered.settings == (("batch", "2"), ("width", "6"), ("start", "xavier"))
+
+
+@pytest.mark.parametrize(
+    "given", ["sgd", "sgd(momentum=0.9, nesterov=true)", "adamw(eps=1e-6)", "lars", "lamb", "none"]
+)
+def test_an_optimizer_is_written_as_it_is_read(given: str):
+    optimizer = lower_sections(f"train {{ optimizer = {given} }}").optimizer
+    assert lower_sections(f"train {{ optimizer = {optimizer_text(optimizer)} }}").optimizer == optimizer
 
 
 def test_a_network_is_chosen_by_name():

@@ -11,7 +11,7 @@ from mbc.report.tune import tune_document, tune_text
 from mbc.tune import batch_ladder as ladder
 from mbc.tune.goodput import Base, Table, Tried, table
 from mbc.tune.noise_scale import efficiency, gain
-from mbc.tune.rates import rate_factor
+from mbc.tune.rates import rate_factor, rescaled
 from mbc.tune.tuner import Spending
 from mbc.tune.tuning_file import State
 
@@ -79,7 +79,7 @@ def test_several_gpus_share_every_batch(climbed):
 
 
 def _table(noise_scale: float | None, batches=(16, 32, 64, 128, 256), rule="adascale") -> tuple[Table, Base]:
-    base = Base(64, 1, 0.1, rule)
+    base = Base(64, 1, 0.1, rule, 0.9)
     tried = [Tried(1, Probe(b, figures(b))) for b in batches]
     refused = Probe(512, None, BudgetError("MBC204", "too much", "", needed_bytes=9, floor_bytes=9))
     return table([*tried, Tried(1, refused)], base, noise_scale), base
@@ -89,7 +89,7 @@ def test_goodput_is_images_a_second_times_efficiency_and_most_of_it_is_taken():
     rows_of_batches, _ = _table(100.0)
     for row in rows_of_batches.fitting:
         assert row.goodput == pytest.approx(row.batch * 1e6 / (100 + row.batch) * efficiency(100.0, 64, row.batch))
-        assert row.rate == pytest.approx(0.1 * gain(100.0, 64, row.batch))
+        assert (row.rate, row.momentum) == rescaled("adascale", gain(100.0, 64, row.batch), 0.1, 0.9)
     assert rows_of_batches.taken.goodput == max(row.goodput for row in rows_of_batches.fitting)
     assert _table(1e9)[0].taken.batch == 256, "where rows are noise the fastest"
     assert _table(1e-9)[0].taken.batch == 16, "where they are not the one with most steps"
@@ -119,6 +119,34 @@ def test_rules():
     assert rate_factor("adascale", 64.0, 64, 256) == pytest.approx(4 * 128 / 320)
 
 
+def _descent(rate: float, momentum: float, steps: int) -> list[float]:
+    """Return the weight after each step of gradient descent with momentum on `w^2 / 2`, from 1."""
+    weights, velocity = [1.0], 0.0
+    for _ in range(steps):
+        velocity = momentum * velocity + weights[-1]
+        weights.append(weights[-1] - rate * velocity)
+    return weights
+
+
+@pytest.mark.parametrize("rate", [0.001, 0.004, 0.007])
+@pytest.mark.parametrize("factor", [1.5, 2.0, 3.0, 4.0])
+def test_a_step_replaces_as_many_steps_as_its_factor_with_momentum_too(rate, factor):
+    base = _descent(rate, 0.9, round(40 * factor))
+    new_rate, momentum = rescaled("adascale", factor, rate, 0.9)
+
+    def apart(weights: list[float]) -> float:
+        return max(abs(weight - base[round(n * factor)]) for n, weight in enumerate(weights))
+
+    assert apart(_descent(new_rate, momentum, 40)) < 0.07
+    assert apart(_descent(rate * factor, 0.9, 40)) > 3 * apart(_descent(new_rate, momentum, 40)), "momentum as before"
+
+
+def test_momentum_of_other_rules_and_optimizers_stays():
+    assert rescaled("linear", 4.0, 0.1, 0.9) == (pytest.approx(0.4), 0.9)
+    assert rescaled("adascale", 4.0, 0.1, 0.0) == (pytest.approx(0.4), 0.0)
+    assert rescaled("adascale", 1.0, 0.1, 0.9) == (pytest.approx(0.1), pytest.approx(0.9))
+
+
 def test_what_is_said():
     rows_of_batches, base = _table(100.0)
     shown = tune_text(rows_of_batches, base, State({}), Spending(1000, 100, 50))
@@ -127,5 +155,7 @@ def test_what_is_said():
     document = tune_document(rows_of_batches, base, State({}), None)
     assert document["taken"]["batch"] == rows_of_batches.taken.batch and document["rows"][-1]["fits"] is False
     assert "The efficiency of larger batches is unknown" in tune_text(*_table(None), State({}), None)
+    assert rows_of_batches.taken.momentum is not None and 0 < rows_of_batches.taken.momentum < base.momentum == 0.9
+    assert f"its rate is for momentum {rows_of_batches.taken.momentum:.3g}, not 0.9" in shown
     alone, base = _table(100.0, (64,))
     assert tune_text(alone, base, State({}), None).endswith("takes batch 64: the only one that fits")
