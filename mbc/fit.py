@@ -5,7 +5,6 @@ Both plan repeatedly; every probe is a whole plan, or the reason why there is no
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -15,18 +14,16 @@ from mbc.frontend.parse import parse
 from mbc.optimize.schedule.step_time import step_us
 from mbc.options import UNLIMITED_BYTES, Options
 from mbc.plan.model import Plan
+from mbc.plan.techniques import saves_memory
 from mbc.source import Source
 from mbc.units import show_enough, show_size
 
 NOTHING_FITS = "MBC194"  # the code of the error for a smallest batch without a plan
 BATCH = "batch"  # the parameter of a network that counts the rows of its inputs
 MOST_BATCH = 1 << 20
-MOST_GUESSES = 2
-STRIDE = 8  # a guess is nearly right or far off: doubled steps would take as many tries as the bisection after them
-LOWEST_SHARE = 64  # the curve over batches goes down to the largest batch divided by this number
-MOST_BETWEEN = 6  # tries for a faster batch between two that fit
-LEAST_GAIN = 1.05  # a batch is tried if it may have images/s higher by this factor
-LEAST_STEP = 1.125  # batches with a smaller ratio have nearly equal images/s
+LEAST_STEP = 1.125  # batches with a smaller ratio have nearly equal images/s, so that both are seldom worth a plan
+LOWEST_SHARE = 8  # the curve over batches goes down to the largest batch divided by this number
+GUESS_MARGIN = 8  # a guess stays this part of a bracket away from its ends: a right guess divides the bracket by 8
 
 PlanAt = Callable[[int], Plan]
 
@@ -38,7 +35,8 @@ class Figures:
     `needed_bytes` is arena and overhead; `floor_bytes` is the lower bound of all plans, with overhead. `train_us` is
     the time of a run of the training program. `least_us` is the lower bound of plans whose kernels take the times of
     this plan's kernels, run concurrently or serially. `images_per_s` counts all mini-batches of a step that accumulates
-    gradients. `train_low_us` and `train_high_us` are the ends of the prediction interval of `train_us`.
+    gradients. `train_low_us` and `train_high_us` are the ends of the prediction interval of `train_us`. `saves_memory`
+    is true if the step spends time to save memory.
     """
 
     batch: int
@@ -54,6 +52,7 @@ class Figures:
     peer_bytes: int = 0
     train_low_us: float = 0.0
     train_high_us: float = 0.0
+    saves_memory: bool = False
 
 
 def figures(plan: Plan) -> Figures:
@@ -73,12 +72,8 @@ def figures(plan: Plan) -> Figures:
         p.peer_bytes,
         p.train_low_us,
         p.train_high_us,
+        saves_memory(plan),
     )
-
-
-def _most_images_per_s(f: Figures) -> float:
-    """Return the images/s of a batch whose step takes no longer than its lower bound."""
-    return f.images_per_s * f.train_us / f.least_us if f.least_us else f.images_per_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,22 +93,54 @@ def _ignore(_: Probe) -> None:
 
 
 @dataclass(frozen=True, slots=True)
+class Batches:
+    """The batches that a search may try.
+
+    Attributes:
+        start: Rows at which the search begins.
+        multiple: All batches are multiples of this number of rows.
+        least: Smaller batches are not tried, because no plan has them.
+        most: Larger batches are not tried.
+        ratio: The search ends when the smallest batch that does not fit has at most this many times the rows of the
+            largest that fits, or when nothing is between the two.
+    """
+
+    start: int = 1
+    multiple: int = 1
+    least: int = 0
+    most: int = MOST_BATCH
+    ratio: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
 class BatchFit:
     """Result of a search over batches.
 
     `probes` are in order of the batch. `largest` is the largest batch that fits, `fastest` the batch with most
-    images/s. `finished` is true if the search has ended; otherwise larger batches may fit.
+    images/s. `finished` is true if the search has ended; otherwise larger batches may fit. `multiple`: batches are
+    multiples of this number.
     """
 
     probes: tuple[Probe, ...]
     largest: Figures
     fastest: Figures
     finished: bool = True
+    multiple: int = 1
 
     @property
     def at_least(self) -> bool:
         """True if the search ended at MOST_BATCH, without a batch that does not fit."""
-        return self.finished and self.probes[-1].figures is not None
+        return self.finished and self.refused is None
+
+    @property
+    def refused(self) -> int | None:
+        """The smallest batch above the largest one that does not fit; None if no such batch was tried."""
+        return next((probe.at for probe in self.probes if probe.at > self.largest.batch), None)
+
+    @property
+    def untried(self) -> bool:
+        """True if there are batches between the largest that fits and the smallest that does not."""
+        return self.refused is not None and self.refused > self.largest.batch + self.multiple
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,21 +180,23 @@ class Search:
             self.tell(self.probes[at])
         return self.probes[at]
 
+    @property
+    def planned(self) -> list[Figures]:
+        """The figures of all plans so far, in the order of the batch or the budget."""
+        return [f for _, probe in sorted(self.probes.items()) if (f := probe.figures) is not None]
 
-def largest_batch(plan_at: PlanAt, start: int = 1, multiple: int = 1, tell: Tell = _ignore, least: int = 0) -> BatchFit:
-    """Search the largest multiple of `multiple` rows that has a plan.
 
-    The search doubles from about `start`, then searches between the largest batch that fits and the smallest batch that
-    does not fit. The memory of the smallest plan gives a first guess. Powers of two between the largest batch and a
-    part of it (LOWEST_SHARE) are planned as well, as points of the curve of images/s, and batches between these if lack
-    of memory slows one of their neighbours. Ctrl-C ends the search with its results so far, if a batch fits.
+def largest_batch(plan_at: PlanAt, batches: Batches, tell: Tell = _ignore) -> BatchFit:
+    """Search the largest batch that has a plan, and the batch with most images/s.
+
+    The rows of half, a quarter and an eighth of the largest batch show the curve of images/s. The batch at which a step
+    without any saving of memory just fits is planned as well, because larger batches spend time to save memory. Ctrl-C
+    ends the search with its results so far, if a batch fits.
 
     Args:
         plan_at: Plans with a batch.
-        start: Number of rows at which to begin.
-        multiple: Batches are multiples of this number.
+        batches: The batches to try.
         tell: Receives each new probe.
-        least: Fewer rows are not tried, because no plan has them.
 
     Raises:
         MbcError: MBC194, not even the smallest batch fits; or an error that occurs at any batch.
@@ -175,122 +204,105 @@ def largest_batch(plan_at: PlanAt, start: int = 1, multiple: int = 1, tell: Tell
     search = Search(plan_at, {}, tell)
     finished = True
     try:
-        _seek(search, start, multiple, least)
-        _seek_fastest(search, multiple)
+        _seek_curve(search, batches, largest_count(search, batches) * batches.multiple)
+        _seek_fastest(search, batches)
     except KeyboardInterrupt:
         finished = False
-    planned = [probe.figures for probe in search.probes.values() if probe.figures is not None]
-    if not planned:
-        raise KeyboardInterrupt
+        if not search.planned:
+            raise
     return BatchFit(
         tuple(search.probes[at] for at in sorted(search.probes)),
-        max(planned, key=lambda f: f.batch),
-        max(planned, key=lambda f: (f.images_per_s, f.batch)),
+        max(search.planned, key=lambda f: f.batch),
+        max(search.planned, key=lambda f: (f.images_per_s, f.batch)),
         finished,
+        batches.multiple,
     )
 
 
-def _seek(search: Search, start: int, multiple: int, least: int) -> None:
-    first = min(max(1, -(-least // multiple)), max(1, MOST_BATCH // multiple))
-    low = largest_count(search, start, multiple, first)
-    count = 1
-    while count < low:
-        if count >= first and count * LOWEST_SHARE >= low:
-            search.probe(count * multiple)
-        count *= 2
+def largest_count(search: Search, batches: Batches) -> int:
+    """Return the largest count whose multiple has a plan: the counts of `Search` are multiples of a number of rows.
 
-
-def largest_count(search: Search, start: int, multiple: int = 1, first: int = 1, most: int = MOST_BATCH) -> int:
-    """Return the largest count whose multiple has a plan, from `first` on.
+    The search doubles or halves from the start until one batch fits and one does not. Each further batch lies between
+    these two, so that the search ends, even if a batch fits that is larger than one that does not.
 
     Args:
-        search: Plans by multiples.
-        start: Multiple at which to begin.
-        multiple: Only multiples of this number are tried.
-        first: Least count.
-        most: Largest multiple.
+        search: Plans by batches.
+        batches: The batches to try.
 
     Raises:
-        MbcError: MBC194, not even `first` fits.
+        MbcError: MBC194, not even the smallest batch fits.
     """
+    multiple = batches.multiple
+    most = max(1, batches.most // multiple)
+    first = min(max(1, -(-batches.least // multiple)), most)
 
     def fits(count: int) -> bool:
         return search.probe(count * multiple).figures is not None
 
-    most = max(1, most // multiple)
-    low = min(max(first, start // multiple), most)
-    high = None
+    low, high = min(max(first, batches.start // multiple), most), None
     while not fits(low):
+        refusal = search.probe(low * multiple).refusal
         if low == first:
             raise nothing_fits(search.probe(low * multiple), low * multiple)
-        refusal = search.probe(low * multiple).refusal
         hopeless = isinstance(refusal, BudgetError) and refusal.at_any_batch
         low, high = first if hopeless else max(first, low // 2), low
     while high is None and low < most:
         further = min(2 * low, most)
         low, high = (further, None) if fits(further) else (low, further)
-    if high is not None:
-        lowest = low
-
-        def guess(count: int) -> int:
-            return _guess(search, lowest * multiple, count * multiple) // multiple
-
-        low = _between(fits, guess, low, high)
-    return low
-
-
-def _seek_fastest(search: Search, multiple: int) -> None:
-    """Try batches between two that fit, where the lower bounds of their steps leave room for more images/s.
-
-    Memory that gets short slows steps by more than rows are added, so that the fastest batch may be between any two.
-    """
-    for _ in range(MOST_BETWEEN):
-        planned = [f for f in (search.probes[at].figures for at in sorted(search.probes)) if f is not None]
-        most = LEAST_GAIN * max(f.images_per_s for f in planned)
-        gaps = [
-            (max(_most_images_per_s(low), _most_images_per_s(high)), low.batch, high.batch)
-            for low, high in itertools.pairwise(planned)
-            if high.batch > LEAST_STEP * low.batch
-        ]
-        tried = [((low + high) // 2 // multiple * multiple, most_here) for most_here, low, high in gaps]
-        tried = [(at, most_here) for at, most_here in tried if most_here > most and at not in search.probes]
-        if not tried:
-            return
-        search.probe(max(tried, key=lambda one: one[1])[0])
-
-
-def _between(fits: Callable[[int], bool], guess: Callable[[int], int], low: int, high: int) -> int:
-    """Return the largest count that fits, if `low` fits and `high` does not.
-
-    Planning one count can take minutes, so the first count to try is `guess(high)`. After a guess that fits, steps grow
-    by the factor STRIDE. After MOST_GUESSES that do not fit, the rest is bisected.
-    """
-    guesses, step = MOST_GUESSES, 0
-    while high - low > 1:
-        at = (low + high) // 2
-        guessing = not step and guesses > 0
-        if step:
-            at = min(low + step, at)
-        elif guessing:
-            at = min(max(guess(high), low + 1), high - 1)
+    guessing = True
+    while high is not None and high > low + 1 and high > batches.ratio * low:
+        at = guess = (low + high) // 2
+        if guessing:
+            guess = _guess(search, low * multiple, high * multiple) // multiple
+            margin = max(1, (high - low) // GUESS_MARGIN)
+            at = min(max(guess, low + margin), high - margin)
         if fits(at):
-            low, step, guesses = at, 1 if guessing else STRIDE * step, 0
+            low = at
         else:
-            high, step, guesses = at, 0, guesses - guessing
+            high = at
+        guessing = guessing and (low == at) == (at <= guess)  # after a wrong guess, the bracket is halved
     return low
 
 
 def _guess(search: Search, fitting: int, refused: int) -> int:
-    """Return the batch that may just fit, if the arena of the smallest plan for `refused` is proportional to the rows.
+    """Return the batch at which the smallest plan may just fit: its memory is nearly affine in the batch.
 
-    If there is no such plan, it is half-way.
+    It is half-way if the refusal does not say how much memory the smallest plan for its batch takes.
     """
     here, refusal = search.probe(fitting).figures, search.probe(refused).refusal
     assert here is not None
-    if not isinstance(refusal, BudgetError):
+    if not isinstance(refusal, BudgetError) or refusal.needed_bytes <= max(here.budget_bytes, refusal.floor_bytes):
         return (fitting + refused) // 2
-    overhead_bytes = here.needed_bytes - here.arena_bytes
-    return refused * (here.budget_bytes - overhead_bytes) // max(1, refusal.needed_bytes - overhead_bytes)
+    return _reaches((fitting, here.needed_bytes), (refused, refusal.needed_bytes), here.budget_bytes)
+
+
+def _reaches(one: tuple[int, int], other: tuple[int, int], size_bytes: int) -> int:
+    """Return the batch at which the line through two points (batch, bytes) reaches a size."""
+    (batch, at_bytes), (further, further_bytes) = one, other
+    return batch + (further - batch) * (size_bytes - at_bytes) // max(1, further_bytes - at_bytes)
+
+
+def _seek_curve(search: Search, batches: Batches, largest: int) -> None:
+    """Plan smaller batches, each half of the next one, down to a part of the largest (LOWEST_SHARE)."""
+    at = min(f.batch for f in search.planned)
+    while (at := at // 2 // batches.multiple * batches.multiple) >= max(1, batches.least, -(-largest // LOWEST_SHARE)):
+        search.probe(at)
+
+
+def _seek_fastest(search: Search, batches: Batches) -> None:
+    """Plan the largest batch whose step need not save memory, unless one slightly smaller is planned.
+
+    The memory of such a step is nearly affine in the batch, as two of them show.
+    """
+    whole = [(f.batch, f.needed_bytes) for f in search.planned if not f.saves_memory]
+    if not whole:
+        return
+    here = search.planned[0]
+    *_, one, other = (0, here.needed_bytes - here.arena_bytes), *whole
+    at = _reaches(one, other, here.budget_bytes) // batches.multiple * batches.multiple
+    rows = [f.batch for f in search.planned]
+    if rows[0] < at < rows[-1] and not any(row <= at <= LEAST_STEP * row for row in rows):
+        search.probe(at)
 
 
 def budget_curve(plan_at: PlanAt, points: int, tell: Tell = _ignore) -> BudgetCurve:

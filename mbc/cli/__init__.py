@@ -2,7 +2,7 @@
 
 Exit codes: 0 success, 1 an error that the user can mend (MBCnnn on stderr), 2 wrong usage, 3 another rank of the
 training failed first, 70 a bug in mbc, 130 Ctrl-C (also SIGTERM, where a command prints what it has computed so far),
-143 SIGTERM.
+143 SIGTERM. `mbc fit` ends with 0 after a signal, if its results so far have a batch that fits.
 
 * `arguments`: arguments, help and examples of every command
 * `outputs`: checks that keep commands from replacing files that people wrote, and their own outputs

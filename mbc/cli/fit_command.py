@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 
 from mbc.cli.arguments.shared import options
 from mbc.cli.subject import read_source
-from mbc.cli.terminal import notes, output_width, terminated_as_interrupted
+from mbc.cli.terminal import TimeOver, interrupted_after, notes, output_width, terminated_as_interrupted
+from mbc.errors import MbcError
 from mbc.options import Options
 from mbc.progress import busy
 from mbc.source import Source
@@ -24,10 +25,24 @@ if TYPE_CHECKING:
 def run(arguments: argparse.Namespace) -> int:
     """Print the largest batch within a budget, or the time of a step over the budget.
 
-    Each probe is printed on stderr as soon as it is planned. After Ctrl-C or SIGTERM the table of the probes so far is
-    printed, and the exit code is 130.
+    Each probe is printed on stderr as soon as it is planned. At the end of --search-for, and after Ctrl-C or SIGTERM,
+    the table of the probes so far is printed. The exit code is 0 if a batch fits.
+
+    Raises:
+        MbcError: MBC329, the time of --search-for is over before a batch was planned that fits.
     """
-    from mbc.fit import budget_curve, largest_batch, own_batch, with_batch, with_budget
+    try:
+        return _print_fit(arguments)
+    except TimeOver:
+        raise MbcError(
+            "MBC329",
+            "the time of --search-for is over, and no batch that fits has been planned",
+            "give more time, or begin with a smaller batch: --set batch=N",
+        ) from None
+
+
+def _print_fit(arguments: argparse.Namespace) -> int:
+    from mbc.fit import LEAST_STEP, Batches, budget_curve, largest_batch, own_batch, with_batch, with_budget
     from mbc.report.fit import (
         batch_line,
         batches_document,
@@ -46,7 +61,8 @@ def run(arguments: argparse.Namespace) -> int:
             def plan_within(budget_bytes: int) -> Plan:
                 return _plan(source, with_budget(asked, budget_bytes), within(budget_bytes), at)
 
-            curve = budget_curve(plan_within, arguments.points, lambda probe: at.line(budget_line(probe)))
+            with interrupted_after(arguments.search_for):
+                curve = budget_curve(plan_within, arguments.points, lambda probe: at.line(budget_line(probe)))
             text, document = budgets_text(curve, output_width()), budgets_document(curve)
             finished = curve.finished
         else:
@@ -55,19 +71,20 @@ def run(arguments: argparse.Namespace) -> int:
             def plan_batch(batch: int) -> Plan:
                 return _plan(source, with_batch(asked, batch), f"batch {batch}", at)
 
-            fit = largest_batch(
-                plan_batch,
+            batches = Batches(
                 start,
                 math.lcm(arguments.multiple, asked.gpus),  # equal rows on all GPUs
-                lambda probe: at.line(batch_line(probe)),
                 asked.micro_batch * asked.gpus,
+                ratio=LEAST_STEP if math.isinf(arguments.search_for) else 1.0,
             )
+            with interrupted_after(arguments.search_for):
+                fit = largest_batch(plan_batch, batches, lambda probe: at.line(batch_line(probe)))
             text, document = batches_text(fit, output_width()), batches_document(fit)
             finished = fit.finished
     print(json.dumps(document, indent=2) if arguments.json else text)
     if not finished:
-        print("interrupted", file=sys.stderr)
-    return 0 if finished else 130
+        print("the search was stopped before its end: these are the results so far", file=sys.stderr)
+    return 0
 
 
 def _asked(arguments: argparse.Namespace) -> Options:

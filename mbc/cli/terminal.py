@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 import signal
 import sys
@@ -46,6 +47,25 @@ def terminated_as_interrupted() -> Generator[None]:
     """
     with _handling({signal.SIGTERM: signal.default_int_handler}):
         yield
+
+
+class TimeOver(KeyboardInterrupt):
+    """The end of the time that the user gave to the body of `interrupted_after`."""
+
+
+@contextmanager
+def interrupted_after(seconds: float) -> Generator[None]:
+    """Raise TimeOver in the body after a time in seconds; infinite: never."""
+
+    def end(number: int, frame: FrameType | None) -> None:
+        raise TimeOver
+
+    with _handling({signal.SIGALRM: end}):
+        signal.setitimer(signal.ITIMER_REAL, 0.0 if math.isinf(seconds) else seconds)
+        try:
+            yield
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0.0)
 
 
 @contextmanager

@@ -92,10 +92,11 @@ def batches_text(fit: BatchFit, width: int | None = None) -> str:
         f"{'at least ' if fit.at_least else ''}{largest.batch}, "
         f"{guess(largest)}{largest.images_per_s:,.0f} images/s, takes {show_size(largest.needed_bytes)}",
     ]
-    if fit.at_least:
+    if fit.untried:
+        between = f"batches between {largest.batch} and {fit.refused}, which does not fit, were not tried"
+        lines.append(between if not fit.finished else f"{between}: --search-for 10min tries them")
+    elif fit.refused is None:
         lines.append("larger batches were not tried")
-    elif not fit.finished:
-        lines.append("--multiple N tries only multiples of N, and ends sooner")
     if any(isinstance(p.refusal, BudgetError) and p.refusal.needed_bytes > p.refusal.floor_bytes for p in fit.probes):
         lines.append("a smallest plan above the budget does not prove that no plan fits: each batch is a new search")
     if fastest is not largest:
@@ -138,6 +139,7 @@ def batches_document(fit: BatchFit) -> dict[str, Any]:
         "largest": asdict(fit.largest),
         "fastest": asdict(fit.fastest),
         "finished": fit.finished,
+        "smallest_refused": fit.refused,
         "at_least": fit.at_least,
         "probes": _probes(fit.probes, "batch"),
     }

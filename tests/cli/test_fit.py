@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import signal
+import time
 from functools import partial
 from typing import NoReturn
 
 import pytest
 
 from mbc.cli import fit_command
+from mbc.fit import own_batch
 
 H200 = ("--gpu", "h200")
 # Most time of planning within a budget goes to offloading and recomputing; batches and budgets are tried alike
@@ -18,11 +20,13 @@ FEW = (*H200, "--without", "offload,recompute,concurrent_stream")
 
 @pytest.mark.parametrize("gpu", [FEW, pytest.param(H200, marks=pytest.mark.exhaustive)], ids=["few", "all"])
 def test_the_largest_batch_is_one_that_compiles_and_the_next_is_not(mbc, gpu):
+    """Ask for the exact largest batch by --search-for; without it the search ends earlier."""
     figures = mbc("show", "tiny.mbc", *gpu, "--set", "batch=50", "--json").json
     budget = figures["predictions"]["arena_bytes"] + figures["predictions"]["overhead_bytes"]
-    done = mbc("fit", "tiny.mbc", *gpu, "--memory", f"{budget}B", "--json")
+    done = mbc("fit", "tiny.mbc", *gpu, "--memory", f"{budget}B", "--json", "--search-for", "1h")
     assert done.code == 0, done.err
     largest = done.json["largest"]["batch"]
+    assert done.json["finished"] and done.json["smallest_refused"] == largest + 1
     assert largest >= 50 and done.json["largest"]["needed_bytes"] <= budget
     device = ("--set", f"memory.device={budget}B")
     assert mbc("show", "tiny.mbc", *gpu, *device, "--set", f"batch={largest}").code == 0
@@ -112,9 +116,29 @@ def test_rows_as_they_come_and_the_rest_after_an_interrupt(mbc, monkeypatch, sto
 
     monkeypatch.setattr(compiler, "compile_plan", stopped)
     done = mbc("fit", "tiny.mbc", *H200, "--memory", "1GB")
-    assert done.code == 130 and "interrupted" in done.err
+    assert done.code == 0 and "the search was stopped before its end" in done.err
     assert [f"batch {batch}: " in done.err for batch in (8, 16, 32, 64)] == [True, True, True, False]
-    assert "largest batch in 953.7 MiB so far: 32, " in done.out and "--multiple N tries" in done.out
+    assert "largest batch in 953.7 MiB so far: 32, " in done.out and "larger batches were not tried" in done.out
     calls.clear()
     done = mbc("fit", "tiny.mbc", *H200, "--memory", "1GB", "--json")
-    assert done.code == 130 and done.json["finished"] is False and len(done.json["probes"]) == 3
+    assert done.code == 0 and done.json["finished"] is False and len(done.json["probes"]) == 3
+
+
+def test_the_time_to_search_ends_a_plan(mbc, monkeypatch):
+    """Print the batches so far when the time is over; with none that fits, raise an error."""
+    from mbc import compiler
+
+    plan, slow_from = compiler.compile_plan, 32
+
+    def slow(source, options, stages):
+        if own_batch(source, options) >= slow_from:
+            time.sleep(60)
+        return plan(source, options, stages)
+
+    monkeypatch.setattr(compiler, "compile_plan", slow)
+    done = mbc("fit", "tiny.mbc", *H200, "--memory", "1GB", "--search-for", "10s", "--json")
+    assert done.code == 0 and "the search was stopped before its end" in done.err
+    assert not done.json["finished"] and done.json["largest"]["batch"] == 16
+    slow_from = 1
+    done = mbc("fit", "tiny.mbc", *H200, "--memory", "1GB", "--search-for", "1s")
+    assert done.code == 1 and "MBC329: the time of --search-for is over, and no batch" in done.err

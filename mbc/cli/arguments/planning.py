@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from mbc.cli.arguments.argument_types import count, points, seed, size, tolerance
+import math
+
+from mbc.cli.arguments.argument_types import count, duration, points, seed, size, tolerance
 from mbc.cli.arguments.parser import Once
 from mbc.cli.arguments.shared import (
     Commands,
@@ -107,6 +109,7 @@ def add_fit(commands: Commands) -> None:
         commands, "fit", "Find the largest batch that trains within a memory budget, or the step time over the budget.",
         "  mbc fit resnet.mbc --memory 12GB                 the largest batch, and images/s over the batch\n"
         "  mbc fit resnet.mbc --memory 12GB --multiple 8    try multiples of 8 only\n"
+        "  mbc fit resnet.mbc --memory 12GB --search-for 10min   the exact largest batch, or the best so far\n"
         "  mbc fit resnet.mbc --memory 12GB --gpus 2        the largest batch for two such GPUs\n"
         "  mbc fit resnet.mbc --curve --set batch=128       time over budget, at one batch\n\n"
         "Every figure comes from a complete plan, made with the measured kernel times (mbc profile measures more).",
@@ -131,6 +134,11 @@ def add_fit(commands: Commands) -> None:
         help="time over budget instead, from the lower bound of all plans to the memory of the fastest plan",
     )  # fmt: skip
     parser.add_argument("--points", type=points, default=8, metavar="N", help="budgets of --curve (default 8)")
+    parser.add_argument(
+        "--search-for", type=duration, default=math.inf, metavar="TIME",
+        help="search for the exact largest batch, for at most TIME (90s, 5min); then print the results so far (default:"
+        " end once a batch fits and an eighth more rows do not)",
+    )  # fmt: skip
     add_planning(parser)
     add_json(parser)
 

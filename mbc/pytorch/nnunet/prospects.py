@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from mbc.errors import BudgetError, MbcError
-from mbc.fit import NOTHING_FITS, Figures, PlanAt, Probe, Search, largest_count, with_batch, with_budget
+from mbc.fit import NOTHING_FITS, Batches, Figures, PlanAt, Probe, Search, largest_count, with_batch, with_budget
 from mbc.options import Options
 from mbc.plan.model import Plan
 from mbc.pytorch.nnunet.network_settings import patches, settings_of
@@ -89,7 +89,7 @@ def judge(
     try:
         if question.largest == "batch":
             search = searched(lambda at: plan(with_batch(within, at), f"{name}, batch {at}"), "batch")
-            figures = search.probe(largest_count(search, configuration.batch)).figures
+            figures = search.probe(largest_count(search, Batches(configuration.batch))).figures
             return replace(prospect, largest=figures, patch=configuration.patch)
         if question.largest == "patch":
             sizes = patches(configuration)
@@ -99,7 +99,7 @@ def judge(
                 return plan(replace(within, settings=settings), f"{name}, patch {sizes[at - 1]}")
 
             search = searched(with_patch, "patch number")
-            count = largest_count(search, sizes.index(configuration.patch) + 1, most=len(sizes))
+            count = largest_count(search, Batches(sizes.index(configuration.patch) + 1, most=len(sizes)))
             return replace(prospect, largest=search.probe(count).figures, patch=sizes[count - 1])
     except MbcError as error:
         if error.code != NOTHING_FITS:
