@@ -163,7 +163,7 @@ def test_what_does_not_load(tmp_path: Path) -> None:
 
 def test_without_compilers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernel_library, "find_toolchain", lambda: find_toolchain({"PATH": ""}, Places()))
-    gpu: Any = SimpleNamespace(architecture="sm_90", stream_handle=ctypes.c_void_p(STREAM))
+    gpu: Any = SimpleNamespace(code_architecture="sm_90", stream_handle=ctypes.c_void_p(STREAM))
     with pytest.raises(MbcError) as caught:
         KernelLibrary.open(gpu, Precision.BF16)
     assert caught.value.code == "MBC096"
