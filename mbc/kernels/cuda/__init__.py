@@ -76,7 +76,7 @@ class Own:
         if request.precision is Precision.FP64 or any(t.dtype is DType.FP64 for t in operands):
             return
         for kernel in _kernels_of(request):
-            if not _able(device, kernel) or not kernel.offered(request):
+            if not _able(device, kernel) or _is_superseded(device, kernel) or not kernel.offered(request):
                 continue
             if _lacks_shared(device, kernel, request):
                 continue
@@ -220,6 +220,10 @@ def emulates_fp32(provider: str, name: str, precision: Precision = Precision.FP3
 
 def _lacks_shared(device: DeviceSpec, kernel: OwnKernel, request: Request) -> bool:
     return kernel.shared(request) > device.shared_bytes_of_block
+
+
+def _is_superseded(device: DeviceSpec, kernel: OwnKernel) -> bool:
+    return kernel.superseded_by is not None and device.has(kernel.superseded_by)
 
 
 def _able(device: DeviceSpec, kernel: OwnKernel) -> bool:

@@ -221,6 +221,8 @@ class OwnKernel:
             in any case.
         shared: Returns the shared memory of a block in bytes, where not all GPUs have enough of it.
         needs: Instructions that the kernel needs and not every GPU has.
+        superseded_by: Instructions by which other kernels are faster. The search gets this kernel only on GPUs that
+            lack them; a plan for such a GPU also runs on newer ones.
         emulates_fp32: Whether the kernel computes one fp32 product by several fp16 or tf32 products
             (`allow_emulated_fp32`).
         aligned: Whether operands must begin at multiples of 16 bytes, as whole buffers of a plan do.
@@ -250,6 +252,7 @@ class OwnKernel:
     offered: Callable[[Request], bool] = always
     shared: Callable[[Request], int] = no_shared
     needs: Instruction | None = None
+    superseded_by: Instruction | None = None
     emulates_fp32: bool = False
     aligned: bool = False
     bitwise_equal_to: tuple[str, ...] = ()

@@ -125,14 +125,13 @@ template <GemmResult M, typename T, typename S, typename R>
 __device__ inline void write_tiles(const Conv1x1Stages<M, S>& stages, Conv1x1Pipelines& pipelines, T* __restrict__ output,
                                     const S& source, const R& r, typename R::State* states,
                                     const Conv1x1<M, S, R>& f) {
-  constexpr int AT_ONCE = S::OPERANDS > 2 ? 2 : 4;  // pixels in flight
   const int32_t thread = threadIdx.x - (1 + CONV1X1_CONSUMERS) * WARPGROUP;
   const int32_t eight = thread % CONV1X1_EIGHTS, mine = thread / CONV1X1_EIGHTS;
   // The offset of results, which are swizzled, from staged operands; it is equal for all pixels of a thread.
   const int32_t exchanged = result_offset(mine, eight) - (mine * RESULT_ROW + eight * 16);
   const int32_t filter = f.first_filter() + eight * 8, count = f.count();
   const bool there = filter < f.filters;
-  ThreadReduction<R> sums(r, filter, there);
+  ThreadReduction<R> sums([&](int j) { return r.load(there ? filter + j : 0); });
   PipelineState state{0}, staged_state{0};
   for (int32_t number = 0; number < count; ++number) {
 #pragma unroll
@@ -157,23 +156,8 @@ __device__ inline void write_tiles(const Conv1x1Stages<M, S>& stages, Conv1x1Pip
       store_gemm_result<M>(source, output + at, fetched);
       sums.add(r, source, fetched, at);
     };
-    if (there && left > CONV1X1_PIXELS - CONV1X1_ROWS) {
-#pragma unroll
-      for (int i = 0; i < CONV1X1_PIXELS; i += AT_ONCE * CONV1X1_ROWS) {
-        typename S::template Fetched<8> fetched[AT_ONCE];
-#pragma unroll
-        for (int k = 0; k < AT_ONCE; ++k) fetched[k] = fetch(i + k * CONV1X1_ROWS);
-        sums.begin(r, source, fetched[0]);
-#pragma unroll
-        for (int k = 0; k < AT_ONCE; ++k) write(i + k * CONV1X1_ROWS, fetched[k]);
-      }
-    } else if (there) {
-      for (int32_t i = 0; i < min(left, CONV1X1_PIXELS - mine); i += CONV1X1_ROWS) {
-        auto fetched = fetch(i);
-        sums.begin(r, source, fetched);
-        write(i, fetched);
-      }
-    }
+    const auto begin = [&](const auto& fetched) { sums.begin(r, source, fetched); };
+    if (there) each_pixel<CONV1X1_PIXELS, CONV1X1_ROWS, PIXELS_AT_ONCE<S>>(left, mine, fetch, begin, write);
 #pragma unroll
     for (int i = 0; i < GEMMS<M>; ++i) pipelines.results.consumer_release(state.ahead(i));
     state.advance(GEMMS<M>, Conv1x1Pipelines::RESULTS);
@@ -233,20 +217,23 @@ __global__ void __launch_bounds__(CONV1X1_THREADS, 1)
   }
 }
 
-// `output`: where the result is stored, or null. Returns an error from before the launch, or null.
-template <GemmResult M, typename T, typename S, typename R>
-const char* run_conv1x1(const MbcCall& call, T* output, const S& source, const R& r, typename R::State* partial) {
-  const auto& a = arguments<Conv1x1Arguments>(call);
-  Gemms<M> gemms;
-  if (const char* problem = gemms.template set<T>(call)) return problem;
-  StagedMaps<M, S> staged;
-  if (const char* problem = staged.set(source, a)) return problem;
-  const Conv1x1<M, S, R> f(a, gemms.chunks());
-  static_assert(CONV1X1_ROWS % 8 == 0);  // the swizzle is equal for all results of a thread
-  MBC_LAUNCH_SHARED((conv1x1<M, T, S, R>), static_cast<unsigned>(a.blocks * f.across), CONV1X1_THREADS,
-                    f.shared_bytes(), call.stream, gemms, staged, output, source, r, partial, f);
-  if constexpr (REDUCES<R>) merge_all_parts(call.stream, a.blocks, a.filters, partial, r);
-  return nullptr;
-}
+// The form of a 1x1 convolution by wgmma, for conv1x1_launches.cuh.
+struct Conv1x1Wgmma {
+  // `output`: where the result is stored, or null. Returns an error from before the launch, or null.
+  template <GemmResult M, typename T, typename S, typename R>
+  static const char* run(const MbcCall& call, T* output, const S& source, const R& r, typename R::State* partial) {
+    const auto& a = arguments<Conv1x1Arguments>(call);
+    Gemms<M> gemms;
+    if (const char* problem = gemms.template set<T>(call)) return problem;
+    StagedMaps<M, S> staged;
+    if (const char* problem = staged.set(source, a)) return problem;
+    const Conv1x1<M, S, R> f(a, gemms.chunks());
+    static_assert(CONV1X1_ROWS % 8 == 0);  // the swizzle is equal for all results of a thread
+    MBC_LAUNCH_SHARED((conv1x1<M, T, S, R>), static_cast<unsigned>(a.blocks * f.across), CONV1X1_THREADS,
+                      f.shared_bytes(), call.stream, gemms, staged, output, source, r, partial, f);
+    if constexpr (REDUCES<R>) merge_all_parts(call.stream, a.blocks, a.filters, partial, r);
+    return nullptr;
+  }
+};
 
 }  // namespace mbc

@@ -7,29 +7,17 @@
 //
 // Bytes      alone: gradient and weights in, the data gradient out. With a reduction also x and ReLU's output or bit
 //            mask in, and the gradient through ReLU out instead of the data gradient, which is never stored.
-#include "conv1x1_backward_data.cuh"
+#include "conv1x1.cuh"
+#include "conv1x1_launches.cuh"
 #include "conv1x1_backward_data_operands.h"
 
 extern "C" const char* mbc_conv1x1_backward_data(const MbcCall& call) {
-  using namespace mbc;
-  return on_tensor_cores<Conv1x1Arguments>(call, [&](auto of) {
-    using T = decltype(of);
-    return run_conv1x1<GemmResult::GRADIENT>(call, out<T>(call, 2), TensorSource<T, false, false>{}, NoReduction{}, nullptr);
-  });
+  return mbc::run_conv1x1<mbc::Conv1x1Wgmma, mbc::GemmResult::GRADIENT>(call);
 }
-MBC_LAUNCHER(conv1x1_backward_data_relu_bn_reduce, run_gradient_relu_reduction<GemmResult::GRADIENT, false, false>)
-MBC_LAUNCHER(conv1x1_backward_data_add_relu_bn_reduce, run_gradient_relu_reduction<GemmResult::GRADIENT, true, false>)
-MBC_LAUNCHER(conv1x1_backward_data_add_relu_bn_reduce_masked, run_gradient_relu_reduction<GemmResult::GRADIENT, true, true>)
-extern "C" const char* mbc_conv1x1_backward_data_bn_relu_bn_reduce(const MbcCall& call) {
-  using namespace mbc;
-  return on_tensor_cores<Conv1x1Arguments>(call, [&](auto of) {
-    using T = decltype(of);
-    const auto at = operands_of_conv1x1_backward_data_bn_relu_bn_reduce(call);
-    const BnReluBackwardReduction<T> sums(sums_of(at, eps(call, 1)), normalize(at, eps(call, 0)));
-    const TensorSource<T, true, false> source{{at.x, nullptr}};
-    return run_conv1x1<GemmResult::GRADIENT, T>(call, at.dx, source, sums, at.workspace);
-  });
-}
+MBC_LAUNCHER(conv1x1_backward_data_relu_bn_reduce, run_gradient_relu_reduction<Conv1x1Wgmma, GemmResult::GRADIENT, false, false>)
+MBC_LAUNCHER(conv1x1_backward_data_add_relu_bn_reduce, run_gradient_relu_reduction<Conv1x1Wgmma, GemmResult::GRADIENT, true, false>)
+MBC_LAUNCHER(conv1x1_backward_data_add_relu_bn_reduce_masked, run_gradient_relu_reduction<Conv1x1Wgmma, GemmResult::GRADIENT, true, true>)
+MBC_LAUNCHER(conv1x1_backward_data_bn_relu_bn_reduce, run_gradient_bn_relu_reduction<Conv1x1Wgmma>)
 // Groups that have the bit mask of a recomputed value (`_masked`) use these launchers, too: the mask is recomputed with
 // the value, and not read.
-MBC_LAUNCHER(conv1x1_backward_data_add_relu_remat_bn_reduce_two_grads, run_gradient_add_relu_remat<GemmResult::GRADIENT>)
+MBC_LAUNCHER(conv1x1_backward_data_add_relu_remat_bn_reduce_two_grads, run_gradient_add_relu_remat<Conv1x1Wgmma, GemmResult::GRADIENT>)

@@ -111,6 +111,9 @@ constexpr int PACKED = 8 * sizeof(Element) / BITS<Element>;
 // Without a reduction,
 struct NoReduction {
   using State = float;
+  using Channel = float;
+
+  __device__ float load(int64_t) const { return 0.0f; }
 };
 // or with the constants of channels for F only.
 template <typename F>
@@ -128,6 +131,33 @@ constexpr bool REDUCES<NoReduction> = false;
 template <typename F>
 constexpr bool REDUCES<ChannelMap<F>> = false;
 
+// Pixels of a thread whose operands are in flight.
+template <typename S>
+constexpr int PIXELS_AT_ONCE = S::OPERANDS > 2 ? 2 : 4;
+
+// Calls `write(i, fetch(i))` for every ROWS-th pixel i from a thread's pixel `mine` on, in a tile of PIXELS. `left`: pixels
+// from `mine` to the image's end. `begin` gets the operands of the first pixel of AT_ONCE before they are written.
+template <int PIXELS, int ROWS, int AT_ONCE, typename Fetch, typename Begin, typename Write>
+__device__ inline void each_pixel(int32_t left, int32_t mine, const Fetch& fetch, const Begin& begin, const Write& write) {
+  if (left > PIXELS - ROWS) {
+#pragma unroll
+    for (int i = 0; i < PIXELS; i += AT_ONCE * ROWS) {
+      decltype(fetch(0)) fetched[AT_ONCE];
+#pragma unroll
+      for (int k = 0; k < AT_ONCE; ++k) fetched[k] = fetch(i + k * ROWS);
+      begin(fetched[0]);
+#pragma unroll
+      for (int k = 0; k < AT_ONCE; ++k) write(i + k * ROWS, fetched[k]);
+    }
+  } else {
+    for (int32_t i = 0; i < min(left, PIXELS - mine); i += ROWS) {
+      auto fetched = fetch(i);
+      begin(fetched);
+      write(i, fetched);
+    }
+  }
+}
+
 // The reductions of a thread over its eight channels.
 template <typename R>
 struct ThreadReduction {
@@ -135,9 +165,11 @@ struct ThreadReduction {
   typename R::Running running[8] = {};
   int32_t count = 0;
 
-  __device__ ThreadReduction(const R& r, int32_t first, bool there) {
+  // `load(j)`: the constants of the j-th channel.
+  template <typename Load>
+  __device__ explicit ThreadReduction(const Load& load) {
 #pragma unroll
-    for (int j = 0; j < 8; ++j) channel[j] = r.load(there ? first + j : 0);
+    for (int j = 0; j < 8; ++j) channel[j] = load(j);
   }
   template <typename S, typename Fetched>
   __device__ void begin(const R& r, const S& source, const Fetched& first) {
@@ -163,7 +195,8 @@ struct ThreadReduction {
 };
 template <>
 struct ThreadReduction<NoReduction> {
-  __device__ ThreadReduction(const NoReduction&, int32_t, bool) {}
+  template <typename Load>
+  __device__ explicit ThreadReduction(const Load&) {}
   template <typename S, typename Fetched>
   __device__ void begin(const NoReduction&, const S&, const Fetched&) {}
   template <typename S, typename Fetched>
@@ -175,9 +208,11 @@ struct ThreadReduction<ChannelMap<F>> {
   using R = ChannelMap<F>;
   typename F::Channel channel[8];
 
-  __device__ ThreadReduction(const R& r, int32_t first, bool there) {
+  // `load(j)`: the constants of the j-th channel.
+  template <typename Load>
+  __device__ explicit ThreadReduction(const Load& load) {
 #pragma unroll
-    for (int j = 0; j < 8; ++j) channel[j] = r.load(there ? first + j : 0);
+    for (int j = 0; j < 8; ++j) channel[j] = load(j);
   }
   template <typename S, typename Fetched>
   __device__ void begin(const R&, const S&, const Fetched&) {}

@@ -17,7 +17,7 @@ from mbc.hardware.spec import find_spec
 from mbc.ir.graph import Operation
 from mbc.ir.types import DType, Layout, Precision, TensorType
 from mbc.kernels.base import Arguments, Candidate, Request
-from mbc.kernels.cuda import OWN, generated_program, kernel_of, symbol_of
+from mbc.kernels.cuda import KERNELS, OWN, generated_program, kernel_of, symbol_of
 from mbc.kernels.cuda.base import PROVIDER, OwnKernel, layout_of
 from mbc.kernels.cuda.generated.map_program import MapProgram
 from mbc.measure.kernel_library import MbcCall
@@ -81,6 +81,7 @@ class Library:
     stream: int = 0
     generate: Callable[[MapProgram], ctypes.CDLL] | None = None
     generated: dict[str, ctypes.CDLL] = field(default_factory=dict[str, ctypes.CDLL])
+    offered: Callable[[Request], list[Candidate]] = field(default_factory=lambda: offered_anywhere)
 
     def add(self, program: MapProgram | None) -> None:
         """Compile a generated kernel that the library lacks."""
@@ -103,6 +104,12 @@ class Library:
         assert message is None, f"{symbol}: {message!r}"
 
 
+def offered_anywhere(request: Request) -> list[Candidate]:
+    """Return the candidates of a GPU with wgmma, then those that only GPUs without wgmma get."""
+    older = (c for c in OWN.candidates(request, find_spec("a100-40")) if c.name in KERNELS)
+    return [*OWN.candidates(request, find_spec("h200")), *(c for c in older if KERNELS[c.name].superseded_by)]
+
+
 def request_of(operation: Operation, types: Sequence[TensorType], precision: Precision) -> Request:
     a = operation.attributes
     outputs = launch_kind(operation.kind, a).shape(a, tuple(types))
@@ -117,12 +124,15 @@ def launched(
     shared: Mapping[int, int] = MappingProxyType({}),
     name: str = "",
 ) -> list[bytes]:
-    """Return the outputs of a kernel: the first candidate, or the one called `name`.
+    """Return the outputs of a kernel: the first candidate, or the one called `name`, in the form that is offered.
 
     `shared` maps each output that is written in place to its input.
     """
-    offered = OWN.candidates(request, find_spec("h200"))
-    candidate = next(c for c in offered if layout_of(request, c.layouts) is layout and name in ("", c.name))
+    candidate = next(
+        c
+        for c in library.offered(request)
+        if layout_of(request, c.layouts) is layout and name in ("", c.name.removesuffix("_mma"))
+    )
     memory = library.memory
     pointers = [memory.allocate(len(data)) for data in operands]
     for pointer, data in zip(pointers, operands, strict=True):
@@ -270,7 +280,7 @@ class Trial:
         return list(evaluate_epilogue(self.case.attributes, inputs, product, call))
 
     def candidates(self) -> list[Candidate]:
-        return list(OWN.candidates(self.request, find_spec("h200")))
+        return self.library.offered(self.request)
 
     def kernel(self, candidate: Candidate) -> OwnKernel:
         kernel = kernel_of(candidate.name, self.request)

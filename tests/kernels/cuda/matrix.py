@@ -10,12 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from mbc.hardware.spec import find_spec
 from mbc.ir.types import Precision
 from mbc.kernels.base import Candidate
-from mbc.kernels.cuda import OWN
 from tests.effort import ALL_TESTS
 from tests.kernels.cuda.cases import Case
+from tests.kernels.cuda.launching import offered_anywhere
 
 Pair = tuple[Case, Precision]
 Offered = Callable[[Case, Precision], list[Candidate]]
@@ -37,7 +36,7 @@ def elements(case: Case) -> int:
 
 
 def offered(case: Case, precision: Precision) -> list[Candidate]:
-    return list(OWN.candidates(case.request(precision), find_spec("h200")))
+    return offered_anywhere(case.request(precision))
 
 
 def kernels_of(case: Case, precision: Precision, offered: Offered = offered) -> set[tuple[str, Precision]]:

@@ -11,11 +11,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from mbc.hardware.spec import find_spec
 from mbc.ir.graph import Operation
 from mbc.ir.types import DType, Layout, Precision, TensorType
 from mbc.kernels.base import DTYPE_CODES
-from mbc.kernels.cuda import KERNELS
-from mbc.kernels.cuda.conv import conv1x1
+from mbc.kernels.cuda import KERNELS, OWN
+from mbc.kernels.cuda.conv import conv1x1, mma_gemm
 from mbc.measure.statistics_harness import distances, moments
 from mbc.ops.convolution import Convolution
 from mbc.optimize.fusion.catalogue_conv1x1 import CONVOLUTION_FUSED_REMAT
@@ -27,7 +28,11 @@ from tests.kernels.cuda.test_emulated import GXX, build
 from tests.kernels.statistics import grouped
 
 pytestmark = pytest.mark.skipif(GXX is None, reason="no g++ on this machine")
-PRODUCTS = ("conv1x1.cu", "conv1x1_backward_data.cu", "conv1x1_bn_backward.cu", "dual_conv1x1.cu")
+PRODUCTS = tuple(
+    f"{source}{form}.cu"
+    for source in ("conv1x1", "conv1x1_backward_data", "conv1x1_bn_backward", "dual_conv1x1")
+    for form in ("", "_mma")
+)
 FILES = (*PRODUCTS, "batch_norm_relu.cu", "batch_norm.cu", "bn_backward_remat.cu")
 FORWARD = CONVOLUTION_FUSED_REMAT[0]
 # What is written over something that is read.
@@ -36,8 +41,15 @@ MADE_BY = {"convolution": "conv1x1", "convolution_backward_data": "conv1x1_backw
 
 
 @pytest.fixture(scope="module", params=[Precision.BF16, pytest.param(Precision.FP16, marks=pytest.mark.exhaustive)])
-def library(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Precision, Library]:
+def both_forms(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Precision, Library]:
     return request.param, build(Path(tmp_path_factory.mktemp("kernels")), DTYPE_CODES[request.param], FILES)
+
+
+@pytest.fixture(params=["h200", "a100-40"])
+def library(request: pytest.FixtureRequest, both_forms: tuple[Precision, Library]) -> tuple[Precision, Library]:
+    """Kernels as a GPU gets them: with wgmma, or with mma.sync."""
+    device, (precision, library) = find_spec(request.param), both_forms
+    return precision, replace(library, offered=lambda request: list(OWN.candidates(request, device)))
 
 
 class Bench:
@@ -84,6 +96,7 @@ def test_equal_to_the_launches_by_themselves(
 ):
     """`blocks`: one block for all tiles of its filters, or as many blocks as tiles."""
     monkeypatch.setattr(conv1x1, "REDUCTION_BLOCKS", blocks)
+    monkeypatch.setattr(mma_gemm, "MOST_BLOCKS", blocks)
     bench = Bench(library, pattern, sizes)
     fused_remat = points(pattern, part, sizes)
     results = bench.run(fused_remat)
@@ -119,6 +132,7 @@ def test_the_same_with_statistics(sizes: Sizes, library: tuple[Precision, Librar
 def test_statistics_of_results_far_from_zero(library: tuple[Precision, Library], monkeypatch: pytest.MonkeyPatch):
     """Distances are from a near element, even for a thread that has no element of its block's first tile."""
     monkeypatch.setattr(conv1x1, "REDUCTION_BLOCKS", 1)
+    monkeypatch.setattr(mma_gemm, "MOST_BLOCKS", 1)
     sizes = (2, 128, (5, 13), 256)
     bench = Bench(library, FORWARD, sizes)
     image = 1 + np.random.default_rng(1).standard_normal((2, 128, 5, 13)) / 100

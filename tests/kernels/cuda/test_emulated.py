@@ -26,6 +26,7 @@ from mbc.kernels.cuda.conv import (
     conv_transpose_nonoverlapping,
     direct,
     halo,
+    mma_gemm,
     stem_conv,
     stem_im2col,
     tf32_filter_gradient,
@@ -130,6 +131,7 @@ def test_statistics_of_a_convolutions_result(
     """`blocks`: one block for all tiles of its filters, few, or as many as tiles, so that a warpgroup has no tile."""
     for module in (weight_stationary_conv, conv1x1, stem_im2col):
         monkeypatch.setattr(module, "REDUCTION_BLOCKS", blocks)
+    monkeypatch.setattr(mma_gemm, "MOST_BLOCKS", blocks)
     check_statistics(library, case, Precision.BF16)
 
 

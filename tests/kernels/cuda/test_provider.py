@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from mbc.codegen.launch_headers import write_launch_headers
 from mbc.codegen.toolchain import find_toolchain
 from mbc.errors import MbcError
 from mbc.hardware.spec import find_spec
@@ -34,6 +35,7 @@ from mbc.profile.signature import read_signature
 from mbc.resources import folder
 from tests.kernels.cuda.cases import CASES, GENERATED, STATISTICS, Case
 from tests.kernels.cuda.groups import GROUPS
+from tests.kernels.cuda.launching import offered_anywhere
 
 OFFERED = Path(__file__).with_name("offered.txt")
 SOURCES = folder("templates") / "kernels"
@@ -50,7 +52,7 @@ def _relu(*shape: int, precision: Precision = Precision.FP32) -> Request:
 
 
 def _candidates(case: Case, precision: Precision = Precision.BF16) -> list[Candidate]:
-    return list(OWN.candidates(case.request(precision), H200))
+    return offered_anywhere(case.request(precision))
 
 
 def _launchers(file: str) -> set[str]:
@@ -121,7 +123,7 @@ def test_the_cases_use_every_kernel_in_the_types_and_layouts_of_before(update_ex
     for case, precision in itertools.product((*CASES, *GENERATED, *GROUPS, *STATISTICS), precisions):
         if precision in case.precisions or precision is Precision.TF32:
             request = case.request(precision)
-            for candidate in OWN.candidates(request, H200):
+            for candidate in offered_anywhere(request):
                 seen[candidate.name].add(f"{precision} {layout_of(request, candidate.layouts)}")
     without = sorted(name for name, ways in seen.items() if not ways)
     assert not without, f"add cases of {', '.join(without)} to tests/kernels/cuda/cases.py or groups.py"
@@ -403,7 +405,8 @@ def test_nvcc_compiles_every_kernel(working: int, tmp_path: Path):
     """Each file is compiled alone, as for a module, because two files may use one name."""
     command = [str(NVCC), "-arch=sm_90", "-std=c++17", f"-DMBC_WORKING={working}"]
     command += ["-Xcicc", "-O0", "-Xptxas", "-Ofc=max"]  # hardly optimised, because only compiling is tested
-    include = (*(path for path in SOURCES.iterdir() if path.is_dir()), SOURCES.parent / "include")
+    write_launch_headers(tmp_path)
+    include = (*(path for path in SOURCES.iterdir() if path.is_dir()), SOURCES.parent / "include", tmp_path)
     command += [*(f"-I{path}" for path in include), "-c", *map(str, sorted(SOURCES.rglob("*.cu")))]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
     assert done.returncode == 0, done.stderr

@@ -6,6 +6,9 @@
 * `conv1x1_backward_data`: data gradients of these, with batch normalization's reductions in the epilogue
 * `conv1x1_bn_backward`: batch normalization's backward pass over a recomputed pointwise convolution
 * `dual_conv1x1`: two pointwise GEMMs in one launch
+* `conv1x1_mma`: these three families by mma.sync, for GPUs without wgmma
+* `implicit_gemm`: convolutions with windows by mma.sync, with batch statistics in the epilogue
+* `mma_gemm`: tiles, blocks and estimated times of convolutions by mma.sync
 * `conv1x1_narrow`: pointwise convolutions to at most eight filters
 * `conv_transpose_nonoverlapping`: transposed convolutions whose stride is their filter size
 * `depthwise`: depthwise 3x3 convolutions

@@ -83,32 +83,33 @@ def _takes(request: Request) -> bool:
     )
 
 
-def _result(request: Request) -> TensorType:
+def result_of(request: Request) -> TensorType:
     """Return the type of the (first) GEMM's result, whether the kernel writes it or not."""
     return gemms_of(request)[0].outputs[0]
 
 
-def _pixels(request: Request) -> int:
-    result = _result(request)
+def pixels_of(request: Request) -> int:
+    """Return the number of pixels of the GEMM, over all samples."""
+    result = result_of(request)
     return result.elements // result.shape[1]
 
 
-def _blocks(request: Request) -> int:
+def blocks_of(request: Request) -> int:
     """Return the number of blocks that share the pixels of one tile of filters."""
-    across = math.ceil(_result(request).shape[1] / FILTERS)
-    return max(1, min(REDUCTION_BLOCKS // across, math.ceil(_pixels(request) / PIXELS)))
+    across = math.ceil(result_of(request).shape[1] / FILTERS)
+    return max(1, min(REDUCTION_BLOCKS // across, math.ceil(pixels_of(request) / PIXELS)))
 
 
 def arguments(at: Slice) -> Conv1x1Arguments:
     """Return the integer arguments of a launch."""
-    image, result = at.request.inputs[0], _result(at.request)
+    image, result = at.request.inputs[0], result_of(at.request)
     stages, staged_tiles = _pipeline_stages(at.request)
     return Conv1x1Arguments(
         type_code(image),
-        _pixels(at.request),
+        pixels_of(at.request),
         image.shape[1],
         result.shape[1],
-        _blocks(at.request),
+        blocks_of(at.request),
         stages,
         staged_tiles,
     )
@@ -155,7 +156,7 @@ def _shared_bytes(request: Request) -> int:
 
 
 def _partial_bytes(request: Request, layout: Layout) -> int:
-    return _blocks(request) * _result(request).shape[1] * SUMS_BYTES
+    return blocks_of(request) * result_of(request).shape[1] * SUMS_BYTES
 
 
 def _time_us(request: Request, device: DeviceSpec) -> float:
@@ -188,8 +189,8 @@ PLAIN = OwnKernel(
 )
 
 
-_WITH_STATISTICS = replace(
-    with_statistics(PLAIN, _blocks), without_statistics=PLAIN.name, operands="image weights x mean variance workspace"
+WITH_STATISTICS = replace(
+    with_statistics(PLAIN, blocks_of), without_statistics=PLAIN.name, operands="image weights x mean variance workspace"
 )
 
 
@@ -211,7 +212,7 @@ def with_epilogue(product: OwnKernel, launcher: str, epilogue: str, wirings: Ite
         # A pixel's mask is a row of a tensor map: a multiple of 16 bytes.
         with_relu_masks = any(i.dtype is DType.UINT8 for i in _staged(request))
         enough = _pipeline_stages(request)[1] >= LEAST_STAGED // len(gemms)
-        return enough and (not with_relu_masks or _result(request).shape[1] % FILTERS == 0)
+        return enough and (not with_relu_masks or result_of(request).shape[1] % FILTERS == 0)
 
     return replace(
         product, kind=f"{product.kind}+{epilogue}", reals=eps, time_us=_unfused_us, launcher=launcher, takes=takes
@@ -258,7 +259,7 @@ def without_mask_read(kernel: OwnKernel) -> OwnKernel:
 
 def _bitwise(kernel: OwnKernel) -> OwnKernel:
     """Return the kernel with a declaration that it recomputes the result of these convolutions to the bit."""
-    return replace(kernel, bitwise_equal_to=(PLAIN.name, _WITH_STATISTICS.name))
+    return replace(kernel, bitwise_equal_to=(PLAIN.name, WITH_STATISTICS.name))
 
 
 def not_stored(kernel: OwnKernel) -> OwnKernel:
@@ -268,7 +269,7 @@ def not_stored(kernel: OwnKernel) -> OwnKernel:
     """
 
     def offered(request: Request) -> bool:
-        return request.inputs[0].elements < _result(request).elements
+        return request.inputs[0].elements < result_of(request).elements
 
     return _bitwise(replace(kernel, offered=offered))
 
@@ -301,4 +302,4 @@ FUSED_REMAT = (
     *(_gradient_reduction(*epilogue) for epilogue in _RELU_BACKWARD),
 )
 NOT_STORED = tuple(_not_stored_reduction(*epilogue) for epilogue in _RELU_BACKWARD)
-KERNELS = (PLAIN, _WITH_STATISTICS, *FUSED_REMAT, *NOT_STORED)
+KERNELS = (PLAIN, WITH_STATISTICS, *FUSED_REMAT, *NOT_STORED)
