@@ -49,7 +49,7 @@ MOVES = frozenset(
         "relu", "relu_backward", "relu_mask", "relu_backward_masked", "relu6", "relu6_backward",
         "clamp", "clamp_backward", "indicator", "select", "relation",
         "concat", "channel_slice", "split", "rearrange", "strided_slice", "pad", "upsample", "max_pool",
-        "flatten", "unflatten", "cast", "concat_statistics", "guard",
+        "flatten", "unflatten", "cast", "concat_statistics", "guard", "copy_control",
     )
 )  # fmt: skip
 # Kinds of several products, where tensor cores read the results of earlier products.

@@ -215,12 +215,22 @@ def _check_loss(a: NoAttributes, inputs: Sequence[Array], call: Call) -> tuple[A
     return (after,)
 
 
+def _copy_control_shape(a: NoAttributes, inputs: tuple[TensorType, ...]) -> tuple[TensorType, ...]:
+    control_shape(inputs[0])
+    return inputs
+
+
+def _copy_control(a: NoAttributes, inputs: Sequence[Array], call: Call) -> tuple[Array, ...]:
+    return (inputs[0].copy(),)
+
+
 OPS = (
     OpKind("guard", Guard, _guard_shape, _guard, updates=((0, 0),), reduces=True),
     OpKind("sgd_update", Sgd, _sgd_shape, updated_by_sgd, updates=((0, 0), (1, 3)), reduces=True),
     OpKind("adamw_update", AdamW, _adamw_shape, updated_by_adamw, updates=((0, 0), (1, 3), (2, 4)), reduces=True),
     OpKind("accumulate", NoAttributes, _accumulate_shape, _accumulate, updates=((0, 0),), reduces=True),
     OpKind("check_loss", NoAttributes, _check_loss_shape, _check_loss, reduces=True),
+    OpKind("copy_control", NoAttributes, _copy_control_shape, _copy_control, reduces=True),
     OpKind("ema_update", Ema, _ema_shape, _ema, updates=((0, 0),), reduces=True),
 )
 

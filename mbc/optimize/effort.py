@@ -60,12 +60,10 @@ FUSION_TRIES = 4
 
 # Numbers of launches into which one multi-tensor update is split for the concurrent stream (024).
 UPDATE_SPLITS = (2, 4, 8)
-# Least time in us of a launch that is split (024).
-UPDATE_SPLIT_MIN_US = 10.0
+# Least time in us of a part of a split launch (081): a launch costs 1 to 2 us.
+UPDATE_PART_MIN_US = 5.0
 # Within a budget: share of the available bytes that the operands of one part may keep live until it runs (037).
 UPDATE_HELD_SHARE = 1 / 200
-# Within a budget: most parts of a launch (037).
-UPDATE_MAX_SPLITS = 16
 # Numbers of buckets of about the same bytes in which gradients are summed.
 BUCKET_COUNTS = (1, 2, 3, 4, 6, 8)
 # Numbers of times that the last bucket is halved.

@@ -8,6 +8,7 @@
 * `expand`: operations of a network, in the types of a precision
 * `commute_relu_pool`: the backward passes of max pooling and ReLU in the order that moves fewer bytes
 * `concat_statistics`: batch statistics of a concatenation from those of its parts
+* `copy_control`: a copy of the control block that dropouts read, so that updates need not wait for them
 * `detached`: removes `detach` once the backward pass is written
 * `drop_biases`: the network without biases that an instance norm subtracts again
 * `gather_operands`: gradients of weights from the rows of all ranks, where this sends less than an all-reduce

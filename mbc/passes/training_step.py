@@ -3,7 +3,8 @@
 Names: gradients are `d.<value>`, states after the step `next.<state>`, working copies `<dtype>.<value>`, values and
 operations of the inference graph `infer.<…>`, optimizer states `<parameter>.<momentum | m | v>`, moving averages
 `<state>.ema`, gradients that are kept without an optimizer `gradient.<parameter>`, sums over mini-batches
-`before.<value>` and `accumulated.<value>`, copies of these `copy.<value>`, sums over ranks `sum.<value>`.
+`before.<value>` and `accumulated.<value>`, copies of these and of the control block `copy.<value>`, sums over ranks
+`sum.<value>`.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ from mbc.ops.reduce import Reduce
 from mbc.ops.update import Guard
 from mbc.passes.commute_relu_pool import relu_behind_pool
 from mbc.passes.concat_statistics import statistics_by_part
+from mbc.passes.copy_control import copy_control
 from mbc.passes.detached import without_detached
 from mbc.passes.drop_biases import without_vain_biases
 from mbc.passes.expand import FLOATING, Expander
@@ -192,6 +194,7 @@ def differentiate(
     kept = without_detached(live_operations(train.operations, wanted), wanted)
     kept = relu_behind_pool(kept, values, wanted)
     kept = gather_operands(statistics_by_part(kept, values), values, ranks)
+    kept = copy_control(kept, values)
     kept = shard_optimizer(kept, values, ranks if shard and not optimizer.noise_scale else None)
     return TrainingGraph(
         network.name,

@@ -127,6 +127,13 @@ def test_a_loss_that_is_not_finite_stops_the_statistics_of_its_mini_batch() -> N
         assert control_record(after)["proceed"] == proceed and control_record(after)["skipped"] == 0
 
 
+def test_a_copy_of_the_control_block_has_its_bytes() -> None:
+    control = new_control(learning_rate=0.5)
+    (copy,) = _call("copy_control", NoAttributes(), control)
+    np.testing.assert_array_equal(copy, control)
+    assert not np.shares_memory(copy, control)
+
+
 def test_a_moving_average_begins_with_its_weight() -> None:
     control, average = new_control(), np.array([7.0])
     for value, expected in ((1.0, 1.0), (2.0, 1.25), (0.25, 1.0)):

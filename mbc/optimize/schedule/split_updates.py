@@ -7,14 +7,15 @@ launches in between, and gradients are freed earlier.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
 
 from mbc.hardware.spec import DeviceSpec
 from mbc.ir.graph import Operation
 from mbc.ops.fused import join
 from mbc.optimize import effort
+from mbc.optimize.candidates.table import CandidateTable
 from mbc.optimize.fusion.horizontal import splits
 from mbc.optimize.schedule.emit_launches import Draft
 from mbc.optimize.schedule.liveness import owners
@@ -39,45 +40,42 @@ class _Member:
     needed: int
 
 
-def divisible_us(draft: Draft, operations: Mapping[str, Operation]) -> float:
+def divisible_us(draft: Draft, table: CandidateTable) -> float:
     """Return the time of the launches that may be split."""
+    operations = _by_name(table)
     return sum(launch.work.time_us for launch in draft.train.launches if divides(launch, operations))
 
 
-def split_into(draft: Draft, count: int, operations: Mapping[str, Operation], device: DeviceSpec) -> Draft:
+def split_into(draft: Draft, count: int, table: CandidateTable) -> Draft:
     """Return the draft with every launch that may be split as up to `count` launches of about the same bytes.
-
-    A launch with too few operations stays whole.
 
     Args:
         draft: Launches and buffers.
         count: Launches to split each launch into.
-        operations: Operations by name.
-        device: The GPU.
+        table: Candidates of the graph.
     """
-    divisible = (i for i, launch in enumerate(draft.train.launches) if divides(launch, operations))
-    return _split(draft, dict.fromkeys(divisible, count), operations, device, merge=False)
+    return _split(draft, lambda _: 1 / count, table)
 
 
-def split_within(draft: Draft, available_bytes: int, operations: Mapping[str, Operation], device: DeviceSpec) -> Draft:
+def split_within(draft: Draft, available_bytes: int, table: CandidateTable) -> Draft:
     """Return the draft with those launches split whose operands occupy much memory until the last of them is ready.
+
+    A part ends when the operands that wait for it exceed a share of the arena. So an update with a large gradient runs
+    directly after its gradient, and small ones share a launch.
 
     Args:
         draft: Launches and buffers.
         available_bytes: Bytes of the arena.
-        operations: Operations by name.
-        device: The GPU.
+        table: Candidates of the graph.
     """
     persistent = frozenset(draft.persistent)
-    counts: dict[int, int] = {}
-    for i, launch in enumerate(draft.train.launches):
-        if divides(launch, operations):
-            read = {a.buffer for a in launch.accesses if a.mode is Mode.READ} - persistent
-            held_bytes = sum(draft.buffers[buffer].size_bytes for buffer in read)
-            counts[i] = min(
-                effort.UPDATE_MAX_SPLITS, max(1, int(held_bytes / (effort.UPDATE_HELD_SHARE * available_bytes)))
-            )
-    return _split(draft, counts, operations, device, merge=True)
+
+    def share(launch: Launch) -> float:
+        read = {a.buffer for a in launch.accesses if a.mode is Mode.READ} - persistent
+        held_bytes = sum(draft.buffers[buffer].size_bytes for buffer in read)
+        return effort.UPDATE_HELD_SHARE * available_bytes / max(held_bytes, 1)
+
+    return _split(draft, share, table)
 
 
 def split_by(
@@ -124,27 +122,35 @@ def _touched_bytes(operation: Operation, accesses: Mapping[str, Access], buffers
     return sum(buffers[accesses[value].buffer].size_bytes for value in (*operation.inputs, *operation.outputs))
 
 
-def _split(
-    draft: Draft, counts: Mapping[int, int], operations: Mapping[str, Operation], device: DeviceSpec, merge: bool
-) -> Draft:
-    """Return the draft with launches split; if `merge`, parts that are ready at the same position are merged."""
-    launches = draft.train.launches
+def _split(draft: Draft, least_share: Callable[[Launch], float], table: CandidateTable) -> Draft:
+    """Return the draft with launches split into parts, each of at least a share of the launch's bytes.
+
+    Args:
+        draft: Launches and buffers.
+        least_share: Returns the share of a launch that may be split.
+        table: Candidates of the graph.
+    """
+    launches, operations = draft.train.launches, _by_name(table)
     owner = owners(draft.buffers)
     before: dict[int, list[Launch]] = {}  # by the position that they precede
     stays = set(range(len(launches)))
-    for i, count in counts.items():
-        launch = launches[i]
-        accesses = _by_value(launch, operations, draft.buffers)
-        parts = _cut(_members(draft, i, owner, operations), count)
-        parts = _merged(parts) if merge else parts
-        if len(parts) == 1:
+    for i, launch in enumerate(launches):
+        if not divides(launch, operations):
+            continue
+        share = max(least_share(launch), effort.UPDATE_PART_MIN_US / launch.work.time_us)
+        parts = _cut(_members(draft, i, owner, operations), share) if share < 1 else []
+        if len(parts) < 2:
             continue
         stays.remove(i)
+        accesses = _by_value(launch, operations, draft.buffers)
         all_bytes = sum(member.touched_bytes for part in parts for member in part)
         for part in parts:
-            share = sum(member.touched_bytes for member in part) / all_bytes
+            part_share = sum(member.touched_bytes for member in part) / all_bytes
             ready = max(member.ready for member in part)
-            before.setdefault(ready, []).append(_launch(launch, part, accesses, share, device))
+            small = _launch(launch, part, accesses, part_share, table.device)
+            if len(part) == 1:
+                small = replace(small, work=_alone(part[0].operation, small, draft.buffers, table))
+            before.setdefault(ready, []).append(small)
     order = (
         launch for i, whole in enumerate(launches) for launch in (*before.get(i, ()), *((whole,) if i in stays else ()))
     )
@@ -156,7 +162,7 @@ def divides(launch: Launch, operations: Mapping[str, Operation]) -> bool:
     return (
         len(launch.operations) > 1
         and isinstance(launch.work, Kernel)
-        and launch.work.time_us >= effort.UPDATE_SPLIT_MIN_US
+        and launch.work.time_us >= 2 * effort.UPDATE_PART_MIN_US
         and all(splits(operations[name]) for name in launch.operations)
     )
 
@@ -197,31 +203,22 @@ def _by_value(
     return dict(zip((*joined.inputs, *joined.outputs), launch.accesses, strict=True))
 
 
-def _cut(members: Sequence[_Member], count: int) -> list[list[_Member]]:
-    """Return members in order, in parts of about the same bytes and of at least two members.
+def _cut(members: Sequence[_Member], least_share: float) -> list[list[_Member]]:
+    """Return members in order, in parts of at least a share of all bytes; the last part may have less.
 
-    A single operation is no group, so a part of one is merged with a neighbour.
+    Members that are ready at one position are in one part.
     """
-    behind = list(accumulate(member.touched_bytes for member in members))
-    by_number: dict[int, list[_Member]] = {}
-    for member, end in zip(members, behind, strict=True):
-        middle = end - member.touched_bytes / 2
-        by_number.setdefault(min(count - 1, int(middle * count / behind[-1])), []).append(member)
+    least_bytes = least_share * sum(member.touched_bytes for member in members)
     parts: list[list[_Member]] = []
-    for part in by_number.values():
-        if parts and (len(part) == 1 or len(parts[-1]) == 1):
-            parts[-1] += part
+    part_bytes = math.inf
+    for member in members:
+        if part_bytes < least_bytes or (parts and parts[-1][-1].ready == member.ready):
+            parts[-1].append(member)
         else:
-            parts.append(part)
+            parts.append([member])
+            part_bytes = 0
+        part_bytes += member.touched_bytes
     return parts
-
-
-def _merged(parts: Sequence[list[_Member]]) -> list[list[_Member]]:
-    """Return the parts, merged where they are ready at the same position."""
-    merged: dict[int, list[_Member]] = {}
-    for part in parts:
-        merged.setdefault(max(member.ready for member in part), []).extend(part)
-    return list(merged.values())
 
 
 def _launch(
@@ -237,3 +234,15 @@ def _launch(
         operations=tuple(operation.name for operation in members),
         accesses=tuple(accesses[value] for value in (*joined.inputs, *joined.outputs)),
     )
+
+
+def _alone(operation: Operation, launch: Launch, buffers: Sequence[Buffer], table: CandidateTable) -> Kernel:
+    """Return the kernel of a launch of one operation, which is no group, with the time of the launch."""
+    layouts = tuple(buffers[access.buffer].layout for access in launch.accesses)
+    offered = (c for c in table.offered(operation) if c.layouts == layouts and not c.workspace_bytes)
+    best = min(offered, key=lambda candidate: candidate.time_us)
+    return Kernel(best.provider, best.name, best.settings, launch.work.time_us, measured=False)
+
+
+def _by_name(table: CandidateTable) -> Mapping[str, Operation]:
+    return {operation.name: operation for operation in table.graph.train}

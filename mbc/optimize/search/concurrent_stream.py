@@ -66,11 +66,9 @@ def use_concurrent_stream(serial: Solution, available_bytes: int) -> Solution:
 def _drafts(serial: Solution) -> Iterator[Draft]:
     """Yield the draft unchanged, and with split updates where these could save enough."""
     yield serial.draft
-    graph = serial.table.graph
-    operations = {operation.name: operation for operation in graph.train}
-    if divisible_us(serial.draft, operations) > (1 - effort.CONCURRENT_MAX_TIME) * serial.step_us:
+    if divisible_us(serial.draft, serial.table) > (1 - effort.CONCURRENT_MAX_TIME) * serial.step_us:
         for count in effort.UPDATE_SPLITS:
-            yield split_into(serial.draft, count, operations, serial.table.device)
+            yield split_into(serial.draft, count, serial.table)
 
 
 def _moved(draft: Draft, moved: frozenset[int]) -> Draft:

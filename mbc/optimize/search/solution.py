@@ -165,8 +165,7 @@ def scheduled_draft(
     if techniques.convert_back and available_bytes is not None:
         draft = convert_back(table, draft, int(effort.CONVERTED_BACK_SHARE * available_bytes))
     if available_bytes is not None:
-        by_name = {operation.name: operation for operation in table.graph.train}
-        draft = split_within(draft, available_bytes, by_name, table.device)
+        draft = split_within(draft, available_bytes, table)
     states = states_to_offload(table.graph, draft, techniques.states_bytes, techniques.room_bytes, table.device.links)
     if not states:
         return draft

@@ -38,11 +38,11 @@ __global__ void decide(const MbcControl* before, MbcControl* after, const float*
   *after = decided(*before, isfinite(loss[0]) && (flag == nullptr || *flag == 0), scaled, accumulate);
 }
 
-// A thread for each byte.
+// A thread for each byte. Without a loss this is a copy.
 __global__ void check_loss(const uint8_t* before, uint8_t* after, const float* loss) {
   after[threadIdx.x] = before[threadIdx.x];
   __syncthreads();
-  if (threadIdx.x == 0) reinterpret_cast<MbcControl*>(after)->proceed = isfinite(loss[0]) ? 1 : 0;
+  if (threadIdx.x == 0 && loss != nullptr) reinterpret_cast<MbcControl*>(after)->proceed = isfinite(loss[0]) ? 1 : 0;
 }
 
 }  // namespace mbc
@@ -77,5 +77,11 @@ extern "C" const char* mbc_guard(const MbcCall& call) {
 extern "C" const char* mbc_check_loss(const MbcCall& call) {
   using namespace mbc;
   MBC_LAUNCH(check_loss, 1, CONTROL_BYTES, call.stream, in<uint8_t>(call, 0), out<uint8_t>(call, 2), in<float>(call, 1));
+  return launched();
+}
+
+extern "C" const char* mbc_copy_control(const MbcCall& call) {
+  using namespace mbc;
+  MBC_LAUNCH(check_loss, 1, CONTROL_BYTES, call.stream, in<uint8_t>(call, 0), out<uint8_t>(call, 1), nullptr);
   return launched();
 }

@@ -872,6 +872,7 @@ def _updates(cases: Cases) -> None:
     cases.add("guard", Guard(3.0, 4), control(loss_scale=1024.0), m(1), *large, note="norm-accumulated")
     cases.add("check_loss", NONE, control(proceed=0), m(1))
     cases.add("check_loss", NONE, control(), m(1, make=_spoiled(np.inf)), note="inf")
+    cases.add("copy_control", NONE, control(loss_scale=1024.0))
     cases.add("guard", Guard(3.0), grown, m(1, make=_spoiled(np.nan)), *gradients[:2], note="norm-nan")
     zero = m(9, make=lambda rng, shape: np.zeros(shape))
     cases.add("lars_ratio", LarsRatio(0.01, 1e-8, 0.1), zero, m(9), control(), note="zero")

@@ -83,7 +83,7 @@ def test_every_gradient_is_in_one_bucket(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_buckets_are_launched_when_they_are_ready(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(effort, "UPDATE_SPLIT_MIN_US", 0.0)
+    monkeypatch.setattr(effort, "UPDATE_PART_MIN_US", 0.0)
     before = one_by_one(name)
     for order in bucketings(before):
         draft = bucketed(name, order)
@@ -108,7 +108,7 @@ def test_buckets_are_launched_when_they_are_ready(name: str, monkeypatch: pytest
 @pytest.mark.parametrize("name", NAMES)
 def test_nothing_moves_before_its_operands(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The verifier, which knows no buckets, proves every order that the streams allow."""
-    monkeypatch.setattr(effort, "UPDATE_SPLIT_MIN_US", 0.0)
+    monkeypatch.setattr(effort, "UPDATE_PART_MIN_US", 0.0)
     orders = list(bucketings(one_by_one(name)))
     for buckets in {min(orders, key=len), max(orders, key=len), orders[len(orders) // 2]}:
         verify_plan(plan_of(kept(name), bucketed(name, buckets)))
@@ -125,7 +125,7 @@ def test_a_given_order_is_kept() -> None:
 @pytest.mark.parametrize("name", ["resnet", "vgg"])
 def test_updates_are_split_by_buckets(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Most updates run while the last bucket is being summed."""
-    monkeypatch.setattr(effort, "UPDATE_SPLIT_MIN_US", 0.0)
+    monkeypatch.setattr(effort, "UPDATE_PART_MIN_US", 0.0)
     kinds = {op.name: op.kind for op in shared_table(name).graph.train}
     order = next(collectives for collectives in bucketings(one_by_one(name)) if len(sums(name, collectives)) == 2)
     draft = bucketed(name, order)
@@ -264,7 +264,7 @@ COSTS_US = {CollectiveKind.ALL_REDUCE: 500.0, CollectiveKind.ALL_GATHER: 5.0}
 
 
 def test_nothing_comes_between_the_micro_batches_of_an_operation(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(effort, "UPDATE_SPLIT_MIN_US", 0.0)
+    monkeypatch.setattr(effort, "UPDATE_PART_MIN_US", 0.0)
     table = shared_table("vgg", rules=Rules(micro_batch=8))
     draft = emit_launches(table, choose(table, {}, programs=Fusion.of(table).programs()))
     divided = [name for name, count in Counter(map(_name, draft.train.launches)).items() if name and count > 1]

@@ -16,7 +16,8 @@ from mbc.optimize.schedule.emit_launches import Draft, emit_launches
 from mbc.optimize.schedule.in_place import alias_in_place
 from mbc.optimize.schedule.split_updates import split_into, split_within
 from mbc.optimize.selection.select import choose
-from mbc.plan.model import Launch, Mode
+from mbc.plan.group import operation_of
+from mbc.plan.model import Kernel, Launch, Mode
 from mbc.plan.verify import verify_plan
 from mbc.runtime.launch_order import Transfers
 from tests.optimize.planned import Favouring, kept_plan, plan_of, table
@@ -47,10 +48,8 @@ def whole(network: str, precision: str) -> Draft:
 
 
 def cut(monkeypatch: pytest.MonkeyPatch, network: str, precision: str, count: int) -> Draft:
-    monkeypatch.setattr(effort, "UPDATE_SPLIT_MIN_US", 0.0)
-    return split_into(
-        whole(network, precision), count, operations(network, precision), table(network, precision).device
-    )
+    monkeypatch.setattr(effort, "UPDATE_PART_MIN_US", 0.0)
+    return split_into(whole(network, precision), count, grouped(network, precision))
 
 
 def many(draft: Draft, by_name: dict[str, Operation]) -> list[Launch]:
@@ -65,12 +64,14 @@ def many(draft: Draft, by_name: dict[str, Operation]) -> list[Launch]:
 def test_every_piece_is_a_group_that_its_kernel_takes(
     network: str, precision: str, monkeypatch: pytest.MonkeyPatch
 ):  # fmt: skip
-    """Each piece, however small, is a group of at least two operations."""
-    by_name = operations(network, precision)
-    groups = {names for launch in many(whole(network, precision), by_name) if len(names := launch.operations) > 1}
-    for launch in many(cut(monkeypatch, network, precision, 64), by_name):
-        own = set(launch.operations)
-        assert len(own) > 1 or not any(own < set(names) for names in groups)
+    """Each piece has a kernel of its provider for its operations, which may be a single one."""
+    divided, by_name = cut(monkeypatch, network, precision, 64), operations(network, precision)
+    pieces = many(divided, by_name)
+    assert any(len(launch.operations) == 1 for launch in pieces)
+    for launch in pieces:
+        offered = grouped(network, precision).offered(operation_of(launch, by_name, divided.buffers))
+        assert isinstance(launch.work, Kernel)
+        assert launch.work.name in {candidate.name for candidate in offered}
 
 
 @pytest.mark.parametrize(("network", "precision"), CASES)
@@ -115,10 +116,10 @@ def test_an_update_comes_when_its_gradient_is_there(monkeypatch: pytest.MonkeyPa
 
 
 def test_within_a_budget_an_update_waits_for_no_more_than_it_may_hold(monkeypatch: pytest.MonkeyPatch):
-    """The operands of a part take a limited share of the budget, unless the part has only two operations."""
-    monkeypatch.setattr(effort, "UPDATE_SPLIT_MIN_US", 0.0)
+    """Without its last operation, a part holds less than a limited share of the budget."""
+    monkeypatch.setattr(effort, "UPDATE_PART_MIN_US", 0.0)
     draft, by_name = whole("residual", "bf16"), operations("residual", "bf16")
-    device = table("residual", "bf16").device
+    tabulated = grouped("residual", "bf16")
 
     def held(draft: Draft) -> list[int]:
         return [
@@ -130,7 +131,7 @@ def test_within_a_budget_an_update_waits_for_no_more_than_it_may_hold(monkeypatc
 
     (all_bytes,) = held(draft)
     plenty = int(all_bytes / effort.UPDATE_HELD_SHARE) + 1
-    assert split_within(draft, plenty, by_name, device) == draft
-    tight = split_within(draft, plenty // 4, by_name, device)
+    assert split_within(draft, plenty, tabulated) == draft
+    tight = split_within(draft, plenty // 4, tabulated)
     assert len(held(tight)) > 1 and max(held(tight)) < all_bytes
     verify_plan(plan_of(kept_plan("residual", "bf16"), tight))

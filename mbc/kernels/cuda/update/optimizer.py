@@ -38,4 +38,5 @@ KERNELS = (
         takes=_takes_guard,
     ),
     OwnKernel("check_loss", FILE, Struct, lambda _: Struct()),
+    OwnKernel("copy_control", FILE, Struct, lambda _: Struct()),
 )
