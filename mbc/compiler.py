@@ -38,7 +38,7 @@ from mbc.optimize.search.profiling_requests import (
     untried,
 )
 from mbc.optimize.search.search import may_fit, search
-from mbc.options import Options, Policy, RankGpu
+from mbc.options import Options, Overrides, Policy, RankGpu
 from mbc.passes.check_graph import verify_network, verify_training
 from mbc.passes.shard_optimizer import can_shard, check_can_shard
 from mbc.passes.training_step import differentiate
@@ -141,7 +141,7 @@ class _Task:
 def _read(source: Source, options: Options, stages: Stages) -> _Asked:
     # The network of the source with the user's settings, and the GPUs to compile for.
     program = stages.run("parse", lambda: parse(source), lambda tree: pformat(tree, width=120))
-    lowered = stages.run("lower", lambda: lower(program, options.settings, options.network))
+    lowered = stages.run("lower", lambda: lower(program, options.settings, options.network, options.overrides))
     stages.run("verify network", lambda: verify_network(lowered.network), lambda _: network_text(lowered.network))
     gpus = options.rank_gpus or (RankGpu(options.gpu),) * options.gpus
     names = dict.fromkeys(gpu.gpu for gpu in gpus)
@@ -161,9 +161,10 @@ def _tasks(asked: _Asked, options: Options, stages: Stages) -> tuple[_Task, ...]
         )
 
     def of_rows(gpu: RankGpu, rows: int, ranks: Ranks) -> _Task:
-        rank_options = _options_of_rank(options, gpu, rows)
-        own = stages.run("lower", lambda: lower(asked.program, rank_options.settings, options.network))
-        return _task(own, devices[gpu.gpu], rank_options, stages, ranks)
+        device_bytes = options.overrides.device_bytes if gpu.memory_bytes is None else gpu.memory_bytes
+        values = Overrides(rows, device_bytes)
+        own = stages.run("lower", lambda: lower(asked.program, options.settings, options.network, values))
+        return _task(own, devices[gpu.gpu], replace(options, gpu=gpu.gpu), stages, ranks)
 
     def step_of_rows_us(gpu: RankGpu, rows: int) -> float:
         others = even_rows(batch - rows, len(gpus) - 1)
@@ -203,11 +204,6 @@ def _task(lowered: Lowered, device: DeviceSpec, options: Options, stages: Stages
     return _Task(graph_of(shard is True), device, constraints, options, sharded)
 
 
-def _options_of_rank(options: Options, gpu: RankGpu, rows: int) -> Options:
-    memory = () if gpu.memory_bytes is None else (("memory.device", f"{gpu.memory_bytes}B"),)
-    return replace(options, gpu=gpu.gpu, settings=(*options.settings, ("batch", str(rows)), *memory))
-
-
 def _step_us(task: _Task, stages: Stages, collectives_like: DeviceSpec) -> float:
     """Return the time of a step in microseconds, infinite if there is no plan within the budget."""
     try:
@@ -217,7 +213,8 @@ def _step_us(task: _Task, stages: Stages, collectives_like: DeviceSpec) -> float
 
 
 def _plans(asked: _Asked, options: Options, stages: Stages) -> tuple[Plan, ...]:
-    settings = tuple((name, " ".join(value.split())) for name, value in dict(options.settings).items())  # on one line
+    recorded = dict(options.all_settings)
+    settings = tuple((name, " ".join(value.split())) for name, value in recorded.items())  # each on one line
     return tuple(replace(plan, settings=settings) for plan in _of_tasks(_tasks(asked, options, stages), stages))
 
 

@@ -12,14 +12,13 @@ from mbc.errors import BudgetError, MbcError
 from mbc.frontend.lower import choose_network, lower
 from mbc.frontend.parse import parse
 from mbc.optimize.schedule.step_time import step_us
-from mbc.options import UNLIMITED_BYTES, Options
+from mbc.options import BATCH, UNLIMITED_BYTES, Options
 from mbc.plan.model import Plan
 from mbc.plan.techniques import saves_memory
 from mbc.source import Source
 from mbc.units import show_enough, show_size
 
 NOTHING_FITS = "MBC194"  # the code of the error for a smallest batch without a plan
-BATCH = "batch"  # the parameter of a network that counts the rows of its inputs
 MOST_BATCH = 1 << 20
 LEAST_STEP = 1.125  # batches with a smaller ratio have nearly equal images/s, so that both are seldom worth a plan
 LOWEST_SHARE = 8  # the curve over batches goes down to the largest batch divided by this number
@@ -337,22 +336,17 @@ def own_batch(source: Source, options: Options) -> int:
             f"write `network {chosen.name}({BATCH} = 64, …)` and `input NAME[{BATCH}, …]`",
             chosen.span,
         )
-    return lower(program, options.settings, options.network).network.batch
+    return lower(program, options.settings, options.network, options.overrides).network.batch
 
 
 def with_batch(options: Options, batch: int) -> Options:
     """Return `options` with another batch."""
-    return _set(options, BATCH, str(batch))
+    return replace(options, overrides=replace(options.overrides, batch=batch))
 
 
 def with_budget(options: Options, budget_bytes: int) -> Options:
     """Return `options` with another budget."""
-    return _set(options, "memory.device", f"{budget_bytes} B")
-
-
-def _set(options: Options, name: str, value: str) -> Options:
-    kept = tuple(setting for setting in options.settings if setting[0] != name)
-    return replace(options, settings=(*kept, (name, value)))
+    return replace(options, overrides=replace(options.overrides, device_bytes=budget_bytes))
 
 
 def _is_of_search(error: MbcError) -> bool:

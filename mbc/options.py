@@ -47,6 +47,26 @@ class RankGpu:
     memory_bytes: int | None = None
 
 
+BATCH, DEVICE_MEMORY = "batch", "memory.device"  # the settings that `Overrides` replaces
+
+
+@dataclass(frozen=True, slots=True)
+class Overrides:
+    """Values that replace those of the source and of `--set`; None replaces nothing.
+
+    `batch` is the number of rows of a mini-batch. `device_bytes` is the limit of device memory.
+    """
+
+    batch: int | None = None
+    device_bytes: int | None = None
+
+    @property
+    def settings(self) -> tuple[tuple[str, str], ...]:
+        """The values as `--set` would give them, for a plan to record and for messages."""
+        memory = () if self.device_bytes is None else ((DEVICE_MEMORY, f"{self.device_bytes} B"),)
+        return memory if self.batch is None else (*memory, (BATCH, str(self.batch)))
+
+
 @dataclass(frozen=True, slots=True)
 class Options:
     """All options of a compilation.
@@ -55,7 +75,8 @@ class Options:
     names them if they differ in kind or memory (empty: all are `gpu`). `gpus_per_node` is the number of them in one
     machine, which share its memory and the links to it (0: all). `node_link_gbit` is the rate of the network that
     connects one machine with the others, in Gb/s and in each direction (0: unknown). `settings` are
-    `--set NAME=VALUE` in order; they override the network's parameters and its sections.
+    `--set NAME=VALUE` in order; they override the network's parameters and its sections. `overrides` are values that a
+    search chooses; they override the settings.
 
     The workspace of one operation is limited by `workspace_limit_bytes` and by the bytes of the budget that are free
     when it runs. With `workspace_total_bytes`, that number of bytes is divided among all operations of the step
@@ -85,6 +106,13 @@ class Options:
     stale_profile: bool = False  # use its times as estimates if it is of another GPU or cuDNN
     # Layouts of the states, by their names, if another plan over the same memory has decided them.
     state_layouts: tuple[tuple[str, str], ...] = field(default=(), repr=False)
+    overrides: Overrides = Overrides()
+
+    @property
+    def all_settings(self) -> tuple[tuple[str, str], ...]:
+        """The settings and the overrides, as text."""
+        replaced = dict(self.overrides.settings)
+        return (*(setting for setting in self.settings if setting[0] not in replaced), *replaced.items())
 
     @property
     def digest(self) -> str:

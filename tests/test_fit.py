@@ -7,6 +7,7 @@ from random import Random
 
 import pytest
 
+from mbc.compiler import compile_plan
 from mbc.errors import BudgetError, MbcError
 from mbc.fit import (
     LEAST_STEP,
@@ -19,7 +20,10 @@ from mbc.fit import (
     with_batch,
     with_budget,
 )
-from mbc.options import Options
+from mbc.frontend.lower import lower
+from mbc.frontend.parse import parse
+from mbc.options import UNLIMITED_BYTES, Options, Overrides
+from mbc.plan.file import dump_plan
 from mbc.report.fit import batch_line, batches_document, batches_text, budget_line, budgets_text, reason
 from mbc.source import Source
 from mbc.units import show_enough, show_size
@@ -286,7 +290,32 @@ def test_the_batch_of_a_network():
 
 def test_settings_replace_each_other():
     asked = with_budget(with_batch(Options(settings=(("batch", "1"), ("wide", "7"))), 9), 10**9)
-    assert asked.settings == (("wide", "7"), ("batch", "9"), ("memory.device", "1000000000 B"))
+    assert asked.all_settings == (("wide", "7"), ("memory.device", "1000000000 B"), ("batch", "9"))
+    assert own_batch(Source("n.mbc", SOURCE), asked) == 9
+
+
+def test_values_mean_what_settings_of_the_same_text_mean():
+    program = parse(Source("n.mbc", SOURCE))
+    for batch, size_bytes in ((1, 1), (9, 10**9), (4096, UNLIMITED_BYTES)):
+        values = Overrides(batch, size_bytes)
+        of_values, of_text = lower(program, (("batch", "5"),), None, values), lower(program, values.settings)
+        assert of_values == of_text and of_values.network.batch == batch and of_values.device_bytes == size_bytes
+    options = Options(gpu="h200", settings=(("wide", "7"), ("memory.device", "2 GB"), ("batch", "6")))
+    text = replace(options, settings=(("wide", "7"), ("memory.device", "1000000000 B"), ("batch", "9")))
+    plan = compile_plan(Source("n.mbc", SOURCE), with_budget(with_batch(options, 9), 10**9))
+    assert dump_plan(plan) == dump_plan(compile_plan(Source("n.mbc", SOURCE), text))
+
+
+@pytest.mark.parametrize("values", [Overrides(batch=0), Overrides(batch=-1), Overrides(device_bytes=0)])
+def test_values_that_no_network_takes_are_refused_as_settings_are(values):
+    errors: list[str] = []
+    for settings, overrides in ((values.settings, Overrides()), ((), values)):
+        with pytest.raises(MbcError) as caught:
+            lower(parse(Source("n.mbc", SOURCE)), settings, None, overrides)
+        errors.append(f"{caught.value.code}: {caught.value.message}")
+    assert errors[0] == errors[1]
+    with pytest.raises(MbcError, match="--set batch: network `n` has no such setting"):
+        lower(parse(Source("n.mbc", SOURCE.replace("batch", "rows"))), (), None, Overrides(batch=3))
 
 
 def test_each_probe_is_reported_at_once():

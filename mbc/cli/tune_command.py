@@ -186,7 +186,7 @@ class _Tuning:
         """
         arguments, row = self._arguments, result.taken
         targeted = epochs is not None
-        settings = [("set", "=".join(setting)) for setting in (*self._asked.settings, *self._settings_of(row))]
+        settings = [("set", "=".join(setting)) for setting in (*self._asked.all_settings, *self._settings_of(row))]
         settings += [("gpus", str(row.gpus))] if row.gpus > 1 else []
         settings += [] if row.rate is None else [("lr", f"{row.rate:.6g}")]
         settings += [

@@ -37,7 +37,7 @@ def undivided(options: Options) -> Options:
     The memory is unlimited, because a budget that makes divisions necessary has no undivided plan.
     """
     whole = replace(options, policy=Policy.UNDIVIDED, micro_batch=0)
-    return _with(whole, *_SHOWN, _ANY_MEMORY)
+    return _with(replace(whole, overrides=replace(whole.overrides, device_bytes=None)), *_SHOWN, _ANY_MEMORY)
 
 
 def in_float64(options: Options) -> Options:

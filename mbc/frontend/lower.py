@@ -21,7 +21,10 @@ from mbc.ir.graph import Network, Optimizer
 from mbc.ir.types import Precision
 from mbc.ops import LAYERS
 from mbc.ops.normalization import synchronised
+from mbc.options import BATCH, DEVICE_MEMORY, Overrides
 from mbc.source import Source, Span
+
+_NONE = Overrides()
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,33 +56,41 @@ class Lowered:
     settings: tuple[tuple[str, str], ...]
 
 
-def lower(program: ast.Program, settings: tuple[tuple[str, str], ...] = (), network: str | None = None) -> Lowered:
+def lower(
+    program: ast.Program,
+    settings: tuple[tuple[str, str], ...] = (),
+    network: str | None = None,
+    overrides: Overrides = _NONE,
+) -> Lowered:
     """Expand one network of the program, and return it.
 
     Args:
         program: The source.
         settings: Pairs (name, value) of `--set`: parameters of the network by name, entries of sections by dotted name.
         network: Name of the network, if there are several.
+        overrides: Values that replace the settings.
 
     Raises:
         MbcError: MBC003 to MBC039.
     """
     try:
-        return _lower(program, settings, network)
+        return _lower(program, settings, network, overrides)
     except RecursionError:
         message = "blocks, loops and conditions are nested too deeply here"
         raise MbcError("MBC018", message, "nest less deeply, or write a loop", program.span) from None
 
 
-def _lower(program: ast.Program, settings: tuple[tuple[str, str], ...], network: str | None) -> Lowered:
+def _lower(
+    program: ast.Program, settings: tuple[tuple[str, str], ...], network: str | None, overrides: Overrides
+) -> Lowered:
     chosen = choose_network(program, network)
-    overrides = _read_settings(settings, chosen)
+    given = _read_settings(settings, overrides, chosen)
     expansion = Expansion({block.name: block for block in program.blocks}, _words())
-    dotted = {name: value for name, value in overrides.items() if "." in name}
+    dotted = {name: value for name, value in given.items() if "." in name}
     outside = Frame(Scope(""))
     sections = read_sections(program.sections, dotted, expansion.evaluator, outside)
     frame = Frame(Scope(""))
-    parameters = _bind_parameters(chosen, overrides, expansion, frame)
+    parameters = _bind_parameters(chosen, given, expansion, frame)
     expansion.run_network(chosen, frame)
     finished = _finish(chosen, expansion)
     check_patterns(finished, sections.patterns)
@@ -156,19 +167,32 @@ def choose_network(program: ast.Program, name: str | None) -> ast.Network:
     return chosen
 
 
-def _read_settings(settings: tuple[tuple[str, str], ...], network: ast.Network) -> dict[str, ast.Expression]:
+def _read_settings(
+    settings: tuple[tuple[str, str], ...], overrides: Overrides, network: ast.Network
+) -> dict[str, ast.Expression]:
     """Return expressions by parameter name or dotted name. If a name is set twice, the last value counts."""
     names = [p.name for p in network.parameters]
     names += [f"{section}.{entry}" for section, entries in ENTRIES.items() for entry in entries]
     expressions: dict[str, ast.Expression] = {}
-    for name, text in settings:
+    for name, text in (*settings, *overrides.settings):
         if name not in names:
             message = f"--set {name}: network `{network.name}` has no such setting"
             raise MbcError("MBC021", message, suggest(name, names, "settings"))
         if not text.strip():
             raise MbcError("MBC022", f"--set {name} has no value", f"write --set {name}=VALUE")
-        expressions[name] = parse_setting(Source(f"--set {name}", text))
+        expressions[name] = _value_of(overrides, name) or parse_setting(Source(f"--set {name}", text))
     return expressions
+
+
+def _value_of(overrides: Overrides, name: str) -> ast.Expression | None:
+    """Return the value that replaces a setting; None if the setting is not replaced."""
+    text = dict(overrides.settings).get(name, "")
+    span = Span(Source(f"--set {name}", text), 1, 1, len(text))
+    if name == BATCH and overrides.batch is not None:
+        return ast.Number(span, overrides.batch)
+    if name == DEVICE_MEMORY and overrides.device_bytes is not None:
+        return ast.Size(span, overrides.device_bytes)
+    return None
 
 
 def _bind_parameters(

@@ -15,6 +15,7 @@ from mbc.frontend.lower import lower
 from mbc.frontend.parse import parse
 from mbc.ir.graph import Operation, TrainingGraph, Value
 from mbc.ops.shard import is_sharded
+from mbc.options import Overrides
 from mbc.passes.relu_bit_masks import mask_relus
 from mbc.passes.training_step import differentiate
 from mbc.plan.model import Plan
@@ -45,10 +46,9 @@ def _sources(graph: TrainingGraph) -> list[Source]:
 
 def _graph_of(source: Source, plan: Plan) -> TrainingGraph:
     """Return the graph that a compilation of the source makes, with the plan's settings, ranks and bit masks."""
-    graph, settings = plan.graph, plan.settings
-    if graph.ranks is not None:
-        settings = (*settings, ("batch", str(graph.batch)))  # the batch of this rank
-    lowered = lower(parse(source), settings, graph.name)
+    graph = plan.graph
+    of_rank = Overrides(batch=None if graph.ranks is None else graph.batch)
+    lowered = lower(parse(source), plan.settings, graph.name, of_rank)
     sharded = is_sharded(graph)
     step = differentiate(lowered.network, lowered.optimizer, lowered.precision, graph.ranks, sharded)
     masked = {op.inputs[0] for op in graph.train if op.kind == "relu_mask"}
