@@ -76,8 +76,8 @@ def from_torch(
     Args:
         model: A model in training mode. It is run once, as a copy.
         example: The input of one mini-batch, or several inputs in a tuple. Every step must have as many rows.
-        loss: A name of the language or an `nn` loss. For several outputs: a list with a loss, a pair (loss, weight) or
-            None for each output.
+        loss: A name of the language, an `nn` loss, or any function of the outputs and the targets that returns one
+            number. For several outputs also a list with a name or `nn` loss, a pair (loss, weight) or None for each.
         optimizer: `torch.optim.SGD`, `AdamW`, or `Adam` without weight decay. A training goes on from its state.
         targets: An example of the targets, if a target gives the probability of each class.
         clip_norm: The largest L2 norm of all gradients, as in `clip_grad_norm_`; 0: no clipping.
@@ -97,7 +97,7 @@ def from_torch(
     Raises MBC330 to MBC333, MBC337, MBC167 and MBC303 for parts of the model that mbc does not support, and the errors
     of a compilation.
     """
-    from mbc.pytorch.trainer import make_trainer
+    from mbc.pytorch.make_trainer import make_trainer
 
     return make_trainer(
         model, example,

@@ -14,7 +14,6 @@ from mbc.interchange.steps import OPERATORS, Imported, Number
 
 WIDTH = 116
 _CUT = 4  # stages of a pipe after which it may end, where a module ends
-INNER_PRODUCT = "inner_product"  # with the gradient of a loss that another program computes
 _OF_LOG_PROBABILITIES = ("nll", "kl_divergence")  # losses of log probabilities, which few models return
 _OF_SEGMENTATION = ("dice", "tversky", "focal")
 LOSSES = ("softmax_cross_entropy", "binary_cross_entropy", "mse", "l1", "smooth_l1", *_OF_SEGMENTATION)

@@ -14,6 +14,8 @@ from mbc.ops.base import Expansion, Layer, LayerBuilder, NoAttributes, OpKind, S
 from mbc.ops.framework_calls import Calls
 from mbc.ops.reduce import Reduce
 
+INNER_PRODUCT = "inner_product"
+
 
 def _shape(_: NoAttributes, inputs: tuple[TensorType, ...]) -> tuple[TensorType, ...]:
     if inputs[0] != inputs[1]:
@@ -28,17 +30,17 @@ def _expand(e: Expansion, op: Operation, training: bool) -> tuple[str, ...]:
 
 _SUM = "(wide(x) * wide(y)).sum()"
 OPS = (
-    OpKind("inner_product", NoAttributes, _shape, expand=_expand, reduces=True, loss=True, calls=Calls(_SUM, jax=_SUM)),
+    OpKind(INNER_PRODUCT, NoAttributes, _shape, expand=_expand, reduces=True, loss=True, calls=Calls(_SUM, jax=_SUM)),
 )
 
 
 def _build(builder: LayerBuilder, settings: dict[str, Any], inputs: tuple[str, ...]) -> str:
-    return builder.emit("inner_product", NoAttributes(), inputs)[0]
+    return builder.emit(INNER_PRODUCT, NoAttributes(), inputs)[0]
 
 
 LAYERS = (
     Layer(
-        "inner_product",
+        INNER_PRODUCT,
         (),
         _build,
         (2, 2),

@@ -35,6 +35,7 @@ from mbc.ops.base import NoAttributes
 from mbc.ops.batch_normalize import MOST_RANKS
 from mbc.ops.collective import AllReduce
 from mbc.ops.control_record import CONTROL_TYPE
+from mbc.ops.inner_product import INNER_PRODUCT
 from mbc.ops.loss import WeightedSum
 from mbc.ops.normalization import is_synchronised
 from mbc.ops.reduce import Reduce
@@ -116,13 +117,14 @@ def differentiate(
     trained = _trained(live, parameters, tuple(weights))
     forward = Expander(train, control, precision.working, trained.__contains__, True, ranks)
     current: dict[str, str] = {}
-    # Without an optimizer, another program computes the loss: all else that the forward pass does precedes it.
-    outside = optimizer.kind == NO_OPTIMIZER
-    last = [op for op in live if outside and KINDS[op.kind].loss]
+    # If another program computes the loss, all else that the forward pass does precedes it. Statistics change there
+    # without an optimizer only, since an optimizer's guard waits for the loss.
+    has_no_update = optimizer.kind == NO_OPTIMIZER
+    last = [op for op in live if op.kind == INNER_PRODUCT or (has_no_update and KINDS[op.kind].loss)]
     for op in live:
         if op not in last:
             forward.write(op)
-    if outside:
+    if has_no_update:
         _finish_states(train, forward, current)
     for op in last:
         forward.write(op)
@@ -166,7 +168,7 @@ def differentiate(
             "put a layer with parameters (conv, linear, bn) between an input and the loss",
         )
 
-    if outside:
+    if has_no_update:
         states += _kept_gradients(train, control, gradients, current)
     else:
         # End of the step: no operation changes a state before `guard` has read the loss.

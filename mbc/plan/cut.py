@@ -1,10 +1,11 @@
-"""The two halves of a training program without an optimizer: before and after another program computes the loss.
+"""The two halves of a training program: before and after another program computes the loss.
 
-With `train { optimizer = none }` a step computes outputs, and then, from the gradient of a loss with respect to them,
-the gradients of the parameters. The program is cut where it first reads an input on which no output depends: a target,
-or the gradient that is given to `inner_product`. Everything that the second half needs stays in the arena. The plan
-does not store the halves, because they follow from the training program. The verifier proves that outputs and running
-statistics are complete at the cut.
+A step computes outputs, and then, from the gradient of a loss with respect to them, the gradients of the parameters.
+It keeps these gradients (`train { optimizer = none }`) or updates the parameters with them, if its own loss is a sum of
+inner products of outputs with gradients that are given. The program is cut where it first reads an input on which no
+output depends: a target, or the gradient that is given to `inner_product`. Everything that the second half needs stays
+in the arena. The plan does not store the halves, because they follow from the training program. The verifier proves
+that outputs are complete at the cut, and without an optimizer running statistics as well.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ class Cut:
     """The two halves of a training program.
 
     Attributes:
-        forward: Computes the outputs and changes the running statistics.
-        backward: Computes the gradients of the parameters.
+        forward: Computes the outputs and, without an optimizer, changes the running statistics.
+        backward: Computes the gradients of the parameters; an optimizer changes all states here.
         outputs: For each output of the network, the buffer that holds it at the cut.
         kept: All bytes outside of states that the forward half leaves for the backward half.
         read_again: Parameters and statistics that the backward half reads in their own places.
@@ -51,22 +52,22 @@ def given_at_cut(graph: TrainingGraph) -> tuple[str, ...]:
 
 
 def cut(plan: Plan) -> Cut | None:
-    """Return the halves of the training program; None for a step with an optimizer, which has none.
+    """Return the halves of the training program; None for a step that computes its own loss and has an optimizer.
 
     Raises:
         MbcError: MBC129 if an output or a running statistic is not complete at the cut.
     """
     graph, program = plan.graph, plan.train
-    if graph.optimizer.kind != NO_OPTIMIZER:
-        return None
     late = given_at_cut(graph)
+    if graph.optimizer.kind != NO_OPTIMIZER and not _is_loss_given(graph, late):
+        return None
     given = {index for index in program.entry if plan.buffers[index].value in late}
     reads = (i for i, launch in enumerate(program.launches) if any(a.buffer in given for a in launch.accesses))
     at = next(reads, len(program.launches))
     halves = _Halves(plan, at)
     outputs = tuple(halves.complete(root_of(graph, name)) for name in graph.outputs)
     for state, after in graph.updates:
-        if graph.values[state].role is Role.STATISTIC:
+        if graph.optimizer.kind == NO_OPTIMIZER and graph.values[state].role is Role.STATISTIC:
             halves.complete(after)
     alive = halves.alive
     waits = tuple((a - at, b - at) for a, b in program.waits if a >= at)
@@ -85,6 +86,18 @@ def parts_of(plan: Plan) -> dict[str, Program]:
     if halves is not None:
         return {FORWARD: halves.forward, BACKWARD: halves.backward}
     return {} if accumulates is None else {ACCUMULATE: accumulates}
+
+
+def _is_loss_given(graph: TrainingGraph, late: Collection[str]) -> bool:
+    """Return whether the loss is a sum of inner products of outputs with inputs that are given at the cut."""
+    makers = {value: op for op in graph.train for value in op.outputs}
+    total = makers[graph.loss]
+    terms = [makers[value] for value in total.inputs] if total.kind == "weighted_sum" else [total]
+    given = set(late)
+    for op in graph.train:  # inputs in the working precision
+        if given.issuperset(op.inputs):
+            given.update(op.outputs)
+    return all(op.kind == "row_reduce_dot" and op.inputs[1] in given for op in terms)
 
 
 def root_of(graph: TrainingGraph, name: str) -> str:

@@ -14,7 +14,9 @@
 * `shared_states`: parameters, statistics and gradients as tensors over the plan's memory
 * `process_memory`: the memory of a GPU that the process takes, and what it may take
 * `optimizer_states`: momentum and moments as tensors over the plan's memory
+* `own_loss`: losses that PyTorch computes between the halves of a step
 * `trainer`: a model that mbc trains
+* `make_trainer`: plans a model and its loss
 * `gradients_out`: the gradients of a step, as PyTorch's backward pass leaves them
 * `planned_program`: the plan of a model for one shape of its inputs
 * `pending_passes`: forward passes that await their backward pass

@@ -14,17 +14,17 @@ from typing import Any
 from mbc.errors import BudgetError, MbcError
 from mbc.hardware.target import current_gpu
 from mbc.interchange.importing import check_source
-from mbc.interchange.write import INNER_PRODUCT, Objective, write_source
+from mbc.interchange.write import Objective, write_source
+from mbc.ops.inner_product import INNER_PRODUCT
 from mbc.options import Options
 from mbc.progress import busy
 from mbc.pytorch.check_model import Subject, check_model
 from mbc.pytorch.compiled_model import TorchMemory, memory_text, open_compiled, precision_name, silent
 from mbc.pytorch.copies import copy_model
 from mbc.pytorch.exported_model import export_model, network_of, refuse_model
-from mbc.pytorch.model_tensors import entries_of, example_tensors, output_tensors
-from mbc.pytorch.own_backward import untouched
+from mbc.pytorch.model_tensors import entries_of, example_tensors
 from mbc.pytorch.planned_module import Forward, Planned
-from mbc.pytorch.planned_program import PlannedProgram
+from mbc.pytorch.planned_program import PlannedProgram, inner_product, structure_of
 from mbc.pytorch.process_memory import Limit, free_unused, limit_of, with_memory
 from mbc.runtime.arguments import choice, duration_of
 from mbc.runtime.driver import report_no_gpu
@@ -34,7 +34,6 @@ from mbc.source import Source
 from mbc.stages import Stages
 
 torch: Any = importlib.import_module("torch")
-pytree: Any = importlib.import_module("torch.utils._pytree")
 FALLBACKS = ("torch", "error")
 
 
@@ -180,9 +179,9 @@ class _Compilation:
         title = "Made from a model of PyTorch, which computes the loss."
         text = write_source(network, objectives, title, training=self.entries)
         check_source(text, network)
-        subject = Subject(network, text, objectives, [_inner_product] * len(network.outputs), exported.used)
+        subject = Subject(network, text, objectives, [inner_product] * len(network.outputs), exported.used)
         check_model(single, examples, subject, trained, check, export_model)
-        structure, leaves = _structure(single, examples)
+        structure, leaves = structure_of(single, examples)
         source = Source(f"{network.name}.mbc", text)
         beside_bytes = 0
         if self.limit is not None and options is self.options:
@@ -194,7 +193,7 @@ class _Compilation:
             if self.limit is None or not beside_bytes:
                 raise
             raise self.limit.explained(error, beside_bytes) from error
-        return PlannedProgram(exported, text, halves, structure, tuple(leaves))
+        return PlannedProgram(exported, text, halves, structure, leaves)
 
 
 def _check_ranks(model: Any) -> None:
@@ -226,26 +225,3 @@ def _input_gradients(example: Any) -> tuple[str, ...]:
 
 def _is_double(model: Any) -> bool:
     return any(tensor.dtype is torch.float64 for tensor in model.parameters())
-
-
-def _inner_product(output: Any, factor: Any) -> Any:
-    return (output * factor).sum()
-
-
-def _structure(model: Any, example: tuple[Any, ...]) -> tuple[Any, list[Any]]:
-    """Return the structure of a model's outputs, and their leaves, with None in place of each tensor.
-
-    Raises:
-        MbcError: MBC330 for outputs whose structure PyTorch does not know.
-    """
-    with untouched(model), torch.no_grad():
-        outputs = copy_model(model)(*[tensor.detach().cpu().clone() for tensor in example])
-    leaves, structure = pytree.tree_flatten(outputs)
-    tensors = output_tensors(outputs)
-    if [id(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor)] != [id(tensor) for tensor in tensors]:
-        raise MbcError(
-            "MBC330",
-            f"the model returns a {type(outputs).__name__}, which PyTorch does not take apart",
-            "return tensors, or register the class with torch.utils._pytree",
-        )
-    return structure, [None if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]

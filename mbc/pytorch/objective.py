@@ -34,7 +34,7 @@ _FUNCTIONS: dict[Any, str] = {
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _REMEDY = (
     f"pass one of {', '.join(LOSSES)}; nn.CrossEntropyLoss, NLLLoss, KLDivLoss, BCELoss, BCEWithLogitsLoss, MSELoss, "
-    "L1Loss, SmoothL1Loss, HuberLoss, or a function of theirs; mbc.module leaves any other loss to PyTorch"
+    "L1Loss, SmoothL1Loss, HuberLoss, a function of theirs, or any function of the outputs and the targets"
 )
 
 
@@ -49,6 +49,16 @@ def losses_of(given: Any) -> tuple[Objective | None, ...]:
     """
     entries = (given,) if _is_weighted(given) else entries_of(given)
     return tuple(None if entry is None else _objective(entry) for entry in entries)
+
+
+def is_own(loss: Any) -> bool:
+    """Return whether a loss is a function that the language does not have, so that PyTorch computes it."""
+    if not callable(loss) or isinstance(loss, type) or getattr(loss, "reduction", "") == "none":
+        return False
+    try:
+        return not losses_of(loss)
+    except MbcError:
+        return True
 
 
 def judges_of(given: Any) -> list[Any]:

@@ -143,7 +143,7 @@ class _Walk:
         Raises:
             MbcError: MBC330.
         """
-        kept = {node for node in _nodes(self._outputs, set()) if _is_custom(node)}
+        kept = {node for node in nodes_of(self._outputs, set()) if _is_custom(node)}
         named: dict[str, list[str]] = {}
         for node, path in self._made_in.items():
             if node in kept:
@@ -162,14 +162,14 @@ class _Walk:
     def _after(self, path: str) -> Any:
         def label(_: Any, inputs: Any, output: Any) -> None:
             before = {tensor.grad_fn for tensor in tensors_in(inputs)}
-            for node in _nodes(tensors_in(output), before):
+            for node in nodes_of(tensors_in(output), before):
                 if _is_custom(node):
                     self._made_in.setdefault(node, path)  # inner modules end before outer modules
 
         return label
 
 
-def _nodes(tensors: Sequence[Any], seen: set[Any]) -> list[Any]:
+def nodes_of(tensors: Sequence[Any], seen: set[Any]) -> list[Any]:
     """Return the nodes that tensors depend on and that are not in `seen`, and add them to `seen`."""
     waiting = [tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None]
     reached: list[Any] = []

@@ -7,9 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from mbc.errors import MbcError
 from mbc.pytorch.compiled_model import copied, evaluated, ordered
+from mbc.pytorch.copies import copy_model
 from mbc.pytorch.exported_model import Exported
-from mbc.pytorch.model_tensors import readable
+from mbc.pytorch.model_tensors import output_tensors, readable
+from mbc.pytorch.own_backward import untouched
 from mbc.runtime.halves import Halves
 
 torch: Any = importlib.import_module("torch")
@@ -53,10 +56,10 @@ class PlannedProgram:
         with ordered(self.halves.device):
             return self.halves.begin(*(readable(tensor) for tensor in inputs))
 
-    def finish(self, gradients: Sequence[Any], add: bool, number: int) -> None:
-        """Run the second half of a step for the gradients of the outputs; `add` and `number` as in `Halves.finish`."""
+    def finish(self, gradients: Sequence[Any], add: bool, number: int | None, rate: float = 0.0) -> None:
+        """Run the second half of a step for the gradients of the outputs; the others are those of `Halves.finish`."""
         with ordered(self.halves.device):
-            self.halves.finish([readable(gradient) for gradient in gradients], add, number)
+            self.halves.finish([readable(gradient) for gradient in gradients], add, number, rate)
 
     def outputs(self) -> list[Any]:
         """Return copies of the outputs between the halves."""
@@ -73,3 +76,27 @@ class PlannedProgram:
         remaining = iter(tensors)
         leaves = [next(remaining) if leaf is None else leaf for leaf in self.leaves]
         return pytree.tree_unflatten(leaves, self.structure)
+
+
+def inner_product(output: Any, factor: Any) -> Any:
+    """Return the sum of the products of two tensors, as the loss `inner_product` of the language."""
+    return (output * factor).sum()
+
+
+def structure_of(model: Any, example: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
+    """Return the structure of a model's outputs, and their leaves, with None in place of each tensor.
+
+    Raises:
+        MbcError: MBC330 for outputs whose structure PyTorch does not know.
+    """
+    with untouched(model), torch.no_grad():
+        outputs = copy_model(model)(*[tensor.detach().cpu().clone() for tensor in example])
+    leaves, structure = pytree.tree_flatten(outputs)
+    tensors = output_tensors(outputs)
+    if [id(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor)] != [id(tensor) for tensor in tensors]:
+        raise MbcError(
+            "MBC330",
+            f"the model returns a {type(outputs).__name__}, which PyTorch does not take apart",
+            "return tensors, or register the class with torch.utils._pytree",
+        )
+    return structure, tuple(None if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves)

@@ -3,46 +3,26 @@
 from __future__ import annotations
 
 import importlib
-import time
 import weakref
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Self
 
 from mbc.errors import MbcError
-from mbc.hardware.target import current_gpu
-from mbc.interchange.importing import check_source
-from mbc.interchange.write import write_source
 from mbc.ir.types import Precision
-from mbc.options import Options
-from mbc.progress import busy
-from mbc.pytorch.check_model import Subject, check_model
-from mbc.pytorch.compiled_model import (
-    TorchMemory,
-    evaluated,
-    memory_text,
-    open_compiled,
-    ordered,
-    precision_name,
-    silent,
-)
-from mbc.pytorch.exported_model import Exported, export_model, network_of, refuse_model
+from mbc.pytorch.compiled_model import evaluated, ordered
+from mbc.pytorch.exported_model import Exported
 from mbc.pytorch.model_changes import ModelChanges, autocast_reason
-from mbc.pytorch.model_tensors import example_tensors, readable
-from mbc.pytorch.objective import fitted, judges_of, loss_modules, losses_of
+from mbc.pytorch.model_tensors import readable
 from mbc.pytorch.optimizer_states import OptimizerStates
+from mbc.pytorch.own_loss import OwnLoss
 from mbc.pytorch.process_memory import free_unused
 from mbc.pytorch.shared_states import SharedStates
 from mbc.pytorch.targets import Target, explain
-from mbc.pytorch.torch_optimizer import Updates, check_parameters, entries_of, rate_now, settings_of_updates, updates_of
-from mbc.runtime.arguments import duration_of
-from mbc.runtime.driver import report_no_gpu
+from mbc.pytorch.torch_optimizer import Updates, rate_now
 from mbc.runtime.module import Module, report_closed
 from mbc.runtime.step_loss import Loss
-from mbc.source import Source
-from mbc.stages import Stages
 
 torch: Any = importlib.import_module("torch")
 _UNDO = "undo it (p.copy_ changes numbers in place), or close the trainer and make another one: mbc.from_torch(...)"
@@ -93,8 +73,10 @@ class Trainer:
         targets: Sequence[Target],
         losses: Sequence[Any],
         took: Took,
+        own_loss: OwnLoss | None = None,
     ) -> None:
         """Take over a model and its optimizer, for a network that was compiled from them."""
+        self._own_loss = own_loss
         self.source = source
         self.took = took
         self.module = module
@@ -131,17 +113,19 @@ class Trainer:
             self.close()
             raise
 
-    def step(self, *inputs: Any, lr: float | None = None) -> Loss:
-        """Return the loss of one update from inputs and targets.
+    def step(self, *inputs: Any, lr: float | None = None) -> Any:
+        """Return the loss of one update from inputs and targets: a `Loss`, or a tensor if the loss is a function.
 
         Args:
             *inputs: Inputs and targets in the order of the source, on the CPU or on the GPU that the trainer runs on.
+                If the loss is a function, all that follows the inputs of the model is passed to it behind the outputs.
             lr: The learning rate of the first parameter group. None takes the current rate of the optimizer's groups,
                 so that PyTorch's schedulers work.
 
         Raises:
-            MbcError: MBC230 (a closed trainer), MBC335 (rates or hyperparameters that the plan does not allow), MBC336
-                (another number of samples), MBC338 (a changed model), and the errors of `Module.step`.
+            MbcError: MBC230 (a closed trainer), MBC331 (a function whose result is no loss), MBC335 (rates or
+                hyperparameters that the plan does not allow), MBC336 (another number of samples), MBC338 (a changed
+                model), and the errors of `Module.step`.
         """
         self._check_open()
         rate = rate_now(self._updates, self._optimizer, lr)
@@ -152,10 +136,15 @@ class Trainer:
                 f"a batch has {rows} samples, but a step of this trainer takes {self.module.step_batch}",
                 "let the DataLoader drop the last batch (drop_last=True), or make a trainer with such an example",
             )
-        given = self._read(inputs)
+        given = [] if self._own_loss else self._read(inputs)
         autocast = autocast_reason(str(self.module.plan.graph.precision))
         self._follow(self._changes.reason(self._model.training) or autocast or self._states.refresh())
         self._optimizer_states.refresh()
+        if self._own_loss is not None:
+            result = self._own_loss.step(inputs[: self._inputs], inputs[self._inputs :], rate)
+            self._states.count()
+            self._optimizer._opt_called = True  # schedulers read this flag to warn of a wrong order of calls
+            return result
         try:
             with ordered(self.module.device):
                 loss = self.module.step(*given, lr=rate)
@@ -164,7 +153,7 @@ class Trainer:
             raise explained from error
         for _ in range(self.module.step_batch // self.module.batch):
             self._states.count()
-        self._optimizer._opt_called = True  # schedulers read this flag to warn of a wrong order of calls
+        self._optimizer._opt_called = True
         # PyTorch may reuse the memory of a tensor on the GPU once no reference is left: one is kept until the step
         # has read the tensor.
         before, on_gpu = self._in_flight, [tensor for tensor in given if getattr(tensor, "is_cuda", False)]
@@ -208,11 +197,14 @@ class Trainer:
         return [*(readable(inputs[n]) for n in self._used), *(target.read(given) for target, given in targets)]
 
     def _check_open(self) -> None:
-        """Raise MBC230 if the trainer was closed.
+        """Raise MBC230 if the trainer was closed, and MBC331 within the loss of its step.
 
         Raises:
-            MbcError: MBC230.
+            MbcError: MBC230, MBC331.
         """
+        if self._own_loss is not None and self._own_loss.is_running:
+            remedy = "call the model itself, which PyTorch runs, or call the trainer after the step"
+            raise MbcError("MBC331", "the loss calls the trainer whose step it is a part of", remedy)
         if not self.open:
             report_closed("the trainer", "make another one: mbc.from_torch(model, ...)")
 
@@ -249,98 +241,7 @@ class Trainer:
         self.close()
 
 
-def make_trainer(
-    model: Any,
-    example: Any,
-    *,
-    loss: Any,
-    optimizer: Any,
-    targets: Any,
-    clip_norm: float,
-    accumulate: int,
-    ema: float,
-    memory: str | int,
-    precision: Any,
-    device: str,
-    seed: int,
-    measure_for: str | None,
-    check: bool | None,
-    progress: bool,
-) -> Trainer:
-    """Return a trainer of a model; `mbc.from_torch` documents the arguments and errors.
-
-    Raises:
-        MbcError: The errors of `mbc.from_torch`.
-    """
-    began_s = time.perf_counter()
-    measure_for_s = duration_of("measure_for", measure_for)
-    refuse_model(model)
-    if device == "cuda" and current_gpu() is None:
-        report_no_gpu("none is visible to this process")
-    _check_alone(model)
-    with busy("making a trainer") if progress else nullcontext(silent) as say:
-        say("import")
-        exported, text, read = import_training(
-            model, example, loss=loss, optimizer=optimizer, targets=targets, clip_norm=clip_norm, accumulate=accumulate,
-            ema=ema, check=check,
-        )  # fmt: skip
-        network = exported.network
-        imported_s, stages = time.perf_counter(), Stages(announce=say)
-        settings = (("memory.device", memory_text(memory)), ("train.precision", precision_name(precision)))
-        options = Options(settings=settings, measure_for_s=measure_for_s)
-        free_unused()
-        kind = partial(Module, allocate=TorchMemory)
-        module = open_compiled(kind, Source(f"{network.name}.mbc", text), options, stages, device, seed)
-        module.load_state_dict(network.arrays)
-    took = Took(
-        time.perf_counter() - began_s,
-        imported_s - began_s,
-        stages.planning_seconds,
-        stages.measuring_seconds,
-        stages.building_seconds,
-    )
-    return Trainer(model, optimizer, exported, text, module, updates_of(optimizer), read, loss_modules(loss), took)
-
-
-def import_training(
-    model: Any,
-    example: Any,
-    *,
-    loss: Any,
-    optimizer: Any,
-    targets: Any = None,
-    clip_norm: float = 0.0,
-    accumulate: int = 1,
-    ema: float = 0.0,
-    check: bool | None = False,
-) -> tuple[Exported, str, list[Target]]:
-    """Return the network of a model that `refuse_model` accepts, the source of its training, and its targets.
-
-    The arguments and errors are those of `mbc.from_torch`.
-    """
-    objectives = losses_of(loss)
-    updates = updates_of(optimizer)
-    trained = check_parameters(optimizer, model)
-    examples = example_tensors(example)
-    exported = network_of(model, examples, trained)
-    network = exported.network
-    states = {key.name: key.state for key in network.keys if key.state}
-    names = dict[int, list[str]]()
-    for key, tensor in model.named_parameters(remove_duplicate=False):
-        if key in states and states[key] not in (*network.frozen, *names.get(id(tensor), ())):
-            names.setdefault(id(tensor), []).append(states[key])
-    entries = entries_of(updates, optimizer, lambda parameter: names.get(id(parameter), ()))
-    entries += settings_of_updates(clip_norm, accumulate, ema)
-    read = fitted(objectives, loss, network, targets)
-    objectives = [None if target is None else target.objective for target in read]
-    text = write_source(network, objectives, "Made from a model of PyTorch.", training=entries)
-    check_source(text, network)
-    subject = Subject(network, text, objectives, judges_of(loss), exported.used)
-    check_model(model, examples, subject, trained, check, export_model)
-    return exported, text, [target for target in read if target is not None]
-
-
-def _check_alone(model: Any) -> None:
+def check_alone(model: Any) -> None:
     """Raise MBC333 if an open trainer trains the model, or a model that shares parameters with it.
 
     Raises:

@@ -20,13 +20,15 @@ from mbc.runtime.module import Module
 
 
 class Halves(Module):
-    """A module of a plan without an optimizer.
+    """A module of a plan whose loss another program computes.
 
     `begin` computes the outputs of a mini-batch; `finish` computes the gradients of all trained parameters from the
-    gradients of the outputs. Parameters, statistics and gradients are shared with the caller, who updates them.
+    gradients of the outputs. Without an optimizer, parameters, statistics and gradients are shared with the caller, who
+    updates them; with one, `finish` updates the parameters.
 
     Attributes:
-        gradients: The place of each gradient, by the trained parameter, or by the input if these have gradients.
+        gradients: The place of each gradient, by the trained parameter, or by the input if these have gradients; empty
+            with an optimizer.
         outputs: The place of each output between the halves, in the order of the source.
         kept: The places of all bytes outside of states that `begin` leaves for `finish`, without names.
         read_again: Parameters and statistics that `finish` reads, which must be those of `begin`.
@@ -50,7 +52,7 @@ class Halves(Module):
             arena_of: Another module in whose arena this one runs, with states at the same places.
 
         Raises:
-            MbcError: MBC239 if the plan has an optimizer, and the errors of `Module`.
+            MbcError: MBC239 if the plan computes its own loss and has an optimizer, and the errors of `Module`.
         """
         super().__init__(subject, seed, device, prefetch=False, allocate=allocate, arena_of=arena_of)
         plan = self._plan
@@ -60,7 +62,7 @@ class Halves(Module):
             raise MbcError(
                 "MBC239",
                 f"the step of network '{plan.graph.name}' has the optimizer {plan.graph.optimizer.kind}",
-                "write train { optimizer = none } to compute gradients alone",
+                "write train { optimizer = none } to compute gradients alone, or inner_product as its loss",
             )
         given = given_at_cut(plan.graph)
         self._first = tuple(w for w in self._train_inputs if w.name not in given)
@@ -94,7 +96,7 @@ class Halves(Module):
         return tuple(wanted.name for wanted in self._second)
 
     def begin(self, *inputs: object) -> int:
-        """Compute the outputs of one mini-batch, and update the running statistics.
+        """Compute the outputs of one mini-batch, and without an optimizer update the running statistics.
 
         Args:
             *inputs: The inputs on which outputs depend, in the order of the source, with exactly `batch` rows.
@@ -113,14 +115,15 @@ class Halves(Module):
                 machine.run_half(FORWARD, self._next_control(0.0, 0))
             return self._steps
 
-    def finish(self, given: Sequence[object], add: bool = False, number: int | None = None) -> None:
-        """Compute the gradients of one mini-batch, once.
+    def finish(self, given: Sequence[object], add: bool = False, number: int | None = None, rate: float = 0.0) -> None:
+        """Compute the gradients of one mini-batch, once, and update the parameters if there is an optimizer.
 
         Args:
             given: The inputs that `given` names, in that order.
             add: Add to the gradients that are there; False overwrites them.
             number: Number of the mini-batch, whose bytes are at the places of `kept`; None for that of the last
                 `begin`.
+            rate: The learning rate of the update.
 
         Raises:
             MbcError: The errors of `Module.step`.
@@ -130,7 +133,7 @@ class Halves(Module):
             check_rows(self._second, arrays, self.batch, exact=True)
             self._hand(self._machine, self._second, self._places.train_inputs, arrays)
             with self._changing() as machine:
-                machine.run_half(BACKWARD, self._control_of(number or self._steps, 0.0, int(add)))
+                machine.run_half(BACKWARD, self._control_of(number or self._steps, rate, int(add)))
 
     def follow(self, other: Halves) -> None:
         """Draw the random numbers that another module would draw next."""

@@ -15,7 +15,7 @@ from mbc.interchange.check import Numbers, deviations
 from mbc.interchange.steps import Step
 from tests.pytorch.nets import IMAGES, LABELS, Net, nn, torch, train_beside, trainer_of
 
-trainers = pytest.importorskip("mbc.pytorch.trainer")
+trainers = pytest.importorskip("mbc.pytorch.make_trainer")
 in_float64 = pytest.importorskip("mbc.pytorch.reference").in_float64
 functional = nn.functional
 

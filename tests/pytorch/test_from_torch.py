@@ -341,7 +341,7 @@ def parted(model: Model) -> Model:
         (lambda m: m, {"loss": nn.NLLLoss()}, "MBC331", "this output is not the log_softmax of its classes"),
         (
             lambda m: m,
-            {"loss": nn.CTCLoss()},
+            {"loss": nn.CTCLoss},
             "MBC331",
             "the loss CTCLoss, with these settings, is not one that mbc has",
         ),

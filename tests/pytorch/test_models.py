@@ -300,24 +300,9 @@ def test_optimizers_that_are_refused(make, words):
     assert caught.value.code == "MBC332" and words in caught.value.message
 
 
-def hooked_loss() -> Any:
-    loss = nn.CrossEntropyLoss()
-    loss.register_forward_hook(lambda *_: None)
-    return loss
-
-
-@pytest.mark.parametrize(
-    ("loss", "words"),
-    [
-        (hooked_loss(), "the loss CrossEntropyLoss has hooks, which mbc would not call"),
-        (nn.CrossEntropyLoss(ignore_index=2, reduction="sum"), "with class weights or an ignored class has reduction"),
-        (nn.CrossEntropyLoss(torch.ones(3)), "the loss has weights of 3 classes, but the output has 5"),
-    ],
-)
-def test_losses_that_are_refused(loss, words):
-    with pytest.raises(MbcError) as caught:
-        trainer_of(Net(), loss=loss)
-    assert caught.value.code == "MBC331" and words in caught.value.message
+def test_a_loss_of_another_number_of_classes_is_refused() -> None:
+    with pytest.raises(MbcError, match="MBC331: the loss has weights of 3 classes, but the output has 5"):
+        trainer_of(Net(), loss=nn.CrossEntropyLoss(torch.ones(3)))
 
 
 def test_a_loss_of_classes_of_one_number_a_row_is_refused() -> None:

@@ -74,6 +74,21 @@ def test_halves_give_the_gradients_of_a_whole_step():
             np.testing.assert_allclose(halves.copied(place), after[name], rtol=1e-12)
 
 
+@pytest.mark.parametrize("rule", ["sgd(momentum=0.9)", "adamw  clip_norm = 0.1  ema = 0.5"])
+def test_halves_with_an_optimizer_are_a_whole_step(rule: str):
+    whole = Module(planned(NET % (*OF_CLASSES, rule), train_precision="fp64"), 3, "cpu")
+    halves = Halves(planned(OUTSIDE.replace("none", rule), train_precision="fp64"), 3, "cpu")
+    for _ in range(2):
+        whole.step(IMAGES, LABELS, lr=0.1)
+        halves.begin(IMAGES)
+        (logits,) = (halves.copied(place) for place in halves.outputs)
+        p = np.exp(logits - logits.max(1, keepdims=True))
+        halves.finish([(p / p.sum(1, keepdims=True) - np.eye(5)[LABELS]) / 8], rate=0.1)
+    assert not halves.gradients
+    for name, array in whole.state_dict(optimizer=True).items():
+        np.testing.assert_allclose(halves.state(name), array, rtol=1e-7, atol=1e-9, err_msg=name)
+
+
 def test_the_second_half_adds_or_overwrites():
     halves = Halves(planned(NET.replace("|> dropout(0.2)", "") % ("g[batch, 5] : float", "g", "inner_product", "none"),
                             train_precision="fp64"), 3, "cpu")  # fmt: skip

@@ -15,12 +15,13 @@ from typing import Any
 
 from mbc.errors import BudgetError, MbcError
 from mbc.pytorch.make_module import plan_module
+from mbc.pytorch.make_trainer import make_trainer
 from mbc.pytorch.model_tensors import entries_of
 from mbc.pytorch.nnunet.check_inputs import check_checkpoint, check_labels, check_plans
 from mbc.pytorch.nnunet.loss_terms import LossTerms, terms_of
 from mbc.pytorch.nnunet.training_memory import TrainingMemory
 from mbc.pytorch.torch_optimizer import updates_of
-from mbc.pytorch.trainer import Trainer, make_trainer
+from mbc.pytorch.trainer import Trainer
 
 torch: Any = importlib.import_module("torch")
 _GPU = torch.device("cuda")
