@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from mbc.errors import MbcError
 from mbc.frontend.lower import Lowered
+from mbc.hardware.instructions import Instruction
 from mbc.hardware.spec import DeviceSpec
 from mbc.hardware.target import free_bytes, free_host_bytes
 from mbc.ir.types import Layout, Precision
@@ -45,6 +46,14 @@ def constraints_of(lowered: Lowered, device: DeviceSpec, options: Options) -> Co
             "MBC206", f"there is no technique '{unknown[0]}' to leave out", f"name some of {', '.join(TECHNIQUES)}"
         )
     on_cpu = lowered.precision is Precision.FP64
+    if lowered.precision in (Precision.BF16, Precision.TF32) and not device.has(Instruction.MMA_SYNC):
+        slower = device.fp16_tflops / device.fp32_tflops
+        warnings.warn(
+            f"{device.name} ({device.architecture}) has no tensor cores for {lowered.precision}: matrix products run "
+            f"without them and take up to {slower:.1f} times as long as in fp16 (--set train.precision=fp16)",
+            RuntimeWarning,
+            stacklevel=2,
+        )
     policy = Policy.UNDIVIDED if "micro_batches" in options.without else options.policy
     rules = Rules(
         policy, lowered.deterministic, options.providers, options.micro_batch, lowered.allow_emulated_fp32,

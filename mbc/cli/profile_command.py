@@ -25,8 +25,12 @@ if TYPE_CHECKING:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Measure kernels, or list, compare, merge or ship profiles, as the subcommand says."""
-    return {"run": _measure, "list": _list, "diff": _diff, "merge": _merge, "ship": _ship}[arguments.verb](arguments)
+    """Measure kernels, or list, compare, merge, ship or exchange profiles, as the subcommand says."""
+    verbs = {
+        "run": _measure, "list": _list, "diff": _diff, "merge": _merge, "ship": _ship, "export": _export,
+        "import": _import,
+    }  # fmt: skip
+    return verbs[arguments.verb](arguments)
 
 
 def _measure(arguments: argparse.Namespace) -> int:
@@ -237,6 +241,32 @@ def _ship(arguments: argparse.Namespace) -> int:
     part, target = shippable(read_profile(Path(arguments.file))), Path(arguments.output)
     write_profile(part, target)
     return _written(arguments, part, target)
+
+
+def _export(arguments: argparse.Namespace) -> int:
+    from mbc.hardware.target import find_device
+    from mbc.profile.edit import write_profile
+    from mbc.profile.locate import user_path
+    from mbc.profile.read_profile import read_profile
+
+    profile, target = read_profile(user_path(find_device(arguments.gpu).name)), Path(arguments.file)
+    write_profile(profile, target)
+    return _written(arguments, profile, target)
+
+
+def _import(arguments: argparse.Namespace) -> int:
+    from mbc.profile.edit import merged, write_profile
+    from mbc.profile.locate import own_path
+    from mbc.profile.read_profile import read_profile
+
+    profile = read_profile(Path(arguments.file))
+    with notes():
+        target = own_path(profile.identity.gpu)
+    if target.is_file():
+        profile = merged(read_profile(target), profile)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    write_profile(profile, target)
+    return _written(arguments, profile, target)
 
 
 def _written(arguments: argparse.Namespace, profile: Profile, path: Path) -> int:

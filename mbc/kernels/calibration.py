@@ -29,6 +29,10 @@ from mbc.resources import data_text
 
 ESTIMATES_FILE = "estimates.json"
 OTHER_GPU = 1.5  # by judgement, not by measurement: one GPU was measured
+# By judgement: the factor by which the estimate of a whole step on another GPU is off in either direction, and the
+# largest ratio of the ends of its interval. Errors of many kernels partly cancel out, so that a step is less uncertain
+# than its kernels (decision 084).
+OTHER_GPU_STEP, WIDEST_STEP = 1.3, 2.0
 _TILE = 64  # rows and columns of the GEMM tile that one multiprocessor computes
 _DEPTH = 1024  # a GEMM with a smaller K does not split K
 _LEAST_BUSY = 0.02  # smaller tiles spread small GEMMs over the GPU
@@ -136,12 +140,12 @@ class Calibration:
         """Return the spread of times that were scaled from a measurement with up to `times` times as many rows."""
         return self.spreads.get(scaled_group(provider, times), UNCOMPARED)
 
-    def factors(self, spread: Spread, device: DeviceSpec) -> tuple[float, float]:
+    def factors(self, spread: Spread, device: DeviceSpec, elsewhere: float = OTHER_GPU) -> tuple[float, float]:
         """Return the factors from an estimated time to the lower and to the upper end of its range.
 
-        The range always contains the estimate itself.
+        The range always contains the estimate itself. It is wider by `elsewhere` on another GPU than the profile's.
         """
-        wider = 1.0 if device.name == self.gpu else OTHER_GPU
+        wider = 1.0 if device.name == self.gpu else elsewhere
         return min(1.0, spread.low / wider), max(1.0, spread.high * wider)
 
 

@@ -21,7 +21,7 @@ from mbc.units import show_range, show_size, show_time
 OVERHEAD = "CUDA's context, libraries, modules and graphs"  # contents of the overhead
 LARGEST = 6  # values listed at the peak
 EMULATED = " *"  # mark of kernels of emulated fp32
-NO_PROFILE = "none for this GPU, times are estimated"
+NO_PROFILE = "none: nothing was measured on such a GPU, and times are estimated"
 NO_TIMES = "has no times of the step's kernels, which are estimated"
 
 _OPERATIONS = (

@@ -360,7 +360,28 @@ def test_ship(mbc, two):
     assert [m.time_us for m in measurements] == [10.0]
 
 
-@pytest.mark.parametrize("command", ["list", "diff", "merge", "ship"])
+def test_a_profile_moves_to_another_machine(mbc, two, monkeypatch):
+    """What one machine exports, another imports: its own times stay, and the newer time of a kernel counts."""
+    missing = mbc("profile", "export", "card.sqlite.gz", "--gpu", "h200")
+    assert missing.code == 1 and "error MBC072" in missing.err and str(user_path(GPU.name)) in missing.err
+    user_path(GPU.name).parent.mkdir(parents=True)
+    shutil.copy("a.sqlite", user_path(GPU.name))
+    assert mbc("profile", "export", "card.sqlite.gz", "--gpu", "h200").code == 0
+    assert read_profile(Path("card.sqlite.gz")).identity == IDENTITY
+    monkeypatch.setenv("XDG_DATA_HOME", str(Path("elsewhere").absolute()))
+    for file, requests in (("card.sqlite.gz", 1), ("b.sqlite", 2)):
+        document = mbc("profile", "import", file, "--json").json
+        assert (document["profile"], document["requests"]) == (str(user_path(GPU.name)), requests)
+    both = read_profile(user_path(GPU.name))
+    for one in map(read_profile, map(Path, two)):
+        assert {*one.measurements} <= {*both.measurements}
+    before = user_path(GPU.name).read_bytes()
+    write_profile(profile({}, identity=replace(IDENTITY, cudnn=92100)), Path("new.sqlite"))
+    done = mbc("profile", "import", "new.sqlite")
+    assert done.code == 1 and "error MBC076" in done.err and user_path(GPU.name).read_bytes() == before
+
+
+@pytest.mark.parametrize("command", ["list", "diff", "merge", "ship", "import"])
 def test_what_is_no_profile(mbc, two, command):
     Path("damaged.sqlite").write_bytes(b"?" * 5000)
     more = {"diff": ("a.sqlite",), "merge": ("a.sqlite", "-o", "c.sqlite"), "ship": ("-o", "c.sqlite")}.get(command, ())

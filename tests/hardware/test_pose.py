@@ -159,3 +159,20 @@ def test_its_code_is_ptx_of_the_posed_architecture(tmp_path: Path) -> None:
     assert {".target sm_80"} == {
         line for path in tmp_path.glob("*.ptx") for line in path.read_text().splitlines() if line.startswith(".target")
     }
+
+
+@pytest.mark.parametrize(("gpu", "precision", "lacks"), [
+    ("t4", "bf16", True), ("t4", "tf32", True), ("t4", "fp16", False), ("h200@sm_75", "bf16", True),
+    ("h200@sm_80", "bf16", False), ("a100-40", "tf32", False),
+])  # fmt: skip
+def test_a_precision_that_the_gpu_lacks_is_named_with_its_cost(gpu: str, precision: str, lacks: bool) -> None:
+    settings = (("train.precision", precision),)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        compile_plan(Source("mixed.mbc", SOURCE), Options(gpu=gpu, settings=settings))
+    device = find_device(gpu)
+    cost = f"{device.fp16_tflops / device.fp32_tflops:.1f} times as long as in fp16 (--set train.precision=fp16)"
+    assert (
+        any(f"no tensor cores for {precision}" in str(one.message) and cost in str(one.message) for one in caught)
+        == lacks
+    )

@@ -97,7 +97,7 @@ def test_the_page_says_everything():
     ):  # fmt: skip
         assert word in text, word
     assert f"{PLAN.predictions.arena_bytes:,} bytes, exact" in text
-    assert "\nprofile: none for this GPU, times are estimated\n" in text
+    assert "\nprofile: none: nothing was measured on such a GPU, and times are estimated\n" in text
     target = replace(PLAN.target, profile="NVIDIA H200, driver 580.1, cuDNN 9.19.0, 2026-11-21")
     assert f"\nprofile: {target.profile}\n" in plan_text(replace(PLAN, target=target), width=160)
     p = PLAN.predictions

@@ -8,7 +8,7 @@ from mbc.cli.arguments.argument_types import count, precisions, setting, size
 from mbc.cli.arguments.shared import Commands, Raw, add_json, add_measure_for, command
 from mbc.options import Options, Policy
 
-PROFILE_VERBS = ("run", "list", "diff", "merge", "ship")
+PROFILE_VERBS = ("run", "list", "diff", "merge", "ship", "export", "import")
 
 
 def add_profile(commands: Commands) -> None:
@@ -54,6 +54,20 @@ def add_profile(commands: Commands) -> None:
     )  # fmt: skip
     parser.add_argument("file", metavar="FILE")
     parser.add_argument("-o", "--output", required=True, metavar="FILE")
+    add_json(parser)
+    parser = _profile_verb(
+        verbs, "export", "Write your own measurements of a GPU to a file for another machine.",
+        "  mbc profile export rtx-3060.sqlite.gz\n  mbc profile export posed.sqlite.gz --gpu auto@sm_80",
+    )  # fmt: skip
+    parser.add_argument("file", metavar="FILE")
+    parser.add_argument("--gpu", default="auto", help="name of the GPU (default: this machine's)")
+    add_json(parser)
+    parser = _profile_verb(
+        verbs, "import", "Check a profile from another machine, and add it to your own of its GPU.",
+        "  mbc profile import rtx-3060.sqlite.gz\n\n"
+        "Plans for this GPU then use its times. Of two times of a kernel the newer one stays.",
+    )  # fmt: skip
+    parser.add_argument("file", metavar="FILE")
     add_json(parser)
 
 

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from mbc.hardware.spec import DeviceSpec
 from mbc.ir.graph import Operation, TrainingGraph
 from mbc.kernels.base import Request
-from mbc.kernels.calibration import INTERPOLATED, UNCOMPARED, Spread, calibration, group
+from mbc.kernels.calibration import INTERPOLATED, OTHER_GPU_STEP, UNCOMPARED, WIDEST_STEP, Spread, calibration, group
 from mbc.kernels.cudnn_estimates import least_bytes
 from mbc.optimize.candidates.scaled_times import OtherSizes, is_of
 from mbc.optimize.candidates.table import CandidateTable
 from mbc.optimize.schedule.contention import contention
-from mbc.optimize.schedule.simulate import simulate
+from mbc.optimize.schedule.simulate import measured_share, simulate
 from mbc.optimize.search.profiling_requests import is_numbered, launched_request
 from mbc.plan.model import Buffer, Copy, Kernel, Launch, Program
 
@@ -50,6 +51,8 @@ def time_range_us(program: Program, timing: Timing, device: DeviceSpec) -> tuple
     The interval of a kind of work contains eight in ten of its estimates. All estimates of a program are assumed to be
     off in the same direction, since their errors have common causes: where they cancel out, the interval is too wide.
 
+    On a GPU on which nothing was measured, the interval is that of a whole step (`_unmeasured_range_us`).
+
     Args:
         program: The program.
         timing: The sources of the launches' times.
@@ -58,6 +61,8 @@ def time_range_us(program: Program, timing: Timing, device: DeviceSpec) -> tuple
     errors = calibration()
     low_us: list[float] = []
     high_us: list[float] = []
+    if device.name != errors.gpu and not measured_share(program) and timing.other_sizes is None:
+        return _unmeasured_range_us(program, timing, device)
     for launch in program.launches:
         if (other := _of_similar_gpu(launch, timing)) is not None:
             low, high = other
@@ -73,6 +78,31 @@ def time_range_us(program: Program, timing: Timing, device: DeviceSpec) -> tuple
     # Copies that start earlier may slow down other launches, so shorter launches can make a longer step.
     own = simulate(program, None, disturbed)
     return min(low, own), max(high, own)
+
+
+def _unmeasured_range_us(program: Program, timing: Timing, device: DeviceSpec) -> tuple[float, float]:
+    """Return the interval of a step on a GPU on which nothing was measured, at most WIDEST_STEP wide.
+
+    Estimates of one kind of kernel are off in the same direction, those of different kinds independently. On top of
+    this, all of them may be off by OTHER_GPU_STEP.
+    """
+    errors_us: dict[str, list[float]] = {}
+    for launch in program.launches:
+        spread = _spread(launch, timing)
+        if spread is not None:
+            work = launch.work
+            kind = errors_us.setdefault(
+                "copy" if isinstance(work, Copy) else f"{work.provider} {work.name}", [0.0, 0.0]
+            )
+            low, high = calibration().factors(spread, device, elsewhere=1.0)
+            kind[0] += work.time_us * (1 - low)
+            kind[1] += work.time_us * (high - 1)
+    own_us = simulate(program, None, contention(program, timing.graph, timing.buffers, device))
+    all_us = sum(launch.work.time_us for launch in program.launches) or 1.0
+    below, above = (math.hypot(*(kind[end] for kind in errors_us.values())) / all_us for end in (0, 1))
+    low, high = (1 - below) / OTHER_GPU_STEP, (1 + above) * OTHER_GPU_STEP
+    narrower = min(1.0, math.log(WIDEST_STEP) / math.log(high / low))
+    return own_us * low**narrower, own_us * high**narrower
 
 
 def _scaled(launch: Launch, timing: Timing) -> Spread | None:

@@ -9,7 +9,7 @@ import pytest
 from mbc.hardware.spec import find_spec
 from mbc.hardware.streams import Stream
 from mbc.ir.types import DType, Layout
-from mbc.kernels.calibration import INTERPOLATED, OTHER_GPU, UNCOMPARED, calibration
+from mbc.kernels.calibration import INTERPOLATED, OTHER_GPU, OTHER_GPU_STEP, UNCOMPARED, WIDEST_STEP, calibration
 from mbc.optimize.schedule.simulate import simulate
 from mbc.optimize.search.prediction_interval import Timing, time_range_us
 from mbc.plan.model import Access, Buffer, Copy, Kernel, Launch, Mode, Plan, Program, Rows
@@ -69,8 +69,22 @@ def test_a_program_is_off_in_one_direction_and_more_so_on_other_gpus() -> None:
     time_us = simulate(program)
     low, high = time_range_us(program, TIMING, H200)
     assert low < time_us < high
-    far_low, far_high = time_range_us(program, TIMING, A100)
-    assert far_low < low and high < far_high <= high * OTHER_GPU * 1.001
     half = tuple(replace(x, work=replace(x.work, measured=i % 2 == 0)) for i, x in enumerate(launches))
+    far_low, far_high = time_range_us(replace(program, launches=half), TIMING, A100)
+    assert low < far_low < time_us < far_high < high * OTHER_GPU
     inner_low, inner_high = time_range_us(replace(program, launches=half), TIMING, H200)
     assert low < inner_low < time_us < inner_high < high
+
+
+@pytest.mark.parametrize("kinds", [1, 2, 20])
+@pytest.mark.parametrize("name", ["no_such_kernel", "relu", "batch_statistics"])
+def test_a_step_on_a_gpu_without_any_measurement(name: str, kinds: int) -> None:
+    """Its interval has at most a factor of 2 between its ends, and more kinds of kernels do not widen it."""
+    accesses = PLAN.train.launches[0].accesses
+    works = [estimated("mbc", f"{name}{i if i else ''}") for i in range(kinds)]
+    program = Program(tuple(Launch(work, (), Stream.COMPUTE, accesses) for work in works), (), (), ())
+    low, high = time_range_us(program, TIMING, A100)
+    assert low <= 100 * kinds / OTHER_GPU_STEP**0.5 and 100 * kinds * OTHER_GPU_STEP**0.5 <= high
+    assert high / low <= WIDEST_STEP * (1 + 1e-9)
+    one_low, one_high = time_range_us(replace(program, launches=program.launches[:1]), TIMING, A100)
+    assert high / low <= one_high / one_low * (1 + 1e-9) or name != "no_such_kernel"
