@@ -361,7 +361,7 @@ def test_ship(mbc, two):
 
 
 def test_a_profile_moves_to_another_machine(mbc, two, monkeypatch):
-    """What one machine exports, another imports: its own times stay, and the newer time of a kernel counts."""
+    """A machine imports what another exports. Its own times stay, and the newer time of a kernel counts."""
     missing = mbc("profile", "export", "card.sqlite.gz", "--gpu", "h200")
     assert missing.code == 1 and "error MBC072" in missing.err and str(user_path(GPU.name)) in missing.err
     user_path(GPU.name).parent.mkdir(parents=True)
