@@ -22,7 +22,8 @@ NOTHING_FITS = "MBC194"  # the code of the error for a smallest batch without a 
 MOST_BATCH = 1 << 20
 LEAST_STEP = 1.125  # batches with a smaller ratio have nearly equal images/s, so that both are seldom worth a plan
 LOWEST_SHARE = 8  # the curve over batches goes down to the largest batch divided by this number
-GUESS_MARGIN = 8  # a guess stays this part of a bracket away from its ends: a right guess divides the bracket by 8
+MOST_MISSES = 2  # after as many wrong predictions, a search halves its bracket
+GUESS_MARGIN = 8  # a try stays this part of a bracket away from its ends: a right prediction divides the bracket by 8
 
 PlanAt = Callable[[int], Plan]
 
@@ -101,7 +102,7 @@ class Batches:
         least: Smaller batches are not tried, because no plan has them.
         most: Larger batches are not tried.
         ratio: The search ends when the smallest batch that does not fit has at most this many times the rows of the
-            largest that fits, or when nothing is between the two.
+            largest that fits, or is predicted to. At 1 it ends when nothing is between the two.
     """
 
     start: int = 1
@@ -248,31 +249,37 @@ def largest_count(search: Search, batches: Batches) -> int:
     while high is None and low < most:
         further = min(2 * low, most)
         low, high = (further, None) if fits(further) else (low, further)
-    guessing = True
+    misses = 0
     while high is not None and high > low + 1 and high > batches.ratio * low:
-        at = guess = (low + high) // 2
-        if guessing:
-            guess = _guess(search, low * multiple, high * multiple) // multiple
-            margin = max(1, (high - low) // GUESS_MARGIN)
-            at = min(max(guess, low + margin), high - margin)
+        at, predicted = (low + high) // 2, None
+        if misses < MOST_MISSES and (rows := _predict(search, low * multiple, high * multiple)) is not None:
+            predicted, margin = rows // multiple, max(1, (high - low) // GUESS_MARGIN)
+            if batches.ratio > 1.0 and predicted <= batches.ratio * low:
+                break
+            at = min(max(predicted, low + margin), high - margin)
         if fits(at):
             low = at
         else:
             high = at
-        guessing = guessing and (low == at) == (at <= guess)  # after a wrong guess, the bracket is halved
+        misses += predicted is not None and (low == at) != (at <= predicted)
     return low
 
 
-def _guess(search: Search, fitting: int, refused: int) -> int:
-    """Return the batch at which the smallest plan may just fit: its memory is nearly affine in the batch.
+def _predict(search: Search, fitting: int, refused: int) -> int | None:
+    """Return the largest batch that is likely to fit, above one that fits and below one that does not.
 
-    It is half-way if the refusal does not say how much memory the smallest plan for its batch takes.
+    The memory of the smallest plans is nearly affine in the batch. Two lines end at the smallest plan for the batch
+    that does not fit: one begins at the plan for the batch that fits, one at the overhead for a batch without rows. The
+    result is the larger of the two batches at which these lines reach the budget; None if the refusal does not say how
+    much memory the smallest plan takes.
     """
     here, refusal = search.probe(fitting).figures, search.probe(refused).refusal
     assert here is not None
     if not isinstance(refusal, BudgetError) or refusal.needed_bytes <= max(here.budget_bytes, refusal.floor_bytes):
-        return (fitting + refused) // 2
-    return _reaches((fitting, here.needed_bytes), (refused, refusal.needed_bytes), here.budget_bytes)
+        return None
+    end = (refused, refusal.needed_bytes)
+    starts = (fitting, here.needed_bytes), (0, here.needed_bytes - here.arena_bytes)
+    return max(_reaches(start, end, here.budget_bytes) for start in starts)
 
 
 def _reaches(one: tuple[int, int], other: tuple[int, int], size_bytes: int) -> int:

@@ -137,7 +137,7 @@ def add_fit(commands: Commands) -> None:
     parser.add_argument(
         "--search-for", type=duration, default=math.inf, metavar="TIME",
         help="search for the exact largest batch, for at most TIME (90s, 5min); then print the results so far (default:"
-        " end once a batch fits and an eighth more rows do not)",
+        " end once a batch fits and an eighth more rows are predicted not to)",
     )  # fmt: skip
     add_planning(parser)
     add_json(parser)
