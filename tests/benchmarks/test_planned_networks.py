@@ -20,10 +20,7 @@ from drawn_networks import drawn_network
 from sharded import CHUNK, Asked, Verdict, campaign, tell
 
 from mbc.errors import MbcError
-from mbc.frontend.lower import lower
-from mbc.frontend.parse import parse
-from mbc.passes.training_step import differentiate
-from mbc.source import Source
+from tests.graphs import training_graph
 
 CASES = 3 * CHUNK + 5
 
@@ -90,9 +87,8 @@ def test_drawn_networks_are_networks() -> None:
     refused: list[str] = []
     for number in range(60):
         drawn = drawn_network(random.Random(number), axes=1 + number % 3)
-        lowered = lower(parse(Source("drawn.mbc", drawn.source)), (("train.precision", drawn.precision),), None)
         try:
-            differentiate(lowered.network, lowered.optimizer, lowered.precision)
+            training_graph(drawn.source, ("train.precision", drawn.precision))
         except MbcError as error:
             refused.append(error.code)
     assert {*refused} <= {*planned_networks.OF_SOURCES}

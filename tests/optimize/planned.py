@@ -9,8 +9,6 @@ from typing import Any, Self
 
 import numpy as np
 
-from mbc.frontend.lower import lower
-from mbc.frontend.parse import parse
 from mbc.hardware.spec import DeviceSpec, find_spec
 from mbc.ir.graph import TrainingGraph
 from mbc.kernels.base import Acceptance, Arguments, Call, Candidate, Provider, Request
@@ -25,13 +23,13 @@ from mbc.optimize.search.solution import Problem
 from mbc.optimize.selection.select import choose
 from mbc.optimize.selection.selector import Selector
 from mbc.options import UNLIMITED_BYTES
-from mbc.passes.training_step import differentiate
 from mbc.plan.model import Plan
 from mbc.plan.verify import verify_plan
 from mbc.profile.model import calibrated
 from mbc.profile.signature import rows_of
+from mbc.runtime.launch_order import Transfers
 from mbc.runtime.module import Module
-from mbc.source import Source
+from tests.graphs import training_graph
 
 H200 = find_spec("h200")
 FASTER = ((3328, 0.75), (9984, 0.5))  # bytes of workspace, and the share of the time with them
@@ -174,8 +172,7 @@ def planned_table(source: str, name: str, precision: str = "fp32", micro_batch: 
 
     Fusion groups round less often than single operations.
     """
-    lowered = lower(parse(Source(f"{name}.mbc", source)), (("train.precision", precision),), None)
-    graph = differentiate(lowered.network, lowered.optimizer, lowered.precision)
+    graph = training_graph(source, ("train.precision", precision))
     rules = Rules(micro_batch=micro_batch)
     return CandidateTable(graph, calibrated(find_spec("h200"), None), ONE_BY_ONE, None, rules)
 
@@ -225,8 +222,7 @@ def plan_of(plan: Plan, draft: Draft) -> Plan:
 def graph_of(source: str, batch: int = 0) -> TrainingGraph:
     """Return the training graph of a source; `batch` replaces the batch of the source."""
     sets = (("batch", str(batch)),) if batch else ()
-    lowered = lower(parse(Source("small.mbc", source)), sets, None)
-    return differentiate(lowered.network, lowered.optimizer, lowered.precision)
+    return training_graph(source, *sets)
 
 
 @functools.cache
@@ -253,12 +249,30 @@ def is_inside(request: Request) -> bool:
     return request.kind.startswith("convolution+") and not gives_product(request.attributes)
 
 
-def trained(plan: Plan) -> dict[str, bytes]:
-    """Return every state after two steps on three classes."""
-    module = Module(plan, device="cpu")
+def stepped(plan: Plan, transfers: Transfers = Transfers.IN_ORDER) -> dict[str, np.ndarray]:
+    """Return every state after three steps on noise, and the losses of these steps as `losses`."""
+    net = Module(plan, device="cpu", transfers=transfers)
     random = np.random.default_rng(0)
-    shape = plan.graph.values["image"].type.shape
-    for _ in range(2):
-        image = random.standard_normal(shape).astype(np.float32)
-        module.step(image, random.integers(0, 3, shape[0]), lr=0.05)
-    return {name: np.array(module.state(name)).tobytes() for name in module.states}
+    image, logits = (plan.graph.values[name].type.shape for name in ("image", plan.graph.outputs[0]))
+    losses: list[float] = []
+    for _ in range(3):
+        pixels = random.standard_normal(image).astype(np.float32)
+        losses.append(float(net.step(pixels, random.integers(0, logits[1], image[0]), lr=0.05)))
+    return {name: np.array(net.state(name)) for name in net.states} | {"losses": np.array(losses)}
+
+
+def trained(plan: Plan, transfers: Transfers = Transfers.IN_ORDER) -> dict[str, bytes]:
+    """Return the bytes of what `stepped` returns."""
+    return {name: state.tobytes() for name, state in stepped(plan, transfers).items()}
+
+
+def assert_equal_but_for_rounding(plan: Plan, single: Plan) -> None:
+    """Assert that a plan in fp64 computes what the plan of single operations does."""
+    wanted = stepped(single)
+    for name, state in stepped(plan).items():
+        np.testing.assert_allclose(state, wanted[name], rtol=1e-9, atol=1e-12, err_msg=name)
+
+
+def distance(states: Mapping[str, np.ndarray], exact: Mapping[str, np.ndarray]) -> float:
+    """Return the L2 distance of all states after some steps from the exact ones."""
+    return float(np.sqrt(sum(np.sum((states[name] - exact[name]) ** 2) for name in exact if name != "losses")))

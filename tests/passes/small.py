@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from mbc.frontend.lower import lower
-from mbc.frontend.parse import parse
 from mbc.ir.graph import TrainingGraph
 from mbc.passes.check_graph import verify_training
-from mbc.passes.training_step import differentiate
-from mbc.source import Source
+from tests.graphs import training_graph
 
 
 def graph(body: str, precision: str = "fp32") -> TrainingGraph:
@@ -23,7 +20,6 @@ network small(batch = 4) {{
 }}
 train {{ optimizer = sgd(momentum=0.9)  precision = {precision} }}
 """
-    lowered = lower(parse(Source("small.mbc", text)), (), None)
-    step = differentiate(lowered.network, lowered.optimizer, lowered.precision)
+    step = training_graph(text)
     verify_training(step)
     return step

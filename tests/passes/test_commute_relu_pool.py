@@ -5,16 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mbc.frontend.lower import lower
-from mbc.frontend.parse import parse
 from mbc.ir.graph import Operation, TrainingGraph
 from mbc.ir.types import DType, Precision, TensorType
 from mbc.ops import KINDS
 from mbc.ops.base import Array, Attributes, Call, NoAttributes
 from mbc.ops.pooling import MaxPool
 from mbc.passes.check_graph import verify_training
-from mbc.passes.training_step import differentiate
-from mbc.source import Source
+from tests.graphs import training_graph
 
 WINDOWS = (
     ((2, 2), (2, 2), (0, 0, 0, 0)),
@@ -65,8 +62,7 @@ network small(batch = 2) {{
 }}
 train {{ optimizer = sgd() }}
 """
-    lowered = lower(parse(Source("small.mbc", text)), (), None)
-    step = differentiate(lowered.network, lowered.optimizer, lowered.precision)
+    step = training_graph(text)
     verify_training(step)
     return step
 

@@ -16,6 +16,7 @@ from mbc.passes.check_graph import verify_training
 from mbc.passes.gather_operands import GEMMS_TO_OVERLAP, MOST_ROWS, MOST_ROWS_FP32
 from mbc.passes.training_step import differentiate
 from mbc.source import Source
+from tests.graphs import training_graph
 
 SOURCE = """network net(batch = 4, wide = 64, bias = true) {
   input image[batch, 3, 8, 8] : float
@@ -140,14 +141,12 @@ def test_small_gradients_are_summed_with_others() -> None:
 
 def test_other_gpus_with_as_many_rows_sum() -> None:
     """GPUs of another model run another plan, whose kernels add in another order; so these gradients are summed."""
-    lowered = lower(parse(Source("net.mbc", SOURCE)), (), None)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(gather_operands, "LEAST_BYTES", 0)
         for members, count in (((0, 1), 2), ((0,), 0), ((1,), 0)):
-            graph = differentiate(lowered.network, lowered.optimizer, lowered.precision, Ranks((4, 4), members))
+            graph = training_graph(SOURCE, ranks=Ranks((4, 4), members))
             assert len(of_kind(graph, "gather_rows")) == count
 
 
 def test_one_gpu_gathers_nothing() -> None:
-    lowered = lower(parse(Source("net.mbc", SOURCE)), (), None)
-    assert not of_kind(differentiate(lowered.network, lowered.optimizer, lowered.precision), "gather_rows")
+    assert not of_kind(training_graph(SOURCE), "gather_rows")

@@ -5,13 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mbc.frontend.lower import lower
-from mbc.frontend.parse import parse
 from mbc.ir.graph import TrainingGraph
 from mbc.passes.check_graph import verify_training
 from mbc.passes.relu_bit_masks import mask_relus, residual_relus
-from mbc.passes.training_step import differentiate
-from mbc.source import Source
+from tests.graphs import training_graph
 from tests.ir.execution import draw, execute, new_control
 
 SOURCE = """
@@ -30,8 +27,7 @@ train { optimizer = sgd(momentum=0.9)  precision = fp64 }
 
 
 def graph(**settings: str) -> TrainingGraph:
-    lowered = lower(parse(Source("small.mbc", SOURCE)), tuple(settings.items()), None)
-    return differentiate(lowered.network, lowered.optimizer, lowered.precision)
+    return training_graph(SOURCE, *settings.items())
 
 
 def test_residual_relus_of_whole_bytes():

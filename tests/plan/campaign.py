@@ -21,13 +21,10 @@ from numpy.typing import NDArray
 
 from mbc.codegen.view import view
 from mbc.errors import MbcError
-from mbc.frontend.lower import lower
-from mbc.frontend.parse import parse
 from mbc.hardware.target import find_device
 from mbc.kernels.providers import PROVIDERS
 from mbc.optimize.candidates.table import CandidateTable, Rules
 from mbc.optimize.search.search import Limits, search
-from mbc.passes.training_step import differentiate
 from mbc.plan.model import Kernel, Mode, Plan
 from mbc.plan.verify import Verified, verify_plan
 from mbc.plan.verify_source import verify_source
@@ -37,7 +34,7 @@ from mbc.profile.paths import bundled_path
 from mbc.profile.read_profile import read_profile
 from mbc.runtime.launch_order import Transfers
 from mbc.runtime.module import Module
-from mbc.source import Source
+from tests.graphs import training_graph
 from tests.optimize.planned import H200, Favouring, kept_plan, planned_table, table
 from tests.optimize.search import test_concurrent_stream
 from tests.optimize.shared import EXAMPLES
@@ -96,10 +93,7 @@ def _fused() -> Plan:
 
 def _measured() -> Plan:
     device, source = find_device("h200"), EXAMPLES / "01_digits" / "net.mbc"
-    lowered = lower(
-        parse(Source(source.name, source.read_text(encoding="utf-8"))), (("train.precision", "bf16"),), None
-    )
-    graph = differentiate(lowered.network, lowered.optimizer, lowered.precision)
+    graph = training_graph(source.read_text(encoding="utf-8"), ("train.precision", "bf16"))
     candidates = CandidateTable(graph, calibrated(device, profile()), PROVIDERS, profile(), Rules())
     return search(candidates, Limits(1 << 40))
 

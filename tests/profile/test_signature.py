@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from mbc.frontend.lower import lower
-from mbc.frontend.parse import parse
 from mbc.hardware.spec import find_spec
 from mbc.ir.types import DType, Precision, TensorType
 from mbc.kernels.base import Request
@@ -16,11 +14,10 @@ from mbc.ops.matrix import Linear
 from mbc.optimize.candidates.table import CandidateTable
 from mbc.optimize.fusion.fused_remat_match import all_fused_remats
 from mbc.optimize.fusion.select_groups import Fusion
-from mbc.passes.training_step import differentiate
 from mbc.plan.model import Rows
 from mbc.profile.model import Extent, Measurement
 from mbc.profile.signature import described, read_signature, rows_of, signature, with_rows
-from mbc.source import Source
+from tests.graphs import training_graph
 from tests.profile.profiles import profile, request
 
 NETWORK = """
@@ -39,8 +36,7 @@ train { optimizer = adamw(weight_decay=0.01)  precision = bf16 }
 
 
 def test_every_request_of_a_network_is_read_back():
-    lowered = lower(parse(Source("n.mbc", NETWORK)), (), None)
-    graph = differentiate(lowered.network, lowered.optimizer, lowered.precision)
+    graph = training_graph(NETWORK)
     table = CandidateTable(graph, find_spec("h200"), ())
     asked = {table.request(o, Rows(0, 6)) for o in (*graph.train, *graph.infer)}
     assert len({r.kind for r in asked}) > 20
@@ -89,8 +85,7 @@ def test_requests_without_rows_are_separate_families():
 
 def at(batch: int, channels: int) -> dict[tuple[str, tuple[str, ...]], Request]:
     """Return the requests with rows of a step on this mini-batch, those of fused launches included."""
-    lowered = lower(parse(Source("n.mbc", NETWORK)), (("batch", str(batch)), ("channels", str(channels))), None)
-    graph = differentiate(lowered.network, lowered.optimizer, lowered.precision)
+    graph = training_graph(NETWORK, ("batch", str(batch)), ("channels", str(channels)))
     table = CandidateTable(graph, find_spec("h200"), PROVIDERS)
     fused = (launch for group in Fusion.of(table).possible[0] for launch in group.launches)
     return {

@@ -12,8 +12,6 @@ import pytest
 
 from mbc.codegen.launch_headers import write_launch_headers
 from mbc.codegen.render_sources import render_generated
-from mbc.frontend.lower import lower as lower_network
-from mbc.frontend.parse import parse
 from mbc.ir.graph import Operation, TrainingGraph
 from mbc.ir.types import DType, Precision, TensorType
 from mbc.kernels.base import DTYPE_CODES, Request
@@ -26,10 +24,9 @@ from mbc.ops.fused import join
 from mbc.optimize.candidates.table import request_of
 from mbc.optimize.fusion.data_flow import Flow, data_flow_groups
 from mbc.optimize.fusion.select_groups import groups, kept
-from mbc.passes.training_step import differentiate
 from mbc.plan.model import Rows
 from mbc.resources import folder
-from mbc.source import Source
+from tests.graphs import training_graph
 from tests.kernels.cuda.cases import GENERATED, Case, Operand, normal, positive
 from tests.kernels.cuda.groups import GENERATED_GROUPS
 from tests.kernels.cuda.launching import DRAWS, HostMemory, Library, Trial, Variant, from_bytes, judged
@@ -141,8 +138,7 @@ def _case(name: str, request: Request) -> Case:
 def _example(name: str) -> TrainingGraph:
     text = RESIDUAL if name == "residual" else (EXAMPLES / f"{name}.mbc").read_text(encoding="utf-8")
     text = text.replace("16, 16, 16]", "7, 9, 8]").replace("PRECISION", "fp32")
-    lowered = lower_network(parse(Source(name, text)), (("batch", "2"), ("train.precision", "bf16")), None)
-    return differentiate(lowered.network, lowered.optimizer, lowered.precision)
+    return training_graph(text, ("batch", "2"), ("train.precision", "bf16"))
 
 
 def test_groups_that_the_search_proposes_for_examples(tmp_path: Path):

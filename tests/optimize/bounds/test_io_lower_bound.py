@@ -7,12 +7,9 @@ from __future__ import annotations
 
 import pytest
 
-from mbc.frontend.lower import lower
-from mbc.frontend.parse import parse
 from mbc.optimize import effort
 from mbc.optimize.bounds.io_lower_bound import fewest_bytes
-from mbc.passes.training_step import differentiate
-from mbc.source import Source
+from tests.graphs import training_graph
 
 ELEMENTS = 4 * 4 * 64 * 64
 PASS = 4 * ELEMENTS  # bytes that one pass over an activation moves
@@ -30,8 +27,7 @@ def fewest(body: str) -> int:
       loss (y, target) |> mse
     }}
     """
-    lowered = lower(parse(Source("net.mbc", source)), (), None)
-    return fewest_bytes(differentiate(lowered.network, lowered.optimizer, lowered.precision))
+    return fewest_bytes(training_graph(source))
 
 
 LOSS = 3 * PASS  # reads y and the target, writes the gradient of y for the last convolution
@@ -82,8 +78,7 @@ def test_precision_halves_activations():
     source += "y = x |> conv(4, 3, pad=1) |> bn |> relu |> conv(4, 3, pad=1) output y loss (y, t) |> mse }"
     sizes: list[int] = []
     for precision in ("fp32", "bf16"):
-        lowered = lower(parse(Source("n.mbc", source)), (("train.precision", precision),), None)
-        sizes.append(fewest_bytes(differentiate(lowered.network, lowered.optimizer, lowered.precision)))
+        sizes.append(fewest_bytes(training_graph(source, ("train.precision", precision))))
     # Both inputs come in fp32 and the image is cast: 6 bytes an element more.
     assert sizes[1] < 0.7 * sizes[0]
 

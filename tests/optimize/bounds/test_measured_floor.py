@@ -4,15 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from mbc.frontend.lower import lower
-from mbc.frontend.parse import parse
 from mbc.ops import KINDS
 from mbc.optimize.bounds.io_lower_bound import fewest_bytes
 from mbc.optimize.bounds.measured_floor import BANDWIDTH_SHARE, graph_floor
 from mbc.optimize.candidates.table import CandidateTable
-from mbc.passes.training_step import differentiate
 from mbc.profile.model import Measurement
-from mbc.source import Source
+from tests.graphs import training_graph
 from tests.profile.profiles import GPU, LAST, measurement, profile
 
 SOURCE = """
@@ -27,8 +24,7 @@ network net(batch = 16) {
 
 
 def graph():
-    lowered = lower(parse(Source("net.mbc", SOURCE)), (), None)
-    return differentiate(lowered.network, lowered.optimizer, lowered.precision)
+    return training_graph(SOURCE)
 
 
 def test_the_fastest_measured_kernel_whatever_its_layout_and_workspace():

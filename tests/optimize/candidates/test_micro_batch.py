@@ -7,8 +7,6 @@ from dataclasses import replace
 import pytest
 
 from mbc.errors import MbcError
-from mbc.frontend.lower import lower
-from mbc.frontend.parse import parse
 from mbc.hardware.spec import find_spec
 from mbc.kernels.providers import PROVIDERS
 from mbc.optimize import effort
@@ -17,9 +15,8 @@ from mbc.optimize.candidates.table import CandidateTable, Rules
 from mbc.optimize.fusion.select_groups import Fusion
 from mbc.optimize.search.search import Limits, search
 from mbc.options import Policy
-from mbc.passes.training_step import differentiate
 from mbc.plan.summary import summarise
-from mbc.source import Source
+from tests.graphs import training_graph
 
 SOURCE = """
 network pointwise(batch = 16, size = 7) {
@@ -38,8 +35,7 @@ MOST = effort.MAX_MICRO_BATCHES
 
 def table(micro_batch: int, precision: str = "bf16", **settings: int) -> CandidateTable:
     asked = (("train.precision", precision), *((name, str(value)) for name, value in settings.items()))
-    lowered = lower(parse(Source("pointwise.mbc", SOURCE)), asked, None)
-    graph = differentiate(lowered.network, lowered.optimizer, lowered.precision)
+    graph = training_graph(SOURCE, *asked)
     return CandidateTable(graph, find_spec("h200"), PROVIDERS, rules=Rules(micro_batch=micro_batch))
 
 

@@ -6,16 +6,13 @@ import numpy as np
 import pytest
 
 from mbc.compiler import compile_plan
-from mbc.frontend.lower import lower
-from mbc.frontend.parse import parse
-from mbc.ir.graph import TrainingGraph
 from mbc.ops.fused import names_of
 from mbc.optimize.fusion.data_flow import Flow, data_flow_groups
 from mbc.optimize.fusion.select_groups import groups, kept
 from mbc.options import Options
-from mbc.passes.training_step import differentiate
 from mbc.plan.model import Kernel, Plan, Program
 from mbc.source import Source
+from tests.graphs import training_graph
 
 GATE = """
 network gate(batch = 32, width = 32) {
@@ -41,11 +38,6 @@ TWO = ("add", "mul", "sub", "maximum")
 def planned(text: str) -> Plan:
     """Return the plan of a source, which the verifier has proved."""
     return compile_plan(Source("net.mbc", text), Options(gpu="h200"))
-
-
-def graph_of(text: str) -> TrainingGraph:
-    lowered = lower(parse(Source("net.mbc", text)), (), None)
-    return differentiate(lowered.network, lowered.optimizer, lowered.precision)
 
 
 def launches_of(program: Program, *parts: str) -> list[tuple[str, ...]]:
@@ -133,7 +125,7 @@ def chain(seed: int) -> str:
 @pytest.mark.parametrize("seed", range(12))
 def test_a_drawn_chain_has_a_proved_plan_and_few_groups(seed: int):
     text = chain(seed)
-    steps = graph_of(text)
+    steps = training_graph(text)
     for program in (steps.train, steps.infer):
         results = kept(steps, program)
         proposed = data_flow_groups(Flow.of(steps, program, results), groups(program, results))

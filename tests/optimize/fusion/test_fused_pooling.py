@@ -4,24 +4,19 @@ from __future__ import annotations
 
 import functools
 
-import numpy as np
 import pytest
 
-from mbc.frontend.lower import lower
-from mbc.frontend.parse import parse
 from mbc.hardware.spec import DeviceSpec
 from mbc.ir.graph import TrainingGraph
 from mbc.kernels.interpreter import INTERPRETER
 from mbc.kernels.providers import PROVIDERS
 from mbc.optimize.candidates.table import CandidateTable, Rules
 from mbc.optimize.search.search import Limits, search
-from mbc.passes.training_step import differentiate
 from mbc.plan.model import Kernel, Plan
 from mbc.plan.verify import verify_plan
-from mbc.runtime.module import Module
-from mbc.source import Source
+from tests.graphs import training_graph
 from tests.optimize.fusion.unclustered import UNCLUSTERED
-from tests.optimize.planned import Favouring, Without
+from tests.optimize.planned import Favouring, Without, assert_equal_but_for_rounding, trained
 
 # Its blocks form no clusters: small tensors are not normalised at once.
 SOURCE = """
@@ -44,8 +39,7 @@ train { optimizer = sgd(momentum=0.9)  precision = PRECISION }
 @functools.cache
 def graph(precision: str = "bf16", affine: str = "true", source: str = SOURCE) -> TrainingGraph:
     text = source.replace("PRECISION", precision).replace("AFFINE", affine)
-    lowered = lower(parse(Source("pools.mbc", text)), (), None)
-    return differentiate(lowered.network, lowered.optimizer, lowered.precision)
+    return training_graph(text)
 
 
 def planned(
@@ -90,26 +84,12 @@ def test_pooled_values_are_not_kept():
     assert kept[0].isdisjoint(alone) and alone <= kept[1]
 
 
-def trained(plan: Plan) -> tuple[dict[str, np.ndarray], list[float]]:
-    module = Module(plan, device="cpu")
-    random = np.random.default_rng(0)
-    losses: list[float] = []
-    for _ in range(3):
-        image = random.standard_normal((6, 2, 8, 8)).astype(np.float32)
-        losses.append(float(module.step(image, random.integers(0, 5, 6), lr=0.05)))
-    return {name: np.array(module.state(name)) for name in module.states}, losses
-
-
 @pytest.mark.parametrize("affine", ["true", "false"])
 def test_groups_compute_their_operations(affine: str):
     steps = graph("fp64", affine)
     fused = planned(steps)
     assert sum(len(launch.operations) > 1 for launch in fused.train.launches) >= 10
-    states, losses = trained(fused)
-    wanted, wanted_losses = trained(planned(steps, fused=False))
-    assert losses == pytest.approx(wanted_losses, rel=1e-12)
-    for name, value in wanted.items():
-        np.testing.assert_allclose(states[name], value, rtol=1e-9, atol=1e-12, err_msg=name)
+    assert_equal_but_for_rounding(fused, planned(steps, fused=False))
 
 
 @functools.cache
@@ -129,9 +109,4 @@ def test_groups_within_a_budget_give_the_same_bits(precision: str, share: float)
     assert plan.predictions.arena_bytes <= share * roomy(precision).predictions.arena_bytes
     assert {"relu_max_pool_backward_bn_reduce", "bias_add_relu_max_pool"} <= launched(plan)
     assert plan.predictions.train_us >= plan.bounds.within_budget_us * (1 - 1e-9) > 0
-    states, losses = trained(plan)
-    wanted, wanted_losses = trained(roomy(precision))
-    assert losses == wanted_losses
-    assert {name: state.tobytes() for name, state in states.items()} == {
-        name: state.tobytes() for name, state in wanted.items()
-    }
+    assert trained(plan) == trained(roomy(precision))

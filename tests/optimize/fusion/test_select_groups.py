@@ -7,12 +7,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 
 from mbc.errors import MbcError
-from mbc.frontend.lower import lower
-from mbc.frontend.parse import parse
 from mbc.hardware.spec import DeviceSpec, find_spec
 from mbc.ir.graph import TrainingGraph
 from mbc.kernels.base import Candidate, Request
@@ -26,14 +23,20 @@ from mbc.optimize.fusion.select_groups import Fusion, Group, comparable, groups,
 from mbc.optimize.search.profiling_requests import needs
 from mbc.optimize.search.search import Limits, search
 from mbc.options import Policy
-from mbc.passes.training_step import differentiate
 from mbc.plan.model import Kernel, Mode, Plan, Program
 from mbc.plan.verify import verify_plan
 from mbc.profile.signature import read_signature, signature, with_rows
-from mbc.runtime.module import Module
-from mbc.source import Source
+from tests.graphs import training_graph
 from tests.optimize.fusion.unclustered import UNCLUSTERED
-from tests.optimize.planned import Adapted, Favouring, NoSizes, Without
+from tests.optimize.planned import (
+    Adapted,
+    Favouring,
+    NoSizes,
+    Without,
+    assert_equal_but_for_rounding,
+    distance,
+    stepped,
+)
 
 H200 = find_spec("h200")
 SOURCE = """
@@ -57,8 +60,7 @@ train { optimizer = OPTIMIZER  precision = PRECISION }
 @functools.cache
 def graph(precision: str = "fp32", optimizer: str = "sgd(momentum=0.9)", affine: str = "true") -> TrainingGraph:
     text = SOURCE.replace("PRECISION", precision).replace("OPTIMIZER", optimizer).replace("AFFINE", affine)
-    lowered = lower(parse(Source("small.mbc", text)), (), None)
-    return differentiate(lowered.network, lowered.optimizer, lowered.precision)
+    return training_graph(text)
 
 
 def table(steps: TrainingGraph, fused: bool = True, gpu: DeviceSpec = H200) -> CandidateTable:
@@ -121,36 +123,18 @@ def test_a_plan_without_groups_takes_longer_and_more_memory():
     assert value_bytes[0] < value_bytes[1]
 
 
-def trained(plan: Plan, steps: int = 3) -> tuple[dict[str, np.ndarray], list[float]]:
-    module = Module(plan, device="cpu")
-    random = np.random.default_rng(0)
-    losses: list[float] = []
-    for _ in range(steps):
-        image = random.standard_normal((6, 2, 6, 6)).astype(np.float32)
-        target = random.integers(0, 5, 6)
-        losses.append(float(module.step(image, target, lr=0.05)))
-    return {name: np.array(module.state(name)) for name in module.states}, losses
-
-
 @pytest.mark.parametrize("optimizer", ["sgd()", "sgd(momentum=0.9, nesterov=true)", "adamw()"])
 @pytest.mark.parametrize("affine", ["true", "false"])
 def test_groups_compute_their_operations(optimizer: str, affine: str):
     steps = graph("fp64", optimizer, affine)
     fused, single = planned(steps), planned(steps, fused=False)
     assert any(len(launch.operations) > 1 for launch in fused.train.launches)
-    states, losses = trained(fused)
-    wanted, wanted_losses = trained(single)
-    assert losses == pytest.approx(wanted_losses, rel=1e-12)
-    for name, value in wanted.items():
-        np.testing.assert_allclose(states[name], value, rtol=1e-9, atol=1e-12, err_msg=name)
+    assert_equal_but_for_rounding(fused, single)
 
 
 def test_fused_operations_in_low_precision_are_as_exact_as_single_ones():
-    exact, _ = trained(planned(graph("fp32"), fused=False))
-    off: dict[bool, float] = {}
-    for fused in (True, False):
-        states, _ = trained(planned(graph("bf16"), fused))
-        off[fused] = float(np.sqrt(sum(np.sum((states[name] - exact[name]) ** 2) for name in exact)))
+    exact = stepped(planned(graph("fp32"), fused=False))
+    off = {fused: distance(stepped(planned(graph("bf16"), fused)), exact) for fused in (True, False)}
     assert 0 < off[True] < 1.3 * off[False]
 
 
@@ -169,8 +153,7 @@ network small(batch = 6, classes = 5) {
 }
 train { optimizer = sgd() }
 """
-    lowered = lower(parse(Source("small.mbc", text)), (), None)
-    steps = differentiate(lowered.network, lowered.optimizer, lowered.precision)
+    steps = training_graph(text)
     assert not [g for g in groups(steps.train, kept(steps, steps.train)) if "bn" in str(g.unstored)]
     plan = planned(steps, gpu=UNCLUSTERED)
     assert "relu0" in {plan.buffers[a.buffer].value for launch in plan.train.launches for a in launch.accesses}

@@ -5,12 +5,9 @@ from __future__ import annotations
 import functools
 from dataclasses import replace
 
-import numpy as np
 import pytest
 
 from mbc.analysis.roofline import Ceilings, Limit, limits
-from mbc.frontend.lower import lower
-from mbc.frontend.parse import parse
 from mbc.ir.graph import TrainingGraph
 from mbc.kernels.base import Candidate, Request
 from mbc.kernels.interpreter import INTERPRETER
@@ -23,7 +20,6 @@ from mbc.optimize.fusion.select_groups import Fusion, Group, groups, kept
 from mbc.optimize.search.profiling_requests import needs
 from mbc.optimize.search.search import Limits, search
 from mbc.options import Policy
-from mbc.passes.training_step import differentiate
 from mbc.plan.file import dump_plan, load_plan
 from mbc.plan.model import Kernel, Launch, Plan
 from mbc.plan.summary import summarise
@@ -31,10 +27,9 @@ from mbc.plan.verify import verify_plan
 from mbc.profile.model import Identity, Measurement, Profile
 from mbc.profile.signature import signature
 from mbc.resources import folder
-from mbc.runtime.module import Module
-from mbc.source import Source
+from tests.graphs import training_graph
 from tests.optimize.fusion.unclustered import UNCLUSTERED
-from tests.optimize.planned import Only
+from tests.optimize.planned import Only, assert_equal_but_for_rounding, distance, stepped
 
 # Its blocks form no clusters, so that no other group holds the same statistics.
 BATCH = 6
@@ -55,14 +50,9 @@ train { optimizer = sgd(momentum=0.9)  precision = PRECISION }
 BODY = "  y = x |> conv(16"  # the line of SOURCE that tests replace
 
 
-def graph_of(text: str) -> TrainingGraph:
-    lowered = lower(parse(Source("small.mbc", text)), (), None)
-    return differentiate(lowered.network, lowered.optimizer, lowered.precision)
-
-
 @functools.cache
 def graph(precision: str = "fp16") -> TrainingGraph:
-    return graph_of(SOURCE.replace("PRECISION", precision))
+    return training_graph(SOURCE.replace("PRECISION", precision))
 
 
 def table(steps: TrainingGraph, profile: Profile | None = None) -> CandidateTable:
@@ -120,8 +110,7 @@ def test_every_batch_norm_behind_a_convolution_is_found():
 def test_resnet_has_one_for_each_of_its_convolutions():
     text = (folder("examples") / "resnet.mbc").read_text(encoding="utf-8")
     settings = (("depth", "50"), ("batch", "32"), ("train.precision", "fp16"))
-    lowered = lower(parse(Source("resnet.mbc", text)), settings, None)
-    steps = differentiate(lowered.network, lowered.optimizer, lowered.precision)
+    steps = training_graph(text, *settings)
     assert len(groups_with_statistics(steps)) == 53
     # The first has three channels and seven rows and columns, for which there is no engine.
     assert len([g for g in Fusion.of(table(steps)).groups[0] if g.launches[0].kind == WITH_STATISTICS]) == 52
@@ -144,7 +133,7 @@ def test_resnet_has_one_for_each_of_its_convolutions():
 )
 def test_other_pairs_are_not_found(line: str):
     lines = [line if old.startswith(BODY) else old for old in SOURCE.replace("PRECISION", "fp16").splitlines()]
-    steps = graph_of("\n".join(lines))
+    steps = training_graph("\n".join(lines))
     assert any(operation.name == "second" for operation in steps.train)
     assert not [g for g in groups_with_statistics(steps) if "second" in g.replaces]
 
@@ -217,16 +206,6 @@ def exact(part: float, budget_bytes: int = 10**12) -> Plan:
     return plan
 
 
-def trained(plan: Plan, steps: int = 3) -> tuple[dict[str, np.ndarray], list[float]]:
-    module = Module(plan, device="cpu")
-    random = np.random.default_rng(0)
-    losses: list[float] = []
-    for _ in range(steps):
-        image = random.standard_normal((BATCH, 3, 12, 12)).astype(np.float32)
-        losses.append(float(module.step(image, random.integers(0, 5, BATCH), lr=0.05)))
-    return {name: np.array(module.state(name)) for name in module.states}, losses
-
-
 def names(plan: Plan) -> list[tuple[str, ...]]:
     """Return the operations of each launch with statistics."""
     return [launch.operations for launch, work in launches(plan) if "_batch_statistics" in work.name]
@@ -239,19 +218,12 @@ def test_steps_with_and_without_it_agree(share: float):
     states = sum(single.graph.values[state.value].type.size_bytes for state in single.graph.states)
     rest = single.predictions.arena_bytes - states
     plan = exact(FASTER, states + int(share * rest) + 4096)
-    wanted, wanted_losses = trained(single)
-    found_, losses = trained(plan)
     assert names(single) == [] and len(set(names(plan))) == 5
     assert (len(names(plan)) > 5) == (share < 1)
-    assert losses == pytest.approx(wanted_losses, rel=1e-12)
-    for name, value in wanted.items():
-        np.testing.assert_allclose(found_[name], value, rtol=1e-9, atol=1e-12, err_msg=name)
+    assert_equal_but_for_rounding(plan, single)
 
 
 def test_in_fp16_it_is_no_further_off():
-    wanted, _ = trained(exact(APART))
-    off: dict[float, float] = {}
-    for faster in (FASTER, SLOWER):
-        states, _ = trained(planned(graph(), faster))
-        off[faster] = float(np.sqrt(sum(np.sum((states[name] - wanted[name]) ** 2) for name in wanted)))
+    wanted = stepped(exact(APART))
+    off = {faster: distance(stepped(planned(graph(), faster)), wanted) for faster in (FASTER, SLOWER)}
     assert 0 < off[FASTER] < 1.3 * off[SLOWER]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -16,9 +15,8 @@ from mbc.optimize.schedule.regions import Region, regions_of
 from mbc.plan.model import Plan
 from mbc.plan.verify import verify_plan
 from mbc.runtime.launch_order import Transfers
-from mbc.runtime.module import Module
 from tests.effort import examples
-from tests.optimize.planned import NETWORKS, draft_of, kept_plan, plan_of, table
+from tests.optimize.planned import NETWORKS, draft_of, kept_plan, plan_of, table, trained
 
 Case = tuple[str, str, int]
 CASES = [("residual", "fp32", 0), ("residual", "bf16", 2), ("dense", "fp32", 2), ("dense", "fp16", 0)]
@@ -71,18 +69,6 @@ def decided(case: Case, chosen: Decisions) -> Plan:
     rewritten = rewrite(draft_of(*case), regions(case), chosen, tabulated.device.links)
     assert len(rewritten.position) == len(rewritten.draft.train.launches)
     return plan_of(kept_plan(*case), in_launch_order(alias_in_place(tabulated.graph, rewritten.draft)))
-
-
-def trained(plan: Plan, transfers: Transfers) -> dict[str, bytes]:
-    """Return every state after two steps, and the loss."""
-    net = Module(plan, seed=5, device="cpu", transfers=transfers)
-    random = np.random.default_rng(0)
-    shape = plan.graph.values["image"].type.shape
-    loss = 0.0
-    for _ in range(2):
-        image = random.standard_normal(shape).astype(np.float32)
-        loss = float(net.step(image, random.integers(0, 3, shape[0]), lr=0.05))
-    return {name: net.state(name).tobytes() for name in net.states} | {"loss": np.float64(loss).tobytes()}
 
 
 @functools.cache

@@ -11,8 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mbc.errors import MbcError
-from mbc.frontend.lower import lower
-from mbc.frontend.parse import parse
 from mbc.hardware.spec import find_spec
 from mbc.optimize.candidates.table import CandidateTable, Rules
 from mbc.optimize.remat.allowed_techniques import AllowedTechniques
@@ -27,15 +25,13 @@ from mbc.optimize.schedule.liveness import blocks, live_bytes
 from mbc.optimize.schedule.regions import Region, regions_of
 from mbc.optimize.search.search import Limits, search
 from mbc.optimize.selection.select import choose
-from mbc.passes.training_step import differentiate
 from mbc.plan.model import Copy
 from mbc.plan.verify import verify_plan
 from mbc.profile.model import calibrated
 from mbc.runtime.launch_order import Transfers
-from mbc.source import Source
 from tests.effort import examples
-from tests.optimize.planned import ONE_BY_ONE, draft_of, kept_plan, table
-from tests.optimize.remat.test_apply_decisions import trained
+from tests.graphs import training_graph
+from tests.optimize.planned import ONE_BY_ONE, draft_of, kept_plan, table, trained
 
 RECOMPUTE = AllowedTechniques(recompute=True, offload=0.0, host_bytes=0)
 OFFLOAD = AllowedTechniques(recompute=False, offload=1.0, host_bytes=1 << 40)
@@ -145,8 +141,7 @@ network chain(batch = 32) {{
 }}
 train {{ optimizer = sgd() }}
 """
-    lowered = lower(parse(Source("chain.mbc", text)), (), None)
-    graph = differentiate(lowered.network, lowered.optimizer, lowered.precision)
+    graph = training_graph(text)
     return CandidateTable(graph, calibrated(find_spec("h200"), None), ONE_BY_ONE, None, Rules())
 
 

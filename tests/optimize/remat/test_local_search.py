@@ -7,8 +7,6 @@ import random
 
 import pytest
 
-from mbc.frontend.lower import lower
-from mbc.frontend.parse import parse
 from mbc.hardware.spec import find_spec
 from mbc.hardware.streams import Stream
 from mbc.optimize import effort
@@ -20,9 +18,8 @@ from mbc.optimize.remat.greedy import choose_residency
 from mbc.optimize.schedule.emit_launches import Draft, emit_launches
 from mbc.optimize.schedule.regions import regions_of
 from mbc.optimize.selection.select import choose
-from mbc.passes.training_step import differentiate
 from mbc.profile.model import calibrated
-from mbc.source import Source
+from tests.graphs import training_graph
 from tests.optimize.planned import ONE_BY_ONE
 from tests.optimize.remat.test_greedy import BOTH, RECOMPUTE, cost
 
@@ -52,8 +49,7 @@ network residual(batch = 32) {{
 }}
 train {{ optimizer = sgd() }}
 """
-    lowered = lower(parse(Source("residual.mbc", text)), (), None)
-    graph = differentiate(lowered.network, lowered.optimizer, lowered.precision)
+    graph = training_graph(text)
     defined_at = CandidateTable(graph, calibrated(find_spec("h200"), None), ONE_BY_ONE, None, Rules())
     return defined_at, emit_launches(defined_at, choose(defined_at, {}))
 

@@ -9,8 +9,6 @@ import numpy as np
 import pytest
 
 from mbc.errors import BudgetError, MbcError
-from mbc.frontend.lower import lower
-from mbc.frontend.parse import parse
 from mbc.hardware.spec import find_spec
 from mbc.hardware.streams import Space, Stream
 from mbc.ir.graph import Role
@@ -19,13 +17,12 @@ from mbc.optimize.remat.optimizer_offload import movable_states, offload_states
 from mbc.optimize.schedule.emit_launches import Draft
 from mbc.optimize.schedule.in_place import alias_in_place
 from mbc.optimize.search.search import Limits, search
-from mbc.passes.training_step import differentiate
 from mbc.plan.file import dump_plan, load_plan
 from mbc.plan.model import Plan
 from mbc.plan.verify import verify_plan
 from mbc.runtime.launch_order import Transfers
 from mbc.runtime.module import Module
-from mbc.source import Source
+from tests.graphs import training_graph
 from tests.optimize.planned import ONE_BY_ONE, draft_of, kept_plan, plan_of, table
 from tests.plan.mutate import KINDS_OF_MUTATIONS, OF_FUSED_OR_WORKSPACE, mutate
 
@@ -161,8 +158,7 @@ train { optimizer = adamw() }
 
 @pytest.fixture(scope="module")
 def wide() -> CandidateTable:
-    lowered = lower(parse(Source("wide.mbc", WIDE)), (), None)
-    graph = differentiate(lowered.network, lowered.optimizer, lowered.precision)
+    graph = training_graph(WIDE)
     return CandidateTable(graph, find_spec("h200"), ONE_BY_ONE, None, Rules())
 
 

@@ -22,8 +22,8 @@ from mbc.plan.traffic import traffic
 from mbc.plan.verify import verify_plan
 from mbc.runtime.launch_order import Transfers
 from mbc.source import Source
-from tests.optimize.planned import H200, NETWORKS, draft_of, kept_plan, table
-from tests.optimize.remat.test_apply_decisions import trained, undecided
+from tests.optimize.planned import H200, NETWORKS, draft_of, kept_plan, table, trained
+from tests.optimize.remat.test_apply_decisions import undecided
 
 CASE = ("residual", "fp32", 0)
 ROOM = 1 << 30

@@ -24,8 +24,7 @@ from mbc.plan.model import Mode, Plan
 from mbc.plan.verify import verify_plan
 from mbc.runtime.launch_order import Transfers
 from mbc.source import Source
-from tests.optimize.planned import Adapted, Without, plan_of, planned_table
-from tests.optimize.remat.test_apply_decisions import trained
+from tests.optimize.planned import Adapted, Without, plan_of, planned_table, trained
 
 NETWORK = """
 network normalised(batch = 4, classes = 3) {

@@ -6,8 +6,6 @@ import functools
 
 import pytest
 
-from mbc.frontend.lower import lower
-from mbc.frontend.parse import parse
 from mbc.ir.graph import TrainingGraph
 from mbc.optimize.fusion.select_groups import Fusion
 from mbc.optimize.schedule.depth_first_micro_batches import Division
@@ -15,15 +13,13 @@ from mbc.optimize.schedule.emit_launches import Draft
 from mbc.optimize.schedule.in_place import alias_in_place
 from mbc.optimize.search.search import Limits, search
 from mbc.optimize.selection.select import choose
-from mbc.passes.training_step import differentiate
 from mbc.plan.model import Mode, Plan
 from mbc.plan.verify import verify_plan
 from mbc.runtime.launch_order import Transfers
-from mbc.source import Source
+from tests.graphs import training_graph
 from tests.optimize.fusion.test_select_groups import table
 from tests.optimize.fusion.unclustered import UNCLUSTERED
-from tests.optimize.planned import plan_of
-from tests.optimize.remat.test_apply_decisions import trained
+from tests.optimize.planned import plan_of, trained
 from tests.optimize.schedule.test_depth_first_micro_batches import divided_drafts
 
 PLAIN = """
@@ -57,8 +53,7 @@ SUMS = {
 
 @functools.cache
 def graph(source: str) -> TrainingGraph:
-    lowered = lower(parse(Source("depth_first.mbc", source)), (), None)
-    return differentiate(lowered.network, lowered.optimizer, lowered.precision)
+    return training_graph(source)
 
 
 @functools.cache

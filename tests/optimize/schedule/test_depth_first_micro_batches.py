@@ -13,8 +13,7 @@ from mbc.optimize.selection.select import choose
 from mbc.plan.model import Plan
 from mbc.plan.verify import verify_plan
 from mbc.runtime.launch_order import Transfers
-from tests.optimize.planned import kept_plan, plan_of, table
-from tests.optimize.remat.test_apply_decisions import trained
+from tests.optimize.planned import kept_plan, plan_of, table, trained
 
 CASES = [
     ("residual", "fp32", 2),

@@ -30,8 +30,7 @@ from mbc.plan.verify import verify_plan
 from mbc.report.tables import totals_text
 from mbc.runtime.launch_order import Transfers
 from mbc.source import Source
-from tests.optimize.planned import draft_of, kept_plan, plan_of, table
-from tests.optimize.remat.test_apply_decisions import trained
+from tests.optimize.planned import draft_of, kept_plan, plan_of, table, trained
 
 ROOT = Path(__file__).parents[3]
 ROOM_BYTES = 140 * 10**9

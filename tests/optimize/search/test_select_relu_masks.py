@@ -5,11 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
-import numpy as np
 import pytest
 
-from mbc.frontend.lower import lower
-from mbc.frontend.parse import parse
 from mbc.ir.graph import TrainingGraph
 from mbc.ir.types import Layout
 from mbc.kernels.base import Candidate, Request
@@ -21,14 +18,12 @@ from mbc.optimize.search.select_relu_masks import with_relu_masks
 from mbc.optimize.selection.selector import Selector
 from mbc.options import Policy
 from mbc.passes.relu_bit_masks import mask_relus, residual_relus
-from mbc.passes.training_step import differentiate
 from mbc.plan.model import Plan
 from mbc.plan.verify import verify_plan
-from mbc.runtime.module import Module
-from mbc.source import Source
+from tests.graphs import training_graph
 from tests.optimize.fusion.test_select_groups import launched
 from tests.optimize.fusion.unclustered import UNCLUSTERED
-from tests.optimize.planned import NoSizes
+from tests.optimize.planned import NoSizes, trained
 
 SOURCE = """
 network small(batch = 8, classes = 5) {
@@ -48,8 +43,7 @@ FORWARD = ("batch_normalize+add+relu+relu_mask", "batch_normalize*+add+relu+relu
 
 
 def graph(precision: str = "fp32") -> TrainingGraph:
-    lowered = lower(parse(Source("small.mbc", SOURCE.replace("PRECISION", precision))), (), None)
-    return differentiate(lowered.network, lowered.optimizer, lowered.precision)
+    return training_graph(SOURCE.replace("PRECISION", precision))
 
 
 @dataclass(frozen=True)
@@ -128,16 +122,6 @@ def test_elsewhere_the_step_stays(profile: Measured | None):
 def test_relus_are_chosen_one_by_one():
     tabulated = table(Measured(times=lambda kind: 9.0 if kind == FORWARD[1] else 1.0))
     assert masks_of(tabulated) == ["first.mask", "third.mask"]
-
-
-def trained(plan: Plan) -> tuple[dict[str, bytes], list[float]]:
-    module = Module(plan, device="cpu")
-    random = np.random.default_rng(0)
-    losses: list[float] = []
-    for _ in range(3):
-        image = random.standard_normal((8, 8, 12, 12)).astype(np.float32)
-        losses.append(float(module.step(image, random.integers(0, 5, 8), lr=0.05)))
-    return {name: np.array(module.state(name)).tobytes() for name in module.states}, losses
 
 
 def within(tabulated: CandidateTable, share: float) -> Plan:

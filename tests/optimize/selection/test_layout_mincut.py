@@ -10,8 +10,6 @@ from random import Random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mbc.frontend.lower import lower
-from mbc.frontend.parse import parse
 from mbc.hardware.spec import DeviceSpec, find_spec
 from mbc.ir.graph import Operation, TrainingGraph
 from mbc.ir.types import Layout, TensorType, layout_matters
@@ -24,8 +22,7 @@ from mbc.optimize.schedule.simulate import simulate
 from mbc.optimize.selection.layout_mincut import Options
 from mbc.optimize.selection.select import best_within, choose
 from mbc.options import UNLIMITED_BYTES
-from mbc.passes.training_step import differentiate
-from mbc.source import Source
+from tests.graphs import training_graph
 
 SOURCE = """
 network small(batch = 2) {
@@ -69,13 +66,8 @@ network pixels(batch = 2) {
 LEAST = 1.0
 
 
-def trained(text: str) -> TrainingGraph:
-    lowered = lower(parse(Source("test.mbc", text)), (), None)
-    return differentiate(lowered.network, lowered.optimizer, lowered.precision)
-
-
-GRAPH = trained(SOURCE)
-WIDE_GRAPH = trained(WIDE)
+GRAPH = training_graph(SOURCE)
+WIDE_GRAPH = training_graph(WIDE)
 
 
 @dataclass(frozen=True)
@@ -244,7 +236,7 @@ def test_nothing_near_or_at_random_is_faster_in_a_wide_network(
 
 
 def test_class_numbers_of_pixels_keep_a_loss_from_no_layout():
-    graph = trained(PIXELS)
+    graph = training_graph(PIXELS)
     slow = {(kind, Layout.CHANNELS_FIRST): 9.0 for kind in {operation.kind for operation in graph.train}}
     choices = choose(Table(graph, find_spec("h200"), (Drawn(slow),), change_us=5.0), {})
     (loss,) = (o for o in graph.train if o.kind == "softmax_cross_entropy")

@@ -9,8 +9,6 @@ from typing import Any
 import pytest
 
 from mbc.errors import MbcError
-from mbc.frontend.lower import lower
-from mbc.frontend.parse import parse
 from mbc.hardware.spec import DeviceSpec, find_spec
 from mbc.ir.graph import TrainingGraph
 from mbc.ir.types import Layout
@@ -23,10 +21,9 @@ from mbc.optimize.schedule.emit_launches import emit_launches
 from mbc.optimize.schedule.in_place import alias_in_place
 from mbc.optimize.search.search import Limits, search
 from mbc.optimize.selection.select import choose
-from mbc.passes.training_step import differentiate
 from mbc.plan.model import Kernel, Mode, Plan
 from mbc.plan.verify import verify_plan
-from mbc.source import Source
+from tests.graphs import training_graph
 
 SOURCE = """
 network small(batch = 8, classes = 4) {
@@ -85,8 +82,7 @@ class Fake:
 
 
 def graph() -> TrainingGraph:
-    lowered = lower(parse(Source("small.mbc", SOURCE)), (), None)
-    return differentiate(lowered.network, lowered.optimizer, lowered.precision)
+    return training_graph(SOURCE)
 
 
 def table(

@@ -1,0 +1,24 @@
+"""The training graph of a source, with which many tests begin."""
+
+from __future__ import annotations
+
+from mbc.frontend.lower import lower
+from mbc.frontend.parse import parse
+from mbc.ir.graph import Ranks, TrainingGraph
+from mbc.passes.training_step import differentiate
+from mbc.source import Source
+
+
+def training_graph(
+    text: str, *settings: tuple[str, str], ranks: Ranks | None = None, shard: bool = False
+) -> TrainingGraph:
+    """Return one training step of the network in a source.
+
+    Args:
+        text: The source.
+        settings: Names and values, as for `--set`.
+        ranks: Ranks that share the mini-batch; None for one GPU.
+        shard: Whether the optimizer's states are sharded over ranks.
+    """
+    lowered = lower(parse(Source("net.mbc", text)), settings)
+    return differentiate(lowered.network, lowered.optimizer, lowered.precision, ranks, shard)
