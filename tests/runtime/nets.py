@@ -89,6 +89,73 @@ network shapes(batch = 8) {
 train { optimizer = sgd(momentum=0.9) }
 """
 
+# A sequence with a token of its own, as ViT; and windows that are shifted, as Swin.
+ATTENTION = """
+block feed_forward(channels) on x {
+  return x + (x |> layer_norm |> conv(channels, 1, bias=true) |> gelu |> conv(x.shape[1], 1, bias=true))
+}
+block of_sequence(heads) on x {
+  y = x |> layer_norm |> conv(3 * x.shape[1], 1, bias=true) |> attention(heads) |> conv(x.shape[1], 1, bias=true)
+  return x + y |> feed_forward(32)
+}
+block of_windows(heads, shift) on x {
+  qkv = x |> layer_norm |> roll(-shift) |> windows(4) |> conv(3 * x.shape[1], 1, bias=true)
+  y = (qkv, window_bias(heads, 4, size=8, shift=shift) @bias) |> attention(heads) |> conv(x.shape[1], 1, bias=true)
+  return x + (y |> join_windows(8, 4) |> roll(shift)) |> feed_forward(32)
+}
+network attention(batch = 8) {
+  input image[batch, 3, 16, 16] : float
+  input target[batch] : class
+  x = image |> conv(16, 2, stride=2) @patches
+  x = x |> of_windows(2, 0) |> of_windows(2, 2)
+  x = x |> conv(24, 2, stride=2) @merge |> windows(4) |> padding((0, 0, 1, 0))
+  x = x + parameter((1, 24, 1, 17), std=0.02) @position |> of_sequence(2) |> of_sequence(3) |> layer_norm
+  logits = x |> slice(axis=3, stop=1) |> flatten |> linear(5)
+  output logits
+  loss (logits, target) |> softmax_cross_entropy
+}
+train { optimizer = adamw(weight_decay=0.01) }
+"""
+
+# A small U-Net, whose first and last axes differ.
+VOLUME = """
+block two(channels) on x {
+  y = x |> conv(channels, (1, 3, 3), pad=(0, 1, 1)) |> instance_norm |> leaky_relu(0.01)
+  return y |> conv(channels, 3, pad=(0, 2, 1, 1, 1, 1)) |> group_norm(2) |> relu
+}
+network volume(batch = 4, classes = 3) {
+  input image[batch, 1, 8, 12, 12] : float
+  input target[batch, 8, 12, 12] : class
+  a = image |> two(8)
+  b = a |> conv(16, 3, stride=(2, 2, 1), pad=1, groups=2) |> bn |> relu |> two(16)
+  c = b |> maxpool(3, stride=2, pad=2, dilation=2) |> conv(16, 1)
+        |> upsample(size=(4, 6, 12), mode=linear, align_corners=true)
+  d = b |> avgpool((1, 2, 2)) |> adaptive_maxpool((3, 2, 5)) |> upsample((1, 3, 1)) |> adaptive_avgpool((4, 6, 12))
+  u = (b, c, d, b + (b |> global_avgpool)) |> concat |> conv_transpose(8, (2, 2, 1), stride=(2, 2, 1))
+  v = u |> padding(1, mode=circular) |> padding(1, value=-inf) |> maxpool(3, stride=2) |> upsample(1.7)
+  w = v |> upsample(size=(8, 12, 12), mode=nearest_exact)
+  y = (a, u, w) |> concat |> two(8) |> dropout(0.1) |> conv(classes, 1, bias=true)
+  output y
+  loss (y, target) |> softmax_cross_entropy
+}
+train { optimizer = sgd(momentum=0.9) }
+"""
+
+SIGNAL = """
+network signal(batch = 8, classes = 4) {
+  input image[batch, 2, 96] : float
+  input target[batch, 96] : class
+  a = image |> conv(8, 5, pad=(4, 0)) |> bn |> relu
+  b = a |> maxpool(3, stride=2, pad=1) |> conv(16, 3, pad=2, dilation=2, groups=2) |> group_norm(4) |> silu
+  c = b |> avgpool(2) |> upsample(2.02, mode=linear) |> conv_transpose(8, 4, stride=2, pad=1) |> relu
+  d = a |> adaptive_avgpool(7) |> upsample(size=96) |> lrn(3)
+  y = (a, c, d) |> concat |> conv(classes, 1, bias=true)
+  output y
+  loss (y, target) |> softmax_cross_entropy
+}
+train { optimizer = sgd(momentum=0.9) }
+"""
+
 
 @functools.cache
 def small_plan(
