@@ -20,7 +20,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 ANSWER = "answer "  # begins a line of standard output that answers a request; libraries may print others
@@ -108,9 +107,7 @@ class Worker:
         """Return this worker."""
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """End the process."""
         assert self._process.stdin and self._process.stdout
         self._process.stdin.close()

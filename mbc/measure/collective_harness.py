@@ -11,7 +11,6 @@ import statistics
 from collections.abc import Callable, Generator, Mapping
 from contextlib import ExitStack, contextmanager
 from itertools import pairwise
-from types import TracebackType
 
 import numpy as np
 
@@ -105,9 +104,7 @@ class GpuCollectives:
         """Return this bench."""
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Destroy the graphs."""
         self._closing.close()
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Iterator
-from types import TracebackType
 
 from mbc.ir.types import Layout, TensorType, layout_matters
 from mbc.kernels.base import LAYOUT_CODES, Candidate, Request
@@ -91,9 +90,7 @@ class _Call:
             self._operands[:2] = self._operands[1::-1]
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         while self._destroy:
             self._destroy.pop()()
 

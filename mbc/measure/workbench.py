@@ -6,7 +6,6 @@ import datetime
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from types import TracebackType
 
 import numpy as np
 
@@ -83,9 +82,7 @@ class Bench:
         """Return this workbench."""
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Close the libraries."""
         self._closing.close()
 

@@ -9,7 +9,6 @@ from contextlib import closing, contextmanager
 from dataclasses import astuple, fields
 from datetime import UTC, datetime
 from pathlib import Path
-from types import TracebackType
 
 from mbc.errors import MbcError
 from mbc.hardware.collective_times import CollectiveSlowdown, CollectiveTime
@@ -208,9 +207,7 @@ class ProfileWriter:
         """Return this writer."""
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Close the file."""
         self.close()
 

@@ -22,6 +22,7 @@ from modules import Job, example
 from plans import Planned, make_plan, step_digest
 
 from mbc.options import Policy
+from tests.benchmarks.test_capped import Here
 
 
 def small(name: str = "alexnet", **options: Any) -> Job:
@@ -95,7 +96,7 @@ def test_a_package_that_hangs_ends_at_the_deadline(tmp_path: Path, monkeypatch: 
 
 
 def test_steps_are_built_once_and_failures_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plans, "processes", lambda workers: _Here())
+    monkeypatch.setattr(plans, "processes", lambda workers: Here())
     monkeypatch.setattr(plans, "build", lambda path, folder: "no compiler" if folder.name == "b" else "")
     asked_for: list[list[str]] = []
 
@@ -107,20 +108,6 @@ def test_steps_are_built_once_and_failures_are_kept(tmp_path: Path, monkeypatch:
     first, second = plans.run_steps(["a", "b", "a", ""], tmp_path, 1, 5, runs=2)
     assert asked_for == [["a"], ["a"]] and first == second
     assert first == {"a": {"step_ms": 1.0}, "b": {"failed": "no compiler"}}
-
-
-class _Here:
-    """A pool that runs its work at once, in this process."""
-
-    def __enter__(self) -> _Here:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-    def submit(self, work: Any, *arguments: Any) -> Any:
-        result = work(*arguments)
-        return type("Done", (), {"result": lambda self: result})()
 
 
 def test_predictions_are_held_to_the_length_of_the_step() -> None:

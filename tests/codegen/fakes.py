@@ -303,6 +303,12 @@ def as_planned(log: Log) -> Log:
     return tuple(_as_planned(entry) if isinstance(entry, Call) else entry for entry in log)
 
 
+def assert_as_planned(run: Run, plan: Plan) -> None:
+    """Assert that the calls of both programs are those of the plan, captured or not."""
+    for name in PROGRAMS:
+        assert as_planned(run.eager[name]) == as_planned(run.captured[name]) == expected_log(plan, name)
+
+
 def _as_planned(call: Call) -> Call:
     if call.name not in KERNEL_LIBRARIES:
         return Call(call.name, call.stream, call.offsets)

@@ -230,18 +230,7 @@ def statistics_plan(engine: int = -1, workspace_bytes: int = 1 << 12) -> Plan:
         (), "mean", (), (),
     )  # fmt: skip
     program = Program((launch,), (), (), ())
-    return Plan(
-        "test",
-        graph,
-        Target("NVIDIA H200", "sm_90", 132, 1 << 37, 91900),
-        1 << 30,
-        tuple(make.buffers),
-        tuple(make.offsets),
-        program,
-        program,
-        Predictions(1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 0.0, make.end[Space.ARENA], 0, False, make.end[Space.HOST]),
-        Bounds(0, "conv", make.end[Space.ARENA], 1.0),
-    )
+    return make.plan(graph, program, program, "conv")
 
 
 LEGACY_ALGORITHMS = {"convolution": 1, "convolution_backward_data": 2, "convolution_backward_filter": 0}

@@ -17,6 +17,7 @@ from tests.codegen.fakes import (
     PROGRAMS,
     Call,
     as_planned,
+    assert_as_planned,
     compile_against_fake,
     expected_log,
     loaded,
@@ -31,9 +32,7 @@ from tests.codegen.plans import VOLUME, pointwise_plan, providers, small_plan
 def test_calls_are_the_plans(tmp_path: Path, precision: Precision, layout: str) -> None:
     plan = small_plan(precision, layout)
     run = run_against_fake(plan, tmp_path, providers())
-    for name in PROGRAMS:
-        assert as_planned(run.eager[name]) == expected_log(plan, name)
-        assert as_planned(run.captured[name]) == expected_log(plan, name)
+    assert_as_planned(run, plan)
     assert run.replayed == ("replay stream=0", "replay stream=0")
 
 

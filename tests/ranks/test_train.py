@@ -44,16 +44,20 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def _environment() -> dict[str, str]:
+def environment() -> dict[str, str]:
     return os.environ | {"PYTHONPATH": str(ROOT)} | AS_ROOT
+
+
+def run_in(folder: Path, *command: str, within_s: float = LONG_S, **more: str) -> subprocess.CompletedProcess[str]:
+    """Run a command in a folder, with these further variables of the environment."""
+    return subprocess.run(
+        command, cwd=folder, env=environment() | more, capture_output=True, text=True, timeout=within_s, check=False
+    )
 
 
 def _run(folder: Path, *more: str, subject: str = "tiny.mbc", **given: str) -> subprocess.CompletedProcess[str]:
     command = [subject if word == "tiny.mbc" else word for word in COMMAND]
-    return subprocess.run(
-        [*command, *more], cwd=folder, env=_environment() | given, capture_output=True, text=True, timeout=LONG_S,
-        check=False,
-    )  # fmt: skip
+    return run_in(folder, *command, *more, **given)
 
 
 class TestWithMpi:
@@ -100,10 +104,7 @@ class TestWithMpi:
         tune = ("tune", *COMMAND[4:], *few, *fixed, "--gpus", "2", "--json")
 
         def run(*more: str) -> subprocess.CompletedProcess[str]:
-            return subprocess.run(
-                [*COMMAND[:3], *tune, *more], cwd=folder, env=_environment(), capture_output=True, text=True,
-                timeout=2 * LONG_S, check=False,
-            )  # fmt: skip
+            return run_in(folder, *COMMAND[:3], *tune, *more, within_s=2 * LONG_S)
 
         assert run().returncode == 0
         state = json.loads((folder / "found.json").read_text())
@@ -127,18 +128,13 @@ class TestWithMpi:
         assert done.returncode != 0 and "error MBC232" in done.stderr
 
     def test_ranks_of_a_launcher(self, folder: Path) -> None:
-        done = subprocess.run(
-            [str(MPIEXEC), "-n", "2", *COMMAND, "--gpus", "2"], cwd=folder, env=_environment(), capture_output=True,
-            text=True, timeout=LONG_S, check=False,
-        )  # fmt: skip
+        done = run_in(folder, str(MPIEXEC), "-n", "2", *COMMAND, "--gpus", "2")
         assert done.returncode == 0, done.stderr
         assert done.stdout.count("after 2 epochs (cpu)") == 1 and done.stderr.count("epoch 2/2") == 1
 
     def test_a_package_for_two(self, folder: Path) -> None:
         package = ["compile", "tiny.mbc", "--gpus", "2", "-o", "pair", "--set", "batch=7"]  # 4 + 3 rows
-        built = subprocess.run(
-            [*COMMAND[:3], *package], cwd=folder, env=_environment(), capture_output=True, text=True, check=False
-        )
+        built = run_in(folder, *COMMAND[:3], *package)
         assert built.returncode == 0, built.stderr
         done = _run(folder, "--gpus", "2", "--json", subject="pair")
         assert done.returncode == 0, done.stderr
@@ -167,10 +163,8 @@ class TestWithMpi:
             *COMMAND[:4], str(DIGITS / "net.mbc"), "--data", "digits.train.npz", "--test", "digits.test.npz",
             "--epochs", "6", "--lr", "0.2", "--schedule", "cosine", "--warmup", "1", "--device", "cpu", "--json",
         ]  # fmt: skip
-        done = subprocess.run(
-            [*train, "--gpus", "2"] if launcher == "mbc" else [str(MPIEXEC), "-n", "2", *train], cwd=tmp_path,
-            env=_environment(), capture_output=True, text=True, timeout=4 * LONG_S, check=False,
-        )  # fmt: skip
+        command = [*train, "--gpus", "2"] if launcher == "mbc" else [str(MPIEXEC), "-n", "2", *train]
+        done = run_in(tmp_path, *command, within_s=4 * LONG_S)
         assert done.returncode == 0, done.stderr
         result = json.loads(done.stdout)
         assert (result["ranks"], result["device"]) == (2, "cpu")
@@ -196,7 +190,7 @@ options = Options(without=frozenset(TECHNIQUES))
 print(options.digest, options.digest == Options().digest, list(options.without))"""
     said = [
         subprocess.run(
-            [sys.executable, "-c", script], env=_environment() | {"PYTHONHASHSEED": seed}, capture_output=True,
+            [sys.executable, "-c", script], env=environment() | {"PYTHONHASHSEED": seed}, capture_output=True,
             text=True, check=True,
         ).stdout.split(maxsplit=2)
         for seed in ("1", "2", "3", "4", "5", "6")
@@ -220,10 +214,7 @@ def test_ranks_with_data_of_another_length_are_refused(folder: Path) -> None:
     np.savez(folder / "other" / "data.npz", images=np.zeros((24, 1, 6, 6), np.float32), labels=np.zeros(24, int))
     words = "the ranks differ in rows of the data: 32 on rank 0; 24 on rank 1"
     at = [["-n", "1", "-wdir", str(there), *COMMAND] for there in (folder, folder / "other")]
-    done = subprocess.run(
-        [str(MPIEXEC), *at[0], ":", *at[1]], cwd=folder, env=_environment(), capture_output=True, text=True,
-        timeout=LONG_S, check=False,
-    )  # fmt: skip
+    done = run_in(folder, str(MPIEXEC), *at[0], ":", *at[1])
     assert f"error MBC263: {words}" in done.stderr and "epoch 1" not in done.stderr and done.returncode != 0
 
 
@@ -247,7 +238,7 @@ def _start_two(folder: Path, *more: tuple[str, ...], other: Path | None = None) 
         subprocess.Popen(
             [*COMMAND, *(more[rank] if more else ())], cwd=(other or folder) if rank else folder,
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-            env=_environment() | variables(rank, 2, MBC_JOB=str(folder)),
+            env=environment() | variables(rank, 2, MBC_JOB=str(folder)),
         ) for rank in range(2)
     ]  # fmt: skip
 
@@ -260,10 +251,7 @@ def _refused(processes: list[subprocess.Popen[str]], words: str) -> None:
 
 
 def test_a_package_for_another_number_is_refused(folder: Path) -> None:
-    built = subprocess.run(
-        [*COMMAND[:3], "compile", "tiny.mbc", "-o", "alone"], cwd=folder, env=_environment(), capture_output=True,
-        text=True, check=False,
-    )  # fmt: skip
+    built = run_in(folder, *COMMAND[:3], "compile", "tiny.mbc", "-o", "alone")
     assert built.returncode == 0, built.stderr
     done = _run(folder, "--gpus", "2", subject="alone")
     assert done.returncode == 1

@@ -20,9 +20,9 @@ import pytest
 from safetensors.numpy import load_file
 
 from mbc.train.training_checkpoint import read_progress
-from tests.ranks.processes import LONG_S, ROOT, runs
-from tests.ranks.test_mpi import AS_ROOT, MPIEXEC, with_mpi
-from tests.ranks.test_train import SOURCE
+from tests.ranks.processes import LONG_S, runs
+from tests.ranks.test_mpi import MPIEXEC, with_mpi
+from tests.ranks.test_train import SOURCE, environment, run_in
 
 pytestmark = with_mpi
 PROMISE_S = 10.0
@@ -81,16 +81,19 @@ def full(epoch, rank, ranks):
 """
 
 
+def compiled_for_two(folder: Path, source: str) -> str:
+    """Build the package `pair` for two ranks in a folder, and return what `mbc compile` says."""
+    (folder / "tiny.mbc").write_text(source)
+    done = run_in(folder, *MBC, "compile", "tiny.mbc", "--gpus", "2", "-o", "pair")
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder with a package for two ranks, which is planned once."""
     folder = tmp_path_factory.mktemp("pair")
-    (folder / "tiny.mbc").write_text(SOURCE)
-    done = subprocess.run(
-        [*MBC, "compile", "tiny.mbc", "--gpus", "2", "-o", "pair"], cwd=folder, env=_environment(), check=False,
-        capture_output=True, text=True,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    compiled_for_two(folder, SOURCE)
     return folder / "pair"
 
 
@@ -107,7 +110,7 @@ class Training:
         self.process = subprocess.Popen(
             [*words, "train", "pair", "--data", f"rows:{data}", "--epochs", str(epochs), "--device", "cpu",
              "--checkpoint", str(self.checkpoint), *more],
-            cwd=self.folder, env=_environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            cwd=self.folder, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )  # fmt: skip
 
     def ranks(self) -> list[int]:
@@ -159,10 +162,6 @@ def training(pair: Path, tmp_path: Path) -> Iterator[Training]:
     started = Training(pair, tmp_path)
     yield started
     started.end()
-
-
-def _environment() -> dict[str, str]:
-    return os.environ | {"PYTHONPATH": str(ROOT)} | AS_ROOT
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ import json
 import os
 import re
 import signal
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,10 +14,9 @@ import pytest
 from safetensors.numpy import load_file
 
 from mbc.train.training_checkpoint import read_progress
-from tests.ranks.processes import ROOT
-from tests.ranks.test_mpi import AS_ROOT, with_mpi
-from tests.ranks.test_train import COMMAND
-from tests.ranks.test_train_failures import MBC, PROMISE_S, Training
+from tests.ranks.test_mpi import with_mpi
+from tests.ranks.test_train import COMMAND, run_in
+from tests.ranks.test_train_failures import PROMISE_S, Training, compiled_for_two
 
 pytestmark = with_mpi
 SOURCE = """\
@@ -33,21 +31,11 @@ train { optimizer = adamw  shard_optimizer = true }
 """
 
 
-def _environment() -> dict[str, str]:
-    return os.environ | {"PYTHONPATH": str(ROOT)} | AS_ROOT
-
-
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("pair")
-    (folder / "tiny.mbc").write_text(SOURCE)
-    compiled = subprocess.run(
-        [*MBC, "compile", "tiny.mbc", "--gpus", "2", "-o", "pair"], cwd=folder, env=_environment(), check=False,
-        capture_output=True, text=True,
-    )  # fmt: skip
-    assert compiled.returncode == 0 and re.search(
-        r"sharded +\S+ KiB of \S+ KiB of optimizer states", compiled.stdout
-    ), compiled
+    said = compiled_for_two(folder, SOURCE)
+    assert re.search(r"sharded +\S+ KiB of \S+ KiB of optimizer states", said), said
     return folder / "pair"
 
 
@@ -80,9 +68,7 @@ def test_a_training_goes_on_on_other_ranks(tmp_path: Path, others: tuple[int, ..
     np.savez(tmp_path / "data.npz", images=images, labels=np.arange(30) % 3)
 
     def run(*more: str) -> list[dict[str, float]]:
-        done = subprocess.run(
-            [*COMMAND, "--json", *more], cwd=tmp_path, env=_environment(), capture_output=True, text=True, check=False
-        )
+        done = run_in(tmp_path, *COMMAND, "--json", *more)
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout)["epochs"]
 
