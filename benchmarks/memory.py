@@ -12,12 +12,11 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
+from own_process import result_of
 from record import attempt, show, write
 
 TIMEOUT_S = 400.0
@@ -78,12 +77,7 @@ def libraries() -> dict[str, int]:
 
 def apart(*folder: str) -> dict[str, Any]:
     """Call `run` on the package in a folder, or `libraries` without a folder, in a process of its own."""
-    command = [sys.executable, __file__, "--child", json.dumps(folder)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S)
-    if done.returncode:
-        raise RuntimeError((done.stderr.strip().splitlines() or ["no message"])[-1])
-    result: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
-    return result
+    return result_of([__file__, "--child", json.dumps(folder)], TIMEOUT_S)
 
 
 def record(path: Path, rows: list[dict[str, Any]]) -> None:

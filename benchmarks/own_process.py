@@ -9,11 +9,25 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 POLL_S = 0.05
+
+
+def result_of(script: Sequence[str], limit_s: float) -> dict[str, Any]:
+    """Run a script with its arguments, and return its result.
+
+    Raises:
+        RuntimeError: The script failed; the message is the last line of its errors.
+        subprocess.TimeoutExpired: It took longer than `limit_s` seconds.
+    """
+    done = subprocess.run([sys.executable, *script], capture_output=True, text=True, timeout=limit_s)
+    if done.returncode:
+        raise RuntimeError((done.stderr.strip().splitlines() or ["no message"])[-1])
+    return json.loads(done.stdout.strip().splitlines()[-1])
 
 
 def in_own_process(script: Path, request: Any, limit_s: float) -> dict[str, Any]:

@@ -29,6 +29,7 @@ from typing import Any
 
 import numpy as np
 from modules import example
+from own_process import result_of
 from record import ROOT, attempt, show, start, write
 
 from mbc.compiler import compile_plan
@@ -113,11 +114,7 @@ def plan_here(network: int, precision: str, policy: str, gpu: str, profile: str 
 def plan_apart(network: int, precision: str, policy: Policy, arguments: argparse.Namespace) -> dict[str, Any]:
     """Return the row of a plan made in a process of its own, in which nothing is cached."""
     request = json.dumps([network, precision, policy, arguments.gpu, arguments.profile])
-    command = [sys.executable, __file__, "--cores", str(arguments.cores), "--child", request]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S)
-    if done.returncode:
-        raise RuntimeError((done.stderr.strip().splitlines() or ["no message"])[-1])
-    result: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    result = result_of([__file__, "--cores", str(arguments.cores), "--child", request], TIMEOUT_S)
     limit_s = TIGHT[network].limit_s if network >= 0 else LIMITS_S[policy]
     return {**result, "limit_s": limit_s, "passed": result["plan_s"] <= limit_s}
 

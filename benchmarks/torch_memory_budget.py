@@ -12,8 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
-import sys
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
@@ -21,6 +19,7 @@ from typing import Any
 from ahead import Task, add_arguments, drive
 from cap import Card, stepped
 from modules import Job, example
+from own_process import result_of
 from planner import Planner, Wanted
 from record import start
 
@@ -73,12 +72,7 @@ def earlier_step(budget: float) -> dict[str, Any]:
 
 def run_peer(batch: int, budget: float, steps: int) -> dict[str, Any]:
     """Return torch's step, measured in a process of its own."""
-    command = [sys.executable, __file__, "--child", json.dumps([batch, budget, steps])]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S)
-    if done.returncode:
-        raise RuntimeError((done.stderr.strip().splitlines() or ["no message"])[-1])
-    result: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
-    return result
+    return result_of([__file__, "--child", json.dumps([batch, budget, steps])], TIMEOUT_S)
 
 
 def cap_of(card: Card, arena_bytes: int) -> int:

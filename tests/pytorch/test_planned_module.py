@@ -58,14 +58,17 @@ def batches(steps: int) -> Any:
         )
 
 
+def stepped(optimizer: Any, loss: Any) -> Any:
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    return loss
+
+
 def plain(model: Any) -> Any:
     optimizer = sgd(model)
     for x, labels in batches(4):
-        optimizer.zero_grad()
-        loss = cross_entropy(model, x, labels)
-        loss.backward()
-        optimizer.step()
-        yield loss
+        yield stepped(optimizer, cross_entropy(model, x, labels))
 
 
 def mixed(model: Any) -> Any:
@@ -91,14 +94,11 @@ def dice(model: Any) -> Any:
     """A loss of the user's own on an auxiliary head, beside cross entropy, and a penalty of a weight."""
     optimizer = sgd(model)
     for x, labels in batches(3):
-        optimizer.zero_grad()
         outputs = model(x)
         p = outputs["masks"][0].softmax(1)[:, 1]
         overlap = 1 - (2 * (p * p.round().detach()).sum() + 1) / (p.sum() + p.round().detach().sum() + 1)
         loss = F.cross_entropy(outputs["logits"], labels) + 0.4 * overlap + 0.01 * model.first.weight.square().sum()
-        loss.backward()
-        optimizer.step()
-        yield loss
+        yield stepped(optimizer, loss)
 
 
 def resumed(model: Any) -> Any:
@@ -113,11 +113,7 @@ def resumed(model: Any) -> Any:
             model.load_state_dict(saved["model"])
             optimizer = sgd(model)
             optimizer.load_state_dict(saved["optimizer"])
-        optimizer.zero_grad()
-        loss = cross_entropy(model, x, labels)
-        loss.backward()
-        optimizer.step()
-        yield loss
+        yield stepped(optimizer, cross_entropy(model, x, labels))
 
 
 def differentiated(model: Any) -> Any:
@@ -163,11 +159,7 @@ def moved(model: Any) -> Any:
         if number == 2:
             with torch.no_grad():
                 model.first.bias.fill_(0.25)
-        loss = cross_entropy(model, x, labels)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        yield loss
+        yield stepped(optimizer, cross_entropy(model, x, labels))
 
 
 def evaluated(model: Any) -> Any:
@@ -221,11 +213,7 @@ def siamese(model: Any) -> Any:
     """Two passes before one backward pass."""
     optimizer = sgd(model)
     for x, _ in batches(3):
-        optimizer.zero_grad()
-        loss = (model(x) - model(x.flip(0) + 1)).square().mean()
-        loss.backward()
-        optimizer.step()
-        yield loss
+        yield stepped(optimizer, (model(x) - model(x.flip(0) + 1)).square().mean())
 
 
 def last_batch(model: Any) -> Any:
