@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,7 @@ from mbc.ops.base import (
 )
 from mbc.ops.control_record import control_record, control_shape
 from mbc.ops.framework_calls import Calls
+from mbc.ops.loss import gradients_by_side
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,13 +219,7 @@ def _kinds(name: str, rule: _Rule) -> tuple[OpKind, OpKind]:
         return ((rule.derivatives[a.side](a, prediction, target) * factor).astype(inputs[0].dtype),)
 
     def gradient(g: Gradients, op: Operation, dy: str) -> tuple[str | None, ...]:
-        weight = g.weight(op.outputs[0])
-        return tuple(
-            g.emit(backward_name, rule.backward(op.attributes, weight, side), (*op.inputs, dy), x)[0]
-            if g.needs(x)
-            else None
-            for side, x in enumerate(op.inputs)
-        )
+        return gradients_by_side(g, op, dy, partial(rule.backward, op.attributes))
 
     return (
         OpKind(

@@ -13,7 +13,7 @@ from mbc.ir.types import TensorType
 from mbc.ops.base import Array, Call, Gradients, Layer, LayerBuilder, NoAttributes, OpKind, Parameter, master
 from mbc.ops.control_record import control_record, control_shape
 from mbc.ops.framework_calls import Calls
-from mbc.ops.loss import check_log_probabilities, log_softmax, positions
+from mbc.ops.loss import check_log_probabilities, gradients_by_side, log_softmax, positions
 from mbc.ops.soft_cross_entropy import check_probabilities
 
 
@@ -61,11 +61,7 @@ def _backward(a: KlBackward, inputs: Sequence[Array], call: Call) -> tuple[Array
 
 
 def _gradient(g: Gradients, op: Operation, dy: str) -> tuple[str | None, ...]:
-    weight, inputs = g.weight(op.outputs[0]), (*op.inputs, dy)
-    return tuple(
-        g.emit("kl_divergence_backward", KlBackward(weight, side), inputs, x)[0] if g.needs(x) else None
-        for side, x in enumerate(op.inputs)
-    )
+    return gradients_by_side(g, op, dy, KlBackward)
 
 
 OPS = (

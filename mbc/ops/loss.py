@@ -6,7 +6,7 @@ zero. The backward operations multiply by `weight` and by the control block's lo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -160,6 +160,24 @@ def _entropy_backward(a: CrossEntropyBackward, inputs: Sequence[Array], call: Ca
 def _sum(a: WeightedSum, inputs: Sequence[Array], call: Call) -> tuple[Array, ...]:
     total = sum(w * float(x[0]) for w, x in zip(a.weights, inputs, strict=True))
     return (np.array([total], inputs[0].dtype),)
+
+
+def gradients_by_side(
+    g: Gradients, op: Operation, dy: str, backward: Callable[[float, int], Attributes]
+) -> tuple[str | None, ...]:
+    """Return the gradients of both operands of a loss.
+
+    Args:
+        g: The backward pass.
+        op: The loss. Its kind with the suffix `_backward` computes one gradient.
+        dy: The control block.
+        backward: Returns the attributes of a gradient, for the loss's weight in the total and the operand's number.
+    """
+    weight, inputs = g.weight(op.outputs[0]), (*op.inputs, dy)
+    return tuple(
+        g.emit(f"{op.kind}_backward", backward(weight, side), inputs, x)[0] if g.needs(x) else None
+        for side, x in enumerate(op.inputs)
+    )
 
 
 def _entropy_gradient(g: Gradients, op: Operation, dy: str) -> tuple[str | None, ...]:

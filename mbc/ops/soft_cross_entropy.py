@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -15,7 +16,7 @@ from mbc.ir.types import DType, TensorType
 from mbc.ops.base import Array, Call, Gradients, Layer, OpKind, ShapeError, master
 from mbc.ops.control_record import control_record, control_shape
 from mbc.ops.framework_calls import Calls
-from mbc.ops.loss import CrossEntropy, log_softmax, positions
+from mbc.ops.loss import CrossEntropy, gradients_by_side, log_softmax, positions
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,19 +83,9 @@ def _backward(a: SoftTargetBackward, inputs: Sequence[Array], call: Call) -> tup
 
 
 def _gradient(g: Gradients, op: Operation, dy: str) -> tuple[str | None, ...]:
-    a, weight = op.attributes, g.weight(op.outputs[0])
+    a = op.attributes
     assert isinstance(a, CrossEntropy)
-    return tuple(
-        g.emit(
-            "soft_target_cross_entropy_backward",
-            SoftTargetBackward(a.smoothing, weight, side),
-            (*op.inputs, dy),
-            value,
-        )[0]
-        if g.needs(value)
-        else None
-        for side, value in enumerate(op.inputs)
-    )
+    return gradients_by_side(g, op, dy, partial(SoftTargetBackward, a.smoothing))
 
 
 OPS = (
