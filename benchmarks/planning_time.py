@@ -7,8 +7,8 @@ The limits are:
 * Within tight budgets: ResNet-50 10 s, ResNet-152 20 s, a ResNet of 2,498 layers 90 s. Within half of their memory:
   nnU-Net's plain network for volumes 10 s, its residual encoder network 60 s.
 * Whole commands, in processes of their own: ResNet-50 at nearly the smallest possible budget 30 s, the refusal of a
-  budget that is too small 20 s, commands that plan nothing 0.4 s. The largest batch: of the digits in 655 MB 15 s, of the
-  U-Net in 12 GB 45 s, of ResNet-50 in 8 GB on each of eight GPUs 60 s.
+  budget that is too small 20 s, commands that plan nothing 0.4 s. The largest batch: of the digits in 655 MB 15 s, of
+  the U-Net in 12 GB 45 s, of ResNet-50 in 8 GB on each of eight GPUs 60 s.
 
     python benchmarks/planning_time.py [--profile FILE] [--precisions fp32,bf16] [--cores 2]
 """
