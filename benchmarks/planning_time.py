@@ -84,7 +84,9 @@ COMMANDS: Mapping[str, tuple[tuple[str, ...], int, float]] = {
     "fit digits in 655 MB": (("fit", "examples/01_digits/net.mbc", "--memory", "655MB"), 0, 15.0),
     "fit unet in 12 GB": (("fit", "examples/unet.mbc", "--memory", "12GB"), 0, 45.0),
     "fit resnet50 in 8 GB on 8 GPUs": (
-        ("fit", "examples/resnet.mbc", "--set", "depth=50", "--memory", "8GB", "--gpus", "8"), 0, 60.0,
+        ("fit", "examples/resnet.mbc", "--set", "depth=50", "--memory", "8GB", "--gpus", "8"),
+        0,
+        60.0,
     ),
     "start: --version": (("--version",), 0, 0.4),
     "start: gpus": (("gpus",), 0, 0.4),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mbc.frontend.lower import lower
 from mbc.frontend.parse import parse
-from mbc.ir.graph import Ranks, TrainingGraph
+from mbc.ir.graph import Operation, Ranks, TrainingGraph
 from mbc.passes.training_step import differentiate
 from mbc.source import Source
 
@@ -22,3 +22,8 @@ def training_graph(
     """
     lowered = lower(parse(Source("net.mbc", text)), settings)
     return differentiate(lowered.network, lowered.optimizer, lowered.precision, ranks, shard)
+
+
+def of_kind(graph: TrainingGraph, kind: str) -> list[Operation]:
+    """Return the operations of a training step that have this kind."""
+    return [op for op in graph.train if op.kind == kind]

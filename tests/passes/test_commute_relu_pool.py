@@ -10,8 +10,7 @@ from mbc.ir.types import DType, Precision, TensorType
 from mbc.ops import KINDS
 from mbc.ops.base import Array, Attributes, Call, NoAttributes
 from mbc.ops.pooling import MaxPool
-from mbc.passes.check_graph import verify_training
-from tests.graphs import training_graph
+from tests.passes import small
 
 WINDOWS = (
     ((2, 2), (2, 2), (0, 0, 0, 0)),
@@ -50,21 +49,7 @@ def test_both_orders_give_the_same_bits(window: tuple[tuple[int, int], ...], spe
 
 
 def graph(body: str) -> TrainingGraph:
-    text = f"""
-network small(batch = 2) {{
-  input image[batch, 2, 8, 8] : float
-  input target[batch] : class
-  x = image |> conv(4, 3, pad=1) @first
-{body}
-  logits = y |> flatten |> linear(3)
-  output logits
-  loss (logits, target) |> softmax_cross_entropy
-}}
-train {{ optimizer = sgd() }}
-"""
-    step = training_graph(text)
-    verify_training(step)
-    return step
+    return small.graph(f"  x = image |> conv(4, 3, pad=1) @first\n{body}")
 
 
 def makers(training: TrainingGraph) -> dict[str, Operation]:

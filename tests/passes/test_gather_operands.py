@@ -6,17 +6,13 @@ from functools import cache
 
 import pytest
 
-from mbc.frontend.lower import lower
-from mbc.frontend.parse import parse
-from mbc.ir.graph import Operation, Ranks, TrainingGraph
+from mbc.ir.graph import Ranks, TrainingGraph
 from mbc.ops import KINDS
 from mbc.ops.collective import AllGather
 from mbc.passes import gather_operands
 from mbc.passes.check_graph import verify_training
 from mbc.passes.gather_operands import GEMMS_TO_OVERLAP, MOST_ROWS, MOST_ROWS_FP32
-from mbc.passes.training_step import differentiate
-from mbc.source import Source
-from tests.graphs import training_graph
+from tests.graphs import of_kind, training_graph
 
 SOURCE = """network net(batch = 4, wide = 64, bias = true) {
   input image[batch, 3, 8, 8] : float
@@ -50,17 +46,12 @@ def graph_of(
     source: str = SOURCE,
 ) -> TrainingGraph:
     settings = (("batch", str(rows[0])), ("wide", str(wide)), ("bias", bias), ("train.precision", precision))
-    lowered = lower(parse(Source("net.mbc", source)), settings, None)
     members = tuple(rank for rank, own in enumerate(rows) if own == rows[0])
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(gather_operands, "LEAST_BYTES", least_bytes)
-        graph = differentiate(lowered.network, lowered.optimizer, lowered.precision, Ranks(rows, members))
+        graph = training_graph(source, *settings, ranks=Ranks(rows, members))
     verify_training(graph)
     return graph
-
-
-def of_kind(graph: TrainingGraph, kind: str) -> list[Operation]:
-    return [op for op in graph.train if op.kind == kind]
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16", "fp64"])

@@ -7,14 +7,11 @@ from functools import cache
 import pytest
 
 from mbc.errors import MbcError
-from mbc.frontend.lower import lower
-from mbc.frontend.parse import parse
-from mbc.ir.graph import Operation, Optimizer, Ranks, TrainingGraph
+from mbc.ir.graph import Optimizer, Ranks, TrainingGraph
 from mbc.ops.shard import is_sharded, parameters_of_sharded_states
 from mbc.passes.check_graph import verify_training
 from mbc.passes.shard_optimizer import LEAST_BYTES, can_shard, check_can_shard
-from mbc.passes.training_step import differentiate
-from mbc.source import Source
+from tests.graphs import of_kind, training_graph
 
 SOURCE = """network net(batch = 4) {
   input image[batch, 3, 6, 6] : float
@@ -31,16 +28,11 @@ MOMENTUM, ADAMW = "sgd(momentum=0.9)", "adamw"
 
 @cache
 def graph_of(train: str, rows: tuple[int, ...] = (4, 4), precision: str = "fp32", shard: bool = True) -> TrainingGraph:
-    lowered = lower(parse(Source("net.mbc", SOURCE % train)), (("train.precision", precision),), None)
     members = tuple(rank for rank, own in enumerate(rows) if own == rows[0])
     ranks = Ranks(rows, members) if len(rows) > 1 else None
-    graph = differentiate(lowered.network, lowered.optimizer, lowered.precision, ranks, shard)
+    graph = training_graph(SOURCE % train, ("train.precision", precision), ranks=ranks, shard=shard)
     verify_training(graph)
     return graph
-
-
-def of_kind(graph: TrainingGraph, kind: str) -> list[Operation]:
-    return [op for op in graph.train if op.kind == kind]
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16", "fp64"])
