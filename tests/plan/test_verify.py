@@ -117,34 +117,21 @@ def test_mutations_that_always_change_the_meaning_are_always_refused(kind, seed)
         refusal(mutant)
 
 
-@pytest.mark.parametrize("seed", range(6))
-def test_two_launches_of_one_stream_may_swap_when_the_simulator_says_so(seed):
+def test_two_launches_of_one_stream_may_swap_when_the_simulator_says_so():
     """Not every change is refused: independent launches may swap."""
-    plan = random_plan(seed, ONE_STREAM)
-    for i in range(len(plan.train.launches) - 1):
-        launches = list(plan.train.launches)
-        launches[i], launches[i + 1] = launches[i + 1], launches[i]
-        swapped = with_figures(with_train(plan, launches=tuple(launches)))
-        try:
-            verify_plan(swapped)
-        except MbcError:
-            continue
-        assert is_right(swapped)
-
-
-def test_some_swaps_pass():
     passed = 0
-    for seed in range(10):
-        plan = random_plan(seed, ONE_STREAM)
+    for plan in (random_plan(seed, ONE_STREAM) for seed in range(6)):
         for i in range(len(plan.train.launches) - 1):
             launches = list(plan.train.launches)
             launches[i], launches[i + 1] = launches[i + 1], launches[i]
+            swapped = with_figures(with_train(plan, launches=tuple(launches)))
             try:
-                verify_plan(with_figures(with_train(plan, launches=tuple(launches))))
-                passed += 1
+                verify_plan(swapped)
             except MbcError:
-                pass
-    assert passed > 10
+                continue
+            assert is_right(swapped)
+            passed += 1
+    assert passed > 6
 
 
 # One test a message
