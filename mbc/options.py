@@ -48,6 +48,7 @@ class RankGpu:
 
 
 BATCH, DEVICE_MEMORY = "batch", "memory.device"  # the settings that `Overrides` replaces
+Settings = tuple[tuple[str, str], ...]  # pairs (name, value) as of `--set`, in order
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +62,7 @@ class Overrides:
     device_bytes: int | None = None
 
     @property
-    def settings(self) -> tuple[tuple[str, str], ...]:
+    def settings(self) -> Settings:
         """The values as `--set` would give them, for a plan to record and for messages."""
         memory = () if self.device_bytes is None else ((DEVICE_MEMORY, f"{self.device_bytes} B"),)
         return memory if self.batch is None else (*memory, (BATCH, str(self.batch)))
@@ -87,7 +88,7 @@ class Options:
     """
 
     gpu: str = "auto"  # short name of a device spec; auto: the GPU of this machine, else h200
-    settings: tuple[tuple[str, str], ...] = ()
+    settings: Settings = ()
     gpus: int = 1
     rank_gpus: tuple[RankGpu, ...] = ()  # as many as `gpus`, or empty
     gpus_per_node: int = 0
@@ -109,7 +110,7 @@ class Options:
     overrides: Overrides = Overrides()
 
     @property
-    def all_settings(self) -> tuple[tuple[str, str], ...]:
+    def all_settings(self) -> Settings:
         """The settings and the overrides, as text."""
         replaced = dict(self.overrides.settings)
         return (*(setting for setting in self.settings if setting[0] not in replaced), *replaced.items())

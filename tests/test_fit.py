@@ -9,17 +9,7 @@ import pytest
 
 from mbc.compiler import compile_plan
 from mbc.errors import BudgetError, MbcError
-from mbc.fit import (
-    LEAST_STEP,
-    Batches,
-    BatchFit,
-    Figures,
-    budget_curve,
-    largest_batch,
-    own_batch,
-    with_batch,
-    with_budget,
-)
+from mbc.fit import LEAST_STEP, Batches, budget_curve, largest_batch, own_batch, with_batch, with_budget
 from mbc.frontend.lower import lower
 from mbc.frontend.parse import parse
 from mbc.options import UNLIMITED_BYTES, Options, Overrides
@@ -80,19 +70,6 @@ def saved(monkeypatch):
     monkeypatch.setattr("mbc.fit.saves_memory", lambda plan: plan.predictions.train_us > plan.bounds.fastest_us)
 
 
-@pytest.mark.parametrize("start", [1, 7, 64, 5000])
-@pytest.mark.parametrize("most", [1, 2, 63, 64, 1000, 1023])
-def test_the_largest_batch_is_found_from_wherever_it_starts(start, most):
-    planner = Planner(OVERHEAD_BYTES + FIXED_BYTES + ROW_BYTES * most + ROW_BYTES // 2)
-    fit = largest_batch(planner.at_batch, Batches(start))
-    assert fit.largest.batch == most
-    assert len(planner.asked) == len(set(planner.asked)), "each is planned once"
-    assert [p.at for p in fit.probes] == sorted(planner.asked)
-    if start <= most:
-        refused = [p for p in fit.probes if p.figures is None]
-        assert refused and min(p.at for p in refused) == most + 1
-
-
 def test_few_counts_are_tried_between_fitting_and_not():
     planner = Planner(OVERHEAD_BYTES + FIXED_BYTES + ROW_BYTES * 770)
     assert largest_batch(planner.at_batch, Batches(512)).largest.batch == 770
@@ -119,13 +96,6 @@ def test_refusals_that_tell_nothing_of_the_rows_cost_little_more_than_bisection(
         return planner.at_batch(batch)
 
     assert largest_batch(speechless, Batches(512)).largest.batch == most
-
-
-def test_multiples():
-    planner = Planner(OVERHEAD_BYTES + FIXED_BYTES + ROW_BYTES * 103)
-    fit = largest_batch(planner.at_batch, Batches(20, 8))
-    assert fit.largest.batch == 96
-    assert all(batch % 8 == 0 for batch in planner.asked)
 
 
 def test_the_fastest_need_not_be_the_largest():
@@ -269,7 +239,6 @@ def test_budgets_from_the_floor_to_no_limit():
 def test_reasons():
     planner = Planner(OVERHEAD_BYTES + FIXED_BYTES + ROW_BYTES * 2)
     fit = largest_batch(planner.at_batch, Batches())
-    assert isinstance(fit, BatchFit) and isinstance(fit.largest, Figures)
     refused = next(p for p in fit.probes if p.figures is None)
     assert reason(refused).startswith("MBC204: the smallest plan found takes ")
     bound = replace(refused, refusal=BudgetError("MBC203", "x", "", needed_bytes=7, floor_bytes=7))

@@ -21,7 +21,7 @@ from mbc.ir.graph import Network, Optimizer
 from mbc.ir.types import Precision
 from mbc.ops import LAYERS
 from mbc.ops.normalization import synchronised
-from mbc.options import BATCH, DEVICE_MEMORY, Overrides
+from mbc.options import BATCH, DEVICE_MEMORY, Overrides, Settings
 from mbc.source import Source, Span
 
 _NONE = Overrides()
@@ -57,10 +57,7 @@ class Lowered:
 
 
 def lower(
-    program: ast.Program,
-    settings: tuple[tuple[str, str], ...] = (),
-    network: str | None = None,
-    overrides: Overrides = _NONE,
+    program: ast.Program, settings: Settings = (), network: str | None = None, overrides: Overrides = _NONE
 ) -> Lowered:
     """Expand one network of the program, and return it.
 
@@ -80,9 +77,7 @@ def lower(
         raise MbcError("MBC018", message, "nest less deeply, or write a loop", program.span) from None
 
 
-def _lower(
-    program: ast.Program, settings: tuple[tuple[str, str], ...], network: str | None, overrides: Overrides
-) -> Lowered:
+def _lower(program: ast.Program, settings: Settings, network: str | None, overrides: Overrides) -> Lowered:
     chosen = choose_network(program, network)
     given = _read_settings(settings, overrides, chosen)
     expansion = Expansion({block.name: block for block in program.blocks}, _words())
@@ -167,32 +162,31 @@ def choose_network(program: ast.Program, name: str | None) -> ast.Network:
     return chosen
 
 
-def _read_settings(
-    settings: tuple[tuple[str, str], ...], overrides: Overrides, network: ast.Network
-) -> dict[str, ast.Expression]:
+def _read_settings(settings: Settings, overrides: Overrides, network: ast.Network) -> dict[str, ast.Expression]:
     """Return expressions by parameter name or dotted name. If a name is set twice, the last value counts."""
     names = [p.name for p in network.parameters]
     names += [f"{section}.{entry}" for section, entries in ENTRIES.items() for entry in entries]
     expressions: dict[str, ast.Expression] = {}
+    values = _values(overrides)
     for name, text in (*settings, *overrides.settings):
         if name not in names:
             message = f"--set {name}: network `{network.name}` has no such setting"
             raise MbcError("MBC021", message, suggest(name, names, "settings"))
         if not text.strip():
             raise MbcError("MBC022", f"--set {name} has no value", f"write --set {name}=VALUE")
-        expressions[name] = _value_of(overrides, name) or parse_setting(Source(f"--set {name}", text))
+        expressions[name] = values[name] if name in values else parse_setting(Source(f"--set {name}", text))
     return expressions
 
 
-def _value_of(overrides: Overrides, name: str) -> ast.Expression | None:
-    """Return the value that replaces a setting; None if the setting is not replaced."""
-    text = dict(overrides.settings).get(name, "")
-    span = Span(Source(f"--set {name}", text), 1, 1, len(text))
-    if name == BATCH and overrides.batch is not None:
-        return ast.Number(span, overrides.batch)
-    if name == DEVICE_MEMORY and overrides.device_bytes is not None:
-        return ast.Size(span, overrides.device_bytes)
-    return None
+def _values(overrides: Overrides) -> dict[str, ast.Expression]:
+    """Return the values that replace settings, by the names of these."""
+    spans = {name: Span(Source(f"--set {name}", text), 1, 1, len(text)) for name, text in overrides.settings}
+    values: dict[str, ast.Expression] = {}
+    if overrides.batch is not None:
+        values[BATCH] = ast.Number(spans[BATCH], overrides.batch)
+    if overrides.device_bytes is not None:
+        values[DEVICE_MEMORY] = ast.Size(spans[DEVICE_MEMORY], overrides.device_bytes)
+    return values
 
 
 def _bind_parameters(
