@@ -8,13 +8,22 @@ from pathlib import Path
 import pytest
 
 from mbc.bench import contender as process
-from mbc.bench.contender_messages import MBC, Contender
+from mbc.bench.contender_messages import MBC, Contender, Job, Result
 from mbc.bench.race import TOLERANCES, compared
 from mbc.ir.types import Precision
 from tests.bench.jobs import job
 
 # What rounding alone makes of four steps of these networks, at a hundred times the rate that is used for timing.
 ROUNDING = {"fp64": 1e-6, "fp32": 2e-5, "tf32": 3e-3, "bf16": 2e-2, "fp16": 3e-3}
+
+
+def assert_as_by(peer: str, bench_job: Job, precision: str) -> Result:
+    """Assert that a peer computes the steps of a job as mbc does, and return mbc's result."""
+    ours, theirs = (process.run(bench_job, Contender(who, "eager")) for who in (MBC, peer))
+    assert theirs.problem == "" and theirs.steps == 2 and theirs.step_ms > 0
+    comparison = compared(Contender(peer), theirs, ours, ROUNDING[precision])
+    assert comparison.same, (ours.losses, theirs.losses)
+    return ours
 
 
 @pytest.mark.parametrize("peer", ["torch", "jax"])
@@ -25,10 +34,7 @@ ROUNDING = {"fp64": 1e-6, "fp32": 2e-5, "tf32": 3e-3, "bf16": 2e-2, "fp16": 3e-3
 def test_the_same_mathematics(tmp_path: Path, peer: str, name: str, precision: str):
     pytest.importorskip(peer)
     bench_job = job(tmp_path, name, precision)
-    ours, theirs = (process.run(bench_job, Contender(who, "eager")) for who in (MBC, peer))
-    assert theirs.problem == "" and theirs.steps == 2 and theirs.step_ms > 0
-    comparison = compared(Contender(peer), theirs, ours, ROUNDING[precision])
-    assert comparison.same, (ours.losses, theirs.losses)
+    ours = assert_as_by(peer, bench_job, precision)
     assert ROUNDING[precision] <= TOLERANCES[Precision(precision)]
     assert len({round(loss, 4) for loss in ours.losses}) == bench_job.losses, "steps change something"
 
@@ -38,8 +44,7 @@ def test_the_same_mathematics(tmp_path: Path, peer: str, name: str, precision: s
 def test_groups_of_parameters(tmp_path: Path, peer: str, optimizer: str):
     pytest.importorskip(peer)
     bench_job = job(tmp_path, "grouped", "fp64", (("train.optimizer", optimizer),))
-    ours, theirs = (process.run(bench_job, Contender(who, "eager")) for who in (MBC, peer))
-    assert compared(Contender(peer), theirs, ours, ROUNDING["fp64"]).same, (ours.losses, theirs.losses)
+    ours = assert_as_by(peer, bench_job, "fp64")
     plain = job(tmp_path, "mixed", "fp64", (("train.optimizer", optimizer),))
     assert process.run(plain, Contender(MBC, "eager")).losses[1] != pytest.approx(ours.losses[1], rel=1e-4)
 
@@ -48,8 +53,7 @@ def test_groups_of_parameters(tmp_path: Path, peer: str, optimizer: str):
 def test_frozen_parameters(tmp_path: Path, peer: str):
     pytest.importorskip(peer)
     bench_job = job(tmp_path, "small", "fp64", (("train.frozen", '("*.bias", "first.*")'), ("train.clip_norm", "0.3")))
-    ours, theirs = (process.run(bench_job, Contender(who, "eager")) for who in (MBC, peer))
-    assert compared(Contender(peer), theirs, ours, ROUNDING["fp64"]).same, (ours.losses, theirs.losses)
+    ours = assert_as_by(peer, bench_job, "fp64")
     assert len({round(loss, 4) for loss in ours.losses}) == bench_job.losses, "steps change something"
 
 
@@ -59,8 +63,7 @@ def test_clipped_gradients(tmp_path: Path, peer: str, precision: str):
     pytest.importorskip(peer)
     limits = (("train.clip_norm", "0.3"), ("train.clip_value", "0.02"), ("train.optimizer", "sgd(weight_decay=0.1)"))
     bench_job = job(tmp_path, "small", precision, limits)
-    ours, theirs = (process.run(bench_job, Contender(who, "eager")) for who in (MBC, peer))
-    assert compared(Contender(peer), theirs, ours, ROUNDING[precision]).same, (ours.losses, theirs.losses)
+    ours = assert_as_by(peer, bench_job, precision)
     for alone in limits[:2]:
         other = process.run(job(tmp_path, "small", precision, (alone, limits[2])), Contender(MBC, "eager"))
         assert other.losses[1] != pytest.approx(ours.losses[1], rel=1e-5), "both limits matter"
