@@ -109,7 +109,7 @@ SKYLINE_SEARCH_LIMITS = 6
 SKYLINE_SEARCH_LOWEST_FAILURES = 8
 # Skyline search: most blocks that are tried for each of these heights (079).
 SKYLINE_SEARCH_LOWEST_NODES = 200_000
-# Skyline search: that number to lower the arena of a plan that exceeds its budget (079).
+# Skyline search: most blocks that are tried so that a plan fits its budget (080), or for each smaller arena (079).
 SKYLINE_SEARCH_PLAN_NODES = 20_000
 # Skyline search: part of the effort for the lower bound where the budget is above it, as a divisor (064).
 SKYLINE_SEARCH_BOUND_DIVISOR = 8
@@ -229,12 +229,6 @@ KEPT_WHOLE_PASSES = 6
 MAX_REFITS = 3
 # Margin on the bytes that launches take (022).
 REFIT_MARGIN = 1.25
-# Shares of the available bytes that are tried as well where a step is slow.
-NEARBY_BUDGETS = (0.995, 0.99)
-# Least time of such a step, relative to the step without a limit.
-NEARBY_BUDGETS_SLOWDOWN = 1.25
-# Most launches of such a step.
-NEARBY_BUDGETS_MAX_LAUNCHES = 2000
 # Least ratio of the fastest steps without and with ReLU bit masks, for masks to be tried within a budget (030).
 RELU_MASKS_GAIN = 1.01
 

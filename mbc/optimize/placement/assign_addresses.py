@@ -76,7 +76,8 @@ def assign_addresses(
             elif lowest and space is Space.ARENA:
                 places, height = place_lowest(program_blocks, effort.SKYLINE_SEARCH_PLAN_NODES)
             else:
-                places, height = place(program_blocks, available_bytes - base if space is Space.ARENA else 0, thorough)
+                enough_bytes = available_bytes - base if space is Space.ARENA else 0
+                places, height = place(program_blocks, enough_bytes, thorough, effort.SKYLINE_SEARCH_PLAN_NODES)
             for i, owner in owned.items():
                 offsets[owner] = base + places[i]
             serial = serial_program(program)

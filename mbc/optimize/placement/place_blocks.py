@@ -32,13 +32,19 @@ _ORDERS: tuple[Callable[[Block], tuple[int, ...]], ...] = (
 )
 
 
-def place(blocks: Sequence[Block], enough_bytes: int = 0, thorough: bool = True) -> tuple[list[int], int]:
+def place(
+    blocks: Sequence[Block],
+    enough_bytes: int = 0,
+    thorough: bool = True,
+    nodes: int = effort.SKYLINE_SEARCH_NODES,
+) -> tuple[list[int], int]:
     """Return the offsets of the blocks and the height they reach, at least `peak_bytes(blocks)`.
 
     Args:
         blocks: The blocks.
         enough_bytes: A height that needs no improvement. If the blocks may fit it, a placement is searched.
         thorough: Whether placement is improved after one quick pass.
+        nodes: Nodes of the search for a placement that fits.
     """
     if not blocks:
         return [], 0
@@ -62,7 +68,7 @@ def place(blocks: Sequence[Block], enough_bytes: int = 0, thorough: bool = True)
         return best, height
     best, height = _improved(blocks, (best, height), best_order, bound, good)
     if bound <= enough_bytes < height and height > good:
-        return _searched(blocks, bound, good, height) or (best, height)
+        return _searched(blocks, bound, good, height, nodes) or (best, height)
     return best, height
 
 
@@ -134,14 +140,14 @@ def _improved(
     return offsets, height
 
 
-def _searched(blocks: Sequence[Block], bound: int, good: int, height: int) -> tuple[list[int], int] | None:
+def _searched(blocks: Sequence[Block], bound: int, good: int, height: int, nodes: int) -> tuple[list[int], int] | None:
     """Return offsets within `good` by the skyline search, else the lowest below `height`; None if there are none.
 
     The lower bound itself is tried for a short time, since the least may be wasted there, and dead ends are noticed
     soonest. Half of the effort is for `good`, half of the rest for the height between `good` and the lowest height so
     far, and so on.
     """
-    nodes = min(effort.SKYLINE_SEARCH_NODES, effort.SKYLINE_SEARCH_WORK // len(blocks) ** 2)
+    nodes = min(nodes, effort.SKYLINE_SEARCH_WORK // len(blocks) ** 2)
     best: tuple[list[int], int] | None = None
     failed, limit = good, bound
     for _ in range(effort.SKYLINE_SEARCH_LIMITS):

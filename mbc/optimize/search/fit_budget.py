@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from mbc.hardware.streams import aligned
@@ -14,77 +14,105 @@ from mbc.optimize.candidates.table import CandidateTable
 from mbc.optimize.placement.assign_addresses import assign_addresses
 from mbc.optimize.remat.allowed_techniques import AllowedTechniques
 from mbc.optimize.remat.optimizer_offload import largest_update_bytes, movable_states
-from mbc.optimize.schedule.depth_first_micro_batches import Division, divided_operations
-from mbc.optimize.schedule.emit_launches import Draft, emit_launches
+from mbc.optimize.schedule.depth_first_micro_batches import Division
 from mbc.optimize.schedule.in_place import alias_in_place
 from mbc.optimize.search.solution import Problem, Solution, free_bytes, scheduled_draft
-from mbc.optimize.search.variants import placed_variants
+from mbc.optimize.search.variants import placed_variants, undecided
+from mbc.options import UNLIMITED_BYTES
 
 
-def fit(problem: Problem, techniques: AllowedTechniques, known_us: float = math.inf) -> Solution:
+def fit(
+    problem: Problem,
+    techniques: AllowedTechniques,
+    known_us: float = math.inf,
+    smallest_bytes: int = UNLIMITED_BYTES,
+) -> Solution:
     """Return the fastest step that the search finds within the available bytes, or the smallest step if none fits.
 
     The states of the optimizer are offloaded where they are a large share of the available bytes, and the rest of the
-    step does not fit or is slow with them in the arena.
+    step does not fit or is slow with them in the arena. A set of techniques whose lower bound of live bytes exceeds the
+    available bytes is not searched. If all of them do, only the one with the lowest bound is, for the smallest step.
 
     Args:
         problem: The step and its available bytes.
         techniques: Techniques that may be used.
         known_us: Time of the best step so far; a step that takes at least as long is abandoned.
+        smallest_bytes: Arena of the smallest step so far; no smallest step is searched that cannot be smaller.
     """
     fusion, available_bytes = problem.selector.fusion, problem.available_bytes
-    solutions: list[Solution] = []
-    attempted: set[AllowedTechniques] = set()
-    plain = techniques  # these are tried in any case
+    kept = _kept(problem, techniques)
+    if _is_fastest(problem, kept):
+        return kept
+    solutions = [kept]
+    bounds: dict[AllowedTechniques, int] = {}  # lower bounds of the live bytes of trials that are not searched
 
-    def exhausted() -> bool:
-        return bool(solutions) and problem.exhausted and not any(map(problem.fits, solutions))
+    def nothing_fits() -> bool:
+        return not any(map(problem.fits, solutions))
 
-    def attempt(trial: AllowedTechniques) -> Solution | None:
-        attempted.add(trial)
-        if exhausted() and trial != plain:
-            return None
-        posed = problem.with_single_updates if trial.states_bytes else problem
-        solution = _fit(posed, trial, min(known_us, _least_us(problem, solutions)))
+    def search(trial: AllowedTechniques) -> Solution | None:
+        solution = _fit(_posed(problem, trial), trial, min(known_us, _least_us(problem, solutions)))
         if solution is not None:
             solutions.append(solution)
         return solution
 
+    def attempt(trial: AllowedTechniques) -> Solution | None:
+        if trial in attempted or (problem.exhausted and nothing_fits()):
+            return None
+        attempted.add(trial)
+        bound_bytes = undecided(_posed(problem, trial), trial, 0).least_bytes
+        if bound_bytes > (1.0 if nothing_fits() else 1 - effort.NEAR_FIT_SHARE) * available_bytes:
+            bounds[trial] = bound_bytes
+            return None
+        return search(trial)
+
+    def first_fit(trials: Iterable[AllowedTechniques]) -> None:
+        for trial in trials:
+            solution = attempt(trial)
+            if solution is not None and problem.fits(solution):
+                return
+
+    attempted: set[AllowedTechniques] = set()
     whole_bytes, _ = floor_bytes(fusion, techniques.outside_bytes)
     moved_bytes = _movable_bytes(problem.table, techniques)
     if moved_bytes > effort.STATES_CROWDING_SHARE * available_bytes:
         # With the states in the arena few bytes are left.
         attempt(replace(techniques, states_bytes=moved_bytes, lead=effort.STATES_LEAD))
-    stay_bytes, _ = floor_bytes(fusion, split=techniques.split)
-    if (stay_bytes <= available_bytes or not solutions) and (whole_bytes <= available_bytes or not techniques.split):
-        sending = attempt(techniques)
+    sending = attempt(techniques) if whole_bytes <= available_bytes or not techniques.split else None
+    if techniques in bounds:  # only other steps can fit: with fewer states in the arena, or divided ones
+        first_fit(_states_trials(problem, techniques, bounds[techniques] - available_bytes, moved_bytes))
+    if sending is not None:
         # Converting back costs a pass over each such value, so it is tried only where keeping both layouts costs more.
         trial = replace(techniques, convert_back=True)
-        if sending is not None and not _is_good(problem, sending) and _converts_back(problem, trial):
+        if not _is_good(problem, sending) and _converts_back(problem, trial):
             solution = attempt(trial)
             if solution is not None and problem.best(solutions) is solution:
                 techniques, sending = trial, solution
         # If the memory behind a link is too small for all values, the faster link may save more for later values.
-        if techniques.peer_bytes and sending is not None and sending.links_used > 1:
+        if techniques.peer_bytes and sending.links_used > 1:
             attempt(replace(techniques, slow_first=True))
         # Offloads are chosen before the waits of kernels for copies can be predicted.
-        if (
-            techniques.recompute
-            and sending is not None
-            and sending.copies
-            and not (_is_good(problem, sending) or exhausted())
-        ):
+        done = _is_good(problem, sending) or (problem.exhausted and nothing_fits())
+        if techniques.recompute and sending.copies and not done:
             # With the caller's `known_us`, not the time of the step with copies.
             alone = _fit(problem, replace(techniques, offload=0.0), known_us)
             solutions += [alone] if alone is not None else []
     best = _with_depth_first(problem, techniques, solutions, attempt)
-    if not solutions:  # `known_us` may rule out all depth-first steps
-        attempt(techniques)
-    for trial in _with_states_offloaded(problem, best, problem.best(solutions)):
-        solution = None if trial in attempted else attempt(trial)
-        if solution is not None and problem.fits(solution):
-            break
+    if nothing_fits() and bounds:
+        smallest = min(bounds, key=lambda trial: bounds[trial])
+        best, lacking_bytes = replace(smallest, states_bytes=0, lead=0.0), bounds[smallest] - available_bytes
+        first_fit(_states_trials(problem, best, lacking_bytes, moved_bytes))
+    else:
+        first_fit(_with_states_offloaded(problem, best, problem.best(solutions)))
+    if nothing_fits() and bounds:
+        smallest = min(bounds, key=lambda trial: bounds[trial])
+        if bounds[smallest] < smallest_bytes:
+            search(smallest)
     return problem.best(solutions)
+
+
+def _posed(problem: Problem, techniques: AllowedTechniques) -> Problem:
+    """Return the problem with a launch for every update where optimizer states are offloaded."""
+    return problem.with_single_updates if techniques.states_bytes else problem
 
 
 def _with_depth_first(
@@ -95,19 +123,19 @@ def _with_depth_first(
 ) -> AllowedTechniques:
     """Return the techniques with the best division for depth-first execution; `techniques` if no division is better."""
     best = techniques
+    drafts = [undecided(problem, techniques, UNLIMITED_BYTES).draft]
     for divisions in _divisions(problem, techniques, solutions):
         better = slower = False
-        drafts: list[Draft] = []
         for division in divisions:
             trial = replace(techniques, division=division)
-            draft = _divided_draft(problem, trial)
-            if draft in drafts:  # this price keeps no other value whole
+            draft = undecided(problem, trial, UNLIMITED_BYTES).draft
+            if draft in drafts:  # this division divides, or keeps whole, no other values
                 continue
             drafts.append(draft)
             solution = attempt(trial)
             if solution is not None and problem.best(solutions) is solution:
                 best, better = trial, True
-            elif solution is None or problem.fits(solution):
+            elif any(map(problem.fits, (solution,) if solution is not None else solutions)):
                 slower = True
         if not better and (slower or best is not techniques):
             break  # dividing more values takes longer, or more bytes than dividing fewer
@@ -118,20 +146,9 @@ def _converts_back(problem: Problem, techniques: AllowedTechniques) -> bool:
     """Return whether any value may be kept in one layout of two, and converted back."""
     if not techniques.recompute:
         return False
-    choices, available_bytes = problem.choose(problem.workspace_limits), problem.available_bytes
     plain = replace(techniques, convert_back=False)
-    drafts = (scheduled_draft(problem, choices, here, available_bytes) for here in (plain, techniques))
+    drafts = (undecided(problem, here, UNLIMITED_BYTES).draft for here in (plain, techniques))
     return len({len(draft.train.launches) for draft in drafts}) > 1
-
-
-def _divided_draft(problem: Problem, techniques: AllowedTechniques) -> Draft:
-    """Return the divided step. Its workspace has no limits except those of the problem."""
-    table, limits = problem.table, problem.workspace_limits
-    assert techniques.division is not None
-    choices = problem.choose(limits)
-    operations = (*choices.train, *choices.infer)
-    divided = divided_operations(table, emit_launches(table, choices), operations, techniques.division)
-    return scheduled_draft(problem, problem.choose(limits, divided), techniques, problem.available_bytes)
 
 
 def _movable_bytes(table: CandidateTable, techniques: AllowedTechniques) -> int:
@@ -181,11 +198,17 @@ def _with_states_offloaded(
     graph, buffers = problem.table.graph, best.draft.buffers
     all_bytes = sum(aligned(buffers[b].size_bytes) for b in movable_states(graph, best.draft))
     lacking_bytes = best.placed.arena_bytes - problem.available_bytes
-    if lacking_bytes <= 0:
-        if all_bytes > effort.STATES_OFFLOAD_SHARE * problem.available_bytes:
-            yield replace(techniques, states_bytes=all_bytes, lead=effort.STATES_LEAD)
-        return
-    together_bytes = largest_update_bytes(graph)
+    if lacking_bytes > 0:
+        yield from _states_trials(problem, techniques, lacking_bytes, all_bytes)
+    elif all_bytes > effort.STATES_OFFLOAD_SHARE * problem.available_bytes:
+        yield replace(techniques, states_bytes=all_bytes, lead=effort.STATES_LEAD)
+
+
+def _states_trials(
+    problem: Problem, techniques: AllowedTechniques, lacking_bytes: int, all_bytes: int
+) -> Iterator[AllowedTechniques]:
+    """Yield techniques that offload more and more of the optimizer's states, of `all_bytes` together."""
+    together_bytes = largest_update_bytes(problem.table.graph)
     for times, lead in effort.STATES_TRIALS:
         states_bytes = int(times * lacking_bytes) + together_bytes
         if states_bytes < all_bytes:
@@ -203,17 +226,18 @@ def _least_us(problem: Problem, solutions: Sequence[Solution]) -> float:
     return min((f.step_us for f in solutions if problem.fits(f)), default=math.inf)
 
 
+def _is_fastest(problem: Problem, solution: Solution) -> bool:
+    """Return whether a solution fits, and more bytes would not help."""
+    return problem.fits(solution) and solution.step_us <= (1 + effort.FIT_NEGLIGIBLE) * problem.fastest_us
+
+
 def _fit(problem: Problem, techniques: AllowedTechniques, known_us: float) -> Solution | None:
     """Return the best step by one set of techniques; None if none fits in less than `known_us`."""
     solutions: list[Solution] = []
     if techniques.division is None:
-        kept = _keep_all(problem, techniques, None)
-        if not problem.fits(kept):
-            kept = _keep_all(problem, techniques, problem.available_bytes)
-        # More bytes would not help.
-        if problem.fits(kept) and kept.step_us <= (1 + effort.FIT_NEGLIGIBLE) * problem.fastest_us:
-            return kept
-        solutions.append(kept)
+        solutions = [_kept(problem, techniques)]
+        if _is_fastest(problem, solutions[0]):
+            return solutions[0]
     if techniques.division is not None or techniques.recompute or techniques.offload > 0:
         # Deferred readers keep their other operands live for longer. If the step then does not fit, the source order
         # is tried.
@@ -223,6 +247,12 @@ def _fit(problem: Problem, techniques: AllowedTechniques, known_us: float) -> So
             if any(map(problem.fits, solutions)) or known_us < math.inf or problem.exhausted:
                 break
     return problem.best(solutions) if solutions else None
+
+
+def _kept(problem: Problem, techniques: AllowedTechniques) -> Solution:
+    """Return a step that keeps every value, with updates split only where it does not fit otherwise."""
+    kept = _keep_all(problem, techniques, None)
+    return kept if problem.fits(kept) else _keep_all(problem, techniques, problem.available_bytes)
 
 
 def _keep_all(problem: Problem, techniques: AllowedTechniques, split_bytes: int | None) -> Solution:

@@ -145,7 +145,7 @@ class Search:
         available_bytes = self.available_bytes
 
         def beside(more_bytes: int) -> Solution:
-            return self.near(available_bytes - int(more_bytes * effort.REFIT_MARGIN))
+            return self.within(available_bytes - int(more_bytes * effort.REFIT_MARGIN))
 
         # A step that keeps everything has fewer launches than most plans within a budget.
         kept = emit_launches(self.unmasked.table, self.unmasked.unlimited)
@@ -157,23 +157,7 @@ class Search:
             solution = beside(more_bytes)
         return solution
 
-    def near(self, available_bytes: int) -> Solution:
-        """Return the fastest step for `available_bytes` and slightly smaller budgets.
-
-        The smaller ones are tried where the step is much slower than without a limit: there the search is sensitive to
-        small changes.
-        """
-        best = self.within(available_bytes)
-        for part in effort.NEARBY_BUDGETS:
-            slow = best.step_us > effort.NEARBY_BUDGETS_SLOWDOWN * self.unmasked.unlimited.train_us
-            few = len(best.draft.train.launches) <= effort.NEARBY_BUDGETS_MAX_LAUNCHES
-            if not (slow and few and best.fits(available_bytes)):
-                return best
-            other = self.within(int(part * available_bytes), best.step_us)
-            best = best_within(available_bytes, (best, other))
-        return best
-
-    def within(self, available_bytes: int, known_us: float = math.inf) -> Solution:
+    def within(self, available_bytes: int) -> Solution:
         """Return the faster of two training steps: one without ReLU bit masks, one with them.
 
         The step with masks is searched only where masks could make it much faster. It uses them for the ReLUs whose
@@ -181,9 +165,8 @@ class Search:
 
         Args:
             available_bytes: Bytes of the arena that the step may use.
-            known_us: Time of the best step so far; a step that takes at least as long is abandoned.
         """
-        best = self.solve(self.unmasked, available_bytes, known_us)
+        best = self.solve(self.unmasked, available_bytes, math.inf)
         fits, least_us = best.fits(available_bytes), self.unmasked.unlimited.train_us
         if self.masked is None or is_hopeless(best.placed.arena_bytes, available_bytes):
             return best
@@ -193,8 +176,8 @@ class Search:
         selector = masks_of_kept(self.unmasked, self.masked, best.draft)
         if selector is self.unmasked:  # the step keeps no output of such a ReLU
             return best
-        least_known_us = min(known_us, best.step_us) if fits else known_us
-        return best_within(available_bytes, (best, self.solve(selector, available_bytes, least_known_us)))
+        masked = self.solve(selector, available_bytes, best.step_us if fits else math.inf)
+        return best_within(available_bytes, (best, masked))
 
     def solve(self, selector: Selector, available_bytes: int, known_us: float) -> Solution:
         """Return a step with fusion groups. If there are none, or no step with them fits, return a step without fusion.
@@ -215,7 +198,7 @@ class Search:
         solution = fit(fused, self.techniques, known_us)
         if fused.fits(solution) or is_hopeless(solution.placed.arena_bytes, available_bytes):
             return solution
-        return unfused.best((solution, fit(unfused, self.techniques, known_us)))
+        return unfused.best((solution, fit(unfused, self.techniques, known_us, solution.placed.arena_bytes)))
 
     def refined(self, solution: Solution) -> Solution:
         """Return the step in fewer bytes, and with launches on the concurrent stream, where that costs no time."""

@@ -19,7 +19,7 @@ from mbc.ops.fused import kind_of, names_of
 from mbc.optimize import effort
 from mbc.optimize.placement.assign_addresses import Placed, assign_addresses
 from mbc.optimize.remat.allowed_techniques import AllowedTechniques
-from mbc.optimize.remat.draft_state import Points, RematTask, Residency
+from mbc.optimize.remat.draft_state import Points, RematState, RematTask, Residency
 from mbc.optimize.remat.fused_remat import defer_readers, fused_remat_launches
 from mbc.optimize.remat.greedy import choose_residency
 from mbc.optimize.remat.remat_without_statistics import remat_without_statistics
@@ -32,23 +32,31 @@ from mbc.optimize.selection.select import Choices
 from mbc.optimize.selection.selector import Selector
 
 
-@dataclass(frozen=True, slots=True)
-class _Undecided:
+@dataclass(frozen=True)
+class Undecided:
     """A step before any decision, under one limit of workspace.
 
     Attributes:
         problem: The step and its available bytes.
-        draft: Launches and buffers.
         choices: Kernels, layouts and divisions.
         techniques: Techniques that may be used.
         divided: Operations in depth-first groups, which keep their division.
     """
 
     problem: Problem
-    draft: Draft
     choices: Choices
     techniques: AllowedTechniques
     divided: Collection[str]
+
+    @cached_property
+    def draft(self) -> Draft:
+        """Launches and buffers."""
+        return scheduled_draft(self.problem, self.choices, self.techniques, self.problem.available_bytes)
+
+    @property
+    def least_bytes(self) -> int:
+        """A lower bound of the step's live bytes under any decisions."""
+        return RematState(self.task(self.problem.available_bytes)).least_bytes
 
     def searched(self, task: RematTask, work: int, start: Residency | None = None) -> _Variant:
         """Return the step with the decisions of `choose_residency`."""
@@ -110,7 +118,7 @@ class _Undecided:
 class _Variant:
     """A step with decisions under one limit of workspace."""
 
-    step: _Undecided
+    step: Undecided
     residency: Residency
 
     @cached_property
@@ -182,7 +190,7 @@ def placed_variants(
     # Variants are placed fastest first; a variant whose placement exceeds the available bytes is tried again for fewer.
     promising = _distinct(fitting)
     if thorough:
-        most_us = effort.THOROUGH_WITHIN * promising[0].time_us
+        most_us = effort.THOROUGH_WITHIN * min(promising[0].time_us, known_us)
         near = [variant for variant in promising if variant.time_us <= most_us][: effort.MAX_THOROUGH]
         improved = [variant.improved(available_bytes) for variant in near]
         promising = _distinct((*improved, *promising[len(near) :]))
@@ -218,6 +226,19 @@ def placed_variants(
             heapq.heappush(tried, ((1 - effort.RETRY_BONUS) * variant.time_us, number, spared_bytes, variant))
 
 
+def undecided(problem: Problem, techniques: AllowedTechniques, workspace_bytes: int) -> Undecided:
+    """Return the step before any decision, where no operation has more workspace than `workspace_bytes`."""
+    table = problem.table
+    limits = {name: min(limit, workspace_bytes) for name, limit in problem.workspace_limits.items()}
+    choices = problem.choose(limits)
+    divided: Mapping[str, int] = {}
+    if techniques.division is not None:
+        operations = (*choices.train, *choices.infer)
+        divided = divided_operations(table, emit_launches(table, choices), operations, techniques.division)
+        choices = problem.choose(limits, divided)
+    return Undecided(problem, choices, techniques, divided)
+
+
 def _distinct(variants: Sequence[_Variant]) -> Sequence[_Variant]:
     """Return the fastest variant for each combination of decisions and layouts.
 
@@ -232,7 +253,7 @@ def _distinct(variants: Sequence[_Variant]) -> Sequence[_Variant]:
 
 def _variants(problem: Problem, techniques: AllowedTechniques, known_us: float, defer_reads: bool) -> list[_Variant]:
     """Return the step fitted under several limits of workspace; under the best of them, also with less offloaded."""
-    table, workspace_limits, available_bytes = problem.table, problem.workspace_limits, problem.available_bytes
+    available_bytes = problem.available_bytes
     seen: set[tuple[float, ...]] = set()
     variants: list[_Variant] = []
     left, best_us, worse = effort.VARIANTS_WORK, known_us, 0
@@ -242,21 +263,15 @@ def _variants(problem: Problem, techniques: AllowedTechniques, known_us: float, 
             parts = deque(list(parts)[-1:])  # the least workspace is likeliest to fit
         part = parts.popleft()
         limit_bytes = int(part * available_bytes)
-        limits = {name: min(limit, limit_bytes) for name, limit in workspace_limits.items()}
-        choices = problem.choose(limits)
-        divided: Mapping[str, int] = {}
-        if techniques.division is not None:
-            operations = (*choices.train, *choices.infer)
-            divided = divided_operations(table, emit_launches(table, choices), operations, techniques.division)
-            choices = problem.choose(limits, divided)
+        step = undecided(problem, techniques, limit_bytes)
+        choices = step.choices
         points = tuple(float(c.point.workspace_bytes) for c in choices.operations.values())
         if points in seen or choices.train_us >= best_us:
             continue
         seen.add(points)
         if defer_reads:
-            choices = defer_readers(problem.selector.fusion, choices)
-        draft = scheduled_draft(problem, choices, techniques, available_bytes)
-        variants.append(_Undecided(problem, draft, choices, techniques, divided).quickly_searched(best_us))
+            step = replace(step, choices=defer_readers(problem.selector.fusion, choices))
+        variants.append(step.quickly_searched(best_us))
         left -= len(choices.operations)
         better = variants[-1].residency.live_bytes <= available_bytes and variants[-1].time_us < best_us
         if better:

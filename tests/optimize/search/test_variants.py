@@ -18,7 +18,7 @@ KEPT = AllowedTechniques(recompute=True, offload=0.0, host_bytes=0)
 def ways_to(available_bytes: int, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Return the live bytes of each variant that the search tries if no step fits yet."""
     looked_at: list[Any] = []
-    variant_of = variants._Undecided.searched
+    variant_of = variants.Undecided.searched
 
     def noted(*arguments: Any) -> Any:
         way = variant_of(*arguments)
@@ -26,7 +26,7 @@ def ways_to(available_bytes: int, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         return way
 
     with monkeypatch.context() as patched:
-        patched.setattr(variants._Undecided, "searched", noted)
+        patched.setattr(variants.Undecided, "searched", noted)
         assert list(placed_variants(roomy_problem("residual", available_bytes), KEPT, math.inf, defer_reads=False))
     return looked_at
 
