@@ -43,6 +43,7 @@ class Candidate:
         deterministic: Whether equal inputs give equal bits.
         accumulates: Whether the kernel can add to its output instead of overwriting it.
         accumulate_us: Time of a call that adds to its output; 0: `time_us` holds for such calls, too.
+        by_measurement: Whether the search may choose the kernel only by a measured time (`OwnKernel.by_measurement`).
     """
 
     provider: str
@@ -55,6 +56,7 @@ class Candidate:
     deterministic: bool = True
     accumulates: bool = False
     accumulate_us: float = 0.0
+    by_measurement: bool = False
 
     @property
     def variant(self) -> Variant:

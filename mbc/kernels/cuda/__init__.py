@@ -92,6 +92,7 @@ class Own:
                     time_us=estimate_us(effort),
                     measured=False,
                     accumulates=kernel.accumulates,
+                    by_measurement=kernel.by_measurement,
                 )
                 yield candidate, effort
 

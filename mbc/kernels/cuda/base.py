@@ -219,6 +219,8 @@ class OwnKernel:
         takes: Returns whether the kernel can run a request of its kind.
         offered: Returns whether a request that the kernel takes gets an estimated candidate. Measured candidates count
             in any case.
+        by_measurement: Whether only measured times make the search choose the kernel. It is True for kernels whose
+            estimate no measurement has confirmed.
         shared: Returns the shared memory of a block in bytes, where not all GPUs have enough of it.
         needs: Instructions that the kernel needs and not every GPU has.
         superseded_by: Instructions by which other kernels are faster. The search gets this kernel only on GPUs that
@@ -250,6 +252,7 @@ class OwnKernel:
     named: str = ""
     takes: Callable[[Request], bool] = always
     offered: Callable[[Request], bool] = always
+    by_measurement: bool = False
     shared: Callable[[Request], int] = no_shared
     needs: Instruction | None = None
     superseded_by: Instruction | None = None

@@ -49,9 +49,10 @@ class Estimates:
         return with_leaner(request, similar, self.modelled(request, remat_kernels))
 
     def modelled(self, request: Request, remat_kernels: RematKernels) -> tuple[Candidate, ...]:
-        """Return the admitted candidates with the times of the model alone."""
+        """Return the admitted candidates with the times of the model alone, except those that need a measured time."""
         named = [p for p in self.providers if self.rules.allow(p.name)]
-        admitted = self.admitted((c for p in named for c in p.candidates(request, self.device)), remat_kernels)
+        candidates = (c for p in named for c in p.candidates(request, self.device) if not c.by_measurement)
+        admitted = self.admitted(candidates, remat_kernels)
         return sooner(admitted, self.optimism) if self.optimism else admitted
 
     def of_similar_gpu(self, request: Request, remat_kernels: RematKernels) -> tuple[Candidate, ...]:

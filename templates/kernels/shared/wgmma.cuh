@@ -130,6 +130,15 @@ __device__ inline void wgmma_fence() {
   asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 #endif
 }
+// Before wgmma that add to registers which other instructions have written.
+template <int TILES>
+__device__ inline void wgmma_fence(float (&d)[TILES][4]) {
+#pragma unroll
+  for (int j = 0; j < TILES; ++j)
+#pragma unroll
+    for (int v = 0; v < 4; ++v) asm volatile("" : "+f"(d[j][v])::"memory");
+  wgmma_fence();
+}
 __device__ inline void wgmma_commit() {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
@@ -182,6 +191,20 @@ class SwizzledDescriptor {
   uint32_t low;  // low word of the descriptor
 };
 
+// The same of an operand in core matrices.
+class CoreMatrixDescriptor {
+ public:
+  __device__ explicit CoreMatrixDescriptor(const CoreMatrices& p)
+      : low(warp_uniform(static_cast<uint32_t>(p.leading_bytes) >> 4 << 16 | (shared_address(p.first) & 0x3ffff) >> 4)),
+        high(warp_uniform(static_cast<uint32_t>(p.stride_bytes) >> 4)) {}
+  __device__ CoreMatrixDescriptor ahead(int32_t bytes) const { return {low + static_cast<uint32_t>(bytes / 16), high}; }
+  __device__ uint64_t descriptor() const { return static_cast<uint64_t>(high) << 32 | low; }
+
+ private:
+  __device__ CoreMatrixDescriptor(uint32_t low_, uint32_t high_) : low(low_), high(high_) {}
+  uint32_t low, high;  // words of the descriptor
+};
+
 // The matrix descriptor of wgmma (PTX ISA, "Matrix Descriptor Format"). `swizzle`: 0 none, 1 128 bytes.
 __device__ inline uint64_t smem_descriptor(
     uint32_t swizzle, const void* first, int32_t stride_bytes, int32_t leading_bytes) {
@@ -192,6 +215,7 @@ __device__ inline uint64_t smem_descriptor(const void* rows) {
   return smem_descriptor(1, rows, SWIZZLE_ATOM, SWIZZLE_BLOCK);
 }
 __device__ inline uint64_t smem_descriptor(const SwizzledDescriptor& rows) { return rows.descriptor(); }
+__device__ inline uint64_t smem_descriptor(const CoreMatrixDescriptor& rows) { return rows.descriptor(); }
 // Among operands that begin at several positions of the same core matrices, the difference is a constant.
 __device__ inline uint64_t smem_descriptor(const CoreMatrices& p) {
   const uint64_t first = smem_descriptor(0, p.first, p.stride_bytes, p.leading_bytes);
@@ -199,20 +223,18 @@ __device__ inline uint64_t smem_descriptor(const CoreMatrices& p) {
 }
 
 #define MBC_TILE(j) "+f"(d[j][0]), "+f"(d[j][1]), "+f"(d[j][2]), "+f"(d[j][3])
-#define MBC_EIGHT_TILES(j)                                                                                   \
-  MBC_TILE(j), MBC_TILE(j + 1), MBC_TILE(j + 2), MBC_TILE(j + 3), MBC_TILE(j + 4), MBC_TILE(j + 5), MBC_TILE(j + 6), \
-      MBC_TILE(j + 7)
+#define MBC_TWO_TILES(j) MBC_TILE(j), MBC_TILE(j + 1)
+#define MBC_FOUR_TILES(j) MBC_TWO_TILES(j), MBC_TWO_TILES(j + 2)
+#define MBC_EIGHT_TILES(j) MBC_FOUR_TILES(j), MBC_FOUR_TILES(j + 4)
 // Their positions among the operands of an instruction.
-#define MBC_D32                                                                                      \
-  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                           \
-  "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
-#define MBC_D64                                                                                      \
-  MBC_D32                                                                                            \
-  ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "               \
-  "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define MBC_D16 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
+#define MBC_D32 MBC_D16 ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define MBC_D48 MBC_D32 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
+#define MBC_D64 MBC_D48 ", %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define MBC_D72 MBC_D64 ", %64, %65, %66, %67, %68, %69, %70, %71"
 #define MBC_D96                                                                                      \
-  MBC_D64                                                                                            \
-  ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "               \
+  MBC_D72                                                                                            \
+  ", %72, %73, %74, %75, %76, %77, %78, %79, "                                                       \
   "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
 #define MBC_D128                                                                                     \
   MBC_D96                                                                                            \
@@ -229,7 +251,7 @@ __device__ inline uint64_t smem_descriptor(const CoreMatrices& p) {
 // Instructions".
 template <bool MN_MAJOR, typename T, int TILES, typename Operand>
 __device__ inline void wgmma_rs(float (&d)[TILES][4], const uint32_t (&a)[4], const Operand& b, bool adds) {
-  static_assert(TILES == 8 || TILES == 16 || TILES == 24);
+  static_assert(TILES == 4 || TILES == 8 || TILES == 12 || TILES == 16 || TILES == 24);
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 #define MBC_WGMMA_RS(n, type, d, a0, a1, a2, a3, b, adds_at, major, ...)                                       \
   asm volatile(MBC_WGMMA(n, type, d, "{%" a0 ", %" a1 ", %" a2 ", %" a3 "}, %" b ", p, 1, 1, %" major, "%" adds_at) \
@@ -237,7 +259,12 @@ __device__ inline void wgmma_rs(float (&d)[TILES][4], const uint32_t (&a)[4], co
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(operand), "r"(static_cast<int>(adds)),        \
                  "n"(MN_MAJOR ? 1 : 0))
 #define MBC_WGMMA_RS_OF(type)                                                                                  \
-  if constexpr (TILES == 8)                                                                                    \
+  if constexpr (TILES == 4)                                                                                    \
+    MBC_WGMMA_RS("32", type, MBC_D16, "16", "17", "18", "19", "20", "21", "22", MBC_FOUR_TILES(0));            \
+  else if constexpr (TILES == 12)                                                                              \
+    MBC_WGMMA_RS("96", type, MBC_D48, "48", "49", "50", "51", "52", "53", "54", MBC_EIGHT_TILES(0),            \
+                 MBC_FOUR_TILES(8));                                                                           \
+  else if constexpr (TILES == 8)                                                                                    \
     MBC_WGMMA_RS("64", type, MBC_D32, "32", "33", "34", "35", "36", "37", "38", MBC_EIGHT_TILES(0));           \
   else if constexpr (TILES == 16)                                                                              \
     MBC_WGMMA_RS("128", type, MBC_D64, "64", "65", "66", "67", "68", "69", "70", MBC_EIGHT_TILES(0),           \
@@ -258,10 +285,10 @@ __device__ inline void wgmma_rs(float (&d)[TILES][4], const uint32_t (&a)[4], co
 #endif
 }
 
-// wgmma with A in shared memory, too: K = 16 of 64 rows; N is 128 or 256.
+// wgmma with A in shared memory, too: K = 16 of 64 rows; N is 96, 128, 144, 192 or 256.
 template <bool MN_MAJOR, typename T, int TILES, typename Operand>
 __device__ inline void wgmma_ss(float (&d)[TILES][4], const Operand& a, const Operand& b, bool adds) {
-  static_assert(TILES == 16 || TILES == 32);
+  static_assert(TILES == 12 || TILES == 16 || TILES == 18 || TILES == 24 || TILES == 32);
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 #define MBC_WGMMA_SS(n, type, d, a_at, b_at, adds_at, major, ...)                                    \
   asm volatile(MBC_WGMMA(n, type, d, "%" a_at ", %" b_at ", p, 1, 1, 0, %" major, "%" adds_at)       \
@@ -269,8 +296,16 @@ __device__ inline void wgmma_ss(float (&d)[TILES][4], const Operand& a, const Op
                : "l"(smem_descriptor(a)), "l"(smem_descriptor(b)), "r"(static_cast<int>(adds)),      \
                  "n"(MN_MAJOR ? 1 : 0))
 #define MBC_WGMMA_SS_OF(type)                                                                        \
-  if constexpr (TILES == 16)                                                                         \
+  if constexpr (TILES == 12)                                                                         \
+    MBC_WGMMA_SS("96", type, MBC_D48, "48", "49", "50", "51", MBC_EIGHT_TILES(0), MBC_FOUR_TILES(8)); \
+  else if constexpr (TILES == 16)                                                                    \
     MBC_WGMMA_SS("128", type, MBC_D64, "64", "65", "66", "67", MBC_EIGHT_TILES(0), MBC_EIGHT_TILES(8)); \
+  else if constexpr (TILES == 18)                                                                    \
+    MBC_WGMMA_SS("144", type, MBC_D72, "72", "73", "74", "75", MBC_EIGHT_TILES(0), MBC_EIGHT_TILES(8), \
+                 MBC_TWO_TILES(16));                                                                 \
+  else if constexpr (TILES == 24)                                                                    \
+    MBC_WGMMA_SS("192", type, MBC_D96, "96", "97", "98", "99", MBC_EIGHT_TILES(0), MBC_EIGHT_TILES(8), \
+                 MBC_EIGHT_TILES(16));                                                               \
   else                                                                                               \
     MBC_WGMMA_SS("256", type, MBC_D128, "128", "129", "130", "131", MBC_EIGHT_TILES(0), MBC_EIGHT_TILES(8), \
                  MBC_EIGHT_TILES(16), MBC_EIGHT_TILES(24))
@@ -288,9 +323,14 @@ __device__ inline void wgmma_ss(float (&d)[TILES][4], const Operand& a, const Op
 #undef MBC_WGMMA
 #undef MBC_D128
 #undef MBC_D96
+#undef MBC_D72
 #undef MBC_D64
+#undef MBC_D48
 #undef MBC_D32
+#undef MBC_D16
 #undef MBC_EIGHT_TILES
+#undef MBC_FOUR_TILES
+#undef MBC_TWO_TILES
 #undef MBC_TILE
 
 }  // namespace mbc

@@ -27,6 +27,7 @@ from mbc.kernels.cuda.conv import (
     direct,
     halo,
     mma_gemm,
+    plane_sweep_conv,
     stem_conv,
     stem_im2col,
     tf32_filter_gradient,
@@ -239,6 +240,36 @@ def test_a_block_goes_on_with_the_next_strip(blocks: int, library: Library, monk
         assert error <= RELATIVE_ERROR[Precision.TF32][1], variant.name
 
 
+SWEPT = [
+    pytest.param(case, kernel, id=case.name, marks=[pytest.mark.exhaustive] * (case.kind == FILTER_PASS.kind))
+    for kernel in plane_sweep_conv.KERNELS
+    for case in CASES
+    if case.kind == kernel.kind and kernel.takes(case.request(Precision.BF16)) and len(case.operands[0].shape) == 5
+]
+
+
+@pytest.mark.parametrize(("case", "kernel"), SWEPT)
+def test_volumes_that_sweep_planes(case: Case, kernel: OwnKernel, library: Library):
+    trial = Trial(library, case, Precision.BF16)
+    (candidate,) = (c for c in trial.candidates() if c.name == kernel.name)
+    for variant in trial.variants(candidate):
+        (error,) = trial.errors(candidate, variant)
+        assert error <= TOLERANCES[trial.request.outputs[0].dtype], variant.name
+
+
+def test_a_block_goes_on_with_the_next_planes(library: Library, monkeypatch: pytest.MonkeyPatch):
+    """One block adds up the filter gradient of several tiles, whose planes share the stages of one pipeline."""
+    monkeypatch.setattr(plane_sweep_conv, "REDUCTION_BLOCKS", 1)
+    kernel = plane_sweep_conv.KERNELS[2]
+    takes = (c for c in CASES if c.kind == kernel.kind and kernel.takes(c.request(Precision.BF16)))
+    case = min((c for c in takes if c.operands[0].shape[4:] > (8,)), key=elements)
+    trial = Trial(library, case, Precision.BF16)
+    (candidate,) = (c for c in trial.candidates() if c.name == kernel.name)
+    assert candidate.workspace_bytes == trial.request.outputs[0].size_bytes
+    (error,) = trial.errors(candidate, Variant("accumulating", accumulate=True))
+    assert error <= TOLERANCES[DType.FP32]
+
+
 @pytest.mark.parametrize("filters", [64, 128])
 @pytest.mark.parametrize(
     "kernel", [k for k in EMULATED_FP32 if k.kind == FILTER_PASS.kind], ids=lambda kernel: kernel.name
@@ -382,6 +413,8 @@ def test_a_kernel_that_needs_aligned_operands_says_so(name: str, library: Librar
     [
         *((k, "filters", conv1x1_narrow.MOST_FILTERS + 1, "more than eight filters") for k in conv1x1_narrow.KERNELS),
         *((k, "channels", 192, "neither 64 nor 128 channels") for k in weight_stationary_conv.KERNELS),
+        *((k, "channels", 96, "neither 32 nor 48 nor 64 channels") for k in plane_sweep_conv.KERNELS[:2]),
+        *((k, "block_filters", 96, "neither 32 nor 48 nor 64 filters") for k in plane_sweep_conv.KERNELS[:2]),
         *(
             (k, "pitch", halo.MOST_HALO_PIXELS, "larger than shared")
             for k in (*weight_stationary_conv.KERNELS, *fp32_emulated_halo.KERNELS)

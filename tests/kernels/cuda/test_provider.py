@@ -209,7 +209,7 @@ def test_depthwise_convolutions_have_two_kernels(kind: str):
         Convolution((9, 8), (3, 3), (1, 1), pad, (1, 1), 1),
         Convolution((8192, 8192), (3, 3), (1, 1), pad, (1, 1), 32),  # a sample of 2^31 elements
     ):
-        assert _depthwise(other, kind=kind) == {f"convolution{kind}"}, other
+        assert _depthwise(other, kind=kind) & both == {f"convolution{kind}"}, other
 
 
 @pytest.mark.parametrize("kind", ("", "_backward_data", "_backward_filter"))
@@ -289,6 +289,45 @@ def test_weight_stationary_convolutions_keep_the_weights_of_a_block_in_shared_me
         Convolution((14, 14), (5, 5), pad=(2, 2, 2, 2)),  # 200 KiB of weights, beside the patches
     ):
         assert name not in _offered(other, 64, 64, kind), other
+
+
+@pytest.mark.parametrize("kind", ("", "_backward_data"))
+def test_which_convolutions_sweep_planes(kind: str):
+    name, a = f"plane_sweep_conv{kind}", Convolution((14, 15, 16), (3, 3, 3), pad=(1,) * 6)
+    for channels, filters in ((32, 32), (64, 32), (32, 64), (48, 48), (64, 64)):
+        assert name in _offered(a, channels, filters, kind)
+    assert name in _offered(a, 32, 32, kind, Precision.FP16)
+    assert name not in _offered(a, 32, 32, kind, Precision.FP32)
+    image = Convolution((14, 15), (3, 3), pad=(1, 1, 1, 1))
+    assert name in _offered(image, 32, 32, kind)
+    many_images = Convolution((14, 15, 16), (1, 3, 3), pad=(0, 0, 1, 1, 1, 1))
+    assert name in _offered(many_images, 32, 32, kind)
+    for channels, filters in ((16, 32), (128, 128), (32, 40)):
+        assert name not in _offered(a, channels, filters, kind)
+    for other in (
+        replace(a, stride=(2, 1, 1)),
+        replace(a, dilation=(1, 1, 2)),
+        replace(a, groups=2),
+        replace(a, pad=(3, 0, 1, 1, 1, 1)),  # a plane of the output that sees padding alone
+        replace(a, kernel=(3, 3, 1), pad=(1, 1, 1, 1, 0, 0)),
+        replace(a, kernel=(2, 3, 3)),
+        replace(many_images, pad=(0, 1, 1, 1, 1, 1)),
+        Convolution((14,), (3,), pad=(1, 1)),
+    ):
+        assert name not in _offered(other, 32, 32, kind), other
+
+
+def test_filter_gradients_that_sweep_planes_have_few_blocks_of_channels():
+    name, kind, a = (
+        "plane_sweep_conv_backward_filter",
+        "_backward_filter",
+        Convolution((14, 15, 16), (3, 3, 3), pad=(1,) * 6),
+    )
+    for channels, filters in ((32, 32), (64, 32), (32, 64), (64, 64), (128, 32)):
+        assert name in _offered(a, channels, filters, kind)
+    for channels, filters in ((48, 32), (32, 48), (128, 64)):
+        assert name not in _offered(a, channels, filters, kind)
+    assert name not in _offered(a, 32, 32, kind, Precision.FP32)
 
 
 def test_copies_beside_a_gemm_are_whole_vectors():

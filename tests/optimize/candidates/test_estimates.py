@@ -9,8 +9,10 @@ import pytest
 
 from mbc.compiler import compile_plan
 from mbc.hardware.spec import find_spec
+from mbc.ir.types import DType, Precision, TensorType
 from mbc.kernels.base import Request
 from mbc.kernels.providers import PROVIDERS
+from mbc.ops.convolution import Convolution
 from mbc.ops.fused import Fused
 from mbc.optimize import effort
 from mbc.optimize.candidates.estimates import Estimates, RematKernels
@@ -91,6 +93,26 @@ def test_excluding_kernels_leaves_the_admitted_ones(rules: Rules) -> None:
 def _fp32(theirs: Profile) -> list[Request]:
     requests = [read_signature(key) for key in theirs.measurements if '"precision":"fp32"' in key]
     return requests[::7]
+
+
+def test_kernels_by_measurement_have_no_estimates() -> None:
+    a = Convolution((16, 16, 16), (3, 3, 3), pad=(1,) * 6)
+    image, weight = TensorType((2, 32, 16, 16, 16), DType.BF16), TensorType((32, 32, 3, 3, 3), DType.BF16)
+    asked = Request("convolution", a, (image, weight), (image,), Precision.BF16)
+    offered = [c for p in PROVIDERS for c in p.candidates(asked, H100)]
+    new = next(c for c in offered if c.by_measurement)
+    modelled = estimates(None).modelled(asked, NONE)
+    assert {c.variant for c in modelled} == {c.variant for c in offered if not c.by_measurement} != set()
+    own = profile(
+        {
+            asked: [
+                replace(
+                    measurement(1, MEASURED_US), provider=new.provider, name=new.name, settings=(), layouts=new.layouts
+                )
+            ]
+        }
+    )
+    assert [(c.variant, c.time_us) for c in own.candidates(asked) or ()] == [(new.variant, MEASURED_US)]
 
 
 def test_deterministic_steps_are_planned_beside_a_similar_gpus_times() -> None:

@@ -44,6 +44,8 @@ void setmaxnreg_inc() {}
 template <int COUNT>
 void setmaxnreg_dec() {}
 inline void wgmma_fence() {}
+template <int TILES>
+void wgmma_fence(float (&)[TILES][4]) {}
 inline void wgmma_commit() {}
 template <int LATER = 0, int TILES>
 void wgmma_wait(float (&)[TILES][4]) {}
@@ -83,6 +85,18 @@ class SwizzledDescriptor {
   const char* first;
 };
 
+class CoreMatrixDescriptor {
+ public:
+  explicit CoreMatrixDescriptor(const CoreMatrices& matrices_) : matrices(matrices_) {}
+  CoreMatrixDescriptor ahead(int32_t bytes) const {
+    CoreMatrixDescriptor moved = *this;
+    moved.matrices.begin += bytes;
+    return moved;
+  }
+
+  CoreMatrices matrices;
+};
+
 // Element (k, column) of an operand in core matrices.
 template <typename T>
 float of_operand(const CoreMatrices& b, bool mn_major, unsigned term, unsigned column) {
@@ -104,6 +118,11 @@ float of_operand(const void* b, bool mn_major, unsigned term, unsigned column) {
   T value;
   std::memcpy(&value, reinterpret_cast<const void*>(at), sizeof(value));
   return to_float(value);
+}
+
+template <typename T>
+float of_operand(const CoreMatrixDescriptor& b, bool mn_major, unsigned term, unsigned column) {
+  return of_operand<T>(b.matrices, mn_major, term, column);
 }
 
 template <typename T>

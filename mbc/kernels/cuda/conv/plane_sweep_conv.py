@@ -1,0 +1,166 @@
+"""Convolutions of 32 to 64 channels in bf16 and fp16, with filters of 3 x 3 x 3 or 3 x 3 and a stride of one.
+
+Forward and for the data gradient, a block keeps the weights of its filters in shared memory, and planes of the image
+next to them. For each plane of the image it computes products for three planes of the output. For the filter gradient,
+a block keeps the sums of 32 filters and 32 channels in registers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import astuple, dataclass, replace
+
+from mbc.hardware.instructions import Instruction
+from mbc.hardware.spec import DeviceSpec
+from mbc.ir.types import Layout
+from mbc.kernels.base import Request
+from mbc.kernels.calibration import peak_tflops
+from mbc.kernels.cuda.base import REDUCTION_BLOCKS, OwnKernel, Slice, channels_last, gemm_us
+from mbc.kernels.cuda.conv.plane_sweep import (
+    STAGES,
+    TAPS,
+    VOXELS,
+    PlaneSweepArguments,
+    in_16_bits,
+    plane_sweep,
+)
+
+CHANNELS = (32, 48, 64)  # possible numbers of channels; a source is compiled for each
+BLOCK_FILTERS = (64, 48, 32)  # possible numbers of filters of a block; more filters read each plane less often
+BLOCK_BYTES = 227 * 1024  # shared memory that a block may have on the GPUs with wgmma
+BARRIERS_BYTES = 192  # upper bound
+TENSOR_SHARE = 0.6  # share of the peak, by judgement until it is measured
+FILTER_STAGES = 8
+FILTER_CHANNELS = 32  # channels and filters of a block of the filter gradient
+MOST_FILTER_BLOCKS = 4  # blocks of channels and filters: each of them reads its channels of every voxel
+FILTER_TENSOR_SHARE = 0.45  # share of the peak, by judgement until it is measured; 0.75 at most
+
+
+@dataclass(frozen=True, slots=True)
+class PlaneSweepConvArguments(PlaneSweepArguments):
+    """Integer arguments of a launch.
+
+    Attributes:
+        block_filters: Filters of a block: 32, 48 or 64.
+        backward: Data gradient: weights are transposed and rotated.
+    """
+
+    block_filters: int
+    backward: int
+
+
+@dataclass(frozen=True, slots=True)
+class PlaneSweepFilterArguments(PlaneSweepArguments):
+    """Integer arguments of a launch of the filter gradient.
+
+    Attributes:
+        parts: Blocks among which the voxels are divided; independent of the GPU, so that sums have one order.
+        accumulate: 1 if the result is added to the output.
+    """
+
+    parts: int
+    accumulate: int
+
+
+def _shared_bytes(sweep: PlaneSweepArguments, filters: int) -> int:
+    """Return the shared memory of a block of `filters` filters: the weights, and planes with halo."""
+    weights_bytes = sweep.taps // TAPS * (sweep.channels // 8) * (TAPS * filters * 16 + 16)
+    return weights_bytes + STAGES * sweep.box_voxels * sweep.channels * 2 + BARRIERS_BYTES
+
+
+def _block_filters(sweep: PlaneSweepArguments) -> int:
+    """Return the most filters that a block can take; 0 if it can take none."""
+    fitting = (n for n in BLOCK_FILTERS if sweep.filters % n == 0 and _shared_bytes(sweep, n) <= BLOCK_BYTES)
+    return next(fitting, 0)
+
+
+def _takes(request: Request) -> bool:
+    sweep = plane_sweep(request) if in_16_bits(request) else None
+    return sweep is not None and sweep.channels in CHANNELS and _block_filters(sweep) > 0
+
+
+def _sweep(request: Request) -> PlaneSweepArguments:
+    sweep = plane_sweep(request)
+    assert sweep is not None
+    return sweep
+
+
+def _shared(request: Request) -> int:
+    sweep = _sweep(request)
+    return _shared_bytes(sweep, _block_filters(sweep))
+
+
+def _arguments(at: Slice) -> PlaneSweepConvArguments:
+    sweep = _sweep(at.request)
+    backward = at.request.kind == "convolution_backward_data"
+    return PlaneSweepConvArguments(*astuple(sweep), block_filters=_block_filters(sweep), backward=int(backward))
+
+
+def _time_us(request: Request, device: DeviceSpec) -> float:
+    sweep = _sweep(request)
+    operations = 2 * sweep.voxels_computed * sweep.taps * sweep.channels * sweep.filters
+    share = FILTER_TENSOR_SHARE if request.kind == "convolution_backward_filter" else TENSOR_SHARE
+    return gemm_us(request, device, operations, peak_tflops(device, request.precision), share)
+
+
+def _filter_blocks(sweep: PlaneSweepArguments) -> int:
+    """Return the number of blocks of channels and filters."""
+    return sweep.channels // FILTER_CHANNELS * (sweep.filters // FILTER_CHANNELS)
+
+
+def _takes_filter(request: Request) -> bool:
+    sweep = plane_sweep(request) if in_16_bits(request) else None
+    return (
+        sweep is not None
+        and {sweep.channels % FILTER_CHANNELS, sweep.filters % FILTER_CHANNELS} == {0}
+        and _filter_blocks(sweep) <= MOST_FILTER_BLOCKS
+    )
+
+
+def _filter_shared(request: Request) -> int:
+    return FILTER_STAGES * (_sweep(request).box_voxels + VOXELS) * FILTER_CHANNELS * 2 + BARRIERS_BYTES
+
+
+def _parts(request: Request) -> int:
+    return max(1, REDUCTION_BLOCKS // _filter_blocks(_sweep(request)))
+
+
+def _partial_bytes(request: Request, layout: Layout) -> int:
+    return _parts(request) * request.outputs[0].size_bytes
+
+
+def _filter_arguments(at: Slice) -> PlaneSweepFilterArguments:
+    sweep = astuple(_sweep(at.request))
+    return PlaneSweepFilterArguments(*sweep, parts=_parts(at.request), accumulate=int(at.accumulate))
+
+
+_FORWARD = OwnKernel(
+    "convolution",
+    "conv/plane_sweep_conv.cu",
+    PlaneSweepConvArguments,
+    _arguments,
+    layouts=channels_last,
+    time_us=_time_us,
+    launcher="plane_sweep_conv",
+    takes=_takes,
+    shared=_shared,
+    needs=Instruction.WGMMA,
+    aligned=True,
+    by_measurement=True,
+)
+_BACKWARD_DATA = replace(_FORWARD, kind="convolution_backward_data", named="plane_sweep_conv_backward_data")
+
+_BACKWARD_FILTER = replace(
+    _FORWARD,
+    kind="convolution_backward_filter",
+    file="conv/plane_sweep_conv_filter.cu",
+    struct=PlaneSweepFilterArguments,
+    integers=_filter_arguments,
+    workspace=_partial_bytes,
+    launches=2,
+    accumulates=True,
+    launcher="plane_sweep_conv_backward_filter",
+    takes=_takes_filter,
+    shared=_filter_shared,
+)
+
+KERNELS = (_FORWARD, _BACKWARD_DATA, _BACKWARD_FILTER)

@@ -1,0 +1,229 @@
+// Convolution in bf16 and fp16 of 32, 48 or 64 channels with 3 x 3 x 3 filters, or 3 x 3 for images, and a stride of
+// one, forward and data gradient (decision 085). Channels last.
+//
+// GEMM       M = output voxels of a plane, N = 3 filter taps x filters, K = filter taps of a plane x channels.
+// Tile       2 x 64 voxels x 3 x 32, 48 or 64 filters (plane_sweep.cuh). One plane of the image is multiplied by the
+//            filters' three planes side by side: products for three output planes. The accumulators roll: once a plane
+//            of the image is done, the first output plane is complete, and the others move up.
+// Warps      384 threads. Warpgroup 0 is the producer: planes with cp.async, up to four ahead. Warpgroups 1 and 2 are
+//            consumers of 64 voxels each: wgmma m64nNk16, voxels (A) and weights (B) in shared memory.
+// Epilogue   filters are permuted so that a thread holds four neighbouring filters of a voxel, which it stores while
+//            the wgmma of the other warpgroup run.
+// Shared     the weights of a block's filters, for its lifetime: at 3 x 3 x 3 taps, 32 channels and filters 55,872
+//            bytes, at 64 channels 111,744; four planes with halo of 11,520 or 23,040 bytes.
+// Registers  96 for a producer, 208 for a consumer thread (setmaxnreg).
+// Limit      tensor cores: N = 96 takes 48 cycles, and 40 cycles of reads from shared memory; N = 192 96 and 64.
+//
+// Thread (g, t) = (lane / 4, lane % 4) of warp w of a consumer holds, of 64 voxels x 3 N filters, for every 16 of them:
+//
+//                            filters  4t, 4t + 1    4t + 2, 4t + 3
+//   voxel 16w + g                     d[2u][0, 1]   d[2u + 1][0, 1]
+//   voxel 16w + g + 8                 d[2u][2, 3]   d[2u + 1][2, 3]
+#include "plane_sweep.cuh"
+#include "plane_sweep_conv_arguments.h"
+
+namespace mbc {
+
+template <int CHANNELS, int FILTERS, int LINES>
+struct PlaneSweepConv : PlaneSweep {
+  static constexpr int EIGHTS = CHANNELS / 8, UNITS = FILTERS / 16, TILES = SWEEP_TAPS * FILTERS / 8;
+  // Core matrices of K = 8 of all filters and planes; the pitch avoids bank conflicts.
+  static constexpr int KEPT_PITCH = SWEEP_TAPS * FILTERS * 16 + 16;  // as in mbc/kernels/cuda/conv/plane_sweep_conv.py
+
+  SweptTensor image;
+  int32_t blocks_of_filters;
+  bool backward;
+
+  PlaneSweepConv(const PlaneSweepConvArguments& a, int64_t workers)
+      : PlaneSweep(a, workers), image(a, *this), blocks_of_filters(filters / FILTERS), backward(a.backward != 0) {}
+  __host__ __device__ int32_t kept_bytes() const { return taps * EIGHTS * KEPT_PITCH; }
+};
+
+struct PlaneSweepPipelines {
+  Pipeline<SWEEP_STAGES> planes;
+  Barrier kept;  // the weights are complete
+};
+
+// The column of a filter among the columns of 16 filters.
+__device__ inline int32_t column_of_filter(int32_t n) { return n / 16 * 16 + n % 4 / 2 * 8 + n % 16 / 4 * 2 + n % 2; }
+
+template <typename T, int CHANNELS, int FILTERS, int LINES>
+__device__ inline void keep_planes_of_weights(const T* __restrict__ weight, char* kept, const PlaneSweepConv<CHANNELS, FILTERS, LINES>& f) {
+  const int32_t first = static_cast<int32_t>(blockIdx.x) % f.blocks_of_filters * FILTERS, taps = SWEEP_TAPS * f.taps;
+  for (int32_t i = threadIdx.x - WARPGROUP; i < taps * f.EIGHTS * FILTERS; i += CONSUMERS * WARPGROUP) {
+    // Neighbouring threads read neighbouring elements.
+    const int32_t n = f.backward ? i % FILTERS : i / f.EIGHTS / taps;
+    const int32_t tap = f.backward ? i / FILTERS % taps : i / f.EIGHTS % taps;
+    const int32_t eight = f.backward ? i / FILTERS / taps : i % f.EIGHTS;
+    Vec<T, 8> k_vector;
+    if (f.backward)
+#pragma unroll
+      for (int e = 0; e < 8; ++e)
+        k_vector.v[e] = weight[((eight * 8 + e) * taps + taps - 1 - tap) * f.filters + first + n];
+    else
+      k_vector = load<8>(weight + (((first + n) * taps + tap) * f.EIGHTS + eight) * 8);
+    // The last plane of a filter is first: it completes an output plane.
+    const int32_t column = (SWEEP_TAPS - 1 - tap / f.taps) * FILTERS + column_of_filter(n);
+    store(reinterpret_cast<T*>(kept + (tap % f.taps * f.EIGHTS + eight) * f.KEPT_PITCH + column * 16), k_vector);
+  }
+}
+
+template <typename T, int CHANNELS, int FILTERS, int LINES>
+__device__ inline void produce_planes(
+    const T* __restrict__ x, char* stages, Pipeline<SWEEP_STAGES>& pipeline, const PlaneSweepConv<CHANNELS, FILTERS, LINES>& f) {
+  int32_t iteration = 0;
+  for (int64_t number = blockIdx.x / f.blocks_of_filters; number < f.tiles; number += gridDim.x / f.blocks_of_filters) {
+    const SweepTile tile = f.tile(number);
+    const BoxCopy<T, CHANNELS / 8> copy(x, f.image, tile, 0);
+    for (int32_t plane = f.first(tile); plane < f.last(tile); ++plane, ++iteration) {
+      pipeline.producer_acquire(iteration);
+      copy.start(plane - f.pad_planes, true, stages + iteration % SWEEP_STAGES * f.image.box_bytes(f.EIGHTS));
+      pipeline.full[iteration % SWEEP_STAGES].cp_async_arrive();
+    }
+  }
+}
+
+// Starts all wgmma of a plane, for all filter taps.
+template <typename T, int CHANNELS, int FILTERS, int LINES>
+__device__ inline void start_plane(float (&sums)[SWEEP_TAPS * FILTERS / 8][4], const CoreMatrixDescriptor& voxels,
+                                   const CoreMatrixDescriptor& weights, const PlaneSweepConv<CHANNELS, FILTERS, LINES>& f) {
+  const int32_t chunk = f.image.chunk_pitch(), line = f.image.line_pitch(f.EIGHTS);
+  wgmma_fence(sums);
+#pragma unroll
+  for (int tap = 0; tap < LINES * SWEEP_TAPS; ++tap)
+#pragma unroll
+    for (int step = 0; step < CHANNELS / 16; ++step)
+      wgmma_ss<false, T>(sums, voxels.ahead(tap / SWEEP_TAPS * line + tap % SWEEP_TAPS * 16 + step * 2 * chunk),
+                         weights.ahead((tap * f.EIGHTS + step * 2) * f.KEPT_PITCH), true);
+  wgmma_commit();
+}
+
+// Stores the results of a thread in one output plane; `offsets`: of its two voxels, -1 outside of the output.
+template <typename T, int UNITS, int TILES>
+__device__ inline void write_plane(const float (&sums)[TILES][4], const int32_t (&offsets)[2], T* plane) {
+#pragma unroll
+  for (int h = 0; h < 2; ++h)
+    if (offsets[h] >= 0)
+#pragma unroll
+      for (int unit = 0; unit < UNITS; ++unit)
+        *reinterpret_cast<uint2*>(plane + offsets[h] + unit * 16) = {
+            rounded_word<T>(sums[2 * unit] + 2 * h), rounded_word<T>(sums[2 * unit + 1] + 2 * h)};
+}
+
+// Moves the accumulators of the second and third output plane up.
+template <int TILES>
+__device__ inline void roll(float (&sums)[TILES][4]) {
+#pragma unroll
+  for (int j = 0; j < TILES; ++j)
+#pragma unroll
+    for (int v = 0; v < 4; ++v) sums[j][v] = j < TILES * 2 / SWEEP_TAPS ? sums[j + TILES / SWEEP_TAPS][v] : 0.0f;
+}
+
+template <typename T, int CHANNELS, int FILTERS, int LINES>
+__device__ inline void consume_planes(const char* kept, const char* stages, T* __restrict__ y, Pipeline<SWEEP_STAGES>& pipeline,
+                                      const PlaneSweepConv<CHANNELS, FILTERS, LINES>& f) {
+  const int32_t lane = threadIdx.x % 32, warp = threadIdx.x % WARPGROUP / 32, group = threadIdx.x / WARPGROUP - 1;
+  const int32_t first = static_cast<int32_t>(blockIdx.x) % f.blocks_of_filters * FILTERS + lane % 4 * 4;
+  const int32_t plane_elements = f.out_lines * f.out_columns * f.filters;
+  const int32_t group_pitch = f.image.group_pitch(f.EIGHTS);
+  const CoreMatrixDescriptor voxels({stages + group * 8 * group_pitch, group_pitch, f.image.chunk_pitch()});
+  const CoreMatrixDescriptor weights({kept, 8 * 16, f.KEPT_PITCH});
+  int32_t iteration = 0;
+  for (int64_t number = blockIdx.x / f.blocks_of_filters; number < f.tiles; number += gridDim.x / f.blocks_of_filters) {
+    const SweepTile tile = f.tile(number);
+    int32_t offsets[2];
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const int32_t eight = group * 8 + warp * 2 + h, line = eight * 8 / f.tile_columns;
+      const int32_t at_line = tile.line + line, at_column = tile.column + eight * 8 - line * f.tile_columns + lane / 4;
+      const bool exists = at_line < f.out_lines && at_column < f.out_columns;
+      offsets[h] = exists ? (at_line * f.out_columns + at_column) * f.filters + first : -1;
+    }
+    T* const row = y + tile.row * f.out_planes * plane_elements;
+    float sums[f.TILES][4] = {};
+    const auto complete = [&](int32_t plane) {
+      if (plane >= tile.begin) write_plane<T, f.UNITS>(sums, offsets, row + static_cast<int64_t>(plane) * plane_elements);
+      roll(sums);
+    };
+    const int32_t last = f.last(tile);
+    for (int32_t plane = f.first(tile); plane < last; ++plane, ++iteration) {
+      pipeline.consumer_wait(iteration);
+      fence_proxy_async();
+      start_plane<T>(sums, voxels.ahead(warp_uniform(iteration % SWEEP_STAGES * f.image.box_bytes(f.EIGHTS))), weights, f);
+      wgmma_wait(sums);
+      pipeline.consumer_release(iteration);
+      complete(plane - (SWEEP_TAPS - 1));
+    }
+    // Output planes whose last planes are padding are left.
+    for (int32_t plane = last - (SWEEP_TAPS - 1); plane < tile.end; ++plane) complete(plane);
+  }
+}
+
+template <typename T, int CHANNELS, int FILTERS, int LINES>
+__global__ void __launch_bounds__(PIPELINE_THREADS, 1)
+    plane_sweep_conv(const T* __restrict__ x, const T* __restrict__ weight, T* __restrict__ y, PlaneSweepConv<CHANNELS, FILTERS, LINES> f) {
+  MBC_DYNAMIC_SHARED(shared);
+  __shared__ PlaneSweepPipelines pipelines;
+  char* const kept = reinterpret_cast<char*>(shared);
+  char* const stages = kept + f.kept_bytes();
+  if (threadIdx.x == 0) {
+    pipelines.kept.start(CONSUMERS * WARPGROUP);
+    pipelines.planes.start(WARPGROUP);
+  }
+  __syncthreads();
+  if (threadIdx.x < WARPGROUP) {
+    setmaxnreg_dec<SWEEP_PRODUCER_REGISTERS>();
+    produce_planes(x, stages, pipelines.planes, f);
+  } else {
+    setmaxnreg_inc<CONSUMER_REGISTERS>();
+    keep_planes_of_weights(weight, kept, f);
+    fence_proxy_async();
+    pipelines.kept.arrive();
+    pipelines.kept.wait(0);
+    consume_planes(kept, stages, y, pipelines.planes, f);
+  }
+}
+
+template <typename T, int CHANNELS, int FILTERS, int LINES>
+void run_plane_sweep(const MbcCall& call, const PlaneSweepConvArguments& a) {
+  const int64_t blocks_of_filters = a.filters / FILTERS, most = max(int64_t{1}, multiprocessors() / blocks_of_filters);
+  const PlaneSweepConv<CHANNELS, FILTERS, LINES> f(a, most);
+  const int shared = f.kept_bytes() + SWEEP_STAGES * f.image.box_bytes(f.EIGHTS);
+  MBC_LAUNCH_SHARED((plane_sweep_conv<T, CHANNELS, FILTERS, LINES>), static_cast<unsigned>(min(f.tiles, most) * blocks_of_filters),
+                    PIPELINE_THREADS, shared, call.stream, in<T>(call, 0), in<T>(call, 1), out<T>(call, 2), f);
+}
+
+template <typename T, int CHANNELS, int LINES>
+const char* run_plane_sweep(const MbcCall& call, const PlaneSweepConvArguments& a) {
+  if (a.block_filters == 32)
+    run_plane_sweep<T, CHANNELS, 32, LINES>(call, a);
+  else if (a.block_filters == 48)
+    run_plane_sweep<T, CHANNELS, 48, LINES>(call, a);
+  else if (a.block_filters == 64)
+    run_plane_sweep<T, CHANNELS, 64, LINES>(call, a);
+  else
+    return "there are neither 32 nor 48 nor 64 filters";
+  return nullptr;
+}
+
+template <typename T, int LINES>
+const char* run_plane_sweep(const MbcCall& call, const PlaneSweepConvArguments& a) {
+  return a.channels == 32   ? run_plane_sweep<T, 32, LINES>(call, a)
+         : a.channels == 48 ? run_plane_sweep<T, 48, LINES>(call, a)
+         : a.channels == 64 ? run_plane_sweep<T, 64, LINES>(call, a)
+                            : "there are neither 32 nor 48 nor 64 channels";
+}
+
+}  // namespace mbc
+
+// Data gradients, too, with transposed and rotated weights (`backward`).
+extern "C" const char* mbc_plane_sweep_conv(const MbcCall& call) {
+  using namespace mbc;
+  return with_working_type(MBC_WORKING, [&](auto of) -> const char* {
+    using T = decltype(of);
+    const auto& a = arguments<PlaneSweepConvArguments>(call);
+    if (const char* problem = unaligned(call)) return problem;
+    const char* const problem = a.flat ? run_plane_sweep<T, 1>(call, a) : run_plane_sweep<T, SWEEP_TAPS>(call, a);
+    return problem ? problem : launched();
+  });
+}

@@ -1,0 +1,121 @@
+// Convolutions with 3 x 3 x 3 filters, or 3 x 3 for images, that sweep a tile of the image along its planes: one plane
+// after another is copied to shared memory, with a halo of lines and columns, and is read by all filter taps from there.
+#pragma once
+
+#include "device.cuh"
+#include "pipeline.cuh"
+#include "plane_sweep_arguments.h"
+
+// The planes of a volume are those of its depth. An image is a volume whose planes are its lines, of one line each.
+//
+//   a tile of a volume: 16 lines x 8 columns      of an image: 1 line x 128 columns
+//
+// A tile takes a segment of the output's planes. In shared memory a plane is [line][8 channels][column]: an operand of
+// wgmma in core matrices (16 bytes of 8 columns), whose next filter tap is the same memory with an offset.
+
+namespace mbc {
+
+constexpr int SWEEP_TAPS = 3;  // planes, lines and columns under a filter
+constexpr int SWEEP_STAGES = 4, SWEEP_VOXELS = 128, SWEEP_LINES = 16;  // as in mbc/kernels/cuda/conv/plane_sweep.py
+constexpr int MOST_BOX_VOXELS = (SWEEP_LINES + 2) * (SWEEP_VOXELS / SWEEP_LINES + 2);  // with the halo of 3 x 3 taps
+
+constexpr int SWEEP_PRODUCER_REGISTERS = 96;  // with CONSUMER_REGISTERS of two warpgroups: 64 K registers
+
+struct SweepTile {
+  int64_t row;
+  int32_t line, column, begin, end;  // the first output line and column; output planes
+};
+
+struct PlaneSweep {
+  int32_t planes, out_planes, out_lines, out_columns, channels, filters, pad_planes;
+  int32_t tap_lines, taps;                         // lines under a filter; taps of a plane
+  int32_t tile_lines, tile_columns, across, down;  // of a tile; tiles along a line and along the columns
+  int32_t segments, segment_planes;
+  int64_t tiles;
+
+  // Divides the planes into as many segments as give `workers` blocks the least work; each segment has two planes more
+  // on its input than on its output.
+  PlaneSweep(const PlaneSweepArguments& a, int64_t workers)
+      : planes(narrow(a.planes)), out_planes(narrow(a.out_planes)), out_lines(narrow(a.out_lines)),
+        out_columns(narrow(a.out_columns)), channels(narrow(a.channels)), filters(narrow(a.filters)),
+        pad_planes(narrow(a.pad_planes)), tap_lines(a.flat ? 1 : SWEEP_TAPS), taps(tap_lines * SWEEP_TAPS), tile_lines(a.flat ? 1 : SWEEP_LINES), tile_columns(SWEEP_VOXELS / tile_lines),
+        across(narrow(divide_up(out_columns, tile_columns))), down(narrow(divide_up(out_lines, tile_lines))), segments(1),
+        segment_planes(out_planes) {
+    const int64_t of_planes = a.rows * across * down;
+    int64_t least = divide_up(of_planes, workers) * (out_planes + 2);
+    for (int32_t length = out_planes - 1; length > 0; --length) {
+      const int64_t count = divide_up(out_planes, length), work = divide_up(of_planes * count, workers) * (length + 2);
+      if (work >= least) continue;
+      least = work;
+      segments = narrow(count);
+      segment_planes = length;
+    }
+    tiles = of_planes * segments;
+  }
+  __device__ SweepTile tile(int64_t number) const {
+    const auto index = static_cast<int32_t>(number);
+    const int32_t line = index / across, plane = line / down, row = plane / segments;
+    const int32_t begin = (plane - row * segments) * segment_planes;
+    return {row, (line - plane * down) * tile_lines, (index - line * across) * tile_columns, begin,
+            min(begin + segment_planes, out_planes)};
+  }
+  // Planes of the input under a tile that exist: counted from the padding, so that output plane z reads z to z + 2.
+  __device__ int32_t first(const SweepTile& tile) const { return max(tile.begin, pad_planes); }
+  __device__ int32_t last(const SweepTile& tile) const { return min(tile.end + SWEEP_TAPS - 1, planes + pad_planes); }
+};
+
+// A tensor [rows, planes, lines, columns, channels] and the box of one of its planes under a tile, of some channels.
+struct SweptTensor {
+  int32_t planes, lines, columns, channels, pad_lines, pad_columns, box_lines, box_columns;
+
+  // The image, with its halo.
+  SweptTensor(const PlaneSweepArguments& a, const PlaneSweep& f)
+      : planes(f.planes), lines(narrow(a.lines)), columns(narrow(a.columns)), channels(f.channels),
+        pad_lines(narrow(a.pad_lines)), pad_columns(narrow(a.pad_columns)), box_lines(f.tile_lines + f.tap_lines - 1),
+        box_columns(f.tile_columns + SWEEP_TAPS - 1) {}
+  // The result.
+  explicit SweptTensor(const PlaneSweep& f)
+      : planes(f.out_planes), lines(f.out_lines), columns(f.out_columns), channels(f.filters), pad_lines(0), pad_columns(0),
+        box_lines(f.tile_lines), box_columns(f.tile_columns) {}
+  __host__ __device__ int32_t chunk_pitch() const { return box_columns * 16; }  // bytes between chunks of 8 channels
+  __host__ __device__ int32_t line_pitch(int32_t eights) const { return eights * chunk_pitch(); }
+  __host__ __device__ int32_t box_bytes(int32_t eights) const { return box_lines * line_pitch(eights); }
+  // Bytes between groups of eight neighbouring voxels of a tile, of which the tile has 16.
+  __device__ int32_t group_pitch(int32_t eights) const { return box_columns >= SWEEP_VOXELS ? 8 * 16 : line_pitch(eights); }
+};
+
+// The part of one thread of a warpgroup in copies of a box of 8 EIGHTS channels, for all planes of a tile.
+template <typename T, int EIGHTS>
+class BoxCopy {
+ public:
+  __device__ BoxCopy(const T* tensor, const SweptTensor& t, const SweepTile& tile, int32_t first_channel)
+      : row(tensor + tile.row * t.planes * t.lines * t.columns * t.channels + first_channel),
+        plane(t.lines * t.columns * t.channels) {
+    const int32_t thread = threadIdx.x % WARPGROUP, eight = thread % EIGHTS;
+#pragma unroll
+    for (int i = 0; i < COUNT; ++i) {
+      const int32_t voxel = thread / EIGHTS + i * STRIDE, line = voxel / t.box_columns, column = voxel - line * t.box_columns;
+      const int32_t y = tile.line - t.pad_lines + line, x = tile.column - t.pad_columns + column;
+      const bool exists = y >= 0 && y < t.lines && x >= 0 && x < t.columns;
+      from[i] = exists ? (y * t.columns + x) * t.channels + eight * 8 : -1;
+      const bool copies = thread < STRIDE * EIGHTS && voxel < t.box_lines * t.box_columns;
+      to[i] = copies ? (line * EIGHTS + eight) * t.chunk_pitch() + column * 16 : -1;
+    }
+  }
+  // Starts the copies of a plane: zeros outside of the tensor, and for planes that do not exist.
+  __device__ void start(int32_t number, bool exists, char* box) const {
+    const T* const begin = row + static_cast<int64_t>(exists ? number : 0) * plane;
+#pragma unroll
+    for (int i = 0; i < COUNT; ++i)
+      if (to[i] >= 0)
+        cp_async_16(reinterpret_cast<uint4*>(box + to[i]), begin + max(from[i], 0), exists && from[i] >= 0);
+  }
+
+ private:
+  static constexpr int STRIDE = WARPGROUP / EIGHTS, COUNT = (MOST_BOX_VOXELS + STRIDE - 1) / STRIDE;
+  const T* row;
+  int32_t plane;                    // elements
+  int32_t from[COUNT], to[COUNT];  // elements in the plane, and bytes in the box; -1: none
+};
+
+}  // namespace mbc
