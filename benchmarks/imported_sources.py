@@ -19,6 +19,7 @@ from mbc.source import Source
 
 FOLDER = Path(os.environ.get("MBC_IMPORTED", ROOT / "build" / "imported"))
 SIZE = 224  # pixels of a side
+ROWS = 64  # of a mini-batch of networks that BATCHES lacks
 # Rows of a mini-batch: a step takes 3 to 11 ms on an H200.
 BATCHES = {
     "timm/convnext_atto": 128,
@@ -42,7 +43,7 @@ def written(name: str) -> Path:
             raise SystemExit(
                 f"{path} does not exist, and to write it needs torch, torchvision and timm: {error}"
             ) from None
-        created = exported(model, name, torch.randn(BATCHES[name], 3, SIZE, SIZE))
+        created = exported(model, name, torch.randn(BATCHES.get(name, ROWS), 3, SIZE, SIZE))
         FOLDER.mkdir(parents=True, exist_ok=True)
         path.write_text(created.source, encoding="utf-8")
     return path

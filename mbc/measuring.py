@@ -17,7 +17,7 @@ from mbc.hardware.part import split_name
 from mbc.hardware.spec import DeviceSpec
 from mbc.ir.graph import TrainingGraph
 from mbc.kernels.base import Request
-from mbc.measure.fleet import Outcome, Progress, Task, gpus_named, measure_on
+from mbc.measure.fleet import Outcome, Progress, Task, gpus_named, measure_on, sharing_notes
 from mbc.measure.need import MOST_WORKSPACE_BYTES, Measured, Need
 from mbc.optimize.candidates.user_rules import Rules
 from mbc.options import UNLIMITED_BYTES, Measure, Options, Policy
@@ -139,10 +139,12 @@ class Measuring:
             outdated=frozenset(signature(need.undivided) for need in wanted) if outdated else frozenset(),
         )  # fmt: skip
         began_s = time.monotonic()
-        outcome = measure_on(gpus_named(device.name)[:1], task, lambda now: self._say(progress_text(now)))
+        gpus = gpus_named(device.name)[:1]
+        shared = sharing_notes(gpus)
+        outcome = measure_on(gpus, task, lambda now: self._say(progress_text(now)))
         self._left_s = max(0.0, self._left_s - (time.monotonic() - began_s))
         self._over = outcome.interrupted or bool(outcome.left)
-        for note in shortcomings(outcome):
+        for note in (*shared, *shortcomings(outcome)):
             warnings.warn(note, RuntimeWarning, stacklevel=4)
         return outcome.summary is not None and outcome.summary.measured > 0
 

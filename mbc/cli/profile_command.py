@@ -62,6 +62,8 @@ def _measure(arguments: argparse.Namespace) -> int:
     )  # fmt: skip
     began_s = time.monotonic()
     view = _View()
+    for note in fleet.sharing_notes(gpus):
+        view.note(note)
     try:
         outcome = fleet.measure_on(gpus, task, view.show)
     finally:

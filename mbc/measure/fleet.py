@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from mbc.errors import MbcError
 from mbc.hardware.part import whole_name
-from mbc.hardware.target import LocalGpu, local_gpus
+from mbc.hardware.target import LocalGpu, local_gpus, sharing_text
 from mbc.kernels.base import Request
 from mbc.measure.gpu_processes import Failure, GpuProcesses
 from mbc.measure.need import Decision, Need
@@ -104,6 +104,14 @@ def gpus_named(name: str) -> tuple[str, ...]:
     """Return the visible GPUs that the driver calls `name`, or of which `name` is a part."""
     here, whole = local_gpus(), whole_name(name)
     return tuple(v for v in visible_gpus() if (gpu := _gpu(here, v)) is not None and gpu.name == whole)
+
+
+def sharing_notes(gpus: Sequence[str]) -> tuple[str, ...]:
+    """Return a sentence on each of the visible `gpus` that other processes use, before any measurement begins."""
+    here = local_gpus()
+    of_each = ((visible, _gpu(here, visible)) for visible in gpus)
+    texts = ((visible, "" if gpu is None else sharing_text(gpu)) for visible, gpu in of_each)
+    return tuple(f"GPU {visible} is {text}" for visible, text in texts if text)
 
 
 def choose_gpus(asked: str) -> tuple[str, ...]:

@@ -10,6 +10,7 @@ from mbc.bench.race import Entry, Race
 from mbc.optimize.bounds.measured_floor import Floor
 from mbc.plan.model import Plan
 from mbc.report.columns import Column, render
+from mbc.report.devices import library_launches
 from mbc.units import show_size
 
 _COLUMNS = (
@@ -76,6 +77,7 @@ def bench_document(plan: Plan, race: Race, floor: Floor | None, plan_seconds: fl
         "precision": str(plan.graph.precision),
         "planned_for": plan.target.gpu,
         "profile": plan.target.profile,
+        "library_launches": library_launches(plan),
         "predicted_ms": plan.predictions.train_us / 1e3,
         "measured_share": plan.predictions.measured_share,
         "plan_s": plan_seconds,

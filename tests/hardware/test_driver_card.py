@@ -15,6 +15,7 @@ from mbc.errors import MbcError
 from mbc.hardware import driver_card, target
 from mbc.hardware.spec import find_spec, known_spec, unlisted_sheet
 from mbc.hardware.target import current_gpu, find_device, local_gpus, local_spec
+from mbc.measure.fleet import sharing_notes
 
 Machine = Callable[..., None]
 GB = 1 << 30
@@ -137,7 +138,20 @@ def test_a_card_that_others_use(machine: Machine, capsys: pytest.CaptureFixture[
     used = "GPU-01000000-0000-0000-0000-000000000000, 7, 2048"
     machine((RTX_3060, "NVIDIA GeForce RTX 3060"), apps=f"{used}\nGPU-ff, 8, 1\n{used.replace(' 7', ' 9')}")
     assert main(["gpus"]) == 0
-    assert "shared with processes 7, 9 (4.00 GiB): measured times are then too long" in capsys.readouterr().out
+    said = "shared with processes 7, 9 (4.00 GiB): measured times are then too long"
+    assert said in capsys.readouterr().out
+    assert sharing_notes(("0",)) == (f"GPU 0 is {said}",) and sharing_notes(()) == sharing_notes(("5",)) == ()
+
+
+def test_a_card_that_no_list_names_can_pose(machine: Machine) -> None:
+    machine((RTX_3060, "NVIDIA GeForce RTX 3061"))
+    pose = find_device("auto@sm_75")
+    assert pose.name == "NVIDIA GeForce RTX 3061@sm_75" and pose.multiprocessors == 28
+    assert pose.shared_bytes_of_block == 64 << 10 and not pose.has_bf16 and pose.code_architecture == "sm_75"
+    sheet = unlisted_sheet(pose)
+    assert sheet is not None and known_spec(pose.name, sheet) == local_spec(pose.name, "sm_75") == pose
+    with pytest.raises(MbcError, match=r"MBC288: .* cannot pose as sm_90, which has instructions that it lacks"):
+        find_device("auto@sm_90")
 
 
 def test_a_machine_without_a_driver(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,164 @@
+"""Steps of a GPU that poses as older ones, beside `torch.compile` in the same run with everything that the GPU has.
+
+Each row is one run of `mbc bench`: a network, an architecture, and either any kernel that runs or mbc's own kernels
+only, which all pose. Libraries do not pose: `library_launches` counts theirs. ResNet-50 trains as each architecture,
+ten more networks train as sm_80. `speedup` is the step of the fastest variant of `torch.compile` over mbc's; `asked` is
+the least speedup that was asked for. Networks of torchvision are imported once (`imported_sources.py`).
+
+    python benchmarks/posed.py [--only NAME ...] [--again]
+    python benchmarks/posed.py --plan-only [--only "resnet50 128"]
+
+`--plan-only` plans the steps for an H200 that poses, without a GPU, and writes no results.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from imported_sources import written
+from record import ROOT, attempt, need_gpu, results, show, start
+
+from mbc.compiler import compile_plan
+from mbc.options import Options
+from mbc.report.devices import library_launches
+from mbc.source import Source
+
+OWN = ("mbc",)  # the only provider whose kernels pose
+TIMEOUT_S = 3600.0
+COLUMNS = (
+    "name", "asked", "mbc_ms", "torch_ms", "speedup", "predicted_ms", "measured_share", "library_launches",
+    "same_mathematics",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Case:
+    """One step: a network as an architecture.
+
+    Attributes:
+        network: File in `examples/`, or a network of torchvision as `torchvision/name`.
+        pose: Architecture as which the GPU poses.
+        asked: Least speedup over `torch.compile`; 0 for a row that is only reported.
+        settings: Settings of the source.
+        providers: Providers of kernels; empty for any.
+    """
+
+    network: str
+    pose: str
+    asked: float
+    settings: tuple[tuple[str, str], ...]
+    providers: tuple[str, ...] = ()
+
+    @property
+    def path(self) -> Path:
+        """The source of the network, which is imported if it does not exist."""
+        return written(self.network) if "/" in self.network else ROOT / "examples" / f"{self.network}.mbc"
+
+
+def _cases() -> dict[str, Case]:
+    """Return all cases by name."""
+    half, resnet = (("train.precision", "bf16"),), (("batch", "128"), ("depth", "50"))
+    cases: dict[str, Case] = {}
+    for pose, any_kernel, own in (("sm_80", 1.45, 1.25), ("sm_86", 1.35, 1.2), ("sm_89", 1.35, 1.2)):
+        cases[f"resnet50 128 {pose}, any kernel"] = Case("resnet", pose, any_kernel, (*resnet, *half))
+        cases[f"resnet50 128 {pose}, own kernels"] = Case("resnet", pose, own, (*resnet, *half), OWN)
+    of_turing = (*resnet, ("train.precision", "fp16"))
+    cases["resnet50 128 sm_75, any kernel"] = Case("resnet", "sm_75", 0.0, of_turing)
+    for name, network, settings in (
+        ("resnet18 256", "resnet", (("batch", "256"), ("depth", "18"))),
+        ("densenet121 128", "densenet121", (("batch", "128"),)),
+        ("mobilenet_v2 128", "mobilenet_v2", (("batch", "128"),)),
+        ("efficientnet_b0 64", "torchvision/efficientnet_b0", ()),
+        ("convnext_tiny 64", "torchvision/convnext_tiny", ()),
+        ("unet", "unet", ()),
+        ("vgg16 64", "vgg16", (("batch", "64"),)),
+        ("regnet_y_1_6gf 64", "torchvision/regnet_y_1_6gf", ()),
+        ("vit_b_16 64", "torchvision/vit_b_16", ()),
+        ("3-D unet", "nnunet", ()),
+    ):
+        cases[f"{name} sm_80, any kernel"] = Case(network, "sm_80", 1.05, (*settings, *half))
+    return cases
+
+
+CASES = _cases()
+
+
+def planned(case: Case) -> dict[str, Any]:
+    """Plan a case for an H200 that poses, and return the figures of the plan."""
+    source = Source(case.path.name, case.path.read_text(encoding="utf-8"))
+    plan = compile_plan(source, Options(f"h200@{case.pose}", case.settings, providers=case.providers))
+    p = plan.predictions
+    return {
+        "asked": case.asked, "predicted_ms": p.train_us / 1e3, "measured_share": p.measured_share,
+        "library_launches": library_launches(plan),
+    }  # fmt: skip
+
+
+def command(case: Case, output: Path) -> list[str]:
+    """Return the command that times a case on this machine's GPU, and writes its results to a file."""
+    return [
+        sys.executable, "-m", "mbc", "bench", str(case.path), "--gpu", f"auto@{case.pose}", "--against",
+        "torch.compile", "-o", str(output),
+        *(word for name, value in case.settings for word in ("--set", f"{name}={value}")),
+        *(word for provider in case.providers for word in ("--provider", provider)),
+    ]  # fmt: skip
+
+
+def timed(case: Case) -> dict[str, Any]:
+    """Time a case beside `torch.compile`, and return its figures."""
+    with tempfile.TemporaryDirectory() as folder:
+        output = Path(folder) / "posed.bench.json"
+        done = subprocess.run(
+            command(case, output), cwd=ROOT, text=True, capture_output=True, timeout=TIMEOUT_S, check=False
+        )
+        if not output.exists():
+            raise SystemExit(done.stderr.strip() or f"mbc bench ended with {done.returncode}")
+        document = json.loads(output.read_text(encoding="utf-8"))
+    mbc_ms, best = document["mbc"]["step_ms"], document["best"]["torch.compile"]
+    ratio = None if best is None else best["ratio"]
+    return {
+        **{key: document[key] for key in ("planned_for", "predicted_ms", "measured_share", "same_mathematics")},
+        "asked": case.asked, "mbc_ms": mbc_ms, "torch_ms": ratio and ratio * mbc_ms, "speedup": ratio,
+        "library_launches": document["library_launches"],
+        "passed": ratio is not None and document["same_mathematics"] and ratio >= case.asked,
+    }  # fmt: skip
+
+
+def chosen(only: Sequence[str]) -> list[str]:
+    """Return the names of the cases that contain one of these words; all names without words."""
+    return [name for name in CASES if not only or any(word in name for word in only)]
+
+
+def main() -> None:
+    """Time or plan the cases, and print a table."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--only", nargs="*", default=(), metavar="NAME", help="cases whose names contain a word")
+    parser.add_argument("--again", action="store_true", help="also cases that have results")
+    parser.add_argument("--plan-only", action="store_true", help="plan without a GPU, and write no results")
+    asked = parser.parse_args()
+    names = chosen(asked.only)
+    if asked.plan_only:
+        warnings.filterwarnings("ignore")
+        for name in names:
+            show([attempt(partial(planned, CASES[name]), name)], COLUMNS)
+        return
+    need_gpu("--plan-only plans the steps without one")
+    kept = results("posed", asked.again)
+    for name in names:
+        if not kept.done(name):
+            kept.put(attempt(partial(timed, CASES[name]), name))
+    show(list(kept.rows.values()), COLUMNS)
+
+
+if __name__ == "__main__":
+    start(main)

@@ -1,0 +1,49 @@
+"""Steps of a GPU that poses: every case is one that mbc takes, and figures come from what `mbc bench` writes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+
+import posed
+
+from mbc.cli.arguments import parse as parse_arguments
+from mbc.frontend.lower import lower
+from mbc.frontend.parse import parse
+from mbc.hardware.target import find_device
+from mbc.source import Source
+
+
+@pytest.mark.parametrize("name", posed.CASES)
+def test_every_case_is_one_that_mbc_takes(name: str) -> None:
+    case = posed.CASES[name]
+    assert find_device(f"h200@{case.pose}").architecture == case.pose
+    if "/" in case.network:
+        return  # to write it takes torchvision
+    arguments = parse_arguments(posed.command(case, Path("here.json"))[3:])
+    assert arguments.gpu == f"auto@{case.pose}" and tuple(arguments.providers) == case.providers
+    lowered = lower(parse(Source(case.path.name, case.path.read_text())), case.settings, None)
+    assert str(lowered.precision) == dict(case.settings)["train.precision"]
+
+
+@pytest.mark.parametrize(("ratio", "passes"), [(1.5, True), (1.45, True), (1.44, False), (None, False)])
+def test_figures(monkeypatch: pytest.MonkeyPatch, ratio: float | None, passes: bool) -> None:
+    def bench(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
+        best = None if ratio is None else {"variant": "default", "ratio": ratio}
+        document = {
+            "planned_for": "NVIDIA H200@sm_80", "predicted_ms": 2.1, "measured_share": 1.0, "same_mathematics": True,
+            "library_launches": 3, "mbc": {"step_ms": 2.0}, "best": {"torch.compile": best},
+        }  # fmt: skip
+        Path(command[command.index("-o") + 1]).write_text(json.dumps(document))
+        return subprocess.CompletedProcess(command, 0)
+
+    monkeypatch.setattr(subprocess, "run", bench)
+    row = posed.timed(posed.CASES["resnet50 128 sm_80, any kernel"])
+    assert row["passed"] == passes and row["speedup"] == ratio
+    assert row["torch_ms"] == (None if ratio is None else pytest.approx(2.0 * ratio))
