@@ -11,7 +11,7 @@
 //            the wgmma of the other warpgroup run.
 // Shared     the weights of a block's filters, for its lifetime: at 3 x 3 x 3 taps, 32 channels and filters 55,872
 //            bytes, at 64 channels 111,744; four planes with halo of 11,520 or 23,040 bytes.
-// Registers  96 for a producer, 208 for a consumer thread (setmaxnreg).
+// Registers  96 for a producer, 200 for a consumer thread (setmaxnreg).
 // Limit      tensor cores: N = 96 takes 48 cycles, and 40 cycles of reads from shared memory; N = 192 96 and 64.
 //
 // Thread (g, t) = (lane / 4, lane % 4) of warp w of a consumer holds, of 64 voxels x 3 N filters, for every 16 of them:
@@ -23,6 +23,9 @@
 #include "plane_sweep_conv_arguments.h"
 
 namespace mbc {
+
+constexpr int SWEEP_PRODUCER_REGISTERS = 96, SWEEP_CONSUMER_REGISTERS = 200;
+static_assert(passes_registers(SWEEP_PRODUCER_REGISTERS, SWEEP_CONSUMER_REGISTERS));
 
 template <int CHANNELS, int FILTERS, int LINES>
 struct PlaneSweepConv : PlaneSweep {
@@ -175,7 +178,7 @@ __global__ void __launch_bounds__(PIPELINE_THREADS, 1)
     setmaxnreg_dec<SWEEP_PRODUCER_REGISTERS>();
     produce_planes(x, stages, pipelines.planes, f);
   } else {
-    setmaxnreg_inc<CONSUMER_REGISTERS>();
+    setmaxnreg_inc<SWEEP_CONSUMER_REGISTERS>();
     keep_planes_of_weights(weight, kept, f);
     fence_proxy_async();
     pipelines.kept.arrive();

@@ -10,7 +10,7 @@
 //            ahead. Warpgroup 1 computes the filters' first and second planes, warpgroup 2 the third: wgmma m64nNk16,
 //            gradients (A) in registers through ldmatrix.trans, voxels (B) in shared memory.
 // Shared     8 stages: a plane of the image with halo, 11,520 bytes (images: 8,320), and one of gradients, 8,192 bytes.
-// Registers  96 for a producer, 208 for a consumer thread (setmaxnreg): 144 accumulators.
+// Registers  88 for a producer, 208 for a consumer thread (setmaxnreg): 144 accumulators.
 // Limit      tensor cores: 6 instructions of N = 96 for 9 taps of a plane, where 4.5 would do: 75 %. Each takes 48
 //            cycles, and 24 cycles of reads from shared memory.
 //
@@ -26,6 +26,8 @@
 namespace mbc {
 
 constexpr int FILTER_STAGES = 8, FILTER_CHANNELS = 32;  // as in mbc/kernels/cuda/conv/plane_sweep_conv.py
+constexpr int FILTER_PRODUCER_REGISTERS = 88;
+static_assert(passes_registers(FILTER_PRODUCER_REGISTERS, CONSUMER_REGISTERS));
 
 struct PlaneSweepFilter : PlaneSweep {
   static constexpr int EIGHTS = FILTER_CHANNELS / 8, STEPS = SWEEP_VOXELS / 16;
@@ -110,7 +112,7 @@ __global__ void __launch_bounds__(PIPELINE_THREADS, 1)
   if (threadIdx.x == 0) pipeline.start(WARPGROUP);
   __syncthreads();
   if (threadIdx.x < WARPGROUP) {
-    setmaxnreg_dec<SWEEP_PRODUCER_REGISTERS>();
+    setmaxnreg_dec<FILTER_PRODUCER_REGISTERS>();
     produce_pairs_of_planes(x, dy, stages, pipeline, f);
   } else {
     setmaxnreg_inc<CONSUMER_REGISTERS>();

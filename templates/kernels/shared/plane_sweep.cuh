@@ -19,7 +19,9 @@ constexpr int SWEEP_TAPS = 3;  // planes, lines and columns under a filter
 constexpr int SWEEP_STAGES = 4, SWEEP_VOXELS = 128, SWEEP_LINES = 16;  // as in mbc/kernels/cuda/conv/plane_sweep.py
 constexpr int MOST_BOX_VOXELS = (SWEEP_LINES + 2) * (SWEEP_VOXELS / SWEEP_LINES + 2);  // with the halo of 3 x 3 taps
 
-constexpr int SWEEP_PRODUCER_REGISTERS = 96;  // with CONSUMER_REGISTERS of two warpgroups: 64 K registers
+// Whether setmaxnreg ends: threads start with 168 registers, and two warpgroups of consumers wait for ever for more than
+// the producer returns.
+constexpr bool passes_registers(int producer, int consumer) { return CONSUMERS * (consumer - 168) <= 168 - producer; }
 
 struct SweepTile {
   int64_t row;
