@@ -58,9 +58,9 @@ def cut(plan: Plan) -> Cut | None:
         MbcError: MBC129 if an output or a running statistic is not complete at the cut.
     """
     graph, program = plan.graph, plan.train
-    late = given_at_cut(graph)
-    if graph.optimizer.kind != NO_OPTIMIZER and not _is_loss_given(graph, late):
+    if not is_cut(graph):
         return None
+    late = given_at_cut(graph)
     given = {index for index in program.entry if plan.buffers[index].value in late}
     reads = (i for i, launch in enumerate(program.launches) if any(a.buffer in given for a in launch.accesses))
     at = next(reads, len(program.launches))
@@ -88,12 +88,20 @@ def parts_of(plan: Plan) -> dict[str, Program]:
     return {} if accumulates is None else {ACCUMULATE: accumulates}
 
 
-def _is_loss_given(graph: TrainingGraph, late: Collection[str]) -> bool:
-    """Return whether the loss is a sum of inner products of outputs with inputs that are given at the cut."""
+def is_cut(graph: TrainingGraph) -> bool:
+    """Return whether the training program has halves.
+
+    It has them without an optimizer, and if the loss is a sum of inner products of outputs with inputs that are given
+    at the cut.
+    """
+    if graph.optimizer.kind == NO_OPTIMIZER:
+        return True
+    total = next(op for op in reversed(graph.train) if graph.loss in op.outputs)
+    if total.kind not in ("weighted_sum", "row_reduce_dot"):
+        return False
     makers = {value: op for op in graph.train for value in op.outputs}
-    total = makers[graph.loss]
     terms = [makers[value] for value in total.inputs] if total.kind == "weighted_sum" else [total]
-    given = set(late)
+    given = set(given_at_cut(graph))
     for op in graph.train:  # inputs in the working precision
         if given.issuperset(op.inputs):
             given.update(op.outputs)

@@ -10,7 +10,7 @@ import pytest
 
 from mbc.cli import main
 from mbc.compiler import compile_plan
-from mbc.errors import MbcError
+from mbc.errors import BudgetError, MbcError
 from mbc.hardware.streams import Space
 from mbc.ir.graph import Role
 from mbc.options import Options
@@ -142,6 +142,19 @@ def test_the_second_half_reads_only_states_and_what_the_first_half_kept(gpu: Gpu
         np.testing.assert_array_equal(halves.copied(place), alone.copied(alone.gradients[name]), name)
     alone.begin(-images)  # statistics count both mini-batches, in their order
     assert all(np.array_equal(halves.state(name), alone.state(name)) for name in halves.states)
+
+
+@pytest.mark.parametrize("rule", ["none", "adamw"])
+def test_what_is_given_at_the_cut_is_not_moved_before_it(rule: str):
+    source = OUTSIDE.replace("none", rule)
+    usual = planned(source).predictions
+    try:
+        plan = planned(source, memory_device=f"{usual.arena_bytes // 2 + usual.overhead_bytes}B")
+    except BudgetError as refused:
+        assert refused.code == "MBC204"
+    else:
+        halves = cut(plan)
+        assert halves is not None and len(halves.forward.launches) > 5
 
 
 def test_shared_memory_is_the_plans_own():

@@ -9,7 +9,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -30,6 +30,7 @@ from mbc.optimize.schedule.emit_launches import Draft
 from mbc.optimize.schedule.in_place import in_place, in_place_operands, with_aliases
 from mbc.optimize.schedule.liveness import live_of
 from mbc.optimize.schedule.regions import Region, regions_of
+from mbc.plan.cut import given_at_cut, is_cut
 
 NOTHING_BYTES = np.iinfo(np.int64).min  # marks a region at which no more bytes can be freed
 
@@ -120,7 +121,11 @@ class RematState:
         self.small_bytes = int(task.available_bytes * effort.ALWAYS_KEPT_SHARE)
         self._in_place = tuple(in_place(draft, self.regions, self._in_place_operands))
         self.fused_remat = task.fused_remat
-        self.ledger = Ledger(draft, self.regions, self.small_bytes, self._in_place, self.fused_remat)
+        # An input that is given where the program is cut cannot be moved before it is read: it is not there yet.
+        late = given_at_cut(task.graph) if is_cut(task.graph) else ()
+        given = (b for b in draft.train.entry if draft.buffers[b].value in late)
+        fixed = replace(draft, persistent=(*draft.persistent, *given))
+        self.ledger = Ledger(fixed, self.regions, self.small_bytes, self._in_place, self.fused_remat)
         self._persistent_bytes = persistent_bytes(draft)
         self.offloader = Offloader(draft, task.links, self.ledger, task.techniques)
         self.price_perturbations: dict[int, float] = {}  # factors of prices, by value
