@@ -59,8 +59,12 @@ def fit(
         if trial in attempted or (problem.exhausted and nothing_fits()):
             return None
         attempted.add(trial)
-        bound_bytes = undecided(_posed(problem, trial), trial, 0).least_bytes
-        if bound_bytes > (1.0 if nothing_fits() else 1 - effort.NEAR_FIT_SHARE) * available_bytes:
+        # Kernels with the least workspace may be of layouts that need other conversions.
+        bound_bytes = min(
+            undecided(_posed(problem, trial), trial, workspace_bytes).least_bytes
+            for workspace_bytes in (0, UNLIMITED_BYTES)
+        )
+        if bound_bytes > available_bytes:
             bounds[trial] = bound_bytes
             return None
         return search(trial)
