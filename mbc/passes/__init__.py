@@ -16,6 +16,7 @@
 * `rms_norms`: root mean square normalisation as one operation
 * `stack_sums`: sums over the axis of a stack as sums of its parts
 * `sum_convolutions`: convolutions of a large concatenation as sums of convolutions of its parts
+* `order_operations`: an order of the operations of a step with fewer live bytes
 * `uses`: makers and readers of the values of a network, for these passes
 * `relu_bit_masks`: the gradient of ReLU from bit masks instead of its output
 """

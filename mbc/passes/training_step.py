@@ -49,6 +49,7 @@ from mbc.passes.expand import FLOATING, Expander
 from mbc.passes.gather_operands import gather_operands
 from mbc.passes.graph_builder import GraphBuilder, live_operations
 from mbc.passes.optimizer_update import averages, updated
+from mbc.passes.order_operations import order_operations
 from mbc.passes.reverse_mode import Backward
 from mbc.passes.rms_norms import join_rms_norms
 from mbc.passes.shard_optimizer import shard_optimizer
@@ -197,6 +198,9 @@ def differentiate(
     kept = relu_behind_pool(kept, values, wanted)
     kept = gather_operands(statistics_by_part(kept, values), values, ranks)
     kept = copy_control(kept, values)
+    # All ranks need one order of their collectives, and a step without an update may be cut at its outputs.
+    if ranks is None and not has_no_update:
+        kept = order_operations(kept, values)
     kept = shard_optimizer(kept, values, ranks if shard and not optimizer.noise_scale else None)
     return TrainingGraph(
         network.name,
