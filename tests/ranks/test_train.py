@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -48,16 +49,17 @@ def environment() -> dict[str, str]:
     return os.environ | {"PYTHONPATH": str(ROOT)} | AS_ROOT
 
 
-def run_in(folder: Path, *command: str, within_s: float = LONG_S, **more: str) -> subprocess.CompletedProcess[str]:
+def run_in(
+    folder: Path, *command: str, within_s: float = LONG_S, given: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
     """Run a command in a folder, with these further variables of the environment."""
-    return subprocess.run(
-        command, cwd=folder, env=environment() | more, capture_output=True, text=True, timeout=within_s, check=False
-    )
+    env = environment() | dict(given or {})
+    return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=within_s, check=False)
 
 
 def _run(folder: Path, *more: str, subject: str = "tiny.mbc", **given: str) -> subprocess.CompletedProcess[str]:
     command = [subject if word == "tiny.mbc" else word for word in COMMAND]
-    return run_in(folder, *command, *more, **given)
+    return run_in(folder, *command, *more, given=given)
 
 
 class TestWithMpi:
