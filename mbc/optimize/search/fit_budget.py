@@ -156,10 +156,10 @@ def _converts_back(problem: Problem, techniques: AllowedTechniques) -> bool:
 
 
 def _movable_bytes(table: CandidateTable, techniques: AllowedTechniques) -> int:
-    """Return the bytes of the optimizer's states if all of them fit outside the arena; otherwise 0."""
+    """Return the bytes of the optimizer's states that fit outside the arena."""
     sizes = (table.graph.values[state.value] for state in table.graph.states)
     all_bytes = sum(aligned(value.type.size_bytes) for value in sizes if value.role is Role.OPTIMIZER)
-    return all_bytes if all_bytes <= techniques.outside_bytes else 0
+    return min(all_bytes, techniques.outside_bytes)
 
 
 def _divisions(
@@ -211,7 +211,7 @@ def _with_states_offloaded(
 def _states_trials(
     problem: Problem, techniques: AllowedTechniques, lacking_bytes: int, all_bytes: int
 ) -> Iterator[AllowedTechniques]:
-    """Yield techniques that offload more and more of the optimizer's states, of `all_bytes` together."""
+    """Yield techniques that offload more and more of the optimizer's states, up to `all_bytes`."""
     together_bytes = largest_update_bytes(problem.table.graph)
     for times, lead in effort.STATES_TRIALS:
         states_bytes = int(times * lacking_bytes) + together_bytes

@@ -51,13 +51,18 @@ def timed(launch: Launch, time_us: float) -> Launch:
 
 
 def solution(network: str, precision: str) -> Solution:
-    """Return a step whose filter gradients take as long as if they filled the GPU, but do not fill it."""
-    draft = alias_in_place(table(network, precision).graph, draft_of(network, precision))
-    launches = tuple(
-        timed(launch, 30.0 if "backward_filter" in " ".join(kinds(network, precision, launch)) else 20.0)
-        for launch in draft.train.launches
+    """Return a step whose filter gradients take as long as if they filled the GPU, but do not fill it.
+
+    All updates come last, as those of one multi-tensor launch do. An update directly after its gradient would leave the
+    gradient no slack.
+    """
+    named, draft = functools.partial(kinds, network, precision), draft_of(network, precision)
+    launches = (
+        timed(launch, 30.0 if "backward_filter" in " ".join(named(launch)) else 20.0)
+        for launch in sorted(draft.train.launches, key=lambda x: any(kind.endswith("_update") for kind in named(x)))
     )
-    draft = replace(draft, train=replace(draft.train, launches=launches))
+    draft = replace(draft, train=replace(draft.train, launches=tuple(launches)))
+    draft = alias_in_place(table(network, precision).graph, draft)
     return Solution(draft, assign_addresses(draft), Selector.of(table(network, precision)))
 
 
