@@ -124,7 +124,7 @@ def view(plan: Plan, providers: Mapping[str, Provider] | None = None) -> View:
     return View(
         network=plan.graph.name,
         target=plan.target.gpu,
-        architecture=plan.target.device.code_architecture,
+        architecture=plan.target.code_architecture,
         working=working,
         arena_bytes=plan.predictions.arena_bytes,
         host_bytes=plan.predictions.host_bytes,

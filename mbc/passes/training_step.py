@@ -198,8 +198,8 @@ def differentiate(
     kept = relu_behind_pool(kept, values, wanted)
     kept = gather_operands(statistics_by_part(kept, values), values, ranks)
     kept = copy_control(kept, values)
-    # All ranks need one order of their collectives, and a step without an update may be cut at its outputs.
-    if ranks is None and not has_no_update:
+    # All ranks need one order of their collectives. A step that is cut at its outputs computes them first.
+    if ranks is None and not last:
         kept = order_operations(kept, values)
     kept = shard_optimizer(kept, values, ranks if shard and not optimizer.noise_scale else None)
     return TrainingGraph(

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from mbc.hardware.datasheet import Datasheet
+from mbc.hardware.datasheet import Datasheet, capability_of
 from mbc.hardware.spec import DeviceSpec, known_spec, spec_like
 from mbc.hardware.streams import Space, Stream
 from mbc.hardware.transfers import Links
@@ -157,6 +157,11 @@ class Target:
     def device(self) -> DeviceSpec:
         """The GPU's specification, or that of a GPU of the same architecture (`spec_like`)."""
         return spec_like(self.gpu, self.architecture, self.sheet)
+
+    @property
+    def code_architecture(self) -> str:
+        """Architecture for which sources are compiled; see `DeviceSpec.code_architecture`."""
+        return min(self.architecture, self.device.code_architecture, key=capability_of)
 
 
 @dataclass(frozen=True, slots=True)
