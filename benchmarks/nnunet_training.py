@@ -93,15 +93,15 @@ class Training:
 
     @property
     def losses_file(self) -> Path:
-        """Where the process writes the training losses of all epochs, after each epoch."""
+        """File of the training losses of all epochs, which the process writes after each epoch."""
         return Path(self.folder, "losses.json")
 
 
 def trained(training: Training) -> dict[str, Any]:
     """Train in this process, and return losses, Dice, and the time of the fastest epoch in seconds."""
     torch: Any = importlib.import_module("torch")
-    found: Any = importlib.import_module("nnunetv2.utilities.find_objects")
-    kind: Any = found.recursive_find_trainer_class_by_name(training.trainer)
+    finder: Any = importlib.import_module("nnunetv2.utilities.find_objects")
+    kind: Any = finder.recursive_find_trainer_class_by_name(training.trainer)
 
     class Seeded(kind):
         """Draws the batches of each epoch by the seed and the number of the epoch."""
