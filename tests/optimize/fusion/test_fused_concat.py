@@ -6,15 +6,13 @@ import functools
 
 import pytest
 
-from mbc.hardware.spec import find_spec
 from mbc.optimize.fusion import select_groups
 from mbc.optimize.fusion.catalogue import PATTERNS
 from mbc.plan.model import Kernel
 from tests.graphs import training_graph
 from tests.optimize.fusion import test_fused_pooling as pools
 from tests.optimize.fusion.test_fused_pooling import launched, planned
-from tests.optimize.fusion.unclustered import UNCLUSTERED
-from tests.optimize.planned import assert_equal_but_for_rounding, trained
+from tests.optimize.planned import H200, assert_equal_but_for_rounding, trained
 
 SOURCE = """
 network joined(batch = 6, classes = 5) {
@@ -103,7 +101,7 @@ def test_groups_compute_their_operations(affine: str):
 def test_groups_within_a_budget_give_the_same_bits(share: float):
     roomy = planned(graph())
     arena_bytes = int(roomy.predictions.arena_bytes * share)
-    plan = planned(graph(), budget_bytes=arena_bytes + UNCLUSTERED.overhead_bytes)
+    plan = planned(graph(), budget_bytes=arena_bytes + H200.overhead_bytes)
     assert plan.predictions.arena_bytes <= arena_bytes
     assert "batch_statistics_concat" in launched(plan)
     assert trained(plan) == trained(roomy)
@@ -129,7 +127,7 @@ def test_a_transposed_convolution_writes_a_part_of_a_concatenation(parts: str, k
     """The filters of the transposed convolution do not overlap."""
     source = UP.replace("PARTS", parts).replace("KERNEL", str(kernel)).replace("PAD", str(pad))
     steps = pools.graph(source=source)
-    plan = planned(steps, device=find_spec("h200"))
+    plan = planned(steps)
     assert ("conv_transpose_bias_add_concat" in launched(plan)) == fits
     assert ("bias_add_concat" in launched(plan)) != fits
     outputs = {op.outputs[0] for op in steps.train if op.kind == "bias_add" or op.name == "conv_transpose0"}

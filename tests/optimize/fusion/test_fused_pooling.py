@@ -6,19 +6,17 @@ import functools
 
 import pytest
 
-from mbc.hardware.spec import DeviceSpec
 from mbc.ir.graph import TrainingGraph
 from mbc.kernels.interpreter import INTERPRETER
-from mbc.kernels.providers import PROVIDERS
 from mbc.optimize.candidates.table import CandidateTable, Rules
 from mbc.optimize.search.search import Limits, search
 from mbc.plan.model import Kernel, Plan
 from mbc.plan.verify import verify_plan
 from tests.graphs import training_graph
-from tests.optimize.fusion.unclustered import UNCLUSTERED
-from tests.optimize.planned import Favouring, Without, assert_equal_but_for_rounding, trained
+from tests.optimize.fusion.unclustered import WITHOUT_CLUSTERS
+from tests.optimize.planned import H200, Favouring, Without, assert_equal_but_for_rounding, trained
 
-# Its blocks form no clusters: small tensors are not normalised at once.
+# No kernel uses clusters: small tensors are not normalised at once.
 SOURCE = """
 network pools(batch = 6, classes = 5) {
   input image[batch, 2, 8, 8] : float
@@ -42,12 +40,10 @@ def graph(precision: str = "bf16", affine: str = "true", source: str = SOURCE) -
     return training_graph(text)
 
 
-def planned(
-    steps: TrainingGraph, fused: bool = True, budget_bytes: int = 10**12, device: DeviceSpec = UNCLUSTERED
-) -> Plan:
-    providers = (INTERPRETER,) if steps.precision == "fp64" else PROVIDERS
+def planned(steps: TrainingGraph, fused: bool = True, budget_bytes: int = 10**12) -> Plan:
+    providers = (INTERPRETER,) if steps.precision == "fp64" else WITHOUT_CLUSTERS
     chosen = tuple(Favouring(p) if fused else Without(p) for p in providers)
-    table = CandidateTable(steps, device, chosen, rules=Rules())
+    table = CandidateTable(steps, H200, chosen, rules=Rules())
     plan = search(table, Limits(budget_bytes, without=frozenset({"concurrent_stream"})))
     verify_plan(plan)
     return plan
@@ -100,7 +96,7 @@ def roomy(precision: str) -> Plan:
 def within(precision: str, share: float) -> Plan:
     """Return the plan within this share of the arena of the plan without a limit."""
     arena_bytes = int(roomy(precision).predictions.arena_bytes * share)
-    return planned(graph(precision), budget_bytes=arena_bytes + UNCLUSTERED.overhead_bytes)
+    return planned(graph(precision), budget_bytes=arena_bytes + H200.overhead_bytes)
 
 
 @pytest.mark.parametrize(("precision", "share"), [("bf16", 0.9), ("bf16", 0.8), ("fp32", 0.9), ("fp32", 0.8)])

@@ -28,10 +28,10 @@ from mbc.profile.model import Identity, Measurement, Profile
 from mbc.profile.signature import signature
 from mbc.resources import folder
 from tests.graphs import training_graph
-from tests.optimize.fusion.unclustered import UNCLUSTERED
-from tests.optimize.planned import Only, assert_equal_but_for_rounding, distance, stepped
+from tests.optimize.fusion.unclustered import UNCLUSTERED, WITHOUT_CLUSTERS
+from tests.optimize.planned import H200, Only, assert_equal_but_for_rounding, distance, stepped
 
-# Its blocks form no clusters, so that no other group holds the same statistics.
+# No kernel uses clusters, so that no other group holds the same statistics.
 BATCH = 6
 FASTER, SLOWER = 0.5, 1.2  # than one by one
 SOURCE = """
@@ -56,7 +56,7 @@ def graph(precision: str = "fp16") -> TrainingGraph:
 
 
 def table(steps: TrainingGraph, profile: Profile | None = None) -> CandidateTable:
-    return CandidateTable(steps, UNCLUSTERED, PROVIDERS, profile, Rules())
+    return CandidateTable(steps, H200, WITHOUT_CLUSTERS, profile, Rules())
 
 
 def measured(steps: TrainingGraph, faster: float) -> Profile:
@@ -67,9 +67,9 @@ def measured(steps: TrainingGraph, faster: float) -> Profile:
         return Measurement(c.provider, c.name, c.settings, c.layouts, c.workspace_bytes, time_us, 0.0, c.deterministic,
                            c.accumulates, (), 0.0)  # fmt: skip
 
-    asked = [need.undivided for need in needs(steps, UNCLUSTERED, Policy.UNDIVIDED)]
+    asked = [need.undivided for need in needs(steps, H200, Policy.UNDIVIDED)]
     measurements = {
-        signature(r): tuple(measurement(r, c) for p in PROVIDERS for c in p.candidates(r, UNCLUSTERED)) for r in asked
+        signature(r): tuple(measurement(r, c) for p in WITHOUT_CLUSTERS for c in p.candidates(r, H200)) for r in asked
     }
     return Profile(Identity("NVIDIA H200", "sm_90", 132, "1", 91900, "2026-11-22"), measurements)
 
@@ -112,8 +112,9 @@ def test_resnet_has_one_for_each_of_its_convolutions():
     settings = (("depth", "50"), ("batch", "32"), ("train.precision", "fp16"))
     steps = training_graph(text, *settings)
     assert len(groups_with_statistics(steps)) == 53
-    # The first has three channels and seven rows and columns, for which there is no engine.
-    assert len([g for g in Fusion.of(table(steps)).groups[0] if g.launches[0].kind == WITH_STATISTICS]) == 52
+    # The first has three channels and seven rows and columns, for which there is only a kernel by wgmma.
+    for offered, count in ((table(steps), 53), (CandidateTable(steps, UNCLUSTERED, PROVIDERS), 52)):
+        assert len([g for g in Fusion.of(offered).groups[0] if g.launches[0].kind == WITH_STATISTICS]) == count
     assert not [
         g for g in Fusion.of(table(steps)).groups[1] if g.launches[0].kind == WITH_STATISTICS
     ]  # inference has no statistics
@@ -142,12 +143,18 @@ def test_other_pairs_are_not_found(line: str):
 def test_without_a_measurement_none_is_taken(precision: str):
     kinds = {operation.kind for operation in Fusion.of(table(graph(precision))).programs().train}
     assert WITH_STATISTICS not in kinds
-    asked = {need.undivided.kind for need in needs(graph(precision), UNCLUSTERED, Policy.ALL)}
+    asked = {need.undivided.kind for need in needs(graph(precision), H200, Policy.ALL)}
     assert (WITH_STATISTICS in asked) == (precision == "fp16")
 
 
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+def test_without_wgmma_an_estimate_suffices(precision: str):
+    programs = Fusion.of(CandidateTable(graph(precision), UNCLUSTERED, PROVIDERS)).programs()
+    assert (WITH_STATISTICS in {operation.kind for operation in programs.train}) == (precision != "fp32")
+
+
 def test_whole_batches_only_are_measured():
-    asked = [need for need in needs(graph(), UNCLUSTERED, Policy.ALL) if need.undivided.kind == WITH_STATISTICS]
+    asked = [need for need in needs(graph(), H200, Policy.ALL) if need.undivided.kind == WITH_STATISTICS]
     assert asked and all(need.requests == (need.undivided,) for need in asked)
 
 
@@ -178,7 +185,7 @@ def test_only_kernels_measured_faster_are_planned():
 def test_its_limit_counts_the_product_and_the_written_bytes():
     plan = planned(graph(), FASTER)
     by_kind: dict[str, list[Limit]] = {}
-    for limit in limits(plan, plan.train, Ceilings.of(UNCLUSTERED, plan.graph.precision)):
+    for limit in limits(plan, plan.train, Ceilings.of(H200, plan.graph.precision)):
         by_kind.setdefault(limit.summary.kind, []).append(limit)
     second = next(limit for limit in by_kind[WITH_STATISTICS] if "second" in limit.summary.name)
     pixels = BATCH * 12 * 12
@@ -200,7 +207,7 @@ APART = 10.0  # times what the interpreter is taken to need for it
 
 def exact(part: float, budget_bytes: int = 10**12) -> Plan:
     """Return a plan in fp64, which only the interpreter runs."""
-    one = CandidateTable(graph("fp64"), UNCLUSTERED, (Only(INTERPRETER, WITH_STATISTICS, part),), rules=Rules())
+    one = CandidateTable(graph("fp64"), H200, (Only(INTERPRETER, WITH_STATISTICS, part),), rules=Rules())
     plan = search(one, Limits(budget_bytes))
     verify_plan(plan)
     return plan
