@@ -2,7 +2,8 @@
 
 * `speed`: nnU-Net's benchmark of five epochs without data loading, 2 x 128^3, with and without `MBC_MEMORY`.
 * `dice`: a drawn data set that nnU-Net plans and preprocesses; both trainers, three seeds, equal weights and batches.
-* `killed`: one training of mbc ends without a break, the other one is killed (SIGKILL) and continued.
+* `killed`: two equal trainings with steps of mbc. The first runs to its end; the script kills the second several times
+  by SIGKILL and continues it from its last checkpoint. The result is how far their losses differ.
 
 Each training is a process of its own. Rows are written one by one; another call runs those that are missing.
 

@@ -191,7 +191,7 @@ class SwizzledDescriptor {
   uint32_t low;  // low word of the descriptor
 };
 
-// The same of an operand in core matrices.
+// An operand in core matrices, whose descriptor is computed once as well, for the reason given at SwizzledDescriptor.
 class CoreMatrixDescriptor {
  public:
   __device__ explicit CoreMatrixDescriptor(const CoreMatrices& p)
