@@ -8,9 +8,8 @@ are checked and timed as `mbc profile` does, which leaves out kernels of mbc who
 to the profile, with which another call continues. `--count` lists the requests and needs no GPU.
 
 Writes `results/volume_convolutions.json` with a row for each request: its number in a step, the fastest kernel of mbc's
-own and the fastest of libraries in microseconds with their errors, TFLOP/s of the faster one, and `share`, the limit
-over its time. The limit is the longer of its arithmetic at the GPU's peak and its bytes, each operand once, at the copy
-bandwidth. The row `step` has the sums over a step, in which the faster kernel of each request counts (`best_us`).
+own and the fastest of libraries in microseconds, TFLOP/s of the faster one, and `share`, the limit over its time. The
+limit is the longer of its arithmetic at the GPU's peak and its bytes, each operand once, at the copy bandwidth. The row `step` has the sums over a step, in which the faster kernel of each request counts (`best_us`).
 """
 
 from __future__ import annotations
@@ -73,7 +72,7 @@ def row_of(request: Request, count: int, measured: Sequence[Measurement], device
         of_side = [m for m in measured if not m.refused and not m.dominated and (m.provider == OWN.name) is is_own]
         if of_side:
             fastest = min(of_side, key=lambda m: m.time_us)
-            row |= {side: fastest.name, f"{side}_us": fastest.time_us, f"{side}_error": fastest.error}
+            row |= {side: fastest.name, f"{side}_us": fastest.time_us}
     times_us = [row[key] for key in ("own_us", "library_us") if key in row]
     if times_us:
         best_us = min(times_us)
