@@ -44,6 +44,7 @@ class Case:
     shows: Callable[[Plan], bool] = lambda plan: True
     without: frozenset[str] = frozenset()
     providers: tuple[str, ...] = ()
+    settings: tuple[tuple[str, str], ...] = ()
     tools: tuple[str, ...] = ("memcheck", "initcheck")
 
 
@@ -65,6 +66,7 @@ def is_concurrent(plan: Plan) -> bool:
 
 
 # Reads of unwritten bytes are searched here, too, although the tool misses some writes of cuDNN's kernels.
+VOLUMES = (("patch", "(32, 32, 32)"), ("features", "(32, 64, 64)"))
 OWN = {"providers": ("mbc",), "tools": ("racecheck", "synccheck", "initcheck")}
 CASES = {
     "digits": Case("digits"),
@@ -75,6 +77,7 @@ CASES = {
     "fused_recomputation": Case("resnet", recomputes_fused, frozenset({"offload", "micro_batches"})),
     "concurrent_stream": Case("mobilenet_v2", is_concurrent),
     **{f"own_kernels_{name}": Case(name, **OWN) for name in ("digits", "resnet", "unet", "mobilenet_v2")},
+    "own_kernels_volumes": Case("nnunet", settings=VOLUMES, **OWN),
     "peer": Case("resnet", tools=("initcheck",)),
     **dict.fromkeys(("probe", "warp_probe"), Case("digits", tools=("racecheck",))),
 }
@@ -90,7 +93,7 @@ def own_kernels(plan: Plan) -> set[str]:
 
 def job_of(case: Case, precision: str, gpu: str) -> Job:
     """Return the job of a case."""
-    job = replace(example(case.network, ("train.precision", precision)), gpu=gpu)
+    job = replace(example(case.network, ("train.precision", precision), *case.settings), gpu=gpu)
     return job.with_options(without=case.without, providers=case.providers)
 
 

@@ -9,7 +9,8 @@ to the profile, with which another call continues. `--count` lists the requests 
 
 Writes `results/volume_convolutions.json` with a row for each request: its number in a step, the fastest kernel of mbc's
 own and the fastest of libraries in microseconds, TFLOP/s of the faster one, and `share`, the limit over its time. The
-limit is the longer of its arithmetic at the GPU's peak and its bytes, each operand once, at the copy bandwidth. The row `step` has the sums over a step, in which the faster kernel of each request counts (`best_us`).
+limit is the longer of its arithmetic at the GPU's peak and its bytes, each operand once, at the copy bandwidth. The row
+`step` has the sums over a step, in which the faster kernel of each request counts (`best_us`).
 """
 
 from __future__ import annotations

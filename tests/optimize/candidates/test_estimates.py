@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
 
 import pytest
 
 from mbc.compiler import compile_plan
-from mbc.hardware.spec import find_spec
+from mbc.hardware.spec import DeviceSpec, find_spec
 from mbc.ir.types import DType, Precision, TensorType
-from mbc.kernels.base import Request
+from mbc.kernels.base import Candidate, Request
+from mbc.kernels.cuda import Own
 from mbc.kernels.providers import PROVIDERS
 from mbc.ops.convolution import Convolution
 from mbc.ops.fused import Fused
@@ -95,7 +97,13 @@ def _fp32(theirs: Profile) -> list[Request]:
     return requests[::7]
 
 
-def test_kernels_by_measurement_have_no_estimates() -> None:
+def test_kernels_by_measurement_have_no_estimates(monkeypatch: pytest.MonkeyPatch) -> None:
+    every = Own.candidates
+
+    def candidates(self: Own, request: Request, device: DeviceSpec) -> Iterator[Candidate]:
+        return (replace(c, by_measurement=c.name == "plane_sweep_conv") for c in every(self, request, device))
+
+    monkeypatch.setattr(Own, "candidates", candidates)
     a = Convolution((16, 16, 16), (3, 3, 3), pad=(1,) * 6)
     image, weight = TensorType((2, 32, 16, 16, 16), DType.BF16), TensorType((32, 32, 3, 3, 3), DType.BF16)
     asked = Request("convolution", a, (image, weight), (image,), Precision.BF16)
