@@ -139,6 +139,7 @@ def is_plan_only(architecture: str) -> bool:
     return any(spec.architecture == architecture and not spec.buildable for spec in device_specs().values())
 
 
+@cache
 def find_spec(name: str) -> DeviceSpec:
     """Return the GPU called `name`, as people or nvidia-smi write it.
 

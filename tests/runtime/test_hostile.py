@@ -13,6 +13,7 @@ import pytest
 
 from mbc.errors import MbcError
 from mbc.plan.file import load_plan
+from mbc.plan.model import Plan
 from mbc.runtime.module import Module
 from mbc.train.accuracy import inputs_of
 from mbc.train.data import open_data
@@ -47,6 +48,7 @@ class Interface:
 
 
 IMAGES = np.zeros((6, 2, 6, 6), np.float32)
+IMAGE, TARGET = batch()
 THINGS: tuple[Any, ...] = (
     None, 3, -1, 2**70, 10**400, 1.5, math.nan, math.inf, True, 1j, "", "a\0b", "/", "x" * 5000, "\ud800", b"x",
     [], [[1], [1, 2]], {}, {1: 2}, {"a": "\ud800"}, (), {1}, range(6), object(), Module, iter([1]), memoryview(b"abc"),
@@ -64,36 +66,42 @@ def net() -> Module:
     return Module(small_plan(), device="cpu", shadow=False)
 
 
-def calls(net: Module, folder: Path) -> dict[str, Callable[[Any], object]]:
-    plan = small_plan()
-    image, target = batch()
-    return {
-        "Module": lambda x: Module(x, device="cpu"), "seed": lambda x: Module(plan, seed=x, device="cpu"),
-        "device": lambda x: Module(plan, device=x), "transfers": lambda x: Module(plan, device="cpu", transfers=x),
-        "canaries": lambda x: Module(plan, device="cpu", canaries=x),
-        "lr": lambda x: net.step(image, target, lr=x), "image": lambda x: net.step(x, target, lr=0.1),
-        "target": lambda x: net.step(image, target=x, lr=0.1), "unknown": lambda x: net.step(image, target, lr=0, y=x),
-        "forward": lambda x: net.forward(x), "copy": lambda x: net.forward(image, copy=x),
-        "state": lambda x: net.state(x), "load": lambda x: net.load(x),
-        "set name": lambda x: net.set_state(x, image), "set array": lambda x: net.set_state("first.weight", x),
-        "save": lambda x: net.save(x), "metadata": lambda x: net.save(folder / "w", metadata=x),
-        "strict": lambda x: net.load(folder / "good", strict=x), "load_plan": lambda x: load_plan(x, "it"),
-        "data": lambda x: open_data(x, inputs_of(plan.graph)),
-    }  # fmt: skip
+CALLS: dict[str, Callable[[Module, Plan, Path, Any], object]] = {
+    "Module": lambda net, plan, folder, x: Module(x, device="cpu"),
+    "seed": lambda net, plan, folder, x: Module(plan, seed=x, device="cpu"),
+    "device": lambda net, plan, folder, x: Module(plan, device=x),
+    "transfers": lambda net, plan, folder, x: Module(plan, device="cpu", transfers=x),
+    "canaries": lambda net, plan, folder, x: Module(plan, device="cpu", canaries=x),
+    "lr": lambda net, plan, folder, x: net.step(IMAGE, TARGET, lr=x),
+    "image": lambda net, plan, folder, x: net.step(x, TARGET, lr=0.1),
+    "target": lambda net, plan, folder, x: net.step(IMAGE, target=x, lr=0.1),
+    "unknown": lambda net, plan, folder, x: net.step(IMAGE, TARGET, lr=0, y=x),
+    "forward": lambda net, plan, folder, x: net.forward(x),
+    "copy": lambda net, plan, folder, x: net.forward(IMAGE, copy=x),
+    "state": lambda net, plan, folder, x: net.state(x),
+    "load": lambda net, plan, folder, x: net.load(x),
+    "set name": lambda net, plan, folder, x: net.set_state(x, IMAGE),
+    "set array": lambda net, plan, folder, x: net.set_state("first.weight", x),
+    "save": lambda net, plan, folder, x: net.save(x),
+    "metadata": lambda net, plan, folder, x: net.save(folder / "w", metadata=x),
+    "strict": lambda net, plan, folder, x: net.load(folder / "good", strict=x),
+    "load_plan": lambda net, plan, folder, x: load_plan(x, "it"),
+    "data": lambda net, plan, folder, x: open_data(x, inputs_of(plan.graph)),
+}
 
 
-@pytest.mark.parametrize("entry", list(calls(None, Path())))  # pyright: ignore[reportArgumentType]
+@pytest.mark.parametrize("entry", list(CALLS))
 def test_every_call_accepts_it_or_names_the_fault(net: Module, tmp_path: Path, entry: str, monkeypatch: Any):
     monkeypatch.chdir(tmp_path)
     net.save(tmp_path / "good")
-    call = calls(net, tmp_path)[entry]
+    call, plan = CALLS[entry], small_plan()
     refused = 0
     for thing in THINGS:
         before = {name: net.state(name) for name in net.states}
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                call(thing)
+                call(net, plan, tmp_path, thing)
         except MbcError as error:
             refused += 1
             assert error.message and error.remedy and "\n\n" not in str(error) and len(error.message) < 6000
