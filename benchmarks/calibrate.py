@@ -29,7 +29,7 @@ import record  # before what needs mbc, which it finds where that is not install
 from calibrate_fit import LEAST_LAYERS, fitted, ratios, samples
 from calibrate_sizes import interpolated, scaled_times
 
-from mbc.hardware.spec import device_specs
+from mbc.hardware.spec import DeviceSpec, spec_like
 from mbc.kernels.calibration import ESTIMATES_FILE, INTERPOLATED, Calibration, Shares, Spread, scaled_group
 from mbc.kernels.calibration import calibration as shipped
 from mbc.kernels.cuda import OWN
@@ -44,8 +44,7 @@ COLUMNS = ("name", "requests", "median", "p10", "p90", "|error| median", "|error
 
 def calibrate(profile: Profile) -> tuple[Calibration, list[dict[str, Any]]]:
     """Return the calibration, and a row for each group with the errors on the requests that the fit has not seen."""
-    (spec,) = (s for s in device_specs().values() if s.name == profile.identity.gpu)
-    device = calibrated(spec, profile)
+    device = device_of(profile)
     result = list(samples(profile, device))
     shares = fitted(result)
     by_group = ratios(result, shares)
@@ -66,6 +65,11 @@ def calibrate(profile: Profile) -> tuple[Calibration, list[dict[str, Any]]]:
         spreads,
     )
     return calibration, [row(name, spread) for name, spread in spreads.items()]
+
+
+def device_of(profile: Profile) -> DeviceSpec:
+    """Return the GPU of a profile, which may pose as another architecture, with what the profile says of it."""
+    return calibrated(spec_like(profile.identity.gpu, profile.identity.architecture), profile)
 
 
 def row(name: str, spread: Spread) -> dict[str, Any]:
@@ -89,7 +93,7 @@ def text(calibration: Calibration) -> str:
         return "{\n" + ",\n".join(rows) + "\n }"
 
     plain = ("gpu", "driver", "cudnn", "measured", "fitted", "requests")
-    parts = [f" {json.dumps(name)}: {json.dumps(getattr(calibration, name))}" for name in plain]
+    parts = [f" {json.dumps(name)}: {json.dumps(getattr(calibration, name))}" for name in (*plain, "posed")]
     parts += [f' "shares": {lines(calibration.shares)}', f' "spreads": {lines(calibration.spreads)}']
     return "{\n" + ",\n".join(parts) + "\n}\n"
 
@@ -115,15 +119,22 @@ def add_missing(old: Calibration, profile: Profile) -> tuple[Calibration, list[d
     Otherwise its layouts would be fitted on one GPU, and what all layouts have in common on another. Libraries without
     workspace stay unchanged, because a profile has only their decisive measurements. A group gets an error spread if it
     had none and enough requests were compared.
+
+    Classes of a family (`Effort.family`) replace earlier ones: no profile of a GPU that does not pose has them.
     """
-    (spec,) = (s for s in device_specs().values() if s.name == profile.identity.gpu)
-    result = list(samples(profile, calibrated(spec, profile)))
+    result = list(samples(profile, device_of(profile)))
     groups = {s.effort.key: s for s in result}
-    # Statistics in the epilogue gain nothing by an estimate (decision 026).
-    unfit = {name for s in result if s.kind == WITH_STATISTICS for name in (s.effort.key, s.effort.group)}
+    of_family = {name for s in result if s.effort.family for name in (s.effort.key, s.effort.group, s.effort.family)}
+    # Statistics in the epilogue gain nothing by an estimate (decision 026), except in a family of kernels (083).
+    unfit = {
+        name for s in result if s.kind == WITH_STATISTICS and not s.effort.family
+        for name in (s.effort.key, s.effort.group)
+    }  # fmt: skip
 
     def is_missing(key: str) -> bool:
         sample = groups.get(key)
+        if key in of_family:
+            return True
         if key in old.shares or key in unfit or (sample is not None and sample.bare):
             return False
         return not key.startswith(f"{OWN.name} ") or " ".join(key.split()[:2]) not in old.shares
@@ -134,15 +145,16 @@ def add_missing(old: Calibration, profile: Profile) -> tuple[Calibration, list[d
         name: Spread.of(group) for name, group in sorted(ratios(result, shares).items()) if len(group) >= LEAST_LAYERS
     }
     got = {groups[key].group for key in added if key in groups}
-    spreads = {name: spread for name, spread in by_group.items() if name in got and name not in old.spreads}
+    replaced = {name for name in got if name in of_family or name not in old.spreads}
+    spreads = {name: spread for name, spread in by_group.items() if name in replaced}
     rows = [row(name, spread) for name, spread in by_group.items() if name in got]
-    return replace(old, shares=shares, spreads={**old.spreads, **spreads}), rows
+    posed = f"{profile.identity.gpu} ({profile.identity.date})" if of_family else old.posed
+    return replace(old, shares=shares, spreads={**old.spreads, **spreads}, posed=posed), rows
 
 
 def checked(profile: Profile) -> list[dict[str, Any]]:
     """Return a row for each group: measured over estimated times of all requests, by the shares that ship with mbc."""
-    (spec,) = (s for s in device_specs().values() if s.name == profile.identity.gpu)
-    result = (replace(sample, tested=True) for sample in samples(profile, calibrated(spec, profile)))
+    result = (replace(sample, tested=True) for sample in samples(profile, device_of(profile)))
     by_group = ratios(result, shipped().shares)
     by_group[OWN.name] = [
         ratio for name, group in by_group.items() if name.startswith(f"{OWN.name} ") for ratio in group

@@ -35,6 +35,7 @@ ARITHMETIC = np.geomspace(0.002, 4, 48)
 MEMORY = np.geomspace(0.01, 4, 48)
 BYTES_ALONE = np.geomspace(0.01, 1, 37)  # no kernel moves bytes faster by doing nothing else
 STARTS = np.geomspace(1, 32, 16)
+PRIOR_WEIGHT = 1e-4
 FINER = np.geomspace(0.82, 1 / 0.82, 21)
 
 
@@ -100,12 +101,19 @@ def fit(items: Sequence[Sample]) -> Shares:
         np.array([getattr(s.effort, name) for s in items]) for name in ("launch_us", "arithmetic_us", "memory_us")
     )
     best = (np.inf, 1.0, 1.0, 1.0)
+    family, prior = bool(items[0].effort.family), unfitted(items[0].effort)
+    joined = np.maximum if family else np.add  # as in `Effort.time_us`
     grids = (ARITHMETIC, MEMORY if arithmetic.any() else BYTES_ALONE, STARTS)
     for _ in range(2):  # over the whole range, then between the neighbours of the best
         # Where nothing is computed the share of the peak says nothing.
         for share, starts in product(grids[0] if arithmetic.any() else (1.0,), grids[2]):
-            estimated = np.log((launch * starts + arithmetic / share)[None, :] + memory[None, :] / grids[1][:, None])
+            bytes_us = memory[None, :] / grids[1][:, None]
+            work_us = joined((arithmetic / share)[None, :], bytes_us)
+            estimated = np.log((launch * starts)[None, :] + work_us)
             distances = np.abs(measured[None, :] - estimated).mean(axis=1)
+            if family:  # a limit that no sample meets stays as it was judged
+                far = np.abs(np.log(grids[1] / prior.memory)) + abs(np.log(share / prior.arithmetic))
+                distances += PRIOR_WEIGHT * far
             place = int(distances.argmin())
             best = min(best, (float(distances[place]), float(share), float(grids[1][place]), float(starts)))
         grids = (best[1] * FINER, best[2] * FINER, np.maximum(1.0, best[3] * FINER))
@@ -120,17 +128,24 @@ def fitted(items: Sequence[Sample]) -> dict[str, Shares]:
             classes[sample.effort.key].append(sample)
             if sample.provider == OWN.name:  # for layouts, and for kernels, that the profile has too little of
                 classes[sample.effort.group].append(sample)
-                classes[OWN.name].append(sample)
+                classes[common_key(sample)].append(sample)
     shares: dict[str, Shares] = {}
-    for key, group in sorted(classes.items()):
+    # Shares of all kernels of mbc, or of a family, come before those of each kernel.
+    for key, group in sorted(classes.items(), key=lambda entry: (entry[0] != common_key(entry[1][0]), entry[0])):
         measured = [s for s in group if s.measured_us is not None]
         enough = len({s.layer for s in measured}) >= (1 if group[0].provider == OWN.name else LEAST_LAYERS)
         if enough and (not group[0].bare or len(measured) >= LEAST_FOUND * len(group)):
-            few = len({s.layer for s in measured}) < MANY_LAYERS
-            # In order of the keys: the shares of all kernels of mbc come before those of each.
-            start = shares.get(OWN.name) if key.startswith(f"{OWN.name} ") else unfitted(group[0].effort)
+            common = common_key(group[0])
+            # The limits of a family are fitted once, because many of its kernels meet only one of them.
+            few = len({s.layer for s in measured}) < MANY_LAYERS or (key != common and group[0].effort.family)
+            start = unfitted(group[0].effort) if common in (key, "") else shares.get(common)
             shares[key] = scaled_shares(start, measured) if few and start is not None else fit(measured)
     return shares
+
+
+def common_key(sample: Sample) -> str:
+    """Return the class of all kernels with which a kernel of mbc has shares in common; empty for libraries."""
+    return sample.effort.family or (OWN.name if sample.provider == OWN.name else "")
 
 
 def scaled_shares(shares: Shares, items: Sequence[Sample]) -> Shares:

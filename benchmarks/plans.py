@@ -21,16 +21,28 @@ from stepping import time_packages
 
 from mbc.plan.model import Copy, Plan
 from mbc.plan.summary import OperationSummary, summarise
+from mbc.report.devices import library_launches
 
 
 @dataclass(frozen=True)
 class Planned:
-    """The figures of a job's plan, or the reason why there is none. `step` is equal for plans with equal steps."""
+    """The figures of a job's plan, or the reason why there is none.
+
+    Attributes:
+        step: Digest, equal for plans with equal steps.
+        predicted_ms: Predicted time of the step.
+        operations: Operations of the step.
+        failed: Why there is no plan; empty if there is one.
+        interval_ms: Ends of the prediction interval.
+        library_launches: Launches of libraries' kernels.
+    """
 
     step: str
     predicted_ms: float
     operations: tuple[OperationSummary, ...]
     failed: str = ""
+    interval_ms: tuple[float, float] = (0.0, 0.0)
+    library_launches: int = 0
 
     @property
     def divided(self) -> int:
@@ -63,7 +75,11 @@ def make_plan(job: Job, folder: Path) -> Planned:
         part = path.with_suffix(f".{os.getpid()}.part")
         part.write_bytes(pack(plan))
         part.replace(path)
-    return Planned(step, plan.predictions.train_us / 1e3, summarise(plan, plan.train))
+    p = plan.predictions
+    return Planned(
+        step, p.train_us / 1e3, summarise(plan, plan.train),
+        interval_ms=(p.train_low_us / 1e3, p.train_high_us / 1e3), library_launches=library_launches(plan),
+    )  # fmt: skip
 
 
 def make_plans(jobs: Mapping[str, Job], folder: Path, workers: int) -> dict[str, Planned]:

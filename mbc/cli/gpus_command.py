@@ -31,6 +31,7 @@ def run(arguments: argparse.Namespace) -> int:
         estimates = {
             "fitted_to": fitted.gpu,
             "measured": fitted.measured,
+            "posed": fitted.posed,
             "ratios": {name: asdict(ratio) for name, ratio in fitted.spreads.items()},
             "wider_elsewhere": OTHER_GPU,
         }
@@ -61,6 +62,8 @@ def run(arguments: argparse.Namespace) -> int:
             f"Among {spread.count} operations that the fit did not use, half have an error below {spread.error:.0%}, "
             f"nine in ten below {spread.error_high:.0%}."
         )
+        posed = f"are fitted to {fitted.posed}" if fitted.posed else "are judgements: none was measured yet"
+        print(f"Shares of mbc's kernels for GPUs without wgmma {posed}.")
         print(f"Ranges of estimates for other GPUs are {OTHER_GPU:g} times as wide to either side.\n")
     for index, gpu in enumerate(here):
         print(

@@ -26,6 +26,9 @@ from mbc.hardware.transfers import AnyLink, HostLink, Links, PeerLink, estimated
 
 # Judgement: a multiprocessor can use more than its share of the bandwidth if few others use memory.
 _COPY_SHARE_OF_PART = 1.5
+# Share of the peak of tensor cores that mma.sync reaches on GPUs with newer instructions. 0.63 is the mean on an H100
+# (Luo et al., "Benchmarking and Dissecting the Nvidia Hopper GPU Architecture", 2024); for tcgen05 it is a judgement.
+_MMA_SYNC_SHARE = 0.63
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +63,7 @@ class DeviceSpec:
     buildable: bool  # the CUDA toolkit still supports its architecture
     collectives: CollectiveModel
     communicator_bytes: int = 0
+    mma_sync_tflops: float = 0.0  # in bf16 and fp16 by mma.sync, where other instructions are faster; 0: all are equal
     sheet: Datasheet | None = None  # of the whole GPU, from which the limits follow
 
     @property
@@ -122,6 +126,9 @@ def spec_of(sheet: Datasheet, planning: Mapping[str, Any] | None = None) -> Devi
         sheet.fp32_tflops, sheet.tf32_tflops, sheet.bf16_tflops, sheet.fp16_tflops,
         multiprocessor_of(sheet.architecture).launch_us, 0, link, peer, measured=False, buildable=True,
         collectives=CollectiveModel(Link.NVLINK if sheet.nvlink_gb_s else Link.PCIE), sheet=sheet,
+        mma_sync_tflops=_MMA_SYNC_SHARE * sheet.fp16_tflops * any(
+            has_instruction(sheet.architecture, one) for one in (Instruction.WGMMA, Instruction.TCGEN05)
+        ),
     )  # fmt: skip
     return replace(spec, **{key: value for key, value in better.items() if key in names})
 
@@ -208,6 +215,7 @@ def part_of(spec: DeviceSpec, multiprocessors: int) -> DeviceSpec:
         tf32_tflops=spec.tf32_tflops * share,
         bf16_tflops=spec.bf16_tflops * share,
         fp16_tflops=spec.fp16_tflops * share,
+        mma_sync_tflops=spec.mma_sync_tflops * share,
     )
 
 

@@ -9,6 +9,11 @@ counted once, divided by the copy bandwidth. The two are added, because kernels 
 1 is the gain of that overlap. Operations have common shares if their `group` (provider, kind, precision) and their
 `variant` (layouts, with or without workspace) are equal.
 
+Kernels of mbc that declare arithmetic and bytes separately overlap them, so the longer of the two counts. All such
+kernels with the same instructions are a `family`, to whose shares each kernel adds one factor. The peak is that of
+these instructions (`mma_sync_tflops`). So a family that was measured on one GPU, which may pose as an older one, gives
+estimates for all GPUs with its instructions.
+
 `benchmarks/calibrate.py` fits the shares to half of the layers of a profile and computes the errors on the other half;
 estimates.json holds both. On a GPU other than that of the profile the same shares are applied to that GPU's own peaks,
 and the factor `OTHER_GPU` widens the range.
@@ -61,6 +66,7 @@ class Effort:
     launch_us: float
     arithmetic_us: float
     memory_us: float
+    family: str = ""  # instructions of kernels that overlap arithmetic and memory
 
     @property
     def key(self) -> str:
@@ -69,7 +75,9 @@ class Effort:
 
     def time_us(self, shares: Shares) -> float:
         """Return the estimated time of the call with these shares of the ceilings."""
-        return self.launch_us * shares.starts + self.arithmetic_us / shares.arithmetic + self.memory_us / shares.memory
+        arithmetic_us, memory_us = self.arithmetic_us / shares.arithmetic, self.memory_us / shares.memory
+        work_us = max(arithmetic_us, memory_us) if self.family else arithmetic_us + memory_us
+        return self.launch_us * shares.starts + work_us
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +125,8 @@ class Calibration:
         requests: Number of requests that the fit used.
         shares: Fitted shares by `Effort.key`, by group, or by provider.
         spreads: Spreads by group (with ` no_workspace` for candidates without workspace) and by `scaled_group`.
+        posed: GPU and date of the profile, measured in posing, to which kernels for older GPUs were fitted; empty if
+            their shares are judgements.
     """
 
     gpu: str
@@ -127,6 +137,7 @@ class Calibration:
     requests: int
     shares: Mapping[str, Shares]
     spreads: Mapping[str, Spread]
+    posed: str = ""
 
     def estimate_us(self, effort: Effort) -> float:
         """Return the estimated time of a call by the fitted shares."""
@@ -150,17 +161,19 @@ class Calibration:
 
 
 def shares_of(shares: Mapping[str, Shares], effort: Effort) -> Shares:
-    """Return the shares fitted to the work's variant, its group or its provider, or unfitted shares if there are none.
+    """Return the shares fitted to the work's variant, its group or its family, or unfitted shares if there are none.
 
-    Groups of mbc's own kernels are named after the kernel.
+    Groups of mbc's own kernels are named after the kernel. All kernels of a provider are the family of those without
+    one.
     """
-    provider = effort.group.split()[0]
-    fitted = (shares.get(key) for key in (effort.key, effort.group, provider))
+    fitted = (shares.get(key) for key in (effort.key, effort.group, effort.family or effort.group.split()[0]))
     return next((share for share in fitted if share is not None), None) or unfitted(effort)
 
 
 def unfitted(effort: Effort) -> Shares:
     """Return shares chosen by judgement, for work that no profile contains."""
+    if effort.family:
+        return Shares(0.6, 0.85, 1.7)
     if effort.group.startswith("mbc "):
         return Shares(1.0, 0.85, 2.0)
     if not effort.variant.startswith(WITHOUT_WORKSPACE):
@@ -228,6 +241,16 @@ def peak_tflops(device: DeviceSpec, precision: Precision) -> float:
         Precision.BF16: device.bf16_tflops,
         Precision.FP16: device.fp16_tflops,
     }[precision]
+
+
+def mma_sync_tflops(device: DeviceSpec, precision: Precision) -> float:
+    """Return the peak rate of GEMMs in `precision` by mma.sync, which newer instructions of a GPU may exceed.
+
+    Raises:
+        KeyError: `precision` is fp64, which runs on no GPU here.
+    """
+    peak, halved = peak_tflops(device, precision), precision is Precision.TF32
+    return min(peak, device.mma_sync_tflops / (1 + halved)) if device.mma_sync_tflops else peak
 
 
 def busy(height: int, width: int, depth: int, device: DeviceSpec) -> float:

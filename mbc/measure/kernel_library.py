@@ -98,8 +98,13 @@ class KernelLibrary:
         self.generated: GeneratedLibraries | None = None
 
     @staticmethod
-    def open(gpu: Gpu, precision: Precision) -> KernelLibrary:
+    def open(gpu: Gpu, precision: Precision, kernels: Sequence[str] | None = None) -> KernelLibrary:
         """Build the library, from the cache where possible, and load it.
+
+        Args:
+            gpu: The GPU.
+            precision: Precision whose working type the kernels have.
+            kernels: Kernels whose sources are compiled; None for all.
 
         Raises:
             MbcError: MBC090, the precision is fp64; MBC095, a compiler rejects the sources; MBC096, a compiler or a
@@ -107,7 +112,7 @@ class KernelLibrary:
         """
         with tempfile.TemporaryDirectory(prefix="mbc-kernels-") as folder:
             path = Path(folder) / "libkernels.so"
-            build_kernel_library(gpu.code_architecture, precision, path, find_toolchain())
+            build_kernel_library(gpu.code_architecture, precision, path, find_toolchain(), kernels)
             library = KernelLibrary(path, gpu.stream_handle.value or 0)  # once loaded, it does not need its file
             library.generated = GeneratedLibraries.of(gpu.code_architecture, precision)
             library.limit(gpu.part)

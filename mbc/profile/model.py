@@ -156,8 +156,9 @@ class Profile:
 
     `measurements` and `extents` have the signature of a request (`signature`) as key.
 
-    `constants` are values of the machine: `graph_gap_us`, the time from one node of a CUDA graph to the next, and those
-    of `mbc.hardware.transfers.link_constants` and `mbc.hardware.host_sharing.sharing_constants`. `stale`: the profile
+    `constants` are values of the machine: `graph_gap_us`, the time from one node of a CUDA graph to the next,
+    `mma_sync_tflops`, the rate of matrix products by mma.sync in 16 bits (`benchmarks/posed_kernels.py`), and those of
+    `mbc.hardware.transfers.link_constants` and `mbc.hardware.host_sharing.sharing_constants`. `stale`: the profile
     is of another machine than the plan's, and its times count as estimates. `earlier` are times that also count as
     estimates: those of earlier versions of today's own kernels (`mbc.profile.kernel_versions`), or those of the whole
     GPU of which this is a part (`mbc.profile.partial_gpu`); `outdated` are the former as in the file. `scaling` adapts
@@ -339,8 +340,8 @@ def for_ranks(device: DeviceSpec, profile: Profile | None, ranks: int, host_gpus
 def calibrated(device: DeviceSpec, profile: Profile | None) -> DeviceSpec:
     """Return the spec with the profile's measurements of the machine.
 
-    These are the overhead, the gap between two launches of a graph, and the links to the host's memory and to other
-    GPUs.
+    These are the overhead, the gap between two launches of a graph, the rate of mma.sync, and the links to the host's
+    memory and to other GPUs.
     """
     if profile is None:
         return device
@@ -348,6 +349,7 @@ def calibrated(device: DeviceSpec, profile: Profile | None) -> DeviceSpec:
         device,
         overhead_bytes=profile.overhead_bytes or device.overhead_bytes,
         launch_us=profile.constants.get("graph_gap_us", device.launch_us),
+        mma_sync_tflops=profile.constants.get("mma_sync_tflops", device.mma_sync_tflops),
         host_link=measured_link(profile.constants, profile.stale) or device.host_link,
         peer_link=measured_peer_link(profile.constants, profile.stale) or device.peer_link,
         collectives=profile.collective_model(device.collectives.link),

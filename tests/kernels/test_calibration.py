@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from mbc.hardware.spec import device_specs, find_spec
+from mbc.hardware.target import find_device
 from mbc.ir.types import DType, Layout, Precision, TensorType
 from mbc.kernels.base import Request
 from mbc.kernels.calibration import (
@@ -22,6 +23,7 @@ from mbc.kernels.calibration import (
     busy,
     calibration,
     group,
+    mma_sync_tflops,
     peak_tflops,
     shares_of,
     unfitted,
@@ -29,6 +31,7 @@ from mbc.kernels.calibration import (
 from mbc.kernels.convolution_shapes import PASSES, shapes_of
 from mbc.kernels.cublaslt import CUBLASLT
 from mbc.kernels.cuda import OWN
+from mbc.kernels.cuda.conv import mma_gemm
 from mbc.kernels.cudnn_convolution import CUDNN_CONVOLUTION
 from mbc.kernels.providers import PROVIDERS
 from mbc.ops.base import NoAttributes
@@ -259,3 +262,45 @@ def test_no_convolution_is_estimated_faster_than_the_peak(kind: str, bare: bool)
     assert shapes is not None
     least_us = shapes.operations / (H200.bf16_tflops * 1e6)
     assert all(calibration().estimate_us(effort) > least_us for effort in efforts(request, bare))
+
+
+def test_kernels_of_a_family_overlap_arithmetic_and_bytes() -> None:
+    effort = Effort("mbc k", "v", 2.0, 10.0, 4.0, "mbc mma.sync")
+    assert effort.time_us(Shares(1.0, 1.0)) == 12.0
+    assert effort.time_us(Shares(1.0, 0.25, 2.0)) == 20.0
+    fitted = {"mbc": Shares(0.1, 0.1), "mbc mma.sync": Shares(0.5, 1.0)}
+    assert shares_of(fitted, effort) == fitted["mbc mma.sync"], "not those of kernels without a family"
+    assert shares_of({"mbc": fitted["mbc"]}, effort) == unfitted(effort) == Shares(0.6, 0.85, 1.7)
+    assert shares_of({**fitted, "mbc k": Shares(0.7, 0.7)}, effort) == Shares(0.7, 0.7)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "half", "tf32"),
+    [
+        ("h200@sm_80", 623, 312),
+        ("h200@64@sm_80", 302, 151),
+        ("b200", 1402, 701),
+        ("a100-80", 312, 156),
+        ("a10", 125, 62),
+    ],
+)
+def test_mma_sync_has_a_peak_of_its_own_beside_newer_instructions(gpu: str, half: float, tf32: float) -> None:
+    device = find_device(gpu)
+    assert mma_sync_tflops(device, Precision.BF16) == pytest.approx(half, rel=0.02)
+    assert mma_sync_tflops(device, Precision.TF32) == pytest.approx(tf32, rel=0.02)
+    assert mma_sync_tflops(device, Precision.FP32) == device.fp32_tflops
+    if device.mma_sync_tflops:
+        measured = replace(device, mma_sync_tflops=500.0)
+        assert mma_sync_tflops(measured, Precision.FP16) == min(500.0, measured.fp16_tflops)
+
+
+def test_a_kernel_by_mma_sync_waits_for_its_last_round_of_tiles() -> None:
+    device = find_device("rtx-3060")  # 28 multiprocessors
+    request = convolution(rows=32, channels=64)
+
+    def arithmetic_us(tiles: int) -> float:
+        return mma_gemm.arithmetic_us(request, device, tiles * mma_gemm.PIXELS, mma_gemm.FILTERS[0], 576)
+
+    assert arithmetic_us(1) == arithmetic_us(28) == arithmetic_us(29) / 2 == arithmetic_us(56) / 2
+    flops = 2 * 28 * mma_gemm.PIXELS * mma_gemm.FILTERS[0] * 576
+    assert arithmetic_us(28) == pytest.approx(flops / (device.bf16_tflops * 1e6))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mbc.hardware.instructions import Instruction
 from mbc.hardware.spec import DeviceSpec
@@ -208,7 +208,10 @@ class OwnKernel:
             `accepts_layouts` is given.
         accepts_layouts: Decides whether the kernel takes the layouts of a call's operands.
         workspace: Returns the exact bytes for a request in a layout. If it is not 0, the last access is a workspace.
-        time_us: Returns the estimated time of the kernels, without launch overhead.
+        time_us: Returns the estimated time of the kernels, without launch overhead; only that of the bytes that they
+            move if there is `arithmetic_us`.
+        arithmetic_us: Returns the time of matrix products at the peak of the instructions that the kernel `needs`, for
+            kernels that overlap products and copies; None: `time_us` includes it.
         launches: Number of kernels that run one after another.
         accumulates: Whether the kernel can add to its output.
         operands: Names of the operands of a launch in order, by which its source reads them (`launch_operands`);
@@ -245,6 +248,7 @@ class OwnKernel:
     accepts_layouts: Callable[[Call], bool] | None = None
     workspace: Callable[[Request, Layout], int] = no_workspace
     time_us: Callable[[Request, DeviceSpec], float] = moved_us
+    arithmetic_us: Callable[[Request, DeviceSpec], float] | None = None
     launches: int = 1
     accumulates: bool = False
     operands: str = ""
@@ -333,4 +337,7 @@ def effort_of(kernel: OwnKernel, request: Request, layouts: Layouts, device: Dev
     launches_us = (1 if alone else kernel.launches) * device.launch_us
     variant = "-".join(dict.fromkeys(layouts))
     named = group(PROVIDER, kernel.estimated_as or kernel.name, request.precision)
-    return Effort(named, variant, launches_us, 0.0, kernel.time_us(request, device))
+    effort = Effort(named, variant, launches_us, 0.0, kernel.time_us(request, device))
+    if kernel.arithmetic_us is None:
+        return effort
+    return replace(effort, arithmetic_us=kernel.arithmetic_us(request, device), family=f"{PROVIDER} {kernel.needs}")

@@ -15,7 +15,7 @@ from mbc.hardware.instructions import Instruction
 from mbc.hardware.spec import DeviceSpec
 from mbc.ir.types import Layout
 from mbc.kernels.base import Request
-from mbc.kernels.cuda.base import OwnKernel, Slice
+from mbc.kernels.cuda.base import OwnKernel, Slice, moved_us
 from mbc.kernels.cuda.conv import conv1x1, conv1x1_backward_data, conv1x1_bn_backward, dual_conv1x1, mma_gemm
 from mbc.kernels.cuda.conv.conv1x1 import Conv1x1Arguments, blocks_of, pixels_of, result_of
 from mbc.kernels.cuda.wiring import gemms_of
@@ -29,10 +29,9 @@ def _shared_bytes(request: Request) -> int:
     return mma_gemm.shared_bytes(result_of(request).shape[1], len(gemms_of(request)))
 
 
-def _time_us(request: Request, device: DeviceSpec) -> float:
-    computed = mma_gemm.padded_filters(result_of(request).shape[1])
+def _arithmetic_us(request: Request, device: DeviceSpec) -> float:
     channels = sum(gemm.inputs[0].shape[1] for gemm in gemms_of(request))
-    return mma_gemm.time_us(request, device, pixels_of(request) * computed * channels)
+    return mma_gemm.arithmetic_us(request, device, pixels_of(request), result_of(request).shape[1], channels)
 
 
 def form_of(kernel: OwnKernel) -> OwnKernel:
@@ -54,7 +53,8 @@ def form_of(kernel: OwnKernel) -> OwnKernel:
         integers=integers,
         workspace=partial_bytes,
         shared=_shared_bytes,
-        time_us=_time_us,
+        time_us=moved_us,
+        arithmetic_us=_arithmetic_us,
         needs=Instruction.MMA_SYNC,
         superseded_by=Instruction.WGMMA,
         bitwise_equal_to=tuple(f"{name}_mma" for name in kernel.bitwise_equal_to),

@@ -13,7 +13,7 @@ from mbc.hardware.instructions import Instruction
 from mbc.hardware.spec import DeviceSpec
 from mbc.ir.types import DType
 from mbc.kernels.base import Request
-from mbc.kernels.cuda.base import OwnKernel, Slice, axis_fields, channels_last, type_code
+from mbc.kernels.cuda.base import OwnKernel, Slice, axis_fields, channels_last, moved_us, type_code
 from mbc.kernels.cuda.conv import conv1x1, mma_gemm
 from mbc.kernels.cuda.conv.conv_operands import attributes, channels_by, data_pass_is_convolution
 from mbc.kernels.cuda.conv.statistics_epilogue import with_statistics
@@ -103,11 +103,11 @@ def _shared_bytes(request: Request) -> int:
     return mma_gemm.shared_bytes(request.outputs[0].shape[1])
 
 
-def _time_us(request: Request, device: DeviceSpec) -> float:
+def _arithmetic_us(request: Request, device: DeviceSpec) -> float:
     alone = convolution_of(request)
     channels, filters = alone.inputs[0].shape[1], alone.outputs[0].shape[1]
     depth = math.prod(attributes(alone).kernel) * math.ceil(channels / mma_gemm.CHANNELS) * mma_gemm.CHANNELS
-    return mma_gemm.time_us(request, device, _pixels(alone) * mma_gemm.padded_filters(filters) * depth)
+    return mma_gemm.arithmetic_us(request, device, _pixels(alone), filters, depth)
 
 
 _FORWARD = OwnKernel(
@@ -116,7 +116,7 @@ _FORWARD = OwnKernel(
     ImplicitGemmArguments,
     _arguments,
     layouts=channels_last,
-    time_us=_time_us,
+    arithmetic_us=_arithmetic_us,
     launcher="implicit_gemm",
     takes=_takes,
     shared=_shared_bytes,
@@ -126,7 +126,7 @@ _FORWARD = OwnKernel(
 )
 _WITH_STATISTICS = replace(
     with_statistics(_FORWARD, lambda request: _blocks(convolution_of(request))),
-    time_us=_time_us,
+    time_us=moved_us,
     without_statistics=_FORWARD.name,
     operands="image weights x mean variance workspace",
 )

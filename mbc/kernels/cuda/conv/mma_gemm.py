@@ -1,4 +1,4 @@
-"""Tiles, blocks, shared memory and estimated time of the convolutions by mma.sync (`mma_conv.cuh`)."""
+"""Tiles, blocks, shared memory and arithmetic of the convolutions by mma.sync (`mma_conv.cuh`)."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import math
 
 from mbc.hardware.spec import DeviceSpec
 from mbc.kernels.base import Request
-from mbc.kernels.calibration import peak_tflops
-from mbc.kernels.cuda.base import REDUCTION_BLOCKS, gemm_us
+from mbc.kernels.calibration import mma_sync_tflops
+from mbc.kernels.cuda.base import REDUCTION_BLOCKS
 
 # Equal to the constants in the source.
 PIXELS, CHANNELS, STAGES = 128, 32, 3  # pixels of a tile, K of a stage, stages
@@ -17,9 +17,6 @@ ELEMENT_BYTES = 2
 # Most blocks of a launch: a constant, so that sums have one order. Two blocks are resident on a multiprocessor, so that
 # these are four rounds on an H200, five on an A100 and a GeForce RTX 4090, seven on a GeForce RTX 3090.
 MOST_BLOCKS = 8 * REDUCTION_BLOCKS
-# Share of the peak of mma.sync: a judgement, because no such kernel was measured. With the share of 0.85 that the model
-# applies to every kernel of mbc without a fit, an estimate is 0.6 of the peak.
-TENSOR_SHARE = 0.7
 
 
 def tile_filters(filters: int) -> int:
@@ -47,9 +44,19 @@ def shared_bytes(filters: int, gemms: int = 1) -> int:
     return (stages + (gemms - 1) * PIXELS * tile) * ELEMENT_BYTES
 
 
-def time_us(request: Request, device: DeviceSpec, products: int) -> float:
-    """Return the estimated time of a launch with so many multiply-adds, those of empty filters included.
+def arithmetic_us(request: Request, device: DeviceSpec, pixels: int, filters: int, depth: int) -> float:
+    """Return the time of a launch's products at the peak of mma.sync, on the multiprocessors that its tiles keep busy.
 
     Everything behind the GEMM is in its epilogue, and costs no more than the bytes of its operands.
+
+    Args:
+        request: The request of the launch.
+        device: The GPU.
+        pixels: Pixels of the result.
+        filters: Filters of the result; those that fill up the last tile are computed, too.
+        depth: Multiply-adds for each element of the result.
     """
-    return gemm_us(request, device, 2 * products, peak_tflops(device, request.precision), TENSOR_SHARE)
+    tiles = math.ceil(pixels / PIXELS) * (padded_filters(filters) // tile_filters(filters))
+    rounds = math.ceil(tiles / device.multiprocessors)
+    computed = rounds * device.multiprocessors * PIXELS * tile_filters(filters)
+    return 2 * computed * depth / (mma_sync_tflops(device, request.precision) * 1e6)
