@@ -42,6 +42,11 @@ def test_links_lead_somewhere(page: Path) -> None:
         assert not anchor or anchor in _anchors(path), f"{target}#{anchor}"
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_no_page_has_marks_of_a_merge(page: Path) -> None:
+    assert not re.findall(r"^(?:<{7}|={7}|>{7})(?: .*)?$", page.read_text(encoding="utf-8"), re.MULTILINE)
+
+
 def test_the_site_links_the_pages_of_the_gallery() -> None:
     page = gallery.linked((DOCS / "gallery.md").read_text(encoding="utf-8"))
     assert sorted(re.findall(r"\]\(gallery/(.+?)\)", page)) == sorted(gallery.PAGES)

@@ -96,8 +96,8 @@ def is_cut(graph: TrainingGraph) -> bool:
     """
     if graph.optimizer.kind == NO_OPTIMIZER:
         return True
-    total = next(op for op in reversed(graph.train) if graph.loss in op.outputs)
-    if total.kind not in ("weighted_sum", "row_reduce_dot"):
+    total = next((op for op in reversed(graph.train) if graph.loss in op.outputs), None)
+    if total is None or total.kind not in ("weighted_sum", "row_reduce_dot"):
         return False
     makers = {value: op for op in graph.train for value in op.outputs}
     terms = [makers[value] for value in total.inputs] if total.kind == "weighted_sum" else [total]

@@ -14,7 +14,7 @@ from mbc.errors import BudgetError, MbcError
 from mbc.hardware.streams import Space
 from mbc.ir.graph import Role
 from mbc.options import Options
-from mbc.plan.cut import cut
+from mbc.plan.cut import cut, is_cut
 from mbc.plan.model import Plan
 from mbc.plan.verify import verify_plan
 from mbc.runtime.bindings import persistent_buffers
@@ -162,6 +162,13 @@ def test_shared_memory_is_the_plans_own():
     name, place = next(iter(halves.places.items()))
     halves.shared(place)[...] = 0.5
     assert np.all(halves.state(name) == 0.5)
+
+
+def test_a_program_that_computes_no_loss_has_no_halves():
+    """Tests of single kernels write such programs by hand."""
+    plan = planned(NET % (*OF_CLASSES, "sgd"))
+    forward = tuple(op for op in plan.graph.train if plan.graph.loss not in op.outputs)
+    assert not is_cut(replace(plan.graph, train=forward))
 
 
 def test_a_plan_with_an_optimizer_has_no_halves():
