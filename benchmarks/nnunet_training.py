@@ -1,13 +1,16 @@
 """nnU-Net's trainer beside the trainer with steps of mbc: time of an epoch, Dice, and a training that is killed.
 
-* `speed`: nnU-Net's benchmark of five epochs without data loading, 2 x 128^3, with and without `MBC_MEMORY`.
+* `speed`: nnU-Net's benchmark without data loading, with and without `MBC_MEMORY`. `--network` chooses the original
+  network (2 x 128^3) or a preset of residual encoders (L: 2 x 160 x 192 x 192; XL: 2 x 192 x 256 x 256; 16 classes).
 * `dice`: a drawn data set that nnU-Net plans and preprocesses; both trainers, three seeds, equal weights and batches.
 * `killed`: two equal trainings with steps of mbc. The first runs to its end; the script kills the second several times
   by SIGKILL and continues it from its last checkpoint. The result is how far their losses differ.
 
 Each training is a process of its own. Rows are written one by one; another call runs those that are missing.
 
-    python nnunet_training.py [--only speed dice killed] [--device cuda|cpu] [--side 64] [--epochs 40] [--iterations 50]
+    python nnunet_training.py [--only speed dice killed] [--network original L XL] [--memory none 4GB] [--limit 280]
+
+On a GPU the first step of a network measures kernels; `MBC_MEASURE_FOR=60s` limits that.
 """
 
 from __future__ import annotations
@@ -37,12 +40,31 @@ from mbc.pytorch.nnunet import TRAINERS
 NAME, CASES, SEEDS, KILLS = "Dataset001_Drawn", 20, (0, 1, 2), 3
 STOCK, OURS = "nnUNetTrainer", "nnUNetTrainerMbc"
 NO_LOADING = "Benchmark_5epochs_noDataLoading"
-MEMORY = ("", "4GB", "3.4GB")
-# The configuration 3d_fullres that nnU-Net's default planner writes for patches of 128^3.
-STAGES: dict[str, Any] = {
-    "n_stages": 6, "features_per_stage": [32, 64, 128, 256, 320, 320], "kernel_sizes": [[3, 3, 3]] * 6,
-    "strides": [[1, 1, 1]] + [[2, 2, 2]] * 5, "n_conv_per_stage": [2] * 6, "n_conv_per_stage_decoder": [2] * 5,
-}  # fmt: skip
+CASES_OF_PLANS = ROOT / "tests" / "cases" / "nnunet"  # written by nnU-Net's planners
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A network whose speed is measured.
+
+    Attributes:
+        plans: Name of its plans file.
+        patch: The patch in place of that of the plans.
+        memory: `MBC_MEMORY` of its trainings.
+        classes: Classes with the background; the drawn data set has three.
+    """
+
+    plans: str
+    patch: tuple[int, ...]
+    memory: tuple[str, ...]
+    classes: int = 16
+
+
+PRESETS = {
+    "original": Preset("nnUNetPlans", (128, 128, 128), ("none", "4GB", "3.4GB"), 3),
+    "L": Preset("nnUNetResEncUNetLPlans", (160, 192, 192), ("none", "12GB", "11GB", "10GB")),
+    "XL": Preset("nnUNetResEncUNetXLPlans", (192, 256, 256), ("none", "20GB", "16GB")),
+}
 
 
 @dataclass(frozen=True)
@@ -58,6 +80,9 @@ class Training:
         iterations: Steps of an epoch.
         resumes: Whether the training continues from its last checkpoint.
         memory: `MBC_MEMORY`, or nothing.
+        network: For a benchmark of speed, its name in `PRESETS`.
+        patch: For such a benchmark, the sides of its patch.
+        limit_s: Seconds after which the process is ended.
     """
 
     trainer: str
@@ -68,15 +93,16 @@ class Training:
     iterations: int
     resumes: bool = False
     memory: str = ""
+    network: str = ""
+    patch: tuple[int, ...] = ()
+    limit_s: float | None = None
 
     def begin(self) -> subprocess.Popen[str]:
         """Start the process. Its last line of output is the result as JSON."""
         variables = nnunet_folders(Path(self.folder).parent, Path(self.folder))
         variables |= {"nnUNet_n_proc_DA": "0"}  # batches are drawn in this process, by its seed
         variables |= {"MBC_MEMORY": self.memory} if self.memory else {}
-        variables |= (
-            {} if NO_LOADING in self.trainer else {"nnUNet_compile": "f"}
-        )  # compiling takes longer than training
+        variables |= {} if self.network else {"nnUNet_compile": "f"}  # compiling takes longer than training
         command = [sys.executable, __file__, "--child", json.dumps(asdict(self))]
         Path(self.folder).mkdir(parents=True, exist_ok=True)
         with Path(self.folder, "errors.txt").open("a", encoding="utf-8") as errors:
@@ -87,7 +113,10 @@ class Training:
     def ended(self) -> dict[str, Any]:
         """Return the result of the whole training."""
         process = self.begin()
-        output, _ = process.communicate()
+        try:
+            output, _ = process.communicate(timeout=self.limit_s)
+        finally:
+            process.kill()
         if process.returncode:
             raise RuntimeError(Path(self.folder, "errors.txt").read_text(encoding="utf-8").strip().splitlines()[-1])
         return json.loads(output.strip().splitlines()[-1])
@@ -122,9 +151,12 @@ def trained(training: Training) -> dict[str, Any]:
     Seeded.__name__ = kind.__name__  # names folders and checkpoints
     base = Path(training.folder).parent / "preprocessed" / NAME
     plans, dataset = (json.loads((base / f"{name}.json").read_text("utf-8")) for name in ("nnUNetPlans", "dataset"))
-    if NO_LOADING in training.trainer:
-        plans["configurations"]["3d_fullres"]["patch_size"] = [128, 128, 128]
-        plans["configurations"]["3d_fullres"]["architecture"]["arch_kwargs"].update(STAGES)
+    if training.network:
+        preset = PRESETS[training.network]
+        planned = json.loads((CASES_OF_PLANS / f"{preset.plans}.json").read_text("utf-8"))
+        plans["configurations"] = planned["configurations"]
+        plans["configurations"]["3d_fullres"]["patch_size"] = [*training.patch]
+        dataset["labels"] = {"background": 0, **{f"organ {n}": n for n in range(1, preset.classes)}}
     plans["continue_training"] = training.resumes
     torch.manual_seed(training.seed)
     trainer: Any = Seeded(plans, "3d_fullres", 0, dataset, torch.device(training.device))
@@ -138,7 +170,7 @@ def trained(training: Training) -> dict[str, Any]:
         raise RuntimeError("the training crashed: nnU-Net's log says why")
     times = [trainer.logger.get_value(f"epoch_{edge}_timestamps", step=None) for edge in ("end", "start")]
     result = {"fastest_epoch_s": min(end - begin for end, begin in zip(*times, strict=True)), "taken_gb": taken_gb()}
-    if NO_LOADING in training.trainer:
+    if training.network:
         return result
     trainer.perform_actual_validation()
     summary = json.loads(Path(trainer.output_folder, "validation", "summary.json").read_text("utf-8"))
@@ -227,8 +259,12 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", default=["speed", "dice", "killed"], choices=["speed", "dice", "killed"])
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
     parser.add_argument("--side", type=int, default=64, help="voxels of a drawn volume along each axis (default 64)")
-    parser.add_argument("--epochs", type=int, default=40)
-    parser.add_argument("--iterations", type=int, default=50, help="steps of an epoch (default 50)")
+    parser.add_argument("--epochs", type=int, help="default 40; 5 for speed")
+    parser.add_argument("--iterations", type=int, help="steps of an epoch (default 50; 250 for speed)")
+    parser.add_argument("--network", nargs="+", default=["original"], choices=PRESETS, help="of speed")
+    parser.add_argument("--memory", nargs="+", help="of speed, as MBC_MEMORY; none for no limit, stock for nnU-Net")
+    parser.add_argument("--patch", nargs=3, type=int, help="of speed, in place of the preset's")
+    parser.add_argument("--limit", type=float, help="seconds of one training, but for those that are killed")
     parser.add_argument("--workers", type=int, default=1, help="trainings at a time for Dice (default 1)")
     parser.add_argument("--again", action="store_true", help="run also what the results have")
     parser.add_argument("--child", help=argparse.SUPPRESS)
@@ -241,20 +277,24 @@ def main() -> None:
         prepare(Path(folder), given.side)
 
         def training(trainer: str, name: str, seed: int = 0, **more: Any) -> Training:
-            size = {"epochs": given.epochs, "iterations": given.iterations}
+            size = {"epochs": given.epochs or 40, "iterations": given.iterations or 50, "limit_s": given.limit}
             return Training(trainer, f"{folder}/{name}", given.device, seed, **size | more)
 
         def run(name: str, work: Any) -> None:
             if not held.done(name):
                 held.put(attempt(work, name))
 
-        if "speed" in given.only:
-            for trainer, memory in ((STOCK, ""), *((OURS, memory) for memory in MEMORY)):
-                name = f"speed {trainer} {memory}".strip()
-                more = {"epochs": 5, "iterations": 250, "memory": memory}
+        for network in given.network if "speed" in given.only else ():
+            preset = PRESETS[network]
+            for memory in given.memory or ("stock", *preset.memory):
+                trainer = STOCK if memory == "stock" else OURS
+                name = " ".join(["speed", network, trainer, *([memory] if memory[0].isdigit() else [])])
+                more: dict[str, Any] = {"network": network, "patch": given.patch or preset.patch}
+                more |= {"memory": memory} if memory[0].isdigit() else {}
+                more |= {"epochs": given.epochs or 5, "iterations": given.iterations or 250}
                 run(name, training(trainer + NO_LOADING, name, **more).ended)
         if "killed" in given.only:
-            pair = (training(OURS, name, epochs=max(4, given.epochs // 4)) for name in ("whole", "broken"))
+            pair = (training(OURS, name, epochs=max(4, (given.epochs or 40) // 4)) for name in ("whole", "broken"))
             run(f"killed, {given.device}", partial(killed, *pair))
         if "dice" in given.only:
             cases = {f"dice {t} seed {s}, {given.device}": (t, s) for s in SEEDS for t in (STOCK, OURS)}

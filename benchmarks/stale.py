@@ -25,7 +25,7 @@ from mbc.provenance import FAMILIES, digests
 CORRECTNESS = (
     "gradients_*.json", "steps20.json", "training_loss.json", "digits_*.json", "deterministic.json", "memory_fp32.json",
     "predictions_*.json", "thousand_steps.json", "sanitizer.txt", "launches.json", "imported*.json",
-    "recipe_steps_*.json", "ranks_as_one.json", "checkpoint_mutants.json", "plan_mutants.json", "random_programs.json",
+    "ranks_as_one.json", "checkpoint_mutants.json", "plan_mutants.json", "random_programs.json",
     "onnx_node_tests.json",
     "module_db.json", "planned_networks.json",
 )  # fmt: skip
@@ -43,7 +43,6 @@ DEPENDS: Mapping[str, tuple[str, ...]] = {
     "training_loss.json": (*KERNELS, "operations"),
     "digits_*.json": (*KERNELS, "operations"),
     "deterministic.json": (*KERNELS, "operations"),
-    "recipe_steps_*.json": (*KERNELS, "operations"),
     "ranks_as_one.json": (*KERNELS, "operations"),
     "sanitizer.txt": (*KERNELS, "operations"),
     "launches.json": (*KERNELS, "operations"),

@@ -8,7 +8,7 @@ memory. In all other cases PyTorch gets a copy and accumulates it itself: behind
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from operator import attrgetter
 from typing import Any
 
@@ -19,12 +19,15 @@ torch: Any = importlib.import_module("torch")
 _hooks: Any = attrgetter(*PARAMETER_HOOKS)
 
 
-def finish(states: SharedStates, sinks: Sequence[Any], run: Callable[[bool], None]) -> list[Any]:
+def finish(
+    states: SharedStates, sinks: Sequence[Any], reached: Container[str], run: Callable[[bool], None]
+) -> list[Any]:
     """Run the backward half, and return each trained parameter's gradient for PyTorch, None where it is in place.
 
     Args:
         states: The tensors that plan and model share.
         sinks: Nodes of PyTorch's graph; the last ones take the gradients of the trained parameters.
+        reached: The states that get a gradient. PyTorch leaves the `.grad` of all others as they are, None included.
         run: Runs the backward half; it adds to the gradients in the plan's memory if its argument is true, and
             overwrites them otherwise.
     """
@@ -44,10 +47,11 @@ def finish(states: SharedStates, sinks: Sequence[Any], run: Callable[[bool], Non
     handed: list[Any] = [None] * len(trained)
     for number in overwritten:
         shared = trained[number]
-        if in_place[number] and gradients[number] is None and number not in held:
-            tensors[number].grad = shared.given
-            continue
-        handed[number] = shared.gradient.clone()
+        if shared.home.value in reached:
+            if in_place[number] and gradients[number] is None and number not in held:
+                tensors[number].grad = shared.given
+                continue
+            handed[number] = shared.gradient.clone()
         if number in held:
             shared.gradient.copy_(held[number])
     return handed

@@ -62,11 +62,12 @@ def make_trainer(
     if device == "cuda" and current_gpu() is None:
         report_no_gpu("none is visible to this process")
     check_alone(model)
-    if is_own(loss) and (accumulate != 1 or precision_name(precision) == "fp16"):
-        what = "fp16, whose loss scale" if accumulate == 1 else "accumulate, whose division of the targets"
-        remedy = "leave it out (bf16 needs no loss scale, memory= divides a mini-batch), or use mbc.module"
+    if is_own(loss) and accumulate != 1:
         raise MbcError(
-            "MBC331", f"the loss is a function that PyTorch computes, without {what} it does not know", remedy
+            "MBC331",
+            "the loss is a function that PyTorch computes, without accumulate, whose division of the targets it does"
+            " not know",
+            "leave it out (memory= divides a mini-batch), or use mbc.module",
         )
     with busy("making a trainer") if progress else nullcontext(silent) as say:
         say("import")

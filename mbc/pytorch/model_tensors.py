@@ -36,11 +36,14 @@ def _example_tensor(value: Any, number: int) -> Any:
     if isinstance(value, np.ndarray):
         value = torch.from_numpy(value)
     if isinstance(value, torch.Tensor):
-        return readable(value)
-    what = "dict" if isinstance(value, Mapping) else type(value).__name__
+        if value.layout is torch.strided and not value.is_meta:
+            return readable(value)
+        what = f"tensor on {value.device} of {value.layout}"
+    else:
+        what = "dict" if isinstance(value, Mapping) else type(value).__name__
     raise MbcError(
         "MBC337",
-        f"input {number} of the example is a {what}, but mbc takes only tensors",
+        f"input {number} of the example is a {what}, but mbc takes only dense tensors",
         "pass the tensors that forward takes, several in a tuple: from_torch(model, (images, masks), ...)",
     )
 

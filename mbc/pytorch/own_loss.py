@@ -27,6 +27,8 @@ class OwnLoss:
     def __init__(self, function: Callable[..., Any], program: PlannedProgram, model: Any) -> None:
         """Take a function of the outputs, in the structure in which the model returns them, and of the targets."""
         self._function, self._program, self._model = function, program, model
+        scale = program.halves.loss_scale
+        self._scale = None if scale is None else torch.from_dlpack(program.halves.shared(scale))
         self.is_running = False
 
     def step(self, inputs: Sequence[Any], targets: Sequence[Any], rate: float) -> Any:
@@ -49,13 +51,14 @@ class OwnLoss:
         self.is_running = True
         try:
             with torch.inference_mode(False), torch.enable_grad():
-                outputs = _Outputs.apply(program, gradients, torch.zeros((), requires_grad=True))
+                outputs = _Outputs.apply(program, gradients, self._scale, torch.zeros((), requires_grad=True))
                 node = outputs[0].grad_fn
                 loss = self._function(program.structured(outputs), *targets)
                 self._check(loss, node)
                 loss.backward()
         finally:
             self.is_running = False
+        self._check_read(gradients)
         program.finish(gradients, False, None, rate)
         return loss.detach()
 
@@ -78,21 +81,46 @@ class OwnLoss:
             remedy = "set weight_decay in the optimizer, or use mbc.module, where PyTorch adds up all gradients"
             _refuse(f"the loss reads the parameter '{names[0]}', whose gradient the plan would not add", remedy)
 
+    def _check_read(self, gradients: Sequence[Any]) -> None:
+        """Raise MBC331 for a trained parameter without a gradient, which PyTorch's optimizers would leave as it is.
+
+        Raises:
+            MbcError: MBC331.
+        """
+        if None not in gradients:
+            return
+        network = self._program.exported.network
+        without = {"", *network.frozen, *self._program.reached_by(gradients)}
+        parameters = dict(self._model.named_parameters(remove_duplicate=False))
+        left = [key.name for key in network.keys if key.name in parameters and key.state not in without]
+        if left:
+            remedy = "set requires_grad=False for such parameters, or use mbc.module, which leaves them as they are"
+            _refuse(f"the loss reads no output on which '{left[0]}' acts, but the plan would update it", remedy)
+
 
 class _Outputs(torch.autograd.Function):
     """The outputs of a step as one node of PyTorch's graph, which collects their gradients."""
 
     @staticmethod
-    def forward(ctx: Any, program: PlannedProgram, gradients: list[Any], _: Any) -> tuple[Any, ...]:
-        """Return copies of the outputs; the last argument is a tensor that needs a gradient, so that they do."""
-        ctx.collected = gradients
+    def forward(ctx: Any, program: PlannedProgram, gradients: list[Any], scale: Any, _: Any) -> tuple[Any, ...]:
+        """Return copies of the outputs.
+
+        Args:
+            ctx: What the backward pass reads.
+            program: The program that computed the outputs.
+            gradients: The list that gets the gradients of the outputs.
+            scale: The loss scale, by which these are multiplied in their own type; None for no loss scale.
+            _: A tensor that needs a gradient, so that the outputs need gradients.
+        """
+        ctx.collected, ctx.scale = gradients, scale
+        ctx.set_materialize_grads(False)
         return tuple(program.outputs())
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> tuple[None, ...]:
-        """Store the gradients, which are zeros for an output that the loss does not read."""
-        ctx.collected[:] = gradients
-        return None, None, None
+        """Store the gradients, None for an output that the loss does not read."""
+        ctx.collected[:] = gradients if ctx.scale is None else [g if g is None else g * ctx.scale for g in gradients]
+        return None, None, None, None
 
 
 def _refuse(reason: str, remedy: str) -> NoReturn:

@@ -32,6 +32,7 @@ class Ticket:
         copies: What the backward pass reads, if it was put away.
         used: True after the backward pass.
         versions: Those of the model's tensors at the forward pass.
+        constant: The numbers of the outputs that need no gradient.
     """
 
     program: PlannedProgram
@@ -39,6 +40,7 @@ class Ticket:
     copies: list[Any] | None = None
     used: bool = False
     versions: Sequence[int] = ()
+    constant: Sequence[int] = ()
 
 
 class PendingPasses:
@@ -75,20 +77,24 @@ class PendingPasses:
         self._present = None
         return ""
 
-    def take_back(self, ticket: Ticket) -> None:
+    def take_back(self, ticket: Ticket, again: bool) -> None:
         """Put what the backward pass of a ticket reads into the arena, if it is not there.
 
+        Args:
+            ticket: The ticket of the forward pass.
+            again: Whether another backward pass may follow (`retain_graph=True`), for which a copy is kept.
+
         Raises:
-            RuntimeError: No memory is left for what the arena has now.
+            RuntimeError: No memory is left for what the arena has now, or for the copy.
         """
-        if ticket.copies is None:
-            return
-        if reason := self.put_away():
+        if (again or ticket.copies is not None) and (reason := self.put_away()):
             raise RuntimeError(f"mbc cannot compute a backward pass: {reason}")
-        with self._memory(ticket.program) as places:
-            for tensor, copy in zip(places, ticket.copies, strict=True):
-                tensor.copy_(copy)
-        ticket.copies, self._present = None, weakref.ref(ticket)
+        if ticket.copies is not None:
+            with self._memory(ticket.program) as places:
+                for tensor, copy in zip(places, ticket.copies, strict=True):
+                    tensor.copy_(copy)
+        if not again:
+            ticket.copies, self._present = None, weakref.ref(ticket)
 
     def _copies(self, places: Sequence[Any]) -> list[Any] | None:
         """Return copies where the tensors are, else in host memory; None if there is no room in either."""

@@ -8,6 +8,8 @@ no program covers run in PyTorch, on the same parameters.
 from __future__ import annotations
 
 import importlib
+import inspect
+import threading
 import warnings
 import weakref
 from collections.abc import Sequence
@@ -52,13 +54,28 @@ class Forward:
 
     def __call__(self, *inputs: Any, **named: Any) -> Any:
         """Return the outputs of the model."""
-        planned = self.planned
+        planned = None if torch.compiler.is_exporting() or torch.jit.is_tracing() else self.planned
         return self.in_torch(*inputs, **named) if planned is None else planned(self, inputs, named)
+
+    @property
+    def __code__(self) -> Any:
+        """That of the class's `forward`, which torch.export reads."""
+        return self._own.__code__
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        """That of the class's `forward`, which trainers look at to choose arguments."""
+        return inspect.signature(self._own)
 
     def in_torch(self, *inputs: Any, **named: Any) -> Any:
         """Return the outputs that PyTorch computes."""
+        return self._own(*inputs, **named)
+
+    @property
+    def _own(self) -> Any:
+        """The method `forward` of the model's class."""
         model: Any = self._model()
-        return model.__class__.forward(model, *inputs, **named)
+        return model.__class__.forward.__get__(model)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Forward:
         """Return the `forward` of a copied model, which has no plan."""
@@ -95,6 +112,7 @@ class Planned:
         self._changes = ModelChanges(model)
         self._refused: dict[tuple[Any, ...], str] = {}  # shapes of inputs for which there can be no program
         self._said: set[str] = set()
+        self._turns = threading.RLock()  # calls and backward passes of several threads run one after another
         self._memory_checks = MemoryChecks()
 
     def _share(self, model: Any, program: PlannedProgram, gradients: Sequence[str] = ()) -> None:
@@ -134,9 +152,14 @@ class Planned:
     @torch.compiler.disable
     def __call__(self, forward: Forward, inputs: tuple[Any, ...], named: dict[str, Any]) -> Any:
         """Return the outputs of one call of the model."""
-        model: Any = self._model()
+        with self._turns:
+            outputs, covered = self._outputs(self._model(), inputs, named)
+        return outputs if covered else forward.in_torch(*inputs, **named)
+
+    def _outputs(self, model: Any, inputs: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, bool]:
+        """Return the outputs of one call, and whether a program covers it."""
         if not self._fits(model):
-            return forward.in_torch(*inputs, **named)
+            return None, False
         given = by_position(model, inputs, named)
         reason = self._refusal(model, given)
         program = self.programs[0]
@@ -144,16 +167,18 @@ class Planned:
             program, reason = self._program_for(model, given)
         if reason := reason or self._pending.put_away():
             self._say(reason)
-            return forward.in_torch(*inputs, **named)
+            return None, False
         read = program.read(given)
         if not model.training:
-            return program.structured(program.evaluated(read))
+            return program.structured(program.evaluated(read)), True
         ticket = self._pending.begin(program, read)
         self._states.count()
         if not torch.is_grad_enabled():
-            return program.structured(program.outputs())
+            return program.structured(program.outputs()), True
         ticket.versions = self._states.versions()
-        return program.structured(_apply(self, ticket, *read, *self._states.parameters()))
+        asked = {name for name, tensor in zip(program.halves.taken, read, strict=True) if tensor.requires_grad}
+        ticket.constant = program.unreached_by(self._states.names | asked)
+        return program.structured(_apply(self, ticket, *read, *self._states.parameters())), True
 
     @torch.compiler.disable  # a compiled function may call `loss.backward()`
     def backward(self, ticket: Ticket, gradients: Sequence[Any], sinks: Sequence[Any]) -> list[Any]:
@@ -161,7 +186,7 @@ class Planned:
 
         Args:
             ticket: That of the forward pass.
-            gradients: The gradients of the outputs.
+            gradients: The gradients of the outputs, None for those that the loss does not read.
             sinks: The nodes of PyTorch's graph that take the gradients of the trained parameters.
 
         Raises:
@@ -169,8 +194,8 @@ class Planned:
         """
         if ticket.used:
             raise RuntimeError(
-                "mbc keeps the values of a forward pass for one backward pass, which has run: call the model again, or "
-                "close the plan to use retain_graph"
+                "mbc freed the values of a forward pass in its backward pass: pass retain_graph=True to the earlier "
+                "backward pass, or call the model again"
             )
         program, halves = ticket.program, ticket.program.halves
         if name := self._changed_since(ticket):
@@ -178,13 +203,15 @@ class Planned:
                 f"'{name}' has changed since the forward pass, and the backward pass needs its earlier numbers: update "
                 "the parameters after the backward passes"
             )
-        with self.halves.lent(), halves.lent():  # the first program holds the memory of all gradients
-            self._pending.take_back(ticket)
-            ticket.used = True
-            handed = finish(self._states, sinks, lambda add: program.finish(gradients, add, ticket.number))
-        of_inputs = (self._states.inputs.get(name) for name in halves.taken)
-        self._memory_checks.passes += 1
-        return [*(None if gradient is None else gradient.clone() for gradient in of_inputs), *handed]
+        reached, again = program.reached_by(gradients), torch._C._autograd._get_current_graph_task_keep_graph()
+        # The first program holds the memory of all gradients.
+        with self._turns, self.halves.lent(), halves.lent():
+            self._pending.take_back(ticket, again)
+            ticket.used = not again
+            handed = finish(self._states, sinks, reached, lambda add: program.finish(gradients, add, ticket.number))
+            of_inputs = [self._states.inputs.get(name) if name in reached else None for name in halves.taken]
+            self._memory_checks.passes += 1
+            return [*(None if gradient is None else gradient.clone() for gradient in of_inputs), *handed]
 
     def _changed_since(self, ticket: Ticket) -> str:
         """Return the name of a tensor that both passes read and that has changed between them, or an empty text."""
@@ -301,7 +328,10 @@ class _Step(torch.autograd.Function):
     def forward(ctx: Any, planned: Planned, ticket: Ticket, *_: Any) -> tuple[Any, ...]:
         """Return the outputs; inputs and trained parameters are arguments so that PyTorch asks for their gradients."""
         ctx.planned, ctx.ticket = planned, ticket
-        return tuple(ticket.program.outputs())
+        ctx.set_materialize_grads(False)
+        outputs = tuple(ticket.program.outputs())
+        ctx.mark_non_differentiable(*(outputs[number] for number in ticket.constant))
+        return outputs
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> tuple[Any, ...]:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
+from functools import cached_property, partial
 from typing import Any
 
 from mbc.errors import MbcError
+from mbc.interchange.steps import Imported
 from mbc.pytorch.compiled_model import copied, evaluated, ordered
 from mbc.pytorch.copies import copy_model
 from mbc.pytorch.exported_model import Exported
@@ -19,7 +21,7 @@ torch: Any = importlib.import_module("torch")
 pytree: Any = importlib.import_module("torch.utils._pytree")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class PlannedProgram:
     """A compiled network, with inputs and outputs in PyTorch's terms.
 
@@ -36,6 +38,21 @@ class PlannedProgram:
     halves: Halves
     structure: Any
     leaves: tuple[Any, ...]
+
+    @cached_property
+    def reached(self) -> tuple[frozenset[str], ...]:
+        """For each output, the states and inputs with respect to which PyTorch would differentiate it."""
+        network, inputs = self.exported.network, self.halves.taken
+        return tuple(_reached(network, inputs, value) for value in network.outputs)
+
+    def reached_by(self, gradients: Sequence[Any]) -> frozenset[str]:
+        """Return the states and inputs that get a gradient from those of the outputs, where None is no gradient."""
+        rows = zip(self.reached, gradients, strict=True)
+        return frozenset[str]().union(*(names for names, gradient in rows if gradient is not None))
+
+    def unreached_by(self, names: Set[str]) -> list[int]:
+        """Return the numbers of the outputs that depend on none of these states and inputs."""
+        return [number for number, reached in enumerate(self.reached) if reached.isdisjoint(names)]
 
     def refusal(self, inputs: Sequence[Any], training: bool) -> str:
         """Return why the program does not take these inputs; an empty text if it does."""
@@ -57,9 +74,15 @@ class PlannedProgram:
             return self.halves.begin(*(readable(tensor) for tensor in inputs))
 
     def finish(self, gradients: Sequence[Any], add: bool, number: int | None, rate: float = 0.0) -> None:
-        """Run the second half of a step for the gradients of the outputs; the others are those of `Halves.finish`."""
+        """Run the second half of a step for the gradients of the outputs, where None is 0.
+
+        The other arguments are those of `Halves.finish`.
+        """
+        zeros = partial(torch.zeros, device=self.halves.device)
+        rows = zip(gradients, self.halves.outputs, strict=True)
+        given = [zeros(place.shape) if gradient is None else readable(gradient) for gradient, place in rows]
         with ordered(self.halves.device):
-            self.halves.finish([readable(gradient) for gradient in gradients], add, number, rate)
+            self.halves.finish(given, add, number, rate)
 
     def outputs(self) -> list[Any]:
         """Return copies of the outputs between the halves."""
@@ -76,6 +99,16 @@ class PlannedProgram:
         remaining = iter(tensors)
         leaves = [next(remaining) if leaf is None else leaf for leaf in self.leaves]
         return pytree.tree_unflatten(leaves, self.structure)
+
+
+def _reached(network: Imported, inputs: Sequence[str], output: int) -> frozenset[str]:
+    """Return the states and inputs on which an output depends in PyTorch's graph, which ends at detached values."""
+    values, names = {output}, set[str]()
+    for step in reversed(network.steps):
+        if step.op != "detach" and not values.isdisjoint(step.results):
+            values.update(step.values)
+            names.update(state.name(step.label) for state in step.states)
+    return frozenset(names.union(name for number, name in enumerate(inputs) if number in values))
 
 
 def inner_product(output: Any, factor: Any) -> Any:

@@ -69,6 +69,7 @@ class SharedStates:
     Attributes:
         shared: All parameters and statistics, in the order of the model.
         trained: The parameters with a gradient in the plan's memory.
+        names: Their names in the network.
         inputs: A tensor over the memory of each input's gradient, by the network's name of the input.
     """
 
@@ -113,6 +114,7 @@ class SharedStates:
             elif not isinstance(table[key], torch.nn.Parameter) and id(table[key]) not in taken:
                 self._constants.append((name, table, key, table[key].detach().clone()))
         self.trained = tuple(s for s in self.shared if s.place is not None)
+        self.names = frozenset(shared.home.value for shared in self.trained)
         self._trained_tables, self._trained_keys = [s.table for s in self.trained], [s.key for s in self.trained]
         self._given = [shared.given for shared in self.trained]
         self._storages = [given.untyped_storage()._cdata for given in self._given]

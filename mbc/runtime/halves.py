@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from mbc.errors import MbcError
 from mbc.hardware.streams import Space
+from mbc.ir.control import CONTROL_FIELDS
 from mbc.ir.kept_gradients import gradients_of
-from mbc.ir.types import DType, Layout, TensorType
+from mbc.ir.types import DType, Layout, Precision, TensorType
 from mbc.plan.cut import BACKWARD, FORWARD, cut, given_at_cut
 from mbc.plan.model import Plan
 from mbc.runtime.arrays import check_rows, wanted_inputs
@@ -84,6 +86,15 @@ class Halves(Module):
     def layouts(self) -> tuple[tuple[str, str], ...]:
         """The layout of each state, by its name."""
         return tuple((name, place[1].value) for name, place in _persistent(self._plan).items())
+
+    @property
+    def loss_scale(self) -> Place | None:
+        """The place of the loss scale, by which the caller multiplies gradients for `finish`; None if there is none."""
+        if self._plan.graph.precision is not Precision.FP16:
+            return None
+        (offset,) = (offset for name, _, offset in CONTROL_FIELDS if name == "loss_scale")
+        start = self._places.control.offset_bytes + offset
+        return replace(self._places.control, offset_bytes=start, size_bytes=4, shape=(1,), dtype=DType.FP32)
 
     @property
     def taken(self) -> tuple[str, ...]:

@@ -249,8 +249,8 @@ def test_arrays_are_taken():
 @pytest.mark.parametrize(
     ("example", "words"),
     [
-        ({"pixels": IMAGES}, "input 1 of the example is a dict, but mbc takes only tensors"),
-        ((IMAGES, "cat"), "input 2 of the example is a str, but mbc takes only tensors"),
+        ({"pixels": IMAGES}, "input 1 of the example is a dict, but mbc takes only dense tensors"),
+        ((IMAGES, "cat"), "input 2 of the example is a str, but mbc takes only dense tensors"),
         ((), "the example has no tensor"),
         (IMAGES[:0], "the example has no rows"),
     ],

@@ -153,12 +153,16 @@ def fails(*_: Any) -> Any:
 
 
 def test_a_step_without_a_loss_changes_nothing():
-    model, current = Heads(main=5), [cast("Callable[..., Any]", fails)]
+    model, current = Heads(main=5, aux=2), [cast("Callable[..., Any]", fails)]
     optimizer = adamw(model)
     with trainer_of(model, loss=lambda *given: current[0](*given), optimizer=optimizer) as trainer:
         kernel, bias = model.body[0].weight, model.heads["main"].bias
         before = copy.deepcopy((model.state_dict(), optimizer.state_dict()["state"]))
         losses: list[tuple[Any, str]] = [
+            (
+                lambda o, y: o["main"].mean(),
+                r"MBC331: the loss reads no output on which 'heads.aux.weight'",
+            ),
             (lambda o, y: o["main"].mean(1), r"MBC331: the loss is a tensor of shape \[4, 9, 11\], not a tensor with"),
             (lambda o, y: o["main"].mean().item(), "MBC331: the loss is float, not a tensor with one number"),
             (lambda o, y: o["main"].detach().mean() * bias.sum(), "MBC331: the loss has no gradient with respect"),
@@ -174,18 +178,43 @@ def test_a_step_without_a_loss_changes_nothing():
         with pytest.raises(ValueError, match="a mistake in the loss"):
             trainer.step(IMAGES, PIXELS)
         assert_equal_states(model.state_dict(), before[0])
-        current[0] = lambda o, y: o["main"].mean() * torch.nan
+        current[0] = lambda o, y: (o["main"].mean() + o["aux"].mean()) * torch.nan
         assert torch.isnan(trainer.step(IMAGES, PIXELS))
         assert_equal_states(model.state_dict(), {k: v for k, v in before[0].items() if "num_batches" not in k})
         assert_equal_states(optimizer.state_dict()["state"], before[1])
-        current[0] = lambda o, y: functional.cross_entropy(o["main"], y)
+        current[0] = lambda o, y: functional.cross_entropy(o["main"], y) + o["aux"].square().mean()
         assert trainer.step(IMAGES, PIXELS) > trainer.step(IMAGES, PIXELS)
         with pytest.raises(MbcError, match="MBC167"):
             trainer.step()
 
 
-@pytest.mark.parametrize("other", [{"accumulate": 2}, {"precision": "fp16"}])
-def test_settings_that_need_a_loss_of_the_language(other):
+def test_accumulation_needs_a_loss_of_the_language():
     with pytest.raises(MbcError, match="MBC331: the loss is a function that PyTorch computes") as caught:
-        trainer_of(Net(), loss=focal, **other)
+        trainer_of(Net(), loss=focal, accumulate=2)
     assert "mbc.module" in caught.value.remedy
+
+
+def test_a_loss_scale_is_that_of_losses_of_the_language():
+    """Steps in fp16, of which the second overflows; gradients of the third are below the numbers of fp16."""
+    ours, theirs = Net(), Net()
+    judge, images = nn.CrossEntropyLoss(), [IMAGES, IMAGES * torch.inf, IMAGES]
+    trainers = [trainer_of(net, loss=loss, precision="fp16", check=False)
+                for net, loss in ((ours, lambda output, labels: judge(output, labels)), (theirs, judge))]  # fmt: skip
+    for x in images:
+        one, other = (float(trainer.step(x, LABELS)) for trainer in trainers)
+        assert one == pytest.approx(other, rel=1e-6, nan_ok=True)
+        assert trainers[0].module.control == trainers[1].module.control
+    assert trainers[0].module.control["skipped"] == 1
+    for key, wanted in theirs.state_dict().items():
+        assert torch.equal(ours.state_dict()[key], wanted), key
+
+
+def test_small_gradients_survive_in_fp16():
+    model, twin = Net(), Net()
+    optimizer, other = (torch.optim.SGD(net.parameters(), lr=1e7) for net in (model, twin))
+    with trainer_of(model, loss=lambda o, y: 1e-8 * focal(o, y), optimizer=optimizer, precision="fp16") as trainer:
+        trainer.step(IMAGES, LABELS)
+    (1e-8 * focal(twin(IMAGES), LABELS)).backward()
+    other.step()
+    for key, wanted in twin.state_dict().items():
+        torch.testing.assert_close(model.state_dict()[key], wanted, rtol=2e-3, atol=1e-3)

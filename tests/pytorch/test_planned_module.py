@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import io
 import logging
 import pickle
@@ -204,9 +205,49 @@ def test_a_loop_gives_torchs_numbers(loop):
     agree(numbers(loop, model), numbers(loop, twin))
 
 
-def test_a_loss_of_ones_own_and_outputs_in_a_dict_give_torchs_numbers():
-    model, twin = Two().double(), Two().double()
-    agree(numbers(dice, planned(model)), numbers(dice, twin))
+def unread(model: Any) -> Any:
+    """Losses that do not read the second output: its head has no gradient, so that weight decay leaves it alone."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.1)
+    for number, (x, labels) in enumerate(batches(5)):
+        outputs = model(x)
+        loss = F.cross_entropy(outputs["logits"], labels)
+        yield stepped(optimizer, loss + outputs["masks"][0].square().mean() if number == 2 else loss)
+        yield torch.tensor([p.grad is None for p in model.parameters()])
+    logits = model(X)["logits"].sum()
+    gradients = torch.autograd.grad(logits, [*model.parameters()], retain_graph=True, allow_unused=True)
+    yield torch.tensor([gradient is None for gradient in gradients])
+    logits.backward()
+
+
+def again(model: Any) -> Any:
+    """Two backward passes through one forward pass; another pass comes between them."""
+    outputs = model(X)
+    outputs["logits"].square().sum().backward(retain_graph=True)
+    between = model(X / 2)["logits"]
+    outputs["masks"][0].square().sum().backward()
+    between.square().sum().backward()
+    yield from (p.grad for p in model.parameters())
+
+
+class Detached(Two):
+    """A network that returns its features detached, as targets of another network."""
+
+    def forward(self, x: Any) -> Any:
+        outputs = super().forward(x)
+        return outputs | {"target": outputs["logits"].detach()}
+
+
+def distilled(model: Any) -> Any:
+    outputs = model(X)
+    yield torch.tensor([outputs["logits"].requires_grad, outputs["target"].requires_grad])
+    (outputs["logits"] * outputs["target"]).sum().backward()
+    yield model.first.weight.grad
+
+
+@pytest.mark.parametrize(("loop", "kind"), [(dice, Two), (unread, Two), (again, Two), (distilled, Detached)])
+def test_several_outputs_give_torchs_numbers(loop, kind):
+    model, twin = kind().double(), kind().double()
+    agree(numbers(loop, planned(model)), numbers(loop, twin))
 
 
 def siamese(model: Any) -> Any:
@@ -321,8 +362,8 @@ def test_closing_leaves_the_model_whole():
 def test_one_forward_pass_serves_one_backward_pass():
     model = planned(normed().double())
     loss = cross_entropy(model)
-    loss.backward(retain_graph=True)
-    with pytest.raises(RuntimeError, match="one backward pass"):
+    loss.backward()
+    with pytest.raises(RuntimeError, match="a second time"):
         loss.backward()
     (gradient,) = torch.autograd.grad(cross_entropy(model), [model.first.weight])
     assert not gradient.requires_grad
@@ -397,6 +438,19 @@ def test_a_compiled_function_may_run_both_passes():
     torch.compile(lambda: cross_entropy(model).backward(), backend="eager")()
     cross_entropy(twin).backward()
     agree([p.grad for p in model.parameters()], [p.grad for p in twin.parameters()])
+
+
+def test_exports_and_tracers_see_the_models_own_forward():
+    model, twin = planned(normed().double()).eval(), normed().double().eval()
+    programs = torch.export.export(model, (X,)).module(), torch.jit.trace(model, X)
+    agree([program(X / 2).detach() for program in programs], [twin(X / 2).detach()] * 2)
+    assert [*inspect.signature(model.forward).parameters] == ["x"]
+
+
+@pytest.mark.parametrize("example", [X.to("meta"), X.to_sparse()])
+def test_an_example_that_is_not_dense_is_refused(example):
+    with pytest.raises(MbcError, match="MBC337: input 1 of the example is a tensor on"):
+        planned(normed().double(), example=example)
 
 
 def test_a_second_plan_and_other_types_are_refused():

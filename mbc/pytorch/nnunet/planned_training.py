@@ -8,6 +8,7 @@ update.
 from __future__ import annotations
 
 import importlib
+import os
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -82,8 +83,8 @@ class PlannedTraining(_Trainer):
         memory = TrainingMemory(self, precision, terms is not None)
         shape = self.batch_size, self.num_input_channels, *self.configuration_manager.patch_size
         arguments: dict[str, Any] = {
-            "precision": precision, "device": self.device.type, "seed": 0, "measure_for": None, "check": None,
-            "progress": True,
+            "precision": precision, "device": self.device.type, "seed": 0, "check": None, "progress": True,
+            "measure_for": os.environ.get("MBC_MEASURE_FOR"),
         }  # fmt: skip
         try:
             if terms is None:
