@@ -1,4 +1,4 @@
-"""Requests of convolutions with batch statistics in the epilogue, for any provider."""
+"""Requests of convolutions with statistics in the epilogue, of the batch or of each sample, for any provider."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ from mbc.kernels.base import Request
 from mbc.ops.fused import Fused
 
 WITH_STATISTICS = "convolution+batch_statistics"
+WITH_INSTANCE_STATISTICS = "convolution+instance_statistics"
+STATISTICS_GROUPS = (WITH_STATISTICS, WITH_INSTANCE_STATISTICS)
 
 
 def convolution_of(request: Request) -> Request:
     """Return the convolution of such a group; any other request is returned unchanged."""
-    if request.kind != WITH_STATISTICS:
+    if request.kind not in STATISTICS_GROUPS:
         return request
     return _member(request, 0, request.inputs, request.outputs[:1])
 

@@ -1,6 +1,7 @@
 """The benchmark harness of convolutions with statistics in the epilogue.
 
-The result is checked like that of any convolution, mean and variance against the float64 reference.
+The result is checked like that of any convolution, mean and variance, of the batch or of each sample, against the
+float64 reference.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 
 from mbc.ir.types import DType, Layout
 from mbc.kernels.base import Candidate, Request
+from mbc.kernels.statistics import WITH_INSTANCE_STATISTICS
 from mbc.measure.gemm_harness import ProductHarness
 from mbc.measure.gemm_trial import TOLERANCES
 from mbc.measure.gpu import Gpu
@@ -38,7 +40,7 @@ class _StatisticsChecker:
         self._gpu = gpu
         self._product = product
         self._request = request
-        self._wanted = moments(period, request.inputs[0].shape[0])
+        self._wanted = moments(period, request.inputs[0].shape[0], request.kind == WITH_INSTANCE_STATISTICS)
         self._allowed = allowed(request, len(period))
 
     def wrong(self, candidate: Candidate, at: Pointers) -> tuple[str, float]:
@@ -46,7 +48,7 @@ class _StatisticsChecker:
         if wrong:
             return wrong, error
         mean, variance = (
-            loaded(self._gpu.download(address, t.size_bytes), t.shape, t.dtype, Layout.CHANNELS_FIRST)
+            loaded(self._gpu.download(address, t.size_bytes), t.shape[:2], t.dtype, Layout.CHANNELS_FIRST)
             for address, t in zip(at.outputs[1:], self._request.outputs[1:], strict=True)
         )
         errors = distances(mean, variance, *self._wanted)
@@ -61,8 +63,13 @@ class _StatisticsChecker:
         return False
 
 
-def moments(period: NDArray[np.float64], rows: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return mean and variance of every channel over `rows` rows that repeat with the period."""
+def moments(
+    period: NDArray[np.float64], rows: int, by_sample: bool = False
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return mean and variance of every channel, over `rows` rows that repeat with the period or of each of them."""
+    if by_sample:
+        by_row = [moments(period[row % len(period)][None], 1) for row in range(rows)]
+        return np.stack([mean for mean, _ in by_row]), np.stack([variance for _, variance in by_row])
     weights = np.bincount(np.arange(rows) % len(period), minlength=len(period)) / rows
     pixels = period.reshape(*period.shape[:2], -1)
     mean = np.einsum("n,ncp->c", weights, pixels) / pixels.shape[2]

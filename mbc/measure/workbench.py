@@ -17,7 +17,7 @@ from mbc.kernels.base import Request
 from mbc.kernels.cuda import OWN, programs_of
 from mbc.kernels.cudnn import CUDNN
 from mbc.kernels.providers import PROVIDERS
-from mbc.kernels.statistics import WITH_STATISTICS
+from mbc.kernels.statistics import STATISTICS_GROUPS
 from mbc.measure.clock import Clock, calls_per_graph
 from mbc.measure.gemm_harness import ProductHarness
 from mbc.measure.gemm_trial import PRODUCT_KINDS, Trials
@@ -283,7 +283,7 @@ class Bench:
         try:
             if request.kind in PRODUCT_KINDS:
                 yield ProductHarness(self.gpu, library, self.clock, self.trials.make(request), request)
-            elif request.kind == WITH_STATISTICS:
+            elif request.kind in STATISTICS_GROUPS:
                 yield StatisticsHarness(self.gpu, library, self.clock, self.trials.make(request), request)
             else:
                 yield PlainHarness(self.gpu, library, self.clock, request)

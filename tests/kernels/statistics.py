@@ -10,11 +10,11 @@ from mbc.ops.convolution import Convolution
 from mbc.ops.fused import Fused, join, launch_kind
 
 
-def grouped(attributes: Convolution) -> Operation:
+def grouped(attributes: Convolution, statistics: str = "batch_statistics") -> Operation:
     return join(
         [
             Operation("conv", "convolution", ("a", "w"), ("x",), attributes),
-            Operation("statistics", "batch_statistics", ("x",), ("mean", "variance"), NoAttributes()),
+            Operation("statistics", statistics, ("x",), ("mean", "variance"), NoAttributes()),
         ],
         ("x", "mean", "variance"),
     )

@@ -14,7 +14,7 @@ from mbc.hardware.spec import DeviceSpec
 from mbc.ir.graph import Operation, TrainingGraph
 from mbc.ir.types import Layout, TensorType, layout_matters
 from mbc.kernels.base import Candidate, Provider, Request
-from mbc.kernels.statistics import WITH_STATISTICS
+from mbc.kernels.statistics import STATISTICS_GROUPS
 from mbc.ops.base import NoAttributes
 from mbc.ops.convolution import Convolution
 from mbc.ops.fused import Fused, kind_of, names_of
@@ -232,7 +232,7 @@ class CandidateTable:
 
     def _remat_kernels(self, operation: Operation) -> RematKernels:
         """Return the kernels that recompute the outputs of an operation or group."""
-        computes = operation.kind in ("convolution", WITH_STATISTICS)
+        computes = operation.kind in ("convolution", *STATISTICS_GROUPS)
         return self.recomputed.get(names_of(operation)[0], RematKernels()) if computes else RematKernels()
 
     @cached_property

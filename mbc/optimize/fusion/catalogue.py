@@ -223,8 +223,11 @@ PATTERNS: tuple[Pattern, ...] = (
         Pattern.of("m, v = batch_statistics(x)", f"mean, variance = concat_statistics({pairs})")
         for pairs in ("m0, v0, m, v", "m, v, m0, v0")
     ),
-    # Statistics in the epilogue of a convolution.
-    Pattern.of("x = convolution(a, w)", _STATISTICS, launches=(LaunchPattern((0, 1), ("x", "mean", "variance")),)),
+    # Statistics in the epilogue of a convolution, of the batch or of each sample.
+    *(
+        Pattern.of("x = convolution(a, w)", statistics, launches=(LaunchPattern((0, 1), ("x", "mean", "variance")),))
+        for statistics in (_STATISTICS, _STATISTICS.replace("batch", "instance"))
+    ),
     *DATA_GRADIENT_REDUCTIONS,
     *DATA_GRADIENT_REDUCTIONS_OF_PARTS,
     *REMAT_INSIDE,

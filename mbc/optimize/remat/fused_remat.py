@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from mbc.hardware.streams import Stream
 from mbc.ir.graph import Operation
 from mbc.kernels.cuda import bitwise_equal_to
-from mbc.kernels.statistics import WITH_STATISTICS
+from mbc.kernels.statistics import STATISTICS_GROUPS
 from mbc.ops.fused import kind_of, names_of
 from mbc.optimize import effort
 from mbc.optimize.candidates.table import CandidateTable
@@ -168,8 +168,8 @@ def fused_remat_launches(
 
 
 def _without_statistics(operation: Operation | None, names: Sequence[str]) -> frozenset[str]:
-    """Return the members of a launch that compute its large value: batch statistics of it are small, and kept."""
-    return frozenset(names[:-1] if operation is not None and operation.kind == WITH_STATISTICS else names)
+    """Return the members of a launch that compute its large value: statistics of it are small, and kept."""
+    return frozenset(names[:-1] if operation is not None and operation.kind in STATISTICS_GROUPS else names)
 
 
 def _rivals(

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from mbc.ir.graph import Operation
 from mbc.kernels.cuda import without_statistics
-from mbc.kernels.statistics import WITH_STATISTICS
+from mbc.kernels.statistics import STATISTICS_GROUPS
 from mbc.ops.fused import names_of
 from mbc.optimize.candidates.table import CandidateTable
 from mbc.optimize.schedule.emit_launches import Draft
@@ -32,7 +32,7 @@ def remat_without_statistics(
         regions: Regions of the training program.
         program: Operations of the regions.
     """
-    summing = {names_of(operation): operation for operation in program if operation.kind == WITH_STATISTICS}
+    summing = {names_of(operation): operation for operation in program if operation.kind in STATISTICS_GROUPS}
     alone = {operation.name: operation for operation in table.graph.train}
     changed = list(regions)
     for i, region in enumerate(regions):

@@ -8,7 +8,8 @@
 // Warps      384 threads. Warpgroup 0 is the producer: planes with cp.async, up to four ahead. Warpgroups 1 and 2 are
 //            consumers of 64 voxels each: wgmma m64nNk16, voxels (A) and weights (B) in shared memory.
 // Epilogue   filters are permuted so that a thread holds four neighbouring filters of a voxel, which it stores while
-//            the wgmma of the other warpgroup run.
+//            the wgmma of the other warpgroup run. A thread may also keep statistics of what it stores: each warp
+//            writes a state for each filter and tile, and a second kernel merges the states in order.
 // Shared     the weights of a block's filters, for its lifetime: at 3 x 3 x 3 taps, 32 channels and filters 55,872
 //            bytes, at 64 channels 111,744; four planes with halo of 11,520 or 23,040 bytes.
 // Registers  96 for a producer, 200 for a consumer thread (setmaxnreg).
@@ -21,6 +22,7 @@
 //   voxel 16w + g + 8                 d[2u][2, 3]   d[2u + 1][2, 3]
 #include "plane_sweep.cuh"
 #include "plane_sweep_conv_arguments.h"
+#include "thread_statistics.cuh"
 
 namespace mbc {
 
@@ -37,8 +39,8 @@ struct PlaneSweepConv : PlaneSweep {
   int32_t blocks_of_filters;
   bool backward;
 
-  PlaneSweepConv(const PlaneSweepConvArguments& a, int64_t workers)
-      : PlaneSweep(a, workers), image(a, *this), blocks_of_filters(filters / FILTERS), backward(a.backward != 0) {}
+  explicit PlaneSweepConv(const PlaneSweepConvArguments& a)
+      : PlaneSweep(a, a.segment_planes), image(a, *this), blocks_of_filters(filters / FILTERS), backward(a.backward != 0) {}
   __host__ __device__ int32_t kept_bytes() const { return taps * EIGHTS * KEPT_PITCH; }
 };
 
@@ -101,16 +103,63 @@ __device__ inline void start_plane(float (&sums)[SWEEP_TAPS * FILTERS / 8][4], c
   wgmma_commit();
 }
 
+// Where a thread of a consumer is: the number of the tile, and the thread's first filter.
+struct SweepPlace {
+  int64_t tile;
+  int32_t filter;
+};
+
+// An epilogue that only stores. `Thread<UNITS>` is what a thread keeps of a tile, of 4 UNITS filters; it takes the
+// results of a voxel as they are stored, two in a word.
+template <typename T>
+struct StoreOnly {
+  template <int UNITS>
+  struct Thread {
+    __device__ void push(const uint32_t (&)[2 * UNITS]) {}
+    __device__ void finish(const StoreOnly&, const SweepPlace&) const {}
+  };
+};
+
+// An epilogue that also computes the statistics of the results, of each of `samples` by itself. The states of a mean
+// are numbered by tile of the sample, then by warp.
+template <typename T>
+struct StatisticsOfTiles {
+  typename Statistics<T>::State* partial;
+  int64_t samples, tiles_of_sample, filters;
+
+  static constexpr int WARPS = CONSUMERS * WARPGROUP / 32;
+  int64_t parts() const { return tiles_of_sample * WARPS; }
+
+  template <int UNITS>
+  struct Thread : ThreadStatistics<T, 4 * UNITS> {
+    __device__ void push(const uint32_t (&words)[2 * UNITS]) {
+      const auto element = [&](int e) { return to_float(element_of<T>(words[e / 2], e % 2)); };
+      if (this->count == 0) this->begin(element);
+      ThreadStatistics<T, 4 * UNITS>::push(element);
+    }
+    __device__ void finish(const StatisticsOfTiles& f, const SweepPlace& at) const {
+      const int64_t sample = at.tile / f.tiles_of_sample, tile = at.tile - sample * f.tiles_of_sample;
+      const int64_t part = tile * WARPS + threadIdx.x / 32 - WARPGROUP / 32;
+      auto* const states = f.partial + (part * f.samples + sample) * f.filters + at.filter;
+      this->template store<4, 16>([&](int e) { return states + e / 4 * 16 + e % 4; });
+    }
+  };
+};
+
 // Stores the results of a thread in one output plane; `offsets`: of its two voxels, -1 outside of the output.
-template <typename T, int UNITS, int TILES>
-__device__ inline void write_plane(const float (&sums)[TILES][4], const int32_t (&offsets)[2], T* plane) {
+template <typename T, int UNITS, int TILES, typename Kept>
+__device__ inline void write_plane(const float (&sums)[TILES][4], const int32_t (&offsets)[2], T* plane, Kept& kept) {
 #pragma unroll
   for (int h = 0; h < 2; ++h)
-    if (offsets[h] >= 0)
+    if (offsets[h] >= 0) {
+      uint32_t words[2 * UNITS];
+#pragma unroll
+      for (int i = 0; i < 2 * UNITS; ++i) words[i] = rounded_word<T>(sums[i] + 2 * h);
 #pragma unroll
       for (int unit = 0; unit < UNITS; ++unit)
-        *reinterpret_cast<uint2*>(plane + offsets[h] + unit * 16) = {
-            rounded_word<T>(sums[2 * unit] + 2 * h), rounded_word<T>(sums[2 * unit + 1] + 2 * h)};
+        *reinterpret_cast<uint2*>(plane + offsets[h] + unit * 16) = {words[2 * unit], words[2 * unit + 1]};
+      kept.push(words);
+    }
 }
 
 // Moves the accumulators of the second and third output plane up.
@@ -122,9 +171,9 @@ __device__ inline void roll(float (&sums)[TILES][4]) {
     for (int v = 0; v < 4; ++v) sums[j][v] = j < TILES * 2 / SWEEP_TAPS ? sums[j + TILES / SWEEP_TAPS][v] : 0.0f;
 }
 
-template <typename T, int CHANNELS, int FILTERS, int LINES>
-__device__ inline void consume_planes(const char* kept, const char* stages, T* __restrict__ y, Pipeline<SWEEP_STAGES>& pipeline,
-                                      const PlaneSweepConv<CHANNELS, FILTERS, LINES>& f) {
+template <typename T, int CHANNELS, int FILTERS, int LINES, typename Epilogue>
+__device__ inline void consume_planes(const char* kept, const char* stages, T* __restrict__ y, const Epilogue& epilogue,
+                                      Pipeline<SWEEP_STAGES>& pipeline, const PlaneSweepConv<CHANNELS, FILTERS, LINES>& f) {
   const int32_t lane = threadIdx.x % 32, warp = threadIdx.x % WARPGROUP / 32, group = threadIdx.x / WARPGROUP - 1;
   const int32_t first = static_cast<int32_t>(blockIdx.x) % f.blocks_of_filters * FILTERS + lane % 4 * 4;
   const int32_t plane_elements = f.out_lines * f.out_columns * f.filters;
@@ -144,8 +193,10 @@ __device__ inline void consume_planes(const char* kept, const char* stages, T* _
     }
     T* const row = y + tile.row * f.out_planes * plane_elements;
     float sums[f.TILES][4] = {};
+    typename Epilogue::template Thread<f.UNITS> of_tile;
     const auto complete = [&](int32_t plane) {
-      if (plane >= tile.begin) write_plane<T, f.UNITS>(sums, offsets, row + static_cast<int64_t>(plane) * plane_elements);
+      if (plane >= tile.begin)
+        write_plane<T, f.UNITS>(sums, offsets, row + static_cast<int64_t>(plane) * plane_elements, of_tile);
       roll(sums);
     };
     const int32_t last = f.last(tile);
@@ -159,12 +210,14 @@ __device__ inline void consume_planes(const char* kept, const char* stages, T* _
     }
     // Output planes whose last planes are padding are left.
     for (int32_t plane = last - (SWEEP_TAPS - 1); plane < tile.end; ++plane) complete(plane);
+    of_tile.finish(epilogue, {number, first});
   }
 }
 
-template <typename T, int CHANNELS, int FILTERS, int LINES>
+template <typename T, int CHANNELS, int FILTERS, int LINES, typename Epilogue>
 __global__ void __launch_bounds__(PIPELINE_THREADS, 1)
-    plane_sweep_conv(const T* __restrict__ x, const T* __restrict__ weight, T* __restrict__ y, PlaneSweepConv<CHANNELS, FILTERS, LINES> f) {
+    plane_sweep_conv(const T* __restrict__ x, const T* __restrict__ weight, T* __restrict__ y, Epilogue epilogue,
+                     PlaneSweepConv<CHANNELS, FILTERS, LINES> f) {
   MBC_DYNAMIC_SHARED(shared);
   __shared__ PlaneSweepPipelines pipelines;
   char* const kept = reinterpret_cast<char*>(shared);
@@ -183,38 +236,45 @@ __global__ void __launch_bounds__(PIPELINE_THREADS, 1)
     fence_proxy_async();
     pipelines.kept.arrive();
     pipelines.kept.wait(0);
-    consume_planes(kept, stages, y, pipelines.planes, f);
+    consume_planes(kept, stages, y, epilogue, pipelines.planes, f);
   }
 }
 
-template <typename T, int CHANNELS, int FILTERS, int LINES>
-void run_plane_sweep(const MbcCall& call, const PlaneSweepConvArguments& a) {
+template <typename T, int CHANNELS, int FILTERS, int LINES, typename Epilogue>
+void run_plane_sweep(const MbcCall& call, const PlaneSweepConvArguments& a, Epilogue epilogue) {
+  const PlaneSweepConv<CHANNELS, FILTERS, LINES> f(a);
   const int64_t blocks_of_filters = a.filters / FILTERS, most = max(int64_t{1}, multiprocessors() / blocks_of_filters);
-  const PlaneSweepConv<CHANNELS, FILTERS, LINES> f(a, most);
   const int shared = f.kept_bytes() + SWEEP_STAGES * f.image.box_bytes(f.EIGHTS);
-  MBC_LAUNCH_SHARED((plane_sweep_conv<T, CHANNELS, FILTERS, LINES>), static_cast<unsigned>(min(f.tiles, most) * blocks_of_filters),
-                    PIPELINE_THREADS, shared, call.stream, in<T>(call, 0), in<T>(call, 1), out<T>(call, 2), f);
+  MBC_LAUNCH_SHARED((plane_sweep_conv<T, CHANNELS, FILTERS, LINES, Epilogue>),
+                    static_cast<unsigned>(min(f.tiles, most) * blocks_of_filters), PIPELINE_THREADS, shared, call.stream,
+                    in<T>(call, 0), in<T>(call, 1), out<T>(call, 2), epilogue, f);
 }
 
-template <typename T, int CHANNELS, int LINES>
-const char* run_plane_sweep(const MbcCall& call, const PlaneSweepConvArguments& a) {
+template <typename T, int CHANNELS, int LINES, typename Epilogue>
+const char* run_plane_sweep(const MbcCall& call, const PlaneSweepConvArguments& a, const Epilogue& epilogue) {
   if (a.block_filters == 32)
-    run_plane_sweep<T, CHANNELS, 32, LINES>(call, a);
+    run_plane_sweep<T, CHANNELS, 32, LINES>(call, a, epilogue);
   else if (a.block_filters == 48)
-    run_plane_sweep<T, CHANNELS, 48, LINES>(call, a);
+    run_plane_sweep<T, CHANNELS, 48, LINES>(call, a, epilogue);
   else if (a.block_filters == 64)
-    run_plane_sweep<T, CHANNELS, 64, LINES>(call, a);
+    run_plane_sweep<T, CHANNELS, 64, LINES>(call, a, epilogue);
   else
     return "there are neither 32 nor 48 nor 64 filters";
   return nullptr;
 }
 
-template <typename T, int LINES>
-const char* run_plane_sweep(const MbcCall& call, const PlaneSweepConvArguments& a) {
-  return a.channels == 32   ? run_plane_sweep<T, 32, LINES>(call, a)
-         : a.channels == 48 ? run_plane_sweep<T, 48, LINES>(call, a)
-         : a.channels == 64 ? run_plane_sweep<T, 64, LINES>(call, a)
+template <typename T, int LINES, typename Epilogue>
+const char* run_plane_sweep(const MbcCall& call, const PlaneSweepConvArguments& a, const Epilogue& epilogue) {
+  return a.channels == 32   ? run_plane_sweep<T, 32, LINES>(call, a, epilogue)
+         : a.channels == 48 ? run_plane_sweep<T, 48, LINES>(call, a, epilogue)
+         : a.channels == 64 ? run_plane_sweep<T, 64, LINES>(call, a, epilogue)
                             : "there are neither 32 nor 48 nor 64 channels";
+}
+
+template <typename T, typename Epilogue>
+const char* run_plane_sweep(const MbcCall& call, const PlaneSweepConvArguments& a, const Epilogue& epilogue) {
+  if (const char* problem = unaligned(call)) return problem;
+  return a.flat ? run_plane_sweep<T, 1>(call, a, epilogue) : run_plane_sweep<T, SWEEP_TAPS>(call, a, epilogue);
 }
 
 }  // namespace mbc
@@ -224,9 +284,21 @@ extern "C" const char* mbc_plane_sweep_conv(const MbcCall& call) {
   using namespace mbc;
   return with_working_type(MBC_WORKING, [&](auto of) -> const char* {
     using T = decltype(of);
-    const auto& a = arguments<PlaneSweepConvArguments>(call);
-    if (const char* problem = unaligned(call)) return problem;
-    const char* const problem = a.flat ? run_plane_sweep<T, 1>(call, a) : run_plane_sweep<T, SWEEP_TAPS>(call, a);
+    const char* const problem = run_plane_sweep<T>(call, arguments<PlaneSweepConvArguments>(call), StoreOnly<T>{});
     return problem ? problem : launched();
+  });
+}
+// Accesses: image, weights, result, mean, variance, workspace. Statistics of the batch are those of one sample.
+extern "C" const char* mbc_plane_sweep_conv_statistics(const MbcCall& call) {
+  using namespace mbc;
+  return with_working_type(MBC_WORKING, [&](auto of) -> const char* {
+    using T = decltype(of);
+    const auto& a = arguments<PlaneSweepConvStatisticsArguments>(call);
+    const int64_t tiles = PlaneSweep(a, a.segment_planes).tiles;
+    const StatisticsOfTiles<T> epilogue{out<typename Statistics<T>::State>(call, 5), a.samples, tiles / a.samples, a.filters};
+    if (const char* problem = run_plane_sweep<T>(call, a, epilogue)) return problem;
+    merge_all_parts(call.stream, epilogue.parts(), a.samples * a.filters, epilogue.partial,
+                    EpilogueStatistics<T>{{nullptr, 0, out<float>(call, 3), out<float>(call, 4)}});
+    return launched();
   });
 }

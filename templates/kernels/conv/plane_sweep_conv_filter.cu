@@ -36,7 +36,7 @@ struct PlaneSweepFilter : PlaneSweep {
   int32_t image_bytes, stage_bytes, blocks_of_channels, blocks;  // blocks of channels; of filters and channels
 
   explicit PlaneSweepFilter(const PlaneSweepFilterArguments& a)
-      : PlaneSweep(a, a.parts), image(a, *this), gradient(*this), image_bytes(image.box_bytes(EIGHTS)),
+      : PlaneSweep(a, a.segment_planes), image(a, *this), gradient(*this), image_bytes(image.box_bytes(EIGHTS)),
         stage_bytes(image_bytes + gradient.box_bytes(EIGHTS)), blocks_of_channels(channels / FILTER_CHANNELS),
         blocks(blocks_of_channels * filters / FILTER_CHANNELS) {}
   __device__ int32_t first_channel() const { return static_cast<int32_t>(blockIdx.x) % blocks_of_channels * FILTER_CHANNELS; }

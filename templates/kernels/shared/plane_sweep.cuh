@@ -35,25 +35,13 @@ struct PlaneSweep {
   int32_t segments, segment_planes;
   int64_t tiles;
 
-  // Divides the planes into as many segments as give `workers` blocks the least work; each segment has two planes more
-  // on its input than on its output.
-  PlaneSweep(const PlaneSweepArguments& a, int64_t workers)
+  PlaneSweep(const PlaneSweepArguments& a, int64_t planes_of_segment)
       : planes(narrow(a.planes)), out_planes(narrow(a.out_planes)), out_lines(narrow(a.out_lines)),
         out_columns(narrow(a.out_columns)), channels(narrow(a.channels)), filters(narrow(a.filters)),
         pad_planes(narrow(a.pad_planes)), tap_lines(a.flat ? 1 : SWEEP_TAPS), taps(tap_lines * SWEEP_TAPS), tile_lines(a.flat ? 1 : SWEEP_LINES), tile_columns(SWEEP_VOXELS / tile_lines),
-        across(narrow(divide_up(out_columns, tile_columns))), down(narrow(divide_up(out_lines, tile_lines))), segments(1),
-        segment_planes(out_planes) {
-    const int64_t of_planes = a.rows * across * down;
-    int64_t least = divide_up(of_planes, workers) * (out_planes + 2);
-    for (int32_t length = out_planes - 1; length > 0; --length) {
-      const int64_t count = divide_up(out_planes, length), work = divide_up(of_planes * count, workers) * (length + 2);
-      if (work >= least) continue;
-      least = work;
-      segments = narrow(count);
-      segment_planes = length;
-    }
-    tiles = of_planes * segments;
-  }
+        across(narrow(divide_up(out_columns, tile_columns))), down(narrow(divide_up(out_lines, tile_lines))),
+        segments(narrow(divide_up(out_planes, planes_of_segment))), segment_planes(narrow(planes_of_segment)),
+        tiles(a.rows * across * down * segments) {}
   __device__ SweepTile tile(int64_t number) const {
     const auto index = static_cast<int32_t>(number);
     const int32_t line = index / across, plane = line / down, row = plane / segments;

@@ -1140,10 +1140,11 @@ def _with_statistics() -> Iterable[Case]:
     """Yield convolutions that also compute the statistics of their rounded result."""
     for case in CASES:
         if case.kind == "convolution" and isinstance(case.attributes, Convolution):
-            group = grouped(case.attributes)
-            variant = Case(f"{case.name}-statistics", group.kind, group.attributes, case.operands)
-            if any(k.takes(variant.request(Precision.BF16)) for k in KERNELS.values() if k.kind == variant.kind):
-                yield variant
+            for statistics in ("batch_statistics", "instance_statistics"):
+                group = grouped(case.attributes, statistics)
+                variant = Case(f"{case.name}-{statistics}", group.kind, group.attributes, case.operands)
+                if any(k.takes(variant.request(Precision.BF16)) for k in KERNELS.values() if k.kind == variant.kind):
+                    yield variant
 
 
 STATISTICS = tuple(_with_statistics())

@@ -40,9 +40,10 @@ from mbc.kernels.cuda.fp32_emulated import (
     fp32_emulated_linear,
 )
 from mbc.kernels.cuda.generated.map_program import MapProgram
+from mbc.measure.statistics_harness import distances, moments
 from mbc.ops.convolution import Convolution
 from mbc.resources import folder
-from tests.kernels.cuda.cases import CASES, STATISTICS, Case
+from tests.kernels.cuda.cases import CASES, STATISTICS, Case, w
 from tests.kernels.cuda.groups import groups_in
 from tests.kernels.cuda.launching import (
     REPEATED,
@@ -59,6 +60,7 @@ from tests.kernels.cuda.launching import (
     repeats,
 )
 from tests.kernels.cuda.matrix import PRECISIONS, chosen, elements, is_for_a_gpu, matrix, offered
+from tests.kernels.statistics import grouped
 from tests.objects import shared_library
 
 EMULATOR = Path(__file__).parent / "emulator"
@@ -130,7 +132,7 @@ def test_statistics_of_a_convolutions_result(
     case: Case, blocks: int, library: Library, monkeypatch: pytest.MonkeyPatch
 ):
     """`blocks`: one block for all tiles of its filters, few, or as many as tiles, so that a warpgroup has no tile."""
-    for module in (weight_stationary_conv, conv1x1, stem_im2col):
+    for module in (weight_stationary_conv, conv1x1, stem_im2col, plane_sweep_conv):
         monkeypatch.setattr(module, "REDUCTION_BLOCKS", blocks)
     monkeypatch.setattr(mma_gemm, "MOST_BLOCKS", blocks)
     check_statistics(library, case, Precision.BF16)
@@ -268,6 +270,38 @@ def test_a_block_goes_on_with_the_next_planes(library: Library, monkeypatch: pyt
     assert candidate.workspace_bytes == trial.request.outputs[0].size_bytes
     (error,) = trial.errors(candidate, Variant("accumulating", accumulate=True))
     assert error <= TOLERANCES[DType.FP32]
+
+
+def test_statistics_of_a_sample_far_from_zero_do_not_depend_on_other_samples(
+    library: Library, monkeypatch: pytest.MonkeyPatch
+):
+    """The planes of a tile are divided as for one sample, whose mean is 100 times its standard deviation."""
+    monkeypatch.setattr(plane_sweep_conv, "REDUCTION_BLOCKS", 6)
+    a = Convolution((5, 18, 11), (3, 3, 3))
+    group = grouped(a, "instance_statistics")
+
+    def near_one(rng: np.random.Generator, shape: Sequence[int]) -> np.ndarray:
+        return 1 + rng.standard_normal(shape) / 8
+
+    results: list[list[bytes]] = []
+    inputs: list[np.ndarray] = []
+    for rows in (3, 1):
+        operands = (w(rows, 32, *a.size, make=near_one), w(64, 32, *a.kernel, make=near_one))
+        trial = Trial(library, Case("far", group.kind, group.attributes, operands), Precision.BF16)
+        inputs = inputs or trial.inputs
+        trial.inputs = [inputs[0][:rows], inputs[1]]
+        results.append(trial.run(trial.candidates()[0], Variant("plain")))
+        result, mean, variance = (
+            from_bytes(data, type_, layout)
+            for data, type_, layout in zip(
+                results[-1], trial.request.outputs, trial.candidates()[0].layouts[2:], strict=True
+            )
+        )
+        wanted = moments(result, rows, by_sample=True)
+        assert np.median(np.abs(wanted[0]) / np.sqrt(wanted[1])) > 100
+        assert max(distances(mean[:, :, 0, 0, 0], variance[:, :, 0, 0, 0], *wanted)) <= TOLERANCES[DType.FP32]
+    (_, mean, variance), (_, mean_alone, variance_alone) = results
+    assert mean.startswith(mean_alone) and variance.startswith(variance_alone)
 
 
 @pytest.mark.parametrize("filters", [64, 128])

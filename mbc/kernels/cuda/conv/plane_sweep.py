@@ -51,11 +51,27 @@ class PlaneSweepArguments(Struct):
         return (lines + halo) * (VOXELS // lines + TAPS - 1)
 
     @property
+    def tiles_of_plane(self) -> int:
+        """Number of tiles that cover a plane of the output."""
+        lines = 1 if self.flat else LINES
+        return math.ceil(self.out_columns * lines / VOXELS) * math.ceil(self.out_lines / lines)
+
+    @property
     def voxels_computed(self) -> int:
         """Number of voxels that all tiles compute, including those outside the output."""
-        lines = 1 if self.flat else LINES
-        across, down = math.ceil(self.out_columns * lines / VOXELS), math.ceil(self.out_lines / lines)
-        return self.rows * self.out_planes * across * down * VOXELS
+        return self.rows * self.out_planes * self.tiles_of_plane * VOXELS
+
+    def divide_planes(self, rows: int, blocks: int) -> int:
+        """Return the planes of a tile with which `blocks` blocks have the least work for `rows` rows.
+
+        A tile has two planes more on its input than on its output, so that many short tiles cost time, too.
+        """
+
+        def work(length: int) -> int:
+            tiles = rows * self.tiles_of_plane * math.ceil(self.out_planes / length)
+            return math.ceil(tiles / blocks) * (length + TAPS - 1)
+
+        return min(range(self.out_planes, 0, -1), key=work)
 
 
 def plane_sweep(request: Request) -> PlaneSweepArguments | None:

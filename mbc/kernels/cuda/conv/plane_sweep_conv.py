@@ -1,12 +1,14 @@
 """Convolutions of 32 to 64 channels in bf16 and fp16, with filters of 3 x 3 x 3 or 3 x 3 and a stride of one.
 
 Forward and for the data gradient, a block keeps the weights of its filters in shared memory, and planes of the image
-next to them. For each plane of the image it computes products for three planes of the output. For the filter gradient,
-a block keeps the sums of 32 filters and 32 channels in registers.
+next to them. For each plane of the image it computes products for three planes of the output. A forward pass can also
+compute statistics of its result, of the batch or of each sample. For the filter gradient, a block keeps the sums of 32
+filters and 32 channels in registers.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import astuple, dataclass, replace
 
 from mbc.hardware.instructions import Instruction
@@ -23,11 +25,14 @@ from mbc.kernels.cuda.conv.plane_sweep import (
     in_16_bits,
     plane_sweep,
 )
+from mbc.kernels.cuda.conv.statistics_epilogue import with_statistics
+from mbc.kernels.statistics import STATISTICS_GROUPS, WITH_INSTANCE_STATISTICS, convolution_of
 
 CHANNELS = (32, 48, 64)  # possible numbers of channels; a source is compiled for each
 BLOCK_FILTERS = (64, 48, 32)  # possible numbers of filters of a block; more filters read each plane less often
 BLOCK_BYTES = 227 * 1024  # shared memory that a block may have on the GPUs with wgmma
 BARRIERS_BYTES = 192  # upper bound
+CONSUMER_WARPS = 8  # equal to the constant in the source
 TENSOR_SHARES = {32: 0.7, 48: 0.78, 64: 0.86}  # of the peak on an H200, by channels; that of 48 is interpolated
 FILTER_STAGES = 8
 FILTER_CHANNELS = 32  # channels and filters of a block of the filter gradient
@@ -42,10 +47,23 @@ class PlaneSweepConvArguments(PlaneSweepArguments):
     Attributes:
         block_filters: Filters of a block: 32, 48 or 64.
         backward: Data gradient: weights are transposed and rotated.
+        segment_planes: Most planes of the output of a tile; independent of the GPU, so that statistics have one order.
     """
 
     block_filters: int
     backward: int
+    segment_planes: int
+
+
+@dataclass(frozen=True, slots=True)
+class PlaneSweepConvStatisticsArguments(PlaneSweepConvArguments):
+    """Integer arguments of a launch with statistics.
+
+    Attributes:
+        samples: Samples that have statistics of their own; 1: statistics are those of the batch.
+    """
+
+    samples: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,10 +73,12 @@ class PlaneSweepFilterArguments(PlaneSweepArguments):
     Attributes:
         parts: Blocks among which the voxels are divided; independent of the GPU, so that sums have one order.
         accumulate: 1 if the result is added to the output.
+        segment_planes: Most planes of a tile.
     """
 
     parts: int
     accumulate: int
+    segment_planes: int
 
 
 def _shared_bytes(sweep: PlaneSweepArguments, filters: int) -> int:
@@ -89,10 +109,38 @@ def _shared(request: Request) -> int:
     return _shared_bytes(sweep, _block_filters(sweep))
 
 
+def _samples(request: Request) -> int:
+    """Return the number of samples that have statistics of their own."""
+    return request.inputs[0].shape[0] if request.kind == WITH_INSTANCE_STATISTICS else 1
+
+
+def _segment_planes(request: Request) -> int:
+    """Return the most planes of a tile; samples with statistics of their own have as many tiles as one alone would."""
+    sweep = _sweep(convolution_of(request))
+    blocks = max(1, REDUCTION_BLOCKS * _block_filters(sweep) // sweep.filters)
+    return sweep.divide_planes(sweep.rows // _samples(request), blocks)
+
+
+def _parts(request: Request) -> int:
+    """Return the number of partial states of a mean."""
+    sweep = _sweep(convolution_of(request))
+    segments = math.ceil(sweep.out_planes / _segment_planes(request))
+    return sweep.rows // _samples(request) * sweep.tiles_of_plane * segments * CONSUMER_WARPS
+
+
 def _arguments(at: Slice) -> PlaneSweepConvArguments:
-    sweep = _sweep(at.request)
-    backward = at.request.kind == "convolution_backward_data"
-    return PlaneSweepConvArguments(*astuple(sweep), block_filters=_block_filters(sweep), backward=int(backward))
+    request = convolution_of(at.request)
+    sweep = _sweep(request)
+    return PlaneSweepConvArguments(
+        *astuple(sweep),
+        block_filters=_block_filters(sweep),
+        backward=int(request.kind == "convolution_backward_data"),
+        segment_planes=_segment_planes(at.request),
+    )
+
+
+def _statistics_arguments(at: Slice) -> PlaneSweepConvStatisticsArguments:
+    return PlaneSweepConvStatisticsArguments(*astuple(_arguments(at)), samples=_samples(at.request))
 
 
 def _time_us(request: Request, device: DeviceSpec) -> float:
@@ -121,17 +169,22 @@ def _filter_shared(request: Request) -> int:
     return FILTER_STAGES * (_sweep(request).box_voxels + VOXELS) * FILTER_CHANNELS * 2 + BARRIERS_BYTES
 
 
-def _parts(request: Request) -> int:
+def _filter_parts(request: Request) -> int:
     return max(1, REDUCTION_BLOCKS // _filter_blocks(_sweep(request)))
 
 
 def _partial_bytes(request: Request, layout: Layout) -> int:
-    return _parts(request) * request.outputs[0].size_bytes
+    return _filter_parts(request) * request.outputs[0].size_bytes
 
 
 def _filter_arguments(at: Slice) -> PlaneSweepFilterArguments:
-    sweep = astuple(_sweep(at.request))
-    return PlaneSweepFilterArguments(*sweep, parts=_parts(at.request), accumulate=int(at.accumulate))
+    sweep, parts = _sweep(at.request), _filter_parts(at.request)
+    return PlaneSweepFilterArguments(
+        *astuple(sweep),
+        parts=parts,
+        accumulate=int(at.accumulate),
+        segment_planes=sweep.divide_planes(sweep.rows, parts),
+    )
 
 
 _FORWARD = OwnKernel(
@@ -163,4 +216,16 @@ _BACKWARD_FILTER = replace(
     shared=_filter_shared,
 )
 
-KERNELS = (_FORWARD, _BACKWARD_DATA, _BACKWARD_FILTER)
+_WITH_STATISTICS = tuple(
+    replace(
+        with_statistics(_FORWARD, _parts, kind),
+        struct=PlaneSweepConvStatisticsArguments,
+        integers=_statistics_arguments,
+        without_statistics=_FORWARD.name,
+        by_measurement=True,
+        named=f"plane_sweep_conv_{kind.partition('+')[2]}",
+    )
+    for kind in STATISTICS_GROUPS
+)
+
+KERNELS = (_FORWARD, _BACKWARD_DATA, _BACKWARD_FILTER, *_WITH_STATISTICS)

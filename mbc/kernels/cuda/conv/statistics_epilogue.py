@@ -1,4 +1,4 @@
-"""Convolutions with the batch statistics of their result in the epilogue.
+"""Convolutions with the statistics of their result in the epilogue, of the whole batch or of each sample.
 
 The additional time is unknown until somebody measures it. The estimate is the time of the two operations one after the
 other, so that the search never chooses such a kernel by an estimate (as in `mbc.kernels.cudnn_statistics`).
@@ -19,31 +19,37 @@ from mbc.kernels.cuda.norm.batch_norm import STATISTICS_BYTES
 from mbc.kernels.cuda.wiring import taking
 from mbc.kernels.statistics import WITH_STATISTICS, convolution_of, statistics_of
 
-_STATISTICS = next(kernel for kernel in BATCH_NORM_KERNELS if kernel.kind == "batch_statistics")
+_ALONE = {kernel.kind: kernel for kernel in BATCH_NORM_KERNELS}
 _wired = taking((((0, 1), (2,)), (2, 3, 4)))
 
 
-def with_statistics(alone: OwnKernel, parts: Callable[[Request], int]) -> OwnKernel:
-    """Return a convolution kernel with statistics in its epilogue; it writes `parts` partial states for each filter."""
+def with_statistics(alone: OwnKernel, parts: Callable[[Request], int], kind: str = WITH_STATISTICS) -> OwnKernel:
+    """Return a convolution kernel with statistics in its epilogue.
+
+    Args:
+        alone: The convolution without statistics.
+        parts: Returns the number of partial states that the kernel writes for each mean.
+        kind: Kind of the group, which says whether statistics are those of the batch or of each sample.
+    """
 
     def takes(request: Request) -> bool:
         return _wired(request) and alone.takes(convolution_of(request))
 
     def partial_bytes(request: Request, layout: Layout) -> int:
-        return parts(request) * request.outputs[0].shape[1] * STATISTICS_BYTES
+        return parts(request) * request.outputs[1].elements * STATISTICS_BYTES
 
     def unfused_us(request: Request, device: DeviceSpec) -> float:
         statistics = statistics_of(request)
         (layouts,) = channels_last(statistics)
         alone_us = alone.time_us(convolution_of(request), device)
-        return alone_us + estimate_us(effort_of(_STATISTICS, statistics, layouts, device))
+        return alone_us + estimate_us(effort_of(_ALONE[statistics.kind], statistics, layouts, device))
 
     def shared_bytes(request: Request) -> int:
         return alone.shared(convolution_of(request))
 
     return replace(
         alone,
-        kind=WITH_STATISTICS,
+        kind=kind,
         workspace=partial_bytes,
         time_us=unfused_us,
         launches=2,
