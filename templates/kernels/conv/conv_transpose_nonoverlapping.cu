@@ -1,4 +1,4 @@
-// Non-overlapping transposed convolution (stride = filter size), in bf16 and fp16, which is also the data gradient of
+// Non-overlapping transposed convolution (stride = filter size) of images and volumes, in bf16 and fp16, which is also the data gradient of
 // such a convolution; optionally with a bias, as a part of a concatenation. Channels last.
 //
 // GEMM       M = pixels of the smaller image, N = filter taps * channels, K = filters. The result is rearranged when it
@@ -41,18 +41,19 @@ struct ConvTransposeStage {
 
 struct ConvTranspose : ConvolutionShape {
   int32_t pixels, chunks, across;  // pixels of the smaller image; stages of K; blocks of columns
+  int32_t kernel_depth;            // planes of a filter; planes of the smaller volume are images here
   int64_t columns, all, start;     // columns of the GEMM; channels of the written tensor
   bool kept;                       // whether a stage always has the same weights, which are then copied once
 
   explicit ConvTranspose(const ConvTransposeArguments& a)
       : ConvolutionShape(a), pixels(static_cast<int32_t>(a.rows * a.out_height * a.out_width)),
-        chunks(filters / TRANSPOSE_K), columns(a.kernel_height * a.kernel_width * a.channels), all(a.all),
-        start(a.start) {
+        chunks(filters / TRANSPOSE_K), kernel_depth(narrow(a.kernel_depth)),
+        columns(a.kernel_depth * a.kernel_height * a.kernel_width * a.channels), all(a.all), start(a.start) {
     across = static_cast<int32_t>(columns / TRANSPOSE_COLUMNS);
     kept = ConvTransposeStage::COUNT % chunks == 0;
   }
   __host__ __device__ int32_t tiles() const { return (pixels + TRANSPOSE_PIXELS - 1) / TRANSPOSE_PIXELS; }
-  int64_t image_pixels() const { return int64_t{pixels} * kernel_height * kernel_width; }
+  int64_t image_pixels() const { return int64_t{pixels} * kernel_depth * kernel_height * kernel_width; }
 
   // A block computes the same columns of one tile of pixels after another.
   __device__ int32_t first_column() const { return static_cast<int32_t>(blockIdx.x) % across * TRANSPOSE_COLUMNS; }
@@ -62,13 +63,14 @@ struct ConvTranspose : ConvolutionShape {
   // The element of the larger image where the window of a pixel begins.
   __device__ int64_t window(int32_t pixel) const {
     const GridPixel at = PixelGrid{out_height, out_width}.locate(pixel);
-    const int64_t line = static_cast<int64_t>(at.image) * height + at.line * kernel_height;
+    const int64_t line = static_cast<int64_t>(at.image) * kernel_depth * height + at.line * kernel_height;
     return (line * width + at.column * kernel_width) * all + start;
   }
   // The offset from the window's first element to the element of a column of the GEMM.
   __device__ int64_t of_column(int32_t column) const {
-    const int32_t tap = column / channels, down = tap / kernel_width;
-    return static_cast<int64_t>(down * width + tap - down * kernel_width) * all + column - tap * channels;
+    const int32_t tap = column / channels, down = tap / kernel_width, deep = down / kernel_height;
+    const int64_t line = static_cast<int64_t>(deep) * height + down - deep * kernel_height;
+    return (line * width + tap - down * kernel_width) * all + column - tap * channels;
   }
 };
 
@@ -160,7 +162,7 @@ __device__ inline void exchange(uint32_t (&words)[4], int t) {
 
 // Constants of the columns of a block.
 struct ConvTransposeColumns {
-  int64_t offset[ConvTransposeStage::BLOCKS];  // offsets of 64 columns from the beginning of a window
+  int64_t offset[TRANSPOSE_COLUMNS / 32];  // offsets of 32 columns from the beginning of a window
   alignas(32) float bias[TRANSPOSE_COLUMNS];
 };
 
@@ -172,7 +174,7 @@ __device__ inline void write_tile(const float (&sums)[TRANSPOSE_COLUMNS / 8][4],
   T* const window[2] = {y + f.window(first) + 8 * t, y + f.window(first + 8) + 8 * t};
 #pragma unroll
   for (int j = 0; j < TRANSPOSE_COLUMNS / 8; j += 4) {
-    const int64_t offset = columns.offset[j / 8] + j % 8 * 8;
+    const int64_t offset = columns.offset[j / 4];
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       Held<T, 8> packed;
@@ -227,7 +229,7 @@ __global__ void __launch_bounds__(PIPELINE_THREADS, 1)
   char* stages = aligned_shared(shared);
   for (int32_t i = threadIdx.x; i < TRANSPOSE_COLUMNS; i += PIPELINE_THREADS) {
     const int32_t column = f.first_column() + i;
-    if (i % 64 == 0) columns.offset[i / 64] = f.of_column(column);
+    if (i % 32 == 0) columns.offset[i / 32] = f.of_column(column);
     if constexpr (CONCAT) columns.bias[i] = bias[column % f.channels];
   }
   if (threadIdx.x == 0) pipeline.start(PRODUCERS);

@@ -971,7 +971,9 @@ CONVOLUTIONS = (
     (1, 40, (5, 9), 5, (1, 1), (1, 1), (0, 0, 0, 0), (1, 1), 1),
     (2, 16, (9, 4), 6, (1, 1), (1, 1), (0, 0, 0, 0), (1, 1), 1),
     # Windows side by side: one for one pixel; images of odd sizes, several tiles of pixels and of columns; weights of a
-    # block that stay, and that come again; other filters; and pixels that no window sees.
+    # block that stay, and that come again; other filters; pixels that no window sees; and a volume with
+    # two taps among 64 columns.
+    (2, 32, (4, 10, 6), 64, (2, 2, 2), (2, 2, 2), (0,) * 6, (1, 1, 1), 1),
     (1, 64, (2, 2), 64, (2, 2), (2, 2), (0, 0, 0, 0), (1, 1), 1),
     (3, 64, (18, 26), 128, (2, 2), (2, 2), (0, 0, 0, 0), (1, 1), 1),
     (1, 128, (22, 26), 192, (2, 2), (2, 2), (0, 0, 0, 0), (1, 1), 1),

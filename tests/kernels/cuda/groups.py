@@ -184,20 +184,22 @@ def _together(kind: str, attributes: Sequence[Attributes], operands: Sequence[Se
 
 
 # Of a transposed convolution: rows, channels in and out, the smaller image, the filter; channels of the other part.
-UPS = (
+UPS: tuple[tuple[int, int, int, tuple[int, ...], tuple[int, ...], int], ...] = (
     (1, 64, 64, (1, 1), (2, 2), 64),
     (3, 128, 64, (9, 13), (2, 2), 64),
     (1, 192, 128, (11, 13), (2, 2), 8),
     (2, 64, 128, (3, 5), (3, 2), 200),
+    (2, 64, 32, (3, 5, 9), (2, 2, 2), 24),
+    (1, 128, 64, (2, 3, 4), (3, 2, 2), 8),
 )
 
 
 def _ups() -> Iterable[Case]:
     """Yield cases of a transposed convolution, its bias, and a concatenation with the result first or last."""
-    for rows, filters, channels, (height, width), kernel, others in UPS:
-        size = height * kernel[0], width * kernel[1]
+    for rows, filters, channels, small, kernel, others in UPS:
+        size = tuple(extent * k for extent, k in zip(small, kernel, strict=True))
         operands = {
-            "a": w(rows, filters, height, width),
+            "a": w(rows, filters, *small),
             "w": w(filters, channels, *kernel),
             "bias": m(channels),
             "r": w(rows, others, *size),
@@ -211,7 +213,8 @@ def _ups() -> Iterable[Case]:
                 for n, s in enumerate(pattern.statements)
             ]
             joined = join(members, pattern.launches[0].writes)
-            name = f"{joined.kind}-{'.'.join(pattern.statements[-1].inputs)}-{rows}x{filters}x{height}x{width}-{others}"
+            shape = "x".join(map(str, (rows, filters, *small)))
+            name = f"{joined.kind}-{'.'.join(pattern.statements[-1].inputs)}-{shape}-{others}"
             yield Case(name, joined.kind, joined.attributes, tuple(operands[v] for v in joined.inputs))
 
 

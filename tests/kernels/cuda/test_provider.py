@@ -271,6 +271,20 @@ def test_which_transposed_convolutions_are_non_overlapping():
         assert name not in _offered(other, 64, 64, kind), other
 
 
+def test_which_transposed_convolutions_of_volumes_are_non_overlapping():
+    name, kind, a = "conv_transpose_nonoverlapping_volume", "_backward_data", Convolution((4, 6, 8), (2,) * 3, (2,) * 3)
+    for channels in (32, 64, 128):
+        assert name in _offered(a, channels, 64, kind)
+    for channels, filters in ((16, 64), (32, 32)):
+        assert name not in _offered(a, channels, filters, kind)
+    for other in (
+        Convolution((5, 6, 8), (2, 2, 2), (2, 2, 2)),
+        Convolution((4, 6, 8), (2, 2, 2), (2, 2, 1)),
+        Convolution((4, 6, 8), (2, 2, 2), (2, 2, 2), (0, 0, 0, 0, 1, 1)),
+    ):
+        assert name not in _offered(other, 64, 64, kind), other
+
+
 @pytest.mark.parametrize("kind", ("", "_backward_data"))
 def test_weight_stationary_convolutions_keep_the_weights_of_a_block_in_shared_memory(kind: str):
     name, a = f"weight_stationary_conv{kind}", Convolution((14, 14), (3, 3), pad=(1, 1, 1, 1))

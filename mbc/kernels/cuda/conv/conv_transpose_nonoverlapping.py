@@ -14,11 +14,12 @@ from mbc.ir.types import DType
 from mbc.kernels.base import Request
 from mbc.kernels.calibration import peak_tflops
 from mbc.kernels.cuda.base import OwnKernel, Slice, channels_last, gemm_us, shared_of, type_code
-from mbc.kernels.cuda.conv.conv_operands import ConvolutionSizes, ConvOperands, attributes, sizes
+from mbc.kernels.cuda.conv.conv_operands import ConvolutionSizes, ConvOperands, attributes, axes_of, sizes
 from mbc.kernels.cuda.wiring import Wiring, gemms_of, taking
 
 # The constants up to SHARED_BYTES are equal to those in the source.
-CHANNELS = 64  # the channels of both sides are a multiple of this number
+FILTERS = 64  # the filters are a multiple of this number
+CHANNELS = 32  # so are the channels of the larger image
 COLUMNS = 256  # columns of the GEMM in a tile
 VECTOR = 8  # channels of the other part of a concatenation that are copied together
 SHARED_BYTES = 219 << 10  # with the other part of a concatenation; without it 24 KiB less
@@ -37,27 +38,30 @@ class ConvTransposeArguments(ConvolutionSizes):
     Attributes:
         all: Channels of the tensor that is written.
         start: The first channel that this launch writes.
+        kernel_depth: Planes of a filter. The planes of a smaller volume count as images (`rows`).
     """
 
     type: int
     all: int
     start: int
+    kernel_depth: int
 
 
 def _takes(request: Request) -> bool:
     """Return whether the kernel takes the request; filters of one pixel are left to other kernels."""
     a, conv = attributes(request), ConvOperands.of(request)
     image, features = conv.image, conv.features
-    if len(image.shape) != 4 or {image.dtype, features.dtype} not in ({DType.BF16}, {DType.FP16}):
+    if len(image.shape) not in (4, 5) or {image.dtype, features.dtype} not in ({DType.BF16}, {DType.FP16}):
         return False
     taps = math.prod(a.kernel)
     return (
         taps > 1
         and a.stride == a.kernel
-        and (a.pad, a.dilation, a.groups) == ((0, 0, 0, 0), (1, 1), 1)
+        and {*a.pad} == {0}
+        and ({*a.dilation}, a.groups) == ({1}, 1)
         and image.shape[2:] == tuple(n * k for n, k in zip(features.shape[2:], a.kernel, strict=True))
         and image.shape[1] % CHANNELS == 0
-        and features.shape[1] % CHANNELS == 0
+        and features.shape[1] % FILTERS == 0
         and taps * image.shape[1] % COLUMNS == 0
         and max(image.elements, features.elements) < 1 << 31
     )
@@ -68,8 +72,11 @@ def _takes_concat(request: Request) -> bool:
 
 
 def _arguments(at: Slice) -> ConvTransposeArguments:
-    image = ConvOperands.of(at.request).image
-    return ConvTransposeArguments(**sizes(at.request), type=type_code(image), all=image.shape[1], start=0)
+    image, axes = ConvOperands.of(at.request).image, axes_of(at.request)
+    of_planes = sizes(at.request) | {"rows": image.shape[0] * axes["out_depth"]}
+    return ConvTransposeArguments(
+        **of_planes, type=type_code(image), all=image.shape[1], start=0, kernel_depth=axes["kernel_depth"]
+    )
 
 
 def _concat_arguments(at: Slice) -> ConvTransposeArguments:
@@ -99,14 +106,26 @@ _PLAIN = OwnKernel(
     aligned=True,
 )
 
-KERNELS = (
+_CONCAT = replace(
     _PLAIN,
-    replace(
-        _PLAIN,
-        kind="convolution_backward_data+bias_add+concat",
-        integers=_concat_arguments,
-        operands="dy weights bias other y",
-        launcher="conv_transpose_bias_add_concat",
-        takes=_takes_concat,
-    ),
+    kind="convolution_backward_data+bias_add+concat",
+    integers=_concat_arguments,
+    operands="dy weights bias other y",
+    launcher="conv_transpose_bias_add_concat",
+    takes=_takes_concat,
 )
+
+
+def _of_volumes(kernel: OwnKernel) -> OwnKernel:
+    """Return the kernel for volumes, with a name of its own: no GPU has measured it."""
+    return replace(_of_rank(kernel, 5), named=f"{kernel.launcher}_volume", by_measurement=True)
+
+
+def _of_rank(kernel: OwnKernel, rank: int) -> OwnKernel:
+    def takes(request: Request) -> bool:
+        return len(request.inputs[0].shape) == rank and kernel.takes(request)
+
+    return replace(kernel, takes=takes)
+
+
+KERNELS = (*(_of_rank(kernel, 4) for kernel in (_PLAIN, _CONCAT)), *map(_of_volumes, (_PLAIN, _CONCAT)))
