@@ -74,6 +74,21 @@ DATA_GRADIENT_REDUCTIONS: tuple[Pattern, ...] = (
         measured=True,
     ),
 )
+# The last pattern of these for instance normalisation, whose activation may be a leaky ReLU: its second launch is a
+# generated one.
+DATA_GRADIENT_REDUCTIONS_BY_SAMPLE: tuple[Pattern, ...] = tuple(
+    Pattern.of(
+        _DATA_GRADIENT,
+        *(text.replace("batch", "instance") for text in (f"z = {NORMALIZE}",)),
+        f"y = {relu}(z)",
+        f"d = {relu}_backward(y, dy)",
+        *(text.replace("batch", "instance") for text in (REDUCTIONS, BACKWARD)),
+        launches=DATA_GRADIENT_REDUCTIONS[-1].launches,
+        replaces=DATA_GRADIENT_REDUCTIONS[-1].replaces,
+        measured=True,
+    )
+    for relu in ("relu", "leaky_relu")
+)
 # The reductions above where the normalised value is also a part of the next concatenation.
 DATA_GRADIENT_REDUCTIONS_OF_PARTS: tuple[Pattern, ...] = tuple(
     Pattern.of(

@@ -164,7 +164,7 @@ def data_flow_groups(flow: Flow, matches: Sequence[Group]) -> tuple[Group, ...]:
         *(flow.group(cluster, launch) for cluster in clusters if (launch := flow.launch(cluster)) is not None),
     ]
     groups += _without_spared(flow, clusters, [*matches, *groups])
-    matched_launches = {launch for group in matches for launch in group.launches}
+    matched_launches = {launch for group in matches if not group.measured for launch in group.launches}
     return tuple(group for group in dict.fromkeys(groups) if matched_launches.isdisjoint(group.launches))
 
 

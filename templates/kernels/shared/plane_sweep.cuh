@@ -17,6 +17,7 @@ namespace mbc {
 
 constexpr int SWEEP_TAPS = 3;  // planes, lines and columns under a filter
 constexpr int SWEEP_STAGES = 4, SWEEP_VOXELS = 128, SWEEP_LINES = 16;  // as in mbc/kernels/cuda/conv/plane_sweep.py
+constexpr int SWEEP_WARPS = CONSUMERS * WARPGROUP / 32;  // of the consumers
 constexpr int MOST_BOX_VOXELS = (SWEEP_LINES + 2) * (SWEEP_VOXELS / SWEEP_LINES + 2);  // with the halo of 3 x 3 taps
 
 // Whether setmaxnreg ends: threads start with 168 registers, and two warpgroups of consumers wait for ever for more than

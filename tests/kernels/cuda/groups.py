@@ -6,6 +6,7 @@ own; tests/gpu tests it.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -14,12 +15,14 @@ from mbc.ir.graph import Attributes, Operation
 from mbc.ir.types import Precision
 from mbc.kernels.cuda import KERNELS
 from mbc.ops import KINDS
+from mbc.ops.activation import LeakyRelu
 from mbc.ops.arithmetic import Broadcast
 from mbc.ops.base import NoAttributes
 from mbc.ops.batch_normalize import BatchNormalize, BatchNormalizeBackward, UpdateRunning
 from mbc.ops.convolution import Convolution
 from mbc.ops.fused import join
 from mbc.ops.group_norm import LayerNorm
+from mbc.ops.instance_norm import InstanceNormalize
 from mbc.ops.layerwise import LarsRatio
 from mbc.ops.matrix import Cast
 from mbc.ops.pooling import AveragePool, MaxPool
@@ -31,6 +34,7 @@ from mbc.optimize.fusion.catalogue_conv1x1 import (
     CONVOLUTION_FUSED_REMAT,
     DATA_GRADIENT_FUSED_REMAT,
     DATA_GRADIENT_REDUCTIONS,
+    DATA_GRADIENT_REDUCTIONS_BY_SAMPLE,
     PAIR_FUSED_REMAT,
     PAIR_REDUCTIONS,
     REMAT_INSIDE,
@@ -65,6 +69,10 @@ SIGNED: tuple[Shape, ...] = ((2, 136, 3, 5), (1, 24, 7, 3))
 def _attributes(statement: Statement, shape: Shape, window: Window) -> Attributes:
     if statement.kind in ("batch_normalize", "batch_normalize_backward_reduce"):
         return BatchNormalize(EPS)
+    if statement.kind in ("instance_normalize", "instance_normalize_backward_reduce"):
+        return InstanceNormalize(EPS)
+    if statement.kind.startswith("leaky_relu"):
+        return LeakyRelu(0.1)
     if statement.kind == "batch_normalize_backward":
         count = 1
         for size in (shape[0], *shape[2:]):
@@ -296,6 +304,35 @@ def _points() -> Iterable[Case]:
             yield Case(name, joined.kind, joined.attributes, operands)
 
 
+# Of a data gradient that sweeps planes: rows, channels of the gradient that is read and of the result, size.
+SWEPT: tuple[tuple[int, int, int, tuple[int, ...]], ...] = (
+    (2, 32, 48, (3, 5, 9)),
+    (1, 64, 64, (4, 17, 2)),
+    (3, 48, 64, (2, 131)),
+)
+
+
+def _swept() -> Iterable[Case]:
+    """Yield data gradients with the sums of a norm's gradient."""
+    for pattern in (DATA_GRADIENT_REDUCTIONS[-1], *DATA_GRADIENT_REDUCTIONS_BY_SAMPLE):
+        part = pattern.launches[0]
+        for (rows, channels, filters, size), affine in itertools.product(SWEPT, (True, False)):
+            shape = rows, filters, *size
+            members = [_operation(n, pattern.statements[n], shape, affine, WINDOWS[0]) for n in part.statements]
+            product = Convolution(size, (3,) * len(size), pad=(1, 1) * len(size))
+            joined = join([replace(members[0], attributes=product), *members[1:]], part.writes)
+            of_samples = (rows, filters, *(1,) * len(size)) if "instance" in joined.kind else (filters,)
+            operands = {
+                "g": w(rows, channels, *size),
+                "w": w(channels, filters, *product.kernel),
+                "mean": m(*of_samples, make=positive),
+                "variance": m(*of_samples, make=positive),
+            }
+            name = f"{joined.kind}-{'x'.join(map(str, shape))}{'' if affine else '-plain'}"
+            all_operands = tuple(operands.get(v) or _operand(v, shape, WINDOWS[0]) for v in joined.inputs)
+            yield Case(name, joined.kind, joined.attributes, all_operands)
+
+
 # More than one launch takes, sizes around those of vectors, chunks and blocks.
 SIZES = (1, 2, 3, 5, 4096, 4097, 8192, 12289, 255, 64, *range(1, 61))
 
@@ -352,7 +389,7 @@ def _parts(proceed: int) -> Iterable[Case]:
         yield _together(kind, [a] * len(operands), operands)
 
 
-GROUPS = (*_cases(), *_ups(), *_points(), *_many())
+GROUPS = (*_cases(), *_ups(), *_points(), *_swept(), *_many())
 GENERATED_GROUPS = tuple(c for c in GROUPS if c.kind in {k.kind for k in KERNELS.values() if not k.file})
 
 

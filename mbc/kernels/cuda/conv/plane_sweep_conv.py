@@ -2,8 +2,8 @@
 
 Forward and for the data gradient, a block keeps the weights of its filters in shared memory, and planes of the image
 next to them. For each plane of the image it computes products for three planes of the output. A forward pass can also
-compute statistics of its result, of the batch or of each sample. For the filter gradient, a block keeps the sums of 32
-filters and 32 channels in registers.
+compute statistics of its result, a data gradient the sums of the gradient of the norm before it, over the batch or over
+each sample. For the filter gradient, a block keeps the sums of 32 filters and 32 channels in registers.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from mbc.hardware.spec import DeviceSpec
 from mbc.ir.types import Layout
 from mbc.kernels.base import Request
 from mbc.kernels.calibration import peak_tflops
-from mbc.kernels.cuda.base import REDUCTION_BLOCKS, OwnKernel, Slice, channels_last, gemm_us
+from mbc.kernels.cuda.base import REDUCTION_BLOCKS, OwnKernel, Slice, channels_last, gemm_us, moved_us
 from mbc.kernels.cuda.conv.plane_sweep import (
     STAGES,
     TAPS,
@@ -26,13 +26,19 @@ from mbc.kernels.cuda.conv.plane_sweep import (
     plane_sweep,
 )
 from mbc.kernels.cuda.conv.statistics_epilogue import with_statistics
-from mbc.kernels.statistics import STATISTICS_GROUPS, WITH_INSTANCE_STATISTICS, convolution_of
+from mbc.kernels.cuda.norm.batch_norm import SUMS_BYTES
+from mbc.kernels.cuda.wiring import AFFINE, SCALE_SHIFT, Wiring, gemms_of, members, run, taking
+from mbc.kernels.statistics import STATISTICS_GROUPS
+from mbc.ops.activation import LeakyRelu
+from mbc.ops.batch_normalize import BatchNormalize
+from mbc.ops.instance_norm import InstanceNormalize
 
 CHANNELS = (32, 48, 64)  # possible numbers of channels; a source is compiled for each
 BLOCK_FILTERS = (64, 48, 32)  # possible numbers of filters of a block; more filters read each plane less often
 BLOCK_BYTES = 227 * 1024  # shared memory that a block may have on the GPUs with wgmma
 BARRIERS_BYTES = 192  # upper bound
 CONSUMER_WARPS = 8  # equal to the constant in the source
+CHANNEL_BYTES = 12  # constants of a norm's channel
 TENSOR_SHARES = {32: 0.7, 48: 0.78, 64: 0.86}  # of the peak on an H200, by channels; that of 48 is interpolated
 FILTER_STAGES = 8
 FILTER_CHANNELS = 32  # channels and filters of a block of the filter gradient
@@ -56,14 +62,25 @@ class PlaneSweepConvArguments(PlaneSweepArguments):
 
 
 @dataclass(frozen=True, slots=True)
-class PlaneSweepConvStatisticsArguments(PlaneSweepConvArguments):
-    """Integer arguments of a launch with statistics.
+class PlaneSweepReductionArguments(PlaneSweepConvArguments):
+    """Integer arguments of a launch that reduces its result.
 
     Attributes:
-        samples: Samples that have statistics of their own; 1: statistics are those of the batch.
+        samples: Samples that are reduced by themselves; 1: the batch is reduced as a whole.
     """
 
     samples: int
+
+
+@dataclass(frozen=True, slots=True)
+class PlaneSweepNormArguments(PlaneSweepReductionArguments):
+    """Integer arguments of a launch with the sums of a norm's gradient.
+
+    Attributes:
+        affine: Whether the norm has scale and shift.
+    """
+
+    affine: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +116,8 @@ def _takes(request: Request) -> bool:
 
 
 def _sweep(request: Request) -> PlaneSweepArguments:
-    sweep = plane_sweep(request)
+    """Return the sizes of a convolution, or of the convolution with which a group begins."""
+    sweep = plane_sweep(gemms_of(request)[0])
     assert sweep is not None
     return sweep
 
@@ -110,37 +128,41 @@ def _shared(request: Request) -> int:
 
 
 def _samples(request: Request) -> int:
-    """Return the number of samples that have statistics of their own."""
-    return request.inputs[0].shape[0] if request.kind == WITH_INSTANCE_STATISTICS else 1
+    """Return the number of samples that a launch reduces by themselves."""
+    return request.inputs[0].shape[0] if "+instance_" in request.kind else 1
 
 
 def _segment_planes(request: Request) -> int:
-    """Return the most planes of a tile; samples with statistics of their own have as many tiles as one alone would."""
-    sweep = _sweep(convolution_of(request))
+    """Return the most planes of a tile; samples that are reduced by themselves have as many tiles as one alone."""
+    sweep = _sweep(request)
     blocks = max(1, REDUCTION_BLOCKS * _block_filters(sweep) // sweep.filters)
     return sweep.divide_planes(sweep.rows // _samples(request), blocks)
 
 
 def _parts(request: Request) -> int:
-    """Return the number of partial states of a mean."""
-    sweep = _sweep(convolution_of(request))
+    """Return the number of partial states of a reduction."""
+    sweep = _sweep(request)
     segments = math.ceil(sweep.out_planes / _segment_planes(request))
     return sweep.rows // _samples(request) * sweep.tiles_of_plane * segments * CONSUMER_WARPS
 
 
 def _arguments(at: Slice) -> PlaneSweepConvArguments:
-    request = convolution_of(at.request)
-    sweep = _sweep(request)
+    sweep = _sweep(at.request)
     return PlaneSweepConvArguments(
         *astuple(sweep),
         block_filters=_block_filters(sweep),
-        backward=int(request.kind == "convolution_backward_data"),
+        backward=int(at.request.kind.startswith("convolution_backward_data")),
         segment_planes=_segment_planes(at.request),
     )
 
 
-def _statistics_arguments(at: Slice) -> PlaneSweepConvStatisticsArguments:
-    return PlaneSweepConvStatisticsArguments(*astuple(_arguments(at)), samples=_samples(at.request))
+def _reduction_arguments(at: Slice) -> PlaneSweepReductionArguments:
+    return PlaneSweepReductionArguments(*astuple(_arguments(at)), samples=_samples(at.request))
+
+
+def _norm_arguments(at: Slice) -> PlaneSweepNormArguments:
+    affine = len(members(at.request).members[1].inputs) == max(AFFINE)
+    return PlaneSweepNormArguments(*astuple(_reduction_arguments(at)), affine=int(affine))
 
 
 def _time_us(request: Request, device: DeviceSpec) -> float:
@@ -216,11 +238,14 @@ _BACKWARD_FILTER = replace(
     shared=_filter_shared,
 )
 
+_REDUCTIONS = "conv/plane_sweep_conv_reductions.cu"
 _WITH_STATISTICS = tuple(
     replace(
         with_statistics(_FORWARD, _parts, kind),
-        struct=PlaneSweepConvStatisticsArguments,
-        integers=_statistics_arguments,
+        file=_REDUCTIONS,
+        struct=PlaneSweepReductionArguments,
+        integers=_reduction_arguments,
+        operands="image weights y mean variance workspace",
         without_statistics=_FORWARD.name,
         by_measurement=True,
         named=f"plane_sweep_conv_{kind.partition('+')[2]}",
@@ -228,4 +253,65 @@ _WITH_STATISTICS = tuple(
     for kind in STATISTICS_GROUPS
 )
 
-KERNELS = (_FORWARD, _BACKWARD_DATA, _BACKWARD_FILTER, *_WITH_STATISTICS)
+
+def _norm_sums_wiring(operands: int) -> Wiring:
+    """Return the wiring of a data gradient, a recomputed norm with an activation, and the sums of the norm's gradient.
+
+    Inputs: a gradient, weights, and the `operands` of the norm. Outputs: the data gradient and the sums.
+    """
+    dy = 2 + operands
+    z, y, d = run(dy + 1, 3)
+    return ((0, 1), run(2, operands), (z,), (y, dy), (2, d, 3, 4)), (dy, d + 1, d + 2)
+
+
+_wired = taking(*map(_norm_sums_wiring, AFFINE))
+
+
+def _norm_shared(request: Request) -> int:
+    return _shared(request) + CONSUMER_WARPS * _block_filters(_sweep(request)) * CHANNEL_BYTES
+
+
+def _takes_norm(request: Request) -> bool:
+    return _wired(request) and _takes(gemms_of(request)[0]) and _norm_shared(request) <= BLOCK_BYTES
+
+
+def _norm_partial_bytes(request: Request, layout: Layout) -> int:
+    return _parts(request) * request.outputs[1].elements * SUMS_BYTES
+
+
+def _norm_reals(at: Slice) -> tuple[float, ...]:
+    """Return eps of the norm, and the slope of the leaky ReLU behind it."""
+    _, norm, activation, *_ = (member.attributes for member in members(at.request).members)
+    assert isinstance(norm, BatchNormalize | InstanceNormalize)
+    return norm.eps, activation.slope if isinstance(activation, LeakyRelu) else 0.0
+
+
+def _norm_us(request: Request, device: DeviceSpec) -> float:
+    """Return the time of the data gradient and of the sums one after the other."""
+    read = (*request.inputs[2:], request.outputs[0])
+    sums_us = moved_us(replace(request, inputs=read, outputs=request.outputs[1:]), device)
+    return _time_us(request, device) + device.launch_us + sums_us
+
+
+_WITH_NORM_SUMS = tuple(
+    replace(
+        _BACKWARD_DATA,
+        kind=f"{_BACKWARD_DATA.kind}+{norm}_normalize+{relu}+{relu}_backward+{norm}_normalize_backward_reduce",
+        file=_REDUCTIONS,
+        struct=PlaneSweepNormArguments,
+        integers=_norm_arguments,
+        reals=_norm_reals,
+        workspace=_norm_partial_bytes,
+        time_us=_norm_us,
+        launches=2,
+        operands=f"dy weights x mean variance {SCALE_SHIFT} y dgamma dbeta workspace",
+        launcher="plane_sweep_conv_norm_sums",
+        named=f"plane_sweep_conv_{norm}_norm_{relu}_sums",
+        takes=_takes_norm,
+        shared=_norm_shared,
+        by_measurement=True,
+    )
+    for norm, relu in (("batch", "relu"), ("instance", "relu"), ("instance", "leaky_relu"))
+)
+
+KERNELS = (_FORWARD, _BACKWARD_DATA, _BACKWARD_FILTER, *_WITH_STATISTICS, *_WITH_NORM_SUMS)

@@ -1,0 +1,156 @@
+// Convolution that sweeps planes (plane_sweep_conv.cuh) with reductions of its result in the epilogue: the statistics of a
+// norm, or the sums of a norm's gradient, over the batch or over each sample.
+//
+// Bytes      the sums read the norm's input; statistics read nothing. Alone each would read the result again.
+// Threads    a consumer thread keeps a state for each of its filters while its tile lasts, then a warp merges its threads'
+//            states and stores them. A second kernel adds the states of all tiles in order, in fp64.
+// Registers  at 32 filters 24 for statistics, and 16 for sums, which hold 16 of x as well; at 64 filters twice as many.
+// Limit      that of the convolution; epilogues run while the other warpgroup's wgmma do.
+#include "batch_norm.cuh"
+#include "plane_sweep_conv.cuh"
+#include "plane_sweep_conv_reductions_operands.h"
+#include "thread_statistics.cuh"
+
+namespace mbc {
+
+// States of the reductions of `samples`, each by itself: those of a filter are numbered by tile of the sample, then by
+// warp.
+template <typename State>
+struct TileStates {
+  State* partial;
+  int64_t samples, tiles_of_sample, filters;
+
+  TileStates(void* workspace, const PlaneSweepReductionArguments& a)
+      : partial(static_cast<State*>(workspace)), samples(a.samples),
+        tiles_of_sample(PlaneSweep(a, a.segment_planes).tiles / a.samples), filters(a.filters) {}
+  int64_t parts() const { return tiles_of_sample * SWEEP_WARPS; }
+  __device__ int64_t sample(int64_t tile) const { return tile / tiles_of_sample; }
+  // Where a warp stores the state of a filter.
+  __device__ State* at(int64_t tile, int32_t filter) const {
+    const int64_t part = tile % tiles_of_sample * SWEEP_WARPS + threadIdx.x / 32 - WARPGROUP / 32;
+    return partial + (part * samples + sample(tile)) * filters + filter;
+  }
+};
+
+// An epilogue that also computes the statistics of the results.
+template <typename T>
+struct StatisticsOfTiles {
+  static constexpr int TABLE_BYTES = 0;
+  TileStates<typename Statistics<T>::State> states;
+
+  template <int UNITS>
+  struct Thread : ThreadStatistics<T, 4 * UNITS> {
+    __device__ Thread(const StatisticsOfTiles&, char*, int64_t, int32_t) {}
+    __device__ void fetch(const StatisticsOfTiles&, int64_t, const int32_t (&)[2]) {}
+    __device__ void push(const StatisticsOfTiles&, const uint32_t (&words)[2 * UNITS], int) {
+      const auto element = [&](int e) { return to_float(element_of<T>(words[e / 2], e % 2)); };
+      if (this->count == 0) this->begin(element);
+      ThreadStatistics<T, 4 * UNITS>::push(element);
+    }
+    __device__ void finish(const StatisticsOfTiles& f, int64_t tile, int32_t filter) const {
+      this->template store<4, 16>([&](int e) { return f.states.at(tile, filter + filter_of_element(e)); });
+    }
+  };
+};
+
+// An epilogue of data gradients that also computes the sums of the gradient of a norm, whose result went through a
+// (leaky) ReLU to the convolution. Both are recomputed from `x`, the norm's input.
+template <typename T>
+struct NormSumsOfTiles {
+  using State = BnBackwardReduction::State;
+  using Channel = Normalize::Channel;
+  static constexpr int TABLE_BYTES = sizeof(Channel);
+  TileStates<State> states;
+  const T* x;
+  Normalize normalize;
+  float slope;  // of the leaky ReLU; 0 for ReLU
+
+  template <int UNITS>
+  struct Thread {
+    const Channel* channels;  // of the thread's filters
+    State sums[4 * UNITS] = {};
+    uint2 fetched[2][UNITS];
+
+    __device__ Thread(const NormSumsOfTiles& f, char* table, int64_t tile, int32_t filter) {
+      auto* const all = reinterpret_cast<Channel*>(table);
+      const int32_t lane = threadIdx.x % 32, mine = lane % 4 * 4, first = filter - mine;
+      const int64_t before = f.states.sample(tile) * f.states.filters;
+      const Normalize& n = f.normalize;
+      __syncwarp();
+      for (int32_t i = lane; i < 16 * UNITS; i += 32)
+        all[i] = n.of(n.mean[before + first + i], n.variance[before + first + i], n.gamma ? n.gamma[first + i] : 1.0f,
+                      n.beta ? n.beta[first + i] : 0.0f);
+      __syncwarp();
+      channels = all + mine;
+    }
+    // `plane`: the number of the plane's first element.
+    __device__ void fetch(const NormSumsOfTiles& f, int64_t plane, const int32_t (&offsets)[2]) {
+#pragma unroll
+      for (int h = 0; h < 2; ++h)
+        if (offsets[h] >= 0)
+#pragma unroll
+          for (int unit = 0; unit < UNITS; ++unit)
+            fetched[h][unit] = *reinterpret_cast<const uint2*>(f.x + plane + offsets[h] + unit * 16);
+    }
+    __device__ void push(const NormSumsOfTiles& f, const uint32_t (&words)[2 * UNITS], int h) {
+#pragma unroll
+      for (int e = 0; e < 4 * UNITS; ++e) {
+        const Channel channel = channels[filter_of_element(e)];
+        const uint2 pair = fetched[h][e / 4];
+        const float x = to_float(element_of<T>(e % 4 < 2 ? pair.x : pair.y, e % 2));
+        const float dy = to_float(element_of<T>(words[e / 2], e % 2));
+        const bool passes = f.normalize(channel, x, 0.0f) > ROUNDS_TO_ZERO<T>;
+        const float d = passes ? dy : f.slope == 0.0f ? 0.0f : f.slope * dy;
+        sums[e].dot = fmaf(d, x - channel.mean, sums[e].dot);
+        sums[e].sum += d;
+      }
+    }
+    __device__ void finish(const NormSumsOfTiles& f, int64_t tile, int32_t filter) const {
+#pragma unroll
+      for (int e = 0; e < 4 * UNITS; ++e) {
+        State all = sums[e];
+#pragma unroll
+        for (int mask = 4; mask <= 16; mask *= 2) {
+          all.dot += __shfl_xor_sync(0xffffffffu, all.dot, mask);
+          all.sum += __shfl_xor_sync(0xffffffffu, all.sum, mask);
+        }
+        if (threadIdx.x % 32 < 4) *f.states.at(tile, filter + filter_of_element(e)) = all;
+      }
+    }
+  };
+};
+
+}  // namespace mbc
+
+extern "C" const char* mbc_plane_sweep_conv_statistics(const MbcCall& call) {
+  using namespace mbc;
+  return with_working_type(MBC_WORKING, [&](auto of) -> const char* {
+    using T = decltype(of);
+    const auto& a = arguments<PlaneSweepReductionArguments>(call);
+    const auto at = operands_of_plane_sweep_conv_statistics(call);
+    const StatisticsOfTiles<T> epilogue{{at.workspace.as<void>(), a}};
+    if (const char* problem = run_plane_sweep(call, a, at.y.as<T>(), epilogue)) return problem;
+    merge_all_parts(call.stream, epilogue.states.parts(), a.samples * a.filters, epilogue.states.partial,
+                    EpilogueStatistics<T>{{nullptr, 0, at.mean.as<float>(), at.variance.as<float>()}});
+    return launched();
+  });
+}
+// Reals: eps of the norm, the slope of the leaky ReLU.
+extern "C" const char* mbc_plane_sweep_conv_norm_sums(const MbcCall& call) {
+  using namespace mbc;
+  return with_working_type(MBC_WORKING, [&](auto of) -> const char* {
+    using T = decltype(of);
+    const auto& a = arguments<PlaneSweepNormArguments>(call);
+    const auto at = operands_of_plane_sweep_conv_norm_sums(call);
+    const auto *mean = at.mean.as<const float>(), *variance = at.variance.as<const float>();
+    const float eps = real(call, 0);
+    const NormSumsOfTiles<T> epilogue{{at.workspace.as<void>(), a},
+                                      at.x.as<const T>(),
+                                      {mean, variance, at.gamma.as<const float>(), at.beta.as<const float>(), eps},
+                                      real(call, 1)};
+    if (const char* problem = run_plane_sweep(call, a, at.y.as<T>(), epilogue)) return problem;
+    merge_all_parts(call.stream, epilogue.states.parts(), a.samples * a.filters, epilogue.states.partial,
+                    BnBackwardReduction{mean, variance, at.dgamma.as<float>(), at.dbeta.as<float>(), eps, 0});
+    return launched();
+  });
+}
