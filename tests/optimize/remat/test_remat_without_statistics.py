@@ -92,14 +92,14 @@ def _train_us(draft: Draft) -> float:
 
 @dataclass(frozen=True)
 class Roomy(Summing):
-    """A profile with a further, faster kernel of 1x1 convolutions, of unknown bits, whose workspace does not fit while values are chosen.
+    """A profile with a further, faster kernel of unknown bits, whose workspace does not fit while values are chosen.
 
     Two runs of it take longer than a run with statistics and one without.
     """
 
     def candidates(self, request: Request) -> Iterable[Candidate]:
         candidates = tuple(super().candidates(request))
-        others = [c for c in candidates if c.name == "conv1x1_statistics"]
+        others = [c for c in candidates if without_statistics(c.name)]
         larger = [
             replace(
                 c,

@@ -246,7 +246,6 @@ _WITH_STATISTICS = tuple(
         struct=PlaneSweepReductionArguments,
         integers=_reduction_arguments,
         operands="image weights y mean variance workspace",
-        without_statistics=_FORWARD.name,
         by_measurement=True,
         named=f"plane_sweep_conv_{kind.partition('+')[2]}",
     )
