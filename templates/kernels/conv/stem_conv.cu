@@ -26,7 +26,7 @@ constexpr int STEM_WARPS = 4, STEM_THREADS = 32 * STEM_WARPS;
 template <typename T>
 __device__ inline uint32_t weight_word(const T* filter, const StemConv& f, int32_t k) {
   const int32_t r = k / f.padded_run, at = k - r * f.padded_run;
-  if (r >= f.kernel_height) return 0;
+  if (r >= f.window_rows) return 0;
   const T* pair = filter + r * f.run + at;
   return word_of(pair[0], at + 1 < f.run ? pair[1] : from_float<T>(0.0f));
 }
@@ -45,13 +45,13 @@ __global__ void __launch_bounds__(STEM_THREADS, 4)
   for (int i = threadIdx.x; i < f.steps * TILES * 64; i += STEM_THREADS) {
     const int half = i % 2, n = i / 4 % 32 / 4, pair = i / 128 % (TILES / 2), step = i / 128 / (TILES / 2);
     const int filter = first + filter_of<T, TILES>(2 * pair + i / 2 % 2, n);
-    words[i] = weight_word(weight + static_cast<int64_t>(filter) * f.kernel_height * f.run, f,
+    words[i] = weight_word(weight + static_cast<int64_t>(filter) * f.window_rows * f.run, f,
                            step * 16 + half * 8 + i / 4 % 4 * 2);
   }
   for (int i = threadIdx.x; i < f.steps * 8; i += STEM_THREADS) {
     const int32_t r = 2 * i / f.padded_run, at = 2 * i - r * f.padded_run;
-    const bool inside = r < f.kernel_height;
-    k_offsets[i].x = inside ? static_cast<uint32_t>(r * f.pitch + at) / 2 : 0;
+    const bool inside = r < f.window_rows;
+    k_offsets[i].x = inside ? static_cast<uint32_t>(f.row_offset(r) + at) / 2 : 0;
     k_offsets[i].y = !inside ? 0 : at + 1 < f.run ? 0xffffffffu : 0xffffu;
   }
 

@@ -63,7 +63,7 @@ struct FilterParts {
 
   explicit FilterParts(const StemConv& f) : FilterParts(f, f.steps * 16, f.padded_run) {}
   FilterParts(const StemConv& f, int32_t elements_, int32_t padded_run_)
-      : elements(elements_), filters(f.filters), rows(f.kernel_height), run(f.run), padded_run(padded_run_) {}
+      : elements(elements_), filters(f.filters), rows(f.window_rows), run(f.run), padded_run(padded_run_) {}
   // Its index without padding.
   FilterParts(int32_t elements_, int32_t filters_)
       : elements(elements_), filters(filters_), rows(1), run(elements_), padded_run(elements_) {}

@@ -30,7 +30,7 @@ __global__ void __launch_bounds__(STEM_THREADS_FP32, 4)
   uint2* k_offsets = reinterpret_cast<uint2*>(weights + f.steps * TILES * 32);  // of eight K: bytes to two fours
   float* image = reinterpret_cast<float*>(k_offsets + f.steps * 8);
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-  const int32_t first = blockIdx.y * TILES * 8, eights = 2 * f.steps, length = f.kernel_height * f.run;
+  const int32_t first = blockIdx.y * TILES * 8, eights = 2 * f.steps, length = f.window_rows * f.run;
 
   float* words = reinterpret_cast<float*>(weights);
   for (int i = threadIdx.x; i < f.steps * TILES * 128; i += STEM_THREADS_FP32) {

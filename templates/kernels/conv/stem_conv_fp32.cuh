@@ -18,7 +18,7 @@ __device__ inline float split_off_tf32(float& word) {
   return whole - word;
 }
 
-// Calls `run(row, word, at)` for a thread's vectors of the band: the position of the first word in the image,
+// Calls `run(plane, row, word, at)` for a thread's vectors of the band: the position of the first word in the image,
 // which may be outside, and its address in shared memory.
 template <typename Run>
 __device__ inline void each_vector_of_band(const StemConv& f, const StemTile& tile, float* image, Run run) {
@@ -26,8 +26,9 @@ __device__ inline void each_vector_of_band(const StemConv& f, const StemTile& ti
   const int32_t from = (tile.x0 * f.stride_width - f.pad_left) * f.channels - f.lead;
   const int32_t first = tile.y0 * f.stride_height - f.pad_top;
   int32_t row = threadIdx.x / vectors, v = threadIdx.x - row * vectors;
-  while (row < f.band_rows) {
-    run(first + row, from + 4 * v, image + row * f.pitch + 4 * v);
+  while (row < f.kernel_depth * f.band_rows) {
+    const int32_t z = row / f.band_rows;
+    run(tile.z0 + z, first + row - z * f.band_rows, from + 4 * v, image + row * f.pitch + 4 * v);
     row += rows;
     v += left;
     if (v >= vectors) {
@@ -41,9 +42,9 @@ __device__ inline void each_vector_of_band(const StemConv& f, const StemTile& ti
 // `cp_async_wait<0>`.
 __device__ inline void fetch_band_of_words(const float* x, float* image, const StemConv& f, const StemTile& tile) {
   const int32_t width = f.width * f.channels;
-  each_vector_of_band(f, tile, image, [&](int32_t row, int32_t word, float* to) {
-    const bool inside = row >= 0 && row < f.height;
-    const float* line = x + (tile.n * f.height + (inside ? row : 0)) * width;
+  each_vector_of_band(f, tile, image, [&](int32_t plane, int32_t row, int32_t word, float* to) {
+    const bool inside = plane >= 0 && plane < f.depth && row >= 0 && row < f.height;
+    const float* line = x + (inside ? (int64_t{tile.image} * f.depth + plane) * f.height + row : 0) * width;
     if (f.wide_image) {
       const bool there = inside && word >= 0 && word < width;
       cp_async_16(reinterpret_cast<uint4*>(to), line + (there ? word : 0), there);
@@ -55,7 +56,7 @@ __device__ inline void fetch_band_of_words(const float* x, float* image, const S
   cp_async_commit();
 }
 __device__ inline void round_band(float* image, const StemConv& f, const StemTile& tile) {
-  each_vector_of_band(f, tile, image, [](int32_t, int32_t, float* at) {
+  each_vector_of_band(f, tile, image, [](int32_t, int32_t, int32_t, float* at) {
     round_to_tf32(reinterpret_cast<uint4*>(at));
   });
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -10,8 +11,8 @@ from mbc.hardware.spec import DeviceSpec
 from mbc.ir.types import DType, Layout, Precision
 from mbc.kernels.base import Request
 from mbc.kernels.calibration import peak_tflops
-from mbc.kernels.cuda.base import OwnKernel, Slice, gemm_us, pixel_by_pixel, type_code
-from mbc.kernels.cuda.conv.conv_operands import ConvolutionSizes, ConvOperands, attributes, sizes
+from mbc.kernels.cuda.base import OwnKernel, Slice, gemm_us, in_space, pixel_by_pixel, type_code
+from mbc.kernels.cuda.conv.conv_operands import ConvolutionSizes, ConvOperands, attributes, axes_of, sizes
 
 MOST_CHANNELS = 7  # libraries need not pad images of eight or more channels
 ELEMENTS = 12288  # most elements of the image in shared memory, next to weights or gradients
@@ -35,11 +36,21 @@ class StemConvArguments(ConvolutionSizes):
     """Integer arguments of a launch of a stem convolution.
 
     Attributes:
+        depth: Planes of the image; 1 along two axes, as the fields after it.
+        out_depth: Planes of the output.
+        kernel_depth: Planes of a window.
+        stride_depth: Planes between two windows.
+        pad_front: Planes of padding before the first.
         band: Output rows of a tile, even.
         parts: Blocks among which the tiles of the filter pass are divided (split-K).
         products: fp32: tf32 MMAs for one product, 1 or 3 (3xTF32).
     """
 
+    depth: int
+    out_depth: int
+    kernel_depth: int
+    stride_depth: int
+    pad_front: int
     type: int
     band: int
     parts: int
@@ -54,29 +65,28 @@ def _is_fp32(request: Request) -> bool:
 
 def _run(request: Request) -> int:
     """Return the number of elements of one row of a window, padded to whole words."""
-    run = attributes(request).kernel[1] * ConvOperands.of(request).image.shape[1]
+    run = attributes(request).kernel[-1] * ConvOperands.of(request).image.shape[1]
     return run if _is_fp32(request) else run + run % 2
 
 
 def _steps(request: Request) -> int:
     """Return the number of steps of K = 16."""
-    return -(-attributes(request).kernel[0] * _run(request) // 16)
+    return -(-math.prod(attributes(request).kernel[:-1]) * _run(request) // 16)
 
 
 def band(request: Request) -> int:
     """Return the output rows of a tile, as many as shared memory has image rows for; 0 if it has none."""
-    a, line = attributes(request), _line(request)
-    fitting = (n for most in _elements(request) for n in BANDS if ((n - 1) * a.stride[0] + a.kernel[0]) * line <= most)
+    fitting = (n for most in _elements(request) for n in BANDS if _band_elements(request, n) <= most)
     return next(fitting, 0)
 
 
 def _line(request: Request) -> int:
     """Return the largest number of elements of one image row of a block in shared memory."""
     a, channels = attributes(request), ConvOperands.of(request).image.shape[1]
-    span = (COLUMNS - 1) * a.stride[1] + a.kernel[1]
+    span = (COLUMNS - 1) * a.stride[-1] + a.kernel[-1]
     if _is_fp32(request):
         return (span + 6) // 4 * 4 * channels
-    return (span * channels + 15) // 8 * 8 * (1 + a.stride[1] * channels % 2)
+    return (span * channels + 15) // 8 * 8 * (1 + a.stride[-1] * channels % 2)
 
 
 def _elements(request: Request) -> tuple[int, ...]:
@@ -88,8 +98,13 @@ def _elements(request: Request) -> tuple[int, ...]:
 
 def _image_elements(request: Request) -> int:
     """Return the largest number of elements of a band of the image in shared memory."""
+    return _band_elements(request, band(request))
+
+
+def _band_elements(request: Request, rows: int) -> int:
+    """Return the largest number of elements of a band of so many output rows, in all planes of a window."""
     a = attributes(request)
-    return ((band(request) - 1) * a.stride[0] + a.kernel[0]) * _line(request)
+    return math.prod(a.kernel[:-2]) * ((rows - 1) * a.stride[-2] + a.kernel[-2]) * _line(request)
 
 
 def _tiles(request: Request) -> int:
@@ -133,11 +148,11 @@ def _type(request: Request) -> DType | None:
 def _fits(request: Request) -> bool:
     a, conv = attributes(request), ConvOperands.of(request)
     return (
-        len(conv.image.shape) == 4
+        len(conv.image.shape) in (4, 5)
         and conv.image.shape[1] <= MOST_CHANNELS
         and conv.features.shape[1] % (FILTERS_FP32 if _is_fp32(request) else FILTERS) == 0
         and a.groups == 1
-        and a.dilation == (1, 1)
+        and set(a.dilation) == {1}
         and _steps(request) <= STEPS
         and band(request) > 0
     )
@@ -149,8 +164,8 @@ def _parts(request: Request) -> int:
     There are as many blocks as tiles, up to two or three for each multiprocessor of a large GPU. The limit is a
     constant, so that reductions have one order on all GPUs.
     """
-    _, _, height, width = ConvOperands.of(request).features.shape
-    return min(MOST_PARTS, ConvOperands.of(request).image.shape[0] * -(-height // band(request)) * -(-width // COLUMNS))
+    rows, _, *planes, height, width = ConvOperands.of(request).features.shape
+    return min(MOST_PARTS, rows * math.prod(planes) * -(-height // band(request)) * -(-width // COLUMNS))
 
 
 def _partial_bytes(request: Request, layout: Layout) -> int:
@@ -162,6 +177,8 @@ def arguments(at: Slice) -> StemConvArguments:
     request = at.request
     return StemConvArguments(
         **sizes(request),
+        **{name: number for name, number in axes_of(request).items() if "depth" in name},
+        pad_front=in_space(attributes(request).before, 0)[0],
         type=type_code(request.inputs[0]),
         band=band(request),
         parts=_parts(request),

@@ -112,6 +112,7 @@ def _takes(kernel: OwnKernel, request: Request) -> bool:
     conv = ConvOperands.of(request)
     return (
         kernel.takes(request)
+        and len(conv.image.shape) == 4
         and conv.features.shape[1] % FILTERS == 0
         and conv.image.shape[1] * conv.image.shape[3] % 8 == 0  # rows of 16 bytes
         and window_vectors(request) <= MOST_VECTORS
