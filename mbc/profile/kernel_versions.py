@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import cache
 
@@ -21,7 +22,6 @@ def current(profile: Profile) -> Profile:
     """
     held = LazyMeasurements.of(profile.measurements)
     changed: dict[str, tuple[Measurement, ...]] = {}
-    earlier: dict[str, tuple[Measurement, ...]] = {}
     outdated: dict[str, Outdated] = {}
     for key in held:
         if any(map(_may_differ, held.kernels(key))):
@@ -29,11 +29,32 @@ def current(profile: Profile) -> Profile:
             names = {m.name for m in changed[key]}
             if rows := tuple(m for m in held[key] if _outdated(m) and m.name not in names):
                 outdated[key] = Outdated(rows, profile.extents.get(key, WHOLE_EXTENT))
-                earlier[key] = tuple(today for m in rows for today in _of_today(key, m))
     if all(rows == held[key] for key, rows in changed.items()):
         return profile
-    extents = {key: extent for key, extent in profile.extents.items() if key not in earlier}
-    return replace(profile, measurements=held.replaced(changed), extents=extents, earlier=earlier, outdated=outdated)
+    extents = {key: extent for key, extent in profile.extents.items() if key not in outdated}
+    measurements = held.replaced(changed)
+    return replace(profile, measurements=measurements, extents=extents, earlier=_Today(outdated), outdated=outdated)
+
+
+class _Today(Mapping[str, tuple[Measurement, ...]]):
+    """Times of earlier kernel versions as those of today's, by signature; computed when needed: a plan needs few."""
+
+    def __init__(self, outdated: Mapping[str, Outdated]) -> None:
+        self._outdated, self._held = outdated, dict[str, tuple[Measurement, ...]]()
+
+    def __getitem__(self, key: str) -> tuple[Measurement, ...]:
+        if key not in self._held:
+            self._held[key] = tuple(today for m in self._outdated[key].rows for today in _of_today(key, m))
+        return self._held[key]
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._outdated
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._outdated)
+
+    def __len__(self) -> int:
+        return len(self._outdated)
 
 
 @cache  # tens of thousands of measurements have few different kernels

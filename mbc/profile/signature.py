@@ -16,8 +16,12 @@ from mbc.ops import KINDS
 from mbc.ops.base import NoAttributes, OpKind
 from mbc.ops.fused import Fused, launch_kind, read_fused
 
-Shelf = tuple[str, str]  # kind and precision of requests
-_KIND, _PRECISION = '"kind":"', '"precision":"'  # in a signature these follow the attributes, in this order
+Shelf = tuple[str, str, str]  # kind, precision, and extents of the first operand behind its rows: `64, 56, 56`
+_INPUTS, _KIND, _PRECISION = (
+    '"inputs":[',
+    '"kind":"',
+    '"precision":"',
+)  # in a signature, behind attributes
 
 
 def signature(request: Request) -> str:
@@ -55,14 +59,23 @@ def read_signature(text: str) -> Request:
 
 
 def shelf_of(request: Request) -> Shelf:
-    """Return the kind and the precision of a request, by which a profile groups its requests."""
-    return request.kind, request.precision.value
+    """Return what requests of a family have in common, by which a profile groups its requests."""
+    first = str(request.inputs[0]) if request.inputs else ""
+    return request.kind, request.precision.value, _behind_rows(first)
 
 
 def shelf_of_signature(text: str) -> Shelf:
     """Return `shelf_of` of the signature's request without reading all of it: a profile has tens of thousands."""
-    behind = text[text.rfind(_KIND) + len(_KIND) :]
-    return behind.partition('"')[0], behind[behind.rfind(_PRECISION) + len(_PRECISION) :].partition('"')[0]
+    at = text.rfind(_KIND)
+    inputs = text[text.rfind(_INPUTS, 0, at) + len(_INPUTS) : at]
+    behind = text[at + len(_KIND) :]
+    precision = behind[behind.rfind(_PRECISION) + len(_PRECISION) :]
+    return behind.partition('"')[0], precision.partition('"')[0], _behind_rows(inputs)
+
+
+def _behind_rows(types: str) -> str:
+    """Return the extents of the first type behind its first one, an empty text if there are none."""
+    return types.partition("]")[0].partition(", ")[2]
 
 
 def _attributes(kind: str, fields: Mapping[str, Any]) -> Attributes:

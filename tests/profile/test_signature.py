@@ -16,7 +16,15 @@ from mbc.optimize.fusion.fused_remat_match import all_fused_remats
 from mbc.optimize.fusion.select_groups import Fusion
 from mbc.plan.model import Rows
 from mbc.profile.model import Extent, Measurement
-from mbc.profile.signature import described, read_signature, rows_of, signature, with_rows
+from mbc.profile.signature import (
+    described,
+    read_signature,
+    rows_of,
+    shelf_of,
+    shelf_of_signature,
+    signature,
+    with_rows,
+)
 from tests.graphs import training_graph
 from tests.profile.profiles import profile, request
 
@@ -105,7 +113,9 @@ def test_a_mini_batch_is_of_the_family_of_another_one(channels: int):
     for key, one in few.items():
         assert with_rows(one, 16) == many[key], one.kind
         assert with_rows(many[key], 6) == one, one.kind
-        assert with_rows(one, 0) == with_rows(many[key], 0), one.kind
+        family = with_rows(one, 0)
+        assert family == with_rows(many[key], 0), one.kind
+        assert {shelf_of(family)} == {shelf_of_signature(signature(r)) for r in (one, many[key], family)}
 
 
 def test_rows_and_description():
