@@ -39,12 +39,13 @@ def choose_card(name: str, cards: Mapping[str, tuple[str, float]]) -> str:
     if near:
         raise MbcError("MBC070", f"several GPUs are called '{name}'", f"choose one of {_listed(near)}")
     plain = "-".join(asked)
-    near = difflib.get_close_matches(plain, list(cards), 1, 0.75)
+    near = difflib.get_close_matches(plain, [key for key in cards if _numbers_are_alike(plain, key)], 1, 0.75)
     meant = f"did you mean {_listed(near, ' or ')}? Else " if near else ""
     raise MbcError(
         "MBC070",
         f"unknown GPU '{name}'",
-        f"{meant}choose one that `mbc gpus` lists, or describe the card in a file: --gpu card.json",
+        f"{meant}choose one that `mbc gpus` lists (compute capability 7.5 and newer), or describe the card in a file: "
+        "--gpu card.json",
     )
 
 
@@ -52,6 +53,12 @@ def _words(name: str) -> tuple[str, ...]:
     """Return the words of a name without words that name no card, "16 GB" as one word and "2080Ti" as two."""
     plain = _GLUED.sub(" ", re.sub(r"(\d) gb\b", r"\1gb", name.lower()))
     return tuple(word for word in _WORD.split(plain) if word and word not in _FILLERS)
+
+
+def _numbers_are_alike(name: str, other: str) -> bool:
+    """Return whether the numbers of two names, if both have some, begin alike: 3091 and 3090, but not 1080 and 5080."""
+    first, second = (next(filter(str.isdigit, text), "") for text in (name, other))
+    return first == second or not first or not second
 
 
 def _listed(keys: list[str], last: str = ", ") -> str:

@@ -191,7 +191,7 @@ def _check_number(key: str, value: Any, low: float, high: float) -> None:
     is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
     if not is_number or not low <= value <= high or (key in _WHOLE and value != int(value)):
         kind = "a whole number" if key in _WHOLE else "a number"
-        raise ValueError(f"'{key}' is {json.dumps(value)[:40]}; it has to be {kind} from {low:g} to {high:g}")
+        raise ValueError(f"'{key}' is {json.dumps(value)[:40]}; it has to be {kind} from {low:.10g} to {high:.10g}")
 
 
 def check_architecture(architecture: str) -> None:
@@ -232,6 +232,8 @@ def read_sheet(path: Path) -> Datasheet:
         return sheet_of(cast("dict[str, Any]", row))
     except (OSError, ValueError, RecursionError) as error:
         why = error.strerror if isinstance(error, OSError) else str(error)
+        if isinstance(error, json.JSONDecodeError):
+            why = f"it is not JSON ({why})"
         raise MbcError(
             "MBC069",
             f"the datasheet '{path}' cannot be used: {why}",

@@ -47,7 +47,7 @@ def split_name(name: str) -> GpuName:
     """
     whole = whole_name(name)
     match = _SUFFIXES.fullmatch(name, len(whole))
-    if match is None or not whole:
+    if match is None or (name and not whole):
         raise MbcError(
             "MBC286",
             f"'{name}' is not a part of a GPU",

@@ -364,6 +364,7 @@ def test_a_profile_moves_to_another_machine(mbc, two, monkeypatch):
     """A machine imports what another exports. Its own times stay, and the newer time of a kernel counts."""
     missing = mbc("profile", "export", "card.sqlite.gz", "--gpu", "h200")
     assert missing.code == 1 and "error MBC072" in missing.err and str(user_path(GPU.name)) in missing.err
+    assert "no kernel was measured here on an NVIDIA H200\nhelp: measure some with `mbc profile NET`" in missing.err
     user_path(GPU.name).parent.mkdir(parents=True)
     shutil.copy("a.sqlite", user_path(GPU.name))
     assert mbc("profile", "export", "card.sqlite.gz", "--gpu", "h200").code == 0

@@ -26,7 +26,11 @@ def refused(mbc, *arguments):
 def test_unknown_gpu(mbc):
     error = refused(mbc, "--gpu", "h2000")
     assert error.startswith("error MBC070: unknown GPU 'h2000'\nhelp: did you mean h200? Else choose one")
-    assert "\nhelp: choose one that `mbc gpus` lists" in refused(mbc, "--gpu", "nothing-like-it")
+    for name in ("nothing-like-it", "RTX 1080", ""):  # not rtx-5080
+        error = refused(mbc, "--gpu", name)
+        assert (
+            f"unknown GPU '{name}'\nhelp: choose one that `mbc gpus` lists (compute capability 7.5 and newer)" in error
+        )
 
 
 def test_unknown_gpu_of_this_machine(mbc, monkeypatch):

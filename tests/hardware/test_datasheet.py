@@ -86,7 +86,8 @@ def test_a_card_of_ones_own(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("", "Expecting value"),
+        ("", "it is not JSON (Expecting value"),
+        ({"l2_kib": 1.5}, "'l2_kib' is 1.5; it has to be a whole number from 64 to 16777216"),
         ("[1]", "it is not one JSON object"),
         ("{}", "it lacks name, architecture, multiprocessors, boost_mhz"),
         ({"multiprocessors": 0}, "'multiprocessors' is 0; it has to be a whole number from 1 to 4096"),
