@@ -97,8 +97,9 @@ def fastest_us(candidate: Candidate, measurements: Iterable[Measurement]) -> flo
 def fit(items: Sequence[Sample]) -> Shares:
     """Return the shares with the least mean distance between the logarithms of measured and estimated times."""
     measured = np.log([s.measured_us or 0.0 for s in items])
-    launch, arithmetic, memory = (
-        np.array([getattr(s.effort, name) for s in items]) for name in ("launch_us", "arithmetic_us", "memory_us")
+    launch, arithmetic, memory, least = (
+        np.array([getattr(s.effort, name) for s in items])
+        for name in ("launch_us", "arithmetic_us", "memory_us", "least_us")
     )
     best = (np.inf, 1.0, 1.0, 1.0)
     family, prior = bool(items[0].effort.family), unfitted(items[0].effort)
@@ -108,7 +109,7 @@ def fit(items: Sequence[Sample]) -> Shares:
         # Where nothing is computed the share of the peak says nothing.
         for share, starts in product(grids[0] if arithmetic.any() else (1.0,), grids[2]):
             bytes_us = memory[None, :] / grids[1][:, None]
-            work_us = joined((arithmetic / share)[None, :], bytes_us)
+            work_us = np.maximum(joined((arithmetic / share)[None, :], bytes_us), least[None, :])
             estimated = np.log((launch * starts)[None, :] + work_us)
             distances = np.abs(measured[None, :] - estimated).mean(axis=1)
             if family:  # a limit that no sample meets stays as it was judged

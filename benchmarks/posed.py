@@ -1,12 +1,16 @@
 """Steps of a GPU that poses as older ones, beside `torch.compile` in the same run with everything that the GPU has.
 
-Each row is one run of `mbc bench`: a network, an architecture, and either any kernel that runs or mbc's own kernels
-only, which all pose. Libraries do not pose: `library_launches` counts theirs. ResNet-50 trains as each architecture,
-ten more networks train as sm_80. `speedup` is the step of the fastest variant of `torch.compile` over mbc's; `asked` is
-the least speedup that was asked for. Networks of torchvision are imported once (`imported_sources.py`).
+Each row is one run of `mbc bench`: a network, an architecture, and either any kernel that runs, or mbc's own kernels,
+which all pose, for all operations that they run on tensor cores. Libraries do not pose; the second kind of row leaves
+them above all filter gradients. `library_launches` counts theirs. ResNet-50 trains as each architecture, ten more
+networks train as sm_80. `speedup` is the step of the fastest variant of `torch.compile` over mbc's; `asked` is the
+least speedup that was asked for. Networks of torchvision are imported once (`imported_sources.py`).
 
-    python benchmarks/posed.py [--only NAME ...] [--again]
+    python benchmarks/posed.py [--only NAME ...] [--again] [--modes default] [--measure-for 60s] [--most 90s]
     python benchmarks/posed.py --plan-only [--only "resnet50 128"]
+
+Rows are made to take some 4 minutes. `--modes default,max-autotune` also tries PyTorch's slower mode; give `--most`
+more time then. The last line has the least and the median speedup of the ten networks.
 
 `--plan-only` plans the steps for an H200 that poses, without a GPU, and writes no results.
 """
@@ -26,15 +30,17 @@ from pathlib import Path
 from typing import Any
 
 from imported_sources import written
+from modules import median
 from record import ROOT, attempt, need_gpu, results, show, start
 
 from mbc.compiler import compile_plan
-from mbc.options import Options
+from mbc.options import OWN_FIRST, Options
 from mbc.report.devices import library_launches
 from mbc.source import Source
 
-OWN = ("mbc",)  # the only provider whose kernels pose
+OWN = (OWN_FIRST,)
 TIMEOUT_S = 3600.0
+LEAST, MEDIAN = 1.05, 1.25  # speedups of the ten networks
 COLUMNS = (
     "name", "asked", "mbc_ms", "torch_ms", "speedup", "predicted_ms", "measured_share", "library_launches",
     "same_mathematics",
@@ -86,7 +92,7 @@ def _cases() -> dict[str, Case]:
         ("vit_b_16 64", "torchvision/vit_b_16", ()),
         ("3-D unet", "nnunet", ()),
     ):
-        cases[f"{name} sm_80, any kernel"] = Case(network, "sm_80", 1.05, (*settings, *half))
+        cases[f"{name} sm_80, any kernel"] = Case(network, "sm_80", LEAST, (*settings, *half))
     return cases
 
 
@@ -104,22 +110,28 @@ def planned(case: Case) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def command(case: Case, output: Path) -> list[str]:
-    """Return the command that times a case on this machine's GPU, and writes its results to a file."""
+def command(case: Case, output: Path, options: Sequence[str] = ()) -> list[str]:
+    """Return the command that times a case on this machine's GPU, and writes its results to a file.
+
+    Args:
+        case: The case.
+        output: The file.
+        options: More options of `mbc bench`.
+    """
     return [
         sys.executable, "-m", "mbc", "bench", str(case.path), "--gpu", f"auto@{case.pose}", "--against",
         "torch.compile", "-o", str(output),
         *(word for name, value in case.settings for word in ("--set", f"{name}={value}")),
-        *(word for provider in case.providers for word in ("--provider", provider)),
+        *(word for provider in case.providers for word in ("--provider", provider)), *options,
     ]  # fmt: skip
 
 
-def timed(case: Case) -> dict[str, Any]:
+def timed(case: Case, options: Sequence[str] = ()) -> dict[str, Any]:
     """Time a case beside `torch.compile`, and return its figures."""
     with tempfile.TemporaryDirectory() as folder:
         output = Path(folder) / "posed.bench.json"
         done = subprocess.run(
-            command(case, output), cwd=ROOT, text=True, capture_output=True, timeout=TIMEOUT_S, check=False
+            command(case, output, options), cwd=ROOT, text=True, capture_output=True, timeout=TIMEOUT_S, check=False
         )
         if not output.exists():
             raise SystemExit(done.stderr.strip() or f"mbc bench ended with {done.returncode}")
@@ -130,8 +142,18 @@ def timed(case: Case) -> dict[str, Any]:
         **{key: document[key] for key in ("planned_for", "predicted_ms", "measured_share", "same_mathematics")},
         "asked": case.asked, "mbc_ms": mbc_ms, "torch_ms": ratio and ratio * mbc_ms, "speedup": ratio,
         "library_launches": document["library_launches"],
+        "options": list(options),
         "passed": ratio is not None and document["same_mathematics"] and ratio >= case.asked,
     }  # fmt: skip
+
+
+def summary(rows: Sequence[dict[str, Any]]) -> str:
+    """Return the least and the median speedup of the networks beside ResNet-50, and what was asked for."""
+    ratios = [row["speedup"] for row in rows if not row["name"].startswith("resnet50") and row.get("speedup")]
+    if not ratios:
+        return "no network beside ResNet-50 was timed"
+    of = f"{len(ratios)} networks: speedup {min(ratios):.2f} at least, {median(ratios):.2f} in the median"
+    return f"{of} (asked: {LEAST} and {MEDIAN})"
 
 
 def chosen(only: Sequence[str]) -> list[str]:
@@ -144,6 +166,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--only", nargs="*", default=(), metavar="NAME", help="cases whose names contain a word")
     parser.add_argument("--again", action="store_true", help="also cases that have results")
+    parser.add_argument("--modes", default="default", help="modes of torch.compile")
+    parser.add_argument("--measure-for", default="60s", metavar="TIME", help="measure mbc's kernels for at most TIME")
+    parser.add_argument("--most", default="90s", metavar="TIME", help="time limit of a variant of torch.compile")
     parser.add_argument("--plan-only", action="store_true", help="plan without a GPU, and write no results")
     asked = parser.parse_args()
     names = chosen(asked.only)
@@ -153,11 +178,13 @@ def main() -> None:
             show([attempt(partial(planned, CASES[name]), name)], COLUMNS)
         return
     need_gpu("--plan-only plans the steps without one")
+    options = ("--modes", asked.modes, "--measure-for", asked.measure_for, "--most", asked.most)
     kept = results("posed", asked.again)
     for name in names:
         if not kept.done(name):
-            kept.put(attempt(partial(timed, CASES[name]), name))
+            kept.put(attempt(partial(timed, CASES[name], options), name))
     show(list(kept.rows.values()), COLUMNS)
+    print(summary(list(kept.rows.values())))
 
 
 if __name__ == "__main__":

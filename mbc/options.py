@@ -33,6 +33,7 @@ SEVERAL_GPUS = ("torch", "torch.compile")  # of them
 WEIGHTINGS, AVERAGES = ("gaussian", "constant"), ("probabilities", "logits")  # of mbc predict, likewise
 MODES = ("default", "max-autotune")  # of torch.compile, likewise
 PROVIDER_NAMES = ("cudnn", "cudnn_legacy", "cublaslt", "mbc")  # of mbc.kernels, here so that help is instant
+OWN_FIRST = "mbc-first"  # in place of providers: mbc's own kernels for all operations that they run on tensor cores
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,10 +82,10 @@ class Options:
 
     The workspace of one operation is limited by `workspace_limit_bytes` and by the bytes of the budget that are free
     when it runs. With `workspace_total_bytes`, that number of bytes is divided among all operations of the step
-    instead. `providers` names the sources of kernels that may be used (none: all). `micro_batch` divides every
-    convolution into calls of that number of rows (0: the search chooses). `without` names techniques (of TECHNIQUES)
-    that the plan must not use: offload, recompute, micro_batches (no operation is divided), workspace (each operation
-    uses as little as it can) and concurrent_stream (kernels run serially).
+    instead. `providers` names the sources of kernels that may be used (none: all), or is OWN_FIRST. `micro_batch`
+    divides every convolution into calls of that number of rows (0: the search chooses). `without` names techniques (of
+    TECHNIQUES) that the plan must not use: offload, recompute, micro_batches (no operation is divided), workspace (each
+    operation uses as little as it can) and concurrent_stream (kernels run serially).
     """
 
     gpu: str = "auto"  # short name of a device spec; auto: the GPU of this machine, else h200

@@ -67,6 +67,7 @@ class Effort:
     arithmetic_us: float
     memory_us: float
     family: str = ""  # instructions of kernels that overlap arithmetic and memory
+    least_us: float = 0.0  # time of the bytes that the cache cannot hold, whatever the shares are
 
     @property
     def key(self) -> str:
@@ -77,7 +78,7 @@ class Effort:
         """Return the estimated time of the call with these shares of the ceilings."""
         arithmetic_us, memory_us = self.arithmetic_us / shares.arithmetic, self.memory_us / shares.memory
         work_us = max(arithmetic_us, memory_us) if self.family else arithmetic_us + memory_us
-        return self.launch_us * shares.starts + work_us
+        return self.launch_us * shares.starts + max(work_us, self.least_us)
 
 
 @dataclass(frozen=True, slots=True)

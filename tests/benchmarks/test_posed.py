@@ -14,9 +14,12 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 import posed
 
 from mbc.cli.arguments import parse as parse_arguments
+from mbc.compiler import compile_plan
 from mbc.frontend.lower import lower
 from mbc.frontend.parse import parse
 from mbc.hardware.target import find_device
+from mbc.options import Options
+from mbc.plan.model import Kernel
 from mbc.source import Source
 
 
@@ -26,7 +29,7 @@ def test_every_case_is_one_that_mbc_takes(name: str) -> None:
     assert find_device(f"h200@{case.pose}").architecture == case.pose
     if "/" in case.network:
         return  # to write it takes torchvision
-    arguments = parse_arguments(posed.command(case, Path("here.json"))[3:])
+    arguments = parse_arguments(posed.command(case, Path("here.json"), ("--measure-for", "60s", "--most", "90s"))[3:])
     assert arguments.gpu == f"auto@{case.pose}" and tuple(arguments.providers) == case.providers
     lowered = lower(parse(Source(case.path.name, case.path.read_text())), case.settings, None)
     assert str(lowered.precision) == dict(case.settings)["train.precision"]
@@ -47,3 +50,25 @@ def test_figures(monkeypatch: pytest.MonkeyPatch, ratio: float | None, passes: b
     row = posed.timed(posed.CASES["resnet50 128 sm_80, any kernel"])
     assert row["passed"] == passes and row["speedup"] == ratio
     assert row["torch_ms"] == (None if ratio is None else pytest.approx(2.0 * ratio))
+
+
+def test_the_ten_networks_are_summed_up() -> None:
+    rows = [{"name": f"net{n}", "speedup": 1.1 + n / 10} for n in range(3)]
+    others = [{"name": "resnet50 128 sm_80, any kernel", "speedup": 0.5}, {"name": "vit", "failed": "no torch"}]
+    assert posed.summary([*rows, *others]).startswith("3 networks: speedup 1.10 at least, 1.20 in the median")
+    assert posed.summary(others) == "no network beside ResNet-50 was timed"
+
+
+def test_own_kernels_leave_to_libraries_what_they_do_not_run_on_tensor_cores() -> None:
+    source = Source("resnet.mbc", (posed.ROOT / "examples" / "resnet.mbc").read_text(encoding="utf-8"))
+    settings = (("batch", "32"), ("depth", "18"), ("train.precision", "bf16"))
+    plan = compile_plan(source, Options("h200@sm_80", settings, providers=posed.OWN))
+    of_libraries = {
+        launch.work.name
+        for launch in plan.train.launches
+        if isinstance(launch.work, Kernel) and launch.work.provider != "mbc"
+    }
+    assert "convolution_backward_filter" in of_libraries and "convolution" not in of_libraries
+    assert any(
+        isinstance(work := launch.work, Kernel) and work.name == "implicit_gemm" for launch in plan.infer.launches
+    )

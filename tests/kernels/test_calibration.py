@@ -304,3 +304,15 @@ def test_a_kernel_by_mma_sync_waits_for_its_last_round_of_tiles() -> None:
     assert arithmetic_us(1) == arithmetic_us(28) == arithmetic_us(29) / 2 == arithmetic_us(56) / 2
     flops = 2 * 28 * mma_gemm.PIXELS * mma_gemm.FILTERS[0] * 576
     assert arithmetic_us(28) == pytest.approx(flops / (device.bf16_tflops * 1e6))
+
+
+def test_no_share_moves_more_bytes_than_a_cards_bandwidth_and_cache_allow() -> None:
+    assert Effort("mbc k", "v", 2.0, 0.0, 4.0, least_us=3.0).time_us(Shares(1.0, 2.0)) == 5.0
+    device = find_device("a10")
+    image = TensorType((64, 96, 112, 112), DType.BF16)
+    request = Request("relu", NoAttributes(), (image,), (image,), Precision.BF16)
+    (_, effort), *_ = OWN.estimated(request, device)
+    assert effort.least_us == pytest.approx((2 * image.size_bytes - device.l2_bytes) / (device.copy_gb_s * 1e3))
+    assert effort.time_us(Shares(1.0, 1.6)) > effort.least_us
+    small = replace(request, inputs=(image.with_rows(1),), outputs=(image.with_rows(1),))
+    assert next(iter(OWN.estimated(small, device)))[1].least_us == 0.0, "the cache holds all of it"

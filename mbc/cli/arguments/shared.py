@@ -12,7 +12,7 @@ from typing import Protocol
 from mbc.cli.arguments.argument_types import count, duration, network, setting, shared_by, size, techniques
 from mbc.cli.arguments.parser import Once
 from mbc.errors import MbcError
-from mbc.options import PROVIDER_NAMES, TECHNIQUES, UNLIMITED_BYTES, Measure, Options, Policy, RankGpu
+from mbc.options import OWN_FIRST, PROVIDER_NAMES, TECHNIQUES, UNLIMITED_BYTES, Measure, Options, Policy, RankGpu
 
 Sharing = int | tuple[RankGpu, ...]  # number of GPUs, or their names and memory
 
@@ -92,8 +92,9 @@ def add_planning(parser: argparse.ArgumentParser, gpu: bool = True) -> None:
         help="workspace of all operations together; each operation gets a part of its own",
     )  # fmt: skip
     group.add_argument(
-        "--provider", dest="providers", action="append", default=[], choices=PROVIDER_NAMES,
-        help="source of kernels that may be used; may be repeated (default: all)",
+        "--provider", dest="providers", action="append", default=[], choices=(*PROVIDER_NAMES, OWN_FIRST),
+        help=f"source of kernels that may be used; may be repeated (default: all); {OWN_FIRST}: of libraries only for "
+        "operations that no kernel of mbc runs on tensor cores",
     )  # fmt: skip
     group.add_argument(
         "--profile", metavar="FILE",

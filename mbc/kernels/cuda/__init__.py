@@ -192,6 +192,12 @@ def bitwise_equal_to(name: str, other: str) -> bool:
     return kernel is None or not kernel.bitwise_equal_to or other in kernel.bitwise_equal_to
 
 
+def uses_tensor_cores(name: str) -> bool:
+    """Return whether the kernel called `name` multiplies by instructions of tensor cores that not every GPU has."""
+    kernel = KERNELS.get(name)
+    return kernel is not None and kernel.needs in (Instruction.MMA_SYNC, Instruction.WGMMA)
+
+
 def without_statistics(name: str) -> str:
     """Return the kernel that computes the result of `name` to the bit, but no statistics; empty if there is none."""
     kernel = KERNELS.get(name)

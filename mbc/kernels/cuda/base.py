@@ -13,7 +13,8 @@ from mbc.kernels.base import DTYPE_CODES, LAYOUT_CODES, Call, Request
 from mbc.kernels.calibration import Effort, group
 from mbc.kernels.launch_operands import Launcher
 from mbc.kernels.launch_struct import Struct
-from mbc.ops.fused import launch_kind
+from mbc.ops import KINDS
+from mbc.ops.fused import Fused, launch_kind
 
 PROVIDER = "mbc"
 VECTOR_BYTES = 16
@@ -100,8 +101,7 @@ def no_trailing(_: Slice) -> tuple[int, ...]:
 
 def moved_us(request: Request, device: DeviceSpec) -> float:
     """Return the time to read every input and write every output once, in microseconds."""
-    moved_bytes = sum(t.size_bytes for t in (*request.inputs, *request.outputs))
-    return moved_bytes / (device.copy_gb_s * 1e3)
+    return _bytes_us(sum(t.size_bytes for t in (*request.inputs, *request.outputs)), device)
 
 
 def gemm_us(request: Request, device: DeviceSpec, operations: int, peak_tflops: float, share: float) -> float:
@@ -111,10 +111,24 @@ def gemm_us(request: Request, device: DeviceSpec, operations: int, peak_tflops: 
 
 def touched_us(request: Request, device: DeviceSpec) -> float:
     """Return the time to read the share of each input that is used, and to write every output once, in microseconds."""
-    reads = launch_kind(request.kind, request.attributes).reads
+    return _bytes_us(_touched_bytes(request), device)
+
+
+def _touched_bytes(request: Request) -> float:
+    is_kind = isinstance(request.attributes, Fused) or request.kind in KINDS  # neither: a change of layout or type
+    reads = launch_kind(request.kind, request.attributes).reads if is_kind else None
     shares = reads(request.attributes, request.inputs) if reads else (1.0,) * len(request.inputs)
     read_bytes = sum(share * t.size_bytes for share, t in zip(shares, request.inputs, strict=True))
-    return (read_bytes + sum(t.size_bytes for t in request.outputs)) / (device.copy_gb_s * 1e3)
+    return read_bytes + sum(t.size_bytes for t in request.outputs)
+
+
+def _uncached_us(request: Request, device: DeviceSpec) -> float:
+    """Return the least time of a kernel: that of the bytes which are more than the L2 cache holds."""
+    return _bytes_us(max(0.0, _touched_bytes(request) - device.l2_bytes), device)
+
+
+def _bytes_us(moved_bytes: float, device: DeviceSpec) -> float:
+    return moved_bytes / (device.copy_gb_s * 1e3)
 
 
 def always(_: Request) -> bool:
@@ -337,7 +351,9 @@ def effort_of(kernel: OwnKernel, request: Request, layouts: Layouts, device: Dev
     launches_us = (1 if alone else kernel.launches) * device.launch_us
     variant = "-".join(dict.fromkeys(layouts))
     named = group(PROVIDER, kernel.estimated_as or kernel.name, request.precision)
-    effort = Effort(named, variant, launches_us, 0.0, kernel.time_us(request, device))
+    effort = Effort(
+        named, variant, launches_us, 0.0, kernel.time_us(request, device), least_us=_uncached_us(request, device)
+    )  # fmt: skip
     if kernel.arithmetic_us is None:
         return effort
     return replace(effort, arithmetic_us=kernel.arithmetic_us(request, device), family=f"{PROVIDER} {kernel.needs}")

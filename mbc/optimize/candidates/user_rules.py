@@ -10,9 +10,9 @@ from mbc.hardware.spec import DeviceSpec
 from mbc.ir.graph import Operation
 from mbc.ir.types import Layout, Precision
 from mbc.kernels.base import Candidate, Provider, Request
-from mbc.kernels.cuda import bitwise_equal_to, emulates_fp32
+from mbc.kernels.cuda import OWN, bitwise_equal_to, emulates_fp32, uses_tensor_cores
 from mbc.kernels.nccl import NCCL
-from mbc.options import Policy
+from mbc.options import OWN_FIRST, Policy
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,8 @@ class Rules:
     Attributes:
         policy: Sizes of micro-batches that may be used.
         deterministic: Whether only kernels with the same result in every run may be used.
-        providers: Names of the providers that may be used; empty: all.
+        providers: Names of the providers that may be used; empty: all. OWN_FIRST among them: all, but none of a
+            library where one of mbc's own kernels runs on tensor cores.
         micro_batch: Rows of every call of a convolution; 0 lets mbc choose them.
         emulated_fp32: Whether an fp32 product may be computed by several of fp16 or tf32.
         collectives: Operations of each launch between ranks, in order, if another rank's plan has decided them; empty
@@ -47,7 +48,8 @@ class Rules:
 
         NCCL is always allowed: it alone sums over ranks.
         """
-        return not self.providers or provider in self.providers or provider == NCCL.name
+        only = set(self.providers) - {OWN_FIRST}
+        return not only or provider in only or provider == NCCL.name
 
     def admit(self, candidate: Candidate, precision: Precision) -> bool:
         """Return whether a candidate may be used in this precision."""
@@ -61,7 +63,9 @@ class Rules:
         self, candidates: Iterable[Candidate], precision: Precision, remat_kernels: Collection[str] = ()
     ) -> tuple[Candidate, ...]:
         """Return the candidates that may be used, and that give the same bits as the kernels `remat_kernels`."""
-        admitted = (c for c in candidates if self.admit(c, precision))
+        admitted = [c for c in candidates if self.admit(c, precision)]
+        if OWN_FIRST in self.providers:
+            admitted = [c for c in admitted if c.provider == OWN.name and uses_tensor_cores(c.name)] or admitted
         return tuple(c for c in admitted if all(bitwise_equal_to(kernel, c.name) for kernel in remat_kernels))
 
     def excluding(self) -> list[str]:
@@ -87,7 +91,7 @@ def no_candidate(
     """
     able = [(provider.name, candidate) for provider in providers for candidate in provider.candidates(request, device)]
     inputs = ", ".join(map(str, request.inputs))
-    if any(not rules.providers or name in rules.providers for name, _ in able):
+    if any(rules.allow(name) for name, _ in able):
         return MbcError(
             "MBC202",
             f"'{operation.name}' ({operation.kind} of {inputs}) has no deterministic kernel",

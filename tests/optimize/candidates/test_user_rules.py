@@ -14,7 +14,7 @@ from mbc.ir.types import Precision
 from mbc.kernels.base import Candidate
 from mbc.kernels.cuda import KERNELS, emulates_fp32
 from mbc.optimize.candidates.user_rules import Rules, provider_options
-from mbc.options import UNLIMITED_BYTES, Options, Policy
+from mbc.options import OWN_FIRST, UNLIMITED_BYTES, Options, Policy
 from mbc.plan.file import dump_plan
 from mbc.plan.model import Kernel, Plan
 from mbc.plan.summary import emulated_share, summarise
@@ -113,3 +113,21 @@ def test_the_limit_that_excluded_kernels_is_named():
 def test_providers_are_said_as_the_command_line_takes_them():
     assert provider_options(("cudnn", "mbc")) == "--provider cudnn --provider mbc"
     assert Rules(Policy.ALL, True).excluding() == ["policy all", "deterministic = true"]
+
+
+def test_own_kernels_first_where_they_run_on_tensor_cores():
+    def candidate(provider: str, name: str) -> Candidate:
+        return Candidate(provider, name, (), (), 0, 1.0, True)
+
+    library, posing, direct = (
+        candidate("cudnn", "engine"),
+        candidate("mbc", "implicit_gemm"),
+        candidate("mbc", "convolution"),
+    )
+    rules = Rules(providers=(OWN_FIRST,))
+    assert rules.admitted([library, posing, direct], Precision.BF16) == (posing,)
+    assert rules.admitted([library, direct], Precision.BF16) == (library, direct)
+    assert Rules().admitted([library, posing], Precision.BF16) == (library, posing)
+    only = Rules(providers=("mbc", OWN_FIRST))
+    assert only.admitted([library, direct], Precision.BF16) == (direct,)
+    assert rules.allow("cudnn") and not only.allow("cudnn") and only.allow("mbc")
