@@ -13,8 +13,8 @@ Another call with the same profile goes on. `--count` lists the networks and the
 must not use such a profile: it lacks the kernels of libraries.
 
 Writes `results/posed_kernels.json` with a row for each kernel: `peak_share`, the largest share of the measured rate of
-mma.sync, `memory_share`, the largest share of the copy bandwidth, and `limit_share`, the median over its requests of
-the longer of both limits over its time.
+mma.sync, `memory_share`, the largest share of the copy bandwidth, `limit_share`, the median over its requests of
+the longer of both limits over its time, and `refused`, the number of requests whose results were wrong or that failed.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ import argparse
 import ctypes
 import subprocess
 import tempfile
-from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -54,7 +54,7 @@ NETWORKS = (
 )
 PEAK_SOURCE = Path(__file__).resolve().with_name("mma_peak.cu")
 ASKED_SHARE = 0.6  # of the measured rate of mma.sync
-COLUMNS = ("name", "requests", "peak_share", "memory_share", "limit_share", "passed")
+COLUMNS = ("name", "requests", "refused", "peak_share", "memory_share", "limit_share", "passed")
 
 
 def jobs(pose: str, gpu: str = "h200") -> list[Job]:
@@ -125,15 +125,18 @@ def rows_of(profile: Profile) -> list[dict[str, Any]]:
         if sample.effort.family and sample.measured_us:
             shares = sample.effort.arithmetic_us / sample.measured_us, sample.effort.memory_us / sample.measured_us
             kernels[sample.effort.group.removeprefix(f"{OWN.name} ")].append(shares)
-    return [_row(name, shares) for name, shares in sorted(kernels.items())]
+    refused = Counter(m.name for measured in profile.measurements.values() for m in measured if m.refused)
+    return [_row(name, kernels[name], refused[name]) for name in sorted({*kernels, *refused})]
 
 
-def _row(name: str, shares: Iterable[tuple[float, float]]) -> dict[str, Any]:
-    of_peak, of_memory = zip(*shares, strict=True)
-    return {
-        "name": name, "requests": len(of_peak), "peak_share": max(of_peak), "memory_share": max(of_memory),
-        "limit_share": median(map(max, of_peak, of_memory)), "passed": max(of_peak) >= ASKED_SHARE,
-    }  # fmt: skip
+def _row(name: str, shares: Sequence[tuple[float, float]], refused: int) -> dict[str, Any]:
+    row: dict[str, Any] = {"name": name, "requests": len(shares), "refused": refused, "passed": False}
+    if shares:
+        of_peak, of_memory = zip(*shares, strict=True)
+        row |= {"peak_share": max(of_peak), "memory_share": max(of_memory)}
+        row["limit_share"] = median(map(max, of_peak, of_memory))
+        row["passed"] = max(of_peak) >= ASKED_SHARE and not refused
+    return row
 
 
 def main() -> None:

@@ -37,7 +37,7 @@ class Case:
     """A network, and the techniques that its plan does without.
 
     `shows` is a property that the plan must have. If the plan without a budget lacks it, a plan within a budget is
-    used.
+    used. `pose` is the architecture as which the GPU poses, empty for its own.
     """
 
     network: str
@@ -46,6 +46,7 @@ class Case:
     providers: tuple[str, ...] = ()
     settings: tuple[tuple[str, str], ...] = ()
     tools: tuple[str, ...] = ("memcheck", "initcheck")
+    pose: str = ""
 
 
 def offloads(plan: Plan) -> bool:
@@ -78,6 +79,10 @@ CASES = {
     "concurrent_stream": Case("mobilenet_v2", is_concurrent),
     **{f"own_kernels_{name}": Case(name, **OWN) for name in ("digits", "resnet", "unet", "mobilenet_v2")},
     "own_kernels_volumes": Case("nnunet", settings=VOLUMES, **OWN),
+    **{
+        f"posed_{pose}": Case("resnet", providers=("mbc",), tools=("memcheck", "racecheck"), pose=pose)
+        for pose in ("sm_75", "sm_80", "sm_86", "sm_89")
+    },
     "peer": Case("resnet", tools=("initcheck",)),
     **dict.fromkeys(("probe", "warp_probe"), Case("digits", tools=("racecheck",))),
 }
@@ -93,7 +98,8 @@ def own_kernels(plan: Plan) -> set[str]:
 
 def job_of(case: Case, precision: str, gpu: str) -> Job:
     """Return the job of a case."""
-    job = replace(example(case.network, ("train.precision", precision), *case.settings), gpu=gpu)
+    posed = f"{gpu}@{case.pose}" if case.pose else gpu
+    job = replace(example(case.network, ("train.precision", precision), *case.settings), gpu=posed)
     return job.with_options(without=case.without, providers=case.providers)
 
 

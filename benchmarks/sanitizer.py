@@ -2,6 +2,7 @@
 
 memcheck and initcheck examine digits, ResNet-18, U-Net, MobileNet-V2, and plans with offloading, fused recomputation
 and a concurrent stream, in fp32 and bf16. racecheck and synccheck examine steps that consist of mbc's own kernels.
+memcheck and racecheck also examine such steps on a GPU that poses as sm_75, sm_80, sm_86 and sm_89.
 
 Several cases are examined side by side, because nothing is timed. A clean case is not repeated until the code changes.
 A call continues where the call before stopped. Each case takes at most `--limit` seconds, after which it counts as not

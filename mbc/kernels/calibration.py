@@ -76,9 +76,11 @@ class Effort:
 
     def time_us(self, shares: Shares) -> float:
         """Return the estimated time of the call with these shares of the ceilings."""
+        start_us = self.launch_us * shares.starts
         arithmetic_us, memory_us = self.arithmetic_us / shares.arithmetic, self.memory_us / shares.memory
-        work_us = max(arithmetic_us, memory_us) if self.family else arithmetic_us + memory_us
-        return self.launch_us * shares.starts + max(work_us, self.least_us)
+        if self.family:
+            return start_us + max(arithmetic_us, memory_us, self.least_us)
+        return max(start_us + arithmetic_us + memory_us, start_us + self.least_us)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,9 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
 import posed_kernels
+import sanitized_step
 from calibrate import add_missing, calibrate, device_of, text
-from modules import example
+from modules import example, small
 
 from mbc.codegen.toolchain import find_toolchain
 from mbc.hardware.instructions import Instruction
@@ -95,7 +96,30 @@ def test_figures_of_kernels() -> None:
     row = rows["implicit_gemm"]
     assert row["requests"] == 27 and row["passed"]
     assert 0.6 < row["peak_share"] < 0.7 and 0.3 < row["memory_share"] < 0.9
+    assert not row["refused"] and not rows["implicit_gemm_statistics"]["passed"]
     assert rows["implicit_gemm_statistics"]["peak_share"] == pytest.approx(row["peak_share"] / SLOWER, rel=0.05)
+
+
+def test_a_kernel_with_wrong_results_does_not_pass() -> None:
+    profile = posed()
+    key, (measured, *_) = next(
+        (key, held) for key, held in profile.measurements.items() if held[0].name == "implicit_gemm"
+    )
+    wrong = replace(measured, refused="output 0 is 2e-01 off")
+    rows = posed_kernels.rows_of(replace(profile, measurements={**profile.measurements, key: (wrong,)}))
+    row = next(row for row in rows if row["name"] == "implicit_gemm")
+    assert row["requests"] == 26 and row["refused"] == 1 and not row["passed"]
+    assert posed_kernels.rows_of(replace(profile, measurements={key: (wrong,)})) == [
+        {"name": "implicit_gemm", "requests": 0, "refused": 1, "passed": False}
+    ]
+
+
+def test_steps_are_examined_as_older_gpus() -> None:
+    cases = {name: case for name, case in sanitized_step.CASES.items() if case.pose}
+    assert {case.pose for case in cases.values()} == {"sm_75", "sm_80", "sm_86", "sm_89"}
+    plan = small(sanitized_step.job_of(cases["posed_sm_86"], "bf16", "h200"), 1).plan()
+    assert plan.target.device.architecture == "sm_86"
+    assert any(name.startswith("implicit_gemm") for name in sanitized_step.own_kernels(plan))
 
 
 def test_only_requests_of_kernels_by_mma_sync_are_measured() -> None:

@@ -316,3 +316,4 @@ def test_no_share_moves_more_bytes_than_a_cards_bandwidth_and_cache_allow() -> N
     assert effort.time_us(Shares(1.0, 1.6)) > effort.least_us
     small = replace(request, inputs=(image.with_rows(1),), outputs=(image.with_rows(1),))
     assert next(iter(OWN.estimated(small, device)))[1].least_us == 0.0, "the cache holds all of it"
+    assert next(iter(OWN.estimated(request, H200)))[1].least_us == 0.0, "shares were fitted to it"

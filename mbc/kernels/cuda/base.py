@@ -123,8 +123,11 @@ def _touched_bytes(request: Request) -> float:
 
 
 def _uncached_us(request: Request, device: DeviceSpec) -> float:
-    """Return the least time of a kernel: that of the bytes which are more than the L2 cache holds."""
-    return _bytes_us(max(0.0, _touched_bytes(request) - device.l2_bytes), device)
+    """Return the least time of a kernel: that of the bytes which are more than the L2 cache holds.
+
+    It is 0 on a GPU whose rates were measured: shares of the bandwidth above one were fitted there.
+    """
+    return 0.0 if device.measured else _bytes_us(max(0.0, _touched_bytes(request) - device.l2_bytes), device)
 
 
 def _bytes_us(moved_bytes: float, device: DeviceSpec) -> float:
