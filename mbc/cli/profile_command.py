@@ -16,7 +16,7 @@ from mbc.hardware.part import GpuName, split_name
 from mbc.measure.need import MOST_WORKSPACE_BYTES, Need
 from mbc.options import Policy
 from mbc.progress import StatusLine, busy
-from mbc.units import show_duration, show_size, with_article
+from mbc.units import show_duration, show_size
 
 if TYPE_CHECKING:
     from mbc.hardware.spec import DeviceSpec
@@ -248,17 +248,9 @@ def _ship(arguments: argparse.Namespace) -> int:
 def _export(arguments: argparse.Namespace) -> int:
     from mbc.hardware.target import find_device
     from mbc.profile.edit import write_profile
-    from mbc.profile.locate import user_path
-    from mbc.profile.read_profile import read_profile
+    from mbc.profile.locate import measured_here
 
-    gpu, target = find_device(arguments.gpu).name, Path(arguments.file)
-    if not user_path(gpu).exists():
-        raise MbcError(
-            "MBC072",
-            f"there is no profile '{user_path(gpu)}': no kernel was measured here on {with_article(gpu)}",
-            "measure some with `mbc profile NET`, or name another GPU with --gpu; `mbc profile list` lists profiles",
-        )
-    profile = read_profile(user_path(gpu))
+    profile, target = measured_here(find_device(arguments.gpu).name), Path(arguments.file)
     write_profile(profile, target)
     return _written(arguments, profile, target)
 

@@ -19,6 +19,7 @@ from mbc.profile.other_gpu import distance
 from mbc.profile.partial_gpu import completed
 from mbc.profile.paths import bundled_path, user_path
 from mbc.profile.read_profile import read_profile
+from mbc.units import with_article
 
 MOST_CACHED = 8
 
@@ -42,6 +43,22 @@ def own_path(gpu: str) -> Path:
                 stacklevel=2,
             )
     return path
+
+
+def measured_here(gpu: str) -> Profile:
+    """Return this machine's own measurements of a GPU.
+
+    Raises:
+        MbcError: MBC072, nothing was measured; MBC072 to MBC075, the file cannot be read.
+    """
+    path = user_path(gpu)
+    if not path.exists():
+        raise MbcError(
+            "MBC072",
+            f"there is no profile '{path}': no kernel was measured here on {with_article(gpu)}",
+            "measure some with `mbc profile NET`, or name another GPU with --gpu; `mbc profile list` lists profiles",
+        )
+    return read_profile(path)
 
 
 def find_profile(device: DeviceSpec, path: str | None = None, accept_stale: bool = False) -> Profile | None:
