@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Container, Sequence
+from itertools import chain
 from operator import attrgetter
 from typing import Any
 
@@ -66,5 +67,7 @@ def _may_write(parameters: Sequence[Any], sinks: Sequence[Any]) -> list[bool]:
         stored: list[bool] = list(map(torch._C._will_engine_execute_node, sinks))
     except RuntimeError:  # torch.autograd.grad takes the gradients itself
         return nobody
-    hooks = map(_hooks, parameters)
+    hooks: list[tuple[Any, ...]] = list(map(_hooks, parameters))
+    if not any(chain.from_iterable(hooks)):
+        return stored
     return [stores and not any(both) for stores, both in zip(stored, hooks, strict=True)]

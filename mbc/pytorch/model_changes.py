@@ -9,7 +9,8 @@ from __future__ import annotations
 import copy
 import importlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from operator import attrgetter
+from itertools import chain
+from operator import attrgetter, methodcaller
 from typing import Any, cast
 
 from mbc.pytorch.compiled_model import PRECISIONS
@@ -19,6 +20,7 @@ torch: Any = importlib.import_module("torch")
 _get: Callable[..., Any] = dict[str, Any].get
 _requires_grad: Callable[[Any], bool] = attrgetter("requires_grad")
 _hooks: Callable[[Any], tuple[Any, ...]] = attrgetter(*PARAMETER_HOOKS)
+_values: Callable[[Any], Any] = methodcaller("values")
 _PLAIN = (bool, int, float, str, type(None))
 # Attributes that are compared as modes and hooks, and the counters of batch norms.
 _COMPARED_ELSEWHERE = ("training", "_is_full_backward_hook", "num_batches_tracked")
@@ -82,11 +84,12 @@ class ModelChanges:
         self._hooks = [(path, getattr(module, name)) for path, module in (*inner, *of_losses) for name in MODULE_HOOKS]
         self._hooks += [("(all modules)", getattr(torch.nn.modules.module, name)) for name in HOOKS_OF_ALL_MODULES]
         self._hook_tables = [table for _, table in self._hooks]
-        self._layers = [(f"the layers of '{path or '(the model)'}'", module._modules) for path, module in modules]
+        layers = [(f"the layers of '{path or '(the model)'}'", module._modules) for path, module in modules]
         if optimizer is not None:
             of_steps = (getattr(optimizer, f"_optimizer_step_{when}_hooks") for when in ("pre", "post"))
-            self._layers += [("the hooks of the optimizer", hooks) for hooks in of_steps]
-        self._layer_tables = [table for _, table in self._layers]
+            layers += [("the hooks of the optimizer", hooks) for hooks in of_steps]
+        self._layers = [(name, table, (*table.values(),)) for name, table in layers]
+        self._layer_tables = [table for _, table, _ in self._layers]
         self._layers_before = _contents(self._layer_tables)
 
     def reason(self, training: bool) -> str:
@@ -95,9 +98,7 @@ class ModelChanges:
         if self._modes.present() != modes:
             return _difference(self._modes, self._modes.present(), modes)
         if _contents(self._layer_tables) != self._layers_before:
-            pairs = zip(self._layers, self._layers_before, strict=True)
-            path = next(path for (path, table), before in pairs if (*table.values(),) != before)
-            return f"{path} have changed"
+            return f"{next(path for path, table, before in self._layers if (*table.values(),) != before)} have changed"
         if not _equal(present := self._settings.present(), self._settings.values):
             return _difference(self._settings, present, self._settings.values)
         if any(self._hook_tables):
@@ -151,8 +152,8 @@ def _is_plain(value: Any) -> bool:
     return isinstance(value, _PLAIN)
 
 
-def _contents(tables: Sequence[Mapping[str, Any]]) -> list[tuple[Any, ...]]:
-    return [(*table.values(),) for table in tables]
+def _contents(tables: Sequence[Mapping[str, Any]]) -> tuple[list[int], list[Any]]:
+    return list(map(len, tables)), list(chain.from_iterable(map(_values, tables)))
 
 
 def _equal(present: list[Any], before: list[Any]) -> bool:

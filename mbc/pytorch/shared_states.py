@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Container, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from operator import attrgetter
+from operator import add, attrgetter
 from typing import Any
 
 from mbc.errors import MbcError
@@ -124,6 +124,7 @@ class SharedStates:
         with torch.no_grad():
             for shared in self.shared:
                 self._take(shared)
+        self._takes = [shared.takes for shared in self.shared]
 
     def refresh(self) -> str:
         """Take in tensors that PyTorch has moved or replaced; return why that is impossible, or an empty text."""
@@ -162,6 +163,7 @@ class SharedStates:
         with torch.no_grad():
             for shared in moved:
                 self._take(shared)
+        self._takes = [shared.takes for shared in self.shared]
         return ""
 
     def _all_at_home(self) -> bool:
@@ -175,8 +177,7 @@ class SharedStates:
 
     def versions(self) -> list[int]:
         """Return a number for each of `shared` that grows when PyTorch changes the tensor in place or replaces it."""
-        present: list[int] = list(map(_version, map(_get, self._tables, self._keys)))
-        return [version + shared.takes for version, shared in zip(present, self.shared, strict=True)]
+        return list(map(add, map(_version, map(_get, self._tables, self._keys)), self._takes))
 
     def count(self) -> None:
         """Count a forward pass in the counters of batch norms."""
