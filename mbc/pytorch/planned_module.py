@@ -190,8 +190,11 @@ class Planned:
             sinks: The nodes of PyTorch's graph that take the gradients of the trained parameters.
 
         Raises:
-            RuntimeError: The values of the forward pass were used already, or a tensor that both passes read changed.
+            RuntimeError: The values of the forward pass were used already, or their plan was closed, or a tensor that
+                both passes read changed.
         """
+        if not self.open:
+            raise RuntimeError("the plan of this model was closed after the forward pass: call the model again")
         if ticket.used:
             raise RuntimeError(
                 "mbc freed the values of a forward pass in its backward pass: pass retain_graph=True to the earlier "

@@ -68,6 +68,11 @@ def test_a_loop_gives_torchs_numbers(loop: Callable[[Any], Any]):
     both(loop, "error")
 
 
+@pytest.mark.parametrize("loop", ["unread", "again"])
+def test_several_outputs_give_torchs_numbers(loop: str):
+    both(getattr(loops, loop), "error", loops.Two)
+
+
 def test_passes_wait_in_host_memory(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("mbc.pytorch.pending_passes._copied", pending.full)
     with pytest.warns(RuntimeWarning, match="wait in host memory"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from functools import partial
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from mbc.measure.gpu import Gpu
 
 torch: Any = pytest.importorskip("torch")
 states: Any = pytest.importorskip("tests.pytorch.test_optimizer_states")
+own_loss: Any = pytest.importorskip("tests.pytorch.test_own_loss")
 GIVEN = {"device": "cuda", "precision": "fp32", "measure_for": "1s"}
 test_a_training_goes_back_to_its_checkpoint_and_on_in_torch = (
     states.test_a_training_goes_back_to_its_checkpoint_and_on_in_torch
@@ -42,6 +44,11 @@ def test_readers_see_trained_weights_and_changes_count():
             trained = torch.from_numpy(pair.trainer.module.state("first.weight"))
             for weight in (held, copy.deepcopy(pair.ours).first.weight, pair.ours.state_dict()["first.weight"]):
                 assert weight.is_cuda and torch.equal(weight.cpu(), trained)
+
+
+def test_a_loss_of_ones_own_in_fp16(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(own_loss, "trainer_of", partial(own_loss.trainer_of, device="cuda", measure_for="1s"))
+    own_loss.test_small_gradients_survive_in_fp16()
 
 
 def test_the_memory_of_the_plan_is_freed():

@@ -212,7 +212,9 @@ def test_a_loss_scale_is_that_of_losses_of_the_language():
 def test_small_gradients_survive_in_fp16():
     model, twin = Net(), Net()
     optimizer, other = (torch.optim.SGD(net.parameters(), lr=1e7) for net in (model, twin))
-    with trainer_of(model, loss=lambda o, y: 1e-8 * focal(o, y), optimizer=optimizer, precision="fp16") as trainer:
+    with trainer_of(
+        model, loss=lambda o, y: 1e-8 * focal(o, y.to(o.device)), optimizer=optimizer, precision="fp16"
+    ) as trainer:
         trainer.step(IMAGES, LABELS)
     (1e-8 * focal(twin(IMAGES), LABELS)).backward()
     other.step()

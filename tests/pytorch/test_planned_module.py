@@ -369,6 +369,14 @@ def test_one_forward_pass_serves_one_backward_pass():
     assert not gradient.requires_grad
 
 
+def test_a_backward_pass_after_the_plan_was_closed_is_refused():
+    model = planned(normed().double())
+    loss = cross_entropy(model)
+    model.forward.planned.close()
+    with pytest.raises(RuntimeError, match="was closed after the forward pass"):
+        loss.backward()
+
+
 def test_an_exception_between_the_passes_frees_the_plan():
     model = planned(normed().double())
     with pytest.raises(ValueError, match="of the user"):
