@@ -19,6 +19,7 @@ test_a_training_goes_back_to_its_checkpoint_and_on_in_torch = (
 )
 test_a_changed_state_counts_from_the_next_step_on = states.test_a_changed_state_counts_from_the_next_step_on
 test_a_step_that_is_skipped_does_not_count = states.test_a_step_that_is_skipped_does_not_count
+test_small_gradients_survive_in_fp16 = own_loss.test_small_gradients_survive_in_fp16
 test_states_in_host_memory_are_shared_too = states.test_states_in_host_memory_are_shared_too
 
 
@@ -26,6 +27,7 @@ test_states_in_host_memory_are_shared_too = states.test_states_in_host_memory_ar
 def on_the_gpu(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest, gpu: Gpu) -> None:
     for name, value in {"GIVEN": GIVEN, "EXACT": 2e-3, "START": request.param}.items():
         monkeypatch.setattr(states, name, value)
+    monkeypatch.setattr(own_loss, "trainer_of", partial(own_loss.trainer_of, device="cuda", measure_for="1s"))
     for switch in (torch.backends.cudnn, torch.backends.cuda.matmul):
         monkeypatch.setattr(switch, "allow_tf32", False)
 
@@ -44,11 +46,6 @@ def test_readers_see_trained_weights_and_changes_count():
             trained = torch.from_numpy(pair.trainer.module.state("first.weight"))
             for weight in (held, copy.deepcopy(pair.ours).first.weight, pair.ours.state_dict()["first.weight"]):
                 assert weight.is_cuda and torch.equal(weight.cpu(), trained)
-
-
-def test_a_loss_of_ones_own_in_fp16(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(own_loss, "trainer_of", partial(own_loss.trainer_of, device="cuda", measure_for="1s"))
-    own_loss.test_small_gradients_survive_in_fp16()
 
 
 def test_the_memory_of_the_plan_is_freed():

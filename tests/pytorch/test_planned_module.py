@@ -359,16 +359,6 @@ def test_closing_leaves_the_model_whole():
     planned(model)  # a new plan
 
 
-def test_one_forward_pass_serves_one_backward_pass():
-    model = planned(normed().double())
-    loss = cross_entropy(model)
-    loss.backward()
-    with pytest.raises(RuntimeError, match="a second time"):
-        loss.backward()
-    (gradient,) = torch.autograd.grad(cross_entropy(model), [model.first.weight])
-    assert not gradient.requires_grad
-
-
 def test_a_backward_pass_after_the_plan_was_closed_is_refused():
     model = planned(normed().double())
     loss = cross_entropy(model)
