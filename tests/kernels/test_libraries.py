@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+from statistics import median
+
 import pytest
 
 from mbc.hardware.datasheet import capability_of
 from mbc.hardware.spec import device_specs, find_spec
 from mbc.ir.types import DType, Layout, Precision, TensorType
 from mbc.kernels.base import Provider, Request
+from mbc.kernels.convolution_shapes import PASSES
 from mbc.kernels.cublaslt import CUBLASLT
+from mbc.kernels.cuda.conv.conv_operands import attributes
 from mbc.kernels.cudnn_convolution import CUDNN_CONVOLUTION
 from mbc.kernels.cudnn_estimates import least_bytes
 from mbc.ops.convolution import Convolution
 from mbc.ops.matrix import Linear
+from mbc.profile.paths import bundled_path
+from mbc.profile.read_profile import read_profile
+from mbc.profile.signature import read_signature
 
 
 def convolution() -> Request:
@@ -107,3 +114,23 @@ def test_no_filter_gradient_of_fp32_operands_is_left_to_the_direct_kernel(precis
     (weight,) = request.outputs
     offered = list(CUDNN_CONVOLUTION.candidates(request, find_spec("h200")))
     assert min(c.workspace_bytes for c in offered) == least_bytes(weight, DType.FP32) >= weight.size_bytes // 512
+
+
+@pytest.mark.parametrize("kind", PASSES)
+def test_cudnns_convolutions_of_volumes_are_estimated_near_measurements_of_an_h200(kind: str) -> None:
+    """They are those of nnU-Net that take 100 us or more. Few channels do not fill the tiles of cuDNN's engines."""
+    profile = read_profile(bundled_path("h200"))
+    ratios: list[float] = []
+    for key, measurements in profile.measurements.items():
+        if f'"kind":"{kind}",' not in key:
+            continue
+        asked = read_signature(key)
+        if len(asked.inputs[0].shape) != 5 or attributes(asked).kernel == (1, 1, 1):
+            continue
+        times_us = [m.time_us for m in measurements if m.provider == "cudnn" and not m.refused and not m.dominated]
+        if times_us and min(times_us) >= 100:
+            estimated_us = min(c.time_us for c in CUDNN_CONVOLUTION.candidates(asked, find_spec("h200")))
+            ratios.append(min(times_us) / estimated_us)
+    assert len(ratios) >= 6
+    assert 0.8 < median(ratios) < 1.25
+    assert max(ratios) < 2
