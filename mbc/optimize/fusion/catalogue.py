@@ -11,6 +11,7 @@ from mbc.optimize.fusion.catalogue_conv1x1 import (
     BY_MASK,
     CONVOLUTION_FUSED_REMAT,
     DATA_GRADIENT_FUSED_REMAT,
+    DATA_GRADIENT_IN_PARTS,
     DATA_GRADIENT_REDUCTIONS,
     DATA_GRADIENT_REDUCTIONS_BY_SAMPLE,
     DATA_GRADIENT_REDUCTIONS_OF_PARTS,
@@ -229,6 +230,7 @@ PATTERNS: tuple[Pattern, ...] = (
         Pattern.of("x = convolution(a, w)", statistics, launches=(LaunchPattern((0, 1), ("x", "mean", "variance")),))
         for statistics in (_STATISTICS, _STATISTICS.replace("batch", "instance"))
     ),
+    DATA_GRADIENT_IN_PARTS,
     *DATA_GRADIENT_REDUCTIONS,
     *DATA_GRADIENT_REDUCTIONS_BY_SAMPLE,
     *DATA_GRADIENT_REDUCTIONS_OF_PARTS,

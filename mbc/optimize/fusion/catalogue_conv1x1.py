@@ -89,6 +89,14 @@ DATA_GRADIENT_REDUCTIONS_BY_SAMPLE: tuple[Pattern, ...] = tuple(
     )
     for relu in ("relu", "leaky_relu")
 )
+# The gradient of a concatenation of two values, which is written in their places.
+DATA_GRADIENT_IN_PARTS = Pattern.of(
+    "wide = convolution_backward_data(g, w)",
+    "a = channel_slice(wide)",
+    "b = channel_slice(wide)",
+    launches=(LaunchPattern((0, 1, 2), ("a", "b")),),
+    measured=True,
+)
 # The reductions above where the normalised value is also a part of the next concatenation.
 DATA_GRADIENT_REDUCTIONS_OF_PARTS: tuple[Pattern, ...] = tuple(
     Pattern.of(

@@ -108,6 +108,12 @@ __device__ inline void start_plane(float (&sums)[SWEEP_TAPS * FILTERS / 8][4], c
 // The place of element e of a thread among the filters that follow the thread's first one.
 __device__ constexpr int32_t filter_of_element(int e) { return e / 4 * 16 + e % 4; }
 
+// Where the results of an epilogue go: filters from `unit` on, of those of a thread, for the voxel at `offset`.
+template <typename T>
+struct InOneTensor {
+  __device__ static T* target(T* y, int64_t offset, int unit) { return y + offset + unit * 16; }
+};
+
 // An epilogue that only stores. `Thread<UNITS>` is what a thread keeps of a tile, of 4 UNITS filters from `filter` on:
 // it fetches operands of its voxels at `offsets` in a plane, and takes the results of each voxel as they are stored, two
 // in a word. `table`: shared memory of the thread's warp, of TABLE_BYTES for each filter.
@@ -115,7 +121,7 @@ template <typename T>
 struct StoreOnly {
   static constexpr int TABLE_BYTES = 0;
   template <int UNITS>
-  struct Thread {
+  struct Thread : InOneTensor<T> {
     __device__ Thread(const StoreOnly&, char*, int64_t, int32_t) {}
     __device__ void fetch(const StoreOnly&, int64_t, const int32_t (&)[2]) {}
     __device__ void push(const StoreOnly&, const uint32_t (&)[2 * UNITS], int) {}
@@ -124,8 +130,9 @@ struct StoreOnly {
 };
 
 // Stores the results of a thread in one output plane; `offsets`: of its two voxels, -1 outside of the output.
-template <typename T, int UNITS, int TILES, typename Push>
-__device__ inline void write_plane(const float (&sums)[TILES][4], const int32_t (&offsets)[2], T* plane, const Push& push) {
+template <typename T, int UNITS, int TILES, typename Target, typename Push>
+__device__ inline void write_plane(
+    const float (&sums)[TILES][4], const int32_t (&offsets)[2], const Target& target, const Push& push) {
 #pragma unroll
   for (int h = 0; h < 2; ++h)
     if (offsets[h] >= 0) {
@@ -134,7 +141,7 @@ __device__ inline void write_plane(const float (&sums)[TILES][4], const int32_t 
       for (int i = 0; i < 2 * UNITS; ++i) words[i] = rounded_word<T>(sums[i] + 2 * h);
 #pragma unroll
       for (int unit = 0; unit < UNITS; ++unit)
-        *reinterpret_cast<uint2*>(plane + offsets[h] + unit * 16) = {words[2 * unit], words[2 * unit + 1]};
+        *reinterpret_cast<uint2*>(target(offsets[h], unit)) = {words[2 * unit], words[2 * unit + 1]};
       push(words, h);
     }
 }
@@ -177,8 +184,10 @@ __device__ inline void consume_planes(const char* kept, const char* stages, char
     };
     const auto complete = [&](int32_t plane) {
       if (plane >= tile.begin)
-        write_plane<T, f.UNITS>(sums, offsets, y + (row + plane) * plane_elements,
-                                [&](const auto& words, int h) { of_tile.push(epilogue, words, h); });
+        write_plane<T, f.UNITS>(
+            sums, offsets,
+            [&](int32_t offset, int unit) { return of_tile.target(y, (row + plane) * plane_elements + offset, unit); },
+            [&](const auto& words, int h) { of_tile.push(epilogue, words, h); });
       roll(sums);
     };
     const int32_t last = f.last(tile);

@@ -39,7 +39,7 @@ struct StatisticsOfTiles {
   TileStates<typename Statistics<T>::State> states;
 
   template <int UNITS>
-  struct Thread : ThreadStatistics<T, 4 * UNITS> {
+  struct Thread : ThreadStatistics<T, 4 * UNITS>, InOneTensor<T> {
     __device__ Thread(const StatisticsOfTiles&, char*, int64_t, int32_t) {}
     __device__ void fetch(const StatisticsOfTiles&, int64_t, const int32_t (&)[2]) {}
     __device__ void push(const StatisticsOfTiles&, const uint32_t (&words)[2 * UNITS], int) {
@@ -66,7 +66,7 @@ struct NormSumsOfTiles {
   float slope;  // of the leaky ReLU; 0 for ReLU
 
   template <int UNITS>
-  struct Thread {
+  struct Thread : InOneTensor<T> {
     const Channel* channels;  // of the thread's filters
     State sums[4 * UNITS] = {};
     uint2 fetched[2][UNITS];

@@ -33,6 +33,7 @@ from mbc.optimize.fusion.catalogue import PATTERNS, RELU_FUSED_REMAT
 from mbc.optimize.fusion.catalogue_conv1x1 import (
     CONVOLUTION_FUSED_REMAT,
     DATA_GRADIENT_FUSED_REMAT,
+    DATA_GRADIENT_IN_PARTS,
     DATA_GRADIENT_REDUCTIONS,
     DATA_GRADIENT_REDUCTIONS_BY_SAMPLE,
     PAIR_FUSED_REMAT,
@@ -333,6 +334,21 @@ def _swept() -> Iterable[Case]:
             yield Case(name, joined.kind, joined.attributes, all_operands)
 
 
+def _in_halves() -> Iterable[Case]:
+    """Yield the gradients of concatenations of two values of one size, in either order."""
+    pattern = DATA_GRADIENT_IN_PARTS
+    for (rows, channels, filters, size), second in itertools.product(
+        ((2, 32, 64, (3, 5, 9)), (1, 48, 96, (2, 131))), (0, 1)
+    ):
+        members = [_operation(n, s, (rows, filters, *size), True, WINDOWS[0]) for n, s in enumerate(pattern.statements)]
+        product = Convolution(size, (3,) * len(size), pad=(1, 1) * len(size))
+        slices = [ChannelSlice(filters // 2 * start, filters // 2) for start in (second, 1 - second)]
+        parts = [replace(o, attributes=a) for o, a in zip(members, (product, *slices), strict=True)]
+        joined = join(parts, pattern.launches[0].writes)
+        operands = w(rows, channels, *size), w(channels, filters, *product.kernel)
+        yield Case(f"{joined.kind}-{second}-{rows}x{filters}x{size}", joined.kind, joined.attributes, operands)
+
+
 # More than one launch takes, sizes around those of vectors, chunks and blocks.
 SIZES = (1, 2, 3, 5, 4096, 4097, 8192, 12289, 255, 64, *range(1, 61))
 
@@ -389,7 +405,7 @@ def _parts(proceed: int) -> Iterable[Case]:
         yield _together(kind, [a] * len(operands), operands)
 
 
-GROUPS = (*_cases(), *_ups(), *_points(), *_swept(), *_many())
+GROUPS = (*_cases(), *_ups(), *_points(), *_swept(), *_in_halves(), *_many())
 GENERATED_GROUPS = tuple(c for c in GROUPS if c.kind in {k.kind for k in KERNELS.values() if not k.file})
 
 

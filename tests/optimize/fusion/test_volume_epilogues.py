@@ -16,6 +16,7 @@ NEW = frozenset({
     "plane_sweep_conv_instance_statistics",
     "plane_sweep_conv_instance_norm_leaky_relu_sums",
     "conv_transpose_bias_add_concat_volume",
+    "plane_sweep_conv_halves",
 })  # fmt: skip
 SOURCE = """
 block same(stride) on x {
@@ -63,6 +64,7 @@ def test_they_are_used_where_they_were_measured_to_be_fast():
     assert used.count("plane_sweep_conv_instance_statistics") == 3
     assert used.count("plane_sweep_conv_instance_norm_leaky_relu_sums") == 2
     assert used.count("conv_transpose_bias_add_concat_volume") == 1
+    assert used.count("plane_sweep_conv_halves") == 1
     slow = planned(100.0)
     assert NEW.isdisjoint(kernels(slow))
     assert stepped(fast)["losses"] == pytest.approx(stepped(slow)["losses"], rel=1e-3)

@@ -31,7 +31,9 @@ from mbc.kernels.cuda.wiring import AFFINE, SCALE_SHIFT, Wiring, gemms_of, membe
 from mbc.kernels.statistics import STATISTICS_GROUPS
 from mbc.ops.activation import LeakyRelu
 from mbc.ops.batch_normalize import BatchNormalize
+from mbc.ops.fused import SEVERAL
 from mbc.ops.instance_norm import InstanceNormalize
+from mbc.ops.shape import ChannelSlice
 
 CHANNELS = (32, 48, 64)  # possible numbers of channels; a source is compiled for each
 BLOCK_FILTERS = (64, 48, 32)  # possible numbers of filters of a block; more filters read each plane less often
@@ -39,6 +41,7 @@ BLOCK_BYTES = 227 * 1024  # shared memory that a block may have on the GPUs with
 BARRIERS_BYTES = 192  # upper bound
 CONSUMER_WARPS = 8  # equal to the constant in the source
 CHANNEL_BYTES = 12  # constants of a norm's channel
+UNIT_FILTERS = 16  # of a block, of which a thread holds four
 TENSOR_SHARES = {32: 0.7, 48: 0.78, 64: 0.86}  # of the peak on an H200, by channels; that of 48 is interpolated
 FILTER_STAGES = 8
 FILTER_CHANNELS = 32  # channels and filters of a block of the filter gradient
@@ -81,6 +84,17 @@ class PlaneSweepNormArguments(PlaneSweepReductionArguments):
     """
 
     affine: int
+
+
+@dataclass(frozen=True, slots=True)
+class PlaneSweepHalvesArguments(PlaneSweepConvArguments):
+    """Integer arguments of a launch that writes its result to two tensors.
+
+    Attributes:
+        swapped: Whether the first one gets the second half of the filters.
+    """
+
+    swapped: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -313,4 +327,42 @@ _WITH_NORM_SUMS = tuple(
     for norm, relu in (("batch", "relu"), ("instance", "relu"), ("instance", "leaky_relu"))
 )
 
-KERNELS = (_FORWARD, _BACKWARD_DATA, _BACKWARD_FILTER, *_WITH_STATISTICS, *_WITH_NORM_SUMS)
+
+_both_sliced = taking((((0, 1), (2,), (2,)), (3, 4)))
+
+
+def _starts(request: Request) -> tuple[int, ...]:
+    """Return the first channels of two slices."""
+    slices = (member.attributes for member in members(request).members[1:])
+    return tuple(a.start for a in slices if isinstance(a, ChannelSlice))
+
+
+def _takes_halves(request: Request) -> bool:
+    """Return whether two slices of one size make up a data gradient; four filters of a thread lie in one of them."""
+    half = request.outputs[0].shape[1]
+    return (
+        _both_sliced(request)
+        and _takes(gemms_of(request)[0])
+        and request.outputs[0] == request.outputs[1]
+        and half % UNIT_FILTERS == 0
+        and 2 * half == _sweep(request).filters
+        and set(_starts(request)) == {0, half}
+    )
+
+
+def _halves_arguments(at: Slice) -> PlaneSweepHalvesArguments:
+    return PlaneSweepHalvesArguments(*astuple(_arguments(at)), swapped=int(_starts(at.request)[0] > 0))
+
+
+_IN_HALVES = replace(
+    _BACKWARD_DATA,
+    kind=f"{_BACKWARD_DATA.kind}+channel_slice{SEVERAL}",
+    struct=PlaneSweepHalvesArguments,
+    integers=_halves_arguments,
+    launcher="plane_sweep_conv_halves",
+    named="",
+    takes=_takes_halves,
+    by_measurement=True,
+)
+
+KERNELS = (_FORWARD, _BACKWARD_DATA, _BACKWARD_FILTER, *_WITH_STATISTICS, *_WITH_NORM_SUMS, _IN_HALVES)
