@@ -49,9 +49,14 @@ class Estimates:
         return with_leaner(request, similar, self.modelled(request, remat_kernels))
 
     def modelled(self, request: Request, remat_kernels: RematKernels) -> tuple[Candidate, ...]:
-        """Return the admitted candidates with the times of the model alone, except those that need a measured time."""
+        """Return the admitted candidates with the times of the model alone.
+
+        Candidates that need a measured time are among them only where estimates count as measured, to find out what to
+        measure.
+        """
         named = [p for p in self.providers if self.rules.allow(p.name)]
-        candidates = (c for p in named for c in p.candidates(request, self.device) if not c.by_measurement)
+        every = (c for p in named for c in p.candidates(request, self.device))
+        candidates = (c for c in every if self.optimism or not c.by_measurement)
         admitted = self.admitted(candidates, remat_kernels)
         return sooner(admitted, self.optimism) if self.optimism else admitted
 

@@ -40,7 +40,8 @@ def needs(graph: TrainingGraph, device: DeviceSpec, policy: Policy) -> tuple[Nee
     """
     if graph.precision is Precision.FP64:
         return ()
-    plain = CandidateTable(graph, device, PROVIDERS, None, Rules(Policy.UNDIVIDED))
+    # All estimates count as measured, so that kernels which need a measured time are asked for.
+    plain = CandidateTable(graph, device, PROVIDERS, None, Rules(Policy.UNDIVIDED), optimism=1.0)
     # Plans with ReLU bit masks and without are compared by measured time, so both are requested.
     table = plain.of(mask_relus(graph, residual_relus(graph)))
     powers = [1 << k for k in range(graph.batch.bit_length())]

@@ -1,6 +1,9 @@
 // Convolution that sweeps planes (plane_sweep_conv.cuh), forward and data gradient, which stores its result: in one tensor,
-// or, for the gradient of a concatenation of two equal halves, in two. plane_sweep_conv.cuh describes GEMM, Tile, Warps,
-// shared memory, registers and the Limit.
+// or, for the gradient of a concatenation of two equal halves, in two.
+//
+// GEMM       tile, warps, shared memory and registers are those of plane_sweep_conv.cuh.
+// Threads    a consumer thread stores four neighbouring filters of a voxel, which lie in one half.
+// Limit      tensor cores.
 #include "plane_sweep_conv.cuh"
 
 namespace mbc {
