@@ -9,8 +9,10 @@ import pytest
 
 from mbc.kernels.base import Candidate, Request
 from mbc.kernels.providers import PROVIDERS
+from mbc.optimize.search.profiling_requests import needs
+from mbc.options import Policy
 from mbc.plan.model import Kernel, Plan
-from tests.optimize.planned import H200, NoSizes, planned_for, stepped
+from tests.optimize.planned import H200, NoSizes, graph_of, planned_for, stepped
 
 NEW = frozenset({
     "plane_sweep_conv_instance_statistics",
@@ -74,3 +76,10 @@ def test_they_are_used_where_they_were_measured_to_be_fast():
 def test_no_estimate_chooses_them(name: str):
     plan = planned_for(None, SOURCE, 0.0, ("concurrent_stream",))
     assert name not in kernels(plan)
+
+
+def test_a_profile_asks_for_all_of_them():
+    """No other kernel runs these groups, so that without a request they would never be measured."""
+    asked = [need.undivided for need in needs(graph_of(SOURCE), H200, Policy.UNDIVIDED)]
+    offered = {c.name for request in asked for provider in PROVIDERS for c in provider.candidates(request, H200)}
+    assert offered >= NEW
