@@ -29,7 +29,7 @@ from mbc.hardware.instructions import Instruction
 from mbc.hardware.spec import DeviceSpec
 from mbc.ir.types import DType, Precision
 from mbc.kernels.base import Acceptance, Arguments, Call, Candidate, Request
-from mbc.kernels.calibration import Effort, estimate_us
+from mbc.kernels.calibration import Effort, calibration, estimate_us
 from mbc.kernels.cuda.base import PROVIDER, OwnKernel, Slice, effort_of, layout_of
 from mbc.kernels.cuda.base import Layouts as Layouts
 from mbc.kernels.cuda.generated.generated_map import generated_kernel
@@ -196,6 +196,12 @@ def uses_tensor_cores(name: str) -> bool:
     """Return whether the kernel called `name` multiplies by instructions of tensor cores that not every GPU has."""
     kernel = KERNELS.get(name)
     return kernel is not None and kernel.needs in (Instruction.MMA_SYNC, Instruction.WGMMA)
+
+
+def is_calibrated(name: str) -> bool:
+    """Return whether the kernel called `name` is of a family (`Effort.family`), and shares were fitted to it."""
+    kernel = KERNELS.get(name)
+    return kernel is not None and kernel.arithmetic_us is not None and f"{PROVIDER} {name}" in calibration().shares
 
 
 def without_statistics(name: str) -> str:

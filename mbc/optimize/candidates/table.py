@@ -14,6 +14,7 @@ from mbc.hardware.spec import DeviceSpec
 from mbc.ir.graph import Operation, TrainingGraph
 from mbc.ir.types import Layout, TensorType, layout_matters
 from mbc.kernels.base import Candidate, Provider, Request
+from mbc.kernels.cuda import is_calibrated
 from mbc.kernels.statistics import STATISTICS_GROUPS
 from mbc.ops.base import NoAttributes
 from mbc.ops.convolution import Convolution
@@ -194,6 +195,10 @@ class CandidateTable:
     def _is_profiled(self, operation: Operation) -> bool:
         request, remat_kernels = self.request(operation, self.whole), self._remat_kernels(operation)
         return bool(self._of_profile(request, remat_kernels) or self.estimates.of_similar_gpu(request, remat_kernels))
+
+    def has_calibrated_estimate(self, operation: Operation) -> bool:
+        """Return whether the GPU has no profile, and the model's shares were fitted to a kernel of the operation."""
+        return self.profile is None and any(is_calibrated(candidate.name) for candidate in self.modelled(operation))
 
     def failed(self, operation: Operation) -> bool:
         """Return whether measuring the operation was tried here for the whole mini-batch, and no kernel is left."""

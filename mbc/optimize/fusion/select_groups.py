@@ -118,7 +118,16 @@ class Fusion:
 
 def is_measured(table: CandidateTable, group: Group) -> bool:
     """Return whether the time of a group is in a profile, if no estimate predicts it."""
-    return not group.measured or all(map(table.has_profiled_time, group.launches))
+    return _is_predicted(table, group) or all(map(table.has_profiled_time, group.launches))
+
+
+def _is_predicted(table: CandidateTable, group: Group) -> bool:
+    """Return whether estimates predict the time of a group.
+
+    On a GPU without a profile they also predict groups whose products are of kernels calibrated in posing.
+    """
+    products = [launch for launch in group.launches if has_product(launch.attributes)]
+    return not group.measured or (bool(products) and all(map(table.has_calibrated_estimate, products)))
 
 
 def _all_matches(graph: TrainingGraph, program: Sequence[Operation]) -> tuple[Group, ...]:
@@ -330,7 +339,7 @@ def comparable(
     """
     if all(map(table.timed, launches)):
         return lambda operation: table.candidates(operation, table.whole)
-    return None if group.measured or any(map(table.failed, group.launches)) else table.modelled
+    return table.modelled if _is_predicted(table, group) and not any(map(table.failed, group.launches)) else None
 
 
 def _rewritten(program: tuple[Operation, ...], taken: Iterable[Group]) -> tuple[Operation, ...]:

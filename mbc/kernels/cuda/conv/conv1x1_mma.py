@@ -4,7 +4,8 @@ Each kernel by wgmma of `conv1x1`, `conv1x1_backward_data`, `conv1x1_bn_backward
 the same operands, arguments and partial sums. The additions of all forms here have one order, so that a recomputed
 result is equal to the bit.
 
-Forms by wgmma that are fused are never chosen by an estimate. These are: no bundled profile is of a GPU without wgmma.
+Forms by wgmma that are fused are never chosen by an estimate. These are, on a GPU without a profile: statistics in any
+case, other reductions once shares were fitted to their kernels (`is_calibrated`).
 """
 
 from __future__ import annotations
