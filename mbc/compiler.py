@@ -25,6 +25,7 @@ from mbc.ir.graph import Ranks, TrainingGraph
 from mbc.ir.ranks import even_rows, grouped, rows_by_speed, share_rows
 from mbc.ir.text import network_text, training_text
 from mbc.measuring import Measuring, can_measure
+from mbc.optimize.bounds.infeasible import recommending
 from mbc.optimize.candidates.measured_rows import measured_rows
 from mbc.optimize.candidates.table import CandidateTable
 from mbc.optimize.schedule.gradient_buckets import collectives_of, sum_layouts
@@ -53,6 +54,9 @@ from mbc.profile.measured_workspace import measured_workspace
 from mbc.profile.model import calibrated, for_ranks
 from mbc.source import Source
 from mbc.stages import Stages
+from mbc.units import parse_size, show_enough
+
+RECOMMENDED_STEP = 1.02  # least ratio of the next recommended budget to one that is refused
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +95,7 @@ def compile_source(
     asked = _read(source, options, stages)
     folder = Path(asked.lowered.network.name) if output is None else output
     stages.run("check output", lambda: check_output(folder, overwrite))
-    plans = _plans(asked, options, stages)
+    plans = _plans_or_accepted_budget(asked, options, stages)
     package = stages.run("build package", lambda: write_package(plans, folder, find_toolchain(), overwrite))
     return Compilation(plans, package)
 
@@ -111,7 +115,17 @@ def compile_plan(source: Source, options: Options, stages: Stages | None = None)
 def compile_plans(source: Source, options: Options, stages: Stages | None = None) -> tuple[Plan, ...]:
     """Return the plans of all GPUs (`Compilation.plans`), without building a package."""
     stages = stages or Stages(options.dump_stages)
-    return _plans(_read(source, options, stages), options, stages)
+    return _plans_or_accepted_budget(_read(source, options, stages), options, stages)
+
+
+@uncollected()
+def try_plan(source: Source, options: Options, stages: Stages | None = None) -> Plan:
+    """Return the plan of `compile_plan`, for searches that plan often.
+
+    A refusal comes in half of the time, because the budget that it recommends is not planned again.
+    """
+    stages = stages or Stages(options.dump_stages)
+    return _plans(_read(source, options, stages), options, stages)[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,6 +224,34 @@ def _step_us(task: _Task, stages: Stages, collectives_like: DeviceSpec) -> float
         return step_us(_plan(task, stages, collectives_like))
     except BudgetError:
         return math.inf
+
+
+def _plans_or_accepted_budget(asked: _Asked, options: Options, stages: Stages) -> tuple[Plan, ...]:
+    """Return the plans of all GPUs.
+
+    Each budget is searched anew, so that the search within the size of the smallest plan of a refusal may miss that
+    plan. Therefore the recommended budget is planned, and raised until planning accepts it.
+
+    Raises:
+        BudgetError: Nothing fits; the recommended budget has plans.
+    """
+    try:
+        return _plans(asked, options, stages)
+    except BudgetError as refusal:
+        # Bytes that `rank_gpus` name are not the source's, and a lower bound is not the size of a plan.
+        if refusal.needed_bytes <= refusal.floor_bytes or any(gpu.memory_bytes for gpu in options.rank_gpus):
+            raise
+        refused, budget_bytes = refusal, parse_size(show_enough(refusal.needed_bytes))
+    while True:
+        here = replace(options, overrides=replace(options.overrides, device_bytes=budget_bytes))
+        lowered = lower(asked.program, here.settings, here.network, here.overrides)
+        try:
+            _plans(replace(asked, lowered=lowered), here, stages)
+        except BudgetError as again:
+            least_bytes = max(again.needed_bytes, int(RECOMMENDED_STEP * budget_bytes))
+            budget_bytes = parse_size(show_enough(least_bytes))
+        else:
+            raise recommending(refused, budget_bytes)
 
 
 def _plans(asked: _Asked, options: Options, stages: Stages) -> tuple[Plan, ...]:

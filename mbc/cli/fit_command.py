@@ -98,7 +98,7 @@ def _asked(arguments: argparse.Namespace) -> Options:
 
 
 def _plan(source: Source, asked: Options, which: str, say: Callable[[str], None]) -> Plan:
-    from mbc.compiler import compile_plan
+    from mbc.compiler import try_plan
     from mbc.stages import Stages
 
-    return compile_plan(source, asked, Stages(announce=lambda stage: say(f"{which}: {stage}")))
+    return try_plan(source, asked, Stages(announce=lambda stage: say(f"{which}: {stage}")))

@@ -39,7 +39,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _ablation(arguments: argparse.Namespace) -> int:
     from mbc.ablation import ablation
-    from mbc.compiler import compile_plan
+    from mbc.compiler import try_plan
     from mbc.fit import with_budget
     from mbc.report.ablation import ablation_document, ablation_text
     from mbc.stages import Stages
@@ -52,7 +52,7 @@ def _ablation(arguments: argparse.Namespace) -> int:
             planning = replace(asked, without=without)
             planning = planning if budget_bytes is None else with_budget(planning, budget_bytes)
             which = f"without {', '.join(sorted(without))}" if without else "with all techniques"
-            return compile_plan(source, planning, Stages(announce=lambda stage: say(f"{which}: {stage}")))
+            return try_plan(source, planning, Stages(announce=lambda stage: say(f"{which}: {stage}")))
 
         ablations = ablation(plan_with, asked.without)
     shown = json.dumps(ablation_document(ablations), indent=2) if arguments.json else None

@@ -221,10 +221,10 @@ class _Tuning:
         return WARM_UP_SHARE * self._arguments.epochs
 
     def _plan(self, asked: Options, which: str, say: Say) -> Plan:
-        from mbc.compiler import compile_plan
+        from mbc.compiler import try_plan
         from mbc.stages import Stages
 
-        return compile_plan(self._source, asked, Stages(announce=lambda stage: say(f"{which}: {stage}")))
+        return try_plan(self._source, asked, Stages(announce=lambda stage: say(f"{which}: {stage}")))
 
     def _asked_on(self, gpus: int) -> Options:
         return replace(self._asked, gpus=gpus, gpus_per_node=min(gpus, self._arguments.shared_by))

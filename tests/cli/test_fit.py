@@ -106,7 +106,7 @@ def test_rows_as_they_come_and_the_rest_after_an_interrupt(mbc, monkeypatch, sto
 
     done = mbc("fit", "tiny.mbc", *H200, "--curve", "--points", "2")
     assert done.err.count("within ") == 2 and " images/s, takes " in done.err
-    plan, calls = compiler.compile_plan, []
+    plan, calls = compiler.try_plan, []
 
     def stopped(source, options, stages):
         calls.append(options)
@@ -114,7 +114,7 @@ def test_rows_as_they_come_and_the_rest_after_an_interrupt(mbc, monkeypatch, sto
             stop()
         return plan(source, options, stages)
 
-    monkeypatch.setattr(compiler, "compile_plan", stopped)
+    monkeypatch.setattr(compiler, "try_plan", stopped)
     done = mbc("fit", "tiny.mbc", *H200, "--memory", "1GB")
     assert done.code == 0 and "the search was stopped before its end" in done.err
     assert [f"batch {batch}: " in done.err for batch in (8, 16, 32, 64)] == [True, True, True, False]
@@ -128,14 +128,14 @@ def test_the_time_to_search_ends_a_plan(mbc, monkeypatch):
     """Print the batches so far when the time is over; with none that fits, raise an error."""
     from mbc import compiler
 
-    plan, slow_from = compiler.compile_plan, 32
+    plan, slow_from = compiler.try_plan, 32
 
     def slow(source, options, stages):
         if own_batch(source, options) >= slow_from:
             time.sleep(60)
         return plan(source, options, stages)
 
-    monkeypatch.setattr(compiler, "compile_plan", slow)
+    monkeypatch.setattr(compiler, "try_plan", slow)
     done = mbc("fit", "tiny.mbc", *H200, "--memory", "1GB", "--search-for", "10s", "--json")
     assert done.code == 0 and "the search was stopped before its end" in done.err
     assert not done.json["finished"] and done.json["largest"]["batch"] == 16

@@ -86,7 +86,7 @@ def test_a_target_is_checked_before_training(mbc, data, monkeypatch):
     monkeypatch.setattr("mbc.runtime.module.Module.step", None)
     unknown = mbc("tune", *SMALL, "--target", "iou=0.5")
     assert unknown.code == 1 and "error MBC237: 'iou' is not available" in unknown.err
-    monkeypatch.setattr("mbc.compiler.compile_plan", None)
+    monkeypatch.setattr("mbc.compiler.try_plan", None)
     monkeypatch.setattr("mbc.cli.start_ranks.local_gpus", lambda: ("the only one",))
     few = mbc("tune", *SMALL, "--device", "cuda", "--gpus", "2", "--target", "loss=1")
     assert few.code == 1 and "error MBC266: --gpus 2 was asked for, but this machine has 1 GPU" in few.err

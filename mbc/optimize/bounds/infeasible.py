@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from mbc.errors import BudgetError
 from mbc.hardware.streams import aligned
 from mbc.ir.graph import Role
@@ -95,7 +97,7 @@ def is_hopeless(arena_bytes: int, available_bytes: int) -> bool:
 
 
 def not_found(smallest: Plan, floor: int, budget_bytes: int) -> BudgetError:
-    """Return error MBC204, which recommends the budget of the smallest verified plan.
+    """Return error MBC204, which recommends the size of the smallest verified plan as a budget.
 
     Args:
         smallest: The verified plan that takes least.
@@ -115,6 +117,12 @@ def not_found(smallest: Plan, floor: int, budget_bytes: int) -> BudgetError:
         needed_bytes=needed_bytes,
         floor_bytes=floor,
     )
+
+
+def recommending(refusal: BudgetError, budget_bytes: int) -> BudgetError:
+    """Return error MBC204 with another recommended budget."""
+    recommended, accepted = show_enough(refusal.needed_bytes), show_enough(budget_bytes)
+    return replace(refusal, remedy=refusal.remedy.replace(recommended, accepted), needed_bytes=budget_bytes)
 
 
 def _states_bytes(table: CandidateTable, of_optimizer: bool = False) -> int:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from mbc.compiler import compile_plan
+from mbc.compiler import try_plan
 from mbc.errors import BudgetError
 from mbc.optimize import effort
 from mbc.optimize.search import search, variants
@@ -20,7 +20,7 @@ KEPT = frozenset({"offload", "recompute"})
 
 def test_other_kinds_of_steps_are_tried_near_the_budget_only(monkeypatch: pytest.MonkeyPatch) -> None:
     source = Source("resnet.mbc", (EXAMPLES / "resnet.mbc").read_text(encoding="utf-8"))
-    free = compile_plan(source, Options("h200", SETTINGS, without=KEPT)).predictions
+    free = try_plan(source, Options("h200", SETTINGS, without=KEPT)).predictions
     fits: list[object] = []
     fit = search.fit
     monkeypatch.setattr(search, "fit", lambda problem, *rest: (fits.append(problem), fit(problem, *rest))[1])
@@ -29,7 +29,7 @@ def test_other_kinds_of_steps_are_tried_near_the_budget_only(monkeypatch: pytest
         fits.clear()
         budget = f"{free.overhead_bytes + int(share * free.arena_bytes)}B"
         with pytest.raises(BudgetError) as caught:
-            compile_plan(source, Options("h200", (*SETTINGS, ("memory.device", budget)), without=KEPT))
+            try_plan(source, Options("h200", (*SETTINGS, ("memory.device", budget)), without=KEPT))
         assert caught.value.code == "MBC204"
         return len(fits), str(caught.value)
 
@@ -42,7 +42,7 @@ def test_other_kinds_of_steps_are_tried_near_the_budget_only(monkeypatch: pytest
 
 def test_after_so_much_work_nothing_more_is_tried_where_nothing_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     source = Source("resnet.mbc", (EXAMPLES / "resnet.mbc").read_text(encoding="utf-8"))
-    free = compile_plan(source, Options("h200", SETTINGS, without=KEPT)).predictions
+    free = try_plan(source, Options("h200", SETTINGS, without=KEPT)).predictions
     tried: list[int] = []
     techniques: set[object] = set()
     search = variants.Undecided.searched
@@ -62,16 +62,16 @@ def test_after_so_much_work_nothing_more_is_tried_where_nothing_fits(monkeypatch
     def refused() -> int:
         tried.clear()
         with pytest.raises(BudgetError) as caught:
-            compile_plan(source, options(0.2))
+            try_plan(source, options(0.2))
         assert caught.value.code == "MBC204"
         return len(tried)
 
     many = refused()
     assert len(techniques) == 1, "none fits: those with the lowest bound are searched for the smallest step"
     assert max(tried) > max(tried[0], 10_000), "several variants are counted together"
-    plan = compile_plan(source, options(0.6))
+    plan = try_plan(source, options(0.6))
     monkeypatch.setattr(effort, "NOT_FOUND_WORK", 0)
     assert refused() == many, "so much for each operation is allowed in any case"
     monkeypatch.setattr(effort, "NOT_FOUND_WORK_OF_OPERATION", 0)
     assert refused() < many
-    assert compile_plan(source, options(0.6)).predictions == plan.predictions, "what fits at once is not cut short"
+    assert try_plan(source, options(0.6)).predictions == plan.predictions, "what fits at once is not cut short"
