@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import cache
 
 from mbc.hardware.streams import aligned
 from mbc.ir.graph import Role
@@ -17,7 +18,7 @@ from mbc.optimize.remat.optimizer_offload import largest_update_bytes, movable_s
 from mbc.optimize.schedule.depth_first_micro_batches import Division
 from mbc.optimize.schedule.in_place import alias_in_place
 from mbc.optimize.search.solution import Problem, Solution, free_bytes, scheduled_draft
-from mbc.optimize.search.variants import placed_variants, undecided
+from mbc.optimize.search.variants import Undecided, placed_variants, undecided
 from mbc.options import UNLIMITED_BYTES
 
 
@@ -46,6 +47,10 @@ def fit(
     solutions = [kept]
     bounds: dict[AllowedTechniques, int] = {}  # lower bounds of the live bytes of trials that are not searched
 
+    @cache
+    def before(trial: AllowedTechniques) -> Undecided:
+        return undecided(_posed(problem, trial), trial, UNLIMITED_BYTES)
+
     def nothing_fits() -> bool:
         return not any(map(problem.fits, solutions))
 
@@ -60,10 +65,9 @@ def fit(
             return None
         attempted.add(trial)
         # Kernels with the least workspace may be of layouts that need other conversions.
-        bound_bytes = min(
-            undecided(_posed(problem, trial), trial, workspace_bytes).least_bytes
-            for workspace_bytes in (0, UNLIMITED_BYTES)
-        )
+        bound_bytes = before(trial).least_bytes
+        if bound_bytes > available_bytes:
+            bound_bytes = min(bound_bytes, undecided(_posed(problem, trial), trial, 0).least_bytes)
         if bound_bytes > available_bytes:
             bounds[trial] = bound_bytes
             return None
@@ -97,10 +101,9 @@ def fit(
         # Offloads are chosen before the waits of kernels for copies can be predicted.
         done = _is_good(problem, sending) or (problem.exhausted and nothing_fits())
         if techniques.recompute and sending.copies and not done:
-            # With the caller's `known_us`, not the time of the step with copies.
-            alone = _fit(problem, replace(techniques, offload=0.0), known_us)
+            alone = _fit(problem, replace(techniques, offload=0.0), min(known_us, _least_us(problem, solutions)))
             solutions += [alone] if alone is not None else []
-    best = _with_depth_first(problem, techniques, solutions, attempt)
+    best = _with_depth_first(problem, techniques, solutions, attempt, before)
     if nothing_fits() and bounds:
         smallest = min(bounds, key=lambda trial: bounds[trial])
         best, lacking_bytes = replace(smallest, states_bytes=0, lead=0.0), bounds[smallest] - available_bytes
@@ -124,15 +127,19 @@ def _with_depth_first(
     techniques: AllowedTechniques,
     solutions: Sequence[Solution],
     attempt: Callable[[AllowedTechniques], Solution | None],
+    before: Callable[[AllowedTechniques], Undecided],
 ) -> AllowedTechniques:
-    """Return the techniques with the best division for depth-first execution; `techniques` if no division is better."""
+    """Return the techniques with the best division for depth-first execution; `techniques` if no division is better.
+
+    `before` returns the step by one set of techniques before any decision.
+    """
     best = techniques
-    drafts = [undecided(problem, techniques, UNLIMITED_BYTES).draft]
+    drafts = [before(techniques).draft]
     for divisions in _divisions(problem, techniques, solutions):
         better = slower = False
         for division in divisions:
             trial = replace(techniques, division=division)
-            draft = undecided(problem, trial, UNLIMITED_BYTES).draft
+            draft = before(trial).draft
             if draft in drafts:  # this division divides, or keeps whole, no other values
                 continue
             drafts.append(draft)

@@ -31,5 +31,9 @@ def reserved_bytes(device: DeviceSpec, precision: Precision, draft: Draft) -> in
         return 0
     launches = len(draft.train.launches) + len(draft.infer.launches)
     host_bytes = sum(buffer.size_bytes for buffer in draft.buffers if buffer.space is Space.HOST)
-    tables_bytes = max(0, host_bytes - USUAL_HOST_BYTES) // HOST_BYTES_MAPPED
-    return usual + max(0, launches - USUAL_LAUNCHES) * LAUNCH_BYTES + tables_bytes
+    return usual + max(0, launches - USUAL_LAUNCHES) * LAUNCH_BYTES + tables_bytes(host_bytes)
+
+
+def tables_bytes(host_bytes: int) -> int:
+    """Return the bytes of page tables for so much host memory that the measured overhead does not include."""
+    return max(0, host_bytes - USUAL_HOST_BYTES) // HOST_BYTES_MAPPED

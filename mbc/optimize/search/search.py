@@ -28,9 +28,9 @@ from mbc.optimize.search.assemble_plan import assemble_plan
 from mbc.optimize.search.concurrent_stream import use_concurrent_stream
 from mbc.optimize.search.fit_budget import fit
 from mbc.optimize.search.limits import Limits as Limits
-from mbc.optimize.search.overhead import reserved_bytes, usual_bytes
+from mbc.optimize.search.overhead import reserved_bytes, tables_bytes, usual_bytes
 from mbc.optimize.search.select_relu_masks import masks_of_kept, with_relu_masks
-from mbc.optimize.search.solution import Problem, Solution, best_within
+from mbc.optimize.search.solution import Problem, Solution, best_within, free_bytes
 from mbc.optimize.selection.selector import Selector
 from mbc.passes.relu_bit_masks import mask_relus, residual_relus
 from mbc.plan.model import Bounds, Plan
@@ -147,9 +147,11 @@ class Search:
         def beside(more_bytes: int) -> Solution:
             return self.within(available_bytes - int(more_bytes * effort.REFIT_MARGIN))
 
-        # A step that keeps everything has fewer launches than most plans within a budget.
+        # A step that keeps everything has fewer launches than most plans within a budget, and offloads nothing.
         kept = emit_launches(self.unmasked.table, self.unmasked.unlimited)
-        solution = beside(self.overhead_bytes(kept) - self.usual_bytes)
+        lacking_bytes = -min(free_bytes(kept, available_bytes).values())
+        mapped_bytes = tables_bytes(min(lacking_bytes, self.techniques.outside_bytes))
+        solution = beside(self.overhead_bytes(kept) - self.usual_bytes + mapped_bytes)
         for _ in range(effort.MAX_REFITS):
             more_bytes = self.overhead_bytes(solution.draft) - self.usual_bytes
             if not available_bytes - more_bytes < solution.placed.arena_bytes <= available_bytes:

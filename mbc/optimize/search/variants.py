@@ -165,6 +165,7 @@ def placed_variants(
             (`mbc.optimize.remat.fused_remat`).
     """
     available_bytes = problem.available_bytes
+    searched: list[_Variant] = []  # thoroughly
     variants = _variants(problem, techniques, known_us, defer_reads)
     fewest = effort.THOROUGH_MIN_ROUNDS
     thorough = bool(variants) and fewest * len(variants[0].step.draft.train.launches) <= effort.THOROUGH_SEARCH_WORK
@@ -180,7 +181,8 @@ def placed_variants(
             if variant.residency.live_bytes <= effort.REACHABLE_PEAK * available_bytes
             and variant.residency.least_bytes <= available_bytes
         ]
-        variants += _nearer(problem, nearest)
+        searched = list(_nearer(problem, nearest))
+        variants += searched
     fitting = [variant for variant in variants if variant.residency.live_bytes <= available_bytes]
     if not fitting:
         if variants:
@@ -192,7 +194,7 @@ def placed_variants(
     if thorough:
         most_us = effort.THOROUGH_WITHIN * min(promising[0].time_us, known_us)
         near = [variant for variant in promising if variant.time_us <= most_us][: effort.MAX_THOROUGH]
-        improved = [variant.improved(available_bytes) for variant in near]
+        improved = [one if any(one is other for other in searched) else one.improved(available_bytes) for one in near]
         promising = _distinct((*improved, *promising[len(near) :]))
     tried = [(variant.time_us, number, 0, variant) for number, variant in enumerate(promising)]
     heapq.heapify(tried)
