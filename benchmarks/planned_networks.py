@@ -43,7 +43,6 @@ from mbc.runtime.module import Module
 from mbc.source import Source
 
 SHARES = (0.6, 0.3, 0.1)  # of the range from the lower bound to the plan without a limit
-RECOMMENDED = 3  # a recommended budget is planned again at most this many times
 AXES = (2, 3, 2, 1)  # spatial axes of the networks, in turn
 STEPS = 2
 RATE = 1e-3
@@ -93,15 +92,9 @@ def planned(source: Source, base: Options) -> Planned:
     most, least = needed_bytes(free), free.bounds.floor_bytes + free.predictions.overhead_bytes
     for share in SHARES:
         _plan(source, base, int(least + share * (most - least)), f"at {share:.0%}", result)
-    budget_bytes, title = least, "at the lower bound"
-    for _ in range(RECOMMENDED):
-        refused = _plan(source, base, budget_bytes, title, result)
-        if refused is None:
-            return result
-        if title == "at a recommended budget":
-            result.counts["recommended budgets that are refused"] += 1
-        budget_bytes, title = refused.needed_bytes, "at a recommended budget"
-    result.wrong.append(f"a recommended budget of {budget_bytes} B is refused, and what is recommended then, too")
+    refused = _plan(source, base, least, "at the lower bound", result)
+    if refused is not None and _plan(source, base, refused.needed_bytes, "at a recommended budget", result):
+        result.wrong.append(f"a recommended budget of {refused.needed_bytes} B is refused")
     return result
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
@@ -71,13 +70,9 @@ def test_a_recommended_budget_is_raised_until_it_has_a_plan(monkeypatch: pytest.
 def test_searches_and_unlike_memories_keep_the_first_recommendation(monkeypatch: pytest.MonkeyPatch) -> None:
     source, options = Source("net.mbc", NETWORKS["dense"]), Options("h200")
     free = compile_plan(source, options)
-
-    def refused(plan: Any, asked: Options) -> int:
+    unlike = replace(options, gpus=2, rank_gpus=(RankGpu("h200", 90 << 20), RankGpu("h200", 10**9)))
+    for plan, asked in ((try_plan, within(options, 90 << 20)), (compile_plan, unlike)):
         monkeypatch.setattr(compiler, "_plans", Refusing(free, 1 << 40, (100 << 20,)))
         with pytest.raises(BudgetError) as caught:
             plan(source, asked)
-        return caught.value.needed_bytes
-
-    assert refused(try_plan, within(options, 90 << 20)) == 100 << 20
-    unlike = replace(options, gpus=2, rank_gpus=(RankGpu("h200", 90 << 20), RankGpu("h200", 10**9)))
-    assert refused(compile_plan, unlike) == 100 << 20
+        assert caught.value.needed_bytes == 100 << 20

@@ -62,7 +62,7 @@ def test_the_smallest_plans_are_near_the_optimum_of_all_recomputations() -> None
 
 
 def test_a_step_before_any_decision_is_written_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    written: list[object] = []
+    written: list[tuple[Problem, AllowedTechniques, int]] = []
     undecided = fit_budget.undecided
     monkeypatch.setattr(fit_budget, "undecided", lambda *asked: (written.append(asked), undecided(*asked))[1])
     least_bytes = kept_plan("dense").bounds.floor_bytes + kept_plan("dense").predictions.overhead_bytes
