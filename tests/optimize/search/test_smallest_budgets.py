@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import math
 import random
 import statistics
+from dataclasses import replace
 
 import pytest
 
 from mbc.errors import BudgetError
 from mbc.optimize.remat.allowed_techniques import AllowedTechniques
-from mbc.optimize.search import fit_budget, overhead
+from mbc.optimize.search import fit_budget, overhead, variants
 from mbc.optimize.search.search import Limits, Search, search
 from mbc.optimize.search.solution import Problem, scheduled_draft
 from mbc.optimize.selection.selector import Selector
 from mbc.options import UNLIMITED_BYTES
 from tests.optimize.least_memory import least_live_bytes
-from tests.optimize.planned import kept_plan, planned_table, table
+from tests.optimize.planned import kept_plan, planned_table, roomy_problem, table
 
 RECOMPUTED = frozenset({"offload", "workspace", "concurrent_stream"})  # the techniques that are left out
 
@@ -84,3 +86,18 @@ def test_page_tables_of_offloaded_values_are_reserved_beforehand(monkeypatch: py
     plan = search(table("residual"), Limits(whole.overhead_bytes + 4 * whole.arena_bytes // 5))
     assert plan.predictions.host_bytes > 0 and plan.predictions.overhead_bytes > whole.overhead_bytes
     assert len(fitted) == 1
+
+
+def test_a_variant_that_was_searched_because_nothing_fitted_is_not_searched_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    whole = kept_plan("residual").predictions
+    problem = roomy_problem("residual", 9 * whole.arena_bytes // 10)
+    techniques = AllowedTechniques(True, 0.0, 0)
+    fitting = next(v for v in variants._variants(problem, techniques, math.inf, False))
+    excess = replace(fitting.residency, live_bytes=problem.available_bytes + 1)
+    monkeypatch.setattr(variants, "_variants", lambda *_: [replace(fitting, residency=excess)])
+    monkeypatch.setattr(variants, "_nearer", lambda *_: iter([fitting]))
+    monkeypatch.setattr(variants._Variant, "improved", lambda *_: pytest.fail("searched again"))
+    first = next(variants.placed_variants(problem, techniques, math.inf, False))
+    assert first.draft.train.launches
