@@ -39,7 +39,7 @@ from mbc.optimize.search.profiling_requests import (
     untried,
 )
 from mbc.optimize.search.search import may_fit, search
-from mbc.options import Options, Overrides, Policy, RankGpu
+from mbc.options import Measure, Options, Overrides, Policy, RankGpu
 from mbc.passes.check_graph import verify_network, verify_training
 from mbc.passes.shard_optimizer import can_shard, check_can_shard
 from mbc.passes.training_step import differentiate
@@ -243,7 +243,8 @@ def _plans_or_accepted_budget(asked: _Asked, options: Options, stages: Stages) -
             raise
         refused, budget_bytes = refusal, parse_size(show_enough(refusal.needed_bytes))
     while True:
-        here = replace(options, overrides=replace(options.overrides, device_bytes=budget_bytes))
+        overrides = replace(options.overrides, device_bytes=budget_bytes)
+        here = replace(options, overrides=overrides, measure=Measure.NEVER)  # by the times that the refusal is based on
         lowered = lower(asked.program, here.settings, here.network, here.overrides)
         try:
             _plans(replace(asked, lowered=lowered), here, stages)
