@@ -144,7 +144,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("profile", type=Path, nargs="?")
     parser.add_argument("--pose", default="sm_80")
-    parser.add_argument("--for", dest="seconds", type=float, default=150.0, help="begin no measurement later")
+    parser.add_argument("--for", dest="seconds", type=float, default=90.0, help="begin no measurement later")
     parser.add_argument("--count", action="store_true", help="only count the requests; needs no GPU")
     arguments = parser.parse_args()
     if arguments.count:
