@@ -24,7 +24,8 @@ def check_backward(model: Any, example: Sequence[Any]) -> MbcError | None:
     """Raise MBC330 for a model that applies a `torch.autograd.Function`, whose backward pass mbc would not run.
 
     A copy of the model runs once with two samples of the example; then the autograd graph of its outputs is searched,
-    including parts that PyTorch checkpoints. A model that does not run with two samples runs with all of them.
+    including parts that PyTorch checkpoints. A model that does not run with two samples runs with all of them. If too
+    little memory is free, as for volumes that only a plan can train, shapes run without numbers.
 
     Returns:
         The error if the model does not run with all samples, either; otherwise None.
@@ -36,10 +37,11 @@ def check_backward(model: Any, example: Sequence[Any]) -> MbcError | None:
     batch = rows_of(example)
     failed: MbcError | None = None
     for rows in sorted({min(_ROWS, batch), batch}):
-        walk = _Walk()
         try:
-            with untouched(model), checkpoints_opened(_refuse_detached), _emptied_cache(device):
-                walk.run(copy_model(model, device), first_rows(example, rows, device))
+            try:
+                walk = _walked(model, first_rows(example, rows, device), device)
+            except torch.OutOfMemoryError:  # tensors without numbers have the same graph
+                walk = _walked(model, first_rows(example, rows, "meta"), "meta")
         except MbcError:
             raise
         except Exception as error:  # a model may raise anything, perhaps because it expects the whole mini-batch
@@ -50,6 +52,14 @@ def check_backward(model: Any, example: Sequence[Any]) -> MbcError | None:
             walk.check()
             return None
     return failed
+
+
+def _walked(model: Any, inputs: Sequence[Any], device: str) -> _Walk:
+    """Return the graph of a run of a copy of a model."""
+    walk = _Walk()
+    with untouched(model), checkpoints_opened(_refuse_detached), _emptied_cache(device):
+        walk.run(copy_model(model, device), inputs)
+    return walk
 
 
 @contextmanager

@@ -123,7 +123,10 @@ def structure_of(model: Any, example: tuple[Any, ...]) -> tuple[Any, tuple[Any, 
         MbcError: MBC330 for outputs whose structure PyTorch does not know.
     """
     with untouched(model), torch.no_grad():
-        outputs = copy_model(model)(*[tensor.detach().cpu().clone() for tensor in example])
+        try:  # without numbers, which takes neither time nor memory
+            outputs = copy_model(model, "meta")(*[tensor.detach().to("meta") for tensor in example])
+        except Exception:  # a model may read numbers, or make tensors on a device that it names
+            outputs = copy_model(model)(*[tensor.detach().cpu().clone() for tensor in example])
     leaves, structure = pytree.tree_flatten(outputs)
     tensors = output_tensors(outputs)
     if [id(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor)] != [id(tensor) for tensor in tensors]:

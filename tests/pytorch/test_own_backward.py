@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import mbc
 from mbc.errors import MbcError
 from tests.pytorch.nets import IMAGES, Net, nn, torch, train_beside, trainer_of
 
@@ -136,3 +137,18 @@ def test_a_model_that_does_not_run_is_refused():
     with pytest.raises(MbcError, match=r"MBC330: "):
         trainer_of(Net(), example=torch.zeros(4, 2, 9, 11))
     assert IMAGES.shape[1] == 3
+
+
+class Large(Net):
+    """A network whose activations do not fit into memory."""
+
+    def forward(self, x: Any) -> Any:
+        if not x.is_meta and not torch.compiler.is_exporting():
+            raise torch.OutOfMemoryError("no memory")
+        return super().forward(x)
+
+
+def test_a_model_that_only_a_plan_can_train_is_planned():
+    mbc.module(Large(), IMAGES, device="cpu", fallback="error", progress=False, check=False)
+    with pytest.raises(MbcError, match=r"autograd\.Function.*Reverse in 'body'"):
+        mbc.module(Large(Reversing()), IMAGES, device="cpu", fallback="error", progress=False)
