@@ -100,8 +100,7 @@ class Training:
     def begin(self) -> subprocess.Popen[str]:
         """Start the process. Its last line of output is the result as JSON."""
         variables = nnunet_folders(Path(self.folder).parent, Path(self.folder))
-        variables |= {"nnUNet_n_proc_DA": "0"}  # batches are drawn in this process, by its seed
-        variables |= {"MBC_MEMORY": self.memory} if self.memory else {}
+        variables |= {"nnUNet_n_proc_DA": "0", "MBC_MEMORY": self.memory or "auto"}  # one process draws, by its seed
         variables |= {} if self.network else {"nnUNet_compile": "f"}  # compiling takes longer than training
         command = [sys.executable, __file__, "--child", json.dumps(asdict(self))]
         Path(self.folder).mkdir(parents=True, exist_ok=True)
@@ -288,9 +287,9 @@ def main() -> None:
             preset = PRESETS[network]
             for memory in given.memory or ("stock", *preset.memory):
                 trainer = STOCK if memory == "stock" else OURS
-                name = " ".join(["speed", network, trainer, *([memory] if memory[0].isdigit() else [])])
-                more: dict[str, Any] = {"network": network, "patch": given.patch or preset.patch}
-                more |= {"memory": memory} if memory[0].isdigit() else {}
+                limit = memory if memory[0].isdigit() else ""
+                name = f"speed {network} {trainer} {limit}".strip()
+                more = {"network": network, "patch": given.patch or preset.patch, "memory": limit}
                 more |= {"epochs": given.epochs or 5, "iterations": given.iterations or 250}
                 run(name, training(trainer + NO_LOADING, name, **more).ended)
         if "killed" in given.only:

@@ -345,6 +345,7 @@ def parted(model: Model) -> Model:
             "MBC331",
             "the loss CTCLoss, with these settings, is not one that mbc has",
         ),
+        (lambda m: m, {"loss": lambda output, labels: output.sum(), "accumulate": 2}, "MBC331", "without accumulate"),
         (lambda m: m, {"loss": "hinge"}, "MBC331", "is not one that mbc has"),
         (lambda m: m, {"loss": nn.MSELoss(reduction="none")}, "MBC331", "has reduction="),
     ],

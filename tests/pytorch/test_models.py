@@ -249,6 +249,8 @@ def test_arrays_are_taken():
 @pytest.mark.parametrize(
     ("example", "words"),
     [
+        (IMAGES.to("meta"), "input 1 of the example is a tensor on meta"),
+        (IMAGES.to_sparse(), "input 1 of the example is a tensor on cpu of torch.sparse_coo, but"),
         ({"pixels": IMAGES}, "input 1 of the example is a dict, but mbc takes only dense tensors"),
         ((IMAGES, "cat"), "input 2 of the example is a str, but mbc takes only dense tensors"),
         ((), "the example has no tensor"),

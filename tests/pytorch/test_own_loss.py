@@ -188,12 +188,6 @@ def test_a_step_without_a_loss_changes_nothing():
             trainer.step()
 
 
-def test_accumulation_needs_a_loss_of_the_language():
-    with pytest.raises(MbcError, match="MBC331: the loss is a function that PyTorch computes") as caught:
-        trainer_of(Net(), loss=focal, accumulate=2)
-    assert "mbc.module" in caught.value.remedy
-
-
 def test_a_loss_scale_is_that_of_losses_of_the_language():
     """Steps in fp16, of which the second overflows; gradients of the third are below the numbers of fp16."""
     ours, theirs = Net(), Net()
