@@ -40,30 +40,12 @@ from mbc.pytorch.nnunet import TRAINERS
 NAME, CASES, SEEDS, KILLS = "Dataset001_Drawn", 20, (0, 1, 2), 3
 STOCK, OURS = "nnUNetTrainer", "nnUNetTrainerMbc"
 NO_LOADING = "Benchmark_5epochs_noDataLoading"
-CASES_OF_PLANS = ROOT / "tests" / "cases" / "nnunet"  # written by nnU-Net's planners
-
-
-@dataclass(frozen=True)
-class Preset:
-    """A network whose speed is measured.
-
-    Attributes:
-        plans: Name of its plans file.
-        patch: The patch in place of that of the plans.
-        memory: `MBC_MEMORY` of its trainings.
-        classes: Classes with the background; the drawn data set has three.
-    """
-
-    plans: str
-    patch: tuple[int, ...]
-    memory: tuple[str, ...]
-    classes: int = 16
-
-
+# The networks of speed: plans file, patch in place of that of the plans, MBC_MEMORY of the trainings, and classes with
+# the background, of which the drawn data set has three.
 PRESETS = {
-    "original": Preset("nnUNetPlans", (128, 128, 128), ("none", "4GB", "3.4GB"), 3),
-    "L": Preset("nnUNetResEncUNetLPlans", (160, 192, 192), ("none", "12GB", "11GB", "10GB")),
-    "XL": Preset("nnUNetResEncUNetXLPlans", (192, 256, 256), ("none", "20GB", "16GB")),
+    "original": ("nnUNetPlans", (128, 128, 128), ("none", "4GB", "3.4GB"), 3),
+    "L": ("nnUNetResEncUNetLPlans", (160, 192, 192), ("none", "12GB", "11GB", "10GB"), 16),
+    "XL": ("nnUNetResEncUNetXLPlans", (192, 256, 256), ("none", "20GB", "16GB"), 16),
 }
 
 
@@ -151,11 +133,11 @@ def trained(training: Training) -> dict[str, Any]:
     base = Path(training.folder).parent / "preprocessed" / NAME
     plans, dataset = (json.loads((base / f"{name}.json").read_text("utf-8")) for name in ("nnUNetPlans", "dataset"))
     if training.network:
-        preset = PRESETS[training.network]
-        planned = json.loads((CASES_OF_PLANS / f"{preset.plans}.json").read_text("utf-8"))
-        plans["configurations"] = planned["configurations"]
+        file, _, _, classes = PRESETS[training.network]
+        planned = (ROOT / "tests" / "cases" / "nnunet" / f"{file}.json").read_text("utf-8")  # by nnU-Net's planners
+        plans["configurations"] = json.loads(planned)["configurations"]
         plans["configurations"]["3d_fullres"]["patch_size"] = [*training.patch]
-        dataset["labels"] = {"background": 0, **{f"organ {n}": n for n in range(1, preset.classes)}}
+        dataset["labels"] = {"background": 0, **{f"organ {n}": n for n in range(1, classes)}}
     plans["continue_training"] = training.resumes
     torch.manual_seed(training.seed)
     trainer: Any = Seeded(plans, "3d_fullres", 0, dataset, torch.device(training.device))
@@ -284,12 +266,12 @@ def main() -> None:
                 held.put(attempt(work, name))
 
         for network in given.network if "speed" in given.only else ():
-            preset = PRESETS[network]
-            for memory in given.memory or ("stock", *preset.memory):
+            _, patch, memories, _ = PRESETS[network]
+            for memory in given.memory or ("stock", *memories):
                 trainer = STOCK if memory == "stock" else OURS
                 limit = memory if memory[0].isdigit() else ""
                 name = f"speed {network} {trainer} {limit}".strip()
-                more = {"network": network, "patch": given.patch or preset.patch, "memory": limit}
+                more = {"network": network, "patch": given.patch or patch, "memory": limit}
                 more |= {"epochs": given.epochs or 5, "iterations": given.iterations or 250}
                 run(name, training(trainer + NO_LOADING, name, **more).ended)
         if "killed" in given.only:

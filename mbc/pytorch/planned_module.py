@@ -177,7 +177,8 @@ class Planned:
             return program.structured(program.outputs()), True
         ticket.versions = self._states.versions()
         asked = {name for name, tensor in zip(program.halves.taken, read, strict=True) if tensor.requires_grad}
-        ticket.constant = program.unreached_by(self._states.names | asked)
+        asked |= self._states.names
+        ticket.constant = [number for number, names in enumerate(program.reached) if names.isdisjoint(asked)]
         return program.structured(_apply(self, ticket, *read, *self._states.parameters())), True
 
     @torch.compiler.disable  # a compiled function may call `loss.backward()`

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence, Set
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
@@ -49,10 +49,6 @@ class PlannedProgram:
         """Return the states and inputs that get a gradient from those of the outputs, where None is no gradient."""
         rows = zip(self.reached, gradients, strict=True)
         return frozenset[str]().union(*(names for names, gradient in rows if gradient is not None))
-
-    def unreached_by(self, names: Set[str]) -> list[int]:
-        """Return the numbers of the outputs that depend on none of these states and inputs."""
-        return [number for number, reached in enumerate(self.reached) if reached.isdisjoint(names)]
 
     def refusal(self, inputs: Sequence[Any], training: bool) -> str:
         """Return why the program does not take these inputs; an empty text if it does."""

@@ -198,7 +198,6 @@ def test_a_loss_scale_is_that_of_losses_of_the_language():
         one, other = (float(trainer.step(x, LABELS)) for trainer in trainers)
         assert one == pytest.approx(other, rel=1e-6, nan_ok=True)
         assert trainers[0].module.control == trainers[1].module.control
-    assert trainers[0].module.control["skipped"] == 1
     for key, wanted in theirs.state_dict().items():
         assert torch.equal(ours.state_dict()[key], wanted), key
 
