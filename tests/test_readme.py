@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 import re
 import shlex
 import sys
@@ -186,7 +187,8 @@ def test_architecture_has_the_stages_and_packages_of_the_compiler():
 def test_the_operation_of_contributing_is_a_function_with_its_gradient():
     (block,) = blocks((ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"), "python")
     names: dict[str, Any] = {
-        "Attributes": Attributes, "Calls": Calls, "Pointwise": Pointwise, "dataclass": dataclass, "np": np,
+        "Attributes": Attributes, "Calls": Calls, "Pointwise": Pointwise, "dataclass": dataclass,
+        "math": math, "np": np,
     }  # fmt: skip
     exec(block, names)
     function: Pointwise = names["SQUAREPLUS"]
@@ -195,6 +197,8 @@ def test_the_operation_of_contributing_is_a_function_with_its_gradient():
     a, x, step = function.attributes(), np.linspace(-3, 3, 13), 1e-6
     slope = (function.forward(a, x + step) - function.forward(a, x - step)) / (2 * step)
     np.testing.assert_allclose(function.backward(a, x, np.ones_like(x)), slope, rtol=1e-6)
+    single = x.astype(np.float32)
+    assert function.forward(a, single).dtype == function.backward(a, single, single).dtype == np.float32
     assert not {"squareplus", "squareplus_backward"} & KINDS.keys(), "the example is no new operation any more"
 
 

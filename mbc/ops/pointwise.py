@@ -36,8 +36,8 @@ class Pointwise:
 
     Attributes:
         name: Name of the kind, and of the layer.
-        forward: Computes the output from attributes and input, by NumPy.
-        backward: Computes the gradient of the input from attributes, input (or output) and dy, by NumPy.
+        forward: Computes the output from attributes and input, by NumPy, in the input's dtype.
+        backward: Computes the gradient of the input from attributes, input (or output) and dy, likewise.
         device: Both as expressions in C: over `x`, and over `dy` and `x` (or `y`).
         help: Documentation of the layer in the language; empty: the language has another layer, or none.
         calls: The equivalent in other frameworks.
