@@ -2,17 +2,18 @@
 
 The name of an entry is a digest of everything that its object depends on (mbc/codegen/objects.py), so that an entry
 never becomes stale. An entry begins with the digest of its content, so that a half-written file is not an entry. Many
-processes may use one folder at the same time. No error here stops a build: an object that cannot be read is compiled,
-and an object that cannot be stored is not stored.
+processes may use one folder at the same time, and one of them compiles an object that several need. No error here stops
+a build: an object that cannot be read is compiled, and an object that cannot be stored is not stored.
 """
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import tempfile
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Generator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -44,6 +45,19 @@ class ObjectCache:
         with suppress(OSError):
             os.utime(entry)  # marks the entry as used now; a read-only folder keeps its order
         return True
+
+    @contextmanager
+    def making(self, key: str) -> Generator[None]:
+        """Wait while another process makes the object called `key`, and then let others wait."""
+        with ExitStack() as lock:
+            with suppress(OSError):  # without a lock, several may make it
+                if self.folder is not None:
+                    self.folder.mkdir(parents=True, exist_ok=True)
+                    path = self.folder / f".{key}.lock"
+                    file = lock.enter_context(path.open("wb"))
+                    lock.callback(path.unlink, missing_ok=True)
+                    fcntl.flock(file, fcntl.LOCK_EX)
+            yield
 
     def keep(self, key: str, source: Path) -> None:
         """Store the object at `source` as `key`."""

@@ -15,6 +15,7 @@ import subprocess
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -81,9 +82,12 @@ def make_library(
             key = _key(compilation, sources, versions, read) if compilation.kept else ""
             if key and cache.fetch(key, target):
                 return
-            _run((*compilation.command, "-o", str(target)), sources)
-            if key:
-                cache.keep(key, target)
+            with cache.making(key) if key else nullcontext():
+                if key and cache.fetch(key, target):
+                    return
+                _run((*compilation.command, "-o", str(target)), sources)
+                if key:
+                    cache.keep(key, target)
 
         with ThreadPoolExecutor(max_workers=_processors()) as pool:
             futures = [pool.submit(make, *pair) for pair in zip(compilations, objects, strict=True)]

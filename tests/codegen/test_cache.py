@@ -178,6 +178,20 @@ def test_concurrent_writers_and_readers(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "cache").iterdir()] == ["key"]
 
 
+def test_concurrent_builds_compile_an_object_once(tmp_path: Path) -> None:
+    """Each of four builds has a folder of its own, as ranks have, and all need the same objects."""
+    benches = [Bench(tmp_path / str(number)) for number in range(4)]
+    compiler = benches[0].compiler
+    compiler.write_text(COMPILER.format(version="today", log=tmp_path / "log").replace("cat ", "sleep 0.2; cat "))
+    for bench in benches:
+        bench.compiler, bench.cache, bench.include = compiler, benches[0].cache, benches[0].include
+    with ThreadPoolExecutor(len(benches)) as pool:
+        list(pool.map(Bench.build, benches))
+    compiled = (tmp_path / "log").read_text().split()
+    assert sorted(compiled) == ["a.cu", "b.cu", "host.cpp", *["program.cpp"] * 4]
+    assert len(benches[0].entries()) == 3, "no lock is left"
+
+
 def test_the_least_recently_used_go_first(tmp_path: Path) -> None:
     source = tmp_path / "source"
     source.write_bytes(b"x" * 1000)
