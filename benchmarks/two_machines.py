@@ -1,10 +1,10 @@
 """Two GPUs of one machine as two machines: predicted beside measured collectives through the network.
 
-Peer access and memory of the host that processes share are switched off (`NCCL_P2P_DISABLE`, `NCCL_SHM_DISABLE`). So
-NCCL uses the network of the machine itself, as between machines. Two runs measure: the first one what `mbc profile
---gpu all` measures, the second one sizes and numbers of thread blocks between those. `predicted_us` follows from the
-first run, `measured_us` is the second run's. `by_rate_us` follows from the rate of one connection alone, as if it had
-been given by `--node-link`.
+`NCCL_P2P_DISABLE` and `NCCL_SHM_DISABLE` forbid NCCL to copy between the GPUs directly or through shared host memory.
+NCCL then sends everything through TCP sockets, as it does between machines without a faster network. The script
+measures collectives twice: first with the sizes and numbers of thread blocks of `mbc profile --gpu all`, then with
+sizes and numbers between those. `measured_us` is the second time. `predicted_us` is what mbc interpolates from the
+first times, and `by_rate_us` what it predicts from the rate of one connection alone, as for `--node-link RATE`.
 
     python benchmarks/two_machines.py
 

@@ -80,6 +80,7 @@ class Effort:
         arithmetic_us, memory_us = self.arithmetic_us / shares.arithmetic, self.memory_us / shares.memory
         if self.family:
             return start_us + max(arithmetic_us, memory_us, self.least_us)
+        # Each sum begins with `start_us`: another order changes the last bit, and with it plans of equal steps.
         return max(start_us + arithmetic_us + memory_us, start_us + self.least_us)
 
 

@@ -17,11 +17,8 @@ from mbc.ops.base import NoAttributes, OpKind
 from mbc.ops.fused import Fused, launch_kind, read_fused
 
 Shelf = tuple[str, str, str]  # kind, precision, and extents of the first operand behind its rows: `64, 56, 56`
-_INPUTS, _KIND, _PRECISION = (
-    '"inputs":[',
-    '"kind":"',
-    '"precision":"',
-)  # in a signature, behind attributes
+# In a signature these follow the attributes, in this order.
+_INPUTS, _KIND, _PRECISION = '"inputs":[', '"kind":"', '"precision":"'
 
 
 def signature(request: Request) -> str:

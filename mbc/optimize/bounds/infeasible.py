@@ -16,6 +16,7 @@ from mbc.optimize.remat.allowed_techniques import AllowedTechniques
 from mbc.plan.model import Plan
 from mbc.units import show_distinct, show_enough, show_size
 
+_RAISE = "raise memory.device to "
 _WIDE = frozenset({Precision.FP32, Precision.TF32})
 
 
@@ -113,7 +114,7 @@ def not_found(smallest: Plan, floor: int, budget_bytes: int) -> BudgetError:
         "MBC204",
         f"the smallest plan found for '{smallest.graph.name}' takes {needed}: its arena {show_size(arena_bytes)}, "
         f"and {show_size(overhead_bytes)} outside it; the budget is {budget}",
-        f"lower the batch, or raise memory.device to {show_enough(needed_bytes)}; a smaller budget may work: {why}",
+        f"lower the batch, or {_RAISE}{show_enough(needed_bytes)}; a smaller budget may work: {why}",
         needed_bytes=needed_bytes,
         floor_bytes=floor,
     )
@@ -121,7 +122,7 @@ def not_found(smallest: Plan, floor: int, budget_bytes: int) -> BudgetError:
 
 def recommending(refusal: BudgetError, budget_bytes: int) -> BudgetError:
     """Return error MBC204 with another recommended budget."""
-    recommended, accepted = show_enough(refusal.needed_bytes), show_enough(budget_bytes)
+    recommended, accepted = (_RAISE + show_enough(size) for size in (refusal.needed_bytes, budget_bytes))
     return replace(refusal, remedy=refusal.remedy.replace(recommended, accepted), needed_bytes=budget_bytes)
 
 

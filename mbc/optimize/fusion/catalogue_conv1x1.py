@@ -79,7 +79,7 @@ DATA_GRADIENT_REDUCTIONS: tuple[Pattern, ...] = (
 DATA_GRADIENT_REDUCTIONS_BY_SAMPLE: tuple[Pattern, ...] = tuple(
     Pattern.of(
         _DATA_GRADIENT,
-        *(text.replace("batch", "instance") for text in (f"z = {NORMALIZE}",)),
+        f"z = {NORMALIZE}".replace("batch", "instance"),
         f"y = {relu}(z)",
         f"d = {relu}_backward(y, dy)",
         *(text.replace("batch", "instance") for text in (REDUCTIONS, BACKWARD)),

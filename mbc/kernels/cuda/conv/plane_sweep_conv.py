@@ -91,7 +91,8 @@ class PlaneSweepHalvesArguments(PlaneSweepConvArguments):
     """Integer arguments of a launch that writes its result to two tensors.
 
     Attributes:
-        swapped: Whether the first one gets the second half of the filters.
+        swapped: 0: the first output has the first half of the filters, and the second output the second half. 1: the
+            first output has the second half, and the second output the first half.
     """
 
     swapped: int
