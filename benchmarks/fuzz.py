@@ -196,7 +196,7 @@ def main() -> None:
     held = results("fuzz", arguments.again, coverage_guided=guided, limits="10 s, 1 GB")
     names = [name for name in TARGETS if not arguments.only or name in arguments.only]
     for name in names:
-        row = {**fresh(name), **held.rows.get(name, {})}
+        row = {**fresh(name), **held.kept(name)}
         held.put({**row, "mended": row["mended"] + judge_again(name), "findings": findings(WORK / name)})
     print(f"{'guided by coverage' if guided else 'drawn from seeds: atheris is not installed'}", flush=True)
     campaign(held, names, arguments.inputs, until_s, guided, arguments.workers)

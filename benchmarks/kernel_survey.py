@@ -207,10 +207,10 @@ def main() -> None:
     )
     arguments = parser.parse_args()
     began = time.monotonic()
-    kept = results("kernel_survey", arguments.again and not arguments.only)
+    kept = results("kernel_survey", arguments.again)
     every = [*(imported_cases() if arguments.imported else ()), *cases(networks(arguments.also))]
     wanted = [case for case in every if not arguments.only or any(word in case.name for word in arguments.only)]
-    waiting = [case for case in wanted if arguments.again or not kept.done(case.name)]
+    waiting = [case for case in wanted if not kept.done(case.name)]
     for number, case in enumerate(waiting):
         if time.monotonic() - began > arguments.for_s:
             print(f"{len(waiting) - number} of {len(wanted)} plans are left: run this again")

@@ -210,9 +210,9 @@ def main() -> None:
         prepare(missing, shelf, arguments.workers)
     if arguments.plan_only:
         return
-    kept = results("launches", arguments.again and not arguments.only)
+    kept = results("launches", arguments.again)
     planned = [row for row in wanted if shelf.path(row.name, row.what).exists()]
-    measure([row for row in planned if arguments.again or not kept.done(row.name)], shelf, kept, arguments, began)
+    measure([row for row in planned if not kept.done(row.name)], shelf, kept, arguments, began)
     shown = [kept.rows[row.name] for row in wanted if row.name in kept.rows]
     show(shown, COLUMNS)
     print(f"written to {RESULTS / 'launches.json'}")

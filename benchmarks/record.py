@@ -13,7 +13,7 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -104,19 +104,31 @@ class Results:
     """Rows of `results/<name>.json` by their names, written after every change.
 
     A benchmark that was cut off continues with the rows that are missing.
+
+    Attributes:
+        name: Name of the file.
+        more: What the file says beside the rows and the environment.
+        rows: The rows, also those that are made again.
+        outdated: Names of the rows that are made again; each stays until its new row replaces it.
     """
 
     name: str
     more: dict[str, Any]
     rows: dict[str, dict[str, Any]]
+    outdated: set[str] = field(default_factory=set[str])
+
+    def kept(self, row: str) -> dict[str, Any]:
+        """Return a row that is not made again, or an empty one."""
+        return {} if row in self.outdated else self.rows.get(row, {})
 
     def done(self, row: str) -> bool:
-        """Return whether the row exists and did not fail."""
-        return row in self.rows and "failed" not in self.rows[row]
+        """Return whether the row exists, did not fail and is not made again."""
+        return bool(self.kept(row)) and "failed" not in self.rows[row]
 
     def put(self, row: dict[str, Any]) -> None:
         """Add or replace a row, and write the file."""
         self.rows[row["name"]] = row
+        self.outdated.discard(row["name"])
         write(self.name, list(self.rows.values()), **self.more)
 
     def arrange(self, names: Sequence[str]) -> None:
@@ -141,23 +153,31 @@ def current_rows(name: str) -> list[dict[str, Any]]:
 
 
 def results(name: str, again: bool = False, current: bool = False, **more: Any) -> Results:
-    """Return the earlier rows of `results/<name>.json`, or none if `again`.
+    """Return the earlier rows of `results/<name>.json`.
 
     The file of this run's folder takes precedence over that of the checkout. Rows of other code get the digests of that
-    code and their GPU, because the file will name today's. With `current`, rows of other code, or with other settings
-    than `more`, are left out.
+    code and their GPU, because the file will name today's.
+
+    Args:
+        name: Name of the file.
+        again: Whether rows are made again that the file has. Rows that this run does not make stay, unless the file has
+            other settings than `more`.
+        current: Whether rows of other code, or with other settings than `more`, are left out.
+        more: What the file says beside the rows and the environment.
     """
     from mbc.provenance import digests
 
-    for folder in () if again else (RESULTS, ROOT / "benchmarks" / "results"):
+    settings = {**({"code": digests()} if current else {}), **(more if again or current else {})}
+    for folder in (RESULTS, ROOT / "benchmarks" / "results"):
         path = folder / f"{name}.json"
         if path.exists():
             held = json.loads(path.read_text(encoding="utf-8"))
-            if current and any(held.get(k) != v for k, v in {"code": digests(), **more}.items()):
+            if any(held.get(k) != v for k, v in settings.items()):
                 continue
             today = held.get("code") == digests()
             older = {} if today else {"code": held.get("code"), "gpu": held.get("gpu")}
-            return Results(name, more, {row["name"]: {**older, **row} for row in held["rows"]})
+            rows = {row["name"]: {**older, **row} for row in held["rows"]}
+            return Results(name, more, rows, {*rows} if again else set[str]())
     return Results(name, more, {})
 
 

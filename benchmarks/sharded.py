@@ -20,7 +20,7 @@ from types import FrameType
 from typing import Any, NamedTuple
 
 from campaign import side_by_side
-from record import RESULTS, results, write
+from record import RESULTS, Results, results, write
 
 CHUNK = 20  # cases of a row, where a case takes less than a second
 CASE_SECONDS = 600  # a case that takes longer has failed
@@ -89,7 +89,7 @@ def campaign(name: str, judge: Judge, options: Asked, chunk: int = CHUNK) -> dic
     number, count = options.shard
     file = name if count == 1 else f"{name}_{number}_of_{count}"
     about = {"seed": options.seed, "cases": options.cases, "shard": f"{number}/{count}"}
-    kept = results(file, again=not options.resume, current=True, **about)
+    kept = results(file, current=True, **about) if options.resume else Results(file, about, {})
     mine = _chunks(options.cases, chunk)[number::count]
     chunks = [c for c in mine if not kept.done(_title(c))]
     started = time.monotonic()

@@ -319,7 +319,7 @@ class Campaign:
     def kills(self, wanted: Callable[[str], bool], count: int) -> None:
         """Kill each subject `count` times, a few kills at a time and in turn. A subject that fails is dropped."""
         names = {f"kill -9: {subject}": subject for subject in SUBJECTS}
-        asked = {name: self._held.rows.get(name, {}).get("kills", 0) for name in names if wanted(name)}
+        asked = {name: self._held.kept(name).get("kills", 0) for name in names if wanted(name)}
 
         def next_call() -> Call | None:
             name = min(asked, key=asked.__getitem__, default=None)
@@ -330,7 +330,7 @@ class Campaign:
             return _kills_row, (self._folder, names[name], kills, asked[name] - kills, self._until_s)
 
         for more in self._rows(next_call):
-            row = self._held.rows.get(more["name"], {})
+            row = self._held.kept(more["name"])
             if "failed" in more:
                 asked.pop(more["name"], None)
                 self._held.put(more)

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from modules import Job, example
-from record import need_gpu, results, show, start
+from record import Results, need_gpu, show, start
 
 from mbc.hardware.spec import DeviceSpec
 from mbc.hardware.target import find_device
@@ -120,7 +120,7 @@ def main() -> None:
     for failure in summary.failures:
         print(failure)
     measurements, device = read_profile(arguments.profile).measurements, find_device("auto")
-    kept = results("volume_convolutions", again=True, settings=[f"precision={arguments.precision}", *arguments.set])
+    kept = Results("volume_convolutions", {"settings": [f"precision={arguments.precision}", *arguments.set]}, {})
     rows = [
         row_of(request, count, measurements.get(signature(request), ()), device) for request, count in counts.items()
     ]

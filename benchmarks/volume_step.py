@@ -119,10 +119,10 @@ def main(words: Sequence[str] | None = None) -> None:
     arguments = parser.parse_args(words)
     if arguments.device == "cuda":
         need_gpu("--device cpu shows without one that everything works")
-    kept = results(f"volume_step_{arguments.device}", settings=arguments.set)
+    kept = results(f"volume_step_{arguments.device}", again=arguments.again, settings=arguments.set)
     began = time.monotonic()
     for name, request in requests(arguments).items():
-        if kept.done(name) and not arguments.again:
+        if kept.done(name):
             continue
         if time.monotonic() - began > arguments.seconds:
             break

@@ -107,6 +107,30 @@ def test_rows_of_other_code_say_so_or_are_left(results: Path) -> None:
     assert not record.results("one", current=True, device="cuda").rows
 
 
+def test_rows_that_are_made_again_are_replaced_one_by_one(results: Path) -> None:
+    before = [{"name": "a", "ms": 1}, {"name": "b", "ms": 2}, {"name": "c", "failed": "cut off"}]
+    put(results, "one.json", code=old(), rows=before, size=64)
+    again = record.results("one", again=True, size=64)
+    assert not any(map(again.done, "abc")) and again.kept("a") == {}
+    again.put({"name": "b", "ms": 3})
+    assert again.done("b") and not again.done("a")
+    rows = json.loads((results / "one.json").read_text())["rows"]
+    assert [(row["name"], row.get("ms"), "code" in row) for row in rows] == [
+        ("a", 1, True),
+        ("b", 3, False),
+        ("c", None, True),
+    ]
+    assert [record.results("one", size=64).done(name) for name in "abc"] == [True, True, False]
+    assert not record.results("one", again=True, size=96).rows  # the file names one size for all rows
+
+
+def test_a_campaign_that_counts_again_counts_from_0(results: Path) -> None:
+    put(results, "fuzz.json", code=digests(), rows=[{"name": name, "inputs": 5, "seconds": 1.0} for name in "ab"])
+    held = record.results("fuzz", again=True)
+    held.put({"inputs": 0, **held.kept("a"), "name": "a"})
+    assert [row["inputs"] for row in held.rows.values()] == [0, 5]
+
+
 WRITES = """
 import json, os, sys, time
 path = os.path.join(os.environ["MBC_RESULTS"], sys.argv[1] + ".json")

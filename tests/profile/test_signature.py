@@ -16,15 +16,7 @@ from mbc.optimize.fusion.fused_remat_match import all_fused_remats
 from mbc.optimize.fusion.select_groups import Fusion
 from mbc.plan.model import Rows
 from mbc.profile.model import Extent, Measurement
-from mbc.profile.signature import (
-    described,
-    read_signature,
-    rows_of,
-    shelf_of,
-    shelf_of_signature,
-    signature,
-    with_rows,
-)
+from mbc.profile.signature import described, read_signature, rows_of, shelf_of, shelf_of_signature, signature, with_rows
 from tests.graphs import training_graph
 from tests.profile.profiles import profile, request
 

@@ -339,12 +339,7 @@ def parted(model: Model) -> Model:
         (Branching, {}, "MBC330", "torch.export does not export the model: "),
         (Counting, {}, "MBC303", "it changes 'calls' while it runs"),
         (lambda m: m, {"loss": nn.NLLLoss()}, "MBC331", "this output is not the log_softmax of its classes"),
-        (
-            lambda m: m,
-            {"loss": nn.CTCLoss},
-            "MBC331",
-            "the loss CTCLoss, with these settings, is not one that mbc has",
-        ),
+        (lambda m: m, {"loss": nn.CTCLoss}, "MBC331", "the loss CTCLoss, with these settings, is not one that mbc has"),
         (lambda m: m, {"loss": lambda output, labels: output.sum(), "accumulate": 2}, "MBC331", "without accumulate"),
         (lambda m: m, {"loss": "hinge"}, "MBC331", "is not one that mbc has"),
         (lambda m: m, {"loss": nn.MSELoss(reduction="none")}, "MBC331", "has reduction="),

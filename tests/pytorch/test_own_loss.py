@@ -159,10 +159,7 @@ def test_a_step_without_a_loss_changes_nothing():
         kernel, bias = model.body[0].weight, model.heads["main"].bias
         before = copy.deepcopy((model.state_dict(), optimizer.state_dict()["state"]))
         losses: list[tuple[Any, str]] = [
-            (
-                lambda o, y: o["main"].mean(),
-                r"MBC331: the loss reads no output on which 'heads.aux.weight'",
-            ),
+            (lambda o, y: o["main"].mean(), r"MBC331: the loss reads no output on which 'heads.aux.weight'"),
             (lambda o, y: o["main"].mean(1), r"MBC331: the loss is a tensor of shape \[4, 9, 11\], not a tensor with"),
             (lambda o, y: o["main"].mean().item(), "MBC331: the loss is float, not a tensor with one number"),
             (lambda o, y: o["main"].detach().mean() * bias.sum(), "MBC331: the loss has no gradient with respect"),

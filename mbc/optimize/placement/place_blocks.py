@@ -33,10 +33,7 @@ _ORDERS: tuple[Callable[[Block], tuple[int, ...]], ...] = (
 
 
 def place(
-    blocks: Sequence[Block],
-    enough_bytes: int = 0,
-    thorough: bool = True,
-    nodes: int = effort.SKYLINE_SEARCH_NODES,
+    blocks: Sequence[Block], enough_bytes: int = 0, thorough: bool = True, nodes: int = effort.SKYLINE_SEARCH_NODES
 ) -> tuple[list[int], int]:
     """Return the offsets of the blocks and the height they reach, at least `peak_bytes(blocks)`.
 

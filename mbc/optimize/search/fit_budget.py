@@ -23,10 +23,7 @@ from mbc.options import UNLIMITED_BYTES
 
 
 def fit(
-    problem: Problem,
-    techniques: AllowedTechniques,
-    known_us: float = math.inf,
-    smallest_bytes: int = UNLIMITED_BYTES,
+    problem: Problem, techniques: AllowedTechniques, known_us: float = math.inf, smallest_bytes: int = UNLIMITED_BYTES
 ) -> Solution:
     """Return the fastest step that the search finds within the available bytes, or the smallest step if none fits.
 

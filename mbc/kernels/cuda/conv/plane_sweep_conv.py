@@ -17,14 +17,7 @@ from mbc.ir.types import Layout
 from mbc.kernels.base import Request
 from mbc.kernels.calibration import peak_tflops
 from mbc.kernels.cuda.base import REDUCTION_BLOCKS, OwnKernel, Slice, channels_last, gemm_us, moved_us
-from mbc.kernels.cuda.conv.plane_sweep import (
-    STAGES,
-    TAPS,
-    VOXELS,
-    PlaneSweepArguments,
-    in_16_bits,
-    plane_sweep,
-)
+from mbc.kernels.cuda.conv.plane_sweep import STAGES, TAPS, VOXELS, PlaneSweepArguments, in_16_bits, plane_sweep
 from mbc.kernels.cuda.conv.statistics_epilogue import with_statistics
 from mbc.kernels.cuda.norm.batch_norm import SUMS_BYTES
 from mbc.kernels.cuda.wiring import AFFINE, SCALE_SHIFT, Wiring, gemms_of, members, run, taking
