@@ -111,7 +111,7 @@ def view(plan: Plan, providers: Mapping[str, Provider] | None = None) -> View:
     Raises:
         MbcError: MBC090 if the plan cannot become GPU code.
     """
-    by_name = _default_providers() if providers is None else providers
+    by_name = default_providers() if providers is None else providers
     working = working_code(plan.graph.precision)
     flattener = _Flattener(plan, by_name)
     train = flattener.rows(plan.train, plan.graph.train)
@@ -149,7 +149,8 @@ def working_code(precision: Precision) -> int:
     return DTYPE_CODES[precision.working.value]
 
 
-def _default_providers() -> Mapping[str, Provider]:
+def default_providers() -> Mapping[str, Provider]:
+    """Return all providers of mbc by name."""
     from mbc.kernels.providers import PROVIDERS  # here, so that a caller with providers of its own needs none of them
 
     return {provider.name: provider for provider in PROVIDERS}

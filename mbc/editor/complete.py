@@ -10,9 +10,10 @@ from mbc.editor.scan import DECLARATIONS, OPERATORS, STATEMENTS, Declaration, Sc
 from mbc.frontend.functions import FUNCTION_HELP
 from mbc.frontend.sections import AUTO, ENTRIES, OPTIMIZERS
 from mbc.frontend.statements import INPUT_TYPES
+from mbc.ir.text import setting_text
 from mbc.ir.types import Precision
 from mbc.ops import LAYERS
-from mbc.ops.base import Layer, Parameter, Setting
+from mbc.ops.base import Layer, Parameter
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +44,7 @@ def complete(text: str, offset: int) -> list[Offer]:
 
 def signature(name: str, parameters: Sequence[Parameter]) -> str:
     """Format a signature such as `conv(channels, kernel, stride = 1)`."""
-    shown = (p.name if p.default is None else f"{p.name} = {_setting(p.default)}" for p in parameters)
+    shown = (p.name if p.default is None else f"{p.name} = {setting_text(p.default)}" for p in parameters)
     return f"{name}({', '.join(shown)})"
 
 
@@ -53,12 +54,6 @@ def layer_detail(layer: Layer) -> str:
     several = f"{least}" if most == least else f"{least} or more" if most is None else f"{least} to {most}"
     tensors = "" if (least, most) == (1, 1) else f", {several} tensors" if least else ", needs no tensor"
     return signature(layer.name, layer.parameters) + tensors
-
-
-def _setting(setting: Setting) -> str:
-    if isinstance(setting, bool):
-        return str(setting).lower()
-    return f"{setting:g}" if isinstance(setting, float) else str(setting)
 
 
 def _in_comment(text: str, offset: int) -> bool:

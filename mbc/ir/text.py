@@ -66,14 +66,15 @@ def _operations(operations: Iterable[Operation], values: Mapping[str, Value]) ->
     for op in operations:
         outputs = ", ".join(f"{name}: {values[name].type}" for name in op.outputs)
         settings = "".join(
-            f"; {f.name} {_setting(getattr(op.attributes, f.name))}" for f in written_fields(op.attributes)
+            f"; {f.name} {setting_text(getattr(op.attributes, f.name))}" for f in written_fields(op.attributes)
         )
         label = "" if op.outputs[:1] == (op.name,) else f"  # {op.name}"
         lines.append(f"  {outputs} = {op.kind}({', '.join(op.inputs)}{settings}){label}")
     return lines
 
 
-def _setting(setting: object) -> str:
+def setting_text(setting: object) -> str:
+    """Return a setting as the language writes it."""
     if isinstance(setting, bool):
         return str(setting).lower()
     return f"{setting:g}" if isinstance(setting, float) else str(setting)
@@ -89,7 +90,7 @@ def optimizer_text(optimizer: Optimizer) -> str:
     """Return the optimizer as a source writes it."""
     adamw, sgd = ("beta1", "beta2", "eps", "weight_decay"), ("momentum", "nesterov", "weight_decay")
     names = {"adamw": adamw, "lamb": adamw, "lars": (*sgd, "trust", "eps"), NO_OPTIMIZER: ()}.get(optimizer.kind, sgd)
-    settings = ", ".join(f"{name}={_setting(getattr(optimizer, name))}" for name in names)
+    settings = ", ".join(f"{name}={setting_text(getattr(optimizer, name))}" for name in names)
     return ", ".join([f"{optimizer.kind}({settings})", *_beside(optimizer)])
 
 
@@ -109,5 +110,5 @@ def _beside(optimizer: Optimizer) -> list[str]:
 
 
 def _group(group: ParameterGroup) -> str:
-    given = [f"{name}={_setting(getattr(group, name))}" for name in ("rate", "weight_decay")]
+    given = [f"{name}={setting_text(getattr(group, name))}" for name in ("rate", "weight_decay")]
     return f'group("{group.pattern}", {", ".join(g for g in given if not g.endswith("=None"))})'

@@ -15,7 +15,7 @@ from typing import Any
 
 from mbc.codegen.build import build_kernel_library
 from mbc.codegen.toolchain import find_toolchain
-from mbc.codegen.view import KERNEL_LIBRARIES
+from mbc.codegen.view import KERNEL_LIBRARIES, default_providers
 from mbc.errors import MbcError
 from mbc.ir.types import Precision
 from mbc.kernels.base import Candidate, Provider, Request
@@ -214,10 +214,3 @@ class KernelLibrary:
     ) -> None:
         """Close the library."""
         self.close()
-
-
-def default_providers() -> Mapping[str, Provider]:
-    """Return all providers of mbc by name."""
-    from mbc.kernels.providers import PROVIDERS  # imported here, because tests pass their own providers
-
-    return {provider.name: provider for provider in PROVIDERS}

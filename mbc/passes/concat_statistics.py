@@ -79,19 +79,20 @@ class _Sharing:
 
     def _read(self, part: str, op: Operation) -> None:
         """Append statistics of a part after its maker, while the part is in the cache; it need not stay live."""
-        pair = (_unused(f"mean.{part}", self.values), _unused(f"variance.{part}", self.values))
+        pair = (unused_name(f"mean.{part}", self.values), unused_name(f"variance.{part}", self.values))
         for name, like in zip(pair, op.outputs, strict=True):
             of = self.values[like]
             channels = self.values[part].type.shape[1:2]
             self.values[name] = replace(of, name=name, type=replace(of.type, shape=channels))
-        name = _unused(f"statistics.{part}", self.names)
+        name = unused_name(f"statistics.{part}", self.names)
         self.names.add(name)
         reading = Operation(name, op.kind, (part,), pair, NoAttributes(), op.span)
         self.behind.setdefault(self.makers[part].name, []).append(reading)
         self.statistics[part] = pair
 
 
-def _unused(name: str, taken: Collection[str]) -> str:
+def unused_name(name: str, taken: Collection[str]) -> str:
+    """Return a name that is not taken, with underscores behind it if necessary."""
     while name in taken:
         name += "_"
     return name

@@ -11,13 +11,14 @@ times more as there are ranks, but with few rows a gradient takes only as long a
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from mbc.ir.graph import Operation, Ranks, Role, Value
 from mbc.ir.types import DType, TensorType
 from mbc.ops import KINDS
 from mbc.ops.collective import AllGather, AllReduce, in_words
+from mbc.passes.concat_statistics import unused_name
 
 # Largest share of an all-reduce's bytes that gathering may send.
 MOST_SENT = 1 / 4
@@ -98,7 +99,7 @@ def _gathered(
 ) -> tuple[Operation, Operation]:
     names: list[str] = []
     for operand in gradient.inputs:
-        name = _unused(f"{operand}.rows", values)
+        name = unused_name(f"{operand}.rows", values)
         kind = values[operand].type
         rows = TensorType((ranks.size * kind.shape[0], *kind.shape[1:]), kind.dtype)
         values[name] = Value(name, rows, Role.INTERMEDIATE, span=values[operand].span)
@@ -108,9 +109,3 @@ def _gathered(
         gradient.span,
     )  # fmt: skip
     return gather, replace(gradient, inputs=tuple(names), outputs=total.outputs)
-
-
-def _unused(name: str, taken: Collection[str]) -> str:
-    while name in taken:
-        name += "_"
-    return name

@@ -65,12 +65,18 @@ class Accumulation:
         return self.graph.values[value].role.persistent
 
 
-def accumulating(plan: Plan) -> Program | None:
-    """Return the program of a mini-batch that is not the last of its step; None if a step has one mini-batch."""
+def accumulating(plan: Plan, first: int = 0) -> Program | None:
+    """Return the program of a mini-batch that is not the last of its step; None if a step has one mini-batch.
+
+    Args:
+        plan: The plan.
+        first: The number of launches at the beginning that run for every mini-batch in any case.
+    """
     if plan.graph.optimizer.accumulate == 1:
         return None
     accumulation = Accumulation(plan.graph)
-    kept = [not _is_late(plan, launch, accumulation) for launch in plan.train.launches]
+    launches = enumerate(plan.train.launches)
+    kept = [i < first or not _is_late(plan, launch, accumulation) for i, launch in launches]
     number = {old: new for new, old in enumerate(i for i, stays in enumerate(kept) if stays)}
     launches = tuple(launch for launch, stays in zip(plan.train.launches, kept, strict=True) if stays)
     waits = tuple((number[a], number[b]) for a, b in waits_of_part(plan.train, kept))

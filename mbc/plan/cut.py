@@ -6,6 +6,9 @@ inner products of outputs with gradients that are given. The program is cut wher
 output depends: a target, or the gradient that is given to `inner_product`. Everything that the second half needs stays
 in the arena. The plan does not store the halves, because they follow from the training program. The verifier proves
 that outputs are complete at the cut, and without an optimizer running statistics as well.
+
+A step that accumulates the gradients of several mini-batches runs the first half for each of them. The second half of a
+mini-batch before the last one lacks the launches that need the sums (`mbc.plan.accumulation`).
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ from mbc.plan.live import rounded
 from mbc.plan.model import Launch, Mode, Plan, Program
 from mbc.plan.occupancy import RowSet
 
-FORWARD, BACKWARD = "forward", "backward"  # names of the programs
+FORWARD, BACKWARD, ADD = "forward", "backward", "add"  # names of the programs
 Region = tuple[Space, int, int]  # space, first byte, byte after the last
 
 
@@ -34,6 +37,7 @@ class Cut:
     Attributes:
         forward: Computes the outputs and, without an optimizer, changes the running statistics.
         backward: Computes the gradients of the parameters; an optimizer changes all states here.
+        add: The second half for a mini-batch before the last one of its step; None if a step has one mini-batch.
         outputs: For each output of the network, the buffer that holds it at the cut.
         kept: All bytes outside of states that the forward half leaves for the backward half.
         read_again: Parameters and statistics that the backward half reads in their own places.
@@ -41,6 +45,7 @@ class Cut:
 
     forward: Program
     backward: Program
+    add: Program | None
     outputs: tuple[int, ...]
     kept: tuple[Region, ...]
     read_again: frozenset[str]
@@ -69,11 +74,11 @@ def cut(plan: Plan) -> Cut | None:
     for state, after in graph.updates:
         if graph.optimizer.kind == NO_OPTIMIZER and graph.values[state].role is Role.STATISTIC:
             halves.complete(after)
-    alive = halves.alive
-    waits = tuple((a - at, b - at) for a, b in program.waits if a >= at)
+    alive, part = halves.alive, accumulating(plan, at)
     return Cut(
         Program(program.launches[:at], tuple(w for w in program.waits if w[1] < at), program.entry, alive),
-        Program(program.launches[at:], waits, alive, program.exit),
+        _second(program, at, alive),
+        None if part is None else _second(part, at, alive),
         outputs,
         halves.kept(late),
         halves.read_again(),
@@ -81,11 +86,18 @@ def cut(plan: Plan) -> Cut | None:
 
 
 def parts_of(plan: Plan) -> dict[str, Program]:
-    """Return the parts of the training program that run alone, by name: two halves, or that of an accumulating step."""
-    halves, accumulates = cut(plan), accumulating(plan)
-    if halves is not None:
-        return {FORWARD: halves.forward, BACKWARD: halves.backward}
-    return {} if accumulates is None else {ACCUMULATE: accumulates}
+    """Return the parts of the training program that run alone, by name: halves, or that of an accumulating step."""
+    halves = cut(plan)
+    if halves is None:
+        parts = {ACCUMULATE: accumulating(plan)}
+    else:
+        parts = {FORWARD: halves.forward, BACKWARD: halves.backward, ADD: halves.add}
+    return {name: part for name, part in parts.items() if part is not None}
+
+
+def before_last(graph: TrainingGraph) -> tuple[str, ...]:
+    """Return the names of the parts that run for a mini-batch before the last one of its step."""
+    return (FORWARD, ADD) if is_cut(graph) else (ACCUMULATE,)
 
 
 def is_cut(graph: TrainingGraph) -> bool:
@@ -96,16 +108,24 @@ def is_cut(graph: TrainingGraph) -> bool:
     """
     if graph.optimizer.kind == NO_OPTIMIZER:
         return True
-    total = next((op for op in reversed(graph.train) if graph.loss in op.outputs), None)
+    makers = {value: op for op in graph.train for value in op.outputs}
+    total = makers.get(graph.loss)
+    if total is not None and total.kind == ACCUMULATE:
+        total = makers[total.inputs[1]]
     if total is None or total.kind not in ("weighted_sum", "row_reduce_dot"):
         return False
-    makers = {value: op for op in graph.train for value in op.outputs}
     terms = [makers[value] for value in total.inputs] if total.kind == "weighted_sum" else [total]
     given = set(given_at_cut(graph))
     for op in graph.train:  # inputs in the working precision
         if given.issuperset(op.inputs):
             given.update(op.outputs)
     return all(op.kind == "row_reduce_dot" and op.inputs[1] in given for op in terms)
+
+
+def _second(program: Program, at: int, entry: tuple[int, ...]) -> Program:
+    """Return the launches of a program from launch `at` on, before which the buffers of `entry` are alive."""
+    waits = tuple((a - at, b - at) for a, b in program.waits if a >= at)
+    return Program(program.launches[at:], waits, entry, program.exit)
 
 
 def root_of(graph: TrainingGraph, name: str) -> str:

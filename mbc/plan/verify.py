@@ -97,8 +97,10 @@ def verify_plan(
     for title, program in (("train", plan.train), ("infer", plan.infer)):
         Execution(plan, program, title, demands[title], kernels).run()
     verify_rank(plan)
-    _check_accumulation(plan, states, measured_bytes, providers)
-    cut(plan)
+    halves = cut(plan)
+    part = accumulating(plan, 0 if halves is None else len(halves.forward.launches))
+    if part is not None:
+        _check_accumulation(plan, part, states, measured_bytes, providers)
     finals = dict(graph.updates)
     results = (*graph.outputs, graph.loss, *graph.metrics)
     _check_exit(plan, plan.train, "train", {state: finals.get(state, state) for state in states}, results, demands)
@@ -118,15 +120,16 @@ def verify_plan(
 
 
 def _check_accumulation(
-    plan: Plan, states: tuple[str, ...], measured_bytes: MeasuredBytes, providers: Sequence[Provider]
+    plan: Plan,
+    program: Program,
+    states: tuple[str, ...],
+    measured_bytes: MeasuredBytes,
+    providers: Sequence[Provider],
 ) -> None:
     """Check the part of the training program that runs for a mini-batch before the last one of a step.
 
     The part computes everything that does not need the sums of all mini-batches, and leaves the other states unchanged.
     """
-    program = accumulating(plan)
-    if program is None:
-        return
     graph = Accumulation(plan.graph).part()
     part = replace(plan, graph=graph)
     demands = {ACCUMULATE: Demands(graph, graph.train)}

@@ -7,7 +7,6 @@ from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
-from mbc.errors import MbcError
 from mbc.hardware.target import current_gpu
 from mbc.interchange.importing import check_source
 from mbc.interchange.write import Objective, write_source
@@ -62,13 +61,6 @@ def make_trainer(
     if device == "cuda" and current_gpu() is None:
         report_no_gpu("none is visible to this process")
     check_alone(model)
-    if is_own(loss) and accumulate != 1:
-        raise MbcError(
-            "MBC331",
-            "the loss is a function that PyTorch computes, without accumulate, whose division of the targets it does"
-            " not know",
-            "leave it out (memory= divides a mini-batch), or use mbc.module",
-        )
     with busy("making a trainer") if progress else nullcontext(silent) as say:
         say("import")
         exported, text, read = import_training(

@@ -1,7 +1,8 @@
 """A step whose loss is a function of the user's own, which PyTorch computes between the halves of the plan.
 
 The first half of the step computes the outputs. PyTorch computes the loss and the gradients of the outputs. The second
-half computes all other gradients and updates the parameters.
+half computes all other gradients and updates the parameters. A step of several mini-batches does so for each of them,
+and updates the parameters with the mean of their gradients.
 """
 
 from __future__ import annotations
@@ -10,11 +11,14 @@ import importlib
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
+import numpy as np
+
 from mbc.errors import MbcError
 from mbc.pytorch.own_backward import nodes_of
 from mbc.pytorch.planned_program import PlannedProgram
 
 torch: Any = importlib.import_module("torch")
+pytree: Any = importlib.import_module("torch.utils._pytree")
 
 
 class OwnLoss:
@@ -29,17 +33,33 @@ class OwnLoss:
         self._function, self._program, self._model = function, program, model
         scale = program.halves.loss_scale
         self._scale = None if scale is None else torch.from_dlpack(program.halves.shared(scale))
+        self._count = program.halves.step_batch // program.halves.batch
         self.is_running = False
 
-    def step(self, inputs: Sequence[Any], targets: Sequence[Any], rate: float) -> Any:
-        """Train on one mini-batch and return the loss, as a tensor without a graph.
+    def step(self, inputs: Sequence[Any], targets: Sequence[Any], rate: float, count: Callable[[], None]) -> Any:
+        """Train on all mini-batches of a step and return the mean of their losses, as a tensor without a graph.
 
-        If the function raises an error, no state of the model or the optimizer has changed.
+        If the function raises an error, no parameter and no state of the optimizer has changed.
 
         Args:
             inputs: The inputs of the model.
             targets: All other arguments of the function.
             rate: The learning rate.
+            count: Is called after each mini-batch.
+
+        Raises:
+            MbcError: The errors of a mini-batch.
+        """
+        rows, losses = self._program.halves.step_batch, list[Any]()
+        for number in range(self._count):
+            part = slice(rows // self._count * number, rows // self._count * (number + 1))
+            own, others = ([_rows(x, rows, part) if self._count > 1 else x for x in xs] for xs in (inputs, targets))
+            losses.append(self._mini_batch(own, others, number, rate if part.stop == rows else None))
+            count()
+        return losses[0] if self._count == 1 else torch.stack(losses).mean()
+
+    def _mini_batch(self, inputs: Sequence[Any], targets: Sequence[Any], number: int, rate: float | None) -> Any:
+        """Run both halves for a mini-batch and return its loss; `rate` is None before the last one of a step.
 
         Raises:
             MbcError: MBC331 if the result is not one number that depends on an output and on no parameter of the model,
@@ -51,15 +71,16 @@ class OwnLoss:
         self.is_running = True
         try:
             with torch.inference_mode(False), torch.enable_grad():
-                outputs = _Outputs.apply(program, gradients, self._scale, torch.zeros((), requires_grad=True))
+                factor = self._count if self._scale is None else self._scale * self._count
+                outputs = _Outputs.apply(program, gradients, factor, torch.zeros((), requires_grad=True))
                 node = outputs[0].grad_fn
                 loss = self._function(program.structured(outputs), *targets)
                 self._check(loss, node)
-                loss.backward()
+                loss.backward(torch.full_like(loss, 1 / self._count))
         finally:
             self.is_running = False
         self._check_read(gradients)
-        program.finish(gradients, False, None, rate)
+        program.finish(gradients, number > 0, None, rate)
         return loss.detach()
 
     def _check(self, loss: Any, node: Any) -> None:
@@ -109,7 +130,8 @@ class _Outputs(torch.autograd.Function):
             ctx: What the backward pass reads.
             program: The program that computed the outputs.
             gradients: The list that gets the gradients of the outputs.
-            scale: The loss scale, by which these are multiplied in their own type; None for no loss scale.
+            scale: The factor by which these are multiplied in their own type: the loss scale, and the number of
+                mini-batches, by which the loss is divided.
             _: A tensor that needs a gradient, so that the outputs need gradients.
         """
         ctx.collected, ctx.scale = gradients, scale
@@ -119,8 +141,34 @@ class _Outputs(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> tuple[None, ...]:
         """Store the gradients, None for an output that the loss does not read."""
-        ctx.collected[:] = gradients if ctx.scale is None else [g if g is None else g * ctx.scale for g in gradients]
+        ctx.collected[:] = [g if g is None else g * ctx.scale for g in gradients]
         return None, None, None, None
+
+
+def _rows(value: Any, rows: int, part: slice) -> Any:
+    """Return what belongs to a mini-batch of an argument of a step.
+
+    Args:
+        value: The argument.
+        rows: The rows of the step.
+        part: Those of the mini-batch.
+
+    Raises:
+        MbcError: MBC331 for an object of which mbc does not know whether it has rows.
+    """
+    if isinstance(value, (torch.Tensor, np.ndarray)):
+        return value[part] if value.ndim and value.shape[0] == rows else value
+    if isinstance(value, (type(None), bool, int, float, str)):
+        return value
+    entries: list[Any]
+    entries, structure = pytree.tree_flatten(value, is_leaf=lambda entry: entry is not value)  # pyright: ignore
+    divisible = all([*getattr(entry, "shape", ())][:1] == [rows] for entry in entries)
+    if structure.type is list and len(entries) == rows and not divisible:  # an entry for each row
+        return entries[part]
+    if any(entry is value for entry in entries):
+        what = f"the loss gets a {type(value).__name__}, which mbc does not divide into mini-batches"
+        _refuse(what, "pass tensors, numbers and texts, also in tuples, lists and dicts")
+    return pytree.tree_unflatten([_rows(entry, rows, part) for entry in entries], structure)
 
 
 def _refuse(reason: str, remedy: str) -> NoReturn:

@@ -69,7 +69,7 @@ class PlannedProgram:
         with ordered(self.halves.device):
             return self.halves.begin(*(readable(tensor) for tensor in inputs))
 
-    def finish(self, gradients: Sequence[Any], add: bool, number: int | None, rate: float = 0.0) -> None:
+    def finish(self, gradients: Sequence[Any], add: bool, number: int | None, rate: float | None = 0.0) -> None:
         """Run the second half of a step for the gradients of the outputs, where None is 0.
 
         The other arguments are those of `Halves.finish`.

@@ -141,8 +141,8 @@ class Trainer:
         self._follow(self._changes.reason(self._model.training) or autocast or self._states.refresh())
         self._optimizer_states.refresh()
         if self._own_loss is not None:
-            result = self._own_loss.step(inputs[: self._inputs], inputs[self._inputs :], rate)
-            self._states.count()
+            parts = inputs[: self._inputs], inputs[self._inputs :]
+            result = self._own_loss.step(*parts, rate, self._states.count)
             self._optimizer._opt_called = True  # schedulers read this flag to warn of a wrong order of calls
             return result
         try:

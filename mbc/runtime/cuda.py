@@ -27,8 +27,8 @@ from mbc.ir.control import HOST_BYTES
 from mbc.ir.types import Precision
 from mbc.kernels.nccl import BY_COPIES
 from mbc.ops.shard import own_rows
-from mbc.plan.accumulation import ACCUMULATE
 from mbc.plan.collectives import ctas_of
+from mbc.plan.cut import before_last
 from mbc.plan.live import rounded
 from mbc.plan.model import Plan
 from mbc.plan.prefetch import prefetch_bytes
@@ -283,7 +283,8 @@ class Cuda:
         if number == 0:
             self._begin(self._slots[0])
         self._start(self._slots[0], control, number)
-        self._library.run(ACCUMULATE, self._eager)
+        for part in before_last(self._plan.graph):
+            self._library.run(part, self._eager)
 
     def train(self, control: bytes) -> Figures:
         """Queue the training program.
@@ -346,7 +347,7 @@ class Cuda:
         self._feeder.hand_over()
 
     def run_half(self, half: str, control: bytes) -> None:
-        """Queue one half of the training program."""
+        """Queue one part of the training program."""
         self._expire()
         slot = self._slots[0]
         self._slots.rotate(-1)

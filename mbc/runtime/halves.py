@@ -13,7 +13,7 @@ from mbc.hardware.streams import Space
 from mbc.ir.control import CONTROL_FIELDS
 from mbc.ir.kept_gradients import gradients_of
 from mbc.ir.types import DType, Layout, Precision, TensorType
-from mbc.plan.cut import BACKWARD, FORWARD, cut, given_at_cut
+from mbc.plan.cut import ADD, BACKWARD, FORWARD, cut, given_at_cut
 from mbc.plan.model import Plan
 from mbc.runtime.arrays import check_rows, wanted_inputs
 from mbc.runtime.bindings import Place
@@ -126,15 +126,19 @@ class Halves(Module):
                 machine.run_half(FORWARD, self._next_control(0.0, 0))
             return self._steps
 
-    def finish(self, given: Sequence[object], add: bool = False, number: int | None = None, rate: float = 0.0) -> None:
+    def finish(
+        self, given: Sequence[object], add: bool = False, number: int | None = None, rate: float | None = 0.0
+    ) -> None:
         """Compute the gradients of one mini-batch, once, and update the parameters if there is an optimizer.
+
+        A step that accumulates the gradients of several mini-batches updates the parameters with the last one.
 
         Args:
             given: The inputs that `given` names, in that order.
             add: Add to the gradients that are there; False overwrites them.
             number: Number of the mini-batch, whose bytes are at the places of `kept`; None for that of the last
                 `begin`.
-            rate: The learning rate of the update.
+            rate: The learning rate of the update; None for a mini-batch before the last one of its step.
 
         Raises:
             MbcError: The errors of `Module.step`.
@@ -143,8 +147,9 @@ class Halves(Module):
             arrays = self._received(self._second, tuple(given), {})
             check_rows(self._second, arrays, self.batch, exact=True)
             self._hand(self._machine, self._second, self._places.train_inputs, arrays)
+            part = ADD if rate is None else BACKWARD
             with self._changing() as machine:
-                machine.run_half(BACKWARD, self._control_of(number or self._steps, rate, int(add)))
+                machine.run_half(part, self._control_of(number or self._steps, rate or 0.0, int(add)))
 
     def follow(self, other: Halves) -> None:
         """Draw the random numbers that another module would draw next."""

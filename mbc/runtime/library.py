@@ -11,12 +11,13 @@ from pathlib import Path
 
 from mbc.errors import MbcError
 from mbc.plan.accumulation import ACCUMULATE
-from mbc.plan.cut import BACKWARD, FORWARD
+from mbc.plan.cut import ADD, BACKWARD, FORWARD
 from mbc.plan.model import Plan
 
 LIBRARY_FILE = "libmodule.so"
 ABI_VERSION = 5  # MBC_ABI_VERSION of templates/include/mbc_module.h
-PROGRAMS = {"train": 0, "infer": 1, ACCUMULATE: 2, FORWARD: 2, BACKWARD: 3}  # a plan has one of the two kinds of parts
+# A plan has one of the two kinds of parts.
+PROGRAMS = {"train": 0, "infer": 1, ACCUMULATE: 2, FORWARD: 2, BACKWARD: 3, ADD: 4}
 
 _CUDNN = "libcudnn.so."
 # cuDNN opens these libraries by name when it needs them, and only the process's search path counts then. mbc loads them

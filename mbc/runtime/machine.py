@@ -15,7 +15,7 @@ from mbc.errors import MbcError
 from mbc.hardware.streams import Space
 from mbc.ops.base import NO_OTHER_RANKS
 from mbc.ops.shard import whole_from
-from mbc.plan.accumulation import ACCUMULATE
+from mbc.plan.cut import before_last
 from mbc.plan.model import Plan
 from mbc.runtime.arguments import shown
 from mbc.runtime.arrays import DeviceArray
@@ -214,7 +214,7 @@ class Machine(Protocol):
         ...
 
     def run_half(self, half: str, control: bytes) -> None:
-        """Put `control` at the start of the control block and run `forward` or `backward` (`mbc.plan.cut`)."""
+        """Put `control` at the start of the control block and run a part of the step (`mbc.plan.cut`)."""
         ...
 
     def lent(self) -> AbstractContextManager[None]:
@@ -343,7 +343,8 @@ class Host:
     def accumulate(self, control: bytes, number: int) -> None:
         """Run a mini-batch of a step that is not its last mini-batch."""
         self._put(control)
-        self._interpreter.run(ACCUMULATE)  # observers see its launches in `train`, of which it is a part
+        for part in before_last(self._plan.graph):  # observers see its launches in `train`, of which it is a part
+            self._interpreter.run(part)
 
     def train(self, control: bytes) -> Figures:
         """Return the figures of a run of the training program."""
@@ -361,7 +362,7 @@ class Host:
         self._run("infer")
 
     def run_half(self, half: str, control: bytes) -> None:
-        """Run one half of a training program."""
+        """Run one part of a training program."""
         self._put(control)
         self._interpreter.run(half)
 

@@ -326,7 +326,7 @@ int mbc_capture_told(MbcModule* module, MbcNodeOfLaunch tell) {
   return guarded(module->error, [&] {
     const bool cut = is_cut(module);
     for (size_t i = cut ? MBC_INFER : MBC_TRAIN; i < module->programs.size(); ++i) {
-      const int program = cut && i >= MBC_FORWARD ? MBC_TRAIN : static_cast<int>(i);
+      const int program = cut && (i == MBC_FORWARD || i == MBC_BACKWARD) ? MBC_TRAIN : static_cast<int>(i);
       const int64_t before = cut && i == MBC_BACKWARD ? module->programs[MBC_FORWARD]->size() : 0;
       const NodeOfLaunch report = [=](size_t launch, cudaGraphNode_t node) {
         tell(program, before + static_cast<int64_t>(launch), node);

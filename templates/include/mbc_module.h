@@ -16,8 +16,9 @@
 struct MbcModule;  // opaque
 
 // MBC_ACCUMULATE: for mini-batches whose gradients are only added up, if a step takes several mini-batches. MBC_FORWARD
-// and MBC_BACKWARD: the halves of a training program that is cut; together they have its launches, in its order.
-enum MbcProgramIndex : int { MBC_TRAIN = 0, MBC_INFER = 1, MBC_ACCUMULATE = 2, MBC_FORWARD = 2, MBC_BACKWARD = 3 };
+// and MBC_BACKWARD: the halves of a training program that is cut; together they have its launches, in its order. MBC_ADD:
+// the second half for mini-batches whose gradients are only added up.
+enum MbcProgramIndex : int { MBC_TRAIN, MBC_INFER, MBC_ACCUMULATE, MBC_FORWARD = 2, MBC_BACKWARD, MBC_ADD };
 
 // NCCL's functions and communicator, if several GPUs share a mini-batch. The functions for copies are null if NCCL is
 // too old for them. The communicator has as many ranks as the plan, of which this process is number `rank`. Types are

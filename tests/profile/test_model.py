@@ -18,36 +18,17 @@ import pytest
 
 from mbc.compiler import compile_plan
 from mbc.errors import MbcError
-from mbc.hardware.spec import find_spec
-from mbc.ir.types import DType, Layout, Precision, TensorType
-from mbc.kernels.base import Request
-from mbc.ops.convolution import Convolution
+from mbc.ir.types import Precision
 from mbc.options import Options
 from mbc.plan.file import dump_plan, load_plan
-from mbc.profile.model import Identity, Measurement, Overhead, calibrated, signature
+from mbc.profile.model import Measurement, Overhead, calibrated, signature
 from mbc.profile.read_profile import read_profile
 from mbc.profile.schema import SCHEMA_VERSION
 from mbc.profile.writer import ProfileWriter, fold_log
 from mbc.source import Source
+from tests.profile.profiles import GPU, IDENTITY, measurement, request
 
 ROOT = Path(__file__).resolve().parents[2]
-GPU = find_spec("h200")
-IDENTITY = Identity(GPU.name, GPU.architecture, GPU.multiprocessors, "580.1", 91900, "2026-11-21", 1980, 3201)
-FIRST, LAST = Layout.CHANNELS_FIRST, Layout.CHANNELS_LAST
-
-
-def request(rows: int = 8) -> Request:
-    image = TensorType((rows, 4, 8, 8), DType.FP32)
-    weight = TensorType((4, 4, 3, 3), DType.FP32)
-    attributes = Convolution((8, 8), (3, 3), (1, 1), (1, 1, 1, 1))
-    return Request("convolution", attributes, (image, weight), (image,), Precision.FP32)
-
-
-def measurement(engine: int, time_us: float, workspace_bytes: int = 0, layout: Layout = FIRST) -> Measurement:
-    settings = (("engine", engine), ("knob2", 1))
-    return Measurement(
-        "cudnn", "convolution", settings, (layout,) * 3, workspace_bytes, time_us, 0.1, True, False, ("FFT",), 1e-7
-    )
 
 
 @pytest.fixture

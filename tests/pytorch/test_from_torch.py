@@ -156,44 +156,6 @@ def test_weights_that_are_loaded_are_trained_and_frozen_ones_stay():
         assert not torch.equal(model[5].bias, other[5].bias)
 
 
-def classes(generator: Any) -> Any:
-    return torch.randint(0, 3, (8,), generator=generator)
-
-
-def numbers(generator: Any) -> Any:
-    return torch.rand(8, 3, generator=generator)
-
-
-@pytest.mark.parametrize(
-    ("loss", "targets"),
-    [
-        (nn.functional.cross_entropy, classes),
-        (nn.CrossEntropyLoss(torch.tensor([1.0, 2.0, 0.5]), ignore_index=1, label_smoothing=0.2), classes),
-        (nn.BCEWithLogitsLoss(), numbers),
-        (nn.BCEWithLogitsLoss(pos_weight=torch.tensor([2.0])), numbers),
-        (nn.MSELoss(), numbers),
-        (nn.L1Loss(), numbers),
-        (nn.SmoothL1Loss(beta=0.5), numbers),
-        (nn.HuberLoss(), numbers),
-    ],
-    ids=lambda value: getattr(value, "__name__", type(value).__name__),
-)
-def test_losses_are_those_of_torch(loss, targets):
-    theirs, ours = net(), net()
-    one = sgd(theirs)
-    generator = torch.Generator().manual_seed(2)
-    with trainer_of(ours, loss=loss) as trainer:
-        for images, _ in batches(3):
-            target = targets(generator)
-            one.zero_grad()
-            wanted = loss(theirs(images), target)
-            wanted.backward()
-            one.step()
-            assert float(trainer.step(images, target)) == pytest.approx(wanted.item(), rel=1e-5)
-    for key, tensor in theirs.state_dict().items():
-        np.testing.assert_allclose(ours.state_dict()[key].numpy(), tensor.numpy(), rtol=1e-4, atol=1e-6, err_msg=key)
-
-
 class Tied(nn.Module):
     """A model with one layer under two names, which is called twice."""
 
@@ -206,27 +168,6 @@ class Tied(nn.Module):
         return self.last(self.again(self.twice(self.first(x.flatten(1)).relu()).relu()))
 
 
-def train_beside(ours: Any, theirs: Any) -> None:
-    """Train one model by mbc and by torch for three steps, and assert that the losses agree."""
-    one = sgd(theirs)
-    with trainer_of(ours) as trainer:
-        for images, labels in batches(3):
-            one.zero_grad()
-            wanted = nn.functional.cross_entropy(theirs(images), labels)
-            wanted.backward()
-            one.step()
-            assert float(trainer.step(images, labels)) == pytest.approx(wanted.item(), rel=1e-5)
-
-
-def test_tied_layers_are_trained_as_one():
-    torch.manual_seed(0)
-    theirs = Tied()
-    ours = copy.deepcopy(theirs)
-    train_beside(ours, theirs)
-    assert ours.again.weight is ours.twice.weight
-    np.testing.assert_allclose(ours.again.weight.detach(), theirs.again.weight.detach(), rtol=1e-4, atol=1e-6)
-
-
 def tied(_: Model, bias: bool = True) -> Model:
     """Return two layers with one weight, and with separate biases or none."""
     first, second = (nn.Linear(36, 36, bias=bias) for _ in range(2))
@@ -234,11 +175,19 @@ def tied(_: Model, bias: bool = True) -> Model:
     return nn.Sequential(nn.Flatten(), first, nn.GELU(), second, nn.GELU(), nn.Linear(36, 3))
 
 
-def test_parameters_that_layers_share_are_trained_as_one():
-    theirs = tied(net(), bias=False)
-    ours = copy.deepcopy(theirs)
-    train_beside(ours, theirs)
-    assert ours[3].weight is ours[1].weight
+@pytest.mark.parametrize("make", [Tied, lambda: tied(net(), bias=False)])
+def test_layers_and_parameters_that_are_shared_are_trained_as_one(make):
+    torch.manual_seed(0)
+    theirs = make()
+    ours, one = copy.deepcopy(theirs), sgd(theirs)
+    with trainer_of(ours) as trainer:
+        for images, labels in batches(3):
+            one.zero_grad()
+            wanted = nn.functional.cross_entropy(theirs(images), labels)
+            wanted.backward()
+            one.step()
+            assert float(trainer.step(images, labels)) == pytest.approx(wanted.item(), rel=1e-5)
+    assert len([*ours.parameters()]) == len([*theirs.parameters()]) < len(ours.state_dict())
     for key, tensor in theirs.state_dict().items():
         np.testing.assert_allclose(ours.state_dict()[key], tensor, rtol=1e-4, atol=1e-6, err_msg=key)
 
@@ -340,8 +289,14 @@ def parted(model: Model) -> Model:
         (Counting, {}, "MBC303", "it changes 'calls' while it runs"),
         (lambda m: m, {"loss": nn.NLLLoss()}, "MBC331", "this output is not the log_softmax of its classes"),
         (lambda m: m, {"loss": nn.CTCLoss}, "MBC331", "the loss CTCLoss, with these settings, is not one that mbc has"),
-        (lambda m: m, {"loss": lambda output, labels: output.sum(), "accumulate": 2}, "MBC331", "without accumulate"),
         (lambda m: m, {"loss": "hinge"}, "MBC331", "is not one that mbc has"),
+        (
+            lambda m: m,
+            {"loss": nn.CrossEntropyLoss(torch.ones(4))},
+            "MBC331",
+            "the loss has weights of 4 classes, but the output has 3",
+        ),
+        (lambda m: m[:5].append(nn.Linear(4, 1)).append(nn.Flatten(0)), {}, "MBC331", "needs a number for each class"),
         (lambda m: m, {"loss": nn.MSELoss(reduction="none")}, "MBC331", "has reduction="),
     ],
 )
@@ -379,12 +334,23 @@ def test_a_function_is_no_model():
         mbc.from_torch(nn.functional.relu, torch.zeros(8, 3), loss="mse", optimizer=sgd(net()))
 
 
+def with_a_hook(parameters: Any) -> Any:
+    optimizer = torch.optim.SGD(parameters, lr=0.1)
+    optimizer.register_step_post_hook(lambda *_: None)
+    return optimizer
+
+
 @pytest.mark.parametrize(
     ("make", "words"),
     [
         (lambda p: torch.optim.Adagrad(p), "the optimizer Adagrad is not one that mbc has"),
         (lambda p: torch.optim.SGD(p, momentum=0.9, dampening=0.1), "the optimizer SGD has dampening set"),
         (lambda p: torch.optim.Adam(p, weight_decay=0.1), "which it adds to gradients"),
+        (
+            lambda p: torch.optim.SGD([*p, nn.Parameter(torch.ones(()))], lr=0.1),
+            "the optimizer has a parameter that the model lacks, which mbc would not train",
+        ),
+        (with_a_hook, "the optimizer has hooks on its step, which mbc would not call"),
     ],
 )
 def test_optimizers_that_are_refused(make, words):

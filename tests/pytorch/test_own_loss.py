@@ -11,7 +11,7 @@ import pytest
 from mbc.errors import MbcError
 from tests.pytorch.nets import IMAGES, LABELS, Net, nn, torch, trainer_of
 
-functional = nn.functional
+functional, tree_map = nn.functional, torch.utils._pytree.tree_map
 
 
 class Heads(nn.Module):
@@ -106,26 +106,58 @@ def assert_equal_states(ours: Any, theirs: Any) -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("make", [sgd, adamw])
-def test_steps_beside_torch(case, make):
+@pytest.mark.parametrize(("make", "count"), [(sgd, 1), (adamw, 1), (adamw, 3)])
+def test_steps_beside_torch(case, make, count):
     build, loss, inputs, targets = CASES[case]
     loss, judge = copy.deepcopy(loss), copy.deepcopy(loss)
     ours, theirs = build(), build().double()
     optimizer, other = make(ours), make(theirs)
-    with trainer_of(ours, example=inputs, loss=loss, optimizer=optimizer, clip_norm=0.5, check=case == "focal") as net:
+    parts = [
+        tree_map(lambda x, n=n: getattr(x, "roll", lambda *_, x=x: x)(n, 0), (inputs, targets)) for n in range(count)
+    ]
+    whole = tree_map(lambda *x: torch.cat(x) if isinstance(x[0], torch.Tensor) else x[0], *parts)
+    more = {"clip_norm": 0.5, "check": case == "focal", "accumulate": count}
+    with trainer_of(ours, example=inputs, loss=loss, optimizer=optimizer, **more) as net:
         for _ in range(4):
             other.zero_grad()
-            wanted = judge(theirs(*[x.double() for x in inputs]), *targets)
-            wanted.backward()
+            wanted = [judge(theirs(*[x.double() for x in part]), *of_part) / count for part, of_part in parts]
+            torch.stack(wanted).sum().backward()
             nn.utils.clip_grad_norm_(theirs.parameters(), 0.5)
             other.step()
-            got = net.step(*inputs, *targets)
-            assert not got.requires_grad and got.item() == pytest.approx(wanted.item(), rel=1e-7)
+            got = net.step(*whole[0], *whole[1])
+            assert not got.requires_grad and got.item() == pytest.approx(sum(loss.item() for loss in wanted), rel=1e-7)
         assert_equal_states(ours.state_dict(), theirs.state_dict())
         assert_equal_states(optimizer.state_dict()["state"], other.state_dict()["state"])
     for parameter, wanted in zip(*([*x.parameters()] if isinstance(x, nn.Module) else [] for x in (loss, judge)),
                                  strict=True):  # fmt: skip
         torch.testing.assert_close(parameter.grad, wanted.grad)  # the loop updates parameters of the loss itself
+
+
+def test_a_mistake_in_a_later_mini_batch_leaves_the_parameters():
+    model, twin, calls = Heads(main=5), Heads(main=5).double(), list[Any]()
+
+    def second_fails(outputs: Any, objects: Any) -> Any:
+        calls.append(objects)
+        labels = torch.stack([one["labels"] for one in objects])
+        return fails() if len(calls) == 2 else functional.cross_entropy(outputs["main"], labels)
+
+    images, labels = torch.cat([IMAGES, IMAGES.flip(3)]), [{"labels": row} for row in (*PIXELS, *PIXELS)]
+    optimizer, other = sgd(model), sgd(twin)
+    before = copy.deepcopy(dict(model.named_parameters()))
+    with trainer_of(model, loss=second_fails, optimizer=optimizer, accumulate=2) as trainer:
+        with pytest.raises(ValueError, match="a mistake in the loss"):
+            trainer.step(images, labels)
+        assert_equal_states(dict(model.named_parameters()), before)
+        with pytest.raises(MbcError, match="MBC331: the loss gets a set, which mbc does not divide into mini-batches"):
+            trainer.step(images, {1})
+        with pytest.raises(MbcError, match="MBC336: a batch has 4 samples, but a step of this trainer takes 8"):
+            trainer.step(IMAGES, PIXELS)
+        trainer.step(images, labels)
+    twin(images[:4].double())  # the first mini-batch before the mistake changes the statistics, as in torch
+    for part in (images[:4], images[4:]):
+        (functional.cross_entropy(twin(part.double())["main"], PIXELS) / 2).backward()
+    other.step()
+    assert_equal_states(model.state_dict(), twin.state_dict())
 
 
 def test_averages_schedules_and_evaluation():
@@ -185,14 +217,15 @@ def test_a_step_without_a_loss_changes_nothing():
             trainer.step()
 
 
-def test_a_loss_scale_is_that_of_losses_of_the_language():
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_loss_scale_is_that_of_losses_of_the_language(count):
     """Steps in fp16, of which the second overflows; gradients of the third are below the numbers of fp16."""
     ours, theirs = Net(), Net()
     judge, images = nn.CrossEntropyLoss(), [IMAGES, IMAGES * torch.inf, IMAGES]
-    trainers = [trainer_of(net, loss=loss, precision="fp16", check=False)
+    trainers = [trainer_of(net, loss=loss, precision="fp16", check=False, accumulate=count)
                 for net, loss in ((ours, lambda output, labels: judge(output, labels)), (theirs, judge))]  # fmt: skip
     for x in images:
-        one, other = (float(trainer.step(x, LABELS)) for trainer in trainers)
+        one, other = (float(trainer.step(x.repeat(count, 1, 1, 1), LABELS.repeat(count))) for trainer in trainers)
         assert one == pytest.approx(other, rel=1e-6, nan_ok=True)
         assert trainers[0].module.control == trainers[1].module.control
     for key, wanted in theirs.state_dict().items():

@@ -74,19 +74,44 @@ def test_halves_give_the_gradients_of_a_whole_step():
             np.testing.assert_allclose(halves.copied(place), after[name], rtol=1e-12)
 
 
-@pytest.mark.parametrize("rule", ["sgd(momentum=0.9)", "adamw  clip_norm = 0.1  ema = 0.5"])
+@pytest.mark.parametrize("rule", ["sgd(momentum=0.9)", "adamw  clip_norm = 0.1  ema = 0.5", "adamw  accumulate = 2"])
 def test_halves_with_an_optimizer_are_a_whole_step(rule: str):
     whole = Module(planned(NET % (*OF_CLASSES, rule), train_precision="fp64"), 3, "cpu")
     halves = Halves(planned(OUTSIDE.replace("none", rule), train_precision="fp64"), 3, "cpu")
+    given = np.zeros((whole.step_batch, 5))
     for _ in range(2):
-        whole.step(IMAGES, LABELS, lr=0.1)
-        halves.begin(IMAGES)
-        (logits,) = (halves.copied(place) for place in halves.outputs)
-        p = np.exp(logits - logits.max(1, keepdims=True))
-        halves.finish([(p / p.sum(1, keepdims=True) - np.eye(5)[LABELS]) / 8], rate=0.1)
+        images = random.standard_normal((whole.step_batch, 3, 12, 12))
+        labels = np.resize(LABELS, whole.step_batch)
+        whole.step(images, labels, lr=0.1)
+        for start in range(0, whole.step_batch, 8):
+            part = slice(start, start + 8)
+            halves.begin(images[part])
+            (logits,) = (halves.copied(place) for place in halves.outputs)
+            p = np.exp(logits - logits.max(1, keepdims=True))
+            given[part] = (p / p.sum(1, keepdims=True) - np.eye(5)[labels[part]]) / 8
+            halves.finish([given[part]], start > 0, rate=0.1 if part.stop == whole.step_batch else None)
     assert not halves.gradients
     for name, array in whole.state_dict(optimizer=True).items():
         np.testing.assert_allclose(halves.state(name), array, rtol=1e-7, atol=1e-9, err_msg=name)
+
+
+@pytest.mark.parametrize("share", [1.0, 0.7])
+def test_halves_of_several_mini_batches_on_a_gpu(gpu: Gpu, tmp_path: Path, share: float):
+    plan = offloading(share, OUTSIDE.replace("none", "adamw  accumulate = 3"))
+    verify_plan(plan)
+    cpu, cuda = Halves(plan, 3, "cpu"), Halves(package(tmp_path, plan), 3, "cuda")
+    once = Module(plan, 3, "cpu")  # the same mini-batches in one call
+    images = random.standard_normal((3, 8, 3, 12, 12)).astype(np.float32)
+    given = random.standard_normal((3, 8, 5)).astype(np.float32)
+    for _ in range(2):
+        for number in range(3):
+            for halves in (cpu, cuda):
+                halves.begin(images[number])
+                halves.finish([given[number]], number > 0, rate=0.1 if number == 2 else None)
+        once.step(images.reshape(-1, 3, 12, 12), given.reshape(-1, 5), lr=0.1)
+    for name in cpu.states:
+        np.testing.assert_array_equal(cuda.state(name), cpu.state(name), name)
+        np.testing.assert_array_equal(once.state(name), cpu.state(name), name)
 
 
 def test_the_second_half_adds_or_overwrites():
@@ -103,14 +128,14 @@ def test_the_second_half_adds_or_overwrites():
     assert halves.given == ("g",)
 
 
-def offloading(share: float) -> Plan:
+def offloading(share: float, source: str = OUTSIDE) -> Plan:
     """Return a plan within a share of the arena that it would take without a limit; only offloading saves memory."""
     without = frozenset(("recompute", "micro_batches"))
-    plan = planned(without=without)
+    plan = planned(source, without)
     if share < 1:
         usual = plan.predictions
         limit = f"{int(share * usual.arena_bytes) + usual.overhead_bytes}B"
-        plan = planned(without=without, memory_device=limit)
+        plan = planned(source, without, memory_device=limit)
     assert (plan.predictions.host_bytes > 0) == (share < 1)
     return plan
 

@@ -8,21 +8,14 @@ import random
 import numpy as np
 import pytest
 
-from mbc.optimize.remat.draft_state import RematState, RematTask
+from mbc.optimize.remat.draft_state import RematState
 from mbc.optimize.remat.transient_peak import SizedRegions, transient_bytes
 from mbc.optimize.remat.undo_log import WorkspaceCut
-from mbc.optimize.schedule.regions import Region, regions_of
-from tests.optimize.remat.test_greedy import RECOMPUTE
-from tests.optimize.remat.test_local_search import network
+from mbc.optimize.schedule.regions import Region
+from tests.optimize.remat.test_segment_remat import chooser
 
 SEEDS = range(4)
 DECISIONS = 12
-
-
-def chooser(seed: int) -> RematState:
-    defined_at, draft = network(seed)
-    regions = regions_of(defined_at.graph, draft, draft.train)
-    return RematState(RematTask(defined_at.graph, draft, defined_at.device.links, RECOMPUTE, 0, regions=regions))
 
 
 def decide(state: RematState, rng: random.Random) -> None:
