@@ -30,7 +30,8 @@ def mixed(plan: Plan) -> Iterator[Any]:
     """Train with mixup, gradients of two mini-batches, clipping, and a moving average of the weights."""
     model = plan(network().to(DEVICE), torch.zeros(64, 1, 8, 8, device=DEVICE))
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-    average = torch.optim.swa_utils.AveragedModel(model, use_buffers=True)
+    ema = torch.optim.swa_utils.get_ema_multi_avg_fn(0.9)
+    average = torch.optim.swa_utils.AveragedModel(model, multi_avg_fn=ema, use_buffers=True)
     for number, (images, labels) in enumerate(batches()):
         logits = model(0.8 * images + 0.2 * images.flip(0))
         loss = 0.8 * F.cross_entropy(logits, labels) + 0.2 * F.cross_entropy(logits, labels.flip(0))

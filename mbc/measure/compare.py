@@ -91,4 +91,4 @@ def as_fp32(values: NDArray[np.float64]) -> NDArray[np.uint8]:
 
 def mean_square(values: NDArray[np.float64]) -> float:
     """Return the mean of the squares, 0 for an empty array."""
-    return float(np.mean(np.square(values))) if values.size else 0.0
+    return float(np.vdot(values, values)) / values.size if values.size else 0.0

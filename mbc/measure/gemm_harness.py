@@ -10,14 +10,12 @@ from mbc.kernels.base import Candidate, Request
 from mbc.measure.clock import Clock
 from mbc.measure.compare import Comparer, as_fp32, mean_square
 from mbc.measure.cudnn_engines import CONVOLUTION_KINDS
-from mbc.measure.gemm_trial import TOLERANCES, Trial, with_rows
+from mbc.measure.gemm_trial import TOLERANCES, Operand, Trial, with_rows
 from mbc.measure.gpu import Gpu
 from mbc.measure.harness import Checker, Harness
 from mbc.measure.kernel_library import Call, KernelLibrary
 from mbc.measure.offers import Offer, device_spec
 from mbc.measure.operand_buffers import Pointers
-from mbc.ops.base import Array
-from mbc.runtime.formats import stored_bytes
 
 RESULT = 2  # index of a GEMM's result, after its two operands
 GRADIENT = 1  # index of dy among the inputs of a filter gradient
@@ -38,11 +36,11 @@ class ProductHarness(Harness):
         trial, gpu = self._trial, self.gpu
         tensor = trial.request.inputs[index]
         operand = trial.operands[index]
-        short = TensorType(operand.shape, tensor.dtype)
+        short = operand.tensor
         signs = trial.signs if trial.adds_up and index == GRADIENT else (1,)
         mark = gpu.mark()
         try:
-            periods = {sign: self._period(operand * sign, short, layout) for sign in dict.fromkeys(signs)}
+            periods = {sign: self._period(operand, sign, layout) for sign in dict.fromkeys(signs)}
             left_bytes = tensor.size_bytes
             for number, sign in enumerate(signs):
                 count = min(short.size_bytes, left_bytes)
@@ -53,10 +51,12 @@ class ProductHarness(Harness):
         finally:
             gpu.reset(mark)
 
-    def _period(self, operand: Array, tensor: TensorType, layout: Layout) -> int:
-        """Upload one period of an operand and return its address in `layout`."""
-        address = self.gpu.take(tensor.size_bytes)
-        self.gpu.upload(address, stored_bytes(operand, tensor.dtype, Layout.CHANNELS_FIRST))
+    def _period(self, operand: Operand, sign: int, layout: Layout) -> int:
+        """Put one period of an operand, times `sign`, on the GPU and return its address in `layout`."""
+        tensor = operand.tensor
+        address, data = self.gpu.take(tensor.size_bytes), operand.first_bytes(tensor.dtype, sign)
+        self.gpu.upload(address, data)
+        self.gpu.repeat(address, data.size, tensor.size_bytes)
         return self._comparer.relaid(address, tensor, layout)
 
     def part(self, request: Request, rows: int) -> Request | None:

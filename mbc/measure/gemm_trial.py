@@ -24,10 +24,10 @@ from mbc.kernels.base import Request
 from mbc.kernels.statistics import convolution_of
 from mbc.measure.cudnn_engines import CONVOLUTION_KINDS, ConvolutionGraph, CudnnRefusal, refusal
 from mbc.measure.gpu import Gpu
-from mbc.measure.random_pool import numbers
+from mbc.measure.random_pool import MOST_ELEMENTS, numbers, stored_numbers
 from mbc.ops.convolution import Convolution
 from mbc.ops.matrix import Linear
-from mbc.runtime.formats import loaded, stored_bytes
+from mbc.runtime.formats import stored_bytes
 
 MOST_PERIOD_ROWS = 4
 PERIOD_ELEMENTS = 1 << 21  # of the larger operand, so that the host needs only milliseconds per operation
@@ -98,17 +98,45 @@ def in_double(request: Request) -> Request:
     return replace(request, inputs=doubled(request.inputs), outputs=doubled(request.outputs), precision=Precision.FP64)
 
 
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """Random elements of a tensor: those of the pool, one after another, which repeat in large tensors.
+
+    Attributes:
+        tensor: Shape and type; the elements are rounded to this type.
+        index: Number of the operand, which selects its place in the pool.
+        scale: Factor of all elements.
+    """
+
+    tensor: TensorType
+    index: int
+    scale: float
+
+    def values(self) -> Floats:
+        """Return all elements in canonical order, in the shape of the tensor."""
+        tensor = self.tensor
+        return numbers(tensor.dtype, tensor.elements, self.index, scale=self.scale).reshape(tensor.shape)
+
+    def first_bytes(self, dtype: DType, sign: int = 1) -> NDArray[np.uint8]:
+        """Return the elements up to where they repeat, times `sign`, as the bytes of a buffer of `dtype`."""
+        rounded, count = self.tensor.dtype, min(MOST_ELEMENTS, self.tensor.elements)
+        if dtype is rounded:
+            return stored_numbers(dtype, count, self.index, scale=sign * self.scale)
+        few = numbers(rounded, count, self.index, scale=sign * self.scale)
+        return stored_bytes(few.astype(np.float64), dtype, Layout.CHANNELS_FIRST)
+
+
 @dataclass(frozen=True)
 class Trial:
     """The largest request of an operation, as a convolution, with operands of one period.
 
-    The operands are canonical and rounded to their type. `expected` returns the reference for a slice of the operation.
+    `expected` returns the reference for a slice of the operation.
     """
 
     trials: Trials = field(repr=False)
     request: Request
     period: int
-    operands: tuple[Floats, ...]
+    operands: tuple[Operand, ...]
     _parts: dict[int, NDArray[np.float64]] = field(default_factory=dict[int, NDArray[np.float64]], repr=False)
 
     @property
@@ -138,8 +166,9 @@ class Trial:
     def _part(self, rows: int) -> NDArray[np.float64]:
         result = self._parts.get(rows)
         if result is None:
-            operands = [o if is_filter(self.request, i) else o[:rows] for i, o in enumerate(self.operands)]
-            result = self._parts[rows] = self.trials.in_double(with_rows(self.request, rows), operands)
+            part = with_rows(self.request, rows)
+            operands = [replace(o, tensor=tensor) for o, tensor in zip(self.operands, part.inputs, strict=True)]
+            result = self._parts[rows] = self.trials.in_double(part, operands)
         return result
 
 
@@ -166,13 +195,9 @@ class Trials:
         period = period_rows(whole)
         short = with_rows(whole, period)
         scale = _scale(whole)
-        return Trial(self, whole, period, tuple(self._random(t, i, scale) for i, t in enumerate(short.inputs)))
+        return Trial(self, whole, period, tuple(Operand(t, i, scale) for i, t in enumerate(short.inputs)))
 
-    def _random(self, tensor: TensorType, index: int, scale: float) -> Floats:
-        # Rounded to the stored type, so that reference and kernel have equal operands.
-        return numbers(tensor.dtype, tensor.elements, index, scale=scale).reshape(tensor.shape)
-
-    def in_double(self, request: Request, operands: Sequence[Floats]) -> NDArray[np.float64]:
+    def in_double(self, request: Request, operands: Sequence[Operand]) -> NDArray[np.float64]:
         """Return the canonical result of the convolution of `operands` in float64."""
         double = in_double(request)
         output = double.outputs[0]
@@ -181,18 +206,19 @@ class Trials:
             pointers: list[int] = []
             for tensor, operand in zip(double.inputs, operands, strict=True):
                 pointers.append(self._gpu.take(tensor.size_bytes))
-                data = stored_bytes(operand.astype(np.float64), DType.FP64, Layout.CHANNELS_FIRST)
+                data = operand.first_bytes(DType.FP64)
                 self._gpu.upload(pointers[-1], data)
+                self._gpu.repeat(pointers[-1], data.size, tensor.size_bytes)
             pointers.append(self._gpu.take(output.size_bytes))
             self._gpu.fill(pointers[-1], 0xFF, output.size_bytes)
             self._run_double(double, pointers)
             data = self._gpu.download(pointers[-1], output.size_bytes)
         finally:
             self._gpu.reset(mark)
-        result = loaded(data, output.shape, DType.FP64, Layout.CHANNELS_FIRST)
-        if not np.isfinite(result).all():
+        result = data.view(np.float64)
+        if not math.isfinite(float(np.dot(result, result))):  # one NaN or infinity makes the sum one
             raise MbcError("MBC077", "the float64 reference left elements unwritten")
-        return result
+        return result.reshape(output.shape)
 
     def _run_double(self, request: Request, pointers: Sequence[int]) -> None:
         layouts = (Layout.CHANNELS_FIRST,) * len(pointers)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from mbc.hardware.spec import DeviceSpec
 from mbc.ir.types import DType, Layout
 from mbc.kernels.base import Candidate, Request
 from mbc.kernels.providers import PROVIDERS
@@ -40,6 +41,8 @@ class PlainHarness(Harness):
         super().__init__(gpu, library, clock, request, 1)
         self._spec = device_spec(gpu)
         self._few = few(request)
+        if not candidate_keys(request, self._spec) <= candidate_keys(self._few, self._spec):
+            self._few = few(request, planes=False)
         self._inputs = [values(self._few, i, t.elements).reshape(t.shape) for i, t in enumerate(self._few.inputs)]
         self._meaning: list[Array] | None = None
         self._checked: dict[tuple[object, ...], tuple[str, float]] = {}
@@ -128,6 +131,12 @@ class PlainHarness(Harness):
         if self._meaning is None:
             self._meaning = meaning(self._few, self._inputs)
         return self._meaning
+
+
+def candidate_keys(request: Request, spec: DeviceSpec) -> set[tuple[object, ...]]:
+    """Return what identifies each candidate of a request but its workspace, which depends on sizes."""
+    offered = (candidate for provider in PROVIDERS for candidate in provider.candidates(request, spec))
+    return {(c.provider, c.name, c.settings, c.layouts) for c in offered}
 
 
 def meaning(request: Request, inputs: Sequence[Array], product: Array | None = None) -> list[Array]:

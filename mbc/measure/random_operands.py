@@ -7,7 +7,9 @@ probabilities and states are positive, so that they are valid as a mean, a scale
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from dataclasses import replace
+from fractions import Fraction
 from functools import lru_cache
 from typing import Any
 
@@ -15,21 +17,26 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mbc.errors import MbcError
+from mbc.ir.graph import Attributes
 from mbc.ir.types import DType, Layout, TensorType
 from mbc.kernels.base import Request
 from mbc.measure.random_pool import numbers, stored_numbers
-from mbc.ops.base import ShapeError
+from mbc.ops.base import OpKind, ShapeError
 from mbc.ops.control_record import CONTROL_TYPE, control_record
-from mbc.ops.fused import SEVERAL, leading_products
+from mbc.ops.fused import SEVERAL, Fused, leading_products
 from mbc.ops.pooling import MaxPool
 from mbc.ops.shard import UPDATES_OF_PARTS
 from mbc.ops.weighted_cross_entropy import ClassWeights
+from mbc.ops.window import Window
 from mbc.profile.signature import asked_kind
 from mbc.runtime.formats import STORED, stored_bytes
 
 FEW_ELEMENTS = 1 << 17  # approximate number of elements that are compared on the host
 FEW_STATES = 4099  # approximate number of elements of a state that are compared
 MOST_FEW_ROWS = 3
+MANY_ELEMENTS = 1 << 22  # of a row, beyond which only a part of its planes is compared, of about a quarter as many
+FEW_PLANES = 8  # the number of compared planes is a multiple of this
+_ALL = Fraction(1)
 _REMEDY = "report it; until then the time of the operation is estimated instead of measured"
 
 Array = NDArray[Any]
@@ -69,34 +76,86 @@ def _whole(index: int, count: int, end: int, dtype: DType) -> Array:
     return drawn
 
 
-def few(request: Request) -> Request:
-    """Return the same operation on few rows (of a state: few elements), which the host computes quickly."""
-    kind = asked_kind(request)
+def few(request: Request, planes: bool = True) -> Request:
+    """Return the same operation on few rows (of a state: few elements), which the host computes quickly.
+
+    Args:
+        request: The operation.
+        planes: Also leave out planes of large rows, such as volumes, where the sizes of all operands allow it.
+    """
+    kind, rows = asked_kind(request), _few_rows(request)
+    kept = _few_planes(request.inputs[0]) if planes and not _updates(request) else _ALL
     if kind is None:  # a change of layout or type: its operands have one shape
-        rows = _few_rows(request)
-        return replace(
-            request,
-            inputs=tuple(t.with_rows(rows) for t in request.inputs),
-            outputs=tuple(t.with_rows(rows) for t in request.outputs),
-        )
-    if request.kind.removesuffix(SEVERAL) in UPDATES_OF_PARTS:
-        # A part has fewer rows than the whole: all rows stay, with just enough elements each to have a layout.
-        inputs = tuple(t if t == CONTROL_TYPE else _narrow(t) for t in request.inputs)
-    elif _updates(request):
-        inputs = tuple(t if t == CONTROL_TYPE else _short(t) for t in request.inputs)
-    else:
-        # Filters may number as many as the rows, but have no rows. Nor have the tables and biases of attention.
-        weights = {*range(1, 2 * leading_products(request.attributes), 2), *kind.working_inputs}
-        weights |= {*(kind.rowless(request.attributes, len(request.inputs)) if kind.rowless else ())}
-        rows = _few_rows(request)
-        inputs = tuple(
-            t.with_rows(rows) if i not in weights and has_rows(request, t) else t for i, t in enumerate(request.inputs)
-        )
+        inputs, outputs = (tuple(_thin(t.with_rows(rows), kept) for t in o) for o in (request.inputs, request.outputs))
+        return replace(request, inputs=inputs, outputs=outputs)
+    if kept != _ALL:
+        with suppress(ShapeError):
+            return _with(request, kind, _of_rows(request, kind, rows, kept), _thin_attributes(request.attributes, kept))
     try:
-        outputs = kind.shape(request.attributes, inputs)
+        if request.kind.removesuffix(SEVERAL) in UPDATES_OF_PARTS:
+            # A part has fewer rows than the whole: all rows stay, with just enough elements each to have a layout.
+            inputs = tuple(t if t == CONTROL_TYPE else _narrow(t) for t in request.inputs)
+        elif _updates(request):
+            inputs = tuple(t if t == CONTROL_TYPE else _short(t) for t in request.inputs)
+        else:
+            inputs = _of_rows(request, kind, rows)
+        return _with(request, kind, inputs, request.attributes)
     except ShapeError as error:
         raise MbcError("MBC087", f"{request.kind} cannot be checked on few rows: {error}", _REMEDY) from error
-    return replace(request, inputs=inputs, outputs=outputs)
+
+
+def _with(request: Request, kind: OpKind, inputs: tuple[TensorType, ...], attributes: Attributes) -> Request:
+    return replace(request, attributes=attributes, inputs=inputs, outputs=kind.shape(attributes, inputs))
+
+
+def _of_rows(request: Request, kind: OpKind, rows: int, kept: Fraction = _ALL) -> tuple[TensorType, ...]:
+    """Return the inputs with few rows, and of these only a part of the planes."""
+    # Filters may number as many as the rows, but have no rows. Nor have the tables and biases of attention.
+    weights = {*range(1, 2 * leading_products(request.attributes), 2), *kind.working_inputs}
+    weights |= {*(kind.rowless(request.attributes, len(request.inputs)) if kind.rowless else ())}
+    return tuple(
+        _thin(t.with_rows(rows), kept) if i not in weights and has_rows(request, t) else t
+        for i, t in enumerate(request.inputs)
+    )
+
+
+def _few_planes(tensor: TensorType) -> Fraction:
+    """Return the part of the planes along the first spatial axis that is compared."""
+    row = tensor.elements // tensor.shape[0]
+    if len(tensor.shape) < 4 or row <= MANY_ELEMENTS:
+        return _ALL
+    depth = tensor.shape[2]
+    planes = -(-depth * MANY_ELEMENTS // (4 * row * FEW_PLANES)) * FEW_PLANES
+    return min(_ALL, Fraction(planes, depth))
+
+
+def _thin(tensor: TensorType, kept: Fraction) -> TensorType:
+    """Return a tensor with a part of its planes; vectors and values of one plane stay.
+
+    Raises:
+        ShapeError: The part is no whole number of planes.
+    """
+    if len(tensor.shape) < 4 or tensor.shape[2] == 1:
+        return tensor
+    shape = (*tensor.shape[:2], _whole_planes(tensor.shape[2], kept), *tensor.shape[3:])
+    return TensorType(shape, tensor.dtype)
+
+
+def _whole_planes(depth: int, kept: Fraction) -> int:
+    planes = depth * kept
+    if planes.denominator != 1:
+        raise ShapeError(f"{kept} of {depth} planes are no whole number")
+    return planes.numerator
+
+
+def _thin_attributes(attributes: Attributes, kept: Fraction) -> Attributes:
+    """Return the attributes of an operation, or of all members of a group, for a part of the planes."""
+    if isinstance(attributes, Fused):
+        members = (replace(m, attributes=_thin_attributes(m.attributes, kept)) for m in attributes.members)
+        return replace(attributes, members=tuple(members))
+    if isinstance(attributes, Window):
+        return replace(attributes, size=(_whole_planes(attributes.size[0], kept), *attributes.size[1:]))
+    return attributes
 
 
 def has_rows(request: Request, operand: TensorType) -> bool:

@@ -36,10 +36,12 @@ def numbers(dtype: DType, count: int, operand: int, positive: bool = False, scal
     return np.resize(drawn, count) if count > MOST_ELEMENTS else drawn
 
 
-def stored_numbers(dtype: DType, count: int, operand: int, positive: bool = False) -> NDArray[np.uint8]:
+def stored_numbers(
+    dtype: DType, count: int, operand: int, positive: bool = False, scale: float = 1.0
+) -> NDArray[np.uint8]:
     """Return the numbers of `numbers` as the bytes of a buffer, at most MOST_ELEMENTS."""
     start = operand % _STARTS * _START_STEP * dtype.size_bytes
-    return _stored(dtype, positive)[start : start + min(count, MOST_ELEMENTS) * dtype.size_bytes]
+    return _stored(dtype, positive, scale)[start : start + min(count, MOST_ELEMENTS) * dtype.size_bytes]
 
 
 @lru_cache(maxsize=2)

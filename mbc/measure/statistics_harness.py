@@ -68,12 +68,15 @@ def moments(
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return mean and variance of every channel, over `rows` rows that repeat with the period or of each of them."""
     if by_sample:
-        by_row = [moments(period[row % len(period)][None], 1) for row in range(rows)]
-        return np.stack([mean for mean, _ in by_row]), np.stack([variance for _, variance in by_row])
+        means, variances = zip(*(moments(row[None], 1) for row in period), strict=True)
+        places = np.arange(rows) % len(period)
+        return np.stack(means)[places], np.stack(variances)[places]
     weights = np.bincount(np.arange(rows) % len(period), minlength=len(period)) / rows
     pixels = period.reshape(*period.shape[:2], -1)
-    mean = np.einsum("n,ncp->c", weights, pixels) / pixels.shape[2]
-    return mean, np.einsum("n,ncp->c", weights, np.square(pixels - mean[:, None])) / pixels.shape[2]
+    mean = weights @ pixels.mean(axis=2)
+    # A channel at a time, because temporary arrays of the size of a volume take seconds.
+    squares = [[float(np.square(c - m).sum()) for c, m in zip(row, mean, strict=True)] for row in pixels]
+    return mean, weights @ np.array(squares) / pixels.shape[2]
 
 
 def distances(

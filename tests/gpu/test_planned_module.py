@@ -20,7 +20,7 @@ torch: Any = pytest.importorskip("torch")
 loops: Any = pytest.importorskip("tests.pytorch.test_planned_module")
 changed: Any = pytest.importorskip("tests.pytorch.test_changed_module")
 pending: Any = pytest.importorskip("tests.pytorch.test_pending_passes")
-COVERED = ("plain", "mixed", "resumed", "differentiated", "hooked", "held", "moved", "evaluated", "last_batch")
+COVERED = ("plain", "resumed", "differentiated", "hooked", "held", "moved", "evaluated", "last_batch")
 OTHERS = ("larger", "saliency", "attacked", "inner_hook")
 CHANGED = ("swapped", "adapted", "observed")  # not `flattened`: the plan has parameters in channels_last
 
@@ -66,6 +66,11 @@ def both(loop: Callable[[Any], Any], fallback: str, create: Callable[[], Any] = 
 @pytest.mark.parametrize("loop", [*(getattr(loops, name) for name in COVERED), *pending.LOOPS])
 def test_a_loop_gives_torchs_numbers(loop: Callable[[Any], Any]):
     both(loop, "error")
+
+
+def test_a_loop_with_adam_gives_torchs_numbers():
+    # Adam would make a step of full length from the rounding errors that are the gradient of a bias before a norm.
+    both(loops.mixed, "error", loops.Net)
 
 
 @pytest.mark.parametrize("loop", ["unread", "again"])
@@ -132,11 +137,11 @@ def test_pytorch_counts_the_arena_and_frees_it():
     assert torch.cuda.memory_allocated() - before >= arena_bytes > 0
     loops.cross_entropy(model).backward()
     kept = model.first.weight.grad
+    held = torch.cuda.memory_allocated()
     model.forward.planned.close()
     del model
     assert torch.isfinite(kept).all()
-    del kept
-    assert torch.cuda.memory_allocated() - before < arena_bytes
+    assert held - torch.cuda.memory_allocated() >= arena_bytes
 
 
 def taken() -> int:

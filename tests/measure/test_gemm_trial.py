@@ -14,6 +14,7 @@ from mbc.ir.types import DType, Precision, TensorType
 from mbc.kernels.base import Request
 from mbc.measure.gemm_trial import (
     Floats,
+    Operand,
     Trial,
     Trials,
     as_convolution,
@@ -23,6 +24,7 @@ from mbc.measure.gemm_trial import (
     period_signs,
     with_rows,
 )
+from mbc.measure.random_pool import MOST_ELEMENTS
 from mbc.ops import KINDS
 from mbc.ops.base import Call
 from mbc.ops.convolution import Convolution
@@ -48,13 +50,17 @@ class OnCpu(Trials):
     def __init__(self) -> None:
         self.computed = 0
 
-    def in_double(self, request: Request, operands: Sequence[Floats]) -> NDArray[np.float64]:
+    def in_double(self, request: Request, operands: Sequence[Operand | Floats]) -> NDArray[np.float64]:
         self.computed += 1
         rows = request.inputs[0].shape[0]
         call = Call(in_double(request).outputs, 0, rows, Precision.FP64)
         evaluate = KINDS[request.kind].evaluate
         assert evaluate is not None
-        return evaluate(request.attributes, [o.astype(np.float64) for o in operands], call)[0]
+        return evaluate(
+            request.attributes,
+            [(o.values() if isinstance(o, Operand) else o).astype(np.float64) for o in operands],
+            call,
+        )[0]
 
 
 @pytest.mark.parametrize("precision", [Precision.FP32, Precision.BF16, Precision.FP16])
@@ -68,7 +74,8 @@ def test_a_few_rows_tell_the_result_of_all(kind: str, rows: int, precision: Prec
         # The whole computation, on operands repeated as on the GPU.
         part = with_rows(asked, slice_rows)
         shown: list[Any] = [
-            o if is_filter(asked, i) else np.resize(o, (slice_rows, *o.shape[1:])) for i, o in enumerate(trial.operands)
+            o if is_filter(asked, i) else np.resize(o, (slice_rows, *o.shape[1:]))
+            for i, o in enumerate(operand.values() for operand in trial.operands)
         ]
         if trial.adds_up:
             shown[1] = shown[1] * np.repeat(trial.signs, trial.period)[:slice_rows, None, None, None]
@@ -138,4 +145,14 @@ def test_no_gpu_is_said() -> None:
 def test_trials_are_reproducible() -> None:
     asked = request("convolution", 4, Precision.FP32)
     first: Trial = OnCpu().make(asked)
-    assert all(np.array_equal(a, b) for a, b in zip(first.operands, OnCpu().make(asked).operands, strict=True))
+    pairs = zip(first.operands, OnCpu().make(asked).operands, strict=True)
+    assert all(np.array_equal(a.values(), b.values()) for a, b in pairs)
+
+
+@pytest.mark.parametrize("elements", [7, MOST_ELEMENTS + 7])
+def test_the_bytes_of_an_operand_repeat_to_its_elements(elements: int) -> None:
+    operand = Operand(TensorType((1, elements), DType.FP16), 3, 0.25)
+    for dtype, stored in ((DType.FP16, "<f2"), (DType.FP64, "<f8")):
+        few = operand.first_bytes(dtype, sign=-1).view(stored)
+        assert len(few) == min(elements, MOST_ELEMENTS)
+        assert np.array_equal(np.resize(few, elements), -operand.values()[0])

@@ -23,7 +23,7 @@ from mbc.kernels.providers import PROVIDERS
 from mbc.measure import clock as clocks
 from mbc.measure.clock import Clock, calls_per_graph
 from mbc.measure.gemm_harness import checked_rows
-from mbc.measure.gemm_trial import PRODUCT_KINDS, Trials
+from mbc.measure.gemm_trial import PRODUCT_KINDS, Operand, Trials
 from mbc.measure.gpu import DoesNotFit, Gpu
 from mbc.measure.harness import GUARD_BYTES
 from mbc.measure.need import Need
@@ -159,8 +159,8 @@ def evaluated(request: Request, inputs: Sequence[Array]) -> Sequence[Array]:
 
 
 class OnCpu(Trials):
-    def in_double(self, request: Request, operands: Sequence[Array]) -> Array:
-        return evaluated(request, operands)[0]
+    def in_double(self, request: Request, operands: Sequence[Operand]) -> Array:
+        return evaluated(request, [operand.values() for operand in operands])[0]
 
 
 @pytest.fixture

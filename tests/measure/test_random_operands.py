@@ -2,23 +2,36 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from mbc.errors import MbcError
+from mbc.frontend.lower import lower
+from mbc.frontend.parse import parse
+from mbc.hardware.target import find_device
 from mbc.ir.types import DType, Precision, TensorType
 from mbc.kernels.base import Request
 from mbc.kernels.cuda import KERNELS
+from mbc.measure.own_kernel_harness import candidate_keys
 from mbc.measure.random_operands import FEW_ELEMENTS, FEW_STATES, few, has_rows, values
 from mbc.ops import KINDS
+from mbc.ops.activation import LeakyRelu
 from mbc.ops.attention import Attention
 from mbc.ops.base import NoAttributes
 from mbc.ops.batch_normalize import BatchNormalize
 from mbc.ops.control_record import CONTROL_TYPE, control_record
+from mbc.ops.convolution import Convolution
 from mbc.ops.loss import CrossEntropy
 from mbc.ops.update import Sgd
 from mbc.ops.weighted_cross_entropy import ClassWeights
 from mbc.optimize.fusion.catalogue import PAIR_REDUCTIONS
+from mbc.optimize.search.profiling_requests import needs
+from mbc.options import Policy
+from mbc.passes.training_step import differentiate
+from mbc.source import Source
 from tests.kernels.cuda.cases import CASES, GENERATED, Case
 from tests.kernels.cuda.groups import MORE_CHANNELS, point_operand, points
 
@@ -56,6 +69,38 @@ def test_rows_are_few_and_channels_stay() -> None:
     assert [t.shape for t in small.inputs] == [(1, 64, 56, 56), (64,), (64,), (64,), (64,)]
     assert small.inputs[0].elements > FEW_ELEMENTS  # one row is the least
     assert has_rows(asked, x) and not has_rows(asked, c)
+
+
+def test_volumes_have_few_planes_and_windows_follow() -> None:
+    coarse, filters, fine = bf16(2, 16, 256, 48, 48), bf16(16, 16, 2, 2, 2), bf16(2, 16, 512, 96, 96)
+    window = Convolution((512, 96, 96), (2, 2, 2), (2, 2, 2))
+    small = few(Request("convolution_backward_data", window, (coarse, filters), (fine,), Precision.BF16))
+    assert small.attributes == replace(window, size=(64, 96, 96))
+    assert [t.shape[2] for t in (*small.inputs, *small.outputs)] == [32, 2, 64]
+    relu = Request("leaky_relu", LeakyRelu(0.1), (fine,), (fine,), Precision.BF16)
+    assert [t.shape[:3] for t in (*few(relu).inputs, *few(relu).outputs)] == [(1, 16, 8)] * 2
+    assert few(relu, planes=False).outputs[0].shape == (1, 16, 512, 96, 96)
+
+
+def test_operands_without_common_planes_stay_whole() -> None:
+    x, labels = fp32(2, 32, 128, 64, 96), TensorType((2, 128, 64, 96), DType.INT32)  # axis 2 of the labels is no depth
+    attributes = CrossEntropy(0.0)
+    outputs = KINDS["softmax_cross_entropy"].shape(attributes, (x, labels))
+    small = few(Request("softmax_cross_entropy", attributes, (x, labels), outputs, Precision.FP32))
+    assert [t.shape for t in small.inputs] == [(1, 32, 128, 64, 96), (1, 128, 64, 96)]
+
+
+def test_every_kernel_for_volumes_runs_the_small_request() -> None:
+    device, checked = find_device("h200"), 0
+    text = (Path(__file__).parents[2] / "examples" / "nnunet.mbc").read_text(encoding="utf-8")
+    lowered = lower(parse(Source("nnunet.mbc", text)), (("train.precision", "fp16"),))
+    graph = differentiate(lowered.network, lowered.optimizer, lowered.precision)
+    for need in needs(graph, device, Policy.UNDIVIDED):
+        small = few(need.undivided)
+        if small.inputs[0].shape[2:] != need.undivided.inputs[0].shape[2:]:
+            checked += 1
+            assert candidate_keys(need.undivided, device) <= candidate_keys(small, device)
+    assert checked > 20
 
 
 def test_statistics_of_attention_have_its_rows() -> None:
