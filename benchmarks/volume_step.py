@@ -60,7 +60,8 @@ ANISOTROPIC = (
 )  # fmt: skip
 PLAIN_ASKED = {"speedup": 1.45, "memory_ratio": 0.65, "overhead in 3.4GB": 0.05, "overhead in 2.9GB": 0.15}
 NETWORKS = {
-    "plain": Network("nnunet", (), ("3.4GB", "2.9GB"), PLAIN_ASKED | {"gradient_ratio": 1.2}),
+    "plain": Network("nnunet", (), ("3.4GB", "2.9GB", "2.4GB"), PLAIN_ASKED | {"gradient_ratio": 1.2}),
+    "batch7": Network("nnunet", ("batch=7",), ("100GB",), {}),
     "resenc": Network("nnunet_resenc", (), ("8.5GB", "6GB"), {"speedup in 8.5GB": 1.4}),
     "anisotropic": Network("nnunet", ANISOTROPIC, (), {"speedup": 1.2}),
     "large": Network("nnunet", ("batch=1", "patch=(256, 448, 448)"), ("40GB",), {}),

@@ -82,7 +82,7 @@ class OptimizerStates:
         self._counted = updates
 
     def part(self) -> None:
-        """Give the optimizer tensors of its own, on the devices where PyTorch has them."""
+        """Give the optimizer tensors of its own, on the devices where PyTorch has them, and let go of the plan's."""
         self.count()
         group = self._optimizer.param_groups[0]
         on_host = not (group.get("fused") or group.get("capturable"))
@@ -92,6 +92,8 @@ class OptimizerStates:
                 tensor, step = held[key], key == "step"
                 device = tensor.device if step and on_host else parameter.device
                 tensor.data = tensor.data.to(device, tensor.dtype if step else parameter.dtype, copy=True)
+        self._views.clear()
+        self._lent.clear()
 
 
 def _is_at(address: int, held: Any, key: str) -> bool:

@@ -225,7 +225,7 @@ class SharedStates:
                 tensor.detach().copy_(copy)
 
     def part(self) -> list[str]:
-        """Give the model memory of its own, with the present numbers.
+        """Give the model memory of its own, with the present numbers, and let go of the plan's.
 
         Returns:
             The names of the parameters whose gradients were in the plan's memory.
@@ -242,6 +242,7 @@ class SharedStates:
             tensor.grad = None
             tensor.data = tensor.data.clone()
             tensor.grad = gradient
+        self.shared, self.trained, self.inputs, self._given = [], (), {}, list[Any]()
         return parted
 
     def take_gradients(self, names: Container[str]) -> None:
