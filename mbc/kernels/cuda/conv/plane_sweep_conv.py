@@ -254,7 +254,6 @@ _WITH_STATISTICS = tuple(
         struct=PlaneSweepReductionArguments,
         integers=_reduction_arguments,
         operands="image weights y mean variance workspace",
-        by_measurement=True,
         named=f"plane_sweep_conv_{kind.partition('+')[2]}",
     )
     for kind in STATISTICS_GROUPS
@@ -316,7 +315,6 @@ _WITH_NORM_SUMS = tuple(
         named=f"plane_sweep_conv_{norm}_norm_{relu}_sums",
         takes=_takes_norm,
         shared=_norm_shared,
-        by_measurement=True,
     )
     for norm, relu in (("batch", "relu"), ("instance", "relu"), ("instance", "leaky_relu"))
 )
@@ -356,7 +354,6 @@ _IN_HALVES = replace(
     launcher="plane_sweep_conv_halves",
     named="",
     takes=_takes_halves,
-    by_measurement=True,
 )
 
 KERNELS = (_FORWARD, _BACKWARD_DATA, _BACKWARD_FILTER, *_WITH_STATISTICS, *_WITH_NORM_SUMS, _IN_HALVES)
