@@ -503,8 +503,7 @@ void run_bias_gradient(const MbcCall& call, const AttentionBiasArguments& a, con
   MBC_LAUNCH_SHARED((attention_bias_gradient<Unit, D, T>),
                     static_cast<unsigned>(tiles * a.bias_heads * a.bias_groups * a.parts), Tile::THREADS_OF,
                     Tile::bytes(2, 2, 2 * Tile::HELD), call.stream, b, partial, a.bias_heads, a.bias_groups, a.parts);
-  MBC_LAUNCH(add_parts, blocks_for(elements), THREADS, call.stream, partial, dbias, elements, a.parts,
-             a.accumulate != 0);
+  add_parts(call.stream, partial, dbias, elements, a.parts, a.accumulate != 0);
 }
 
 // Calls `run` with the smallest number of channels that kernels are compiled for and that is large enough.

@@ -246,7 +246,6 @@ extern "C" const char* mbc_conv1x1_narrow_backward_filter(const MbcCall& call) {
     const dim3 grid(tiling.columns, static_cast<unsigned>(a.parts));
     MBC_LAUNCH((conv1x1_narrow_filter<T, decltype(count)::value>), grid, dim3(tiling.threads_x, tiling.threads_y()), call.stream,
                in<T>(call, 0), in<T>(call, 1), partial, f);
-    const FilterParts parts(f.channels, static_cast<int32_t>(a.filters));
-    add_parts(call.stream, partial, out<float>(call, 2), parts, a.parts, a.accumulate != 0);
+    FilterParts(f.channels, narrow(a.filters)).add(call, partial, a.parts, a.accumulate != 0);
   });
 }

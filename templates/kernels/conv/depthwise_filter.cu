@@ -1,6 +1,6 @@
 // Gradient of depthwise 3 x 3 filters at strides of 1 and 2.
 //
-// Bytes      image and gradient in, once each; nine sums a channel out, in `parts` (split-K) that `depthwise_sum`
+// Bytes      image and gradient in, once each; nine sums a channel out, in `parts` (split-K) that `add_parts`
 //            adds in order, in fp64.
 // Tile       a thread keeps the nine sums of N channels (4 channels last, 1 channels first) and walks over its share of
 //            the tiles; sums of a block are added tap by tap through shared memory, by halves.
@@ -8,7 +8,7 @@
 // Registers  36 accumulators at four channels; launch bounds as in depthwise.cu.
 // Limit      memory bandwidth and index arithmetic.
 #include "depthwise.cuh"
-#include "depthwise_sum.cuh"
+#include "split_k.cuh"
 
 namespace mbc {
 
@@ -92,9 +92,7 @@ extern "C" const char* mbc_depthwise_backward_filter(const MbcCall& call) {
       MBC_LAUNCH((depthwise_filter<T, Size>), dim3(grid.columns, static_cast<unsigned>(a.parts)), grid.block,
                  call.stream, in<T>(call, 0), in<T>(call, 1), target, Depthwise(a), steps,
                  a.accumulate != 0 && a.parts == 1);
-      if (a.parts > 1)
-        MBC_LAUNCH(depthwise_sum, static_cast<unsigned>(divide_up(elements, 8)), dim3(8, 32), call.stream, target, dw,
-                   elements, a.parts, a.accumulate != 0);
+      if (a.parts > 1) add_parts(call.stream, target, dw, elements, a.parts, a.accumulate != 0);
     });
   });
   return launched();

@@ -1,7 +1,7 @@
 // Gradient of depthwise filters wider or higher than 3 x 3, channels last, one filter for each channel, at strides of 1
 // and 2.
 //
-// Bytes      image and gradient in, once each; a sum for every tap out, in `parts` (split-K) that `depthwise_sum` adds in
+// Bytes      image and gradient in, once each; a sum for every tap out, in `parts` (split-K) that `add_parts` adds in
 //            order, in fp64.
 // Tile       a thread keeps all sums of its one or two channels. For each of its tiles it holds HEIGHT x WIDTH pixels
 //            of the gradient and walks down the lines of their window, each read and widened once.
@@ -13,7 +13,7 @@
 #pragma once
 
 #include "depthwise_rows.cuh"
-#include "depthwise_sum.cuh"
+#include "split_k.cuh"
 
 namespace mbc {
 
@@ -121,9 +121,7 @@ void launch_depthwise_rows_filter(const MbcCall& call) {
   MBC_LAUNCH((depthwise_rows_filter<T, Size>), dim3(grid.columns, static_cast<unsigned>(a.parts)), grid.block,
              call.stream, in<T>(call, 0), in<T>(call, 1), target, DepthwiseRows::forward(a), steps,
              a.accumulate != 0 && a.parts == 1);
-  if (a.parts > 1)
-    MBC_LAUNCH(depthwise_sum, static_cast<unsigned>(divide_up(elements, 8)), dim3(8, 32), call.stream, target, dw,
-               elements, a.parts, a.accumulate != 0);
+  if (a.parts > 1) add_parts(call.stream, target, dw, elements, a.parts, a.accumulate != 0);
 }
 
 // The filter gradient by sizes at strides of 1 and of 2.

@@ -378,9 +378,7 @@ void run_filter(const MbcCall& call, const ConvolutionArguments& a, const G& g) 
     MBC_LAUNCH((direct_filter<T, G>), grid, dim3(tiling.threads_x, tiling.threads_y()), call.stream, x, dy, result, g,
                a.filters, a.parts, Steps(g.output.width, g.output.height, tiling.threads_y()));
   }
-  if (a.parts > 1)
-    MBC_LAUNCH(add_parts, blocks_for(elements), THREADS, call.stream, target, dw, elements, a.parts,
-               a.accumulate != 0);
+  if (a.parts > 1) add_parts(call.stream, target, dw, elements, a.parts, a.accumulate != 0);
 }
 
 // Calls `run` with an element and with the geometry of the call.

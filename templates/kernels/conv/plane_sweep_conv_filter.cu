@@ -156,8 +156,7 @@ extern "C" const char* mbc_plane_sweep_conv_backward_filter(const MbcCall& call)
     else
       run_plane_sweep_filter<T, SWEEP_TAPS>(call, f, a.parts);
     const int64_t elements = a.filters * SWEEP_TAPS * f.taps * a.channels;
-    MBC_LAUNCH(add_parts, blocks_for(elements), THREADS, call.stream, out<float>(call, 3), out<float>(call, 2), elements, a.parts,
-               a.accumulate != 0);
+    add_parts(call.stream, out<float>(call, 3), out<float>(call, 2), elements, a.parts, a.accumulate != 0);
     return launched();
   });
 }

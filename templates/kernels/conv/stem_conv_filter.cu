@@ -130,7 +130,7 @@ void run_stem_conv_filter(const MbcCall& call, const StemConv& f, int64_t parts,
   const int ring = STEM_STAGES * STEM_COLUMNS * TILES * 16 + f.copy * 4, exchange = f.groups() * 64 * TILES * 16;
   MBC_LAUNCH_SHARED((stem_conv_filter<T, TILES>), grid, threads, ring > exchange ? ring : exchange, call.stream,
                     in<T>(call, 0), in<T>(call, 1), partial, f);
-  add_parts(call.stream, partial, out<float>(call, 2), FilterParts(f), parts, accumulate);
+  FilterParts(f).add(call, partial, parts, accumulate);
 }
 
 }  // namespace mbc

@@ -2,6 +2,7 @@
 // (split-K).
 #pragma once
 
+#include "split_k.cuh"
 #include "stem_conv.cuh"
 
 namespace mbc {
@@ -11,7 +12,6 @@ constexpr int STEM_MOST_THREADS = STEM_STEPS / 2 * 32, STEM_STAGES = 3;
 // has room for three blocks of five warps (windows of 7 x 7), where a few more registers leave room for two.
 constexpr int STEM_THREADS_OF_128_REGISTERS = 512;
 static_assert(STEM_MOST_THREADS <= STEM_THREADS_OF_128_REGISTERS, "blocks are no larger");
-constexpr int SUM_ELEMENTS = 32, SUM_SHARERS = 16;  // elements of a block that adds parts, and threads for each
 
 // Copies 16 bytes to shared memory, or zeros if they are not `there`; `wide`: they are aligned.
 template <typename T>
@@ -67,6 +67,16 @@ struct FilterParts {
   // Its index without padding.
   FilterParts(int32_t elements_, int32_t filters_)
       : elements(elements_), filters(filters_), rows(1), run(elements_), padded_run(elements_) {}
+  // Where element `i` of a part is in the gradient, which is [filters, rows, run]; -1: padding of a window.
+  __device__ int64_t operator()(int64_t i) const {
+    const int32_t element = static_cast<int32_t>(i / filters), filter = static_cast<int32_t>(i - element * filters);
+    const int32_t row = element / padded_run, at = element - row * padded_run;
+    return row < rows && at < run ? (static_cast<int64_t>(filter) * rows + row) * run + at : -1;
+  }
+  // Adds parts to a launch's third operand.
+  void add(const MbcCall& call, const float* partial, int64_t parts, bool accumulate) const {
+    add_parts(call.stream, partial, out<float>(call, 2), static_cast<int64_t>(elements) * filters, parts, accumulate, *this);
+  }
 };
 
 // Stores the partial filter gradient of a block: two tiles of 16 elements of the window a warp; warps that divided
@@ -101,39 +111,6 @@ __device__ inline void write_part(
       for (int j = 0; j < TILES; ++j)
         store(to + 8 * j, Vec<float, 2>{{sums[m][j][2 * h], sums[m][j][2 * h + 1]}});
     }
-}
-
-// Adds parts in order, in fp64: SUM_SHARERS threads for each element, then their sums.
-static __global__ void stem_conv_filter_sum(
-    const float* partial, float* dw, FilterParts f, int64_t parts, bool accumulate) {
-  __shared__ double sums[SUM_SHARERS][SUM_ELEMENTS];
-  const int64_t size = static_cast<int64_t>(f.elements) * f.filters;
-  const int64_t i = static_cast<int64_t>(blockIdx.x) * SUM_ELEMENTS + threadIdx.x;
-  const int64_t share = (parts + SUM_SHARERS - 1) / SUM_SHARERS, first = threadIdx.y * share;
-  const int64_t last = first + share < parts ? first + share : parts;
-  double sum = 0.0;
-  if (i < size) {
-#pragma unroll 8
-    for (int64_t part = first; part < last; ++part) sum += partial[part * size + i];
-  }
-  sums[threadIdx.y][threadIdx.x] = sum;
-  __syncthreads();
-  if (threadIdx.y != 0 || i >= size) return;
-  const int32_t element = static_cast<int32_t>(i / f.filters), filter = static_cast<int32_t>(i - element * f.filters);
-  const int32_t row = element / f.padded_run, at = element - row * f.padded_run;
-  if (row >= f.rows || at >= f.run) return;
-  float* to = dw + (static_cast<int64_t>(filter) * f.rows + row) * f.run + at;
-  double all = accumulate ? *to : 0.0;
-#pragma unroll
-  for (int s = 0; s < SUM_SHARERS; ++s) all += sums[s][threadIdx.x];
-  *to = static_cast<float>(all);
-}
-
-inline void add_parts(
-    cudaStream_t stream, const float* partial, float* dw, const FilterParts& f, int64_t parts, bool accumulate) {
-  const unsigned blocks = static_cast<unsigned>(divide_up(static_cast<int64_t>(f.elements) * f.filters, SUM_ELEMENTS));
-  MBC_LAUNCH(stem_conv_filter_sum, blocks, dim3(SUM_ELEMENTS, SUM_SHARERS), stream, partial, dw, f, parts,
-             accumulate);
 }
 
 }  // namespace mbc

@@ -103,7 +103,7 @@ void run_stem_conv_filter_fp32(const MbcCall& call, const StemConv& f, int64_t p
   const int exchange = f.sharers() > 1 ? f.groups() * 64 * TILES * 16 : 0;
   MBC_LAUNCH_SHARED((stem_conv_filter_fp32<SPLIT, TILES>), grid, threads, ring > exchange ? ring : exchange,
                     call.stream, in<float>(call, 0), in<float>(call, 1), partial, f);
-  add_parts(call.stream, partial, out<float>(call, 2), FilterParts(f), parts, accumulate);
+  FilterParts(f).add(call, partial, parts, accumulate);
 }
 
 }  // namespace mbc

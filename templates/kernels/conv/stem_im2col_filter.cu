@@ -149,8 +149,7 @@ extern "C" const char* mbc_stem_im2col_backward_filter(const MbcCall& call) {
       launch(stem_im2col_filter<T, 24>, 24);
     else
       return "a window has more than 24 times 8 elements";
-    add_parts(call.stream, partial, out<float>(call, 2), FilterParts(f, vectors * 8, f.vectors * 8), a.parts,
-              a.accumulate != 0);
+    FilterParts(f, vectors * 8, f.vectors * 8).add(call, partial, a.parts, a.accumulate != 0);
     return nullptr;
   });
 }

@@ -170,7 +170,6 @@ extern "C" const char* mbc_convolution_backward_filter_tf32(const MbcCall& call)
                   static_cast<unsigned>(f.channels / TAP_CHANNELS * (f.filters / TAP_CHANNELS)));
   constexpr int SHARED = (IMAGE_ROWS * IMAGE_ROW + GRADIENT_ROWS * GRADIENT_ROW) * 4;
   MBC_LAUNCH_SHARED(tf32_filter_gradient, grid, TAP_THREADS, SHARED, call.stream, x, dy, partial, f);
-  add_parts(call.stream, partial, out<float>(call, 2), FilterParts(TAPS * f.channels, f.filters), a.parts,
-            a.accumulate != 0);
+  FilterParts(TAPS * f.channels, f.filters).add(call, partial, a.parts, a.accumulate != 0);
   return launched();
 }

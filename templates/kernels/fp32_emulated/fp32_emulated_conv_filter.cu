@@ -226,8 +226,7 @@ void run_fp32_emulated_filter(const MbcCall& call, const Fp32EmulatedArguments& 
   constexpr int SHARED = Stage::COUNT * Stage::BYTES + 1008;
   MBC_LAUNCH_SHARED(fp32_emulated_filter<WIDE>, grid, PIPELINE_THREADS, SHARED, call.stream, split, dy, magnitudes, partial,
                     f);
-  MBC_LAUNCH(add_parts, blocks_for(elements), THREADS, call.stream, partial, out<float>(call, 2), elements, a.parts,
-             a.accumulate != 0);
+  add_parts(call.stream, partial, out<float>(call, 2), elements, a.parts, a.accumulate != 0);
 }
 
 }  // namespace mbc

@@ -288,8 +288,7 @@ void run_fp32_emulated_halo_filter(const MbcCall& call, const Fp32EmulatedArgume
   constexpr int SHARED = Stage::COUNT * Stage::BYTES;
   MBC_LAUNCH_SHARED(fp32_emulated_halo_filter<FILTER_BLOCKS>, grid, HALO_THREADS, SHARED, call.stream, x, dy, magnitudes,
                     partial, f);
-  MBC_LAUNCH(add_parts, blocks_for(elements), THREADS, call.stream, partial, out<float>(call, 2), elements,
-             a.parts * (CONSUMERS / Stage::SHARING), a.accumulate != 0);
+  add_parts(call.stream, partial, out<float>(call, 2), elements, a.parts * (CONSUMERS / Stage::SHARING), a.accumulate != 0);
 }
 
 }  // namespace mbc

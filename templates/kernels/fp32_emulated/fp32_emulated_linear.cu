@@ -214,9 +214,7 @@ void run_fp32_emulated_gemm(const MbcCall& call, const Fp32EmulatedLinearArgumen
   constexpr int SHARED = EmulatedStage<N>::COUNT * EmulatedStage<N>::BYTES + 1008;
   MBC_LAUNCH_SHARED((fp32_emulated_gemm<N, PASS>), blocks, PIPELINE_THREADS, SHARED, call.stream, in<float>(call, 1),
                     prepared, output, f);
-  if (a.parts > 1)
-    MBC_LAUNCH(add_parts, blocks_for(elements), THREADS, call.stream, output, out<float>(call, 2), elements, a.parts,
-               a.accumulate != 0);
+  if (a.parts > 1) add_parts(call.stream, output, out<float>(call, 2), elements, a.parts, a.accumulate != 0);
 }
 
 template <Pass PASS>
