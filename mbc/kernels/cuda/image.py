@@ -1,4 +1,4 @@
-"""The structure that launches over a tensor of rows, channels and pixels begin with."""
+"""The structures that launches over a tensor of rows, channels and pixels begin with."""
 
 from __future__ import annotations
 
@@ -9,17 +9,23 @@ from mbc.kernels.launch_struct import Struct
 
 
 @dataclass(frozen=True, slots=True)
-class ImageArguments(Struct):
+class TensorArguments(Struct):
+    """The first integer arguments of launches over a tensor of rows and channels."""
+
+    type: int
+    layout: int
+    rows: int
+    channels: int
+
+
+@dataclass(frozen=True, slots=True)
+class ImageArguments(TensorArguments):
     """Integer arguments of a launch over an image, as `image_of` returns them.
 
     Attributes:
         inner: Extent of all axes after the channels together.
     """
 
-    type: int
-    layout: int
-    rows: int
-    channels: int
     inner: int
 
 

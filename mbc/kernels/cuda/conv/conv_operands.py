@@ -6,10 +6,13 @@ from dataclasses import dataclass
 
 from mbc.ir.types import TensorType
 from mbc.kernels.base import Request
-from mbc.kernels.cuda.base import axis_fields, in_plane
+from mbc.kernels.cuda.base import axis_fields, in_space
 from mbc.kernels.launch_struct import Struct
 from mbc.ops.convolution import Convolution
 
+_PADDED = {"pad_front": "kernel_depth", "pad_top": "kernel_height", "pad_left": "kernel_width"}
+_SIDES = (("channels", "filters"), ("depth", "out_depth"), ("height", "out_height"), ("width", "out_width"))
+_OTHER_SIDE = dict((*_SIDES, *((out, read) for read, out in _SIDES)))
 MOST_PIXELS = 1 << 15  # most pixels across or down, with padding: row and column share a word
 
 
@@ -56,12 +59,43 @@ class ConvolutionSizes(Struct):
     pad_left: int
 
 
-def sizes(request: Request) -> dict[str, int]:
-    """Return the fields of `ConvolutionSizes` for a request in any pass, along its last two axes."""
-    conv, (pad_top, pad_left) = ConvOperands.of(request), in_plane(attributes(request).before, 0)
-    planes = {name: number for name, number in axes_of(request).items() if "depth" not in name}
+@dataclass(frozen=True, slots=True)
+class VolumeSizes(ConvolutionSizes):
+    """The first fields of the arguments of a convolution along one to three axes.
+
+    Attributes:
+        depth: Planes of the image; 1 along two axes, as the fields after it.
+        out_depth: Planes of the output.
+        kernel_depth: Planes of a window.
+        stride_depth: Planes between two windows.
+        pad_front: Planes of padding before the first.
+    """
+
+    depth: int
+    out_depth: int
+    kernel_depth: int
+    stride_depth: int
+    pad_front: int
+
+
+def volume_sizes(request: Request, backward: bool = False) -> dict[str, int]:
+    """Return the fields of `VolumeSizes` for a request in any pass.
+
+    `backward`: they are those of the convolution that computes the data gradient.
+    """
+    conv, pads = ConvOperands.of(request), zip(_PADDED, in_space(attributes(request).before, 0), strict=True)
     rows, channels, filters = (*conv.image.shape[:2], conv.features.shape[1])
-    return {"rows": rows, "channels": channels, "filters": filters, **planes, "pad_top": pad_top, "pad_left": pad_left}
+    forward = {"rows": rows, "channels": channels, "filters": filters, **axes_of(request), **dict(pads)}
+    if not backward:
+        return forward
+    exchanged = {name: forward[_OTHER_SIDE.get(name, name)] for name in forward}
+    return exchanged | {pad: forward[kernel] - 1 - forward[pad] for pad, kernel in _PADDED.items()}
+
+
+def sizes(request: Request, backward: bool = False) -> dict[str, int]:
+    """Return the fields of `ConvolutionSizes` as `volume_sizes`, along the last two axes."""
+    every = volume_sizes(request, backward)
+    return {name: size for name, size in every.items() if "depth" not in name and name != "pad_front"}
 
 
 def axes_of(request: Request) -> dict[str, int]:
@@ -70,21 +104,6 @@ def axes_of(request: Request) -> dict[str, int]:
     return axis_fields(
         {"": conv.image.shape[2:], "out_": conv.features.shape[2:], "kernel_": a.kernel, "stride_": a.stride}
     )
-
-
-def data_pass_sizes(request: Request) -> dict[str, int]:
-    """Return the sizes of the convolution that computes the data gradient."""
-    forward = sizes(request)
-    return forward | {
-        "channels": forward["filters"],
-        "height": forward["out_height"],
-        "width": forward["out_width"],
-        "filters": forward["channels"],
-        "out_height": forward["height"],
-        "out_width": forward["width"],
-        "pad_top": forward["kernel_height"] - 1 - forward["pad_top"],
-        "pad_left": forward["kernel_width"] - 1 - forward["pad_left"],
-    }
 
 
 def data_pass_is_convolution(request: Request) -> bool:

@@ -13,7 +13,7 @@ from mbc.ir.types import Layout
 from mbc.kernels.base import Request
 from mbc.kernels.cuda.base import THREADS, OwnKernel, Slice, layout_code, moved_us, type_code
 from mbc.kernels.cuda.conv.conv_operands import ConvOperands, attributes
-from mbc.kernels.launch_struct import Struct
+from mbc.kernels.cuda.image import TensorArguments
 
 COPY_SHARE = 0.70  # share of the copy bandwidth
 STRIDES = ((1, 1), (2, 2))
@@ -38,13 +38,9 @@ BLOCKS = FilterBlocks(4, THREADS, 512)  # 4 is DEPTHWISE_FILTER_VECTOR in the so
 
 
 @dataclass(frozen=True, slots=True)
-class DepthwiseArguments(Struct):
+class DepthwiseArguments(TensorArguments):
     """Integer arguments of a launch of a depthwise convolution."""
 
-    type: int
-    layout: int
-    rows: int
-    channels: int
     depth_multiplier: int
     height: int
     width: int

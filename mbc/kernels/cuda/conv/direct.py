@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from mbc.hardware.spec import DeviceSpec
 from mbc.ir.types import Layout
 from mbc.kernels.base import Request
-from mbc.kernels.cuda.base import OwnKernel, Slice, axis_fields, gemm_us, in_space, layout_code, type_code
-from mbc.kernels.cuda.conv.conv_operands import ConvolutionSizes, ConvOperands, attributes, axes_of, sizes
+from mbc.kernels.cuda.base import OwnKernel, Slice, axis_fields, gemm_us, layout_code, type_code
+from mbc.kernels.cuda.conv.conv_operands import ConvOperands, VolumeSizes, attributes, volume_sizes
 from mbc.ops.matrix import Linear
 
 TILED_SHARE = 0.10  # share of the fp32 peak of the tiled GEMM: two loads from shared memory for every two operations
@@ -25,7 +25,7 @@ MOST_GRID_DEPTH = 65535  # CUDA's limit, for groups times parts, and for blocks 
 
 
 @dataclass(frozen=True, slots=True)
-class ConvolutionArguments(ConvolutionSizes):
+class ConvolutionArguments(VolumeSizes):
     """Integer arguments of a launch of a convolution.
 
     Attributes:
@@ -36,11 +36,6 @@ class ConvolutionArguments(ConvolutionSizes):
     layout: int
     tiled: int
     volume: int
-    depth: int
-    out_depth: int
-    kernel_depth: int
-    stride_depth: int
-    pad_front: int
     dilation_depth: int
     dilation_height: int
     dilation_width: int
@@ -74,12 +69,12 @@ def _parts(request: Request) -> int:
 def _convolution(at: Slice) -> ConvolutionArguments:
     request, a = at.request, attributes(at.request)
     return ConvolutionArguments(
-        **(sizes(request) | axes_of(request) | axis_fields({"dilation_": a.dilation})),
+        **volume_sizes(request),
+        **axis_fields({"dilation_": a.dilation}),
         type=type_code(request.inputs[0]),
         layout=layout_code(at.layout),
         tiled=int(_tiled(request)),
         volume=int(a.rank > 2),
-        pad_front=in_space(a.before, 0)[0],
         groups=a.groups,
         parts=_parts(request),
         accumulate=int(at.accumulate),

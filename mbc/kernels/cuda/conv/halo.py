@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from mbc.kernels.base import Request
 from mbc.kernels.cuda.base import Slice
-from mbc.kernels.cuda.conv.conv_operands import ConvolutionSizes, attributes, data_pass_sizes, sizes
+from mbc.kernels.cuda.conv.conv_operands import ConvolutionSizes, attributes, sizes
 
 # Equal to the constants in the sources.
 GROUPS = 32  # groups of eight pixels in a tile
@@ -70,7 +70,7 @@ def _halo_tile(shape: dict[str, int]) -> HaloTile | None:
 
 
 def _sizes(request: Request) -> dict[str, int]:
-    return data_pass_sizes(request) if request.kind == "convolution_backward_data" else sizes(request)
+    return sizes(request, request.kind == "convolution_backward_data")
 
 
 def halo_arguments(at: Slice) -> HaloArguments:

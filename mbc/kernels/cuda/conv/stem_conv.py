@@ -11,8 +11,8 @@ from mbc.hardware.spec import DeviceSpec
 from mbc.ir.types import DType, Layout, Precision
 from mbc.kernels.base import Request
 from mbc.kernels.calibration import peak_tflops
-from mbc.kernels.cuda.base import OwnKernel, Slice, gemm_us, in_space, pixel_by_pixel, type_code
-from mbc.kernels.cuda.conv.conv_operands import ConvolutionSizes, ConvOperands, attributes, axes_of, sizes
+from mbc.kernels.cuda.base import OwnKernel, Slice, gemm_us, pixel_by_pixel, type_code
+from mbc.kernels.cuda.conv.conv_operands import ConvOperands, VolumeSizes, attributes, volume_sizes
 
 MOST_CHANNELS = 7  # libraries need not pad images of eight or more channels
 ELEMENTS = 12288  # most elements of the image in shared memory, next to weights or gradients
@@ -32,25 +32,15 @@ TENSOR_SHARE = 0.3  # share of the peak, by judgement: mma.sync instead of wgmma
 
 
 @dataclass(frozen=True, slots=True)
-class StemConvArguments(ConvolutionSizes):
+class StemConvArguments(VolumeSizes):
     """Integer arguments of a launch of a stem convolution.
 
     Attributes:
-        depth: Planes of the image; 1 along two axes, as the fields after it.
-        out_depth: Planes of the output.
-        kernel_depth: Planes of a window.
-        stride_depth: Planes between two windows.
-        pad_front: Planes of padding before the first.
         band: Output rows of a tile, even.
         parts: Blocks among which the tiles of the filter pass are divided (split-K).
         products: fp32: tf32 MMAs for one product, 1 or 3 (3xTF32).
     """
 
-    depth: int
-    out_depth: int
-    kernel_depth: int
-    stride_depth: int
-    pad_front: int
     type: int
     band: int
     parts: int
@@ -176,9 +166,7 @@ def arguments(at: Slice) -> StemConvArguments:
     """Return the integer arguments of a launch."""
     request = at.request
     return StemConvArguments(
-        **sizes(request),
-        **{name: number for name, number in axes_of(request).items() if "depth" in name},
-        pad_front=in_space(attributes(request).before, 0)[0],
+        **volume_sizes(request),
         type=type_code(request.inputs[0]),
         band=band(request),
         parts=_parts(request),

@@ -20,7 +20,6 @@ from mbc.kernels.cuda.conv.conv_operands import (
     ConvOperands,
     channels_by,
     data_pass_is_convolution,
-    data_pass_sizes,
     sizes,
 )
 
@@ -68,7 +67,7 @@ def _arguments(at: Slice) -> Fp32EmulatedArguments:
     request = at.request
     backward = request.kind == "convolution_backward_data"
     return Fp32EmulatedArguments(
-        **(data_pass_sizes(request) if backward else sizes(request)),
+        **sizes(request, backward),
         backward=int(backward),
         parts=_parts(request),
         accumulate=int(at.accumulate),

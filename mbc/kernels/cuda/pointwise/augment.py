@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from mbc.ir.types import Layout
 from mbc.kernels.base import Request
 from mbc.kernels.cuda.base import THREADS, Layouts, OwnKernel, Slice, layout_code, touched_us, type_code
-from mbc.kernels.launch_struct import Struct
+from mbc.kernels.cuda.image import TensorArguments
 from mbc.ops.augment import Augment
 
 FILE = "pointwise/augment.cu"
@@ -17,7 +17,7 @@ PIXELS_PER_THREAD = 8
 
 
 @dataclass(frozen=True, slots=True)
-class AugmentArguments(Struct):
+class AugmentArguments(TensorArguments):
     """Integer arguments of a launch of image augmentation.
 
     Attributes:
@@ -25,10 +25,6 @@ class AugmentArguments(Struct):
         channels_last: Whether the input's shape is channels last.
     """
 
-    type: int
-    layout: int
-    rows: int
-    channels: int
     height: int
     width: int
     crop_height: int

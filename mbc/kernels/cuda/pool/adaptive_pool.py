@@ -5,24 +5,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mbc.kernels.cuda.base import OwnKernel, Slice, in_space, layout_code, type_code
-from mbc.kernels.launch_struct import Struct
+from mbc.kernels.cuda.image import TensorArguments
 from mbc.ops.adaptive_pool import AdaptiveMaxPool, AdaptivePool
 
 FILE = "pool/adaptive_pool.cu"
 
 
 @dataclass(frozen=True, slots=True)
-class AdaptivePoolArguments(Struct):
+class AdaptivePoolArguments(TensorArguments):
     """Integer arguments of a launch of adaptive pooling.
 
     Attributes:
         depth: Depth of the input; 1 for images.
     """
 
-    type: int
-    layout: int
-    rows: int
-    channels: int
     depth: int
     height: int
     width: int

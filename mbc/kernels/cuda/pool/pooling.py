@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 from mbc.ir.types import TensorType
 from mbc.kernels.base import Request
 from mbc.kernels.cuda.base import Channels, OwnKernel, Slice, axis_fields, in_plane, layout_code, planar, type_code
-from mbc.kernels.cuda.image import ImageArguments
-from mbc.kernels.launch_struct import Struct
+from mbc.kernels.cuda.image import ImageArguments, TensorArguments
 from mbc.ops.fused import Fused
 from mbc.ops.pooling import AveragePool, MaxPool, Pool
 from mbc.ops.resize import Resize
@@ -19,7 +18,7 @@ PADS = ("pad_front", "pad_back", "pad_top", "pad_bottom", "pad_left", "pad_right
 
 
 @dataclass(frozen=True, slots=True)
-class PoolArguments(Struct):
+class PoolArguments(TensorArguments):
     """Integer arguments of a launch of pooling, forward or backward.
 
     Attributes:
@@ -27,10 +26,6 @@ class PoolArguments(Struct):
         option: Max pooling: whether an index is written; average pooling: whether padding counts.
     """
 
-    type: int
-    layout: int
-    rows: int
-    channels: int
     depth: int
     height: int
     width: int
@@ -64,17 +59,13 @@ class LrnArguments(ImageArguments):
 
 
 @dataclass(frozen=True, slots=True)
-class UpsampleArguments(Struct):
+class UpsampleArguments(TensorArguments):
     """Integer arguments of a launch of nearest-neighbour upsampling by whole factors.
 
     Attributes:
         height: Height of the small image.
     """
 
-    type: int
-    layout: int
-    rows: int
-    channels: int
     height: int
     width: int
     factor_height: int
@@ -82,7 +73,7 @@ class UpsampleArguments(Struct):
 
 
 @dataclass(frozen=True, slots=True)
-class ResizeArguments(Struct):
+class ResizeArguments(TensorArguments):
     """Integer arguments of a launch that resizes images.
 
     Attributes:
@@ -91,10 +82,6 @@ class ResizeArguments(Struct):
         step_height: Position o of the output is row (step * o + offset) / unit of the input.
     """
 
-    type: int
-    layout: int
-    rows: int
-    channels: int
     height: int
     width: int
     out_height: int
