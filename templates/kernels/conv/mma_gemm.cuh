@@ -40,6 +40,12 @@ __device__ inline int32_t k_row_offset(int32_t row, int32_t sixteen) {
   return row / 2 * 128 + (row % 2 * 4 + (sixteen ^ row / 2 % 4)) * 16;
 }
 
+// Copies eight elements to a stage, or zeros if they are not `there`.
+template <typename T>
+__device__ inline void copy_eight(char* to, const T* from, int32_t element, bool there) {
+  cp_async_16(reinterpret_cast<uint4*>(to), from + (there ? element : 0), there);
+}
+
 // A filter tap and the first channel of a stage; equal for all threads.
 struct KPosition {
   int32_t channel = 0, tap = 0, z = 0, y = 0, x = 0;
@@ -108,22 +114,18 @@ struct MmaCopies {
     const bool inside = k.channel + channel < gemm.channels;
 #pragma unroll
     for (int i = 0; i < PIXELS; ++i)
-      copy(stage + to + i * ROWS * MMA_CHANNELS * 2, gemm.image, pixel[i].first + k.offset + channel,
+      copy_eight(stage + to + i * ROWS * MMA_CHANNELS * 2, gemm.image, pixel[i].first + k.offset + channel,
            inside && pixel[i].reaches(k));
 #pragma unroll
     for (int i = 0; i < WEIGHTS; ++i) {
       if constexpr (G::BACKWARD)
-        copy(stage + to_weights + i * K_ROWS * EIGHTS * 16, gemm.weights,
+        copy_eight(stage + to_weights + i * K_ROWS * EIGHTS * 16, gemm.weights,
              weight[i] + (k.channel * gemm.pixels.taps() - k.tap) * gemm.filters,
              there[i] && k.channel + k_row + i * K_ROWS < gemm.channels);
       else
-        copy(stage + to_weights + i * ROWS * MMA_CHANNELS * 2, gemm.weights, weight[i] + k.tap * gemm.channels + k.channel,
+        copy_eight(stage + to_weights + i * ROWS * MMA_CHANNELS * 2, gemm.weights, weight[i] + k.tap * gemm.channels + k.channel,
              there[i] && inside);
     }
-  }
-  template <typename T>
-  __device__ static void copy(char* to, const T* from, int32_t element, bool there) {
-    cp_async_16(reinterpret_cast<uint4*>(to), from + (there ? element : 0), there);
   }
 };
 
@@ -170,36 +172,45 @@ struct MmaFragments {
   }
 };
 
+// Runs `multiply` on each of `count` stages, which `copy` fills ahead of it. Begins and ends with a barrier.
+template <int STAGE_BYTES, typename Copy, typename Multiply>
+__device__ inline void multiply_stages(int32_t count, char* stages, const Copy& copy, const Multiply& multiply) {
+  int32_t to = 0, from = 0;  // stages
+  const auto next = [](int32_t& stage) { stage = stage == MMA_STAGES - 1 ? 0 : stage + 1; };
+  const auto start = [&](int32_t i) {
+    if (i < count) copy(stages + to * STAGE_BYTES);
+    cp_async_commit();
+    next(to);
+  };
+  __syncthreads();  // the stages are free
+#pragma unroll
+  for (int i = 0; i < MMA_STAGES - 1; ++i) start(i);
+  for (int32_t i = 0; i < count; ++i) {
+    cp_async_wait<MMA_STAGES - 2>();
+    __syncthreads();
+    start(i + MMA_STAGES - 1);
+    multiply(stages + from * STAGE_BYTES);
+    next(from);
+  }
+  cp_async_wait<0>();
+  __syncthreads();
+}
+
 // Computes a tile, and writes its results, rounded, to `results`, which may be the stages. Begins and ends with a barrier.
 template <typename Tile, typename T, typename Pixels, bool BACKWARD>
 __device__ inline void multiply_tile(const MmaGemm<T, Pixels, BACKWARD>& gemm, int32_t first_pixel, int32_t first_filter,
                                      char* stages, char* results) {
   const MmaCopies<Tile, MmaGemm<T, Pixels, BACKWARD>> copies(gemm, first_pixel, first_filter);
-  const int32_t warp = static_cast<int32_t>(threadIdx.x) / 32, lane = threadIdx.x % 32, count = gemm.stages();
+  const int32_t warp = static_cast<int32_t>(threadIdx.x) / 32, lane = threadIdx.x % 32;
   const int32_t warp_pixel = warp / Tile::WARPS_ACROSS * Tile::WARP_PIXELS, warp_filter = warp % Tile::WARPS_ACROSS * 32;
   const MmaFragments<T, Tile, BACKWARD> fragments(warp_pixel, warp_filter);
   typename Tile::Sums sums = {};
   KPosition k;
-  int32_t to = 0, from = 0;  // stages
-  const auto next = [](int32_t& stage) { stage = stage == MMA_STAGES - 1 ? 0 : stage + 1; };
-  const auto start_next = [&](bool there) {
-    if (there) copies.start(stages + to * Tile::STAGE_BYTES, k);
-    cp_async_commit();
+  const auto copy = [&](char* stage) {
+    copies.start(stage, k);
     gemm.pixels.advance(k);
-    next(to);
   };
-  __syncthreads();  // the stages are free
-#pragma unroll
-  for (int i = 0; i < MMA_STAGES - 1; ++i) start_next(i < count);
-  for (int32_t i = 0; i < count; ++i) {
-    cp_async_wait<MMA_STAGES - 2>();
-    __syncthreads();
-    start_next(i + MMA_STAGES - 1 < count);
-    fragments.multiply(sums, stages + from * Tile::STAGE_BYTES);
-    next(from);
-  }
-  cp_async_wait<0>();
-  __syncthreads();
+  multiply_stages<Tile::STAGE_BYTES>(gemm.stages(), stages, copy, [&](const char* stage) { fragments.multiply(sums, stage); });
 #pragma unroll
   for (int n = 0; n < 4; ++n) {
     // Rows that are multiples of eight apart have the same swizzle.

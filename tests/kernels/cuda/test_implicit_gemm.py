@@ -20,20 +20,24 @@ from tests.kernels.statistics import grouped
 
 pytestmark = pytest.mark.skipif(GXX is None, reason="no g++ on this machine")
 A100 = find_spec("a100-40")
-FORWARD, BACKWARD_DATA, WITH_STATISTICS = implicit_gemm.KERNELS
+FORWARD, BACKWARD_DATA, WITH_STATISTICS, BACKWARD_FILTER = implicit_gemm.KERNELS
 # Samples, channels, filters, and size, kernel, stride and padding (before and after each axis).
 SHAPES = (
     (1, 24, 40, Convolution((4, 5, 6), (3, 3, 3), (1, 1, 1), (1, 1, 1, 1, 1, 1))),
     (2, 40, 72, Convolution((5, 4, 7), (3, 1, 2), (2, 1, 3), (1, 0, 0, 0, 1, 0))),
-    (3, 8, 200, Convolution((61,), (10,), (1,), (4, 5))),
-    (1, 520, 64, Convolution((3, 5), (1, 1), (1, 1))),
+    (3, 8, 248, Convolution((61,), (10,), (1,), (4, 5))),
+    (1, 632, 120, Convolution((3, 5), (1, 1), (1, 1))),
     (2, 64, 16, Convolution((9, 9), (1, 1), (2, 2))),
 )
 
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Library:
-    built = build(Path(tmp_path_factory.mktemp("kernels")), DTYPE_CODES[Precision.BF16], ("implicit_gemm.cu",))
+    built = build(
+        Path(tmp_path_factory.mktemp("kernels")),
+        DTYPE_CODES[Precision.BF16],
+        ("implicit_gemm.cu", "implicit_gemm_filter.cu"),
+    )
     return replace(
         built, offered=lambda r: [c for c in OWN.candidates(r, A100) if KERNELS[c.name] in implicit_gemm.KERNELS]
     )
@@ -46,6 +50,7 @@ def test_windows_along_any_axes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     monkeypatch.setattr(mma_gemm, "MOST_BLOCKS", blocks)
+    monkeypatch.setattr(mma_gemm, "MERGE_PIXELS", 0)  # as many parts as blocks
     image, weights = w(samples, channels, *a.size), w(filters, channels, *a.kernel)
     forward = Case("forward", FORWARD.kind, a, (image, weights))
     assert FORWARD.takes(forward.request(Precision.BF16))
@@ -56,3 +61,4 @@ def test_windows_along_any_axes(
     if set(a.stride) == {1} and set(a.kernel) != {1}:
         assert BACKWARD_DATA.takes(gradient.request(Precision.BF16))
         assert check(library, gradient, Precision.BF16) > 0
+    assert check(library, Case("filter", BACKWARD_FILTER.kind, a, (image, gradient.operands[0])), Precision.BF16) > 0

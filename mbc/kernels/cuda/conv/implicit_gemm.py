@@ -1,7 +1,8 @@
 """Convolutions as implicit GEMMs by mma.sync, in bf16 and fp16, along one to three axes, for GPUs without wgmma.
 
-They take what the pointwise kernels of `conv1x1_mma` do not: windows of several pixels, strides, and many channels. A
-forward pass can compute the batch statistics of its result in the epilogue.
+Forward and for data gradients, they take what the pointwise kernels of `conv1x1_mma` do not: windows of several pixels,
+strides, and many channels. A forward pass can compute the batch statistics of its result in the epilogue. Filter
+gradients are of any windows, single pixels included.
 """
 
 from __future__ import annotations
@@ -11,13 +12,19 @@ from dataclasses import dataclass, replace
 
 from mbc.hardware.instructions import Instruction
 from mbc.hardware.spec import DeviceSpec
-from mbc.ir.types import DType
+from mbc.ir.types import DType, Layout
 from mbc.kernels.base import Request
-from mbc.kernels.cuda.base import OwnKernel, Slice, axis_fields, channels_last, moved_us, type_code
+from mbc.kernels.cuda.base import OwnKernel, Slice, channels_last, moved_us, touched_us, type_code
 from mbc.kernels.cuda.conv import conv1x1, mma_gemm
-from mbc.kernels.cuda.conv.conv_operands import attributes, channels_by, data_pass_is_convolution
+from mbc.kernels.cuda.conv.conv_operands import (
+    ConvOperands,
+    VolumeSizes,
+    attributes,
+    channels_by,
+    data_pass_is_convolution,
+    volume_sizes,
+)
 from mbc.kernels.cuda.conv.statistics_epilogue import with_statistics
-from mbc.kernels.launch_struct import Struct
 from mbc.kernels.statistics import convolution_of
 
 EIGHT = 8  # channels that are copied together
@@ -25,48 +32,51 @@ MOST_TAPS = 10  # along an axis; equal to the constant in the source
 
 
 @dataclass(frozen=True, slots=True)
-class ImplicitGemmArguments(Struct):
+class ImplicitGemmArguments(VolumeSizes):
     """Integer arguments of a launch: sizes of the convolution that it computes, which may be a data gradient's.
 
     Attributes:
-        pixels: Pixels of the result, over all samples.
-        channels: Channels of the operand that is read.
-        filters: Channels of the result.
         blocks: Blocks for the same filters; independent of the GPU, so that sums have one order.
     """
 
     type: int
-    pixels: int
-    channels: int
-    filters: int
     blocks: int
-    depth: int
-    height: int
-    width: int
-    out_depth: int
-    out_height: int
-    out_width: int
-    kernel_depth: int
-    kernel_height: int
-    kernel_width: int
-    stride_depth: int
-    stride_height: int
-    stride_width: int
-    pad_depth: int
-    pad_height: int
-    pad_width: int
+
+
+@dataclass(frozen=True, slots=True)
+class ImplicitGemmFilterArguments(ImplicitGemmArguments):
+    """Integer arguments of a launch of the filter gradient, with the sizes of the convolution.
+
+    `blocks` is the number of parts of the pixels (split-K).
+
+    Attributes:
+        tile_filters: Filters of a tile: 64 or 128.
+        tile_columns: Columns of a tile, which are channels under filter taps: 64 or 128.
+        tiles: Tiles of the gradient.
+        stages: Stages of all parts.
+        accumulate: 1 if the result is added to the output.
+    """
+
+    tile_filters: int
+    tile_columns: int
+    tiles: int
+    stages: int
+    accumulate: int
 
 
 def _is_backward(request: Request) -> bool:
     return request.kind == "convolution_backward_data"
 
 
+def _takes_any_pass(request: Request) -> bool:
+    conv = ConvOperands.of(request)
+    in_16_bits = {conv.image.dtype, conv.features.dtype} in ({DType.BF16}, {DType.FP16})
+    return in_16_bits and channels_by(EIGHT, request) and max(attributes(request).kernel) <= MOST_TAPS
+
+
 def _takes(request: Request) -> bool:
-    a = attributes(request)
     return (
-        {request.inputs[0].dtype, request.outputs[0].dtype} in ({DType.BF16}, {DType.FP16})
-        and channels_by(EIGHT, request)
-        and max(a.kernel) <= MOST_TAPS
+        _takes_any_pass(request)
         and (data_pass_is_convolution(request) or not _is_backward(request))
         and not conv1x1.PLAIN.takes(request)
     )
@@ -83,20 +93,8 @@ def _blocks(request: Request) -> int:
 
 def _arguments(at: Slice) -> ImplicitGemmArguments:
     request = convolution_of(at.request)
-    a, image, result = attributes(request), request.inputs[0], request.outputs[0]
-    pads = tuple(k - 1 - pad for k, pad in zip(a.kernel, a.before, strict=True)) if _is_backward(request) else a.before
-    axes = {"": image.shape[2:], "out_": result.shape[2:], "kernel_": a.kernel, "stride_": a.stride}
-    missing = 3 - len(pads)
-    before = dict(zip(("pad_depth", "pad_height", "pad_width"), (*(0,) * missing, *pads), strict=True))
-    return ImplicitGemmArguments(
-        type=type_code(image),
-        pixels=_pixels(request),
-        channels=image.shape[1],
-        filters=result.shape[1],
-        blocks=_blocks(request),
-        **axis_fields(axes),
-        **before,
-    )
+    shape, type_ = volume_sizes(request, _is_backward(request)), type_code(request.inputs[0])
+    return ImplicitGemmArguments(**shape, type=type_, blocks=_blocks(request))
 
 
 def _shared_bytes(request: Request) -> int:
@@ -108,6 +106,56 @@ def _arithmetic_us(request: Request, device: DeviceSpec) -> float:
     channels, filters = alone.inputs[0].shape[1], alone.outputs[0].shape[1]
     depth = math.prod(attributes(alone).kernel) * math.ceil(channels / mma_gemm.CHANNELS) * mma_gemm.CHANNELS
     return mma_gemm.arithmetic_us(request, device, _pixels(alone), filters, depth)
+
+
+def _takes_filter(request: Request) -> bool:
+    return _takes_any_pass(request) and request.outputs[0].dtype is DType.FP32
+
+
+def _filter_gemm(request: Request, accumulate: bool = False) -> ImplicitGemmFilterArguments:
+    conv = ConvOperands.of(request)
+    filters, channels = conv.features.shape[1], conv.image.shape[1]
+    pixels, columns = conv.features.elements // filters, conv.weight.elements // filters
+    edges = mma_gemm.tile_edge(filters), mma_gemm.tile_edge(columns)
+    tiles = math.ceil(filters / edges[0]) * math.ceil(columns / edges[1])
+    # Bytes limit filters of single pixels: 8 for an element of a part, 2 for an element of a pixel.
+    merge_pixels = min(mma_gemm.MERGE_PIXELS, 4 * filters * columns / (filters + channels))
+    return ImplicitGemmFilterArguments(
+        **volume_sizes(request),
+        type=type_code(conv.image),
+        blocks=mma_gemm.parts(tiles, pixels, merge_pixels),
+        tile_filters=edges[0],
+        tile_columns=edges[1],
+        tiles=tiles,
+        stages=math.ceil(pixels / mma_gemm.CHANNELS),
+        accumulate=int(accumulate),
+    )
+
+
+def _filter_arguments(at: Slice) -> ImplicitGemmFilterArguments:
+    return _filter_gemm(at.request, at.accumulate)
+
+
+def _partial_bytes(request: Request, layout: Layout) -> int:
+    parts = _filter_gemm(request).blocks
+    return parts * request.outputs[0].size_bytes if parts > 1 else 0
+
+
+def _filter_shared_bytes(request: Request) -> int:
+    gemm = _filter_gemm(request)
+    return mma_gemm.STAGES * (gemm.tile_filters + gemm.tile_columns) * mma_gemm.CHANNELS * mma_gemm.ELEMENT_BYTES
+
+
+def _filter_bytes_us(request: Request, device: DeviceSpec) -> float:
+    """Return the time to read the operands, to write and read all parts, and to write the gradient, in microseconds."""
+    parts = _filter_gemm(request).blocks
+    return touched_us(replace(request, outputs=request.outputs * (1 + 2 * parts if parts > 1 else 1)), device)
+
+
+def _filter_arithmetic_us(request: Request, device: DeviceSpec) -> float:
+    gemm = _filter_gemm(request)
+    depth = math.ceil(gemm.stages / gemm.blocks) * mma_gemm.CHANNELS
+    return mma_gemm.tiles_us(request, device, gemm.tiles * gemm.blocks, gemm.tile_filters * gemm.tile_columns * depth)
 
 
 _FORWARD = OwnKernel(
@@ -130,9 +178,25 @@ _WITH_STATISTICS = replace(
     without_statistics=_FORWARD.name,
     operands="image weights x mean variance workspace",
 )
+_BACKWARD_FILTER = replace(
+    _FORWARD,
+    kind="convolution_backward_filter",
+    file="conv/implicit_gemm_filter.cu",
+    struct=ImplicitGemmFilterArguments,
+    integers=_filter_arguments,
+    workspace=_partial_bytes,
+    time_us=_filter_bytes_us,
+    arithmetic_us=_filter_arithmetic_us,
+    launches=2,
+    accumulates=True,
+    launcher="implicit_gemm_backward_filter",
+    takes=_takes_filter,
+    shared=_filter_shared_bytes,
+)
 
 KERNELS = (
     _FORWARD,
     replace(_FORWARD, kind="convolution_backward_data", launcher="implicit_gemm_backward_data"),
     _WITH_STATISTICS,
+    _BACKWARD_FILTER,
 )

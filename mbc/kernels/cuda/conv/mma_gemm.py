@@ -14,6 +14,11 @@ PIXELS, CHANNELS, STAGES = 128, 32, 3  # pixels of a tile, K of a stage, stages
 FILTERS = 128, 64  # filters of a tile: the smaller tile where it leaves fewer filters empty
 ELEMENT_BYTES = 2
 
+# Blocks that are resident, two on each multiprocessor: GeForce RTX 3060, A10, RTX A6000, A100, GeForce RTX 4090, H200.
+RESIDENT_BLOCKS = 56, 144, 168, 216, 256, 264
+# K whose products take as long as to write and read an element of a part: 8 bytes, at 32 multiply-adds a byte.
+MERGE_PIXELS = 512
+
 # Most blocks of a launch: a constant, so that sums have one order. Two blocks are resident on a multiprocessor, so that
 # these are four rounds on an H200, five on an A100 and a GeForce RTX 4090, seven on a GeForce RTX 3090.
 MOST_BLOCKS = 8 * REDUCTION_BLOCKS
@@ -37,6 +42,31 @@ def blocks(pixels: int, filters: int) -> int:
     return max(1, min(MOST_BLOCKS // across, math.ceil(pixels / PIXELS)))
 
 
+def tile_edge(extent: int) -> int:
+    """Return the filters or the columns of a filter gradient's tile: the smaller one where it saves an eighth."""
+    largest, smallest = FILTERS
+    return smallest if 8 * (math.ceil(extent / largest) * largest - extent) > extent else largest
+
+
+def parts(tiles: int, pixels: int, merge_pixels: float) -> int:
+    """Return the number of parts of K = `pixels` (split-K): a constant for all GPUs, so that sums have one order.
+
+    Blocks leave few multiprocessors idle on GPUs of different sizes, and few parts are merged.
+
+    Args:
+        tiles: Tiles of the result.
+        pixels: Pixels of the gradient.
+        merge_pixels: K whose products take as long as to write and read a part.
+    """
+
+    def cost(parts: int) -> float:
+        blocks = tiles * parts
+        rounded = sum(math.ceil(blocks / resident) * resident for resident in RESIDENT_BLOCKS)
+        return rounded / blocks / len(RESIDENT_BLOCKS) + (merge_pixels * parts / pixels if parts > 1 else 0)
+
+    return min(range(1, max(1, min(math.ceil(MOST_BLOCKS / tiles), pixels // CHANNELS)) + 1), key=cost)
+
+
 def shared_bytes(filters: int, gemms: int = 1) -> int:
     """Return the shared memory of a block: its stages, and the results of all GEMMs but the last."""
     tile = tile_filters(filters)
@@ -57,6 +87,10 @@ def arithmetic_us(request: Request, device: DeviceSpec, pixels: int, filters: in
         depth: Multiply-adds for each element of the result.
     """
     tiles = math.ceil(pixels / PIXELS) * (padded_filters(filters) // tile_filters(filters))
-    rounds = math.ceil(tiles / device.multiprocessors)
-    computed = rounds * device.multiprocessors * PIXELS * tile_filters(filters)
-    return 2 * computed * depth / (mma_sync_tflops(device, request.precision) * 1e6)
+    return tiles_us(request, device, tiles, PIXELS * tile_filters(filters) * depth)
+
+
+def tiles_us(request: Request, device: DeviceSpec, tiles: int, multiply_adds: int) -> float:
+    """Return the time of tiles of so many multiply-adds each, at the peak of mma.sync."""
+    computed = math.ceil(tiles / device.multiprocessors) * device.multiprocessors * multiply_adds
+    return 2 * computed / (mma_sync_tflops(device, request.precision) * 1e6)

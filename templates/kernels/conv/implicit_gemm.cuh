@@ -1,0 +1,70 @@
+// Pixels under the windows of a convolution along one to three axes, for implicit_gemm.cu and implicit_gemm_filter.cu.
+#pragma once
+
+#include "implicit_gemm_arguments.h"
+#include "mma_gemm.cuh"
+
+namespace mbc {
+
+// One axis of the convolution that a launch computes.
+struct WindowAxis {
+  int32_t size, output, kernel, stride, pad;
+  Reciprocal lines;  // divides by `output`
+
+  WindowAxis(int64_t size_, int64_t output_, int64_t kernel_, int64_t stride_, int64_t pad_)
+      : size(narrow(size_)), output(narrow(output_)), kernel(narrow(kernel_)), stride(narrow(stride_)), pad(narrow(pad_)),
+        lines(output) {}
+  // Position of the first tap of an output position; a bit for each tap that is inside.
+  __device__ int32_t first(int32_t at) const { return at * stride - pad; }
+  __device__ uint32_t inside(int32_t first) const {
+    const int32_t from = max(-first, 0), to = min(size - first, kernel);
+    return from < to ? (1u << to) - (1u << from) : 0;
+  }
+};
+
+// Pixels of windows, for mma_gemm.cuh.
+struct WindowPixels {
+  static constexpr int BITS = 10;  // most taps along an axis, as in mbc/kernels/cuda/conv/implicit_gemm.py
+  struct Pixel {
+    int32_t first;  // element under the first tap, which may be outside the image
+    uint32_t inside;
+    __device__ bool reaches(const KPosition& k) const {
+      return (inside >> k.x & inside >> (BITS + k.y) & inside >> (2 * BITS + k.z) & 1) != 0;
+    }
+  };
+  int32_t pixels, channels;
+  WindowAxis z, y, x;
+
+  explicit WindowPixels(const ImplicitGemmArguments& a)
+      : pixels(narrow(a.rows * a.out_depth * a.out_height * a.out_width)), channels(narrow(a.channels)),
+        z(a.depth, a.out_depth, a.kernel_depth, a.stride_depth, a.pad_front),
+        y(a.height, a.out_height, a.kernel_height, a.stride_height, a.pad_top),
+        x(a.width, a.out_width, a.kernel_width, a.stride_width, a.pad_left) {}
+  __host__ __device__ int32_t taps() const { return z.kernel * y.kernel * x.kernel; }
+  __device__ Pixel locate(int32_t pixel) const {
+    if (pixel >= pixels) return {0, 0};
+    const auto line = static_cast<int32_t>(x.lines(pixel)), plane = static_cast<int32_t>(y.lines(line));
+    const auto image = static_cast<int32_t>(z.lines(plane));
+    const int32_t at_x = x.first(pixel - line * x.output), at_y = y.first(line - plane * y.output);
+    const int32_t at_z = z.first(plane - image * z.output);
+    return {(((image * z.size + at_z) * y.size + at_y) * x.size + at_x) * channels,
+            x.inside(at_x) | y.inside(at_y) << BITS | z.inside(at_z) << 2 * BITS};
+  }
+  __device__ void advance(KPosition& k) const {
+    k.channel += MMA_CHANNELS;
+    k.offset += MMA_CHANNELS;
+    if (k.channel < channels) return;
+    k.offset += channels - k.channel;
+    k.channel = 0;
+    ++k.tap;
+    if (++k.x < x.kernel) return;
+    k.x = 0;
+    k.offset += (x.size - x.kernel) * channels;
+    if (++k.y < y.kernel) return;
+    k.y = 0;
+    k.offset += (y.size - y.kernel) * x.size * channels;
+    ++k.z;
+  }
+};
+
+}  // namespace mbc
