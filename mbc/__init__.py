@@ -119,6 +119,7 @@ def module(
     seed: int = 0,
     measure_for: str | None = None,
     check: bool | None = None,
+    contiguous: bool = False,
     progress: bool = True,
 ) -> Any:
     """Return `model` itself, whose forward and backward pass are a plan from now on; the loop stays as it is.
@@ -144,6 +145,8 @@ def module(
         seed: The seed of dropout and other random layers.
         measure_for: The longest time to measure kernels that no profile has (`90s`; None: until all are measured).
         check: Whether a step is compared with a step of the model, as in `from_torch`.
+        contiguous: Whether weights and gradients are contiguous, as `view` needs them (LBFGS, pruning,
+            `parameters_to_vector`). Otherwise those of convolutions may be channels-last, which is faster.
         progress: Whether progress is shown on stderr.
 
     Raises MBC333 for a model that has a plan, and with `fallback="error"` MBC330, MBC337, MBC303, MBC339 and MBC341
@@ -154,7 +157,7 @@ def module(
     return plan_module(
         model, example,
         memory=memory, reserve=reserve, precision=precision, device=device, fallback=fallback, seed=seed,
-        measure_for=measure_for, check=check, progress=progress,
+        measure_for=measure_for, check=check, contiguous=contiguous, progress=progress,
     )  # fmt: skip
 
 

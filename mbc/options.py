@@ -106,7 +106,7 @@ class Options:
     dump_stages: str | None = None
     profile: str | None = None  # path of a SQLite profile, which is used unchanged
     stale_profile: bool = False  # use its times as estimates if it is of another GPU or cuDNN
-    # Layouts of the states, by their names, if another plan over the same memory has decided them.
+    # Layouts of the states, by their names, if they are decided before; states without a name here are channels first.
     state_layouts: tuple[tuple[str, str], ...] = field(default=(), repr=False)
     overrides: Overrides = Overrides()
 

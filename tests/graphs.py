@@ -1,12 +1,19 @@
-"""The training graph of a source, with which many tests begin."""
+"""Sources of small networks and the training graph of a source, with which many tests begin."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 from mbc.frontend.lower import lower
 from mbc.frontend.parse import parse
 from mbc.ir.graph import Operation, Ranks, TrainingGraph
 from mbc.passes.training_step import differentiate
 from mbc.source import Source
+
+
+def network_source(name: str) -> str:
+    """Return the source of a network in tests/cases/networks."""
+    return (Path(__file__).parent / "cases" / "networks" / f"{name}.mbc").read_text(encoding="utf-8")
 
 
 def training_graph(

@@ -17,65 +17,17 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1] / "mbc"
 
 # Lowest first: a file imports only from its own room and from rooms above it in this list, whether at its top, inside a
-# function or for type checking alone. A room is a package or a file.
-ORDER = (
-    # What every file may use.
-    "mbc.version",
-    "mbc.source",  # texts and places in them
-    "mbc.units",
-    "mbc.errors",  # point at sources
-    "mbc.files",  # that a user names
-    "mbc.resources",  # paths of templates, grammar and data
-    "mbc.options",  # all settings of a compilation
-    "mbc.collection",  # garbage collection during planning
-    "mbc.provenance",  # digests of the code
-    "mbc.progress",  # messages while something runs
-    "mbc.stages",  # named and timed
-    "mbc.ranks",  # processes of one training
-    # Machine and meaning.
-    "mbc.hardware",  # GPUs, links, streams
-    "mbc.ir",  # graphs and types, which operations are written in
-    "mbc.ops",  # meaning, shapes and gradients of operations
-    "mbc.passes",  # build, check and rewrite graphs
-    "mbc.kernels",  # run operations on GPUs
-    # Text in, plan out.
-    "mbc.frontend",  # source text -> network
-    "mbc.profile",  # measured times of kernels
-    "mbc.plan",  # its model, its file, its verifier
-    "mbc.codegen",  # plan -> package
-    "mbc.runtime",  # package -> steps
-    "mbc.analysis",  # a plan beside limits of the hardware
-    "mbc.measure",  # fills profiles, by generated code
-    "mbc.record",  # steps timed node by node
-    "mbc.train",  # many steps
-    "mbc.interchange",  # files of other frameworks -> source and weights
-    "mbc.equivalence",  # steps compared
-    # Decisions.
-    "mbc.optimize.effort",  # tuning constants
-    "mbc.optimize.candidates",
-    "mbc.optimize.fusion",
-    "mbc.optimize.selection",
-    "mbc.optimize.schedule",
-    "mbc.optimize.placement",
-    "mbc.optimize.remat",
-    "mbc.optimize.bounds",
-    "mbc.optimize.search",
-    "mbc.optimize",  # only its index
-    # Entry points.
-    "mbc.measuring",  # measures what a search will ask for
-    "mbc.constraints",  # what a search may use
-    "mbc.compiler",  # all stages
-    "mbc.fit",  # many compilations
-    "mbc.ablation",
-    "mbc.tune",  # which batch to train at, and at which rate
-    "mbc.bench",  # steps raced
-    "mbc.pytorch",  # steps in a loop of PyTorch
-    "mbc.report",  # text, JSON and pages of all results
-    "mbc.editor",  # what an editor shows of a source
-    "mbc.cli",
-    "mbc.__main__",  # python -m mbc
-    "mbc",  # what users import
-)
+# function or for type checking alone. A room is a package or a file; ARCHITECTURE.md describes each. The lines are what
+# every file may use; machine and meaning; text in, plan out; decisions; entry points.
+ROOMS = """
+    version source units errors files resources options collection provenance progress stages ranks
+    hardware ir ops passes kernels
+    frontend profile plan codegen runtime analysis measure record train interchange equivalence
+    optimize.effort optimize.candidates optimize.fusion optimize.selection optimize.schedule optimize.placement
+    optimize.remat optimize.bounds optimize.search optimize
+    measuring constraints compiler fit ablation tune bench pytorch report editor cli __main__
+"""
+ORDER = (*(f"mbc.{room}" for room in ROOMS.split()), "mbc")
 
 
 @dataclass(frozen=True, slots=True)

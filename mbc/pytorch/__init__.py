@@ -9,6 +9,7 @@
 * `exported_model`: the models that are accepted, and their programs
 * `reference`: runs a model in float64, with its random layers off
 * `check_model`: compares a network with the model that it was imported from
+* `eval_checks`: compares the inference pass of a plan with the model in eval mode
 * `compiled_model`: the compilation of a model's source
 * `model_changes`: changes of a model that make its plan wrong
 * `shared_states`: parameters, statistics and gradients as tensors over the plan's memory
@@ -19,6 +20,7 @@
 * `make_trainer`: plans a model and its loss
 * `gradients_out`: the gradients of a step, as PyTorch's backward pass leaves them
 * `planned_program`: the plan of a model for one shape of its inputs
+* `second_derivatives`: gradients that can be differentiated again, by a pass in PyTorch
 * `pending_passes`: forward passes that await their backward pass
 * `planned_module`: a model whose forward and backward pass are a plan
 * `make_module`: plans a model

@@ -13,7 +13,7 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_
 _COMPILED = ("_compiled_call_impl",)  # set by Module.compile
 
 
-def copy_model(model: Any, device: str = "cpu", dtype: Any = None) -> Any:
+def copy_model(model: Any, device: str | None = "cpu", dtype: Any = None) -> Any:
     """Return a copy of a model with parameters and buffers of its own, and without hooks.
 
     Attributes that cannot be copied (locks, files, generators) are shared, because a forward pass may need them. Code
@@ -21,11 +21,13 @@ def copy_model(model: Any, device: str = "cpu", dtype: Any = None) -> Any:
 
     Args:
         model: A `torch.nn.Module`.
-        device: The device of the copy's tensors.
+        device: The device of the copy's tensors; None leaves the tensors to both models.
         dtype: The type of its floating-point tensors; None keeps the types.
     """
 
     def moved(tensor: Any) -> Any:
+        if device is None:
+            return tensor
         data = tensor.detach().to(device, copy=True)
         if dtype is not None and data.is_floating_point():
             data = data.to(dtype)

@@ -15,6 +15,7 @@ from mbc.errors import BudgetError, MbcError
 from mbc.hardware.target import current_gpu
 from mbc.interchange.importing import check_source
 from mbc.interchange.write import Objective, write_source
+from mbc.ir.types import Layout
 from mbc.ops.inner_product import INNER_PRODUCT
 from mbc.options import Options
 from mbc.progress import busy
@@ -49,6 +50,7 @@ def plan_module(
     seed: int,
     measure_for: str | None,
     check: bool | None,
+    contiguous: bool,
     progress: bool,
 ) -> Any:
     """Return the model with a plan behind its `forward`; `mbc.module` documents the arguments and errors.
@@ -59,7 +61,8 @@ def plan_module(
     choice("fallback", fallback, FALLBACKS)
     choice("device", device, DEVICES)
     settings = (("memory.device", memory_text(memory)), ("train.precision", precision_name(precision)))
-    options = Options(settings=settings, measure_for_s=duration_of("measure_for", measure_for))
+    layouts = (("control", Layout.CHANNELS_FIRST.value),) if contiguous else ()  # and so all other states
+    options = Options(settings=settings, measure_for_s=duration_of("measure_for", measure_for), state_layouts=layouts)
     limit = limit_of(memory, reserve, device, precision_name(precision))
     if device == "cuda" and current_gpu() is None:
         report_no_gpu("none is visible to this process")

@@ -67,7 +67,7 @@ def readable(given: Any) -> Any:
     return (tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor).contiguous()
 
 
-def first_rows(example: Sequence[Any], rows: int, device: str) -> tuple[Any, ...]:
+def first_rows(example: Sequence[Any], rows: int, device: Any) -> tuple[Any, ...]:
     """Return copies of an example's tensors on a device, with at most `rows` samples of the mini-batch."""
     batch = rows_of(example)
     cut = (tensor[:rows] if tensor.ndim and tensor.shape[0] == batch else tensor for tensor in example)

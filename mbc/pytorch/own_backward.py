@@ -105,6 +105,7 @@ def checkpoints_opened(look: Any = None) -> Generator[None]:
     """Run the functions in `torch.utils.checkpoint` without checkpointing, so that their operations are in the graph.
 
     The form with `use_reentrant=True` hides its operations in an `autograd.Function`. `look` is called with its inputs.
+    The other form runs the function again in the backward pass, in which statistics of batch norms change once more.
     """
 
     def run(function: Any, _: bool, *inputs: Any) -> Any:
@@ -112,11 +113,16 @@ def checkpoints_opened(look: Any = None) -> Generator[None]:
             look(inputs)
         return function(*inputs)
 
+    def once(*_: Any) -> Generator[None]:
+        yield
+
     checkpoint.CheckpointFunction.apply = staticmethod(run)
+    kept, checkpoint._checkpoint_without_reentrant_generator = checkpoint._checkpoint_without_reentrant_generator, once
     try:
         yield
     finally:
         del checkpoint.CheckpointFunction.apply
+        checkpoint._checkpoint_without_reentrant_generator = kept
 
 
 def _refuse_detached(inputs: Sequence[Any]) -> None:

@@ -16,12 +16,14 @@ from collections.abc import Sequence
 from typing import Any, NoReturn, Protocol
 
 from mbc.errors import MbcError
+from mbc.pytorch.eval_checks import EvalChecks
 from mbc.pytorch.gradients_out import finish
 from mbc.pytorch.model_changes import ModelChanges, autocast_reason
 from mbc.pytorch.model_tensors import by_position
 from mbc.pytorch.pending_passes import PendingPasses, Ticket
 from mbc.pytorch.planned_program import PlannedProgram
 from mbc.pytorch.process_memory import SEGMENT_BYTES, MemoryChecks, free_unused
+from mbc.pytorch.second_derivatives import differentiable
 from mbc.pytorch.shared_states import SharedStates
 from mbc.units import show_size
 
@@ -114,6 +116,7 @@ class Planned:
         self._said: set[str] = set()
         self._turns = threading.RLock()  # calls and backward passes of several threads run one after another
         self._memory_checks = MemoryChecks()
+        self._eval_checks = EvalChecks(self.halves.plan.graph.precision)
 
     def _share(self, model: Any, program: PlannedProgram, gradients: Sequence[str] = ()) -> None:
         """Share the model's tensors with a program, and these parameters' gradients, and put it behind the model."""
@@ -170,6 +173,11 @@ class Planned:
             return None, False
         read = program.read(given)
         if not model.training:
+            if reason := self._eval_checks.reason(
+                model, given, lambda x: program.structured(program.evaluated(program.read(x)))
+            ):
+                self._say(reason)
+                return None, False
             return program.structured(program.evaluated(read)), True
         ticket = self._pending.begin(program, read)
         self._states.count()
@@ -179,7 +187,7 @@ class Planned:
         asked = {name for name, tensor in zip(program.halves.taken, read, strict=True) if tensor.requires_grad}
         asked |= self._states.names
         ticket.constant = [number for number, names in enumerate(program.reached) if names.isdisjoint(asked)]
-        return program.structured(_apply(self, ticket, *read, *self._states.parameters())), True
+        return program.structured(_apply(self, ticket, given, *read, *self._states.parameters())), True
 
     @torch.compiler.disable  # a compiled function may call `loss.backward()`
     def backward(self, ticket: Ticket, gradients: Sequence[Any], sinks: Sequence[Any]) -> list[Any]:
@@ -216,6 +224,29 @@ class Planned:
             of_inputs = [self._states.inputs.get(name) if name in reached else None for name in halves.taken]
             self._memory_checks.passes += 1
             return [*(None if gradient is None else gradient.clone() for gradient in of_inputs), *handed]
+
+    def differentiable(self, ticket: Ticket, inputs: Sequence[Any], gradients: Sequence[Any]) -> list[Any]:
+        """Return the gradients of `backward` with a graph, which PyTorch computes.
+
+        Args:
+            ticket: That of the forward pass.
+            inputs: The inputs of the model in that pass.
+            gradients: As in `backward`.
+
+        Raises:
+            RuntimeError: PyTorch cannot compute that pass again, because it drew random numbers, or something changed.
+            MbcError: MBC339 if PyTorch must not compute anything.
+        """
+        program = ticket.program
+        model: Any = self._model()
+        is_unchanged = len(inputs) == program.exported.inputs and self.open and not self._changed_since(ticket)
+        if not is_unchanged or program.draws or self._changes.reason(True) or not model.training:
+            raise RuntimeError(
+                "mbc computes no second derivatives (create_graph=True) of a model that drew random numbers or has "
+                "changed: close the plan of this model, whose penalty PyTorch then computes"
+            )
+        self._say("it is differentiated twice (create_graph=True)")
+        return differentiable(model, inputs, gradients, [*program.read(inputs), *self._states.parameters()])
 
     def _changed_since(self, ticket: Ticket) -> str:
         """Return the name of a tensor that both passes read and that has changed between them, or an empty text."""
@@ -295,6 +326,8 @@ class Planned:
             return "an input needs a gradient that the example did not need"
         if torch._C._functorch.peek_interpreter_stack() is not None:
             return "it is called within a transform of torch.func"
+        if torch.autograd.forward_ad._current_level >= 0:
+            return "it is called within forward-mode differentiation"
         return ""
 
     def _say(self, reason: str) -> None:
@@ -329,8 +362,9 @@ class _Step(torch.autograd.Function):
     """The planned step as one node of PyTorch's graph."""
 
     @staticmethod
-    def forward(ctx: Any, planned: Planned, ticket: Ticket, *_: Any) -> tuple[Any, ...]:
+    def forward(ctx: Any, planned: Planned, ticket: Ticket, inputs: Sequence[Any], *_: Any) -> tuple[Any, ...]:
         """Return the outputs; inputs and trained parameters are arguments so that PyTorch asks for their gradients."""
+        ctx.save_for_backward(*(tensor for tensor in inputs if not tensor.is_inference()))
         ctx.planned, ctx.ticket = planned, ticket
         ctx.set_materialize_grads(False)
         outputs = tuple(ticket.program.outputs())
@@ -339,17 +373,10 @@ class _Step(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> tuple[Any, ...]:
-        """Return the gradients of the inputs and the trained parameters.
-
-        Raises:
-            RuntimeError: The caller wants to differentiate these gradients again.
-        """
-        if torch.is_grad_enabled():  # PyTorch would take the gradients as constants, without a word
-            raise RuntimeError(
-                "mbc computes no second derivatives (create_graph=True): close the plan of this model, whose penalty "
-                "PyTorch then computes"
-            )
-        return None, None, *ctx.planned.backward(ctx.ticket, gradients, [node for node, _ in ctx.next_functions])
+        """Return the gradients of the inputs and the trained parameters."""
+        if torch.is_grad_enabled():  # PyTorch would take the plan's gradients as constants, without a word
+            return None, None, None, *ctx.planned.differentiable(ctx.ticket, ctx.saved_tensors, gradients)
+        return None, None, None, *ctx.planned.backward(ctx.ticket, gradients, [node for node, _ in ctx.next_functions])
 
 
 # `_Step.apply` first looks at each argument for transforms of torch.func, within which calls run in PyTorch.

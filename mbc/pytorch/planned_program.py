@@ -10,6 +10,7 @@ from typing import Any
 
 from mbc.errors import MbcError
 from mbc.interchange.steps import Imported
+from mbc.ops.random import Dropout
 from mbc.pytorch.compiled_model import copied, evaluated, ordered
 from mbc.pytorch.copies import copy_model
 from mbc.pytorch.exported_model import Exported
@@ -45,6 +46,11 @@ class PlannedProgram:
         network, inputs = self.exported.network, self.halves.taken
         return tuple(_reached(network, inputs, value) for value in network.outputs)
 
+    @cached_property
+    def draws(self) -> bool:
+        """True if a step draws random numbers."""
+        return any(isinstance(op.attributes, Dropout) for op in self.halves.plan.graph.train)
+
     def reached_by(self, gradients: Sequence[Any]) -> frozenset[str]:
         """Return the states and inputs that get a gradient from those of the outputs, where None is no gradient."""
         rows = zip(self.reached, gradients, strict=True)
@@ -52,11 +58,11 @@ class PlannedProgram:
 
     def refusal(self, inputs: Sequence[Any], training: bool) -> str:
         """Return why the program does not take these inputs; an empty text if it does."""
-        batch = self.halves.batch
+        batch, whole = self.halves.batch, training or self.halves.whole_batches
         for position, (name, shape) in zip(self.exported.used, self.exported.network.inputs, strict=True):
             given = tuple(inputs[position].shape)
             rows = given[0] if given else 0
-            if given[1:] != tuple(shape[1:]) or (rows != batch if training else not 0 < rows <= batch):
+            if given[1:] != tuple(shape[1:]) or (rows != batch if whole else not 0 < rows <= batch):
                 return f"the input '{name}' is {list(given)}, but the plan is for {list(shape)}"
         return ""
 

@@ -12,6 +12,7 @@ from typing import Any, Self
 from mbc.errors import MbcError
 from mbc.ir.types import Precision
 from mbc.pytorch.compiled_model import evaluated, ordered
+from mbc.pytorch.eval_checks import EvalChecks
 from mbc.pytorch.exported_model import Exported
 from mbc.pytorch.model_changes import ModelChanges, autocast_reason
 from mbc.pytorch.model_tensors import readable
@@ -106,6 +107,7 @@ class Trainer:
             ),
         )
         self._changes = ModelChanges(model, True, losses, optimizer)
+        self._eval_checks = EvalChecks(module.plan.graph.precision, flat=True)
         _trainers[model] = weakref.ref(self)
         try:
             self._optimizer_states.refresh()
@@ -169,14 +171,25 @@ class Trainer:
             *inputs: The inputs of the model.
             copy: Whether the outputs are tensors in float32, on the device of the first input. False returns on a GPU
                 tensors over mbc's memory, in the precision of the trainer and valid until the next step or evaluation.
+
+        Raises:
+            MbcError: MBC230 (a closed trainer), MBC338 (a model that computes something else in eval mode, or has
+                changed), and the errors of `Module.forward`.
         """
         self._check_open()
         self._follow(self._states.refresh())
+        part = inputs[: self._inputs]
+        if len(part) == self._inputs and (reason := self._eval_checks.reason(self._model, part, self._outputs)):
+            remedy = "call the model itself in eval mode: model.eval()(images)"
+            raise MbcError("MBC338", f"the trainer evaluates the network that it trains, but {reason}", remedy)
         tensors = evaluated(self.module, self._read(inputs), copy)
         if copy:
             device = getattr(inputs[0], "device", "cpu")
             tensors = [tensor.to(device) for tensor in tensors]
         return tuple(tensors) if len(tensors) > 1 else tensors[0]
+
+    def _outputs(self, inputs: Sequence[Any]) -> tuple[Any, ...]:
+        return tuple(evaluated(self.module, self._read(inputs)))
 
     def averages(self) -> dict[str, Any]:
         """Return the model's `state_dict` with the moving averages of its weights, which `ema` keeps.

@@ -151,7 +151,9 @@ class Interpreter:
     def _run_watched(self, name: str, steps: tuple[Step, ...]) -> None:
         program = self._programs[name]
         shadow = Shadow(self._plan)
-        states = [index for other in self._programs.values() for index in persistent_buffers(self._plan, other)]
+        # Parts of a program may begin with other buffers of states, too: copies in another layout.
+        whole = (self._plan.train, self._plan.infer)
+        states = [index for other in whole for index in persistent_buffers(self._plan, other)]
         shadow.begin(program.entry, states)
         for step in steps:
             for region in step.reads:

@@ -109,7 +109,7 @@ class Module:
         self._train_inputs = wanted_inputs(graph, graph.inputs)
         self._infer_inputs = wanted_inputs(graph, graph.infer_inputs)
         # Rows that are missing would count in statistics of the mini-batch (`bn(track=false)`).
-        self._whole_batches = any("batch_statistics" in op.kind for op in graph.infer)
+        self.whole_batches = any("batch_statistics" in op.kind for op in graph.infer)
         self._judged = judged_rows(graph)
         self._averages = averages_of(graph)
         self._figures: Figures | None = None
@@ -210,7 +210,7 @@ class Module:
         copy = flag("copy", copy)
         with self._turns:
             arrays = self._received(self._infer_inputs, inputs, named)
-            rows = check_rows(self._infer_inputs, arrays, self.batch, exact=self._whole_batches)
+            rows = check_rows(self._infer_inputs, arrays, self.batch, exact=self.whole_batches)
             self._hand(self._machine, self._infer_inputs, self._places.infer_inputs, arrays)
             self._machine.infer()
             outputs: list[Output] = []

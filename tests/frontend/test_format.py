@@ -16,95 +16,13 @@ from mbc.frontend.lower import Lowered
 from mbc.frontend.parse import parse_tokens
 from mbc.ir.text import network_text
 from mbc.source import Source
-from tests.frontend.reading import ROOT, lower_text
+from tests.frontend.reading import CASES, ROOT, lower_text
 from tests.frontend.test_fuzz import QUIET, SOURCES, TOKENS
 from tests.frontend.test_page import EXAMPLES
 
-LAID_OUT = [*sorted((ROOT / "examples").rglob("*.mbc")), *sorted((ROOT / "tests" / "cases" / "ok").glob("*.mbc"))]
+LAID_OUT = [*sorted((ROOT / "examples").rglob("*.mbc")), *sorted((CASES / "ok").glob("*.mbc"))]
 CORPUS = sorted((ROOT / "tests" / "fuzz" / "corpus" / "sources").iterdir())
 BLANKS = st.sampled_from([" ", "  ", "\t", "   \t", "\f"])
-
-UNTIDY = """
-
-# top
-   # second
-
-
-network   x ( batch=2 ,   # rows
- classes
-   = 3,
-   ) {   # open
- # inner
-if a or
-b
-{
- y=-x**2+- 3   # sign
- z = x
- |> conv( 3 ,pad = (1, 2),
- bias=true)@stem
-   # between
- |>relu
-
-
- # closing
- } else if b { q = f(
- # in parentheses
- a, b
- # behind
- ) } else
- {
- }
- for j in range(3)@l { for k in t { x = x |> (relu if j==2 else silu)
-  # deep
-  y = 2 .shape
- } }
-  if z { x = 3 }   w=x[ -1 ].shape [0] v = (1 ,)
-
-
-  # tail
-}
-train{optimizer=sgd(momentum=0.9,weight_decay=1e-4)   precision=bf16}memory { device=12 GB }
-# end
-
-"""
-TIDY = """\
-# top
-# second
-
-network x(batch = 2,  # rows
-          classes
-          = 3,
-         ) {  # open
-  # inner
-  if a or
-      b
-  {
-    y = -x ** 2 + -3  # sign
-    z = x
-        |> conv(3, pad=(1, 2),
-                bias=true) @stem
-        # between
-        |> relu
-
-    # closing
-  } else if b { q = f(
-    # in parentheses
-    a, b
-    # behind
-  ) } else
-  {
-  }
-  for j in range(3) @l { for k in t { x = x |> (relu if j == 2 else silu)
-    # deep
-    y = 2 .shape
-  } }
-  if z { x = 3 } w = x[-1].shape[0]  v = (1,)
-
-  # tail
-}
-train { optimizer = sgd(momentum=0.9, weight_decay=1e-4)  precision = bf16 } memory { device = 12 GB }
-# end
-"""
 
 
 def laid_out(text: str) -> str:
@@ -143,7 +61,8 @@ def judge(text: str) -> str:
 
 
 def test_an_untidy_source():
-    assert judge(UNTIDY) == TIDY
+    untidy, tidy = ((CASES / "format" / f"{name}.txt").read_text(encoding="utf-8") for name in ("untidy", "tidy"))
+    assert judge(untidy) == tidy
 
 
 @pytest.mark.parametrize("path", LAID_OUT, ids=lambda path: path.stem)

@@ -29,49 +29,11 @@ from mbc.profile.model import calibrated
 from mbc.profile.signature import rows_of
 from mbc.runtime.launch_order import Transfers
 from mbc.runtime.module import Module
-from tests.graphs import training_graph
+from tests.graphs import network_source, training_graph
 
 H200 = find_spec("h200")
 FASTER = ((3328, 0.75), (9984, 0.5))  # bytes of workspace, and the share of the time with them
-NETWORKS = {
-    "residual": """
-network residual(batch = 6, classes = 5) {
-  input image[batch, 2, 6, 6] : float
-  input target[batch] : class
-  x = image |> conv(4, 3, pad=1) |> bn |> relu |> maxpool(2) |> dropout(0.2)
-  y = x |> conv(4, 3, pad=1, bias=true) |> bn |> relu |> conv(4, 3, pad=1) |> bn
-  logits = x + y |> relu |> flatten |> linear(classes)
-  output logits
-  loss (logits, target) |> softmax_cross_entropy
-}
-train { optimizer = sgd(momentum=0.9, weight_decay=1e-3) }
-""",
-    "synchronised": """
-network synchronised(batch = 6, classes = 5) {
-  input image[batch, 2, 6, 6] : float
-  input target[batch] : class
-  x = image |> conv(4, 3, pad=1) |> bn(sync=true) |> relu |> maxpool(2)
-  y = x |> conv(4, 3, pad=1) |> bn(sync=true) |> relu |> conv(4, 3, pad=1) |> bn(sync=true)
-  logits = x + y |> relu |> flatten |> linear(classes)
-  output logits
-  loss (logits, target) |> softmax_cross_entropy
-}
-train { optimizer = sgd(momentum=0.9) }
-""",
-    "dense": """
-network dense(batch = 4, classes = 3) {
-  input image[batch, 2, 8, 8] : float
-  input target[batch] : class
-  x = image |> conv(4, 3, pad=1) |> relu
-  y = (x, x |> conv(4, 3, pad=1) |> relu |> lrn) |> concat
-  z = (y, y |> conv(4, 1) |> gelu) |> concat
-  logits = z |> avgpool(2) |> dropout(0.5) |> global_avgpool |> linear(classes)
-  output logits
-  loss (logits, target) |> softmax_cross_entropy
-}
-train { optimizer = adamw() }
-""",
-}
+NETWORKS = {name: network_source(name) for name in ("residual", "synchronised", "dense")}
 
 
 class NoSizes(Any):

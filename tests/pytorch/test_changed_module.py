@@ -8,7 +8,7 @@ import pytest
 
 from mbc.errors import MbcError
 from tests.pytorch.nets import Net, nn, torch
-from tests.pytorch.test_planned_module import X, agree, cross_entropy, numbers, plain, planned
+from tests.pytorch.test_planned_module import X, agree, batches, cross_entropy, numbers, plain, planned, stepped
 
 
 class Scaled(Net):
@@ -50,6 +50,24 @@ def adapted(model: Any) -> Any:
     yield from plain(model)
 
 
+def directional(model: Any) -> Any:
+    """A derivative along a direction of the inputs, by forward-mode differentiation."""
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(X, X.flip(0))
+        yield torch.autograd.forward_ad.unpack_dual(model(dual)).tangent
+
+
+def meta_learned(model: Any) -> Any:
+    """Gradients through a step of gradient descent, and a penalty of gradients."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for x, labels in batches(2):
+        weights = list(model.parameters())
+        gradients = torch.autograd.grad(cross_entropy(model, x, labels), weights, create_graph=True)
+        fast = sum((w * g).sum() for w, g in zip(weights, gradients, strict=True))
+        loss = cross_entropy(model) + fast + torch.stack([g.square().sum() for g in gradients]).sum()
+        yield stepped(optimizer, loss)
+
+
 CHANGES = (
     lambda model: model.first.requires_grad_(False),
     lambda model: model.body[0].eval(),
@@ -76,7 +94,9 @@ def after(change: Any) -> Any:
     return lambda model: (change(model), *plain(model))[1:]
 
 
-@pytest.mark.parametrize("loop", [swapped, flattened, adapted, observed, *map(after, CHANGES)])
+@pytest.mark.parametrize(
+    "loop", [swapped, flattened, adapted, directional, meta_learned, observed, *map(after, CHANGES)]
+)
 def test_a_changed_model_runs_in_torch_and_says_so(loop):
     model = planned(Scaled().double(), fallback="torch")
     with pytest.warns(RuntimeWarning, match="runs in PyTorch"):
@@ -108,10 +128,23 @@ def test_a_backward_pass_after_an_update_is_refused_as_in_torch():
             loss.backward()
 
 
-def test_second_derivatives_are_refused():
+def penalised(model: Any) -> Any:
     x = X.clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(model(x).square().sum(), x, create_graph=True)
+    gradient.square().sum().backward()
+    yield from (gradient, x.grad, *(p.grad for p in model.parameters()))
+
+
+def test_a_penalty_of_gradients_of_inputs_is_torchs():
+    model = planned(Scaled().double(), example=X.clone().requires_grad_(), fallback="torch")
+    with pytest.warns(RuntimeWarning, match="it is differentiated twice"):
+        agree(numbers(penalised, model), numbers(penalised, Scaled().double()))
+
+
+def test_second_derivatives_of_random_layers_are_refused():
+    model = planned(Net(nn.Dropout(0.5)).double(), example=X.clone().requires_grad_(), fallback="torch")
     with pytest.raises(RuntimeError, match="no second derivatives"):
-        torch.autograd.grad(planned(Scaled().double(), example=x)(x).sum(), x, create_graph=True)
+        numbers(penalised, model)
 
 
 def test_torch_compile_leaves_the_plan_alone():

@@ -11,7 +11,7 @@ import pytest
 
 import mbc
 from mbc.errors import MbcError
-from tests.pytorch.nets import IMAGES, Net, nn, torch, train_beside, trainer_of
+from tests.pytorch.nets import IMAGES, LABELS, Net, nn, torch, train_beside, trainer_of
 
 checkpoint = pytest.importorskip("torch.utils.checkpoint").checkpoint
 
@@ -79,6 +79,24 @@ def rectified(x: Any) -> Any:
 @pytest.mark.parametrize("body", [twice_rectified, rectified])
 def test_models_with_torch_checkpointing_are_trained_unchanged(body):
     train_beside(Net(body))
+
+
+class CheckpointsItsNorm(Net):
+    reentrant = False
+
+    def forward(self, x: Any) -> Any:
+        return self.head(checkpoint(self.body, self.first(x), use_reentrant=self.reentrant))
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_statistics_within_a_checkpoint_change_once(reentrant):
+    model, twin = CheckpointsItsNorm(nn.BatchNorm2d(8)), Net(nn.BatchNorm2d(8)).double()
+    model.reentrant = reentrant
+    with trainer_of(model, check=True) as trainer:
+        trainer.step(IMAGES, LABELS)
+    twin(IMAGES.double())
+    torch.testing.assert_close(model.body.running_mean.double(), twin.body.running_mean, rtol=1e-6, atol=1e-7)
+    assert int(model.body.num_batches_tracked) == 1
 
 
 class CheckpointsItsInput(Net):

@@ -443,6 +443,29 @@ def test_exports_and_tracers_see_the_models_own_forward():
     assert [*inspect.signature(model.forward).parameters] == ["x"]
 
 
+def by_views(model: Any) -> Any:
+    """LBFGS, and one vector of all weights: both take views of weights and gradients. Then inputs of other shapes."""
+    optimizer = torch.optim.LBFGS(model.parameters(), lr=0.2, max_iter=3)
+
+    def closure() -> Any:
+        optimizer.zero_grad()
+        loss = cross_entropy(model)
+        loss.backward()
+        return loss
+
+    yield optimizer.step(closure)
+    yield nn.utils.parameters_to_vector(model.parameters())
+    yield from last_batch(model)
+    yield cross_entropy(model, X[:, :, 1:])
+
+
+def test_weights_and_gradients_may_be_contiguous():
+    body = nn.Sequential(nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3, 2, 1), nn.GroupNorm(4, 8), nn.ReLU())
+    model, twin = (Net(copy.deepcopy(body)).double() for _ in range(2))
+    agree(numbers(by_views, planned(model, contiguous=True)), numbers(by_views, twin))
+    assert all(p.is_contiguous() and p.grad.is_contiguous() for p in model.parameters())
+
+
 def test_a_second_plan_and_other_types_are_refused():
     model = planned(normed().double())
     with pytest.raises(MbcError, match="has a plan already"):

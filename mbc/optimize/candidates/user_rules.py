@@ -30,7 +30,8 @@ class Rules:
             lets mbc choose.
         ctas: Thread blocks of each such launch.
         sum_layouts: Layout of the operand of each sum over ranks, by the operation's name.
-        state_layouts: Layout of each state, by its name, if another plan over the same memory has decided them.
+        state_layouts: Layouts of the states, by their names, if they are decided before; states without a name here are
+            channels first then.
     """
 
     policy: Policy = Policy.UNDIVIDED

@@ -160,7 +160,7 @@ class _Labeller:
         node = self.written.get(name)
         if node is None:
             if self.settled is not None:
-                node = _LAST_END if self.settled[name] is LAST else _FIRST_END
+                node = _LAST_END if self.settled.get(name) is LAST else _FIRST_END
             else:
                 node = self.states[name] = self.cut.node()
             self.written[name] = node

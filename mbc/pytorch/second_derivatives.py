@@ -1,0 +1,34 @@
+"""Gradients of a planned model that can be differentiated again: PyTorch computes them from a pass of its own."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from typing import Any
+
+from mbc.pytorch.model_tensors import output_tensors
+
+torch: Any = importlib.import_module("torch")
+
+
+def differentiable(model: Any, inputs: Sequence[Any], gradients: Sequence[Any], sources: Sequence[Any]) -> list[Any]:
+    """Return the gradients of `sources` with a graph, None for those that need none or do not act on the outputs.
+
+    Running statistics, which the forward pass of the plan has changed, stay as they are.
+
+    Args:
+        model: The model, as it was in the forward pass of the plan; it draws no random numbers.
+        inputs: The inputs of that pass.
+        gradients: The gradients of the outputs, None for those that the loss does not read.
+        sources: Inputs and parameters.
+    """
+    buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
+    with torch.enable_grad():
+        outputs = output_tensors(model.__class__.forward(model, *inputs))
+    for buffer, before in buffers:
+        buffer.data.copy_(before)  # without a new version, because the graph holds the buffer
+    numbers = [number for number, gradient in enumerate(gradients) if gradient is not None]
+    needed = [source for source in sources if source.requires_grad]
+    read, given = [outputs[n] for n in numbers], [gradients[n] for n in numbers]
+    derivatives = iter(torch.autograd.grad(read, needed, given, create_graph=True, allow_unused=True))
+    return [next(derivatives) if source.requires_grad else None for source in sources]
