@@ -1,4 +1,4 @@
-"""A training loop of PyTorch. loop_mbc.py is this loop with mbc."""
+"""A training loop of PyTorch. loop_mbc.py and loop_from_torch.py are this loop with mbc."""
 
 from pathlib import Path
 

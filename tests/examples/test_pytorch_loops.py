@@ -1,4 +1,4 @@
-"""The loops of examples/pytorch: with mbc three lines differ, and figures and checkpoint are equal."""
+"""The loops of examples/pytorch: with mbc two or three lines differ, and figures and checkpoint are equal."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ torch = pytest.importorskip("torch", reason="the loops are PyTorch's, which is n
 # Looked for rather than imported: that takes every process that collects tests seconds.
 pytestmark = pytest.mark.skipif(find_spec("sklearn") is None, reason="the digits are scikit-learn's: not installed")
 FOLDER = Path(__file__).resolve().parents[2] / "examples" / "pytorch"
-MODULES = ("digits_network", "other_loops", "loop_torch", "loop_mbc", "lightning_torch", "lightning_mbc", "monai_loop")
+LOOPS = ("loop_torch", "loop_mbc", "loop_from_torch")
+MODULES = ("digits_network", "other_loops", *LOOPS, "lightning_torch", "lightning_mbc", "monai_loop")
 LINE = re.compile(r"epoch \d+: loss (\S+), accuracy (\S+)\n")
 EPOCHS = 3
 
@@ -43,8 +44,12 @@ def outcome(name: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> tupl
     return LINE.findall(capsys.readouterr().out), torch.load(file)
 
 
-def test_losses_accuracy_and_checkpoint_are_those_of_torch(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    (theirs, wanted), (ours, checkpoint) = (outcome(name, tmp_path, capsys) for name in ("loop_torch", "loop_mbc"))
+@pytest.mark.parametrize("name", LOOPS[1:])
+def test_losses_and_checkpoint_are_those_of_torch(tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str):
+    theirs, wanted = outcome("loop_torch", tmp_path, capsys)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*runs in PyTorch")
+        ours, checkpoint = outcome(name, tmp_path, capsys)
     assert len(ours) == len(theirs) == EPOCHS
     losses, accuracies = np.array(ours, float).T
     np.testing.assert_allclose(losses, np.array(theirs, float)[:, 0], rtol=1e-3)
@@ -67,8 +72,9 @@ def other_lines(theirs: str, ours: str) -> list[str]:
     return [line.partition("(")[0] for line in added_lines]
 
 
-def test_three_lines_are_other_ones():
-    assert other_lines("loop_torch", "loop_mbc") == ["import mbc", "trainer = mbc.from_torch", "loss = trainer.step"]
+def test_two_or_three_lines_are_other_ones():
+    assert other_lines("loop_torch", "loop_from_torch")[1:] == ["trainer = mbc.from_torch", "loss = trainer.step"]
+    assert other_lines("loop_torch", "loop_mbc") == ["import mbc", "mbc.module"]
 
 
 def test_other_loops_have_torchs_losses_in_the_plan():
