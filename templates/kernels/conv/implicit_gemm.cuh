@@ -6,10 +6,23 @@
 
 namespace mbc {
 
+// Division without a division, exact for dividends from 0 to 2^31 - 1: a multiple of the reciprocal, rounded up.
+struct Divisor {
+  uint32_t shift = 31, multiplier;
+
+  explicit Divisor(int32_t number) {
+    while (int64_t{1} << (shift - 31) < number) ++shift;
+    multiplier = static_cast<uint32_t>((uint64_t{1} << shift) / static_cast<uint32_t>(number) + 1);
+  }
+  __device__ int32_t operator()(int32_t dividend) const {
+    return static_cast<int32_t>(static_cast<uint64_t>(static_cast<uint32_t>(dividend)) * multiplier >> shift);
+  }
+};
+
 // One axis of the convolution that a launch computes.
 struct WindowAxis {
   int32_t size, output, kernel, stride, pad;
-  Reciprocal lines;  // divides by `output`
+  Divisor lines;  // divides by `output`
 
   WindowAxis(int64_t size_, int64_t output_, int64_t kernel_, int64_t stride_, int64_t pad_)
       : size(narrow(size_)), output(narrow(output_)), kernel(narrow(kernel_)), stride(narrow(stride_)), pad(narrow(pad_)),
@@ -42,10 +55,9 @@ struct WindowPixels {
         x(a.width, a.out_width, a.kernel_width, a.stride_width, a.pad_left) {}
   __host__ __device__ int32_t taps() const { return z.kernel * y.kernel * x.kernel; }
   __device__ Pixel locate(int32_t pixel) const {
-    if (pixel >= pixels) return {0, 0};
-    const auto line = static_cast<int32_t>(x.lines(pixel)), plane = static_cast<int32_t>(y.lines(line));
-    const auto image = static_cast<int32_t>(z.lines(plane));
-    const int32_t at_x = x.first(pixel - line * x.output), at_y = y.first(line - plane * y.output);
+    const int32_t line = x.lines(pixel), plane = y.lines(line), image = z.lines(plane);
+    const int32_t column = pixel < pixels ? pixel - line * x.output : x.size + x.pad;  // right of all images
+    const int32_t at_x = x.first(column), at_y = y.first(line - plane * y.output);
     const int32_t at_z = z.first(plane - image * z.output);
     return {(((image * z.size + at_z) * y.size + at_y) * x.size + at_x) * channels,
             x.inside(at_x) | y.inside(at_y) << BITS | z.inside(at_z) << 2 * BITS};

@@ -10,8 +10,8 @@
 //            different banks, by the swizzle of mma_gemm.cuh.
 // Shared     three stages of 16,384 bytes at most: 49,152 bytes, so that two blocks fit into 100 KiB.
 // Registers  128 sums a thread; at most 255, so that two blocks are resident.
-// Limit      tensor cores: 64 x 64 results of a warp read 8 KiB for 64 mma.sync, half of what siblings read for one. Bytes
-//            for most 1x1 filters.
+// Limit      tensor cores: 64 x 64 results of a warp read 8 KiB of shared memory for 64 mma.sync; 64 x 32 of the siblings
+//            read 12 KiB. Bytes for most 1x1 filters.
 #include "implicit_gemm.cuh"
 #include "split_k.cuh"
 
@@ -75,15 +75,15 @@ __global__ void __launch_bounds__(FILTER_THREADS, 2)
   const int32_t offset = ((plane * window.y.size + at_y) * window.x.size + at_x) * window.channels + column - tap * window.channels;
   const uint32_t taps = column < f.columns ? 1u << at_x | 1u << (WindowPixels::BITS + at_y) | 1u << (2 * WindowPixels::BITS + plane) : ~0u;
   int32_t first_pixel = f.begin(part) * FILTER_PIXELS;
-  const auto copy = [&](char* stage) {
+  const auto copy = [&](char* stage, bool there) {
     const WindowPixels::Pixel located = window.locate(first_pixel + lane);
-    const int32_t there = filter < f.filters ? window.pixels - first_pixel : 0, first_gradient = first_pixel * f.filters + filter;
+    const int32_t left = there && filter < f.filters ? window.pixels - first_pixel : 0, first_gradient = first_pixel * f.filters + filter;
     gradients.each(stage, [&](char* to, int32_t pixel) {
-      copy_eight(to, dy, first_gradient + pixel * f.filters, pixel < there);
+      copy_eight(to, dy, first_gradient + pixel * f.filters, pixel < left);
     });
     image.each(stage + Tile::GRADIENT_BYTES, [&](char* to, int32_t pixel) {
       const uint32_t inside = __shfl_sync(0xffffffffu, located.inside, pixel);
-      copy_eight(to, x, __shfl_sync(0xffffffffu, located.first, pixel) + offset, (inside & taps) == taps);
+      copy_eight(to, x, __shfl_sync(0xffffffffu, located.first, pixel) + offset, there && (inside & taps) == taps);
     });
     first_pixel += FILTER_PIXELS;
   };
@@ -101,20 +101,21 @@ __global__ void __launch_bounds__(FILTER_THREADS, 2)
   for (int n = 0; n < N; ++n)
     b_at[n] = Tile::GRADIENT_BYTES + MmaTile<Tile::COLUMNS>::result_offset(lane % 16, warp_column / 8 + 2 * n + lane / 16);
   typename Tile::Sums sums = {};
-  const auto multiply = [&](const char* stage) {
+  const auto multiply = [&](const char* stage, const auto& start_next) {
 #pragma unroll
     for (int step = 0; step < FILTER_PIXELS / 16; ++step) {
-      uint32_t b[N][4];
+      uint32_t a[M][4], b[N][4];
 #pragma unroll
       for (int n = 0; n < N; ++n)
         ldmatrix_x4_trans(b[n], reinterpret_cast<const uint4*>(stage + b_at[n] + step * 16 * Tile::COLUMNS * 2));
 #pragma unroll
-      for (int m = 0; m < M; ++m) {
-        uint32_t a[4];
-        ldmatrix_x4_trans(a, reinterpret_cast<const uint4*>(stage + a_at[m] + step * 16 * Tile::FILTERS * 2));
+      for (int m = 0; m < M; ++m)
+        ldmatrix_x4_trans(a[m], reinterpret_cast<const uint4*>(stage + a_at[m] + step * 16 * Tile::FILTERS * 2));
+      if (step == 0) start_next();  // its instructions run between mma.sync
 #pragma unroll
-        for (int n = 0; n < 2 * N; ++n) mma_m16n8k16<T>(sums[m][n], a, b[n / 2][n % 2 * 2], b[n / 2][n % 2 * 2 + 1]);
-      }
+      for (int m = 0; m < M; ++m)
+#pragma unroll
+        for (int n = 0; n < 2 * N; ++n) mma_m16n8k16<T>(sums[m][n], a[m], b[n / 2][n % 2 * 2], b[n / 2][n % 2 * 2 + 1]);
     }
   };
   multiply_stages<Tile::STAGE_BYTES>(f.begin(part + 1) - f.begin(part), reinterpret_cast<char*>(shared), copy, multiply);

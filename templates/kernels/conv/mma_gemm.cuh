@@ -172,13 +172,14 @@ struct MmaFragments {
   }
 };
 
-// Runs `multiply` on each of `count` stages, which `copy` fills ahead of it. Begins and ends with a barrier.
+// Runs `multiply` on each of `count` stages, and `copy` on stages ahead of them, whether or not they are `there`. A call of
+// `multiply` calls its second argument once, which starts the next copy. Begins and ends with a barrier.
 template <int STAGE_BYTES, typename Copy, typename Multiply>
 __device__ inline void multiply_stages(int32_t count, char* stages, const Copy& copy, const Multiply& multiply) {
   int32_t to = 0, from = 0;  // stages
   const auto next = [](int32_t& stage) { stage = stage == MMA_STAGES - 1 ? 0 : stage + 1; };
   const auto start = [&](int32_t i) {
-    if (i < count) copy(stages + to * STAGE_BYTES);
+    copy(stages + to * STAGE_BYTES, i < count);
     cp_async_commit();
     next(to);
   };
@@ -188,8 +189,7 @@ __device__ inline void multiply_stages(int32_t count, char* stages, const Copy& 
   for (int32_t i = 0; i < count; ++i) {
     cp_async_wait<MMA_STAGES - 2>();
     __syncthreads();
-    start(i + MMA_STAGES - 1);
-    multiply(stages + from * STAGE_BYTES);
+    multiply(stages + from * STAGE_BYTES, [&] { start(i + MMA_STAGES - 1); });
     next(from);
   }
   cp_async_wait<0>();
@@ -206,11 +206,15 @@ __device__ inline void multiply_tile(const MmaGemm<T, Pixels, BACKWARD>& gemm, i
   const MmaFragments<T, Tile, BACKWARD> fragments(warp_pixel, warp_filter);
   typename Tile::Sums sums = {};
   KPosition k;
-  const auto copy = [&](char* stage) {
-    copies.start(stage, k);
+  const auto copy = [&](char* stage, bool there) {
+    if (there) copies.start(stage, k);
     gemm.pixels.advance(k);
   };
-  multiply_stages<Tile::STAGE_BYTES>(gemm.stages(), stages, copy, [&](const char* stage) { fragments.multiply(sums, stage); });
+  const auto multiply = [&](const char* stage, const auto& start_next) {
+    start_next();
+    fragments.multiply(sums, stage);
+  };
+  multiply_stages<Tile::STAGE_BYTES>(gemm.stages(), stages, copy, multiply);
 #pragma unroll
   for (int n = 0; n < 4; ++n) {
     // Rows that are multiples of eight apart have the same swizzle.
